@@ -4,6 +4,10 @@
 //! commute and what they return is not used, and no op shows which NaN a NaN is. Ops that are not correctly
 //! rounded are left out unless asked for. Indices are often out of bounds, so it is a guest's module.
 
+mod tile;
+
+pub use tile::tile_kernel;
+
 use crate::builder::{Builder, IRBlock, PlaceRef, Val};
 use crate::format::from_f64;
 use crate::interp::{Argument, Launch, Tensor};
@@ -790,14 +794,19 @@ impl Random {
     /// A view of one dimension or two, and extents that fit it.
     fn view(&mut self, element: Scalar) -> (ViewType, Vec<u64>) {
         let rank = 1 + self.below(2);
-        let (mut dims, mut extents) = (Vec::new(), Vec::new());
+        let (mut dims, mut extents, mut names) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rank {
             let multiple = self.pick(&[1, 1, 2, 4, 8, 12]);
             let extent = u64::from(multiple) * self.below(24 / multiple as usize + 1) as u64;
-            dims.push(if self.below(3) == 0 { Dim::Fixed(extent) } else { Dim::Any { multiple } });
+            let fixed = self.below(3) == 0;
+            dims.push(if fixed { Dim::Fixed(extent) } else { Dim::Any { multiple } });
+            // The name says all that must be alike.
+            let named = !fixed && self.below(2) == 0;
+            names.push(if named { format!("n{extent}of{multiple}") } else { String::new() });
             extents.push(extent);
         }
-        (ViewType::new(element, rank, Access::Read).with_dims(&dims), extents)
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        (ViewType::new(element, rank, Access::Read).with_dims(&dims).named(&names), extents)
     }
 
     /// Bits for a number: a small one, a corner or any.

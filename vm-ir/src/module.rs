@@ -77,6 +77,8 @@ pub struct Param {
     pub name: Box<str>,
     /// What it is.
     pub kind: ParamKind,
+    /// The line it was written on. The binary form does not have it: the kernel's line stands for it then.
+    pub line: Line,
 }
 
 /// What a parameter is.
@@ -364,6 +366,18 @@ impl Kernel {
             ParamKind::View(view) => Some(view),
             ParamKind::Scalar { .. } => None,
         }
+    }
+
+    /// The view and the dimension, first in the order of the parameters, whose extent has the same name as this one, so
+    /// that every launch has them equal; this one itself where it has no name.
+    pub fn same_extent(&self, view: u16, dimension: usize) -> (u16, usize) {
+        let own = (view, dimension);
+        let Some(name) = self.view(view).and_then(|v| v.names.get(dimension)?.as_deref()) else { return own };
+        let first = |(param, index): (&Param, u16)| match &param.kind {
+            ParamKind::View(v) => Some((index, v.names.iter().position(|n| n.as_deref() == Some(name))?)),
+            ParamKind::Scalar { .. } => None,
+        };
+        self.params.iter().zip(0..=view).find_map(first).unwrap_or(own)
     }
 
     /// Number of indices and the element of a place; `None` if the kernel has no such place.

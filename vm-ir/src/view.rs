@@ -3,8 +3,9 @@
 //! A view is a base address, an extent for each dimension, and a stride for each dimension but the last,
 //! whose elements lie one behind the other. The launch supplies them and is refused unless they fit the
 //! view's type, so what the type says may be relied upon: that is what range analysis and vector accesses
-//! stand on.
+//! stand on. Extents of one kernel that have the same name are equal, whatever the views.
 
+use crate::limits::MAX_RANK;
 use crate::types::Scalar;
 use std::fmt;
 
@@ -85,6 +86,9 @@ pub struct ViewType {
     pub element: Scalar,
     /// The extents, slowest dimension first.
     pub dims: Vec<Dim>,
+    /// The names of the extents that have one, by dimension. A name stands beside a [`Dim::Any`], whose multiple is the
+    /// same wherever the kernel has the name.
+    pub names: [Option<Box<str>>; MAX_RANK],
     /// What the kernel may do.
     pub access: Access,
     /// The base address and every stride are multiples of this many bytes: a power of two from the element's
@@ -95,7 +99,17 @@ pub struct ViewType {
 impl ViewType {
     /// A view of `rank` dimensions of any extent, aligned to its element.
     pub fn new(element: Scalar, rank: usize, access: Access) -> ViewType {
-        ViewType { element, dims: vec![Dim::ANY; rank], access, align: element.bytes() }
+        let names = Default::default();
+        ViewType { element, dims: vec![Dim::ANY; rank], names, access, align: element.bytes() }
+    }
+
+    /// The same view with names for its extents, slowest dimension first; `""` leaves one without. Names beyond
+    /// [`MAX_RANK`] are left out.
+    pub fn named(mut self, names: &[&str]) -> ViewType {
+        for (slot, name) in self.names.iter_mut().zip(names) {
+            *slot = (!name.is_empty()).then(|| (*name).into());
+        }
+        self
     }
 
     /// The same view with another alignment.
@@ -120,7 +134,12 @@ impl fmt::Display for ViewType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "view<{}, [", self.element)?;
         for (i, dim) in self.dims.iter().enumerate() {
-            write!(f, "{}{dim}", if i == 0 { "" } else { ", " })?;
+            f.write_str(if i == 0 { "" } else { ", " })?;
+            match (self.names.get(i).and_then(Option::as_deref), dim) {
+                (Some(name), Dim::Any { multiple: 1 }) => f.write_str(name)?,
+                (Some(name), Dim::Any { multiple }) => write!(f, "{name}*{multiple}")?,
+                _ => write!(f, "{dim}")?,
+            }
         }
         write!(f, "], {}", self.access.name())?;
         if self.align != self.element.bytes() {

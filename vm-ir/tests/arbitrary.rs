@@ -1,7 +1,7 @@
 //! Random kernels are valid, survive both forms, and run.
 
 use std::collections::HashSet;
-use vm_ir::arbitrary::{Options, kernel};
+use vm_ir::arbitrary::{Options, kernel, tile_kernel};
 use vm_ir::binary::{Lines, decode, encode};
 use vm_ir::interp::{Limits, run};
 use vm_ir::{Trust, text, validate};
@@ -33,4 +33,27 @@ fn random_kernels_are_valid_and_run() {
     let missing: Vec<_> = threads.filter(|op| !ops.contains(op)).collect();
     // Ids and atomics that a random kernel has no use for, and what has no single result.
     assert!(missing.len() <= 14, "never made: {missing:?}");
+}
+
+#[test]
+fn random_tile_kernels_are_valid_and_run() {
+    let mut ops = HashSet::new();
+    for seed in 0..300 {
+        let (module, mut launch) = tile_kernel(seed);
+        let printed = text::print(&module);
+        let valid =
+            validate(module.clone(), Trust::Guest).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{printed}"));
+        assert_eq!(valid.kernels().len(), 1, "seed {seed}: the builder refused it");
+        assert_eq!(text::parse(&printed).as_ref(), Ok(&module), "seed {seed}");
+        assert_eq!(decode(&encode(&module, Lines::Strip)).as_ref(), Ok(&module), "seed {seed}");
+        module.kernels()[0].for_each_op(&mut |op| {
+            ops.insert(op.code);
+        });
+        run(&valid, &mut launch, &Limits::default())
+            .unwrap_or_else(|e| panic!("seed {seed}: {e}\n{printed}"));
+        assert_eq!(tile_kernel(seed).0, module, "seed {seed} gives two kernels");
+    }
+    let tiles = vm_ir::op::TABLE.iter().map(|row| row.opcode).filter(|op| op.shape().is_tile());
+    let missing: Vec<_> = tiles.filter(|op| !ops.contains(op)).collect();
+    assert!(missing.is_empty(), "never made: {missing:?}");
 }

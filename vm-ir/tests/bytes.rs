@@ -25,6 +25,31 @@ fn round_trip_with_and_without_lines() {
     }
 }
 
+/// Extents with names are flagged, and flagged only then; modules without are what they were before there were names.
+#[test]
+fn names_of_extents() {
+    let named = text::parse(
+        "vir 1\nkernel @k(@x: view<f32, [m, k*4], read>, @y: view<f32, [k*4, 9], write>) at 0x0 block(1) {\n}\n",
+    );
+    let named = named.unwrap();
+    let bytes = encode(&named, Lines::Strip);
+    assert_eq!(bytes[6..8], [8, 0]);
+    assert_eq!(decode(&bytes).as_ref(), Ok(&named));
+    assert_eq!(text::parse(&text::print(&named)).as_ref(), Ok(&named));
+    let kernel = &named.kernels()[0];
+    let same = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(view, dimension)| kernel.same_extent(view, dimension));
+    assert_eq!(same, [(0, 0), (0, 1), (0, 1), (1, 1)]);
+    let mut unflagged = bytes.clone();
+    unflagged[6] = 0;
+    assert_eq!(decode(&unflagged).unwrap_err().kind, Kind::Flags(0));
+    for length in 0..bytes.len() {
+        assert!(decode(&bytes[..length]).is_err(), "{length} bytes of {}", bytes.len());
+    }
+    let plain =
+        text::parse("vir 1\nkernel @k(@x: view<f32, [?, ?*4], read>) at 0x0 block(1) {\n}\n").unwrap();
+    assert_eq!(encode(&plain, Lines::Strip)[6..8], [0, 0]);
+}
+
 #[test]
 fn every_truncation_is_refused() {
     let bytes = encode(&sample(), Lines::Keep);
@@ -45,6 +70,7 @@ fn refusals() {
         bytes.splice(at..at + 1, replace.iter().copied());
         assert_eq!(decode(&bytes).unwrap_err().kind, kind, "{replace:?} at {at}");
     };
+    check(6, &[8], Kind::Flags(8));
     check(0, b"\x7f", Kind::Magic);
     check(4, &[2], Kind::Version(2));
     check(6, &[2], Kind::Flags(2));

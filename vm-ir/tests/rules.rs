@@ -6,7 +6,7 @@ use std::path::Path;
 use vm_ir::binary::{Lines, decode, encode};
 use vm_ir::builder::IRBlock;
 use vm_ir::valid::Rule;
-use vm_ir::view::Access;
+use vm_ir::view::{Access, Dim, ViewType};
 use vm_ir::{Builder, GuestAddr, Kernel, Module, Scalar, Trust, Type, text, validate};
 
 /// The codes of the rules that a module breaks.
@@ -77,6 +77,17 @@ fn beyond_text() -> Vec<(&'static str, Module)> {
                 &[0x10, 0, 2, 0, 0, 0, 0, 1, 3, 0],
                 &[0x10, 0, 2, 0, 0, 0, 1, 0, 0, 0, 1, 3, 0],
             ),
+        ),
+        // Names that no text can put there.
+        (
+            "extent-name",
+            built(|k| {
+                let view = ViewType::new(Scalar::F32, 1, Access::Read);
+                k.view_of("fixed", view.clone().with_dims(&[Dim::Fixed(4)]).named(&["n"]));
+                k.view_of("beyond", view.clone().named(&["n", "m"]));
+                k.view_of("odd", view.named(&["a b"]));
+            })
+            .into(),
         ),
         // A `const` of a bool with the bits 2.
         (

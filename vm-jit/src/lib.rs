@@ -54,10 +54,12 @@ mod legalise;
 pub mod range;
 mod reject;
 mod safety;
+mod targets;
 
 pub use artifact::{Artifact, Entry, Format};
 pub use backend::{Target, UnknownTarget};
 pub use reject::{Reject, RejectKind, Rejected};
+pub use targets::{TargetInfo, targets};
 pub use vm_abi::{Guard, ParamLayout, Slot, Swizzle, TensorMap, Tile};
 
 use contain::Phase;

@@ -1,6 +1,7 @@
 //! What a target does not compile, said in a code and a place.
 
 use std::fmt;
+use vm_ir::text::{Mark, render};
 use vm_ir::{GuestAddr, Kernel, Scalar};
 
 /// Why a target does not compile a kernel.
@@ -123,6 +124,17 @@ pub struct Reject {
 impl Reject {
     pub(crate) fn new(kernel: &Kernel, line: u32, kind: RejectKind) -> Reject {
         Reject { kernel: kernel.name().to_owned(), guest: kernel.guest_address(), line, kind }
+    }
+}
+
+impl Reject {
+    /// The reason with its line of the text that the module was read from, and carets below what is rejected.
+    pub fn render(&self, source: &str) -> String {
+        let op = match self.kind {
+            RejectKind::Op { op, .. } => Some(op),
+            _ => None,
+        };
+        render(source, &Mark { line: self.line, op, message: &self.to_string(), ..Mark::default() })
     }
 }
 

@@ -1,12 +1,12 @@
-//! Code for 64-bit Arm, run by an emulator of that machine: every run of `vm-ir/filetests/run`, and random kernels against
-//! the interpreter. Every file is compiled also where there is no emulator.
+//! Code for 64-bit Arm, run by an emulator of that machine: every run of `vm-ir/filetests/run` and `tile`, and random
+//! kernels against the interpreter. Every file is compiled also where there is no emulator.
 
 #[path = "aarch64/program.rs"]
 mod program;
 
 use program::Emulator;
 use std::path::Path;
-use vm_ir::arbitrary::{Options, kernel};
+use vm_ir::arbitrary::{Options, kernel, tile_kernel};
 use vm_ir::filetest::{Random, Tolerance, cases, compare, is_on_values, op_kernel, op_launch, op_tolerance};
 use vm_ir::interp::{Limits, run};
 use vm_ir::op::TABLE;
@@ -26,8 +26,10 @@ fn targets() -> [Target; 2] {
 #[test]
 fn files() {
     let emulator = Emulator::find();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests/run");
-    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let folders = ["run", "tile"]
+        .map(|name| Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests").join(name));
+    let entries = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
+    let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let (mut ran, mut failures) = (0, String::new());
     for path in paths {
@@ -73,7 +75,7 @@ fn random_kernels() {
     let limits = Limits { races: false, ..Limits::default() };
     for seed in 0..RANDOM {
         let options = Options { vectors: seed % 2 == 0, ..Options::default() };
-        let (module, launch) = kernel(seed, options);
+        let (module, launch) = if seed % 4 == 3 { tile_kernel(seed) } else { kernel(seed, options) };
         let valid = validate(module, Trust::Guest).unwrap();
         let (mut ours, mut theirs) = (launch.clone(), launch);
         run(&valid, &mut theirs, &limits).unwrap();

@@ -22,6 +22,7 @@ pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod start;
 pub(crate) mod stop;
+mod targets;
 pub(crate) mod tune;
 pub(crate) mod vfs;
 

@@ -44,8 +44,8 @@ pub use guest::{
 };
 pub use health::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, ErrorKind, LinkHealth};
 pub use kernel::{
-    Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, Output, Reject, Support,
-    Tuned, Variant, VariantOutcome,
+    Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, OutOfBounds, Output, Reject,
+    Repeated, Support, TargetInfo, Tuned, Variant, VariantOutcome,
 };
 pub use log::{LogCategory, LogLevel, LogRecord};
 pub use part::{Part, PartKind, PartType};
@@ -214,6 +214,11 @@ pub enum Body {
     Compile(Compiled),
     /// `compile --legal`: how the target does what the file uses.
     Legal(Legal),
+    /// `compile --list-targets`: what kernels can be compiled for.
+    Targets {
+        /// GPUs from old to new, then processors.
+        targets: Vec<TargetInfo>,
+    },
     /// `launch`: how the kernel ran, and what it wrote.
     Launch(Launched),
     /// `tune`: how fast the variants of a family are, and which was chosen.

@@ -18,8 +18,9 @@ fn a_long_error_is_cut_and_not_lost() {
         let err = String::from_utf8(output.stderr).expect("text");
         assert_eq!(output.status.code(), Some(2), "{digits}");
         let start = "error: long.vir: line 3:12, kernel @k: 9999";
-        let end = if digits > 1 << 16 { "bytes are left out)\n" } else { "9 is no i32\n" };
+        let end = if digits > 1 << 16 { "bytes are left out)\n" } else { "^^^\n" };
         assert!(err.starts_with(start) && err.ends_with(end), "{digits}: {} bytes", err.len());
+        assert_eq!(err.contains("9 is no i32\n  3 | %a = const 999"), digits <= 1 << 16, "{digits}");
         assert!(err.len() < 1 << 16, "{digits}: {} bytes", err.len());
     }
 }

@@ -17,6 +17,8 @@
 //! type says, each extent at most [`MAX_EXTENT`], scalars in range, no view that is written overlapping another, and the
 //! memory of each view really there. A guest's kernel then touches no byte outside of its views.
 
+use std::fmt;
+
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -180,7 +182,7 @@ pub enum Swizzle {
     Bytes128,
 }
 
-/// What the Tensor Memory Accelerator takes for an element. Copies keep its bits, whatever it is.
+/// An element of a view, as launches and the Tensor Memory Accelerator know it. Copies keep its bits, whatever it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub enum Element {
@@ -202,6 +204,22 @@ pub enum Element {
     F64,
     /// IEEE 754 binary32 that becomes tf32: copies to shared memory round it to the nearest.
     Tf32,
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::U8 => "u8",
+            Self::U16 => "u16",
+            Self::U32 => "u32",
+            Self::U64 => "u64",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::Tf32 => "tf32",
+        })
+    }
 }
 
 impl Element {

@@ -23,29 +23,53 @@ pub trait Accelerator: Send + Sync + 'static {
     fn open(&self, options: &QueueOptions) -> Result<Self::Queue>;
 }
 
-/// One launch of a [`Queue::chain`].
-pub struct Link<'a, Q: Queue + ?Sized> {
+/// One launch of a [`Queue::graph_exec`].
+pub struct GraphNode<'a, Q: Queue + ?Sized> {
     /// What is launched, as [`Queue::launch`] takes it.
     pub kernel: &'a Q::Kernel,
     /// Its blocks.
     pub grid: Grid,
     /// What was packed for it.
     pub arguments: Arguments,
-    /// Recorded behind it, at each replay. Who looks at it lets the replay end before the next.
+    /// Recorded behind it, at each replay. Who polls it lets the replay end before the next.
     pub then: Option<&'a Q::Event>,
 }
 
-/// A context and one stream, owned by one thread.
+/// A stream of a context, owned by one thread. [`Queue::stream`] opens more streams of the same context.
 ///
 /// Everything but [`Queue::wait`] returns before the device has done it; the device does it in the order of the calls.
-/// Once a call fails with [`Error::Lost`], all do. Dropping a queue frees all that it allocated and loaded.
+/// Once a call fails with [`Error::Lost`], all do. Dropping the last queue of a context frees all that was allocated and
+/// loaded in it.
 pub trait Queue: 'static {
     /// A loaded kernel.
     type Kernel: Send + Sync + 'static;
-    /// A point in the stream.
-    type Event: 'static;
+    /// A point in a stream. Any thread may have queues of its own wait for it.
+    type Event: Send + Sync + 'static;
     /// Commands recorded once, to be run often.
     type Graph: 'static;
+
+    /// Opens another stream in the same context, for the same thread. Kernels and memory are the context's: what one of its
+    /// queues loaded or allocated, all may use, and any may unload or free. Commands of two streams run in no order, but
+    /// for what [`Queue::wait_event`] says.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// Memory is freed, and kernels are unloaded, only by a queue whose commands so far come behind all that use them, by
+    /// [`Queue::wait_event`] where those were given to another stream.
+    #[allow(unsafe_code)]
+    unsafe fn stream(&self) -> Result<Self>
+    where
+        Self: Sized;
+
+    /// Whether the stream is somebody else's, who captures what it is given into a graph: then it runs later, or never.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn is_captured(&self) -> Result<bool> {
+        Ok(false)
+    }
 
     /// Memory of `bytes` bytes (at least 1), aligned to 256. Its content is whatever was there.
     ///
@@ -54,12 +78,12 @@ pub trait Queue: 'static {
     /// [`MemoryKind::Registered`] too, which is not allocated.
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory>;
 
-    /// Memory of `bytes` bytes that kernels look at all the time, and the host now and then: it writes there while they
+    /// Memory of `bytes` bytes that kernels poll all the time: the host writes there while they
     /// run, and they see it soon. They may write there too.
     ///
     /// # Errors
     /// As [`Queue::allocate`].
-    fn allocate_watched(&self, bytes: u64) -> Result<Memory> {
+    fn allocate_polled(&self, bytes: u64) -> Result<Memory> {
         self.allocate(MemoryKind::Pinned, bytes)
     }
 
@@ -117,6 +141,14 @@ pub trait Queue: 'static {
     /// The driver's.
     fn record(&self, event: &Self::Event) -> Result<()>;
 
+    /// Lets the commands that follow begin when the event has been reached. The event may be of another queue, context or device
+    /// of this kind. What counts is where it was recorded last when this is called: for one that was never recorded nothing
+    /// waits, nor for one whose context is lost. The calling thread does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`] or the driver's while commands are recorded, as the event is no part of the recording.
+    fn wait_event(&self, event: &Self::Event) -> Result<()>;
+
     /// Whether the commands before the event have run. True for an event that was never recorded.
     ///
     /// # Errors
@@ -149,7 +181,7 @@ pub trait Queue: 'static {
     ///
     /// # Safety
     /// Until the kernel has ended, the memory that its arguments name is not freed, but by a command of this queue behind
-    /// the launch; nor is the stop word's.
+    /// the launch; nor is the cancel flag's.
     #[allow(unsafe_code)]
     unsafe fn launch(&self, kernel: &Self::Kernel, grid: Grid, arguments: &Arguments) -> Result<()>;
 
@@ -180,17 +212,17 @@ pub trait Queue: 'static {
     ///
     /// # Errors
     /// [`Error::Unsupported`] where it would be no faster than the launches; the driver's.
-    fn chain(&self, links: &[Link<'_, Self>]) -> Result<Self::Graph> {
-        let _ = links;
+    fn graph_exec(&self, nodes: &[GraphNode<'_, Self>]) -> Result<Self::Graph> {
+        let _ = nodes;
         Err(Error::Unsupported { what: "graphs of launches".into(), device: "this accelerator".into() })
     }
 
-    /// Gives the launch at a place of a graph that [`Queue::chain`] made other arguments: for the replays that follow,
+    /// Gives the launch at a place of a graph that [`Queue::graph_exec`] made other arguments: for the replays that follow,
     /// not for those before. The kernel and the grid are the same.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for another graph; the driver's.
-    fn amend(
+    fn update(
         &self,
         graph: &Self::Graph,
         place: usize,

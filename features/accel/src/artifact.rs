@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use vm_abi::{Field, MAX_PARAMETER_BYTES, MAX_RANK, ParamLayout, Tile};
+use vm_abi::{Element, Field, MAX_PARAMETER_BYTES, MAX_RANK, ParamLayout, Tile};
 
 use crate::error::{Error, Result};
 use crate::tensor;
@@ -18,13 +18,20 @@ pub enum Extent {
     Multiple(u32),
     /// Just this many.
     Fixed(u64),
+    /// As many as another extent has. The view is this one or comes before it.
+    Same {
+        /// The view: its index among the kernel's parameters.
+        parameter: u32,
+        /// Its dimension, slowest first.
+        dimension: u32,
+    },
 }
 
 impl Extent {
-    /// Whether an extent is what the kernel wants.
+    /// Whether an extent is what the kernel wants, as far as that is said without the other arguments.
     pub fn admits(self, extent: u64) -> bool {
         match self {
-            Self::Any => true,
+            Self::Any | Self::Same { .. } => true,
             Self::Multiple(number) => number != 0 && extent.is_multiple_of(u64::from(number)),
             Self::Fixed(fixed) => extent == fixed,
         }
@@ -38,8 +45,8 @@ pub enum ParameterKind {
     View {
         /// What the kernel wants of each extent, slowest dimension first; their number is the rank, 1 to [`MAX_RANK`].
         extents: Vec<Extent>,
-        /// Bytes of an element: 1, 2, 4 or 8.
-        element: u32,
+        /// Its elements. Signed integers are as unsigned ones; whatever else has one byte is `u8`.
+        element: Element,
         /// A power of two that the address and every stride must be multiples of.
         align: u32,
         /// Whether the kernel writes through it. Such a view may overlap no other of the launch.
@@ -68,7 +75,7 @@ pub struct Parameter {
 pub struct Signature {
     /// The kernel's symbol in the image.
     pub entry: String,
-    /// Work-items of a block in each dimension.
+    /// Threads of a block in each dimension.
     pub block: [u32; 3],
     /// Blocks of a cluster, neighbours along x that run at the same time: a grid has a multiple of that along x. 1
     /// for a kernel whose blocks are by themselves. The code says it too, so it is no part of a launch.
@@ -81,9 +88,9 @@ pub struct Signature {
     pub tiles: Vec<Tile>,
     /// Whether it can be stopped: then it has a [`Guard`](vm_abi::Guard).
     pub guarded: bool,
-    /// The most that a work-item does before it ends or looks at the stop word, in operations about as long as an addition
+    /// The static cost bound: the most that a thread does before it ends or polls the cancel flag, in operations about as long as an addition
     /// each; [`u64::MAX`] where that is not known.
-    pub work: u64,
+    pub cost_bound: u64,
 }
 
 impl Signature {
@@ -96,18 +103,24 @@ impl Signature {
         ParamLayout::new(fields, self.tiles.iter().copied(), self.guarded)
     }
 
+    /// Whether a parameter is a view with this dimension.
+    fn has_extent(&self, parameter: u32, dimension: u32) -> bool {
+        let kind = self.parameters.get(parameter as usize).map(|parameter| &parameter.kind);
+        matches!(kind, Some(ParameterKind::View { extents, .. }) if (dimension as usize) < extents.len())
+    }
+
     /// Where the parameters lie, if a kernel can have them.
     fn check(&self) -> Result<ParamLayout, String> {
         if self.entry.is_empty() || self.entry.bytes().any(|byte| byte == 0) {
             return Err("the entry symbol is empty or holds a zero byte".into());
         }
         if self.block.contains(&0) {
-            return Err(format!("a block of {:?} work-items has none", self.block));
+            return Err(format!("a block of {:?} threads has none", self.block));
         }
         if self.cluster == 0 {
             return Err("a cluster of no blocks".into());
         }
-        for Parameter { name, kind } in &self.parameters {
+        for (index, Parameter { name, kind }) in (0..).zip(&self.parameters) {
             match kind {
                 ParameterKind::View { extents, element, align, .. } => {
                     if !(1..=MAX_RANK).contains(&extents.len()) {
@@ -116,14 +129,20 @@ impl Signature {
                             extents.len()
                         ));
                     }
-                    if !matches!(element, 1 | 2 | 4 | 8) {
-                        return Err(format!("the view {name} has elements of {element} bytes"));
-                    }
-                    if !align.is_power_of_two() || align < element {
+                    if !align.is_power_of_two() || *align < element.bytes() {
                         return Err(format!("the view {name} is aligned to {align} bytes"));
                     }
                     if extents.contains(&Extent::Multiple(0)) {
                         return Err(format!("an extent of the view {name} is a multiple of 0"));
+                    }
+                    let known = |extent: &Extent| match *extent {
+                        Extent::Same { parameter, dimension } => {
+                            parameter <= index && self.has_extent(parameter, dimension)
+                        }
+                        _ => true,
+                    };
+                    if !extents.iter().all(known) {
+                        return Err(format!("an extent of the view {name} is that of no view before it"));
                     }
                 }
                 ParameterKind::Scalar { bytes, range, .. } => {
@@ -155,6 +174,22 @@ pub(crate) struct Layout {
     pub(crate) params: ParamLayout,
 }
 
+impl Layout {
+    /// That a view of such elements is what the parameter with this number wants, if it wants a view.
+    pub(crate) fn check_element(&self, index: usize, given: Element) -> Result<()> {
+        match self.signature.parameters.get(index) {
+            Some(Parameter { name, kind: ParameterKind::View { element, .. } }) if *element != given => {
+                Err(Error::Arguments {
+                    kernel: self.signature.entry.clone(),
+                    parameter: name.clone(),
+                    reason: format!("elements of {element} are wanted, {given} were given"),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// A module's image and its one entry. Clones share both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Artifact {
@@ -168,11 +203,11 @@ impl Artifact {
     ///
     /// # Errors
     /// [`Error::Load`] if no kernel can have that signature: too many parameters; boxes that no view has; a
-    /// block without work-items; an entry that is no symbol.
+    /// block without threads; an entry that is no symbol.
     ///
     /// # Safety
     /// The kernel takes just these parameters, where [`Artifact::params`] says. Launched in blocks of this size with arguments that they admit, it
-    /// reaches no memory but the elements of its views, its stop word, and shared and local memory of its own, whatever
+    /// reaches no memory but the elements of its views, its cancel flag, and shared and local memory of its own, whatever
     /// the scalars and the grid are. What a compiler made from a validated module keeps to that.
     pub unsafe fn new(image: impl Into<Arc<[u8]>>, signature: Signature) -> Result<Self> {
         match signature.check() {
@@ -223,8 +258,12 @@ mod tests {
         parameter(ParameterKind::Scalar { bytes, range: None })
     }
 
-    fn view(rank: usize, element: u32, align: u32) -> Parameter {
+    fn view(rank: usize, element: Element, align: u32) -> Parameter {
         parameter(ParameterKind::View { extents: vec![Extent::Any; rank], element, align, writes: false })
+    }
+
+    fn parameter_of(extents: Vec<Extent>) -> Parameter {
+        parameter(ParameterKind::View { extents, element: Element::F32, align: 4, writes: false })
     }
 
     #[test]
@@ -238,7 +277,7 @@ mod tests {
                 parameters: vec![],
                 tiles: vec![],
                 guarded: false,
-                work: u64::MAX,
+                cost_bound: u64::MAX,
             };
             change(&mut signature);
             let shown = format!("{signature:?}");
@@ -260,11 +299,18 @@ mod tests {
         with([vec![scalar(8); 4095], vec![scalar(4)]].concat(), Some(32_764));
         with(vec![scalar(8); 4096], None);
         with(vec![parameter(ParameterKind::Scalar { bytes: 4, range: Some((1, 0)) })], None);
-        with(vec![view(1, 4, 4), view(4, 2, 256), scalar(1)], Some(81));
-        with(vec![view(0, 4, 4)], None);
-        with(vec![view(5, 4, 4)], None);
-        with(vec![view(1, 3, 4)], None);
-        with(vec![view(1, 4, 2)], None);
-        with(vec![view(1, 4, 12)], None);
+        with(vec![view(1, Element::F32, 4), view(4, Element::F16, 256), scalar(1)], Some(81));
+        with(vec![view(0, Element::F32, 4)], None);
+        with(vec![view(5, Element::F32, 4)], None);
+        let same = |parameter, dimension| {
+            let extents = vec![Extent::Any, Extent::Same { parameter, dimension }];
+            vec![view(1, Element::F32, 4), parameter_of(extents), view(2, Element::F32, 4)]
+        };
+        with(same(0, 0), Some(80));
+        with(same(1, 0), Some(80));
+        with(same(0, 1), None);
+        with(same(2, 0), None);
+        with(vec![view(1, Element::F32, 2)], None);
+        with(vec![view(1, Element::F32, 12)], None);
     }
 }

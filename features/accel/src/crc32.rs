@@ -6,7 +6,7 @@
 //! has the same in `crc32_combine`. Bits are reflected, as everywhere with this polynomial: the highest bit is x^0.
 //!
 //! # The kernel
-//! It is launched over [`blocks`] of [`ITEMS`] work-items, with five views:
+//! It is launched over [`blocks`] of [`ITEMS`] threads, with five views:
 //!
 //! - `words [u32; ?]`: what is summed, but for bytes before its first word and behind its last;
 //! - `head [u8; ?]` and `tail [u8; ?]`: those bytes, at most three each;
@@ -20,9 +20,9 @@ use crate::memory::Region;
 
 /// The polynomial, reflected.
 pub const POLYNOMIAL: u32 = 0xedb8_8320;
-/// Work-items of a block.
+/// Threads of a block.
 pub const ITEMS: u32 = 256;
-/// Words that a work-item takes, each [`ITEMS`] behind the one before.
+/// Words that a thread takes, each [`ITEMS`] behind the one before.
 pub const ITEM_WORDS: u32 = 16;
 /// Words that a block takes. They end where the words end, so that the first block may have less.
 pub const BLOCK_WORDS: u32 = ITEMS * ITEM_WORDS;
@@ -85,7 +85,7 @@ fn finished(remainder: u32, bytes: u64) -> u32 {
     !(remainder ^ multiply(power(8 * bytes), u32::MAX))
 }
 
-/// What the kernel multiplies with: for each work-item x to the bits from its last word to the end of the block, that word
+/// What the kernel multiplies with: for each thread x to the bits from its last word to the end of the block, that word
 /// with them; then for each block, the last one first, x to the bits behind it.
 pub fn powers() -> Vec<u32> {
     let items = (0..ITEMS).map(|item| power(32 * u64::from(ITEMS - item)));

@@ -20,13 +20,13 @@ pub struct DeviceInfo {
     pub driver: String,
     /// Bytes of the device's memory.
     pub memory_bytes: u64,
-    /// Units that run blocks: multiprocessors, cores.
-    pub units: u32,
-    /// Work-items that run in step.
-    pub lanes: u32,
-    /// The most work-items in a block.
-    pub block_items: u32,
-    /// The most work-items in each dimension of a block.
+    /// What runs blocks: SMs, CUs, cores.
+    pub compute_units: u32,
+    /// Threads that run in step: the size of a warp or wave.
+    pub warp_size: u32,
+    /// The most threads in a block.
+    pub block_threads: u32,
+    /// The most threads in each dimension of a block.
     pub block: [u32; 3],
     /// The most blocks in each dimension of a grid.
     pub grid: [u32; 3],
@@ -52,16 +52,16 @@ impl DeviceInfo {
         for (axis, (size, limit)) in ["x", "y", "z"].iter().zip(block.iter().zip(self.block)) {
             if *size > limit {
                 return bad(format!(
-                    "its blocks have {size} work-items along {axis}, {} takes {limit}",
+                    "its blocks have {size} threads along {axis}, {} takes {limit}",
                     self.name
                 ));
             }
         }
-        let items = block.iter().fold(1u64, |items, &size| items.saturating_mul(u64::from(size)));
-        if items > u64::from(self.block_items) {
+        let threads = block.iter().fold(1u64, |threads, &size| threads.saturating_mul(u64::from(size)));
+        if threads > u64::from(self.block_threads) {
             return bad(format!(
-                "its blocks have {items} work-items, {} takes {}",
-                self.name, self.block_items
+                "its blocks have {threads} threads, {} takes {}",
+                self.name, self.block_threads
             ));
         }
         if *shared_bytes > self.shared_bytes {
@@ -95,7 +95,7 @@ pub struct MemoryInfo {
 /// How a queue is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// Bytes of freed memory that the driver's pool keeps for the next allocation instead of giving them back.
+    /// Bytes of freed memory that the driver's pool keeps for the next allocation instead of releasing them.
     pub keep_bytes: u64,
     /// How long the queue waits for the device where it must, as when it frees pinned memory.
     pub timeout: Duration,

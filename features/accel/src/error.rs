@@ -178,7 +178,7 @@ pub enum Error {
         /// The iterations that each thread was given.
         fuel: u64,
     },
-    /// A guarded launch took longer than it was given. All of its work-items have stopped.
+    /// A guarded launch took longer than it was given. All of its threads have stopped.
     #[error("kernel {kernel} was stopped: it took longer than {limit:?}; give it more time or less to do")]
     DeadlineExceeded {
         /// The kernel's entry symbol.
@@ -203,12 +203,6 @@ pub enum Error {
          the memory goes back when it is gone"
     )]
     InGraph,
-    /// Another live worker has this brand.
-    #[error("the brand {brand} is taken by a worker that still lives, or by buffers of it: use a brand once")]
-    BrandInUse {
-        /// The brand's type.
-        brand: &'static str,
-    },
     /// Something that can't be part of a graph was done while one was captured.
     #[error("{what} can't be captured into a graph: do it before or after")]
     Capturing {

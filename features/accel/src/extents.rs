@@ -83,7 +83,7 @@ impl Extents {
                 let wanted = match wanted {
                     Extent::Fixed(fixed) => format!("{fixed}"),
                     Extent::Multiple(number) => format!("a multiple of {number}"),
-                    Extent::Any => "any number".into(),
+                    Extent::Any | Extent::Same { .. } => "any number".into(),
                 };
                 return Err(format!("extent {extent} of dimension {dimension} is not {wanted}"));
             }

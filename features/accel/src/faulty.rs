@@ -71,12 +71,18 @@ impl<Q: Queue> Queue for FaultyQueue<Q> {
     type Event = Q::Event;
     type Graph = Q::Graph;
 
+    unsafe fn stream(&self) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        let inner = unsafe { self.inner.stream() }?;
+        Ok(Self { inner, flip: Arc::clone(&self.flip), number: Cell::new(0) })
+    }
+
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory> {
         self.inner.allocate(kind, bytes)
     }
 
-    fn allocate_watched(&self, bytes: u64) -> Result<Memory> {
-        self.inner.allocate_watched(bytes)
+    fn allocate_polled(&self, bytes: u64) -> Result<Memory> {
+        self.inner.allocate_polled(bytes)
     }
 
     fn free(&self, memory: Memory) -> Result<()> {
@@ -130,6 +136,10 @@ impl<Q: Queue> Queue for FaultyQueue<Q> {
 
     fn record(&self, event: &Self::Event) -> Result<()> {
         self.inner.record(event)
+    }
+
+    fn wait_event(&self, event: &Self::Event) -> Result<()> {
+        self.inner.wait_event(event)
     }
 
     fn done(&self, event: &Self::Event) -> Result<bool> {

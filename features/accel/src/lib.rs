@@ -1,46 +1,15 @@
 //! What an accelerator is to the rest of the house, in three layers.
 //!
 //! - [`Accelerator`] and [`Queue`] are what an implementation provides: a device, and a context with one stream that
-//!   one thread owns. They hand out [`Memory`] that can't be copied and take it back by value.
+//!   one thread owns. They give [`Memory`] that can't be copied and take it back by value.
 //! - [`Worker`] is one thread that owns one queue. Any thread may call it. Commands run in the order in which they
 //!   came, so allocation, copies, launches and frees are ordered without a word from the caller.
-//! - The memory pool lives in the worker: a freed [`Buffer`]'s memory may be handed out again at once, to any thread,
+//! - The memory pool lives in the worker: a freed [`Buffer`]'s memory may be used again at once, to any thread,
 //!   because what the new owner does comes later in the same order.
 //!
 //! # Why buffers can't be misused
-//! A [`Buffer`] is freed by dropping it, so it can be freed once, and not used afterwards. Its brand is part of its
-//! type: with a brand of its own, a worker takes no other worker's buffers, and a program that tries does not compile.
-//!
-//! ```
-//! # use std::{sync::Arc, time::Duration};
-//! # use vm_accel::{fake::FakeAccelerator, Brand, Error, Worker, WorkerOptions};
-//! struct Left;
-//! impl Brand for Left {}
-//! # fn main() -> Result<(), Error> {
-//! let device = Arc::new(FakeAccelerator::new());
-//! let left = Worker::<_, Left>::start(device, WorkerOptions::default())?;
-//! let (a, b) = (left.allocate(256)?, left.allocate(256)?);
-//! left.copy(&a, &b)?;
-//! # left.stop(Duration::from_secs(10))
-//! # }
-//! ```
-//!
-//! ```compile_fail,E0308
-//! # use std::{sync::Arc, time::Duration};
-//! # use vm_accel::{fake::FakeAccelerator, Brand, Error, Worker, WorkerOptions};
-//! struct Left;
-//! impl Brand for Left {}
-//! struct Right;
-//! impl Brand for Right {}
-//! # fn main() -> Result<(), Error> {
-//! let device = Arc::new(FakeAccelerator::new());
-//! let left = Worker::<_, Left>::start(device.clone(), WorkerOptions::default())?;
-//! let right = Worker::<_, Right>::start(device, WorkerOptions::default())?;
-//! let (a, b) = (left.allocate(256)?, right.allocate(256)?);
-//! left.copy(a.view(0, 256)?, b.view(0, 256)?)?; // b is another worker's
-//! # left.stop(Duration::from_secs(10))
-//! # }
-//! ```
+//! A [`Buffer`] is freed by dropping it, so it can be freed once, and not used afterwards. One of another worker is refused with
+//! [`Error::WrongWorker`].
 //!
 //! A buffer that was given away can't be used, nor freed twice:
 //!
@@ -48,7 +17,7 @@
 //! # use std::{sync::Arc, time::Duration};
 //! # use vm_accel::{fake::FakeAccelerator, Error, Worker, WorkerOptions};
 //! # fn main() -> Result<(), Error> {
-//! # let worker = Worker::<_>::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
+//! # let worker = Worker::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
 //! let buffer = worker.allocate(256)?;
 //! worker.free(buffer)?;
 //! worker.free(buffer)?;
@@ -62,7 +31,7 @@
 //! # use std::{sync::Arc, time::Duration};
 //! # use vm_accel::{fake::FakeAccelerator, Error, Worker, WorkerOptions};
 //! # fn main() -> Result<(), Error> {
-//! # let worker = Worker::<_>::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
+//! # let worker = Worker::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
 //! let buffer = worker.allocate(256)?;
 //! let view = buffer.view(0, 128)?;
 //! drop(buffer);
@@ -72,9 +41,10 @@
 //! ```
 //!
 //! # Where it is trusted
-//! What can't be checked is promised at four `unsafe` functions: [`Artifact::new`] (the code keeps to its views),
-//! [`Memory::from_raw`] (an implementation's allocation is its own), [`Queue::register`] and [`Worker::register`]
-//! (host memory stays mapped).
+//! What can't be checked is promised at `unsafe` functions: [`Artifact::new`] (the code keeps to its views),
+//! [`Memory::from_raw`] (an implementation's allocation is its own), [`Queue::register`], [`Worker::register`] and
+//! [`Session::register`] (host memory stays mapped), [`sys::BorrowedMemory::new`] (its owner keeps it), [`Queue::stream`],
+//! [`Queue::launch`] and [`Queue::replay`] (nothing is freed that commands use).
 //!
 //! # What this crate does not know
 //! CUDA, PCI, or any other interface; how code is compiled; configuration, JSON, the command line.
@@ -86,6 +56,7 @@ mod checksum;
 pub mod conformance;
 pub mod crc32;
 mod device;
+mod equal;
 mod error;
 mod executor;
 mod extents;
@@ -98,10 +69,11 @@ mod memory;
 mod pool;
 #[cfg(any(feature = "conformance", feature = "fake"))]
 pub mod programs;
+pub mod sys;
 mod tensor;
 mod worker;
 
-pub use accelerator::{Accelerator, Link, Queue};
+pub use accelerator::{Accelerator, GraphNode, Queue};
 pub use artifact::{Artifact, Extent, Parameter, ParameterKind, Signature};
 pub use checksum::{Checksum, ChecksumStatistics, Direction};
 pub use device::{DeviceInfo, MemoryInfo, QueueOptions, deadline};
@@ -117,5 +89,6 @@ pub use vm_abi::{
     TensorMap, Tile,
 };
 pub use worker::{
-    AnyWorker, Argument, Batch, Brand, Buffer, Graph, Kernel, Session, Shaped, View, Worker, WorkerOptions,
+    Argument, Batch, Buffer, ElementType, Event, Graph, Kernel, Scope, ScopedStream, Session, Shaped,
+    TypedBuffer, View, Worker, WorkerOptions,
 };

@@ -9,12 +9,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::error::{Error, Result};
 use crate::memory::{Memory, MemoryKind};
 
-/// How a worker's pool hands out memory.
+/// How a worker's pool gives memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolOptions {
     /// The most bytes that it holds, in use and free together. Registered memory is the host's and does not count.
     pub limit: u64,
-    /// Whether all memory is set to zero before it is handed out. Set it where a guest will see the memory.
+    /// Whether all memory is set to zero before anybody gets it. Set it where a guest will see the memory.
     pub zero: bool,
 }
 
@@ -152,7 +152,7 @@ impl Pool {
     /// Gives memory back; commands pushed so far, which end at `ready`, may still use it. Once the pool is closed the
     /// memory is the queue's to free.
     ///
-    /// Memory that no pool hands out again, since it is the host's, comes back: the device is to let go of it once those
+    /// Memory that no pool uses again, since it is the host's, comes back: the device is to let go of it once those
     /// commands have run. What a graph keeps stays here until [`Pool::unhold`], whatever its kind.
     #[must_use]
     pub(crate) fn give(&self, memory: Memory, ready: u64) -> Option<Memory> {

@@ -1,11 +1,13 @@
 //! The small programs that the [conformance suite](crate::conformance) runs: what each does, in words, and how it is
 //! launched. An implementation brings them compiled for it; the [simulated accelerator](crate::fake) has them in Rust.
 
+use vm_abi::Element;
+
 use crate::artifact::{Extent, Parameter, ParameterKind, Signature};
 
 /// One program. Views are of the type in brackets; `?` is any extent.
 ///
-/// A grid may have more work-items than there is work, or fewer: programs without a word on their grid do all their
+/// A grid may have more threads than there is work, or fewer: programs without a word on their grid do all their
 /// work whatever it is.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, strum::EnumString, strum::IntoStaticStr, strum::VariantArray,
@@ -31,10 +33,10 @@ pub enum Program {
     /// bytes of dynamic shared memory and a barrier. Blocks of 64; the grid has a block for every 64 elements.
     Reverse,
     /// `ids(output [u32; ?, 16])`: `output[b, i] = bx | by << 4 | bz << 8 | tx << 12 | ty << 16 | tz << 20`, where
-    /// `bx, by, bz` is the block, `tx, ty, tz` the work-item in it, `b` the block's number, `i` the item's, x fastest.
+    /// `bx, by, bz` is the block, `tx, ty, tz` the thread in it, `b` the block's number, `i` the item's, x fastest.
     /// Blocks of 4×2×2; the first extent is the number of blocks.
     Ids,
-    /// `spin(output [u32; 1], turns u64)`, guarded: each work-item begins the body of a loop `turns` times, and then
+    /// `spin(output [u32; 1], turns u64)`, guarded: each thread begins the body of a loop `turns` times, and then
     /// sets `output[0]` to 1. One that was stopped sets nothing. Blocks of 32.
     Spin,
     /// An artifact with the signature of [`Program::Add`] and an image that can't be loaded.
@@ -61,12 +63,12 @@ impl Program {
         let (mut block, mut shared_bytes) = ([256, 1, 1], 0);
         match self {
             Self::Add | Self::Broken => {
-                list.view("input", &[Extent::Any], 4, false);
-                list.view("output", &[Extent::Any], 4, true);
+                list.view("input", &[Extent::Any], Element::U32, false);
+                list.view("output", &[Extent::Any], Element::U32, true);
                 list.scalar("addend", 4);
             }
             Self::Bump => {
-                list.view("data", &[Extent::Any], 4, true);
+                list.view("data", &[Extent::Any], Element::U32, true);
                 list.scalar("by", 4);
             }
             Self::Copy2 | Self::Copy3 | Self::Copy4 => {
@@ -76,12 +78,12 @@ impl Program {
                     _ => 4,
                 };
                 block = [64, 1, 1];
-                list.view("source", &vec![Extent::Any; rank], 4, false);
-                list.view("target", &vec![Extent::Any; rank], 4, true);
+                list.view("source", &vec![Extent::Any; rank], Element::U32, false);
+                list.view("target", &vec![Extent::Any; rank], Element::U32, true);
             }
             Self::Scalars => {
                 block = [1, 1, 1];
-                list.view("output", &[Extent::Fixed(4)], 8, true);
+                list.view("output", &[Extent::Fixed(4)], Element::U64, true);
                 for (name, bytes) in [("a", 1), ("b", 2), ("c", 4), ("d", 8)] {
                     list.scalar(name, bytes);
                 }
@@ -89,15 +91,15 @@ impl Program {
             Self::Reverse => {
                 block = [64, 1, 1];
                 shared_bytes = 256;
-                list.view("data", &[Extent::Multiple(64)], 4, true);
+                list.view("data", &[Extent::Multiple(64)], Element::U32, true);
             }
             Self::Ids => {
                 block = [4, 2, 2];
-                list.view("output", &[Extent::Any, Extent::Fixed(16)], 4, true);
+                list.view("output", &[Extent::Any, Extent::Fixed(16)], Element::U32, true);
             }
             Self::Spin => {
                 block = [32, 1, 1];
-                list.view("output", &[Extent::Fixed(1)], 4, true);
+                list.view("output", &[Extent::Fixed(1)], Element::U32, true);
                 list.scalar("turns", 8);
             }
         }
@@ -109,7 +111,7 @@ impl Program {
             parameters: list.0,
             tiles: Vec::new(),
             guarded: self == Self::Spin,
-            work: 64,
+            cost_bound: 64,
         }
     }
 }
@@ -117,8 +119,8 @@ impl Program {
 struct List(Vec<Parameter>);
 
 impl List {
-    fn view(&mut self, name: &str, extents: &[Extent], element: u32, writes: bool) {
-        let kind = ParameterKind::View { extents: extents.to_vec(), element, align: element, writes };
+    fn view(&mut self, name: &str, extents: &[Extent], element: Element, writes: bool) {
+        let kind = ParameterKind::View { extents: extents.to_vec(), element, align: element.bytes(), writes };
         self.0.push(Parameter { name: name.into(), kind });
     }
 

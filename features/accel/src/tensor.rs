@@ -92,8 +92,8 @@ pub(crate) fn check_tile(tile: &Tile, parameters: &[Parameter]) -> Result<(), St
     };
     let bad = |what: String| Err(format!("the boxes of the view {name} have {what}"));
     let [rows, columns] = tile.shape;
-    if tile.element.bytes() != *element {
-        return bad(format!("elements of {} bytes, the view of {element}", tile.element.bytes()));
+    if tile.element.bytes() != element.bytes() {
+        return bad(format!("elements of {}, the view of {element}", tile.element));
     }
     if !(1..=BOX).contains(&rows) || !(1..=BOX).contains(&columns) {
         return bad(format!("{rows} rows and {columns} columns, 1 to {BOX} of each can be copied"));
@@ -132,7 +132,7 @@ mod tests {
             parameters: parameters.collect(),
             tiles,
             guarded,
-            work: u64::MAX,
+            cost_bound: u64::MAX,
         };
         // SAFETY: it is never run.
         #[allow(unsafe_code)]
@@ -151,8 +151,12 @@ mod tests {
 
     /// An artifact of one view of `f16` with a box.
     fn boxed(rank: usize, shape: [u32; 2], swizzle: Swizzle) -> Result<Artifact> {
-        let kind =
-            ParameterKind::View { extents: vec![Extent::Any; rank], element: 2, align: 2, writes: false };
+        let kind = ParameterKind::View {
+            extents: vec![Extent::Any; rank],
+            element: Element::F16,
+            align: 2,
+            writes: false,
+        };
         artifact(vec![kind], vec![Tile { parameter: 0, shape, swizzle, element: Element::F16 }], false)
     }
 
@@ -174,8 +178,12 @@ mod tests {
         check(2, [8, 72], Swizzle::Bytes128, Some("rows of 144 bytes, the swizzle takes up to 128"));
         let tile = |parameter, element| Tile { parameter, shape: [8, 8], swizzle: Swizzle::None, element };
         let check = |tile, want: &str| {
-            let view =
-                ParameterKind::View { extents: vec![Extent::Any; 2], element: 2, align: 2, writes: false };
+            let view = ParameterKind::View {
+                extents: vec![Extent::Any; 2],
+                element: Element::F16,
+                align: 2,
+                writes: false,
+            };
             let number = ParameterKind::Scalar { bytes: 2, range: None };
             let got = artifact(vec![view, number], vec![tile], false);
             let got = got.unwrap_err().to_string();
@@ -183,7 +191,7 @@ mod tests {
         };
         check(tile(2, Element::F16), "a box of parameter 2, of 2");
         check(tile(1, Element::F16), "a box of p1, which is no view");
-        check(tile(0, Element::F32), "elements of 4 bytes, the view of 2");
+        check(tile(0, Element::F32), "elements of f32, the view of f16");
     }
 
     #[test]
@@ -217,7 +225,7 @@ mod tests {
     fn tensor_maps_are_made_of_what_was_packed() {
         let view = |rank| ParameterKind::View {
             extents: vec![Extent::Any; rank],
-            element: 2,
+            element: Element::F16,
             align: 16,
             writes: false,
         };

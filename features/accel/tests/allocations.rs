@@ -54,7 +54,7 @@ fn a_launch_allocates_nothing() {
     let launch = |count: u32| {
         (0..count).for_each(|_| worker.launch(&copy, [2, 1, 1], &views).unwrap());
     };
-    // The simulated device's list grows as long as nobody looks.
+    // The simulated device's list grows as long as nobody polls.
     launch(3000);
     worker.synchronize(TIMEOUT).unwrap();
     let (before, mine) = (ALL.load(Ordering::SeqCst), MINE.get());

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use vm_accel::fake::{FakeAccelerator, FakeCall};
 use vm_accel::programs::Program;
 use vm_accel::{
-    Artifact, Brand, Error, MemoryKind, Parameter, ParameterKind, PoolOptions, QueueOptions, Signature,
-    Worker, WorkerOptions, arguments,
+    Artifact, Error, MemoryKind, Parameter, ParameterKind, PoolOptions, QueueOptions, Signature, Worker,
+    WorkerOptions, arguments,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -32,7 +32,9 @@ fn conforms() {
         vm_accel::conformance::check(&device, &FakeAccelerator::artifact),
         vm_accel::conformance::CASES
     );
-    assert_eq!(device.used(), 0);
+    let other = Arc::new(FakeAccelerator::new());
+    vm_accel::conformance::events_between(&device, &other);
+    assert_eq!((device.used(), other.used()), (0, 0));
 }
 
 #[test]
@@ -259,22 +261,6 @@ fn buffers_outlive_their_worker_without_harm() {
 }
 
 #[test]
-fn a_brand_is_taken_until_the_last_of_it_is_gone() {
-    struct Only;
-    impl Brand for Only {}
-    let device = Arc::new(FakeAccelerator::new());
-    let begin = || Worker::<_, Only>::start(Arc::clone(&device), WorkerOptions::default());
-    let worker = begin().unwrap();
-    assert!(matches!(begin().err(), Some(Error::BrandInUse { .. })));
-    let buffer = worker.allocate(16).unwrap();
-    worker.stop(TIMEOUT).unwrap();
-    drop(worker);
-    assert!(matches!(begin().err(), Some(Error::BrandInUse { .. })), "its buffer still lives");
-    drop(buffer);
-    begin().unwrap().stop(TIMEOUT).unwrap();
-}
-
-#[test]
 fn dropping_the_last_handle_ends_the_thread() {
     let device = Arc::new(FakeAccelerator::new());
     let worker = start(&device);
@@ -344,8 +330,8 @@ fn batches_become_graphs_and_a_fault_in_one_loses_no_launch() {
     let worker = Worker::<FakeAccelerator>::start(Arc::clone(&device), WorkerOptions::default()).unwrap();
     let bump = worker.load(&FakeAccelerator::artifact(Program::Bump)).unwrap();
     let data = worker.allocate_zeroed(4).unwrap();
-    let run_over = |grid: u32, launches: u32, chained: u64| {
-        let before = device.chained();
+    let run_over = |grid: u32, launches: u32, in_graphs: u64| {
+        let before = device.graph_launches();
         worker.fill(&data, 0).unwrap();
         let mut batch = worker.batch();
         (0..launches).for_each(|by| batch.launch(&bump, grid, &arguments![&data, by]).unwrap());
@@ -353,9 +339,9 @@ fn batches_become_graphs_and_a_fault_in_one_loses_no_launch() {
         let mut sum = [7u32];
         worker.read(&data, &mut sum).unwrap();
         assert_eq!(sum, [launches * (launches - 1) / 2]);
-        assert_eq!(device.chained() - before, chained, "{launches} launches");
+        assert_eq!(device.graph_launches() - before, in_graphs, "{launches} launches");
     };
-    let run = |launches: u32, chained: u64| run_over(1, launches, chained);
+    let run = |launches: u32, in_graphs: u64| run_over(1, launches, in_graphs);
     // A long one becomes a graph at once, a short one when it came often; nothing is longer than 64.
     run(40, 40);
     run(40, 40);
@@ -374,11 +360,11 @@ fn batches_become_graphs_and_a_fault_in_one_loses_no_launch() {
     let mut batch = worker.batch();
     worker.fill(&data, 0).unwrap();
     (0..40u32).for_each(|by| batch.launch(&bump, 1, &arguments![&data, by]).unwrap());
-    let before = device.chained();
+    let before = device.graph_launches();
     worker.launch_batch(batch).unwrap();
     let mut sum = [0u32];
     worker.read(&data, &mut sum).unwrap();
-    assert_eq!((sum, device.chained()), ([780], before));
+    assert_eq!((sum, device.graph_launches()), ([780], before));
     drop((data, bump));
     worker.stop(TIMEOUT).unwrap();
 }
@@ -423,7 +409,7 @@ fn launches_that_wait_in_a_row_keep_their_place_among_all_else() {
                 let fresh = session.allocate(4)?;
                 session.fill(&fresh, 0)?;
                 inner.launch(&bump, 1, &arguments![&fresh, 7u32])?;
-                let mut value = [0; 4];
+                let mut value = [0u8; 4];
                 session.read(&fresh, &mut value)?;
                 Ok(value)
             }
@@ -441,7 +427,7 @@ fn launches_that_wait_in_a_row_keep_their_place_among_all_else() {
         worker.read(&data, &mut sum).unwrap();
         assert_eq!(sum, [153 + 50 * round]);
     }
-    assert!(device.chained() > 1000, "{}", device.chained());
+    assert!(device.graph_launches() > 1000, "{}", device.graph_launches());
     drop((data, copies, graph, guarded));
     worker.stop(TIMEOUT).unwrap();
 }

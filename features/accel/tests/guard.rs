@@ -106,13 +106,13 @@ fn the_time_passes_while_the_worker_is_busy_or_waits() {
     let it = fixture(WorkerOptions::default());
     // It waits: nothing comes in between.
     let arguments = arguments![&it.output, FOREVER];
-    let waited = it.worker.submit_and_wait(soon(), |session: &Session<_, _>| {
+    let waited = it.worker.submit_and_wait(soon(), |session: &Session<_>| {
         session.launch(&it.spin, limits(1 << 61, short), &arguments)?;
         session.synchronize(soon())
     });
     assert_eq!(waited, Ok(()));
     assert_eq!(it.worker.synchronize(TIMEOUT), too_late(short));
-    // It is busy: the stop word is set by the time it looks.
+    // It is busy: the cancel flag is set by the time it polls.
     it.launch(FOREVER, limits(1 << 61, short));
     let (release, wait) = channel::<()>();
     let job = it.worker.submit(move |_| wait.recv().map_err(|_| Error::Cancelled)).unwrap();
@@ -126,7 +126,7 @@ fn the_time_passes_while_the_worker_is_busy_or_waits() {
 }
 
 #[test]
-fn stop_words_are_used_again() {
+fn cancel_flags_are_used_again() {
     let it = fixture(WorkerOptions::default());
     for round in 0..3 {
         for _ in 0..5000 {
@@ -154,7 +154,7 @@ fn stop_words_are_used_again() {
 }
 
 #[test]
-fn graphs_keep_their_stop_words() {
+fn graphs_keep_their_cancel_flags() {
     let time = Duration::from_millis(100);
     let it = fixture(WorkerOptions::default());
     let capture = |turns: u64, launch: Launch| {
@@ -172,7 +172,7 @@ fn graphs_keep_their_stop_words() {
         it.worker.replay(&bad).unwrap();
         it.worker.replay(&good).unwrap();
         assert_eq!(it.worker.synchronize(TIMEOUT), out_of_fuel(100));
-        assert_eq!(it.output(), 1, "one graph's stop words are not another's");
+        assert_eq!(it.output(), 1, "one graph's cancel flags are not another's");
     }
     // A graph that was stopped for its time can be replayed.
     it.device.pause();
@@ -186,7 +186,7 @@ fn graphs_keep_their_stop_words() {
     it.worker.replay(&good).unwrap();
     assert_eq!(it.worker.synchronize(TIMEOUT), Ok(()));
     assert_eq!(it.output(), 1);
-    // Graphs that are gone give their stop words back.
+    // Graphs that are gone release their cancel flags.
     for _ in 0..3 {
         let many = it.worker.capture(|session| {
             let arguments = arguments![&it.output, 1u64];

@@ -40,9 +40,9 @@ impl CpuAccelerator {
             address: None,
             driver: host::version(),
             memory_bytes,
-            units: u32::try_from(threads.get()).unwrap_or(u32::MAX),
-            lanes: 32,
-            block_items: 1024,
+            compute_units: u32::try_from(threads.get()).unwrap_or(u32::MAX),
+            warp_size: 32,
+            block_threads: 1024,
             block: [1024, 1024, 64],
             grid: [i32::MAX as u32, 65535, 65535],
             // The code's scratch memory is asked for as shared memory.

@@ -62,7 +62,7 @@ impl Drop for Heap {
     }
 }
 
-/// Sets bytes of memory that the accelerator handed out or was given.
+/// Sets bytes of memory that the accelerator allocated or was given.
 ///
 /// # Safety
 /// The memory is there, and no Rust reference to it is live.

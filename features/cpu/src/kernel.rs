@@ -10,7 +10,7 @@ use vm_accel::{Arguments, Artifact, Error, Grid, Result};
 use crate::image;
 use crate::sys::{Code, Scratch};
 
-/// What is done at most between two looks at a launch's stop word, where blocks are small: some hundredths of a second.
+/// What is done at most between two polls of a launch's cancel flag, where blocks are small: some hundredths of a second.
 const RUN_WORK: u64 = 1 << 26;
 
 /// Code that is loaded, once for all kernels of an image: by the address of the code in the image, which is its own as
@@ -25,9 +25,9 @@ pub struct CpuKernel {
     /// Where in the code it begins.
     entry: usize,
     scratch: usize,
-    /// Which of the packed words is the stop word's address.
+    /// Which of the packed words is the cancel flag's address.
     stop: Option<usize>,
-    /// The most that a block does before it ends or looks at the stop word.
+    /// The most that a block does before it ends or polls the cancel flag.
     block_work: u64,
 }
 
@@ -66,7 +66,7 @@ impl CpuKernel {
             block_work: signature
                 .block
                 .iter()
-                .fold(signature.work, |work, size| work.saturating_mul(u64::from(*size))),
+                .fold(signature.cost_bound, |work, size| work.saturating_mul(u64::from(*size))),
         })
     }
 
@@ -95,7 +95,7 @@ impl CpuKernel {
     pub(crate) unsafe fn is_stopped(&self, params: &[u64]) -> bool {
         let Some(stop) = self.stop.and_then(|index| params.get(index)) else { return false };
         let word = *stop as *mut u32;
-        // SAFETY: whoever packed the arguments put the address of the launch's stop word there, which is there as long as
+        // SAFETY: whoever packed the arguments put the address of the launch's cancel flag there, which is there as long as
         // the launch, has 4 bytes that are aligned, and is reached as an atomic only.
         !word.is_null() && unsafe { AtomicU32::from_ptr(word) }.load(Ordering::Acquire) != 0
     }
@@ -138,7 +138,7 @@ mod tests {
                 parameters: vec![],
                 tiles: vec![],
                 guarded: false,
-                work: entry.work,
+                cost_bound: entry.work,
             };
             // SAFETY: the compiler made it, and it is not run.
             unsafe { Artifact::new(Arc::clone(&image), signature) }.unwrap()
@@ -166,7 +166,7 @@ mod tests {
         let known = artifacts().swap_remove(0);
         let kind = ParameterKind::View {
             extents: vec![vm_accel::Extent::Any],
-            element: 2,
+            element: Element::F16,
             align: 16,
             writes: false,
         };

@@ -99,7 +99,7 @@ impl Pool {
         self.helpers.len() + 1
     }
 
-    /// Runs a launch and waits for its end; `stop` and its own stop word give it up between two runs of blocks.
+    /// Runs a launch and waits for its end; `stop` and its own cancel flag give it up between two runs of blocks.
     ///
     /// # Errors
     /// There is no scratch memory for it.

@@ -2,9 +2,10 @@
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,15 +13,34 @@ use vm_accel::{
     Arguments, Artifact, Error, Grid, Memory, MemoryInfo, MemoryKind, Queue, QueueOptions, Region, Result,
 };
 
+use crate::heap::Heap;
 use crate::host;
 use crate::kernel::{Codes, CpuKernel};
 use crate::pool::{Pool, STACK};
 use crate::stream::{Command, Mark, Stream};
 
-/// A point in the stream.
+/// A point in a stream.
 pub struct CpuEvent {
-    mark: RefCell<Option<Arc<Mark>>>,
+    /// Where it was recorded last.
+    mark: Mutex<Option<Arc<Mark>>>,
     timed: bool,
+}
+
+impl CpuEvent {
+    fn mark(&self) -> Option<Arc<Mark>> {
+        self.mark.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// What the queues of a context share.
+struct Context {
+    pool: Arc<Pool>,
+    codes: RefCell<Codes>,
+    /// Ranges of registered memory: first byte and length.
+    registered: RefCell<Vec<(u64, u64)>>,
+    heap: Arc<Heap>,
+    options: QueueOptions,
+    device: String,
 }
 
 /// Recorded commands.
@@ -32,33 +52,32 @@ pub struct CpuQueue {
     commands: Sender<Command>,
     thread: Option<JoinHandle<()>>,
     capture: RefCell<Option<Vec<Command>>>,
-    codes: RefCell<Codes>,
-    /// Ranges of registered memory: first byte and length.
-    registered: RefCell<Vec<(u64, u64)>>,
-    options: QueueOptions,
-    device: String,
+    context: Rc<Context>,
 }
 
 impl CpuQueue {
     pub(crate) fn open(pool: Arc<Pool>, device: &str, options: &QueueOptions) -> Result<CpuQueue> {
-        let stream = Arc::new(Stream::default());
+        Self::of(Rc::new(Context {
+            pool,
+            codes: RefCell::default(),
+            registered: RefCell::default(),
+            heap: Arc::default(),
+            options: *options,
+            device: device.to_owned(),
+        }))
+    }
+
+    /// A stream of a context.
+    fn of(context: Rc<Context>) -> Result<Self> {
+        let stream = Arc::new(Stream { heap: Arc::clone(&context.heap), ..Stream::default() });
         let (commands, receiver) = channel();
-        let theirs = Arc::clone(&stream);
+        let (theirs, pool) = (Arc::clone(&stream), Arc::clone(&context.pool));
         let thread = std::thread::Builder::new()
             .name("vm-cpu queue".into())
             .stack_size(STACK)
             .spawn(move || theirs.serve(&receiver, &pool))
             .map_err(|error| Error::Host { what: "starting a thread", cause: error.to_string() })?;
-        Ok(CpuQueue {
-            stream,
-            commands,
-            thread: Some(thread),
-            capture: RefCell::default(),
-            codes: RefCell::default(),
-            registered: RefCell::default(),
-            options: *options,
-            device: device.to_owned(),
-        })
+        Ok(Self { stream, commands, thread: Some(thread), capture: RefCell::default(), context })
     }
 
     fn check(&self) -> Result<()> {
@@ -85,7 +104,7 @@ impl CpuQueue {
     fn drain(&self) -> Result<()> {
         let mark = Arc::new(Mark::default());
         self.send(Command::Record(Arc::clone(&mark)))?;
-        if mark.wait(self.options.deadline()) {
+        if mark.wait(self.context.options.deadline()) {
             Ok(())
         } else {
             Err(Error::Deadline { what: "the end of the queue's commands".into() })
@@ -93,7 +112,7 @@ impl CpuQueue {
     }
 
     fn unsupported(&self, what: &str) -> Error {
-        Error::Unsupported { what: what.into(), device: self.device.clone() }
+        Error::Unsupported { what: what.into(), device: self.context.device.clone() }
     }
 }
 
@@ -102,13 +121,18 @@ impl Queue for CpuQueue {
     type Event = CpuEvent;
     type Graph = CpuGraph;
 
+    unsafe fn stream(&self) -> Result<Self> {
+        self.check()?;
+        Self::of(Rc::clone(&self.context))
+    }
+
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory> {
         self.check()?;
         if kind == MemoryKind::Registered {
             return Err(self.unsupported("allocating registered memory"));
         }
         let (free, total) = host::memory()?;
-        let memory = if bytes <= free { self.stream.heap.allocate(kind, bytes) } else { None };
+        let memory = if bytes <= free { self.context.heap.allocate(kind, bytes) } else { None };
         memory.ok_or(Error::OutOfMemory { kind: kind.name(), bytes, free, total })
     }
 
@@ -119,7 +143,7 @@ impl Queue for CpuQueue {
         if memory.kind() == MemoryKind::Registered {
             // The host may take it away as soon as this returns.
             self.drain()?;
-            self.registered.borrow_mut().retain(|(at, _)| *at != memory.address());
+            self.context.registered.borrow_mut().retain(|(at, _)| *at != memory.address());
             return Ok(());
         }
         self.send(Command::Free { address: memory.address() })
@@ -132,7 +156,7 @@ impl Queue for CpuQueue {
 
     fn memory(&self) -> Result<MemoryInfo> {
         let (free, total) = host::memory()?;
-        Ok(MemoryInfo { free, total, reserved: self.stream.heap.bytes() })
+        Ok(MemoryInfo { free, total, reserved: self.context.heap.bytes() })
     }
 
     unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Memory> {
@@ -144,7 +168,7 @@ impl Queue for CpuQueue {
                 cause: "it is no range of addresses".into(),
             });
         };
-        let mut registered = self.registered.borrow_mut();
+        let mut registered = self.context.registered.borrow_mut();
         if registered.iter().any(|(at, length)| *at < end && address < at + length) {
             return Err(Error::Host { what: "registering memory", cause: "it is registered already".into() });
         }
@@ -165,26 +189,34 @@ impl Queue for CpuQueue {
     }
 
     fn event(&self, timed: bool) -> Result<CpuEvent> {
-        Ok(CpuEvent { mark: RefCell::default(), timed })
+        Ok(CpuEvent { mark: Mutex::default(), timed })
     }
 
     fn record(&self, event: &CpuEvent) -> Result<()> {
         let mark = Arc::new(Mark::default());
         self.push(Command::Record(Arc::clone(&mark)))?;
-        *event.mark.borrow_mut() = Some(mark);
+        *event.mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(mark);
         Ok(())
+    }
+
+    fn wait_event(&self, event: &CpuEvent) -> Result<()> {
+        if self.capture.borrow().is_some() {
+            return Err(Error::Capturing { what: "a wait for an event" });
+        }
+        self.check()?;
+        event.mark().map_or(Ok(()), |mark| self.send(Command::Wait(mark)))
     }
 
     fn done(&self, event: &CpuEvent) -> Result<bool> {
         self.check()?;
-        Ok(event.mark.borrow().as_ref().is_none_or(|mark| mark.at().is_some()))
+        Ok(event.mark().is_none_or(|mark| mark.at().is_some()))
     }
 
     fn elapsed(&self, from: &CpuEvent, to: &CpuEvent) -> Result<Duration> {
         if !from.timed || !to.timed {
             return Err(self.unsupported("the time of an event without a time stamp"));
         }
-        let at = |event: &CpuEvent| event.mark.borrow().as_ref().and_then(|mark| mark.at());
+        let at = |event: &CpuEvent| event.mark().and_then(|mark| mark.at());
         match (at(from), at(to)) {
             (Some(from), Some(to)) => Ok(to.saturating_duration_since(from)),
             _ => Err(self.unsupported("the time of an event that is not done")),
@@ -192,7 +224,7 @@ impl Queue for CpuQueue {
     }
 
     fn load(&self, artifact: &Artifact) -> Result<Arc<CpuKernel>> {
-        CpuKernel::load(artifact, &mut self.codes.borrow_mut()).map(Arc::new)
+        CpuKernel::load(artifact, &mut self.context.codes.borrow_mut()).map(Arc::new)
     }
 
     fn unload(&self, _kernel: Arc<CpuKernel>) -> Result<()> {
@@ -230,8 +262,7 @@ impl Queue for CpuQueue {
 
     fn wait(&self, event: &CpuEvent, deadline: Instant) -> Result<()> {
         self.check()?;
-        let mark = event.mark.borrow().clone();
-        if mark.is_none_or(|mark| mark.wait(deadline)) {
+        if event.mark().is_none_or(|mark| mark.wait(deadline)) {
             self.check()
         } else {
             Err(Error::Deadline { what: "the device's work".into() })
@@ -243,8 +274,8 @@ impl Drop for CpuQueue {
     fn drop(&mut self) {
         self.stream.stop.store(true, Ordering::Release);
         let ended = Arc::new(Mark::default());
-        let told = self.send(Command::Record(Arc::clone(&ended))).and_then(|()| self.send(Command::Stop));
-        let waited = told.is_err() || ended.wait(self.options.deadline());
+        let sent = self.send(Command::Record(Arc::clone(&ended))).and_then(|()| self.send(Command::Stop));
+        let waited = sent.is_err() || ended.wait(self.context.options.deadline());
         let Some(thread) = self.thread.take() else { return };
         if !waited {
             // The thread keeps the memory and the code that its kernel works with.

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vm_accel::Grid;
 
@@ -13,16 +13,35 @@ use crate::kernel::CpuKernel;
 use crate::pool::Pool;
 use crate::sys::Scratch;
 
-/// One command. Addresses are those of memory that was handed out by a queue or registered with one; it is there until the
+/// How often a stream that waits for another polls whether its queue is being dropped.
+const POLL: Duration = Duration::from_millis(10);
+
+/// One command. Addresses are those of memory that was allocated by a queue or registered with one; it is there until the
 /// command has run, and what a `Free` names is used by none behind it. Whoever sends one promises that: it is what safe code
 /// can't say wrong of a `Region`, and what `Queue::launch` and `Queue::replay` are unsafe for.
 #[derive(Clone)]
 pub(crate) enum Command {
-    Fill { address: u64, bytes: u64, value: u8 },
-    Copy { target: u64, source: u64, bytes: u64 },
-    Launch { kernel: Arc<CpuKernel>, params: Arc<[u64]>, grid: Grid },
-    Free { address: u64 },
+    Fill {
+        address: u64,
+        bytes: u64,
+        value: u8,
+    },
+    Copy {
+        target: u64,
+        source: u64,
+        bytes: u64,
+    },
+    Launch {
+        kernel: Arc<CpuKernel>,
+        params: Arc<[u64]>,
+        grid: Grid,
+    },
+    Free {
+        address: u64,
+    },
     Record(Arc<Mark>),
+    /// Nothing behind it runs before the mark, of any stream, is reached.
+    Wait(Arc<Mark>),
     Replay(Arc<[Command]>),
     Stop,
 }
@@ -66,7 +85,8 @@ impl Mark {
 /// What the queue and its thread share.
 #[derive(Default)]
 pub(crate) struct Stream {
-    pub(crate) heap: Heap,
+    /// That of all streams of the context.
+    pub(crate) heap: Arc<Heap>,
     /// The queue is being dropped: what has not begun does not.
     pub(crate) stop: AtomicBool,
     /// Why nothing runs any more.
@@ -105,6 +125,9 @@ impl Stream {
                     let cause = format!("no scratch memory for kernel {}: {error}", kernel.name());
                     self.lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(cause);
                 }
+            }
+            Command::Wait(mark) => {
+                while !mark.wait(Instant::now() + POLL) && !self.stop.load(Ordering::Acquire) {}
             }
             Command::Replay(commands) => commands.iter().for_each(|command| self.run(command, pool, scratch)),
             Command::Stop => {}

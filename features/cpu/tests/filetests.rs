@@ -1,4 +1,4 @@
-//! Every run of `vm-ir/filetests/run`, and of the bench's own kernel, on this machine.
+//! Every run of `vm-ir/filetests/run` and `tile`, and of the bench's own kernel, on this machine.
 
 mod common;
 
@@ -13,10 +13,12 @@ const FUEL: u64 = 100_000;
 #[test]
 fn every_file() {
     let machines = Machine::all();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm-ir/filetests/run");
+    let folders = ["run", "tile"]
+        .map(|name| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm-ir/filetests").join(name));
     let (mut ran, mut failures) = (0, String::new());
     let only = std::env::var("VM_CPU_FILE").ok();
-    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let entries = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
+    let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/softmax_row.vir"));
     paths.sort();
     for path in paths {

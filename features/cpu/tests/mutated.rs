@@ -8,7 +8,7 @@
 
 mod common;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ impl Seeds {
 
     fn new() -> Seeds {
         let mut seeds = Seeds::default();
-        for folder in ["run", "validate"] {
+        for folder in ["run", "tile", "validate"] {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm-ir/filetests").join(folder);
             let mut paths: Vec<_> =
                 std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -79,6 +79,7 @@ impl Seeds {
             let options = Options { statements: 12, vectors, together, ..Options::default() };
             seeds.take(&arbitrary::kernel(seed, options).0);
         }
+        (0..RANDOM).for_each(|seed| seeds.take(&arbitrary::tile_kernel(seed).0));
         seeds
     }
 
@@ -103,8 +104,12 @@ impl Seeds {
     }
 }
 
-/// A tensor for a view, if one of few bytes fits it.
-fn tensor(view: &ViewType, mutator: &mut Mutator) -> Option<Tensor> {
+/// A tensor for a view, if one of few bytes fits it. `named` are the extents that have names, by those.
+fn tensor<'k>(
+    view: &'k ViewType,
+    named: &mut HashMap<&'k str, u64>,
+    mutator: &mut Mutator,
+) -> Option<Tensor> {
     let bytes = u64::from(view.element.bytes());
     let last = view.dims.len().saturating_sub(1);
     let extents: Vec<u64> = view
@@ -118,7 +123,9 @@ fn tensor(view: &ViewType, mutator: &mut Mutator) -> Option<Tensor> {
                 let rows = place == last && last > 0;
                 let step = u64::from(multiple) * if rows { u64::from(view.align).div_ceil(bytes) } else { 1 };
                 let wanted = [0u64, 1, 2, 5, 8, 33, 64, 100][mutator.below(8)];
-                wanted.next_multiple_of(step)
+                let extent = wanted.next_multiple_of(step);
+                let name = view.names.get(place).and_then(Option::as_deref);
+                name.map_or(extent, |name| *named.entry(name).or_insert(extent))
             }
         })
         .collect();
@@ -135,10 +142,10 @@ fn tensor(view: &ViewType, mutator: &mut Mutator) -> Option<Tensor> {
 
 /// A launch of a kernel, if one of little memory fits it.
 fn launch(kernel: &Kernel, mutator: &mut Mutator) -> Option<Launch> {
-    let mut arguments = Vec::new();
+    let (mut arguments, mut named) = (Vec::new(), HashMap::new());
     for param in kernel.params() {
         arguments.push(match &param.kind {
-            ParamKind::View(view) => Argument::Tensor(tensor(view, mutator)?),
+            ParamKind::View(view) => Argument::Tensor(tensor(view, &mut named, mutator)?),
             ParamKind::Scalar { value, range } => {
                 let scalar = kernel.type_of(*value).scalar();
                 let number = match mutator.below(4) {

@@ -10,7 +10,7 @@ use common::large::same;
 use std::num::NonZero;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use vm_ir::arbitrary::{Options, kernel};
+use vm_ir::arbitrary::{Options, kernel, tile_kernel};
 use vm_ir::interp::{Limits, run};
 use vm_ir::{Trust, text, validate};
 
@@ -49,6 +49,25 @@ fn check(machines: &[Machine], seed: u64) -> Option<String> {
     Some(format!("seed {seed} on {}: {error}", machine.name()))
 }
 
+/// The same of the tile kernel of a seed.
+fn check_tile(machines: &[Machine], seed: u64) -> Option<String> {
+    let machine = &machines[(seed % machines.len() as u64) as usize];
+    let limits = Limits { races: false, ..Limits::default() };
+    let (module, launch) = tile_kernel(seed);
+    let valid = validate(module, Trust::Guest).unwrap_or_else(|errors| panic!("seed {seed}: {errors}"));
+    let (mut ours, mut theirs) = (launch.clone(), launch);
+    run(&valid, &mut theirs, &limits).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    let result = machine.run(&valid, &mut ours, 1 << 40).and_then(|stop| match stop {
+        0 => same(&ours, &theirs),
+        word => Err(format!("stopped with {word:#x}")),
+    });
+    let error = result.err()?;
+    if std::env::var_os("VM_CPU_PRINT").is_some() {
+        println!("{}", text::print(&valid));
+    }
+    Some(format!("tile kernel of seed {seed} on {}: {error}", machine.name()))
+}
+
 /// The same with ops that are not exact, on this machine and as each older one.
 fn check_inexact(machines: &[Machine], seed: u64) -> Option<String> {
     let options = Options { inexact: true, vectors: seed.is_multiple_of(2), ..Options::default() };
@@ -78,6 +97,13 @@ fn check_inexact(machines: &[Machine], seed: u64) -> Option<String> {
 fn the_interpreter_agrees() {
     let count = on_all_cores(&seeds(), check);
     println!("{count} kernels, every one as on the interpreter");
+}
+
+#[test]
+fn the_interpreter_agrees_on_tiles() {
+    let seeds: Vec<u64> = seeds().into_iter().step_by(3).collect();
+    let count = on_all_cores(&seeds, check_tile);
+    println!("{count} tile kernels, every one as on the interpreter");
 }
 
 #[test]

@@ -55,9 +55,9 @@ fn a_grid_without_an_end_is_stopped_between_two_blocks() {
     }
 }
 
-/// A loop that never ends, each round of which takes long, and tells how many rounds there were.
+/// A loop that never ends, each iteration of which takes long, and counts them.
 const LONG_ROUNDS: &str = "vir 1
-kernel @long(@x: view<f32, [?], readwrite>, @rounds: view<i32, [?], readwrite>) at 0x1000 block(64) {
+kernel @long(@x: view<f32, [?], readwrite>, @iterations: view<i32, [?], readwrite>) at 0x1000 block(64) {
   %t = thread_id.x : i32
   %first = const 0 : i32
   %one = const 1 : i32
@@ -71,7 +71,7 @@ kernel @long(@x: view<f32, [?], readwrite>, @rounds: view<i32, [?], readwrite>) 
       %e = pow %v, %v : f32
       store @x[%t], %e
     }
-    %before = atomic.add.relaxed.device @rounds[%first], %one : i32
+    %before = atomic.add.relaxed.device @iterations[%first], %one : i32
   }
 }";
 
@@ -82,17 +82,17 @@ fn a_loop_with_long_rounds_is_stopped_within_few() {
     let worker: Worker<CpuAccelerator> =
         Worker::start(Arc::new(CpuAccelerator::new().unwrap()), WorkerOptions::default()).unwrap();
     let kernel = worker.load(&artifact).unwrap();
-    let (x, rounds) = (worker.allocate_zeroed(4 << 10).unwrap(), worker.allocate_zeroed(4).unwrap());
+    let (x, iterations) = (worker.allocate_zeroed(4 << 10).unwrap(), worker.allocate_zeroed(4).unwrap());
     let limit = Duration::from_millis(200);
     let limits = Limits { time: limit, fuel: u64::MAX >> 2 };
-    worker.launch(&kernel, Launch::over([1, 1, 1]).within(limits), &arguments![&x, &rounds]).unwrap();
+    worker.launch(&kernel, Launch::over([1, 1, 1]).within(limits), &arguments![&x, &iterations]).unwrap();
     let error = worker.synchronize(Duration::from_secs(60)).unwrap_err();
     assert_eq!(error, Error::DeadlineExceeded { kernel: "long".into(), limit });
     let mut count = [0i32];
-    worker.read(&rounds, &mut count).unwrap();
-    // Sixteen threads are run together; they take many seconds for as many rounds as a slice has.
-    assert!((1..16 * 4096).contains(&count[0]), "{} rounds", count[0]);
-    println!("{} rounds", count[0] / 16);
+    worker.read(&iterations, &mut count).unwrap();
+    // Sixteen threads are run together; they take many seconds for as many iterations as a fuel quantum has.
+    assert!((1..16 * 4096).contains(&count[0]), "{} iterations", count[0]);
+    println!("{} iterations", count[0] / 16);
 }
 
 /// Nests of loops each of which is short by itself: one with a hint to unroll it, one with a barrier between, at which

@@ -2,9 +2,10 @@
 
 use vm_accel::{Accelerator, DeviceInfo, Error, MAX_PARAMETER_BYTES, PARAMETER_BYTES, QueueOptions, Result};
 
-use crate::queue::{CudaQueue, Traits};
-use crate::result::Device;
-use crate::sys::{CUdevice_attribute as Attribute, Driver, driver};
+use crate::context::{Shared, Traits};
+use crate::queue::CudaQueue;
+use crate::result::{Context, Device, Stream};
+use crate::sys::{BorrowedContext, BorrowedStream, CUdevice_attribute as Attribute, Driver, driver};
 
 /// One CUDA device.
 #[derive(Debug)]
@@ -60,6 +61,53 @@ impl CudaAccelerator {
         }
         Err(Error::NoDevice { wanted: format!("at {address}"), found })
     }
+
+    /// A queue on a stream that somebody else owns: what it is given comes in order with what its owner gives the stream, and
+    /// launches, fills and copies wait for nothing and copy nothing beside. Without a `context` the stream is one of the
+    /// device's primary context, as PyTorch's and the CUDA runtime's are. On whichever thread, the current context is
+    /// afterwards what it was before.
+    ///
+    /// A [`Session`](vm_accel::Session) on it launches kernels with all checks; memory that others own it takes as
+    /// [`BorrowedMemory`](vm_accel::sys::BorrowedMemory). Dropping the queue waits for the stream, as its kernels are unloaded then.
+    ///
+    /// # Errors
+    /// [`Error::Host`] for a context of another device; the driver's.
+    pub fn borrow(
+        &self,
+        context: Option<BorrowedContext>,
+        stream: BorrowedStream,
+        options: &QueueOptions,
+    ) -> Result<CudaQueue> {
+        self.borrow_by(driver()?, context, stream, options)
+    }
+
+    fn borrow_by(
+        &self,
+        driver: &'static Driver,
+        context: Option<BorrowedContext>,
+        stream: BorrowedStream,
+        options: &QueueOptions,
+    ) -> Result<CudaQueue> {
+        let context = match context {
+            Some(context) => Context::borrow(driver, self.device, &context)?,
+            None => Context::retain(driver, self.device)?,
+        };
+        CudaQueue::new(self.shared(context, options), |shared| Ok(Stream::borrow(&shared.context, &stream)))
+    }
+
+    fn open_by(&self, driver: &'static Driver, options: &QueueOptions) -> Result<CudaQueue> {
+        let context = Context::for_thread(driver, self.device)?;
+        CudaQueue::new(self.shared(context, options), |shared| Stream::new(&shared.context))
+    }
+
+    fn shared(&self, context: Context, options: &QueueOptions) -> Shared {
+        let traits = Traits {
+            name: self.info.name.clone(),
+            unified: self.info.unified,
+            host_registration: self.info.host_registration,
+        };
+        Shared::new(self.device, traits, context, options)
+    }
 }
 
 fn info(driver: &Driver, device: Device) -> Result<DeviceInfo> {
@@ -79,9 +127,9 @@ fn info(driver: &Driver, device: Device) -> Result<DeviceInfo> {
         address: Some(device.address(driver)?),
         driver: format!("CUDA {}", driver.version()?),
         memory_bytes: device.memory(driver)?,
-        units: get(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        lanes: get(Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
-        block_items: get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        compute_units: get(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        warp_size: get(Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
+        block_threads: get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
         block: [
             get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X)?,
             get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y)?,
@@ -115,18 +163,129 @@ impl Accelerator for CudaAccelerator {
     }
 
     fn open(&self, options: &QueueOptions) -> Result<CudaQueue> {
-        let traits = Traits {
-            name: self.info.name.clone(),
-            unified: self.info.unified,
-            host_registration: self.info.host_registration,
-        };
-        CudaQueue::open(driver()?, self.device, traits, options)
+        self.open_by(driver()?, options)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use vm_accel::{MemoryKind, Queue};
+
     use super::*;
+    use crate::fake::{calls, context, driver as fake, set_current, stack};
+    use crate::sys::CUcontext;
+
+    /// A device of the fake driver.
+    fn device(driver: &'static Driver, ordinal: u32) -> CudaAccelerator {
+        let info = DeviceInfo {
+            name: "GPU".into(),
+            backend: "cuda",
+            target: "sm_90".into(),
+            address: None,
+            driver: "CUDA 13.0".into(),
+            memory_bytes: 1 << 30,
+            compute_units: 1,
+            warp_size: 32,
+            block_threads: 1024,
+            block: [1024; 3],
+            grid: [65_535; 3],
+            shared_bytes: 1 << 16,
+            parameter_bytes: 4096,
+            unified: false,
+            host_registration: true,
+        };
+        CudaAccelerator { device: driver.device(ordinal).unwrap(), info }
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn what_is_borrowed_is_left_as_it_was() {
+        let driver = fake();
+        let gpu = device(driver, 1);
+        let options = QueueOptions::default();
+        let (primary, own, foreign) = (context(1, 0), context(1, 1), context(0, 1));
+        // SAFETY: the fake driver's handles are numbers.
+        let lend = |context| unsafe { BorrowedContext::new(context) };
+        // SAFETY: as above.
+        let stream = || unsafe { BorrowedStream::new(7 as _) };
+        let check = |before: &[CUcontext], borrowed: Option<CUcontext>, pushed: bool, released: bool| {
+            set_current(before);
+            calls();
+            let queue = gpu.borrow_by(driver, borrowed.map(lend), stream(), &options).unwrap();
+            assert_eq!(stack(), before);
+            calls();
+            let event = queue.event(false).unwrap();
+            let around = |call: &str| match pushed {
+                true => vec!["push".to_owned(), call.to_owned(), "pop".to_owned()],
+                false => vec![call.to_owned()],
+            };
+            assert_eq!(calls(), around("cuEventCreate"), "{before:?}");
+            queue.record(&event).unwrap();
+            assert_eq!(calls(), around("record on 7"));
+            queue.wait_event(&event).unwrap();
+            assert_eq!(calls(), around("wait on 7"));
+            queue.begin_capture().unwrap();
+            assert_eq!(calls(), around("cuStreamBeginCapture_v2"));
+            assert!(!queue.is_captured().unwrap());
+            // SAFETY: nothing is freed by either.
+            let side = unsafe { queue.stream() }.unwrap();
+            let memory = queue.allocate(MemoryKind::Device, 256).unwrap();
+            calls();
+            side.fill(memory.region(), 1).unwrap();
+            assert_eq!(calls(), around("fill on 100"));
+            queue.free(memory).unwrap();
+            drop((event, side));
+            let ended = calls();
+            assert_eq!(
+                ended.iter().filter(|call| *call == "cuStreamDestroy_v2").count(),
+                1,
+                "its own: {ended:?}"
+            );
+            drop(queue);
+            let ended = calls();
+            assert!(!ended.contains(&"cuStreamDestroy_v2".into()), "{ended:?}");
+            assert!(ended.contains(&"record on 7".into()), "it waits for what was started: {ended:?}");
+            assert!(ended.contains(&"cuMemPoolDestroy".into()), "{ended:?}");
+            let release = ended.contains(&"cuDevicePrimaryCtxRelease_v2".into());
+            assert_eq!((release, stack()), (released, before.to_vec()), "{ended:?}");
+        };
+        check(&[], None, true, true);
+        check(&[primary], None, false, true);
+        check(&[foreign], None, true, true);
+        check(&[], Some(own), true, false);
+        check(&[primary, own], Some(own), false, false);
+        check(&[own, primary], Some(own), true, false);
+
+        set_current(&[primary]);
+        let wrong = gpu.borrow_by(driver, Some(lend(foreign)), stream(), &options).map(drop);
+        assert!(wrong.unwrap_err().to_string().contains("one of device 0, the accelerator is 1"));
+        assert_eq!(stack(), [primary]);
+    }
+
+    #[test]
+    fn a_queue_of_ones_own_makes_its_context_current_where_there_is_none() {
+        let driver = fake();
+        let (first, second) = (device(driver, 0), device(driver, 1));
+        let options = QueueOptions::default();
+        set_current(&[]);
+        let left = first.open_by(driver, &options).unwrap();
+        let right = second.open_by(driver, &options).unwrap();
+        assert_eq!(stack(), [context(0, 0)]);
+        let event = right.event(false).unwrap();
+        right.record(&event).unwrap();
+        left.wait_event(&event).unwrap();
+        // Whichever thread has the event ends it in its context.
+        let calls = std::thread::spawn(move || {
+            drop(event);
+            calls()
+        });
+        assert_eq!(calls.join().unwrap(), ["push", "cuEventDestroy_v2", "pop"]);
+        drop(left);
+        assert_eq!(stack(), []);
+        right.fill(right.allocate(MemoryKind::Device, 1).unwrap().region(), 1).unwrap();
+        drop(right);
+        assert_eq!(stack(), []);
+    }
 
     #[test]
     fn how_many_bytes_of_parameters_pass() {

@@ -41,7 +41,7 @@ impl<M> Images<M> {
         Ok(&image.module)
     }
 
-    /// Gives back what was taken for a kernel. With the last of its kernels the module is returned, to be unloaded.
+    /// Releases what was taken for a kernel. With the last of its kernels the module is returned, to be unloaded.
     pub(crate) fn give(&mut self, artifact: &Artifact) -> Option<M> {
         let Entry::Occupied(mut entry) = self.0.entry(key(artifact)) else { return None };
         entry.get_mut().kernels -= 1;
@@ -73,7 +73,7 @@ mod tests {
                 parameters: vec![],
                 tiles: vec![],
                 guarded: false,
-                work: 1,
+                cost_bound: 1,
             };
             // SAFETY: it is never run.
             #[allow(unsafe_code)]

@@ -13,7 +13,7 @@
 //!
 //! # fn main() -> Result<(), vm_accel::Error> {
 //! let gpu = Arc::new(CudaAccelerator::new(0)?);
-//! let worker: Worker<_> = Worker::start(gpu, WorkerOptions::default())?;
+//! let worker = Worker::start(gpu, WorkerOptions::default())?;
 //! let buffer = worker.allocate_zeroed(4096)?;
 //! worker.write(&buffer, &[1.0f32; 1024])?;
 //! drop(buffer);
@@ -32,12 +32,16 @@
 //! binding beside it would load and initialise the same library again.
 //!
 //! # One context for a process
-//! Each queue uses the device's primary context, with a stream of its own. A fault on the device (an illegal address,
+//! Each queue uses the device's primary context, with a stream of its own; [`CudaAccelerator::borrow`] takes somebody else's
+//! context and stream instead, and leaves both as they were. A fault on the device (an illegal address,
 //! say) takes the context with all its queues: they fail with [`vm_accel::Error::Lost`], and only a new process can use
 //! the device again. So each guest's GPU work belongs in a process of its own.
 
 mod accelerator;
 pub mod assemble;
+mod context;
+#[cfg(test)]
+mod fake;
 mod image;
 mod images;
 pub mod nvml;

@@ -6,7 +6,7 @@
 //! | family | computes |
 //! | --- | --- |
 //! | [`gemm`] | a matrix product |
-//! | [`attention`] | softmax(Q · Kᵀ) · V, for each head of a batch |
+//! | [`attention`] | softmax(Q · Kᵀ) · V, for each head of a batch, full, causal or in a window, of packed sequences too; and its gradients |
 //!
 //! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants.
 

@@ -1,4 +1,4 @@
-//! Products against their definition, in the interpreter.
+//! Products against their definition, in the interpreter and on this machine's processor.
 
 mod common;
 
@@ -118,7 +118,15 @@ fn check_gemm(variant: Gemm, shape: [u64; 3], blocks: u32) {
     check_gemms(variant, shape, 1, &[], blocks);
 }
 
+fn check_gemm_over(variant: Gemm, shape: [u64; 3], grid: [u32; 3]) {
+    check_gemms_over(variant, shape, 1, &[], grid);
+}
+
 fn check_gemms(variant: Gemm, shape: [u64; 3], matrices: u64, ends: &[u64], blocks: u32) {
+    check_gemms_over(variant, shape, matrices, ends, [blocks, 1, 1]);
+}
+
+fn check_gemms_over(variant: Gemm, shape: [u64; 3], matrices: u64, ends: &[u64], grid: [u32; 3]) {
     let (arguments, wanted) = gemm(variant, shape, matrices, ends);
     let module = valid(variant.kernel(GuestAddr(0x1000)).unwrap(), Trust::Guest);
     let within = match (variant.element, variant.output) {
@@ -126,7 +134,7 @@ fn check_gemms(variant: Gemm, shape: [u64; 3], matrices: u64, ends: &[u64], bloc
         (_, Scalar::F32) => 1e-3,
         _ => 1e-2,
     };
-    compare_at(&module, [blocks, 1, 1], 2, arguments, &wanted, within);
+    compare_at(&module, grid, 2, arguments, &wanted, within);
 }
 
 #[test]
@@ -143,8 +151,24 @@ fn products() {
     check_gemm(Gemm { band: 2, ..small }, [200, 72, 8], 40);
     check_gemm(small, [1, 8, 8], 1);
     check_gemm(Gemm { tile: [128, 64, 64], groups: 2, ..small }, [130, 72, 72], 2);
+    // A block for each tile, and tiles that are computed transposed.
+    check_gemm_over(Gemm { band: 0, ..small }, [130, 72, 72], [2, 3, 1]);
+    for b_transposed in [false, true] {
+        let few = Gemm { band: 0, swapped: true, tile: [16, 64, 64], b_transposed, ..small };
+        check_gemm_over(few, [3, 200, 72], [4, 1, 1]);
+        check_gemm_over(Gemm { output: Scalar::F32, ..few }, [20, 8, 40], [1, 2, 1]);
+    }
     for cluster in [2, 4, 8] {
         check_gemm(Gemm { cluster, ..small }, [330, 72, 72], 2 * cluster);
+    }
+}
+
+#[test]
+fn products_in_tiles_for_processors() {
+    for sizes in [[4, 4, 4], [132, 260, 132], [8, 300, 8], [152, 4, 300]] {
+        check_gemm(Gemm::CPU, sizes, 2);
+        let turned = Gemm { a_transposed: true, b_transposed: true, tile: [96, 128, 64], ..Gemm::CPU };
+        check_gemm(turned, sizes, 3);
     }
 }
 
@@ -187,6 +211,7 @@ fn many_products() {
     let batched = Gemm { batch: Batch::Batched, ..small };
     check_gemms(batched, [70, 72, 72], 3, &[], 4);
     let epilogue = Epilogue { plus: true, ..Epilogue::NONE };
+    check_gemms_over(Gemm { band: 0, ..batched }, [70, 72, 72], 3, &[], [2, 2, 3]);
     check_gemms(Gemm { cluster: 2, epilogue, ..batched }, [130, 72, 72], 2, &[], 4);
     // Groups without rows, of few and of many; rows behind the last group stay.
     let grouped = Gemm { batch: Batch::Grouped, band: 2, ..small };

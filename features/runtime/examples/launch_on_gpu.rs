@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let info = accelerator.info();
     println!("{} at {}, {}", info.name, info.address.as_deref().unwrap_or("no PCI address"), info.driver);
-    let worker: Worker<_> = Worker::start(Arc::clone(&accelerator), WorkerOptions::default())?;
+    let worker = Worker::start(Arc::clone(&accelerator), WorkerOptions::default())?;
 
     let mut compiler = CudaJITCompiler::new(accelerator);
     let block = IRBlock::new(GuestAddr(0x1000));

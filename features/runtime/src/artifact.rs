@@ -7,9 +7,9 @@
 use std::sync::Arc;
 
 use vm_accel::{Artifact, Error, Extent, Parameter, ParameterKind, Signature};
-use vm_ir::ValidModule;
 use vm_ir::module::ParamKind;
 use vm_ir::view::Dim;
+use vm_ir::{Kernel, ValidModule};
 use vm_jit::Entry;
 
 /// The artifact of a kernel. `image` is the code that vm-jit made of `module` for `entry`, or what an assembler made of
@@ -20,11 +20,11 @@ use vm_jit::Entry;
 pub(super) fn of(module: &ValidModule, entry: &Entry, image: &Arc<[u8]>) -> Result<Artifact, Error> {
     let bad = |reason: &str| Error::Load { kernel: entry.kernel.clone(), reason: reason.into() };
     let kernel = module.kernel(&entry.kernel).ok_or_else(|| bad("it is not of this module"))?;
-    let parameters = kernel.params().iter().map(|param| {
+    let parameters = (0..).zip(kernel.params()).map(|(index, param)| {
         let kind = match &param.kind {
             ParamKind::View(view) => ParameterKind::View {
-                extents: view.dims.iter().map(extent).collect(),
-                element: view.element.bytes(),
+                extents: (0..).zip(&view.dims).map(|(at, dim)| extent(kernel, index, at, dim)).collect(),
+                element: vm_jit::artifact::element(view.element),
                 align: view.align,
                 writes: view.access.writes(),
             },
@@ -42,7 +42,7 @@ pub(super) fn of(module: &ValidModule, entry: &Entry, image: &Arc<[u8]>) -> Resu
         parameters: parameters.collect(),
         tiles: entry.params.maps.iter().map(|map| map.tile).collect(),
         guarded: entry.params.guard.is_some(),
-        work: entry.work,
+        cost_bound: entry.work,
     };
     // SAFETY: the code was made by vm-jit from a module that passed the validator, so it takes these parameters, laid out
     // as the entry says. A guest's is checked in the code: with views that are really there, which the accelerator sees
@@ -59,8 +59,13 @@ pub(super) fn of(module: &ValidModule, entry: &Entry, image: &Arc<[u8]>) -> Resu
     Ok(artifact)
 }
 
-fn extent(dim: &Dim) -> Extent {
+/// What the kernel wants of an extent. One that has the name of another before it is as that one.
+fn extent(kernel: &Kernel, view: u16, dimension: usize, dim: &Dim) -> Extent {
+    let (first, at) = kernel.same_extent(view, dimension);
     match *dim {
+        _ if (first, at) != (view, dimension) => {
+            Extent::Same { parameter: first.into(), dimension: at as u32 }
+        }
         Dim::Any { multiple: 0 | 1 } => Extent::Any,
         Dim::Any { multiple } => Extent::Multiple(multiple),
         Dim::Fixed(extent) => Extent::Fixed(extent),

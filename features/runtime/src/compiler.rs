@@ -101,6 +101,7 @@ pub struct JitCompiler<A> {
     trust: Trust,
     cache: Arc<Cache>,
     assembler: Option<Arc<dyn Assemble>>,
+    target: Option<Target>,
 }
 
 impl<A> Clone for JitCompiler<A> {
@@ -110,6 +111,7 @@ impl<A> Clone for JitCompiler<A> {
             trust: self.trust,
             cache: Arc::clone(&self.cache),
             assembler: self.assembler.clone(),
+            target: self.target.clone(),
         }
     }
 }
@@ -128,7 +130,8 @@ impl<A: JitTarget> JitCompiler<A> {
     /// A compiler for guests' kernels, with the accelerator's usual assembler and a cache in memory.
     pub fn new(accelerator: Arc<A>) -> Self {
         let assembler = accelerator.assembler();
-        Self { accelerator, trust: Trust::Guest, cache: Arc::new(Cache::in_memory()), assembler }
+        let cache = Arc::new(Cache::in_memory());
+        Self { accelerator, trust: Trust::Guest, cache, assembler, target: None }
     }
 
     /// For the host's own kernels, whose code does not check its accesses.
@@ -155,9 +158,21 @@ impl<A: JitTarget> JitCompiler<A> {
         Self { assembler, ..self }
     }
 
+    /// For another target than the device's, of which it takes the code as vm-jit wrote it: an older NVIDIA architecture, whose PTX
+    /// newer ones run. There is no assembler then.
+    #[must_use]
+    pub fn target(self, target: Target) -> Self {
+        Self { target: Some(target), assembler: None, ..self }
+    }
+
     /// The trust that kernels are compiled for.
     pub fn trust(&self) -> Trust {
         self.trust
+    }
+
+    /// What it compiles for.
+    pub(super) fn compiled_for(&self) -> Result<Target, CompileError> {
+        self.target.clone().map_or_else(|| self.accelerator.target(), Ok)
     }
 
     /// The cache.
@@ -217,7 +232,7 @@ impl<A: JitTarget> JitCompiler<A> {
         if module.trust() == Trust::Trusted && self.trust == Trust::Guest {
             return Err(CompileError::Trusted { kernel: first(module) });
         }
-        let target = self.accelerator.target()?;
+        let target = self.compiled_for()?;
         let compiled = self.cache.compile(module, &target)?;
         let image = match &self.assembler {
             None => Arc::from(compiled.code),

@@ -1,6 +1,6 @@
 //! The kernel by which a device sums its side of a checked copy. [`vm_accel::crc32`] says what it has to do.
 //!
-//! A work-item goes through words that lie a block's width apart, so that neighbours read neighbouring words. From one
+//! A thread goes through words that lie a block's width apart, so that neighbours read neighbouring words. From one
 //! to the next its remainder is multiplied by one and the same power of x: four tables in shared memory have the products, one
 //! for each byte of the remainder. In the end each is multiplied by the power that is due to its place, and all are added.
 #![allow(unsafe_code)]
@@ -16,7 +16,7 @@ use super::{CompileError, JitCompiler, JitTarget};
 
 /// Entries of a table: one for each value of a byte.
 const ENTRIES: i32 = 256;
-/// Bytes of a word, at most so many of which lie before the first and behind the last.
+/// Bytes of a word, at most as many of which lie before the first and behind the last.
 const EDGE: u32 = EDGES / 2;
 
 impl<A: JitTarget> JitCompiler<A> {
@@ -92,7 +92,7 @@ pub(super) fn kernel() -> Result<Kernel, CompileError> {
     Ok(block.kernel()?)
 }
 
-/// Fills the tables, an entry of each by each work-item: what a byte of a remainder becomes.
+/// Fills the tables, an entry of each by each thread: what a byte of a remainder becomes.
 fn fill<'b>(k: Builder<'b>, tables: PlaceRef<'b>, item: Val<'b>) {
     let stride = power(32 * u64::from(ITEMS));
     for byte in 0..4 {
@@ -105,7 +105,7 @@ fn fill<'b>(k: Builder<'b>, tables: PlaceRef<'b>, item: Val<'b>) {
     }
 }
 
-/// A remainder times x to the bits between two words of a work-item.
+/// A remainder times x to the bits between two words of a thread.
 fn next<'b>(tables: PlaceRef<'b>, remainder: Val<'b>) -> Val<'b> {
     let k = remainder.builder();
     let of = |byte: i32| {

@@ -42,7 +42,7 @@
 //!
 //! // Load, launch, read back.
 //! # let accelerator = device;
-//! let worker: Worker<_> = Worker::start(accelerator, WorkerOptions::default())?;
+//! let worker = Worker::start(accelerator, WorkerOptions::default())?;
 //! let kernel = worker.load(kernel.artifact())?;
 //! let x = worker.allocate(4 * 1000)?;
 //! worker.write(&x, &[1.5f32; 1000])?;
@@ -75,9 +75,9 @@ pub use tune::{
     Cancel, Candidate, Figure, Outcome, TuneError, TuneEvent, TuneOptions, TuneProgress, Tuned, Tuner,
 };
 pub use vm_accel::{
-    Accelerator, Argument, Buffer, Checksum, ChecksumStatistics, DeviceInfo, Error, Extents, Grid, Kernel,
-    Launch, Limits, MemoryInfo, MemoryKind, PoolOptions, QueueOptions, Scalar, Session, View, Worker,
-    WorkerOptions, arguments,
+    Accelerator, Argument, Buffer, Checksum, ChecksumStatistics, DeviceInfo, Element, ElementType, Error,
+    Event, Extents, Grid, Kernel, Launch, Limits, MemoryInfo, MemoryKind, PoolOptions, QueueOptions, Scalar,
+    Session, TypedBuffer, View, Worker, WorkerOptions, arguments,
 };
 pub use vm_ir::{GuestAddr, IRBlock};
 pub use vm_kernels as kernels;
@@ -85,6 +85,13 @@ pub use vm_kernels as kernels;
 pub use vm_npu::{self as npu, NpuAccelerator};
 #[cfg(feature = "rocm")]
 pub use vm_rocm::{self as rocm, RocmAccelerator};
+
+/// What other programs own, and promise to keep.
+pub mod sys {
+    pub use vm_accel::sys::BorrowedMemory;
+    #[cfg(feature = "cuda")]
+    pub use vm_cuda::sys::{BorrowedContext, BorrowedStream};
+}
 
 #[cfg(test)]
 mod tests;

@@ -53,6 +53,8 @@ kernel @loops(@x: view<i64, [?*4, 16], readwrite, align 32>) at 0x2000 block(32)
 }
 kernel @nothing() at 0x3000 block(1) {
 }
+kernel @product(%by: f32, @a: view<f32, [m, k*4], read>, @b: view<f32, [k*4, m], read>) at 0x4000 block(1) {
+}
 ";
 
 #[test]
@@ -66,32 +68,52 @@ fn the_artifact_says_what_the_kernel_says() {
         (signature.entry.as_str(), signature.block, signature.guarded),
         ("vir_scale", [128, 2, 1], false)
     );
-    let view = ParameterKind::View { extents: vec![Extent::Any; 2], element: 4, align: 4, writes: true };
+    let view = ParameterKind::View {
+        extents: vec![Extent::Any; 2],
+        element: vm_accel::Element::F32,
+        align: 4,
+        writes: true,
+    };
     let by = ParameterKind::Scalar { bytes: 4, range: Some((1, 9)) };
     let named = |name: &str, kind| Parameter { name: name.into(), kind };
     assert_eq!(signature.parameters, [named("x", view), named("by", by)]);
 
     let kernels = compiler().compile_module(&validate(module(LOOPS), Trust::Guest).unwrap()).unwrap();
-    assert_eq!(kernels.iter().map(CompiledKernel::name).collect::<Vec<_>>(), ["loops", "nothing"]);
+    assert_eq!(kernels.iter().map(CompiledKernel::name).collect::<Vec<_>>(), ["loops", "nothing", "product"]);
     assert_eq!(kernels[0].artifact().image(), kernels[1].artifact().image());
     let signature = kernels[0].artifact().signature();
     let view = ParameterKind::View {
         extents: vec![Extent::Multiple(4), Extent::Fixed(16)],
-        element: 8,
+        element: vm_accel::Element::U64,
         align: 32,
         writes: true,
     };
     assert_eq!(signature.parameters, [named("x", view)]);
     assert_eq!(kernels[0].artifact().params().guard, Some(Guard { stop: 32, fuel: 40 }));
     assert_eq!(kernels[1].artifact().parameter_bytes(), 0);
+    let view =
+        |extents| ParameterKind::View { extents, element: vm_accel::Element::F32, align: 4, writes: false };
+    let same = |dimension| Extent::Same { parameter: 1, dimension };
+    let by = ParameterKind::Scalar { bytes: 4, range: None };
+    assert_eq!(
+        kernels[2].artifact().signature().parameters,
+        [
+            named("by", by),
+            named("a", view(vec![Extent::Any, Extent::Multiple(4)])),
+            named("b", view(vec![same(1), same(0)]))
+        ]
+    );
 }
 
 /// Compiles the kernel that scales, and runs it on a device that is there.
 fn runs<A: JitTarget>(accelerator: A) {
     let accelerator = Arc::new(accelerator);
     let worker: Worker<A> = Worker::start(Arc::clone(&accelerator), WorkerOptions::default()).unwrap();
-    let kernel = JitCompiler::new(accelerator).compile(&scale()).unwrap();
+    let mut compiler = JitCompiler::new(accelerator);
+    let kernel = compiler.compile(&scale()).unwrap();
     let kernel = worker.load(kernel.artifact()).unwrap();
+    let kernels = compiler.compile_module(&validate(module(LOOPS), Trust::Guest).unwrap()).unwrap();
+    let product = worker.load(kernels[2].artifact()).unwrap();
     let x = worker.allocate(4 * 3 * 100).unwrap();
     let given: Vec<f32> = (0..300u16).map(f32::from).collect();
     worker.write(&x, &given).unwrap();
@@ -102,7 +124,12 @@ fn runs<A: JitTarget>(accelerator: A) {
     worker.read(&x, &mut result).unwrap();
     let expect: Vec<f32> = given.iter().map(|x| x * 3.0).collect();
     assert_eq!(result[..], expect);
-    drop((x, kernel));
+    // Extents of one name are equal in every launch.
+    let shaped = |extents: &[u64]| x.shaped(extents).unwrap();
+    worker.launch(&product, 1, &arguments![1.0f32, shaped(&[3, 8]), shaped(&[8, 3])]).unwrap();
+    let refused = worker.launch(&product, 1, &arguments![1.0f32, shaped(&[3, 8]), shaped(&[3, 8])]);
+    assert!(matches!(&refused, Err(Error::Arguments { parameter, .. }) if parameter == "b"), "{refused:?}");
+    drop((x, kernel, product));
     worker.stop(std::time::Duration::from_secs(10)).unwrap();
 }
 

@@ -21,7 +21,8 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
                 let address = info.address.clone().unwrap_or_default();
                 let found = CudaAccelerator::at(&address.to_ascii_uppercase())?;
                 ensure!(found.info() == info, "{address} is {:?}, not {info:?}", found.info());
-                report.note(format!("{} at {address}: {} units, {}", info.name, info.units, info.driver));
+                report
+                    .note(format!("{} at {address}: {} SMs, {}", info.name, info.compute_units, info.driver));
             }
             let none = CudaAccelerator::at("ffff:ff:1f.7");
             ensure!(matches!(none, Err(vm_accel::Error::NoDevice { .. })), "{none:?}");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use vm_accel::programs::Program;
 use vm_accel::{
-    Artifact, Error, Extent, Parameter, ParameterKind, Signature, Worker, WorkerOptions, arguments,
+    Artifact, Element, Error, Extent, Parameter, ParameterKind, Signature, Worker, WorkerOptions, arguments,
 };
 use vm_cuda::CudaAccelerator;
 
@@ -108,7 +108,8 @@ fn artifact(instructions: &str) -> anyhow::Result<Artifact> {
         ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry probe(.param .align 8 .b8 args[16])\n{{\n\
          .reg .b64 %base;\nld.param.u64 %base, [args];\n{instructions}\nret;\n}}\n"
     );
-    let kind = ParameterKind::View { extents: vec![Extent::Any], element: 4, align: 4, writes: true };
+    let kind =
+        ParameterKind::View { extents: vec![Extent::Any], element: Element::U32, align: 4, writes: true };
     let signature = Signature {
         entry: "probe".into(),
         block: [32, 1, 1],
@@ -117,7 +118,7 @@ fn artifact(instructions: &str) -> anyhow::Result<Artifact> {
         parameters: vec![Parameter { name: "buffer".into(), kind }],
         tiles: vec![],
         guarded: false,
-        work: u64::MAX,
+        cost_bound: u64::MAX,
     };
     // SAFETY: it does not keep to what is asked for here, on purpose: it faults at once or does nothing, in a process
     // that ends after it.

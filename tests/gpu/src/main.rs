@@ -5,6 +5,7 @@
 
 mod allocations;
 mod arena;
+mod borrow;
 mod checksum;
 mod child;
 mod chip;
@@ -38,6 +39,7 @@ use clap::Parser;
 
 use gpu::Gpu;
 use table::{Outcome, Record, Report, Table};
+use vm_jit::backend::ptx::Arch;
 
 /// What a test does.
 type Run = dyn Fn(&Gpu, &mut Report) -> anyhow::Result<()>;
@@ -51,6 +53,16 @@ struct Test {
 impl Test {
     fn new(name: impl Into<String>, run: impl Fn(&Gpu, &mut Report) -> anyhow::Result<()> + 'static) -> Self {
         Self { name: name.into(), run: Box::new(run) }
+    }
+}
+
+impl Test {
+    /// The same of code for another architecture, which the device runs by way of PTX.
+    fn compiled_for(self, arch: Arch) -> Self {
+        let run = self.run;
+        Self::new(format!("{}, compiled for {arch}", self.name), move |gpu, report| {
+            run(&gpu.compiling_for(arch)?, report)
+        })
     }
 }
 
@@ -88,6 +100,12 @@ const SECTIONS: &[Section] = &[
         about: "what only the CUDA accelerator has",
         timeout: Duration::from_secs(120),
         tests: driver::tests,
+    },
+    Section {
+        name: "borrow",
+        about: "kernels on a context, a stream and memory of another program's",
+        timeout: Duration::from_secs(60),
+        tests: borrow::tests,
     },
     Section {
         name: "safety",
@@ -161,6 +179,12 @@ const SECTIONS: &[Section] = &[
         timeout: Duration::from_secs(240),
         tests: tiles::tests,
     },
+    Section {
+        name: "older-tiles",
+        about: "tile kernels compiled for older architectures, which the device runs by way of PTX",
+        timeout: Duration::from_secs(420),
+        tests: tiles::tests_of_older,
+    },
 ];
 
 /// Runs everything that needs a GPU and prints one table.
@@ -184,6 +208,9 @@ struct Arguments {
     /// The number of the first random kernel.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Architectures of the section older-tiles.
+    #[arg(long, value_delimiter = ',', default_value = "sm_75,sm_80,sm_89")]
+    tiles_for: Vec<Arch>,
     /// The file of NVRTC, a peer of the figures.
     #[arg(long, value_name = "FILE")]
     nvrtc: Option<PathBuf>,

@@ -1,11 +1,15 @@
-//! Launches in a second: through the worker, one by one and in batches, and from a guest, against the driver's own
+//! Launches in a second: through the worker, one by one and in batches, by a session without one, and from a guest, against the driver's own
 //! `cuLaunchKernel` of the same kernel with the same parameters in the same run.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use vm_accel::{Argument, Buffer, Kernel, Launch, Limits, MemoryKind, Worker, arguments};
+use vm_accel::sys::BorrowedMemory;
+use vm_accel::{
+    Argument, Buffer, Kernel, Launch, Limits, MemoryKind, Session, Worker, WorkerOptions, arguments,
+};
 use vm_cuda::CudaAccelerator;
 use vm_ir::{Trust, text, validate};
 use vm_passthrough::accelerator::CompiledKernel;
@@ -73,6 +77,7 @@ struct Rates {
     kernel: Kernel<CudaAccelerator>,
     x: Buffer<CudaAccelerator>,
     y: Buffer<CudaAccelerator>,
+    own: Own,
     raw: Raw,
     peer: RawKernel,
     /// Its parameters for the driver.
@@ -84,6 +89,14 @@ struct Rates {
     _stop: Buffer<CudaAccelerator>,
 }
 
+/// The same kernel and views on a session of this thread's own.
+struct Own {
+    session: Session<CudaAccelerator>,
+    kernel: Kernel<CudaAccelerator>,
+    x: Buffer<CudaAccelerator>,
+    y: Buffer<CudaAccelerator>,
+}
+
 impl Rates {
     fn new(gpu: &Gpu, device: u32, compiled: &CompiledKernel, threads: u32) -> anyhow::Result<Self> {
         let artifact = compiled.artifact();
@@ -93,6 +106,12 @@ impl Rates {
         let stop = worker.allocate_kind(MemoryKind::Pinned, 256)?;
         worker.fill(&stop, 0)?;
         worker.synchronize(TIMEOUT)?;
+        let session = Session::open(Arc::clone(&gpu.accelerator), WorkerOptions::default())?;
+        // SAFETY: what is measured ends with a wait each time, and the worker's buffers are there as long as this value.
+        #[allow(unsafe_code)]
+        let [mine, theirs] =
+            [&x, &y].map(|buffer| session.borrow(unsafe { BorrowedMemory::new(buffer.address(), 256) }));
+        let own = Own { kernel: session.load(artifact)?, x: mine, y: theirs, session };
         let raw = Raw::open(device)?;
         let peer = raw.load(artifact.image(), artifact.entry())?;
         // Two views of one dimension: address and extent; then the addend.
@@ -107,7 +126,7 @@ impl Rates {
             "the kernel has {} bytes of parameters",
             artifact.parameter_bytes()
         );
-        Ok(Self { worker, kernel, x, y, raw, peer, block, addend: 4, threads, _stop: stop })
+        Ok(Self { worker, kernel, x, y, own, raw, peer, block, addend: 4, threads, _stop: stop })
     }
 
     fn arguments(&self, addend: i32) -> [Argument<'_, CudaAccelerator>; 3] {
@@ -135,6 +154,14 @@ impl Rates {
         Ok(self.worker.synchronize(TIMEOUT)?)
     }
 
+    fn by_session(&self) -> anyhow::Result<()> {
+        let Own { session, kernel, x, y } = &self.own;
+        for number in 0..ROW {
+            session.launch(kernel, self.launch(), &arguments![x, y, number as i32])?;
+        }
+        Ok(session.synchronize(Instant::now() + TIMEOUT)?)
+    }
+
     /// In batches; with `same` all of them are alike.
     fn in_batches(&self, same: bool) -> anyhow::Result<()> {
         for first in (0..ROW).step_by(BATCH) {
@@ -151,7 +178,7 @@ impl Rates {
     /// Measures turn by turn, so that what the machine does beside falls on all.
     fn measure(&self, suffix: &str, report: &mut Report) -> anyhow::Result<()> {
         let mut peer = Vec::new();
-        let mut ours = [const { Vec::new() }; 3];
+        let mut ours = [const { Vec::new() }; 4];
         let timed = |values: &mut Vec<f64>, round: usize, f: &dyn Fn() -> anyhow::Result<()>| {
             let begin = Instant::now();
             f()?;
@@ -165,11 +192,17 @@ impl Rates {
             timed(&mut ours[0], round, &|| self.one_by_one())?;
             timed(&mut ours[1], round, &|| self.in_batches(true))?;
             timed(&mut ours[2], round, &|| self.in_batches(false))?;
+            timed(&mut ours[3], round, &|| self.by_session())?;
         }
-        let names = ["one by one", "batches of 64, alike", "batches of 64, all arguments new"];
+        let names = [
+            "through the worker, one by one",
+            "through the worker, batches of 64, alike",
+            "through the worker, batches of 64, all arguments new",
+            "by a session without a worker",
+        ];
         for (name, ours) in names.into_iter().zip(ours) {
             report.figure(Figure {
-                name: format!("launches through the worker, {name}{suffix}"),
+                name: format!("launches {name}{suffix}"),
                 unit: "k/s".into(),
                 ours: Sample::of(ours),
                 peer: Some(("cuLaunchKernel".into(), Sample::of(peer.clone()))),

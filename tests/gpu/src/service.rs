@@ -61,7 +61,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
 
 fn block(gpu: &Gpu) -> anyhow::Result<()> {
     let accelerator = Arc::clone(&gpu.accelerator);
-    let worker: Worker<_> = Worker::start(Arc::clone(&accelerator), WorkerOptions::default())?;
+    let worker = Worker::start(Arc::clone(&accelerator), WorkerOptions::default())?;
     let mut compiler = CudaJITCompiler::new(accelerator);
     let block = IRBlock::new(GuestAddr(0x1000));
     compiler.compile(&block).context("an empty block")?;

@@ -12,7 +12,8 @@ use crate::skip::skip;
 
 /// Rows and columns of the box, of `u32`: 128 bytes a row.
 const BOX: [u32; 2] = [8, 32];
-const ELEMENTS: usize = 256;
+/// Its elements.
+pub(crate) const ELEMENTS: usize = 256;
 
 /// `box(x [u32; ?, ?], output [u32; 256], column i32, row i32)`: the box at a column and a row, as it lies in shared
 /// memory.
@@ -66,10 +67,10 @@ next:
 }
 ";
 
-fn artifact(swizzle: Swizzle) -> vm_accel::Result<Artifact> {
+pub(crate) fn artifact(swizzle: Swizzle) -> vm_accel::Result<Artifact> {
     let view = |name: &str, extents, writes| Parameter {
         name: name.into(),
-        kind: ParameterKind::View { extents, element: 4, align: 16, writes },
+        kind: ParameterKind::View { extents, element: Element::U32, align: 16, writes },
     };
     let scalar =
         |name: &str| Parameter { name: name.into(), kind: ParameterKind::Scalar { bytes: 4, range: None } };
@@ -86,14 +87,14 @@ fn artifact(swizzle: Swizzle) -> vm_accel::Result<Artifact> {
         ],
         tiles: vec![Tile { parameter: 0, shape: BOX, swizzle, element: Element::U32 }],
         guarded: false,
-        work: 1000,
+        cost_bound: 1000,
     };
     // SAFETY: it writes the 256 elements of its second view, and reads its first by the map alone.
     unsafe { Artifact::new(SOURCE.as_bytes(), signature) }
 }
 
 /// What of a matrix of numbered elements the kernel must find at a column and a row.
-fn wanted(rows: u32, columns: u32, at: [i32; 2], swizzle: Swizzle) -> Vec<u32> {
+pub(crate) fn wanted(rows: u32, columns: u32, at: [i32; 2], swizzle: Swizzle) -> Vec<u32> {
     let [row, column] = at;
     (0..ELEMENTS as u32)
         .map(|index| {
@@ -108,13 +109,19 @@ fn wanted(rows: u32, columns: u32, at: [i32; 2], swizzle: Swizzle) -> Vec<u32> {
         .collect()
 }
 
-/// That boxes come as they lie in the view: inside, over its edges, by launches one by one and in graphs that are amended.
-pub(crate) fn boxes(gpu: &Gpu) -> anyhow::Result<()> {
+/// Ends a test as skipped on a device without tensor maps.
+pub(crate) fn needs_tma(gpu: &Gpu) -> anyhow::Result<()> {
     let target = &gpu.accelerator.info().target;
     if target.strip_prefix("sm_").and_then(|number| number.parse().ok()).is_none_or(|number: u32| number < 90)
     {
         return skip(format!("{target} has no Tensor Memory Accelerator"));
     }
+    Ok(())
+}
+
+/// That boxes come as they lie in the view: inside, over its edges, by launches one by one and in graphs that are amended.
+pub(crate) fn boxes(gpu: &Gpu) -> anyhow::Result<()> {
+    needs_tma(gpu)?;
     let worker = gpu.worker()?;
     const SHAPES: [[u32; 2]; 3] = [[24, 40], [16, 64], [3, 4]];
     const PLACES: [[i32; 2]; 4] = [[0, 0], [8, 4], [-2, -4], [20, 36]];

@@ -1,6 +1,6 @@
 //! Bytes to modules. The bytes may come from anyone.
 
-use super::{MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_TILES, has_tiles};
+use super::{MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_NAMES, WITH_TILES, has_names, has_tiles};
 use crate::limits::{
     MAX_CARRIED, MAX_CASES, MAX_CHANNELS, MAX_DEPTH, MAX_FRAGMENTS, MAX_KERNELS, MAX_MODULE_BYTES, MAX_NAME,
     MAX_OPS, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS,
@@ -260,7 +260,7 @@ impl Decoder<'_> {
             return self.error(DecodeErrorKind::Version(version));
         }
         let flags = self.u16()?;
-        if flags & !(WITH_LINES | WITH_CLUSTERS | WITH_TILES) != 0 {
+        if flags & !(WITH_LINES | WITH_CLUSTERS | WITH_TILES | WITH_NAMES) != 0 {
             return self.error(DecodeErrorKind::Flags(flags));
         }
         self.lines = flags & WITH_LINES != 0;
@@ -270,6 +270,7 @@ impl Decoder<'_> {
         let kernels: Vec<Kernel> = (0..count).map(|_| self.kernel()).collect::<Result<_>>()?;
         if self.clusters && kernels.iter().all(|kernel| kernel.cluster == 1)
             || self.tiles && !kernels.iter().any(has_tiles)
+            || (flags & WITH_NAMES != 0) != kernels.iter().any(has_names)
         {
             return self.error(DecodeErrorKind::Flags(flags));
         }
@@ -372,8 +373,11 @@ impl Decoder<'_> {
                 };
                 let align = self.narrow("alignment")?;
                 let rank = self.count("dimensions", MAX_RANK)?;
-                let dims = (0..rank).map(|_| self.dim()).collect::<Result<_>>()?;
-                ParamKind::View(ViewType { element, dims, access, align })
+                let (mut dims, mut names) = (Vec::new(), <[Option<Box<str>>; MAX_RANK]>::default());
+                for name in names.iter_mut().take(rank) {
+                    dims.push(self.dim(name)?);
+                }
+                ParamKind::View(ViewType { element, dims, names, access, align })
             }
             1 => {
                 let ty = self.value_type()?;
@@ -387,13 +391,18 @@ impl Decoder<'_> {
             }
             code => return self.error(DecodeErrorKind::Code { what: "parameter", code: code.into() }),
         };
-        Ok(Param { name, kind })
+        Ok(Param { name, kind, line: Line(0) })
     }
 
-    fn dim(&mut self) -> Result<Dim> {
+    fn dim(&mut self, name: &mut Option<Box<str>>) -> Result<Dim> {
         match self.byte()? {
             0 => Ok(Dim::Any { multiple: self.narrow("multiple")? }),
             1 => Ok(Dim::Fixed(self.number()?)),
+            2 => {
+                let multiple = self.narrow("multiple")?;
+                *name = Some(self.name()?);
+                Ok(Dim::Any { multiple })
+            }
             code => self.error(DecodeErrorKind::Code { what: "dimension", code: code.into() }),
         }
     }

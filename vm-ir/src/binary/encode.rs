@@ -1,6 +1,6 @@
 //! Modules to bytes.
 
-use super::{MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_TILES, has_tiles};
+use super::{MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_NAMES, WITH_TILES, has_names, has_tiles};
 use crate::module::{Kernel, Line, Module, Op, ParamKind, Place, Region, Value};
 use crate::tile::Tile;
 use crate::view::{Access, Dim};
@@ -21,7 +21,9 @@ pub fn encode(module: &Module, lines: Lines) -> Vec<u8> {
     let mut out = Encoder { out: Vec::new(), lines: lines == Lines::Keep, clusters, tiles };
     out.out.extend_from_slice(&MAGIC);
     out.out.extend_from_slice(&Module::VERSION.to_le_bytes());
-    let flags = [(out.lines, WITH_LINES), (clusters, WITH_CLUSTERS), (tiles, WITH_TILES)];
+    let names = module.kernels.iter().any(has_names);
+    let flags =
+        [(out.lines, WITH_LINES), (clusters, WITH_CLUSTERS), (tiles, WITH_TILES), (names, WITH_NAMES)];
     let flags = flags.iter().filter(|(set, _)| *set).fold(0, |flags, (_, flag)| flags | flag);
     out.out.extend_from_slice(&flags.to_le_bytes());
     out.number(module.kernels.len() as u64);
@@ -96,13 +98,18 @@ impl Encoder {
                     self.byte(Access::ALL.iter().position(|a| *a == view.access).unwrap_or(0) as u8);
                     self.number(view.align.into());
                     self.number(view.dims.len() as u64);
-                    for dim in &view.dims {
-                        match dim {
-                            Dim::Any { multiple } => {
+                    for (i, dim) in view.dims.iter().enumerate() {
+                        match (dim, view.names.get(i).and_then(Option::as_deref)) {
+                            (Dim::Any { multiple }, None) => {
                                 self.byte(0);
                                 self.number((*multiple).into());
                             }
-                            Dim::Fixed(extent) => {
+                            (Dim::Any { multiple }, Some(name)) => {
+                                self.byte(2);
+                                self.number((*multiple).into());
+                                self.text(name);
+                            }
+                            (Dim::Fixed(extent), _) => {
                                 self.byte(1);
                                 self.number(*extent);
                             }

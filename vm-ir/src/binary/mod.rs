@@ -4,7 +4,7 @@
 //! module   = 00 'v' 'i' 'r'  version:u16le  flags:u16le  count  kernel*
 //! kernel   = name  guest  line?  block{3}  cluster?  count param*  count shared*  tile?  region
 //! param    = name  00 element access align count dim*  |  name  01 type range
-//! dim      = 00 multiple | 01 extent
+//! dim      = 00 multiple | 01 extent | 02 multiple name
 //! range    = 00 | 01 least greatest
 //! shared   = name  element  count extent*  line?
 //! region   = count value-def*  count op*  count value*  line?
@@ -29,7 +29,7 @@
 mod decode;
 mod encode;
 
-use crate::module::Kernel;
+use crate::module::{Kernel, ParamKind};
 
 pub use decode::{DecodeError, DecodeErrorKind, decode};
 pub use encode::{Lines, encode};
@@ -41,6 +41,17 @@ pub(crate) const WITH_LINES: u16 = 1;
 pub(crate) const WITH_CLUSTERS: u16 = 2;
 /// Flag: tiles, and what ops work on beside one place, are there. It is set if and only if some kernel has either.
 pub(crate) const WITH_TILES: u16 = 4;
+
+/// Flag: extents have names. It is set if and only if one has.
+pub(crate) const WITH_NAMES: u16 = 8;
+
+/// Is there in a kernel what [`WITH_NAMES`] tells of?
+pub(crate) fn has_names(kernel: &Kernel) -> bool {
+    kernel.params.iter().any(|param| match &param.kind {
+        ParamKind::View(view) => view.names.iter().take(view.rank()).any(Option::is_some),
+        ParamKind::Scalar { .. } => false,
+    })
+}
 
 /// Is there in a kernel what [`WITH_TILES`] tells of?
 pub(crate) fn has_tiles(kernel: &Kernel) -> bool {

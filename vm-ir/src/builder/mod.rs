@@ -286,7 +286,8 @@ impl<'b> Builder<'b> {
             self.fail(BuildErrorKind::TooLarge(format!("more than {MAX_PARAMS} parameters")));
             return 0;
         }
-        self.block.state.borrow_mut().params.push(Param { name: name.into(), kind });
+        let line = self.line();
+        self.block.state.borrow_mut().params.push(Param { name: name.into(), kind, line });
         count as u16
     }
 

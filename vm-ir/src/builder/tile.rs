@@ -4,7 +4,7 @@ use super::memory::PlaceRef;
 use super::{BuildErrorKind, Builder, IntoVal, Val};
 use crate::limits::{MAX_CHANNELS, MAX_FRAGMENTS};
 use crate::module::{Op, Place};
-use crate::op::{Left, Opcode, Right};
+use crate::op::{Left, Opcode, Right, Turn};
 use crate::tile::{Channel, Fragment, Tile};
 use crate::types::{Scalar, Type};
 
@@ -243,6 +243,16 @@ impl<'b> FragmentRef<'b> {
     #[track_caller]
     pub fn put<const N: usize>(self, view: PlaceRef<'b>, at: [Val<'b>; N]) {
         self.builder.push_tile(Opcode::Put, view.place(), vec![self.place], &at);
+    }
+
+    /// Stores it transposed.
+    #[track_caller]
+    pub fn put_transposed<const N: usize>(self, view: PlaceRef<'b>, at: [Val<'b>; N]) {
+        let mut op = Op::new(Opcode::Put).with(Turn::Transposed);
+        op.place = Some(view.place());
+        op.others = vec![self.place];
+        op.operands = at.iter().map(|val| self.builder.own(*val)).collect();
+        self.builder.push(op, &[]);
     }
 
     /// Stores its first `count` rows alone.

@@ -101,20 +101,20 @@ impl Case {
 /// The first case that fails.
 pub fn run_file(text: &str) -> Result<usize, Failure> {
     let whole = |what: String| Failure::Run { line: 0, what };
-    let module = crate::text::parse(text).map_err(|e| whole(e.to_string()))?;
+    let module = crate::text::parse(text).map_err(|e| whole(e.render(text)))?;
     let cases = cases(text, &module)?;
     for trust in [Trust::Guest, Trust::Trusted] {
         if !cases.iter().any(|c| c.trust == trust) {
             continue;
         }
-        let valid = validate(module.clone(), trust).map_err(|e| whole(e.to_string()))?;
+        let valid = validate(module.clone(), trust).map_err(|e| whole(e.render(text)))?;
         for case in cases.iter().filter(|c| c.trust == trust) {
             let mut launch = case.launch.clone();
             let result = run(&valid, &mut launch, &Limits { fuel: FUEL, ..Limits::default() });
             match (result, &case.error) {
                 (Ok(_), None) => case.check(&launch.arguments)?,
                 (Err(error), Some(text)) if error.to_string().contains(text.as_str()) => {}
-                (Err(error), _) => return Err(Failure::Run { line: case.line, what: error.to_string() }),
+                (Err(error), _) => return Err(Failure::Run { line: case.line, what: error.render(text) }),
                 (Ok(_), Some(text)) => {
                     let what = format!("it ended well; an error with {text:?} was expected");
                     return Err(Failure::Run { line: case.line, what });

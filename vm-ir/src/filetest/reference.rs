@@ -41,6 +41,10 @@ pub fn reference(name: &str, launch: &Launch) -> Option<Vec<(usize, Tensor)>> {
             let product = matmul(input.matrix(0)?, transposed(input.matrix(1)?));
             vec![input.output(2, product.0)?]
         }
+        "turned" => {
+            let product = matmul(input.matrix(1)?, transposed(input.matrix(0)?));
+            vec![input.output(2, product.0)?]
+        }
         "sent" => {
             let product = matmul(input.matrix(0)?, input.matrix(1)?);
             vec![input.output(2, matmul(transposed(product), input.matrix(0)?).0)?]

@@ -2,6 +2,7 @@
 
 use super::launch::LaunchError;
 use crate::module::GuestAddr;
+use crate::text::{Mark, render};
 use std::fmt;
 
 /// A run that did not end well: what happened, and where.
@@ -30,6 +31,14 @@ impl fmt::Display for RunError {
 }
 
 impl std::error::Error for RunError {}
+
+impl RunError {
+    /// The error with its line of the text that the module was read from, and carets below what is wrong.
+    pub fn render(&self, source: &str) -> String {
+        let (op, line) = self.op.unzip();
+        render(source, &Mark { line: line.unwrap_or(0), op, message: &self.to_string(), ..Mark::default() })
+    }
+}
 
 /// A thread, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +72,7 @@ pub enum RunErrorKind {
     #[error("the values of a block need more than {0} bytes")]
     Memory(usize),
     /// Two threads touched one element at once, one of them writing.
-    #[error("race on @{place}[{element}] between {first} and {second}; put a barrier between them")]
+    #[error("race on @{place}[{element}] between {first} and {second}; {remedy}")]
     Race {
         /// The view or the array.
         place: String,
@@ -73,6 +82,8 @@ pub enum RunErrorKind {
         first: Thread,
         /// Who came second.
         second: Thread,
+        /// What to do.
+        remedy: String,
     },
     /// A trusted kernel reached beyond a place.
     #[error("{thread} reaches @{place} at {indices:?}, out of bounds")]

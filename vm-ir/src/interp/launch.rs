@@ -2,7 +2,7 @@
 
 use crate::format::{from_f64, signed, to_f64};
 use crate::limits::{MAX_EXTENT, MAX_GRID_X, MAX_GRID_YZ};
-use crate::module::{Kernel, ParamKind};
+use crate::module::{Kernel, ParamKind, Place};
 use crate::types::Scalar;
 use std::time::Instant;
 
@@ -163,6 +163,27 @@ pub enum LaunchError {
         /// How many there are.
         found: usize,
     },
+    /// Extents of one name that differ.
+    #[error(
+        "the extents called {name} differ: @{first} has {expected} in dimension {first_dimension}, @{second} has {found} in \
+         dimension {dimension}"
+    )]
+    Extents {
+        /// The name.
+        name: String,
+        /// The view that has it first.
+        first: String,
+        /// Of that view.
+        first_dimension: usize,
+        /// The extent there.
+        expected: u64,
+        /// The view that has another.
+        second: String,
+        /// Of that view.
+        dimension: usize,
+        /// The other extent.
+        found: u64,
+    },
     /// An argument that does not fit its parameter.
     #[error("argument {name}: {what}")]
     Argument {
@@ -234,6 +255,32 @@ impl Launch {
                     return wrong("is a tensor, not a number".into());
                 }
                 (ParamKind::View(_), Argument::Bits(_)) => return wrong("is a number, not a tensor".into()),
+            }
+        }
+        self.check_names(kernel)
+    }
+
+    /// Have extents of one name as many elements?
+    fn check_names(&self, kernel: &Kernel) -> Result<(), LaunchError> {
+        let views = kernel.params().iter().zip(&self.arguments).enumerate();
+        for (index, (param, argument)) in views {
+            let (ParamKind::View(view), Some(tensor)) = (&param.kind, argument.tensor()) else { continue };
+            for (dimension, (name, found)) in view.names.iter().zip(&tensor.extents).enumerate() {
+                let Some(name) = name else { continue };
+                let (first, first_dimension) = kernel.same_extent(index as u16, dimension);
+                let extents = self.arguments.get(usize::from(first)).and_then(Argument::tensor);
+                let expected = extents.and_then(|t| t.extents.get(first_dimension)).copied();
+                if let Some(expected) = expected.filter(|expected| expected != found) {
+                    return Err(LaunchError::Extents {
+                        name: name.to_string(),
+                        first: kernel.place_name(Place::View(first)).to_owned(),
+                        first_dimension,
+                        expected,
+                        second: param.name.to_string(),
+                        dimension,
+                        found: *found,
+                    });
+                }
             }
         }
         Ok(())

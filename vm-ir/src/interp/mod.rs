@@ -11,6 +11,7 @@
 //!
 //! Every run has a limit on steps and may have a deadline, so no kernel hangs it.
 
+mod bounds;
 mod control;
 mod error;
 mod exec;
@@ -22,6 +23,7 @@ mod race;
 mod tile;
 mod warp;
 
+pub use bounds::{BoundsCounter, OutOfBounds};
 pub use error::{RunError, RunErrorKind};
 pub use launch::{Argument, Launch, LaunchError, Limits, Report, Tensor};
 pub use observe::{Observer, State};

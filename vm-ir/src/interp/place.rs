@@ -42,7 +42,7 @@ impl Machine<'_> {
         let (stamp, races, trust) = (self.stamp(place, thread, atomic), self.limits.races, self.trust);
         let rank = self.rank(thread);
         let Some(memory) = self.memory(place, rank) else { return Ok(0) };
-        let bits = memory.tensor.bits(element);
+        let (bits, kind) = (memory.tensor.bits(element), (memory.tensor.element, memory.shared));
         let uninitialised = memory.shared && trust == Trust::Trusted && !memory.shadow.written(element);
         let race = if races { memory.shadow.read(element, stamp) } else { None };
         let place = || self.kernel.place_name(place).to_owned();
@@ -53,6 +53,7 @@ impl Machine<'_> {
         match race {
             None => Ok(bits),
             Some(other) => Err(RunErrorKind::Race {
+                remedy: stamp.remedy(&other, kind),
                 place: place(),
                 element: element as u64,
                 first: super::error::Thread { block: other.block, thread: other.thread },
@@ -85,8 +86,10 @@ impl Machine<'_> {
         let (stamp, races) = (self.stamp(place, thread, atomic), self.limits.races);
         let Some(memory) = self.memory(place, rank) else { return Ok(()) };
         memory.tensor.set_bits(element, bits);
+        let kind = (memory.tensor.element, memory.shared);
         match memory.shadow.write(element, stamp) {
             Some(other) if races => Err(RunErrorKind::Race {
+                remedy: stamp.remedy(&other, kind),
                 place: self.kernel.place_name(place).to_owned(),
                 element: element as u64,
                 first: super::error::Thread { block: other.block, thread: other.thread },

@@ -6,6 +6,7 @@
 //! arrays, and nothing any others. Atomics do not race with atomics.
 
 use crate::limits::WARP;
+use crate::types::{Class, Scalar};
 
 /// When and by whom an element was touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,31 @@ impl Stamp {
             return false;
         }
         self.thread / WARP != other.thread / WARP || self.warp_epoch == other.warp_epoch
+    }
+
+    /// What keeps this access and another one apart, to memory of this element that is shared or is not. Threads that meet
+    /// at one element most often combine what they have there, which an atomic does.
+    pub(super) fn remedy(&self, other: &Stamp, (element, shared): (Scalar, bool)) -> String {
+        let same_block = (self.cluster, self.block) == (other.cluster, other.block);
+        if shared && !same_block {
+            return "gather into two arrays in turns, or put another gather between them".to_owned();
+        }
+        if self.atomic != other.atomic {
+            let barrier = if same_block { ", or put a barrier between them" } else { "" };
+            return format!("make both atomic{barrier}");
+        }
+        let scope = if same_block { "block" } else { "device" };
+        let atomic = Class::WORD_ARITH
+            .contains(element)
+            .then(|| format!("use an atomic, such as atomic.add.{scope}, if both combine into the element"));
+        match (same_block, atomic) {
+            (true, None) => "put a barrier between them".to_owned(),
+            (true, Some(atomic)) => format!("put a barrier between them, or {atomic}"),
+            (false, None) => "no barrier orders two blocks: give each an element of its own".to_owned(),
+            (false, Some(atomic)) => {
+                format!("no barrier orders two blocks: {atomic}, else give each one of its own")
+            }
+        }
     }
 
     /// Do the two conflict, if one of them writes?

@@ -3,7 +3,7 @@
 use super::exec::{Machine, Result};
 use crate::format::{from_f64, signed, to_f64};
 use crate::module::{Op, Place};
-use crate::op::{Left, Opcode, Right, Shape};
+use crate::op::{Left, Opcode, Right, Shape, Turn};
 use crate::semantics::eval;
 use crate::tile::{Fragment, Tile, column_step};
 use crate::types::Scalar;
@@ -154,6 +154,7 @@ impl<'m> Machine<'m> {
     fn put(&mut self, op: &Op, view: Place) -> Result<()> {
         let Some(&[place]) = op.others.first_chunk::<1>() else { return Ok(()) };
         let Some(fragment) = self.kernel.fragment(place) else { return Ok(()) };
+        let (turned, columns) = (op.attr() == Some(Turn::Transposed), fragment.columns.unwrap_or(1));
         let mut begin = self.box_indices(op);
         let rows = match op.code.shape() {
             Shape::PutRows => begin.pop().unwrap_or(0).max(0) as usize,
@@ -162,11 +163,16 @@ impl<'m> Machine<'m> {
         let covered = match fragment.is_line() {
             true => self.covered(begin, view, [1, fragment.len() as u32])?,
             false if begin.iter().any(|index| *index < 0) => return self.spend(1),
-            false => self.copied(begin, view, [fragment.rows, fragment.columns.unwrap_or(1)])?,
+            false if turned => self.copied(begin, view, [columns, fragment.rows])?,
+            false => self.copied(begin, view, [fragment.rows, columns])?,
         };
         let width = if fragment.is_row() { 0 } else { fragment.columns.unwrap_or(1) as usize };
         let kept = if width == 0 && rows > 0 { usize::MAX } else { rows.saturating_mul(width) };
-        let elements = self.tiles.newest(place).map_or_else(Vec::new, <[u64]>::to_vec);
+        let mut elements = self.tiles.newest(place).map_or_else(Vec::new, <[u64]>::to_vec);
+        if turned {
+            let (rows, columns) = (fragment.rows as usize, columns as usize);
+            elements = (0..rows * columns).map(|at| elements[at % rows * columns + at / rows]).collect();
+        }
         let (adds, element) = (op.code == Opcode::PutAdd, fragment.element);
         for (at, bits) in covered.into_iter().zip(elements).take(kept) {
             let Some(at) = at else { continue };

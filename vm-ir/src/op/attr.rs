@@ -123,6 +123,13 @@ attributes! {
         /// The 32 threads of the warp.
         Warp = "warp",
     }
+    /// How a matrix lies where it is stored.
+    Turn default Plain {
+        /// As it is.
+        Plain = "n",
+        /// Transposed: its columns become rows.
+        Transposed = "t",
+    }
     /// How the first factor of a product lies.
     Left default Plain {
         /// As it is multiplied.

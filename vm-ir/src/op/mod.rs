@@ -4,9 +4,10 @@
 
 mod attr;
 mod behaviour;
+pub(crate) mod nearest;
 mod shape;
 
-pub use attr::{Accuracy, AttrKind, Attribute, Axis, BarrierScope, Cache, Left, Order, Right, Scope};
+pub use attr::{Accuracy, AttrKind, Attribute, Axis, BarrierScope, Cache, Left, Order, Right, Scope, Turn};
 pub use behaviour::{Behaviour, Convergence, Effect, Varies};
 pub use shape::{PlaceRule, Shape, Width};
 
@@ -425,9 +426,9 @@ ops! {
     /// Keeps the least of each row and the column's, as min.
     RowMin 0x407 "row.min" Tiles Shape::Rows, TILE;
     /// Stores the fragment into a box of the view's last two dimensions, which begins at the indices. Its column is rounded down to a multiple of 16 bytes. What is out of bounds is left out, and all of a box that begins at a negative index. A column or a row is along the last dimension, from any index.
-    Put 0x408 "put" Tiles Shape::Put, TILE;
+    Put 0x408 "put" Tiles Shape::Put, TILE, [Turn];
     /// The same, adding to what is there: each element atomically, relaxed, in no fixed order.
-    PutAdd 0x40c "put.add" Tiles Shape::Put, TILE;
+    PutAdd 0x40c "put.add" Tiles Shape::Put, TILE, [Turn];
     /// As put, with the first N rows of the fragment alone, of a column its first N elements; N is signed, and none are below 1.
     PutRows 0x40d "put.rows" Tiles Shape::PutRows, TILE;
     /// Loads a box of the view's last two dimensions, which begins at the indices, into the fragment. Its column is rounded down to a multiple of 16 bytes. A column or a row is along the last dimension, from any index. What is out of bounds is zero.

@@ -189,6 +189,11 @@ impl Shape {
             && !self.has_regions()
     }
 
+    /// May text leave out what the op gives, as of an atomic whose old value nobody wants?
+    pub const fn may_drop(self) -> bool {
+        matches!(self, Shape::AtomicRmw(_) | Shape::AtomicCas)
+    }
+
     /// Number of immediates; `None` for a `switch`, which has one for each case.
     pub const fn immediates(self) -> Option<usize> {
         match self {

@@ -2,8 +2,8 @@
 
 use super::error::TextErrorKind;
 use super::lexer::Token;
+use super::literal::{Literal, Operand};
 use super::parser::{Parser, Result};
-use crate::format::read_literal;
 use crate::limits::{MAX_CARRIED, MAX_CASES, MAX_DEPTH, MAX_RANK};
 use crate::module::{Op, Region, Value};
 use crate::op::{Opcode, Shape};
@@ -11,8 +11,12 @@ use crate::types::Type;
 
 impl<'t> Parser<'t> {
     /// A region from behind its `{` to its `}`, both included in what is read but the first.
-    pub(super) fn region(&mut self, depth: usize, args: Vec<Value>) -> Result<Region> {
+    /// `types` are those of what it yields.
+    pub(super) fn region(&mut self, depth: usize, args: Vec<Value>, types: &[Type]) -> Result<Region> {
         let mut region = Region { args, ..Region::default() };
+        // The constants of an op around this region go before that op.
+        let outer = std::mem::take(&mut self.constants.ops);
+        let visible = self.constants.len();
         loop {
             match self.token {
                 Token::Punct('}') => {
@@ -22,12 +26,19 @@ impl<'t> Parser<'t> {
                 Token::Word("yield") => {
                     region.yield_line = self.line();
                     self.advance()?;
-                    region.yields = self.values(MAX_CARRIED + 1)?;
+                    region.yields = self.operands_of(types, MAX_CARRIED + 1, "yield")?;
+                    region.ops.append(&mut self.constants.ops);
                     break;
                 }
-                _ => region.ops.push(self.op(depth)?),
+                _ => {
+                    let op = self.op(depth)?;
+                    region.ops.append(&mut self.constants.ops);
+                    region.ops.push(op);
+                }
             }
         }
+        self.constants.truncate(visible);
+        self.constants.ops = outer;
         self.expect('}')?;
         Ok(region)
     }
@@ -61,8 +72,15 @@ impl<'t> Parser<'t> {
             Shape::While => self.while_op(&mut op, depth)?,
             Shape::Switch => self.switch_op(&mut op, depth)?,
             shape if shape.is_tile() => self.tile_op(&mut op, depth)?,
-            _ => self.plain_op(&mut op)?,
+            _ => self.plain_op(&mut op, names.is_empty())?,
         };
+        if names.is_empty() && op.code.shape().may_drop() {
+            for ty in types {
+                let value = self.numbering.define(ty, None).map_err(|e| self.error_at(position, e.into()))?;
+                op.results.push(value);
+            }
+            return Ok(op);
+        }
         if types.len() != names.len() {
             let kind =
                 TextErrorKind::Results { op: op.code.mnemonic(), expected: types.len(), found: names.len() };
@@ -117,54 +135,67 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn plain_op(&mut self, op: &mut Op) -> Result<Vec<Type>> {
+    /// An op without regions. `dropped`: no name is given to what it gives.
+    fn plain_op(&mut self, op: &mut Op, dropped: bool) -> Result<Vec<Type>> {
         let shape = op.code.shape();
-        let mut literal = None;
+        let mut operands = Vec::new();
         let mut more = shape.operands() != Some(0) || shape.immediates() != Some(0);
         if matches!(self.token, Token::Global(_)) {
             op.place = Some(self.place()?);
             if self.accept('[')? {
                 if !self.at(']') {
-                    op.operands = self.values(MAX_RANK)?;
+                    op.operands = self.indices(MAX_RANK)?;
                 }
                 self.expect(']')?;
             }
             more = self.accept(',')?;
         }
         while more {
-            match self.token {
-                Token::Value(_) if op.operands.len() > MAX_CARRIED => {
-                    return Err(self.too_many("operands of an op", MAX_CARRIED));
-                }
-                Token::Value(_) => op.operands.push(self.value()?),
-                Token::Number(text) | Token::Word(text) if shape == Shape::Const => {
-                    literal = Some((self.position, text));
-                    self.advance()?;
-                    break;
-                }
-                Token::Number(_) if !op.immediates.is_empty() => {
-                    return Err(self.too_many("numbers of an op", 1));
-                }
-                Token::Number(_) => op.immediates.push(self.integer("number")?),
-                _ => return Err(self.expected("a value")),
+            if operands.len() + op.operands.len() > MAX_CARRIED {
+                return Err(self.too_many("operands of an op", MAX_CARRIED));
             }
+            operands.push(match self.token {
+                Token::Word(text) if shape == Shape::Const => {
+                    let position = self.position;
+                    self.advance()?;
+                    Operand::Literal(Literal { text, position })
+                }
+                _ => self.operand()?,
+            });
             more = self.accept(',')?;
         }
-        let types = if shape.has_result() {
-            if !self.at(':') {
-                return Err(self.expected("\":\" and the type of the result"));
-            }
-            self.advance()?;
+        let types = if !shape.has_result() {
+            Vec::new()
+        } else if self.accept(':')? {
             vec![self.value_type()?]
         } else {
-            Vec::new()
+            let element = op.place.and_then(|place| self.element(place));
+            match element.filter(|_| dropped && shape.may_drop()) {
+                Some(element) => vec![element.into()],
+                None => return Err(self.expected("\":\" and the type of the result")),
+            }
         };
-        if let (Some((position, text)), Some(ty)) = (literal, types.first()) {
-            match read_literal(ty.scalar(), text) {
-                Some(bits) => op.immediates.push(bits),
-                None => {
-                    let kind = TextErrorKind::Number { text: text.to_owned(), what: ty.scalar().to_string() };
-                    return Err(self.error_at(position, kind));
+        let result = types.first().copied();
+        for (index, operand) in operands.iter().enumerate() {
+            // Numbers of the op stand behind its operands.
+            let number = shape.immediates() == Some(1) && index >= shape.operands().unwrap_or(0);
+            match *operand {
+                Operand::Value(value) => op.operands.push(value),
+                Operand::Literal(_) if number && !op.immediates.is_empty() => {
+                    return Err(self.too_many("numbers of an op", 1));
+                }
+                Operand::Literal(literal) if number => {
+                    let bits = match (shape, result) {
+                        (Shape::Const, Some(ty)) => self.literal_bits(literal, ty.scalar())?,
+                        _ => self.integer_at(literal, "number")?,
+                    };
+                    op.immediates.push(bits);
+                }
+                Operand::Literal(literal) => {
+                    let ty = self.operand_type(op, index, &operands, result);
+                    let ty = ty.ok_or_else(|| self.open(literal, op.code.mnemonic()))?;
+                    let value = self.constant(literal, ty)?;
+                    op.operands.push(value);
                 }
             }
         }
@@ -172,13 +203,14 @@ impl<'t> Parser<'t> {
     }
 
     fn if_op(&mut self, op: &mut Op, depth: usize) -> Result<Vec<Type>> {
-        op.operands.push(self.value()?);
+        let condition = self.operand_of(Type::BOOL)?;
+        op.operands.push(condition);
         let types = self.types()?;
         self.expect('{')?;
-        op.regions.push(self.region(depth + 1, Vec::new())?);
+        op.regions.push(self.region(depth + 1, Vec::new(), &types)?);
         let other = if self.accept_word("else")? {
             self.expect('{')?;
-            self.region(depth + 1, Vec::new())?
+            self.region(depth + 1, Vec::new(), &types)?
         } else {
             Region { yield_line: op.line, ..Region::default() }
         };
@@ -198,9 +230,10 @@ impl<'t> Parser<'t> {
             }
             let name = self.value_token("a carried value")?;
             self.expect(':')?;
-            args.push((name, self.value_type()?));
+            let ty = self.value_type()?;
+            args.push((name, ty));
             self.expect('=')?;
-            initial.push(self.value()?);
+            initial.push(self.operand_of(ty)?);
             if !self.accept(',')? {
                 break;
             }
@@ -215,19 +248,21 @@ impl<'t> Parser<'t> {
     fn for_op(&mut self, op: &mut Op, depth: usize) -> Result<Vec<Type>> {
         let count = self.value_token("the loop's count")?;
         self.expect(':')?;
-        let mut args = vec![(count, self.value_type()?)];
+        let ty = self.value_type()?;
+        let mut args = vec![(count, ty)];
         self.expect('=')?;
-        op.operands.push(self.value()?);
+        op.operands.push(self.operand_of(ty)?);
         self.expect_word("to")?;
-        op.operands.push(self.value()?);
+        op.operands.push(self.operand_of(ty)?);
         self.expect_word("step")?;
-        op.operands.push(self.value()?);
+        op.operands.push(self.operand_of(ty)?);
         op.immediates.push(if self.accept_word("unroll")? { self.integer("unroll factor")? } else { 0 });
         self.carried(&mut args, &mut op.operands)?;
         self.expect('{')?;
         let values = self.define_all(&args)?;
-        op.regions.push(self.region(depth + 1, values)?);
-        Ok(args[1..].iter().map(|(_, ty)| *ty).collect())
+        let types: Vec<Type> = args[1..].iter().map(|(_, ty)| *ty).collect();
+        op.regions.push(self.region(depth + 1, values, &types)?);
+        Ok(types)
     }
 
     fn while_op(&mut self, op: &mut Op, depth: usize) -> Result<Vec<Type>> {
@@ -235,11 +270,12 @@ impl<'t> Parser<'t> {
         self.carried(&mut args, &mut op.operands)?;
         self.expect('{')?;
         let values = self.define_all(&args)?;
-        op.regions.push(self.region(depth + 1, values)?);
+        let types: Vec<Type> = args.into_iter().map(|(_, ty)| ty).collect();
+        op.regions.push(self.region(depth + 1, values, &[Type::BOOL])?);
         self.expect_word("do")?;
         self.expect('{')?;
-        op.regions.push(self.region(depth + 1, Vec::new())?);
-        Ok(args.into_iter().map(|(_, ty)| ty).collect())
+        op.regions.push(self.region(depth + 1, Vec::new(), &types)?);
+        Ok(types)
     }
 
     fn switch_op(&mut self, op: &mut Op, depth: usize) -> Result<Vec<Type>> {
@@ -253,11 +289,11 @@ impl<'t> Parser<'t> {
             let case: i64 = self.integer("signed 64-bit number")?;
             op.immediates.push(case as u64);
             self.expect('{')?;
-            op.regions.push(self.region(depth + 1, Vec::new())?);
+            op.regions.push(self.region(depth + 1, Vec::new(), &types)?);
         }
         self.expect_word("default")?;
         self.expect('{')?;
-        op.regions.push(self.region(depth + 1, Vec::new())?);
+        op.regions.push(self.region(depth + 1, Vec::new(), &types)?);
         self.expect('}')?;
         Ok(types)
     }

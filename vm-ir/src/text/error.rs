@@ -1,5 +1,8 @@
 //! What is wrong with a text.
 
+use crate::op::Opcode;
+use crate::op::nearest::any_of;
+
 /// A text that is no module: what is wrong, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}:{column}{}: {kind}", kernel.as_ref().map_or_else(String::new, |name| format!(", kernel @{name}")))]
@@ -12,6 +15,13 @@ pub struct TextError {
     pub kernel: Option<String>,
     /// What is wrong.
     pub kind: TextErrorKind,
+}
+
+impl TextError {
+    /// The error with the line of the text, and carets below what is wrong.
+    pub fn render(&self, source: &str) -> String {
+        super::excerpt::render_at(source, &self.to_string(), self.line, self.column)
+    }
 }
 
 /// What is wrong with a text.
@@ -36,7 +46,7 @@ pub enum TextErrorKind {
     #[error("the text is of version {0}; this is version {ours}", ours = crate::Module::VERSION)]
     Version(String),
     /// There is no such op.
-    #[error("there is no op {0:?}")]
+    #[error("there is no op {name:?}{}", meant(.0), name = .0)]
     UnknownOp(String),
     /// The op's name has the wrong words behind it.
     #[error("{op} takes {expected} here, found {found:?}")]
@@ -68,6 +78,16 @@ pub enum TextErrorKind {
         /// What it should be.
         what: String,
     },
+    /// The operand may be of several types.
+    #[error(
+        "the type of {text} is open here, as {op} takes several; write `%name = const {text} : TYPE` before, and %name here"
+    )]
+    OpenLiteral {
+        /// The literal.
+        text: String,
+        /// The op.
+        op: &'static str,
+    },
     /// The op defines another number of values.
     #[error("{op} defines {expected} values, not {found}")]
     Results {
@@ -86,4 +106,12 @@ pub enum TextErrorKind {
         /// The cap.
         limit: usize,
     },
+}
+
+/// What to write for a name that is no op's.
+fn meant(word: &str) -> String {
+    match &Opcode::suggest(word)[..] {
+        [] => String::new(),
+        words => format!("; write {}", any_of(words)),
+    }
 }

@@ -54,6 +54,17 @@ impl<'t> Lexer<'t> {
         Lexer { text, at: 0, line: 1, line_start: 0 }
     }
 
+    /// The tokens of one line, each with its bytes, up to the first error.
+    pub(super) fn tokens(line: &'t str) -> impl Iterator<Item = (std::ops::Range<usize>, Token<'t>)> {
+        let mut lexer = Lexer::new(line);
+        std::iter::from_fn(move || {
+            lexer.skip_space();
+            let start = lexer.at;
+            let token = lexer.token().ok().filter(|token| *token != Token::End)?;
+            Some((start..lexer.at, token))
+        })
+    }
+
     /// The next token and where it begins.
     pub(super) fn next(&mut self) -> (Position, Result<Token<'t>, TextErrorKind>) {
         self.skip_space();

@@ -7,11 +7,14 @@
 
 mod body;
 mod error;
+mod excerpt;
 mod lexer;
+mod literal;
 mod parser;
 mod printer;
 mod tile;
 
 pub use error::{TextError, TextErrorKind};
+pub use excerpt::{Mark, render};
 pub use parser::parse;
 pub use printer::{print, print_kernel};

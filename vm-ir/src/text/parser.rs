@@ -3,6 +3,7 @@
 
 use super::error::{TextError, TextErrorKind};
 use super::lexer::{Lexer, Position, Token};
+use super::literal::{Constants, Literal};
 use crate::limits::{MAX_CARRIED, MAX_KERNELS, MAX_MODULE_BYTES, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS};
 use crate::module::{
     GuestAddr, Kernel, Line, Module, Numbering, Param, ParamKind, Place, SharedArray, TooLarge, Value,
@@ -40,6 +41,10 @@ pub(super) struct Parser<'t> {
     pub(super) places: HashMap<&'t str, Place>,
     /// The element of each fragment.
     pub(super) elements: Vec<Scalar>,
+    /// The element of each view and shared array.
+    pub(super) memory: HashMap<Place, Scalar>,
+    /// What the literals among the operands became.
+    pub(super) constants: Constants,
 }
 
 impl From<TooLarge> for TextErrorKind {
@@ -62,6 +67,8 @@ impl<'t> Parser<'t> {
             values: HashMap::new(),
             places: HashMap::new(),
             elements: Vec::new(),
+            memory: HashMap::new(),
+            constants: Constants::default(),
         }
     }
 
@@ -154,17 +161,19 @@ impl<'t> Parser<'t> {
 
     pub(super) fn integer<T: TryFrom<i128>>(&mut self, what: &str) -> Result<T> {
         let Token::Number(text) = self.token else { return Err(self.expected(what)) };
+        let value = self.integer_at(Literal { text, position: self.position }, what)?;
+        self.advance()?;
+        Ok(value)
+    }
+
+    pub(super) fn integer_at<T: TryFrom<i128>>(&self, literal: Literal<'t>, what: &str) -> Result<T> {
+        let Literal { text, position } = literal;
         let value = match text.strip_prefix("0x") {
             Some(hex) => u64::from_str_radix(hex, 16).ok().map(i128::from),
             None => text.parse().ok(),
         };
-        match value.and_then(|v| T::try_from(v).ok()) {
-            Some(value) => {
-                self.advance()?;
-                Ok(value)
-            }
-            None => Err(self.error(TextErrorKind::Number { text: text.to_owned(), what: what.to_owned() })),
-        }
+        let wrong = || TextErrorKind::Number { text: text.to_owned(), what: what.to_owned() };
+        value.and_then(|v| T::try_from(v).ok()).ok_or_else(|| self.error_at(position, wrong()))
     }
 
     // --- types ---
@@ -219,10 +228,16 @@ impl<'t> Parser<'t> {
         let element = self.scalar()?;
         self.expect(',')?;
         self.expect('[')?;
-        let mut dims = Vec::new();
+        let (mut dims, mut names) = (Vec::new(), <[Option<Box<str>>; MAX_RANK]>::default());
         while !self.at(']') {
             if dims.len() == MAX_RANK {
                 return Err(self.too_many("dimensions", MAX_RANK));
+            }
+            if let Token::Word(name) = self.token {
+                if !is_name(name) {
+                    return Err(self.error(TextErrorKind::Name(name.to_owned())));
+                }
+                names[dims.len()] = Some(name.into());
             }
             dims.push(self.dim()?);
             if !self.accept(',')? {
@@ -242,13 +257,14 @@ impl<'t> Parser<'t> {
             align = self.integer("number of bytes")?;
         }
         self.expect('>')?;
-        Ok(ViewType { element, dims, access, align })
+        Ok(ViewType { element, dims, names, access, align })
     }
 
     pub(super) fn dim(&mut self) -> Result<Dim> {
-        if !self.accept('?')? {
-            return Ok(Dim::Fixed(self.integer("extent")?));
-        }
+        match self.token {
+            Token::Punct('?') | Token::Word(_) => self.advance()?,
+            _ => return Ok(Dim::Fixed(self.integer("extent, ? or a name")?)),
+        };
         let multiple = if self.accept('*')? { self.integer("multiple")? } else { 1 };
         Ok(Dim::Any { multiple })
     }
@@ -288,17 +304,6 @@ impl<'t> Parser<'t> {
             }
             None => Err(self.error(TextErrorKind::UnknownValue(name.to_owned()))),
         }
-    }
-
-    pub(super) fn values(&mut self, limit: usize) -> Result<Vec<Value>> {
-        let mut values = vec![self.value()?];
-        while self.accept(',')? {
-            if values.len() == limit {
-                return Err(self.too_many("values in a list", limit));
-            }
-            values.push(self.value()?);
-        }
-        Ok(values)
     }
 
     pub(super) fn define_place(&mut self, name: &'t str, place: Place) -> Result<()> {
@@ -343,6 +348,8 @@ impl<'t> Parser<'t> {
         self.numbering = Numbering::default();
         self.values.clear();
         self.places.clear();
+        self.memory.clear();
+        self.constants.clear();
         let params = self.params()?;
         self.expect_word("at")?;
         let guest = GuestAddr(self.integer("guest address")?);
@@ -372,7 +379,7 @@ impl<'t> Parser<'t> {
         }
         let tile = groups.map(|groups| self.tile(groups)).transpose()?.map(Box::new);
         self.elements = tile.iter().flat_map(|tile| &tile.fragments).map(|f| f.element).collect();
-        let body = self.region(1, Vec::new())?;
+        let body = self.region(1, Vec::new(), &[])?;
         let values = std::mem::take(&mut self.numbering.values);
         Ok(Kernel { name: name.into(), guest, block, cluster, params, shared, tile, values, body, line })
     }
@@ -394,6 +401,7 @@ impl<'t> Parser<'t> {
     }
 
     pub(super) fn param(&mut self, index: u16) -> Result<Param> {
+        let line = self.line();
         if let Token::Value(name) = self.token {
             if !is_name(name) {
                 return Err(self.error(TextErrorKind::Name(name.to_owned())));
@@ -410,12 +418,14 @@ impl<'t> Parser<'t> {
                 range = Some((least, self.integer("signed 64-bit number")?));
                 self.expect(']')?;
             }
-            return Ok(Param { name: name.into(), kind: ParamKind::Scalar { value, range } });
+            return Ok(Param { name: name.into(), kind: ParamKind::Scalar { value, range }, line });
         }
         let name = self.global("a parameter, @view or %number")?;
         self.define_place(name, Place::View(index))?;
         self.expect(':')?;
-        Ok(Param { name: name.into(), kind: ParamKind::View(self.view_type()?) })
+        let view = self.view_type()?;
+        self.memory.insert(Place::View(index), view.element);
+        Ok(Param { name: name.into(), kind: ParamKind::View(view), line })
     }
 
     pub(super) fn block_size(&mut self) -> Result<[u32; 3]> {
@@ -438,6 +448,7 @@ impl<'t> Parser<'t> {
         self.define_place(name, Place::Shared(index))?;
         self.expect(':')?;
         let element = self.scalar()?;
+        self.memory.insert(Place::Shared(index), element);
         self.expect('[')?;
         let mut dims = Vec::new();
         while !self.at(']') {

@@ -68,7 +68,7 @@ impl<'t> Parser<'t> {
         match op.code.shape() {
             Shape::Fetch | Shape::Put | Shape::PutRows | Shape::Get => {
                 self.expect('[')?;
-                op.operands = self.values(MAX_RANK)?;
+                op.operands = self.indices(MAX_RANK)?;
                 self.expect(']')?;
                 self.expect(',')?;
                 op.others.push(self.place()?);
@@ -79,7 +79,8 @@ impl<'t> Parser<'t> {
             }
             Shape::Fill => {
                 self.expect(',')?;
-                op.operands.push(self.value()?);
+                let element = op.place.map_or(Type::F32, |place| self.tile_element(place));
+                op.operands.push(self.operand_of(element)?);
             }
             Shape::Mma | Shape::Rows | Shape::Send => {
                 while self.accept(',')? {
@@ -127,7 +128,9 @@ impl<'t> Parser<'t> {
         }
         self.expect(')')?;
         self.expect('{')?;
-        op.regions.push(self.region(depth + 1, args)?);
+        let computed = op.place.iter().chain(&op.others[..computed]);
+        let yields: Vec<Type> = computed.map(|place| self.tile_element(*place)).collect();
+        op.regions.push(self.region(depth + 1, args, &yields)?);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! What the validator finds.
 
 use crate::module::GuestAddr;
+use crate::text::{Mark, render};
 use crate::types::{Class, Scalar, Type};
 
 /// A broken rule: which, and where.
@@ -24,10 +25,31 @@ fn on_line(words: &str, line: u32) -> String {
     if line == 0 { String::new() } else { format!("{words}{line}") }
 }
 
+impl ValidationError {
+    /// The error with its line of the text that the module was read from, and carets below what is wrong.
+    pub fn render(&self, source: &str) -> String {
+        let operand = match self.kind {
+            Rule::Operand { index, .. }
+            | Rule::OtherSign { index, .. }
+            | Rule::OperandNotUniform(index)
+            | Rule::OperandNotWarpUniform(index) => Some(index),
+            _ => None,
+        };
+        render(source, &Mark { line: self.line, op: self.op, operand, message: &self.to_string() })
+    }
+}
+
 /// Everything that one validation found, in the order of the text; never empty.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
 pub struct ValidationErrors(pub Vec<ValidationError>);
+
+impl ValidationErrors {
+    /// Each [rendered](ValidationError::render), one behind the other.
+    pub fn render(&self, source: &str) -> String {
+        self.0.iter().map(|error| error.render(source)).collect::<Vec<_>>().join("\n")
+    }
+}
 
 /// A rule that a module breaks. Its [code](Rule::code) is the variant's name, so none is renamed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr, strum::VariantNames)]
@@ -79,6 +101,16 @@ pub enum Rule {
         align: u32,
         /// The element's size.
         least: u32,
+    },
+    /// The name of an extent is none, or does not fit the extent.
+    #[error("@{view} names an extent {name:?}, {what}")]
+    ExtentName {
+        /// The view.
+        view: String,
+        /// The name.
+        name: String,
+        /// What is wrong.
+        what: String,
     },
     /// Memory does not hold this type.
     #[error("@{name} holds {element}; memory holds {}", Class::DATA)]
@@ -160,6 +192,18 @@ pub enum Rule {
         expected: String,
         /// What it is.
         found: Type,
+    },
+    /// The operand's type is one for which another op does the same, as the sign of integers is in the op.
+    #[error("operand {index} is {found}, not {expected}; write {instead}")]
+    OtherSign {
+        /// Which operand, from 1.
+        index: usize,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        found: Type,
+        /// The ops for it.
+        instead: String,
     },
     /// The result is of the wrong type.
     #[error("the result is {found}, not {expected}")]

@@ -9,7 +9,7 @@ use crate::limits::{
 use crate::module::{ParamKind, is_name};
 use crate::types::{Class, Type};
 use crate::view::{Dim, ViewType};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 impl<'k> Checker<'k> {
     /// Checks the head.
@@ -21,7 +21,9 @@ impl<'k> Checker<'k> {
         self.cap("parameters", kernel.params.len(), MAX_PARAMS);
         let mut places = HashSet::new();
         let mut values = HashSet::new();
+        let mut extents = HashMap::new();
         for param in &kernel.params {
+            self.line = if param.line.0 == 0 { kernel.line } else { param.line };
             self.name(&param.name);
             match &param.kind {
                 ParamKind::View(view) => {
@@ -29,6 +31,7 @@ impl<'k> Checker<'k> {
                         self.error(Rule::DuplicateName(format!("@{}", param.name)));
                     }
                     self.view(&param.name, view);
+                    self.extent_names(&param.name, view, &mut extents);
                 }
                 ParamKind::Scalar { value, range } => {
                     let ty = kernel.type_of(*value);
@@ -37,6 +40,7 @@ impl<'k> Checker<'k> {
                 }
             }
         }
+        self.line = kernel.line;
         for value in &kernel.values {
             if let Some(name) = &value.name {
                 self.name(name);
@@ -106,6 +110,26 @@ impl<'k> Checker<'k> {
         let least = view.element.bytes();
         if !view.align.is_power_of_two() || view.align < least || view.align > 256 {
             self.error(Rule::ViewAlign { name: name.to_owned(), align: view.align, least });
+        }
+    }
+
+    /// Checks the names of a view's extents; `multiples` are those of the names before.
+    fn extent_names(&mut self, view: &str, ty: &'k ViewType, multiples: &mut HashMap<&'k str, u32>) {
+        for (dimension, name) in ty.names.iter().enumerate() {
+            let Some(name) = name.as_deref() else { continue };
+            let what = match ty.dims.get(dimension) {
+                _ if !is_name(name) => "which is no name".to_owned(),
+                Some(Dim::Any { multiple }) => {
+                    let first = *multiples.entry(name).or_insert(*multiple);
+                    if first == *multiple {
+                        continue;
+                    }
+                    format!("a multiple of {multiple} here and of {first} before; write the same in both")
+                }
+                Some(Dim::Fixed(_)) => "which is fixed already".to_owned(),
+                None => "a dimension that it has not".to_owned(),
+            };
+            self.error(Rule::ExtentName { view: view.to_owned(), name: name.to_owned(), what });
         }
     }
 

@@ -4,7 +4,7 @@ use super::check::Checker;
 use super::error::Rule;
 use crate::limits::{MAX_CHANNELS, MAX_FRAGMENTS, MAX_GROUPS, MAX_SHARED_BYTES, MAX_STAGES, MAX_TILE};
 use crate::module::{Op, Place, Region};
-use crate::op::{Group, Left, Opcode, PlaceRule, Right, Shape};
+use crate::op::{Group, Left, Opcode, PlaceRule, Right, Shape, Turn};
 use crate::tile::{Fragment, Tile, multiplies};
 use crate::types::{Class, Scalar, Type};
 use crate::view::Access;
@@ -182,6 +182,10 @@ impl<'k> Checker<'k> {
                 self.tile_shape(view.rank() >= rank && view.element == fragment.element, || {
                     let what = if rank == 1 { "rows" } else { "matrices" };
                     format!("@{name} has no {what} of {}, as @{} has", fragment.element, fragment.name)
+                });
+                let turned = op.attr() == Some(Turn::Transposed);
+                self.tile_shape(!(turned && fragment.is_line()), || {
+                    format!("@{} is a column or a row; a matrix is stored transposed", fragment.name)
                 });
                 let adds = matches!(fragment.element, Scalar::F32 | Scalar::I32);
                 self.tile_shape(op.code != Opcode::PutAdd || adds, || {

@@ -3,6 +3,7 @@
 use super::check::Checker;
 use super::error::Rule;
 use crate::module::{Op, Place, index_count};
+use crate::op::nearest::any_of;
 use crate::op::{Opcode, Order, PlaceRule, Shape, Width};
 use crate::types::{Class, Scalar, Type};
 
@@ -82,7 +83,13 @@ impl Checker<'_> {
         if !class.contains(found.scalar()) || (found.is_vector() && !vector) {
             let expected =
                 if vector { class.to_string() } else { format!("a single {}", strip_article(class)) };
-            self.error(Rule::Operand { index: index + 1, expected, found });
+            let index = index + 1;
+            let op = self.op.and_then(Opcode::from_mnemonic);
+            let instead = op.map_or(Vec::new(), |op| op.for_type(found.scalar()));
+            self.error(match any_of(&instead) {
+                instead if instead.is_empty() => Rule::Operand { index, expected, found },
+                instead => Rule::OtherSign { index, expected, found, instead },
+            });
         }
     }
 

@@ -3,7 +3,7 @@
 use super::check;
 use vm_ir::Scalar;
 use vm_ir::op::Axis;
-use vm_ir::view::Access;
+use vm_ir::view::{Access, ViewType};
 
 const TILE: u32 = 16;
 
@@ -11,9 +11,12 @@ const TILE: u32 = 16;
 fn matmul() {
     check("matmul", |k| {
         k.block_size([TILE, TILE, 1]);
-        let a = k.view("a", Scalar::F32, 2, Access::Read);
-        let b = k.view("b", Scalar::F32, 2, Access::Read);
-        let c = k.view("c", Scalar::F32, 2, Access::Write);
+        let matrix = |name, extents: [&str; 2], access| {
+            k.view_of(name, ViewType::new(Scalar::F32, 2, access).named(&extents))
+        };
+        let a = matrix("a", ["m", "k"], Access::Read);
+        let b = matrix("b", ["k", "n"], Access::Read);
+        let c = matrix("c", ["m", "n"], Access::Write);
         // One column more than the tile has, so that a column's elements lie in different banks.
         let tile_a = k.shared("tile_a", Scalar::F32, &[TILE, TILE + 1]);
         let tile_b = k.shared("tile_b", Scalar::F32, &[TILE, TILE + 1]);

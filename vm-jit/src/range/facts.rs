@@ -11,7 +11,7 @@ fn module(body: &str) -> ValidModule {
     let text = format!(
         "vir 1\nkernel @k(@x: view<f32, [?], readwrite>, @q: view<f32, [?, ?*12], readwrite>, \
          @m: view<f32, [5, 48], readwrite>, %f: f32, %i: i64, %j: i32, %few: i32 in [0, 100], \
-         %near: i64 in [-8, 8]) at 0x0 block(64) {{\nshared @s: f32[40]\n%n = extent @x, 0 : i64\n%w = extent @q, 1 : i64\n\
+         %near: i64 in [-8, 8], @a: view<f32, [rows, inner], read>, @c: view<f32, [inner, ?], read>) at 0x0 block(64) {{\nshared @s: f32[40]\n%n = extent @x, 0 : i64\n%w = extent @q, 1 : i64\n\
          %0 = const 0 : i64\n%1 = const 1 : i64\n%4 = const 4 : i64\n%t = thread_id.x : i32\n%b = lt.s %j, %few : bool\n{body}\n}}"
     );
     validate(text::parse(&text).unwrap_or_else(|error| panic!("{text}: {error}")), Trust::Guest)
@@ -245,6 +245,14 @@ fn accesses() {
     check_access(&format!("{fours}%a = load @q[%0, %i4] : vec4<f32>"), "[false] Together /4 +0");
     check_access(&format!("{fours}%a = load @x[%i4] : vec4<f32>"), "[] Each /4 +0");
     check_access(&format!("{fours}%a = load @q[%0, %i4] : vec8<f32>"), "[false] Each /4 +0");
+    // What is below an extent is below all of its name.
+    let named = |of: &str, index: &str| {
+        format!("%k = extent {of} : i64\n%c = lt.u %i, %k : bool\nif %c {{\n%a = load {index} : f32\n}}")
+    };
+    check_access(&named("@a, 1", "@c[%i, %j]"), "[true] Together /1 +0");
+    check_access(&named("@c, 0", "@a[%0, %i]"), "[false] All /1 +0");
+    check_access(&named("@c, 0", "@c[%0, %i]"), "[false] Together /1 +0");
+    check_access(&named("@a, 0", "@c[%i, %j]"), "[false] Together /1 +0");
     // A sum that may wrap is no distance.
     check_access("%v = add %j, %few : i32\n%a = load @x[%v] : f32", "[] Together /1 +0");
     check_access("%v = add %i, %4 : i64\n%a = load @x[%v] : f32", "[] Together /1 +0");

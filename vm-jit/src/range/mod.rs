@@ -110,6 +110,7 @@ impl<'k> Ranges<'k> {
             undo: Vec::new(),
             learnt: 0,
             all,
+            same: same_extents(kernel),
         };
         for param in kernel.params() {
             if let ParamKind::Scalar { value, range: Some((low, high)) } = param.kind {
@@ -175,6 +176,22 @@ struct Walk<'k> {
     learnt: usize,
     /// Are the facts of all operands kept?
     all: bool,
+    /// The extents that equal one before them, by view and dimension.
+    same: HashMap<(u16, u8), (u16, u8)>,
+}
+
+/// The extents that have the name of one before them, and that one.
+fn same_extents(kernel: &Kernel) -> HashMap<(u16, u8), (u16, u8)> {
+    let views = (0..).zip(kernel.params()).filter_map(|(index, param)| match &param.kind {
+        ParamKind::View(view) => Some((index, view.rank())),
+        ParamKind::Scalar { .. } => None,
+    });
+    let extents = views.flat_map(|(view, rank)| (0..rank).map(move |dimension| (view, dimension)));
+    let same = extents.map(|(view, dimension)| {
+        let (first, at) = kernel.same_extent(view, dimension);
+        ((view, dimension as u8), (first, at as u8))
+    });
+    same.filter(|(extent, first)| extent != first).collect()
 }
 
 impl<'k> Walk<'k> {
@@ -333,7 +350,15 @@ impl<'k> Walk<'k> {
         }
         if op.code.effect() == Effect::Pure {
             let operands = op.operands.iter().map(|v| self.canon[v.index()]).collect();
-            let number = (op.code, op.attrs, op.place, operands, op.immediates.clone(), ty);
+            let (mut place, mut immediates) = (op.place, op.immediates.clone());
+            // Extents of one name are one number.
+            if let (Shape::Extent, Some(Place::View(view)), [dimension]) =
+                (op.code.shape(), &mut place, &mut immediates[..])
+            {
+                let (first, at) = self.same_extent(*view, *dimension as u8);
+                (*view, *dimension) = (first, at.into());
+            }
+            let number = (op.code, op.attrs, place, operands, immediates, ty);
             if let Some(earlier) = self.numbers.get(&number) {
                 self.canon[result.index()] = *earlier;
             } else {
@@ -364,6 +389,11 @@ impl<'k> Walk<'k> {
         }
     }
 
+    /// The first extent that always equals this one.
+    fn same_extent(&self, view: u16, dimension: u8) -> (u16, u8) {
+        self.same.get(&(view, dimension)).copied().unwrap_or((view, dimension))
+    }
+
     fn access(&mut self, op: &Op) {
         let Some(place) = op.place else { return };
         let Some((rank, _)) = self.kernel.place(place) else { return };
@@ -383,9 +413,11 @@ impl<'k> Walk<'k> {
                 Place::Channel(_) | Place::Fragment(_) => None,
             };
             let below = match place {
-                Place::View(view) => fact.below.iter().any(|b| {
-                    b.view == view && usize::from(b.dimension) == dimension && i128::from(b.offset) <= -lanes
-                }),
+                Place::View(view) => {
+                    let extent = self.same_extent(view, dimension as u8);
+                    let below = |b: &Below| (b.view, b.dimension) == extent && i128::from(b.offset) <= -lanes;
+                    fact.below.iter().any(below)
+                }
                 Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => false,
             };
             fact.low >= 0 && (below || fixed.is_some_and(|extent| fact.high <= i128::from(extent) - lanes))

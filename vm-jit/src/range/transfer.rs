@@ -141,12 +141,15 @@ impl Walk<'_> {
                 let dimension = *op.immediates.first()? as usize;
                 match self.kernel.view(view)?.dims.get(dimension)? {
                     Dim::Fixed(extent) => Fact::between(i128::from(*extent), i128::from(*extent)),
-                    Dim::Any { multiple } => Fact {
-                        low: 0,
-                        high: i128::from(MAX_EXTENT),
-                        shift: multiple.trailing_zeros(),
-                        below: vec![Below { view, dimension: dimension as u8, offset: 0 }],
-                    },
+                    Dim::Any { multiple } => {
+                        let (view, dimension) = self.same_extent(view, dimension as u8);
+                        Fact {
+                            low: 0,
+                            high: i128::from(MAX_EXTENT),
+                            shift: multiple.trailing_zeros(),
+                            below: vec![Below { view, dimension, offset: 0 }],
+                        }
+                    }
                 }
             }
             _ => return None,

@@ -28,12 +28,22 @@ const BEGIN_BLOCK: u64 = 2048;
 /// To zero a word of shared memory.
 const ZERO: u64 = 8;
 
+/// Bytes of fragments that a processor zeroes in a nanosecond.
+const ZEROED: u64 = 4;
+
 /// What a thread's share is of what a block takes to begin.
-pub(super) fn begin(kernel: &Kernel, _: Costs) -> u64 {
+pub(super) fn begin(kernel: &Kernel, costs: Costs) -> u64 {
     let threads: u64 = kernel.block().iter().map(|size| u64::from(*size)).product();
     let shared: u64 = kernel.shared().iter().map(|array| array.bytes()).sum();
     // A guest's shared memory is zeroed, word by word at worst.
-    let block = BEGIN_BLOCK.saturating_add(ZERO.saturating_mul(shared / 4));
+    let fragments = match (costs, kernel.tile()) {
+        // Fragments are zero at first: on a processor, memory.
+        (Costs::Cpu, Some(tile)) => {
+            tile.fragments.iter().map(|f| f.len() * u64::from(f.element.bytes()) / ZEROED).sum()
+        }
+        _ => 0,
+    };
+    let block = BEGIN_BLOCK.saturating_add(ZERO.saturating_mul(shared / 4)).saturating_add(fragments);
     BEGIN.saturating_add(block.div_ceil(threads.max(1)))
 }
 
@@ -43,7 +53,10 @@ pub(super) fn of(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
         return LOOP + op.regions.len() as u64;
     }
     if op.code.shape().is_tile() {
-        return tile(kernel, op, costs);
+        return match costs {
+            Costs::Ptx(..) => tile(kernel, op, costs),
+            Costs::Cpu => tile_on_cpu(kernel, op),
+        };
     }
     let value = op.result().or(op.operands.last().copied()).map(|value| kernel.type_of(value));
     let lanes = match op.code.shape() {
@@ -75,14 +88,47 @@ fn tile(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
             let inner = places().filter_map(|place| kernel.channel(*place)).map(|c| c.dims[0].max(c.dims[1]));
             STAGE + elements * u64::from(inner.max().unwrap_or(1)) / PRODUCTS
         }
-        Opcode::Map => {
-            let ops = op.regions.iter().flat_map(|region| &region.ops);
-            let each = ops.fold(4u64, |sum, op| sum.saturating_add(of(kernel, op, costs)));
-            elements.div_ceil(ELEMENTS).saturating_mul(each)
-        }
+        Opcode::Map => elements.div_ceil(ELEMENTS).saturating_mul(map_element(kernel, op, costs)),
         Opcode::Fetch | Opcode::Put | Opcode::Release => STAGE + places().map(bytes).sum::<u64>() / BYTES,
         _ => 64 + places().map(bytes).sum::<u64>() / 4 / ELEMENTS,
     }
+}
+
+/// What an element of a map costs.
+pub(crate) fn map_element(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
+    let ops = op.regions.iter().flat_map(|region| &region.ops);
+    ops.fold(4u64, |sum, op| sum.saturating_add(of(kernel, op, costs)))
+}
+
+/// What an op of a tile kernel costs on a processor, where one thread does it all.
+fn tile_on_cpu(kernel: &Kernel, op: &Op) -> u64 {
+    /// Of any op.
+    const BEGIN: u64 = 64;
+    /// Bytes that are copied, widened or joined in a nanosecond.
+    const BYTES: u64 = 2;
+    /// Products that are added up in one.
+    const PRODUCTS: u64 = 4;
+    let places = || op.place.iter().chain(&op.others);
+    let bytes = |place: &Place| {
+        let channel = kernel.channel(*place).map_or(0, |channel| channel.stage_bytes());
+        channel + kernel.fragment(*place).map_or(0, |f| f.len() * u64::from(f.element.bytes()))
+    };
+    let elements = op.place.and_then(|place| kernel.fragment(place)).map_or(0, |f| f.len());
+    let all: u64 = places().map(bytes).sum();
+    BEGIN
+        + match op.code {
+            Opcode::Mma | Opcode::Product => {
+                let inner =
+                    places().filter_map(|place| kernel.channel(*place)).map(|c| c.dims[0].max(c.dims[1]));
+                // Factors may have to be packed.
+                elements.saturating_mul(inner.max().unwrap_or(1).into()) / PRODUCTS + all
+            }
+            Opcode::Map => elements.saturating_mul(map_element(kernel, op, Costs::Cpu)),
+            // Each element by comparing and exchanging.
+            Opcode::PutAdd => elements.saturating_add(places().map(bytes).sum::<u64>()).saturating_mul(64),
+            Opcode::Release => 0,
+            _ => all / BYTES,
+        }
 }
 
 /// What an op costs for one element; `shared` is whether the memory that it works on is. For a conversion, `from` is what it

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vm_accel::{Brand, Buffer, Session};
+use vm_accel::{Buffer, Session};
 use vm_passthrough::accelerator::{
     Accelerator, Error, JitCompiler, JitTarget, MemoryKind, QueueOptions, Worker, WorkerOptions, arguments,
 };
@@ -172,12 +172,12 @@ fn arithmetic<A: JitTarget>(
     let compiled = compiler.compile_kernel(kernel).map_err(Failure::failed)?;
     let run = || -> Result<BenchmarkSpread, Error> {
         let kernel = worker.load(compiled.artifact())?;
-        let grid = BLOCKS.saturating_mul(worker.accelerator().info().units.into()).clamp(1, 65_535);
+        let grid = BLOCKS.saturating_mul(worker.accelerator().info().compute_units.into()).clamp(1, 65_535);
         let items = grid * compute::ITEMS;
         let out = worker.allocate(4 * items)?;
         let launch = |rounds: i32| {
             let launch =
-                |session: &Session<A, _>| session.launch(&kernel, grid as u32, &arguments![&out, rounds]);
+                |session: &Session<A>| session.launch(&kernel, grid as u32, &arguments![&out, rounds]);
             timed(worker, launch).map(|time| time.as_secs_f64())
         };
         // As many rounds as take long enough to be timed, and not so long that nobody could stop it.
@@ -204,7 +204,7 @@ fn memory<A: JitTarget>(
         let kernel = worker.load(compiled.artifact())?;
         let (from, to) = (worker.allocate_zeroed(bytes)?, worker.allocate(bytes)?);
         let grid = bytes.div_ceil(4 * compute::LANES * compute::ITEMS) as u32;
-        let launch = |session: &Session<A, _>| session.launch(&kernel, grid, &arguments![&from, &to]);
+        let launch = |session: &Session<A>| session.launch(&kernel, grid, &arguments![&from, &to]);
         timed(worker, launch)?;
         let seconds = repeat(|| timed(worker, launch).map(|time| time.as_secs_f64()))?;
         Ok(spread(seconds.into_iter().map(|seconds| 2.0 * bytes as f64 / seconds).collect()))
@@ -213,9 +213,9 @@ fn memory<A: JitTarget>(
 }
 
 /// The device's time for what `f` gives it.
-fn timed<A: Accelerator, B: Brand>(
-    worker: &Worker<A, B>,
-    f: impl Fn(&Session<A, B>) -> Result<(), Error> + Send + Sync,
+fn timed<A: Accelerator>(
+    worker: &Worker<A>,
+    f: impl Fn(&Session<A>) -> Result<(), Error> + Send + Sync,
 ) -> Result<Duration, Error> {
     let deadline = Instant::now() + TIMEOUT;
     worker.submit_and_wait(deadline, |session| session.timed(deadline, &f))

@@ -2,15 +2,18 @@
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
+use std::path::Path;
 
 use vm_ir::{Kernel, ValidModule};
 use vm_jit::legal::{self, Support};
 use vm_jit::{Artifact, Entry, Target};
 
+use super::targets;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{self, Body};
 use crate::kernel::args::{self, CompileArgs};
+use crate::kernel::file::Loaded;
 use crate::kernel::{argument, file, wait};
 use crate::save;
 use crate::table::{Table, printable};
@@ -20,22 +23,25 @@ use crate::table::{Table, printable};
 /// # Errors
 /// When the file is no valid module, the target rejects it, or the code can't be written.
 pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<(), Failure> {
-    let module = file::load(&arguments.file, args::trust(arguments.trusted))?;
-    let target = with_lines(arguments);
-    if arguments.legal {
-        return legal(context, &module, &arguments.target);
-    }
-    let compiled = {
-        let (module, target) = (module.clone(), target.clone());
-        let what = format!("compiling {} for {}", arguments.file.display(), arguments.target);
-        wait::run(&what, arguments.deadline, move || {
-            vm_jit::compile(&module, &target).map_err(Failure::failed)
-        })
+    // There are both unless targets are listed.
+    let (Some(path), Some(target)) = (&arguments.file, &arguments.target) else {
+        return targets::list(context);
     };
-    let artifact = compiled.map_err(|failure| Failure {
-        message: prefixed(&arguments.file.display().to_string(), &failure.message),
-        ..failure
-    })?;
+    let loaded = file::load(path, args::trust(arguments.trusted))?;
+    if arguments.legal {
+        return legal(context, path, &loaded, target);
+    }
+    let artifact = {
+        let (Loaded { module, source }, path, target) =
+            (loaded.clone(), path.clone(), with_lines(path, target));
+        let what = format!("compiling {} for {target}", path.display());
+        wait::run(&what, arguments.deadline, move || {
+            vm_jit::compile(&module, &target).map_err(|rejected| {
+                Failure::failed(file::behind(&path, rejected.0.iter().map(|reject| reject.render(&source))))
+            })
+        })
+    }?;
+    let module = loaded.module;
     if artifact.text().is_none() && arguments.output.is_none() && (context.json || io::stdout().is_terminal())
     {
         return Err(Failure::usage(format_args!(
@@ -54,27 +60,18 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<
         return print_code(context, &artifact);
     }
     context.print(
-        || Body::Compile(document(arguments, &module, &artifact)),
-        || summary(arguments, &module, &artifact),
+        || Body::Compile(document(arguments, target, &module, &artifact)),
+        || summary(arguments, target, &module, &artifact),
     )
 }
 
 /// The target, with the lines of the file in the code where it can hold them.
-fn with_lines(arguments: &CompileArgs) -> Target {
-    let mut target = arguments.target.clone();
+fn with_lines(path: &Path, target: &Target) -> Target {
+    let mut target = target.clone();
     if let Target::Ptx(options) = &mut target {
-        options.source = Some(arguments.file.display().to_string());
+        options.source = Some(path.display().to_string());
     }
     target
-}
-
-/// Each line of a message behind the file that it is about.
-fn prefixed(file: &str, message: &str) -> String {
-    let lines: Vec<_> = message
-        .lines()
-        .map(|line| if line.starts_with("kernel @") { format!("{file}: {line}") } else { line.to_owned() })
-        .collect();
-    lines.join("\nerror: ")
 }
 
 fn print_code(context: &mut Context<'_>, artifact: &Artifact) -> Result<(), Failure> {
@@ -86,8 +83,8 @@ fn kernel<'m>(module: &'m ValidModule, entry: &Entry) -> Option<&'m Kernel> {
     module.kernel(&entry.kernel)
 }
 
-fn summary(arguments: &CompileArgs, module: &ValidModule, artifact: &Artifact) -> String {
-    let mut text = format!("{}: {}, {} bytes", arguments.target, artifact.format, artifact.code.len());
+fn summary(arguments: &CompileArgs, target: &Target, module: &ValidModule, artifact: &Artifact) -> String {
+    let mut text = format!("{target}: {}, {} bytes", artifact.format, artifact.code.len());
     if let Some(path) = &arguments.output {
         // Writing to a string does not fail, here and below.
         let _ = write!(text, " in {}", printable(&path.display().to_string()));
@@ -111,10 +108,15 @@ pub(super) fn sizes([x, y, z]: [u32; 3]) -> String {
     format!("{x}×{y}×{z}")
 }
 
-fn document(arguments: &CompileArgs, module: &ValidModule, artifact: &Artifact) -> json::Compiled {
+fn document(
+    arguments: &CompileArgs,
+    target: &Target,
+    module: &ValidModule,
+    artifact: &Artifact,
+) -> json::Compiled {
     let file = arguments.output.as_ref().map(|path| path.display().to_string());
     json::Compiled {
-        target: arguments.target.to_string(),
+        target: target.to_string(),
         format: artifact.format.to_string(),
         code_bytes: artifact.code.len(),
         code: if file.is_none() { artifact.text().map(str::to_owned) } else { None },
@@ -148,7 +150,8 @@ fn compiled_kernel(module: &ValidModule, entry: &Entry) -> json::CompiledKernel 
 }
 
 /// `--legal`: how the target does what the file uses. It fails, once that is printed, when the file does not compile.
-fn legal(context: &mut Context<'_>, module: &ValidModule, target: &Target) -> Result<(), Failure> {
+fn legal(context: &mut Context<'_>, path: &Path, loaded: &Loaded, target: &Target) -> Result<(), Failure> {
+    let module = &loaded.module;
     let uses = legal::survey(module, target);
     let rejects = legal::rejects(module, target);
     context.print(
@@ -190,8 +193,7 @@ fn legal(context: &mut Context<'_>, module: &ValidModule, target: &Target) -> Re
     if rejects.is_empty() {
         return Ok(());
     }
-    let lines: Vec<_> = rejects.iter().map(ToString::to_string).collect();
-    Err(Failure::failed(lines.join("\nerror: ")))
+    Err(Failure::failed(file::behind(path, rejects.iter().map(|reject| reject.render(&loaded.source)))))
 }
 
 fn legal_op(used: &legal::Use) -> json::LegalOp {

@@ -2,12 +2,14 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use vm_ir::filetest::{Tolerance, compare};
 use vm_ir::format::{signed, to_f64};
-use vm_ir::interp::{Argument, Launch, Tensor};
+use vm_ir::interp::{Argument, Launch, OutOfBounds, Tensor};
 use vm_ir::module::ParamKind;
+use vm_ir::text::{self, Mark};
 use vm_ir::{Kernel, Scalar, Trust};
 
 use super::compile::sizes;
@@ -15,7 +17,8 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{self, Body};
 use crate::kernel::args::{self, DeviceArg, LaunchArgs};
-use crate::kernel::engine::{self, Ran, Task};
+use crate::kernel::engine::{self, Ran, Spread, Task};
+use crate::kernel::file::Loaded;
 use crate::kernel::{argument, file, npy, wait};
 use crate::table::Table;
 
@@ -32,7 +35,7 @@ const GRACE: Duration = Duration::from_secs(10);
 pub(crate) fn run(context: &mut Context<'_>, arguments: &LaunchArgs) -> Result<(), Failure> {
     let trust = args::trust(arguments.trusted);
     check_options(arguments, trust)?;
-    let module = file::load(&arguments.file, trust)?;
+    let Loaded { module, source } = file::load(&arguments.file, trust)?;
     let kernel = file::choose(&arguments.file, &module, arguments.kernel.as_deref())?.clone();
     let launch = Launch {
         kernel: kernel.name().to_owned(),
@@ -42,22 +45,27 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &LaunchArgs) -> Result<(
     launch.check(&kernel).map_err(Failure::usage)?;
     let task = Task {
         module,
+        source: Arc::clone(&source),
         launch,
         deadline: arguments.deadline,
         fuel: arguments.fuel,
         cache: context.cache.clone(),
+        repeat: arguments.repeat,
     };
 
     let mut wanted = None;
     let what = format!("kernel @{}", kernel.name());
-    let ran = {
+    let mut ran = {
         let (task, host, device) = (task.clone(), context.host.clone(), arguments.device);
         wait::run(&what, arguments.deadline.saturating_add(GRACE), move || engine::run(task, device, &host))?
     };
     if arguments.check {
         let what = format!("kernel @{} on the interpreter", kernel.name());
         let deadline = arguments.deadline.saturating_add(GRACE);
-        wanted = Some(wait::run(&what, deadline, move || engine::interpret(task))?.arguments);
+        let task = Task { repeat: None, ..task };
+        let interpreted = wait::run(&what, deadline, move || engine::interpret(task))?;
+        wanted = Some(interpreted.arguments);
+        ran.out_of_bounds = interpreted.out_of_bounds;
     }
     let outputs = outputs(arguments, &kernel, &ran.arguments, wanted.as_deref())?;
     for Output { tensor, file, .. } in &outputs {
@@ -67,16 +75,31 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &LaunchArgs) -> Result<(
     }
     context.print(
         || Body::Launch(document(arguments, &kernel, &ran, &outputs)),
-        || text(arguments, &kernel, &ran, &outputs),
+        || summary(arguments, &kernel, &ran, &outputs),
     )?;
-    let differing: Vec<_> = outputs
-        .iter()
-        .filter_map(|output| {
-            let mismatch = output.check.as_ref()?.mismatch.as_ref()?;
-            Some(format!("@{} differs from the interpreter's: {mismatch}", output.name))
-        })
-        .collect();
-    if differing.is_empty() { Ok(()) } else { Err(Failure::failed(differing.join("\nerror: "))) }
+    let differing = outputs.iter().filter_map(|output| {
+        let mismatch = output.check.as_ref()?.mismatch.as_ref()?;
+        Some(format!("@{} differs from the interpreter's: {mismatch}", output.name))
+    });
+    let mut wrong: Vec<_> = differing.collect();
+    if arguments.check && !arguments.allow_out_of_bounds {
+        wrong.extend(out_of_bounds(arguments, &source, ran.out_of_bounds.as_deref().unwrap_or_default()));
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(Failure::failed(wrong.join("\nerror: "))) }
+}
+
+/// What `--check` says of accesses out of bounds, each with its line, and what to do about them.
+fn out_of_bounds(arguments: &LaunchArgs, source: &str, found: &[OutOfBounds]) -> Option<String> {
+    const REMEDY: &str = "such a load gives 0 and such a store does nothing; compare the indices with the extents, give equal \
+                          extents one name, as in view<f32, [m, k], read>, or allow it with --allow-out-of-bounds";
+    let shown = found.iter().map(|found| {
+        let message = found.to_string();
+        text::render(
+            source,
+            &Mark { line: found.line, op: Some(found.op), message: &message, ..Mark::default() },
+        )
+    });
+    (!found.is_empty()).then(|| format!("{}\n{REMEDY}", file::behind(&arguments.file, shown)))
 }
 
 fn check_options(arguments: &LaunchArgs, trust: Trust) -> Result<(), Failure> {
@@ -143,7 +166,7 @@ fn check(got: &Tensor, wanted: &Tensor, tolerance: Option<f64>) -> Check {
     Check { tolerance, mismatch: mismatch.map(|mismatch| mismatch.to_string()) }
 }
 
-fn text(arguments: &LaunchArgs, kernel: &Kernel, ran: &Ran, outputs: &[Output<'_>]) -> String {
+fn summary(arguments: &LaunchArgs, kernel: &Kernel, ran: &Ran, outputs: &[Output<'_>]) -> String {
     let mut text = format!(
         "@{} on {}: grid {}, block {}, ",
         kernel.name(),
@@ -155,7 +178,14 @@ fn text(arguments: &LaunchArgs, kernel: &Kernel, ran: &Ran, outputs: &[Output<'_
     if let (Some(target), Some(compile)) = (&ran.target, ran.compile) {
         let _ = write!(text, "compiled for {target} in {:.2} ms, ", json::milliseconds(compile));
     }
-    let _ = writeln!(text, "ran {:.2} ms", json::milliseconds(ran.run));
+    let ms = json::milliseconds;
+    let _ = match ran.repeated {
+        None => writeln!(text, "ran {:.2} ms", ms(ran.run)),
+        Some(Spread { launches, median, min, max }) => {
+            let (median, min, max) = (ms(median), ms(min), ms(max));
+            writeln!(text, "ran {median:.3} ms, the median of {launches} launches of {min:.3} to {max:.3} ms")
+        }
+    };
     let mut table = Table::new(["OUTPUT", "TYPE", "FILE", "CHECK", "FIRST ELEMENTS"]);
     for output in outputs {
         let dash = || "-".to_owned();
@@ -176,7 +206,34 @@ fn text(arguments: &LaunchArgs, kernel: &Kernel, ran: &Ran, outputs: &[Output<'_
     if !outputs.is_empty() {
         let _ = write!(text, "{table}");
     }
+    let beyond = ran.out_of_bounds.as_deref().unwrap_or_default();
+    if !beyond.is_empty() {
+        let mut table = Table::new(["OUT OF BOUNDS", "LINE", "OP", "EXTENTS", "FIRST", "ACCESSES"]);
+        for OutOfBounds { op, line, place, extents, first, count, .. } in beyond {
+            table.push([
+                format!("@{place}"),
+                line.to_string(),
+                (*op).to_owned(),
+                format!("{extents:?}"),
+                format!("{first:?}"),
+                count.to_string(),
+            ]);
+        }
+        let _ = write!(text, "{table}");
+    }
     text
+}
+
+fn beyond(found: &OutOfBounds) -> json::OutOfBounds {
+    json::OutOfBounds {
+        op: found.op.to_owned(),
+        line: found.line,
+        place: found.place.clone(),
+        extents: found.extents.clone(),
+        first: found.first.clone(),
+        lanes: found.lanes,
+        accesses: found.count,
+    }
 }
 
 /// The first elements as JSON values: numbers, or words for what JSON has no number for.
@@ -215,6 +272,13 @@ fn document(arguments: &LaunchArgs, kernel: &Kernel, ran: &Ran, outputs: &[Outpu
         block: kernel.block(),
         compile_ms: ran.compile.map(json::milliseconds),
         run_ms: json::milliseconds(ran.run),
+        repeated: ran.repeated.map(|spread| json::Repeated {
+            launches: spread.launches,
+            median_ms: json::milliseconds(spread.median),
+            min_ms: json::milliseconds(spread.min),
+            max_ms: json::milliseconds(spread.max),
+        }),
+        out_of_bounds: ran.out_of_bounds.as_ref().map(|found| found.iter().map(beyond).collect()),
         outputs: outputs
             .iter()
             .map(|output| json::Output {

@@ -113,6 +113,25 @@ pub struct Reject {
     pub message: String,
 }
 
+/// Something that kernels can be compiled for.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct TargetInfo {
+    /// The target, as `--target` takes it.
+    pub target: String,
+    /// What the code is, `PTX` for one.
+    pub format: String,
+    /// The version of PTX that is written; null where the code is none.
+    pub ptx_version: Option<String>,
+    /// Bytes of shared memory that a block can have; null for a processor, where it is ordinary memory.
+    pub shared_bytes: Option<u64>,
+    /// Whether there are clusters of blocks.
+    pub clusters: bool,
+    /// Whether there are tile kernels.
+    pub tiles: bool,
+    /// Whether it is this machine's processor, which is `cpu` as well.
+    pub host: bool,
+}
+
 /// How a kernel ran.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Launched {
@@ -130,10 +149,46 @@ pub struct Launched {
     pub block: [u32; 3],
     /// Compiling and loading, in milliseconds; null where nothing was compiled.
     pub compile_ms: Option<f64>,
-    /// The run, as the host saw it, in milliseconds.
+    /// The run, as the host saw it, in milliseconds; with `--repeat`, the median of those that were timed.
     pub run_ms: f64,
+    /// With `--repeat`, how long the launches took; else null.
+    pub repeated: Option<Repeated>,
+    /// The ops that reached beyond a view or a shared array when the interpreter ran the kernel; null where it did not.
+    pub out_of_bounds: Option<Vec<OutOfBounds>>,
     /// The views that the kernel may write, in the order of the parameters.
     pub outputs: Vec<Output>,
+}
+
+/// How long launches of a kernel took, as the host saw it.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Repeated {
+    /// How many were timed; one before them was not.
+    pub launches: u32,
+    /// The median, in milliseconds.
+    pub median_ms: f64,
+    /// The shortest, in milliseconds.
+    pub min_ms: f64,
+    /// The longest, in milliseconds.
+    pub max_ms: f64,
+}
+
+/// An op that reached beyond a view or a shared array.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct OutOfBounds {
+    /// The op's name.
+    pub op: String,
+    /// Its line in the file; 0 if unknown.
+    pub line: u32,
+    /// The view or the array.
+    pub place: String,
+    /// The extents of the place, slowest dimension first.
+    pub extents: Vec<u64>,
+    /// The first indices that are not all within.
+    pub first: Vec<i64>,
+    /// How many elements each access reaches over, from the last index on.
+    pub lanes: u8,
+    /// How many accesses of a thread were not wholly within.
+    pub accesses: u64,
 }
 
 /// What a kernel wrote.

@@ -16,11 +16,14 @@ use crate::deadlines;
 #[derive(Debug, Args)]
 pub(crate) struct CompileArgs {
     /// The kernels, as text (.vir) or in the binary form
-    #[arg(value_name = "FILE")]
-    pub(crate) file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "list_targets")]
+    pub(crate) file: Option<PathBuf>,
     /// What to compile for, as in ptx:sm_90a or cpu
-    #[arg(long, value_name = "TARGET")]
-    pub(crate) target: Target,
+    #[arg(long, value_name = "TARGET", required_unless_present = "list_targets")]
+    pub(crate) target: Option<Target>,
+    /// Compile nothing; list the targets that there are, and what each has
+    #[arg(long, conflicts_with_all = ["file", "target", "output", "trusted", "legal"])]
+    pub(crate) list_targets: bool,
     /// Where the code goes; without it, to standard output
     #[arg(short, long, value_name = "OUT")]
     pub(crate) output: Option<PathBuf>,
@@ -62,6 +65,9 @@ pub(crate) struct LaunchArgs {
     /// Run it on the interpreter as well, and compare what both wrote
     #[arg(long)]
     pub(crate) check: bool,
+    /// Let accesses out of bounds, which --check finds, be no error
+    #[arg(long, requires = "check")]
+    pub(crate) allow_out_of_bounds: bool,
     /// How far --check lets floats differ, times the greater of 1 and the expected magnitude; without it, 1e-5 for f32 and
     /// f64, 1e-2 for smaller floats
     #[arg(long, value_name = "BOUND", requires = "check", value_parser = bound)]
@@ -72,6 +78,10 @@ pub(crate) struct LaunchArgs {
     /// Stop a guest's kernel when a thread has begun N iterations of its loops
     #[arg(long, value_name = "N")]
     pub(crate) fuel: Option<u64>,
+    /// Launch it N times more, each time on the arguments as they are given, and tell the median and the spread of how long
+    /// these took
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) repeat: Option<u32>,
 }
 
 /// The trust that a module is validated for.

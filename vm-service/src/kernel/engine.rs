@@ -1,12 +1,11 @@
 //! What runs a kernel: the interpreter, or an accelerator of this machine.
 
 use std::path::PathBuf;
-#[cfg(feature = "cuda")]
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vm_ir::ValidModule;
-use vm_ir::interp::{self, Argument, Launch, Limits};
+use vm_ir::interp::{self, Argument, BoundsCounter, Launch, Limits, OutOfBounds};
 #[cfg(feature = "cuda")]
 use vm_passthrough::accelerator::{Assemble, CudaAccelerator, CudaAssembler, assemble::Assembler};
 use vm_passthrough::claim::{ClaimError, SharedLease};
@@ -28,6 +27,8 @@ pub(crate) const ASSEMBLE: &str = "assemble-ptx";
 pub(crate) struct Task {
     /// The module that the kernel is in.
     pub(crate) module: ValidModule,
+    /// The text of the module, by which errors show their lines; empty where there is none.
+    pub(crate) source: Arc<str>,
     /// Kernel, grid and arguments.
     pub(crate) launch: Launch,
     /// When to stop it.
@@ -36,6 +37,15 @@ pub(crate) struct Task {
     pub(crate) fuel: Option<u64>,
     /// Where compiled kernels are kept.
     pub(crate) cache: Option<PathBuf>,
+    /// How often it is launched again to be timed.
+    pub(crate) repeat: Option<u32>,
+}
+
+impl Task {
+    /// How often it is launched in all.
+    pub(crate) fn launches(&self) -> u32 {
+        self.repeat.unwrap_or(0).saturating_add(1)
+    }
 }
 
 /// How a launch went.
@@ -51,6 +61,34 @@ pub(crate) struct Ran {
     pub(crate) compile: Option<Duration>,
     /// How long the kernel ran, as the host saw it.
     pub(crate) run: Duration,
+    /// How long the launches took that were there to be timed.
+    pub(crate) repeated: Option<Spread>,
+    /// Ops with accesses out of bounds; `None` where nobody looked.
+    pub(crate) out_of_bounds: Option<Vec<OutOfBounds>>,
+}
+
+/// How long some launches of a kernel took, as the host saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spread {
+    /// How many there were.
+    pub(crate) launches: u32,
+    /// Half of them took no longer; of an even number, the mean of the two in the middle.
+    pub(crate) median: Duration,
+    /// The shortest.
+    pub(crate) min: Duration,
+    /// The longest.
+    pub(crate) max: Duration,
+}
+
+impl Spread {
+    /// The spread of times; `None` of none.
+    pub(crate) fn of(mut times: Vec<Duration>) -> Option<Self> {
+        times.sort_unstable();
+        let (min, max) = (*times.first()?, *times.last()?);
+        let (low, high) = (times.get((times.len() - 1) / 2)?, times.get(times.len() / 2)?);
+        let launches = u32::try_from(times.len()).unwrap_or(u32::MAX);
+        Some(Self { launches, median: (*low + *high) / 2, min, max })
+    }
 }
 
 /// Runs a task on a device.
@@ -70,24 +108,30 @@ pub(crate) fn run(task: Task, device: DeviceArg, host: &Host) -> Result<Ran, Fai
 /// # Errors
 /// As the interpreter says.
 pub(crate) fn interpret(task: Task) -> Result<Ran, Failure> {
-    let Task { module, mut launch, deadline, .. } = task;
-    tracing::debug!("the interpreter runs @{}, a step at a time", launch.kernel);
-    let start = Instant::now();
+    tracing::debug!("the interpreter runs @{}, a step at a time", task.launch.kernel);
     // The deadline is the limit here: how many steps a kernel needs is the operator's to know.
-    let limits = Limits { fuel: u64::MAX, deadline: start.checked_add(deadline), ..Limits::default() };
-    interp::run(&module, &mut launch, &limits).map_err(|error| match *error.kind {
-        interp::RunErrorKind::Deadline => Failure::failed(format_args!(
-            "{error}; the interpreter takes one step at a time: give it a smaller grid, or more time with --deadline"
-        )),
-        _ => Failure::failed(error),
-    })?;
-    Ok(Ran {
-        arguments: launch.arguments,
-        device: "interpreter".into(),
-        target: None,
-        compile: None,
-        run: start.elapsed(),
-    })
+    let deadline = Instant::now().checked_add(task.deadline);
+    let limits = Limits { fuel: u64::MAX, deadline, ..Limits::default() };
+    let mut times = Vec::new();
+    let (mut arguments, mut out_of_bounds) = (Vec::new(), None);
+    for _ in 0..task.launches() {
+        let (mut launch, mut counter) = (task.launch.clone(), BoundsCounter::default());
+        let start = Instant::now();
+        interp::observe(&task.module, &mut launch, &limits, &mut counter).map_err(|error| match *error.kind {
+            interp::RunErrorKind::Deadline => Failure::failed(format_args!(
+                "{error}; the interpreter takes one step at a time: give it a smaller grid, or more time with --deadline"
+            )),
+            _ => Failure::failed(error.render(&task.source)),
+        })?;
+        times.push(start.elapsed());
+        arguments = launch.arguments;
+        out_of_bounds = Some(counter.found());
+    }
+    let run = times.remove(0);
+    let repeated = Spread::of(times);
+    let run = repeated.map_or(run, |spread| spread.median);
+    let device = "interpreter".into();
+    Ok(Ran { arguments, device, target: None, compile: None, run, repeated, out_of_bounds })
 }
 
 #[cfg(feature = "cpu")]
@@ -218,4 +262,23 @@ pub(crate) fn without(address: PciAddress, feature: &str) -> Failure {
         "{address} needs the cargo feature `{feature}`, which this vm-service was built without; build it with \
          --features {feature}, or use --device cpu"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_has_the_middle_and_the_ends() {
+        let check = |times: &[u64], expect: Option<(u32, u64, u64, u64)>| {
+            let spread = Spread::of(times.iter().map(|time| Duration::from_micros(*time)).collect());
+            let micros = |time: Duration| time.as_micros() as u64;
+            let found = spread.map(|s| (s.launches, micros(s.median), micros(s.min), micros(s.max)));
+            assert_eq!(found, expect, "{times:?}");
+        };
+        check(&[], None);
+        check(&[7], Some((1, 7, 7, 7)));
+        check(&[40, 10, 30], Some((3, 30, 10, 40)));
+        check(&[40, 10, 30, 20], Some((4, 25, 10, 40)));
+    }
 }

@@ -3,24 +3,39 @@
 use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use vm_ir::limits::MAX_MODULE_BYTES;
 use vm_ir::{Kernel, Module, Trust, ValidModule, binary, text, validate};
 
 use crate::failure::Failure;
 
+/// A module that was read and validated.
+#[derive(Clone, Debug)]
+pub(crate) struct Loaded {
+    /// The module.
+    pub(crate) module: ValidModule,
+    /// The text that it was read from, by which errors show their lines; empty for the binary form.
+    pub(crate) source: Arc<str>,
+}
+
 /// Reads a module and validates it.
 ///
 /// # Errors
 /// When the file can't be read, is no module, or breaks a rule; each message begins with the file.
-pub(crate) fn load(path: &Path, trust: Trust) -> Result<ValidModule, Failure> {
+pub(crate) fn load(path: &Path, trust: Trust) -> Result<Loaded, Failure> {
     let bytes = read(path)?;
-    let shown = path.display();
-    let module = parse(&bytes).map_err(|error| Failure::usage(format_args!("{shown}: {error}")))?;
-    validate(module, trust).map_err(|errors| {
-        let lines: Vec<_> = errors.0.iter().map(|error| format!("{shown}: {error}")).collect();
-        Failure::usage(lines.join("\nerror: "))
-    })
+    let wrong = |error: String| Failure::usage(format_args!("{}: {error}", path.display()));
+    let (module, source) = parse(&bytes).map_err(wrong)?;
+    let module = validate(module, trust)
+        .map_err(|errors| Failure::usage(behind(path, errors.0.iter().map(|error| error.render(source)))))?;
+    Ok(Loaded { module, source: source.into() })
+}
+
+/// Messages, each behind the file that it is about.
+pub(crate) fn behind(path: &Path, messages: impl Iterator<Item = String>) -> String {
+    let messages: Vec<_> = messages.map(|message| format!("{}: {message}", path.display())).collect();
+    messages.join("\nerror: ")
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
@@ -39,15 +54,15 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// A module in either form: the binary one begins with a zero byte, which no text has.
-fn parse(bytes: &[u8]) -> Result<Module, String> {
+/// A module in either form, and the text of the one: the binary one begins with a zero byte, which no text has.
+fn parse(bytes: &[u8]) -> Result<(Module, &str), String> {
     if bytes.first() == Some(&0) {
-        return binary::decode(bytes).map_err(|error| error.to_string());
+        return Ok((binary::decode(bytes).map_err(|error| error.to_string())?, ""));
     }
     let text = str::from_utf8(bytes).map_err(|error| {
         format!("byte {} is not UTF-8, so this is neither the text nor the binary form", error.valid_up_to())
     })?;
-    text::parse(text).map_err(|error| error.to_string())
+    Ok((text::parse(text).map_err(|error| error.render(text))?, text))
 }
 
 /// The kernel with a name, or the only one there is.

@@ -108,7 +108,7 @@ fn compile_tells_what_a_target_has() {
         "vir 1\nkernel @ticks(@x: view<i64, [1], readwrite>) at 0x1000 block(1) {\n  %i = const 0 : i64\n  \
          %a = clock : i64\n  store @x[%i], %a\n}\n",
     );
-    let told = "kernel @ticks (guest 0x1000), line 4: cpu";
+    let told = "ticks.vir: kernel @ticks (guest 0x1000), line 4: cpu";
     bench.check(
         "compile ticks.vir --trusted --target cpu --legal",
         1,
@@ -119,7 +119,11 @@ fn compile_tells_what_a_target_has() {
         "compile ticks.vir --trusted --target cpu",
         1,
         &[],
-        &["ticks.vir: kernel @ticks", "has no `clock` of i64"],
+        &[
+            "ticks.vir: kernel @ticks",
+            "has no `clock` of i64",
+            "\n  4 |   %a = clock : i64\n    |        ^^^^^\n",
+        ],
     );
     let got = bench.run("compile ticks.vir --trusted --target cpu --legal --json");
     let json: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
@@ -142,8 +146,18 @@ fn what_is_wrong_with_a_file_is_told_with_its_line() {
     let check = |file: &str, exit: u8, err: &str| {
         bench.check(&format!("compile {file} --target ptx:sm_90a"), exit, &[], &[err]);
     };
-    check("text.vir", 2, "text.vir: line 3:8, kernel @k: there is no op \"frobnicate\"");
+    check(
+        "text.vir",
+        2,
+        "text.vir: line 3:8, kernel @k: there is no op \"frobnicate\"\n  3 |   %a = frobnicate : f32\n    |        ^^^^^^^^^^\n",
+    );
     check("rule.vir", 2, "rule.vir: kernel @k at 0x1000, line 4, sqrt: operand 1 is i32");
+    check("rule.vir", 2, "bf16, f32 or f64\n  4 |   %b = sqrt %a : i32\n    |             ^^\n");
+    bench.file(
+        "sign.vir",
+        "vir 1\nkernel @k(%n: i32) at 0x1000 block(1) {\n  %a = lt %n, 4 : bool\n  %b = rem.s %n, 4 : f32\n}\n",
+    );
+    check("sign.vir", 2, "write lt.s or lt.u\n  3 |   %a = lt %n, 4 : bool\n    |           ^^\nerror: ");
     check("bytes.vir", 2, "bytes.vir: ");
     check("latin.vir", 2, "byte 8 is not UTF-8");
     check("DIR/none.bin", 2, "none.bin can't be read: No such file");
@@ -349,6 +363,144 @@ fn the_cpu_agrees_with_the_interpreter() {
     let agrees = json["outputs"][0]["check"]["agrees"].as_bool().expect("an answer");
     assert_eq!(got.exit, if agrees { 0 } else { 1 }, "{}", got.err);
     assert_eq!(agrees, got.err.is_empty(), "{}", got.err);
+}
+
+/// A product whose parameters do not say that the inner extents are equal.
+const PRODUCT: &str = "vir 1
+kernel @product(@a: view<f32, [?, ?], read>, @b: view<f32, [?, ?], read>, @c: view<f32, [?, ?], write>) at 0x1000 block(32) {
+  %i = global_id.x : i64
+  %n = extent @c, 1 : i64
+  %row = div.s %i, %n : i64
+  %column = rem.s %i, %n : i64
+  %m = extent @c, 0 : i64
+  %inside = lt.s %row, %m : bool
+  if %inside {
+    %k = extent @a, 1 : i64
+    %sum = for %j: i64 = 0 to %k step 1 carry(%s: f32 = 0) {
+      %x = load @a[%row, %j] : f32
+      %y = load @b[%j, %column] : f32
+      %next = fma %x, %y, %s : f32
+      yield %next
+    }
+    store @c[%row, %column], %sum
+  }
+}
+";
+
+#[test]
+fn a_product_of_matrices_that_do_not_fit_is_refused() {
+    let bench = Bench::new();
+    // Where the parameters say that extents are equal, before anything runs.
+    let extents = "--grid 1 --arg a=f32[4,5]=ones --arg b=f32[3,6]=ones --arg c=f32[4,6]";
+    bench.check(
+        &format!("launch matmul.vir --device cpu {extents}"),
+        2,
+        &[],
+        &["the extents called k differ: @a has 5 in dimension 1, @b has 3 in dimension 0"],
+    );
+    // Else by what --check counts: 4 × 6 elements, each of which reads two rows that there are not.
+    bench.file("product.vir", PRODUCT);
+    let launch = format!("launch product.vir --device cpu --check {extents}");
+    bench.check(
+        &launch,
+        1,
+        &["agrees", "OUT OF BOUNDS  LINE  OP    EXTENTS  FIRST   ACCESSES", "@b             13    load  [3, 6]   [3, 0]  48"],
+        &[
+            "product.vir: line 13, load: @b, which has extents [3, 6], at [3, 0]: out of bounds 48 times",
+            "\n  13 |       %y = load @b[%j, %column] : f32\n     |                 ^^\n",
+            "give equal extents one name, as in view<f32, [m, k], read>, or allow it with --allow-out-of-bounds",
+        ],
+    );
+    bench.check(&format!("{launch} --allow-out-of-bounds"), 0, &["agrees", "@b             13    load"], &[]);
+    let json: serde_json::Value =
+        serde_json::from_str(&bench.run(&format!("{launch} --json")).out).expect("JSON");
+    assert_eq!(
+        json["out_of_bounds"],
+        serde_json::json!([{
+            "op": "load", "line": 13, "place": "b", "extents": [3, 6], "first": [3, 0], "lanes": 1, "accesses": 48
+        }])
+    );
+    let fitting = launch.replace("b=f32[3,6]", "b=f32[5,6]");
+    bench.check(&fitting, 0, &["agrees"], &[]);
+    let json: serde_json::Value =
+        serde_json::from_str(&bench.run(&format!("{fitting} --json")).out).expect("JSON");
+    assert_eq!(json["out_of_bounds"], serde_json::json!([]));
+    let unchecked = bench.run(&format!("{fitting} --json").replace("--check", ""));
+    let json: serde_json::Value = serde_json::from_str(&unchecked.out).expect("JSON");
+    assert!(json["out_of_bounds"].is_null() && json["repeated"].is_null());
+}
+
+#[test]
+fn a_race_on_one_element_suggests_an_atomic() {
+    let bench = Bench::new();
+    let sum = |add: &str| {
+        format!("vir 1\nkernel @sum(@x: view<i32, [1], readwrite>) at 0x1000 block(64) {{\n{add}}}\n")
+    };
+    bench.file(
+        "sum.vir",
+        &sum("  %old = load @x[0] : i32\n  %new = add %old, 1 : i32\n  store @x[0], %new\n"),
+    );
+    bench.file("atomic.vir", &sum("  atomic.add.block @x[0], 1\n"));
+    let launch = |file: &str| format!("launch {file} --device cpu --check --grid 1 --arg x=i32[1]");
+    bench.check(
+        &launch("sum.vir"),
+        1,
+        &[],
+        &[
+            "race on @x[0]",
+            "or use an atomic, such as atomic.add.block, if both combine into the element",
+            "\n  5 |   store @x[0], %new\n    |         ^^\n",
+        ],
+    );
+    bench.check(&launch("atomic.vir"), 0, &["@x      i32[1]  -     agrees  64"], &[]);
+}
+
+#[test]
+fn launches_that_are_repeated_are_timed() {
+    let bench = Bench::new();
+    bench.file("two.vir", TWO);
+    for device in ["cpu", "interpreter"] {
+        // Each begins with what was given: the sum is taken once, however often.
+        let launch = format!(
+            "launch two.vir --kernel @shift --device {device} --grid 2 --arg x=i32[40]=arange --arg by=7 --repeat 5"
+        );
+        bench.check(&launch, 0, &[" ms, the median of 5 launches of ", "7 8 9 10 11 12 13 14 …"], &[]);
+        let json: serde_json::Value =
+            serde_json::from_str(&bench.run(&format!("{launch} --json")).out).expect("JSON");
+        let repeated = |key: &str| json["repeated"][key].as_f64().expect(key);
+        assert_eq!(json["repeated"]["launches"], 5);
+        assert!(repeated("min_ms") <= repeated("median_ms") && repeated("median_ms") <= repeated("max_ms"));
+        assert_eq!(json["run_ms"], json["repeated"]["median_ms"]);
+    }
+    let line = "launch two.vir --kernel shift --device cpu --grid 1 --arg x=i32[4] --arg by=1 --repeat";
+    bench.check(&format!("{line} 3 --check"), 0, &["agrees", "the median of 3 launches"], &[]);
+    bench.check(&format!("{line} 0"), 2, &[], &["0 is not in 1..=1000000"]);
+}
+
+#[test]
+fn targets_are_listed() {
+    let bench = Bench::new();
+    bench.check(
+        "compile --list-targets",
+        0,
+        &["TARGET", "ptx:sm_70 ", "96 KiB", "ptx:sm_90a", "227 KiB", "cpu:aarch64", "(cpu)"],
+        &[],
+    );
+    let got = bench.run("compile --list-targets --json");
+    let json: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+    let targets = json["targets"].as_array().expect("a list");
+    for target in targets {
+        let name = target["target"].as_str().expect("a name");
+        bench.check(&format!("compile softmax.vir --target {name} --legal"), 0, &["exp"], &[]);
+    }
+    let hopper = targets.iter().find(|target| target["target"] == "ptx:sm_90a").expect("Hopper");
+    assert_eq!(
+        (&hopper["clusters"], &hopper["tiles"], &hopper["host"]),
+        (&true.into(), &true.into(), &false.into())
+    );
+    assert_eq!(hopper["shared_bytes"], 227 << 10);
+    bench.check("compile --list-targets --target cpu", 2, &[], &["cannot be used with"]);
+    bench.check("compile softmax.vir", 2, &[], &["--target <TARGET>"]);
 }
 
 #[test]

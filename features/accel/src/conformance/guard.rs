@@ -42,7 +42,7 @@ pub(super) fn by_hand<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
         stop.write_host(&word.to_le_bytes()).expect("a write");
         let arguments = [QueueArgument::View(output, Extents::WHOLE), QueueArgument::Scalar(turns.into())];
         let mut packed = Arguments::new(&program, arguments).expect("the arguments fit");
-        packed.guard(&program, stop, fuel).expect("a stop word of 4 bytes");
+        packed.guard(&program, stop, fuel).expect("a cancel flag of 4 bytes");
         // SAFETY: the memory is freed below, by the same queue.
         #[allow(unsafe_code)]
         unsafe { queue.launch(&kernel, Grid::from(1), &packed) }.expect("a launch");
@@ -51,7 +51,7 @@ pub(super) fn by_hand<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
     let check = |turns: u64, fuel: u64, word: u32, want: (u32, u32)| {
         begin(turns, fuel, word);
         queue.wait(&done, soon()).expect("the kernel ends");
-        assert_eq!((read(output), read(stop)), want, "{turns} turns, {fuel} fuel, stop word {word}");
+        assert_eq!((read(output), read(stop)), want, "{turns} turns, {fuel} fuel, cancel flag {word}");
     };
     check(1000, 100_000, 0, (1, 0));
     check(100_000, 1000, 0, (0, Guard::OUT_OF_FUEL));
@@ -62,7 +62,7 @@ pub(super) fn by_hand<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
     stop.write_host(&Guard::STOP.to_le_bytes()).expect("a write");
     let set = Instant::now();
     queue.wait(&done, soon()).expect("the kernel is stopped");
-    println!("stopped {:?} after the stop word was set", set.elapsed());
+    println!("stopped {:?} after the cancel flag was set", set.elapsed());
     assert_eq!((read(output), read(stop)), (0, Guard::STOP));
     queue.unload(kernel).expect("an unload");
     queue.free(memory).expect("a free");

@@ -233,7 +233,7 @@ pub(super) fn ids<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) 
             let (bx, by, bz) = (block % gx, block / gx % gy, block / gx / gy);
             let (tx, ty, tz) = (item % 4, item / 4 % 2, item / 8);
             let want = bx | by << 4 | bz << 8 | tx << 12 | ty << 16 | tz << 20;
-            assert_eq!(got, want, "grid {gx}×{gy}×{gz}, block {block}, work-item {item}");
+            assert_eq!(got, want, "grid {gx}×{gy}×{gz}, block {block}, thread {item}");
         }
     }
     stop(&worker);

@@ -24,10 +24,13 @@ mod guard;
 mod launch;
 mod queue;
 mod registered;
+mod streams;
 mod worker;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+pub use streams::events_between;
 
 use crate::accelerator::Accelerator;
 use crate::artifact::Artifact;
@@ -39,7 +42,7 @@ use crate::worker::{Worker, WorkerOptions};
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How many cases there are.
-pub const CASES: usize = 41;
+pub const CASES: usize = 45;
 
 /// Where the suite gets its programs from, compiled for the accelerator.
 pub type Programs<'a> = &'a (dyn Fn(Program) -> Artifact + Sync);
@@ -57,6 +60,10 @@ pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> us
         ("copies between all kinds, at odd offsets", queue::copies),
         ("fills", queue::fills),
         ("events and their times", queue::events),
+        ("streams of a context take turns", streams::turns),
+        ("queues of two threads wait for each other's events", streams::threads),
+        ("a session without a worker, on borrowed memory", streams::session),
+        ("streams of a session's scope", streams::scope),
         ("limits of memory, blocks and images", queue::limits),
         ("a launch by hand", launch::by_hand),
         ("grids of any size do all the work", launch::grids),
@@ -64,11 +71,11 @@ pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> us
         ("views without elements", launch::empty),
         ("scalars of every size", launch::scalars),
         ("shared memory", launch::shared),
-        ("blocks and work-items know where they are", launch::ids),
+        ("blocks and threads know where they are", launch::ids),
         ("a launch that is waited for by itself", launch::jobs),
         ("batches of launches", launch::batches),
         ("batches that come again with other arguments", launch::batches_again),
-        ("a stop word by hand", guard::by_hand),
+        ("a cancel flag by hand", guard::by_hand),
         ("out of fuel", guard::fuel),
         ("out of time", guard::time),
         ("a launch behind one that is stopped", guard::behind),

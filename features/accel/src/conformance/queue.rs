@@ -15,8 +15,8 @@ use crate::programs::Program;
 pub(super) fn info<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
     let info = accelerator.info();
     assert!(!info.name.is_empty() && !info.target.is_empty() && !info.driver.is_empty(), "{info:?}");
-    assert!(info.memory_bytes > 0 && info.units > 0 && info.lanes > 0, "{info:?}");
-    assert!(info.block_items >= 256 && info.block.iter().all(|&size| size >= 2), "{info:?}");
+    assert!(info.memory_bytes > 0 && info.compute_units > 0 && info.warp_size > 0, "{info:?}");
+    assert!(info.block_threads >= 256 && info.block.iter().all(|&size| size >= 2), "{info:?}");
     assert!(info.grid[0] >= 65_535 && info.grid[1..].iter().all(|&size| size >= 2), "{info:?}");
     assert!(info.shared_bytes >= 256, "{info:?}");
 }
@@ -166,7 +166,7 @@ pub(super) fn limits<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_
         }
     };
     check(&|signature| signature.block = [1, 1, info.block[2] + 1], "along z");
-    check(&|signature| signature.block = [info.block_items, 2, 1], "work-items");
+    check(&|signature| signature.block = [info.block_threads, 2, 1], "threads");
     check(&|signature| signature.shared_bytes = u32::MAX, "shared memory");
     let broken = worker.load(&programs(Program::Broken));
     assert!(matches!(&broken, Err(Error::Load { reason, .. }) if !reason.is_empty()), "{broken:?}");

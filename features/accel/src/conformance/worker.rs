@@ -12,7 +12,7 @@ use crate::launch::Limits;
 use crate::memory::MemoryKind;
 use crate::pool::PoolOptions;
 use crate::programs::Program;
-use crate::worker::{AnyWorker, Argument, View, Worker, WorkerOptions};
+use crate::worker::{Argument, View, Worker, WorkerOptions};
 
 fn add_all<A: Accelerator>(worker: &Worker<A>, programs: Programs<'_>, count: u32, addend: u32) {
     let kernel = worker.load(&programs(Program::Add)).expect("the program loads");
@@ -197,7 +197,7 @@ pub(super) fn errors<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_
     let buffer = worker.allocate(128).expect("memory");
     let part = |offset, bytes| buffer.view(offset, bytes).expect("a view");
     let good = arguments![part(0, 64), part(64, 64), 1u32];
-    let check = |grid: [u32; 3], arguments: &[Argument<'_, A, AnyWorker>], want: &str| {
+    let check = |grid: [u32; 3], arguments: &[Argument<'_, A>], want: &str| {
         let error = worker.launch(&kernel, grid, arguments).expect_err(want);
         assert!(error.to_string().contains(want), "{error}: {want}");
     };

@@ -87,7 +87,7 @@ impl<R> Cell<R> {
 
     /// Waits for the result; `None` when the deadline passes first.
     ///
-    /// At first it only looks: to be woken takes longer than a short job.
+    /// At first it only polls: to be woken takes longer than a short job.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Result<R>> {
         sync::spin_until(|| self.ended.load(Ordering::Acquire));
         let mut progress = lock(&self.progress);
@@ -146,7 +146,7 @@ impl<R> Job<R> {
         self.0.cancel()
     }
 
-    /// Whether the job has ended. It only looks: nothing is waited for, and nobody need be woken.
+    /// Whether the job has ended. It only polls: nothing is waited for, and nobody need be woken.
     pub fn is_done(&self) -> bool {
         self.0.ended.load(Ordering::Acquire)
     }

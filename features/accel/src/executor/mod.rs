@@ -23,9 +23,9 @@ use sync::{AtomicBool, AtomicU64, Mutex, Ordering, Thread, fence, lock, thread};
 
 /// What the running thread does when no command is ready.
 pub(crate) enum Idle {
-    /// Look again at once.
+    /// Poll again at once.
     Poll,
-    /// Look again after at most this time.
+    /// Poll again after at most this time.
     Within(Duration),
     /// Sleep until a command comes.
     Sleep,

@@ -49,11 +49,11 @@ pub(crate) fn wait_until<'a, T>(
     condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How long a caller looks before it sleeps: about as long as waking it takes, several times over.
+/// How long a caller polls before it sleeps: about as long as waking it takes, several times over.
 #[cfg(not(loom))]
-const LOOK: std::time::Duration = std::time::Duration::from_micros(25);
+const POLL: std::time::Duration = std::time::Duration::from_micros(25);
 
-/// Looks for a short time whether something has come about, where another processor may bring it about meanwhile.
+/// Polls for a short time whether something has come about, where another processor may bring it about meanwhile.
 #[cfg(not(loom))]
 pub(crate) fn spin_until(condition: impl Fn() -> bool) {
     static SEVERAL: std::sync::LazyLock<bool> =
@@ -62,7 +62,7 @@ pub(crate) fn spin_until(condition: impl Fn() -> bool) {
         return;
     }
     let begin = Instant::now();
-    while begin.elapsed() < LOOK {
+    while begin.elapsed() < POLL {
         for _ in 0..8 {
             if condition() {
                 return;
@@ -72,7 +72,7 @@ pub(crate) fn spin_until(condition: impl Fn() -> bool) {
     }
 }
 
-/// loom looks at every order of things; looking first would only make it look at more.
+/// loom looks at every order of things; polling first would only make it look at more.
 #[cfg(loom)]
 pub(crate) fn spin_until(_condition: impl Fn() -> bool) {}
 

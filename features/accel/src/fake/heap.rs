@@ -1,17 +1,25 @@
-//! The simulated device's memory: real allocations, of which it knows which live.
+//! The memory of all simulated devices: real allocations, of which it knows which live. As on real ones, each device may
+//! copy from and to another's.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What fresh memory holds, so that a test sees when nobody wrote it.
 const FRESH: u8 = 0xa5;
 
-/// The allocations of one queue, by address. Registered host memory has no layout: it is not freed.
-#[derive(Default)]
+/// The live allocations, by address. Registered host memory has no layout: it is not freed.
 pub(super) struct Heap {
     live: BTreeMap<u64, (u64, Option<Layout>)>,
+}
+
+static HEAP: Mutex<Heap> = Mutex::new(Heap { live: BTreeMap::new() });
+
+/// The heap of this process.
+pub(super) fn heap() -> MutexGuard<'static, Heap> {
+    HEAP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Heap {
@@ -80,7 +88,7 @@ impl Heap {
         if !self.holds(address, bytes) || !address.is_multiple_of(bytes) {
             return None;
         }
-        // The host may write a stop word at the same time, so these are atomic.
+        // The host may write a cancel flag at the same time, so these are atomic.
         Some(match bytes {
             // SAFETY: the number lies in a live allocation, aligned.
             4 => u64::from(unsafe { AtomicU32::from_ptr(address as *mut u32) }.load(Ordering::Acquire)),
@@ -101,18 +109,5 @@ impl Heap {
             _ => unsafe { AtomicU64::from_ptr(address as *mut u64) }.store(value, Ordering::Release),
         }
         Some(())
-    }
-
-    /// Bytes of the live allocations.
-    pub(super) fn bytes(&self) -> u64 {
-        self.live.values().filter(|(_, layout)| layout.is_some()).map(|(bytes, _)| bytes).sum()
-    }
-}
-
-impl Drop for Heap {
-    fn drop(&mut self) {
-        while let Some((&address, _)) = self.live.first_key_value() {
-            self.free(address);
-        }
     }
 }

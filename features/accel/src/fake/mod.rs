@@ -1,6 +1,6 @@
 //! A simulated accelerator, with faults on demand.
 //!
-//! It is as late as a GPU: commands are kept, and run only when somebody looks whether an event is done; while the
+//! It is as late as a GPU: commands are kept, and run only when somebody polls an event; while the
 //! device is [paused](FakeAccelerator::pause) they do not run at all. A command that touches freed memory faults, and
 //! the fault sticks. Fresh memory holds 0xA5 in every byte.
 
@@ -8,6 +8,7 @@ mod heap;
 mod programs;
 mod queue;
 mod script;
+mod stream;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,7 +29,7 @@ const IMAGE: &[u8] = b"fake";
 /// A call in which a fault can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FakeCall {
-    /// [`Accelerator::open`].
+    /// [`Accelerator::open`], [`Queue::stream`](crate::Queue::stream).
     Open,
     /// [`Queue::allocate`](crate::Queue::allocate).
     Allocate,
@@ -40,6 +41,8 @@ pub enum FakeCall {
     Fill,
     /// [`Queue::record`](crate::Queue::record).
     Record,
+    /// [`Queue::wait_event`](crate::Queue::wait_event).
+    WaitEvent,
     /// [`Queue::launch`](crate::Queue::launch).
     Launch,
     /// [`Queue::end_capture`](crate::Queue::end_capture).
@@ -58,8 +61,9 @@ struct Controls {
     scripts: Mutex<HashMap<String, Script>>,
     faults: Mutex<VecDeque<(FakeCall, Fault)>>,
     paused: AtomicBool,
-    /// Launches that ran as parts of chains.
-    chained: AtomicU64,
+    captured: AtomicBool,
+    /// Launches that ran as nodes of graph execs.
+    graph_launches: AtomicU64,
     lost: AtomicBool,
     memory: AtomicU64,
     used: AtomicU64,
@@ -111,9 +115,9 @@ impl FakeAccelerator {
             address: None,
             driver: env!("CARGO_PKG_VERSION").into(),
             memory_bytes: bytes,
-            units: 1,
-            lanes: 32,
-            block_items: 1024,
+            compute_units: 1,
+            warp_size: 32,
+            block_threads: 1024,
             block: [1024, 1024, 64],
             grid: [i32::MAX as u32, 65535, 65535],
             shared_bytes: 48 << 10,
@@ -154,14 +158,19 @@ impl FakeAccelerator {
         self.controls.paused.store(false, Ordering::Release);
     }
 
+    /// Says that the owner of all streams captures them, or that he has ended that.
+    pub fn set_captured(&self, captured: bool) {
+        self.controls.captured.store(captured, Ordering::Release);
+    }
+
     /// Loses the context, as a fault on the device does.
     pub fn lose(&self) {
         self.controls.lost.store(true, Ordering::Release);
     }
 
-    /// Launches so far that were given as parts of a [chain](crate::Queue::chain).
-    pub fn chained(&self) -> u64 {
-        self.controls.chained.load(Ordering::Acquire)
+    /// Launches so far that were given as nodes of a [graph exec](crate::Queue::graph_exec).
+    pub fn graph_launches(&self) -> u64 {
+        self.controls.graph_launches.load(Ordering::Acquire)
     }
 
     /// The bytes of device memory in use by all queues.

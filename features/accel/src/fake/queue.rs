@@ -1,17 +1,16 @@
-//! The simulated stream: commands in a list, run when somebody looks.
+//! The simulated stream: commands in a list, run when somebody polls.
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::rc::Rc;
+use std::cell::RefCell;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::heap::Heap;
-use super::programs::{Progress, Run, WORDS, same_layout};
+use super::heap::heap;
+use super::programs::{Run, WORDS, same_layout};
 use super::script::{Script, Scripted};
+use super::stream::{Command, Context, Owner, State, Stream};
 use super::{Controls, FakeCall, IMAGE};
-use crate::accelerator::{Link, Queue};
+use crate::accelerator::{GraphNode, Queue};
 use crate::artifact::Artifact;
 use crate::device::{MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
@@ -19,30 +18,14 @@ use crate::launch::{Arguments, Grid};
 use crate::memory::{Memory, MemoryKind, Region};
 use crate::programs::Program;
 
-#[derive(Clone)]
-enum Command {
-    Fill { address: u64, bytes: u64, value: u8 },
-    Copy { target: u64, source: u64, bytes: u64 },
-    Run(Run),
-    Free { address: u64, bytes: u64 },
-    Record(Rc<State>),
-}
-
-#[derive(Default)]
-struct State {
-    done: Cell<bool>,
-    recorded: Cell<bool>,
-    at: Cell<u64>,
-}
-
-/// A point in the simulated stream.
+/// A point in a simulated stream.
 pub struct FakeEvent {
-    point: Rc<Point>,
+    point: Arc<Point>,
     timed: bool,
 }
 
 /// Where an event was recorded last.
-type Point = RefCell<Rc<State>>;
+type Point = Mutex<Arc<State>>;
 
 /// A loaded kernel.
 #[derive(Debug)]
@@ -56,44 +39,39 @@ pub struct FakeKernel {
 /// Recorded commands.
 pub struct FakeGraph {
     commands: RefCell<Vec<Command>>,
-    /// Of a chain: the events behind its launches.
-    behind: Option<Vec<Option<Rc<Point>>>>,
+    /// Of a graph exec of launches: the events behind its launches.
+    behind: Option<Vec<Option<Arc<Point>>>>,
 }
 
 /// The simulated queue.
 pub struct FakeQueue {
-    controls: Arc<Controls>,
+    stream: Arc<Stream>,
     options: QueueOptions,
-    heap: RefCell<Heap>,
-    commands: RefCell<VecDeque<Command>>,
     capture: RefCell<Option<Vec<Command>>>,
-    lost: RefCell<Option<Error>>,
-    /// Commands run so far: the simulated clock, in microseconds.
-    clock: Cell<u64>,
-    device_bytes: Cell<u64>,
-    registered_bytes: Cell<u64>,
 }
 
-/// The command that reaches an event.
-fn recorded(point: &Point) -> Command {
-    let state = Rc::new(State { recorded: Cell::new(true), ..State::default() });
-    *point.borrow_mut() = Rc::clone(&state);
-    Command::Record(state)
+fn last(point: &Point) -> MutexGuard<'_, Arc<State>> {
+    point.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl FakeQueue {
     pub(super) fn new(controls: Arc<Controls>, options: QueueOptions) -> Self {
-        Self {
-            controls,
-            options,
-            heap: RefCell::default(),
-            commands: RefCell::default(),
-            capture: RefCell::default(),
-            lost: RefCell::default(),
-            clock: Cell::new(0),
-            device_bytes: Cell::new(0),
-            registered_bytes: Cell::new(0),
-        }
+        Self::of(Arc::new(Context::new(controls)), options)
+    }
+
+    fn of(context: Arc<Context>, options: QueueOptions) -> Self {
+        Self { stream: Arc::new(Stream::new(context)), options, capture: RefCell::default() }
+    }
+
+    fn controls(&self) -> &Controls {
+        &self.stream.context.controls
+    }
+
+    /// The command that reaches an event.
+    fn recorded(&self, point: &Point) -> Command {
+        let state = Arc::new(State { stream: Arc::downgrade(&self.stream), ..State::default() });
+        *last(point) = Arc::clone(&state);
+        Command::Record(state)
     }
 
     fn run_of(&self, kernel: &FakeKernel, grid: Grid, arguments: &Arguments) -> Result<Run> {
@@ -118,74 +96,22 @@ impl FakeQueue {
     }
 
     fn check(&self, call: FakeCall) -> Result<()> {
-        if let Some(error) = self.lost.borrow().as_ref() {
-            return Err(error.clone());
-        }
-        self.controls.check(call)
+        self.stream.context.alive()?;
+        self.controls().check(call)
     }
 
     fn push(&self, command: Command) {
         match self.capture.borrow_mut().as_mut() {
             Some(captured) => captured.push(command),
-            None => self.commands.borrow_mut().push_back(command),
-        }
-    }
-
-    fn run(&self) -> Result<()> {
-        if self.controls.paused.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        loop {
-            let mut commands = self.commands.borrow_mut();
-            let Some(command) = commands.front_mut() else { return Ok(()) };
-            self.clock.set(self.clock.get() + 1);
-            match self.execute(command) {
-                Progress::Running => return Ok(()),
-                Progress::Done => drop(commands.pop_front()),
-                Progress::Fault => {
-                    commands.pop_front();
-                    let error = Error::Lost { cause: "illegal address".into() };
-                    *self.lost.borrow_mut() = Some(error.clone());
-                    return Err(error);
-                }
-            }
-        }
-    }
-
-    fn execute(&self, command: &mut Command) -> Progress {
-        match command {
-            Command::Run(run) => run.go(&self.heap.borrow()),
-            _ => self.execute_at_once(command).map_or(Progress::Fault, |()| Progress::Done),
-        }
-    }
-
-    fn execute_at_once(&self, command: &Command) -> Option<()> {
-        let mut heap = self.heap.borrow_mut();
-        match *command {
-            Command::Fill { address, bytes, value } => heap.write(address, &vec![value; bytes as usize]),
-            Command::Copy { target, source, bytes } => {
-                let bytes = heap.read(source, bytes)?;
-                heap.write(target, &bytes)
-            }
-            Command::Run(_) => None,
-            Command::Free { address, bytes } => {
-                self.device_bytes.set(self.device_bytes.get() - bytes);
-                self.controls.used.fetch_sub(bytes, Ordering::AcqRel);
-                heap.free(address).then_some(())
-            }
-            Command::Record(ref state) => {
-                state.done.set(true);
-                state.at.set(self.clock.get());
-                Some(())
-            }
+            None => self.stream.push([command]),
         }
     }
 }
 
 impl Drop for FakeQueue {
     fn drop(&mut self) {
-        self.controls.used.fetch_sub(self.device_bytes.get(), Ordering::AcqRel);
-        self.controls.registered.fetch_sub(self.registered_bytes.get(), Ordering::AcqRel);
+        // Others may wait for it.
+        let _ = self.stream.run();
     }
 }
 
@@ -195,10 +121,20 @@ impl Queue for FakeQueue {
     type Graph = FakeGraph;
 
     #[allow(unsafe_code)]
+    unsafe fn stream(&self) -> Result<Self> {
+        self.check(FakeCall::Open)?;
+        Ok(Self::of(Arc::clone(&self.stream.context), self.options))
+    }
+
+    fn is_captured(&self) -> Result<bool> {
+        Ok(self.controls().captured.load(Ordering::Acquire))
+    }
+
+    #[allow(unsafe_code)]
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory> {
         self.check(FakeCall::Allocate)?;
-        let total = self.controls.memory.load(Ordering::Acquire);
-        let used = self.controls.used.load(Ordering::Acquire);
+        let total = self.controls().memory.load(Ordering::Acquire);
+        let used = self.controls().used.load(Ordering::Acquire);
         let out = Error::OutOfMemory { kind: kind.name(), bytes, free: total - used, total };
         if kind == MemoryKind::Registered {
             return Err(Error::Unsupported {
@@ -209,48 +145,41 @@ impl Queue for FakeQueue {
         if kind == MemoryKind::Device && bytes > total - used {
             return Err(out);
         }
-        let address = self.heap.borrow_mut().allocate(bytes).ok_or(out)?;
-        if kind == MemoryKind::Device {
-            self.device_bytes.set(self.device_bytes.get() + bytes);
-            self.controls.used.fetch_add(bytes, Ordering::AcqRel);
-        }
+        let address = heap().allocate(bytes).ok_or(out)?;
+        let owner = if kind == MemoryKind::Device { Owner::Device } else { Owner::Host };
+        self.stream.context.insert(address, bytes, owner);
         let host = if kind.host_visible() { address } else { 0 };
-        // SAFETY: the heap keeps the allocation until it is freed or the queue is dropped.
+        // SAFETY: the heap keeps the allocation until it is freed or its context ends.
         Ok(unsafe { Memory::from_raw(kind, address, host, bytes) })
     }
 
     fn free(&self, memory: Memory) -> Result<()> {
         self.check(FakeCall::Free)?;
         if memory.kind() == MemoryKind::Device {
-            self.push(Command::Free { address: memory.address(), bytes: memory.bytes() });
+            self.push(Command::Free { address: memory.address() });
             return Ok(());
         }
         self.drained()?;
-        self.heap.borrow_mut().free(memory.address());
-        if memory.kind() == MemoryKind::Registered {
-            self.registered_bytes.set(self.registered_bytes.get() - memory.bytes());
-            self.controls.registered.fetch_sub(memory.bytes(), Ordering::AcqRel);
-        }
+        self.stream.context.free(memory.address());
         Ok(())
     }
 
     fn trim(&self, _keep: u64) -> Result<()> {
-        self.run()
+        self.stream.run()
     }
 
     fn memory(&self) -> Result<MemoryInfo> {
-        let total = self.controls.memory.load(Ordering::Acquire);
-        let free = total - self.controls.used.load(Ordering::Acquire);
-        Ok(MemoryInfo { free, total, reserved: self.heap.borrow().bytes() })
+        let total = self.controls().memory.load(Ordering::Acquire);
+        let free = total - self.controls().used.load(Ordering::Acquire);
+        Ok(MemoryInfo { free, total, reserved: self.stream.context.bytes() })
     }
 
     #[allow(unsafe_code)]
     unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Memory> {
-        if !self.heap.borrow_mut().register(host as u64, bytes) {
+        if !heap().register(host as u64, bytes) {
             return Err(Error::Host { what: "registering memory", cause: "it is registered already".into() });
         }
-        self.registered_bytes.set(self.registered_bytes.get() + bytes);
-        self.controls.registered.fetch_add(bytes, Ordering::AcqRel);
+        self.stream.context.insert(host as u64, bytes, Owner::Registered);
         // SAFETY: the caller keeps it mapped until it is freed or the queue is dropped.
         Ok(unsafe { Memory::from_raw(MemoryKind::Registered, host as u64, host as u64, bytes) })
     }
@@ -275,20 +204,33 @@ impl Queue for FakeQueue {
     }
 
     fn event(&self, timed: bool) -> Result<FakeEvent> {
-        Ok(FakeEvent { point: Rc::default(), timed })
+        Ok(FakeEvent { point: Arc::default(), timed })
     }
 
     fn record(&self, event: &FakeEvent) -> Result<()> {
         self.check(FakeCall::Record)?;
-        self.push(recorded(&event.point));
+        self.push(self.recorded(&event.point));
+        Ok(())
+    }
+
+    fn wait_event(&self, event: &FakeEvent) -> Result<()> {
+        self.check(FakeCall::WaitEvent)?;
+        if self.capture.borrow().is_some() {
+            return Err(Error::Capturing { what: "a wait for an event" });
+        }
+        self.push(Command::Wait(Arc::clone(&last(&event.point))));
         Ok(())
     }
 
     fn done(&self, event: &FakeEvent) -> Result<bool> {
         self.check(FakeCall::Record)?;
-        self.run()?;
-        let state = event.point.borrow();
-        Ok(state.done.get() || !state.recorded.get())
+        self.stream.run()?;
+        let state = Arc::clone(&last(&event.point));
+        if !state.is_done() {
+            // It may be another stream's.
+            state.stream.upgrade().map_or(Ok(()), |stream| stream.run())?;
+        }
+        Ok(state.is_done())
     }
 
     fn elapsed(&self, from: &FakeEvent, to: &FakeEvent) -> Result<Duration> {
@@ -298,13 +240,13 @@ impl Queue for FakeQueue {
                 device: "the simulated accelerator".into(),
             });
         }
-        let (from, to) = (from.point.borrow().at.get(), to.point.borrow().at.get());
+        let [from, to] = [from, to].map(|event| last(&event.point).at.load(Ordering::Acquire));
         Ok(Duration::from_micros(to.saturating_sub(from)))
     }
 
     fn load(&self, artifact: &Artifact) -> Result<FakeKernel> {
         let bytes = artifact.parameter_bytes();
-        let scripts = self.controls.scripts.lock().unwrap_or_else(PoisonError::into_inner);
+        let scripts = self.controls().scripts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(script) = scripts.get(artifact.entry()) {
             let flag = artifact.params().guard.map(|guard| guard.stop as usize / 8);
             return Ok(FakeKernel { program: Program::Broken, bytes, script: Some((*script, flag)) });
@@ -348,27 +290,28 @@ impl Queue for FakeQueue {
         self.check(FakeCall::Launch)?;
         let commands = graph.commands.borrow();
         let Some(behind) = &graph.behind else {
-            self.commands.borrow_mut().extend(commands.iter().cloned());
+            self.stream.push(commands.iter().cloned());
             return Ok(());
         };
         for (command, event) in commands.iter().zip(behind) {
-            let event = event.as_deref().map(recorded);
-            self.commands.borrow_mut().extend([command.clone()].into_iter().chain(event));
+            let event = event.as_deref().map(|event| self.recorded(event));
+            self.stream.push([command.clone()].into_iter().chain(event));
         }
-        self.controls.chained.fetch_add(commands.len() as u64, Ordering::AcqRel);
+        self.controls().graph_launches.fetch_add(commands.len() as u64, Ordering::AcqRel);
         Ok(())
     }
 
-    fn chain(&self, links: &[Link<'_, Self>]) -> Result<FakeGraph> {
+    fn graph_exec(&self, nodes: &[GraphNode<'_, Self>]) -> Result<FakeGraph> {
         self.check(FakeCall::EndCapture)?;
-        let run =
-            |link: &Link<'_, Self>| self.run_of(link.kernel, link.grid, &link.arguments).map(Command::Run);
-        let commands = RefCell::new(links.iter().map(run).collect::<Result<_>>()?);
-        let behind = links.iter().map(|link| link.then.map(|event| Rc::clone(&event.point))).collect();
+        let run = |node: &GraphNode<'_, Self>| {
+            self.run_of(node.kernel, node.grid, &node.arguments).map(Command::Run)
+        };
+        let commands = RefCell::new(nodes.iter().map(run).collect::<Result<_>>()?);
+        let behind = nodes.iter().map(|node| node.then.map(|event| Arc::clone(&event.point))).collect();
         Ok(FakeGraph { commands, behind: Some(behind) })
     }
 
-    fn amend(
+    fn update(
         &self,
         graph: &FakeGraph,
         place: usize,
@@ -378,7 +321,7 @@ impl Queue for FakeQueue {
     ) -> Result<()> {
         let mut commands = graph.commands.borrow_mut();
         let Some(command) = commands.get_mut(place).filter(|_| graph.behind.is_some()) else {
-            let (what, device) = ("amending it".into(), "the simulated accelerator".into());
+            let (what, device) = ("updating it".into(), "the simulated accelerator".into());
             return Err(Error::Unsupported { what, device });
         };
         *command = Command::Run(self.run_of(kernel, grid, arguments)?);

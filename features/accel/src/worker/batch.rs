@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Shared;
-use super::brand::{AnyWorker, Brand};
 use super::buffer::{Argument, Buffer, Kernel, Loaded};
 use crate::accelerator::Accelerator;
 use crate::error::Result;
@@ -13,55 +12,55 @@ use crate::launch::{Arguments, Launch};
 
 /// Launches for [`Worker::launch_batch`](crate::Worker::launch_batch), packed one behind the other. It borrows the
 /// buffers that they use.
-pub struct Batch<'a, A: Accelerator, B: Brand = AnyWorker> {
-    shared: Arc<Shared<A, B>>,
-    steps: Steps<A, B>,
-    buffers: PhantomData<&'a Buffer<A, B>>,
+pub struct Batch<'a, A: Accelerator> {
+    shared: Arc<Shared<A>>,
+    steps: Steps<A>,
+    buffers: PhantomData<&'a Buffer<A>>,
 }
 
 /// Launches one behind the other.
-pub(super) struct Steps<A: Accelerator, B: Brand> {
-    steps: Vec<Step<A, B>>,
+pub(super) struct Steps<A: Accelerator> {
+    steps: Vec<Step<A>>,
     words: Vec<u64>,
     /// The position from which commands may use all buffers in it.
     ready: u64,
 }
 
-struct Step<A: Accelerator, B: Brand> {
-    loaded: Arc<Loaded<A, B>>,
+struct Step<A: Accelerator> {
+    loaded: Arc<Loaded<A>>,
     launch: Launch,
     /// Which of all words are its arguments.
     words: Range<usize>,
 }
 
 /// Some launches that stand together.
-pub(super) struct Part<'a, A: Accelerator, B: Brand> {
-    steps: &'a [Step<A, B>],
+pub(super) struct Part<'a, A: Accelerator> {
+    steps: &'a [Step<A>],
     words: &'a [u64],
 }
 
-impl<A: Accelerator, B: Brand> Clone for Part<'_, A, B> {
+impl<A: Accelerator> Clone for Part<'_, A> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<A: Accelerator, B: Brand> Copy for Part<'_, A, B> {}
+impl<A: Accelerator> Copy for Part<'_, A> {}
 
 /// One of them.
-pub(super) struct Packed<'a, A: Accelerator, B: Brand> {
-    pub(super) loaded: &'a Arc<Loaded<A, B>>,
+pub(super) struct Packed<'a, A: Accelerator> {
+    pub(super) loaded: &'a Arc<Loaded<A>>,
     pub(super) launch: Launch,
     words: &'a [u64],
 }
 
-impl<A: Accelerator, B: Brand> Packed<'_, A, B> {
+impl<A: Accelerator> Packed<'_, A> {
     pub(super) fn arguments(&self) -> Arguments {
         Arguments::repacked(self.loaded.layout.params.bytes, self.words)
     }
 }
 
-impl<'a, A: Accelerator, B: Brand> Part<'a, A, B> {
+impl<'a, A: Accelerator> Part<'a, A> {
     pub(super) fn len(&self) -> usize {
         self.steps.len()
     }
@@ -72,7 +71,7 @@ impl<'a, A: Accelerator, B: Brand> Part<'a, A, B> {
         (Self { steps, ..self }, Self { steps: rest, ..self })
     }
 
-    pub(super) fn iter(self) -> impl Iterator<Item = Packed<'a, A, B>> {
+    pub(super) fn iter(self) -> impl Iterator<Item = Packed<'a, A>> {
         self.steps.iter().map(move |step| {
             // They were put there with it.
             let words = self.words.get(step.words.clone()).unwrap_or(&[]);
@@ -81,12 +80,12 @@ impl<'a, A: Accelerator, B: Brand> Part<'a, A, B> {
     }
 }
 
-impl<A: Accelerator, B: Brand> Steps<A, B> {
+impl<A: Accelerator> Steps<A> {
     pub(super) fn new() -> Self {
         Self { steps: Vec::new(), words: Vec::new(), ready: 0 }
     }
 
-    pub(super) fn push(&mut self, loaded: Arc<Loaded<A, B>>, launch: Launch, arguments: &Arguments) {
+    pub(super) fn push(&mut self, loaded: Arc<Loaded<A>>, launch: Launch, arguments: &Arguments) {
         let first = self.words.len();
         self.words.extend_from_slice(arguments.words());
         self.steps.push(Step { loaded, launch, words: first..self.words.len() });
@@ -108,13 +107,13 @@ impl<A: Accelerator, B: Brand> Steps<A, B> {
     }
 
     /// All launches.
-    pub(super) fn all(&self) -> Part<'_, A, B> {
+    pub(super) fn all(&self) -> Part<'_, A> {
         Part { steps: &self.steps, words: &self.words }
     }
 }
 
-impl<'a, A: Accelerator, B: Brand> Batch<'a, A, B> {
-    pub(super) fn new(shared: Arc<Shared<A, B>>) -> Self {
+impl<'a, A: Accelerator> Batch<'a, A> {
+    pub(super) fn new(shared: Arc<Shared<A>>) -> Self {
         Self { shared, steps: Steps::new(), buffers: PhantomData }
     }
 
@@ -125,9 +124,9 @@ impl<'a, A: Accelerator, B: Brand> Batch<'a, A, B> {
     /// [`Error::WrongWorker`](crate::Error::WrongWorker); the batch is then as it was.
     pub fn launch(
         &mut self,
-        kernel: &Kernel<A, B>,
+        kernel: &Kernel<A>,
         launch: impl Into<Launch>,
-        arguments: &[Argument<'a, A, B>],
+        arguments: &[Argument<'a, A>],
     ) -> Result<()> {
         let launch = launch.into();
         let packed = self.shared.pack(kernel, launch, arguments)?;
@@ -151,13 +150,13 @@ impl<'a, A: Accelerator, B: Brand> Batch<'a, A, B> {
     }
 
     /// The launches, for the worker that the batch is of.
-    pub(super) fn into_steps(self, shared: &Arc<Shared<A, B>>) -> Result<Steps<A, B>> {
+    pub(super) fn into_steps(self, shared: &Arc<Shared<A>>) -> Result<Steps<A>> {
         shared.own("batch", &self.shared)?;
         Ok(self.steps)
     }
 }
 
-impl<A: Accelerator, B: Brand> std::fmt::Debug for Batch<'_, A, B> {
+impl<A: Accelerator> std::fmt::Debug for Batch<'_, A> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Batch").field("launches", &self.len()).finish_non_exhaustive()
     }

@@ -4,27 +4,41 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use super::brand::{AnyWorker, Brand};
-use super::{Garbage, Shared};
+use vm_abi::Element;
+
+use super::{DeferredFree, Shared};
 use crate::accelerator::Accelerator;
 use crate::artifact::Layout;
 use crate::error::{Error, Result};
 use crate::extents::Extents;
 use crate::launch::Scalar;
 use crate::memory::{Memory, MemoryKind, Region};
+use crate::sys::BorrowedMemory;
 
-/// Memory of one worker. Dropping it gives the memory back to the worker's pool, which neither waits nor fails.
-pub struct Buffer<A: Accelerator, B: Brand = AnyWorker> {
+/// Memory of one worker or session. Dropping it releases the memory to the pool, which neither waits nor fails; what was
+/// borrowed stays with its owner.
+pub struct Buffer<A: Accelerator> {
     memory: ManuallyDrop<Memory>,
     bytes: u64,
     /// The position from which commands may use it.
     ready: u64,
-    pub(super) shared: Arc<Shared<A, B>>,
+    /// Is it somebody else's?
+    borrowed: bool,
+    pub(super) shared: Arc<Shared<A>>,
 }
 
-impl<A: Accelerator, B: Brand> Buffer<A, B> {
-    pub(super) fn new(memory: Memory, bytes: u64, ready: u64, shared: &Arc<Shared<A, B>>) -> Self {
-        Self { memory: ManuallyDrop::new(memory), bytes, ready, shared: Arc::clone(shared) }
+impl<A: Accelerator> Buffer<A> {
+    pub(super) fn new(memory: Memory, bytes: u64, ready: u64, shared: &Arc<Shared<A>>) -> Self {
+        let shared = Arc::clone(shared);
+        Self { memory: ManuallyDrop::new(memory), bytes, ready, borrowed: false, shared }
+    }
+
+    pub(super) fn borrowed(memory: BorrowedMemory, shared: &Arc<Shared<A>>) -> Self {
+        let memory = memory.into_memory();
+        let bytes = memory.bytes();
+        let mut this = Self::new(memory, bytes, 0, shared);
+        this.borrowed = true;
+        this
     }
 
     /// The length in bytes, as asked for.
@@ -47,16 +61,16 @@ impl<A: Accelerator, B: Brand> Buffer<A, B> {
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
-    pub fn view(&self, offset: u64, bytes: u64) -> Result<View<'_, A, B>> {
+    pub fn view(&self, offset: u64, bytes: u64) -> Result<View<'_, A>> {
         let region = View::from(self).region.slice(offset, bytes)?;
-        Ok(View { region, buffer: self })
+        Ok(View { region, element: None, buffer: self })
     }
 
     /// All of it, as a kernel is to see it: extents in elements, slowest dimension first, one row behind the other.
     ///
     /// # Errors
     /// [`Error::Extents`].
-    pub fn shaped(&self, extents: &[u64]) -> Result<Shaped<'_, A, B>> {
+    pub fn shaped(&self, extents: &[u64]) -> Result<Shaped<'_, A>> {
         View::from(self).shaped(extents)
     }
 
@@ -65,11 +79,11 @@ impl<A: Accelerator, B: Brand> Buffer<A, B> {
     ///
     /// # Errors
     /// [`Error::Extents`].
-    pub fn strided(&self, extents: &[u64], strides: &[u64]) -> Result<Shaped<'_, A, B>> {
+    pub fn strided(&self, extents: &[u64], strides: &[u64]) -> Result<Shaped<'_, A>> {
         View::from(self).strided(extents, strides)
     }
 
-    /// Takes the memory out, without giving it back to the pool.
+    /// Takes the memory out, without releasing it to the pool.
     #[allow(unsafe_code)]
     pub(super) fn into_memory(self) -> Memory {
         let mut this = ManuallyDrop::new(self);
@@ -81,16 +95,18 @@ impl<A: Accelerator, B: Brand> Buffer<A, B> {
     }
 }
 
-impl<A: Accelerator, B: Brand> Drop for Buffer<A, B> {
+impl<A: Accelerator> Drop for Buffer<A> {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
         // SAFETY: the buffer is being dropped, so nobody uses the field again.
         let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
-        self.shared.give(memory);
+        if !self.borrowed {
+            self.shared.give(memory);
+        }
     }
 }
 
-impl<A: Accelerator, B: Brand> fmt::Debug for Buffer<A, B> {
+impl<A: Accelerator> fmt::Debug for Buffer<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffer")
             .field("kind", &self.kind())
@@ -101,31 +117,38 @@ impl<A: Accelerator, B: Brand> fmt::Debug for Buffer<A, B> {
 }
 
 /// A part of a [`Buffer`]; a reference to a buffer is a view of all of it.
-pub struct View<'a, A: Accelerator, B: Brand = AnyWorker> {
+pub struct View<'a, A: Accelerator> {
     region: Region<'static>,
-    buffer: &'a Buffer<A, B>,
+    /// What its elements are said to be.
+    element: Option<Element>,
+    buffer: &'a Buffer<A>,
 }
 
-impl<A: Accelerator, B: Brand> Clone for View<'_, A, B> {
+impl<A: Accelerator> Clone for View<'_, A> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<A: Accelerator, B: Brand> Copy for View<'_, A, B> {}
+impl<A: Accelerator> Copy for View<'_, A> {}
 
-impl<'a, A: Accelerator, B: Brand> From<&'a Buffer<A, B>> for View<'a, A, B> {
-    fn from(buffer: &'a Buffer<A, B>) -> Self {
+impl<'a, A: Accelerator> From<&'a Buffer<A>> for View<'a, A> {
+    fn from(buffer: &'a Buffer<A>) -> Self {
         let region = buffer.memory.detached();
         // A buffer is never longer than its memory.
-        Self { region: region.slice(0, buffer.bytes).unwrap_or(region), buffer }
+        Self { region: region.slice(0, buffer.bytes).unwrap_or(region), element: None, buffer }
     }
 }
 
-impl<'a, A: Accelerator, B: Brand> View<'a, A, B> {
+impl<'a, A: Accelerator> View<'a, A> {
     /// The length in bytes.
     pub fn bytes(&self) -> u64 {
         self.region.bytes()
+    }
+
+    /// The view of such elements: a launch is refused if its parameter's are others. Without this any will do.
+    pub fn of(self, element: Element) -> Self {
+        Self { element: Some(element), ..self }
     }
 
     /// The view as a kernel is to see it: extents in elements, slowest dimension first, one row behind the other.
@@ -134,7 +157,7 @@ impl<'a, A: Accelerator, B: Brand> View<'a, A, B> {
     ///
     /// # Errors
     /// [`Error::Extents`].
-    pub fn shaped(self, extents: &[u64]) -> Result<Shaped<'a, A, B>> {
+    pub fn shaped(self, extents: &[u64]) -> Result<Shaped<'a, A>> {
         Ok(Shaped { view: self, extents: Extents::packed(extents)? })
     }
 
@@ -143,8 +166,13 @@ impl<'a, A: Accelerator, B: Brand> View<'a, A, B> {
     ///
     /// # Errors
     /// [`Error::Extents`].
-    pub fn strided(self, extents: &[u64], strides: &[u64]) -> Result<Shaped<'a, A, B>> {
+    pub fn strided(self, extents: &[u64], strides: &[u64]) -> Result<Shaped<'a, A>> {
         Ok(Shaped { view: self, extents: Extents::strided(extents, strides)? })
+    }
+
+    /// What its elements are said to be.
+    pub(super) fn element(&self) -> Option<Element> {
+        self.element
     }
 
     /// The region, for a command that the caller pushes while it borrows the buffer.
@@ -152,7 +180,7 @@ impl<'a, A: Accelerator, B: Brand> View<'a, A, B> {
         self.region
     }
 
-    pub(super) fn shared(&self) -> &'a Arc<Shared<A, B>> {
+    pub(super) fn shared(&self) -> &'a Arc<Shared<A>> {
         &self.buffer.shared
     }
 
@@ -167,7 +195,7 @@ impl<'a, A: Accelerator, B: Brand> View<'a, A, B> {
     }
 }
 
-impl<A: Accelerator, B: Brand> fmt::Debug for View<'_, A, B> {
+impl<A: Accelerator> fmt::Debug for View<'_, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("View").field("region", &self.region).finish_non_exhaustive()
     }
@@ -175,20 +203,20 @@ impl<A: Accelerator, B: Brand> fmt::Debug for View<'_, A, B> {
 
 /// A [`View`] with extents, for a kernel. A view that was given none is all that its bytes hold: see
 /// [`Extents::WHOLE`].
-pub struct Shaped<'a, A: Accelerator, B: Brand = AnyWorker> {
-    pub(super) view: View<'a, A, B>,
+pub struct Shaped<'a, A: Accelerator> {
+    pub(super) view: View<'a, A>,
     pub(super) extents: Extents,
 }
 
-impl<A: Accelerator, B: Brand> Clone for Shaped<'_, A, B> {
+impl<A: Accelerator> Clone for Shaped<'_, A> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<A: Accelerator, B: Brand> Copy for Shaped<'_, A, B> {}
+impl<A: Accelerator> Copy for Shaped<'_, A> {}
 
-impl<A: Accelerator, B: Brand> fmt::Debug for Shaped<'_, A, B> {
+impl<A: Accelerator> fmt::Debug for Shaped<'_, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shaped").field("view", &self.view).field("extents", &self.extents).finish()
     }
@@ -196,40 +224,40 @@ impl<A: Accelerator, B: Brand> fmt::Debug for Shaped<'_, A, B> {
 
 /// One argument of a launch. [`arguments!`](crate::arguments) makes a list of them.
 #[derive(Debug)]
-pub enum Argument<'a, A: Accelerator, B: Brand = AnyWorker> {
+pub enum Argument<'a, A: Accelerator> {
     /// For a parameter that is a view.
-    View(Shaped<'a, A, B>),
+    View(Shaped<'a, A>),
     /// For a parameter that is a number.
     Scalar(Scalar),
 }
 
-impl<A: Accelerator, B: Brand> Clone for Argument<'_, A, B> {
+impl<A: Accelerator> Clone for Argument<'_, A> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<A: Accelerator, B: Brand> Copy for Argument<'_, A, B> {}
+impl<A: Accelerator> Copy for Argument<'_, A> {}
 
-impl<'a, A: Accelerator, B: Brand> From<&'a Buffer<A, B>> for Argument<'a, A, B> {
-    fn from(buffer: &'a Buffer<A, B>) -> Self {
+impl<'a, A: Accelerator> From<&'a Buffer<A>> for Argument<'a, A> {
+    fn from(buffer: &'a Buffer<A>) -> Self {
         View::from(buffer).into()
     }
 }
 
-impl<'a, A: Accelerator, B: Brand> From<View<'a, A, B>> for Argument<'a, A, B> {
-    fn from(view: View<'a, A, B>) -> Self {
+impl<'a, A: Accelerator> From<View<'a, A>> for Argument<'a, A> {
+    fn from(view: View<'a, A>) -> Self {
         Self::View(Shaped { view, extents: Extents::WHOLE })
     }
 }
 
-impl<'a, A: Accelerator, B: Brand> From<Shaped<'a, A, B>> for Argument<'a, A, B> {
-    fn from(view: Shaped<'a, A, B>) -> Self {
+impl<'a, A: Accelerator> From<Shaped<'a, A>> for Argument<'a, A> {
+    fn from(view: Shaped<'a, A>) -> Self {
         Self::View(view)
     }
 }
 
-impl<A: Accelerator, B: Brand, S: Into<Scalar>> From<S> for Argument<'_, A, B> {
+impl<A: Accelerator, S: Into<Scalar>> From<S> for Argument<'_, A> {
     fn from(scalar: S) -> Self {
         Self::Scalar(scalar.into())
     }
@@ -242,7 +270,7 @@ impl<A: Accelerator, B: Brand, S: Into<Scalar>> From<S> for Argument<'_, A, B> {
 /// # use std::{sync::Arc, time::Duration};
 /// # use vm_accel::{fake::FakeAccelerator, programs::Program, arguments, Error, Worker, WorkerOptions};
 /// # fn main() -> Result<(), Error> {
-/// # let worker = Worker::<_>::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
+/// # let worker = Worker::start(Arc::new(FakeAccelerator::new()), WorkerOptions::default())?;
 /// let kernel = worker.load(&FakeAccelerator::artifact(Program::Add))?;
 /// let (x, y) = (worker.allocate_zeroed(4096)?, worker.allocate(4096)?);
 /// worker.launch(&kernel, 4, &arguments![&x, y.shaped(&[1024])?, 3u32])?;
@@ -254,41 +282,41 @@ macro_rules! arguments {
     ($($argument:expr),* $(,)?) => { [$($crate::Argument::from($argument)),*] };
 }
 
-pub(super) struct Loaded<A: Accelerator, B: Brand> {
+pub(super) struct Loaded<A: Accelerator> {
     /// No other kernel of the worker has it.
     pub(super) number: u64,
     pub(super) kernel: ManuallyDrop<<A::Queue as crate::Queue>::Kernel>,
     pub(super) layout: Arc<Layout>,
-    pub(super) shared: Arc<Shared<A, B>>,
+    pub(super) shared: Arc<Shared<A>>,
 }
 
-impl<A: Accelerator, B: Brand> Drop for Loaded<A, B> {
+impl<A: Accelerator> Drop for Loaded<A> {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
         // SAFETY: the value is being dropped, so nobody uses the field again.
         let kernel = unsafe { ManuallyDrop::take(&mut self.kernel) };
-        self.shared.discard(Garbage::Kernel(self.number, kernel));
+        self.shared.discard(DeferredFree::Kernel(self.number, kernel));
     }
 }
 
 /// A kernel that is loaded on one worker. Clones are the same kernel; it is unloaded after the last is dropped and its
 /// launches have run.
-pub struct Kernel<A: Accelerator, B: Brand = AnyWorker>(pub(super) Arc<Loaded<A, B>>);
+pub struct Kernel<A: Accelerator>(pub(super) Arc<Loaded<A>>);
 
-impl<A: Accelerator, B: Brand> Kernel<A, B> {
+impl<A: Accelerator> Kernel<A> {
     /// The entry symbol.
     pub fn entry(&self) -> &str {
         &self.0.layout.signature.entry
     }
 }
 
-impl<A: Accelerator, B: Brand> Clone for Kernel<A, B> {
+impl<A: Accelerator> Clone for Kernel<A> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<A: Accelerator, B: Brand> fmt::Debug for Kernel<A, B> {
+impl<A: Accelerator> fmt::Debug for Kernel<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Kernel").field(&self.entry()).finish()
     }
@@ -296,25 +324,25 @@ impl<A: Accelerator, B: Brand> fmt::Debug for Kernel<A, B> {
 
 /// Commands that were recorded once, to be replayed often. It keeps the kernels and the memory that it uses: a buffer
 /// that is dropped goes back when the last graph that uses it is gone, and [`Worker::free`](crate::Worker::free) refuses
-/// to give registered memory back to the host before.
-pub struct Graph<A: Accelerator, B: Brand = AnyWorker> {
+/// to release registered memory to the host before.
+pub struct Graph<A: Accelerator> {
     pub(super) id: u64,
-    pub(super) shared: Arc<Shared<A, B>>,
+    pub(super) shared: Arc<Shared<A>>,
 }
 
-impl<A: Accelerator, B: Brand> Drop for Graph<A, B> {
+impl<A: Accelerator> Drop for Graph<A> {
     fn drop(&mut self) {
-        self.shared.discard(Garbage::Graph(self.id));
+        self.shared.discard(DeferredFree::Graph(self.id));
     }
 }
 
-impl<A: Accelerator, B: Brand> fmt::Debug for Graph<A, B> {
+impl<A: Accelerator> fmt::Debug for Graph<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Graph").field(&self.id).finish()
     }
 }
 
-impl<A: Accelerator, B: Brand> Shared<A, B> {
+impl<A: Accelerator> Shared<A> {
     /// That a view is of this worker.
     pub(super) fn own<'a>(
         self: &Arc<Self>,

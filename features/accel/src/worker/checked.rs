@@ -13,7 +13,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::brand::Brand;
 use super::hash;
 use super::session::{EventOf, QueueOf, Session};
 use super::transfer::STAGING_BYTES;
@@ -52,7 +51,7 @@ pub(super) struct Checker<A: Accelerator> {
     /// On the device, a place for each slot.
     sums: Memory,
     /// The same on the host.
-    told: Memory,
+    reported: Memory,
     events: Vec<EventOf<A>>,
 }
 
@@ -81,7 +80,7 @@ impl Chunk {
     }
 }
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
+impl<A: Accelerator> Session<A> {
     /// Has all copies checked from here on, if the worker's options say so.
     pub(super) fn begin_checks(&self) -> Result<()> {
         let Some(checksum) = &self.shared.options.checksum else { return Ok(()) };
@@ -101,18 +100,18 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             retries: checksum.retries,
             powers: self.note(queue.allocate(MemoryKind::Device, powers.len() as u64))?,
             sums: self.note(queue.allocate(MemoryKind::Device, places))?,
-            told: self.note(queue.allocate(MemoryKind::Pinned, places))?,
+            reported: self.note(queue.allocate(MemoryKind::Pinned, places))?,
             events: (0..=SLOTS).map(|_| self.note(queue.event(false))).collect::<Result<_>>()?,
         });
         // The table is used to check its own arrival: a wrong one gives a wrong sum.
         self.write_checked(&checker, checker.powers.detached(), &powers)?;
-        *self.checker.borrow_mut() = Some(checker);
+        *self.transfers.checker.borrow_mut() = Some(checker);
         Ok(())
     }
 
     /// What checks copies, if they are to be checked.
     pub(super) fn checker(&self) -> Option<Rc<Checker<A>>> {
-        self.checker.borrow().clone()
+        self.transfers.checker.borrow().clone()
     }
 
     /// Gives a chunk to the device, and has its side summed.
@@ -123,7 +122,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         };
         self.note(self.queue().copy(target, source))?;
         let parts = Parts::of(chunk.device)?;
-        let (sums, told) = checker.places(slot, parts.blocks())?;
+        let (sums, reported) = checker.places(slot, parts.blocks())?;
         let words = match parts.words.bytes() {
             // Aligned, where bytes before and behind no words need not be.
             0 => checker.powers.region().slice(0, 0)?,
@@ -133,7 +132,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         let views = views.map(|region| Ok(QueueArgument::View(region, Extents::WHOLE)));
         let arguments = Arguments::pack(&checker.layout, views)?;
         self.start(&checker.kernel, Grid::from(parts.blocks()), &arguments)?;
-        self.note(self.queue().copy(told, sums))?;
+        self.note(self.queue().copy(reported, sums))?;
         self.note(self.queue().record(&checker.events[slot]))
     }
 
@@ -141,10 +140,10 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     fn receive(&self, checker: &Checker<A>, slot: usize, chunk: &Chunk) -> Result<u32> {
         self.note(self.queue().wait(&checker.events[slot], self.timeout()))?;
         let parts = Parts::of(chunk.device)?;
-        let (_, told) = checker.places(slot, parts.blocks())?;
+        let (_, reported) = checker.places(slot, parts.blocks())?;
         let mut bytes = [0; SUMS_BYTES as usize];
-        let bytes = &mut bytes[..told.bytes() as usize];
-        told.read_host(bytes)?;
+        let bytes = &mut bytes[..reported.bytes() as usize];
+        reported.read_host(bytes)?;
         let words = bytes.chunks_exact(4).map(|word| word.try_into().map_or(0, u32::from_le_bytes));
         Ok(parts.crc32(&words.collect::<Vec<_>>()))
     }
@@ -185,7 +184,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// Lets the device end what a copy that failed has left it, so that nothing of it is in the way of the next.
     fn settled(&self, result: Result<()>) -> Result<()> {
         if result.is_err()
-            && let Err(error) = self.synchronize(self.timeout())
+            && let Err(error) = self.wait(self.timeout())
         {
             tracing::debug!(worker = self.shared.name(), %error, "a copy that failed did not end");
         }
@@ -281,7 +280,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             Direction::DeviceToHost => (source.detached(), target.detached()),
         };
         // What writes the source has to end before the host sums it.
-        self.synchronize(self.timeout())?;
+        self.wait(self.timeout())?;
         let count = usize::try_from(device.bytes().div_ceil(checker.chunk)).unwrap_or(usize::MAX);
         let chunk = |index: usize| {
             let offset = index as u64 * checker.chunk;
@@ -331,7 +330,7 @@ impl<A: Accelerator> Checker<A> {
     /// Where the sums of a slot lie, on the device and on the host.
     fn places(&self, slot: usize, blocks: u32) -> Result<(Region<'static>, Region<'static>)> {
         let (offset, bytes) = (SUMS_BYTES * slot as u64, 4 * crc32::sums(blocks));
-        Ok((self.sums.detached().slice(offset, bytes)?, self.told.detached().slice(offset, bytes)?))
+        Ok((self.sums.detached().slice(offset, bytes)?, self.reported.detached().slice(offset, bytes)?))
     }
 
     /// The chunk from `offset` of a copy with this side on the device.

@@ -6,7 +6,6 @@ use std::ptr;
 
 use super::session::Session;
 use crate::accelerator::Accelerator;
-use crate::worker::Brand;
 
 thread_local! {
     /// The worker's number and its session, while it runs.
@@ -14,11 +13,7 @@ thread_local! {
 }
 
 /// Runs `f` on a worker's thread, with `session` as what [`with`] finds there.
-pub(crate) fn enter<A: Accelerator, B: Brand, R>(
-    id: u64,
-    session: &Session<A, B>,
-    f: impl FnOnce() -> R,
-) -> R {
+pub(crate) fn enter<A: Accelerator, R>(id: u64, session: &Session<A>, f: impl FnOnce() -> R) -> R {
     struct Leave;
     impl Drop for Leave {
         fn drop(&mut self) {
@@ -37,17 +32,17 @@ pub(crate) fn is(id: u64) -> bool {
 
 /// Runs `f` with the session, if the calling thread is the worker with this number. Numbers start at 1.
 ///
-/// `A` and `B` must be those of the worker that has the number, which its `Shared` sees to.
-pub(super) fn with<A: Accelerator, B: Brand, R>(
-    shared: &super::Shared<A, B>,
-    f: impl FnOnce(&Session<A, B>) -> R,
+/// `A` must be that of the worker that has the number, which its `Shared` sees to.
+pub(super) fn with<A: Accelerator, R>(
+    shared: &super::Shared<A>,
+    f: impl FnOnce(&Session<A>) -> R,
 ) -> Option<R> {
     let (id, session) = CURRENT.try_with(Cell::get).ok()?;
     if id != shared.id() {
         return None;
     }
-    // SAFETY: numbers are never reused, and the thread with this number entered with a session of the same `A` and `B`
+    // SAFETY: numbers are never reused, and the thread with this number entered with a session of the same `A`
     // as the `Shared` of this number; it borrows the session until it leaves, on this same thread.
-    let session = unsafe { &*session.cast::<Session<A, B>>() };
+    let session = unsafe { &*session.cast::<Session<A>>() };
     Some(f(session))
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::batch::Batch;
-use super::brand::Brand;
 use super::buffer::{Argument, Graph, Kernel, View};
 use super::session::Session;
 use super::{Shared, Worker, current};
@@ -15,13 +14,13 @@ use crate::executor::job::{Cell, Completer, Job};
 use crate::launch::{Arguments, Launch, QueueArgument};
 use crate::memory::Region;
 
-impl<A: Accelerator, B: Brand> Shared<A, B> {
+impl<A: Accelerator> Shared<A> {
     /// Packs arguments for a launch by whoever borrows the buffers until it is queued.
     pub(super) fn pack(
         self: &Arc<Self>,
-        kernel: &Kernel<A, B>,
+        kernel: &Kernel<A>,
         launch: Launch,
-        arguments: &[Argument<'_, A, B>],
+        arguments: &[Argument<'_, A>],
     ) -> Result<Arguments> {
         self.pack_of(kernel, launch, arguments, |view| {
             self.own("buffer", view.shared())?;
@@ -32,29 +31,33 @@ impl<A: Accelerator, B: Brand> Shared<A, B> {
     /// Packs arguments for a launch, with `region` to say whether a view may be used, and where it lies.
     pub(super) fn pack_of(
         self: &Arc<Self>,
-        kernel: &Kernel<A, B>,
+        kernel: &Kernel<A>,
         launch: Launch,
-        arguments: &[Argument<'_, A, B>],
-        region: impl Fn(View<'_, A, B>) -> Result<Region<'static>>,
+        arguments: &[Argument<'_, A>],
+        region: impl Fn(View<'_, A>) -> Result<Region<'static>>,
     ) -> Result<Arguments> {
         self.own("kernel", &kernel.0.shared)?;
         launch.grid.check(&kernel.0.layout.signature, self.accelerator.info())?;
+        let layout = &kernel.0.layout;
         Arguments::pack(
-            &kernel.0.layout,
-            arguments.iter().map(|argument| match argument {
-                Argument::View(shaped) => Ok(QueueArgument::View(region(shaped.view)?, shaped.extents)),
+            layout,
+            arguments.iter().enumerate().map(|(index, argument)| match argument {
+                Argument::View(shaped) => {
+                    shaped.view.element().map_or(Ok(()), |given| layout.check_element(index, given))?;
+                    Ok(QueueArgument::View(region(shaped.view)?, shaped.extents))
+                }
                 Argument::Scalar(scalar) => Ok(QueueArgument::Scalar(*scalar)),
             }),
         )
     }
 }
 
-impl<A: Accelerator, B: Brand> Worker<A, B> {
+impl<A: Accelerator> Worker<A> {
     /// Loads a kernel.
     ///
     /// # Errors
     /// [`Error::Load`], [`Error::Stopped`], [`Error::Lost`].
-    pub fn load(&self, artifact: &Artifact) -> Result<Kernel<A, B>> {
+    pub fn load(&self, artifact: &Artifact) -> Result<Kernel<A>> {
         self.submit_and_wait(self.0.deadline(), |session| session.load(artifact))
     }
 
@@ -69,9 +72,9 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// options' timeout, [`Error::Stopped`], [`Error::Lost`].
     pub fn launch(
         &self,
-        kernel: &Kernel<A, B>,
+        kernel: &Kernel<A>,
         launch: impl Into<Launch>,
-        arguments: &[Argument<'_, A, B>],
+        arguments: &[Argument<'_, A>],
     ) -> Result<()> {
         let (shared, launch) = (&self.0.shared, launch.into());
         if let Some(done) = current::with(shared, |session| session.launch(kernel, launch, arguments)) {
@@ -94,9 +97,9 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// As [`Worker::launch`].
     pub fn launch_job(
         &self,
-        kernel: &Kernel<A, B>,
+        kernel: &Kernel<A>,
         launch: impl Into<Launch>,
-        arguments: &[Argument<'_, A, B>],
+        arguments: &[Argument<'_, A>],
     ) -> Result<Job<()>> {
         let (shared, launch) = (&self.0.shared, launch.into());
         let cell = Arc::new(Cell::new());
@@ -124,7 +127,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     }
 
     /// A batch of launches for [`Worker::launch_batch`], without any yet.
-    pub fn batch<'a>(&self) -> Batch<'a, A, B> {
+    pub fn batch<'a>(&self) -> Batch<'a, A> {
         Batch::new(Arc::clone(&self.0.shared))
     }
 
@@ -136,7 +139,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// # Errors
     /// [`Error::WrongWorker`], [`Error::QueueFull`] when no room came in the options' timeout, [`Error::Stopped`],
     /// [`Error::Lost`]; on the worker's own thread [`Error::OutOfOrder`], and [`Error::Capturing`] in a capture.
-    pub fn launch_batch(&self, batch: Batch<'_, A, B>) -> Result<()> {
+    pub fn launch_batch(&self, batch: Batch<'_, A>) -> Result<()> {
         let shared = &self.0.shared;
         let steps = batch.into_steps(shared)?;
         if steps.len() == 0 {
@@ -153,10 +156,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// What `f` returns; [`Error::Capturing`] for what can't be recorded; the device's.
-    pub fn capture<'a>(
-        &self,
-        f: impl FnOnce(&Session<A, B>) -> Result<()> + Send + 'a,
-    ) -> Result<Graph<A, B>> {
+    pub fn capture<'a>(&self, f: impl FnOnce(&Session<A>) -> Result<()> + Send + 'a) -> Result<Graph<A>> {
         self.submit_and_wait(self.0.deadline(), |session| session.capture(f))
     }
 
@@ -164,7 +164,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// As [`Worker::launch`].
-    pub fn replay(&self, graph: &Graph<A, B>) -> Result<()> {
+    pub fn replay(&self, graph: &Graph<A>) -> Result<()> {
         let shared = &self.0.shared;
         shared.own("graph", &graph.shared)?;
         if let Some(done) = current::with(shared, |session| session.replay(graph)) {

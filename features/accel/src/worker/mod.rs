@@ -1,20 +1,24 @@
 //! The GPU worker: one thread that owns one queue.
 
 mod batch;
-mod brand;
 mod buffer;
-mod chain;
 mod checked;
 mod current;
 mod end;
+mod exec;
 mod give;
+mod graphs;
 mod guard;
+mod guarded;
 mod hash;
 mod idle;
 mod launch;
 mod raw;
 mod session;
+mod stream;
+mod streams;
 mod transfer;
+mod typed;
 mod watch;
 
 use std::fmt;
@@ -26,9 +30,10 @@ use std::time::{Duration, Instant};
 use bytemuck::Pod;
 
 pub use batch::Batch;
-pub use brand::{AnyWorker, Brand};
 pub use buffer::{Argument, Buffer, Graph, Kernel, Shaped, View};
 pub use session::Session;
+pub use streams::{Event, Scope, ScopedStream};
+pub use typed::{ElementType, TypedBuffer};
 
 use end::{End, Ending};
 
@@ -42,18 +47,18 @@ use crate::launch::Limits;
 use crate::memory::{Memory, MemoryKind};
 use crate::pool::{Pool, PoolOptions, PoolStatistics, Taken};
 
-/// How a worker is started.
+/// How a worker is started, or a session opened, for which `capacity` and `spin` mean nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerOptions {
     /// The thread's name; the first 15 bytes show in `ps -L`.
     pub name: String,
     /// How many commands may wait.
     pub capacity: usize,
-    /// How long the thread looks for new commands before it sleeps. Waking it costs the caller some microseconds.
+    /// How long the thread polls for new commands before it sleeps. Waking it costs the caller some microseconds.
     pub spin: Duration,
     /// How the queue is opened. Its timeout is also how long callers wait for room in the queue.
     pub queue: QueueOptions,
-    /// How the pool hands out memory.
+    /// How the pool gives memory.
     pub pool: PoolOptions,
     /// What guarded launches may take that are given no limits of their own.
     pub limits: Limits,
@@ -76,7 +81,7 @@ impl Default for WorkerOptions {
 }
 
 /// What callers dropped, for the worker to remove.
-enum Garbage<A: Accelerator> {
+enum DeferredFree<A: Accelerator> {
     /// With its number.
     Kernel(u64, <A::Queue as Queue>::Kernel),
     Memory(Memory),
@@ -84,22 +89,40 @@ enum Garbage<A: Accelerator> {
 }
 
 /// What the worker's thread and all that belongs to it share.
-struct Shared<A: Accelerator, B: Brand> {
+struct Shared<A: Accelerator> {
     id: u64,
     accelerator: Arc<A>,
-    executor: Executor<Session<A, B>>,
+    executor: Executor<Session<A>>,
     pool: Pool,
     options: WorkerOptions,
     lost: OnceLock<Error>,
     deferred: Mutex<Option<Error>>,
     checks: Counters,
+    /// Whether a worker's thread gives the queue its commands, and not the caller's.
+    threaded: bool,
     /// With the position that the running command must have reached.
-    garbage: Mutex<Vec<(u64, Garbage<A>)>>,
-    littered: AtomicBool,
-    _lease: brand::Lease,
+    frees: Mutex<Vec<(u64, DeferredFree<A>)>>,
+    has_frees: AtomicBool,
 }
 
-impl<A: Accelerator, B: Brand> Shared<A, B> {
+impl<A: Accelerator> Shared<A> {
+    fn new(accelerator: Arc<A>, options: WorkerOptions, threaded: bool) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            accelerator,
+            executor: Executor::new(if threaded { options.capacity } else { 1 }),
+            pool: Pool::new(options.pool),
+            lost: OnceLock::new(),
+            deferred: Mutex::new(None),
+            checks: Counters::default(),
+            threaded,
+            frees: Mutex::new(Vec::new()),
+            has_frees: AtomicBool::new(false),
+            options,
+        }
+    }
+
     fn id(&self) -> u64 {
         self.id
     }
@@ -129,29 +152,28 @@ impl<A: Accelerator, B: Brand> Shared<A, B> {
 
     fn give(&self, memory: Memory) {
         if let Some(memory) = self.pool.give(memory, self.executor.tail()) {
-            self.discard(Garbage::Memory(memory));
+            self.discard(DeferredFree::Memory(memory));
         }
     }
 
-    fn discard(&self, garbage: Garbage<A>) {
+    fn discard(&self, freed: DeferredFree<A>) {
         let position = self.executor.tail();
-        self.garbage.lock().unwrap_or_else(PoisonError::into_inner).push((position, garbage));
-        self.littered.store(true, Ordering::Release);
-        if !current::is(self.id) {
+        self.frees.lock().unwrap_or_else(PoisonError::into_inner).push((position, freed));
+        self.has_frees.store(true, Ordering::Release);
+        if self.threaded && !current::is(self.id) {
             // The worker may sleep; a full queue means that it does not.
             let _ = self.executor.push(|_| ());
         }
     }
 
-    fn take_garbage(&self, position: u64) -> Vec<Garbage<A>> {
-        if !self.littered.swap(false, Ordering::AcqRel) {
+    fn take_frees(&self, position: u64) -> Vec<DeferredFree<A>> {
+        if !self.has_frees.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
-        let mut garbage = self.garbage.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken =
-            garbage.extract_if(.., |(ready, _)| *ready <= position).map(|(_, garbage)| garbage).collect();
-        if !garbage.is_empty() {
-            self.littered.store(true, Ordering::Release);
+        let mut frees = self.frees.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = frees.extract_if(.., |(ready, _)| *ready <= position).map(|(_, freed)| freed).collect();
+        if !frees.is_empty() {
+            self.has_frees.store(true, Ordering::Release);
         }
         taken
     }
@@ -166,27 +188,27 @@ impl<A: Accelerator, B: Brand> Shared<A, B> {
 /// with their arguments they say at once, what fails later the next [`Worker::synchronize`] or [`Worker::fence`] says.
 ///
 /// When the last clone is dropped, the worker ends by itself once all commands have run; [`Worker::stop`] also waits.
-pub struct Worker<A: Accelerator, B: Brand = AnyWorker>(Arc<Owner<A, B>>);
+pub struct Worker<A: Accelerator>(Arc<Owner<A>>);
 
-struct Owner<A: Accelerator, B: Brand> {
-    shared: Arc<Shared<A, B>>,
+struct Owner<A: Accelerator> {
+    shared: Arc<Shared<A>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     end: Arc<End>,
 }
 
-impl<A: Accelerator, B: Brand> Drop for Owner<A, B> {
+impl<A: Accelerator> Drop for Owner<A> {
     fn drop(&mut self) {
         self.shared.executor.close();
     }
 }
 
-impl<A: Accelerator, B: Brand> Clone for Worker<A, B> {
+impl<A: Accelerator> Clone for Worker<A> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<A: Accelerator, B: Brand> fmt::Debug for Worker<A, B> {
+impl<A: Accelerator> fmt::Debug for Worker<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Worker")
             .field("name", &self.0.shared.options.name)
@@ -197,28 +219,14 @@ impl<A: Accelerator, B: Brand> fmt::Debug for Worker<A, B> {
     }
 }
 
-impl<A: Accelerator, B: Brand> Worker<A, B> {
+impl<A: Accelerator> Worker<A> {
     /// Starts a worker on a device.
     ///
     /// # Errors
-    /// [`Error::BrandInUse`]; what [`Accelerator::open`] fails with; [`Error::Deadline`] when it takes longer than the
+    /// What [`Accelerator::open`] fails with; [`Error::Deadline`] when it takes longer than the
     /// options' timeout; with a checksum [`Error::Load`], and [`Error::Corrupted`] if not even its table arrives.
     pub fn start(accelerator: Arc<A>, options: WorkerOptions) -> Result<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let lease = brand::Lease::take::<B>()?;
-        let shared = Arc::new(Shared {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            accelerator,
-            executor: Executor::new(options.capacity),
-            pool: Pool::new(options.pool),
-            lost: OnceLock::new(),
-            deferred: Mutex::new(None),
-            checks: Counters::default(),
-            garbage: Mutex::new(Vec::new()),
-            littered: AtomicBool::new(false),
-            options,
-            _lease: lease,
-        });
+        let shared = Arc::new(Shared::new(accelerator, options, true));
         let started = Arc::new(Cell::new());
         let end = Arc::new(End::default());
         let (opened, finished) = (Completer(Arc::clone(&started)), Ending(Arc::clone(&end)));
@@ -252,7 +260,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// with what `f` returns, [`Error::Panicked`] or [`Error::Cancelled`].
     pub fn submit<F, R>(&self, f: F) -> Result<Job<R>>
     where
-        F: FnOnce(&Session<A, B>) -> Result<R> + Send + 'static,
+        F: FnOnce(&Session<A>) -> Result<R> + Send + 'static,
         R: Send + 'static,
     {
         let shared = &self.0.shared;
@@ -284,7 +292,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// [`Error::Lost`].
     pub fn submit_and_wait<'a, F, R>(&self, deadline: Instant, f: F) -> Result<R>
     where
-        F: FnOnce(&Session<A, B>) -> Result<R> + Send + 'a,
+        F: FnOnce(&Session<A>) -> Result<R> + Send + 'a,
         R: Send + 'a,
     {
         let shared = &self.0.shared;
@@ -302,7 +310,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::PoolLimit`], [`Error::Stopped`], [`Error::Lost`].
-    pub fn allocate(&self, bytes: u64) -> Result<Buffer<A, B>> {
+    pub fn allocate(&self, bytes: u64) -> Result<Buffer<A>> {
         self.allocate_kind(MemoryKind::Device, bytes)
     }
 
@@ -310,7 +318,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// As [`Worker::allocate`]; in a capture always [`Error::Capturing`].
-    pub fn allocate_zeroed(&self, bytes: u64) -> Result<Buffer<A, B>> {
+    pub fn allocate_zeroed(&self, bytes: u64) -> Result<Buffer<A>> {
         current::with(&self.0.shared, Session::may_zero).unwrap_or(Ok(()))?;
         let buffer = self.allocate(bytes)?;
         if !self.0.shared.pool.zero() {
@@ -323,7 +331,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// As [`Worker::allocate`]; [`Error::Unsupported`].
-    pub fn allocate_kind(&self, kind: MemoryKind, bytes: u64) -> Result<Buffer<A, B>> {
+    pub fn allocate_kind(&self, kind: MemoryKind, bytes: u64) -> Result<Buffer<A>> {
         let shared = &self.0.shared;
         shared.alive()?;
         if let Some(buffer) = current::with(shared, |session| session.allocate_kind(kind, bytes)) {
@@ -350,7 +358,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     }
 
     /// Makes existing host memory a buffer of kind [`MemoryKind::Registered`], which the device reads and writes in
-    /// place. [`Worker::free`] gives it back and says when that is done.
+    /// place. [`Worker::free`] releases it and says when that is done.
     ///
     /// # Errors
     /// [`Error::Unsupported`]; the device's.
@@ -359,9 +367,12 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// The `bytes` bytes at `host` stay mapped, and no Rust reference to them is live, until [`Worker::free`] or
     /// [`Worker::stop`] has returned without an error.
     #[allow(unsafe_code)]
-    pub unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Buffer<A, B>> {
+    pub unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Buffer<A>> {
         let host = host as usize;
-        let memory = self.submit_and_wait(self.0.deadline(), |session| session.register(host, bytes))?;
+        let memory = self.submit_and_wait(self.0.deadline(), |session| {
+            // SAFETY: as the caller promises.
+            unsafe { session.register_memory(host as *mut u8, bytes) }
+        })?;
         self.0.shared.pool.adopt(memory.bytes());
         Ok(Buffer::new(memory, bytes, 0, &self.0.shared))
     }
@@ -373,7 +384,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// may be replayed; on the worker's own thread [`Error::OutOfOrder`] if commands are queued behind the job;
     /// [`Error::Capturing`], [`Error::Deadline`], [`Error::Stopped`] and the device's. The buffer is then dropped: the
     /// memory goes back some time after the last graph that uses it is gone, and [`Worker::stop`] says for sure.
-    pub fn free(&self, buffer: Buffer<A, B>) -> Result<()> {
+    pub fn free(&self, buffer: Buffer<A>) -> Result<()> {
         let shared = &self.0.shared;
         shared.own("buffer", &buffer.shared)?;
         if buffer.kind() == MemoryKind::Registered {
@@ -391,7 +402,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// [`Error::WrongWorker`], [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`].
-    pub fn fill<'a>(&self, target: impl Into<View<'a, A, B>>, value: u8) -> Result<()> {
+    pub fn fill<'a>(&self, target: impl Into<View<'a, A>>, value: u8) -> Result<()> {
         let (shared, target) = (&self.0.shared, target.into());
         shared.own("buffer", target.shared())?;
         if let Some(done) = current::with(shared, |session| session.fill(target, value)) {
@@ -406,11 +417,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// # Errors
     /// [`Error::Lengths`], [`Error::WrongWorker`], [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`]. With
     /// [`WorkerOptions::checksum`] the next wait also says [`Error::Corrupted`].
-    pub fn copy<'a>(
-        &self,
-        target: impl Into<View<'a, A, B>>,
-        source: impl Into<View<'a, A, B>>,
-    ) -> Result<()> {
+    pub fn copy<'a>(&self, target: impl Into<View<'a, A>>, source: impl Into<View<'a, A>>) -> Result<()> {
         let (shared, target, source) = (&self.0.shared, target.into(), source.into());
         shared.own("buffer", target.shared())?;
         shared.own("buffer", source.shared())?;
@@ -429,7 +436,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     /// # Errors
     /// [`Error::Lengths`], [`Error::WrongWorker`], [`Error::Deadline`], [`Error::Stopped`]; [`Error::Corrupted`] with
     /// [`WorkerOptions::checksum`]; the device's.
-    pub fn write<'a, T: Pod>(&self, target: impl Into<View<'a, A, B>>, values: &[T]) -> Result<()> {
+    pub fn write<'a, T: Pod>(&self, target: impl Into<View<'a, A>>, values: &[T]) -> Result<()> {
         let target = target.into();
         let bytes: &[u8] = bytemuck::cast_slice(values);
         self.submit_and_wait(self.0.deadline(), |session| session.write(target, bytes))
@@ -439,7 +446,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     ///
     /// # Errors
     /// As [`Worker::write`], and what an earlier queued command failed with.
-    pub fn read<'a, T: Pod>(&self, source: impl Into<View<'a, A, B>>, values: &mut [T]) -> Result<()> {
+    pub fn read<'a, T: Pod>(&self, source: impl Into<View<'a, A>>, values: &mut [T]) -> Result<()> {
         let source = source.into();
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
         self.submit_and_wait(self.0.deadline(), |session| session.read(source, bytes))?;
@@ -487,7 +494,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
         self.submit_and_wait(self.0.deadline(), Session::memory)
     }
 
-    /// Waits for the device, then gives the pool's free memory back to it.
+    /// Waits for the device, then releases the pool's free memory to it.
     ///
     /// # Errors
     /// [`Error::Deadline`], [`Error::Stopped`]; the device's.
@@ -527,7 +534,7 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     }
 
     /// Queues a command that nobody waits for.
-    fn command(&self, command: impl FnOnce(&Session<A, B>) -> Result<()> + Send + 'static) -> Result<()> {
+    fn command(&self, command: impl FnOnce(&Session<A>) -> Result<()> + Send + 'static) -> Result<()> {
         let shared = &self.0.shared;
         shared.alive()?;
         match shared.executor.push(move |session| session.defer(command(session))) {
@@ -538,14 +545,14 @@ impl<A: Accelerator, B: Brand> Worker<A, B> {
     }
 }
 
-impl<A: Accelerator, B: Brand> Owner<A, B> {
+impl<A: Accelerator> Owner<A> {
     fn deadline(&self) -> Instant {
         self.shared.options.queue.deadline()
     }
 }
 
 /// The worker's thread.
-fn serve<A: Accelerator, B: Brand>(shared: Arc<Shared<A, B>>, opened: Completer<()>, finished: Ending) {
+fn serve<A: Accelerator>(shared: Arc<Shared<A>>, opened: Completer<()>, finished: Ending) {
     let queue = match guarded(|| shared.accelerator.open(&shared.options.queue)) {
         Ok(queue) => queue,
         Err(error) => {
@@ -568,7 +575,7 @@ fn serve<A: Accelerator, B: Brand>(shared: Arc<Shared<A, B>>, opened: Completer<
             shared.defer(error);
         }
     });
-    let ended = guarded(|| session.finish());
+    let ended = guarded(|| session.close());
     drop(shared);
     finished.complete(ended);
 }

@@ -1,77 +1,130 @@
-//! The worker's side: what a job is given.
+//! A session: what a worker's jobs are given, or a thread has for itself.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::batch::Steps;
-use super::brand::Brand;
+use super::WorkerOptions;
+use super::batch::Batch;
 use super::buffer::{Buffer, View};
-use super::chain::Chains;
-use super::checked::{Checker, crossing};
-use super::guard::{Guarded, Guards};
-use super::idle::Pending;
-use super::launch::{Recorded, Uses};
-use super::transfer::Staging;
+use super::checked::crossing;
+use super::exec::Batches;
+use super::graphs::Graphs;
+use super::guard::Guards;
+use super::stream::Stream;
+use super::transfer::Transfers;
 use crate::accelerator::{Accelerator, Queue};
 use crate::device::MemoryInfo;
 use crate::error::{Error, Result};
 use crate::memory::{Memory, MemoryKind, Region};
-use crate::pool::Taken;
+use crate::pool::{PoolStatistics, Taken};
+use crate::sys::BorrowedMemory;
 
 pub(super) type QueueOf<A> = <A as Accelerator>::Queue;
 pub(super) type EventOf<A> = <QueueOf<A> as Queue>::Event;
 
-/// What a job on the worker's thread works with. What it starts comes before all that still waits in the queue.
-pub struct Session<A: Accelerator, B: Brand> {
-    /// Before the queue, which frees the memory that the stop words lie in.
+/// A stream of an accelerator with memory, kernels and graphs, for the one thread that gives it commands. A worker's jobs get
+/// that of its thread: what they start comes before all that still waits in the worker's queue. [`Session::open`] gives a
+/// thread its own, without a worker.
+pub struct Session<A: Accelerator> {
+    /// Before the queue, which frees the memory that the cancel flags lie in.
     pub(super) guards: RefCell<Option<Guards>>,
-    /// Commands go by way of [`Session::queue`], which keeps their order.
-    pub(super) queue: QueueOf<A>,
-    pub(super) shared: Arc<Shared<A, B>>,
-    pub(super) staging: RefCell<Option<Rc<Staging<A>>>>,
-    pub(super) checker: RefCell<Option<Rc<Checker<A>>>>,
-    pub(super) pending: RefCell<VecDeque<Pending<A>>>,
-    /// How many of those have ended so far.
-    pub(super) ends: Cell<u64>,
-    pub(super) events: RefCell<Vec<Rc<EventOf<A>>>>,
-    pub(super) graphs: RefCell<HashMap<u64, Recorded<A, B>>>,
-    pub(super) capture: RefCell<Option<Uses<A, B>>>,
-    pub(super) next_graph: Cell<u64>,
+    pub(super) stream: Stream<A>,
+    pub(super) shared: Arc<Shared<A>>,
+    pub(super) transfers: Transfers<A>,
+    pub(super) graphs: Graphs<A>,
+    pub(super) batches: Batches<A>,
     pub(super) next_kernel: Cell<u64>,
-    /// Launches that were not given to the queue yet, because more come.
-    pub(super) gathered: RefCell<Steps<A, B>>,
-    /// Of batches that came before.
-    pub(super) chains: RefCell<Chains<A>>,
-    /// Room for those of a batch.
-    pub(super) stop_words: RefCell<Vec<Option<Guarded>>>,
     /// The last position at which a command came, and when that was seen.
     pub(super) last: Cell<(u64, Instant)>,
+    /// Its further streams.
+    pub(super) sides: RefCell<Vec<Rc<Self>>>,
+    /// Whether it has ended, or ends with the one whose stream it is.
+    pub(super) ended: Cell<bool>,
 }
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
-    pub(super) fn new(queue: QueueOf<A>, shared: Arc<Shared<A, B>>) -> Self {
+impl<A: Accelerator> Session<A> {
+    pub(super) fn new(queue: QueueOf<A>, shared: Arc<Shared<A>>) -> Self {
         Self {
             guards: RefCell::new(None),
-            queue,
+            stream: Stream::new(queue),
             shared,
-            staging: RefCell::new(None),
-            checker: RefCell::new(None),
-            pending: RefCell::default(),
-            ends: Cell::new(0),
-            events: RefCell::default(),
-            graphs: RefCell::default(),
-            capture: RefCell::new(None),
-            next_graph: Cell::new(1),
+            transfers: Transfers::default(),
+            graphs: Graphs::default(),
+            batches: Batches::default(),
             next_kernel: Cell::new(1),
-            gathered: RefCell::new(Steps::new()),
-            chains: RefCell::default(),
-            stop_words: RefCell::default(),
             last: Cell::new((0, Instant::now())),
+            sides: RefCell::default(),
+            ended: Cell::new(false),
         }
+    }
+
+    /// Opens a session for the calling thread, without a worker: each command goes to the device from this thread, in the order
+    /// of the calls.
+    ///
+    /// # Errors
+    /// As [`Session::over`]; what [`Accelerator::open`] fails with.
+    pub fn open(accelerator: Arc<A>, options: WorkerOptions) -> Result<Self> {
+        let queue = accelerator.open(&options.queue)?;
+        Self::over(accelerator, queue, options)
+    }
+
+    /// A session over a queue that was opened by other means: on a stream that somebody else owns, say.
+    ///
+    /// # Errors
+    /// With a checksum [`Error::Load`], and [`Error::Corrupted`] if not even its table arrives.
+    pub fn over(accelerator: Arc<A>, queue: QueueOf<A>, options: WorkerOptions) -> Result<Self> {
+        let session = Self::new(queue, Arc::new(Shared::new(accelerator, options, false)));
+        session.begin_checks()?;
+        Ok(session)
+    }
+
+    /// The device.
+    pub fn accelerator(&self) -> &Arc<A> {
+        &self.shared.accelerator
+    }
+
+    /// What the pool holds.
+    pub fn statistics(&self) -> PoolStatistics {
+        self.shared.pool.statistics()
+    }
+
+    /// Somebody else's memory, as a buffer. Dropping the buffer frees nothing.
+    pub fn borrow(&self, memory: BorrowedMemory) -> Buffer<A> {
+        Buffer::borrowed(memory, &self.shared)
+    }
+
+    /// Gives a buffer back, as dropping it does; registered memory is the host's again when this returns.
+    ///
+    /// # Errors
+    /// [`Error::WrongWorker`]. For registered memory also [`Error::InGraph`] while there is a graph that uses it,
+    /// [`Error::Capturing`], [`Error::Deadline`] and the device's: it goes back some time after the last such graph is gone,
+    /// or with the session.
+    pub fn free(&self, buffer: Buffer<A>) -> Result<()> {
+        self.shared.own("buffer", &buffer.shared)?;
+        match buffer.kind() {
+            MemoryKind::Registered => self.unregister(buffer),
+            _ => {
+                drop(buffer);
+                Ok(())
+            }
+        }
+    }
+
+    /// A batch of launches for [`Session::launch_batch`], without any yet.
+    pub fn batch<'a>(&self) -> Batch<'a, A> {
+        Batch::new(Arc::clone(&self.shared))
+    }
+
+    /// Launches a batch, as [`Worker::launch_batch`](crate::Worker::launch_batch) does.
+    ///
+    /// # Errors
+    /// [`Error::WrongWorker`], [`Error::OutOfOrder`], [`Error::Capturing`]. What else fails the next wait says.
+    pub fn launch_batch(&self, batch: Batch<'_, A>) -> Result<()> {
+        self.tend();
+        self.launch_steps_now(&batch.into_steps(&self.shared)?)
     }
 
     /// Allocates device memory.
@@ -79,7 +132,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::PoolLimit`], [`Error::Capturing`] when the device would have to be asked, or the
     /// pool's memory is zeroed.
-    pub fn allocate(&self, bytes: u64) -> Result<Buffer<A, B>> {
+    pub fn allocate(&self, bytes: u64) -> Result<Buffer<A>> {
         self.allocate_kind(MemoryKind::Device, bytes)
     }
 
@@ -87,7 +140,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     ///
     /// # Errors
     /// As [`Session::allocate`]; [`Error::Unsupported`].
-    pub fn allocate_kind(&self, kind: MemoryKind, bytes: u64) -> Result<Buffer<A, B>> {
+    pub fn allocate_kind(&self, kind: MemoryKind, bytes: u64) -> Result<Buffer<A>> {
+        self.tend();
         if self.shared.pool.zero() {
             self.may_zero()?;
         }
@@ -98,6 +152,19 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         };
         let buffer = Buffer::new(memory, bytes, ready, &self.shared);
         if self.shared.pool.zero() {
+            self.fill(&buffer, 0)?;
+        }
+        Ok(buffer)
+    }
+
+    /// Allocates device memory and sets it to zero, before anything that comes later.
+    ///
+    /// # Errors
+    /// As [`Session::allocate`]; in a capture always [`Error::Capturing`].
+    pub fn allocate_zeroed(&self, bytes: u64) -> Result<Buffer<A>> {
+        self.may_zero()?;
+        let buffer = self.allocate(bytes)?;
+        if !self.shared.pool.zero() {
             self.fill(&buffer, 0)?;
         }
         Ok(buffer)
@@ -115,7 +182,8 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         size: u64,
         evicted: Vec<Memory>,
     ) -> Result<Memory> {
-        let result = self.not_capturing("an allocation").and_then(|()| {
+        let allowed = self.not_capturing("an allocation").and_then(|()| self.not_captured("an allocation"));
+        let result = allowed.and_then(|()| {
             self.free_all(evicted);
             match self.note(self.queue().allocate(kind, size)) {
                 Err(Error::OutOfMemory { .. }) => {
@@ -141,12 +209,12 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     /// Gives registered memory back to the host, now. No command behind the one that runs uses it.
-    pub(super) fn unregister(&self, buffer: Buffer<A, B>) -> Result<()> {
+    pub(super) fn unregister(&self, buffer: Buffer<A>) -> Result<()> {
         self.not_capturing("a free")?;
         if self.shared.pool.holds(buffer.address()) {
             // Graphs that were dropped before are gone when the device has done what it was given.
             self.collect();
-            self.synchronize(self.timeout())?;
+            self.wait(self.timeout())?;
             if self.shared.pool.holds(buffer.address()) {
                 return Err(Error::InGraph);
             }
@@ -156,11 +224,30 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         self.note(self.queue().free(memory))
     }
 
-    /// Registers host memory. See [`Worker::register`](crate::Worker::register).
+    /// Makes existing host memory a buffer, as [`Worker::register`](crate::Worker::register) does. [`Session::free`] releases it.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]; the device's.
+    ///
+    /// # Safety
+    /// The `bytes` bytes at `host` stay mapped, and no Rust reference to them is live, until [`Session::free`] or
+    /// [`Session::close`] has returned without an error.
     #[allow(unsafe_code)]
-    pub(super) fn register(&self, host: usize, bytes: u64) -> Result<Memory> {
-        // SAFETY: the caller of `Worker::register` promised what is asked for here.
-        let registered = unsafe { self.queue().register(host as *mut u8, bytes) };
+    pub unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Buffer<A>> {
+        // SAFETY: as the caller promises.
+        let memory = unsafe { self.register_memory(host, bytes) }?;
+        self.shared.pool.adopt(memory.bytes());
+        Ok(Buffer::new(memory, bytes, 0, &self.shared))
+    }
+
+    /// Registers host memory, for a buffer to be.
+    ///
+    /// # Safety
+    /// As [`Session::register`] asks for, or [`Worker::register`](crate::Worker::register).
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn register_memory(&self, host: *mut u8, bytes: u64) -> Result<Memory> {
+        // SAFETY: as the caller promises.
+        let registered = unsafe { self.queue().register(host, bytes) };
         self.note(registered)
     }
 
@@ -168,7 +255,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     ///
     /// # Errors
     /// [`Error::OutOfOrder`]; the device's.
-    pub fn fill<'a>(&self, target: impl Into<View<'a, A, B>>, value: u8) -> Result<()> {
+    pub fn fill<'a>(&self, target: impl Into<View<'a, A>>, value: u8) -> Result<()> {
         let target = self.region(target.into())?;
         self.fill_region(target, value)
     }
@@ -182,11 +269,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// # Errors
     /// [`Error::Lengths`], [`Error::OutOfOrder`]; the device's. With [`WorkerOptions::checksum`](crate::WorkerOptions)
     /// [`Error::Corrupted`], [`Error::Deadline`] and [`Error::Capturing`] for one between host and device, which it waits for.
-    pub fn copy<'a>(
-        &self,
-        target: impl Into<View<'a, A, B>>,
-        source: impl Into<View<'a, A, B>>,
-    ) -> Result<()> {
+    pub fn copy<'a>(&self, target: impl Into<View<'a, A>>, source: impl Into<View<'a, A>>) -> Result<()> {
         let (target, source) = (self.region(target.into())?, self.region(source.into())?);
         self.copy_region(target, source)
     }
@@ -199,23 +282,6 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             return self.copy_checked(&checker, direction, target, source);
         }
         self.note(self.queue().copy(target, source))
-    }
-
-    /// Waits for the device to finish all that this worker has started.
-    ///
-    /// # Errors
-    /// [`Error::Lost`], [`Error::Deadline`], [`Error::Capturing`].
-    pub fn synchronize(&self, deadline: Instant) -> Result<()> {
-        self.not_capturing("a wait")?;
-        let event = self.event()?;
-        let done = self
-            .note(self.queue().record(&event))
-            .and_then(|()| self.note(self.queue().wait(&event, deadline)));
-        if done.is_ok() {
-            self.reuse(event);
-            self.look();
-        }
-        done
     }
 
     /// The device's time for what `f` starts.
@@ -245,44 +311,24 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     /// # Errors
     /// The device's; [`Error::Deadline`]; [`Error::Capturing`].
     pub fn trim(&self) -> Result<()> {
-        self.synchronize(self.timeout())?;
+        self.wait(self.timeout())?;
         self.free_all(self.shared.pool.drain(self.shared.executor.position()));
         // The frees are in the stream too: the pool has the memory when they have run.
-        self.synchronize(self.timeout())?;
+        self.wait(self.timeout())?;
         self.note(self.queue().trim(0))
-    }
-
-    /// The queue, for what this session has no words for. Commands to it are not checked against captures and buffers
-    /// of other workers.
-    pub fn queue(&self) -> &QueueOf<A> {
-        // It works in order, so what was gathered comes first.
-        self.flush();
-        &self.queue
     }
 
     pub(super) fn timeout(&self) -> Instant {
         self.shared.options.queue.deadline()
     }
 
-    pub(super) fn event(&self) -> Result<Rc<EventOf<A>>> {
-        let event = self.events.borrow_mut().pop();
-        event.map_or_else(|| self.note(self.queue().event(false)).map(Rc::new), Ok)
-    }
-
-    /// Keeps an event that is done for the next that wants one, unless a chain has it.
-    pub(super) fn reuse(&self, event: Rc<EventOf<A>>) {
-        if Rc::strong_count(&event) == 1 {
-            self.events.borrow_mut().push(event);
-        }
-    }
-
     /// A view's region, if the running command may use it.
-    pub(super) fn region(&self, view: View<'_, A, B>) -> Result<Region<'static>> {
+    pub(super) fn region(&self, view: View<'_, A>) -> Result<Region<'static>> {
         self.shared.own("buffer", view.shared())?;
         if view.ready() > self.shared.executor.position() {
             return Err(Error::OutOfOrder);
         }
-        if let Some(uses) = self.capture.borrow_mut().as_mut()
+        if let Some(uses) = self.graphs.capture.borrow_mut().as_mut()
             && !uses.memory.contains(&view.base())
         {
             uses.memory.push(view.base());
@@ -292,7 +338,12 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     pub(super) fn not_capturing(&self, what: &'static str) -> Result<()> {
-        if self.capture.borrow().is_some() { Err(Error::Capturing { what }) } else { Ok(()) }
+        if self.graphs.capture.borrow().is_some() { Err(Error::Capturing { what }) } else { Ok(()) }
+    }
+
+    /// That the stream's owner, if it has one, records nothing that would run again without this session.
+    pub(super) fn not_captured(&self, what: &'static str) -> Result<()> {
+        if self.note(self.queue().is_captured())? { Err(Error::Capturing { what }) } else { Ok(()) }
     }
 
     /// Remembers a lost context.

@@ -1,10 +1,12 @@
 //! The worker's side of copies between the host and the device, by way of two halves of pinned memory.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use super::brand::Brand;
+use bytemuck::Pod;
+
 use super::buffer::View;
+use super::checked::Checker;
 use super::session::{EventOf, Session};
 use crate::accelerator::{Accelerator, Queue};
 use crate::error::{Error, Result};
@@ -18,14 +20,26 @@ pub(super) struct Staging<A: Accelerator> {
     next: Cell<usize>,
 }
 
-impl<A: Accelerator, B: Brand> Session<A, B> {
-    /// Copies host bytes into a view of the same length. The bytes are the caller's again when this returns.
+/// What a session's copies between the host and the device go through, once there was one.
+pub(super) struct Transfers<A: Accelerator> {
+    staging: RefCell<Option<Rc<Staging<A>>>>,
+    pub(super) checker: RefCell<Option<Rc<Checker<A>>>>,
+}
+
+impl<A: Accelerator> Default for Transfers<A> {
+    fn default() -> Self {
+        Self { staging: RefCell::new(None), checker: RefCell::new(None) }
+    }
+}
+
+impl<A: Accelerator> Session<A> {
+    /// Copies host values into a view of the same length. They are the caller's again when this returns.
     ///
     /// # Errors
     /// [`Error::Lengths`], [`Error::Deadline`], [`Error::Capturing`], [`Error::Corrupted`]; the device's.
-    pub fn write<'a>(&self, target: impl Into<View<'a, A, B>>, bytes: &[u8]) -> Result<()> {
+    pub fn write<'a, T: Pod>(&self, target: impl Into<View<'a, A>>, values: &[T]) -> Result<()> {
         let target = self.region(target.into())?;
-        self.write_region(target, bytes)
+        self.write_region(target, bytemuck::cast_slice(values))
     }
 
     pub(super) fn write_region(&self, target: Region<'_>, bytes: &[u8]) -> Result<()> {
@@ -37,7 +51,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             });
         }
         if target.kind().host_visible() {
-            self.synchronize(self.timeout())?;
+            self.wait(self.timeout())?;
             return target.write_host(bytes);
         }
         if let Some(checker) = self.checker() {
@@ -56,13 +70,15 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         Ok(())
     }
 
-    /// Copies a view into host bytes of the same length, after the work so far.
+    /// Copies a view into host values of the same length, after the work so far. A session of the caller's own reports what an
+    /// earlier launch failed with, too.
     ///
     /// # Errors
     /// [`Error::Lengths`], [`Error::Deadline`], [`Error::Capturing`], [`Error::Corrupted`]; the device's.
-    pub fn read<'a>(&self, source: impl Into<View<'a, A, B>>, bytes: &mut [u8]) -> Result<()> {
+    pub fn read<'a, T: Pod>(&self, source: impl Into<View<'a, A>>, values: &mut [T]) -> Result<()> {
         let source = self.region(source.into())?;
-        self.read_region(source, bytes)
+        self.read_region(source, bytemuck::cast_slice_mut(values))?;
+        if self.shared.threaded { Ok(()) } else { self.shared.take_deferred() }
     }
 
     pub(super) fn read_region(&self, source: Region<'_>, bytes: &mut [u8]) -> Result<()> {
@@ -74,7 +90,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
             });
         }
         if source.kind().host_visible() {
-            self.synchronize(self.timeout())?;
+            self.wait(self.timeout())?;
             return source.read_host(bytes);
         }
         if let Some(checker) = self.checker() {
@@ -103,7 +119,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
     }
 
     pub(super) fn staging(&self) -> Result<Rc<Staging<A>>> {
-        if let Some(staging) = self.staging.borrow().as_ref() {
+        if let Some(staging) = self.transfers.staging.borrow().as_ref() {
             return Ok(Rc::clone(staging));
         }
         let half = || -> Result<(Memory, EventOf<A>)> {
@@ -112,7 +128,7 @@ impl<A: Accelerator, B: Brand> Session<A, B> {
         };
         let staging =
             Rc::new(Staging { halves: [self.note(half())?, self.note(half())?], next: Cell::new(0) });
-        *self.staging.borrow_mut() = Some(Rc::clone(&staging));
+        *self.transfers.staging.borrow_mut() = Some(Rc::clone(&staging));
         Ok(staging)
     }
 }

@@ -1,13 +1,13 @@
 //! What stops guarded launches whose time is up: one thread for all workers of the process.
 //!
 //! It is a thread of its own because the worker's may be the one that hangs: in a call of the driver that waits for the
-//! very kernel that does not end, or in a job. It touches nothing but the stop words, which the host and the device both
+//! very kernel that does not end, or in a job. It touches nothing but the cancel flags, which the host and the device both
 //! see, so it needs neither the queue nor the worker. It begins with the first worker that has a guarded kernel, sleeps
 //! until the next deadline, and ends with the last such worker.
 //!
 //! A worker's launches run one after another, so only one of them can be over its time: the oldest that has not ended.
 //! Its time begins when it was given to the device, or, if that was later, when the worker saw the one before it end.
-//! While the worker can't look, a launch that was stopped is taken for ended: so none is stopped that kept its time, and
+//! While the worker can't poll, a launch that was stopped is taken for ended: so none is stopped that kept its time, and
 //! none is forgotten.
 #![allow(unsafe_code)]
 
@@ -20,16 +20,16 @@ use vm_abi::Guard;
 
 use crate::error::{Error, Result};
 
-/// The host's address of a stop word.
+/// The host's address of a cancel flag.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct StopWord(usize);
+pub(super) struct CancelFlag(usize);
 
-impl StopWord {
-    /// The stop word at a host address.
+impl CancelFlag {
+    /// The cancel flag at a host address.
     ///
     /// # Safety
     /// Four aligned bytes are there, reached only as atomics by the host, as long as the value is used; for one that was
-    /// given to [`StopWords::arm`], until it was ended or the stop words were closed.
+    /// given to [`CancelFlags::arm`], until it was ended or the cancel flags were closed.
     pub(super) unsafe fn new(host: u64) -> Self {
         Self(host as usize)
     }
@@ -55,11 +55,11 @@ impl StopWord {
     }
 }
 
-/// The stop words of one launch, or of all the launches of a graph.
+/// The cancel flags of one launch, or of all the launches of a graph.
 #[derive(Clone, Debug)]
 pub(super) enum Words {
-    One(StopWord),
-    Many(Arc<[StopWord]>),
+    One(CancelFlag),
+    Many(Arc<[CancelFlag]>),
 }
 
 impl Words {
@@ -73,7 +73,7 @@ impl Words {
 
 /// The guarded launches of one worker that the device was given.
 #[derive(Debug, Default)]
-pub(super) struct StopWords(Mutex<Armed>);
+pub(super) struct CancelFlags(Mutex<Armed>);
 
 #[derive(Debug, Default)]
 struct Armed {
@@ -104,8 +104,8 @@ impl Armed {
     }
 }
 
-impl StopWords {
-    /// Stop words that the watching thread looks after until they are [closed](StopWords::close).
+impl CancelFlags {
+    /// Cancel flags that the watching thread looks after until they are [closed](CancelFlags::close).
     ///
     /// # Errors
     /// [`Error::Host`] where the thread can't be started.
@@ -165,7 +165,7 @@ impl StopWords {
         armed.due = None;
     }
 
-    /// Touches no stop word any more.
+    /// Touches no cancel flag any more.
     pub(super) fn close(&self) {
         {
             let mut armed = self.lock();
@@ -185,7 +185,7 @@ struct Watch {
 }
 
 struct State {
-    workers: Vec<Weak<StopWords>>,
+    workers: Vec<Weak<CancelFlags>>,
     running: bool,
     /// When the thread wakes up by itself.
     wakes: Option<Instant>,
@@ -201,7 +201,7 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn look_after(&'static self, worker: &Arc<StopWords>) -> Result<()> {
+    fn look_after(&'static self, worker: &Arc<CancelFlags>) -> Result<()> {
         let mut state = self.lock();
         if !state.running {
             let spawned = std::thread::Builder::new().name("stop-watch".into()).spawn(|| self.run());
@@ -260,9 +260,9 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    fn word(place: &AtomicU32) -> StopWord {
-        // SAFETY: every test keeps its words until its stop words are closed.
-        unsafe { StopWord::new(place.as_ptr() as u64) }
+    fn word(place: &AtomicU32) -> CancelFlag {
+        // SAFETY: every test keeps its words until its cancel flags are closed.
+        unsafe { CancelFlag::new(place.as_ptr() as u64) }
     }
 
     fn until(condition: impl Fn() -> bool) {
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn only_the_oldest_launch_is_stopped_and_the_next_has_its_whole_time() {
         let words = [const { AtomicU32::new(0) }; 3];
-        let armed = StopWords::new().unwrap();
+        let armed = CancelFlags::new().unwrap();
         armed.arm(Words::One(word(&words[0])), Duration::from_millis(5));
         armed.arm(Words::Many(Arc::new([word(&words[1])])), LONG);
         armed.arm(Words::One(word(&words[2])), Duration::ZERO);
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn a_short_deadline_behind_a_long_sleep_wakes_the_thread() {
         let words = [const { AtomicU32::new(0) }; 2];
-        let (one, other) = (StopWords::new().unwrap(), StopWords::new().unwrap());
+        let (one, other) = (CancelFlags::new().unwrap(), CancelFlags::new().unwrap());
         one.arm(Words::One(word(&words[0])), LONG);
         std::thread::sleep(Duration::from_millis(5));
         other.arm(Words::One(word(&words[1])), Duration::from_millis(1));
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn a_launch_without_end_and_one_that_is_forgotten_do_no_harm() {
         let words = [const { AtomicU32::new(0) }; 2];
-        let armed = StopWords::new().unwrap();
+        let armed = CancelFlags::new().unwrap();
         armed.arm(Words::One(word(&words[0])), Duration::MAX);
         armed.arm(Words::One(word(&words[1])), Duration::ZERO);
         armed.forget();

@@ -22,7 +22,7 @@ const CANARY: u8 = 0xc5;
 /// How long anything may take that must come to an end.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a kernel's launch left in the stop word; 0 if it ended by itself.
+/// What a kernel's launch left in the cancel flag; 0 if it ended by itself.
 pub(crate) type Stop = u32;
 
 pub(crate) struct Machine {
@@ -36,18 +36,22 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
     let compiled = compile(module, target).map_err(|rejected| format!("rejected: {rejected}"))?;
     let entry = compiled.entry(kernel).ok_or("no such kernel")?;
     let (source, _) = module.find(kernel).ok_or("no such kernel")?;
-    let parameters = source.params().iter().map(|param| {
+    let parameters = (0..).zip(source.params()).map(|(index, param)| {
         let kind = match &param.kind {
             ParamKind::View(view) => ParameterKind::View {
                 extents: view
                     .dims
                     .iter()
-                    .map(|dim| match *dim {
-                        Dim::Any { multiple } => Extent::Multiple(multiple),
-                        Dim::Fixed(extent) => Extent::Fixed(extent),
+                    .enumerate()
+                    .map(|(at, dim)| match (*dim, source.same_extent(index, at)) {
+                        (_, (first, dimension)) if (first, dimension) != (index, at) => {
+                            Extent::Same { parameter: first.into(), dimension: dimension as u32 }
+                        }
+                        (Dim::Any { multiple }, _) => Extent::Multiple(multiple),
+                        (Dim::Fixed(extent), _) => Extent::Fixed(extent),
                     })
                     .collect(),
-                element: view.element.bytes(),
+                element: vm_jit::artifact::element(view.element),
                 align: view.align,
                 writes: view.access.writes(),
             },
@@ -65,7 +69,7 @@ pub(crate) fn artifact(module: &ValidModule, kernel: &str, target: &Target) -> R
         parameters: parameters.collect(),
         tiles: vec![],
         guarded: entry.params.guard.is_some(),
-        work: entry.work,
+        cost_bound: entry.work,
     };
     // SAFETY: the compiler made it from a valid module; what is trusted here is a test's own.
     unsafe { Artifact::new(compiled.code, signature) }.map_err(|error| error.to_string())

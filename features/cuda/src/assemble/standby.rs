@@ -30,8 +30,8 @@ use super::process::Scratch;
 const IDLE: Duration = Duration::from_secs(60);
 /// How long one that is still starting is waited for: it is ahead of one that is not.
 const START: Duration = Duration::from_secs(1);
-/// How often that is looked at.
-const LOOK: Duration = Duration::from_micros(200);
+/// How often that is polled.
+const POLL: Duration = Duration::from_micros(200);
 /// What a FIFO holds, so that giving never waits. Longer code takes so long that a start does not count.
 const MOST: usize = 64 << 10;
 /// So many that could not be used, one after the other, and no more are started.
@@ -207,14 +207,14 @@ impl Waiting {
             )
         };
         let until = deadline.min(Instant::now() + START);
-        let mut look = Duration::ZERO;
+        let mut pause = Duration::ZERO;
         // There is no writer without a reader: once this succeeds, the process has opened the FIFO.
         let writer = loop {
-            if self.job.ends_by(Instant::now() + look)? {
+            if self.job.ends_by(Instant::now() + pause)? {
                 return Err(io::Error::other(format!("it has ended: {}", self.job.messages())));
             }
             match opened(OFlags::WRONLY) {
-                Err(Errno::NXIO) if Instant::now() < until => look = LOOK,
+                Err(Errno::NXIO) if Instant::now() < until => pause = POLL,
                 writer => break writer?,
             }
         };

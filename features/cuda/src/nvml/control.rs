@@ -151,7 +151,7 @@ pub fn set_power_limit(address: &str, milliwatts: u32) -> Result<()> {
     Device::at(address)?.set_power_limit(milliwatts)
 }
 
-/// Sets a fan, by its number, to so many percent of its highest speed; `None` has the driver drive it again.
+/// Sets a fan, by its number, to N percent of its highest speed; `None` has the driver drive it again.
 ///
 /// # Errors
 /// As for [`lock_core_clock`].

@@ -222,7 +222,7 @@ optional! {
         unlock_memory_clock = nvmlDeviceResetMemoryLockedClocks;
     }
     set {
-        /// Limits it to so many milliwatts.
+        /// Limits it to N milliwatts.
         set_power_limit = nvmlDeviceSetPowerManagementLimit;
         /// Has the driver drive a fan again.
         default_fan = nvmlDeviceSetDefaultFanSpeed_v2;
@@ -232,7 +232,7 @@ optional! {
         lock_core_clock = nvmlDeviceSetGpuLockedClocks;
         /// Keeps the memory's clock between these MHz.
         lock_memory_clock = nvmlDeviceSetMemoryLockedClocks;
-        /// Sets a fan, the first number, to so many percent.
+        /// Sets a fan, the first number, to N percent.
         set_fan = nvmlDeviceSetFanSpeed_v2;
     }
 }

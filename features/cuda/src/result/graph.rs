@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use vm_accel::{Arguments, Error, Grid, Result};
 
@@ -13,15 +13,16 @@ use crate::sys::{CUDA_KERNEL_NODE_PARAMS_v2, CUgraph, CUgraphExec, CUgraphNode};
 /// An executable graph.
 pub(crate) struct Graph {
     handle: CUgraphExec,
-    chain: Option<Chain>,
-    context: Rc<Context>,
+    /// What it was made of, if it can be updated.
+    source: Option<Source>,
+    context: Arc<Context>,
 }
 
 /// A graph of launches, one behind the other, and its nodes.
-struct Chain {
+struct Source {
     graph: CUgraph,
     launches: Vec<CUgraphNode>,
-    context: Rc<Context>,
+    context: Arc<Context>,
 }
 
 /// The parameters of a launch's node.
@@ -47,13 +48,14 @@ fn node(
     }
 }
 
-impl Chain {
+impl Source {
     /// A graph without launches.
-    fn new(context: &Rc<Context>) -> Result<Self> {
+    fn new(context: &Arc<Context>) -> Result<Self> {
         let mut graph = ptr::null_mut();
+        let _entered = context.enter()?;
         // SAFETY: the pointer is to a local.
         unsafe { context.driver.cuGraphCreate(&raw mut graph, 0) }?;
-        Ok(Self { graph, launches: Vec::new(), context: Rc::clone(context) })
+        Ok(Self { graph, launches: Vec::new(), context: Arc::clone(context) })
     }
 
     /// Adds a launch behind a node; gives its own.
@@ -88,16 +90,16 @@ impl Chain {
     }
 }
 
-impl Drop for Chain {
+impl Drop for Source {
     fn drop(&mut self) {
-        let _ = self.context.enter();
+        let _entered = self.context.enter();
         // SAFETY: nobody uses the graph after this.
         ended(unsafe { self.context.driver.cuGraphDestroy(self.graph) });
     }
 }
 
 impl Graph {
-    fn executable(context: &Rc<Context>, graph: CUgraph) -> Result<CUgraphExec> {
+    fn executable(context: &Arc<Context>, graph: CUgraph) -> Result<CUgraphExec> {
         let driver = context.driver;
         let mut handle = ptr::null_mut();
         // SAFETY: the graph is live, the pointer is to a local.
@@ -109,46 +111,48 @@ impl Graph {
     ///
     /// # Safety
     /// The graph is a live one of the context, and nobody else ends or uses it.
-    pub(super) unsafe fn instantiate(context: &Rc<Context>, graph: CUgraph) -> Result<Self> {
+    pub(super) unsafe fn instantiate(context: &Arc<Context>, graph: CUgraph) -> Result<Self> {
         // Dropped with this; the executable one does not need it.
-        let captured = Chain { graph, launches: Vec::new(), context: Rc::clone(context) };
+        let captured = Source { graph, launches: Vec::new(), context: Arc::clone(context) };
         let handle = Self::executable(context, captured.graph)?;
-        Ok(Self { handle, chain: None, context: Rc::clone(context) })
+        Ok(Self { handle, source: None, context: Arc::clone(context) })
     }
 
     /// An executable graph of launches, one behind the other, each with the event behind it.
     ///
     /// # Safety
     /// None of the kernels was unloaded, and the arguments are for them.
-    pub(crate) unsafe fn chain<'a>(
-        context: &Rc<Context>,
+    pub(crate) unsafe fn of_launches<'a>(
+        context: &Arc<Context>,
         launches: impl Iterator<Item = (&'a Function, Grid, &'a Arguments, Option<&'a Event>)>,
     ) -> Result<Self> {
-        let mut chain = Chain::new(context)?;
+        let _entered = context.enter()?;
+        let mut source = Source::new(context)?;
         let mut last = None;
         for (kernel, grid, arguments, event) in launches {
-            let launched = chain.launch(last, kernel, grid, arguments)?;
-            last = Some(event.map_or(Ok(launched), |event| chain.event(launched, event))?);
+            let launched = source.launch(last, kernel, grid, arguments)?;
+            last = Some(event.map_or(Ok(launched), |event| source.event(launched, event))?);
         }
-        let handle = Self::executable(context, chain.graph)?;
-        Ok(Self { handle, chain: Some(chain), context: Rc::clone(context) })
+        let handle = Self::executable(context, source.graph)?;
+        Ok(Self { handle, source: Some(source), context: Arc::clone(context) })
     }
 
-    /// Gives the launch at a place of a chain other arguments, for the launches of the graph that follow.
+    /// Gives the launch at a place of a graph of launches other arguments, for the launches of the graph that follow.
     ///
     /// # Safety
     /// The kernel was not unloaded, and the arguments are for it.
-    pub(crate) unsafe fn amend(
+    pub(crate) unsafe fn update(
         &self,
         place: usize,
         kernel: &Function,
         grid: Grid,
         arguments: &Arguments,
     ) -> Result<()> {
-        let Some(&launch) = self.chain.as_ref().and_then(|chain| chain.launches.get(place)) else {
-            let (what, device) = ("amending a graph that is no chain".into(), "CUDA".into());
+        let Some(&launch) = self.source.as_ref().and_then(|source| source.launches.get(place)) else {
+            let (what, device) = ("updating a graph that was captured".into(), "CUDA".into());
             return Err(Error::Unsupported { what, device });
         };
+        let _entered = self.context.enter()?;
         let mut parameters = Parameters::of(kernel, arguments);
         let node = node(kernel, grid, parameters.lists());
         // SAFETY: the executable graph was made of the node's, which is live; the driver copies the parameters before it
@@ -162,6 +166,7 @@ impl Graph {
     /// No kernel that it launches was unloaded. The memory and the events that it uses are there until it has run, but for frees
     /// by commands of the stream behind it.
     pub(crate) unsafe fn launch(&self, stream: &Stream) -> Result<()> {
+        let _entered = self.context.enter()?;
         // SAFETY: both are live; of what the graph uses the caller promises it.
         unsafe { self.context.driver.cuGraphLaunch(self.handle, stream.handle()) }
     }
@@ -169,7 +174,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        let _ = self.context.enter();
+        let _entered = self.context.enter();
         // SAFETY: nobody uses the handle after this.
         ended(unsafe { self.context.driver.cuGraphExecDestroy(self.handle) });
     }

@@ -23,7 +23,8 @@ pub(crate) fn link(driver: &'static Driver, number: &str, ptx: &[u8], level: u32
         }
     }
     let device = device.ok_or_else(|| Error::NoDevice { wanted: format!("of sm_{number}"), found })?;
-    let _context = Context::retain(driver, device)?;
+    let context = Context::retain(driver, device)?;
+    let _entered = context.enter()?;
 
     let mut text = ptx.to_vec();
     if text.last() != Some(&0) {

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use vm_accel::Result;
 
@@ -22,13 +22,14 @@ const READ_MOSTLY: u32 = 1;
 /// A stream-ordered memory pool.
 pub(crate) struct Pool {
     handle: CUmemoryPool,
-    context: Rc<Context>,
+    context: Arc<Context>,
 }
 
 impl Pool {
     /// A pool that keeps `keep` bytes of freed memory.
-    pub(crate) fn new(context: &Rc<Context>, device: Device, keep: u64) -> Result<Self> {
+    pub(crate) fn new(context: &Arc<Context>, device: Device, keep: u64) -> Result<Self> {
         let driver = context.driver;
+        let _entered = context.enter()?;
         let properties = CUmemPoolProps {
             allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
@@ -41,7 +42,7 @@ impl Pool {
         let mut handle = ptr::null_mut();
         // SAFETY: the pointers are to locals.
         unsafe { driver.cuMemPoolCreate(&raw mut handle, &raw const properties) }?;
-        let pool = Self { handle, context: Rc::clone(context) };
+        let pool = Self { handle, context: Arc::clone(context) };
         let mut keep = keep;
         let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         // SAFETY: this attribute is a 64-bit number.
@@ -63,12 +64,14 @@ impl Pool {
     }
 
     pub(crate) fn trim(&self, keep: u64) -> Result<()> {
+        let _entered = self.context.enter()?;
         // SAFETY: the pool is live.
         unsafe { self.context.driver.cuMemPoolTrimTo(self.handle, keep as usize) }
     }
 
     /// Bytes that the pool holds, used or not.
     pub(crate) fn reserved(&self) -> Result<u64> {
+        let _entered = self.context.enter()?;
         let driver = self.context.driver;
         let mut bytes = 0u64;
         let reserved = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
@@ -80,7 +83,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let _ = self.context.enter();
+        let _entered = self.context.enter();
         // SAFETY: nobody uses the handle after this.
         ended(unsafe { self.context.driver.cuMemPoolDestroy(self.handle) });
     }

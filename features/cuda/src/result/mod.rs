@@ -1,7 +1,7 @@
 //! The driver's objects, owned: each is ended once, when it is dropped, and each status becomes a `Result`.
 //!
-//! All of a queue's objects live on the queue's thread, which made the context current; they are not `Send`. Handles
-//! never leave this module, so the unsafe calls in it are given handles that are live.
+//! What needs the context to be the thread's current one enters it. Handles never leave this module, so the unsafe calls in it
+//! are given handles that are live.
 #![allow(unsafe_code)]
 
 mod graph;
@@ -12,10 +12,10 @@ mod module;
 mod stream;
 mod tensor;
 
-use std::cell::Cell;
 use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
 use std::ptr;
+use std::thread::ThreadId;
 
 use vm_accel::{Error, Result};
 
@@ -25,7 +25,7 @@ pub(crate) use memory::Pool;
 pub(crate) use module::{Function, Module};
 pub(crate) use stream::{Event, Stream};
 
-use crate::sys::{CUcontext, CUdevice, CUdevice_attribute, Driver, Status};
+use crate::sys::{BorrowedContext, CUcontext, CUdevice, CUdevice_attribute, Driver, Status};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub(crate) const OUT_OF_MEMORY: Status = 2;
@@ -140,52 +140,115 @@ fn text(
     Ok(text.to_string_lossy().trim().to_owned())
 }
 
-thread_local! {
-    /// The context that this crate made current on this thread last.
-    static CURRENT: Cell<CUcontext> = const { Cell::new(ptr::null_mut()) };
-}
-
-/// The device's primary context, retained. Keeps the objects made in it on the thread that retained it.
+/// A context of a device, which all that is made in it keeps.
 pub(crate) struct Context {
     driver: &'static Driver,
-    device: Device,
     handle: CUcontext,
+    /// The device whose primary context it is, if it is to be released.
+    retained: Option<Device>,
+    /// The thread that had no current context before.
+    thread: Option<ThreadId>,
+}
+
+// SAFETY: the handle is the driver's, which locks for itself; what needs a current context enters it on its own thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// As long as it is there, a context is the calling thread's current one.
+#[must_use]
+pub(crate) struct Entered<'a> {
+    pushed: Option<&'a Driver>,
     _thread: PhantomData<*const ()>,
 }
 
+impl Drop for Entered<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(driver) = self.pushed {
+            let mut popped = ptr::null_mut();
+            // SAFETY: `enter` pushed one on this thread, and what was pushed since was popped. The pointer is to a local.
+            ended(unsafe { driver.cuCtxPopCurrent_v2(&raw mut popped) });
+        }
+    }
+}
+
 impl Context {
+    /// The device's primary context, which PyTorch and the CUDA runtime use too.
     pub(crate) fn retain(driver: &'static Driver, device: Device) -> Result<Self> {
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is to a local.
         unsafe { driver.cuDevicePrimaryCtxRetain(&raw mut handle, device.0) }?;
-        let this = Self { driver, device, handle, _thread: PhantomData };
-        this.enter()?;
+        Ok(Self { driver, handle, retained: Some(device), thread: None })
+    }
+
+    /// The same, as the current one of a thread that has none: then nothing is to be pushed there.
+    pub(crate) fn for_thread(driver: &'static Driver, device: Device) -> Result<Self> {
+        let mut this = Self::retain(driver, device)?;
+        if this.current()?.is_null() {
+            // SAFETY: the context is retained as long as this value is there.
+            unsafe { driver.cuCtxSetCurrent(this.handle) }?;
+            this.thread = Some(std::thread::current().id());
+        }
         Ok(this)
     }
 
-    /// Makes it the thread's current context, where another queue of the thread changed that.
+    /// Somebody else's context, which must be one of the device.
+    pub(crate) fn borrow(driver: &'static Driver, device: Device, context: &BorrowedContext) -> Result<Self> {
+        let this = Self { driver, handle: context.handle(), retained: None, thread: None };
+        let mut found = 0;
+        {
+            let _entered = this.enter()?;
+            // SAFETY: the pointer is to a local.
+            unsafe { driver.cuCtxGetDevice(&raw mut found) }?;
+        }
+        if found == device.0 {
+            return Ok(this);
+        }
+        let what = "borrowing a context";
+        Err(Error::Host {
+            what,
+            cause: format!("it is one of device {found}, the accelerator is {}", device.0),
+        })
+    }
+
+    pub(crate) fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
+    fn current(&self) -> Result<CUcontext> {
+        let mut current = ptr::null_mut();
+        // SAFETY: the pointer is to a local.
+        unsafe { self.driver.cuCtxGetCurrent(&raw mut current) }?;
+        Ok(current)
+    }
+
+    /// Makes it the thread's current context, and the one before again when the result is dropped.
     #[inline]
-    pub(crate) fn enter(&self) -> Result<()> {
-        if CURRENT.get() == self.handle { Ok(()) } else { self.make_current() }
+    pub(crate) fn enter(&self) -> Result<Entered<'static>> {
+        let pushed = if self.current()? == self.handle { None } else { Some(self.push()?) };
+        Ok(Entered { pushed, _thread: PhantomData })
     }
 
     #[cold]
-    fn make_current(&self) -> Result<()> {
-        // SAFETY: the context is retained as long as this value is there.
-        unsafe { self.driver.cuCtxSetCurrent(self.handle) }?;
-        CURRENT.set(self.handle);
-        Ok(())
+    fn push(&self) -> Result<&'static Driver> {
+        // SAFETY: the context is retained, or borrowed from somebody who keeps it, as long as this value is there.
+        unsafe { self.driver.cuCtxPushCurrent_v2(self.handle) }?;
+        Ok(self.driver)
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if CURRENT.replace(ptr::null_mut()) == self.handle {
-            // SAFETY: no context is current any more after this; another queue of this thread makes its own current.
+        let Some(device) = self.retained else { return };
+        if self.thread == Some(std::thread::current().id())
+            && self.current().is_ok_and(|it| it == self.handle)
+        {
+            // SAFETY: no context is current any more after this, as it was before.
             ended(unsafe { self.driver.cuCtxSetCurrent(ptr::null_mut()) });
         }
         // SAFETY: it was retained once by `retain`; what was made in it has been dropped before.
-        ended(unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device.0) });
+        ended(unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(device.0) });
     }
 }
 

@@ -83,10 +83,10 @@ impl Function {
         }
         this.check_parameters(driver, artifact).map_err(bad)?;
         let most = this.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
-        let items = this.block.iter().fold(1u64, |items, &size| items.saturating_mul(u64::from(size)));
-        if items > u64::from(most) {
+        let threads = this.block.iter().fold(1u64, |threads, &size| threads.saturating_mul(u64::from(size)));
+        if threads > u64::from(most) {
             return Err(bad(format!(
-                "its blocks have {items} work-items, its registers leave room for {most}"
+                "its blocks have {threads} threads, its registers leave room for {most}"
             )));
         }
         let declared = this.attribute(driver, CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;

@@ -1,14 +1,15 @@
 //! Streams and events.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use vm_accel::{Arguments, Grid, Result};
 
 use super::{Context, Function, Graph, NOT_READY, ended};
-use crate::sys::{CUevent, CUstream};
+use crate::sys::{BorrowedStream, CUevent, CUstream};
 
 /// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream.
 const NON_BLOCKING: u32 = 1;
@@ -58,15 +59,49 @@ impl<'a> Parameters<'a> {
 /// A stream of the context.
 pub(crate) struct Stream {
     handle: CUstream,
-    context: Rc<Context>,
+    /// Is it somebody else's?
+    borrowed: bool,
+    /// Set when it does not end: to destroy it would wait without a deadline.
+    left: Cell<bool>,
+    context: Arc<Context>,
 }
 
 impl Stream {
-    pub(crate) fn new(context: &Rc<Context>) -> Result<Self> {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
         let mut handle = ptr::null_mut();
+        let _entered = context.enter()?;
         // SAFETY: the pointer is to a local; the context is current.
         unsafe { context.driver.cuStreamCreate(&raw mut handle, NON_BLOCKING) }?;
-        Ok(Self { handle, context: Rc::clone(context) })
+        Ok(Self { handle, borrowed: false, left: Cell::new(false), context: Arc::clone(context) })
+    }
+
+    /// Somebody else's stream.
+    pub(crate) fn borrow(context: &Arc<Context>, stream: &BorrowedStream) -> Self {
+        Self { handle: stream.handle(), borrowed: true, left: Cell::new(false), context: Arc::clone(context) }
+    }
+
+    /// Leaves it to the end of the process.
+    pub(crate) fn leave(&self) {
+        self.left.set(true);
+    }
+
+    /// Whether its owner records what it is given into a graph.
+    pub(crate) fn is_captured_by_its_owner(&self) -> Result<bool> {
+        if !self.borrowed {
+            return Ok(false);
+        }
+        let _entered = self.context.enter()?;
+        let mut status = 0;
+        // SAFETY: the stream is live, the pointer is to a local.
+        unsafe { self.context.driver.cuStreamIsCapturing(self.handle, &raw mut status) }?;
+        Ok(status != 0)
+    }
+
+    /// Lets what follows wait for an event, of any context.
+    pub(crate) fn wait(&self, event: &Event) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: both are live; the driver keeps what the stream waits for.
+        unsafe { self.context.driver.cuStreamWaitEvent(self.handle, event.handle, 0) }
     }
 
     pub(super) fn handle(&self) -> CUstream {
@@ -75,6 +110,7 @@ impl Stream {
 
     /// Waits for all of the stream, however long that takes.
     pub(crate) fn synchronize(&self) -> Result<()> {
+        let _entered = self.context.enter()?;
         // SAFETY: the stream is live.
         unsafe { self.context.driver.cuStreamSynchronize(self.handle) }
     }
@@ -84,6 +120,7 @@ impl Stream {
     /// # Safety
     /// They lie in memory of a queue, which is not freed but by a command of this stream behind this one; nothing else is there.
     pub(crate) unsafe fn fill(&self, address: u64, value: u8, bytes: u64) -> Result<()> {
+        let _entered = self.context.enter()?;
         // SAFETY: the stream is live; of the memory the caller promises it.
         unsafe { self.context.driver.cuMemsetD8Async(address, value, bytes as usize, self.handle) }
     }
@@ -93,6 +130,7 @@ impl Stream {
     /// # Safety
     /// Both are as for [`fill`](Self::fill).
     pub(crate) unsafe fn copy(&self, target: u64, source: u64, bytes: u64) -> Result<()> {
+        let _entered = self.context.enter()?;
         // SAFETY: the stream is live; of both the caller promises it.
         unsafe { self.context.driver.cuMemcpyAsync(target, source, bytes as usize, self.handle) }
     }
@@ -103,6 +141,7 @@ impl Stream {
     /// The kernel was not unloaded, and the arguments are for it. They name memory that is there until the kernel has ended, but
     /// for frees by commands of this stream behind the launch.
     pub(crate) unsafe fn launch(&self, kernel: &Function, grid: Grid, arguments: &Arguments) -> Result<()> {
+        let _entered = self.context.enter()?;
         let mut parameters = Parameters::of(kernel, arguments);
         let (single, extra) = parameters.lists();
         let Grid([gx, gy, gz]) = grid;
@@ -127,11 +166,13 @@ impl Stream {
     }
 
     pub(crate) fn begin_capture(&self) -> Result<()> {
+        let _entered = self.context.enter()?;
         // SAFETY: the stream is live.
         unsafe { self.context.driver.cuStreamBeginCapture_v2(self.handle, THREAD_LOCAL) }
     }
 
     pub(crate) fn end_capture(&self) -> Result<Graph> {
+        let _entered = self.context.enter()?;
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is live, the pointer is to a local.
         unsafe { self.context.driver.cuStreamEndCapture(self.handle, &raw mut graph) }?;
@@ -142,7 +183,10 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let _ = self.context.enter();
+        if self.borrowed || self.left.get() {
+            return;
+        }
+        let _entered = self.context.enter();
         // SAFETY: nobody uses the handle after this.
         ended(unsafe { self.context.driver.cuStreamDestroy_v2(self.handle) });
     }
@@ -151,15 +195,21 @@ impl Drop for Stream {
 /// An event of the context.
 pub(crate) struct Event {
     handle: CUevent,
-    context: Rc<Context>,
+    context: Arc<Context>,
 }
 
+// SAFETY: the handle is the driver's, which locks for itself.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
 impl Event {
-    pub(crate) fn new(context: &Rc<Context>, timed: bool) -> Result<Self> {
+    pub(crate) fn new(context: &Arc<Context>, timed: bool) -> Result<Self> {
         let mut handle = ptr::null_mut();
+        let _entered = context.enter()?;
         // SAFETY: the pointer is to a local; the context is current.
         unsafe { context.driver.cuEventCreate(&raw mut handle, if timed { 0 } else { NO_TIME }) }?;
-        Ok(Self { handle, context: Rc::clone(context) })
+        Ok(Self { handle, context: Arc::clone(context) })
     }
 
     pub(super) fn handle(&self) -> CUevent {
@@ -167,13 +217,14 @@ impl Event {
     }
 
     pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
+        let _entered = self.context.enter()?;
         // SAFETY: both are live.
         unsafe { self.context.driver.cuEventRecord(self.handle, stream.handle) }
     }
 
     pub(crate) fn done(&self) -> Result<bool> {
         let driver = self.context.driver;
-        self.context.enter()?;
+        let _entered = self.context.enter()?;
         // SAFETY: the event is live.
         match unsafe { (driver.cuEventQuery)(self.handle) } {
             NOT_READY => Ok(false),
@@ -182,7 +233,7 @@ impl Event {
     }
 
     pub(crate) fn until(&self, later: &Self) -> Result<Duration> {
-        self.context.enter()?;
+        let _entered = self.context.enter()?;
         let mut milliseconds = 0.0;
         // SAFETY: both are live, the pointer is to a local.
         unsafe { self.context.driver.cuEventElapsedTime(&raw mut milliseconds, self.handle, later.handle) }?;
@@ -192,7 +243,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let _ = self.context.enter();
+        let _entered = self.context.enter();
         // SAFETY: nobody uses the handle after this.
         ended(unsafe { self.context.driver.cuEventDestroy_v2(self.handle) });
     }

@@ -50,8 +50,12 @@ pub struct Gemm {
     pub groups: u32,
     /// Blocks below each other that fetch their tiles of B together: 1, 2, 4 or 8.
     pub cluster: u32,
-    /// Rows of tiles in a band.
+    /// Rows of tiles in a band; 0 for a block of its own for each tile, which is number x in its row of tiles, and in row y, of
+    /// product z.
     pub band: u32,
+    /// Are tiles computed transposed? Then their columns are the rows of an instruction, which has at least 64 of them: for
+    /// fewer rows than that. Of one product, or a batch, without an epilogue.
+    pub swapped: bool,
 }
 
 /// A factor: its view, its channel, and whether it is given transposed.
@@ -87,26 +91,45 @@ impl Gemm {
         groups: 2,
         cluster: 1,
         band: 16,
+        swapped: false,
     };
 
     /// The variant for matrices of few tiles.
     pub const SMALL: Gemm = Gemm { tile: [64, 64, 64], stages: 4, groups: 1, band: 8, ..Gemm::LARGE };
+
+    /// The variant for processors, of f32: its tiles stay in a core's L2 cache. A launch is best of a block for each tile of C.
+    pub const CPU: Gemm = Gemm {
+        element: Scalar::F32,
+        output: Scalar::F32,
+        tile: [128, 256, 128],
+        stages: 1,
+        groups: 1,
+        band: 4,
+        ..Gemm::LARGE
+    };
 
     /// What sums are of.
     pub fn sum(&self) -> Scalar {
         if self.element == Scalar::I8 { Scalar::I32 } else { Scalar::F32 }
     }
 
+    /// Rows and columns of what sums up.
+    fn sum_dims(&self) -> [u32; 2] {
+        let [rows, columns, _] = self.tile;
+        if self.swapped { [columns, rows] } else { [rows, columns] }
+    }
+
     /// Its name, which tells it from all others.
     pub fn name(&self) -> String {
         let [rows, columns, inner] = self.tile;
         let (element, output) = (self.element, self.output);
+        let swapped = if self.swapped { "w" } else { "" };
         let order = |transposed| if transposed { "t" } else { "n" };
         let (a, b) = (order(self.a_transposed), order(self.b_transposed));
         let (batch, epilogue) = (self.batch.suffix(), self.epilogue.suffix());
         let (stages, groups, cluster, band) = (self.stages, self.groups, self.cluster, self.band);
         format!(
-            "gemm{batch}_{a}{b}_{element}_{output}{epilogue}_{rows}x{columns}x{inner}_s{stages}_g{groups}_c{cluster}_b{band}"
+            "gemm{batch}_{a}{b}_{element}_{output}{epilogue}_{rows}x{columns}x{inner}_s{stages}_g{groups}_c{cluster}_b{band}{swapped}"
         )
     }
 
@@ -137,15 +160,15 @@ impl Gemm {
             1 => k.channel("from_b", self.element, of_b, self.stages),
             _ => k.multicast("from_b", self.element, of_b, self.stages),
         };
-        let sum = k.fragment("sum", self.sum(), [rows, columns]);
+        let of_sum = self.sum_dims();
+        let sum = k.fragment("sum", self.sum(), of_sum);
         let part = match self.epilogue.scales {
             Scales::Blocks => k.fragment("part", self.sum(), [rows, columns]),
             _ => sum,
         };
         let a = Side { view: a, channel: from_a, transposed: self.a_transposed };
         let b = Side { view: b, channel: from_b, transposed: self.b_transposed };
-        let out =
-            if self.output == self.sum() { sum } else { k.fragment("out", self.output, [rows, columns]) };
+        let out = if self.output == self.sum() { sum } else { k.fragment("out", self.output, of_sum) };
         let after = after.fragments(k, self, [sum, part, out]);
 
         let depth = a
@@ -164,7 +187,10 @@ impl Gemm {
                 b.channel.release();
             });
             after.finish(&spot, c);
-            spot.put(out, c);
+            match self.swapped {
+                true => spot.put_transposed(out, c),
+                false => spot.put(out, c),
+            }
         });
         block.kernel()
     }
@@ -189,6 +215,8 @@ impl Gemm {
         let right = vm_ir::builder::Factor::from(b.channel);
         let left = if a.transposed { left.transposed() } else { left };
         let right = if b.transposed { right.transposed() } else { right };
+        let (left, right) =
+            if self.swapped { (right.transposed(), left.transposed()) } else { (left, right) };
         match self.epilogue.scales {
             Scales::Blocks => sum.product(left, right),
             _ => sum.mma(left, right),

@@ -86,6 +86,16 @@ impl<'b> Spot<'b> {
     }
 }
 
+impl<'b> Spot<'b> {
+    /// Stores what C is to have, of a tile that was computed transposed.
+    pub(super) fn put_transposed(&self, fragment: FragmentRef<'b>, c: PlaceRef<'b>) {
+        match self.matrix_of_a() {
+            Some(matrix) => fragment.put_transposed(c, [matrix, self.row, self.column]),
+            None => fragment.put_transposed(c, [self.row, self.column]),
+        }
+    }
+}
+
 /// The way of a block through tiles.
 pub(super) struct Walk<'a, 'b> {
     pub(super) gemm: &'a Gemm,
@@ -114,6 +124,12 @@ impl<'b> Walk<'_, 'b> {
         let tall = high * cluster;
         let up = |extent: Val<'b>, by: i32| (extent + (by - 1)) / by;
         let wide = up(extent(dimension + 1), self.gemm.tile[1] as i32).named("wide");
+        if self.gemm.band == 0 && batch != Batch::Grouped {
+            let matrix = (batch == Batch::Batched).then(|| k.block_id(Axis::Z));
+            let row = k.block_id(Axis::Y) * high;
+            let column = k.block_id(Axis::X) * self.gemm.tile[1] as i32;
+            return body(Spot { batch, matrix, row, column, rows: None });
+        }
         match (batch, self.offsets) {
             (Batch::Grouped, Some(offsets)) => {
                 let groups = offsets.extent(0).to(Scalar::I32) - 1;
@@ -152,7 +168,7 @@ impl<'b> Walk<'_, 'b> {
 
     /// Where a tile begins, of which there are `high` rows, each of so many rows of C, of `wide`.
     fn in_band(&self, tile: Val<'b>, high: Val<'b>, wide: Val<'b>, tall: i32) -> (Val<'b>, Val<'b>) {
-        let band = self.gemm.band as i32;
+        let band = self.gemm.band.max(1) as i32;
         let of_band = wide * band;
         let top = tile / of_band * band;
         let inside = tile % of_band;

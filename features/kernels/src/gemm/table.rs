@@ -18,10 +18,16 @@ struct Row {
     groups: u32,
     cluster: u32,
     band: u32,
+    swapped: bool,
 }
 
 const fn row(tile: [u32; 3], stages: u32, groups: u32, cluster: u32, band: u32) -> Row {
-    Row { tile, stages, groups, cluster, band }
+    Row { tile, stages, groups, cluster, band, swapped: false }
+}
+
+/// One whose tiles are computed transposed, by a block each.
+const fn swapped(tile: [u32; 3], stages: u32, groups: u32) -> Row {
+    Row { tile, stages, groups, cluster: 1, band: 0, swapped: true }
 }
 
 /// Many tiles for each unit: the largest tiles, which read the least. From 4096³ on, on an H200.
@@ -48,23 +54,44 @@ const SOME: &[Row] = &[
 
 /// Fewer tiles than units: small ones, for more of them. 1024³ and less.
 const FEW: &[Row] = &[
-    row([128, 64, 128], 4, 2, 1, 1),
-    row([64, 128, 128], 4, 1, 1, 1),
+    row([128, 64, 128], 4, 2, 1, 0),
+    row([64, 64, 256], 3, 1, 1, 0),
+    row([64, 128, 128], 3, 1, 1, 0),
+    row([128, 128, 128], 3, 2, 1, 0),
+    row([128, 64, 128], 3, 2, 1, 0),
     row([64, 64, 256], 4, 1, 1, 1),
-    row([128, 128, 128], 5, 2, 1, 16),
     row([64, 64, 128], 4, 1, 1, 1),
-    row([64, 64, 128], 8, 1, 1, 1),
 ];
 
-/// Up to 64 rows, as when a model generates: what B is read with.
-const DECODE: &[Row] = &[
-    row([64, 64, 256], 4, 1, 1, 1),
-    row([64, 32, 256], 4, 1, 1, 1),
-    row([64, 64, 128], 6, 1, 1, 1),
+/// Up to 8 rows, as when a model generates: what B is read with.
+const UP_TO_8: &[Row] = &[
+    swapped([8, 64, 512], 4, 1),
+    swapped([8, 64, 256], 3, 1),
+    swapped([16, 64, 512], 4, 1),
+    swapped([8, 64, 256], 8, 1),
+    row([64, 64, 256], 3, 1, 1, 0),
     row([64, 128, 128], 4, 1, 1, 1),
-    row([64, 32, 256], 6, 1, 1, 1),
-    row([64, 16, 512], 4, 1, 1, 1),
-    row([64, 64, 128], 8, 1, 1, 1),
+];
+
+/// Up to 16.
+const UP_TO_16: &[Row] = &[
+    swapped([16, 64, 512], 4, 1),
+    swapped([16, 64, 256], 3, 1),
+    swapped([16, 128, 256], 3, 2),
+    swapped([16, 64, 256], 8, 1),
+    swapped([16, 64, 512], 3, 1),
+    row([64, 64, 256], 3, 1, 1, 0),
+    row([64, 128, 128], 4, 1, 1, 1),
+];
+
+/// Up to 64.
+const UP_TO_64: &[Row] = &[
+    swapped([32, 64, 256], 3, 1),
+    row([64, 32, 512], 4, 1, 1, 0),
+    row([64, 64, 256], 3, 1, 1, 0),
+    swapped([32, 64, 256], 6, 1),
+    swapped([64, 64, 256], 4, 1),
+    row([64, 128, 128], 4, 1, 1, 1),
     row([128, 128, 128], 5, 2, 1, 1),
 ];
 
@@ -141,7 +168,9 @@ impl Product {
     fn table(&self, units: u32) -> &'static [Row] {
         let units = u64::from(units.max(1));
         match self.tiles(128, 128) {
-            _ if self.rows() <= 64 => DECODE,
+            _ if self.rows() <= 8 => UP_TO_8,
+            _ if self.rows() <= 16 => UP_TO_16,
+            _ if self.rows() <= 64 => UP_TO_64,
             tiles if tiles < units => FEW,
             tiles if tiles < units.saturating_mul(4) => SOME,
             _ => MANY,
@@ -161,7 +190,9 @@ impl Product {
             stages: row.stages,
             groups: row.groups,
             cluster: row.cluster,
-            band: row.band,
+            // Groups are taken one after the other by all blocks.
+            band: if self.batch == Batch::Grouped { row.band.max(1) } else { row.band },
+            swapped: row.swapped,
         }
     }
 }
@@ -171,7 +202,7 @@ impl Gemm {
     pub fn shared_bytes(&self) -> u32 {
         let [rows, columns, inner] = self.tile;
         let stage = (rows + columns) * inner * self.element.bytes();
-        let boxes = columns * self.output.bytes() / BOX_ROW;
+        let boxes = if self.swapped { 0 } else { columns * self.output.bytes() / BOX_ROW };
         OVERHEAD + self.stages * stage + boxes.min(2) * rows * BOX_ROW
     }
 
@@ -201,8 +232,12 @@ impl Gemm {
         let scaled = self.epilogue.scales != Scales::Blocks
             || (columns <= 128 && 128 % columns == 0 && inner.is_multiple_of(128));
         let alone = self.batch != Batch::Grouped || self.cluster == 1;
-        let held = rows.is_multiple_of(64 * self.groups.max(1));
-        a && b
+        let of_groups = if self.swapped { columns } else { rows };
+        let held = of_groups.is_multiple_of(64 * self.groups.max(1)) && rows.is_multiple_of(8);
+        let plain = !self.swapped || self.epilogue == Epilogue::NONE && self.batch != Batch::Grouped;
+        plain
+            && a
+            && b
             && scaled
             && alone
             && held
@@ -254,6 +289,11 @@ impl Problem for Product {
         let tiles = self.tiles(rows * cluster, columns).saturating_mul(cluster);
         // Groups that end within a tile have one more.
         let tiles = if self.batch == Batch::Grouped { tiles.saturating_mul(2) } else { tiles };
+        if variant.band == 0 {
+            let count =
+                |extent: u64, by: u64| u32::try_from(extent.div_ceil(by.max(1)).max(1)).unwrap_or(u32::MAX);
+            return [count(self.n, columns), count(self.m, rows), count(self.matrices, 1)];
+        }
         let units = u64::from(resources.compute_units.max(1));
         let blocks = (tiles.min(units) / cluster).max(1) * cluster;
         [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1]

@@ -1,6 +1,11 @@
 //! What tests of families share.
 #![allow(dead_code)]
 
+#[path = "../../../cpu/tests/common/mod.rs"]
+mod machine;
+
+use machine::Machine;
+
 use vm_ir::interp::{Argument, Launch, Limits, Tensor, run};
 use vm_ir::{Kernel, Module, Scalar, Trust, ValidModule, validate};
 
@@ -24,7 +29,7 @@ pub(crate) fn random(seed: u64, element: Scalar, extents: &[u64]) -> Tensor {
     Tensor::from_f64s(element, extents, numbers(seed, extents.iter().product()))
 }
 
-/// Runs a kernel, and compares an argument with what is wanted.
+/// Runs a kernel in the interpreter and on this machine, and compares an argument with what is wanted.
 pub(crate) fn compare_at(
     module: &ValidModule,
     grid: [u32; 3],
@@ -34,13 +39,22 @@ pub(crate) fn compare_at(
     within: f64,
 ) {
     let name = module.kernels()[0].name();
-    let mut launch = Launch { kernel: name.to_owned(), grid, arguments };
-    run(module, &mut launch, &Limits::default()).unwrap();
-    let found = launch.arguments[output].tensor().unwrap().to_f64s();
-    assert_eq!(found.len(), wanted.len(), "{name}");
-    for (at, (found, wanted)) in found.iter().zip(wanted).enumerate() {
-        let close = (found - wanted).abs() <= within * wanted.abs().max(1.0);
-        assert!(close, "{name}, element {at}: {found}, not {wanted}");
+    let launch = Launch { kernel: name.to_owned(), grid, arguments };
+    let mut interpreted = launch.clone();
+    run(module, &mut interpreted, &Limits::default()).unwrap();
+    let mut launches = vec![("the interpreter".to_owned(), interpreted)];
+    for machine in Machine::all() {
+        let mut launch = launch.clone();
+        assert_eq!(machine.run(module, &mut launch, 1 << 40), Ok(0), "{name} on {}", machine.name());
+        launches.push((machine.name(), launch));
+    }
+    for (place, launch) in launches {
+        let found = launch.arguments[output].tensor().unwrap().to_f64s();
+        assert_eq!(found.len(), wanted.len(), "{name} on {place}");
+        for (at, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+            let close = (found - wanted).abs() <= within * wanted.abs().max(1.0);
+            assert!(close, "{name} on {place}, element {at}: {found}, not {wanted}");
+        }
     }
 }
 

@@ -282,7 +282,7 @@ fn a_bad_link_is_told_of_when_the_worker_starts() {
     let check = |flip: fn(Crossing) -> Option<u64>, want: Option<Direction>| {
         let (cpu, checksum) = on_cpu(CHUNK);
         let options = WorkerOptions { checksum: Some(checksum), ..WorkerOptions::default() };
-        let worker = Worker::<_>::start(Arc::new(Faulty::new(cpu, flip)), options);
+        let worker = Worker::start(Arc::new(Faulty::new(cpu, flip)), options);
         match (worker, want) {
             (Ok(worker), None) => worker.stop(TIMEOUT).expect("it stops"),
             (Err(Error::Corrupted { direction, .. }), want) => assert_eq!(Some(direction), want),
@@ -303,7 +303,7 @@ fn what_can_not_be_checked_is_refused() {
     let compiler = &mut CpuJITCompiler::new(Arc::clone(&cpu));
     let kernel = compiler.compile(&other).expect("it compiles").artifact().clone();
     let options = WorkerOptions { checksum: Some(Checksum::new(kernel)), ..WorkerOptions::default() };
-    let refused = Worker::<_>::start(Arc::clone(&cpu), options).err();
+    let refused = Worker::start(Arc::clone(&cpu), options).err();
     assert!(matches!(refused, Some(Error::Load { .. })), "{refused:?}");
 
     let worker = start(cpu, checksum);

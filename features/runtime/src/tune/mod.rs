@@ -353,7 +353,7 @@ impl<A: JitTarget> Tuner<A> {
     /// What a family is told of the device.
     pub fn resources(&self) -> Resources {
         let info = self.compiler.accelerator().info();
-        Resources { compute_units: info.units.max(1), shared_bytes: info.shared_bytes }
+        Resources { compute_units: info.compute_units.max(1), shared_bytes: info.shared_bytes }
     }
 
     /// The choice that is kept for a problem, without measuring anything.
@@ -446,9 +446,9 @@ impl<A: JitTarget> Tuner<A> {
             class: problem.class(),
             device: format!(
                 "{} {}, {} units, {} bytes",
-                info.backend, info.name, info.units, info.shared_bytes
+                info.backend, info.name, info.compute_units, info.shared_bytes
             ),
-            target: accelerator.target()?.to_string(),
+            target: self.compiler.compiled_for()?.to_string(),
             trust: format!("{:?}", self.compiler.trust()),
         })
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use vm_accel::{AnyWorker, Error, Graph, Kernel, Launch, Limits, Session};
+use vm_accel::{Error, Graph, Kernel, Launch, Limits, Session};
 
 use super::compile::Compiled;
 use super::data::Data;
@@ -50,14 +50,14 @@ enum Sampled {
 
 /// A session with what is measured.
 struct Race<'a, A: JitTarget> {
-    session: &'a Session<A, AnyWorker>,
+    session: &'a Session<A>,
     task: &'a Task,
     data: &'a Data<A>,
 }
 
 /// Measures what was compiled.
 pub(super) fn run<A: JitTarget>(
-    session: &Session<A, AnyWorker>,
+    session: &Session<A>,
     task: &Task,
     compiled: Vec<Compiled>,
     data: &Data<A>,

@@ -8,7 +8,8 @@ use anyhow::Context;
 use vm_accel::{Argument, Buffer, Worker};
 use vm_cuda::CudaAccelerator;
 use vm_ir::{GuestAddr, Kernel, Trust};
-use vm_kernels::attention::Attention;
+use vm_jit::backend::ptx::Arch;
+use vm_kernels::attention::{Attention, Backward};
 use vm_kernels::gemm::Gemm;
 
 use super::valid;
@@ -26,8 +27,10 @@ const WARM: usize = 2;
 enum Work {
     /// M, N and K; is B transposed?
     Gemm([u64; 3], bool),
-    /// Heads, tokens, elements of a head; causal?
-    Attention([u64; 3], bool),
+    /// Tokens, elements of a head; causal? Of 16K tokens in all, 2048 wide.
+    Attention([u64; 2], bool),
+    /// The same, of the gradients.
+    Gradients([u64; 2], bool),
 }
 
 const WORK: &[Work] = &[
@@ -38,72 +41,155 @@ const WORK: &[Work] = &[
     Work::Gemm([1024, 1024, 1024], false),
     Work::Gemm([4096, 11008, 4096], true),
     Work::Gemm([4096, 4096, 11008], true),
-    Work::Attention([128, 2048, 128], false),
-    Work::Attention([32, 8192, 128], false),
-    Work::Attention([16, 16384, 128], false),
-    Work::Attention([32, 8192, 128], true),
-    Work::Attention([64, 8192, 64], false),
-    Work::Attention([64, 8192, 64], true),
+    Work::Attention([1024, 128], false),
+    Work::Attention([2048, 128], false),
+    Work::Attention([8192, 128], false),
+    Work::Attention([16384, 128], false),
+    Work::Attention([1024, 128], true),
+    Work::Attention([2048, 128], true),
+    Work::Attention([8192, 128], true),
+    Work::Attention([16384, 128], true),
+    Work::Attention([8192, 64], false),
+    Work::Attention([8192, 64], true),
+    Work::Attention([8192, 256], false),
+    Work::Attention([8192, 256], true),
+    Work::Gradients([2048, 128], false),
+    Work::Gradients([8192, 128], false),
+    Work::Gradients([2048, 128], true),
+    Work::Gradients([8192, 128], true),
+    Work::Gradients([8192, 64], false),
+    Work::Gradients([8192, 64], true),
 ];
 
+/// A launch of what is measured: a kernel, its grid, which of the buffers are its views, and its scale.
+struct Step {
+    kernel: Kernel,
+    grid: [u32; 3],
+    views: Vec<usize>,
+    scale: Option<f32>,
+}
+
+/// Tokens and columns of attention's tensors, in all their batches.
+const TOKENS: u64 = 16384;
+const WIDTH: u64 = 2048;
+
 impl Work {
+    /// Sequences, heads, tokens and elements of a head of attention.
+    fn tensor([tokens, dim]: [u64; 2]) -> Vec<u64> {
+        vec![TOKENS / tokens, WIDTH / dim, tokens, dim]
+    }
+
     /// As its peer is told of it.
     fn key(self) -> String {
+        let attention = |kind, shape, causal| {
+            let extents: Vec<String> = Work::tensor(shape).iter().map(u64::to_string).collect();
+            format!("{kind} {} {}", extents.join(" "), u8::from(causal))
+        };
         match self {
             Work::Gemm([m, n, k], turned) => format!("gemm {m} {n} {k} {}", u8::from(turned)),
-            Work::Attention([h, n, d], causal) => format!("attention {h} {n} {d} {}", u8::from(causal)),
+            Work::Attention(shape, causal) => attention("attention", shape, causal),
+            Work::Gradients(shape, causal) => attention("gradients", shape, causal),
         }
     }
 
     fn name(self) -> String {
+        let attention = |of: &str, [tokens, dim]: [u64; 2], causal| {
+            let kind = if causal { "causal" } else { "full" };
+            format!("{of} of bf16, {kind}, heads of {dim}, {tokens} tokens")
+        };
         match self {
             Work::Gemm([m, n, k], turned) => {
                 format!("product of bf16, {m} × {n} × {k}{}", if turned { ", B transposed" } else { "" })
             }
-            Work::Attention([heads, tokens, dim], causal) => {
-                let kind = if causal { "causal" } else { "full" };
-                format!("attention of bf16, {kind}, {heads} heads of {dim}, {tokens} tokens")
-            }
+            Work::Attention(shape, causal) => attention("attention", shape, causal),
+            Work::Gradients(shape, causal) => attention("gradients of attention", shape, causal),
         }
     }
 
     /// Floating-point operations.
     fn operations(self) -> f64 {
+        let attention = |products: f64, [tokens, _]: [u64; 2], causal| {
+            2.0 * products * (TOKENS * WIDTH * tokens) as f64 / if causal { 2.0 } else { 1.0 }
+        };
         match self {
             Work::Gemm([m, n, k], _) => 2.0 * m as f64 * n as f64 * k as f64,
-            Work::Attention([heads, tokens, dim], causal) => {
-                4.0 * (heads * tokens) as f64 * tokens as f64 * dim as f64 / if causal { 2.0 } else { 1.0 }
-            }
+            Work::Attention(shape, causal) => attention(2.0, shape, causal),
+            Work::Gradients(shape, causal) => attention(5.0, shape, causal),
         }
     }
 
-    fn kernel(self) -> anyhow::Result<Kernel> {
+    /// One of each kind.
+    fn for_older(self) -> bool {
+        matches!(
+            self,
+            Work::Gemm([4096, 4096, 4096], _)
+                | Work::Gemm([8192, ..], true)
+                | Work::Attention([8192, 128], _)
+        )
+    }
+
+    /// What is launched, on a device of so many multiprocessors; is its code for an older architecture, which has less shared
+    /// memory?
+    fn steps(self, multiprocessors: u32, older: bool) -> anyhow::Result<Vec<Step>> {
+        let one = |kernel, scale| vec![Step { kernel, grid: [multiprocessors, 1, 1], views: vec![], scale }];
+        let scale = |[_, dim]: [u64; 2]| Some(1.0 / (dim as f32).sqrt());
         Ok(match self {
-            Work::Gemm(_, b_transposed) => Gemm { b_transposed, ..Gemm::LARGE }.kernel(GuestAddr(0))?,
-            Work::Attention([_, _, dim], causal) => Attention::of(dim as u32, causal).kernel(GuestAddr(0))?,
+            Work::Gemm(_, b_transposed) => {
+                one(Gemm { b_transposed, ..Gemm::LARGE }.kernel(GuestAddr(0))?, None)
+            }
+            Work::Attention(shape, causal) => {
+                let large = Attention::of_length(shape[1] as u32, causal, shape[0]);
+                let variant = if older { Attention { tile: [128, 64], groups: 2, ..large } } else { large };
+                one(variant.kernel(GuestAddr(0))?, scale(shape))
+            }
+            Work::Gradients(shape, causal) => {
+                let variant = Backward::of(shape[1] as u32, causal);
+                let (scale, extents) = (scale(shape), Work::tensor(shape));
+                let by_rows = [extents[2].div_ceil(64) as u32, extents[1] as u32, extents[0] as u32];
+                let [q, k, v, o, d_o, dq, dk, dv, lse, delta, sums] = std::array::from_fn(|at| at);
+                let step = |kernel, grid, views: &[usize], scale| Step {
+                    kernel,
+                    grid,
+                    views: views.to_vec(),
+                    scale,
+                };
+                let main = [q, k, v, d_o, lse, delta, sums, dk, dv];
+                vec![
+                    step(variant.prepare(GuestAddr(0))?, by_rows, &[o, d_o, delta, sums], None),
+                    step(variant.kernel(GuestAddr(0))?, [multiprocessors, 1, 1], &main, scale),
+                    step(variant.finish(GuestAddr(0))?, by_rows, &[sums, dq], scale),
+                ]
+            }
         })
     }
 
-    fn grid(self, multiprocessors: u32) -> [u32; 3] {
-        match self {
-            Work::Gemm(..) => [multiprocessors, 1, 1],
-            Work::Attention([heads, tokens, _], _) => [tokens.div_ceil(128) as u32, heads as u32, 1],
-        }
-    }
-
-    /// The extents of the views.
-    fn extents(self) -> Vec<Vec<u64>> {
+    /// The extents of the buffers: of bf16, and of f32.
+    fn extents(self) -> [Vec<Vec<u64>>; 2] {
         match self {
             Work::Gemm([m, n, k], turned) => {
-                vec![vec![m, k], if turned { vec![n, k] } else { vec![k, n] }, vec![m, n]]
+                [vec![vec![m, k], if turned { vec![n, k] } else { vec![k, n] }, vec![m, n]], vec![]]
             }
-            Work::Attention([heads, tokens, dim], _) => vec![vec![heads, tokens, dim]; 4],
+            Work::Attention(shape, _) => [vec![Work::tensor(shape); 4], vec![]],
+            Work::Gradients(shape, causal) => {
+                let extents = Work::tensor(shape);
+                let mut sums = extents.clone();
+                if Backward::of(shape[1] as u32, causal).turned() {
+                    (sums[2], sums[3]) = (sums[2].div_ceil(64) * sums[3], 64);
+                }
+                let rows = extents[..3].to_vec();
+                [vec![extents; 8], vec![rows.clone(), rows, sums]]
+            }
         }
     }
 }
 
-pub(super) fn tests() -> Vec<Test> {
-    WORK.iter().map(|work| Test::new(work.name(), move |gpu, report| run(gpu, *work, report))).collect()
+/// Of an older architecture, those alone that say what its instructions do.
+pub(super) fn tests(older: Option<Arch>) -> Vec<Test> {
+    let all = WORK.iter().filter(move |work| match older {
+        None => true,
+        Some(arch) => arch.sm() == 80 && work.for_older(),
+    });
+    all.map(|work| Test::new(work.name(), move |gpu, report| run(gpu, *work, report))).collect()
 }
 
 /// Random bf16 numbers from -2 to 2, which take as much power as any.
@@ -127,35 +213,55 @@ fn random(
     Ok(buffer)
 }
 
+/// Numbers of f32, all alike.
+fn constant(worker: &Worker<CudaAccelerator>, count: u64) -> anyhow::Result<Buffer<CudaAccelerator>> {
+    let buffer = worker.allocate(4 * count)?;
+    worker.write(&buffer, &vec![8.0f32; count as usize])?;
+    Ok(buffer)
+}
+
 fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
     let worker = gpu.worker()?;
-    let kernel = work.kernel()?;
+    let steps = work.steps(multiprocessors(gpu), gpu.compiles_for_older())?;
     let load = |trust| -> anyhow::Result<_> {
         let begin = Instant::now();
-        let compiled = gpu.compile(&valid(gpu, kernel.clone(), trust)?)?;
-        Ok((worker.load(named(&compiled, kernel.name())?.artifact())?, begin.elapsed()))
+        let kernels = steps.iter().map(|step| {
+            let compiled = gpu.compile(&valid(gpu, step.kernel.clone(), trust)?)?;
+            Ok(worker.load(named(&compiled, step.kernel.name())?.artifact())?)
+        });
+        let kernels = kernels.collect::<anyhow::Result<Vec<_>>>()?;
+        Ok((kernels, begin.elapsed()))
     };
     let [(guest, _), (trusted, compiled)] = [load(Trust::Guest)?, load(Trust::Trusted)?];
-    let extents = work.extents();
-    let buffers: Vec<_> = extents
-        .iter()
-        .enumerate()
-        .map(|(seed, extents)| random(&worker, seed as u64, extents.iter().product()))
-        .collect::<anyhow::Result<_>>()?;
-    let mut arguments: Vec<Argument<'_, CudaAccelerator>> = Vec::new();
-    for (buffer, extents) in buffers.iter().zip(&extents) {
-        arguments.push(buffer.shaped(extents)?.into());
-    }
-    if let Work::Attention([.., dim], _) = work {
-        arguments.push((1.0 / (dim as f32).sqrt()).into());
-    }
-    let grid = work.grid(multiprocessors(gpu));
+    let [narrow, wide] = work.extents();
+    let count = |extents: &Vec<u64>| extents.iter().product::<u64>();
+    let randoms =
+        narrow.iter().enumerate().map(|(seed, extents)| random(&worker, seed as u64, count(extents)));
+    let constants = wide.iter().map(|extents| constant(&worker, count(extents)));
+    let buffers: Vec<_> = randoms.chain(constants).collect::<anyhow::Result<_>>()?;
+    let extents: Vec<_> = narrow.iter().chain(&wide).collect();
+    let arguments = steps.iter().map(|step| {
+        let all: Vec<usize> = (0..buffers.len()).collect();
+        let views = if step.views.is_empty() { &all } else { &step.views };
+        let mut arguments: Vec<Argument<'_, CudaAccelerator>> = Vec::new();
+        for at in views {
+            arguments.push(buffers[*at].shaped(extents[*at])?.into());
+        }
+        arguments.extend(step.scale.map(Argument::from));
+        Ok(arguments)
+    });
+    let arguments = arguments.collect::<anyhow::Result<Vec<_>>>()?;
     let deadline = || Instant::now() + Duration::from_secs(60);
     let [guests, own] = worker.submit_and_wait(deadline(), |session| {
         let mut times = [const { Vec::new() }; 2];
         for round in 0..=ROUNDS {
-            for (times, kernel) in times.iter_mut().zip([&guest, &trusted]) {
-                let launches = |count| (0..count).try_for_each(|_| session.launch(kernel, grid, &arguments));
+            for (times, kernels) in times.iter_mut().zip([&guest, &trusted]) {
+                let launches = |count| {
+                    (0..count).try_for_each(|_| {
+                        let mut all = kernels.iter().zip(&steps).zip(&arguments);
+                        all.try_for_each(|((kernel, step), given)| session.launch(kernel, step.grid, given))
+                    })
+                };
                 launches(WARM)?;
                 let taken = session.timed(deadline(), |_| launches(LAUNCHES))?;
                 let taken = taken.as_secs_f64() / LAUNCHES as f64;
@@ -172,7 +278,9 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
     worker.stop(TIMEOUT)?;
     report.note(format!("compiled, assembled and loaded in {:.0} ms", compiled.as_secs_f64() * 1e3));
     let mut figure = |name: String, ours: Sample, peer: (String, Sample), aim: f64| {
-        let (unit, aim) = ("TFLOP/s".into(), Some(Aim::RatioAtLeast(aim)));
+        // Older instructions are measured, and not held to what newer ones reach.
+        let aim = (!gpu.compiles_for_older()).then_some(Aim::RatioAtLeast(aim));
+        let unit = "TFLOP/s".into();
         report.figure(Figure { name, unit, ours, peer: Some(peer), aim });
     };
     figure(
@@ -181,6 +289,12 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
         ("the host's own".into(), own.clone()),
         0.97,
     );
+    if gpu.compiles_for_older() {
+        report.note(format!("{}: {own} TFLOP/s", steps[0].kernel.name()));
+        let (unit, aim) = ("TFLOP/s".into(), None);
+        report.figure(Figure { name: work.name(), unit, ours: own, peer: None, aim });
+        return Ok(());
+    }
     match peers() {
         Ok(peers) => {
             let seconds = peers.get(&work.key()).context("the peer measured other work")?;
@@ -195,7 +309,7 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
 
 fn multiprocessors(gpu: &Gpu) -> u32 {
     use vm_accel::Accelerator as _;
-    gpu.accelerator.info().units.max(1)
+    gpu.accelerator.info().compute_units.max(1)
 }
 
 /// Seconds of a call by measurement, by what is measured. PyTorch runs once, in a process of its own.

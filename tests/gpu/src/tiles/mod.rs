@@ -1,38 +1,77 @@
 //! Tile kernels: right at odd shapes between canaries, safe with hostile boxes, stopped in the middle, and fast beside
 //! PyTorch's.
 
+mod attention;
 mod figures;
+mod odd;
+#[path = "../../../../features/kernels/tests/reference/mod.rs"]
+mod reference;
 mod safety;
 mod tuning;
+
+use std::collections::HashMap;
 
 use anyhow::{Context, ensure};
 use vm_accel::{Launch, Limits};
 use vm_ir::interp::{Argument, Tensor};
 use vm_ir::{GuestAddr, Kernel, Module, Scalar, Trust, ValidModule, validate};
-use vm_kernels::attention::Attention;
+use vm_jit::backend::ptx::Arch;
 use vm_kernels::gemm::Gemm;
 
 use crate::arena::{Arena, Rows};
 use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::skip::skip;
-use crate::{Arguments, Test};
+use crate::{Arguments, Test, filetests};
 
 /// The tests of this section.
 pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
-    let mut tests = vec![
-        Test::new("products of odd shapes", |gpu, report| {
-            report.note(format!("{} launches, a guest's and the host's own", products(gpu)?));
-            Ok(())
-        }),
-        Test::new("attention of odd shapes", |gpu, report| {
-            report.note(format!("{} launches, a guest's and the host's own", attentions(gpu)?));
-            Ok(())
-        }),
-    ];
+    right().into_iter().chain(tuning::tests()).chain(figures::tests(None)).collect()
+}
+
+/// The same of code for other architectures.
+pub(crate) fn tests_of_older(arguments: &Arguments) -> Vec<Test> {
+    let of = |&arch: &Arch| {
+        let all = figures::tests(Some(arch)).into_iter().chain(right());
+        all.map(move |test| test.compiled_for(arch))
+    };
+    arguments.tiles_for.iter().flat_map(of).collect()
+}
+
+/// Those of what a kernel computes, and what it can't do.
+fn right() -> Vec<Test> {
+    let mut tests = filetests::of_tiles();
+    tests.extend(odd::tests());
     tests.extend(safety::tests());
-    tests.extend(tuning::tests());
-    tests.extend(figures::tests());
+    tests.extend([Test::new("products of odd shapes", |gpu, report| {
+        report.note(products(gpu)?.to_string());
+        Ok(())
+    })]);
+    tests.extend(attention::tests());
     tests
+}
+
+/// What was launched.
+#[derive(Default)]
+struct Launches {
+    launches: usize,
+    /// Variants that the target has no room for.
+    too_large: usize,
+}
+
+impl std::fmt::Display for Launches {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} launches, a guest's and the host's own", self.launches)?;
+        match self.too_large {
+            0 => Ok(()),
+            variants => write!(f, "; {variants} variants need more shared memory than there is"),
+        }
+    }
+}
+
+/// Has the target too little shared memory for a kernel?
+fn is_too_large(gpu: &Gpu, kernel: &Kernel) -> anyhow::Result<bool> {
+    let rejects = vm_jit::legal::rejects(&Module::from(kernel.clone()), &gpu.target()?);
+    Ok(rejects.iter().any(|reject| reject.kind.to_string().contains("bytes of shared memory")))
 }
 
 /// A kernel of a module of its own, if the device has tile kernels.
@@ -91,7 +130,7 @@ fn check(
     Ok(launches)
 }
 
-fn products(gpu: &Gpu) -> anyhow::Result<usize> {
+fn products(gpu: &Gpu) -> anyhow::Result<Launches> {
     let mut variants = vec![Gemm::SMALL, Gemm { b_transposed: true, ..Gemm::SMALL }];
     for (element, output) in
         [(Scalar::Bf16, Scalar::Bf16), (Scalar::F16, Scalar::F16), (Scalar::F16, Scalar::F32)]
@@ -102,77 +141,39 @@ fn products(gpu: &Gpu) -> anyhow::Result<usize> {
         }
     }
     variants.push(Gemm { tile: [192, 128, 64], groups: 3, ..Gemm::LARGE });
+    // For little shared memory, and of shapes that `wgmma` has not.
+    for (tile, groups) in [([64, 64, 64], 1), ([128, 64, 32], 2), ([96, 48, 32], 3), ([16, 24, 16], 1)] {
+        variants.push(Gemm { tile, groups, element: Scalar::F16, stages: 2, ..Gemm::SMALL });
+    }
+    variants.push(Gemm { tile: [32, 32, 32], stages: 2, ..Gemm::SMALL });
     variants.push(Gemm { tile: [256, 128, 64], stages: 2, ..Gemm::LARGE });
     variants.push(Gemm { tile: [128, 128, 128], stages: 2, ..Gemm::LARGE });
-    let mut launches = 0;
+    let mut done = Launches::default();
+    // Variants of one type and order come to the same.
+    let mut known: HashMap<(String, bool, u64), Vec<f64>> = HashMap::new();
     for variant in variants {
         let kernel = variant.kernel(GuestAddr(0x1000))?;
+        if is_too_large(gpu, &kernel)? {
+            done.too_large += 1;
+            continue;
+        }
         for ([m, n, k], blocks) in
             [([1, 8, 8], 1), ([72, 80, 136], 5), ([333, 264, 520], 3), ([300, 520, 72], 200)]
         {
             let a = random(1, variant.element, &[m, k]);
             let b = random(2, variant.element, &if variant.b_transposed { [n, k] } else { [k, n] });
+            let key = (variant.element.to_string(), variant.b_transposed, m);
             let (left, right) = (a.to_f64s(), b.to_f64s());
             let cell = |i: u64, j: u64| -> f64 {
                 let of_b = |l: u64| if variant.b_transposed { j * k + l } else { l * n + j };
                 (0..k).map(|l| left[(i * k + l) as usize] * right[of_b(l) as usize]).sum()
             };
-            let wanted: Vec<f64> = (0..m * n).map(|at| cell(at / n, at % n)).collect();
+            let wanted =
+                known.entry(key).or_insert_with(|| (0..m * n).map(|at| cell(at / n, at % n)).collect());
             let arguments = [a, b, random(3, variant.output, &[m, n])].map(Argument::Tensor);
-            launches += check(gpu, &kernel, [blocks, 1, 1], &arguments, &wanted)?;
+            done.launches += check(gpu, &kernel, [blocks, 1, 1], &arguments, wanted)?;
         }
     }
-    Ok(launches)
-}
-
-fn attentions(gpu: &Gpu) -> anyhow::Result<usize> {
-    let mut launches = 0;
-    for (dim, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-        let large = Attention::of(dim, causal);
-        for variant in [large, Attention { element: Scalar::F16, tile: [64, 64], groups: 1, ..large }] {
-            let kernel = variant.kernel(GuestAddr(0x1000))?;
-            for (heads, queries, keys) in
-                [(1, 1, 1), (2, 128, 128), (3, 300, 300), (2, 70, 390), (1, 260, 100)]
-            {
-                let (arguments, wanted) = attention(variant, heads, queries, keys);
-                let blocks = queries.div_ceil(variant.tile[0].into()) as u32;
-                launches += check(gpu, &kernel, [blocks, heads as u32, 1], &arguments, &wanted)?;
-            }
-        }
-    }
-    Ok(launches)
-}
-
-/// Arguments, and what must come out.
-fn attention(variant: Attention, heads: u64, queries: u64, keys: u64) -> (Vec<Argument>, Vec<f64>) {
-    let dim = u64::from(variant.dim);
-    let [q, k, v] = [(4, queries), (5, keys), (6, keys)]
-        .map(|(seed, rows)| random(seed, variant.element, &[heads, rows, dim]));
-    let scale = 1.0 / (dim as f64).sqrt();
-    let [of_q, of_k, of_v] = [&q, &k, &v].map(Tensor::to_f64s);
-    let row = |of: u64, rows: u64, at: u64| ((of * rows + at) * dim) as usize;
-    let width = dim as usize;
-    let mut wanted = Vec::new();
-    for (head, query) in (0..heads).flat_map(|head| (0..queries).map(move |query| (head, query))) {
-        let seen = if variant.causal { (query + keys + 1).saturating_sub(queries).min(keys) } else { keys };
-        let own = &of_q[row(head, queries, query)..][..width];
-        let score = |key: u64| -> f64 {
-            let other = &of_k[row(head, keys, key)..][..width];
-            own.iter().zip(other).map(|(a, b)| a * b).sum::<f64>() * scale
-        };
-        let scores: Vec<f64> = (0..seen).map(score).collect();
-        let greatest = scores.iter().copied().fold(f64::MIN, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|score| (score - greatest).exp()).collect();
-        let sum: f64 = weights.iter().sum();
-        let mut out = vec![0.0; width];
-        for (key, weight) in (0..seen).zip(&weights) {
-            let value = &of_v[row(head, keys, key)..][..width];
-            out.iter_mut().zip(value).for_each(|(out, value)| *out += weight / sum * value);
-        }
-        wanted.extend(out);
-    }
-    let o = random(7, variant.element, &[heads, queries, dim]);
-    let mut arguments: Vec<Argument> = [q, k, v, o].map(Argument::Tensor).to_vec();
-    arguments.push(Argument::Bits(u64::from((scale as f32).to_bits())));
-    (arguments, wanted)
+    ensure!(done.launches > 0, "no variant fits");
+    Ok(done)
 }

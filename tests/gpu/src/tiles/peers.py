@@ -1,5 +1,6 @@
-"""Times PyTorch at the work that its arguments name ("gemm 8192 8192 8192 0", "attention 32 8192 128 1"), and prints the
-seconds of a call as JSON: cuBLAS for products, cuDNN for attention, on random numbers, as the kernels whose peers they are.
+"""Times PyTorch at the work that its arguments name ("gemm 8192 8192 8192 0", "attention 2 16 8192 128 1", "gradients" of the
+same), and prints the seconds of a call as JSON: cuBLAS for products, cuDNN for attention, on random numbers, as the kernels
+whose peers they are.
 """
 
 import json
@@ -11,16 +12,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 ROUNDS, LAUNCHES, WARM = 9, 8, 2
 
 
-def function(kind, a, b, c, flag):
+def function(kind, *extents):
     def numbers(*shape):
         return (torch.rand(shape, device="cuda") * 4 - 2).bfloat16()
 
+    *extents, flag = extents
     if kind == "gemm":
+        a, b, c = extents
         left, right = numbers(a, c), numbers(b, c).t() if flag else numbers(c, b)
         out = torch.empty(a, b, device="cuda", dtype=torch.bfloat16)
         return lambda: torch.mm(left, right, out=out)
-    q, k, v = (numbers(1, a, b, c) for _ in range(3))
-    return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(flag))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    q, k, v = (numbers(*extents) for _ in range(3))
+    if kind == "attention":
+        return lambda: attend(q, k, v, is_causal=bool(flag))
+    of = [x.requires_grad_() for x in (q, k, v)]
+    with torch.enable_grad():
+        out = attend(q, k, v, is_causal=bool(flag))
+    slopes = numbers(*extents)
+    return lambda: torch.autograd.grad(out, of, slopes, retain_graph=True)
 
 
 def measure(call):

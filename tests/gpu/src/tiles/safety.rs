@@ -86,7 +86,7 @@ fn hostile(gpu: &Gpu) -> anyhow::Result<usize> {
 /// Fetches and multiplies as long as it may.
 const ENDLESS: &str = "vir 1
 kernel @endless(@x: view<bf16, [?, ?], read, align 16>, @y: view<f32, [?, ?], readwrite, align 16>, %one: i64) at 0x1000 tile(2) {
-  channel @a: bf16[128, 64] stages 4
+  channel @a: bf16[128, 64] stages 2
   channel @b: bf16[64, 64] stages 3
   fragment @sum: f32[128, 64]
   %z = const 0 : i64

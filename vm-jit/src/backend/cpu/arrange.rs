@@ -199,7 +199,7 @@ impl Writer<'_, '_> {
     }
 
     /// Lanes of two vectors, those of the second counted on.
-    fn shuffled(&mut self, ty: Type, a: Ssa, b: Ssa, lanes: impl Iterator<Item = usize>) -> Ssa {
+    pub(super) fn shuffled(&mut self, ty: Type, a: Ssa, b: Ssa, lanes: impl Iterator<Item = usize>) -> Ssa {
         let size = ty.lane_type().bytes() as usize;
         let picks: Vec<u8> =
             lanes.flat_map(|lane| lane * size..(lane + 1) * size).map(|at| at as u8).collect();

@@ -32,7 +32,7 @@ impl State {
 impl<'a, 'k> Writer<'a, 'k> {
     /// The loop over the blocks from `first` to `end`; or over the clusters whose first block is one of these.
     pub(super) fn blocks(&mut self, first: Ssa, end: Ssa) {
-        let cluster = i64::from(self.kernel.cluster());
+        let cluster = i64::from(self.cluster());
         let first = match cluster {
             1 => first,
             _ => {
@@ -68,6 +68,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         if self.safety.zeroes_shared() {
             self.zero_shared();
         }
+        self.zero_tiles();
         let plan = self.plan;
         if plan.steps.iter().any(|step| !matches!(step, Step::Threads { .. })) {
             self.refuel();

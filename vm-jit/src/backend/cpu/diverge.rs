@@ -42,6 +42,18 @@ impl<'a, 'k> Writer<'a, 'k> {
         if ops.iter().all(|op| self.fits_together(op)) { width } else { 1 }
     }
 
+    /// How many neighbouring elements of these fragments may go through the region of a map together.
+    pub(super) fn together_in_map(&self, body: &'k Region, elements: impl Iterator<Item = Scalar>) -> usize {
+        let narrow = |scalar| matches!(scalar, Scalar::F32 | Scalar::I32);
+        let mut most = if elements.into_iter().all(narrow) { WIDTHS[0] } else { WIDE };
+        let mut values = Vec::new();
+        body.ops.iter().for_each(|op| all_values(op, &mut values));
+        for ty in values.into_iter().map(|value| self.kernel.type_of(value)).filter(|ty| ty.is_vector()) {
+            most = most.min(if ty.bytes() <= LONG { 4 } else { 1 });
+        }
+        most
+    }
+
     /// Is all that comes from memory, goes there or lives through regions of four bytes, or whole numbers that are mostly
     /// steps from thread to thread? What is computed from it in between may be wider: that is soon gone.
     fn of_four_bytes(&self, op: &Op) -> bool {

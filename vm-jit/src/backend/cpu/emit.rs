@@ -7,7 +7,7 @@
 use super::isa::{Effort, Isa, UnknownIsa};
 use super::live::Live;
 use super::spoil::{Stage, spoil};
-use super::{limits, schedule, wide};
+use super::{limits, routine, schedule};
 use crate::reject::RejectKind;
 use cranelift_codegen::isa::{OwnedTargetIsa, TargetIsa};
 use cranelift_codegen::verifier::VerifierErrors;
@@ -81,7 +81,7 @@ pub(super) fn emit(context: &mut Context, generators: &Generators) -> Result<Vec
         "a kernel was compiled"
     );
     limits::emitted(buffer.data().len(), frame as usize)?;
-    wide::link(buffer).map_err(gave_up)
+    routine::link(buffer, &context.func.params, generators.machine).map_err(gave_up)
 }
 
 /// Optimises the context's function and tells what lives in it then; unless it is large or becomes so, which leaves it as it is.

@@ -115,6 +115,12 @@ impl<'k> Maker<'k> {
                     self.flow(&body.yields, &condition.args);
                     self.flow(&condition.args, &op.results);
                 }
+                // Fragments hold anything, and what comes of it.
+                Shape::Map => {
+                    let body = &op.regions[0];
+                    body.args.iter().for_each(|value| self.number[value.index()] = false);
+                    body.yields.iter().for_each(|value| self.unsigned_zero[value.index()] = false);
+                }
                 _ => op.regions.iter().for_each(|region| self.flow(&region.yields, &op.results)),
             }
             self.through_memory(op);

@@ -66,6 +66,9 @@ pub(super) const MAX_SCRATCH: u64 = 256 << 20;
 /// Bytes for the values of a block, if all of them had to be kept.
 pub(super) fn scratch(kernel: &Kernel) -> u64 {
     let mut waits = false;
+    if kernel.tile().is_some() {
+        return 0;
+    }
     kernel.for_each_op(&mut |op| waits |= super::plan::level_of(op) != super::plan::Level::Thread);
     let shared = kernel.shared().iter().fold(0u64, |sum, array| sum.saturating_add(array.bytes()));
     let shared = shared.saturating_mul(u64::from(kernel.cluster()));

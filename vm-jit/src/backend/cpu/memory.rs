@@ -38,11 +38,11 @@ enum Bounds {
 }
 
 impl Writer<'_, '_> {
-    fn wide(&mut self, index: Ssa) -> Ssa {
+    pub(super) fn wide(&mut self, index: Ssa) -> Ssa {
         if self.type_of(index) == types::I64 { index } else { self.b.ins().sextend(types::I64, index) }
     }
 
-    fn extent_value(&mut self, extent: Extent) -> Ssa {
+    pub(super) fn extent_value(&mut self, extent: Extent) -> Ssa {
         match extent {
             Extent::Given(extent) => extent,
             Extent::Fixed(extent) => self.b.ins().iconst(types::I64, extent as i64),
@@ -477,7 +477,7 @@ impl Writer<'_, '_> {
     }
 
     /// A float is added by comparing and exchanging until nobody came between.
-    fn atomic_sum(&mut self, scalar: Scalar, address: Ssa, by: Ssa) -> Ssa {
+    pub(super) fn atomic_sum(&mut self, scalar: Scalar, address: Ssa, by: Ssa) -> Ssa {
         let ty = clif(scalar);
         let ints = ty.as_int();
         let (head, done) = (self.b.create_block(), self.b.create_block());

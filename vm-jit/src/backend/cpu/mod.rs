@@ -6,7 +6,8 @@
 //!   `control` regions, `diverge` those at which threads part.
 //! * `floats`: what is known of the floats of a kernel.
 //! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `wide`: ops
-//!   on them; `memory`: views, shared arrays and atomics; `warp`: ops between threads.
+//!   on them; `memory`: views, shared arrays and atomics; `warp`: ops between threads. `tile`: tile kernels.
+//! * `routine`: our own routines, `wide` for `exp`, `chunks` for copies and `micro` for products.
 //! * `emit`: from the function to machine code; `limits` how large it may become, `live` how far its values live, `schedule`
 //!   the order of instructions, `object` the ELF object, `spoil` what tests make of it.
 //!
@@ -26,6 +27,7 @@
 
 mod arrange;
 mod blocks;
+mod chunks;
 mod control;
 mod convert;
 mod diverge;
@@ -39,10 +41,13 @@ mod limits;
 mod live;
 mod lockstep;
 mod memory;
+mod micro;
 mod object;
 mod plan;
+mod routine;
 mod schedule;
 mod spoil;
+mod tile;
 mod value;
 mod warp;
 mod wide;
@@ -99,19 +104,13 @@ impl fmt::Display for Options {
 }
 
 /// What the head of a kernel asks for and the target does not have.
-pub(crate) fn head_rejects(_: &Options, kernel: &Kernel) -> Vec<RejectKind> {
+pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind> {
     let mut found = Vec::new();
-    let needed = legal::scratch(kernel);
+    let needed = legal::scratch(kernel).saturating_add(tile::Tiles::of(kernel, options.isa).bytes);
     if needed > legal::MAX_SCRATCH {
         found.push(RejectKind::Scratch { needed, available: legal::MAX_SCRATCH });
     }
     found
-}
-
-/// What of a tile kernel the target does not have, with the lines.
-pub(crate) fn tile_rejects(_: &Options, kernel: &Kernel) -> Vec<(u32, RejectKind)> {
-    let what = "processors have no tile kernels yet; compile for ptx:sm_90a".to_owned();
-    kernel.tile().map(|_| (kernel.line().0, RejectKind::Tile { what })).into_iter().collect()
 }
 
 /// Compiles a module that the target does not reject.
@@ -154,6 +153,7 @@ fn function(
     let kernel = safety.ranges().kernel();
     let plan = plan::Plan::of(facts, safety.ranges());
     let floats = floats::Floats::of(kernel);
+    let tiles = tile::Tiles::of(kernel, machine);
     // Whoever runs the blocks can stop between two, also where the code itself looks at nothing.
     let params = artifact::layout(kernel, &[], safety.is_guests());
     let mut signature = Signature::new(CallConv::SystemV);
@@ -161,7 +161,7 @@ fn function(
     context.clear();
     context.func = Function::with_name_signature(UserFuncName::user(0, 0), signature);
     let build = FunctionBuilder::new(&mut context.func, builder);
-    let known = writer::Known { facts, safety, plan: &plan, floats: &floats };
+    let known = writer::Known { facts, safety, plan: &plan, floats: &floats, tiles: &tiles };
     let build = writer::Build { builder: build, config: generators.thorough.frontend_config(), isa: machine };
     let scratch = writer::write(build, known, &params)?;
     let code = emit::emit(context, generators)?;

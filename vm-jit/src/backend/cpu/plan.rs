@@ -135,8 +135,16 @@ impl<'k> Plan<'k> {
                 maker.defs[value.index()] = BLOCK;
             }
         }
-        let ops: Vec<&Op> = kernel.body().ops.iter().collect();
-        let steps = maker.steps(&ops, Level::Block, BLOCK);
+        let mut ops: Vec<&Op> = kernel.body().ops.iter().collect();
+        let steps = match kernel.tile() {
+            // One thread does everything.
+            Some(_) => {
+                let mut steps = Vec::new();
+                maker.flush(&mut ops, Level::Thread, BLOCK, &mut steps);
+                steps
+            }
+            None => maker.steps(&ops, Level::Block, BLOCK),
+        };
         maker.uses(&steps, BLOCK);
         maker.finish(steps)
     }

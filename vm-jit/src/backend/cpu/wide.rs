@@ -12,20 +12,15 @@
 use super::function::{LN_2_F32, MAGIC_F32};
 use super::isa::Isa;
 use super::lanes::own;
+use super::routine::Routine;
 use super::writer::Writer;
 use crate::legalise::poly::EXP_F32;
-use cranelift_codegen::binemit::Reloc;
-use cranelift_codegen::ir::{
-    AbiParam, ExtFuncData, ExternalName, FuncRef, InstBuilder, Signature, UserExternalName, Value as Ssa,
-    types,
-};
-use cranelift_codegen::isa::CallConv;
-use cranelift_codegen::{Final, FinalizedRelocTarget, MachBufferFinalized};
+use cranelift_codegen::ir::{InstBuilder, Value as Ssa, types};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 /// Vectors that the routine takes.
-const VECTORS: usize = 4;
+pub(super) const VECTORS: usize = 4;
 /// Bytes of its results.
 pub(super) const BYTES: u32 = 64;
 /// Below it e^x is zero, and above the other infinite.
@@ -43,7 +38,7 @@ impl Writer<'_, '_> {
         if all.len() < 2 || self.type_of(all[0]) != types::F32X4 {
             return None;
         }
-        let routine = self.wide_routine();
+        let routine = self.routine(Routine::Exp);
         let to = self.b.ins().iadd_imm_s(self.scratch, i64::from(at));
         let mut results = Vec::with_capacity(all.len());
         for some in all.chunks(VECTORS) {
@@ -56,50 +51,10 @@ impl Writer<'_, '_> {
         }
         Some(results)
     }
-
-    fn wide_routine(&mut self) -> FuncRef {
-        if let Some(routine) = self.wide {
-            return routine;
-        }
-        let mut signature = Signature::new(CallConv::PreserveAll);
-        signature.params.extend([types::F32X4; VECTORS].map(AbiParam::new));
-        signature.params.push(AbiParam::new(types::I64));
-        let name = self.b.func.declare_imported_user_function(UserExternalName::new(0, 1));
-        let signature = self.b.import_signature(signature);
-        let name = ExternalName::user(name);
-        let routine =
-            self.b.import_function(ExtFuncData { name, signature, colocated: true, patchable: false });
-        self.wide = Some(routine);
-        routine
-    }
-}
-
-/// The code of a kernel, with the routine behind it where it is called.
-pub(super) fn link(compiled: &MachBufferFinalized<Final>) -> Result<Vec<u8>, String> {
-    let mut code = compiled.data().to_vec();
-    if compiled.relocs().is_empty() {
-        return Ok(code);
-    }
-    code.resize(code.len().next_multiple_of(64), 0xcc);
-    let routine = code.len() as i64;
-    for reloc in compiled.relocs() {
-        let ours = matches!(reloc.target, FinalizedRelocTarget::ExternalName(ExternalName::User(_)));
-        let (Reloc::X86CallPCRel4, true) = (reloc.kind, ours) else {
-            return Err("the code would call a function that is not there".into());
-        };
-        let from = reloc.offset as usize;
-        let by = routine + reloc.addend - from as i64;
-        let (Ok(by), Some(place)) = (i32::try_from(by), code.get_mut(from..from + 4)) else {
-            return Err("a call is too far from what it calls".into());
-        };
-        place.copy_from_slice(&by.to_le_bytes());
-    }
-    code.extend(exp().map_err(|error| error.to_string())?);
-    Ok(code)
 }
 
 /// The routine; see `Writer::exp_parts` for the same, vector by vector.
-fn exp() -> Result<Vec<u8>, IcedError> {
+pub(super) fn exp() -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
     let mut constants = Vec::new();
     let mut constant = |a: &mut CodeAssembler, value: f32| {

@@ -8,6 +8,7 @@ use super::lanes::{Repr, clif, own};
 use super::limits;
 use super::memory::SPARE;
 use super::plan::{BLOCK, Plan, Scope, Step};
+use super::tile::Tiles;
 use super::wide;
 use crate::legal::key;
 use crate::reject::RejectKind;
@@ -16,6 +17,7 @@ use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, FuncRef, InstBuilder, Value as Ssa, types};
 use cranelift_codegen::isa::TargetFrontendConfig;
 use cranelift_frontend::FunctionBuilder;
+use std::collections::HashMap;
 use vm_abi::{ParamLayout, Slot};
 use vm_ir::limits::WARP;
 use vm_ir::module::{Op, ParamKind, Place, Region};
@@ -76,9 +78,13 @@ pub(super) struct Writer<'a, 'k> {
     /// Where the spare bytes are; see [`SPARE`].
     pub(super) spare: u32,
     pub(super) state: State,
-    /// Where in the scratch memory [`wide`](super::wide) puts what it computes, on machines that have it; and its routine.
+    /// Where in the scratch memory [`wide`](super::wide) puts what it computes, on machines that have it.
     pub(super) wide_at: Option<u32>,
-    pub(super) wide: Option<FuncRef>,
+    /// Routines that are called, by number.
+    pub(super) routines: HashMap<u32, FuncRef>,
+    /// What a tile kernel keeps, and where in the scratch memory.
+    pub(super) tiles: &'a Tiles,
+    pub(super) tiles_at: u32,
     /// Scratch that holds elements while threads go separate ways: where it begins, and the most that is needed.
     pub(super) spill_at: u32,
     pub(super) spill_end: u32,
@@ -92,6 +98,7 @@ pub(super) struct Known<'a, 'k> {
     pub(super) safety: &'a SafetyPlan<'k>,
     pub(super) plan: &'a Plan<'k>,
     pub(super) floats: &'a Floats,
+    pub(super) tiles: &'a Tiles,
 }
 
 /// The function that is written.
@@ -112,7 +119,7 @@ pub(super) fn write<'a, 'k>(
     layout: &ParamLayout,
 ) -> Result<u32, RejectKind> {
     let Build { builder: mut b, config, isa } = function;
-    let Known { facts, safety, plan, floats } = known;
+    let Known { facts, safety, plan, floats, tiles } = known;
     let kernel = safety.ranges().kernel();
     let entry = b.create_block();
     let leave = b.create_block();
@@ -124,7 +131,8 @@ pub(super) fn write<'a, 'k>(
     let grid = [0, 4, 8].map(|at| b.ins().load(types::I32, own().with_readonly(), grid_at, at));
     let bytes = u32::try_from(plan.bytes).unwrap_or(u32::MAX);
     let end_of_state = (bytes.saturating_add(2 * SPARE + State::BYTES)).next_multiple_of(wide::BYTES);
-    let spill = end_of_state + if wide::has(isa) { wide::BYTES } else { 0 };
+    let tiles_at = end_of_state + if wide::has(isa) { wide::BYTES } else { 0 };
+    let spill = tiles_at.saturating_add(u32::try_from(tiles.bytes).unwrap_or(u32::MAX));
     let mut writer = Writer {
         b,
         kernel,
@@ -149,7 +157,9 @@ pub(super) fn write<'a, 'k>(
         spare: bytes,
         state: State::from(bytes.saturating_add(2 * SPARE)),
         wide_at: wide::has(isa).then_some(end_of_state),
-        wide: None,
+        routines: HashMap::new(),
+        tiles,
+        tiles_at,
         spill_at: spill,
         spill_end: spill,
         full: None,
@@ -267,7 +277,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     /// A loop over the threads of the block, or of the warp at hand.
     fn threads_loop(&mut self, scope: Scope, ops: &'a [&'k Op], copies: &'a [(Value, Value)]) {
         let together = self.together(ops, copies);
-        let all = i64::from(self.kernel.cluster_threads());
+        let all = i64::from(self.cluster()) * i64::from(self.kernel.threads());
         let (start, count) = match self.warp {
             Some(warp) => (Some(self.b.ins().imul_imm_s(warp, i64::from(WARP))), all.min(i64::from(WARP))),
             None => (None, all),
@@ -357,15 +367,21 @@ impl<'a, 'k> Writer<'a, 'k> {
 
     /// The number in its block of what has this number in the cluster, a thread.
     fn in_block(&mut self, index: Ssa) -> Ssa {
-        match self.kernel.cluster() {
+        match self.cluster() {
             1 => index,
             _ => self.b.ins().urem_imm_s(index, i64::from(self.kernel.threads())),
         }
     }
 
+    /// Blocks that are run together, as one large one.
+    pub(super) fn cluster(&self) -> u32 {
+        // Those of a tile kernel's cluster share nothing but fetches.
+        if self.kernel.tile().is_some() { 1 } else { self.kernel.cluster() }
+    }
+
     /// The number in its cluster of the block at hand; `None` where blocks are by themselves.
     pub(super) fn rank(&mut self) -> Option<Ssa> {
-        let index = self.thread_index().filter(|_| self.kernel.cluster() > 1)?;
+        let index = self.thread_index().filter(|_| self.cluster() > 1)?;
         Some(self.b.ins().udiv_imm_s(index, i64::from(self.kernel.threads())))
     }
 
@@ -410,6 +426,11 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.full.is_some()
     }
 
+    /// Gives the function up.
+    pub(super) fn refuse(&mut self, kind: RejectKind) {
+        self.full.get_or_insert(kind);
+    }
+
     /// What stands for the results of an op that is not written any more.
     fn skip(&mut self, op: &Op) {
         for result in &op.results {
@@ -441,6 +462,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                 }
             }
             Shape::Id32 | Shape::Id64 | Shape::Extent => self.id(op),
+            shape if shape.is_tile() => self.tile_op(op),
             _ => self.values(op),
         }
     }
@@ -454,6 +476,9 @@ impl<'a, 'k> Writer<'a, 'k> {
         let (mut low, mut high) = (0, i64::from(i32::MAX));
         let one = match op.code {
             Opcode::BlockId => self.block_at(axis),
+            Opcode::ClusterRank if self.kernel.tile().is_some() => {
+                self.b.ins().urem_imm_s(self.block[0], i64::from(self.kernel.cluster()))
+            }
             Opcode::ClusterRank => match self.rank() {
                 Some(rank) => self.b.ins().ireduce(types::I32, rank),
                 None => self.b.ins().iconst(types::I32, 0),

@@ -76,8 +76,10 @@ pub(super) enum Feature {
     CachePolicy,
     /// `cp.async`.
     CpAsync,
-    /// `mbarrier`, with `cp.async.mbarrier.arrive`.
+    /// `mbarrier`, with `cp.async.mbarrier.arrive` and waits for a parity.
     Mbarrier,
+    /// Waits at an `mbarrier` that give the thread's time away.
+    MbarrierTryWait,
     /// `mma.m16n8k16` on f16.
     MmaF16,
     /// `mma.m16n8k16` on bf16.
@@ -115,14 +117,14 @@ impl Feature {
             | Feature::MinMaxNaN
             | Feature::Redux
             | Feature::CpAsync
-            | Feature::Mbarrier
             | Feature::MmaF16
             | Feature::MmaBf16
             | Feature::MmaTf32
             | Feature::MmaI8 => Version::new(7, 0),
+            Feature::Mbarrier => Version::new(7, 1),
             Feature::EvictionPriority | Feature::CachePolicy => Version::new(7, 4),
             Feature::CvtF8 if sm == 89 => Version::new(8, 1),
-            Feature::CvtF8 | Feature::ArithmeticBf16 => Version::new(7, 8),
+            Feature::CvtF8 | Feature::ArithmeticBf16 | Feature::MbarrierTryWait => Version::new(7, 8),
             Feature::Tma | Feature::Wgmma | Feature::SetMaxNReg => Version::new(8, 0),
             Feature::Cluster => Version::new(8, 1),
             Feature::MmaF8 => Version::new(8, 4),
@@ -167,7 +169,8 @@ const AMPERE: Features = TURING.and(&[
     Feature::MmaI8,
 ]);
 const ADA: Features = AMPERE.and(&[Feature::CvtF8, Feature::MmaF8]);
-const HOPPER: Features = ADA.and(&[Feature::ArithmeticBf16, Feature::Cluster, Feature::Tma]);
+const HOPPER: Features =
+    ADA.and(&[Feature::ArithmeticBf16, Feature::MbarrierTryWait, Feature::Cluster, Feature::Tma]);
 /// Not in what came later.
 const HOPPER_A: Features = HOPPER.and(&[Feature::Wgmma, Feature::SetMaxNReg]);
 const BLACKWELL: Features = HOPPER;
@@ -207,8 +210,8 @@ const TABLE: &[Row] = &[
     row("sm_80", 80, AMPERE, (7, 0), (7, 4), 163),
     row("sm_86", 86, AMPERE, (7, 1), (7, 4), 99),
     row("sm_87", 87, AMPERE, (7, 4), (7, 4), 163),
-    row("sm_89", 89, ADA, (7, 8), (8, 1), 99),
-    row("sm_90", 90, HOPPER, (7, 8), (8, 1), 227),
+    row("sm_89", 89, ADA, (7, 8), (8, 4), 99),
+    row("sm_90", 90, HOPPER, (7, 8), (8, 4), 227),
     row("sm_90a", 90, HOPPER_A, (8, 0), (8, 1), 227),
     row("sm_100", 100, BLACKWELL, (8, 6), (8, 6), 227),
     row("sm_100a", 100, BLACKWELL_A, (8, 6), (8, 6), 227),

@@ -193,12 +193,20 @@ impl Writer<'_> {
     pub(super) fn cluster_rank(&mut self) -> Reg {
         match self.kernel.cluster() {
             1 => self.number(vm_ir::Scalar::I32, 0),
+            blocks if self.is_sync() => {
+                let block = def!(self, B32, "mov.u32", "%ctaid.x");
+                def!(self, B32, "rem.u32", block, i64::from(blocks))
+            }
             _ => def!(self, B32, "mov.u32", "%cluster_ctarank"),
         }
     }
 
     /// The cluster's number along x.
     pub(super) fn cluster_id(&mut self) -> Reg {
+        if self.is_sync() {
+            let block = def!(self, B32, "mov.u32", "%ctaid.x");
+            return def!(self, B32, "div.u32", block, i64::from(self.kernel.cluster()));
+        }
         let name = if self.kernel.cluster() == 1 { "%ctaid.x" } else { "%clusterid.x" };
         def!(self, B32, "mov.u32", name)
     }

@@ -147,12 +147,13 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
             available: arch.shared_bytes(),
         });
     }
-    if kernel.cluster() > 1 && !options.has(Feature::Cluster) {
+    // What a tile kernel means does not depend on its clusters.
+    if kernel.cluster() > 1 && kernel.tile().is_none() && !options.has(Feature::Cluster) {
         let (target, blocks) = (format!("{arch} with PTX {version}"), kernel.cluster());
         found.push(RejectKind::Cluster { target, blocks });
     }
     let needed = match kernel.tile() {
-        Some(tile) => tile::parameter_bytes(kernel, tile),
+        Some(tile) => tile::parameter_bytes(options, kernel, tile),
         None => artifact::layout(kernel, &[], true).bytes,
     };
     let large = version >= LARGE_PARAMETERS;

@@ -29,7 +29,7 @@ pub(super) fn check(
     deadline: Duration,
 ) -> Result<(), (Status, String)> {
     let product = |sizes: [u32; 3]| sizes.iter().fold(1u128, |all, size| all * u128::from(*size));
-    let thread = u128::from(signature.work);
+    let thread = u128::from(signature.cost_bound);
     let block = thread.saturating_mul(product(signature.block));
     let launch = block.saturating_mul(product(grid));
     let remedy = "launch fewer blocks at a time";
@@ -64,7 +64,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let most = [i32::MAX as u32, 65535, 65535];
         let check = |work, block, grid, over_bus, deadline, refused: Option<&str>| {
-            let signature = Signature { work, block, ..Program::Add.signature() };
+            let signature = Signature { cost_bound: work, block, ..Program::Add.signature() };
             let shown = format!("{work} {block:?} {grid:?} {over_bus} {deadline:?}");
             match (check(&signature, grid, over_bus, deadline), refused) {
                 (Ok(()), None) => {}

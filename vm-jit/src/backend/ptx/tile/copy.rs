@@ -254,6 +254,48 @@ impl<'k> Writer<'k> {
         self.advance(ring.next, Some(ring.parity), channel.stages);
     }
 
+    /// Is nothing else done with a view than to add matrices to it, in any order? And, if not: do all its rows come from one
+    /// group alone, as all that is put there is as high, and begins at multiples of that (as long as nothing overflows)?
+    fn puts_apart(&self, op: &Op, view: Place) -> (bool, bool) {
+        let rows = |op: &Op| {
+            let fragment = op.others.first().and_then(|place| self.kernel.fragment(*place));
+            fragment.filter(|fragment| !fragment.is_line()).map_or(0, |fragment| fragment.rows)
+        };
+        let own_rows = rows(op);
+        let (mut adds, mut aligned) = (true, true);
+        self.kernel.for_each_op(&mut |op| {
+            if op.place != Some(view) || op.code == Opcode::Extent {
+                return;
+            }
+            adds &= op.code == Opcode::PutAdd && rows(op) > 0;
+            let puts = matches!(op.code, Opcode::Put | Opcode::PutAdd) && rows(op) == own_rows;
+            let row = op.operands.len().checked_sub(2).and_then(|row| op.operands.get(row));
+            aligned &= puts && row.is_some_and(|row| self.is_multiple(*row, own_rows.into(), 4));
+        });
+        (adds, aligned)
+    }
+
+    /// Is a value known to be a multiple, from the ops of `depth` steps before it?
+    fn is_multiple(&self, value: Value, of: u64, depth: u32) -> bool {
+        if let Some(constant) = self.constant(value) {
+            return constant % of.max(1) == 0;
+        }
+        let mut found = false;
+        if depth > 0 {
+            self.kernel.for_each_op(&mut |op| {
+                if op.result() == Some(value) {
+                    let mut factors = op.operands.iter().map(|v| self.is_multiple(*v, of, depth - 1));
+                    found = match op.code {
+                        Opcode::Mul => factors.any(|multiple| multiple),
+                        Opcode::Add | Opcode::Sub => factors.all(|multiple| multiple),
+                        _ => false,
+                    };
+                }
+            });
+        }
+        found
+    }
+
     /// Puts a fragment into a box that begins at the op's indices: a few of its boxes at a time.
     pub(super) fn put_box(&mut self, op: &'k Op, view: Place) {
         let kernel = self.kernel;
@@ -262,6 +304,7 @@ impl<'k> Writer<'k> {
         let Some(tiles) = &self.tiles else { return };
         let (base, group, leads) = (tiles.base, tiles.group, tiles.leads);
         let (groups, staging) = (tiles.tile.groups, tiles.layout.staging);
+        let share = tiles.layout.staged / groups;
         let regs = tiles.fragments[number].clone();
         let wanted = layout::stored(parameter, fragment, groups);
         let [rows, columns] = wanted.dims;
@@ -273,10 +316,17 @@ impl<'k> Writer<'k> {
         };
 
         // What was put before is in memory, lest it comes later than this; and all groups have loaded what they had to.
-        when!(self, leads, true, "cp.async.bulk.wait_group", 0);
-        self.compute_barrier();
+        let (adds, aligned) = self.puts_apart(op, view);
+        match adds {
+            true => when!(self, leads, true, "cp.async.bulk.wait_group.read", 0),
+            false => when!(self, leads, true, "cp.async.bulk.wait_group", 0),
+        }
+        match adds || aligned {
+            true => self.group_barrier(),
+            false => self.compute_barrier(),
+        }
         let own = def!(self, B32, "sub.u32", group, 1);
-        let start = def!(self, B32, "mad.lo.u32", own, i64::from(at_once * rows * ROW), base);
+        let start = def!(self, B32, "mad.lo.u32", own, i64::from(share), base);
         let inside = self.begins_inside(indices);
         let stores = def!(self, Pred, "and.pred", leads, inside);
         let down = def!(self, B32, "mul.lo.u32", own, i64::from(rows));
@@ -362,13 +412,14 @@ impl<'k> Writer<'k> {
         let Some(tiles) = &self.tiles else { return };
         let (base, group, leads, arrival) = (tiles.base, tiles.group, tiles.leads, tiles.arrival);
         let (groups, staging, arrivals) = (tiles.tile.groups, tiles.layout.staging, tiles.layout.arrivals);
+        let share = tiles.layout.staged / groups;
         let regs = tiles.fragments[number].clone();
         let wanted = layout::stored(parameter, fragment, groups);
         let [rows, columns] = wanted.dims;
         let boxes = fragment.columns.unwrap_or(0) / columns;
         let at_once = layout::staged_boxes(fragment);
         let own = def!(self, B32, "sub.u32", group, 1);
-        let start = def!(self, B32, "mad.lo.u32", own, i64::from(at_once * rows * ROW), base);
+        let start = def!(self, B32, "mad.lo.u32", own, i64::from(share), base);
         let barrier = def!(self, B32, "mad.lo.u32", own, 8, base);
         let map = self.map_of(wanted);
         let plus = def!(self, B32, "mul.lo.u32", own, i64::from(rows));

@@ -1,11 +1,13 @@
 //! Fragments in registers.
 //!
-//! A group has its rows of a fragment in slabs of 64. In each a thread has what it has of a `wgmma`'s sum: of every eight
+//! A part of a fragment has its rows in slabs. In each a thread has what it has of a `wgmma`'s or an `mma`'s sum: of every eight
 //! columns two that lie side by side, in the row of its quad and in the one eight further down. Elements of 16 bits are two to
-//! a register, which is how the first factor of a `wgmma` lies, too. Of a column, the four threads of a quad have the same.
+//! a register, which is how the first factor of a product lies, too. Of a column, the four threads of a quad have the same; of a
+//! row, those of all quads.
 
 use super::layout::SLAB;
 use super::{Role, fragment_number};
+use crate::backend::ptx::arch::Feature;
 use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Writer, class_of};
 use vm_ir::module::{Op, Place, Region};
@@ -13,17 +15,49 @@ use vm_ir::op::{Opcode, Shape};
 use vm_ir::tile::Fragment;
 use vm_ir::{Scalar, Value};
 
+/// How fragments are spread over the threads of a block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spread {
+    /// Parts among which rows are divided, and columns.
+    pub(super) down: u32,
+    pub(super) across: u32,
+    /// Rows of a slab: those that the warps of a part have, 16 each.
+    pub(super) slab: u32,
+}
+
+impl From<u32> for Spread {
+    /// Over groups of four warps.
+    fn from(groups: u32) -> Spread {
+        Spread { down: groups, across: 1, slab: SLAB }
+    }
+}
+
+impl Spread {
+    /// Rows of a part, and columns; more than there are where they can't be divided evenly.
+    pub(super) fn rows(self, rows: u32) -> u32 {
+        rows.div_ceil(self.down.max(1)).next_multiple_of(self.slab)
+    }
+
+    pub(super) fn columns(self, columns: u32) -> u32 {
+        columns.div_ceil(self.across).next_multiple_of(8)
+    }
+}
+
+/// How many elements of a row are joined at a time.
+const CHAINS: usize = 2;
+
 /// Elements of a fragment that a thread has.
-pub(super) fn elements(fragment: &Fragment, groups: u32) -> u32 {
-    let slabs = fragment.rows / groups / SLAB;
-    match fragment.columns {
+pub(super) fn elements(fragment: &Fragment, spread: impl Into<Spread>) -> u32 {
+    let spread = spread.into();
+    let slabs = spread.rows(fragment.rows) / spread.slab;
+    match fragment.columns.map(|columns| spread.columns(columns)) {
         Some(columns) if fragment.is_row() => columns / 4,
         Some(columns) => slabs * columns / 2,
         None => slabs * 2,
     }
 }
 
-/// Where an element that a thread has lies in its group: in which slab, in the upper or the lower eight rows of sixteen, and in
+/// Where an element that a thread has lies in its part: in which slab, in the upper or the lower eight rows of sixteen, and in
 /// which eight columns.
 pub(super) struct Cell {
     pub(super) slab: u32,
@@ -33,9 +67,9 @@ pub(super) struct Cell {
 
 impl Cell {
     /// That of the thread's element with this number.
-    pub(super) fn of(fragment: &Fragment, groups: u32, at: usize) -> Cell {
-        let at = at as u32;
-        let per_slab = elements(fragment, groups) / (fragment.rows / groups / SLAB).max(1);
+    pub(super) fn of(fragment: &Fragment, spread: impl Into<Spread>, at: usize) -> Cell {
+        let (at, spread) = (at as u32, spread.into());
+        let per_slab = elements(fragment, spread) / (spread.rows(fragment.rows) / spread.slab).max(1);
         let (slab, inside) = (at / per_slab.max(1), at % per_slab.max(1));
         match fragment.columns {
             Some(_) if fragment.is_row() => Cell { slab: 0, half: 0, eight: at / 2 },
@@ -45,15 +79,15 @@ impl Cell {
     }
 }
 
-/// Elements in a register.
-fn packed(element: Scalar) -> u32 {
-    4 / element.bytes().min(4)
+/// Elements in a register: two f16 or bf16, but of a column one.
+fn packed(fragment: &Fragment) -> u32 {
+    if class_of(fragment.element) == Class::B16 && fragment.columns.is_some() { 2 } else { 1 }
 }
 
 impl<'k> Writer<'k> {
     /// Registers of a fragment, all zero.
-    pub(super) fn zeroed(&mut self, fragment: &Fragment, groups: u32) -> Vec<Reg> {
-        let count = elements(fragment, groups) / packed(fragment.element);
+    pub(super) fn zeroed(&mut self, fragment: &Fragment, spread: impl Into<Spread>) -> Vec<Reg> {
+        let count = elements(fragment, spread) / packed(fragment);
         (0..count).map(|_| def!(self, B32, "mov.b32", 0)).collect()
     }
 
@@ -146,10 +180,34 @@ impl<'k> Writer<'k> {
         }
     }
 
+    /// The element of a column, in a row of the thread.
+    pub(super) fn one(&mut self, regs: &[Reg], element: Scalar, at: usize) -> Reg {
+        match class_of(element) {
+            Class::B16 => self.two(&[regs[at]], element, 0)[0],
+            _ => regs[at],
+        }
+    }
+
+    /// The first row of a fragment that the thread has, and its first column.
+    pub(super) fn corner(&mut self, fragment: &Fragment) -> [Reg; 2] {
+        let Some(tiles) = &self.tiles else { return [Reg::NONE; 2] };
+        let (spread, part, row, lane) = (tiles.spread, tiles.part, tiles.row, tiles.lane);
+        let part_across = tiles.part_across;
+        let top = match fragment.is_row() {
+            true => self.number(Scalar::I32, 0),
+            false => def!(self, B32, "mad.lo.u32", part, i64::from(spread.rows(fragment.rows)), row),
+        };
+        let Some(columns) = fragment.columns else { return [top, self.number(Scalar::I32, 0)] };
+        let pair = def!(self, B32, "and.b32", lane, 3);
+        let left = def!(self, B32, "shl.b32", pair, 1);
+        let each = i64::from(spread.columns(columns));
+        let left = part_across.map_or(left, |part| def!(self, B32, "mad.lo.u32", part, each, left));
+        [top, left]
+    }
+
     pub(super) fn map(&mut self, op: &'k Op, first: Place) {
         let kernel = self.kernel;
-        let Some(tiles) = &self.tiles else { return };
-        let (groups, group, row, thread) = (tiles.tile.groups, tiles.group, tiles.row, tiles.thread);
+        let Some(spread) = self.tiles.as_ref().map(|tiles| tiles.spread) else { return };
         let Some(shape) = kernel.fragment(first) else { return };
         let computed = op.immediates.first().map_or(1, |count| *count as usize);
         let places: Vec<Place> = std::iter::once(first).chain(op.others.iter().copied()).collect();
@@ -160,33 +218,29 @@ impl<'k> Writer<'k> {
         let narrowed: Vec<Option<&Op>> =
             targets.iter().zip(&body.yields).map(|((f, _), value)| self.narrowing(body, *value, f)).collect();
 
-        let own = def!(self, B32, "sub.u32", group, 1);
-        let top = def!(self, B32, "mad.lo.u32", own, i64::from(shape.rows / groups), row);
-        let pair = def!(self, B32, "and.b32", thread, 3);
-        let left = def!(self, B32, "shl.b32", pair, 1);
-        let zero = self.number(Scalar::I32, 0);
-        let count = elements(shape, groups) as usize;
+        let [top, left] = self.corner(shape);
+        let count = elements(shape, spread) as usize;
         // A column has one element for each row, all else two side by side.
         let width = if shape.columns.is_some() { 2 } else { 1 };
         for at in (0..count).step_by(width) {
-            let Cell { slab, half, eight } = Cell::of(shape, groups, at);
+            let Cell { slab, half, eight } = Cell::of(shape, spread, at);
             let row = match shape.is_row() {
-                true => zero,
-                false => def!(self, B32, "add.u32", top, i64::from(slab * SLAB + 8 * half)),
+                true => top,
+                false => def!(self, B32, "add.u32", top, i64::from(slab * spread.slab + 8 * half)),
             };
             let mut given: Vec<[Reg; 2]> = Vec::new();
             for (fragment, regs) in sources {
                 given.push(match fragment.columns {
                     Some(_) if fragment.is_row() => self.two(regs, fragment.element, 2 * eight as usize),
                     Some(_) => self.two(regs, fragment.element, at),
-                    None => [regs[(2 * slab + half) as usize]; 2],
+                    None => [self.one(regs, fragment.element, (2 * slab + half) as usize); 2],
                 });
             }
             let mut results: Vec<Vec<Reg>> = vec![Vec::new(); targets.len()];
             for i in 0..width {
                 let column = match shape.columns {
                     Some(_) => def!(self, B32, "add.u32", left, i64::from(8 * eight) + i as i64),
-                    None => zero,
+                    None => left,
                 };
                 let elements = given.iter().map(|two| two[i]);
                 let args: Vec<Reg> = [row, column].into_iter().chain(elements).collect();
@@ -208,6 +262,7 @@ impl<'k> Writer<'k> {
                     (Class::B16, _, [low, high]) if narrowed.is_some() => {
                         ins!(self, "cvt.rn.bf16x2.f32", regs[at / 2], *high, *low);
                     }
+                    (Class::B16, _, [one]) => ins!(self, "mov.b32", regs[at], Arg::List(&[*one, *one])),
                     (Class::B16, ..) => ins!(self, "mov.b32", regs[at / 2], Arg::List(result)),
                     _ => result.iter().zip(&regs[at..]).for_each(|(from, to)| self.mov(*to, *from)),
                 }
@@ -219,28 +274,44 @@ impl<'k> Writer<'k> {
     fn narrowing(&self, body: &'k Region, value: Value, target: &Fragment) -> Option<&'k Op> {
         let op = body.ops.iter().find(|op| op.code == Opcode::FpConv && op.result() == Some(value))?;
         let from = self.ty(*op.operands.first()?).scalar();
-        let narrow = matches!(target.element, Scalar::F16 | Scalar::Bf16);
+        let narrow = matches!(target.element, Scalar::F16 | Scalar::Bf16) && self.has(Feature::CvtBf16);
         (narrow && from == Scalar::F32 && target.columns.is_some()).then_some(op)
     }
 
     /// Joins the rows of a matrix with a column: what a thread has, then its quad.
     pub(super) fn rows(&mut self, op: &'k Op, place: Place) {
-        let Some(matrix) = op.others.first().copied() else { return };
+        let Some(&[matrix]) = op.others.first_chunk::<1>() else { return };
+        let Some(shape) = self.kernel.fragment(matrix) else { return };
         let (columns, elements) = (self.fragment_regs(place), self.fragment_regs(matrix));
-        let name = match op.code {
-            Opcode::RowMax => "max.f32",
-            Opcode::RowMin => "min.f32",
-            _ => "add.rn.f32",
+        let (name, nothing) = match op.code {
+            Opcode::RowMax => ("max.f32", f32::NEG_INFINITY),
+            Opcode::RowMin => ("min.f32", f32::INFINITY),
+            _ => ("add.rn.f32", -0.0),
         };
         let per_slab = elements.len() / (columns.len() / 2).max(1);
+        // Columns that there are not are left out.
+        let there = shape.columns.unwrap_or(0);
+        let left = (there % 8 != 0).then(|| self.corner(shape)[1]);
         for (number, column) in columns.iter().enumerate() {
             let (slab, half) = (number / 2, number % 2);
             let own = &elements[slab * per_slab..(slab + 1) * per_slab];
-            let mut rest = own.iter().enumerate().filter(|(at, _)| at / 2 % 2 == half).map(|(_, reg)| *reg);
-            let Some(mut joined) = rest.next() else { continue };
-            for reg in rest {
-                joined = def!(self, B32, name, joined, reg);
+            // In several chains, as each op waits for the one before it in its chain.
+            let mut chains: [Option<Reg>; CHAINS] = [None; CHAINS];
+            for (at, reg) in own.iter().enumerate().filter(|(at, _)| at / 2 % 2 == half) {
+                let first = (at / 4 * 8 + at % 2) as u32;
+                let reg = match left.filter(|_| at as u32 / 4 * 8 + 8 > there) {
+                    None => *reg,
+                    Some(left) => {
+                        let most = i64::from(there.saturating_sub(first));
+                        let inside = def!(self, Pred, "setp.lt.u32", left, most);
+                        def!(self, B32, "selp.b32", *reg, Arg::Int(nothing.to_bits().into()), inside)
+                    }
+                };
+                let chain = &mut chains[at % CHAINS];
+                *chain = Some(chain.map_or(reg, |joined| def!(self, B32, name, joined, reg)));
             }
+            let ends = chains.into_iter().flatten();
+            let Some(mut joined) = ends.reduce(|a, b| def!(self, B32, name, a, b)) else { continue };
             for lanes in [1i64, 2] {
                 let other = def!(self, B32, "shfl.sync.bfly.b32", joined, lanes, 31, -1);
                 joined = def!(self, B32, name, joined, other);

@@ -2,10 +2,10 @@
 
 use super::fragment::{Cell, elements};
 use super::layout::{self, SLAB};
-use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
+use crate::backend::ptx::asm::{Arg, Class, Label, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Writer, class_of, memory_type};
 use vm_ir::module::{Op, Place};
-use vm_ir::op::Opcode;
+use vm_ir::op::{Opcode, Turn};
 use vm_ir::tile::Fragment;
 
 /// More than any index in a view, and far from an overflow when a fragment's extent is added.
@@ -83,8 +83,9 @@ impl<'k> Writer<'k> {
         let pair = def!(self, B32, "and.b32", thread, 3);
         let left = def!(self, B32, "shl.b32", pair, 1);
         let left = def!(self, B64, "cvt.u64.u32", left);
-        // The thread's first along the last dimension: a row of a column, else a column.
-        let along = if fragment.columns.is_none() { top } else { left };
+        let turned = op.attr() == Some(Turn::Transposed);
+        // The thread's first along the last dimension, and along the one before.
+        let (along, down) = if fragment.columns.is_none() || turned { (top, left) } else { (left, top) };
         let mut begin = self.near(indices[last]);
         // Copies are of columns at multiples of 16 bytes.
         if !fragment.is_line() {
@@ -123,15 +124,17 @@ impl<'k> Writer<'k> {
         }
         let stride = self.view(view).and_then(|view| view.strides.last().copied()).unwrap_or(Reg::NONE);
         let begin = self.near(indices[last - 1]);
-        let top_in_view = def!(self, B64, "add.s64", begin, top);
+        let top_in_view = def!(self, B64, "add.s64", begin, down);
         let base = def!(self, B64, "mad.lo.s64", first, i64::from(size), base);
         let mut of_row = None;
         let mut order: Vec<usize> = (0..count).collect();
         // Row by row.
-        let row_of = |at: &usize| {
-            let cell = Cell::of(fragment, groups, *at);
-            cell.slab * SLAB + 8 * cell.half
+        let place_of = |at: usize| {
+            let cell = Cell::of(fragment, groups, at);
+            let place = [cell.slab * SLAB + 8 * cell.half, 8 * cell.eight + at as u32 % 2];
+            if turned { [place[1], place[0]] } else { place }
         };
+        let row_of = |at: &usize| place_of(*at)[0];
         order.sort_by_key(row_of);
         for at in order {
             let down = row_of(&at);
@@ -146,7 +149,7 @@ impl<'k> Writer<'k> {
                     (base, inside)
                 }
             };
-            let offset = i64::from(8 * Cell::of(fragment, groups, at).eight) + (at % 2) as i64;
+            let offset = i64::from(place_of(at)[1]);
             let inside = self.in_row(before, room, offset, Some(inside));
             act(self, at, Arg::At(base, offset * i64::from(size)), inside);
         }
@@ -165,8 +168,12 @@ impl<'k> Writer<'k> {
             when!(self, leads, true, "fence.proxy.async.global");
             self.compute_barrier();
         }
-        if layout::is_copied(fragment) {
+        if layout::is_copied(op, fragment) {
             return self.get_box(op, view);
+        }
+        let done = self.asm.new_label();
+        if fragment.is_row() && fragment.element.bytes() == 4 {
+            self.get_whole_row(op, view, fragment, &regs, done);
         }
         let load = format!("ld.global.{}", memory_type(fragment.element));
         let mut low = None;
@@ -182,12 +189,45 @@ impl<'k> Writer<'k> {
                 _ => {}
             }
         });
+        self.asm.place(done);
+    }
+
+    /// Loads a row of which all is in bounds two by two, if that is so and it begins at a multiple of eight bytes, and goes on
+    /// at `done`.
+    fn get_whole_row(&mut self, op: &Op, view: Place, fragment: &Fragment, regs: &[Reg], done: Label) {
+        let Some(extents) = self.view(view).map(|view| view.extents.clone()) else { return };
+        let (Some(last), Some(thread)) =
+            (op.operands.len().checked_sub(1), self.tiles.as_ref().map(|tiles| tiles.thread))
+        else {
+            return;
+        };
+        let below = self.asm.new_label();
+        let Start { base, inside } = self.start(&op.operands, view, 1);
+        let begin = self.near(op.operands[last]);
+        let room = self.room(extents[last].into(), begin);
+        let mut whole = def!(self, Pred, "setp.ge.s64", begin, 0);
+        if let Some(inside) = inside {
+            whole = def!(self, Pred, "and.pred", whole, inside);
+        }
+        let whole =
+            def!(self, Pred, "setp.ge.and.s32", room, i64::from(fragment.columns.unwrap_or(0)), whole);
+        let first = def!(self, B64, "mad.lo.s64", begin, 4, base);
+        let odd = def!(self, B64, "and.b64", first, 7);
+        let whole = def!(self, Pred, "setp.eq.and.s64", odd, 0, whole);
+        when!(self, whole, false, "bra", Arg::Label(below));
+        let pair = def!(self, B32, "and.b32", thread, 3);
+        let own = def!(self, B64, "mad.wide.u32", pair, 8, first);
+        for (number, two) in regs.chunks_exact(2).enumerate() {
+            ins!(self, "ld.global.v2.b32", Arg::List(two), Arg::At(own, 32 * number as i64));
+        }
+        ins!(self, "bra", Arg::Label(done));
+        self.asm.place(below);
     }
 
     /// A fragment into a view: as a copy of shared memory where that is possible, else by the threads that have it.
     pub(super) fn put_tile(&mut self, op: &'k Op, view: Place) {
         let Some(fragment) = op.others.first().and_then(|place| self.kernel.fragment(*place)) else { return };
-        match layout::is_copied(fragment) {
+        match layout::is_copied(op, fragment) {
             true => self.put_box(op, view),
             false => self.put_elements(op, fragment, view),
         }

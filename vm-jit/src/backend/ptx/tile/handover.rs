@@ -12,13 +12,18 @@ const WORDS: u32 = 16 * SIGNALS;
 impl<'k> Writer<'k> {
     /// Waits for a phase of a barrier.
     pub(super) fn wait(&mut self, barrier: Reg, offset: i64, parity: Reg) {
-        self.wait_by("mbarrier.try_wait.parity.shared::cta.b64", barrier, offset, parity);
+        let name = match self.is_sync() {
+            true => self.wait_name(),
+            false => "mbarrier.try_wait.parity.shared::cta.b64",
+        };
+        self.wait_by(name, barrier, offset, parity);
     }
 
     /// Waits for a phase of a barrier, and sees what other blocks of the cluster stored before they arrived there. That costs
     /// hundreds of cycles; stages that the accelerator fills don't need it.
     fn wait_for_stores(&mut self, barrier: Reg, offset: i64, parity: Reg) {
         match self.kernel.cluster() {
+            _ if self.is_sync() => self.wait(barrier, offset, parity),
             1 => self.wait(barrier, offset, parity),
             _ => {
                 let name = "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64";
@@ -66,6 +71,9 @@ impl<'k> Writer<'k> {
 
     /// Reads the cancel flag in the one role, hands it to the other, and leaves with both if it is set.
     pub(in crate::backend::ptx) fn poll_together(&mut self, cancel: Cancel) {
+        if self.is_sync() {
+            return self.poll_sync(cancel);
+        }
         let Some(tiles) = &self.tiles else { return };
         let Some(ring) = tiles.signals else { return };
         let (base, role, signals, leads_warp, rank) =
@@ -120,6 +128,9 @@ impl<'k> Writer<'k> {
 
     /// A number from memory, which one thread loads for all.
     pub(in crate::backend::ptx) fn tile_load(&mut self, op: &'k Op) {
+        if self.is_sync() {
+            return self.load_sync(op);
+        }
         let Some(tiles) = &self.tiles else { return };
         let (Some(Ring { next, parity, .. }), Some(result)) = (tiles.words, op.result()) else { return };
         let (base, role, words, leads_warp) = (tiles.base, tiles.role, tiles.layout.words, tiles.leads_warp);

@@ -2,7 +2,7 @@
 
 use crate::reject::RejectKind;
 use vm_ir::module::{Op, Place};
-use vm_ir::op::{Left, Opcode, Right, Shape};
+use vm_ir::op::{Left, Opcode, Right, Shape, Turn};
 use vm_ir::tile::{Channel, Fragment, Tile};
 use vm_ir::{Kernel, Scalar};
 
@@ -46,8 +46,9 @@ pub(super) struct Layout {
     pub(super) channels: Vec<u32>,
     /// By channel: is it sent to, and not fetched to?
     pub(super) sent: Vec<bool>,
-    /// Of what is stored, on its way.
+    /// Of what is stored, on its way; and the bytes of that, of which each group has its share.
     pub(super) staging: u32,
+    pub(super) staged: u32,
     /// By channel: the barriers of full stages; those of empty ones are behind.
     pub(super) barriers: Vec<u32>,
     /// What the roles tell each other: whether the launch is cancelled, and numbers that were loaded. Barriers of words that
@@ -90,9 +91,9 @@ pub(super) fn staged_boxes(fragment: &Fragment) -> u32 {
 }
 
 /// Is a matrix copied as boxes of whole rows of 128 bytes, and not by the threads that have it?
-pub(super) fn is_copied(fragment: &Fragment) -> bool {
+pub(super) fn is_copied(op: &Op, fragment: &Fragment) -> bool {
     let bytes = fragment.columns.unwrap_or(0) * fragment.element.bytes();
-    !fragment.is_line() && bytes.is_multiple_of(ROW)
+    !fragment.is_line() && bytes.is_multiple_of(ROW) && op.attr() != Some(Turn::Transposed)
 }
 
 impl Layout {
@@ -110,7 +111,7 @@ impl Layout {
             let (Some(Place::View(view)), Some(other)) = (op.place, other) else { return };
             let wanted = match (op.code.shape(), kernel.channel(*other), kernel.fragment(*other)) {
                 (Shape::Fetch, Some(channel), _) => fetched(kernel, view, channel),
-                (Shape::Put | Shape::PutRows | Shape::Get, _, Some(fragment)) if is_copied(fragment) => {
+                (Shape::Put | Shape::PutRows | Shape::Get, _, Some(fragment)) if is_copied(op, fragment) => {
                     staged = staged.max(staged_boxes(fragment) * fragment.rows * ROW);
                     gets |= op.code == Opcode::Get;
                     stored(view, fragment, tile.groups)
@@ -130,7 +131,7 @@ impl Layout {
             at = begin + bytes;
             begin
         };
-        layout.staging = take(staged, ALIGN);
+        (layout.staging, layout.staged) = (take(staged, ALIGN), staged);
         for channel in &tile.channels {
             layout.channels.push(take(channel.stage_bytes() as u32 * channel.stages, ALIGN));
         }
@@ -178,7 +179,7 @@ pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32,
                 };
                 let rows = stored.rows / tile.groups.max(1);
                 need(
-                    !is_copied(stored) || rows <= MAX_BOX,
+                    !is_copied(op, stored) || rows <= MAX_BOX,
                     format!(
                         "@{} has {rows} rows for each group; what is copied at once has at most {MAX_BOX}",
                         stored.name

@@ -11,6 +11,7 @@
 //! * `global`: what goes between fragments and views by way of registers.
 //! * `handover`: what one role tells the others.
 //! * `product`: `mma`.
+//! * `sync`: all of it for other architectures, and for views of which no tensor map can be made.
 //!
 //! # Cancellation
 //!
@@ -29,6 +30,7 @@ mod global;
 mod handover;
 mod layout;
 mod product;
+mod sync;
 mod waits;
 
 use super::Options;
@@ -37,8 +39,10 @@ use super::asm::{Arg, Label, Reg, def, ins, when};
 use super::writer::Writer;
 use crate::artifact::{self, Entry};
 use crate::reject::RejectKind;
+use fragment::Spread;
 use layout::{GROUP, Layout, SIGNALS};
 use std::fmt::Write as _;
+use sync::MmaSync;
 use vm_abi::{ParamLayout, Swizzle};
 use vm_ir::Kernel;
 use vm_ir::module::{Op, Place, Region};
@@ -48,8 +52,13 @@ use waits::Waits;
 
 /// The name of shared memory in a tile kernel.
 const SHARED: &str = "tile_shared";
+/// Bytes that addresses and strides of a view with a tensor map are multiples of.
+const MAP_PROMISE: u32 = 16;
 /// Its declaration.
 pub(super) const DECLARATION: &str = ".extern .shared .align 1024 .b8 tile_shared[];\n";
+
+/// More registers than a thread has.
+const MANY: u32 = 255;
 
 /// What a group of warps does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +102,11 @@ pub(super) struct Tiles<'k> {
     /// Is it the group's first thread? And its warp's?
     leads: Reg,
     leads_warp: Reg,
-    /// The first row that a thread has of each slab, in its group.
+    /// How fragments lie; the number of the thread's part of their rows, and of their columns where those are divided.
+    spread: Spread,
+    part: Reg,
+    part_across: Option<Reg>,
+    /// The first row that a thread has of each slab, in its part.
     row: Reg,
     /// By channel.
     rings: Vec<Ring>,
@@ -109,26 +122,68 @@ pub(super) struct Tiles<'k> {
     fragments: Vec<Vec<Reg>>,
     /// Where a role ends.
     end: Label,
+    /// What there is without `wgmma`.
+    sync: Option<Box<MmaSync>>,
 }
 
-/// Does the target have what tile kernels need?
-fn is_supported(options: &Options) -> bool {
+impl<'k> Tiles<'k> {
+    /// Nothing in registers yet.
+    fn new(tile: &'k Tile, layout: Layout, waits: Waits, end: Label) -> Tiles<'k> {
+        Tiles {
+            tile,
+            layout,
+            waits,
+            maps: Vec::new(),
+            role: Role::Compute,
+            base: Reg::NONE,
+            parameters: Reg::NONE,
+            group: Reg::NONE,
+            thread: Reg::NONE,
+            lane: Reg::NONE,
+            rank: Reg::NONE,
+            leads: Reg::NONE,
+            leads_warp: Reg::NONE,
+            spread: Spread::from(tile.groups),
+            part: Reg::NONE,
+            part_across: None,
+            row: Reg::NONE,
+            rings: Vec::new(),
+            signals: None,
+            words: None,
+            arrival: Reg::NONE,
+            fresh: Vec::new(),
+            fragments: Vec::new(),
+            end,
+            sync: None,
+        }
+    }
+}
+
+/// Are tensor maps made of a kernel's views, and products by `wgmma`? If not, all goes by the threads' registers ([`sync`]). So it is
+/// where a view does not promise what the Tensor Memory Accelerator needs, and where `wgmma` has not the shapes.
+fn by_wgmma(options: &Options, kernel: &Kernel, tile: &Tile) -> bool {
     // What is copied is handed over by `mbarrier.try_wait`, too, which came with clusters.
-    [Feature::Wgmma, Feature::Tma, Feature::SetMaxNReg, Feature::Cluster].into_iter().all(|f| options.has(f))
+    let features = [Feature::Wgmma, Feature::Tma, Feature::SetMaxNReg, Feature::Cluster];
+    if !features.into_iter().all(|feature| options.has(feature)) {
+        return false;
+    }
+    let promises =
+        |wanted: &layout::BoxOf| kernel.view(wanted.parameter).is_some_and(|view| view.align >= MAP_PROMISE);
+    let found = layout::rejects(kernel, tile, options.arch.shared_bytes());
+    match found.is_empty() {
+        true => Layout::of(kernel, tile).boxes.iter().all(promises),
+        // What neither takes is told what `wgmma` would.
+        false => !sync::rejects(options, kernel, tile).is_empty(),
+    }
 }
 
 /// Why the target does not take a tile kernel.
 pub(super) fn rejects(options: &Options, kernel: &Kernel) -> Vec<(u32, RejectKind)> {
     let Some(tile) = kernel.tile() else { return Vec::new() };
-    if !is_supported(options) {
-        let what = format!(
-            "{} with PTX {} has no tile kernels; compile for sm_90a",
-            options.arch,
-            options.version()
-        );
-        return vec![(kernel.line().0, RejectKind::Tile { what })];
+    match by_wgmma(options, kernel, tile) {
+        true => layout::rejects(kernel, tile, options.arch.shared_bytes()),
+        false => sync::rejects(options, kernel, tile),
     }
-    layout::rejects(kernel, tile, options.arch.shared_bytes())
 }
 
 impl<'k> Writer<'k> {
@@ -139,6 +194,9 @@ impl<'k> Writer<'k> {
     /// Writes a tile kernel.
     pub(super) fn tile_kernel(&mut self, tile: &'k Tile, text: &mut String) -> Entry {
         let kernel = self.kernel;
+        if !by_wgmma(self.options, kernel, tile) {
+            return self.sync_kernel(tile, text);
+        }
         let symbol = format!("vir_{}", kernel.name());
         let layout = Layout::of(kernel, tile);
         let params = artifact::layout(kernel, &maps(&layout), self.plan.cancellable());
@@ -194,6 +252,12 @@ impl<'k> Writer<'k> {
         let parameters = def!(self, B64, "cvta.param.u64", here);
         let index = def!(self, B32, "mov.u32", "%tid.x");
         let first = def!(self, Pred, "setp.eq.u32", index, 0);
+        // Read as early as possible.
+        let maps = params.maps.iter().map(|map| map.offset).collect();
+        for map in &params.maps {
+            let at = Arg::At(parameters, i64::from(map.offset));
+            when!(self, first, true, "prefetch.tensormap", at);
+        }
         let warp = def!(self, B32, "shr.u32", index, 5);
         // Uniform in the warp, which the assembler can't know.
         let warp_uniform = def!(self, B32, "shfl.sync.idx.b32", warp, 0, 31, -1);
@@ -221,17 +285,19 @@ impl<'k> Writer<'k> {
         if layout.arrivals > 0 {
             rings.push((layout.arrivals, tile.groups, 1, 0));
         }
+        // A thread for each barrier of a ring.
         for (at, stages, fills, empties) in rings {
+            let own = def!(self, B32, "mad.lo.u32", index, 8, base);
+            let there = def!(self, Pred, "setp.lt.u32", index, i64::from(stages));
             let both = [(at, fills), (at + 8 * stages, empties)];
             for (first_of, count) in both.into_iter().filter(|(_, count)| *count > 0) {
-                for stage in 0..stages {
-                    let at = Arg::At(base, i64::from(first_of + 8 * stage));
-                    when!(self, first, true, "mbarrier.init.shared::cta.b64", at, i64::from(count));
-                }
+                let at = Arg::At(own, i64::from(first_of));
+                when!(self, there, true, "mbarrier.init.shared::cta.b64", at, i64::from(count));
             }
         }
-        when!(self, first, true, "fence.mbarrier_init.release.cluster");
-        when!(self, first, true, "fence.proxy.async.shared::cta");
+        let inits = def!(self, Pred, "setp.lt.u32", index, 32);
+        when!(self, inits, true, "fence.mbarrier_init.release.cluster");
+        when!(self, inits, true, "fence.proxy.async.shared::cta");
         let rank = match cluster {
             1 => {
                 ins!(self, "bar.sync", 0);
@@ -243,18 +309,9 @@ impl<'k> Writer<'k> {
                 def!(self, B32, "mov.u32", "%cluster_ctarank")
             }
         };
-        let maps = params.maps.iter().map(|map| map.offset).collect();
-        for map in &params.maps {
-            let at = Arg::At(parameters, i64::from(map.offset));
-            when!(self, first, true, "prefetch.tensormap", at);
-        }
         let end = self.asm.new_label();
         self.tiles = Some(Box::new(Tiles {
-            tile,
-            waits: Waits::of(self.kernel),
-            layout,
             maps,
-            role: Role::Compute,
             base,
             parameters,
             group,
@@ -264,14 +321,14 @@ impl<'k> Writer<'k> {
             leads,
             leads_warp,
             row,
-            rings: Vec::new(),
-            signals: None,
-            words: None,
-            arrival: Reg::NONE,
-            fresh: Vec::new(),
-            fragments: Vec::new(),
-            end,
+            ..Tiles::new(tile, layout, Waits::of(self.kernel), end)
         }));
+    }
+
+    /// Registers of all fragments in a thread.
+    fn held_registers(&self, tile: &Tile) -> u32 {
+        let held = tile.fragments.iter().map(|f| fragment::elements(f, tile.groups) * f.element.bytes() / 4);
+        held.sum()
     }
 
     /// Writes the program as a role runs it.
@@ -279,6 +336,8 @@ impl<'k> Writer<'k> {
         let Some(end) = self.tiles().map(|tiles| tiles.end) else { return };
         let (fetching, computing) = match tile.groups {
             1 => (None, None),
+            // Where fragments have more registers than a thread, most of them live in turns, those that compute need all they get.
+            2 if self.held_registers(tile) > MANY => (Some(24), Some(240)),
             2 => (Some(40), Some(232)),
             _ => (Some(32), Some(160)),
         };
@@ -300,7 +359,10 @@ impl<'k> Writer<'k> {
             Role::Fetch => vec![Vec::new(); tile.fragments.len()],
             Role::Compute => tile.fragments.iter().map(|f| self.zeroed(f, tile.groups)).collect(),
         };
+        let group = self.tiles().map_or(Reg::NONE, |tiles| tiles.group);
+        let part = def!(self, B32, "sub.u32", group, 1);
         if let Some(tiles) = &mut self.tiles {
+            tiles.part = part;
             (tiles.role, tiles.rings, tiles.signals, tiles.words) = (role, rings, signals, words);
             (tiles.fragments, tiles.fresh, tiles.arrival) = (fragments, fresh, arrival);
         }
@@ -353,6 +415,9 @@ impl<'k> Writer<'k> {
 
     pub(super) fn tile_op(&mut self, op: &'k Op) {
         let (Some(role), Some(place)) = (self.tiles().map(|tiles| tiles.role), op.place) else { return };
+        if self.is_sync() {
+            return self.sync_op(op, place, role);
+        }
         if role == Role::Compute {
             self.settle_zeros(op);
         }
@@ -390,7 +455,10 @@ fn maps(layout: &Layout) -> Vec<vm_abi::Tile> {
 }
 
 /// Bytes of parameters of a tile kernel.
-pub(super) fn parameter_bytes(kernel: &Kernel, tile: &Tile) -> u32 {
+pub(super) fn parameter_bytes(options: &Options, kernel: &Kernel, tile: &Tile) -> u32 {
+    if !by_wgmma(options, kernel, tile) {
+        return artifact::layout(kernel, &[], true).bytes;
+    }
     artifact::layout(kernel, &maps(&Layout::of(kernel, tile)), true).bytes
 }
 

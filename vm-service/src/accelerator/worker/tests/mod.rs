@@ -270,7 +270,7 @@ fn launches_in_a_row_all_run_up_to_the_one_that_is_wrong() {
         bench.ram.read_exact_at(&mut got, 0).unwrap();
         assert_eq!(u32::from_le_bytes(got), expect, "{wrong:?}");
     }
-    assert!(bench.device.chained() > 800, "{}", bench.device.chained());
+    assert!(bench.device.graph_launches() > 800, "{}", bench.device.graph_launches());
 }
 
 #[test]

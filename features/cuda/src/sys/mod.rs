@@ -1,5 +1,12 @@
 //! The functions of libcuda as they are, found when the program runs. Everything here is as unsafe as C.
+//!
+//! [`BorrowedContext`] and [`BorrowedStream`] are what somebody else's code made by the same functions, for
+//! [`CudaAccelerator::borrow`](crate::CudaAccelerator::borrow).
 #![allow(unsafe_code, non_snake_case)]
+
+mod borrowed;
+
+pub use borrowed::{BorrowedContext, BorrowedStream};
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -29,7 +36,26 @@ macro_rules! driver {
             pub cuFuncGetParamInfo: Option<unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> Status>,
             /// `cuFuncLoad`, from CUDA 12.4 on.
             pub cuFuncLoad: Option<unsafe extern "C" fn(CUfunction) -> Status>,
-            _library: Library,
+            /// What they are in; a test's are in none.
+            _library: Option<Library>,
+        }
+
+        #[cfg(test)]
+        impl Driver {
+            /// Functions that do nothing but note their names and succeed.
+            pub(crate) fn fake() -> Self {
+                Self {
+                    $($name: {
+                        unsafe extern "C" fn noted($(_: $type),*) -> Status {
+                            crate::fake::note(stringify!($name))
+                        }
+                        noted
+                    },)*
+                    cuFuncGetParamInfo: None,
+                    cuFuncLoad: None,
+                    _library: None,
+                }
+            }
         }
 
         /// The functions again, each status as a result. Where the status itself matters there is the field.
@@ -68,7 +94,7 @@ macro_rules! driver {
                         let symbol = unsafe { library.get(b"cuFuncLoad\0") };
                         symbol.ok().map(|symbol| *symbol)
                     },
-                    _library: library,
+                    _library: Some(library),
                 })
             }
         }
@@ -104,12 +130,24 @@ driver! {
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
     /// Makes a context the calling thread's.
     fn cuCtxSetCurrent(context: CUcontext);
+    /// The calling thread's context.
+    fn cuCtxGetCurrent(context: *mut CUcontext);
+    /// Makes a context the calling thread's, until it is popped.
+    fn cuCtxPushCurrent_v2(context: CUcontext);
+    /// Makes the context before it the calling thread's again.
+    fn cuCtxPopCurrent_v2(context: *mut CUcontext);
+    /// The device of the calling thread's context.
+    fn cuCtxGetDevice(device: *mut CUdevice);
     /// A new stream.
     fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
     /// Ends a stream.
     fn cuStreamDestroy_v2(stream: CUstream);
     /// Waits for all of a stream.
     fn cuStreamSynchronize(stream: CUstream);
+    /// Lets a stream wait for an event.
+    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+    /// Whether a stream is recorded into a graph.
+    fn cuStreamIsCapturing(stream: CUstream, status: *mut c_uint);
     /// Begins a capture.
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
     /// Ends a capture.

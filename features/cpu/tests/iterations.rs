@@ -106,10 +106,10 @@ fn rounds_are_counted_alike() {
     let machine = Machine::new();
     for waits in [true, false] {
         let module = kernel(&Shape { count: "i64", step: 64, waits });
-        for (columns, rounds) in [(64 * 100, 100), (64 * 100 + 1, 101), (64 * 5000, 5000)] {
+        for (columns, iterations) in [(64 * 100, 100), (64 * 100 + 1, 101), (64 * 5000, 5000)] {
             let stopped = |given: u64| machine.run(&module, &mut launch(columns), given);
-            assert_eq!(stopped(rounds), Ok(0), "{waits} {columns}");
-            assert_eq!(stopped(rounds - 1), Ok(vm_jit::Guard::OUT_OF_FUEL), "{waits} {columns}");
+            assert_eq!(stopped(iterations), Ok(0), "{waits} {columns}");
+            assert_eq!(stopped(iterations - 1), Ok(vm_jit::Guard::OUT_OF_FUEL), "{waits} {columns}");
         }
     }
 }

@@ -1,0 +1,158 @@
+//! What is packed, and what is refused.
+
+use vm_abi::Element;
+
+use super::*;
+use crate::artifact::{Extent, Signature};
+use crate::memory::{Memory, MemoryKind};
+
+pub(crate) fn artifact(kinds: Vec<ParameterKind>, guarded: bool) -> Artifact {
+    let parameters = (0..).zip(kinds).map(|(index, kind)| Parameter { name: format!("p{index}"), kind });
+    let (parameters, entry) = (parameters.collect(), "k".into());
+    let signature = Signature {
+        entry,
+        block: [1; 3],
+        cluster: 1,
+        shared_bytes: 0,
+        parameters,
+        tiles: vec![],
+        guarded,
+        cost_bound: u64::MAX,
+    };
+    // SAFETY: it is never run.
+    #[allow(unsafe_code)]
+    unsafe { Artifact::new([], signature) }.unwrap()
+}
+
+pub(crate) fn memory(address: u64, bytes: u64) -> Memory {
+    // SAFETY: nobody reaches it.
+    #[allow(unsafe_code)]
+    unsafe {
+        Memory::from_raw(MemoryKind::Device, address, 0, bytes)
+    }
+}
+
+#[test]
+fn grids_that_do_not_fit_are_refused() {
+    let info = DeviceInfo {
+        name: "the device".into(),
+        backend: "none",
+        target: String::new(),
+        address: None,
+        driver: String::new(),
+        memory_bytes: 0,
+        compute_units: 1,
+        warp_size: 1,
+        block_threads: 1,
+        block: [1; 3],
+        grid: [1000, 10, 10],
+        shared_bytes: 0,
+        parameter_bytes: 0,
+        unified: false,
+        host_registration: false,
+    };
+    let signature = |cluster| Signature { cluster, ..artifact(vec![], false).signature().clone() };
+    let check = |grid: [u32; 3], cluster, wanted: Option<&str>| {
+        let found = Grid(grid).check(&signature(cluster), &info).err().map(|error| error.to_string());
+        assert_eq!(found.is_some(), wanted.is_some(), "{found:?}");
+        let said = found.unwrap_or_default();
+        assert!(said.contains(wanted.unwrap_or_default()), "{said}");
+    };
+    check([1000, 10, 10], 1, None);
+    check([1001, 1, 1], 1, Some("the device takes at most 1000 along x"));
+    check([1, 11, 1], 1, Some("at most 10 along y"));
+    check([4, 1, 0], 1, Some("no blocks along z"));
+    check([8, 3, 1], 4, None);
+    check([6, 4, 1], 4, Some("its clusters need a multiple of 4 along x"));
+    check([0, 1, 1], 4, Some("no blocks along x"));
+}
+
+#[test]
+fn the_block_holds_what_the_kernel_reads() {
+    let view = |rank| ParameterKind::View {
+        extents: vec![Extent::Any; rank],
+        element: Element::F16,
+        align: 2,
+        writes: true,
+    };
+    let scalar = |bytes| ParameterKind::Scalar { bytes, range: None };
+    let kinds = vec![scalar(1), scalar(2), scalar(4), view(1), view(3), scalar(8)];
+    let artifact = artifact(kinds, true);
+    let (row, cube, word) = (memory(0x1000, 20), memory(0x2000, 1000), memory(0x3000, 4));
+    let arguments = [
+        QueueArgument::Scalar(0xffu8.into()),
+        QueueArgument::Scalar((-2i16).into()),
+        QueueArgument::Scalar(1.0f32.into()),
+        QueueArgument::View(row.region(), Extents::WHOLE),
+        QueueArgument::View(cube.region(), Extents::strided(&[2, 3, 4], &[400, 100]).unwrap()),
+        QueueArgument::Scalar((-1i64).into()),
+    ];
+    let mut packed = Arguments::new(&artifact, arguments).unwrap();
+    packed.guard(&artifact, word.region(), 77).unwrap();
+    let first = 0xff | 0xfffe << 16 | u64::from(1.0f32.to_bits()) << 32;
+    let want = [first, 0x1000, 10, 0x2000, 2, 3, 4, 400, 100, u64::MAX, 0x3000, 77];
+    assert_eq!((packed.words(), packed.bytes()), (&want[..], 96));
+    assert!(packed.guard(&artifact, row.region(), 1).is_err(), "a cancel flag has 4 bytes");
+}
+
+#[test]
+fn numbers_out_of_range_and_views_that_overlap_are_refused() {
+    let range = |bytes, least, greatest| {
+        artifact(vec![ParameterKind::Scalar { bytes, range: Some((least, greatest)) }], false)
+    };
+    let check = |bytes, (least, greatest), scalar: Scalar, good: bool| {
+        let packed = Arguments::new(&range(bytes, least, greatest), [QueueArgument::Scalar(scalar)]);
+        assert_eq!(packed.is_ok(), good, "{scalar:?} in {least}..={greatest}");
+    };
+    check(4, (1, 1000), 1000u32.into(), true);
+    check(4, (1, 1000), 0u32.into(), false);
+    check(4, (1, 1000), 1001u32.into(), false);
+    check(4, (-5, -1), (-3i32).into(), true);
+    check(4, (0, i64::MAX), (-3i32).into(), false);
+    check(1, (-128, 0), 0x80u8.into(), true);
+    check(8, (i64::MIN, -1), u64::MAX.into(), true);
+    check(8, (0, 1), (1u64 << 32).into(), false);
+    check(1, (0, 1), true.into(), true);
+    // Bits above the number's length are not part of it.
+    check(1, (0, 1), Scalar::from_bits(0xff00, 1), true);
+
+    let view = |writes| ParameterKind::View {
+        extents: vec![Extent::Any; 2],
+        element: Element::F32,
+        align: 16,
+        writes,
+    };
+    let three = artifact(vec![view(false), view(true), view(false)], false);
+    let memory = memory(0x1000, 0x1000);
+    let part = |offset, rows| {
+        let region = memory.region().slice(offset, 16 * rows).unwrap();
+        QueueArgument::View(region, Extents::packed(&[rows, 4]).unwrap())
+    };
+    let check = |views: [QueueArgument<'_>; 3], want: Option<&str>| {
+        let got = Arguments::new(&three, views).err().map(|error| error.to_string());
+        assert_eq!(got.is_some(), want.is_some(), "{got:?}");
+        assert!(got.unwrap_or_default().contains(want.unwrap_or_default()), "{want:?}");
+    };
+    check([part(0, 4), part(64, 4), part(128, 4)], None);
+    check([part(0, 4), part(64, 4), part(0, 4)], None);
+    check([part(0, 5), part(64, 4), part(128, 4)], Some("p1: it is written, and overlaps the view p0"));
+    check([part(0, 4), part(64, 5), part(128, 4)], Some("overlaps the view p2"));
+    check([part(0, 4), part(64, 0), part(0, 8)], None);
+    check([part(0, 4), part(68, 4), part(256, 1)], Some("not aligned to 16"));
+    let folded = Extents::strided(&[4, 8], &[16]).unwrap();
+    let folded = QueueArgument::View(memory.region().slice(512, 256).unwrap(), folded);
+    check([folded, part(64, 1), part(0, 1)], None);
+    check([part(0, 1), folded, part(64, 1)], Some("its rows overlap"));
+}
+
+#[test]
+fn blocks_of_any_size_are_packed() {
+    for count in [1u32, 63, 64, 65, 512] {
+        let kinds = (0..count).map(|_| ParameterKind::Scalar { bytes: 8, range: None });
+        let artifact = artifact(kinds.collect(), false);
+        let arguments = (0..count).map(|index| QueueArgument::Scalar(u64::from(index).into()));
+        let packed = Arguments::new(&artifact, arguments).unwrap();
+        assert!((0..).zip(packed.words()).all(|(index, word)| index == *word), "{count}");
+        assert_eq!(packed.words().len(), count as usize);
+    }
+}

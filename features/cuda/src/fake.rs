@@ -1,0 +1,150 @@
+//! A driver for tests: contexts, streams and events are numbers, and each thread has its stack of contexts.
+#![allow(unsafe_code, non_snake_case)]
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_uint};
+use std::ptr;
+
+use crate::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemoryPool, CUstream, Driver, Status};
+
+thread_local! {
+    static STACK: RefCell<Vec<CUcontext>> = const { RefCell::new(Vec::new()) };
+    static CALLS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    static NEXT: Cell<usize> = const { Cell::new(100) };
+}
+
+/// Notes a call.
+pub(crate) fn note(call: &str) -> Status {
+    CALLS.with_borrow_mut(|calls| calls.push(call.to_owned()));
+    0
+}
+
+/// The calls of this thread since this was asked last, without those that look what is current.
+pub(crate) fn calls() -> Vec<String> {
+    CALLS.take()
+}
+
+/// This thread's contexts, the current one last.
+pub(crate) fn stack() -> Vec<CUcontext> {
+    STACK.with_borrow(Vec::clone)
+}
+
+/// Gives this thread a stack of contexts.
+pub(crate) fn set_current(stack: &[CUcontext]) {
+    STACK.set(stack.to_vec());
+}
+
+/// A context of a device; its number 0 is the primary one.
+pub(crate) fn context(device: usize, number: usize) -> CUcontext {
+    ptr::without_provenance_mut(0x1000 + 0x100 * device + 0x10 * number)
+}
+
+fn next<T>() -> *mut T {
+    NEXT.set(NEXT.get() + 100);
+    ptr::without_provenance_mut(NEXT.get() - 100)
+}
+
+/// Stores what a function gives.
+unsafe fn give<T>(place: *mut T, value: T) -> Status {
+    // SAFETY: callers hand in pointers to locals.
+    unsafe { place.write(value) };
+    0
+}
+
+unsafe extern "C" fn get_current(context: *mut CUcontext) -> Status {
+    let current = STACK.with_borrow(|stack| stack.last().copied().unwrap_or(ptr::null_mut()));
+    // SAFETY: as the caller promises.
+    unsafe { give(context, current) }
+}
+
+unsafe extern "C" fn set(context: CUcontext) -> Status {
+    STACK.with_borrow_mut(|stack| {
+        stack.pop();
+        stack.extend((!context.is_null()).then_some(context));
+    });
+    note("set")
+}
+
+unsafe extern "C" fn push(context: CUcontext) -> Status {
+    STACK.with_borrow_mut(|stack| stack.push(context));
+    note("push")
+}
+
+unsafe extern "C" fn pop(context: *mut CUcontext) -> Status {
+    note("pop");
+    let popped = STACK.with_borrow_mut(Vec::pop);
+    // SAFETY: as the caller promises.
+    popped.map_or(201, |popped| unsafe { give(context, popped) })
+}
+
+unsafe extern "C" fn device_of_current(device: *mut CUdevice) -> Status {
+    let current = STACK.with_borrow(|stack| stack.last().map_or(0, |context| context.addr()));
+    // SAFETY: as the caller promises.
+    unsafe { give(device, (current.saturating_sub(0x1000) / 0x100) as c_int) }
+}
+
+unsafe extern "C" fn get_device(device: *mut CUdevice, ordinal: c_int) -> Status {
+    // SAFETY: as the caller promises.
+    unsafe { give(device, ordinal) }
+}
+
+unsafe extern "C" fn retain(retained: *mut CUcontext, device: CUdevice) -> Status {
+    note("cuDevicePrimaryCtxRetain");
+    // SAFETY: as the caller promises.
+    unsafe { give(retained, context(device as usize, 0)) }
+}
+
+unsafe extern "C" fn create_stream(stream: *mut CUstream, _: c_uint) -> Status {
+    note("cuStreamCreate");
+    NEXT.set(100);
+    // SAFETY: as the caller promises.
+    unsafe { give(stream, next()) }
+}
+
+unsafe extern "C" fn create_event(event: *mut CUevent, _: c_uint) -> Status {
+    note("cuEventCreate");
+    // SAFETY: as the caller promises.
+    unsafe { give(event, next()) }
+}
+
+unsafe extern "C" fn is_capturing(_: CUstream, status: *mut c_uint) -> Status {
+    // SAFETY: as the caller promises.
+    unsafe { give(status, 0) }
+}
+
+unsafe extern "C" fn record(_: CUevent, stream: CUstream) -> Status {
+    note(&format!("record on {}", stream.addr()))
+}
+
+unsafe extern "C" fn wait(stream: CUstream, _: CUevent, _: c_uint) -> Status {
+    note(&format!("wait on {}", stream.addr()))
+}
+
+unsafe extern "C" fn fill(_: CUdeviceptr, _: u8, _: usize, stream: CUstream) -> Status {
+    note(&format!("fill on {}", stream.addr()))
+}
+
+unsafe extern "C" fn allocate(address: *mut CUdeviceptr, _: usize, _: CUmemoryPool, _: CUstream) -> Status {
+    // SAFETY: as the caller promises.
+    unsafe { give(address, next::<u8>().addr() as CUdeviceptr) }
+}
+
+/// A driver of such functions. Those that are not here note their names.
+pub(crate) fn driver() -> &'static Driver {
+    let mut driver = Driver::fake();
+    driver.cuCtxGetCurrent = get_current;
+    driver.cuCtxSetCurrent = set;
+    driver.cuCtxPushCurrent_v2 = push;
+    driver.cuCtxPopCurrent_v2 = pop;
+    driver.cuCtxGetDevice = device_of_current;
+    driver.cuDeviceGet = get_device;
+    driver.cuDevicePrimaryCtxRetain = retain;
+    driver.cuStreamCreate = create_stream;
+    driver.cuStreamIsCapturing = is_capturing;
+    driver.cuStreamWaitEvent = wait;
+    driver.cuEventCreate = create_event;
+    driver.cuEventRecord = record;
+    driver.cuMemsetD8Async = fill;
+    driver.cuMemAllocFromPoolAsync = allocate;
+    Box::leak(Box::new(driver))
+}

@@ -1,0 +1,402 @@
+//! The forward kernel.
+
+use super::plan::{Order, Seen, each_tile, narrow, wide};
+use super::{LEAST, LOG2_E, Mask};
+use vm_ir::builder::{BuildError, Builder, ChannelRef, FragmentRef, IRBlock, PlaceRef, Val};
+use vm_ir::types::Type;
+use vm_ir::view::{Access, Dim, ViewType};
+use vm_ir::{GuestAddr, Kernel, Scalar};
+
+/// A variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attention {
+    /// What the views hold: f16, bf16 or f32.
+    pub element: Scalar,
+    /// Elements of a query and a key, and of a value.
+    pub dims: [u32; 2],
+    /// Which keys a query sees.
+    pub mask: Mask,
+    /// Are sequences of different lengths packed, one behind the other along the tokens?
+    pub packed: bool,
+    /// Are the logarithms of the sums stored, which the gradients need?
+    pub log_sums: bool,
+    /// Queries of a block, and keys that are copied at once.
+    pub tile: [u32; 2],
+    /// Tiles of keys, and of values, that are on their way or in use. With one, nothing runs beside anything.
+    pub stages: u32,
+    /// Groups of warps that share the queries of a block.
+    pub groups: u32,
+    /// In which order tiles are worked on.
+    pub order: Order,
+}
+
+/// The most columns of a sum: of wider values there are several.
+const PART: u32 = 128;
+
+/// What is kept for each query.
+struct Softmax<'b> {
+    scores: FragmentRef<'b>,
+    /// The greatest score so far, and the sum of exponentials below it.
+    greatest: FragmentRef<'b>,
+    sum: FragmentRef<'b>,
+    /// What all that was summed is multiplied by when the greatest rises.
+    shrink: FragmentRef<'b>,
+    next: FragmentRef<'b>,
+    scale: Val<'b>,
+}
+
+impl<'b> Softmax<'b> {
+    /// Turns scores into exponentials, and adds them to the sums.
+    fn step(&self, k: Builder<'b>) {
+        let scale = self.scale;
+        k.map([self.next], [self.greatest], |_, _, before| before);
+        self.next.row_max(self.scores);
+        k.map([self.shrink, self.greatest], [self.greatest, self.next], |_, _, [before, now]| {
+            [((before - now) * scale).exp2().fast(), now]
+        });
+        // Where nothing was seen yet, nothing is taken off, so that what is masked comes to zero.
+        k.map([self.next], [self.greatest], |_, _, [greatest]| {
+            [greatest.gt(LEAST).select(-(greatest * scale), 0.0)]
+        });
+        k.map([self.scores], [self.scores, self.next], |_, _, [score, below]| {
+            [score.fma(scale, below).exp2().fast()]
+        });
+        k.map([self.sum], [self.sum, self.shrink], |_, _, [sum, shrink]| [sum * shrink]);
+        self.sum.row_add(self.scores);
+    }
+}
+
+/// Values, what is summed of them, and what is stored of that: columns from one on.
+struct Part<'b> {
+    column: i64,
+    values: ChannelRef<'b>,
+    sum: FragmentRef<'b>,
+    out: FragmentRef<'b>,
+}
+
+/// What a variant has in its head.
+struct Head<'b> {
+    b: Builder<'b>,
+    q: PlaceRef<'b>,
+    k: PlaceRef<'b>,
+    v: PlaceRef<'b>,
+    o: PlaceRef<'b>,
+    log_sums: Option<PlaceRef<'b>>,
+    from_q: ChannelRef<'b>,
+    from_k: ChannelRef<'b>,
+    /// The weights as a factor: the scores themselves, if those need not be narrowed, nor others computed beside them.
+    weights: FragmentRef<'b>,
+    narrows: bool,
+    softmax: Softmax<'b>,
+    parts: Vec<Part<'b>>,
+}
+
+/// A tile of queries: where it is, and what it sees.
+struct Work<'b> {
+    /// The sequence's and the head's indices, those of its first query and key, and the number of the tile's first query.
+    batch: Val<'b>,
+    head: Val<'b>,
+    of_k: Val<'b>,
+    first_query: Val<'b>,
+    first_key: Val<'b>,
+    row: Val<'b>,
+    queries: Val<'b>,
+    seen: Seen<'b>,
+}
+
+impl Attention {
+    /// The variant for heads of `dim` elements: 64, 128, 192 (with values of 128) or 256.
+    pub const fn of(dim: u32, causal: bool) -> Attention {
+        let dims = if dim == 192 { [192, 128] } else { [dim, dim] };
+        let mask = if causal { Mask::Causal } else { Mask::Full };
+        let tile = match dim {
+            64 if !causal => [192, 128],
+            192 => [128, 112],
+            256 => [128, 64],
+            _ => [128, 128],
+        };
+        let order = if causal { Order::Balanced } else { Order::Heads };
+        let (element, groups) = (Scalar::Bf16, tile[0] / 64);
+        Attention { element, dims, mask, packed: false, log_sums: false, tile, stages: 2, groups, order }
+    }
+
+    /// The variant for sequences of as many keys: it differs from [`of`](Self::of) where another tile was faster on an H200.
+    pub const fn of_length(dim: u32, causal: bool, keys: u64) -> Attention {
+        let of = Attention::of(dim, causal);
+        let (tile, groups) = match dim {
+            64 if !causal && keys < 2048 => ([128, 128], 2),
+            64 if causal && keys > 8192 => ([192, 128], 3),
+            128 if keys >= 8192 || !causal && keys >= 4096 => ([128, 160], 2),
+            _ => (of.tile, of.groups),
+        };
+        Attention { tile, groups, ..of }
+    }
+
+    /// The variant for processors, of f32: its tiles stay in a core's L2 cache.
+    pub const fn cpu(dim: u32, causal: bool) -> Attention {
+        Attention {
+            element: Scalar::F32,
+            tile: [128, 128],
+            stages: 1,
+            groups: 1,
+            ..Attention::of(dim, causal)
+        }
+    }
+
+    /// Its name, which tells it from all others.
+    pub fn name(&self) -> String {
+        let [queries, keys] = self.tile;
+        let ([dim, values], element, stages, groups) = (self.dims, self.element, self.stages, self.groups);
+        let of_values = if values == dim { String::new() } else { format!("_v{values}") };
+        let packed = if self.packed { "_packed" } else { "" };
+        let log_sums = if self.log_sums { "_lse" } else { "" };
+        let order = if self.order == Order::Balanced { "_b" } else { "" };
+        format!(
+            "attention_{}_{element}_d{dim}{of_values}{packed}{log_sums}_{queries}x{keys}_s{stages}_g{groups}{order}",
+            self.mask.name()
+        )
+    }
+
+    /// The kernel. Its parameters: `q`, `k`, `v`, `o`; with [`log_sums`](Self::log_sums) `lse`, of f32 `[batch, heads,
+    /// queries]`; if it is [`packed`](Self::packed) `q_starts` and `k_starts`, of i32, where each sequence begins and the last
+    /// ends, while the views have a batch of one; then `scale`, of a [`Mask::Window`] `left` and `right`, and if it is packed
+    /// `longest`, an i32, at least the most queries of a sequence. There are fewer than 2^31 tiles.
+    ///
+    /// # Errors
+    /// A number that no kernel can have.
+    pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
+        let block = IRBlock::new(guest);
+        let b = block.builder();
+        b.name(&self.name()).tile_groups(self.groups);
+        let [queries, keys] = self.tile;
+        let (element, [dim, value_dim]) = (self.element, self.dims);
+        let view = |name, dim: u32, access| {
+            let dims = [Dim::ANY, Dim::ANY, Dim::ANY, Dim::Fixed(dim.into())];
+            b.view_of(name, ViewType::new(element, 4, access).with_dims(&dims).aligned(16))
+        };
+        let (q, k) = (view("q", dim, Access::Read), view("k", dim, Access::Read));
+        let (v, o) = (view("v", value_dim, Access::Read), view("o", value_dim, Access::Write));
+        let log_sums = self.log_sums.then(|| b.view("lse", Scalar::F32, 3, Access::Write));
+        let starts = self
+            .packed
+            .then(|| ["q_starts", "k_starts"].map(|name| b.view(name, Scalar::I32, 1, Access::Read)));
+        let scale = b.scalar("scale", Type::F32);
+        let window =
+            (self.mask == Mask::Window).then(|| ["left", "right"].map(|name| b.scalar(name, Type::I32)));
+        let longest = self.packed.then(|| b.scalar("longest", Type::I32));
+        let from_q = b.channel("from_q", element, [queries, dim], 1);
+        let from_k = b.channel("from_k", element, [keys, dim], self.stages);
+        let scores = b.fragment("scores", Scalar::F32, [queries, keys]);
+        let narrows = element != Scalar::F32 || self.stages > 1;
+        let weights = if narrows { b.fragment("weights", element, [queries, keys]) } else { scores };
+        let parts = (0..value_dim.div_ceil(PART)).map(|number| {
+            let column = number * PART;
+            let columns = PART.min(value_dim - column);
+            let name = |what: &str| if number == 0 { what.to_owned() } else { format!("{what}_{number}") };
+            let sum = b.fragment(&name("values"), Scalar::F32, [queries, columns]);
+            Part {
+                column: column.into(),
+                values: b.channel(&name("from_v"), element, [keys, columns], self.stages),
+                sum,
+                out: match element {
+                    Scalar::F32 => sum,
+                    narrow => b.fragment(&name("out"), narrow, [queries, columns]),
+                },
+            }
+        });
+        let parts = parts.collect();
+        let column = |name| b.column(name, Scalar::F32, queries);
+        let softmax = Softmax {
+            scores,
+            greatest: column("greatest"),
+            sum: column("sum"),
+            shrink: column("shrink"),
+            next: column("next"),
+            scale: (scale * LOG2_E).named("scale2"),
+        };
+        let head = Head { b, q, k, v, o, log_sums, from_q, from_k, weights, narrows, softmax, parts };
+
+        let window = window.map(|both| both.map(|reach| reach.to(Scalar::I64)));
+        let heads = narrow(q.extent(1));
+        let sharing = heads.div_u(narrow(k.extent(1)));
+        let (most, batches) = match (starts, longest) {
+            (Some([of_q, _]), Some(longest)) => (longest, narrow(of_q.extent(0)) - 1),
+            _ => (narrow(q.extent(2)), narrow(q.extent(0))),
+        };
+        let tiles = (most + (queries as i32 - 1)).div_u(queries as i32);
+        each_tile(b, self.order, false, [tiles, heads, batches], |tile| {
+            let row = (wide(tile.number) * i64::from(queries)).named("row");
+            let of_k = wide(tile.head.div_u(sharing));
+            let head_number = wide(tile.head).named("head");
+            let batch = wide(tile.batch).named("batch");
+            let zero = b.i64(0);
+            let work = |batch, first_query, first_key, queries, keys, lag| Work {
+                batch,
+                head: head_number,
+                of_k,
+                first_query,
+                first_key,
+                row,
+                queries,
+                seen: Seen {
+                    mask: self.mask,
+                    left: window.map(|[left, _]| left),
+                    right: window.map(|[_, right]| right),
+                    keys,
+                    lag,
+                },
+            };
+            match starts {
+                None => {
+                    let (queries, keys) = (q.extent(2), k.extent(2));
+                    self.tile_of(&head, &work(batch, zero, zero, queries, keys, keys - queries));
+                }
+                Some(starts) => {
+                    let [[first_query, end], [first_key, end_keys]] = starts
+                        .map(|starts| [batch, batch + 1].map(|at| starts.at([at]).load().to(Scalar::I64)));
+                    let (queries, keys) = (end - first_query, end_keys - first_key);
+                    b.if_(row.lt(queries), || {
+                        let lag = keys - queries;
+                        self.tile_of(&head, &work(zero, first_query, first_key, queries, keys, lag));
+                    });
+                }
+            }
+        });
+        block.kernel()
+    }
+
+    /// An index in a view of what is at an index in a sequence. Only those of packed sequences begin anywhere.
+    fn from_first<'b>(&self, first: Val<'b>, at: Val<'b>) -> Val<'b> {
+        if self.packed { first + at } else { at }
+    }
+
+    /// What a tile of queries sees, joined and stored.
+    fn tile_of<'b>(&self, head: &Head<'b>, work: &Work<'b>) {
+        let Head { b, q, k, v, from_q, from_k, weights, narrows, softmax, parts, .. } = head;
+        let (b, [queries, keys]) = (*b, self.tile);
+        let Work { batch, head: of_q, of_k, first_query, first_key, row, seen, .. } = *work;
+        let zero = b.i64(0);
+        let of_keys = i64::from(keys);
+        // From the first key that some query of the tile sees up to the last.
+        let behind = match seen.last(row + i64::from(queries - 1)) {
+            Some(last) => (last + 1).min(seen.keys),
+            None => seen.keys,
+        };
+        let tiles = ((behind + (of_keys - 1)) / of_keys).named("tiles");
+        let first = match seen.first(row) {
+            Some(first) => first.max(0) / of_keys,
+            None => zero,
+        };
+        let from_first = |first: Val<'b>, at: Val<'b>| self.from_first(first, at);
+        let key = |at: Val<'b>| [batch, of_k, from_first(first_key, at), zero];
+        let fetch_values = |at: Val<'b>| {
+            for part in parts {
+                part.values.fetch(*v, [batch, of_k, from_first(first_key, at), b.i64(part.column)]);
+            }
+        };
+        let multiply = || parts.iter().for_each(|part| part.sum.mma(*weights, part.values));
+        let masked = |at: Val<'b>| {
+            b.if_(seen.masks(row, queries, at, keys), || {
+                let seen = seen.within(row, at);
+                b.map([softmax.scores], [softmax.scores], |query, key, [score]| {
+                    [seen(query, key).select(score, LEAST)]
+                });
+            });
+        };
+        let round = || {
+            if *narrows {
+                b.map([*weights], [softmax.scores], |_, _, [score]| [score.to(self.element)]);
+            }
+        };
+        let shrink = || {
+            for part in parts {
+                b.map([part.sum], [part.sum, softmax.shrink], |_, _, [sum, shrink]| [sum * shrink]);
+            }
+        };
+        let release_values = || parts.iter().for_each(|part| part.values.release());
+
+        for part in parts {
+            b.map([part.sum], [], |_, _, []| [b.f32(0.0)]);
+        }
+        softmax.greatest.fill(LEAST);
+        softmax.sum.fill(0.0);
+        b.if_(tiles.gt(first), || {
+            let last = ((tiles - 1) * of_keys).named("last");
+            from_q.fetch(*q, [batch, of_q, from_first(first_query, row), zero]);
+            if self.stages == 1 {
+                b.range(zero, tiles - first).each(|done| {
+                    let at = last - done * of_keys;
+                    from_k.fetch(*k, key(at));
+                    softmax.scores.product(*from_q, from_k.transposed());
+                    from_k.release();
+                    masked(at);
+                    softmax.step(b);
+                    fetch_values(at);
+                    shrink();
+                    round();
+                    multiply();
+                    release_values();
+                });
+                from_q.release();
+                return;
+            }
+            from_k.fetch(*k, key(last));
+            softmax.scores.product(*from_q, from_k.transposed());
+            from_k.release();
+            // From the last keys to the first: where a mask may be needed it is at the begin.
+            masked(last);
+            softmax.step(b);
+            round();
+            b.range(b.i64(1), tiles - first).each(|done| {
+                let behind = last - (done - 1) * of_keys;
+                let at = behind - of_keys;
+                from_k.fetch(*k, key(at));
+                softmax.scores.product(*from_q, from_k.transposed());
+                fetch_values(behind);
+                multiply();
+                from_k.release();
+                if self.mask != Mask::Full {
+                    masked(at);
+                }
+                softmax.step(b);
+                release_values();
+                shrink();
+                round();
+            });
+            // The next tile's queries come while this one is finished.
+            from_q.release();
+            fetch_values(first * of_keys);
+            multiply();
+            release_values();
+        });
+        self.store(head, work);
+    }
+
+    fn store(&self, head: &Head<'_>, work: &Work<'_>) {
+        let Head { b, softmax, parts, .. } = head;
+        let Work { batch, head: of_q, row, queries, .. } = *work;
+        let at = self.from_first(work.first_query, row);
+        if let Some(log_sums) = head.log_sums {
+            b.map([softmax.shrink], [softmax.sum, softmax.greatest], |_, _, [sum, greatest]| {
+                let log = greatest.fma(softmax.scale, sum.log2().fast()) * std::f32::consts::LN_2;
+                [greatest.gt(LEAST).select(log, f32::NEG_INFINITY)]
+            });
+            match self.packed {
+                true => softmax.shrink.put_rows(log_sums, [batch, of_q, at], queries - row),
+                false => softmax.shrink.put(log_sums, [batch, of_q, at]),
+            }
+        }
+        // A query that sees no key has no greatest score.
+        b.map([softmax.sum], [softmax.sum, softmax.greatest], |_, _, [sum, greatest]| {
+            [greatest.gt(LEAST).select(sum.rcp().fast(), 0.0)]
+        });
+        for part in parts {
+            b.map([part.out], [part.sum, softmax.sum], |_, _, [sum, by]| [(sum * by).to(self.element)]);
+            let at = [batch, of_q, at, b.i64(part.column)];
+            match self.packed {
+                true => part.out.put_rows(head.o, at, queries - row),
+                false => part.out.put(head.o, at),
+            }
+        }
+    }
+}

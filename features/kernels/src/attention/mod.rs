@@ -1,0 +1,50 @@
+//! Attention: O = softmax(scale · Q · Kᵀ) · V for each head, without the matrix in between ever being in memory
+//! (Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention", 2022; softmax overlaps with products as in Shah
+//! et al., "FlashAttention-3", 2024), and its gradients.
+//!
+//! Views, slowest dimension first: `q` and `o` are `[batch, heads, queries, D]`, `k` and `v` are `[batch, heads, keys, D]`, all
+//! of f16, bf16 or f32 (the gradients: of f16 or bf16). Strides are free as long as a row's elements lie side by side and rows begin on multiples of 16 bytes, so
+//! tensors that lie as `[batch, tokens, heads, D]` are launched as they are, with their dimensions named in this order.
+//! `scale` is an f32 above 0, as a rule 1/√D.
+//!
+//! Heads of queries may be a multiple of those of keys and values (grouped-query and multi-query attention): as many in a row
+//! share a head of keys.
+//!
+//! What a query sees is its [`Mask`]. A query that sees no key gets zeros, and −∞ for the logarithm of its sum.
+//!
+//! [`Attention`] is the forward kernel, [`Backward`] the three of the gradients. A launch may have any number of blocks along
+//! x, which divide the tiles among themselves: as many as the device has multiprocessors is best.
+
+mod backward;
+mod forward;
+mod plan;
+
+pub use backward::Backward;
+pub use forward::Attention;
+pub use plan::Order;
+
+/// Which keys a query sees. The last query's own place is that of the last key: query i is at i + keys − queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    /// All.
+    Full,
+    /// Those up to its place.
+    Causal,
+    /// Those from `left` before its place up to `right` behind it, both parameters of i32, and not negative.
+    Window,
+}
+
+impl Mask {
+    fn name(self) -> &'static str {
+        match self {
+            Mask::Full => "full",
+            Mask::Causal => "causal",
+            Mask::Window => "window",
+        }
+    }
+}
+
+/// Below every score; not infinite, as differences of scores are taken.
+const LEAST: f32 = -3.0e38;
+/// log2 e: exponentials are powers of two.
+const LOG2_E: f32 = std::f32::consts::LOG2_E;

@@ -1,0 +1,126 @@
+//! Attention and its gradients against their definitions, in the interpreter.
+
+mod reference;
+
+use reference::Problem;
+use vm_ir::interp::{Argument, Launch, Limits, run};
+use vm_ir::{Kernel, Module, Scalar, Trust, validate};
+use vm_kernels::attention::{Attention, Backward, Mask, Order};
+
+/// Runs a kernel; gives the arguments as it leaves them.
+fn launch(
+    kernel: &Kernel,
+    grid: [u32; 3],
+    arguments: Vec<Argument>,
+) -> Result<Vec<Argument>, Box<dyn std::error::Error>> {
+    let module = validate(Module::from(kernel.clone()), Trust::Guest)?;
+    let mut launch = Launch { kernel: kernel.name().to_owned(), grid, arguments };
+    run(&module, &mut launch, &Limits::default())?;
+    Ok(launch.arguments)
+}
+
+fn check(variant: Attention, problem: Problem<'_>, blocks: u32) {
+    problem.check(variant, blocks, launch).unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn check_backward(variant: Backward, problem: Problem<'_>, blocks: u32) {
+    problem.check_gradients(variant, blocks, launch).unwrap_or_else(|error| panic!("{error}"));
+}
+
+const WHOLE: Problem<'_> =
+    Problem { heads: [2, 2], sequences: &[[128, 128]], mask: Mask::Full, window: [0, 0] };
+
+/// A small variant.
+fn small(mask: Mask) -> Attention {
+    Attention { mask, tile: [64, 64], groups: 1, ..Attention::of(64, mask == Mask::Causal) }
+}
+
+#[test]
+fn lengths_and_masks() {
+    for mask in [Mask::Full, Mask::Causal, Mask::Window] {
+        for log_sums in [false, true] {
+            let variant = Attention { log_sums, ..small(mask) };
+            let problem = Problem { mask, window: [20, 7], ..WHOLE };
+            check(variant, problem, 3);
+            // Queries that see nothing, where they are more than keys.
+            for lengths in [[70, 150], [100, 70], [1, 1], [64, 200]] {
+                check(variant, Problem { sequences: &[lengths], ..problem }, 2);
+            }
+        }
+        let wide = Attention { tile: [128, 64], groups: 2, ..small(mask) };
+        check(wide, Problem { mask, window: [150, 0], sequences: &[[130, 200]], ..WHOLE }, 1);
+        check(wide, Problem { mask, window: [0, 0], sequences: &[[130, 130]], ..WHOLE }, 9);
+    }
+}
+
+#[test]
+fn blocks_divide_tiles_in_every_order() {
+    let problem = Problem { mask: Mask::Causal, heads: [3, 3], ..WHOLE };
+    for order in [Order::Heads, Order::Balanced] {
+        let variant = Attention { order, ..small(Mask::Causal) };
+        for blocks in [1, 4, 7] {
+            check(variant, Problem { sequences: &[[150, 150], [150, 150]], ..problem }, blocks);
+        }
+        // So many that the longest come first; most see no key.
+        check(variant, Problem { sequences: &[[3100, 100]], ..problem }, 10);
+    }
+}
+
+#[test]
+fn heads_share_keys() {
+    for heads in [[4, 2], [3, 1]] {
+        let problem = Problem { heads, sequences: &[[70, 80]; 2], ..WHOLE };
+        check(small(Mask::Full), problem, 5);
+        check(small(Mask::Causal), Problem { mask: Mask::Causal, ..problem }, 5);
+    }
+}
+
+#[test]
+fn sizes_of_heads() {
+    for (dim, element) in [(64, Scalar::F16), (128, Scalar::Bf16), (192, Scalar::Bf16), (256, Scalar::F16)] {
+        let of = Attention::of(dim, false);
+        let variant = Attention { element, groups: 1, tile: [64, of.tile[1]], ..of };
+        check(variant, Problem { sequences: &[[70, 130]], heads: [1, 1], ..WHOLE }, 2);
+    }
+}
+
+#[test]
+fn one_stage_of_f32() {
+    for causal in [false, true] {
+        let variant = Attention { tile: [64, 64], ..Attention::cpu(64, causal) };
+        let mask = variant.mask;
+        check(variant, Problem { mask, ..WHOLE }, 3);
+        check(variant, Problem { mask, sequences: &[[70, 150]], ..WHOLE }, 2);
+        check(variant, Problem { mask, sequences: &[[100, 70]], ..WHOLE }, 2);
+    }
+}
+
+#[test]
+fn packed_sequences() {
+    let sequences = &[[70, 70], [0, 0], [1, 90], [130, 60], [64, 0], [5, 64]];
+    for mask in [Mask::Full, Mask::Causal, Mask::Window] {
+        let variant = Attention { packed: true, log_sums: true, ..small(mask) };
+        check(variant, Problem { mask, window: [30, 30], sequences, heads: [2, 1] }, 4);
+    }
+}
+
+#[test]
+fn gradients() {
+    let small = |dim, mask| Backward {
+        mask,
+        element: if mask == Mask::Full { Scalar::Bf16 } else { Scalar::F16 },
+        ..Backward::of(dim, mask == Mask::Causal)
+    };
+    for mask in [Mask::Full, Mask::Causal, Mask::Window] {
+        let problem = Problem { mask, window: [50, 20], heads: [1, 1], ..WHOLE };
+        let one = Backward { tile: [64, 64], groups: 1, ..small(64, mask) };
+        for lengths in [[70, 70], [70, 150], [100, 40], [1, 1]] {
+            check_backward(one, Problem { sequences: &[lengths], ..problem }, 2);
+        }
+        // Heads that share keys.
+        check_backward(one, Problem { heads: [4, 2], sequences: &[[70, 90]; 2], ..problem }, 3);
+        // The shapes that are fast.
+        check_backward(small(64, mask), Problem { sequences: &[[140, 140]], ..problem }, 1);
+        check_backward(small(128, mask), Problem { sequences: &[[70, 133]], ..problem }, 1);
+    }
+}

@@ -1,0 +1,217 @@
+//! The other program: calls of the driver.
+
+use std::cell::RefCell;
+use std::ffi::c_uint;
+use std::ptr;
+
+use anyhow::Context;
+use vm_accel::Result;
+use vm_cuda::sys::{
+    BorrowedContext, BorrowedStream, CUcontext, CUgraph, CUgraphExec, CUstream, Driver, driver,
+};
+
+/// Who has a context, a stream and memory.
+pub(super) struct Owner {
+    driver: &'static Driver,
+    device: i32,
+    context: CUcontext,
+    /// Whether it is the primary one.
+    primary: bool,
+    stream: CUstream,
+    memory: RefCell<Vec<u64>>,
+    /// Pinned memory of this process, to read by.
+    host: *mut u32,
+}
+
+/// The library, for what vm-cuda has no need of.
+fn library() -> anyhow::Result<libloading::Library> {
+    // SAFETY: it is loaded already.
+    unsafe { libloading::Library::new("libcuda.so.1") }.context("libcuda")
+}
+
+/// Elements that are read at once at most.
+const COUNT: usize = super::COUNT;
+
+impl Owner {
+    /// One with the primary context, and a stream of its own or the default one.
+    pub(super) fn primary(ordinal: u32, stream: bool) -> anyhow::Result<Self> {
+        let driver = driver()?;
+        let (mut device, mut context) = (0, ptr::null_mut());
+        // SAFETY: the pointers are to locals.
+        unsafe { driver.cuDeviceGet(&raw mut device, ordinal as i32) }?;
+        // SAFETY: as above.
+        unsafe { driver.cuDevicePrimaryCtxRetain(&raw mut context, device) }?;
+        // SAFETY: the context is retained.
+        unsafe { driver.cuCtxSetCurrent(context) }?;
+        Self::with(driver, device, context, true, stream)
+    }
+
+    /// One with another context.
+    pub(super) fn own_context(ordinal: u32) -> anyhow::Result<Self> {
+        let driver = driver()?;
+        let (mut device, mut context) = (0, ptr::null_mut());
+        // SAFETY: the pointer is to a local.
+        unsafe { driver.cuDeviceGet(&raw mut device, ordinal as i32) }?;
+        type Create = unsafe extern "C" fn(*mut CUcontext, c_uint, i32) -> u32;
+        let library = library()?;
+        // SAFETY: the signature is that of the driver's header.
+        let create = unsafe { library.get::<Create>(b"cuCtxCreate_v2\0") }.context("cuCtxCreate")?;
+        // SAFETY: the pointer is to a local.
+        let status = unsafe { create(&raw mut context, 0, device) };
+        anyhow::ensure!(status == 0, "cuCtxCreate: {status}");
+        Self::with(driver, device, context, false, true)
+    }
+
+    fn with(
+        driver: &'static Driver,
+        device: i32,
+        context: CUcontext,
+        primary: bool,
+        own_stream: bool,
+    ) -> anyhow::Result<Self> {
+        let (mut stream, mut host) = (ptr::null_mut(), ptr::null_mut());
+        if own_stream {
+            // SAFETY: the pointer is to a local.
+            unsafe { driver.cuStreamCreate(&raw mut stream, 1) }?;
+        }
+        // SAFETY: the pointer is to a local.
+        unsafe { driver.cuMemHostAlloc(&raw mut host, 4 * COUNT, 0) }?;
+        Ok(Self { driver, device, context, primary, stream, memory: RefCell::default(), host: host.cast() })
+    }
+
+    /// What a queue needs.
+    pub(super) fn lend(&self) -> (Option<BorrowedContext>, BorrowedStream) {
+        // SAFETY: each test ends its sessions before their owner.
+        let context = (!self.primary).then(|| unsafe { BorrowedContext::new(self.context) });
+        // SAFETY: as above.
+        (context, unsafe { BorrowedStream::new(self.stream) })
+    }
+
+    /// The thread's current context, as a number.
+    pub(super) fn current(&self) -> Result<usize> {
+        let mut context = ptr::null_mut();
+        // SAFETY: the pointer is to a local.
+        unsafe { self.driver.cuCtxGetCurrent(&raw mut context) }?;
+        Ok(context.addr())
+    }
+
+    pub(super) fn allocate(&self, bytes: u64) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: the pointer is to a local.
+        unsafe { self.driver.cuMemAlloc_v2(&raw mut address, bytes as usize) }?;
+        self.memory.borrow_mut().push(address);
+        Ok(address)
+    }
+
+    /// `cuMemsetD8Async`.
+    pub(super) fn fill(&self, address: u64, value: u8, bytes: u64) -> anyhow::Result<()> {
+        // SAFETY: the memory is this owner's, which the tests keep to.
+        Ok(unsafe { self.driver.cuMemsetD8Async(address, value, bytes as usize, self.stream) }?)
+    }
+
+    /// `cuMemcpyAsync`.
+    pub(super) fn copy(&self, target: u64, source: u64, bytes: u64) -> anyhow::Result<()> {
+        // SAFETY: as above.
+        Ok(unsafe { self.driver.cuMemcpyAsync(target, source, bytes as usize, self.stream) }?)
+    }
+
+    /// Waits for the stream.
+    pub(super) fn wait(&self) -> Result<()> {
+        // SAFETY: the stream is live.
+        unsafe { self.driver.cuStreamSynchronize(self.stream) }
+    }
+
+    /// Elements of memory, after the stream's commands.
+    pub(super) fn read_some(&self, address: u64, count: usize) -> anyhow::Result<Vec<u32>> {
+        self.copy(self.host as u64, address, 4 * count as u64)?;
+        self.wait()?;
+        // SAFETY: so many were copied there, and no command writes there any more.
+        Ok(unsafe { std::slice::from_raw_parts(self.host, count) }.to_vec())
+    }
+
+    /// As many elements as the tests' memory has.
+    pub(super) fn read(&self, address: u64) -> anyhow::Result<Vec<u32>> {
+        self.read_some(address, COUNT)
+    }
+
+    /// Writes elements, and waits.
+    pub(super) fn write(&self, address: u64, values: &[u32]) -> anyhow::Result<()> {
+        self.copy(address, values.as_ptr() as u64, 4 * values.len() as u64)?;
+        Ok(self.wait()?)
+    }
+
+    /// A graph of what `f` gives the stream.
+    pub(super) fn capture(&self, f: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<OwnersGraph<'_>> {
+        let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the stream is live.
+        unsafe { self.driver.cuStreamBeginCapture_v2(self.stream, 0) }?;
+        let done = f();
+        // SAFETY: the stream is live, the pointer is to a local.
+        unsafe { self.driver.cuStreamEndCapture(self.stream, &raw mut graph) }?;
+        let graph = OwnersGraph { owner: self, graph, executable: ptr::null_mut() };
+        done?;
+        // SAFETY: the graph is live, the pointer is to a local.
+        unsafe { self.driver.cuGraphInstantiateWithFlags(&raw mut executable, graph.graph, 0) }?;
+        let mut graph = graph;
+        graph.executable = executable;
+        Ok(graph)
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let _ = self.wait();
+        for address in self.memory.borrow_mut().drain(..) {
+            // SAFETY: nothing uses it any more.
+            let _ = unsafe { self.driver.cuMemFree_v2(address) };
+        }
+        // SAFETY: as above.
+        let _ = unsafe { self.driver.cuMemFreeHost(self.host.cast()) };
+        if !self.stream.is_null() {
+            // SAFETY: as above.
+            let _ = unsafe { self.driver.cuStreamDestroy_v2(self.stream) };
+        }
+        // SAFETY: no context is current after this.
+        let _ = unsafe { self.driver.cuCtxSetCurrent(ptr::null_mut()) };
+        if self.primary {
+            // SAFETY: it was retained once.
+            let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
+        } else if let Ok(library) = library()
+            // SAFETY: the signature is that of the driver's header.
+            && let Ok(destroy) = unsafe {
+                library.get::<unsafe extern "C" fn(CUcontext) -> u32>(b"cuCtxDestroy_v2\0")
+            }
+        {
+            // SAFETY: nothing that was made in it is used any more.
+            unsafe { destroy(self.context) };
+        }
+    }
+}
+
+/// A graph of an owner's, which launches it on its stream.
+pub(super) struct OwnersGraph<'a> {
+    owner: &'a Owner,
+    graph: CUgraph,
+    executable: CUgraphExec,
+}
+
+impl OwnersGraph<'_> {
+    pub(super) fn launch(&self) -> Result<()> {
+        // SAFETY: the graph is live, and so is what it uses.
+        unsafe { self.owner.driver.cuGraphLaunch(self.executable, self.owner.stream) }
+    }
+}
+
+impl Drop for OwnersGraph<'_> {
+    fn drop(&mut self) {
+        let _ = self.owner.wait();
+        if !self.executable.is_null() {
+            // SAFETY: it has ended.
+            let _ = unsafe { self.owner.driver.cuGraphExecDestroy(self.executable) };
+        }
+        if !self.graph.is_null() {
+            // SAFETY: nobody uses it any more.
+            let _ = unsafe { self.owner.driver.cuGraphDestroy(self.graph) };
+        }
+    }
+}
