@@ -170,6 +170,11 @@ impl<A: JitTarget> JitCompiler<A> {
         self.trust
     }
 
+    /// What it compiles for.
+    pub(super) fn compiled_for(&self) -> Result<Target, CompileError> {
+        self.target.clone().map_or_else(|| self.accelerator.target(), Ok)
+    }
+
     /// The cache.
     pub(super) fn kept(&self) -> &Arc<Cache> {
         &self.cache
@@ -227,10 +232,7 @@ impl<A: JitTarget> JitCompiler<A> {
         if module.trust() == Trust::Trusted && self.trust == Trust::Guest {
             return Err(CompileError::Trusted { kernel: first(module) });
         }
-        let target = match &self.target {
-            Some(target) => target.clone(),
-            None => self.accelerator.target()?,
-        };
+        let target = self.compiled_for()?;
         let compiled = self.cache.compile(module, &target)?;
         let image = match &self.assembler {
             None => Arc::from(compiled.code),

@@ -448,7 +448,7 @@ impl<A: JitTarget> Tuner<A> {
                 "{} {}, {} units, {} bytes",
                 info.backend, info.name, info.compute_units, info.shared_bytes
             ),
-            target: accelerator.target()?.to_string(),
+            target: self.compiler.compiled_for()?.to_string(),
             trust: format!("{:?}", self.compiler.trust()),
         })
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use vm_accel::fake::{FakeAccelerator, Script};
 use vm_ir::builder::BuildError;
-use vm_ir::{GuestAddr, Kernel, Scalar, text};
+use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar, text};
 use vm_jit::cache::{Cache, CacheOptions};
 use vm_kernels::family::{Problem, Resources, Sample, Variant};
 use vm_kernels::gemm::Product;
@@ -30,6 +30,11 @@ impl Variant for One {
 
     fn kernel(&self, _: GuestAddr) -> Result<Kernel, BuildError> {
         let name = self.0;
+        if name == "large" {
+            let block = IRBlock::new(GuestAddr(0x77));
+            block.builder().name(name).shared("tile", Scalar::F32, &[20_000]);
+            return block.kernel();
+        }
         let body = match name.starts_with("loop") {
             false => "%zero = const 0 : i64\n store @x[%zero, %zero], %by\n",
             true => {
@@ -148,9 +153,11 @@ fn what_is_wrong_is_named() {
         "variant b of family named, class any, faulted: the device's context is lost (illegal address)",
     );
     check(&[], &[], "family named has no variant of class any that simulated accelerator has room for");
-    // Tile kernels on a T4.
-    let error = tuner(&device(&[])).tune(&Product::of(8, 8, 8), &patient()).unwrap_err().to_string();
-    assert!(error.contains("gemm_nn_bf16_bf16_") && error.contains("sm_75"), "{error}");
+    // No code for what the target does not have.
+    check(&["large", "b"], &[("b", takes(100))], "b !=");
+    let why = "no variant of family named, class any, could be measured on simulated accelerator; large: kernel @large (guest 0x77): \
+               the shared arrays take 80000 bytes";
+    check(&["large"], &[], why);
     let huge = Product::of(1 << 40, 1 << 40, 1 << 40);
     assert!(tuner(&device(&[])).tune(&huge, &patient()).is_err());
 }
