@@ -25,14 +25,15 @@ fn all_are_compiled() {
             [backward.prepare(GuestAddr(0)), backward.kernel(GuestAddr(0)), backward.finish(GuestAddr(0))];
         kernels.extend(all.map(Result::unwrap));
     }
-    for trust in [Trust::Guest, Trust::Trusted] {
-        let module = validate(Module::new(kernels.clone()), trust).unwrap();
-        for target in ["ptx:sm_90a", "ptx:sm_80"] {
-            let compiled = vm_jit::compile(&module, &target.parse().unwrap());
-            assert_eq!(
-                compiled.map(|artifact| artifact.entries.len()).map_err(|e| e.to_string()),
-                Ok(kernels.len())
-            );
+    for (kernel, trust) in
+        kernels.iter().flat_map(|kernel| [(kernel, Trust::Guest), (kernel, Trust::Trusted)])
+    {
+        let module = validate(Module::from(kernel.clone()), trust).unwrap();
+        vm_jit::compile(&module, &"ptx:sm_90a".parse().unwrap()).unwrap();
+        // Older architectures have room for less.
+        match vm_jit::compile(&module, &"ptx:sm_80".parse().unwrap()) {
+            Ok(artifact) => assert_eq!(artifact.entries.len(), 1),
+            Err(error) => assert!(error.to_string().contains("bytes of shared memory"), "{error}"),
         }
     }
 }
