@@ -255,14 +255,15 @@ impl<'k> Writer<'k> {
     }
 
     /// Is nothing else done with a view than to add matrices to it, in any order? And, if not: do all its rows come from one
-    /// group alone, as all that is put there is as high, and begins at multiples of that (as long as nothing overflows)?
+    /// group alone, as all that is put there is as high, and begins at multiples of that? Of a power of two a product is one that
+    /// overflows, too.
     fn puts_apart(&self, op: &Op, view: Place) -> (bool, bool) {
         let rows = |op: &Op| {
             let fragment = op.others.first().and_then(|place| self.kernel.fragment(*place));
             fragment.filter(|fragment| !fragment.is_line()).map_or(0, |fragment| fragment.rows)
         };
         let own_rows = rows(op);
-        let (mut adds, mut aligned) = (true, true);
+        let (mut adds, mut aligned) = (true, own_rows.is_power_of_two());
         self.kernel.for_each_op(&mut |op| {
             if op.place != Some(view) || op.code == Opcode::Extent {
                 return;
