@@ -95,13 +95,16 @@ fn forward(gpu: &Gpu) -> anyhow::Result<Launches> {
     Ok(done)
 }
 
+/// A variant, heads of queries and of keys, and sequences.
+type Shape<'a> = (Backward, [u64; 2], &'a [[u64; 2]]);
+
 fn backward(gpu: &Gpu) -> anyhow::Result<Launches> {
     let mut done = Launches::default();
     for ((mask, window), dim) in masks().flat_map(|mask| [64, 128].map(|dim| (mask, dim))) {
         let large = Backward { mask, ..Backward::of(dim, mask == Mask::Causal) };
         let halves = Backward { element: Scalar::F16, ..large };
         let small = Backward { tile: [64, 64], groups: 1, ..large };
-        let shapes: [(Backward, [u64; 2], &[[u64; 2]]); 6] = [
+        let shapes: [Shape; 6] = [
             (large, [1, 1], &[[1, 1]]),
             (large, [2, 2], &[[128, 128]]),
             (halves, [2, 2], &[[70, 390]]),

@@ -1,6 +1,7 @@
 //! Copies between views and shared memory, and the stages that they fill.
 
 use super::layout::{self, BoxOf, GROUP, ROW, SLAB};
+use super::order::PutOrder;
 use super::{Role, channel_number, fragment_number};
 use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::Writer;
@@ -254,49 +255,6 @@ impl<'k> Writer<'k> {
         self.advance(ring.next, Some(ring.parity), channel.stages);
     }
 
-    /// Is nothing else done with a view than to add matrices to it, in any order? And, if not: do all its rows come from one
-    /// group alone, as all that is put there is as high, and begins at multiples of that? Of a power of two a product is one that
-    /// overflows, too.
-    fn puts_apart(&self, op: &Op, view: Place) -> (bool, bool) {
-        let rows = |op: &Op| {
-            let fragment = op.others.first().and_then(|place| self.kernel.fragment(*place));
-            fragment.filter(|fragment| !fragment.is_line()).map_or(0, |fragment| fragment.rows)
-        };
-        let own_rows = rows(op);
-        let (mut adds, mut aligned) = (true, own_rows.is_power_of_two());
-        self.kernel.for_each_op(&mut |op| {
-            if op.place != Some(view) || op.code == Opcode::Extent {
-                return;
-            }
-            adds &= op.code == Opcode::PutAdd && rows(op) > 0;
-            let puts = matches!(op.code, Opcode::Put | Opcode::PutAdd) && rows(op) == own_rows;
-            let row = op.operands.len().checked_sub(2).and_then(|row| op.operands.get(row));
-            aligned &= puts && row.is_some_and(|row| self.is_multiple(*row, own_rows.into(), 4));
-        });
-        (adds, aligned)
-    }
-
-    /// Is a value known to be a multiple, from the ops of `depth` steps before it?
-    fn is_multiple(&self, value: Value, of: u64, depth: u32) -> bool {
-        if let Some(constant) = self.constant(value) {
-            return constant % of.max(1) == 0;
-        }
-        let mut found = false;
-        if depth > 0 {
-            self.kernel.for_each_op(&mut |op| {
-                if op.result() == Some(value) {
-                    let mut factors = op.operands.iter().map(|v| self.is_multiple(*v, of, depth - 1));
-                    found = match op.code {
-                        Opcode::Mul => factors.any(|multiple| multiple),
-                        Opcode::Add | Opcode::Sub => factors.all(|multiple| multiple),
-                        _ => false,
-                    };
-                }
-            });
-        }
-        found
-    }
-
     /// Puts a fragment into a box that begins at the op's indices: a few of its boxes at a time.
     pub(super) fn put_box(&mut self, op: &'k Op, view: Place) {
         let kernel = self.kernel;
@@ -317,7 +275,8 @@ impl<'k> Writer<'k> {
         };
 
         // What was put before is in memory, lest it comes later than this; and all groups have loaded what they had to.
-        let (adds, aligned) = self.puts_apart(op, view);
+        let PutOrder { adds, aligned } =
+            tiles.put_orders.get(usize::from(parameter)).copied().unwrap_or_default();
         match adds {
             true => when!(self, leads, true, "cp.async.bulk.wait_group.read", 0),
             false => when!(self, leads, true, "cp.async.bulk.wait_group", 0),

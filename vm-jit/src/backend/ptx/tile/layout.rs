@@ -157,14 +157,14 @@ pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32,
     for channel in &tile.channels {
         let [rows, inner] = channel.dims;
         let (bytes, share) = (inner * channel.element.bytes(), share(kernel, channel));
-        let fits = rows / share <= MAX_BOX && rows.is_multiple_of(8 * share) && bytes.is_multiple_of(ROW);
+        let least = 8 * share;
+        let fits = rows / share <= MAX_BOX && rows.is_multiple_of(least) && bytes.is_multiple_of(ROW);
         need(
             channel.line.0,
             fits,
             format!(
-                "a stage of @{} is {rows} rows of {bytes} bytes; it takes {} to {} rows, a multiple of {0}, of a multiple of {ROW} bytes",
+                "a stage of @{} is {rows} rows of {bytes} bytes; it takes {least} to {} rows, a multiple of {least}, of a multiple of {ROW} bytes",
                 channel.name,
-                8 * share,
                 MAX_BOX * share
             ),
         );

@@ -5,6 +5,7 @@
 //! handed over by a pair of `mbarrier`s, full and empty.
 //!
 //! * `layout`: shared memory, and what is rejected.
+//! * `order`: which stores must come one after the other.
 //! * `waits`: what is waited for before an op.
 //! * `fragment`: fragments in registers, and the ops on them.
 //! * `copy`: fetches, stores and stages.
@@ -29,6 +30,7 @@ mod fragment;
 mod global;
 mod handover;
 mod layout;
+mod order;
 mod product;
 mod sync;
 mod waits;
@@ -86,6 +88,8 @@ pub(super) struct Tiles<'k> {
     tile: &'k Tile,
     layout: Layout,
     waits: Waits,
+    /// By parameter: whether groups wait for each other before they put something there.
+    put_orders: Vec<order::PutOrder>,
     /// The parameters of the tensor maps: their offsets in the block of parameters.
     maps: Vec<u32>,
     role: Role,
@@ -133,6 +137,7 @@ impl<'k> Tiles<'k> {
             tile,
             layout,
             waits,
+            put_orders: Vec::new(),
             maps: Vec::new(),
             role: Role::Compute,
             base: Reg::NONE,
@@ -321,6 +326,7 @@ impl<'k> Writer<'k> {
             leads,
             leads_warp,
             row,
+            put_orders: order::put_orders(self.kernel),
             ..Tiles::new(tile, layout, Waits::of(self.kernel), end)
         }));
     }
