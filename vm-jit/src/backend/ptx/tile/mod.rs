@@ -372,16 +372,21 @@ impl<'k> Writer<'k> {
             (tiles.role, tiles.rings, tiles.signals, tiles.words) = (role, rings, signals, words);
             (tiles.fragments, tiles.fresh, tiles.arrival) = (fragments, fresh, arrival);
         }
+        self.program(Self::leave);
+    }
+
+    /// Writes the kernel's body as a role runs it, which ends with `leave`.
+    fn program(&mut self, leave: fn(&mut Self)) {
         self.begin_polls();
         let body = self.kernel.body();
         self.region(body);
-        self.leave();
+        leave(self);
         if let Some(cancel) = self.cancel {
             // Roles run out of fuel together.
             self.asm.place(cancel.out_of_fuel);
             self.report_out_of_fuel(cancel);
             self.asm.place(cancel.leave);
-            self.leave();
+            leave(self);
         }
     }
 

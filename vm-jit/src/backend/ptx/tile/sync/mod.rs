@@ -263,17 +263,7 @@ impl<'k> Writer<'k> {
         if let Some(tiles) = &mut self.tiles {
             (tiles.role, tiles.rings, tiles.signals, tiles.fragments) = (role, rings, signals, fragments);
         }
-        self.begin_polls();
-        let body = self.kernel.body();
-        self.region(body);
-        self.leave_sync();
-        if let Some(cancel) = self.cancel {
-            // Roles run out of fuel together.
-            self.asm.place(cancel.out_of_fuel);
-            self.report_out_of_fuel(cancel);
-            self.asm.place(cancel.leave);
-            self.leave_sync();
-        }
+        self.program(Self::leave_sync);
     }
 
     /// Ends the role with nothing of it under way.
