@@ -8,8 +8,12 @@
 //! | [`gemm`] | a matrix product |
 //! | [`attention`] | softmax(Q · Kᵀ) · V, for each head of a batch, full, causal or in a window, of packed sequences too; and its gradients |
 //!
-//! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants.
+//! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants, [`call`]
+//! what a function of the library is: launches of their kernels.
 
 pub mod attention;
+pub mod call;
+#[cfg(feature = "cases")]
+pub mod cases;
 pub mod family;
 pub mod gemm;

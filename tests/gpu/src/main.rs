@@ -19,6 +19,7 @@ mod filetests;
 mod fuzz;
 mod gpu;
 mod kernels;
+mod library;
 mod paravirt;
 mod programs;
 mod rates;
@@ -172,6 +173,12 @@ const SECTIONS: &[Section] = &[
         about: "kernels against PyTorch and a device copy",
         timeout: Duration::from_secs(240),
         tests: kernels::tests,
+    },
+    Section {
+        name: "library",
+        about: "the functions of the kernel library against their definitions",
+        timeout: Duration::from_secs(240),
+        tests: library::tests,
     },
     Section {
         name: "tiles",

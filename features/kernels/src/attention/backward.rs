@@ -17,7 +17,7 @@ use vm_ir::{GuestAddr, Kernel, Scalar};
 /// Views as in [`attention`](super); `delta` is of f32, `[batch, heads, queries]` as `lse` is. `sums`, of f32, is where dQ is
 /// added up: `[batch, heads, queries, D]`, or, where [`turned`](Self::turned), `[batch, heads, tiles · D, 64]`: for each tile of
 /// 64 queries, the last one whole, a row for each element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Backward {
     /// What the views hold: f16 or bf16.
     pub element: Scalar,

@@ -8,7 +8,7 @@ use vm_ir::view::{Access, Dim, ViewType};
 use vm_ir::{GuestAddr, Kernel, Scalar};
 
 /// A variant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attention {
     /// What the views hold: f16, bf16 or f32.
     pub element: Scalar,

@@ -24,7 +24,7 @@ pub use forward::Attention;
 pub use plan::Order;
 
 /// Which keys a query sees. The last query's own place is that of the last key: query i is at i + keys − queries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mask {
     /// All.
     Full,

@@ -6,7 +6,7 @@ use vm_ir::builder::{Builder, Val};
 use vm_ir::op::Axis;
 
 /// In which order tiles are worked on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
     /// Head by head: where all tiles take as long.
     Heads,

@@ -8,7 +8,7 @@ use vm_ir::types::Type;
 use vm_ir::view::Access;
 
 /// What is done with a sum before it is stored, in this order: it is scaled, C is added, then the bias, then comes the activation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Epilogue {
     /// Is it multiplied by `alpha`?
     pub scaled: bool,
@@ -23,7 +23,7 @@ pub struct Epilogue {
 }
 
 /// How factors are scaled: by f32s of which each is that of several elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scales {
     /// Not at all.
     None,
@@ -35,7 +35,7 @@ pub enum Scales {
 }
 
 /// A function of each element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// x.
     None,

@@ -13,10 +13,12 @@
 //! and right with any number (a multiple of [`Gemm::cluster`]). Tiles are taken in bands of [`Gemm::band`] rows of tiles, one
 //! column of tiles after the other, so that what is taken at the same time shares rows of A and columns of B in the cache.
 
+mod call;
 mod epilogue;
 mod schedule;
 mod table;
 
+pub use call::Multiply;
 pub use epilogue::{Activation, Epilogue, Scales};
 pub use schedule::Batch;
 pub use table::Product;
@@ -28,7 +30,7 @@ use vm_ir::view::{Access, ViewType};
 use vm_ir::{GuestAddr, Kernel, Scalar};
 
 /// A variant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gemm {
     /// What A and B hold: f16, bf16, tf32, f32, f8e4m3, f8e5m2 or i8.
     pub element: Scalar,

@@ -8,7 +8,7 @@ use vm_ir::builder::{Builder, FragmentRef, PlaceRef, Val};
 use vm_ir::op::Axis;
 
 /// One product, or many.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Batch {
     /// One.
     One,

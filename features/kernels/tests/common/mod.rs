@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 #[path = "../../../cpu/tests/common/mod.rs"]
-mod machine;
+pub(crate) mod machine;
 
 use machine::Machine;
 

@@ -1,0 +1,202 @@
+//! A function of the library as launches: which kernels run, over which blocks, with which arguments.
+//!
+//! A [`Function`] is what is computed of which extents, its numbers (`alpha`, an epsilon) included. [`Function::buffers`] says which memory it
+//! is called with, and [`Function::call`] how a device does it: one launch after the other, each of an [`Entry`], which is small and
+//! hashable, so that whoever calls keeps what it has compiled and loaded by it.
+//!
+//! A function allocates nothing. What its launches hand to each other lies in a workspace of the caller's, of as many bytes as
+//! [`Call::workspace`] says and aligned to [`WORKSPACE_ALIGN`]; its contents before a call don't matter.
+
+use std::fmt;
+
+use thiserror::Error;
+use vm_ir::builder::BuildError;
+use vm_ir::view::Access;
+use vm_ir::{GuestAddr, Kernel, Scalar, Type};
+
+use crate::family::Resources;
+use crate::gemm::Gemm;
+
+/// Bytes to whose multiples a workspace, and each part of one, is aligned.
+pub const WORKSPACE_ALIGN: u64 = 256;
+
+/// What is computed, of which extents.
+pub trait Function: fmt::Debug {
+    /// The buffers of a call, in order.
+    fn buffers(&self) -> Vec<Buffer>;
+
+    /// The launches that compute it on such a device. Extents of 0 are none at all.
+    ///
+    /// # Errors
+    /// [`CallError`]: an extent or a type for which there is no kernel.
+    fn call(&self, resources: &Resources) -> Result<Call, CallError>;
+}
+
+/// Why a function can't be called.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum CallError {
+    /// There is no kernel for one of its numbers.
+    #[error("{function}: {what}")]
+    Unsupported {
+        /// The function's name.
+        function: &'static str,
+        /// Which number it is, and which ones there are.
+        what: String,
+    },
+    /// The device has no room for any variant.
+    #[error("{function}: no variant fits into {shared_bytes} bytes of shared memory")]
+    NoRoom {
+        /// The function's name.
+        function: &'static str,
+        /// What a block has.
+        shared_bytes: u32,
+    },
+}
+
+/// Memory that a function is called with: a dense array, slowest dimension first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Its name.
+    pub name: &'static str,
+    /// What it holds.
+    pub element: Scalar,
+    /// Its extents in elements.
+    pub extents: Vec<u64>,
+    /// What happens to it.
+    pub access: Access,
+}
+
+impl Buffer {
+    /// A dense array.
+    pub fn new(name: &'static str, element: Scalar, extents: &[u64], access: Access) -> Buffer {
+        Buffer { name, element, extents: extents.to_vec(), access }
+    }
+
+    /// Its elements; none if there are more than a u64 can count.
+    pub fn len(&self) -> Option<u64> {
+        self.extents.iter().try_fold(1u64, |product, extent| product.checked_mul(*extent))
+    }
+
+    /// Has it no elements?
+    pub fn is_empty(&self) -> bool {
+        self.extents.contains(&0)
+    }
+}
+
+/// What a function does on a device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Call {
+    /// One after the other.
+    pub launches: Vec<Launch>,
+    /// Bytes that the launches hand to each other.
+    pub workspace: u64,
+}
+
+/// A launch of a kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// The kernel.
+    pub entry: Entry,
+    /// Blocks along x, y and z.
+    pub grid: [u32; 3],
+    /// The arguments, in the order of the kernel's parameters.
+    pub operands: Vec<Operand>,
+}
+
+/// An argument of a launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operand {
+    /// A view of a buffer: its number in [`Function::buffers`], and what of it.
+    Buffer(usize, Region),
+    /// A view of the workspace.
+    Workspace(Region),
+    /// A number: its bits, of this type.
+    Number(u64, Type),
+}
+
+/// What a view is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// What it holds.
+    pub element: Scalar,
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// Its extents in elements, slowest dimension first.
+    pub extents: Vec<u64>,
+    /// From one element of a dimension to the next, in elements. That of the last is 1.
+    pub strides: Vec<u64>,
+}
+
+impl Region {
+    /// A dense array.
+    pub fn dense(element: Scalar, offset: u64, extents: &[u64]) -> Region {
+        let mut strides = vec![1; extents.len()];
+        for at in (1..extents.len()).rev() {
+            strides[at - 1] = extents[at].saturating_mul(strides[at]);
+        }
+        Region { element, offset, extents: extents.to_vec(), strides }
+    }
+}
+
+impl Operand {
+    /// A buffer as a whole, of these extents (which may be others than the buffer's own, of as many elements).
+    pub fn whole(buffer: usize, element: Scalar, extents: &[u64]) -> Operand {
+        Operand::Buffer(buffer, Region::dense(element, 0, extents))
+    }
+
+    /// A number of f32.
+    pub fn f32(number: f32) -> Operand {
+        Operand::Number(number.to_bits().into(), Type::F32)
+    }
+
+    /// A number of i32.
+    pub fn i32(number: i32) -> Operand {
+        Operand::Number(u64::from(number.cast_unsigned()), Type::I32)
+    }
+
+    /// A number of i64.
+    pub fn i64(number: i64) -> Operand {
+        Operand::Number(number.cast_unsigned(), Type::I64)
+    }
+}
+
+/// Parts of a workspace, one behind the other.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Workspace(u64);
+
+impl Workspace {
+    /// The next part.
+    pub fn take(&mut self, element: Scalar, extents: &[u64]) -> Operand {
+        let region = Region::dense(element, self.0, extents);
+        let bytes = extents
+            .iter()
+            .fold(u64::from(element.bytes()), |product, extent| product.saturating_mul(*extent));
+        self.0 = self.0.saturating_add(bytes).checked_next_multiple_of(WORKSPACE_ALIGN).unwrap_or(u64::MAX);
+        Operand::Workspace(region)
+    }
+
+    /// Bytes of all parts; `u64::MAX` if there are more.
+    pub fn bytes(self) -> u64 {
+        self.0
+    }
+}
+
+/// A kernel of any family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Entry {
+    /// A product.
+    Gemm(Gemm),
+}
+
+impl Entry {
+    /// The kernel.
+    ///
+    /// # Errors
+    /// A number that no kernel can have.
+    pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
+        match self {
+            Entry::Gemm(gemm) => gemm.kernel(guest),
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Calls of every function with what they must come to, for tests of backends and devices.
+//!
+//! What is expected is computed in f64 from the function's definition, by other code than any kernel's. [`all`] has every case;
+//! a test runs each by [`Case::check`] with what launches a kernel in its place.
+
+mod gemm;
+
+use vm_ir::interp::{Argument, Launch, Tensor};
+use vm_ir::{GuestAddr, Module, Scalar, Trust, ValidModule, validate};
+
+use crate::call::{Function, Operand, Region};
+use crate::family::Resources;
+
+/// A call.
+pub struct Case {
+    /// Its name, which tells it from all others.
+    pub name: String,
+    /// What is called.
+    pub function: Box<dyn Function>,
+    /// What the buffers hold before.
+    pub buffers: Vec<Tensor>,
+    /// What some of them hold behind.
+    pub expected: Vec<Expected>,
+}
+
+/// What a buffer holds behind a call.
+pub struct Expected {
+    /// The buffer's number.
+    pub buffer: usize,
+    /// The elements.
+    pub values: Vec<f64>,
+    /// How far an element may be off, of the greater of its magnitude and [`scale`](Self::scale).
+    pub tolerance: f64,
+    /// The magnitude below which the tolerance is an absolute one.
+    pub scale: f64,
+}
+
+impl Expected {
+    /// Elements that may be off by a part of their magnitude, or of 1 where that is less.
+    pub fn new(buffer: usize, values: Vec<f64>, tolerance: f64) -> Expected {
+        Expected { buffer, values, tolerance, scale: 1.0 }
+    }
+
+    /// Elements that must be just these.
+    pub fn exact(buffer: usize, values: Vec<f64>) -> Expected {
+        Expected::new(buffer, values, 0.0)
+    }
+}
+
+/// All cases.
+pub fn all() -> Vec<Case> {
+    gemm::cases().into_iter().collect()
+}
+
+impl Case {
+    /// Calls it on a device by `launch`, which runs the kernel of a module and leaves in its tensors what came out; and compares.
+    ///
+    /// # Errors
+    /// What differs, or what `launch` said.
+    pub fn check(
+        &self,
+        resources: &Resources,
+        trust: Trust,
+        launch: &mut dyn FnMut(&ValidModule, &mut Launch) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let name = &self.name;
+        let said = |what: String| format!("{name}: {what}");
+        let specified = self.function.buffers();
+        assert_eq!(specified.len(), self.buffers.len(), "{name}: its buffers");
+        for (buffer, tensor) in specified.iter().zip(&self.buffers) {
+            assert_eq!(
+                (buffer.element, &buffer.extents),
+                (tensor.element, &tensor.extents),
+                "{name}: {}",
+                buffer.name
+            );
+        }
+        let call = self.function.call(resources).map_err(|error| said(error.to_string()))?;
+        let mut buffers = self.buffers.clone();
+        // Its contents don't matter: ones in every bit are NaN.
+        let mut workspace =
+            Tensor::from_bits(Scalar::I8, &[call.workspace], vec![0xff; call.workspace as usize]);
+        for step in &call.launches {
+            let kernel = step.entry.kernel(GuestAddr(0)).map_err(|error| said(format!("{error:?}")))?;
+            let entry = kernel.name().to_owned();
+            let module = validate(Module::from(kernel), trust)
+                .map_err(|errors| said(format!("{entry}: {errors:?}")))?;
+            let arguments = step.operands.iter().map(|operand| match operand {
+                Operand::Buffer(index, region) => Argument::Tensor(read(&buffers[*index], region)),
+                Operand::Workspace(region) => Argument::Tensor(read(&workspace, region)),
+                Operand::Number(bits, _) => Argument::Bits(*bits),
+            });
+            let mut run = Launch { kernel: entry.clone(), grid: step.grid, arguments: arguments.collect() };
+            launch(&module, &mut run).map_err(|error| said(format!("{entry}: {error}")))?;
+            for (operand, argument) in step.operands.iter().zip(&run.arguments) {
+                match (operand, argument) {
+                    (Operand::Buffer(index, region), Argument::Tensor(tensor)) => {
+                        write(&mut buffers[*index], region, tensor)
+                    }
+                    (Operand::Workspace(region), Argument::Tensor(tensor)) => {
+                        write(&mut workspace, region, tensor)
+                    }
+                    _ => {}
+                }
+            }
+        }
+        for expected in &self.expected {
+            expected
+                .compare(&buffers[expected.buffer])
+                .map_err(|what| said(format!("{}: {what}", specified[expected.buffer].name)))?;
+        }
+        Ok(())
+    }
+}
+
+impl Expected {
+    fn compare(&self, found: &Tensor) -> Result<(), String> {
+        let found = found.to_f64s();
+        if found.len() != self.values.len() {
+            return Err(format!("{} elements, not {}", found.len(), self.values.len()));
+        }
+        for (at, (found, expected)) in found.iter().zip(&self.values).enumerate() {
+            let same = found == expected || found.is_nan() && expected.is_nan();
+            let close = (found - expected).abs() <= self.tolerance * expected.abs().max(self.scale);
+            if !(same || close && expected.is_finite()) {
+                return Err(format!("element {at} is {found}, not {expected}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of a region, by its elements in order: where each begins.
+fn places(region: &Region) -> impl Iterator<Item = usize> + '_ {
+    let count: u64 = region.extents.iter().product();
+    (0..count).map(|mut index| {
+        let mut at = 0;
+        for (extent, stride) in region.extents.iter().zip(&region.strides).rev() {
+            at += index % extent * stride;
+            index /= extent;
+        }
+        (region.offset + at * u64::from(region.element.bytes())) as usize
+    })
+}
+
+fn read(memory: &Tensor, region: &Region) -> Tensor {
+    let width = region.element.bytes() as usize;
+    let bits = places(region).map(|at| {
+        (0..width).fold(0, |bits, byte| bits | u64::from(byte_of(memory, at + byte)) << (8 * byte))
+    });
+    Tensor::from_bits(region.element, &region.extents, bits)
+}
+
+fn write(memory: &mut Tensor, region: &Region, tensor: &Tensor) {
+    let width = region.element.bytes() as usize;
+    let of = memory.element.bytes() as usize;
+    for (index, at) in places(region).enumerate() {
+        let bits = tensor.bits(index);
+        for byte in 0..width {
+            let (element, shift) = ((at + byte) / of, 8 * ((at + byte) % of));
+            let other = memory.bits(element) & !(0xff << shift);
+            memory.set_bits(element, other | (bits >> (8 * byte) & 0xff) << shift);
+        }
+    }
+}
+
+fn byte_of(memory: &Tensor, at: usize) -> u8 {
+    let of = memory.element.bytes() as usize;
+    (memory.bits(at / of) >> (8 * (at % of))) as u8
+}
+
+/// Numbers from -1 to 1, the same everywhere.
+fn numbers(seed: u64, count: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f64 / f64::from(1u32 << 23) - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// A tensor of such numbers.
+fn random(seed: u64, element: Scalar, extents: &[u64]) -> Tensor {
+    Tensor::from_f64s(element, extents, numbers(seed, extents.iter().product()))
+}
