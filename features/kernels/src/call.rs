@@ -16,6 +16,7 @@ use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
 use crate::family::Resources;
 use crate::gemm::Gemm;
+use crate::sample::{Best, Draw, Experts, Parts, Select};
 
 /// Bytes to whose multiples a workspace, and each part of one, is aligned.
 pub const WORKSPACE_ALIGN: u64 = 256;
@@ -187,6 +188,16 @@ impl Workspace {
 pub enum Entry {
     /// A product.
     Gemm(Gemm),
+    /// What the chunks of logits come to.
+    Parts(Parts),
+    /// The greatest of each row.
+    Best(Best),
+    /// The k greatest of each row.
+    Select(Select),
+    /// A draw from each row.
+    Draw(Draw),
+    /// The k greatest of softmax of short rows.
+    Experts(Experts),
 }
 
 impl Entry {
@@ -197,6 +208,11 @@ impl Entry {
     pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
         match self {
             Entry::Gemm(gemm) => gemm.kernel(guest),
+            Entry::Parts(parts) => parts.kernel(guest),
+            Entry::Best(best) => best.kernel(guest),
+            Entry::Select(select) => select.kernel(guest),
+            Entry::Draw(draw) => draw.kernel(guest),
+            Entry::Experts(experts) => experts.kernel(guest),
         }
     }
 }

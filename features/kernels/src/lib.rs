@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`gemm`] | a matrix product |
 //! | [`attention`] | softmax(Q · Kᵀ) · V, for each head of a batch, full, causal or in a window, of packed sequences too; and its gradients |
+//! | [`sample`] | argmax, top-k, and draws from logits |
 //!
 //! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants, [`call`]
 //! what a function of the library is: launches of their kernels.
@@ -17,3 +18,4 @@ pub mod call;
 pub mod cases;
 pub mod family;
 pub mod gemm;
+pub mod sample;
