@@ -3,7 +3,7 @@
 //! What is summed is summed by chunk, whoever reads it and however wide, so that results don't depend on the launch.
 
 use super::numbers::Nan;
-use vm_ir::builder::{Builder, PlaceRef, Val};
+use vm_ir::builder::{Builder, Carry, PlaceRef, Val};
 use vm_ir::view::{Access, Dim, ViewType};
 use vm_ir::{Scalar, Type};
 
@@ -46,49 +46,82 @@ impl Reader {
         )
     }
 
-    /// Reads a chunk by the warp: for each access its first column and its elements as f32, by column.
+    /// Reads a chunk by the warp.
     pub(super) fn chunk<'b>(
         &self,
         x: PlaceRef<'b>,
         row: Val<'b>,
         chunk: Val<'b>,
         nan: Nan,
-    ) -> Vec<(Val<'b>, Vec<Val<'b>>)> {
-        let k = row.builder();
-        self.part(x, row, chunk * CHUNK + k.lane_id() * self.vector, nan)
+    ) -> Vec<Piece<'b>> {
+        self.part(x, row, self.first(chunk), nan)
     }
 
-    /// Reads what one lane has of a chunk, from its first column on.
-    pub(super) fn part<'b>(
+    /// Where this lane's part of a chunk begins.
+    pub(super) fn first<'b>(&self, chunk: Val<'b>) -> Val<'b> {
+        chunk * CHUNK + chunk.builder().lane_id() * self.vector
+    }
+
+    /// Reads a part, about `batch` elements at a time, which are handed to `each` in order.
+    pub(super) fn fold_part<'b, T: Carry<'b>>(
         &self,
-        x: PlaceRef<'b>,
-        row: Val<'b>,
-        first: Val<'b>,
-        nan: Nan,
-    ) -> Vec<(Val<'b>, Vec<Val<'b>>)> {
+        (x, row, first): (PlaceRef<'b>, Val<'b>, Val<'b>),
+        (nan, batch): (Nan, u32),
+        state: T,
+        each: impl FnOnce(T, &[Piece<'b>]) -> T,
+    ) -> T {
+        let k = row.builder();
+        let batch = (batch / self.vector).clamp(1, 8);
+        if self.loads <= batch {
+            return each(state, &self.part(x, row, first, nan));
+        }
+        let some = Reader { loads: batch, ..*self };
+        let step = batch * 32 * self.vector;
+        k.range(k.i32(0), self.loads * 32 * self.vector)
+            .step(step)
+            .fold(state, |at, state| each(state, &some.part(x, row, first + at, nan)))
+    }
+
+    /// Reads what one lane has of a chunk, from its first column on. What is behind the last column is padding: the last elements are
+    /// read in its place, so that all loads are on their way together.
+    pub(super) fn part<'b>(&self, x: PlaceRef<'b>, row: Val<'b>, first: Val<'b>, nan: Nan) -> Vec<Piece<'b>> {
         let k = row.builder();
         let lanes = self.vector as u8;
         let ty = Type::vector(Scalar::F32, lanes).unwrap_or(Type::F32);
         let padding = k.bits(ty, nan.padding().to_bits().into());
-        let columns = x.extent(1);
-        let loads = (0..self.loads).map(|load| {
-            let column = first + load * 32 * self.vector;
-            let inside = column.to(Scalar::I64).lt(columns);
-            let place = x.at([row, column]);
-            let load = || match lanes {
-                1 => place.load(),
-                _ => place.load_vector(lanes),
-            };
-            (column, k.if_else(inside, || load().to(Scalar::F32), || padding))
-        });
-        let loads: Vec<_> = loads.collect();
-        loads
-            .into_iter()
-            .map(|(column, value)| match lanes {
-                1 => (column, vec![value]),
-                _ => (column, (0..lanes).map(|lane| value.lane(lane)).collect()),
+        let columns = x.extent(1).to(Scalar::I32);
+        let last = columns - self.vector as i32;
+        let loads: Vec<_> = (0..self.loads)
+            .map(|load| {
+                let column = first + load * 32 * self.vector;
+                let place = x.at([row, column.min(last)]);
+                (column, if lanes == 1 { place.load() } else { place.load_vector(lanes) })
             })
-            .collect()
+            .collect();
+        let pieces = loads.into_iter().map(|(first, loaded)| {
+            let value = first.lt(columns).select(loaded.to(Scalar::F32), padding);
+            let logits =
+                if lanes == 1 { vec![value] } else { (0..lanes).map(|lane| value.lane(lane)).collect() };
+            Piece { first, logits }
+        });
+        pieces.collect()
+    }
+}
+
+/// What a lane reads at once.
+pub(super) struct Piece<'b> {
+    /// Its first column.
+    pub(super) first: Val<'b>,
+    /// Its logits, as f32.
+    pub(super) logits: Vec<Val<'b>>,
+}
+
+impl<'b> Piece<'b> {
+    /// Each logit with its column.
+    pub(super) fn each(&self) -> impl Iterator<Item = (Val<'b>, Val<'b>)> + '_ {
+        (0i32..)
+            .zip(&self.logits)
+            .map(|(lane, x)| (*x, if lane == 0 { self.first } else { self.first + lane }))
     }
 }
 

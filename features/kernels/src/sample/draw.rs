@@ -7,7 +7,7 @@
 //! pass. If that is less than what is wanted, the token is one of these, and else the next is drawn of those above it. It takes
 //! 1 / p passes at most, on average, and seldom more than two.
 
-use super::chunk::{CHUNK, Reader, chunks};
+use super::chunk::{CHUNK, Piece, Reader, chunks};
 use super::numbers::{Nan, philox, running, scaled, weight};
 use super::parts::weigh;
 use vm_ir::builder::{BuildError, Builder, Carry, IRBlock, PlaceRef, Val};
@@ -74,36 +74,61 @@ pub(super) fn find<'b>(so_far: Found<'b>, target: Val<'b>, first: Val<'b>, numbe
     Found { at: hit.select(first + lanes.ctz(), so_far.at), sum: upto.shuffle(31) }
 }
 
-/// The column and the logit at which the weights of a chunk exceed a target.
-fn find_in_chunk<'b>(
-    read: &[(Val<'b>, Vec<Val<'b>>)],
-    target: Val<'b>,
-    weight: &dyn Fn(Val<'b>, Val<'b>) -> Val<'b>,
-) -> (Val<'b>, Val<'b>) {
-    let k = target.builder();
-    let mut sum = k.i64(0);
-    let mut found = (k.i32(-1), k.f32(f32::NEG_INFINITY));
-    for (first, logits) in read {
-        let weights: Vec<_> = (0i32..).zip(logits).map(|(lane, x)| weight(*x, *first + lane)).collect();
-        let of_lane = weights.iter().copied().reduce(|a, b| a + b).unwrap_or(k.i64(0));
-        let upto = sum + running(k, of_lane);
-        let lanes = upto.gt(target).ballot();
-        // What this lane comes to, if it is the one.
-        let mut before = upto - of_lane;
-        let mut mine = found;
-        let mut is_open = k.bool(true);
-        for ((lane, x), weight) in (0i32..).zip(logits).zip(&weights) {
-            before = before + *weight;
-            let is_it = is_open & before.gt(target);
-            mine = (is_it.select(*first + lane, mine.0), is_it.select(*x, mine.1));
-            is_open = is_open & !is_it;
-        }
-        let from = lanes.ctz();
-        let hit = found.0.lt(0) & lanes.ne(0);
-        found = (hit.select(mine.0.shuffle(from), found.0), hit.select(mine.1.shuffle(from), found.1));
-        sum = upto.shuffle(31);
+/// A search for the column of a chunk, and its logit.
+#[derive(Clone, Copy)]
+struct Token<'b> {
+    column: Val<'b>,
+    logit: Val<'b>,
+    sum: Val<'b>,
+}
+
+impl<'b> Carry<'b> for Token<'b> {
+    fn values(&self) -> Vec<Val<'b>> {
+        vec![self.column, self.logit, self.sum]
     }
-    found
+
+    fn rebuild(&self, values: &[Val<'b>]) -> Self {
+        if let [column, logit, sum] = *values { Token { column, logit, sum } } else { *self }
+    }
+}
+
+impl<'b> Token<'b> {
+    fn none(k: Builder<'b>) -> Token<'b> {
+        Token { column: k.i32(-1), logit: k.f32(f32::NEG_INFINITY), sum: k.i64(0) }
+    }
+
+    /// Looks at more of the chunk, for where the weights exceed a target.
+    fn find(
+        self,
+        read: &[Piece<'b>],
+        target: Val<'b>,
+        weight: impl Fn(Val<'b>, Val<'b>) -> Val<'b>,
+    ) -> Token<'b> {
+        let k = target.builder();
+        let mut so_far = self;
+        for piece in read {
+            let weights: Vec<_> = piece.each().map(|(x, column)| weight(x, column)).collect();
+            let of_lane = weights.iter().copied().reduce(|a, b| a + b).unwrap_or(k.i64(0));
+            let upto = so_far.sum + running(k, of_lane);
+            let lanes = upto.gt(target).ballot();
+            // What this lane comes to, if it is the one: the last at which the sum before does not exceed the target.
+            let mut before = upto - of_lane;
+            let (mut column, mut logit) = (so_far.column, so_far.logit);
+            for ((x, at), weight) in piece.each().zip(&weights) {
+                let reaches = before.le(target);
+                (column, logit) = (reaches.select(at, column), reaches.select(x, logit));
+                before = before + *weight;
+            }
+            let lane = lanes.ctz();
+            let hit = so_far.column.lt(0) & lanes.ne(0);
+            so_far = Token {
+                column: hit.select(column.shuffle(lane), so_far.column),
+                logit: hit.select(logit.shuffle(lane), so_far.logit),
+                sum: upto.shuffle(31),
+            };
+        }
+        so_far
+    }
 }
 
 /// What the first pass has left.
@@ -211,11 +236,11 @@ impl<'b> Writer<'b> {
     fn of_chunk(&self) -> Val<'b> {
         let k = self.k;
         let read = self.of.reader.chunk(self.x, self.row, k.i32(0), Nan::Least);
-        let logits: Vec<_> = read.iter().flat_map(|(_, logits)| logits.iter().copied()).collect();
+        let logits: Vec<_> = read.iter().flat_map(|piece| piece.logits.iter().copied()).collect();
         let (max, sum) = weigh(&logits, self.scale);
         let target = philox(self.seed, k.i32(0))[1].mulhi_u(sum);
-        let (token, _) = find_in_chunk(&read, target, &|x, _| weight(x, max, self.scale));
-        max.gt(f32::NEG_INFINITY).select(token, k.i32(-1))
+        let token = Token::none(k).find(&read, target, |x, _| weight(x, max, self.scale));
+        max.gt(f32::NEG_INFINITY).select(token.column, k.i32(-1))
     }
 
     /// The greatest logit of the row.
@@ -251,10 +276,14 @@ impl<'b> Writer<'b> {
         let wide = chunk.to(Scalar::I64);
         let below = above.all.select(parts.maxima.at([self.row, wide]).load(), max);
         let target = second.mulhi_u(parts.sums.at([self.row, wide]).load());
-        let read = self.of.reader.chunk(self.x, self.row, chunk, Nan::Least);
-        let (column, logit) = find_in_chunk(&read, target, &|x, column| {
-            (above.all | above.has(x, column)).select(weight(x, below, self.scale), k.i64(0))
-        });
+        let place = (self.x, self.row, self.of.reader.first(chunk));
+        let Token { column, logit, .. } =
+            self.of.reader.fold_part(place, (Nan::Least, 8), Token::none(k), |so_far, read| {
+                so_far.find(read, target, |x, column| {
+                    let has = above.all | above.has(x, column);
+                    has.select(weight(x, below, self.scale), k.i64(0))
+                })
+            });
         Drawn { above: Above { all: k.bool(false), logit, column }, total }
     }
 
@@ -302,15 +331,15 @@ impl<'b> Writer<'b> {
     fn sum_above(&self, parts: Parts<'b>, max: Val<'b>, above: Above<'b>) -> Val<'b> {
         let k = self.k;
         k.range(k.warp_id(), chunks(self.x)).step(self.of.warps).fold(k.i64(0), |chunk, all| {
-            let read = self.of.reader.chunk(self.x, self.row, chunk, Nan::Least);
-            let (mut sum, mut count) = (k.i64(0), k.i32(0));
-            for (first, logits) in read {
-                for (lane, x) in (0i32..).zip(logits) {
-                    let has = above.has(x, first + lane);
-                    sum = sum + has.select(weight(x, max, self.scale), k.i64(0));
-                    count = count + has.to(Scalar::I32);
-                }
-            }
+            let place = (self.x, self.row, self.of.reader.first(chunk));
+            let none = (k.i64(0), k.i32(0));
+            let (sum, count) = self.of.reader.fold_part(place, (Nan::Least, 32), none, |so_far, read| {
+                read.iter().flat_map(Piece::each).fold(so_far, |(sum, count), (x, column)| {
+                    let has = above.has(x, column);
+                    let weight = has.select(weight(x, max, self.scale), k.i64(0));
+                    (sum + weight, count + has.to(Scalar::I32))
+                })
+            });
             let sum = sum.warp_add();
             k.if_(k.lane_id().eq(0), || {
                 parts.sums.at([self.row, chunk.to(Scalar::I64)]).store(sum);

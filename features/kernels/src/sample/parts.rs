@@ -1,6 +1,6 @@
 //! The first pass over logits: each warp reads a chunk, and writes what it comes to.
 
-use super::chunk::Reader;
+use super::chunk::{Piece, Reader};
 use super::numbers::{NONE, Nan, pair, weight};
 use vm_ir::builder::{BuildError, Builder, IRBlock, Val};
 use vm_ir::op::Axis;
@@ -58,7 +58,7 @@ impl Parts {
                 let maxima = k.view("maxima", Scalar::F32, 2, Access::Write);
                 let sums = k.view("sums", Scalar::I64, 2, Access::Write);
                 let scale = k.scalar("scale", Type::F32);
-                let logits: Vec<_> = read(Nan::Least).into_iter().flat_map(|(_, logits)| logits).collect();
+                let logits: Vec<_> = read(Nan::Least).into_iter().flat_map(|piece| piece.logits).collect();
                 let (max, sum) = weigh(&logits, scale);
                 k.if_(k.lane_id().eq(0), || {
                     maxima.at([row(k), chunk(k)]).store(max);
@@ -67,7 +67,7 @@ impl Parts {
             }
             What::Keys(nan) => {
                 let keys = k.view("keys", Scalar::I32, 2, Access::Write);
-                let logits = read(nan).into_iter().flat_map(|(_, logits)| logits);
+                let logits = read(nan).into_iter().flat_map(|piece| piece.logits);
                 let greatest = logits.reduce(|a, b| nan.greater(a, b)).unwrap_or(k.f32(nan.padding()));
                 keys.at([row(k), chunk(k) * 32 + k.lane_id()]).store(nan.key(greatest));
             }
@@ -100,11 +100,9 @@ pub(super) fn weigh<'b>(logits: &[Val<'b>], scale: Val<'b>) -> (Val<'b>, Val<'b>
 }
 
 /// The greatest pair of what a thread has read.
-pub(super) fn best<'b>(read: &[(Val<'b>, Vec<Val<'b>>)], nan: Nan, columns: Val<'b>) -> Val<'b> {
+pub(super) fn best<'b>(read: &[Piece<'b>], nan: Nan, columns: Val<'b>) -> Val<'b> {
     let k = columns.builder();
-    let all = read
-        .iter()
-        .flat_map(|(first, logits)| (0i32..).zip(logits).map(|(lane, x)| (nan.key(*x), *first + lane)));
+    let all = read.iter().flat_map(Piece::each).map(|(x, column)| (nan.key(x), column));
     // Columns rise, so of equal keys the first stays, and none behind the last column wins over one before it.
     let best = all.reduce(|best, next| {
         let wins = next.0.gt(best.0);

@@ -216,16 +216,17 @@ impl<'b> Writer<'b> {
         });
     }
 
-    /// Calls `each` for what a lane has read, with the pair.
-    fn pairs(&self, read: Vec<(Val<'b>, Vec<Val<'b>>)>, each: &dyn Fn(Val<'b>)) {
-        let columns = self.x.extent(1);
-        for (first, logits) in read {
-            let inside = first.to(Scalar::I64).lt(columns);
-            for (lane, x) in (0i32..).zip(logits) {
-                let pair = pair(self.nan.key(x), first + lane);
-                each(inside.select(pair, self.k.i64(NONE)));
+    /// Calls `each` for what a lane has of a chunk, with the pair.
+    fn pairs(&self, place: (PlaceRef<'b>, Val<'b>, Val<'b>), each: &dyn Fn(Val<'b>)) {
+        let columns = self.x.extent(1).to(Scalar::I32);
+        self.of.reader.fold_part(place, (self.nan, 16), (), |(), read| {
+            for piece in read {
+                let inside = piece.first.lt(columns);
+                for (x, column) in piece.each() {
+                    each(inside.select(pair(self.nan.key(x), column), self.k.i64(NONE)));
+                }
             }
-        }
+        });
     }
 
     /// Collects the elements of groups which reach a key that reach it themselves.
@@ -236,8 +237,8 @@ impl<'b> Writer<'b> {
             k.if_(keys.at([self.row, group]).load().ge(bound), || {
                 let group = group.to(Scalar::I32);
                 let first = (group >> 5) * super::chunk::CHUNK + (group & 31) * self.of.reader.vector;
-                let read = self.of.reader.part(self.x, self.row, first, self.nan);
-                self.pairs(read, &|pair| self.push(pair.ge(least), pair));
+                let place = (self.x, self.row, first);
+                self.pairs(place, &|pair| self.push(pair.ge(least), pair));
             });
         });
     }
@@ -246,7 +247,7 @@ impl<'b> Writer<'b> {
     fn scan(&self, each: &dyn Fn(Val<'b>)) {
         let k = self.k;
         k.range(k.warp_id(), chunks(self.x)).step(self.of.threads / 32).each(|chunk| {
-            self.pairs(self.of.reader.chunk(self.x, self.row, chunk, self.nan), each);
+            self.pairs((self.x, self.row, self.of.reader.first(chunk)), each);
         });
     }
 
