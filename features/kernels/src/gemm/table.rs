@@ -180,6 +180,21 @@ impl Product {
         }
     }
 
+    /// The variant for processors, a block for each tile.
+    fn variant_of_processors(&self) -> Gemm {
+        let Gemm { tile, stages, groups, .. } = Gemm::CPU;
+        let bytes = self.element.bytes().max(1);
+        let row = Row {
+            tile: [tile[0], tile[1], tile[2] * bytes],
+            stages,
+            groups,
+            cluster: 1,
+            band: 0,
+            swapped: false,
+        };
+        self.variant(row)
+    }
+
     fn variant(&self, row: Row) -> Gemm {
         let [rows, columns, inner] = row.tile;
         Gemm {
@@ -284,6 +299,9 @@ impl Problem for Product {
             let all = table.iter().map(|row| self.variant(*row));
             all.filter(|variant| variant.fits(resources)).collect()
         };
+        if resources.is_processor() && self.rows() > 64 && self.batch != Batch::Grouped {
+            return vec![self.variant_of_processors()];
+        }
         let variants = of(self.table(resources.compute_units));
         if variants.is_empty() { of(TIGHT) } else { variants }
     }
