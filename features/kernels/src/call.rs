@@ -14,6 +14,7 @@ use vm_ir::builder::BuildError;
 use vm_ir::view::Access;
 use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
+use crate::attention::Attention;
 use crate::family::Resources;
 use crate::gemm::Gemm;
 
@@ -187,6 +188,8 @@ impl Workspace {
 pub enum Entry {
     /// A product.
     Gemm(Gemm),
+    /// Attention.
+    Attention(Attention),
 }
 
 impl Entry {
@@ -197,6 +200,7 @@ impl Entry {
     pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
         match self {
             Entry::Gemm(gemm) => gemm.kernel(guest),
+            Entry::Attention(attention) => attention.kernel(guest),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! What is expected is computed in f64 from the function's definition, by other code than any kernel's. [`all`] has every case;
 //! a test runs each by [`Case::check`] with what launches a kernel in its place.
 
+mod attention;
 mod gemm;
 
 use vm_ir::interp::{Argument, Launch, Tensor};
@@ -49,7 +50,7 @@ impl Expected {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    gemm::cases().into_iter().collect()
+    gemm::cases().into_iter().chain(attention::cases()).collect()
 }
 
 impl Case {
