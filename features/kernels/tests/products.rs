@@ -158,6 +158,25 @@ fn products() {
         check_gemm_over(few, [3, 200, 72], [4, 1, 1]);
         check_gemm_over(Gemm { output: Scalar::F32, ..few }, [20, 8, 40], [1, 2, 1]);
     }
+    // A part of the inner dimension for each block of a cluster: parts of which some have nothing, and shares of a sum, or all of it.
+    for (split, overlap) in [(2, false), (4, true), (8, false)] {
+        for [m, n, k] in [[1, 1, 1], [3, 7, 5], [67, 131, 257], [64, 64, 64], [130, 8, 521]] {
+            let split = Gemm { split, overlap, band: 0, ..small };
+            let grid = |[rows, columns, _]: [u32; 3]| {
+                [(n as u32).div_ceil(columns) * split.split, (m as u32).div_ceil(rows), 1]
+            };
+            let padded = [m, u64::next_multiple_of(n, 8), u64::next_multiple_of(k, 8)];
+            check_gemm_over(split, padded, grid(split.tile));
+            let few = Gemm { swapped: true, tile: [16, 64, 64], ..split };
+            check_gemm_over(few, padded, grid(few.tile));
+        }
+        // More than one tile for each block.
+        check_gemm(Gemm { split, overlap, band: 2, ..small }, [130, 200, 136], 2 * split);
+        let epilogue = Epilogue { scales: Scales::Rows, bias: true, plus: true, ..Epilogue::NONE };
+        let batched = Gemm { batch: Batch::Batched, epilogue, split, overlap, output: Scalar::F32, ..small };
+        check_gemms(batched, [70, 72, 200], 3, &[], split);
+    }
+    check_gemm(Gemm { overlap: true, ..small }, [72, 80, 136], 3);
     for cluster in [2, 4, 8] {
         check_gemm(Gemm { cluster, ..small }, [330, 72, 72], 2 * cluster);
     }

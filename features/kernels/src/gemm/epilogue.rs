@@ -124,7 +124,7 @@ impl<'b> Parameters<'b> {
         gemm: &Gemm,
         [sum, part, out]: [FragmentRef<'b>; 3],
     ) -> After<'b> {
-        let [rows, columns] = gemm.sum_dims();
+        let [rows, columns] = gemm.own_dims();
         let of_a = self.scales.map(|_| k.column("a_scales", Scalar::F32, rows));
         let by_rows = gemm.epilogue.scales == Scales::Rows;
         let of_b = by_rows.then(|| k.row("b_scales", Scalar::F32, columns));
