@@ -49,6 +49,13 @@ fn large() -> Vec<Kernel> {
         Gemm { batch: Batch::Batched, cluster: 2, ..large },
         Gemm { batch: Batch::Grouped, ..large },
         Gemm { tile: [64, 32, 128], groups: 1, stages: 8, ..large },
+        Gemm { split: 2, band: 0, ..large },
+        Gemm { split: 2, band: 8, tile: [128, 128, 64], epilogue: all, ..large },
+        Gemm { split: 4, overlap: true, band: 0, tile: [64, 64, 128], groups: 1, ..large },
+        Gemm { split: 4, band: 0, tile: [8, 64, 128], swapped: true, groups: 1, ..large },
+        Gemm { split: 2, overlap: true, band: 0, tile: [16, 64, 256], swapped: true, groups: 1, ..large },
+        Gemm { overlap: true, ..large },
+        Gemm { epilogue: Epilogue { activation: Activation::Gelu, bias: true, ..Epilogue::NONE }, ..large },
     ] {
         kernels.push(variant.kernel(GuestAddr(0)).unwrap());
     }
@@ -79,6 +86,7 @@ fn small() -> Vec<Kernel> {
             Gemm { tile: [128, 128, 64], ..Gemm::LARGE },
             Gemm { tile: [128, 64, 32], groups: 2, stages: 2, ..of_half },
             Gemm { tile: [48, 40, 16], ..Gemm::SMALL },
+            Gemm { tile: [64, 64, 64], split: 2, band: 0, ..Gemm::SMALL },
         ] {
             kernels.push(Gemm { b_transposed, ..variant }.kernel(GuestAddr(0)).unwrap());
         }
