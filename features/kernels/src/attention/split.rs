@@ -53,7 +53,7 @@ pub struct SplitBackward {
     /// Are sequences of different lengths packed, one behind the other along the tokens?
     pub packed: bool,
     /// Rows of the gradient that a block has, and how many of those that they meet are copied at once; at most 32 for dK of
-    /// more than 192 columns, in a window 16, as registers have no room for more.
+    /// more than 192 columns, as registers have no room for more.
     pub tile: [u32; 2],
     /// Tiles of what is met that are on their way or in use.
     pub stages: u32,
@@ -137,9 +137,8 @@ impl SplitBackward {
     /// The tile of a gradient's kernel.
     fn tile_of(&self, of: Gradient) -> [u32; 2] {
         let [rows, met] = self.tile;
-        let few = if self.mask == Mask::Window { 16 } else { 32 };
         let wide = of == Gradient::Keys && self.dims[0] > 192;
-        [rows, if wide { met.min(few) } else { met }]
+        [rows, if wide { met.min(32) } else { met }]
     }
 
     fn view<'b>(&self, b: Builder<'b>, name: &str, dim: u32, access: Access) -> PlaceRef<'b> {
@@ -223,7 +222,6 @@ impl SplitBackward {
             sum,
             rounded: if narrows { matrix("rounded", element, columns) } else { sum },
         };
-        let window = window.map(|both| both.map(|reach| reach.to(Scalar::I64)));
         let heads = narrow(k.extent(1));
         let sharing = narrow(q.extent(1)).div_u(heads);
         let which = usize::from(of != Gradient::Queries);
@@ -237,6 +235,7 @@ impl SplitBackward {
                 _ => (wide(tile.head), wide(tile.head * sharing), wide(sharing)),
             };
             sequences.with(b, which, wide(tile.batch).named("batch"), row, |sequence| {
+                let window = window.map(|both| both.map(|reach| reach.to(Scalar::I64)));
                 let seen = sequence.seen(self.mask, window);
                 let row = if self.packed { sequence.first[which] + row } else { row };
                 let work = Work { sequence, of_k, first_head, heads, row, seen };
