@@ -4,7 +4,7 @@ use crate::assembler::{TARGETS, assemble_for_all, with_ptxas};
 use std::path::Path;
 use vm_ir::{GuestAddr, Kernel, Module, Scalar, Trust, ValidModule, text, validate};
 use vm_jit::Target;
-use vm_kernels::attention::{Attention, Backward, Mask};
+use vm_kernels::attention::{Attention, Backward, Gradient, Mask, SplitBackward};
 use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Scales};
 
 fn filetests() -> Vec<Kernel> {
@@ -73,8 +73,17 @@ fn large() -> Vec<Kernel> {
             kernels.extend([large, windows].map(|variant| variant.kernel(GuestAddr(0)).unwrap()));
             kernels.extend([large.prepare(GuestAddr(0)), large.finish(GuestAddr(0))].map(Result::unwrap));
         }
+        kernels.extend(gradients(SplitBackward::of(dim, causal), causal));
     }
     kernels
+}
+
+/// The kernels of the gradients: of packed sequences in windows, and of whole ones.
+fn gradients(variant: SplitBackward, packed: bool) -> impl Iterator<Item = Kernel> {
+    let mask = if packed { Mask::Window } else { variant.mask };
+    let element = if packed { Scalar::F16 } else { variant.element };
+    let variant = SplitBackward { mask, packed, element, ..variant };
+    Gradient::ALL.into_iter().map(move |of| variant.kernel(of, GuestAddr(0)).unwrap())
 }
 
 /// Those for other architectures, which have fewer registers for a sum, and some less shared memory.
@@ -99,6 +108,9 @@ fn small() -> Vec<Kernel> {
         if dim == 64 {
             kernels.push(Attention { tile: [128, 64], groups: 2, ..large }.kernel(GuestAddr(0)).unwrap());
         }
+    }
+    for (dim, packed) in [(64, true), (128, false), (128, true), (192, true), (256, true)] {
+        kernels.extend(gradients(SplitBackward::small(dim, packed), packed));
     }
     kernels
 }

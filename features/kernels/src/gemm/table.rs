@@ -224,6 +224,8 @@ impl Product {
             cluster: 1,
             band: 0,
             swapped: false,
+            split: 1,
+            overlap: false,
         };
         self.variant(row)
     }

@@ -18,8 +18,10 @@ pub(super) const INNER: u32 = 32;
 pub(super) const SLAB: u32 = 64;
 /// The most rows of a box.
 const MAX_BOX: u32 = 256;
-/// Words on their way from one role to the others.
+/// Polls on their way from one role to the others.
 pub(super) const SIGNALS: u32 = 2;
+/// The same of numbers that were loaded, such as those of a paged cache's pages: as many stages may be on their way.
+pub(super) const WORDS: u32 = 8;
 
 /// A box that is copied between a view and shared memory by a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +146,7 @@ impl Layout {
             layout.barriers.push(take(16 * channel.stages, 8));
         }
         layout.signals = take(SIGNALS * (16 + 8), 8);
-        layout.words = if loads { take(SIGNALS * (16 + 8), 8) } else { 0 };
+        layout.words = if loads { take(WORDS * (16 + 8), 8) } else { 0 };
         layout.arrivals = if gets { take(8 * tile.groups, 8) } else { 0 };
         (layout.given_buffers, layout.given_bytes) = given(kernel);
         layout.given = take(layout.given_buffers * layout.given_bytes, 16);

@@ -44,7 +44,7 @@ use super::writer::Writer;
 use crate::artifact::{self, Entry};
 use crate::reject::RejectKind;
 use fragment::Spread;
-use layout::{GROUP, Layout, SIGNALS};
+use layout::{GROUP, Layout, SIGNALS, WORDS};
 use std::fmt::Write as _;
 use sync::MmaSync;
 use vm_abi::{ParamLayout, Swizzle};
@@ -290,7 +290,7 @@ impl<'k> Writer<'k> {
         }
         rings.push((layout.signals, SIGNALS, 1, warps * cluster + cluster - 1));
         if layout.words > 0 {
-            rings.push((layout.words, SIGNALS, 1, warps));
+            rings.push((layout.words, WORDS, 1, warps));
         }
         if layout.arrivals > 0 {
             rings.push((layout.arrivals, tile.groups, 1, 0));
