@@ -15,6 +15,7 @@ use vm_ir::view::Access;
 use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
 use crate::family::Resources;
+use crate::flat::{Finish, Flat, Squares};
 use crate::gemm::Gemm;
 
 /// Bytes to whose multiples a workspace, and each part of one, is aligned.
@@ -187,6 +188,12 @@ impl Workspace {
 pub enum Entry {
     /// A product.
     Gemm(Gemm),
+    /// The same of each element of many tensors.
+    Flat(Flat),
+    /// Sums of squares of many tensors.
+    Squares(Squares),
+    /// A norm of such sums.
+    Finish(Finish),
 }
 
 impl Entry {
@@ -197,6 +204,9 @@ impl Entry {
     pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
         match self {
             Entry::Gemm(gemm) => gemm.kernel(guest),
+            Entry::Flat(flat) => flat.kernel(guest),
+            Entry::Squares(squares) => squares.kernel(guest),
+            Entry::Finish(finish) => finish.kernel(guest),
         }
     }
 }

@@ -16,4 +16,5 @@ pub mod call;
 #[cfg(feature = "cases")]
 pub mod cases;
 pub mod family;
+pub mod flat;
 pub mod gemm;

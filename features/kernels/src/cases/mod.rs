@@ -4,6 +4,7 @@
 //! a test runs each by [`Case::check`] with what launches a kernel in its place.
 
 mod gemm;
+mod training;
 
 use vm_ir::interp::{Argument, Launch, Tensor};
 use vm_ir::{GuestAddr, Module, Scalar, Trust, ValidModule, validate};
@@ -49,7 +50,7 @@ impl Expected {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    gemm::cases().into_iter().collect()
+    gemm::cases().into_iter().chain(training::cases()).collect()
 }
 
 impl Case {
