@@ -14,9 +14,14 @@ use vm_ir::builder::BuildError;
 use vm_ir::view::Access;
 use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
+use crate::attention::Attention;
+use crate::columns::Columns;
 use crate::family::Resources;
 use crate::flat::{Finish, Flat, Squares};
+use crate::gather::Gather;
 use crate::gemm::Gemm;
+use crate::scatter::Scatter;
+use crate::transpose::Transposed;
 
 /// Bytes to whose multiples a workspace, and each part of one, is aligned.
 pub const WORKSPACE_ALIGN: u64 = 256;
@@ -188,12 +193,22 @@ impl Workspace {
 pub enum Entry {
     /// A product.
     Gemm(Gemm),
+    /// Attention.
+    Attention(Attention),
     /// The same of each element of many tensors.
     Flat(Flat),
     /// Sums of squares of many tensors.
     Squares(Squares),
     /// A norm of such sums.
     Finish(Finish),
+    /// Rows of a table.
+    Gather(Gather),
+    /// Rows that are added to those of a table.
+    Scatter(Scatter),
+    /// Sums of columns.
+    Columns(Columns),
+    /// A transpose.
+    Transposed(Transposed),
 }
 
 impl Entry {
@@ -204,9 +219,14 @@ impl Entry {
     pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
         match self {
             Entry::Gemm(gemm) => gemm.kernel(guest),
+            Entry::Attention(attention) => attention.kernel(guest),
             Entry::Flat(flat) => flat.kernel(guest),
             Entry::Squares(squares) => squares.kernel(guest),
             Entry::Finish(finish) => finish.kernel(guest),
+            Entry::Gather(gather) => gather.kernel(guest),
+            Entry::Scatter(scatter) => scatter.kernel(guest),
+            Entry::Columns(columns) => columns.kernel(guest),
+            Entry::Transposed(transposed) => transposed.kernel(guest),
         }
     }
 }

@@ -15,10 +15,12 @@
 //! [`Attention`] is the forward kernel, [`Backward`] the three of the gradients. A launch may have any number of blocks along
 //! x, which divide the tiles among themselves: as many as the device has multiprocessors is best.
 
+mod attend;
 mod backward;
 mod forward;
 mod plan;
 
+pub use attend::Attend;
 pub use backward::Backward;
 pub use forward::Attention;
 pub use plan::Order;

@@ -3,7 +3,9 @@
 //! What is expected is computed in f64 from the function's definition, by other code than any kernel's. [`all`] has every case;
 //! a test runs each by [`Case::check`] with what launches a kernel in its place.
 
+mod attention;
 mod gemm;
+mod tables;
 mod training;
 
 use vm_ir::interp::{Argument, Launch, Tensor};
@@ -50,7 +52,7 @@ impl Expected {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    gemm::cases().into_iter().chain(training::cases()).collect()
+    [gemm::cases(), attention::cases(), training::cases(), tables::cases()].into_iter().flatten().collect()
 }
 
 impl Case {

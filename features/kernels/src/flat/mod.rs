@@ -8,6 +8,7 @@
 mod functions;
 mod rule;
 
+pub(crate) use functions::floats;
 pub use functions::{ActivationGradient, AdamW, Fill, GradClip, GradNorm, Sgd};
 pub use norm::{Finish, Squares};
 pub use rule::{Activation, Rule};

@@ -1,7 +1,7 @@
 //! C = f(α · A · B + β · C + bias), of matrices of f16, bf16, tf32, f32, FP8 or i8.
 //!
 //! Views, slowest dimension first: `a` is `[M, K]`, or `[K, M]` where it is transposed, `b` is `[K, N]`, or `[N, K]`, `c` is
-//! `[M, N]`. Rows begin on multiples of 16 bytes, and may have any distance; M, N and K are any numbers from 1 on. Products of
+//! `[M, N]`. Rows begin on multiples of [`Gemm::align`] bytes, and may have any distance; M, N and K are any numbers from 1 on. Products of
 //! f16, bf16, tf32 and FP8 are summed in f32, those of i8 in i32, which wraps; those of f32 are of class 2^-21 (each is the sum
 //! of three products of tf32 where there is no other instruction). A view of tf32 is one of f32, each element of which is
 //! rounded to the nearest.
@@ -58,6 +58,9 @@ pub struct Gemm {
     /// Are tiles computed transposed? Then their columns are the rows of an instruction, which has at least 64 of them: for
     /// fewer rows than that. Of one product, or a batch, without an epilogue.
     pub swapped: bool,
+    /// Bytes to whose multiples the matrices and their rows are aligned: 16, or an element's for any place in memory, which no
+    /// copying engine takes.
+    pub align: u32,
 }
 
 /// A factor: its view, its channel, and whether it is given transposed.
@@ -94,6 +97,7 @@ impl Gemm {
         cluster: 1,
         band: 16,
         swapped: false,
+        align: 16,
     };
 
     /// The variant for matrices of few tiles.
@@ -130,8 +134,9 @@ impl Gemm {
         let (a, b) = (order(self.a_transposed), order(self.b_transposed));
         let (batch, epilogue) = (self.batch.suffix(), self.epilogue.suffix());
         let (stages, groups, cluster, band) = (self.stages, self.groups, self.cluster, self.band);
+        let anywhere = if self.align < 16 { "_any" } else { "" };
         format!(
-            "gemm{batch}_{a}{b}_{element}_{output}{epilogue}_{rows}x{columns}x{inner}_s{stages}_g{groups}_c{cluster}_b{band}{swapped}"
+            "gemm{batch}_{a}{b}_{element}_{output}{epilogue}_{rows}x{columns}x{inner}_s{stages}_g{groups}_c{cluster}_b{band}{swapped}{anywhere}"
         )
     }
 
@@ -205,7 +210,7 @@ impl Gemm {
         rank: usize,
         access: Access,
     ) -> PlaceRef<'b> {
-        k.view_of(name, ViewType::new(element, rank, access).aligned(16))
+        k.view_of(name, ViewType::new(element, rank, access).aligned(self.align.max(element.bytes())))
     }
 
     fn fill<'b>(&self, k: Builder<'b>, sum: FragmentRef<'b>) {

@@ -130,6 +130,8 @@ pub struct Product {
     pub matrices: u64,
     /// What is done with a sum.
     pub epilogue: Epilogue,
+    /// Where matrices and their rows begin, as in [`Gemm::align`].
+    pub align: u32,
     /// Rows of A and C.
     pub m: u64,
     /// Columns of B and C.
@@ -149,6 +151,7 @@ impl Product {
             batch: Batch::One,
             matrices: 1,
             epilogue: Epilogue::NONE,
+            align: 16,
             m,
             n,
             k,
@@ -177,6 +180,21 @@ impl Product {
         }
     }
 
+    /// The variant for processors, a block for each tile.
+    fn variant_of_processors(&self) -> Gemm {
+        let Gemm { tile, stages, groups, .. } = Gemm::CPU;
+        let bytes = self.element.bytes().max(1);
+        let row = Row {
+            tile: [tile[0], tile[1], tile[2] * bytes],
+            stages,
+            groups,
+            cluster: 1,
+            band: 0,
+            swapped: false,
+        };
+        self.variant(row)
+    }
+
     fn variant(&self, row: Row) -> Gemm {
         let [rows, columns, inner] = row.tile;
         Gemm {
@@ -193,6 +211,7 @@ impl Product {
             // Groups are taken one after the other by all blocks.
             band: if self.batch == Batch::Grouped { row.band.max(1) } else { row.band },
             swapped: row.swapped,
+            align: self.align,
         }
     }
 }
@@ -231,7 +250,7 @@ impl Gemm {
         let b = if self.b_transposed { whole(inner) } else { whole(columns) && inner <= BOX };
         let scaled = self.epilogue.scales != Scales::Blocks
             || (columns <= 128 && 128 % columns == 0 && inner.is_multiple_of(128));
-        let alone = self.batch != Batch::Grouped || self.cluster == 1;
+        let alone = self.batch != Batch::Grouped && self.align >= 16 || self.cluster == 1;
         let of_groups = if self.swapped { columns } else { rows };
         let held = of_groups.is_multiple_of(64 * self.groups.max(1)) && rows.is_multiple_of(8);
         let plain = !self.swapped || self.epilogue == Epilogue::NONE && self.batch != Batch::Grouped;
@@ -271,7 +290,8 @@ impl Problem for Product {
         let [m, n, k] = [self.m, self.n, self.k].map(rounded);
         let many =
             if self.batch == Batch::One { String::new() } else { format!("{}x", rounded(self.matrices)) };
-        format!("{a}{b}{batch}_{}_{}{epilogue}_{many}{m}x{n}x{k}", self.element, self.output)
+        let anywhere = if self.align < 16 { "_any" } else { "" };
+        format!("{a}{b}{batch}_{}_{}{epilogue}_{many}{m}x{n}x{k}{anywhere}", self.element, self.output)
     }
 
     fn variants(&self, resources: &Resources) -> Vec<Gemm> {
@@ -279,6 +299,9 @@ impl Problem for Product {
             let all = table.iter().map(|row| self.variant(*row));
             all.filter(|variant| variant.fits(resources)).collect()
         };
+        if resources.is_processor() && self.rows() > 64 && self.batch != Batch::Grouped {
+            return vec![self.variant_of_processors()];
+        }
         let variants = of(self.table(resources.compute_units));
         if variants.is_empty() { of(TIGHT) } else { variants }
     }
