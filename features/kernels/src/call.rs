@@ -14,12 +14,15 @@ use vm_ir::builder::BuildError;
 use vm_ir::view::Access;
 use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
+use crate::append::Append;
 use crate::attention::Attention;
 use crate::columns::Columns;
+use crate::experts::Experts;
 use crate::family::Resources;
 use crate::flat::{Finish, Flat, Squares};
 use crate::gather::Gather;
 use crate::gemm::Gemm;
+use crate::rope::Rotate;
 use crate::scatter::Scatter;
 use crate::transpose::Transposed;
 
@@ -209,6 +212,12 @@ pub enum Entry {
     Columns(Columns),
     /// A transpose.
     Transposed(Transposed),
+    /// A rotary embedding.
+    Rotate(Rotate),
+    /// What is put into a cache of keys and values.
+    Append(Append),
+    /// The load of experts.
+    Experts(Experts),
 }
 
 impl Entry {
@@ -227,6 +236,9 @@ impl Entry {
             Entry::Scatter(scatter) => scatter.kernel(guest),
             Entry::Columns(columns) => columns.kernel(guest),
             Entry::Transposed(transposed) => transposed.kernel(guest),
+            Entry::Rotate(rotate) => rotate.kernel(guest),
+            Entry::Append(append) => append.kernel(guest),
+            Entry::Experts(experts) => experts.kernel(guest),
         }
     }
 }

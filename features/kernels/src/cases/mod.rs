@@ -6,6 +6,7 @@
 mod attention;
 mod gemm;
 mod tables;
+mod tokens;
 mod training;
 
 use vm_ir::interp::{Argument, Launch, Tensor};
@@ -52,7 +53,8 @@ impl Expected {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    [gemm::cases(), attention::cases(), training::cases(), tables::cases()].into_iter().flatten().collect()
+    let areas = [gemm::cases(), attention::cases(), training::cases(), tables::cases(), tokens::cases()];
+    areas.into_iter().flatten().collect()
 }
 
 impl Case {

@@ -10,6 +10,7 @@ mod rule;
 
 pub(crate) use functions::floats;
 pub use functions::{ActivationGradient, AdamW, Fill, GradClip, GradNorm, Sgd};
+pub(crate) use norm::block_add;
 pub use norm::{Finish, Squares};
 pub use rule::{Activation, Rule};
 
