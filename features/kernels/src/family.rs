@@ -19,6 +19,19 @@ pub struct Resources {
     pub compute_units: u32,
     /// The most bytes of shared memory of a block.
     pub shared_bytes: u32,
+    /// What runs a block.
+    pub kind: Kind,
+    /// The most blocks of a cluster; 1 without clusters.
+    pub cluster: u32,
+}
+
+/// What runs a block: how the same work is laid out depends on that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Many threads at the same time, which hide the latency of memory.
+    Gpu,
+    /// One thread of a processor, whose caches keep what is read twice.
+    Cpu,
 }
 
 impl Resources {

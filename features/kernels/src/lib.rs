@@ -9,7 +9,7 @@
 //! | [`attention`] | softmax(Q · Kᵀ) · V, for each head of a batch, full, causal or in a window, of packed sequences too; and its gradients |
 //!
 //! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants, [`call`]
-//! what a function of the library is: launches of their kernels.
+//! what a function of the library is: launches of their kernels, [`row`] how the rows of a matrix are divided among threads.
 
 pub mod attention;
 pub mod call;
@@ -17,3 +17,4 @@ pub mod call;
 pub mod cases;
 pub mod family;
 pub mod gemm;
+pub mod row;
