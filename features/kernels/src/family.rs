@@ -19,6 +19,26 @@ pub struct Resources {
     pub compute_units: u32,
     /// The most bytes of shared memory of a block.
     pub shared_bytes: u32,
+    /// What runs a block.
+    pub kind: Kind,
+    /// The most blocks of a cluster; 1 without clusters.
+    pub cluster: u32,
+}
+
+/// What runs a block: how the same work is laid out depends on that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Many threads at the same time, which hide the latency of memory.
+    Gpu,
+    /// One thread of a processor, whose caches keep what is read twice.
+    Cpu,
+}
+
+impl Resources {
+    /// Is it a processor of the host? There what is shared is memory like any other, and as large; no GPU's block has a MiB.
+    pub fn is_processor(&self) -> bool {
+        self.shared_bytes > 1 << 20
+    }
 }
 
 /// An argument of a launch that is measured.

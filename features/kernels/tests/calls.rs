@@ -5,10 +5,12 @@ mod common;
 use vm_ir::Trust;
 use vm_ir::interp::{Limits, run};
 use vm_kernels::cases::all;
-use vm_kernels::family::Resources;
+use vm_kernels::family::{Kind, Resources};
 
-/// What a processor has. The interpreter takes any variant.
-const RESOURCES: Resources = Resources { compute_units: 4, shared_bytes: 227 << 10 };
+/// A GPU. The interpreter and processors take its variants, too.
+const GPU: Resources = Resources { compute_units: 4, shared_bytes: 227 << 10, kind: Kind::Gpu, cluster: 8 };
+/// A processor.
+const CPU: Resources = Resources { kind: Kind::Cpu, cluster: 1, ..GPU };
 
 #[test]
 fn in_the_interpreter() {
@@ -16,7 +18,10 @@ fn in_the_interpreter() {
         let mut launch = |module: &_, launch: &mut _| {
             run(module, launch, &Limits::default()).map(|_| ()).map_err(|error| error.to_string())
         };
-        case.check(&RESOURCES, Trust::Guest, &mut launch).unwrap();
+        for resources in [GPU, CPU] {
+            case.check(&resources, Trust::Guest, &mut launch)
+                .unwrap_or_else(|e| panic!("{resources:?}: {e}"));
+        }
     }
 }
 
@@ -29,8 +34,10 @@ fn on_this_processor() {
                     0 => Ok(()),
                     stop => Err(format!("it was stopped: {stop}")),
                 };
-                case.check(&RESOURCES, trust, &mut launch)
-                    .unwrap_or_else(|error| panic!("{}: {error}", machine.name()));
+                for resources in [GPU, CPU] {
+                    case.check(&resources, trust, &mut launch)
+                        .unwrap_or_else(|error| panic!("{}, {resources:?}: {error}", machine.name()));
+                }
             }
         }
     }

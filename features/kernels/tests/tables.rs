@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use vm_ir::module::ParamKind;
 use vm_ir::{GuestAddr, Module, Scalar, Trust, validate};
-use vm_kernels::family::{Problem, Resources, Sample, rounded};
+use vm_kernels::family::{Kind, Problem, Resources, Sample, rounded};
 use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Product, Scales};
 
-const H200: Resources = Resources { compute_units: 132, shared_bytes: 232_448 };
+const H200: Resources = Resources { compute_units: 132, shared_bytes: 232_448, kind: Kind::Gpu, cluster: 8 };
 /// One with less shared memory.
-const TIGHT: Resources = Resources { compute_units: 132, shared_bytes: 101_376 };
+const TIGHT: Resources = Resources { shared_bytes: 101_376, cluster: 1, ..H200 };
 
 /// Every kind of product that a GPU does.
 fn kinds() -> Vec<Product> {
@@ -168,7 +168,11 @@ fn grids_are_whole_clusters() {
                     if variant.band == 0 {
                         // A block for each tile.
                         let [rows, columns, _] = variant.tile.map(u64::from);
-                        let wanted = [n.div_ceil(columns), m.div_ceil(rows), problem.matrices];
+                        let wanted = [
+                            n.div_ceil(columns) * u64::from(variant.split),
+                            m.div_ceil(rows),
+                            problem.matrices,
+                        ];
                         assert_eq!(grid.map(u64::from), wanted, "{}", variant.name());
                         continue;
                     }

@@ -73,6 +73,7 @@ pub use cuda::{
 };
 pub use tune::{
     Cancel, Candidate, Figure, Outcome, TuneError, TuneEvent, TuneOptions, TuneProgress, Tuned, Tuner,
+    resources,
 };
 pub use vm_accel::{
     Accelerator, Argument, Buffer, Checksum, ChecksumStatistics, DeviceInfo, Element, ElementType, Error,

@@ -4,7 +4,7 @@ use anyhow::anyhow;
 use vm_accel::{Accelerator as _, Launch, Limits};
 use vm_ir::Trust;
 use vm_kernels::cases::{Case, all};
-use vm_kernels::family::Resources;
+use vm_passthrough::accelerator::resources;
 
 use crate::arena::{Arena, Rows};
 use crate::gpu::{Gpu, TIMEOUT, named};
@@ -20,8 +20,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
 /// A call as a guest's and as the host's own, rows packed and apart.
 fn check(gpu: &Gpu, case: &Case, report: &mut Report) -> anyhow::Result<()> {
     let worker = gpu.worker()?;
-    let info = gpu.accelerator.info();
-    let resources = Resources { compute_units: info.compute_units.max(1), shared_bytes: info.shared_bytes };
+    let resources = resources(gpu.accelerator.info());
     let mut launches = 0;
     for trust in [Trust::Guest, Trust::Trusted] {
         for rows in [Rows::Packed, Rows::Apart] {

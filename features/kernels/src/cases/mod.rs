@@ -3,8 +3,12 @@
 //! What is expected is computed in f64 from the function's definition, by other code than any kernel's. [`all`] has every case;
 //! a test runs each by [`Case::check`] with what launches a kernel in its place.
 
+mod attention;
 mod gemm;
 mod sample;
+mod tables;
+mod tokens;
+mod training;
 
 use vm_ir::interp::{Argument, Launch, Tensor};
 use vm_ir::{GuestAddr, Module, Scalar, Trust, ValidModule, validate};
@@ -50,7 +54,15 @@ impl Expected {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    gemm::cases().into_iter().chain(sample::cases()).collect()
+    let areas = [
+        gemm::cases(),
+        attention::cases(),
+        training::cases(),
+        tables::cases(),
+        tokens::cases(),
+        sample::cases(),
+    ];
+    areas.into_iter().flatten().collect()
 }
 
 impl Case {

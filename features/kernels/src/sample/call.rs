@@ -3,9 +3,9 @@
 use super::best::Best;
 use super::chunk::{CHUNK, Reader};
 use super::draw::{Candidates, Draw};
-use super::experts::Experts;
 use super::numbers::Nan;
 use super::parts::{Parts, What};
+use super::router::Router;
 use super::select::{Output, Select, Source};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace};
 use crate::family::Resources;
@@ -50,7 +50,7 @@ pub struct TopK {
 /// `indices` of i32, `[rows, k]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SoftmaxTopK {
-    /// The input: at most [`Experts::COLUMNS`] columns.
+    /// The input: at most [`Router::COLUMNS`] columns.
     pub logits: Logits,
     /// At most as many as there are columns.
     pub k: u64,
@@ -292,15 +292,15 @@ impl Function for SoftmaxTopK {
     fn call(&self, _: &Resources) -> Result<Call, CallError> {
         let Logits { element, rows, columns, .. } = self.logits;
         let function = "softmax_topk";
-        if columns > Experts::COLUMNS.into() {
-            let most = Experts::COLUMNS;
+        if columns > Router::COLUMNS.into() {
+            let most = Router::COLUMNS;
             let what = format!("{columns} columns; at most {most} are taken");
             return Err(CallError::Unsupported { function, what });
         }
         if !self.logits.check_k(function, self.k)? {
             return Ok(Call::default());
         }
-        let experts = Experts::of(element, columns as u32, self.renormalised);
+        let router = Router::of(element, columns as u32, self.renormalised);
         let extents = [rows, self.k];
         let operands = vec![
             self.logits.operand(),
@@ -308,8 +308,8 @@ impl Function for SoftmaxTopK {
             Operand::whole(2, Scalar::I32, &extents),
             Operand::i32(self.k as i32),
         ];
-        let grid = [rows.div_ceil(experts.rows().into()) as u32, 1, 1];
-        Ok(Call { launches: vec![Launch { entry: Entry::Experts(experts), grid, operands }], workspace: 0 })
+        let grid = [rows.div_ceil(router.rows().into()) as u32, 1, 1];
+        Ok(Call { launches: vec![Launch { entry: Entry::Router(router), grid, operands }], workspace: 0 })
     }
 }
 

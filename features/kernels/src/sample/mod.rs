@@ -17,16 +17,16 @@ mod best;
 mod call;
 mod chunk;
 mod draw;
-mod experts;
 mod numbers;
 mod parts;
+mod router;
 mod select;
 
 pub use best::Best;
 pub use call::{Argmax, Logits, MAX_COLUMNS, Sample, SoftmaxTopK, TopK, TopKSample, TopPSample};
 pub use chunk::{CHUNK, Reader};
 pub use draw::{Candidates, Draw};
-pub use experts::Experts;
 pub use numbers::Nan;
 pub use parts::{Parts, What};
+pub use router::Router;
 pub use select::{Output, Select, Source};

@@ -31,10 +31,10 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
-use vm_accel::{Error, Worker, WorkerOptions};
+use vm_accel::{DeviceInfo, Error, Worker, WorkerOptions};
 use vm_ir::{GuestAddr, Kernel};
 use vm_jit::cache::Cache;
-use vm_kernels::family::{Problem, Resources, Sample, Variant as _};
+use vm_kernels::family::{Kind, Problem, Resources, Sample, Variant as _};
 
 use super::{CompileError, JitCompiler, JitTarget};
 
@@ -352,8 +352,7 @@ impl<A: JitTarget> Tuner<A> {
 
     /// What a family is told of the device.
     pub fn resources(&self) -> Resources {
-        let info = self.compiler.accelerator().info();
-        Resources { compute_units: info.compute_units.max(1), shared_bytes: info.shared_bytes }
+        resources(self.compiler.accelerator().info())
     }
 
     /// The choice that is kept for a problem, without measuring anything.
@@ -509,6 +508,17 @@ fn run<A: JitTarget>(
         }
     }
     choose(task, raced.outcomes)
+}
+
+/// What the functions and families of `vm-kernels` are told of a device.
+pub fn resources(info: &DeviceInfo) -> Resources {
+    let architecture = info.target.strip_prefix("sm_").and_then(|number| number.parse().ok());
+    Resources {
+        compute_units: info.compute_units.max(1),
+        shared_bytes: info.shared_bytes,
+        kind: if info.backend == "cpu" { Kind::Cpu } else { Kind::Gpu },
+        cluster: if architecture.is_some_and(|number: u32| number >= 90) { 8 } else { 1 },
+    }
 }
 
 /// The variants with what came of them, and which is best.

@@ -11,7 +11,7 @@ use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
 /// A variant. Parameters: `input` `[rows, columns]`, `weights` and `indices` `[rows, k]`, `k`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Experts {
+pub struct Router {
     /// What the input and the weights hold: f32, bf16 or f16.
     pub element: Scalar,
     /// Lanes that have a row: a power of two up to 32.
@@ -22,16 +22,16 @@ pub struct Experts {
     pub renormalised: bool,
 }
 
-impl Experts {
+impl Router {
     /// The most columns of a row.
     pub const COLUMNS: u32 = 1024;
     /// Threads of a block.
     pub const THREADS: u32 = 128;
 
     /// For rows of so many columns.
-    pub fn of(element: Scalar, columns: u32, renormalised: bool) -> Experts {
+    pub fn of(element: Scalar, columns: u32, renormalised: bool) -> Router {
         let lanes = columns.clamp(1, 32).next_power_of_two();
-        Experts { element, lanes, held: columns.div_ceil(lanes).next_power_of_two(), renormalised }
+        Router { element, lanes, held: columns.div_ceil(lanes).next_power_of_two(), renormalised }
     }
 
     /// Rows of a block.
