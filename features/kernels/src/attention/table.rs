@@ -113,6 +113,14 @@ impl Problem for Attend {
 
     fn variants(&self, resources: &Resources) -> Vec<Attention> {
         let causal = self.mask == Mask::Causal;
+        if self.element == Scalar::F32 {
+            // No `wgmma` multiplies them; tiles that stay in a processor's cache are the first guess.
+            let order = Attention::cpu(self.dim, causal).order;
+            let rows = [([128, 128], 1), ([64, 64], 1), ([64, 32], 1)];
+            let all = rows.map(|row| Attention { stages: 1, ..self.variant(row, order) });
+            let fits = |variant: &Attention| variant.shared_bytes() <= resources.shared_bytes;
+            return all.into_iter().filter(fits).collect();
+        }
         let guess = Attention::of_length(self.dim, causal, self.tokens[1]);
         let table = match self.dim {
             64 => OF_64,
