@@ -180,6 +180,12 @@ const SECTIONS: &[Section] = &[
         tests: tiles::tests,
     },
     Section {
+        name: "products",
+        about: "matrix products as their tables and the tuner choose them, against cuBLAS",
+        timeout: Duration::from_secs(240),
+        tests: tiles::products::tests,
+    },
+    Section {
         name: "older-tiles",
         about: "tile kernels compiled for older architectures, which the device runs by way of PTX",
         timeout: Duration::from_secs(420),

@@ -209,6 +209,8 @@ impl Gemm {
         Walk { gemm: self, k, c, offsets }.each(|spot| {
             self.fill(k, sum);
             let products = |begin, length| self.products(&spot, [a, b], part, &after, (begin, length));
+            let here = spot.own();
+            after.begin(&here);
             if self.split > 1 {
                 let inner = inner as i32;
                 let length = (depth - 1) / (inner * self.split as i32) * inner + inner;
@@ -217,11 +219,10 @@ impl Gemm {
             } else {
                 products(None, depth);
             }
-            let spot = spot.own();
-            after.finish(&spot, c);
+            after.finish(&here, c);
             match self.swapped {
-                true => spot.put_transposed(out, c),
-                false => spot.put(out, c),
+                true => here.put_transposed(out, c),
+                false => here.put(out, c),
             }
         });
         block.kernel()

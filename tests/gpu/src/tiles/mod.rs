@@ -4,6 +4,7 @@
 mod attention;
 mod figures;
 mod odd;
+pub(crate) mod products;
 #[path = "../../../../features/kernels/tests/reference/mod.rs"]
 mod reference;
 mod safety;
