@@ -175,7 +175,7 @@ const SECTIONS: &[Section] = &[
     },
     Section {
         name: "tiles",
-        about: "tile kernels at odd shapes, with hostile boxes, and against cuBLAS and cuDNN",
+        about: "tile kernels at odd shapes, with hostile boxes, and attention against cuDNN",
         timeout: Duration::from_secs(240),
         tests: tiles::tests,
     },

@@ -190,7 +190,8 @@ impl<'b> After<'b> {
     /// What is loaded before the products, so that nobody waits for it behind them: as far as there are registers for it meanwhile.
     pub(super) fn begin(&self, spot: &Spot<'b>) {
         if self.loads_early() {
-            self.load(spot);
+            self.load_scales(spot);
+            self.load_bias(spot);
         }
     }
 
@@ -201,12 +202,14 @@ impl<'b> After<'b> {
         self.gemm.registers_of_sums() + held <= REGISTERS
     }
 
-    /// Scales of rows and columns, and the bias.
-    fn load(&self, spot: &Spot<'b>) {
+    fn load_scales(&self, spot: &Spot<'b>) {
         if let (Some([a, b]), Some(of_a), Some(of_b)) = (self.parameters.scales, self.of_a, self.of_b) {
             of_a.get(a, [spot.row]);
             of_b.get(b, [spot.column]);
         }
+    }
+
+    fn load_bias(&self, spot: &Spot<'b>) {
         if let (Some(view), Some(bias)) = (self.parameters.bias, self.bias) {
             bias.get(view, [spot.column]);
         }
@@ -215,14 +218,15 @@ impl<'b> After<'b> {
     /// What comes behind all products.
     pub(super) fn finish(&self, spot: &Spot<'b>, c: PlaceRef<'b>) {
         let (k, float, Epilogue { scales, activation, .. }) = (self.k, self.float, self.gemm.epilogue);
-        if !self.loads_early() {
-            self.load(spot);
-        }
+        let late = !self.loads_early();
         if self.gemm.sum() == Scalar::I32 && self.gemm.output != Scalar::I32 {
             k.map([float], [self.sum], |_, _, [sum]| [sum.to(Scalar::F32)]);
         }
         if let Some(alpha) = self.parameters.alpha {
             k.map([float], [float], |_, _, [x]| [x * alpha]);
+        }
+        if late {
+            self.load_scales(spot);
         }
         if let (Scales::Rows, Some(of_a), Some(of_b)) = (scales, self.of_a, self.of_b) {
             k.map([float], [float, of_a, of_b], |_, _, [x, of_a, of_b]| [x * (of_a * of_b)]);
@@ -230,6 +234,9 @@ impl<'b> After<'b> {
         if let (Some(beta), Some(old)) = (self.parameters.beta, self.old) {
             spot.get(old, c);
             k.map([float], [float, old], |_, _, [x, old]| [wide(old).fma(beta, x)]);
+        }
+        if late {
+            self.load_bias(spot);
         }
         if let Some(bias) = self.bias {
             k.map([float], [float, bias], |_, _, [x, bias]| [x + wide(bias)]);
