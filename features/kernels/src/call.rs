@@ -14,8 +14,12 @@ use vm_ir::builder::BuildError;
 use vm_ir::view::Access;
 use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
+use crate::elementwise::ChainKernel;
 use crate::family::Resources;
 use crate::gemm::Gemm;
+use crate::loss::{LossRows, LossSum};
+use crate::norm::{NormGradient, NormRows, Parts};
+use crate::softmax::SoftmaxRows;
 
 /// Bytes to whose multiples a workspace, and each part of one, is aligned.
 pub const WORKSPACE_ALIGN: u64 = 256;
@@ -181,12 +185,39 @@ impl Workspace {
     }
 }
 
+/// A kernel's name in its module: the variant's, or, where that is too long for one, its beginning and a hash of it (FNV-1a).
+pub(crate) fn kernel_name(variant: &str) -> String {
+    const MOST: usize = 60;
+    if variant.len() <= MOST {
+        return variant.to_owned();
+    }
+    let hash = variant
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let begin: String = variant.chars().take(MOST - 17).collect();
+    format!("{begin}_{hash:016x}")
+}
+
 /// A kernel of any family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Entry {
     /// A product.
     Gemm(Gemm),
+    /// A softmax or its gradient.
+    Softmax(SoftmaxRows),
+    /// Normalised rows.
+    Norm(NormRows),
+    /// Their gradient.
+    NormBackward(NormGradient),
+    /// Sums of parts of gradients.
+    Parts(Parts),
+    /// Losses or their gradients.
+    CrossEntropy(LossRows),
+    /// Losses as one, or the number of targets.
+    Losses(LossSum),
+    /// A chain of elementwise steps.
+    Chain(ChainKernel),
 }
 
 impl Entry {
@@ -197,6 +228,13 @@ impl Entry {
     pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
         match self {
             Entry::Gemm(gemm) => gemm.kernel(guest),
+            Entry::Softmax(rows) => rows.kernel(guest),
+            Entry::Norm(rows) => rows.kernel(guest),
+            Entry::NormBackward(rows) => rows.kernel(guest),
+            Entry::Parts(parts) => parts.kernel(guest),
+            Entry::CrossEntropy(rows) => rows.kernel(guest),
+            Entry::Losses(sum) => sum.kernel(guest),
+            Entry::Chain(chain) => chain.kernel(guest),
         }
     }
 }
