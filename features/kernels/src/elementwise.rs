@@ -396,11 +396,11 @@ impl ChainKernel {
         let k = block.builder();
         k.name(&kernel_name(&self.name()));
         let view = |name: &str, element, along, access| match (self.cut, along) {
-            (_, Along::One) => View { place: k.view(name, element, 1, access), element },
+            (_, Along::One) => View::of(k, name, ViewType::new(element, 1, access)),
             (Cut::Flat { align, .. }, _) => {
                 let align = u32::from(align).max(element.bytes());
                 let ty = ViewType::new(element, 1, access).aligned(align).named(&["n"]);
-                View { place: k.view_of(name, ty), element }
+                View::of(k, name, ty)
             }
             (Cut::Rows(layout), Along::All) => matrix(k, layout, name, element, access),
             (Cut::Rows(layout), Along::Columns) => row(k, layout, name, element, access),

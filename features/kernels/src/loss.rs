@@ -184,7 +184,7 @@ impl LossRows {
         let targets = column(k, "targets", self.target, Access::Read);
         let dloss = match self.own {
             true => column(k, "dloss", Scalar::F32, Access::Read),
-            false => View { place: k.view("dloss", Scalar::F32, 1, Access::Read), element: Scalar::F32 },
+            false => View::of(k, "dloss", ViewType::new(Scalar::F32, 1, Access::Read)),
         };
         let count = self.mean.then(|| k.view("count", Scalar::F32, 1, Access::Read));
         let dlogits = match in_place {

@@ -145,6 +145,17 @@ pub struct View<'b> {
     pub place: PlaceRef<'b>,
     /// Its elements.
     pub element: Scalar,
+    /// May the kernel write it? Then a thread reads only what is its own.
+    pub written: bool,
+}
+
+impl<'b> View<'b> {
+    /// A parameter of such a type.
+    #[track_caller]
+    pub fn of(k: Builder<'b>, name: &str, ty: ViewType) -> View<'b> {
+        let (element, written) = (ty.element, ty.access.writes());
+        View { place: k.view_of(name, ty), element, written }
+    }
 }
 
 /// How a view's last dimension is accessed: so many elements at once, each time at a multiple of them.
@@ -163,27 +174,27 @@ fn accessed(layout: Layout, ty: ViewType, rank: usize) -> ViewType {
 #[track_caller]
 pub fn matrix<'b>(k: Builder<'b>, layout: Layout, name: &str, element: Scalar, access: Access) -> View<'b> {
     let ty = accessed(layout, ViewType::new(element, 2, access), 2).named(&["rows", "columns"]);
-    View { place: k.view_of(name, ty), element }
+    View::of(k, name, ty)
 }
 
 /// A parameter with an element for each column.
 #[track_caller]
 pub fn row<'b>(k: Builder<'b>, layout: Layout, name: &str, element: Scalar, access: Access) -> View<'b> {
     let ty = accessed(layout, ViewType::new(element, 1, access), 1).named(&["columns"]);
-    View { place: k.view_of(name, ty), element }
+    View::of(k, name, ty)
 }
 
 /// A parameter with an element for each row.
 #[track_caller]
 pub fn column<'b>(k: Builder<'b>, name: &str, element: Scalar, access: Access) -> View<'b> {
-    View { place: k.view_of(name, ViewType::new(element, 1, access).named(&["rows"])), element }
+    View::of(k, name, ViewType::new(element, 1, access).named(&["rows"]))
 }
 
 /// A parameter of f32 with a row for each block and an element for each column, for what blocks have summed.
 #[track_caller]
 pub fn parts<'b>(k: Builder<'b>, layout: Layout, name: &str, access: Access) -> View<'b> {
     let ty = accessed(layout, ViewType::new(Scalar::F32, 2, access), 2).named(&["parts", "columns"]);
-    View { place: k.view_of(name, ty), element: Scalar::F32 }
+    View::of(k, name, ty)
 }
 
 /// A team's row.
@@ -358,8 +369,17 @@ impl<'b> Piece<'b> {
 
     /// The same as they are.
     pub fn raw(&self, view: View<'b>, hint: Cache) -> Val<'b> {
-        let element = view.place.at([self.number, self.column]).cached(hint);
-        if self.lanes == 1 { element.load() } else { element.load_vector(self.lanes) }
+        let load = || {
+            let element = view.place.at([self.number, self.column]).cached(hint);
+            if self.lanes == 1 { element.load() } else { element.load_vector(self.lanes) }
+        };
+        match self.inside {
+            Some(inside) if view.written => {
+                let ty = Type::vector(view.element, self.lanes).unwrap_or(view.element.into());
+                self.k.if_else(inside, load, || self.k.constant(ty, 0))
+            }
+            _ => load(),
+        }
     }
 
     /// Those of an array with an element for each column, which stay in the cache for other rows, as f32.

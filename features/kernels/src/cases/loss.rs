@@ -26,7 +26,7 @@ pub(super) fn cases() -> Vec<Case> {
     let mean = LossOptions { reduction: Reduction::Mean, ..options };
     cases.extend(both([2, 5], Scalar::F32, Scalar::I32, mean, vec![IGNORED; 2], false));
     cases.extend(both([1500, 3], Scalar::Bf16, Scalar::I32, mean, vec![2; 1500], false));
-    cases.extend(both([1, 262_148], Scalar::F32, Scalar::I64, mean, vec![262_147], false));
+    cases.extend(both([1, 33_000], Scalar::F32, Scalar::I64, mean, vec![32_999], false));
     cases.extend(both([0, 5], Scalar::F32, Scalar::I64, mean, vec![], false));
     cases
 }

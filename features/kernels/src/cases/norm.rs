@@ -20,9 +20,8 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(backward(Norm::Layer, [70, 96], Scalar::F32, true));
     cases.push(backward(Norm::Rms, [9, 9001], Scalar::F32, true));
     cases.push(backward(Norm::Layer, [0, 5], Scalar::F32, true));
-    cases.push(forward(Norm::Layer, [1, 66_000], Scalar::Bf16, Scalar::Bf16, true));
-    cases.push(forward(Norm::Layer, [1, 263_169], Scalar::F32, Scalar::F32, false));
-    cases.push(forward(Norm::Rms, [1, 263_169], Scalar::F32, Scalar::Bf16, false));
+    cases.push(forward(Norm::Layer, [1, 33_001], Scalar::Bf16, Scalar::Bf16, true));
+    cases.push(forward(Norm::Rms, [1, 33_000], Scalar::F32, Scalar::Bf16, false));
     cases
 }
 
