@@ -378,9 +378,10 @@ impl Function for CrossEntropy {
         let CrossEntropy { rows, columns, element, target, log_probs, options, align } = *self;
         checked_target(target)?;
         let elements: Vec<Scalar> = [element].into_iter().chain(log_probs).collect();
-        let layout = Layout::of(columns, &elements, align, 1, resources);
-        let pass = log_probs.map_or(Pass::Loss, Pass::LogProbabilities);
         let smoothed = options.smoothing != 0.0;
+        let held = 1 + u32::from(smoothed || log_probs.is_some());
+        let layout = Layout::of(columns, &elements, align, held, resources);
+        let pass = log_probs.map_or(Pass::Loss, Pass::LogProbabilities);
         let entry = LossRows { layout, element, target, pass, smoothed, own: false, mean: false };
         let mut call = launch_rows(
             "cross_entropy",
@@ -449,10 +450,10 @@ impl Function for CrossEntropyBackward {
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let CrossEntropyBackward { rows, columns, element, target, in_place, options, align } = *self;
         checked_target(target)?;
-        let layout = Layout::of(columns, &[element], align, 1, resources);
+        let smoothed = options.smoothing != 0.0;
+        let layout = Layout::of(columns, &[element], align, 1 + u32::from(smoothed), resources);
         let pass = if in_place { Pass::GradientInPlace } else { Pass::Gradient };
         let (own, mean) = (options.reduction == Reduction::None, options.reduction == Reduction::Mean);
-        let smoothed = options.smoothing != 0.0;
         let entry = LossRows { layout, element, target, pass, smoothed, own, mean };
         let mut call = launch_rows(
             "cross_entropy_backward",

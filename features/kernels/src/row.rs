@@ -70,7 +70,10 @@ impl Layout {
         }
         let lanes = lanes(columns, elements, align);
         let vectors = columns.div_ceil(lanes.into()).max(1);
-        let fits = |vectors: u64, most: u64| vectors * u64::from(lanes) * u64::from(held.max(1)) <= most;
+        // Registers hold so many numbers of f32, and the places of so many accesses.
+        let fits = |vectors: u64, most: u64| {
+            vectors * u64::from(lanes) * u64::from(held.max(1)) <= most && vectors <= 16
+        };
         let of = |threads: u64, team: u64, cluster: u64| Layout {
             threads: threads as u16,
             team: team as u16,
@@ -83,20 +86,22 @@ impl Layout {
         if fits(vectors.div_ceil(team), 32) && vectors.div_ceil(team) <= 8 {
             return of(128, team, 1);
         }
-        let threads = vectors.div_ceil(2).next_multiple_of(32).min(512);
-        if fits(vectors.div_ceil(threads), 32) {
+        // Small blocks have more registers for each thread, and a multiprocessor has several.
+        let threads = vectors.div_ceil(4).next_multiple_of(32).min(256);
+        if fits(vectors.div_ceil(threads), 64) && vectors.div_ceil(threads) <= 8 {
             return of(threads, threads, 1);
         }
-        if fits(vectors.div_ceil(1024), 32) {
-            return of(1024, 1024, 1);
+        if fits(vectors.div_ceil(512), 32) {
+            return of(512, 512, 1);
         }
-        let clusters = [2, 4, 8].into_iter().filter(|cluster| *cluster <= u64::from(resources.cluster));
-        for (cluster, threads) in clusters.flat_map(|cluster| [(cluster, 512), (cluster, 1024)]) {
-            if fits(vectors.div_ceil(threads * cluster), 32) {
-                return of(threads, threads, cluster);
+        let clusters = [(2, 32), (4, 32), (8, 32), (8, 64)];
+        for (cluster, most) in clusters.into_iter().filter(|(cluster, _)| *cluster <= resources.cluster) {
+            let cluster = u64::from(cluster);
+            if fits(vectors.div_ceil(512 * cluster), most) {
+                return of(512, 512, cluster);
             }
         }
-        Layout { threads: 512, team: 512, cluster: 1, lanes, vectors: 0, tail: false }
+        Layout { threads: 256, team: 256, cluster: 1, lanes, vectors: 0, tail: false }
     }
 
     /// Rows of a block.

@@ -216,7 +216,7 @@ impl Function for NormForward {
         let NormForward { norm, rows, columns, input, weight, output, residual, bias, statistics, .. } =
             *self;
         let elements = [input, weight, output];
-        let held = 1 + u32::from(residual && input == Scalar::F32);
+        let held = 1 + u32::from(residual);
         let layout = Layout::of(columns, &elements, self.align, held, resources);
         let entry = Entry::Norm(NormRows { layout, norm, input, weight, output, residual, bias, statistics });
         let numbers = [Operand::f32(self.epsilon)];
