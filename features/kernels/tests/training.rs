@@ -1,5 +1,5 @@
-//! Every variant that a function of training chooses is assembled, without spills, for old and new architectures; and a guest's code of
-//! whole blocks has no checks.
+//! Every variant that a function of training chooses is assembled, without spills, for old and new architectures; and what a guest's whole blocks run has
+//! no checks.
 
 #[path = "../../../vm-jit/tests/ptxas/assembler.rs"]
 #[allow(dead_code)]
@@ -160,13 +160,20 @@ fn instructions(entry: &Entry, trust: Trust) -> usize {
     compiled.text().unwrap().lines().filter(|line| line.trim_end().ends_with(';')).count()
 }
 
+/// Of a guest's elementwise kernel only the loop over what is left of a tensor is checked and polled: what the whole blocks run is the same code.
 #[test]
-fn guests_pay_little() {
+fn whole_blocks_have_no_checks() {
+    let mut seen = 0;
     for entry in entries(&functions()) {
-        let name = entry.kernel(GuestAddr(0)).unwrap().name().to_owned();
+        let Entry::Flat(flat) = entry else { continue };
+        if flat.shape.tensors > 1 {
+            continue;
+        }
+        seen += 1;
         let (guest, own) = (instructions(&entry, Trust::Guest), instructions(&entry, Trust::Trusted));
-        println!("{name}: {guest} {own}");
+        assert!(guest <= own + 48, "{}: {guest} instructions, the host's own {own}", flat.name());
     }
+    assert!(seen > 20, "{seen}");
 }
 
 #[test]
