@@ -11,6 +11,11 @@
 //! | [`softmax`] | softmax of rows, its logarithm, and their gradients |
 //! | [`norm`] | RMS norm and layer norm of rows, fused with a residual, and their gradients |
 //! | [`loss`] | cross-entropy and its gradient |
+//! | [`flat`] | steps of AdamW and SGD, norms and clipping of gradients, gradients of activations, over many tensors in a launch |
+//! | [`gather`], [`scatter`] | embeddings and their gradients |
+//! | [`columns`], [`transpose`] | sums of columns, transposes |
+//! | [`rope`], [`append`] | rotary embedding, caches of keys and values that grow |
+//! | [`experts`] | the loss that balances experts |
 //!
 //! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants, [`call`]
 //! what a function of the library is: launches of their kernels, [`row`] how the rows of a matrix are divided among threads.
