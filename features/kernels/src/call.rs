@@ -26,6 +26,7 @@ use crate::gemm::Gemm;
 use crate::loss::{LossRows, LossSum};
 use crate::norm::{NormGradient, NormRows, Parts};
 use crate::rope::Rotate;
+use crate::sample::{Best, Draw, Parts, Router, Select};
 use crate::scatter::Scatter;
 use crate::softmax::SoftmaxRows;
 use crate::transpose::Transposed;
@@ -213,6 +214,16 @@ pub(crate) fn kernel_name(variant: &str) -> String {
 pub enum Entry {
     /// A product.
     Gemm(Gemm),
+    /// What the chunks of logits come to.
+    Parts(Parts),
+    /// The greatest of each row.
+    Best(Best),
+    /// The k greatest of each row.
+    Select(Select),
+    /// A draw from each row.
+    Draw(Draw),
+    /// The k greatest of softmax of short rows.
+    Router(Router),
     /// Attention.
     Attention(Attention),
     /// The same of each element of many tensors.
@@ -259,6 +270,11 @@ impl Entry {
     pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
         match self {
             Entry::Gemm(gemm) => gemm.kernel(guest),
+            Entry::Parts(parts) => parts.kernel(guest),
+            Entry::Best(best) => best.kernel(guest),
+            Entry::Select(select) => select.kernel(guest),
+            Entry::Draw(draw) => draw.kernel(guest),
+            Entry::Router(router) => router.kernel(guest),
             Entry::Attention(attention) => attention.kernel(guest),
             Entry::Flat(flat) => flat.kernel(guest),
             Entry::Squares(squares) => squares.kernel(guest),

@@ -16,6 +16,7 @@
 //! | [`columns`], [`transpose`] | sums of columns, transposes |
 //! | [`rope`], [`append`] | rotary embedding, caches of keys and values that grow |
 //! | [`experts`] | the loss that balances experts |
+//! | [`sample`] | argmax, top-k, and draws from logits |
 //!
 //! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants, [`call`]
 //! what a function of the library is: launches of their kernels, [`row`] how the rows of a matrix are divided among threads.
@@ -37,6 +38,7 @@ pub mod norm;
 pub mod pieces;
 pub mod rope;
 pub mod row;
+pub mod sample;
 pub mod scatter;
 pub mod softmax;
 pub mod transpose;

@@ -8,6 +8,7 @@ mod elementwise;
 mod gemm;
 mod loss;
 mod norm;
+mod sample;
 mod softmax;
 mod tables;
 mod tokens;
@@ -67,6 +68,7 @@ pub fn all() -> Vec<Case> {
         softmax::cases(),
         norm::cases(),
         loss::cases(),
+        sample::cases(),
     ];
     areas.into_iter().flatten().collect()
 }
