@@ -1,11 +1,15 @@
 //! Attention and its gradients against their definitions, in the interpreter.
 
+#[path = "../../cpu/tests/common/mod.rs"]
+mod machine;
 mod reference;
 
-use reference::Problem;
+use machine::Machine;
+
+use reference::{Problem, decode};
 use vm_ir::interp::{Argument, Launch, Limits, run};
 use vm_ir::{Kernel, Module, Scalar, Trust, validate};
-use vm_kernels::attention::{Attention, Backward, Mask, Order};
+use vm_kernels::attention::{Attention, Backward, Decode, Mask, Order, SplitBackward};
 
 /// Runs a kernel; gives the arguments as it leaves them.
 fn launch(
@@ -16,6 +20,23 @@ fn launch(
     let module = validate(Module::from(kernel.clone()), Trust::Guest)?;
     let mut launch = Launch { kernel: kernel.name().to_owned(), grid, arguments };
     run(&module, &mut launch, &Limits::default())?;
+    Ok(launch.arguments)
+}
+
+/// The same, compiled for this processor.
+fn on_processor(
+    kernel: &Kernel,
+    grid: [u32; 3],
+    arguments: Vec<Argument>,
+) -> Result<Vec<Argument>, Box<dyn std::error::Error>> {
+    let module = validate(Module::from(kernel.clone()), Trust::Guest)?;
+    let mut launch = Launch { kernel: kernel.name().to_owned(), grid, arguments };
+    for machine in Machine::all() {
+        match machine.run(&module, &mut launch, 1 << 40) {
+            Ok(0) => {}
+            other => return Err(format!("{} on {}: {other:?}", kernel.name(), machine.name()).into()),
+        }
+    }
     Ok(launch.arguments)
 }
 
@@ -122,5 +143,95 @@ fn gradients() {
         // The shapes that are fast.
         check_backward(small(64, mask), Problem { sequences: &[[140, 140]], ..problem }, 1);
         check_backward(small(128, mask), Problem { sequences: &[[70, 133]], ..problem }, 1);
+    }
+}
+
+#[test]
+fn gradients_by_a_kernel_each() {
+    let check = |variant: SplitBackward, problem: Problem<'_>, blocks| {
+        problem.check_split(variant, blocks, launch).unwrap_or_else(|error| panic!("{error}"));
+        problem.check_split(variant, blocks, on_processor).unwrap_or_else(|error| panic!("{error}"));
+    };
+    let packed = &[[70, 70], [0, 0], [1, 90], [90, 60], [64, 0], [0, 5], [5, 64]];
+    for mask in [Mask::Full, Mask::Causal, Mask::Window] {
+        let small = SplitBackward { mask, tile: [64, 32], ..SplitBackward::small(64, mask == Mask::Causal) };
+        let problem = Problem { mask, window: [30, 10], heads: [1, 1], ..WHOLE };
+        for lengths in [[70, 70], [40, 100], [100, 40], [1, 1]] {
+            check(small, Problem { sequences: &[lengths], ..problem }, 2);
+        }
+        check(small, Problem { heads: [3, 1], sequences: &[[70, 40]; 2], window: [0, 0], ..problem }, 3);
+        let of_packed = SplitBackward { packed: true, element: Scalar::F16, ..small };
+        check(of_packed, Problem { heads: [2, 1], sequences: packed, ..problem }, 3);
+        check(
+            SplitBackward { element: Scalar::F32, ..of_packed },
+            Problem { sequences: packed, ..problem },
+            3,
+        );
+    }
+    for dim in [192, 256] {
+        let problem = Problem { mask: Mask::Causal, heads: [2, 1], sequences: &[[40, 70]], ..WHOLE };
+        check(SplitBackward::small(dim, true), problem, 2);
+        let groups = SplitBackward { packed: true, ..SplitBackward::of(dim, true) };
+        check(groups, Problem { sequences: &[[30, 30], [40, 50]], ..problem }, 2);
+    }
+}
+
+const ONE: decode::Problem<'_> =
+    decode::Problem { heads: 1, sharing: 1, queries: 1, lengths: &[100], page: 0, splits: 1 };
+
+fn check_decode(variant: Decode, problem: decode::Problem<'_>) {
+    problem.check(variant, launch).unwrap_or_else(|error| panic!("{error}"));
+    problem.check(variant, on_processor).unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn decoding_of_any_lengths() {
+    let lengths = &[0, 1, 5, 63, 64, 65, 150];
+    for variant in [Decode::of(64, 0), Decode::cpu(64, 0)] {
+        for splits in [1, 3, 9] {
+            check_decode(variant, decode::Problem { lengths, splits, ..ONE });
+            check_decode(variant, decode::Problem { lengths, splits, sharing: 3, queries: 2, ..ONE });
+        }
+    }
+}
+
+#[test]
+fn decoding_where_heads_share_keys() {
+    for (sharing, queries) in [(1, 16), (3, 1), (8, 1), (8, 3), (8, 16)] {
+        let problem = decode::Problem { heads: 2, sharing, queries, lengths: &[70, 9], splits: 2, ..ONE };
+        check_decode(Decode::of(64, 0), problem);
+        check_decode(Decode { rows: 16, element: Scalar::F16, ..Decode::of(64, 0) }, problem);
+    }
+}
+
+#[test]
+fn decoding_from_pages_of_any_size() {
+    for page in [16, 32, 48, 64, 80, 128] {
+        let problem =
+            decode::Problem { heads: 2, sharing: 4, lengths: &[130, 0, 17, 64], page, splits: 2, ..ONE };
+        check_decode(Decode::of(64, page as u32), problem);
+        check_decode(Decode::cpu(64, page as u32), decode::Problem { queries: 3, ..problem });
+    }
+}
+
+#[test]
+fn decoding_of_heads_of_any_size() {
+    for dim in [128, 192, 256] {
+        for page in [0, 16] {
+            check_decode(
+                Decode::of(dim, page),
+                decode::Problem { page: page.into(), lengths: &[90], sharing: 4, ..ONE },
+            );
+        }
+    }
+}
+
+#[test]
+fn splits_are_as_many_as_have_work() {
+    let variant = Decode::of(128, 0);
+    for (units, blocks, longest, wanted) in
+        [(132, 8, 65536, 33), (132, 512, 65536, 1), (132, 1, 1024, 4), (132, 0, 0, 1), (0, 1, 9999, 1)]
+    {
+        assert_eq!(variant.splits(units, blocks, longest), wanted, "{units} {blocks} {longest}");
     }
 }

@@ -4,7 +4,7 @@ use crate::assembler::{TARGETS, assemble_for_all, with_ptxas};
 use std::path::Path;
 use vm_ir::{GuestAddr, Kernel, Module, Scalar, Trust, ValidModule, text, validate};
 use vm_jit::Target;
-use vm_kernels::attention::{Attention, Backward, Mask};
+use vm_kernels::attention::{Attention, Backward, Decode, Gradient, Mask, SplitBackward};
 use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Scales};
 
 fn filetests() -> Vec<Kernel> {
@@ -49,6 +49,13 @@ fn large() -> Vec<Kernel> {
         Gemm { batch: Batch::Batched, cluster: 2, ..large },
         Gemm { batch: Batch::Grouped, ..large },
         Gemm { tile: [64, 32, 128], groups: 1, stages: 8, ..large },
+        Gemm { split: 2, band: 0, ..large },
+        Gemm { split: 2, band: 8, tile: [128, 128, 64], epilogue: all, ..large },
+        Gemm { split: 4, overlap: true, band: 0, tile: [64, 64, 128], groups: 1, ..large },
+        Gemm { split: 4, band: 0, tile: [8, 64, 128], swapped: true, groups: 1, ..large },
+        Gemm { split: 2, overlap: true, band: 0, tile: [16, 64, 256], swapped: true, groups: 1, ..large },
+        Gemm { overlap: true, ..large },
+        Gemm { epilogue: Epilogue { activation: Activation::Gelu, bias: true, ..Epilogue::NONE }, ..large },
     ] {
         kernels.push(variant.kernel(GuestAddr(0)).unwrap());
     }
@@ -66,8 +73,20 @@ fn large() -> Vec<Kernel> {
             kernels.extend([large, windows].map(|variant| variant.kernel(GuestAddr(0)).unwrap()));
             kernels.extend([large.prepare(GuestAddr(0)), large.finish(GuestAddr(0))].map(Result::unwrap));
         }
+        kernels.extend(gradients(SplitBackward::of(dim, causal), causal));
+        let caches = if causal { [0, 16] } else { [32, 64] };
+        kernels.extend(caches.map(|page| Decode::of(dim, page).kernel(GuestAddr(0)).unwrap()));
+        kernels.push(Decode::of(dim, 0).join(GuestAddr(0)).unwrap());
     }
     kernels
+}
+
+/// The kernels of the gradients: of packed sequences in windows, and of whole ones.
+fn gradients(variant: SplitBackward, packed: bool) -> impl Iterator<Item = Kernel> {
+    let mask = if packed { Mask::Window } else { variant.mask };
+    let element = if packed { Scalar::F16 } else { variant.element };
+    let variant = SplitBackward { mask, packed, element, ..variant };
+    Gradient::ALL.into_iter().map(move |of| variant.kernel(of, GuestAddr(0)).unwrap())
 }
 
 /// Those for other architectures, which have fewer registers for a sum, and some less shared memory.
@@ -79,6 +98,7 @@ fn small() -> Vec<Kernel> {
             Gemm { tile: [128, 128, 64], ..Gemm::LARGE },
             Gemm { tile: [128, 64, 32], groups: 2, stages: 2, ..of_half },
             Gemm { tile: [48, 40, 16], ..Gemm::SMALL },
+            Gemm { tile: [64, 64, 64], split: 2, band: 0, ..Gemm::SMALL },
         ] {
             kernels.push(Gemm { b_transposed, ..variant }.kernel(GuestAddr(0)).unwrap());
         }
@@ -87,10 +107,17 @@ fn small() -> Vec<Kernel> {
         let large = Attention::of(dim, causal);
         let of_half = Attention { element: Scalar::F16, groups: 1, tile: [64, 64], ..large };
         kernels.push(of_half.kernel(GuestAddr(0)).unwrap());
-        // Of heads of 128 elements a few bytes are spilled on sm_80 and sm_89.
-        if dim == 64 {
-            kernels.push(Attention { tile: [128, 64], groups: 2, ..large }.kernel(GuestAddr(0)).unwrap());
+        // Of 128 queries, in two groups, as many keys as threads have registers for.
+        let keys = if dim == 64 { 64 } else { 48 };
+        if dim == 64 || !causal {
+            kernels.push(Attention { tile: [128, keys], groups: 2, ..large }.kernel(GuestAddr(0)).unwrap());
         }
+    }
+    for (dim, packed) in [(64, true), (128, false), (128, true), (192, true), (256, true)] {
+        kernels.extend(gradients(SplitBackward::small(dim, packed), packed));
+        let page = if packed { 16 } else { 0 };
+        let halves = Decode { element: Scalar::F16, ..Decode::small(dim, page) };
+        kernels.push(halves.kernel(GuestAddr(0)).unwrap());
     }
     kernels
 }
@@ -111,7 +138,7 @@ fn tile_kernels_are_assembled_and_do_not_spill() {
             let target: Target = format!("ptx:{arch}").parse().unwrap();
             let families = match arch {
                 "sm_90a" => &large[..],
-                "sm_80" => &small,
+                "sm_80" | "sm_89" => &small,
                 _ => &[],
             };
             // Guests' code has what the host's own has, and more.

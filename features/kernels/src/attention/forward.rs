@@ -1,6 +1,6 @@
 //! The forward kernel.
 
-use super::plan::{Order, Seen, each_tile, narrow, wide};
+use super::plan::{Order, Seen, Sequences, each_tile, narrow, wide};
 use super::{LEAST, LOG2_E, Mask};
 use vm_ir::builder::{BuildError, Builder, ChannelRef, FragmentRef, IRBlock, PlaceRef, Val};
 use vm_ir::types::Type;
@@ -201,16 +201,14 @@ impl Attention {
         let (q, k) = (view("q", dim, Access::Read), view("k", dim, Access::Read));
         let (v, o) = (view("v", value_dim, Access::Read), view("o", value_dim, Access::Write));
         let log_sums = self.log_sums.then(|| b.view("lse", Scalar::F32, 3, Access::Write));
-        let starts = self
-            .packed
-            .then(|| ["q_starts", "k_starts"].map(|name| b.view(name, Scalar::I32, 1, Access::Read)));
+        let starts = Sequences::starts(b, self.packed);
         let scale = b.scalar("scale", Type::F32);
         let window =
             (self.mask == Mask::Window).then(|| ["left", "right"].map(|name| b.scalar(name, Type::I32)));
-        let longest = self.packed.then(|| b.scalar("longest", Type::I32));
         let bias = self.bias.then(|| {
             (b.view("bias", Scalar::F32, 2, Access::Read), b.fragment("biases", Scalar::F32, [queries, keys]))
         });
+        let sequences = Sequences::new(b, [q, k], starts);
         let from_q = b.channel("from_q", element, [queries, dim], 1);
         let from_k = b.channel("from_k", element, [keys, dim], self.stages);
         let scores = b.fragment("scores", Scalar::F32, [queries, keys]);
@@ -250,48 +248,33 @@ impl Attention {
         let window = window.map(|both| both.map(|reach| reach.to(Scalar::I64)));
         let heads = narrow(q.extent(1));
         let sharing = heads.div_u(narrow(k.extent(1)));
-        let (most, batches) = match (starts, longest) {
-            (Some([of_q, _]), Some(longest)) => (longest, narrow(of_q.extent(0)) - 1),
-            _ => (narrow(q.extent(2)), narrow(q.extent(0))),
-        };
+        let [most, batches] = sequences.extents(0);
         let tiles = (most + (queries as i32 - 1)).div_u(queries as i32);
         each_tile(b, self.order, false, [tiles, heads, batches], |tile| {
             let row = (wide(tile.number) * i64::from(queries)).named("row");
             let of_k = wide(tile.head.div_u(sharing));
             let head_number = wide(tile.head).named("head");
-            let batch = wide(tile.batch).named("batch");
-            let zero = b.i64(0);
-            let work = |batch, first_query, first_key, queries, keys, lag| Work {
-                batch,
-                head: head_number,
-                of_k,
-                first_query,
-                first_key,
-                row,
-                queries,
-                seen: Seen {
-                    mask: self.mask,
-                    left: window.map(|[left, _]| left),
-                    right: window.map(|[_, right]| right),
-                    keys,
-                    lag,
-                },
-            };
-            match starts {
-                None => {
-                    let (queries, keys) = (q.extent(2), k.extent(2));
-                    self.tile_of(&head, &work(batch, zero, zero, queries, keys, keys - queries));
-                }
-                Some(starts) => {
-                    let [[first_query, end], [first_key, end_keys]] = starts
-                        .map(|starts| [batch, batch + 1].map(|at| starts.at([at]).load().to(Scalar::I64)));
-                    let (queries, keys) = (end - first_query, end_keys - first_key);
-                    b.if_(row.lt(queries), || {
-                        let lag = keys - queries;
-                        self.tile_of(&head, &work(zero, first_query, first_key, queries, keys, lag));
-                    });
-                }
-            }
+            sequences.with(b, 0, wide(tile.batch).named("batch"), row, |sequence| {
+                let [first_query, first_key] = sequence.first;
+                let [queries, keys] = sequence.lengths;
+                let work = Work {
+                    batch: sequence.batch,
+                    head: head_number,
+                    of_k,
+                    first_query,
+                    first_key,
+                    row,
+                    queries,
+                    seen: Seen {
+                        mask: self.mask,
+                        left: window.map(|[left, _]| left),
+                        right: window.map(|[_, right]| right),
+                        keys,
+                        lag: keys - queries,
+                    },
+                };
+                self.tile_of(&head, &work);
+            });
         });
         block.kernel()
     }

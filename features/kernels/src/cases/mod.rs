@@ -5,6 +5,9 @@
 
 mod attention;
 mod gemm;
+mod tables;
+mod tokens;
+mod training;
 
 use vm_ir::interp::{Argument, Launch, Tensor};
 use vm_ir::{GuestAddr, Module, Scalar, Trust, ValidModule, validate};
@@ -50,7 +53,8 @@ impl Expected {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    gemm::cases().into_iter().chain(attention::cases()).collect()
+    let areas = [gemm::cases(), attention::cases(), training::cases(), tables::cases(), tokens::cases()];
+    areas.into_iter().flatten().collect()
 }
 
 impl Case {
