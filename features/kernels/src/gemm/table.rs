@@ -4,7 +4,7 @@
 //! its class at the place that its speed deserves; what it takes is computed, and a test compiles it for every type.
 
 use super::{Batch, Epilogue, Gemm, Scales};
-use crate::family::{Problem, Resources, Sample, Variant, rounded};
+use crate::family::{Kind, Problem, Resources, Sample, Variant, rounded};
 use vm_ir::builder::BuildError;
 use vm_ir::interp::Tensor;
 use vm_ir::{GuestAddr, Kernel, Scalar};
@@ -358,7 +358,7 @@ impl Problem for Product {
             let all = table.iter().map(|row| self.variant(*row));
             all.filter(|variant| variant.fits(resources)).collect()
         };
-        if resources.is_processor() && self.rows() > 64 && self.batch != Batch::Grouped {
+        if resources.kind == Kind::Cpu && self.rows() > 64 && self.batch != Batch::Grouped {
             return vec![self.variant_of_processors()];
         }
         let variants = of(self.table(resources.compute_units));
