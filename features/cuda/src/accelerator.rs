@@ -31,6 +31,14 @@ pub fn devices() -> Result<Vec<CudaAccelerator>> {
         .collect())
 }
 
+/// How many CUDA devices there are.
+///
+/// # Errors
+/// [`Error::Unavailable`] where there is no driver, or no device, with what to do.
+pub fn device_count() -> Result<u32> {
+    driver()?.device_count()
+}
+
 impl CudaAccelerator {
     /// The device with a number in CUDA's order.
     ///

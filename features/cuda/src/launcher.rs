@@ -46,6 +46,14 @@ impl CudaLauncher {
         driver()?.place()
     }
 
+    /// The number of the current context's device, in CUDA's order.
+    ///
+    /// # Errors
+    /// As [`current`](Self::current); the driver's where there is none.
+    pub fn current_device() -> Result<u32> {
+        driver()?.current_device()
+    }
+
     /// Loads a kernel.
     ///
     /// # Errors

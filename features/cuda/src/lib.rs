@@ -51,6 +51,6 @@ mod queue;
 mod result;
 pub mod sys;
 
-pub use accelerator::{CudaAccelerator, devices};
+pub use accelerator::{CudaAccelerator, device_count, devices};
 pub use launcher::{Allocation, CudaLauncher, Place};
 pub use queue::{CudaEvent, CudaGraph, CudaKernel, CudaQueue};

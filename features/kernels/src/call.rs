@@ -17,14 +17,18 @@ use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 use crate::append::Append;
 use crate::attention::Attention;
 use crate::columns::Columns;
+use crate::elementwise::ChainKernel;
 use crate::experts::Experts;
 use crate::family::Resources;
 use crate::flat::{Finish, Flat, Squares};
 use crate::gather::Gather;
 use crate::gemm::Gemm;
+use crate::loss::{LossRows, LossSum};
+use crate::norm::{NormGradient, NormRows, NormSums};
 use crate::rope::Rotate;
 use crate::sample::{Best, Draw, Parts, Router, Select};
 use crate::scatter::Scatter;
+use crate::softmax::SoftmaxRows;
 use crate::transpose::Transposed;
 
 /// Bytes to whose multiples a workspace, and each part of one, is aligned.
@@ -191,6 +195,19 @@ impl Workspace {
     }
 }
 
+/// A kernel's name in its module: the variant's, or, where that is too long for one, its beginning and a hash of it (FNV-1a).
+pub(crate) fn kernel_name(variant: &str) -> String {
+    const MOST: usize = 60;
+    if variant.len() <= MOST {
+        return variant.to_owned();
+    }
+    let hash = variant
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let begin: String = variant.chars().take(MOST - 17).collect();
+    format!("{begin}_{hash:016x}")
+}
+
 /// A kernel of any family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -229,6 +246,20 @@ pub enum Entry {
     Append(Append),
     /// The load of experts.
     Experts(Experts),
+    /// A softmax or its gradient.
+    Softmax(SoftmaxRows),
+    /// Normalised rows.
+    Norm(NormRows),
+    /// Their gradient.
+    NormBackward(NormGradient),
+    /// Sums of parts of gradients.
+    NormSums(NormSums),
+    /// Losses or their gradients.
+    CrossEntropy(LossRows),
+    /// Losses as one, or the number of targets.
+    Losses(LossSum),
+    /// A chain of elementwise steps.
+    Chain(ChainKernel),
 }
 
 impl Entry {
@@ -255,6 +286,13 @@ impl Entry {
             Entry::Rotate(rotate) => rotate.kernel(guest),
             Entry::Append(append) => append.kernel(guest),
             Entry::Experts(experts) => experts.kernel(guest),
+            Entry::Softmax(rows) => rows.kernel(guest),
+            Entry::Norm(rows) => rows.kernel(guest),
+            Entry::NormBackward(rows) => rows.kernel(guest),
+            Entry::NormSums(sums) => sums.kernel(guest),
+            Entry::CrossEntropy(rows) => rows.kernel(guest),
+            Entry::Losses(sum) => sum.kernel(guest),
+            Entry::Chain(chain) => chain.kernel(guest),
         }
     }
 }

@@ -6,10 +6,10 @@ mod reference;
 
 use machine::Machine;
 
-use reference::Problem;
+use reference::{Problem, decode};
 use vm_ir::interp::{Argument, Launch, Limits, run};
 use vm_ir::{Kernel, Module, Scalar, Trust, validate};
-use vm_kernels::attention::{Attention, Backward, Mask, Order, SplitBackward};
+use vm_kernels::attention::{Attention, Backward, Decode, Mask, Order, SplitBackward};
 
 /// Runs a kernel; gives the arguments as it leaves them.
 fn launch(
@@ -173,5 +173,65 @@ fn gradients_by_a_kernel_each() {
         check(SplitBackward::small(dim, true), problem, 2);
         let groups = SplitBackward { packed: true, ..SplitBackward::of(dim, true) };
         check(groups, Problem { sequences: &[[30, 30], [40, 50]], ..problem }, 2);
+    }
+}
+
+const ONE: decode::Problem<'_> =
+    decode::Problem { heads: 1, sharing: 1, queries: 1, lengths: &[100], page: 0, splits: 1 };
+
+fn check_decode(variant: Decode, problem: decode::Problem<'_>) {
+    problem.check(variant, launch).unwrap_or_else(|error| panic!("{error}"));
+    problem.check(variant, on_processor).unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn decoding_of_any_lengths() {
+    let lengths = &[0, 1, 5, 63, 64, 65, 150];
+    for variant in [Decode::of(64, 0), Decode::cpu(64, 0)] {
+        for splits in [1, 3, 9] {
+            check_decode(variant, decode::Problem { lengths, splits, ..ONE });
+            check_decode(variant, decode::Problem { lengths, splits, sharing: 3, queries: 2, ..ONE });
+        }
+    }
+}
+
+#[test]
+fn decoding_where_heads_share_keys() {
+    for (sharing, queries) in [(1, 16), (3, 1), (8, 1), (8, 3), (8, 16)] {
+        let problem = decode::Problem { heads: 2, sharing, queries, lengths: &[70, 9], splits: 2, ..ONE };
+        check_decode(Decode::of(64, 0), problem);
+        check_decode(Decode { rows: 16, element: Scalar::F16, ..Decode::of(64, 0) }, problem);
+    }
+}
+
+#[test]
+fn decoding_from_pages_of_any_size() {
+    for page in [16, 32, 48, 64, 80, 128] {
+        let problem =
+            decode::Problem { heads: 2, sharing: 4, lengths: &[130, 0, 17, 64], page, splits: 2, ..ONE };
+        check_decode(Decode::of(64, page as u32), problem);
+        check_decode(Decode::cpu(64, page as u32), decode::Problem { queries: 3, ..problem });
+    }
+}
+
+#[test]
+fn decoding_of_heads_of_any_size() {
+    for dim in [128, 192, 256] {
+        for page in [0, 16] {
+            check_decode(
+                Decode::of(dim, page),
+                decode::Problem { page: page.into(), lengths: &[90], sharing: 4, ..ONE },
+            );
+        }
+    }
+}
+
+#[test]
+fn splits_are_as_many_as_have_work() {
+    let variant = Decode::of(128, 0);
+    for (units, blocks, longest, wanted) in
+        [(132, 8, 65536, 33), (132, 512, 65536, 1), (132, 1, 1024, 4), (132, 0, 0, 1), (0, 1, 9999, 1)]
+    {
+        assert_eq!(variant.splits(units, blocks, longest), wanted, "{units} {blocks} {longest}");
     }
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use vm_ir::module::ParamKind;
 use vm_ir::{GuestAddr, Module, Scalar, Trust, validate};
-use vm_kernels::family::{Kind, Problem, Resources, Sample, rounded};
+use vm_kernels::attention::{Forward, Generate, Mask};
+use vm_kernels::family::{Kind, Problem, Resources, Sample, Variant, rounded};
 use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Product, Scales};
 
 const H200: Resources = Resources { compute_units: 132, shared_bytes: 232_448, kind: Kind::Gpu, cluster: 8 };
@@ -88,8 +89,15 @@ fn every_variant_compiles() {
 #[test]
 fn arguments_fit_the_parameters() {
     for kind in kinds() {
-        let problem = Product { m: 520, n: 776, k: 264, ..kind };
-        let kernel = problem.variants(&H200)[0].kernel(GuestAddr(0)).unwrap();
+        check_arguments(&Product { m: 520, n: 776, k: 264, ..kind });
+    }
+    attentions().iter().for_each(check_arguments);
+    generations().iter().for_each(check_arguments);
+}
+
+fn check_arguments<P: Problem>(problem: &P) {
+    for variant in problem.variants(&H200) {
+        let kernel = variant.kernel(GuestAddr(0)).unwrap();
         let arguments = problem.arguments();
         assert_eq!(kernel.params().len(), arguments.len(), "{}", problem.class());
         for (param, argument) in kernel.params().iter().zip(&arguments) {
@@ -108,6 +116,73 @@ fn arguments_fit_the_parameters() {
             assert_eq!((view.element, view.rank()), (element, rank), "{}: {}", problem.class(), param.name);
         }
     }
+}
+
+/// Every kind of attention.
+fn attentions() -> Vec<Forward> {
+    let mut all = Vec::new();
+    for dim in [64, 128, 192, 256] {
+        for (mask, log_sums) in [(Mask::Full, false), (Mask::Causal, true), (Mask::Window, true)] {
+            let heads = [8, if log_sums { 2 } else { 8 }];
+            let element = if log_sums { Scalar::F16 } else { Scalar::Bf16 };
+            for tokens in [[300, 500], [8192, 8192]] {
+                let of = Forward::of(2, 8, 0, dim, false);
+                all.push(Forward { mask, log_sums, heads, element, tokens, window: [100, 20], ..of });
+            }
+        }
+    }
+    all
+}
+
+fn generations() -> Vec<Generate> {
+    let mut all = Vec::new();
+    for (dim, page) in
+        [64, 128, 192, 256].into_iter().flat_map(|dim| [0, 16, 48, 96, 64].map(|page| (dim, page)))
+    {
+        let element = if page == 16 { Scalar::F16 } else { Scalar::Bf16 };
+        let of = Generate { element, dim, page, batch: 3, heads: [16, 2], queries: 2, tokens: 5000 };
+        all.extend([of, Generate { batch: 64, queries: 1, ..of }]);
+    }
+    all
+}
+
+/// All variants compile for Hopper, take as much shared memory as is said, and have names of their own.
+fn check_variants<P: Problem>(problem: &P, shared_bytes: impl Fn(&P::Variant) -> u32) {
+    let target = "ptx:sm_90a".parse().unwrap();
+    for resources in [H200, TIGHT] {
+        let mut names = BTreeSet::new();
+        for variant in problem.variants(&resources) {
+            let name = variant.name();
+            assert!(names.insert(name.clone()), "{name} is there twice");
+            assert!(shared_bytes(&variant) <= resources.shared_bytes, "{name}");
+            let valid = validate(Module::from(variant.kernel(GuestAddr(0)).unwrap()), Trust::Guest).unwrap();
+            let artifact = vm_jit::compile(&valid, &target).unwrap_or_else(|error| panic!("{error}"));
+            let taken = artifact.entries[0].dynamic_shared;
+            let estimate = shared_bytes(&variant);
+            assert!((taken..=taken + 4096).contains(&estimate), "{name}: {estimate}, not {taken}");
+            let [x, y, z] = problem.grid(&variant, &resources);
+            assert!(x > 0 && y > 0 && z > 0, "{name}: {x} {y} {z}");
+        }
+        let least = if resources == H200 { 2 } else { 1 };
+        assert!(names.len() >= least, "{}: {names:?}", problem.class());
+    }
+    assert!(problem.operations() > 0.0);
+}
+
+#[test]
+fn variants_of_attention_compile() {
+    let mut classes = BTreeSet::new();
+    for problem in attentions() {
+        check_variants(&problem, |variant| variant.shared_bytes());
+        assert!(classes.insert(problem.class()), "{}", problem.class());
+    }
+    for problem in generations() {
+        check_variants(&problem, |variant| variant.shared_bytes());
+        assert!(classes.insert(problem.class()), "{}", problem.class());
+    }
+    // A query sees half of as many keys, on average.
+    let [full, causal] = [false, true].map(|causal| Forward::of(1, 1, 1000, 64, causal).operations());
+    assert_eq!(full, 2.0 * causal);
 }
 
 #[test]

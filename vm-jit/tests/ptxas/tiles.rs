@@ -4,7 +4,7 @@ use crate::assembler::{TARGETS, assemble_for_all, with_ptxas};
 use std::path::Path;
 use vm_ir::{GuestAddr, Kernel, Module, Scalar, Trust, ValidModule, text, validate};
 use vm_jit::Target;
-use vm_kernels::attention::{Attention, Backward, Gradient, Mask, SplitBackward};
+use vm_kernels::attention::{Attention, Backward, Decode, Gradient, Mask, SplitBackward};
 use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Scales};
 
 fn filetests() -> Vec<Kernel> {
@@ -74,6 +74,9 @@ fn large() -> Vec<Kernel> {
             kernels.extend([large.prepare(GuestAddr(0)), large.finish(GuestAddr(0))].map(Result::unwrap));
         }
         kernels.extend(gradients(SplitBackward::of(dim, causal), causal));
+        let caches = if causal { [0, 16] } else { [32, 64] };
+        kernels.extend(caches.map(|page| Decode::of(dim, page).kernel(GuestAddr(0)).unwrap()));
+        kernels.push(Decode::of(dim, 0).join(GuestAddr(0)).unwrap());
     }
     kernels
 }
@@ -104,13 +107,17 @@ fn small() -> Vec<Kernel> {
         let large = Attention::of(dim, causal);
         let of_half = Attention { element: Scalar::F16, groups: 1, tile: [64, 64], ..large };
         kernels.push(of_half.kernel(GuestAddr(0)).unwrap());
-        // Of heads of 128 elements a few bytes are spilled on sm_80 and sm_89.
-        if dim == 64 {
-            kernels.push(Attention { tile: [128, 64], groups: 2, ..large }.kernel(GuestAddr(0)).unwrap());
+        // Of 128 queries, in two groups, as many keys as threads have registers for.
+        let keys = if dim == 64 { 64 } else { 48 };
+        if dim == 64 || !causal {
+            kernels.push(Attention { tile: [128, keys], groups: 2, ..large }.kernel(GuestAddr(0)).unwrap());
         }
     }
     for (dim, packed) in [(64, true), (128, false), (128, true), (192, true), (256, true)] {
         kernels.extend(gradients(SplitBackward::small(dim, packed), packed));
+        let page = if packed { 16 } else { 0 };
+        let halves = Decode { element: Scalar::F16, ..Decode::small(dim, page) };
+        kernels.push(halves.kernel(GuestAddr(0)).unwrap());
     }
     kernels
 }
@@ -131,7 +138,7 @@ fn tile_kernels_are_assembled_and_do_not_spill() {
             let target: Target = format!("ptx:{arch}").parse().unwrap();
             let families = match arch {
                 "sm_90a" => &large[..],
-                "sm_80" => &small,
+                "sm_80" | "sm_89" => &small,
                 _ => &[],
             };
             // Guests' code has what the host's own has, and more.

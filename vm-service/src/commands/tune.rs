@@ -3,14 +3,13 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use vm_passthrough::accelerator::kernels::family::Problem as _;
-use vm_passthrough::accelerator::kernels::gemm::Product;
+use vm_passthrough::accelerator::kernels::family::Problem;
 use vm_passthrough::accelerator::{Figure, Outcome};
 
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{self, Body, VariantOutcome};
-use crate::kernel::tune::{self, FamilyArgs, Ran, Task, TuneArgs};
+use crate::kernel::tune::{self, FamilyArgs, MeasureArgs, Ran, Task, TuneArgs};
 use crate::kernel::wait;
 use crate::table::Table;
 
@@ -22,13 +21,24 @@ const GRACE: Duration = Duration::from_secs(20);
 /// # Errors
 /// When the device is not there or no variant can be measured.
 pub(crate) fn run(context: &mut Context<'_>, arguments: &TuneArgs) -> Result<(), Failure> {
-    let FamilyArgs::Gemm(gemm) = &arguments.family;
-    let product = gemm.product();
-    let task = Task { product, limit: gemm.limit, again: gemm.again, cache: context.cache.clone() };
-    let (host, device) = (context.host.clone(), gemm.device);
-    let what = format!("tuning {} for {}", product.family(), product.class());
-    let ran = wait::run(&what, gemm.limit.saturating_add(GRACE), move || tune::run(&task, device, &host))?;
-    context.print(|| Body::Tune(document(&product, &ran)), || text(&product, &ran))
+    match &arguments.family {
+        FamilyArgs::Gemm(gemm) => tune(context, gemm.product(), &gemm.measure),
+        FamilyArgs::Attention(attention) => tune(context, attention.problem()?, &attention.measure),
+        FamilyArgs::Decode(decode) => tune(context, decode.problem()?, &decode.measure),
+    }
+}
+
+fn tune<P: Problem + Clone + Send + 'static>(
+    context: &mut Context<'_>,
+    problem: P,
+    measure: &MeasureArgs,
+) -> Result<(), Failure> {
+    let MeasureArgs { device, limit, again } = *measure;
+    let task = Task { problem: problem.clone(), limit, again, cache: context.cache.clone() };
+    let host = context.host.clone();
+    let what = format!("tuning {} for {}", problem.family(), problem.class());
+    let ran = wait::run(&what, limit.saturating_add(GRACE), move || tune::run(&task, device, &host))?;
+    context.print(|| Body::Tune(document(&problem, &ran)), || text(&problem, &ran))
 }
 
 fn outcome(outcome: &Outcome) -> VariantOutcome {
@@ -41,21 +51,21 @@ fn outcome(outcome: &Outcome) -> VariantOutcome {
 }
 
 /// Operations in a second, in units of 10^12.
-fn rate(product: &Product, figure: &Figure) -> f64 {
-    product.operations() / figure.median.as_secs_f64() / 1e12
+fn rate(problem: &impl Problem, figure: &Figure) -> f64 {
+    problem.operations() / figure.median.as_secs_f64() / 1e12
 }
 
 fn microseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e9).round() / 1e3
 }
 
-fn text(product: &Product, ran: &Ran) -> String {
+fn text<P: Problem>(problem: &P, ran: &Ran<P::Variant>) -> String {
     let tuned = &ran.tuned;
     let how = if tuned.cached { "kept from before, found" } else { "tuned" };
     let mut text = format!(
         "{} {} on {}: {how} in {:.1} ms\n",
-        product.family(),
-        product.class(),
+        problem.family(),
+        problem.class(),
         ran.device_name,
         json::milliseconds(tuned.elapsed)
     );
@@ -75,7 +85,7 @@ fn text(product: &Product, ran: &Ran) -> String {
             time(|figure| figure.least),
             time(|figure| figure.greatest),
             figure.map_or_else(dash, |figure| figure.samples.to_string()),
-            figure.as_ref().map_or_else(dash, |figure| format!("{:.1}", rate(product, figure))),
+            figure.as_ref().map_or_else(dash, |figure| format!("{:.1}", rate(problem, figure))),
             match &candidate.outcome {
                 Outcome::Failed(reason) => format!("{word}: {reason}"),
                 _ => word.to_owned(),
@@ -89,7 +99,7 @@ fn text(product: &Product, ran: &Ran) -> String {
     text
 }
 
-fn document(product: &Product, ran: &Ran) -> json::Tuned {
+fn document<P: Problem>(problem: &P, ran: &Ran<P::Variant>) -> json::Tuned {
     let tuned = &ran.tuned;
     let variants = tuned.candidates.iter().map(|candidate| {
         let figure = candidate.outcome.figure();
@@ -100,7 +110,7 @@ fn document(product: &Product, ran: &Ran) -> json::Tuned {
             least_us: figure.map(|figure| microseconds(figure.least)),
             greatest_us: figure.map(|figure| microseconds(figure.greatest)),
             samples: figure.map_or(0, |figure| figure.samples),
-            tera_operations: figure.map(|figure| rate(product, &figure)),
+            tera_operations: figure.map(|figure| rate(problem, &figure)),
             reason: match &candidate.outcome {
                 Outcome::Failed(reason) => Some(reason.clone()),
                 _ => None,
@@ -108,8 +118,8 @@ fn document(product: &Product, ran: &Ran) -> json::Tuned {
         }
     });
     json::Tuned {
-        family: product.family().to_owned(),
-        class: product.class(),
+        family: problem.family().to_owned(),
+        class: problem.class(),
         device: ran.device.clone(),
         device_name: ran.device_name.clone(),
         chosen: tuned.name.clone(),

@@ -6,7 +6,9 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use vm_ir::Scalar;
 use vm_passthrough::accelerator::Tuned;
-use vm_passthrough::accelerator::kernels::gemm::{Batch, Gemm, Product};
+use vm_passthrough::accelerator::kernels::attention::{Forward, Generate, Mask};
+use vm_passthrough::accelerator::kernels::family::Problem;
+use vm_passthrough::accelerator::kernels::gemm::{Batch, Product};
 use vm_passthrough::{Host, PciAddress};
 
 use super::args::{DeviceArg, seconds};
@@ -31,6 +33,80 @@ pub(crate) struct TuneArgs {
 pub(crate) enum FamilyArgs {
     /// Matrix products: C = A · B, where A is M × K and B is K × N
     Gemm(GemmArgs),
+    /// Attention: softmax(Q · Kᵀ / √D) · V for each head of a batch of sequences
+    Attention(AttentionArgs),
+    /// Attention of the last queries of each sequence to a cache of keys and values, as when a model generates
+    Decode(DecodeArgs),
+}
+
+/// Where it is measured, and how long.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct MeasureArgs {
+    /// Where: a GPU's PCI address, or cpu; without it, on the first NVIDIA GPU
+    #[arg(long, value_name = "ADDR|cpu")]
+    pub(crate) device: Option<DeviceArg>,
+    /// Measure for SECONDS at most
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    pub(crate) limit: Duration,
+    /// Measure even if there is a choice from before
+    #[arg(long)]
+    pub(crate) again: bool,
+}
+
+/// Heads of attention.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct HeadsArgs {
+    /// Sequences
+    #[arg(long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u64).range(1..))]
+    batch: u64,
+    /// Heads of queries
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    heads: u64,
+    /// Heads of keys and values, which divide those of queries; without it, as many
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    key_heads: Option<u64>,
+    /// Elements of a query and a key: 64, 128, 192 (with values of 128) or 256
+    #[arg(long, value_name = "D", value_parser = dim)]
+    dim: u32,
+    /// Keys and values of a sequence
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    tokens: u64,
+    /// What Q, K and V hold
+    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = narrow)]
+    element: Scalar,
+}
+
+/// Attention.
+#[derive(Debug, Args)]
+pub(crate) struct AttentionArgs {
+    #[command(flatten)]
+    heads: HeadsArgs,
+    /// Queries of a sequence; without it, as many as keys
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    queries: Option<u64>,
+    /// A query sees the keys up to its own place
+    #[arg(long)]
+    causal: bool,
+    /// The logarithms of the sums are stored, which the gradients need
+    #[arg(long)]
+    log_sums: bool,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
+}
+
+/// Attention to a cache.
+#[derive(Debug, Args)]
+pub(crate) struct DecodeArgs {
+    #[command(flatten)]
+    heads: HeadsArgs,
+    /// Queries of a sequence
+    #[arg(long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=16))]
+    queries: u64,
+    /// Tokens of a page of the cache, a multiple of 16; without it, the cache is not paged
+    #[arg(long, value_name = "TOKENS", value_parser = page)]
+    page: Option<u32>,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
 }
 
 /// A matrix product.
@@ -60,15 +136,8 @@ pub(crate) struct GemmArgs {
     /// Multiply COUNT pairs of matrices at once
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) batch: Option<u64>,
-    /// Where: a GPU's PCI address, or cpu; without it, on the first NVIDIA GPU
-    #[arg(long, value_name = "ADDR|cpu")]
-    pub(crate) device: Option<DeviceArg>,
-    /// Measure for SECONDS at most
-    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
-    pub(crate) limit: Duration,
-    /// Measure even if there is a choice from before
-    #[arg(long)]
-    pub(crate) again: bool,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
 }
 
 fn element(text: &str) -> Result<Scalar, String> {
@@ -78,6 +147,64 @@ fn element(text: &str) -> Result<Scalar, String> {
 
 fn output(text: &str) -> Result<Scalar, String> {
     one_of(text, &[Scalar::Bf16, Scalar::F16, Scalar::F32, Scalar::I32])
+}
+
+fn narrow(text: &str) -> Result<Scalar, String> {
+    one_of(text, &[Scalar::Bf16, Scalar::F16, Scalar::F32])
+}
+
+fn dim(text: &str) -> Result<u32, String> {
+    let dims = [64, 128, 192, 256];
+    text.parse().ok().filter(|dim| dims.contains(dim)).ok_or_else(|| "write 64, 128, 192 or 256".to_owned())
+}
+
+fn page(text: &str) -> Result<u32, String> {
+    let fits = |page: &u32| (16..=1 << 20).contains(page) && page.is_multiple_of(16);
+    text.parse().ok().filter(fits).ok_or_else(|| "write a multiple of 16, up to 1048576".to_owned())
+}
+
+impl HeadsArgs {
+    /// Heads of queries and of keys.
+    fn both(&self) -> Result<[u64; 2], Failure> {
+        let of_keys = self.key_heads.unwrap_or(self.heads);
+        match self.heads.is_multiple_of(of_keys) {
+            true => Ok([self.heads, of_keys]),
+            false => Err(Failure::usage(format_args!(
+                "--heads {} is no multiple of --key-heads {of_keys}; as many heads of queries share each head of keys",
+                self.heads
+            ))),
+        }
+    }
+}
+
+impl AttentionArgs {
+    /// The problem.
+    ///
+    /// # Errors
+    /// Heads that can't be shared.
+    pub(crate) fn problem(&self) -> Result<Forward, Failure> {
+        let HeadsArgs { batch, dim, tokens, element, .. } = self.heads;
+        Ok(Forward {
+            element,
+            mask: if self.causal { Mask::Causal } else { Mask::Full },
+            log_sums: self.log_sums,
+            heads: self.heads.both()?,
+            tokens: [self.queries.unwrap_or(tokens), tokens],
+            ..Forward::of(batch, 1, tokens, dim, self.causal)
+        })
+    }
+}
+
+impl DecodeArgs {
+    /// The problem.
+    ///
+    /// # Errors
+    /// Heads that can't be shared.
+    pub(crate) fn problem(&self) -> Result<Generate, Failure> {
+        let HeadsArgs { batch, dim, tokens, element, .. } = self.heads;
+        let (heads, page) = (self.heads.both()?, self.page.unwrap_or(0));
+        Ok(Generate { element, dim, page, batch, heads, queries: self.queries, tokens })
+    }
 }
 
 fn one_of(text: &str, all: &[Scalar]) -> Result<Scalar, String> {
@@ -111,9 +238,9 @@ impl GemmArgs {
 /// What is to be tuned, and how.
 #[derive(Clone, Debug)]
 #[cfg_attr(not(any(feature = "cpu", feature = "cuda")), expect(dead_code, reason = "no accelerator asks"))]
-pub(crate) struct Task {
+pub(crate) struct Task<P> {
     /// The problem.
-    pub(crate) product: Product,
+    pub(crate) problem: P,
     /// How long it may take.
     pub(crate) limit: Duration,
     /// Whether it is measured even if there is a choice.
@@ -124,20 +251,24 @@ pub(crate) struct Task {
 
 /// What came of it.
 #[derive(Debug)]
-pub(crate) struct Ran {
+pub(crate) struct Ran<V> {
     /// The device, as it is named on the command line.
     pub(crate) device: String,
     /// Its name.
     pub(crate) device_name: String,
     /// The choice.
-    pub(crate) tuned: Tuned<Gemm>,
+    pub(crate) tuned: Tuned<V>,
 }
 
 /// Tunes on a device; on the first NVIDIA GPU where none is named.
 ///
 /// # Errors
 /// When the device is not there or nothing could be chosen; the message says why.
-pub(crate) fn run(task: &Task, device: Option<DeviceArg>, host: &Host) -> Result<Ran, Failure> {
+pub(crate) fn run<P: Problem>(
+    task: &Task<P>,
+    device: Option<DeviceArg>,
+    host: &Host,
+) -> Result<Ran<P::Variant>, Failure> {
     match device {
         Some(DeviceArg::Interpreter) => Err(Failure::usage(
             "the interpreter takes one step at a time, and its times say nothing; name a GPU's PCI address or cpu with --device",
@@ -148,32 +279,36 @@ pub(crate) fn run(task: &Task, device: Option<DeviceArg>, host: &Host) -> Result
     }
 }
 
-fn on_function(task: &Task, address: PciAddress, host: &Host) -> Result<Ran, Failure> {
+fn on_function<P: Problem>(
+    task: &Task<P>,
+    address: PciAddress,
+    host: &Host,
+) -> Result<Ran<P::Variant>, Failure> {
     let _lease = share(address, host)?;
     on_cuda(task, address)
 }
 
 #[cfg(feature = "cpu")]
-fn on_cpu(task: &Task) -> Result<Ran, Failure> {
+fn on_cpu<P: Problem>(task: &Task<P>) -> Result<Ran<P::Variant>, Failure> {
     let cpu = vm_passthrough::CpuAccelerator::new().map_err(Failure::failed)?;
     on(task, "cpu".into(), cpu, |compiler| compiler)
 }
 
 #[cfg(not(feature = "cpu"))]
-fn on_cpu(_: &Task) -> Result<Ran, Failure> {
+fn on_cpu<P: Problem>(_: &Task<P>) -> Result<Ran<P::Variant>, Failure> {
     Err(Failure::failed(
         "this vm-service was built without the cargo feature `cpu`; build it with --features cpu",
     ))
 }
 
 #[cfg(feature = "cuda")]
-fn on_cuda(task: &Task, address: PciAddress) -> Result<Ran, Failure> {
+fn on_cuda<P: Problem>(task: &Task<P>, address: PciAddress) -> Result<Ran<P::Variant>, Failure> {
     let (gpu, assembler) = super::engine::cuda(address)?;
     on(task, address.to_string(), gpu, |compiler| compiler.assembler(assembler))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_cuda(_: &Task, address: PciAddress) -> Result<Ran, Failure> {
+fn on_cuda<P: Problem>(_: &Task<P>, address: PciAddress) -> Result<Ran<P::Variant>, Failure> {
     Err(without(address, "cuda"))
 }
 
@@ -202,14 +337,14 @@ fn first() -> Result<PciAddress, Failure> {
 
 /// Tunes on an accelerator.
 #[cfg(any(feature = "cpu", feature = "cuda"))]
-fn on<A: vm_passthrough::accelerator::JitTarget>(
-    task: &Task,
+fn on<A: vm_passthrough::accelerator::JitTarget, P: Problem>(
+    task: &Task<P>,
     device: String,
     accelerator: A,
     adjust: impl FnOnce(
         vm_passthrough::accelerator::JitCompiler<A>,
     ) -> vm_passthrough::accelerator::JitCompiler<A>,
-) -> Result<Ran, Failure> {
+) -> Result<Ran<P::Variant>, Failure> {
     use super::accelerated::{CACHE_BYTES, cache};
     use std::sync::Arc;
     use vm_passthrough::accelerator::{JitCompiler, TuneEvent, TuneOptions, Tuner};
@@ -225,6 +360,6 @@ fn on<A: vm_passthrough::accelerator::JitTarget>(
         progress: Some(Arc::new(progress)),
         ..TuneOptions::default()
     };
-    let tuned = tuner.tune(&task.product, &options).map_err(Failure::failed)?;
+    let tuned = tuner.tune(&task.problem, &options).map_err(Failure::failed)?;
     Ok(Ran { device, device_name, tuned })
 }

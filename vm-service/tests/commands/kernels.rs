@@ -554,6 +554,35 @@ fn the_cpu_stops_a_kernel_that_does_not_end() {
 }
 
 #[test]
+fn tune_knows_attention() {
+    let bench = Bench::new();
+    bench.check("tune attention --heads 2 --tokens 64 --dim 80", 2, &[], &["write 64, 128, 192 or 256"]);
+    let shared = "--heads 3 --key-heads 2 --tokens 64 --dim 64 --device cpu";
+    bench.check(&format!("tune attention {shared}"), 2, &[], &["--heads 3 is no multiple of --key-heads 2"]);
+    bench.check("tune decode --heads 2 --tokens 64 --dim 64 --page 24", 2, &[], &["a multiple of 16"]);
+    bench.check("tune decode --heads 2 --tokens 64 --dim 64 --queries 17", 2, &[], &["17 is not in 1..=16"]);
+    for (line, class, chosen) in [
+        (
+            "attention --heads 2 --tokens 60 --dim 64 --causal --element f32",
+            "attention causal_f32_d64_2by1_64x64 on ",
+            "chosen: attention_causal_f32_d64_",
+        ),
+        (
+            "decode --heads 4 --key-heads 2 --tokens 60 --dim 64 --page 16",
+            "decode bf16_d64_p16_2x2x64 on ",
+            "chosen: attention_decode_bf16_d64_paged_",
+        ),
+    ] {
+        let line = format!("tune {line} --limit 20 --device cpu");
+        // Where processors have tile kernels, a variant is chosen; where not, that is said.
+        match bench.run(&line).exit {
+            0 => bench.check(&line, 0, &[class, chosen], &[]),
+            _ => bench.check(&line, 1, &[], &["could be measured on "]),
+        };
+    }
+}
+
+#[test]
 fn tune_chooses_or_says_why_not() {
     let bench = Bench::new();
     bench.check("tune gemm --m 64 --n 64", 2, &[], &["--k <K>"]);

@@ -15,6 +15,9 @@ const SHARED_BYTES: u32 = 48 << 10;
 /// A loaded module. It is unloaded by [`Module::unload`], or with the context.
 pub(crate) struct Module(CUmodule);
 
+// SAFETY: the handle is the driver's, which locks for itself.
+unsafe impl Send for Module {}
+
 /// A kernel of a module.
 #[derive(Debug)]
 pub(crate) struct Function {

@@ -14,8 +14,6 @@ pub struct Place {
     pub context: CUcontext,
     /// A number that no other context of the process has or had, where the driver tells one; else its handle.
     pub id: u64,
-    /// The number of its device in CUDA's order.
-    pub device: u32,
 }
 
 /// Memory that the driver knows of.
@@ -41,10 +39,15 @@ impl Driver {
             // SAFETY: the context is the current one; the pointer is to a local.
             self.check("cuCtxGetId", unsafe { get(context, &raw mut id) })?;
         }
+        Ok(Some(Place { context, id }))
+    }
+
+    /// The number of the current context's device.
+    pub(crate) fn current_device(&self) -> Result<u32> {
         let mut device = 0;
         // SAFETY: the pointer is to a local.
         unsafe { self.cuCtxGetDevice(&raw mut device) }?;
-        Ok(Some(Place { context, id, device: device.max(0) as u32 }))
+        Ok(device.max(0) as u32)
     }
 
     /// What memory an address is in. A context must be current.

@@ -2,7 +2,7 @@
 
 use super::{Attention, Mask, Order};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Region};
-use crate::family::Resources;
+use crate::family::{Kind, Resources};
 use vm_ir::Scalar;
 use vm_ir::view::Access;
 
@@ -55,7 +55,7 @@ impl Attend {
                 ..any
             }
         };
-        if resources.is_processor() {
+        if resources.kind == Kind::Cpu {
             return vec![of([128, 128], 1, 1)];
         }
         let best = Attention::of_length(dim, causal, self.lengths[1]);
@@ -141,7 +141,7 @@ impl Function for Attend {
         operands.insert(4, Operand::f32(self.scale));
         let bias = self.bias.then(|| operands.remove(5));
         operands.extend(bias);
-        let units = if resources.is_processor() { tiles } else { resources.compute_units.max(1).into() };
+        let units = if resources.kind == Kind::Cpu { tiles } else { resources.compute_units.max(1).into() };
         let blocks = u32::try_from(tiles.min(units)).unwrap_or(u32::MAX >> 1);
         Ok(Call {
             launches: vec![Launch { entry: Entry::Attention(variant), grid: [blocks, 1, 1], operands }],

@@ -85,6 +85,13 @@ impl Decode {
         Decode { element: Scalar::Bf16, dim, paged: page > 0, rows: 64, keys, boxes, stages }
     }
 
+    /// The variant for less shared memory: that of sm_89, or of two blocks at a time on Hopper.
+    pub const fn small(dim: u32, page: u32) -> Decode {
+        let of = Decode::of(dim, page);
+        let less = if of.stages / 2 > of.boxes { of.stages / 2 } else { of.boxes };
+        Decode { stages: less, ..of }
+    }
+
     /// The variant for processors, of f32.
     pub const fn cpu(dim: u32, page: u32) -> Decode {
         let of = Decode::of(dim, page);
@@ -103,7 +110,7 @@ impl Decode {
     }
 
     /// The name of a kernel of the variant, which tells it from all others.
-    fn name(&self, kernel: &str) -> String {
+    pub(super) fn name(&self, kernel: &str) -> String {
         let Decode { element, dim, paged, rows, keys, boxes, stages } = self;
         let paged = if *paged { "_paged" } else { "" };
         format!("attention_{kernel}_{element}_d{dim}{paged}_{rows}x{keys}x{boxes}_s{stages}")

@@ -4,7 +4,7 @@
 //! its class at the place that its speed deserves; what it takes is computed, and a test compiles it for every type.
 
 use super::{Batch, Epilogue, Gemm, Scales};
-use crate::family::{Problem, Resources, Sample, Variant, rounded};
+use crate::family::{Kind, Problem, Resources, Sample, Variant, rounded};
 use vm_ir::builder::BuildError;
 use vm_ir::interp::Tensor;
 use vm_ir::{GuestAddr, Kernel, Scalar};
@@ -268,11 +268,16 @@ impl Gemm {
         OVERHEAD + self.stages * stage + boxes * rows * BOX_ROW + buffers * given
     }
 
+    /// Registers of a thread that its share of the sums takes.
+    pub(super) fn registers_of_sums(&self) -> u32 {
+        let [rows, columns, _] = self.tile;
+        rows * columns / (self.groups.max(1) * 128)
+    }
+
     /// Registers of a thread that its share of a tile takes.
     pub fn registers(&self) -> u32 {
-        let [rows, columns, _] = self.tile;
         // Of fragments of 32 bits; those of 16 take half.
-        let words = rows * columns / (self.groups.max(1) * 128);
+        let words = self.registers_of_sums();
         let of = |element: Scalar| words * element.bytes() / 4;
         let sum = self.sum();
         let parts = if self.epilogue.scales == Scales::Blocks { words } else { 0 };
@@ -353,7 +358,7 @@ impl Problem for Product {
             let all = table.iter().map(|row| self.variant(*row));
             all.filter(|variant| variant.fits(resources)).collect()
         };
-        if resources.is_processor() && self.rows() > 64 && self.batch != Batch::Grouped {
+        if resources.kind == Kind::Cpu && self.rows() > 64 && self.batch != Batch::Grouped {
             return vec![self.variant_of_processors()];
         }
         let variants = of(self.table(resources.compute_units));

@@ -1,5 +1,7 @@
 //! Attention and its gradients by their definitions, in f64, and whether kernels compute them.
 
+pub(crate) mod decode;
+
 use vm_ir::interp::{Argument, Tensor};
 use vm_ir::{GuestAddr, Kernel, Scalar};
 use vm_kernels::attention::{Attention, Backward, Gradient, Mask, SplitBackward};

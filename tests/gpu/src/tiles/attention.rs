@@ -6,9 +6,9 @@ use anyhow::ensure;
 use vm_accel::{Launch, Limits};
 use vm_ir::interp::Argument;
 use vm_ir::{GuestAddr, Kernel, Scalar, Trust};
-use vm_kernels::attention::{Attention, Backward, Mask, Order};
+use vm_kernels::attention::{Attention, Backward, Decode, Gradient, Mask, Order, SplitBackward};
 
-use super::reference::Problem;
+use super::reference::{Problem, decode};
 use super::{Launches, is_too_large, valid};
 use crate::Test;
 use crate::arena::{Arena, Rows};
@@ -25,6 +25,14 @@ pub(super) fn tests() -> Vec<Test> {
         }),
         Test::new("gradients of attention of odd shapes", |gpu, report| {
             report.note(backward(gpu)?.to_string());
+            Ok(())
+        }),
+        Test::new("gradients of attention by a kernel each, of odd shapes", |gpu, report| {
+            report.note(split(gpu)?.to_string());
+            Ok(())
+        }),
+        Test::new("decoding of odd shapes", |gpu, report| {
+            report.note(decoding(gpu)?.to_string());
             Ok(())
         }),
     ]
@@ -120,6 +128,57 @@ fn backward(gpu: &Gpu) -> anyhow::Result<Launches> {
             let problem = Problem { heads, sequences, mask, window };
             done.launches +=
                 each_way(gpu, |blocks, launch| problem.check_gradients(variant, blocks, launch))?;
+        }
+    }
+    ensure!(done.launches > 0, "no variant fits");
+    Ok(done)
+}
+
+fn split(gpu: &Gpu) -> anyhow::Result<Launches> {
+    let mut done = Launches::default();
+    let packed = &[[70, 70], [0, 0], [1, 90], [130, 60], [64, 0], [0, 5], [130, 200]][..];
+    for ((mask, window), dim) in masks().flat_map(|mask| [64, 128, 192, 256].map(|dim| (mask, dim))) {
+        let large = SplitBackward { mask, ..SplitBackward::of(dim, mask == Mask::Causal) };
+        let halves = SplitBackward { element: Scalar::F16, packed: true, ..large };
+        let small = SplitBackward { mask, packed: true, ..SplitBackward::small(dim, mask == Mask::Causal) };
+        let shapes: [(SplitBackward, [u64; 2], &[[u64; 2]]); 5] = [
+            (large, [1, 1], &[[1, 1]]),
+            (large, [3, 1], &[[70, 230]]),
+            (large, [2, 2], &[[150, 100]]),
+            (halves, [2, 1], packed),
+            (small, [2, 1], packed),
+        ];
+        for (variant, heads, sequences) in shapes {
+            // The kernel of dK takes the most.
+            if is_too_large(gpu, &variant.kernel(Gradient::Keys, GuestAddr(0))?)? {
+                done.too_large += 1;
+                continue;
+            }
+            let problem = Problem { heads, sequences, mask, window };
+            done.launches += each_way(gpu, |blocks, launch| problem.check_split(variant, blocks, launch))?;
+        }
+    }
+    ensure!(done.launches > 0, "no variant fits");
+    Ok(done)
+}
+
+fn decoding(gpu: &Gpu) -> anyhow::Result<Launches> {
+    let mut done = Launches::default();
+    for (dim, page) in
+        [64, 128, 256].into_iter().flat_map(|dim| [0, 16, 32, 48, 64, 128].map(|page| (dim, page)))
+    {
+        let of = Decode::of(dim, page);
+        let halves = Decode { element: Scalar::F16, ..Decode::small(dim, page) };
+        let lengths = &[0, 1, 63, 65, 300, 1000][..];
+        let (page, splits) = (page.into(), 3);
+        let problem = decode::Problem { heads: 2, sharing: 1, queries: 1, lengths, page, splits };
+        for (variant, sharing, queries) in [(of, 1, 1), (of, 8, 1), (halves, 3, 5), (of, 8, 16)] {
+            if is_too_large(gpu, &variant.kernel(GuestAddr(0))?)? {
+                done.too_large += 1;
+                continue;
+            }
+            let problem = decode::Problem { sharing, queries, ..problem };
+            done.launches += each_way(gpu, |_, launch| problem.check(variant, launch))?;
         }
     }
     ensure!(done.launches > 0, "no variant fits");

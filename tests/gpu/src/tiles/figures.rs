@@ -1,4 +1,4 @@
-//! Families at sizes that matter, beside PyTorch's: cuBLAS for products, cuDNN for attention.
+//! Attention at sizes that matter, beside PyTorch's: cuDNN. Products are measured here on older architectures' code alone.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ use vm_accel::{Argument, Buffer, Worker};
 use vm_cuda::CudaAccelerator;
 use vm_ir::{GuestAddr, Kernel, Trust};
 use vm_jit::backend::ptx::Arch;
-use vm_kernels::attention::{Attention, Backward};
+use vm_kernels::attention::{Attention, Backward, Gradient, SplitBackward};
 use vm_kernels::gemm::Gemm;
 
 use super::valid;
@@ -31,16 +31,13 @@ enum Work {
     Attention([u64; 2], bool),
     /// The same, of the gradients.
     Gradients([u64; 2], bool),
+    /// The same, by a kernel for each.
+    SplitGradients([u64; 2], bool),
 }
 
 const WORK: &[Work] = &[
-    Work::Gemm([8192, 8192, 8192], false),
     Work::Gemm([8192, 8192, 8192], true),
     Work::Gemm([4096, 4096, 4096], false),
-    Work::Gemm([2048, 2048, 2048], false),
-    Work::Gemm([1024, 1024, 1024], false),
-    Work::Gemm([4096, 11008, 4096], true),
-    Work::Gemm([4096, 4096, 11008], true),
     Work::Attention([1024, 128], false),
     Work::Attention([2048, 128], false),
     Work::Attention([8192, 128], false),
@@ -59,6 +56,9 @@ const WORK: &[Work] = &[
     Work::Gradients([8192, 128], true),
     Work::Gradients([8192, 64], false),
     Work::Gradients([8192, 64], true),
+    Work::SplitGradients([8192, 128], true),
+    Work::SplitGradients([8192, 256], false),
+    Work::SplitGradients([8192, 256], true),
 ];
 
 /// A launch of what is measured: a kernel, its grid, which of the buffers are its views, and its scale.
@@ -88,7 +88,9 @@ impl Work {
         match self {
             Work::Gemm([m, n, k], turned) => format!("gemm {m} {n} {k} {}", u8::from(turned)),
             Work::Attention(shape, causal) => attention("attention", shape, causal),
-            Work::Gradients(shape, causal) => attention("gradients", shape, causal),
+            Work::Gradients(shape, causal) | Work::SplitGradients(shape, causal) => {
+                attention("gradients", shape, causal)
+            }
         }
     }
 
@@ -103,6 +105,7 @@ impl Work {
             }
             Work::Attention(shape, causal) => attention("attention", shape, causal),
             Work::Gradients(shape, causal) => attention("gradients of attention", shape, causal),
+            Work::SplitGradients(shape, causal) => attention("gradients by a kernel each", shape, causal),
         }
     }
 
@@ -114,8 +117,16 @@ impl Work {
         match self {
             Work::Gemm([m, n, k], _) => 2.0 * m as f64 * n as f64 * k as f64,
             Work::Attention(shape, causal) => attention(2.0, shape, causal),
-            Work::Gradients(shape, causal) => attention(5.0, shape, causal),
+            // Products that are computed again don't count.
+            Work::Gradients(shape, causal) | Work::SplitGradients(shape, causal) => {
+                attention(5.0, shape, causal)
+            }
         }
+    }
+
+    /// Products have a section of their own, where they are measured as the tables choose them.
+    fn is_product(self) -> bool {
+        matches!(self, Work::Gemm(..))
     }
 
     /// One of each kind.
@@ -142,6 +153,24 @@ impl Work {
                 let variant = if older { Attention { tile: [128, 64], groups: 2, ..large } } else { large };
                 one(variant.kernel(GuestAddr(0))?, scale(shape))
             }
+            Work::SplitGradients(shape, causal) => {
+                let variant = SplitBackward::of(shape[1] as u32, causal);
+                let extents = Work::tensor(shape);
+                let by_rows = [extents[2].div_ceil(64) as u32, extents[1] as u32, extents[0] as u32];
+                let [q, k, v, o, d_o, dq, dk, dv, lse, delta] = std::array::from_fn(|at| at);
+                let main = |of, views: &[usize]| {
+                    let kernel = variant.kernel(of, GuestAddr(0))?;
+                    let grid = [multiprocessors, 1, 1];
+                    anyhow::Ok(Step { kernel, grid, views: views.to_vec(), scale: scale(shape) })
+                };
+                let prepare = variant.prepare(GuestAddr(0))?;
+                vec![
+                    Step { kernel: prepare, grid: by_rows, views: vec![o, d_o, delta], scale: None },
+                    main(Gradient::Queries, &[q, k, v, d_o, lse, delta, dq])?,
+                    main(Gradient::Keys, &[q, k, v, d_o, lse, delta, dk])?,
+                    main(Gradient::Values, &[q, k, d_o, lse, dv])?,
+                ]
+            }
             Work::Gradients(shape, causal) => {
                 let variant = Backward::of(shape[1] as u32, causal);
                 let (scale, extents) = (scale(shape), Work::tensor(shape));
@@ -166,6 +195,11 @@ impl Work {
     /// The extents of the buffers: of bf16, and of f32.
     fn extents(self) -> [Vec<Vec<u64>>; 2] {
         match self {
+            Work::SplitGradients(shape, _) => {
+                let extents = Work::tensor(shape);
+                let rows = extents[..3].to_vec();
+                [vec![extents; 8], vec![rows; 2]]
+            }
             Work::Gemm([m, n, k], turned) => {
                 [vec![vec![m, k], if turned { vec![n, k] } else { vec![k, n] }, vec![m, n]], vec![]]
             }
@@ -186,14 +220,14 @@ impl Work {
 /// Of an older architecture, those alone that say what its instructions do.
 pub(super) fn tests(older: Option<Arch>) -> Vec<Test> {
     let all = WORK.iter().filter(move |work| match older {
-        None => true,
+        None => !work.is_product(),
         Some(arch) => arch.sm() == 80 && work.for_older(),
     });
     all.map(|work| Test::new(work.name(), move |gpu, report| run(gpu, *work, report))).collect()
 }
 
 /// Random bf16 numbers from -2 to 2, which take as much power as any.
-fn random(
+pub(super) fn random(
     worker: &Worker<CudaAccelerator>,
     seed: u64,
     count: u64,
@@ -214,7 +248,10 @@ fn random(
 }
 
 /// Numbers of f32, all alike.
-fn constant(worker: &Worker<CudaAccelerator>, count: u64) -> anyhow::Result<Buffer<CudaAccelerator>> {
+pub(super) fn constant(
+    worker: &Worker<CudaAccelerator>,
+    count: u64,
+) -> anyhow::Result<Buffer<CudaAccelerator>> {
     let buffer = worker.allocate(4 * count)?;
     worker.write(&buffer, &vec![8.0f32; count as usize])?;
     Ok(buffer)
@@ -299,8 +336,7 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
         Ok(peers) => {
             let seconds = peers.get(&work.key()).context("the peer measured other work")?;
             let speeds = seconds.iter().map(|seconds| work.operations() / seconds / 1e12).collect();
-            let name = if matches!(work, Work::Gemm(..)) { "cuBLAS" } else { "cuDNN" };
-            figure(work.name(), own, (name.to_owned(), Sample::of(speeds)), 1.0);
+            figure(work.name(), own, ("cuDNN".to_owned(), Sample::of(speeds)), 1.0);
         }
         Err(reason) => report.note(format!("without PyTorch: {reason}")),
     }
@@ -316,7 +352,8 @@ fn multiprocessors(gpu: &Gpu) -> u32 {
 fn peers() -> &'static Result<HashMap<String, Vec<f64>>, String> {
     static PEERS: OnceLock<Result<HashMap<String, Vec<f64>>, String>> = OnceLock::new();
     PEERS.get_or_init(|| {
-        let keys: Vec<String> = WORK.iter().map(|work| work.key()).collect();
+        let keys: Vec<String> =
+            WORK.iter().filter(|work| !work.is_product()).map(|work| work.key()).collect();
         crate::kernels::peers::run(include_str!("peers.py"), &keys)
     })
 }

@@ -2,8 +2,10 @@
 //! PyTorch's.
 
 mod attention;
+mod decode;
 mod figures;
 mod odd;
+pub(crate) mod products;
 #[path = "../../../../features/kernels/tests/reference/mod.rs"]
 mod reference;
 mod safety;
@@ -25,7 +27,8 @@ use crate::{Arguments, Test, filetests};
 
 /// The tests of this section.
 pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
-    right().into_iter().chain(tuning::tests()).chain(figures::tests(None)).collect()
+    let figures = figures::tests(None).into_iter().chain(decode::tests());
+    right().into_iter().chain(tuning::tests()).chain(figures).collect()
 }
 
 /// The same of code for other architectures.

@@ -254,7 +254,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         } else {
             let more = self.first(goes_on);
             let results = self.pass(&condition.args, &op.results, split);
-            self.b.ins().brif(more, inside, &args, end, &results);
+            self.enter(more, (inside, &args), (end, &results));
         }
         self.b.seal_block(inside);
         self.b.switch_to_block(inside);

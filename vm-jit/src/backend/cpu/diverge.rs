@@ -96,7 +96,7 @@ impl<'a, 'k> Writer<'a, 'k> {
             either = self.b.ins().bor(either, *mask);
         }
         let every = self.all_lanes(both);
-        self.b.ins().brif(every, all.0, all.1, unsure, &[]);
+        self.enter(every, all, (unsure, &[]));
         self.b.seal_block(unsure);
         self.b.switch_to_block(unsure);
         let any = self.any_lane(either);
@@ -259,7 +259,7 @@ impl<'a, 'k> Writer<'a, 'k> {
             let more = w.first(goes_on);
             let args = w.pass(&condition.args, &condition.args, None);
             let results = w.pass(&condition.args, &op.results, None);
-            w.b.ins().brif(more, inside, &args, end, &results);
+            w.enter(more, (inside, &args), (end, &results));
             w.while_from(op, None, head, Some(inside), end);
             w.arrive(end, &op.results, None);
         });

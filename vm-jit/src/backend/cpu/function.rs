@@ -1,11 +1,19 @@
 //! `exp` of f32 and f64 and `exp2` of f32, on numbers and on vectors: what softmax and its like take their time for. They are
-//! written where they are used, but `exp` of several vectors on machines that have longer ones (`wide`). The fast class is
+//! written where they are used, but those of several f32 vectors on machines that have longer ones (`wide`). The fast class is
 //! the precise one.
 
 use super::writer::Writer;
 use crate::legalise::poly::{EXP, EXP_F32, EXP2_F32, LN_2};
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{BlockArg, InstBuilder, Value as Ssa, types};
+
+/// What is raised to a power.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Base {
+    E,
+    /// Of f32 alone.
+    Two,
+}
 
 pub(super) const LN_2_F32: [u32; 2] = [0x3f31_7218, 0xb102_e308];
 /// What is added to it is rounded to an integer, which is then in the low bits: 1.5 · 2^23 and 1.5 · 2^52.
@@ -76,20 +84,21 @@ impl Writer<'_, '_> {
         value
     }
 
-    /// e to the power of each of these numbers or vectors, of one type.
+    /// A base to the power of each of these numbers or vectors, of one type.
     ///
     /// Where all elements are moderate, the power of two goes into the exponent's bits; else it is multiplied in, behind a
     /// branch that is seldom taken.
-    pub(super) fn exp(&mut self, all: &[Ssa]) -> Vec<Ssa> {
-        if let Some(results) = self.wide_exp(all) {
+    pub(super) fn exponentials(&mut self, base: Base, all: &[Ssa]) -> Vec<Ssa> {
+        if let Some(results) = self.wide_exponentials(base, all) {
             return results;
         }
         let ty = self.type_of(all[0]);
         let end = self.b.create_block();
         let results: Vec<Ssa> = all.iter().map(|_| self.b.append_block_param(end, ty)).collect();
-        let (low, high, moderate) = match ty.lane_type() {
-            types::F32 => (-104.0, 89.0, 86.0),
-            _ => (-746.0, 710.0, 707.0),
+        let (low, high, moderate) = match (base, ty.lane_type()) {
+            (Base::Two, _) => (-151.0, 129.0, 125.0),
+            (Base::E, types::F32) => (-104.0, 89.0, 86.0),
+            (Base::E, _) => (-746.0, 710.0, 707.0),
         };
         let Some(inside) = self.all_below(all, moderate) else { return results };
         let [usual, other] = [0; 2].map(|_| self.b.create_block());
@@ -100,7 +109,7 @@ impl Writer<'_, '_> {
         let mantissa = if ty.lane_type() == types::F32 { 23 } else { 52 };
         let mut powers: Vec<BlockArg> = Vec::with_capacity(all.len());
         for a in all {
-            let (power, exponent, _) = self.exp_parts(*a);
+            let (power, exponent, _) = self.parts(base, *a);
             let ints = self.type_of(exponent);
             let bits = self.cast(ints, power);
             // What lies above the exponent is shifted out.
@@ -115,7 +124,7 @@ impl Writer<'_, '_> {
         for a in all {
             let nothing = self.vanishes(*a, low);
             let clamped = self.clamp(*a, low, high);
-            let (power, exponent, magic) = self.exp_parts(clamped);
+            let (power, exponent, magic) = self.parts(base, clamped);
             let power = self.choose(nothing.0, nothing.1, power);
             let exponent = self.b.ins().isub(exponent, magic);
             powers.push(self.scale(power, exponent).into());
@@ -152,57 +161,49 @@ impl Writer<'_, '_> {
         Some(if ty.is_vector() { self.all_lanes(inside) } else { inside })
     }
 
-    /// e^a as a number from √½ to √2 and the power of two that it is multiplied with: an integer that has still to be
+    /// A power as a number from √½ to √2 and the power of two that it is multiplied with: an integer that has still to be
     /// taken from, and what.
-    fn exp_parts(&mut self, a: Ssa) -> (Ssa, Ssa, Ssa) {
+    fn parts(&mut self, base: Base, a: Ssa) -> (Ssa, Ssa, Ssa) {
         let ty = self.type_of(a);
         let short = self.is_f32(a);
-        let log2e = self.float(ty, std::f64::consts::LOG2_E);
         let magic = self.float(ty, if short { MAGIC_F32 } else { MAGIC });
-        let sum = self.b.ins().fma(a, log2e, magic);
-        let n = self.b.ins().fsub(sum, magic);
-        let parts: [f64; 2] = match short {
-            true => LN_2_F32.map(|bits| -f64::from(f32::from_bits(bits))),
-            false => LN_2.map(|bits| -f64::from_bits(bits)),
+        let sum = match base {
+            Base::Two => self.b.ins().fadd(a, magic),
+            Base::E => {
+                let log2e = self.float(ty, std::f64::consts::LOG2_E);
+                self.b.ins().fma(a, log2e, magic)
+            }
         };
-        let mut r = a;
-        for part in parts {
-            let part = self.float(ty, part);
-            r = self.b.ins().fma(n, part, r);
-        }
+        let n = self.b.ins().fsub(sum, magic);
         let one = self.float(ty, 1.0);
-        let power = if short {
-            let p = self.polynomial_f32(&EXP_F32, r);
-            let p = self.b.ins().fma(p, r, one);
-            self.b.ins().fma(p, r, one)
+        let power = if base == Base::Two {
+            let r = self.b.ins().fsub(a, n);
+            let p = self.polynomial_f32(&EXP2_F32, r);
+            self.b.ins().fma(r, p, one)
         } else {
-            let square = self.b.ins().fmul(r, r);
-            let p = self.polynomial(&EXP, r);
-            let tail = self.b.ins().fma(square, p, r);
-            self.b.ins().fadd(tail, one)
+            let parts: [f64; 2] = match short {
+                true => LN_2_F32.map(|bits| -f64::from(f32::from_bits(bits))),
+                false => LN_2.map(|bits| -f64::from_bits(bits)),
+            };
+            let mut r = a;
+            for part in parts {
+                let part = self.float(ty, part);
+                r = self.b.ins().fma(n, part, r);
+            }
+            if short {
+                let p = self.polynomial_f32(&EXP_F32, r);
+                let p = self.b.ins().fma(p, r, one);
+                self.b.ins().fma(p, r, one)
+            } else {
+                let square = self.b.ins().fmul(r, r);
+                let p = self.polynomial(&EXP, r);
+                let tail = self.b.ins().fma(square, p, r);
+                self.b.ins().fadd(tail, one)
+            }
         };
         let ints = self.bits_type(a);
         let (sum, magic) = (self.cast(ints, sum), self.cast(ints, magic));
         (power, sum, magic)
-    }
-
-    /// 2 to the power of an f32 or a vector of them.
-    pub(super) fn exp2(&mut self, a: Ssa) -> Ssa {
-        let (low, high) = (-151.0, 129.0);
-        let nothing = self.vanishes(a, low);
-        let a = self.clamp(a, low, high);
-        let (ty, ints) = (self.type_of(a), self.bits_type(a));
-        let magic = self.float(ty, MAGIC_F32);
-        let sum = self.b.ins().fadd(a, magic);
-        let n = self.b.ins().fsub(sum, magic);
-        let (sum, magic) = (self.cast(ints, sum), self.cast(ints, magic));
-        let exponent = self.b.ins().isub(sum, magic);
-        let r = self.b.ins().fsub(a, n);
-        let p = self.polynomial_f32(&EXP2_F32, r);
-        let one = self.float(ty, 1.0);
-        let power = self.b.ins().fma(r, p, one);
-        let power = self.choose(nothing.0, nothing.1, power);
-        self.scale(power, exponent)
     }
 
     /// Below `low` an exponential is 0, as often for −∞. It is made so before it is scaled: a machine takes long over a

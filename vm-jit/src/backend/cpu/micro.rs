@@ -37,88 +37,140 @@ pub(super) fn rows(panel: u32) -> u32 {
     if panel == 32 { 12 } else { 6 }
 }
 
-/// What differs between the two sizes of vectors.
-struct Size {
-    bytes: i32,
+/// The longest vectors of a machine, and the instructions that a routine takes on them.
+trait Vectors {
+    /// A register of the machine.
+    type Register: Copy + 'static;
+    /// Its bytes.
+    const BYTES: i32;
+    /// Two for a row of the panel, then those that numbers are broadcast to in turn, then sums.
+    const PANEL: [Self::Register; 2];
+    const NUMBERS: &'static [Self::Register];
+    const SUMS: &'static [Self::Register];
+
+    fn zero(a: &mut CodeAssembler, to: Self::Register) -> Result<(), IcedError>;
+    fn load(a: &mut CodeAssembler, to: Self::Register, from: AsmMemoryOperand) -> Result<(), IcedError>;
+    fn store(a: &mut CodeAssembler, to: AsmMemoryOperand, from: Self::Register) -> Result<(), IcedError>;
+    fn broadcast(a: &mut CodeAssembler, to: Self::Register, from: AsmMemoryOperand) -> Result<(), IcedError>;
+    fn add(a: &mut CodeAssembler, to: Self::Register, from: AsmMemoryOperand) -> Result<(), IcedError>;
+    fn fma(
+        a: &mut CodeAssembler,
+        to: Self::Register,
+        x: Self::Register,
+        y: Self::Register,
+    ) -> Result<(), IcedError>;
 }
+
+/// The same instructions by the same names, on registers of either length.
+macro_rules! vectors {
+    ($name:ident, $register:ty, $bytes:literal, $panel:expr, $numbers:expr, $sums:expr) => {
+        struct $name;
+
+        impl Vectors for $name {
+            type Register = $register;
+            const BYTES: i32 = $bytes;
+            const PANEL: [$register; 2] = $panel;
+            const NUMBERS: &'static [$register] = &$numbers;
+            const SUMS: &'static [$register] = &$sums;
+
+            fn zero(a: &mut CodeAssembler, to: $register) -> Result<(), IcedError> {
+                a.vxorps(to, to, to)
+            }
+
+            fn load(a: &mut CodeAssembler, to: $register, from: AsmMemoryOperand) -> Result<(), IcedError> {
+                a.vmovups(to, from)
+            }
+
+            fn store(a: &mut CodeAssembler, to: AsmMemoryOperand, from: $register) -> Result<(), IcedError> {
+                a.vmovups(to, from)
+            }
+
+            fn broadcast(
+                a: &mut CodeAssembler,
+                to: $register,
+                from: AsmMemoryOperand,
+            ) -> Result<(), IcedError> {
+                a.vbroadcastss(to, from)
+            }
+
+            fn add(a: &mut CodeAssembler, to: $register, from: AsmMemoryOperand) -> Result<(), IcedError> {
+                a.vaddps(to, to, from)
+            }
+
+            fn fma(
+                a: &mut CodeAssembler,
+                to: $register,
+                x: $register,
+                y: $register,
+            ) -> Result<(), IcedError> {
+                a.vfmadd231ps(to, x, y)
+            }
+        }
+    };
+}
+
+vectors!(
+    Avx2,
+    AsmRegisterYmm,
+    32,
+    [ymm0, ymm1],
+    [ymm2, ymm3],
+    [ymm4, ymm5, ymm6, ymm7, ymm8, ymm9, ymm10, ymm11, ymm12, ymm13, ymm14, ymm15]
+);
+vectors!(
+    Avx512,
+    AsmRegisterZmm,
+    64,
+    [zmm0, zmm1],
+    [zmm2, zmm3, zmm4, zmm5],
+    [
+        zmm8, zmm9, zmm10, zmm11, zmm12, zmm13, zmm14, zmm15, zmm16, zmm17, zmm18, zmm19, zmm20, zmm21,
+        zmm22, zmm23, zmm24, zmm25, zmm26, zmm27, zmm28, zmm29, zmm30, zmm31,
+    ]
+);
 
 impl Micro {
     /// Its code.
     pub(super) fn code(self, isa: Isa) -> Result<Vec<u8>, IcedError> {
-        let mut a = CodeAssembler::new(64)?;
         match isa {
-            Isa::X86V4 => self.long(&mut a)?,
-            _ => self.short(&mut a)?,
+            Isa::X86V4 => self.with::<Avx512>(),
+            _ => self.with::<Avx2>(),
         }
+    }
+
+    fn with<V: Vectors>(self) -> Result<Vec<u8>, IcedError> {
+        let mut a = CodeAssembler::new(64)?;
+        let rows = usize::from(self.rows);
+        let sums: Vec<&[V::Register]> = V::SUMS.chunks(2).take(rows).collect();
+        self.begin(&mut a)?;
+        for sum in sums.iter().copied().flatten() {
+            V::zero(&mut a, *sum)?;
+        }
+        self.steps(&mut a, 2 * V::BYTES, |a, step| {
+            for (i, part) in (0..).zip(V::PANEL) {
+                V::load(a, part, ptr(rsi + V::BYTES * (2 * step + i)))?;
+            }
+            for ((row, sums), number) in sums.iter().enumerate().zip(V::NUMBERS.iter().cycle()) {
+                V::broadcast(a, *number, self.number(row, step))?;
+                for (sum, part) in sums.iter().zip(V::PANEL) {
+                    V::fma(a, *sum, *number, part)?;
+                }
+            }
+            Ok(())
+        })?;
+        for sums in sums {
+            for (i, sum) in (0..).zip(sums) {
+                let at = ptr(rdx + V::BYTES * i);
+                if self.adds {
+                    V::add(&mut a, *sum, at)?;
+                }
+                V::store(&mut a, at, *sum)?;
+            }
+            a.add(rdx, r9)?;
+        }
+        a.vzeroupper()?;
+        a.ret()?;
         a.assemble(0)
-    }
-
-    fn short(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
-        const SUMS: [AsmRegisterYmm; 12] =
-            [ymm4, ymm5, ymm6, ymm7, ymm8, ymm9, ymm10, ymm11, ymm12, ymm13, ymm14, ymm15];
-        let rows = usize::from(self.rows);
-        self.begin(a)?;
-        for sum in &SUMS[..2 * rows] {
-            a.vxorps(*sum, *sum, *sum)?;
-        }
-        self.steps(a, &Size { bytes: 32 }, |a, step| {
-            a.vmovups(ymm0, ymmword_ptr(rsi + 64 * step))?;
-            a.vmovups(ymm1, ymmword_ptr(rsi + 64 * step + 32))?;
-            for row in 0..rows {
-                let number = if row % 2 == 0 { ymm2 } else { ymm3 };
-                a.vbroadcastss(number, self.number(row, step))?;
-                a.vfmadd231ps(SUMS[2 * row], number, ymm0)?;
-                a.vfmadd231ps(SUMS[2 * row + 1], number, ymm1)?;
-            }
-            Ok(())
-        })?;
-        for pair in SUMS[..2 * rows].chunks(2) {
-            for (i, sum) in pair.iter().enumerate() {
-                let at = ymmword_ptr(rdx + 32 * i as i32);
-                if self.adds {
-                    a.vaddps(*sum, *sum, at)?;
-                }
-                a.vmovups(at, *sum)?;
-            }
-            a.add(rdx, r9)?;
-        }
-        a.vzeroupper()?;
-        a.ret()
-    }
-
-    fn long(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
-        const SUMS: [AsmRegisterZmm; 24] = [
-            zmm8, zmm9, zmm10, zmm11, zmm12, zmm13, zmm14, zmm15, zmm16, zmm17, zmm18, zmm19, zmm20, zmm21,
-            zmm22, zmm23, zmm24, zmm25, zmm26, zmm27, zmm28, zmm29, zmm30, zmm31,
-        ];
-        let rows = usize::from(self.rows);
-        self.begin(a)?;
-        for sum in &SUMS[..2 * rows] {
-            a.vpxord(*sum, *sum, *sum)?;
-        }
-        self.steps(a, &Size { bytes: 64 }, |a, step| {
-            a.vmovups(zmm0, zmmword_ptr(rsi + 128 * step))?;
-            a.vmovups(zmm1, zmmword_ptr(rsi + 128 * step + 64))?;
-            for row in 0..rows {
-                let number = [zmm2, zmm3, zmm4, zmm5][row % 4];
-                a.vbroadcastss(number, self.number(row, step))?;
-                a.vfmadd231ps(SUMS[2 * row], number, zmm0)?;
-                a.vfmadd231ps(SUMS[2 * row + 1], number, zmm1)?;
-            }
-            Ok(())
-        })?;
-        for pair in SUMS[..2 * rows].chunks(2) {
-            for (i, sum) in pair.iter().enumerate() {
-                let at = zmmword_ptr(rdx + 64 * i as i32);
-                if self.adds {
-                    a.vaddps(*sum, *sum, at)?;
-                }
-                a.vmovups(at, *sum)?;
-            }
-            a.add(rdx, r9)?;
-        }
-        a.vzeroupper()?;
-        a.ret()
     }
 
     /// The rows' base registers, and what is wanted at the end into the cache.
@@ -156,17 +208,17 @@ impl Micro {
         }
     }
 
-    /// All steps of the inner dimension, `rcx` of them.
+    /// All steps of the inner dimension, `rcx` of them; a row of the panel has `panel` bytes.
     fn steps(
         self,
         a: &mut CodeAssembler,
-        size: &Size,
+        panel: i32,
         step: impl Fn(&mut CodeAssembler, i32) -> Result<(), IcedError>,
     ) -> Result<(), IcedError> {
         let [mut many, mut rest, mut one, mut end] = [0; 4].map(|_| a.create_label());
         // Of a turned one each step has another row.
         let advance = |a: &mut CodeAssembler, by: i32| {
-            a.add(rsi, 2 * size.bytes * by)?;
+            a.add(rsi, panel * by)?;
             match self.turned {
                 true => a.add(rdi, r8),
                 false => self.bases().iter().try_for_each(|base| a.add(*base, 4 * by)),

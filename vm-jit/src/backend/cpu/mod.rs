@@ -66,6 +66,7 @@ use cranelift_codegen::ir::{AbiParam, Function, Signature, UserFuncName, types};
 use cranelift_codegen::isa::CallConv;
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use std::fmt;
+use vm_abi::ParamLayout;
 use vm_ir::valid::KernelFacts;
 use vm_ir::{Kernel, ValidModule};
 
@@ -148,8 +149,32 @@ fn function(
     safety: &SafetyPlan<'_>,
     machine: Isa,
     generators: &emit::Generators,
-    (context, builder): &mut (Context, FunctionBuilderContext),
+    contexts: &mut (Context, FunctionBuilderContext),
 ) -> Result<(Vec<u8>, Entry), RejectKind> {
+    let (params, scratch) = written(facts, safety, machine, generators, contexts)?;
+    let code = emit::emit(&mut contexts.0, generators)?;
+    let kernel = safety.ranges().kernel();
+    let entry = Entry {
+        kernel: kernel.name().to_owned(),
+        symbol: kernel.name().to_owned(),
+        block: kernel.block(),
+        cluster: kernel.cluster(),
+        params,
+        static_shared: 0,
+        dynamic_shared: scratch.next_multiple_of(64),
+        work: safety.bound(),
+    };
+    Ok((code, entry))
+}
+
+/// Writes a kernel into the context's function, and tells its parameters and the bytes of scratch memory that it needs.
+fn written(
+    facts: &KernelFacts,
+    safety: &SafetyPlan<'_>,
+    machine: Isa,
+    generators: &emit::Generators,
+    (context, builder): &mut (Context, FunctionBuilderContext),
+) -> Result<(ParamLayout, u32), RejectKind> {
     let kernel = safety.ranges().kernel();
     let plan = plan::Plan::of(facts, safety.ranges());
     let floats = floats::Floats::of(kernel);
@@ -164,16 +189,5 @@ fn function(
     let known = writer::Known { facts, safety, plan: &plan, floats: &floats, tiles: &tiles };
     let build = writer::Build { builder: build, config: generators.thorough.frontend_config(), isa: machine };
     let scratch = writer::write(build, known, &params)?;
-    let code = emit::emit(context, generators)?;
-    let entry = Entry {
-        kernel: kernel.name().to_owned(),
-        symbol: kernel.name().to_owned(),
-        block: kernel.block(),
-        cluster: kernel.cluster(),
-        params,
-        static_shared: 0,
-        dynamic_shared: scratch.next_multiple_of(64),
-        work: safety.bound(),
-    };
-    Ok((code, entry))
+    Ok((params, scratch))
 }

@@ -1,6 +1,7 @@
 //! Routines of our own, in instructions that the code generator lacks. Each is put behind the code of every kernel that
 //! calls it.
 
+use super::function::Base;
 use super::isa::Isa;
 use super::micro::Micro;
 use super::writer::Writer;
@@ -17,8 +18,8 @@ use std::collections::BTreeMap;
 /// A routine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Routine {
-    /// `exp` of sixteen floats.
-    Exp,
+    /// A base to the power of each of sixteen floats.
+    Exponential(Base),
     /// A row that is copied in chunks.
     Chunks,
     /// A strip of a product.
@@ -29,8 +30,9 @@ impl Routine {
     /// The number by which the code generator knows it.
     fn number(self) -> u32 {
         match self {
-            Routine::Exp => 0,
+            Routine::Exponential(Base::E) => 0,
             Routine::Chunks => 1,
+            Routine::Exponential(Base::Two) => 2,
             Routine::Micro(Micro { rows, turned, adds }) => {
                 u32::from(rows) << 2 | u32::from(turned) << 1 | u32::from(adds)
             }
@@ -39,8 +41,9 @@ impl Routine {
 
     fn of(number: u32) -> Routine {
         match number {
-            0 => Routine::Exp,
+            0 => Routine::Exponential(Base::E),
             1 => Routine::Chunks,
+            2 => Routine::Exponential(Base::Two),
             _ => Routine::Micro(Micro {
                 rows: (number >> 2) as u8,
                 turned: number & 2 != 0,
@@ -51,7 +54,7 @@ impl Routine {
 
     fn signature(self) -> Signature {
         match self {
-            Routine::Exp => {
+            Routine::Exponential(_) => {
                 // It changes no register that the code generator knows of.
                 let mut signature = Signature::new(CallConv::PreserveAll);
                 signature.params.extend([types::F32X4; wide::VECTORS].map(AbiParam::new));
@@ -69,7 +72,7 @@ impl Routine {
 
     fn code(self, isa: Isa) -> Result<Vec<u8>, String> {
         let code = match self {
-            Routine::Exp => wide::exp(),
+            Routine::Exponential(base) => wide::code(base),
             Routine::Chunks => chunks::code(isa),
             Routine::Micro(micro) => micro.code(isa),
         };
@@ -141,7 +144,7 @@ mod tests {
 
     #[test]
     fn numbers_tell_them_apart() {
-        let mut all = vec![Routine::Exp, Routine::Chunks];
+        let mut all = vec![Routine::Exponential(Base::E), Routine::Exponential(Base::Two), Routine::Chunks];
         for rows in 1..=12 {
             for (turned, adds) in [(false, false), (false, true), (true, false), (true, true)] {
                 all.push(Routine::Micro(Micro { rows, turned, adds }));

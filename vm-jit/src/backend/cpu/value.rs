@@ -1,5 +1,6 @@
 //! Ops on elements: arithmetic, bits, comparisons, choice.
 
+use super::function::Base;
 use super::lanes::{Repr, VECTOR, clif, mask_type, vector};
 use super::writer::Writer;
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
@@ -253,8 +254,10 @@ impl Writer<'_, '_> {
                     return None;
                 }
                 let all: Vec<Vec<Ssa>> = args.iter().map(|a| self.chunks_of(a, to, elements)).collect();
-                if op.code == Opcode::Exp {
-                    return Some(self.exp(&all[0]));
+                match op.code {
+                    Opcode::Exp => return Some(self.exponentials(Base::E, &all[0])),
+                    Opcode::Exp2 => return Some(self.exponentials(Base::Two, &all[0])),
+                    _ => {}
                 }
                 let count = all[0].len();
                 (0..count)
@@ -463,8 +466,8 @@ impl Writer<'_, '_> {
             Opcode::Ceil => self.b.ins().ceil(a),
             Opcode::Round => self.b.ins().nearest(a),
             Opcode::Fix => self.b.ins().trunc(a),
-            Opcode::Exp2 => self.exp2(a),
-            _ => self.exp(&[a])[0],
+            Opcode::Exp2 => self.exponentials(Base::Two, &[a])[0],
+            _ => self.exponentials(Base::E, &[a])[0],
         }
     }
 

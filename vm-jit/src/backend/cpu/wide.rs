@@ -1,6 +1,6 @@
-//! `exp` of sixteen floats at once, on machines whose vectors are longer than the code generator's.
+//! `exp` and `exp2` of sixteen floats at once, on machines whose vectors are longer than the code generator's.
 //!
-//! Cranelift's vectors have 16 bytes. On a machine with AVX-512 four of them go through `exp` together, in a routine that
+//! Cranelift's vectors have 16 bytes. On a machine with AVX-512 four of them go through these together, in a routine that
 //! is put behind the code of each kernel that calls it. It computes what `function` writes into the code elsewhere, in
 //! the same steps and so to the same bits, but needs no branch: `vscalefps` multiplies by a power of two, rounded once, also
 //! where the result is subnormal, zero or infinite.
@@ -9,12 +9,12 @@
 //! `zmm16` to `zmm18` only, which the code generator does not know of, so nothing must be saved around the call, and the
 //! registers that older instructions merge into stay clean.
 
-use super::function::{LN_2_F32, MAGIC_F32};
+use super::function::{Base, LN_2_F32, MAGIC_F32};
 use super::isa::Isa;
 use super::lanes::own;
 use super::routine::Routine;
 use super::writer::Writer;
-use crate::legalise::poly::EXP_F32;
+use crate::legalise::poly::{EXP_F32, EXP2_F32};
 use cranelift_codegen::ir::{InstBuilder, Value as Ssa, types};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -23,8 +23,13 @@ use iced_x86::code_asm::*;
 pub(super) const VECTORS: usize = 4;
 /// Bytes of its results.
 pub(super) const BYTES: u32 = 64;
-/// Below it e^x is zero, and above the other infinite.
-const RANGE: [f32; 2] = [-104.0, 89.0];
+/// Below it a power is zero, and above the other infinite.
+const fn range(base: Base) -> [f32; 2] {
+    match base {
+        Base::E => [-104.0, 89.0],
+        Base::Two => [-151.0, 129.0],
+    }
+}
 
 /// Does the machine have what the routine needs?
 pub(super) fn has(isa: Isa) -> bool {
@@ -32,13 +37,14 @@ pub(super) fn has(isa: Isa) -> bool {
 }
 
 impl Writer<'_, '_> {
-    /// e to the power of each of these vectors of four floats; `None` where the machine has no longer ones, or there is but one.
-    pub(super) fn wide_exp(&mut self, all: &[Ssa]) -> Option<Vec<Ssa>> {
+    /// A base to the power of each of these vectors of four floats; `None` where the machine has no longer ones, or there is but
+    /// one.
+    pub(super) fn wide_exponentials(&mut self, base: Base, all: &[Ssa]) -> Option<Vec<Ssa>> {
         let at = self.wide_at?;
         if all.len() < 2 || self.type_of(all[0]) != types::F32X4 {
             return None;
         }
-        let routine = self.routine(Routine::Exp);
+        let routine = self.routine(Routine::Exponential(base));
         let to = self.b.ins().iadd_imm_s(self.scratch, i64::from(at));
         let mut results = Vec::with_capacity(all.len());
         for some in all.chunks(VECTORS) {
@@ -53,8 +59,8 @@ impl Writer<'_, '_> {
     }
 }
 
-/// The routine; see `Writer::exp_parts` for the same, vector by vector.
-pub(super) fn exp() -> Result<Vec<u8>, IcedError> {
+/// The routine; see `Writer::parts` for the same, vector by vector.
+pub(super) fn code(base: Base) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
     let mut constants = Vec::new();
     let mut constant = |a: &mut CodeAssembler, value: f32| {
@@ -67,27 +73,44 @@ pub(super) fn exp() -> Result<Vec<u8>, IcedError> {
     a.vinsertf32x4(ymm17, ymm2, xmm3, 1)?;
     a.vinsertf64x4(x, x, ymm17, 1)?;
     // Of a NaN and another they give the second, so a NaN stays one.
-    let [low, high] = RANGE.map(|bound| constant(&mut a, bound));
+    let [low, high] = range(base).map(|bound| constant(&mut a, bound));
     a.vbroadcastss(n, dword_ptr(low))?;
     a.vbroadcastss(p, dword_ptr(high))?;
     a.vmaxps(x, n, x)?;
     a.vminps(x, p, x)?;
-    // The nearest whole number of log2 e · x, and what is left of x.
-    let log2e = constant(&mut a, std::f32::consts::LOG2_E);
+    // The nearest whole number of x in powers of two, and what is left of x.
     let magic = constant(&mut a, MAGIC_F32 as f32);
-    a.vbroadcastss(n, dword_ptr(log2e))?;
-    a.vfmadd213ps(n, x, dword_bcst(magic))?;
-    a.vsubps(n, n, dword_bcst(magic))?;
-    for part in LN_2_F32 {
-        let part = constant(&mut a, f32::from_bits(part));
-        a.vfnmadd231ps(x, n, dword_bcst(part))?;
+    let mut coefficients: Vec<u32> = Vec::new();
+    match base {
+        Base::E => {
+            let log2e = constant(&mut a, std::f32::consts::LOG2_E);
+            a.vbroadcastss(n, dword_ptr(log2e))?;
+            a.vfmadd213ps(n, x, dword_bcst(magic))?;
+            a.vsubps(n, n, dword_bcst(magic))?;
+            for part in LN_2_F32 {
+                let part = constant(&mut a, f32::from_bits(part));
+                a.vfnmadd231ps(x, n, dword_bcst(part))?;
+            }
+            coefficients.extend([1.0f32.to_bits(); 2].iter().chain(&EXP_F32));
+        }
+        Base::Two => {
+            a.vaddps(n, x, dword_bcst(magic))?;
+            a.vsubps(n, n, dword_bcst(magic))?;
+            a.vsubps(x, x, n)?;
+            coefficients.extend([1.0f32.to_bits()].iter().chain(&EXP2_F32));
+        }
     }
-    let coefficients = EXP_F32.map(|bits| constant(&mut a, f32::from_bits(bits)));
-    let one = constant(&mut a, 1.0);
-    let (first, rest) = coefficients.split_last().unwrap_or((&one, &[]));
-    a.vbroadcastss(p, dword_ptr(*first))?;
-    for coefficient in rest.iter().rev().chain([&one, &one]) {
-        a.vfmadd213ps(p, x, dword_bcst(*coefficient))?;
+    let mut coefficients = coefficients
+        .into_iter()
+        .rev()
+        .map(|bits| constant(&mut a, f32::from_bits(bits)))
+        .collect::<Vec<_>>()
+        .into_iter();
+    if let Some(first) = coefficients.next() {
+        a.vbroadcastss(p, dword_ptr(first))?;
+    }
+    for coefficient in coefficients {
+        a.vfmadd213ps(p, x, dword_bcst(coefficient))?;
     }
     a.vscalefps(p, p, n)?;
     a.vmovups(zmmword_ptr(rdi), p)?;

@@ -14,7 +14,7 @@ use crate::legal::key;
 use crate::reject::RejectKind;
 use crate::safety::{SafetyPlan, ThreadsCharge};
 use cranelift_codegen::ir::condcodes::IntCC;
-use cranelift_codegen::ir::{Block, FuncRef, InstBuilder, Value as Ssa, types};
+use cranelift_codegen::ir::{Block, BlockArg, FuncRef, InstBuilder, Value as Ssa, types};
 use cranelift_codegen::isa::TargetFrontendConfig;
 use cranelift_frontend::FunctionBuilder;
 use std::collections::HashMap;
@@ -233,6 +233,16 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.seal_block(head);
         self.b.seal_block(done);
         self.b.switch_to_block(done);
+    }
+
+    /// Goes into the body of a loop if `more`, else to its end.
+    ///
+    /// The code generator puts what a branch names first behind everything that comes after the other. A body that stood there
+    /// would be far from its loop, and values would live through all that lies between for the allocator that takes one pass:
+    /// time in proportion to the square of the loops that follow each other.
+    pub(super) fn enter(&mut self, more: Ssa, inside: (Block, &[BlockArg]), end: (Block, &[BlockArg])) {
+        let ends = self.b.ins().icmp_imm_s(IntCC::Equal, more, 0);
+        self.b.ins().brif(ends, end.0, end.1, inside.0, inside.1);
     }
 
     /// Steps of a block or a warp.

@@ -219,7 +219,7 @@ impl<'k> Writer<'_, 'k> {
         self.b.ins().jump(head, &[first.into()]);
         self.b.switch_to_block(head);
         let more = self.b.ins().icmp(IntCC::SignedLessThan, at, end);
-        self.b.ins().brif(more, inside, &[], done, &[]);
+        self.enter(more, (inside, &[]), (done, &[]));
         self.b.seal_block(inside);
         self.b.switch_to_block(inside);
         body(self, at);

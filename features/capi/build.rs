@@ -1,0 +1,222 @@
+//! Makes the functions of the ABI, and the script that gives them symbol versions, of `functions.txt`.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::{env, fs};
+
+/// A function of the table.
+struct Function {
+    /// The lines of its comment.
+    comment: Vec<String>,
+    name: String,
+    parameters: Vec<Parameter>,
+    /// `f32`, `bf16`, ….
+    elements: Vec<String>,
+    /// May it need memory beside its arguments?
+    workspace: bool,
+}
+
+struct Parameter {
+    name: String,
+    /// As it is written in the table.
+    kind: String,
+    optional: bool,
+}
+
+fn parse(table: &str) -> Result<Vec<Function>, String> {
+    let mut functions = Vec::new();
+    let mut comment = Vec::new();
+    for line in table.lines() {
+        if let Some(text) = line.strip_prefix("/// ") {
+            comment.push(text.to_owned());
+        } else if !line.is_empty() && !line.starts_with('#') {
+            let function = parse_line(line, std::mem::take(&mut comment));
+            functions.push(function.ok_or_else(|| format!("functions.txt: {line}"))?);
+        }
+    }
+    Ok(functions)
+}
+
+fn parse_line(line: &str, comment: Vec<String>) -> Option<Function> {
+    let (name, rest) = line.split_once('(')?;
+    let (parameters, rest) = rest.split_once("):")?;
+    let mut elements: Vec<String> = rest.split_whitespace().map(str::to_owned).collect();
+    let workspace = elements.iter().any(|word| word == "+workspace");
+    elements.retain(|word| word != "+workspace");
+    let parameter = |text: &str| {
+        let text = text.trim();
+        let at = text.rfind([' ', '*'])? + 1;
+        let (kind, name) = (text[..at].trim(), &text[at..]);
+        let optional = name.ends_with('?');
+        Some(Parameter { name: name.trim_end_matches('?').into(), kind: kind.into(), optional })
+    };
+    let parameters = parameters.split(',').map(parameter).collect::<Option<_>>()?;
+    Some(Function { comment, name: name.into(), parameters, elements, workspace })
+}
+
+/// A C type as Rust has it.
+fn rust_type(kind: &str, element: &str) -> Option<String> {
+    let element = match element {
+        "f32" => "c_float",
+        "bf16" => "vmk_bf16",
+        "f16" => "vmk_f16",
+        _ => return None,
+    };
+    let of = |target: &str| match target {
+        "T" => Some(element),
+        "float" => Some("c_float"),
+        "int" | "flag" => Some("c_int"),
+        "int32_t" => Some("i32"),
+        "int64_t" => Some("i64"),
+        "uint64_t" => Some("u64"),
+        "uint8_t" => Some("u8"),
+        _ => None,
+    };
+    match (kind.strip_suffix('*').map(str::trim), kind) {
+        (Some(target), _) => match target.strip_prefix("const ") {
+            Some(target) => Some(format!("*const {}", of(target)?)),
+            None => Some(format!("*mut {}", of(target)?)),
+        },
+        (None, kind) => of(kind).map(str::to_owned),
+    }
+}
+
+/// How a parameter is passed on, and what it is: an expression of `Parameter::…`, and one of a word.
+fn passed(parameter: &Parameter) -> (String, String) {
+    let Parameter { name, kind, optional } = parameter;
+    match kind.as_str() {
+        kind if kind.ends_with('*') => {
+            (format!("Pointer {{ optional: {optional} }}"), format!("{name}.addr() as u64"))
+        }
+        "float" => ("Float".into(), format!("u64::from({name}.to_bits())")),
+        "flag" => ("Flag".into(), format!("u64::from({name} != 0)")),
+        "int32_t" => ("Number".into(), format!("i64::from({name}) as u64")),
+        "uint64_t" => ("Number".into(), name.clone()),
+        _ => ("Extent".into(), format!("i64::from({name}) as u64")),
+    }
+}
+
+/// The variants of a function: what is behind its name, and what is added to its parameters.
+fn variants(function: &Function) -> Vec<(&'static str, &'static str)> {
+    match function.workspace {
+        false => vec![("", "stream: *mut c_void")],
+        true => vec![
+            ("", "stream: *mut c_void"),
+            ("_ws", "workspace: *mut c_void, workspace_bytes: usize, stream: *mut c_void"),
+        ],
+    }
+}
+
+fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
+    let (mut text, mut table, mut names) = (String::new(), String::new(), Vec::new());
+    for (index, function) in functions.iter().enumerate() {
+        let bad = || format!("functions.txt: a type of {} is none", function.name);
+        let Function { name, parameters, .. } = function;
+        let specs = parameters
+            .iter()
+            .map(|parameter| {
+                let (kind, name) = (passed(parameter).0, &parameter.name);
+                format!("Parameter {{ name: \"{name}\", kind: Kind::{kind} }}")
+            })
+            .collect::<Vec<_>>();
+        let make = name.strip_prefix("cuda_").unwrap_or(name);
+        let _ = writeln!(
+            table,
+            "    Spec {{ index: {index}, name: \"{name}\", parameters: &[{}], make: crate::functions::{make} }},",
+            specs.join(", ")
+        );
+        for (number, element) in function.elements.iter().enumerate() {
+            let suffix = if number == 0 { String::new() } else { format!("_{element}") };
+            let given = parameters
+                .iter()
+                .map(|parameter| {
+                    Some(format!("{}: {}", parameter.name, rust_type(&parameter.kind, element)?))
+                })
+                .collect::<Option<Vec<_>>>()
+                .ok_or_else(bad)?
+                .join(", ");
+            let words = parameters.iter().map(|parameter| passed(parameter).1).collect::<Vec<_>>().join(", ");
+            let comment = match number {
+                0 => function.comment.iter().map(|line| format!("/// {line}\n")).collect::<String>(),
+                _ => format!("/// {name} of {element}.\n"),
+            };
+            for (behind, added) in variants(function) {
+                let full = format!("{name}{suffix}{behind}");
+                let workspace = if behind.is_empty() {
+                    "None"
+                } else {
+                    "Some((workspace.addr() as u64, workspace_bytes as u64))"
+                };
+                let comment = match behind {
+                    "" => comment.clone(),
+                    _ => format!(
+                        "/// {name}{suffix} with memory to work in: {name}{suffix}_workspace_size tells how much.\n"
+                    ),
+                };
+                let _ = writeln!(
+                    text,
+                    "{comment}#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {full}({given}, {added}) -> vmk_status {{\n    \
+                     // SAFETY: as the caller promises.\n    \
+                     unsafe {{ run(&FUNCTIONS[{index}], Scalar::{}, &[{words}], {workspace}, stream) }}\n}}\n",
+                    scalar(element)
+                );
+                names.push(full);
+            }
+            if function.workspace {
+                let full = format!("{name}{suffix}_workspace_size");
+                let given = parameters
+                    .iter()
+                    .filter(|parameter| !parameter.kind.ends_with('*'))
+                    .map(|parameter| {
+                        Some(format!("{}: {}", parameter.name, rust_type(&parameter.kind, element)?))
+                    })
+                    .collect::<Option<Vec<_>>>()
+                    .ok_or_else(bad)?
+                    .join(", ");
+                let words = parameters
+                    .iter()
+                    .map(
+                        |parameter| {
+                            if parameter.kind.ends_with('*') { "256".into() } else { passed(parameter).1 }
+                        },
+                    )
+                    .collect::<Vec<_>>()
+                    .join(", ");
+                let _ = writeln!(
+                    text,
+                    "/// How many bytes {name}{suffix}_ws needs to work in, aligned to 256.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {full}({given}, bytes: *mut usize) -> vmk_status {{\n    \
+                     // SAFETY: as the caller promises.\n    \
+                     unsafe {{ workspace_size(&FUNCTIONS[{index}], Scalar::{}, &[{words}], bytes) }}\n}}\n",
+                    scalar(element)
+                );
+                names.push(full);
+            }
+        }
+    }
+    let _ = writeln!(text, "/// All functions.\npub(crate) static FUNCTIONS: &[Spec] = &[\n{table}];");
+    Ok((text, names))
+}
+
+/// An element's type as the IR calls it.
+fn scalar(element: &str) -> &'static str {
+    match element {
+        "bf16" => "Bf16",
+        "f16" => "F16",
+        _ => "F32",
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed=functions.txt");
+    println!("cargo::rerun-if-changed=src/sys/abi.rs");
+    let out = env::var("OUT_DIR")?;
+    let (text, mut names) = write(&parse(&fs::read_to_string("functions.txt")?)?)?;
+    let abi = fs::read_to_string("src/sys/abi.rs")?;
+    let own = abi.lines().filter_map(|line| line.split("extern \"C\" fn ").nth(1)?.split('(').next());
+    names.extend(own.map(str::to_owned));
+    fs::write(Path::new(&out).join("functions.rs"), text)?;
+    let version = format!("VMKERNELS_{}", env::var("CARGO_PKG_VERSION_MAJOR")?);
+    let map = format!("{version} {{\n  global:\n    {};\n  local: *;\n}};\n", names.join(";\n    "));
+    fs::write(Path::new(&out).join("vmkernels.map"), map)?;
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! A call: a function of the ABI, its arguments as words, and the checks that need no device.
+
+use vm_ir::Scalar;
+use vm_kernels::call::Function;
+
+use crate::error::Failure;
+
+/// A function of the ABI.
+#[derive(Debug)]
+pub(crate) struct Spec {
+    /// Its place in the table.
+    pub(crate) index: u16,
+    /// Its name in C, without a type's suffix.
+    pub(crate) name: &'static str,
+    /// Its parameters but the stream.
+    pub(crate) parameters: &'static [Parameter],
+    /// Which function of the library it is, with these arguments.
+    pub(crate) make: fn(&Arguments<'_>) -> Result<Box<dyn Function>, Failure>,
+}
+
+/// A parameter.
+#[derive(Debug)]
+pub(crate) struct Parameter {
+    /// Its name in C.
+    pub(crate) name: &'static str,
+    /// What it is.
+    pub(crate) kind: Kind,
+}
+
+/// What a parameter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Memory; a buffer of the function, in the order of the parameters.
+    Pointer {
+        /// May it be NULL? Then the function has no such buffer.
+        optional: bool,
+    },
+    /// A count, or an extent: not negative.
+    Extent,
+    /// 0 or 1.
+    Flag,
+    /// Any integer.
+    #[allow(dead_code)]
+    Number,
+    /// A float, by its bits.
+    Float,
+}
+
+/// The most parameters of a function, but the stream.
+pub(crate) const PARAMETERS: usize = 14;
+
+/// The arguments of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arguments<'a> {
+    /// The function.
+    pub(crate) spec: &'static Spec,
+    /// What `T` is.
+    pub(crate) element: Scalar,
+    /// A word for each parameter.
+    pub(crate) words: &'a [u64],
+}
+
+/// What two calls share that launch the same kernels with the same numbers: all but where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    function: u16,
+    element: Scalar,
+    /// Are all pointers multiples of 16?
+    aligned: bool,
+    /// The arguments, of pointers whether they are there.
+    words: [u64; PARAMETERS],
+}
+
+impl Arguments<'_> {
+    /// What the call is found by.
+    pub(crate) fn key(&self) -> Key {
+        let mut words = [0; PARAMETERS];
+        for ((to, word), parameter) in words.iter_mut().zip(self.words).zip(self.spec.parameters) {
+            *to = match parameter.kind {
+                Kind::Pointer { .. } => u64::from(*word != 0),
+                _ => *word,
+            };
+        }
+        Key { function: self.spec.index, element: self.element, aligned: self.aligned(), words }
+    }
+
+    /// Are all pointers multiples of 16?
+    fn aligned(&self) -> bool {
+        self.pointers().all(|(_, address)| address.is_multiple_of(16))
+    }
+
+    /// 16 if all pointers and all rows, of so many elements, begin on multiples of 16 bytes; else an element's bytes.
+    pub(crate) fn align(&self, rows: &[u64]) -> u32 {
+        let bytes = self.element.bytes();
+        let whole = rows.iter().all(|row| row.wrapping_mul(bytes.into()).is_multiple_of(16));
+        if self.aligned() && whole { 16 } else { bytes }
+    }
+
+    /// The names and addresses of all pointers that must be or are there.
+    pub(crate) fn pointers(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        self.spec.parameters.iter().zip(self.words).filter_map(|(parameter, word)| match parameter.kind {
+            Kind::Pointer { optional } if !optional || *word != 0 => Some((parameter.name, *word)),
+            _ => None,
+        })
+    }
+
+    fn word(&self, name: &str) -> u64 {
+        let at = self.spec.parameters.iter().position(|parameter| parameter.name == name);
+        at.and_then(|at| self.words.get(at)).copied().unwrap_or(0)
+    }
+
+    /// An extent.
+    pub(crate) fn extent(&self, name: &str) -> u64 {
+        self.word(name)
+    }
+
+    /// A float.
+    pub(crate) fn float(&self, name: &str) -> f32 {
+        f32::from_bits(self.word(name) as u32)
+    }
+
+    /// A flag; of a pointer whether it is there.
+    pub(crate) fn is(&self, name: &str) -> bool {
+        self.word(name) != 0
+    }
+
+    /// That no extent is negative.
+    ///
+    /// # Errors
+    /// [`Failure::Invalid`].
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        for (parameter, word) in self.spec.parameters.iter().zip(self.words) {
+            if parameter.kind == Kind::Extent && word.cast_signed() < 0 {
+                let what = format!("is {}: it must be 0 or more", word.cast_signed());
+                return Err(Failure::invalid(self.spec.name, parameter.name, what));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,186 @@
+//! The kernels of a device, compiled and loaded once, and what a call launches: found by all of its arguments but where memory is.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use vm_accel::{Artifact, Extents, Grid, Scalar};
+use vm_ir::GuestAddr;
+use vm_kernels::call::{self as library, CallError, Entry, Region};
+
+use crate::call::{Arguments, Key, Kind};
+use crate::error::Failure;
+use crate::sys::Device;
+
+/// Calls that are remembered; where there are more, they are found out again.
+const PLANS: usize = 4096;
+
+/// A device with what was compiled for it.
+pub(crate) struct Engine<D: Device> {
+    pub(crate) device: D,
+    plans: RwLock<HashMap<Key, Arc<Plan<D::Kernel>>>>,
+    kernels: Mutex<HashMap<Entry, Slot<D::Kernel>>>,
+}
+
+/// A kernel that is loaded, or will be by who has the lock.
+type Slot<K> = Arc<Mutex<Option<Arc<Loaded<K>>>>>;
+
+/// A loaded kernel.
+pub(crate) struct Loaded<K> {
+    pub(crate) artifact: Artifact,
+    pub(crate) kernel: K,
+}
+
+/// What a call does.
+pub(crate) struct Plan<K> {
+    /// The buffers, in the order of the function's.
+    pub(crate) buffers: Vec<Buffer>,
+    /// One after the other.
+    pub(crate) steps: Vec<Step<K>>,
+    /// Bytes that it needs beside the buffers.
+    pub(crate) workspace: u64,
+}
+
+/// A buffer of a call.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    /// Which argument it is.
+    pub(crate) word: usize,
+    pub(crate) name: &'static str,
+    pub(crate) bytes: u64,
+    /// Bytes of an element.
+    pub(crate) element: u64,
+    pub(crate) writes: bool,
+}
+
+/// A launch.
+pub(crate) struct Step<K> {
+    pub(crate) kernel: Arc<Loaded<K>>,
+    pub(crate) grid: Grid,
+    pub(crate) operands: Vec<Operand>,
+}
+
+/// An argument of a launch.
+pub(crate) enum Operand {
+    /// A view of a buffer, by its number; the workspace is behind the last. From an offset on.
+    View {
+        buffer: usize,
+        offset: u64,
+        extents: Extents,
+    },
+    Number(Scalar),
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<D: Device> Engine<D> {
+    pub(crate) fn new(device: D) -> Self {
+        Self { device, plans: RwLock::default(), kernels: Mutex::default() }
+    }
+
+    /// What a call does, if it was asked before.
+    pub(crate) fn known(&self, key: &Key) -> Option<Arc<Plan<D::Kernel>>> {
+        self.plans.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+    }
+
+    /// The function and the buffers of a call; no buffers where nothing is computed.
+    ///
+    /// # Errors
+    /// [`Failure::Invalid`].
+    pub(crate) fn outline(
+        call: &Arguments<'_>,
+    ) -> Result<(Box<dyn library::Function>, Vec<Buffer>), Failure> {
+        call.check()?;
+        let function = (call.spec.make)(call)?;
+        let pointers =
+            call.spec.parameters.iter().enumerate().filter(|(at, parameter)| match parameter.kind {
+                Kind::Pointer { optional } => !optional || call.words.get(*at).is_some_and(|word| *word != 0),
+                _ => false,
+            });
+        let buffer = |((word, parameter), buffer): ((usize, &crate::call::Parameter), library::Buffer)| {
+            let element = u64::from(buffer.element.bytes());
+            let bytes = buffer.len().and_then(|len| len.checked_mul(element)).filter(|all| *all <= 1 << 62);
+            let many = || {
+                let what = format!("has {:?} elements: more bytes than can be addressed", buffer.extents);
+                Failure::invalid(call.spec.name, parameter.name, what)
+            };
+            let bytes = bytes.ok_or_else(many)?;
+            Ok(Buffer { word, name: parameter.name, bytes, element, writes: buffer.access.writes() })
+        };
+        let buffers = pointers.zip(function.buffers()).map(buffer).collect::<Result<Vec<_>, Failure>>()?;
+        Ok((function, buffers))
+    }
+
+    /// Finds out what a call does, and remembers it.
+    ///
+    /// # Errors
+    /// Every [`Failure`].
+    pub(crate) fn plan(
+        &self,
+        call: &Arguments<'_>,
+        function: &dyn library::Function,
+        buffers: Vec<Buffer>,
+    ) -> Result<Arc<Plan<D::Kernel>>, Failure> {
+        let name = call.spec.name;
+        let launches = function.call(&self.device.resources()).map_err(|error| match error {
+            CallError::Unsupported { what, .. } => {
+                Failure::invalid(name, "the call", format!("can't be made: {what}"))
+            }
+            error => Failure::Unavailable(error.to_string()),
+        })?;
+        let count = buffers.len();
+        let mut steps = Vec::new();
+        for launch in launches.launches {
+            let kernel = self.kernel(name, launch.entry)?;
+            let grid = Grid(launch.grid);
+            grid.check(kernel.artifact.signature(), self.device.info())
+                .map_err(|error| Failure::invalid(name, "the call", format!("is too large: {error}")))?;
+            let operand = |operand| match operand {
+                library::Operand::Buffer(buffer, region) => view(buffer, &region),
+                library::Operand::Workspace(region) => view(count, &region),
+                library::Operand::Number(bits, ty) => {
+                    Ok(Operand::Number(Scalar::from_bits(bits, ty.scalar().bytes())))
+                }
+            };
+            let operands = launch.operands.into_iter().map(operand).collect::<Result<Vec<_>, _>>();
+            let operands = operands.map_err(|error| Failure::device(name, &error))?;
+            steps.push(Step { kernel, grid, operands });
+        }
+        let plan = Arc::new(Plan { buffers, steps, workspace: launches.workspace });
+        let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
+        if plans.len() >= PLANS {
+            plans.clear();
+        }
+        plans.insert(call.key(), Arc::clone(&plan));
+        Ok(plan)
+    }
+
+    /// A kernel, compiled and loaded by the first who asks; others wait for that one kernel.
+    fn kernel(&self, function: &'static str, entry: Entry) -> Result<Arc<Loaded<D::Kernel>>, Failure> {
+        let slot = Arc::clone(lock(&self.kernels).entry(entry).or_default());
+        let mut slot = lock(&slot);
+        if let Some(kernel) = &*slot {
+            return Ok(Arc::clone(kernel));
+        }
+        let kernel = entry
+            .kernel(GuestAddr(0))
+            .map_err(|error| Failure::Launch { function, what: error.to_string() })?;
+        let compiled = self.device.compile(kernel).map_err(|error| Failure::compiler(function, &error))?;
+        let artifact = compiled.artifact().clone();
+        let load = || {
+            self.device.info().check(&artifact)?;
+            self.device.load(&artifact)
+        };
+        let kernel = load().map_err(|error| Failure::device(function, &error))?;
+        Ok(Arc::clone(slot.insert(Arc::new(Loaded { artifact, kernel }))))
+    }
+}
+
+/// A view as a launch takes it.
+fn view(buffer: usize, region: &Region) -> vm_accel::Result<Operand> {
+    let bytes = u64::from(region.element.bytes());
+    let strides: Vec<u64> = region.strides.iter().map(|stride| stride.saturating_mul(bytes)).collect();
+    let rows = strides.split_last().map_or(&[][..], |(_, rows)| rows);
+    Ok(Operand::View { buffer, offset: region.offset, extents: Extents::strided(&region.extents, rows)? })
+}

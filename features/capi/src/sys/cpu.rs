@@ -1,0 +1,77 @@
+//! The CPU.
+
+use std::ffi::c_void;
+use std::num::NonZero;
+use std::sync::Arc;
+
+use vm_accel::{Accelerator as _, Arguments, Artifact, DeviceInfo, Grid, Result};
+use vm_cpu::{CpuAccelerator, CpuKernel};
+use vm_ir::Kernel;
+use vm_kernels::family::{Kind, Resources};
+use vm_runtime::{CompileError, CompiledKernel, JitCompiler};
+
+use super::device::Device;
+
+/// The CPU, with threads that run blocks.
+pub(crate) struct Cpu {
+    accelerator: Arc<CpuAccelerator>,
+    compiler: JitCompiler<CpuAccelerator>,
+    threads: u32,
+}
+
+impl Cpu {
+    /// Starts so many threads.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub(crate) fn start(threads: NonZero<usize>) -> Result<Cpu> {
+        // The accelerator counts a queue's thread, of which there is none here.
+        let accelerator = Arc::new(CpuAccelerator::with_threads(threads.saturating_add(1))?);
+        // SAFETY: the kernels are those of vm-kernels, whose tests run all of them as the host's own.
+        let compiler = unsafe { JitCompiler::new(Arc::clone(&accelerator)).trusted() };
+        Ok(Cpu { accelerator, compiler, threads: u32::try_from(threads.get()).unwrap_or(u32::MAX) })
+    }
+}
+
+impl Device for Cpu {
+    type Kernel = Arc<CpuKernel>;
+
+    fn info(&self) -> &DeviceInfo {
+        self.accelerator.info()
+    }
+
+    fn resources(&self) -> Resources {
+        let shared_bytes = self.info().shared_bytes;
+        Resources { compute_units: self.threads, shared_bytes, kind: Kind::Cpu, cluster: 1 }
+    }
+
+    fn compile(&self, kernel: Kernel) -> std::result::Result<CompiledKernel, CompileError> {
+        self.compiler.compile_kernel(kernel)
+    }
+
+    fn load(&self, artifact: &Artifact) -> Result<Arc<CpuKernel>> {
+        self.accelerator.load(artifact)
+    }
+
+    fn check_memory(&self, _address: u64, _bytes: u64) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
+    fn check_stream(&self, stream: *mut c_void) -> std::result::Result<(), String> {
+        if stream.is_null() {
+            return Ok(());
+        }
+        Err(format!("is {stream:p}: kernels run on the CPU, where there are no streams; give NULL"))
+    }
+
+    unsafe fn launch(
+        &self,
+        kernel: &Arc<CpuKernel>,
+        grid: Grid,
+        arguments: &Arguments,
+        _stream: *mut c_void,
+    ) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.accelerator.run(kernel, grid, arguments) }
+    }
+}

@@ -1,0 +1,16 @@
+//! The boundary: what C calls, what the devices do, and the launches between them.
+#![allow(unsafe_code)]
+
+mod abi;
+mod cpu;
+mod device;
+mod functions;
+mod gpu;
+mod run;
+
+pub use abi::*;
+pub use functions::*;
+
+pub(crate) use cpu::Cpu;
+pub(crate) use device::Device;
+pub(crate) use gpu::{Gpu, lend};

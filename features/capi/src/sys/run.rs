@@ -1,0 +1,273 @@
+//! A call from C: checks, the plan, the launches.
+
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use vm_accel::{Memory, MemoryKind, QueueArgument};
+use vm_ir::Scalar;
+
+use super::abi::{keep, vmk_status};
+use super::device::Device;
+use crate::call::{Arguments, PARAMETERS, Spec};
+use crate::engine::{Buffer, Engine, Operand, Plan};
+use crate::error::Failure;
+use crate::state::{Chosen, State};
+
+/// The process's state, made by its first call and never dropped: at exit other threads may still call.
+static STATE: AtomicPtr<State> = AtomicPtr::new(ptr::null_mut());
+
+/// A child has none of its parent's threads, and locks of theirs may be taken: it begins anew.
+extern "C" fn in_child() {
+    STATE.store(ptr::null_mut(), Ordering::Release);
+}
+
+/// The process's state.
+pub(super) fn state() -> &'static State {
+    static AT_FORK: Once = Once::new();
+    let known = STATE.load(Ordering::Acquire);
+    // SAFETY: it is null, or was leaked by whoever put it there.
+    if let Some(state) = unsafe { known.as_ref() } {
+        return state;
+    }
+    AT_FORK.call_once(|| {
+        // SAFETY: the handler does nothing but store a pointer.
+        let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+    let made = Box::into_raw(Box::new(State::new()));
+    match STATE.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: it was leaked above, and is never dropped.
+        Ok(_) => unsafe { &*made },
+        Err(other) => {
+            // SAFETY: nobody else has seen it.
+            drop(unsafe { Box::from_raw(made) });
+            // SAFETY: as for the one that was known.
+            unsafe { &*other }
+        }
+    }
+}
+
+/// Runs `f`, keeps the text of what went wrong for the thread, and makes a status of it. No panic leaves this.
+pub(super) fn answer(function: &'static str, f: impl FnOnce() -> Result<(), Failure>) -> vmk_status {
+    let done = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        // What the panic holds may panic when it is dropped.
+        std::mem::forget(panic);
+        Err(Failure::Launch { function, what: format!("a bug of libvmkernels, please report it: {said}") })
+    });
+    match done {
+        Ok(()) => vmk_status::VMK_SUCCESS,
+        Err(failure) => {
+            let text = failure.to_string();
+            let named = text.starts_with(function);
+            keep(if named { text } else { format!("{function}: {text}") });
+            failure.status()
+        }
+    }
+}
+
+/// Calls a function.
+///
+/// # Safety
+/// What the words of pointers point to is memory that the device may read, and write where the function does, until what is launched
+/// has ended; the stream is one of the calling thread's context.
+pub(super) unsafe fn run(
+    spec: &'static Spec,
+    element: Scalar,
+    words: &[u64],
+    workspace: Option<(u64, u64)>,
+    stream: *mut c_void,
+) -> vmk_status {
+    answer(spec.name, || {
+        let call = Arguments { spec, element, words };
+        match state().device(spec.name)? {
+            // SAFETY: as the caller promises.
+            Chosen::Cpu(engine) => unsafe { run_on(engine, &call, workspace, stream) },
+            // SAFETY: as above.
+            Chosen::Gpu(engine) => unsafe { run_on(&engine, &call, workspace, stream) },
+        }
+    })
+}
+
+/// # Safety
+/// As for [`run`].
+unsafe fn run_on<D: Device>(
+    engine: &Engine<D>,
+    call: &Arguments<'_>,
+    workspace: Option<(u64, u64)>,
+    stream: *mut c_void,
+) -> Result<(), Failure> {
+    let name = call.spec.name;
+    engine.device.check_stream(stream).map_err(|what| Failure::invalid(name, "stream", what))?;
+    let plan = match engine.known(&call.key()) {
+        Some(plan) => {
+            check_buffers(&engine.device, call, &plan.buffers)?;
+            plan
+        }
+        None => {
+            let (function, buffers) = Engine::<D>::outline(call)?;
+            if buffers.iter().all(|buffer| buffer.bytes == 0 || !buffer.writes) {
+                return Ok(());
+            }
+            check_buffers(&engine.device, call, &buffers)?;
+            engine.plan(call, &*function, buffers)?
+        }
+    };
+    let workspace = check_workspace(&engine.device, call, &plan, workspace)?;
+    // SAFETY: as the caller promises.
+    unsafe { launch(engine, call, &plan, workspace, stream) }
+}
+
+/// That every pointer is what its buffer needs, and that nothing that is written overlaps anything else.
+fn check_buffers<D: Device>(device: &D, call: &Arguments<'_>, buffers: &[Buffer]) -> Result<(), Failure> {
+    let name = call.spec.name;
+    for (at, buffer) in buffers.iter().enumerate() {
+        let Buffer { bytes, element, .. } = *buffer;
+        let address = call.words[buffer.word];
+        if bytes == 0 {
+            continue;
+        }
+        let bad = |what: String| Err(Failure::invalid(name, buffer.name, what));
+        if address == 0 {
+            return bad(format!("is NULL: {bytes} bytes are needed there"));
+        }
+        if !address.is_multiple_of(element) {
+            return bad(format!(
+                "is {address:#x}: it must be a multiple of {element}, the bytes of an element"
+            ));
+        }
+        let Some(end) = address.checked_add(bytes) else {
+            return bad(format!("is {address:#x}: there are no {bytes} bytes behind that"));
+        };
+        for other in &buffers[..at] {
+            let from = call.words[other.word];
+            // What was looked at before does not wrap around.
+            let overlaps = other.bytes > 0 && from < end && address < from + other.bytes;
+            if overlaps && (buffer.writes || other.writes) {
+                return bad(format!(
+                    "is {address:#x}, and its {bytes} bytes overlap those of {}, {from:#x}: what is written must be apart",
+                    other.name
+                ));
+            }
+        }
+        device.check_memory(address, bytes).map_err(|what| Failure::invalid(name, buffer.name, what))?;
+    }
+    Ok(())
+}
+
+/// That the memory to work in is what is needed. Its address and bytes.
+fn check_workspace<D: Device>(
+    device: &D,
+    call: &Arguments<'_>,
+    plan: &Plan<D::Kernel>,
+    given: Option<(u64, u64)>,
+) -> Result<(u64, u64), Failure> {
+    let needed = plan.workspace;
+    if needed == 0 {
+        return Ok((0, 0));
+    }
+    let name = call.spec.name;
+    let bad = |what: String| Err(Failure::invalid(name, "workspace", what));
+    let Some((address, bytes)) = given else {
+        return bad(format!("is needed, of {needed} bytes: call {name}_ws"));
+    };
+    if address == 0 || !address.is_multiple_of(vm_kernels::call::WORKSPACE_ALIGN) {
+        return bad(format!("is {address:#x}: {needed} bytes at a multiple of 256 are needed"));
+    }
+    if bytes < needed {
+        return bad(format!("has {bytes} bytes: {needed} are needed, as {name}_workspace_size tells"));
+    }
+    let Some(end) = address.checked_add(needed) else {
+        return bad(format!("is {address:#x}: there are no {needed} bytes behind that"));
+    };
+    for buffer in &plan.buffers {
+        let from = call.words[buffer.word];
+        if buffer.bytes > 0 && from < end && address < from + buffer.bytes {
+            return bad(format!(
+                "is {address:#x}, and overlaps {}, {from:#x}: it must be apart",
+                buffer.name
+            ));
+        }
+    }
+    device.check_memory(address, needed).map_err(|what| Failure::invalid(name, "workspace", what))?;
+    Ok((address, needed))
+}
+
+/// Gives a plan's launches to the device.
+///
+/// # Safety
+/// As for [`run`]; the pointers were checked.
+unsafe fn launch<D: Device>(
+    engine: &Engine<D>,
+    call: &Arguments<'_>,
+    plan: &Plan<D::Kernel>,
+    (workspace, workspace_bytes): (u64, u64),
+    stream: *mut c_void,
+) -> Result<(), Failure> {
+    let failed = |error: vm_accel::Error| Failure::device(call.spec.name, &error);
+    let memory: [Memory; PARAMETERS + 1] = std::array::from_fn(|at| {
+        let (address, bytes) = match plan.buffers.get(at) {
+            Some(buffer) => (call.words[buffer.word], buffer.bytes),
+            None => (workspace, workspace_bytes),
+        };
+        // SAFETY: the caller's memory is there as long as the launches.
+        unsafe { Memory::from_raw(MemoryKind::Device, address, 0, bytes) }
+    });
+    for step in &plan.steps {
+        let whole = |buffer: usize| memory[buffer.min(PARAMETERS)].region();
+        let inside = step.operands.iter().all(|operand| match operand {
+            Operand::View { buffer, offset, .. } => *offset <= whole(*buffer).bytes(),
+            Operand::Number(_) => true,
+        });
+        if !inside {
+            return Err(failed(vm_accel::Error::Stopped));
+        }
+        let arguments = step.operands.iter().map(|operand| match operand {
+            Operand::View { buffer, offset, extents } => {
+                let all = whole(*buffer);
+                let from = all.slice(*offset, all.bytes().saturating_sub(*offset)).unwrap_or(all);
+                QueueArgument::View(from, *extents)
+            }
+            Operand::Number(number) => QueueArgument::Scalar(*number),
+        });
+        let packed = vm_accel::Arguments::new(&step.kernel.artifact, arguments).map_err(failed)?;
+        // SAFETY: as the caller promises; a kernel that was compiled as the host's own can't be stopped.
+        unsafe { engine.device.launch(&step.kernel.kernel, step.grid, &packed, stream) }.map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Tells how many bytes a function needs to work in.
+///
+/// # Safety
+/// `bytes` is NULL or points to a number.
+#[allow(dead_code)]
+pub(super) unsafe fn workspace_size(
+    spec: &'static Spec,
+    element: Scalar,
+    words: &[u64],
+    bytes: *mut usize,
+) -> vmk_status {
+    answer(spec.name, || {
+        // SAFETY: as the caller promises.
+        let bytes = unsafe { bytes.as_mut() };
+        let bytes =
+            bytes.ok_or_else(|| Failure::invalid(spec.name, "bytes", "is NULL: the number goes there"))?;
+        let call = Arguments { spec, element, words };
+        let resources = match state().device(spec.name)? {
+            Chosen::Cpu(engine) => engine.device.resources(),
+            Chosen::Gpu(engine) => engine.device.resources(),
+        };
+        let (function, _) = Engine::<super::Cpu>::outline(&call)?;
+        let needed =
+            function.call(&resources).map_err(|error| Failure::Unavailable(error.to_string()))?.workspace;
+        *bytes = usize::try_from(needed).map_err(|_| Failure::Memory {
+            function: spec.name,
+            what: format!("{needed} bytes to work in are more than there are"),
+        })?;
+        Ok(())
+    })
+}

@@ -1,0 +1,47 @@
+//! What the tests share: commands, and the library as it is installed.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Runs a command that must succeed; gives what it printed.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
+    let mut command = Command::new(program);
+    run_command(command.args(arguments))
+}
+
+/// The same of a command that is more than its arguments.
+pub(crate) fn run_command(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}\n{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    text(&output.stdout)
+}
+
+/// The library as `link` installs it, once for a run of tests.
+pub(crate) fn installed() -> &'static Path {
+    static INSTALLED: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, prefix) = INSTALLED.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let target = PathBuf::from(env!("OUT_DIR")).join("../../..");
+        let mut build = Command::new(env!("CARGO"));
+        build.current_dir(&root).args(["build", "--quiet", "--package", "vm-capi", "--lib"]);
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        run_command(&mut build);
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().to_owned();
+        let mut link = Command::new(root.join("features/capi/link"));
+        run_command(link.arg(&target).arg(&prefix));
+        (folder, prefix)
+    });
+    prefix
+}
