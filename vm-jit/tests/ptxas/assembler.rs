@@ -101,7 +101,8 @@ pub(crate) fn assemble(
             format!("{line}\n    {}", source.trim())
         })
         .collect();
-    Err(format!("{arch}:\n{}", if lines.is_empty() { said } else { lines.join("\n") }))
+    let names: Vec<_> = module.kernels().iter().map(|kernel| kernel.name()).take(3).collect();
+    Err(format!("{arch}: {}:\n{}", names.join(", "), if lines.is_empty() { said } else { lines.join("\n") }))
 }
 
 /// Assembles modules at an optimisation level, several at a time.

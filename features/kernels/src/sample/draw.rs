@@ -278,7 +278,7 @@ impl<'b> Writer<'b> {
         let target = second.mulhi_u(parts.sums.at([self.row, wide]).load());
         let place = (self.x, self.row, self.of.reader.first(chunk));
         let Token { column, logit, .. } =
-            self.of.reader.fold_part(place, (Nan::Least, 8), Token::none(k), |so_far, read| {
+            self.of.reader.fold_part(place, (Nan::Least, 4), Token::none(k), |so_far, read| {
                 so_far.find(read, target, |x, column| {
                     let has = above.all | above.has(x, column);
                     has.select(weight(x, below, self.scale), k.i64(0))
@@ -330,10 +330,12 @@ impl<'b> Writer<'b> {
     /// are above.
     fn sum_above(&self, parts: Parts<'b>, max: Val<'b>, above: Above<'b>) -> Val<'b> {
         let k = self.k;
+        // Counting takes registers.
+        let batch = if self.of.candidates == Candidates::Count { 16 } else { 32 };
         k.range(k.warp_id(), chunks(self.x)).step(self.of.warps).fold(k.i64(0), |chunk, all| {
             let place = (self.x, self.row, self.of.reader.first(chunk));
             let none = (k.i64(0), k.i32(0));
-            let (sum, count) = self.of.reader.fold_part(place, (Nan::Least, 32), none, |so_far, read| {
+            let (sum, count) = self.of.reader.fold_part(place, (Nan::Least, batch), none, |so_far, read| {
                 read.iter().flat_map(Piece::each).fold(so_far, |(sum, count), (x, column)| {
                     let has = above.has(x, column);
                     let weight = has.select(weight(x, max, self.scale), k.i64(0));
