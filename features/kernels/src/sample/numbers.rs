@@ -87,7 +87,7 @@ pub(super) fn weight<'b>(x: Val<'b>, max: Val<'b>, scale: Val<'b>) -> Val<'b> {
     // Adding 1.5 · 2^23 rounds to a whole number, whose lowest bits are the sum's.
     let shifted = power + 12_582_912.0;
     let fraction = power - (shifted - 12_582_912.0);
-    let terms = [1.333_355_8e-3f32, 9.618_129e-3, 5.550_411e-2, 0.240_226_51, 0.693_147_2, 1.0];
+    let terms = [1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 0.240_226_5, std::f32::consts::LN_2, 1.0];
     let mantissa = terms.iter().fold(k.f32(1.540_353e-4), |sum, term| sum.fma(fraction, k.f32(*term)));
     let exponent = (shifted.bitcast(Type::I32) << 23) + ((127 + WEIGHT_BITS) << 23);
     (mantissa * exponent.bitcast(Type::F32)).to_u(Scalar::I64)

@@ -53,28 +53,37 @@ impl Parts {
         let x = self.reader.view(k, "logits");
         // Parameters come first.
         let read = |nan| self.reader.chunk(x, row(k), chunk(k), nan);
+        // Warps behind the last chunk have none.
+        let if_chunk = |chunks: Val<'_>, work: &dyn Fn()| k.if_(chunk(k).to(Scalar::I64).lt(chunks), work);
         match self.what {
             What::Weights => {
                 let maxima = k.view("maxima", Scalar::F32, 2, Access::Write);
                 let sums = k.view("sums", Scalar::I64, 2, Access::Write);
                 let scale = k.scalar("scale", Type::F32);
-                let logits: Vec<_> = read(Nan::Least).into_iter().flat_map(|piece| piece.logits).collect();
-                let (max, sum) = weigh(&logits, scale);
-                k.if_(k.lane_id().eq(0), || {
-                    maxima.at([row(k), chunk(k)]).store(max);
-                    sums.at([row(k), chunk(k)]).store(sum);
+                if_chunk(maxima.extent(1), &|| {
+                    let logits: Vec<_> =
+                        read(Nan::Least).into_iter().flat_map(|piece| piece.logits).collect();
+                    let (max, sum) = weigh(&logits, scale);
+                    k.if_(k.lane_id().eq(0), || {
+                        maxima.at([row(k), chunk(k)]).store(max);
+                        sums.at([row(k), chunk(k)]).store(sum);
+                    });
                 });
             }
             What::Keys(nan) => {
                 let keys = k.view("keys", Scalar::I32, 2, Access::Write);
-                let logits = read(nan).into_iter().flat_map(|piece| piece.logits);
-                let greatest = logits.reduce(|a, b| nan.greater(a, b)).unwrap_or(k.f32(nan.padding()));
-                keys.at([row(k), chunk(k) * 32 + k.lane_id()]).store(nan.key(greatest));
+                if_chunk(keys.extent(1).shr_u(5), &|| {
+                    let logits = read(nan).into_iter().flat_map(|piece| piece.logits);
+                    let greatest = logits.reduce(|a, b| nan.greater(a, b)).unwrap_or(k.f32(nan.padding()));
+                    keys.at([row(k), chunk(k) * 32 + k.lane_id()]).store(nan.key(greatest));
+                });
             }
             What::Best(nan) => {
                 let pairs = k.view("pairs", Scalar::I64, 2, Access::Write);
-                let best = best(&read(nan), nan, x.extent(1)).warp_max();
-                k.if_(k.lane_id().eq(0), || pairs.at([row(k), chunk(k)]).store(best));
+                if_chunk(pairs.extent(1), &|| {
+                    let best = best(&read(nan), nan, x.extent(1)).warp_max();
+                    k.if_(k.lane_id().eq(0), || pairs.at([row(k), chunk(k)]).store(best));
+                });
             }
         }
         block.kernel()
