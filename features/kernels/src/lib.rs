@@ -6,7 +6,7 @@
 //! | family | computes |
 //! | --- | --- |
 //! | [`gemm`] | a matrix product |
-//! | [`attention`] | softmax(Q · Kᵀ) · V, for each head of a batch, full, causal or in a window, of packed sequences too; and its gradients |
+//! | [`attention`] | softmax(Q · Kᵀ) · V, for each head of a batch, full, causal or in a window, of packed sequences too; its gradients; and that of a few queries to a cache, in pages or not |
 //!
 //! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants.
 
