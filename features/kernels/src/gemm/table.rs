@@ -288,6 +288,7 @@ impl Gemm {
         // What C had and a long function beside it spill from the largest tiles.
         let long = self.epilogue.plus && self.epilogue.activation == Activation::Gelu;
         let room = !long || (rows <= 128 && (self.output.bytes() < 4 || self.registers_of_sums() <= 64));
+        let room = room && !(self.epilogue.scales == Scales::Rows && self.cluster > 1 && columns > 128);
         let alone = self.batch != Batch::Grouped || self.cluster == 1;
         let of_groups = if self.swapped { columns } else { rows };
         let held = of_groups.is_multiple_of(64 * self.groups.max(1)) && rows.is_multiple_of(8);
