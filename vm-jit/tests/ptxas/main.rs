@@ -4,4 +4,5 @@
 mod assembler;
 mod kernels;
 mod ops;
+mod sampling;
 mod tiles;

@@ -84,6 +84,27 @@ impl Case {
         trust: Trust,
         launch: &mut dyn FnMut(&ValidModule, &mut Launch) -> Result<(), String>,
     ) -> Result<(), String> {
+        let buffers = self.run(resources, trust, launch)?;
+        let specified = self.function.buffers();
+        for expected in &self.expected {
+            let name = specified[expected.buffer].name;
+            expected
+                .compare(&buffers[expected.buffer])
+                .map_err(|what| format!("{}: {name}: {what}", self.name))?;
+        }
+        Ok(())
+    }
+
+    /// Calls it as [`check`](Self::check) does, and gives what the buffers then hold.
+    ///
+    /// # Errors
+    /// What `launch` said.
+    pub fn run(
+        &self,
+        resources: &Resources,
+        trust: Trust,
+        launch: &mut dyn FnMut(&ValidModule, &mut Launch) -> Result<(), String>,
+    ) -> Result<Vec<Tensor>, String> {
         let name = &self.name;
         let said = |what: String| format!("{name}: {what}");
         let specified = self.function.buffers();
@@ -125,12 +146,7 @@ impl Case {
                 }
             }
         }
-        for expected in &self.expected {
-            expected
-                .compare(&buffers[expected.buffer])
-                .map_err(|what| said(format!("{}: {what}", specified[expected.buffer].name)))?;
-        }
-        Ok(())
+        Ok(buffers)
     }
 }
 
