@@ -11,7 +11,7 @@ use std::ffi::{c_float, c_int, c_void};
 use vm_ir::Scalar;
 
 use super::abi::{vmk_bf16, vmk_f16, vmk_status};
-use super::run::run;
+use super::run::{run, workspace_size};
 use crate::call::{Kind, Parameter, Spec};
 
 include!(concat!(env!("OUT_DIR"), "/functions.rs"));
