@@ -302,6 +302,205 @@ vmk_status cuda_flash_attention_f16(const vmk_f16 *Q,
                                     int is_causal,
                                     void *stream);
 
+/*
+ Rotary position embedding of q and k, both [batch, seq_len, n_heads, head_dim], in place: the elements i and i + head_dim / 2 of a head
+ are turned by the angle of the token's place in its sequence times freqs[i]. freqs is [head_dim / 2]; head_dim is even.
+ */
+vmk_status cuda_rope(float *q,
+                     float *k,
+                     const float *freqs,
+                     int batch,
+                     int seq_len,
+                     int n_heads,
+                     int head_dim,
+                     void *stream);
+
+/*
+ cuda_rope of bf16.
+ */
+vmk_status cuda_rope_bf16(vmk_bf16 *q,
+                          vmk_bf16 *k,
+                          const float *freqs,
+                          int batch,
+                          int seq_len,
+                          int n_heads,
+                          int head_dim,
+                          void *stream);
+
+/*
+ cuda_rope of f16.
+ */
+vmk_status cuda_rope_f16(vmk_f16 *q,
+                         vmk_f16 *k,
+                         const float *freqs,
+                         int batch,
+                         int seq_len,
+                         int n_heads,
+                         int head_dim,
+                         void *stream);
+
+/*
+ A step of AdamW as torch.optim.AdamW does it, of param and its gradient, with m and v in f32; step counts from 1.
+ */
+vmk_status cuda_adamw_step(float *param,
+                           const float *grad,
+                           float *m,
+                           float *v,
+                           float lr,
+                           float beta1,
+                           float beta2,
+                           float eps,
+                           float weight_decay,
+                           int step,
+                           int64_t size,
+                           void *stream);
+
+/*
+ cuda_adamw_step of bf16.
+ */
+vmk_status cuda_adamw_step_bf16(vmk_bf16 *param,
+                                const vmk_bf16 *grad,
+                                float *m,
+                                float *v,
+                                float lr,
+                                float beta1,
+                                float beta2,
+                                float eps,
+                                float weight_decay,
+                                int step,
+                                int64_t size,
+                                void *stream);
+
+/*
+ cuda_adamw_step of f16.
+ */
+vmk_status cuda_adamw_step_f16(vmk_f16 *param,
+                               const vmk_f16 *grad,
+                               float *m,
+                               float *v,
+                               float lr,
+                               float beta1,
+                               float beta2,
+                               float eps,
+                               float weight_decay,
+                               int step,
+                               int64_t size,
+                               void *stream);
+
+/*
+ Multiplies grad by min(1, clip_norm / (norm + 1e-6)), and stores its norm of before in total_norm[0]. partial_norms is memory to work in, of as
+ many bytes as cuda_grad_clip_workspace_size tells.
+ */
+vmk_status cuda_grad_clip(float *grad,
+                          float *partial_norms,
+                          float *total_norm,
+                          float clip_norm,
+                          int64_t size,
+                          void *stream);
+
+/*
+ How many bytes cuda_grad_clip needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_grad_clip_workspace_size(float clip_norm, int64_t size, size_t *bytes);
+
+/*
+ cuda_grad_clip of bf16.
+ */
+vmk_status cuda_grad_clip_bf16(vmk_bf16 *grad,
+                               float *partial_norms,
+                               float *total_norm,
+                               float clip_norm,
+                               int64_t size,
+                               void *stream);
+
+/*
+ How many bytes cuda_grad_clip_bf16 needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_grad_clip_bf16_workspace_size(float clip_norm, int64_t size, size_t *bytes);
+
+/*
+ cuda_grad_clip of f16.
+ */
+vmk_status cuda_grad_clip_f16(vmk_f16 *grad,
+                              float *partial_norms,
+                              float *total_norm,
+                              float clip_norm,
+                              int64_t size,
+                              void *stream);
+
+/*
+ How many bytes cuda_grad_clip_f16 needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_grad_clip_f16_workspace_size(float clip_norm, int64_t size, size_t *bytes);
+
+/*
+ output[indices[i], :] += input[i, :], of count rows of dim elements; output has rows rows, and what has another index is left out. Sums are made
+ by atomics, in any order.
+ */
+vmk_status cuda_scatter_add(const float *input,
+                            const int32_t *indices,
+                            float *output,
+                            int64_t count,
+                            int64_t dim,
+                            int64_t rows,
+                            void *stream);
+
+/*
+ Sets grad to 0.
+ */
+vmk_status cuda_zero_grad(float *grad, int64_t size, void *stream);
+
+/*
+ cuda_zero_grad of bf16.
+ */
+vmk_status cuda_zero_grad_bf16(vmk_bf16 *grad, int64_t size, void *stream);
+
+/*
+ cuda_zero_grad of f16.
+ */
+vmk_status cuda_zero_grad_f16(vmk_f16 *grad, int64_t size, void *stream);
+
+/*
+ The load-balancing loss of a mixture of experts: aux_loss[0] = alpha N sum f_i P_i, of the share f_i of the indices that name expert i, and the mean
+ P_i of its probabilities. router_probs is [batch_seq, n_experts], expert_indices [batch_seq, top_k]; f_counts[i] is how often expert i was
+ chosen, p_means[i] is P_i.
+ */
+vmk_status cuda_aux_loss_forward(const float *router_probs,
+                                 const int32_t *expert_indices,
+                                 float *aux_loss,
+                                 float *f_counts,
+                                 float *p_means,
+                                 int batch_seq,
+                                 int n_experts,
+                                 int top_k,
+                                 float alpha,
+                                 void *stream);
+
+/*
+ cuda_aux_loss_forward with memory to work in: cuda_aux_loss_forward_workspace_size tells how much.
+ */
+vmk_status cuda_aux_loss_forward_ws(const float *router_probs,
+                                    const int32_t *expert_indices,
+                                    float *aux_loss,
+                                    float *f_counts,
+                                    float *p_means,
+                                    int batch_seq,
+                                    int n_experts,
+                                    int top_k,
+                                    float alpha,
+                                    void *workspace,
+                                    size_t workspace_bytes,
+                                    void *stream);
+
+/*
+ How many bytes cuda_aux_loss_forward_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_aux_loss_forward_workspace_size(int batch_seq,
+                                                int n_experts,
+                                                int top_k,
+                                                float alpha,
+                                                size_t *bytes);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

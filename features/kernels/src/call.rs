@@ -17,13 +17,18 @@ use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 use crate::append::Append;
 use crate::attention::Attention;
 use crate::columns::Columns;
+use crate::elementwise::ChainKernel;
 use crate::experts::Experts;
 use crate::family::Resources;
 use crate::flat::{Finish, Flat, Squares};
 use crate::gather::Gather;
 use crate::gemm::Gemm;
+use crate::loss::{LossRows, LossSum};
+use crate::norm::{NormGradient, NormRows, Parts};
 use crate::rope::Rotate;
+use crate::sample::{Best, Draw, Parts, Router, Select};
 use crate::scatter::Scatter;
+use crate::softmax::SoftmaxRows;
 use crate::transpose::Transposed;
 
 /// Bytes to whose multiples a workspace, and each part of one, is aligned.
@@ -190,12 +195,35 @@ impl Workspace {
     }
 }
 
+/// A kernel's name in its module: the variant's, or, where that is too long for one, its beginning and a hash of it (FNV-1a).
+pub(crate) fn kernel_name(variant: &str) -> String {
+    const MOST: usize = 60;
+    if variant.len() <= MOST {
+        return variant.to_owned();
+    }
+    let hash = variant
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let begin: String = variant.chars().take(MOST - 17).collect();
+    format!("{begin}_{hash:016x}")
+}
+
 /// A kernel of any family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Entry {
     /// A product.
     Gemm(Gemm),
+    /// What the chunks of logits come to.
+    Parts(Parts),
+    /// The greatest of each row.
+    Best(Best),
+    /// The k greatest of each row.
+    Select(Select),
+    /// A draw from each row.
+    Draw(Draw),
+    /// The k greatest of softmax of short rows.
+    Router(Router),
     /// Attention.
     Attention(Attention),
     /// The same of each element of many tensors.
@@ -218,6 +246,20 @@ pub enum Entry {
     Append(Append),
     /// The load of experts.
     Experts(Experts),
+    /// A softmax or its gradient.
+    Softmax(SoftmaxRows),
+    /// Normalised rows.
+    Norm(NormRows),
+    /// Their gradient.
+    NormBackward(NormGradient),
+    /// Sums of parts of gradients.
+    Parts(Parts),
+    /// Losses or their gradients.
+    CrossEntropy(LossRows),
+    /// Losses as one, or the number of targets.
+    Losses(LossSum),
+    /// A chain of elementwise steps.
+    Chain(ChainKernel),
 }
 
 impl Entry {
@@ -228,6 +270,11 @@ impl Entry {
     pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
         match self {
             Entry::Gemm(gemm) => gemm.kernel(guest),
+            Entry::Parts(parts) => parts.kernel(guest),
+            Entry::Best(best) => best.kernel(guest),
+            Entry::Select(select) => select.kernel(guest),
+            Entry::Draw(draw) => draw.kernel(guest),
+            Entry::Router(router) => router.kernel(guest),
             Entry::Attention(attention) => attention.kernel(guest),
             Entry::Flat(flat) => flat.kernel(guest),
             Entry::Squares(squares) => squares.kernel(guest),
@@ -239,6 +286,13 @@ impl Entry {
             Entry::Rotate(rotate) => rotate.kernel(guest),
             Entry::Append(append) => append.kernel(guest),
             Entry::Experts(experts) => experts.kernel(guest),
+            Entry::Softmax(rows) => rows.kernel(guest),
+            Entry::Norm(rows) => rows.kernel(guest),
+            Entry::NormBackward(rows) => rows.kernel(guest),
+            Entry::Parts(parts) => parts.kernel(guest),
+            Entry::CrossEntropy(rows) => rows.kernel(guest),
+            Entry::Losses(sum) => sum.kernel(guest),
+            Entry::Chain(chain) => chain.kernel(guest),
         }
     }
 }

@@ -7,6 +7,16 @@
 //! | --- | --- |
 //! | [`gemm`] | a matrix product |
 //! | [`attention`] | softmax(Q · Kᵀ) · V, for each head of a batch, full, causal or in a window, of packed sequences too; and its gradients |
+//! | [`elementwise`] | chains of elementwise steps in one kernel |
+//! | [`softmax`] | softmax of rows, its logarithm, and their gradients |
+//! | [`norm`] | RMS norm and layer norm of rows, fused with a residual, and their gradients |
+//! | [`loss`] | cross-entropy and its gradient |
+//! | [`flat`] | steps of AdamW and SGD, norms and clipping of gradients, gradients of activations, over many tensors in a launch |
+//! | [`gather`], [`scatter`] | embeddings and their gradients |
+//! | [`columns`], [`transpose`] | sums of columns, transposes |
+//! | [`rope`], [`append`] | rotary embedding, caches of keys and values that grow |
+//! | [`experts`] | the loss that balances experts |
+//! | [`sample`] | argmax, top-k, and draws from logits |
 //!
 //! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants, [`call`]
 //! what a function of the library is: launches of their kernels, [`row`] how the rows of a matrix are divided among threads.
@@ -17,13 +27,18 @@ pub mod call;
 #[cfg(feature = "cases")]
 pub mod cases;
 pub mod columns;
+pub mod elementwise;
 pub mod experts;
 pub mod family;
 pub mod flat;
 pub mod gather;
 pub mod gemm;
+pub mod loss;
+pub mod norm;
 pub mod pieces;
 pub mod rope;
 pub mod row;
+pub mod sample;
 pub mod scatter;
+pub mod softmax;
 pub mod transpose;

@@ -35,6 +35,7 @@ use vm_ir::op::{Axis, Cache};
 use vm_ir::view::{Access, Dim, ViewType};
 use vm_ir::{Scalar, Type};
 
+use crate::call::{Buffer, Call, CallError, Entry, Launch, Operand};
 use crate::family::{Kind, Resources};
 
 /// The most columns of a row.
@@ -69,7 +70,10 @@ impl Layout {
         }
         let lanes = lanes(columns, elements, align);
         let vectors = columns.div_ceil(lanes.into()).max(1);
-        let fits = |vectors: u64, most: u64| vectors * u64::from(lanes) * u64::from(held.max(1)) <= most;
+        // Registers hold so many numbers of f32, and the places of so many accesses.
+        let fits = |vectors: u64, most: u64| {
+            vectors * u64::from(lanes) * u64::from(held.max(1)) <= most && vectors <= 16
+        };
         let of = |threads: u64, team: u64, cluster: u64| Layout {
             threads: threads as u16,
             team: team as u16,
@@ -82,20 +86,22 @@ impl Layout {
         if fits(vectors.div_ceil(team), 32) && vectors.div_ceil(team) <= 8 {
             return of(128, team, 1);
         }
-        let threads = vectors.div_ceil(2).next_multiple_of(32).min(512);
-        if fits(vectors.div_ceil(threads), 32) {
+        // Small blocks have more registers for each thread, and a multiprocessor has several.
+        let threads = vectors.div_ceil(4).next_multiple_of(32).min(256);
+        if fits(vectors.div_ceil(threads), 64) && vectors.div_ceil(threads) <= 8 {
             return of(threads, threads, 1);
         }
-        if fits(vectors.div_ceil(1024), 32) {
-            return of(1024, 1024, 1);
+        if fits(vectors.div_ceil(512), 32) {
+            return of(512, 512, 1);
         }
-        let clusters = [2, 4, 8].into_iter().filter(|cluster| *cluster <= u64::from(resources.cluster));
-        for (cluster, threads) in clusters.flat_map(|cluster| [(cluster, 512), (cluster, 1024)]) {
-            if fits(vectors.div_ceil(threads * cluster), 32) {
-                return of(threads, threads, cluster);
+        let clusters = [(2, 32), (4, 32), (8, 32), (8, 64)];
+        for (cluster, most) in clusters.into_iter().filter(|(cluster, _)| *cluster <= resources.cluster) {
+            let cluster = u64::from(cluster);
+            if fits(vectors.div_ceil(512 * cluster), most) {
+                return of(512, 512, cluster);
             }
         }
-        Layout { threads: 512, team: 512, cluster: 1, lanes, vectors: 0, tail: false }
+        Layout { threads: 256, team: 256, cluster: 1, lanes, vectors: 0, tail: false }
     }
 
     /// Rows of a block.
@@ -144,6 +150,17 @@ pub struct View<'b> {
     pub place: PlaceRef<'b>,
     /// Its elements.
     pub element: Scalar,
+    /// May the kernel write it? Then a thread reads only what is its own.
+    pub written: bool,
+}
+
+impl<'b> View<'b> {
+    /// A parameter of such a type.
+    #[track_caller]
+    pub fn of(k: Builder<'b>, name: &str, ty: ViewType) -> View<'b> {
+        let (element, written) = (ty.element, ty.access.writes());
+        View { place: k.view_of(name, ty), element, written }
+    }
 }
 
 /// How a view's last dimension is accessed: so many elements at once, each time at a multiple of them.
@@ -162,20 +179,27 @@ fn accessed(layout: Layout, ty: ViewType, rank: usize) -> ViewType {
 #[track_caller]
 pub fn matrix<'b>(k: Builder<'b>, layout: Layout, name: &str, element: Scalar, access: Access) -> View<'b> {
     let ty = accessed(layout, ViewType::new(element, 2, access), 2).named(&["rows", "columns"]);
-    View { place: k.view_of(name, ty), element }
+    View::of(k, name, ty)
 }
 
 /// A parameter with an element for each column.
 #[track_caller]
 pub fn row<'b>(k: Builder<'b>, layout: Layout, name: &str, element: Scalar, access: Access) -> View<'b> {
     let ty = accessed(layout, ViewType::new(element, 1, access), 1).named(&["columns"]);
-    View { place: k.view_of(name, ty), element }
+    View::of(k, name, ty)
 }
 
 /// A parameter with an element for each row.
 #[track_caller]
 pub fn column<'b>(k: Builder<'b>, name: &str, element: Scalar, access: Access) -> View<'b> {
-    View { place: k.view_of(name, ViewType::new(element, 1, access).named(&["rows"])), element }
+    View::of(k, name, ViewType::new(element, 1, access).named(&["rows"]))
+}
+
+/// A parameter of f32 with a row for each block and an element for each column, for what blocks have summed.
+#[track_caller]
+pub fn parts<'b>(k: Builder<'b>, layout: Layout, name: &str, access: Access) -> View<'b> {
+    let ty = accessed(layout, ViewType::new(Scalar::F32, 2, access), 2).named(&["parts", "columns"]);
+    View::of(k, name, ty)
 }
 
 /// A team's row.
@@ -240,7 +264,8 @@ pub fn fold_rows<'b>(
 }
 
 impl<'b> Row<'b> {
-    fn of(k: Builder<'b>, layout: Layout, of: View<'b>, number: Val<'b>) -> Row<'b> {
+    /// The row of such a number of a matrix, which has it.
+    pub fn of(k: Builder<'b>, layout: Layout, of: View<'b>, number: Val<'b>) -> Row<'b> {
         let columns = of.place.extent(1).to(Scalar::I32).named("columns");
         Row { k, layout, number, columns, first: Row::first(k, layout), exists: None }
     }
@@ -344,8 +369,22 @@ impl<'b> Piece<'b> {
 
     /// The elements of a matrix there, as f32.
     pub fn of_matrix(&self, view: View<'b>, hint: Cache) -> Val<'b> {
-        let element = view.place.at([self.number, self.column]).cached(hint);
-        if self.lanes == 1 { element.load() } else { element.load_vector(self.lanes) }.to(Scalar::F32)
+        self.raw(view, hint).to(Scalar::F32)
+    }
+
+    /// The same as they are.
+    pub fn raw(&self, view: View<'b>, hint: Cache) -> Val<'b> {
+        let load = || {
+            let element = view.place.at([self.number, self.column]).cached(hint);
+            if self.lanes == 1 { element.load() } else { element.load_vector(self.lanes) }
+        };
+        match self.inside {
+            Some(inside) if view.written => {
+                let ty = Type::vector(view.element, self.lanes).unwrap_or(view.element.into());
+                self.k.if_else(inside, load, || self.k.constant(ty, 0))
+            }
+            _ => load(),
+        }
     }
 
     /// Those of an array with an element for each column, which stay in the cache for other rows, as f32.
@@ -486,7 +525,52 @@ impl<'b> Values<'_, 'b> {
     }
 }
 
-/// What the threads of a team have, merged; every thread gets the same.
+/// A call of one launch of rows, whose buffers are all of the parameters, in order, and `numbers` behind them; none without elements.
+///
+/// # Errors
+/// [`CallError::Unsupported`]: more rows or columns than there can be, or elements that are no f32, bf16 or f16.
+pub fn launch_rows(
+    function: &'static str,
+    entry: Entry,
+    layout: Layout,
+    [rows, columns]: [u64; 2],
+    buffers: &[Buffer],
+    numbers: &[Operand],
+) -> Result<Call, CallError> {
+    let grid = grid_of(function, layout, [rows, columns])?;
+    let floats = [Scalar::F32, Scalar::Bf16, Scalar::F16, Scalar::I32, Scalar::I64];
+    if let Some(other) = buffers.iter().find(|buffer| !floats.contains(&buffer.element)) {
+        let what = format!("{} of {}; there are f32, bf16 and f16", other.name, other.element);
+        return Err(CallError::Unsupported { function, what });
+    }
+    let Some(grid) = grid else { return Ok(Call::default()) };
+    let views =
+        buffers.iter().enumerate().map(|(at, buffer)| Operand::whole(at, buffer.element, &buffer.extents));
+    let operands = views.chain(numbers.iter().cloned()).collect();
+    Ok(Call { launches: vec![Launch { entry, grid, operands }], workspace: 0 })
+}
+
+/// The blocks for such rows; none where there are no elements.
+///
+/// # Errors
+/// [`CallError::Unsupported`]: more rows or columns than there can be.
+pub fn grid_of(
+    function: &'static str,
+    layout: Layout,
+    [rows, columns]: [u64; 2],
+) -> Result<Option<[u32; 3]>, CallError> {
+    let unsupported = |what| CallError::Unsupported { function, what };
+    if columns > MAX_COLUMNS {
+        return Err(unsupported(format!("{columns} columns; the most are {MAX_COLUMNS}")));
+    }
+    if rows == 0 || columns == 0 {
+        return Ok(None);
+    }
+    let grid = layout.grid(rows).ok_or_else(|| unsupported(format!("{rows} rows; the most are 2^28")))?;
+    Ok(Some(grid))
+}
+
+/// What the threads of a team have, merged; every thread gets the same, if `merge` of two states is the same in either order.
 pub fn team<'b, const N: usize>(
     k: Builder<'b>,
     layout: Layout,
@@ -510,7 +594,8 @@ pub fn team<'b, const N: usize>(
     let lane = k.lane_id();
     if layout.cluster > 1 {
         for (place, value) in shared.iter().zip(state) {
-            place.gather(value);
+            // Alike in the warp, which is shown by taking one lane's.
+            place.gather(value.shuffle(0));
         }
     } else {
         k.if_(lane.eq(0), || {
@@ -528,4 +613,39 @@ pub fn team<'b, const N: usize>(
     });
     let gathered: Vec<_> = groups.collect();
     over(32, gathered[1..].iter().fold(gathered[0], |state, other| merge(state, *other)))
+}
+
+/// The greatest element of a row of the first matrix, or the least finite number where all are less, and the sum of e to each element
+/// less that. `each` is given the powers, if the row is not combined in a single pass.
+pub fn max_and_sum<'b>(values: &Values<'_, 'b>, each: impl Fn(&Piece<'b>, Val<'b>)) -> [Val<'b>; 2] {
+    let layout = values.row.layout;
+    if !layout.holds() && !layout.tail {
+        // Once through the row: the sum shrinks whenever a greater element comes.
+        return values.fold(
+            "online",
+            [f32::MIN, 0.0],
+            |[max, sum], piece| {
+                let next = max.max(piece[0]);
+                [next, sum * (max - next).exp() + (piece[0] - next).exp()]
+            },
+            |[a, a_sum], [b, b_sum]| {
+                let max = a.max(b);
+                [max, a_sum * (a - max).exp() + b_sum * (b - max).exp()]
+            },
+        );
+    }
+    let greatest = |[a]: [Val<'b>; 1], [b]: [Val<'b>; 1]| [a.max(b)];
+    let [max] =
+        values.fold("max", [f32::MIN], |[max], piece| [max.max(piece.or(piece[0], f32::MIN))], greatest);
+    let [sum] = values.fold(
+        "sum",
+        [0.0],
+        |[sum], piece| {
+            let power = (piece[0] - piece.splat(max)).exp();
+            each(piece, power);
+            [sum + piece.or(power, 0.0)]
+        },
+        |[a], [b]| [a + b],
+    );
+    [max, sum]
 }

@@ -4,13 +4,28 @@ mod common;
 
 use vm_ir::Trust;
 use vm_ir::interp::{Limits, run};
-use vm_kernels::cases::all;
+use vm_kernels::cases::{Case, all};
 use vm_kernels::family::{Kind, Resources};
 
 /// A GPU. The interpreter and processors take its variants, too.
 const GPU: Resources = Resources { compute_units: 4, shared_bytes: 227 << 10, kind: Kind::Gpu, cluster: 8 };
+/// One without clusters.
+const OLDER: Resources = Resources { cluster: 1, ..GPU };
 /// A processor.
 const CPU: Resources = Resources { kind: Kind::Cpu, cluster: 1, ..GPU };
+
+/// The devices for which a case has launches of its own.
+fn resources(case: &Case) -> Vec<Resources> {
+    let mut calls = Vec::new();
+    let mut all = vec![GPU, OLDER, CPU];
+    all.retain(|resources| {
+        let call = case.function.call(resources).unwrap();
+        let is_new = !calls.contains(&call);
+        calls.push(call);
+        is_new
+    });
+    all
+}
 
 #[test]
 fn in_the_interpreter() {
@@ -18,7 +33,7 @@ fn in_the_interpreter() {
         let mut launch = |module: &_, launch: &mut _| {
             run(module, launch, &Limits::default()).map(|_| ()).map_err(|error| error.to_string())
         };
-        for resources in [GPU, CPU] {
+        for resources in resources(&case) {
             case.check(&resources, Trust::Guest, &mut launch)
                 .unwrap_or_else(|e| panic!("{resources:?}: {e}"));
         }
@@ -34,7 +49,7 @@ fn on_this_processor() {
                     0 => Ok(()),
                     stop => Err(format!("it was stopped: {stop}")),
                 };
-                for resources in [GPU, CPU] {
+                for resources in resources(&case) {
                     case.check(&resources, trust, &mut launch)
                         .unwrap_or_else(|error| panic!("{}, {resources:?}: {error}", machine.name()));
                 }

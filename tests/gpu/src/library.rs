@@ -4,6 +4,7 @@ use anyhow::anyhow;
 use vm_accel::{Accelerator as _, Launch, Limits};
 use vm_ir::Trust;
 use vm_kernels::cases::{Case, all};
+use vm_kernels::family::Resources;
 use vm_passthrough::accelerator::resources;
 
 use crate::arena::{Arena, Rows};
@@ -20,11 +21,19 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
 /// A call as a guest's and as the host's own, rows packed and apart.
 fn check(gpu: &Gpu, case: &Case, report: &mut Report) -> anyhow::Result<()> {
     let worker = gpu.worker()?;
-    let resources = resources(gpu.accelerator.info());
+    let whole = resources(gpu.accelerator.info());
+    // What is laid out for clusters also as where there are none.
+    let without = Resources { cluster: 1, ..whole };
+    let mut devices = vec![whole];
+    if case.function.call(&whole) != case.function.call(&without) {
+        devices.push(without);
+    }
     let mut launches = 0;
-    for trust in [Trust::Guest, Trust::Trusted] {
+    for (resources, trust) in
+        devices.iter().flat_map(|device| [(device, Trust::Guest), (device, Trust::Trusted)])
+    {
         for rows in [Rows::Packed, Rows::Apart] {
-            let checked = case.check(&resources, trust, &mut |module, launch| {
+            let checked = case.check(resources, trust, &mut |module, launch| {
                 let run = || -> anyhow::Result<_> {
                     let compiled = gpu.compile(module)?;
                     let (kernel, _) = module.find(&launch.kernel).ok_or_else(|| anyhow!("no kernel"))?;

@@ -182,9 +182,15 @@ const SECTIONS: &[Section] = &[
     },
     Section {
         name: "tiles",
-        about: "tile kernels at odd shapes, with hostile boxes, and against cuBLAS and cuDNN",
+        about: "tile kernels at odd shapes, with hostile boxes, and attention against cuDNN",
         timeout: Duration::from_secs(240),
         tests: tiles::tests,
+    },
+    Section {
+        name: "products",
+        about: "matrix products as their tables and the tuner choose them, against cuBLAS",
+        timeout: Duration::from_secs(240),
+        tests: tiles::products::tests,
     },
     Section {
         name: "older-tiles",

@@ -4,7 +4,12 @@
 //! a test runs each by [`Case::check`] with what launches a kernel in its place.
 
 mod attention;
+mod elementwise;
 mod gemm;
+mod loss;
+mod norm;
+mod sample;
+mod softmax;
 mod tables;
 mod tokens;
 mod training;
@@ -53,7 +58,18 @@ impl Expected {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    let areas = [gemm::cases(), attention::cases(), training::cases(), tables::cases(), tokens::cases()];
+    let areas = [
+        gemm::cases(),
+        attention::cases(),
+        training::cases(),
+        tables::cases(),
+        tokens::cases(),
+        elementwise::cases(),
+        softmax::cases(),
+        norm::cases(),
+        loss::cases(),
+        sample::cases(),
+    ];
     areas.into_iter().flatten().collect()
 }
 
@@ -172,6 +188,29 @@ fn write(memory: &mut Tensor, region: &Region, tensor: &Tensor) {
 fn byte_of(memory: &Tensor, at: usize) -> u8 {
     let of = memory.element.bytes() as usize;
     (memory.bits(at / of) >> (8 * (at % of))) as u8
+}
+
+/// How far a function of elements of such a type may be off: what rounding its result takes, and as much again for f32's own sums.
+fn tolerance(element: Scalar) -> f64 {
+    match element {
+        Scalar::Bf16 => 5e-3,
+        Scalar::F16 => 1e-3,
+        _ => 2e-5,
+    }
+}
+
+/// Rows and columns: one element, tails, primes, the first row that a layout for a GPU can't hold as the one before, and the types of
+/// one buffer's elements and another's.
+fn shapes() -> Vec<([u64; 2], Scalar, Scalar)> {
+    use Scalar::{Bf16, F16, F32};
+    let mut shapes = Vec::new();
+    // Parts of a warp, a warp, a block.
+    for (at, columns) in [1, 2, 7, 24, 64, 129, 257, 768, 1025, 2056].into_iter().enumerate() {
+        let (input, output) = [(F32, F32), (Bf16, Bf16), (F16, F16), (F32, Bf16), (Bf16, F32)][at % 5];
+        shapes.push(([3, columns], input, output));
+    }
+    shapes.extend([([37, 8], Bf16, Bf16), ([5, 1000], F32, F32), ([2, 4096], F32, F32)]);
+    shapes
 }
 
 /// Numbers from -1 to 1, the same everywhere.

@@ -187,28 +187,58 @@ impl<'b> After<'b> {
         });
     }
 
+    /// What is loaded before the products, so that nobody waits for it behind them: as far as there are registers for it meanwhile.
+    pub(super) fn begin(&self, spot: &Spot<'b>) {
+        if self.loads_early() {
+            self.load_scales(spot);
+            self.load_bias(spot);
+        }
+    }
+
+    fn loads_early(&self) -> bool {
+        let [_, columns] = self.gemm.own_dims();
+        let words = |row: Option<_>, element: Scalar| row.map_or(0, |_| columns * element.bytes() / 16);
+        let held = words(self.of_b, Scalar::F32) + words(self.bias, self.gemm.output);
+        self.gemm.registers_of_sums() + held <= REGISTERS
+    }
+
+    fn load_scales(&self, spot: &Spot<'b>) {
+        if let (Some([a, b]), Some(of_a), Some(of_b)) = (self.parameters.scales, self.of_a, self.of_b) {
+            of_a.get(a, [spot.row]);
+            of_b.get(b, [spot.column]);
+        }
+    }
+
+    fn load_bias(&self, spot: &Spot<'b>) {
+        if let (Some(view), Some(bias)) = (self.parameters.bias, self.bias) {
+            bias.get(view, [spot.column]);
+        }
+    }
+
     /// What comes behind all products.
     pub(super) fn finish(&self, spot: &Spot<'b>, c: PlaceRef<'b>) {
         let (k, float, Epilogue { scales, activation, .. }) = (self.k, self.float, self.gemm.epilogue);
+        let late = !self.loads_early();
         if self.gemm.sum() == Scalar::I32 && self.gemm.output != Scalar::I32 {
             k.map([float], [self.sum], |_, _, [sum]| [sum.to(Scalar::F32)]);
         }
         if let Some(alpha) = self.parameters.alpha {
             k.map([float], [float], |_, _, [x]| [x * alpha]);
         }
-        if let (Scales::Rows, Some([a, b]), Some(of_a), Some(of_b)) =
-            (scales, self.parameters.scales, self.of_a, self.of_b)
-        {
-            of_a.get(a, [spot.row]);
-            of_b.get(b, [spot.column]);
+        if late {
+            self.load_scales(spot);
+        }
+        if let (Scales::Rows, Some(of_a), Some(of_b)) = (scales, self.of_a, self.of_b) {
             k.map([float], [float, of_a, of_b], |_, _, [x, of_a, of_b]| [x * (of_a * of_b)]);
         }
         if let (Some(beta), Some(old)) = (self.parameters.beta, self.old) {
             spot.get(old, c);
             k.map([float], [float, old], |_, _, [x, old]| [wide(old).fma(beta, x)]);
         }
-        if let (Some(view), Some(bias)) = (self.parameters.bias, self.bias) {
-            bias.get(view, [spot.column]);
+        if late {
+            self.load_bias(spot);
+        }
+        if let Some(bias) = self.bias {
             k.map([float], [float, bias], |_, _, [x, bias]| [x + wide(bias)]);
         }
         let same = self.out.place() == float.place();
@@ -218,6 +248,9 @@ impl<'b> After<'b> {
         }
     }
 }
+
+/// Registers of a thread that what is held while products are added up may take.
+const REGISTERS: u32 = 200;
 
 /// Elements of the inner dimension, and columns, that have one scale.
 const BLOCK: i32 = 128;

@@ -1,10 +1,13 @@
 //! C = f(α · A · B + β · C + bias), of matrices of f16, bf16, tf32, f32, FP8 or i8.
 //!
 //! Views, slowest dimension first: `a` is `[M, K]`, or `[K, M]` where it is transposed, `b` is `[K, N]`, or `[N, K]`, `c` is
-//! `[M, N]`. Rows begin on multiples of [`Gemm::align`] bytes, and may have any distance; M, N and K are any numbers from 1 on. Products of
-//! f16, bf16, tf32 and FP8 are summed in f32, those of i8 in i32, which wraps; those of f32 are of class 2^-21 (each is the sum
-//! of three products of tf32 where there is no other instruction). A view of tf32 is one of f32, each element of which is
-//! rounded to the nearest.
+//! `[M, N]`. Rows begin on multiples of [`Gemm::align`] bytes, and may have any distance; M, N and K are any numbers from 1 on. A view of tf32
+//! is one of f32, each element of which is rounded to the nearest.
+//!
+//! Products of f16, bf16, tf32 and FP8 are summed in f32, those of i8 in i32, which wraps; those of f32 are of class 2^-21 (each is
+//! the sum of three products of tf32 where there is no other instruction). On Hopper products of FP8 are added up by the tensor
+//! core alone, which is what cuBLAS calls fast accumulation: an addition of 32 of them keeps about 13 bits of the greatest term, so that a sum is
+//! of class K / 32 · 2^-13 of Σ |a · b|. With [`Scales::Blocks`] that goes for each 128 of them, and parts are added in f32.
 //!
 //! Parameters behind these, as far as a variant has them, in this order: `alpha` and `beta`, f32; `a_scale` and `b_scale`, f32
 //! ([`Scales`]); `bias`, `[N]`, of C's type; `offsets`, i32 ([`Batch::Grouped`]).
@@ -216,6 +219,8 @@ impl Gemm {
         Walk { gemm: self, k, c, offsets }.each(|spot| {
             self.fill(k, sum);
             let products = |begin, length| self.products(&spot, [a, b], part, &after, (begin, length));
+            let here = spot.own();
+            after.begin(&here);
             if self.split > 1 {
                 let inner = inner as i32;
                 let length = (depth - 1) / (inner * self.split as i32) * inner + inner;
@@ -224,11 +229,10 @@ impl Gemm {
             } else {
                 products(None, depth);
             }
-            let spot = spot.own();
-            after.finish(&spot, c);
+            after.finish(&here, c);
             match self.swapped {
-                true => spot.put_transposed(out, c),
-                false => spot.put(out, c),
+                true => here.put_transposed(out, c),
+                false => here.put(out, c),
             }
         });
         block.kernel()

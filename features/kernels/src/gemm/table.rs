@@ -268,11 +268,16 @@ impl Gemm {
         OVERHEAD + self.stages * stage + boxes * rows * BOX_ROW + buffers * given
     }
 
+    /// Registers of a thread that its share of the sums takes.
+    pub(super) fn registers_of_sums(&self) -> u32 {
+        let [rows, columns, _] = self.tile;
+        rows * columns / (self.groups.max(1) * 128)
+    }
+
     /// Registers of a thread that its share of a tile takes.
     pub fn registers(&self) -> u32 {
-        let [rows, columns, _] = self.tile;
         // Of fragments of 32 bits; those of 16 take half.
-        let words = rows * columns / (self.groups.max(1) * 128);
+        let words = self.registers_of_sums();
         let of = |element: Scalar| words * element.bytes() / 4;
         let sum = self.sum();
         let parts = if self.epilogue.scales == Scales::Blocks { words } else { 0 };

@@ -1,4 +1,4 @@
-//! Families at sizes that matter, beside PyTorch's: cuBLAS for products, cuDNN for attention.
+//! Attention at sizes that matter, beside PyTorch's: cuDNN. Products are measured here on older architectures' code alone.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -36,13 +36,8 @@ enum Work {
 }
 
 const WORK: &[Work] = &[
-    Work::Gemm([8192, 8192, 8192], false),
     Work::Gemm([8192, 8192, 8192], true),
     Work::Gemm([4096, 4096, 4096], false),
-    Work::Gemm([2048, 2048, 2048], false),
-    Work::Gemm([1024, 1024, 1024], false),
-    Work::Gemm([4096, 11008, 4096], true),
-    Work::Gemm([4096, 4096, 11008], true),
     Work::Attention([1024, 128], false),
     Work::Attention([2048, 128], false),
     Work::Attention([8192, 128], false),
@@ -127,6 +122,11 @@ impl Work {
                 attention(5.0, shape, causal)
             }
         }
+    }
+
+    /// Products have a section of their own, where they are measured as the tables choose them.
+    fn is_product(self) -> bool {
+        matches!(self, Work::Gemm(..))
     }
 
     /// One of each kind.
@@ -220,7 +220,7 @@ impl Work {
 /// Of an older architecture, those alone that say what its instructions do.
 pub(super) fn tests(older: Option<Arch>) -> Vec<Test> {
     let all = WORK.iter().filter(move |work| match older {
-        None => true,
+        None => !work.is_product(),
         Some(arch) => arch.sm() == 80 && work.for_older(),
     });
     all.map(|work| Test::new(work.name(), move |gpu, report| run(gpu, *work, report))).collect()
@@ -336,8 +336,7 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
         Ok(peers) => {
             let seconds = peers.get(&work.key()).context("the peer measured other work")?;
             let speeds = seconds.iter().map(|seconds| work.operations() / seconds / 1e12).collect();
-            let name = if matches!(work, Work::Gemm(..)) { "cuBLAS" } else { "cuDNN" };
-            figure(work.name(), own, (name.to_owned(), Sample::of(speeds)), 1.0);
+            figure(work.name(), own, ("cuDNN".to_owned(), Sample::of(speeds)), 1.0);
         }
         Err(reason) => report.note(format!("without PyTorch: {reason}")),
     }
@@ -353,7 +352,8 @@ fn multiprocessors(gpu: &Gpu) -> u32 {
 fn peers() -> &'static Result<HashMap<String, Vec<f64>>, String> {
     static PEERS: OnceLock<Result<HashMap<String, Vec<f64>>, String>> = OnceLock::new();
     PEERS.get_or_init(|| {
-        let keys: Vec<String> = WORK.iter().map(|work| work.key()).collect();
+        let keys: Vec<String> =
+            WORK.iter().filter(|work| !work.is_product()).map(|work| work.key()).collect();
         crate::kernels::peers::run(include_str!("peers.py"), &keys)
     })
 }

@@ -5,6 +5,7 @@ mod attention;
 mod decode;
 mod figures;
 mod odd;
+pub(crate) mod products;
 #[path = "../../../../features/kernels/tests/reference/mod.rs"]
 mod reference;
 mod safety;

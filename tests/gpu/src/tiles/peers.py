@@ -1,6 +1,5 @@
-"""Times PyTorch at the work that its arguments name ("gemm 8192 8192 8192 0", "attention 2 16 8192 128 1", "gradients" of the
-same, "decode 16 32 8 4096 128 0"), and prints the seconds of a call as JSON: cuBLAS for products, cuDNN for attention, on random numbers, as the kernels
-whose peers they are.
+"""Times PyTorch at the work that its arguments name ("attention 2 16 8192 128 1", "gradients" of the same, "decode 16 32 8 4096 128 0"),
+and prints the seconds of a call as JSON: cuDNN for attention, on random numbers, as the kernels whose peers they are.
 """
 
 import json
@@ -17,11 +16,6 @@ def function(kind, *extents):
         return (torch.rand(shape, device="cuda") * 4 - 2).bfloat16()
 
     *extents, flag = extents
-    if kind == "gemm":
-        a, b, c = extents
-        left, right = numbers(a, c), numbers(b, c).t() if flag else numbers(c, b)
-        out = torch.empty(a, b, device="cuda", dtype=torch.bfloat16)
-        return lambda: torch.mm(left, right, out=out)
     attend = torch.nn.functional.scaled_dot_product_attention
     if kind == "decode":
         batch, heads, of_keys, tokens, dim = extents

@@ -222,8 +222,9 @@ impl<'k> Writer<'k> {
         self.asm.place(to_fetch);
         self.role(Role::Fetch, tile);
         self.asm.place(end);
-        if kernel.cluster() > 1 {
-            // Others may still release stages here, and have brought tiles here.
+        let releases = self.plan.cancellable() || tile.channels.iter().any(|channel| channel.multicast);
+        if kernel.cluster() > 1 && releases {
+            // Others may still release stages here, and have brought tiles here. Of sums each block waits for all that it is given.
             ins!(self, "barrier.cluster.arrive.release");
             ins!(self, "barrier.cluster.wait.acquire");
         }
@@ -288,7 +289,9 @@ impl<'k> Writer<'k> {
             let empties = warps * layout::share(self.kernel, channel);
             rings.push((layout.barriers[number], channel.stages, fills, empties));
         }
-        rings.push((layout.signals, SIGNALS, 1, warps * cluster + cluster - 1));
+        if self.plan.cancellable() {
+            rings.push((layout.signals, SIGNALS, 1, warps * cluster + cluster - 1));
+        }
         if layout.words > 0 {
             rings.push((layout.words, WORDS, 1, warps));
         }
@@ -298,27 +301,32 @@ impl<'k> Writer<'k> {
         if layout.given_buffers > 0 {
             rings.push((layout.given_barriers, layout.given_buffers, 1, 0));
         }
-        // A thread for each barrier of a ring.
+        // One thread makes them all: an address that differs between threads is one that they go through one by one.
+        let made = self.asm.new_label();
+        when!(self, first, false, "bra", Arg::Label(made));
         for (at, stages, fills, empties) in rings {
-            let own = def!(self, B32, "mad.lo.u32", index, 8, base);
-            let there = def!(self, Pred, "setp.lt.u32", index, i64::from(stages));
-            let both = [(at, fills), (at + 8 * stages, empties)];
-            for (first_of, count) in both.into_iter().filter(|(_, count)| *count > 0) {
-                let at = Arg::At(own, i64::from(first_of));
-                when!(self, there, true, "mbarrier.init.shared::cta.b64", at, i64::from(count));
+            for (first_of, count) in [(at, fills), (at + 8 * stages, empties)] {
+                for stage in (0..stages).filter(|_| count > 0) {
+                    let barrier = Arg::At(base, i64::from(first_of + 8 * stage));
+                    ins!(self, "mbarrier.init.shared::cta.b64", barrier, i64::from(count));
+                }
             }
         }
-        let inits = def!(self, Pred, "setp.lt.u32", index, 32);
-        when!(self, inits, true, "fence.mbarrier_init.release.cluster");
-        when!(self, inits, true, "fence.proxy.async.shared::cta");
+        ins!(self, "fence.mbarrier_init.release.cluster");
+        self.asm.place(made);
         let rank = match cluster {
             1 => {
-                ins!(self, "bar.sync", 0);
+                // Who fetches waits for nobody: what it needs its first thread has made.
+                let block = i64::from(threads + GROUP);
+                let fetches = def!(self, Pred, "setp.eq.u32", group, 0);
+                when!(self, fetches, true, "bar.arrive", 0, block);
+                when!(self, fetches, false, "bar.sync", 0, block);
                 Reg::NONE
             }
             _ => {
-                ins!(self, "barrier.cluster.arrive.release");
-                ins!(self, "barrier.cluster.wait.acquire");
+                // The fence has released the barriers; a release of all memory takes hundreds of cycles.
+                ins!(self, "barrier.cluster.arrive.relaxed.aligned");
+                ins!(self, "barrier.cluster.wait.aligned");
                 def!(self, B32, "mov.u32", "%cluster_ctarank")
             }
         };

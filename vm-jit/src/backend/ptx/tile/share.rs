@@ -6,7 +6,7 @@
 //!
 //! Where sums come together more than once there are two buffers, each with a barrier. Who gives for the second time after another
 //! block has taken what it was given has been given to by that block in between, after it took: so nothing is
-//! overwritten. No block ends before all are done with each other ([`super`]).
+//! overwritten. A block has taken all that it is given when it ends, so that none is given anything after its end.
 
 use super::Role;
 use super::layout::GROUP;

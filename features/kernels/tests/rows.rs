@@ -1,0 +1,105 @@
+//! Every variant that a function of rows or elements chooses is assembled, without spills, for old and new architectures.
+
+#[path = "../../../vm-jit/tests/ptxas/assembler.rs"]
+#[allow(dead_code)]
+mod assembler;
+
+use std::collections::HashSet;
+
+use vm_ir::{GuestAddr, Module, Scalar, Trust, ValidModule, validate};
+use vm_kernels::call::{Entry, Function};
+use vm_kernels::elementwise::{Along, Chain, Elementwise, Op};
+use vm_kernels::family::{Kind, Resources};
+use vm_kernels::loss::{CrossEntropy, CrossEntropyBackward, LossOptions};
+use vm_kernels::norm::{Norm, NormBackward, NormForward};
+use vm_kernels::softmax::{Softmax, SoftmaxBackward};
+
+const H200: Resources = Resources { compute_units: 132, shared_bytes: 232_448, kind: Kind::Gpu, cluster: 8 };
+
+/// Columns of each kind of layout: parts of a warp, a warp, blocks, clusters, and none of them.
+const COLUMNS: [u64; 10] = [7, 64, 768, 4096, 8192, 16_384, 50_257, 131_072, 262_144, 300_001];
+
+fn functions() -> Vec<Box<dyn Function>> {
+    let mut all: Vec<Box<dyn Function>> = Vec::new();
+    for columns in COLUMNS {
+        for element in [Scalar::F32, Scalar::Bf16] {
+            let rows = 1024;
+            all.push(Box::new(Softmax::of(rows, columns, element)));
+            let (input, output) = (element, element);
+            all.push(Box::new(SoftmaxBackward { rows, columns, input, output, log: true, align: 16 }));
+            for norm in [Norm::Rms, Norm::Layer] {
+                let forward = NormForward::of(norm, rows, columns, element, 1e-6);
+                let (residual, bias, statistics) = (true, norm == Norm::Layer, true);
+                all.push(Box::new(NormForward { residual, bias, statistics, ..forward }));
+                let weight = Scalar::F32;
+                all.push(Box::new(NormBackward {
+                    norm,
+                    rows,
+                    columns,
+                    element,
+                    weight,
+                    residual,
+                    bias,
+                    align: 16,
+                }));
+            }
+            let forward = CrossEntropy::of(rows, columns, element);
+            all.push(Box::new(CrossEntropy { log_probs: Some(Scalar::F32), ..forward }));
+            let (target, options) = (forward.target, LossOptions { smoothing: 0.1, ..forward.options });
+            for in_place in [false, true] {
+                all.push(Box::new(CrossEntropyBackward {
+                    rows,
+                    columns,
+                    element,
+                    target,
+                    in_place,
+                    options,
+                    align: 16,
+                }));
+            }
+            let mut chain = Chain::new();
+            let (x, bias) = (chain.input(element, Along::All), chain.input(Scalar::F32, Along::Columns));
+            let sum = chain.step(Op::Add, x, bias);
+            let gelu = chain.apply(Op::Gelu, sum);
+            chain.output(gelu, element);
+            all.push(Box::new(Elementwise { rows, ..Elementwise::of(chain, columns) }));
+        }
+    }
+    for chain in
+        [Chain::swiglu(Scalar::Bf16, Scalar::F16), Chain::unary(Op::GeluTanh, Scalar::F32, Scalar::Bf16)]
+    {
+        all.extend([16, 2].map(|align| -> Box<dyn Function> {
+            Box::new(Elementwise { align, ..Elementwise::of(chain, 1 << 20) })
+        }));
+    }
+    all
+}
+
+fn modules(resources: &Resources) -> Vec<ValidModule> {
+    let calls = functions().into_iter().map(|function| function.call(resources).unwrap());
+    let entries: HashSet<Entry> = calls.flat_map(|call| call.launches).map(|launch| launch.entry).collect();
+    let mut names = HashSet::new();
+    let modules = entries.into_iter().map(|entry| {
+        let kernel = entry.kernel(GuestAddr(0)).unwrap();
+        assert!(names.insert(kernel.name().to_owned()), "{}: twice", kernel.name());
+        validate(Module::from(kernel), Trust::Guest).unwrap()
+    });
+    modules.collect()
+}
+
+#[test]
+fn no_variant_spills() {
+    assembler::with_ptxas(|folder| {
+        let [new, old] = [8, 1].map(|cluster| modules(&Resources { cluster, ..H200 }));
+        let new = new.iter().map(|module| ("sm_90a", module));
+        let old = old.iter().flat_map(|module| [("sm_75", module), ("sm_80", module)]);
+        let all: Vec<_> = new.chain(old).collect();
+        assert!(all.len() > 200, "{}", all.len());
+        let errors = all.into_iter().filter_map(|(arch, module)| {
+            let error = assembler::assemble(folder, module, arch, "13.0", "3").err()?;
+            Some(format!("{}: {error}", module.kernels()[0].name()))
+        });
+        let errors: Vec<_> = errors.collect();
+        assert!(errors.is_empty(), "{}", errors.join("\n"));
+    });
+}

@@ -1,0 +1,399 @@
+//! Products at sizes that matter, as their tables and the tuner choose them, beside cuBLAS by way of PyTorch: in graphs where a
+//! launch is short, so that it is the kernels that are measured.
+
+use std::collections::{BTreeMap, HashMap};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+use vm_accel::{Accelerator as _, Argument, Buffer, Kernel, Worker};
+use vm_cuda::CudaAccelerator;
+use vm_ir::interp::Tensor;
+use vm_ir::{GuestAddr, Module, Scalar, Trust, validate};
+use vm_kernels::family::{Problem as _, Resources, Sample as Wanted};
+use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Product, Scales};
+use vm_passthrough::accelerator::{TuneError, TuneOptions, Tuner};
+
+use super::valid;
+use crate::gpu::{Gpu, TIMEOUT, named};
+use crate::skip::skip;
+use crate::table::{Aim, Figure, Report, Sample};
+use crate::{Arguments, Test};
+
+/// Measurements, launches of each, and those before that don't count.
+const ROUNDS: usize = 9;
+const LAUNCHES: u32 = 4;
+/// Launches of a graph, where fewer operations than this make one.
+const GRAPH: u32 = 20;
+const SHORT: f64 = 2e11;
+/// How long a product is tuned.
+const TUNING: Duration = Duration::from_millis(1200);
+/// Random numbers that a buffer repeats: a prime, so that no rows are alike.
+const NUMBERS: u64 = 65_521;
+
+/// A product, and the least that its rate is to be of its peer's.
+#[derive(Clone, Copy)]
+struct Work {
+    product: Product,
+    aim: Option<f64>,
+    /// Is it one of those whose geometric mean has an aim?
+    in_mean: bool,
+}
+
+impl Work {
+    const fn of(product: Product, aim: f64) -> Work {
+        Work { product, aim: Some(aim), in_mean: false }
+    }
+
+    const fn without_aim(product: Product) -> Work {
+        Work { product, aim: None, in_mean: false }
+    }
+
+    fn all() -> Vec<Work> {
+        use Scalar::{Bf16, F8E4M3, F16, F32, I8, I32, Tf32};
+        let square = |n| Product::of(n, n, n);
+        let turned = |product: Product| Product { b_transposed: true, ..product };
+        let typed =
+            |element, output, n| Product { element, output, b_transposed: true, ..Product::of(n, n, n) };
+        let with = |product: Product, epilogue| Product { epilogue, ..product };
+        let none = Epilogue::NONE;
+        let scaled = |scales| Epilogue { scaled: scales == Scales::None, scales, ..none };
+        let mut all = Vec::new();
+        for n in [512, 1024, 2048, 4096, 8192, 16384] {
+            all.push(Work { in_mean: n >= 1024, ..Work::of(square(n), 1.0) });
+        }
+        for (n, k) in [(4096, 4096), (11008, 4096), (4096, 11008), (32000, 4096)] {
+            all.push(Work { in_mean: true, ..Work::of(turned(Product::of(4096, n, k)), 1.0) });
+        }
+        for n in [512, 1024, 2048, 8192] {
+            all.push(Work::of(turned(square(n)), 1.0));
+        }
+        for b_transposed in [false, true] {
+            all.push(Work::of(Product { a_transposed: true, b_transposed, ..square(8192) }, 1.0));
+        }
+        all.push(Work::of(Product { element: F16, output: F16, ..square(8192) }, 1.0));
+        all.extend([4096, 8192].map(|n| Work::of(typed(Tf32, F32, n), 1.0)));
+        all.push(Work::without_aim(typed(F32, F32, 4096)));
+        for scales in [Scales::None, Scales::Rows] {
+            all.extend([4096, 8192].map(|n| Work::of(with(typed(F8E4M3, Bf16, n), scaled(scales)), 0.97)));
+        }
+        all.push(Work::without_aim(with(typed(F8E4M3, Bf16, 8192), scaled(Scales::Blocks))));
+        all.push(Work::without_aim(typed(I8, I32, 8192)));
+        // Orders that `wgmma` does not take of these types.
+        for (element, output) in [(Tf32, F32), (F8E4M3, Bf16), (I8, I32)] {
+            let epilogue = if element == F8E4M3 { scaled(Scales::None) } else { none };
+            let product = Product { b_transposed: false, epilogue, ..typed(element, output, 4096) };
+            all.push(Work::without_aim(product));
+        }
+        for m in [1, 8, 16, 32, 64] {
+            all.push(Work::of(turned(Product::of(m, 4096, 4096)), 1.0));
+        }
+        for (n, k) in [(11008, 4096), (4096, 11008)] {
+            all.push(Work::of(turned(Product::of(16, n, k)), 1.0));
+        }
+        let many = |batch, matrices, product: Product| Product { batch, matrices, ..product };
+        all.push(Work::without_aim(many(Batch::Batched, 16, square(1024))));
+        all.push(Work::without_aim(many(Batch::Batched, 64, square(512))));
+        all.push(Work::without_aim(many(Batch::Grouped, 8, Product::of(8192, 4096, 4096))));
+        for activation in [Activation::None, Activation::Relu, Activation::Silu, Activation::Gelu] {
+            let epilogue = Epilogue { bias: true, activation, ..none };
+            all.push(Work::without_aim(with(turned(square(8192)), epilogue)));
+        }
+        let plus = Epilogue { scaled: true, plus: true, ..none };
+        all.push(Work::without_aim(with(turned(square(8192)), plus)));
+        all
+    }
+
+    /// Launches that make a graph, if a launch is short.
+    fn graph(&self) -> Option<u32> {
+        (self.product.operations() < SHORT).then_some(GRAPH)
+    }
+
+    /// As its peer is told of it.
+    fn key(&self) -> String {
+        let Product { m, n, k, element, output, a_transposed, b_transposed, batch, matrices, epilogue } =
+            self.product;
+        let order = |turned| if turned { "t" } else { "n" };
+        let batch = match batch {
+            Batch::One => "one",
+            Batch::Batched => "batched",
+            Batch::Grouped => "grouped",
+        };
+        let epilogue = match epilogue {
+            Epilogue { scales: Scales::Rows, .. } => "rows",
+            Epilogue { scales: Scales::Blocks, .. } => "blocks",
+            Epilogue { plus: true, .. } => "plus",
+            Epilogue { scaled: true, .. } => "alpha",
+            Epilogue { activation: Activation::Relu, .. } => "relu",
+            Epilogue { activation: Activation::Silu, .. } => "silu",
+            Epilogue { activation: Activation::Gelu, .. } => "gelu",
+            Epilogue { bias: true, .. } => "bias",
+            _ => "none",
+        };
+        let (a, b, graph) = (order(a_transposed), order(b_transposed), self.graph().unwrap_or(0));
+        format!("{m} {n} {k} {element} {output} {a}{b} {batch} {matrices} {epilogue} {graph}")
+    }
+
+    fn name(&self) -> String {
+        let key = self.key();
+        let words: Vec<&str> = key.split(' ').collect();
+        let [m, n, k, element, output, order, batch, matrices, epilogue, _] = words[..] else { return key };
+        let batch = if batch == "one" { String::new() } else { format!(", {batch} {matrices}") };
+        let epilogue = if epilogue == "none" { String::new() } else { format!(", {epilogue}") };
+        let graph = if self.graph().is_some() { ", in graphs" } else { "" };
+        format!("product {m} × {n} × {k}, {order}, {element} to {output}{batch}{epilogue}{graph}")
+    }
+
+    /// Few rows are bound by memory: what counts is the time.
+    fn is_decode(&self) -> bool {
+        self.product.m <= 64
+    }
+}
+
+/// The tests of this section.
+pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
+    let works = Work::all().into_iter();
+    let mut tests: Vec<Test> =
+        works.map(|work| Test::new(work.name(), move |gpu, report| run(gpu, work, report))).collect();
+    tests.push(Test::new("the geometric mean over squares from 1K to 16K and a 7B model's", |_, report| {
+        mean(report)
+    }));
+    tests.push(Test::new("registers, spills, stages and blocks of a multiprocessor", occupancy));
+    tests
+}
+
+/// Ratios to the peer of those whose mean counts.
+static RATIOS: Mutex<Vec<f64>> = Mutex::new(Vec::new());
+
+fn mean(report: &mut Report) -> anyhow::Result<()> {
+    let ratios = RATIOS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let wanted = Work::all().iter().filter(|work| work.in_mean).count();
+    if ratios.len() < wanted {
+        return skip(format!("{} of {wanted} have a peer in this process", ratios.len()));
+    }
+    let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+    report.figure(Figure {
+        name: format!("products of bf16, geometric mean of {wanted} ratios to cuBLAS"),
+        unit: "of cuBLAS".into(),
+        ours: Sample::of(vec![mean]),
+        peer: Some(("cuBLAS".into(), Sample::of(vec![1.0]))),
+        aim: Some(Aim::RatioAtLeast(0.97)),
+    });
+    Ok(())
+}
+
+fn resources(gpu: &Gpu) -> Resources {
+    let info = gpu.accelerator.info();
+    Resources { compute_units: info.compute_units.max(1), shared_bytes: info.shared_bytes }
+}
+
+/// An argument of all launches.
+enum Held {
+    View(Buffer<CudaAccelerator>, Vec<u64>),
+    Number(vm_accel::Scalar),
+}
+
+fn hold(worker: &Worker<CudaAccelerator>, (number, wanted): (usize, Wanted)) -> anyhow::Result<Held> {
+    let (element, extents, values) = match wanted {
+        Wanted::Number(bits, ty) => return Ok(Held::Number(vm_accel::Scalar::from_bits(bits, ty.bytes()))),
+        Wanted::Values(tensor) => (tensor.element, tensor.extents.clone(), Some(tensor)),
+        Wanted::Random { element, extents } => (element, extents, None),
+    };
+    let size = u64::from(element.bytes());
+    let bytes = size * extents.iter().product::<u64>();
+    let numbers = values.map_or_else(|| random(number as u64, element), |tensor| tensor.bytes);
+    let buffer = worker.allocate(bytes)?;
+    // The first by the host, the others by the device.
+    let mut filled = bytes.min(numbers.len() as u64);
+    worker.write(buffer.view(0, filled)?, &numbers[..filled as usize])?;
+    while filled < bytes {
+        let more = filled.min(bytes - filled);
+        worker.copy(buffer.view(filled, more)?, buffer.view(0, more)?)?;
+        filled += more;
+    }
+    Ok(Held::View(buffer, extents))
+}
+
+/// Numbers from -1 to 1, integers from -100 to 100: they take as much power as any.
+fn random(seed: u64, element: Scalar) -> Vec<u8> {
+    let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let unit = (state >> 40) as f64 / f64::from(1u32 << 23) - 1.0;
+        if element.is_int() { (unit * 100.0).round() } else { unit }
+    };
+    Tensor::from_f64s(element, &[NUMBERS], (0..NUMBERS).map(|_| next())).bytes
+}
+
+fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
+    let (product, resources) = (work.product, resources(gpu));
+    let variants = product.variants(&resources);
+    let first = *variants.first().context("no variant fits")?;
+    let options = TuneOptions { limit: TUNING, ..TuneOptions::default() };
+    let tuned = match Tuner::new(gpu.compiler(Trust::Guest)).tune(&product, &options) {
+        Err(error @ TuneError::NoneMeasured { .. }) => return skip(error.to_string()),
+        tuned => tuned?.variant,
+    };
+    let worker = gpu.worker()?;
+    let begin = Instant::now();
+    let load = |variant: &Gemm, trust| -> anyhow::Result<(Kernel<CudaAccelerator>, [u32; 3])> {
+        let kernel = variant.kernel(GuestAddr(0))?;
+        let name = kernel.name().to_owned();
+        let compiled = gpu.compile(&valid(gpu, kernel, trust)?)?;
+        Ok((worker.load(named(&compiled, &name)?.artifact())?, product.grid(variant, &resources)))
+    };
+    let mut kernels = vec![load(&tuned, Trust::Guest)?, load(&tuned, Trust::Trusted)?];
+    if first != tuned {
+        kernels.push(load(&first, Trust::Trusted)?);
+    }
+    let loaded = begin.elapsed();
+    let held = product.arguments().into_iter().enumerate().map(|each| hold(&worker, each));
+    let held = held.collect::<anyhow::Result<Vec<_>>>()?;
+    let arguments = held.iter().map(|held| match held {
+        Held::View(buffer, extents) => Ok(buffer.shaped(extents)?.into()),
+        Held::Number(number) => Ok(Argument::Scalar(*number)),
+    });
+    let arguments = arguments.collect::<anyhow::Result<Vec<_>>>()?;
+    let deadline = || Instant::now() + Duration::from_secs(60);
+    let launches = work.graph().unwrap_or(LAUNCHES);
+    let times = worker.submit_and_wait(deadline(), |session| {
+        let launch = |(kernel, grid): &(Kernel<CudaAccelerator>, [u32; 3])| {
+            (0..launches).try_for_each(|_| session.launch(kernel, *grid, &arguments))
+        };
+        // Once, as code comes to the device.
+        kernels.iter().try_for_each(launch)?;
+        let graphs = kernels.iter().map(|kernel| match work.graph() {
+            Some(_) => session.capture(|_| launch(kernel)).map(Some),
+            None => Ok(None),
+        });
+        let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
+        let mut times = vec![Vec::new(); kernels.len()];
+        for round in 0..=ROUNDS {
+            for ((times, kernel), graph) in times.iter_mut().zip(&kernels).zip(&graphs) {
+                let once = || match graph {
+                    Some(graph) => session.replay(graph),
+                    None => launch(kernel),
+                };
+                once()?;
+                let taken = session.timed(deadline(), |_| once())?;
+                if round > 0 {
+                    times.push(taken.as_secs_f64() / f64::from(launches));
+                }
+            }
+        }
+        Ok(times)
+    })?;
+    drop(arguments);
+    drop((held, kernels));
+    worker.stop(TIMEOUT)?;
+    let unit = if work.is_decode() { "µs" } else { "TFLOP/s" };
+    let sample = |seconds: &[f64]| {
+        let of = |seconds: &f64| match work.is_decode() {
+            true => seconds * 1e6,
+            false => product.operations() / seconds / 1e12,
+        };
+        Sample::of(seconds.iter().map(of).collect())
+    };
+    let aim = |bound: f64| match work.is_decode() {
+        true => Aim::RatioAtMost(1.0 / bound),
+        false => Aim::RatioAtLeast(bound),
+    };
+    let mut figure = |name: String, ours: &Sample, peer: Option<(String, Sample)>, aim: Option<Aim>| {
+        report.figure(Figure { name, unit: unit.into(), ours: ours.clone(), peer, aim });
+    };
+    let (name, guests, own) = (work.name(), sample(&times[0]), sample(&times[1]));
+    let host = ("the host's own".to_owned(), own.clone());
+    figure(format!("{name}, as a guest's"), &guests, Some(host), Some(aim(0.97)));
+    let (peer, reason) = match peers() {
+        Ok(peers) => match peers.get(&work.key()).context("the peer measured other work")? {
+            Peer { seconds, reason } if seconds.is_empty() => (None, reason.clone()),
+            Peer { seconds, .. } => (Some(("cuBLAS".to_owned(), sample(seconds))), String::new()),
+        },
+        Err(reason) => (None, reason.clone()),
+    };
+    if let (Some((_, peer)), true) = (&peer, work.in_mean) {
+        let ratio = own.median / peer.median;
+        RATIOS.lock().unwrap_or_else(PoisonError::into_inner).push(ratio);
+    }
+    let wanted = work.aim.filter(|_| peer.is_some()).map(aim);
+    figure(format!("{name}, tuned"), &own, peer.clone(), wanted);
+    if let Some(seconds) = times.get(2) {
+        figure(format!("{name}, first of its table"), &sample(seconds), peer, None);
+    }
+    report.note(format!("tuned: {}; first: {}", tuned.name(), first.name()));
+    report.note(format!("compiled, assembled and loaded in {:.0} ms", loaded.as_secs_f64() * 1e3));
+    if !reason.is_empty() {
+        report.note(format!("without a peer: {reason}"));
+    }
+    Ok(())
+}
+
+/// What the assembler says of the first variant of each table.
+fn occupancy(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
+    /// Of a multiprocessor of Hopper: registers, bytes of shared memory, and those that a block takes beside its own.
+    const OF_UNIT: [u32; 3] = [65_536, 233_472, 1024];
+    let (resources, target) = (resources(gpu), gpu.target()?);
+    let firsts =
+        Work::all().into_iter().filter_map(|work| work.product.variants(&resources).first().copied());
+    let firsts: BTreeMap<String, Gemm> = firsts.map(|variant| (variant.name(), variant)).collect();
+    let folder = tempfile::tempdir()?;
+    let mut spilled = Vec::new();
+    for (name, variant) in firsts {
+        let module = validate(Module::from(variant.kernel(GuestAddr(0))?), Trust::Guest)?;
+        if !vm_jit::legal::rejects(&module, &target).is_empty() {
+            continue;
+        }
+        let artifact = vm_jit::compile(&module, &target)?;
+        let entry = artifact.entries.first().context("no entry")?;
+        let (source, cubin) = (folder.path().join("k.ptx"), folder.path().join("k.cubin"));
+        std::fs::write(&source, &artifact.code)?;
+        let arch = target.to_string();
+        let arch = arch.rsplit(':').next().unwrap_or("sm_90a");
+        let output =
+            Command::new("ptxas").args(["-v", "-arch", arch, "-o"]).arg(&cubin).arg(&source).output();
+        let output = match output {
+            Ok(output) => output,
+            Err(error) => return skip(format!("ptxas: {error}")),
+        };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{name}: {said}");
+        let before = |what: &str| -> Option<u32> {
+            said.split(what).next()?.trim_end().rsplit(' ').next()?.parse().ok()
+        };
+        let registers = before("registers").context("ptxas says no registers")?;
+        let spills = before("bytes spill stores").context("ptxas says no spills")?;
+        let threads = entry.block[0];
+        let [all, shared, beside] = OF_UNIT;
+        let by_registers = all / (registers.next_multiple_of(8) * threads).max(1);
+        let blocks = by_registers.min(shared / (entry.dynamic_shared + beside));
+        report.note(format!(
+            "{name}: {registers} registers of {threads} threads, {spills} bytes spilled, {} stages, {} bytes shared, {blocks} blocks a multiprocessor",
+            variant.stages, entry.dynamic_shared
+        ));
+        if spills > 0 {
+            spilled.push(name);
+        }
+    }
+    ensure!(spilled.is_empty(), "spill: {}", spilled.join(", "));
+    Ok(())
+}
+
+/// What PyTorch takes for a product: seconds of a call by measurement, or why there are none.
+#[derive(Deserialize)]
+struct Peer {
+    seconds: Vec<f64>,
+    reason: String,
+}
+
+/// By work. PyTorch runs once, in a process of its own.
+fn peers() -> &'static Result<HashMap<String, Peer>, String> {
+    static PEERS: OnceLock<Result<HashMap<String, Peer>, String>> = OnceLock::new();
+    PEERS.get_or_init(|| {
+        let keys: Vec<String> = Work::all().iter().map(Work::key).collect();
+        crate::kernels::peers::run(include_str!("products.py"), &keys)
+    })
+}
