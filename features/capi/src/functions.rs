@@ -3,11 +3,16 @@
 use vm_ir::Scalar;
 use vm_kernels::attention::{DotProductAttention, Mask};
 use vm_kernels::call::Function;
+use vm_kernels::elementwise::{Chain, Elementwise, Op};
 use vm_kernels::experts::AuxLoss;
 use vm_kernels::flat::{AdamW, Fill, GradClip};
 use vm_kernels::gemm::{Batch, Epilogue, Multiply, Product};
+use vm_kernels::loss::{CrossEntropy, LossOptions, Reduction};
+use vm_kernels::norm::{Norm, NormForward};
 use vm_kernels::rope::{Angles, Pairs, Rope};
+use vm_kernels::sample::{Argmax, Logits, Sample, SoftmaxTopK, TopK, TopKSample, TopPSample};
 use vm_kernels::scatter::ScatterAdd;
+use vm_kernels::softmax::Softmax;
 
 use crate::call::Arguments;
 use crate::error::Failure;
@@ -156,4 +161,83 @@ pub(crate) fn aux_loss_forward(call: &Arguments<'_>) -> Made {
         index: Scalar::I32,
         align: call.align(&[experts]),
     }))
+}
+
+fn elementwise(call: &Arguments<'_>, chain: Chain, number: f32) -> Made {
+    let align = call.align_of_pointers();
+    let of = Elementwise::of(chain, call.extent("n"));
+    Ok(Box::new(Elementwise { align, numbers: of.numbers.map(|_| number), ..of }))
+}
+
+pub(crate) fn silu(call: &Arguments<'_>) -> Made {
+    elementwise(call, Chain::unary(Op::Silu, call.element, call.element), 0.0)
+}
+
+pub(crate) fn add(call: &Arguments<'_>) -> Made {
+    elementwise(call, Chain::binary(Op::Add, call.element, call.element), 0.0)
+}
+
+pub(crate) fn mul(call: &Arguments<'_>) -> Made {
+    elementwise(call, Chain::binary(Op::Mul, call.element, call.element), 0.0)
+}
+
+pub(crate) fn scale(call: &Arguments<'_>) -> Made {
+    elementwise(call, Chain::scale(call.element, call.element), call.float("scale"))
+}
+
+pub(crate) fn softmax(call: &Arguments<'_>) -> Made {
+    let [rows, columns] = ["batch", "dim"].map(|name| call.extent(name));
+    let align = call.align(&[columns]);
+    Ok(Box::new(Softmax { align, ..Softmax::of(rows, columns, call.element) }))
+}
+
+pub(crate) fn rmsnorm(call: &Arguments<'_>) -> Made {
+    let [rows, columns] = ["batch", "dim"].map(|name| call.extent(name));
+    let align = call.align(&[columns]);
+    let of = NormForward::of(Norm::Rms, rows, columns, call.element, call.float("eps"));
+    Ok(Box::new(NormForward { align, ..of }))
+}
+
+fn logits(call: &Arguments<'_>, [rows, columns]: [&str; 2]) -> Logits {
+    let [rows, columns] = [rows, columns].map(|name| call.extent(name));
+    Logits { element: call.element, rows, columns, align: call.align(&[columns]) }
+}
+
+pub(crate) fn topk(call: &Arguments<'_>) -> Made {
+    Ok(Box::new(TopK { logits: logits(call, ["batch", "dim"]), k: call.extent("k") }))
+}
+
+pub(crate) fn softmax_topk(call: &Arguments<'_>) -> Made {
+    let logits = logits(call, ["rows", "cols"]);
+    Ok(Box::new(SoftmaxTopK { logits, k: call.extent("k"), renormalised: false }))
+}
+
+pub(crate) fn cross_entropy_forward(call: &Arguments<'_>) -> Made {
+    let [rows, columns] = ["batch", "vocab_size"].map(|name| call.extent(name));
+    let options = LossOptions { reduction: Reduction::None, ..LossOptions::default() };
+    let align = call.align(&[columns]);
+    let log_probs = call.is("log_probs").then_some(Scalar::F32);
+    let of = CrossEntropy::of(rows, columns, call.element);
+    Ok(Box::new(CrossEntropy { target: Scalar::I32, log_probs, options, align, ..of }))
+}
+
+/// Rows of logits of a vocabulary.
+const VOCABULARY: [&str; 2] = ["batch", "vocab_size"];
+
+pub(crate) fn argmax(call: &Arguments<'_>) -> Made {
+    Ok(Box::new(Argmax { logits: logits(call, VOCABULARY) }))
+}
+
+pub(crate) fn sample(call: &Arguments<'_>) -> Made {
+    Ok(Box::new(Sample { logits: logits(call, VOCABULARY), temperature: call.float("temperature") }))
+}
+
+pub(crate) fn topk_sample(call: &Arguments<'_>) -> Made {
+    let (logits, temperature) = (logits(call, VOCABULARY), call.float("temperature"));
+    Ok(Box::new(TopKSample { logits, k: call.extent("k"), temperature }))
+}
+
+pub(crate) fn topp_sample(call: &Arguments<'_>) -> Made {
+    let (logits, temperature) = (logits(call, VOCABULARY), call.float("temperature"));
+    Ok(Box::new(TopPSample { logits, p: call.float("top_p"), temperature }))
 }

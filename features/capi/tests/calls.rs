@@ -207,3 +207,52 @@ fn training() {
         "{loss} {counts:?} {means:?}"
     );
 }
+
+#[test]
+fn rows_and_tokens() {
+    on_cpu();
+    let ok = |status: vmk_status| assert_eq!(status, vmk_status::VMK_SUCCESS, "{}", last());
+    let close = |found: &[f32], wanted: &[f32]| {
+        let near = found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-4);
+        assert!(found.len() == wanted.len() && near, "{found:?}, not {wanted:?}");
+    };
+    let (x, y) = ([0.0f32, 1.0, -2.0, 4.0, 2.0, 2.0], [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let mut to = [0.0f32; 6];
+    let (a, b, out, none) = (x.as_ptr(), y.as_ptr(), to.as_mut_ptr(), null_mut());
+    // SAFETY: all of these have six elements.
+    unsafe {
+        ok(cuda_add(a, b, out, 6, none));
+        close(&to, &[1.0, 3.0, 1.0, 8.0, 7.0, 8.0]);
+        ok(cuda_mul(a, b, out, 6, none));
+        close(&to, &[0.0, 2.0, -6.0, 16.0, 10.0, 12.0]);
+        ok(cuda_scale(a, out, -0.5, 6, none));
+        close(&to, &[0.0, -0.5, 1.0, -2.0, -1.0, -1.0]);
+        ok(cuda_silu(a, out, 6, none));
+        close(&to[..3], &[0.0, 0.731_058, -0.238_406]);
+        ok(cuda_softmax(a, out, 3, 2, none));
+        close(&to, &[0.268_941, 0.731_058, 0.002_472, 0.997_527, 0.5, 0.5]);
+        ok(cuda_rmsnorm(a, b, out, 3, 2, 0.0, none));
+        close(&to, &[0.0, 2.828_427, -0.632_455, 2.529_822, 1.0, 2.0]);
+    }
+    let mut work = Box::new(Aligned([0xff; 1 << 16]));
+    let (space, room) = (work.0.as_mut_ptr().cast::<c_void>(), work.0.len());
+    let (mut at, seeds, targets) = ([-1i32; 6], [1i64, 2, 3], [1i32, -100, 0]);
+    let (places, seed) = (at.as_mut_ptr(), seeds.as_ptr());
+    // SAFETY: as above, of 3 rows of 2.
+    unsafe {
+        ok(cuda_argmax_ws(a, places, 3, 2, space, room, none));
+        assert_eq!(at[..3], [1, 1, 0]);
+        ok(cuda_topk_ws(a, out, places, 1, 6, 3, space, room, none));
+        assert_eq!((&to[..3], &at[..3]), (&[4.0, 2.0, 2.0][..], &[3, 4, 5][..]));
+        ok(cuda_softmax_topk_ws(a, out, places, 3, 2, 1, space, room, none));
+        close(&to[..3], &[0.731_058, 0.997_527, 0.5]);
+        ok(cuda_cross_entropy_forward_ws(a, targets.as_ptr(), out, null_mut(), 3, 2, space, room, none));
+        close(&to[..3], &[0.313_262, 0.0, 0.693_147]);
+        ok(cuda_sample_ws(a, places, seed, 3, 2, 0.0, space, room, none));
+        assert_eq!(at[..3], [1, 1, 0]);
+        ok(cuda_topk_sample_ws(a, places, seed, 3, 2, 1, 1.0, space, room, none));
+        assert_eq!(at[..3], [1, 1, 0]);
+        ok(cuda_topp_sample_ws(a, places, seed, 3, 2, 0.0, 1.0, space, room, none));
+        assert_eq!(at[..3], [1, 1, 0]);
+    }
+}

@@ -10,3 +10,16 @@ int32_t cuda_grad_clip(T *grad, float *partial_norms, float *total_norm, float c
 f32 cuda_scatter_add(const float *input, const int32_t *indices, float *output, int64_t count, int64_t dim, int64_t rows, void *stream);
 int32_t cuda_zero_grad(T *grad, int64_t size, void *stream);
 f32 cuda_aux_loss_forward(const float *router_probs, const int32_t *expert_indices, float *aux_loss, float *f_counts, float *p_means, int batch_seq, int n_experts, int top_k, float alpha, void *stream);
+int32_t cuda_silu(const T *input, T *output, int64_t n, void *stream);
+int32_t cuda_add(const T *a, const T *b, T *output, int64_t n, void *stream);
+int32_t cuda_mul(const T *a, const T *b, T *output, int64_t n, void *stream);
+int32_t cuda_scale(const T *input, T *output, float scale, int64_t n, void *stream);
+int32_t cuda_softmax(const T *input, T *output, int batch, int dim, void *stream);
+int32_t cuda_rmsnorm(const T *input, const T *weight, T *output, int batch, int dim, float eps, void *stream);
+int32_t cuda_topk(const T *input, T *values, int32_t *indices, int batch, int dim, int k, void *stream);
+int32_t cuda_softmax_topk(const T *input, T *weights, int32_t *indices, int rows, int cols, int k, void *stream);
+int32_t cuda_cross_entropy_forward(const T *logits, const int32_t *targets, float *loss, float *log_probs, int batch, int vocab_size, void *stream);
+int32_t cuda_argmax(const T *logits, int32_t *output, int batch, int vocab_size, void *stream);
+int32_t cuda_sample(const T *logits, int32_t *output, const int64_t *seeds, int batch, int vocab_size, float temperature, void *stream);
+int32_t cuda_topk_sample(const T *logits, int32_t *output, const int64_t *seeds, int batch, int vocab_size, int k, float temperature, void *stream);
+int32_t cuda_topp_sample(const T *logits, int32_t *output, const int64_t *seeds, int batch, int vocab_size, float top_p, float temperature, void *stream);
