@@ -24,7 +24,7 @@ use crate::flat::{Finish, Flat, Squares};
 use crate::gather::Gather;
 use crate::gemm::Gemm;
 use crate::loss::{LossRows, LossSum};
-use crate::norm::{NormGradient, NormRows, Parts};
+use crate::norm::{NormGradient, NormRows, NormSums};
 use crate::rope::Rotate;
 use crate::sample::{Best, Draw, Parts, Router, Select};
 use crate::scatter::Scatter;
@@ -253,7 +253,7 @@ pub enum Entry {
     /// Their gradient.
     NormBackward(NormGradient),
     /// Sums of parts of gradients.
-    Parts(Parts),
+    NormSums(NormSums),
     /// Losses or their gradients.
     CrossEntropy(LossRows),
     /// Losses as one, or the number of targets.
@@ -289,7 +289,7 @@ impl Entry {
             Entry::Softmax(rows) => rows.kernel(guest),
             Entry::Norm(rows) => rows.kernel(guest),
             Entry::NormBackward(rows) => rows.kernel(guest),
-            Entry::Parts(parts) => parts.kernel(guest),
+            Entry::NormSums(sums) => sums.kernel(guest),
             Entry::CrossEntropy(rows) => rows.kernel(guest),
             Entry::Losses(sum) => sum.kernel(guest),
             Entry::Chain(chain) => chain.kernel(guest),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use vm_ir::module::ParamKind;
 use vm_ir::{GuestAddr, Module, Scalar, Trust, validate};
-use vm_kernels::attention::{Attend, Generate, Mask};
+use vm_kernels::attention::{Forward, Generate, Mask};
 use vm_kernels::family::{Kind, Problem, Resources, Sample, Variant, rounded};
 use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Product, Scales};
 
@@ -119,15 +119,15 @@ fn check_arguments<P: Problem>(problem: &P) {
 }
 
 /// Every kind of attention.
-fn attentions() -> Vec<Attend> {
+fn attentions() -> Vec<Forward> {
     let mut all = Vec::new();
     for dim in [64, 128, 192, 256] {
         for (mask, log_sums) in [(Mask::Full, false), (Mask::Causal, true), (Mask::Window, true)] {
             let heads = [8, if log_sums { 2 } else { 8 }];
             let element = if log_sums { Scalar::F16 } else { Scalar::Bf16 };
             for tokens in [[300, 500], [8192, 8192]] {
-                let of = Attend::of(2, 8, 0, dim, false);
-                all.push(Attend { mask, log_sums, heads, element, tokens, window: [100, 20], ..of });
+                let of = Forward::of(2, 8, 0, dim, false);
+                all.push(Forward { mask, log_sums, heads, element, tokens, window: [100, 20], ..of });
             }
         }
     }
@@ -181,7 +181,7 @@ fn variants_of_attention_compile() {
         assert!(classes.insert(problem.class()), "{}", problem.class());
     }
     // A query sees half of as many keys, on average.
-    let [full, causal] = [false, true].map(|causal| Attend::of(1, 1, 1000, 64, causal).operations());
+    let [full, causal] = [false, true].map(|causal| Forward::of(1, 1, 1000, 64, causal).operations());
     assert_eq!(full, 2.0 * causal);
 }
 

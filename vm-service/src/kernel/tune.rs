@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use vm_ir::Scalar;
 use vm_passthrough::accelerator::Tuned;
-use vm_passthrough::accelerator::kernels::attention::{Attend, Generate, Mask};
+use vm_passthrough::accelerator::kernels::attention::{Forward, Generate, Mask};
 use vm_passthrough::accelerator::kernels::family::Problem;
 use vm_passthrough::accelerator::kernels::gemm::{Batch, Product};
 use vm_passthrough::{Host, PciAddress};
@@ -182,15 +182,15 @@ impl AttentionArgs {
     ///
     /// # Errors
     /// Heads that can't be shared.
-    pub(crate) fn problem(&self) -> Result<Attend, Failure> {
+    pub(crate) fn problem(&self) -> Result<Forward, Failure> {
         let HeadsArgs { batch, dim, tokens, element, .. } = self.heads;
-        Ok(Attend {
+        Ok(Forward {
             element,
             mask: if self.causal { Mask::Causal } else { Mask::Full },
             log_sums: self.log_sums,
             heads: self.heads.both()?,
             tokens: [self.queries.unwrap_or(tokens), tokens],
-            ..Attend::of(batch, 1, tokens, dim, self.causal)
+            ..Forward::of(batch, 1, tokens, dim, self.causal)
         })
     }
 }

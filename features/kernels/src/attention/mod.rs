@@ -32,7 +32,7 @@ pub use dot_product::DotProductAttention;
 pub use forward::Attention;
 pub use plan::Order;
 pub use split::{Gradient, SplitBackward};
-pub use table::{Attend, Generate};
+pub use table::{Forward, Generate};
 
 /// Which keys a query sees. The last query's own place is that of the last key: query i is at i + keys − queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

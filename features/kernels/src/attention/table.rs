@@ -26,7 +26,7 @@ const fn staged(rows: u32, columns: u32, element: Scalar) -> u32 {
 
 /// Attention of sequences that are all as long: softmax(scale · Q · Kᵀ) · V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attend {
+pub struct Forward {
     /// As in [`Attention`].
     pub element: Scalar,
     /// Elements of a query: 64, 128, 192 (with values of 128) or 256.
@@ -45,12 +45,12 @@ pub struct Attend {
     pub tokens: [u64; 2],
 }
 
-impl Attend {
+impl Forward {
     /// Of bf16, with as many heads of keys as of queries.
-    pub const fn of(batch: u64, heads: u64, tokens: u64, dim: u32, causal: bool) -> Attend {
+    pub const fn of(batch: u64, heads: u64, tokens: u64, dim: u32, causal: bool) -> Forward {
         let mask = if causal { Mask::Causal } else { Mask::Full };
         let (element, heads, tokens) = (Scalar::Bf16, [heads; 2], [tokens; 2]);
-        Attend { element, dim, mask, window: [0; 2], log_sums: false, batch, heads, tokens }
+        Forward { element, dim, mask, window: [0; 2], log_sums: false, batch, heads, tokens }
     }
 
     fn tiles(&self, rows: u32) -> u64 {
@@ -59,7 +59,7 @@ impl Attend {
     }
 
     fn variant(&self, (tile, groups): Row, order: Order) -> Attention {
-        let Attend { element, mask, log_sums, .. } = *self;
+        let Forward { element, mask, log_sums, .. } = *self;
         Attention {
             element,
             mask,
@@ -91,7 +91,7 @@ impl Variant for Attention {
     }
 }
 
-impl Problem for Attend {
+impl Problem for Forward {
     type Variant = Attention;
 
     fn family(&self) -> &str {
@@ -99,7 +99,7 @@ impl Problem for Attend {
     }
 
     fn class(&self) -> String {
-        let Attend { element, dim, mask, batch, heads, tokens, .. } = *self;
+        let Forward { element, dim, mask, batch, heads, tokens, .. } = *self;
         let reach = match mask {
             Mask::Window => self.window.map(|reach| format!("_{}", rounded(reach.into()))).concat(),
             _ => String::new(),
@@ -147,7 +147,7 @@ impl Problem for Attend {
     }
 
     fn arguments(&self) -> Vec<Sample> {
-        let Attend { element, dim, batch, heads, tokens, .. } = *self;
+        let Forward { element, dim, batch, heads, tokens, .. } = *self;
         let values = Attention::of(dim, false).dims[1];
         let view = |which: usize, columns: u32| Sample::Random {
             element,

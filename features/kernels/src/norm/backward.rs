@@ -139,19 +139,19 @@ impl NormGradient {
     }
 }
 
-/// Threads of a block of [`Parts`] along columns and along rows.
+/// Threads of a block of [`NormSums`] along columns and along rows.
 const COLUMNS: u32 = 32;
 
 /// A variant of the second kernel: the sums of all blocks' sums, of each column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Parts {
+pub struct NormSums {
     /// The elements of the result.
     pub element: Scalar,
     /// Threads that share a column: 1 or 32.
     pub rows: u8,
 }
 
-impl Parts {
+impl NormSums {
     /// Its name, which tells it from all others.
     pub fn name(&self) -> String {
         format!("sum_of_parts_{}_{}", self.element, self.rows)
@@ -277,7 +277,7 @@ impl Function for NormBackward {
             &buffers[..buffers.len() - results],
             &[],
         )?;
-        let sums = Entry::Parts(Parts { element: weight, rows: if layout.tail { 1 } else { 32 } });
+        let sums = Entry::NormSums(NormSums { element: weight, rows: if layout.tail { 1 } else { 32 } });
         let over_columns = |columns: u64| [columns.div_ceil(COLUMNS.into()) as u32, 1, 1];
         let mut call = Call::default();
         let mut workspace = Workspace::default();

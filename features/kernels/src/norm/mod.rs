@@ -21,7 +21,7 @@
 mod backward;
 mod forward;
 
-pub use backward::{NormBackward, NormGradient, Parts};
+pub use backward::{NormBackward, NormGradient, NormSums};
 pub use forward::{NormForward, NormRows};
 
 /// Which norm.
