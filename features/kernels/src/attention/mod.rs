@@ -12,7 +12,7 @@
 //!
 //! What a query sees is its [`Mask`]. A query that sees no key gets zeros, and −∞ for the logarithm of its sum.
 //!
-//! [`Attend`] and [`Generate`] are what is to be computed, and have the tables of variants.
+//! [`Forward`] and [`Generate`] are what is to be computed, and have the tables of variants.
 //!
 //! [`Attention`] is the forward kernel, [`Backward`] the three of the gradients where heads have 64 or 128 elements and sequences are
 //! not packed, [`SplitBackward`] those of all other gradients. [`Decode`] is for a few queries, of a model that generates. A launch may have any number of blocks along
