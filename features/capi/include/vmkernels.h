@@ -501,6 +501,738 @@ vmk_status cuda_aux_loss_forward_workspace_size(int batch_seq,
                                                 float alpha,
                                                 size_t *bytes);
 
+/*
+ output[i] = input[i] / (1 + exp(-input[i])).
+ */
+vmk_status cuda_silu(const float *input, float *output, int64_t n, void *stream);
+
+/*
+ cuda_silu of bf16.
+ */
+vmk_status cuda_silu_bf16(const vmk_bf16 *input, vmk_bf16 *output, int64_t n, void *stream);
+
+/*
+ cuda_silu of f16.
+ */
+vmk_status cuda_silu_f16(const vmk_f16 *input, vmk_f16 *output, int64_t n, void *stream);
+
+/*
+ output[i] = a[i] + b[i].
+ */
+vmk_status cuda_add(const float *a, const float *b, float *output, int64_t n, void *stream);
+
+/*
+ cuda_add of bf16.
+ */
+vmk_status cuda_add_bf16(const vmk_bf16 *a, const vmk_bf16 *b, vmk_bf16 *output, int64_t n, void *stream);
+
+/*
+ cuda_add of f16.
+ */
+vmk_status cuda_add_f16(const vmk_f16 *a, const vmk_f16 *b, vmk_f16 *output, int64_t n, void *stream);
+
+/*
+ output[i] = a[i] b[i].
+ */
+vmk_status cuda_mul(const float *a, const float *b, float *output, int64_t n, void *stream);
+
+/*
+ cuda_mul of bf16.
+ */
+vmk_status cuda_mul_bf16(const vmk_bf16 *a, const vmk_bf16 *b, vmk_bf16 *output, int64_t n, void *stream);
+
+/*
+ cuda_mul of f16.
+ */
+vmk_status cuda_mul_f16(const vmk_f16 *a, const vmk_f16 *b, vmk_f16 *output, int64_t n, void *stream);
+
+/*
+ output[i] = scale input[i].
+ */
+vmk_status cuda_scale(const float *input, float *output, float scale, int64_t n, void *stream);
+
+/*
+ cuda_scale of bf16.
+ */
+vmk_status cuda_scale_bf16(const vmk_bf16 *input, vmk_bf16 *output, float scale, int64_t n, void *stream);
+
+/*
+ cuda_scale of f16.
+ */
+vmk_status cuda_scale_f16(const vmk_f16 *input, vmk_f16 *output, float scale, int64_t n, void *stream);
+
+/*
+ The softmax of each row of input, [batch, dim].
+ */
+vmk_status cuda_softmax(const float *input, float *output, int batch, int dim, void *stream);
+
+/*
+ cuda_softmax of bf16.
+ */
+vmk_status cuda_softmax_bf16(const vmk_bf16 *input, vmk_bf16 *output, int batch, int dim, void *stream);
+
+/*
+ cuda_softmax of f16.
+ */
+vmk_status cuda_softmax_f16(const vmk_f16 *input, vmk_f16 *output, int batch, int dim, void *stream);
+
+/*
+ Each row of input, [batch, dim], divided by the root of the mean of its squares and eps, times weight, [dim].
+ */
+vmk_status cuda_rmsnorm(const float *input,
+                        const float *weight,
+                        float *output,
+                        int batch,
+                        int dim,
+                        float eps,
+                        void *stream);
+
+/*
+ cuda_rmsnorm of bf16.
+ */
+vmk_status cuda_rmsnorm_bf16(const vmk_bf16 *input,
+                             const vmk_bf16 *weight,
+                             vmk_bf16 *output,
+                             int batch,
+                             int dim,
+                             float eps,
+                             void *stream);
+
+/*
+ cuda_rmsnorm of f16.
+ */
+vmk_status cuda_rmsnorm_f16(const vmk_f16 *input,
+                            const vmk_f16 *weight,
+                            vmk_f16 *output,
+                            int batch,
+                            int dim,
+                            float eps,
+                            void *stream);
+
+/*
+ The k greatest of each row of input, [batch, dim], the greatest first, in values, [batch, k], and where they are in indices, [batch, k]. Of equal ones
+ the first counts as greater, and NaN as greater than all.
+ */
+vmk_status cuda_topk(const float *input,
+                     float *values,
+                     int32_t *indices,
+                     int batch,
+                     int dim,
+                     int k,
+                     void *stream);
+
+/*
+ cuda_topk with memory to work in: cuda_topk_workspace_size tells how much.
+ */
+vmk_status cuda_topk_ws(const float *input,
+                        float *values,
+                        int32_t *indices,
+                        int batch,
+                        int dim,
+                        int k,
+                        void *workspace,
+                        size_t workspace_bytes,
+                        void *stream);
+
+/*
+ How many bytes cuda_topk_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topk_workspace_size(int batch, int dim, int k, size_t *bytes);
+
+/*
+ cuda_topk of bf16.
+ */
+vmk_status cuda_topk_bf16(const vmk_bf16 *input,
+                          vmk_bf16 *values,
+                          int32_t *indices,
+                          int batch,
+                          int dim,
+                          int k,
+                          void *stream);
+
+/*
+ cuda_topk_bf16 with memory to work in: cuda_topk_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_topk_bf16_ws(const vmk_bf16 *input,
+                             vmk_bf16 *values,
+                             int32_t *indices,
+                             int batch,
+                             int dim,
+                             int k,
+                             void *workspace,
+                             size_t workspace_bytes,
+                             void *stream);
+
+/*
+ How many bytes cuda_topk_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topk_bf16_workspace_size(int batch, int dim, int k, size_t *bytes);
+
+/*
+ cuda_topk of f16.
+ */
+vmk_status cuda_topk_f16(const vmk_f16 *input,
+                         vmk_f16 *values,
+                         int32_t *indices,
+                         int batch,
+                         int dim,
+                         int k,
+                         void *stream);
+
+/*
+ cuda_topk_f16 with memory to work in: cuda_topk_f16_workspace_size tells how much.
+ */
+vmk_status cuda_topk_f16_ws(const vmk_f16 *input,
+                            vmk_f16 *values,
+                            int32_t *indices,
+                            int batch,
+                            int dim,
+                            int k,
+                            void *workspace,
+                            size_t workspace_bytes,
+                            void *stream);
+
+/*
+ How many bytes cuda_topk_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topk_f16_workspace_size(int batch, int dim, int k, size_t *bytes);
+
+/*
+ The softmax of each row of input, [rows, cols], of which the k greatest are kept: weights and indices, [rows, k].
+ */
+vmk_status cuda_softmax_topk(const float *input,
+                             float *weights,
+                             int32_t *indices,
+                             int rows,
+                             int cols,
+                             int k,
+                             void *stream);
+
+/*
+ cuda_softmax_topk with memory to work in: cuda_softmax_topk_workspace_size tells how much.
+ */
+vmk_status cuda_softmax_topk_ws(const float *input,
+                                float *weights,
+                                int32_t *indices,
+                                int rows,
+                                int cols,
+                                int k,
+                                void *workspace,
+                                size_t workspace_bytes,
+                                void *stream);
+
+/*
+ How many bytes cuda_softmax_topk_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_softmax_topk_workspace_size(int rows, int cols, int k, size_t *bytes);
+
+/*
+ cuda_softmax_topk of bf16.
+ */
+vmk_status cuda_softmax_topk_bf16(const vmk_bf16 *input,
+                                  vmk_bf16 *weights,
+                                  int32_t *indices,
+                                  int rows,
+                                  int cols,
+                                  int k,
+                                  void *stream);
+
+/*
+ cuda_softmax_topk_bf16 with memory to work in: cuda_softmax_topk_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_softmax_topk_bf16_ws(const vmk_bf16 *input,
+                                     vmk_bf16 *weights,
+                                     int32_t *indices,
+                                     int rows,
+                                     int cols,
+                                     int k,
+                                     void *workspace,
+                                     size_t workspace_bytes,
+                                     void *stream);
+
+/*
+ How many bytes cuda_softmax_topk_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_softmax_topk_bf16_workspace_size(int rows, int cols, int k, size_t *bytes);
+
+/*
+ cuda_softmax_topk of f16.
+ */
+vmk_status cuda_softmax_topk_f16(const vmk_f16 *input,
+                                 vmk_f16 *weights,
+                                 int32_t *indices,
+                                 int rows,
+                                 int cols,
+                                 int k,
+                                 void *stream);
+
+/*
+ cuda_softmax_topk_f16 with memory to work in: cuda_softmax_topk_f16_workspace_size tells how much.
+ */
+vmk_status cuda_softmax_topk_f16_ws(const vmk_f16 *input,
+                                    vmk_f16 *weights,
+                                    int32_t *indices,
+                                    int rows,
+                                    int cols,
+                                    int k,
+                                    void *workspace,
+                                    size_t workspace_bytes,
+                                    void *stream);
+
+/*
+ How many bytes cuda_softmax_topk_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_softmax_topk_f16_workspace_size(int rows, int cols, int k, size_t *bytes);
+
+/*
+ The cross-entropy of each row of logits, [batch, vocab_size], with its target: loss, [batch], and if log_probs is not NULL the logarithms of the
+ softmax, [batch, vocab_size]. Rows whose target is -100 are ignored: their loss is 0.
+ */
+vmk_status cuda_cross_entropy_forward(const float *logits,
+                                      const int32_t *targets,
+                                      float *loss,
+                                      float *log_probs,
+                                      int batch,
+                                      int vocab_size,
+                                      void *stream);
+
+/*
+ cuda_cross_entropy_forward with memory to work in: cuda_cross_entropy_forward_workspace_size tells how much.
+ */
+vmk_status cuda_cross_entropy_forward_ws(const float *logits,
+                                         const int32_t *targets,
+                                         float *loss,
+                                         float *log_probs,
+                                         int batch,
+                                         int vocab_size,
+                                         void *workspace,
+                                         size_t workspace_bytes,
+                                         void *stream);
+
+/*
+ How many bytes cuda_cross_entropy_forward_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_cross_entropy_forward_workspace_size(int batch, int vocab_size, size_t *bytes);
+
+/*
+ cuda_cross_entropy_forward of bf16.
+ */
+vmk_status cuda_cross_entropy_forward_bf16(const vmk_bf16 *logits,
+                                           const int32_t *targets,
+                                           float *loss,
+                                           float *log_probs,
+                                           int batch,
+                                           int vocab_size,
+                                           void *stream);
+
+/*
+ cuda_cross_entropy_forward_bf16 with memory to work in: cuda_cross_entropy_forward_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_cross_entropy_forward_bf16_ws(const vmk_bf16 *logits,
+                                              const int32_t *targets,
+                                              float *loss,
+                                              float *log_probs,
+                                              int batch,
+                                              int vocab_size,
+                                              void *workspace,
+                                              size_t workspace_bytes,
+                                              void *stream);
+
+/*
+ How many bytes cuda_cross_entropy_forward_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_cross_entropy_forward_bf16_workspace_size(int batch, int vocab_size, size_t *bytes);
+
+/*
+ cuda_cross_entropy_forward of f16.
+ */
+vmk_status cuda_cross_entropy_forward_f16(const vmk_f16 *logits,
+                                          const int32_t *targets,
+                                          float *loss,
+                                          float *log_probs,
+                                          int batch,
+                                          int vocab_size,
+                                          void *stream);
+
+/*
+ cuda_cross_entropy_forward_f16 with memory to work in: cuda_cross_entropy_forward_f16_workspace_size tells how much.
+ */
+vmk_status cuda_cross_entropy_forward_f16_ws(const vmk_f16 *logits,
+                                             const int32_t *targets,
+                                             float *loss,
+                                             float *log_probs,
+                                             int batch,
+                                             int vocab_size,
+                                             void *workspace,
+                                             size_t workspace_bytes,
+                                             void *stream);
+
+/*
+ How many bytes cuda_cross_entropy_forward_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_cross_entropy_forward_f16_workspace_size(int batch, int vocab_size, size_t *bytes);
+
+/*
+ The place of the greatest of each row of logits, [batch, vocab_size]; of equal ones the first.
+ */
+vmk_status cuda_argmax(const float *logits, int32_t *output, int batch, int vocab_size, void *stream);
+
+/*
+ cuda_argmax with memory to work in: cuda_argmax_workspace_size tells how much.
+ */
+vmk_status cuda_argmax_ws(const float *logits,
+                          int32_t *output,
+                          int batch,
+                          int vocab_size,
+                          void *workspace,
+                          size_t workspace_bytes,
+                          void *stream);
+
+/*
+ How many bytes cuda_argmax_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_argmax_workspace_size(int batch, int vocab_size, size_t *bytes);
+
+/*
+ cuda_argmax of bf16.
+ */
+vmk_status cuda_argmax_bf16(const vmk_bf16 *logits, int32_t *output, int batch, int vocab_size, void *stream);
+
+/*
+ cuda_argmax_bf16 with memory to work in: cuda_argmax_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_argmax_bf16_ws(const vmk_bf16 *logits,
+                               int32_t *output,
+                               int batch,
+                               int vocab_size,
+                               void *workspace,
+                               size_t workspace_bytes,
+                               void *stream);
+
+/*
+ How many bytes cuda_argmax_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_argmax_bf16_workspace_size(int batch, int vocab_size, size_t *bytes);
+
+/*
+ cuda_argmax of f16.
+ */
+vmk_status cuda_argmax_f16(const vmk_f16 *logits, int32_t *output, int batch, int vocab_size, void *stream);
+
+/*
+ cuda_argmax_f16 with memory to work in: cuda_argmax_f16_workspace_size tells how much.
+ */
+vmk_status cuda_argmax_f16_ws(const vmk_f16 *logits,
+                              int32_t *output,
+                              int batch,
+                              int vocab_size,
+                              void *workspace,
+                              size_t workspace_bytes,
+                              void *stream);
+
+/*
+ How many bytes cuda_argmax_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_argmax_f16_workspace_size(int batch, int vocab_size, size_t *bytes);
+
+/*
+ A place of each row of logits, [batch, vocab_size], drawn with the probability softmax(logits / temperature) by the row's seed; at temperature 0 the
+ greatest. The same seed draws the same.
+ */
+vmk_status cuda_sample(const float *logits,
+                       int32_t *output,
+                       const int64_t *seeds,
+                       int batch,
+                       int vocab_size,
+                       float temperature,
+                       void *stream);
+
+/*
+ cuda_sample with memory to work in: cuda_sample_workspace_size tells how much.
+ */
+vmk_status cuda_sample_ws(const float *logits,
+                          int32_t *output,
+                          const int64_t *seeds,
+                          int batch,
+                          int vocab_size,
+                          float temperature,
+                          void *workspace,
+                          size_t workspace_bytes,
+                          void *stream);
+
+/*
+ How many bytes cuda_sample_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_sample_workspace_size(int batch, int vocab_size, float temperature, size_t *bytes);
+
+/*
+ cuda_sample of bf16.
+ */
+vmk_status cuda_sample_bf16(const vmk_bf16 *logits,
+                            int32_t *output,
+                            const int64_t *seeds,
+                            int batch,
+                            int vocab_size,
+                            float temperature,
+                            void *stream);
+
+/*
+ cuda_sample_bf16 with memory to work in: cuda_sample_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_sample_bf16_ws(const vmk_bf16 *logits,
+                               int32_t *output,
+                               const int64_t *seeds,
+                               int batch,
+                               int vocab_size,
+                               float temperature,
+                               void *workspace,
+                               size_t workspace_bytes,
+                               void *stream);
+
+/*
+ How many bytes cuda_sample_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_sample_bf16_workspace_size(int batch, int vocab_size, float temperature, size_t *bytes);
+
+/*
+ cuda_sample of f16.
+ */
+vmk_status cuda_sample_f16(const vmk_f16 *logits,
+                           int32_t *output,
+                           const int64_t *seeds,
+                           int batch,
+                           int vocab_size,
+                           float temperature,
+                           void *stream);
+
+/*
+ cuda_sample_f16 with memory to work in: cuda_sample_f16_workspace_size tells how much.
+ */
+vmk_status cuda_sample_f16_ws(const vmk_f16 *logits,
+                              int32_t *output,
+                              const int64_t *seeds,
+                              int batch,
+                              int vocab_size,
+                              float temperature,
+                              void *workspace,
+                              size_t workspace_bytes,
+                              void *stream);
+
+/*
+ How many bytes cuda_sample_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_sample_f16_workspace_size(int batch, int vocab_size, float temperature, size_t *bytes);
+
+/*
+ The same of the k greatest alone.
+ */
+vmk_status cuda_topk_sample(const float *logits,
+                            int32_t *output,
+                            const int64_t *seeds,
+                            int batch,
+                            int vocab_size,
+                            int k,
+                            float temperature,
+                            void *stream);
+
+/*
+ cuda_topk_sample with memory to work in: cuda_topk_sample_workspace_size tells how much.
+ */
+vmk_status cuda_topk_sample_ws(const float *logits,
+                               int32_t *output,
+                               const int64_t *seeds,
+                               int batch,
+                               int vocab_size,
+                               int k,
+                               float temperature,
+                               void *workspace,
+                               size_t workspace_bytes,
+                               void *stream);
+
+/*
+ How many bytes cuda_topk_sample_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topk_sample_workspace_size(int batch,
+                                           int vocab_size,
+                                           int k,
+                                           float temperature,
+                                           size_t *bytes);
+
+/*
+ cuda_topk_sample of bf16.
+ */
+vmk_status cuda_topk_sample_bf16(const vmk_bf16 *logits,
+                                 int32_t *output,
+                                 const int64_t *seeds,
+                                 int batch,
+                                 int vocab_size,
+                                 int k,
+                                 float temperature,
+                                 void *stream);
+
+/*
+ cuda_topk_sample_bf16 with memory to work in: cuda_topk_sample_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_topk_sample_bf16_ws(const vmk_bf16 *logits,
+                                    int32_t *output,
+                                    const int64_t *seeds,
+                                    int batch,
+                                    int vocab_size,
+                                    int k,
+                                    float temperature,
+                                    void *workspace,
+                                    size_t workspace_bytes,
+                                    void *stream);
+
+/*
+ How many bytes cuda_topk_sample_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topk_sample_bf16_workspace_size(int batch,
+                                                int vocab_size,
+                                                int k,
+                                                float temperature,
+                                                size_t *bytes);
+
+/*
+ cuda_topk_sample of f16.
+ */
+vmk_status cuda_topk_sample_f16(const vmk_f16 *logits,
+                                int32_t *output,
+                                const int64_t *seeds,
+                                int batch,
+                                int vocab_size,
+                                int k,
+                                float temperature,
+                                void *stream);
+
+/*
+ cuda_topk_sample_f16 with memory to work in: cuda_topk_sample_f16_workspace_size tells how much.
+ */
+vmk_status cuda_topk_sample_f16_ws(const vmk_f16 *logits,
+                                   int32_t *output,
+                                   const int64_t *seeds,
+                                   int batch,
+                                   int vocab_size,
+                                   int k,
+                                   float temperature,
+                                   void *workspace,
+                                   size_t workspace_bytes,
+                                   void *stream);
+
+/*
+ How many bytes cuda_topk_sample_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topk_sample_f16_workspace_size(int batch,
+                                               int vocab_size,
+                                               int k,
+                                               float temperature,
+                                               size_t *bytes);
+
+/*
+ The same of the fewest greatest whose probabilities reach top_p, 0 to 1.
+ */
+vmk_status cuda_topp_sample(const float *logits,
+                            int32_t *output,
+                            const int64_t *seeds,
+                            int batch,
+                            int vocab_size,
+                            float top_p,
+                            float temperature,
+                            void *stream);
+
+/*
+ cuda_topp_sample with memory to work in: cuda_topp_sample_workspace_size tells how much.
+ */
+vmk_status cuda_topp_sample_ws(const float *logits,
+                               int32_t *output,
+                               const int64_t *seeds,
+                               int batch,
+                               int vocab_size,
+                               float top_p,
+                               float temperature,
+                               void *workspace,
+                               size_t workspace_bytes,
+                               void *stream);
+
+/*
+ How many bytes cuda_topp_sample_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topp_sample_workspace_size(int batch,
+                                           int vocab_size,
+                                           float top_p,
+                                           float temperature,
+                                           size_t *bytes);
+
+/*
+ cuda_topp_sample of bf16.
+ */
+vmk_status cuda_topp_sample_bf16(const vmk_bf16 *logits,
+                                 int32_t *output,
+                                 const int64_t *seeds,
+                                 int batch,
+                                 int vocab_size,
+                                 float top_p,
+                                 float temperature,
+                                 void *stream);
+
+/*
+ cuda_topp_sample_bf16 with memory to work in: cuda_topp_sample_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_topp_sample_bf16_ws(const vmk_bf16 *logits,
+                                    int32_t *output,
+                                    const int64_t *seeds,
+                                    int batch,
+                                    int vocab_size,
+                                    float top_p,
+                                    float temperature,
+                                    void *workspace,
+                                    size_t workspace_bytes,
+                                    void *stream);
+
+/*
+ How many bytes cuda_topp_sample_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topp_sample_bf16_workspace_size(int batch,
+                                                int vocab_size,
+                                                float top_p,
+                                                float temperature,
+                                                size_t *bytes);
+
+/*
+ cuda_topp_sample of f16.
+ */
+vmk_status cuda_topp_sample_f16(const vmk_f16 *logits,
+                                int32_t *output,
+                                const int64_t *seeds,
+                                int batch,
+                                int vocab_size,
+                                float top_p,
+                                float temperature,
+                                void *stream);
+
+/*
+ cuda_topp_sample_f16 with memory to work in: cuda_topp_sample_f16_workspace_size tells how much.
+ */
+vmk_status cuda_topp_sample_f16_ws(const vmk_f16 *logits,
+                                   int32_t *output,
+                                   const int64_t *seeds,
+                                   int batch,
+                                   int vocab_size,
+                                   float top_p,
+                                   float temperature,
+                                   void *workspace,
+                                   size_t workspace_bytes,
+                                   void *stream);
+
+/*
+ How many bytes cuda_topp_sample_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topp_sample_f16_workspace_size(int batch,
+                                               int vocab_size,
+                                               float top_p,
+                                               float temperature,
+                                               size_t *bytes);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
