@@ -1,6 +1,7 @@
 //! The functions of `functions.txt`, as `build.rs` writes them.
 #![allow(
     non_snake_case,
+    clippy::useless_conversion,
     clippy::missing_safety_doc,
     clippy::too_many_arguments,
     clippy::not_unsafe_ptr_arg_deref
