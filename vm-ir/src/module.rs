@@ -7,6 +7,7 @@
 use crate::limits::{Caps, WARP};
 use crate::op::{
     Accuracy, AttrKind, Attribute, Axis, BarrierScope, Cache, Convergence, Opcode, Order, PlaceRule, Scope,
+    Shape,
 };
 use crate::tile::{Channel, Fragment, Tile};
 use crate::types::{Scalar, Type};
@@ -244,7 +245,7 @@ impl Op {
 
     /// How often the compiler is asked to unroll a `for`; 0 leaves it to the compiler, 1 forbids it.
     pub fn unroll(&self) -> u64 {
-        if self.code == Opcode::For { self.immediates.first().copied().unwrap_or(0) } else { 0 }
+        if self.code.shape() == Shape::For { self.immediates.first().copied().unwrap_or(0) } else { 0 }
     }
 }
 

@@ -178,6 +178,7 @@ pub fn types_of(op: Opcode) -> Vec<(Scalar, Scalar)> {
                 .collect()
         }
         Shape::Rows => same(Class::WIDE_FLOAT),
+        Shape::Share => [Scalar::F32, Scalar::I32].map(|scalar| (scalar, scalar)).to_vec(),
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::num::NonZero;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use vm_accel::{Accelerator, DeviceInfo, Error, QueueOptions, Result};
+use vm_accel::{Accelerator, Arguments, Artifact, DeviceInfo, Error, Grid, QueueOptions, Result};
 
 use crate::host;
+use crate::kernel::{Codes, CpuKernel};
 use crate::pool::Pool;
 use crate::queue::CpuQueue;
 
@@ -52,6 +54,32 @@ impl CpuAccelerator {
             host_registration: true,
         };
         Ok(CpuAccelerator { info, pool: Arc::new(pool) })
+    }
+
+    /// Loads a kernel for [`run`](Self::run).
+    ///
+    /// # Errors
+    /// [`Error::Load`].
+    pub fn load(&self, artifact: &Artifact) -> Result<Arc<CpuKernel>> {
+        CpuKernel::load(artifact, &mut Codes::default()).map(Arc::new)
+    }
+
+    /// Runs a kernel and waits for its end, without a queue. Any thread may call it, at the same time as others; the blocks run on the
+    /// device's threads but for one, of which there must be another: the caller's stack may be too small.
+    ///
+    /// # Errors
+    /// [`Error::Arguments`] for a grid without blocks or arguments of another kernel; [`Error::Host`] where there is no memory or thread to
+    /// run it.
+    ///
+    /// # Safety
+    /// The memory that the arguments name is there meanwhile. The kernel can't be stopped, or its cancel flag was set in the
+    /// arguments.
+    #[allow(unsafe_code)]
+    pub unsafe fn run(&self, kernel: &Arc<CpuKernel>, grid: Grid, arguments: &Arguments) -> Result<()> {
+        kernel.check(grid, arguments)?;
+        // SAFETY: the arguments have the kernel's form, and no number of the grid is 0; the caller promises the rest.
+        unsafe { self.pool.launch(kernel, arguments.words(), grid, None, &AtomicBool::new(false)) }
+            .map_err(|error| Error::Host { what: "running a kernel", cause: error.to_string() })
     }
 }
 

@@ -100,9 +100,16 @@ impl CpuKernel {
         !word.is_null() && unsafe { AtomicU32::from_ptr(word) }.load(Ordering::Acquire) != 0
     }
 
-    /// Do the arguments have this kernel's form?
-    pub(crate) fn takes(&self, arguments: &Arguments) -> bool {
-        arguments.bytes() == self.artifact.parameter_bytes()
+    /// That the arguments have this kernel's form, and the grid has blocks.
+    ///
+    /// # Errors
+    /// [`Error::Arguments`].
+    pub(crate) fn check(&self, grid: Grid, arguments: &Arguments) -> Result<()> {
+        if arguments.bytes() == self.artifact.parameter_bytes() && !grid.0.contains(&0) {
+            return Ok(());
+        }
+        let reason = "they were packed for another kernel, or the grid has no blocks".into();
+        Err(Error::Arguments { kernel: self.name().to_owned(), parameter: "all".into(), reason })
     }
 
     /// Runs the blocks from `first` up to `end` on this thread.

@@ -26,6 +26,8 @@ pub(crate) struct Work {
     grid: Grid,
     blocks: u64,
     run: u64,
+    /// Does the thread that launched it run blocks, too?
+    helped: bool,
     next: AtomicU64,
     /// Threads that may still be at it.
     busy: AtomicUsize,
@@ -99,10 +101,11 @@ impl Pool {
         self.helpers.len() + 1
     }
 
-    /// Runs a launch and waits for its end; `stop` and its own cancel flag give it up between two runs of blocks.
+    /// Runs a launch and waits for its end; `stop` and its own cancel flag give it up between two runs of blocks. The calling thread
+    /// helps with its scratch memory; without any, which is for threads whose stacks may be too small, the others do it alone.
     ///
     /// # Errors
-    /// There is no scratch memory for it.
+    /// There is no scratch memory for it, or no thread.
     ///
     /// # Safety
     /// `params` was packed for this kernel, the memory that it names is there meanwhile, and no number in `grid` is 0.
@@ -111,19 +114,24 @@ impl Pool {
         kernel: &Arc<CpuKernel>,
         params: &[u64],
         grid: Grid,
-        scratch: &mut Scratch,
+        scratch: Option<&mut Scratch>,
         stop: &AtomicBool,
     ) -> io::Result<()> {
         let blocks = grid.0.iter().fold(1u64, |product, size| product.saturating_mul(u64::from(*size)));
         let threads = self.threads() as u64;
         let run = kernel.run_of(blocks.div_ceil(threads * RUNS).clamp(1, LONGEST));
-        let helpers = blocks.div_ceil(run).saturating_sub(1).min(threads - 1) as usize;
+        let own = u64::from(scratch.is_some());
+        let helpers = blocks.div_ceil(run).saturating_sub(own).min(threads - 1) as usize;
+        if scratch.is_none() && helpers == 0 {
+            return Err(io::Error::other("there is no thread to run it"));
+        }
         let work = Arc::new(Work {
             kernel: Arc::clone(kernel),
             params: params.into(),
             grid,
             blocks,
             run,
+            helped: scratch.is_some(),
             next: AtomicU64::new(0),
             busy: AtomicUsize::new(helpers),
             given_up: AtomicBool::new(false),
@@ -133,18 +141,29 @@ impl Pool {
             let mut waiting = lock(&self.shared.waiting);
             waiting.extend((0..helpers).map(|_| Arc::clone(&work)));
             drop(waiting);
-            self.shared.wake.notify_all();
+            if helpers == 1 {
+                self.shared.wake.notify_one();
+            } else {
+                self.shared.wake.notify_all();
+            }
         }
-        work.help(scratch, stop);
+        if let Some(scratch) = scratch {
+            work.help(scratch, stop);
+        }
         if stop.load(Ordering::Acquire) {
             work.given_up.store(true, Ordering::Release);
         }
         let mut waiting = lock(&self.shared.waiting);
-        // Those who have not come yet need not.
-        let before = waiting.len();
-        waiting.retain(|other| !Arc::ptr_eq(other, &work));
-        work.busy.fetch_sub(before - waiting.len(), Ordering::AcqRel);
-        while work.busy.load(Ordering::Acquire) > 0 {
+        loop {
+            if work.helped || work.next.load(Ordering::Acquire) >= blocks {
+                // Those who have not come yet need not.
+                let before = waiting.len();
+                waiting.retain(|other| !Arc::ptr_eq(other, &work));
+                work.busy.fetch_sub(before - waiting.len(), Ordering::AcqRel);
+            }
+            if work.busy.load(Ordering::Acquire) == 0 {
+                break;
+            }
             waiting = self.shared.left.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
         drop(waiting);
@@ -170,7 +189,8 @@ impl Shared {
             drop(waiting);
             work.help(&mut scratch, &self.stop);
             waiting = lock(&self.waiting);
-            if work.busy.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // Whoever waits without having helped sees by the first who leaves that those to come need not.
+            if work.busy.fetch_sub(1, Ordering::AcqRel) == 1 || !work.helped {
                 self.left.notify_all();
             }
         }

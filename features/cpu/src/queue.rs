@@ -233,13 +233,7 @@ impl Queue for CpuQueue {
     }
 
     unsafe fn launch(&self, kernel: &Arc<CpuKernel>, grid: Grid, arguments: &Arguments) -> Result<()> {
-        if !kernel.takes(arguments) || grid.0.contains(&0) {
-            return Err(Error::Arguments {
-                kernel: kernel.name().to_owned(),
-                parameter: "all".into(),
-                reason: "they were packed for another kernel".into(),
-            });
-        }
+        kernel.check(grid, arguments)?;
         self.push(Command::Launch { kernel: Arc::clone(kernel), params: arguments.words().into(), grid })
     }
 

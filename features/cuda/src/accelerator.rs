@@ -3,6 +3,7 @@
 use vm_accel::{Accelerator, DeviceInfo, Error, MAX_PARAMETER_BYTES, PARAMETER_BYTES, QueueOptions, Result};
 
 use crate::context::{Shared, Traits};
+use crate::launcher::CudaLauncher;
 use crate::queue::CudaQueue;
 use crate::result::{Context, Device, Stream};
 use crate::sys::{BorrowedContext, BorrowedStream, CUdevice_attribute as Attribute, Driver, driver};
@@ -93,6 +94,21 @@ impl CudaAccelerator {
             None => Context::retain(driver, self.device)?,
         };
         CudaQueue::new(self.shared(context, options), |shared| Ok(Stream::borrow(&shared.context, &stream)))
+    }
+
+    /// Kernels for the streams of a context that somebody else owns; of the device's primary context without one.
+    ///
+    /// # Errors
+    /// [`Error::Host`] for a context of another device; the driver's.
+    pub fn launcher(&self, context: Option<BorrowedContext>) -> Result<CudaLauncher> {
+        self.launcher_by(driver()?, context)
+    }
+
+    fn launcher_by(&self, driver: &'static Driver, context: Option<BorrowedContext>) -> Result<CudaLauncher> {
+        Ok(CudaLauncher::new(match context {
+            Some(context) => Context::borrow(driver, self.device, &context)?,
+            None => Context::retain(driver, self.device)?,
+        }))
     }
 
     fn open_by(&self, driver: &'static Driver, options: &QueueOptions) -> Result<CudaQueue> {

@@ -24,6 +24,14 @@ pub(crate) struct Traits {
 /// its free memory can stop answering, to everybody.
 static UNIFIED: AtomicU64 = AtomicU64::new(0);
 
+/// The number of the next that has kernels loaded.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// A number that no other of the process has, for what has kernels loaded.
+pub(crate) fn number() -> u64 {
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Tensor maps that are kept for the launches of the same views that follow.
 const MAPS: usize = 1024;
 
@@ -56,9 +64,8 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(device: Device, traits: Traits, context: Context, options: &QueueOptions) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
-            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            number: number(),
             driver: context.driver(),
             device,
             traits,
@@ -101,25 +108,9 @@ impl Shared {
         Error::OutOfMemory { kind: kind.name(), bytes, free, total }
     }
 
-    /// That a kernel is of this context, and arguments may be the kernel's.
-    fn check(&self, kernel: &CudaKernel, arguments: &Arguments) -> Result<()> {
-        if kernel.context != self.number {
-            return Err(Error::WrongWorker { what: "kernel" });
-        }
-        let wanted = kernel.artifact.parameter_bytes();
-        if arguments.bytes() != wanted {
-            return Err(Error::Arguments {
-                kernel: kernel.artifact.entry().to_owned(),
-                parameter: "all".into(),
-                reason: format!("{} bytes given, {wanted} wanted", arguments.bytes()),
-            });
-        }
-        Ok(())
-    }
-
     /// A kernel's arguments with its tensor maps; none for a kernel without. What does not belong together is refused.
     pub(crate) fn with_maps(&self, kernel: &CudaKernel, arguments: &Arguments) -> Result<Option<Arguments>> {
-        self.check(kernel, arguments)?;
+        kernel.check(self.number, arguments)?;
         arguments.with_maps(&kernel.artifact, |tensor| {
             let _entered = self.enter()?;
             let mut maps = self.maps.borrow_mut();

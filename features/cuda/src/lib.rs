@@ -33,7 +33,8 @@
 //!
 //! # One context for a process
 //! Each queue uses the device's primary context, with a stream of its own; [`CudaAccelerator::borrow`] takes somebody else's
-//! context and stream instead, and leaves both as they were. A fault on the device (an illegal address,
+//! context and stream instead, and leaves both as they were. A [`CudaLauncher`] is for libraries: it has kernels of a context
+//! alone, and any thread launches them on any stream there. A fault on the device (an illegal address,
 //! say) takes the context with all its queues: they fail with [`vm_accel::Error::Lost`], and only a new process can use
 //! the device again. So each guest's GPU work belongs in a process of its own.
 
@@ -44,10 +45,12 @@ mod context;
 mod fake;
 mod image;
 mod images;
+mod launcher;
 pub mod nvml;
 mod queue;
 mod result;
 pub mod sys;
 
 pub use accelerator::{CudaAccelerator, devices};
+pub use launcher::{Allocation, CudaLauncher, Place};
 pub use queue::{CudaEvent, CudaGraph, CudaKernel, CudaQueue};

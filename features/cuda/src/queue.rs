@@ -20,6 +20,24 @@ pub struct CudaKernel {
     pub(crate) artifact: Artifact,
 }
 
+impl CudaKernel {
+    /// That it is of the context with this number, and arguments may be the kernel's.
+    pub(crate) fn check(&self, context: u64, arguments: &Arguments) -> Result<()> {
+        if self.context != context {
+            return Err(Error::WrongWorker { what: "kernel" });
+        }
+        let wanted = self.artifact.parameter_bytes();
+        if arguments.bytes() != wanted {
+            return Err(Error::Arguments {
+                kernel: self.artifact.entry().to_owned(),
+                parameter: "all".into(),
+                reason: format!("{} bytes given, {wanted} wanted", arguments.bytes()),
+            });
+        }
+        Ok(())
+    }
+}
+
 /// A point in a stream.
 pub struct CudaEvent(Event);
 

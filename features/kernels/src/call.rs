@@ -14,12 +14,21 @@ use vm_ir::builder::BuildError;
 use vm_ir::view::Access;
 use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
+use crate::append::Append;
+use crate::attention::Attention;
+use crate::columns::Columns;
 use crate::elementwise::ChainKernel;
+use crate::experts::Experts;
 use crate::family::Resources;
+use crate::flat::{Finish, Flat, Squares};
+use crate::gather::Gather;
 use crate::gemm::Gemm;
 use crate::loss::{LossRows, LossSum};
 use crate::norm::{NormGradient, NormRows, Parts};
+use crate::rope::Rotate;
+use crate::scatter::Scatter;
 use crate::softmax::SoftmaxRows;
+use crate::transpose::Transposed;
 
 /// Bytes to whose multiples a workspace, and each part of one, is aligned.
 pub const WORKSPACE_ALIGN: u64 = 256;
@@ -218,6 +227,28 @@ pub enum Entry {
     Losses(LossSum),
     /// A chain of elementwise steps.
     Chain(ChainKernel),
+    /// Attention.
+    Attention(Attention),
+    /// The same of each element of many tensors.
+    Flat(Flat),
+    /// Sums of squares of many tensors.
+    Squares(Squares),
+    /// A norm of such sums.
+    Finish(Finish),
+    /// Rows of a table.
+    Gather(Gather),
+    /// Rows that are added to those of a table.
+    Scatter(Scatter),
+    /// Sums of columns.
+    Columns(Columns),
+    /// A transpose.
+    Transposed(Transposed),
+    /// A rotary embedding.
+    Rotate(Rotate),
+    /// What is put into a cache of keys and values.
+    Append(Append),
+    /// The load of experts.
+    Experts(Experts),
 }
 
 impl Entry {
@@ -235,6 +266,17 @@ impl Entry {
             Entry::CrossEntropy(rows) => rows.kernel(guest),
             Entry::Losses(sum) => sum.kernel(guest),
             Entry::Chain(chain) => chain.kernel(guest),
+            Entry::Attention(attention) => attention.kernel(guest),
+            Entry::Flat(flat) => flat.kernel(guest),
+            Entry::Squares(squares) => squares.kernel(guest),
+            Entry::Finish(finish) => finish.kernel(guest),
+            Entry::Gather(gather) => gather.kernel(guest),
+            Entry::Scatter(scatter) => scatter.kernel(guest),
+            Entry::Columns(columns) => columns.kernel(guest),
+            Entry::Transposed(transposed) => transposed.kernel(guest),
+            Entry::Rotate(rotate) => rotate.kernel(guest),
+            Entry::Append(append) => append.kernel(guest),
+            Entry::Experts(experts) => experts.kernel(guest),
         }
     }
 }

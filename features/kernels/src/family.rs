@@ -34,6 +34,13 @@ pub enum Kind {
     Cpu,
 }
 
+impl Resources {
+    /// Is it a processor of the host? There what is shared is memory like any other, and as large; no GPU's block has a MiB.
+    pub fn is_processor(&self) -> bool {
+        self.shared_bytes > 1 << 20
+    }
+}
+
 /// An argument of a launch that is measured.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sample {

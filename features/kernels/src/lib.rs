@@ -15,14 +15,23 @@
 //! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants, [`call`]
 //! what a function of the library is: launches of their kernels, [`row`] how the rows of a matrix are divided among threads.
 
+pub mod append;
 pub mod attention;
 pub mod call;
 #[cfg(feature = "cases")]
 pub mod cases;
+pub mod columns;
 pub mod elementwise;
+pub mod experts;
 pub mod family;
+pub mod flat;
+pub mod gather;
 pub mod gemm;
 pub mod loss;
 pub mod norm;
+pub mod pieces;
+pub mod rope;
 pub mod row;
+pub mod scatter;
 pub mod softmax;
+pub mod transpose;

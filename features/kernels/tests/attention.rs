@@ -1,11 +1,15 @@
 //! Attention and its gradients against their definitions, in the interpreter.
 
+#[path = "../../cpu/tests/common/mod.rs"]
+mod machine;
 mod reference;
+
+use machine::Machine;
 
 use reference::Problem;
 use vm_ir::interp::{Argument, Launch, Limits, run};
 use vm_ir::{Kernel, Module, Scalar, Trust, validate};
-use vm_kernels::attention::{Attention, Backward, Mask, Order};
+use vm_kernels::attention::{Attention, Backward, Mask, Order, SplitBackward};
 
 /// Runs a kernel; gives the arguments as it leaves them.
 fn launch(
@@ -16,6 +20,23 @@ fn launch(
     let module = validate(Module::from(kernel.clone()), Trust::Guest)?;
     let mut launch = Launch { kernel: kernel.name().to_owned(), grid, arguments };
     run(&module, &mut launch, &Limits::default())?;
+    Ok(launch.arguments)
+}
+
+/// The same, compiled for this processor.
+fn on_processor(
+    kernel: &Kernel,
+    grid: [u32; 3],
+    arguments: Vec<Argument>,
+) -> Result<Vec<Argument>, Box<dyn std::error::Error>> {
+    let module = validate(Module::from(kernel.clone()), Trust::Guest)?;
+    let mut launch = Launch { kernel: kernel.name().to_owned(), grid, arguments };
+    for machine in Machine::all() {
+        match machine.run(&module, &mut launch, 1 << 40) {
+            Ok(0) => {}
+            other => return Err(format!("{} on {}: {other:?}", kernel.name(), machine.name()).into()),
+        }
+    }
     Ok(launch.arguments)
 }
 
@@ -122,5 +143,35 @@ fn gradients() {
         // The shapes that are fast.
         check_backward(small(64, mask), Problem { sequences: &[[140, 140]], ..problem }, 1);
         check_backward(small(128, mask), Problem { sequences: &[[70, 133]], ..problem }, 1);
+    }
+}
+
+#[test]
+fn gradients_by_a_kernel_each() {
+    let check = |variant: SplitBackward, problem: Problem<'_>, blocks| {
+        problem.check_split(variant, blocks, launch).unwrap_or_else(|error| panic!("{error}"));
+        problem.check_split(variant, blocks, on_processor).unwrap_or_else(|error| panic!("{error}"));
+    };
+    let packed = &[[70, 70], [0, 0], [1, 90], [90, 60], [64, 0], [0, 5], [5, 64]];
+    for mask in [Mask::Full, Mask::Causal, Mask::Window] {
+        let small = SplitBackward { mask, tile: [64, 32], ..SplitBackward::small(64, mask == Mask::Causal) };
+        let problem = Problem { mask, window: [30, 10], heads: [1, 1], ..WHOLE };
+        for lengths in [[70, 70], [40, 100], [100, 40], [1, 1]] {
+            check(small, Problem { sequences: &[lengths], ..problem }, 2);
+        }
+        check(small, Problem { heads: [3, 1], sequences: &[[70, 40]; 2], window: [0, 0], ..problem }, 3);
+        let of_packed = SplitBackward { packed: true, element: Scalar::F16, ..small };
+        check(of_packed, Problem { heads: [2, 1], sequences: packed, ..problem }, 3);
+        check(
+            SplitBackward { element: Scalar::F32, ..of_packed },
+            Problem { sequences: packed, ..problem },
+            3,
+        );
+    }
+    for dim in [192, 256] {
+        let problem = Problem { mask: Mask::Causal, heads: [2, 1], sequences: &[[40, 70]], ..WHOLE };
+        check(SplitBackward::small(dim, true), problem, 2);
+        let groups = SplitBackward { packed: true, ..SplitBackward::of(dim, true) };
+        check(groups, Problem { sequences: &[[30, 30], [40, 50]], ..problem }, 2);
     }
 }

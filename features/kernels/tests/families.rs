@@ -1,7 +1,7 @@
 //! All families compiled for what has tile kernels.
 
 use vm_ir::{GuestAddr, Module, Scalar, Trust, validate};
-use vm_kernels::attention::{Attention, Backward};
+use vm_kernels::attention::{Attention, Backward, Gradient, SplitBackward};
 use vm_kernels::gemm::Gemm;
 
 #[test]
@@ -17,6 +17,10 @@ fn all_are_compiled() {
     }
     for (dim, causal) in [64, 128, 192, 256].into_iter().flat_map(|dim| [(dim, false), (dim, true)]) {
         kernels.push(Attention::of(dim, causal).kernel(GuestAddr(0)).unwrap());
+        for split in [SplitBackward::of(dim, causal), SplitBackward::small(dim, causal)] {
+            kernels.extend(Gradient::ALL.map(|of| split.kernel(of, GuestAddr(0)).unwrap()));
+            kernels.push(split.prepare(GuestAddr(0)).unwrap());
+        }
         if dim > 128 {
             continue;
         }

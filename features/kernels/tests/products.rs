@@ -7,6 +7,17 @@ use vm_ir::interp::{Argument, Tensor};
 use vm_ir::{GuestAddr, Scalar, Trust};
 use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Scales};
 
+/// By its Taylor series.
+fn erf(x: f64) -> f64 {
+    let mut term = x;
+    let terms = (0..200).map(|n| {
+        let own = term / f64::from(2 * n + 1);
+        term *= -x * x / f64::from(n + 1);
+        own
+    });
+    if x.abs() > 5.0 { x.signum() } else { terms.sum::<f64>() * std::f64::consts::FRAC_2_SQRT_PI }
+}
+
 /// A product by its definition, and its arguments: of so many matrices, or of groups that end at `ends`.
 fn gemm(variant: Gemm, [m, n, k]: [u64; 3], matrices: u64, ends: &[u64]) -> (Vec<Argument>, Vec<f64>) {
     let loaded = if variant.element == Scalar::Tf32 { Scalar::F32 } else { variant.element };
@@ -74,16 +85,7 @@ fn gemm(variant: Gemm, [m, n, k]: [u64; 3], matrices: u64, ends: &[u64]) -> (Vec
             Activation::None => x,
             Activation::Relu => x.max(0.0),
             Activation::Silu => x / (1.0 + (-x).exp()),
-            // Close enough to erf for what is compared (Abramowitz and Stegun 7.1.26).
-            Activation::Gelu => {
-                let z = x.abs() * std::f64::consts::FRAC_1_SQRT_2;
-                let t = 1.0 / (1.0 + 0.327_591_1 * z);
-                let poly = t
-                    * (0.254_829_592
-                        + t * (-0.284_496_736
-                            + t * (1.421_413_741 + t * (-1.453_152_027 + t * 1.061_405_429))));
-                x * 0.5 * (1.0 + (1.0 - poly * (-z * z).exp()).copysign(x))
-            }
+            Activation::Gelu => x * 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
         }
     };
     let wanted = match variant.batch {
@@ -158,6 +160,25 @@ fn products() {
         check_gemm_over(few, [3, 200, 72], [4, 1, 1]);
         check_gemm_over(Gemm { output: Scalar::F32, ..few }, [20, 8, 40], [1, 2, 1]);
     }
+    // A part of the inner dimension for each block of a cluster: parts of which some have nothing, and shares of a sum, or all of it.
+    for (split, overlap) in [(2, false), (4, true), (8, false)] {
+        for [m, n, k] in [[1, 1, 1], [3, 7, 5], [67, 131, 257], [64, 64, 64], [130, 8, 521]] {
+            let split = Gemm { split, overlap, band: 0, ..small };
+            let grid = |[rows, columns, _]: [u32; 3]| {
+                [(n as u32).div_ceil(columns) * split.split, (m as u32).div_ceil(rows), 1]
+            };
+            let padded = [m, u64::next_multiple_of(n, 8), u64::next_multiple_of(k, 8)];
+            check_gemm_over(split, padded, grid(split.tile));
+            let few = Gemm { swapped: true, tile: [16, 64, 64], ..split };
+            check_gemm_over(few, padded, grid(few.tile));
+        }
+        // More than one tile for each block.
+        check_gemm(Gemm { split, overlap, band: 2, ..small }, [130, 200, 136], 2 * split);
+        let epilogue = Epilogue { scales: Scales::Rows, bias: true, plus: true, ..Epilogue::NONE };
+        let batched = Gemm { batch: Batch::Batched, epilogue, split, overlap, output: Scalar::F32, ..small };
+        check_gemms(batched, [70, 72, 200], 3, &[], split);
+    }
+    check_gemm(Gemm { overlap: true, ..small }, [72, 80, 136], 3);
     for cluster in [2, 4, 8] {
         check_gemm(Gemm { cluster, ..small }, [330, 72, 72], 2 * cluster);
     }

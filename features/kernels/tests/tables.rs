@@ -168,7 +168,11 @@ fn grids_are_whole_clusters() {
                     if variant.band == 0 {
                         // A block for each tile.
                         let [rows, columns, _] = variant.tile.map(u64::from);
-                        let wanted = [n.div_ceil(columns), m.div_ceil(rows), problem.matrices];
+                        let wanted = [
+                            n.div_ceil(columns) * u64::from(variant.split),
+                            m.div_ceil(rows),
+                            problem.matrices,
+                        ];
                         assert_eq!(grid.map(u64::from), wanted, "{}", variant.name());
                         continue;
                     }

@@ -46,6 +46,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use crate::report::Report;
 use crate::scenario::{Scenario, Variant};
 use crate::scenarios;
+use crate::sweep::Sweep;
 
 /// Runs the agent, and powers the machine off. Never returns on a machine of the testbed.
 pub fn main() {
@@ -82,9 +83,10 @@ fn work() -> Result<()> {
     let variant = Variant::parse(&variant).with_context(|| format!("there is no variant {variant}"))?;
     match parameter("testbed.level")?.as_str() {
         "1" => {
+            let sweep = Sweep::parse(init::parameter("testbed.sweep").as_deref())?;
             let batch = names.split(',').map(find).collect::<Result<Vec<_>>>()?;
             for (at, scenario) in batch.iter().enumerate() {
-                let mut l1 = L1::new(scenario.name, variant)?;
+                let mut l1 = L1::new(scenario.name, variant, sweep)?;
                 let verdict = judge(|| {
                     if at == 0 {
                         init::load_modules()?;

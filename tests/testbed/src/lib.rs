@@ -18,3 +18,4 @@ pub mod provision;
 pub mod report;
 pub mod scenario;
 pub mod scenarios;
+pub mod sweep;

@@ -90,6 +90,18 @@ pub fn tile_kernel(seed: u64) -> (Module, Launch) {
         let fragment = k.fragment("factor", left, [rows, inner]);
         (fragment, k.channel("sent", left, [rows, inner], 1))
     });
+    // Where a block may have some of the iterations; of the columns it has its share, or all.
+    let split = (rows > 1).then(|| {
+        let shared = if columns.is_multiple_of(cluster) { random.pick(&[1, cluster]) } else { 1 };
+        Split {
+            channels: [
+                k.channel("split_a", left, dims([rows, inner], turned[0]), stages),
+                k.channel("split_b", right, dims([inner, columns], turned[1]), stages),
+            ],
+            sum: k.fragment("split", sum, [rows, columns]),
+            part: k.fragment("part", sum, [rows, columns / shared]),
+        }
+    });
     let block_number = k.block_id(Axis::X).to_u(Scalar::I64);
     indices.extend([block_number, k.cluster_rank().to(Scalar::I64)]);
     let mut maker = Maker {
@@ -98,6 +110,7 @@ pub fn tile_kernel(seed: u64) -> (Module, Launch) {
         stages,
         sources: [(a.0, a.1, from_a, turned[0]), (b.0, b.1, from_b, turned[1])],
         sent,
+        split,
         sum: k.fragment("sum", sum, [rows, columns]),
         other: k.fragment("other", other, [rows, columns]),
         before: k.fragment("before", Scalar::F32, [rows, inner]),
@@ -117,6 +130,14 @@ pub fn tile_kernel(seed: u64) -> (Module, Launch) {
     (Module::new(block.kernel().into_iter().collect()), launch)
 }
 
+/// What the blocks of a cluster add up together.
+#[derive(Clone, Copy)]
+struct Split<'b> {
+    channels: [ChannelRef<'b>; 2],
+    sum: FragmentRef<'b>,
+    part: FragmentRef<'b>,
+}
+
 struct Maker<'b> {
     k: Builder<'b>,
     random: Random,
@@ -125,6 +146,7 @@ struct Maker<'b> {
     sources: [(PlaceRef<'b>, usize, ChannelRef<'b>, bool); 2],
     /// A left factor, and a channel that it is sent to.
     sent: Option<(FragmentRef<'b>, ChannelRef<'b>)>,
+    split: Option<Split<'b>>,
     /// Whole numbers, as all sums.
     sum: FragmentRef<'b>,
     /// Anything, as large as the sum; and as the left factor.
@@ -148,7 +170,7 @@ struct Maker<'b> {
 impl<'b> Maker<'b> {
     fn statements(&mut self, count: usize) {
         for _ in 0..count {
-            match self.random.below(14) {
+            match self.random.below(15) {
                 0..=3 => self.product(),
                 4 => self.send(),
                 5 | 6 => self.map(),
@@ -159,6 +181,7 @@ impl<'b> Maker<'b> {
                 11 => self.scalar(),
                 12 if self.depth < DEPTH => self.choice(),
                 13 if self.depth < DEPTH => self.repeated(),
+                14 => self.split(),
                 _ => self.map(),
             }
         }
@@ -263,6 +286,47 @@ impl<'b> Maker<'b> {
         self.k.map([self.sum], [self.sum], |_, _, [x]| {
             [if floats { x.max(-4096.0).min(4096.0) } else { x.max(-4096).min(4096) }]
         });
+    }
+
+    /// A sum of the iterations of a loop that the blocks of a cluster may share.
+    fn split(&mut self) {
+        let Some(Split { channels, sum, part }) = self.split else { return };
+        let k = self.k;
+        let begin = self.random.below(3) as i64;
+        match self.elements[0] {
+            Scalar::F32 => sum.fill(begin as f32),
+            _ => sum.fill(begin),
+        }
+        let ahead = 1 + self.random.below(self.stages as usize);
+        k.for_cluster(|number| {
+            let number = number.to(Scalar::I64);
+            for _ in 0..ahead {
+                for (channel, (view, rank, ..)) in channels.into_iter().zip(self.sources) {
+                    // The same in all blocks: the first indices are the launch's numbers.
+                    let [first, row, column] = [0; 3].map(|_| match self.random.below(4) {
+                        0 => self.random.pick(&self.indices[..3]),
+                        1 => number * (self.random.below(20) as i64),
+                        2 => number + (self.random.below(9) as i64 - 4),
+                        _ => k.i64(self.random.below(20) as i64),
+                    });
+                    match rank {
+                        2 => channel.fetch(view, [row, column]),
+                        _ => channel.fetch(view, [first, row, column]),
+                    }
+                }
+            }
+            let turned = self.sources.map(|source| source.3);
+            for _ in 0..ahead {
+                let [left, right] = [0, 1].map(|side| match turned[side] {
+                    true => channels[side].transposed(),
+                    false => Factor::from(channels[side]),
+                });
+                sum.mma(left, right);
+                channels.into_iter().for_each(ChannelRef::release);
+            }
+        });
+        part.share(sum);
+        part.put(self.views[0], [self.block, self.index(), self.index()]);
     }
 
     fn send(&mut self) {

@@ -133,7 +133,15 @@ impl<'b> Builder<'b> {
     #[track_caller]
     pub fn range(self, low: Val<'b>, high: impl IntoVal<'b>) -> Range<'b> {
         let high = high.into_val(self, low.ty());
-        Range { builder: self, low, high, step: None, unroll: 0 }
+        Range { builder: self, low, high, step: None, unroll: 0, code: Opcode::For }
+    }
+
+    /// Runs `body` for each rank of the cluster; its blocks may share the iterations. It adds up products alone
+    /// (`for.cluster`), whose sums [`share`](super::tile::FragmentRef::share) looks at.
+    #[track_caller]
+    pub fn for_cluster(self, body: impl FnOnce(Val<'b>)) {
+        let blocks = self.block.state.borrow().cluster;
+        self.range(self.i32(0), blocks as i32).by(Opcode::ForCluster).each(body);
     }
 
     /// Runs `body` as long as `condition` gives true; both are given the carried values, and `body` returns
@@ -202,6 +210,7 @@ pub struct Range<'b> {
     high: Val<'b>,
     step: Option<Val<'b>>,
     unroll: u64,
+    code: Opcode,
 }
 
 impl<'b> Range<'b> {
@@ -216,6 +225,10 @@ impl<'b> Range<'b> {
     pub fn unroll(mut self, times: u32) -> Self {
         self.unroll = times.into();
         self
+    }
+
+    fn by(self, code: Opcode) -> Self {
+        Range { code, ..self }
     }
 
     /// Runs `body` for each number.
@@ -237,7 +250,7 @@ impl<'b> Range<'b> {
         let carried: Vec<Val<'b>> = args[1..].iter().map(|v| Val::new(k, *v)).collect();
         let (mut region, result) = k.in_region(args, || body(Val::new(k, count), initial.rebuild(&carried)));
         region.yields = k.owned(&result.values());
-        let mut op = Op::new(Opcode::For);
+        let mut op = Op::new(self.code);
         op.operands = k.owned(&[self.low, self.high, step]);
         op.operands.extend(k.owned(&initial.values()));
         op.immediates = vec![self.unroll];

@@ -239,6 +239,12 @@ impl<'b> FragmentRef<'b> {
         self.builder.push_tile(Opcode::RowMin, self.place, vec![matrix.place], &[]);
     }
 
+    /// Becomes the block's share of the columns of a sum: those of its rank in the cluster, or all of one as large as this.
+    #[track_caller]
+    pub fn share(self, sum: FragmentRef<'b>) {
+        self.builder.push_tile(Opcode::Share, self.place, vec![sum.place], &[]);
+    }
+
     /// Stores it into the box of a view that begins at these indices, the last of which are its row and its column.
     #[track_caller]
     pub fn put<const N: usize>(self, view: PlaceRef<'b>, at: [Val<'b>; N]) {

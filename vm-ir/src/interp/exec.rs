@@ -330,6 +330,7 @@ impl<'m> Machine<'m> {
             | Shape::Mma
             | Shape::Map
             | Shape::Rows
+            | Shape::Share
             | Shape::Put
             | Shape::PutRows
             | Shape::Get
@@ -339,6 +340,11 @@ impl<'m> Machine<'m> {
                 Ok(())
             }
         }
+    }
+
+    /// The number in its cluster of the first block that runs.
+    pub(super) fn cluster_rank(&self) -> u32 {
+        self.block[0] % self.kernel.cluster().max(1)
     }
 
     fn id(&self, op: &Op, thread: u32) -> u64 {
@@ -356,7 +362,7 @@ impl<'m> Machine<'m> {
             Opcode::LocalIndex => u64::from(thread),
             Opcode::LaneId => u64::from(thread % WARP),
             Opcode::WarpId => u64::from(thread / WARP),
-            Opcode::ClusterRank => u64::from(block[0] % self.kernel.cluster().max(1)),
+            Opcode::ClusterRank => u64::from(self.cluster_rank() + rank),
             Opcode::ClusterId => u64::from(self.block[0] / self.kernel.cluster().max(1)),
             Opcode::Clock => self.steps,
             // The one left is `extent`.

@@ -75,6 +75,7 @@ impl<'m> Machine<'m> {
             Shape::Mma => self.mma(op, place),
             Shape::Map => self.map(op, place),
             Shape::Rows => self.rows(op, place),
+            Shape::Share => self.share(op, place),
             Shape::Release => {
                 if let Place::Channel(i) = place
                     && let Some(channel) = self.tiles.channels.get_mut(usize::from(i))
@@ -275,6 +276,22 @@ impl<'m> Machine<'m> {
         for (place, elements) in written.iter().zip(results) {
             self.tiles.set(*place, elements);
         }
+        Ok(())
+    }
+
+    fn share(&mut self, op: &Op, place: Place) -> Result<()> {
+        let (Some(&[from]), Some(part)) = (op.others.first_chunk::<1>(), self.kernel.fragment(place)) else {
+            return Ok(());
+        };
+        let (Some(sum), Some(of_sum)) = (self.tiles.newest(from), self.kernel.fragment(from)) else {
+            return Ok(());
+        };
+        let [own, all] = [part, of_sum].map(|f| f.columns.unwrap_or(1) as usize);
+        let first = if own == all { 0 } else { self.cluster_rank() as usize * own };
+        let elements: Vec<u64> =
+            sum.chunks(all.max(1)).flat_map(|row| row.iter().skip(first).take(own)).copied().collect();
+        self.spend(elements.len())?;
+        self.tiles.set(place, elements);
         Ok(())
     }
 

@@ -406,6 +406,8 @@ ops! {
     While 0xd2 "while" Control Shape::While, REGIONS;
     /// Runs the region whose case equals the integer, else the default.
     Switch 0xd3 "switch" Control Shape::Switch, REGIONS;
+    /// Counts from 0 up to the blocks of the cluster, by 1. What it means is what `for` means; but each block may run the iteration of its rank alone, since only products are added up there, and `share` alone looks at their sums.
+    ForCluster 0xd4 "for.cluster" Control Shape::For, REGIONS;
 
     /// Brings a box of the view's last two dimensions, which begins at the indices, into the next stage of the channel. Its column is rounded down to a multiple of 16 bytes. What is out of bounds is zero. A channel of tf32 takes a view of f32, and rounds to the nearest.
     Fetch 0x400 "fetch" Tiles Shape::Fetch, TILE;
@@ -425,6 +427,8 @@ ops! {
     RowMax 0x406 "row.max" Tiles Shape::Rows, TILE;
     /// Keeps the least of each row and the column's, as min.
     RowMin 0x407 "row.min" Tiles Shape::Rows, TILE;
+    /// Copies the block's share of the columns of the second fragment: of 1/N of them for each of N blocks of a cluster those of its rank, or all if the fragments have as many. This is where sums of `for.cluster` come together, those of each iteration added up in order.
+    Share 0x40e "share" Tiles Shape::Share, TILE;
     /// Stores the fragment into a box of the view's last two dimensions, which begins at the indices. Its column is rounded down to a multiple of 16 bytes. What is out of bounds is left out, and all of a box that begins at a negative index. A column or a row is along the last dimension, from any index.
     Put 0x408 "put" Tiles Shape::Put, TILE, [Turn];
     /// The same, adding to what is there: each element atomically, relaxed, in no fixed order.

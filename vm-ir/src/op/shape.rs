@@ -73,6 +73,8 @@ pub enum Shape {
     Map,
     /// A fragment of a column, and a matrix.
     Rows,
+    /// A fragment, and one of which it takes columns.
+    Share,
     /// View and indices, from a fragment.
     Put,
     /// View and indices, from a fragment, and how many of its rows.
@@ -132,7 +134,9 @@ impl Shape {
             Shape::Gather => PlaceRule::WholeShared,
             Shape::Fetch | Shape::Put | Shape::PutRows | Shape::Get => PlaceRule::Box,
             Shape::Release => PlaceRule::Channel,
-            Shape::Fill | Shape::Mma | Shape::Map | Shape::Rows | Shape::Send => PlaceRule::Fragment,
+            Shape::Fill | Shape::Mma | Shape::Map | Shape::Rows | Shape::Share | Shape::Send => {
+                PlaceRule::Fragment
+            }
             Shape::Load
             | Shape::Store
             | Shape::AtomicLoad
@@ -170,7 +174,7 @@ impl Shape {
         Some(match self {
             Shape::Const | Shape::Id32 | Shape::Id64 | Shape::Extent | Shape::Sync => 0,
             Shape::Load | Shape::LoadUniform | Shape::AtomicLoad => 0,
-            Shape::Fetch | Shape::Release | Shape::Mma | Shape::Map | Shape::Rows => 0,
+            Shape::Fetch | Shape::Release | Shape::Mma | Shape::Map | Shape::Rows | Shape::Share => 0,
             Shape::Put | Shape::Get | Shape::Send => 0,
             Shape::Fill | Shape::PutRows => 1,
             Shape::Unary(_) | Shape::Convert(..) | Shape::Bitcast | Shape::Splat | Shape::Extract => 1,
@@ -268,6 +272,7 @@ impl Shape {
             Shape::Mma => "fragment, channel or fragment, channel".into(),
             Shape::Map => "number, fragments, region".into(),
             Shape::Rows => "column, matrix".into(),
+            Shape::Share => "fragment, fragment".into(),
             Shape::Put | Shape::Get => "view[indices], fragment".into(),
             Shape::PutRows => "view[indices], fragment, integer".into(),
             Shape::Send => "fragment, channel".into(),

@@ -150,7 +150,13 @@ impl Printer<'_> {
             write!(self.out, " @{}", self.kernel.place_name(place))?;
             if !matches!(
                 op.code.shape(),
-                Shape::Extent | Shape::Release | Shape::Fill | Shape::Mma | Shape::Rows | Shape::Send
+                Shape::Extent
+                    | Shape::Release
+                    | Shape::Fill
+                    | Shape::Mma
+                    | Shape::Rows
+                    | Shape::Share
+                    | Shape::Send
             ) {
                 self.out.push('[');
                 self.values(&op.operands[..indices])?;

@@ -82,7 +82,7 @@ impl<'t> Parser<'t> {
                 let element = op.place.map_or(Type::F32, |place| self.tile_element(place));
                 op.operands.push(self.operand_of(element)?);
             }
-            Shape::Mma | Shape::Rows | Shape::Send => {
+            Shape::Mma | Shape::Rows | Shape::Share | Shape::Send => {
                 while self.accept(',')? {
                     self.another(op)?;
                 }

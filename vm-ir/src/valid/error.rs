@@ -360,6 +360,14 @@ pub enum Rule {
         /// Tiles where the loop begins, or at the end of the other region.
         expected: u32,
     },
+    /// An op of a loop whose iterations a cluster shares, or the loop, is none that it can share.
+    #[error("{0}")]
+    Split(String),
+    /// An index of what is fetched in such a loop differs from block to block.
+    #[error(
+        "index {0} must be the same in all blocks of the cluster, which share the iterations of the for.cluster"
+    )]
+    NotSplit(usize),
     /// Only trusted modules may use the op.
     #[error("only a trusted module may use it")]
     Trusted,

@@ -13,6 +13,7 @@
 //!   [`Uniformity`] says what is proved of each value, from what it depends on.
 //! * **Channels.** Where a tile kernel fetches, a stage is free; where it uses or releases a stage, there is one; however
 //!   the control flow goes.
+//! * **Clusters.** Blocks that share the iterations of a loop, or tiles, go one way, and nothing tells whose they were.
 //! * **Trust.** Some ops are for trusted modules only.
 //!
 //! It reads each op once, and then each value at most three times for convergence, so it is linear in the
@@ -22,6 +23,7 @@ mod check;
 mod error;
 mod head;
 mod regions;
+mod split;
 mod tile;
 mod types;
 mod uniform;
@@ -168,6 +170,7 @@ fn validate_kernel(kernel: &Kernel, trust: Trust, caps: Caps) -> Result<KernelFa
     checker.body();
     if checker.errors.is_empty() {
         checker.balance();
+        checker.split();
     }
     if !checker.errors.is_empty() {
         return Err(checker.errors);

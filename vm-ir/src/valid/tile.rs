@@ -72,7 +72,7 @@ impl<'k> Checker<'k> {
 
     /// Checks that the op may stand in a kernel of this kind.
     pub(super) fn kind_of_kernel(&mut self, op: &Op) -> bool {
-        let tile = op.code.shape().is_tile();
+        let tile = op.code.shape().is_tile() || op.code == Opcode::ForCluster;
         if self.kernel.tile.is_none() {
             if tile {
                 self.error(Rule::OutsideOfTile);
@@ -119,6 +119,7 @@ impl<'k> Checker<'k> {
                 "a fragment, a channel or a fragment, and a channel",
                 matches!(others, [a, b] if (channel(a) || fragment(a)) && channel(b)),
             ),
+            (Shape::Share, others) => ("two fragments", matches!(others, [f] if fragment(f))),
             (Shape::Map, others) => ("fragments", others.iter().all(fragment)),
             (_, others) => ("no other place", others.is_empty()),
         };
@@ -229,6 +230,27 @@ impl<'k> Checker<'k> {
                     format!(
                         "@{} is no column of as many rows as the matrix @{}, both of f32",
                         column.name, matrix.name
+                    )
+                });
+            }
+            Shape::Share => {
+                let (Some(part), Some(all)) =
+                    (kernel.fragment(place), other(0).and_then(|f| kernel.fragment(f)))
+                else {
+                    return;
+                };
+                let shares = |blocks: u32| part.columns.and_then(|c| c.checked_mul(blocks)) == all.columns;
+                let fits = !part.is_line()
+                    && !all.is_line()
+                    && op.others.first() != Some(&place)
+                    && part.rows == all.rows
+                    && (shares(1) || shares(kernel.cluster))
+                    && part.element == all.element
+                    && matches!(all.element, Scalar::F32 | Scalar::I32);
+                self.tile_shape(fits, || {
+                    format!(
+                        "@{} and @{} are no matrices of f32 or of i32 of as many rows, the first of all columns of the second or of 1/{} of them",
+                        part.name, all.name, kernel.cluster
                     )
                 });
             }
@@ -356,7 +378,7 @@ impl<'k> Checker<'k> {
                 (self.line, self.op) = (op.line, Some(op.code.mnemonic()));
                 // The regions of a loop end as they begin; those of a choice end alike.
                 let expected = match op.code {
-                    Opcode::For | Opcode::While => &begins,
+                    Opcode::For | Opcode::ForCluster | Opcode::While => &begins,
                     _ => ends.get_or_insert_with(|| inside.clone()),
                 };
                 if let Some(i) = (0..inside.len()).find(|i| inside[*i] != expected[*i]) {

@@ -127,6 +127,7 @@ impl Checker<'_> {
             | Shape::Mma
             | Shape::Map
             | Shape::Rows
+            | Shape::Share
             | Shape::Put
             | Shape::PutRows
             | Shape::Get

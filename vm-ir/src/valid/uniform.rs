@@ -45,6 +45,8 @@ struct Analysis<'k> {
     kernel: &'k Kernel,
     /// Are loads from views taken to differ, since somebody may write those meanwhile?
     changing: bool,
+    /// Is every iteration of a `for.cluster` taken to be every block's? If not, the count is the block's rank.
+    shares: bool,
     levels: Vec<Uniformity>,
     transfers: Vec<Transfer>,
     /// Pairs of a value and one that depends on it.
@@ -61,12 +63,22 @@ pub(super) struct Found {
 }
 
 pub(super) fn analyse(kernel: &Kernel, trust: Trust) -> Found {
-    let analysis = Analysis::of(kernel, false);
+    let analysis = Analysis::of(kernel, false, false);
     let steady = match trust {
-        Trust::Guest => &Analysis::of(kernel, true),
+        Trust::Guest => &Analysis::of(kernel, true, false),
         Trust::Trusted => &analysis,
     };
-    let mut reach = Reach { analysis: steady, given: &analysis, conditions: Vec::new(), errors: Vec::new() };
+    let mut splits = false;
+    kernel.for_each_op(&mut |op| splits |= op.code == Opcode::ForCluster);
+    let shared = splits.then(|| Analysis::of(kernel, trust == Trust::Guest, true));
+    let mut reach = Reach {
+        analysis: steady,
+        given: &analysis,
+        shared: shared.as_ref(),
+        inside_split: false,
+        conditions: Vec::new(),
+        errors: Vec::new(),
+    };
     reach.region(&kernel.body);
     let errors = reach.errors;
     let steady = steady.levels.clone();
@@ -74,11 +86,12 @@ pub(super) fn analyse(kernel: &Kernel, trust: Trust) -> Found {
 }
 
 impl<'k> Analysis<'k> {
-    fn of(kernel: &'k Kernel, changing: bool) -> Analysis<'k> {
+    fn of(kernel: &'k Kernel, changing: bool, shares: bool) -> Analysis<'k> {
         let count = kernel.values.len();
         let mut analysis = Analysis {
             kernel,
             changing,
+            shares,
             levels: vec![Uniformity::Block; count],
             transfers: vec![Transfer::Join; count],
             edges: Vec::new(),
@@ -125,6 +138,9 @@ impl Analysis<'_> {
                 let (bounds, initial) = op.operands.split_at(3);
                 let body = &op.regions[0];
                 let (count, carried) = body.args.split_at(1);
+                if op.code == Opcode::ForCluster && !self.shares && self.kernel.cluster > 1 {
+                    self.levels[count[0].index()] = Uniformity::Warp;
+                }
                 self.edge(bounds[0], count[0]);
                 self.edge(bounds[2], count[0]);
                 self.edges(initial, carried);
@@ -264,6 +280,9 @@ struct Reach<'a, 'k> {
     analysis: &'a Analysis<'k>,
     /// What a gathered value is judged by: blocks that get others' values compute nonsense and no more.
     given: &'a Analysis<'k>,
+    /// What the indices in a `for.cluster` are judged by, if there is one; and whether the op at hand is in one.
+    shared: Option<&'a Analysis<'k>>,
+    inside_split: bool,
     /// The conditions around the op at hand, outermost first.
     conditions: Vec<(Uniformity, Divergence)>,
     errors: Vec<ValidationError>,
@@ -288,8 +307,23 @@ impl Reach<'_, '_> {
                 _ => continue,
             };
             self.conditions.push((level, Divergence { op: op.code.mnemonic(), line: op.line.0 }));
+            let outer = self.inside_split;
+            self.inside_split |= op.code == Opcode::ForCluster;
+            self.loop_of_cluster(op);
             op.regions.iter().for_each(|r| self.region(r));
+            self.inside_split = outer;
             self.conditions.pop();
+        }
+    }
+
+    /// The blocks of a tile kernel's cluster poll together, so that they go through loops together, whatever is in them.
+    fn loop_of_cluster(&mut self, op: &Op) {
+        let kernel = self.analysis.kernel;
+        let together = kernel.tile.is_some() && kernel.cluster > 1;
+        let diverged =
+            self.conditions.iter().find(|(level, _)| *level > Uniformity::Block).map(|found| found.1);
+        if let (Shape::For | Shape::While, true, Some(divergence)) = (op.code.shape(), together, diverged) {
+            self.error(op, Rule::NotClusterUniform(divergence));
         }
     }
 
@@ -325,6 +359,11 @@ impl Reach<'_, '_> {
             && let Some(i) = op.operands.iter().position(|v| self.level(&[*v]) != Uniformity::Block)
         {
             self.error(op, Rule::NotMulticast(i + 1));
+        }
+        if let (Opcode::Fetch, true, Some(shared)) = (op.code, self.inside_split, self.shared)
+            && let Some(i) = op.operands.iter().position(|v| shared.levels[v.index()] != Uniformity::Block)
+        {
+            self.error(op, Rule::NotSplit(i + 1));
         }
         if op.code == Opcode::LoadUniform
             && let Some(i) = op.operands.iter().position(|v| self.level(&[*v]) != Uniformity::Block)

@@ -89,6 +89,8 @@ fn tile(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
             STAGE + elements * u64::from(inner.max().unwrap_or(1)) / PRODUCTS
         }
         Opcode::Map => elements.div_ceil(ELEMENTS).saturating_mul(map_element(kernel, op, costs)),
+        // What each block gives to each.
+        Opcode::Share => 4 * STAGE + places().map(bytes).sum::<u64>() * u64::from(kernel.cluster()) / BYTES,
         Opcode::Fetch | Opcode::Put | Opcode::Release => STAGE + places().map(bytes).sum::<u64>() / BYTES,
         _ => 64 + places().map(bytes).sum::<u64>() / 4 / ELEMENTS,
     }
@@ -208,9 +210,9 @@ fn ptx(op: Opcode, from: Scalar, to: Scalar, shared: bool, expanded: bool) -> u6
         | WarpAdd | WarpMin | WarpMax | WarpMinS | WarpMaxS | WarpMinU | WarpMaxU | WarpAnd | WarpOr
         | WarpXor | Barrier | Clock => 64,
         // By what they work on: `tile`.
-        Fetch | Release | Fill | Mma | Product | Map | RowAdd | RowMax | RowMin | Put | PutAdd | PutRows
-        | Get | Send => 1,
-        If | For | While | Switch => LOOP,
+        Fetch | Release | Fill | Mma | Product | Map | RowAdd | RowMax | RowMin | Share | Put | PutAdd
+        | PutRows | Get | Send => 1,
+        If | For | ForCluster | While | Switch => LOOP,
     }
 }
 
@@ -285,9 +287,9 @@ fn cpu(op: Opcode, from: Scalar, to: Scalar, shared: bool) -> u64 {
         WarpAdd | WarpMin | WarpMax | WarpMinS | WarpMaxS | WarpMinU | WarpMaxU => by_type(512, 32),
         Barrier => 16,
         // By what they work on: `tile`.
-        Fetch | Release | Fill | Mma | Product | Map | RowAdd | RowMax | RowMin | Put | PutAdd | PutRows
-        | Get | Send => 1,
+        Fetch | Release | Fill | Mma | Product | Map | RowAdd | RowMax | RowMin | Share | Put | PutAdd
+        | PutRows | Get | Send => 1,
         Clock => 64,
-        If | For | While | Switch => LOOP,
+        If | For | ForCluster | While | Switch => LOOP,
     }
 }

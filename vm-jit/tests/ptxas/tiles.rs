@@ -4,7 +4,7 @@ use crate::assembler::{TARGETS, assemble_for_all, with_ptxas};
 use std::path::Path;
 use vm_ir::{GuestAddr, Kernel, Module, Scalar, Trust, ValidModule, text, validate};
 use vm_jit::Target;
-use vm_kernels::attention::{Attention, Backward, Mask};
+use vm_kernels::attention::{Attention, Backward, Gradient, Mask, SplitBackward};
 use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Scales};
 
 fn filetests() -> Vec<Kernel> {
@@ -49,6 +49,13 @@ fn large() -> Vec<Kernel> {
         Gemm { batch: Batch::Batched, cluster: 2, ..large },
         Gemm { batch: Batch::Grouped, ..large },
         Gemm { tile: [64, 32, 128], groups: 1, stages: 8, ..large },
+        Gemm { split: 2, band: 0, ..large },
+        Gemm { split: 2, band: 8, tile: [128, 128, 64], epilogue: all, ..large },
+        Gemm { split: 4, overlap: true, band: 0, tile: [64, 64, 128], groups: 1, ..large },
+        Gemm { split: 4, band: 0, tile: [8, 64, 128], swapped: true, groups: 1, ..large },
+        Gemm { split: 2, overlap: true, band: 0, tile: [16, 64, 256], swapped: true, groups: 1, ..large },
+        Gemm { overlap: true, ..large },
+        Gemm { epilogue: Epilogue { activation: Activation::Gelu, bias: true, ..Epilogue::NONE }, ..large },
     ] {
         kernels.push(variant.kernel(GuestAddr(0)).unwrap());
     }
@@ -66,8 +73,17 @@ fn large() -> Vec<Kernel> {
             kernels.extend([large, windows].map(|variant| variant.kernel(GuestAddr(0)).unwrap()));
             kernels.extend([large.prepare(GuestAddr(0)), large.finish(GuestAddr(0))].map(Result::unwrap));
         }
+        kernels.extend(gradients(SplitBackward::of(dim, causal), causal));
     }
     kernels
+}
+
+/// The kernels of the gradients: of packed sequences in windows, and of whole ones.
+fn gradients(variant: SplitBackward, packed: bool) -> impl Iterator<Item = Kernel> {
+    let mask = if packed { Mask::Window } else { variant.mask };
+    let element = if packed { Scalar::F16 } else { variant.element };
+    let variant = SplitBackward { mask, packed, element, ..variant };
+    Gradient::ALL.into_iter().map(move |of| variant.kernel(of, GuestAddr(0)).unwrap())
 }
 
 /// Those for other architectures, which have fewer registers for a sum, and some less shared memory.
@@ -79,6 +95,7 @@ fn small() -> Vec<Kernel> {
             Gemm { tile: [128, 128, 64], ..Gemm::LARGE },
             Gemm { tile: [128, 64, 32], groups: 2, stages: 2, ..of_half },
             Gemm { tile: [48, 40, 16], ..Gemm::SMALL },
+            Gemm { tile: [64, 64, 64], split: 2, band: 0, ..Gemm::SMALL },
         ] {
             kernels.push(Gemm { b_transposed, ..variant }.kernel(GuestAddr(0)).unwrap());
         }
@@ -91,6 +108,9 @@ fn small() -> Vec<Kernel> {
         if dim == 64 {
             kernels.push(Attention { tile: [128, 64], groups: 2, ..large }.kernel(GuestAddr(0)).unwrap());
         }
+    }
+    for (dim, packed) in [(64, true), (128, false), (128, true), (192, true), (256, true)] {
+        kernels.extend(gradients(SplitBackward::small(dim, packed), packed));
     }
     kernels
 }

@@ -9,6 +9,7 @@ mod link;
 mod log;
 mod memory;
 mod module;
+mod pointer;
 mod stream;
 mod tensor;
 
@@ -23,6 +24,7 @@ pub(crate) use graph::Graph;
 pub(crate) use link::link;
 pub(crate) use memory::Pool;
 pub(crate) use module::{Function, Module};
+pub use pointer::{Allocation, Place};
 pub(crate) use stream::{Event, Stream};
 
 use crate::sys::{BorrowedContext, CUcontext, CUdevice, CUdevice_attribute, Driver, Status};

@@ -15,7 +15,7 @@ pub use cudarc::driver::sys::{
     CUDA_KERNEL_NODE_PARAMS_v2, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
     CUfunction_attribute, CUgraph, CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlinkState,
     CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute,
-    CUmemPoolProps, CUmemoryPool, CUmodule, CUstream, CUtensorMap, CUtensorMapDataType,
+    CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute, CUstream, CUtensorMap, CUtensorMapDataType,
     CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
 use libloading::Library;
@@ -36,6 +36,8 @@ macro_rules! driver {
             pub cuFuncGetParamInfo: Option<unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> Status>,
             /// `cuFuncLoad`, from CUDA 12.4 on.
             pub cuFuncLoad: Option<unsafe extern "C" fn(CUfunction) -> Status>,
+            /// `cuCtxGetId`, from CUDA 12.0 on.
+            pub cuCtxGetId: Option<unsafe extern "C" fn(CUcontext, *mut c_ulonglong) -> Status>,
             /// What they are in; a test's are in none.
             _library: Option<Library>,
         }
@@ -53,6 +55,7 @@ macro_rules! driver {
                     },)*
                     cuFuncGetParamInfo: None,
                     cuFuncLoad: None,
+                    cuCtxGetId: None,
                     _library: None,
                 }
             }
@@ -92,6 +95,11 @@ macro_rules! driver {
                     cuFuncLoad: {
                         // SAFETY: as above.
                         let symbol = unsafe { library.get(b"cuFuncLoad\0") };
+                        symbol.ok().map(|symbol| *symbol)
+                    },
+                    cuCtxGetId: {
+                        // SAFETY: as above.
+                        let symbol = unsafe { library.get(b"cuCtxGetId\0") };
                         symbol.ok().map(|symbol| *symbol)
                     },
                     _library: Some(library),
@@ -196,6 +204,10 @@ driver! {
     fn cuMemHostUnregister(host: *mut c_void);
     /// The device's address of pinned or registered memory.
     fn cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, host: *mut c_void, flags: c_uint);
+    /// What memory an address is in.
+    fn cuPointerGetAttributes(
+        count: c_uint, attributes: *mut CUpointer_attribute, values: *mut *mut c_void, address: CUdeviceptr
+    );
     /// Copies, in stream order.
     fn cuMemcpyAsync(target: CUdeviceptr, source: CUdeviceptr, bytes: usize, stream: CUstream);
     /// Sets bytes, in stream order.

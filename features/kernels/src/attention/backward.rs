@@ -3,6 +3,8 @@
 //! With P = softmax(scale · Q · Kᵀ): dV = Pᵀ · dO, dS = P ∘ (dO · Vᵀ − δ), dK = scale · dSᵀ · Q, dQ = scale · dS · K, where δ
 //! is the sum of each row of dO ∘ O. P comes again from the logarithms of sums that the forward kernel has stored. A block has
 //! a tile of keys and goes over the queries that see them; it adds its share of dQ to a sum in memory.
+//!
+//! Packed sequences and other heads have [`SplitBackward`](super::SplitBackward).
 
 use super::plan::{Order, Seen, each_tile, narrow, wide};
 use super::{LEAST, LOG2_E, Mask};
@@ -36,7 +38,7 @@ pub struct Backward {
 }
 
 /// Threads of a block of the kernels that are no tile kernels, and the queries it has.
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 const QUERIES: u32 = 64;
 
 /// What the main kernel has in its head.
@@ -80,6 +82,33 @@ struct Work<'b> {
     first_head: Val<'b>,
     heads: Val<'b>,
     seen: Seen<'b>,
+}
+
+/// Stores δ, the sum of each row of dO ∘ O, of 64 rows along x by a block of threads.
+pub(super) fn store_delta<'b>(b: Builder<'b>, dim: u32, views: [PlaceRef<'b>; 2], delta: PlaceRef<'b>) {
+    let [head, batch] = [Axis::Y, Axis::Z].map(|axis| b.block_id(axis).to_u(Scalar::I64));
+    let row = b.block_id(Axis::X).to_u(Scalar::I64) * i64::from(QUERIES);
+    let thread = b.thread_id(Axis::X);
+    let (warp, lane) = (thread.shr_u(5), thread & 31);
+    let queries = views[0].extent(2);
+    let lanes = dim / 32;
+    let column = wide(lane * lanes as i32);
+    let warps = THREADS / 32;
+    let own: Vec<_> = (0..QUERIES / warps).map(|number| row + wide(warp + (number * warps) as i32)).collect();
+    // All are loaded before one is needed.
+    let loaded: Vec<_> = own
+        .iter()
+        .map(|query| {
+            let at = [batch, head, (*query).min(queries - 1), column];
+            views.map(|view| view.at(at).load_vector(lanes as u8))
+        })
+        .collect();
+    for (query, both) in own.into_iter().zip(loaded) {
+        let [x, y] = both.map(|elements| elements.to(Scalar::F32));
+        let products = x * y;
+        let sum = (1..lanes as u8).fold(products.lane(0), |sum, lane| sum + products.lane(lane)).warp_add();
+        b.if_(lane.eq(0) & query.lt(queries), || delta.at([batch, head, query]).store(sum));
+    }
 }
 
 impl Backward {
@@ -137,28 +166,7 @@ impl Backward {
         let [head, batch] = [Axis::Y, Axis::Z].map(|axis| b.block_id(axis).to_u(Scalar::I64));
         let row = b.block_id(Axis::X).to_u(Scalar::I64) * i64::from(QUERIES);
         let thread = b.thread_id(Axis::X);
-        let (warp, lane) = (thread.shr_u(5), thread & 31);
-        let queries = o.extent(2);
-        let lanes = self.dim / 32;
-        let column = wide(lane * lanes as i32);
-        let warps = THREADS / 32;
-        let own: Vec<_> =
-            (0..QUERIES / warps).map(|number| row + wide(warp + (number * warps) as i32)).collect();
-        // All are loaded before one is needed.
-        let loaded: Vec<_> = own
-            .iter()
-            .map(|query| {
-                let at = [batch, head, (*query).min(queries - 1), column];
-                [o, d_o].map(|view| view.at(at).load_vector(lanes as u8))
-            })
-            .collect();
-        for (query, both) in own.into_iter().zip(loaded) {
-            let [x, y] = both.map(|elements| elements.to(Scalar::F32));
-            let products = x * y;
-            let sum =
-                (1..lanes as u8).fold(products.lane(0), |sum, lane| sum + products.lane(lane)).warp_add();
-            b.if_(lane.eq(0) & query.lt(queries), || delta.at([batch, head, query]).store(sum));
-        }
+        store_delta(b, self.dim, [o, d_o], delta);
         // Four elements at once.
         let (rows, fours) = if self.turned() { (self.dim, QUERIES / 4) } else { (QUERIES, self.dim / 4) };
         for number in 0..rows * fours / THREADS {

@@ -1,6 +1,6 @@
 //! The forward kernel.
 
-use super::plan::{Order, Seen, each_tile, narrow, wide};
+use super::plan::{Order, Seen, Sequences, each_tile, narrow, wide};
 use super::{LEAST, LOG2_E, Mask};
 use vm_ir::builder::{BuildError, Builder, ChannelRef, FragmentRef, IRBlock, PlaceRef, Val};
 use vm_ir::types::Type;
@@ -28,6 +28,14 @@ pub struct Attention {
     pub groups: u32,
     /// In which order tiles are worked on.
     pub order: Order,
+    /// Is `bias` added to each scaled score? It is the last parameter, of f32, `[queries, keys]`, the same for all heads; −∞ (and
+    /// what is below −3·10³⁸) masks a key. Of sequences that are not packed.
+    pub bias: bool,
+    /// Do queries, keys and values have any number of elements up to [`dims`](Self::dims)? Else just these.
+    pub padded: bool,
+    /// Bytes to whose multiples the views and their rows are aligned: 16, or an element's for any place in memory, which no
+    /// copying engine takes.
+    pub align: u32,
 }
 
 /// The most columns of a sum: of wider values there are several.
@@ -43,9 +51,18 @@ struct Softmax<'b> {
     shrink: FragmentRef<'b>,
     next: FragmentRef<'b>,
     scale: Val<'b>,
+    /// What is added to scores, a tile of it, and what scores are multiplied by before.
+    bias: Option<(PlaceRef<'b>, FragmentRef<'b>, Val<'b>)>,
 }
 
 impl<'b> Softmax<'b> {
+    /// Adds the bias, from a query and a key on.
+    fn add_bias(&self, k: Builder<'b>, query: Val<'b>, key: Val<'b>) {
+        let Some((view, biases, scale)) = self.bias else { return };
+        biases.get(view, [query, key]);
+        k.map([self.scores], [self.scores, biases], |_, _, [score, bias]| [score.fma(scale, bias)]);
+    }
+
     /// Turns scores into exponentials, and adds them to the sums.
     fn step(&self, k: Builder<'b>) {
         let scale = self.scale;
@@ -117,7 +134,9 @@ impl Attention {
         };
         let order = if causal { Order::Balanced } else { Order::Heads };
         let (element, groups) = (Scalar::Bf16, tile[0] / 64);
-        Attention { element, dims, mask, packed: false, log_sums: false, tile, stages: 2, groups, order }
+        let (packed, log_sums, bias, padded) = (false, false, false, false);
+        let (stages, align) = (2, 16);
+        Attention { element, dims, mask, packed, log_sums, tile, stages, groups, order, bias, padded, align }
     }
 
     /// The variant for sequences of as many keys: it differs from [`of`](Self::of) where another tile was faster on an H200.
@@ -151,8 +170,11 @@ impl Attention {
         let packed = if self.packed { "_packed" } else { "" };
         let log_sums = if self.log_sums { "_lse" } else { "" };
         let order = if self.order == Order::Balanced { "_b" } else { "" };
+        let bias = if self.bias { "_bias" } else { "" };
+        let padded = if self.padded { "_padded" } else { "" };
+        let anywhere = if self.align < 16 { "_any" } else { "" };
         format!(
-            "attention_{}_{element}_d{dim}{of_values}{packed}{log_sums}_{queries}x{keys}_s{stages}_g{groups}{order}",
+            "attention_{}_{element}_d{dim}{of_values}{packed}{log_sums}{bias}{padded}_{queries}x{keys}_s{stages}_g{groups}{order}{anywhere}",
             self.mask.name()
         )
     }
@@ -171,19 +193,22 @@ impl Attention {
         let [queries, keys] = self.tile;
         let (element, [dim, value_dim]) = (self.element, self.dims);
         let view = |name, dim: u32, access| {
-            let dims = [Dim::ANY, Dim::ANY, Dim::ANY, Dim::Fixed(dim.into())];
-            b.view_of(name, ViewType::new(element, 4, access).with_dims(&dims).aligned(16))
+            let last = if self.padded { Dim::ANY } else { Dim::Fixed(dim.into()) };
+            let dims = [Dim::ANY, Dim::ANY, Dim::ANY, last];
+            let align = self.align.max(element.bytes());
+            b.view_of(name, ViewType::new(element, 4, access).with_dims(&dims).aligned(align))
         };
         let (q, k) = (view("q", dim, Access::Read), view("k", dim, Access::Read));
         let (v, o) = (view("v", value_dim, Access::Read), view("o", value_dim, Access::Write));
         let log_sums = self.log_sums.then(|| b.view("lse", Scalar::F32, 3, Access::Write));
-        let starts = self
-            .packed
-            .then(|| ["q_starts", "k_starts"].map(|name| b.view(name, Scalar::I32, 1, Access::Read)));
+        let starts = Sequences::starts(b, self.packed);
         let scale = b.scalar("scale", Type::F32);
         let window =
             (self.mask == Mask::Window).then(|| ["left", "right"].map(|name| b.scalar(name, Type::I32)));
-        let longest = self.packed.then(|| b.scalar("longest", Type::I32));
+        let bias = self.bias.then(|| {
+            (b.view("bias", Scalar::F32, 2, Access::Read), b.fragment("biases", Scalar::F32, [queries, keys]))
+        });
+        let sequences = Sequences::new(b, [q, k], starts);
         let from_q = b.channel("from_q", element, [queries, dim], 1);
         let from_k = b.channel("from_k", element, [keys, dim], self.stages);
         let scores = b.fragment("scores", Scalar::F32, [queries, keys]);
@@ -212,55 +237,44 @@ impl Attention {
             sum: column("sum"),
             shrink: column("shrink"),
             next: column("next"),
-            scale: (scale * LOG2_E).named("scale2"),
+            scale: match self.bias {
+                true => b.f32(LOG2_E),
+                false => (scale * LOG2_E).named("scale2"),
+            },
+            bias: bias.map(|(view, biases)| (view, biases, scale)),
         };
         let head = Head { b, q, k, v, o, log_sums, from_q, from_k, weights, narrows, softmax, parts };
 
         let window = window.map(|both| both.map(|reach| reach.to(Scalar::I64)));
         let heads = narrow(q.extent(1));
         let sharing = heads.div_u(narrow(k.extent(1)));
-        let (most, batches) = match (starts, longest) {
-            (Some([of_q, _]), Some(longest)) => (longest, narrow(of_q.extent(0)) - 1),
-            _ => (narrow(q.extent(2)), narrow(q.extent(0))),
-        };
+        let [most, batches] = sequences.extents(0);
         let tiles = (most + (queries as i32 - 1)).div_u(queries as i32);
         each_tile(b, self.order, false, [tiles, heads, batches], |tile| {
             let row = (wide(tile.number) * i64::from(queries)).named("row");
             let of_k = wide(tile.head.div_u(sharing));
             let head_number = wide(tile.head).named("head");
-            let batch = wide(tile.batch).named("batch");
-            let zero = b.i64(0);
-            let work = |batch, first_query, first_key, queries, keys, lag| Work {
-                batch,
-                head: head_number,
-                of_k,
-                first_query,
-                first_key,
-                row,
-                queries,
-                seen: Seen {
-                    mask: self.mask,
-                    left: window.map(|[left, _]| left),
-                    right: window.map(|[_, right]| right),
-                    keys,
-                    lag,
-                },
-            };
-            match starts {
-                None => {
-                    let (queries, keys) = (q.extent(2), k.extent(2));
-                    self.tile_of(&head, &work(batch, zero, zero, queries, keys, keys - queries));
-                }
-                Some(starts) => {
-                    let [[first_query, end], [first_key, end_keys]] = starts
-                        .map(|starts| [batch, batch + 1].map(|at| starts.at([at]).load().to(Scalar::I64)));
-                    let (queries, keys) = (end - first_query, end_keys - first_key);
-                    b.if_(row.lt(queries), || {
-                        let lag = keys - queries;
-                        self.tile_of(&head, &work(zero, first_query, first_key, queries, keys, lag));
-                    });
-                }
-            }
+            sequences.with(b, 0, wide(tile.batch).named("batch"), row, |sequence| {
+                let [first_query, first_key] = sequence.first;
+                let [queries, keys] = sequence.lengths;
+                let work = Work {
+                    batch: sequence.batch,
+                    head: head_number,
+                    of_k,
+                    first_query,
+                    first_key,
+                    row,
+                    queries,
+                    seen: Seen {
+                        mask: self.mask,
+                        left: window.map(|[left, _]| left),
+                        right: window.map(|[_, right]| right),
+                        keys,
+                        lag: keys - queries,
+                    },
+                };
+                self.tile_of(&head, &work);
+            });
         });
         block.kernel()
     }
@@ -329,6 +343,7 @@ impl Attention {
                     from_k.fetch(*k, key(at));
                     softmax.scores.product(*from_q, from_k.transposed());
                     from_k.release();
+                    softmax.add_bias(b, row, at);
                     masked(at);
                     softmax.step(b);
                     fetch_values(at);
@@ -343,6 +358,7 @@ impl Attention {
             from_k.fetch(*k, key(last));
             softmax.scores.product(*from_q, from_k.transposed());
             from_k.release();
+            softmax.add_bias(b, row, last);
             // From the last keys to the first: where a mask may be needed it is at the begin.
             masked(last);
             softmax.step(b);
@@ -355,6 +371,7 @@ impl Attention {
                 fetch_values(behind);
                 multiply();
                 from_k.release();
+                softmax.add_bias(b, row, at);
                 if self.mask != Mask::Full {
                     masked(at);
                 }

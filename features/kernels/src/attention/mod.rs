@@ -3,7 +3,7 @@
 //! et al., "FlashAttention-3", 2024), and its gradients.
 //!
 //! Views, slowest dimension first: `q` and `o` are `[batch, heads, queries, D]`, `k` and `v` are `[batch, heads, keys, D]`, all
-//! of f16, bf16 or f32 (the gradients: of f16 or bf16). Strides are free as long as a row's elements lie side by side and rows begin on multiples of 16 bytes, so
+//! of f16, bf16 or f32 ([`Backward`]: of f16 or bf16). Strides are free as long as a row's elements lie side by side and rows begin on multiples of 16 bytes, so
 //! tensors that lie as `[batch, tokens, heads, D]` are launched as they are, with their dimensions named in this order.
 //! `scale` is an f32 above 0, as a rule 1/√D.
 //!
@@ -12,16 +12,23 @@
 //!
 //! What a query sees is its [`Mask`]. A query that sees no key gets zeros, and −∞ for the logarithm of its sum.
 //!
-//! [`Attention`] is the forward kernel, [`Backward`] the three of the gradients. A launch may have any number of blocks along
+//! [`Attention`] is the forward kernel, [`Backward`] the three of the gradients where heads have 64 or 128 elements and sequences are
+//! not packed, [`SplitBackward`] those of all other gradients. [`Decode`] is for a few queries, of a model that generates. A launch may have any number of blocks along
 //! x, which divide the tiles among themselves: as many as the device has multiprocessors is best.
 
+mod attend;
 mod backward;
+mod decode;
 mod forward;
 mod plan;
+mod split;
 
+pub use attend::Attend;
 pub use backward::Backward;
+pub use decode::Decode;
 pub use forward::Attention;
 pub use plan::Order;
+pub use split::{Gradient, SplitBackward};
 
 /// Which keys a query sees. The last query's own place is that of the last key: query i is at i + keys − queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

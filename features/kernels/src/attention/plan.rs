@@ -2,8 +2,10 @@
 
 use super::Mask;
 use vm_ir::Scalar;
-use vm_ir::builder::{Builder, Val};
+use vm_ir::builder::{Builder, PlaceRef, Val};
 use vm_ir::op::Axis;
+use vm_ir::types::Type;
+use vm_ir::view::Access;
 
 /// In which order tiles are worked on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,6 +83,84 @@ pub(super) fn each_tile<'b>(
         let tile = Tile { number, head: head.rem_u(heads), batch: head.div_u(heads) };
         b.if_(unit.lt(units) & !single, || body(tile));
     });
+}
+
+/// A sequence: where its queries and keys begin in the views, where they end, and how many there are; i64.
+#[derive(Clone, Copy)]
+pub(super) struct Sequence<'b> {
+    pub(super) batch: Val<'b>,
+    pub(super) first: [Val<'b>; 2],
+    pub(super) ends: [Val<'b>; 2],
+    pub(super) lengths: [Val<'b>; 2],
+}
+
+impl<'b> Sequence<'b> {
+    /// What its queries see, by their indices in the views and those of keys.
+    pub(super) fn seen(&self, mask: Mask, window: Option<[Val<'b>; 2]>) -> Seen<'b> {
+        let [end_queries, end_keys] = self.ends;
+        Seen {
+            mask,
+            left: window.map(|[left, _]| left),
+            right: window.map(|[_, right]| right),
+            keys: end_keys,
+            lag: (end_keys - end_queries).named("lag"),
+        }
+    }
+}
+
+/// The sequences of a launch: those of a batch, all as long, or packed ones.
+#[derive(Clone, Copy)]
+pub(super) struct Sequences<'b> {
+    /// Views of queries and of keys, `[batch, heads, tokens, D]`.
+    views: [PlaceRef<'b>; 2],
+    /// Of packed ones, where each begins and the last ends, and how many tokens a tile may begin below in any.
+    packed: Option<([PlaceRef<'b>; 2], Val<'b>)>,
+}
+
+impl<'b> Sequences<'b> {
+    /// Where packed sequences begin: parameters `q_starts` and `k_starts`, if there are such.
+    pub(super) fn starts(b: Builder<'b>, packed: bool) -> Option<[PlaceRef<'b>; 2]> {
+        packed.then(|| ["q_starts", "k_starts"].map(|name| b.view(name, Scalar::I32, 1, Access::Read)))
+    }
+
+    /// The last parameter of packed ones is `longest`.
+    pub(super) fn new(
+        b: Builder<'b>,
+        views: [PlaceRef<'b>; 2],
+        starts: Option<[PlaceRef<'b>; 2]>,
+    ) -> Sequences<'b> {
+        Sequences { views, packed: starts.map(|starts| (starts, b.scalar("longest", Type::I32))) }
+    }
+
+    /// The most tokens of a sequence, of queries (0) or keys (1), and how many sequences there are; i32.
+    pub(super) fn extents(&self, which: usize) -> [Val<'b>; 2] {
+        match self.packed {
+            Some(([of_q, _], longest)) => [longest, narrow(of_q.extent(0)) - 1],
+            None => [narrow(self.views[which].extent(2)), narrow(self.views[0].extent(0))],
+        }
+    }
+
+    /// Has `body` do what is to be done for a sequence, if `row` is one of its queries (0) or keys (1).
+    pub(super) fn with(
+        &self,
+        b: Builder<'b>,
+        which: usize,
+        number: Val<'b>,
+        row: Val<'b>,
+        body: impl FnOnce(Sequence<'b>),
+    ) {
+        let zero = b.i64(0);
+        let Some((starts, _)) = self.packed else {
+            let lengths = self.views.map(|view| view.extent(2));
+            return body(Sequence { batch: number, first: [zero; 2], ends: lengths, lengths });
+        };
+        let bounds =
+            starts.map(|starts| [number, number + 1].map(|at| starts.at([at]).load().to(Scalar::I64)));
+        let first = bounds.map(|[begin, _]| begin);
+        let ends = bounds.map(|[_, end]| end);
+        let lengths = bounds.map(|[begin, end]| end - begin);
+        b.if_(row.lt(lengths[which]), || body(Sequence { batch: zero, first, ends, lengths }));
+    }
 }
 
 /// What queries see, as distances: of keys that begin at an index from queries that begin at another; i64.

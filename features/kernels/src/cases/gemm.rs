@@ -7,7 +7,7 @@ use vm_ir::Scalar;
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for element in [Scalar::F32, Scalar::Bf16, Scalar::F16] {
-        for [m, n, k] in [[1, 8, 16], [72, 80, 136], [130, 264, 40]] {
+        for [m, n, k] in [[1, 8, 16], [72, 80, 136], [130, 264, 40], [1, 1, 1], [67, 71, 33]] {
             cases.push(product(element, [m, n, k]));
         }
     }
@@ -18,6 +18,9 @@ pub(super) fn cases() -> Vec<Case> {
 fn product(element: Scalar, [m, n, k]: [u64; 3]) -> Case {
     let epilogue = Epilogue { scaled: true, plus: true, ..Epilogue::NONE };
     let product = Product { element, output: element, epilogue, ..Product::of(m, n, k) };
+    let bytes = u64::from(element.bytes());
+    let align = if [n, k].iter().all(|row| (row * bytes).is_multiple_of(16)) { 16 } else { 1 };
+    let product = Product { align, ..product };
     let (alpha, beta) = (0.75, -0.5);
     let (a, b, c) = (random(1, element, &[m, k]), random(2, element, &[k, n]), random(3, element, &[m, n]));
     let [a_numbers, b_numbers, c_numbers] = [&a, &b, &c].map(|tensor| tensor.to_f64s());

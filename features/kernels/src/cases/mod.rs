@@ -3,11 +3,15 @@
 //! What is expected is computed in f64 from the function's definition, by other code than any kernel's. [`all`] has every case;
 //! a test runs each by [`Case::check`] with what launches a kernel in its place.
 
+mod attention;
 mod elementwise;
 mod gemm;
 mod loss;
 mod norm;
 mod softmax;
+mod tables;
+mod tokens;
+mod training;
 
 use vm_ir::interp::{Argument, Launch, Tensor};
 use vm_ir::{GuestAddr, Module, Scalar, Trust, ValidModule, validate};
@@ -53,8 +57,9 @@ impl Expected {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    let areas = [gemm::cases(), elementwise::cases(), softmax::cases(), norm::cases(), loss::cases()];
-    areas.into_iter().flatten().collect()
+    let rows = [elementwise::cases(), softmax::cases(), norm::cases(), loss::cases()];
+    let others = [gemm::cases(), attention::cases(), training::cases(), tables::cases(), tokens::cases()];
+    rows.into_iter().chain(others).flatten().collect()
 }
 
 impl Case {

@@ -1,7 +1,7 @@
 //! C = f(α · A · B + β · C + bias), of matrices of f16, bf16, tf32, f32, FP8 or i8.
 //!
 //! Views, slowest dimension first: `a` is `[M, K]`, or `[K, M]` where it is transposed, `b` is `[K, N]`, or `[N, K]`, `c` is
-//! `[M, N]`. Rows begin on multiples of 16 bytes, and may have any distance; M, N and K are any numbers from 1 on. Products of
+//! `[M, N]`. Rows begin on multiples of [`Gemm::align`] bytes, and may have any distance; M, N and K are any numbers from 1 on. Products of
 //! f16, bf16, tf32 and FP8 are summed in f32, those of i8 in i32, which wraps; those of f32 are of class 2^-21 (each is the sum
 //! of three products of tf32 where there is no other instruction). A view of tf32 is one of f32, each element of which is
 //! rounded to the nearest.
@@ -23,7 +23,8 @@ pub use epilogue::{Activation, Epilogue, Scales};
 pub use schedule::Batch;
 pub use table::Product;
 
-use schedule::Walk;
+use epilogue::After;
+use schedule::{Spot, Walk};
 use vm_ir::builder::{BuildError, Builder, ChannelRef, FragmentRef, IRBlock, PlaceRef, Val};
 use vm_ir::types::Type;
 use vm_ir::view::{Access, ViewType};
@@ -52,12 +53,21 @@ pub struct Gemm {
     pub groups: u32,
     /// Blocks below each other that fetch their tiles of B together: 1, 2, 4 or 8.
     pub cluster: u32,
+    /// Blocks of a cluster that share the inner dimension of a tile, each with a part of it: 1, 2, 4 or 8 (split-K). For few tiles
+    /// and a long inner dimension, on Hopper: elsewhere each block goes through all of it. With `cluster` 1, and without
+    /// [`Scales::Blocks`] and [`Batch::Grouped`].
+    pub split: u32,
+    /// Does a product begin before the one before it is over? That takes a stage more. Without [`Scales::Blocks`].
+    pub overlap: bool,
     /// Rows of tiles in a band; 0 for a block of its own for each tile, which is number x in its row of tiles, and in row y, of
     /// product z.
     pub band: u32,
     /// Are tiles computed transposed? Then their columns are the rows of an instruction, which has at least 64 of them: for
     /// fewer rows than that. Of one product, or a batch, without an epilogue.
     pub swapped: bool,
+    /// Bytes to whose multiples the matrices and their rows are aligned: 16, or an element's for any place in memory, which no
+    /// copying engine takes.
+    pub align: u32,
 }
 
 /// A factor: its view, its channel, and whether it is given transposed.
@@ -92,8 +102,11 @@ impl Gemm {
         stages: 3,
         groups: 2,
         cluster: 1,
+        split: 1,
+        overlap: false,
         band: 16,
         swapped: false,
+        align: 16,
     };
 
     /// The variant for matrices of few tiles.
@@ -121,6 +134,23 @@ impl Gemm {
         if self.swapped { [columns, rows] } else { [rows, columns] }
     }
 
+    /// Rows and columns of what a block has of a sum in the end.
+    fn own_dims(&self) -> [u32; 2] {
+        let [rows, columns] = self.sum_dims();
+        [rows, columns / if self.shares() { self.split.max(1) } else { 1 }]
+    }
+
+    /// Is a sum that blocks have in part shared out among them, and not given whole to the first? So it is where each gets whole
+    /// columns of an instruction's.
+    fn shares(&self) -> bool {
+        self.sum_dims()[1].is_multiple_of(8 * self.split.max(1))
+    }
+
+    /// Blocks of a cluster.
+    fn blocks(&self) -> u32 {
+        self.cluster.max(self.split)
+    }
+
     /// Its name, which tells it from all others.
     pub fn name(&self) -> String {
         let [rows, columns, inner] = self.tile;
@@ -130,8 +160,11 @@ impl Gemm {
         let (a, b) = (order(self.a_transposed), order(self.b_transposed));
         let (batch, epilogue) = (self.batch.suffix(), self.epilogue.suffix());
         let (stages, groups, cluster, band) = (self.stages, self.groups, self.cluster, self.band);
+        let split = if self.split > 1 { format!("_k{}", self.split) } else { String::new() };
+        let overlap = if self.overlap { "_o" } else { "" };
+        let anywhere = if self.align < 16 { "_any" } else { "" };
         format!(
-            "gemm{batch}_{a}{b}_{element}_{output}{epilogue}_{rows}x{columns}x{inner}_s{stages}_g{groups}_c{cluster}_b{band}{swapped}"
+            "gemm{batch}_{a}{b}_{element}_{output}{epilogue}_{rows}x{columns}x{inner}_s{stages}_g{groups}_c{cluster}_b{band}{swapped}{split}{overlap}{anywhere}"
         )
     }
 
@@ -142,7 +175,7 @@ impl Gemm {
     pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
         let block = IRBlock::new(guest);
         let k = block.builder();
-        k.name(&self.name()).tile_groups(self.groups).cluster_size(self.cluster);
+        k.name(&self.name()).tile_groups(self.groups).cluster_size(self.blocks());
         let [rows, columns, inner] = self.tile;
         let loaded = if self.element == Scalar::Tf32 { Scalar::F32 } else { self.element };
         let a = self.view(k, "a", loaded, self.batch.of_rows(), Access::Read);
@@ -168,10 +201,12 @@ impl Gemm {
             Scales::Blocks => k.fragment("part", self.sum(), [rows, columns]),
             _ => sum,
         };
+        let own_dims = self.own_dims();
+        let own = if self.split > 1 { k.fragment("own", self.sum(), own_dims) } else { sum };
         let a = Side { view: a, channel: from_a, transposed: self.a_transposed };
         let b = Side { view: b, channel: from_b, transposed: self.b_transposed };
-        let out = if self.output == self.sum() { sum } else { k.fragment("out", self.output, of_sum) };
-        let after = after.fragments(k, self, [sum, part, out]);
+        let out = if self.output == self.sum() { own } else { k.fragment("out", self.output, own_dims) };
+        let after = after.fragments(k, self, [own, part, out]);
 
         let depth = a
             .view
@@ -180,14 +215,16 @@ impl Gemm {
             .named("depth");
         Walk { gemm: self, k, c, offsets }.each(|spot| {
             self.fill(k, sum);
-            k.range(k.i32(0), depth).step(inner as i32).each(|at| {
-                a.fetch(spot.matrix_of_a(), spot.row_of_a(), at);
-                b.fetch(spot.matrix_of_b(), at, spot.column);
-                self.multiply(part, a, b);
-                after.step(&spot, at);
-                a.channel.release();
-                b.channel.release();
-            });
+            let products = |begin, length| self.products(&spot, [a, b], part, &after, (begin, length));
+            if self.split > 1 {
+                let inner = inner as i32;
+                let length = (depth - 1) / (inner * self.split as i32) * inner + inner;
+                k.for_cluster(|number| products(Some(number * length), length));
+                own.share(sum);
+            } else {
+                products(None, depth);
+            }
+            let spot = spot.own();
             after.finish(&spot, c);
             match self.swapped {
                 true => spot.put_transposed(out, c),
@@ -195,6 +232,38 @@ impl Gemm {
             }
         });
         block.kernel()
+    }
+
+    /// Adds up the products of so much of the inner dimension, from somewhere on.
+    fn products<'b>(
+        &self,
+        spot: &Spot<'b>,
+        [a, b]: [Side<'b>; 2],
+        sum: FragmentRef<'b>,
+        after: &After<'b>,
+        (begin, length): (Option<Val<'b>>, Val<'b>),
+    ) {
+        let (k, inner) = (length.builder(), self.tile[2] as i32);
+        let multiply = |at: Val<'b>| {
+            let from = begin.map_or(at, |begin| begin + at);
+            a.fetch(spot.matrix_of_a(), spot.row_of_a(), from);
+            b.fetch(spot.matrix_of_b(), from, spot.column);
+            self.multiply(sum, a, b);
+            after.step(spot, from);
+        };
+        let release = || [a, b].into_iter().for_each(|side| side.channel.release());
+        if self.overlap {
+            multiply(k.i32(0));
+            k.range(k.i32(inner), length).step(inner).each(|at| {
+                multiply(at);
+                release();
+            });
+            return release();
+        }
+        k.range(k.i32(0), length).step(inner).each(|at| {
+            multiply(at);
+            release();
+        });
     }
 
     fn view<'b>(
@@ -205,7 +274,7 @@ impl Gemm {
         rank: usize,
         access: Access,
     ) -> PlaceRef<'b> {
-        k.view_of(name, ViewType::new(element, rank, access).aligned(16))
+        k.view_of(name, ViewType::new(element, rank, access).aligned(self.align.max(element.bytes())))
     }
 
     fn fill<'b>(&self, k: Builder<'b>, sum: FragmentRef<'b>) {

@@ -53,6 +53,8 @@ pub(super) struct Spot<'b> {
     pub(super) column: Val<'b>,
     /// How many of its rows there are, where others' are behind.
     rows: Option<Val<'b>>,
+    /// Where what the block has of it in the end begins, behind there.
+    own: Option<[Val<'b>; 2]>,
 }
 
 impl<'b> Spot<'b> {
@@ -62,6 +64,16 @@ impl<'b> Spot<'b> {
 
     pub(super) fn matrix_of_b(&self) -> Option<Val<'b>> {
         self.matrix
+    }
+
+    /// What the block has of it in the end.
+    pub(super) fn own(&self) -> Spot<'b> {
+        match self.own {
+            Some([down, right]) => {
+                Spot { row: self.row + down, column: self.column + right, own: None, ..*self }
+            }
+            None => *self,
+        }
     }
 
     pub(super) fn row_of_a(&self) -> Val<'b> {
@@ -110,12 +122,14 @@ impl<'b> Walk<'_, 'b> {
         let k = self.k;
         let cluster = self.gemm.cluster as i32;
         let high = self.gemm.tile[0] as i32;
-        let first = match cluster {
+        let blocks = self.gemm.blocks() as i32;
+        let first = match blocks {
             1 => k.block_id(Axis::X),
             _ => k.cluster_id(),
         };
         let step = k.grid_dim(Axis::X);
-        let step = if cluster > 1 { step / cluster } else { step };
+        let step = if blocks > 1 { step / blocks } else { step };
+        let share = self.share();
         // Rows that the blocks of a cluster have together, and where this one's begin.
         let own = (cluster > 1).then(|| k.cluster_rank() * high);
         let batch = self.gemm.batch;
@@ -127,8 +141,8 @@ impl<'b> Walk<'_, 'b> {
         if self.gemm.band == 0 && batch != Batch::Grouped {
             let matrix = (batch == Batch::Batched).then(|| k.block_id(Axis::Z));
             let row = k.block_id(Axis::Y) * high;
-            let column = k.block_id(Axis::X) * self.gemm.tile[1] as i32;
-            return body(Spot { batch, matrix, row, column, rows: None });
+            let column = first * self.gemm.tile[1] as i32;
+            return body(Spot { batch, matrix, row, column, rows: None, own: share });
         }
         match (batch, self.offsets) {
             (Batch::Grouped, Some(offsets)) => {
@@ -144,7 +158,7 @@ impl<'b> Walk<'_, 'b> {
                     k.range(due, tiles).step(step).each(|tile| {
                         let (row, column) = self.in_band(tile, high, wide, tall);
                         let rows = Some(end - begin - row);
-                        body(Spot { batch, matrix: Some(group), row: begin + row, column, rows });
+                        body(Spot { batch, matrix: Some(group), row: begin + row, column, rows, own: None });
                     });
                     before + tiles
                 });
@@ -160,10 +174,25 @@ impl<'b> Walk<'_, 'b> {
                     };
                     let (row, column) = self.in_band(tile, high, wide, tall);
                     let row = own.map_or(row, |own| row + own);
-                    body(Spot { batch, matrix, row, column, rows: None });
+                    body(Spot { batch, matrix, row, column, rows: None, own: share });
                 });
             }
         }
+    }
+
+    /// Where the block's share of a tile begins whose inner dimension blocks have shared. Of one that is not shared out all but the
+    /// first have nothing: it begins where nothing is stored.
+    fn share(&self) -> Option<[Val<'b>; 2]> {
+        let (k, gemm) = (self.k, self.gemm);
+        if gemm.split <= 1 {
+            return None;
+        }
+        let rank = k.cluster_rank();
+        let along = match gemm.shares() {
+            true => rank * gemm.own_dims()[1] as i32,
+            false => rank.eq(0).select(k.i32(0), k.i32(i32::MIN)),
+        };
+        Some(if gemm.swapped { [along, k.i32(0)] } else { [k.i32(0), along] })
     }
 
     /// Where a tile begins, of which there are `high` rows, each of so many rows of C, of `wide`.

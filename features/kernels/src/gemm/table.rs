@@ -19,15 +19,29 @@ struct Row {
     cluster: u32,
     band: u32,
     swapped: bool,
+    split: u32,
+    overlap: bool,
+}
+
+impl Row {
+    /// One whose inner dimension the blocks of a cluster share.
+    const fn split(self, split: u32) -> Row {
+        Row { split, ..self }
+    }
+
+    /// One whose products overlap.
+    const fn overlapped(self) -> Row {
+        Row { overlap: true, ..self }
+    }
 }
 
 const fn row(tile: [u32; 3], stages: u32, groups: u32, cluster: u32, band: u32) -> Row {
-    Row { tile, stages, groups, cluster, band, swapped: false }
+    Row { tile, stages, groups, cluster, band, swapped: false, split: 1, overlap: false }
 }
 
 /// One whose tiles are computed transposed, by a block each.
 const fn swapped(tile: [u32; 3], stages: u32, groups: u32) -> Row {
-    Row { tile, stages, groups, cluster: 1, band: 0, swapped: true }
+    Row { swapped: true, ..row(tile, stages, groups, 1, 0) }
 }
 
 /// Many tiles for each unit: the largest tiles, which read the least. From 4096³ on, on an H200.
@@ -50,12 +64,19 @@ const SOME: &[Row] = &[
     row([128, 192, 128], 4, 2, 1, 16),
     row([64, 128, 128], 4, 1, 1, 8),
     row([128, 64, 128], 6, 2, 1, 8),
+    row([128, 256, 128], 3, 2, 1, 16).overlapped(),
+    row([128, 256, 128], 3, 2, 1, 0).split(2),
 ];
 
 /// Fewer tiles than units: small ones, for more of them. 1024³ and less.
 const FEW: &[Row] = &[
     row([128, 64, 128], 4, 2, 1, 0),
     row([64, 64, 256], 3, 1, 1, 0),
+    row([64, 64, 256], 3, 1, 1, 0).split(2),
+    row([64, 64, 256], 3, 1, 1, 0).overlapped(),
+    row([128, 128, 128], 3, 2, 1, 0).split(2),
+    row([64, 128, 128], 4, 1, 1, 0).overlapped(),
+    row([64, 128, 128], 4, 1, 1, 0).split(2).overlapped(),
     row([64, 128, 128], 3, 1, 1, 0),
     row([128, 128, 128], 3, 2, 1, 0),
     row([128, 64, 128], 3, 2, 1, 0),
@@ -66,6 +87,9 @@ const FEW: &[Row] = &[
 /// Up to 8 rows, as when a model generates: what B is read with.
 const UP_TO_8: &[Row] = &[
     swapped([8, 64, 512], 4, 1),
+    swapped([8, 64, 512], 4, 1).split(2),
+    swapped([8, 64, 512], 4, 1).overlapped(),
+    swapped([8, 64, 256], 3, 1).split(4),
     swapped([8, 64, 256], 3, 1),
     swapped([16, 64, 512], 4, 1),
     swapped([8, 64, 256], 8, 1),
@@ -76,6 +100,9 @@ const UP_TO_8: &[Row] = &[
 /// Up to 16.
 const UP_TO_16: &[Row] = &[
     swapped([16, 64, 512], 4, 1),
+    swapped([16, 64, 512], 4, 1).split(2),
+    swapped([16, 64, 512], 4, 1).overlapped(),
+    swapped([16, 64, 256], 3, 1).split(4),
     swapped([16, 64, 256], 3, 1),
     swapped([16, 128, 256], 3, 2),
     swapped([16, 64, 256], 8, 1),
@@ -88,6 +115,12 @@ const UP_TO_16: &[Row] = &[
 const UP_TO_64: &[Row] = &[
     swapped([32, 64, 256], 3, 1),
     row([64, 32, 512], 4, 1, 1, 0),
+    swapped([32, 64, 512], 3, 1).split(2),
+    swapped([32, 64, 256], 4, 1).overlapped(),
+    row([64, 64, 512], 3, 1, 1, 0).split(2),
+    row([64, 64, 256], 4, 1, 1, 0).split(2).overlapped(),
+    row([64, 64, 256], 3, 1, 1, 0).split(4),
+    row([64, 32, 512], 3, 1, 1, 0).overlapped(),
     row([64, 64, 256], 3, 1, 1, 0),
     swapped([32, 64, 256], 6, 1),
     swapped([64, 64, 256], 4, 1),
@@ -130,6 +163,8 @@ pub struct Product {
     pub matrices: u64,
     /// What is done with a sum.
     pub epilogue: Epilogue,
+    /// Where matrices and their rows begin, as in [`Gemm::align`].
+    pub align: u32,
     /// Rows of A and C.
     pub m: u64,
     /// Columns of B and C.
@@ -149,6 +184,7 @@ impl Product {
             batch: Batch::One,
             matrices: 1,
             epilogue: Epilogue::NONE,
+            align: 16,
             m,
             n,
             k,
@@ -177,6 +213,23 @@ impl Product {
         }
     }
 
+    /// The variant for processors, a block for each tile.
+    fn variant_of_processors(&self) -> Gemm {
+        let Gemm { tile, stages, groups, .. } = Gemm::CPU;
+        let bytes = self.element.bytes().max(1);
+        let row = Row {
+            tile: [tile[0], tile[1], tile[2] * bytes],
+            stages,
+            groups,
+            cluster: 1,
+            band: 0,
+            swapped: false,
+            split: 1,
+            overlap: false,
+        };
+        self.variant(row)
+    }
+
     fn variant(&self, row: Row) -> Gemm {
         let [rows, columns, inner] = row.tile;
         Gemm {
@@ -193,6 +246,9 @@ impl Product {
             // Groups are taken one after the other by all blocks.
             band: if self.batch == Batch::Grouped { row.band.max(1) } else { row.band },
             swapped: row.swapped,
+            align: self.align,
+            split: row.split,
+            overlap: row.overlap,
         }
     }
 }
@@ -203,7 +259,13 @@ impl Gemm {
         let [rows, columns, inner] = self.tile;
         let stage = (rows + columns) * inner * self.element.bytes();
         let boxes = if self.swapped { 0 } else { columns * self.output.bytes() / BOX_ROW };
-        OVERHEAD + self.stages * stage + boxes.min(2) * rows * BOX_ROW
+        let [_, own] = self.own_dims();
+        let boxes = if self.split > 1 { own * self.output.bytes() / BOX_ROW } else { boxes };
+        let boxes = if self.swapped { 0 } else { boxes.min(2) };
+        // What blocks give each other, in two buffers where they do it more than once.
+        let given = if self.split > 1 { self.sum_dims()[0] * own * 4 * self.split } else { 0 };
+        let buffers = if self.band == 0 { 1 } else { 2 };
+        OVERHEAD + self.stages * stage + boxes * rows * BOX_ROW + buffers * given
     }
 
     /// Registers of a thread that its share of a tile takes.
@@ -218,7 +280,9 @@ impl Gemm {
         let float =
             if sum == Scalar::I32 && !matches!(self.output, Scalar::I32 | Scalar::F32) { words } else { 0 };
         let old = if self.epilogue.plus && self.output.bytes() == 4 { words } else { 0 };
-        words + parts + out + float + old
+        // The block's share of a sum is beside it.
+        let own = if self.split > 1 { words } else { 0 };
+        words + own + parts + out + float + old
     }
 
     /// Whether a block has what it needs, as far as its own numbers tell.
@@ -231,7 +295,14 @@ impl Gemm {
         let b = if self.b_transposed { whole(inner) } else { whole(columns) && inner <= BOX };
         let scaled = self.epilogue.scales != Scales::Blocks
             || (columns <= 128 && 128 % columns == 0 && inner.is_multiple_of(128));
-        let alone = self.batch != Batch::Grouped || self.cluster == 1;
+        let split = self.split == 1
+            || (self.cluster == 1
+                && self.align >= 16
+                && self.epilogue.scales != Scales::Blocks
+                && self.batch != Batch::Grouped
+                && (self.shares() || self.epilogue == Epilogue::NONE));
+        let ahead = !self.overlap || (self.stages > 1 && self.epilogue.scales != Scales::Blocks);
+        let alone = self.batch != Batch::Grouped && self.align >= 16 || self.cluster == 1;
         let of_groups = if self.swapped { columns } else { rows };
         let held = of_groups.is_multiple_of(64 * self.groups.max(1)) && rows.is_multiple_of(8);
         let plain = !self.swapped || self.epilogue == Epilogue::NONE && self.batch != Batch::Grouped;
@@ -239,6 +310,8 @@ impl Gemm {
             && a
             && b
             && scaled
+            && split
+            && ahead
             && alone
             && held
             && self.registers() <= REGISTERS
@@ -271,7 +344,8 @@ impl Problem for Product {
         let [m, n, k] = [self.m, self.n, self.k].map(rounded);
         let many =
             if self.batch == Batch::One { String::new() } else { format!("{}x", rounded(self.matrices)) };
-        format!("{a}{b}{batch}_{}_{}{epilogue}_{many}{m}x{n}x{k}", self.element, self.output)
+        let anywhere = if self.align < 16 { "_any" } else { "" };
+        format!("{a}{b}{batch}_{}_{}{epilogue}_{many}{m}x{n}x{k}{anywhere}", self.element, self.output)
     }
 
     fn variants(&self, resources: &Resources) -> Vec<Gemm> {
@@ -279,6 +353,9 @@ impl Problem for Product {
             let all = table.iter().map(|row| self.variant(*row));
             all.filter(|variant| variant.fits(resources)).collect()
         };
+        if resources.is_processor() && self.rows() > 64 && self.batch != Batch::Grouped {
+            return vec![self.variant_of_processors()];
+        }
         let variants = of(self.table(resources.compute_units));
         if variants.is_empty() { of(TIGHT) } else { variants }
     }
@@ -286,16 +363,19 @@ impl Problem for Product {
     fn grid(&self, variant: &Gemm, resources: &Resources) -> [u32; 3] {
         let [rows, columns, _] = variant.tile.map(u64::from);
         let cluster = u64::from(variant.cluster.max(1));
+        let split = u64::from(variant.split.max(1));
         let tiles = self.tiles(rows * cluster, columns).saturating_mul(cluster);
         // Groups that end within a tile have one more.
         let tiles = if self.batch == Batch::Grouped { tiles.saturating_mul(2) } else { tiles };
         if variant.band == 0 {
             let count =
                 |extent: u64, by: u64| u32::try_from(extent.div_ceil(by.max(1)).max(1)).unwrap_or(u32::MAX);
-            return [count(self.n, columns), count(self.m, rows), count(self.matrices, 1)];
+            let wide = u64::from(count(self.n, columns)).saturating_mul(split);
+            let wide = u32::try_from(wide).unwrap_or(u32::MAX / variant.split.max(1) * variant.split.max(1));
+            return [wide, count(self.m, rows), count(self.matrices, 1)];
         }
         let units = u64::from(resources.compute_units.max(1));
-        let blocks = (tiles.min(units) / cluster).max(1) * cluster;
+        let blocks = (tiles.min(units / split) / cluster).max(1) * cluster * split;
         [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1]
     }
 

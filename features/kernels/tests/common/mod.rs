@@ -29,6 +29,25 @@ pub(crate) fn random(seed: u64, element: Scalar, extents: &[u64]) -> Tensor {
     Tensor::from_f64s(element, extents, numbers(seed, extents.iter().product()))
 }
 
+/// Runs a kernel in the interpreter and on this machine: by the place's name the arguments that it leaves.
+pub(crate) fn run_everywhere(
+    module: &ValidModule,
+    grid: [u32; 3],
+    arguments: Vec<Argument>,
+) -> Vec<(String, Vec<Argument>)> {
+    let name = module.kernels()[0].name();
+    let launch = Launch { kernel: name.to_owned(), grid, arguments };
+    let mut interpreted = launch.clone();
+    run(module, &mut interpreted, &Limits::default()).unwrap();
+    let mut launches = vec![("the interpreter".to_owned(), interpreted.arguments)];
+    for machine in Machine::all() {
+        let mut launch = launch.clone();
+        assert_eq!(machine.run(module, &mut launch, 1 << 40), Ok(0), "{name} on {}", machine.name());
+        launches.push((machine.name(), launch.arguments));
+    }
+    launches
+}
+
 /// Runs a kernel in the interpreter and on this machine, and compares an argument with what is wanted.
 pub(crate) fn compare_at(
     module: &ValidModule,
@@ -39,17 +58,8 @@ pub(crate) fn compare_at(
     within: f64,
 ) {
     let name = module.kernels()[0].name();
-    let launch = Launch { kernel: name.to_owned(), grid, arguments };
-    let mut interpreted = launch.clone();
-    run(module, &mut interpreted, &Limits::default()).unwrap();
-    let mut launches = vec![("the interpreter".to_owned(), interpreted)];
-    for machine in Machine::all() {
-        let mut launch = launch.clone();
-        assert_eq!(machine.run(module, &mut launch, 1 << 40), Ok(0), "{name} on {}", machine.name());
-        launches.push((machine.name(), launch));
-    }
-    for (place, launch) in launches {
-        let found = launch.arguments[output].tensor().unwrap().to_f64s();
+    for (place, launch) in run_everywhere(module, grid, arguments) {
+        let found = launch[output].tensor().unwrap().to_f64s();
         assert_eq!(found.len(), wanted.len(), "{name} on {place}");
         for (at, (found, wanted)) in found.iter().zip(wanted).enumerate() {
             let close = (found - wanted).abs() <= within * wanted.abs().max(1.0);

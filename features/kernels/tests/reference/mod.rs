@@ -2,7 +2,7 @@
 
 use vm_ir::interp::{Argument, Tensor};
 use vm_ir::{GuestAddr, Kernel, Scalar};
-use vm_kernels::attention::{Attention, Backward, Mask};
+use vm_kernels::attention::{Attention, Backward, Gradient, Mask, SplitBackward};
 
 /// Where a kernel gave something else.
 #[derive(Debug)]
@@ -142,6 +142,39 @@ impl Problem<'_> {
     }
 }
 
+impl Problem<'_> {
+    /// Where packed sequences begin, of queries and of keys.
+    fn starts(&self, packed: bool) -> Vec<Argument> {
+        let of = |which: usize| {
+            let ends = self.sequences.iter().scan(0, |end, lengths| {
+                *end += lengths[which];
+                Some(*end as f64)
+            });
+            let starts: Vec<f64> = std::iter::once(0.0).chain(ends).collect();
+            Argument::Tensor(Tensor::from_f64s(Scalar::I32, &[starts.len() as u64], starts))
+        };
+        if packed { vec![of(0), of(1)] } else { Vec::new() }
+    }
+
+    /// The most queries (0) or keys (1) of packed sequences.
+    fn longest(&self, packed: bool, which: usize) -> Option<Argument> {
+        let longest = self.sequences.iter().map(|lengths| lengths[which]).max().unwrap_or(0);
+        packed.then_some(Argument::Bits(longest))
+    }
+}
+
+/// What gradients are computed from, and the gradients.
+struct Gradients {
+    /// Q, K, V and dO; O; and the logarithms of sums.
+    given: [Tensor; 4],
+    o: Tensor,
+    lse: Tensor,
+    scale: f64,
+    dq: Rows,
+    dk: Rows,
+    dv: Rows,
+}
+
 fn float(x: f64) -> Argument {
     Argument::Bits((x as f32).to_bits().into())
 }
@@ -183,26 +216,10 @@ impl Problem<'_> {
         if variant.log_sums {
             arguments.push(Argument::Tensor(random(8, Scalar::F32, &extents)));
         }
-        if packed {
-            for which in [0, 1] {
-                let ends = problem.sequences.iter().scan(0, |end, lengths| {
-                    *end += lengths[which];
-                    Some(*end as f64)
-                });
-                let starts: Vec<f64> = std::iter::once(0.0).chain(ends).collect();
-                arguments.push(Argument::Tensor(Tensor::from_f64s(
-                    Scalar::I32,
-                    &[starts.len() as u64],
-                    starts,
-                )));
-            }
-        }
+        arguments.extend(problem.starts(packed));
         arguments.push(float(scale));
         arguments.extend(problem.window());
-        if packed {
-            let longest = problem.sequences.iter().map(|lengths| lengths[0]).max().unwrap_or(0);
-            arguments.push(Argument::Bits(longest));
-        }
+        arguments.extend(problem.longest(packed, 0));
         let after = launch(&variant.kernel(GuestAddr(0x1000)).unwrap(), [blocks, 1, 1], arguments)?;
         close(&variant.name(), &after[3], &wanted.numbers, 1e-2)?;
         if variant.log_sums {
@@ -215,23 +232,18 @@ impl Problem<'_> {
         Ok(())
     }
 
-    /// Launches a variant's kernels, the main one on as many blocks, and compares.
-    pub(crate) fn check_gradients<E: From<Mismatch>>(
-        &self,
-        variant: Backward,
-        blocks: u32,
-        mut launch: impl FnMut(&Kernel, [u32; 3], Vec<Argument>) -> Result<Vec<Argument>, E>,
-    ) -> Result<(), E> {
-        let problem = self;
-        let Backward { element, dim, .. } = variant;
-        let tensor = |seed, which| random(seed, element, &problem.extents(false, which, dim));
-        let (q, k, v, d_o) = (tensor(4, 0), tensor(5, 1), tensor(6, 1), tensor(7, 0));
+    /// The gradients by their definition.
+    fn gradients(&self, element: Scalar, packed: bool, [dim, value_dim]: [u32; 2]) -> Gradients {
+        let tensor = |seed, which, dim| random(seed, element, &self.extents(packed, which, dim));
+        let (q, k) = (tensor(4, 0, dim), tensor(5, 1, dim));
+        let (v, d_o) = (tensor(6, 1, value_dim), tensor(7, 0, value_dim));
         let scale = 1.0 / f64::from(dim).sqrt();
         let [of_q, of_k, of_v, of_do] = [&q, &k, &v, &d_o].map(Rows::of);
-        let mut out = Rows::zeros(&of_q);
+        let mut out = Rows::zeros(&of_do);
         let [mut dq, mut dk, mut dv] = [&of_q, &of_k, &of_v].map(Rows::zeros);
-        let mut logs = Vec::new();
-        problem.each(false, &of_q, &of_k, scale, |at, log, weights| {
+        let rows = q.extents[..3].to_vec();
+        let mut logs = vec![0.0; rows.iter().product::<u64>() as usize];
+        self.each(packed, &of_q, &of_k, scale, |at, log, weights| {
             weights.iter().for_each(|(of, weight)| out.add(at, *weight, of_v.row(*of)));
             let delta = dot(of_do.row(at), out.row(at));
             for (of, weight) in weights {
@@ -240,12 +252,25 @@ impl Problem<'_> {
                 dk.add(*of, slope, of_q.row(at));
                 dq.add(at, slope, of_k.row(*of));
             }
-            logs.push(log);
+            logs[((at[0] * rows[1] + at[1]) * rows[2] + at[2]) as usize] = log;
         });
-        let rows = q.extents[..3].to_vec();
-        let o = Tensor::from_f64s(element, &q.extents, out.numbers);
+        let o = Tensor::from_f64s(element, &d_o.extents, out.numbers);
         let lse = Tensor::from_f64s(Scalar::F32, &rows, logs);
-        let mut of_sums = q.extents.clone();
+        Gradients { given: [q, k, v, d_o], o, lse, scale, dq, dk, dv }
+    }
+
+    /// Launches a variant's kernels, the main one on as many blocks, and compares.
+    pub(crate) fn check_gradients<E: From<Mismatch>>(
+        &self,
+        variant: Backward,
+        blocks: u32,
+        mut launch: impl FnMut(&Kernel, [u32; 3], Vec<Argument>) -> Result<Vec<Argument>, E>,
+    ) -> Result<(), E> {
+        let Backward { element, dim, .. } = variant;
+        let Gradients { given, o, lse, scale, dq, dk, dv } = self.gradients(element, false, [dim; 2]);
+        let tensor = |seed, which| random(seed, element, &self.extents(false, which, dim));
+        let rows = lse.extents.clone();
+        let mut of_sums = given[0].extents.clone();
         if variant.turned() {
             (of_sums[2], of_sums[3]) = (of_sums[2].div_ceil(64) * u64::from(dim), 64);
         }
@@ -253,15 +278,15 @@ impl Problem<'_> {
         let [delta, sums] =
             [random(8, Scalar::F32, &rows), random(9, Scalar::F32, &of_sums)].map(Argument::Tensor);
         let grid = [rows[2].div_ceil(64) as u32, rows[1] as u32, rows[0] as u32];
-        let arguments = vec![Argument::Tensor(o), Argument::Tensor(d_o.clone()), delta, sums];
+        let arguments = vec![Argument::Tensor(o), Argument::Tensor(given[3].clone()), delta, sums];
         let after = launch(&variant.prepare(GuestAddr(0x1000)).unwrap(), grid, arguments)?;
         let (delta, sums) = (after[2].clone(), after[3].clone());
         let outs = [tensor(10, 1), tensor(11, 1)];
-        let mut arguments: Vec<Argument> = [q, k, v, d_o, lse].map(Argument::Tensor).to_vec();
-        arguments.extend([delta, sums]);
+        let mut arguments: Vec<Argument> = given.map(Argument::Tensor).to_vec();
+        arguments.extend([Argument::Tensor(lse), delta, sums]);
         arguments.extend(outs.map(Argument::Tensor));
         arguments.push(float(scale));
-        arguments.extend(problem.window());
+        arguments.extend(self.window());
         let kernel = variant.kernel(GuestAddr(0x1000)).unwrap();
         let name = kernel.name().to_owned();
         let after = launch(&kernel, [blocks, 1, 1], arguments)?;
@@ -270,5 +295,40 @@ impl Problem<'_> {
         let arguments = vec![after[6].clone(), Argument::Tensor(tensor(12, 0)), float(scale)];
         let after = launch(&variant.finish(GuestAddr(0x1000)).unwrap(), grid, arguments)?;
         Ok(close(&format!("{name}: dq"), &after[1], &dq.numbers, 2e-2)?)
+    }
+
+    /// The same of the variants with a kernel for each gradient.
+    pub(crate) fn check_split<E: From<Mismatch>>(
+        &self,
+        variant: SplitBackward,
+        blocks: u32,
+        mut launch: impl FnMut(&Kernel, [u32; 3], Vec<Argument>) -> Result<Vec<Argument>, E>,
+    ) -> Result<(), E> {
+        let SplitBackward { element, dims, packed, .. } = variant;
+        let Gradients { given, o, lse, scale, dq, dk, dv } = self.gradients(element, packed, dims);
+        let rows = lse.extents.clone();
+        let grid = [rows[2].div_ceil(64) as u32, rows[1] as u32, rows[0] as u32];
+        let [q, k, v, d_o] = given.map(Argument::Tensor);
+        let arguments =
+            vec![Argument::Tensor(o), d_o.clone(), Argument::Tensor(random(8, Scalar::F32, &rows))];
+        let after = launch(&variant.prepare(GuestAddr(0x1000)).unwrap(), grid, arguments)?;
+        let (delta, lse) = (after[2].clone(), Argument::Tensor(lse));
+        for (of, wanted) in [(Gradient::Queries, &dq), (Gradient::Keys, &dk), (Gradient::Values, &dv)] {
+            let (which, columns) = (usize::from(of != Gradient::Queries), wanted.columns as u32);
+            let mut arguments = vec![q.clone(), k.clone()];
+            arguments.extend((of != Gradient::Values).then(|| v.clone()));
+            arguments.extend([d_o.clone(), lse.clone()]);
+            arguments.extend((of != Gradient::Values).then(|| delta.clone()));
+            let out = arguments.len();
+            arguments.push(Argument::Tensor(random(10, element, &self.extents(packed, which, columns))));
+            arguments.extend(self.starts(packed));
+            arguments.push(float(scale));
+            arguments.extend(self.window());
+            arguments.extend(self.longest(packed, which));
+            let kernel = variant.kernel(of, GuestAddr(0x1000)).unwrap();
+            let after = launch(&kernel, [blocks, 1, 1], arguments)?;
+            close(kernel.name(), &after[out], &wanted.numbers, 2e-2)?;
+        }
+        Ok(())
     }
 }

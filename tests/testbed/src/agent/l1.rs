@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::wait_until;
 use crate::report::Report;
 use crate::scenario::Variant;
+use crate::sweep::Sweep;
 
 /// The program under test.
 pub const VM_SERVICE: &str = "/bin/vm-service";
@@ -28,6 +29,8 @@ pub struct L1 {
     pub variant: Variant,
     /// The scenario's name.
     pub scenario: &'static str,
+    /// How much of its sweeps is taken.
+    pub sweep: Sweep,
     channel: File,
 }
 
@@ -65,9 +68,9 @@ impl Finished {
 }
 
 impl L1 {
-    pub(super) fn new(scenario: &'static str, variant: Variant) -> Result<Self> {
+    pub(super) fn new(scenario: &'static str, variant: Variant, sweep: Sweep) -> Result<Self> {
         let channel = OpenOptions::new().write(true).open("/dev/ttyS1").context("can't open /dev/ttyS1")?;
-        let mut l1 = Self { variant, scenario, channel };
+        let mut l1 = Self { variant, scenario, sweep, channel };
         l1.report(&Report::Up { level: 1, kernel: kernel_release() });
         Ok(l1)
     }

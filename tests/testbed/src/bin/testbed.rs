@@ -11,11 +11,13 @@ use testbed::provision::{
 };
 use testbed::scenario::{Contents, Scenario, Variant};
 use testbed::scenarios;
+use testbed::sweep::{Sweep, VARIABLE};
 
 /// Boots Linux in QEMU with an emulated IOMMU and PCI devices, and runs scenarios of device passthrough in it.
 ///
 /// Needs no hardware and no /dev/kvm. Installs and builds what it needs; Linux kernels are cached in
-/// ~/.cache/vm-testbed, logs are kept in target/testbed. The last line is `N passed, N failed, N skipped`.
+/// ~/.cache/vm-testbed, logs are kept in target/testbed. With a number in SWEEP_SEED, it takes of long sweeps only a part that
+/// the number chooses. The last line is `N passed, N failed, N skipped`.
 #[derive(Debug, Parser)]
 #[command(name = "cargo testbed")]
 struct Arguments {
@@ -75,6 +77,10 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let chosen = choose(arguments)?;
+    let sweep = Sweep::of_environment()?;
+    if let Some(seed) = sweep.seed() {
+        eprintln!("testbed: parts of sweeps, chosen by {VARIABLE}={seed}");
+    }
     let cache = Cache::of_user()?;
     provision_qemu(&cache)?;
     if chosen.iter().any(|(scenario, _)| scenario.contents.systemd) {
@@ -107,6 +113,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             scenario,
             variant,
             processors: arguments.processors,
+            sweep,
             kernel: match variant {
                 Variant::Group => stock.clone(),
                 Variant::Iommufd => built.clone(),

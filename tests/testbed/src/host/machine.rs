@@ -76,7 +76,7 @@ impl Files {
 impl Machine {
     /// Starts QEMU for scenarios of one [machine](Scenario::has_machine_of), the first of which is `scenario`.
     pub(super) fn start(batch: &[&Run], kernel: &Path, files: &Files) -> Result<Self> {
-        let Run { scenario, variant, processors, .. } = batch.first().context("no scenario")?;
+        let Run { scenario, variant, processors, sweep, .. } = batch.first().context("no scenario")?;
         let names: Vec<&str> = batch.iter().map(|run| run.scenario.name).collect();
         let memory_mib = batch.iter().map(|run| run.scenario.memory_mib).max().unwrap_or_default();
         let deadline: Duration = batch.iter().map(|run| run.scenario.deadline).sum();
@@ -85,6 +85,7 @@ impl Machine {
             let file = File::create(&path).with_context(|| format!("can't create {}", path.display()))?;
             file.set_len(disk.mib << 20)?;
         }
+        let sweep = sweep.seed().map(|seed| format!(" testbed.sweep={seed}")).unwrap_or_default();
         let mut command = Command::new("qemu-system-x86_64");
         // One processor but for measuring, whatever nested guests have. QEMU 10.0 emulates several in threads that race: now
         // and then it stopped at an assertion (`iotlb_to_section`) after a device's memory had moved, or L1 lost a timer
@@ -105,7 +106,7 @@ impl Machine {
             // What the Linux kernel does not know is in the environment of all processes. Log files are not looked at here, and each
             // write to one would be one more at which `claim_kill9` kills.
             .arg(format!(
-                "console=ttyS0 quiet panic=-1 no_timer_check intel_iommu=on VM_SERVICE_LOG_DIR= testbed.level=1 testbed.scenario={} testbed.variant={variant}",
+                "console=ttyS0 quiet panic=-1 no_timer_check intel_iommu=on VM_SERVICE_LOG_DIR= testbed.level=1 testbed.scenario={} testbed.variant={variant}{sweep}",
                 names.join(",")
             ));
         for port in 0..scenario.ports {

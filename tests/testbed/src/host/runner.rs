@@ -14,6 +14,7 @@ use super::{Programs, workspace};
 use crate::provision::{LinuxKernel, say};
 use crate::report::Report;
 use crate::scenario::{Contents, Scenario, Variant};
+use crate::sweep::Sweep;
 
 /// One scenario on one variant, and the Linux kernel for it or why there is none.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub struct Run {
     pub variant: Variant,
     /// L1's processors.
     pub processors: u8,
+    /// How much of its sweeps is taken.
+    pub sweep: Sweep,
     /// The Linux kernel of L1 and of Linux guests.
     pub kernel: Result<LinuxKernel, String>,
 }

@@ -146,6 +146,9 @@ impl<'k> Writer<'k> {
     }
 
     pub(super) fn for_op(&mut self, op: &'k Op) {
+        if self.own_iteration(op) {
+            return;
+        }
         let body = &op.regions[0];
         let wide = self.ty(op.operands[0]).scalar().bits() == 64;
         let known = self.plan.ranges().loop_of(op).copied();

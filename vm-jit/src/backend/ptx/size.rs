@@ -41,6 +41,7 @@ pub(super) fn instructions(kernel: &Kernel, op: &Op, access: Option<&Access>) ->
         Shape::Fetch | Shape::Release => 64,
         Shape::Fill
         | Shape::Rows
+        | Shape::Share
         | Shape::Put
         | Shape::PutRows
         | Shape::Get

@@ -201,6 +201,22 @@ impl Writer<'_, '_> {
         self.pack(from, stage.element, stage.dims, stage.form, to);
     }
 
+    /// The block's share of the columns of a fragment.
+    pub(super) fn share(&mut self, op: &Op, place: Place) {
+        let from = op.others.first().and_then(|place| self.array(*place));
+        let (Some(part), Some(sum)) = (self.array(place), from) else { return };
+        let [to, mut from] = [&part, &sum].map(|array| self.rows_of(array));
+        let size = part.element.bytes();
+        if part.columns != sum.columns {
+            let rank = self.b.ins().urem_imm_s(self.block[0], i64::from(self.kernel.cluster()));
+            let rank = self.b.ins().uextend(types::I64, rank);
+            let right = self.b.ins().imul_imm_s(rank, i64::from(part.columns * size));
+            from.at = self.b.ins().iadd(from.at, right);
+        }
+        let (rows, bytes) = (self.long(part.rows), self.long(part.columns * size));
+        self.copy_rows(from, to, rows, bytes, size);
+    }
+
     fn rows_of(&mut self, array: &Array) -> Rows {
         Rows { at: self.tile_address(array.at), stride: self.long(array.stride()) }
     }

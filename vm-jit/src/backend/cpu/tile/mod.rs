@@ -263,6 +263,7 @@ impl<'k> Writer<'_, 'k> {
             Shape::Mma => self.mma(op, place),
             Shape::Map => self.map(op, place),
             Shape::Rows => self.row_op(op, place),
+            Shape::Share => self.share(op, place),
             Shape::Fill => self.fill(op, place),
             // The newest stage stays where it is.
             Shape::Release => {}

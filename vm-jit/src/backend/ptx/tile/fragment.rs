@@ -160,6 +160,11 @@ impl<'k> Writer<'k> {
             ins!(self, "mov.b32", fresh, 0);
         }
         let mut value = self.get(op.operands[0], 0);
+        if self.is_split(place) {
+            let rank = self.cluster_rank();
+            let first = def!(self, Pred, "setp.eq.u32", rank, 0);
+            value = def!(self, B32, "selp.b32", value, 0, first);
+        }
         if value.class == Class::B16 {
             value = def!(self, B32, "mov.b32", Arg::List(&[value, value]));
         }

@@ -1,13 +1,10 @@
 //! What one role tells the others: that a stage is full or empty, whether the launch is cancelled, and numbers that were loaded.
 
-use super::layout::SIGNALS;
+use super::layout::{SIGNALS, WORDS};
 use super::{Ring, Role};
 use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Cancel, Writer, class_of, memory_type};
 use vm_ir::module::Op;
-
-/// An offset behind the first word of a ring of words.
-const WORDS: u32 = 16 * SIGNALS;
 
 impl<'k> Writer<'k> {
     /// Waits for a phase of a barrier.
@@ -79,7 +76,7 @@ impl<'k> Writer<'k> {
         let (base, role, signals, leads_warp, rank) =
             (tiles.base, tiles.role, tiles.layout.signals, tiles.leads_warp, tiles.rank);
         let barrier = def!(self, B32, "mad.lo.u32", ring.next, 8, base);
-        let [full, empty, word] = [signals, signals + 8 * SIGNALS, signals + WORDS].map(i64::from);
+        let [full, empty, word] = [signals, signals + 8 * SIGNALS, signals + 16 * SIGNALS].map(i64::from);
         let flag = self.asm.new_reg(Class::B32);
         match (role, self.kernel.cluster()) {
             (Role::Fetch, 1) => {
@@ -137,7 +134,7 @@ impl<'k> Writer<'k> {
         let scalar = self.ty(result).scalar();
         let ty = memory_type(scalar);
         let barrier = def!(self, B32, "mad.lo.u32", next, 8, base);
-        let [full, empty, word] = [words, words + 8 * SIGNALS, words + WORDS].map(i64::from);
+        let [full, empty, word] = [words, words + 8 * WORDS, words + 16 * WORDS].map(i64::from);
         match role {
             Role::Fetch => {
                 self.load(op);
@@ -156,6 +153,6 @@ impl<'k> Writer<'k> {
                 when!(self, leads_warp, true, "mbarrier.arrive.shared::cta.b64", "_", at);
             }
         }
-        self.advance(next, Some(parity), SIGNALS);
+        self.advance(next, Some(parity), WORDS);
     }
 }

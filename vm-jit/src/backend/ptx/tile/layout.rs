@@ -1,7 +1,7 @@
 //! Where a tile kernel has what in shared memory, and what it asks of the launch.
 
 use crate::reject::RejectKind;
-use vm_ir::module::{Op, Place};
+use vm_ir::module::{Op, Place, Region};
 use vm_ir::op::{Left, Opcode, Right, Shape, Turn};
 use vm_ir::tile::{Channel, Fragment, Tile};
 use vm_ir::{Kernel, Scalar};
@@ -18,8 +18,10 @@ pub(super) const INNER: u32 = 32;
 pub(super) const SLAB: u32 = 64;
 /// The most rows of a box.
 const MAX_BOX: u32 = 256;
-/// Words on their way from one role to the others.
+/// Polls on their way from one role to the others.
 pub(super) const SIGNALS: u32 = 2;
+/// The same of numbers that were loaded, such as those of a paged cache's pages: as many stages may be on their way.
+pub(super) const WORDS: u32 = 8;
 
 /// A box that is copied between a view and shared memory by a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +59,11 @@ pub(super) struct Layout {
     pub(super) words: u32,
     /// By group: the barrier of what is on its way from a view; 0 if nothing ever is.
     pub(super) arrivals: u32,
+    /// What the blocks of a cluster give each other of sums: buffers, the bytes of one, and a barrier for each.
+    pub(super) given: u32,
+    pub(super) given_buffers: u32,
+    pub(super) given_bytes: u32,
+    pub(super) given_barriers: u32,
     /// All of it, and what aligning it may take.
     pub(super) bytes: u32,
     /// The tensor maps.
@@ -139,11 +146,38 @@ impl Layout {
             layout.barriers.push(take(16 * channel.stages, 8));
         }
         layout.signals = take(SIGNALS * (16 + 8), 8);
-        layout.words = if loads { take(SIGNALS * (16 + 8), 8) } else { 0 };
+        layout.words = if loads { take(WORDS * (16 + 8), 8) } else { 0 };
         layout.arrivals = if gets { take(8 * tile.groups, 8) } else { 0 };
+        (layout.given_buffers, layout.given_bytes) = given(kernel);
+        layout.given = take(layout.given_buffers * layout.given_bytes, 16);
+        layout.given_barriers = take(8 * layout.given_buffers, 8);
         layout.bytes = at + ALIGN;
         layout
     }
+}
+
+/// How many buffers there are for what the blocks of a cluster give each other, and how large they are: each block's share of a
+/// sum, or all of it, of each block. One is enough if sums come together once.
+fn given(kernel: &Kernel) -> (u32, u32) {
+    fn shares(region: &Region, looped: bool) -> u32 {
+        let of_op = |op: &Op| {
+            let looped = looped || matches!(op.code.shape(), Shape::For | Shape::While);
+            let own = u32::from(op.code == Opcode::Share) * if looped { 2 } else { 1 };
+            own + op.regions.iter().map(|region| shares(region, looped)).sum::<u32>()
+        };
+        region.ops.iter().map(of_op).sum()
+    }
+    let blocks = kernel.cluster();
+    if blocks == 1 {
+        return (0, 0);
+    }
+    let mut bytes = 0;
+    kernel.for_each_op(&mut |op| {
+        let part = op.place.filter(|_| op.code == Opcode::Share).and_then(|place| kernel.fragment(place));
+        let own = part.map_or(0, |part| part.len() as u32 * part.element.bytes());
+        bytes = bytes.max(own.saturating_mul(blocks));
+    });
+    (shares(kernel.body(), false).min(2), bytes)
 }
 
 /// What of a tile kernel no Hopper instruction does.

@@ -12,6 +12,7 @@
 //! * `global`: what goes between fragments and views by way of registers.
 //! * `handover`: what one role tells the others.
 //! * `product`: `mma`.
+//! * `share`: sums of which the blocks of a cluster have parts.
 //! * `sync`: all of it for other architectures, and for views of which no tensor map can be made.
 //!
 //! # Cancellation
@@ -32,6 +33,7 @@ mod handover;
 mod layout;
 mod order;
 mod product;
+mod share;
 mod sync;
 mod waits;
 
@@ -42,7 +44,7 @@ use super::writer::Writer;
 use crate::artifact::{self, Entry};
 use crate::reject::RejectKind;
 use fragment::Spread;
-use layout::{GROUP, Layout, SIGNALS};
+use layout::{GROUP, Layout, SIGNALS, WORDS};
 use std::fmt::Write as _;
 use sync::MmaSync;
 use vm_abi::{ParamLayout, Swizzle};
@@ -117,6 +119,8 @@ pub(super) struct Tiles<'k> {
     /// How the roles tell each other of a cancelled launch, and of numbers that were loaded.
     signals: Option<Ring>,
     words: Option<Ring>,
+    /// What the blocks of a cluster give each other.
+    given: Option<Ring>,
     /// The parity of what comes from a view to a group's fragment.
     arrival: Reg,
     /// By fragment, if it is a sum that is set to zero: not zero if it is to be zero and its registers are not, since the
@@ -155,6 +159,7 @@ impl<'k> Tiles<'k> {
             rings: Vec::new(),
             signals: None,
             words: None,
+            given: None,
             arrival: Reg::NONE,
             fresh: Vec::new(),
             fragments: Vec::new(),
@@ -285,10 +290,13 @@ impl<'k> Writer<'k> {
         }
         rings.push((layout.signals, SIGNALS, 1, warps * cluster + cluster - 1));
         if layout.words > 0 {
-            rings.push((layout.words, SIGNALS, 1, warps));
+            rings.push((layout.words, WORDS, 1, warps));
         }
         if layout.arrivals > 0 {
             rings.push((layout.arrivals, tile.groups, 1, 0));
+        }
+        if layout.given_buffers > 0 {
+            rings.push((layout.given_barriers, layout.given_buffers, 1, 0));
         }
         // A thread for each barrier of a ring.
         for (at, stages, fills, empties) in rings {
@@ -359,6 +367,8 @@ impl<'k> Writer<'k> {
         let signals = self.plan.cancellable().then(|| self.ring(role));
         let loads = self.tiles().is_some_and(|tiles| tiles.layout.words > 0);
         let words = loads.then(|| self.ring(role));
+        let gives = self.tiles().is_some_and(|tiles| tiles.layout.given_buffers > 0);
+        let given = gives.then(|| self.ring(role));
         let arrival = def!(self, B32, "mov.b32", 0);
         let fresh = (0..tile.fragments.len()).map(|number| self.begin_fresh(number, role)).collect();
         let fragments = match role {
@@ -369,7 +379,8 @@ impl<'k> Writer<'k> {
         let part = def!(self, B32, "sub.u32", group, 1);
         if let Some(tiles) = &mut self.tiles {
             tiles.part = part;
-            (tiles.role, tiles.rings, tiles.signals, tiles.words) = (role, rings, signals, words);
+            (tiles.role, tiles.rings, tiles.signals, tiles.words, tiles.given) =
+                (role, rings, signals, words, given);
             (tiles.fragments, tiles.fresh, tiles.arrival) = (fragments, fresh, arrival);
         }
         self.program(Self::leave);
@@ -440,6 +451,7 @@ impl<'k> Writer<'k> {
             (Shape::Mma, _) => self.mma(op, place),
             (Shape::Map, _) => self.map(op, place),
             (Shape::Rows, _) => self.rows(op, place),
+            (Shape::Share, _) => self.share(op, place),
             (Shape::Put | Shape::PutRows, _) => self.put_tile(op, place),
             (Shape::Get, _) => self.get_tile(op, place),
             (Shape::Send, _) => self.send(op, place),
@@ -480,7 +492,9 @@ pub(super) fn instructions(kernel: &Kernel, op: &Op) -> u64 {
     let elements = fragments.map(|f| u64::from(fragment::elements(f, groups))).max().unwrap_or(0);
     let of_one = |op: &Op| super::size::instructions(kernel, op, None);
     let each: u64 = op.regions.iter().flat_map(|region| &region.ops).map(of_one).sum();
-    64 + elements * (4 + each)
+    // What is shared goes to each block, and comes from each.
+    let blocks = if op.code.shape() == Shape::Share { 2 * u64::from(kernel.cluster()) } else { 1 };
+    64 + blocks * elements * (4 + each)
 }
 
 /// The number of a channel among the kernel's.

@@ -108,6 +108,7 @@ impl Walk {
             Shape::Fill
             | Shape::Map
             | Shape::Rows
+            | Shape::Share
             | Shape::Put
             | Shape::PutRows
             | Shape::Get

@@ -59,7 +59,7 @@ fn spread(kernel: &Kernel, tile: &Tile) -> Spread {
     let mut by_rows = product::fragments_multiply(kernel);
     let mut largest = None;
     kernel.for_each_op(&mut |op| {
-        by_rows |= op.code.shape() == Shape::Rows;
+        by_rows |= matches!(op.code.shape(), Shape::Rows | Shape::Share);
         if let (Shape::Mma, Some(sum)) = (op.code.shape(), op.place.and_then(|place| kernel.fragment(place)))
         {
             let dims = [sum.rows, sum.columns.unwrap_or(1)];
@@ -102,6 +102,14 @@ pub(super) fn rejects(options: &Options, kernel: &Kernel, tile: &Tile) -> Vec<(u
         let sum = op.place.and_then(|place| kernel.fragment(place));
         let rows = |fragment: &Fragment| fragment.is_row();
         let row = if multiplies { sum.filter(|f| rows(f)).or(left.filter(|f| rows(f))) } else { None };
+        let shares =
+            op.code.shape() == Shape::Share && left.map(|all| all.columns) != sum.map(|part| part.columns);
+        let uneven =
+            sum.filter(|part| shares && part.columns.is_some_and(|columns| !columns.is_multiple_of(8)));
+        need(op.line.0, uneven.is_none(), &|| {
+            let name = uneven.map_or("", |part| &part.name);
+            format!("@{name} is a share of columns, of which there are no multiple of 8")
+        });
         let row = row.or(left.filter(|left| op.code.shape() == Shape::Rows && rows(left)));
         need(op.line.0, row.is_none(), &|| {
             let name = row.map_or("", |fragment| &fragment.name);
@@ -292,6 +300,7 @@ impl<'k> Writer<'k> {
             (Shape::Mma, _) => self.mma_sync(op, place),
             (Shape::Map, _) => self.map(op, place),
             (Shape::Rows, _) => self.rows(op, place),
+            (Shape::Share, _) => self.share_sync(op, place),
             (Shape::Put | Shape::PutRows | Shape::Get, _) => self.transfer(op, place),
             (Shape::Send, _) => self.send_sync(op, place),
             _ => {}

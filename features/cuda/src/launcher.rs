@@ -1,0 +1,106 @@
+//! Kernels for a library whose callers own everything else: context, streams, memory.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vm_accel::{Arguments, Artifact, Grid, Result, Tensor};
+
+use crate::context::number;
+use crate::images::Images;
+use crate::queue::CudaKernel;
+use crate::result::{Context, Function, Module, Stream};
+use crate::sys::{BorrowedStream, driver};
+
+pub use crate::result::{Allocation, Place};
+
+/// Tensor maps that are kept for the launches of the same views that follow.
+const MAPS: usize = 1024;
+
+/// The kernels of a context. Any thread loads them, and launches them on any stream of the context, at the same time as others. It has
+/// no stream, no memory and no thread of its own, and waits for nothing but the loading of a kernel.
+///
+/// What is loaded stays until the context ends: only its owner knows when no launch runs any more.
+pub struct CudaLauncher {
+    /// No other of the process has it.
+    number: u64,
+    images: Mutex<Images<Module>>,
+    maps: Mutex<HashMap<Tensor, [u64; 16]>>,
+    context: Arc<Context>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl CudaLauncher {
+    pub(crate) fn new(context: Context) -> Self {
+        let (images, maps) = Default::default();
+        Self { number: number(), images, maps, context: Arc::new(context) }
+    }
+
+    /// The calling thread's current context; none if it has none.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`](vm_accel::Error::Unavailable) where there is no driver; the driver's.
+    pub fn current() -> Result<Option<Place>> {
+        driver()?.place()
+    }
+
+    /// Loads a kernel.
+    ///
+    /// # Errors
+    /// [`Error::Load`](vm_accel::Error::Load); the driver's.
+    pub fn load(&self, artifact: &Artifact) -> Result<CudaKernel> {
+        let _entered = self.context.enter()?;
+        let driver = self.context.driver();
+        let mut images = lock(&self.images);
+        let module = images.take(artifact, || Module::load(driver, artifact))?;
+        let function = Function::find(driver, module, artifact)?;
+        Ok(CudaKernel { function, context: self.number, artifact: artifact.clone() })
+    }
+
+    /// Launches a kernel on a stream. The grid was checked against the device's limits.
+    ///
+    /// # Errors
+    /// [`Error::WrongWorker`](vm_accel::Error::WrongWorker) for another's kernel, [`Error::Arguments`](vm_accel::Error::Arguments) for
+    /// arguments of another kernel; the driver's.
+    ///
+    /// # Safety
+    /// Until the kernel has ended, the memory that its arguments name is there. The kernel can't be stopped, or its cancel flag
+    /// was set in the arguments.
+    #[allow(unsafe_code)]
+    pub unsafe fn launch(
+        &self,
+        kernel: &CudaKernel,
+        grid: Grid,
+        arguments: &Arguments,
+        stream: &BorrowedStream,
+    ) -> Result<()> {
+        kernel.check(self.number, arguments)?;
+        let whole = arguments.with_maps(&kernel.artifact, |tensor| {
+            if let Some(map) = lock(&self.maps).get(tensor) {
+                return Ok(*map);
+            }
+            let _entered = self.context.enter()?;
+            let map = self.context.driver().tensor_map(tensor)?;
+            let mut maps = lock(&self.maps);
+            if maps.len() >= MAPS {
+                maps.clear();
+            }
+            maps.insert(*tensor, map);
+            Ok(map)
+        })?;
+        let stream = Stream::borrow(&self.context, stream);
+        // SAFETY: the kernel is loaded in this context, where it stays; the caller promises the rest.
+        unsafe { stream.launch(&kernel.function, grid, whole.as_ref().unwrap_or(arguments)) }
+    }
+
+    /// What memory an address is in; none if the driver knows of none there, as of a host's that is not registered.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn allocation(&self, address: u64) -> Result<Option<Allocation>> {
+        let _entered = self.context.enter()?;
+        self.context.driver().allocation(address)
+    }
+}

@@ -1,0 +1,174 @@
+//! Keys and values of new tokens that are put into a cache, of one piece for each sequence or of pages.
+
+use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand};
+use crate::family::Resources;
+use crate::gather::blocks;
+use crate::pieces::{Pieces, THREADS};
+use vm_ir::builder::{BuildError, Builder, IRBlock, PlaceRef};
+use vm_ir::limits::MAX_GRID_YZ;
+use vm_ir::op::{Axis, Cache};
+use vm_ir::view::{Access, Dim, ViewType};
+use vm_ir::{GuestAddr, Kernel, Scalar};
+
+/// A variant. Its parameters: `k` and `v`, `[batch, tokens, d]`; `k_cache` and `v_cache`, `[slots, tokens of a slot, d]`; `lengths`, i32, `[batch]`; of pages `pages`, i32, `[batch,
+/// pages of a sequence]`. The grid: tokens along x, sequences along y, k and v along z.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Append {
+    /// What is copied.
+    pub element: Scalar,
+    /// Tokens of a page; 0 if a slot is a sequence.
+    pub page: u32,
+    /// How a token's row is taken.
+    pub pieces: Pieces,
+}
+
+impl Append {
+    /// Its name, which tells it from all others.
+    pub fn name(&self) -> String {
+        format!("append_{}_{}_{}", self.element, self.page, self.pieces.suffix())
+    }
+
+    /// Its kernel.
+    ///
+    /// # Errors
+    /// Pieces that there are not.
+    pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
+        let block = IRBlock::new(guest);
+        self.write(block.builder());
+        block.kernel()
+    }
+
+    fn write<'b>(self, k: Builder<'b>) {
+        let Append { element, page, pieces } = self;
+        k.name(&self.name()).block_size([THREADS, 1, 1]);
+        let [key, value] = ["k", "v"].map(|name| pieces.view(k, name, element, 3, Access::Read));
+        let caches = ["k_cache", "v_cache"].map(|name| {
+            let tokens = if page > 0 { Dim::Fixed(page.into()) } else { Dim::ANY };
+            let dims = [Dim::ANY, tokens, Dim::Any { multiple: pieces.lanes.into() }];
+            let ty = ViewType::new(element, 3, Access::Write).with_dims(&dims).named(&["", "", "d"]);
+            let align = element.bytes() * u32::from(pieces.lanes);
+            k.view_of(name, if pieces.aligned { ty.aligned(align) } else { ty })
+        });
+        let lengths = k.view("lengths", Scalar::I32, 1, Access::Read);
+        let pages = (page > 0).then(|| k.view("pages", Scalar::I32, 2, Access::Read));
+        let (token, first) = pieces.place(k);
+        let batch = k.block_id(Axis::Y).to(Scalar::I64);
+        let copy = |from: PlaceRef<'b>, to: PlaceRef<'b>| {
+            k.if_(batch.lt(from.extent(0)) & batch.lt(lengths.extent(0)) & token.lt(from.extent(1)), || {
+                let position = lengths.at([batch]).load().to(Scalar::I64) + token;
+                let (slot, at) = match pages {
+                    None => (batch, position),
+                    Some(pages) => {
+                        let number = position / i64::from(page);
+                        let there = position.ge(0) & number.lt(pages.extent(1)) & batch.lt(pages.extent(0));
+                        let load = || pages.at([batch, number]).load().to(Scalar::I64);
+                        (k.if_else(there, load, || k.i64(-1)), position % i64::from(page))
+                    }
+                };
+                let inside = slot.ge(0) & slot.lt(to.extent(0)) & at.ge(0) & at.lt(to.extent(1));
+                k.if_(inside, || {
+                    pieces.each(k, first, from.extent(2), &|columns| {
+                        let values: Vec<_> =
+                            columns.iter().map(|column| pieces.load(from, [batch, token, *column])).collect();
+                        for (column, value) in columns.iter().zip(values) {
+                            to.at([slot, at, *column]).cached(Cache::Stream).store(value);
+                        }
+                    });
+                });
+            });
+        };
+        k.if_else(k.block_id(Axis::Z).eq(0), || copy(key, caches[0]), || copy(value, caches[1]));
+    }
+}
+
+/// What a cache is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// A piece for each sequence: `[batch, capacity, heads, dim]`.
+    Contiguous {
+        /// Tokens that a sequence has room for.
+        capacity: u64,
+    },
+    /// Pages, which sequences take by a table: `[pages, page, heads, dim]`.
+    Paged {
+        /// Pages.
+        pages: u64,
+        /// Tokens of a page.
+        page: u32,
+        /// Pages that a row of the table has.
+        of_sequence: u64,
+    },
+}
+
+/// Puts keys and values of new tokens into a cache: token i of sequence b becomes the one at position p = lengths\[b\] + i. In a cache of pages that is token p mod `page` of
+/// page table\[b, p / `page`\]. What has no place there, or a page that is none, is left out. The lengths are the caller's to change.
+///
+/// Its buffers: `k` and `v`, `[batch, tokens, heads, dim]`; `k_cache` and `v_cache`; `lengths`, i32, `[batch]`, those of before; of pages `table`, i32, `[batch, of_sequence]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvAppend {
+    /// Sequences.
+    pub batch: u64,
+    /// New tokens of each.
+    pub tokens: u64,
+    /// Heads.
+    pub heads: u64,
+    /// Elements of a head.
+    pub dim: u64,
+    /// What the cache is of.
+    pub layout: Layout,
+    /// What an element is: any type of memory.
+    pub element: Scalar,
+    /// Bytes to whose multiples k, v and the caches are aligned; 16 is fast.
+    pub align: u32,
+}
+
+impl Function for KvAppend {
+    fn buffers(&self) -> Vec<Buffer> {
+        let KvAppend { batch, tokens, heads, dim, layout, element, .. } = *self;
+        let [slots, room] = match layout {
+            Layout::Contiguous { capacity } => [batch, capacity],
+            Layout::Paged { pages, page, .. } => [pages, page.into()],
+        };
+        let new = |name| Buffer::new(name, element, &[batch, tokens, heads, dim], Access::Read);
+        // What is not appended to stays.
+        let cache = |name| Buffer::new(name, element, &[slots, room, heads, dim], Access::ReadWrite);
+        let mut all = vec![new("k"), new("v"), cache("k_cache"), cache("v_cache")];
+        all.push(Buffer::new("lengths", Scalar::I32, &[batch], Access::Read));
+        if let Layout::Paged { of_sequence, .. } = layout {
+            all.push(Buffer::new("table", Scalar::I32, &[batch, of_sequence], Access::Read));
+        }
+        all
+    }
+
+    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+        const NAME: &str = "kv_append";
+        let KvAppend { batch, tokens, heads, dim, layout, element, align } = *self;
+        let unsupported = |what: String| CallError::Unsupported { function: NAME, what };
+        let page = match layout {
+            Layout::Contiguous { .. } => 0,
+            Layout::Paged { page: 0, .. } => {
+                return Err(unsupported("pages of 0 tokens; they have at least 1".into()));
+            }
+            Layout::Paged { page, .. } => page,
+        };
+        let buffers = self.buffers();
+        if buffers.iter().any(Buffer::is_empty) {
+            return Ok(Call::default());
+        }
+        let columns = heads.checked_mul(dim);
+        let columns =
+            columns.ok_or_else(|| unsupported(format!("{heads} heads of {dim}; their product overflows")))?;
+        let sequences = u32::try_from(batch).ok().filter(|batch| *batch <= MAX_GRID_YZ);
+        let sequences = sequences
+            .ok_or_else(|| unsupported(format!("{batch} sequences; at most {MAX_GRID_YZ} are taken")))?;
+        let pieces = Pieces::of(element, columns, align);
+        let operands = buffers.iter().enumerate().map(|(at, buffer)| match buffer.extents[..] {
+            [slots, tokens, _, _] => Operand::whole(at, element, &[slots, tokens, columns]),
+            _ => Operand::whole(at, buffer.element, &buffer.extents),
+        });
+        let operands = operands.collect();
+        let grid = [blocks(NAME, tokens, pieces.rows())?, sequences, 2];
+        let entry = Entry::Append(Append { element, page, pieces });
+        Ok(Call { launches: vec![Launch { entry, grid, operands }], workspace: 0 })
+    }
+}

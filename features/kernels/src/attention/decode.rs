@@ -1,0 +1,306 @@
+//! Attention of a few queries to many keys, as when a model generates: split along the keys, with a paged cache or without.
+//!
+//! All queries of all heads that share a head of keys are rows of one tile, so keys and values are read once for them. Blocks
+//! divide the keys of a sequence ("Flash-Decoding", Dao et al., 2023); a second kernel joins what they found by the logarithms
+//! of their sums. A paged cache is that of vLLM (Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+//! PagedAttention", 2023).
+
+use super::plan::{narrow, wide};
+use super::{LEAST, LOG2_E};
+use vm_ir::builder::{BuildError, Builder, ChannelRef, FragmentRef, IRBlock, PlaceRef, Val};
+use vm_ir::op::Axis;
+use vm_ir::types::Type;
+use vm_ir::view::{Access, Dim, ViewType};
+use vm_ir::{GuestAddr, Kernel, Scalar};
+
+/// A variant.
+///
+/// With H heads of keys, and R rows for each, which are the queries of the heads that share it:
+///
+/// | view | is |
+/// | --- | --- |
+/// | `q`, `o` | `[batch, H, R, D]`; row r is query r mod `queries` of the head r / `queries` among those that share the head of keys |
+/// | `k`, `v` | `[batch, H, tokens, D]`, or, [`paged`](Self::paged), `[pages, H, page size, D]`; a page size is a multiple of [`keys`](Self::keys) |
+/// | `pages` | i32 `[batch, pages of a sequence]`: which page has the sequence's tokens from that number times the page size on |
+/// | `lengths` | i32 `[batch]`: the tokens of a sequence, with those of the queries |
+/// | `parts`, `sums` | f32 `[splits, batch · H, R, D]` and `[splits, batch · H, R]`: what each split found, and the logarithms of its sums |
+///
+/// Query i sees the keys up to its own place, `lengths` − `queries` + i; who sees none gets zeros. Strides are free as long as a
+/// row's elements lie side by side and rows begin on multiples of 16 bytes: a cache that lies as `[pages, page size, H, D]` is
+/// launched as it is, with its dimensions named in the order above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decode {
+    /// What Q, K, V and O hold: f16, bf16 or f32.
+    pub element: Scalar,
+    /// D, the elements of a query, a key and a value: a multiple of 64 up to 256.
+    pub dim: u32,
+    /// Are keys and values in pages?
+    pub paged: bool,
+    /// Rows of a block.
+    pub rows: u32,
+    /// Keys that are copied at once: a multiple of 16 that divides the page size.
+    pub keys: u32,
+    /// How many times as many a step of softmax has.
+    pub boxes: u32,
+    /// Copies of keys, and of values, that are on their way or in use: at least [`boxes`](Self::boxes).
+    pub stages: u32,
+}
+
+/// Threads of a block of the kernel that joins, a warp for each row.
+const THREADS: u32 = 256;
+
+/// What the kernel has in its head.
+struct Head<'b> {
+    b: Builder<'b>,
+    from_q: ChannelRef<'b>,
+    from_k: ChannelRef<'b>,
+    from_v: ChannelRef<'b>,
+    /// By box of keys: the scores, and the weights as a factor.
+    scores: Vec<FragmentRef<'b>>,
+    weights: Vec<FragmentRef<'b>>,
+    /// By row: how many keys it sees.
+    limit: FragmentRef<'b>,
+    greatest: FragmentRef<'b>,
+    sum: FragmentRef<'b>,
+    shrink: FragmentRef<'b>,
+    next: FragmentRef<'b>,
+    values: FragmentRef<'b>,
+    scale: Val<'b>,
+}
+
+impl Decode {
+    /// The variant for a cache in pages of as many tokens, a multiple of 16; 0 for one that is not paged.
+    pub const fn of(dim: u32, page: u32) -> Decode {
+        let keys = match page {
+            page if page % 64 == 0 => 64,
+            page if page % 32 == 0 => 32,
+            _ => 16,
+        };
+        let (boxes, stages) = match (keys, dim > 128) {
+            (64, false) => (1, 4),
+            (64, true) => (1, 2),
+            (keys, false) => (64 / keys, 256 / keys),
+            (keys, true) => (64 / keys, 128 / keys),
+        };
+        Decode { element: Scalar::Bf16, dim, paged: page > 0, rows: 64, keys, boxes, stages }
+    }
+
+    /// The variant for processors, of f32.
+    pub const fn cpu(dim: u32, page: u32) -> Decode {
+        let of = Decode::of(dim, page);
+        Decode { element: Scalar::F32, rows: 16, stages: of.boxes, ..of }
+    }
+
+    /// How many splits a launch has best: so many that there are two blocks for each of the device's compute units, if each then
+    /// has four steps to do.
+    pub const fn splits(&self, compute_units: u32, blocks_of_a_split: u64, longest: u64) -> u32 {
+        let blocks = if blocks_of_a_split == 0 { 1 } else { blocks_of_a_split };
+        let wanted = (2 * compute_units as u64).div_ceil(blocks);
+        let step = self.keys as u64 * self.boxes as u64;
+        let most = longest / (4 * if step == 0 { 1 } else { step });
+        let splits = if wanted < most { wanted } else { most };
+        if splits == 0 { 1 } else { splits as u32 }
+    }
+
+    /// The name of a kernel of the variant, which tells it from all others.
+    fn name(&self, kernel: &str) -> String {
+        let Decode { element, dim, paged, rows, keys, boxes, stages } = self;
+        let paged = if *paged { "_paged" } else { "" };
+        format!("attention_{kernel}_{element}_d{dim}{paged}_{rows}x{keys}x{boxes}_s{stages}")
+    }
+
+    fn view<'b>(&self, b: Builder<'b>, name: &str, element: Scalar, access: Access) -> PlaceRef<'b> {
+        let dims = [Dim::ANY, Dim::ANY, Dim::ANY, Dim::Fixed(self.dim.into())];
+        b.view_of(name, ViewType::new(element, 4, access).with_dims(&dims).aligned(16))
+    }
+
+    /// The first kernel. Its parameters: `q`, `k`, `v`, `pages` if it is [`paged`](Self::paged), `lengths`, `parts`, `sums`, `scale`
+    /// (f32, above 0) and `queries` (i32, at least 1). It has as many blocks along x as there are splits, along y a block for each
+    /// [`rows`](Self::rows) rows of each head of keys, and along z one for each sequence.
+    ///
+    /// # Errors
+    /// A number that no kernel can have.
+    pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
+        let block = IRBlock::new(guest);
+        let b = block.builder();
+        b.name(&self.name("decode")).tile_groups(1);
+        let Decode { element, dim, rows, keys, stages, .. } = *self;
+        let [q, k, v] = ["q", "k", "v"].map(|name| self.view(b, name, element, Access::Read));
+        let pages = self.paged.then(|| b.view("pages", Scalar::I32, 2, Access::Read));
+        let lengths = b.view("lengths", Scalar::I32, 1, Access::Read);
+        let parts = self.view(b, "parts", Scalar::F32, Access::Write);
+        let sums = b.view("sums", Scalar::F32, 3, Access::Write);
+        let scale = b.scalar("scale", Type::F32);
+        let queries = b.scalar("queries", Type::I32);
+        let column = |name, element| b.column(name, element, rows);
+        let of_boxes = |name: &str, element| -> Vec<_> {
+            (0..self.boxes).map(|at| b.fragment(&format!("{name}_{at}"), element, [rows, keys])).collect()
+        };
+        let scores = of_boxes("scores", Scalar::F32);
+        let weights = if element == Scalar::F32 { scores.clone() } else { of_boxes("weights", element) };
+        let head = Head {
+            b,
+            from_q: b.channel("from_q", element, [rows, dim], 1),
+            from_k: b.channel("from_k", element, [keys, dim], stages),
+            from_v: b.channel("from_v", element, [keys, dim], stages),
+            scores,
+            weights,
+            limit: column("limit", Scalar::I32),
+            greatest: column("greatest", Scalar::F32),
+            sum: column("sum", Scalar::F32),
+            shrink: column("shrink", Scalar::F32),
+            next: column("next", Scalar::F32),
+            values: b.fragment("values", Scalar::F32, [rows, dim]),
+            scale: (scale * LOG2_E).named("scale2"),
+        };
+        let [split, across, sequence] = [Axis::X, Axis::Y, Axis::Z].map(|axis| b.block_id(axis));
+        let tiles = (q.extent(2) + i64::from(rows - 1)) / i64::from(rows);
+        let of_head = (wide(across) / tiles.max(1)).named("head");
+        let row = ((wide(across) - of_head * tiles) * i64::from(rows)).named("row");
+        let (split, sequence) = (wide(split), wide(sequence).named("sequence"));
+        let page_size = narrow(k.extent(2)).max(1);
+        let room = match pages {
+            Some(pages) => pages.extent(1) * k.extent(2),
+            None => k.extent(2),
+        };
+        let room = room.min(i64::from(i32::MAX / 2));
+        let length = lengths.at([sequence]).load().to(Scalar::I64).max(0).min(room);
+        let step = i64::from(keys * self.boxes);
+        let steps = (length + (step - 1)) / step;
+        let splits = wide(b.grid_dim(Axis::X));
+        let share = (steps + (splits - 1)) / splits;
+        let first = (split * share).min(steps);
+        let last = (first + share).min(steps);
+
+        let (zero, short, queries) = (b.i64(0), length.to(Scalar::I32), queries.max(1));
+        let first_row = row.to(Scalar::I32);
+        // Query i sees the keys up to its own place, so that there is one more than that.
+        b.map([head.limit], [], |row, _, []| [short - queries + 1 + (row + first_row).rem_u(queries)]);
+        head.values.fill(0.0);
+        head.greatest.fill(LEAST);
+        head.sum.fill(0.0);
+        b.if_(last.gt(first), || {
+            head.from_q.fetch(q, [sequence, of_head, row, zero]);
+            b.range(first, last).each(|number| {
+                let key = number * step;
+                let places: Vec<[Val<'_>; 4]> = (0..self.boxes)
+                    .map(|at| {
+                        let key = key + i64::from(at * keys);
+                        match pages {
+                            Some(pages) => {
+                                let of = key.to(Scalar::I32).div_u(page_size);
+                                let row = wide(key.to(Scalar::I32) - of * page_size);
+                                let page = pages.at([sequence, wide(of)]).load().to(Scalar::I64);
+                                [page, of_head, row, zero]
+                            }
+                            None => [sequence, of_head, key, zero],
+                        }
+                    })
+                    .collect();
+                for (place, scores) in places.iter().zip(&head.scores) {
+                    head.from_k.fetch(k, *place);
+                    scores.product(head.from_q, head.from_k.transposed());
+                }
+                (0..self.boxes).for_each(|_| head.from_k.release());
+                // Only the last keys are not seen by all.
+                b.if_((key + step).gt(length - wide(queries) + 1), || {
+                    let key = key.to(Scalar::I32);
+                    for (at, scores) in (0..).zip(&head.scores) {
+                        b.map([*scores], [*scores, head.limit], |_, column, [score, limit]| {
+                            [(column + key + at * keys as i32).lt(limit).select(score, LEAST)]
+                        });
+                    }
+                });
+                self.softmax(&head);
+                for (place, weights) in places.iter().zip(&head.weights) {
+                    head.from_v.fetch(v, *place);
+                    head.values.mma(*weights, head.from_v);
+                }
+                (0..self.boxes).for_each(|_| head.from_v.release());
+            });
+            head.from_q.release();
+        });
+        let at = (sequence * k.extent(1) + of_head).named("row_of_parts");
+        b.map([head.next], [head.sum, head.greatest], |_, _, [sum, greatest]| {
+            let log = greatest.fma(head.scale, sum.log2().fast()) * std::f32::consts::LN_2;
+            [greatest.gt(LEAST).select(log, f32::NEG_INFINITY)]
+        });
+        b.map([head.shrink], [head.sum, head.greatest], |_, _, [sum, greatest]| {
+            [greatest.gt(LEAST).select(sum.rcp().fast(), 0.0)]
+        });
+        b.map([head.values], [head.values, head.shrink], |_, _, [value, by]| [value * by]);
+        head.next.put(sums, [split, at, row]);
+        head.values.put(parts, [split, at, row, zero]);
+        block.kernel()
+    }
+
+    /// Turns scores into exponentials, adds them to the sums, and takes off all that was summed what the greatest has risen by.
+    fn softmax(&self, head: &Head<'_>) {
+        let Head { b, greatest, sum, shrink, next, values, scale, .. } = head;
+        b.map([*next], [*greatest], |_, _, before| before);
+        head.scores.iter().for_each(|scores| next.row_max(*scores));
+        b.map([*shrink, *greatest], [*greatest, *next], |_, _, [before, now]| {
+            [((before - now) * *scale).exp2().fast(), now]
+        });
+        // Where nothing was seen yet, nothing is taken off, so that what is masked comes to zero.
+        b.map([*next], [*greatest], |_, _, [greatest]| {
+            [greatest.gt(LEAST).select(-(greatest * *scale), 0.0)]
+        });
+        b.map([*sum], [*sum, *shrink], |_, _, [sum, shrink]| [sum * shrink]);
+        for (scores, weights) in head.scores.iter().zip(&head.weights) {
+            b.map([*scores], [*scores, *next], |_, _, [score, below]| {
+                [score.fma(*scale, below).exp2().fast()]
+            });
+            sum.row_add(*scores);
+            if self.element != Scalar::F32 {
+                b.map([*weights], [*scores], |_, _, [score]| [score.to(self.element)]);
+            }
+        }
+        b.map([*values], [*values, *shrink], |_, _, [value, shrink]| [value * shrink]);
+    }
+
+    /// The second kernel, of parameters `parts`, `sums` and `o`: joins what the splits found. It has a block of threads for each 8
+    /// rows along x, each head of keys along y, and each sequence along z.
+    ///
+    /// # Errors
+    /// A number that no kernel can have.
+    pub fn join(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
+        let block = IRBlock::new(guest);
+        let b = block.builder();
+        let (element, dim) = (self.element, self.dim);
+        b.name(&format!("attention_join_{element}_d{dim}")).block_size([THREADS, 1, 1]);
+        let parts = self.view(b, "parts", Scalar::F32, Access::Read);
+        let sums = b.view("sums", Scalar::F32, 3, Access::Read);
+        let o = self.view(b, "o", element, Access::Write);
+        let (head, batch) = (wide(b.block_id(Axis::Y)), wide(b.block_id(Axis::Z)));
+        let thread = b.thread_id(Axis::X);
+        let (warp, lane) = (thread.shr_u(5), thread & 31);
+        let row = wide(b.block_id(Axis::X)) * i64::from(THREADS / 32) + wide(warp);
+        let at = batch * o.extent(1) + head;
+        let splits = sums.extent(0);
+        // Two elements at a time, and as many times as there are in a row.
+        let columns: Vec<_> = (0..dim / 64).map(|part| wide(lane * 2 + (part * 64) as i32)).collect();
+        b.if_(row.lt(o.extent(2)), || {
+            let zero = b.i64(0);
+            let greatest = b.range(zero, splits).fold(b.f32(f32::NEG_INFINITY), |split, greatest| {
+                greatest.max(sums.at([split, at, row]).load())
+            });
+            // Of no key seen by any there is no greatest.
+            let below = greatest.gt(LEAST).select(greatest, 0.0);
+            let zeros: Vec<Val<'_>> = columns.iter().map(|_| b.f32(0.0).splat(2)).collect();
+            let first = (b.f32(0.0), zeros);
+            let (sum, found) = b.range(zero, splits).fold(first, |split, (sum, found)| {
+                let weight = ((sums.at([split, at, row]).load() - below) * LOG2_E).exp2().fast();
+                let added = found.into_iter().zip(&columns).map(|(found, column)| {
+                    found + parts.at([split, at, row, *column]).load_vector(2) * weight.splat(2)
+                });
+                (sum + weight, added.collect::<Vec<_>>())
+            });
+            let by = sum.gt(0.0).select(sum.rcp(), 0.0);
+            for (found, column) in found.into_iter().zip(&columns) {
+                o.at([batch, head, row, *column]).store((found * by.splat(2)).to(element));
+            }
+        });
+        block.kernel()
+    }
+}
