@@ -27,7 +27,6 @@ use crate::loss::{LossRows, LossSum};
 use crate::norm::{NormGradient, NormRows, NormSums};
 use crate::rope::Rotate;
 use crate::sample::{Best, Draw, Parts, Router, Select};
-use crate::norm::{NormGradient, NormRows, Parts};
 use crate::scatter::Scatter;
 use crate::softmax::SoftmaxRows;
 use crate::transpose::Transposed;
@@ -225,20 +224,6 @@ pub enum Entry {
     Draw(Draw),
     /// The k greatest of softmax of short rows.
     Router(Router),
-    /// A softmax or its gradient.
-    Softmax(SoftmaxRows),
-    /// Normalised rows.
-    Norm(NormRows),
-    /// Their gradient.
-    NormBackward(NormGradient),
-    /// Sums of parts of gradients.
-    Parts(Parts),
-    /// Losses or their gradients.
-    CrossEntropy(LossRows),
-    /// Losses as one, or the number of targets.
-    Losses(LossSum),
-    /// A chain of elementwise steps.
-    Chain(ChainKernel),
     /// Attention.
     Attention(Attention),
     /// The same of each element of many tensors.
@@ -290,13 +275,6 @@ impl Entry {
             Entry::Select(select) => select.kernel(guest),
             Entry::Draw(draw) => draw.kernel(guest),
             Entry::Router(router) => router.kernel(guest),
-            Entry::Softmax(rows) => rows.kernel(guest),
-            Entry::Norm(rows) => rows.kernel(guest),
-            Entry::NormBackward(rows) => rows.kernel(guest),
-            Entry::Parts(parts) => parts.kernel(guest),
-            Entry::CrossEntropy(rows) => rows.kernel(guest),
-            Entry::Losses(sum) => sum.kernel(guest),
-            Entry::Chain(chain) => chain.kernel(guest),
             Entry::Attention(attention) => attention.kernel(guest),
             Entry::Flat(flat) => flat.kernel(guest),
             Entry::Squares(squares) => squares.kernel(guest),
