@@ -1,5 +1,5 @@
 //! Calls on the CPU: values, what is refused and how, and threads.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, clippy::approx_constant, clippy::multiple_unsafe_ops_per_block)]
 
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
