@@ -516,7 +516,7 @@ impl<'b> Values<'_, 'b> {
         let (range, lanes) = match (layout.tail, whole) {
             (true, true) => (k.range(first, pieces).step(wide), layout.lanes),
             (true, false) => (k.range(pieces, columns), 1),
-            (false, _) => (k.range(first, columns).step(layout.step() as i32).unroll(2), layout.lanes),
+            (false, _) => (k.range(first, columns).step(layout.step() as i32).unroll(4), layout.lanes),
         };
         range.fold(state, |column, state| {
             let piece = Piece { k, number, column, lanes, inside: None, values: Vec::new() };
