@@ -20,7 +20,10 @@ struct Parameter {
     name: String,
     /// As it is written in the table.
     kind: String,
+    /// May it be NULL? Marked by `?`.
     optional: bool,
+    /// Is it memory to work in, of as many bytes as are needed? Marked by `!`.
+    scratch: bool,
 }
 
 fn parse(table: &str) -> Result<Vec<Function>, String> {
@@ -47,8 +50,13 @@ fn parse_line(line: &str, comment: Vec<String>) -> Option<Function> {
         let text = text.trim();
         let at = text.rfind([' ', '*'])? + 1;
         let (kind, name) = (text[..at].trim(), &text[at..]);
-        let optional = name.ends_with('?');
-        Some(Parameter { name: name.trim_end_matches('?').into(), kind: kind.into(), optional })
+        let (optional, scratch) = (name.ends_with('?'), name.ends_with('!'));
+        Some(Parameter {
+            name: name.trim_end_matches(['?', '!']).into(),
+            kind: kind.into(),
+            optional,
+            scratch,
+        })
     };
     let parameters = parameters.split(',').map(parameter).collect::<Option<_>>()?;
     Some(Function { comment, name: name.into(), parameters, elements, workspace })
@@ -83,8 +91,9 @@ fn rust_type(kind: &str, element: &str) -> Option<String> {
 
 /// How a parameter is passed on, and what it is: an expression of `Parameter::…`, and one of a word.
 fn passed(parameter: &Parameter) -> (String, String) {
-    let Parameter { name, kind, optional } = parameter;
+    let Parameter { name, kind, optional, scratch } = parameter;
     match kind.as_str() {
+        _ if *scratch => ("Workspace".into(), format!("{name}.addr() as u64")),
         kind if kind.ends_with('*') => {
             (format!("Pointer {{ optional: {optional} }}"), format!("{name}.addr() as u64"))
         }
@@ -162,7 +171,9 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
                 );
                 names.push(full);
             }
-            if function.workspace {
+            if function.workspace || parameters.iter().any(|parameter| parameter.scratch) {
+                let what =
+                    if function.workspace { format!("{name}{suffix}_ws") } else { format!("{name}{suffix}") };
                 let full = format!("{name}{suffix}_workspace_size");
                 let given = parameters
                     .iter()
@@ -177,14 +188,14 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
                     .iter()
                     .map(
                         |parameter| {
-                            if parameter.kind.ends_with('*') { "256".into() } else { passed(parameter).1 }
+                            if parameter.kind.ends_with('*') { "16".into() } else { passed(parameter).1 }
                         },
                     )
                     .collect::<Vec<_>>()
                     .join(", ");
                 let _ = writeln!(
                     text,
-                    "/// How many bytes {name}{suffix}_ws needs to work in, aligned to 256.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {full}({given}, bytes: *mut usize) -> vmk_status {{\n    \
+                    "/// How many bytes {what} needs to work in, at a multiple of 16.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {full}({given}, bytes: *mut usize) -> vmk_status {{\n    \
                      // SAFETY: as the caller promises.\n    \
                      unsafe {{ workspace_size(&FUNCTIONS[{index}], Scalar::{}, &[{words}], bytes) }}\n}}\n",
                     scalar(element)

@@ -30,6 +30,8 @@ mod sandbox;
 mod save;
 mod saved;
 pub mod signals;
+#[cfg(test)]
+mod sweep;
 mod sys;
 mod table;
 mod usage;

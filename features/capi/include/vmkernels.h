@@ -302,6 +302,937 @@ vmk_status cuda_flash_attention_f16(const vmk_f16 *Q,
                                     int is_causal,
                                     void *stream);
 
+/*
+ Rotary position embedding of q and k, both [batch, seq_len, n_heads, head_dim], in place: the elements i and i + head_dim / 2 of a head
+ are turned by the angle of the token's place in its sequence times freqs[i]. freqs is [head_dim / 2]; head_dim is even.
+ */
+vmk_status cuda_rope(float *q,
+                     float *k,
+                     const float *freqs,
+                     int batch,
+                     int seq_len,
+                     int n_heads,
+                     int head_dim,
+                     void *stream);
+
+/*
+ cuda_rope of bf16.
+ */
+vmk_status cuda_rope_bf16(vmk_bf16 *q,
+                          vmk_bf16 *k,
+                          const float *freqs,
+                          int batch,
+                          int seq_len,
+                          int n_heads,
+                          int head_dim,
+                          void *stream);
+
+/*
+ cuda_rope of f16.
+ */
+vmk_status cuda_rope_f16(vmk_f16 *q,
+                         vmk_f16 *k,
+                         const float *freqs,
+                         int batch,
+                         int seq_len,
+                         int n_heads,
+                         int head_dim,
+                         void *stream);
+
+/*
+ A step of AdamW as torch.optim.AdamW does it, of param and its gradient, with m and v in f32; step counts from 1.
+ */
+vmk_status cuda_adamw_step(float *param,
+                           const float *grad,
+                           float *m,
+                           float *v,
+                           float lr,
+                           float beta1,
+                           float beta2,
+                           float eps,
+                           float weight_decay,
+                           int step,
+                           int64_t size,
+                           void *stream);
+
+/*
+ cuda_adamw_step of bf16.
+ */
+vmk_status cuda_adamw_step_bf16(vmk_bf16 *param,
+                                const vmk_bf16 *grad,
+                                float *m,
+                                float *v,
+                                float lr,
+                                float beta1,
+                                float beta2,
+                                float eps,
+                                float weight_decay,
+                                int step,
+                                int64_t size,
+                                void *stream);
+
+/*
+ cuda_adamw_step of f16.
+ */
+vmk_status cuda_adamw_step_f16(vmk_f16 *param,
+                               const vmk_f16 *grad,
+                               float *m,
+                               float *v,
+                               float lr,
+                               float beta1,
+                               float beta2,
+                               float eps,
+                               float weight_decay,
+                               int step,
+                               int64_t size,
+                               void *stream);
+
+/*
+ Multiplies grad by min(1, clip_norm / (norm + 1e-6)), and stores its norm of before in total_norm[0]. partial_norms is memory to work in, of as
+ many bytes as cuda_grad_clip_workspace_size tells.
+ */
+vmk_status cuda_grad_clip(float *grad,
+                          float *partial_norms,
+                          float *total_norm,
+                          float clip_norm,
+                          int64_t size,
+                          void *stream);
+
+/*
+ How many bytes cuda_grad_clip needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_grad_clip_workspace_size(float clip_norm, int64_t size, size_t *bytes);
+
+/*
+ cuda_grad_clip of bf16.
+ */
+vmk_status cuda_grad_clip_bf16(vmk_bf16 *grad,
+                               float *partial_norms,
+                               float *total_norm,
+                               float clip_norm,
+                               int64_t size,
+                               void *stream);
+
+/*
+ How many bytes cuda_grad_clip_bf16 needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_grad_clip_bf16_workspace_size(float clip_norm, int64_t size, size_t *bytes);
+
+/*
+ cuda_grad_clip of f16.
+ */
+vmk_status cuda_grad_clip_f16(vmk_f16 *grad,
+                              float *partial_norms,
+                              float *total_norm,
+                              float clip_norm,
+                              int64_t size,
+                              void *stream);
+
+/*
+ How many bytes cuda_grad_clip_f16 needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_grad_clip_f16_workspace_size(float clip_norm, int64_t size, size_t *bytes);
+
+/*
+ output[indices[i], :] += input[i, :], of count rows of dim elements; output has rows rows, and what has another index is left out. Sums are made
+ by atomics, in any order.
+ */
+vmk_status cuda_scatter_add(const float *input,
+                            const int32_t *indices,
+                            float *output,
+                            int64_t count,
+                            int64_t dim,
+                            int64_t rows,
+                            void *stream);
+
+/*
+ Sets grad to 0.
+ */
+vmk_status cuda_zero_grad(float *grad, int64_t size, void *stream);
+
+/*
+ cuda_zero_grad of bf16.
+ */
+vmk_status cuda_zero_grad_bf16(vmk_bf16 *grad, int64_t size, void *stream);
+
+/*
+ cuda_zero_grad of f16.
+ */
+vmk_status cuda_zero_grad_f16(vmk_f16 *grad, int64_t size, void *stream);
+
+/*
+ The load-balancing loss of a mixture of experts: aux_loss[0] = alpha N sum f_i P_i, of the share f_i of the indices that name expert i, and the mean
+ P_i of its probabilities. router_probs is [batch_seq, n_experts], expert_indices [batch_seq, top_k]; f_counts[i] is how often expert i was
+ chosen, p_means[i] is P_i.
+ */
+vmk_status cuda_aux_loss_forward(const float *router_probs,
+                                 const int32_t *expert_indices,
+                                 float *aux_loss,
+                                 float *f_counts,
+                                 float *p_means,
+                                 int batch_seq,
+                                 int n_experts,
+                                 int top_k,
+                                 float alpha,
+                                 void *stream);
+
+/*
+ cuda_aux_loss_forward with memory to work in: cuda_aux_loss_forward_workspace_size tells how much.
+ */
+vmk_status cuda_aux_loss_forward_ws(const float *router_probs,
+                                    const int32_t *expert_indices,
+                                    float *aux_loss,
+                                    float *f_counts,
+                                    float *p_means,
+                                    int batch_seq,
+                                    int n_experts,
+                                    int top_k,
+                                    float alpha,
+                                    void *workspace,
+                                    size_t workspace_bytes,
+                                    void *stream);
+
+/*
+ How many bytes cuda_aux_loss_forward_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_aux_loss_forward_workspace_size(int batch_seq,
+                                                int n_experts,
+                                                int top_k,
+                                                float alpha,
+                                                size_t *bytes);
+
+/*
+ output[i] = input[i] / (1 + exp(-input[i])).
+ */
+vmk_status cuda_silu(const float *input, float *output, int64_t n, void *stream);
+
+/*
+ cuda_silu of bf16.
+ */
+vmk_status cuda_silu_bf16(const vmk_bf16 *input, vmk_bf16 *output, int64_t n, void *stream);
+
+/*
+ cuda_silu of f16.
+ */
+vmk_status cuda_silu_f16(const vmk_f16 *input, vmk_f16 *output, int64_t n, void *stream);
+
+/*
+ output[i] = a[i] + b[i].
+ */
+vmk_status cuda_add(const float *a, const float *b, float *output, int64_t n, void *stream);
+
+/*
+ cuda_add of bf16.
+ */
+vmk_status cuda_add_bf16(const vmk_bf16 *a, const vmk_bf16 *b, vmk_bf16 *output, int64_t n, void *stream);
+
+/*
+ cuda_add of f16.
+ */
+vmk_status cuda_add_f16(const vmk_f16 *a, const vmk_f16 *b, vmk_f16 *output, int64_t n, void *stream);
+
+/*
+ output[i] = a[i] b[i].
+ */
+vmk_status cuda_mul(const float *a, const float *b, float *output, int64_t n, void *stream);
+
+/*
+ cuda_mul of bf16.
+ */
+vmk_status cuda_mul_bf16(const vmk_bf16 *a, const vmk_bf16 *b, vmk_bf16 *output, int64_t n, void *stream);
+
+/*
+ cuda_mul of f16.
+ */
+vmk_status cuda_mul_f16(const vmk_f16 *a, const vmk_f16 *b, vmk_f16 *output, int64_t n, void *stream);
+
+/*
+ output[i] = scale input[i].
+ */
+vmk_status cuda_scale(const float *input, float *output, float scale, int64_t n, void *stream);
+
+/*
+ cuda_scale of bf16.
+ */
+vmk_status cuda_scale_bf16(const vmk_bf16 *input, vmk_bf16 *output, float scale, int64_t n, void *stream);
+
+/*
+ cuda_scale of f16.
+ */
+vmk_status cuda_scale_f16(const vmk_f16 *input, vmk_f16 *output, float scale, int64_t n, void *stream);
+
+/*
+ The softmax of each row of input, [batch, dim].
+ */
+vmk_status cuda_softmax(const float *input, float *output, int batch, int dim, void *stream);
+
+/*
+ cuda_softmax of bf16.
+ */
+vmk_status cuda_softmax_bf16(const vmk_bf16 *input, vmk_bf16 *output, int batch, int dim, void *stream);
+
+/*
+ cuda_softmax of f16.
+ */
+vmk_status cuda_softmax_f16(const vmk_f16 *input, vmk_f16 *output, int batch, int dim, void *stream);
+
+/*
+ Each row of input, [batch, dim], divided by the root of the mean of its squares and eps, times weight, [dim].
+ */
+vmk_status cuda_rmsnorm(const float *input,
+                        const float *weight,
+                        float *output,
+                        int batch,
+                        int dim,
+                        float eps,
+                        void *stream);
+
+/*
+ cuda_rmsnorm of bf16.
+ */
+vmk_status cuda_rmsnorm_bf16(const vmk_bf16 *input,
+                             const vmk_bf16 *weight,
+                             vmk_bf16 *output,
+                             int batch,
+                             int dim,
+                             float eps,
+                             void *stream);
+
+/*
+ cuda_rmsnorm of f16.
+ */
+vmk_status cuda_rmsnorm_f16(const vmk_f16 *input,
+                            const vmk_f16 *weight,
+                            vmk_f16 *output,
+                            int batch,
+                            int dim,
+                            float eps,
+                            void *stream);
+
+/*
+ The k greatest of each row of input, [batch, dim], the greatest first, in values, [batch, k], and where they are in indices, [batch, k]. Of equal ones
+ the first counts as greater, and NaN as greater than all.
+ */
+vmk_status cuda_topk(const float *input,
+                     float *values,
+                     int32_t *indices,
+                     int batch,
+                     int dim,
+                     int k,
+                     void *stream);
+
+/*
+ cuda_topk with memory to work in: cuda_topk_workspace_size tells how much.
+ */
+vmk_status cuda_topk_ws(const float *input,
+                        float *values,
+                        int32_t *indices,
+                        int batch,
+                        int dim,
+                        int k,
+                        void *workspace,
+                        size_t workspace_bytes,
+                        void *stream);
+
+/*
+ How many bytes cuda_topk_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topk_workspace_size(int batch, int dim, int k, size_t *bytes);
+
+/*
+ cuda_topk of bf16.
+ */
+vmk_status cuda_topk_bf16(const vmk_bf16 *input,
+                          vmk_bf16 *values,
+                          int32_t *indices,
+                          int batch,
+                          int dim,
+                          int k,
+                          void *stream);
+
+/*
+ cuda_topk_bf16 with memory to work in: cuda_topk_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_topk_bf16_ws(const vmk_bf16 *input,
+                             vmk_bf16 *values,
+                             int32_t *indices,
+                             int batch,
+                             int dim,
+                             int k,
+                             void *workspace,
+                             size_t workspace_bytes,
+                             void *stream);
+
+/*
+ How many bytes cuda_topk_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topk_bf16_workspace_size(int batch, int dim, int k, size_t *bytes);
+
+/*
+ cuda_topk of f16.
+ */
+vmk_status cuda_topk_f16(const vmk_f16 *input,
+                         vmk_f16 *values,
+                         int32_t *indices,
+                         int batch,
+                         int dim,
+                         int k,
+                         void *stream);
+
+/*
+ cuda_topk_f16 with memory to work in: cuda_topk_f16_workspace_size tells how much.
+ */
+vmk_status cuda_topk_f16_ws(const vmk_f16 *input,
+                            vmk_f16 *values,
+                            int32_t *indices,
+                            int batch,
+                            int dim,
+                            int k,
+                            void *workspace,
+                            size_t workspace_bytes,
+                            void *stream);
+
+/*
+ How many bytes cuda_topk_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topk_f16_workspace_size(int batch, int dim, int k, size_t *bytes);
+
+/*
+ The softmax of each row of input, [rows, cols], of which the k greatest are kept: weights and indices, [rows, k].
+ */
+vmk_status cuda_softmax_topk(const float *input,
+                             float *weights,
+                             int32_t *indices,
+                             int rows,
+                             int cols,
+                             int k,
+                             void *stream);
+
+/*
+ cuda_softmax_topk with memory to work in: cuda_softmax_topk_workspace_size tells how much.
+ */
+vmk_status cuda_softmax_topk_ws(const float *input,
+                                float *weights,
+                                int32_t *indices,
+                                int rows,
+                                int cols,
+                                int k,
+                                void *workspace,
+                                size_t workspace_bytes,
+                                void *stream);
+
+/*
+ How many bytes cuda_softmax_topk_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_softmax_topk_workspace_size(int rows, int cols, int k, size_t *bytes);
+
+/*
+ cuda_softmax_topk of bf16.
+ */
+vmk_status cuda_softmax_topk_bf16(const vmk_bf16 *input,
+                                  vmk_bf16 *weights,
+                                  int32_t *indices,
+                                  int rows,
+                                  int cols,
+                                  int k,
+                                  void *stream);
+
+/*
+ cuda_softmax_topk_bf16 with memory to work in: cuda_softmax_topk_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_softmax_topk_bf16_ws(const vmk_bf16 *input,
+                                     vmk_bf16 *weights,
+                                     int32_t *indices,
+                                     int rows,
+                                     int cols,
+                                     int k,
+                                     void *workspace,
+                                     size_t workspace_bytes,
+                                     void *stream);
+
+/*
+ How many bytes cuda_softmax_topk_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_softmax_topk_bf16_workspace_size(int rows, int cols, int k, size_t *bytes);
+
+/*
+ cuda_softmax_topk of f16.
+ */
+vmk_status cuda_softmax_topk_f16(const vmk_f16 *input,
+                                 vmk_f16 *weights,
+                                 int32_t *indices,
+                                 int rows,
+                                 int cols,
+                                 int k,
+                                 void *stream);
+
+/*
+ cuda_softmax_topk_f16 with memory to work in: cuda_softmax_topk_f16_workspace_size tells how much.
+ */
+vmk_status cuda_softmax_topk_f16_ws(const vmk_f16 *input,
+                                    vmk_f16 *weights,
+                                    int32_t *indices,
+                                    int rows,
+                                    int cols,
+                                    int k,
+                                    void *workspace,
+                                    size_t workspace_bytes,
+                                    void *stream);
+
+/*
+ How many bytes cuda_softmax_topk_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_softmax_topk_f16_workspace_size(int rows, int cols, int k, size_t *bytes);
+
+/*
+ The cross-entropy of each row of logits, [batch, vocab_size], with its target: loss, [batch], and if log_probs is not NULL the logarithms of the
+ softmax, [batch, vocab_size]. Rows whose target is -100 are ignored: their loss is 0.
+ */
+vmk_status cuda_cross_entropy_forward(const float *logits,
+                                      const int32_t *targets,
+                                      float *loss,
+                                      float *log_probs,
+                                      int batch,
+                                      int vocab_size,
+                                      void *stream);
+
+/*
+ cuda_cross_entropy_forward with memory to work in: cuda_cross_entropy_forward_workspace_size tells how much.
+ */
+vmk_status cuda_cross_entropy_forward_ws(const float *logits,
+                                         const int32_t *targets,
+                                         float *loss,
+                                         float *log_probs,
+                                         int batch,
+                                         int vocab_size,
+                                         void *workspace,
+                                         size_t workspace_bytes,
+                                         void *stream);
+
+/*
+ How many bytes cuda_cross_entropy_forward_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_cross_entropy_forward_workspace_size(int batch, int vocab_size, size_t *bytes);
+
+/*
+ cuda_cross_entropy_forward of bf16.
+ */
+vmk_status cuda_cross_entropy_forward_bf16(const vmk_bf16 *logits,
+                                           const int32_t *targets,
+                                           float *loss,
+                                           float *log_probs,
+                                           int batch,
+                                           int vocab_size,
+                                           void *stream);
+
+/*
+ cuda_cross_entropy_forward_bf16 with memory to work in: cuda_cross_entropy_forward_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_cross_entropy_forward_bf16_ws(const vmk_bf16 *logits,
+                                              const int32_t *targets,
+                                              float *loss,
+                                              float *log_probs,
+                                              int batch,
+                                              int vocab_size,
+                                              void *workspace,
+                                              size_t workspace_bytes,
+                                              void *stream);
+
+/*
+ How many bytes cuda_cross_entropy_forward_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_cross_entropy_forward_bf16_workspace_size(int batch, int vocab_size, size_t *bytes);
+
+/*
+ cuda_cross_entropy_forward of f16.
+ */
+vmk_status cuda_cross_entropy_forward_f16(const vmk_f16 *logits,
+                                          const int32_t *targets,
+                                          float *loss,
+                                          float *log_probs,
+                                          int batch,
+                                          int vocab_size,
+                                          void *stream);
+
+/*
+ cuda_cross_entropy_forward_f16 with memory to work in: cuda_cross_entropy_forward_f16_workspace_size tells how much.
+ */
+vmk_status cuda_cross_entropy_forward_f16_ws(const vmk_f16 *logits,
+                                             const int32_t *targets,
+                                             float *loss,
+                                             float *log_probs,
+                                             int batch,
+                                             int vocab_size,
+                                             void *workspace,
+                                             size_t workspace_bytes,
+                                             void *stream);
+
+/*
+ How many bytes cuda_cross_entropy_forward_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_cross_entropy_forward_f16_workspace_size(int batch, int vocab_size, size_t *bytes);
+
+/*
+ The place of the greatest of each row of logits, [batch, vocab_size]; of equal ones the first.
+ */
+vmk_status cuda_argmax(const float *logits, int32_t *output, int batch, int vocab_size, void *stream);
+
+/*
+ cuda_argmax with memory to work in: cuda_argmax_workspace_size tells how much.
+ */
+vmk_status cuda_argmax_ws(const float *logits,
+                          int32_t *output,
+                          int batch,
+                          int vocab_size,
+                          void *workspace,
+                          size_t workspace_bytes,
+                          void *stream);
+
+/*
+ How many bytes cuda_argmax_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_argmax_workspace_size(int batch, int vocab_size, size_t *bytes);
+
+/*
+ cuda_argmax of bf16.
+ */
+vmk_status cuda_argmax_bf16(const vmk_bf16 *logits, int32_t *output, int batch, int vocab_size, void *stream);
+
+/*
+ cuda_argmax_bf16 with memory to work in: cuda_argmax_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_argmax_bf16_ws(const vmk_bf16 *logits,
+                               int32_t *output,
+                               int batch,
+                               int vocab_size,
+                               void *workspace,
+                               size_t workspace_bytes,
+                               void *stream);
+
+/*
+ How many bytes cuda_argmax_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_argmax_bf16_workspace_size(int batch, int vocab_size, size_t *bytes);
+
+/*
+ cuda_argmax of f16.
+ */
+vmk_status cuda_argmax_f16(const vmk_f16 *logits, int32_t *output, int batch, int vocab_size, void *stream);
+
+/*
+ cuda_argmax_f16 with memory to work in: cuda_argmax_f16_workspace_size tells how much.
+ */
+vmk_status cuda_argmax_f16_ws(const vmk_f16 *logits,
+                              int32_t *output,
+                              int batch,
+                              int vocab_size,
+                              void *workspace,
+                              size_t workspace_bytes,
+                              void *stream);
+
+/*
+ How many bytes cuda_argmax_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_argmax_f16_workspace_size(int batch, int vocab_size, size_t *bytes);
+
+/*
+ A place of each row of logits, [batch, vocab_size], drawn with the probability softmax(logits / temperature) by the row's seed; at temperature 0 the
+ greatest. The same seed draws the same.
+ */
+vmk_status cuda_sample(const float *logits,
+                       int32_t *output,
+                       const int64_t *seeds,
+                       int batch,
+                       int vocab_size,
+                       float temperature,
+                       void *stream);
+
+/*
+ cuda_sample with memory to work in: cuda_sample_workspace_size tells how much.
+ */
+vmk_status cuda_sample_ws(const float *logits,
+                          int32_t *output,
+                          const int64_t *seeds,
+                          int batch,
+                          int vocab_size,
+                          float temperature,
+                          void *workspace,
+                          size_t workspace_bytes,
+                          void *stream);
+
+/*
+ How many bytes cuda_sample_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_sample_workspace_size(int batch, int vocab_size, float temperature, size_t *bytes);
+
+/*
+ cuda_sample of bf16.
+ */
+vmk_status cuda_sample_bf16(const vmk_bf16 *logits,
+                            int32_t *output,
+                            const int64_t *seeds,
+                            int batch,
+                            int vocab_size,
+                            float temperature,
+                            void *stream);
+
+/*
+ cuda_sample_bf16 with memory to work in: cuda_sample_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_sample_bf16_ws(const vmk_bf16 *logits,
+                               int32_t *output,
+                               const int64_t *seeds,
+                               int batch,
+                               int vocab_size,
+                               float temperature,
+                               void *workspace,
+                               size_t workspace_bytes,
+                               void *stream);
+
+/*
+ How many bytes cuda_sample_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_sample_bf16_workspace_size(int batch, int vocab_size, float temperature, size_t *bytes);
+
+/*
+ cuda_sample of f16.
+ */
+vmk_status cuda_sample_f16(const vmk_f16 *logits,
+                           int32_t *output,
+                           const int64_t *seeds,
+                           int batch,
+                           int vocab_size,
+                           float temperature,
+                           void *stream);
+
+/*
+ cuda_sample_f16 with memory to work in: cuda_sample_f16_workspace_size tells how much.
+ */
+vmk_status cuda_sample_f16_ws(const vmk_f16 *logits,
+                              int32_t *output,
+                              const int64_t *seeds,
+                              int batch,
+                              int vocab_size,
+                              float temperature,
+                              void *workspace,
+                              size_t workspace_bytes,
+                              void *stream);
+
+/*
+ How many bytes cuda_sample_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_sample_f16_workspace_size(int batch, int vocab_size, float temperature, size_t *bytes);
+
+/*
+ The same of the k greatest alone.
+ */
+vmk_status cuda_topk_sample(const float *logits,
+                            int32_t *output,
+                            const int64_t *seeds,
+                            int batch,
+                            int vocab_size,
+                            int k,
+                            float temperature,
+                            void *stream);
+
+/*
+ cuda_topk_sample with memory to work in: cuda_topk_sample_workspace_size tells how much.
+ */
+vmk_status cuda_topk_sample_ws(const float *logits,
+                               int32_t *output,
+                               const int64_t *seeds,
+                               int batch,
+                               int vocab_size,
+                               int k,
+                               float temperature,
+                               void *workspace,
+                               size_t workspace_bytes,
+                               void *stream);
+
+/*
+ How many bytes cuda_topk_sample_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topk_sample_workspace_size(int batch,
+                                           int vocab_size,
+                                           int k,
+                                           float temperature,
+                                           size_t *bytes);
+
+/*
+ cuda_topk_sample of bf16.
+ */
+vmk_status cuda_topk_sample_bf16(const vmk_bf16 *logits,
+                                 int32_t *output,
+                                 const int64_t *seeds,
+                                 int batch,
+                                 int vocab_size,
+                                 int k,
+                                 float temperature,
+                                 void *stream);
+
+/*
+ cuda_topk_sample_bf16 with memory to work in: cuda_topk_sample_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_topk_sample_bf16_ws(const vmk_bf16 *logits,
+                                    int32_t *output,
+                                    const int64_t *seeds,
+                                    int batch,
+                                    int vocab_size,
+                                    int k,
+                                    float temperature,
+                                    void *workspace,
+                                    size_t workspace_bytes,
+                                    void *stream);
+
+/*
+ How many bytes cuda_topk_sample_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topk_sample_bf16_workspace_size(int batch,
+                                                int vocab_size,
+                                                int k,
+                                                float temperature,
+                                                size_t *bytes);
+
+/*
+ cuda_topk_sample of f16.
+ */
+vmk_status cuda_topk_sample_f16(const vmk_f16 *logits,
+                                int32_t *output,
+                                const int64_t *seeds,
+                                int batch,
+                                int vocab_size,
+                                int k,
+                                float temperature,
+                                void *stream);
+
+/*
+ cuda_topk_sample_f16 with memory to work in: cuda_topk_sample_f16_workspace_size tells how much.
+ */
+vmk_status cuda_topk_sample_f16_ws(const vmk_f16 *logits,
+                                   int32_t *output,
+                                   const int64_t *seeds,
+                                   int batch,
+                                   int vocab_size,
+                                   int k,
+                                   float temperature,
+                                   void *workspace,
+                                   size_t workspace_bytes,
+                                   void *stream);
+
+/*
+ How many bytes cuda_topk_sample_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topk_sample_f16_workspace_size(int batch,
+                                               int vocab_size,
+                                               int k,
+                                               float temperature,
+                                               size_t *bytes);
+
+/*
+ The same of the fewest greatest whose probabilities reach top_p, 0 to 1.
+ */
+vmk_status cuda_topp_sample(const float *logits,
+                            int32_t *output,
+                            const int64_t *seeds,
+                            int batch,
+                            int vocab_size,
+                            float top_p,
+                            float temperature,
+                            void *stream);
+
+/*
+ cuda_topp_sample with memory to work in: cuda_topp_sample_workspace_size tells how much.
+ */
+vmk_status cuda_topp_sample_ws(const float *logits,
+                               int32_t *output,
+                               const int64_t *seeds,
+                               int batch,
+                               int vocab_size,
+                               float top_p,
+                               float temperature,
+                               void *workspace,
+                               size_t workspace_bytes,
+                               void *stream);
+
+/*
+ How many bytes cuda_topp_sample_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topp_sample_workspace_size(int batch,
+                                           int vocab_size,
+                                           float top_p,
+                                           float temperature,
+                                           size_t *bytes);
+
+/*
+ cuda_topp_sample of bf16.
+ */
+vmk_status cuda_topp_sample_bf16(const vmk_bf16 *logits,
+                                 int32_t *output,
+                                 const int64_t *seeds,
+                                 int batch,
+                                 int vocab_size,
+                                 float top_p,
+                                 float temperature,
+                                 void *stream);
+
+/*
+ cuda_topp_sample_bf16 with memory to work in: cuda_topp_sample_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_topp_sample_bf16_ws(const vmk_bf16 *logits,
+                                    int32_t *output,
+                                    const int64_t *seeds,
+                                    int batch,
+                                    int vocab_size,
+                                    float top_p,
+                                    float temperature,
+                                    void *workspace,
+                                    size_t workspace_bytes,
+                                    void *stream);
+
+/*
+ How many bytes cuda_topp_sample_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topp_sample_bf16_workspace_size(int batch,
+                                                int vocab_size,
+                                                float top_p,
+                                                float temperature,
+                                                size_t *bytes);
+
+/*
+ cuda_topp_sample of f16.
+ */
+vmk_status cuda_topp_sample_f16(const vmk_f16 *logits,
+                                int32_t *output,
+                                const int64_t *seeds,
+                                int batch,
+                                int vocab_size,
+                                float top_p,
+                                float temperature,
+                                void *stream);
+
+/*
+ cuda_topp_sample_f16 with memory to work in: cuda_topp_sample_f16_workspace_size tells how much.
+ */
+vmk_status cuda_topp_sample_f16_ws(const vmk_f16 *logits,
+                                   int32_t *output,
+                                   const int64_t *seeds,
+                                   int batch,
+                                   int vocab_size,
+                                   float top_p,
+                                   float temperature,
+                                   void *workspace,
+                                   size_t workspace_bytes,
+                                   void *stream);
+
+/*
+ How many bytes cuda_topp_sample_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_topp_sample_f16_workspace_size(int batch,
+                                               int vocab_size,
+                                               float top_p,
+                                               float temperature,
+                                               size_t *bytes);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

@@ -35,6 +35,8 @@ pub(crate) enum Kind {
         /// May it be NULL? Then the function has no such buffer.
         optional: bool,
     },
+    /// Memory to work in, of as many bytes as are needed.
+    Workspace,
     /// A count, or an extent: not negative.
     Extent,
     /// 0 or 1.
@@ -78,6 +80,7 @@ impl Arguments<'_> {
         for ((to, word), parameter) in words.iter_mut().zip(self.words).zip(self.spec.parameters) {
             *to = match parameter.kind {
                 Kind::Pointer { .. } => u64::from(*word != 0),
+                Kind::Workspace => 0,
                 _ => *word,
             };
         }
@@ -102,6 +105,18 @@ impl Arguments<'_> {
             Kind::Pointer { optional } if !optional || *word != 0 => Some((parameter.name, *word)),
             _ => None,
         })
+    }
+
+    /// The memory to work in that is one of the arguments, and its name.
+    pub(crate) fn workspace(&self) -> Option<(&'static str, u64)> {
+        let mut all = self.spec.parameters.iter().zip(self.words);
+        all.find(|(parameter, _)| parameter.kind == Kind::Workspace)
+            .map(|(parameter, word)| (parameter.name, *word))
+    }
+
+    /// 16 if all pointers are multiples of that; else an element's bytes.
+    pub(crate) fn align_of_pointers(&self) -> u32 {
+        self.align(&[])
     }
 
     fn word(&self, name: &str) -> u64 {

@@ -1,8 +1,18 @@
 //! Which function of the library each function of the ABI is. Its buffers are the pointers, in their order.
 
-use vm_kernels::attention::{Attend, Mask};
+use vm_ir::Scalar;
+use vm_kernels::attention::{DotProductAttention, Mask};
 use vm_kernels::call::Function;
+use vm_kernels::elementwise::{Chain, Elementwise, Op};
+use vm_kernels::experts::AuxLoss;
+use vm_kernels::flat::{AdamW, Fill, GradClip};
 use vm_kernels::gemm::{Batch, Epilogue, Multiply, Product};
+use vm_kernels::loss::{CrossEntropy, LossOptions, Reduction};
+use vm_kernels::norm::{Norm, NormForward};
+use vm_kernels::rope::{Angles, Pairs, Rope};
+use vm_kernels::sample::{Argmax, Logits, Sample, SoftmaxTopK, TopK, TopKSample, TopPSample};
+use vm_kernels::scatter::ScatterAdd;
+use vm_kernels::softmax::Softmax;
 
 use crate::call::Arguments;
 use crate::error::Failure;
@@ -56,7 +66,7 @@ fn attend(call: &Arguments<'_>, shared: u64, mask: Mask, bias: bool) -> Made {
         let what = format!("is {scale}: it must be above 0, as a rule 1 / sqrt(head_dim)");
         return Err(Failure::invalid(call.spec.name, "scale", what));
     }
-    Ok(Box::new(Attend {
+    Ok(Box::new(DotProductAttention {
         element: call.element,
         batch: call.extent("batch"),
         heads: [call.extent("n_heads"), shared],
@@ -67,4 +77,167 @@ fn attend(call: &Arguments<'_>, shared: u64, mask: Mask, bias: bool) -> Made {
         scale,
         align: call.align(&[dim]),
     }))
+}
+
+pub(crate) fn rope(call: &Arguments<'_>) -> Made {
+    let (heads, dim) = (call.extent("n_heads"), call.extent("head_dim"));
+    if !dim.is_multiple_of(2) {
+        return Err(Failure::invalid(call.spec.name, "head_dim", format!("is {dim}: it must be even")));
+    }
+    Ok(Box::new(Rope {
+        batch: call.extent("batch"),
+        tokens: call.extent("seq_len"),
+        q_heads: heads,
+        k_heads: heads,
+        dim: u32::try_from(dim).unwrap_or(u32::MAX),
+        rows: call.extent("seq_len"),
+        pairs: Pairs::Halves,
+        angles: Angles::Frequencies,
+        positions: false,
+        first: 0,
+        inverse: false,
+        element: call.element,
+        align: call.align(&[dim]),
+    }))
+}
+
+pub(crate) fn adamw_step(call: &Arguments<'_>) -> Made {
+    let step = call.extent("step");
+    if step == 0 {
+        return Err(Failure::invalid(call.spec.name, "step", "is 0: steps count from 1"));
+    }
+    let float = |name| f64::from(call.float(name));
+    Ok(Box::new(AdamW {
+        sizes: vec![call.extent("size")],
+        parameter: call.element,
+        gradient: call.element,
+        master: false,
+        scaled: false,
+        align: call.align_of_pointers(),
+        lr: float("lr"),
+        beta1: float("beta1"),
+        beta2: float("beta2"),
+        eps: float("eps"),
+        weight_decay: float("weight_decay"),
+        step: u32::try_from(step).unwrap_or(u32::MAX),
+    }))
+}
+
+pub(crate) fn grad_clip(call: &Arguments<'_>) -> Made {
+    Ok(Box::new(GradClip {
+        sizes: vec![call.extent("size")],
+        element: call.element,
+        align: call.align_of_pointers(),
+        clip: call.float("clip_norm"),
+    }))
+}
+
+pub(crate) fn scatter_add(call: &Arguments<'_>) -> Made {
+    let columns = call.extent("dim");
+    Ok(Box::new(ScatterAdd {
+        rows: call.extent("rows"),
+        columns,
+        count: call.extent("count"),
+        element: call.element,
+        output: Scalar::F32,
+        index: Scalar::I32,
+        align: call.align(&[columns]),
+        deterministic: false,
+    }))
+}
+
+pub(crate) fn zero_grad(call: &Arguments<'_>) -> Made {
+    let (sizes, align) = (vec![call.extent("size")], call.align_of_pointers());
+    Ok(Box::new(Fill { sizes, element: call.element, align, value: 0.0 }))
+}
+
+pub(crate) fn aux_loss_forward(call: &Arguments<'_>) -> Made {
+    let experts = call.extent("n_experts");
+    Ok(Box::new(AuxLoss {
+        tokens: call.extent("batch_seq"),
+        experts,
+        top_k: call.extent("top_k"),
+        alpha: call.float("alpha"),
+        index: Scalar::I32,
+        align: call.align(&[experts]),
+    }))
+}
+
+fn elementwise(call: &Arguments<'_>, chain: Chain, number: f32) -> Made {
+    let align = call.align_of_pointers();
+    let of = Elementwise::of(chain, call.extent("n"));
+    Ok(Box::new(Elementwise { align, numbers: of.numbers.map(|_| number), ..of }))
+}
+
+pub(crate) fn silu(call: &Arguments<'_>) -> Made {
+    elementwise(call, Chain::unary(Op::Silu, call.element, call.element), 0.0)
+}
+
+pub(crate) fn add(call: &Arguments<'_>) -> Made {
+    elementwise(call, Chain::binary(Op::Add, call.element, call.element), 0.0)
+}
+
+pub(crate) fn mul(call: &Arguments<'_>) -> Made {
+    elementwise(call, Chain::binary(Op::Mul, call.element, call.element), 0.0)
+}
+
+pub(crate) fn scale(call: &Arguments<'_>) -> Made {
+    elementwise(call, Chain::scale(call.element, call.element), call.float("scale"))
+}
+
+pub(crate) fn softmax(call: &Arguments<'_>) -> Made {
+    let [rows, columns] = ["batch", "dim"].map(|name| call.extent(name));
+    let align = call.align(&[columns]);
+    Ok(Box::new(Softmax { align, ..Softmax::of(rows, columns, call.element) }))
+}
+
+pub(crate) fn rmsnorm(call: &Arguments<'_>) -> Made {
+    let [rows, columns] = ["batch", "dim"].map(|name| call.extent(name));
+    let align = call.align(&[columns]);
+    let of = NormForward::of(Norm::Rms, rows, columns, call.element, call.float("eps"));
+    Ok(Box::new(NormForward { align, ..of }))
+}
+
+fn logits(call: &Arguments<'_>, [rows, columns]: [&str; 2]) -> Logits {
+    let [rows, columns] = [rows, columns].map(|name| call.extent(name));
+    Logits { element: call.element, rows, columns, align: call.align(&[columns]) }
+}
+
+pub(crate) fn topk(call: &Arguments<'_>) -> Made {
+    Ok(Box::new(TopK { logits: logits(call, ["batch", "dim"]), k: call.extent("k") }))
+}
+
+pub(crate) fn softmax_topk(call: &Arguments<'_>) -> Made {
+    let logits = logits(call, ["rows", "cols"]);
+    Ok(Box::new(SoftmaxTopK { logits, k: call.extent("k"), renormalised: false }))
+}
+
+pub(crate) fn cross_entropy_forward(call: &Arguments<'_>) -> Made {
+    let [rows, columns] = ["batch", "vocab_size"].map(|name| call.extent(name));
+    let options = LossOptions { reduction: Reduction::None, ..LossOptions::default() };
+    let align = call.align(&[columns]);
+    let log_probs = call.is("log_probs").then_some(Scalar::F32);
+    let of = CrossEntropy::of(rows, columns, call.element);
+    Ok(Box::new(CrossEntropy { target: Scalar::I32, log_probs, options, align, ..of }))
+}
+
+/// Rows of logits of a vocabulary.
+const VOCABULARY: [&str; 2] = ["batch", "vocab_size"];
+
+pub(crate) fn argmax(call: &Arguments<'_>) -> Made {
+    Ok(Box::new(Argmax { logits: logits(call, VOCABULARY) }))
+}
+
+pub(crate) fn sample(call: &Arguments<'_>) -> Made {
+    Ok(Box::new(Sample { logits: logits(call, VOCABULARY), temperature: call.float("temperature") }))
+}
+
+pub(crate) fn topk_sample(call: &Arguments<'_>) -> Made {
+    let (logits, temperature) = (logits(call, VOCABULARY), call.float("temperature"));
+    Ok(Box::new(TopKSample { logits, k: call.extent("k"), temperature }))
+}
+
+pub(crate) fn topp_sample(call: &Arguments<'_>) -> Made {
+    let (logits, temperature) = (logits(call, VOCABULARY), call.float("temperature"));
+    Ok(Box::new(TopPSample { logits, p: call.float("top_p"), temperature }))
 }

@@ -1,5 +1,5 @@
 //! Calls on the CPU: values, what is refused and how, and threads.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, clippy::approx_constant, clippy::multiple_unsafe_ops_per_block)]
 
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
@@ -113,4 +113,146 @@ fn errors_are_a_threads_own() {
     unsafe { cuda_gemm(null(), null(), null_mut(), 1, 1, 1, 1.0, 0.0, null_mut()) };
     let other = std::thread::spawn(last).join().unwrap();
     assert!(other.is_empty() && last().contains("A is NULL"), "{other:?}");
+}
+
+/// Memory to work in, which begins on a multiple of 256.
+#[repr(align(256))]
+struct Aligned([u8; 1 << 16]);
+
+#[test]
+fn training() {
+    on_cpu();
+    let size = 1001;
+    let (mut param, grad) = (vec![1.0f32; size], vec![0.5f32; size]);
+    let (mut m, mut v) = (vec![0.0f32; size], vec![0.0f32; size]);
+    // SAFETY: all are of this size.
+    let status = unsafe {
+        let (m, v) = (m.as_mut_ptr(), v.as_mut_ptr());
+        cuda_adamw_step(
+            param.as_mut_ptr(),
+            grad.as_ptr(),
+            m,
+            v,
+            0.1,
+            0.9,
+            0.99,
+            1e-8,
+            0.0,
+            1,
+            size as i64,
+            null_mut(),
+        )
+    };
+    assert_eq!(status, vmk_status::VMK_SUCCESS, "{}", last());
+    // The first step is the learning rate's, whatever the gradient is.
+    assert!(param.iter().all(|value| (value - 0.9).abs() < 1e-5), "{:?}", &param[..3]);
+    assert!(m.iter().all(|value| (value - 0.05).abs() < 1e-6));
+
+    let (mut grad, mut norm) = (vec![3.0f32; 16], 0.0f32);
+    let mut bytes = 0;
+    let mut work = Box::new(Aligned([0xff; 1 << 16]));
+    // SAFETY: it is a number.
+    assert_eq!(unsafe { cuda_grad_clip_workspace_size(1.0, 16, &raw mut bytes) }, vmk_status::VMK_SUCCESS);
+    assert!(bytes > 0 && bytes <= work.0.len(), "{bytes}");
+    // SAFETY: the memory to work in is large enough.
+    let mut clip = |work: *mut f32| unsafe {
+        cuda_grad_clip(grad.as_mut_ptr(), work, &raw mut norm, 6.0, 16, null_mut())
+    };
+    assert_eq!(clip(null_mut()), vmk_status::VMK_INVALID_VALUE);
+    assert!(last().contains("cuda_grad_clip: partial_norms is 0x0"), "{}", last());
+    assert_eq!(clip(work.0.as_mut_ptr().cast()), vmk_status::VMK_SUCCESS, "{}", last());
+    assert!((norm - 12.0).abs() < 1e-5 && grad.iter().all(|value| (value - 1.5).abs() < 1e-5), "{norm}");
+
+    // SAFETY: all lies in the vector.
+    assert_eq!(unsafe { cuda_zero_grad(grad.as_mut_ptr(), 15, null_mut()) }, vmk_status::VMK_SUCCESS);
+    assert_eq!((grad[14], grad[15] > 1.0), (0.0, true));
+
+    let (input, indices, mut output) = ([1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [1, -1, 1], [0.0f32; 4]);
+    // SAFETY: three rows of two, of a table of two.
+    let status = unsafe {
+        cuda_scatter_add(input.as_ptr(), indices.as_ptr(), output.as_mut_ptr(), 3, 2, 2, null_mut())
+    };
+    assert_eq!((status, output), (vmk_status::VMK_SUCCESS, [0.0, 0.0, 6.0, 8.0]), "{}", last());
+
+    let (mut q, mut k, freqs) =
+        ([1.0f32, 0.0, 1.0, 0.0], [0.0f32, 1.0, 0.0, 1.0], [std::f32::consts::FRAC_PI_2]);
+    // SAFETY: two tokens of one head of two elements.
+    let status = unsafe { cuda_rope(q.as_mut_ptr(), k.as_mut_ptr(), freqs.as_ptr(), 1, 2, 1, 2, null_mut()) };
+    assert_eq!(status, vmk_status::VMK_SUCCESS, "{}", last());
+    let close =
+        |found: [f32; 4], wanted: [f32; 4]| found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-5);
+    assert!(close(q, [1.0, 0.0, 0.0, 1.0]) && close(k, [0.0, 1.0, -1.0, 0.0]), "{q:?} {k:?}");
+
+    let (probs, chosen) = ([0.25f32, 0.75, 0.5, 0.5], [1, 0]);
+    let (mut loss, mut counts, mut means) = (0.0f32, [0.0f32; 2], [0.0f32; 2]);
+    let (probs, chosen) = (probs.as_ptr(), chosen.as_ptr());
+    let (to, of, mean) = (&raw mut loss, counts.as_mut_ptr(), means.as_mut_ptr());
+    // SAFETY: two tokens of two experts.
+    let status = unsafe { cuda_aux_loss_forward(probs, chosen, to, of, mean, 2, 2, 1, 0.5, null_mut()) };
+    assert!(status == vmk_status::VMK_INVALID_VALUE && last().contains("workspace is needed"), "{}", last());
+    // SAFETY: it is a number.
+    let status = unsafe { cuda_aux_loss_forward_workspace_size(2, 2, 1, 0.5, &raw mut bytes) };
+    assert!(status == vmk_status::VMK_SUCCESS && bytes > 0, "{}", last());
+    for (given, wanted) in [(bytes - 1, vmk_status::VMK_INVALID_VALUE), (bytes, vmk_status::VMK_SUCCESS)] {
+        let work = work.0.as_mut_ptr().cast();
+        // SAFETY: as above; the memory to work in has more bytes than either.
+        let status = unsafe {
+            cuda_aux_loss_forward_ws(probs, chosen, to, of, mean, 2, 2, 1, 0.5, work, given, null_mut())
+        };
+        assert_eq!(status, wanted, "{}", last());
+    }
+    // Both experts have half of the tokens: alpha.
+    assert!(
+        (loss - 0.5).abs() < 1e-5 && counts == [1.0, 1.0] && means == [0.375, 0.625],
+        "{loss} {counts:?} {means:?}"
+    );
+}
+
+#[test]
+fn rows_and_tokens() {
+    on_cpu();
+    let ok = |status: vmk_status| assert_eq!(status, vmk_status::VMK_SUCCESS, "{}", last());
+    let close = |found: &[f32], wanted: &[f32]| {
+        let near = found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-4);
+        assert!(found.len() == wanted.len() && near, "{found:?}, not {wanted:?}");
+    };
+    let (x, y) = ([0.0f32, 1.0, -2.0, 4.0, 2.0, 2.0], [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let mut to = [0.0f32; 6];
+    let (a, b, out, none) = (x.as_ptr(), y.as_ptr(), to.as_mut_ptr(), null_mut());
+    // SAFETY: all of these have six elements.
+    unsafe {
+        ok(cuda_add(a, b, out, 6, none));
+        close(&to, &[1.0, 3.0, 1.0, 8.0, 7.0, 8.0]);
+        ok(cuda_mul(a, b, out, 6, none));
+        close(&to, &[0.0, 2.0, -6.0, 16.0, 10.0, 12.0]);
+        ok(cuda_scale(a, out, -0.5, 6, none));
+        close(&to, &[0.0, -0.5, 1.0, -2.0, -1.0, -1.0]);
+        ok(cuda_silu(a, out, 6, none));
+        close(&to[..3], &[0.0, 0.731_058, -0.238_406]);
+        ok(cuda_softmax(a, out, 3, 2, none));
+        close(&to, &[0.268_941, 0.731_058, 0.002_472, 0.997_527, 0.5, 0.5]);
+        ok(cuda_rmsnorm(a, b, out, 3, 2, 0.0, none));
+        close(&to, &[0.0, 2.828_427, -0.632_455, 2.529_822, 1.0, 2.0]);
+    }
+    let mut work = Box::new(Aligned([0xff; 1 << 16]));
+    let (space, room) = (work.0.as_mut_ptr().cast::<c_void>(), work.0.len());
+    let (mut at, seeds, targets) = ([-1i32; 6], [1i64, 2, 3], [1i32, -100, 0]);
+    let (places, seed) = (at.as_mut_ptr(), seeds.as_ptr());
+    // SAFETY: as above, of 3 rows of 2.
+    unsafe {
+        ok(cuda_argmax_ws(a, places, 3, 2, space, room, none));
+        assert_eq!(at[..3], [1, 1, 0]);
+        ok(cuda_topk_ws(a, out, places, 1, 6, 3, space, room, none));
+        assert_eq!((&to[..3], &at[..3]), (&[4.0, 2.0, 2.0][..], &[3, 4, 5][..]));
+        ok(cuda_softmax_topk_ws(a, out, places, 3, 2, 1, space, room, none));
+        close(&to[..3], &[0.731_058, 0.997_527, 0.5]);
+        ok(cuda_cross_entropy_forward_ws(a, targets.as_ptr(), out, null_mut(), 3, 2, space, room, none));
+        close(&to[..3], &[0.313_262, 0.0, 0.693_147]);
+        ok(cuda_sample_ws(a, places, seed, 3, 2, 0.0, space, room, none));
+        assert_eq!(at[..3], [1, 1, 0]);
+        ok(cuda_topk_sample_ws(a, places, seed, 3, 2, 1, 1.0, space, room, none));
+        assert_eq!(at[..3], [1, 1, 0]);
+        ok(cuda_topp_sample_ws(a, places, seed, 3, 2, 0.0, 1.0, space, room, none));
+        assert_eq!(at[..3], [1, 1, 0]);
+    }
 }

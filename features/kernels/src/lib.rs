@@ -6,7 +6,7 @@
 //! | family | computes |
 //! | --- | --- |
 //! | [`gemm`] | a matrix product |
-//! | [`attention`] | softmax(Q · Kᵀ) · V, for each head of a batch, full, causal or in a window, of packed sequences too; and its gradients |
+//! | [`attention`] | softmax(Q · Kᵀ) · V, for each head of a batch, full, causal or in a window, of packed sequences too; its gradients; and that of a few queries to a cache, in pages or not |
 //! | [`elementwise`] | chains of elementwise steps in one kernel |
 //! | [`softmax`] | softmax of rows, its logarithm, and their gradients |
 //! | [`norm`] | RMS norm and layer norm of rows, fused with a residual, and their gradients |

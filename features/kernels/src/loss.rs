@@ -451,7 +451,7 @@ impl Function for CrossEntropyBackward {
         let CrossEntropyBackward { rows, columns, element, target, in_place, options, align } = *self;
         checked_target(target)?;
         let smoothed = options.smoothing != 0.0;
-        let layout = Layout::of(columns, &[element], align, 1 + u32::from(smoothed), resources);
+        let layout = Layout::of(columns, &[element], align, if smoothed { 3 } else { 1 }, resources);
         let pass = if in_place { Pass::GradientInPlace } else { Pass::Gradient };
         let (own, mean) = (options.reduction == Reduction::None, options.reduction == Reduction::Mean);
         let entry = LossRows { layout, element, target, pass, smoothed, own, mean };

@@ -138,7 +138,7 @@ fn tile_kernels_are_assembled_and_do_not_spill() {
             let target: Target = format!("ptx:{arch}").parse().unwrap();
             let families = match arch {
                 "sm_90a" => &large[..],
-                "sm_80" | "sm_89" => &small,
+                "sm_80" => &small,
                 _ => &[],
             };
             // Guests' code has what the host's own has, and more.

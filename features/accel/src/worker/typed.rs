@@ -152,62 +152,40 @@ impl<T: ElementType, A: Accelerator> fmt::Debug for TypedBuffer<T, A> {
     }
 }
 
-impl<A: Accelerator> Worker<A> {
-    /// Allocates device memory for a number of elements.
-    ///
-    /// # Errors
-    /// As [`Worker::allocate`]; [`Error::Extents`].
-    pub fn allocate_typed<T: ElementType>(&self, count: usize) -> Result<TypedBuffer<T, A>> {
-        self.allocate(bytes::<T>(count)?)?.typed()
-    }
+/// What workers and sessions do with typed buffers.
+macro_rules! typed {
+    ($owner:ident) => {
+        impl<A: Accelerator> $owner<A> {
+            /// Allocates device memory for a number of elements.
+            ///
+            /// # Errors
+            #[doc = concat!("As [`", stringify!($owner), "::allocate`]; [`Error::Extents`].")]
+            pub fn allocate_typed<T: ElementType>(&self, count: usize) -> Result<TypedBuffer<T, A>> {
+                self.allocate(bytes::<T>(count)?)?.typed()
+            }
 
-    /// Device memory with a copy of these values.
-    ///
-    /// # Errors
-    /// As [`Worker::allocate`] and [`Worker::write`].
-    pub fn upload<T: ElementType>(&self, values: &[T]) -> Result<TypedBuffer<T, A>> {
-        let buffer = self.allocate_typed(values.len())?;
-        self.write(&buffer, values)?;
-        Ok(buffer)
-    }
+            /// Device memory with a copy of these values.
+            ///
+            /// # Errors
+            #[doc = concat!("As [`", stringify!($owner), "::allocate`] and [`", stringify!($owner), "::write`].")]
+            pub fn upload<T: ElementType>(&self, values: &[T]) -> Result<TypedBuffer<T, A>> {
+                let buffer = self.allocate_typed(values.len())?;
+                self.write(&buffer, values)?;
+                Ok(buffer)
+            }
 
-    /// The values of a buffer, after the work so far.
-    ///
-    /// # Errors
-    /// As [`Worker::read`].
-    pub fn download<T: ElementType>(&self, buffer: &TypedBuffer<T, A>) -> Result<Vec<T>> {
-        let mut values = vec![T::zeroed(); buffer.len()];
-        self.read(buffer, &mut values)?;
-        Ok(values)
-    }
+            /// The values of a buffer, after the work so far.
+            ///
+            /// # Errors
+            #[doc = concat!("As [`", stringify!($owner), "::read`].")]
+            pub fn download<T: ElementType>(&self, buffer: &TypedBuffer<T, A>) -> Result<Vec<T>> {
+                let mut values = vec![T::zeroed(); buffer.len()];
+                self.read(buffer, &mut values)?;
+                Ok(values)
+            }
+        }
+    };
 }
 
-impl<A: Accelerator> Session<A> {
-    /// Allocates device memory for a number of elements.
-    ///
-    /// # Errors
-    /// As [`Session::allocate`]; [`Error::Extents`].
-    pub fn allocate_typed<T: ElementType>(&self, count: usize) -> Result<TypedBuffer<T, A>> {
-        self.allocate(bytes::<T>(count)?)?.typed()
-    }
-
-    /// Device memory with a copy of these values.
-    ///
-    /// # Errors
-    /// As [`Session::allocate`] and [`Session::write`].
-    pub fn upload<T: ElementType>(&self, values: &[T]) -> Result<TypedBuffer<T, A>> {
-        let buffer = self.allocate_typed(values.len())?;
-        self.write(&buffer, values)?;
-        Ok(buffer)
-    }
-
-    /// The values of a buffer, after the work so far.
-    ///
-    /// # Errors
-    /// As [`Session::read`].
-    pub fn download<T: ElementType>(&self, buffer: &TypedBuffer<T, A>) -> Result<Vec<T>> {
-        let mut values = vec![T::zeroed(); buffer.len()];
-        self.read(buffer, &mut values)?;
-        Ok(values)
-    }
-}
+typed!(Worker);
+typed!(Session);

@@ -1,6 +1,7 @@
 //! The functions of `functions.txt`, as `build.rs` writes them.
 #![allow(
     non_snake_case,
+    clippy::useless_conversion,
     clippy::missing_safety_doc,
     clippy::too_many_arguments,
     clippy::not_unsafe_ptr_arg_deref
@@ -11,7 +12,7 @@ use std::ffi::{c_float, c_int, c_void};
 use vm_ir::Scalar;
 
 use super::abi::{vmk_bf16, vmk_f16, vmk_status};
-use super::run::run;
+use super::run::{run, workspace_size};
 use crate::call::{Kind, Parameter, Spec};
 
 include!(concat!(env!("OUT_DIR"), "/functions.rs"));

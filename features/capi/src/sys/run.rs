@@ -16,6 +16,9 @@ use crate::engine::{Buffer, Engine, Operand, Plan};
 use crate::error::Failure;
 use crate::state::{Chosen, State};
 
+/// What memory to work in is a multiple of.
+const WORKSPACE_ALIGN: u64 = 16;
+
 /// The process's state, made by its first call and never dropped: at exit other threads may still call.
 static STATE: AtomicPtr<State> = AtomicPtr::new(ptr::null_mut());
 
@@ -170,12 +173,14 @@ fn check_workspace<D: Device>(
         return Ok((0, 0));
     }
     let name = call.spec.name;
-    let bad = |what: String| Err(Failure::invalid(name, "workspace", what));
-    let Some((address, bytes)) = given else {
-        return bad(format!("is needed, of {needed} bytes: call {name}_ws"));
+    let own = call.workspace();
+    let of = own.map_or("workspace", |(of, _)| of);
+    let bad = |what: String| Err(Failure::invalid(name, of, what));
+    let Some((address, bytes)) = own.map(|(_, address)| (address, u64::MAX)).or(given) else {
+        return bad(format!("is needed, of {needed} bytes: call the function of this name with _ws"));
     };
-    if address == 0 || !address.is_multiple_of(vm_kernels::call::WORKSPACE_ALIGN) {
-        return bad(format!("is {address:#x}: {needed} bytes at a multiple of 256 are needed"));
+    if address == 0 || !address.is_multiple_of(WORKSPACE_ALIGN) {
+        return bad(format!("is {address:#x}: {needed} bytes at a multiple of {WORKSPACE_ALIGN} are needed"));
     }
     if bytes < needed {
         return bad(format!("has {bytes} bytes: {needed} are needed, as {name}_workspace_size tells"));
@@ -192,7 +197,7 @@ fn check_workspace<D: Device>(
             ));
         }
     }
-    device.check_memory(address, needed).map_err(|what| Failure::invalid(name, "workspace", what))?;
+    device.check_memory(address, needed).map_err(|what| Failure::invalid(name, of, what))?;
     Ok((address, needed))
 }
 
@@ -244,7 +249,6 @@ unsafe fn launch<D: Device>(
 ///
 /// # Safety
 /// `bytes` is NULL or points to a number.
-#[allow(dead_code)]
 pub(super) unsafe fn workspace_size(
     spec: &'static Spec,
     element: Scalar,

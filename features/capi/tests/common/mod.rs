@@ -27,8 +27,8 @@ pub(crate) fn run_command(command: &mut Command) -> String {
 
 /// The library as `link` installs it, once for a run of tests.
 pub(crate) fn installed() -> &'static Path {
-    static INSTALLED: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
-    let (_, prefix) = INSTALLED.get_or_init(|| {
+    static INSTALLED: OnceLock<PathBuf> = OnceLock::new();
+    INSTALLED.get_or_init(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let target = PathBuf::from(env!("OUT_DIR")).join("../../..");
         let mut build = Command::new(env!("CARGO"));
@@ -37,11 +37,9 @@ pub(crate) fn installed() -> &'static Path {
             build.arg("--release");
         }
         run_command(&mut build);
-        let folder = tempfile::tempdir().unwrap();
-        let prefix = folder.path().to_owned();
+        let prefix = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("installed");
         let mut link = Command::new(root.join("features/capi/link"));
         run_command(link.arg(&target).arg(&prefix));
-        (folder, prefix)
-    });
-    prefix
+        prefix
+    })
 }

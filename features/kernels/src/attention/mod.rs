@@ -12,23 +12,23 @@
 //!
 //! What a query sees is its [`Mask`]. A query that sees no key gets zeros, and −∞ for the logarithm of its sum.
 //!
-//! [`Attend`] and [`Generate`] are what is to be computed, and have the tables of variants.
+//! [`Forward`] and [`Generate`] are what is to be computed, and have the tables of variants.
 //!
 //! [`Attention`] is the forward kernel, [`Backward`] the three of the gradients where heads have 64 or 128 elements and sequences are
 //! not packed, [`SplitBackward`] those of all other gradients. [`Decode`] is for a few queries, of a model that generates. A launch may have any number of blocks along
 //! x, which divide the tiles among themselves: as many as the device has multiprocessors is best.
 
-mod attend;
 mod backward;
 mod decode;
+mod dot_product;
 mod forward;
 mod plan;
 mod split;
 mod table;
 
-pub use attend::Attend;
 pub use backward::Backward;
 pub use decode::Decode;
+pub use dot_product::DotProductAttention;
 pub use forward::Attention;
 pub use plan::Order;
 pub use split::{Gradient, SplitBackward};

@@ -1,7 +1,7 @@
 //! Attention.
 
 use super::{Case, Expected, random};
-use crate::attention::{Attend, Mask};
+use crate::attention::{DotProductAttention, Mask};
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
 
@@ -16,7 +16,7 @@ pub(super) fn cases() -> Vec<Case> {
                 [[1, 1, 1, 1, 1], [3, 1, 70, 67, 20], [2, 2, 65, 130, 64]]
             {
                 let align = if (dim * u64::from(element.bytes())).is_multiple_of(16) { 16 } else { 1 };
-                let function = Attend {
+                let function = DotProductAttention {
                     element,
                     batch: 1 + u64::from(dim == 20),
                     heads: [heads, shared],
@@ -48,8 +48,8 @@ fn biases(queries: u64, keys: u64) -> Tensor {
     Tensor::from_f64s(Scalar::F32, &[queries, keys], numbers)
 }
 
-fn case(function: Attend) -> Case {
-    let Attend {
+fn case(function: DotProductAttention) -> Case {
+    let DotProductAttention {
         element,
         batch,
         heads: [heads, shared],

@@ -103,14 +103,14 @@ fn backward(norm: Norm, extents: [u64; 2], element: Scalar, all: bool) -> Case {
     };
     let mut dx = Vec::new();
     let (mut dweight, mut dbias) = (vec![0.0; columns as usize], vec![0.0; columns as usize]);
-    for row in 0..rows as usize {
+    for (row, (_, rstd)) in moments.iter().enumerate() {
         let places: Vec<usize> = (row * columns as usize..(row + 1) * columns as usize).collect();
         let product = |at: usize| g[at] * w[at % columns as usize];
         let across = places.iter().map(|at| product(*at) * hat(*at)).sum::<f64>() / n;
         let along = places.iter().map(|at| product(*at)).sum::<f64>() / n;
         let along = if norm == Norm::Layer { along } else { 0.0 };
         for at in places {
-            let gradient = moments[row].1 * (product(at) - hat(at) * across - along);
+            let gradient = rstd * (product(at) - hat(at) * across - along);
             dx.push(gradient + if all { s[at] } else { 0.0 });
             dweight[at % columns as usize] += g[at] * hat(at);
             dbias[at % columns as usize] += g[at];

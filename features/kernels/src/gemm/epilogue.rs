@@ -199,7 +199,10 @@ impl<'b> After<'b> {
         let [_, columns] = self.gemm.own_dims();
         let words = |row: Option<_>, element: Scalar| row.map_or(0, |_| columns * element.bytes() / 16);
         let held = words(self.of_b, Scalar::F32) + words(self.bias, self.gemm.output);
-        self.gemm.registers_of_sums() + held <= REGISTERS
+        // Multicast takes some of them, and what C had others.
+        self.gemm.cluster == 1
+            && !self.gemm.epilogue.plus
+            && self.gemm.registers_of_sums() + held <= REGISTERS
     }
 
     fn load_scales(&self, spot: &Spot<'b>) {

@@ -3,7 +3,7 @@
 //! A row is a variant without what the problem fixes (types, transposition, batch, epilogue). To add one, write it into the table of
 //! its class at the place that its speed deserves; what it takes is computed, and a test compiles it for every type.
 
-use super::{Batch, Epilogue, Gemm, Scales};
+use super::{Activation, Batch, Epilogue, Gemm, Scales};
 use crate::family::{Kind, Problem, Resources, Sample, Variant, rounded};
 use vm_ir::builder::BuildError;
 use vm_ir::interp::Tensor;
@@ -307,6 +307,10 @@ impl Gemm {
                 && self.batch != Batch::Grouped
                 && (self.shares() || self.epilogue == Epilogue::NONE));
         let ahead = !self.overlap || (self.stages > 1 && self.epilogue.scales != Scales::Blocks);
+        // What C had and a long function beside it spill from the largest tiles.
+        let long = self.epilogue.plus && self.epilogue.activation == Activation::Gelu;
+        let room = !long || (rows <= 128 && (self.output.bytes() < 4 || self.registers_of_sums() <= 64));
+        let room = room && !(self.epilogue.scales == Scales::Rows && self.cluster > 1 && columns > 128);
         let alone = self.batch != Batch::Grouped && self.align >= 16 || self.cluster == 1;
         let of_groups = if self.swapped { columns } else { rows };
         let held = of_groups.is_multiple_of(64 * self.groups.max(1)) && rows.is_multiple_of(8);
@@ -317,6 +321,7 @@ impl Gemm {
             && scaled
             && split
             && ahead
+            && room
             && alone
             && held
             && self.registers() <= REGISTERS

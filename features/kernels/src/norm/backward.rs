@@ -111,12 +111,16 @@ impl NormGradient {
                 // The block's sums are memory that only this thread has these columns of.
                 for (view, one) in sums.iter().zip([piece[1] * hat, piece[1]]) {
                     let there = view.place.at([this_block, piece.column]);
-                    let before = match piece.lanes {
-                        1 => there.clone().load(),
-                        lanes => there.clone().load_vector(lanes),
-                    };
-                    let first = row.number.eq(this_block);
-                    there.store(first.select(piece.constant(0.0), before) + one);
+                    // The first row finds nothing there.
+                    let before = row.builder().if_else(
+                        row.number.eq(this_block),
+                        || piece.constant(0.0),
+                        || match piece.lanes {
+                            1 => there.clone().load(),
+                            lanes => there.clone().load_vector(lanes),
+                        },
+                    );
+                    there.store(before + one);
                 }
             });
             values.each_held(|at, piece| {
@@ -238,7 +242,9 @@ impl NormBackward {
             true => 1,
             false => layout.vectors,
         };
-        let layout = Layout { threads: team, team, vectors, ..layout };
+        // Rows that are read again leave few registers besides what each access takes.
+        let lanes = if layout.holds() { layout.lanes } else { layout.lanes.min(4) };
+        let layout = Layout { threads: team, team, vectors, lanes, ..layout };
         let blocks = units.saturating_mul(1024 / u64::from(team).clamp(64, 1024));
         (layout, blocks.min(self.rows).max(1))
     }

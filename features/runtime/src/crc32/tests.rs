@@ -6,14 +6,17 @@ use std::time::Duration;
 
 use vm_accel::crc32::{BLOCK_WORDS, EDGES, blocks, powers};
 use vm_accel::faulty::{Crossing, Faulty};
-use vm_accel::{Accelerator, ChecksumStatistics, Direction, Error, MemoryKind, Worker, WorkerOptions};
+use vm_accel::{
+    Accelerator, ChecksumStatistics, Direction, Error, MemoryKind, QueueOptions, Worker, WorkerOptions,
+};
 use vm_ir::interp::{self, Argument, Launch, Limits, Tensor};
 use vm_ir::{Module, Trust, validate};
 
 use super::*;
 use crate::{CpuAccelerator, CpuJITCompiler, arguments};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// No wait ends before, however busy the machine is.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Bytes without a pattern.
 fn noise(len: usize) -> Vec<u8> {
@@ -26,7 +29,8 @@ fn noise(len: usize) -> Vec<u8> {
 }
 
 fn start<A: Accelerator>(accelerator: Arc<A>, checksum: Checksum) -> Worker<A> {
-    let options = WorkerOptions { checksum: Some(checksum), ..WorkerOptions::default() };
+    let queue = QueueOptions { timeout: TIMEOUT, ..QueueOptions::default() };
+    let options = WorkerOptions { queue, checksum: Some(checksum), ..WorkerOptions::default() };
     Worker::start(accelerator, options).expect("a worker starts")
 }
 

@@ -9,7 +9,8 @@ use vm_accel::{Accelerator as _, Argument};
 use vm_cuda::CudaAccelerator;
 use vm_ir::{GuestAddr, Trust};
 use vm_kernels::attention::{Decode, Generate};
-use vm_kernels::family::{Problem as _, Resources};
+use vm_kernels::family::Problem as _;
+use vm_passthrough::accelerator::resources;
 
 use super::figures::{constant, random};
 use super::valid;
@@ -52,8 +53,7 @@ fn run(gpu: &Gpu, [batch, tokens]: [u64; 2], name: String, report: &mut Report) 
         queries: 1,
         tokens,
     };
-    let compute_units = gpu.accelerator.info().compute_units;
-    let grid = problem.grid(&variant, &Resources { compute_units, shared_bytes: 0 });
+    let grid = problem.grid(&variant, &resources(gpu.accelerator.info()));
     let (rows, pages) = (HEADS[0] / HEADS[1], tokens.div_ceil(PAGE));
     let of_q = [batch, HEADS[1], rows, DIM];
     let of_cache = [batch * pages, HEADS[1], PAGE, DIM];

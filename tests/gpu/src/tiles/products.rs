@@ -113,8 +113,9 @@ impl Work {
 
     /// As its peer is told of it.
     fn key(&self) -> String {
-        let Product { m, n, k, element, output, a_transposed, b_transposed, batch, matrices, epilogue } =
-            self.product;
+        let Product {
+            m, n, k, element, output, a_transposed, b_transposed, batch, matrices, epilogue, ..
+        } = self.product;
         let order = |turned| if turned { "t" } else { "n" };
         let batch = match batch {
             Batch::One => "one",
@@ -185,8 +186,7 @@ fn mean(report: &mut Report) -> anyhow::Result<()> {
 }
 
 fn resources(gpu: &Gpu) -> Resources {
-    let info = gpu.accelerator.info();
-    Resources { compute_units: info.compute_units.max(1), shared_bytes: info.shared_bytes }
+    vm_passthrough::accelerator::resources(gpu.accelerator.info())
 }
 
 /// An argument of all launches.

@@ -185,37 +185,44 @@ fn pull(slot: &PortSlot) -> Result<()> {
 /// `egpu watch`, in the background.
 struct Watch {
     child: Child,
+    /// What it prints, which is the changes alone.
+    printed: PathBuf,
+    /// What it logs, where an enclosure's name may stand too.
     log: PathBuf,
 }
 
 impl Watch {
     fn start(arguments: &[&str]) -> Result<Self> {
-        let log = PathBuf::from("/run/egpu-watch.log");
-        let out = File::create(&log)?;
+        let [printed, log] = ["/run/egpu-watch.out", "/run/egpu-watch.log"].map(PathBuf::from);
         let child = Command::new(VM_SERVICE)
             .args(["egpu", "--thunderbolt", TREE, "watch", "--interval", "200"])
             .args(arguments)
             .stdin(Stdio::null())
-            .stdout(out.try_clone()?)
-            .stderr(out)
+            .stdout(File::create(&printed)?)
+            .stderr(File::create(&log)?)
             .spawn()?;
-        Ok(Self { child, log })
+        Ok(Self { child, printed, log })
     }
 
+    fn printed(&self) -> String {
+        fs::read_to_string(&self.printed).unwrap_or_default()
+    }
+
+    /// What it printed, and then what it logged.
     fn said(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
+        self.printed() + &fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// The last state that it told.
     fn state(&self) -> Option<String> {
-        let said = self.said();
+        let said = self.printed();
         let line = said.lines().rfind(|line| line.contains(" Acme Enclosure "))?;
         Some(line.split(" Acme Enclosure ").nth(1)?.split([' ', ':']).next()?.to_owned())
     }
 
     /// How often it told that state.
     fn times(&self, state: &str) -> usize {
-        self.said().matches(&format!(" Acme Enclosure {state}\n")).count()
+        self.printed().matches(&format!(" Acme Enclosure {state}\n")).count()
     }
 
     /// Milliseconds from the third missed heartbeat until the first reset begins, by the times of the log.

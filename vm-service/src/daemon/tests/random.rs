@@ -178,7 +178,10 @@ fn agrees(world: &World, model: &Model) -> Result<(), TestCaseError> {
 
 /// How many sequences: `VM_DAEMON_SEQUENCES`, or what a test may take.
 fn sequences() -> u32 {
-    std::env::var("VM_DAEMON_SEQUENCES").ok().and_then(|number| number.parse().ok()).unwrap_or(1000)
+    std::env::var("VM_DAEMON_SEQUENCES")
+        .ok()
+        .and_then(|number| number.parse().ok())
+        .unwrap_or_else(|| crate::sweep::count(1000) as u32)
 }
 
 #[test]

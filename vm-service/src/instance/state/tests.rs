@@ -477,7 +477,7 @@ fn stray(number: usize, well: bool) -> Vec<Event> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1024))]
+    #![proptest_config(ProptestConfig::with_cases(crate::sweep::count(1024) as u32))]
 
     #[test]
     fn everything_is_undone_in_order_whatever_happens(

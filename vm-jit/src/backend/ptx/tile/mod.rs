@@ -207,7 +207,6 @@ impl<'k> Writer<'k> {
         if !by_wgmma(self.options, kernel, tile) {
             return self.sync_kernel(tile, text);
         }
-        let symbol = format!("vir_{}", kernel.name());
         let layout = Layout::of(kernel, tile);
         let params = artifact::layout(kernel, &maps(&layout), self.plan.cancellable());
         self.prologue(&params);
@@ -230,18 +229,32 @@ impl<'k> Writer<'k> {
         }
         ins!(self, "ret");
 
+        let bytes = self.tiles().map_or(0, |tiles| tiles.layout.bytes);
+        self.entry(text, params, threads, bytes, kernel.cluster() > 1)
+    }
+
+    /// Writes a tile kernel's text around what its threads do, and gives its entry. `clusters`: do its blocks run in clusters?
+    fn entry(
+        &mut self,
+        text: &mut String,
+        params: ParamLayout,
+        threads: u32,
+        shared: u32,
+        clusters: bool,
+    ) -> Entry {
+        let kernel = self.kernel;
+        let symbol = format!("vir_{}", kernel.name());
         let _ =
             write!(text, "\n// @{} at {}\n.visible .entry {symbol}(", kernel.name(), kernel.guest_address());
         let _ = write!(text, "\n\t.param .align {} .b8 args[{}]\n", params.align(), params.bytes.max(8));
         let _ = writeln!(text, ")\n.reqntid {threads}, 1, 1\n.minnctapersm 1");
-        if kernel.cluster() > 1 {
+        if clusters {
             let _ = writeln!(text, ".explicitcluster\n.reqnctapercluster {}, 1, 1", kernel.cluster());
         }
         text.push_str("{\n");
         self.asm.declarations(text);
         text.push_str(&self.asm.text);
         text.push_str("}\n");
-        let bytes = self.tiles().map_or(0, |tiles| tiles.layout.bytes);
         Entry {
             kernel: kernel.name().to_owned(),
             symbol,
@@ -249,7 +262,7 @@ impl<'k> Writer<'k> {
             cluster: kernel.cluster(),
             params,
             static_shared: 0,
-            dynamic_shared: bytes,
+            dynamic_shared: shared,
             work: self.plan.bound(),
         }
     }
@@ -314,6 +327,8 @@ impl<'k> Writer<'k> {
         }
         ins!(self, "fence.mbarrier_init.release.cluster");
         self.asm.place(made);
+        // What comes next takes whole warps.
+        ins!(self, "bar.warp.sync", -1);
         let rank = match cluster {
             1 => {
                 // Who fetches waits for nobody: what it needs its first thread has made.

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::Rng as _;
-use proptest::test_runner::{RngAlgorithm, TestRng};
 use vm_accel::fake::FakeAccelerator;
 use vm_accel::{Accelerator, Artifact, Limits, PoolOptions, Worker, WorkerOptions};
 use vm_ir::ValidModule;
@@ -431,7 +430,8 @@ fn a_reply_never_passes_its_room() {
 #[test]
 fn mutated_batches_do_no_harm() {
     const CANARY: u8 = 0xc5;
-    let frames: usize = std::env::var("PARAVIRT_FRAMES").map_or(200_000, |text| text.parse().unwrap());
+    let frames: usize = std::env::var("PARAVIRT_FRAMES")
+        .map_or_else(|_| crate::sweep::count(200_000), |text| text.parse().unwrap());
     let ir = add_and_spin();
     let seed = |fill: &dyn Fn(&mut BatchWriter<'_>) -> Result<(), NoRoom>| {
         let mut bytes = vec![0; 4096];
@@ -471,7 +471,7 @@ fn mutated_batches_do_no_harm() {
     // A file behind the RAM's own end: nothing maps it, nothing may write it.
     bench.ram.set_len(2 * RAM).unwrap();
     bench.ram.write_all_at(&[CANARY; RAM as usize], RAM).unwrap();
-    let mut rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[9; 32]);
+    let mut rng = crate::sweep::random(9);
     let (mut begun, mut slowest) = (0, Duration::ZERO);
     let start = Instant::now();
     for _ in 0..frames {

@@ -554,7 +554,8 @@ fn a_host_that_breaks_the_protocol_is_an_error() {
 #[test]
 fn mutated_streams_do_no_harm() {
     const CANARY: u8 = 0xc5;
-    let frames: usize = std::env::var("PARAVIRT_FRAMES").map_or(20_000, |text| text.parse().unwrap());
+    let frames: usize = std::env::var("PARAVIRT_FRAMES")
+        .map_or_else(|_| crate::sweep::count(20_000), |text| text.parse().unwrap());
     let host = Host::new();
     host.file.set_len(2 * WINDOW).unwrap();
     host.file.write_all_at(&[CANARY; WINDOW as usize], WINDOW).unwrap();
@@ -577,7 +578,7 @@ fn mutated_streams_do_no_harm() {
             b.log()
         }),
     ];
-    let mut rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[11; 32]);
+    let mut rng = crate::sweep::random(11);
     let (mut sent, mut answered, mut slowest) = (0, 0, Duration::ZERO);
     let begin = Instant::now();
     while sent < frames {

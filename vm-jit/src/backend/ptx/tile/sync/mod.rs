@@ -25,7 +25,6 @@ use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Cancel, Writer, class_of};
 use crate::reject::RejectKind;
 use stage::{ALIGN, Layout};
-use std::fmt::Write as _;
 use vm_ir::module::{Op, Place};
 use vm_ir::op::{Opcode, Shape};
 use vm_ir::tile::{Fragment, Tile};
@@ -137,9 +136,7 @@ impl<'k> Writer<'k> {
 
     /// Writes a tile kernel.
     pub(super) fn sync_kernel(&mut self, tile: &'k Tile, text: &mut String) -> Entry {
-        let kernel = self.kernel;
-        let symbol = format!("vir_{}", kernel.name());
-        let params = artifact::layout(kernel, &[], self.plan.cancellable());
+        let params = artifact::layout(self.kernel, &[], self.plan.cancellable());
         self.prologue(&params);
         self.begin_sync(tile);
         let computing = GROUP * tile.groups;
@@ -163,24 +160,8 @@ impl<'k> Writer<'k> {
         }
         ins!(self, "ret");
 
-        let _ =
-            write!(text, "\n// @{} at {}\n.visible .entry {symbol}(", kernel.name(), kernel.guest_address());
-        let _ = write!(text, "\n\t.param .align {} .b8 args[{}]\n", params.align(), params.bytes.max(8));
-        let _ = writeln!(text, ")\n.reqntid {threads}, 1, 1\n.minnctapersm 1");
-        text.push_str("{\n");
-        self.asm.declarations(text);
-        text.push_str(&self.asm.text);
-        text.push_str("}\n");
-        Entry {
-            kernel: kernel.name().to_owned(),
-            symbol,
-            block: [threads, 1, 1],
-            cluster: kernel.cluster(),
-            params,
-            static_shared: 0,
-            dynamic_shared: self.mma_state().map_or(0, |sync| sync.layout.bytes),
-            work: self.plan.bound(),
-        }
+        let bytes = self.mma_state().map_or(0, |sync| sync.layout.bytes);
+        self.entry(text, params, threads, bytes, false)
     }
 
     /// What all threads do before they part.

@@ -9,7 +9,7 @@ use vm_ir::view::Access;
 /// O = softmax(scale · Q · Kᵀ + bias) · V for each head. Its buffers are `q`, `[batch, queries, heads, dim]`, `k` and `v`,
 /// `[batch, keys, heads of keys, dim]`, `o`, as `q`, and with [`bias`](Self::bias) `bias`, `[queries, keys]` of f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Attend {
+pub struct DotProductAttention {
     /// What Q, K, V and O hold: f16, bf16 or f32.
     pub element: Scalar,
     /// Sequences.
@@ -35,7 +35,7 @@ const NAME: &str = "attention";
 /// What barriers and alignment take of shared memory.
 const OVERHEAD: u64 = 2048;
 
-impl Attend {
+impl DotProductAttention {
     /// The variants for its class, the best guess first.
     fn variants(&self, resources: &Resources) -> Vec<Attention> {
         let dim = match self.dim {
@@ -79,9 +79,11 @@ impl Attend {
     }
 }
 
-impl Function for Attend {
+impl Function for DotProductAttention {
     fn buffers(&self) -> Vec<Buffer> {
-        let Attend { element, batch, heads: [heads, shared], lengths: [queries, keys], dim, .. } = *self;
+        let DotProductAttention {
+            element, batch, heads: [heads, shared], lengths: [queries, keys], dim, ..
+        } = *self;
         let of_q = [batch, queries, heads, dim];
         let of_k = [batch, keys, shared, dim];
         let mut all = vec![
@@ -96,7 +98,7 @@ impl Function for Attend {
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let unsupported = |what: String| CallError::Unsupported { function: NAME, what };
-        let Attend { batch, heads: [heads, shared], lengths: [queries, keys], dim, .. } = *self;
+        let DotProductAttention { batch, heads: [heads, shared], lengths: [queries, keys], dim, .. } = *self;
         if [batch, heads, queries, dim].contains(&0) {
             return Ok(Call::default());
         }
