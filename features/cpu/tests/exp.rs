@@ -13,8 +13,9 @@ const STEP: u64 = 1021;
 /// Numbers of a launch. Not a multiple of the block, so that some threads come last and alone.
 const COUNT: usize = (1 << 20) - 3;
 
-/// The op, and what it should come to.
-const OPS: [(&str, fn(f64) -> f64); 2] = [("exp", f64::exp), ("exp2", f64::exp2)];
+/// An op, and what it should come to.
+type Definition = (&'static str, fn(f64) -> f64);
+const OPS: [Definition; 2] = [("exp", f64::exp), ("exp2", f64::exp2)];
 
 const KERNEL: &str = "vir 1
 kernel @k(@x: view<f32, [?], read>, @y: view<f32, [?], write>) at 0x0 block(64) {

@@ -141,7 +141,8 @@ fn split(gpu: &Gpu) -> anyhow::Result<Launches> {
         let large = SplitBackward { mask, ..SplitBackward::of(dim, mask == Mask::Causal) };
         let halves = SplitBackward { element: Scalar::F16, packed: true, ..large };
         let small = SplitBackward { mask, packed: true, ..SplitBackward::small(dim, mask == Mask::Causal) };
-        let shapes: [(SplitBackward, [u64; 2], &[[u64; 2]]); 5] = [
+        type Shape<'a> = (SplitBackward, [u64; 2], &'a [[u64; 2]]);
+        let shapes: [Shape<'_>; 5] = [
             (large, [1, 1], &[[1, 1]]),
             (large, [3, 1], &[[70, 230]]),
             (large, [2, 2], &[[150, 100]]),
