@@ -4,7 +4,7 @@ use crate::assembler::{TARGETS, assemble_for_all, with_ptxas};
 use std::path::Path;
 use vm_ir::{GuestAddr, Kernel, Module, Scalar, Trust, ValidModule, text, validate};
 use vm_jit::Target;
-use vm_kernels::attention::{Attention, Backward, Decode, Gradient, Mask, SplitBackward};
+use vm_kernels::attention::{Attention, Backward, Decode, Gradient, Mask, Order, SplitBackward};
 use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Scales};
 
 fn filetests() -> Vec<Kernel> {
@@ -83,9 +83,13 @@ fn large() -> Vec<Kernel> {
 
 /// The kernels of the gradients: of packed sequences in windows, and of whole ones.
 fn gradients(variant: SplitBackward, packed: bool) -> impl Iterator<Item = Kernel> {
-    let mask = if packed { Mask::Window } else { variant.mask };
-    let element = if packed { Scalar::F16 } else { variant.element };
-    let variant = SplitBackward { mask, packed, element, ..variant };
+    let variant = match packed {
+        // In a window all tiles take as long, so that none need balance.
+        true => {
+            SplitBackward { mask: Mask::Window, order: Order::Heads, element: Scalar::F16, packed, ..variant }
+        }
+        false => variant,
+    };
     Gradient::ALL.into_iter().map(move |of| variant.kernel(of, GuestAddr(0)).unwrap())
 }
 
