@@ -24,7 +24,10 @@ mod resizing;
 mod shared;
 mod vfs;
 
+/// For what must fail.
 const SHORT: Duration = Duration::from_millis(60);
+/// For what must succeed: a process that is just started by another test may hold a lock of this one until it becomes another program.
+const LONG: Duration = Duration::from_secs(30);
 
 fn address(text: &str) -> PciAddress {
     text.parse().unwrap()
@@ -492,7 +495,7 @@ fn persistent_claims_live_until_released() {
 fn a_second_writer_waits_and_is_told_who_writes() {
     let sim = new_sim();
     let host = SimDrivers::new(&sim).host();
-    let ledger = Ledger::lock(&host, SHORT).unwrap();
+    let ledger = Ledger::lock(&host, LONG).unwrap();
     let mut manager = manager(host);
     let owner = format!("process {} (tester)", std::process::id());
     fails(manager.claim(gpu(), &within(SHORT)), &["in use by", &owner]);
@@ -527,7 +530,7 @@ fn the_claims_of_another_boot_are_void() {
     }
     sim.write("proc/sys/kernel/random/boot_id", "boot-2\n").unwrap();
     let before = bindings(&sim);
-    let entries = Ledger::lock(&host, SHORT).unwrap().entries().unwrap();
+    let entries = Ledger::lock(&host, LONG).unwrap().entries().unwrap();
     assert!(entries[0].as_ref().unwrap().void);
     let mut manager = manager(host);
     fails(release(&mut manager, gpu()), &["not claimed"]);
@@ -586,7 +589,7 @@ fn a_held_function_times_out_and_names_the_holder() {
 
     // Releasing: vfio-pci is held.
     fs::remove_file(sim.path("proc/4711/fd/7")).unwrap();
-    manager.claim(gpu(), &within(SHORT)).unwrap();
+    manager.claim(gpu(), &within(LONG)).unwrap();
     drivers.hold(gpu());
     symlink(sim.path("dev/vfio/1"), sim.path("proc/4711/fd/7")).unwrap();
     fails(
@@ -666,7 +669,7 @@ fn a_ledger_that_others_may_have_written_is_refused_and_left() {
         let sim = new_sim();
         let before = bindings(&sim);
         let host = SimDrivers::new(&sim).host();
-        drop(Ledger::lock(&host, SHORT).unwrap());
+        drop(Ledger::lock(&host, LONG).unwrap());
         let directory = sim.path("run/ledger");
         prepare(&sim, &directory);
         let files = ledger_files(&sim);

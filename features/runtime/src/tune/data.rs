@@ -113,11 +113,7 @@ fn set<A: Accelerator>(
         };
         let buffer = worker.allocate(*bytes)?;
         match values {
-            // Of one dimension, so without room between rows.
-            Some(tensor) if strides.is_empty() => worker.write(&buffer, &tensor.bytes)?,
-            Some(_) => {
-                return Err(Error::Extents { reason: "numbers that matter have one dimension".into() });
-            }
+            Some(tensor) => worker.write(&buffer, &spread(tensor, strides, *bytes))?,
             None => {
                 let numbers = numbers.entry(*element).or_insert_with(|| random(*element));
                 // Each argument begins at another.
@@ -129,6 +125,21 @@ fn set<A: Accelerator>(
         Ok(Held::View { buffer, extents: extents.to_vec(), strides: strides.clone() })
     };
     shapes.iter().enumerate().map(held).collect()
+}
+
+/// The bytes of a tensor with room between its rows, as strides in bytes say, of all dimensions but the last.
+fn spread(tensor: &Tensor, strides: &[u64], bytes: u64) -> Vec<u8> {
+    let mut spread = vec![0; bytes as usize];
+    let row = tensor.extents.last().map_or(1, |&extent| extent) as usize * tensor.element.bytes() as usize;
+    for (number, source) in tensor.bytes.chunks_exact(row.max(1)).enumerate() {
+        let (mut index, mut at) = (number as u64, 0);
+        for (extent, stride) in tensor.extents.iter().zip(strides).rev() {
+            at += index % extent * stride;
+            index /= extent;
+        }
+        spread[at as usize..][..row].copy_from_slice(source);
+    }
+    spread
 }
 
 /// Fills a buffer with numbers, again and again: the first by the host, the others by the device.

@@ -52,7 +52,7 @@ fn is_kept(sim: &SimHost, host: &Host, what: &str) {
     let mut other = manager(host.clone());
     let recovery = other.recover().unwrap();
     assert_eq!((recovery.recovered.len(), recovery.failed.len()), (0, 1), "{what}");
-    other.claim(nvme(), &within(SHORT)).unwrap();
+    other.claim(nvme(), &within(LONG)).unwrap();
     release(&mut other, nvme()).unwrap();
     assert_eq!(bindings(sim), before, "{what}");
     assert_eq!(path.is_file().then(|| fs::read(&path).unwrap()), kept, "{what}");
@@ -97,7 +97,7 @@ fn a_damaged_record_is_kept_and_can_be_put_right_by_hand() {
             |all: &Bindings| -> Vec<_> { all.values().map(|(driver, ..)| driver.clone()).collect() };
         assert_eq!(drivers(&bindings(&sim)), drivers(&former), "{what}");
         assert!(ledger_files(&sim).is_empty());
-        manager(host).claim(gpu(), &within(SHORT)).unwrap();
+        manager(host).claim(gpu(), &within(LONG)).unwrap();
     }
 }
 
@@ -160,14 +160,14 @@ fn what_is_no_record_stands_in_the_way_of_its_own_device_only() {
     fn check(prepare: impl Fn(&SimHost, &Path), expect: &str) {
         let sim = new_sim();
         let host = SimDrivers::new(&sim).host();
-        drop(Ledger::lock(&host, SHORT).unwrap());
+        drop(Ledger::lock(&host, LONG).unwrap());
         let other = address("0000:03:00.0");
         sim.add(&SimFunction::network(other).group(3).driver("e1000e")).unwrap();
         prepare(&sim, &record(&sim));
         let before = bindings(&sim);
         fails(manager(host.clone()).claim(gpu(), &within(SHORT)), &[expect, "rm "]);
         assert!(codes(&host, gpu()).contains(&"claim-record-unreadable"), "{expect}");
-        manager(host).claim(other, &within(SHORT)).unwrap();
+        manager(host).claim(other, &within(LONG)).unwrap();
         assert_eq!(bindings(&sim), before);
         assert!(record(&sim).symlink_metadata().is_ok(), "it is left");
     }

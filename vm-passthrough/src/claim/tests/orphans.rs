@@ -108,6 +108,6 @@ fn locks_of_a_former_version_count() {
     let wait = "did not end an access that an earlier command began";
     fails(manager(drivers.host()).claim(nvme(), &within(SHORT)), &[wait]);
     drop(held);
-    manager(drivers.host()).claim(nvme(), &within(SHORT)).unwrap();
+    manager(drivers.host()).claim(nvme(), &within(LONG)).unwrap();
     assert!(!former.exists());
 }
