@@ -2,9 +2,10 @@
 
 mod common;
 
-use common::{compare_at, numbers, random, valid};
+use common::{compare_at, valid};
 use vm_ir::interp::{Argument, Tensor};
 use vm_ir::{GuestAddr, Scalar, Trust};
+use vm_kernels::cases::{numbers, random};
 use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Scales};
 
 /// By its Taylor series.

@@ -124,7 +124,7 @@ fn results_do_not_depend_on_how_logits_are_read() {
     let machine = Machine::new();
     for columns in [76, 1032] {
         let rows = 4;
-        let values = common::numbers(columns, rows * columns).into_iter().map(|x| x * 6.0);
+        let values = vm_kernels::cases::numbers(columns, rows * columns).into_iter().map(|x| x * 6.0);
         let matrix = Tensor::from_f64s(Scalar::Bf16, &[rows, columns], values);
         let functions: [&dyn Fn(Logits) -> Box<dyn Function>; 5] = [
             &|logits| Box::new(Argmax { logits }),

@@ -230,7 +230,7 @@ fn shapes() -> Vec<([u64; 2], Scalar, Scalar)> {
 }
 
 /// Numbers from -1 to 1, the same everywhere.
-fn numbers(seed: u64, count: u64) -> Vec<f64> {
+pub fn numbers(seed: u64, count: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -242,6 +242,6 @@ fn numbers(seed: u64, count: u64) -> Vec<f64> {
 }
 
 /// A tensor of such numbers.
-fn random(seed: u64, element: Scalar, extents: &[u64]) -> Tensor {
+pub fn random(seed: u64, element: Scalar, extents: &[u64]) -> Tensor {
     Tensor::from_f64s(element, extents, numbers(seed, extents.iter().product()))
 }

@@ -6,27 +6,11 @@ pub(crate) mod machine;
 
 use machine::Machine;
 
-use vm_ir::interp::{Argument, Launch, Limits, Tensor, run};
-use vm_ir::{Kernel, Module, Scalar, Trust, ValidModule, validate};
+use vm_ir::interp::{Argument, Launch, Limits, run};
+use vm_ir::{Kernel, Module, Trust, ValidModule, validate};
 
 pub(crate) fn valid(kernel: Kernel, trust: Trust) -> ValidModule {
     validate(Module::from(kernel), trust).unwrap()
-}
-
-/// Numbers from -1 to 1, the same everywhere.
-pub(crate) fn numbers(seed: u64, count: u64) -> Vec<f64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f64 / f64::from(1u32 << 23) - 1.0
-    };
-    (0..count).map(|_| next()).collect()
-}
-
-pub(crate) fn random(seed: u64, element: Scalar, extents: &[u64]) -> Tensor {
-    Tensor::from_f64s(element, extents, numbers(seed, extents.iter().product()))
 }
 
 /// Runs a kernel in the interpreter and on this machine, and compares an argument with what is wanted.
