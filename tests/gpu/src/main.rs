@@ -21,6 +21,7 @@ mod gpu;
 mod kernels;
 mod library;
 mod paravirt;
+mod peer;
 mod programs;
 mod rates;
 mod safety;

@@ -70,18 +70,30 @@ const SOME: &[Row] = &[
 
 /// Fewer tiles than units: small ones, for more of them. 1024³ and less.
 const FEW: &[Row] = &[
+    row([64, 128, 128], 4, 1, 1, 0).overlapped(),
     row([128, 64, 128], 4, 2, 1, 0),
     row([64, 64, 256], 3, 1, 1, 0),
     row([64, 64, 256], 3, 1, 1, 0).split(2),
     row([64, 64, 256], 3, 1, 1, 0).overlapped(),
     row([128, 128, 128], 3, 2, 1, 0).split(2),
-    row([64, 128, 128], 4, 1, 1, 0).overlapped(),
     row([64, 128, 128], 4, 1, 1, 0).split(2).overlapped(),
     row([64, 128, 128], 3, 1, 1, 0),
     row([128, 128, 128], 3, 2, 1, 0),
     row([128, 64, 128], 3, 2, 1, 0),
     row([64, 64, 256], 4, 1, 1, 1),
     row([64, 64, 128], 4, 1, 1, 1),
+];
+
+/// Far fewer: the smallest. 512³.
+const FEWEST: &[Row] = &[
+    row([64, 64, 256], 3, 1, 1, 0).overlapped(),
+    row([64, 64, 256], 3, 1, 1, 0),
+    row([64, 64, 256], 3, 1, 1, 0).split(2),
+    row([64, 64, 256], 4, 1, 1, 1),
+    row([64, 64, 128], 4, 1, 1, 1),
+    row([64, 128, 128], 3, 1, 1, 0),
+    row([128, 64, 128], 4, 2, 1, 0),
+    row([128, 64, 128], 3, 2, 1, 0),
 ];
 
 /// Up to 8 rows, as when a model generates: what B is read with.
@@ -111,18 +123,30 @@ const UP_TO_16: &[Row] = &[
     row([64, 128, 128], 4, 1, 1, 1),
 ];
 
-/// Up to 64.
-const UP_TO_64: &[Row] = &[
+/// Up to 32.
+const UP_TO_32: &[Row] = &[
     swapped([32, 64, 256], 3, 1),
-    row([64, 32, 512], 4, 1, 1, 0),
     swapped([32, 64, 512], 3, 1).split(2),
     swapped([32, 64, 256], 4, 1).overlapped(),
-    row([64, 64, 512], 3, 1, 1, 0).split(2),
-    row([64, 64, 256], 4, 1, 1, 0).split(2).overlapped(),
-    row([64, 64, 256], 3, 1, 1, 0).split(4),
-    row([64, 32, 512], 3, 1, 1, 0).overlapped(),
-    row([64, 64, 256], 3, 1, 1, 0),
     swapped([32, 64, 256], 6, 1),
+    row([64, 32, 512], 4, 1, 1, 0),
+    row([64, 64, 256], 4, 1, 1, 0).split(2).overlapped(),
+    row([64, 64, 256], 3, 1, 1, 0),
+    row([64, 128, 128], 4, 1, 1, 1),
+];
+
+/// Up to 64.
+const UP_TO_64: &[Row] = &[
+    row([64, 64, 256], 3, 1, 1, 0),
+    row([64, 64, 256], 4, 1, 1, 0).split(2).overlapped(),
+    row([64, 64, 256], 6, 1, 1, 0).split(2).overlapped(),
+    row([64, 64, 256], 6, 1, 1, 0).split(2),
+    row([64, 64, 512], 3, 1, 1, 0).split(2).overlapped(),
+    row([64, 64, 256], 3, 1, 1, 0).split(4),
+    row([64, 32, 512], 4, 1, 1, 0),
+    row([64, 32, 512], 3, 1, 1, 0).overlapped(),
+    row([64, 32, 256], 8, 1, 1, 0).overlapped(),
+    swapped([32, 64, 256], 3, 1),
     swapped([64, 64, 256], 4, 1),
     row([64, 128, 128], 4, 1, 1, 1),
     row([128, 128, 128], 5, 2, 1, 1),
@@ -206,7 +230,9 @@ impl Product {
         match self.tiles(128, 128) {
             _ if self.rows() <= 8 => UP_TO_8,
             _ if self.rows() <= 16 => UP_TO_16,
+            _ if self.rows() <= 32 => UP_TO_32,
             _ if self.rows() <= 64 => UP_TO_64,
+            tiles if tiles < units / 4 => FEWEST,
             tiles if tiles < units => FEW,
             tiles if tiles < units.saturating_mul(4) => SOME,
             _ => MANY,
@@ -366,7 +392,12 @@ impl Problem for Product {
         if resources.kind == Kind::Cpu && self.rows() > 64 && self.batch != Batch::Grouped {
             return vec![self.variant_of_processors()];
         }
-        let variants = of(self.table(resources.compute_units));
+        let mut variants = of(self.table(resources.compute_units));
+        // Of few rows those first whose blocks share the inner dimension, if there are units for twice as many blocks.
+        let blocks = self.n.div_ceil(64).saturating_mul(2 * self.matrices.max(1));
+        if self.rows() <= 64 && blocks <= resources.compute_units.into() {
+            variants.sort_by_key(|variant| variant.split == 1);
+        }
         if variants.is_empty() { of(TIGHT) } else { variants }
     }
 
