@@ -3,7 +3,7 @@
 use clap::Args;
 use vm_passthrough::egpu::{Enclosure as _, Event, State};
 use vm_passthrough::ledger::EnclosureLock;
-use vm_passthrough::usb4::{Router, UniqueId};
+use vm_passthrough::usb4::UniqueId;
 
 use super::enclosure::{EnclosureArgs, LOCK, Work, locked, name};
 use super::guests::{DaemonGuests, not_given};
