@@ -73,6 +73,15 @@ pub fn all() -> Vec<Case> {
     areas.into_iter().flatten().collect()
 }
 
+fn case(
+    name: String,
+    function: impl Function + 'static,
+    buffers: Vec<Tensor>,
+    expected: Vec<Expected>,
+) -> Case {
+    Case { name, function: Box::new(function), buffers, expected }
+}
+
 impl Case {
     /// Calls it on a device by `launch`, which runs the kernel of a module and leaves in its tensors what came out; and compares.
     ///

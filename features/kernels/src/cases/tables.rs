@@ -1,22 +1,12 @@
 //! Rows of tables by their numbers, sums of columns, transposes.
 
-use super::{Case, Expected, random};
-use crate::call::Function;
+use super::{Case, Expected, case, random};
 use crate::columns::ColumnSums;
 use crate::gather::Embedding;
 use crate::scatter::{EmbeddingGradient, ScatterAdd};
 use crate::transpose::Transpose;
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
-
-fn case(
-    name: String,
-    function: impl Function + 'static,
-    buffers: Vec<Tensor>,
-    expected: Vec<Expected>,
-) -> Case {
-    Case { name, function: Box::new(function), buffers, expected }
-}
 
 fn tolerance(element: Scalar) -> f64 {
     match element {

@@ -21,6 +21,19 @@ pub(crate) fn floats(function: &'static str, elements: &[Scalar]) -> Result<(), 
     }
 }
 
+/// The launches of a rule over tensors. If they are scaled, it is by the buffer behind the others.
+fn call(
+    function: &'static str,
+    rule: Rule,
+    sizes: &[u64],
+    shape: Shape,
+    numbers: &[f32],
+    scaled: bool,
+) -> Result<Call, CallError> {
+    let scale = scaled.then(|| Operand::whole(rule.ports().len() * sizes.len(), Scalar::F32, &[1]));
+    Ok(Call { launches: launches(function, rule, sizes, shape, numbers, scale)?, workspace: 0 })
+}
+
 /// The buffers of a rule over tensors.
 fn buffers(rule: Rule, sizes: &[u64]) -> Vec<Buffer> {
     let ports = rule.ports();
@@ -112,10 +125,8 @@ impl Function for AdamW {
             eps,
         ];
         let shape = Shape::of(&[parameter, gradient], 2, self.align);
-        let scale = self.scaled.then(|| Operand::whole(self.buffers().len() - 1, Scalar::F32, &[1]));
         let numbers = numbers.map(|number| number as f32);
-        let launches = launches("adamw", self.rule(), &self.sizes, shape, &numbers, scale)?;
-        Ok(Call { launches, workspace: 0 })
+        call("adamw", self.rule(), &self.sizes, shape, &numbers, self.scaled)
     }
 }
 
@@ -176,9 +187,7 @@ impl Function for Sgd {
         floats("sgd", &[parameter, gradient])?;
         let numbers = [lr, weight_decay, momentum, 1.0 - dampening].map(|number| number as f32);
         let shape = Shape::of(&[parameter, gradient], 2, self.align);
-        let scale = self.scaled.then(|| Operand::whole(self.buffers().len() - 1, Scalar::F32, &[1]));
-        let launches = launches("sgd", self.rule(), &self.sizes, shape, &numbers, scale)?;
-        Ok(Call { launches, workspace: 0 })
+        call("sgd", self.rule(), &self.sizes, shape, &numbers, self.scaled)
     }
 }
 
@@ -329,8 +338,7 @@ impl Function for Fill {
         let Fill { ref sizes, element, align, value } = *self;
         floats("fill", &[element])?;
         let shape = Shape::of(&[element], 4, align);
-        let launches = launches("fill", Rule::Fill { element }, sizes, shape, &[value], None)?;
-        Ok(Call { launches, workspace: 0 })
+        call("fill", Rule::Fill { element }, sizes, shape, &[value], false)
     }
 }
 
@@ -361,7 +369,6 @@ impl Function for ActivationGradient {
         floats("activation_gradient", &[element])?;
         let shape = Shape::of(&[element], 2, align);
         let rule = Rule::Gradient { activation, element };
-        let launches = launches("activation_gradient", rule, &[size], shape, &[], None)?;
-        Ok(Call { launches, workspace: 0 })
+        call("activation_gradient", rule, &[size], shape, &[], false)
     }
 }
