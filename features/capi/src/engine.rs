@@ -123,7 +123,8 @@ impl<D: Device> Engine<D> {
         buffers: Vec<Buffer>,
     ) -> Result<Arc<Plan<D::Kernel>>, Failure> {
         let name = call.spec.name;
-        let launches = function.call(&self.device.resources()).map_err(|error| Failure::call(name, &error))?;
+        let launches =
+            function.call(&self.device.resources()).map_err(|error| Failure::call(name, &error))?;
         let count = buffers.len();
         let mut steps = Vec::new();
         for launch in launches.launches {

@@ -69,7 +69,12 @@ fn compile_prints_code_writes_it_and_tells_what_it_needs() {
     std::os::unix::fs::symlink(bench.path("own.vir"), bench.path("link.ptx")).expect("a link");
     for output in ["own.vir", "DIR/link.ptx"] {
         let line = format!("compile own.vir --target ptx:sm_75 -o {output}");
-        bench.check(&line, 2, &[], &["is the file of the kernels, which would be lost; write to another one"]);
+        bench.check(
+            &line,
+            2,
+            &[],
+            &["is the file of the kernels, which would be lost; write to another one"],
+        );
     }
     assert_eq!(std::fs::read_to_string(bench.path("own.vir")).expect("the file"), TWO);
     let out = bench.path("softmax.ptx");

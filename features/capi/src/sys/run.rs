@@ -294,8 +294,7 @@ pub(super) unsafe fn workspace_size(
             Chosen::Gpu(engine) => engine.device.resources(),
         };
         let (function, _) = Engine::<super::Cpu>::outline(&call)?;
-        let needed =
-            function.call(&resources).map_err(|error| Failure::call(spec.name, &error))?.workspace;
+        let needed = function.call(&resources).map_err(|error| Failure::call(spec.name, &error))?.workspace;
         *bytes = usize::try_from(needed).map_err(|_| Failure::Memory {
             function: spec.name,
             what: format!("{needed} bytes to work in are more than there are"),
