@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use vm_accel::{Artifact, Extents, Grid, Scalar};
 use vm_ir::GuestAddr;
-use vm_kernels::call::{self as library, CallError, Entry, Region};
+use vm_kernels::call::{self as library, Entry, Region};
 
 use crate::call::{Arguments, Key, Kind};
 use crate::error::Failure;
@@ -123,12 +123,8 @@ impl<D: Device> Engine<D> {
         buffers: Vec<Buffer>,
     ) -> Result<Arc<Plan<D::Kernel>>, Failure> {
         let name = call.spec.name;
-        let launches = function.call(&self.device.resources()).map_err(|error| match error {
-            CallError::Unsupported { what, .. } => {
-                Failure::invalid(name, "the call", format!("can't be made: {what}"))
-            }
-            error => Failure::Unavailable(error.to_string()),
-        })?;
+        let launches =
+            function.call(&self.device.resources()).map_err(|error| Failure::call(name, &error))?;
         let count = buffers.len();
         let mut steps = Vec::new();
         for launch in launches.launches {

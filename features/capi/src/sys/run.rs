@@ -1,6 +1,6 @@
 //! A call from C: checks, the plan, the launches.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::Once;
@@ -52,8 +52,36 @@ pub(super) fn state() -> &'static State {
     }
 }
 
+unsafe extern "C" {
+    // pthread.h; libc has it not.
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// PTHREAD_CANCEL_DISABLE of glibc and musl.
+const CANCEL_DISABLE: c_int = 1;
+
+/// While it lives, nobody cancels the thread: that would unwind it with locks of the library taken.
+struct Uncancelled(c_int);
+
+impl Uncancelled {
+    fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: it changes a number of the calling thread, and puts what it was into ours.
+        let _ = unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: as above; what it was may be lost.
+        let _ = unsafe { pthread_setcancelstate(self.0, ptr::null_mut()) };
+    }
+}
+
 /// Runs `f`, keeps the text of what went wrong for the thread, and makes a status of it. No panic leaves this.
 pub(super) fn answer(function: &'static str, f: impl FnOnce() -> Result<(), Failure>) -> vmk_status {
+    let _uncancelled = Uncancelled::new();
     let done = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
@@ -266,8 +294,7 @@ pub(super) unsafe fn workspace_size(
             Chosen::Gpu(engine) => engine.device.resources(),
         };
         let (function, _) = Engine::<super::Cpu>::outline(&call)?;
-        let needed =
-            function.call(&resources).map_err(|error| Failure::Unavailable(error.to_string()))?.workspace;
+        let needed = function.call(&resources).map_err(|error| Failure::call(spec.name, &error))?.workspace;
         *bytes = usize::try_from(needed).map_err(|_| Failure::Memory {
             function: spec.name,
             what: format!("{needed} bytes to work in are more than there are"),

@@ -56,7 +56,7 @@ impl DotProductAttention {
             }
         };
         if resources.kind == Kind::Cpu {
-            return vec![of([128, 128], 1, 1)];
+            return vec![of([128, 128], 1, 1), of([64, 64], 1, 1)];
         }
         let best = Attention::of_length(dim, causal, self.lengths[1]);
         // A bias takes as many registers as scores, and f32 twice those of the others.
