@@ -1,5 +1,9 @@
 //! The functions of the kernel library: every case of `vm-kernels` against its definition.
 
+pub(crate) mod figures;
+mod measure;
+mod work;
+
 use anyhow::anyhow;
 use vm_accel::{Accelerator as _, Launch, Limits};
 use vm_ir::Trust;
