@@ -17,12 +17,12 @@ use super::work::Work;
 use crate::gpu::{Gpu, named};
 
 /// Measurements of each kind, which take turns. The first is not counted.
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 5;
 /// Calls before a measurement: what ran before leaves the caches and the memory in another state.
-const WARM: usize = 3;
+const WARM: usize = 2;
 /// Bytes that the calls of a measurement move at least, if the most calls do.
-const MOVED: u64 = 4 << 30;
-const CALLS: std::ops::RangeInclusive<u64> = 6..=48;
+const MOVED: u64 = 2 << 30;
+const CALLS: std::ops::RangeInclusive<u64> = 5..=48;
 /// Bytes that lie between two uses of the same buffers: more than a cache has.
 const APART: u64 = 512 << 20;
 /// Bytes of each arena.

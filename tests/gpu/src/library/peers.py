@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 
-SETS, ROUNDS, WARM, EPSILON = 3, 7, 3, 1e-6
-MOVED, PROCESSES = 3 << 30, 12
+SETS, ROUNDS, WARM, EPSILON = 3, 5, 2, 1e-6
+MOVED, PROCESSES = 2 << 30, 12
 # Seconds after which a process compiles nothing more.
-COMPILING = float(os.environ.get("PEERS_COMPILING", "35"))
+COMPILING = float(os.environ.get("PEERS_COMPILING", "25"))
 
 
 def calls(op, dtype, extents):
@@ -171,7 +171,7 @@ def measure(make, functions, moved):
 
     inputs = [make() for _ in range(max(SETS, min(32, (512 << 20) // moved + 1)))]
     lead = torch.empty(1 << 30, device="cuda", dtype=torch.uint8)
-    count = min(max(MOVED // moved, 6), 48)
+    count = min(max(MOVED // moved, 5), 48)
     times, turn = {}, 0
     for measurement in range(ROUNDS + 1):
         for name, function in functions.items():
