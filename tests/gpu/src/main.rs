@@ -190,7 +190,7 @@ const SECTIONS: &[Section] = &[
     Section {
         name: "functions",
         about: "how fast the functions of the kernel library are, against a device copy and PyTorch",
-        timeout: Duration::from_secs(95),
+        timeout: Duration::from_secs(240),
         tests: library::figures::tests,
     },
     Section {
