@@ -137,7 +137,7 @@ impl Function for Softmax {
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let Softmax { rows, columns, input, output, log, align } = *self;
-        let layout = Layout::of(columns, &[input, output], align, 1, resources);
+        let layout = Layout::packed([rows, columns], &[input, output], align, 1, resources);
         let entry = Entry::Softmax(SoftmaxRows { layout, input, output, log, backward: false });
         launch_rows("softmax", entry, layout, [rows, columns], &self.buffers(), &[])
     }
@@ -172,7 +172,7 @@ impl Function for SoftmaxBackward {
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let SoftmaxBackward { rows, columns, input, output, log, align } = *self;
-        let layout = Layout::of(columns, &[input, output], align, 2, resources);
+        let layout = Layout::packed([rows, columns], &[input, output], align, 2, resources);
         let entry = Entry::Softmax(SoftmaxRows { layout, input, output, log, backward: true });
         launch_rows("softmax_backward", entry, layout, [rows, columns], &self.buffers(), &[])
     }

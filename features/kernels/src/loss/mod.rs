@@ -164,7 +164,7 @@ impl LossRows {
             });
             k.if_(row.leads(), || {
                 let at = target.column.max(0);
-                let own = logits.place.at([row.number, at]).load().to(Scalar::F32) - max;
+                let own = row.element(logits, at) - max;
                 let likely = match average {
                     Some(average) => own + smoothing * (average - own),
                     None => own,
@@ -295,7 +295,7 @@ impl Function for CrossEntropy {
         let elements: Vec<Scalar> = [element].into_iter().chain(log_probs).collect();
         let smoothed = options.smoothing != 0.0;
         let held = 1 + u32::from(smoothed || log_probs.is_some());
-        let layout = Layout::of(columns, &elements, align, held, resources);
+        let layout = Layout::packed([rows, columns], &elements, align, held, resources);
         let pass = log_probs.map_or(Pass::Loss, Pass::LogProbabilities);
         let entry = LossRows { layout, element, target, pass, smoothed, own: false, mean: false };
         let mut call = launch_rows(
@@ -361,7 +361,12 @@ impl Function for CrossEntropyBackward {
         let CrossEntropyBackward { rows, columns, element, target, in_place, options, align } = *self;
         checked_target(target)?;
         let smoothed = options.smoothing != 0.0;
-        let layout = Layout::of(columns, &[element], align, if smoothed { 3 } else { 1 }, resources);
+        let held = if smoothed { 3 } else { 1 };
+        // In place, a row is written while its neighbours are read.
+        let layout = match in_place {
+            true => Layout::of(columns, &[element], align, held, resources),
+            false => Layout::packed([rows, columns], &[element], align, held, resources),
+        };
         let pass = if in_place { Pass::GradientInPlace } else { Pass::Gradient };
         let (own, mean) = (options.reduction == Reduction::None, options.reduction == Reduction::Mean);
         let entry = LossRows { layout, element, target, pass, smoothed, own, mean };

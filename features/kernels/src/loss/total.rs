@@ -194,7 +194,8 @@ impl Totals {
             return Ok(vec![Launch { entry, grid, operands }]);
         }
         let blocks = rows.div_ceil(part);
-        let layout = Layout { threads: 256, team: 256, cluster: 1, lanes: 1, vectors: 0, tail: false };
+        let layout =
+            Layout { threads: 256, team: 256, cluster: 1, lanes: 1, vectors: 0, tail: false, shifted: false };
         let sums = [(); 2].map(|()| workspace.take(Scalar::F32, &[blocks]));
         let entry = |step| Entry::Losses(LossSum { layout, target, kind, step });
         let mut operands: Vec<_> = losses.into_iter().collect();

@@ -9,7 +9,7 @@ use super::Norm;
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace, kernel_name};
 use crate::family::{Kind, Resources};
 use crate::row::{
-    Layout, Piece, Row, View, column, fold_rows, grid_of, lanes, launch_rows, matrix, parts, row,
+    Layout, MAX_TURNS, Piece, Row, View, column, fold_rows, grid_of, lanes, launch_rows, matrix, parts, row,
 };
 
 /// A variant of the gradient's first kernel: `dx`, and of each block's rows the sums for `dweight` and `dbias`.
@@ -278,6 +278,7 @@ impl NormBackward {
             lanes: wide,
             vectors: vectors.div_ceil(team * cluster).min(64) as u8,
             tail: false,
+            shifted: false,
         };
         let fits =
             |layout: &Layout, most: u64| layout.vectors <= 8 && u64::from(layout.vectors) * held <= most;
@@ -294,8 +295,15 @@ impl NormBackward {
         let of_cluster = clusters
             .map(|(cluster, most)| (layout(512, 512, cluster.into()), most))
             .find(|(layout, most)| fits(layout, *most));
-        let streamed =
-            Layout { threads: 256, team: 256, cluster: 1, lanes: wide.min(4), vectors: 0, tail: false };
+        let streamed = Layout {
+            threads: 256,
+            team: 256,
+            cluster: 1,
+            lanes: wide.min(4),
+            vectors: 0,
+            tail: false,
+            shifted: false,
+        };
         let layout = Some(of_warp)
             .filter(|layout| fits(layout, 36))
             .or(of_block)
@@ -304,7 +312,10 @@ impl NormBackward {
         // As many blocks as a multiprocessor has registers for, about.
         let registers = 48 + u64::from(layout.vectors) * held;
         let at_once = (65_536 / registers.max(64) / u64::from(layout.threads)).max(1);
-        let teams = (units * at_once / u64::from(layout.cluster)).max(1);
+        let mut teams = (units * at_once / u64::from(layout.cluster)).max(1);
+        if layout.cluster > 1 {
+            teams = teams.max(self.rows.div_ceil(MAX_TURNS.cast_unsigned()));
+        }
         (layout, teams.min(self.rows.div_ceil(layout.rows().into())).max(1))
     }
 }

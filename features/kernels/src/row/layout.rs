@@ -24,11 +24,16 @@ pub struct Layout {
     pub vectors: u8,
     /// May the columns be no multiple of `lanes`? Only in a team of one thread that holds nothing.
     pub tail: bool,
+    /// Do rows begin anywhere, one behind the other? Then accesses are at multiples of `lanes` in memory, and the first and the last one of a row
+    /// have elements of its neighbours, too. A matrix is a view of one dimension, of a multiple of `lanes` elements, that no block writes
+    /// what another reads of, and rows and columns are two more parameters, behind all others.
+    pub shifted: bool,
 }
 
 impl Layout {
     /// A processor's: a thread for each row.
-    pub const CPU: Layout = Layout { threads: 1, team: 1, cluster: 1, lanes: 16, vectors: 0, tail: true };
+    pub const CPU: Layout =
+        Layout { threads: 1, team: 1, cluster: 1, lanes: 16, vectors: 0, tail: true, shifted: false };
 
     /// The layout for rows of so many columns, of arrays of these types whose bases are multiples of `align` bytes.
     /// `held` is how many numbers of f32 a thread keeps for each element that it holds.
@@ -37,7 +42,30 @@ impl Layout {
             return Layout::CPU;
         }
         let lanes = lanes(columns, elements, align);
-        let vectors = columns.div_ceil(lanes.into()).max(1);
+        Layout::with(lanes, columns.div_ceil(lanes.into()).max(1), false, held, resources)
+    }
+
+    /// The same of dense matrices of so many rows, which are not written in the place of what is read.
+    pub fn packed(
+        [rows, columns]: [u64; 2],
+        elements: &[Scalar],
+        align: u32,
+        held: u32,
+        resources: &Resources,
+    ) -> Layout {
+        let plain = Layout::of(columns, elements, align, held, resources);
+        // What rows of an even number of columns would have.
+        let wide = lanes(1 << 20, elements, align);
+        let whole = rows.checked_mul(columns).is_some_and(|count| count.is_multiple_of(wide.into()));
+        if plain.tail || plain.lanes >= wide || !whole || columns < 16 * u64::from(wide) {
+            return plain;
+        }
+        let vectors = (columns + u64::from(wide) - 1).div_ceil(wide.into());
+        let shifted = Layout::with(wide, vectors, true, held, resources);
+        if shifted.holds() { shifted } else { plain }
+    }
+
+    fn with(lanes: u8, vectors: u64, shifted: bool, held: u32, resources: &Resources) -> Layout {
         // Registers hold so many numbers of f32, and the places of so many accesses.
         let fits = |vectors: u64, most: u64| {
             vectors * u64::from(lanes) * u64::from(held.max(1)) <= most && vectors <= 16
@@ -49,6 +77,7 @@ impl Layout {
             lanes,
             vectors: vectors.div_ceil(team * cluster) as u8,
             tail: false,
+            shifted,
         };
         let team = vectors.next_power_of_two().min(32);
         if fits(vectors.div_ceil(team), 32) && vectors.div_ceil(team) <= 8 {
@@ -56,7 +85,7 @@ impl Layout {
         }
         // Small blocks have more registers for each thread, and a multiprocessor has several.
         let threads = vectors.div_ceil(4).next_multiple_of(32).min(256);
-        if fits(vectors.div_ceil(threads), 64) && vectors.div_ceil(threads) <= 8 {
+        if fits(vectors.div_ceil(threads), 48) && vectors.div_ceil(threads) <= 8 {
             return of(threads, threads, 1);
         }
         if fits(vectors.div_ceil(512), 32) {
@@ -69,7 +98,7 @@ impl Layout {
                 return of(512, 512, cluster);
             }
         }
-        Layout { threads: 256, team: 256, cluster: 1, lanes, vectors: 0, tail: false }
+        Layout { threads: 256, team: 256, cluster: 1, lanes, vectors: 0, tail: false, shifted }
     }
 
     /// Rows of a block.
@@ -95,8 +124,15 @@ impl Layout {
 
     /// What a name of a variant says of it.
     pub fn name(self) -> String {
-        let Layout { threads, team, cluster, lanes, vectors, tail } = self;
-        format!("{threads}t{team}c{cluster}x{lanes}v{vectors}{}", if tail { "any" } else { "" })
+        let Layout { threads, team, cluster, lanes, vectors, tail, shifted } = self;
+        let rows = if shifted {
+            "shifted"
+        } else if tail {
+            "any"
+        } else {
+            ""
+        };
+        format!("{threads}t{team}c{cluster}x{lanes}v{vectors}{rows}")
     }
 }
 
@@ -134,8 +170,14 @@ pub fn launch_rows(
     }
     let Some(grid) = grid else { return Ok(Call::default()) };
     let views =
-        buffers.iter().enumerate().map(|(at, buffer)| Operand::whole(at, buffer.element, &buffer.extents));
-    let operands = views.chain(numbers.iter().cloned()).collect();
+        buffers.iter().enumerate().map(|(at, buffer)| match layout.shifted && buffer.extents.len() == 2 {
+            true => Operand::whole(at, buffer.element, &[rows * columns]),
+            false => Operand::whole(at, buffer.element, &buffer.extents),
+        });
+    let mut operands: Vec<Operand> = views.chain(numbers.iter().cloned()).collect();
+    if layout.shifted {
+        operands.extend([Operand::i64(rows.cast_signed()), Operand::i32(columns as i32)]);
+    }
     Ok(Call { launches: vec![Launch { entry, grid, operands }], workspace: 0 })
 }
 

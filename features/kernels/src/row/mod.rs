@@ -7,7 +7,7 @@
 //! ```
 //! # use vm_ir::{IRBlock, GuestAddr, Scalar, view::Access};
 //! # use vm_kernels::row::{Layout, each_row, matrix};
-//! # let layout = Layout { threads: 256, team: 256, cluster: 1, lanes: 4, vectors: 2, tail: false };
+//! # let layout = Layout { threads: 256, team: 256, cluster: 1, lanes: 4, vectors: 2, tail: false, shifted: false };
 //! # let block = IRBlock::new(GuestAddr(0));
 //! # let k = block.builder();
 //! let x = matrix(k, layout, "x", Scalar::Bf16, Access::Read);
@@ -33,15 +33,19 @@ mod powers;
 mod team;
 mod values;
 
-use vm_ir::Scalar;
 use vm_ir::builder::{Builder, PlaceRef, Val};
 use vm_ir::op::{Axis, Cache};
 use vm_ir::view::{Access, Dim, ViewType};
+use vm_ir::{Scalar, Type};
 
 pub use layout::{Layout, MAX_COLUMNS, grid_of, lanes, launch_rows};
 pub use powers::{Powers, Precision};
 pub use team::team;
+use values::Edge;
 pub use values::{Piece, Values};
+
+/// The most rows that a cluster takes one after the other.
+pub const MAX_TURNS: i64 = 4096;
 
 /// A view of rows or of one row, with what its elements are.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +82,10 @@ fn accessed(layout: Layout, ty: ViewType, rank: usize) -> ViewType {
 /// A parameter of rows and columns, each row aligned for the layout's accesses. All matrices of a kernel have the same extents.
 #[track_caller]
 pub fn matrix<'b>(k: Builder<'b>, layout: Layout, name: &str, element: Scalar, access: Access) -> View<'b> {
-    let ty = accessed(layout, ViewType::new(element, 2, access), 2).named(&["rows", "columns"]);
+    let ty = match layout.shifted {
+        true => accessed(layout, ViewType::new(element, 1, access), 1).named(&["elements"]),
+        false => accessed(layout, ViewType::new(element, 2, access), 2).named(&["rows", "columns"]),
+    };
     View::of(k, name, ty)
 }
 
@@ -115,6 +122,18 @@ pub struct Row<'b> {
     first: Val<'b>,
     /// Is there such a row? Where a warp has several rows; else the warps without one are not here.
     exists: Option<Val<'b>>,
+    shift: Option<Shift<'b>>,
+}
+
+/// Where a row of a layout that is shifted begins.
+#[derive(Clone, Copy, Debug)]
+struct Shift<'b> {
+    /// The multiple of the lanes at or before it, among all elements, of i64.
+    base: Val<'b>,
+    /// Elements from there to the row, of i32.
+    by: Val<'b>,
+    /// Where the last access of all may be.
+    last: Val<'b>,
 }
 
 /// The kernel's block and cluster, and `work` for the team's row of the matrix `of`. All threads of a warp are there together, and in
@@ -122,7 +141,8 @@ pub struct Row<'b> {
 #[track_caller]
 pub fn each_row<'b>(k: Builder<'b>, layout: Layout, of: View<'b>, work: impl FnOnce(&Row<'b>)) {
     k.block_size([layout.threads.into(), 1, 1]).cluster_size(layout.cluster.into());
-    let rows = of.place.extent(0);
+    let extents = Extents::of(k, layout, of);
+    let rows = extents.rows;
     let teams = layout.rows() as i32;
     let number = match () {
         () if layout.cluster > 1 => k.cluster_id(),
@@ -132,17 +152,38 @@ pub fn each_row<'b>(k: Builder<'b>, layout: Layout, of: View<'b>, work: impl FnO
     };
     let number = number.to(Scalar::I64).named("row");
     if layout.team >= 32 || layout.threads == layout.team {
-        return k.if_(number.lt(rows), || work(&Row::of(k, layout, of, number)));
+        return k.if_(number.lt(rows), || work(&Row::new(k, layout, extents, number)));
     }
     let exists = number.lt(rows);
     k.if_(exists.any(), || {
-        let row = Row::of(k, layout, of, number.min(rows - 1));
+        let row = Row::new(k, layout, extents, number.min(rows - 1));
         work(&Row { exists: Some(exists), ..row });
     });
 }
 
+/// The extents of a matrix.
+#[derive(Clone, Copy)]
+struct Extents<'b> {
+    rows: Val<'b>,
+    columns: Val<'b>,
+    /// Of one that is shifted, all elements.
+    elements: Option<Val<'b>>,
+}
+
+impl<'b> Extents<'b> {
+    fn of(k: Builder<'b>, layout: Layout, of: View<'b>) -> Extents<'b> {
+        if layout.shifted {
+            let [rows, columns] = [k.scalar("rows", Type::I64), k.scalar("columns", Type::I32)];
+            return Extents { rows, columns, elements: Some(of.place.extent(0)) };
+        }
+        let columns = of.place.extent(1).to(Scalar::I32).named("columns");
+        Extents { rows: of.place.extent(0), columns, elements: None }
+    }
+}
+
 /// The kernel's block and cluster, and `work` for each row of a team's: those whose number is the team's but for multiples of how many teams
-/// there are. Between two rows of a team of several warps it meets at a barrier, and so does its cluster. `state` goes from row to row.
+/// there are, in clusters at most [`MAX_TURNS`] of them. Between two rows of a team of several warps it meets at a barrier, and so does its
+/// cluster. `state` goes from row to row.
 #[track_caller]
 pub fn fold_rows<'b>(
     k: Builder<'b>,
@@ -176,14 +217,21 @@ pub fn fold_rows<'b>(
             work(&Row { exists: Some(number.lt(rows)), ..row }, state)
         });
     }
-    k.range(first, rows).step(step).fold(state, |number, state| {
-        let state = work(&Row::of(k, layout, of, number), state);
-        match apart {
-            // No block writes what another still reads.
-            Some(apart) => apart.gather(k.f32(0.0)),
-            None if team > 32 => k.barrier(),
-            None => {}
-        }
+    let Some(apart) = apart else {
+        return k.range(first, rows).step(step).fold(state, |number, state| {
+            let state = work(&Row::of(k, layout, of, number), state);
+            if team > 32 {
+                k.barrier();
+            }
+            state
+        });
+    };
+    // In a loop of a guest's that gathers, iterations are bounded.
+    let count = ((rows - first + (step - 1)) / step.max(1)).max(0).min(MAX_TURNS).to(Scalar::I32);
+    k.range(k.i32(0), count).fold(state, |turn, state| {
+        let state = work(&Row::of(k, layout, of, first + turn.to(Scalar::I64) * step), state);
+        // No block writes what another still reads.
+        apart.gather(k.f32(0.0));
         state
     })
 }
@@ -191,8 +239,27 @@ pub fn fold_rows<'b>(
 impl<'b> Row<'b> {
     /// The row of such a number of a matrix, which has it.
     pub fn of(k: Builder<'b>, layout: Layout, of: View<'b>, number: Val<'b>) -> Row<'b> {
-        let columns = of.place.extent(1).to(Scalar::I32).named("columns");
-        Row { k, layout, number, columns, first: Row::first(k, layout), exists: None }
+        Row::new(k, layout, Extents::of(k, layout, of), number)
+    }
+
+    fn new(k: Builder<'b>, layout: Layout, extents: Extents<'b>, number: Val<'b>) -> Row<'b> {
+        let Extents { columns, elements, .. } = extents;
+        let lanes = i32::from(layout.lanes);
+        let shift = elements.map(|elements| {
+            let start = number * columns.to(Scalar::I64);
+            let base = start & !i64::from(lanes - 1);
+            Shift { base, by: (start - base).to(Scalar::I32), last: elements - i64::from(lanes) }
+        });
+        Row { k, layout, number, columns, first: Row::first(k, layout), exists: None, shift }
+    }
+
+    /// An element of a matrix, of the row.
+    pub fn element(&self, view: View<'b>, column: Val<'b>) -> Val<'b> {
+        let element = match self.shift {
+            Some(Shift { base, by, .. }) => view.place.at([base + (by + column).to(Scalar::I64)]),
+            None => view.place.at([self.number, column]),
+        };
+        element.load().to(Scalar::F32)
     }
 
     fn first(k: Builder<'b>, layout: Layout) -> Val<'b> {
@@ -245,6 +312,9 @@ impl<'b> Row<'b> {
     fn place(&self, vector: u32) -> Piece<'b> {
         let Layout { vectors, cluster, lanes, .. } = self.layout;
         let column = if vector == 0 { self.first } else { self.first + (vector * self.layout.step()) as i32 };
+        if let Some(shift) = self.shift {
+            return self.shifted(shift, vector, column);
+        }
         // A block has all accesses but the last in any row, and a team of one that too.
         let always = cluster == 1 && (vector + 1 < vectors.into() || self.layout.team == 1 && vectors == 1);
         let mut inside = (!always).then(|| column.lt(self.columns));
@@ -252,6 +322,25 @@ impl<'b> Row<'b> {
         if let Some(exists) = self.exists {
             inside = Some(inside.map_or(exists, |inside| inside & exists));
         }
-        Piece { k: self.k, number: self.number, column, lanes, inside, values: Vec::new() }
+        Piece { column, inside, ..Piece::new(self, lanes) }
+    }
+
+    /// The same in a layout that is shifted, of so many elements behind the first access of the row.
+    fn shifted(&self, shift: Shift<'b>, vector: u32, behind: Val<'b>) -> Piece<'b> {
+        let Layout { vectors, cluster, lanes, .. } = self.layout;
+        let column = (behind - shift.by).named("column");
+        let flat = (shift.base + behind.to(Scalar::I64)).min(shift.last);
+        let piece = Piece { column, flat: Some(flat), ..Piece::new(self, lanes) };
+        // The first access may begin before the row, and the last ones may end behind it: with the shift the row may take one more.
+        let is_middle = cluster == 1 && vector > 0 && vector + 2 < vectors.into();
+        if is_middle && self.exists.is_none() {
+            return piece;
+        }
+        let columns = self.exists.map_or(self.columns, |exists| exists.select(self.columns, 0));
+        let all = piece.columns();
+        let last = if lanes == 1 { columns } else { columns.splat(lanes) };
+        let inside = if vector == 0 || cluster > 1 { all.ge(0) & all.lt(last) } else { all.lt(last) };
+        let whole = column.ge(0) & (column + i32::from(lanes)).le(columns);
+        Piece { edge: Some(Edge { inside, whole }), ..piece }
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Index;
 
 use vm_ir::Scalar;
 use vm_ir::Type;
-use vm_ir::builder::{Builder, Val};
+use vm_ir::builder::{Builder, Element, Val};
 use vm_ir::op::Cache;
 
 use super::{Row, View, team};
@@ -26,8 +26,21 @@ pub struct Piece<'b> {
     pub column: Val<'b>,
     /// How many they are.
     pub lanes: u8,
+    /// Does the row have it, if that is not known?
     pub(super) inside: Option<Val<'b>>,
+    /// In a layout that is shifted: its place among all elements, and what of it the row has, if that may be not all.
+    pub(super) flat: Option<Val<'b>>,
+    pub(super) edge: Option<Edge<'b>>,
     pub(super) values: Vec<Val<'b>>,
+}
+
+/// What a row has of a piece.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Edge<'b> {
+    /// Each lane?
+    pub(super) inside: Val<'b>,
+    /// All of them?
+    pub(super) whole: Val<'b>,
 }
 
 impl<'b> Index<usize> for Piece<'b> {
@@ -40,6 +53,20 @@ impl<'b> Index<usize> for Piece<'b> {
 }
 
 impl<'b> Piece<'b> {
+    /// One of a row's first columns.
+    pub(super) fn new(row: &Row<'b>, lanes: u8) -> Piece<'b> {
+        let Row { k, number, first, .. } = *row;
+        Piece { k, number, column: first, lanes, inside: None, flat: None, edge: None, values: Vec::new() }
+    }
+
+    /// Where it is in a matrix.
+    fn place(&self, view: View<'b>) -> Element<'b> {
+        match self.flat {
+            Some(flat) => view.place.at([flat]),
+            None => view.place.at([self.number, self.column]),
+        }
+    }
+
     pub(super) fn loaded(mut self, views: &[View<'b>], hint: Cache) -> Piece<'b> {
         self.values = views.iter().map(|view| self.of_matrix(*view, hint)).collect();
         self
@@ -53,7 +80,7 @@ impl<'b> Piece<'b> {
     /// The same as they are.
     pub fn raw(&self, view: View<'b>, hint: Cache) -> Val<'b> {
         let load = || {
-            let element = view.place.at([self.number, self.column]).cached(hint);
+            let element = self.place(view).cached(hint);
             if self.lanes == 1 { element.load() } else { element.load_vector(self.lanes) }
         };
         match self.inside {
@@ -83,9 +110,11 @@ impl<'b> Piece<'b> {
 
     /// The values where the row has this piece, else `other`, which adds nothing to what is combined.
     pub fn or(&self, values: Val<'b>, other: f32) -> Val<'b> {
-        match self.inside {
-            Some(inside) => inside.select(values, self.constant(other)),
-            None => values,
+        match (self.inside, self.edge) {
+            (Some(inside), _) | (None, Some(Edge { inside, .. })) => {
+                inside.select(values, self.constant(other))
+            }
+            (None, None) => values,
         }
     }
 
@@ -97,10 +126,18 @@ impl<'b> Piece<'b> {
 
     /// Stores values in a matrix, rounded to its elements.
     pub fn store(&self, view: View<'b>, values: Val<'b>) {
-        self.inside(|| {
-            let element = view.place.at([self.number, self.column]).cached(Cache::Stream);
-            element.store(values.to(view.element));
-        });
+        let values = values.to(view.element);
+        let all = || self.place(view).cached(Cache::Stream).store(values);
+        let (Some(Edge { inside, whole }), Some(flat)) = (self.edge, self.flat) else {
+            return self.inside(all);
+        };
+        let some = || {
+            for lane in 0..self.lanes {
+                let place = view.place.at([flat + i64::from(lane)]);
+                self.k.if_(inside.lane(lane), || place.store(values.lane(lane)));
+            }
+        };
+        self.k.if_else(whole, all, some);
     }
 
     /// Does something if the row has this piece.
@@ -207,7 +244,7 @@ impl<'b> Values<'_, 'b> {
         state: [Val<'b>; N],
         step: impl Fn([Val<'b>; N], &Piece<'b>) -> [Val<'b>; N],
     ) -> [Val<'b>; N] {
-        let Row { k, layout, number, columns, first, .. } = *self.row;
+        let Row { k, layout, columns, first, .. } = *self.row;
         let wide = i32::from(layout.lanes);
         let pieces = columns & !(wide - 1);
         let (range, lanes) = match (layout.tail, whole) {
@@ -216,7 +253,7 @@ impl<'b> Values<'_, 'b> {
             (false, _) => (k.range(first, columns).step(layout.step() as i32).unroll(4), layout.lanes),
         };
         range.fold(state, |column, state| {
-            let piece = Piece { k, number, column, lanes, inside: None, values: Vec::new() };
+            let piece = Piece { column, ..Piece::new(self.row, lanes) };
             step(state, &piece.loaded(&self.views, Cache::Normal))
         })
     }
