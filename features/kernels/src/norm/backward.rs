@@ -198,6 +198,12 @@ impl NormSums {
         format!("sum_of_parts_{}_{}", self.element, self.rows)
     }
 
+    /// The launch for so many columns.
+    pub(crate) fn launch(self, columns: u64, operands: Vec<Operand>) -> Launch {
+        let grid = [columns.div_ceil(COLUMNS.into()) as u32, 1, 1];
+        Launch { entry: Entry::NormSums(self), grid, operands }
+    }
+
     /// Its kernel. Parameters: `parts`, of f32, parts × columns, and `sums`, an element for each column.
     ///
     /// # Errors
@@ -353,8 +359,7 @@ impl Function for NormBackward {
             &buffers[..buffers.len() - results],
             &[],
         )?;
-        let sums = Entry::NormSums(NormSums { element: weight, rows: if layout.tail { 1 } else { 32 } });
-        let over_columns = |columns: u64| [columns.div_ceil(COLUMNS.into()) as u32, 1, 1];
+        let sums = NormSums { element: weight, rows: if layout.tail { 1 } else { 32 } };
         let mut call = Call::default();
         let mut workspace = Workspace::default();
         // Without rows the gradients of the weights are sums of nothing.
@@ -370,8 +375,7 @@ impl Function for NormBackward {
             grid_of(name, layout, [1, columns])?;
             for (at, parts) in parts.into_iter().enumerate() {
                 let result = Operand::whole(buffers.len() - results + at, weight, &[columns]);
-                let operands = vec![parts, result];
-                call.launches.push(Launch { entry: sums, grid: over_columns(columns), operands });
+                call.launches.push(sums.launch(columns, vec![parts, result]));
             }
         }
         call.workspace = workspace.bytes();

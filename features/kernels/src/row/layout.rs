@@ -75,7 +75,7 @@ impl Layout {
             team: team as u16,
             cluster: cluster as u8,
             lanes,
-            vectors: vectors.div_ceil(team * cluster) as u8,
+            vectors: vectors.div_ceil(team * cluster).min(255) as u8,
             tail: false,
             shifted,
         };
@@ -83,13 +83,19 @@ impl Layout {
         if fits(vectors.div_ceil(team), 32) && vectors.div_ceil(team) <= 8 {
             return of(128, team, 1);
         }
-        // Small blocks have more registers for each thread, and a multiprocessor has several.
-        let threads = vectors.div_ceil(4).next_multiple_of(32).min(256);
-        if fits(vectors.div_ceil(threads), 48) && vectors.div_ceil(threads) <= 8 {
-            return of(threads, threads, 1);
-        }
-        if fits(vectors.div_ceil(512), 32) {
-            return of(512, 512, 1);
+        // As many threads as have the most to do; of as many those with four accesses or so. Small blocks have more registers for each
+        // thread, and a multiprocessor has several.
+        let blocks = (1..=16).map(|warps| of(32 * warps, 32 * warps, 1));
+        let blocks = blocks.filter(|block| {
+            let most = if block.threads <= 256 { 48 } else { 32 };
+            block.vectors <= 16 && fits(block.vectors.into(), most) && u64::from(block.team) <= vectors
+        });
+        let best = blocks.min_by_key(|block| {
+            let all = u64::from(block.team) * u64::from(block.vectors);
+            ((all - vectors) * 16 / all, block.vectors.abs_diff(4), block.threads)
+        });
+        if let Some(block) = best {
+            return block;
         }
         let clusters = [(2, 32), (4, 32), (8, 32), (8, 64)];
         for (cluster, most) in clusters.into_iter().filter(|(cluster, _)| *cluster <= resources.cluster) {

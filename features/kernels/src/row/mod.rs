@@ -247,7 +247,8 @@ impl<'b> Row<'b> {
         let lanes = i32::from(layout.lanes);
         let shift = elements.map(|elements| {
             let start = number * columns.to(Scalar::I64);
-            let base = start & !i64::from(lanes - 1);
+            // So that it is seen to be a multiple, whatever the row's number.
+            let base = start.shr_u(lanes.ilog2()) << i64::from(lanes.ilog2());
             Shift { base, by: (start - base).to(Scalar::I32), last: elements - i64::from(lanes) }
         });
         Row { k, layout, number, columns, first: Row::first(k, layout), exists: None, shift }
