@@ -341,6 +341,6 @@ mod tests {
         assert_eq!(bytes(&softmax, &["y"]), 2 * 2 * 8 * 4);
         let step = groups().into_iter().find(|group| group.name == "adamw of f32").unwrap();
         // Parameter, m and v are read and written, the gradient is read.
-        assert_eq!(step.works[1].bytes, 7 * 4 << 24);
+        assert_eq!(step.works[1].bytes, (7 * 4) << 24);
     }
 }
