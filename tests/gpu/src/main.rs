@@ -74,8 +74,15 @@ struct Section {
     about: &'static str,
     /// How long all its tests may take.
     timeout: Duration,
-    /// Its tests; making the list needs no GPU.
+    /// All its tests; making the list needs no GPU.
     tests: fn(&Arguments) -> Vec<Test>,
+}
+
+impl Section {
+    /// The tests that are selected.
+    fn selected(&self, arguments: &Arguments) -> Vec<Test> {
+        (self.tests)(arguments).into_iter().filter(|test| arguments.selects(&test.name)).collect()
+    }
 }
 
 const SECTIONS: &[Section] = &[
@@ -182,6 +189,12 @@ const SECTIONS: &[Section] = &[
         tests: library::tests,
     },
     Section {
+        name: "functions",
+        about: "how fast the functions of the kernel library are, against a device copy and PyTorch",
+        timeout: Duration::from_secs(240),
+        tests: library::figures::tests,
+    },
+    Section {
         name: "tiles",
         about: "tile kernels at odd shapes, with hostile boxes, and attention against cuDNN",
         timeout: Duration::from_secs(240),
@@ -207,6 +220,9 @@ const SECTIONS: &[Section] = &[
 struct Arguments {
     /// Sections to run; all without any.
     sections: Vec<String>,
+    /// Run only tests whose names have one of these parts.
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    only: Vec<String>,
     /// Say what there is, and run nothing.
     #[arg(long)]
     list: bool,
@@ -239,6 +255,13 @@ struct Arguments {
     from: usize,
 }
 
+impl Arguments {
+    /// Is a test of this name to run?
+    fn selects(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| name.contains(part))
+    }
+}
+
 fn main() -> ExitCode {
     let mut given = std::env::args_os().skip(1);
     if given.next().is_some_and(|first| first == driver::ASSEMBLE) {
@@ -266,7 +289,7 @@ fn main() -> ExitCode {
     if arguments.list {
         for section in chosen {
             println!("{:<12} {}", section.name, section.about);
-            (section.tests)(&arguments).iter().for_each(|test| println!("    {}", test.name));
+            section.selected(&arguments).iter().for_each(|test| println!("    {}", test.name));
         }
         return ExitCode::SUCCESS;
     }
@@ -282,7 +305,7 @@ fn main() -> ExitCode {
         match &missing {
             None => child::section(section, &arguments, &mut table),
             Some(reason) => {
-                for test in (section.tests)(&arguments) {
+                for test in section.selected(&arguments) {
                     table.add(Record::new(section.name, &test.name, Outcome::Skipped(reason.clone())));
                 }
             }

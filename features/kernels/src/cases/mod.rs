@@ -238,6 +238,20 @@ fn shapes() -> Vec<([u64; 2], Scalar, Scalar)> {
     shapes
 }
 
+/// Such shapes of rows of odd numbers of columns, which begin anywhere: of a warp, a block, a cluster.
+fn odd_shapes() -> Vec<([u64; 2], Scalar, Scalar)> {
+    use Scalar::{Bf16, F16, F32};
+    vec![
+        ([8, 131], Bf16, Bf16),
+        ([4, 65], F32, F32),
+        ([8, 1023], F16, F16),
+        ([8, 641], F32, Bf16),
+        ([4, 1801], Bf16, F32),
+        ([8, 4099], Bf16, Bf16),
+        ([4, 17_001], F32, F32),
+    ]
+}
+
 /// Numbers from -1 to 1, the same everywhere.
 pub fn numbers(seed: u64, count: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

@@ -1,5 +1,9 @@
 //! The functions of the kernel library: every case of `vm-kernels` against its definition.
 
+pub(crate) mod figures;
+mod measure;
+mod work;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
