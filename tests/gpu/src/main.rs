@@ -17,6 +17,7 @@ mod faults;
 mod figures;
 mod filetests;
 mod fuzz;
+mod gpt;
 mod gpu;
 mod kernels;
 mod library;
@@ -191,6 +192,12 @@ const SECTIONS: &[Section] = &[
         about: "matrix products as their tables and the tuner choose them, against cuBLAS",
         timeout: Duration::from_secs(240),
         tests: tiles::products::tests,
+    },
+    Section {
+        name: "gpt",
+        about: "a GPT-2 that is trained and generates text with the kernel library, against PyTorch",
+        timeout: Duration::from_secs(600),
+        tests: gpt::tests,
     },
     Section {
         name: "older-tiles",

@@ -1,0 +1,127 @@
+//! A small model on this machine's processor against its definition in f64: loss, gradients, steps and tokens.
+
+mod reference;
+
+use std::sync::Arc;
+
+use gpt::config::Config;
+use gpt::generate::Generation;
+use gpt::machine::Machine;
+use gpt::train::Training;
+use half::bf16;
+use reference::Reference;
+use vm_runtime::{CpuAccelerator, CpuJITCompiler};
+
+fn compiler() -> CpuJITCompiler {
+    CpuJITCompiler::new(Arc::new(CpuAccelerator::new().unwrap()))
+}
+
+/// Numbers below a bound, the same everywhere.
+fn tokens(seed: u64, count: u64, below: u64) -> Vec<i32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 33) % below
+    };
+    (0..count).map(|_| next() as i32).collect()
+}
+
+/// A training on the processor, with what its weights are rounded to.
+struct Trained {
+    training: Training,
+    machine: Machine<CpuAccelerator>,
+    tokens: Vec<i32>,
+    targets: Vec<i32>,
+}
+
+impl Trained {
+    fn new(config: &Config) -> Trained {
+        let training = Training::of(config);
+        let machine = Machine::new(compiler(), &training.memory).unwrap();
+        // Norms and biases that are not all the same, and weights that matter.
+        let mut masters = training.parameters.initial(config, 1);
+        let noise = training.parameters.initial(&Config { layers: 1, ..*config }, 2);
+        for (at, master) in masters.iter_mut().enumerate() {
+            *master = *master * 4.0 + noise[at * 7 % (config.vocabulary * config.width) as usize];
+        }
+        for parameter in &training.parameters.all {
+            let end = (parameter.offset + parameter.len()) as usize;
+            masters[end..end.next_multiple_of(64)].fill(0.0);
+        }
+        let weights: Vec<bf16> = masters.iter().map(|master| bf16::from_f32(*master)).collect();
+        let arrays = training.arrays;
+        machine.write(arrays.masters, &masters).unwrap();
+        machine.write(arrays.weights, &weights).unwrap();
+        machine.write(arrays.dloss, &[1.0f32]).unwrap();
+        let tokens = tokens(3, config.rows(), config.vocabulary);
+        let targets: Vec<i32> =
+            tokens.iter().map(|token| (token * 5 + 1) % config.vocabulary as i32).collect();
+        machine.write(arrays.tokens, &tokens).unwrap();
+        machine.write(arrays.targets, &targets).unwrap();
+        Trained { training, machine, tokens, targets }
+    }
+
+    /// The model with the weights that the kernels take: norms take masters.
+    fn reference(&self) -> Reference<'_> {
+        let Training { parameters, arrays, config, .. } = &self.training;
+        let masters: Vec<f32> = self.machine.read(arrays.masters, parameters.len()).unwrap();
+        let weights: Vec<bf16> = self.machine.read(arrays.weights, parameters.len()).unwrap();
+        let mut values: Vec<f64> = weights.iter().map(|weight| weight.to_f64()).collect();
+        for parameter in parameters.all.iter().filter(|parameter| parameter.name.contains("ln_")) {
+            let range = parameter.offset as usize..(parameter.offset + parameter.len()) as usize;
+            for at in range {
+                values[at] = masters[at].into();
+            }
+        }
+        Reference { config, parameters, values }
+    }
+}
+
+#[test]
+fn the_loss_and_all_gradients() {
+    let config = Config::TINY;
+    let mut trained = Trained::new(&config);
+    let ready = trained.machine.prepare(&trained.training.gradients).unwrap();
+    trained.machine.run(&ready).unwrap();
+    trained.machine.synchronize().unwrap();
+    let Trained { training, machine, tokens, targets } = &trained;
+    let arrays = training.arrays;
+    let mut reference = trained.reference();
+    let loss = f64::from(machine.read::<f32>(arrays.loss, 1).unwrap()[0]);
+    let expected = reference.loss(tokens, targets);
+    assert!((loss - expected).abs() < 2e-3 * expected, "the loss is {loss}, not {expected}");
+
+    let gradients: Vec<f32> = machine.read(arrays.gradients, training.parameters.len()).unwrap();
+    let norm = gradients.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+    let found = f64::from(machine.read::<f32>(arrays.norm, 1).unwrap()[0]);
+    assert!((found - norm).abs() < 1e-5 * norm, "the norm is {found}, not {norm}");
+    let scale = machine.read::<f32>(arrays.clip, 1).unwrap()[0];
+    assert!((f64::from(scale) - (1.0 / norm).min(1.0)).abs() < 1e-5, "{scale} does not clip {norm}");
+
+    // The greatest of each parameter's and some others, against differences.
+    let step = 1e-4;
+    let mut wrong = Vec::new();
+    for parameter in &training.parameters.all {
+        let first = parameter.offset as usize;
+        let of = &gradients[first..][..parameter.len() as usize];
+        let rms = (of.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>() / of.len() as f64).sqrt();
+        let greatest = (0..of.len()).max_by(|a, b| of[*a].abs().total_cmp(&of[*b].abs())).unwrap();
+        for at in [greatest, 0, of.len() / 3, of.len() - 1] {
+            let value = reference.values[first + at];
+            let mut moved = |by: f64| {
+                reference.values[first + at] = value + by;
+                reference.loss(tokens, targets)
+            };
+            let expected = (moved(step) - moved(-step)) / (2.0 * step);
+            reference.values[first + at] = value;
+            let (found, name) = (f64::from(of[at]), &parameter.name);
+            let off = (found - expected).abs();
+            if off > 0.03 * expected.abs() + 0.05 * rms {
+                wrong.push(format!("{name}[{at}]: {found}, not {expected}; as a rule {rms}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
