@@ -125,3 +125,99 @@ fn the_loss_and_all_gradients() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+#[test]
+fn a_step_is_adamw() {
+    let config = Config { layers: 1, ..Config::TINY };
+    let mut trained = Trained::new(&config);
+    let arrays = trained.training.arrays;
+    let count = trained.training.parameters.len();
+    let ready = trained.machine.prepare(&trained.training.gradients).unwrap();
+    let mut masters: Vec<f64> =
+        trained.machine.read::<f32>(arrays.masters, count).unwrap().into_iter().map(f64::from).collect();
+    let (mut m, mut v) = (vec![0.0; masters.len()], vec![0.0; masters.len()]);
+    let [beta1, beta2] = config.betas;
+    let mut losses = Vec::new();
+    for step in 1..=4 {
+        trained.machine.run(&ready).unwrap();
+        losses.push(trained.machine.read::<f32>(arrays.loss, 1).unwrap()[0]);
+        let gradients: Vec<f32> = trained.machine.read(arrays.gradients, count).unwrap();
+        let norm = gradients.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+        let clip = (f64::from(config.clip) / (norm + 1e-6)).min(1.0);
+        let update = trained.machine.prepare(&trained.training.update(step)).unwrap();
+        trained.machine.run(&update).unwrap();
+        for (at, gradient) in gradients.iter().enumerate() {
+            let decay =
+                if at < trained.training.parameters.sizes[0] as usize { config.weight_decay } else { 0.0 };
+            let gradient = f64::from(*gradient) * clip;
+            m[at] = beta1 * m[at] + (1.0 - beta1) * gradient;
+            v[at] = beta2 * v[at] + (1.0 - beta2) * gradient * gradient;
+            let [by_m, by_v] = [beta1, beta2].map(|beta| 1.0 - beta.powi(step as i32));
+            let change = m[at] / by_m / ((v[at] / by_v).sqrt() + config.adam_epsilon);
+            masters[at] = masters[at] * (1.0 - config.lr * decay) - config.lr * change;
+        }
+        let found: Vec<f32> = trained.machine.read(arrays.masters, count).unwrap();
+        let weights: Vec<bf16> = trained.machine.read(arrays.weights, count).unwrap();
+        for (at, (found, expected)) in found.iter().zip(&masters).enumerate() {
+            assert!(
+                (f64::from(*found) - expected).abs() < 1e-5,
+                "step {step}, {at}: {found}, not {expected}"
+            );
+            assert_eq!(weights[at], bf16::from_f32(*found), "step {step}, {at}");
+        }
+    }
+    assert!(losses.is_sorted_by(|a, b| a > b), "{losses:?} do not fall");
+}
+
+#[test]
+fn tokens_are_the_likeliest() {
+    let config = Config::TINY;
+    const PROMPT: u64 = 9;
+    let mut trained = Trained::new(&config);
+    let arrays = trained.training.arrays;
+    let generation = Generation::of(
+        &config,
+        &trained.training.parameters,
+        [arrays.weights, arrays.masters],
+        PROMPT,
+        &mut trained.training.memory,
+    );
+    // A device with the arrays of the generation too.
+    let whole = Machine::new(compiler(), &trained.training.memory).unwrap();
+    let count = trained.training.parameters.len();
+    let masters: Vec<f32> = trained.machine.read(arrays.masters, count).unwrap();
+    let weights: Vec<bf16> = trained.machine.read(arrays.weights, count).unwrap();
+    whole.write(arrays.masters, &masters).unwrap();
+    whole.write(arrays.weights, &weights).unwrap();
+    trained.machine = whole;
+    let (machine, of) = (&mut trained.machine, generation.arrays);
+    let mut sequences: Vec<Vec<i32>> =
+        (0..config.batch).map(|sequence| tokens(sequence + 7, PROMPT, config.vocabulary)).collect();
+    machine.write(of.prompts, &sequences.concat()).unwrap();
+    machine.write(of.last, &[PROMPT as i32 - 1, 2 * PROMPT as i32 - 1]).unwrap();
+    machine.write(of.lengths, &[PROMPT as i32; 2]).unwrap();
+    machine.write(of.counts, &[PROMPT as i32 + 1; 2]).unwrap();
+    let prompt = machine.prepare(&generation.prompt).unwrap();
+    let token = machine.prepare(&generation.token).unwrap();
+    machine.run(&prompt).unwrap();
+    let reference = trained.reference();
+    for _ in PROMPT..config.tokens {
+        let newest: Vec<i32> = trained.machine.read(of.token, config.batch).unwrap();
+        let logits: Vec<bf16> = trained.machine.read(of.logits, config.batch * config.vocabulary).unwrap();
+        let logits = logits.chunks(config.vocabulary as usize);
+        for ((sequence, token), found) in sequences.iter_mut().zip(newest).zip(logits) {
+            let expected = reference.logits(sequence).pop().unwrap();
+            let greatest = expected.iter().copied().fold(f64::MIN, f64::max);
+            for (found, expected) in found.iter().zip(&expected) {
+                let off = (found.to_f64() - expected).abs();
+                assert!(
+                    off < 0.03 * greatest,
+                    "a logit is {found}, not {expected}; the greatest is {greatest}"
+                );
+            }
+            assert!(expected[token as usize] > 0.97 * greatest, "{token} is not the likeliest");
+            sequence.push(token);
+        }
+        trained.machine.run(&token).unwrap();
+    }
+}

@@ -195,9 +195,21 @@ const SECTIONS: &[Section] = &[
     },
     Section {
         name: "gpt",
-        about: "a GPT-2 that is trained and generates text with the kernel library, against PyTorch",
-        timeout: Duration::from_secs(600),
+        about: "losses and gradients of a GPT-2 of the kernel library, against PyTorch's",
+        timeout: Duration::from_secs(240),
         tests: gpt::tests,
+    },
+    Section {
+        name: "gpt-training",
+        about: "a training step of it, against PyTorch's compiled one",
+        timeout: Duration::from_secs(420),
+        tests: gpt::tests_of_training,
+    },
+    Section {
+        name: "gpt-decoding",
+        about: "the tokens that it generates, against PyTorch's compiled model",
+        timeout: Duration::from_secs(240),
+        tests: gpt::tests_of_decoding,
     },
     Section {
         name: "older-tiles",

@@ -28,13 +28,19 @@ const STEPS: u32 = 6;
 /// Measurements of each kind, which take turns.
 const ROUNDS: usize = 8;
 
-/// The tests of this section.
+/// The tests of losses and gradients.
 pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
-    vec![
-        Test::new("gradients and losses of GPT-2 against PyTorch", right),
-        Test::new("a training step of GPT-2", train),
-        Test::new("tokens of GPT-2", generate),
-    ]
+    vec![Test::new("losses and gradients of GPT-2", right)]
+}
+
+/// Those of a training step's time.
+pub(crate) fn tests_of_training(_: &Arguments) -> Vec<Test> {
+    vec![Test::new("a training step of GPT-2", train)]
+}
+
+/// Those of tokens, and their time.
+pub(crate) fn tests_of_decoding(_: &Arguments) -> Vec<Test> {
+    vec![Test::new("tokens of GPT-2", generate)]
 }
 
 /// A model on the device, as a guest's or as the host's own.
@@ -109,7 +115,11 @@ impl Model {
     }
 
     /// Generates behind the prompts; gives the tokens of each step, one for each sequence.
-    fn generated(&self, prompt: &Graph<CudaAccelerator>, token: &Graph<CudaAccelerator>) -> anyhow::Result<Vec<i32>> {
+    fn generated(
+        &self,
+        prompt: &Graph<CudaAccelerator>,
+        token: &Graph<CudaAccelerator>,
+    ) -> anyhow::Result<Vec<i32>> {
         self.begin_prompt()?;
         self.machine.replay(prompt)?;
         self.continue_prompt(token)?;
@@ -139,7 +149,14 @@ fn peer<T: serde::de::DeserializeOwned>(what: &str, folder: &Path) -> Result<T, 
     let config = Config::SMALL;
     let sizes = [config.layers, config.width, config.heads, config.tokens, config.vocabulary, config.batch];
     let sizes = sizes.map(|size| size.to_string()).join(",");
-    let arguments = [what.to_owned(), folder.display().to_string(), sizes, PROMPT.to_string(), GENERATED.to_string(), STEPS.to_string()];
+    let arguments = [
+        what.to_owned(),
+        folder.display().to_string(),
+        sizes,
+        PROMPT.to_string(),
+        GENERATED.to_string(),
+        STEPS.to_string(),
+    ];
     peers::run(include_str!("peers.py"), &arguments)
 }
 
@@ -150,7 +167,8 @@ fn write(path: &Path, bytes: impl Iterator<Item = [u8; 4]>) -> anyhow::Result<()
 /// What the peer takes: parameters, their places, and tokens.
 fn exchange(model: &Model) -> anyhow::Result<TempDir> {
     let folder = TempDir::new()?;
-    let masters: Vec<f32> = model.machine.read(model.training.arrays.masters, model.training.parameters.len())?;
+    let masters: Vec<f32> =
+        model.machine.read(model.training.arrays.masters, model.training.parameters.len())?;
     write(&folder.path().join("masters"), masters.iter().map(|x| x.to_le_bytes()))?;
     let tokens = tokens(&model.training.config);
     write(&folder.path().join("tokens"), tokens.iter().map(|x| x.to_le_bytes()))?;
@@ -185,7 +203,11 @@ fn right(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
         let begin = Instant::now();
         let mut model = Model::new(gpu, trust)?;
         let gradients = model.machine.prepare(&model.training.gradients)?;
-        report.note(format!("{trust:?}: {} launches, ready in {:.1} s", gradients.launches(), begin.elapsed().as_secs_f64()));
+        report.note(format!(
+            "{trust:?}: {} launches, ready in {:.1} s",
+            gradients.launches(),
+            begin.elapsed().as_secs_f64()
+        ));
         model.machine.run(&gradients)?;
         model.machine.synchronize()?;
         let parameters = &model.training.parameters;
@@ -200,7 +222,9 @@ fn right(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
                     let numbers = bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]]));
                     reference = Some((said, numbers.collect()));
                 }
-                Err(reason) => return crate::skip::skip(format!("without PyTorch: {reason}; the loss is {loss}")),
+                Err(reason) => {
+                    return crate::skip::skip(format!("without PyTorch: {reason}; the loss is {loss}"));
+                }
             }
         }
         let (said, wanted) = reference.as_ref().context("no reference")?;
@@ -211,7 +235,10 @@ fn right(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
             model.machine.run(&gradients)?;
             losses.push(f64::from(model.read(arrays.loss)?));
         }
-        report.note(format!("{trust:?}: loss {loss:.5}, PyTorch's {:.5} in f32 and {:.5} in bf16; norm {norm:.4}, {:.4}", said.loss, said.narrow_loss, said.norm));
+        report.note(format!(
+            "{trust:?}: loss {loss:.5}, PyTorch's {:.5} in f32 and {:.5} in bf16; norm {norm:.4}, {:.4}",
+            said.loss, said.narrow_loss, said.norm
+        ));
         report.note(format!("{trust:?}: losses {losses:.4?}, PyTorch's in bf16 {:.4?}", said.losses));
         let mut worst = (0.0, String::new());
         let mut wrong = Vec::new();
@@ -233,11 +260,19 @@ fn right(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
             }
         }
         report.note(format!("{trust:?}: gradients are off by at most {} of their norms", worst.1));
-        ensure!(wrong.is_empty(), "{trust:?}: {} gradients: {}", wrong.len(), wrong[..wrong.len().min(6)].join("; "));
+        ensure!(
+            wrong.is_empty(),
+            "{trust:?}: {} gradients: {}",
+            wrong.len(),
+            wrong[..wrong.len().min(6)].join("; ")
+        );
         ensure!((loss - said.loss).abs() <= 2e-3 * said.loss, "the loss is {loss}, not {}", said.loss);
         ensure!((norm - said.norm).abs() <= 2e-2 * said.norm, "the norm is {norm}, not {}", said.norm);
         for (step, (ours, theirs)) in losses.iter().zip(&said.losses).enumerate() {
-            ensure!((ours - theirs).abs() <= 1e-2 * theirs, "step {step}: the loss is {ours}, PyTorch's {theirs}");
+            ensure!(
+                (ours - theirs).abs() <= 1e-2 * theirs,
+                "step {step}: the loss is {ours}, PyTorch's {theirs}"
+            );
         }
     }
     Ok(())
@@ -323,7 +358,12 @@ fn profile(model: &Model, ready: &Ready<CudaAccelerator>) -> anyhow::Result<Vec<
     by_kernel.sort_by(|a, b| b.1.total_cmp(&a.1));
     let all: f64 = by_kernel.iter().map(|(_, milli, _)| milli).sum();
     let mut lines = vec![format!("launches one by one: {all:.2} ms")];
-    lines.extend(by_kernel.into_iter().take(45).map(|(name, milli, count)| format!("{milli:.3} ms in {count}: {name}")));
+    lines.extend(
+        by_kernel
+            .into_iter()
+            .take(45)
+            .map(|(name, milli, count)| format!("{milli:.3} ms in {count}: {name}")),
+    );
     Ok(lines)
 }
 
@@ -363,7 +403,12 @@ fn generate(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
     }
     let (model, .., ready) = &models[1];
     let own = Sample::of(times[1].clone());
-    report.note(format!("{:.1} µs a token of each of {} sequences; {} launches", own.median * 1e6, Config::SMALL.batch, ready.launches()));
+    report.note(format!(
+        "{:.1} µs a token of each of {} sequences; {} launches",
+        own.median * 1e6,
+        Config::SMALL.batch,
+        ready.launches()
+    ));
     model.begin_prompt()?;
     for line in profile(model, ready)? {
         report.note(line);
