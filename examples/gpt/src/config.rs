@@ -51,8 +51,8 @@ impl Config {
         layers: 2,
         width: 128,
         heads: 2,
-        tokens: 24,
-        vocabulary: 72,
+        tokens: 20,
+        vocabulary: 40,
         batch: 2,
         lr: 3e-3,
         ..Config::SMALL
