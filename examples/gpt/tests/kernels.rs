@@ -1,5 +1,6 @@
 //! Every kernel of the small GPT-2 is assembled for Hopper without spills, as a guest's and as the host's own.
 
+#[allow(dead_code)]
 #[path = "../../../vm-jit/tests/ptxas/assembler.rs"]
 mod assembler;
 
