@@ -17,6 +17,7 @@ mod faults;
 mod figures;
 mod filetests;
 mod fuzz;
+mod gpt;
 mod gpu;
 mod kernels;
 mod library;
@@ -205,6 +206,24 @@ const SECTIONS: &[Section] = &[
         about: "matrix products as their tables and the tuner choose them, against cuBLAS",
         timeout: Duration::from_secs(240),
         tests: tiles::products::tests,
+    },
+    Section {
+        name: "gpt",
+        about: "losses and gradients of a GPT-2 of the kernel library, against PyTorch's",
+        timeout: Duration::from_secs(240),
+        tests: gpt::tests,
+    },
+    Section {
+        name: "gpt-training",
+        about: "a training step of it, against PyTorch's compiled one",
+        timeout: Duration::from_secs(420),
+        tests: gpt::tests_of_training,
+    },
+    Section {
+        name: "gpt-decoding",
+        about: "the tokens that it generates, against PyTorch's compiled model",
+        timeout: Duration::from_secs(240),
+        tests: gpt::tests_of_decoding,
     },
     Section {
         name: "older-tiles",

@@ -9,6 +9,7 @@ mod gemm;
 mod loss;
 mod norm;
 mod sample;
+mod self_attention;
 mod softmax;
 mod tables;
 mod tokens;
@@ -61,6 +62,7 @@ pub fn all() -> Vec<Case> {
     let areas = [
         gemm::cases(),
         attention::cases(),
+        self_attention::cases(),
         training::cases(),
         tables::cases(),
         tokens::cases(),

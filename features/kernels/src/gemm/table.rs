@@ -65,6 +65,7 @@ const SOME: &[Row] = &[
     row([64, 128, 128], 4, 1, 1, 8),
     row([128, 64, 128], 6, 2, 1, 8),
     row([128, 256, 128], 3, 2, 1, 16).overlapped(),
+    row([128, 128, 128], 5, 2, 1, 0).split(2),
     row([128, 256, 128], 3, 2, 1, 0).split(2),
 ];
 
@@ -161,6 +162,16 @@ const TIGHT: &[Row] = &[
     row([64, 64, 128], 2, 1, 1, 8),
 ];
 
+/// What an element of a tile takes longer than one of the largest: smaller tiles read more of A and B for each. An estimate.
+fn cost(variant: &Gemm) -> f64 {
+    let [rows, columns, _] = variant.tile.map(f64::from);
+    let (read, of_largest) = (1.0 / rows + 1.0 / columns, 1.0 / 128.0 + 1.0 / 256.0);
+    // Sums of parts are given from block to block.
+    let split = if variant.split > 1 { 1.1 } else { 1.0 };
+    let cluster = if variant.cluster > 1 { 1.05 } else { 1.0 };
+    (1.0 + 0.25 * (read / of_largest - 1.0)) * split * cluster
+}
+
 /// Registers of a thread that what a tile holds may take; the rest is for addresses and the epilogue.
 const REGISTERS: u32 = 208;
 /// The most rows of a box that is copied at once.
@@ -236,6 +247,28 @@ impl Product {
             tiles if tiles < units => FEW,
             tiles if tiles < units.saturating_mul(4) => SOME,
             _ => MANY,
+        }
+    }
+
+    /// Puts the variant first that leaves the fewest multiprocessors idle in the last round of tiles, where that makes up for what
+    /// smaller tiles take longer.
+    fn fill_rounds(&self, variants: &mut [Gemm], resources: &Resources) {
+        /// What another order must gain: tables were measured, and this is an estimate.
+        const GAIN: f64 = 0.95;
+        if resources.kind == Kind::Cpu || self.rows() <= 64 || self.batch == Batch::Grouped {
+            return;
+        }
+        let units = u64::from(resources.compute_units.max(1));
+        let time = |variant: &Gemm| {
+            let [rows, columns, _] = variant.tile;
+            let split = variant.split.max(1);
+            let tiles = self.tiles(rows.into(), columns.into()).saturating_mul(split.into());
+            let rounds = tiles.div_ceil(units) as f64;
+            rounds * f64::from(rows * columns / split) * cost(variant)
+        };
+        let best = (0..variants.len()).min_by(|a, b| time(&variants[*a]).total_cmp(&time(&variants[*b])));
+        if let Some(best) = best.filter(|best| time(&variants[*best]) < GAIN * time(&variants[0])) {
+            variants[..=best].rotate_right(1);
         }
     }
 
@@ -393,6 +426,7 @@ impl Problem for Product {
             return vec![self.variant_of_processors()];
         }
         let mut variants = of(self.table(resources.compute_units));
+        self.fill_rounds(&mut variants, resources);
         // Of few rows those first whose blocks share the inner dimension, if there are units for twice as many blocks.
         let blocks = self.n.div_ceil(64).saturating_mul(2 * self.matrices.max(1));
         if self.rows() <= 64 && blocks <= resources.compute_units.into() {
