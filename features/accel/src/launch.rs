@@ -345,6 +345,42 @@ impl Arguments {
         Ok(Some(whole))
     }
 
+    /// The same arguments with views elsewhere: that of the parameter with a number begins at `address` of it, where there is one.
+    ///
+    /// # Errors
+    /// [`Error::Arguments`] for an address that is not aligned as its parameter asks, and if they were packed for a kernel with other
+    /// parameters.
+    ///
+    /// # Safety
+    /// Behind each address is as much memory as there was behind the one before, and what is written overlaps no other view.
+    #[allow(unsafe_code)]
+    pub unsafe fn moved(&self, artifact: &Artifact, address: impl Fn(usize) -> Option<u64>) -> Result<Self> {
+        let layout = artifact.layout();
+        if self.bytes != layout.params.bytes {
+            let reason = format!("{} bytes given, {} wanted", self.bytes, layout.params.bytes);
+            return Err(refused(layout, "all", reason));
+        }
+        let mut moved = Self::repacked(self.bytes, self.words());
+        for (index, (parameter, slot)) in
+            layout.signature.parameters.iter().zip(&layout.params.slots).enumerate()
+        {
+            let ParameterKind::View { align, .. } = &parameter.kind else { continue };
+            let Some(address) = address(index) else { continue };
+            if !address.is_multiple_of(u64::from(*align)) {
+                let reason = format!("address {address:#x} is not aligned to {align}");
+                return Err(refused(layout, &parameter.name, reason));
+            }
+            moved.set_word(slot.offset() as usize / 8, address);
+        }
+        for (map, tensor) in moved.tensors(layout) {
+            tensor.check().map_err(|reason| {
+                let parameter = layout.signature.parameters.get(map.tile.parameter as usize);
+                refused(layout, parameter.map_or("", |parameter| &parameter.name), reason)
+            })?;
+        }
+        Ok(moved)
+    }
+
     /// Sets the cancel flag and the fuel of a kernel that can be stopped; nothing for another.
     ///
     /// The word must be 0 when the kernel begins, and there as long as it runs.

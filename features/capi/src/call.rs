@@ -1,5 +1,8 @@
 //! A call: a function of the ABI, its arguments as words, and the checks that need no device.
 
+use std::hash::{Hash, Hasher};
+
+use rustc_hash::FxHasher;
 use vm_ir::Scalar;
 use vm_kernels::call::Function;
 
@@ -71,6 +74,15 @@ pub(crate) struct Key {
     aligned: bool,
     /// The arguments, of pointers whether they are there.
     words: [u64; PARAMETERS],
+}
+
+impl Key {
+    /// A few bits of it, for tables.
+    pub(crate) fn hash(&self) -> u64 {
+        let mut hash = FxHasher::default();
+        Hash::hash(self, &mut hash);
+        hash.finish()
+    }
 }
 
 impl Arguments<'_> {

@@ -1,8 +1,8 @@
 //! Kernels for a library whose callers own everything else: context, streams, memory.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustc_hash::FxHashMap;
 use vm_accel::{Arguments, Artifact, Grid, Result, Tensor};
 
 use crate::context::number;
@@ -24,7 +24,7 @@ pub struct CudaLauncher {
     /// No other of the process has it.
     number: u64,
     images: Mutex<Images<Module>>,
-    maps: Mutex<HashMap<Tensor, [u64; 16]>>,
+    maps: Mutex<FxHashMap<Tensor, [u64; 16]>>,
     context: Arc<Context>,
 }
 
@@ -54,7 +54,7 @@ impl CudaLauncher {
         driver()?.current_device()
     }
 
-    /// Loads a kernel.
+    /// Loads a kernel. Streams that are captured, by whichever thread, do not keep it from that, and are not spoilt.
     ///
     /// # Errors
     /// [`Error::Load`](vm_accel::Error::Load); the driver's.
@@ -62,6 +62,7 @@ impl CudaLauncher {
         let _entered = self.context.enter()?;
         let driver = self.context.driver();
         let mut images = lock(&self.images);
+        let _relaxed = driver.relax_captures()?;
         let module = images.take(artifact, || Module::load(driver, artifact))?;
         let function = Function::find(driver, module, artifact)?;
         Ok(CudaKernel { function, context: self.number, artifact: artifact.clone() })

@@ -84,7 +84,14 @@ impl Case {
         trust: Trust,
         launch: &mut dyn FnMut(&ValidModule, &mut Launch) -> Result<(), String>,
     ) -> Result<(), String> {
-        let buffers = self.run(resources, trust, launch)?;
+        self.compare(&self.run(resources, trust, launch)?)
+    }
+
+    /// Compares what the buffers hold behind a call with what they should.
+    ///
+    /// # Errors
+    /// What differs.
+    pub fn compare(&self, buffers: &[Tensor]) -> Result<(), String> {
         let specified = self.function.buffers();
         for expected in &self.expected {
             let name = specified[expected.buffer].name;
