@@ -1,9 +1,10 @@
 //! The kernels of a device, compiled and loaded once, and what a call launches: found by all of its arguments but where memory is.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::FxBuildHasher;
 use vm_accel::{Artifact, Extents, Grid, Scalar};
 use vm_ir::GuestAddr;
 use vm_kernels::call::{self as library, CallError, Entry, Region};
@@ -20,8 +21,8 @@ pub(crate) struct Engine<D: Device> {
     pub(crate) device: D,
     /// No other of the process has it.
     number: u64,
-    plans: RwLock<FxHashMap<Key, Arc<Plan<D::Kernel>>>>,
-    kernels: Mutex<FxHashMap<Entry, Slot<D::Kernel>>>,
+    plans: RwLock<HashMap<Key, Arc<Plan<D::Kernel>>, FxBuildHasher>>,
+    kernels: Mutex<HashMap<Entry, Slot<D::Kernel>, FxBuildHasher>>,
 }
 
 /// The calls that a thread made last, of all engines of a device's kind: what they do is found without a lock.
@@ -120,13 +121,10 @@ impl<D: Device> Engine<D> {
     /// Lets this thread remember what a call does.
     pub(crate) fn remember(&self, key: Key, plan: Arc<Plan<D::Kernel>>) {
         let Some(recent) = D::recent() else { return };
-        let known = Known { engine: self.number, key, plan };
+        let (place, known) = (Recent::<D::Kernel>::place(&key), Known { engine: self.number, key, plan });
         // A thread that ends remembers nothing any more.
-        let _ = recent.try_with(|recent| {
-            recent
-                .try_borrow_mut()
-                .map(|mut recent| recent.0[Recent::<D::Kernel>::place(&known.key)] = Some(known))
-        });
+        let _ =
+            recent.try_with(|recent| recent.try_borrow_mut().map(|mut recent| recent.0[place] = Some(known)));
     }
 
     /// What a call does, if it was asked before.

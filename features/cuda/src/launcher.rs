@@ -1,8 +1,9 @@
 //! Kernels for a library whose callers own everything else: context, streams, memory.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::FxBuildHasher;
 use vm_accel::{Arguments, Artifact, Grid, Result, Tensor};
 
 use crate::context::number;
@@ -24,7 +25,7 @@ pub struct CudaLauncher {
     /// No other of the process has it.
     number: u64,
     images: Mutex<Images<Module>>,
-    maps: Mutex<FxHashMap<Tensor, [u64; 16]>>,
+    maps: Mutex<HashMap<Tensor, [u64; 16], FxBuildHasher>>,
     context: Arc<Context>,
 }
 

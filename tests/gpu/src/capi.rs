@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use anyhow::{anyhow, ensure};
 use vm_kernels::cases::all;
-use vmkernels::checks::{Caller, Run, SHAPES, agree, check_case, run};
+use vmkernels::checks::{Run, SHAPES, agree, check_case, run};
 use vmkernels::sys::by_name::{Entry, OnCpu};
 
 use crate::borrow::sys::Owner;
@@ -31,7 +31,6 @@ pub(crate) fn tests(arguments: &Arguments) -> Vec<Test> {
     };
     vec![
         with("the library's cases against their definitions", definitions),
-        with("every function, of every type and form, as on the CPU", as_on_the_cpu),
         with("on the default stream, in another context, and without one", places),
         with("threads with streams of their own", threads),
         with("the caller captures calls", captures),
@@ -39,6 +38,7 @@ pub(crate) fn tests(arguments: &Arguments) -> Vec<Test> {
         with("a context that was destroyed", hostile::destroyed_context),
         with("a process that unloads it, and ends while threads call", hostile::processes),
         with("what a call takes over the driver's launch", overhead::overhead),
+        with("every function, of every type and form, as on the CPU", as_on_the_cpu),
     ]
 }
 

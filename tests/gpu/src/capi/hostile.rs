@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use vmkernels::checks::{ARENA, Caller, SHAPES, refused, run, words};
 use vmkernels::sys::by_name::Entry;
 

@@ -50,9 +50,11 @@ impl Library {
             None if self.symbols.contains_key(name) => Ok(self.symbols[name]),
             None => by_name::place(name).with_context(|| format!("no function {name}")),
             Some((library, _)) => {
-                // SAFETY: as a pointer it is not called.
+                // SAFETY: here it is a pointer alone.
                 let symbol = unsafe { library.get::<*const c_void>(name.as_bytes()) };
-                Ok(symbol.with_context(|| name.to_owned())?.try_as_raw_ptr().context("no address")?)
+                let symbol = symbol.with_context(|| name.to_owned())?;
+                // SAFETY: the library is never unloaded, as it is linked.
+                Ok(unsafe { symbol.try_as_raw_ptr() }.context("no address")?)
             }
         }
     }
