@@ -24,6 +24,8 @@ struct Parameter {
     optional: bool,
     /// Is it memory to work in, of as many bytes as are needed? Marked by `!`.
     scratch: bool,
+    /// Is it a number that calls differ in which are else the same? Marked by `%`.
+    varying: bool,
 }
 
 fn parse(table: &str) -> Result<Vec<Function>, String> {
@@ -50,12 +52,13 @@ fn parse_line(line: &str, comment: Vec<String>) -> Option<Function> {
         let text = text.trim();
         let at = text.rfind([' ', '*'])? + 1;
         let (kind, name) = (text[..at].trim(), &text[at..]);
-        let (optional, scratch) = (name.ends_with('?'), name.ends_with('!'));
+        let [optional, scratch, varying] = ['?', '!', '%'].map(|mark| name.ends_with(mark));
         Some(Parameter {
-            name: name.trim_end_matches(['?', '!']).into(),
+            name: name.trim_end_matches(['?', '!', '%']).into(),
             kind: kind.into(),
             optional,
             scratch,
+            varying,
         })
     };
     let parameters = parameters.split(',').map(parameter).collect::<Option<_>>()?;
@@ -91,8 +94,10 @@ fn rust_type(kind: &str, element: &str) -> Option<String> {
 
 /// How a parameter is passed on, and what it is: an expression of `Parameter::…`, and one of a word.
 fn passed(parameter: &Parameter) -> (String, String) {
-    let Parameter { name, kind, optional, scratch } = parameter;
+    let Parameter { name, kind, optional, scratch, varying } = parameter;
     match kind.as_str() {
+        "float" if *varying => ("Varying".into(), format!("u64::from({name}.to_bits())")),
+        _ if *varying => ("Varying".into(), format!("i64::from({name}) as u64")),
         _ if *scratch => ("Workspace".into(), format!("{name}.addr() as u64")),
         kind if kind.ends_with('*') => {
             (format!("Pointer {{ optional: {optional} }}"), format!("{name}.addr() as u64"))
@@ -129,9 +134,13 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
             })
             .collect::<Vec<_>>();
         let make = name.strip_prefix("cuda_").unwrap_or(name);
+        let numbers = match parameters.iter().any(|parameter| parameter.varying) {
+            true => format!("Some(crate::functions::{make}_numbers)"),
+            false => "None".into(),
+        };
         let _ = writeln!(
             table,
-            "    Spec {{ index: {index}, name: \"{name}\", parameters: &[{}], make: crate::functions::{make} }},",
+            "    Spec {{ index: {index}, name: \"{name}\", parameters: &[{}], make: crate::functions::{make}, numbers: {numbers} }},",
             specs.join(", ")
         );
         for (number, element) in function.elements.iter().enumerate() {
@@ -216,6 +225,7 @@ fn by_name(functions: &[Function]) -> Result<String, String> {
         kind: kind.into(),
         optional: false,
         scratch: false,
+        varying: false,
     };
     for function in functions {
         let bad = || format!("functions.txt: a type of {} is none", function.name);
@@ -242,7 +252,7 @@ fn by_name(functions: &[Function]) -> Result<String, String> {
                 let (mut listed, mut words, mut types, mut given) =
                     (Vec::new(), Vec::new(), Vec::new(), Vec::new());
                 for (at, parameter) in all().enumerate() {
-                    let Parameter { name, kind, optional, scratch } = parameter;
+                    let Parameter { name, kind, optional, scratch, .. } = parameter;
                     let kind = kind.replace("T *", &format!("{element} *"));
                     listed.push(format!(
                         "Parameter {{ name: \"{name}\", kind: \"{kind}\", optional: {optional}, scratch: {scratch} }}"

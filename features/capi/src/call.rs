@@ -19,7 +19,12 @@ pub(crate) struct Spec {
     pub(crate) parameters: &'static [Parameter],
     /// Which function of the library it is, with these arguments.
     pub(crate) make: fn(&Arguments<'_>) -> Result<Box<dyn Function>, Failure>,
+    /// The numbers of f32 that each of its launches takes, in their order, if they vary from call to call.
+    pub(crate) numbers: Option<fn(&Arguments<'_>) -> Result<Numbers, Failure>>,
 }
+
+/// Numbers that vary.
+pub(crate) type Numbers = [f32; 8];
 
 /// A parameter.
 #[derive(Debug)]
@@ -49,6 +54,8 @@ pub(crate) enum Kind {
     Number,
     /// A float, by its bits.
     Float,
+    /// A number, or a float by its bits, which the same call may have another of.
+    Varying,
 }
 
 /// The most parameters of a function, but the stream.
@@ -65,7 +72,7 @@ pub(crate) struct Arguments<'a> {
     pub(crate) words: &'a [u64],
 }
 
-/// What two calls share that launch the same kernels with the same numbers: all but where memory is.
+/// What two calls share that launch the same kernels with the same numbers: all but where memory is, and numbers that vary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     function: u16,
@@ -92,7 +99,7 @@ impl Arguments<'_> {
         for ((to, word), parameter) in words.iter_mut().zip(self.words).zip(self.spec.parameters) {
             *to = match parameter.kind {
                 Kind::Pointer { .. } => u64::from(*word != 0),
-                Kind::Workspace => 0,
+                Kind::Workspace | Kind::Varying => 0,
                 _ => *word,
             };
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxBuildHasher;
 use vm_accel::{Artifact, Extents, Grid, Scalar};
-use vm_ir::GuestAddr;
+use vm_ir::{GuestAddr, Type};
 use vm_kernels::call::{self as library, CallError, Entry, Region};
 
 use crate::call::{Arguments, Key, Kind};
@@ -95,6 +95,8 @@ pub(crate) enum Operand {
         extents: Extents,
     },
     Number(Scalar),
+    /// One of those that vary.
+    Varying(usize),
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -184,7 +186,12 @@ impl<D: Device> Engine<D> {
             let grid = Grid(launch.grid);
             grid.check(kernel.artifact.signature(), self.device.info())
                 .map_err(|error| Failure::invalid(name, "the call", format!("is too large: {error}")))?;
+            let mut varying = 0;
             let operand = |operand| match operand {
+                library::Operand::Number(_, Type::F32) if call.spec.numbers.is_some() => {
+                    varying += 1;
+                    Ok(Operand::Varying(varying - 1))
+                }
                 library::Operand::Buffer(buffer, region) => view(buffer, &region),
                 library::Operand::Workspace(region) => view(count, &region),
                 library::Operand::Number(bits, ty) => {

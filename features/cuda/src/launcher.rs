@@ -111,6 +111,6 @@ impl CudaLauncher {
     /// The driver's.
     pub fn allocation(&self, address: u64) -> Result<Option<Allocation>> {
         let _entered = self.context.enter()?;
-        self.context.driver().allocation(address)
+        self.context.driver().allocation(address, self.context.handle())
     }
 }

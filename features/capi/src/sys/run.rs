@@ -6,12 +6,12 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use vm_accel::{Memory, MemoryKind, QueueArgument};
+use vm_accel::{Memory, MemoryKind, Other, QueueArgument};
 use vm_ir::Scalar;
 
 use super::abi::{keep, vmk_status};
 use super::device::Device;
-use crate::call::{Arguments, PARAMETERS, Spec};
+use crate::call::{Arguments, Numbers, PARAMETERS, Spec};
 use crate::engine::{Buffer, Engine, Operand, Plan, Step};
 use crate::error::Failure;
 use crate::state::{Chosen, State};
@@ -263,18 +263,20 @@ unsafe fn launch<D: Device>(
         Some(buffer) => (call.words[buffer.word], buffer.bytes),
         None => (workspace, workspace_bytes),
     };
+    let numbers = call.spec.numbers.map_or(Ok(Numbers::default()), |numbers| numbers(call))?;
     for step in &plan.steps {
         let Step { kernel, grid, operands, packed } = step;
         let given = match packed.get() {
             Some(packed) => {
-                let address = |at: usize| match operands.get(at)? {
-                    Operand::View { buffer, offset, .. } => Some(place(*buffer).0 + offset),
+                let other = |at: usize| match operands.get(at)? {
+                    Operand::View { buffer, offset, .. } => Some(Other::Address(place(*buffer).0 + offset)),
                     Operand::Number(_) => None,
+                    Operand::Varying(number) => Some(Other::Number(numbers.get(*number).copied()?.into())),
                 };
                 // SAFETY: buffers and workspace have as many bytes as those that were packed first, and what is written is apart.
-                unsafe { packed.moved(&kernel.artifact, address) }.map_err(failed)?
+                unsafe { packed.with(&kernel.artifact, other) }.map_err(failed)?
             }
-            None => pack(step, &place).map_err(failed)?,
+            None => pack(step, &place, &numbers).map_err(failed)?,
         };
         // SAFETY: as the caller promises; a kernel that was compiled as the host's own can't be stopped.
         unsafe { engine.device.launch(&kernel.kernel, *grid, &given, stream) }.map_err(failed)?;
@@ -287,7 +289,11 @@ unsafe fn launch<D: Device>(
 }
 
 /// Packs the arguments of a launch: `place` tells where a buffer is, and how many bytes it has.
-fn pack<K>(step: &Step<K>, place: &dyn Fn(usize) -> (u64, u64)) -> vm_accel::Result<vm_accel::Arguments> {
+fn pack<K>(
+    step: &Step<K>,
+    place: &dyn Fn(usize) -> (u64, u64),
+    numbers: &Numbers,
+) -> vm_accel::Result<vm_accel::Arguments> {
     let memory = |buffer: usize| {
         let (address, bytes) = place(buffer);
         // SAFETY: the caller's memory is there as long as the launches.
@@ -301,6 +307,9 @@ fn pack<K>(step: &Step<K>, place: &dyn Fn(usize) -> (u64, u64)) -> vm_accel::Res
                 QueueArgument::View(all.slice(*offset, all.bytes().saturating_sub(*offset))?, *extents)
             }
             Operand::Number(number) => QueueArgument::Scalar(*number),
+            Operand::Varying(number) => {
+                QueueArgument::Scalar(numbers.get(*number).copied().unwrap_or(f32::NAN).into())
+            }
         })
     });
     let views = views.collect::<vm_accel::Result<Vec<_>>>()?;

@@ -246,6 +246,10 @@ impl Context {
         self.driver
     }
 
+    pub(crate) fn handle(&self) -> CUcontext {
+        self.handle
+    }
+
     fn current(&self) -> Result<CUcontext> {
         let mut current = ptr::null_mut();
         // SAFETY: the pointer is to a local.

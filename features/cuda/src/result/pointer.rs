@@ -55,8 +55,8 @@ impl Driver {
         Ok(device.max(0) as u32)
     }
 
-    /// What memory an address is in. A context must be current.
-    pub(crate) fn allocation(&self, address: u64) -> Result<Option<Allocation>> {
+    /// What memory an address is in. `current` is the current context.
+    pub(crate) fn allocation(&self, address: u64, current: CUcontext) -> Result<Option<Allocation>> {
         let (mut kind, mut first, mut bytes) = (0u32, 0u64, 0usize);
         let (mut of, mut managed, mut device): (CUcontext, u32, i32) = (ptr::null_mut(), 0, -1);
         let mut wanted = [
@@ -83,13 +83,8 @@ impl Driver {
         }
         // Pinned and managed memory is every context's. Of memory pools and mappings it may tell no context.
         let own = kind != DEVICE || managed != 0 || of.is_null();
-        let foreign = !own && {
-            let mut current: CUcontext = ptr::null_mut();
-            // SAFETY: the pointer is to a local.
-            unsafe { self.cuCtxGetCurrent(&raw mut current) }?;
-            // That of another device is reached if its owner enabled that.
-            of != current && u32::try_from(device) == Ok(self.current_device()?)
-        };
+        // That of another device is reached if its owner enabled that.
+        let foreign = !own && of != current && u32::try_from(device) == Ok(self.current_device()?);
         Ok(Some(Allocation { address: first, bytes: bytes as u64, foreign }))
     }
 }

@@ -8,6 +8,7 @@ mod elementwise;
 mod gemm;
 mod loss;
 mod norm;
+mod plain;
 mod sample;
 mod softmax;
 mod tables;
@@ -67,6 +68,7 @@ pub fn all() -> Vec<Case> {
         elementwise::cases(),
         softmax::cases(),
         norm::cases(),
+        plain::cases(),
         loss::cases(),
         sample::cases(),
     ];
