@@ -60,7 +60,8 @@ pub fn refused(caller: &mut dyn Caller, entry: &Entry, addresses: &[(&str, u64)]
         }
         let odd = if parameter.is_workspace() { 8 } else { parameter.element() / 2 };
         check(caller, &[at], given[at] + odd, "a misaligned address")?;
-        check(caller, &[at], u64::MAX & !15, "the last address")?;
+        let last = if parameter.is_workspace() { 16 } else { parameter.element() };
+        check(caller, &[at], u64::MAX - last + 1, "the last address")?;
         let other = entry.parameters.iter().enumerate().find(|(other, of)| {
             *other != at
                 && of.is_pointer()
@@ -75,7 +76,6 @@ pub fn refused(caller: &mut dyn Caller, entry: &Entry, addresses: &[(&str, u64)]
         }
         // All but these have more than one element.
         if !addresses.is_empty() && !["total_norm", "aux_loss"].contains(&parameter.name) {
-            let last = if parameter.is_workspace() { 16 } else { parameter.element() };
             check(caller, &[at], given[at] + ARENA as u64 - last, "the arena's last element")?;
         }
     }
