@@ -20,11 +20,14 @@ pub(crate) struct Spec {
     /// Which function of the library it is, with these arguments.
     pub(crate) make: fn(&Arguments<'_>) -> Result<Box<dyn Function>, Failure>,
     /// The numbers of f32 that each of its launches takes, in their order, if they vary from call to call.
-    pub(crate) numbers: Option<fn(&Arguments<'_>) -> Result<Numbers, Failure>>,
+    pub(crate) numbers: Option<NumbersOf>,
 }
 
 /// Numbers that vary.
 pub(crate) type Numbers = [f32; 8];
+
+/// What they are for arguments.
+pub(crate) type NumbersOf = fn(&Arguments<'_>) -> Result<Numbers, Failure>;
 
 /// A parameter.
 #[derive(Debug)]

@@ -16,12 +16,15 @@ use crate::sys::Device;
 /// Calls that are remembered; where there are more, they are found out again.
 const PLANS: usize = 4096;
 
+/// What calls do that were made before.
+type Plans<K> = HashMap<Key, Arc<Plan<K>>, FxBuildHasher>;
+
 /// A device with what was compiled for it.
 pub(crate) struct Engine<D: Device> {
     pub(crate) device: D,
     /// No other of the process has it.
     number: u64,
-    plans: RwLock<HashMap<Key, Arc<Plan<D::Kernel>>, FxBuildHasher>>,
+    plans: RwLock<Plans<D::Kernel>>,
     kernels: Mutex<HashMap<Entry, Slot<D::Kernel>, FxBuildHasher>>,
 }
 

@@ -61,11 +61,9 @@ impl Driver {
     }
 
     fn set_current(&self, context: u64) {
+        let set = self.function::<unsafe extern "C" fn(u64) -> i32>("cuCtxSetCurrent");
         // SAFETY: it is a context, or none.
-        assert_eq!(
-            unsafe { self.function::<unsafe extern "C" fn(u64) -> i32>("cuCtxSetCurrent")(context) },
-            0
-        );
+        assert_eq!(unsafe { set(context) }, 0);
     }
 
     fn stream(&self) -> u64 {

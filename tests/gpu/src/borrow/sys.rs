@@ -30,6 +30,9 @@ fn library() -> anyhow::Result<libloading::Library> {
     unsafe { libloading::Library::new("libcuda.so.1") }.context("libcuda")
 }
 
+/// Asks the driver something of an address, and gives its status.
+type Question = Box<dyn FnMut(u64) -> i32>;
+
 /// Asks for the first attributes of an address: its type, range, context, whether it is managed, its device.
 fn ask(driver: &Driver, address: u64, count: u32) -> (u32, [u64; 6]) {
     let mut values = [0u64; 6];
@@ -173,9 +176,9 @@ impl Owner {
     }
 
     /// Questions to the driver about an address, with what they are.
-    pub(crate) fn questions(&self) -> Vec<(String, Box<dyn FnMut(u64) -> i32>)> {
+    pub(crate) fn questions(&self) -> Vec<(String, Question)> {
         let (driver, stream) = (self.driver, self.stream);
-        let attributes = [1u32, 3, 6].map(|count| -> (String, Box<dyn FnMut(u64) -> i32>) {
+        let attributes = [1u32, 3, 6].map(|count| -> (String, Question) {
             let name = format!("cuPointerGetAttributes of {count}");
             (name, Box::new(move |address| ask(driver, address, count).0 as i32))
         });

@@ -111,9 +111,10 @@ pub(super) fn overhead(library: Rc<Library>, device: u32, report: &mut Report) -
     let silu: Silu = unsafe { transmute(library.symbol("cuda_silu")?) };
     // SAFETY: as above.
     measure("cuda_silu", 1, &mut |_| unsafe { silu(place(0), place(1), 1024, stream) })?;
-    // SAFETY: as above.
-    measure("cuda_silu, each on other memory", 1, &mut |turn| unsafe {
-        silu(place(0).byte_add(turn % 100 * 4096), place(1).byte_add(turn % 100 * 4096), 1024, stream)
+    measure("cuda_silu, each on other memory", 1, &mut |turn| {
+        let [input, output] = [0, 1].map(|at| place(at).wrapping_byte_add(turn % 100 * 4096));
+        // SAFETY: as above.
+        unsafe { silu(input, output, 1024, stream) }
     })?;
     // SAFETY: as above.
     measure("cuda_silu, each of another length", 1, &mut |turn| unsafe {

@@ -77,8 +77,8 @@ impl Library {
     pub(super) fn last(&self) -> anyhow::Result<String> {
         let last = match &self.loaded {
             None => vmk_last_error as extern "C" fn() -> *const c_char,
-            // SAFETY: the signature is that of the header.
             Some((library, _)) => {
+                // SAFETY: the signature is that of the header.
                 *unsafe { library.get::<extern "C" fn() -> *const c_char>(b"vmk_last_error") }?
             }
         };
@@ -126,7 +126,12 @@ impl OnGpu {
 
     pub(super) fn without_context(&mut self, without: bool) -> anyhow::Result<()> {
         self.without.set(without);
-        Ok(if without { self.owner.leave()? } else { self.owner.enter()? })
+        if without {
+            self.owner.leave()?
+        } else {
+            self.owner.enter()?
+        }
+        Ok(())
     }
 
     fn launched(&self, name: &str, words: &[u64]) -> anyhow::Result<i32> {
