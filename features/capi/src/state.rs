@@ -1,11 +1,12 @@
 //! Which device a call goes to, and what there is of them.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use vm_cuda::{CudaAccelerator, CudaLauncher, device_count};
+use vm_cuda::{CudaAccelerator, CudaLauncher, Place, device_count};
 
 use crate::engine::Engine;
 use crate::error::Failure;
@@ -20,7 +21,7 @@ const PRIMARY: u64 = u64::MAX;
 pub(crate) struct State {
     chosen: AtomicI32,
     gpus: OnceLock<Result<u32, String>>,
-    contexts: RwLock<HashMap<u64, Arc<Engine<Gpu>>>>,
+    contexts: RwLock<HashMap<u64, &'static Engine<Gpu>>>,
     cpu: OnceLock<Engine<Cpu>>,
     /// Who starts the CPU's threads has it.
     starting: Mutex<()>,
@@ -31,7 +32,12 @@ pub(crate) enum Chosen<'a> {
     /// The CPU.
     Cpu(&'a Engine<Cpu>),
     /// A context of a GPU.
-    Gpu(Arc<Engine<Gpu>>),
+    Gpu(&'static Engine<Gpu>),
+}
+
+thread_local! {
+    /// The context that this thread called in last, by its number.
+    static LAST: Cell<Option<(u64, &'static Engine<Gpu>)>> = const { Cell::new(None) };
 }
 
 impl State {
@@ -117,21 +123,34 @@ impl State {
     }
 
     /// The kernels of the calling thread's context; of the first device's primary context, if it has none.
-    fn context(&self) -> vm_accel::Result<Arc<Engine<Gpu>>> {
+    fn context(&self) -> vm_accel::Result<&'static Engine<Gpu>> {
         let place = CudaLauncher::current()?;
         let id = place.map_or(PRIMARY, |place| place.id);
+        if let Ok(Some((last, engine))) = LAST.try_with(Cell::get)
+            && last == id
+        {
+            return Ok(engine);
+        }
+        let engine = self.engine(place, id)?;
+        let _ = LAST.try_with(|last| last.set(Some((id, engine))));
+        Ok(engine)
+    }
+
+    /// The kernels of a context with a number.
+    fn engine(&self, place: Option<Place>, id: u64) -> vm_accel::Result<&'static Engine<Gpu>> {
         if let Some(engine) = self.contexts.read().unwrap_or_else(PoisonError::into_inner).get(&id) {
-            return Ok(Arc::clone(engine));
+            return Ok(engine);
         }
         let mut contexts = self.contexts.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(engine) = contexts.get(&id) {
-            return Ok(Arc::clone(engine));
+            return Ok(engine);
         }
         let device = if place.is_some() { CudaLauncher::current_device()? } else { 0 };
         let accelerator = Arc::new(CudaAccelerator::new(device)?);
         let launcher = accelerator.launcher(place.map(lend))?;
-        let engine = Arc::new(Engine::new(Gpu::new(accelerator, launcher, id)));
-        contexts.insert(id, Arc::clone(&engine));
+        // As long as the process: kernels of a context stay loaded, and calls may run when the process ends.
+        let engine: &'static _ = Box::leak(Box::new(Engine::new(Gpu::new(accelerator, launcher))));
+        contexts.insert(id, engine);
         Ok(engine)
     }
 }

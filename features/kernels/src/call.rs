@@ -7,6 +7,7 @@
 //! A function allocates nothing. What its launches hand to each other lies in a workspace of the caller's, of as many bytes as
 //! [`Call::workspace`] says and aligned to [`WORKSPACE_ALIGN`]; its contents before a call don't matter.
 
+use std::any::Any;
 use std::fmt;
 
 use thiserror::Error;
@@ -34,8 +35,8 @@ use crate::transpose::Transposed;
 /// Bytes to whose multiples a workspace, and each part of one, is aligned.
 pub const WORKSPACE_ALIGN: u64 = 256;
 
-/// What is computed, of which extents.
-pub trait Function: fmt::Debug {
+/// What is computed, of which extents. As an [`Any`] it tells which function it is.
+pub trait Function: Any + fmt::Debug {
     /// The buffers of a call, in order.
     fn buffers(&self) -> Vec<Buffer>;
 

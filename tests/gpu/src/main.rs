@@ -6,6 +6,7 @@
 mod allocations;
 mod arena;
 mod borrow;
+mod capi;
 mod checksum;
 mod child;
 mod chip;
@@ -196,6 +197,12 @@ const SECTIONS: &[Section] = &[
         tests: library::figures::tests,
     },
     Section {
+        name: "capi",
+        about: "the kernel library for C: every function on a caller's stream, what is refused, and what a call takes",
+        timeout: Duration::from_secs(240),
+        tests: capi::tests,
+    },
+    Section {
         name: "tiles",
         about: "tile kernels at odd shapes, with hostile boxes, and attention against cuDNN",
         timeout: Duration::from_secs(240),
@@ -263,6 +270,9 @@ struct Arguments {
     /// The file of NVRTC, a peer of the figures.
     #[arg(long, value_name = "FILE")]
     nvrtc: Option<PathBuf>,
+    /// The file of libvmkernels.so, for the section capi; else what it calls is linked into this program.
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
     /// Run one section in this process, and report on standard output.
     #[arg(long, hide = true)]
     child: Option<String>,
@@ -294,7 +304,10 @@ fn main() -> ExitCode {
         };
     }
     if let Some(name) = &arguments.probe {
-        return faults::run(name, arguments.device);
+        return match capi::probe(name, &arguments) {
+            Some(code) => code,
+            None => faults::run(name, arguments.device),
+        };
     }
     let unknown =
         arguments.sections.iter().find(|name| SECTIONS.iter().all(|section| section.name != **name));

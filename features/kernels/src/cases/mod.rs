@@ -8,6 +8,7 @@ mod elementwise;
 mod gemm;
 mod loss;
 mod norm;
+mod plain;
 mod sample;
 mod self_attention;
 mod softmax;
@@ -69,6 +70,7 @@ pub fn all() -> Vec<Case> {
         elementwise::cases(),
         softmax::cases(),
         norm::cases(),
+        plain::cases(),
         loss::cases(),
         sample::cases(),
     ];
@@ -95,7 +97,14 @@ impl Case {
         trust: Trust,
         launch: &mut dyn FnMut(&ValidModule, &mut Launch) -> Result<(), String>,
     ) -> Result<(), String> {
-        let buffers = self.run(resources, trust, launch)?;
+        self.compare(&self.run(resources, trust, launch)?)
+    }
+
+    /// Compares what the buffers hold behind a call with what they should.
+    ///
+    /// # Errors
+    /// What differs.
+    pub fn compare(&self, buffers: &[Tensor]) -> Result<(), String> {
         let specified = self.function.buffers();
         for expected in &self.expected {
             let name = specified[expected.buffer].name;

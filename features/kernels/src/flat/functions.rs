@@ -97,22 +97,10 @@ impl AdamW {
         let AdamW { parameter, gradient, master, scaled, .. } = *self;
         Rule::AdamW { parameter, gradient, master, scaled }
     }
-}
 
-impl Function for AdamW {
-    fn buffers(&self) -> Vec<Buffer> {
-        let mut all = buffers(self.rule(), &self.sizes);
-        all.extend(self.scaled.then(|| one("scale", Access::Read)));
-        all
-    }
-
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
-        let AdamW { parameter, gradient, lr, beta1, beta2, eps, weight_decay, step, .. } = *self;
-        floats("adamw", &[parameter, gradient])?;
-        if step == 0 {
-            let what = "step 0; the first is 1, as its corrections divide by 1 − β^step".into();
-            return Err(CallError::Unsupported { function: "adamw", what });
-        }
+    /// The numbers of f32 that its launches take, in this order, which are all that depends on rates and the step.
+    pub fn numbers(&self) -> [f32; 8] {
+        let AdamW { lr, beta1, beta2, eps, weight_decay, step, .. } = *self;
         let correction = |beta: f64| 1.0 - beta.powf(f64::from(step));
         let numbers = [
             1.0 - lr * weight_decay,
@@ -124,9 +112,26 @@ impl Function for AdamW {
             1.0 / correction(beta2).sqrt(),
             eps,
         ];
+        numbers.map(|number| number as f32)
+    }
+}
+
+impl Function for AdamW {
+    fn buffers(&self) -> Vec<Buffer> {
+        let mut all = buffers(self.rule(), &self.sizes);
+        all.extend(self.scaled.then(|| one("scale", Access::Read)));
+        all
+    }
+
+    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+        let AdamW { parameter, gradient, step, .. } = *self;
+        floats("adamw", &[parameter, gradient])?;
+        if step == 0 {
+            let what = "step 0; the first is 1, as its corrections divide by 1 − β^step".into();
+            return Err(CallError::Unsupported { function: "adamw", what });
+        }
         let shape = Shape::of(&[parameter, gradient], 2, self.align);
-        let numbers = numbers.map(|number| number as f32);
-        call("adamw", self.rule(), &self.sizes, shape, &numbers, self.scaled)
+        call("adamw", self.rule(), &self.sizes, shape, &self.numbers(), self.scaled)
     }
 }
 
