@@ -249,9 +249,11 @@ impl Writer<'_, '_> {
                 let (whole, parts, end) =
                     (self.b.create_block(), self.b.create_block(), self.b.create_block());
                 let vectors = Self::in_vectors(scalar, elements);
-                let form = |w: &mut Self, repr: &Repr| match vectors {
-                    true => w.chunks_of(repr, scalar, elements),
-                    false => w.each_of(repr, scalar, elements),
+                let halves = Self::in_halves(scalar, elements);
+                let form = |w: &mut Self, repr: &Repr| match repr {
+                    Repr::Chunks(chunks) if halves => chunks.clone(),
+                    _ if vectors => w.chunks_of(repr, scalar, elements),
+                    _ => w.each_of(repr, scalar, elements),
                 };
                 self.b.ins().brif(all, whole, &[], parts, &[]);
                 self.b.seal_block(whole);
@@ -279,7 +281,7 @@ impl Writer<'_, '_> {
                 self.b.seal_block(end);
                 self.b.switch_to_block(end);
                 let all = self.b.block_params(end).to_vec();
-                if vectors { Repr::Chunks(all) } else { Repr::Each(all) }
+                if vectors || halves { Repr::Chunks(all) } else { Repr::Each(all) }
             }
         }
     }

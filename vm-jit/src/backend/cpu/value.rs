@@ -606,6 +606,7 @@ impl Writer<'_, '_> {
             return match repr {
                 Repr::Affine { .. } if clif(old) == ty => repr,
                 Repr::Splat(one) => Repr::Splat(self.cast(ty, one)),
+                Repr::Chunks(chunks) if new.bytes() == 2 => Repr::Chunks(chunks),
                 Repr::Chunks(chunks) => {
                     let ty = vector(new).unwrap_or(mask_type(new.bytes()));
                     Repr::Chunks(chunks.into_iter().map(|chunk| self.cast(ty, chunk)).collect())

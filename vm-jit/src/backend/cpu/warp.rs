@@ -133,7 +133,11 @@ impl<'k> Writer<'_, 'k> {
                 [0, 16].map(|at| self.b.ins().load(types::I8X16, own(), base, slot.offset as i32 + at));
             return Repr::Chunks(halves.to_vec());
         }
-        self.load_elements(own(), base, slot.offset as i32, scalar, WARP as usize)
+        let all = self.load_elements(own(), base, slot.offset as i32, scalar, WARP as usize);
+        match vector(scalar) {
+            Some(_) => all,
+            None => Repr::Each(self.each_of(&all, scalar, WARP as usize)),
+        }
     }
 
     /// `vote.any`, `vote.all` and `ballot`.
