@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use rustc_hash::FxBuildHasher;
 use vm_accel::{Artifact, Extents, Grid, Scalar};
 use vm_ir::{GuestAddr, Type};
-use vm_kernels::call::{self as library, CallError, Entry, Region};
+use vm_kernels::call::{self as library, Entry, Region};
 
 use crate::call::{Arguments, Key, Kind};
 use crate::error::Failure;

@@ -276,6 +276,13 @@ impl Product {
     fn variant_of_processors(&self) -> Gemm {
         let Gemm { tile, stages, groups, .. } = Gemm::CPU;
         let bytes = self.element.bytes().max(1);
+        // Of small products no more than there is.
+        let least = |most: u32, extent: u64| match u32::try_from(rounded(extent).next_power_of_two()) {
+            Ok(extent) => extent.clamp(16, most),
+            Err(_) => most,
+        };
+        let [rows, columns, inner] = tile;
+        let tile = [least(rows, self.m), least(columns, self.n), least(inner, self.k)];
         let row = Row {
             tile: [tile[0], tile[1], tile[2] * bytes],
             stages,
@@ -422,7 +429,8 @@ impl Problem for Product {
             let all = table.iter().map(|row| self.variant(*row));
             all.filter(|variant| variant.fits(resources)).collect()
         };
-        if resources.kind == Kind::Cpu && self.rows() > 64 && self.batch != Batch::Grouped {
+        let enough = self.rows() >= 16 || self.batch == Batch::Batched;
+        if resources.kind == Kind::Cpu && enough && self.batch != Batch::Grouped {
             return vec![self.variant_of_processors()];
         }
         let mut variants = of(self.table(resources.compute_units));
