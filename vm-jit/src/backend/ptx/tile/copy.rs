@@ -1,5 +1,6 @@
 //! Copies between views and shared memory, and the stages that they fill.
 
+use super::fragment::half_register;
 use super::layout::{self, BoxOf, GROUP, ROW, SLAB};
 use super::order::PutOrder;
 use super::{Role, channel_number, fragment_number};
@@ -168,11 +169,18 @@ impl<'k> Writer<'k> {
         boxes: Range<u32>,
     ) {
         self.each_pair(fragment, start, offset, next_box, boxes, |writer, first, at| {
-            if fragment.element.bytes() == 2 {
-                ins!(writer, "st.shared.b32", at, regs[first / 2]);
-            } else {
-                let two = [regs[first], regs[first + 1]];
-                ins!(writer, "st.shared.v2.b32", at, Arg::List(&two));
+            match fragment.element.bytes() {
+                1 => {
+                    let (number, half) = half_register(first);
+                    let halves = [writer.asm.new_reg(Class::B16), writer.asm.new_reg(Class::B16)];
+                    ins!(writer, "mov.b32", Arg::List(&halves), regs[number]);
+                    ins!(writer, "st.shared.b16", at, halves[half]);
+                }
+                2 => ins!(writer, "st.shared.b32", at, regs[first / 2]),
+                _ => {
+                    let two = [regs[first], regs[first + 1]];
+                    ins!(writer, "st.shared.v2.b32", at, Arg::List(&two));
+                }
             }
         });
         ins!(self, "fence.proxy.async.shared::cta");
@@ -199,9 +207,9 @@ impl<'k> Writer<'k> {
         let pair = def!(self, B32, "and.b32", thread, 3);
         let at = def!(self, B32, "mad.lo.u32", row, i64::from(ROW), start);
         let at = match size {
-            2 => {
+            1 | 2 => {
                 let at = def!(self, B32, "mad.lo.u32", quad, 16, at);
-                def!(self, B32, "mad.lo.u32", pair, 4, at)
+                def!(self, B32, "mad.lo.u32", pair, i64::from(2 * size), at)
             }
             _ => {
                 let half = def!(self, B32, "shr.u32", pair, 1);
@@ -404,11 +412,19 @@ impl<'k> Writer<'k> {
             self.wait(barrier, i64::from(arrivals), arrival);
             ins!(self, "xor.b32", arrival, arrival, 1);
             self.each_pair(fragment, start, staging, rows * ROW, some, |writer, first, at| {
-                if fragment.element.bytes() == 2 {
-                    ins!(writer, "ld.shared.b32", regs[first / 2], at);
-                } else {
-                    let two = [regs[first], regs[first + 1]];
-                    ins!(writer, "ld.shared.v2.b32", Arg::List(&two), at);
+                match fragment.element.bytes() {
+                    1 => {
+                        let (number, half) = half_register(first);
+                        let mut halves = [writer.asm.new_reg(Class::B16), writer.asm.new_reg(Class::B16)];
+                        ins!(writer, "mov.b32", Arg::List(&halves), regs[number]);
+                        halves[half] = def!(writer, B16, "ld.shared.b16", at);
+                        ins!(writer, "mov.b32", regs[number], Arg::List(&halves));
+                    }
+                    2 => ins!(writer, "ld.shared.b32", regs[first / 2], at),
+                    _ => {
+                        let two = [regs[first], regs[first + 1]];
+                        ins!(writer, "ld.shared.v2.b32", Arg::List(&two), at);
+                    }
                 }
             });
         }

@@ -219,22 +219,34 @@ pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32,
                         stored.name
                     ),
                 );
+                need(
+                    is_copied(op, stored) || stored.element.bytes() > 1,
+                    format!(
+                        "@{} is of {}; it is copied whole, as rows of a multiple of {ROW} bytes that are not transposed",
+                        stored.name, stored.element
+                    ),
+                );
             }
             _ => {}
         }
     });
     for fragment in &tile.fragments {
         let slab = SLAB * tile.groups;
-        let held = matches!(fragment.element, Scalar::F32 | Scalar::I32 | Scalar::F16 | Scalar::Bf16);
+        let (step, held) = match fragment.element {
+            Scalar::F32 | Scalar::I32 | Scalar::F16 | Scalar::Bf16 => (8, true),
+            // Four to a register.
+            Scalar::F8E4M3 | Scalar::F8E5M2 | Scalar::I8 => (16, !fragment.is_row()),
+            _ => (8, false),
+        };
         let fits = (fragment.is_row() || fragment.rows.is_multiple_of(slab))
-            && fragment.columns.is_none_or(|columns| columns.is_multiple_of(8))
+            && fragment.columns.is_none_or(|columns| columns.is_multiple_of(step))
             && held
             && (fragment.columns.is_some() || fragment.element.bytes() == 4);
         need(
             fragment.line.0,
             fits,
             format!(
-                "@{} has {} rows of {}; a fragment of {} groups has one row, or a multiple of {slab}, of a multiple of 8 f32, i32, f16 or bf16, or is a column of f32 or i32",
+                "@{} has {} rows of {}; a fragment of {} groups has one row, or a multiple of {slab}, of a multiple of 8 f32, i32, f16 or bf16, or is a column of f32 or i32; of several rows it may have a multiple of 16 fp8 or i8",
                 fragment.name, fragment.rows, fragment.element, tile.groups
             ),
         );
@@ -281,11 +293,15 @@ fn product(kernel: &Kernel, tile: &Tile, op: &Op, need: &mut impl FnMut(bool, St
         format!("it adds {inner} products; that is no multiple of {at_once}"),
     );
     need(element != Scalar::F32, "f32 has no products; take a channel of tf32".to_owned());
-    let in_rows = !left_turned && op.attr() == Some(Right::Transposed) && kernel.channel(*a).is_some();
+    let in_rows = !left_turned && op.attr() == Some(Right::Transposed);
     need(
         element.bytes() == 2 || in_rows,
         format!(
-            "factors of {element} lie in stages, and there row by row of what is added up: write mma.bt, with the second factor transposed"
+            "factors of {element} lie row by row of what is added up: write mma.bt, with the second factor transposed"
         ),
+    );
+    need(
+        element.bytes() <= 2 || kernel.channel(*a).is_some(),
+        format!("factors of {element} lie in stages: send the first one to a channel"),
     );
 }
