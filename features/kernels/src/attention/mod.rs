@@ -28,7 +28,7 @@ mod table;
 
 pub use backward::Backward;
 pub use decode::Decode;
-pub use dot_product::DotProductAttention;
+pub use dot_product::{DotProductAttention, Fp8Scales};
 pub use forward::Attention;
 pub use plan::Order;
 pub use split::{Gradient, SplitBackward};

@@ -74,7 +74,7 @@ impl<'k> Writer<'k> {
         let Some(tiles) = &self.tiles else { return };
         let (role, base, ring, rank) = (tiles.role, tiles.base, tiles.rings[number], tiles.rank);
         let (first, barriers) = (tiles.layout.channels[number], tiles.layout.barriers[number]);
-        let bytes = i64::from(channel.stage_bytes() as u32);
+        let bytes = i64::from(layout::stage_bytes(channel));
         let barrier = def!(self, B32, "mad.lo.u32", ring.next, 8, base);
         let [full, empty] = [barriers, barriers + 8 * channel.stages].map(i64::from);
         let stage = def!(self, B32, "mad.lo.u32", ring.next, bytes, base);
@@ -86,9 +86,10 @@ impl<'k> Writer<'k> {
             Role::Fetch => {
                 self.wait(barrier, empty, ring.parity);
                 let expect = "mbarrier.arrive.expect_tx.shared::cta.b64";
-                ins!(self, expect, "_", Arg::At(barrier, full), bytes);
-                let wanted = layout::fetched(kernel, parameter, channel);
-                let map = self.map_of(wanted);
+                // What comes is what the stage has, not what it takes.
+                ins!(self, expect, "_", Arg::At(barrier, full), channel.stage_bytes() as i64);
+                let wanted = layout::fetched(kernel, parameter, channel, 0);
+                let mut map = self.map_of(wanted);
                 let [rows, columns] = wanted.dims;
                 let (blocks, mut stage) = (layout::share(kernel, channel), stage);
                 let down = (blocks > 1).then(|| def!(self, B32, "mul.lo.u32", rank, i64::from(rows)));
@@ -98,9 +99,13 @@ impl<'k> Writer<'k> {
                 let all = (blocks > 1).then(|| def!(self, B16, "mov.b16", (1i64 << blocks) - 1));
                 let mut at = self.coordinates(view, &op.operands, down);
                 let of_full = def!(self, B32, "add.u32", barrier, full);
-                for i in 0..channel.dims[1] / columns {
+                for i in 0..layout::boxes(channel) {
                     if i > 0 {
                         at[0] = def!(self, B32, "add.sat.s32", at[0], i64::from(columns));
+                    }
+                    let own = layout::fetched(kernel, parameter, channel, i);
+                    if own != wanted {
+                        map = self.map_of(own);
                     }
                     let to = Arg::At(stage, i64::from(first + i * channel.dims[0] * ROW));
                     let dimensions = at.len();
@@ -251,11 +256,11 @@ impl<'k> Writer<'k> {
         let barrier = def!(self, B32, "mad.lo.u32", ring.next, 8, base);
         let of_empty = def!(self, B32, "xor.b32", ring.parity, 1);
         self.wait(barrier, empty, of_empty);
-        let bytes = i64::from(channel.stage_bytes() as u32);
+        let bytes = i64::from(layout::stage_bytes(channel));
         let stage = def!(self, B32, "mad.lo.u32", ring.next, bytes, base);
         let own = def!(self, B32, "sub.u32", group, 1);
         let start = def!(self, B32, "mad.lo.u32", own, i64::from(fragment.rows / groups * ROW), stage);
-        let boxes = 0..fragment.columns.unwrap_or(0) / layout::columns(fragment.element);
+        let boxes = 0..layout::boxes(channel);
         self.write_boxes(fragment, &regs, start, first, fragment.rows * ROW, boxes);
         ins!(self, "mbarrier.arrive.shared::cta.b64", "_", Arg::At(barrier, full));
         self.wait(barrier, full, ring.parity);

@@ -75,10 +75,22 @@ pub(super) const fn columns(element: Scalar) -> u32 {
     ROW / element.bytes()
 }
 
-/// The box that a block fetches for a channel's stages: its share, if others bring the rest.
-pub(super) fn fetched(kernel: &Kernel, parameter: u16, channel: &Channel) -> BoxOf {
+/// Boxes of a stage side by side. The last may be narrower; its rows still lie 128 bytes apart.
+pub(super) fn boxes(channel: &Channel) -> u32 {
+    channel.dims[1].div_ceil(columns(channel.element))
+}
+
+/// Bytes that a stage of a channel takes.
+pub(super) fn stage_bytes(channel: &Channel) -> u32 {
+    boxes(channel) * channel.dims[0] * ROW
+}
+
+/// The N-th box that a block fetches for a channel's stages: its share, if others bring the rest.
+pub(super) fn fetched(kernel: &Kernel, parameter: u16, channel: &Channel, number: u32) -> BoxOf {
     let rows = channel.dims[0] / share(kernel, channel);
-    BoxOf { parameter, element: channel.element, dims: [rows, columns(channel.element)] }
+    let (element, all) = (channel.element, columns(channel.element));
+    let there = channel.dims[1].saturating_sub(number * all).min(all);
+    BoxOf { parameter, element, dims: [rows, there] }
 }
 
 /// How many blocks bring a stage of the channel.
@@ -116,8 +128,12 @@ impl Layout {
                 *sent = true;
             }
             let (Some(Place::View(view)), Some(other)) = (op.place, other) else { return };
+            let mut narrower = None;
             let wanted = match (op.code.shape(), kernel.channel(*other), kernel.fragment(*other)) {
-                (Shape::Fetch, Some(channel), _) => fetched(kernel, view, channel),
+                (Shape::Fetch, Some(channel), _) => {
+                    narrower = Some(fetched(kernel, view, channel, boxes(channel).saturating_sub(1)));
+                    fetched(kernel, view, channel, 0)
+                }
                 (Shape::Put | Shape::PutRows | Shape::Get, _, Some(fragment)) if is_copied(op, fragment) => {
                     staged = staged.max(staged_boxes(fragment) * fragment.rows * ROW);
                     gets |= op.code == Opcode::Get;
@@ -126,7 +142,7 @@ impl Layout {
                 _ => return,
             };
             let single = (op.code == Opcode::PutRows).then(|| wanted.row());
-            for wanted in std::iter::once(wanted).chain(single) {
+            for wanted in std::iter::once(wanted).chain(single).chain(narrower) {
                 if !layout.boxes.contains(&wanted) {
                     layout.boxes.push(wanted);
                 }
@@ -140,7 +156,7 @@ impl Layout {
         };
         (layout.staging, layout.staged) = (take(staged, ALIGN), staged);
         for channel in &tile.channels {
-            layout.channels.push(take(channel.stage_bytes() as u32 * channel.stages, ALIGN));
+            layout.channels.push(take(stage_bytes(channel) * channel.stages, ALIGN));
         }
         for channel in &tile.channels {
             layout.barriers.push(take(16 * channel.stages, 8));
@@ -192,12 +208,12 @@ pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32,
         let [rows, inner] = channel.dims;
         let (bytes, share) = (inner * channel.element.bytes(), share(kernel, channel));
         let least = 8 * share;
-        let fits = rows / share <= MAX_BOX && rows.is_multiple_of(least) && bytes.is_multiple_of(ROW);
+        let fits = rows / share <= MAX_BOX && rows.is_multiple_of(least) && bytes.is_multiple_of(INNER);
         need(
             channel.line.0,
             fits,
             format!(
-                "a stage of @{} is {rows} rows of {bytes} bytes; it takes {least} to {} rows, a multiple of {least}, of a multiple of {ROW} bytes",
+                "a stage of @{} is {rows} rows of {bytes} bytes; it takes {least} to {} rows, a multiple of {least}, of a multiple of {INNER} bytes",
                 channel.name,
                 MAX_BOX * share
             ),
