@@ -345,8 +345,13 @@ impl Attention {
             };
             (load(of_q, work.head) * load(of_k, work.of_k), load(of_v, work.of_k))
         });
-        let scale = scales.map_or(head.softmax.scale, |(scores, _)| head.softmax.scale * scores);
-        let softmax = &Softmax { scale, ..head.softmax };
+        let mut softmax = head.softmax;
+        if let Some((scores, _)) = scales {
+            // A bias is added to what is scaled already.
+            let scale = softmax.bias.as_mut().map_or(&mut softmax.scale, |(_, _, scale)| scale);
+            *scale = *scale * scores;
+        }
+        let softmax = &softmax;
         let (b, [queries, keys]) = (*b, self.tile);
         let Work { batch, head: of_q, of_k, first_query, first_key, row, seen, .. } = *work;
         let zero = b.i64(0);

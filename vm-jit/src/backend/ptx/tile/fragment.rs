@@ -6,7 +6,8 @@
 //! row, those of all quads.
 //!
 //! Elements of 8 bits are four to a register for `wgmma`: a row's two of one eight columns, and its two of the next eight. As a factor
-//! a thread has four that lie side by side, so what a quad has of 16 columns is exchanged before a product ([`Writer::of_bytes`]).
+//! a thread has four that lie side by side, so what a quad has of 16 columns is exchanged before a product ([`Writer::of_bytes`]), or, of a
+//! fragment that is nothing but a factor, right where it is computed.
 //! Shah et al., "FlashAttention-3", 2024, section 3.3, permute the rows of the other factor instead.
 
 use super::layout::SLAB;
@@ -99,6 +100,24 @@ impl<'k> Writer<'k> {
             Some(_) if element.bytes() == 1 && !self.is_sync() => 4,
             _ => 1,
         }
+    }
+
+    /// Is a fragment of 8 bits kept as products take it: is it only computed, and multiplied?
+    pub(super) fn is_kept_as_factor(&self, place: Place) -> bool {
+        let packs = |fragment: &Fragment| self.packed(fragment.element, fragment.columns) == 4;
+        let mut only = self.kernel.fragment(place).is_some_and(packs);
+        self.kernel.for_each_op(&mut |op| {
+            let first = usize::from(op.place.is_some());
+            let at = op.place.iter().chain(&op.others).position(|other| *other == place);
+            let again = op.place.iter().chain(&op.others).filter(|other| **other == place).count() > 1;
+            only &= match (op.code.shape(), at) {
+                (_, None) => true,
+                (Shape::Map, Some(at)) => at < op.immediates.first().map_or(1, |count| *count as usize) && !again,
+                (Shape::Mma, Some(at)) => at == first,
+                _ => false,
+            };
+        });
+        only
     }
 
     /// Registers of a fragment, all zero.
@@ -289,8 +308,10 @@ impl<'k> Writer<'k> {
 
         let [top, left] = self.corner(shape);
         let count = elements(shape, spread) as usize;
-        // By target: first halves of registers of four, of which the second comes.
+        // By target: first halves of registers of four, of which the second comes; and what is exchanged at the end.
         let mut halves = vec![[Reg::NONE; 2]; targets.len()];
+        let mut fours: Vec<Vec<Reg>> = vec![Vec::new(); targets.len()];
+        let kept: Vec<bool> = places.iter().map(|place| self.is_kept_as_factor(*place)).collect();
         // A column has one element for each row, all else two side by side.
         let width = if shape.columns.is_some() { 2 } else { 1 };
         for at in (0..count).step_by(width) {
@@ -324,9 +345,9 @@ impl<'k> Writer<'k> {
                     result.push(self.get(value, 0));
                 }
             }
-            for ((((fragment, regs), result), narrowed), halves) in
-                targets.iter().zip(&results).zip(&narrowed).zip(&mut halves)
-            {
+            for (number, ((fragment, regs), result)) in targets.iter().zip(&results).enumerate() {
+                let (narrowed, halves) = (&narrowed[number], &mut halves[number]);
+                let (fours, kept) = (&mut fours[number], kept[number]);
                 match (class_of(fragment.element), fragment.element, &result[..]) {
                     // The second operand comes lower.
                     (Class::B16, Scalar::F16, [low, high]) if narrowed.is_some() => {
@@ -347,6 +368,9 @@ impl<'k> Writer<'k> {
                         let (number, half) = half_register(at);
                         match half {
                             0 => halves[number % 2] = two,
+                            _ if kept => {
+                                fours.push(def!(self, B32, "mov.b32", Arg::List(&[halves[number % 2], two])));
+                            }
                             _ => ins!(self, "mov.b32", regs[number], Arg::List(&[halves[number % 2], two])),
                         }
                     }
@@ -354,6 +378,12 @@ impl<'k> Writer<'k> {
                     (Class::B16, ..) => ins!(self, "mov.b32", regs[at / 2], Arg::List(result)),
                     _ => result.iter().zip(&regs[at..]).for_each(|(from, to)| self.mov(*to, *from)),
                 }
+            }
+        }
+        for ((_, regs), fours) in targets.iter().zip(&fours) {
+            for (four, to) in fours.chunks_exact(4).zip(regs.chunks_exact(4)) {
+                let exchanged = self.of_bytes([four[0], four[1], four[2], four[3]]);
+                exchanged.iter().zip(to).for_each(|(from, to)| self.mov(*to, *from));
             }
         }
     }

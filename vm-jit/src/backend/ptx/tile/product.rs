@@ -75,7 +75,7 @@ impl<'k> Writer<'k> {
     fn left_fragment(&mut self, place: Place) -> Option<Vec<Reg>> {
         fragment_number(place)?;
         let regs = self.fragment_regs(place);
-        if self.kernel.fragment(place)?.element.bytes() > 1 {
+        if self.kernel.fragment(place)?.element.bytes() > 1 || self.is_kept_as_factor(place) {
             return Some(regs);
         }
         let four = regs.chunks_exact(4).map(|four| [four[0], four[1], four[2], four[3]]);
