@@ -133,10 +133,11 @@ fn fp8_with_scales_of_heads() {
     };
     let packed = &[[7, 7], [0, 0], [1, 90], [70, 60], [64, 0], [5, 64]];
     for mask in [Mask::Full, Mask::Causal, Mask::Window] {
-        let of = |dim| Attention { mask, ..Attention::fp8(dim, mask == Mask::Causal) };
-        let small = Attention { tile: [64, 64], groups: 1, ..of(64) };
+        let of = |dim| Attention { mask, ..Attention::fp8(dim, mask == Mask::Causal, 1 << 13) };
+        let small = Attention { tile: [64, 64], groups: 1, stages: 2, ..of(64) };
         let problem = Problem { mask, window: [30, 20], heads: [1, 1], ..WHOLE };
-        for (lengths, element) in [([70, 150], Scalar::Bf16), ([100, 70], Scalar::F16), ([1, 1], Scalar::F32)] {
+        for (lengths, element) in [([70, 150], Scalar::Bf16), ([100, 70], Scalar::F16), ([1, 1], Scalar::F32)]
+        {
             let variant = Attention { element, log_sums: element == Scalar::F16, ..small };
             check(variant, Problem { sequences: &[lengths], ..problem }, 2);
         }

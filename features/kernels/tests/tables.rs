@@ -128,7 +128,16 @@ fn attentions() -> Vec<Forward> {
             for tokens in [[300, 500], [8192, 8192]] {
                 let of = Forward::of(2, 8, 0, dim, false);
                 for fp8 in [false, true] {
-                    all.push(Forward { mask, fp8, log_sums, heads, element, tokens, window: [100, 20], ..of });
+                    all.push(Forward {
+                        mask,
+                        fp8,
+                        log_sums,
+                        heads,
+                        element,
+                        tokens,
+                        window: [100, 20],
+                        ..of
+                    });
                 }
             }
         }

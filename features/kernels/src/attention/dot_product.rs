@@ -75,7 +75,7 @@ impl DotProductAttention {
             return vec![of([128, 128], 1, 1)];
         }
         let best = match self.fp8 {
-            Some(_) => Attention::fp8(dim, causal),
+            Some(_) => Attention::fp8(dim, causal, self.lengths[1]),
             None => Attention::of_length(dim, causal, self.lengths[1]),
         };
         let narrow = self.fp8.is_some();

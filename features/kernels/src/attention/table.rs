@@ -123,7 +123,10 @@ impl Problem for Forward {
         let all_heads = rounded(batch.saturating_mul(heads[0]));
         let [queries, keys] = tokens.map(rounded);
         let sharing = rounded(heads[0] / heads[1].max(1));
-        format!("{}{reach}{fp8}_{element}_d{dim}{log_sums}_{all_heads}by{sharing}_{queries}x{keys}", mask.name())
+        format!(
+            "{}{reach}{fp8}_{element}_d{dim}{log_sums}_{all_heads}by{sharing}_{queries}x{keys}",
+            mask.name()
+        )
     }
 
     fn variants(&self, resources: &Resources) -> Vec<Attention> {
@@ -137,7 +140,7 @@ impl Problem for Forward {
             return all.into_iter().filter(fits).collect();
         }
         let guess = match self.fp8 {
-            true => Attention::fp8(self.dim, causal),
+            true => Attention::fp8(self.dim, causal, self.tokens[1]),
             false => Attention::of_length(self.dim, causal, self.tokens[1]),
         };
         let table = match self.dim {
@@ -150,7 +153,8 @@ impl Problem for Forward {
             _ => OF_256,
         };
         let orders: &[Order] = if causal { &[Order::Balanced, Order::Heads] } else { &[guess.order] };
-        let first = self.variant((guess.tile, guess.groups), guess.order);
+        let first =
+            Attention { stages: guess.stages, ..self.variant((guess.tile, guess.groups), guess.order) };
         let others = orders.iter().flat_map(|order| table.iter().map(|row| self.variant(*row, *order)));
         let mut variants = vec![first];
         variants.extend(others.filter(|variant| *variant != first));
@@ -190,7 +194,9 @@ impl Problem for Forward {
         all.extend(self.log_sums.then_some(rows));
         if self.fp8 {
             let scales = [heads[0], heads[1], heads[1]];
-            all.extend(scales.map(|heads| Sample::Random { element: Scalar::F32, extents: vec![batch, heads] }));
+            all.extend(
+                scales.map(|heads| Sample::Random { element: Scalar::F32, extents: vec![batch, heads] }),
+            );
         }
         all.push(Sample::f32(1.0 / (dim as f32).sqrt()));
         if self.mask == Mask::Window {

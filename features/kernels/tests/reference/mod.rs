@@ -214,10 +214,14 @@ impl Problem<'_> {
     /// where packed.
     fn scales(&self, variant: Attention) -> Option<[Tensor; 3]> {
         let sequences = self.sequences.len() as u64;
-        let extents = [[1, self.heads[0]], [sequences, self.heads[1]], match variant.packed {
-            true => [1, 1],
-            false => [sequences, self.heads[1]],
-        }];
+        let extents = [
+            [1, self.heads[0]],
+            [sequences, self.heads[1]],
+            match variant.packed {
+                true => [1, 1],
+                false => [sequences, self.heads[1]],
+            },
+        ];
         let all = [1.5, 0.75, 2.0].into_iter().zip(extents).map(|(first, extents)| {
             let numbers = (0..extents[0] * extents[1]).map(|at| first / (1.0 + at as f64 / 4.0));
             Tensor::from_f64s(Scalar::F32, &extents, numbers)
@@ -238,8 +242,10 @@ impl Problem<'_> {
         for (at, (head, token)) in (0..batch)
             .flat_map(|b| (0..heads).flat_map(move |h| (0..tokens).map(move |token| (b, (h, token)))))
         {
-            let number = if packed { ends.iter().position(|end| token < *end).unwrap_or(0) as u64 } else { at };
-            let index = number.min(scales.extents[0] - 1) * scales.extents[1] + head.min(scales.extents[1] - 1);
+            let number =
+                if packed { ends.iter().position(|end| token < *end).unwrap_or(0) as u64 } else { at };
+            let index =
+                number.min(scales.extents[0] - 1) * scales.extents[1] + head.min(scales.extents[1] - 1);
             let start = rows.start([at, head, token]);
             rows.numbers[start..][..rows.columns].iter_mut().for_each(|x| *x *= numbers[index as usize]);
         }

@@ -132,7 +132,9 @@ impl Work {
             Work::Gemm([m, n, k], turned) => {
                 format!("product of bf16, {m} × {n} × {k}{}", if turned { ", B transposed" } else { "" })
             }
-            Work::Attention(shape, causal) | Work::Fp8(shape, causal) => attention("attention", shape, causal),
+            Work::Attention(shape, causal) | Work::Fp8(shape, causal) => {
+                attention("attention", shape, causal)
+            }
             Work::Gradients(shape, causal) => attention("gradients of attention", shape, causal),
             Work::SplitGradients(shape, causal) => attention("gradients by a kernel each", shape, causal),
         }
@@ -183,7 +185,7 @@ impl Work {
                 one(variant.kernel(GuestAddr(0))?, scale(shape))
             }
             Work::Fp8(shape, causal) => {
-                let kernel = Attention::fp8(shape[1] as u32, causal).kernel(GuestAddr(0))?;
+                let kernel = Attention::fp8(shape[1] as u32, causal, shape[0]).kernel(GuestAddr(0))?;
                 // Queries and keys have scales, too.
                 one(kernel, scale(shape).map(|scale| scale / (CONSTANT * CONSTANT)))
             }

@@ -112,7 +112,9 @@ impl<'k> Writer<'k> {
             let again = op.place.iter().chain(&op.others).filter(|other| **other == place).count() > 1;
             only &= match (op.code.shape(), at) {
                 (_, None) => true,
-                (Shape::Map, Some(at)) => at < op.immediates.first().map_or(1, |count| *count as usize) && !again,
+                (Shape::Map, Some(at)) => {
+                    at < op.immediates.first().map_or(1, |count| *count as usize) && !again
+                }
                 (Shape::Mma, Some(at)) => at == first,
                 _ => false,
             };

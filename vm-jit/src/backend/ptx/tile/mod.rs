@@ -465,9 +465,11 @@ impl<'k> Writer<'k> {
     }
 
     /// Has the assembler keep what was computed before a wait there, where a product runs meanwhile: within a block of code it moves the
-    /// wait ahead of all that does not need its product (seen of ptxas 13.0). So the block ends here, by a branch that is never taken.
+    /// wait ahead of all that does not need its product (seen of ptxas 13.0). So the block ends here, by a branch that is never taken. Three
+    /// groups overlap with each other, and have no registers to spare for what is kept.
     fn keep_before_wait(&mut self) {
-        let Some(detour) = self.tiles().filter(|tiles| tiles.computed).map(|tiles| tiles.detour) else { return };
+        let keeps = |tiles: &&Tiles<'_>| tiles.computed && tiles.tile.groups < 3;
+        let Some(detour) = self.tiles().filter(keeps).map(|tiles| tiles.detour) else { return };
         let below = self.asm.new_label();
         when!(self, detour, false, "bra.uni", Arg::Label(below));
         ins!(self, "nanosleep.u32", 0);
