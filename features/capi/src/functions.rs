@@ -68,6 +68,7 @@ fn attend(call: &Arguments<'_>, shared: u64, mask: Mask, bias: bool) -> Made {
     }
     Ok(Box::new(DotProductAttention {
         element: call.element,
+        fp8: None,
         batch: call.extent("batch"),
         heads: [call.extent("n_heads"), shared],
         lengths: [length, length],

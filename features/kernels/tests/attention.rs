@@ -126,6 +126,31 @@ fn packed_sequences() {
 }
 
 #[test]
+fn fp8_with_scales_of_heads() {
+    let check = |variant: Attention, problem: Problem<'_>, blocks| {
+        check(variant, problem, blocks);
+        problem.check(variant, blocks, on_processor).unwrap_or_else(|error| panic!("{error}"));
+    };
+    let packed = &[[7, 7], [0, 0], [1, 90], [70, 60], [64, 0], [5, 64]];
+    for mask in [Mask::Full, Mask::Causal, Mask::Window] {
+        let of = |dim| Attention { mask, ..Attention::fp8(dim, mask == Mask::Causal, 1 << 13) };
+        let small = Attention { tile: [64, 64], groups: 1, stages: 2, ..of(64) };
+        let problem = Problem { mask, window: [30, 20], heads: [1, 1], ..WHOLE };
+        for (lengths, element) in [([70, 150], Scalar::Bf16), ([100, 70], Scalar::F16), ([1, 1], Scalar::F32)]
+        {
+            let variant = Attention { element, log_sums: element == Scalar::F16, ..small };
+            check(variant, Problem { sequences: &[lengths], ..problem }, 2);
+        }
+        check(small, Problem { heads: [4, 2], sequences: &[[40, 50]; 2], ..problem }, 5);
+        let (dim, lengths) = if mask == Mask::Full { (256, [40, 133]) } else { (128, [40, 200]) };
+        check(of(dim), Problem { sequences: &[lengths], ..problem }, 1);
+        let stages = if mask == Mask::Window { 1 } else { 2 };
+        let variant = Attention { packed: true, log_sums: true, stages, ..small };
+        check(variant, Problem { sequences: packed, ..problem }, 4);
+    }
+}
+
+#[test]
 fn gradients() {
     let small = |dim, mask| Backward {
         mask,

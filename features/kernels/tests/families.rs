@@ -17,6 +17,7 @@ fn all_are_compiled() {
     }
     for (dim, causal) in [64, 128, 192, 256].into_iter().flat_map(|dim| [(dim, false), (dim, true)]) {
         kernels.push(Attention::of(dim, causal).kernel(GuestAddr(0)).unwrap());
+        kernels.push(Attention::fp8(dim, causal, 1 << 13).kernel(GuestAddr(0)).unwrap());
         for split in [SplitBackward::of(dim, causal), SplitBackward::small(dim, causal)] {
             kernels.extend(Gradient::ALL.map(|of| split.kernel(of, GuestAddr(0)).unwrap()));
             kernels.push(split.prepare(GuestAddr(0)).unwrap());

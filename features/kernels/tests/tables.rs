@@ -127,7 +127,18 @@ fn attentions() -> Vec<Forward> {
             let element = if log_sums { Scalar::F16 } else { Scalar::Bf16 };
             for tokens in [[300, 500], [8192, 8192]] {
                 let of = Forward::of(2, 8, 0, dim, false);
-                all.push(Forward { mask, log_sums, heads, element, tokens, window: [100, 20], ..of });
+                for fp8 in [false, true] {
+                    all.push(Forward {
+                        mask,
+                        fp8,
+                        log_sums,
+                        heads,
+                        element,
+                        tokens,
+                        window: [100, 20],
+                        ..of
+                    });
+                }
             }
         }
     }

@@ -41,6 +41,29 @@ pub fn reference(name: &str, launch: &Launch) -> Option<Vec<(usize, Tensor)>> {
             let product = matmul(input.matrix(0)?, transposed(input.matrix(1)?));
             vec![input.output(2, product.0)?]
         }
+        // Factors in registers: sums of small integers, each as a number of 8 bits.
+        "weigh_fp8" | "weigh_i8" => {
+            let to = if name == "weigh_fp8" { Scalar::F8E5M2 } else { Scalar::I8 };
+            let (sums, columns) = matmul(input.matrix(0)?, transposed(input.matrix(1)?));
+            let sums = sums.into_iter().map(|sum| if to == Scalar::I8 { sum + 1.0 } else { sum });
+            let rounded = Tensor::from_f64s(to, &[sums.len() as u64], sums).to_f64s();
+            let (v, inner) = input.matrix(2)?;
+            // What V has more columns of than there are sums is multiplied by zeros.
+            let v = v.chunks(inner).flat_map(|row| row[..columns.min(inner)].to_vec()).collect();
+            vec![input.output(3, matmul((rounded, columns), transposed((v, columns))).0)?]
+        }
+        "twice_fp8" => {
+            let (a, columns) = input.matrix(0)?;
+            let twice = Tensor::from_f64s(Scalar::F8E4M3, &[a.len() as u64], a.iter().map(|x| 2.0 * x));
+            let product = matmul((a, columns), transposed((twice.to_f64s(), columns)));
+            let (rows, width) = (product.1, input.tensor(2)?.extents[1] as usize);
+            let padded = product.0.chunks(rows).flat_map(|row| {
+                let mut row = row.to_vec();
+                row.resize(width, 0.0);
+                row
+            });
+            vec![input.output(1, twice.to_f64s())?, input.output(2, padded)?]
+        }
         "turned" => {
             let product = matmul(input.matrix(1)?, transposed(input.matrix(0)?));
             vec![input.output(2, product.0)?]

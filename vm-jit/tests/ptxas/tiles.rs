@@ -66,6 +66,9 @@ fn large() -> Vec<Kernel> {
         }
         let windows = Attention { mask: Mask::Window, element: Scalar::F16, log_sums: true, ..large };
         kernels.push(windows.kernel(GuestAddr(0)).unwrap());
+        let fp8 = Attention::fp8(dim, causal, 1 << 13);
+        let packed = Attention { packed: causal, log_sums: true, element: Scalar::F16, ..fp8 };
+        kernels.extend([fp8, packed].map(|variant| variant.kernel(GuestAddr(0)).unwrap()));
         if dim <= 128 {
             let large = Backward::of(dim, causal);
             // In a window all tiles take as long, so that none need balance.
@@ -111,6 +114,8 @@ fn small() -> Vec<Kernel> {
         let large = Attention::of(dim, causal);
         let of_half = Attention { element: Scalar::F16, groups: 1, tile: [64, 64], ..large };
         kernels.push(of_half.kernel(GuestAddr(0)).unwrap());
+        let fp8 = Attention { groups: 1, tile: [64, 64], stages: 2, ..Attention::fp8(dim, causal, 0) };
+        kernels.push(fp8.kernel(GuestAddr(0)).unwrap());
         // Of 128 queries, in two groups, as many keys as threads have registers for.
         let keys = if dim == 64 { 64 } else { 48 };
         if dim == 64 || !causal {

@@ -336,6 +336,7 @@ impl Backward {
                         mask: self.mask,
                         left: window.map(|[left, _]| left),
                         right: window.map(|[_, right]| right),
+                        begin: None,
                         keys: k.extent(2),
                         lag: (k.extent(2) - q.extent(2)).named("lag"),
                     },

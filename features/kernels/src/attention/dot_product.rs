@@ -3,15 +3,30 @@
 use super::{Attention, Mask, Order};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Region};
 use crate::family::{Kind, Resources};
+use crate::gather::blocks;
+use crate::transpose::Transposed;
 use vm_ir::Scalar;
 use vm_ir::view::Access;
 
+/// What of Q, K and V of FP8 shares a scale, a number of f32 that all its elements are to be multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fp8Scales {
+    /// The whole tensor.
+    Tensor,
+    /// Each head of each sequence.
+    Heads,
+}
+
 /// O = softmax(scale · Q · Kᵀ + bias) · V for each head. Its buffers are `q`, `[batch, queries, heads, dim]`, `k` and `v`,
-/// `[batch, keys, heads of keys, dim]`, `o`, as `q`, and with [`bias`](Self::bias) `bias`, `[queries, keys]` of f32.
+/// `[batch, keys, heads of keys, dim]`, `o`, as `q`, with [`bias`](Self::bias) `bias`, `[queries, keys]` of f32, and with
+/// [`fp8`](Self::fp8) `q_scales`, `k_scales` and `v_scales` of f32, `[1, 1]`, or `[batch, heads]` and of keys `[batch, heads of keys]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DotProductAttention {
     /// What Q, K, V and O hold: f16, bf16 or f32.
     pub element: Scalar,
+    /// Are Q, K and V of FP8 (E4M3), and O alone of [`element`](Self::element)? Then what shares their scales. V is transposed in the
+    /// workspace first.
+    pub fp8: Option<Fp8Scales>,
     /// Sequences.
     pub batch: u64,
     /// Heads of queries, and of keys and values, of which those are a multiple.
@@ -49,6 +64,7 @@ impl DotProductAttention {
             let any = Attention { tile, groups, stages, order, ..Attention::of(dim, causal) };
             Attention {
                 element: self.element,
+                fp8: self.fp8.is_some(),
                 bias: self.bias,
                 padded: self.dim != u64::from(dim),
                 align: self.align,
@@ -58,20 +74,54 @@ impl DotProductAttention {
         if resources.kind == Kind::Cpu {
             return vec![of([128, 128], 1, 1), of([64, 64], 1, 1)];
         }
-        let best = Attention::of_length(dim, causal, self.lengths[1]);
+        let best = match self.fp8 {
+            Some(_) => Attention::fp8(dim, causal, self.lengths[1]),
+            None => Attention::of_length(dim, causal, self.lengths[1]),
+        };
+        let narrow = self.fp8.is_some();
         // A bias takes as many registers as scores, and f32 twice those of the others.
         let mut all = Vec::new();
-        if self.element != Scalar::F32 && !self.bias {
+        if (self.element != Scalar::F32 || narrow) && !self.bias {
             all.push(of(best.tile, best.groups, best.stages));
             all.extend([of([128, 64], 2, 2), of([64, 64], 1, 2)]);
         }
         all.extend((dim < 256).then(|| of([64, 64], 1, 1)));
-        all.extend([of([64, 32], 1, 1), of([64, 16], 1, 1)]);
+        all.push(of([64, 32], 1, 1));
+        // A product of FP8 adds up 32.
+        all.extend((!narrow).then(|| of([64, 16], 1, 1)));
         all
+    }
+
+    /// V as attention of FP8 takes it, `[batch, heads of keys, dim, keys]`, in the workspace, with zeros up to a multiple of 16 keys: the
+    /// launch that makes it, its view, and how many bytes it takes.
+    fn transposed_values(&self) -> Result<(Launch, Operand, u64), CallError> {
+        let DotProductAttention { batch, heads: [_, shared], lengths: [_, keys], dim, .. } = *self;
+        let (element, row) = (Scalar::F8E4M3, keys.next_multiple_of(16));
+        let kernel = Transposed { element, pairs: false };
+        let columns = shared * dim;
+        let all = [batch, columns, row].iter().try_fold(1u64, |all, extent| all.checked_mul(*extent));
+        let bytes = all.filter(|all| *all < 1 << 48).ok_or_else(|| CallError::Unsupported {
+            function: NAME,
+            what: format!("{batch} sequences of {keys} keys: V takes more than 2^48 bytes"),
+        })?;
+        let view = |extents: &[u64]| Operand::Workspace(Region::dense(element, 0, extents));
+        let [down, along] = [keys, columns].map(|extent| extent.div_ceil(kernel.side()));
+        let grid = [blocks(NAME, down.saturating_mul(along).saturating_mul(batch), 1)?, 1, 1];
+        let operands = vec![
+            Operand::whole(2, element, &[batch, keys, columns]),
+            view(&[batch, columns, row]),
+            Operand::i32(down as i32),
+            Operand::i32(along as i32),
+        ];
+        let launch = Launch { entry: Entry::Transposed(kernel), grid, operands };
+        Ok((launch, view(&[batch, shared, dim, row]), bytes))
     }
 
     /// Bytes of shared memory of a block, about.
     fn shared_bytes(&self, variant: &Attention) -> u64 {
+        if self.fp8.is_some() {
+            return variant.shared_bytes().into();
+        }
         let [queries, keys] = variant.tile.map(u64::from);
         let [dim, values] = variant.dims.map(u64::from);
         let bytes = u64::from(self.element.bytes());
@@ -86,13 +136,22 @@ impl Function for DotProductAttention {
         } = *self;
         let of_q = [batch, queries, heads, dim];
         let of_k = [batch, keys, shared, dim];
+        let factor = if self.fp8.is_some() { Scalar::F8E4M3 } else { element };
         let mut all = vec![
-            Buffer::new("q", element, &of_q, Access::Read),
-            Buffer::new("k", element, &of_k, Access::Read),
-            Buffer::new("v", element, &of_k, Access::Read),
+            Buffer::new("q", factor, &of_q, Access::Read),
+            Buffer::new("k", factor, &of_k, Access::Read),
+            Buffer::new("v", factor, &of_k, Access::Read),
             Buffer::new("o", element, &of_q, Access::Write),
         ];
         all.extend(self.bias.then(|| Buffer::new("bias", Scalar::F32, &[queries, keys], Access::Read)));
+        for (name, heads) in [("q_scales", heads), ("k_scales", shared), ("v_scales", shared)] {
+            let extents = match self.fp8 {
+                None => break,
+                Some(Fp8Scales::Tensor) => [1, 1],
+                Some(Fp8Scales::Heads) => [batch, heads],
+            };
+            all.push(Buffer::new(name, Scalar::F32, &extents, Access::Read));
+        }
         all
     }
 
@@ -139,15 +198,19 @@ impl Function for DotProductAttention {
                 _ => Operand::whole(index, element, &extents),
             })
             .collect();
-        // The scale stands behind the views of the heads.
-        operands.insert(4, Operand::f32(self.scale));
-        let bias = self.bias.then(|| operands.remove(5));
+        // Behind the views of the heads stand those of scales, the scale, and the bias.
+        let bias = self.bias.then(|| operands.remove(4));
+        operands.push(Operand::f32(self.scale));
         operands.extend(bias);
+        let mut call = Call::default();
+        if self.fp8.is_some() {
+            let (launch, view, bytes) = self.transposed_values()?;
+            (operands[2], call.workspace) = (view, bytes);
+            call.launches.push(launch);
+        }
         let units = if resources.kind == Kind::Cpu { tiles } else { resources.compute_units.max(1).into() };
         let blocks = u32::try_from(tiles.min(units)).unwrap_or(u32::MAX >> 1);
-        Ok(Call {
-            launches: vec![Launch { entry: Entry::Attention(variant), grid: [blocks, 1, 1], operands }],
-            workspace: 0,
-        })
+        call.launches.push(Launch { entry: Entry::Attention(variant), grid: [blocks, 1, 1], operands });
+        Ok(call)
     }
 }

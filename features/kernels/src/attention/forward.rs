@@ -12,6 +12,10 @@ use vm_ir::{GuestAddr, Kernel, Scalar};
 pub struct Attention {
     /// What the views hold: f16, bf16 or f32.
     pub element: Scalar,
+    /// Are Q, K and V of FP8 (E4M3), and only O of [`element`](Self::element)? V is transposed then, `[batch, heads, D, keys]`, as
+    /// products of FP8 add up what lies side by side; rows begin at multiples of 16 bytes. Exponentials are rounded to FP8, too: they
+    /// go up to 2^8, so that those below 2^-6 are not all denormal.
+    pub fp8: bool,
     /// Elements of a query and a key, and of a value.
     pub dims: [u32; 2],
     /// Which keys a query sees.
@@ -41,7 +45,11 @@ pub struct Attention {
 /// The most columns of a sum: of wider values there are several.
 const PART: u32 = 128;
 
+/// What exponentials are multiplied by before they are rounded to FP8, as a power of two.
+const FP8_POWER: f32 = 8.0;
+
 /// What is kept for each query.
+#[derive(Clone, Copy)]
 struct Softmax<'b> {
     scores: FragmentRef<'b>,
     /// The greatest score so far, and the sum of exponentials below it.
@@ -51,6 +59,8 @@ struct Softmax<'b> {
     shrink: FragmentRef<'b>,
     next: FragmentRef<'b>,
     scale: Val<'b>,
+    /// What exponentials are multiplied by, as a power of two.
+    power: f32,
     /// What is added to scores, a tile of it, and what scores are multiplied by before.
     bias: Option<(PlaceRef<'b>, FragmentRef<'b>, Val<'b>)>,
 }
@@ -73,7 +83,9 @@ impl<'b> Softmax<'b> {
         });
         // Where nothing was seen yet, nothing is taken off, so that what is masked comes to zero.
         k.map([self.next], [self.greatest], |_, _, [greatest]| {
-            [greatest.gt(LEAST).select(-(greatest * scale), 0.0)]
+            let below = -(greatest * scale);
+            let below = if self.power == 0.0 { below } else { below + self.power };
+            [greatest.gt(LEAST).select(below, 0.0)]
         });
         k.map([self.scores], [self.scores, self.next], |_, _, [score, below]| {
             [score.fma(scale, below).exp2().fast()]
@@ -99,6 +111,8 @@ struct Head<'b> {
     v: PlaceRef<'b>,
     o: PlaceRef<'b>,
     log_sums: Option<PlaceRef<'b>>,
+    /// Of FP8, those of Q, K and V.
+    scales: Option<[PlaceRef<'b>; 3]>,
     from_q: ChannelRef<'b>,
     from_k: ChannelRef<'b>,
     /// The weights as a factor: the scores themselves, if those need not be narrowed, nor others computed beside them.
@@ -110,7 +124,8 @@ struct Head<'b> {
 
 /// A tile of queries: where it is, and what it sees.
 struct Work<'b> {
-    /// The sequence's and the head's indices, those of its first query and key, and the number of the tile's first query.
+    /// The sequence's number, its and the head's indices, those of its first query and key, and the number of the tile's first query.
+    sequence: Val<'b>,
     batch: Val<'b>,
     head: Val<'b>,
     of_k: Val<'b>,
@@ -134,9 +149,36 @@ impl Attention {
         };
         let order = if causal { Order::Balanced } else { Order::Heads };
         let (element, groups) = (Scalar::Bf16, tile[0] / 64);
-        let (packed, log_sums, bias, padded) = (false, false, false, false);
+        let (fp8, packed, log_sums, bias, padded) = (false, false, false, false, false);
         let (stages, align) = (2, 16);
-        Attention { element, dims, mask, packed, log_sums, tile, stages, groups, order, bias, padded, align }
+        Attention {
+            element,
+            fp8,
+            dims,
+            mask,
+            packed,
+            log_sums,
+            tile,
+            stages,
+            groups,
+            order,
+            bias,
+            padded,
+            align,
+        }
+    }
+
+    /// The variant of FP8, for heads of 64, 128, 192 (with values of 128) or 256 elements, and sequences of as many keys: as it was fastest
+    /// on an H200.
+    pub const fn fp8(dim: u32, causal: bool, keys: u64) -> Attention {
+        let (tile, groups, stages) = match dim {
+            64 if causal => ([128, 192], 2, 2),
+            64 => ([192, 160], 3, 2),
+            128 if !causal => ([128, 192], 2, 3),
+            128 if keys >= 4096 => ([128, 160], 2, 2),
+            _ => ([128, 128], 2, 2),
+        };
+        Attention { fp8: true, tile, groups, stages, ..Attention::of(dim, causal) }
     }
 
     /// The variant for sequences of as many keys: it differs from [`of`](Self::of) where another tile was faster on an H200.
@@ -167,6 +209,7 @@ impl Attention {
         let [queries, keys] = self.tile;
         let ([dim, values], element, stages, groups) = (self.dims, self.element, self.stages, self.groups);
         let of_values = if values == dim { String::new() } else { format!("_v{values}") };
+        let fp8 = if self.fp8 { "fp8_" } else { "" };
         let packed = if self.packed { "_packed" } else { "" };
         let log_sums = if self.log_sums { "_lse" } else { "" };
         let order = if self.order == Order::Balanced { "_b" } else { "" };
@@ -174,13 +217,14 @@ impl Attention {
         let padded = if self.padded { "_padded" } else { "" };
         let anywhere = if self.align < 16 { "_any" } else { "" };
         format!(
-            "attention_{}_{element}_d{dim}{of_values}{packed}{log_sums}{bias}{padded}_{queries}x{keys}_s{stages}_g{groups}{order}{anywhere}",
+            "attention_{}_{fp8}{element}_d{dim}{of_values}{packed}{log_sums}{bias}{padded}_{queries}x{keys}_s{stages}_g{groups}{order}{anywhere}",
             self.mask.name()
         )
     }
 
     /// The kernel. Its parameters: `q`, `k`, `v`, `o`; with [`log_sums`](Self::log_sums) `lse`, of f32 `[batch, heads,
-    /// queries]`; if it is [`packed`](Self::packed) `q_starts` and `k_starts`, of i32, where each sequence begins and the last
+    /// queries]`; of [`fp8`](Self::fp8) `q_scales`, `k_scales` and `v_scales`, of f32 `[sequences, heads]`, what a head's elements are
+    /// to be multiplied by, where an extent of 1 is for all; if it is [`packed`](Self::packed) `q_starts` and `k_starts`, of i32, where each sequence begins and the last
     /// ends, while the views have a batch of one; then `scale`, of a [`Mask::Window`] `left` and `right`, and if it is packed
     /// `longest`, an i32, at least the most queries of a sequence. There are fewer than 2^31 tiles.
     ///
@@ -191,16 +235,24 @@ impl Attention {
         let b = block.builder();
         b.name(&self.name()).tile_groups(self.groups);
         let [queries, keys] = self.tile;
-        let (element, [dim, value_dim]) = (self.element, self.dims);
-        let view = |name, dim: u32, access| {
+        let [dim, value_dim] = self.dims;
+        let (element, factor) = (self.element, self.factor());
+        let view = |name, element: Scalar, dim: u32, access| {
             let last = if self.padded { Dim::ANY } else { Dim::Fixed(dim.into()) };
-            let dims = [Dim::ANY, Dim::ANY, Dim::ANY, last];
+            let mut dims = [Dim::ANY, Dim::ANY, Dim::ANY, last];
+            if self.fp8 && name == "v" {
+                dims.swap(2, 3);
+            }
             let align = self.align.max(element.bytes());
             b.view_of(name, ViewType::new(element, 4, access).with_dims(&dims).aligned(align))
         };
-        let (q, k) = (view("q", dim, Access::Read), view("k", dim, Access::Read));
-        let (v, o) = (view("v", value_dim, Access::Read), view("o", value_dim, Access::Write));
+        let (q, k) = (view("q", factor, dim, Access::Read), view("k", factor, dim, Access::Read));
+        let v = view("v", factor, value_dim, Access::Read);
+        let o = view("o", element, value_dim, Access::Write);
         let log_sums = self.log_sums.then(|| b.view("lse", Scalar::F32, 3, Access::Write));
+        let scales = self.fp8.then(|| {
+            ["q_scales", "k_scales", "v_scales"].map(|name| b.view(name, Scalar::F32, 2, Access::Read))
+        });
         let starts = Sequences::starts(b, self.packed);
         let scale = b.scalar("scale", Type::F32);
         let window =
@@ -209,11 +261,11 @@ impl Attention {
             (b.view("bias", Scalar::F32, 2, Access::Read), b.fragment("biases", Scalar::F32, [queries, keys]))
         });
         let sequences = Sequences::new(b, [q, k], starts);
-        let from_q = b.channel("from_q", element, [queries, dim], 1);
-        let from_k = b.channel("from_k", element, [keys, dim], self.stages);
+        let from_q = b.channel("from_q", factor, [queries, dim], 1);
+        let from_k = b.channel("from_k", factor, [keys, dim], self.stages);
         let scores = b.fragment("scores", Scalar::F32, [queries, keys]);
-        let narrows = element != Scalar::F32 || self.stages > 1;
-        let weights = if narrows { b.fragment("weights", element, [queries, keys]) } else { scores };
+        let narrows = factor != Scalar::F32 || self.stages > 1;
+        let weights = if narrows { b.fragment("weights", factor, [queries, keys]) } else { scores };
         let parts = (0..value_dim.div_ceil(PART)).map(|number| {
             let column = number * PART;
             let columns = PART.min(value_dim - column);
@@ -221,7 +273,10 @@ impl Attention {
             let sum = b.fragment(&name("values"), Scalar::F32, [queries, columns]);
             Part {
                 column: column.into(),
-                values: b.channel(&name("from_v"), element, [keys, columns], self.stages),
+                values: {
+                    let dims = if self.fp8 { [columns, keys] } else { [keys, columns] };
+                    b.channel(&name("from_v"), factor, dims, self.stages)
+                },
                 sum,
                 out: match element {
                     Scalar::F32 => sum,
@@ -241,9 +296,10 @@ impl Attention {
                 true => b.f32(LOG2_E),
                 false => (scale * LOG2_E).named("scale2"),
             },
+            power: if self.fp8 { FP8_POWER } else { 0.0 },
             bias: bias.map(|(view, biases)| (view, biases, scale)),
         };
-        let head = Head { b, q, k, v, o, log_sums, from_q, from_k, weights, narrows, softmax, parts };
+        let head = Head { b, q, k, v, o, log_sums, scales, from_q, from_k, weights, narrows, softmax, parts };
 
         let window = window.map(|both| both.map(|reach| reach.to(Scalar::I64)));
         let heads = narrow(q.extent(1));
@@ -254,29 +310,40 @@ impl Attention {
             let row = (wide(tile.number) * i64::from(queries)).named("row");
             let of_k = wide(tile.head.div_u(sharing));
             let head_number = wide(tile.head).named("head");
-            sequences.with(b, 0, wide(tile.batch).named("batch"), row, |sequence| {
+            let number = wide(tile.batch).named("batch");
+            sequences.with(b, 0, number, row, |sequence| {
                 let [first_query, first_key] = sequence.first;
                 let [queries, keys] = sequence.lengths;
+                // Boxes begin at columns that are multiples of 16 bytes, and keys are columns of V: so tiles begin at such a key, with
+                // some of the sequence before.
+                let before = (self.fp8 && self.packed).then(|| first_key & 15);
                 let work = Work {
+                    sequence: number,
                     batch: sequence.batch,
                     head: head_number,
                     of_k,
                     first_query,
-                    first_key,
+                    first_key: before.map_or(first_key, |before| first_key - before),
                     row,
                     queries,
                     seen: Seen {
                         mask: self.mask,
                         left: window.map(|[left, _]| left),
                         right: window.map(|[_, right]| right),
-                        keys,
-                        lag: keys - queries,
+                        begin: before,
+                        keys: before.map_or(keys, |before| keys + before),
+                        lag: before.map_or(keys, |before| keys + before) - queries,
                     },
                 };
                 self.tile_of(&head, &work);
             });
         });
         block.kernel()
+    }
+
+    /// What Q, K and V hold, and the weights.
+    fn factor(&self) -> Scalar {
+        if self.fp8 { Scalar::F8E4M3 } else { self.element }
     }
 
     /// An index in a view of what is at an index in a sequence. Only those of packed sequences begin anywhere.
@@ -286,7 +353,23 @@ impl Attention {
 
     /// What a tile of queries sees, joined and stored.
     fn tile_of<'b>(&self, head: &Head<'b>, work: &Work<'b>) {
-        let Head { b, q, k, v, from_q, from_k, weights, narrows, softmax, parts, .. } = head;
+        let Head { b, q, k, v, from_q, from_k, weights, narrows, parts, .. } = head;
+        let scales = head.scales.map(|scales| {
+            let [of_q, of_k, of_v] = scales;
+            let load = |scales: PlaceRef<'b>, of: Val<'b>| {
+                let at = [work.sequence, of];
+                let at: [Val<'b>; 2] = std::array::from_fn(|i| at[i].min(scales.extent(i as u8) - 1));
+                scales.at(at).load()
+            };
+            (load(of_q, work.head) * load(of_k, work.of_k), load(of_v, work.of_k))
+        });
+        let mut softmax = head.softmax;
+        if let Some((scores, _)) = scales {
+            // A bias is added to what is scaled already.
+            let scale = softmax.bias.as_mut().map_or(&mut softmax.scale, |(_, _, scale)| scale);
+            *scale = *scale * scores;
+        }
+        let softmax = &softmax;
         let (b, [queries, keys]) = (*b, self.tile);
         let Work { batch, head: of_q, of_k, first_query, first_key, row, seen, .. } = *work;
         let zero = b.i64(0);
@@ -305,10 +388,17 @@ impl Attention {
         let key = |at: Val<'b>| [batch, of_k, index_from(first_key, at), zero];
         let fetch_values = |at: Val<'b>| {
             for part in parts {
-                part.values.fetch(*v, [batch, of_k, index_from(first_key, at), b.i64(part.column)]);
+                let (key, column) = (index_from(first_key, at), b.i64(part.column));
+                let [row, column] = if self.fp8 { [column, key] } else { [key, column] };
+                part.values.fetch(*v, [batch, of_k, row, column]);
             }
         };
-        let multiply = || parts.iter().for_each(|part| part.sum.mma(*weights, part.values));
+        let multiply = || {
+            parts.iter().for_each(|part| match self.fp8 {
+                true => part.sum.mma(*weights, part.values.transposed()),
+                false => part.sum.mma(*weights, part.values),
+            });
+        };
         let masked = |at: Val<'b>| {
             b.if_(seen.masks(row, queries, at, keys), || {
                 let seen = seen.within(row, at);
@@ -319,7 +409,7 @@ impl Attention {
         };
         let round = || {
             if *narrows {
-                b.map([*weights], [softmax.scores], |_, _, [score]| [score.to(self.element)]);
+                b.map([*weights], [softmax.scores], |_, _, [score]| [score.to(self.factor())]);
             }
         };
         let shrink = || {
@@ -372,7 +462,7 @@ impl Attention {
                 multiply();
                 from_k.release();
                 softmax.add_bias(b, row, at);
-                if self.mask != Mask::Full {
+                if self.mask != Mask::Full || seen.begin.is_some() {
                     masked(at);
                 }
                 softmax.step(b);
@@ -386,16 +476,19 @@ impl Attention {
             multiply();
             release_values();
         });
-        self.store(head, work);
+        self.store(head, work, softmax, scales.map(|(_, values)| values));
     }
 
-    fn store(&self, head: &Head<'_>, work: &Work<'_>) {
-        let Head { b, softmax, parts, .. } = head;
+    /// `scale`: what values are to be multiplied by.
+    fn store<'b>(&self, head: &Head<'b>, work: &Work<'b>, softmax: &Softmax<'b>, scale: Option<Val<'b>>) {
+        let Head { b, parts, .. } = head;
         let Work { batch, head: of_q, row, queries, .. } = *work;
         let at = self.index_from(work.first_query, row);
         if let Some(log_sums) = head.log_sums {
             b.map([softmax.shrink], [softmax.sum, softmax.greatest], |_, _, [sum, greatest]| {
-                let log = greatest.fma(softmax.scale, sum.log2().fast()) * std::f32::consts::LN_2;
+                let log = sum.log2().fast();
+                let log = if softmax.power == 0.0 { log } else { log - softmax.power };
+                let log = greatest.fma(softmax.scale, log) * std::f32::consts::LN_2;
                 [greatest.gt(LEAST).select(log, f32::NEG_INFINITY)]
             });
             match self.packed {
@@ -405,7 +498,8 @@ impl Attention {
         }
         // A query that sees no key has no greatest score.
         b.map([softmax.sum], [softmax.sum, softmax.greatest], |_, _, [sum, greatest]| {
-            [greatest.gt(LEAST).select(sum.rcp().fast(), 0.0)]
+            let by = sum.rcp().fast();
+            [greatest.gt(LEAST).select(scale.map_or(by, |scale| by * scale), 0.0)]
         });
         for part in parts {
             b.map([part.out], [part.sum, softmax.sum], |_, _, [sum, by]| [(sum * by).to(self.element)]);

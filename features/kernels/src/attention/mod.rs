@@ -31,7 +31,7 @@ mod table;
 
 pub use backward::{Backward, BackwardPass};
 pub use decode::Decode;
-pub use dot_product::DotProductAttention;
+pub use dot_product::{DotProductAttention, Fp8Scales};
 pub use forward::Attention;
 pub use generate::DecodeAttention;
 pub use plan::Order;

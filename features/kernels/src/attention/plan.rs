@@ -102,6 +102,7 @@ impl<'b> Sequence<'b> {
             mask,
             left: window.map(|[left, _]| left),
             right: window.map(|[_, right]| right),
+            begin: None,
             keys: end_keys,
             lag: (end_keys - end_queries).named("lag"),
         }
@@ -170,7 +171,9 @@ pub(super) struct Seen<'b> {
     /// How far keys before and behind a query's place are seen.
     pub(super) left: Option<Val<'b>>,
     pub(super) right: Option<Val<'b>>,
-    /// How many keys there are, and the place of the first query.
+    /// The first key, if it is not that at 0.
+    pub(super) begin: Option<Val<'b>>,
+    /// Where keys end, and the place of the first query.
     pub(super) keys: Val<'b>,
     pub(super) lag: Val<'b>,
 }
@@ -200,6 +203,9 @@ impl<'b> Seen<'b> {
         if let Some(first) = self.first(query + i64::from(queries - 1)) {
             masks = masks | key.lt(first);
         }
+        if let Some(begin) = self.begin {
+            masks = masks | key.lt(begin);
+        }
         masks
     }
 
@@ -215,6 +221,7 @@ impl<'b> Seen<'b> {
         let there = short(self.keys - key);
         let last = self.last(query).map(|last| short(last - key));
         let first = self.first(query).map(|first| short(first - key));
+        let begin = self.begin.map(|begin| short(begin - key));
         move |query, key| {
             let mut seen = key.lt(there);
             if let Some(last) = last {
@@ -222,6 +229,9 @@ impl<'b> Seen<'b> {
             }
             if let Some(first) = first {
                 seen = seen & key.ge(query + first);
+            }
+            if let Some(begin) = begin {
+                seen = seen & key.ge(begin);
             }
             seen
         }

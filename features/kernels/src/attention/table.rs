@@ -12,6 +12,10 @@ const OF_64: &[Row] = &[([192, 128], 3), ([128, 128], 2), ([128, 64], 2), ([64, 
 const OF_128: &[Row] = &[([128, 128], 2), ([128, 160], 2), ([128, 64], 2), ([64, 64], 1)];
 const OF_192: &[Row] = &[([128, 112], 2), ([128, 64], 2), ([64, 64], 1)];
 const OF_256: &[Row] = &[([128, 64], 2), ([64, 64], 1)];
+/// The same of FP8, of heads of 64, and of larger ones.
+const FP8_64: &[Row] = &[([192, 128], 3), ([192, 160], 3), ([128, 192], 2), ([128, 128], 2), ([64, 64], 1)];
+const FP8: &[Row] = &[([128, 128], 2), ([128, 160], 2), ([128, 192], 2), ([128, 224], 2), ([64, 64], 1)];
+const FP8_256: &[Row] = &[([128, 128], 2), ([128, 64], 2), ([64, 64], 1)];
 
 /// What barriers and alignment take of shared memory.
 const OVERHEAD: u32 = 2048;
@@ -29,6 +33,8 @@ const fn staged(rows: u32, columns: u32, element: Scalar) -> u32 {
 pub struct Forward {
     /// As in [`Attention`].
     pub element: Scalar,
+    /// As in [`Attention`]; scales are those of heads.
+    pub fp8: bool,
     /// Elements of a query: 64, 128, 192 (with values of 128) or 256.
     pub dim: u32,
     /// Which keys a query sees.
@@ -50,7 +56,8 @@ impl Forward {
     pub const fn of(batch: u64, heads: u64, tokens: u64, dim: u32, causal: bool) -> Forward {
         let mask = if causal { Mask::Causal } else { Mask::Full };
         let (element, heads, tokens) = (Scalar::Bf16, [heads; 2], [tokens; 2]);
-        Forward { element, dim, mask, window: [0; 2], log_sums: false, batch, heads, tokens }
+        let (fp8, log_sums) = (false, false);
+        Forward { element, fp8, dim, mask, window: [0; 2], log_sums, batch, heads, tokens }
     }
 
     fn tiles(&self, rows: u32) -> u64 {
@@ -59,9 +66,10 @@ impl Forward {
     }
 
     fn variant(&self, (tile, groups): Row, order: Order) -> Attention {
-        let Forward { element, mask, log_sums, .. } = *self;
+        let Forward { element, fp8, mask, log_sums, .. } = *self;
         Attention {
             element,
+            fp8,
             mask,
             log_sums,
             tile,
@@ -76,8 +84,14 @@ impl Attention {
     /// Bytes of shared memory that a block takes: its stages, what it stores, and some for barriers.
     pub fn shared_bytes(&self) -> u32 {
         let ([queries, keys], [dim, values]) = (self.tile, self.dims);
+        let staged = staged(queries, values.min(128), self.element);
+        if self.fp8 {
+            // Rows lie in whole boxes.
+            let [of_k, of_v] = [dim, keys].map(|elements| elements.next_multiple_of(BOX_ROW));
+            return OVERHEAD + queries * of_k + self.stages * (keys * of_k + values * of_v) + staged;
+        }
         let elements = queries * dim + self.stages * keys * (dim + values);
-        OVERHEAD + elements * self.element.bytes() + staged(queries, values.min(128), self.element)
+        OVERHEAD + elements * self.element.bytes() + staged
     }
 }
 
@@ -99,7 +113,8 @@ impl Problem for Forward {
     }
 
     fn class(&self) -> String {
-        let Forward { element, dim, mask, batch, heads, tokens, .. } = *self;
+        let Forward { element, fp8, dim, mask, batch, heads, tokens, .. } = *self;
+        let fp8 = if fp8 { "_fp8" } else { "" };
         let reach = match mask {
             Mask::Window => self.window.map(|reach| format!("_{}", rounded(reach.into()))).concat(),
             _ => String::new(),
@@ -108,12 +123,15 @@ impl Problem for Forward {
         let all_heads = rounded(batch.saturating_mul(heads[0]));
         let [queries, keys] = tokens.map(rounded);
         let sharing = rounded(heads[0] / heads[1].max(1));
-        format!("{}{reach}_{element}_d{dim}{log_sums}_{all_heads}by{sharing}_{queries}x{keys}", mask.name())
+        format!(
+            "{}{reach}{fp8}_{element}_d{dim}{log_sums}_{all_heads}by{sharing}_{queries}x{keys}",
+            mask.name()
+        )
     }
 
     fn variants(&self, resources: &Resources) -> Vec<Attention> {
         let causal = self.mask == Mask::Causal;
-        if self.element == Scalar::F32 {
+        if self.element == Scalar::F32 && !self.fp8 {
             // No `wgmma` multiplies them; tiles that stay in a processor's cache are the first guess.
             let order = Attention::cpu(self.dim, causal).order;
             let rows = [([128, 128], 1), ([64, 64], 1), ([64, 32], 1)];
@@ -121,15 +139,22 @@ impl Problem for Forward {
             let fits = |variant: &Attention| variant.shared_bytes() <= resources.shared_bytes;
             return all.into_iter().filter(fits).collect();
         }
-        let guess = Attention::of_length(self.dim, causal, self.tokens[1]);
+        let guess = match self.fp8 {
+            true => Attention::fp8(self.dim, causal, self.tokens[1]),
+            false => Attention::of_length(self.dim, causal, self.tokens[1]),
+        };
         let table = match self.dim {
+            64 if self.fp8 => FP8_64,
+            256 if self.fp8 => FP8_256,
+            _ if self.fp8 => FP8,
             64 => OF_64,
             128 => OF_128,
             192 => OF_192,
             _ => OF_256,
         };
         let orders: &[Order] = if causal { &[Order::Balanced, Order::Heads] } else { &[guess.order] };
-        let first = self.variant((guess.tile, guess.groups), guess.order);
+        let first =
+            Attention { stages: guess.stages, ..self.variant((guess.tile, guess.groups), guess.order) };
         let others = orders.iter().flat_map(|order| table.iter().map(|row| self.variant(*row, *order)));
         let mut variants = vec![first];
         variants.extend(others.filter(|variant| *variant != first));
@@ -148,14 +173,31 @@ impl Problem for Forward {
 
     fn arguments(&self) -> Vec<Sample> {
         let Forward { element, dim, batch, heads, tokens, .. } = *self;
-        let values = Attention::of(dim, false).dims[1];
-        let view = |which: usize, columns: u32| Sample::Random {
+        let values = u64::from(Attention::of(dim, false).dims[1]);
+        let factor = if self.fp8 { Scalar::F8E4M3 } else { element };
+        let view = |element, which: usize, matrix: [u64; 2]| Sample::Random {
             element,
-            extents: vec![batch, heads[which], tokens[which], columns.into()],
+            extents: vec![batch, heads[which], matrix[0], matrix[1]],
         };
-        let mut all = vec![view(0, dim), view(1, dim), view(1, values), view(0, values)];
+        let of_v = match self.fp8 {
+            // Rows begin at multiples of 16 bytes.
+            true => [values, tokens[1].next_multiple_of(16)],
+            false => [tokens[1], values],
+        };
+        let mut all = vec![
+            view(factor, 0, [tokens[0], dim.into()]),
+            view(factor, 1, [tokens[1], dim.into()]),
+            view(factor, 1, of_v),
+            view(element, 0, [tokens[0], values]),
+        ];
         let rows = Sample::Random { element: Scalar::F32, extents: vec![batch, heads[0], tokens[0]] };
         all.extend(self.log_sums.then_some(rows));
+        if self.fp8 {
+            let scales = [heads[0], heads[1], heads[1]];
+            all.extend(
+                scales.map(|heads| Sample::Random { element: Scalar::F32, extents: vec![batch, heads] }),
+            );
+        }
         all.push(Sample::f32(1.0 / (dim as f32).sqrt()));
         if self.mask == Mask::Window {
             all.extend(self.window.map(|reach| Sample::Number(reach.into(), Type::I32)));

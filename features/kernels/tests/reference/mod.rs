@@ -193,7 +193,64 @@ fn close(what: &str, found: &Argument, wanted: &[f64], within: f64) -> Result<()
     }
 }
 
+/// A tensor of values as attention of FP8 takes it, `[batch, heads, columns, tokens]`, of which there are a multiple of 16.
+fn transposed(v: &Tensor) -> Tensor {
+    let rows = Rows::of(v);
+    let [batch, heads, tokens] = rows.extents;
+    let all = tokens.next_multiple_of(16);
+    let columns = rows.columns as u64;
+    let places = (0..batch * heads * columns).flat_map(|at| (0..all).map(move |token| (at, token)));
+    let numbers = places.map(|(at, token)| {
+        let (of, column) = (at / columns, (at % columns) as usize);
+        let row = [of / heads, of % heads, token];
+        // What is behind the last is never weighted.
+        if token < tokens { rows.row(row)[column] } else { 1.0 }
+    });
+    Tensor::from_f64s(v.element, &[batch, heads, columns, all], numbers)
+}
+
 impl Problem<'_> {
+    /// Scales of queries, keys and values: for each head of each sequence, and of queries for each head of all, and one for all values
+    /// where packed.
+    fn scales(&self, variant: Attention) -> Option<[Tensor; 3]> {
+        let sequences = self.sequences.len() as u64;
+        let extents = [
+            [1, self.heads[0]],
+            [sequences, self.heads[1]],
+            match variant.packed {
+                true => [1, 1],
+                false => [sequences, self.heads[1]],
+            },
+        ];
+        let all = [1.5, 0.75, 2.0].into_iter().zip(extents).map(|(first, extents)| {
+            let numbers = (0..extents[0] * extents[1]).map(|at| first / (1.0 + at as f64 / 4.0));
+            Tensor::from_f64s(Scalar::F32, &extents, numbers)
+        });
+        let all: Vec<Tensor> = all.collect();
+        variant.fp8.then(|| all.try_into().unwrap())
+    }
+
+    /// Multiplies the rows of each sequence and head by its scale.
+    fn scale(&self, packed: bool, rows: &mut Rows, scales: &Tensor) {
+        let numbers = scales.to_f64s();
+        let [batch, heads, tokens] = rows.extents;
+        // Of packed ones by the sequence that a token is of: of queries all are alike.
+        let mut ends: Vec<u64> = Vec::new();
+        for lengths in self.sequences {
+            ends.push(ends.last().unwrap_or(&0) + lengths[1]);
+        }
+        for (at, (head, token)) in (0..batch)
+            .flat_map(|b| (0..heads).flat_map(move |h| (0..tokens).map(move |token| (b, (h, token)))))
+        {
+            let number =
+                if packed { ends.iter().position(|end| token < *end).unwrap_or(0) as u64 } else { at };
+            let index =
+                number.min(scales.extents[0] - 1) * scales.extents[1] + head.min(scales.extents[1] - 1);
+            let start = rows.start([at, head, token]);
+            rows.numbers[start..][..rows.columns].iter_mut().for_each(|x| *x *= numbers[index as usize]);
+        }
+    }
+
     /// Launches a variant on as many blocks, and compares.
     pub(crate) fn check<E: From<Mismatch>>(
         &self,
@@ -203,10 +260,19 @@ impl Problem<'_> {
     ) -> Result<(), E> {
         let problem = self;
         let Attention { element, dims: [dim, value_dim], packed, .. } = variant;
-        let tensor = |seed, which, columns| random(seed, element, &problem.extents(packed, which, columns));
+        let factor = if variant.fp8 { Scalar::F8E4M3 } else { element };
+        let of_element =
+            |seed, element, which, columns| random(seed, element, &problem.extents(packed, which, columns));
+        let tensor = |seed, which, columns| of_element(seed, factor, which, columns);
         let (q, k, v) = (tensor(4, 0, dim), tensor(5, 1, dim), tensor(6, 1, value_dim));
-        let (o, scale) = (tensor(7, 0, value_dim), 1.0 / f64::from(dim).sqrt());
-        let [of_q, of_k, of_v] = [&q, &k, &v].map(Rows::of);
+        let (o, scale) = (of_element(7, element, 0, value_dim), 1.0 / f64::from(dim).sqrt());
+        let [mut of_q, mut of_k, mut of_v] = [&q, &k, &v].map(Rows::of);
+        let scales = self.scales(variant);
+        if let Some(scales) = &scales {
+            let each = [&mut of_q, &mut of_k, &mut of_v].into_iter().zip(scales);
+            each.for_each(|(rows, scales)| self.scale(packed, rows, scales));
+        }
+        let v = if variant.fp8 { transposed(&v) } else { v };
         let mut wanted = Rows::zeros(&Rows::of(&o));
         let mut logs = Vec::new();
         problem.each(packed, &of_q, &of_k, scale, |at, log, weights| {
@@ -218,12 +284,15 @@ impl Problem<'_> {
         if variant.log_sums {
             arguments.push(Argument::Tensor(random(8, Scalar::F32, &extents)));
         }
+        arguments.extend(scales.into_iter().flatten().map(Argument::Tensor));
         arguments.extend(problem.starts(packed));
         arguments.push(float(scale));
         arguments.extend(problem.window());
         arguments.extend(problem.longest(packed, 0));
         let after = launch(&variant.kernel(GuestAddr(0x1000)).unwrap(), [blocks, 1, 1], arguments)?;
-        close(&variant.name(), &after[3], &wanted.numbers, 1e-2)?;
+        // Weights have three bits behind the first.
+        let within = if variant.fp8 { 4e-2 } else { 1e-2 };
+        close(&variant.name(), &after[3], &wanted.numbers, within)?;
         if variant.log_sums {
             let [_, heads, tokens] = extents[..] else { panic!() };
             let mut wanted = vec![f64::NAN; after[4].tensor().unwrap().len()];

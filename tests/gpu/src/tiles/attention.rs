@@ -86,9 +86,16 @@ fn forward(gpu: &Gpu) -> anyhow::Result<Launches> {
         }
         check(large, [4, 2], &[[130, 150]; 2], window)?;
         check(log_sums, [3, 1], &[[200, 230]], window)?;
+        let fp8 = Attention { mask, ..Attention::fp8(dim, mask == Mask::Causal, 1 << 13) };
+        for lengths in [[1, 1], [70, 390], [260, 100]] {
+            check(fp8, [2, 2], &[lengths], window)?;
+        }
+        check(Attention { log_sums: true, element: Scalar::F16, ..fp8 }, [4, 2], &[[130, 150]; 2], window)?;
         let packed = Attention { packed: true, ..log_sums };
         let sequences = [[70, 70], [0, 0], [1, 90], [130, 60], [64, 0], [256, 300]];
         check(packed, [2, 1], &sequences, window)?;
+        check(Attention { packed: true, log_sums: true, ..fp8 }, [2, 1], &sequences, window)?;
+        check(Attention { tile: [64, 64], groups: 1, stages: 2, ..fp8 }, [2, 1], &[[130, 150]; 2], window)?;
         // For little shared memory.
         let small = Attention { tile: [64, 64], groups: 1, ..packed };
         check(small, [2, 1], &sequences, window)?;

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::ensure;
 use vm_accel::{Argument, Buffer, Worker};
 use vm_cuda::CudaAccelerator;
-use vm_ir::{GuestAddr, Kernel, Trust};
+use vm_ir::interp::Tensor;
+use vm_ir::{GuestAddr, Kernel, Scalar, Trust};
 use vm_jit::backend::ptx::Arch;
 use vm_kernels::attention::{Attention, Backward, Gradient, SplitBackward};
 use vm_kernels::gemm::Gemm;
@@ -29,6 +30,8 @@ enum Work {
     Gemm([u64; 3], bool),
     /// Tokens, elements of a head; causal? Of 16K tokens in all, 2048 wide.
     Attention([u64; 2], bool),
+    /// The same, of FP8.
+    Fp8([u64; 2], bool),
     /// The same, of the gradients.
     Gradients([u64; 2], bool),
     /// The same, by a kernel for each.
@@ -50,6 +53,20 @@ const WORK: &[Work] = &[
     Work::Attention([8192, 64], true),
     Work::Attention([8192, 256], false),
     Work::Attention([8192, 256], true),
+    Work::Fp8([2048, 128], false),
+    Work::Fp8([4096, 128], false),
+    Work::Fp8([8192, 128], false),
+    Work::Fp8([16384, 128], false),
+    Work::Fp8([32768, 128], false),
+    Work::Fp8([2048, 128], true),
+    Work::Fp8([4096, 128], true),
+    Work::Fp8([8192, 128], true),
+    Work::Fp8([16384, 128], true),
+    Work::Fp8([32768, 128], true),
+    Work::Fp8([8192, 64], false),
+    Work::Fp8([8192, 64], true),
+    Work::Fp8([8192, 256], false),
+    Work::Fp8([8192, 256], true),
     Work::Gradients([2048, 128], false),
     Work::Gradients([8192, 128], false),
     Work::Gradients([2048, 128], true),
@@ -69,17 +86,27 @@ struct Step {
     scale: Option<f32>,
 }
 
-/// Tokens and columns of attention's tensors, in all their batches.
+/// Tokens and columns of attention's tensors, in all their batches. Longer sequences are one.
 const TOKENS: u64 = 16384;
 const WIDTH: u64 = 2048;
+
+/// What scales and sums are filled with.
+const CONSTANT: f32 = 8.0;
 
 impl Work {
     /// Sequences, heads, tokens and elements of a head of attention.
     fn tensor([tokens, dim]: [u64; 2]) -> Vec<u64> {
-        vec![TOKENS / tokens, WIDTH / dim, tokens, dim]
+        vec![(TOKENS / tokens).max(1), WIDTH / dim, tokens, dim]
     }
 
-    /// As its peer is told of it.
+    /// As its peer is told of it; of FP8, the next best is bf16.
+    fn keys(self) -> Vec<String> {
+        match self {
+            Work::Fp8(shape, causal) => vec![self.key(), Work::Attention(shape, causal).key()],
+            _ => vec![self.key()],
+        }
+    }
+
     fn key(self) -> String {
         let attention = |kind, shape, causal| {
             let extents: Vec<String> = Work::tensor(shape).iter().map(u64::to_string).collect();
@@ -88,6 +115,7 @@ impl Work {
         match self {
             Work::Gemm([m, n, k], turned) => format!("gemm {m} {n} {k} {}", u8::from(turned)),
             Work::Attention(shape, causal) => attention("attention", shape, causal),
+            Work::Fp8(shape, causal) => attention("fp8", shape, causal),
             Work::Gradients(shape, causal) | Work::SplitGradients(shape, causal) => {
                 attention("gradients", shape, causal)
             }
@@ -95,15 +123,18 @@ impl Work {
     }
 
     fn name(self) -> String {
+        let element = if matches!(self, Work::Fp8(..)) { "fp8" } else { "bf16" };
         let attention = |of: &str, [tokens, dim]: [u64; 2], causal| {
             let kind = if causal { "causal" } else { "full" };
-            format!("{of} of bf16, {kind}, heads of {dim}, {tokens} tokens")
+            format!("{of} of {element}, {kind}, heads of {dim}, {tokens} tokens")
         };
         match self {
             Work::Gemm([m, n, k], turned) => {
                 format!("product of bf16, {m} × {n} × {k}{}", if turned { ", B transposed" } else { "" })
             }
-            Work::Attention(shape, causal) => attention("attention", shape, causal),
+            Work::Attention(shape, causal) | Work::Fp8(shape, causal) => {
+                attention("attention", shape, causal)
+            }
             Work::Gradients(shape, causal) => attention("gradients of attention", shape, causal),
             Work::SplitGradients(shape, causal) => attention("gradients by a kernel each", shape, causal),
         }
@@ -112,11 +143,11 @@ impl Work {
     /// Floating-point operations.
     fn operations(self) -> f64 {
         let attention = |products: f64, [tokens, _]: [u64; 2], causal| {
-            2.0 * products * (TOKENS * WIDTH * tokens) as f64 / if causal { 2.0 } else { 1.0 }
+            2.0 * products * (TOKENS.max(tokens) * WIDTH * tokens) as f64 / if causal { 2.0 } else { 1.0 }
         };
         match self {
             Work::Gemm([m, n, k], _) => 2.0 * m as f64 * n as f64 * k as f64,
-            Work::Attention(shape, causal) => attention(2.0, shape, causal),
+            Work::Attention(shape, causal) | Work::Fp8(shape, causal) => attention(2.0, shape, causal),
             // Products that are computed again don't count.
             Work::Gradients(shape, causal) | Work::SplitGradients(shape, causal) => {
                 attention(5.0, shape, causal)
@@ -152,6 +183,11 @@ impl Work {
                 let large = Attention::of_length(shape[1] as u32, causal, shape[0]);
                 let variant = if older { Attention { tile: [128, 64], groups: 2, ..large } } else { large };
                 one(variant.kernel(GuestAddr(0))?, scale(shape))
+            }
+            Work::Fp8(shape, causal) => {
+                let kernel = Attention::fp8(shape[1] as u32, causal, shape[0]).kernel(GuestAddr(0))?;
+                // Queries and keys have scales, too.
+                one(kernel, scale(shape).map(|scale| scale / (CONSTANT * CONSTANT)))
             }
             Work::SplitGradients(shape, causal) => {
                 let variant = SplitBackward::of(shape[1] as u32, causal);
@@ -192,9 +228,17 @@ impl Work {
         })
     }
 
-    /// The extents of the buffers: of bf16, and of f32.
-    fn extents(self) -> [Vec<Vec<u64>>; 2] {
-        match self {
+    /// The extents of the buffers: of FP8, of bf16, and of f32.
+    fn extents(self) -> [Vec<Vec<u64>>; 3] {
+        let none = Vec::new();
+        let [narrow, wide] = match self {
+            Work::Fp8(shape, _) => {
+                let extents = Work::tensor(shape);
+                let mut transposed = extents.clone();
+                transposed.swap(2, 3);
+                let factors = vec![extents.clone(), extents.clone(), transposed];
+                return [factors, vec![extents], vec![vec![1, 1]; 3]];
+            }
             Work::SplitGradients(shape, _) => {
                 let extents = Work::tensor(shape);
                 let rows = extents[..3].to_vec();
@@ -213,7 +257,8 @@ impl Work {
                 let rows = extents[..3].to_vec();
                 [vec![extents; 8], vec![rows.clone(), rows, sums]]
             }
-        }
+        };
+        [none, narrow, wide]
     }
 }
 
@@ -247,13 +292,35 @@ pub(super) fn random(
     Ok(buffer)
 }
 
+/// The same of FP8.
+fn random_fp8(
+    worker: &Worker<CudaAccelerator>,
+    seed: u64,
+    count: u64,
+) -> anyhow::Result<Buffer<CudaAccelerator>> {
+    let table = (0..4096).map(|at| f64::from(at) / 1024.0 - 2.0);
+    let table = Tensor::from_f64s(Scalar::F8E4M3, &[4096], table).bytes;
+    let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let numbers: Vec<u8> = (0..count)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            table[(state >> 52) as usize]
+        })
+        .collect();
+    let buffer = worker.allocate(count)?;
+    worker.write(&buffer, &numbers)?;
+    Ok(buffer)
+}
+
 /// Numbers of f32, all alike.
 pub(super) fn constant(
     worker: &Worker<CudaAccelerator>,
     count: u64,
 ) -> anyhow::Result<Buffer<CudaAccelerator>> {
     let buffer = worker.allocate(4 * count)?;
-    worker.write(&buffer, &vec![8.0f32; count as usize])?;
+    worker.write(&buffer, &vec![CONSTANT; count as usize])?;
     Ok(buffer)
 }
 
@@ -270,13 +337,15 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
         Ok((kernels, begin.elapsed()))
     };
     let [(guest, _), (trusted, compiled)] = [load(Trust::Guest)?, load(Trust::Trusted)?];
-    let [narrow, wide] = work.extents();
+    let [narrowest, narrow, wide] = work.extents();
     let count = |extents: &Vec<u64>| extents.iter().product::<u64>();
+    let factors =
+        narrowest.iter().enumerate().map(|(seed, extents)| random_fp8(&worker, seed as u64, count(extents)));
     let randoms =
         narrow.iter().enumerate().map(|(seed, extents)| random(&worker, seed as u64, count(extents)));
     let constants = wide.iter().map(|extents| constant(&worker, count(extents)));
-    let buffers: Vec<_> = randoms.chain(constants).collect::<anyhow::Result<_>>()?;
-    let extents: Vec<_> = narrow.iter().chain(&wide).collect();
+    let buffers: Vec<_> = factors.chain(randoms).chain(constants).collect::<anyhow::Result<_>>()?;
+    let extents: Vec<_> = narrowest.iter().chain(&narrow).chain(&wide).collect();
     let arguments = steps.iter().map(|step| {
         let all: Vec<usize> = (0..buffers.len()).collect();
         let views = if step.views.is_empty() { &all } else { &step.views };
@@ -334,9 +403,20 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
     }
     match peers() {
         Ok(peers) => {
-            let seconds = peers.get(&work.key()).context("the peer measured other work")?;
-            let speeds = seconds.iter().map(|seconds| work.operations() / seconds / 1e12).collect();
-            figure(work.name(), own, ("cuDNN".to_owned(), Sample::of(speeds)), 1.0);
+            // The best that there is first.
+            let keys = work.keys();
+            let found = keys.iter().filter_map(|key| Some((key, peers.get(key)?))).collect::<Vec<_>>();
+            ensure!(!found.is_empty(), "the peer measured other work");
+            for (at, (key, seconds)) in found.into_iter().enumerate() {
+                let speeds = seconds.iter().map(|seconds| work.operations() / seconds / 1e12).collect();
+                let (peer, aim) = match work {
+                    Work::Fp8(..) if key.starts_with("fp8") => ("FlashAttention-3", 0.9),
+                    Work::Fp8(..) => ("cuDNN of bf16", 1.0),
+                    _ => ("cuDNN", 1.0),
+                };
+                let name = if at == 0 { work.name() } else { format!("{}, beside bf16", work.name()) };
+                figure(name, own.clone(), (peer.to_owned(), Sample::of(speeds)), aim);
+            }
         }
         Err(reason) => report.note(format!("without PyTorch: {reason}")),
     }
@@ -353,7 +433,7 @@ fn peers() -> &'static Result<HashMap<String, Vec<f64>>, String> {
     static PEERS: OnceLock<Result<HashMap<String, Vec<f64>>, String>> = OnceLock::new();
     PEERS.get_or_init(|| {
         let keys: Vec<String> =
-            WORK.iter().filter(|work| !work.is_product()).map(|work| work.key()).collect();
+            WORK.iter().filter(|work| !work.is_product()).flat_map(|work| work.keys()).collect();
         crate::kernels::peers::run(include_str!("peers.py"), &keys)
     })
 }

@@ -1,5 +1,6 @@
 """Times PyTorch at the work that its arguments name ("attention 2 16 8192 128 1", "gradients" of the same, "decode 16 32 8 4096 128 0"),
-and prints the seconds of a call as JSON: cuDNN for attention, on random numbers, as the kernels whose peers they are.
+"fp8" of the same), and prints the seconds of a call as JSON: cuDNN for attention, on random numbers, as the kernels whose peers they are;
+of FP8 FlashAttention-3, if its module is there.
 """
 
 import json
@@ -22,6 +23,12 @@ def function(kind, *extents):
         q = numbers(batch, heads, 1, dim)
         k, v = (numbers(batch, of_keys, tokens, dim) for _ in range(2))
         return lambda: attend(q, k, v, enable_gqa=True)
+    if kind == "fp8":
+        batch, heads, tokens, dim = extents
+        q, k, v = (numbers(batch, tokens, heads, dim).to(torch.float8_e4m3fn) for _ in range(3))
+        scales = torch.ones(batch, heads, device="cuda")
+        of = {name: scales for name in ("q_descale", "k_descale", "v_descale")}
+        return lambda: fa3.flash_attn_func(q, k, v, causal=bool(flag), **of)
     q, k, v = (numbers(*extents) for _ in range(3))
     if kind == "attention":
         return lambda: attend(q, k, v, is_causal=bool(flag))
@@ -47,6 +54,10 @@ def measure(call):
     return times
 
 
+try:
+    import fa3_fwd_interface as fa3
+except Exception:
+    fa3 = None
 if not torch.cuda.is_available():
     sys.exit("PyTorch finds no GPU")
 results = {}
@@ -54,6 +65,8 @@ BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
 with torch.no_grad(), sdpa_kernel(BACKENDS, set_priority=True):
     for work in sys.argv[1:]:
         kind, *numbers = work.split()
+        if kind == "fp8" and fa3 is None:
+            continue
         results[work] = measure(function(kind, *map(int, numbers)))
         torch.cuda.empty_cache()
 print(json.dumps(results))

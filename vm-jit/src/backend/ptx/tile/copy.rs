@@ -1,5 +1,6 @@
 //! Copies between views and shared memory, and the stages that they fill.
 
+use super::fragment::half_register;
 use super::layout::{self, BoxOf, GROUP, ROW, SLAB};
 use super::order::PutOrder;
 use super::{Role, channel_number, fragment_number};
@@ -73,7 +74,7 @@ impl<'k> Writer<'k> {
         let Some(tiles) = &self.tiles else { return };
         let (role, base, ring, rank) = (tiles.role, tiles.base, tiles.rings[number], tiles.rank);
         let (first, barriers) = (tiles.layout.channels[number], tiles.layout.barriers[number]);
-        let bytes = i64::from(channel.stage_bytes() as u32);
+        let bytes = i64::from(layout::stage_bytes(channel));
         let barrier = def!(self, B32, "mad.lo.u32", ring.next, 8, base);
         let [full, empty] = [barriers, barriers + 8 * channel.stages].map(i64::from);
         let stage = def!(self, B32, "mad.lo.u32", ring.next, bytes, base);
@@ -85,9 +86,10 @@ impl<'k> Writer<'k> {
             Role::Fetch => {
                 self.wait(barrier, empty, ring.parity);
                 let expect = "mbarrier.arrive.expect_tx.shared::cta.b64";
-                ins!(self, expect, "_", Arg::At(barrier, full), bytes);
-                let wanted = layout::fetched(kernel, parameter, channel);
-                let map = self.map_of(wanted);
+                // What comes is what the stage has, not what it takes.
+                ins!(self, expect, "_", Arg::At(barrier, full), channel.stage_bytes() as i64);
+                let wanted = layout::fetched(kernel, parameter, channel, 0);
+                let mut map = self.map_of(wanted);
                 let [rows, columns] = wanted.dims;
                 let (blocks, mut stage) = (layout::share(kernel, channel), stage);
                 let down = (blocks > 1).then(|| def!(self, B32, "mul.lo.u32", rank, i64::from(rows)));
@@ -97,9 +99,13 @@ impl<'k> Writer<'k> {
                 let all = (blocks > 1).then(|| def!(self, B16, "mov.b16", (1i64 << blocks) - 1));
                 let mut at = self.coordinates(view, &op.operands, down);
                 let of_full = def!(self, B32, "add.u32", barrier, full);
-                for i in 0..channel.dims[1] / columns {
+                for i in 0..layout::boxes(channel) {
                     if i > 0 {
                         at[0] = def!(self, B32, "add.sat.s32", at[0], i64::from(columns));
+                    }
+                    let own = layout::fetched(kernel, parameter, channel, i);
+                    if own != wanted {
+                        map = self.map_of(own);
                     }
                     let to = Arg::At(stage, i64::from(first + i * channel.dims[0] * ROW));
                     let dimensions = at.len();
@@ -168,11 +174,18 @@ impl<'k> Writer<'k> {
         boxes: Range<u32>,
     ) {
         self.each_pair(fragment, start, offset, next_box, boxes, |writer, first, at| {
-            if fragment.element.bytes() == 2 {
-                ins!(writer, "st.shared.b32", at, regs[first / 2]);
-            } else {
-                let two = [regs[first], regs[first + 1]];
-                ins!(writer, "st.shared.v2.b32", at, Arg::List(&two));
+            match fragment.element.bytes() {
+                1 => {
+                    let (number, half) = half_register(first);
+                    let halves = [writer.asm.new_reg(Class::B16), writer.asm.new_reg(Class::B16)];
+                    ins!(writer, "mov.b32", Arg::List(&halves), regs[number]);
+                    ins!(writer, "st.shared.b16", at, halves[half]);
+                }
+                2 => ins!(writer, "st.shared.b32", at, regs[first / 2]),
+                _ => {
+                    let two = [regs[first], regs[first + 1]];
+                    ins!(writer, "st.shared.v2.b32", at, Arg::List(&two));
+                }
             }
         });
         ins!(self, "fence.proxy.async.shared::cta");
@@ -199,9 +212,9 @@ impl<'k> Writer<'k> {
         let pair = def!(self, B32, "and.b32", thread, 3);
         let at = def!(self, B32, "mad.lo.u32", row, i64::from(ROW), start);
         let at = match size {
-            2 => {
+            1 | 2 => {
                 let at = def!(self, B32, "mad.lo.u32", quad, 16, at);
-                def!(self, B32, "mad.lo.u32", pair, 4, at)
+                def!(self, B32, "mad.lo.u32", pair, i64::from(2 * size), at)
             }
             _ => {
                 let half = def!(self, B32, "shr.u32", pair, 1);
@@ -243,11 +256,11 @@ impl<'k> Writer<'k> {
         let barrier = def!(self, B32, "mad.lo.u32", ring.next, 8, base);
         let of_empty = def!(self, B32, "xor.b32", ring.parity, 1);
         self.wait(barrier, empty, of_empty);
-        let bytes = i64::from(channel.stage_bytes() as u32);
+        let bytes = i64::from(layout::stage_bytes(channel));
         let stage = def!(self, B32, "mad.lo.u32", ring.next, bytes, base);
         let own = def!(self, B32, "sub.u32", group, 1);
         let start = def!(self, B32, "mad.lo.u32", own, i64::from(fragment.rows / groups * ROW), stage);
-        let boxes = 0..fragment.columns.unwrap_or(0) / layout::columns(fragment.element);
+        let boxes = 0..layout::boxes(channel);
         self.write_boxes(fragment, &regs, start, first, fragment.rows * ROW, boxes);
         ins!(self, "mbarrier.arrive.shared::cta.b64", "_", Arg::At(barrier, full));
         self.wait(barrier, full, ring.parity);
@@ -404,11 +417,19 @@ impl<'k> Writer<'k> {
             self.wait(barrier, i64::from(arrivals), arrival);
             ins!(self, "xor.b32", arrival, arrival, 1);
             self.each_pair(fragment, start, staging, rows * ROW, some, |writer, first, at| {
-                if fragment.element.bytes() == 2 {
-                    ins!(writer, "ld.shared.b32", regs[first / 2], at);
-                } else {
-                    let two = [regs[first], regs[first + 1]];
-                    ins!(writer, "ld.shared.v2.b32", Arg::List(&two), at);
+                match fragment.element.bytes() {
+                    1 => {
+                        let (number, half) = half_register(first);
+                        let mut halves = [writer.asm.new_reg(Class::B16), writer.asm.new_reg(Class::B16)];
+                        ins!(writer, "mov.b32", Arg::List(&halves), regs[number]);
+                        halves[half] = def!(writer, B16, "ld.shared.b16", at);
+                        ins!(writer, "mov.b32", regs[number], Arg::List(&halves));
+                    }
+                    2 => ins!(writer, "ld.shared.b32", regs[first / 2], at),
+                    _ => {
+                        let two = [regs[first], regs[first + 1]];
+                        ins!(writer, "ld.shared.v2.b32", Arg::List(&two), at);
+                    }
                 }
             });
         }

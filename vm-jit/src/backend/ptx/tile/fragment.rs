@@ -4,6 +4,11 @@
 //! columns two that lie side by side, in the row of its quad and in the one eight further down. Elements of 16 bits are two to
 //! a register, which is how the first factor of a product lies, too. Of a column, the four threads of a quad have the same; of a
 //! row, those of all quads.
+//!
+//! Elements of 8 bits are four to a register for `wgmma`: a row's two of one eight columns, and its two of the next eight. As a factor
+//! a thread has four that lie side by side, so what a quad has of 16 columns is exchanged before a product ([`Writer::of_bytes`]), or, of a
+//! fragment that is nothing but a factor, right where it is computed.
+//! Shah et al., "FlashAttention-3", 2024, section 3.3, permute the rows of the other factor instead.
 
 use super::layout::SLAB;
 use super::{Role, fragment_number};
@@ -43,6 +48,8 @@ impl Spread {
     }
 }
 
+/// How `shfl` is told that threads exchange within a quad: which bits of a thread's number stay, and how many threads there are.
+const QUAD: i64 = 0x1c1f;
 /// How many elements of a row are joined at a time.
 const CHAINS: usize = 2;
 
@@ -79,15 +86,45 @@ impl Cell {
     }
 }
 
-/// Elements in a register: two f16 or bf16, but of a column one.
-fn packed(fragment: &Fragment) -> u32 {
-    if class_of(fragment.element) == Class::B16 && fragment.columns.is_some() { 2 } else { 1 }
+/// Of four elements of 8 bits in a register, the number of the register and that of the half in which two are, of which the first
+/// has number `at` of the thread's.
+pub(super) fn half_register(at: usize) -> (usize, usize) {
+    (at / 8 * 2 + at / 2 % 2, at / 4 % 2)
 }
 
 impl<'k> Writer<'k> {
+    /// Elements in a register: two of 16 bits and, where `wgmma` multiplies, four of 8, but of a column one.
+    fn packed(&self, element: Scalar, columns: Option<u32>) -> u32 {
+        match columns {
+            Some(_) if class_of(element) == Class::B16 => 2,
+            Some(_) if element.bytes() == 1 && !self.is_sync() => 4,
+            _ => 1,
+        }
+    }
+
+    /// Is a fragment of 8 bits kept as products take it: is it only computed, and multiplied?
+    pub(super) fn is_kept_as_factor(&self, place: Place) -> bool {
+        let packs = |fragment: &Fragment| self.packed(fragment.element, fragment.columns) == 4;
+        let mut only = self.kernel.fragment(place).is_some_and(packs);
+        self.kernel.for_each_op(&mut |op| {
+            let first = usize::from(op.place.is_some());
+            let at = op.place.iter().chain(&op.others).position(|other| *other == place);
+            let again = op.place.iter().chain(&op.others).filter(|other| **other == place).count() > 1;
+            only &= match (op.code.shape(), at) {
+                (_, None) => true,
+                (Shape::Map, Some(at)) => {
+                    at < op.immediates.first().map_or(1, |count| *count as usize) && !again
+                }
+                (Shape::Mma, Some(at)) => at == first,
+                _ => false,
+            };
+        });
+        only
+    }
+
     /// Registers of a fragment, all zero.
     pub(super) fn zeroed(&mut self, fragment: &Fragment, spread: impl Into<Spread>) -> Vec<Reg> {
-        let count = elements(fragment, spread) / packed(fragment);
+        let count = elements(fragment, spread) / self.packed(fragment.element, fragment.columns);
         (0..count).map(|_| def!(self, B32, "mov.b32", 0)).collect()
     }
 
@@ -168,6 +205,10 @@ impl<'k> Writer<'k> {
         if value.class == Class::B16 {
             value = def!(self, B32, "mov.b32", Arg::List(&[value, value]));
         }
+        let filled = self.kernel.fragment(place);
+        if filled.is_some_and(|filled| self.packed(filled.element, filled.columns) == 4) {
+            value = def!(self, B32, "prmt.b32", value, 0, 0);
+        }
         for reg in self.fragment_regs(place) {
             self.mov(reg, value);
         }
@@ -181,8 +222,52 @@ impl<'k> Writer<'k> {
                 ins!(self, "mov.b32", Arg::List(&two), regs[at / 2]);
                 two
             }
+            _ if self.packed(element, Some(0)) == 4 => {
+                let (number, half) = half_register(at);
+                [0, 8].map(|bit| def!(self, B32, "bfe.u32", regs[number], 16 * half as i64 + bit, 8))
+            }
             _ => [regs[at], regs[at + 1]],
         }
+    }
+
+    /// Two bytes of registers, the lower ones of a register of 16 bits.
+    fn joined_bytes(&mut self, low: Reg, high: Reg) -> Reg {
+        let two = def!(self, B32, "prmt.b32", low, high, 0x0040);
+        def!(self, B16, "cvt.u16.u32", two)
+    }
+
+    /// A left factor of 8 bits, 16 rows of 32 columns, as instructions take it: four elements side by side to a thread. It is given as
+    /// fragments have it: the upper eight rows of 16 columns, the lower ones, and both of the other 16.
+    pub(super) fn of_bytes(&mut self, regs: [Reg; 4]) -> [Reg; 4] {
+        let Some(lane) = self.tiles.as_ref().map(|tiles| tiles.lane) else { return regs };
+        // Two columns to a thread: 0 and 1 of the quad need what all have of the first eight columns, 2 and 3 that of the other eight.
+        // So even threads offer their first halves to the one and then their second halves to the other, and odd ones conversely.
+        let odd = def!(self, B32, "and.b32", lane, 1);
+        let odd = def!(self, Pred, "setp.ne.u32", odd, 0);
+        let upper = def!(self, B32, "and.b32", lane, 2);
+        let upper = def!(self, Pred, "setp.ne.u32", upper, 0);
+        let in_quad = def!(self, B32, "and.b32", lane, 3);
+        // Of 0 to 3: the first is read from 0, 2, 1, 3, then from 1, 3, 0, 2.
+        let fourfold = def!(self, B32, "shl.b32", in_quad, 2);
+        let from = [0x3120, 0x2031].map(|table: i64| {
+            let table = def!(self, B32, "mov.b32", table);
+            def!(self, B32, "shr.u32", table, fourfold)
+        });
+        let offers = [(0x7632, 0x5410), (0x5410, 0x7632)]
+            .map(|(odds, evens): (i64, i64)| def!(self, B32, "selp.b32", odds, evens, odd));
+        let joins = [(0x1054, 0x5410), (0x3276, 0x7632)]
+            .map(|(uppers, lowers): (i64, i64)| def!(self, B32, "selp.b32", uppers, lowers, upper));
+        let mut exchanged = [Reg::NONE; 4];
+        for (two, to) in regs.chunks_exact(2).zip(exchanged.chunks_exact_mut(2)) {
+            let got = [0, 1].map(|i| {
+                let offered = def!(self, B32, "prmt.b32", two[0], two[1], offers[i]);
+                // Within a quad: the lowest bits of the number alone.
+                def!(self, B32, "shfl.sync.idx.b32", offered, from[i], QUAD, -1)
+            });
+            to[0] = def!(self, B32, "prmt.b32", got[0], got[1], joins[0]);
+            to[1] = def!(self, B32, "prmt.b32", got[0], got[1], joins[1]);
+        }
+        exchanged
     }
 
     /// The element of a column, in a row of the thread.
@@ -225,6 +310,10 @@ impl<'k> Writer<'k> {
 
         let [top, left] = self.corner(shape);
         let count = elements(shape, spread) as usize;
+        // By target: first halves of registers of four, of which the second comes; and what is exchanged at the end.
+        let mut halves = vec![[Reg::NONE; 2]; targets.len()];
+        let mut fours: Vec<Vec<Reg>> = vec![Vec::new(); targets.len()];
+        let kept: Vec<bool> = places.iter().map(|place| self.is_kept_as_factor(*place)).collect();
         // A column has one element for each row, all else two side by side.
         let width = if shape.columns.is_some() { 2 } else { 1 };
         for at in (0..count).step_by(width) {
@@ -258,7 +347,9 @@ impl<'k> Writer<'k> {
                     result.push(self.get(value, 0));
                 }
             }
-            for (((fragment, regs), result), narrowed) in targets.iter().zip(&results).zip(&narrowed) {
+            for (number, ((fragment, regs), result)) in targets.iter().zip(&results).enumerate() {
+                let (narrowed, halves) = (&narrowed[number], &mut halves[number]);
+                let (fours, kept) = (&mut fours[number], kept[number]);
                 match (class_of(fragment.element), fragment.element, &result[..]) {
                     // The second operand comes lower.
                     (Class::B16, Scalar::F16, [low, high]) if narrowed.is_some() => {
@@ -267,19 +358,47 @@ impl<'k> Writer<'k> {
                     (Class::B16, _, [low, high]) if narrowed.is_some() => {
                         ins!(self, "cvt.rn.bf16x2.f32", regs[at / 2], *high, *low);
                     }
+                    (Class::B32, element, [low, high]) if self.packed(element, fragment.columns) == 4 => {
+                        let two = match narrowed {
+                            Some(_) => {
+                                let format = if element == Scalar::F8E4M3 { "e4m3x2" } else { "e5m2x2" };
+                                let name = format!("cvt.rn.satfinite.{format}.f32");
+                                def!(self, B16, &name, *high, *low)
+                            }
+                            None => self.joined_bytes(*low, *high),
+                        };
+                        let (number, half) = half_register(at);
+                        match half {
+                            0 => halves[number % 2] = two,
+                            _ if kept => {
+                                fours.push(def!(self, B32, "mov.b32", Arg::List(&[halves[number % 2], two])));
+                            }
+                            _ => ins!(self, "mov.b32", regs[number], Arg::List(&[halves[number % 2], two])),
+                        }
+                    }
                     (Class::B16, _, [one]) => ins!(self, "mov.b32", regs[at], Arg::List(&[*one, *one])),
                     (Class::B16, ..) => ins!(self, "mov.b32", regs[at / 2], Arg::List(result)),
                     _ => result.iter().zip(&regs[at..]).for_each(|(from, to)| self.mov(*to, *from)),
                 }
             }
         }
+        for ((_, regs), fours) in targets.iter().zip(&fours) {
+            for (four, to) in fours.chunks_exact(4).zip(regs.chunks_exact(4)) {
+                let exchanged = self.of_bytes([four[0], four[1], four[2], four[3]]);
+                exchanged.iter().zip(to).for_each(|(from, to)| self.mov(*to, *from));
+            }
+        }
     }
 
-    /// The op by which an element of 16 bits is rounded from f32, if it is: two of them are rounded at once.
+    /// The op by which an element of 16 or 8 bits is rounded from f32, if it is: two of them are rounded at once.
     fn narrowing(&self, body: &'k Region, value: Value, target: &Fragment) -> Option<&'k Op> {
         let op = body.ops.iter().find(|op| op.code == Opcode::FpConv && op.result() == Some(value))?;
         let from = self.ty(*op.operands.first()?).scalar();
-        let narrow = matches!(target.element, Scalar::F16 | Scalar::Bf16) && self.has(Feature::CvtBf16);
+        let narrow = match target.element {
+            Scalar::F16 | Scalar::Bf16 => self.has(Feature::CvtBf16),
+            Scalar::F8E4M3 | Scalar::F8E5M2 => self.packed(target.element, target.columns) == 4,
+            _ => false,
+        };
         (narrow && from == Scalar::F32 && target.columns.is_some()).then_some(op)
     }
 

@@ -75,10 +75,22 @@ pub(super) const fn columns(element: Scalar) -> u32 {
     ROW / element.bytes()
 }
 
-/// The box that a block fetches for a channel's stages: its share, if others bring the rest.
-pub(super) fn fetched(kernel: &Kernel, parameter: u16, channel: &Channel) -> BoxOf {
+/// Boxes of a stage side by side. The last may be narrower; its rows still lie 128 bytes apart.
+pub(super) fn boxes(channel: &Channel) -> u32 {
+    channel.dims[1].div_ceil(columns(channel.element))
+}
+
+/// Bytes that a stage of a channel takes.
+pub(super) fn stage_bytes(channel: &Channel) -> u32 {
+    boxes(channel) * channel.dims[0] * ROW
+}
+
+/// The N-th box that a block fetches for a channel's stages: its share, if others bring the rest.
+pub(super) fn fetched(kernel: &Kernel, parameter: u16, channel: &Channel, number: u32) -> BoxOf {
     let rows = channel.dims[0] / share(kernel, channel);
-    BoxOf { parameter, element: channel.element, dims: [rows, columns(channel.element)] }
+    let (element, all) = (channel.element, columns(channel.element));
+    let there = channel.dims[1].saturating_sub(number * all).min(all);
+    BoxOf { parameter, element, dims: [rows, there] }
 }
 
 /// How many blocks bring a stage of the channel.
@@ -116,8 +128,12 @@ impl Layout {
                 *sent = true;
             }
             let (Some(Place::View(view)), Some(other)) = (op.place, other) else { return };
+            let mut narrower = None;
             let wanted = match (op.code.shape(), kernel.channel(*other), kernel.fragment(*other)) {
-                (Shape::Fetch, Some(channel), _) => fetched(kernel, view, channel),
+                (Shape::Fetch, Some(channel), _) => {
+                    narrower = Some(fetched(kernel, view, channel, boxes(channel).saturating_sub(1)));
+                    fetched(kernel, view, channel, 0)
+                }
                 (Shape::Put | Shape::PutRows | Shape::Get, _, Some(fragment)) if is_copied(op, fragment) => {
                     staged = staged.max(staged_boxes(fragment) * fragment.rows * ROW);
                     gets |= op.code == Opcode::Get;
@@ -126,7 +142,7 @@ impl Layout {
                 _ => return,
             };
             let single = (op.code == Opcode::PutRows).then(|| wanted.row());
-            for wanted in std::iter::once(wanted).chain(single) {
+            for wanted in std::iter::once(wanted).chain(single).chain(narrower) {
                 if !layout.boxes.contains(&wanted) {
                     layout.boxes.push(wanted);
                 }
@@ -140,7 +156,7 @@ impl Layout {
         };
         (layout.staging, layout.staged) = (take(staged, ALIGN), staged);
         for channel in &tile.channels {
-            layout.channels.push(take(channel.stage_bytes() as u32 * channel.stages, ALIGN));
+            layout.channels.push(take(stage_bytes(channel) * channel.stages, ALIGN));
         }
         for channel in &tile.channels {
             layout.barriers.push(take(16 * channel.stages, 8));
@@ -192,12 +208,12 @@ pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32,
         let [rows, inner] = channel.dims;
         let (bytes, share) = (inner * channel.element.bytes(), share(kernel, channel));
         let least = 8 * share;
-        let fits = rows / share <= MAX_BOX && rows.is_multiple_of(least) && bytes.is_multiple_of(ROW);
+        let fits = rows / share <= MAX_BOX && rows.is_multiple_of(least) && bytes.is_multiple_of(INNER);
         need(
             channel.line.0,
             fits,
             format!(
-                "a stage of @{} is {rows} rows of {bytes} bytes; it takes {least} to {} rows, a multiple of {least}, of a multiple of {ROW} bytes",
+                "a stage of @{} is {rows} rows of {bytes} bytes; it takes {least} to {} rows, a multiple of {least}, of a multiple of {INNER} bytes",
                 channel.name,
                 MAX_BOX * share
             ),
@@ -219,22 +235,34 @@ pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32,
                         stored.name
                     ),
                 );
+                need(
+                    is_copied(op, stored) || stored.element.bytes() > 1,
+                    format!(
+                        "@{} is of {}; it is copied whole, as rows of a multiple of {ROW} bytes that are not transposed",
+                        stored.name, stored.element
+                    ),
+                );
             }
             _ => {}
         }
     });
     for fragment in &tile.fragments {
         let slab = SLAB * tile.groups;
-        let held = matches!(fragment.element, Scalar::F32 | Scalar::I32 | Scalar::F16 | Scalar::Bf16);
+        let (step, held) = match fragment.element {
+            Scalar::F32 | Scalar::I32 | Scalar::F16 | Scalar::Bf16 => (8, true),
+            // Four to a register.
+            Scalar::F8E4M3 | Scalar::F8E5M2 | Scalar::I8 => (16, !fragment.is_row()),
+            _ => (8, false),
+        };
         let fits = (fragment.is_row() || fragment.rows.is_multiple_of(slab))
-            && fragment.columns.is_none_or(|columns| columns.is_multiple_of(8))
+            && fragment.columns.is_none_or(|columns| columns.is_multiple_of(step))
             && held
             && (fragment.columns.is_some() || fragment.element.bytes() == 4);
         need(
             fragment.line.0,
             fits,
             format!(
-                "@{} has {} rows of {}; a fragment of {} groups has one row, or a multiple of {slab}, of a multiple of 8 f32, i32, f16 or bf16, or is a column of f32 or i32",
+                "@{} has {} rows of {}; a fragment of {} groups has one row, or a multiple of {slab}, of a multiple of 8 f32, i32, f16 or bf16, or is a column of f32 or i32; of several rows it may have a multiple of 16 fp8 or i8",
                 fragment.name, fragment.rows, fragment.element, tile.groups
             ),
         );
@@ -281,11 +309,15 @@ fn product(kernel: &Kernel, tile: &Tile, op: &Op, need: &mut impl FnMut(bool, St
         format!("it adds {inner} products; that is no multiple of {at_once}"),
     );
     need(element != Scalar::F32, "f32 has no products; take a channel of tf32".to_owned());
-    let in_rows = !left_turned && op.attr() == Some(Right::Transposed) && kernel.channel(*a).is_some();
+    let in_rows = !left_turned && op.attr() == Some(Right::Transposed);
     need(
         element.bytes() == 2 || in_rows,
         format!(
-            "factors of {element} lie in stages, and there row by row of what is added up: write mma.bt, with the second factor transposed"
+            "factors of {element} lie row by row of what is added up: write mma.bt, with the second factor transposed"
         ),
+    );
+    need(
+        element.bytes() <= 2 || kernel.channel(*a).is_some(),
+        format!("factors of {element} lie in stages: send the first one to a channel"),
     );
 }

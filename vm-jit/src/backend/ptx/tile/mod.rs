@@ -128,6 +128,10 @@ pub(super) struct Tiles<'k> {
     fresh: Vec<Option<Reg>>,
     /// By fragment: its registers; elements of 16 bits are two in one.
     fragments: Vec<Vec<Reg>>,
+    /// A predicate of which the assembler does not know that it never holds.
+    detour: Reg,
+    /// Was anything computed of fragments since the last product began, or the last wait?
+    computed: bool,
     /// Where a role ends.
     end: Label,
     /// What there is without `wgmma`.
@@ -163,6 +167,8 @@ impl<'k> Tiles<'k> {
             arrival: Reg::NONE,
             fresh: Vec::new(),
             fragments: Vec::new(),
+            detour: Reg::NONE,
+            computed: false,
             end,
             sync: None,
         }
@@ -401,8 +407,10 @@ impl<'k> Writer<'k> {
         };
         let group = self.tiles().map_or(Reg::NONE, |tiles| tiles.group);
         let part = def!(self, B32, "sub.u32", group, 1);
+        let layers = def!(self, B32, "mov.u32", "%nctaid.z");
+        let detour = def!(self, Pred, "setp.eq.u32", layers, 0xffff);
         if let Some(tiles) = &mut self.tiles {
-            tiles.part = part;
+            (tiles.part, tiles.detour, tiles.computed) = (part, detour, false);
             (tiles.role, tiles.rings, tiles.signals, tiles.words, tiles.given) =
                 (role, rings, signals, words, given);
             (tiles.fragments, tiles.fresh, tiles.arrival) = (fragments, fresh, arrival);
@@ -446,9 +454,27 @@ impl<'k> Writer<'k> {
     /// What comes before an op of a tile kernel: products are waited for.
     pub(super) fn before_op(&mut self, op: &Op) {
         let Some(tiles) = self.tiles().filter(|tiles| tiles.role == Role::Compute) else { return };
-        if let Some(left) = tiles.waits.before(op) {
+        let waits = tiles.waits.before(op);
+        let computes = matches!(op.code.shape(), Shape::Map | Shape::Rows);
+        if let Some(left) = waits {
+            self.keep_before_wait();
             ins!(self, "wgmma.wait_group.sync.aligned", i64::from(left));
         }
+        if let Some(tiles) = &mut self.tiles {
+            tiles.computed = computes || tiles.computed && waits.is_none() && op.code.shape() != Shape::Mma;
+        }
+    }
+
+    /// Has the assembler keep what was computed before a wait there, where a product runs meanwhile: within a block of code it moves the
+    /// wait ahead of all that does not need its product (seen of ptxas 13.0). So the block ends here, by a branch that is never taken. Three
+    /// groups overlap with each other, and have no registers to spare for what is kept.
+    fn keep_before_wait(&mut self) {
+        let keeps = |tiles: &&Tiles<'_>| tiles.computed && tiles.tile.groups < 3;
+        let Some(detour) = self.tiles().filter(keeps).map(|tiles| tiles.detour) else { return };
+        let below = self.asm.new_label();
+        when!(self, detour, false, "bra.uni", Arg::Label(below));
+        ins!(self, "nanosleep.u32", 0);
+        self.asm.place(below);
     }
 
     /// What comes at the end of a region of a tile kernel.

@@ -71,6 +71,17 @@ impl<'k> Writer<'k> {
         def!(self, B64, "or.b64", at, factor.descriptor as i64)
     }
 
+    /// The registers of a left factor that is a fragment, as instructions take them.
+    fn left_fragment(&mut self, place: Place) -> Option<Vec<Reg>> {
+        fragment_number(place)?;
+        let regs = self.fragment_regs(place);
+        if self.kernel.fragment(place)?.element.bytes() > 1 || self.is_kept_as_factor(place) {
+            return Some(regs);
+        }
+        let four = regs.chunks_exact(4).map(|four| [four[0], four[1], four[2], four[3]]);
+        Some(four.flat_map(|four| self.of_bytes(four)).collect())
+    }
+
     pub(super) fn mma(&mut self, op: &'k Op, place: Place) {
         let kernel = self.kernel;
         let (Some(sum), &[a, b]) = (kernel.fragment(place), &op.others[..]) else { return };
@@ -93,6 +104,7 @@ impl<'k> Writer<'k> {
             type_name(of_b)
         );
 
+        let fragment = self.left_fragment(a);
         ins!(self, "wgmma.fence.sync.aligned");
         let right = self.descriptor(right_number, of_right, None);
         // The group's rows begin further down, or further right.
@@ -104,8 +116,6 @@ impl<'k> Writer<'k> {
             let number = channel_number(a).unwrap_or(0);
             (self.descriptor(number, factor, Some(offset)), factor, down)
         });
-        let fragment =
-            fragment_number(a).and_then(|number| Some(self.tiles.as_ref()?.fragments[number].clone()));
         let at = |writer: &mut Self, start: Reg, bytes: u32| match bytes {
             0 => start,
             bytes => def!(writer, B64, "add.s64", start, i64::from(bytes >> 4)),
@@ -135,7 +145,13 @@ impl<'k> Writer<'k> {
                         let of_slab = regs.len() / (rows / SLAB) as usize;
                         let from = slab as usize * of_slab + 4 * step as usize;
                         let a = &regs[from..from + 4];
-                        ins!(self, &name, Arg::List(sums), Arg::List(a), b, keep, 1, 1, turned);
+                        match of_b {
+                            Scalar::F16 | Scalar::Bf16 => {
+                                ins!(self, &name, Arg::List(sums), Arg::List(a), b, keep, 1, 1, turned);
+                            }
+                            Scalar::I8 => ins!(self, &name, Arg::List(sums), Arg::List(a), b, keep),
+                            _ => ins!(self, &name, Arg::List(sums), Arg::List(a), b, keep, 1, 1),
+                        }
                     }
                     (None, None) => {}
                 }

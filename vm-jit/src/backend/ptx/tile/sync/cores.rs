@@ -165,6 +165,11 @@ impl<'k> Writer<'k> {
                 let high = def!(self, B32, "shr.u32", reg, 16);
                 self.low_half(high)
             }
+            (Scalar::I8, _) => def!(self, B32, "cvt.s32.s8", reg),
+            (element @ (Scalar::F8E4M3 | Scalar::F8E5M2), _) => {
+                let [two, _] = self.f8_as_half(element, reg);
+                self.low_half(two)
+            }
             _ => reg,
         }
     }

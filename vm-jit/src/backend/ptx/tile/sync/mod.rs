@@ -96,7 +96,9 @@ pub(super) fn rejects(options: &Options, kernel: &Kernel, tile: &Tile) -> Vec<(u
     kernel.for_each_op(&mut |op| {
         let left = op.others.first().and_then(|place| kernel.fragment(*place));
         let multiplies = matches!(op.code, Opcode::Mma | Opcode::Product);
+        // Those beyond the last column are zeros, in whole pairs of registers.
         let narrow = left.filter(|left| multiplies && left.element.bytes() == 1);
+        let narrow = narrow.filter(|left| left.columns.is_some_and(|columns| !columns.is_multiple_of(8)));
         // All threads have the whole of a row, and no block of a product.
         let sum = op.place.and_then(|place| kernel.fragment(place));
         let rows = |fragment: &Fragment| fragment.is_row();
@@ -116,7 +118,7 @@ pub(super) fn rejects(options: &Options, kernel: &Kernel, tile: &Tile) -> Vec<(u
         });
         need(op.line.0, narrow.is_none(), &|| {
             let name = narrow.map_or("", |fragment| &fragment.name);
-            format!("@{name} is a factor of 8 bits in registers; send it to a channel first")
+            format!("@{name} is a factor of 8 bits in registers, whose columns are no multiple of 8; make them one, or send it to a channel")
         });
     });
     let (needed, available) = (u64::from(Layout::of(tile).bytes), options.arch.shared_bytes());

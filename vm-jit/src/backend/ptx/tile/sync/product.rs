@@ -309,6 +309,18 @@ impl<'k> Writer<'k> {
         let per_slab = regs.len() / (spread.rows(fragment.rows) / spread.slab) as usize;
         let own = &regs[slab as usize * per_slab..][..per_slab];
         let narrow = fragment.element.bytes() == 2;
+        if fragment.element.bytes() == 1 {
+            let four = [[0, 0], [0, 1], [2, 0], [2, 1]].map(|[eight, half]| {
+                // Two of one eight columns, and two of the next.
+                let at = (4 * step as usize + eight) * 4 + 2 * half;
+                let two = [at, at + 4].map(|at| match own.get(at..at + 2) {
+                    Some(&[low, high]) => def!(self, B32, "prmt.b32", low, high, 0x0040),
+                    _ => self.number(Scalar::I32, 0),
+                });
+                def!(self, B32, "prmt.b32", two[0], two[1], 0x5410)
+            });
+            return self.of_bytes(four);
+        }
         std::array::from_fn(|i| {
             let at = 4 * step as usize + i;
             // f32: of every eight columns the rows of the quad and those below alternate after two.
