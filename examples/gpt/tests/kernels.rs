@@ -3,6 +3,9 @@
 #[allow(dead_code)]
 #[path = "../../../vm-jit/tests/ptxas/assembler.rs"]
 mod assembler;
+#[allow(dead_code)]
+#[path = "../../../vm-jit/tests/ptxas/sweep.rs"]
+mod sweep;
 
 use std::collections::HashSet;
 

@@ -252,7 +252,7 @@ fn right(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
             let off = (off / all).sqrt();
             let line = format!("{}: {off:.4}, PyTorch's bf16 {theirs:.4}", parameter.name);
             // NaN is wrong too.
-            if !(off <= 1.5 * theirs + 0.01) {
+            if off.is_nan() || off > 1.5 * theirs + 0.01 {
                 wrong.push(line.clone());
             }
             if off > worst.0 {
