@@ -76,7 +76,7 @@ def graphed(call, count):
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        for _ in range(LAUNCHES):
+        for _ in range(count):
             call()
     return graph.replay
 
