@@ -24,6 +24,8 @@ struct Parameter {
     optional: bool,
     /// Is it memory to work in, of as many bytes as are needed? Marked by `!`.
     scratch: bool,
+    /// Is it a number that calls differ in which are else the same? Marked by `%`.
+    varying: bool,
 }
 
 fn parse(table: &str) -> Result<Vec<Function>, String> {
@@ -50,12 +52,13 @@ fn parse_line(line: &str, comment: Vec<String>) -> Option<Function> {
         let text = text.trim();
         let at = text.rfind([' ', '*'])? + 1;
         let (kind, name) = (text[..at].trim(), &text[at..]);
-        let (optional, scratch) = (name.ends_with('?'), name.ends_with('!'));
+        let [optional, scratch, varying] = ['?', '!', '%'].map(|mark| name.ends_with(mark));
         Some(Parameter {
-            name: name.trim_end_matches(['?', '!']).into(),
+            name: name.trim_end_matches(['?', '!', '%']).into(),
             kind: kind.into(),
             optional,
             scratch,
+            varying,
         })
     };
     let parameters = parameters.split(',').map(parameter).collect::<Option<_>>()?;
@@ -91,8 +94,10 @@ fn rust_type(kind: &str, element: &str) -> Option<String> {
 
 /// How a parameter is passed on, and what it is: an expression of `Parameter::…`, and one of a word.
 fn passed(parameter: &Parameter) -> (String, String) {
-    let Parameter { name, kind, optional, scratch } = parameter;
+    let Parameter { name, kind, optional, scratch, varying } = parameter;
     match kind.as_str() {
+        "float" if *varying => ("Varying".into(), format!("u64::from({name}.to_bits())")),
+        _ if *varying => ("Varying".into(), format!("i64::from({name}) as u64")),
         _ if *scratch => ("Workspace".into(), format!("{name}.addr() as u64")),
         kind if kind.ends_with('*') => {
             (format!("Pointer {{ optional: {optional} }}"), format!("{name}.addr() as u64"))
@@ -129,9 +134,13 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
             })
             .collect::<Vec<_>>();
         let make = name.strip_prefix("cuda_").unwrap_or(name);
+        let numbers = match parameters.iter().any(|parameter| parameter.varying) {
+            true => format!("Some(crate::functions::{make}_numbers)"),
+            false => "None".into(),
+        };
         let _ = writeln!(
             table,
-            "    Spec {{ index: {index}, name: \"{name}\", parameters: &[{}], make: crate::functions::{make} }},",
+            "    Spec {{ index: {index}, name: \"{name}\", parameters: &[{}], make: crate::functions::{make}, numbers: {numbers} }},",
             specs.join(", ")
         );
         for (number, element) in function.elements.iter().enumerate() {
@@ -208,6 +217,92 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
     Ok((text, names))
 }
 
+/// All functions by name, for tests: what they are called with, where they are, and calls with a word for each parameter.
+fn by_name(functions: &[Function]) -> Result<String, String> {
+    let (mut table, mut places, mut calls) = (String::new(), String::new(), String::new());
+    let own = |kind: &str, name: &str| Parameter {
+        name: name.into(),
+        kind: kind.into(),
+        optional: false,
+        scratch: false,
+        varying: false,
+    };
+    for function in functions {
+        let bad = || format!("functions.txt: a type of {} is none", function.name);
+        let Function { name, parameters, elements, workspace, .. } = function;
+        for (number, element) in elements.iter().enumerate() {
+            let suffix = if number == 0 { String::new() } else { format!("_{element}") };
+            let behind: &[&str] = if *workspace { &["", "_ws"] } else { &[""] };
+            let mut forms: Vec<(&str, Vec<&Parameter>, Vec<Parameter>)> = Vec::new();
+            for form in behind {
+                let mut added = Vec::new();
+                if *form == "_ws" {
+                    added.extend([own("void *", "workspace"), own("size_t", "workspace_bytes")]);
+                }
+                added.push(own("void *", "stream"));
+                forms.push((form, parameters.iter().collect(), added));
+            }
+            if *workspace || parameters.iter().any(|parameter| parameter.scratch) {
+                let numbers = parameters.iter().filter(|parameter| !parameter.kind.ends_with('*'));
+                forms.push(("_workspace_size", numbers.collect(), vec![own("size_t *", "bytes")]));
+            }
+            for (form, first, added) in &forms {
+                let full = format!("{name}{suffix}{form}");
+                let all = || first.iter().copied().chain(added);
+                let (mut listed, mut words, mut types, mut given) =
+                    (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+                for (at, parameter) in all().enumerate() {
+                    let Parameter { name, kind, optional, scratch, .. } = parameter;
+                    let kind = kind.replace("T *", &format!("{element} *"));
+                    listed.push(format!(
+                        "Parameter {{ name: \"{name}\", kind: \"{kind}\", optional: {optional}, scratch: {scratch} }}"
+                    ));
+                    let ty = match kind.as_str() {
+                        "void *" | "size_t *" => "*mut c_void".to_owned(),
+                        "size_t" => "usize".to_owned(),
+                        _ => rust_type(&parameter.kind, element).ok_or_else(bad)?,
+                    };
+                    given.push(match (ty.as_str(), ty.starts_with('*')) {
+                        (_, true) => {
+                            format!("std::ptr::with_exposed_provenance_mut::<c_void>(w{at} as usize).cast()")
+                        }
+                        ("c_float", _) => format!("f32::from_bits(w{at} as u32)"),
+                        (ty, _) => format!("w{at} as {ty}"),
+                    });
+                    words.push(format!("w{at}"));
+                    types.push(ty);
+                }
+                let _ = writeln!(
+                    table,
+                    "    Entry {{ name: \"{full}\", parameters: &[{}] }},",
+                    listed.join(", ")
+                );
+                let _ = writeln!(places, "        \"{full}\" => super::{full} as *const c_void,");
+                let _ = writeln!(
+                    calls,
+                    "        (\"{full}\", &[{}]) => {{\n            \
+                     // SAFETY: as the caller promises, it is this function, whose signature this is.\n            \
+                     let f = unsafe {{ transmute::<*const c_void, unsafe extern \"C\" fn({}) -> i32>(function) }};\n            \
+                     // SAFETY: as the caller promises.\n            \
+                     Some(unsafe {{ f({}) }})\n        }}",
+                    words.join(", "),
+                    types.join(", "),
+                    given.join(", ")
+                );
+            }
+        }
+    }
+    Ok(format!(
+        "/// All functions that have kernels, with their `_ws` and `_workspace_size`.\npub const TABLE: &[Entry] = &[\n{table}];\n\n\
+         /// Where this program has a function.\npub fn place(name: &str) -> Option<*const c_void> {{\n    Some(match name {{\n{places}        \
+         _ => return None,\n    }})\n}}\n\n\
+         /// Calls a function with a word for each parameter: addresses, integers, a float's bits. None if the name is none, or has other\n\
+         /// parameters.\n///\n/// # Safety\n/// `function` is the function of that name, of this library or another of the same version; what it asks for.\n\
+         pub unsafe fn call(name: &str, function: *const c_void, words: &[u64]) -> Option<i32> {{\n    match (name, words) {{\n{calls}        \
+         _ => None,\n    }}\n}}\n"
+    ))
+}
+
 /// An element's type as the IR calls it.
 fn scalar(element: &str) -> &'static str {
     match element {
@@ -221,7 +316,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=functions.txt");
     println!("cargo::rerun-if-changed=src/sys/abi.rs");
     let out = env::var("OUT_DIR")?;
-    let (text, mut names) = write(&parse(&fs::read_to_string("functions.txt")?)?)?;
+    let functions = parse(&fs::read_to_string("functions.txt")?)?;
+    let (text, mut names) = write(&functions)?;
+    fs::write(Path::new(&out).join("by_name.rs"), by_name(&functions)?)?;
     let abi = fs::read_to_string("src/sys/abi.rs")?;
     let own = abi.lines().filter_map(|line| line.split("extern \"C\" fn ").nth(1)?.split('(').next());
     names.extend(own.map(str::to_owned));

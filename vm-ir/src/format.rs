@@ -158,7 +158,7 @@ pub fn read_literal(scalar: Scalar, text: &str) -> Option<u64> {
             (value >= least && value <= i128::from(s.mask())).then_some(value as u64 & s.mask())
         }
         _ => {
-            if !text.bytes().any(|b| b.is_ascii_digit()) && text != "inf" && text != "-inf" {
+            if !text.bytes().any(|b| b.is_ascii_digit()) && !["inf", "-inf", "nan"].contains(&text) {
                 return None;
             }
             // What is written as infinity is no number that was too large, in fp8 either.
@@ -228,8 +228,13 @@ mod tests {
         check(Scalar::I32, "0x1ffffffff", None);
         check(Scalar::F32, "1e-6", Some(0x3586_37bd));
         check(Scalar::F32, "-inf", Some(0xff80_0000));
+        check(Scalar::F32, "nan", Some(0x7fc0_0000));
+        check(Scalar::F64, "nan", Some(0x7ff8_0000_0000_0000));
+        check(Scalar::F16, "nan", Some(0x7e00));
+        check(Scalar::F8E4M3, "nan", Some(0x7f));
+        check(Scalar::F32, "-nan", None);
+        check(Scalar::I32, "nan", None);
         check(Scalar::F32, "0x7fc00001", Some(0x7fc0_0001));
-        check(Scalar::F32, "nan", None);
         check(Scalar::Bool, "true", Some(1));
         check(Scalar::Bool, "1", None);
         assert_eq!(write_literal(Scalar::F32, 0x7fc0_0001), "0x7fc00001");

@@ -53,6 +53,7 @@ fn literals_become_constants() {
             "%c = shuffle.xor %f, %5 : f32",
         ],
     );
+    check(&["%a = maximum %f, nan : f32"], &["%2 = const 0x7fc00000 : f32", "%a = maximum %f, %2 : f32"]);
     // The numbers of an op are no operands.
     check(
         &[

@@ -175,6 +175,9 @@ fn operate() -> u8 {
                 start_log_files(logs.clone(), cli.command.other_host().1.is_some());
             }
             limits::raise();
+            if let (Some(root), _) = cli.command.other_host() {
+                stay_below(root);
+            }
             let exit = execute(
                 &cli,
                 None,
@@ -394,6 +397,16 @@ fn completions(shell: Shell, out: &mut dyn Write) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "vm-service", &mut script);
     Ok(out.write_all(&script)?)
+}
+
+/// Keeps this process from following links out of a captured tree.
+fn stay_below(root: &Path) {
+    let reason = match crate::sandbox::restrict_to(root) {
+        Ok(true) => return,
+        Ok(false) => "this Linux kernel has no Landlock".to_owned(),
+        Err(error) => error,
+    };
+    tracing::warn!("links that lead out of {} are followed: {}", root.display(), table::printable(&reason));
 }
 
 /// The host below `root`, which can only be read.

@@ -267,10 +267,45 @@ impl Drop for EndsWithThread {
 }
 
 #[cfg(test)]
+pub(crate) mod testing {
+    use std::convert::Infallible;
+    use std::io::{self, Write};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    /// An output that takes nothing before it is opened, as a pipe that nobody reads.
+    pub(crate) struct Gate<W> {
+        output: W,
+        asked: Sender<()>,
+        open: Receiver<Infallible>,
+    }
+
+    impl<W> Gate<W> {
+        /// One that is shut; what reports that somebody waits in it; and what opens it when it is dropped.
+        pub(crate) fn shut(output: W) -> (Self, Receiver<()>, Sender<Infallible>) {
+            let ((asked, report), (opener, open)) = (channel(), channel());
+            (Self { output, asked, open }, report, opener)
+        }
+    }
+
+    impl<W: Write> Write for Gate<W> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.asked.send(());
+            let Err(_opened) = self.open.recv();
+            self.output.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            self.output.flush()
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::io::Read as _;
-    use std::sync::mpsc::{Receiver, channel};
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
+    use super::testing::Gate;
     use super::*;
 
     const LONG: Duration = Duration::from_secs(30);
@@ -284,15 +319,36 @@ mod tests {
         (queue, receive)
     }
 
-    /// Pushes until the queue stays full, and answers how many bytes that took.
-    fn fill(queue: &OutputQueue) -> usize {
-        let (mut pushed, mut full) = (0, Instant::now());
-        while full.elapsed() < Duration::from_millis(300) {
-            if queue.push(&[b'x'; 100]) {
-                (pushed, full) = (pushed + 100, Instant::now());
+    /// Reports when its output has no room.
+    struct Watched<W>(W, Sender<()>);
+
+    impl<W: Write> Write for Watched<W> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.write(bytes).inspect_err(|error| {
+                if error.kind() == io::ErrorKind::WouldBlock {
+                    let _ = self.1.send(());
+                }
+            })
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            self.0.flush()
+        }
+    }
+
+    /// Pushes until the queue is full and its thread is `stuck` with what it took, and answers how many bytes that took.
+    fn fill(queue: &OutputQueue, stuck: &Receiver<()>) -> usize {
+        let (begin, mut pushed, mut is_stuck) = (Instant::now(), 0, false);
+        loop {
+            assert!(begin.elapsed() < LONG, "{pushed} bytes, stuck: {is_stuck}");
+            // In this order: one that is stuck takes no more, so that the queue stays full.
+            is_stuck |= stuck.try_recv().is_ok();
+            match queue.push(&[b'x'; 100]) {
+                true => pushed += 100,
+                false if is_stuck => return pushed,
+                false => std::thread::yield_now(),
             }
         }
-        pushed
     }
 
     #[test]
@@ -313,8 +369,9 @@ mod tests {
     #[test]
     fn a_reader_that_does_not_read_holds_nobody_up() {
         let (mut reader, writer) = io::pipe().expect("a pipe");
-        let (queue, news) = started(1000, writer);
-        let pushed = fill(&queue);
+        let (gate, asked, opener) = Gate::shut(writer);
+        let (queue, news) = started(1000, gate);
+        let pushed = fill(&queue, &asked);
         assert!(!queue.push(&[0; 1000]) && !queue.has_room(1000));
         let begin = Instant::now();
         queue.wait_for_room(1000, SHORT);
@@ -323,6 +380,7 @@ mod tests {
         assert!(left >= 900 && begin.elapsed() < LONG, "{left}");
         // What was dropped makes room, and what the thread has in hand still gets there.
         assert!(queue.push(b"end"));
+        drop(opener);
         let mut got = vec![0; pushed];
         let mut at = 0;
         while !got[..at].ends_with(b"end") {
@@ -356,8 +414,9 @@ mod tests {
     fn failures_are_told_once_and_a_full_descriptor_is_tried_again() {
         let (reader, writer) = io::pipe().expect("a pipe");
         rustix::io::ioctl_fionbio(&writer, true).expect("non-blocking");
-        let (queue, news) = started(1000, writer);
-        let pushed = fill(&queue);
+        let (send, full) = channel();
+        let (queue, news) = started(1000, Watched(writer, send));
+        let pushed = fill(&queue, &full);
         let mut reader = reader;
         let mut got = vec![0; pushed];
         reader.read_exact(&mut got).expect("all of it");

@@ -154,10 +154,10 @@ pub enum Error {
     #[error("the job was cancelled before it started")]
     Cancelled,
     /// The worker takes no more work.
-    #[error("the GPU worker has stopped: start another one")]
+    #[error("the worker has stopped: start another one")]
     Stopped,
     /// A job panicked. The worker goes on.
-    #[error("a job on the GPU worker panicked: {message}")]
+    #[error("a job on the worker panicked: {message}")]
     Panicked {
         /// The panic's message.
         message: String,

@@ -203,15 +203,25 @@ impl Place {
         true
     }
 
-    /// The bytes of a row, and the distance of which the starts of all rows are multiples; 0 for a single row.
+    /// The bytes of a row, and the distance of which the starts of all rows are multiples; 0 for a single row. Dimensions that lie
+    /// one behind the other without a gap, as the heads of a token, are one row.
     fn rows(&self) -> (u64, u64) {
-        let row = self.extents[self.rank - 1].saturating_mul(self.element);
+        let mut row = self.extents[self.rank - 1].saturating_mul(self.element);
         // A dimension of one element, or of no stride, goes nowhere.
-        let steps = self.extents().iter().zip(self.strides());
-        let steps = steps.filter(|(extent, stride)| **extent > 1 && **stride > 0).map(|(_, stride)| *stride);
-        let pitch = steps.clone().min().unwrap_or(0);
-        let even = steps.clone().all(|stride| stride.is_multiple_of(pitch));
-        (row, if even { pitch } else { 1 })
+        let mut steps = [(u64::MAX, 0); MAX_RANK - 1];
+        for (step, (&extent, &stride)) in steps.iter_mut().zip(self.extents().iter().zip(self.strides())) {
+            if extent > 1 && stride > 0 {
+                *step = (stride, extent);
+            }
+        }
+        steps.sort_unstable();
+        let mut steps = steps.iter().filter(|(_, extent)| *extent > 0).peekable();
+        while let Some((_, extent)) = steps.next_if(|(stride, _)| *stride == row) {
+            row = row.saturating_mul(*extent);
+        }
+        let mut strides = steps.map(|(stride, _)| *stride);
+        let Some(pitch) = strides.next() else { return (row, 0) };
+        (row, if strides.all(|stride| stride.is_multiple_of(pitch)) { pitch } else { 1 })
     }
 
     /// Whether this view at one address and another view at another share no byte, as far as is seen easily: their

@@ -172,6 +172,15 @@ pub enum QueueArgument<'a> {
     Scalar(Scalar),
 }
 
+/// What [`Arguments::with`] has in the place of an argument.
+#[derive(Clone, Copy, Debug)]
+pub enum Other {
+    /// Where a view begins instead; the rest of it stays.
+    Address(u64),
+    /// A number.
+    Number(Scalar),
+}
+
 /// Words that an argument block holds without an allocation.
 const INLINE_WORDS: usize = 64;
 
@@ -338,11 +347,54 @@ impl Arguments {
         }
         let mut whole = Self::repacked(self.bytes, self.words());
         for (map, tensor) in self.tensors(artifact.layout()) {
-            for (word, value) in (map.offset as usize / 8..).zip(encode(&tensor)?) {
-                whole.set_word(word, value);
-            }
+            let place = &mut whole.words_mut()[map.offset as usize / 8..];
+            place[..MAP_BYTES as usize / 8].copy_from_slice(&encode(&tensor)?);
         }
         Ok(Some(whole))
+    }
+
+    /// The same arguments but for what `other` gives for a parameter by its index.
+    ///
+    /// # Errors
+    /// [`Error::Arguments`] for an address that is not aligned as its parameter asks, a number that is not in its range, and if they were
+    /// packed for a kernel with other parameters.
+    ///
+    /// # Safety
+    /// Behind each address is as much memory as there was behind the one before, and what is written overlaps no other view.
+    #[allow(unsafe_code)]
+    pub unsafe fn with(&self, artifact: &Artifact, other: impl Fn(usize) -> Option<Other>) -> Result<Self> {
+        let layout = artifact.layout();
+        if self.bytes != layout.params.bytes {
+            let reason = format!("{} bytes given, {} wanted", self.bytes, layout.params.bytes);
+            return Err(refused(layout, "all", reason));
+        }
+        let mut moved = Self::repacked(self.bytes, self.words());
+        for (index, (parameter, slot)) in
+            layout.signature.parameters.iter().zip(&layout.params.slots).enumerate()
+        {
+            let done = match (other(index), &parameter.kind) {
+                (None, _) => Ok(()),
+                (Some(Other::Address(address)), ParameterKind::View { align, .. }) => {
+                    if address.is_multiple_of(u64::from(*align)) {
+                        moved.set_word(slot.offset() as usize / 8, address);
+                        continue;
+                    }
+                    Err(format!("address {address:#x} is not aligned to {align}"))
+                }
+                (Some(Other::Number(number)), ParameterKind::Scalar { .. }) => {
+                    moved.set_argument(parameter, *slot, QueueArgument::Scalar(number))
+                }
+                (Some(_), _) => Err("it is of another kind".into()),
+            };
+            done.map_err(|reason| refused(layout, &parameter.name, reason))?;
+        }
+        for (map, tensor) in moved.tensors(layout) {
+            tensor.check().map_err(|reason| {
+                let parameter = layout.signature.parameters.get(map.tile.parameter as usize);
+                refused(layout, parameter.map_or("", |parameter| &parameter.name), reason)
+            })?;
+        }
+        Ok(moved)
     }
 
     /// Sets the cancel flag and the fuel of a kernel that can be stopped; nothing for another.
@@ -369,9 +421,7 @@ impl Arguments {
     /// What [`Arguments::words`] gave, again. Words that were packed for one kernel stay what it was promised.
     pub(crate) fn repacked(bytes: u32, words: &[u64]) -> Self {
         let mut packed = Self::zeroed(bytes);
-        for (index, &word) in words.iter().enumerate().take(bytes.div_ceil(8) as usize) {
-            packed.set_word(index, word);
-        }
+        packed.words_mut().iter_mut().zip(words).for_each(|(to, word)| *to = *word);
         packed
     }
 
@@ -397,11 +447,18 @@ impl Arguments {
     }
 
     fn set_word(&mut self, word: usize, value: u64) {
+        self.words_mut()[word] = value;
+    }
+
+    #[allow(unsafe_code)]
+    fn words_mut(&mut self) -> &mut [u64] {
+        let count = self.bytes.div_ceil(8) as usize;
         match &mut self.words {
-            Words::Inline(words) => {
-                words[word].write(value);
-            }
-            Words::Heap(words) => words[word] = value,
+            // SAFETY: `zeroed` initialised the first `count` words.
+            Words::Inline(words) => unsafe {
+                std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), count)
+            },
+            Words::Heap(words) => words,
         }
     }
 

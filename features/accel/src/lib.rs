@@ -80,7 +80,7 @@ pub use device::{DeviceInfo, MemoryInfo, QueueOptions, deadline};
 pub use error::{Error, Result};
 pub use executor::job::Job;
 pub use extents::Extents;
-pub use launch::{Arguments, Grid, Launch, Limits, QueueArgument, Scalar};
+pub use launch::{Arguments, Grid, Launch, Limits, Other, QueueArgument, Scalar};
 pub use memory::{Memory, MemoryKind, Region};
 pub use pool::{PoolOptions, PoolStatistics};
 pub use tensor::Tensor;

@@ -304,7 +304,7 @@ vmk_status cuda_flash_attention_f16(const vmk_f16 *Q,
 
 /*
  Rotary position embedding of q and k, both [batch, seq_len, n_heads, head_dim], in place: the elements i and i + head_dim / 2 of a head
- are turned by the angle of the token's place in its sequence times freqs[i]. freqs is [head_dim / 2]; head_dim is even.
+ are turned by the angle of the token's place in its sequence times freqs[i]. freqs is [head_dim / 2]; head_dim is even and at most 512.
  */
 vmk_status cuda_rope(float *q,
                      float *k,

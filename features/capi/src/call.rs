@@ -1,5 +1,8 @@
 //! A call: a function of the ABI, its arguments as words, and the checks that need no device.
 
+use std::hash::{Hash, Hasher};
+
+use rustc_hash::FxHasher;
 use vm_ir::Scalar;
 use vm_kernels::call::Function;
 
@@ -16,7 +19,15 @@ pub(crate) struct Spec {
     pub(crate) parameters: &'static [Parameter],
     /// Which function of the library it is, with these arguments.
     pub(crate) make: fn(&Arguments<'_>) -> Result<Box<dyn Function>, Failure>,
+    /// The numbers of f32 that each of its launches takes, in their order, if they vary from call to call.
+    pub(crate) numbers: Option<NumbersOf>,
 }
+
+/// Numbers that vary.
+pub(crate) type Numbers = [f32; 8];
+
+/// What they are for arguments.
+pub(crate) type NumbersOf = fn(&Arguments<'_>) -> Result<Numbers, Failure>;
 
 /// A parameter.
 #[derive(Debug)]
@@ -46,6 +57,8 @@ pub(crate) enum Kind {
     Number,
     /// A float, by its bits.
     Float,
+    /// A number, or a float by its bits, which the same call may have another of.
+    Varying,
 }
 
 /// The most parameters of a function, but the stream.
@@ -62,7 +75,7 @@ pub(crate) struct Arguments<'a> {
     pub(crate) words: &'a [u64],
 }
 
-/// What two calls share that launch the same kernels with the same numbers: all but where memory is.
+/// What two calls share that launch the same kernels with the same numbers: all but where memory is, and numbers that vary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     function: u16,
@@ -73,6 +86,15 @@ pub(crate) struct Key {
     words: [u64; PARAMETERS],
 }
 
+impl Key {
+    /// A few bits of it, for tables.
+    pub(crate) fn hash(&self) -> u64 {
+        let mut hash = FxHasher::default();
+        Hash::hash(self, &mut hash);
+        hash.finish()
+    }
+}
+
 impl Arguments<'_> {
     /// What the call is found by.
     pub(crate) fn key(&self) -> Key {
@@ -80,7 +102,7 @@ impl Arguments<'_> {
         for ((to, word), parameter) in words.iter_mut().zip(self.words).zip(self.spec.parameters) {
             *to = match parameter.kind {
                 Kind::Pointer { .. } => u64::from(*word != 0),
-                Kind::Workspace => 0,
+                Kind::Workspace | Kind::Varying => 0,
                 _ => *word,
             };
         }

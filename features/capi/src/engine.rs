@@ -1,11 +1,13 @@
 //! The kernels of a device, compiled and loaded once, and what a call launches: found by all of its arguments but where memory is.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
+use rustc_hash::FxBuildHasher;
 use vm_accel::{Artifact, Extents, Grid, Scalar};
-use vm_ir::GuestAddr;
-use vm_kernels::call::{self as library, CallError, Entry, Region};
+use vm_ir::{GuestAddr, Type};
+use vm_kernels::call::{self as library, Entry, Region};
 
 use crate::call::{Arguments, Key, Kind};
 use crate::error::Failure;
@@ -14,11 +16,37 @@ use crate::sys::Device;
 /// Calls that are remembered; where there are more, they are found out again.
 const PLANS: usize = 4096;
 
+/// What calls do that were made before.
+type Plans<K> = HashMap<Key, Arc<Plan<K>>, FxBuildHasher>;
+
 /// A device with what was compiled for it.
 pub(crate) struct Engine<D: Device> {
     pub(crate) device: D,
-    plans: RwLock<HashMap<Key, Arc<Plan<D::Kernel>>>>,
-    kernels: Mutex<HashMap<Entry, Slot<D::Kernel>>>,
+    /// No other of the process has it.
+    number: u64,
+    plans: RwLock<Plans<D::Kernel>>,
+    kernels: Mutex<HashMap<Entry, Slot<D::Kernel>, FxBuildHasher>>,
+}
+
+/// The calls that a thread made last, of all engines of a device's kind: what they do is found without a lock.
+pub(crate) struct Recent<K>([Option<Known<K>>; RECENT]);
+
+/// Calls that a thread remembers.
+const RECENT: usize = 64;
+
+/// A call of an engine with a number.
+struct Known<K> {
+    engine: u64,
+    key: Key,
+    plan: Arc<Plan<K>>,
+}
+
+impl<K> Recent<K> {
+    pub(crate) const NEW: Self = Self([const { None }; RECENT]);
+
+    fn place(key: &Key) -> usize {
+        (key.hash() >> 32) as usize % RECENT
+    }
 }
 
 /// A kernel that is loaded, or will be by who has the lock.
@@ -57,6 +85,8 @@ pub(crate) struct Step<K> {
     pub(crate) kernel: Arc<Loaded<K>>,
     pub(crate) grid: Grid,
     pub(crate) operands: Vec<Operand>,
+    /// The arguments as they were packed first. Those of other calls differ in addresses alone.
+    pub(crate) packed: OnceLock<vm_accel::Arguments>,
 }
 
 /// An argument of a launch.
@@ -68,6 +98,8 @@ pub(crate) enum Operand {
         extents: Extents,
     },
     Number(Scalar),
+    /// One of those that vary.
+    Varying(usize),
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -76,7 +108,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl<D: Device> Engine<D> {
     pub(crate) fn new(device: D) -> Self {
-        Self { device, plans: RwLock::default(), kernels: Mutex::default() }
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (plans, kernels) = Default::default();
+        Self { device, number: NEXT.fetch_add(1, Ordering::Relaxed), plans, kernels }
+    }
+
+    /// What `f` gives for what a call does, if this thread remembers that.
+    pub(crate) fn recent<R>(&self, key: &Key, f: impl FnOnce(&Plan<D::Kernel>) -> R) -> Option<R> {
+        let look = |recent: &std::cell::RefCell<Recent<D::Kernel>>| {
+            let recent = recent.try_borrow().ok()?;
+            let known = recent.0[Recent::<D::Kernel>::place(key)].as_ref()?;
+            (known.engine == self.number && known.key == *key).then(|| f(&known.plan))
+        };
+        D::recent()?.try_with(look).ok()?
+    }
+
+    /// Lets this thread remember what a call does.
+    pub(crate) fn remember(&self, key: Key, plan: Arc<Plan<D::Kernel>>) {
+        let Some(recent) = D::recent() else { return };
+        let (place, known) = (Recent::<D::Kernel>::place(&key), Known { engine: self.number, key, plan });
+        // A thread that ends remembers nothing any more.
+        let _ =
+            recent.try_with(|recent| recent.try_borrow_mut().map(|mut recent| recent.0[place] = Some(known)));
     }
 
     /// What a call does, if it was asked before.
@@ -123,12 +176,8 @@ impl<D: Device> Engine<D> {
         buffers: Vec<Buffer>,
     ) -> Result<Arc<Plan<D::Kernel>>, Failure> {
         let name = call.spec.name;
-        let launches = function.call(&self.device.resources()).map_err(|error| match error {
-            CallError::Unsupported { what, .. } => {
-                Failure::invalid(name, "the call", format!("can't be made: {what}"))
-            }
-            error => Failure::Unavailable(error.to_string()),
-        })?;
+        let launches =
+            function.call(&self.device.resources()).map_err(|error| Failure::call(name, &error))?;
         let count = buffers.len();
         let mut steps = Vec::new();
         for launch in launches.launches {
@@ -136,7 +185,12 @@ impl<D: Device> Engine<D> {
             let grid = Grid(launch.grid);
             grid.check(kernel.artifact.signature(), self.device.info())
                 .map_err(|error| Failure::invalid(name, "the call", format!("is too large: {error}")))?;
+            let mut varying = 0;
             let operand = |operand| match operand {
+                library::Operand::Number(_, Type::F32) if call.spec.numbers.is_some() => {
+                    varying += 1;
+                    Ok(Operand::Varying(varying - 1))
+                }
                 library::Operand::Buffer(buffer, region) => view(buffer, &region),
                 library::Operand::Workspace(region) => view(count, &region),
                 library::Operand::Number(bits, ty) => {
@@ -145,7 +199,7 @@ impl<D: Device> Engine<D> {
             };
             let operands = launch.operands.into_iter().map(operand).collect::<Result<Vec<_>, _>>();
             let operands = operands.map_err(|error| Failure::device(name, &error))?;
-            steps.push(Step { kernel, grid, operands });
+            steps.push(Step { kernel, grid, operands, packed: OnceLock::new() });
         }
         let plan = Arc::new(Plan { buffers, steps, workspace: launches.workspace });
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);

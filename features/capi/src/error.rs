@@ -1,6 +1,7 @@
 //! Why a call failed.
 
 use thiserror::Error;
+use vm_kernels::call::CallError;
 use vm_runtime::CompileError;
 
 use crate::sys::vmk_status;
@@ -53,6 +54,16 @@ impl Failure {
     /// That a parameter has a value that it can't have.
     pub(crate) fn invalid(function: &'static str, parameter: &str, what: impl Into<String>) -> Failure {
         Failure::Invalid { function, parameter: parameter.into(), what: what.into() }
+    }
+
+    /// What the function said of its arguments and the device.
+    pub(crate) fn call(function: &'static str, error: &CallError) -> Failure {
+        match error {
+            CallError::Unsupported { what, .. } => {
+                Failure::invalid(function, "the call", format!("can't be made: {what}"))
+            }
+            error => Failure::Unavailable(error.to_string()),
+        }
     }
 
     /// What a device said.

@@ -14,7 +14,7 @@ use vm_kernels::sample::{Argmax, Logits, Sample, SoftmaxTopK, TopK, TopKSample, 
 use vm_kernels::scatter::ScatterAdd;
 use vm_kernels::softmax::Softmax;
 
-use crate::call::Arguments;
+use crate::call::{Arguments, Numbers};
 use crate::error::Failure;
 
 type Made = Result<Box<dyn Function>, Failure>;
@@ -103,13 +103,21 @@ pub(crate) fn rope(call: &Arguments<'_>) -> Made {
 }
 
 pub(crate) fn adamw_step(call: &Arguments<'_>) -> Made {
-    let step = call.extent("step");
-    if step == 0 {
-        return Err(Failure::invalid(call.spec.name, "step", "is 0: steps count from 1"));
+    Ok(Box::new(adamw(call, vec![call.extent("size")])?))
+}
+
+pub(crate) fn adamw_step_numbers(call: &Arguments<'_>) -> Result<Numbers, Failure> {
+    Ok(adamw(call, Vec::new())?.numbers())
+}
+
+fn adamw(call: &Arguments<'_>, sizes: Vec<u64>) -> Result<AdamW, Failure> {
+    let step = call.extent("step").cast_signed();
+    if step < 1 {
+        return Err(Failure::invalid(call.spec.name, "step", format!("is {step}: steps count from 1")));
     }
     let float = |name| f64::from(call.float(name));
-    Ok(Box::new(AdamW {
-        sizes: vec![call.extent("size")],
+    Ok(AdamW {
+        sizes,
         parameter: call.element,
         gradient: call.element,
         master: false,
@@ -121,7 +129,7 @@ pub(crate) fn adamw_step(call: &Arguments<'_>) -> Made {
         eps: float("eps"),
         weight_decay: float("weight_decay"),
         step: u32::try_from(step).unwrap_or(u32::MAX),
-    }))
+    })
 }
 
 pub(crate) fn grad_clip(call: &Arguments<'_>) -> Made {

@@ -10,9 +10,12 @@
 //! | `call` | a call's arguments, and the checks that need no device |
 //! | `engine` | the kernels of a device, compiled once, and what a call launches |
 //! | `state` | which device a call goes to |
+//! | `checks`, a feature | what tests check of every function, on any device |
 //! | `sys` | the boundary: C on one side, results and no panics on the other; the devices; launches |
 
 mod call;
+#[cfg(feature = "checks")]
+pub mod checks;
 mod engine;
 mod error;
 mod functions;

@@ -1,11 +1,12 @@
 //! Which device a call goes to, and what there is of them.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use vm_cuda::{CudaAccelerator, CudaLauncher, device_count};
+use vm_cuda::{CudaAccelerator, CudaLauncher, Place, device_count};
 
 use crate::engine::Engine;
 use crate::error::Failure;
@@ -20,8 +21,10 @@ const PRIMARY: u64 = u64::MAX;
 pub(crate) struct State {
     chosen: AtomicI32,
     gpus: OnceLock<Result<u32, String>>,
-    contexts: RwLock<HashMap<u64, Arc<Engine<Gpu>>>>,
-    cpu: OnceLock<Result<Engine<Cpu>, String>>,
+    contexts: RwLock<HashMap<u64, &'static Engine<Gpu>>>,
+    cpu: OnceLock<Engine<Cpu>>,
+    /// Who starts the CPU's threads has it.
+    starting: Mutex<()>,
 }
 
 /// The device of a call.
@@ -29,20 +32,25 @@ pub(crate) enum Chosen<'a> {
     /// The CPU.
     Cpu(&'a Engine<Cpu>),
     /// A context of a GPU.
-    Gpu(Arc<Engine<Gpu>>),
+    Gpu(&'static Engine<Gpu>),
+}
+
+thread_local! {
+    /// The context that this thread called in last, by its number.
+    static LAST: Cell<Option<(u64, &'static Engine<Gpu>)>> = const { Cell::new(None) };
 }
 
 impl State {
     /// As the environment says.
     pub(crate) fn new() -> Self {
-        let chosen = match std::env::var(VARIABLE).as_deref() {
-            Ok("cpu") => vmk_device::VMK_CPU as i32,
-            Ok("gpu") => vmk_device::VMK_GPU as i32,
-            Ok("auto" | "") | Err(_) => vmk_device::VMK_AUTO as i32,
-            Ok(_) => -1,
+        let chosen = match std::env::var_os(VARIABLE).unwrap_or_default().to_str() {
+            Some("cpu") => vmk_device::VMK_CPU as i32,
+            Some("gpu") => vmk_device::VMK_GPU as i32,
+            Some("auto" | "") => vmk_device::VMK_AUTO as i32,
+            _ => -1,
         };
-        let (gpus, contexts, cpu) = Default::default();
-        Self { chosen: AtomicI32::new(chosen), gpus, contexts, cpu }
+        let (gpus, contexts, cpu, starting) = Default::default();
+        Self { chosen: AtomicI32::new(chosen), gpus, contexts, cpu, starting }
     }
 
     /// How many GPUs there are, or why there are none.
@@ -77,7 +85,7 @@ impl State {
     pub(crate) fn on_gpu(&self) -> Result<bool, Failure> {
         match self.chosen.load(Ordering::Acquire) {
             -1 => {
-                let value = std::env::var(VARIABLE).unwrap_or_default();
+                let value = std::env::var_os(VARIABLE).unwrap_or_default();
                 let what = format!("is {value:?} in the environment: cpu, gpu and auto are possible");
                 Err(Failure::invalid("libvmkernels", VARIABLE, what))
             }
@@ -93,36 +101,56 @@ impl State {
     /// [`Failure::Unavailable`]; the driver's.
     pub(crate) fn device(&self, function: &'static str) -> Result<Chosen<'_>, Failure> {
         if !self.on_gpu()? {
-            return self.cpu().map(Chosen::Cpu);
+            return self.cpu(function).map(Chosen::Cpu);
         }
         self.gpus().as_ref().map_err(|why| Failure::Unavailable(format!("{function}: {why}")))?;
         self.context().map(Chosen::Gpu).map_err(|error| Failure::device(function, &error))
     }
 
-    fn cpu(&self) -> Result<&Engine<Cpu>, Failure> {
-        let start = || {
+    /// The CPU. Where its threads can't be started, the next call tries again: others may have ended by then.
+    fn cpu(&self, function: &'static str) -> Result<&Engine<Cpu>, Failure> {
+        if let Some(engine) = self.cpu.get() {
+            return Ok(engine);
+        }
+        let starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.cpu.get().is_none() {
             let threads = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
-            Cpu::start(threads).map(Engine::new).map_err(|error| error.to_string())
-        };
-        self.cpu.get_or_init(start).as_ref().map_err(|why| Failure::Unavailable(why.clone()))
+            let cpu = Cpu::start(threads).map_err(|error| Failure::device(function, &error))?;
+            let _ = self.cpu.set(Engine::new(cpu));
+        }
+        drop(starting);
+        self.cpu.get().ok_or_else(|| Failure::Unavailable("there is no CPU".into()))
     }
 
     /// The kernels of the calling thread's context; of the first device's primary context, if it has none.
-    fn context(&self) -> vm_accel::Result<Arc<Engine<Gpu>>> {
+    fn context(&self) -> vm_accel::Result<&'static Engine<Gpu>> {
         let place = CudaLauncher::current()?;
         let id = place.map_or(PRIMARY, |place| place.id);
+        if let Ok(Some((last, engine))) = LAST.try_with(Cell::get)
+            && last == id
+        {
+            return Ok(engine);
+        }
+        let engine = self.engine(place, id)?;
+        let _ = LAST.try_with(|last| last.set(Some((id, engine))));
+        Ok(engine)
+    }
+
+    /// The kernels of a context with a number.
+    fn engine(&self, place: Option<Place>, id: u64) -> vm_accel::Result<&'static Engine<Gpu>> {
         if let Some(engine) = self.contexts.read().unwrap_or_else(PoisonError::into_inner).get(&id) {
-            return Ok(Arc::clone(engine));
+            return Ok(engine);
         }
         let mut contexts = self.contexts.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(engine) = contexts.get(&id) {
-            return Ok(Arc::clone(engine));
+            return Ok(engine);
         }
         let device = if place.is_some() { CudaLauncher::current_device()? } else { 0 };
         let accelerator = Arc::new(CudaAccelerator::new(device)?);
         let launcher = accelerator.launcher(place.map(lend))?;
-        let engine = Arc::new(Engine::new(Gpu::new(accelerator, launcher, id)));
-        contexts.insert(id, Arc::clone(&engine));
+        // As long as the process: kernels of a context stay loaded, and calls may run when the process ends.
+        let engine: &'static _ = Box::leak(Box::new(Engine::new(Gpu::new(accelerator, launcher))));
+        contexts.insert(id, engine);
         Ok(engine)
     }
 }

@@ -58,6 +58,22 @@ fn products() {
 }
 
 #[test]
+fn attention_of_heads_of_any_size() {
+    on_cpu();
+    for dim in [1, 64, 65, 128, 129, 200, 255, 256] {
+        // Two keys that are alike, so the mean of the values.
+        let (q, v) = (vec![0.5f32; 2 * dim], (0..2 * dim).map(|at| (at / dim) as f32).collect::<Vec<_>>());
+        let mut found = vec![9.0f32; 2 * dim];
+        let (of_q, of_v, to) = (q.as_ptr(), v.as_ptr(), found.as_mut_ptr());
+        // SAFETY: one sequence of two tokens of one head of `dim` elements.
+        let status =
+            unsafe { cuda_flash_attention(of_q, of_q, of_v, to, 1, 2, 1, dim as i32, 0.125, 0, null_mut()) };
+        assert_eq!(status, vmk_status::VMK_SUCCESS, "{dim}: {}", last());
+        assert!(found.iter().all(|value| (value - 0.5).abs() < 1e-5), "{dim}: {:?}", &found[..2]);
+    }
+}
+
+#[test]
 fn what_is_refused() {
     on_cpu();
     const INVALID: vmk_status = vmk_status::VMK_INVALID_VALUE;
@@ -97,6 +113,11 @@ fn what_is_refused() {
         check(attend(8, scale), "cuda_mqa_attention: scale is");
     }
     check(vmk_use(7), "vmk_use: device is 7");
+    // A function and its workspace size refuse the same.
+    let mut bytes = 0;
+    // SAFETY: no memory is looked at.
+    let size = unsafe { cuda_topk_workspace_size(1, (1 << 23) + 1, 1, &raw mut bytes) };
+    check(size, "cuda_topk: the call can't be made: 8388609 columns; at most 8388608 are taken");
     // Nothing to compute succeeds with any pointers; memory that is read may overlap.
     assert_eq!(gemm(null(), null(), null_mut(), 0, 5, 5, null_mut()), vmk_status::VMK_SUCCESS);
     assert_eq!(gemm(a, a, c, 2, 2, 2, null_mut()), vmk_status::VMK_SUCCESS, "{}", last());

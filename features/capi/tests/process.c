@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +19,21 @@ static int works(void) {
 static void *forever(void *unused) {
     while (works()) continue;
     return unused;
+}
+
+static void *ever(void *unused) {
+    for (;;) works();
+    return unused;
+}
+
+/* A child that may start no thread, and may later. */
+static int starts_again(void) {
+    struct rlimit limit, none;
+    if (setuid(65534) || getrlimit(RLIMIT_NPROC, &limit)) return 3;
+    none = limit;
+    none.rlim_cur = 0;
+    if (setrlimit(RLIMIT_NPROC, &none) || works()) return 4;
+    return setrlimit(RLIMIT_NPROC, &limit) || !works() ? 5 : 0;
 }
 
 int main(void) {
@@ -40,6 +56,23 @@ int main(void) {
             return fprintf(stderr, "child: %d\n", status), 1;
     }
     if (!works()) return fputs("parent\n", stderr), 1;
+    if (getuid() == 0) {
+        int status = 0;
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(300);
+            _exit(starts_again());
+        }
+        if (waitpid(child, &status, 0) != child || status != 0)
+            return fprintf(stderr, "child without threads: %d\n", status), 1;
+    }
+    /* Between calls a thread can be cancelled, in one it can't. */
+    pthread_t others[4];
+    for (int at = 0; at < 4; at++) pthread_create(&others[at], NULL, ever, NULL);
+    usleep(10000);
+    for (int at = 0; at < 4; at++) pthread_cancel(others[at]);
+    usleep(10000);
+    if (!works()) return fputs("after threads were cancelled\n", stderr), 1;
     puts("ok");
     exit(0);
 }

@@ -7,11 +7,10 @@
 
 #[path = "../tests/common/mod.rs"]
 mod common;
+mod peer;
 
-use std::io::{BufRead, BufReader, Write};
+use peer::Peer;
 use std::num::NonZero;
-use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use vm_accel::{
     Accelerator, Arguments, Extents, Grid, MemoryKind, Queue, QueueArgument, QueueOptions, Scalar as Number,
@@ -87,55 +86,6 @@ impl Work {
                 vec![("torch", "attention", [heads, rows, attention.dims[0].into()])]
             }
         }
-    }
-}
-
-struct Peer {
-    name: String,
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-    turns: Vec<f64>,
-}
-
-impl Peer {
-    fn start((peer, work, sizes): (&str, &str, [u64; 3]), threads: usize) -> std::io::Result<Peer> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/tiles.py");
-        let mut child = Command::new("python3")
-            .arg(script)
-            .args([peer, work])
-            .args(sizes.map(|size| size.to_string()))
-            .arg(threads.to_string())
-            // Threads that have nothing to do must not run while others are timed.
-            .envs([("OMP_WAIT_POLICY", "passive"), ("KMP_BLOCKTIME", "0"), ("OPENBLAS_THREAD_TIMEOUT", "4")])
-            .envs(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"].map(|name| (name, threads.to_string())))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(std::io::ErrorKind::BrokenPipe.into());
-        };
-        let mut peer =
-            Peer { name: String::new(), child, input, output: BufReader::new(output), turns: vec![] };
-        peer.output.read_line(&mut peer.name)?;
-        peer.name = peer.name.trim().to_owned();
-        if peer.name.is_empty() { Err(std::io::ErrorKind::NotFound.into()) } else { Ok(peer) }
-    }
-
-    fn turn(&mut self) {
-        let mut line = String::new();
-        let answers = writeln!(self.input).and_then(|()| self.output.read_line(&mut line));
-        if let (Ok(_), Ok(seconds)) = (answers, line.trim().parse()) {
-            self.turns.push(seconds);
-        }
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -234,7 +184,12 @@ fn main() {
         }
         for &threads in &threads {
             let ours = Ours::start(work, Trust::Guest, threads);
-            let started = work.peers().into_iter().map(|peer| (peer.0, Peer::start(peer, threads)));
+            let started = work.peers().into_iter().map(|(peer, work, sizes)| {
+                let sizes = sizes.into_iter().chain([threads as u64]).map(|size| size.to_string());
+                let arguments: Vec<String> =
+                    [peer, work].map(str::to_owned).into_iter().chain(sizes).collect();
+                (peer, Peer::start("tiles.py", &arguments, threads))
+            });
             let mut peers = Vec::new();
             for (name, peer) in started {
                 match peer {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustc_hash::FxBuildHasher;
 use vm_accel::{Arguments, Artifact, Grid, Result, Tensor};
 
 use crate::context::number;
@@ -24,7 +25,7 @@ pub struct CudaLauncher {
     /// No other of the process has it.
     number: u64,
     images: Mutex<Images<Module>>,
-    maps: Mutex<HashMap<Tensor, [u64; 16]>>,
+    maps: Mutex<HashMap<Tensor, [u64; 16], FxBuildHasher>>,
     context: Arc<Context>,
 }
 
@@ -54,7 +55,7 @@ impl CudaLauncher {
         driver()?.current_device()
     }
 
-    /// Loads a kernel.
+    /// Loads a kernel. Streams that are captured, by whichever thread, do not keep it from that, and are not spoilt.
     ///
     /// # Errors
     /// [`Error::Load`](vm_accel::Error::Load); the driver's.
@@ -62,6 +63,7 @@ impl CudaLauncher {
         let _entered = self.context.enter()?;
         let driver = self.context.driver();
         let mut images = lock(&self.images);
+        let _relaxed = driver.relax_captures()?;
         let module = images.take(artifact, || Module::load(driver, artifact))?;
         let function = Function::find(driver, module, artifact)?;
         Ok(CudaKernel { function, context: self.number, artifact: artifact.clone() })
@@ -109,6 +111,6 @@ impl CudaLauncher {
     /// The driver's.
     pub fn allocation(&self, address: u64) -> Result<Option<Allocation>> {
         let _entered = self.context.enter()?;
-        self.context.driver().allocation(address)
+        self.context.driver().allocation(address, self.context.handle())
     }
 }

@@ -1,6 +1,6 @@
 //! Keys and values of new tokens that are put into a cache, of one piece for each sequence or of pages.
 
-use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand};
+use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Region};
 use crate::family::Resources;
 use crate::gather::blocks;
 use crate::pieces::{Pieces, THREADS};
@@ -8,7 +8,7 @@ use vm_ir::builder::{BuildError, Builder, IRBlock, PlaceRef};
 use vm_ir::limits::MAX_GRID_YZ;
 use vm_ir::op::{Axis, Cache};
 use vm_ir::view::{Access, Dim, ViewType};
-use vm_ir::{GuestAddr, Kernel, Scalar};
+use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
 /// A variant. Its parameters: `k` and `v`, `[batch, tokens, d]`; `k_cache` and `v_cache`, `[slots, tokens of a slot, d]`; `lengths`, i32, `[batch]`; of pages `pages`, i32, `[batch,
 /// pages of a sequence]`. The grid: tokens along x, sequences along y, k and v along z.
@@ -170,5 +170,130 @@ impl Function for KvAppend {
         let grid = [blocks(NAME, tokens, pieces.rows())?, sequences, 2];
         let entry = Entry::Append(Append { element, page, pieces });
         Ok(Call { launches: vec![Launch { entry, grid, operands }], workspace: 0 })
+    }
+}
+
+/// Puts the keys and values of one product of queries, keys and values into a contiguous cache, as [`KvAppend`] does.
+///
+/// Its buffers: `qkv`, `[batch, tokens, heads + 2 · shared, dim]`: for each token its heads of queries, keys and values, one behind the other; `k_cache`
+/// and `v_cache`, `[batch, capacity, shared, dim]`; `lengths`, i32, `[batch]`, those of before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QkvAppend {
+    /// Sequences.
+    pub batch: u64,
+    /// New tokens of each.
+    pub tokens: u64,
+    /// Heads of queries, and of keys and values.
+    pub heads: [u64; 2],
+    /// Elements of a head.
+    pub dim: u64,
+    /// Tokens that a sequence has room for.
+    pub capacity: u64,
+    /// What an element is: any type of memory.
+    pub element: Scalar,
+    /// Bytes to whose multiples all buffers are aligned; 16 is fast.
+    pub align: u32,
+}
+
+impl Function for QkvAppend {
+    fn buffers(&self) -> Vec<Buffer> {
+        let QkvAppend { batch, tokens, heads: [heads, shared], dim, capacity, element, .. } = *self;
+        let all = heads.saturating_add(shared.saturating_mul(2));
+        let cache = |name| Buffer::new(name, element, &[batch, capacity, shared, dim], Access::ReadWrite);
+        vec![
+            Buffer::new("qkv", element, &[batch, tokens, all, dim], Access::Read),
+            cache("k_cache"),
+            cache("v_cache"),
+            Buffer::new("lengths", Scalar::I32, &[batch], Access::Read),
+        ]
+    }
+
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
+        const NAME: &str = "qkv_append";
+        let QkvAppend { batch, tokens, heads: [heads, shared], dim, capacity, element, align } = *self;
+        let qkv = &self.buffers()[0];
+        let token = qkv.extents[2].checked_mul(dim).filter(|_| qkv.len().is_some());
+        let token = token.ok_or_else(|| CallError::Unsupported {
+            function: NAME,
+            what: format!(
+                "{heads} and twice {shared} heads of {dim} for {tokens} tokens; the product overflows"
+            ),
+        })?;
+        let layout = Layout::Contiguous { capacity };
+        // Queries stand before the keys: with both, rows begin at multiples of what all of their heads have in common.
+        let bytes = dim.saturating_mul(element.bytes().into());
+        let align = if bytes.is_multiple_of(align.max(1).into()) { align } else { element.bytes() };
+        let append = KvAppend { batch, tokens, heads: shared, dim, layout, element, align };
+        let mut call = append.call(resources)?;
+        for launch in &mut call.launches {
+            for operand in &mut launch.operands {
+                let Operand::Buffer(buffer, region) = operand else { continue };
+                // K and V are parts of what was one product; the others stand one place before.
+                let columns = shared * dim;
+                let part = |number: u64| Region {
+                    element,
+                    offset: (heads * dim + number * columns) * u64::from(element.bytes()),
+                    extents: vec![batch, tokens, columns],
+                    strides: vec![tokens * token, token, 1],
+                };
+                match *buffer {
+                    0 => *region = part(0),
+                    1 => *region = part(1),
+                    _ => {}
+                }
+                *buffer = buffer.saturating_sub(1);
+            }
+        }
+        Ok(call)
+    }
+}
+
+/// A kernel that adds to integers. Its parameters: `x`, i32, `[n]`; `by`, i32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Advance;
+
+impl Advance {
+    /// Its name, which tells it from all others.
+    pub fn name(&self) -> String {
+        "advance".into()
+    }
+
+    /// Its kernel.
+    ///
+    /// # Errors
+    /// None.
+    pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
+        let block = IRBlock::new(guest);
+        let k = block.builder();
+        k.name(&self.name()).block_size([THREADS, 1, 1]);
+        let x = k.view("x", Scalar::I32, 1, Access::ReadWrite);
+        let by = k.scalar("by", Type::I32);
+        let at = k.global_id(Axis::X);
+        k.if_(at.lt(x.extent(0)), || x.at([at]).store(x.at([at]).load() + by));
+        block.kernel()
+    }
+}
+
+/// Adds a number to each length, once a cache has grown by as many tokens; what is greater than i32 wraps. Its buffer: `lengths`, i32, `[count]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdvanceLengths {
+    /// Lengths.
+    pub count: u64,
+    /// What is added.
+    pub by: i32,
+}
+
+impl Function for AdvanceLengths {
+    fn buffers(&self) -> Vec<Buffer> {
+        vec![Buffer::new("lengths", Scalar::I32, &[self.count], Access::ReadWrite)]
+    }
+
+    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+        if self.count == 0 {
+            return Ok(Call::default());
+        }
+        let grid = [blocks("advance", self.count, THREADS.into())?, 1, 1];
+        let operands = vec![Operand::whole(0, Scalar::I32, &[self.count]), Operand::i32(self.by)];
+        Ok(Call { launches: vec![Launch { entry: Entry::Advance(Advance), grid, operands }], workspace: 0 })
     }
 }

@@ -7,6 +7,7 @@
 //! A function allocates nothing. What its launches hand to each other lies in a workspace of the caller's, of as many bytes as
 //! [`Call::workspace`] says and aligned to [`WORKSPACE_ALIGN`]; its contents before a call don't matter.
 
+use std::any::Any;
 use std::fmt;
 
 use thiserror::Error;
@@ -14,8 +15,8 @@ use vm_ir::builder::BuildError;
 use vm_ir::view::Access;
 use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
-use crate::append::Append;
-use crate::attention::Attention;
+use crate::append::{Advance, Append};
+use crate::attention::{Attention, Backward, BackwardPass, Decode};
 use crate::columns::Columns;
 use crate::elementwise::ChainKernel;
 use crate::experts::Experts;
@@ -34,8 +35,8 @@ use crate::transpose::Transposed;
 /// Bytes to whose multiples a workspace, and each part of one, is aligned.
 pub const WORKSPACE_ALIGN: u64 = 256;
 
-/// What is computed, of which extents.
-pub trait Function: fmt::Debug {
+/// What is computed, of which extents. As an [`Any`] it tells which function it is.
+pub trait Function: Any + fmt::Debug {
     /// The buffers of a call, in order.
     fn buffers(&self) -> Vec<Buffer>;
 
@@ -226,6 +227,12 @@ pub enum Entry {
     Router(Router),
     /// Attention.
     Attention(Attention),
+    /// A kernel of its gradients.
+    AttentionBackward(Backward, BackwardPass),
+    /// Attention of a few queries to a cache.
+    Decode(Decode),
+    /// What joins the parts of that.
+    DecodeJoin(Decode),
     /// The same of each element of many tensors.
     Flat(Flat),
     /// Sums of squares of many tensors.
@@ -244,6 +251,8 @@ pub enum Entry {
     Rotate(Rotate),
     /// What is put into a cache of keys and values.
     Append(Append),
+    /// Lengths of a cache that grow.
+    Advance(Advance),
     /// The load of experts.
     Experts(Experts),
     /// A softmax or its gradient.
@@ -276,6 +285,9 @@ impl Entry {
             Entry::Draw(draw) => draw.kernel(guest),
             Entry::Router(router) => router.kernel(guest),
             Entry::Attention(attention) => attention.kernel(guest),
+            Entry::AttentionBackward(backward, pass) => backward.pass(*pass, guest),
+            Entry::Decode(decode) => decode.kernel(guest),
+            Entry::DecodeJoin(decode) => decode.join(guest),
             Entry::Flat(flat) => flat.kernel(guest),
             Entry::Squares(squares) => squares.kernel(guest),
             Entry::Finish(finish) => finish.kernel(guest),
@@ -285,6 +297,7 @@ impl Entry {
             Entry::Transposed(transposed) => transposed.kernel(guest),
             Entry::Rotate(rotate) => rotate.kernel(guest),
             Entry::Append(append) => append.kernel(guest),
+            Entry::Advance(advance) => advance.kernel(guest),
             Entry::Experts(experts) => experts.kernel(guest),
             Entry::Softmax(rows) => rows.kernel(guest),
             Entry::Norm(rows) => rows.kernel(guest),

@@ -2,9 +2,10 @@
 //! the extents alone.
 
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace};
-use crate::family::Resources;
+use crate::family::{Kind, Resources};
 use crate::flat::floats;
 use crate::gather::blocks;
+use crate::norm::NormSums;
 use crate::pieces::{Pieces, THREADS, lanes};
 use vm_ir::builder::{BuildError, Builder, IRBlock};
 use vm_ir::op::{Axis, Cache};
@@ -181,7 +182,11 @@ impl Function for ColumnSums {
         let (first, partial) = of_slices(NAME, 0, element, [rows, columns], align, &mut workspace)?;
         let operands = vec![partial, Operand::whole(1, output, &[columns])];
         let grid = [blocks(NAME, columns, THREADS.into())?, 1, 1];
-        let second = Launch { entry: Entry::Columns(Columns::Finish { output }), grid, operands };
+        let second = match resources.kind {
+            Kind::Cpu => Launch { entry: Entry::Columns(Columns::Finish { output }), grid, operands },
+            // Many threads share a column: few columns are many slices.
+            Kind::Gpu => NormSums { element: output, rows: 32 }.launch(columns, operands),
+        };
         Ok(Call { launches: vec![first, second], workspace: workspace.bytes() })
     }
 }

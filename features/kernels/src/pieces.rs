@@ -99,7 +99,18 @@ impl Pieces {
             );
             column + stride * AT_ONCE
         });
-        k.range(next, columns).step(stride).each(|column| work(&[column]));
+        self.rest(k, next, columns, AT_ONCE - 1, work);
+    }
+
+    /// The same of at most so many vectors.
+    fn rest<'b>(self, k: Builder<'b>, next: Val<'b>, columns: Val<'b>, most: i64, work: &dyn Fn(&[Val<'b>])) {
+        if most == 0 {
+            return;
+        }
+        let stride = i64::from(self.threads) * i64::from(self.lanes);
+        let at = |number: i64| if number == 0 { next } else { next + number * stride };
+        let all = || work(&(0..most).map(at).collect::<Vec<_>>());
+        k.if_else(at(most - 1).lt(columns), all, || self.rest(k, next, columns, most - 1, work));
     }
 
     /// An element, or a vector of them.

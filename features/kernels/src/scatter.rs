@@ -1,9 +1,8 @@
 //! Rows that are added to those of a table by their numbers, and so the gradient of an embedding.
 //!
-//! Atomics add them in any order. In a fixed order, three kernels do: the first clears the workspace, the second finds for each row of the table the
-//! first row that goes there and how many do, and the third has a warp for each row that is added. Only the warp of the first one works: it
-//! looks through the indices behind until it has found all, and adds up in registers. So a row of the table is written once, those to
-//! which nothing goes are not touched, and what an index occurs for once, as most do, is found at once.
+//! Atomics add them in any order. In a fixed order, three kernels do: the first clears the workspace, the second makes a list of the rows that go to each
+//! row of the table, in any order, and the third has a warp for each such list, which sorts it, and adds up in registers. So a row of the table is
+//! written once. A list of more rows than a warp has lanes is not followed: the warp looks through all indices.
 
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace};
 use crate::family::Resources;
@@ -28,14 +27,16 @@ pub enum Scatter {
         /// How a row is taken.
         pieces: Pieces,
     },
-    /// Clears what is found. Its parameters: `first` and `count`, i32, `[rows]`.
+    /// Clears what is found. Its parameters: `last` and `count`, i32, `[rows]`.
     Clear,
-    /// Finds what goes where. Its parameters: `indices`, `[n]`; `first` and `count`, i32, `[rows]`.
+    /// Finds what goes where. Its parameters: `indices`, `[n]`; `last` and `count`, i32, `[rows]`; `before`, i32, `[n]`: the row that is the next of
+    /// the same list, or −1.
     Find {
         /// What an index is.
         index: Scalar,
     },
-    /// Adds in the order of the rows. Its parameters: `x`, `[n, d]`; `indices`, `[n]`; `first` and `count`, i32, `[rows]`; `y`, `[rows, d]`.
+    /// Adds in the order of the rows. Its parameters: `x`, `[n, d]`; `indices`, `[n]`; `last` and `count`, i32, `[rows]`; `before`, i32, `[n]`; `y`,
+    /// `[rows, d]`.
     Ordered {
         /// What is added.
         element: Scalar,
@@ -45,6 +46,8 @@ pub enum Scatter {
         output: Scalar,
         /// How a row is taken: by 32 threads, one vector of each.
         pieces: Pieces,
+        /// Does each row of the table become its sum, zeros if nothing goes there? Then there is a warp for each of these, else for each of x.
+        all: bool,
     },
 }
 
@@ -57,8 +60,9 @@ impl Scatter {
             }
             Scatter::Clear => "scatter_clear".into(),
             Scatter::Find { index } => format!("scatter_find_{index}"),
-            Scatter::Ordered { element, index, output, pieces } => {
-                format!("scatter_ordered_{element}_{index}_{output}_{}", pieces.suffix())
+            Scatter::Ordered { element, index, output, pieces, all } => {
+                let all = if *all { "_all" } else { "" };
+                format!("scatter_ordered{all}_{element}_{index}_{output}_{}", pieces.suffix())
             }
         }
     }
@@ -75,7 +79,9 @@ impl Scatter {
             Scatter::Atomic { element, index, pieces } => atomic(k, element, index, pieces),
             Scatter::Clear => clear(k),
             Scatter::Find { index } => find(k, index),
-            Scatter::Ordered { element, index, output, pieces } => ordered(k, element, index, output, pieces),
+            Scatter::Ordered { element, index, output, pieces, all } => {
+                ordered(k, [element, index, output], pieces, all)
+            }
         }
         block.kernel()
     }
@@ -100,83 +106,128 @@ fn atomic(k: Builder<'_>, element: Scalar, index: Scalar, pieces: Pieces) {
 }
 
 fn clear(k: Builder<'_>) {
-    let [first, count] = ["first", "count"].map(|name| k.view(name, Scalar::I32, 1, Access::Write));
+    let [last, count] = ["last", "count"].map(|name| k.view(name, Scalar::I32, 1, Access::Write));
     let row = k.global_id(Axis::X);
-    k.if_(row.lt(first.extent(0)) & row.lt(count.extent(0)), || {
-        first.at([row]).store(i32::MAX);
+    k.if_(row.lt(last.extent(0)) & row.lt(count.extent(0)), || {
+        last.at([row]).store(-1);
         count.at([row]).store(0);
     });
 }
 
 fn find(k: Builder<'_>, index: Scalar) {
     let indices = k.view("indices", index, 1, Access::Read);
-    let [first, count] = ["first", "count"].map(|name| k.view(name, Scalar::I32, 1, Access::ReadWrite));
+    let [last, count] = ["last", "count"].map(|name| k.view(name, Scalar::I32, 1, Access::ReadWrite));
+    let before = k.view("before", Scalar::I32, 1, Access::Write);
     let row = k.global_id(Axis::X);
     k.if_(row.lt(indices.extent(0)), || {
         let to = indices.at([row]).load().to(Scalar::I64);
-        k.if_(to.ge(0) & to.lt(first.extent(0)) & to.lt(count.extent(0)), || {
-            first.at([to]).atomic_min(row.to(Scalar::I32));
+        k.if_(to.ge(0) & to.lt(last.extent(0)) & to.lt(count.extent(0)), || {
+            let next = last.at([to]).atomic_exchange(row.to(Scalar::I32));
+            before.at([row]).store(next);
             count.at([to]).atomic_add(1);
         });
     });
 }
 
-fn ordered(k: Builder<'_>, element: Scalar, index: Scalar, output: Scalar, pieces: Pieces) {
+fn ordered<'b>(k: Builder<'b>, [element, index, output]: [Scalar; 3], pieces: Pieces, all: bool) {
     let x = pieces.view(k, "x", element, 2, Access::Read);
     let indices = k.view("indices", index, 1, Access::Read);
-    let [first, count] = ["first", "count"].map(|name| k.view(name, Scalar::I32, 1, Access::Read));
-    let y = pieces.view(k, "y", output, 2, Access::ReadWrite);
+    let [last, count, before] =
+        ["last", "count", "before"].map(|name| k.view(name, Scalar::I32, 1, Access::Read));
+    let access = if all { Access::Write } else { Access::ReadWrite };
+    let y = pieces.view(k, "y", output, 2, access);
     let n = indices.extent(0).min(x.extent(0));
-    let lane = k.lane_id().to(Scalar::I64);
+    let lane = k.lane_id();
     let row = (k.block_id(Axis::X) * (THREADS / 32) as i32 + k.warp_id()).to(Scalar::I64);
     let columns = 32 * i64::from(pieces.lanes);
-    let column = k.block_id(Axis::Y).to(Scalar::I64) * columns + lane * i64::from(pieces.lanes);
+    let column =
+        k.block_id(Axis::Y).to(Scalar::I64) * columns + lane.to(Scalar::I64) * i64::from(pieces.lanes);
     let column = column.named("column");
-    let none = || (k.i64(-1), k.i32(0));
-    let (to, many) = k.if_else(
-        row.lt(n),
-        || {
-            let to = indices.at([row]).load().to(Scalar::I64);
-            let known = to.ge(0) & to.lt(y.extent(0)) & to.lt(first.extent(0)) & to.lt(count.extent(0));
-            k.if_else(
-                known,
-                || {
-                    let own = first.at([to]).load().to(Scalar::I64).eq(row);
-                    (own.select(to, -1), own.select(count.at([to]).load(), 0))
-                },
-                none,
-            )
-        },
-        none,
-    );
+    let known = |to: Val<'b>| to.ge(0) & to.lt(y.extent(0)) & to.lt(last.extent(0)) & to.lt(count.extent(0));
+    // The row of the table, or −1, how many go there, and the last one that was found.
+    let none = || (k.i64(-1), k.i32(0), k.i32(-1));
+    let there = |to: Val<'b>| (to, count.at([to]).load(), last.at([to]).load());
+    let (to, many, from) = match all {
+        true => k.if_else(known(row), || there(row), none),
+        false => k.if_else(
+            row.lt(n),
+            || {
+                let to = indices.at([row]).load().to(Scalar::I64);
+                // One of a list has none before it.
+                k.if_else(known(to), || k.if_else(before.at([row]).load().eq(-1), || there(to), none), none)
+            },
+            none,
+        ),
+    };
     // All threads of a warp have the same, which they agree on by reductions.
-    let (row, many) = (row.warp_max(), many.warp_max());
+    let (to, many, from) = (to.warp_max(), many.warp_max(), from.warp_max());
     let ty = Type::vector(Scalar::F32, pieces.lanes).filter(|_| pieces.lanes > 1).unwrap_or(Type::F32);
     let zero = k.constant(ty, 0.0);
     let inside = column.lt(x.extent(1));
-    let (_, _, sum) = k.while_(
-        (row, k.i32(0), zero),
-        |(base, found, _)| found.lt(many) & base.lt(n),
-        |(base, found, sum)| {
-            let at = base + lane;
-            let here =
-                k.if_else(at.lt(n), || indices.at([at]).load().to(Scalar::I64).eq(to), || k.bool(false));
-            let mask = (here & to.ge(0)).ballot();
-            let (_, sum) = k.while_(
-                (mask, sum),
-                |(mask, _)| mask.ne(0),
-                |(mask, sum)| {
-                    let from = base + mask.ctz().to(Scalar::I64);
-                    let add = || sum + pieces.load(x, [from, column]).to(Scalar::F32);
-                    (mask & (mask - 1), k.if_else(inside, add, || sum))
+    let add = |sum: Val<'b>, row: Val<'b>| {
+        let row = row.to(Scalar::I64);
+        sum + k.if_else(
+            inside & row.ge(0) & row.lt(n),
+            || pieces.load(x, [row, column]).to(Scalar::F32),
+            || zero,
+        )
+    };
+    let sum = k.if_else(
+        many.le(32),
+        || {
+            // Each lane has one of the list, and how many of it are less.
+            let (_, mine) = k.range(k.i32(0), many).fold((from, k.i32(i32::MAX)), |number, (next, mine)| {
+                let mine = lane.eq(number).select(next, mine);
+                let at = next.to(Scalar::I64);
+                let inside = at.ge(0) & at.lt(before.extent(0));
+                (k.if_else(inside, || before.at([at]).load(), || k.i32(-1)).warp_max(), mine)
+            });
+            let rank = k
+                .range(k.i32(0), many)
+                .fold(k.i32(0), |other, rank| rank + mine.shuffle(other).lt(mine).to(Scalar::I32));
+            k.range(k.i32(0), many).fold(zero, |number, sum| {
+                let whose = (rank.eq(number) & lane.lt(many)).ballot().ctz();
+                add(sum, mine.shuffle(whose & 31))
+            })
+        },
+        || {
+            const AT_ONCE: i32 = 4;
+            let (_, _, sum) = k.while_(
+                (k.i64(0), k.i32(0), zero),
+                |(base, found, _)| found.lt(many) & base.lt(n),
+                |(base, found, sum)| {
+                    let here = (0..AT_ONCE).map(|part| {
+                        let at = base + (lane + 32 * part).to(Scalar::I64);
+                        k.if_else(
+                            at.lt(n),
+                            || indices.at([at]).load().to(Scalar::I64).eq(to),
+                            || k.bool(false),
+                        )
+                    });
+                    let here: Vec<_> = here.collect();
+                    let (mut found, mut sum) = (found, sum);
+                    for (part, here) in (0..AT_ONCE).zip(here) {
+                        let mask = (here & to.ge(0)).ballot();
+                        found = found + mask.popcount();
+                        let first = base.to(Scalar::I32) + 32 * part;
+                        (_, sum) = k.while_(
+                            (mask, sum),
+                            |(mask, _)| mask.ne(0),
+                            |(mask, sum)| (mask & (mask - 1), add(sum, first + mask.ctz())),
+                        );
+                    }
+                    (base + i64::from(32 * AT_ONCE), found, sum)
                 },
             );
-            (base + 32, found + mask.popcount(), sum)
+            sum
         },
     );
     k.if_(to.ge(0) & inside, || {
-        let before: Val<'_> = pieces.load(y, [to, column]).to(Scalar::F32);
-        y.at([to, column]).store((before + sum).to(output));
+        let sum = match all {
+            true => sum,
+            false => pieces.load(y, [to, column]).to(Scalar::F32) + sum,
+        };
+        y.at([to, column]).store(sum.to(output));
     });
 }
 
@@ -185,9 +236,9 @@ fn ordered(k: Builder<'_>, element: Scalar, index: Scalar, output: Scalar, piece
 ///
 /// Its buffers: `x`, `[count, columns]`; `indices`, `[count]`; `y`, `[rows, columns]`. With one column it adds numbers.
 ///
-/// The deterministic form adds up in f32 in the order of the indices, rounds once, and takes a workspace of 8 bytes for each row of the table. The other
-/// one adds by atomics, in any order, to f32 alone. It takes longer where rows meet; the deterministic one, where a row of the table has many rows
-/// far apart: for each such row a warp reads the indices between.
+/// The deterministic form adds up in f32 in the order of the indices, rounds once, and takes a workspace of 8 bytes for each row of the table and 4 for each
+/// that is added. The other one adds by atomics, in any order, to f32 alone. It takes longer where rows meet; the deterministic one, where more than 32
+/// rows go to one of the table: for each such row a warp reads the indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScatterAdd {
     /// Rows of the table.
@@ -219,6 +270,13 @@ impl Function for ScatterAdd {
     }
 
     fn call(&self, _: &Resources) -> Result<Call, CallError> {
+        self.launches(false)
+    }
+}
+
+impl ScatterAdd {
+    /// The call, or that which sets all of y.
+    fn launches(&self, all: bool) -> Result<Call, CallError> {
         const NAME: &str = "scatter_add";
         let ScatterAdd { rows, columns, count, element, output, index, align, deterministic } = *self;
         check_index(NAME, index)?;
@@ -259,24 +317,22 @@ impl Function for ScatterAdd {
             }
         })?;
         let mut workspace = Workspace::default();
-        let [first, found] = [(); 2].map(|()| workspace.take(Scalar::I32, &[rows]));
+        let [last, found] = [(); 2].map(|()| workspace.take(Scalar::I32, &[rows]));
+        let before = workspace.take(Scalar::I32, &[count]);
         let per_block = u64::from(THREADS);
         let launch = |kernel, grid, operands| Launch { entry: Entry::Scatter(kernel), grid, operands };
+        let lists = vec![last.clone(), found.clone()];
         let launches = vec![
-            launch(
-                Scatter::Clear,
-                [blocks(NAME, rows, per_block)?, 1, 1],
-                vec![first.clone(), found.clone()],
-            ),
+            launch(Scatter::Clear, [blocks(NAME, rows, per_block)?, 1, 1], lists.clone()),
             launch(
                 Scatter::Find { index },
                 [blocks(NAME, count, per_block)?, 1, 1],
-                vec![indices.clone(), first.clone(), found.clone()],
+                [vec![indices.clone()], lists.clone(), vec![before.clone()]].concat(),
             ),
             launch(
-                Scatter::Ordered { element, index, output, pieces },
-                [blocks(NAME, count, per_block / 32)?, tiles, 1],
-                vec![x, indices, first, found, y],
+                Scatter::Ordered { element, index, output, pieces, all },
+                [blocks(NAME, if all { rows } else { count }, per_block / 32)?, tiles, 1],
+                [vec![x, indices], lists, vec![before, y]].concat(),
             ),
         ];
         Ok(Call { launches, workspace: workspace.bytes() })
@@ -305,9 +361,10 @@ impl Function for EmbeddingGradient {
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
-        let ScatterAdd { rows, columns, output, align, .. } = self.add;
-        let mut call = self.add.call(resources)?;
-        if !self.accumulate {
+        let ScatterAdd { rows, columns, count, output, align, deterministic, .. } = self.add;
+        let all = !self.accumulate && deterministic && count > 0;
+        let mut call = self.add.launches(all)?;
+        if !self.accumulate && !all {
             let size = rows.checked_mul(columns).ok_or_else(|| CallError::Unsupported {
                 function: "embedding_gradient",
                 what: format!("{rows} rows of {columns} columns; their product overflows"),

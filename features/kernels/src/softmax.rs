@@ -13,7 +13,7 @@ use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar};
 
 use crate::call::{Buffer, Call, CallError, Entry, Function, kernel_name};
 use crate::family::Resources;
-use crate::row::{Layout, each_row, launch_rows, matrix, max_and_sum};
+use crate::row::{Layout, Powers, Precision, each_row, launch_rows, matrix};
 
 /// A variant of these kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,7 +65,10 @@ impl SoftmaxRows {
                 );
                 values.each(|piece| {
                     let sum = piece.splat(sum);
-                    let one = if log { piece[1] - piece[0].exp() * sum } else { piece[0] * (piece[1] - sum) };
+                    let one = match log {
+                        true => piece[1] - Precision::of(output).exp(piece[0]) * sum,
+                        false => piece[0] * (piece[1] - sum),
+                    };
                     piece.store(dx, one);
                 });
             });
@@ -76,23 +79,22 @@ impl SoftmaxRows {
         let x = matrix(k, layout, "x", input, Access::Read);
         let y = matrix(k, layout, "y", output, if keeps { Access::ReadWrite } else { Access::Write });
         each_row(k, layout, x, |row| {
+            let precision = if output == Scalar::F32 { Precision::of(input) } else { Precision::Rough };
             let values = row.hold(&[x]);
-            let [max, sum] = max_and_sum(&values, |piece, power| {
+            let elements = values.clone();
+            let powers = Powers::of(values, precision, |piece, power| {
                 if keeps {
                     piece.store(y, power);
                 }
             });
+            let (max, factor) = (powers.max, 1.0 / powers.sum);
             if log {
-                let less = sum.log();
-                values.each(|piece| piece.store(y, piece[0] - piece.splat(max) - piece.splat(less)));
+                let less = powers.sum.log();
+                elements.each(|piece| piece.store(y, piece[0] - piece.splat(max) - piece.splat(less)));
             } else if keeps {
-                let factor = 1.0 / sum;
                 row.hold(&[y]).each(|piece| piece.store(y, piece[0] * piece.splat(factor)));
             } else {
-                let factor = 1.0 / sum;
-                values.each(|piece| {
-                    piece.store(y, (piece[0] - piece.splat(max)).exp() * piece.splat(factor));
-                });
+                powers.each(|piece, power| piece.store(y, power * piece.splat(factor)));
             }
         });
         block.kernel()
@@ -135,7 +137,7 @@ impl Function for Softmax {
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let Softmax { rows, columns, input, output, log, align } = *self;
-        let layout = Layout::of(columns, &[input, output], align, 1, resources);
+        let layout = Layout::packed([rows, columns], &[input, output], align, 1, resources);
         let entry = Entry::Softmax(SoftmaxRows { layout, input, output, log, backward: false });
         launch_rows("softmax", entry, layout, [rows, columns], &self.buffers(), &[])
     }
@@ -170,7 +172,7 @@ impl Function for SoftmaxBackward {
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let SoftmaxBackward { rows, columns, input, output, log, align } = *self;
-        let layout = Layout::of(columns, &[input, output], align, 2, resources);
+        let layout = Layout::packed([rows, columns], &[input, output], align, 2, resources);
         let entry = Entry::Softmax(SoftmaxRows { layout, input, output, log, backward: true });
         launch_rows("softmax_backward", entry, layout, [rows, columns], &self.buffers(), &[])
     }

@@ -11,6 +11,9 @@ use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 /// Threads of a block, and its warps.
 const THREADS: u32 = 256;
 const WARPS: i64 = THREADS as i64 / 32;
+/// Pairs of rows, and of columns, of a tile that is taken two by two: as many as two warps have threads, so rows of both matrices are
+/// written and read 256 bytes at a time.
+const PAIRS: i32 = 64;
 
 /// A kernel. Its parameters: `x`, `[matrices, rows, columns]`; `y`, `[matrices, columns, rows]`; the tiles along the rows and along the columns, i32. The grid is
 /// along x, tiles along the columns first, then along the rows, then matrices.
@@ -30,7 +33,11 @@ impl Transposed {
 
     /// Rows and columns of a tile.
     pub(crate) fn side(self) -> u64 {
-        if self.element.bytes() == 8 { 32 } else { 64 }
+        match self.element.bytes() {
+            _ if self.pairs => 2 * PAIRS as u64,
+            8 => 32,
+            _ => 64,
+        }
     }
 
     /// Its kernel.
@@ -60,12 +67,39 @@ impl Transposed {
         let side = self.side();
         let [matrix, top, left] =
             [(matrix, 1), (top, side), (left, side)].map(|(at, by)| at.to(Scalar::I64) * by);
-        if self.pairs {
-            pairs(k, (x, y), matrix, top, left, Type::vector(self.element, 2).unwrap_or(Type::I32));
-        } else {
-            single(k, (x, y), matrix, top, left, (self.element, side as i64));
-        }
+        let tile = match self.pairs {
+            true => k.shared("tile", Scalar::I32, &[2 * PAIRS as u32, PAIRS as u32]),
+            false => k.shared("tile", self.element, &[side as u32, side as u32 + 1]),
+        };
+        let work = |whole| {
+            let of = Tile { matrix, top, left, whole };
+            match self.pairs {
+                true => pairs(k, (x, y), of, tile, Type::vector(self.element, 2).unwrap_or(Type::I32)),
+                false => single(k, (x, y), of, tile, (self.element, side as i64)),
+            }
+        };
+        let fits = [(x, top, left), (y, left, top)].map(|(view, row, column)| {
+            matrix.lt(view.extent(0)) & (row + side).le(view.extent(1)) & (column + side).le(view.extent(2))
+        });
+        k.if_else(fits[0] & fits[1], || work(true), || work(false));
         block.kernel()
+    }
+}
+
+/// A tile of a matrix.
+#[derive(Clone, Copy)]
+struct Tile<'b> {
+    matrix: Val<'b>,
+    top: Val<'b>,
+    left: Val<'b>,
+    /// Is all of it there? Then nothing is asked of an element.
+    whole: bool,
+}
+
+impl<'b> Tile<'b> {
+    fn inside(self, row: Val<'b>, column: Val<'b>, view: PlaceRef<'b>) -> Option<Val<'b>> {
+        let inside = || self.matrix.lt(view.extent(0)) & row.lt(view.extent(1)) & column.lt(view.extent(2));
+        (!self.whole).then(inside)
     }
 }
 
@@ -73,24 +107,23 @@ impl Transposed {
 fn single<'b>(
     k: Builder<'b>,
     (x, y): (PlaceRef<'b>, PlaceRef<'b>),
-    matrix: Val<'b>,
-    top: Val<'b>,
-    left: Val<'b>,
+    of: Tile<'b>,
+    tile: PlaceRef<'b>,
     (element, side): (Scalar, i64),
 ) {
-    let tile = k.shared("tile", element, &[side as u32, side as u32 + 1]);
     let (lane, warp) = (k.lane_id().to(Scalar::I64), k.warp_id().to(Scalar::I64));
     let places: Vec<_> = (0..side)
         .step_by(WARPS as usize)
         .flat_map(|row| (0..side).step_by(32).map(move |at| (row, at)))
         .collect();
-    let inside = |row: Val<'b>, column: Val<'b>, view: PlaceRef<'b>| {
-        matrix.lt(view.extent(0)) & row.lt(view.extent(1)) & column.lt(view.extent(2))
-    };
     let zero = k.constant(element.into(), 0);
     let loaded = places.iter().map(|(row, column)| {
-        let (i, j) = (top + (warp + *row), left + (lane + *column));
-        k.if_else(inside(i, j, x), || x.at([matrix, i, j]).cached(Cache::Stream).load(), || zero)
+        let (i, j) = (of.top + (warp + *row), of.left + (lane + *column));
+        let load = || x.at([of.matrix, i, j]).cached(Cache::Stream).load();
+        match of.inside(i, j, x) {
+            Some(inside) => k.if_else(inside, load, || zero),
+            None => load(),
+        }
     });
     let loaded: Vec<_> = loaded.collect();
     for ((row, column), value) in places.iter().zip(loaded) {
@@ -98,9 +131,13 @@ fn single<'b>(
     }
     k.barrier();
     for (row, column) in &places {
-        let (i, j) = (left + (warp + *row), top + (lane + *column));
+        let (i, j) = (of.left + (warp + *row), of.top + (lane + *column));
         let value = tile.at([lane + *column, warp + *row]).load();
-        k.if_(inside(i, j, y), || y.at([matrix, i, j]).cached(Cache::Stream).store(value));
+        let store = || y.at([of.matrix, i, j]).cached(Cache::Stream).store(value);
+        match of.inside(i, j, y) {
+            Some(inside) => k.if_(inside, store),
+            None => store(),
+        }
     }
 }
 
@@ -110,40 +147,48 @@ fn single<'b>(
 fn pairs<'b>(
     k: Builder<'b>,
     (x, y): (PlaceRef<'b>, PlaceRef<'b>),
-    matrix: Val<'b>,
-    top: Val<'b>,
-    left: Val<'b>,
+    of: Tile<'b>,
+    tile: PlaceRef<'b>,
     vector: Type,
 ) {
-    let tile = k.shared("tile", Scalar::I32, &[64, 32]);
     let (lane, warp) = (k.lane_id(), k.warp_id());
     let wide = |at: Val<'b>| at.to(Scalar::I64);
     let zero = k.i32(0);
-    let inside = |row: Val<'b>, column: Val<'b>, view: PlaceRef<'b>| {
-        matrix.lt(view.extent(0)) & row.lt(view.extent(1)) & column.lt(view.extent(2))
+    let squares: Vec<(i32, i32)> = (0..PAIRS)
+        .step_by(WARPS as usize)
+        .flat_map(|pair| (0..PAIRS).step_by(32).map(move |column| (pair, column)))
+        .collect();
+    let load = |row: Val<'b>, j: Val<'b>| {
+        x.at([of.matrix, row, j]).cached(Cache::Stream).load_vector(2).bitcast(Type::I32)
     };
-    let squares = (0..32).step_by(WARPS as usize);
-    let j = left + wide(lane * 2);
-    let load = |row: Val<'b>| x.at([matrix, row, j]).cached(Cache::Stream).load_vector(2).bitcast(Type::I32);
-    let loaded = squares.clone().map(|pair: i32| {
-        let i = top + wide((warp + pair) * 2);
+    let loaded = squares.iter().map(|(pair, column)| {
+        let (i, j) = (of.top + wide((warp + *pair) * 2), of.left + wide((lane + *column) * 2));
         // With an even row the odd one behind it is inside, too.
-        k.if_else(inside(i, j, x), || [load(i), load(i + 1)], || [zero, zero])
+        let both = || [load(i, j), load(i + 1, j)];
+        match of.inside(i, j, x) {
+            Some(inside) => k.if_else(inside, both, || [zero, zero]),
+            None => both(),
+        }
     });
     let loaded: Vec<_> = loaded.collect();
-    for (pair, [upper, lower]) in squares.clone().zip(loaded) {
-        let at = (warp + pair) ^ lane;
-        tile.at([lane * 2, at]).store((upper & 0xffff) | (lower << 16));
-        tile.at([lane * 2 + 1, at]).store(upper.shr_u(16) | (lower & 0xffff_0000u32));
+    for ((pair, column), [upper, lower]) in squares.iter().zip(loaded) {
+        let at = (warp + *pair) ^ lane;
+        let column = (lane + *column) * 2;
+        tile.at([column, at]).store((upper & 0xffff) | (lower << 16));
+        tile.at([column + 1, at]).store(upper.shr_u(16) | (lower & 0xffff_0000u32));
     }
     k.barrier();
-    for row in (0..64).step_by(WARPS as usize) {
+    for row in (0..2 * PAIRS).step_by(WARPS as usize) {
         let column = warp + row;
-        let word = tile.at([column, lane ^ column.shr_u(1)]).load();
-        let (i, j) = (left + wide(column), top + wide(lane * 2));
-        k.if_(inside(i, j, y), || {
-            y.at([matrix, i, j]).cached(Cache::Stream).store(word.bitcast(vector));
-        });
+        for first in (0..PAIRS).step_by(32) {
+            let word = tile.at([column, (lane + first) ^ (column.shr_u(1) & 31)]).load();
+            let (i, j) = (of.left + wide(column), of.top + wide((lane + first) * 2));
+            let store = || y.at([of.matrix, i, j]).cached(Cache::Stream).store(word.bitcast(vector));
+            match of.inside(i, j, y) {
+                Some(inside) => k.if_(inside, store),
+                None => store(),
+            }
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Every case of every function, in the interpreter and on this machine's processor.
+//! Every case of every function, in the interpreter and on this machine's processor: as each device's variant and, on the processor, as each of the
+//! machines that it can be, as a guest's and as the host's own. With a number in `SWEEP_SEED` each case and variant is taken once.
 
 mod common;
 
@@ -33,7 +34,7 @@ fn in_the_interpreter() {
         let mut launch = |module: &_, launch: &mut _| {
             run(module, launch, &Limits::default()).map(|_| ()).map_err(|error| error.to_string())
         };
-        for resources in resources(&case) {
+        for resources in common::sweep::taken(&case.name, resources(&case)) {
             case.check(&resources, Trust::Guest, &mut launch)
                 .unwrap_or_else(|e| panic!("{resources:?}: {e}"));
         }
@@ -42,17 +43,19 @@ fn in_the_interpreter() {
 
 #[test]
 fn on_this_processor() {
-    for machine in common::machine::Machine::all() {
-        for trust in [Trust::Guest, Trust::Trusted] {
-            for case in all() {
+    let machines = common::machine::Machine::all();
+    for case in all() {
+        for resources in resources(&case) {
+            let machines = machines.iter();
+            let ways =
+                machines.flat_map(|machine| [Trust::Guest, Trust::Trusted].map(|trust| (machine, trust)));
+            for (machine, trust) in common::sweep::taken(&format!("{resources:?}, {}", case.name), ways) {
                 let mut launch = |module: &_, launch: &mut _| match machine.run(module, launch, 1 << 40)? {
                     0 => Ok(()),
                     stop => Err(format!("it was stopped: {stop}")),
                 };
-                for resources in resources(&case) {
-                    case.check(&resources, trust, &mut launch)
-                        .unwrap_or_else(|error| panic!("{}, {resources:?}: {error}", machine.name()));
-                }
+                case.check(&resources, trust, &mut launch)
+                    .unwrap_or_else(|error| panic!("{}, {trust:?}, {resources:?}: {error}", machine.name()));
             }
         }
     }

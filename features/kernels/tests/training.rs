@@ -4,6 +4,8 @@
 #[path = "../../../vm-jit/tests/ptxas/assembler.rs"]
 #[allow(dead_code)]
 mod assembler;
+#[path = "../../../vm-jit/tests/ptxas/sweep.rs"]
+mod sweep;
 
 use std::collections::HashSet;
 

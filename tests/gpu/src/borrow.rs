@@ -2,7 +2,7 @@
 //! driver as PyTorch makes them: the primary context, a stream, `cuMemAlloc`.
 #![allow(unsafe_code)]
 
-mod sys;
+pub(crate) mod sys;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ use sys::Owner;
 
 type Own = Session<CudaAccelerator>;
 
-const COUNT: usize = 1 << 20;
+pub(crate) const COUNT: usize = 1 << 20;
 const BYTES: u64 = 4 * COUNT as u64;
 
 /// The tests of this section.

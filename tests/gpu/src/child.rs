@@ -27,7 +27,7 @@ enum Event {
 
 /// Runs a section in child processes, and adds what they tell to the table.
 pub(crate) fn section(section: &Section, arguments: &Arguments, table: &mut Table) {
-    let tests = (section.tests)(arguments);
+    let tests = section.selected(arguments);
     let deadline = Instant::now() + section.timeout;
     let add = |table: &mut Table, index: usize, outcome| {
         let name = tests.get(index).map_or("?", |test| test.name.as_str());
@@ -112,7 +112,7 @@ pub(crate) fn run(section: &Section, arguments: &Arguments) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    for (index, test) in (section.tests)(arguments).iter().enumerate().skip(arguments.from) {
+    for (index, test) in section.selected(arguments).iter().enumerate().skip(arguments.from) {
         tell(&Event::Begin(index));
         tell(&Event::End(record(section, test, &gpu)));
     }

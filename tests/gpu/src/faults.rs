@@ -51,9 +51,15 @@ pub(crate) fn tests(arguments: &Arguments) -> Vec<Test> {
 
 /// Runs this program again for one probe, and gives what it says.
 fn probe(name: &str, device: u32) -> anyhow::Result<String> {
+    probe_with(name, device, &[])
+}
+
+/// The same with further arguments.
+pub(crate) fn probe_with(name: &str, device: u32, more: &[&str]) -> anyhow::Result<String> {
     let program = std::env::current_exe().context("finding this program")?;
     let mut child = Command::new(program)
         .args(["--probe", name, "--device", &device.to_string()])
+        .args(more)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

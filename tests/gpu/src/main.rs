@@ -6,6 +6,7 @@
 mod allocations;
 mod arena;
 mod borrow;
+mod capi;
 mod checksum;
 mod child;
 mod chip;
@@ -17,10 +18,12 @@ mod faults;
 mod figures;
 mod filetests;
 mod fuzz;
+mod gpt;
 mod gpu;
 mod kernels;
 mod library;
 mod paravirt;
+mod peer;
 mod programs;
 mod rates;
 mod safety;
@@ -73,8 +76,15 @@ struct Section {
     about: &'static str,
     /// How long all its tests may take.
     timeout: Duration,
-    /// Its tests; making the list needs no GPU.
+    /// All its tests; making the list needs no GPU.
     tests: fn(&Arguments) -> Vec<Test>,
+}
+
+impl Section {
+    /// The tests that are selected.
+    fn selected(&self, arguments: &Arguments) -> Vec<Test> {
+        (self.tests)(arguments).into_iter().filter(|test| arguments.selects(&test.name)).collect()
+    }
 }
 
 const SECTIONS: &[Section] = &[
@@ -181,6 +191,18 @@ const SECTIONS: &[Section] = &[
         tests: library::tests,
     },
     Section {
+        name: "functions",
+        about: "how fast the functions of the kernel library are, against a device copy and PyTorch",
+        timeout: Duration::from_secs(240),
+        tests: library::figures::tests,
+    },
+    Section {
+        name: "capi",
+        about: "the kernel library for C: every function on a caller's stream, what is refused, and what a call takes",
+        timeout: Duration::from_secs(240),
+        tests: capi::tests,
+    },
+    Section {
         name: "tiles",
         about: "tile kernels at odd shapes, with hostile boxes, and attention against cuDNN",
         timeout: Duration::from_secs(240),
@@ -191,6 +213,24 @@ const SECTIONS: &[Section] = &[
         about: "matrix products as their tables and the tuner choose them, against cuBLAS",
         timeout: Duration::from_secs(240),
         tests: tiles::products::tests,
+    },
+    Section {
+        name: "gpt",
+        about: "losses and gradients of a GPT-2 of the kernel library, against PyTorch's",
+        timeout: Duration::from_secs(240),
+        tests: gpt::tests,
+    },
+    Section {
+        name: "gpt-training",
+        about: "a training step of it, against PyTorch's compiled one",
+        timeout: Duration::from_secs(420),
+        tests: gpt::tests_of_training,
+    },
+    Section {
+        name: "gpt-decoding",
+        about: "the tokens that it generates, against PyTorch's compiled model",
+        timeout: Duration::from_secs(240),
+        tests: gpt::tests_of_decoding,
     },
     Section {
         name: "older-tiles",
@@ -206,6 +246,9 @@ const SECTIONS: &[Section] = &[
 struct Arguments {
     /// Sections to run; all without any.
     sections: Vec<String>,
+    /// Run only tests whose names have one of these parts.
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    only: Vec<String>,
     /// Say what there is, and run nothing.
     #[arg(long)]
     list: bool,
@@ -227,6 +270,9 @@ struct Arguments {
     /// The file of NVRTC, a peer of the figures.
     #[arg(long, value_name = "FILE")]
     nvrtc: Option<PathBuf>,
+    /// The file of libvmkernels.so, for the section capi; else what it calls is linked into this program.
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
     /// Run one section in this process, and report on standard output.
     #[arg(long, hide = true)]
     child: Option<String>,
@@ -236,6 +282,13 @@ struct Arguments {
     /// The first test to run, with --child.
     #[arg(long, hide = true, default_value_t = 0)]
     from: usize,
+}
+
+impl Arguments {
+    /// Is a test of this name to run?
+    fn selects(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| name.contains(part))
+    }
 }
 
 fn main() -> ExitCode {
@@ -251,7 +304,10 @@ fn main() -> ExitCode {
         };
     }
     if let Some(name) = &arguments.probe {
-        return faults::run(name, arguments.device);
+        return match capi::probe(name, &arguments) {
+            Some(code) => code,
+            None => faults::run(name, arguments.device),
+        };
     }
     let unknown =
         arguments.sections.iter().find(|name| SECTIONS.iter().all(|section| section.name != **name));
@@ -265,7 +321,7 @@ fn main() -> ExitCode {
     if arguments.list {
         for section in chosen {
             println!("{:<12} {}", section.name, section.about);
-            (section.tests)(&arguments).iter().for_each(|test| println!("    {}", test.name));
+            section.selected(&arguments).iter().for_each(|test| println!("    {}", test.name));
         }
         return ExitCode::SUCCESS;
     }
@@ -281,7 +337,7 @@ fn main() -> ExitCode {
         match &missing {
             None => child::section(section, &arguments, &mut table),
             Some(reason) => {
-                for test in (section.tests)(&arguments) {
+                for test in section.selected(&arguments) {
                     table.add(Record::new(section.name, &test.name, Outcome::Skipped(reason.clone())));
                 }
             }

@@ -40,7 +40,7 @@ impl Machine<'_> {
 
     pub(super) fn read(&mut self, place: Place, element: usize, thread: u32, atomic: bool) -> Result<u64> {
         let (stamp, races, trust) = (self.stamp(place, thread, atomic), self.limits.races, self.trust);
-        let rank = self.rank(thread);
+        let (rank, tile) = (self.rank(thread), self.kernel.tile.is_some());
         let Some(memory) = self.memory(place, rank) else { return Ok(0) };
         let (bits, kind) = (memory.tensor.bits(element), (memory.tensor.element, memory.shared));
         let uninitialised = memory.shared && trust == Trust::Trusted && !memory.shadow.written(element);
@@ -53,7 +53,7 @@ impl Machine<'_> {
         match race {
             None => Ok(bits),
             Some(other) => Err(RunErrorKind::Race {
-                remedy: stamp.remedy(&other, kind),
+                remedy: stamp.remedy(&other, kind, tile),
                 place: place(),
                 element: element as u64,
                 first: super::error::Thread { block: other.block, thread: other.thread },
@@ -84,12 +84,13 @@ impl Machine<'_> {
         atomic: bool,
     ) -> Result<()> {
         let (stamp, races) = (self.stamp(place, thread, atomic), self.limits.races);
+        let tile = self.kernel.tile.is_some();
         let Some(memory) = self.memory(place, rank) else { return Ok(()) };
         memory.tensor.set_bits(element, bits);
         let kind = (memory.tensor.element, memory.shared);
         match memory.shadow.write(element, stamp) {
             Some(other) if races => Err(RunErrorKind::Race {
-                remedy: stamp.remedy(&other, kind),
+                remedy: stamp.remedy(&other, kind, tile),
                 place: self.kernel.place_name(place).to_owned(),
                 element: element as u64,
                 first: super::error::Thread { block: other.block, thread: other.thread },

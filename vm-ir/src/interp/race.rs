@@ -47,7 +47,7 @@ impl Stamp {
 
     /// What keeps this access and another one apart, to memory of this element that is shared or is not. Threads that meet
     /// at one element most often combine what they have there, which an atomic does.
-    pub(super) fn remedy(&self, other: &Stamp, (element, shared): (Scalar, bool)) -> String {
+    pub(super) fn remedy(&self, other: &Stamp, (element, shared): (Scalar, bool), tile: bool) -> String {
         let same_block = (self.cluster, self.block) == (other.cluster, other.block);
         if shared && !same_block {
             return "gather into two arrays in turns, or put another gather between them".to_owned();
@@ -55,6 +55,10 @@ impl Stamp {
         if self.atomic != other.atomic {
             let barrier = if same_block { ", or put a barrier between them" } else { "" };
             return format!("make both atomic{barrier}");
+        }
+        if tile {
+            let each = "no order is among blocks: add with put.add, or give each block a box of its own";
+            return each.to_owned();
         }
         let scope = if same_block { "block" } else { "device" };
         let atomic = Class::WORD_ARITH

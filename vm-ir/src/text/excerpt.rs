@@ -59,7 +59,10 @@ fn find(line: &str, mark: &Mark<'_>) -> Range<usize> {
         let (skipped, end) = if mark.op == Some("for") { (1, '{') } else { (0, ':') };
         let behind = tokens[op + 1..].iter().take_while(|(_, token)| *token != Token::Punct(end));
         let is = |token: &Token<'_>| {
-            matches!(token, Token::Value(_) | Token::Number(_) | Token::Word("true" | "false" | "inf"))
+            matches!(
+                token,
+                Token::Value(_) | Token::Number(_) | Token::Word("true" | "false" | "inf" | "nan")
+            )
         };
         behind.filter(|(_, token)| is(token)).nth(skipped + operand.checked_sub(1)?)
     });

@@ -62,7 +62,7 @@ impl<'t> Parser<'t> {
     /// A value or a literal.
     pub(super) fn operand(&mut self) -> Result<Operand<'t>> {
         match self.token {
-            Token::Number(text) | Token::Word(text @ ("true" | "false" | "inf")) => {
+            Token::Number(text) | Token::Word(text @ ("true" | "false" | "inf" | "nan")) => {
                 let position = self.position;
                 self.advance()?;
                 Ok(Operand::Literal(Literal { text, position }))

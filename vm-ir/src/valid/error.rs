@@ -368,6 +368,9 @@ pub enum Rule {
         "index {0} must be the same in all blocks of the cluster, which share the iterations of the for.cluster"
     )]
     NotSplit(usize),
+    /// What a sum of such a loop begins with differs from block to block.
+    #[error("what the sum of a for.cluster begins with must be the same in all blocks of the cluster")]
+    NotSplitSum,
     /// Only trusted modules may use the op.
     #[error("only a trusted module may use it")]
     Trusted,

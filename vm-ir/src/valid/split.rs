@@ -2,8 +2,8 @@
 //! of them or its own alone.
 //!
 //! So products are all that is done there, of stages that are filled there; and their sums, which a block may have in part, are
-//! set and shared elsewhere, and nothing more. That the iterations fetch the same in all blocks is convergence
-//! ([`uniform`](super::uniform)).
+//! set and shared elsewhere, and nothing more. Nothing else is shared, since parts are added up. That the iterations fetch the same in
+//! all blocks, and that a sum begins as the same, is convergence ([`uniform`](super::uniform)).
 
 use super::check::Checker;
 use super::error::Rule;
@@ -17,7 +17,7 @@ impl Checker<'_> {
         let kernel = self.kernel;
         let (mut constants, mut used, mut found) = (HashMap::new(), HashSet::new(), false);
         kernel.for_each_op(&mut |op| {
-            found |= op.code == Opcode::ForCluster;
+            found |= matches!(op.code, Opcode::ForCluster | Opcode::Share);
             if let (Opcode::Const, Some(result)) = (op.code, op.result()) {
                 constants.insert(result, op.immediates.first().copied().unwrap_or(0));
             }
@@ -61,6 +61,14 @@ impl Checker<'_> {
                         .to_owned(),
                 ));
             }
+            let apart = op.code == Opcode::Share && op.place.is_none_or(|to| !used.contains(&to));
+            let whole = op.others.first().filter(|sum| apart && !used.contains(sum));
+            if let Some(whole) = whole {
+                let name = self.kernel.place_name(*whole).to_owned();
+                self.error(Rule::Split(format!(
+                    "@{name} is no sum of a for.cluster, of which alone the blocks of a cluster have parts to share"
+                )));
+            }
             let places = op.place.iter().chain(&op.others).filter(|place| used.contains(place));
             for place in places.filter(|_| !inside) {
                 let looks = !matches!(
@@ -80,7 +88,7 @@ impl Checker<'_> {
 }
 
 /// The channels and fragments that ops in such loops work on.
-fn places_of_splits(region: &Region, inside: bool, used: &mut HashSet<Place>) {
+pub(super) fn places_of_splits(region: &Region, inside: bool, used: &mut HashSet<Place>) {
     for op in &region.ops {
         if inside {
             let own = op.place.iter().chain(&op.others);

@@ -149,7 +149,11 @@ impl<'k> Checker<'k> {
                 let Some(view) = kernel.view(v) else { return };
                 let name = kernel.place_name(place).to_owned();
                 if view.access != Access::Read {
-                    self.error(Rule::Access { name, access: view.access.name(), does: "fetches from" });
+                    self.error(Rule::Access {
+                        name,
+                        access: view.access.name(),
+                        does: "fetches only from views for read, not from",
+                    });
                     return;
                 }
                 let loaded = if channel.element == Scalar::Tf32 { Scalar::F32 } else { channel.element };

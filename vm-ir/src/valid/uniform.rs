@@ -14,10 +14,12 @@
 
 use super::Trust;
 use super::error::{Divergence, Rule, ValidationError};
+use super::split::places_of_splits;
 use crate::limits::{MAX_ERRORS, WARP};
 use crate::module::{Kernel, Op, Place, Region, Value};
 use crate::op::{Axis, BarrierScope, Opcode, Shape, Varies};
 use crate::view::Access;
+use std::collections::HashSet;
 
 /// How a value relates between the threads that compute it together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,10 +73,13 @@ pub(super) fn analyse(kernel: &Kernel, trust: Trust) -> Found {
     let mut splits = false;
     kernel.for_each_op(&mut |op| splits |= op.code == Opcode::ForCluster);
     let shared = splits.then(|| Analysis::of(kernel, trust == Trust::Guest, true));
+    let mut sums = HashSet::new();
+    places_of_splits(&kernel.body, false, &mut sums);
     let mut reach = Reach {
         analysis: steady,
         given: &analysis,
         shared: shared.as_ref(),
+        sums,
         inside_split: false,
         conditions: Vec::new(),
         errors: Vec::new(),
@@ -282,6 +287,8 @@ struct Reach<'a, 'k> {
     given: &'a Analysis<'k>,
     /// What the indices in a `for.cluster` are judged by, if there is one; and whether the op at hand is in one.
     shared: Option<&'a Analysis<'k>>,
+    /// What such loops work on.
+    sums: HashSet<Place>,
     inside_split: bool,
     /// The conditions around the op at hand, outermost first.
     conditions: Vec<(Uniformity, Divergence)>,
@@ -364,6 +371,13 @@ impl Reach<'_, '_> {
             && let Some(i) = op.operands.iter().position(|v| shared.levels[v.index()] != Uniformity::Block)
         {
             self.error(op, Rule::NotSplit(i + 1));
+        }
+        // A sum begins as that of the first block, to which the parts of the others are added.
+        if op.code == Opcode::Fill
+            && op.place.is_some_and(|place| self.sums.contains(&place))
+            && self.level(&op.operands) != Uniformity::Block
+        {
+            self.error(op, Rule::NotSplitSum);
         }
         if op.code == Opcode::LoadUniform
             && let Some(i) = op.operands.iter().position(|v| self.level(&[*v]) != Uniformity::Block)

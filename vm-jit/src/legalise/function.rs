@@ -1,7 +1,10 @@
 //! `exp`, `exp2`, `log`, `log2`, `tanh`, `erf` and `pow` of f64: the argument is reduced to a range
 //! where a short polynomial is exact to the last place or nearly so. The fast class is the precise one.
 
-use super::poly::{ATANH, ATANH_SHORT, ERF, ERF_PARTS, EXP, EXP2, LN_2, LN_2_SHORT, LOG2_E, TANH};
+use super::poly::{
+    ATANH, ATANH_SHORT, ERF, ERF_F32, ERF_PARTS, ERF_POWER_F32, EXP, EXP2, LN_2, LN_2_SHORT, LOG2_E, TANH,
+    TANH_F32,
+};
 use super::value::{bits, choose, clamp, constant, float, polynomial, with_sign};
 use vm_ir::builder::{IntoVal, Val};
 use vm_ir::op::Opcode;
@@ -192,6 +195,37 @@ pub(super) fn pow_rules<'b>(a: Val<'b>, b: Val<'b>, size: Val<'b>, power: Val<'b
     // NaNs, unless the other decides alone.
     let power = (a.ne(a) | b.ne(b)).select(a + b, power);
     (a.eq(one) | b.eq(zero)).select(one, power)
+}
+
+/// A function of f32, in f32: for targets whose vectors hold twice as many of these.
+pub(super) fn of_f32(code: Opcode, a: Val<'_>) -> Option<Val<'_>> {
+    match code {
+        Opcode::Tanh => Some(tanh_f32(a)),
+        Opcode::Erf => Some(erf_f32(a)),
+        _ => None,
+    }
+}
+
+fn tanh_f32(a: Val<'_>) -> Val<'_> {
+    let z = a * a;
+    let near = polynomial(&TANH_F32, z).fma(z * a, a);
+    let size = a.abs();
+    let most = clamp(size, 0.0, 10.0);
+    let far = 1.0 - 2.0 / ((most + most).exp() + 1.0);
+    let near = a.eq(0.0).select(a, near);
+    // A NaN is not far.
+    size.gt(0.62).select(with_sign(far, a), near)
+}
+
+fn erf_f32(a: Val<'_>) -> Val<'_> {
+    let near = polynomial(&ERF_F32, a * a).fma(a, a);
+    // 1 − e^(a polynomial of |a|), which is 1 from 4 on.
+    let size = a.abs();
+    let most = clamp(size, 0.0, 4.0);
+    let power = polynomial(&ERF_POWER_F32, most).fma(most, -most);
+    let far = 1.0 - power.exp();
+    let near = a.eq(0.0).select(a, near);
+    size.gt(0.9277).select(with_sign(far, a), near)
 }
 
 /// A function of f64. What is `short` is exact enough for f32.

@@ -136,6 +136,7 @@ fn expand<'b>(expansion: Expansion, op: &Op, to: Scalar, operands: &[Val<'b>]) -
         Expansion::JoinedFma => Some(small::fma(a, b, c)),
         Expansion::Bits => sequence::sign(op.code, a).or_else(|| Some(small::convert(a, to))),
         Expansion::Shuffles => sequence::reduce(op, a),
+        Expansion::Function if a.ty().scalar() == Scalar::F32 => function::of_f32(op.code, a),
         Expansion::Function => function::of(op.code, a, b, false),
     }
 }

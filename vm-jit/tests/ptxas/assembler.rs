@@ -1,5 +1,7 @@
 //! NVIDIA's `ptxas`, of the CUDA releases that `tests/fetch-ptxas` fetches.
 
+use super::sweep::taken;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -105,8 +107,14 @@ pub(crate) fn assemble(
     Err(format!("{arch}: {}:\n{}", names.join(", "), if lines.is_empty() { said } else { lines.join("\n") }))
 }
 
-/// Assembles modules at an optimisation level, several at a time.
+/// Assembles modules for architectures by releases at an optimisation level, several at a time: all, or with a seed for sweeps one of
+/// those whose first kernels have one name.
 pub(crate) fn assemble_for_all(folder: &Path, level: &str, modules: &[(&str, &str, &ValidModule)]) {
+    let mut by_name = BTreeMap::<_, Vec<_>>::new();
+    for module in modules {
+        by_name.entry(module.2.kernels()[0].name()).or_default().push(module);
+    }
+    let modules: Vec<_> = by_name.into_iter().flat_map(|(name, alike)| taken(name, alike)).collect();
     let next = std::sync::atomic::AtomicUsize::new(0);
     let failures = std::sync::Mutex::new(Vec::new());
     let workers = std::thread::available_parallelism().map_or(2, |n| n.get());

@@ -1,66 +1,46 @@
 //! The kernels under vm-ir/filetests/run.
 
 use crate::assembler::{TARGETS, assemble, assemble_for_all, with_ptxas};
-use std::collections::HashSet;
 use std::path::Path;
 use vm_ir::{Kernel, Module, Trust, ValidModule, text, validate};
 use vm_jit::legal::rejects;
 use vm_jit::{RejectKind, Target};
 
-/// All kernels, in as few modules as their names allow.
-fn modules() -> Vec<Module> {
+/// All kernels.
+fn kernels() -> Vec<Kernel> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests/run");
-    let mut kernels: Vec<Kernel> = Vec::new();
-    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
-    paths.sort();
-    for path in paths {
-        let module = text::parse(&std::fs::read_to_string(&path).unwrap()).unwrap();
-        kernels.extend(module.kernels().iter().cloned());
-    }
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let parse = |path| text::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let kernels: Vec<Kernel> = files.flat_map(|path| parse(path).kernels().to_vec()).collect();
     assert!(kernels.len() >= 15);
-    let mut modules = Vec::new();
-    while !kernels.is_empty() {
-        let mut names = HashSet::new();
-        let (now, later) = kernels.into_iter().partition(|k| names.insert(k.name().to_owned()));
-        modules.push(Module::new(now));
-        kernels = later;
-    }
-    modules
+    kernels
 }
 
-/// Those of a module's kernels that an architecture has shared memory and clusters for. That is all that it may lack.
-fn fitting(module: &ValidModule, arch: &str) -> ValidModule {
+/// Whether an architecture has shared memory and clusters for a kernel. That is all that it may lack.
+fn fits(module: &ValidModule, arch: &str) -> bool {
     let target: Target = format!("ptx:{arch}").parse().unwrap();
-    let fits = |kernel: &&Kernel| {
-        let rejects = rejects(&Module::from((*kernel).clone()), &target);
-        let lacks = |kind: &RejectKind| match kind {
-            RejectKind::SharedMemory { .. } => true,
-            RejectKind::Cluster { .. } => matches!(arch, "sm_70" | "sm_75" | "sm_80" | "sm_86" | "sm_89"),
-            _ => false,
-        };
-        let unfit = rejects.iter().any(|r| lacks(&r.kind));
-        assert_eq!(rejects.is_empty(), !unfit, "{rejects:?}");
-        !unfit
+    let rejects = rejects(&Module::from(module.kernels()[0].clone()), &target);
+    let lacks = |kind: &RejectKind| match kind {
+        RejectKind::SharedMemory { .. } => true,
+        RejectKind::Cluster { .. } => matches!(arch, "sm_70" | "sm_75" | "sm_80" | "sm_86" | "sm_89"),
+        _ => false,
     };
-    validate(Module::new(module.kernels().iter().filter(fits).cloned().collect()), module.trust()).unwrap()
+    let unfit = rejects.iter().any(|r| lacks(&r.kind));
+    assert_eq!(rejects.is_empty(), !unfit, "{rejects:?}");
+    !unfit
 }
 
 fn check(trust: Trust) {
     with_ptxas(|folder| {
         // Kernels for trusted modules only are left out of a guest's.
-        let valid: Vec<ValidModule> = modules()
-            .into_iter()
-            .map(|module| {
-                let kernels = module.kernels().iter();
-                let allowed = kernels.filter(|k| validate(Module::from((*k).clone()), trust).is_ok());
-                validate(Module::new(allowed.cloned().collect()), trust).unwrap()
-            })
-            .collect();
-        let fitting: Vec<_> = TARGETS
+        let valid = |kernel| validate(Module::from(kernel), trust).ok();
+        let valid: Vec<ValidModule> = kernels().into_iter().filter_map(valid).collect();
+        assert!(valid.len() >= 15);
+        let all: Vec<_> = TARGETS
             .iter()
-            .flat_map(|(arch, release)| valid.iter().map(move |m| (*arch, *release, fitting(m, arch))))
+            .flat_map(|(arch, release)| valid.iter().map(move |module| (*arch, *release, module)))
+            .filter(|(arch, _, module)| fits(module, arch))
             .collect();
-        let all: Vec<_> = fitting.iter().map(|(arch, release, m)| (*arch, *release, m)).collect();
         assemble_for_all(folder, "3", &all);
     });
 }

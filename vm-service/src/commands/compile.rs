@@ -28,6 +28,9 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<
         return targets::list(context);
     };
     let loaded = file::load(path, args::trust(arguments.trusted))?;
+    if let Some(output) = &arguments.output {
+        file::spare(path, output)?;
+    }
     if arguments.legal {
         return legal(context, path, &loaded, target);
     }

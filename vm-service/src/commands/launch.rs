@@ -36,6 +36,7 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &LaunchArgs) -> Result<(
     let trust = args::trust(arguments.trusted);
     check_options(arguments, trust)?;
     let Loaded { module, source } = file::load(&arguments.file, trust)?;
+    arguments.outs.iter().try_for_each(|out| file::spare(&arguments.file, &out.path))?;
     let kernel = file::choose(&arguments.file, &module, arguments.kernel.as_deref())?.clone();
     let launch = Launch {
         kernel: kernel.name().to_owned(),

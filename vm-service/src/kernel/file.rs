@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -30,6 +31,21 @@ pub(crate) fn load(path: &Path, trust: Trust) -> Result<Loaded, Failure> {
     let module = validate(module, trust)
         .map_err(|errors| Failure::usage(behind(path, errors.0.iter().map(|error| error.render(source)))))?;
     Ok(Loaded { module, source: source.into() })
+}
+
+/// That what is written to a path does not take the place of the kernels' own file.
+///
+/// # Errors
+/// It would take the place of the kernels.
+pub(crate) fn spare(kernels: &Path, path: &Path) -> Result<(), Failure> {
+    let of = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino()));
+    match (of(kernels), of(path)) {
+        (Ok(kernels), Ok(output)) if kernels == output => Err(Failure::usage(format_args!(
+            "{} is the file of the kernels, which would be lost; write to another one",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Messages, each behind the file that it is about.

@@ -85,6 +85,24 @@ pub(super) fn restrict_signals() -> Result<Reach, String> {
     in_force(restricted()).map(|reach| Reach { files: false, ..reach })
 }
 
+/// From here on this thread, and those that it begins, only read what is below `folder`, wherever links lead, and use the terminal.
+/// Whether that is in force.
+///
+/// # Errors
+/// The Linux kernel's.
+pub(crate) fn restrict_to(folder: &Path) -> Result<bool, String> {
+    let terminal = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+    let restricted = || {
+        Ruleset::default()
+            .handle_access(AccessFs::from_all(VERSION))?
+            .create()?
+            .add_rules(path_beneath_rules([folder], AccessFs::from_read(VERSION)))?
+            .add_rules(path_beneath_rules(["/dev/tty"], terminal))?
+            .restrict_self()
+    };
+    in_force(restricted()).map(|reach| reach.files)
+}
+
 fn in_force(restricted: Result<landlock::RestrictionStatus, RulesetError>) -> Result<Reach, String> {
     let status = restricted.map_err(|error| error.to_string())?;
     let version = match status.landlock {

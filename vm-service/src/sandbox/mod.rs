@@ -35,6 +35,7 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, set
 use serde::{Deserialize, Serialize};
 
 pub(crate) use calls::confine;
+pub(crate) use files::restrict_to;
 pub(crate) use sys::{end_with_parent, inherit_standard, join_cgroup};
 pub(crate) use threads::spawn;
 

@@ -65,6 +65,18 @@ fn compile_prints_code_writes_it_and_tells_what_it_needs() {
     bench.check("compile softmax.vir --target cpu -o DIR/softmax.o", 0, &["ELF, ", "@softmax  256×1×1"], &[]);
     assert!(std::fs::read(bench.path("softmax.o")).expect("the code").starts_with(b"\x7fELF"));
     bench.check("compile softmax.vir --target cpu --json", 2, &[], &["write it to a file with --output"]);
+    bench.file("own.vir", TWO);
+    std::os::unix::fs::symlink(bench.path("own.vir"), bench.path("link.ptx")).expect("a link");
+    for output in ["own.vir", "DIR/link.ptx"] {
+        let line = format!("compile own.vir --target ptx:sm_75 -o {output}");
+        bench.check(
+            &line,
+            2,
+            &[],
+            &["is the file of the kernels, which would be lost; write to another one"],
+        );
+    }
+    assert_eq!(std::fs::read_to_string(bench.path("own.vir")).expect("the file"), TWO);
     let out = bench.path("softmax.ptx");
     bench.check(
         &format!("compile softmax.vir --target ptx:sm_75 -o {}", out.display()),
@@ -263,6 +275,8 @@ fn every_mismatch_of_an_argument_is_told() {
     check(&format!("{good} --out z=@DIR/z.npy"), "kernel @shift has no parameter z");
     check(&format!("{good} --out by=@DIR/z.npy"), "by is a number, which a kernel does not change");
     check(&format!("{good} --out x=@DIR/z.npy --out x=@DIR/z.npy"), "z.npy is to be written twice");
+    std::os::unix::fs::symlink(bench.path("two.vir"), bench.path("two.npy")).expect("a link");
+    check(&format!("{good} --out x=@DIR/two.npy"), "two.npy is the file of the kernels, which would be lost");
     check(
         "--arg x=i32[1099511627776] --arg by=1",
         "argument x: 4398046511104 bytes are wanted, this machine has ",

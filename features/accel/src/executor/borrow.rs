@@ -63,7 +63,7 @@ impl<C: 'static> Executor<C> {
                 Some(work) => {
                     std::mem::forget(guard);
                     drop(work);
-                    return Err(Error::Deadline { what: "the start of a job on the GPU worker".into() });
+                    return Err(Error::Deadline { what: "the start of a job on the worker".into() });
                 }
                 // It has started, so it must end before its borrows do.
                 None => cell.wait(None).unwrap_or(Err(Error::Stopped)),

@@ -160,7 +160,7 @@ impl<R> Job<R> {
         if let Some(result) = self.0.wait(Some(deadline)) {
             return result;
         }
-        let late = Error::Deadline { what: "a job on the GPU worker".into() };
+        let late = Error::Deadline { what: "a job on the worker".into() };
         if self.0.cancel() {
             return Err(late);
         }

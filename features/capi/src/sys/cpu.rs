@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vm_accel::{Accelerator as _, Arguments, Artifact, DeviceInfo, Grid, Result};
 use vm_cpu::{CpuAccelerator, CpuKernel};
 use vm_ir::Kernel;
-use vm_kernels::family::{Kind, Resources};
+use vm_kernels::family::Resources;
 use vm_runtime::{CompileError, CompiledKernel, JitCompiler};
 
 use super::device::Device;
@@ -41,8 +41,7 @@ impl Device for Cpu {
     }
 
     fn resources(&self) -> Resources {
-        let shared_bytes = self.info().shared_bytes;
-        Resources { compute_units: self.threads, shared_bytes, kind: Kind::Cpu, cluster: 1 }
+        Resources { compute_units: self.threads, ..vm_runtime::resources(self.info()) }
     }
 
     fn compile(&self, kernel: Kernel) -> std::result::Result<CompiledKernel, CompileError> {
@@ -53,8 +52,8 @@ impl Device for Cpu {
         self.accelerator.load(artifact)
     }
 
-    fn check_memory(&self, _address: u64, _bytes: u64) -> std::result::Result<(), String> {
-        Ok(())
+    fn check_memory(&self, _address: u64, _bytes: u64) -> Result<std::result::Result<(), String>> {
+        Ok(Ok(()))
     }
 
     fn check_stream(&self, stream: *mut c_void) -> std::result::Result<(), String> {

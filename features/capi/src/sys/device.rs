@@ -1,16 +1,25 @@
 //! What a device is to the engine.
 
+use std::cell::RefCell;
 use std::ffi::c_void;
+use std::thread::LocalKey;
 
 use vm_accel::{Arguments, Artifact, DeviceInfo, Grid, Result};
 use vm_ir::Kernel;
 use vm_kernels::family::Resources;
 use vm_runtime::{CompileError, CompiledKernel};
 
+use crate::engine::Recent;
+
 /// A device.
 pub(crate) trait Device: Send + Sync + 'static {
     /// A loaded kernel.
     type Kernel: Send + Sync;
+
+    /// Where a thread remembers its last calls, for a device where a call is short.
+    fn recent() -> Option<&'static LocalKey<RefCell<Recent<Self::Kernel>>>> {
+        None
+    }
 
     /// Identity and limits.
     fn info(&self) -> &DeviceInfo;
@@ -33,8 +42,8 @@ pub(crate) trait Device: Send + Sync + 'static {
     /// That so many bytes at an address are memory that the device reaches, as far as that can be told.
     ///
     /// # Errors
-    /// What it is, and what is needed.
-    fn check_memory(&self, address: u64, bytes: u64) -> std::result::Result<(), String>;
+    /// What it is, and what is needed; the device's.
+    fn check_memory(&self, address: u64, bytes: u64) -> Result<std::result::Result<(), String>>;
 
     /// That a stream is one that launches may be given to, as far as that can be told.
     ///

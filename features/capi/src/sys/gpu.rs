@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::thread::LocalKey;
 
 use vm_accel::{Accelerator as _, Arguments, Artifact, DeviceInfo, Grid, Result};
 use vm_cuda::sys::{BorrowedContext, BorrowedStream};
@@ -12,14 +13,13 @@ use vm_kernels::family::{Kind, Resources};
 use vm_runtime::{CompileError, CompiledKernel, JitCompiler};
 
 use super::device::Device;
+use crate::engine::Recent;
 
 /// A context of a GPU, which is the caller's.
 pub(crate) struct Gpu {
     accelerator: Arc<CudaAccelerator>,
     compiler: JitCompiler<CudaAccelerator>,
     launcher: CudaLauncher,
-    /// The context's number.
-    id: u64,
 }
 
 /// A thread's current context, for the kernels that are loaded there.
@@ -30,30 +30,25 @@ pub(crate) fn lend(place: Place) -> BorrowedContext {
 }
 
 impl Gpu {
-    pub(crate) fn new(accelerator: Arc<CudaAccelerator>, launcher: CudaLauncher, id: u64) -> Self {
+    pub(crate) fn new(accelerator: Arc<CudaAccelerator>, launcher: CudaLauncher) -> Self {
         // The driver assembles: no library should start processes.
         let compiler = JitCompiler::new(Arc::clone(&accelerator)).assembler(None);
         // SAFETY: the kernels are those of vm-kernels, whose tests run all of them as the host's own.
         let compiler = unsafe { compiler.trusted() };
-        Self { accelerator, compiler, launcher, id }
+        Self { accelerator, compiler, launcher }
     }
 }
 
-/// A range that the driver was asked about: the context's number, the address and the bytes behind it.
-type Seen = (u64, u64, u64);
-
 thread_local! {
-    /// The ranges that this thread asked about last. To ask takes about as long as a launch.
-    static SEEN: RefCell<[Seen; 64]> = const { RefCell::new([(0, 0, 0); 64]) };
-}
-
-/// Where a range is remembered.
-fn slot(address: u64) -> usize {
-    (address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
+    static RECENT: RefCell<Recent<CudaKernel>> = const { RefCell::new(Recent::NEW) };
 }
 
 impl Device for Gpu {
     type Kernel = CudaKernel;
+
+    fn recent() -> Option<&'static LocalKey<RefCell<Recent<CudaKernel>>>> {
+        Some(&RECENT)
+    }
 
     fn info(&self) -> &DeviceInfo {
         self.accelerator.info()
@@ -75,38 +70,28 @@ impl Device for Gpu {
         self.launcher.load(artifact)
     }
 
-    fn check_memory(&self, address: u64, bytes: u64) -> std::result::Result<(), String> {
-        let at = slot(address);
-        let known = |seen: &RefCell<[Seen; 64]>| {
-            seen.try_borrow().is_ok_and(|seen| {
-                let (id, first, room) = seen[at];
-                (id, first) == (self.id, address) && bytes <= room
-            })
-        };
-        if SEEN.try_with(known).unwrap_or(false) {
-            return Ok(());
-        }
-        let found = self.launcher.allocation(address).map_err(|error| format!("is {address:#x}: {error}"))?;
-        let Some(found) = found else {
-            return Err(format!(
+    fn check_memory(&self, address: u64, bytes: u64) -> Result<std::result::Result<(), String>> {
+        let Some(found) = self.launcher.allocation(address)? else {
+            return Ok(Err(format!(
                 "is {address:#x}, which is no memory that the GPU reaches: give memory of cuMemAlloc, cudaMalloc or a tensor \
                  on the GPU, or choose the CPU by vmk_use(VMK_CPU)"
-            ));
+            )));
         };
-        // Of memory that is made of several mappings drivers may tell nothing.
-        let room = if found.bytes == 0 {
-            u64::MAX
-        } else {
-            found.bytes.saturating_sub(address.saturating_sub(found.address))
-        };
-        if bytes > room {
-            return Err(format!(
-                "is {address:#x}: it needs {bytes} bytes, and the allocation has {room} from there on"
-            ));
+        if found.foreign {
+            return Ok(Err(format!(
+                "is {address:#x}, memory of another context than the calling thread's current one: make that current by cuCtxSetCurrent, \
+                 or allocate in this one"
+            )));
         }
-        let _ =
-            SEEN.try_with(|seen| seen.try_borrow_mut().map(|mut seen| seen[at] = (self.id, address, room)));
-        Ok(())
+        // Of memory that is made of several mappings drivers may tell nothing.
+        let behind = address.saturating_sub(found.address);
+        let room = if found.bytes == 0 { u64::MAX } else { found.bytes.saturating_sub(behind) };
+        if bytes > room {
+            return Ok(Err(format!(
+                "is {address:#x}: it needs {bytes} bytes, and the allocation has {room} from there on"
+            )));
+        }
+        Ok(Ok(()))
     }
 
     fn check_stream(&self, _stream: *mut c_void) -> std::result::Result<(), String> {

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 mod abi;
+#[cfg(feature = "checks")]
+pub mod by_name;
 mod cpu;
 mod device;
 mod functions;

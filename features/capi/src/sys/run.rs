@@ -1,18 +1,18 @@
 //! A call from C: checks, the plan, the launches.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use vm_accel::{Memory, MemoryKind, QueueArgument};
+use vm_accel::{Memory, MemoryKind, Other, QueueArgument};
 use vm_ir::Scalar;
 
 use super::abi::{keep, vmk_status};
 use super::device::Device;
-use crate::call::{Arguments, PARAMETERS, Spec};
-use crate::engine::{Buffer, Engine, Operand, Plan};
+use crate::call::{Arguments, Numbers, PARAMETERS, Spec};
+use crate::engine::{Buffer, Engine, Operand, Plan, Step};
 use crate::error::Failure;
 use crate::state::{Chosen, State};
 
@@ -52,8 +52,36 @@ pub(super) fn state() -> &'static State {
     }
 }
 
+unsafe extern "C" {
+    // pthread.h; libc has it not.
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// PTHREAD_CANCEL_DISABLE of glibc and musl.
+const CANCEL_DISABLE: c_int = 1;
+
+/// While it lives, nobody cancels the thread: that would unwind it with locks of the library taken.
+struct Uncancelled(c_int);
+
+impl Uncancelled {
+    fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: it changes a number of the calling thread, and puts what it was into ours.
+        let _ = unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: as above; what it was may be lost.
+        let _ = unsafe { pthread_setcancelstate(self.0, ptr::null_mut()) };
+    }
+}
+
 /// Runs `f`, keeps the text of what went wrong for the thread, and makes a status of it. No panic leaves this.
 pub(super) fn answer(function: &'static str, f: impl FnOnce() -> Result<(), Failure>) -> vmk_status {
+    let _uncancelled = Uncancelled::new();
     let done = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
@@ -90,7 +118,7 @@ pub(super) unsafe fn run(
             // SAFETY: as the caller promises.
             Chosen::Cpu(engine) => unsafe { run_on(engine, &call, workspace, stream) },
             // SAFETY: as above.
-            Chosen::Gpu(engine) => unsafe { run_on(&engine, &call, workspace, stream) },
+            Chosen::Gpu(engine) => unsafe { run_on(engine, &call, workspace, stream) },
         }
     })
 }
@@ -105,7 +133,16 @@ unsafe fn run_on<D: Device>(
 ) -> Result<(), Failure> {
     let name = call.spec.name;
     engine.device.check_stream(stream).map_err(|what| Failure::invalid(name, "stream", what))?;
-    let plan = match engine.known(&call.key()) {
+    let key = call.key();
+    let started = |plan: &Plan<D::Kernel>| {
+        check_buffers(&engine.device, call, &plan.buffers)?;
+        // SAFETY: as the caller promises.
+        unsafe { start(engine, call, plan, workspace, stream) }
+    };
+    if let Some(done) = engine.recent(&key, started) {
+        return done;
+    }
+    let plan = match engine.known(&key) {
         Some(plan) => {
             check_buffers(&engine.device, call, &plan.buffers)?;
             plan
@@ -119,9 +156,25 @@ unsafe fn run_on<D: Device>(
             engine.plan(call, &*function, buffers)?
         }
     };
-    let workspace = check_workspace(&engine.device, call, &plan, workspace)?;
+    engine.remember(key, std::sync::Arc::clone(&plan));
     // SAFETY: as the caller promises.
-    unsafe { launch(engine, call, &plan, workspace, stream) }
+    unsafe { start(engine, call, &plan, workspace, stream) }
+}
+
+/// Starts what a call does, whose buffers were checked.
+///
+/// # Safety
+/// As for [`run`].
+unsafe fn start<D: Device>(
+    engine: &Engine<D>,
+    call: &Arguments<'_>,
+    plan: &Plan<D::Kernel>,
+    workspace: Option<(u64, u64)>,
+    stream: *mut c_void,
+) -> Result<(), Failure> {
+    let workspace = check_workspace(&engine.device, call, plan, workspace)?;
+    // SAFETY: as the caller promises.
+    unsafe { launch(engine, call, plan, workspace, stream) }
 }
 
 /// That every pointer is what its buffer needs, and that nothing that is written overlaps anything else.
@@ -156,7 +209,7 @@ fn check_buffers<D: Device>(device: &D, call: &Arguments<'_>, buffers: &[Buffer]
                 ));
             }
         }
-        device.check_memory(address, bytes).map_err(|what| Failure::invalid(name, buffer.name, what))?;
+        check_memory(device, name, buffer.name, address, bytes)?;
     }
     Ok(())
 }
@@ -197,8 +250,20 @@ fn check_workspace<D: Device>(
             ));
         }
     }
-    device.check_memory(address, needed).map_err(|what| Failure::invalid(name, of, what))?;
+    check_memory(device, name, of, address, needed)?;
     Ok((address, needed))
+}
+
+/// That memory is there, as far as the device tells.
+fn check_memory<D: Device>(
+    device: &D,
+    function: &'static str,
+    parameter: &str,
+    address: u64,
+    bytes: u64,
+) -> Result<(), Failure> {
+    let found = device.check_memory(address, bytes).map_err(|error| Failure::device(function, &error))?;
+    found.map_err(|what| Failure::invalid(function, parameter, what))
 }
 
 /// Gives a plan's launches to the device.
@@ -212,37 +277,71 @@ unsafe fn launch<D: Device>(
     (workspace, workspace_bytes): (u64, u64),
     stream: *mut c_void,
 ) -> Result<(), Failure> {
-    let failed = |error: vm_accel::Error| Failure::device(call.spec.name, &error);
-    let memory: [Memory; PARAMETERS + 1] = std::array::from_fn(|at| {
-        let (address, bytes) = match plan.buffers.get(at) {
-            Some(buffer) => (call.words[buffer.word], buffer.bytes),
-            None => (workspace, workspace_bytes),
-        };
-        // SAFETY: the caller's memory is there as long as the launches.
-        unsafe { Memory::from_raw(MemoryKind::Device, address, 0, bytes) }
-    });
-    for step in &plan.steps {
-        let whole = |buffer: usize| memory[buffer.min(PARAMETERS)].region();
-        let inside = step.operands.iter().all(|operand| match operand {
-            Operand::View { buffer, offset, .. } => *offset <= whole(*buffer).bytes(),
-            Operand::Number(_) => true,
-        });
-        if !inside {
-            return Err(failed(vm_accel::Error::Stopped));
+    let failed = |error: vm_accel::Error| match &error {
+        // CUDA_ERROR_INVALID_CONTEXT and _INVALID_HANDLE: kernels are the library's, and were found in the thread's context.
+        vm_accel::Error::Driver { code: 201 | 400, .. } => {
+            let what =
+                format!("is {stream:p}: {error}; give a stream of the calling thread's current context");
+            Failure::invalid(call.spec.name, "stream", what)
         }
-        let arguments = step.operands.iter().map(|operand| match operand {
-            Operand::View { buffer, offset, extents } => {
-                let all = whole(*buffer);
-                let from = all.slice(*offset, all.bytes().saturating_sub(*offset)).unwrap_or(all);
-                QueueArgument::View(from, *extents)
+        _ => Failure::device(call.spec.name, &error),
+    };
+    // The workspace is behind the last buffer.
+    let place = |at: usize| match plan.buffers.get(at) {
+        Some(buffer) => (call.words[buffer.word], buffer.bytes),
+        None => (workspace, workspace_bytes),
+    };
+    let numbers = call.spec.numbers.map_or(Ok(Numbers::default()), |numbers| numbers(call))?;
+    for step in &plan.steps {
+        let Step { kernel, grid, operands, packed } = step;
+        let given = match packed.get() {
+            Some(packed) => {
+                let other = |at: usize| match operands.get(at)? {
+                    Operand::View { buffer, offset, .. } => Some(Other::Address(place(*buffer).0 + offset)),
+                    Operand::Number(_) => None,
+                    Operand::Varying(number) => Some(Other::Number(numbers.get(*number).copied()?.into())),
+                };
+                // SAFETY: buffers and workspace have as many bytes as those that were packed first, and what is written is apart.
+                unsafe { packed.with(&kernel.artifact, other) }.map_err(failed)?
             }
-            Operand::Number(number) => QueueArgument::Scalar(*number),
-        });
-        let packed = vm_accel::Arguments::new(&step.kernel.artifact, arguments).map_err(failed)?;
+            None => pack(step, &place, &numbers).map_err(failed)?,
+        };
         // SAFETY: as the caller promises; a kernel that was compiled as the host's own can't be stopped.
-        unsafe { engine.device.launch(&step.kernel.kernel, step.grid, &packed, stream) }.map_err(failed)?;
+        unsafe { engine.device.launch(&kernel.kernel, *grid, &given, stream) }.map_err(failed)?;
+        if packed.get().is_none() {
+            // Another thread's are as good.
+            let _ = packed.set(given);
+        }
     }
     Ok(())
+}
+
+/// Packs the arguments of a launch: `place` tells where a buffer is, and how many bytes it has.
+fn pack<K>(
+    step: &Step<K>,
+    place: &dyn Fn(usize) -> (u64, u64),
+    numbers: &Numbers,
+) -> vm_accel::Result<vm_accel::Arguments> {
+    let memory = |buffer: usize| {
+        let (address, bytes) = place(buffer);
+        // SAFETY: the caller's memory is there as long as the launches.
+        unsafe { Memory::from_raw(MemoryKind::Device, address, 0, bytes) }
+    };
+    let memories: Vec<Memory> = (0..=PARAMETERS).map(memory).collect();
+    let views = step.operands.iter().map(|operand| {
+        Ok(match operand {
+            Operand::View { buffer, offset, extents } => {
+                let all = memories[(*buffer).min(PARAMETERS)].region();
+                QueueArgument::View(all.slice(*offset, all.bytes().saturating_sub(*offset))?, *extents)
+            }
+            Operand::Number(number) => QueueArgument::Scalar(*number),
+            Operand::Varying(number) => {
+                QueueArgument::Scalar(numbers.get(*number).copied().unwrap_or(f32::NAN).into())
+            }
+        })
+    });
+    let views = views.collect::<vm_accel::Result<Vec<_>>>()?;
+    vm_accel::Arguments::new(&step.kernel.artifact, views)
 }
 
 /// Tells how many bytes a function needs to work in.
@@ -266,8 +365,7 @@ pub(super) unsafe fn workspace_size(
             Chosen::Gpu(engine) => engine.device.resources(),
         };
         let (function, _) = Engine::<super::Cpu>::outline(&call)?;
-        let needed =
-            function.call(&resources).map_err(|error| Failure::Unavailable(error.to_string()))?.workspace;
+        let needed = function.call(&resources).map_err(|error| Failure::call(spec.name, &error))?.workspace;
         *bytes = usize::try_from(needed).map_err(|_| Failure::Memory {
             function: spec.name,
             what: format!("{needed} bytes to work in are more than there are"),

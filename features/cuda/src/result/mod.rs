@@ -98,6 +98,34 @@ impl Driver {
     }
 }
 
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: u32 = 2;
+
+/// As long as it is there, the calling thread may do what would else spoil captures that are open: load modules.
+#[must_use]
+pub(crate) struct Relaxed {
+    driver: &'static Driver,
+    before: u32,
+    _thread: PhantomData<*const ()>,
+}
+
+impl Driver {
+    /// Lets the calling thread load modules while streams are captured.
+    pub(crate) fn relax_captures(&'static self) -> Result<Relaxed> {
+        let mut mode = RELAXED;
+        // SAFETY: the pointer is to a local.
+        unsafe { self.cuThreadExchangeStreamCaptureMode(&raw mut mode) }?;
+        Ok(Relaxed { driver: self, before: mode, _thread: PhantomData })
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: the pointer is to what is this value's.
+        ended(unsafe { self.driver.cuThreadExchangeStreamCaptureMode(&raw mut self.before) });
+    }
+}
+
 /// A device of the driver.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Device(CUdevice);
@@ -216,6 +244,10 @@ impl Context {
 
     pub(crate) fn driver(&self) -> &'static Driver {
         self.driver
+    }
+
+    pub(crate) fn handle(&self) -> CUcontext {
+        self.handle
     }
 
     fn current(&self) -> Result<CUcontext> {

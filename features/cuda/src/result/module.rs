@@ -5,6 +5,7 @@ use std::ptr;
 
 use vm_accel::{Artifact, Error, Result};
 
+use super::OUT_OF_MEMORY;
 use super::log::Log;
 use crate::image;
 use crate::sys::{CUfunction, CUfunction_attribute, CUmodule, Driver};
@@ -52,7 +53,11 @@ impl Module {
             (driver.cuModuleLoadDataEx)(&raw mut handle, image.as_ptr().cast(), count, options, values)
         };
         if let Err(error) = driver.check("cuModuleLoadDataEx", status) {
-            return Err(if error.is_lost() { error } else { bad(log.behind(&error)) });
+            return Err(if error.is_lost() || status == OUT_OF_MEMORY {
+                error
+            } else {
+                bad(log.behind(&error))
+            });
         }
         Ok(Self(handle))
     }

@@ -7,6 +7,9 @@ use vm_accel::Result;
 
 use crate::sys::{CUcontext, CUpointer_attribute as Attribute, Driver};
 
+/// `CU_MEMORYTYPE_DEVICE`.
+const DEVICE: u32 = 2;
+
 /// A context that somebody else owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -21,8 +24,10 @@ pub struct Place {
 pub struct Allocation {
     /// The address of its first byte.
     pub address: u64,
-    /// How many it has.
+    /// How many it has; 0 where the driver does not tell.
     pub bytes: u64,
+    /// Is it of another context of the current one's device? Kernels of the current one do not reach it.
+    pub foreign: bool,
 }
 
 impl Driver {
@@ -50,20 +55,36 @@ impl Driver {
         Ok(device.max(0) as u32)
     }
 
-    /// What memory an address is in. A context must be current.
-    pub(crate) fn allocation(&self, address: u64) -> Result<Option<Allocation>> {
+    /// What memory an address is in. `current` is the current context.
+    pub(crate) fn allocation(&self, address: u64, current: CUcontext) -> Result<Option<Allocation>> {
         let (mut kind, mut first, mut bytes) = (0u32, 0u64, 0usize);
+        let (mut of, mut managed, mut device): (CUcontext, u32, i32) = (ptr::null_mut(), 0, -1);
         let mut wanted = [
             Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
             Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
             Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+            Attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
+            Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+            Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
         ];
-        let mut values: [*mut c_void; 3] =
-            [(&raw mut kind).cast(), (&raw mut first).cast(), (&raw mut bytes).cast()];
+        let mut values: [*mut c_void; 6] = [
+            (&raw mut kind).cast(),
+            (&raw mut first).cast(),
+            (&raw mut bytes).cast(),
+            (&raw mut of).cast(),
+            (&raw mut managed).cast(),
+            (&raw mut device).cast(),
+        ];
         // SAFETY: as many attributes as places, each to a local of the type that the manual says.
-        unsafe { self.cuPointerGetAttributes(3, wanted.as_mut_ptr(), values.as_mut_ptr(), address) }?;
+        unsafe { self.cuPointerGetAttributes(6, wanted.as_mut_ptr(), values.as_mut_ptr(), address) }?;
         // Of an address that it does not know it tells zeros.
-        let bytes = bytes as u64;
-        Ok((kind != 0).then_some(Allocation { address: first, bytes }))
+        if kind == 0 {
+            return Ok(None);
+        }
+        // Pinned and managed memory is every context's. Of memory pools and mappings it may tell no context.
+        let own = kind != DEVICE || managed != 0 || of.is_null();
+        // That of another device is reached if its owner enabled that.
+        let foreign = !own && of != current && u32::try_from(device) == Ok(self.current_device()?);
+        Ok(Some(Allocation { address: first, bytes: bytes as u64, foreign }))
     }
 }

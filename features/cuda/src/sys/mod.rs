@@ -156,6 +156,8 @@ driver! {
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
     /// Whether a stream is recorded into a graph.
     fn cuStreamIsCapturing(stream: CUstream, status: *mut c_uint);
+    /// Sets what the calling thread may do while streams are captured, and gives what it was.
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
     /// Begins a capture.
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
     /// Ends a capture.

@@ -37,6 +37,17 @@ pub struct Backward {
     pub order: Order,
 }
 
+/// One of the three kernels, in the order in which they are launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BackwardPass {
+    /// [`Backward::prepare`].
+    Prepare,
+    /// [`Backward::kernel`].
+    Main,
+    /// [`Backward::finish`].
+    Finish,
+}
+
 /// Threads of a block of the kernels that are no tile kernels, and the queries it has.
 pub(super) const THREADS: u32 = 256;
 const QUERIES: u32 = 64;
@@ -124,6 +135,27 @@ impl Backward {
     /// for the groups to share.
     pub const fn turned(&self) -> bool {
         self.tile[0] < 64 * self.groups
+    }
+
+    /// The kernel of a pass.
+    ///
+    /// # Errors
+    /// A number that no kernel can have.
+    pub fn pass(&self, pass: BackwardPass, guest: GuestAddr) -> Result<Kernel, BuildError> {
+        match pass {
+            BackwardPass::Prepare => self.prepare(guest),
+            BackwardPass::Main => self.kernel(guest),
+            BackwardPass::Finish => self.finish(guest),
+        }
+    }
+
+    /// Bytes of shared memory that a block of the main kernel takes, about.
+    pub(super) fn shared_bytes(&self) -> u64 {
+        const OVERHEAD: u64 = 2048;
+        let ([queries, keys], dim) = (self.tile.map(u64::from), u64::from(self.dim));
+        let elements = 2 * u64::from(self.stages) * queries * dim + 2 * keys * dim + keys * queries;
+        let sums = queries * dim * 4;
+        OVERHEAD + elements * u64::from(self.element.bytes()) + sums
     }
 
     /// The name of a kernel of the variant, which tells it from all others.

@@ -28,7 +28,7 @@ use vm_ir::{GuestAddr, Kernel, Scalar};
 /// Query i sees the keys up to its own place, `lengths` − `queries` + i; who sees none gets zeros. Strides are free as long as a
 /// row's elements lie side by side and rows begin on multiples of 16 bytes: a cache that lies as `[pages, page size, H, D]` is
 /// launched as it is, with its dimensions named in the order above.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Decode {
     /// What Q, K, V and O hold: f16, bf16 or f32.
     pub element: Scalar,

@@ -1,6 +1,6 @@
 //! Cross-entropy and its gradient.
 
-use super::{Case, Expected, numbers, random, shapes, tolerance};
+use super::{Case, Expected, numbers, odd_shapes, random, shapes, tolerance};
 use crate::loss::{CrossEntropy, CrossEntropyBackward, LossOptions, Reduction};
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
@@ -10,7 +10,7 @@ const IGNORED: i64 = -100;
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let reductions = [Reduction::None, Reduction::Sum, Reduction::Mean];
-    for (at, (extents, element, _)) in shapes().into_iter().enumerate() {
+    for (at, (extents, element, _)) in shapes().into_iter().chain(odd_shapes()).enumerate() {
         let reduction = reductions[at % 3];
         let (smoothing, z) = [(0.0, 0.0), (0.1, 0.0), (0.0, 1e-2), (0.2, 1e-3)][at % 4];
         let options = LossOptions { ignored: IGNORED, smoothing, z, reduction };
@@ -26,6 +26,9 @@ pub(super) fn cases() -> Vec<Case> {
     let mean = LossOptions { reduction: Reduction::Mean, ..options };
     cases.extend(both([2, 5], Scalar::F32, Scalar::I32, mean, vec![IGNORED; 2], false));
     cases.extend(both([1500, 3], Scalar::Bf16, Scalar::I32, mean, vec![2; 1500], false));
+    // More rows than one block adds up.
+    let some = (0..8_200).map(|row| if row % 3 == 0 { IGNORED } else { row % 2 });
+    cases.extend(both([8_200, 2], Scalar::F32, Scalar::I64, mean, some.collect(), false));
     cases.extend(both([1, 33_000], Scalar::F32, Scalar::I64, mean, vec![32_999], false));
     cases.extend(both([0, 5], Scalar::F32, Scalar::I64, mean, vec![], false));
     cases

@@ -8,7 +8,9 @@ mod elementwise;
 mod gemm;
 mod loss;
 mod norm;
+mod plain;
 mod sample;
+mod self_attention;
 mod softmax;
 mod tables;
 mod tokens;
@@ -61,16 +63,27 @@ pub fn all() -> Vec<Case> {
     let areas = [
         gemm::cases(),
         attention::cases(),
+        self_attention::cases(),
         training::cases(),
         tables::cases(),
         tokens::cases(),
         elementwise::cases(),
         softmax::cases(),
         norm::cases(),
+        plain::cases(),
         loss::cases(),
         sample::cases(),
     ];
     areas.into_iter().flatten().collect()
+}
+
+fn case(
+    name: String,
+    function: impl Function + 'static,
+    buffers: Vec<Tensor>,
+    expected: Vec<Expected>,
+) -> Case {
+    Case { name, function: Box::new(function), buffers, expected }
 }
 
 impl Case {
@@ -84,7 +97,14 @@ impl Case {
         trust: Trust,
         launch: &mut dyn FnMut(&ValidModule, &mut Launch) -> Result<(), String>,
     ) -> Result<(), String> {
-        let buffers = self.run(resources, trust, launch)?;
+        self.compare(&self.run(resources, trust, launch)?)
+    }
+
+    /// Compares what the buffers hold behind a call with what they should.
+    ///
+    /// # Errors
+    /// What differs.
+    pub fn compare(&self, buffers: &[Tensor]) -> Result<(), String> {
         let specified = self.function.buffers();
         for expected in &self.expected {
             let name = specified[expected.buffer].name;
@@ -227,6 +247,20 @@ fn shapes() -> Vec<([u64; 2], Scalar, Scalar)> {
     }
     shapes.extend([([37, 8], Bf16, Bf16), ([5, 1000], F32, F32), ([2, 4096], F32, F32)]);
     shapes
+}
+
+/// Such shapes of rows of odd numbers of columns, which begin anywhere: of a warp, a block, a cluster.
+fn odd_shapes() -> Vec<([u64; 2], Scalar, Scalar)> {
+    use Scalar::{Bf16, F16, F32};
+    vec![
+        ([8, 131], Bf16, Bf16),
+        ([4, 65], F32, F32),
+        ([8, 1023], F16, F16),
+        ([8, 641], F32, Bf16),
+        ([4, 1801], Bf16, F32),
+        ([8, 4099], Bf16, Bf16),
+        ([4, 17_001], F32, F32),
+    ]
 }
 
 /// Numbers from -1 to 1, the same everywhere.

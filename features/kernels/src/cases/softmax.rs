@@ -1,13 +1,13 @@
 //! Softmax and its gradient.
 
-use super::{Case, Expected, numbers, random, shapes, tolerance};
+use super::{Case, Expected, numbers, odd_shapes, random, shapes, tolerance};
 use crate::softmax::{Softmax, SoftmaxBackward};
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (extents, input, output) in shapes() {
+    for (extents, input, output) in shapes().into_iter().chain(odd_shapes()) {
         let log = extents[1] % 2 == 1;
         cases.extend([forward(extents, input, output, log), backward(extents, input, output, log)]);
     }

@@ -1,22 +1,12 @@
 //! Rows of tables by their numbers, sums of columns, transposes.
 
-use super::{Case, Expected, random};
-use crate::call::Function;
+use super::{Case, Expected, case, random};
 use crate::columns::ColumnSums;
 use crate::gather::Embedding;
 use crate::scatter::{EmbeddingGradient, ScatterAdd};
 use crate::transpose::Transpose;
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
-
-fn case(
-    name: String,
-    function: impl Function + 'static,
-    buffers: Vec<Tensor>,
-    expected: Vec<Expected>,
-) -> Case {
-    Case { name, function: Box::new(function), buffers, expected }
-}
 
 fn tolerance(element: Scalar) -> f64 {
     match element {
@@ -138,6 +128,7 @@ pub(super) fn cases() -> Vec<Case> {
         (F32, 1, 1, 1, 16),
         (F32, 3, 65, 67, 16),
         (Bf16, 2, 66, 130, 16),
+        (Bf16, 1, 130, 258, 16),
         (Bf16, 1, 64, 64, 4),
         (F16, 2, 63, 66, 16),
         (Bf16, 1, 66, 2, 2),

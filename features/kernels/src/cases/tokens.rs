@@ -1,21 +1,12 @@
 //! Rotary embedding, caches of keys and values, loads of experts.
 
-use super::{Case, Expected, random};
+use super::{Case, Expected, case, random};
 use crate::append::{KvAppend, Layout};
 use crate::call::Function;
 use crate::experts::{AuxLoss, AuxLossGradient};
 use crate::rope::{Angles, Pairs, Rope};
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
-
-fn case(
-    name: String,
-    function: impl Function + 'static,
-    buffers: Vec<Tensor>,
-    expected: Vec<Expected>,
-) -> Case {
-    Case { name, function: Box::new(function), buffers, expected }
-}
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = ropes();

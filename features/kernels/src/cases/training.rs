@@ -1,6 +1,6 @@
 //! Steps of optimizers, norms of gradients, gradients of activations.
 
-use super::{Case, Expected, random};
+use super::{Case, Expected, case, random};
 use crate::call::Function;
 use crate::flat::{Activation, ActivationGradient, AdamW, Fill, GradClip, GradNorm, Sgd};
 use vm_ir::Scalar;
@@ -9,15 +9,6 @@ use vm_ir::interp::Tensor;
 /// Sizes of tensors: none, one, around a vector's, a block's of f32 and of bf16 with a rest.
 const SIZES: [&[u64]; 4] =
     [&[1], &[0, 3, 2048, 0, 2051], &[4097], &[5, 8, 9, 1, 17, 2, 2049, 31, 1, 1, 6, 7, 40]];
-
-fn case(
-    name: String,
-    function: impl Function + 'static,
-    buffers: Vec<Tensor>,
-    expected: Vec<Expected>,
-) -> Case {
-    Case { name, function: Box::new(function), buffers, expected }
-}
 
 /// How far an element of a type may be off.
 fn tolerance(element: Scalar) -> f64 {

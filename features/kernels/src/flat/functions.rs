@@ -21,6 +21,19 @@ pub(crate) fn floats(function: &'static str, elements: &[Scalar]) -> Result<(), 
     }
 }
 
+/// The launches of a rule over tensors. If they are scaled, it is by the buffer behind the others.
+fn call(
+    function: &'static str,
+    rule: Rule,
+    sizes: &[u64],
+    shape: Shape,
+    numbers: &[f32],
+    scaled: bool,
+) -> Result<Call, CallError> {
+    let scale = scaled.then(|| Operand::whole(rule.ports().len() * sizes.len(), Scalar::F32, &[1]));
+    Ok(Call { launches: launches(function, rule, sizes, shape, numbers, scale)?, workspace: 0 })
+}
+
 /// The buffers of a rule over tensors.
 fn buffers(rule: Rule, sizes: &[u64]) -> Vec<Buffer> {
     let ports = rule.ports();
@@ -84,22 +97,10 @@ impl AdamW {
         let AdamW { parameter, gradient, master, scaled, .. } = *self;
         Rule::AdamW { parameter, gradient, master, scaled }
     }
-}
 
-impl Function for AdamW {
-    fn buffers(&self) -> Vec<Buffer> {
-        let mut all = buffers(self.rule(), &self.sizes);
-        all.extend(self.scaled.then(|| one("scale", Access::Read)));
-        all
-    }
-
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
-        let AdamW { parameter, gradient, lr, beta1, beta2, eps, weight_decay, step, .. } = *self;
-        floats("adamw", &[parameter, gradient])?;
-        if step == 0 {
-            let what = "step 0; the first is 1, as its corrections divide by 1 − β^step".into();
-            return Err(CallError::Unsupported { function: "adamw", what });
-        }
+    /// The numbers of f32 that its launches take, in this order, which are all that depends on rates and the step.
+    pub fn numbers(&self) -> [f32; 8] {
+        let AdamW { lr, beta1, beta2, eps, weight_decay, step, .. } = *self;
         let correction = |beta: f64| 1.0 - beta.powf(f64::from(step));
         let numbers = [
             1.0 - lr * weight_decay,
@@ -111,11 +112,26 @@ impl Function for AdamW {
             1.0 / correction(beta2).sqrt(),
             eps,
         ];
+        numbers.map(|number| number as f32)
+    }
+}
+
+impl Function for AdamW {
+    fn buffers(&self) -> Vec<Buffer> {
+        let mut all = buffers(self.rule(), &self.sizes);
+        all.extend(self.scaled.then(|| one("scale", Access::Read)));
+        all
+    }
+
+    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+        let AdamW { parameter, gradient, step, .. } = *self;
+        floats("adamw", &[parameter, gradient])?;
+        if step == 0 {
+            let what = "step 0; the first is 1, as its corrections divide by 1 − β^step".into();
+            return Err(CallError::Unsupported { function: "adamw", what });
+        }
         let shape = Shape::of(&[parameter, gradient], 2, self.align);
-        let scale = self.scaled.then(|| Operand::whole(self.buffers().len() - 1, Scalar::F32, &[1]));
-        let numbers = numbers.map(|number| number as f32);
-        let launches = launches("adamw", self.rule(), &self.sizes, shape, &numbers, scale)?;
-        Ok(Call { launches, workspace: 0 })
+        call("adamw", self.rule(), &self.sizes, shape, &self.numbers(), self.scaled)
     }
 }
 
@@ -176,9 +192,7 @@ impl Function for Sgd {
         floats("sgd", &[parameter, gradient])?;
         let numbers = [lr, weight_decay, momentum, 1.0 - dampening].map(|number| number as f32);
         let shape = Shape::of(&[parameter, gradient], 2, self.align);
-        let scale = self.scaled.then(|| Operand::whole(self.buffers().len() - 1, Scalar::F32, &[1]));
-        let launches = launches("sgd", self.rule(), &self.sizes, shape, &numbers, scale)?;
-        Ok(Call { launches, workspace: 0 })
+        call("sgd", self.rule(), &self.sizes, shape, &numbers, self.scaled)
     }
 }
 
@@ -329,8 +343,7 @@ impl Function for Fill {
         let Fill { ref sizes, element, align, value } = *self;
         floats("fill", &[element])?;
         let shape = Shape::of(&[element], 4, align);
-        let launches = launches("fill", Rule::Fill { element }, sizes, shape, &[value], None)?;
-        Ok(Call { launches, workspace: 0 })
+        call("fill", Rule::Fill { element }, sizes, shape, &[value], false)
     }
 }
 
@@ -361,7 +374,6 @@ impl Function for ActivationGradient {
         floats("activation_gradient", &[element])?;
         let shape = Shape::of(&[element], 2, align);
         let rule = Rule::Gradient { activation, element };
-        let launches = launches("activation_gradient", rule, &[size], shape, &[], None)?;
-        Ok(Call { launches, workspace: 0 })
+        call("activation_gradient", rule, &[size], shape, &[], false)
     }
 }

@@ -65,23 +65,36 @@ const SOME: &[Row] = &[
     row([64, 128, 128], 4, 1, 1, 8),
     row([128, 64, 128], 6, 2, 1, 8),
     row([128, 256, 128], 3, 2, 1, 16).overlapped(),
+    row([128, 128, 128], 5, 2, 1, 0).split(2),
     row([128, 256, 128], 3, 2, 1, 0).split(2),
 ];
 
 /// Fewer tiles than units: small ones, for more of them. 1024³ and less.
 const FEW: &[Row] = &[
+    row([64, 128, 128], 4, 1, 1, 0).overlapped(),
     row([128, 64, 128], 4, 2, 1, 0),
     row([64, 64, 256], 3, 1, 1, 0),
     row([64, 64, 256], 3, 1, 1, 0).split(2),
     row([64, 64, 256], 3, 1, 1, 0).overlapped(),
     row([128, 128, 128], 3, 2, 1, 0).split(2),
-    row([64, 128, 128], 4, 1, 1, 0).overlapped(),
     row([64, 128, 128], 4, 1, 1, 0).split(2).overlapped(),
     row([64, 128, 128], 3, 1, 1, 0),
     row([128, 128, 128], 3, 2, 1, 0),
     row([128, 64, 128], 3, 2, 1, 0),
     row([64, 64, 256], 4, 1, 1, 1),
     row([64, 64, 128], 4, 1, 1, 1),
+];
+
+/// Far fewer: the smallest. 512³.
+const FEWEST: &[Row] = &[
+    row([64, 64, 256], 3, 1, 1, 0).overlapped(),
+    row([64, 64, 256], 3, 1, 1, 0),
+    row([64, 64, 256], 3, 1, 1, 0).split(2),
+    row([64, 64, 256], 4, 1, 1, 1),
+    row([64, 64, 128], 4, 1, 1, 1),
+    row([64, 128, 128], 3, 1, 1, 0),
+    row([128, 64, 128], 4, 2, 1, 0),
+    row([128, 64, 128], 3, 2, 1, 0),
 ];
 
 /// Up to 8 rows, as when a model generates: what B is read with.
@@ -111,18 +124,30 @@ const UP_TO_16: &[Row] = &[
     row([64, 128, 128], 4, 1, 1, 1),
 ];
 
-/// Up to 64.
-const UP_TO_64: &[Row] = &[
+/// Up to 32.
+const UP_TO_32: &[Row] = &[
     swapped([32, 64, 256], 3, 1),
-    row([64, 32, 512], 4, 1, 1, 0),
     swapped([32, 64, 512], 3, 1).split(2),
     swapped([32, 64, 256], 4, 1).overlapped(),
-    row([64, 64, 512], 3, 1, 1, 0).split(2),
-    row([64, 64, 256], 4, 1, 1, 0).split(2).overlapped(),
-    row([64, 64, 256], 3, 1, 1, 0).split(4),
-    row([64, 32, 512], 3, 1, 1, 0).overlapped(),
-    row([64, 64, 256], 3, 1, 1, 0),
     swapped([32, 64, 256], 6, 1),
+    row([64, 32, 512], 4, 1, 1, 0),
+    row([64, 64, 256], 4, 1, 1, 0).split(2).overlapped(),
+    row([64, 64, 256], 3, 1, 1, 0),
+    row([64, 128, 128], 4, 1, 1, 1),
+];
+
+/// Up to 64.
+const UP_TO_64: &[Row] = &[
+    row([64, 64, 256], 3, 1, 1, 0),
+    row([64, 64, 256], 4, 1, 1, 0).split(2).overlapped(),
+    row([64, 64, 256], 6, 1, 1, 0).split(2).overlapped(),
+    row([64, 64, 256], 6, 1, 1, 0).split(2),
+    row([64, 64, 512], 3, 1, 1, 0).split(2).overlapped(),
+    row([64, 64, 256], 3, 1, 1, 0).split(4),
+    row([64, 32, 512], 4, 1, 1, 0),
+    row([64, 32, 512], 3, 1, 1, 0).overlapped(),
+    row([64, 32, 256], 8, 1, 1, 0).overlapped(),
+    swapped([32, 64, 256], 3, 1),
     swapped([64, 64, 256], 4, 1),
     row([64, 128, 128], 4, 1, 1, 1),
     row([128, 128, 128], 5, 2, 1, 1),
@@ -136,6 +161,16 @@ const TIGHT: &[Row] = &[
     row([64, 64, 128], 4, 1, 1, 8),
     row([64, 64, 128], 2, 1, 1, 8),
 ];
+
+/// What an element of a tile takes longer than one of the largest: smaller tiles read more of A and B for each. An estimate.
+fn cost(variant: &Gemm) -> f64 {
+    let [rows, columns, _] = variant.tile.map(f64::from);
+    let (read, of_largest) = (1.0 / rows + 1.0 / columns, 1.0 / 128.0 + 1.0 / 256.0);
+    // Sums of parts are given from block to block.
+    let split = if variant.split > 1 { 1.1 } else { 1.0 };
+    let cluster = if variant.cluster > 1 { 1.05 } else { 1.0 };
+    (1.0 + 0.25 * (read / of_largest - 1.0)) * split * cluster
+}
 
 /// Registers of a thread that what a tile holds may take; the rest is for addresses and the epilogue.
 const REGISTERS: u32 = 208;
@@ -206,10 +241,34 @@ impl Product {
         match self.tiles(128, 128) {
             _ if self.rows() <= 8 => UP_TO_8,
             _ if self.rows() <= 16 => UP_TO_16,
+            _ if self.rows() <= 32 => UP_TO_32,
             _ if self.rows() <= 64 => UP_TO_64,
+            tiles if tiles < units / 4 => FEWEST,
             tiles if tiles < units => FEW,
             tiles if tiles < units.saturating_mul(4) => SOME,
             _ => MANY,
+        }
+    }
+
+    /// Puts the variant first that leaves the fewest multiprocessors idle in the last round of tiles, where that makes up for what
+    /// smaller tiles take longer.
+    fn fill_rounds(&self, variants: &mut [Gemm], resources: &Resources) {
+        /// What another order must gain: tables were measured, and this is an estimate.
+        const GAIN: f64 = 0.95;
+        if resources.kind == Kind::Cpu || self.rows() <= 64 || self.batch == Batch::Grouped {
+            return;
+        }
+        let units = u64::from(resources.compute_units.max(1));
+        let time = |variant: &Gemm| {
+            let [rows, columns, _] = variant.tile;
+            let split = variant.split.max(1);
+            let tiles = self.tiles(rows.into(), columns.into()).saturating_mul(split.into());
+            let rounds = tiles.div_ceil(units) as f64;
+            rounds * f64::from(rows * columns / split) * cost(variant)
+        };
+        let best = (0..variants.len()).min_by(|a, b| time(&variants[*a]).total_cmp(&time(&variants[*b])));
+        if let Some(best) = best.filter(|best| time(&variants[*best]) < GAIN * time(&variants[0])) {
+            variants[..=best].rotate_right(1);
         }
     }
 
@@ -217,6 +276,13 @@ impl Product {
     fn variant_of_processors(&self) -> Gemm {
         let Gemm { tile, stages, groups, .. } = Gemm::CPU;
         let bytes = self.element.bytes().max(1);
+        // Of small products no more than there is.
+        let least = |most: u32, extent: u64| match u32::try_from(rounded(extent).next_power_of_two()) {
+            Ok(extent) => extent.clamp(16, most),
+            Err(_) => most,
+        };
+        let [rows, columns, inner] = tile;
+        let tile = [least(rows, self.m), least(columns, self.n), least(inner, self.k)];
         let row = Row {
             tile: [tile[0], tile[1], tile[2] * bytes],
             stages,
@@ -363,10 +429,17 @@ impl Problem for Product {
             let all = table.iter().map(|row| self.variant(*row));
             all.filter(|variant| variant.fits(resources)).collect()
         };
-        if resources.kind == Kind::Cpu && self.rows() > 64 && self.batch != Batch::Grouped {
+        let enough = self.rows() >= 16 || self.batch == Batch::Batched;
+        if resources.kind == Kind::Cpu && enough && self.batch != Batch::Grouped {
             return vec![self.variant_of_processors()];
         }
-        let variants = of(self.table(resources.compute_units));
+        let mut variants = of(self.table(resources.compute_units));
+        self.fill_rounds(&mut variants, resources);
+        // Of few rows those first whose blocks share the inner dimension, if there are units for twice as many blocks.
+        let blocks = self.n.div_ceil(64).saturating_mul(2 * self.matrices.max(1));
+        if self.rows() <= 64 && blocks <= resources.compute_units.into() {
+            variants.sort_by_key(|variant| variant.split == 1);
+        }
         if variants.is_empty() { of(TIGHT) } else { variants }
     }
 

@@ -8,12 +8,14 @@ use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar, Type};
 use super::Norm;
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace, kernel_name};
 use crate::family::{Kind, Resources};
-use crate::row::{Layout, Piece, Row, column, fold_rows, grid_of, launch_rows, matrix, parts, row};
+use crate::row::{
+    Layout, MAX_TURNS, Piece, Row, View, column, fold_rows, grid_of, lanes, launch_rows, matrix, parts, row,
+};
 
 /// A variant of the gradient's first kernel: `dx`, and of each block's rows the sums for `dweight` and `dbias`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NormGradient {
-    /// How rows are divided; a block is one team.
+    /// How rows are divided.
     pub layout: Layout,
     /// Which norm.
     pub norm: Norm,
@@ -62,7 +64,8 @@ impl NormGradient {
         let access = if layout.holds() { Access::Write } else { Access::ReadWrite };
         let mut sums = vec![parts(k, layout, "dweights", access)];
         sums.extend(self.bias.then(|| parts(k, layout, "dbiases", access)));
-        let this_block = k.block_id(Axis::X).to(Scalar::I64);
+        let this_block = if layout.cluster > 1 { k.cluster_id() } else { k.block_id(Axis::X) };
+        let this_block = this_block.to(Scalar::I64);
         let lanes = layout.lanes;
         let zero = k.constant(Type::vector(Scalar::F32, lanes).unwrap_or(Type::F32), 0.0);
         // Held: a sum for each vector, for the weight and then for the bias.
@@ -132,7 +135,12 @@ impl NormGradient {
             });
             state
         });
-        if layout.holds() {
+        if layout.rows() > 1 {
+            let vectors = usize::from(layout.vectors);
+            for (number, (view, state)) in sums.iter().zip(state.chunks(vectors)).enumerate() {
+                of_teams(k, layout, *view, state, &format!("of_warps_{number}"));
+            }
+        } else if layout.holds() {
             let row = Row::of(k, layout, x, this_block);
             row.hold(&[]).each_held(|at, piece| {
                 for (kind, view) in sums.iter().enumerate() {
@@ -141,6 +149,35 @@ impl NormGradient {
             });
         }
     }
+}
+
+/// Adds up what the teams of a block have of each column, and stores it as the block's.
+fn of_teams<'b>(k: Builder<'b>, layout: Layout, parts: View<'b>, state: &[Val<'b>], name: &str) {
+    let Layout { threads, team, lanes, .. } = layout;
+    let (threads, step) = (u32::from(threads), u32::from(team) * u32::from(lanes));
+    let (warps, width) = (threads / 32, step * state.len() as u32);
+    let shared = k.shared(name, Scalar::F32, &[warps, width]);
+    let (lane, warp, thread) = (k.lane_id(), k.warp_id(), k.thread_id(Axis::X));
+    let first = (lane & (i32::from(team) - 1)) * i32::from(lanes);
+    for (vector, values) in (0u32..).zip(state) {
+        let values: Vec<_> = match lanes {
+            1 => vec![*values],
+            _ => (0..lanes).map(|lane| values.lane(lane)).collect(),
+        };
+        for (at, value) in (0u32..).zip(values) {
+            let masks = (team.ilog2()..5).map(|bit| 1 << bit);
+            let sum = masks.fold(value, |sum, mask: i32| sum + sum.shuffle_xor(mask));
+            let place = shared.at([warp, first + (vector * step + at) as i32]);
+            k.if_(lane.lt(i32::from(team)), || place.store(sum));
+        }
+    }
+    k.barrier();
+    let (block, columns) = (k.block_id(Axis::X).to(Scalar::I64), parts.place.extent(1).to(Scalar::I32));
+    k.range(thread, columns.min(width as i32)).step(threads).each(|column| {
+        let of_warps = (0..warps as i32).map(|warp| shared.at([k.i32(warp), column]).load());
+        let sum = of_warps.reduce(|a, b| a + b).unwrap_or(k.f32(0.0));
+        parts.place.at([block, column]).store(sum);
+    });
 }
 
 /// Threads of a block of [`NormSums`] along columns and along rows.
@@ -159,6 +196,12 @@ impl NormSums {
     /// Its name, which tells it from all others.
     pub fn name(&self) -> String {
         format!("sum_of_parts_{}_{}", self.element, self.rows)
+    }
+
+    /// The launch for so many columns.
+    pub(crate) fn launch(self, columns: u64, operands: Vec<Operand>) -> Launch {
+        let grid = [columns.div_ceil(COLUMNS.into()) as u32, 1, 1];
+        Launch { entry: Entry::NormSums(self), grid, operands }
     }
 
     /// Its kernel. Parameters: `parts`, of f32, parts × columns, and `sums`, an element for each column.
@@ -224,29 +267,62 @@ pub struct NormBackward {
 }
 
 impl NormBackward {
-    /// How rows are divided among the threads of a block, and how many blocks take them in turns.
+    /// How rows are divided, and how many blocks or clusters take them in turns.
     fn plan(&self, resources: &Resources) -> (Layout, u64) {
-        let elements = [self.element, self.weight];
-        // Beside h and dy the sums.
-        let held = 3 + u32::from(self.bias);
-        // A block's own rows, one after the other, take no cluster.
-        let layout =
-            Layout::of(self.columns, &elements, self.align, held, &Resources { cluster: 1, ..*resources });
         let units = u64::from(resources.compute_units);
         if resources.kind == Kind::Cpu {
-            return (layout, units.saturating_mul(2).min(self.rows));
+            return (Layout::CPU, units.saturating_mul(2).min(self.rows));
         }
-        // Part of a warp becomes a warp: the block is the team.
-        let team = layout.team.max(32);
-        let vectors = match layout.team < 32 {
-            true => 1,
-            false => layout.vectors,
+        let wide = lanes(self.columns, &[self.element, self.element, self.weight], self.align);
+        let vectors = self.columns.div_ceil(wide.into()).max(1);
+        // Beside h and dy the sums.
+        let held = u64::from(wide) * (3 + u64::from(self.bias));
+        let layout = |threads: u64, team: u64, cluster: u64| Layout {
+            threads: threads as u16,
+            team: team as u16,
+            cluster: cluster as u8,
+            lanes: wide,
+            vectors: vectors.div_ceil(team * cluster).min(64) as u8,
+            tail: false,
+            shifted: false,
         };
-        // Rows that are read again leave few registers besides what each access takes.
-        let lanes = if layout.holds() { layout.lanes } else { layout.lanes.min(4) };
-        let layout = Layout { threads: team, team, vectors, lanes, ..layout };
-        let blocks = units.saturating_mul(1024 / u64::from(team).clamp(64, 1024));
-        (layout, blocks.min(self.rows).max(1))
+        let fits =
+            |layout: &Layout, most: u64| layout.vectors <= 8 && u64::from(layout.vectors) * held <= most;
+        let of_warp = layout(256, vectors.next_power_of_two().min(32), 1);
+        // As many threads as have the most to do; of as many the fewest.
+        let of_block = (2..=16).map(|warps| layout(32 * warps, 32 * warps, 1));
+        let idle = |layout: &Layout| u64::from(layout.team) * u64::from(layout.vectors) - vectors;
+        let of_block = of_block.filter(|layout| fits(layout, 56)).min_by_key(|layout| {
+            let all = idle(layout) + vectors;
+            (idle(layout) * 16 / all, layout.threads)
+        });
+        let clusters = [(2, 56), (4, 56), (8, 56), (8, 80)].into_iter();
+        let clusters = clusters.filter(|(cluster, _)| *cluster <= resources.cluster);
+        let of_cluster = clusters
+            .map(|(cluster, most)| (layout(512, 512, cluster.into()), most))
+            .find(|(layout, most)| fits(layout, *most));
+        let streamed = Layout {
+            threads: 256,
+            team: 256,
+            cluster: 1,
+            lanes: wide.min(4),
+            vectors: 0,
+            tail: false,
+            shifted: false,
+        };
+        let layout = Some(of_warp)
+            .filter(|layout| fits(layout, 36))
+            .or(of_block)
+            .or(of_cluster.map(|(layout, _)| layout))
+            .unwrap_or(streamed);
+        // As many blocks as a multiprocessor has registers for, about.
+        let registers = 48 + u64::from(layout.vectors) * held;
+        let at_once = (65_536 / registers.max(64) / u64::from(layout.threads)).max(1);
+        let mut teams = (units * at_once / u64::from(layout.cluster)).max(1);
+        if layout.cluster > 1 {
+            teams = teams.max(self.rows.div_ceil(MAX_TURNS.cast_unsigned()));
+        }
+        (layout, teams.min(self.rows.div_ceil(layout.rows().into())).max(1))
     }
 }
 
@@ -283,8 +359,7 @@ impl Function for NormBackward {
             &buffers[..buffers.len() - results],
             &[],
         )?;
-        let sums = Entry::NormSums(NormSums { element: weight, rows: if layout.tail { 1 } else { 32 } });
-        let over_columns = |columns: u64| [columns.div_ceil(COLUMNS.into()) as u32, 1, 1];
+        let sums = NormSums { element: weight, rows: if layout.tail { 1 } else { 32 } };
         let mut call = Call::default();
         let mut workspace = Workspace::default();
         // Without rows the gradients of the weights are sums of nothing.
@@ -292,7 +367,7 @@ impl Function for NormBackward {
         let parts: Vec<Operand> =
             (0..results).map(|_| workspace.take(Scalar::F32, &[blocks, columns])).collect();
         for mut launch in first.launches {
-            launch.grid = [blocks as u32, 1, 1];
+            launch.grid = [blocks as u32 * u32::from(layout.cluster), 1, 1];
             launch.operands.extend(parts.iter().cloned());
             call.launches.push(launch);
         }
@@ -300,8 +375,7 @@ impl Function for NormBackward {
             grid_of(name, layout, [1, columns])?;
             for (at, parts) in parts.into_iter().enumerate() {
                 let result = Operand::whole(buffers.len() - results + at, weight, &[columns]);
-                let operands = vec![parts, result];
-                call.launches.push(Launch { entry: sums, grid: over_columns(columns), operands });
+                call.launches.push(sums.launch(columns, vec![parts, result]));
             }
         }
         call.workspace = workspace.bytes();

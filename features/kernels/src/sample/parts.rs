@@ -111,12 +111,18 @@ pub(super) fn weigh<'b>(logits: &[Val<'b>], scale: Val<'b>) -> (Val<'b>, Val<'b>
 /// The greatest pair of what a thread has read.
 pub(super) fn best<'b>(read: &[Piece<'b>], nan: Nan, columns: Val<'b>) -> Val<'b> {
     let k = columns.builder();
-    let all = read.iter().flat_map(Piece::each).map(|(x, column)| (nan.key(x), column));
-    // Columns rise, so of equal keys the first stays, and none behind the last column wins over one before it.
-    let best = all.reduce(|best, next| {
-        let wins = next.0.gt(best.0);
-        (wins.select(next.0, best.0), wins.select(next.1, best.1))
+    let all: Vec<_> = read.iter().flat_map(Piece::each).collect();
+    let Some(greatest) = all.iter().map(|(x, _)| *x).reduce(|a, b| nan.greater(a, b)) else {
+        return k.i64(NONE);
+    };
+    let Some((_, first)) = all.first() else { return k.i64(NONE) };
+    // The first of those that are equal to it. Columns rise, so none behind the last column comes before one that is not.
+    let column = all.iter().rev().fold(*first, |column, (x, at)| {
+        let is_it = match nan {
+            Nan::Greatest => x.eq(greatest) | x.ne(*x),
+            Nan::Least => x.eq(greatest),
+        };
+        is_it.select(*at, column)
     });
-    let Some((key, column)) = best else { return k.i64(NONE) };
-    column.to_u(Scalar::I64).lt(columns).select(pair(key, column), k.i64(NONE))
+    column.to_u(Scalar::I64).lt(columns).select(pair(nan.key(greatest), column), k.i64(NONE))
 }

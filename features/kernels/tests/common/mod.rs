@@ -3,6 +3,8 @@
 
 #[path = "../../../cpu/tests/common/mod.rs"]
 pub(crate) mod machine;
+#[path = "../../../../vm-jit/tests/ptxas/sweep.rs"]
+pub(crate) mod sweep;
 
 use machine::Machine;
 
@@ -13,7 +15,8 @@ pub(crate) fn valid(kernel: Kernel, trust: Trust) -> ValidModule {
     validate(Module::from(kernel), trust).unwrap()
 }
 
-/// Runs a kernel in the interpreter and on this machine, and compares an argument with what is wanted.
+/// Runs a kernel in the interpreter and on this machine, and compares an argument with what is wanted. Of the older machines that this one
+/// can be, a part of the sweep has one.
 pub(crate) fn compare_at(
     module: &ValidModule,
     grid: [u32; 3],
@@ -27,7 +30,7 @@ pub(crate) fn compare_at(
     let mut interpreted = launch.clone();
     run(module, &mut interpreted, &Limits::default()).unwrap();
     let mut launches = vec![("the interpreter".to_owned(), interpreted)];
-    for machine in Machine::all() {
+    for machine in sweep::taken(name, Machine::all()) {
         let mut launch = launch.clone();
         assert_eq!(machine.run(module, &mut launch, 1 << 40), Ok(0), "{name} on {}", machine.name());
         launches.push((machine.name(), launch));

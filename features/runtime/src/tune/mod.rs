@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use vm_accel::{DeviceInfo, Error, Worker, WorkerOptions};
+use vm_ir::limits::MAX_SHARED_BYTES;
 use vm_ir::{GuestAddr, Kernel};
 use vm_jit::cache::Cache;
 use vm_kernels::family::{Kind, Problem, Resources, Sample, Variant as _};
@@ -510,12 +511,13 @@ fn run<A: JitTarget>(
     choose(task, raced.outcomes)
 }
 
-/// What the functions and families of `vm-kernels` are told of a device.
+/// What the functions and families of `vm-kernels` are told of a device. A processor has more memory for a block than a kernel's arrays may
+/// take on any target.
 pub fn resources(info: &DeviceInfo) -> Resources {
     let architecture = info.target.strip_prefix("sm_").and_then(|number| number.parse().ok());
     Resources {
         compute_units: info.compute_units.max(1),
-        shared_bytes: info.shared_bytes,
+        shared_bytes: info.shared_bytes.min(MAX_SHARED_BYTES as u32),
         kind: if info.backend == "cpu" { Kind::Cpu } else { Kind::Gpu },
         cluster: if architecture.is_some_and(|number: u32| number >= 90) { 8 } else { 1 },
     }

@@ -7,11 +7,12 @@ use std::ptr;
 use anyhow::Context;
 use vm_accel::Result;
 use vm_cuda::sys::{
-    BorrowedContext, BorrowedStream, CUcontext, CUgraph, CUgraphExec, CUstream, Driver, driver,
+    BorrowedContext, BorrowedStream, CUcontext, CUgraph, CUgraphExec, CUpointer_attribute as Attribute,
+    CUstream, Driver, driver,
 };
 
 /// Who has a context, a stream and memory.
-pub(super) struct Owner {
+pub(crate) struct Owner {
     driver: &'static Driver,
     device: i32,
     context: CUcontext,
@@ -29,12 +30,33 @@ fn library() -> anyhow::Result<libloading::Library> {
     unsafe { libloading::Library::new("libcuda.so.1") }.context("libcuda")
 }
 
+/// Asks the driver something of an address, and gives its status.
+type Question = Box<dyn FnMut(u64) -> i32>;
+
+/// Asks for the first attributes of an address: its type, range, context, whether it is managed, its device.
+fn ask(driver: &Driver, address: u64, count: u32) -> (u32, [u64; 6]) {
+    let mut values = [0u64; 6];
+    let mut wanted = [
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
+        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    ];
+    let mut places = values.each_mut().map(|value| ptr::from_mut(value).cast());
+    // SAFETY: as many attributes as places, none of more than 8 bytes.
+    let status =
+        unsafe { (driver.cuPointerGetAttributes)(count, wanted.as_mut_ptr(), places.as_mut_ptr(), address) };
+    (status, values)
+}
+
 /// Elements that are read at once at most.
-const COUNT: usize = super::COUNT;
+const COUNT: usize = crate::borrow::COUNT;
 
 impl Owner {
     /// One with the primary context, and a stream of its own or the default one.
-    pub(super) fn primary(ordinal: u32, stream: bool) -> anyhow::Result<Self> {
+    pub(crate) fn primary(ordinal: u32, stream: bool) -> anyhow::Result<Self> {
         let driver = driver()?;
         let (mut device, mut context) = (0, ptr::null_mut());
         // SAFETY: the pointers are to locals.
@@ -47,7 +69,7 @@ impl Owner {
     }
 
     /// One with another context.
-    pub(super) fn own_context(ordinal: u32) -> anyhow::Result<Self> {
+    pub(crate) fn own_context(ordinal: u32) -> anyhow::Result<Self> {
         let driver = driver()?;
         let (mut device, mut context) = (0, ptr::null_mut());
         // SAFETY: the pointer is to a local.
@@ -80,22 +102,112 @@ impl Owner {
     }
 
     /// What a queue needs.
-    pub(super) fn lend(&self) -> (Option<BorrowedContext>, BorrowedStream) {
+    pub(crate) fn lend(&self) -> (Option<BorrowedContext>, BorrowedStream) {
         // SAFETY: each test ends its sessions before their owner.
         let context = (!self.primary).then(|| unsafe { BorrowedContext::new(self.context) });
         // SAFETY: as above.
         (context, unsafe { BorrowedStream::new(self.stream) })
     }
 
+    /// Its stream's handle.
+    pub(crate) fn stream(&self) -> u64 {
+        self.stream.expose_provenance() as u64
+    }
+
+    /// Makes its context this thread's current one.
+    pub(crate) fn enter(&self) -> Result<()> {
+        // SAFETY: the context is retained, or its own.
+        unsafe { self.driver.cuCtxSetCurrent(self.context) }
+    }
+
+    /// Leaves this thread without a current context.
+    pub(crate) fn leave(&self) -> Result<()> {
+        // SAFETY: no context is live as any other is.
+        unsafe { self.driver.cuCtxSetCurrent(ptr::null_mut()) }
+    }
+
+    /// Its pinned memory.
+    pub(crate) fn pinned(&self) -> u64 {
+        self.host.expose_provenance() as u64
+    }
+
+    /// Frees memory of [`allocate`](Self::allocate).
+    pub(crate) fn free(&self, address: u64) -> Result<()> {
+        self.memory.borrow_mut().retain(|known| *known != address);
+        // SAFETY: nothing uses it any more.
+        unsafe { self.driver.cuMemFree_v2(address) }
+    }
+
+    /// Its context's handle, as a number.
+    pub(crate) fn handle(&self) -> usize {
+        self.context.expose_provenance()
+    }
+
+    /// Ends a context of somebody's own, whoever uses it.
+    pub(crate) fn destroy(context: usize) -> anyhow::Result<()> {
+        let library = library()?;
+        // SAFETY: the signature is that of the driver's header.
+        let destroy = unsafe { library.get::<unsafe extern "C" fn(CUcontext) -> u32>(b"cuCtxDestroy_v2\0") }?;
+        // SAFETY: it is one that `own_context` made; who uses it is told so by the driver.
+        let status = unsafe { destroy(ptr::with_exposed_provenance_mut(context)) };
+        anyhow::ensure!(status == 0, "cuCtxDestroy: {status}");
+        Ok(())
+    }
+
+    /// The handle of a stream of its context that was destroyed.
+    pub(crate) fn ended_stream(&self) -> Result<u64> {
+        let mut stream: CUstream = ptr::null_mut();
+        // SAFETY: the pointer is to a local.
+        unsafe { self.driver.cuStreamCreate(&raw mut stream, 1) }?;
+        // SAFETY: nothing uses it.
+        unsafe { self.driver.cuStreamDestroy_v2(stream) }?;
+        Ok(stream.expose_provenance() as u64)
+    }
+
+    /// What the driver tells of an address: the status, and each attribute.
+    pub(crate) fn describe(&self, address: u64) -> Result<String> {
+        let (status, [kind, first, bytes, context, managed, device]) = ask(self.driver, address, 6);
+        Ok(format!(
+            "{address:#x}: status {status}, type {kind}, from {first:#x}, {bytes} bytes, context {context:#x} (this one is {:#x}), \
+             managed {managed}, device {}",
+            self.handle(),
+            device as i32
+        ))
+    }
+
+    /// Questions to the driver about an address, with what they are.
+    pub(crate) fn questions(&self) -> Vec<(String, Question)> {
+        let (driver, stream) = (self.driver, self.stream);
+        let attributes = [1u32, 3, 6].map(|count| -> (String, Question) {
+            let name = format!("cuPointerGetAttributes of {count}");
+            (name, Box::new(move |address| ask(driver, address, count).0 as i32))
+        });
+        let mut all = Vec::from(attributes);
+        let mut context = ptr::null_mut();
+        // SAFETY: here and below: the pointers are to what is captured.
+        let current = move |_| unsafe { (driver.cuCtxGetCurrent)(&raw mut context) } as i32;
+        all.push(("cuCtxGetCurrent".into(), Box::new(current)));
+        if let Some(get) = driver.cuCtxGetId {
+            let (mut id, own) = (0, self.context);
+            // SAFETY: as above.
+            all.push(("cuCtxGetId".into(), Box::new(move |_| unsafe { get(own, &raw mut id) } as i32)));
+        }
+        let mut capturing = 0;
+        // SAFETY: as above.
+        let ask = move |_| unsafe { (driver.cuStreamIsCapturing)(stream, &raw mut capturing) } as i32;
+        all.push(("cuStreamIsCapturing".into(), Box::new(ask)));
+        all
+    }
+
     /// The thread's current context, as a number.
-    pub(super) fn current(&self) -> Result<usize> {
+    pub(crate) fn current(&self) -> Result<usize> {
         let mut context = ptr::null_mut();
         // SAFETY: the pointer is to a local.
         unsafe { self.driver.cuCtxGetCurrent(&raw mut context) }?;
         Ok(context.addr())
     }
 
-    pub(super) fn allocate(&self, bytes: u64) -> Result<u64> {
+    pub(crate) fn allocate(&self, bytes: u64) -> Result<u64> {
         let mut address = 0;
         // SAFETY: the pointer is to a local.
         unsafe { self.driver.cuMemAlloc_v2(&raw mut address, bytes as usize) }?;
@@ -104,25 +216,25 @@ impl Owner {
     }
 
     /// `cuMemsetD8Async`.
-    pub(super) fn fill(&self, address: u64, value: u8, bytes: u64) -> anyhow::Result<()> {
+    pub(crate) fn fill(&self, address: u64, value: u8, bytes: u64) -> anyhow::Result<()> {
         // SAFETY: the memory is this owner's, which the tests keep to.
         Ok(unsafe { self.driver.cuMemsetD8Async(address, value, bytes as usize, self.stream) }?)
     }
 
     /// `cuMemcpyAsync`.
-    pub(super) fn copy(&self, target: u64, source: u64, bytes: u64) -> anyhow::Result<()> {
+    pub(crate) fn copy(&self, target: u64, source: u64, bytes: u64) -> anyhow::Result<()> {
         // SAFETY: as above.
         Ok(unsafe { self.driver.cuMemcpyAsync(target, source, bytes as usize, self.stream) }?)
     }
 
     /// Waits for the stream.
-    pub(super) fn wait(&self) -> Result<()> {
+    pub(crate) fn wait(&self) -> Result<()> {
         // SAFETY: the stream is live.
         unsafe { self.driver.cuStreamSynchronize(self.stream) }
     }
 
     /// Elements of memory, after the stream's commands.
-    pub(super) fn read_some(&self, address: u64, count: usize) -> anyhow::Result<Vec<u32>> {
+    pub(crate) fn read_some(&self, address: u64, count: usize) -> anyhow::Result<Vec<u32>> {
         self.copy(self.host as u64, address, 4 * count as u64)?;
         self.wait()?;
         // SAFETY: so many were copied there, and no command writes there any more.
@@ -130,18 +242,18 @@ impl Owner {
     }
 
     /// As many elements as the tests' memory has.
-    pub(super) fn read(&self, address: u64) -> anyhow::Result<Vec<u32>> {
+    pub(crate) fn read(&self, address: u64) -> anyhow::Result<Vec<u32>> {
         self.read_some(address, COUNT)
     }
 
     /// Writes elements, and waits.
-    pub(super) fn write(&self, address: u64, values: &[u32]) -> anyhow::Result<()> {
+    pub(crate) fn write(&self, address: u64, values: &[u32]) -> anyhow::Result<()> {
         self.copy(address, values.as_ptr() as u64, 4 * values.len() as u64)?;
         Ok(self.wait()?)
     }
 
     /// A graph of what `f` gives the stream.
-    pub(super) fn capture(&self, f: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<OwnersGraph<'_>> {
+    pub(crate) fn capture(&self, f: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<OwnersGraph<'_>> {
         let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the stream is live.
         unsafe { self.driver.cuStreamBeginCapture_v2(self.stream, 0) }?;
@@ -160,6 +272,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        let _ = self.enter();
         let _ = self.wait();
         for address in self.memory.borrow_mut().drain(..) {
             // SAFETY: nothing uses it any more.
@@ -189,14 +302,14 @@ impl Drop for Owner {
 }
 
 /// A graph of an owner's, which launches it on its stream.
-pub(super) struct OwnersGraph<'a> {
+pub(crate) struct OwnersGraph<'a> {
     owner: &'a Owner,
     graph: CUgraph,
     executable: CUgraphExec,
 }
 
 impl OwnersGraph<'_> {
-    pub(super) fn launch(&self) -> Result<()> {
+    pub(crate) fn launch(&self) -> Result<()> {
         // SAFETY: the graph is live, and so is what it uses.
         unsafe { self.owner.driver.cuGraphLaunch(self.executable, self.owner.stream) }
     }

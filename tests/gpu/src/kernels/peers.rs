@@ -40,10 +40,12 @@ pub(crate) fn run<T: DeserializeOwned>(script: &str, arguments: &[String]) -> Re
         .args(arguments)
         .output()
         .map_err(|error| format!("python3: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
         return Err(said.trim().lines().last().unwrap_or("python3 failed").to_owned());
     }
+    // What a part of the script could not do.
+    eprint!("{said}");
     let text = String::from_utf8_lossy(&output.stdout);
     let last = text.trim().lines().last().unwrap_or_default();
     serde_json::from_str(last).map_err(|error| format!("peers.py: {error}"))

@@ -1,14 +1,16 @@
-"""Times PyTorch's cuBLAS at the products that its arguments name, on random numbers, and prints as JSON for each the seconds of a call, or
+"""Times PyTorch's cuBLAS at the products that it reads, a line each, on random numbers, and answers with the seconds of a call as JSON, or
 why there is none. A product: M, N, K, types of the factors and of C, transpositions, the kind of batch, matrices, epilogue, and how many calls
 make a graph (0 for none).
 """
 
 import json
 import sys
+import time
 
 import torch
 
-ROUNDS, LAUNCHES, WARM = 9, 4, 2
+# Measurements, calls (or graphs) of each, and seconds of work before them.
+ROUNDS, LAUNCHES, WARM = 9, 4, 0.15
 TYPES = {
     "bf16": torch.bfloat16,
     "f16": torch.float16,
@@ -74,40 +76,45 @@ def graphed(call, count):
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        for _ in range(count):
+        for _ in range(LAUNCHES):
             call()
     return graph.replay
 
 
 def measure(call, graph):
-    launches = LAUNCHES
-    if graph:
-        call, launches = graphed(call, graph), 1
+    """Seconds of a call by measurement, on a device that is as warm as work makes it."""
+    end = time.monotonic() + WARM
+    while time.monotonic() < end:
+        for _ in range(LAUNCHES):
+            call()
+        torch.cuda.synchronize()
     times = []
-    for measurement in range(ROUNDS + 1):
+    for _ in range(ROUNDS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for number in range(WARM + launches):
-            if number == WARM:
-                begin.record()
+        call()
+        begin.record()
+        for _ in range(LAUNCHES):
             call()
         end.record()
         torch.cuda.synchronize()
-        if measurement > 0:  # the first warms up
-            times.append(begin.elapsed_time(end) / 1e3 / launches / max(graph, 1))
+        times.append(begin.elapsed_time(end) / 1e3 / LAUNCHES / max(graph, 1))
     return times
 
 
 if not torch.cuda.is_available():
     sys.exit("PyTorch finds no GPU")
-results = {}
+print("ready", flush=True)
+made = (None, None)
 with torch.no_grad():
-    for work in sys.argv[1:]:
-        m, n, k, element, output, order, batch, matrices, epilogue, graph = work.split()
+    for line in sys.stdin:
+        m, n, k, element, output, order, batch, matrices, epilogue, graph = line.split()
         try:
-            call = function(int(m), int(n), int(k), element, output, order, batch, int(matrices), epilogue)
-            results[work] = {"seconds": measure(call, int(graph)), "reason": ""}
+            if made[0] != line:
+                made = (None, None)
+                torch.cuda.empty_cache()
+                call = function(int(m), int(n), int(k), element, output, order, batch, int(matrices), epilogue)
+                made = (line, graphed(call, int(graph)) if int(graph) else call)
+            answer = {"seconds": measure(made[1], int(graph)), "reason": ""}
         except Exception as error:  # PyTorch has not all of them
-            results[work] = {"seconds": [], "reason": str(error).split("\n")[0]}
-        call = None
-        torch.cuda.empty_cache()
-print(json.dumps(results))
+            answer = {"seconds": [], "reason": str(error).split("\n")[0]}
+        print(json.dumps(answer), flush=True)

@@ -1,9 +1,9 @@
 //! Products at sizes that matter, as their tables and the tuner choose them, beside cuBLAS by way of PyTorch: in graphs where a
-//! launch is short, so that it is the kernels that are measured.
+//! launch is short, so that it is the kernels that are measured; the peer before ours and behind.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::process::Command;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -12,12 +12,14 @@ use vm_accel::{Accelerator as _, Argument, Buffer, Kernel, Worker};
 use vm_cuda::CudaAccelerator;
 use vm_ir::interp::Tensor;
 use vm_ir::{GuestAddr, Module, Scalar, Trust, validate};
+use vm_jit::Target;
 use vm_kernels::family::{Problem as _, Resources, Sample as Wanted};
 use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Product, Scales};
 use vm_passthrough::accelerator::{TuneError, TuneOptions, Tuner};
 
 use super::valid;
 use crate::gpu::{Gpu, TIMEOUT, named};
+use crate::peer::{self, Peer};
 use crate::skip::skip;
 use crate::table::{Aim, Figure, Report, Sample};
 use crate::{Arguments, Test};
@@ -259,20 +261,22 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
     });
     let arguments = arguments.collect::<anyhow::Result<Vec<_>>>()?;
     let deadline = || Instant::now() + Duration::from_secs(60);
+    let before = theirs(&work);
     let launches = work.graph().unwrap_or(LAUNCHES);
     let times = worker.submit_and_wait(deadline(), |session| {
         let launch = |(kernel, grid): &(Kernel<CudaAccelerator>, [u32; 3])| {
             (0..launches).try_for_each(|_| session.launch(kernel, *grid, &arguments))
         };
-        // Once, as code comes to the device.
+        // Once, as code comes to the device, and then until it is warm.
         kernels.iter().try_for_each(launch)?;
+        peer::warm(|| session.timed(deadline(), |_| launch(&kernels[1])).map(drop))?;
         let graphs = kernels.iter().map(|kernel| match work.graph() {
             Some(_) => session.capture(|_| launch(kernel)).map(Some),
             None => Ok(None),
         });
         let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
         let mut times = vec![Vec::new(); kernels.len()];
-        for round in 0..=ROUNDS {
+        for _ in 0..ROUNDS {
             for ((times, kernel), graph) in times.iter_mut().zip(&kernels).zip(&graphs) {
                 let once = || match graph {
                     Some(graph) => session.replay(graph),
@@ -280,9 +284,7 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
                 };
                 once()?;
                 let taken = session.timed(deadline(), |_| once())?;
-                if round > 0 {
-                    times.push(taken.as_secs_f64() / f64::from(launches));
-                }
+                times.push(taken.as_secs_f64() / f64::from(launches));
             }
         }
         Ok(times)
@@ -308,12 +310,10 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
     let (name, guests, own) = (work.name(), sample(&times[0]), sample(&times[1]));
     let host = ("the host's own".to_owned(), own.clone());
     figure(format!("{name}, as a guest's"), &guests, Some(host), Some(aim(0.97)));
-    let (peer, reason) = match peers() {
-        Ok(peers) => match peers.get(&work.key()).context("the peer measured other work")? {
-            Peer { seconds, reason } if seconds.is_empty() => (None, reason.clone()),
-            Peer { seconds, .. } => (Some(("cuBLAS".to_owned(), sample(seconds))), String::new()),
-        },
-        Err(reason) => (None, reason.clone()),
+    let both = before.and_then(|before| Ok([before, theirs(&work)?].concat()));
+    let (peer, reason) = match both {
+        Ok(seconds) => (Some(("cuBLAS".to_owned(), sample(&seconds))), String::new()),
+        Err(reason) => (None, reason),
     };
     if let (Some((_, peer)), true) = (&peer, work.in_mean) {
         let ratio = own.median / peer.median;
@@ -351,10 +351,10 @@ fn occupancy(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
         let entry = artifact.entries.first().context("no entry")?;
         let (source, cubin) = (folder.path().join("k.ptx"), folder.path().join("k.cubin"));
         std::fs::write(&source, &artifact.code)?;
-        let arch = target.to_string();
-        let arch = arch.rsplit(':').next().unwrap_or("sm_90a");
+        let Target::Ptx(options) = &target else { return skip(format!("no PTX for {target}")) };
+        let arch = options.arch.to_string();
         let output =
-            Command::new("ptxas").args(["-v", "-arch", arch, "-o"]).arg(&cubin).arg(&source).output();
+            Command::new("ptxas").args(["-v", "-arch", &arch, "-o"]).arg(&cubin).arg(&source).output();
         let output = match output {
             Ok(output) => output,
             Err(error) => return skip(format!("ptxas: {error}")),
@@ -382,18 +382,18 @@ fn occupancy(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What PyTorch takes for a product: seconds of a call by measurement, or why there are none.
+/// What PyTorch answers: seconds of a call by measurement, or why there are none.
 #[derive(Deserialize)]
-struct Peer {
+struct Answer {
     seconds: Vec<f64>,
     reason: String,
 }
 
-/// By work. PyTorch runs once, in a process of its own.
-fn peers() -> &'static Result<HashMap<String, Peer>, String> {
-    static PEERS: OnceLock<Result<HashMap<String, Peer>, String>> = OnceLock::new();
-    PEERS.get_or_init(|| {
-        let keys: Vec<String> = Work::all().iter().map(Work::key).collect();
-        crate::kernels::peers::run(include_str!("products.py"), &keys)
-    })
+/// Seconds of a call of PyTorch's by measurement, or why there are none.
+fn theirs(work: &Work) -> Result<Vec<f64>, String> {
+    static PEER: Mutex<Option<Result<Peer, String>>> = Mutex::new(None);
+    let mut peer = PEER.lock().unwrap_or_else(PoisonError::into_inner);
+    let peer = peer.get_or_insert_with(|| Peer::start(include_str!("products.py")));
+    let answer: Answer = peer.as_mut().map_err(|reason| reason.clone())?.ask(&work.key())?;
+    if answer.seconds.is_empty() { Err(answer.reason) } else { Ok(answer.seconds) }
 }

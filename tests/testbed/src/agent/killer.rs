@@ -35,6 +35,21 @@ pub enum Victim {
     Nobody,
 }
 
+/// Before which of its calls that change something.
+#[derive(Clone, Copy, Debug)]
+pub enum At<'a> {
+    /// This one, counted from 1 over all of its processes and threads.
+    Number(usize),
+    /// The first of a helper that ends so as it is shown, as in `/unbind)`.
+    Helper(&'a str),
+}
+
+impl From<usize> for At<'_> {
+    fn from(number: usize) -> Self {
+        Self::Number(number)
+    }
+}
+
 /// What is done between the end of a process and its helper's call ([`Victim::ProcessFirst`]), or right before the call
 /// ([`Victim::Nobody`]).
 pub type Meanwhile<'a> = &'a mut dyn FnMut() -> Result<()>;
@@ -61,15 +76,14 @@ pub enum Fate {
 /// Where the standard error of the last command is.
 pub const SAID: &str = "/tmp/killed.stderr";
 
-/// Runs `command` and kills it before its `number`th call that changes something, counted from 1 over all of its
-/// processes and threads. To kill it, a call before which nothing has changed since the last that counted does not count,
+/// Runs `command` and kills it before the call that `at` says. To kill it, a call before which nothing has changed since the last that counted does not count,
 /// unless a helper makes it: what is left there was left before.
 ///
 /// # Errors
 /// When it can't be traced, or does not end within `timeout`; and what `meanwhile` fails with.
-pub fn kill_at(
+pub fn kill_at<'a>(
     command: &mut Command,
-    number: usize,
+    at: impl Into<At<'a>>,
     victim: Victim,
     timeout: Duration,
     meanwhile: Meanwhile<'_>,
@@ -90,7 +104,7 @@ pub fn kill_at(
             late
         })
     };
-    let fate = follow(first, number, victim, &alive, meanwhile);
+    let fate = follow(first, at.into(), victim, &alive, meanwhile);
     drop(done);
     if watchdog.join().unwrap_or(true) {
         bail!("it did not end within {} s", timeout.as_secs());
@@ -109,13 +123,7 @@ fn kill_all(alive: &Alive) {
 }
 
 /// Follows the process and all that it starts until none is left.
-fn follow(
-    first: Pid,
-    number: usize,
-    victim: Victim,
-    alive: &Alive,
-    meanwhile: Meanwhile<'_>,
-) -> Result<Fate> {
+fn follow(first: Pid, at: At<'_>, victim: Victim, alive: &Alive, meanwhile: Meanwhile<'_>) -> Result<Fate> {
     let mut known = BTreeSet::new();
     let (mut calls, mut killed, mut between, mut ended) = (Vec::new(), None, Ok(()), None);
     // Since the last call that counted.
@@ -148,7 +156,11 @@ fn follow(
                     if counts {
                         calls.push(call.shown.clone());
                     }
-                    if counts && calls.len() == number {
+                    let is_meant = match at {
+                        At::Number(number) => calls.len() == number,
+                        At::Helper(end) => by_helper && call.shown.ends_with(end),
+                    };
+                    if counts && is_meant {
                         killed = Some((call.shown, by_helper));
                         match victim {
                             Victim::Asked => sys::ask(first),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::agent::{Fate, Function, L1, NvmeDisk, Victim, kill_at};
+use crate::agent::{At, Fate, Function, L1, NvmeDisk, Victim, kill_at};
 use crate::scenario::{Contents, Scenario, Variant};
 use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
@@ -24,7 +24,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     l2: None,
 };
 
-/// A part of the sweep has one of so many calls, and those around a write to sysfs.
+/// A part of the sweep has one of so many calls, beside the writes to sysfs.
 const EVERY: usize = 4;
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// It makes fewer calls that change something.
@@ -34,52 +34,37 @@ const FAILED: i32 = 1;
 
 fn l1(l1: &mut L1) -> Result<()> {
     let nvme = Function::find(NVME.0, NVME.1)?;
-    let Fate::Completed { calls } = asked_at(l1, &nvme, usize::MAX)? else {
+    let Fate::Completed { calls } = asked_at(l1, &nvme, At::Number(usize::MAX))? else {
         bail!("claim was asked to end, though nobody did")
     };
     l1.figure("claim, asked to end before its calls", calls.len() as f64, "calls");
-    let is_write = |at: usize| calls.get(at).is_some_and(|call| call.starts_with("write(/sys/"));
-    // Threads and helpers take turns as they come: which call it is differs by one or two.
-    let near = |at: usize| (at.saturating_sub(1)..=at + 1).any(is_write);
-    // Past the last, until it completes: once more than it was seen to make.
-    let (chosen, rest): (Vec<usize>, Vec<usize>) =
-        (0..MOST).partition(|&at| at >= calls.len() || near(at) || l1.sweep.takes(at, EVERY));
-    let mut undone = Vec::new();
-    sweep(l1, &nvme, &chosen, &mut undone)?;
-    // The calls came in another order.
-    if !missing(&undone).is_empty() {
-        sweep(l1, &nvme, &rest, &mut undone)?;
-    }
+    // Threads and helpers take turns as they come, so that a write is no certain call of these.
     for attribute in ATTRIBUTES {
+        let fate = asked_at(l1, &nvme, At::Helper(&format!("{attribute})")))?;
         l1.prove(
-            !missing(&undone).contains(&attribute),
+            matches!(fate, Fate::Killed { .. }),
             format!("SIGTERM before the write to {attribute}: claim releases what it has taken"),
         )?;
     }
-    Ok(())
-}
-
-/// Asks it to end before one of these calls after the other, counted from 0, until it makes no more; adds the helpers' writes before
-/// which it was.
-fn sweep(l1: &mut L1, nvme: &Function, calls: &[usize], undone: &mut Vec<String>) -> Result<()> {
-    for at in calls {
+    // Past the last, until it completes: once more than it was seen to make.
+    let sweep = l1.sweep;
+    for at in (0..MOST).filter(|&at| at >= calls.len() || sweep.takes(at, EVERY)) {
         let number = at + 1;
-        match asked_at(l1, nvme, number).with_context(|| format!("call {number}"))? {
-            Fate::Killed { before, by_helper: true, .. } => undone.push(before),
-            Fate::Killed { .. } => {}
-            Fate::Completed { .. } => return Ok(()),
+        if let Fate::Completed { .. } =
+            asked_at(l1, &nvme, At::Number(number)).with_context(|| format!("call {number}"))?
+        {
+            return Ok(());
         }
     }
-    ensure!(calls.last().is_some_and(|&last| last + 1 < MOST), "claim did not complete within {MOST} calls");
-    Ok(())
+    bail!("claim did not complete within {MOST} calls")
 }
 
-/// Claims, asked to end before the `number`th call, and gives back what is claimed then.
-fn asked_at(l1: &mut L1, nvme: &Function, number: usize) -> Result<Fate> {
+/// Claims, asked to end before a call, and gives back what is claimed then.
+fn asked_at(l1: &mut L1, nvme: &Function, at: At<'_>) -> Result<Fate> {
     NvmeDisk::of(nvme)?;
     let mut command = Command::new("/bin/vm-service");
     let command = command.args(["claim", &nvme.address]);
-    let fate = kill_at(command, number, Victim::Asked, TIMEOUT, &mut || Ok(()))?;
+    let fate = kill_at(command, at, Victim::Asked, TIMEOUT, &mut || Ok(()))?;
     match &fate {
         Fate::Killed { before, code, by_helper } => {
             let taken = ends(l1, nvme, *code).with_context(|| format!("SIGTERM before {before}"))?;
@@ -117,15 +102,5 @@ fn ends(l1: &mut L1, nvme: &Function, code: Option<i32>) -> Result<bool> {
     Ok(false)
 }
 
-/// Each step of taking it.
+/// What is written to at each step of taking it.
 const ATTRIBUTES: [&str; 3] = ["/driver_override", "/drivers/nvme/unbind", "/drivers/vfio-pci/bind"];
-
-/// Those that were not among them.
-fn missing(undone: &[String]) -> Vec<&'static str> {
-    let is_there = |attribute: &str| {
-        undone
-            .iter()
-            .any(|write| write.starts_with("write(/sys/") && write.ends_with(&format!("{attribute})")))
-    };
-    ATTRIBUTES.into_iter().filter(|attribute| !is_there(attribute)).collect()
-}

@@ -97,7 +97,7 @@ impl Writer<'_, '_> {
     }
 
     /// `elements` of these values, which have `counts`: `from` says for each which value and which of its elements it is.
-    fn moved(
+    pub(super) fn moved(
         &mut self,
         all: &[Repr],
         counts: &[usize],

@@ -72,6 +72,28 @@ impl Writer<'_, '_> {
             let masks = self.masks_of(arg, to.bytes(), elements);
             return Some(masks.into_iter().map(|mask| self.b.ins().ineg(mask)).collect());
         }
+        match (code, arg) {
+            (Opcode::Zext | Opcode::Sext, Repr::Chunks(chunks))
+                if from == Scalar::I16 && to == Scalar::I32 =>
+            {
+                let widened = chunks.iter().flat_map(|chunk| match code {
+                    Opcode::Zext => [self.b.ins().uwiden_low(*chunk), self.b.ins().uwiden_high(*chunk)],
+                    _ => [self.b.ins().swiden_low(*chunk), self.b.ins().swiden_high(*chunk)],
+                });
+                return Some(widened.collect());
+            }
+            (Opcode::Trunc, Repr::Chunks(chunks))
+                if from == Scalar::I32 && to == Scalar::I16 && Self::in_halves(to, elements) =>
+            {
+                let rest = self.int(types::I32X4, 0xffff);
+                let pairs = chunks.chunks(2).map(|pair| {
+                    let [low, high] = [pair[0], pair[1]].map(|chunk| self.b.ins().band(chunk, rest));
+                    self.b.ins().unarrow(low, high)
+                });
+                return Some(pairs.collect());
+            }
+            _ => {}
+        }
         if !Self::in_vectors(from, elements) || !Self::in_vectors(to, elements) {
             return None;
         }

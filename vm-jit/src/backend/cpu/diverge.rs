@@ -4,6 +4,7 @@
 //! do not agree, each goes on by itself to the end of the `if`, `switch` or loop, and they meet again behind it. What they
 //! then know is handed over in the scratch memory.
 
+use super::isa::Architecture;
 use super::lanes::{Repr, clif, own};
 use super::plan::bytes_of;
 use super::writer::Writer;
@@ -116,7 +117,12 @@ impl<'a, 'k> Writer<'a, 'k> {
             self.arm(op, index, None, end);
         }
         self.b.switch_to_block(divergent);
-        self.apart(op, &[], end, |w| w.control(op, None));
+        // Nothing is to be done for the others.
+        let alone = op.results.is_empty() && op.regions[1].ops.is_empty();
+        match alone.then(|| self.lanes_of(&masks)).flatten() {
+            Some(lanes) => self.apart_of(op, &[], end, Some(lanes), |w| w.region(&op.regions[0])),
+            None => self.apart(op, &[], end, |w| w.control(op, None)),
+        }
         self.arrive(end, &op.results, None);
     }
 
@@ -268,6 +274,18 @@ impl<'a, 'k> Writer<'a, 'k> {
     /// Does `body` for each thread by itself, and goes to `end` with the results of `op`, which it defines. `now` are
     /// values that the op defines and that are at hand already.
     fn apart(&mut self, op: &'k Op, now: &[(Value, Repr)], end: Block, body: impl FnOnce(&mut Self)) {
+        self.apart_of(op, now, end, None, body);
+    }
+
+    /// The same for the threads alone whose bits are set, of which there is one at least.
+    fn apart_of(
+        &mut self,
+        op: &'k Op,
+        now: &[(Value, Repr)],
+        end: Block,
+        lanes: Option<Ssa>,
+        body: impl FnOnce(&mut Self),
+    ) {
         let (spilled, width) = (self.spill_at, self.width);
         let mut inputs: Vec<(Value, Repr)> = now.to_vec();
         for value in live_ins(op) {
@@ -292,8 +310,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let outputs: Vec<i32> = op.results.iter().map(|v| self.room(*v)).collect();
         let threads = self.threads;
         let counters = self.counters();
-        let count = self.b.ins().iconst(types::I64, width as i64);
-        self.counted(count, 1, |w, lane| {
+        self.each_lane(lanes, |w, lane| {
             w.width = 1;
             w.set_counters(counters);
             if let Some(threads) = threads {
@@ -342,6 +359,41 @@ impl<'a, 'k> Writer<'a, 'k> {
         }
         self.spill_at = spilled;
         self.b.ins().jump(end, &args);
+    }
+
+    /// A bit for each thread, of masks of four bytes; `None` where the machine has no instruction for it.
+    fn lanes_of(&mut self, masks: &[Ssa]) -> Option<Ssa> {
+        if self.architecture != Architecture::X86_64 {
+            return None;
+        }
+        let mut lanes: Option<Ssa> = None;
+        for (at, mask) in masks.iter().enumerate() {
+            let four = self.b.ins().vhigh_bits(types::I32, *mask);
+            let four = self.b.ins().ishl_imm_s(four, 4 * at as i64);
+            lanes = Some(lanes.map_or(four, |others| self.b.ins().bor(others, four)));
+        }
+        lanes
+    }
+
+    /// A loop over the threads that are run together, or those whose bits are set.
+    fn each_lane(&mut self, lanes: Option<Ssa>, body: impl FnOnce(&mut Self, Ssa)) {
+        let Some(lanes) = lanes else {
+            let count = self.b.ins().iconst(types::I64, self.width as i64);
+            return self.counted(count, 1, body);
+        };
+        let (head, done) = (self.b.create_block(), self.b.create_block());
+        let left = self.b.append_block_param(head, types::I32);
+        self.b.ins().jump(head, &[lanes.into()]);
+        self.b.switch_to_block(head);
+        let lane = self.b.ins().ctz(left);
+        let lane = self.b.ins().uextend(types::I64, lane);
+        body(self, lane);
+        let less = self.b.ins().iadd_imm_s(left, -1);
+        let rest = self.b.ins().band(left, less);
+        self.b.ins().brif(rest, head, &[rest.into()], done, &[]);
+        self.b.seal_block(head);
+        self.b.seal_block(done);
+        self.b.switch_to_block(done);
     }
 
     /// Is it at hand as one thread has it: one number, or a vector that is uniform?

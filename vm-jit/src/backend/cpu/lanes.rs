@@ -82,6 +82,12 @@ impl Writer<'_, '_> {
         vector(scalar).is_some() && elements * scalar.bytes() as usize >= VECTOR
     }
 
+    /// May they be vectors of elements of two bytes? Those are loaded, stored, widened and narrowed only; what else is done with them is
+    /// done one by one.
+    pub(super) fn in_halves(scalar: Scalar, elements: usize) -> bool {
+        scalar.bytes() == 2 && elements.is_multiple_of(8)
+    }
+
     /// The value as it is at hand, or from memory.
     pub(super) fn repr(&mut self, value: Value) -> Repr {
         let level = self.plan.scopes[self.scope].level;
@@ -177,6 +183,12 @@ impl Writer<'_, '_> {
                 (0..count as i32).map(|i| self.b.ins().load(ty, flags, base, offset + i * VECTOR as i32));
             return Repr::Chunks(all.collect());
         }
+        if Self::in_halves(scalar, elements) {
+            let flags = loose_of(flags);
+            let offsets = (0..elements as i32 / 8).map(|i| offset + i * VECTOR as i32);
+            let all = offsets.map(|at| self.b.ins().load(types::I16X8, flags, base, at));
+            return Repr::Chunks(all.collect());
+        }
         let ty = clif(scalar);
         let all: Vec<Ssa> =
             (0..elements as i32).map(|i| self.b.ins().load(ty, flags, base, offset + i * size)).collect();
@@ -196,6 +208,14 @@ impl Writer<'_, '_> {
             let flags = loose_of(flags);
             for (i, chunk) in self.chunks_of(repr, scalar, elements).into_iter().enumerate() {
                 self.b.ins().store(flags, chunk, base, offset + (i * VECTOR) as i32);
+            }
+            return;
+        }
+        if let Repr::Chunks(chunks) = repr
+            && Self::in_halves(scalar, elements)
+        {
+            for (i, chunk) in chunks.iter().enumerate() {
+                self.b.ins().store(loose_of(flags), *chunk, base, offset + (i * VECTOR) as i32);
             }
             return;
         }

@@ -27,6 +27,7 @@ pub(crate) fn way(op: Opcode, ty: Scalar, to: Scalar) -> Way {
             Scalar::F64 if op == Exp => EXPONENTIAL,
             Scalar::F64 => Way::Expanded(Expansion::Function),
             Scalar::F32 if matches!(op, Exp | Exp2) => EXPONENTIAL,
+            Scalar::F32 if matches!(op, Tanh | Erf) => Way::Expanded(Expansion::Function),
             Scalar::F32 => IN_F64,
             _ => IN_F32,
         },

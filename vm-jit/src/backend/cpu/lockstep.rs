@@ -68,7 +68,8 @@ impl<'k> Strides<'k> {
         }
     }
 
-    fn constant(&self, value: Value) -> Option<i64> {
+    /// What a value is, if it is a constant.
+    pub(super) fn constant(&self, value: Value) -> Option<i64> {
         let op = self.defs.get(&value).filter(|op| op.code == Opcode::Const)?;
         let bits = op.immediates.first()?;
         Some(vm_ir::format::signed(self.ranges.kernel().type_of(value).scalar(), *bits))

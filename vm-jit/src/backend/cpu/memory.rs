@@ -181,21 +181,58 @@ impl Writer<'_, '_> {
         self.b.ins().select(within, address, spare)
     }
 
-    /// Where each element is if not all are in bounds.
-    fn one_of_row(&mut self, row: &Row, number: usize, size: u32, writes: bool) -> (Ssa, i32) {
-        let Bounds::Each { outer, index, extent, .. } = row.bounds else { return (row.address, 0) };
-        let at = self.b.ins().iadd_imm_s(index, number as i64);
+    /// Where an element is if not all are in bounds.
+    fn one_of_row(&mut self, row: &Row, number: Ssa, size: u32, writes: bool) -> Ssa {
+        let Bounds::Each { outer, index, extent, .. } = row.bounds else { return row.address };
+        let at = self.b.ins().iadd(index, number);
         let within = self.b.ins().icmp(IntCC::UnsignedLessThan, at, extent);
         let within = match outer {
             None => within,
             Some(outer) => self.b.ins().band(outer, within),
         };
-        let address = self.b.ins().iadd_imm_s(row.address, number as i64 * i64::from(size));
-        (self.or_spare(address, within, writes), 0)
+        let by = self.b.ins().imul_imm_s(number, i64::from(size));
+        let address = self.b.ins().iadd(row.address, by);
+        self.or_spare(address, within, writes)
+    }
+
+    /// Goes through the elements of a row one by one, of which some may be out of bounds: `one` is given the address of each, and
+    /// that of its place in scratch memory, where they lie behind one another from the address and offset on that this gives.
+    ///
+    /// A loop, as it is seldom run: written out, its addresses would be computed ahead, and take the registers of what is run often.
+    fn each_of_row(
+        &mut self,
+        row: &Row,
+        size: u32,
+        elements: usize,
+        writes: bool,
+        one: impl FnOnce(&mut Self, Ssa, Ssa, i32),
+    ) {
+        let at = self.row_at(size, elements);
+        let count = self.b.ins().iconst(types::I64, elements as i64);
+        self.counted(count, 1, |w, number| {
+            if let Some(head) = w.b.current_block() {
+                w.b.set_cold_block(head);
+            }
+            let address = w.one_of_row(row, number, size, writes);
+            let by = w.b.ins().imul_imm_s(number, i64::from(size));
+            let place = w.b.ins().iadd(w.scratch, by);
+            one(w, address, place, at);
+        });
+        if let Some(behind) = self.b.current_block() {
+            self.b.set_cold_block(behind);
+        }
+    }
+
+    /// Scratch memory for the elements of a row.
+    fn row_at(&mut self, size: u32, elements: usize) -> i32 {
+        let at = self.spill_at.next_multiple_of(16);
+        self.spill_end = self.spill_end.max(at + size * elements as u32);
+        at as i32
     }
 
     fn load_row(&mut self, row: &Row, scalar: Scalar, elements: usize) -> Repr {
         let flags = self.flags(elements);
+        let scratch = self.scratch;
         match row.bounds {
             Bounds::In if row.count < elements => {
                 let zero = self.number(scalar, 0);
@@ -212,10 +249,11 @@ impl Writer<'_, '_> {
                 let (whole, parts, end) =
                     (self.b.create_block(), self.b.create_block(), self.b.create_block());
                 let vectors = Self::in_vectors(scalar, elements);
-                let zero = self.number(scalar, 0);
-                let form = |w: &mut Self, repr: &Repr| match vectors {
-                    true => w.chunks_of(repr, scalar, elements),
-                    false => w.each_of(repr, scalar, elements),
+                let halves = Self::in_halves(scalar, elements);
+                let form = |w: &mut Self, repr: &Repr| match repr {
+                    Repr::Chunks(chunks) if halves => chunks.clone(),
+                    _ if vectors => w.chunks_of(repr, scalar, elements),
+                    _ => w.each_of(repr, scalar, elements),
                 };
                 self.b.ins().brif(all, whole, &[], parts, &[]);
                 self.b.seal_block(whole);
@@ -231,20 +269,19 @@ impl Writer<'_, '_> {
                 self.b.ins().jump(end, &args);
                 self.b.set_cold_block(parts);
                 self.b.switch_to_block(parts);
-                let _ = zero;
-                let each = (0..elements)
-                    .map(|i| {
-                        let (address, offset) = self.one_of_row(row, i, scalar.bytes(), false);
-                        self.b.ins().load(clif(scalar), own(), address, offset)
-                    })
-                    .collect();
-                let found = form(self, &Repr::Each(each));
+                let at = self.row_at(scalar.bytes(), elements);
+                self.each_of_row(row, scalar.bytes(), elements, false, |w, address, place, at| {
+                    let one = w.b.ins().load(clif(scalar), own(), address, 0);
+                    w.b.ins().store(own(), one, place, at);
+                });
+                let repr = self.load_elements(own(), scratch, at, scalar, elements);
+                let found = form(self, &repr);
                 let args: Vec<_> = found.into_iter().map(Into::into).collect();
                 self.b.ins().jump(end, &args);
                 self.b.seal_block(end);
                 self.b.switch_to_block(end);
                 let all = self.b.block_params(end).to_vec();
-                if vectors { Repr::Chunks(all) } else { Repr::Each(all) }
+                if vectors || halves { Repr::Chunks(all) } else { Repr::Each(all) }
             }
         }
     }
@@ -285,10 +322,12 @@ impl Writer<'_, '_> {
                 self.b.ins().jump(end, &[]);
                 self.b.set_cold_block(parts);
                 self.b.switch_to_block(parts);
-                for (i, one) in self.each_of(repr, scalar, elements).into_iter().enumerate() {
-                    let (address, offset) = self.one_of_row(row, i, scalar.bytes(), true);
-                    self.b.ins().store(own(), one, address, offset);
-                }
+                let (scratch, at) = (self.scratch, self.row_at(scalar.bytes(), elements));
+                self.store_elements(own(), scratch, at, scalar, repr, elements);
+                self.each_of_row(row, scalar.bytes(), elements, true, |w, address, place, at| {
+                    let one = w.b.ins().load(clif(scalar), own(), place, at);
+                    w.b.ins().store(own(), one, address, 0);
+                });
                 self.b.ins().jump(end, &[]);
                 self.b.seal_block(end);
                 self.b.switch_to_block(end);
@@ -309,6 +348,63 @@ impl Writer<'_, '_> {
             Repr::Splat(_) if uniform => Pattern::Uniform,
             _ => Pattern::Scattered,
         }
+    }
+
+    /// Bytes from one thread's elements to the next one's, where the threads' indices go in steps and are known to be in bounds.
+    fn bytes_between(&mut self, op: &Op, rank: usize, place: Place, known: &Access) -> Option<Between> {
+        if known.last.is_checked() || (0..rank - 1).any(|dimension| known.checks(dimension)) {
+            return None;
+        }
+        let mut steps = Vec::with_capacity(rank);
+        for value in &op.operands[..rank] {
+            steps.push(match self.repr(*value) {
+                Repr::Splat(_) => 0,
+                Repr::Affine { stride, .. } => stride,
+                _ => return None,
+            });
+        }
+        let size = i64::from(self.kernel.place(place)?.1.bytes());
+        let mut between = Between { fixed: steps[rank - 1].checked_mul(size)?, given: None };
+        match place {
+            Place::Shared(array) => {
+                let dims = &self.kernel.shared().get(usize::from(array))?.dims;
+                let mut pitch = size;
+                for (step, extent) in steps.iter().zip(dims).rev() {
+                    between.fixed = match pitch == size {
+                        true => step.checked_mul(size)?,
+                        false => between.fixed.checked_add(step.checked_mul(pitch)?)?,
+                    };
+                    pitch = pitch.checked_mul(i64::from(*extent))?;
+                }
+                // No array has so many bytes.
+                (between.fixed.abs() < 1 << 24).then_some(between)
+            }
+            Place::View(number) => {
+                let strides = self.views.get(usize::from(number))?.as_ref()?.strides.clone();
+                for (step, stride) in steps.iter().zip(strides).filter(|(step, _)| **step != 0) {
+                    let by = self.b.ins().imul_imm_s(stride, *step);
+                    between.given = Some(match between.given {
+                        None => by,
+                        Some(sum) => self.b.ins().iadd(sum, by),
+                    });
+                }
+                (between.fixed.abs() < 1 << 24).then_some(between)
+            }
+            Place::Channel(_) | Place::Fragment(_) => None,
+        }
+    }
+
+    /// The address and offset of each thread's elements.
+    fn addresses(&mut self, first: Ssa, between: Between) -> Vec<(Ssa, i32)> {
+        let mut all = Vec::with_capacity(self.width);
+        let mut address = first;
+        for thread in 0..self.width as i32 {
+            if let Some(by) = between.given.filter(|_| thread > 0) {
+                address = self.b.ins().iadd(address, by);
+            }
+            all.push((address, thread * between.fixed as i32));
+        }
+        all
     }
 
     /// The first thread's indices.
@@ -346,6 +442,20 @@ impl Writer<'_, '_> {
             _ => {
                 let vectors = Self::in_vectors(scalar, lanes);
                 let mut all = Vec::with_capacity(elements);
+                if let Some(between) = self.bytes_between(op, rank, place, &known) {
+                    let indices = self.first_indices(op, rank);
+                    let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
+                    let flags = self.flags(lanes);
+                    for (address, offset) in self.addresses(row.address, between) {
+                        let repr = self.load_elements(flags, address, offset, scalar, lanes);
+                        all.extend(match vectors {
+                            true => self.chunks_of(&repr, scalar, lanes),
+                            false => self.each_of(&repr, scalar, lanes),
+                        });
+                    }
+                    self.set(result, if vectors { Repr::Chunks(all) } else { Repr::Each(all) });
+                    return;
+                }
                 for indices in self.each_indices(op, rank) {
                     let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
                     let repr = self.load_row(&row, scalar, lanes);
@@ -382,10 +492,20 @@ impl Writer<'_, '_> {
             false => self.each_of(&repr, scalar, elements),
         };
         let parts = all.chunks(all.len() / self.width);
+        let as_repr =
+            |part: &[Ssa]| if vectors { Repr::Chunks(part.to_vec()) } else { Repr::Each(part.to_vec()) };
+        if let Some(between) = self.bytes_between(op, rank, place, &known).filter(|_| self.width > 1) {
+            let indices = self.first_indices(op, rank);
+            let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
+            let flags = self.flags(lanes);
+            for ((address, offset), part) in self.addresses(row.address, between).into_iter().zip(parts) {
+                self.store_elements(flags, address, offset, scalar, &as_repr(part), lanes);
+            }
+            return;
+        }
         for (indices, part) in self.each_indices(op, rank).into_iter().zip(parts) {
             let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
-            let repr = if vectors { Repr::Chunks(part.to_vec()) } else { Repr::Each(part.to_vec()) };
-            self.store_row(&row, scalar, &repr, lanes);
+            self.store_row(&row, scalar, &as_repr(part), lanes);
         }
     }
 
@@ -496,6 +616,14 @@ impl Writer<'_, '_> {
         self.b.switch_to_block(done);
         old
     }
+}
+
+/// Bytes from one thread's elements to the next one's.
+#[derive(Clone, Copy)]
+struct Between {
+    fixed: i64,
+    /// What is added to that, by strides that the launch gives.
+    given: Option<Ssa>,
 }
 
 /// How vectorised threads access memory.

@@ -24,7 +24,7 @@ use vm_ir::module::{Op, ParamKind, Place, Region};
 use vm_ir::op::{BarrierScope, Effect, Opcode, Shape};
 use vm_ir::valid::{KernelFacts, Uniformity};
 use vm_ir::view::Access;
-use vm_ir::{Kernel, Type, Value};
+use vm_ir::{Kernel, Scalar, Type, Value};
 
 /// How many threads run something together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -99,6 +99,8 @@ pub(super) struct Plan<'k> {
     pub(super) shared_bytes: u32,
     /// Bytes of shared arrays and slots.
     pub(super) bytes: u64,
+    /// Are all threads of a warp run together, and shuffled in registers?
+    pub(super) whole_warps: bool,
     /// Ops and uses that were looked at to make it.
     pub(super) spent: u64,
 }
@@ -129,7 +131,9 @@ impl<'k> Plan<'k> {
             groups: 1,
             loaded: vec![BLOCK; kernel.values().len()],
             steps: Cell::new(0),
+            whole_warps: false,
         };
+        maker.whole_warps = maker.fit_registers();
         for param in kernel.params() {
             if let ParamKind::Scalar { value, .. } = param.kind {
                 maker.defs[value.index()] = BLOCK;
@@ -212,12 +216,53 @@ struct Maker<'k, 'f> {
     /// By value: the last scope of threads that loads it.
     loaded: Vec<Scope>,
     steps: Cell<u64>,
+    whole_warps: bool,
 }
 
 impl<'k> Maker<'k, '_> {
     fn scope(&mut self, parent: Scope, level: Level) -> Scope {
         self.scopes.push(ScopeInfo { parent: Some(parent), level, loads: Vec::new(), remat: Vec::new() });
         self.scopes.len() - 1
+    }
+
+    /// Can all threads of a warp be run together? They are neighbours along x, nothing takes more than a register for four threads, no
+    /// thread loops by itself, and there are shuffles that gain by it.
+    fn fit_registers(&self) -> bool {
+        let kernel = self.kernel;
+        let whole =
+            kernel.block()[0].is_multiple_of(WARP) && kernel.cluster() == 1 && kernel.tile().is_none();
+        let mut shuffles = false;
+        whole && self.fits_registers(kernel.body(), &mut shuffles) && shuffles
+    }
+
+    fn fits_registers(&self, region: &Region, shuffles: &mut bool) -> bool {
+        region.ops.iter().all(|op| {
+            self.step();
+            *shuffles |= self.in_registers(op);
+            let is_loop = matches!(op.code.shape(), Shape::For | Shape::While);
+            let narrow = |value: &Value| {
+                let ty = self.kernel.type_of(*value);
+                // Whole numbers of eight bytes are mostly steps from thread to thread.
+                let scalar = matches!(ty.scalar(), Scalar::F32 | Scalar::I32 | Scalar::I64 | Scalar::Bool);
+                scalar && !ty.is_vector()
+            };
+            op.operands.iter().chain(&op.results).all(narrow)
+                && (op.code.shape() != Shape::Shuffle
+                    || op.operands[..1].iter().all(|v| self.is_four_bytes(*v)))
+                && !(is_loop && level_of(op) == Level::Thread)
+                && op.regions.iter().all(|region| self.fits_registers(region, shuffles))
+        })
+    }
+
+    fn is_four_bytes(&self, value: Value) -> bool {
+        matches!(self.kernel.type_of(value).scalar(), Scalar::F32 | Scalar::I32)
+    }
+
+    /// Is it a shuffle by a constant, of what fits registers?
+    fn in_registers(&self, op: &Op) -> bool {
+        op.code.shape() == Shape::Shuffle
+            && self.is_four_bytes(op.operands[0])
+            && self.strides.constant(op.operands[1]).is_some()
     }
 
     /// Is the value one number at the level?
@@ -268,7 +313,8 @@ impl<'k> Maker<'k, '_> {
             match op.code.shape() {
                 Shape::Shuffle => {
                     // All lanes must have what it takes.
-                    if self.grouped[op.operands[0].index()] == self.groups {
+                    let together = self.whole_warps && self.in_registers(op);
+                    if !together && self.grouped[op.operands[0].index()] == self.groups {
                         self.flush(&mut group, level, scope, &mut steps);
                     }
                     self.join(op, &mut group);
@@ -462,7 +508,7 @@ impl<'k> Maker<'k, '_> {
     fn used_within(&mut self, op: &Op, scope: Scope) {
         for (i, value) in op.operands.iter().enumerate() {
             // A shuffle finds its value in memory.
-            if i == 0 && matches!(op.code.shape(), Shape::Shuffle) {
+            if i == 0 && op.code.shape() == Shape::Shuffle && !(self.whole_warps && self.in_registers(op)) {
                 let around = self.scopes[scope].parent.unwrap_or(BLOCK);
                 self.kept[value.index()] |= !visible(&self.scopes, self.defs[value.index()], around);
             } else {
@@ -546,8 +592,9 @@ impl<'k> Maker<'k, '_> {
             slots[index] = slots[carried.index()];
         }
         let bytes = u64::from(take(0));
-        let (scopes, defs, spent) = (self.scopes, self.defs, self.steps.get());
-        let plan = Plan { steps, scopes, defs, slots, shared, block_bytes, shared_bytes, bytes, spent };
+        let (scopes, defs, spent, whole_warps) = (self.scopes, self.defs, self.steps.get(), self.whole_warps);
+        let plan =
+            Plan { steps, scopes, defs, slots, shared, block_bytes, shared_bytes, bytes, whole_warps, spent };
         tracing::trace!(kernel = self.kernel.name(), steps = plan.spent, "plan");
         plan
     }

@@ -59,6 +59,12 @@ impl Writer<'_, '_> {
     pub(super) fn choose(&mut self, condition: Ssa, a: Ssa, b: Ssa) -> Ssa {
         let ty = self.type_of(a);
         if ty.is_vector() {
+            if self.is_all(condition, 0xff) {
+                return a;
+            }
+            if self.is_all(condition, 0) {
+                return b;
+            }
             let mask = self.cast(ty, condition);
             self.b.ins().bitselect(mask, a, b)
         } else {
@@ -92,6 +98,12 @@ impl Writer<'_, '_> {
         }
         if let Some(repr) = self.affine(op, from, to, &args) {
             return repr;
+        }
+        if let Some(repr) = self.quotient(op, from, &args, elements) {
+            return repr;
+        }
+        if let Some(masks) = self.compare_steps(op, from, &args, elements) {
+            return Repr::Chunks(masks);
         }
         if let Some(chunks) = self.in_chunks(op, from, to, &args, elements) {
             return Repr::Chunks(chunks);
@@ -185,6 +197,120 @@ impl Writer<'_, '_> {
                 Some(Repr::Affine { base, stride: stride.checked_mul(1 << by)?, low, high })
             }
             _ => None,
+        }
+    }
+
+    /// A number that goes in steps, divided by one: mostly all threads that are run together have the same quotient, and remainders
+    /// that go in the same steps. Where they don't, each thread goes by itself, from the beginning.
+    fn quotient(&mut self, op: &Op, scalar: Scalar, args: &[Repr], elements: usize) -> Option<Repr> {
+        let alone = self.alone.filter(|_| elements == self.width)?;
+        let (divides, signed) = match op.code {
+            Opcode::DivS => (Opcode::DivS, true),
+            Opcode::RemS => (Opcode::DivS, true),
+            Opcode::DivU | Opcode::RemU => (Opcode::DivU, false),
+            _ => return None,
+        };
+        let [Repr::Affine { base, stride, low, high }, Repr::Splat(by)] = args else { return None };
+        let fits = *low >= 0 && *high <= (scalar.mask() >> 2) as i64 && (1..=1 << 16).contains(stride);
+        if !fits {
+            return None;
+        }
+        let all = self.same(divides, scalar, &[*base, *by])?;
+        let whole = self.b.ins().imul(all, *by);
+        let first = self.b.ins().isub(*base, whole);
+        let last = self.b.ins().iadd_imm_s(first, stride * (elements as i64 - 1));
+        let below = if signed { IntCC::SignedLessThan } else { IntCC::UnsignedLessThan };
+        let same = self.b.ins().icmp(below, last, *by);
+        let on = self.b.create_block();
+        self.b.ins().brif(same, on, &[], alone, &[]);
+        self.parted = true;
+        self.b.seal_block(on);
+        self.b.switch_to_block(on);
+        Some(match op.code {
+            Opcode::DivS | Opcode::DivU => Repr::Splat(all),
+            _ => Repr::Affine { base: first, stride: *stride, low: 0, high: *high },
+        })
+    }
+
+    /// A number that goes in steps, compared with one: masks of four bytes, by how many steps there are between the two.
+    fn compare_steps(&mut self, op: &Op, scalar: Scalar, args: &[Repr], elements: usize) -> Option<Vec<Ssa>> {
+        let (code, affine, other) = match args {
+            [affine @ Repr::Affine { .. }, Repr::Splat(other)] => (op.code, affine, *other),
+            [Repr::Splat(other), affine @ Repr::Affine { .. }] => {
+                let turned = match op.code {
+                    Opcode::LtS => Opcode::GtS,
+                    Opcode::LeS => Opcode::GeS,
+                    Opcode::GtS => Opcode::LtS,
+                    Opcode::GeS => Opcode::LeS,
+                    _ => return None,
+                };
+                (turned, affine, *other)
+            }
+            _ => return None,
+        };
+        let condition = match code {
+            Opcode::LtS => IntCC::SignedLessThan,
+            Opcode::LeS => IntCC::SignedLessThanOrEqual,
+            Opcode::GtS => IntCC::SignedGreaterThan,
+            Opcode::GeS => IntCC::SignedGreaterThanOrEqual,
+            Opcode::Eq => IntCC::Equal,
+            Opcode::Ne => IntCC::NotEqual,
+            _ => return None,
+        };
+        let Repr::Affine { base, stride, low, high } = affine else { return None };
+        let near = -(1i64 << 61)..=1 << 61;
+        let wide = matches!(scalar, Scalar::I32 | Scalar::I64) && elements.is_multiple_of(4);
+        if !wide || !(1..=1 << 16).contains(stride) || !near.contains(low) || !near.contains(high) {
+            return None;
+        }
+        let steps = move |lane: usize| lane as i64 * stride;
+        if let (Some(base), Some(other)) = (self.constant(*base), self.constant(other)) {
+            let holds = |lane: usize| {
+                let (one, other) = (i128::from(base + steps(lane)), i128::from(other));
+                match condition {
+                    IntCC::SignedLessThan => one < other,
+                    IntCC::SignedLessThanOrEqual => one <= other,
+                    IntCC::SignedGreaterThan => one > other,
+                    IntCC::SignedGreaterThanOrEqual => one >= other,
+                    IntCC::Equal => one == other,
+                    _ => one != other,
+                }
+            };
+            let masks = (0..elements / 4).map(|at| self.four(|lane| -i32::from(holds(at * 4 + lane))));
+            return Some(masks.collect());
+        }
+        // As far as the elements reach, and one more at either end.
+        let [base, other] = [*base, other].map(|one| self.wide(one));
+        let before = self.b.ins().iadd_imm_s(base, -1);
+        let behind = self.b.ins().iadd_imm_s(base, steps(elements));
+        let clamped = self.b.ins().smax(other, before);
+        let clamped = self.b.ins().smin(clamped, behind);
+        let between = self.b.ins().isub(clamped, base);
+        let between = self.b.ins().ireduce(types::I32, between);
+        let between = self.b.ins().splat(types::I32X4, between);
+        let masks = (0..elements / 4).map(|at| {
+            let steps = self.four(|lane| steps(at * 4 + lane) as i32);
+            self.b.ins().icmp(condition, steps, between)
+        });
+        Some(masks.collect())
+    }
+
+    /// A vector of four constants.
+    fn four(&mut self, of: impl Fn(usize) -> i32) -> Ssa {
+        let bytes: Vec<u8> = (0..4).flat_map(|lane| of(lane).to_le_bytes()).collect();
+        let data = self.b.func.dfg.constants.insert(bytes.into());
+        self.b.ins().vconst(types::I32X4, data)
+    }
+
+    /// Is every bit of a mask known to be this one?
+    fn is_all(&self, mask: Ssa, byte: u8) -> bool {
+        let ValueDef::Result(inst, _) = self.b.func.dfg.value_def(mask) else { return false };
+        match self.b.func.dfg.insts[inst] {
+            cranelift_codegen::ir::InstructionData::UnaryConst { constant_handle, .. } => {
+                let data = self.b.func.dfg.constants.get(constant_handle);
+                data.iter().all(|one| *one == byte)
+            }
+            _ => false,
         }
     }
 
@@ -480,6 +606,7 @@ impl Writer<'_, '_> {
             return match repr {
                 Repr::Affine { .. } if clif(old) == ty => repr,
                 Repr::Splat(one) => Repr::Splat(self.cast(ty, one)),
+                Repr::Chunks(chunks) if new.bytes() == 2 => Repr::Chunks(chunks),
                 Repr::Chunks(chunks) => {
                     let ty = vector(new).unwrap_or(mask_type(new.bytes()));
                     Repr::Chunks(chunks.into_iter().map(|chunk| self.cast(ty, chunk)).collect())

@@ -40,6 +40,11 @@ impl<'k> Writer<'_, 'k> {
     pub(super) fn shuffle(&mut self, op: &Op) {
         let Some(result) = op.result() else { return };
         let value = op.operands[0];
+        if self.width == WARP as usize
+            && let Some(by) = self.splat_of(op.operands[1])
+        {
+            return self.shuffle_registers(op, result, by);
+        }
         let Some(slot) = self.elements_of(value) else {
             let repr = self.uniform(value);
             self.set(result, repr);
@@ -85,6 +90,34 @@ impl<'k> Writer<'_, 'k> {
         self.set(result, Repr::Each(all));
     }
 
+    /// What a constant is that all threads have.
+    fn splat_of(&mut self, value: Value) -> Option<i64> {
+        match self.repr(value) {
+            Repr::Splat(one) => self.constant(one),
+            _ => None,
+        }
+    }
+
+    /// A shuffle by a constant of a warp that is run as a whole.
+    fn shuffle_registers(&mut self, op: &Op, result: Value, by: i64) {
+        let by = by as usize & (WARP as usize - 1);
+        let from = |lane: usize| match op.code {
+            Opcode::Shuffle => by,
+            Opcode::ShuffleXor => lane ^ by,
+            Opcode::ShuffleUp => lane.checked_sub(by).unwrap_or(lane),
+            _ if lane + by < WARP as usize => lane + by,
+            _ => lane,
+        };
+        let repr = match self.repr(op.operands[0]) {
+            Repr::Splat(one) => Repr::Splat(one),
+            repr => {
+                let (scalar, width) = (self.scalar(result), self.width);
+                self.moved(&[repr], &[width], scalar, width, |lane| (0, from(lane)))
+            }
+        };
+        self.set(result, repr);
+    }
+
     /// The elements of all of the warp.
     fn of_warp(&mut self, slot: Slot, value: Value) -> Repr {
         let scalar = self.scalar(value);
@@ -100,7 +133,11 @@ impl<'k> Writer<'_, 'k> {
                 [0, 16].map(|at| self.b.ins().load(types::I8X16, own(), base, slot.offset as i32 + at));
             return Repr::Chunks(halves.to_vec());
         }
-        self.load_elements(own(), base, slot.offset as i32, scalar, WARP as usize)
+        let all = self.load_elements(own(), base, slot.offset as i32, scalar, WARP as usize);
+        match vector(scalar) {
+            Some(_) => all,
+            None => Repr::Each(self.each_of(&all, scalar, WARP as usize)),
+        }
     }
 
     /// `vote.any`, `vote.all` and `ballot`.

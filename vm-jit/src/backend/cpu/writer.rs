@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use vm_abi::{ParamLayout, Slot};
 use vm_ir::limits::WARP;
 use vm_ir::module::{Op, ParamKind, Place, Region};
-use vm_ir::op::{Axis, Opcode, Shape};
+use vm_ir::op::{Axis, Effect, Opcode, Shape};
 use vm_ir::valid::KernelFacts;
 use vm_ir::view::Dim;
 use vm_ir::{Kernel, Scalar, Value};
@@ -73,6 +73,10 @@ pub(super) struct Writer<'a, 'k> {
     pub(super) cancel: Option<Cancel>,
     /// What is known of the lesser or greater that is written now.
     pub(super) extreme: Extreme,
+    /// Where each of the threads that are run together begins by itself, as long as they have changed nothing.
+    pub(super) alone: Option<Block>,
+    /// Does anything go there?
+    pub(super) parted: bool,
     /// Where to go when the launch is stopped.
     pub(super) leave: Block,
     /// Where the spare bytes are; see [`SPARE`].
@@ -153,6 +157,8 @@ pub(super) fn write<'a, 'k>(
         threads: None,
         cancel: None,
         extreme: Extreme::default(),
+        alone: None,
+        parted: false,
         leave,
         spare: bytes,
         state: State::from(bytes.saturating_add(2 * SPARE)),
@@ -179,6 +185,17 @@ pub(super) fn write<'a, 'k>(
         Some(full) => Err(full),
         None => Ok(writer.spill_end),
     }
+}
+
+/// Does it change memory, or have regions, in which threads may part?
+fn has_effects(op: &Op) -> bool {
+    op.code.shape().has_regions() || !matches!(op.code.effect(), Effect::Pure | Effect::Read)
+}
+
+/// Is there a division before anything is changed?
+fn divides(ops: &[&Op]) -> bool {
+    let before = ops.iter().take_while(|op| !has_effects(op));
+    before.into_iter().any(|op| matches!(op.code, Opcode::DivU | Opcode::DivS | Opcode::RemU | Opcode::RemS))
 }
 
 impl<'a, 'k> Writer<'a, 'k> {
@@ -286,7 +303,10 @@ impl<'a, 'k> Writer<'a, 'k> {
 
     /// A loop over the threads of the block, or of the warp at hand.
     fn threads_loop(&mut self, scope: Scope, ops: &'a [&'k Op], copies: &'a [(Value, Value)]) {
-        let together = self.together(ops, copies);
+        let together = match self.warp {
+            Some(_) if self.plan.whole_warps => WARP as usize,
+            _ => self.together(ops, copies),
+        };
         let all = i64::from(self.cluster()) * i64::from(self.kernel.threads());
         let (start, count) = match self.warp {
             Some(warp) => (Some(self.b.ins().imul_imm_s(warp, i64::from(WARP))), all.min(i64::from(WARP))),
@@ -302,13 +322,29 @@ impl<'a, 'k> Writer<'a, 'k> {
                 Some(start) => this.b.ins().iadd(start, at),
                 None => at,
             };
-            this.threads = Some(this.place(index));
-            if ops.iter().any(|op| this.safety.polls(op)) {
-                this.refuel();
+            // What a warp shuffles in registers can't be done again by each.
+            let may_part = together > 1 && together < WARP as usize && divides(ops);
+            let alone = may_part.then(|| this.b.create_block());
+            (this.alone, this.parted) = (alone, false);
+            this.threads_at(index, ops, copies);
+            if let Some(alone) = alone.filter(|_| this.parted) {
+                let next = this.b.create_block();
+                this.b.ins().jump(next, &[]);
+                this.b.seal_block(alone);
+                this.b.switch_to_block(alone);
+                this.alone = None;
+                this.width = 1;
+                this.set_counters(counters);
+                let count = this.b.ins().iconst(types::I64, together as i64);
+                this.counted(count, 1, |this, lane| {
+                    let index = this.b.ins().iadd(index, lane);
+                    this.threads_at(index, ops, copies);
+                });
+                this.width = together;
+                this.b.ins().jump(next, &[]);
+                this.b.seal_block(next);
+                this.b.switch_to_block(next);
             }
-            this.load_and_rematerialise();
-            ops.iter().for_each(|op| this.op(op));
-            this.store_copies(copies);
             this.charge_each(charge);
             this.threads = None;
         });
@@ -316,6 +352,23 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.width = 1;
         self.set_counters(counters);
         self.scope = outer;
+    }
+
+    /// The ops for the threads from a number on that are run together.
+    fn threads_at(&mut self, index: Ssa, ops: &'a [&'k Op], copies: &'a [(Value, Value)]) {
+        self.threads = Some(self.place(index));
+        if ops.iter().any(|op| self.safety.polls(op)) {
+            self.refuel();
+        }
+        self.load_and_rematerialise();
+        for op in ops {
+            if has_effects(op) {
+                self.alone = None;
+            }
+            self.op(op);
+        }
+        self.alone = None;
+        self.store_copies(copies);
     }
 
     /// Behind the threads that are run together in a loop.
@@ -515,6 +568,11 @@ impl<'a, 'k> Writer<'a, 'k> {
                 } else {
                     at
                 }
+            }
+            // The first of a warp.
+            Opcode::LaneId if self.width == WARP as usize => {
+                (stride, high) = (1, 31);
+                self.b.ins().iconst(types::I32, 0)
             }
             Opcode::LocalIndex | Opcode::LaneId => {
                 let index = self.thread_index();

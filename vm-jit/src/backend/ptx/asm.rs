@@ -81,6 +81,8 @@ impl<'a> From<&'a str> for Arg<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Asm {
     pub(super) text: String,
+    /// What runs rarely, and lies behind all else.
+    cold: String,
     /// How many there are.
     pub(super) instructions: u64,
     counts: [u32; 4],
@@ -116,6 +118,16 @@ impl Asm {
         let number = self.counts[class as usize];
         self.counts[class as usize] += 1;
         Reg { class, number }
+    }
+
+    /// From here on writes what runs rarely, or goes back from that.
+    pub(super) fn swap_cold(&mut self) {
+        std::mem::swap(&mut self.text, &mut self.cold);
+    }
+
+    /// Puts what runs rarely behind all else.
+    pub(super) fn place_cold(&mut self) {
+        self.text.push_str(&std::mem::take(&mut self.cold));
     }
 
     pub(super) fn new_label(&mut self) -> Label {

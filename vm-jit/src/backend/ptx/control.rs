@@ -378,33 +378,58 @@ impl<'k> Writer<'k> {
         }
     }
 
-    /// Takes iterations of a polled loop from the quantum, and their cost from the interval, and polls when either is used up.
+    /// Takes iterations of a polled loop from the quantum, and their cost from the interval, and polls when either is used up: out
+    /// of the way, so that the loop itself stays short.
     fn poll_point(&mut self, poll: Option<Poll>, iterations: u64) {
         let Some((cancel, poll)) = self.cancel.zip(poll) else { return };
         if poll.takes_fuel {
-            let on = self.asm.new_label();
             ins!(self, "add.s32", cancel.quantum, cancel.quantum, -(iterations as i64));
-            let enough = def!(self, Pred, "setp.ge.s32", cancel.quantum, 0);
-            when!(self, enough, true, "bra", Arg::Label(on));
-            self.poll(cancel);
+        }
+        let cost = cancel.left.zip(poll.charge(iterations));
+        if let Some((left, charge)) = cost {
+            ins!(self, "add.s32", left, left, -charge);
+        }
+        let counter = match (poll.takes_fuel, cost) {
+            (true, Some((left, _))) => def!(self, B32, "min.s32", cancel.quantum, left),
+            (true, None) => cancel.quantum,
+            (false, Some((left, _))) => left,
+            (false, None) => return,
+        };
+        // The threads of a role go on together.
+        let branch = if self.tiles.is_some() { "bra.uni" } else { "bra" };
+        let (slow, on) = (self.asm.new_label(), self.asm.new_label());
+        let used_up = def!(self, Pred, "setp.lt.s32", counter, 0);
+        when!(self, used_up, true, branch, Arg::Label(slow));
+        self.asm.place(on);
+        self.asm.swap_cold();
+        self.asm.place(slow);
+        self.poll(cancel);
+        if poll.takes_fuel {
+            let fuelled = self.asm.new_label();
+            if cost.is_some() {
+                let enough = def!(self, Pred, "setp.ge.s32", cancel.quantum, 0);
+                when!(self, enough, true, branch, Arg::Label(fuelled));
+            }
             let none = def!(self, Pred, "setp.eq.s64", cancel.fuel, 0);
-            when!(self, none, true, "bra", Arg::Label(cancel.out_of_fuel));
+            when!(self, none, true, branch, Arg::Label(cancel.out_of_fuel));
             let take = def!(self, B64, "min.u64", cancel.fuel, QUANTUM as i64);
             ins!(self, "sub.s64", cancel.fuel, cancel.fuel, take);
             let more = def!(self, B32, "cvt.u32.u64", take);
             ins!(self, "add.s32", cancel.quantum, cancel.quantum, more);
-            self.asm.place(on);
+            self.asm.place(fuelled);
         }
-        if let Some((left, charge)) = cancel.left.zip(poll.charge(iterations)) {
-            let on = self.asm.new_label();
-            ins!(self, "add.s32", left, left, -charge);
-            let enough = def!(self, Pred, "setp.ge.s32", left, 0);
-            when!(self, enough, true, "bra", Arg::Label(on));
-            self.poll(cancel);
+        if let Some((left, _)) = cost {
             let interval = self.plan.interval();
-            ins!(self, "mov.b32", left, interval);
-            self.asm.place(on);
+            match poll.takes_fuel {
+                true => {
+                    let over = def!(self, Pred, "setp.lt.s32", left, 0);
+                    when!(self, over, true, "mov.b32", left, interval);
+                }
+                false => ins!(self, "mov.b32", left, interval),
+            }
         }
+        ins!(self, "bra.uni", Arg::Label(on));
+        self.asm.swap_cold();
     }
 
     /// Leaves if the launch is cancelled.

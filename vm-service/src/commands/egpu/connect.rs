@@ -3,7 +3,7 @@
 use clap::Args;
 use vm_passthrough::egpu::{Enclosure as _, Event, State};
 use vm_passthrough::ledger::EnclosureLock;
-use vm_passthrough::usb4::{Router, UniqueId};
+use vm_passthrough::usb4::UniqueId;
 
 use super::enclosure::{EnclosureArgs, LOCK, Work, locked, name};
 use super::guests::{DaemonGuests, not_given};
@@ -35,17 +35,8 @@ pub(super) struct ConnectArgs {
 /// When it may not be connected, or no GPU comes; then its tunnel is taken down again.
 pub(super) fn run(context: &mut Context<'_>, args: &ConnectArgs) -> Result<(), Failure> {
     let store = EgpuStore::read(&context.host).map_err(Failure::failed)?;
-    let waits = "no enclosure without a PCIe tunnel is connected";
-    let chosen = match args.enclosure.choose(context, |router| !router.is_authorised(), waits) {
-        // All are connected: that one is, too, is no error.
-        Err(_)
-            if args.enclosure.is_any()
-                && args.enclosure.choose(context, Router::is_authorised, waits).is_ok() =>
-        {
-            args.enclosure.choose(context, Router::is_authorised, waits)?
-        }
-        chosen => chosen?,
-    };
+    let none = "no enclosure is connected to this machine";
+    let chosen = args.enclosure.choose_or_done(context, |router| !router.is_authorised(), none)?;
     let mut policy = store.policy.clone();
     policy.dma_protection &= !args.allow_unprotected;
     let (id, router) = (chosen.id, chosen.router.clone());

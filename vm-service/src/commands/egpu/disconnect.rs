@@ -24,11 +24,8 @@ pub(super) struct DisconnectArgs {
 /// # Errors
 /// When a user does not release it; it stays connected then, or the message says what is left.
 pub(super) fn run(context: &mut Context<'_>, args: &DisconnectArgs) -> Result<(), Failure> {
-    let chosen = args.enclosure.choose(
-        context,
-        Router::is_authorised,
-        "no enclosure is connected by a PCIe tunnel",
-    )?;
+    let none = "no enclosure is connected to this machine";
+    let chosen = args.enclosure.choose_or_done(context, Router::is_authorised, none)?;
     let is_connected = chosen.router.is_authorised();
     let wait = if args.force { LOCK_BY_FORCE } else { LOCK };
     let mut work = Work::begin(context, chosen, Policy::default(), None, wait)?;

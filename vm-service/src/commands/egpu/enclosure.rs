@@ -80,9 +80,18 @@ pub(super) fn all(context: &Context<'_>) -> Result<Vec<(Domain, Router)>, Failur
 }
 
 impl EnclosureArgs {
-    /// Whether none is named.
-    pub(super) fn is_any(&self) -> bool {
-        self.enclosure.is_none()
+    /// As [`choose`](Self::choose), but where none is named and all that are connected are already as wanted, the only one of them.
+    ///
+    /// # Errors
+    /// When there is none, or several.
+    pub(super) fn choose_or_done(
+        &self,
+        context: &Context<'_>,
+        can: fn(&Router) -> bool,
+        none: &str,
+    ) -> Result<Chosen, Failure> {
+        let is_done = self.enclosure.is_none() && !all(context)?.iter().any(|(_, router)| can(router));
+        self.choose(context, if is_done { |_| true } else { can }, none)
     }
 
     /// The enclosure that is meant; where none is named, the only one that `can` be. `none` is the message where there is none.

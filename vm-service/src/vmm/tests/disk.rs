@@ -34,10 +34,24 @@ fn stop_after(screen: &Screen, len: usize, stop: &Stop) {
     });
 }
 
-/// That nobody uses the disk any more: whoever does has it locked.
+/// That nobody uses the disk any more: this process has it open no more, and whoever does has it locked. A child of another test has
+/// what was open when it was forked until it becomes its program.
 fn unused(disk: &Path) {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let open: Vec<_> = open.filter_map(|entry| std::fs::read_link(entry.path()).ok()).collect();
+    // The test's own.
+    assert_eq!(open.iter().filter(|path| *path == disk).count(), 1, "{open:?}");
     let file = std::fs::File::open(disk).unwrap();
-    flock(&file, FlockOperation::NonBlockingLockExclusive).expect("nobody's disk");
+    wait_for(|| flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok(), "nobody gives it up");
+}
+
+/// Waits until something is so.
+fn wait_for(is_so: impl Fn() -> bool, otherwise: &str) {
+    let until = Instant::now() + TIMEOUT;
+    while !is_so() {
+        assert!(Instant::now() < until, "{otherwise}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]
@@ -129,11 +143,7 @@ fn a_disk_whose_storage_does_not_answer_is_told_in_time_and_stays_locked_until_i
     // It answers again.
     storage.allow();
     drop(storage);
-    let until = Instant::now() + TIMEOUT;
-    while !free() {
-        assert!(Instant::now() < until, "nobody gives it up");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_for(free, "nobody gives it up");
 }
 
 #[test]

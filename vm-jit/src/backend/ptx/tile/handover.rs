@@ -120,7 +120,7 @@ impl<'k> Writer<'k> {
         }
         self.advance(ring.next, Some(ring.parity), SIGNALS);
         let cancelled = def!(self, Pred, "setp.ne.u32", flag, 0);
-        when!(self, cancelled, true, "bra", Arg::Label(cancel.leave));
+        when!(self, cancelled, true, "bra.uni", Arg::Label(cancel.leave));
     }
 
     /// A number from memory, which one thread loads for all.

@@ -259,6 +259,7 @@ impl<'k> Writer<'k> {
         }
         text.push_str("{\n");
         self.asm.declarations(text);
+        self.asm.place_cold();
         text.push_str(&self.asm.text);
         text.push_str("}\n");
         Entry {

@@ -12,14 +12,18 @@
 //! ignored, so without any it is NaN; `d` is the gradient of the result, divided by the same number. Sums are in a fixed order: a call
 //! on the same device gives the same bits each time.
 
+mod total;
+
 use vm_ir::builder::{BuildError, Builder, Val};
-use vm_ir::op::Cache;
 use vm_ir::view::{Access, ViewType};
 use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar, Type};
 
-use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace, kernel_name};
+use crate::call::{Buffer, Call, CallError, Entry, Function, Operand, Workspace, kernel_name};
 use crate::family::Resources;
-use crate::row::{Layout, Piece, Row, View, column, each_row, grid_of, launch_rows, matrix, max_and_sum};
+use crate::row::{Layout, Piece, Powers, Precision, Row, View, column, each_row, launch_rows, matrix};
+
+use total::Totals;
+pub use total::{LossSum, Step, Total};
 
 /// What becomes of the rows' losses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -145,7 +149,7 @@ impl LossRows {
         each_row(k, layout, logits, |row| {
             let target = Target::of(row, targets, ignored);
             let values = row.hold(&[logits]);
-            let [max, sum] = max_and_sum(&values, |_, _| ());
+            let Powers { max, sum, .. } = Powers::of(values.clone(), Precision::of(self.element), |_, _| ());
             // What the logits are less: the greatest one, and the logarithm of the sum.
             let log = sum.log();
             let average = self.smoothed.then(|| {
@@ -160,7 +164,7 @@ impl LossRows {
             });
             k.if_(row.leads(), || {
                 let at = target.column.max(0);
-                let own = logits.place.at([row.number, at]).load().to(Scalar::F32) - max;
+                let own = row.element(logits, at) - max;
                 let likely = match average {
                     Some(average) => own + smoothing * (average - own),
                     None => own,
@@ -195,19 +199,18 @@ impl LossRows {
         each_row(k, layout, logits, |row| {
             let target = Target::of(row, targets, ignored);
             let values = row.hold(&[logits]);
-            let [max, sum] = max_and_sum(&values, |_, _| ());
+            let powers = Powers::of(values, Precision::of(self.element), |_, _| ());
             let number = if self.own { row.number } else { k.i64(0) };
             let given = dloss.place.at([number]).load();
             let given = count.map_or(given, |count| given / count.at([k.i64(0)]).load());
             let given = target.valid.select(given, f32::NAN);
-            let factor = (z * 2.0).fma(max + sum.log(), 1.0) / sum;
+            let factor = (z * 2.0).fma(powers.max + powers.sum.log(), 1.0) / powers.sum;
             let hit = 1.0 - smoothing;
             let every = match self.smoothed {
                 true => smoothing / row.columns.to(Scalar::F32),
                 false => k.f32(0.0),
             };
-            values.each(|piece| {
-                let power = (piece[0] - piece.splat(max)).exp();
+            powers.each(|piece, power| {
                 let mut one = power * piece.splat(factor);
                 let here = piece.columns().eq(match piece.lanes {
                     1 => target.column,
@@ -226,94 +229,6 @@ impl LossRows {
 
 fn numbers<'b>(k: Builder<'b>) -> [Val<'b>; 3] {
     [k.scalar("ignored", Type::I64), k.scalar("smoothing", Type::F32), k.scalar("z", Type::F32)]
-}
-
-/// A variant of the kernel that makes one number of all rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LossSum {
-    /// How the rows' numbers, one row of them, are divided.
-    pub layout: Layout,
-    /// The elements of the targets.
-    pub target: Scalar,
-    /// Which number.
-    pub kind: Total,
-}
-
-/// What becomes of all rows' losses and targets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Total {
-    /// The sum of the losses.
-    Sum,
-    /// That over the number of targets that are not ignored.
-    Mean,
-    /// That number.
-    Count,
-}
-
-impl LossSum {
-    /// Its name, which tells it from all others.
-    pub fn name(&self) -> String {
-        let LossSum { layout, target, kind } = self;
-        let kind = match kind {
-            Total::Sum => "sum",
-            Total::Mean => "mean",
-            Total::Count => "count",
-        };
-        format!("losses_{kind}_{target}_{}", layout.name())
-    }
-
-    /// Its kernel. Parameters: \[`losses`\], `targets`, each as one row, `total` (one f32), and `ignored` of i64.
-    ///
-    /// # Errors
-    /// A number that no kernel can have.
-    pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
-        let LossSum { layout, target, kind } = *self;
-        let block = IRBlock::new(guest);
-        let k = block.builder();
-        k.name(&kernel_name(&self.name()));
-        let losses = (kind != Total::Count).then(|| matrix(k, layout, "losses", Scalar::F32, Access::Read));
-        let targets = matrix(k, layout, "targets", target, Access::Read);
-        let total = k.view_of("total", ViewType::new(Scalar::F32, 1, Access::Write));
-        let ignored = k.scalar("ignored", Type::I64);
-        each_row(k, layout, targets, |row| {
-            let [sum, count] = row.hold(&[]).fold(
-                "totals",
-                [0.0, 0.0],
-                |[sum, count], piece| {
-                    let sum = match losses {
-                        Some(losses) => sum + piece.or(piece.of_matrix(losses, Cache::Normal), 0.0),
-                        None => sum,
-                    };
-                    let target = piece.raw(targets, Cache::Normal).to(Scalar::I64);
-                    let ignored = target.eq(piece.splat(ignored));
-                    let one = ignored.select(piece.constant(0.0), piece.constant(1.0));
-                    [sum, count + piece.or(one, 0.0)]
-                },
-                |[a, c], [b, d]| [a + b, c + d],
-            );
-            let result = match kind {
-                Total::Sum => sum,
-                Total::Mean => sum / count,
-                Total::Count => count,
-            };
-            k.if_(row.leads(), || total.at([k.i64(0)]).store(result));
-        });
-        block.kernel()
-    }
-
-    fn launch(
-        kind: Total,
-        target: Scalar,
-        [rows, align]: [u64; 2],
-        ignored: i64,
-        operands: Vec<Operand>,
-        resources: &Resources,
-    ) -> Result<Launch, CallError> {
-        let layout = Layout::of(rows, &[Scalar::F32, target], align as u32, 2, resources);
-        let grid = grid_of("cross_entropy", layout, [1, rows])?.unwrap_or([1, 1, 1]);
-        let operands = operands.into_iter().chain([Operand::i64(ignored)]).collect();
-        Ok(Launch { entry: Entry::Losses(LossSum { layout, target, kind }), grid, operands })
-    }
 }
 
 /// Cross-entropy of each row. Buffers: `logits` (`rows` × `columns`), `targets` (`rows`), `loss` (of f32: one, or `rows` without a
@@ -380,7 +295,7 @@ impl Function for CrossEntropy {
         let elements: Vec<Scalar> = [element].into_iter().chain(log_probs).collect();
         let smoothed = options.smoothing != 0.0;
         let held = 1 + u32::from(smoothed || log_probs.is_some());
-        let layout = Layout::of(columns, &elements, align, held, resources);
+        let layout = Layout::packed([rows, columns], &elements, align, held, resources);
         let pass = log_probs.map_or(Pass::Loss, Pass::LogProbabilities);
         let entry = LossRows { layout, element, target, pass, smoothed, own: false, mean: false };
         let mut call = launch_rows(
@@ -399,15 +314,10 @@ impl Function for CrossEntropy {
         let Some(launch) = call.launches.first_mut() else { return Ok(call) };
         let mut workspace = Workspace::default();
         let losses = workspace.take(Scalar::F32, &[rows]);
-        let as_row = {
-            let mut workspace = Workspace::default();
-            workspace.take(Scalar::F32, &[1, rows])
-        };
-        launch.operands[2] = losses;
-        let targets = Operand::whole(1, target, &[1, rows]);
-        let total = vec![as_row, targets, Operand::whole(2, Scalar::F32, &[1])];
-        let size = [rows, align.into()];
-        call.launches.push(LossSum::launch(kind, target, size, options.ignored, total, resources)?);
+        launch.operands[2] = losses.clone();
+        let result = Operand::whole(2, Scalar::F32, &[1]);
+        let totals = Totals { kind, target, rows, align, ignored: options.ignored };
+        call.launches.extend(totals.launches(Some(losses), result, &mut workspace, resources)?);
         call.workspace = workspace.bytes();
         Ok(call)
     }
@@ -451,7 +361,12 @@ impl Function for CrossEntropyBackward {
         let CrossEntropyBackward { rows, columns, element, target, in_place, options, align } = *self;
         checked_target(target)?;
         let smoothed = options.smoothing != 0.0;
-        let layout = Layout::of(columns, &[element], align, if smoothed { 3 } else { 1 }, resources);
+        let held = if smoothed { 3 } else { 1 };
+        // In place, a row is written while its neighbours are read.
+        let layout = match in_place {
+            true => Layout::of(columns, &[element], align, held, resources),
+            false => Layout::packed([rows, columns], &[element], align, held, resources),
+        };
         let pass = if in_place { Pass::GradientInPlace } else { Pass::Gradient };
         let (own, mean) = (options.reduction == Reduction::None, options.reduction == Reduction::Mean);
         let entry = LossRows { layout, element, target, pass, smoothed, own, mean };
@@ -467,10 +382,9 @@ impl Function for CrossEntropyBackward {
             let mut workspace = Workspace::default();
             let count = workspace.take(Scalar::F32, &[1]);
             launch.operands.insert(3, count.clone());
-            let operands = vec![Operand::whole(1, target, &[1, rows]), count];
-            let size = [rows, align.into()];
-            let counting = LossSum::launch(Total::Count, target, size, options.ignored, operands, resources)?;
-            call.launches.insert(0, counting);
+            let totals = Totals { kind: Total::Count, target, rows, align, ignored: options.ignored };
+            let counting = totals.launches(None, count, &mut workspace, resources)?;
+            call.launches.splice(..0, counting);
             call.workspace = workspace.bytes();
         }
         Ok(call)

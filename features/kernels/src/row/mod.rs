@@ -1,0 +1,347 @@
+//! How the rows of a matrix are divided among threads, for kernels that reduce each row.
+//!
+//! A [`Layout`] is a part of a variant: how many neighbouring threads are the *team* of a row (a few of a warp, a warp, a block, the
+//! blocks of a cluster), how wide their accesses are, and whether they hold the row in registers. The kernel is written once for all
+//! of them:
+//!
+//! ```
+//! # use vm_ir::{IRBlock, GuestAddr, Scalar, view::Access};
+//! # use vm_kernels::row::{Layout, each_row, matrix};
+//! # let layout = Layout { threads: 256, team: 256, cluster: 1, lanes: 4, vectors: 2, tail: false, shifted: false };
+//! # let block = IRBlock::new(GuestAddr(0));
+//! # let k = block.builder();
+//! let x = matrix(k, layout, "x", Scalar::Bf16, Access::Read);
+//! let y = matrix(k, layout, "y", Scalar::F32, Access::Write);
+//! each_row(k, layout, x, |row| {
+//!     let values = row.hold(&[x]);
+//!     let [sum] = values.fold("sum", [0.0], |[sum], piece| [sum + piece.or(piece[0], 0.0)], |[a], [b]| [a + b]);
+//!     values.each(|piece| piece.store(y, piece[0] - piece.splat(sum)));
+//! });
+//! # block.kernel().unwrap();
+//! ```
+//!
+//! A [`Piece`] is what a thread takes of a row at once: `lanes` elements, computed in f32. [`Values::fold`] combines all pieces of a row
+//! and gives each thread of the team the result, always in the same order; [`Values::each`] goes through them again, in registers
+//! where they are held, else by loading them once more.
+//!
+//! Two shapes of loops serve two kinds of devices. On a GPU accesses are whole vectors: the columns are a multiple of `lanes`
+//! ([`Layout::of`] sees to that), and threads that a row has no vector for load its last one again and leave it out of what they
+//! combine and store. On a processor one thread takes a row, sixteen elements at a time, and what is left of it one by one (`tail`).
+
+mod layout;
+mod powers;
+mod team;
+mod values;
+
+use vm_ir::builder::{Builder, PlaceRef, Val};
+use vm_ir::op::{Axis, Cache};
+use vm_ir::view::{Access, Dim, ViewType};
+use vm_ir::{Scalar, Type};
+
+pub use layout::{Layout, MAX_COLUMNS, grid_of, lanes, launch_rows};
+pub use powers::{Powers, Precision};
+pub use team::team;
+use values::Edge;
+pub use values::{Piece, Values};
+
+/// The most rows that a cluster takes one after the other.
+pub const MAX_TURNS: i64 = 4096;
+
+/// A view of rows or of one row, with what its elements are.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'b> {
+    /// The view.
+    pub place: PlaceRef<'b>,
+    /// Its elements.
+    pub element: Scalar,
+    /// May the kernel write it? Then a thread reads only what is its own.
+    pub written: bool,
+}
+
+impl<'b> View<'b> {
+    /// A parameter of such a type.
+    #[track_caller]
+    pub fn of(k: Builder<'b>, name: &str, ty: ViewType) -> View<'b> {
+        let (element, written) = (ty.element, ty.access.writes());
+        View { place: k.view_of(name, ty), element, written }
+    }
+}
+
+/// How a view's last dimension is accessed: so many elements at once, each time at a multiple of them.
+fn accessed(layout: Layout, ty: ViewType, rank: usize) -> ViewType {
+    if layout.tail {
+        return ty;
+    }
+    let lanes = u32::from(layout.lanes);
+    let mut dims = vec![Dim::ANY; rank];
+    dims[rank - 1] = Dim::Any { multiple: lanes };
+    let align = (lanes * ty.element.bytes()).min(16);
+    ty.with_dims(&dims).aligned(align)
+}
+
+/// A parameter of rows and columns, each row aligned for the layout's accesses. All matrices of a kernel have the same extents.
+#[track_caller]
+pub fn matrix<'b>(k: Builder<'b>, layout: Layout, name: &str, element: Scalar, access: Access) -> View<'b> {
+    let ty = match layout.shifted {
+        true => accessed(layout, ViewType::new(element, 1, access), 1).named(&["elements"]),
+        false => accessed(layout, ViewType::new(element, 2, access), 2).named(&["rows", "columns"]),
+    };
+    View::of(k, name, ty)
+}
+
+/// A parameter with an element for each column.
+#[track_caller]
+pub fn row<'b>(k: Builder<'b>, layout: Layout, name: &str, element: Scalar, access: Access) -> View<'b> {
+    let ty = accessed(layout, ViewType::new(element, 1, access), 1).named(&["columns"]);
+    View::of(k, name, ty)
+}
+
+/// A parameter with an element for each row.
+#[track_caller]
+pub fn column<'b>(k: Builder<'b>, name: &str, element: Scalar, access: Access) -> View<'b> {
+    View::of(k, name, ViewType::new(element, 1, access).named(&["rows"]))
+}
+
+/// A parameter of f32 with a row for each block and an element for each column, for what blocks have summed.
+#[track_caller]
+pub fn parts<'b>(k: Builder<'b>, layout: Layout, name: &str, access: Access) -> View<'b> {
+    let ty = accessed(layout, ViewType::new(Scalar::F32, 2, access), 2).named(&["parts", "columns"]);
+    View::of(k, name, ty)
+}
+
+/// A team's row.
+#[derive(Debug)]
+pub struct Row<'b> {
+    k: Builder<'b>,
+    layout: Layout,
+    /// Its number, of i64.
+    pub number: Val<'b>,
+    /// Its columns, of i32.
+    pub columns: Val<'b>,
+    /// The thread's first column.
+    first: Val<'b>,
+    /// Is there such a row? Where a warp has several rows; else the warps without one are not here.
+    exists: Option<Val<'b>>,
+    shift: Option<Shift<'b>>,
+}
+
+/// Where a row of a layout that is shifted begins.
+#[derive(Clone, Copy, Debug)]
+struct Shift<'b> {
+    /// The multiple of the lanes at or before it, among all elements, of i64.
+    base: Val<'b>,
+    /// Elements from there to the row, of i32.
+    by: Val<'b>,
+    /// Where the last access of all may be.
+    last: Val<'b>,
+}
+
+/// The kernel's block and cluster, and `work` for the team's row of the matrix `of`. All threads of a warp are there together, and in
+/// larger teams all of the team.
+#[track_caller]
+pub fn each_row<'b>(k: Builder<'b>, layout: Layout, of: View<'b>, work: impl FnOnce(&Row<'b>)) {
+    k.block_size([layout.threads.into(), 1, 1]).cluster_size(layout.cluster.into());
+    let extents = Extents::of(k, layout, of);
+    let rows = extents.rows;
+    let teams = layout.rows() as i32;
+    let number = match () {
+        () if layout.cluster > 1 => k.cluster_id(),
+        () if teams == 1 => k.block_id(Axis::X),
+        () if layout.team == 32 => k.block_id(Axis::X) * teams + k.warp_id(),
+        () => k.block_id(Axis::X) * teams + k.thread_id(Axis::X).shr_u(layout.team.ilog2()),
+    };
+    let number = number.to(Scalar::I64).named("row");
+    if layout.team >= 32 || layout.threads == layout.team {
+        return k.if_(number.lt(rows), || work(&Row::new(k, layout, extents, number)));
+    }
+    let exists = number.lt(rows);
+    k.if_(exists.any(), || {
+        let row = Row::new(k, layout, extents, number.min(rows - 1));
+        work(&Row { exists: Some(exists), ..row });
+    });
+}
+
+/// The extents of a matrix.
+#[derive(Clone, Copy)]
+struct Extents<'b> {
+    rows: Val<'b>,
+    columns: Val<'b>,
+    /// Of one that is shifted, all elements.
+    elements: Option<Val<'b>>,
+}
+
+impl<'b> Extents<'b> {
+    fn of(k: Builder<'b>, layout: Layout, of: View<'b>) -> Extents<'b> {
+        if layout.shifted {
+            let [rows, columns] = [k.scalar("rows", Type::I64), k.scalar("columns", Type::I32)];
+            return Extents { rows, columns, elements: Some(of.place.extent(0)) };
+        }
+        let columns = of.place.extent(1).to(Scalar::I32).named("columns");
+        Extents { rows: of.place.extent(0), columns, elements: None }
+    }
+}
+
+/// The kernel's block and cluster, and `work` for each row of a team's: those whose number is the team's but for multiples of how many teams
+/// there are, in clusters at most [`MAX_TURNS`] of them. Between two rows of a team of several warps it meets at a barrier, and so does its
+/// cluster. `state` goes from row to row.
+#[track_caller]
+pub fn fold_rows<'b>(
+    k: Builder<'b>,
+    layout: Layout,
+    of: View<'b>,
+    state: Vec<Val<'b>>,
+    work: impl FnOnce(&Row<'b>, Vec<Val<'b>>) -> Vec<Val<'b>>,
+) -> Vec<Val<'b>> {
+    let Layout { threads, team, cluster, .. } = layout;
+    k.block_size([threads.into(), 1, 1]).cluster_size(cluster.into());
+    let rows = of.place.extent(0);
+    let apart = (cluster > 1)
+        .then(|| k.shared("apart", Scalar::F32, &[u32::from(threads) / 32 * u32::from(cluster)]));
+    let (first, step) = match cluster {
+        1 => (k.block_id(Axis::X), k.grid_dim(Axis::X)),
+        _ => (k.cluster_id(), k.grid_dim(Axis::X).div_u(i32::from(cluster))),
+    };
+    let (first, step) = (first.to(Scalar::I64), step.to(Scalar::I64));
+    let teams = i64::from(layout.rows());
+    if teams > 1 {
+        // A warp's teams go on together.
+        let of_warp = 32 / i64::from(team);
+        let first = first * teams + k.warp_id().to(Scalar::I64) * of_warp;
+        let own = k.lane_id().shr_u(team.ilog2()).to(Scalar::I64);
+        return k.range(first, rows).step(step * teams).fold(state, |number, state| {
+            if of_warp == 1 {
+                return work(&Row::of(k, layout, of, number), state);
+            }
+            let number = number + own;
+            let row = Row::of(k, layout, of, number.min(rows - 1));
+            work(&Row { exists: Some(number.lt(rows)), ..row }, state)
+        });
+    }
+    let Some(apart) = apart else {
+        return k.range(first, rows).step(step).fold(state, |number, state| {
+            let state = work(&Row::of(k, layout, of, number), state);
+            if team > 32 {
+                k.barrier();
+            }
+            state
+        });
+    };
+    // In a loop of a guest's that gathers, iterations are bounded.
+    let count = ((rows - first + (step - 1)) / step.max(1)).max(0).min(MAX_TURNS).to(Scalar::I32);
+    k.range(k.i32(0), count).fold(state, |turn, state| {
+        let state = work(&Row::of(k, layout, of, first + turn.to(Scalar::I64) * step), state);
+        // No block writes what another still reads.
+        apart.gather(k.f32(0.0));
+        state
+    })
+}
+
+impl<'b> Row<'b> {
+    /// The row of such a number of a matrix, which has it.
+    pub fn of(k: Builder<'b>, layout: Layout, of: View<'b>, number: Val<'b>) -> Row<'b> {
+        Row::new(k, layout, Extents::of(k, layout, of), number)
+    }
+
+    fn new(k: Builder<'b>, layout: Layout, extents: Extents<'b>, number: Val<'b>) -> Row<'b> {
+        let Extents { columns, elements, .. } = extents;
+        let lanes = i32::from(layout.lanes);
+        let shift = elements.map(|elements| {
+            let start = number * columns.to(Scalar::I64);
+            // So that it is seen to be a multiple, whatever the row's number.
+            let base = start.shr_u(lanes.ilog2()) << i64::from(lanes.ilog2());
+            Shift { base, by: (start - base).to(Scalar::I32), last: elements - i64::from(lanes) }
+        });
+        Row { k, layout, number, columns, first: Row::first(k, layout), exists: None, shift }
+    }
+
+    /// An element of a matrix, of the row.
+    pub fn element(&self, view: View<'b>, column: Val<'b>) -> Val<'b> {
+        let element = match self.shift {
+            Some(Shift { base, by, .. }) => view.place.at([base + (by + column).to(Scalar::I64)]),
+            None => view.place.at([self.number, column]),
+        };
+        element.load().to(Scalar::F32)
+    }
+
+    fn first(k: Builder<'b>, layout: Layout) -> Val<'b> {
+        if layout.team == 1 {
+            return k.i32(0);
+        }
+        let thread = k.thread_id(Axis::X);
+        let teams = layout.rows();
+        let thread = if teams > 1 { thread & (i32::from(layout.team) - 1) } else { thread };
+        let first = thread * i32::from(layout.lanes);
+        let first = match layout.cluster {
+            1 => first,
+            _ => first + k.cluster_rank() * (u32::from(layout.vectors) * layout.step()) as i32,
+        };
+        first.named("first")
+    }
+
+    /// What builds the kernel.
+    pub fn builder(&self) -> Builder<'b> {
+        self.k
+    }
+
+    /// Is this the thread that speaks for the team?
+    pub fn leads(&self) -> Val<'b> {
+        let mut leads = self.first.eq(0);
+        if self.layout.team == 1 {
+            leads = self.k.bool(true);
+        }
+        self.exists.map_or(leads, |exists| leads & exists)
+    }
+
+    /// Stores a number of the row, by one thread of the team.
+    pub fn store(&self, column: View<'b>, value: Val<'b>) {
+        self.k.if_(self.leads(), || column.place.at([self.number]).store(value.to(column.element)));
+    }
+
+    /// A number of the row, as f32.
+    pub fn load(&self, column: View<'b>) -> Val<'b> {
+        column.place.at([self.number]).load().to(Scalar::F32)
+    }
+
+    /// The row of each of these matrices: loaded, if the layout holds rows, else to be loaded for each use.
+    pub fn hold<'r>(&'r self, views: &[View<'b>]) -> Values<'r, 'b> {
+        let places = (0..u32::from(self.layout.vectors)).map(|vector| self.place(vector));
+        let held = places.map(|place| place.loaded(views, Cache::Stream)).collect();
+        Values { row: self, views: views.to_vec(), held }
+    }
+
+    /// Where a held vector is.
+    fn place(&self, vector: u32) -> Piece<'b> {
+        let Layout { vectors, cluster, lanes, .. } = self.layout;
+        let column = if vector == 0 { self.first } else { self.first + (vector * self.layout.step()) as i32 };
+        if let Some(shift) = self.shift {
+            return self.shifted(shift, vector, column);
+        }
+        // A block has all accesses but the last in any row, and a team of one that too.
+        let always = cluster == 1 && (vector + 1 < vectors.into() || self.layout.team == 1 && vectors == 1);
+        let mut inside = (!always).then(|| column.lt(self.columns));
+        let column = if always { column } else { column.min(self.columns - i32::from(lanes)) };
+        if let Some(exists) = self.exists {
+            inside = Some(inside.map_or(exists, |inside| inside & exists));
+        }
+        Piece { column, inside, ..Piece::new(self, lanes) }
+    }
+
+    /// The same in a layout that is shifted, of so many elements behind the first access of the row.
+    fn shifted(&self, shift: Shift<'b>, vector: u32, behind: Val<'b>) -> Piece<'b> {
+        let Layout { vectors, cluster, lanes, .. } = self.layout;
+        let column = (behind - shift.by).named("column");
+        let flat = (shift.base + behind.to(Scalar::I64)).min(shift.last);
+        let piece = Piece { column, flat: Some(flat), ..Piece::new(self, lanes) };
+        // The first access may begin before the row, and the last ones may end behind it: with the shift the row may take one more.
+        let is_middle = cluster == 1 && vector > 0 && vector + 2 < vectors.into();
+        if is_middle && self.exists.is_none() {
+            return piece;
+        }
+        let columns = self.exists.map_or(self.columns, |exists| exists.select(self.columns, 0));
+        let all = piece.columns();
+        let last = if lanes == 1 { columns } else { columns.splat(lanes) };
+        let inside = if vector == 0 || cluster > 1 { all.ge(0) & all.lt(last) } else { all.lt(last) };
+        let whole = column.ge(0) & (column + i32::from(lanes)).le(columns);
+        Piece { edge: Some(Edge { inside, whole }), ..piece }
+    }
+}

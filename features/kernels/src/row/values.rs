@@ -1,0 +1,260 @@
+//! What a team has of a row.
+
+use std::ops::Index;
+
+use vm_ir::Scalar;
+use vm_ir::Type;
+use vm_ir::builder::{Builder, Element, Val};
+use vm_ir::op::Cache;
+
+use super::{Row, View, team};
+
+/// A row's values in one or several matrices.
+#[derive(Clone, Debug)]
+pub struct Values<'r, 'b> {
+    pub(super) row: &'r Row<'b>,
+    pub(super) views: Vec<View<'b>>,
+    pub(super) held: Vec<Piece<'b>>,
+}
+
+/// Neighbouring elements of a row, as one thread has them.
+#[derive(Clone, Debug)]
+pub struct Piece<'b> {
+    pub(super) k: Builder<'b>,
+    pub(super) number: Val<'b>,
+    /// The first one's column, of i32.
+    pub column: Val<'b>,
+    /// How many they are.
+    pub lanes: u8,
+    /// Does the row have it, if that is not known?
+    pub(super) inside: Option<Val<'b>>,
+    /// In a layout that is shifted: its place among all elements, and what of it the row has, if that may be not all.
+    pub(super) flat: Option<Val<'b>>,
+    pub(super) edge: Option<Edge<'b>>,
+    pub(super) values: Vec<Val<'b>>,
+}
+
+/// What a row has of a piece.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Edge<'b> {
+    /// Each lane?
+    pub(super) inside: Val<'b>,
+    /// All of them?
+    pub(super) whole: Val<'b>,
+}
+
+impl<'b> Index<usize> for Piece<'b> {
+    type Output = Val<'b>;
+
+    /// Those of a matrix, as f32.
+    fn index(&self, matrix: usize) -> &Val<'b> {
+        &self.values[matrix]
+    }
+}
+
+impl<'b> Piece<'b> {
+    /// One of a row's first columns.
+    pub(super) fn new(row: &Row<'b>, lanes: u8) -> Piece<'b> {
+        let Row { k, number, first, .. } = *row;
+        Piece { k, number, column: first, lanes, inside: None, flat: None, edge: None, values: Vec::new() }
+    }
+
+    /// Where it is in a matrix.
+    fn place(&self, view: View<'b>) -> Element<'b> {
+        match self.flat {
+            Some(flat) => view.place.at([flat]),
+            None => view.place.at([self.number, self.column]),
+        }
+    }
+
+    pub(super) fn loaded(mut self, views: &[View<'b>], hint: Cache) -> Piece<'b> {
+        self.values = views.iter().map(|view| self.of_matrix(*view, hint)).collect();
+        self
+    }
+
+    /// The elements of a matrix there, as f32.
+    pub fn of_matrix(&self, view: View<'b>, hint: Cache) -> Val<'b> {
+        self.raw(view, hint).to(Scalar::F32)
+    }
+
+    /// The same as they are.
+    pub fn raw(&self, view: View<'b>, hint: Cache) -> Val<'b> {
+        let load = || {
+            let element = self.place(view).cached(hint);
+            if self.lanes == 1 { element.load() } else { element.load_vector(self.lanes) }
+        };
+        match self.inside {
+            Some(inside) if view.written => {
+                let ty = Type::vector(view.element, self.lanes).unwrap_or(view.element.into());
+                self.k.if_else(inside, load, || self.k.constant(ty, 0))
+            }
+            _ => load(),
+        }
+    }
+
+    /// Those of an array with an element for each column, which stay in the cache for other rows, as f32.
+    pub fn of_row(&self, view: View<'b>) -> Val<'b> {
+        let element = view.place.at([self.column]).cached(Cache::Keep);
+        if self.lanes == 1 { element.load() } else { element.load_vector(self.lanes) }.to(Scalar::F32)
+    }
+
+    /// A number in each lane.
+    pub fn splat(&self, number: Val<'b>) -> Val<'b> {
+        if self.lanes == 1 { number } else { number.splat(self.lanes) }
+    }
+
+    /// A constant in each lane.
+    pub fn constant(&self, number: f32) -> Val<'b> {
+        self.k.constant(f32s(self.lanes), number)
+    }
+
+    /// The values where the row has this piece, else `other`, which adds nothing to what is combined.
+    pub fn or(&self, values: Val<'b>, other: f32) -> Val<'b> {
+        match (self.inside, self.edge) {
+            (Some(inside), _) | (None, Some(Edge { inside, .. })) => {
+                inside.select(values, self.constant(other))
+            }
+            (None, None) => values,
+        }
+    }
+
+    /// The columns, of i32.
+    pub fn columns(&self) -> Val<'b> {
+        let columns: Vec<_> = (0..i32::from(self.lanes)).map(|lane| self.column + lane).collect();
+        if let [column] = columns[..] { column } else { self.k.vector(&columns) }
+    }
+
+    /// Stores values in a matrix, rounded to its elements.
+    pub fn store(&self, view: View<'b>, values: Val<'b>) {
+        let values = values.to(view.element);
+        let all = || self.place(view).cached(Cache::Stream).store(values);
+        let (Some(Edge { inside, whole }), Some(flat)) = (self.edge, self.flat) else {
+            return self.inside(all);
+        };
+        let some = || {
+            for lane in 0..self.lanes {
+                let place = view.place.at([flat + i64::from(lane)]);
+                self.k.if_(inside.lane(lane), || place.store(values.lane(lane)));
+            }
+        };
+        self.k.if_else(whole, all, some);
+    }
+
+    /// Does something if the row has this piece.
+    pub fn inside(&self, work: impl FnOnce()) {
+        match self.inside {
+            Some(inside) => self.k.if_(inside, work),
+            None => work(),
+        }
+    }
+}
+
+/// f32, or a vector of it.
+fn f32s(lanes: u8) -> Type {
+    Type::vector(Scalar::F32, lanes).unwrap_or(Type::F32)
+}
+
+impl<'b> Values<'_, 'b> {
+    /// Are they in registers?
+    pub fn is_held(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Are they loaded for each use, by several threads?
+    pub fn is_streamed(&self) -> bool {
+        !self.is_held() && !self.row.layout.tail
+    }
+
+    /// The same, with others in the place of the first matrix's where they are held.
+    pub fn replaced(mut self, of: impl Fn(&Piece<'b>) -> Val<'b>) -> Self {
+        for piece in &mut self.held {
+            let value = of(piece);
+            piece.values.splice(..1, [value]);
+        }
+        self
+    }
+
+    /// Combines all elements of the row: `step` takes a piece into a state, of which each lane has its own, and `merge` makes one state
+    /// of two. Every thread of the team gets the row's. `initial` changes nothing when it is merged. `name` names what lies in
+    /// shared memory, and is another in each fold of a kernel.
+    pub fn fold<const N: usize>(
+        &self,
+        name: &str,
+        initial: [f32; N],
+        step: impl Fn([Val<'b>; N], &Piece<'b>) -> [Val<'b>; N],
+        merge: impl Fn([Val<'b>; N], [Val<'b>; N]) -> [Val<'b>; N],
+    ) -> [Val<'b>; N] {
+        let k = self.row.k;
+        let start = |lanes: u8| initial.map(|number| k.constant(f32s(lanes), number));
+        let lanes = self.row.layout.lanes;
+        let state = match self.held.is_empty() {
+            true => self.stream(true, start(lanes), &step),
+            false => self.held.iter().fold(start(lanes), &step),
+        };
+        let mut states = vec![state];
+        if lanes > 1 {
+            states = (0..lanes).map(|lane| state.map(|values| values.lane(lane))).collect();
+        }
+        while states.len() > 1 {
+            let pairs = states.chunks(2);
+            states = pairs.map(|pair| if let [a, b] = *pair { merge(a, b) } else { pair[0] }).collect();
+        }
+        let mut state = states[0];
+        if self.row.layout.tail {
+            state = self.stream(false, state, &step);
+        }
+        team(k, self.row.layout, name, initial, state, &merge)
+    }
+
+    /// Does something with each piece, in any order.
+    pub fn each(&self, work: impl Fn(&Piece<'b>)) {
+        self.map([], |[], piece| {
+            work(piece);
+            []
+        });
+    }
+
+    /// The same with a number that only counts pieces which are held: 0, 1, 2 and so on.
+    pub fn each_held(&self, mut work: impl FnMut(usize, &Piece<'b>)) {
+        self.held.iter().enumerate().for_each(|(number, piece)| work(number, piece));
+    }
+
+    fn map<const N: usize>(
+        &self,
+        start: [Val<'b>; N],
+        step: impl Fn([Val<'b>; N], &Piece<'b>) -> [Val<'b>; N],
+    ) {
+        match self.held.is_empty() {
+            true => {
+                self.stream(true, start, &step);
+                if self.row.layout.tail {
+                    self.stream(false, start, &step);
+                }
+            }
+            false => {
+                self.held.iter().fold(start, &step);
+            }
+        }
+    }
+
+    /// Loads the row piece by piece: all whole pieces, or the elements behind them.
+    fn stream<const N: usize>(
+        &self,
+        whole: bool,
+        state: [Val<'b>; N],
+        step: impl Fn([Val<'b>; N], &Piece<'b>) -> [Val<'b>; N],
+    ) -> [Val<'b>; N] {
+        let Row { k, layout, columns, first, .. } = *self.row;
+        let wide = i32::from(layout.lanes);
+        let pieces = columns & !(wide - 1);
+        let (range, lanes) = match (layout.tail, whole) {
+            (true, true) => (k.range(first, pieces).step(wide), layout.lanes),
+            (true, false) => (k.range(pieces, columns), 1),
+            (false, _) => (k.range(first, columns).step(layout.step() as i32).unroll(4), layout.lanes),
+        };
+        range.fold(state, |column, state| {
+            let piece = Piece { column, ..Piece::new(self.row, lanes) };
+            step(state, &piece.loaded(&self.views, Cache::Normal))
+        })
+    }
+}
