@@ -68,7 +68,9 @@ fn large() -> Vec<Kernel> {
         kernels.push(windows.kernel(GuestAddr(0)).unwrap());
         let fp8 = Attention::fp8(dim, causal, 1 << 13);
         let packed = Attention { packed: causal, log_sums: true, element: Scalar::F16, ..fp8 };
-        kernels.extend([fp8, packed].map(|variant| variant.kernel(GuestAddr(0)).unwrap()));
+        let apart = Attention { packed: false, ..packed };
+        let packed = if dim == 256 { Attention { tile: [128, 96], ..packed } } else { packed };
+        kernels.extend([fp8, apart, packed].map(|variant| variant.kernel(GuestAddr(0)).unwrap()));
         if dim <= 128 {
             let large = Backward::of(dim, causal);
             // In a window all tiles take as long, so that none need balance.

@@ -168,8 +168,9 @@ impl Attention {
         }
     }
 
-    /// The variant of FP8, for heads of 64, 128, 192 (with values of 128) or 256 elements, and sequences of as many keys: as it was fastest
-    /// on an H200.
+    /// The variant of FP8, for heads of 64, 128, 192 (with values of 128) or 256 elements, and sequences of as many keys: among the fastest
+    /// on an H200; [`Forward`](super::Forward) has the others. Of heads of 256, [packed](Self::packed) ones have registers for tiles of 96
+    /// keys only.
     pub const fn fp8(dim: u32, causal: bool, keys: u64) -> Attention {
         let (tile, groups, stages) = match dim {
             64 if causal => ([128, 192], 2, 2),

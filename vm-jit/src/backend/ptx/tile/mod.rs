@@ -466,11 +466,19 @@ impl<'k> Writer<'k> {
     }
 
     /// Has the assembler keep what was computed before a wait there, where a product runs meanwhile: within a block of code it moves the
-    /// wait ahead of all that does not need its product (seen of ptxas 13.0). So the block ends here, by a branch that is never taken. Three
-    /// groups overlap with each other, and have no registers to spare for what is kept.
+    /// wait ahead of all that does not need its product (seen of ptxas 13.0). So the block ends here, by a branch that is never taken. It takes
+    /// registers, so only kernels with factors of 8 bits in registers have it, which have them to spare; three groups don't.
     fn keep_before_wait(&mut self) {
         let keeps = |tiles: &&Tiles<'_>| tiles.computed && tiles.tile.groups < 3;
         let Some(detour) = self.tiles().filter(keeps).map(|tiles| tiles.detour) else { return };
+        let narrow = |place: &Place| self.kernel.fragment(*place).is_some_and(|of| of.element.bytes() == 1);
+        let mut multiplies = false;
+        self.kernel.for_each_op(&mut |op| {
+            multiplies |= op.code.shape() == Shape::Mma && op.others.first().is_some_and(narrow);
+        });
+        if !multiplies {
+            return;
+        }
         let below = self.asm.new_label();
         when!(self, detour, false, "bra.uni", Arg::Label(below));
         ins!(self, "nanosleep.u32", 0);
