@@ -204,7 +204,8 @@ fn the_first_guess_is_what_was_fastest() {
     };
     check(Product::of(8192, 8192, 8192), [256, 128, 64], 3);
     check(Product::of(2048, 2048, 2048), [128, 256, 64], 3);
-    check(Product::of(1024, 1024, 1024), [128, 64, 64], 4);
+    check(Product::of(1024, 1024, 1024), [64, 128, 64], 4);
+    check(Product::of(512, 512, 512), [64, 64, 128], 3);
     check(Product::of(16, 4096, 4096), [16, 64, 256], 4);
     let tf32 = Product {
         element: Scalar::Tf32,
