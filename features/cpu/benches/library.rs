@@ -120,20 +120,7 @@ fn rows() -> Vec<Row> {
             library("swiglu", element, &sizes, Box::new(Elementwise::of(Chain::swiglu(element, element), n)));
             let log = Softmax { log: true, ..Softmax::of(rows, columns, element) };
             library("log_softmax", element, &sizes, Box::new(log));
-            let adamw = AdamW {
-                sizes: vec![n],
-                parameter: element,
-                gradient: element,
-                master: false,
-                scaled: false,
-                align: 16,
-                lr: 1e-3,
-                beta1: 0.9,
-                beta2: 0.999,
-                eps: 1e-8,
-                weight_decay: 0.01,
-                step: 10,
-            };
+            let adamw = AdamW { step: 10, ..AdamW::of(&[n], element) };
             if element == f32 {
                 library("adamw", element, &sizes, Box::new(adamw));
             }

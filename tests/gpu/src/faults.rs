@@ -90,6 +90,11 @@ pub(crate) fn run(name: &str, device: u32) -> ExitCode {
         None if name == ENDLESS => endless(device),
         None => Err(anyhow::anyhow!("no probe {name}")),
     };
+    told(result)
+}
+
+/// Says what came of a probe, and gives the status of its process.
+pub(crate) fn told(result: anyhow::Result<String>) -> ExitCode {
     match result {
         Ok(said) => {
             println!("{said}");

@@ -1,5 +1,5 @@
-//! PyTorch in a process of its own that measures what it is asked for, when it is asked: so that ours and its peer are measured
-//! in turns, each on a device as warm as the other's.
+//! PyTorch in a process of its own: once for all that is measured, or when it is asked, so that ours and its peer are measured in
+//! turns, each on a device as warm as the other's.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -69,7 +69,7 @@ impl Peer {
     /// Its answer to a line.
     ///
     /// # Errors
-    /// It has ended, takes too long, or answers something else.
+    /// It has ended, takes too long, or answers something else. It is of no use then: what it says next may answer this.
     pub(crate) fn ask<T: DeserializeOwned>(&mut self, question: &str) -> Result<T, String> {
         writeln!(self.questions, "{question}").map_err(|error| format!("python3 reads no more: {error}"))?;
         serde_json::from_str(&self.line()?).map_err(|error| format!("the answer of python3: {error}"))
@@ -92,4 +92,25 @@ pub(crate) fn warm<E>(mut once: impl FnMut() -> Result<(), E>) -> Result<(), E> 
             return Ok(());
         }
     }
+}
+
+/// Runs a script with arguments in a Python of its own, and reads the JSON that it prints last.
+///
+/// # Errors
+/// What the script says, or why there is no Python.
+pub(crate) fn run<T: DeserializeOwned>(script: &str, arguments: &[String]) -> Result<T, String> {
+    let output = Command::new("python3")
+        .args(["-c", script])
+        .args(arguments)
+        .output()
+        .map_err(|error| format!("python3: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(said.trim().lines().last().unwrap_or("python3 failed").to_owned());
+    }
+    // What a part of the script could not do.
+    eprint!("{said}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let last = text.trim().lines().last().unwrap_or_default();
+    serde_json::from_str(last).map_err(|error| format!("the answer of python3: {error}"))
 }

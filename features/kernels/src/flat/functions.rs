@@ -93,6 +93,24 @@ pub struct AdamW {
 }
 
 impl AdamW {
+    /// The first step with PyTorch's numbers, of aligned parameters and gradients of one type.
+    pub fn of(sizes: &[u64], element: Scalar) -> AdamW {
+        AdamW {
+            sizes: sizes.to_vec(),
+            parameter: element,
+            gradient: element,
+            master: false,
+            scaled: false,
+            align: 16,
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+            step: 1,
+        }
+    }
+
     fn rule(&self) -> Rule {
         let AdamW { parameter, gradient, master, scaled, .. } = *self;
         Rule::AdamW { parameter, gradient, master, scaled }

@@ -105,6 +105,17 @@ impl<'b> Target<'b> {
 }
 
 impl LossRows {
+    /// The launch over rows, which leaves out what has no elements.
+    fn launch(
+        self,
+        function: &'static str,
+        extents: [u64; 2],
+        buffers: &[Buffer],
+        options: &LossOptions,
+    ) -> Result<Call, CallError> {
+        launch_rows(function, Entry::CrossEntropy(self), self.layout, extents, buffers, &operands(options))
+    }
+
     /// Its name, which tells it from all others.
     pub fn name(&self) -> String {
         let LossRows { layout, element, target, pass, smoothed, own, mean } = self;
@@ -298,14 +309,7 @@ impl Function for CrossEntropy {
         let layout = Layout::packed([rows, columns], &elements, align, held, resources);
         let pass = log_probs.map_or(Pass::Loss, Pass::LogProbabilities);
         let entry = LossRows { layout, element, target, pass, smoothed, own: false, mean: false };
-        let mut call = launch_rows(
-            "cross_entropy",
-            Entry::CrossEntropy(entry),
-            layout,
-            [rows, columns],
-            &self.buffers(),
-            &operands(&options),
-        )?;
+        let mut call = entry.launch("cross_entropy", [rows, columns], &self.buffers(), &options)?;
         let kind = match options.reduction {
             Reduction::None => return Ok(call),
             Reduction::Sum => Total::Sum,
@@ -370,14 +374,7 @@ impl Function for CrossEntropyBackward {
         let pass = if in_place { Pass::GradientInPlace } else { Pass::Gradient };
         let (own, mean) = (options.reduction == Reduction::None, options.reduction == Reduction::Mean);
         let entry = LossRows { layout, element, target, pass, smoothed, own, mean };
-        let mut call = launch_rows(
-            "cross_entropy_backward",
-            Entry::CrossEntropy(entry),
-            layout,
-            [rows, columns],
-            &self.buffers(),
-            &operands(&options),
-        )?;
+        let mut call = entry.launch("cross_entropy_backward", [rows, columns], &self.buffers(), &options)?;
         if let (true, Some(launch)) = (mean, call.launches.first_mut()) {
             let mut workspace = Workspace::default();
             let count = workspace.take(Scalar::F32, &[1]);

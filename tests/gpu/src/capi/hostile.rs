@@ -12,7 +12,7 @@ use super::sys::{Library, OnGpu};
 use super::{FEW, compare, few, on_the_cpu, said};
 use crate::Arguments;
 use crate::borrow::sys::Owner;
-use crate::faults::probe_with;
+use crate::faults::{probe_with, told};
 use crate::table::Report;
 
 pub(super) fn refusals(library: Rc<Library>, device: u32, report: &mut Report) -> anyhow::Result<()> {
@@ -115,16 +115,7 @@ pub(crate) fn probe(name: &str, arguments: &Arguments) -> Option<ExitCode> {
         "capi-exit" => exit(arguments),
         _ => return None,
     };
-    Some(match result {
-        Ok(said) => {
-            println!("{said}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            println!("{error:#}");
-            ExitCode::FAILURE
-        }
-    })
+    Some(told(result))
 }
 
 fn context(arguments: &Arguments) -> anyhow::Result<String> {

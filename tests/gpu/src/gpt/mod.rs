@@ -16,7 +16,7 @@ use vm_cuda::CudaAccelerator;
 use vm_ir::Trust;
 
 use crate::gpu::Gpu;
-use crate::kernels::peers;
+use crate::peer;
 use crate::table::{Aim, Figure, Report, Sample};
 use crate::{Arguments, Test};
 
@@ -157,7 +157,7 @@ fn peer<T: serde::de::DeserializeOwned>(what: &str, folder: &Path) -> Result<T, 
         GENERATED.to_string(),
         STEPS.to_string(),
     ];
-    peers::run(include_str!("peers.py"), &arguments)
+    peer::run(include_str!("peers.py"), &arguments)
 }
 
 fn write(path: &Path, bytes: impl Iterator<Item = [u8; 4]>) -> anyhow::Result<()> {

@@ -11,7 +11,7 @@ use vm_passthrough::accelerator::resources;
 use super::measure::{Bench, Times};
 use super::work::{Goal, Group, Work, groups};
 use crate::gpu::Gpu;
-use crate::kernels::peers;
+use crate::peer;
 use crate::table::{Aim, Figure, Report, Sample};
 use crate::{Arguments, Test};
 
@@ -26,7 +26,7 @@ struct Beside {
 
 impl Beside {
     fn peers(&self) -> Result<&Peers, &str> {
-        let measure = || peers::run(include_str!("peers.py"), &self.works);
+        let measure = || peer::run(include_str!("peers.py"), &self.works);
         self.peers.get_or_init(measure).as_ref().map_err(String::as_str)
     }
 }

@@ -221,20 +221,7 @@ fn vectors(all: &mut Groups) {
     };
     all.add("silu_backward", &sizes[6..9], copy, gradient(Activation::Silu), |s, t, f| every(s, t, f));
     all.add("swiglu_backward", &sizes[6..9], copy, gradient(Activation::Swiglu), |s, t, f| every(s, t, f));
-    let step = |[n]: [u64; 1], t| AdamW {
-        sizes: vec![n],
-        parameter: t,
-        gradient: t,
-        master: false,
-        scaled: false,
-        align: 16,
-        lr: 1e-3,
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        weight_decay: 0.01,
-        step: 10,
-    };
+    let step = |[n]: [u64; 1], t| AdamW { step: 10, ..AdamW::of(&[n], t) };
     all.add("adamw", &sizes, copy, step, |s, t, f| every(s, t, f));
     let norm = |[n]: [u64; 1], element| GradNorm { sizes: vec![n], element, align: 16, clip: Some(1.0) };
     all.add("grad_norm", &sizes[6..9], copy, norm, |s, t, f| every(s, t, f));

@@ -139,6 +139,6 @@ fn peers() -> &'static Result<HashMap<String, Vec<f64>>, String> {
     static PEERS: OnceLock<Result<HashMap<String, Vec<f64>>, String>> = OnceLock::new();
     PEERS.get_or_init(|| {
         let keys: Vec<String> = WORK.iter().map(|work| key(*work)).collect();
-        crate::kernels::peers::run(include_str!("peers.py"), &keys)
+        crate::peer::run(include_str!("peers.py"), &keys)
     })
 }

@@ -434,6 +434,6 @@ fn peers() -> &'static Result<HashMap<String, Vec<f64>>, String> {
     PEERS.get_or_init(|| {
         let keys: Vec<String> =
             WORK.iter().filter(|work| !work.is_product()).flat_map(|work| work.keys()).collect();
-        crate::kernels::peers::run(include_str!("peers.py"), &keys)
+        crate::peer::run(include_str!("peers.py"), &keys)
     })
 }

@@ -394,6 +394,7 @@ fn theirs(work: &Work) -> Result<Vec<f64>, String> {
     static PEER: Mutex<Option<Result<Peer, String>>> = Mutex::new(None);
     let mut peer = PEER.lock().unwrap_or_else(PoisonError::into_inner);
     let peer = peer.get_or_insert_with(|| Peer::start(include_str!("products.py")));
-    let answer: Answer = peer.as_mut().map_err(|reason| reason.clone())?.ask(&work.key())?;
+    let answer = peer.as_mut().map_err(|reason| reason.clone())?.ask::<Answer>(&work.key());
+    let answer = answer.inspect_err(|reason| *peer = Err(reason.clone()))?;
     if answer.seconds.is_empty() { Err(answer.reason) } else { Ok(answer.seconds) }
 }

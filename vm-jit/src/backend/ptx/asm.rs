@@ -125,9 +125,10 @@ impl Asm {
         std::mem::swap(&mut self.text, &mut self.cold);
     }
 
-    /// Puts what runs rarely behind all else.
-    pub(super) fn place_cold(&mut self) {
-        self.text.push_str(&std::mem::take(&mut self.cold));
+    /// Writes all instructions, what runs rarely behind all else.
+    pub(super) fn write(&self, text: &mut String) {
+        text.push_str(&self.text);
+        text.push_str(&self.cold);
     }
 
     pub(super) fn new_label(&mut self) -> Label {

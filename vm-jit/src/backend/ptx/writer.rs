@@ -239,8 +239,7 @@ impl<'k> Writer<'k> {
         if !self.cluster_barriers.is_empty() {
             let _ = writeln!(text, "\t.shared .align 8 .b8 {BARRIERS}[{BARRIER_BYTES}];");
         }
-        self.asm.place_cold();
-        text.push_str(&self.asm.text);
+        self.asm.write(text);
         text.push_str("}\n");
         Entry {
             kernel: kernel.name().to_owned(),

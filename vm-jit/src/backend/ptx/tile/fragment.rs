@@ -105,7 +105,10 @@ impl<'k> Writer<'k> {
     /// Is a fragment of 8 bits kept as products take it: is it only computed, and multiplied?
     pub(super) fn is_kept_as_factor(&self, place: Place) -> bool {
         let packs = |fragment: &Fragment| self.packed(fragment.element, fragment.columns) == 4;
-        let mut only = self.kernel.fragment(place).is_some_and(packs);
+        if !self.kernel.fragment(place).is_some_and(packs) {
+            return false;
+        }
+        let mut only = true;
         self.kernel.for_each_op(&mut |op| {
             let first = usize::from(op.place.is_some());
             let at = op.place.iter().chain(&op.others).position(|other| *other == place);

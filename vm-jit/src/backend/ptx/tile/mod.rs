@@ -128,8 +128,8 @@ pub(super) struct Tiles<'k> {
     fresh: Vec<Option<Reg>>,
     /// By fragment: its registers; elements of 16 bits are two in one.
     fragments: Vec<Vec<Reg>>,
-    /// A predicate of which the assembler does not know that it never holds.
-    detour: Reg,
+    /// Where what is computed is kept before waits, a predicate of which the assembler does not know that it never holds.
+    detour: Option<Reg>,
     /// Was anything computed of fragments since the last product began, or the last wait?
     computed: bool,
     /// Where a role ends.
@@ -167,7 +167,7 @@ impl<'k> Tiles<'k> {
             arrival: Reg::NONE,
             fresh: Vec::new(),
             fragments: Vec::new(),
-            detour: Reg::NONE,
+            detour: None,
             computed: false,
             end,
             sync: None,
@@ -259,8 +259,7 @@ impl<'k> Writer<'k> {
         }
         text.push_str("{\n");
         self.asm.declarations(text);
-        self.asm.place_cold();
-        text.push_str(&self.asm.text);
+        self.asm.write(text);
         text.push_str("}\n");
         Entry {
             kernel: kernel.name().to_owned(),
@@ -407,8 +406,10 @@ impl<'k> Writer<'k> {
         };
         let group = self.tiles().map_or(Reg::NONE, |tiles| tiles.group);
         let part = def!(self, B32, "sub.u32", group, 1);
-        let layers = def!(self, B32, "mov.u32", "%nctaid.z");
-        let detour = def!(self, Pred, "setp.eq.u32", layers, 0xffff);
+        let detour = self.keeps_before_waits(tile).then(|| {
+            let layers = def!(self, B32, "mov.u32", "%nctaid.z");
+            def!(self, Pred, "setp.eq.u32", layers, 0xffff)
+        });
         if let Some(tiles) = &mut self.tiles {
             (tiles.part, tiles.detour, tiles.computed) = (part, detour, false);
             (tiles.role, tiles.rings, tiles.signals, tiles.words, tiles.given) =
@@ -465,20 +466,22 @@ impl<'k> Writer<'k> {
         }
     }
 
-    /// Has the assembler keep what was computed before a wait there, where a product runs meanwhile: within a block of code it moves the
-    /// wait ahead of all that does not need its product (seen of ptxas 13.0). So the block ends here, by a branch that is never taken. It takes
-    /// registers, so only kernels with factors of 8 bits in registers have it, which have them to spare; three groups don't.
-    fn keep_before_wait(&mut self) {
-        let keeps = |tiles: &&Tiles<'_>| tiles.computed && tiles.tile.groups < 3;
-        let Some(detour) = self.tiles().filter(keeps).map(|tiles| tiles.detour) else { return };
+    /// Is what was computed before a wait to be kept there? That takes registers: kernels with factors of 8 bits in registers have them to
+    /// spare, but not three groups of one.
+    fn keeps_before_waits(&self, tile: &Tile) -> bool {
         let narrow = |place: &Place| self.kernel.fragment(*place).is_some_and(|of| of.element.bytes() == 1);
         let mut multiplies = false;
         self.kernel.for_each_op(&mut |op| {
             multiplies |= op.code.shape() == Shape::Mma && op.others.first().is_some_and(narrow);
         });
-        if !multiplies {
-            return;
-        }
+        multiplies && tile.groups < 3
+    }
+
+    /// Has the assembler keep what was computed before a wait there, where a product runs meanwhile: within a block of code it moves the
+    /// wait ahead of all that does not need its product (seen of ptxas 13.0). So the block ends here, by a branch that is never taken.
+    fn keep_before_wait(&mut self) {
+        let computed = self.tiles().filter(|tiles| tiles.computed);
+        let Some(detour) = computed.and_then(|tiles| tiles.detour) else { return };
         let below = self.asm.new_label();
         when!(self, detour, false, "bra.uni", Arg::Label(below));
         ins!(self, "nanosleep.u32", 0);
