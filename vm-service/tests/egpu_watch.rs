@@ -58,6 +58,15 @@ impl Lab {
         self.does(&words);
     }
 
+    /// What the log has of USB4.
+    fn records(&self) -> String {
+        let mut log = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+        log.args(["egpu", "log", "--json", "--category", "USB4", "--log-dir"])
+            .arg(self.dir.path().join("log"));
+        let output = log.output().expect("it runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
     /// Another enclosure, behind which nothing comes.
     fn add_enclosure(&self, name: &str, id: &str) {
         let dir = std::fs::canonicalize(self.router("0-1")).expect("a router").with_file_name(name);
@@ -243,17 +252,17 @@ fn injected_faults_are_recovered_or_given_up() {
     assert!(!lab.is_authorised());
     lab.inject("unplug");
     watch.says(" absent");
+    // Another thread keeps the record of that.
+    let until = Instant::now() + SOON;
+    while !lab.records().contains("router removed") {
+        assert!(Instant::now() < until, "{}", lab.records());
+        std::thread::sleep(Duration::from_millis(10));
+    }
     lab.inject("plug");
     watch.says(" ready");
     watch.end();
     // What of it is USB4's, and that it is of a simulated host, is in its records.
-    let log = lab.dir.path().join("log");
-    let output = Command::new(env!("CARGO_BIN_EXE_vm-service"))
-        .args(["egpu", "log", "--json", "--category", "USB4", "--log-dir"])
-        .arg(log)
-        .output()
-        .expect("it runs");
-    let records = String::from_utf8_lossy(&output.stdout).into_owned();
+    let records = lab.records();
     for expect in ["router discovered", "router removed", "write authorized"] {
         let found = records.lines().filter(|line| line.contains(expect)).collect::<Vec<_>>();
         assert!(!found.is_empty(), "{expect}: {records}");

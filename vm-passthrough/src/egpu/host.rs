@@ -11,7 +11,6 @@ mod verify;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
 use super::{
@@ -21,7 +20,7 @@ use super::{
 use crate::claim::{self, Cancel};
 use crate::ledger::{EnclosureLock, Ledger};
 use crate::pci::{self, PciFunction, PciIds};
-use crate::usb4::{Domain, Route, Router, UniqueId};
+use crate::usb4::{self, Domain, Route, Router, UniqueId};
 use crate::{Host, PciAddress, deadlines};
 use heartbeat::Heartbeat;
 use thermometer::Thermometer;
@@ -129,7 +128,8 @@ impl HostEnclosure {
     /// Whether its tunnel was built by [`Action::Authorise`] here, in any process, and not taken down since: firmware and others
     /// build tunnels too.
     pub fn is_built(&self) -> bool {
-        self.route.is_some_and(|route| built::is_built(&self.host, self.id, self.instance(route)))
+        self.route
+            .is_some_and(|route| built::is_built(&self.host, self.id, usb4::instance(&self.host, route)))
     }
 
     /// What is in it, to be known by. Empty before its functions have come.
@@ -209,15 +209,9 @@ impl HostEnclosure {
             }
         }
         if written.is_ok() {
-            built::note(&self.host, self.id, self.instance(router.route));
+            built::note(&self.host, self.id, router.instance);
         }
         Ok(())
-    }
-
-    /// A number that the directory of its router has until it is unplugged.
-    fn instance(&self, route: Route) -> Option<u64> {
-        let dir = self.host.thunderbolt.join("devices").join(route.to_string());
-        std::fs::metadata(dir).ok().map(|dir| dir.ino())
     }
 
     fn enumerate(&mut self) -> Result<()> {
@@ -323,7 +317,7 @@ impl Enclosure for HostEnclosure {
             return Ok(Observation::default());
         };
         let authorised = router.is_authorised();
-        let instance = self.instance(router.route);
+        let instance = router.instance;
         let functions = match authorised {
             true => self.endpoints(router.route)?,
             false => Vec::new(),

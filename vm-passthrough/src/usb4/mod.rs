@@ -21,7 +21,7 @@ use std::str::FromStr;
 
 pub use events::HotplugEvents;
 pub use packet::tunnelled_bytes;
-pub(crate) use scan::router_at;
+pub(crate) use scan::{instance, router_at};
 pub use scan::{scan, scan_routers};
 pub use seen::SeenRouters;
 pub(crate) use tunnel::is_removable;
@@ -72,6 +72,8 @@ pub enum Security {
 pub struct Router {
     /// Where it is.
     pub route: Route,
+    /// A number that it has until it is unplugged: the inode of its directory in sysfs.
+    pub instance: Option<u64>,
     /// What it keeps wherever it is connected. An eGPU is known by it, not by its PCI address.
     pub unique_id: Option<UniqueId>,
     /// Vendor ID, of its ROM.

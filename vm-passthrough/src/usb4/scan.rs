@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::{Authorization, Domain, Lanes, LinkRates, Port, PortLink, Retimer, Route, Router, Security};
@@ -105,6 +106,15 @@ pub(crate) fn router_at(host: &Host, route: Route) -> Option<Router> {
     router(route, &host.thunderbolt.join("devices").join(route.to_string()), Detail::Routers)
 }
 
+/// [`Router::instance`] of the one that is there; `None` when none is.
+pub(crate) fn instance(host: &Host, route: Route) -> Option<u64> {
+    inode(&host.thunderbolt.join("devices").join(route.to_string()))
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    path.metadata().ok().map(|file| file.ino())
+}
+
 /// A router; `None` for another host (XDomain), which has names like one but no `authorized` and no `nvm_version`.
 fn router(route: Route, path: &Path, detail: Detail) -> Option<Router> {
     let is_below = route.depth() > 0;
@@ -126,6 +136,7 @@ fn router(route: Route, path: &Path, detail: Detail) -> Option<Router> {
     };
     Some(Router {
         route,
+        instance: inode(path),
         unique_id: text(path, "unique_id").and_then(|text| text.parse().ok()),
         vendor: number("vendor"),
         device: number("device"),

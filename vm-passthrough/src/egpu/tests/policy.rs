@@ -13,6 +13,7 @@ fn check(
     let lanes = Lanes { speed: 20_000, count: 2 };
     let mut router = Router {
         route: Route { domain: 0, path: 1 },
+        instance: None,
         unique_id: "d2030000-00a0-751e-a3f4-c0e5ae7b0d30".parse().ok(),
         vendor: None,
         device: None,

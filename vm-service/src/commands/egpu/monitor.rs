@@ -1,10 +1,10 @@
 //! `egpu monitor`: GPUs as they change, on a screen or as lines of JSON.
 
-use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use std::{io, iter};
 
 use clap::Args;
 use ratatui::backend::CrosstermBackend;
@@ -137,7 +137,8 @@ fn show(context: &mut Context<'_>, sampler: Sampler, ticks: Ticks) -> Result<(),
         interval: format!("{} ms", ticks.interval.as_millis()),
         is_simulated: context.is_simulated(),
     };
-    let shown = Shown { screen, board: Board::new(), view, sink: Sink::default(), terminal: None };
+    let scene = Scene { board: Board::new(), view, is_spoilt: false };
+    let shown = Shown { screen, scene, sink: Sink::default(), terminal: None };
     let ended = shown.run(&receive).map_err(lost);
     drop(sources);
     ended
@@ -231,11 +232,65 @@ impl Sink {
     }
 }
 
-/// A board on a screen.
-struct Shown {
-    screen: Screen,
+/// What is to be shown.
+struct Scene {
     board: Board,
     view: View,
+    /// Whether the terminal may show something else than was drawn.
+    is_spoilt: bool,
+}
+
+/// Why it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// As many GPUs were read as were asked for.
+    Counted,
+    Asked,
+}
+
+impl Scene {
+    /// Takes an event and those that wait behind it, up to one that ends it: a terminal that takes its time for a frame must
+    /// not put off the end until there was a frame for each reading before it.
+    ///
+    /// # Errors
+    /// When nothing more can be typed.
+    fn take(&mut self, first: Event, waiting: &Receiver<Event>) -> io::Result<Option<End>> {
+        for event in iter::once(first).chain(waiting.try_iter()) {
+            match event {
+                Event::Seen(seen) => self.board.observe(seen),
+                Event::Typed(bytes) => {
+                    if keys(&bytes).into_iter().any(|key| self.press(key)) {
+                        return Ok(Some(End::Asked));
+                    }
+                }
+                Event::Resized => self.is_spoilt = true,
+                Event::Counted => return Ok(Some(End::Counted)),
+                Event::Stop => return Ok(Some(End::Asked)),
+                Event::InputEnded => return Err(io::Error::other("it is gone")),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Does what a key means; `true` when that is to end.
+    fn press(&mut self, key: Key) -> bool {
+        match key {
+            Key::Quit => return true,
+            Key::Up => self.view.first = self.view.first.saturating_sub(1),
+            Key::Down => {
+                let last = self.board.panels().len().saturating_sub(1);
+                self.view.first = (self.view.first + 1).min(last);
+            }
+            Key::Redraw => self.is_spoilt = true,
+        }
+        false
+    }
+}
+
+/// A scene on a screen.
+struct Shown {
+    screen: Screen,
+    scene: Scene,
     sink: Sink,
     /// What is on the screen, and its size; `None` where that is not known.
     terminal: Option<(Rect, Terminal<CrosstermBackend<Sink>>)>,
@@ -249,43 +304,30 @@ impl Shown {
                 true => events.recv_timeout(BEHIND),
                 false => events.recv().map_err(RecvTimeoutError::from),
             };
-            match event {
-                Ok(Event::Seen(seen)) => self.board.observe(seen),
-                Ok(Event::Typed(bytes)) => {
-                    if keys(&bytes).into_iter().any(|key| self.press(key)) {
-                        return Ok(());
-                    }
-                }
-                Ok(Event::Resized) => self.terminal = None,
-                Ok(Event::Counted | Event::Stop) => return Ok(()),
-                Ok(Event::InputEnded) => return Err(io::Error::other("it is gone")),
-                Err(RecvTimeoutError::Timeout) => {}
+            let end = match event {
+                Ok(event) => self.scene.take(event, events)?,
+                Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(io::Error::other("the thread that reads GPUs has ended"));
                 }
+            };
+            if end == Some(End::Asked) {
+                return Ok(());
             }
             self.draw()?;
-        }
-    }
-
-    /// Does what a key means; `true` when that is to end.
-    fn press(&mut self, key: Key) -> bool {
-        match key {
-            Key::Quit => return true,
-            Key::Up => self.view.first = self.view.first.saturating_sub(1),
-            Key::Down => {
-                let last = self.board.panels().len().saturating_sub(1);
-                self.view.first = (self.view.first + 1).min(last);
+            if end == Some(End::Counted) {
+                return Ok(());
             }
-            Key::Redraw => self.terminal = None,
         }
-        false
     }
 
     fn draw(&mut self) -> io::Result<()> {
         // What it has not taken of the last frame must go first; until then it is spared another.
         if !self.screen.flush()? {
             return Ok(());
+        }
+        if std::mem::take(&mut self.scene.is_spoilt) {
+            self.terminal = None;
         }
         let area = self.screen.size();
         let terminal = match &mut self.terminal {
@@ -300,7 +342,7 @@ impl Shown {
                 &mut place.insert((area, terminal)).1
             }
         };
-        terminal.draw(|frame| draw(frame, &self.board, &self.view))?;
+        terminal.draw(|frame| draw(frame, &self.scene.board, &self.scene.view))?;
         self.screen.show(&self.sink.take())?;
         Ok(())
     }
@@ -364,6 +406,26 @@ mod tests {
         check(b"\x1b[", &[]);
         check(b"\x0ck", &[Key::Redraw, Key::Up]);
         check(&[0xff, 0xc3], &[]);
+    }
+
+    #[test]
+    fn what_ends_it_is_not_put_off_by_what_waits_before_it() {
+        let check = |events: &[fn() -> Event], expect: Option<End>, first: usize, left: usize| {
+            let (send, waiting) = channel();
+            events.iter().for_each(|event| send.send(event()).expect("there is a receiver"));
+            let view = View { first: 1, interval: String::new(), is_simulated: false };
+            let mut scene = Scene { board: Board::new(), view, is_spoilt: false };
+            let event = waiting.recv().expect("there is an event");
+            assert_eq!(scene.take(event, &waiting).expect("the terminal is there"), expect);
+            assert_eq!((scene.view.first, waiting.try_iter().count()), (first, left));
+        };
+        let seen = || Event::Seen(Observation { at: Instant::now(), gpus: Vec::new() });
+        let up = || Event::Typed(b"k".to_vec());
+        check(&[seen], None, 1, 0);
+        check(&[seen, up, seen, || Event::Resized], None, 0, 0);
+        check(&[seen, seen, seen, || Event::Stop, up], Some(End::Asked), 1, 1);
+        check(&[seen, || Event::Typed(b"kq".to_vec()), seen], Some(End::Asked), 0, 1);
+        check(&[up, seen, || Event::Counted], Some(End::Counted), 0, 0);
     }
 
     #[test]
