@@ -25,9 +25,9 @@ use crate::family::Resources;
 /// A function with rows of some buffers that lie apart.
 #[derive(Debug)]
 pub struct Strided {
-    function: Box<dyn Function>,
+    pub(crate) function: Box<dyn Function>,
     /// Buffers by name, and from one of their rows to the next in elements.
-    strides: Vec<(String, u64)>,
+    pub(crate) strides: Vec<(String, u64)>,
 }
 
 impl Strided {
