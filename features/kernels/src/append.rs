@@ -4,6 +4,7 @@ use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Reg
 use crate::family::Resources;
 use crate::gather::blocks;
 use crate::pieces::{Pieces, THREADS};
+use crate::strided::aligned;
 use vm_ir::builder::{BuildError, Builder, IRBlock, PlaceRef};
 use vm_ir::limits::MAX_GRID_YZ;
 use vm_ir::op::{Axis, Cache};
@@ -171,6 +172,11 @@ impl Function for KvAppend {
         let entry = Entry::Append(Append { element, page, pieces });
         Ok(Call { launches: vec![Launch { entry, grid, operands }], workspace: 0 })
     }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        let align = aligned(self.align, &buffers[..4]);
+        KvAppend { align, ..*self }.call(resources)
+    }
 }
 
 /// Puts the keys and values of one product of queries, keys and values into a contiguous cache, as [`KvAppend`] does.
@@ -245,6 +251,11 @@ impl Function for QkvAppend {
             }
         }
         Ok(call)
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        let align = aligned(self.align, &buffers[..3]);
+        QkvAppend { align, ..*self }.call(resources)
     }
 }
 

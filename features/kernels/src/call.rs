@@ -45,6 +45,16 @@ pub trait Function: Any + fmt::Debug {
     /// # Errors
     /// [`CallError`]: an extent or a type for which there is no kernel.
     fn call(&self, resources: &Resources) -> Result<Call, CallError>;
+
+    /// The launches where rows of some buffers lie apart, with regions as of dense ones: [`Strided`](crate::strided::Strided) puts the
+    /// distances into them. `buffers` are those of [`buffers`](Self::buffers) with their strides, which say how wide accesses can be.
+    ///
+    /// # Errors
+    /// [`CallError`]: as of a call, or a buffer whose rows can't lie so. Functions without rows have no other answer.
+    fn call_apart(&self, buffers: &[Buffer], _: &Resources) -> Result<Call, CallError> {
+        let buffer = buffers.iter().find(|buffer| buffer.is_apart()).map_or("", |buffer| buffer.name);
+        Err(CallError::in_one_piece(buffer))
+    }
 }
 
 /// Why a function can't be called.
@@ -66,9 +76,25 @@ pub enum CallError {
         /// What a block has.
         shared_bytes: u32,
     },
+    /// A buffer's rows can't lie as they are said to.
+    #[error("{buffer}: {what}")]
+    Stride {
+        /// The buffer's name.
+        buffer: String,
+        /// How they are said to lie, and how they can.
+        what: String,
+    },
 }
 
-/// Memory that a function is called with: a dense array, slowest dimension first.
+impl CallError {
+    /// A buffer that is taken as one piece has rows that lie apart.
+    pub(crate) fn in_one_piece(buffer: &str) -> CallError {
+        let what = "is taken in one piece: its rows must lie one behind the other".to_owned();
+        CallError::Stride { buffer: buffer.to_owned(), what }
+    }
+}
+
+/// Memory that a function is called with: an array, slowest dimension first, whose rows lie one behind the other or apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffer {
     /// Its name.
@@ -79,17 +105,50 @@ pub struct Buffer {
     pub extents: Vec<u64>,
     /// What happens to it.
     pub access: Access,
+    /// Dimensions that count its rows; what is behind them is a row. One of two dimensions, the first two of more, none of one.
+    pub counted: usize,
+    /// Elements from where a row begins to where the next one does; as many as a row has where rows lie one behind the other.
+    pub stride: u64,
 }
 
 impl Buffer {
     /// A dense array.
     pub fn new(name: &'static str, element: Scalar, extents: &[u64], access: Access) -> Buffer {
-        Buffer { name, element, extents: extents.to_vec(), access }
+        let counted = extents.len().saturating_sub(1).min(2);
+        let buffer = Buffer { name, element, extents: extents.to_vec(), access, counted, stride: 0 };
+        buffer.counting(counted)
     }
 
-    /// Its elements; none if there are more than a u64 can count.
+    /// The same, with rows that so many dimensions count.
+    pub(crate) fn counting(mut self, counted: usize) -> Buffer {
+        self.counted = counted;
+        self.stride = self.row();
+        self
+    }
+
+    /// Elements of a row; `u64::MAX` if there are more.
+    pub fn row(&self) -> u64 {
+        self.extents[self.counted..].iter().fold(1, |product, extent| product.saturating_mul(*extent))
+    }
+
+    /// Rows; `u64::MAX` if there are more.
+    pub fn rows(&self) -> u64 {
+        self.extents[..self.counted].iter().fold(1, |product, extent| product.saturating_mul(*extent))
+    }
+
+    /// Do its rows lie apart?
+    pub fn is_apart(&self) -> bool {
+        self.stride != self.row()
+    }
+
+    /// Elements of memory from its first one to its last one, with those between rows; none if there are more than a u64 can count.
     pub fn len(&self) -> Option<u64> {
-        self.extents.iter().try_fold(1u64, |product, extent| product.checked_mul(*extent))
+        if self.is_empty() {
+            return Some(0);
+        }
+        let (row, rows) = (self.row(), self.rows());
+        let before = (rows - 1).checked_mul(self.stride).filter(|_| rows < u64::MAX && row < u64::MAX)?;
+        before.checked_add(row)
     }
 
     /// Has it no elements?
@@ -150,6 +209,31 @@ impl Region {
             strides[at - 1] = extents[at].saturating_mul(strides[at]);
         }
         Region { element, offset, extents: extents.to_vec(), strides }
+    }
+
+    /// The same elements of a buffer whose rows lie apart, of which this is a region as of a dense one. None if a dimension goes on from
+    /// one row to the next.
+    pub(crate) fn spread(&self, buffer: &Buffer) -> Option<Region> {
+        let bytes = u64::from(self.element.bytes());
+        if self.element.bytes() != buffer.element.bytes() || !self.offset.is_multiple_of(bytes) {
+            return None;
+        }
+        let row = buffer.row();
+        let first = self.offset / bytes;
+        let offset =
+            (first / row).checked_mul(buffer.stride)?.checked_add(first % row)?.checked_mul(bytes)?;
+        // The last element of a row that is there.
+        let mut last = first % row;
+        let mut strides = self.strides.clone();
+        let dimensions = strides.len();
+        for (number, (stride, extent)) in strides.iter_mut().zip(&self.extents).enumerate() {
+            if number + 1 < dimensions && stride.is_multiple_of(row) {
+                *stride = (*stride / row).checked_mul(buffer.stride)?;
+            } else {
+                last = extent.saturating_sub(1).checked_mul(*stride)?.checked_add(last)?;
+            }
+        }
+        (last < row).then(|| Region { element: self.element, offset, extents: self.extents.clone(), strides })
     }
 }
 

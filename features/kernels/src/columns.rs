@@ -7,6 +7,7 @@ use crate::flat::floats;
 use crate::gather::blocks;
 use crate::norm::NormSums;
 use crate::pieces::{Pieces, THREADS, lanes};
+use crate::strided::aligned;
 use vm_ir::builder::{BuildError, Builder, IRBlock};
 use vm_ir::op::{Axis, Cache};
 use vm_ir::view::Access;
@@ -188,5 +189,9 @@ impl Function for ColumnSums {
             Kind::Gpu => NormSums { element: output, rows: 32 }.launch(columns, operands),
         };
         Ok(Call { launches: vec![first, second], workspace: workspace.bytes() })
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        ColumnSums { align: aligned(self.align, buffers), ..*self }.call(resources)
     }
 }

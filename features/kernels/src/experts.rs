@@ -6,6 +6,7 @@ use crate::family::Resources;
 use crate::flat::{Fill, block_add};
 use crate::gather::{blocks, check_index};
 use crate::pieces::{Pieces, THREADS};
+use crate::strided::aligned;
 use vm_ir::builder::{BuildError, Builder, IRBlock};
 use vm_ir::op::Axis;
 use vm_ir::view::{Access, ViewType};
@@ -228,6 +229,11 @@ impl Function for AuxLoss {
         let loss = Launch { entry: Entry::Experts(Experts::Loss), grid: [1, 1, 1], operands };
         Ok(Call { launches: vec![sums, count, loss], workspace: workspace.bytes() })
     }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        let align = aligned(self.align, &buffers[..1]);
+        AuxLoss { align, ..*self }.call(resources)
+    }
 }
 
 /// The gradient of an [`AuxLoss`] with respect to the probabilities: dprobs\[t, i\] = dloss · α · N · f_i / T. The counts are no function of the probabilities that has one.
@@ -282,5 +288,9 @@ impl Function for AuxLossGradient {
         let grid = [blocks(NAME, tokens, pieces.rows())?, 1, 1];
         let entry = Entry::Experts(Experts::Gradient { accumulate, pieces });
         Ok(Call { launches: vec![Launch { entry, grid, operands }], workspace: 0 })
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        AuxLossGradient { align: aligned(self.align, buffers), ..*self }.call(resources)
     }
 }

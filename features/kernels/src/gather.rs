@@ -3,6 +3,7 @@
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand};
 use crate::family::Resources;
 use crate::pieces::{Pieces, THREADS};
+use crate::strided::aligned;
 use vm_ir::builder::{BuildError, IRBlock, Val};
 use vm_ir::limits::MAX_GRID_X;
 use vm_ir::op::Cache;
@@ -131,5 +132,9 @@ impl Function for Embedding {
         let grid = [blocks("embedding", count, pieces.rows())?, 1, 1];
         let entry = Entry::Gather(Gather { element, index, pieces });
         Ok(Call { launches: vec![Launch { entry, grid, operands }], workspace: 0 })
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        Embedding { align: aligned(self.align, buffers), ..*self }.call(resources)
     }
 }

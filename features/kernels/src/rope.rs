@@ -4,6 +4,7 @@ use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand};
 use crate::family::Resources;
 use crate::flat::floats;
 use crate::gather::blocks;
+use crate::strided::aligned;
 use vm_ir::builder::{BuildError, Builder, IRBlock, PlaceRef, Val};
 use vm_ir::limits::MAX_GRID_YZ;
 use vm_ir::op::{Axis, Cache};
@@ -336,5 +337,10 @@ impl Function for Rope {
             buffers.map(|(at, buffer)| Operand::whole(at, buffer.element, &buffer.extents)).collect();
         operands.extend((!positions).then(|| Operand::i64(self.first.into())));
         Ok(Call { launches: vec![Launch { entry: Entry::Rotate(kernel), grid, operands }], workspace: 0 })
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        let align = aligned(self.align, &buffers[..2]);
+        Rope { align, ..*self }.call(resources)
     }
 }

@@ -9,6 +9,7 @@ use crate::family::Resources;
 use crate::flat::{Fill, floats};
 use crate::gather::{blocks, check_index};
 use crate::pieces::{Pieces, THREADS, lanes};
+use crate::strided::aligned;
 use vm_ir::builder::{BuildError, Builder, IRBlock, Val};
 use vm_ir::limits::MAX_GRID_YZ;
 use vm_ir::op::Axis;
@@ -272,6 +273,10 @@ impl Function for ScatterAdd {
     fn call(&self, _: &Resources) -> Result<Call, CallError> {
         self.launches(false)
     }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        ScatterAdd { align: aligned(self.align, buffers), ..*self }.call(resources)
+    }
 }
 
 impl ScatterAdd {
@@ -380,5 +385,10 @@ impl Function for EmbeddingGradient {
             call.launches = launches;
         }
         Ok(call)
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        let add = ScatterAdd { align: aligned(self.add.align, buffers), ..self.add };
+        EmbeddingGradient { add, ..*self }.call(resources)
     }
 }

@@ -14,6 +14,7 @@ use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar};
 use crate::call::{Buffer, Call, CallError, Entry, Function, kernel_name};
 use crate::family::Resources;
 use crate::row::{Layout, Powers, Precision, each_row, launch_rows, matrix};
+use crate::strided::step;
 
 /// A variant of these kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -136,8 +137,19 @@ impl Function for Softmax {
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
+        self.launch(None, resources)
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        self.launch(Some(step(buffers)), resources)
+    }
+}
+
+impl Softmax {
+    /// The launch, of rows that lie apart if there is a step.
+    fn launch(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
         let Softmax { rows, columns, input, output, log, align } = *self;
-        let layout = Layout::packed([rows, columns], &[input, output], align, 1, resources);
+        let layout = Layout::packed([rows, columns], step, &[input, output], align, 1, resources);
         let entry = Entry::Softmax(SoftmaxRows { layout, input, output, log, backward: false });
         launch_rows("softmax", entry, layout, [rows, columns], &self.buffers(), &[])
     }
@@ -171,8 +183,19 @@ impl Function for SoftmaxBackward {
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
+        self.launch(None, resources)
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        self.launch(Some(step(buffers)), resources)
+    }
+}
+
+impl SoftmaxBackward {
+    /// The launch, of rows that lie apart if there is a step.
+    fn launch(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
         let SoftmaxBackward { rows, columns, input, output, log, align } = *self;
-        let layout = Layout::packed([rows, columns], &[input, output], align, 2, resources);
+        let layout = Layout::packed([rows, columns], step, &[input, output], align, 2, resources);
         let entry = Entry::Softmax(SoftmaxRows { layout, input, output, log, backward: true });
         launch_rows("softmax_backward", entry, layout, [rows, columns], &self.buffers(), &[])
     }

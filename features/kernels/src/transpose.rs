@@ -3,6 +3,7 @@
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand};
 use crate::family::Resources;
 use crate::gather::blocks;
+use crate::strided::aligned;
 use vm_ir::builder::{BuildError, Builder, IRBlock, PlaceRef, Val};
 use vm_ir::op::{Axis, Cache};
 use vm_ir::view::{Access, Dim, ViewType};
@@ -236,5 +237,9 @@ impl Function for Transpose {
         operands.extend([down, along].map(|tiles| Operand::i32(tiles as i32)));
         let launches = vec![Launch { entry: Entry::Transposed(kernel), grid, operands }];
         Ok(Call { launches, workspace: 0 })
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        Transpose { align: aligned(self.align, buffers), ..*self }.call(resources)
     }
 }

@@ -31,7 +31,7 @@ fn resources(case: &Case) -> Vec<Resources> {
 #[test]
 fn in_the_interpreter() {
     for case in all() {
-        let mut launch = |module: &_, launch: &mut _| {
+        let mut launch = |module: &_, launch: &mut _, _: &[_]| {
             run(module, launch, &Limits::default()).map(|_| ()).map_err(|error| error.to_string())
         };
         for resources in common::sweep::taken(&case.name, resources(&case)) {
@@ -50,7 +50,12 @@ fn on_this_processor() {
             let ways =
                 machines.flat_map(|machine| [Trust::Guest, Trust::Trusted].map(|trust| (machine, trust)));
             for (machine, trust) in common::sweep::taken(&format!("{resources:?}, {}", case.name), ways) {
-                let mut launch = |module: &_, launch: &mut _| match machine.run(module, launch, 1 << 40)? {
+                let mut launch = |module: &_, launch: &mut _, strides: &[_]| match machine.run_apart(
+                    module,
+                    launch,
+                    strides,
+                    1 << 40,
+                )? {
                     0 => Ok(()),
                     stop => Err(format!("it was stopped: {stop}")),
                 };

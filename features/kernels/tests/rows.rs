@@ -15,6 +15,7 @@ use vm_kernels::family::{Kind, Resources};
 use vm_kernels::loss::{CrossEntropy, CrossEntropyBackward, LossOptions};
 use vm_kernels::norm::{Norm, NormBackward, NormForward};
 use vm_kernels::softmax::{Softmax, SoftmaxBackward};
+use vm_kernels::strided::Strided;
 
 const H200: Resources = Resources { compute_units: 132, shared_bytes: 232_448, kind: Kind::Gpu, cluster: 8 };
 
@@ -58,6 +59,14 @@ fn functions() -> Vec<Box<dyn Function>> {
                     options,
                     align: 16,
                 }));
+            }
+            // Parts of a wider matrix, and padded rows: accesses of half the width, and one by one.
+            for apart in [4, 5] {
+                let softmax = Strided::new(Box::new(Softmax::of(rows, columns, element)));
+                all.push(Box::new(softmax.rows("x", columns.next_multiple_of(8) + apart)));
+                let chain = Elementwise { rows, ..Elementwise::of(Chain::swiglu(element, element), columns) };
+                let swiglu = Strided::new(Box::new(chain)).rows("x0", 2 * columns + apart);
+                all.push(Box::new(swiglu.rows("x1", 2 * columns + apart)));
             }
             let mut chain = Chain::new();
             let (x, bias) = (chain.input(element, Along::All), chain.input(Scalar::F32, Along::Columns));

@@ -23,7 +23,7 @@ enum On<'m> {
 /// The bits of the buffers behind a call.
 fn call(on: On<'_>, function: Box<dyn Function>, buffers: Vec<Tensor>) -> Vec<Vec<u64>> {
     let case = Case { name: format!("{function:?}"), function, buffers, expected: Vec::new() };
-    let mut launch = |module: &_, launch: &mut _| match on {
+    let mut launch = |module: &_, launch: &mut _, _: &[_]| match on {
         On::Interpreter => run(module, launch, &Limits::default()).map(|_| ()).map_err(|e| e.to_string()),
         On::Processor(machine) => machine.run(module, launch, 1 << 40).map(|_| ()),
     };

@@ -14,20 +14,23 @@ const GAP: usize = 256;
 
 /// How the rows of a tensor lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rows {
+pub(crate) enum Rows<'a> {
     /// One behind the other.
     Packed,
     /// With canaries between them, where the tensor has more than one dimension.
     Apart,
+    /// By argument: the elements from one of each dimension to the next, with canaries in what is between rows.
+    Strided(&'a [Vec<u64>]),
 }
 
-/// Where a tensor lies: its rows in bytes, and from one to the next.
+/// Where a tensor lies.
 #[derive(Clone, Debug)]
 struct Place {
     start: usize,
+    /// Bytes of a row, which is all that lies along the last dimension.
     row: usize,
-    pitch: usize,
-    rows: usize,
+    /// The extents of the others.
+    counted: Vec<u64>,
     /// Bytes from one element of a dimension to the next, but for the last dimension.
     strides: Vec<u64>,
 }
@@ -35,7 +38,21 @@ struct Place {
 impl Place {
     /// The bytes of each row in memory.
     fn rows(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
-        (0..self.rows).map(|row| self.start + row * self.pitch).map(|start| start..start + self.row)
+        let rows = if self.row == 0 { 0 } else { self.counted.iter().product() };
+        (0..rows).map(|mut number: u64| {
+            let places = self.counted.iter().zip(&self.strides).rev().map(|(extent, stride)| {
+                let index = number % extent;
+                number /= extent;
+                index * stride
+            });
+            let start = self.start + places.sum::<u64>() as usize;
+            start..start + self.row
+        })
+    }
+
+    /// Where the last of its bytes ends.
+    fn end(&self) -> usize {
+        self.rows().map(|row| row.end).max().unwrap_or(self.start)
     }
 }
 
@@ -49,30 +66,38 @@ pub(crate) struct Arena<'a> {
 
 impl<'a> Arena<'a> {
     /// Lays out the arguments.
-    pub(crate) fn new(arguments: &'a [interp::Argument], rows: Rows) -> Self {
+    pub(crate) fn new(arguments: &'a [interp::Argument], rows: Rows<'_>) -> Self {
         let mut image = vec![CANARY; GAP];
         let places = arguments
             .iter()
-            .map(|argument| {
+            .enumerate()
+            .map(|(number, argument)| {
                 let tensor = argument.tensor()?;
-                let start = image.len();
-                let row = tensor.extents.last().map_or(0, |extent| *extent as usize)
-                    * tensor.element.bytes() as usize;
-                let apart = rows == Rows::Apart && tensor.extents.len() > 1;
-                let pitch = if apart { row.next_multiple_of(GAP) + GAP } else { row };
-                let rows = tensor.bytes.len().checked_div(row).unwrap_or(0);
-                let mut strides = vec![pitch as u64];
-                for extent in tensor.extents.iter().skip(1).rev().skip(1) {
-                    strides.push(strides.last().copied().unwrap_or(0) * extent);
+                let width = u64::from(tensor.element.bytes());
+                let (last, counted) = tensor.extents.split_last()?;
+                let row = last * width;
+                let strides = match rows {
+                    Rows::Strided(strides) => {
+                        strides[number][..counted.len()].iter().map(|stride| stride * width).collect()
+                    }
+                    _ => {
+                        let apart = rows == Rows::Apart && !counted.is_empty();
+                        let pitch = if apart { row.next_multiple_of(GAP as u64) + GAP as u64 } else { row };
+                        let mut strides = vec![pitch];
+                        for extent in counted.iter().skip(1).rev() {
+                            strides.push(strides.last().copied().unwrap_or(0) * extent);
+                        }
+                        strides.truncate(counted.len());
+                        strides.reverse();
+                        strides
+                    }
+                };
+                let (row, counted) = (row as usize, counted.to_vec());
+                let place = Place { start: image.len(), row, counted, strides };
+                image.resize(place.end().next_multiple_of(GAP) + GAP, CANARY);
+                for (row, bytes) in place.rows().zip(tensor.bytes.chunks(row.max(1))) {
+                    image[row].copy_from_slice(bytes);
                 }
-                strides.truncate(tensor.extents.len() - 1);
-                strides.reverse();
-                let place = Place { start, row, pitch, rows, strides };
-                for bytes in tensor.bytes.chunks(row.max(1)) {
-                    image.extend_from_slice(bytes);
-                    image.resize(image.len() + pitch - row, CANARY);
-                }
-                image.resize(image.len().next_multiple_of(GAP) + GAP, CANARY);
                 Some(place)
             })
             .collect();
@@ -93,8 +118,7 @@ impl<'a> Arena<'a> {
         for ((argument, place), parameter) in self.arguments.iter().zip(&self.places).zip(kernel.params()) {
             given.push(match (argument, place, &parameter.kind) {
                 (interp::Argument::Tensor(tensor), Some(place), _) => {
-                    let bytes = place.rows().last().map_or(0, |row| row.end - place.start);
-                    let view = buffer.view(place.start as u64, bytes as u64)?;
+                    let view = buffer.view(place.start as u64, (place.end() - place.start) as u64)?;
                     Argument::from(view.strided(&tensor.extents, &place.strides)?)
                 }
                 (interp::Argument::Bits(bits), _, ParamKind::Scalar { value, .. }) => {
@@ -112,7 +136,7 @@ impl<'a> Arena<'a> {
 
     /// The tensors in an image of the memory, whose canaries are looked at.
     fn results(&self, after: &[u8]) -> anyhow::Result<Vec<interp::Argument>> {
-        let mut outside = 0;
+        let mut canaries = after.to_vec();
         let mut results = Vec::with_capacity(self.arguments.len());
         for (argument, place) in self.arguments.iter().zip(&self.places) {
             let (Some(tensor), Some(place)) = (argument.tensor(), place) else {
@@ -121,27 +145,22 @@ impl<'a> Arena<'a> {
             };
             let mut bytes = Vec::with_capacity(tensor.bytes.len());
             for row in place.rows() {
-                check_canary(after, outside..row.start)?;
-                outside = row.end;
-                bytes.extend_from_slice(after.get(row).context("a tensor's bytes")?);
+                let row = canaries.get_mut(row).context("a tensor's bytes")?;
+                bytes.extend_from_slice(row);
+                // What is left are the canaries.
+                row.fill(CANARY);
             }
             let (element, extents) = (tensor.element, tensor.extents.clone());
             results.push(interp::Argument::Tensor(Tensor { element, extents, bytes }));
         }
-        check_canary(after, outside..after.len())?;
+        let touched = canaries.iter().position(|&byte| byte != CANARY);
+        ensure!(
+            touched.is_none(),
+            "byte {} of the arena, which is no view's, was touched",
+            touched.unwrap_or(0)
+        );
         Ok(results)
     }
-}
-
-fn check_canary(bytes: &[u8], range: std::ops::Range<usize>) -> anyhow::Result<()> {
-    let from = range.start;
-    let touched = bytes.get(range).context("a canary")?.iter().position(|&byte| byte != CANARY);
-    ensure!(
-        touched.is_none(),
-        "byte {} of the arena, which is no view's, was touched",
-        from + touched.unwrap_or(0)
-    );
-    Ok(())
 }
 
 #[cfg(test)]
@@ -158,7 +177,9 @@ mod tests {
             interp::Argument::Tensor(Tensor::zeros(Scalar::I8, &[4, 0])),
             interp::Argument::Tensor(Tensor::from_f64s(Scalar::F64, &[2, 3, 4], (0..24).map(f64::from))),
         ];
-        for rows in [Rows::Packed, Rows::Apart] {
+        // Of the last one two matrices, side by side.
+        let strides = [vec![1], vec![], vec![1], vec![0, 1], vec![4, 8, 1]];
+        for rows in [Rows::Packed, Rows::Apart, Rows::Strided(&strides)] {
             let arena = Arena::new(&arguments, rows);
             assert_eq!(arena.results(&arena.image).unwrap(), arguments);
             let mut touched = 0;
@@ -169,8 +190,12 @@ mod tests {
             }
             assert_eq!(touched, arena.image.len() - 3 * 4 - 24 * 8);
             let strides = arena.places.iter().flatten().map(|place| place.strides.clone());
-            let row = if rows == Rows::Packed { 32 } else { 512 };
-            assert_eq!(strides.collect::<Vec<_>>().pop(), Some(vec![3 * row, row]));
+            let wanted = match rows {
+                Rows::Packed => [96, 32],
+                Rows::Apart => [1536, 512],
+                Rows::Strided(_) => [32, 64],
+            };
+            assert_eq!(strides.collect::<Vec<_>>().pop(), Some(wanted.to_vec()));
         }
     }
 }

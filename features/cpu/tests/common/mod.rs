@@ -3,6 +3,7 @@
 
 pub(crate) mod large;
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 use vm_accel::{
     Accelerator, Arguments, Artifact, Extent, Extents, Grid, Guard, MemoryKind, Parameter, ParameterKind,
@@ -10,7 +11,7 @@ use vm_accel::{
 };
 use vm_cpu::{CpuAccelerator, CpuQueue};
 use vm_ir::ValidModule;
-use vm_ir::interp::{Argument, Launch};
+use vm_ir::interp::{Argument, Launch, Tensor};
 use vm_ir::module::ParamKind;
 use vm_ir::view::Dim;
 use vm_jit::backend::cpu::Isa;
@@ -29,6 +30,49 @@ pub(crate) struct Machine {
     pub(crate) device: CpuAccelerator,
     pub(crate) queue: CpuQueue,
     target: Target,
+}
+
+/// Where a tensor lies.
+struct Place {
+    /// Bytes from the first element to the last, with what is between rows.
+    bytes: usize,
+    /// Bytes of a row, which is all that lies along the last dimension.
+    row: usize,
+    /// Where each begins.
+    starts: Vec<usize>,
+    /// Bytes from one of each dimension but the last to the next, if rows don't lie one behind the other.
+    strides: Option<Vec<u64>>,
+}
+
+impl Place {
+    /// Of a tensor with these strides in elements.
+    fn of(tensor: &Tensor, strides: Option<&[u64]>) -> Place {
+        let width = tensor.element.bytes() as usize;
+        let Some((last, counted)) = tensor.extents.split_last() else {
+            unreachable!("a view of no dimensions")
+        };
+        let (row, rows) = (*last as usize * width, counted.iter().product::<u64>());
+        let Some(strides) = strides else {
+            let starts = (0..rows as usize).map(|number| number * row).collect();
+            return Place { bytes: tensor.bytes.len(), row, starts, strides: None };
+        };
+        let strides: Vec<_> = strides[..counted.len()].iter().map(|stride| stride * width as u64).collect();
+        let start = |mut number: u64| {
+            counted.iter().zip(&strides).rev().fold(0, |start, (extent, stride)| {
+                let index = number % extent;
+                number /= extent;
+                start + (index * stride) as usize
+            })
+        };
+        let starts: Vec<_> = (0..if row == 0 { 0 } else { rows }).map(start).collect();
+        let bytes = starts.iter().max().map_or(0, |start| start + row);
+        Place { bytes, row, starts, strides: Some(strides) }
+    }
+
+    /// The bytes of each row.
+    fn rows(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.starts.iter().map(|start| *start..start + self.row)
+    }
 }
 
 /// The artifact of a kernel of a compiled module.
@@ -111,6 +155,17 @@ impl Machine {
         self.launch(&self.compile(module, &launch.kernel)?, launch, fuel, TIMEOUT)
     }
 
+    /// The same of tensors whose rows lie apart, with canaries in between: by argument the elements from one of each dimension to the next.
+    pub(crate) fn run_apart(
+        &self,
+        module: &ValidModule,
+        launch: &mut Launch,
+        strides: &[Vec<u64>],
+        fuel: u64,
+    ) -> Result<Stop, String> {
+        self.launch_apart(&self.compile(module, &launch.kernel)?, launch, strides, fuel, TIMEOUT)
+    }
+
     /// Runs a launch of a compiled kernel, which is stopped when the time is up; its tensors hold what came out.
     ///
     /// # Errors
@@ -122,12 +177,29 @@ impl Machine {
         fuel: u64,
         time: Duration,
     ) -> Result<Stop, String> {
+        self.launch_apart(artifact, launch, &[], fuel, time)
+    }
+
+    fn launch_apart(
+        &self,
+        artifact: &Artifact,
+        launch: &mut Launch,
+        strides: &[Vec<u64>],
+        fuel: u64,
+        time: Duration,
+    ) -> Result<Stop, String> {
         let queue = &self.queue;
+        let places: Vec<_> = (0..)
+            .zip(&launch.arguments)
+            .map(|(number, argument): (usize, _)| {
+                argument.tensor().map(|tensor| Place::of(tensor, strides.get(number).map(Vec::as_slice)))
+            })
+            .collect();
         let kernel = queue.load(artifact).map_err(|error| error.to_string())?;
         let mut memories = Vec::new();
-        for argument in &launch.arguments {
-            let memory = argument.tensor().map(|tensor| {
-                let bytes = tensor.bytes.len() as u64;
+        for place in &places {
+            let memory = place.as_ref().map(|place| {
+                let bytes = place.bytes as u64;
                 let memory =
                     queue.allocate(MemoryKind::Pinned, bytes.next_multiple_of(256) + 2 * MARGIN).unwrap();
                 queue.fill(memory.region(), CANARY).unwrap();
@@ -143,16 +215,21 @@ impl Machine {
         wait(TIMEOUT)?;
         let mut arguments = Vec::new();
         let parameters = &artifact.signature().parameters;
-        for ((argument, memory), parameter) in launch.arguments.iter().zip(&memories).zip(parameters) {
-            arguments.push(match (argument, memory, &parameter.kind) {
-                (Argument::Tensor(tensor), Some(memory), _) => {
-                    let bytes = tensor.bytes.len() as u64;
-                    let region = memory.region().slice(MARGIN, bytes).unwrap();
-                    region.write_host(&tensor.bytes).unwrap();
-                    QueueArgument::View(
-                        region,
-                        Extents::packed(&tensor.extents).map_err(|error| error.to_string())?,
-                    )
+        let given = launch.arguments.iter().zip(&places).zip(&memories);
+        for (((argument, place), memory), parameter) in given.zip(parameters) {
+            arguments.push(match (argument, place.as_ref().zip(memory.as_ref()), &parameter.kind) {
+                (Argument::Tensor(tensor), Some((place, memory)), _) => {
+                    let region = memory.region().slice(MARGIN, place.bytes as u64).unwrap();
+                    let mut image = vec![CANARY; place.bytes];
+                    for (row, bytes) in place.rows().zip(tensor.bytes.chunks(place.row.max(1))) {
+                        image[row].copy_from_slice(bytes);
+                    }
+                    region.write_host(&image).unwrap();
+                    let extents = match &place.strides {
+                        None => Extents::packed(&tensor.extents),
+                        Some(strides) => Extents::strided(&tensor.extents, strides),
+                    };
+                    QueueArgument::View(region, extents.map_err(|error| error.to_string())?)
                 }
                 (Argument::Bits(bits), _, ParameterKind::Scalar { bytes, .. }) => {
                     QueueArgument::Scalar(Scalar::from_bits(*bits, *bytes))
@@ -171,19 +248,25 @@ impl Machine {
         }
         let mut word = [0; 4];
         stop.region().read_host(&mut word).unwrap();
-        for (number, (argument, memory)) in launch.arguments.iter_mut().zip(memories).enumerate() {
-            if let (Argument::Tensor(tensor), Some(memory)) = (argument, memory) {
+        let done = launch.arguments.iter_mut().zip(&places).zip(memories).enumerate();
+        for (number, ((argument, place), memory)) in done {
+            if let (Argument::Tensor(tensor), Some(place), Some(memory)) = (argument, place, memory) {
                 let mut all = vec![0; memory.bytes() as usize];
                 memory.region().read_host(&mut all).unwrap();
-                let (start, end) = (MARGIN as usize, MARGIN as usize + tensor.bytes.len());
                 let read_only = matches!(parameters[number].kind, ParameterKind::View { writes: false, .. });
-                if read_only && tensor.bytes != all[start..end] {
-                    return Err(format!("argument {number}, which is only read, was written"));
+                for (row, bytes) in place.rows().zip(tensor.bytes.chunks_mut(place.row.max(1))) {
+                    let found = &mut all[MARGIN as usize..][row];
+                    if read_only && bytes != found {
+                        return Err(format!("argument {number}, which is only read, was written"));
+                    }
+                    bytes.copy_from_slice(found);
+                    // What is left are the canaries.
+                    found.fill(CANARY);
                 }
-                tensor.bytes.copy_from_slice(&all[start..end]);
-                let touched = all[..start].iter().chain(&all[end..]).position(|byte| *byte != CANARY);
-                if let Some(at) = touched {
-                    return Err(format!("argument {number}: canary {at} of {start} and more was touched"));
+                if let Some(at) = all.iter().position(|byte| *byte != CANARY) {
+                    return Err(format!(
+                        "argument {number}: canary {at}, from {MARGIN} before it, was touched"
+                    ));
                 }
                 queue.free(memory).unwrap();
             }

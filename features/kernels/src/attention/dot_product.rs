@@ -4,6 +4,7 @@ use super::{Attention, Mask, Order};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Region};
 use crate::family::{Kind, Resources};
 use crate::gather::blocks;
+use crate::strided::aligned;
 use crate::transpose::Transposed;
 use vm_ir::Scalar;
 use vm_ir::view::Access;
@@ -212,5 +213,11 @@ impl Function for DotProductAttention {
         let blocks = u32::try_from(tiles.min(units)).unwrap_or(u32::MAX >> 1);
         call.launches.push(Launch { entry: Entry::Attention(variant), grid: [blocks, 1, 1], operands });
         Ok(call)
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        // Rows begin at multiples of 16 bytes, or anywhere.
+        let align = if aligned(16, &buffers[..4]) == 16 { self.align } else { 1 };
+        DotProductAttention { align, ..*self }.call(resources)
     }
 }

@@ -3,6 +3,7 @@
 use super::{Decode, Generate};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Region, Workspace};
 use crate::family::{Kind, Problem, Resources};
+use crate::strided::check_aligned;
 use vm_ir::Scalar;
 use vm_ir::view::Access;
 
@@ -37,11 +38,11 @@ impl Function for DecodeAttention {
         let all = heads.saturating_add(shared.saturating_mul(2));
         let cache = |name| Buffer::new(name, element, &[batch, capacity, shared, dim], Access::Read);
         vec![
-            Buffer::new("qkv", element, &[batch, all, dim], Access::Read),
+            Buffer::new("qkv", element, &[batch, all, dim], Access::Read).counting(1),
             cache("k_cache"),
             cache("v_cache"),
             Buffer::new("lengths", Scalar::I32, &[batch], Access::Read),
-            Buffer::new("o", element, &[batch, heads, dim], Access::Write),
+            Buffer::new("o", element, &[batch, heads, dim], Access::Write).counting(1),
         ]
     }
 
@@ -116,5 +117,10 @@ impl Function for DecodeAttention {
         let grid = [rows.div_ceil(JOINED) as u32, shared as u32, batch as u32];
         let second = Launch { entry: Entry::DecodeJoin(variant), grid, operands: vec![parts, sums, o] };
         Ok(Call { launches: vec![first, second], workspace: workspace.bytes() })
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        check_aligned(buffers)?;
+        self.call(resources)
     }
 }

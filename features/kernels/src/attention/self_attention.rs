@@ -3,6 +3,7 @@
 use super::{Attention, Backward, BackwardPass, Forward};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Region, Workspace};
 use crate::family::{Kind, Problem, Resources};
+use crate::strided::check_aligned;
 use vm_ir::Scalar;
 use vm_ir::view::Access;
 
@@ -174,6 +175,11 @@ impl Function for SelfAttention {
         let grid = self.blocks(self.heads[0], variant.tile[0], resources);
         Ok(Call { launches: vec![Launch { entry: Entry::Attention(variant), grid, operands }], workspace: 0 })
     }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        check_aligned(&buffers[..2])?;
+        self.call(resources)
+    }
 }
 
 impl Function for SelfAttentionBackward {
@@ -225,5 +231,11 @@ impl Function for SelfAttentionBackward {
             step(BackwardPass::Finish, by_rows, vec![sums, dq, scale]),
         ];
         Ok(Call { launches, workspace: workspace.bytes() })
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        let [qkv, o, _, d_o, dqkv] = buffers else { return self.call(resources) };
+        [qkv, o, d_o, dqkv].into_iter().try_for_each(|buffer| check_aligned(std::slice::from_ref(buffer)))?;
+        self.call(resources)
     }
 }

@@ -15,7 +15,9 @@ pub(super) fn cases() -> Vec<Case> {
             // Queries of 200 f32 take the most shared memory.
             let large = (element == Scalar::F32 && !bias && mask == Mask::Full).then_some([1, 1, 3, 5, 200]);
             for [heads, shared, queries, keys, dim] in
-                [[1, 1, 1, 1, 1], [3, 1, 70, 67, 20], [2, 2, 65, 130, 64]].into_iter().chain(large)
+                [[1, 1, 1, 1, 1], [2, 1, 5, 7, 8], [3, 1, 70, 67, 20], [2, 2, 65, 130, 64]]
+                    .into_iter()
+                    .chain(large)
             {
                 let align = if (dim * u64::from(element.bytes())).is_multiple_of(16) { 16 } else { 1 };
                 let function = DotProductAttention {

@@ -48,6 +48,14 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(case("swiglu", Elementwise::of(Chain::swiglu(Bf16, Bf16), 2049), |a, b| {
         a / (1.0 + (-a).exp()) * b
     }));
+    // Several rows, in the place of one.
+    for (rows, columns, align) in [(5, 24, 16), (3, 33, 16), (4, 40, 4)] {
+        let of = |chain| Elementwise { rows, align, ..Elementwise::of(chain, columns) };
+        let swiglu = of(Chain::swiglu(Bf16, F16));
+        cases.push(case("swiglu", swiglu, |a, b| a / (1.0 + (-a).exp()) * b));
+        cases.push(case("Add", of(Chain::binary(Op::Add, F32, F32)), |a, b| a + b));
+        cases.push(case("cast", of(Chain::cast(F32, Bf16)), |a, _| a));
+    }
     cases.push(case("nothing", Elementwise::of(Chain::cast(F32, F32), 0), |a, _| a));
     cases.push(special());
     for (extents, element) in [
@@ -67,7 +75,7 @@ pub(super) fn cases() -> Vec<Case> {
 fn case(what: &str, function: Elementwise, definition: Definition) -> Case {
     use crate::call::Function;
     let specified = function.buffers();
-    let count = function.columns;
+    let (rows, count) = (function.rows, function.rows * function.columns);
     let mut buffers: Vec<Tensor> = specified
         .iter()
         .enumerate()
@@ -84,7 +92,7 @@ fn case(what: &str, function: Elementwise, definition: Definition) -> Case {
     let element = specified[output].element;
     buffers[output] = random(1, element, &specified[output].extents);
     Case {
-        name: format!("{what} of {} to {element}, {count} elements", specified[0].element),
+        name: format!("{what} of {} to {element}, {count} elements in {rows}", specified[0].element),
         function: Box::new(function),
         buffers,
         expected: vec![Expected::new(output, expected, tolerance(element))],

@@ -1,7 +1,8 @@
 //! Calls of every function with what they must come to, for tests of backends and devices.
 //!
 //! What is expected is computed in f64 from the function's definition, by other code than any kernel's. [`all`] has every case;
-//! a test runs each by [`Case::check`] with what launches a kernel in its place.
+//! a test runs each by [`Case::check`] with what launches a kernel in its place. Small cases are there a second time with rows that lie apart,
+//! which what launches kernels must place as it is told.
 
 mod attention;
 mod elementwise;
@@ -12,6 +13,7 @@ mod plain;
 mod sample;
 mod self_attention;
 mod softmax;
+mod strided;
 mod tables;
 mod tokens;
 mod training;
@@ -19,7 +21,7 @@ mod training;
 use vm_ir::interp::{Argument, Launch, Tensor};
 use vm_ir::{GuestAddr, Module, Scalar, Trust, ValidModule, validate};
 
-use crate::call::{Function, Operand, Region};
+use crate::call::{Buffer, Function, Operand, Region};
 use crate::family::Resources;
 
 /// A call.
@@ -58,8 +60,19 @@ impl Expected {
     }
 }
 
+/// What runs the kernel of a module and leaves in the tensors of its launch what came out. By argument it is told how the rows lie: the elements
+/// from one of each dimension to the next, none of a number.
+pub type Launcher<'a> = dyn FnMut(&ValidModule, &mut Launch, &[Vec<u64>]) -> Result<(), String> + 'a;
+
 /// All cases.
 pub fn all() -> Vec<Case> {
+    let mut all = dense();
+    all.extend(strided::cases(dense()));
+    all
+}
+
+/// The cases of rows that lie one behind the other.
+fn dense() -> Vec<Case> {
     let areas = [
         gemm::cases(),
         attention::cases(),
@@ -87,7 +100,7 @@ fn case(
 }
 
 impl Case {
-    /// Calls it on a device by `launch`, which runs the kernel of a module and leaves in its tensors what came out; and compares.
+    /// Calls it on a device by `launch`, and compares.
     ///
     /// # Errors
     /// What differs, or what `launch` said.
@@ -95,7 +108,7 @@ impl Case {
         &self,
         resources: &Resources,
         trust: Trust,
-        launch: &mut dyn FnMut(&ValidModule, &mut Launch) -> Result<(), String>,
+        launch: &mut Launcher<'_>,
     ) -> Result<(), String> {
         self.compare(&self.run(resources, trust, launch)?)
     }
@@ -118,12 +131,12 @@ impl Case {
     /// Calls it as [`check`](Self::check) does, and gives what the buffers then hold.
     ///
     /// # Errors
-    /// What `launch` said.
+    /// What `launch` said, or that something between rows was written.
     pub fn run(
         &self,
         resources: &Resources,
         trust: Trust,
-        launch: &mut dyn FnMut(&ValidModule, &mut Launch) -> Result<(), String>,
+        launch: &mut Launcher<'_>,
     ) -> Result<Vec<Tensor>, String> {
         let name = &self.name;
         let said = |what: String| format!("{name}: {what}");
@@ -138,7 +151,8 @@ impl Case {
             );
         }
         let call = self.function.call(resources).map_err(|error| said(error.to_string()))?;
-        let mut buffers = self.buffers.clone();
+        let mut buffers: Vec<_> =
+            specified.iter().zip(&self.buffers).map(|(buffer, tensor)| apart(buffer, tensor)).collect();
         // Its contents don't matter: ones in every bit are NaN.
         let mut workspace =
             Tensor::from_bits(Scalar::I8, &[call.workspace], vec![0xff; call.workspace as usize]);
@@ -153,7 +167,12 @@ impl Case {
                 Operand::Number(bits, _) => Argument::Bits(*bits),
             });
             let mut run = Launch { kernel: entry.clone(), grid: step.grid, arguments: arguments.collect() };
-            launch(&module, &mut run).map_err(|error| said(format!("{entry}: {error}")))?;
+            let strides = step.operands.iter().map(|operand| match operand {
+                Operand::Buffer(_, region) | Operand::Workspace(region) => region.strides.clone(),
+                Operand::Number(..) => Vec::new(),
+            });
+            launch(&module, &mut run, &strides.collect::<Vec<_>>())
+                .map_err(|error| said(format!("{entry}: {error}")))?;
             for (operand, argument) in step.operands.iter().zip(&run.arguments) {
                 match (operand, argument) {
                     (Operand::Buffer(index, region), Argument::Tensor(tensor)) => {
@@ -166,8 +185,43 @@ impl Case {
                 }
             }
         }
-        Ok(buffers)
+        let found = specified.iter().zip(buffers);
+        found.map(|(buffer, memory)| together(buffer, memory).map_err(&said)).collect()
     }
+}
+
+/// What is between rows: no number that comes of any.
+const CANARY: u64 = 0xc5c5_c5c5_c5c5_c5c5;
+
+/// The memory of a buffer whose rows lie apart.
+fn apart(buffer: &Buffer, tensor: &Tensor) -> Tensor {
+    if !buffer.is_apart() {
+        return tensor.clone();
+    }
+    let len = buffer.len().unwrap_or(0);
+    let mut memory = Tensor::from_bits(tensor.element, &[len], vec![CANARY; len as usize]);
+    for at in 0..tensor.len() as u64 {
+        memory.set_bits(
+            (at / buffer.row() * buffer.stride + at % buffer.row()) as usize,
+            tensor.bits(at as usize),
+        );
+    }
+    memory
+}
+
+/// The rows of such memory, between which nothing may have been written.
+fn together(buffer: &Buffer, memory: Tensor) -> Result<Tensor, String> {
+    if !buffer.is_apart() {
+        return Ok(memory);
+    }
+    let canary = Tensor::from_bits(memory.element, &[1], [CANARY]).bits(0);
+    let (inside, between): (Vec<_>, Vec<_>) =
+        (0..memory.len()).partition(|at| *at as u64 % buffer.stride < buffer.row());
+    if let Some(at) = between.into_iter().find(|at| memory.bits(*at) != canary) {
+        return Err(format!("{}: element {at}, which is between rows, was written", buffer.name));
+    }
+    let bits = inside.into_iter().map(|at| memory.bits(at));
+    Ok(Tensor::from_bits(memory.element, &buffer.extents, bits))
 }
 
 impl Expected {

@@ -15,6 +15,7 @@ pub(super) fn cases() -> Vec<Case> {
         ([2, 24, 2, 2, 64], Scalar::Bf16, true),
         ([1, 70, 2, 1, 64], Scalar::F16, true),
         ([1, 67, 1, 1, 128], Scalar::Bf16, false),
+        ([2, 3, 1, 1, 64], Scalar::F16, true),
         ([1, 0, 1, 1, 64], Scalar::Bf16, true),
     ] {
         let [batch, tokens, heads, shared, dim] = extents;
@@ -33,6 +34,7 @@ pub(super) fn cases() -> Vec<Case> {
         ([3, 1, 1, 64, 40], Scalar::Bf16),
         ([2, 6, 2, 64, 130], Scalar::F16),
         ([2, 4, 4, 128, 9], Scalar::F32),
+        ([2, 2, 1, 64, 7], Scalar::Bf16),
     ];
     cases.extend(generated.map(|(extents, element)| decode(extents, element)));
     for (extents, element, align) in [

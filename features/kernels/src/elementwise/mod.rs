@@ -30,6 +30,7 @@ use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar, Type};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, kernel_name};
 use crate::family::{Kind, Resources};
 use crate::row::{Layout, View, column, each_row, grid_of, lanes, matrix, row};
+use crate::strided::step;
 
 pub use chain::{Along, Chain, Input, Op, Value};
 
@@ -236,20 +237,32 @@ impl Function for Elementwise {
         let inputs =
             self.chain.inputs.iter().flatten().zip(NAMES[0]).filter_map(|(input, name)| match input {
                 Input::Array(element, along) => {
-                    Some(Buffer { name, element: *element, extents: extents(*along), access: Access::Read })
+                    Some(Buffer::new(name, *element, &extents(*along), Access::Read))
                 }
                 Input::Number => None,
             });
-        let outputs = self.chain.outputs.iter().flatten().zip(NAMES[1]).map(|((_, element), name)| Buffer {
-            name,
-            element: *element,
-            extents: extents(Along::All),
-            access: Access::Write,
-        });
+        let outputs = self
+            .chain
+            .outputs
+            .iter()
+            .flatten()
+            .zip(NAMES[1])
+            .map(|((_, element), name)| Buffer::new(name, *element, &extents(Along::All), Access::Write));
         inputs.chain(outputs).collect()
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
+        self.launch(None, resources)
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        self.launch(Some(step(buffers)), resources)
+    }
+}
+
+impl Elementwise {
+    /// The launch, of rows that lie apart if there is a step.
+    fn launch(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
         let Elementwise { chain, rows, columns, numbers, align } = *self;
         chain.check()?;
         let unsupported = |what| CallError::Unsupported { function: "elementwise", what };
@@ -261,9 +274,11 @@ impl Function for Elementwise {
             .checked_mul(columns)
             .filter(|count| *count < 1 << 40)
             .ok_or_else(|| unsupported(format!("{rows} × {columns} elements; the most are 2^40")))?;
-        let (cut, grid) = if chain.has_rows() {
+        let (cut, grid) = if chain.has_rows() || step.is_some() {
             let held = chain.arrays().filter(|(_, along)| *along == Along::All).count() as u32;
-            let layout = Layout::of(columns, &elements, align, held, &Resources { cluster: 1, ..*resources });
+            let (columns_step, alone) =
+                ([columns, step.unwrap_or(0)], Resources { cluster: 1, ..*resources });
+            let layout = Layout::apart(columns_step, &elements, align, held, &alone);
             let grid = grid_of("elementwise", layout, [rows, columns])?.unwrap_or([1, 1, 1]);
             (Cut::Rows(layout), grid)
         } else {

@@ -3,6 +3,7 @@
 use super::{Batch, Product, Scales};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand};
 use crate::family::{Problem, Resources, Sample};
+use crate::strided::aligned;
 use vm_ir::view::Access;
 
 /// A product with its numbers. Its buffers are `a`, `b` and `c`, and those behind them that [its parameters](super) name.
@@ -33,7 +34,7 @@ impl Function for Multiply {
         });
         let buffers = names.into_iter().zip(views);
         buffers
-            .map(|((name, access), (element, extents))| Buffer { name, element, extents, access })
+            .map(|((name, access), (element, extents))| Buffer::new(name, element, &extents, access))
             .collect()
     }
 
@@ -57,5 +58,11 @@ impl Function for Multiply {
             .extend(buffers.map(|(index, buffer)| Operand::whole(index, buffer.element, &buffer.extents)));
         let grid = self.product.grid(&variant, resources);
         Ok(Call { launches: vec![Launch { entry: Entry::Gemm(variant), grid, operands }], workspace: 0 })
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        // Rows begin at multiples of 16 bytes, or anywhere.
+        let align = if aligned(16, &buffers[..3]) == 16 { self.product.align } else { 1 };
+        Multiply { product: Product { align, ..self.product }, ..*self }.call(resources)
     }
 }

@@ -21,6 +21,7 @@ use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar, Type};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Operand, Workspace, kernel_name};
 use crate::family::Resources;
 use crate::row::{Layout, Piece, Powers, Precision, Row, View, column, each_row, launch_rows, matrix};
+use crate::strided::step;
 
 use total::Totals;
 pub use total::{LossSum, Step, Total};
@@ -301,12 +302,23 @@ impl Function for CrossEntropy {
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
+        self.launches(None, resources)
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        self.launches(Some(step(buffers)), resources)
+    }
+}
+
+impl CrossEntropy {
+    /// The launches, of rows that lie apart if there is a step.
+    fn launches(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
         let CrossEntropy { rows, columns, element, target, log_probs, options, align } = *self;
         checked_target(target)?;
         let elements: Vec<Scalar> = [element].into_iter().chain(log_probs).collect();
         let smoothed = options.smoothing != 0.0;
         let held = 1 + u32::from(smoothed || log_probs.is_some());
-        let layout = Layout::packed([rows, columns], &elements, align, held, resources);
+        let layout = Layout::packed([rows, columns], step, &elements, align, held, resources);
         let pass = log_probs.map_or(Pass::Loss, Pass::LogProbabilities);
         let entry = LossRows { layout, element, target, pass, smoothed, own: false, mean: false };
         let mut call = entry.launch("cross_entropy", [rows, columns], &self.buffers(), &options)?;
@@ -362,14 +374,25 @@ impl Function for CrossEntropyBackward {
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
+        self.launches(None, resources)
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        self.launches(Some(step(buffers)), resources)
+    }
+}
+
+impl CrossEntropyBackward {
+    /// The launches, of rows that lie apart if there is a step.
+    fn launches(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
         let CrossEntropyBackward { rows, columns, element, target, in_place, options, align } = *self;
         checked_target(target)?;
         let smoothed = options.smoothing != 0.0;
         let held = if smoothed { 3 } else { 1 };
         // In place, a row is written while its neighbours are read.
         let layout = match in_place {
-            true => Layout::of(columns, &[element], align, held, resources),
-            false => Layout::packed([rows, columns], &[element], align, held, resources),
+            true => Layout::apart([columns, step.unwrap_or(0)], &[element], align, held, resources),
+            false => Layout::packed([rows, columns], step, &[element], align, held, resources),
         };
         let pass = if in_place { Pass::GradientInPlace } else { Pass::Gradient };
         let (own, mean) = (options.reduction == Reduction::None, options.reduction == Reduction::Mean);

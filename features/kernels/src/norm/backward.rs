@@ -11,6 +11,7 @@ use crate::family::{Kind, Resources};
 use crate::row::{
     Layout, MAX_TURNS, Piece, Row, View, column, fold_rows, grid_of, lanes, launch_rows, matrix, parts, row,
 };
+use crate::strided::step;
 
 /// A variant of the gradient's first kernel: `dx`, and of each block's rows the sums for `dweight` and `dbias`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -267,13 +268,13 @@ pub struct NormBackward {
 }
 
 impl NormBackward {
-    /// How rows are divided, and how many blocks or clusters take them in turns.
-    fn plan(&self, resources: &Resources) -> (Layout, u64) {
+    /// How rows that begin at multiples of `step` elements are divided, and how many blocks or clusters take them in turns.
+    fn plan(&self, step: u64, resources: &Resources) -> (Layout, u64) {
         let units = u64::from(resources.compute_units);
         if resources.kind == Kind::Cpu {
             return (Layout::CPU, units.saturating_mul(2).min(self.rows));
         }
-        let wide = lanes(self.columns, &[self.element, self.element, self.weight], self.align);
+        let wide = lanes(self.columns | step, &[self.element, self.element, self.weight], self.align);
         let vectors = self.columns.div_ceil(wide.into()).max(1);
         // Beside h and dy the sums.
         let held = u64::from(wide) * (3 + u64::from(self.bias));
@@ -342,12 +343,23 @@ impl Function for NormBackward {
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
+        self.launches(0, resources)
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        self.launches(step(buffers), resources)
+    }
+}
+
+impl NormBackward {
+    /// The launches, of rows that begin at multiples of `step` elements.
+    fn launches(&self, step: u64, resources: &Resources) -> Result<Call, CallError> {
         let NormBackward { norm, rows, columns, element, weight, residual, bias, .. } = *self;
         let name = match norm {
             Norm::Rms => "rmsnorm_backward",
             Norm::Layer => "layernorm_backward",
         };
-        let (layout, blocks) = self.plan(resources);
+        let (layout, blocks) = self.plan(step, resources);
         let buffers = self.buffers();
         let results = 1 + usize::from(bias);
         let entry = NormGradient { layout, norm, element, weight, residual, bias };

@@ -8,6 +8,7 @@ use super::Norm;
 use crate::call::{Buffer, Call, CallError, Entry, Function, Operand, kernel_name};
 use crate::family::Resources;
 use crate::row::{Layout, Piece, Row, Values, column, each_row, launch_rows, matrix, row};
+use crate::strided::step;
 
 /// A variant of the norm's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -213,11 +214,22 @@ impl Function for NormForward {
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
+        self.launch(0, resources)
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        self.launch(step(buffers), resources)
+    }
+}
+
+impl NormForward {
+    /// The launch, of rows that begin at multiples of `step` elements.
+    fn launch(&self, step: u64, resources: &Resources) -> Result<Call, CallError> {
         let NormForward { norm, rows, columns, input, weight, output, residual, bias, statistics, .. } =
             *self;
         let elements = [input, weight, output];
         let held = 1 + u32::from(residual);
-        let layout = Layout::of(columns, &elements, self.align, held, resources);
+        let layout = Layout::apart([columns, step], &elements, self.align, held, resources);
         let entry = Entry::Norm(NormRows { layout, norm, input, weight, output, residual, bias, statistics });
         let numbers = [Operand::f32(self.epsilon)];
         launch_rows(norm.name(), entry, layout, [rows, columns], &self.buffers(), &numbers)

@@ -38,22 +38,39 @@ impl Layout {
     /// The layout for rows of so many columns, of arrays of these types whose bases are multiples of `align` bytes.
     /// `held` is how many numbers of f32 a thread keeps for each element that it holds.
     pub fn of(columns: u64, elements: &[Scalar], align: u32, held: u32, resources: &Resources) -> Layout {
-        if resources.kind == Kind::Cpu {
-            return Layout::CPU;
-        }
-        let lanes = lanes(columns, elements, align);
-        Layout::with(lanes, columns.div_ceil(lanes.into()).max(1), false, held, resources)
+        Layout::apart([columns, 0], elements, align, held, resources)
     }
 
-    /// The same of dense matrices of so many rows, which are not written in the place of what is read.
-    pub fn packed(
-        [rows, columns]: [u64; 2],
+    /// The same of rows that begin at multiples of `step` elements; of 0, if they do at any that columns are multiples of.
+    pub fn apart(
+        [columns, step]: [u64; 2],
         elements: &[Scalar],
         align: u32,
         held: u32,
         resources: &Resources,
     ) -> Layout {
-        let plain = Layout::of(columns, elements, align, held, resources);
+        if resources.kind == Kind::Cpu {
+            return Layout::CPU;
+        }
+        // Both are multiples of what the two have in common.
+        let lanes = lanes(columns | step, elements, align);
+        Layout::with(lanes, columns.div_ceil(lanes.into()).max(1), false, held, resources)
+    }
+
+    /// The same of dense matrices of so many rows, which are not written in the place of what is read; or, with a step, of rows that lie
+    /// apart.
+    pub fn packed(
+        [rows, columns]: [u64; 2],
+        step: Option<u64>,
+        elements: &[Scalar],
+        align: u32,
+        held: u32,
+        resources: &Resources,
+    ) -> Layout {
+        let plain = Layout::apart([columns, step.unwrap_or(0)], elements, align, held, resources);
+        if step.is_some() {
+            return plain;
+        }
         // What rows of an even number of columns would have.
         let wide = lanes(1 << 20, elements, align);
         let whole = rows.checked_mul(columns).is_some_and(|count| count.is_multiple_of(wide.into()));

@@ -9,6 +9,7 @@ use super::router::Router;
 use super::select::{Output, Select, Source};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace};
 use crate::family::Resources;
+use crate::strided::aligned;
 use vm_ir::limits::{MAX_GRID_X, MAX_GRID_YZ};
 use vm_ir::view::Access;
 use vm_ir::{Scalar, Type};
@@ -93,6 +94,11 @@ pub struct TopPSample {
 impl Logits {
     fn buffer(&self, name: &'static str) -> Buffer {
         Buffer::new(name, self.element, &[self.rows, self.columns], Access::Read)
+    }
+
+    /// Those of rows that lie as the first buffer's do.
+    fn apart(self, buffers: &[Buffer]) -> Logits {
+        Logits { align: aligned(self.align, &buffers[..1]), ..self }
     }
 
     fn operand(&self) -> Operand {
@@ -266,6 +272,10 @@ impl Function for Argmax {
         let any = self.logits.check("argmax")?;
         Ok(if any { self.logits.greatest(Nan::Greatest) } else { Call::default() })
     }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        Argmax { logits: self.logits.apart(buffers) }.call(resources)
+    }
 }
 
 impl Function for TopK {
@@ -281,6 +291,10 @@ impl Function for TopK {
         let extents = [rows, self.k];
         let written = vec![Operand::whole(1, element, &extents), Operand::whole(2, Scalar::I32, &extents)];
         Ok(self.logits.select(self.k, written, Output::Sorted))
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        TopK { logits: self.logits.apart(buffers), ..*self }.call(resources)
     }
 }
 
@@ -311,6 +325,10 @@ impl Function for SoftmaxTopK {
         let grid = [rows.div_ceil(router.rows().into()) as u32, 1, 1];
         Ok(Call { launches: vec![Launch { entry: Entry::Router(router), grid, operands }], workspace: 0 })
     }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        SoftmaxTopK { logits: self.logits.apart(buffers), ..*self }.call(resources)
+    }
 }
 
 impl Function for Sample {
@@ -324,6 +342,10 @@ impl Function for Sample {
             return Ok(Call::default());
         }
         Ok(scale.map_or_else(|| self.logits.greatest(Nan::Least), |scale| self.logits.sample(scale)))
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        Sample { logits: self.logits.apart(buffers), ..*self }.call(resources)
     }
 }
 
@@ -350,6 +372,10 @@ impl Function for TopKSample {
         } else {
             self.logits.select(self.k, self.logits.drawn(scale), Output::Drawn)
         })
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        TopKSample { logits: self.logits.apart(buffers), ..*self }.call(resources)
     }
 }
 
@@ -379,6 +405,10 @@ impl Function for TopPSample {
             let part = (f64::from(self.p) * 2f64.powi(64)) as u64;
             self.logits.draw(scale, Candidates::Mass, part)
         })
+    }
+
+    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        TopPSample { logits: self.logits.apart(buffers), ..*self }.call(resources)
     }
 }
 

@@ -80,7 +80,7 @@ fn compile(gpu: &Gpu, entry: &Entry, trust: Trust) -> Result<CompiledKernel, (St
     compile().map_err(|error| (name.clone(), error))
 }
 
-/// A call as a guest's and as the host's own, rows packed and apart.
+/// A call as a guest's and as the host's own, rows as it has them and farther apart.
 fn check(gpu: &Gpu, case: &Case, report: &mut Report) -> anyhow::Result<()> {
     let worker = gpu.worker()?;
     let kernels = kernels(gpu);
@@ -93,21 +93,23 @@ fn check(gpu: &Gpu, case: &Case, report: &mut Report) -> anyhow::Result<()> {
     for (resources, trust) in
         devices.iter().flat_map(|device| [(device, Trust::Guest), (device, Trust::Trusted)])
     {
-        for rows in [Rows::Packed, Rows::Apart] {
-            let checked = case.check(resources, trust, &mut |module, launch| {
+        for apart in [false, true] {
+            let checked = case.check(resources, trust, &mut |module, launch, strides| {
                 let run = || -> anyhow::Result<_> {
                     let (kernel, _) = module.find(&launch.kernel).ok_or_else(|| anyhow!("no kernel"))?;
                     let compiled = kernels.get(&(kernel.name().to_owned(), module.trust()));
                     let compiled = compiled.context("it was not compiled")?.as_ref();
                     let loaded = worker.load(compiled.map_err(|error| anyhow!("{error}"))?.artifact())?;
                     let over = Launch::over(launch.grid).within(Limits::default());
+                    // As the call says, and farther apart yet.
+                    let rows = if apart { Rows::Apart } else { Rows::Strided(strides) };
                     Arena::new(&launch.arguments, rows).run(&worker, &loaded, kernel, over)
                 };
                 launch.arguments = run().map_err(|error| format!("{error:#}"))?;
                 launches += 1;
                 Ok(())
             });
-            checked.map_err(|error| anyhow!("{trust:?}, rows {rows:?}: {error}"))?;
+            checked.map_err(|error| anyhow!("{trust:?}, rows farther apart: {apart}: {error}"))?;
         }
     }
     worker.stop(TIMEOUT)?;
