@@ -117,7 +117,10 @@ impl<'a, 'k> Writer<'a, 'k> {
 
     fn if_op(&mut self, op: &'k Op, split: Split<'a, 'k>) {
         if self.differs(op.operands[0]) {
-            return self.if_apart(op);
+            if !self.if_by_lanes(op) {
+                self.if_apart(op);
+            }
+            return;
         }
         let condition = self.first(op.operands[0]);
         let (then, other) = (self.b.create_block(), self.b.create_block());

@@ -88,19 +88,33 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.masks_of(&repr, 4, self.width)
     }
 
-    /// To `all` if every one agrees, to `none` with `args` if none does, else to `some`.
-    fn vote_on(&mut self, masks: &[Ssa], all: (Block, &[BlockArg]), some: Block, none: (Block, &[BlockArg])) {
+    /// To `all` if every one agrees on what is a condition's masks, to `none` with `args` if none does, else to `some`.
+    fn vote_on(
+        &mut self,
+        condition: Option<Value>,
+        masks: &[Ssa],
+        all: (Block, &[BlockArg]),
+        some: Block,
+        none: (Block, &[BlockArg]),
+    ) {
         let unsure = self.b.create_block();
+        let known = condition.and_then(|value| self.votes.get(&value).copied());
         let (mut both, mut either) = (masks[0], masks[0]);
         for mask in &masks[1..] {
             both = self.b.ins().band(both, *mask);
             either = self.b.ins().bor(either, *mask);
         }
-        let every = self.all_lanes(both);
+        let every = match known {
+            Some(vote) => vote.all,
+            None => self.all_lanes(both),
+        };
         self.enter(every, all, (unsure, &[]));
         self.b.seal_block(unsure);
         self.b.switch_to_block(unsure);
-        let any = self.any_lane(either);
+        let any = match known {
+            Some(vote) => vote.any,
+            None => self.any_lane(either),
+        };
         self.b.ins().brif(any, some, &[], none.0, none.1);
         self.b.seal_block(some);
         self.b.set_cold_block(some);
@@ -110,7 +124,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let masks = self.masks(op.operands[0]);
         let [then, other, divergent] = [0; 3].map(|_| self.b.create_block());
         let end = self.join(&op.results, None);
-        self.vote_on(&masks, (then, &[]), divergent, (other, &[]));
+        self.vote_on(Some(op.operands[0]), &masks, (then, &[]), divergent, (other, &[]));
         for (index, block) in [then, other].into_iter().enumerate() {
             self.b.seal_block(block);
             self.b.switch_to_block(block);
@@ -211,7 +225,7 @@ impl<'a, 'k> Writer<'a, 'k> {
                 let pairs = a.into_iter().zip(b);
                 let masks = pairs.map(|(a, b)| self.b.ins().icmp(IntCC::SignedLessThan, a, b)).collect();
                 let masks = self.masks_of(&Repr::Chunks(masks), 4, width);
-                self.vote_on(&masks, (inside, &[]), divergent, (end, &results));
+                self.vote_on(None, &masks, (inside, &[]), divergent, (end, &results));
             }
         }
         self.b.seal_block(inside);
@@ -252,7 +266,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         let masks = self.masks(goes_on);
         let divergent = self.b.create_block();
         let results = self.pass(&condition.args, &op.results, None);
-        self.vote_on(&masks, (inside, &args), divergent, (end, &results));
+        self.vote_on(Some(goes_on), &masks, (inside, &args), divergent, (end, &results));
         self.b.switch_to_block(divergent);
         let mut now: Vec<(Value, Repr)> = condition.args.iter().map(|v| (*v, self.repr(*v))).collect();
         if !condition.args.contains(&goes_on) {
@@ -397,7 +411,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     }
 
     /// Is it at hand as one thread has it: one number, or a vector that is uniform?
-    fn is_one_thread(&self, value: Value, repr: &Repr) -> bool {
+    pub(super) fn is_one_thread(&self, value: Value, repr: &Repr) -> bool {
         let lanes = usize::from(self.kernel.type_of(value).lanes());
         match repr {
             Repr::Splat(_) => true,
@@ -437,7 +451,7 @@ fn all_values(op: &Op, out: &mut Vec<Value>) {
 }
 
 /// What an op uses and does not define.
-fn live_ins(op: &Op) -> Vec<Value> {
+pub(super) fn live_ins(op: &Op) -> Vec<Value> {
     fn region(r: &Region, defined: &mut HashSet<Value>, used: &mut Vec<Value>) {
         defined.extend(r.args.iter().copied());
         r.ops.iter().for_each(|op| walk(op, defined, used));

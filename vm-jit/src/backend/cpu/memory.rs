@@ -11,23 +11,22 @@ use super::lanes::{Repr, clif, loose, own};
 use super::writer::{Extent, Writer};
 use crate::safety::{Access, Last};
 use cranelift_codegen::ir::condcodes::IntCC;
-use cranelift_codegen::ir::{AtomicRmwOp, InstBuilder, MemFlagsData, Value as Ssa, types};
+use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value as Ssa, types};
 use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
-use vm_ir::op::{Opcode, Shape};
 
 /// Bytes of zeros, and of bytes that nobody reads, at the end of the scratch memory.
 pub(super) const SPARE: u32 = 128;
 
 /// Elements in a row.
-struct Row {
-    address: Ssa,
+pub(super) struct Row {
+    pub(super) address: Ssa,
     /// How many of the elements may be there at all.
     count: usize,
-    bounds: Bounds,
+    pub(super) bounds: Bounds,
 }
 
-enum Bounds {
+pub(super) enum Bounds {
     /// All are in bounds.
     In,
     /// All are if this holds, and none else.
@@ -50,7 +49,14 @@ impl Writer<'_, '_> {
     }
 
     /// Where `count` elements in a row are, and whether they are in bounds.
-    fn row(&mut self, op: &Op, place: Place, known: &Access, indices: &[Ssa], count: usize) -> Option<Row> {
+    pub(super) fn row(
+        &mut self,
+        op: &Op,
+        place: Place,
+        known: &Access,
+        indices: &[Ssa],
+        count: usize,
+    ) -> Option<Row> {
         let indices: Vec<Ssa> = indices.iter().map(|index| self.wide(*index)).collect();
         match place {
             Place::View(_) => self.view_row(op, place, known, &indices, count),
@@ -175,7 +181,7 @@ impl Writer<'_, '_> {
     }
 
     /// The address if `within` holds, else one that does no harm.
-    fn or_spare(&mut self, address: Ssa, within: Ssa, writes: bool) -> Ssa {
+    pub(super) fn or_spare(&mut self, address: Ssa, within: Ssa, writes: bool) -> Ssa {
         let offset = i64::from(self.spare) + if writes { i64::from(SPARE) } else { 0 };
         let spare = self.b.ins().iadd_imm_s(self.scratch, offset);
         self.b.ins().select(within, address, spare)
@@ -350,16 +356,25 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Bytes from one thread's elements to the next one's, where the threads' indices go in steps and are known to be in bounds.
-    fn bytes_between(&mut self, op: &Op, rank: usize, place: Place, known: &Access) -> Option<Between> {
-        if known.last.is_checked() || (0..rank - 1).any(|dimension| known.checks(dimension)) {
-            return None;
-        }
+    /// Bytes from one thread's elements to the next one's, where the threads' indices go in steps and none is checked for itself.
+    fn bytes_between(
+        &mut self,
+        op: &Op,
+        rank: usize,
+        place: Place,
+        known: &Access,
+        lanes: usize,
+    ) -> Option<Between> {
         let mut steps = Vec::with_capacity(rank);
-        for value in &op.operands[..rank] {
+        for (dimension, value) in op.operands[..rank].iter().enumerate() {
+            let checked = match dimension + 1 == rank {
+                true => known.last.is_checked(),
+                false => known.checks(dimension),
+            };
             steps.push(match self.repr(*value) {
-                Repr::Splat(_) => 0,
-                Repr::Affine { stride, .. } => stride,
+                // An index of a shared array is clamped for all of them at once.
+                Repr::Splat(_) if !checked || lanes == 1 && matches!(place, Place::Shared(_)) => 0,
+                Repr::Affine { stride, .. } if !checked => stride,
                 _ => return None,
             });
         }
@@ -413,7 +428,7 @@ impl Writer<'_, '_> {
     }
 
     /// Each thread's indices.
-    fn each_indices(&mut self, op: &Op, rank: usize) -> Vec<Vec<Ssa>> {
+    pub(super) fn each_indices(&mut self, op: &Op, rank: usize) -> Vec<Vec<Ssa>> {
         let all: Vec<Vec<Ssa>> = op.operands[..rank].iter().map(|v| self.each(*v)).collect();
         (0..self.width).map(|thread| all.iter().map(|index| index[thread]).collect()).collect()
     }
@@ -442,7 +457,7 @@ impl Writer<'_, '_> {
             _ => {
                 let vectors = Self::in_vectors(scalar, lanes);
                 let mut all = Vec::with_capacity(elements);
-                if let Some(between) = self.bytes_between(op, rank, place, &known) {
+                if let Some(between) = self.bytes_between(op, rank, place, &known, lanes) {
                     let indices = self.first_indices(op, rank);
                     let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
                     let flags = self.flags(lanes);
@@ -494,7 +509,7 @@ impl Writer<'_, '_> {
         let parts = all.chunks(all.len() / self.width);
         let as_repr =
             |part: &[Ssa]| if vectors { Repr::Chunks(part.to_vec()) } else { Repr::Each(part.to_vec()) };
-        if let Some(between) = self.bytes_between(op, rank, place, &known).filter(|_| self.width > 1) {
+        if let Some(between) = self.bytes_between(op, rank, place, &known, lanes).filter(|_| self.width > 1) {
             let indices = self.first_indices(op, rank);
             let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
             let flags = self.flags(lanes);
@@ -507,114 +522,6 @@ impl Writer<'_, '_> {
             let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
             self.store_row(&row, scalar, &as_repr(part), lanes);
         }
-    }
-
-    /// One thread after the other.
-    pub(super) fn atomic(&mut self, op: &Op) {
-        let Some(place) = op.place else { return };
-        let Some((rank, scalar)) = self.kernel.place(place) else { return };
-        let Some(known) = self.safety.access(op).cloned() else { return };
-        let args: Vec<Vec<Ssa>> = op.operands[rank..].iter().map(|v| self.each(*v)).collect();
-        let mut olds = Vec::with_capacity(self.width);
-        for (thread, indices) in self.each_indices(op, rank).into_iter().enumerate() {
-            let Some(row) = self.row(op, place, &known, &indices, 1) else { return };
-            let (address, within) = match row.bounds {
-                Bounds::If(within) => (self.or_spare(row.address, within, true), Some(within)),
-                _ => (row.address, None),
-            };
-            let args: Vec<Ssa> = args.iter().map(|arg| arg[thread]).collect();
-            let plain = matches!(place, Place::Shared(_));
-            let old = if plain {
-                self.plain_atomic(op, scalar, address, &args)
-            } else {
-                self.real_atomic(op, scalar, address, &args)
-            };
-            if let Some(old) = old {
-                olds.push(match within {
-                    None => old,
-                    Some(within) => {
-                        let zero = self.number(scalar, 0);
-                        self.b.ins().select(within, old, zero)
-                    }
-                });
-            }
-        }
-        if let Some(result) = op.result() {
-            self.set(result, Repr::Each(olds));
-        }
-    }
-
-    fn plain_atomic(&mut self, op: &Op, scalar: Scalar, address: Ssa, args: &[Ssa]) -> Option<Ssa> {
-        let ty = clif(scalar);
-        if op.code == Opcode::AtomicStore {
-            self.b.ins().store(own(), args[0], address, 0);
-            return None;
-        }
-        let old = self.b.ins().load(ty, own(), address, 0);
-        let new = match op.code {
-            Opcode::AtomicLoad => return Some(old),
-            Opcode::AtomicExchange => args[0],
-            Opcode::AtomicCas => {
-                let there = self.b.ins().icmp(IntCC::Equal, old, args[0]);
-                self.b.ins().select(there, args[1], old)
-            }
-            code => code.combines().and_then(|code| self.same(code, scalar, &[old, args[0]])).unwrap_or(old),
-        };
-        self.b.ins().store(own(), new, address, 0);
-        Some(old)
-    }
-
-    fn real_atomic(&mut self, op: &Op, scalar: Scalar, address: Ssa, args: &[Ssa]) -> Option<Ssa> {
-        let ty = clif(scalar);
-        let ints = ty.as_int();
-        let rmw = match op.code.shape() {
-            Shape::AtomicLoad => {
-                let bits = self.b.ins().atomic_load(ints, own(), address);
-                return Some(self.cast(ty, bits));
-            }
-            Shape::AtomicStore => {
-                let bits = self.cast(ints, args[0]);
-                self.b.ins().atomic_store(own(), bits, address);
-                return None;
-            }
-            Shape::AtomicCas => return Some(self.b.ins().atomic_cas(own(), address, args[0], args[1])),
-            _ => match op.code {
-                Opcode::AtomicAdd if ty.is_float() => return Some(self.atomic_sum(scalar, address, args[0])),
-                Opcode::AtomicMinS => AtomicRmwOp::Smin,
-                Opcode::AtomicMaxS => AtomicRmwOp::Smax,
-                Opcode::AtomicMinU => AtomicRmwOp::Umin,
-                Opcode::AtomicMaxU => AtomicRmwOp::Umax,
-                Opcode::AtomicAnd => AtomicRmwOp::And,
-                Opcode::AtomicOr => AtomicRmwOp::Or,
-                Opcode::AtomicXor => AtomicRmwOp::Xor,
-                Opcode::AtomicExchange => AtomicRmwOp::Xchg,
-                _ => AtomicRmwOp::Add,
-            },
-        };
-        let bits = self.cast(ints, args[0]);
-        let old = self.b.ins().atomic_rmw(ints, own(), rmw, address, bits);
-        Some(self.cast(ty, old))
-    }
-
-    /// A float is added by comparing and exchanging until nobody came between.
-    pub(super) fn atomic_sum(&mut self, scalar: Scalar, address: Ssa, by: Ssa) -> Ssa {
-        let ty = clif(scalar);
-        let ints = ty.as_int();
-        let (head, done) = (self.b.create_block(), self.b.create_block());
-        let expected = self.b.append_block_param(head, ints);
-        let first = self.b.ins().atomic_load(ints, own(), address);
-        self.b.ins().jump(head, &[first.into()]);
-        self.b.switch_to_block(head);
-        let old = self.cast(ty, expected);
-        let sum = self.b.ins().fadd(old, by);
-        let new = self.cast(ints, sum);
-        let seen = self.b.ins().atomic_cas(own(), address, expected, new);
-        let same = self.b.ins().icmp(IntCC::Equal, seen, expected);
-        self.b.ins().brif(same, done, &[], head, &[seen.into()]);
-        self.b.seal_block(head);
-        self.b.seal_block(done);
-        self.b.switch_to_block(done);
-        old
     }
 }
 

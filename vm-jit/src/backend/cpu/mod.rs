@@ -25,7 +25,9 @@
 //! and after means nothing. Any number of threads may run different blocks at once. The function calls nothing that is
 //! not part of its symbol, and needs up to [`STACK`] bytes of stack.
 
+mod agree;
 mod arrange;
+mod atomics;
 mod blocks;
 mod chunks;
 mod control;
@@ -34,6 +36,7 @@ mod diverge;
 mod emit;
 mod floats;
 mod function;
+mod ids;
 mod isa;
 mod lanes;
 mod legal;
@@ -47,6 +50,7 @@ mod plan;
 mod routine;
 mod schedule;
 mod spoil;
+mod steps;
 mod tile;
 mod value;
 mod warp;

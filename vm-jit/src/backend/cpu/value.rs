@@ -91,6 +91,7 @@ impl Writer<'_, '_> {
         let Some(result) = op.result() else { return Repr::Each(Vec::new()) };
         let elements = self.elements(result);
         self.extreme = self.floats.extreme(op);
+        self.votes.remove(&result);
         let args: Vec<Repr> = op.operands.iter().map(|v| self.repr(*v)).collect();
         if args.iter().all(|arg| matches!(arg, Repr::Splat(_))) {
             let args: Vec<Ssa> = args.iter().flat_map(|arg| self.each_of(arg, from, 1)).collect();
@@ -104,6 +105,9 @@ impl Writer<'_, '_> {
         }
         if let Some(masks) = self.compare_steps(op, from, &args, elements) {
             return Repr::Chunks(masks);
+        }
+        if let Some(vote) = self.vote_of_bools(op, &args) {
+            self.votes.insert(result, vote);
         }
         if let Some(chunks) = self.in_chunks(op, from, to, &args, elements) {
             return Repr::Chunks(chunks);
@@ -133,173 +137,6 @@ impl Writer<'_, '_> {
             })
             .collect();
         Repr::Each(each)
-    }
-
-    /// A step from element to element stays one through sums, products with constants, and widening.
-    fn affine(&mut self, op: &Op, from: Scalar, to: Scalar, args: &[Repr]) -> Option<Repr> {
-        let fits = |scalar: Scalar, low: i64, high: i64| {
-            let most = (scalar.mask() >> 1) as i64;
-            low >= -most && high <= most
-        };
-        let constant = |this: &Self, repr: &Repr| match repr {
-            Repr::Splat(one) => this.constant(*one),
-            _ => None,
-        };
-        match (op.code, args) {
-            (Opcode::Sext | Opcode::Zext, [Repr::Affine { base, stride, low, high }]) => {
-                if op.code == Opcode::Zext && *low < 0 || !fits(from, *low, *high) {
-                    return None;
-                }
-                let base = self.b.ins().sextend(clif(to), *base);
-                Some(Repr::Affine { base, stride: *stride, low: *low, high: *high })
-            }
-            (Opcode::Trunc, [Repr::Affine { base, stride, low, high }]) if fits(to, *low, *high) => {
-                let base = self.b.ins().ireduce(clif(to), *base);
-                Some(Repr::Affine { base, stride: *stride, low: *low, high: *high })
-            }
-            (Opcode::Add | Opcode::Mul, [splat @ Repr::Splat(_), affine @ Repr::Affine { .. }]) => {
-                let swapped = [affine.clone(), splat.clone()];
-                self.affine(op, from, to, &swapped)
-            }
-            (Opcode::Add | Opcode::Sub, [Repr::Affine { base, stride, low, high }, Repr::Splat(other)]) => {
-                // What is not known to fit is added in 64 bits only: those wrap the same way in every element.
-                let by = constant(self, &args[1]);
-                let (low, high) = match by {
-                    Some(by) if op.code == Opcode::Add => (low.checked_add(by)?, high.checked_add(by)?),
-                    Some(by) => (low.checked_sub(by)?, high.checked_sub(by)?),
-                    None => (i64::MIN, i64::MAX),
-                };
-                if to != Scalar::I64 && !fits(to, low, high) {
-                    return None;
-                }
-                let base = match op.code {
-                    Opcode::Add => self.b.ins().iadd(*base, *other),
-                    _ => self.b.ins().isub(*base, *other),
-                };
-                Some(Repr::Affine { base, stride: *stride, low, high })
-            }
-            (Opcode::Mul, [Repr::Affine { base, stride, low, high }, by]) => {
-                let by = constant(self, by).filter(|by| *by > 0)?;
-                let (low, high) = (low.checked_mul(by)?, high.checked_mul(by)?);
-                if !fits(to, low, high) {
-                    return None;
-                }
-                let base = self.b.ins().imul_imm_s(*base, by);
-                Some(Repr::Affine { base, stride: stride.checked_mul(by)?, low, high })
-            }
-            (Opcode::Shl, [Repr::Affine { base, stride, low, high }, by]) => {
-                let by = constant(self, by).filter(|by| (0..31).contains(by))?;
-                let (low, high) = (low.checked_mul(1 << by)?, high.checked_mul(1 << by)?);
-                if !fits(to, low, high) {
-                    return None;
-                }
-                let base = self.b.ins().ishl_imm_s(*base, by);
-                Some(Repr::Affine { base, stride: stride.checked_mul(1 << by)?, low, high })
-            }
-            _ => None,
-        }
-    }
-
-    /// A number that goes in steps, divided by one: mostly all threads that are run together have the same quotient, and remainders
-    /// that go in the same steps. Where they don't, each thread goes by itself, from the beginning.
-    fn quotient(&mut self, op: &Op, scalar: Scalar, args: &[Repr], elements: usize) -> Option<Repr> {
-        let alone = self.alone.filter(|_| elements == self.width)?;
-        let (divides, signed) = match op.code {
-            Opcode::DivS => (Opcode::DivS, true),
-            Opcode::RemS => (Opcode::DivS, true),
-            Opcode::DivU | Opcode::RemU => (Opcode::DivU, false),
-            _ => return None,
-        };
-        let [Repr::Affine { base, stride, low, high }, Repr::Splat(by)] = args else { return None };
-        let fits = *low >= 0 && *high <= (scalar.mask() >> 2) as i64 && (1..=1 << 16).contains(stride);
-        if !fits {
-            return None;
-        }
-        let all = self.same(divides, scalar, &[*base, *by])?;
-        let whole = self.b.ins().imul(all, *by);
-        let first = self.b.ins().isub(*base, whole);
-        let last = self.b.ins().iadd_imm_s(first, stride * (elements as i64 - 1));
-        let below = if signed { IntCC::SignedLessThan } else { IntCC::UnsignedLessThan };
-        let same = self.b.ins().icmp(below, last, *by);
-        let on = self.b.create_block();
-        self.b.ins().brif(same, on, &[], alone, &[]);
-        self.parted = true;
-        self.b.seal_block(on);
-        self.b.switch_to_block(on);
-        Some(match op.code {
-            Opcode::DivS | Opcode::DivU => Repr::Splat(all),
-            _ => Repr::Affine { base: first, stride: *stride, low: 0, high: *high },
-        })
-    }
-
-    /// A number that goes in steps, compared with one: masks of four bytes, by how many steps there are between the two.
-    fn compare_steps(&mut self, op: &Op, scalar: Scalar, args: &[Repr], elements: usize) -> Option<Vec<Ssa>> {
-        let (code, affine, other) = match args {
-            [affine @ Repr::Affine { .. }, Repr::Splat(other)] => (op.code, affine, *other),
-            [Repr::Splat(other), affine @ Repr::Affine { .. }] => {
-                let turned = match op.code {
-                    Opcode::LtS => Opcode::GtS,
-                    Opcode::LeS => Opcode::GeS,
-                    Opcode::GtS => Opcode::LtS,
-                    Opcode::GeS => Opcode::LeS,
-                    _ => return None,
-                };
-                (turned, affine, *other)
-            }
-            _ => return None,
-        };
-        let condition = match code {
-            Opcode::LtS => IntCC::SignedLessThan,
-            Opcode::LeS => IntCC::SignedLessThanOrEqual,
-            Opcode::GtS => IntCC::SignedGreaterThan,
-            Opcode::GeS => IntCC::SignedGreaterThanOrEqual,
-            Opcode::Eq => IntCC::Equal,
-            Opcode::Ne => IntCC::NotEqual,
-            _ => return None,
-        };
-        let Repr::Affine { base, stride, low, high } = affine else { return None };
-        let near = -(1i64 << 61)..=1 << 61;
-        let wide = matches!(scalar, Scalar::I32 | Scalar::I64) && elements.is_multiple_of(4);
-        if !wide || !(1..=1 << 16).contains(stride) || !near.contains(low) || !near.contains(high) {
-            return None;
-        }
-        let steps = move |lane: usize| lane as i64 * stride;
-        if let (Some(base), Some(other)) = (self.constant(*base), self.constant(other)) {
-            let holds = |lane: usize| {
-                let (one, other) = (i128::from(base + steps(lane)), i128::from(other));
-                match condition {
-                    IntCC::SignedLessThan => one < other,
-                    IntCC::SignedLessThanOrEqual => one <= other,
-                    IntCC::SignedGreaterThan => one > other,
-                    IntCC::SignedGreaterThanOrEqual => one >= other,
-                    IntCC::Equal => one == other,
-                    _ => one != other,
-                }
-            };
-            let masks = (0..elements / 4).map(|at| self.four(|lane| -i32::from(holds(at * 4 + lane))));
-            return Some(masks.collect());
-        }
-        // As far as the elements reach, and one more at either end.
-        let [base, other] = [*base, other].map(|one| self.wide(one));
-        let before = self.b.ins().iadd_imm_s(base, -1);
-        let behind = self.b.ins().iadd_imm_s(base, steps(elements));
-        let clamped = self.b.ins().smax(other, before);
-        let clamped = self.b.ins().smin(clamped, behind);
-        let between = self.b.ins().isub(clamped, base);
-        let between = self.b.ins().ireduce(types::I32, between);
-        let between = self.b.ins().splat(types::I32X4, between);
-        let masks = (0..elements / 4).map(|at| {
-            let steps = self.four(|lane| steps(at * 4 + lane) as i32);
-            self.b.ins().icmp(condition, steps, between)
-        });
-        Some(masks.collect())
-    }
-
-    /// A vector of four constants.
-    fn four(&mut self, of: impl Fn(usize) -> i32) -> Ssa {
-        let bytes: Vec<u8> = (0..4).flat_map(|lane| of(lane).to_le_bytes()).collect();
-        let data = self.b.func.dfg.constants.insert(bytes.into());
-        self.b.ins().vconst(types::I32X4, data)
     }
 
     /// Is every bit of a mask known to be this one?
@@ -379,7 +216,11 @@ impl Writer<'_, '_> {
                 if !Self::has_vector(op.code, to) {
                     return None;
                 }
-                let all: Vec<Vec<Ssa>> = args.iter().map(|a| self.chunks_of(a, to, elements)).collect();
+                let mut all: Vec<Vec<Ssa>> = args.iter().map(|a| self.chunks_of(a, to, elements)).collect();
+                if op.code == Opcode::Fma && matches!(args[0], Repr::Splat(_)) {
+                    // The machine's instruction overwrites the first, of which there would be a copy for each vector.
+                    all.swap(0, 1);
+                }
                 match op.code {
                     Opcode::Exp => return Some(self.exponentials(Base::E, &all[0])),
                     Opcode::Exp2 => return Some(self.exponentials(Base::Two, &all[0])),
