@@ -174,7 +174,10 @@ impl<'a, 'k> Writer<'a, 'k> {
         }
         let low = self.first(op.operands[0]);
         let end = self.join(&op.results, split);
-        self.for_from(op, split, low, &op.operands[3..], end);
+        match split {
+            None => self.for_versions(op, low, end),
+            Some(_) => self.for_from(op, split, low, &op.operands[3..], end),
+        }
         self.arrive(end, &op.results, split);
     }
 

@@ -1,11 +1,9 @@
-//! Views, shared arrays and atomics.
+//! Views and shared arrays.
 //!
 //! A guest's access to a view that may be out of bounds goes to a spare place instead: a load to zeros, a store or an
 //! atomic to bytes that nobody reads. The address is chosen without a branch, so it is not even speculated upon. Of
 //! several elements in a row that may be partly out of bounds, each is asked for itself, behind a branch. What is
 //! checked is in the [`SafetyPlan`](crate::safety::SafetyPlan).
-//!
-//! Shared arrays belong to the block, which one thread of the machine runs, so their atomics are plain.
 
 use super::lanes::{Repr, clif, loose, own};
 use super::writer::{Extent, Writer};
@@ -438,7 +436,10 @@ impl Writer<'_, '_> {
         let Some((rank, scalar)) = self.kernel.place(place) else { return };
         let elements = self.elements(result);
         let lanes = elements / self.width;
-        let Some(known) = self.safety.access(op).cloned() else { return };
+        let Some(mut known) = self.safety.access(op).cloned() else { return };
+        if self.in_bounds {
+            known = known.proven();
+        }
         let pattern = self.pattern_of(op, rank, lanes);
         // Of a shared array's row, each thread's index is clamped for itself.
         let clamped = matches!(place, Place::Shared(_)) && known.last.is_checked();

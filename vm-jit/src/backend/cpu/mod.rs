@@ -3,10 +3,12 @@
 //! * [`isa`](Isa): machines. `legal`: the table of what they have.
 //! * `plan`: splits a kernel at its barriers into loops over warps and threads.
 //! * `writer`: a kernel as a function; `blocks` the loop over blocks, `lockstep` loops that threads go through side by side,
-//!   `control` regions, `diverge` those at which threads part.
+//!   `control` regions, `diverge` those at which threads part, `agree` those of which the code says who takes part, `ahead` loops
+//!   that are checked before they begin.
 //! * `floats`: what is known of the floats of a kernel.
 //! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `wide`: ops
-//!   on them; `memory`: views, shared arrays and atomics; `warp`: ops between threads. `tile`: tile kernels.
+//!   on them; `steps`: integers that go in steps from thread to thread; `ids`: where threads are; `memory`: views and shared
+//!   arrays, `atomics`; `warp`: ops between threads. `tile`: tile kernels.
 //! * `routine`: our own routines, `wide` for `exp`, `chunks` for copies and `micro` for products.
 //! * `emit`: from the function to machine code; `limits` how large it may become, `live` how far its values live, `schedule`
 //!   the order of instructions, `object` the ELF object, `spoil` what tests make of it.
@@ -26,6 +28,7 @@
 //! not part of its symbol, and needs up to [`STACK`] bytes of stack.
 
 mod agree;
+mod ahead;
 mod arrange;
 mod atomics;
 mod blocks;

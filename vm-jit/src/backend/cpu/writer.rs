@@ -74,6 +74,8 @@ pub(super) struct Writer<'a, 'k> {
     pub(super) cancel: Option<Cancel>,
     /// What is known of the lesser or greater that is written now.
     pub(super) extreme: Extreme,
+    /// Is all in bounds that is written now, as was found ahead of a loop?
+    pub(super) in_bounds: bool,
     /// How the threads that are run together vote on bools that differ between them, where that is known.
     pub(super) votes: HashMap<Value, Vote>,
     /// Where each of the threads that are run together begins by itself, as long as they have changed nothing.
@@ -160,6 +162,7 @@ pub(super) fn write<'a, 'k>(
         threads: None,
         cancel: None,
         extreme: Extreme::default(),
+        in_bounds: false,
         votes: HashMap::new(),
         alone: None,
         parted: false,
