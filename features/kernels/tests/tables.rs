@@ -1,56 +1,16 @@
 //! The tables of variants: every variant of every class compiles for Hopper, and launches what its problem says.
 
+#[path = "common/problems.rs"]
+#[allow(dead_code)]
+mod problems;
+
+use problems::{EXTENTS, H200, TIGHT, attentions, generations, kinds};
 use std::collections::BTreeSet;
 use vm_ir::module::ParamKind;
 use vm_ir::{GuestAddr, Module, Scalar, Trust, validate};
-use vm_kernels::attention::{Forward, Generate, Mask};
-use vm_kernels::family::{Kind, Problem, Resources, Sample, Variant, rounded};
-use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Product, Scales};
-
-const H200: Resources = Resources { compute_units: 132, shared_bytes: 232_448, kind: Kind::Gpu, cluster: 8 };
-/// One with less shared memory.
-const TIGHT: Resources = Resources { shared_bytes: 101_376, cluster: 1, ..H200 };
-
-/// Every kind of product that a GPU does.
-fn kinds() -> Vec<Product> {
-    use Scalar::{Bf16, F8E4M3, F8E5M2, F16, F32, I8, I32, Tf32};
-    let mut kinds = Vec::new();
-    let plain = Product::of(1, 1, 1);
-    for (element, output) in [(Bf16, Bf16), (F16, F16), (Bf16, F32), (F16, F32)] {
-        for (a_transposed, b_transposed) in [(false, false), (false, true), (true, false), (true, true)] {
-            kinds.push(Product { element, output, a_transposed, b_transposed, ..plain });
-        }
-    }
-    for (element, output) in
-        [(Tf32, F32), (F8E4M3, Bf16), (F8E4M3, F16), (F8E5M2, F32), (I8, I32), (I8, Bf16)]
-    {
-        kinds.push(Product { element, output, b_transposed: true, ..plain });
-    }
-    let all =
-        Epilogue { scaled: true, plus: true, bias: true, activation: Activation::Silu, scales: Scales::None };
-    let rows = Epilogue { scales: Scales::Rows, ..Epilogue::NONE };
-    let blocks = Epilogue { scales: Scales::Blocks, ..Epilogue::NONE };
-    let fp8 = Product { element: F8E4M3, b_transposed: true, ..plain };
-    kinds.extend([Product { epilogue: all, ..plain }, Product { epilogue: all, output: F32, ..plain }]);
-    kinds.extend([Product { epilogue: rows, ..fp8 }, Product { epilogue: blocks, ..fp8 }]);
-    kinds.push(Product { element: I8, epilogue: all, b_transposed: true, ..plain });
-    for b_transposed in [false, true] {
-        kinds.push(Product { batch: Batch::Batched, matrices: 4, b_transposed, ..plain });
-        kinds.push(Product { batch: Batch::Grouped, matrices: 8, b_transposed, ..plain });
-    }
-    kinds
-}
-
-/// Extents of each table.
-const EXTENTS: [[u64; 3]; 7] = [
-    [1, 4096, 4096],
-    [16, 11008, 4096],
-    [64, 4096, 11008],
-    [512, 512, 512],
-    [1024, 1024, 1024],
-    [2048, 2048, 2048],
-    [8192, 8192, 8192],
-];
+use vm_kernels::attention::Forward;
+use vm_kernels::family::{Problem, Resources, Sample, Variant, rounded};
+use vm_kernels::gemm::{Gemm, Product};
 
 #[test]
 fn every_variant_compiles() {
@@ -116,45 +76,6 @@ fn check_arguments<P: Problem>(problem: &P) {
             assert_eq!((view.element, view.rank()), (element, rank), "{}: {}", problem.class(), param.name);
         }
     }
-}
-
-/// Every kind of attention.
-fn attentions() -> Vec<Forward> {
-    let mut all = Vec::new();
-    for dim in [64, 128, 192, 256] {
-        for (mask, log_sums) in [(Mask::Full, false), (Mask::Causal, true), (Mask::Window, true)] {
-            let heads = [8, if log_sums { 2 } else { 8 }];
-            let element = if log_sums { Scalar::F16 } else { Scalar::Bf16 };
-            for tokens in [[300, 500], [8192, 8192]] {
-                let of = Forward::of(2, 8, 0, dim, false);
-                for fp8 in [false, true] {
-                    all.push(Forward {
-                        mask,
-                        fp8,
-                        log_sums,
-                        heads,
-                        element,
-                        tokens,
-                        window: [100, 20],
-                        ..of
-                    });
-                }
-            }
-        }
-    }
-    all
-}
-
-fn generations() -> Vec<Generate> {
-    let mut all = Vec::new();
-    for (dim, page) in
-        [64, 128, 192, 256].into_iter().flat_map(|dim| [0, 16, 48, 96, 64].map(|page| (dim, page)))
-    {
-        let element = if page == 16 { Scalar::F16 } else { Scalar::Bf16 };
-        let of = Generate { element, dim, page, batch: 3, heads: [16, 2], queries: 2, tokens: 5000 };
-        all.extend([of, Generate { batch: 64, queries: 1, ..of }]);
-    }
-    all
 }
 
 /// All variants compile for Hopper, take as much shared memory as is said, and have names of their own.

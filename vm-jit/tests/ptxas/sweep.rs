@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// The seed, if a part is taken.
-fn seed() -> Option<u64> {
+pub(crate) fn seed() -> Option<u64> {
     std::env::var("SWEEP_SEED").ok().map(|seed| seed.parse().expect("SWEEP_SEED is a number"))
 }
 

@@ -360,6 +360,23 @@ impl Gemm {
         words + own + parts + out + float + old
     }
 
+    /// The most registers that sums may have beside what a factor's elements pass through, if they do on their way to the tensor core.
+    fn most_sums(&self) -> u32 {
+        // Only of elements of 16 bits it takes factors that are not contiguous along the inner dimension.
+        let turned = self.element.bytes() != 2 && (self.a_transposed || !self.b_transposed);
+        // Each is the sum of two of tf32.
+        let divided = self.element == Scalar::F32;
+        // Beside addresses of a block's only tile, or its share of a sum, there are fewer.
+        match self.element.bytes() {
+            _ if divided && turned && self.band == 0 && self.split == 1 => 48,
+            _ if divided => 64,
+            _ if !turned => u32::MAX,
+            1 if self.split > 1 => 48,
+            1 => 64,
+            _ => 96,
+        }
+    }
+
     /// Whether a block has what it needs, as far as its own numbers tell.
     fn fits(&self, resources: &Resources) -> bool {
         let [rows, columns, inner] = self.tile;
@@ -381,6 +398,7 @@ impl Gemm {
         let long = self.epilogue.plus && self.epilogue.activation == Activation::Gelu;
         let room = !long || (rows <= 128 && (self.output.bytes() < 4 || self.registers_of_sums() <= 64));
         let room = room && !(self.epilogue.scales == Scales::Rows && self.cluster > 1 && columns > 128);
+        let room = room && (resources.kind == Kind::Cpu || self.registers_of_sums() <= self.most_sums());
         let alone = self.batch != Batch::Grouped && self.align >= 16 || self.cluster == 1;
         let of_groups = if self.swapped { columns } else { rows };
         let held = of_groups.is_multiple_of(64 * self.groups.max(1)) && rows.is_multiple_of(8);

@@ -1,0 +1,85 @@
+//! No variant that a table of products or attention has spills registers on Hopper. Always assembled is what each kind of problem has first of
+//! the largest tiles, as a guest's; all that is first in a table without a number in `SWEEP_SEED`, and with one a part of all variants.
+
+#[path = "../../../vm-jit/tests/ptxas/assembler.rs"]
+#[allow(dead_code)]
+mod assembler;
+#[path = "common/problems.rs"]
+#[allow(dead_code)]
+mod problems;
+#[path = "../../../vm-jit/tests/ptxas/sweep.rs"]
+mod sweep;
+
+use problems::{EXTENTS, H200, attentions, by_registers, generations, kinds};
+use std::collections::HashSet;
+use vm_ir::{GuestAddr, Kernel, Module, Trust, ValidModule, validate};
+use vm_kernels::family::{Problem, Variant};
+use vm_kernels::gemm::Product;
+
+/// A variant's name, what makes its kernel, and whether its table has it first.
+type Choice = (String, Box<dyn Fn() -> Kernel>, bool);
+
+fn choices<P: Problem>(problem: &P) -> impl Iterator<Item = Choice> + use<P> {
+    let variants = problem.variants(&H200).into_iter().enumerate();
+    variants.map(|(place, variant)| -> Choice {
+        let name = variant.name();
+        (name, Box::new(move || variant.kernel(GuestAddr(0)).unwrap()), place == 0)
+    })
+}
+
+/// The choices of each kind of problem, those of the largest extents last.
+fn tables() -> Vec<Vec<Choice>> {
+    let of_kind = |kind: Product| {
+        let problems = EXTENTS.map(|[m, n, k]| Product { m, n, k, ..kind });
+        problems.iter().flat_map(choices).collect::<Vec<_>>()
+    };
+    let products = kinds().into_iter().chain(by_registers()).map(of_kind);
+    let attentions = attentions().into_iter().map(|problem| choices(&problem).collect());
+    let generations = generations().into_iter().map(|problem| choices(&problem).collect());
+    products.chain(attentions).chain(generations).collect()
+}
+
+fn module(choice: &Choice, trust: Trust) -> ValidModule {
+    validate(Module::from(choice.1()), trust).unwrap()
+}
+
+fn check(modules: &[ValidModule]) {
+    assembler::with_ptxas(|folder| {
+        let all: Vec<_> = modules.iter().map(|module| ("sm_90a", "13.0", module)).collect();
+        assembler::assemble_for_all(folder, "3", &all);
+    });
+}
+
+#[test]
+fn the_first_of_the_largest_tiles_does_not_spill() {
+    let mut seen = HashSet::new();
+    let mut modules = Vec::new();
+    for table in tables() {
+        let largest = table.iter().rev().find(|(.., first)| *first).unwrap();
+        if seen.insert(largest.0.clone()) {
+            modules.push(module(largest, Trust::Guest));
+        }
+    }
+    assert!(modules.len() > 40, "{}", modules.len());
+    check(&modules);
+}
+
+#[test]
+fn no_variant_spills() {
+    let both = [Trust::Guest, Trust::Trusted];
+    let mut seen = HashSet::new();
+    let mut modules = Vec::new();
+    for (number, table) in tables().into_iter().enumerate() {
+        let all = table.iter().flat_map(|choice| both.map(|trust| (choice, trust)));
+        let taken = match sweep::seed() {
+            Some(_) => sweep::taken(&format!("table {number}"), all),
+            None => all.filter(|((.., first), trust)| *first && *trust == Trust::Guest).collect(),
+        };
+        for (choice, trust) in taken {
+            if seen.insert((choice.0.clone(), trust)) {
+                modules.push(module(choice, trust));
+            }
+        }
+    }
+    check(&modules);
+}
