@@ -50,6 +50,28 @@ fn ends_the_launch_and_leaves_nothing() {
     assert_eq!(left.len(), 1, "{left:?}");
 }
 
+/// With `--trusted` nothing stops a kernel but the end of the process.
+#[cfg(feature = "cpu")]
+#[test]
+fn gives_up_what_can_t_be_stopped() {
+    let dir = tempfile::tempdir().expect("a folder");
+    std::fs::write(dir.path().join("two.vir"), TWO).expect("written");
+    let output = Command::new(env!("CARGO_BIN_EXE_vm-service"))
+        .args(
+            "launch two.vir --kernel spin --device cpu --grid 1 --arg x=i32[1] --trusted --deadline 0.2"
+                .split(' '),
+        )
+        .current_dir(dir.path())
+        .output()
+        .expect("its end");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(
+        err.contains("kernel @spin did not end within 0.2 s: with --trusted it can't be stopped"),
+        "{err}"
+    );
+}
+
 /// Behind the work, who waits for a reader is ended as any other program is.
 #[test]
 fn ends_what_nobody_reads() {

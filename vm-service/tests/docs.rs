@@ -146,7 +146,7 @@ fn options_exist() {
         );
     }
     // Options of other programs, of the testbed and of the tests on a GPU.
-    let others = "all-targets bench bins cflags cloud-hypervisor example examples features jobs lib library libs linux list locked markdown nightly no-default-features nvrtc only package path processors profile release retry test tests tiles-for unix-socket variant verbose workspace";
+    let others = "all-targets bench bins cflags cloud-hypervisor example examples features jobs lib library libs libs-only-L linux list locked markdown nightly no-default-features nvrtc only package path processors profile release retry test tests tiles-for unix-socket variant verbose workspace";
     known.extend(others.split(' ').map(str::to_owned));
     for (document, text) in documents() {
         for span in code(&text) {
@@ -159,20 +159,51 @@ fn options_exist() {
     }
 }
 
-#[test]
-fn scenarios_exist() {
-    let mut sources = String::new();
-    let mut dirs = vec![root().join("tests/testbed/src")];
-    while let Some(dir) = dirs.pop() {
-        for entry in fs::read_dir(&dir).expect("the testbed's source") {
+/// The files below a folder, with their text.
+fn sources(folder: PathBuf) -> Vec<(PathBuf, String)> {
+    let (mut sources, mut folders) = (Vec::new(), vec![folder]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder of source") {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
-                dirs.push(path);
+                folders.push(path);
             } else {
-                sources += &fs::read_to_string(&path).expect("source");
+                let text = fs::read_to_string(&path).expect("source");
+                sources.push((path, text));
             }
         }
     }
+    sources
+}
+
+#[test]
+fn every_module_with_unsafe_code_is_told() {
+    let safety = fs::read_to_string(root().join("docs/safety.md")).expect("docs/safety.md");
+    let chapter = safety.split("\n## ").find(|chapter| chapter.starts_with("unsafe\n")).expect("its chapter");
+    let told = code(chapter);
+    let children = |folder: PathBuf| {
+        let entries = fs::read_dir(folder).expect("a folder");
+        entries.map(|entry| entry.expect("an entry").path().join("src")).filter(|path| path.is_dir())
+    };
+    let mut found = 0;
+    for (path, text) in children(root()).chain(children(root().join("features"))).flat_map(sources) {
+        let path = path.strip_prefix(root()).expect("below it").to_str().expect("UTF-8").to_owned();
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        if path.ends_with("/tests.rs") || !code.contains("allow(unsafe_code") {
+            continue;
+        }
+        found += 1;
+        let sys = path.split('/').any(|part| ["sys", "sys.rs"].contains(&part));
+        let named = told.iter().any(|span| span.contains('/') && path.starts_with(span.as_str()));
+        assert!(sys || named, "docs/safety.md does not say why {path} has unsafe code");
+    }
+    assert!(found > 20, "only {found} modules with unsafe code were found");
+}
+
+#[test]
+fn scenarios_exist() {
+    let sources: String =
+        sources(root().join("tests/testbed/src")).into_iter().map(|(_, text)| text).collect();
     let mut checked = 0;
     for (document, text) in documents() {
         for span in code(&text) {

@@ -1024,7 +1024,7 @@ vmk_status cuda_sample_f16_ws(const vmk_f16 *logits,
 vmk_status cuda_sample_f16_workspace_size(int batch, int vocab_size, float temperature, size_t *bytes);
 
 /*
- The same of the k greatest alone.
+ The same of the k greatest alone, from 1; vocab_size, or more, are all.
  */
 vmk_status cuda_topk_sample(const float *logits,
                             int32_t *output,

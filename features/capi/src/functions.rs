@@ -113,7 +113,8 @@ pub(crate) fn adamw_step_numbers(call: &Arguments<'_>) -> Result<Numbers, Failur
 fn adamw(call: &Arguments<'_>, sizes: Vec<u64>) -> Result<AdamW, Failure> {
     let step = call.extent("step").cast_signed();
     if step < 1 {
-        return Err(Failure::invalid(call.spec.name, "step", format!("is {step}: steps count from 1")));
+        let what = format!("is {step}: it must be 1 or more, as steps are counted from 1");
+        return Err(Failure::invalid(call.spec.name, "step", what));
     }
     let float = |name| f64::from(call.float(name));
     Ok(AdamW {
@@ -212,13 +213,23 @@ fn logits(call: &Arguments<'_>, [rows, columns]: [&str; 2]) -> Logits {
     Logits { element: call.element, rows, columns, align: call.align(&[columns]) }
 }
 
+/// `k`, of rows of so many columns.
+fn k(call: &Arguments<'_>, columns: &str) -> Result<u64, Failure> {
+    let (k, all) = (call.extent("k"), call.extent(columns));
+    if k > all {
+        let what = format!("is {k}: it must be at most {columns}, which is {all}");
+        return Err(Failure::invalid(call.spec.name, "k", what));
+    }
+    Ok(k)
+}
+
 pub(crate) fn topk(call: &Arguments<'_>) -> Made {
-    Ok(Box::new(TopK { logits: logits(call, ["batch", "dim"]), k: call.extent("k") }))
+    Ok(Box::new(TopK { logits: logits(call, ["batch", "dim"]), k: k(call, "dim")? }))
 }
 
 pub(crate) fn softmax_topk(call: &Arguments<'_>) -> Made {
     let logits = logits(call, ["rows", "cols"]);
-    Ok(Box::new(SoftmaxTopK { logits, k: call.extent("k"), renormalised: false }))
+    Ok(Box::new(SoftmaxTopK { logits, k: k(call, "cols")?, renormalised: false }))
 }
 
 pub(crate) fn cross_entropy_forward(call: &Arguments<'_>) -> Made {
@@ -238,15 +249,31 @@ pub(crate) fn argmax(call: &Arguments<'_>) -> Made {
 }
 
 pub(crate) fn sample(call: &Arguments<'_>) -> Made {
-    Ok(Box::new(Sample { logits: logits(call, VOCABULARY), temperature: call.float("temperature") }))
+    Ok(Box::new(Sample { logits: logits(call, VOCABULARY), temperature: temperature(call)? }))
+}
+
+fn temperature(call: &Arguments<'_>) -> Result<f32, Failure> {
+    let temperature = call.float("temperature");
+    if !(temperature.is_finite() && temperature >= 0.0) {
+        let what = format!("is {temperature}: it must be finite and 0 or more");
+        return Err(Failure::invalid(call.spec.name, "temperature", what));
+    }
+    Ok(temperature)
 }
 
 pub(crate) fn topk_sample(call: &Arguments<'_>) -> Made {
-    let (logits, temperature) = (logits(call, VOCABULARY), call.float("temperature"));
-    Ok(Box::new(TopKSample { logits, k: call.extent("k"), temperature }))
+    let k = call.extent("k");
+    if k == 0 {
+        let what = "is 0, and nothing is left to draw from: it must be 1 or more";
+        return Err(Failure::invalid(call.spec.name, "k", what));
+    }
+    Ok(Box::new(TopKSample { logits: logits(call, VOCABULARY), k, temperature: temperature(call)? }))
 }
 
 pub(crate) fn topp_sample(call: &Arguments<'_>) -> Made {
-    let (logits, temperature) = (logits(call, VOCABULARY), call.float("temperature"));
-    Ok(Box::new(TopPSample { logits, p: call.float("top_p"), temperature }))
+    let p = call.float("top_p");
+    if !(0.0..=1.0).contains(&p) {
+        return Err(Failure::invalid(call.spec.name, "top_p", format!("is {p}: it must be from 0 to 1")));
+    }
+    Ok(Box::new(TopPSample { logits: logits(call, VOCABULARY), p, temperature: temperature(call)? }))
 }

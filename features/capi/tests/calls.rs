@@ -113,6 +113,38 @@ fn what_is_refused() {
         check(attend(8, scale), "cuda_mqa_attention: scale is");
     }
     check(vmk_use(7), "vmk_use: device is 7");
+    let (mut at_k, seeds) = ([0i32; 8], [7i64, 8]);
+    let draws = at_k.as_mut_ptr();
+    let adamw = |step| {
+        // SAFETY: it is refused.
+        unsafe { cuda_adamw_step(at, a, c, c, 0.1, 0.9, 0.99, 1e-8, 0.0, step, 4, null_mut()) }
+    };
+    let topk = |k| {
+        // SAFETY: it is refused.
+        unsafe { cuda_topk(a, c, draws, 2, 4, k, null_mut()) }
+    };
+    let topk_sample = |k, temperature| {
+        // SAFETY: two rows of four logits, and two draws.
+        unsafe { cuda_topk_sample(a, draws, seeds.as_ptr(), 2, 4, k, temperature, null_mut()) }
+    };
+    let topp_sample = |p| {
+        // SAFETY: as above.
+        unsafe { cuda_topp_sample(a, draws, seeds.as_ptr(), 2, 4, p, 1.0, null_mut()) }
+    };
+    for step in [0, -1, i32::MIN] {
+        check(adamw(step), &format!("cuda_adamw_step: step is {step}: it must be 1 or more"));
+    }
+    check(topk(5), "cuda_topk: k is 5: it must be at most dim, which is 4");
+    check(topk_sample(-1, 1.0), "cuda_topk_sample: k is -1: it must be 0 or more");
+    check(
+        topk_sample(0, 1.0),
+        "cuda_topk_sample: k is 0, and nothing is left to draw from: it must be 1 or more",
+    );
+    check(topk_sample(2, -1.0), "cuda_topk_sample: temperature is -1: it must be finite and 0 or more");
+    check(topp_sample(1.5), "cuda_topp_sample: top_p is 1.5: it must be from 0 to 1");
+    check(topp_sample(f32::NAN), "cuda_topp_sample: top_p is NaN");
+    // A k of more than all is all.
+    assert_eq!(topk_sample(5, 1.0), vmk_status::VMK_SUCCESS, "{}", last());
     // A function and its workspace size refuse the same.
     let mut bytes = 0;
     // SAFETY: no memory is looked at.
@@ -134,6 +166,33 @@ fn errors_are_a_threads_own() {
     unsafe { cuda_gemm(null(), null(), null_mut(), 1, 1, 1, 1.0, 0.0, null_mut()) };
     let other = std::thread::spawn(last).join().unwrap();
     assert!(other.is_empty() && last().contains("A is NULL"), "{other:?}");
+}
+
+/// A program may round otherwise, or flush subnormals as one compiled with -Ofast does: that is neither kernels' nor lost.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_thread_keeps_its_float_modes() {
+    on_cpu();
+    let modes = || {
+        let mut modes = 0u32;
+        // SAFETY: it stores the register to this number.
+        unsafe { std::arch::asm!("stmxcsr [{0}]", in(reg) &raw mut modes, options(nostack)) };
+        modes
+    };
+    let set = |modes: u32| {
+        // SAFETY: no reserved bit is set.
+        unsafe { std::arch::asm!("ldmxcsr [{0}]", in(reg) &raw const modes, options(nostack)) };
+    };
+    let (before, small) = (modes(), [f32::from_bits(5); 4]);
+    let mut to = [1.0f32; 4];
+    // Toward zero, subnormals flushed.
+    set(0xffc0);
+    // SAFETY: both have four elements.
+    let status = unsafe { cuda_scale(small.as_ptr(), to.as_mut_ptr(), 3.0, 4, null_mut()) };
+    let after = modes();
+    set(before);
+    assert_eq!((status, after), (vmk_status::VMK_SUCCESS, 0xffc0), "{}", last());
+    assert_eq!(to.map(f32::to_bits), [15; 4]);
 }
 
 /// Memory to work in, which begins on a multiple of 256.

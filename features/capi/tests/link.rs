@@ -28,10 +28,12 @@ fn run(program: &Path) -> String {
 }
 
 #[test]
-fn a_program_with_each_library() {
+fn the_examples_with_each_library() {
     for library in [&["-lvmkernels"][..], &["-l:libvmkernels.a", "-lgcc_s"]] {
-        let (_folder, program) = compile("attention", "examples/attention.c", library);
-        assert_eq!(run(&program), "ok\n", "{library:?}");
+        for name in ["attention", "decode"] {
+            let (_folder, program) = compile(name, &format!("examples/{name}.c"), library);
+            assert_eq!(run(&program), "ok\n", "{name}, {library:?}");
+        }
     }
 }
 

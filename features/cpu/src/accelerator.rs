@@ -10,6 +10,10 @@ use crate::host;
 use crate::kernel::{Codes, CpuKernel};
 use crate::pool::Pool;
 use crate::queue::CpuQueue;
+use crate::sys::{Scratch, visit};
+
+/// Bytes of stack that a kernel takes of a thread that is not ours.
+const CALLERS_STACK: u64 = 64 << 10;
 
 /// The host's processor. Its queues share the threads that run blocks.
 pub struct CpuAccelerator {
@@ -64,8 +68,9 @@ impl CpuAccelerator {
         CpuKernel::load(artifact, &mut Codes::default()).map(Arc::new)
     }
 
-    /// Runs a kernel and waits for its end, without a queue. Any thread may call it, at the same time as others; the blocks run on the
-    /// device's threads but for one, of which there must be another: the caller's stack may be too small.
+    /// Runs a kernel and waits for its end, without a queue. Any thread that has 128 KiB of stack may call it, at the same time as others.
+    /// It runs blocks itself if that is enough for the kernel; the others run on the device's threads but for one, of which there
+    /// must be another.
     ///
     /// # Errors
     /// [`Error::Arguments`] for a grid without blocks or arguments of another kernel; [`Error::Host`] where there is no memory or thread to
@@ -77,9 +82,17 @@ impl CpuAccelerator {
     #[allow(unsafe_code)]
     pub unsafe fn run(&self, kernel: &Arc<CpuKernel>, grid: Grid, arguments: &Arguments) -> Result<()> {
         kernel.check(grid, arguments)?;
-        // SAFETY: the arguments have the kernel's form, and no number of the grid is 0; the caller promises the rest.
-        unsafe { self.pool.launch(kernel, arguments.words(), grid, None, &AtomicBool::new(false)) }
-            .map_err(|error| Error::Host { what: "running a kernel", cause: error.to_string() })
+        let (stop, params, others) = (AtomicBool::new(false), arguments.words(), self.pool.threads() - 1);
+        let launch = |scratch: Option<&mut Scratch>| {
+            let others = others - usize::from(scratch.is_some()).min(others);
+            // SAFETY: the arguments have the kernel's form, and no number of the grid is 0; the caller promises the rest.
+            unsafe { self.pool.launch(kernel, params, grid, scratch, others, &stop) }
+        };
+        let ran = match kernel.stack() {
+            ..=CALLERS_STACK => visit(|scratch| launch(Some(scratch))),
+            _ => launch(None),
+        };
+        ran.map_err(|error| Error::Host { what: "running a kernel", cause: error.to_string() })
     }
 }
 

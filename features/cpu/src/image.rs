@@ -1,9 +1,12 @@
 //! The object that a kernel comes in: finds its code, or says why there is none to run.
 
-use object::{Architecture, Object, ObjectSection, ObjectSymbol, SectionKind, SymbolKind};
+use object::{Architecture, Object, ObjectSection, ObjectSymbol, SectionKind, SymbolKind, SymbolSection};
 
 /// The most bytes of code that are taken.
 const MAX_CODE: u64 = 256 << 20;
+
+/// Behind a kernel's symbol, the name of an absolute one: the bytes of stack that it needs.
+const STACK_SUFFIX: &str = ".stack";
 
 /// Where a kernel's code is in its object.
 #[derive(Debug, PartialEq, Eq)]
@@ -12,6 +15,8 @@ pub(crate) struct Image<'a> {
     pub(crate) code: &'a [u8],
     /// Where in it the kernel begins.
     pub(crate) entry: usize,
+    /// Bytes of stack that it needs, if the object tells.
+    pub(crate) stack: Option<u64>,
 }
 
 /// Reads an object.
@@ -48,5 +53,10 @@ pub(crate) fn read<'a>(bytes: &'a [u8], symbol: &str) -> Result<Image<'a>, Strin
     let entry = entry.ok_or_else(|| format!("{symbol} lies outside of its section"))?;
     let size = usize::try_from(found.size()).ok().filter(|size| *size <= code.len() - entry);
     size.ok_or_else(|| format!("{symbol} ends outside of its section"))?;
-    Ok(Image { code, entry })
+    let tells = |other: &object::Symbol<'_, '_>| {
+        let name = other.name().ok().and_then(|name| name.strip_suffix(STACK_SUFFIX));
+        other.section() == SymbolSection::Absolute && name == Some(symbol)
+    };
+    let stack = object.symbols().find(tells).map(|found| found.address());
+    Ok(Image { code, entry, stack })
 }

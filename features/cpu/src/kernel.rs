@@ -25,6 +25,8 @@ pub struct CpuKernel {
     /// Where in the code it begins.
     entry: usize,
     scratch: usize,
+    /// Bytes of stack.
+    stack: u64,
     /// Which of the packed words is the cancel flag's address.
     stop: Option<usize>,
     /// The most that a block does before it ends or polls the cancel flag.
@@ -61,6 +63,7 @@ impl CpuKernel {
             code,
             entry: image.entry,
             scratch: signature.shared_bytes as usize,
+            stack: image.stack.unwrap_or(u64::MAX),
             // It is aligned to 8 bytes.
             stop: artifact.params().guard.map(|guard| guard.stop as usize / 8),
             block_work: signature
@@ -78,6 +81,16 @@ impl CpuKernel {
     /// Bytes of scratch memory that each thread needs.
     pub(crate) fn scratch(&self) -> usize {
         self.scratch
+    }
+
+    /// Bytes of stack that a thread needs beside what it has in use.
+    pub(crate) fn stack(&self) -> u64 {
+        self.stack
+    }
+
+    /// The most that a launch of so many blocks does, as the compiler counts it.
+    pub(crate) fn work(&self, blocks: u64) -> u64 {
+        self.block_work.saturating_mul(blocks)
     }
 
     /// How many blocks may run one behind the other before it is seen whether the launch was stopped.

@@ -16,6 +16,8 @@ use crate::sys::Scratch;
 pub(crate) const STACK: usize = 64 << 20;
 /// Runs of blocks for each thread, so that none is left with much when the others are done.
 const RUNS: u64 = 16;
+/// The most that the thread which launches does by itself, as the compiler counts work: to wake another takes as long.
+const ALONE: u64 = 1 << 16;
 /// The most blocks of a run: between two, a launch can be stopped or given up.
 const LONGEST: u64 = 4096;
 
@@ -102,7 +104,8 @@ impl Pool {
     }
 
     /// Runs a launch and waits for its end; `stop` and its own cancel flag give it up between two runs of blocks. The calling thread
-    /// helps with its scratch memory; without any, which is for threads whose stacks may be too small, the others do it alone.
+    /// helps with its scratch memory; without any, which is for threads whose stacks may be too small, the others do it alone. So many
+    /// others may run blocks at most.
     ///
     /// # Errors
     /// There is no scratch memory for it, or no thread.
@@ -115,13 +118,16 @@ impl Pool {
         params: &[u64],
         grid: Grid,
         scratch: Option<&mut Scratch>,
+        others: usize,
         stop: &AtomicBool,
     ) -> io::Result<()> {
         let blocks = grid.0.iter().fold(1u64, |product, size| product.saturating_mul(u64::from(*size)));
         let threads = self.threads() as u64;
         let run = kernel.run_of(blocks.div_ceil(threads * RUNS).clamp(1, LONGEST));
         let own = u64::from(scratch.is_some());
-        let helpers = blocks.div_ceil(run).saturating_sub(own).min(threads - 1) as usize;
+        let others =
+            if own == 1 && kernel.work(blocks) <= ALONE { 0 } else { others.min(self.helpers.len()) };
+        let helpers = blocks.div_ceil(run).saturating_sub(own).min(others as u64) as usize;
         if scratch.is_none() && helpers == 0 {
             return Err(io::Error::other("there is no thread to run it"));
         }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::Cell;
 use std::io;
 use std::ptr::NonNull;
 
@@ -104,7 +105,7 @@ const ALIGN: usize = 64;
 
 impl Scratch {
     /// None yet.
-    pub(crate) fn new() -> Scratch {
+    pub(crate) const fn new() -> Scratch {
         Scratch { base: NonNull::dangling(), bytes: 0 }
     }
 
@@ -134,8 +135,86 @@ impl Scratch {
     }
 }
 
+impl Default for Scratch {
+    fn default() -> Scratch {
+        Scratch::new()
+    }
+}
+
 impl Drop for Scratch {
     fn drop(&mut self) {
         self.release();
     }
+}
+
+/// The control register of floats.
+#[cfg(target_arch = "x86_64")]
+type Modes = u32;
+#[cfg(target_arch = "aarch64")]
+type Modes = u64;
+
+/// As every thread of Rust has them: rounding to nearest, subnormals kept, no traps.
+const MODES: Modes = if cfg!(target_arch = "x86_64") { 0x1f80 } else { 0 };
+
+#[cfg(target_arch = "x86_64")]
+fn modes() -> Modes {
+    let mut modes = 0;
+    // SAFETY: it stores the register to a number of ours.
+    unsafe { std::arch::asm!("stmxcsr [{0}]", in(reg) &raw mut modes, options(nostack, preserves_flags)) };
+    modes
+}
+
+#[cfg(target_arch = "aarch64")]
+fn modes() -> Modes {
+    let modes;
+    // SAFETY: it reads the register.
+    unsafe { std::arch::asm!("mrs {0}, fpcr", out(reg) modes, options(nomem, nostack, preserves_flags)) };
+    modes
+}
+
+#[cfg(target_arch = "x86_64")]
+fn set(modes: Modes) {
+    // SAFETY: no bit is set that is reserved: the value is ours, or was in the register.
+    unsafe { std::arch::asm!("ldmxcsr [{0}]", in(reg) &raw const modes, options(nostack, preserves_flags)) };
+}
+
+#[cfg(target_arch = "aarch64")]
+fn set(modes: Modes) {
+    // SAFETY: as above.
+    unsafe { std::arch::asm!("msr fpcr, {0}", in(reg) modes, options(nostack, preserves_flags)) };
+}
+
+/// While it lives, this thread computes floats as ours do; then as it did.
+struct Floats(Modes);
+
+impl Floats {
+    fn ours() -> Floats {
+        let before = modes();
+        if before != MODES {
+            set(MODES);
+        }
+        Floats(before)
+    }
+}
+
+impl Drop for Floats {
+    fn drop(&mut self) {
+        // On x86-64 it has what was signalled, too, which a kernel may have changed.
+        set(self.0);
+    }
+}
+
+thread_local! {
+    /// Scratch memory of a thread that is not ours.
+    static VISITOR: Cell<Scratch> = const { Cell::new(Scratch::new()) };
+}
+
+/// Has a thread that is not ours run blocks, with scratch memory that it keeps.
+pub(crate) fn visit<R>(run: impl FnOnce(&mut Scratch) -> R) -> R {
+    let _floats = Floats::ours();
+    // A thread that is about to end keeps none.
+    let mut scratch = VISITOR.try_with(Cell::take).unwrap_or_default();
+    let done = run(&mut scratch);
+    let _ = VISITOR.try_with(|kept| kept.set(scratch));
+    done
 }

@@ -78,6 +78,9 @@ fn truth(code: Opcode, scalar: Scalar, a: f64, b: f64) -> Twice {
         Opcode::Cos if scalar != Scalar::F64 => plain(a.cos()),
         Opcode::Tanh if scalar != Scalar::F64 => plain(a.tanh()),
         Opcode::Pow if scalar != Scalar::F64 => plain(a.powf(b)),
+        Opcode::Erf if scalar != Scalar::F64 => {
+            plain(f64::from_bits(eval(code, Scalar::F64, Scalar::F64, &[a.to_bits()]).unwrap()))
+        }
         Opcode::Exp => x.exp(),
         Opcode::Exp2 => x.exp2(),
         Opcode::Log => x.ln(),
@@ -130,7 +133,7 @@ fn worst_errors() {
         let Some(bound) = row.error else { panic!("{} is exact", row.mnemonic) };
         let operands = row.shape.operands().unwrap_or(1);
         for scalar in [Scalar::F32, Scalar::F16, Scalar::Bf16, Scalar::F64] {
-            let count = if scalar == Scalar::F64 || code == Opcode::Erf { SOME } else { MANY };
+            let count = if scalar == Scalar::F64 { SOME } else { MANY };
             let (low, high) =
                 if scalar == Scalar::F16 { (low.max(1e-4), high.min(1e4)) } else { (low, high) };
             let a = samples(scalar, low, high, signed, count);

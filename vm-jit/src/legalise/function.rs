@@ -2,8 +2,8 @@
 //! where a short polynomial is exact to the last place or nearly so. The fast class is the precise one.
 
 use super::poly::{
-    ATANH, ATANH_SHORT, ERF, ERF_F32, ERF_PARTS, ERF_POWER_F32, EXP, EXP2, LN_2, LN_2_SHORT, LOG2_E, TANH,
-    TANH_F32,
+    ATANH, ATANH_SHORT, ERF, ERF_F32, ERF_PARTS, ERF_POWER_F32, ERF_SPLIT_F32, EXP, EXP2, LN_2, LN_2_SHORT,
+    LOG2_E, TANH, TANH_F32,
 };
 use super::value::{bits, choose, clamp, constant, float, polynomial, with_sign};
 use vm_ir::builder::{IntoVal, Val};
@@ -225,7 +225,7 @@ fn erf_f32(a: Val<'_>) -> Val<'_> {
     let power = polynomial(&ERF_POWER_F32, most).fma(most, -most);
     let far = 1.0 - power.exp();
     let near = a.eq(0.0).select(a, near);
-    size.gt(0.9277).select(with_sign(far, a), near)
+    size.gt(ERF_SPLIT_F32).select(with_sign(far, a), near)
 }
 
 /// A function of f64. What is `short` is exact enough for f32.

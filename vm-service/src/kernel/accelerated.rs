@@ -9,8 +9,8 @@ use vm_ir::interp::Argument as Given;
 use vm_ir::module::ParamKind;
 use vm_jit::cache::{Cache, CacheOptions};
 use vm_passthrough::accelerator::{
-    Argument, Buffer, CompileError, JitCompiler, JitTarget, Launch, Limits, QueueOptions, Scalar, Worker,
-    WorkerOptions,
+    Argument, Buffer, CompileError, Error, JitCompiler, JitTarget, Launch, Limits, QueueOptions, Scalar,
+    Worker, WorkerOptions,
 };
 
 use super::engine::{Ran, Spread, Task};
@@ -34,6 +34,7 @@ pub(super) fn run<A: JitTarget>(
     let accelerator = Arc::new(accelerator);
     let device = accelerator.info().name.clone();
     tracing::debug!("the device is {device}");
+    let trusted = task.module.trust() == Trust::Trusted;
     let timeout = task.deadline.saturating_add(TIMEOUT);
     let options = WorkerOptions {
         name: "kernel".into(),
@@ -43,7 +44,7 @@ pub(super) fn run<A: JitTarget>(
     let worker: Worker<A> = Worker::start(Arc::clone(&accelerator), options).map_err(Failure::failed)?;
     let start = Instant::now();
     let mut compiler = adjust(JitCompiler::new(accelerator).cache(cache(task.cache.as_deref(), CACHE_BYTES)));
-    if task.module.trust() == Trust::Trusted {
+    if trusted {
         compiler = vouch::trusted(compiler);
     }
     let kernel =
@@ -103,7 +104,11 @@ pub(super) fn run<A: JitTarget>(
         worker.synchronize(timeout).map_err(Failure::failed)?;
         let start = Instant::now();
         worker.launch(&loaded, launch, &arguments).map_err(Failure::failed)?;
-        worker.synchronize(timeout).map_err(Failure::failed)?;
+        let ended = worker.synchronize(if trusted { task.deadline } else { timeout });
+        ended.map_err(|error| match error {
+            Error::Deadline { .. } if trusted => unstoppable(&task),
+            error => Failure::failed(error),
+        })?;
         times.push(start.elapsed());
     }
     let first = times.remove(0);
@@ -128,12 +133,22 @@ pub(super) fn run<A: JitTarget>(
     Ok(Ran { arguments, device, target, compile: Some(compile), run, repeated, out_of_bounds: None })
 }
 
+/// That the host's own kernel is not done.
+fn unstoppable(task: &Task) -> Failure {
+    Failure::failed(format_args!(
+        "kernel @{} did not end within {} s: with --trusted it can't be stopped, and may keep the device busy until this process \
+         ends; give it more time with --deadline, or leave out --trusted: a guest's kernel is stopped",
+        task.launch.kernel,
+        task.deadline.as_secs_f64()
+    ))
+}
+
 /// Puts a tensor into its memory again.
 fn restore<A: JitTarget>(
     worker: &Worker<A>,
     argument: &Given,
     buffer: Option<&Buffer<A>>,
-) -> Result<(), vm_passthrough::accelerator::Error> {
+) -> Result<(), Error> {
     match (argument.tensor(), buffer) {
         (Some(tensor), Some(buffer)) if !tensor.bytes.is_empty() => {
             worker.write(buffer.view(0, tensor.bytes.len() as u64)?, &tensor.bytes)
@@ -143,10 +158,7 @@ fn restore<A: JitTarget>(
 }
 
 /// A tensor in memory of the device; nothing for a number.
-fn upload<A: JitTarget>(
-    worker: &Worker<A>,
-    argument: &Given,
-) -> Result<Option<Buffer<A>>, vm_passthrough::accelerator::Error> {
+fn upload<A: JitTarget>(worker: &Worker<A>, argument: &Given) -> Result<Option<Buffer<A>>, Error> {
     let Some(tensor) = argument.tensor() else { return Ok(None) };
     let buffer = worker.allocate((tensor.bytes.len() as u64).max(1))?;
     restore(worker, argument, Some(&buffer))?;

@@ -34,7 +34,7 @@ pub(crate) struct CompileArgs {
     #[arg(long, conflicts_with = "output")]
     pub(crate) legal: bool,
     /// Give up after SECONDS
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) deadline: Duration,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) kernel: Option<String>,
     /// Blocks along x, y and z
-    #[arg(long, value_name = "X[,Y[,Z]]")]
+    #[arg(long, value_name = "X[,Y[,Z]]", allow_hyphen_values = true)]
     pub(crate) grid: GridArg,
     /// What a parameter is given: x=f32[3,1000] (behind it =zeros, =ones, =arange or =random:SEED), x=@in.npy, or n=5
     #[arg(long = "arg", value_name = "NAME=VALUE", allow_hyphen_values = true)]
@@ -70,17 +70,17 @@ pub(crate) struct LaunchArgs {
     pub(crate) allow_out_of_bounds: bool,
     /// How far --check lets floats differ, times the greater of 1 and the expected magnitude; without it, 1e-5 for f32 and
     /// f64, 1e-2 for smaller floats
-    #[arg(long, value_name = "BOUND", requires = "check", value_parser = bound)]
+    #[arg(long, value_name = "BOUND", requires = "check", value_parser = bound, allow_negative_numbers = true)]
     pub(crate) tolerance: Option<f64>,
     /// Stop the kernel, and give up, after SECONDS
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) deadline: Duration,
     /// Stop a guest's kernel when a thread has begun N iterations of its loops
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) fuel: Option<u64>,
     /// Launch it N times more, each time on the arguments as they are given, and tell the median and the spread of how long
     /// these took
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000), allow_negative_numbers = true)]
     pub(crate) repeat: Option<u32>,
 }
 

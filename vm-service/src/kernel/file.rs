@@ -1,7 +1,6 @@
 //! The file that a kernel comes in: a module as text (`.vir`) or in its binary form.
 
-use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,6 +8,7 @@ use std::sync::Arc;
 use vm_ir::limits::MAX_MODULE_BYTES;
 use vm_ir::{Kernel, Module, Trust, ValidModule, binary, text, validate};
 
+use crate::config::open_file;
 use crate::failure::Failure;
 
 /// A module that was read and validated.
@@ -56,12 +56,18 @@ pub(crate) fn behind(path: &Path, messages: impl Iterator<Item = String>) -> Str
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let shown = path.display();
-    let mut bytes = Vec::new();
-    let read =
-        File::open(path).and_then(|file| file.take(MAX_MODULE_BYTES as u64 + 1).read_to_end(&mut bytes));
-    read.map_err(|error| {
+    let unread = |error: io::Error| {
         Failure::usage(format_args!("{shown} can't be read: {error}; name a kernel file, as in softmax.vir"))
-    })?;
+    };
+    // A FIFO would be waited for, and a device may have no end.
+    let file = open_file(path, false).map_err(unread)?;
+    if !file.metadata().map_err(unread)?.is_file() {
+        return Err(Failure::usage(format_args!(
+            "{shown} is no regular file; name a kernel file, as in softmax.vir"
+        )));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_MODULE_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unread)?;
     if bytes.len() > MAX_MODULE_BYTES {
         return Err(Failure::usage(format_args!(
             "{shown} has more than {MAX_MODULE_BYTES} bytes; split it into smaller modules"

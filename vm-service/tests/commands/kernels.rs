@@ -285,17 +285,38 @@ fn every_mismatch_of_an_argument_is_told() {
     check(&format!("{good} --check"), "--check compares with the interpreter, and this is the interpreter");
     check(&format!("{good} --trusted --fuel 5"), "--fuel is for a guest's kernel");
     check(&format!("{good} --deadline 0"), "write seconds above 0");
+    check(&format!("{good} --deadline -1"), "write seconds above 0");
     check(&format!("{good} --deadline nan"), "write seconds above 0");
     bench.file("x.npy", "no array");
     check("--arg x=@DIR/x.npy --arg by=1", "x.npy is no .npy file");
     let check = |args: &str, err: &str| bench.check(&format!("launch two.vir {args}"), 2, &[], &[err]);
     check("--kernel shift --device interpreter --grid 1,1,1,1", "4 sizes; a grid has x, y and z");
     check("--kernel shift --device interpreter --grid 0", "`0` is no number of blocks");
+    check(
+        "--kernel shift --device interpreter --grid -1",
+        "`-1` is no number of blocks; write whole numbers from 1",
+    );
+    check("--kernel shift --device interpreter --grid 2,-1", "`-1` is no number of blocks");
     check("--kernel shift --device gpu --grid 1", "`gpu` is not a PCI address");
     check(
         "--kernel shift --device interpreter --grid 1,65536 --arg x=i32[1] --arg by=1",
         "a grid of 1 × 65536 × 1 blocks",
     );
+}
+
+#[test]
+fn a_kernel_file_is_a_regular_one() {
+    let bench = Bench::new();
+    let fifo = bench.path("fifo.vir");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .expect("a FIFO");
+    std::fs::create_dir(bench.path("folder.vir")).expect("a folder");
+    std::os::unix::fs::symlink("/dev/zero", bench.path("zero.vir")).expect("a link");
+    for file in ["fifo.vir", "folder.vir", "zero.vir"] {
+        let told = format!("{file} is no regular file; name a kernel file");
+        bench.check(&format!("compile {file} --target cpu"), 2, &[], &[&told]);
+        bench.check(&format!("launch {file} --device interpreter --grid 1"), 2, &[], &[&told]);
+    }
 }
 
 #[test]

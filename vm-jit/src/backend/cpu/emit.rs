@@ -32,7 +32,7 @@ impl Generators {
 /// # Errors
 ///
 /// The function is too large, or it is not what the generator takes.
-pub(super) fn emit(context: &mut Context, generators: &Generators) -> Result<Vec<u8>, RejectKind> {
+pub(super) fn emit(context: &mut Context, generators: &Generators) -> Result<(Vec<u8>, u32), RejectKind> {
     let isa = &*generators.linear;
     spoil(&mut context.func, Stage::Written);
     limits::whole(&context.func)?;
@@ -81,7 +81,8 @@ pub(super) fn emit(context: &mut Context, generators: &Generators) -> Result<Vec
         "a kernel was compiled"
     );
     limits::emitted(buffer.data().len(), frame as usize)?;
-    routine::link(buffer, &context.func.params, generators.machine).map_err(gave_up)
+    let code = routine::link(buffer, &context.func.params, generators.machine).map_err(gave_up)?;
+    Ok((code, frame))
 }
 
 /// Optimises the context's function and tells what lives in it then; unless it is large or becomes so, which leaves it as it is.

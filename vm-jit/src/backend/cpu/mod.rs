@@ -25,7 +25,8 @@
 //! parameters, `grid` the blocks along each axis, none of them 0. `scratch` is aligned to 64 bytes, has
 //! [`Entry::dynamic_shared`](crate::Entry) bytes, and is one thread's alone while the function runs; what it holds before
 //! and after means nothing. Any number of threads may run different blocks at once. The function calls nothing that is
-//! not part of its symbol, and needs up to [`STACK`] bytes of stack.
+//! not part of its symbol, and needs up to [`STACK`] bytes of stack: how many,
+//! the value of an absolute symbol tells that has its name and `.stack` behind it.
 
 mod agree;
 mod ahead;
@@ -137,9 +138,9 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
     for (kernel, facts) in contain::each(module, Phase::Write).zip(facts) {
         let safety = SafetyPlan::of(kernel, module.trust(), &SAFETY);
         let safety = safety.map_err(|error| Rejected(vec![error]))?;
-        let (code, entry) = function(facts, &safety, options.isa, &generators, &mut contexts)
+        let (code, frame, entry) = function(facts, &safety, options.isa, &generators, &mut contexts)
             .map_err(|kind| reject(kernel, kind))?;
-        functions.push((entry.symbol.clone(), code));
+        functions.push(object::Function { symbol: entry.symbol.clone(), code, frame });
         entries.push(entry);
     }
     let code = object::write(options.isa.architecture(), &functions);
@@ -157,9 +158,9 @@ fn function(
     machine: Isa,
     generators: &emit::Generators,
     contexts: &mut (Context, FunctionBuilderContext),
-) -> Result<(Vec<u8>, Entry), RejectKind> {
+) -> Result<(Vec<u8>, u32, Entry), RejectKind> {
     let (params, scratch) = written(facts, safety, machine, generators, contexts)?;
-    let code = emit::emit(&mut contexts.0, generators)?;
+    let (code, frame) = emit::emit(&mut contexts.0, generators)?;
     let kernel = safety.ranges().kernel();
     let entry = Entry {
         kernel: kernel.name().to_owned(),
@@ -171,7 +172,7 @@ fn function(
         dynamic_shared: scratch.next_multiple_of(64),
         work: safety.bound(),
     };
-    Ok((code, entry))
+    Ok((code, frame, entry))
 }
 
 /// Writes a kernel into the context's function, and tells its parameters and the bytes of scratch memory that it needs.

@@ -46,10 +46,10 @@ const TURN: u64 = 0x3c19_21fb_5444_2d18;
 const LARGE_ANGLE: u32 = 0x47ce_4780;
 /// (tanh x − x) / x³ of x² ≤ 0.36.
 const TANH: [u32; 6] = [0xbeaa_aaab, 0x3e08_887a, 0xbd5d_069f, 0x3cb2_7b53, 0xbc09_becb, 0x3b1b_302b];
-/// erf x / x − 1 of x² ≤ 1.
+/// erf x / x − 1 of x² ≤ 1: erf is 0.9 ulps off at most.
 const ERF: [u32; 8] =
     [0x3e03_75d4, 0xbec0_93a3, 0x3de7_1784, 0xbcdc_14e4, 0x3bab_1530, 0xba5e_67b3, 0x38ec_43a8, 0xb722_2fa4];
-/// −log2(1 − erf x) for x from 0.95 to 4.1.
+/// −log2(1 − erf x) for x from 0.95 to 4.1: 1.1 ulps, and what `ex2` is off.
 const ERFC: [u32; 10] = [
     0xba17_3a1d,
     0x3fd0_c8d1,
@@ -378,5 +378,18 @@ impl Writer<'_> {
         let no_power = def!(self, Pred, "setp.eq.f32", b, Arg::F32(0));
         let is_one = def!(self, Pred, "or.pred", one_base, no_power);
         def!(self, B32, "selp.b32", i64::from(ONE), value, is_one)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ERF, ERFC};
+    use crate::legalise::poly::tests::{value, worst_of_erf};
+
+    #[test]
+    fn erf_is_off_as_little_as_is_said() {
+        let far = |x: f32| 1.0 - f64::from(-value(&ERFC, x.min(4.05))).exp2() as f32;
+        let worst = worst_of_erf(&ERF, 1.0, far);
+        assert!(worst < 1.1, "{worst} ulps");
     }
 }
