@@ -88,13 +88,13 @@ pub(super) const TANH: [u64; 14] = [
     0x3eac_5c86_bd66_7365,
 ];
 /// The same for f32, |x| ≤ 0.62.
-pub(super) const TANH_F32: [u32; 6] =
+pub(crate) const TANH_F32: [u32; 6] =
     [0xbeaa_aaaa, 0x3e08_8839, 0xbd5c_f886, 0x3cb1_d3f3, 0xbc06_4437, 0x3b0d_89fb];
 /// erf x / x − 1 of x², for f32, |x| ≤ 0.93.
-pub(super) const ERF_F32: [u32; 6] =
+pub(crate) const ERF_F32: [u32; 6] =
     [0x3e03_75d4, 0xbec0_9380, 0x3de7_0e22, 0xbcdb_48d9, 0x3ba3_8d2c, 0xba1c_7000];
 /// ln(1 − erf x) / x + 1, for f32, x from 0.92 to 4.
-pub(super) const ERF_POWER_F32: [u32; 7] =
+pub(crate) const ERF_POWER_F32: [u32; 7] =
     [0xbe03_ce86, 0xbf22_8550, 0xbdda_ae5c, 0x3cc6_b1a1, 0xbb7e_8a1c, 0x39c8_e7d9, 0xb791_0000];
 
 /// erf x / x of x², |x| ≤ 1.

@@ -7,7 +7,7 @@
 //! * `floats`: what is known of the floats of a kernel.
 //! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `wide`: ops
 //!   on them; `memory`: views, shared arrays and atomics; `warp`: ops between threads. `tile`: tile kernels.
-//! * `routine`: our own routines, `wide` for `exp`, `chunks` for copies and `micro` for products.
+//! * `routine`: our own routines, `wide` for functions of floats, `chunks` for copies and `micro` for products.
 //! * `emit`: from the function to machine code; `limits` how large it may become, `live` how far its values live, `schedule`
 //!   the order of instructions, `object` the ELF object, `spoil` what tests make of it.
 //!
