@@ -119,7 +119,7 @@ pub(crate) fn way(target: &Target, op: Opcode, accuracy: Accuracy, ty: Scalar, t
     match target {
         Target::Ptx(options) => crate::backend::ptx::way(options, op, accuracy, ty, to),
         #[cfg(feature = "cpu")]
-        Target::Cpu(_) => crate::backend::cpu::way(op, ty, to),
+        Target::Cpu(options) => crate::backend::cpu::way(options.isa, op, ty, to),
     }
 }
 

@@ -27,7 +27,7 @@ use crate::gemm::Gemm;
 use crate::loss::{LossRows, LossSum};
 use crate::norm::{NormGradient, NormRows, NormSums};
 use crate::rope::Rotate;
-use crate::sample::{Best, Draw, Parts, Router, Select};
+use crate::sample::{Best, Draw, Parts, Router, Select, Serial};
 use crate::scatter::Scatter;
 use crate::softmax::SoftmaxRows;
 use crate::transpose::Transposed;
@@ -305,6 +305,8 @@ pub enum Entry {
     Best(Best),
     /// The k greatest of each row.
     Select(Select),
+    /// The greatest of each row, or the k greatest, by one thread.
+    Serial(Serial),
     /// A draw from each row.
     Draw(Draw),
     /// The k greatest of softmax of short rows.
@@ -366,6 +368,7 @@ impl Entry {
             Entry::Parts(parts) => parts.kernel(guest),
             Entry::Best(best) => best.kernel(guest),
             Entry::Select(select) => select.kernel(guest),
+            Entry::Serial(serial) => serial.kernel(guest),
             Entry::Draw(draw) => draw.kernel(guest),
             Entry::Router(router) => router.kernel(guest),
             Entry::Attention(attention) => attention.kernel(guest),

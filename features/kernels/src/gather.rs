@@ -1,13 +1,13 @@
 //! Rows of a table by their numbers: an embedding.
 
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand};
-use crate::family::Resources;
+use crate::family::{Kind, Resources};
 use crate::pieces::{Pieces, THREADS};
 use crate::strided::aligned;
-use vm_ir::builder::{BuildError, IRBlock, Val};
+use vm_ir::builder::{BuildError, Builder, IRBlock, Val};
 use vm_ir::limits::MAX_GRID_X;
-use vm_ir::op::Cache;
-use vm_ir::view::Access;
+use vm_ir::op::{Axis, Cache};
+use vm_ir::view::{Access, ViewType};
 use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
 /// Rows of a table. Its parameters: `table`, `[rows, d]`; `indices`, `[n]`; `y`, `[n, d]`.
@@ -18,13 +18,29 @@ pub struct Gather {
     /// What an index is: i32 or i64.
     pub index: Scalar,
     /// How a row is taken.
-    pub pieces: Pieces,
+    pub cut: Taken,
 }
+
+/// How rows are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Taken {
+    /// By some threads each.
+    Pieces(Pieces),
+    /// Each by a block of one thread, as a processor does it.
+    Serially,
+}
+
+/// Elements that a processor copies at once.
+const AT_ONCE: u8 = 16;
 
 impl Gather {
     /// Its name, which tells it from all others.
     pub fn name(&self) -> String {
-        format!("gather_{}_{}_{}", self.element, self.index, self.pieces.suffix())
+        let cut = match self.cut {
+            Taken::Pieces(pieces) => pieces.suffix(),
+            Taken::Serially => "serial".to_owned(),
+        };
+        format!("gather_{}_{}_{cut}", self.element, self.index)
     }
 
     /// Its kernel.
@@ -32,7 +48,8 @@ impl Gather {
     /// # Errors
     /// Pieces that there are not.
     pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
-        let Gather { element, index, pieces } = *self;
+        let Gather { element, index, cut } = *self;
+        let Taken::Pieces(pieces) = cut else { return self.serial(guest) };
         let block = IRBlock::new(guest);
         let k = block.builder();
         k.name(&self.name()).block_size([THREADS, 1, 1]);
@@ -67,6 +84,41 @@ impl Gather {
         });
         block.kernel()
     }
+
+    fn serial(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
+        let block = IRBlock::new(guest);
+        let k = block.builder();
+        k.name(&self.name());
+        let matrix =
+            |name, rows, access| k.view_of(name, ViewType::new(self.element, 2, access).named(&[rows, "d"]));
+        let table = matrix("table", "", Access::Read);
+        let indices = k.view_of("indices", ViewType::new(self.index, 1, Access::Read).named(&["n"]));
+        let y = matrix("y", "n", Access::Write);
+        let row = k.block_id(Axis::X).to(Scalar::I64).named("row");
+        k.if_(row.lt(y.extent(0)), || {
+            let from = indices.at([row]).load().to(Scalar::I64).named("from");
+            let copy = |column, lanes| {
+                let element = table.at([from, column]);
+                let value = if lanes == 1 { element.load() } else { element.load_vector(lanes) };
+                y.at([row, column]).store(value);
+            };
+            let clear = |column, lanes| {
+                let ty = Type::vector(self.element, lanes).unwrap_or(self.element.into());
+                y.at([row, column]).store(k.constant(ty, 0));
+            };
+            let known = from.ge(0) & from.lt(table.extent(0));
+            let columns = y.extent(1);
+            k.if_else(known, || each(k, columns, &copy), || each(k, columns, &clear));
+        });
+        block.kernel()
+    }
+}
+
+/// Calls `work` for the columns of a row: with the first of each whole vector, and then with each that is left; and how many they are.
+fn each<'b>(k: Builder<'b>, columns: Val<'b>, work: &dyn Fn(Val<'b>, u8)) {
+    let whole = columns & -i64::from(AT_ONCE);
+    k.range(k.i64(0), whole).step(i64::from(AT_ONCE)).each(|column| work(column, AT_ONCE));
+    k.range(whole, columns).each(|column| work(column, 1));
 }
 
 /// What indices may be.
@@ -119,7 +171,7 @@ impl Function for Embedding {
         ]
     }
 
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let Embedding { columns, count, element, index, align, .. } = *self;
         check_index("embedding", index)?;
         if columns == 0 || count == 0 {
@@ -129,8 +181,12 @@ impl Function for Embedding {
         let operands = self.buffers().into_iter().enumerate();
         let operands =
             operands.map(|(at, buffer)| Operand::whole(at, buffer.element, &buffer.extents)).collect();
-        let grid = [blocks("embedding", count, pieces.rows())?, 1, 1];
-        let entry = Entry::Gather(Gather { element, index, pieces });
+        let (cut, rows) = match resources.kind {
+            Kind::Cpu => (Taken::Serially, 1),
+            Kind::Gpu => (Taken::Pieces(pieces), pieces.rows()),
+        };
+        let grid = [blocks("embedding", count, rows)?, 1, 1];
+        let entry = Entry::Gather(Gather { element, index, cut });
         Ok(Call { launches: vec![Launch { entry, grid, operands }], workspace: 0 })
     }
 

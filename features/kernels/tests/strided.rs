@@ -75,9 +75,13 @@ fn widths() {
         Entry::Chain(chain) => match chain.cut {
             Cut::Rows(layout) => (layout.lanes, layout.shifted),
             Cut::Flat { lanes, .. } => (lanes, false),
+            Cut::Run => (1, false),
         },
         Entry::Best(best) => (best.reader.unwrap().vector as u8, false),
-        Entry::Gather(gather) => (gather.pieces.lanes, false),
+        Entry::Gather(gather) => match gather.cut {
+            vm_kernels::gather::Taken::Pieces(pieces) => (pieces.lanes, false),
+            vm_kernels::gather::Taken::Serially => (1, false),
+        },
         ref other => panic!("{other:?}"),
     };
     let softmax = |columns, element| Softmax::of(8, columns, element);

@@ -88,16 +88,16 @@ pub(super) const TANH: [u64; 14] = [
     0x3eac_5c86_bd66_7365,
 ];
 /// The same for f32, |x| ≤ 0.62: the least maximal relative error of tanh, 2^-32.7, by Remez exchange, rounded to f32.
-pub(super) const TANH_F32: [u32; 6] =
+pub(crate) const TANH_F32: [u32; 6] =
     [0xbeaa_aaaa, 0x3e08_8839, 0xbd5c_f886, 0x3cb1_d3f3, 0xbc06_4437, 0x3b0d_89fb];
 /// Where one polynomial of erf of f32 ends and the other begins.
-pub(super) const ERF_SPLIT_F32: f64 = 0.92;
+pub(crate) const ERF_SPLIT_F32: f64 = 0.92;
 /// erf x / x − 1 of x², for f32 up to [`ERF_SPLIT_F32`]: the least maximal relative error of erf, 2^-25.8, by Remez exchange, with 2/√π − 1
 /// given, and rounded to f32.
-pub(super) const ERF_F32: [u32; 6] =
+pub(crate) const ERF_F32: [u32; 6] =
     [0x3e03_75d4, 0xbec0_9381, 0x3de7_0ec0, 0xbcdb_56ee, 0x3ba3_f236, 0xba1e_372f];
 /// ln(1 − erf x) / x + 1, for f32 from there to 4: likewise, 2^-30.3.
-pub(super) const ERF_POWER_F32: [u32; 7] =
+pub(crate) const ERF_POWER_F32: [u32; 7] =
     [0xbe03_bc6e, 0xbf22_9947, 0xbdd9_92b8, 0x3cc2_a8a8, 0xbb6e_b651, 0x39a9_3dfd, 0xb73c_6e0f];
 
 /// erf x / x of x², |x| ≤ 1.

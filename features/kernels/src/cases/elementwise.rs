@@ -56,6 +56,7 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(case("Add", of(Chain::binary(Op::Add, F32, F32)), |a, b| a + b));
         cases.push(case("cast", of(Chain::cast(F32, Bf16)), |a, _| a));
     }
+    cases.push(case("cast", Elementwise::of(Chain::cast(F32, Bf16), 2 * 4096 + 19), |a, _| a));
     cases.push(case("nothing", Elementwise::of(Chain::cast(F32, F32), 0), |a, _| a));
     cases.push(special());
     for (extents, element) in [

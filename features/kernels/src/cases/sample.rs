@@ -23,6 +23,10 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(matrix.top_k(k));
         cases.push(matrix.top_k_sample(k, 0.8));
     }
+    // Rows whose parts several threads look through, and NaNs in one's whole tiles.
+    cases.push(Matrix { rows: 2, ..Matrix::of(Scalar::F32, 16_500, true) }.argmax());
+    cases.push(Matrix::of(Scalar::F16, 1500, true).argmax());
+    cases.push(Matrix::of(Scalar::F32, 1300, true).top_k(500));
     // More than is sorted at once; and more equal ones than there is room for.
     cases.push(Matrix { rows: 1, ..Matrix::of(Scalar::F32, 4500, false) }.top_k(4200));
     cases.push(Matrix::equal(8192).top_k(50));

@@ -42,6 +42,9 @@ pub const MAX_STEPS: usize = 8;
 pub const MAX_OUTPUTS: usize = 2;
 /// Threads of a block that takes elements in a row.
 const THREADS: u32 = 128;
+/// Elements that a processor's thread takes in a row, and of those at once.
+const RUN: u32 = 4096;
+const AT_ONCE: u8 = 16;
 
 /// A variant of a chain's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,6 +65,8 @@ pub enum Cut {
         /// Bytes to whose multiples arrays are aligned.
         align: u8,
     },
+    /// A block's only thread takes [`RUN`] elements, as a processor does; arrays have one dimension.
+    Run,
     /// By rows.
     Rows(Layout),
 }
@@ -78,6 +83,7 @@ impl ChainKernel {
     pub fn name(&self) -> String {
         let cut = match self.cut {
             Cut::Flat { lanes, align } => format!("x{lanes}a{align}"),
+            Cut::Run => "run".to_owned(),
             Cut::Rows(layout) => layout.name(),
         };
         format!("chain_{}_{cut}", self.chain.name())
@@ -98,6 +104,7 @@ impl ChainKernel {
                 let ty = ViewType::new(element, 1, access).aligned(align).named(&["n"]);
                 View::of(k, name, ty)
             }
+            (Cut::Run, _) => View::of(k, name, ViewType::new(element, 1, access).named(&["n"])),
             (Cut::Rows(layout), Along::All) => matrix(k, layout, name, element, access),
             (Cut::Rows(layout), Along::Columns) => row(k, layout, name, element, access),
             (Cut::Rows(_), Along::Rows) => column(k, name, element, access),
@@ -115,7 +122,7 @@ impl ChainKernel {
             .collect();
         let Some(first) = outputs.first() else { return block.kernel() };
         match self.cut {
-            Cut::Flat { lanes, .. } => self.flat(k, lanes, first.place, &inputs, &outputs),
+            Cut::Flat { .. } | Cut::Run => self.flat(k, first.place, &inputs, &outputs),
             Cut::Rows(layout) => each_row(k, layout, *first, |row| {
                 let matrices = inputs.iter().filter_map(|input| match input {
                     Given::Array(view, Along::All) => Some(*view),
@@ -148,17 +155,8 @@ impl ChainKernel {
         block.kernel()
     }
 
-    /// A thread takes a vector, and the last one what is left.
-    fn flat<'b>(
-        &self,
-        k: Builder<'b>,
-        lanes: u8,
-        first: PlaceRef<'b>,
-        inputs: &[Given<'b>],
-        outputs: &[View<'b>],
-    ) {
-        k.block_size([THREADS, 1, 1]);
-        let at = (k.global_id(Axis::X).to(Scalar::I64) * i32::from(lanes)).named("at");
+    /// A thread takes a vector, and the last one what is left; or several, and behind them elements.
+    fn flat<'b>(&self, k: Builder<'b>, first: PlaceRef<'b>, inputs: &[Given<'b>], outputs: &[View<'b>]) {
         let n = first.extent(0);
         let compute = |at: Val<'b>, lanes: u8| {
             let values: Vec<_> = inputs
@@ -176,6 +174,15 @@ impl ChainKernel {
                 view.place.at([at]).cached(Cache::Stream).store(value.to(view.element));
             }
         };
+        let Cut::Flat { lanes, .. } = self.cut else {
+            let first = (k.block_id(Axis::X).to(Scalar::I64) * i64::from(RUN)).named("first");
+            let end = (first + i64::from(RUN)).min(n);
+            let whole = end & -i64::from(AT_ONCE);
+            k.range(first, whole).step(i64::from(AT_ONCE)).each(|at| compute(at, AT_ONCE));
+            return k.range(first.max(whole), end).each(|at| compute(at, 1));
+        };
+        k.block_size([THREADS, 1, 1]);
+        let at = (k.global_id(Axis::X).to(Scalar::I64) * i32::from(lanes)).named("at");
         if lanes == 1 {
             return k.if_(at.lt(n), || compute(at, 1));
         }
@@ -282,18 +289,19 @@ impl Elementwise {
             let grid = grid_of("elementwise", layout, [rows, columns])?.unwrap_or([1, 1, 1]);
             (Cut::Rows(layout), grid)
         } else {
-            let mut wide = lanes(1 << 20, &elements, align);
-            if resources.kind == Kind::Cpu {
-                wide = wide.min(4);
-            }
-            let blocks = count.div_ceil(u64::from(THREADS) * u64::from(wide));
+            let wide = lanes(1 << 20, &elements, align);
+            let align = if align.is_power_of_two() { align.min(16) as u8 } else { 1 };
+            let (cut, of_block) = match resources.kind {
+                Kind::Cpu => (Cut::Run, RUN),
+                Kind::Gpu => (Cut::Flat { lanes: wide, align }, THREADS * u32::from(wide)),
+            };
+            let blocks = count.div_ceil(of_block.into());
             if blocks >= 1 << 31 {
                 return Err(unsupported(format!("{count} elements in vectors of {wide}")));
             }
-            let align = if align.is_power_of_two() { align.min(16) as u8 } else { 1 };
-            (Cut::Flat { lanes: wide, align }, [blocks as u32, 1, 1])
+            (cut, [blocks as u32, 1, 1])
         };
-        let flat = matches!(cut, Cut::Flat { .. });
+        let flat = !matches!(cut, Cut::Rows(_));
         let mut buffers = self.buffers().into_iter().enumerate();
         let mut view = || {
             buffers.next().map(|(at, buffer)| match flat && buffer.extents.len() == 2 {

@@ -141,14 +141,14 @@ impl Function for AdamW {
         all
     }
 
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let AdamW { parameter, gradient, step, .. } = *self;
         floats("adamw", &[parameter, gradient])?;
         if step == 0 {
             let what = "step 0; the first is 1, as its corrections divide by 1 − β^step".into();
             return Err(CallError::Unsupported { function: "adamw", what });
         }
-        let shape = Shape::of(&[parameter, gradient], 2, self.align);
+        let shape = Shape::of(&[parameter, gradient], 2, self.align).on(resources);
         call("adamw", self.rule(), &self.sizes, shape, &self.numbers(), self.scaled)
     }
 }
@@ -205,11 +205,11 @@ impl Function for Sgd {
         all
     }
 
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let Sgd { parameter, gradient, lr, momentum, dampening, weight_decay, .. } = *self;
         floats("sgd", &[parameter, gradient])?;
         let numbers = [lr, weight_decay, momentum, 1.0 - dampening].map(|number| number as f32);
-        let shape = Shape::of(&[parameter, gradient], 2, self.align);
+        let shape = Shape::of(&[parameter, gradient], 2, self.align).on(resources);
         call("sgd", self.rule(), &self.sizes, shape, &numbers, self.scaled)
     }
 }
@@ -327,13 +327,13 @@ impl Function for GradClip {
         all
     }
 
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let GradClip { ref sizes, element, align, clip } = *self;
         let mut workspace = Workspace::default();
         let scale = workspace.take(Scalar::F32, &[1]);
         let results = (Operand::whole(sizes.len(), Scalar::F32, &[1]), Some((scale.clone(), clip)));
         let mut all = norm("grad_clip", sizes, element, align, &mut workspace, results)?;
-        let shape = Shape::of(&[element], 4, align);
+        let shape = Shape::of(&[element], 4, align).on(resources);
         all.extend(launches("grad_clip", Rule::Scale { element }, sizes, shape, &[], Some(scale))?);
         Ok(Call { launches: all, workspace: workspace.bytes() })
     }
@@ -357,10 +357,10 @@ impl Function for Fill {
         buffers(Rule::Fill { element: self.element }, &self.sizes)
     }
 
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let Fill { ref sizes, element, align, value } = *self;
         floats("fill", &[element])?;
-        let shape = Shape::of(&[element], 4, align);
+        let shape = Shape::of(&[element], 4, align).on(resources);
         call("fill", Rule::Fill { element }, sizes, shape, &[value], false)
     }
 }
@@ -387,10 +387,10 @@ impl Function for ActivationGradient {
         buffers(Rule::Gradient { activation, element }, &[self.size])
     }
 
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let ActivationGradient { activation, size, element, align } = *self;
         floats("activation_gradient", &[element])?;
-        let shape = Shape::of(&[element], 2, align);
+        let shape = Shape::of(&[element], 2, align).on(resources);
         let rule = Rule::Gradient { activation, element };
         call("activation_gradient", rule, &[size], shape, &[], false)
     }

@@ -17,6 +17,7 @@ pub use rule::{Activation, Rule};
 mod norm;
 
 use crate::call::{CallError, Entry, Launch, Operand};
+use crate::family::{Kind, Resources};
 use vm_ir::builder::{BuildError, Builder, Carry, IRBlock, PlaceRef, Val};
 use vm_ir::limits::{MAX_GRID_X, MAX_PARAMS};
 use vm_ir::op::{Axis, Cache};
@@ -37,6 +38,8 @@ pub struct Shape {
     pub vectors: u32,
     /// Do all tensors begin at multiples of 16 bytes?
     pub aligned: bool,
+    /// Does one thread do what the threads of a block would?
+    pub serial: bool,
 }
 
 impl Shape {
@@ -46,7 +49,15 @@ impl Shape {
         let lanes = (16 / narrowest).clamp(2, 8) as u8;
         // Wide vectors of narrow types are of several accesses where they meet wider ones.
         let vectors = if lanes > 4 { vectors.div_ceil(2) } else { vectors };
-        Shape { tensors: 1, lanes, vectors, aligned: align >= 16 }
+        Shape { tensors: 1, lanes, vectors, aligned: align >= 16, serial: false }
+    }
+
+    /// The same on such a device: a processor's thread takes sixteen elements at a time, wherever they begin.
+    pub(crate) fn on(self, resources: &Resources) -> Shape {
+        match resources.kind {
+            Kind::Cpu => Shape { lanes: 16, vectors: 1, aligned: false, serial: true, ..self },
+            Kind::Gpu => self,
+        }
     }
 
     /// Elements of a block.
@@ -55,8 +66,12 @@ impl Shape {
     }
 
     pub(crate) fn suffix(self) -> String {
-        let align = if self.aligned { "" } else { "_any" };
-        format!("{}x{}x{}{align}", self.tensors, self.lanes, self.vectors)
+        let cut = match (self.serial, self.aligned) {
+            (true, _) => "_serial",
+            (false, true) => "",
+            (false, false) => "_any",
+        };
+        format!("{}x{}x{}{cut}", self.tensors, self.lanes, self.vectors)
     }
 
     pub(crate) fn view<'b>(
@@ -151,7 +166,7 @@ impl Flat {
 
     fn write<'b>(self, k: Builder<'b>) {
         let Flat { rule, shape } = self;
-        k.name(&self.name()).block_size([THREADS, 1, 1]);
+        k.name(&self.name()).block_size([if shape.serial { 1 } else { THREADS }, 1, 1]);
         let ports = rule.ports();
         let tensors: Vec<Vec<PlaceRef<'b>>> = (0..shape.tensors as usize)
             .map(|at| ports.iter().map(|p| shape.view(k, p.name, at, p.element, p.access)).collect())
@@ -186,6 +201,14 @@ impl Flat {
                         view.at([at]).cached(Cache::Stream).store(value.to(port.element));
                     }
                 };
+                if shape.serial {
+                    let lanes = shape.lanes;
+                    let end = (first + shape.chunk() as i64).min(n);
+                    let whole = end & -i64::from(lanes);
+                    let vectors = k.range(first, whole).step(i64::from(lanes));
+                    vectors.each(|at| store(at, &load(at, lanes), lanes));
+                    return k.range(first.max(whole), end).each(|at| store(at, &load(at, 1), 1));
+                }
                 k.if_else(
                     shape.is_inside(first, n),
                     || {

@@ -7,8 +7,9 @@ use super::numbers::Nan;
 use super::parts::{Parts, What};
 use super::router::Router;
 use super::select::{Output, Select, Source};
+use super::serial::{Serial, Serially};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace};
-use crate::family::Resources;
+use crate::family::{Kind, Resources};
 use crate::strided::aligned;
 use vm_ir::limits::{MAX_GRID_X, MAX_GRID_YZ};
 use vm_ir::view::Access;
@@ -16,6 +17,9 @@ use vm_ir::{Scalar, Type};
 
 /// The most columns of a row: so many weights have a sum of 64 bits.
 pub const MAX_COLUMNS: u64 = 1 << 23;
+
+/// The fewest columns for which a processor's threads share a row.
+const PART: u64 = 8192;
 
 /// A matrix of logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,8 +158,11 @@ impl Logits {
         Ok(self.check(function)? && k > 0)
     }
 
-    fn greatest(&self, nan: Nan) -> Call {
+    fn greatest(&self, nan: Nan, resources: &Resources) -> Call {
         let output = Operand::whole(1, Scalar::I32, &[self.rows]);
+        if resources.kind == Kind::Cpu {
+            return self.greatest_serially(nan, output, resources);
+        }
         if self.chunks() == 1 {
             let entry = Entry::Best(Best { reader: Some(self.reader()), nan });
             return Call { launches: vec![self.by_row(entry, vec![self.operand(), output])], workspace: 0 };
@@ -164,6 +171,24 @@ impl Logits {
         let pairs = [workspace.take(Scalar::I64, &[self.rows, self.chunks()])];
         let first = self.parts(What::Best(nan), &pairs, &[]);
         let [pairs] = pairs;
+        let second = self.by_row(Entry::Best(Best { reader: None, nan }), vec![pairs, output]);
+        Call { launches: vec![first, second], workspace: workspace.bytes() }
+    }
+
+    /// The same by a thread for each row, or for each part of few rows.
+    fn greatest_serially(&self, nan: Nan, output: Operand, resources: &Resources) -> Call {
+        let units = u64::from(resources.compute_units.max(1));
+        let parts = units.div_ceil(self.rows).min(self.columns / PART).min(MAX_GRID_YZ.into());
+        let entry = |what| Entry::Serial(Serial { element: self.element, what });
+        if parts <= 1 {
+            let launch = self.by_row(entry(Serially::Best(nan)), vec![self.operand(), output]);
+            return Call { launches: vec![launch], workspace: 0 };
+        }
+        let mut workspace = Workspace::default();
+        let pairs = workspace.take(Scalar::I64, &[self.rows, parts]);
+        let operands = vec![self.operand(), pairs.clone()];
+        let grid = [self.rows as u32, parts as u32, 1];
+        let first = Launch { entry: entry(Serially::Parts(nan)), grid, operands };
         let second = self.by_row(Entry::Best(Best { reader: None, nan }), vec![pairs, output]);
         Call { launches: vec![first, second], workspace: workspace.bytes() }
     }
@@ -268,9 +293,9 @@ impl Function for Argmax {
         vec![self.logits.buffer("logits"), Buffer::new("output", Scalar::I32, &[rows], Access::Write)]
     }
 
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let any = self.logits.check("argmax")?;
-        Ok(if any { self.logits.greatest(Nan::Greatest) } else { Call::default() })
+        Ok(if any { self.logits.greatest(Nan::Greatest, resources) } else { Call::default() })
     }
 
     fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
@@ -283,13 +308,18 @@ impl Function for TopK {
         self.logits.selected_buffers(["logits", "values"], self.k)
     }
 
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let Logits { element, rows, .. } = self.logits;
         if !self.logits.check_k("topk", self.k)? {
             return Ok(Call::default());
         }
         let extents = [rows, self.k];
         let written = vec![Operand::whole(1, element, &extents), Operand::whole(2, Scalar::I32, &extents)];
+        if resources.kind == Kind::Cpu && self.k <= Serial::MOST {
+            let entry = Entry::Serial(Serial::sorted(element, self.k));
+            let operands = [vec![self.logits.operand()], written, vec![Operand::i32(self.k as i32)]].concat();
+            return Ok(Call { launches: vec![self.logits.by_row(entry, operands)], workspace: 0 });
+        }
         Ok(self.logits.select(self.k, written, Output::Sorted))
     }
 
@@ -336,12 +366,13 @@ impl Function for Sample {
         self.logits.drawing_buffers()
     }
 
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let scale = scale_of("sample", self.temperature)?;
         if !self.logits.check("sample")? {
             return Ok(Call::default());
         }
-        Ok(scale.map_or_else(|| self.logits.greatest(Nan::Least), |scale| self.logits.sample(scale)))
+        Ok(scale
+            .map_or_else(|| self.logits.greatest(Nan::Least, resources), |scale| self.logits.sample(scale)))
     }
 
     fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
@@ -354,7 +385,7 @@ impl Function for TopKSample {
         self.logits.drawing_buffers()
     }
 
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let function = "topk_sample";
         let scale = scale_of(function, self.temperature)?;
         if self.k == 0 {
@@ -364,7 +395,7 @@ impl Function for TopKSample {
         if !self.logits.check(function)? {
             return Ok(Call::default());
         }
-        let Some(scale) = scale else { return Ok(self.logits.greatest(Nan::Least)) };
+        let Some(scale) = scale else { return Ok(self.logits.greatest(Nan::Least, resources)) };
         Ok(if self.k >= self.logits.columns {
             self.logits.sample(scale)
         } else if self.k > MOST_SORTED {
@@ -387,7 +418,7 @@ impl Function for TopPSample {
         self.logits.drawing_buffers()
     }
 
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let function = "topp_sample";
         let scale = scale_of(function, self.temperature)?;
         if !(0.0..=1.0).contains(&self.p) {
@@ -397,7 +428,7 @@ impl Function for TopPSample {
         if !self.logits.check(function)? {
             return Ok(Call::default());
         }
-        let Some(scale) = scale else { return Ok(self.logits.greatest(Nan::Least)) };
+        let Some(scale) = scale else { return Ok(self.logits.greatest(Nan::Least, resources)) };
         Ok(if self.p == 1.0 {
             self.logits.sample(scale)
         } else {

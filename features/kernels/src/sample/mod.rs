@@ -12,6 +12,7 @@
 //!
 //! Logits are read in one pass by all of the device ([`Parts`]), which leaves little of each 1,024 columns; a block for each row does the
 //! rest, and reads again what it needs. Only of the most likely tokens ([`Candidates::Mass`]) all is read again, by that block.
+//! A processor finds the greatest, or the k greatest, of each row by one thread ([`Serial`]).
 
 mod best;
 mod call;
@@ -21,6 +22,7 @@ mod numbers;
 mod parts;
 mod router;
 mod select;
+mod serial;
 
 pub use best::Best;
 pub use call::{Argmax, Logits, MAX_COLUMNS, Sample, SoftmaxTopK, TopK, TopKSample, TopPSample};
@@ -30,3 +32,4 @@ pub use numbers::Nan;
 pub use parts::{Parts, What};
 pub use router::Router;
 pub use select::{Output, Select, Source};
+pub use serial::{Serial, Serially};

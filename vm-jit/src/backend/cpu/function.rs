@@ -89,7 +89,9 @@ impl Writer<'_, '_> {
     /// Where all elements are moderate, the power of two goes into the exponent's bits; else it is multiplied in, behind a
     /// branch that is seldom taken.
     pub(super) fn exponentials(&mut self, base: Base, all: &[Ssa]) -> Vec<Ssa> {
-        if let Some(results) = self.wide_exponentials(base, all) {
+        if all.len() > 1
+            && let Some(results) = self.wide_function(base.into(), all)
+        {
             return results;
         }
         let ty = self.type_of(all[0]);

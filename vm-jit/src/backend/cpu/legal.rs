@@ -1,6 +1,8 @@
 //! What the machine's own instructions do, by op and type.
 
+use super::isa::Isa;
 use super::lanes::bytes_of_kernel;
+use super::wide;
 use crate::legal::{Expansion, Way};
 use vm_ir::op::{Opcode, Shape};
 use vm_ir::types::Class;
@@ -18,7 +20,7 @@ fn is_half(scalar: Scalar) -> bool {
     matches!(scalar, Scalar::F16 | Scalar::Bf16)
 }
 
-pub(crate) fn way(op: Opcode, ty: Scalar, to: Scalar) -> Way {
+pub(crate) fn way(isa: Isa, op: Opcode, ty: Scalar, to: Scalar) -> Way {
     use Opcode::*;
     let small = |s| is_half(s) || Class::F8.contains(s);
     match op {
@@ -27,6 +29,7 @@ pub(crate) fn way(op: Opcode, ty: Scalar, to: Scalar) -> Way {
             Scalar::F64 if op == Exp => EXPONENTIAL,
             Scalar::F64 => Way::Expanded(Expansion::Function),
             Scalar::F32 if matches!(op, Exp | Exp2) => EXPONENTIAL,
+            Scalar::F32 if matches!(op, Tanh | Erf) && wide::has(isa) => EXPONENTIAL,
             Scalar::F32 if matches!(op, Tanh | Erf) => Way::Expanded(Expansion::Function),
             Scalar::F32 => IN_F64,
             _ => IN_F32,

@@ -9,7 +9,7 @@
 //! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `wide`: ops
 //!   on them; `steps`: integers that go in steps from thread to thread; `ids`: where threads are; `memory`: views and shared
 //!   arrays, `atomics`; `warp`: ops between threads. `tile`: tile kernels.
-//! * `routine`: our own routines, `wide` for `exp`, `chunks` for copies and `micro` for products.
+//! * `routine`: our own routines, `wide` for functions of floats, `chunks` for copies and `micro` for products.
 //! * `emit`: from the function to machine code; `limits` how large it may become, `live` how far its values live, `schedule`
 //!   the order of instructions, `object` the ELF object, `spoil` what tests make of it.
 //!

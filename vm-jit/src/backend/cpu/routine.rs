@@ -1,9 +1,9 @@
 //! Routines of our own, in instructions that the code generator lacks. Each is put behind the code of every kernel that
 //! calls it.
 
-use super::function::Base;
 use super::isa::Isa;
 use super::micro::Micro;
+use super::wide::Function;
 use super::writer::Writer;
 use super::{chunks, wide};
 use cranelift_codegen::binemit::Reloc;
@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 /// A routine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Routine {
-    /// A base to the power of each of sixteen floats.
-    Exponential(Base),
+    /// A function of each of sixteen floats.
+    Wide(Function),
     /// A row that is copied in chunks.
     Chunks,
     /// A strip of a product.
@@ -30,9 +30,11 @@ impl Routine {
     /// The number by which the code generator knows it.
     fn number(self) -> u32 {
         match self {
-            Routine::Exponential(Base::E) => 0,
+            Routine::Wide(Function::Exp) => 0,
             Routine::Chunks => 1,
-            Routine::Exponential(Base::Two) => 2,
+            Routine::Wide(Function::Exp2) => 2,
+            Routine::Wide(Function::Tanh) => 3,
+            Routine::Wide(Function::Erf) => 1 << 10,
             Routine::Micro(Micro { rows, turned, adds }) => {
                 u32::from(rows) << 2 | u32::from(turned) << 1 | u32::from(adds)
             }
@@ -41,9 +43,11 @@ impl Routine {
 
     fn of(number: u32) -> Routine {
         match number {
-            0 => Routine::Exponential(Base::E),
+            0 => Routine::Wide(Function::Exp),
             1 => Routine::Chunks,
-            2 => Routine::Exponential(Base::Two),
+            2 => Routine::Wide(Function::Exp2),
+            3 => Routine::Wide(Function::Tanh),
+            1024 => Routine::Wide(Function::Erf),
             _ => Routine::Micro(Micro {
                 rows: (number >> 2) as u8,
                 turned: number & 2 != 0,
@@ -54,7 +58,7 @@ impl Routine {
 
     fn signature(self) -> Signature {
         match self {
-            Routine::Exponential(_) => {
+            Routine::Wide(_) => {
                 // It changes no register that the code generator knows of.
                 let mut signature = Signature::new(CallConv::PreserveAll);
                 signature.params.extend([types::F32X4; wide::VECTORS].map(AbiParam::new));
@@ -72,7 +76,7 @@ impl Routine {
 
     fn code(self, isa: Isa) -> Result<Vec<u8>, String> {
         let code = match self {
-            Routine::Exponential(base) => wide::code(base),
+            Routine::Wide(function) => wide::code(function),
             Routine::Chunks => chunks::code(isa),
             Routine::Micro(micro) => micro.code(isa),
         };
@@ -144,7 +148,8 @@ mod tests {
 
     #[test]
     fn numbers_tell_them_apart() {
-        let mut all = vec![Routine::Exponential(Base::E), Routine::Exponential(Base::Two), Routine::Chunks];
+        let functions = [Function::Exp, Function::Exp2, Function::Tanh, Function::Erf];
+        let mut all: Vec<_> = functions.into_iter().map(Routine::Wide).chain([Routine::Chunks]).collect();
         for rows in 1..=12 {
             for (turned, adds) in [(false, false), (false, true), (true, false), (true, true)] {
                 all.push(Routine::Micro(Micro { rows, turned, adds }));

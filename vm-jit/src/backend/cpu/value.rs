@@ -2,6 +2,7 @@
 
 use super::function::Base;
 use super::lanes::{Repr, VECTOR, clif, mask_type, vector};
+use super::wide::Function;
 use super::writer::Writer;
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{Endianness, InstBuilder, MemFlagsData, Type, Value as Ssa, ValueDef, types};
@@ -224,6 +225,8 @@ impl Writer<'_, '_> {
                 match op.code {
                     Opcode::Exp => return Some(self.exponentials(Base::E, &all[0])),
                     Opcode::Exp2 => return Some(self.exponentials(Base::Two, &all[0])),
+                    Opcode::Tanh => return self.wide_function(Function::Tanh, &all[0]),
+                    Opcode::Erf => return self.wide_function(Function::Erf, &all[0]),
                     _ => {}
                 }
                 let count = all[0].len();
@@ -266,7 +269,7 @@ impl Writer<'_, '_> {
             Mul => ty != Scalar::I64,
             Div | Fma | Abs | Min | Max | Minimum | Maximum | Sqrt | Rcp | Rsqrt | Floor | Ceil | Round
             | Fix => true,
-            Exp | Exp2 => true,
+            Exp | Exp2 | Tanh | Erf => true,
             _ => false,
         }
     }
@@ -434,6 +437,8 @@ impl Writer<'_, '_> {
             Opcode::Round => self.b.ins().nearest(a),
             Opcode::Fix => self.b.ins().trunc(a),
             Opcode::Exp2 => self.exponentials(Base::Two, &[a])[0],
+            Opcode::Tanh => self.wide_one(Function::Tanh, a),
+            Opcode::Erf => self.wide_one(Function::Erf, a),
             _ => self.exponentials(Base::E, &[a])[0],
         }
     }

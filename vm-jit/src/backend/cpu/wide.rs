@@ -1,12 +1,13 @@
-//! `exp` and `exp2` of sixteen floats at once, on machines whose vectors are longer than the code generator's.
+//! Functions of sixteen floats at once, on machines whose vectors are longer than the code generator's.
 //!
 //! Cranelift's vectors have 16 bytes. On a machine with AVX-512 four of them go through these together, in a routine that
-//! is put behind the code of each kernel that calls it. It computes what `function` writes into the code elsewhere, in
+//! is put behind the code of each kernel that calls it. It computes what is written into the code elsewhere (the exponentials of
+//! `function`, the expansions of `legalise`), in
 //! the same steps and so to the same bits, but needs no branch: `vscalefps` multiplies by a power of two, rounded once, also
 //! where the result is subnormal, zero or infinite.
 //!
 //! The routine takes four vectors in `xmm0` to `xmm3` and an address in `rdi`, where it puts the sixteen results. It changes
-//! `zmm16` to `zmm18` only, which the code generator does not know of, so nothing must be saved around the call, and the
+//! `k1` and registers from `zmm16` on only, which the code generator does not know of, so nothing must be saved around the call, and the
 //! registers that older instructions merge into stay clean.
 
 use super::function::{Base, LN_2_F32, MAGIC_F32};
@@ -14,7 +15,7 @@ use super::isa::Isa;
 use super::lanes::own;
 use super::routine::Routine;
 use super::writer::Writer;
-use crate::legalise::poly::{EXP_F32, EXP2_F32};
+use crate::legalise::poly::{ERF_F32, ERF_POWER_F32, ERF_SPLIT_F32, EXP_F32, EXP2_F32, TANH_F32};
 use cranelift_codegen::ir::{InstBuilder, Value as Ssa, types};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -23,6 +24,25 @@ use iced_x86::code_asm::*;
 pub(super) const VECTORS: usize = 4;
 /// Bytes of its results.
 pub(super) const BYTES: u32 = 64;
+
+/// What is computed of f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Function {
+    Exp,
+    Exp2,
+    Tanh,
+    Erf,
+}
+
+impl From<Base> for Function {
+    fn from(base: Base) -> Function {
+        match base {
+            Base::E => Function::Exp,
+            Base::Two => Function::Exp2,
+        }
+    }
+}
+
 /// Below it a power is zero, and above the other infinite.
 const fn range(base: Base) -> [f32; 2] {
     match base {
@@ -37,14 +57,13 @@ pub(super) fn has(isa: Isa) -> bool {
 }
 
 impl Writer<'_, '_> {
-    /// A base to the power of each of these vectors of four floats; `None` where the machine has no longer ones, or there is but
-    /// one.
-    pub(super) fn wide_exponentials(&mut self, base: Base, all: &[Ssa]) -> Option<Vec<Ssa>> {
+    /// A function of each of these vectors of four floats; `None` where the machine has no longer ones, or of other vectors.
+    pub(super) fn wide_function(&mut self, function: Function, all: &[Ssa]) -> Option<Vec<Ssa>> {
         let at = self.wide_at?;
-        if all.len() < 2 || self.type_of(all[0]) != types::F32X4 {
+        if all.is_empty() || self.type_of(all[0]) != types::F32X4 {
             return None;
         }
-        let routine = self.routine(Routine::Exponential(base));
+        let routine = self.routine(Routine::Wide(function));
         let to = self.b.ins().iadd_imm_s(self.scratch, i64::from(at));
         let mut results = Vec::with_capacity(all.len());
         for some in all.chunks(VECTORS) {
@@ -57,67 +76,173 @@ impl Writer<'_, '_> {
         }
         Some(results)
     }
+
+    /// The same of one float or one vector, which the machine has longer ones than.
+    pub(super) fn wide_one(&mut self, function: Function, a: Ssa) -> Ssa {
+        if self.type_of(a).is_vector() {
+            return self.wide_function(function, &[a]).map_or(a, |all| all[0]);
+        }
+        let wide = self.b.ins().scalar_to_vector(types::F32X4, a);
+        let result = self.wide_one(function, wide);
+        self.b.ins().extractlane(result, 0)
+    }
 }
 
-/// The routine; see `Writer::parts` for the same, vector by vector.
-pub(super) fn code(base: Base) -> Result<Vec<u8>, IcedError> {
-    let mut a = CodeAssembler::new(64)?;
-    let mut constants = Vec::new();
-    let mut constant = |a: &mut CodeAssembler, value: f32| {
-        let label = a.create_label();
-        constants.push((label, value));
-        label
+/// A routine being written.
+struct Code {
+    a: CodeAssembler,
+    /// What lies behind it.
+    constants: Vec<(CodeLabel, u32)>,
+}
+
+/// The argument.
+const X: AsmRegisterZmm = zmm16;
+
+/// The routine; see `Writer::parts` and `legalise` for the same, vector by vector.
+pub(super) fn code(function: Function) -> Result<Vec<u8>, IcedError> {
+    let mut code = Code { a: CodeAssembler::new(64)?, constants: Vec::new() };
+    code.a.vinsertf32x4(ymm16, ymm0, xmm1, 1)?;
+    code.a.vinsertf32x4(ymm17, ymm2, xmm3, 1)?;
+    code.a.vinsertf64x4(X, X, ymm17, 1)?;
+    let result = match function {
+        Function::Exp => code.power(Base::E, X)?,
+        Function::Exp2 => code.power(Base::Two, X)?,
+        Function::Tanh => code.tanh()?,
+        Function::Erf => code.erf()?,
     };
-    let (x, n, p) = (zmm16, zmm17, zmm18);
-    a.vinsertf32x4(ymm16, ymm0, xmm1, 1)?;
-    a.vinsertf32x4(ymm17, ymm2, xmm3, 1)?;
-    a.vinsertf64x4(x, x, ymm17, 1)?;
-    // Of a NaN and another they give the second, so a NaN stays one.
-    let [low, high] = range(base).map(|bound| constant(&mut a, bound));
-    a.vbroadcastss(n, dword_ptr(low))?;
-    a.vbroadcastss(p, dword_ptr(high))?;
-    a.vmaxps(x, n, x)?;
-    a.vminps(x, p, x)?;
-    // The nearest whole number of x in powers of two, and what is left of x.
-    let magic = constant(&mut a, MAGIC_F32 as f32);
-    let mut coefficients: Vec<u32> = Vec::new();
-    match base {
-        Base::E => {
-            let log2e = constant(&mut a, std::f32::consts::LOG2_E);
-            a.vbroadcastss(n, dword_ptr(log2e))?;
-            a.vfmadd213ps(n, x, dword_bcst(magic))?;
-            a.vsubps(n, n, dword_bcst(magic))?;
-            for part in LN_2_F32 {
-                let part = constant(&mut a, f32::from_bits(part));
-                a.vfnmadd231ps(x, n, dword_bcst(part))?;
-            }
-            coefficients.extend([1.0f32.to_bits(); 2].iter().chain(&EXP_F32));
-        }
-        Base::Two => {
-            a.vaddps(n, x, dword_bcst(magic))?;
-            a.vsubps(n, n, dword_bcst(magic))?;
-            a.vsubps(x, x, n)?;
-            coefficients.extend([1.0f32.to_bits()].iter().chain(&EXP2_F32));
-        }
-    }
-    let mut coefficients = coefficients
-        .into_iter()
-        .rev()
-        .map(|bits| constant(&mut a, f32::from_bits(bits)))
-        .collect::<Vec<_>>()
-        .into_iter();
-    if let Some(first) = coefficients.next() {
-        a.vbroadcastss(p, dword_ptr(first))?;
-    }
-    for coefficient in coefficients {
-        a.vfmadd213ps(p, x, dword_bcst(coefficient))?;
-    }
-    a.vscalefps(p, p, n)?;
-    a.vmovups(zmmword_ptr(rdi), p)?;
+    let Code { mut a, constants } = code;
+    a.vmovups(zmmword_ptr(rdi), result)?;
     a.ret()?;
-    for (mut label, value) in constants {
+    for (mut label, bits) in constants {
         a.set_label(&mut label)?;
-        a.dd(&[value.to_bits()])?;
+        a.dd(&[bits])?;
     }
     a.assemble(0)
+}
+
+impl Code {
+    fn bits(&mut self, bits: u32) -> CodeLabel {
+        let label = self.a.create_label();
+        self.constants.push((label, bits));
+        label
+    }
+
+    fn constant(&mut self, value: f32) -> CodeLabel {
+        self.bits(value.to_bits())
+    }
+
+    /// A polynomial of `x` in `sum`, lowest power first.
+    fn polynomial(
+        &mut self,
+        sum: AsmRegisterZmm,
+        x: AsmRegisterZmm,
+        coefficients: &[u32],
+    ) -> Result<(), IcedError> {
+        for (at, bits) in coefficients.iter().rev().enumerate() {
+            let coefficient = self.bits(*bits);
+            match at {
+                0 => self.a.vbroadcastss(sum, dword_ptr(coefficient))?,
+                _ => self.a.vfmadd213ps(sum, x, dword_bcst(coefficient))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A base to the power of `x`, which it changes, as well as `zmm17` and `zmm18`, where the result is.
+    fn power(&mut self, base: Base, x: AsmRegisterZmm) -> Result<AsmRegisterZmm, IcedError> {
+        let (n, p) = (zmm17, zmm18);
+        // Of a NaN and another they give the second, so a NaN stays one.
+        let [low, high] = range(base).map(|bound| self.constant(bound));
+        self.a.vbroadcastss(n, dword_ptr(low))?;
+        self.a.vbroadcastss(p, dword_ptr(high))?;
+        self.a.vmaxps(x, n, x)?;
+        self.a.vminps(x, p, x)?;
+        // The nearest whole number of x in powers of two, and what is left of x.
+        let magic = self.constant(MAGIC_F32 as f32);
+        match base {
+            Base::E => {
+                let log2e = self.constant(std::f32::consts::LOG2_E);
+                self.a.vbroadcastss(n, dword_ptr(log2e))?;
+                self.a.vfmadd213ps(n, x, dword_bcst(magic))?;
+                self.a.vsubps(n, n, dword_bcst(magic))?;
+                for part in LN_2_F32 {
+                    let part = self.bits(part);
+                    self.a.vfnmadd231ps(x, n, dword_bcst(part))?;
+                }
+                let coefficients = [&[1.0f32.to_bits(); 2][..], &EXP_F32].concat();
+                self.polynomial(p, x, &coefficients)?;
+            }
+            Base::Two => {
+                self.a.vaddps(n, x, dword_bcst(magic))?;
+                self.a.vsubps(n, n, dword_bcst(magic))?;
+                self.a.vsubps(x, x, n)?;
+                let coefficients = [&[1.0f32.to_bits()][..], &EXP2_F32].concat();
+                self.polynomial(p, x, &coefficients)?;
+            }
+        }
+        self.a.vscalefps(p, p, n)?;
+        Ok(p)
+    }
+
+    /// The magnitude of the argument in `size`, and in `most` that or, if it is less, `bound`; a NaN stays one.
+    fn sizes(&mut self, size: AsmRegisterZmm, most: AsmRegisterZmm, bound: f32) -> Result<(), IcedError> {
+        let rest = self.bits(i32::MAX.cast_unsigned());
+        let bound = self.constant(bound);
+        self.a.vpandd(size, X, dword_bcst(rest))?;
+        self.a.vbroadcastss(most, dword_ptr(bound))?;
+        self.a.vminps(most, most, size)
+    }
+
+    /// Where the magnitude is above `bound`, puts `far`, with the argument's sign, in the place of `near`.
+    fn far(
+        &mut self,
+        (near, far): (AsmRegisterZmm, AsmRegisterZmm),
+        size: AsmRegisterZmm,
+        bound: f32,
+    ) -> Result<(), IcedError> {
+        /// Greater, of numbers alone.
+        const GREATER: u32 = 0x1e;
+        let (sign, bound) = (self.bits(i32::MIN.cast_unsigned()), self.constant(bound));
+        self.a.vcmpps(k1, size, dword_bcst(bound), GREATER)?;
+        self.a.vpandd(zmm23, X, dword_bcst(sign))?;
+        self.a.vpord(near.k1(), far, zmm23)
+    }
+
+    fn tanh(&mut self) -> Result<AsmRegisterZmm, IcedError> {
+        let (near, z, size, most) = (zmm19, zmm20, zmm21, zmm22);
+        self.a.vmulps(z, X, X)?;
+        self.polynomial(near, z, &TANH_F32)?;
+        self.a.vmulps(z, z, X)?;
+        self.a.vfmadd213ps(near, z, X)?;
+        // Of a zero that is its own, with its sign.
+        let (zero, one, two) = (self.constant(0.0), self.constant(1.0), self.constant(2.0));
+        self.a.vcmpps(k1, X, dword_bcst(zero), 0)?;
+        self.a.vmovaps(near.k1(), X)?;
+        self.sizes(size, most, 10.0)?;
+        self.a.vaddps(most, most, most)?;
+        let power = self.power(Base::E, most)?;
+        self.a.vaddps(power, power, dword_bcst(one))?;
+        self.a.vbroadcastss(zmm23, dword_ptr(two))?;
+        self.a.vdivps(power, zmm23, power)?;
+        self.a.vbroadcastss(zmm23, dword_ptr(one))?;
+        self.a.vsubps(power, zmm23, power)?;
+        self.far((near, power), size, 0.62)?;
+        Ok(near)
+    }
+
+    fn erf(&mut self) -> Result<AsmRegisterZmm, IcedError> {
+        let (near, z, size, most, far) = (zmm19, zmm20, zmm21, zmm22, zmm24);
+        self.a.vmulps(z, X, X)?;
+        self.polynomial(near, z, &ERF_F32)?;
+        self.a.vfmadd213ps(near, X, X)?;
+        self.sizes(size, most, 4.0)?;
+        self.polynomial(far, most, &ERF_POWER_F32)?;
+        self.a.vfmsub213ps(far, most, most)?;
+        let power = self.power(Base::E, far)?;
+        let one = self.constant(1.0);
+        self.a.vbroadcastss(zmm23, dword_ptr(one))?;
+        self.a.vsubps(power, zmm23, power)?;
+        self.far((near, power), size, ERF_SPLIT_F32 as f32)?;
+        Ok(near)
+    }
 }
