@@ -173,7 +173,7 @@ impl Function for KvAppend {
         Ok(Call { launches: vec![Launch { entry, grid, operands }], workspace: 0 })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         let align = aligned(self.align, &buffers[..4]);
         KvAppend { align, ..*self }.call(resources)
     }
@@ -253,7 +253,7 @@ impl Function for QkvAppend {
         Ok(call)
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         let align = aligned(self.align, &buffers[..3]);
         QkvAppend { align, ..*self }.call(resources)
     }

@@ -46,13 +46,13 @@ pub trait Function: Any + fmt::Debug {
     /// [`CallError`]: an extent or a type for which there is no kernel.
     fn call(&self, resources: &Resources) -> Result<Call, CallError>;
 
-    /// The launches where rows of some buffers lie apart, with regions as of dense ones: [`Strided`](crate::strided::Strided) puts the
+    /// The launches where some buffers have strided rows, with regions as of dense ones: [`Strided`](crate::strided::Strided) puts the
     /// distances into them. `buffers` are those of [`buffers`](Self::buffers) with their strides, which say how wide accesses can be.
     ///
     /// # Errors
     /// [`CallError`]: as of a call, or a buffer whose rows can't lie so. Functions without rows have no other answer.
-    fn call_apart(&self, buffers: &[Buffer], _: &Resources) -> Result<Call, CallError> {
-        let buffer = buffers.iter().find(|buffer| buffer.is_apart()).map_or("", |buffer| buffer.name);
+    fn call_strided(&self, buffers: &[Buffer], _: &Resources) -> Result<Call, CallError> {
+        let buffer = buffers.iter().find(|buffer| buffer.is_strided()).map_or("", |buffer| buffer.name);
         Err(CallError::in_one_piece(buffer))
     }
 }
@@ -87,14 +87,14 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// A buffer that is taken as one piece has rows that lie apart.
+    /// A buffer that is taken as one piece has strided rows.
     pub(crate) fn in_one_piece(buffer: &str) -> CallError {
         let what = "is taken in one piece: its rows must lie one behind the other".to_owned();
         CallError::Stride { buffer: buffer.to_owned(), what }
     }
 }
 
-/// Memory that a function is called with: an array, slowest dimension first, whose rows lie one behind the other or apart.
+/// Memory that a function is called with: an array, slowest dimension first, contiguous or of strided rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffer {
     /// Its name.
@@ -136,8 +136,8 @@ impl Buffer {
         self.extents[..self.counted].iter().fold(1, |product, extent| product.saturating_mul(*extent))
     }
 
-    /// Do its rows lie apart?
-    pub fn is_apart(&self) -> bool {
+    /// Are its rows strided?
+    pub fn is_strided(&self) -> bool {
         self.stride != self.row()
     }
 
@@ -211,7 +211,7 @@ impl Region {
         Region { element, offset, extents: extents.to_vec(), strides }
     }
 
-    /// The same elements of a buffer whose rows lie apart, of which this is a region as of a dense one. None if a dimension goes on from
+    /// The same elements of a buffer with strided rows, of which this is a region as of a dense one. None if a dimension goes on from
     /// one row to the next.
     pub(crate) fn spread(&self, buffer: &Buffer) -> Option<Region> {
         let bytes = u64::from(self.element.bytes());

@@ -191,7 +191,7 @@ impl Function for ColumnSums {
         Ok(Call { launches: vec![first, second], workspace: workspace.bytes() })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         ColumnSums { align: aligned(self.align, buffers), ..*self }.call(resources)
     }
 }

@@ -230,7 +230,7 @@ impl Function for AuxLoss {
         Ok(Call { launches: vec![sums, count, loss], workspace: workspace.bytes() })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         let align = aligned(self.align, &buffers[..1]);
         AuxLoss { align, ..*self }.call(resources)
     }
@@ -290,7 +290,7 @@ impl Function for AuxLossGradient {
         Ok(Call { launches: vec![Launch { entry, grid, operands }], workspace: 0 })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         AuxLossGradient { align: aligned(self.align, buffers), ..*self }.call(resources)
     }
 }

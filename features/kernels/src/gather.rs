@@ -190,7 +190,7 @@ impl Function for Embedding {
         Ok(Call { launches: vec![Launch { entry, grid, operands }], workspace: 0 })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         Embedding { align: aligned(self.align, buffers), ..*self }.call(resources)
     }
 }

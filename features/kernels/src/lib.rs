@@ -19,7 +19,7 @@
 //! | [`sample`] | argmax, top-k, and draws from logits |
 //!
 //! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants, [`call`]
-//! what a function of the library is: launches of their kernels, [`strided`] how it is called with rows that lie apart, [`row`] how the
+//! what a function of the library is: launches of their kernels, [`strided`] how it is called with strided rows, [`row`] how the
 //! rows of a matrix are divided among threads.
 
 pub mod append;

@@ -339,7 +339,7 @@ impl Function for Rope {
         Ok(Call { launches: vec![Launch { entry: Entry::Rotate(kernel), grid, operands }], workspace: 0 })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         let align = aligned(self.align, &buffers[..2]);
         Rope { align, ..*self }.call(resources)
     }

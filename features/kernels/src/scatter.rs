@@ -274,7 +274,7 @@ impl Function for ScatterAdd {
         self.launches(false)
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         ScatterAdd { align: aligned(self.align, buffers), ..*self }.call(resources)
     }
 }
@@ -387,7 +387,7 @@ impl Function for EmbeddingGradient {
         Ok(call)
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         let add = ScatterAdd { align: aligned(self.add.align, buffers), ..self.add };
         EmbeddingGradient { add, ..*self }.call(resources)
     }

@@ -140,13 +140,13 @@ impl Function for Softmax {
         self.launch(None, resources)
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         self.launch(Some(step(buffers)), resources)
     }
 }
 
 impl Softmax {
-    /// The launch, of rows that lie apart if there is a step.
+    /// The launch, of strided rows if there is a step.
     fn launch(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
         let Softmax { rows, columns, input, output, log, align } = *self;
         let layout = Layout::packed([rows, columns], step, &[input, output], align, 1, resources);
@@ -186,13 +186,13 @@ impl Function for SoftmaxBackward {
         self.launch(None, resources)
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         self.launch(Some(step(buffers)), resources)
     }
 }
 
 impl SoftmaxBackward {
-    /// The launch, of rows that lie apart if there is a step.
+    /// The launch, of strided rows if there is a step.
     fn launch(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
         let SoftmaxBackward { rows, columns, input, output, log, align } = *self;
         let layout = Layout::packed([rows, columns], step, &[input, output], align, 2, resources);

@@ -1,4 +1,4 @@
-//! Rows that lie apart: parts of wider matrices, and rows that are padded.
+//! Strided rows: parts of wider matrices, and rows that are padded.
 //!
 //! A [`Strided`] is a function some of whose buffers have rows that begin `stride` elements behind each other instead of one row's. A buffer of two dimensions
 //! has a row for each number of the first one; one of three or four has a row for each pair of the first two, as each token of
@@ -22,7 +22,7 @@ use vm_ir::view::Access;
 use crate::call::{Buffer, Call, CallError, Function, Operand};
 use crate::family::Resources;
 
-/// A function with rows of some buffers that lie apart.
+/// A function with some buffers of strided rows.
 #[derive(Debug)]
 pub struct Strided {
     pub(crate) function: Box<dyn Function>,
@@ -82,7 +82,7 @@ impl Function for Strided {
             let of = self.strides.iter().rfind(|(name, _)| buffer.name == name);
             buffer.stride = of.map_or(buffer.stride, |(_, stride)| *stride);
             // What is between rows stays.
-            if buffer.is_apart() && buffer.access == Access::Write {
+            if buffer.is_strided() && buffer.access == Access::Write {
                 buffer.access = Access::ReadWrite;
             }
         }
@@ -91,14 +91,14 @@ impl Function for Strided {
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let buffers = self.placed()?;
-        if !buffers.iter().any(Buffer::is_apart) {
+        if !buffers.iter().any(Buffer::is_strided) {
             return self.function.call(resources);
         }
-        let mut call = self.function.call_apart(&buffers, resources)?;
+        let mut call = self.function.call_strided(&buffers, resources)?;
         for operand in call.launches.iter_mut().flat_map(|launch| &mut launch.operands) {
             let Operand::Buffer(index, region) = operand else { continue };
             let buffer = &buffers[*index];
-            if buffer.is_apart() && !buffer.is_empty() {
+            if buffer.is_strided() && !buffer.is_empty() {
                 *region = region.spread(buffer).ok_or_else(|| CallError::in_one_piece(buffer.name))?;
             }
         }
@@ -106,14 +106,14 @@ impl Function for Strided {
     }
 }
 
-/// A number of which the strides of all rows that lie apart are multiples, as far as powers of two go; 0 where there are none.
+/// A number of which the strides of all strided rows are multiples, as far as powers of two go; 0 where there are none.
 pub(crate) fn step(buffers: &[Buffer]) -> u64 {
-    apart(buffers).fold(0, |step, buffer| step | buffer.stride)
+    strided(buffers).fold(0, |step, buffer| step | buffer.stride)
 }
 
 /// The bytes at whose multiples all rows begin, if the buffers do at multiples of `align`.
 pub(crate) fn aligned(align: u32, buffers: &[Buffer]) -> u32 {
-    let bytes = apart(buffers).map(|buffer| buffer.stride.saturating_mul(buffer.element.bytes().into()));
+    let bytes = strided(buffers).map(|buffer| buffer.stride.saturating_mul(buffer.element.bytes().into()));
     bytes.fold(align, |align, bytes| match bytes {
         0 => align,
         bytes => align.min(1 << bytes.trailing_zeros().min(30)),
@@ -121,9 +121,9 @@ pub(crate) fn aligned(align: u32, buffers: &[Buffer]) -> u32 {
 }
 
 /// # Errors
-/// A buffer whose rows lie apart and don't all begin at multiples of 16 bytes.
+/// A buffer with strided rows and don't all begin at multiples of 16 bytes.
 pub(crate) fn check_aligned(buffers: &[Buffer]) -> Result<(), CallError> {
-    let wrong = apart(buffers).find(|buffer| aligned(16, std::slice::from_ref(buffer)) < 16);
+    let wrong = strided(buffers).find(|buffer| aligned(16, std::slice::from_ref(buffer)) < 16);
     wrong.map_or(Ok(()), |buffer| {
         let what = format!(
             "rows begin {} elements of {} behind each other; this function takes multiples of 16 bytes",
@@ -133,6 +133,6 @@ pub(crate) fn check_aligned(buffers: &[Buffer]) -> Result<(), CallError> {
     })
 }
 
-fn apart(buffers: &[Buffer]) -> impl Iterator<Item = &Buffer> {
-    buffers.iter().filter(|buffer| buffer.is_apart())
+fn strided(buffers: &[Buffer]) -> impl Iterator<Item = &Buffer> {
+    buffers.iter().filter(|buffer| buffer.is_strided())
 }

@@ -239,7 +239,7 @@ impl Function for Transpose {
         Ok(Call { launches, workspace: 0 })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         Transpose { align: aligned(self.align, buffers), ..*self }.call(resources)
     }
 }

@@ -50,7 +50,7 @@ fn on_this_processor() {
             let ways =
                 machines.flat_map(|machine| [Trust::Guest, Trust::Trusted].map(|trust| (machine, trust)));
             for (machine, trust) in common::sweep::taken(&format!("{resources:?}, {}", case.name), ways) {
-                let mut launch = |module: &_, launch: &mut _, strides: &[_]| match machine.run_apart(
+                let mut launch = |module: &_, launch: &mut _, strides: &[_]| match machine.run_strided(
                     module,
                     launch,
                     strides,

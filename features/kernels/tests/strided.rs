@@ -1,4 +1,4 @@
-//! Rows that lie apart: which functions take them, how wide they are then accessed, and what can't be.
+//! Strided rows: which functions take them, how wide they are then accessed, and what can't be.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ fn strided(function: impl Function, rows: &[(&str, u64)]) -> Strided {
     rows.iter().fold(Strided::new(Box::new(function)), |strided, (name, stride)| strided.rows(name, *stride))
 }
 
-/// Every function of rows has a case of rows that lie apart.
+/// Every function of rows has a case of strided rows.
 #[test]
 fn functions_of_rows_are_called() {
     const FUNCTIONS: [&str; 27] = [

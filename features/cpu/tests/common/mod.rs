@@ -155,15 +155,15 @@ impl Machine {
         self.launch(&self.compile(module, &launch.kernel)?, launch, fuel, TIMEOUT)
     }
 
-    /// The same of tensors whose rows lie apart, with canaries in between: by argument the elements from one of each dimension to the next.
-    pub(crate) fn run_apart(
+    /// The same of tensors with strided rows, with canaries in between: by argument the elements from one of each dimension to the next.
+    pub(crate) fn run_strided(
         &self,
         module: &ValidModule,
         launch: &mut Launch,
         strides: &[Vec<u64>],
         fuel: u64,
     ) -> Result<Stop, String> {
-        self.launch_apart(&self.compile(module, &launch.kernel)?, launch, strides, fuel, TIMEOUT)
+        self.launch_strided(&self.compile(module, &launch.kernel)?, launch, strides, fuel, TIMEOUT)
     }
 
     /// Runs a launch of a compiled kernel, which is stopped when the time is up; its tensors hold what came out.
@@ -177,10 +177,10 @@ impl Machine {
         fuel: u64,
         time: Duration,
     ) -> Result<Stop, String> {
-        self.launch_apart(artifact, launch, &[], fuel, time)
+        self.launch_strided(artifact, launch, &[], fuel, time)
     }
 
-    fn launch_apart(
+    fn launch_strided(
         &self,
         artifact: &Artifact,
         launch: &mut Launch,

@@ -215,7 +215,7 @@ impl Function for DotProductAttention {
         Ok(call)
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         // Rows begin at multiples of 16 bytes, or anywhere.
         let align = if aligned(16, &buffers[..4]) == 16 { self.align } else { 1 };
         DotProductAttention { align, ..*self }.call(resources)

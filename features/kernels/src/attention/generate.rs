@@ -119,7 +119,7 @@ impl Function for DecodeAttention {
         Ok(Call { launches: vec![first, second], workspace: workspace.bytes() })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         check_aligned(buffers)?;
         self.call(resources)
     }

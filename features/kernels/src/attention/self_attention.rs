@@ -176,7 +176,7 @@ impl Function for SelfAttention {
         Ok(Call { launches: vec![Launch { entry: Entry::Attention(variant), grid, operands }], workspace: 0 })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         check_aligned(&buffers[..2])?;
         self.call(resources)
     }
@@ -233,7 +233,7 @@ impl Function for SelfAttentionBackward {
         Ok(Call { launches, workspace: workspace.bytes() })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         let [qkv, o, _, d_o, dqkv] = buffers else { return self.call(resources) };
         [qkv, o, d_o, dqkv].into_iter().try_for_each(|buffer| check_aligned(std::slice::from_ref(buffer)))?;
         self.call(resources)

@@ -1,7 +1,7 @@
 //! Calls of every function with what they must come to, for tests of backends and devices.
 //!
 //! What is expected is computed in f64 from the function's definition, by other code than any kernel's. [`all`] has every case;
-//! a test runs each by [`Case::check`] with what launches a kernel in its place. Small cases are there a second time with rows that lie apart,
+//! a test runs each by [`Case::check`] with what launches a kernel in its place. Small cases are there a second time with strided rows,
 //! which what launches kernels must place as it is told.
 
 mod attention;
@@ -152,7 +152,7 @@ impl Case {
         }
         let call = self.function.call(resources).map_err(|error| said(error.to_string()))?;
         let mut buffers: Vec<_> =
-            specified.iter().zip(&self.buffers).map(|(buffer, tensor)| apart(buffer, tensor)).collect();
+            specified.iter().zip(&self.buffers).map(|(buffer, tensor)| strided(buffer, tensor)).collect();
         // Its contents don't matter: ones in every bit are NaN.
         let mut workspace =
             Tensor::from_bits(Scalar::I8, &[call.workspace], vec![0xff; call.workspace as usize]);
@@ -193,9 +193,9 @@ impl Case {
 /// What is between rows: no number that comes of any.
 const CANARY: u64 = 0xc5c5_c5c5_c5c5_c5c5;
 
-/// The memory of a buffer whose rows lie apart.
-fn apart(buffer: &Buffer, tensor: &Tensor) -> Tensor {
-    if !buffer.is_apart() {
+/// The memory of a buffer with strided rows.
+fn strided(buffer: &Buffer, tensor: &Tensor) -> Tensor {
+    if !buffer.is_strided() {
         return tensor.clone();
     }
     let len = buffer.len().unwrap_or(0);
@@ -211,7 +211,7 @@ fn apart(buffer: &Buffer, tensor: &Tensor) -> Tensor {
 
 /// The rows of such memory, between which nothing may have been written.
 fn together(buffer: &Buffer, memory: Tensor) -> Result<Tensor, String> {
-    if !buffer.is_apart() {
+    if !buffer.is_strided() {
         return Ok(memory);
     }
     let canary = Tensor::from_bits(memory.element, &[1], [CANARY]).bits(0);

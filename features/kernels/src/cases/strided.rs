@@ -1,4 +1,4 @@
-//! Calls of functions with rows that lie apart: what other cases compute, of other places in memory.
+//! Calls of functions with strided rows: what other cases compute, of other places in memory.
 
 use super::Case;
 use crate::call::{Buffer, CallError, Function};
@@ -44,10 +44,10 @@ pub(super) fn cases(dense: Vec<Case>) -> Vec<Case> {
     for (number, Case { name, function, buffers, expected }) in small.enumerate() {
         let mut found = Err(function);
         for way in number..number + WAYS.len() {
-            found = found.or_else(|function| apart(function, WAYS[way % WAYS.len()]));
+            found = found.or_else(|function| strided(function, WAYS[way % WAYS.len()]));
         }
         cases.extend(found.ok().map(|(strided, lie)| Case {
-            name: format!("{name}, rows apart: {lie:?}"),
+            name: format!("{name}, strided rows: {lie:?}"),
             function: Box::new(strided),
             buffers,
             expected,
@@ -57,7 +57,7 @@ pub(super) fn cases(dense: Vec<Case>) -> Vec<Case> {
 }
 
 /// A function with rows that lie so, but for buffers that it takes in one piece; itself if there are no others.
-fn apart(function: Box<dyn Function>, lie: Lie) -> Result<(Strided, Lie), Box<dyn Function>> {
+fn strided(function: Box<dyn Function>, lie: Lie) -> Result<(Strided, Lie), Box<dyn Function>> {
     let buffers = function.buffers();
     let several: Vec<_> = buffers.iter().filter(|buffer| buffer.rows() > 1 && buffer.row() > 0).collect();
     let several: Vec<_> = several.into_iter().filter(|buffer| buffer.counted > 0).collect();
@@ -67,7 +67,7 @@ fn apart(function: Box<dyn Function>, lie: Lie) -> Result<(Strided, Lie), Box<dy
         strided = strided.rows(buffer.name, lie.stride(buffer.row(), number, count));
     }
     loop {
-        if !strided.buffers().iter().any(Buffer::is_apart) {
+        if !strided.buffers().iter().any(Buffer::is_strided) {
             return Err(strided.function);
         }
         match strided.call(&GPU) {

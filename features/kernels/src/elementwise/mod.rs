@@ -262,13 +262,13 @@ impl Function for Elementwise {
         self.launch(None, resources)
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         self.launch(Some(step(buffers)), resources)
     }
 }
 
 impl Elementwise {
-    /// The launch, of rows that lie apart if there is a step.
+    /// The launch, of strided rows if there is a step.
     fn launch(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
         let Elementwise { chain, rows, columns, numbers, align } = *self;
         chain.check()?;
@@ -285,7 +285,7 @@ impl Elementwise {
             let held = chain.arrays().filter(|(_, along)| *along == Along::All).count() as u32;
             let (columns_step, alone) =
                 ([columns, step.unwrap_or(0)], Resources { cluster: 1, ..*resources });
-            let layout = Layout::apart(columns_step, &elements, align, held, &alone);
+            let layout = Layout::strided(columns_step, &elements, align, held, &alone);
             let grid = grid_of("elementwise", layout, [rows, columns])?.unwrap_or([1, 1, 1]);
             (Cut::Rows(layout), grid)
         } else {

@@ -60,7 +60,7 @@ impl Function for Multiply {
         Ok(Call { launches: vec![Launch { entry: Entry::Gemm(variant), grid, operands }], workspace: 0 })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         // Rows begin at multiples of 16 bytes, or anywhere.
         let align = if aligned(16, &buffers[..3]) == 16 { self.product.align } else { 1 };
         Multiply { product: Product { align, ..self.product }, ..*self }.call(resources)

@@ -305,13 +305,13 @@ impl Function for CrossEntropy {
         self.launches(None, resources)
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         self.launches(Some(step(buffers)), resources)
     }
 }
 
 impl CrossEntropy {
-    /// The launches, of rows that lie apart if there is a step.
+    /// The launches, of strided rows if there is a step.
     fn launches(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
         let CrossEntropy { rows, columns, element, target, log_probs, options, align } = *self;
         checked_target(target)?;
@@ -377,13 +377,13 @@ impl Function for CrossEntropyBackward {
         self.launches(None, resources)
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         self.launches(Some(step(buffers)), resources)
     }
 }
 
 impl CrossEntropyBackward {
-    /// The launches, of rows that lie apart if there is a step.
+    /// The launches, of strided rows if there is a step.
     fn launches(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
         let CrossEntropyBackward { rows, columns, element, target, in_place, options, align } = *self;
         checked_target(target)?;
@@ -391,7 +391,7 @@ impl CrossEntropyBackward {
         let held = if smoothed { 3 } else { 1 };
         // In place, a row is written while its neighbours are read.
         let layout = match in_place {
-            true => Layout::apart([columns, step.unwrap_or(0)], &[element], align, held, resources),
+            true => Layout::strided([columns, step.unwrap_or(0)], &[element], align, held, resources),
             false => Layout::packed([rows, columns], step, &[element], align, held, resources),
         };
         let pass = if in_place { Pass::GradientInPlace } else { Pass::Gradient };

@@ -346,7 +346,7 @@ impl Function for NormBackward {
         self.launches(0, resources)
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         self.launches(step(buffers), resources)
     }
 }

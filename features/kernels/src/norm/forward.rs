@@ -217,7 +217,7 @@ impl Function for NormForward {
         self.launch(0, resources)
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         self.launch(step(buffers), resources)
     }
 }
@@ -229,7 +229,7 @@ impl NormForward {
             *self;
         let elements = [input, weight, output];
         let held = 1 + u32::from(residual);
-        let layout = Layout::apart([columns, step], &elements, self.align, held, resources);
+        let layout = Layout::strided([columns, step], &elements, self.align, held, resources);
         let entry = Entry::Norm(NormRows { layout, norm, input, weight, output, residual, bias, statistics });
         let numbers = [Operand::f32(self.epsilon)];
         launch_rows(norm.name(), entry, layout, [rows, columns], &self.buffers(), &numbers)

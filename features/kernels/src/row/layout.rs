@@ -38,11 +38,11 @@ impl Layout {
     /// The layout for rows of so many columns, of arrays of these types whose bases are multiples of `align` bytes.
     /// `held` is how many numbers of f32 a thread keeps for each element that it holds.
     pub fn of(columns: u64, elements: &[Scalar], align: u32, held: u32, resources: &Resources) -> Layout {
-        Layout::apart([columns, 0], elements, align, held, resources)
+        Layout::strided([columns, 0], elements, align, held, resources)
     }
 
     /// The same of rows that begin at multiples of `step` elements; of 0, if they do at any that columns are multiples of.
-    pub fn apart(
+    pub fn strided(
         [columns, step]: [u64; 2],
         elements: &[Scalar],
         align: u32,
@@ -57,8 +57,8 @@ impl Layout {
         Layout::with(lanes, columns.div_ceil(lanes.into()).max(1), false, held, resources)
     }
 
-    /// The same of dense matrices of so many rows, which are not written in the place of what is read; or, with a step, of rows that lie
-    /// apart.
+    /// The same of dense matrices of so many rows, which are not written in the place of what is read; or, with a step, of strided
+    /// rows.
     pub fn packed(
         [rows, columns]: [u64; 2],
         step: Option<u64>,
@@ -67,7 +67,7 @@ impl Layout {
         held: u32,
         resources: &Resources,
     ) -> Layout {
-        let plain = Layout::apart([columns, step.unwrap_or(0)], elements, align, held, resources);
+        let plain = Layout::strided([columns, step.unwrap_or(0)], elements, align, held, resources);
         if step.is_some() {
             return plain;
         }

@@ -101,7 +101,7 @@ impl Logits {
     }
 
     /// Those of rows that lie as the first buffer's do.
-    fn apart(self, buffers: &[Buffer]) -> Logits {
+    fn strided(self, buffers: &[Buffer]) -> Logits {
         Logits { align: aligned(self.align, &buffers[..1]), ..self }
     }
 
@@ -298,8 +298,8 @@ impl Function for Argmax {
         Ok(if any { self.logits.greatest(Nan::Greatest, resources) } else { Call::default() })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
-        Argmax { logits: self.logits.apart(buffers) }.call(resources)
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        Argmax { logits: self.logits.strided(buffers) }.call(resources)
     }
 }
 
@@ -323,8 +323,8 @@ impl Function for TopK {
         Ok(self.logits.select(self.k, written, Output::Sorted))
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
-        TopK { logits: self.logits.apart(buffers), ..*self }.call(resources)
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        TopK { logits: self.logits.strided(buffers), ..*self }.call(resources)
     }
 }
 
@@ -356,8 +356,8 @@ impl Function for SoftmaxTopK {
         Ok(Call { launches: vec![Launch { entry: Entry::Router(router), grid, operands }], workspace: 0 })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
-        SoftmaxTopK { logits: self.logits.apart(buffers), ..*self }.call(resources)
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        SoftmaxTopK { logits: self.logits.strided(buffers), ..*self }.call(resources)
     }
 }
 
@@ -375,8 +375,8 @@ impl Function for Sample {
             .map_or_else(|| self.logits.greatest(Nan::Least, resources), |scale| self.logits.sample(scale)))
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
-        Sample { logits: self.logits.apart(buffers), ..*self }.call(resources)
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        Sample { logits: self.logits.strided(buffers), ..*self }.call(resources)
     }
 }
 
@@ -405,8 +405,8 @@ impl Function for TopKSample {
         })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
-        TopKSample { logits: self.logits.apart(buffers), ..*self }.call(resources)
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        TopKSample { logits: self.logits.strided(buffers), ..*self }.call(resources)
     }
 }
 
@@ -438,8 +438,8 @@ impl Function for TopPSample {
         })
     }
 
-    fn call_apart(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
-        TopPSample { logits: self.logits.apart(buffers), ..*self }.call(resources)
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        TopPSample { logits: self.logits.strided(buffers), ..*self }.call(resources)
     }
 }
 
