@@ -104,6 +104,10 @@ fn widths() {
         strided(softmax(767, Scalar::Bf16), &[("x", 767)]).call(&GPU),
     ];
     assert_eq!(dense, apart);
+    for (align, wanted) in [(4, 1), (8, 2), (12, 1), (16, 4), (64, 4)] {
+        let mixed = Softmax { output: Scalar::F32, align, ..softmax(768, Scalar::Bf16) };
+        assert_eq!(lanes(strided(mixed, &[])), (wanted, false), "bf16 to f32 at multiples of {align}");
+    }
     let swiglu = Elementwise { rows: 8, ..Elementwise::of(Chain::swiglu(Scalar::Bf16, Scalar::Bf16), 2048) };
     assert_eq!(lanes(strided(swiglu, &[("x0", 4096), ("x1", 4096)])), (8, false));
     assert_eq!(lanes(strided(swiglu, &[("x0", 4096), ("x1", 4098)])), (2, false));

@@ -93,19 +93,21 @@ impl<A: Accelerator> Session<A> {
         let queue = self.queue();
         let places = SUMS_BYTES * (SLOTS as u64 + 1);
         let powers: Vec<u8> = crc32::powers().into_iter().flat_map(u32::to_le_bytes).collect();
-        let checker = Rc::new(Checker {
+        let mut checker = Checker {
             kernel: self.note(queue.load(&checksum.kernel))?,
             layout: Arc::clone(checksum.kernel.layout()),
-            chunk: checksum.chunk_bytes.clamp(1, STAGING_BYTES.min(crc32::BYTES)),
+            chunk: powers.len() as u64,
             retries: checksum.retries,
             powers: self.note(queue.allocate(MemoryKind::Device, powers.len() as u64))?,
             sums: self.note(queue.allocate(MemoryKind::Device, places))?,
             reported: self.note(queue.allocate(MemoryKind::Pinned, places))?,
             events: (0..=SLOTS).map(|_| self.note(queue.event(false))).collect::<Result<_>>()?,
-        });
-        // The table is used to check its own arrival: a wrong one gives a wrong sum.
+        };
+        // The table is used to check its own arrival: a wrong one gives a wrong sum. So must one of which only a part has come, and it goes
+        // in one chunk, however small those of the options are.
         self.write_checked(&checker, checker.powers.detached(), &powers)?;
-        *self.transfers.checker.borrow_mut() = Some(checker);
+        checker.chunk = checksum.chunk_bytes.clamp(1, STAGING_BYTES.min(crc32::BYTES));
+        *self.transfers.checker.borrow_mut() = Some(Rc::new(checker));
         Ok(())
     }
 

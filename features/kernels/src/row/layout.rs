@@ -166,10 +166,14 @@ pub fn lanes(columns: u64, elements: &[Scalar], align: u32) -> u8 {
     let (least, most) = (sizes().min().unwrap_or(4), sizes().max().unwrap_or(4));
     let wide = sizes().filter(|bytes| *bytes == most).count() * 2;
     let is_wide = wide > elements.len() || wide == elements.len() && sizes().next_back() == Some(most);
-    let aligned = if align.is_power_of_two() { align.max(most) / least } else { 1 };
-    let odd = columns.trailing_zeros().min(4);
     let whole = 16 / if is_wide { most } else { least };
-    // What is aligned for the narrowest elements must be for the others.
+    // Wider accesses are several of 16 bytes.
+    let aligned = match align {
+        _ if !align.is_power_of_two() => 1,
+        16.. => whole,
+        _ => align.max(most) / most,
+    };
+    let odd = columns.trailing_zeros().min(4);
     (whole.min(aligned).min(1 << odd)).clamp(1, 8) as u8
 }
 

@@ -299,6 +299,24 @@ fn a_bad_link_is_told_of_when_the_worker_starts() {
     check(|c| (c.direction == Direction::HostToDevice).then_some(77), Some(Direction::HostToDevice));
 }
 
+/// What has come of the table sums the rest of it only where older memory happens to hold the same.
+#[test]
+fn the_table_goes_in_one_chunk_whatever_their_size() {
+    for chunk_bytes in [0, 5, 2047, 2048, CHUNK] {
+        let (cpu, checksum) = on_cpu(chunk_bytes);
+        let first = Arc::new(AtomicU64::new(0));
+        let seen = Arc::clone(&first);
+        let faulty = Faulty::new(cpu, move |crossing| {
+            if crossing.number == 0 {
+                seen.store(crossing.bytes, Ordering::Relaxed);
+            }
+            None
+        });
+        start(Arc::new(faulty), checksum).stop(TIMEOUT).expect("it stops");
+        assert_eq!(first.load(Ordering::Relaxed), 4 * powers().len() as u64, "{chunk_bytes}");
+    }
+}
+
 #[test]
 fn what_can_not_be_checked_is_refused() {
     let (cpu, checksum) = on_cpu(CHUNK);
