@@ -137,17 +137,17 @@ impl Function for Softmax {
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
-        self.launch(None, resources)
+        self.launch(0, resources)
     }
 
     fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
-        self.launch(Some(step(buffers)), resources)
+        self.launch(step(buffers), resources)
     }
 }
 
 impl Softmax {
-    /// The launch, of strided rows if there is a step.
-    fn launch(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
+    /// The launch, of rows that begin at multiples of `step` elements; of dense ones with 0.
+    fn launch(&self, step: u64, resources: &Resources) -> Result<Call, CallError> {
         let Softmax { rows, columns, input, output, log, align } = *self;
         let layout = Layout::packed([rows, columns], step, &[input, output], align, 1, resources);
         let entry = Entry::Softmax(SoftmaxRows { layout, input, output, log, backward: false });
@@ -183,17 +183,17 @@ impl Function for SoftmaxBackward {
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
-        self.launch(None, resources)
+        self.launch(0, resources)
     }
 
     fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
-        self.launch(Some(step(buffers)), resources)
+        self.launch(step(buffers), resources)
     }
 }
 
 impl SoftmaxBackward {
-    /// The launch, of strided rows if there is a step.
-    fn launch(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
+    /// The launch, of rows that begin at multiples of `step` elements; of dense ones with 0.
+    fn launch(&self, step: u64, resources: &Resources) -> Result<Call, CallError> {
         let SoftmaxBackward { rows, columns, input, output, log, align } = *self;
         let layout = Layout::packed([rows, columns], step, &[input, output], align, 2, resources);
         let entry = Entry::Softmax(SoftmaxRows { layout, input, output, log, backward: true });

@@ -259,17 +259,17 @@ impl Function for Elementwise {
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
-        self.launch(None, resources)
+        self.launch(0, resources)
     }
 
     fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
-        self.launch(Some(step(buffers)), resources)
+        self.launch(step(buffers), resources)
     }
 }
 
 impl Elementwise {
-    /// The launch, of strided rows if there is a step.
-    fn launch(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
+    /// The launch, of rows that begin at multiples of `step` elements; of dense ones with 0.
+    fn launch(&self, step: u64, resources: &Resources) -> Result<Call, CallError> {
         let Elementwise { chain, rows, columns, numbers, align } = *self;
         chain.check()?;
         let unsupported = |what| CallError::Unsupported { function: "elementwise", what };
@@ -281,11 +281,10 @@ impl Elementwise {
             .checked_mul(columns)
             .filter(|count| *count < 1 << 40)
             .ok_or_else(|| unsupported(format!("{rows} × {columns} elements; the most are 2^40")))?;
-        let (cut, grid) = if chain.has_rows() || step.is_some() {
+        let (cut, grid) = if chain.has_rows() || step != 0 {
             let held = chain.arrays().filter(|(_, along)| *along == Along::All).count() as u32;
-            let (columns_step, alone) =
-                ([columns, step.unwrap_or(0)], Resources { cluster: 1, ..*resources });
-            let layout = Layout::strided(columns_step, &elements, align, held, &alone);
+            let alone = Resources { cluster: 1, ..*resources };
+            let layout = Layout::strided([columns, step], &elements, align, held, &alone);
             let grid = grid_of("elementwise", layout, [rows, columns])?.unwrap_or([1, 1, 1]);
             (Cut::Rows(layout), grid)
         } else {

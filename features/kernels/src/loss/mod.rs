@@ -302,17 +302,17 @@ impl Function for CrossEntropy {
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
-        self.launches(None, resources)
+        self.launches(0, resources)
     }
 
     fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
-        self.launches(Some(step(buffers)), resources)
+        self.launches(step(buffers), resources)
     }
 }
 
 impl CrossEntropy {
-    /// The launches, of strided rows if there is a step.
-    fn launches(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
+    /// The launches, of rows that begin at multiples of `step` elements; of dense ones with 0.
+    fn launches(&self, step: u64, resources: &Resources) -> Result<Call, CallError> {
         let CrossEntropy { rows, columns, element, target, log_probs, options, align } = *self;
         checked_target(target)?;
         let elements: Vec<Scalar> = [element].into_iter().chain(log_probs).collect();
@@ -374,24 +374,24 @@ impl Function for CrossEntropyBackward {
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
-        self.launches(None, resources)
+        self.launches(0, resources)
     }
 
     fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
-        self.launches(Some(step(buffers)), resources)
+        self.launches(step(buffers), resources)
     }
 }
 
 impl CrossEntropyBackward {
-    /// The launches, of strided rows if there is a step.
-    fn launches(&self, step: Option<u64>, resources: &Resources) -> Result<Call, CallError> {
+    /// The launches, of rows that begin at multiples of `step` elements; of dense ones with 0.
+    fn launches(&self, step: u64, resources: &Resources) -> Result<Call, CallError> {
         let CrossEntropyBackward { rows, columns, element, target, in_place, options, align } = *self;
         checked_target(target)?;
         let smoothed = options.smoothing != 0.0;
         let held = if smoothed { 3 } else { 1 };
         // In place, a row is written while its neighbours are read.
         let layout = match in_place {
-            true => Layout::strided([columns, step.unwrap_or(0)], &[element], align, held, resources),
+            true => Layout::strided([columns, step], &[element], align, held, resources),
             false => Layout::packed([rows, columns], step, &[element], align, held, resources),
         };
         let pass = if in_place { Pass::GradientInPlace } else { Pass::Gradient };

@@ -57,18 +57,18 @@ impl Layout {
         Layout::with(lanes, columns.div_ceil(lanes.into()).max(1), false, held, resources)
     }
 
-    /// The same of dense matrices of so many rows, which are not written in the place of what is read; or, with a step, of strided
-    /// rows.
+    /// The same of dense matrices of so many rows, which are not written in the place of what is read; or, with a step
+    /// other than 0, of strided rows.
     pub fn packed(
         [rows, columns]: [u64; 2],
-        step: Option<u64>,
+        step: u64,
         elements: &[Scalar],
         align: u32,
         held: u32,
         resources: &Resources,
     ) -> Layout {
-        let plain = Layout::strided([columns, step.unwrap_or(0)], elements, align, held, resources);
-        if step.is_some() {
+        let plain = Layout::strided([columns, step], elements, align, held, resources);
+        if step != 0 {
             return plain;
         }
         // What rows of an even number of columns would have.
