@@ -26,6 +26,9 @@ use serde::{Deserialize, Serialize};
 pub const MAX_RANK: usize = 4;
 /// The greatest extent of a view in one dimension, in elements.
 pub const MAX_EXTENT: u64 = 1 << 40;
+/// Behind the name of a kernel's symbol in an object for a processor, the name of an absolute symbol: the bytes of stack that the kernel
+/// needs.
+pub const STACK_SUFFIX: &str = ".stack";
 /// Bytes of parameters that every device takes.
 pub const PARAMETER_BYTES: u32 = 4096;
 /// Bytes of parameters that CUDA takes from CUDA 12.1 on, with PTX 8.1 on sm_70 and newer; and CPUs. No device takes more.

@@ -1,12 +1,10 @@
 //! The object that a kernel comes in: finds its code, or says why there is none to run.
 
 use object::{Architecture, Object, ObjectSection, ObjectSymbol, SectionKind, SymbolKind, SymbolSection};
+use vm_abi::STACK_SUFFIX;
 
 /// The most bytes of code that are taken.
 const MAX_CODE: u64 = 256 << 20;
-
-/// Behind a kernel's symbol, the name of an absolute one: the bytes of stack that it needs.
-const STACK_SUFFIX: &str = ".stack";
 
 /// Where a kernel's code is in its object.
 #[derive(Debug, PartialEq, Eq)]

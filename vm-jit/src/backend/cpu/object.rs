@@ -4,9 +4,8 @@
 use super::isa::Architecture;
 use object::write::{Object, Symbol, SymbolSection};
 use object::{BinaryFormat, Endianness, SymbolFlags, SymbolKind, SymbolScope};
+use vm_abi::STACK_SUFFIX;
 
-/// Behind a kernel's symbol, the name of an absolute one: the bytes of stack that it needs.
-const STACK_SUFFIX: &str = ".stack";
 /// What our routines, which a kernel calls, need at most of it.
 const ROUTINES: u64 = 4096;
 /// Functions begin at multiples of this.
