@@ -216,6 +216,21 @@ fn counts() {
 }
 
 #[test]
+fn carried() {
+    // What it begins with, or what the body yields: multiples of four from 0 on.
+    let carried = |first: &str, body: &str| {
+        format!(
+            "%e = for %c: i64 = %0 to %w step %4 carry(%v: i64 = %{first}) {{\n{body}\nyield %y\n}}\n%r = bitreverse %e : i64"
+        )
+    };
+    check(&carried("0", "%y = add %c, %4 : i64"), "0..=1099511627776 /4");
+    check(&carried("0", "%y = add %c, %1 : i64"), "0..=1099511627773");
+    check(&carried("1", "%y = add %c, %4 : i64"), "1..=1099511627776");
+    // In the body nothing is known of it.
+    check(&carried("0", "%y = add %v, %4 : i64"), "-9223372036854775808..=9223372036854775807");
+}
+
+#[test]
 fn accesses() {
     check_access("%a = load @x[%i] : f32", "[] Together /1 +0");
     check_access("%a = load @s[%t] : f32", "[] Together /1 +0");

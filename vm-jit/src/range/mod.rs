@@ -325,6 +325,8 @@ impl<'k> Walk<'k> {
         };
         self.ranges.loops.insert(std::ptr::from_ref(op), facts);
         let body = &op.regions[0];
+        // Of what goes from iteration to iteration nothing is known in the body; so what it yields holds after each.
+        let mut yields = vec![self.facts_of(&op.operands[3..])];
         self.scoped(|walk| {
             let mut last = (high.high - 1).max(low.low);
             if let (Some(first), Some(step)) = (low.constant(), step.constant().filter(|step| *step >= 1)) {
@@ -335,7 +337,9 @@ impl<'k> Walk<'k> {
             count.below = Fact::shifted(&high.below, -1);
             walk.set(body.args[0], count);
             walk.region(body);
+            yields.push(walk.facts_of(&body.yields));
         });
+        self.join(&op.results, &yields);
     }
 
     fn plain(&mut self, op: &'k Op) {
