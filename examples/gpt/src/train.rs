@@ -13,9 +13,9 @@ use vm_ir::Scalar;
 use vm_kernels::attention::{SelfAttention, SelfAttentionBackward};
 use vm_kernels::columns::ColumnSums;
 use vm_kernels::elementwise::{Along, Chain, Elementwise, Op};
-use vm_kernels::flat::{self, ActivationGradient, AdamW, GradNorm};
+use vm_kernels::flat::{AdamW, GradNorm};
 use vm_kernels::gather::Embedding;
-use vm_kernels::gemm::{Epilogue, Multiply, Product};
+use vm_kernels::gemm::{Activation, Auxiliary, Epilogue, Multiply, Product};
 use vm_kernels::loss::{CrossEntropy, CrossEntropyBackward, LossOptions};
 use vm_kernels::norm::{Norm, NormBackward, NormForward};
 use vm_kernels::scatter::{EmbeddingGradient, ScatterAdd};
@@ -230,32 +230,24 @@ impl Writer<'_> {
         self.steps.call(entropy, [logits, targets, dloss]);
         // Gradients of a matrix as wide as h, which take turns.
         let [mut d, mut other, dy] = ["dh", "dh of before", "dy"].map(|name| self.matrix(name, width));
-        let [of_qkv, of_up, of_gelu] =
-            [("dqkv", 3), ("dup", 4), ("dgelu", 4)].map(|(name, times)| self.matrix(name, times * width));
+        let [of_qkv, of_up] = [("dqkv", 3), ("dup", 4)].map(|(name, times)| self.matrix(name, times * width));
         let of_logits =
             Layer { affine: Affine { weight: embedding, bias: 0 }, inputs: width, outputs: vocabulary };
-        self.products_backward(of_logits, logits, last.y, dy);
+        self.products_backward(of_logits, logits, (last.y, None), dy);
         self.norm_backward(*norm, last, dy, None, d);
         for (block, kept) in blocks.iter().zip(&kept).rev() {
             let down = Layer { affine: block.down, inputs: 4 * width, outputs: width };
-            self.backward(down, d, kept.gelu, of_gelu);
-            let gelu = ActivationGradient {
-                activation: flat::Activation::Gelu,
-                size: rows * 4 * width,
-                element: ELEMENT,
-                align: ALIGN,
-            };
-            self.steps.call(gelu, [of_gelu, kept.up, of_up]);
+            self.backward(down, d, (kept.gelu, Some(kept.up)), of_up);
             let up = Layer { affine: block.up, inputs: width, outputs: 4 * width };
-            self.backward(up, of_up, kept.norm2.y, dy);
+            self.backward(up, of_up, (kept.norm2.y, None), dy);
             self.norm_backward(block.norm2, kept.norm2, dy, Some(d), other);
             (d, other) = (other, d);
             let out = Layer { affine: block.out, inputs: width, outputs: width };
-            self.backward(out, d, kept.o, dy);
+            self.backward(out, d, (kept.o, None), dy);
             let attention = SelfAttentionBackward(self.attention());
             self.steps.call(attention, [kept.qkv, kept.o, kept.log_sums, dy, of_qkv]);
             let qkv = Layer { affine: block.qkv, inputs: width, outputs: 3 * width };
-            self.backward(qkv, of_qkv, kept.norm1.y, dy);
+            self.backward(qkv, of_qkv, (kept.norm1.y, None), dy);
             self.norm_backward(block.norm1, kept.norm1, dy, Some(d), other);
             (d, other) = (other, d);
         }
@@ -322,16 +314,9 @@ impl Writer<'_> {
         self.forward(Layer { affine: block.out, inputs: width, outputs: width }, o, out);
         let norm2 = self.norm(&name("ln_2"), block.norm2, (norm1.h, Some(out)));
         let up = self.matrix(name("up"), 4 * width);
-        self.forward(Layer { affine: block.up, inputs: width, outputs: 4 * width }, norm2.y, up);
         let gelu = self.matrix(name("gelu"), 4 * width);
-        let function = Elementwise {
-            chain: Chain::unary(Op::Gelu, ELEMENT, ELEMENT),
-            rows: self.config.rows(),
-            columns: 4 * width,
-            numbers: [0.0; 4],
-            align: ALIGN,
-        };
-        self.steps.call(function, [up, gelu]);
+        let layer = Layer { affine: block.up, inputs: width, outputs: 4 * width };
+        self.forward_to(layer, norm2.y, Some(up), gelu);
         let down = self.matrix(name("down"), width);
         self.forward(Layer { affine: block.down, inputs: 4 * width, outputs: width }, gelu, down);
         (Kept { norm1, qkv, o, log_sums, norm2, up, gelu }, down)
@@ -381,16 +366,26 @@ impl Writer<'_> {
 
     /// y = x · weightᵀ + bias.
     fn forward(&mut self, layer: Layer, x: Part, y: Part) {
+        self.forward_to(layer, x, None, y);
+    }
+
+    /// The same, or with `taken` that, and y = gelu(taken).
+    fn forward_to(&mut self, layer: Layer, x: Part, taken: Option<Part>, y: Part) {
         let Layer { affine, inputs, outputs } = layer;
         let product = product(self.config.rows(), inputs, outputs);
-        let epilogue = Epilogue { bias: true, ..Epilogue::NONE };
+        let (activation, aux) = match taken {
+            Some(_) => (Activation::Gelu, Auxiliary::Store),
+            None => (Activation::None, Auxiliary::None),
+        };
+        let epilogue = Epilogue { bias: true, activation, aux, ..Epilogue::NONE };
         let weights = self.arrays.weights;
-        let parts = [x, weights.at(affine.weight), y, weights.at(affine.bias)];
+        let parts = [Some(x), Some(weights.at(affine.weight)), Some(y), Some(weights.at(affine.bias)), taken];
+        let parts: Vec<Part> = parts.into_iter().flatten().collect();
         self.steps.call(multiply(Product { epilogue, ..product }), parts);
     }
 
-    /// The gradients of a layer from that of y: of x, of its weight and of its bias.
-    fn backward(&mut self, layer: Layer, dy: Part, x: Part, dx: Part) {
+    /// The gradients of a layer from that of y: of x, of its weight and of its bias. Where x is gelu of something, dx is the gradient of that.
+    fn backward(&mut self, layer: Layer, dy: Part, x: (Part, Option<Part>), dx: Part) {
         self.products_backward(layer, dy, x, dx);
         let sums = ColumnSums {
             rows: self.config.rows(),
@@ -403,12 +398,17 @@ impl Writer<'_> {
     }
 
     /// dx = dy · weight, and dweight = dyᵀ · x.
-    fn products_backward(&mut self, layer: Layer, dy: Part, x: Part, dx: Part) {
+    fn products_backward(&mut self, layer: Layer, dy: Part, (x, taken): (Part, Option<Part>), dx: Part) {
         let Layer { affine, inputs, outputs } = layer;
         let rows = self.config.rows();
         let Arrays { weights, gradients, .. } = self.arrays;
-        let of_x = Product::of(rows, inputs, outputs);
-        self.steps.call(multiply(of_x), [dy, weights.at(affine.weight), dx]);
+        let epilogue = match taken {
+            Some(_) => Epilogue { activation: Activation::Gelu, aux: Auxiliary::Gradient, ..Epilogue::NONE },
+            None => Epilogue::NONE,
+        };
+        let of_x = Product { epilogue, ..Product::of(rows, inputs, outputs) };
+        let parts = [Some(dy), Some(weights.at(affine.weight)), Some(dx), taken];
+        self.steps.call(multiply(of_x), parts.into_iter().flatten().collect::<Vec<_>>());
         let of_weight =
             Product { a_transposed: true, output: Scalar::F32, ..Product::of(outputs, inputs, rows) };
         self.steps.call(multiply(of_weight), [dy, x, gradients.at(affine.weight)]);

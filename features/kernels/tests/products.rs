@@ -6,7 +6,7 @@ use common::{compare_at, valid};
 use vm_ir::interp::{Argument, Tensor};
 use vm_ir::{GuestAddr, Scalar, Trust};
 use vm_kernels::cases::{numbers, random};
-use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Scales};
+use vm_kernels::gemm::{Activation, Auxiliary, Batch, Epilogue, Gemm, Scales};
 
 /// By its Taylor series.
 fn erf(x: f64) -> f64 {
@@ -17,6 +17,15 @@ fn erf(x: f64) -> f64 {
         own
     });
     if x.abs() > 5.0 { x.signum() } else { terms.sum::<f64>() * std::f64::consts::FRAC_2_SQRT_PI }
+}
+
+fn value(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::None => x,
+        Activation::Relu => x.max(0.0),
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => x * 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
+    }
 }
 
 /// A product by its definition, and its arguments: of so many matrices, or of groups that end at `ends`.
@@ -39,7 +48,7 @@ fn gemm(variant: Gemm, [m, n, k]: [u64; 3], matrices: u64, ends: &[u64]) -> (Vec
     let a = factor(1, &shape(batched, turned(variant.a_transposed, [m, k])));
     let b = factor(2, &shape(variant.batch != Batch::One, turned(variant.b_transposed, [k, n])));
     let c = random(3, variant.output, &shape(batched, [m, n]));
-    let Epilogue { scaled, scales, plus, bias, activation } = variant.epilogue;
+    let Epilogue { scaled, scales, plus, bias, activation, aux } = variant.epilogue;
     let (alpha, beta) = (0.75f32, -0.5f32);
     let of_scales = match scales {
         Scales::None => None,
@@ -50,7 +59,8 @@ fn gemm(variant: Gemm, [m, n, k]: [u64; 3], matrices: u64, ends: &[u64]) -> (Vec
         }
     };
     let of_bias = random(6, variant.output, &[n]);
-    let numbers = [&a, &b, &c, &of_bias].map(Tensor::to_f64s);
+    let of_aux = random(7, variant.output, &c.extents);
+    let numbers = [&a, &b, &c, &of_bias, &of_aux].map(Tensor::to_f64s);
     let scale_numbers = of_scales.as_ref().map(|both| both.each_ref().map(Tensor::to_f64s));
     let cell = |matrix: u64, i: u64, j: u64| {
         let at = |turned: bool, [rows, columns]: [u64; 2], i: u64, j: u64| {
@@ -75,18 +85,21 @@ fn gemm(variant: Gemm, [m, n, k]: [u64; 3], matrices: u64, ends: &[u64]) -> (Vec
         if scaled {
             x *= f64::from(alpha);
         }
-        let old = numbers[2][((if batched { matrix } else { 0 } * m + i) * n + j) as usize];
+        let at = ((if batched { matrix } else { 0 } * m + i) * n + j) as usize;
+        let old = numbers[2][at];
         if plus {
             x += f64::from(beta) * old;
         }
         if bias {
             x += numbers[3][j as usize];
         }
-        match activation {
-            Activation::None => x,
-            Activation::Relu => x.max(0.0),
-            Activation::Silu => x / (1.0 + (-x).exp()),
-            Activation::Gelu => x * 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
+        match aux {
+            // By the difference of what is a little before and behind.
+            Auxiliary::Gradient => {
+                x * (value(activation, numbers[4][at] + 1e-5) - value(activation, numbers[4][at] - 1e-5))
+                    / 2e-5
+            }
+            Auxiliary::None | Auxiliary::Store => value(activation, x),
         }
     };
     let wanted = match variant.batch {
@@ -110,6 +123,7 @@ fn gemm(variant: Gemm, [m, n, k]: [u64; 3], matrices: u64, ends: &[u64]) -> (Vec
     arguments.extend(plus.then(|| float(beta)));
     arguments.extend(of_scales.into_iter().flatten().map(Argument::Tensor));
     arguments.extend(bias.then_some(Argument::Tensor(of_bias)));
+    arguments.extend((aux != Auxiliary::None).then_some(Argument::Tensor(of_aux)));
     if variant.batch == Batch::Grouped {
         let offsets = std::iter::once(&0).chain(ends).map(|end| *end as f64);
         arguments.push(Argument::Tensor(Tensor::from_f64s(Scalar::I32, &[ends.len() as u64 + 1], offsets)));
@@ -137,6 +151,12 @@ fn check_gemms_over(variant: Gemm, shape: [u64; 3], matrices: u64, ends: &[u64],
         (_, Scalar::F32) => 1e-3,
         _ => 1e-2,
     };
+    if variant.epilogue.aux == Auxiliary::Store {
+        let epilogue = Epilogue { activation: Activation::None, aux: Auxiliary::None, ..variant.epilogue };
+        let (_, taken) = gemm(Gemm { epilogue, ..variant }, shape, matrices, ends);
+        let aux = arguments.len() - 1 - usize::from(variant.batch == Batch::Grouped);
+        compare_at(&module, grid, aux, arguments.clone(), &taken, within);
+    }
     compare_at(&module, grid, 2, arguments, &wanted, within);
 }
 
@@ -212,13 +232,25 @@ fn products_of_other_types() {
 #[test]
 fn epilogues() {
     let small = Gemm { tile: [64, 64, 64], stages: 2, groups: 1, ..Gemm::SMALL };
-    let all =
-        Epilogue { scaled: true, plus: true, bias: true, activation: Activation::Silu, scales: Scales::Rows };
+    let all = Epilogue {
+        scaled: true,
+        plus: true,
+        bias: true,
+        activation: Activation::Silu,
+        scales: Scales::Rows,
+        ..Epilogue::NONE
+    };
     let blocks = Epilogue { scales: Scales::Blocks, ..Epilogue::NONE };
     for output in [Scalar::Bf16, Scalar::F32] {
         for activation in [Activation::None, Activation::Relu, Activation::Silu, Activation::Gelu] {
             let epilogue = Epilogue { activation, bias: true, ..Epilogue::NONE };
             check_gemm(Gemm { output, epilogue, ..small }, [65, 72, 40], 2);
+            for aux in [Auxiliary::Store, Auxiliary::Gradient] {
+                let of = |batch| Gemm { output, batch, epilogue: Epilogue { aux, ..epilogue }, ..small };
+                check_gemm(of(Batch::One), [65, 72, 40], 2);
+                check_gemm_over(Gemm { band: 0, split: 2, ..of(Batch::One) }, [65, 72, 200], [4, 2, 1]);
+                check_gemms(of(Batch::Batched), [65, 72, 40], 2, &[], 3);
+            }
         }
         check_gemm(Gemm { output, epilogue: all, ..small }, [65, 72, 40], 2);
         let scaled = Gemm { output, epilogue: blocks, tile: [64, 64, 128], b_transposed: true, ..small };

@@ -30,8 +30,14 @@ fn large() -> Vec<Kernel> {
         }
         kernels.push(Gemm { b_transposed, ..Gemm::SMALL }.kernel(GuestAddr(0)).unwrap());
     }
-    let all =
-        Epilogue { scaled: true, scales: Scales::Rows, plus: true, bias: true, activation: Activation::Silu };
+    let all = Epilogue {
+        scaled: true,
+        scales: Scales::Rows,
+        plus: true,
+        bias: true,
+        activation: Activation::Silu,
+        ..Epilogue::NONE
+    };
     let large = Gemm { b_transposed: true, ..Gemm::LARGE };
     for variant in [
         Gemm { cluster: 2, stages: 4, ..Gemm::LARGE },

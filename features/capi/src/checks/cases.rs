@@ -10,7 +10,7 @@ use vm_kernels::cases::Case;
 use vm_kernels::elementwise::{Chain, Elementwise, Op};
 use vm_kernels::experts::AuxLoss;
 use vm_kernels::flat::{AdamW, Fill, GradClip};
-use vm_kernels::gemm::{Activation, Batch, Epilogue, Multiply, Product, Scales};
+use vm_kernels::gemm::{Activation, Auxiliary, Batch, Epilogue, Multiply, Product, Scales};
 use vm_kernels::loss::{CrossEntropy, LossOptions, Reduction};
 use vm_kernels::norm::{Norm, NormForward};
 use vm_kernels::rope::{Angles, Pairs, Rope};
@@ -46,8 +46,9 @@ fn call_of(function: &dyn Function) -> Option<Call> {
     };
     if let Some(f) = any.downcast_ref::<Multiply>() {
         let Product { element, m, n, k, matrices, batch, .. } = f.product;
-        let Epilogue { scales, bias, activation, scaled, plus } = f.product.epilogue;
-        let plain = (scales, bias, activation) == (Scales::None, false, Activation::None)
+        let Epilogue { scales, bias, activation, scaled, plus, aux } = f.product.epilogue;
+        let plain = (scales, bias, activation, aux)
+            == (Scales::None, false, Activation::None, Auxiliary::None)
             && f.product.output == element
             && !f.product.a_transposed
             && !f.product.b_transposed

@@ -154,7 +154,7 @@ fn broadcast(extents: [u64; 2], element: Scalar) -> Case {
 }
 
 /// The error function: by its series, and far out by its continued fraction.
-fn erf(x: f64) -> f64 {
+pub(super) fn erf(x: f64) -> f64 {
     let squared = x * x;
     if squared > 9.0 {
         let fraction = (1..60).rev().fold(0.0, |below, n| f64::from(n) / 2.0 / (x.abs() + below));

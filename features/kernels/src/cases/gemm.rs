@@ -1,7 +1,10 @@
 //! Products.
 
+use super::elementwise::erf;
+use super::training::slope;
 use super::{Case, Expected, random};
-use crate::gemm::{Epilogue, Multiply, Product};
+use crate::flat;
+use crate::gemm::{Activation, Auxiliary, Epilogue, Multiply, Product};
 use vm_ir::Scalar;
 
 pub(super) fn cases() -> Vec<Case> {
@@ -10,8 +13,47 @@ pub(super) fn cases() -> Vec<Case> {
         for [m, n, k] in [[1, 8, 16], [72, 80, 136], [130, 264, 40], [1, 1, 1], [67, 71, 33]] {
             cases.push(product(element, [m, n, k]));
         }
+        cases.extend(
+            [Auxiliary::Store, Auxiliary::Gradient].map(|aux| with_aux(element, [130, 264, 40], aux)),
+        );
     }
     cases
+}
+
+/// C = gelu(A · B + bias), or (A · B) gelu'(aux).
+fn with_aux(element: Scalar, [m, n, k]: [u64; 3], aux: Auxiliary) -> Case {
+    let bias = aux == Auxiliary::Store;
+    let epilogue = Epilogue { activation: Activation::Gelu, bias, aux, ..Epilogue::NONE };
+    let product = Product { element, output: element, epilogue, ..Product::of(m, n, k) };
+    let tensor = |seed, extents: &[u64]| random(seed, element, extents);
+    let mut buffers = vec![tensor(1, &[m, k]), tensor(2, &[k, n]), tensor(3, &[m, n])];
+    buffers.extend(bias.then(|| tensor(4, &[n])));
+    buffers.push(tensor(5, &[m, n]));
+    let numbers: Vec<Vec<f64>> = buffers.iter().map(|tensor| tensor.to_f64s()).collect();
+    let sum = |at: u64| {
+        let (i, j) = (at / n, at % n);
+        let terms = (0..k).map(|l| numbers[0][(i * k + l) as usize] * numbers[1][(l * n + j) as usize]);
+        terms.sum::<f64>() + if bias { numbers[3][j as usize] } else { 0.0 }
+    };
+    let last = buffers.len() - 1;
+    let within = if element == Scalar::F32 { 1e-3 } else { 1e-2 };
+    let sums = (0..m * n).map(sum);
+    let expected = match aux {
+        Auxiliary::Gradient => {
+            let slopes = numbers[last].iter().map(|x| slope(flat::Activation::Gelu, *x));
+            vec![Expected::new(2, sums.zip(slopes).map(|(sum, slope)| sum * slope).collect(), within)]
+        }
+        Auxiliary::None | Auxiliary::Store => vec![
+            Expected::new(2, sums.clone().map(|x| x * 0.5 * (1.0 + erf(x / 2f64.sqrt()))).collect(), within),
+            Expected::new(last, sums.collect(), within),
+        ],
+    };
+    Case {
+        name: format!("gemm of {element} with gelu, {m} x {n} x {k}, {aux:?}"),
+        function: Box::new(Multiply { product, alpha: 1.0, beta: 0.0 }),
+        buffers,
+        expected,
+    }
 }
 
 /// C = α · A · B + β · C.

@@ -216,7 +216,7 @@ fn norms(
     (first, case(of("gradients clipped"), function, buffers, expected))
 }
 
-fn slope(activation: Activation, x: f64) -> f64 {
+pub(super) fn slope(activation: Activation, x: f64) -> f64 {
     let sigma = 1.0 / (1.0 + (-x).exp());
     let pi = std::f64::consts::PI;
     match activation {

@@ -1,6 +1,6 @@
 //! A product as a function of the library.
 
-use super::{Batch, Product, Scales};
+use super::{Auxiliary, Batch, Product, Scales};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand};
 use crate::family::{Problem, Resources, Sample};
 use crate::strided::aligned;
@@ -26,6 +26,11 @@ impl Function for Multiply {
             names.extend([("a_scale", Access::Read), ("b_scale", Access::Read)]);
         }
         names.extend(epilogue.bias.then_some(("bias", Access::Read)));
+        names.extend(match epilogue.aux {
+            Auxiliary::None => None,
+            Auxiliary::Store => Some(("aux", Access::Write)),
+            Auxiliary::Gradient => Some(("aux", Access::Read)),
+        });
         names.extend((self.product.batch == Batch::Grouped).then_some(("offsets", Access::Read)));
         let views = self.product.arguments().into_iter().filter_map(|sample| match sample {
             Sample::Random { element, extents } => Some((element, extents)),
@@ -62,7 +67,9 @@ impl Function for Multiply {
 
     fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
         // Rows begin at multiples of 16 bytes, or anywhere.
-        let align = if aligned(16, &buffers[..3]) == 16 { self.product.align } else { 1 };
+        let as_c = |buffer: &&Buffer| ["a", "b", "c", "aux"].contains(&buffer.name);
+        let matrices: Vec<Buffer> = buffers.iter().filter(as_c).cloned().collect();
+        let align = if aligned(16, &matrices) == 16 { self.product.align } else { 1 };
         Multiply { product: Product { align, ..self.product }, ..*self }.call(resources)
     }
 }

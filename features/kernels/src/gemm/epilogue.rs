@@ -20,6 +20,19 @@ pub struct Epilogue {
     pub bias: bool,
     /// The function behind it.
     pub activation: Activation,
+    /// What the function's gradient needs.
+    pub aux: Auxiliary,
+}
+
+/// What a product and the gradient behind it have in common: `aux`, of C's extents and elements, which is what the activation took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Auxiliary {
+    /// There is none.
+    None,
+    /// It is stored beside C.
+    Store,
+    /// The activation's derivative there is what the sum is multiplied by, and no function comes behind that.
+    Gradient,
 }
 
 /// How factors are scaled: by f32s of which each is that of several elements.
@@ -56,20 +69,42 @@ impl Activation {
                 let k = x.builder();
                 x * (k.f32(1.0) + (-x).exp().fast()).rcp().fast()
             }
-            Activation::Gelu => x * normal_distribution(x),
+            Activation::Gelu => x * normal_distribution(x)[0],
+        }
+    }
+
+    /// Its derivative; at 0 that of [`Relu`](Activation::Relu) is 0.
+    fn derivative<'b>(self, x: Val<'b>) -> Val<'b> {
+        let k = x.builder();
+        match self {
+            Activation::None => k.f32(1.0),
+            Activation::Relu => x.gt(0.0).select(k.f32(1.0), k.f32(0.0)),
+            Activation::Silu => {
+                let logistic = (k.f32(1.0) + (-x).exp().fast()).rcp().fast();
+                logistic * x.fma(k.f32(1.0) - logistic, k.f32(1.0))
+            }
+            Activation::Gelu => {
+                let [distribution, bell] = normal_distribution(x);
+                // The density is the bell over √2π.
+                (x * bell).fma(
+                    std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2 / 2.0,
+                    distribution,
+                )
+            }
         }
     }
 }
 
 /// Φ(x) to 10^-7, and its lower tail relative to that (Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26): an
-/// exponential, a reciprocal and few registers, beside which the sums of the largest tiles have room.
-fn normal_distribution(x: Val<'_>) -> Val<'_> {
+/// exponential, a reciprocal and few registers, beside which the sums of the largest tiles have room. Behind it that exponential, e^(-x² / 2).
+fn normal_distribution(x: Val<'_>) -> [Val<'_>; 2] {
     let k = x.builder();
     let t = (x.abs() * (0.327_591_1 * std::f32::consts::FRAC_1_SQRT_2) + 1.0).rcp().fast();
     let halves = [1.061_405_4f32, -1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6].map(|a| a / 2.0);
     let tail = halves[1..].iter().fold(k.f32(halves[0]), |sum, a| sum.fma(t, *a)) * t;
-    let tail = tail * (x * x * -0.5).exp().fast();
-    x.lt(0.0).select(tail, k.f32(1.0) - tail)
+    let bell = (x * x * -0.5).exp().fast();
+    let tail = tail * bell;
+    [x.lt(0.0).select(tail, k.f32(1.0) - tail), bell]
 }
 
 impl Epilogue {
@@ -80,7 +115,13 @@ impl Epilogue {
         plus: false,
         bias: false,
         activation: Activation::None,
+        aux: Auxiliary::None,
     };
+
+    /// Does it load elements of C's extents?
+    pub(super) fn loads(&self) -> bool {
+        self.plus || self.aux == Auxiliary::Gradient
+    }
 
     /// A letter for each of what it does, and the activation.
     pub(super) fn suffix(&self) -> String {
@@ -99,11 +140,16 @@ impl Epilogue {
             Activation::Gelu => "_gelu",
         };
         let letters = if letters.is_empty() { letters } else { format!("_{letters}") };
-        format!("{letters}{activation}")
+        let aux = match self.aux {
+            Auxiliary::None => "",
+            Auxiliary::Store => "_aux",
+            Auxiliary::Gradient => "_gradient",
+        };
+        format!("{letters}{activation}{aux}")
     }
 
     /// Its parameters.
-    pub(super) fn parameters<'b>(&self, k: Builder<'b>, output: Scalar) -> Parameters<'b> {
+    pub(super) fn parameters<'b>(&self, k: Builder<'b>, gemm: &Gemm) -> Parameters<'b> {
         let alpha = self.scaled.then(|| k.scalar("alpha", Type::F32));
         let beta = self.plus.then(|| k.scalar("beta", Type::F32));
         let ranks = match self.scales {
@@ -113,8 +159,14 @@ impl Epilogue {
         };
         let scales = ranks
             .map(|rank| ["a_scale", "b_scale"].map(|name| k.view(name, Scalar::F32, rank, Access::Read)));
-        let bias = self.bias.then(|| k.view("bias", output, 1, Access::Read));
-        Parameters { alpha, beta, scales, bias }
+        let bias = self.bias.then(|| k.view("bias", gemm.output, 1, Access::Read));
+        let access = match self.aux {
+            Auxiliary::None => None,
+            Auxiliary::Store => Some(Access::Write),
+            Auxiliary::Gradient => Some(Access::Read),
+        };
+        let aux = access.map(|access| gemm.view(k, "aux", gemm.output, gemm.batch.of_rows(), access));
+        Parameters { alpha, beta, scales, bias, aux }
     }
 }
 
@@ -125,6 +177,7 @@ pub(super) struct Parameters<'b> {
     beta: Option<Val<'b>>,
     scales: Option<[PlaceRef<'b>; 2]>,
     bias: Option<PlaceRef<'b>>,
+    aux: Option<PlaceRef<'b>>,
 }
 
 impl<'b> Parameters<'b> {
@@ -145,8 +198,8 @@ impl<'b> Parameters<'b> {
             (_, Scalar::F32) => out,
             _ => k.fragment("scaled", Scalar::F32, [rows, columns]),
         };
-        // What C had, in the place of what it is to have where that is another fragment.
-        let old = match gemm.epilogue.plus {
+        // What C had and what the activation took, in the place of what C is to have where that is another fragment.
+        let old = match gemm.epilogue.loads() {
             true if out.place() == float.place() => Some(k.fragment("old", gemm.output, [rows, columns])),
             true => Some(out),
             false => None,
@@ -201,7 +254,7 @@ impl<'b> After<'b> {
         let held = words(self.of_b, Scalar::F32) + words(self.bias, self.gemm.output);
         // Multicast takes some of them, and what C had others.
         self.gemm.cluster == 1
-            && !self.gemm.epilogue.plus
+            && !self.gemm.epilogue.loads()
             && self.gemm.registers_of_sums() + held <= REGISTERS
     }
 
@@ -221,6 +274,7 @@ impl<'b> After<'b> {
     /// What comes behind all products.
     pub(super) fn finish(&self, spot: &Spot<'b>, c: PlaceRef<'b>) {
         let (k, float, Epilogue { scales, activation, .. }) = (self.k, self.float, self.gemm.epilogue);
+        let aux = self.parameters.aux;
         let late = !self.loads_early();
         if self.gemm.sum() == Scalar::I32 && self.gemm.output != Scalar::I32 {
             k.map([float], [self.sum], |_, _, [sum]| [sum.to(Scalar::F32)]);
@@ -245,8 +299,23 @@ impl<'b> After<'b> {
             k.map([float], [float, bias], |_, _, [x, bias]| [x + wide(bias)]);
         }
         let same = self.out.place() == float.place();
+        let narrow = |x: Val<'b>| if same { x } else { x.to(self.gemm.output) };
+        let mut activation = activation;
+        match (self.gemm.epilogue.aux, aux, self.old) {
+            (Auxiliary::Store, Some(aux), _) => {
+                if !same {
+                    k.map([self.out], [float], |_, _, [x]| [narrow(x)]);
+                }
+                spot.put(self.out, aux);
+            }
+            (Auxiliary::Gradient, Some(aux), Some(old)) => {
+                spot.get(old, aux);
+                k.map([float], [float, old], |_, _, [x, old]| [x * activation.derivative(wide(old))]);
+                activation = Activation::None;
+            }
+            _ => {}
+        }
         if !same || activation != Activation::None {
-            let narrow = |x: Val<'b>| if same { x } else { x.to(self.gemm.output) };
             k.map([self.out], [float], |_, _, [x]| [narrow(activation.of(x))]);
         }
     }

@@ -10,7 +10,7 @@
 //! of class K / 32 · 2^-13 of Σ |a · b|. With [`Scales::Blocks`] that goes for each 128 of them, and parts are added in f32.
 //!
 //! Parameters behind these, as far as a variant has them, in this order: `alpha` and `beta`, f32; `a_scale` and `b_scale`, f32
-//! ([`Scales`]); `bias`, `[N]`, of C's type; `offsets`, i32 ([`Batch::Grouped`]).
+//! ([`Scales`]); `bias`, `[N]`, of C's type; `aux`, as C ([`Auxiliary`]); `offsets`, i32 ([`Batch::Grouped`]).
 //!
 //! A block computes tiles of C until there are no more, so a launch is best of as many blocks as the device has multiprocessors,
 //! and right with any number (a multiple of [`Gemm::cluster`]). Tiles are taken in bands of [`Gemm::band`] rows of tiles, one
@@ -22,7 +22,7 @@ mod schedule;
 mod table;
 
 pub use call::Multiply;
-pub use epilogue::{Activation, Epilogue, Scales};
+pub use epilogue::{Activation, Auxiliary, Epilogue, Scales};
 pub use schedule::Batch;
 pub use table::Product;
 
@@ -185,7 +185,7 @@ impl Gemm {
         let b = self.view(k, "b", loaded, self.batch.of_columns(), Access::Read);
         let access = if self.epilogue.plus { Access::ReadWrite } else { Access::Write };
         let c = self.view(k, "c", self.output, self.batch.of_rows(), access);
-        let after = self.epilogue.parameters(k, self.output);
+        let after = self.epilogue.parameters(k, self);
         let offsets = (self.batch == Batch::Grouped).then(|| k.view("offsets", Scalar::I32, 1, Access::Read));
 
         let stage = |transposed, [rows, columns]: [u32; 2]| {

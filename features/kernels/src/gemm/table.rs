@@ -3,7 +3,7 @@
 //! A row is a variant without what the problem fixes (types, transposition, batch, epilogue). To add one, write it into the table of
 //! its class at the place that its speed deserves; what it takes is computed, and a test compiles it for every type.
 
-use super::{Activation, Batch, Epilogue, Gemm, Scales};
+use super::{Activation, Auxiliary, Batch, Epilogue, Gemm, Scales};
 use crate::family::{Kind, Problem, Resources, Sample, Variant, rounded};
 use vm_ir::builder::BuildError;
 use vm_ir::interp::Tensor;
@@ -354,7 +354,7 @@ impl Gemm {
         let out = if self.output == sum { 0 } else { of(self.output) };
         let float =
             if sum == Scalar::I32 && !matches!(self.output, Scalar::I32 | Scalar::F32) { words } else { 0 };
-        let old = if self.epilogue.plus && self.output.bytes() == 4 { words } else { 0 };
+        let old = if self.epilogue.loads() && self.output.bytes() == 4 { words } else { 0 };
         // The block's share of a sum is beside it.
         let own = if self.split > 1 { words } else { 0 };
         words + own + parts + out + float + old
@@ -395,8 +395,14 @@ impl Gemm {
                 && (self.shares() || self.epilogue == Epilogue::NONE));
         let ahead = !self.overlap || (self.stages > 1 && self.epilogue.scales != Scales::Blocks);
         // What C had and a long function beside it spill from the largest tiles.
-        let long = self.epilogue.plus && self.epilogue.activation == Activation::Gelu;
-        let room = !long || (rows <= 128 && (self.output.bytes() < 4 || self.registers_of_sums() <= 64));
+        let long = self.epilogue.loads() && self.epilogue.activation == Activation::Gelu;
+        // Its derivative is longer.
+        let most = match (self.output.bytes(), self.epilogue.aux) {
+            (4, _) => 64,
+            (_, Auxiliary::Gradient) => 96,
+            _ => 128,
+        };
+        let room = !long || (rows <= 128 && self.registers_of_sums() <= most);
         let room = room && !(self.epilogue.scales == Scales::Rows && self.cluster > 1 && columns > 128);
         let room = room && (resources.kind == Kind::Cpu || self.registers_of_sums() <= self.most_sums());
         let alone = self.batch != Batch::Grouped && self.align >= 16 || self.cluster == 1;
@@ -495,7 +501,7 @@ impl Problem for Product {
         let line = |element, extents: &[u64]| Sample::Random { element, extents: extents.to_vec() };
         let loaded = if self.element == Scalar::Tf32 { Scalar::F32 } else { self.element };
         let batched = self.batch == Batch::Batched;
-        let Epilogue { scaled, scales, plus, bias, .. } = self.epilogue;
+        let Epilogue { scaled, scales, plus, bias, aux, .. } = self.epilogue;
         let mut all = vec![
             view(loaded, batched, turned(self.a_transposed, [m, k])),
             view(loaded, self.batch != Batch::One, turned(self.b_transposed, [k, n])),
@@ -512,6 +518,7 @@ impl Problem for Product {
             ]),
         }
         all.extend(bias.then(|| line(self.output, &[n])));
+        all.extend((aux != Auxiliary::None).then(|| view(self.output, batched, [m, n])));
         if self.batch == Batch::Grouped {
             let groups = self.matrices.max(1);
             let ends =

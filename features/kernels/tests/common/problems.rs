@@ -3,7 +3,7 @@
 use vm_ir::Scalar;
 use vm_kernels::attention::{Forward, Generate, Mask};
 use vm_kernels::family::{Kind, Resources};
-use vm_kernels::gemm::{Activation, Batch, Epilogue, Product, Scales};
+use vm_kernels::gemm::{Activation, Auxiliary, Batch, Epilogue, Product, Scales};
 
 pub(crate) const H200: Resources =
     Resources { compute_units: 132, shared_bytes: 232_448, kind: Kind::Gpu, cluster: 8 };
@@ -26,12 +26,20 @@ pub(crate) fn kinds() -> Vec<Product> {
         kinds.push(Product { element, output, b_transposed: true, ..plain });
     }
     let all =
-        Epilogue { scaled: true, plus: true, bias: true, activation: Activation::Silu, scales: Scales::None };
+        Epilogue { scaled: true, plus: true, bias: true, activation: Activation::Silu, ..Epilogue::NONE };
     let rows = Epilogue { scales: Scales::Rows, ..Epilogue::NONE };
     let blocks = Epilogue { scales: Scales::Blocks, ..Epilogue::NONE };
     let fp8 = Product { element: F8E4M3, b_transposed: true, ..plain };
     kinds.extend([Product { epilogue: all, ..plain }, Product { epilogue: all, output: F32, ..plain }]);
     kinds.extend([Product { epilogue: rows, ..fp8 }, Product { epilogue: blocks, ..fp8 }]);
+    for aux in [Auxiliary::Store, Auxiliary::Gradient] {
+        let epilogue =
+            Epilogue { aux, activation: Activation::Gelu, bias: aux == Auxiliary::Store, ..Epilogue::NONE };
+        kinds.extend([
+            Product { epilogue, ..plain },
+            Product { epilogue, output: F32, b_transposed: true, ..plain },
+        ]);
+    }
     kinds.push(Product { element: I8, epilogue: all, b_transposed: true, ..plain });
     for b_transposed in [false, true] {
         kinds.push(Product { batch: Batch::Batched, matrices: 4, b_transposed, ..plain });
