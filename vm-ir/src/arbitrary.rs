@@ -103,6 +103,7 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
     let cluster = if options.together { random.pick(&[1, 1, 2, 4]) } else { 1 };
     let grid = cluster * (1 + random.below(2) as u32);
     let k = block.builder().name("random").block_size([threads, 1, 1]).cluster_size(cluster);
+    k.resident_blocks((seed % 3) as u32);
     let mut arguments = Vec::new();
 
     let mut inputs = Vec::new();

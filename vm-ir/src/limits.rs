@@ -44,6 +44,8 @@ pub const MAX_BLOCK_XY: u32 = 1024;
 pub const MAX_BLOCK_Z: u32 = 64;
 /// Blocks of a cluster: what every device with clusters has room for.
 pub const MAX_CLUSTER: u32 = 8;
+/// Blocks that a multiprocessor may be asked to have room for.
+pub const MAX_RESIDENT: u32 = 32;
 /// Blocks of a grid along x.
 pub const MAX_GRID_X: u32 = (1 << 31) - 1;
 /// Blocks of a grid along y and z.

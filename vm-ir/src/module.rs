@@ -265,6 +265,7 @@ pub struct Kernel {
     pub(crate) guest: GuestAddr,
     pub(crate) block: [u32; 3],
     pub(crate) cluster: u32,
+    pub(crate) resident: u32,
     pub(crate) params: Vec<Param>,
     pub(crate) shared: Vec<SharedArray>,
     pub(crate) tile: Option<Box<Tile>>,
@@ -298,6 +299,11 @@ impl Kernel {
     /// of it.
     pub fn cluster(&self) -> u32 {
         self.cluster
+    }
+
+    /// Blocks that a multiprocessor is to have room for at once, or 0: a hint, for which a compiler takes fewer registers, or more.
+    pub fn resident(&self) -> u32 {
+        self.resident
     }
 
     /// Threads of a cluster.

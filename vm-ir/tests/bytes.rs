@@ -25,6 +25,20 @@ fn round_trip_with_and_without_lines() {
     }
 }
 
+/// Resident blocks are flagged, and flagged only where some kernel asks for them.
+#[test]
+fn resident_blocks() {
+    let module = text::parse("vir 1\nkernel @k() at 0x0 block(32) cluster(2) resident(3) {\n}\n").unwrap();
+    assert_eq!(module.kernels()[0].resident(), 3);
+    assert_eq!(text::parse(&text::print(&module)).unwrap(), module);
+    let mut bytes = encode(&module, Lines::Strip);
+    assert_eq!(bytes[6], 2 | 16);
+    assert_eq!(decode(&bytes).unwrap(), module);
+    let at = bytes.iter().rposition(|byte| *byte == 3).unwrap();
+    bytes[at] = 0;
+    assert_eq!(decode(&bytes).unwrap_err().kind, Kind::Flags(18));
+}
+
 /// Extents with names are flagged, and flagged only then; modules without are what they were before there were names.
 #[test]
 fn names_of_extents() {
@@ -74,6 +88,7 @@ fn refusals() {
     check(0, b"\x7f", Kind::Magic);
     check(4, &[2], Kind::Version(2));
     check(6, &[2], Kind::Flags(2));
+    check(6, &[16], Kind::Flags(16));
     check(8, &[0x80, 0], Kind::Number("number of 64 bits"));
     check(8, &[0xff; 10], Kind::Number("number of 64 bits"));
     check(8, &[0xff, 0xff, 0x7f], Kind::TooMany { what: "kernels", found: 0x1f_ffff, limit: 256 });

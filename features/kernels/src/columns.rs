@@ -186,7 +186,9 @@ impl Function for ColumnSums {
         let second = match resources.kind {
             Kind::Cpu => Launch { entry: Entry::Columns(Columns::Finish { output }), grid, operands },
             // Many threads share a column: few columns are many slices.
-            Kind::Gpu => NormSums { element: output, rows: 32 }.launch(columns, operands),
+            Kind::Gpu => {
+                NormSums { element: output, results: 1, rows: 32, lanes: 1 }.launch(columns, operands)
+            }
         };
         Ok(Call { launches: vec![first, second], workspace: workspace.bytes() })
     }

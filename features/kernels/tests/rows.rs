@@ -101,7 +101,8 @@ fn modules(resources: &Resources) -> Vec<ValidModule> {
 #[test]
 fn no_variant_spills() {
     assembler::with_ptxas(|folder| {
-        let [new, old] = [8, 1].map(|cluster| modules(&Resources { cluster, ..H200 }));
+        let turing = Resources { cluster: 1, shared_bytes: 64 << 10, ..H200 };
+        let [new, old] = [H200, turing].map(|resources| modules(&resources));
         let new = new.iter().map(|module| ("sm_90a", "13.0", module));
         let old = old.iter().flat_map(|module| ["sm_75", "sm_80"].map(|arch| (arch, "13.0", module)));
         let all: Vec<_> = new.chain(old).collect();

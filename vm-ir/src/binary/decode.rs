@@ -1,6 +1,6 @@
 //! Bytes to modules. The bytes may come from anyone.
 
-use super::{MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_NAMES, WITH_TILES, has_names, has_tiles};
+use super::{MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_NAMES, WITH_RESIDENT, WITH_TILES, has_names, has_tiles};
 use crate::limits::{
     MAX_CARRIED, MAX_CASES, MAX_CHANNELS, MAX_DEPTH, MAX_FRAGMENTS, MAX_KERNELS, MAX_MODULE_BYTES, MAX_NAME,
     MAX_OPS, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS,
@@ -92,6 +92,7 @@ pub fn decode(bytes: &[u8]) -> Result<Module> {
         at: 0,
         lines: false,
         clusters: false,
+        resident: false,
         tiles: false,
         numbering: Numbering::default(),
         names: HashSet::new(),
@@ -104,6 +105,7 @@ struct Decoder<'b> {
     at: usize,
     lines: bool,
     clusters: bool,
+    resident: bool,
     tiles: bool,
     numbering: Numbering,
     names: HashSet<Box<str>>,
@@ -260,15 +262,17 @@ impl Decoder<'_> {
             return self.error(DecodeErrorKind::Version(version));
         }
         let flags = self.u16()?;
-        if flags & !(WITH_LINES | WITH_CLUSTERS | WITH_TILES | WITH_NAMES) != 0 {
+        if flags & !(WITH_LINES | WITH_CLUSTERS | WITH_TILES | WITH_NAMES | WITH_RESIDENT) != 0 {
             return self.error(DecodeErrorKind::Flags(flags));
         }
         self.lines = flags & WITH_LINES != 0;
         self.clusters = flags & WITH_CLUSTERS != 0;
+        self.resident = flags & WITH_RESIDENT != 0;
         self.tiles = flags & WITH_TILES != 0;
         let count = self.count("kernels", MAX_KERNELS)?;
         let kernels: Vec<Kernel> = (0..count).map(|_| self.kernel()).collect::<Result<_>>()?;
         if self.clusters && kernels.iter().all(|kernel| kernel.cluster == 1)
+            || self.resident && kernels.iter().all(|kernel| kernel.resident == 0)
             || self.tiles && !kernels.iter().any(has_tiles)
             || (flags & WITH_NAMES != 0) != kernels.iter().any(has_names)
         {
@@ -293,6 +297,7 @@ impl Decoder<'_> {
         let line = self.line()?;
         let block = [self.narrow("block size")?, self.narrow("block size")?, self.narrow("block size")?];
         let cluster = if self.clusters { self.narrow("cluster size")? } else { 1 };
+        let resident = if self.resident { self.narrow("resident blocks")? } else { 0 };
         let mut params = Vec::new();
         for _ in 0..self.count("parameters", MAX_PARAMS)? {
             let param = self.param()?;
@@ -308,7 +313,7 @@ impl Decoder<'_> {
         let tile = if self.tiles { self.tile(&mut places)?.map(Box::new) } else { None };
         let body = self.region(1)?;
         let values = std::mem::take(&mut self.numbering.values);
-        Ok(Kernel { name, guest, block, cluster, params, shared, tile, values, body, line })
+        Ok(Kernel { name, guest, block, cluster, resident, params, shared, tile, values, body, line })
     }
 
     fn tile(&mut self, places: &mut HashSet<Box<str>>) -> Result<Option<Tile>> {

@@ -1,6 +1,6 @@
 //! Modules to bytes.
 
-use super::{MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_NAMES, WITH_TILES, has_names, has_tiles};
+use super::{MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_NAMES, WITH_RESIDENT, WITH_TILES, has_names, has_tiles};
 use crate::module::{Kernel, Line, Module, Op, ParamKind, Place, Region, Value};
 use crate::tile::Tile;
 use crate::view::{Access, Dim};
@@ -18,12 +18,18 @@ pub enum Lines {
 pub fn encode(module: &Module, lines: Lines) -> Vec<u8> {
     let clusters = module.kernels.iter().any(|kernel| kernel.cluster != 1);
     let tiles = module.kernels.iter().any(has_tiles);
-    let mut out = Encoder { out: Vec::new(), lines: lines == Lines::Keep, clusters, tiles };
+    let resident = module.kernels.iter().any(|kernel| kernel.resident != 0);
+    let mut out = Encoder { out: Vec::new(), lines: lines == Lines::Keep, clusters, resident, tiles };
     out.out.extend_from_slice(&MAGIC);
     out.out.extend_from_slice(&Module::VERSION.to_le_bytes());
     let names = module.kernels.iter().any(has_names);
-    let flags =
-        [(out.lines, WITH_LINES), (clusters, WITH_CLUSTERS), (tiles, WITH_TILES), (names, WITH_NAMES)];
+    let flags = [
+        (out.lines, WITH_LINES),
+        (clusters, WITH_CLUSTERS),
+        (tiles, WITH_TILES),
+        (names, WITH_NAMES),
+        (resident, WITH_RESIDENT),
+    ];
     let flags = flags.iter().filter(|(set, _)| *set).fold(0, |flags, (_, flag)| flags | flag);
     out.out.extend_from_slice(&flags.to_le_bytes());
     out.number(module.kernels.len() as u64);
@@ -35,6 +41,7 @@ struct Encoder {
     out: Vec<u8>,
     lines: bool,
     clusters: bool,
+    resident: bool,
     tiles: bool,
 }
 
@@ -87,6 +94,9 @@ impl Encoder {
         kernel.block.iter().for_each(|side| self.number((*side).into()));
         if self.clusters {
             self.number(kernel.cluster.into());
+        }
+        if self.resident {
+            self.number(kernel.resident.into());
         }
         self.number(kernel.params.len() as u64);
         for param in &kernel.params {

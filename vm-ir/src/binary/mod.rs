@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! module   = 00 'v' 'i' 'r'  version:u16le  flags:u16le  count  kernel*
-//! kernel   = name  guest  line?  block{3}  cluster?  count param*  count shared*  tile?  region
+//! kernel   = name  guest  line?  block{3}  cluster?  resident?  count param*  count shared*  tile?  region
 //! param    = name  00 element access align count dim*  |  name  01 type range
 //! dim      = 00 multiple | 01 extent | 02 multiple name
 //! range    = 00 | 01 least greatest
@@ -44,6 +44,9 @@ pub(crate) const WITH_TILES: u16 = 4;
 
 /// Flag: extents have names. It is set if and only if one has.
 pub(crate) const WITH_NAMES: u16 = 8;
+
+/// Flag: resident blocks are there. It is set if and only if some kernel asks for them.
+pub(crate) const WITH_RESIDENT: u16 = 16;
 
 /// Is there in a kernel what [`WITH_NAMES`] tells of?
 pub(crate) fn has_names(kernel: &Kernel) -> bool {

@@ -107,6 +107,7 @@ struct State {
     guest: GuestAddr,
     block: [u32; 3],
     cluster: u32,
+    resident: u32,
     params: Vec<Param>,
     shared: Vec<SharedArray>,
     tile: Option<Tile>,
@@ -135,6 +136,7 @@ impl IRBlock {
                 guest,
                 block: [1, 1, 1],
                 cluster: 1,
+                resident: 0,
                 params: Vec::new(),
                 shared: Vec::new(),
                 tile: None,
@@ -176,6 +178,7 @@ impl IRBlock {
             guest: state.guest,
             block: state.block,
             cluster: state.cluster,
+            resident: state.resident,
             params: state.params.clone(),
             shared: state.shared.clone(),
             tile: state.tile.clone().map(Box::new),
@@ -227,6 +230,12 @@ impl<'b> Builder<'b> {
     /// [`PlaceRef::gather`].
     pub fn cluster_size(self, blocks: u32) -> Self {
         self.block.state.borrow_mut().cluster = blocks;
+        self
+    }
+
+    /// Asks for registers by which a multiprocessor has room for `blocks` blocks at once; as few as one leave each thread the most.
+    pub fn resident_blocks(self, blocks: u32) -> Self {
+        self.block.state.borrow_mut().resident = blocks;
         self
     }
 

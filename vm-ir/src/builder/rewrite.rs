@@ -43,6 +43,7 @@ impl Kernel {
                 guest: self.guest,
                 block: self.block,
                 cluster: self.cluster,
+                resident: self.resident,
                 params: self.params.clone(),
                 shared: self.shared.clone(),
                 tile: self.tile.as_deref().cloned(),

@@ -369,6 +369,12 @@ impl<'t> Parser<'t> {
             cluster = self.integer("number of blocks")?;
             self.expect(')')?;
         }
+        let mut resident = 0;
+        if self.accept_word("resident")? {
+            self.expect('(')?;
+            resident = self.integer("number of blocks")?;
+            self.expect(')')?;
+        }
         self.expect('{')?;
         let mut shared = Vec::new();
         while self.token == Token::Word("shared") {
@@ -381,7 +387,8 @@ impl<'t> Parser<'t> {
         self.elements = tile.iter().flat_map(|tile| &tile.fragments).map(|f| f.element).collect();
         let body = self.region(1, Vec::new(), &[])?;
         let values = std::mem::take(&mut self.numbering.values);
-        Ok(Kernel { name: name.into(), guest, block, cluster, params, shared, tile, values, body, line })
+        let name = name.into();
+        Ok(Kernel { name, guest, block, cluster, resident, params, shared, tile, values, body, line })
     }
 
     pub(super) fn params(&mut self) -> Result<Vec<Param>> {

@@ -59,6 +59,9 @@ impl Printer<'_> {
         if k.cluster != 1 {
             write!(self.out, " cluster({})", k.cluster)?;
         }
+        if k.resident != 0 {
+            write!(self.out, " resident({})", k.resident)?;
+        }
         self.out.push_str(" {\n");
         for array in &k.shared {
             let dims: Vec<String> = array.dims.iter().map(u32::to_string).collect();

@@ -87,6 +87,9 @@ pub enum Rule {
         /// Threads of each.
         threads: u32,
     },
+    /// No multiprocessor has so many blocks.
+    #[error("{0} blocks of a multiprocessor at once; the most are 32")]
+    Resident(u32),
     /// The view's dimensions are none, too many, or not sensible.
     #[error(
         "@{0} has a dimension that no memory can have; a view has 1 to 4, each at most 2^40 and a multiple of at least 1"

@@ -3,8 +3,8 @@
 use super::check::Checker;
 use super::error::Rule;
 use crate::limits::{
-    MAX_BLOCK_XY, MAX_BLOCK_Z, MAX_CLUSTER, MAX_EXTENT, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS,
-    MAX_SHARED_BYTES, MAX_THREADS, WARP,
+    MAX_BLOCK_XY, MAX_BLOCK_Z, MAX_CLUSTER, MAX_EXTENT, MAX_PARAMS, MAX_RANK, MAX_RESIDENT,
+    MAX_SHARED_ARRAYS, MAX_SHARED_BYTES, MAX_THREADS, WARP,
 };
 use crate::module::{ParamKind, is_name};
 use crate::types::{Class, Type};
@@ -89,6 +89,9 @@ impl<'k> Checker<'k> {
         let whole = threads.is_multiple_of(WARP) || self.kernel.tile.is_some();
         if blocks != 1 && !(sized && whole) {
             self.error(Rule::ClusterSize { blocks, threads });
+        }
+        if self.kernel.resident > MAX_RESIDENT {
+            self.error(Rule::Resident(self.kernel.resident));
         }
     }
 

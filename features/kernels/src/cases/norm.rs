@@ -19,7 +19,12 @@ pub(super) fn cases() -> Vec<Case> {
     // Blocks that have several rows, columns beyond what registers hold, and what no cluster holds.
     cases.push(backward(Norm::Layer, [70, 96], Scalar::F32, true));
     cases.push(backward(Norm::Rms, [9, 9001], Scalar::F32, true));
+    cases.push(backward(Norm::Layer, [3, 33_000], Scalar::F32, true));
     cases.push(backward(Norm::Layer, [0, 5], Scalar::F32, true));
+    // Rows that begin anywhere, of a warp, a block and a cluster.
+    cases.push(backward(Norm::Layer, [96, 167], Scalar::Bf16, true));
+    cases.push(backward(Norm::Rms, [72, 1023], Scalar::Bf16, false));
+    cases.push(backward(Norm::Layer, [8, 33_001], Scalar::F32, false));
     cases.push(forward(Norm::Layer, [1, 33_001], Scalar::Bf16, Scalar::Bf16, true));
     cases.push(forward(Norm::Rms, [1, 33_000], Scalar::F32, Scalar::Bf16, false));
     cases

@@ -136,7 +136,7 @@ impl LossSum {
             let is_one = targets.at([row]).load().to(Scalar::I64).ne(ignored);
             [sum + loss, count + is_one.select(k.f32(1.0), k.f32(0.0))]
         });
-        let state = team(k, self.layout, "totals", [0.0; 2], state, |[a, c], [b, d]| [a + b, c + d]);
+        let state = team(k, self.layout, None, "totals", [0.0; 2], state, |[a, c], [b, d]| [a + b, c + d]);
         k.if_(thread.eq(0), || {
             results.iter().zip(state).for_each(|(view, number)| view.at([k.block_id(Axis::X)]).store(number));
         });
@@ -153,7 +153,8 @@ impl LossSum {
         let state = parts.fold([k.f32(0.0); 2], |part, [sum, count]| {
             [sum + of[0].at([part]).load(), count + of[1].at([part]).load()]
         });
-        let [sum, count] = team(k, self.layout, "totals", [0.0; 2], state, |[a, c], [b, d]| [a + b, c + d]);
+        let [sum, count] =
+            team(k, self.layout, None, "totals", [0.0; 2], state, |[a, c], [b, d]| [a + b, c + d]);
         k.if_(thread.eq(0), || total.at([k.i64(0)]).store(self.kind.of(sum, count)));
     }
 }

@@ -1,16 +1,15 @@
 //! Backward.
 
-use vm_ir::builder::{BuildError, Builder, Val};
+use vm_ir::builder::{BuildError, Builder, PlaceRef, Val};
 use vm_ir::op::{Axis, Cache};
-use vm_ir::view::{Access, ViewType};
+use vm_ir::view::Access;
 use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar, Type};
 
-use super::Norm;
-use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace, kernel_name};
-use crate::family::{Kind, Resources};
-use crate::row::{
-    Layout, MAX_TURNS, Piece, Row, View, column, fold_rows, grid_of, lanes, launch_rows, matrix, parts, row,
-};
+use super::plan::{Plan, plan};
+use super::{Norm, NormSums};
+use crate::call::{Buffer, Call, CallError, Entry, Function, Operand, Workspace, kernel_name};
+use crate::family::Resources;
+use crate::row::{Layout, Piece, Row, Turns, View, column, grid_of, launch_rows, matrix, parts, row};
 use crate::strided::step;
 
 /// A variant of the gradient's first kernel: `dx`, and of each block's rows the sums for `dweight` and `dbias`.
@@ -28,21 +27,56 @@ pub struct NormGradient {
     pub residual: bool,
     /// Is `dbias` summed?
     pub bias: bool,
+    /// What of rows that are held a team keeps where.
+    pub keeps: Keeps,
+}
+
+/// What a team keeps from row to row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Keeps {
+    /// Is a row loaded while the one before is worked on?
+    pub ahead: bool,
+    /// Is the weight held in registers? Where rows begin anywhere it is.
+    pub weight: bool,
+    /// Do sums lie in shared memory? Only where a block has one row.
+    pub shared: bool,
+    /// Blocks of a multiprocessor at once, for which there are registers; 0 if that does not matter.
+    pub at_once: u8,
+}
+
+impl Keeps {
+    fn name(self) -> String {
+        let words = [(self.ahead, "a"), (self.weight, "w"), (self.shared, "s")];
+        let words: String = words.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).collect();
+        if self.at_once > 0 { format!("{words}{}", self.at_once) } else { words }
+    }
+}
+
+/// The parameters of the kernel.
+struct Views<'b> {
+    x: View<'b>,
+    weight: View<'b>,
+    dy: View<'b>,
+    dsum: Option<View<'b>>,
+    mean: Option<View<'b>>,
+    rstd: View<'b>,
+    dx: View<'b>,
+    parts: View<'b>,
 }
 
 impl NormGradient {
     /// Its name, which tells it from all others.
     pub fn name(&self) -> String {
-        let NormGradient { layout, norm, element, weight, residual, bias } = self;
+        let NormGradient { layout, norm, element, weight, residual, bias, keeps } = self;
         let mut name = format!("{}_backward_{element}_{weight}", norm.name());
         for (is, word) in [(residual, "_residual"), (bias, "_bias")] {
             name.push_str(if *is { word } else { "" });
         }
-        format!("{name}_{}", layout.name())
+        format!("{name}_{}{}", layout.name(), keeps.name())
     }
 
-    /// Its kernel. Parameters: `h`, `weight`, `dy`, \[`dsum`\], \[`mean`\], `rstd`, `dx`, and the sums of each block (rows) for each
-    /// column: `dweights`, \[`dbiases`\].
+    /// Its kernel. Parameters: `h`, `weight`, `dy`, \[`dsum`\], \[`mean`\], `rstd`, `dx`, in a layout that is shifted `rows` and `columns`, and
+    /// `parts`, the sums of each block (rows) for each column: those of `dweight`, and behind them those of `dbias`.
     ///
     /// # Errors
     /// A number that no kernel can have.
@@ -54,7 +88,7 @@ impl NormGradient {
 
     fn build<'b>(&self, k: Builder<'b>) {
         let NormGradient { layout, norm, element, .. } = *self;
-        k.name(&kernel_name(&self.name()));
+        k.name(&kernel_name(&self.name())).resident_blocks(self.keeps.at_once.into());
         let x = matrix(k, layout, "h", element, Access::Read);
         let weight = row(k, layout, "weight", self.weight, Access::Read);
         let dy = matrix(k, layout, "dy", element, Access::Read);
@@ -62,43 +96,143 @@ impl NormGradient {
         let mean = (norm == Norm::Layer).then(|| column(k, "mean", Scalar::F32, Access::Read));
         let rstd = column(k, "rstd", Scalar::F32, Access::Read);
         let dx = matrix(k, layout, "dx", element, Access::Write);
+        let turns = Turns::of(k, layout, x);
         let access = if layout.holds() { Access::Write } else { Access::ReadWrite };
-        let mut sums = vec![parts(k, layout, "dweights", access)];
-        sums.extend(self.bias.then(|| parts(k, layout, "dbiases", access)));
-        let this_block = if layout.cluster > 1 { k.cluster_id() } else { k.block_id(Axis::X) };
-        let this_block = this_block.to(Scalar::I64);
-        let lanes = layout.lanes;
-        let zero = k.constant(Type::vector(Scalar::F32, lanes).unwrap_or(Type::F32), 0.0);
-        // Held: a sum for each vector, for the weight and then for the bias.
-        let state = vec![zero; usize::from(layout.vectors) * sums.len()];
-        let state = fold_rows(k, layout, x, state, |row, mut state| {
-            let of_mean = mean.map(|view| row.load(view));
-            let of_rstd = row.load(rstd);
+        let parts = parts(k, layout, "parts", access);
+        let views = Views { x, weight, dy, dsum, mean, rstd, dx, parts };
+        match layout.holds() {
+            true => self.held(k, &turns, &views),
+            false => self.streamed(&turns, &views),
+        }
+    }
+
+    fn results(&self) -> usize {
+        1 + usize::from(self.bias)
+    }
+
+    /// Of rows that registers hold.
+    fn held<'b>(&self, k: Builder<'b>, turns: &Turns<'b>, views: &Views<'b>) {
+        let NormGradient { layout, keeps, .. } = *self;
+        let Views { x, weight, dy, dsum, mean, rstd, dx, parts } = *views;
+        let vectors = usize::from(layout.vectors);
+        let first = turns.first();
+        let kept = keeps.weight.then(|| first.load_columns(weight));
+        let sums = Sums::of(k, layout, keeps.shared, self.results());
+        let load = |row: &Row<'b>| {
+            let mut all = row.load_all(&[x, dy]);
+            all.extend(mean.into_iter().chain([rstd]).map(|view| row.load(view)));
+            all
+        };
+        // What is held of each vector, and where in it: h, dy, then the weight and dsum.
+        let held: Vec<_> = [x, dy].into_iter().chain(kept.as_ref().map(|_| weight)).chain(dsum).collect();
+        let state = turns.fold(keeps.ahead, load, sums.initial(), |row, loaded, mut state| {
+            let (pairs, numbers) = loaded.split_at(2 * vectors);
+            let of_mean = mean.map(|_| numbers[0]);
+            let of_rstd = numbers[numbers.len() - 1];
+            let added = dsum.map(|view| row.load_all(&[view]));
+            let words: Vec<_> = (0..vectors)
+                .flat_map(|at| {
+                    let of_vector = |words: &Option<Vec<Val<'b>>>| words.as_ref().map(|words| words[at]);
+                    let pair = [pairs[2 * at], pairs[2 * at + 1]];
+                    pair.into_iter().chain(of_vector(&kept)).chain(of_vector(&added))
+                })
+                .collect();
+            // A row's neighbours have any numbers.
+            let centred = |piece: &Piece<'b>| {
+                let h = if layout.shifted { piece.or(piece[0], 0.0) } else { piece[0] };
+                of_mean.map_or(h, |mean| h - piece.splat(mean))
+            };
+            let dy = |piece: &Piece<'b>| piece.or(piece[1], 0.0);
+            let weight = |piece: &Piece<'b>| match kept {
+                Some(_) => piece[2],
+                None => piece.of_row(weight),
+            };
+            let n = row.columns.to(Scalar::F32);
+            let values = row.held(&held, &words);
+            let (across, along) = if of_mean.is_none() {
+                let step = |[sum]: [Val<'b>; 1], piece: &Piece<'b>| {
+                    [(dy(piece) * weight(piece)).fma(centred(piece), sum)]
+                };
+                let [sum] = values.fold("g", [0.0], step, |[a], [b]| [a + b]);
+                (sum, None)
+            } else {
+                let step = |[across, along]: [Val<'b>; 2], piece: &Piece<'b>| {
+                    let g = dy(piece) * weight(piece);
+                    [g.fma(centred(piece), across), along + g]
+                };
+                let [across, along] = values.fold("g", [0.0, 0.0], step, |[a, c], [b, d]| [a + b, c + d]);
+                (across, Some(along / n))
+            };
+            let less = -(across * of_rstd / n);
+            // From memory's format once more: that takes fewer registers meanwhile.
+            row.held(&held, &words).each_held(|at, piece| {
+                let (dy, hat) = (dy(piece), centred(piece) * piece.splat(of_rstd));
+                let g = dy * weight(piece);
+                let g = along.map_or(g, |along| g - piece.splat(along));
+                let (gradient, of_rstd) = (hat.fma(piece.splat(less), g), piece.splat(of_rstd));
+                let gradient = match added {
+                    Some(_) => gradient.fma(of_rstd, piece[held.len() - 1]),
+                    None => gradient * of_rstd,
+                };
+                piece.store(dx, gradient);
+                sums.add(&mut state, at, 0, |sum| dy.fma(hat, sum));
+                if self.bias {
+                    sums.add(&mut state, at, 1, |sum| sum + dy);
+                }
+            });
+            state
+        });
+        for result in 0..self.results() {
+            let part = turns.part + turns.parts * result as i64;
+            let pieces = first.hold(&[]);
+            if layout.rows() > 1 {
+                let of_threads: Vec<_> = (0..vectors).map(|at| sums.get(&state, at, result)).collect();
+                let columns = width(layout);
+                let shared = k.shared(
+                    &format!("of_warps_{result}"),
+                    Scalar::F32,
+                    &[layout.threads as u32 / 32, columns],
+                );
+                pieces.each_held(|at, piece| to_warps(k, layout, shared, piece, at, of_threads[at]));
+                of_warps(k, layout, shared, parts, part);
+                continue;
+            }
+            pieces.each_held(|at, piece| {
+                let sum = sums.get(&state, at, result);
+                match layout.shifted {
+                    true => piece.each_lane(sum, |column, sum| {
+                        parts.place.at([part, column.to(Scalar::I64)]).store(sum);
+                    }),
+                    false => piece.inside(|| parts.place.at([part, piece.column.to(Scalar::I64)]).store(sum)),
+                }
+            });
+        }
+    }
+
+    /// Of rows that are loaded for each use.
+    fn streamed<'b>(&self, turns: &Turns<'b>, views: &Views<'b>) {
+        let Views { x, weight, dy, dsum, mean, rstd, dx, parts } = *views;
+        let load = |row: &Row<'b>| mean.into_iter().chain([rstd]).map(|view| row.load(view)).collect();
+        turns.fold(false, load, Vec::new(), |row, numbers, state| {
+            let of_mean = mean.map(|_| numbers[0]);
+            let of_rstd = numbers[numbers.len() - 1];
             let values = row.hold(&[x, dy]);
             let hat = |piece: &Piece<'b>| {
                 of_mean.map_or(piece[0], |mean| piece[0] - piece.splat(mean)) * piece.splat(of_rstd)
             };
             let n = row.columns.to(Scalar::F32);
-            let terms = |piece: &Piece<'b>| {
-                let g = piece.or(piece[1] * piece.of_row(weight), 0.0);
-                (g, g * piece.or(hat(piece), 0.0))
+            let step = |[across, along]: [Val<'b>; 2], piece: &Piece<'b>| {
+                let g = piece[1] * piece.of_row(weight);
+                [across + g * hat(piece), along + g]
             };
-            let (across, along) = match norm {
-                Norm::Rms => {
-                    let step = |[sum]: [Val<'b>; 1], piece: &Piece<'b>| [sum + terms(piece).1];
-                    let [sum] = values.fold("g", [0.0], step, |[a], [b]| [a + b]);
-                    (sum / n, None)
+            let (across, along) = match of_mean {
+                None => {
+                    let step = |[across]: [Val<'b>; 1], piece: &Piece<'b>| [step([across; 2], piece)[0]];
+                    let [across] = values.fold("g", [0.0], step, |[a], [b]| [a + b]);
+                    (across / n, None)
                 }
-                Norm::Layer => {
-                    let [across, along] = values.fold(
-                        "g",
-                        [0.0, 0.0],
-                        |[across, along], piece| {
-                            let (g, product) = terms(piece);
-                            [across + product, along + g]
-                        },
-                        |[a, c], [b, d]| [a + b, c + d],
-                    );
+                Some(_) => {
+                    let [across, along] = values.fold("g", [0.0, 0.0], step, |[a, c], [b, d]| [a + b, c + d]);
                     (across / n, Some(along / n))
                 }
             };
@@ -109,15 +243,13 @@ impl NormGradient {
                 let gradient = (less - hat * piece.splat(across)) * piece.splat(of_rstd);
                 let gradient = dsum.map_or(gradient, |view| gradient + piece.of_matrix(view, Cache::Stream));
                 piece.store(dx, gradient);
-                if layout.holds() {
-                    return;
-                }
                 // The block's sums are memory that only this thread has these columns of.
-                for (view, one) in sums.iter().zip([piece[1] * hat, piece[1]]) {
-                    let there = view.place.at([this_block, piece.column]);
+                for (result, one) in [piece[1] * hat, piece[1]].into_iter().enumerate().take(self.results()) {
+                    let part = turns.part + turns.parts * result as i64;
+                    let there = parts.place.at([part, piece.column.to(Scalar::I64)]);
                     // The first row finds nothing there.
                     let before = row.builder().if_else(
-                        row.number.eq(this_block),
+                        row.number.eq(turns.part),
                         || piece.constant(0.0),
                         || match piece.lanes {
                             1 => there.clone().load(),
@@ -127,121 +259,134 @@ impl NormGradient {
                     there.store(before + one);
                 }
             });
-            values.each_held(|at, piece| {
-                let terms = [piece[1] * hat(piece), piece[1]];
-                for (kind, one) in terms.into_iter().enumerate().take(sums.len()) {
-                    let sum = &mut state[kind * usize::from(layout.vectors) + at];
-                    *sum = *sum + piece.or(one, 0.0);
-                }
-            });
             state
         });
-        if layout.rows() > 1 {
-            let vectors = usize::from(layout.vectors);
-            for (number, (view, state)) in sums.iter().zip(state.chunks(vectors)).enumerate() {
-                of_teams(k, layout, *view, state, &format!("of_warps_{number}"));
-            }
-        } else if layout.holds() {
-            let row = Row::of(k, layout, x, this_block);
-            row.hold(&[]).each_held(|at, piece| {
-                for (kind, view) in sums.iter().enumerate() {
-                    piece.store(*view, state[kind * usize::from(layout.vectors) + at]);
+    }
+}
+
+/// The sums of a thread's columns over its rows: of each vector, for `dweight` and then for `dbias`.
+struct Sums<'b> {
+    k: Builder<'b>,
+    layout: Layout,
+    results: usize,
+    shared: Option<PlaceRef<'b>>,
+}
+
+impl<'b> Sums<'b> {
+    fn of(k: Builder<'b>, layout: Layout, shared: bool, results: usize) -> Sums<'b> {
+        let Layout { threads, lanes, vectors, .. } = layout;
+        let wide = u32::from(lanes.min(4));
+        let accesses = u32::from(vectors) * u32::from(lanes) / wide;
+        let dims = [results as u32 * accesses, u32::from(threads) * wide];
+        let shared = shared.then(|| k.shared("sums", Scalar::F32, &dims));
+        let sums = Sums { k, layout, results, shared };
+        if sums.shared.is_some() {
+            for result in 0..results {
+                for at in 0..usize::from(vectors) {
+                    sums.set(at, result, sums.zero());
                 }
-            });
+            }
         }
+        sums
+    }
+
+    fn zero(&self) -> Val<'b> {
+        self.k.constant(Type::vector(Scalar::F32, self.layout.lanes).unwrap_or(Type::F32), 0.0)
+    }
+
+    /// What goes from row to row in registers.
+    fn initial(&self) -> Vec<Val<'b>> {
+        let held = if self.shared.is_some() { 0 } else { usize::from(self.layout.vectors) };
+        vec![self.zero(); held * self.results]
+    }
+
+    fn add(&self, state: &mut [Val<'b>], at: usize, result: usize, to: impl Fn(Val<'b>) -> Val<'b>) {
+        let sum = to(self.get(state, at, result));
+        match self.shared {
+            Some(_) => self.set(at, result, sum),
+            None => state[result * usize::from(self.layout.vectors) + at] = sum,
+        }
+    }
+
+    fn get(&self, state: &[Val<'b>], at: usize, result: usize) -> Val<'b> {
+        let Some(shared) = self.shared else { return state[result * usize::from(self.layout.vectors) + at] };
+        let mut lanes = Vec::new();
+        for place in self.places(at, result) {
+            let [row, column] = place;
+            match self.layout.lanes.min(4) {
+                1 => lanes.push(shared.at([row, column]).load()),
+                wide => {
+                    let some = shared.at([row, column]).load_vector(wide);
+                    lanes.extend((0..wide).map(|lane| some.lane(lane)));
+                }
+            }
+        }
+        if let [lane] = lanes[..] { lane } else { self.k.vector(&lanes) }
+    }
+
+    fn set(&self, at: usize, result: usize, sum: Val<'b>) {
+        let Some(shared) = self.shared else { return };
+        let wide = self.layout.lanes.min(4);
+        for ([row, column], first) in self.places(at, result).zip((0..).step_by(wide.into())) {
+            let some = match self.layout.lanes {
+                1 => sum,
+                _ => self.k.vector(&(first..first + wide).map(|lane| sum.lane(lane)).collect::<Vec<_>>()),
+            };
+            shared.at([row, column]).store(some);
+        }
+    }
+
+    /// Where the lanes of a vector are, four at a time: those of neighbouring threads side by side.
+    fn places(&self, at: usize, result: usize) -> impl Iterator<Item = [Val<'b>; 2]> + use<'b> {
+        let (k, Layout { lanes, vectors, .. }) = (self.k, self.layout);
+        let wide = lanes.min(4);
+        let accesses = usize::from(lanes / wide);
+        let column = k.thread_id(Axis::X) * i32::from(wide);
+        let first = (result * usize::from(vectors) + at) * accesses;
+        (first..first + accesses).map(move |row| [k.i32(row as i32), column])
     }
 }
 
-/// Adds up what the teams of a block have of each column, and stores it as the block's.
-fn of_teams<'b>(k: Builder<'b>, layout: Layout, parts: View<'b>, state: &[Val<'b>], name: &str) {
-    let Layout { threads, team, lanes, .. } = layout;
-    let (threads, step) = (u32::from(threads), u32::from(team) * u32::from(lanes));
-    let (warps, width) = (threads / 32, step * state.len() as u32);
-    let shared = k.shared(name, Scalar::F32, &[warps, width]);
-    let (lane, warp, thread) = (k.lane_id(), k.warp_id(), k.thread_id(Axis::X));
+/// Columns of what the warps of a block have summed.
+fn width(layout: Layout) -> u32 {
+    u32::from(layout.team) * u32::from(layout.lanes) * u32::from(layout.vectors)
+}
+
+/// Stores what the teams of a warp have of a held vector's columns.
+fn to_warps<'b>(
+    k: Builder<'b>,
+    layout: Layout,
+    shared: PlaceRef<'b>,
+    piece: &Piece<'b>,
+    at: usize,
+    sum: Val<'b>,
+) {
+    let Layout { team, lanes, .. } = layout;
+    let (lane, warp) = (k.lane_id(), k.warp_id());
+    if layout.shifted {
+        return piece.each_lane(sum, |column, sum| shared.at([warp, column]).store(sum));
+    }
     let first = (lane & (i32::from(team) - 1)) * i32::from(lanes);
-    for (vector, values) in (0u32..).zip(state) {
-        let values: Vec<_> = match lanes {
-            1 => vec![*values],
-            _ => (0..lanes).map(|lane| values.lane(lane)).collect(),
-        };
-        for (at, value) in (0u32..).zip(values) {
-            let masks = (team.ilog2()..5).map(|bit| 1 << bit);
-            let sum = masks.fold(value, |sum, mask: i32| sum + sum.shuffle_xor(mask));
-            let place = shared.at([warp, first + (vector * step + at) as i32]);
-            k.if_(lane.lt(i32::from(team)), || place.store(sum));
-        }
+    let base = at as i32 * i32::from(team) * i32::from(lanes);
+    for number in 0..lanes {
+        let one = if lanes == 1 { sum } else { sum.lane(number) };
+        let masks = (team.ilog2()..5).map(|bit| 1 << bit);
+        let one = masks.fold(one, |sum, mask: i32| sum + sum.shuffle_xor(mask));
+        let place = shared.at([warp, first + (base + i32::from(number))]);
+        k.if_(lane.lt(i32::from(team)), || place.store(one));
     }
+}
+
+/// Adds up what the warps of a block have of each column, and stores it as the block's.
+fn of_warps<'b>(k: Builder<'b>, layout: Layout, shared: PlaceRef<'b>, parts: View<'b>, part: Val<'b>) {
+    let warps = i32::from(layout.threads) / 32;
     k.barrier();
-    let (block, columns) = (k.block_id(Axis::X).to(Scalar::I64), parts.place.extent(1).to(Scalar::I32));
-    k.range(thread, columns.min(width as i32)).step(threads).each(|column| {
-        let of_warps = (0..warps as i32).map(|warp| shared.at([k.i32(warp), column]).load());
+    let columns = parts.place.extent(1).to(Scalar::I32).min(width(layout) as i32);
+    k.range(k.thread_id(Axis::X), columns).step(i32::from(layout.threads)).each(|column| {
+        let of_warps = (0..warps).map(|warp| shared.at([k.i32(warp), column]).load());
         let sum = of_warps.reduce(|a, b| a + b).unwrap_or(k.f32(0.0));
-        parts.place.at([block, column]).store(sum);
+        parts.place.at([part, column.to(Scalar::I64)]).store(sum);
     });
-}
-
-/// Threads of a block of [`NormSums`] along columns and along rows.
-const COLUMNS: u32 = 32;
-
-/// A variant of the second kernel: the sums of all blocks' sums, of each column.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct NormSums {
-    /// The elements of the result.
-    pub element: Scalar,
-    /// Threads that share a column: 1 or 32.
-    pub rows: u8,
-}
-
-impl NormSums {
-    /// Its name, which tells it from all others.
-    pub fn name(&self) -> String {
-        format!("sum_of_parts_{}_{}", self.element, self.rows)
-    }
-
-    /// The launch for so many columns.
-    pub(crate) fn launch(self, columns: u64, operands: Vec<Operand>) -> Launch {
-        let grid = [columns.div_ceil(COLUMNS.into()) as u32, 1, 1];
-        Launch { entry: Entry::NormSums(self), grid, operands }
-    }
-
-    /// Its kernel. Parameters: `parts`, of f32, parts × columns, and `sums`, an element for each column.
-    ///
-    /// # Errors
-    /// A number that no kernel can have.
-    pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
-        let rows = i32::from(self.rows);
-        let block = IRBlock::new(guest);
-        let k = block.builder();
-        k.name(&kernel_name(&self.name())).block_size([COLUMNS, rows as u32, 1]);
-        let parts = ViewType::new(Scalar::F32, 2, Access::Read).named(&["parts", "columns"]);
-        let parts = k.view_of("parts", parts);
-        let sums = k.view_of("sums", ViewType::new(self.element, 1, Access::Write).named(&["columns"]));
-        let columns = sums.extent(0);
-        let column = k.global_id(Axis::X).to(Scalar::I64).named("column");
-        let first = k.thread_id(Axis::Y);
-        let inside = column.lt(columns);
-        let count = parts.extent(0).to(Scalar::I32);
-        let at = column.min(columns - 1);
-        let sum = k
-            .range(first, count)
-            .step(rows)
-            .unroll(8)
-            .fold(k.f32(0.0), |part, sum| sum + parts.at([part, at]).load());
-        let sum = if rows == 1 {
-            sum
-        } else {
-            let shared = k.shared("of_threads", Scalar::F32, &[rows as u32, COLUMNS]);
-            let along = k.thread_id(Axis::X);
-            shared.at([first, along]).store(sum);
-            k.barrier();
-            k.range(k.i32(0), rows)
-                .unroll(8)
-                .fold(k.f32(0.0), |part, sum| sum + shared.at([part, along]).load())
-        };
-        k.if_(inside & first.eq(0), || sums.at([column]).store(sum.to(self.element)));
-        block.kernel()
-    }
 }
 
 /// The gradients of a norm. Buffers, in order, those in brackets where they are asked for: `h` (`x`, or its sum with the residual),
@@ -265,66 +410,6 @@ pub struct NormBackward {
     pub bias: bool,
     /// Bytes to whose multiples all buffers are aligned; 16 or more is fastest.
     pub align: u32,
-}
-
-impl NormBackward {
-    /// How rows that begin at multiples of `step` elements are divided, and how many blocks or clusters take them in turns.
-    fn plan(&self, step: u64, resources: &Resources) -> (Layout, u64) {
-        let units = u64::from(resources.compute_units);
-        if resources.kind == Kind::Cpu {
-            return (Layout::CPU, units.saturating_mul(2).min(self.rows));
-        }
-        let wide = lanes(self.columns | step, &[self.element, self.element, self.weight], self.align);
-        let vectors = self.columns.div_ceil(wide.into()).max(1);
-        // Beside h and dy the sums.
-        let held = u64::from(wide) * (3 + u64::from(self.bias));
-        let layout = |threads: u64, team: u64, cluster: u64| Layout {
-            threads: threads as u16,
-            team: team as u16,
-            cluster: cluster as u8,
-            lanes: wide,
-            vectors: vectors.div_ceil(team * cluster).min(64) as u8,
-            tail: false,
-            shifted: false,
-        };
-        let fits =
-            |layout: &Layout, most: u64| layout.vectors <= 8 && u64::from(layout.vectors) * held <= most;
-        let of_warp = layout(256, vectors.next_power_of_two().min(32), 1);
-        // As many threads as have the most to do; of as many the fewest.
-        let of_block = (2..=16).map(|warps| layout(32 * warps, 32 * warps, 1));
-        let idle = |layout: &Layout| u64::from(layout.team) * u64::from(layout.vectors) - vectors;
-        let of_block = of_block.filter(|layout| fits(layout, 56)).min_by_key(|layout| {
-            let all = idle(layout) + vectors;
-            (idle(layout) * 16 / all, layout.threads)
-        });
-        let clusters = [(2, 56), (4, 56), (8, 56), (8, 80)].into_iter();
-        let clusters = clusters.filter(|(cluster, _)| *cluster <= resources.cluster);
-        let of_cluster = clusters
-            .map(|(cluster, most)| (layout(512, 512, cluster.into()), most))
-            .find(|(layout, most)| fits(layout, *most));
-        let streamed = Layout {
-            threads: 256,
-            team: 256,
-            cluster: 1,
-            lanes: wide.min(4),
-            vectors: 0,
-            tail: false,
-            shifted: false,
-        };
-        let layout = Some(of_warp)
-            .filter(|layout| fits(layout, 36))
-            .or(of_block)
-            .or(of_cluster.map(|(layout, _)| layout))
-            .unwrap_or(streamed);
-        // As many blocks as a multiprocessor has registers for, about.
-        let registers = 48 + u64::from(layout.vectors) * held;
-        let at_once = (65_536 / registers.max(64) / u64::from(layout.threads)).max(1);
-        let mut teams = (units * at_once / u64::from(layout.cluster)).max(1);
-        if layout.cluster > 1 {
-            teams = teams.max(self.rows.div_ceil(MAX_TURNS.cast_unsigned()));
-        }
-        (layout, teams.min(self.rows.div_ceil(layout.rows().into())).max(1))
-    }
 }
 
 impl Function for NormBackward {
@@ -359,10 +444,10 @@ impl NormBackward {
             Norm::Rms => "rmsnorm_backward",
             Norm::Layer => "layernorm_backward",
         };
-        let (layout, blocks) = self.plan(step, resources);
+        let Plan { layout, keeps, teams } = plan(self, step, resources);
         let buffers = self.buffers();
         let results = 1 + usize::from(bias);
-        let entry = NormGradient { layout, norm, element, weight, residual, bias };
+        let entry = NormGradient { layout, norm, element, weight, residual, bias, keeps };
         let first = launch_rows(
             name,
             Entry::NormBackward(entry),
@@ -371,24 +456,22 @@ impl NormBackward {
             &buffers[..buffers.len() - results],
             &[],
         )?;
-        let sums = NormSums { element: weight, rows: if layout.tail { 1 } else { 32 } };
         let mut call = Call::default();
         let mut workspace = Workspace::default();
         // Without rows the gradients of the weights are sums of nothing.
-        let blocks = if rows == 0 { 0 } else { blocks };
-        let parts: Vec<Operand> =
-            (0..results).map(|_| workspace.take(Scalar::F32, &[blocks, columns])).collect();
+        let teams = if rows == 0 { 0 } else { teams };
+        let parts = workspace.take(Scalar::F32, &[teams * results as u64, columns]);
         for mut launch in first.launches {
-            launch.grid = [blocks as u32 * u32::from(layout.cluster), 1, 1];
-            launch.operands.extend(parts.iter().cloned());
+            launch.grid = [teams as u32 * u32::from(layout.cluster), 1, 1];
+            launch.operands.push(parts.clone());
             call.launches.push(launch);
         }
         if columns > 0 {
             grid_of(name, layout, [1, columns])?;
-            for (at, parts) in parts.into_iter().enumerate() {
-                let result = Operand::whole(buffers.len() - results + at, weight, &[columns]);
-                call.launches.push(sums.launch(columns, vec![parts, result]));
-            }
+            let sums = NormSums::of(weight, results as u8, [teams, columns], resources);
+            let of_columns =
+                (buffers.len() - results..buffers.len()).map(|at| Operand::whole(at, weight, &[columns]));
+            call.launches.push(sums.launch(columns, [parts].into_iter().chain(of_columns).collect()));
         }
         call.workspace = workspace.bytes();
         Ok(call)

@@ -20,9 +20,12 @@
 
 mod backward;
 mod forward;
+mod plan;
+mod sums;
 
-pub use backward::{NormBackward, NormGradient, NormSums};
+pub use backward::{Keeps, NormBackward, NormGradient};
 pub use forward::{NormForward, NormRows};
+pub use sums::NormSums;
 
 /// Which norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

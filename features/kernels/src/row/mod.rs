@@ -31,6 +31,7 @@
 mod layout;
 mod powers;
 mod team;
+mod turns;
 mod values;
 
 use vm_ir::builder::{Builder, PlaceRef, Val};
@@ -41,11 +42,9 @@ use vm_ir::{Scalar, Type};
 pub use layout::{Layout, MAX_COLUMNS, grid_of, lanes, launch_rows};
 pub use powers::{Powers, Precision};
 pub use team::team;
+pub use turns::{MAX_TURNS, Turns};
 use values::Edge;
 pub use values::{Piece, Values};
-
-/// The most rows that a cluster takes one after the other.
-pub const MAX_TURNS: i64 = 4096;
 
 /// A view of rows or of one row, with what its elements are.
 #[derive(Clone, Copy, Debug)]
@@ -92,8 +91,7 @@ pub fn matrix<'b>(k: Builder<'b>, layout: Layout, name: &str, element: Scalar, a
 /// A parameter with an element for each column.
 #[track_caller]
 pub fn row<'b>(k: Builder<'b>, layout: Layout, name: &str, element: Scalar, access: Access) -> View<'b> {
-    let ty = accessed(layout, ViewType::new(element, 1, access), 1).named(&["columns"]);
-    View::of(k, name, ty)
+    View::of(k, name, of_columns(layout, ViewType::new(element, 1, access), 1).named(&["columns"]))
 }
 
 /// A parameter with an element for each row.
@@ -102,11 +100,16 @@ pub fn column<'b>(k: Builder<'b>, name: &str, element: Scalar, access: Access) -
     View::of(k, name, ViewType::new(element, 1, access).named(&["rows"]))
 }
 
-/// A parameter of f32 with a row for each block and an element for each column, for what blocks have summed.
+/// A parameter of f32 with a row for each of what blocks have summed, and an element for each column.
 #[track_caller]
 pub fn parts<'b>(k: Builder<'b>, layout: Layout, name: &str, access: Access) -> View<'b> {
-    let ty = accessed(layout, ViewType::new(Scalar::F32, 2, access), 2).named(&["parts", "columns"]);
+    let ty = of_columns(layout, ViewType::new(Scalar::F32, 2, access), 2).named(&["parts", "columns"]);
     View::of(k, name, ty)
+}
+
+/// The same of what has an element for each column: in a layout that is shifted it is accessed one by one.
+fn of_columns(layout: Layout, ty: ViewType, rank: usize) -> ViewType {
+    if layout.shifted { ty } else { accessed(layout, ty, rank) }
 }
 
 /// A team's row.
@@ -123,6 +126,8 @@ pub struct Row<'b> {
     /// Is there such a row? Where a warp has several rows; else the warps without one are not here.
     exists: Option<Val<'b>>,
     shift: Option<Shift<'b>>,
+    /// Where rows are taken in turns, 0 or 1 by turns.
+    turn: Option<Val<'b>>,
 }
 
 /// Where a row of a layout that is shifted begins.
@@ -162,7 +167,7 @@ pub fn each_row<'b>(k: Builder<'b>, layout: Layout, of: View<'b>, work: impl FnO
 }
 
 /// The extents of a matrix.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Extents<'b> {
     rows: Val<'b>,
     columns: Val<'b>,
@@ -181,67 +186,7 @@ impl<'b> Extents<'b> {
     }
 }
 
-/// The kernel's block and cluster, and `work` for each row of a team's: those whose number is the team's but for multiples of how many teams
-/// there are, in clusters at most [`MAX_TURNS`] of them. Between two rows of a team of several warps it meets at a barrier, and so does its
-/// cluster. `state` goes from row to row.
-#[track_caller]
-pub fn fold_rows<'b>(
-    k: Builder<'b>,
-    layout: Layout,
-    of: View<'b>,
-    state: Vec<Val<'b>>,
-    work: impl FnOnce(&Row<'b>, Vec<Val<'b>>) -> Vec<Val<'b>>,
-) -> Vec<Val<'b>> {
-    let Layout { threads, team, cluster, .. } = layout;
-    k.block_size([threads.into(), 1, 1]).cluster_size(cluster.into());
-    let rows = of.place.extent(0);
-    let apart = (cluster > 1)
-        .then(|| k.shared("apart", Scalar::F32, &[u32::from(threads) / 32 * u32::from(cluster)]));
-    let (first, step) = match cluster {
-        1 => (k.block_id(Axis::X), k.grid_dim(Axis::X)),
-        _ => (k.cluster_id(), k.grid_dim(Axis::X).div_u(i32::from(cluster))),
-    };
-    let (first, step) = (first.to(Scalar::I64), step.to(Scalar::I64));
-    let teams = i64::from(layout.rows());
-    if teams > 1 {
-        // A warp's teams go on together.
-        let of_warp = 32 / i64::from(team);
-        let first = first * teams + k.warp_id().to(Scalar::I64) * of_warp;
-        let own = k.lane_id().shr_u(team.ilog2()).to(Scalar::I64);
-        return k.range(first, rows).step(step * teams).fold(state, |number, state| {
-            if of_warp == 1 {
-                return work(&Row::of(k, layout, of, number), state);
-            }
-            let number = number + own;
-            let row = Row::of(k, layout, of, number.min(rows - 1));
-            work(&Row { exists: Some(number.lt(rows)), ..row }, state)
-        });
-    }
-    let Some(apart) = apart else {
-        return k.range(first, rows).step(step).fold(state, |number, state| {
-            let state = work(&Row::of(k, layout, of, number), state);
-            if team > 32 {
-                k.barrier();
-            }
-            state
-        });
-    };
-    // In a loop of a guest's that gathers, iterations are bounded.
-    let count = ((rows - first + (step - 1)) / step.max(1)).max(0).min(MAX_TURNS).to(Scalar::I32);
-    k.range(k.i32(0), count).fold(state, |turn, state| {
-        let state = work(&Row::of(k, layout, of, first + turn.to(Scalar::I64) * step), state);
-        // No block writes what another still reads.
-        apart.gather(k.f32(0.0));
-        state
-    })
-}
-
 impl<'b> Row<'b> {
-    /// The row of such a number of a matrix, which has it.
-    pub fn of(k: Builder<'b>, layout: Layout, of: View<'b>, number: Val<'b>) -> Row<'b> {
-        Row::new(k, layout, Extents::of(k, layout, of), number)
-    }
-
     fn new(k: Builder<'b>, layout: Layout, extents: Extents<'b>, number: Val<'b>) -> Row<'b> {
         let Extents { columns, elements, .. } = extents;
         let lanes = i32::from(layout.lanes);
@@ -251,7 +196,7 @@ impl<'b> Row<'b> {
             let base = start.shr_u(lanes.ilog2()) << i64::from(lanes.ilog2());
             Shift { base, by: (start - base).to(Scalar::I32), last: elements - i64::from(lanes) }
         });
-        Row { k, layout, number, columns, first: Row::first(k, layout), exists: None, shift }
+        Row { k, layout, number, columns, first: Row::first(k, layout), exists: None, shift, turn: None }
     }
 
     /// An element of a matrix, of the row.
@@ -309,6 +254,30 @@ impl<'b> Row<'b> {
         Values { row: self, views: views.to_vec(), held }
     }
 
+    /// The row of each of these matrices, as it lies in memory, for [`held`](Self::held): of each held vector that of each matrix.
+    pub fn load_all(&self, views: &[View<'b>]) -> Vec<Val<'b>> {
+        let places = (0..u32::from(self.layout.vectors)).map(|vector| self.place(vector));
+        let words = |place: Piece<'b>| views.iter().map(move |view| pack(place.raw(*view, Cache::Stream)));
+        places.flat_map(words).collect()
+    }
+
+    /// The same of an array with an element for each column.
+    pub fn load_columns(&self, view: View<'b>) -> Vec<Val<'b>> {
+        let places = (0..u32::from(self.layout.vectors)).map(|vector| self.place(vector));
+        places.map(|place| pack(place.raw_of_row(view))).collect()
+    }
+
+    /// What was loaded of these matrices and arrays, in their order of each held vector.
+    pub fn held<'r>(&'r self, views: &[View<'b>], words: &[Val<'b>]) -> Values<'r, 'b> {
+        let places = (0..u32::from(self.layout.vectors)).map(|vector| self.place(vector));
+        let held = places.zip(words.chunks(views.len().max(1))).map(|(place, words)| {
+            let values =
+                views.iter().zip(words).map(|(view, words)| unpack(*words, view.element, place.lanes));
+            Piece { values: values.collect(), ..place }
+        });
+        Values { row: self, views: views.to_vec(), held: held.collect() }
+    }
+
     /// Where a held vector is.
     fn place(&self, vector: u32) -> Piece<'b> {
         let Layout { vectors, cluster, lanes, .. } = self.layout;
@@ -344,4 +313,21 @@ impl<'b> Row<'b> {
         let whole = column.ge(0) & (column + i32::from(lanes)).le(columns);
         Piece { edge: Some(Edge { inside, whole }), ..piece }
     }
+}
+
+/// Elements as words of 32 bits, if they are less each and fill some: what registers hold.
+fn pack(elements: Val<'_>) -> Val<'_> {
+    let ty = elements.ty();
+    let words = ty.bytes() / 4;
+    match (ty.scalar().bytes(), words) {
+        (4.., _) | (_, 0) => elements,
+        (_, 1) => elements.bitcast(Type::I32),
+        (_, words) => elements.bitcast(Type::vector(Scalar::I32, words as u8).unwrap_or(Type::I32)),
+    }
+}
+
+/// What was packed, as f32.
+fn unpack(words: Val<'_>, element: Scalar, lanes: u8) -> Val<'_> {
+    let ty = Type::vector(element, lanes).unwrap_or(element.into());
+    if words.ty() == ty { words } else { words.bitcast(ty) }.to(Scalar::F32)
 }

@@ -94,8 +94,22 @@ impl<'b> Piece<'b> {
 
     /// Those of an array with an element for each column, which stay in the cache for other rows, as f32.
     pub fn of_row(&self, view: View<'b>) -> Val<'b> {
-        let element = view.place.at([self.column]).cached(Cache::Keep);
-        if self.lanes == 1 { element.load() } else { element.load_vector(self.lanes) }.to(Scalar::F32)
+        self.raw_of_row(view).to(Scalar::F32)
+    }
+
+    /// The same as they are.
+    pub(super) fn raw_of_row(&self, view: View<'b>) -> Val<'b> {
+        let load = |column| view.place.at([column]).cached(Cache::Keep);
+        match self.lanes {
+            1 => load(self.column).load(),
+            lanes if self.flat.is_none() => load(self.column).load_vector(lanes),
+            lanes => {
+                // Anywhere, and partly of other rows.
+                let most = view.place.extent(0).to(Scalar::I32) - 1;
+                let column = |lane: u8| (self.column + i32::from(lane)).max(0).min(most);
+                self.k.vector(&(0..lanes).map(|lane| load(column(lane)).load()).collect::<Vec<_>>())
+            }
+        }
     }
 
     /// A number in each lane.
@@ -138,6 +152,19 @@ impl<'b> Piece<'b> {
             }
         };
         self.k.if_else(whole, all, some);
+    }
+
+    /// Does something with each of these values and its column, if the row has it: where rows begin anywhere.
+    pub fn each_lane(&self, values: Val<'b>, work: impl Fn(Val<'b>, Val<'b>)) {
+        for lane in 0..self.lanes {
+            let one = |values: Val<'b>| if self.lanes == 1 { values } else { values.lane(lane) };
+            let work = || work(self.column + i32::from(lane), one(values));
+            match (self.edge, self.inside) {
+                (Some(edge), _) => self.k.if_(one(edge.inside), work),
+                (None, Some(inside)) => self.k.if_(inside, work),
+                (None, None) => work(),
+            }
+        }
     }
 
     /// Does something if the row has this piece.
@@ -203,7 +230,7 @@ impl<'b> Values<'_, 'b> {
         if self.row.layout.tail {
             state = self.stream(false, state, &step);
         }
-        team(k, self.row.layout, name, initial, state, &merge)
+        team(k, self.row.layout, self.row.turn, name, initial, state, &merge)
     }
 
     /// Does something with each piece, in any order.

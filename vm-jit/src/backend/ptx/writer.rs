@@ -227,6 +227,11 @@ impl<'k> Writer<'k> {
         }
         let [x, y, z] = kernel.block();
         let _ = writeln!(text, ")\n.reqntid {x}, {y}, {z}");
+        // No target has fewer threads of a multiprocessor.
+        let resident = kernel.resident().min(1024 / kernel.threads().max(1));
+        if resident > 0 {
+            let _ = writeln!(text, ".minnctapersm {resident}");
+        }
         if kernel.cluster() > 1 {
             let _ = writeln!(text, ".explicitcluster\n.reqnctapercluster {}, 1, 1", kernel.cluster());
         }
