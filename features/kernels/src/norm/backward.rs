@@ -9,7 +9,7 @@ use super::plan::{Plan, plan};
 use super::{Norm, NormSums};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Operand, Workspace, kernel_name};
 use crate::family::Resources;
-use crate::row::{Layout, Piece, Row, Turns, View, column, grid_of, launch_rows, matrix, parts, row};
+use crate::row::{Layout, Piece, Turns, View, column, grid_of, launch_rows, matrix, parts, row};
 use crate::strided::step;
 
 /// A variant of the gradient's first kernel: `dx`, and of each block's rows the sums for `dweight` and `dbias`.
@@ -34,8 +34,6 @@ pub struct NormGradient {
 /// What a team keeps from row to row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Keeps {
-    /// Is a row loaded while the one before is worked on?
-    pub ahead: bool,
     /// Is the weight held in registers? Where rows begin anywhere it is.
     pub weight: bool,
     /// Do sums lie in shared memory? Only where a block has one row.
@@ -46,7 +44,7 @@ pub struct Keeps {
 
 impl Keeps {
     fn name(self) -> String {
-        let words = [(self.ahead, "a"), (self.weight, "w"), (self.shared, "s")];
+        let words = [(self.weight, "w"), (self.shared, "s")];
         let words: String = words.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).collect();
         if self.at_once > 0 { format!("{words}{}", self.at_once) } else { words }
     }
@@ -118,17 +116,12 @@ impl NormGradient {
         let first = turns.first();
         let kept = keeps.weight.then(|| first.load_columns(weight));
         let sums = Sums::of(k, layout, keeps.shared, self.results());
-        let load = |row: &Row<'b>| {
-            let mut all = row.load_all(&[x, dy]);
-            all.extend(mean.into_iter().chain([rstd]).map(|view| row.load(view)));
-            all
-        };
         // What is held of each vector, and where in it: h, dy, then the weight and dsum.
         let held: Vec<_> = [x, dy].into_iter().chain(kept.as_ref().map(|_| weight)).chain(dsum).collect();
-        let state = turns.fold(keeps.ahead, load, sums.initial(), |row, loaded, mut state| {
-            let (pairs, numbers) = loaded.split_at(2 * vectors);
-            let of_mean = mean.map(|_| numbers[0]);
-            let of_rstd = numbers[numbers.len() - 1];
+        let state = turns.fold(sums.initial(), |row, mut state| {
+            let pairs = row.load_all(&[x, dy]);
+            let of_mean = mean.map(|view| row.load(view));
+            let of_rstd = row.load(rstd);
             let added = dsum.map(|view| row.load_all(&[view]));
             let words: Vec<_> = (0..vectors)
                 .flat_map(|at| {
@@ -165,7 +158,7 @@ impl NormGradient {
             };
             let less = -(across * of_rstd / n);
             // From memory's format once more: that takes fewer registers meanwhile.
-            row.held(&held, &words).each_held(|at, piece| {
+            row.held(&held, &row.again(&words)).each_held(|at, piece| {
                 let (dy, hat) = (dy(piece), centred(piece) * piece.splat(of_rstd));
                 let g = dy * weight(piece);
                 let g = along.map_or(g, |along| g - piece.splat(along));
@@ -212,10 +205,9 @@ impl NormGradient {
     /// Of rows that are loaded for each use.
     fn streamed<'b>(&self, turns: &Turns<'b>, views: &Views<'b>) {
         let Views { x, weight, dy, dsum, mean, rstd, dx, parts } = *views;
-        let load = |row: &Row<'b>| mean.into_iter().chain([rstd]).map(|view| row.load(view)).collect();
-        turns.fold(false, load, Vec::new(), |row, numbers, state| {
-            let of_mean = mean.map(|_| numbers[0]);
-            let of_rstd = numbers[numbers.len() - 1];
+        turns.fold(Vec::new(), |row, state| {
+            let of_mean = mean.map(|view| row.load(view));
+            let of_rstd = row.load(rstd);
             let values = row.hold(&[x, dy]);
             let hat = |piece: &Piece<'b>| {
                 of_mean.map_or(piece[0], |mean| piece[0] - piece.splat(mean)) * piece.splat(of_rstd)

@@ -1,13 +1,13 @@
 //! How a gradient's rows are divided.
 //!
-//! Memory is busy while about as many bytes are on their way to a multiprocessor as come in a latency: some 32 KiB where bandwidth is greatest.
-//! What is on its way has registers, those of the next row beside those of this one and of the sums, so registers bound what blocks
-//! a multiprocessor has at once. Of all ways to divide rows that fit, the one with enough on its way, few idle threads and
-//! little to wait for is taken.
+//! Memory is busy while about as many bytes are on their way to a multiprocessor as come in a latency: some 32 KiB where bandwidth is
+//! greatest. Blocks load about half of the time, and combine and store for the rest, so the rows of all of them are to be twice that. What
+//! is on its way has registers, beside those of the sums, so registers bound what blocks a multiprocessor has at once. Of all ways
+//! to divide rows that fit, the one with enough on its way, few idle threads and little to wait for is taken.
 
 use vm_ir::Scalar;
 
-use super::{Keeps, Norm, NormBackward};
+use super::{Keeps, NormBackward};
 use crate::family::{Kind, Resources};
 use crate::row::{Layout, MAX_TURNS, lanes};
 
@@ -25,9 +25,9 @@ const REGISTERS: u64 = 512;
 const THREADS: u64 = 1536;
 const BLOCKS: u64 = 24;
 /// Threads that a multiprocessor is busy with.
-const THREADS_BUSY: u64 = 512;
+const THREADS_BUSY: u64 = 768;
 /// Bytes that are to be on their way to a multiprocessor.
-const ON_THE_WAY: u64 = 40 << 10;
+const ON_THE_WAY: u64 = 64 << 10;
 
 /// A way to divide rows.
 #[derive(Clone, Copy, Debug)]
@@ -111,10 +111,9 @@ fn ways(of: &NormBackward, lanes: u8, shifted: bool, resources: &Resources) -> i
             shifted,
         })
     });
-    let all = [(true, false), (true, true), (false, false), (false, true)];
-    let ways = layouts.flat_map(move |layout| all.map(|(ahead, shared)| (layout, ahead, shared)));
-    ways.filter_map(move |(layout, ahead, shared)| {
-        let keeps = Keeps { ahead, weight: shifted || layout.vectors <= 2, shared, at_once: 0 };
+    let ways = layouts.flat_map(move |layout| [false, true].map(|shared| (layout, shared)));
+    ways.filter_map(move |(layout, shared)| {
+        let keeps = Keeps { weight: shifted || layout.vectors <= 2, shared, at_once: 0 };
         way(&of, layout, keeps, vectors, &resources)
     })
 }
@@ -125,24 +124,14 @@ fn registers(of: &NormBackward, layout: Layout, keeps: Keeps) -> u64 {
     let words = |element: Scalar| (lanes * u64::from(element.bytes()) / 4).max(1);
     // Masked numbers are kept as f32.
     let this = 2 * if layout.shifted { lanes } else { words(of.element) };
-    let others = if keeps.ahead { 2 } else { 0 } + u64::from(of.residual);
     let weight = if keeps.weight { words(of.weight) } else { 0 };
     let sums = if keeps.shared { 0 } else { lanes * (1 + u64::from(of.bias)) };
-    let each = this + others * words(of.element) + weight + sums;
+    let each = this + u64::from(of.residual) * words(of.element) + weight + sums;
     let is_wide = of.element.bytes() >= 4;
-    let more = [
-        (layout.shifted, 20),
-        (layout.cluster > 1, 6),
-        (of.residual, 4),
-        (of.norm == Norm::Layer && keeps.ahead, if is_wide { 6 } else { 2 }),
-    ];
+    let more = [(layout.shifted, 20), (layout.cluster > 1, 6), (of.residual, 4)];
     let more: u64 = more.iter().filter(|(is, _)| *is).map(|(_, more)| more).sum();
-    let beside = match (keeps.ahead, is_wide) {
-        (true, _) => 2,
-        (false, true) => 1,
-        (false, false) => 4,
-    };
-    50 + more + u64::from(layout.vectors) * (each + beside)
+    let (base, beside) = if is_wide { (50, 1) } else { (54, 4) };
+    base + more + u64::from(layout.vectors) * (each + beside)
 }
 
 fn way(of: &NormBackward, layout: Layout, keeps: Keeps, vectors: u64, resources: &Resources) -> Option<Way> {
@@ -172,9 +161,8 @@ fn way(of: &NormBackward, layout: Layout, keeps: Keeps, vectors: u64, resources:
     }
     let all = team * cluster * each;
     let idle = (all - vectors) * 64 / all;
-    // Without the next row nothing is on its way while this one is combined.
     let bytes = at_once * threads * each * u64::from(lanes) * 2 * u64::from(of.element.bytes());
-    let bytes = bytes * (64 - idle) / 64 / if keeps.ahead { 1 } else { 2 };
+    let bytes = bytes * (64 - idle) / 64;
     let lacking = ON_THE_WAY.saturating_sub(bytes) >> 10;
     // Threads that wait for one another, and alone on a multiprocessor.
     let meets = if team <= 32 { 0 } else { 2 + u64::from(cluster.ilog2()) * 6 };
@@ -182,11 +170,10 @@ fn way(of: &NormBackward, layout: Layout, keeps: Keeps, vectors: u64, resources:
     let narrow = if team * 16 < 128 { 4 } else { 0 };
     // What else hides a latency.
     let few = THREADS_BUSY.saturating_sub(at_once * threads) / 32;
-    let late = if keeps.ahead { 0 } else { 12 };
     // Parts are written and read once more, in hundredths of all.
     let parts = 400 * results * u64::from(resources.compute_units) * at_once
         / (cluster * 3 * of.rows.max(1) * u64::from(of.element.bytes()));
     let slots = if keeps.shared { 2 } else { 0 };
-    let cost = 2 * lacking + idle / 2 + meets + alone + narrow + few + late + parts.min(20) + slots;
+    let cost = lacking + idle / 2 + meets + alone + narrow + few + parts.min(20) + slots;
     Some(Way { layout, keeps: Keeps { at_once: at_once as u8, ..keeps }, at_once, cost })
 }

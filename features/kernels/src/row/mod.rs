@@ -278,6 +278,19 @@ impl<'b> Row<'b> {
         Values { row: self, views: views.to_vec(), held: held.collect() }
     }
 
+    /// What was loaded once more, in a way that no compiler sees: as it lies in memory it takes fewer registers than what was made of it, which
+    /// an assembler would keep instead.
+    pub fn again(&self, words: &[Val<'b>]) -> Vec<Val<'b>> {
+        // Neither is ever negative.
+        let nothing = (self.first + self.columns).shr_u(31);
+        let again = |word: &Val<'b>| match word.ty() {
+            Type::I32 => *word ^ nothing,
+            ty if ty.scalar() == Scalar::I32 => *word ^ nothing.splat(ty.lanes()),
+            _ => *word,
+        };
+        words.iter().map(again).collect()
+    }
+
     /// Where a held vector is.
     fn place(&self, vector: u32) -> Piece<'b> {
         let Layout { vectors, cluster, lanes, .. } = self.layout;

@@ -68,47 +68,30 @@ impl<'b> Turns<'b> {
         Row { exists: Some(number.lt(extents.rows)), ..row }
     }
 
-    /// Takes the rows: `work` is given each, with what `load` loads of it and the state that goes from row to row. If `ahead`, that is loaded
-    /// while the row before is worked on. A team of several warps meets only where the row is combined.
+    /// Takes the rows, with a state that goes from row to row. A team of several warps meets only where a row is combined.
     pub fn fold(
         &self,
-        ahead: bool,
-        load: impl Fn(&Row<'b>) -> Vec<Val<'b>>,
         state: Vec<Val<'b>>,
-        work: impl FnOnce(&Row<'b>, &[Val<'b>], Vec<Val<'b>>) -> Vec<Val<'b>>,
+        work: impl FnOnce(&Row<'b>, Vec<Val<'b>>) -> Vec<Val<'b>>,
     ) -> Vec<Val<'b>> {
         let Turns { k, layout, extents, parts, .. } = *self;
-        let rows = extents.rows;
-        let (start, step) = (self.start(), parts * i64::from(layout.rows()));
-        let mut carried = if ahead { load(&self.first()) } else { Vec::new() };
-        let loads = carried.len();
-        carried.extend(state);
-        let body = |start: Val<'b>, turn: Val<'b>, mut carried: Vec<Val<'b>>| {
-            let row = Row { turn: Some(turn), ..self.row(start) };
-            let state = carried.split_off(loads);
-            if !ahead {
-                return work(&row, &load(&row), state);
-            }
-            let next = start + step;
-            let none = || carried.iter().map(|value| k.constant(value.ty(), 0)).collect();
-            let mut next = k.if_else(next.lt(rows), || load(&self.row(next)), none);
-            next.extend(work(&row, &carried, state));
-            next
-        };
-        let mut state = if layout.cluster == 1 {
-            let carried = [vec![k.i32(0)], carried].concat();
-            let mut carried = k.range(start, rows).step(step).fold(carried, |start, mut carried| {
-                let rest = carried.split_off(1);
-                let turn = carried[0];
-                [vec![1 - turn], body(start, turn, rest)].concat()
+        let (rows, start, step) = (extents.rows, self.start(), parts * i64::from(layout.rows()));
+        let row = |start, turn| Row { turn: Some(turn), ..self.row(start) };
+        if layout.cluster == 1 {
+            let mut state = state;
+            state.push(k.i32(0));
+            let mut state = k.range(start, rows).step(step).fold(state, |start, mut state| {
+                let turn = state.pop().unwrap_or(k.i32(0));
+                let mut state = work(&row(start, turn), state);
+                state.push(1 - turn);
+                state
             });
-            carried.split_off(1)
-        } else {
-            // In a loop of a guest's that gathers, iterations are bounded.
-            let count = ((rows - start + (step - 1)) / step.max(1)).max(0).min(MAX_TURNS).to(Scalar::I32);
-            k.range(k.i32(0), count)
-                .fold(carried, |turn, carried| body(start + turn.to(Scalar::I64) * step, turn & 1, carried))
-        };
-        state.split_off(loads)
+            state.pop();
+            return state;
+        }
+        // In a loop of a guest's that gathers, iterations are bounded.
+        let count = ((rows - start + (step - 1)) / step.max(1)).max(0).min(MAX_TURNS).to(Scalar::I32);
+        k.range(k.i32(0), count)
+            .fold(state, |turn, state| work(&row(start + turn.to(Scalar::I64) * step, turn & 1), state))
     }
 }
