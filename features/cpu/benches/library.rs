@@ -180,6 +180,9 @@ impl Ready {
             let valid = validate(module, trust).unwrap();
             let name = valid.kernels()[0].name().to_owned();
             let artifact = common::artifact(&valid, &name, &"cpu".parse().unwrap()).unwrap();
+            if std::env::var_os("DUMP").is_some() {
+                std::fs::write(format!("/tmp/dump_{}.o", row.work), artifact.image()).unwrap();
+            }
             let mut packed = Arguments::new(&artifact, arguments).unwrap();
             packed.guard(&artifact, stop.region(), 1 << 40).unwrap();
             launches.push((queue.load(&artifact).unwrap(), Grid(grid), packed));
