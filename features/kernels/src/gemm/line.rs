@@ -1,6 +1,6 @@
 //! Products of one row and a matrix, on processors: no tile has work for so few rows, and what counts is how fast the matrix is read.
 //!
-//! C is `[1, N]`, A is `[1, K]`. Rows of B that is transposed are neighbours of A's along the inner dimension: four of them at a time are
+//! C is `[1, N]`, A is `[1, K]`. Rows of B that is transposed are neighbours of A's along the inner dimension: some of them at a time are
 //! multiplied with the same part of A. Rows of one that is not are added up, eight at a time, each times a number of A, so that long stretches of
 //! memory are read.
 
@@ -11,19 +11,17 @@ use vm_ir::op::Axis;
 
 use super::epilogue::Parameters;
 
-/// Rows of B that is transposed that are multiplied at once: with two vectors of sums each they have room in registers.
-const TOGETHER: usize = 4;
 /// Rows of B that are added up at once.
 const ADDED: i32 = 8;
 
-/// What a block is about.
+/// A block's part of a row: the views of A, B and C, and which product of a batch it is of.
 struct Line<'b> {
     gemm: Gemm,
     k: Builder<'b>,
     views: [PlaceRef<'b>; 3],
     after: Parameters<'b>,
     matrix: Option<Val<'b>>,
-    /// The inner dimension, and what is of it in whole vectors.
+    /// The inner dimension.
     depth: Val<'b>,
     /// The block's columns: the first, and the one behind the last.
     columns: [Val<'b>; 2],
@@ -46,9 +44,11 @@ impl Gemm {
         let first = k.block_id(Axis::X) * wide;
         let end = (first + wide).min(of(c, 1));
         let line = Line { gemm: *self, k, views, after, matrix, depth, columns: [first, end] };
-        match self.b_transposed {
-            true => line.by_rows(),
-            false => line.by_columns(),
+        // The sums of rows that are multiplied at once have room in registers.
+        match (self.b_transposed, line.lanes()) {
+            (true, ..=8) => line.by_rows::<4>(),
+            (true, _) => line.by_rows::<2>(),
+            (false, _) => line.by_columns(),
         }
     }
 }
@@ -83,8 +83,8 @@ impl<'b> Line<'b> {
         }
     }
 
-    /// Of B that is transposed.
-    fn by_rows(&self) {
+    /// Of B that is transposed, so many rows at once.
+    fn by_rows<const TOGETHER: usize>(&self) {
         let (k, lanes, [first, end]) = (self.k, self.lanes(), self.columns);
         let whole = self.depth & -i32::from(lanes);
         k.range(first, end).step(TOGETHER as i32).each(|column| {

@@ -291,7 +291,12 @@ impl Product {
     /// The variant for processors of a row: few blocks of many columns where rows of B are added up, which then are read in long stretches.
     fn variant_of_lines(&self, units: u32) -> Gemm {
         let share = rounded(self.n.div_ceil(units.max(1).into())).clamp(64, 1024) as u32;
-        let [columns, lanes] = if self.b_transposed { [32, 8] } else { [share, 16] };
+        let [columns, lanes] = match (self.b_transposed, self.element) {
+            (false, _) => [share, 16],
+            // As many as are converted at once.
+            (true, Scalar::F16) => [32, 16],
+            (true, _) => [32, 8],
+        };
         let bytes = self.element.bytes().max(1);
         // Its accesses may begin anywhere.
         Gemm { align: 1, ..self.variant(row([1, columns, lanes * bytes], 1, 1, 1, 0)) }
