@@ -16,7 +16,7 @@ sys.path = sys.path[1:]
 def by_numpy(work, element, threads, sizes):
     import numpy as np
 
-    if element == "bf16":
+    if element in ("bf16", "f16"):
         return None
     random = np.random.default_rng(1)
     f32 = lambda *shape: random.uniform(-1, 1, shape).astype(np.float32)
@@ -166,6 +166,11 @@ def by_numpy(work, element, threads, sizes):
         return f"numpy {np.__version__}", lambda i: np.matmul(
             a[bounds[i] : bounds[i + 1]], b[bounds[i] : bounds[i + 1]], out=c[bounds[i] : bounds[i + 1]]
         )
+    elif work == "line":
+        # A product of one row or column; numpy shares it out among threads by itself.
+        a, b, y = f32(rows, sizes[2]), f32(sizes[2], columns), np.empty(rows * columns, np.float32)
+        left, right = (a[0], b) if rows == 1 else (a, b[:, 0].copy())
+        return f"numpy {np.__version__}", lambda i: i or np.matmul(left, right, out=y)
     else:
         return None
     run = locals()[work]
@@ -246,6 +251,10 @@ def by_torch(work, element, threads, sizes):
         m, n, k = sizes[1:]
         a, b, c = of(rows, m, k), of(rows, k, n), torch.empty((rows, m, n), dtype=ty)
         run = lambda: torch.bmm(a, b, out=c)
+    elif work == "line":
+        a, b, y = of(rows, sizes[2]), of(sizes[2], columns), torch.empty(rows * columns, dtype=ty)
+        left, right = (a[0], b) if rows == 1 else (a, b[:, 0].clone())
+        run = lambda: torch.matmul(left, right, out=y)
     elif work == "scan":
         s = torch.randint(-100, 100, (rows * columns // 256, 256), dtype=torch.int32)
         z = torch.empty_like(s)

@@ -95,6 +95,15 @@ fn rows() -> Vec<Row> {
         let function = Multiply { product, alpha: 1.0, beta: 0.0 };
         library("batched", f32, &[matrices, side, side, side], Box::new(function));
     }
+    for element in [f32, bf16, Scalar::F16] {
+        for (size, depth) in [(288u64, 288u64), (768, 288), (4096, 4096), (32000, 288)] {
+            for [m, n] in [[size, 1], [1, size]] {
+                let product = Product { element, output: element, ..Product::of(m, n, depth) };
+                let function = Multiply { product, alpha: 1.0, beta: 0.0 };
+                library("line", element, &[m, n, depth], Box::new(function));
+            }
+        }
+    }
     for element in [f32, bf16] {
         for [rows, columns] in [[256, 1024u64], [4096, 1024], [16384, 64]] {
             let sizes = [rows, columns];

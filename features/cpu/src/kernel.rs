@@ -2,8 +2,9 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use vm_accel::{Arguments, Artifact, Error, Grid, Result};
 
@@ -12,6 +13,11 @@ use crate::sys::{Code, Scratch};
 
 /// What is done at most between two polls of a launch's cancel flag, where blocks are small: some hundredths of a second.
 const RUN_WORK: u64 = 1 << 26;
+
+/// Blocks of which the time is kept, as a power of two.
+const PACE: u32 = 8;
+/// How many times as long the compiler says that something takes as it does, as a rule.
+const MEASURED: u64 = 4;
 
 /// Code that is loaded, once for all kernels of an image: by the address of the code in the image, which is its own as
 /// long as one of them is there.
@@ -31,6 +37,8 @@ pub struct CpuKernel {
     stop: Option<usize>,
     /// The most that a block does before it ends or polls the cancel flag.
     block_work: u64,
+    /// Nanoseconds that 256 blocks took when some ran last; the most there are before.
+    pace: AtomicU64,
 }
 
 impl CpuKernel {
@@ -70,6 +78,7 @@ impl CpuKernel {
                 .block
                 .iter()
                 .fold(signature.cost_bound, |work, size| work.saturating_mul(u64::from(*size))),
+            pace: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -88,9 +97,20 @@ impl CpuKernel {
         self.stack
     }
 
-    /// The most that a launch of so many blocks does, as the compiler counts it.
+    /// What a launch of so many blocks does in nanoseconds: at most, as the compiler counts it, or as long as blocks took last, which may have
+    /// been of other extents.
     pub(crate) fn work(&self, blocks: u64) -> u64 {
-        self.block_work.saturating_mul(blocks)
+        let known = self.pace.load(Ordering::Relaxed).saturating_mul(blocks) >> PACE;
+        self.block_work.saturating_mul(blocks).min(known.saturating_mul(MEASURED))
+    }
+
+    /// Some blocks took so long.
+    pub(crate) fn took(&self, blocks: u64, time: Duration) {
+        if blocks > 0 {
+            let nanoseconds =
+                u64::try_from(time.as_nanos()).unwrap_or(u64::MAX >> PACE).min(u64::MAX >> PACE);
+            self.pace.store((nanoseconds << PACE).div_ceil(blocks), Ordering::Relaxed);
+        }
     }
 
     /// How many blocks may run one behind the other before it is seen whether the launch was stopped.

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use vm_accel::Grid;
 
@@ -16,7 +17,7 @@ use crate::sys::Scratch;
 pub(crate) const STACK: usize = 64 << 20;
 /// Runs of blocks for each thread, so that none is left with much when the others are done.
 const RUNS: u64 = 16;
-/// The most that the thread which launches does by itself, as the compiler counts work: to wake another takes as long.
+/// The most that the thread which launches does by itself, as [`CpuKernel::work`] counts it: to wake another takes as long.
 const ALONE: u64 = 1 << 16;
 /// The most blocks of a run: between two, a launch can be stopped or given up.
 const LONGEST: u64 = 4096;
@@ -45,10 +46,11 @@ impl Work {
             self.given_up.store(true, Ordering::Release);
             return;
         }
+        let (begin, mut done) = (Instant::now(), 0);
         while !self.given_up.load(Ordering::Acquire) && !stop.load(Ordering::Acquire) {
             let first = self.next.fetch_add(self.run, Ordering::Relaxed);
             if first >= self.blocks {
-                return;
+                return self.kernel.took(done, begin.elapsed());
             }
             // SAFETY: whoever launched this promised it, and waits for the end of it.
             if unsafe { self.kernel.is_stopped(&self.params) } {
@@ -58,6 +60,7 @@ impl Work {
             let end = self.blocks.min(first + self.run);
             // SAFETY: as above; the scratch was made large enough, and `blocks` are the grid's.
             unsafe { self.kernel.run(&self.params, self.grid, first, end, scratch) };
+            done += end - first;
         }
     }
 }

@@ -10,7 +10,9 @@ use vm_ir::Scalar;
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for element in [Scalar::F32, Scalar::Bf16, Scalar::F16] {
-        for [m, n, k] in [[1, 8, 16], [72, 80, 136], [130, 264, 40], [1, 1, 1], [67, 71, 33]] {
+        let lines = [[1, 90, 29], [1, 64, 16], [75, 1, 83], [5, 1, 8], [1, 3, 100]];
+        let all = [[1, 8, 16], [72, 80, 136], [130, 264, 40], [1, 1, 1], [67, 71, 33]];
+        for [m, n, k] in all.into_iter().chain(lines) {
             cases.push(product(element, [m, n, k]));
         }
         cases.extend(

@@ -45,6 +45,8 @@ const THREADS: u32 = 128;
 /// Elements that a processor's thread takes in a row, and of those at once.
 const RUN: u32 = 4096;
 const AT_ONCE: u8 = 16;
+/// Such vectors of an iteration.
+const VECTORS: i64 = 4;
 
 /// A variant of a chain's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -177,8 +179,13 @@ impl ChainKernel {
         let Cut::Flat { lanes, .. } = self.cut else {
             let first = (k.block_id(Axis::X).to(Scalar::I64) * i64::from(RUN)).named("first");
             let end = (first + i64::from(RUN)).min(n);
-            let whole = end & -i64::from(AT_ONCE);
-            k.range(first, whole).step(i64::from(AT_ONCE)).each(|at| compute(at, AT_ONCE));
+            let (one, many) = (i64::from(AT_ONCE), i64::from(AT_ONCE) * VECTORS);
+            let (groups, whole) = (end & -many, end & -one);
+            k.range(first, groups).step(many).each(|at| {
+                compute(at, AT_ONCE);
+                (1..VECTORS).for_each(|vector| compute(at + vector * one, AT_ONCE));
+            });
+            k.range(first.max(groups), whole).step(one).each(|at| compute(at, AT_ONCE));
             return k.range(first.max(whole), end).each(|at| compute(at, 1));
         };
         k.block_size([THREADS, 1, 1]);

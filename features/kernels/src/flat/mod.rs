@@ -34,7 +34,7 @@ pub struct Shape {
     pub tensors: u32,
     /// Elements that a thread takes in a row.
     pub lanes: u8,
-    /// Such vectors of a thread, all of which it loads before it computes.
+    /// Such vectors of a thread, all of which it loads before it computes; if it is serial, one after the other.
     pub vectors: u32,
     /// Do all tensors begin at multiples of 16 bytes?
     pub aligned: bool,
@@ -52,10 +52,11 @@ impl Shape {
         Shape { tensors: 1, lanes, vectors, aligned: align >= 16, serial: false }
     }
 
-    /// The same on such a device: a processor's thread takes sixteen elements at a time, wherever they begin.
+    /// The same on such a device: a processor's thread takes two vectors of eight elements at a time, wherever they begin. Longer ones
+    /// of all tensors have no room in its registers.
     pub(crate) fn on(self, resources: &Resources) -> Shape {
         match resources.kind {
-            Kind::Cpu => Shape { lanes: 16, vectors: 1, aligned: false, serial: true, ..self },
+            Kind::Cpu => Shape { lanes: 8, vectors: 2, aligned: false, serial: true, ..self },
             Kind::Gpu => self,
         }
     }
@@ -204,9 +205,14 @@ impl Flat {
                 if shape.serial {
                     let lanes = shape.lanes;
                     let end = (first + shape.chunk() as i64).min(n);
-                    let whole = end & -i64::from(lanes);
-                    let vectors = k.range(first, whole).step(i64::from(lanes));
-                    vectors.each(|at| store(at, &load(at, lanes), lanes));
+                    let step = i64::from(lanes) * i64::from(shape.vectors);
+                    let whole = end & -step;
+                    k.range(first, whole).step(step).each(|at| {
+                        for vector in 0..i64::from(shape.vectors) {
+                            let at = if vector == 0 { at } else { at + vector * i64::from(lanes) };
+                            store(at, &load(at, lanes), lanes);
+                        }
+                    });
                     return k.range(first.max(whole), end).each(|at| store(at, &load(at, 1), 1));
                 }
                 k.if_else(

@@ -2,7 +2,7 @@
 
 use super::{Auxiliary, Batch, Product, Scales};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand};
-use crate::family::{Problem, Resources, Sample};
+use crate::family::{Kind, Problem, Resources, Sample};
 use crate::strided::aligned;
 use vm_ir::view::Access;
 
@@ -15,6 +15,45 @@ pub struct Multiply {
     pub alpha: f32,
     /// β, where the epilogue adds what was in C.
     pub beta: f32,
+}
+
+impl Multiply {
+    /// The product as one of a row, which a column and a row in memory are alike, and which of the buffers A and B are then: the transpose
+    /// of a column is the transpose of B times that of A.
+    fn of_row(&self, buffers: &[Buffer]) -> Option<(Product, [usize; 2])> {
+        let Product { m, n, a_transposed, b_transposed, epilogue, .. } = self.product;
+        let dense = |at: usize| buffers.get(at).is_some_and(|buffer| !buffer.is_strided());
+        let (product, order) = if m == 1 && a_transposed && dense(0) {
+            (Product { a_transposed: false, ..self.product }, [0, 1])
+        } else if m > 1 && n == 1 && !epilogue.bias && (b_transposed || dense(1)) && dense(2) {
+            let (a_transposed, b_transposed) = (false, !a_transposed);
+            (Product { m: 1, n: m, a_transposed, b_transposed, ..self.product }, [1, 0])
+        } else {
+            return None;
+        };
+        product.is_line().then_some((product, order))
+    }
+
+    /// The launch, of buffers with these strides.
+    fn launch(&self, given: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        let Product { m, n, matrices, epilogue, .. } = self.product;
+        if [m, n, matrices].contains(&0) {
+            return Ok(Call::default());
+        }
+        let of_row = self.of_row(given).filter(|_| resources.kind == Kind::Cpu);
+        let (product, [a, b]) = of_row.unwrap_or((self.product, [0, 1]));
+        let room = CallError::NoRoom { function: "gemm", shared_bytes: resources.shared_bytes };
+        let variant = product.variants(resources).into_iter().next().ok_or(room)?;
+        let grid = product.grid(&variant, resources);
+        let views = Multiply { product, ..*self }.buffers();
+        let view = |(index, buffer): (usize, &Buffer)| Operand::whole(index, buffer.element, &buffer.extents);
+        let mut operands: Vec<Operand> = [a, b, 2].into_iter().zip(&views).map(view).collect();
+        // The numbers stand behind C.
+        operands.extend(epilogue.scaled.then_some(self.alpha).map(Operand::f32));
+        operands.extend(epilogue.plus.then_some(self.beta).map(Operand::f32));
+        operands.extend(views.iter().enumerate().skip(3).map(view));
+        Ok(Call { launches: vec![Launch { entry: Entry::Gemm(variant), grid, operands }], workspace: 0 })
+    }
 }
 
 impl Function for Multiply {
@@ -44,25 +83,7 @@ impl Function for Multiply {
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
-        let Product { m, n, matrices, epilogue, .. } = self.product;
-        if [m, n, matrices].contains(&0) {
-            return Ok(Call::default());
-        }
-        let room = CallError::NoRoom { function: "gemm", shared_bytes: resources.shared_bytes };
-        let variant = self.product.variants(resources).into_iter().next().ok_or(room)?;
-        let mut numbers =
-            epilogue.scaled.then_some(self.alpha).into_iter().chain(epilogue.plus.then_some(self.beta));
-        let mut operands = Vec::new();
-        let mut buffers = self.buffers().into_iter().enumerate();
-        // The numbers stand behind C.
-        for (index, buffer) in buffers.by_ref().take(3) {
-            operands.push(Operand::whole(index, buffer.element, &buffer.extents));
-        }
-        operands.extend(numbers.by_ref().map(Operand::f32));
-        operands
-            .extend(buffers.map(|(index, buffer)| Operand::whole(index, buffer.element, &buffer.extents)));
-        let grid = self.product.grid(&variant, resources);
-        Ok(Call { launches: vec![Launch { entry: Entry::Gemm(variant), grid, operands }], workspace: 0 })
+        self.launch(&self.buffers(), resources)
     }
 
     fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
@@ -70,6 +91,6 @@ impl Function for Multiply {
         let as_c = |buffer: &&Buffer| ["a", "b", "c", "aux"].contains(&buffer.name);
         let matrices: Vec<Buffer> = buffers.iter().filter(as_c).cloned().collect();
         let align = if aligned(16, &matrices) == 16 { self.product.align } else { 1 };
-        Multiply { product: Product { align, ..self.product }, ..*self }.call(resources)
+        Multiply { product: Product { align, ..self.product }, ..*self }.launch(buffers, resources)
     }
 }

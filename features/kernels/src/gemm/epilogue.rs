@@ -66,8 +66,8 @@ impl Activation {
             Activation::None => x,
             Activation::Relu => x.max(0.0),
             Activation::Silu => {
-                let k = x.builder();
-                x * (k.f32(1.0) + (-x).exp().fast()).rcp().fast()
+                let power = (-x).exp().fast();
+                x * (power + 1.0).rcp().fast()
             }
             Activation::Gelu => x * normal_distribution(x)[0],
         }
@@ -101,10 +101,10 @@ fn normal_distribution(x: Val<'_>) -> [Val<'_>; 2] {
     let k = x.builder();
     let t = (x.abs() * (0.327_591_1 * std::f32::consts::FRAC_1_SQRT_2) + 1.0).rcp().fast();
     let halves = [1.061_405_4f32, -1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6].map(|a| a / 2.0);
-    let tail = halves[1..].iter().fold(k.f32(halves[0]), |sum, a| sum.fma(t, *a)) * t;
+    let tail = halves[1..].iter().fold(k.constant(x.ty(), halves[0]), |sum, a| sum.fma(t, *a)) * t;
     let bell = (x * x * -0.5).exp().fast();
     let tail = tail * bell;
-    [x.lt(0.0).select(tail, k.f32(1.0) - tail), bell]
+    [x.lt(0.0).select(tail, 1.0 - tail), bell]
 }
 
 impl Epilogue {
@@ -181,6 +181,25 @@ pub(super) struct Parameters<'b> {
 }
 
 impl<'b> Parameters<'b> {
+    /// What becomes of so many neighbouring sums, from a column on, where factors have no scales; `old` loads what C has.
+    pub(super) fn of_values(
+        self,
+        gemm: &Gemm,
+        sums: Val<'b>,
+        old: impl FnOnce() -> Val<'b>,
+        column: Val<'b>,
+        lanes: u8,
+    ) -> Val<'b> {
+        let each = |number: Val<'b>| if lanes == 1 { number } else { number.splat(lanes) };
+        let scaled = self.alpha.map_or(sums, |alpha| sums * each(alpha));
+        let plus = self.beta.map_or(scaled, |beta| old().fma(each(beta), scaled));
+        let biased = self.bias.map_or(plus, |bias| {
+            let bias = bias.at([column]);
+            plus + if lanes == 1 { bias.load() } else { bias.load_vector(lanes) }.to(Scalar::F32)
+        });
+        gemm.epilogue.activation.of(biased)
+    }
+
     /// The epilogue of a kernel that sums up in `sum`, and stores `out`; `part` is what is summed up between two scales.
     pub(super) fn fragments(
         self,

@@ -18,6 +18,7 @@
 
 mod call;
 mod epilogue;
+mod line;
 mod schedule;
 mod table;
 
@@ -48,7 +49,8 @@ pub struct Gemm {
     pub batch: Batch,
     /// What is done with a sum.
     pub epilogue: Epilogue,
-    /// Rows and columns of a tile of C, and how much of the inner dimension is copied at once.
+    /// Rows and columns of a tile of C, and how much of the inner dimension is copied at once. Of one row: the columns of a block, and
+    /// the elements of a vector, on a processor, with A that is not transposed, without [`Scales`], [`Auxiliary`] and [`Batch::Grouped`].
     pub tile: [u32; 3],
     /// Tiles of A and of B that are on their way or in use.
     pub stages: u32,
@@ -178,7 +180,10 @@ impl Gemm {
     pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
         let block = IRBlock::new(guest);
         let k = block.builder();
-        k.name(&self.name()).tile_groups(self.groups).cluster_size(self.blocks());
+        k.name(&self.name());
+        if !self.is_line() {
+            k.tile_groups(self.groups).cluster_size(self.blocks());
+        }
         let [rows, columns, inner] = self.tile;
         let loaded = if self.element == Scalar::Tf32 { Scalar::F32 } else { self.element };
         let a = self.view(k, "a", loaded, self.batch.of_rows(), Access::Read);
@@ -186,6 +191,10 @@ impl Gemm {
         let access = if self.epilogue.plus { Access::ReadWrite } else { Access::Write };
         let c = self.view(k, "c", self.output, self.batch.of_rows(), access);
         let after = self.epilogue.parameters(k, self);
+        if self.is_line() {
+            self.line(k.block_size([1, 1, 1]), [a, b, c], after);
+            return block.kernel();
+        }
         let offsets = (self.batch == Batch::Grouped).then(|| k.view("offsets", Scalar::I32, 1, Access::Read));
 
         let stage = |transposed, [rows, columns]: [u32; 2]| {

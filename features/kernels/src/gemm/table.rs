@@ -276,6 +276,32 @@ impl Product {
         }
     }
 
+    /// Can a processor compute it as a row by a matrix?
+    pub(super) fn is_line(&self) -> bool {
+        let Epilogue { scales, aux, .. } = self.epilogue;
+        let floats = [Scalar::F32, Scalar::Bf16, Scalar::F16];
+        self.m == 1
+            && (!self.a_transposed || self.k == 1)
+            && self.batch != Batch::Grouped
+            && scales == Scales::None
+            && aux == Auxiliary::None
+            && [self.element, self.output].iter().all(|element| floats.contains(element))
+    }
+
+    /// The variant for processors of a row: few blocks of many columns where rows of B are added up, which then are read in long stretches.
+    fn variant_of_lines(&self, units: u32) -> Gemm {
+        let share = rounded(self.n.div_ceil(units.max(1).into())).clamp(64, 1024) as u32;
+        let [columns, lanes] = match (self.b_transposed, self.element) {
+            (false, _) => [share, 16],
+            // As many as are converted at once.
+            (true, Scalar::F16) => [32, 16],
+            (true, _) => [32, 8],
+        };
+        let bytes = self.element.bytes().max(1);
+        // Its accesses may begin anywhere.
+        Gemm { align: 1, ..self.variant(row([1, columns, lanes * bytes], 1, 1, 1, 0)) }
+    }
+
     /// The variant for processors, a block for each tile.
     fn variant_of_processors(&self) -> Gemm {
         let Gemm { tile, stages, groups, .. } = Gemm::CPU;
@@ -287,17 +313,7 @@ impl Product {
         };
         let [rows, columns, inner] = tile;
         let tile = [least(rows, self.m), least(columns, self.n), least(inner, self.k)];
-        let row = Row {
-            tile: [tile[0], tile[1], tile[2] * bytes],
-            stages,
-            groups,
-            cluster: 1,
-            band: 0,
-            swapped: false,
-            split: 1,
-            overlap: false,
-        };
-        self.variant(row)
+        self.variant(row([tile[0], tile[1], tile[2] * bytes], stages, groups, 1, 0))
     }
 
     fn variant(&self, row: Row) -> Gemm {
@@ -457,6 +473,9 @@ impl Problem for Product {
             let all = table.iter().map(|row| self.variant(*row));
             all.filter(|variant| variant.fits(resources)).collect()
         };
+        if resources.kind == Kind::Cpu && self.is_line() {
+            return vec![self.variant_of_lines(resources.compute_units)];
+        }
         let enough = self.rows() >= 16 || self.batch == Batch::Batched;
         if resources.kind == Kind::Cpu && enough && self.batch != Batch::Grouped {
             return vec![self.variant_of_processors()];

@@ -1,6 +1,7 @@
 //! Conversions.
 
 use super::lanes::{Repr, clif, vector};
+use super::wide::conversion;
 use super::writer::Writer;
 use cranelift_codegen::ir::{InstBuilder, Value as Ssa, types};
 use vm_ir::Scalar;
@@ -9,6 +10,9 @@ use vm_ir::op::Opcode;
 impl Writer<'_, '_> {
     /// One element's conversion.
     pub(super) fn convert(&mut self, code: Opcode, from: Scalar, to: Scalar, a: Ssa) -> Ssa {
+        if let (Opcode::FpConv, Some(function)) = (code, conversion(from, to)) {
+            return self.wide_conversion_of_one(function, a);
+        }
         match code {
             Opcode::Sext => self.b.ins().sextend(clif(to), a),
             Opcode::Zext => match clif(to) == clif(from) {
@@ -71,6 +75,14 @@ impl Writer<'_, '_> {
             vector(to).filter(|_| Self::in_vectors(to, elements))?;
             let masks = self.masks_of(arg, to.bytes(), elements);
             return Some(masks.into_iter().map(|mask| self.b.ins().ineg(mask)).collect());
+        }
+        if let (Opcode::FpConv, Some(function)) = (code, conversion(from, to)) {
+            let all = match (from, arg) {
+                (Scalar::F32, _) if Self::in_halves(to, elements) => self.chunks_of(arg, from, elements),
+                (Scalar::F16, Repr::Chunks(halves)) => halves.clone(),
+                _ => return None,
+            };
+            return Some(self.wide_conversion(function, &all));
         }
         match (code, arg) {
             (Opcode::Zext | Opcode::Sext, Repr::Chunks(chunks))

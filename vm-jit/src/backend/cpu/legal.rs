@@ -46,6 +46,7 @@ pub(crate) fn way(isa: Isa, op: Opcode, ty: Scalar, to: Scalar) -> Way {
         Min | Max | Rsqrt | Rcp if ty.is_float() => SEQUENCE,
         DivS | DivU | RemS | RemU => Way::Lowered("the instruction, and a selection where it would trap"),
         MulHiS | MulHiU if ty != Scalar::I64 => SEQUENCE,
+        FpConv if wide::has(isa) && wide::conversion(ty, to).is_some() => SEQUENCE,
         FpConv if small(ty) || small(to) => BITS,
         SiToFp | UiToFp if is_half(to) => match ty {
             Scalar::I64 => Way::Expanded(Expansion::Sticky),

@@ -35,6 +35,9 @@ impl Routine {
             Routine::Wide(Function::Exp2) => 2,
             Routine::Wide(Function::Tanh) => 3,
             Routine::Wide(Function::Erf) => 1 << 10,
+            Routine::Wide(Function::ToBf16) => (1 << 10) + 1,
+            Routine::Wide(Function::ToF16) => (1 << 10) + 2,
+            Routine::Wide(Function::FromF16) => (1 << 10) + 3,
             Routine::Micro(Micro { rows, turned, adds }) => {
                 u32::from(rows) << 2 | u32::from(turned) << 1 | u32::from(adds)
             }
@@ -48,6 +51,9 @@ impl Routine {
             2 => Routine::Wide(Function::Exp2),
             3 => Routine::Wide(Function::Tanh),
             1024 => Routine::Wide(Function::Erf),
+            1025 => Routine::Wide(Function::ToBf16),
+            1026 => Routine::Wide(Function::ToF16),
+            1027 => Routine::Wide(Function::FromF16),
             _ => Routine::Micro(Micro {
                 rows: (number >> 2) as u8,
                 turned: number & 2 != 0,
@@ -148,7 +154,8 @@ mod tests {
 
     #[test]
     fn numbers_tell_them_apart() {
-        let functions = [Function::Exp, Function::Exp2, Function::Tanh, Function::Erf];
+        use Function::{Erf, Exp, Exp2, FromF16, Tanh, ToBf16, ToF16};
+        let functions = [Exp, Exp2, Tanh, Erf, ToBf16, ToF16, FromF16];
         let mut all: Vec<_> = functions.into_iter().map(Routine::Wide).chain([Routine::Chunks]).collect();
         for rows in 1..=12 {
             for (turned, adds) in [(false, false), (false, true), (true, false), (true, true)] {

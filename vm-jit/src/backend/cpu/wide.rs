@@ -1,4 +1,4 @@
-//! Functions of sixteen floats at once, on machines whose vectors are longer than the code generator's.
+//! Functions and conversions of sixteen floats at once, on machines whose vectors are longer than the code generator's.
 //!
 //! Cranelift's vectors have 16 bytes. On a machine with AVX-512 four of them go through these together, in a routine that
 //! is put behind the code of each kernel that calls it. It computes what is written into the code elsewhere (the exponentials of
@@ -16,9 +16,10 @@ use super::lanes::own;
 use super::routine::Routine;
 use super::writer::Writer;
 use crate::legalise::poly::{ERF_F32, ERF_POWER_F32, ERF_SPLIT_F32, EXP_F32, EXP2_F32, TANH_F32};
-use cranelift_codegen::ir::{InstBuilder, Value as Ssa, types};
+use cranelift_codegen::ir::{InstBuilder, Type, Value as Ssa, types};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
+use vm_ir::Scalar;
 
 /// Vectors that the routine takes.
 pub(super) const VECTORS: usize = 4;
@@ -32,6 +33,12 @@ pub(super) enum Function {
     Exp2,
     Tanh,
     Erf,
+    /// Rounded to bf16; a NaN becomes the one that arithmetic gives.
+    ToBf16,
+    /// Rounded to f16.
+    ToF16,
+    /// Of f16s in the first two vectors, eight in each.
+    FromF16,
 }
 
 impl From<Base> for Function {
@@ -56,25 +63,70 @@ pub(super) fn has(isa: Isa) -> bool {
     isa == Isa::X86V4
 }
 
+/// The conversion between these types, if there is a routine for it.
+pub(super) fn conversion(from: Scalar, to: Scalar) -> Option<Function> {
+    match (from, to) {
+        (Scalar::F32, Scalar::Bf16) => Some(Function::ToBf16),
+        (Scalar::F32, Scalar::F16) => Some(Function::ToF16),
+        (Scalar::F16, Scalar::F32) => Some(Function::FromF16),
+        _ => None,
+    }
+}
+
 impl Writer<'_, '_> {
     /// A function of each of these vectors of four floats; `None` where the machine has no longer ones, or of other vectors.
     pub(super) fn wide_function(&mut self, function: Function, all: &[Ssa]) -> Option<Vec<Ssa>> {
-        let at = self.wide_at?;
+        self.wide_at?;
         if all.is_empty() || self.type_of(all[0]) != types::F32X4 {
             return None;
         }
+        Some(self.call_wide(function, all, VECTORS, (types::F32X4, 16)))
+    }
+
+    /// Converts what is in these vectors: four of f32, or two of f16, at once.
+    pub(super) fn wide_conversion(&mut self, function: Function, all: &[Ssa]) -> Vec<Ssa> {
+        match function {
+            Function::FromF16 => {
+                let all: Vec<Ssa> = all.iter().map(|halves| self.cast(types::F32X4, *halves)).collect();
+                self.call_wide(function, &all, VECTORS / 2, (types::F32X4, 32))
+            }
+            _ => self.call_wide(function, all, VECTORS, (types::I16X8, 8)),
+        }
+    }
+
+    /// The same of one float.
+    pub(super) fn wide_conversion_of_one(&mut self, function: Function, a: Ssa) -> Ssa {
+        if function == Function::FromF16 {
+            let bits = self.b.ins().uextend(types::I32, a);
+            let vector = self.b.ins().scalar_to_vector(types::I32X4, bits);
+            let vector = self.cast(types::F32X4, vector);
+            return self.call_wide(function, &[vector], 1, (types::F32, 4))[0];
+        }
+        let vector = self.b.ins().scalar_to_vector(types::F32X4, a);
+        self.call_wide(function, &[vector], 1, (types::I16, 2))[0]
+    }
+
+    /// Calls a routine for so many of these vectors at once. Results of a type are loaded, of which there are so many bytes for each vector.
+    fn call_wide(
+        &mut self,
+        function: Function,
+        all: &[Ssa],
+        at_once: usize,
+        (ty, bytes): (Type, usize),
+    ) -> Vec<Ssa> {
+        let Some(at) = self.wide_at else { return Vec::new() };
         let routine = self.routine(Routine::Wide(function));
         let to = self.b.ins().iadd_imm_s(self.scratch, i64::from(at));
-        let mut results = Vec::with_capacity(all.len());
-        for some in all.chunks(VECTORS) {
+        let mut results = Vec::new();
+        for some in all.chunks(at_once) {
             // Where there are fewer, the last is repeated.
             let mut arguments: Vec<Ssa> = (0..VECTORS).map(|i| some[i.min(some.len() - 1)]).collect();
             arguments.push(to);
             self.b.ins().call(routine, &arguments);
-            results
-                .extend((0..some.len()).map(|i| self.b.ins().load(types::F32X4, own(), to, 16 * i as i32)));
+            let places = (0..(some.len() * bytes) as i32).step_by(ty.bytes() as usize);
+            results.extend(places.map(|place| self.b.ins().load(ty, own(), to, place)));
         }
-        Some(results)
+        results
     }
 
     /// The same of one float or one vector, which the machine has longer ones than.
@@ -102,16 +154,31 @@ const X: AsmRegisterZmm = zmm16;
 pub(super) fn code(function: Function) -> Result<Vec<u8>, IcedError> {
     let mut code = Code { a: CodeAssembler::new(64)?, constants: Vec::new() };
     code.a.vinsertf32x4(ymm16, ymm0, xmm1, 1)?;
-    code.a.vinsertf32x4(ymm17, ymm2, xmm3, 1)?;
-    code.a.vinsertf64x4(X, X, ymm17, 1)?;
+    if function != Function::FromF16 {
+        code.a.vinsertf32x4(ymm17, ymm2, xmm3, 1)?;
+        code.a.vinsertf64x4(X, X, ymm17, 1)?;
+    }
     let result = match function {
+        Function::FromF16 => {
+            code.a.vcvtph2ps(zmm17, ymm16)?;
+            zmm17
+        }
+        Function::ToF16 => {
+            // To the nearest, ties to even.
+            code.a.vcvtps2ph(ymm17, X, 0)?;
+            zmm17
+        }
+        Function::ToBf16 => code.bf16()?,
         Function::Exp => code.power(Base::E, X)?,
         Function::Exp2 => code.power(Base::Two, X)?,
         Function::Tanh => code.tanh()?,
         Function::Erf => code.erf()?,
     };
     let Code { mut a, constants } = code;
-    a.vmovups(zmmword_ptr(rdi), result)?;
+    match function {
+        Function::ToF16 | Function::ToBf16 => a.vmovdqu32(ymmword_ptr(rdi), ymm17)?,
+        _ => a.vmovups(zmmword_ptr(rdi), result)?,
+    }
     a.ret()?;
     for (mut label, bits) in constants {
         a.set_label(&mut label)?;
@@ -182,6 +249,22 @@ impl Code {
         }
         self.a.vscalefps(p, p, n)?;
         Ok(p)
+    }
+
+    /// The argument as bf16 in `ymm17`: to the nearest, ties to even.
+    fn bf16(&mut self) -> Result<AsmRegisterZmm, IcedError> {
+        /// Not equal, or not comparable.
+        const DIFFERS: u32 = 4;
+        let (one, half, nan) = (self.bits(1), self.bits(0x7fff), self.bits(0x7fc0));
+        self.a.vpsrld(zmm17, X, 16)?;
+        self.a.vpandd(zmm17, zmm17, dword_bcst(one))?;
+        self.a.vpaddd(zmm17, zmm17, dword_bcst(half))?;
+        self.a.vpaddd(zmm17, zmm17, X)?;
+        self.a.vpsrld(zmm17, zmm17, 16)?;
+        self.a.vcmpps(k1, X, X, DIFFERS)?;
+        self.a.vpbroadcastd(zmm17.k1(), dword_ptr(nan))?;
+        self.a.vpmovdw(ymm17, zmm17)?;
+        Ok(zmm17)
     }
 
     /// The magnitude of the argument in `size`, and in `most` that or, if it is less, `bound`; a NaN stays one.
