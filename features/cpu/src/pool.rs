@@ -6,7 +6,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vm_accel::Grid;
 
@@ -19,6 +19,8 @@ pub(crate) const STACK: usize = 64 << 20;
 const RUNS: u64 = 16;
 /// The most that the thread which launches does by itself, as [`CpuKernel::work`] counts it: to wake another takes as long.
 const ALONE: u64 = 1 << 16;
+/// Behind that it has others help after all: blocks may take longer than those before.
+const LATE: Duration = Duration::from_micros(100);
 /// The most blocks of a run: between two, a launch can be stopped or given up.
 const LONGEST: u64 = 4096;
 
@@ -39,8 +41,8 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Takes runs of blocks until there are none left.
-    fn help(&self, scratch: &mut Scratch, stop: &AtomicBool) {
+    /// Takes runs of blocks until there are none left, and does `late` once if that takes longer than it was to.
+    fn help(&self, scratch: &mut Scratch, stop: &AtomicBool, mut late: Option<&dyn Fn()>) {
         if let Err(error) = scratch.reserve(self.kernel.scratch()) {
             *lock(&self.failed) = Some(error);
             self.given_up.store(true, Ordering::Release);
@@ -61,6 +63,9 @@ impl Work {
             // SAFETY: as above; the scratch was made large enough, and `blocks` are the grid's.
             unsafe { self.kernel.run(&self.params, self.grid, first, end, scratch) };
             done += end - first;
+            if late.is_some() && begin.elapsed() > LATE {
+                late.take().inspect(|late| late());
+            }
         }
     }
 }
@@ -128,9 +133,9 @@ impl Pool {
         let threads = self.threads() as u64;
         let run = kernel.run_of(blocks.div_ceil(threads * RUNS).clamp(1, LONGEST));
         let own = u64::from(scratch.is_some());
-        let others =
-            if own == 1 && kernel.work(blocks) <= ALONE { 0 } else { others.min(self.helpers.len()) };
-        let helpers = blocks.div_ceil(run).saturating_sub(own).min(others as u64) as usize;
+        let most =
+            blocks.div_ceil(run).saturating_sub(own).min(others.min(self.helpers.len()) as u64) as usize;
+        let helpers = if own == 1 && kernel.work(blocks) <= ALONE { 0 } else { most };
         if scratch.is_none() && helpers == 0 {
             return Err(io::Error::other("there is no thread to run it"));
         }
@@ -146,18 +151,23 @@ impl Pool {
             given_up: AtomicBool::new(false),
             failed: Mutex::new(None),
         });
-        if helpers > 0 {
-            let mut waiting = lock(&self.shared.waiting);
-            waiting.extend((0..helpers).map(|_| Arc::clone(&work)));
-            drop(waiting);
+        let call = |helpers: usize| {
+            lock(&self.shared.waiting).extend((0..helpers).map(|_| Arc::clone(&work)));
             if helpers == 1 {
                 self.shared.wake.notify_one();
             } else {
                 self.shared.wake.notify_all();
             }
+        };
+        if helpers > 0 {
+            call(helpers);
         }
         if let Some(scratch) = scratch {
-            work.help(scratch, stop);
+            let late = || {
+                work.busy.fetch_add(most, Ordering::AcqRel);
+                call(most);
+            };
+            work.help(scratch, stop, (helpers < most).then_some(&late as &dyn Fn()));
         }
         if stop.load(Ordering::Acquire) {
             work.given_up.store(true, Ordering::Release);
@@ -196,7 +206,7 @@ impl Shared {
                 continue;
             };
             drop(waiting);
-            work.help(&mut scratch, &self.stop);
+            work.help(&mut scratch, &self.stop, None);
             waiting = lock(&self.waiting);
             // Whoever waits without having helped sees by the first who leaves that those to come need not.
             if work.busy.fetch_sub(1, Ordering::AcqRel) == 1 || !work.helped {

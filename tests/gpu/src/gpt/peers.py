@@ -65,7 +65,7 @@ def optimizer(p):
     matrices = [x for x in p.values() if x.dim() > 1]
     vectors = [x for x in p.values() if x.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    return torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
 
 def right():
