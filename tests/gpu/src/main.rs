@@ -205,7 +205,7 @@ const SECTIONS: &[Section] = &[
     Section {
         name: "tiles",
         about: "tile kernels at odd shapes, with hostile boxes, and attention against cuDNN",
-        timeout: Duration::from_secs(240),
+        timeout: Duration::from_secs(900),
         tests: tiles::tests,
     },
     Section {

@@ -20,7 +20,7 @@ pub enum Batch {
 }
 
 impl Batch {
-    pub(super) fn suffix(self) -> &'static str {
+    pub(crate) fn suffix(self) -> &'static str {
         match self {
             Batch::One => "",
             Batch::Batched => "_batched",

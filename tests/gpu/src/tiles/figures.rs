@@ -1,4 +1,4 @@
-//! Attention at sizes that matter, beside PyTorch's: cuDNN. Products are measured here on older architectures' code alone.
+//! Attention at sizes that matter, beside cuDNN, through PyTorch, and FlashAttention-3, if its module is there. Products are measured here on older architectures' code alone.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -99,10 +99,11 @@ impl Work {
         vec![(TOKENS / tokens).max(1), WIDTH / dim, tokens, dim]
     }
 
-    /// As its peer is told of it; of FP8, the next best is bf16.
+    /// As its peers are told of it: cuDNN and FlashAttention-3, of FP8 the latter, and as the next best bf16.
     fn keys(self) -> Vec<String> {
         match self {
             Work::Fp8(shape, causal) => vec![self.key(), Work::Attention(shape, causal).key()],
+            Work::Attention(..) => vec![self.key(), format!("flash {}", self.key())],
             _ => vec![self.key()],
         }
     }
@@ -411,10 +412,12 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
                 let speeds = seconds.iter().map(|seconds| work.operations() / seconds / 1e12).collect();
                 let (peer, aim) = match work {
                     Work::Fp8(..) if key.starts_with("fp8") => ("FlashAttention-3", 0.9),
+                    _ if key.starts_with("flash") => ("FlashAttention-3", 1.0),
                     Work::Fp8(..) => ("cuDNN of bf16", 1.0),
                     _ => ("cuDNN", 1.0),
                 };
-                let name = if at == 0 { work.name() } else { format!("{}, beside bf16", work.name()) };
+                let next_best = at > 0 && matches!(work, Work::Fp8(..));
+                let name = if next_best { format!("{}, beside bf16", work.name()) } else { work.name() };
                 figure(name, own.clone(), (peer.to_owned(), Sample::of(speeds)), aim);
             }
         }

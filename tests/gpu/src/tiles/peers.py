@@ -1,6 +1,6 @@
 """Times PyTorch at the work that its arguments name ("attention 2 16 8192 128 1", "gradients" of the same, "decode 16 32 8 4096 128 0"),
 "fp8" of the same), and prints the seconds of a call as JSON: cuDNN for attention, on random numbers, as the kernels whose peers they are;
-of FP8 FlashAttention-3, if its module is there.
+of FP8, and of bf16 with "flash" before, FlashAttention-3, if its module is there.
 """
 
 import json
@@ -30,6 +30,9 @@ def function(kind, *extents):
         of = {name: scales for name in ("q_descale", "k_descale", "v_descale")}
         return lambda: fa3.flash_attn_func(q, k, v, causal=bool(flag), **of)
     q, k, v = (numbers(*extents) for _ in range(3))
+    if kind == "flash":
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+        return lambda: fa3.flash_attn_func(q, k, v, causal=bool(flag))
     if kind == "attention":
         return lambda: attend(q, k, v, is_causal=bool(flag))
     of = [x.requires_grad_() for x in (q, k, v)]
@@ -65,8 +68,9 @@ BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
 with torch.no_grad(), sdpa_kernel(BACKENDS, set_priority=True):
     for work in sys.argv[1:]:
         kind, *numbers = work.split()
-        if kind == "fp8" and fa3 is None:
+        if kind in ("fp8", "flash") and fa3 is None:
             continue
+        numbers = numbers[kind == "flash":]
         results[work] = measure(function(kind, *map(int, numbers)))
         torch.cuda.empty_cache()
 print(json.dumps(results))
