@@ -234,6 +234,7 @@ impl<'b> Builder<'b> {
     }
 
     /// Asks for registers by which a multiprocessor has room for `blocks` blocks at once; as few as one leave each thread the most.
+    /// Not in a tile kernel, whose roles divide the registers of a block.
     pub fn resident_blocks(self, blocks: u32) -> Self {
         self.block.state.borrow_mut().resident = blocks;
         self

@@ -90,6 +90,9 @@ pub enum Rule {
     /// No multiprocessor has so many blocks.
     #[error("{0} blocks of a multiprocessor at once; the most are 32")]
     Resident(u32),
+    /// A tile kernel's roles take registers from one another, and would wait for ever for those that a hint took from all.
+    #[error("a tile kernel has no resident(): its roles divide the registers of a block")]
+    ResidentTile,
     /// The view's dimensions are none, too many, or not sensible.
     #[error(
         "@{0} has a dimension that no memory can have; a view has 1 to 4, each at most 2^40 and a multiple of at least 1"

@@ -93,6 +93,9 @@ impl<'k> Checker<'k> {
         if self.kernel.resident > MAX_RESIDENT {
             self.error(Rule::Resident(self.kernel.resident));
         }
+        if self.kernel.resident != 0 && self.kernel.tile.is_some() {
+            self.error(Rule::ResidentTile);
+        }
     }
 
     pub(super) fn element(&mut self, name: &str, element: crate::types::Scalar) {
