@@ -147,11 +147,12 @@ impl Pool {
             run,
             helped: scratch.is_some(),
             next: AtomicU64::new(0),
-            busy: AtomicUsize::new(helpers),
+            busy: AtomicUsize::new(0),
             given_up: AtomicBool::new(false),
             failed: Mutex::new(None),
         });
         let call = |helpers: usize| {
+            work.busy.fetch_add(helpers, Ordering::AcqRel);
             lock(&self.shared.waiting).extend((0..helpers).map(|_| Arc::clone(&work)));
             if helpers == 1 {
                 self.shared.wake.notify_one();
@@ -163,10 +164,7 @@ impl Pool {
             call(helpers);
         }
         if let Some(scratch) = scratch {
-            let late = || {
-                work.busy.fetch_add(most, Ordering::AcqRel);
-                call(most);
-            };
+            let late = || call(most);
             work.help(scratch, stop, (helpers < most).then_some(&late as &dyn Fn()));
         }
         if stop.load(Ordering::Acquire) {

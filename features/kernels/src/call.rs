@@ -17,7 +17,7 @@ use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
 use crate::append::{Advance, Append};
 use crate::attention::{Attention, Backward, BackwardPass, Decode};
-use crate::columns::Columns;
+use crate::columns::ColumnSlices;
 use crate::elementwise::ChainKernel;
 use crate::experts::Experts;
 use crate::family::Resources;
@@ -330,7 +330,7 @@ pub enum Entry {
     /// Rows that are added to those of a table.
     Scatter(Scatter),
     /// Sums of columns.
-    Columns(Columns),
+    ColumnSlices(ColumnSlices),
     /// A transpose.
     Transposed(Transposed),
     /// A rotary embedding.
@@ -380,7 +380,7 @@ impl Entry {
             Entry::Finish(finish) => finish.kernel(guest),
             Entry::Gather(gather) => gather.kernel(guest),
             Entry::Scatter(scatter) => scatter.kernel(guest),
-            Entry::Columns(columns) => columns.kernel(guest),
+            Entry::ColumnSlices(slices) => slices.kernel(guest),
             Entry::Transposed(transposed) => transposed.kernel(guest),
             Entry::Rotate(rotate) => rotate.kernel(guest),
             Entry::Append(append) => append.kernel(guest),

@@ -16,30 +16,19 @@ use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 /// Warps of a block, each of which takes rows of its own.
 const WARPS: u32 = THREADS / 32;
 
-/// A kernel.
+/// A kernel that adds up slices. Its parameters: `x`, `[rows, d]`; `partial`, f32, `[slices, columns]`; the rows of a slice, i64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Columns {
-    /// Adds up slices. Its parameters: `x`, `[rows, d]`; `partial`, f32, `[slices, columns]`; the rows of a slice, i64.
-    Slices {
-        /// What is added up.
-        element: Scalar,
-        /// Columns that a thread takes.
-        lanes: u8,
-    },
-    /// Adds up what came of that. Its parameters: `partial`, f32, `[slices, columns]`; `y`, `[columns]`.
-    Finish {
-        /// What a sum becomes.
-        output: Scalar,
-    },
+pub struct ColumnSlices {
+    /// What is added up.
+    pub element: Scalar,
+    /// Columns that a thread takes.
+    pub lanes: u8,
 }
 
-impl Columns {
+impl ColumnSlices {
     /// Its name, which tells it from all others.
     pub fn name(&self) -> String {
-        match self {
-            Columns::Slices { element, lanes } => format!("column_slices_{element}_{lanes}"),
-            Columns::Finish { output } => format!("column_sums_{output}"),
-        }
+        format!("column_slices_{}_{}", self.element, self.lanes)
     }
 
     /// Its kernel.
@@ -50,10 +39,7 @@ impl Columns {
         let block = IRBlock::new(guest);
         let k = block.builder();
         k.name(&self.name()).block_size([THREADS, 1, 1]);
-        match *self {
-            Columns::Slices { element, lanes } => slices(k, element, lanes),
-            Columns::Finish { output } => finish(k, output),
-        }
+        slices(k, self.element, self.lanes);
         block.kernel()
     }
 }
@@ -94,19 +80,6 @@ fn slices(k: Builder<'_>, element: Scalar, lanes: u8) {
     });
 }
 
-fn finish(k: Builder<'_>, output: Scalar) {
-    let partial = k.view("partial", Scalar::F32, 2, Access::Read);
-    let y = k.view("y", output, 1, Access::Write);
-    let column = k.global_id(Axis::X);
-    k.if_(column.lt(partial.extent(1)) & column.lt(y.extent(0)), || {
-        let sum = k
-            .range(k.i64(0), partial.extent(0))
-            .unroll(8)
-            .fold(k.f32(0.0), |slice, sum| sum + partial.at([slice, column]).load());
-        y.at([column]).store(sum.to(output));
-    });
-}
-
 /// The launch that adds up slices of a buffer, and where the sums of the slices are.
 pub(crate) fn of_slices(
     function: &'static str,
@@ -128,7 +101,7 @@ pub(crate) fn of_slices(
     let partial = workspace.take(Scalar::F32, &[slices, columns]);
     let x = Operand::whole(buffer, element, &[rows, columns]);
     let operands = vec![x, partial.clone(), Operand::i64(height.cast_signed())];
-    let entry = Entry::Columns(Columns::Slices { element, lanes });
+    let entry = Entry::ColumnSlices(ColumnSlices { element, lanes });
     Ok((Launch { entry, grid: [tiles, slices as u32, 1], operands }, partial))
 }
 
@@ -182,14 +155,11 @@ impl Function for ColumnSums {
         let mut workspace = Workspace::default();
         let (first, partial) = of_slices(NAME, 0, element, [rows, columns], align, &mut workspace)?;
         let operands = vec![partial, Operand::whole(1, output, &[columns])];
-        let grid = [blocks(NAME, columns, THREADS.into())?, 1, 1];
-        let second = match resources.kind {
-            Kind::Cpu => Launch { entry: Entry::Columns(Columns::Finish { output }), grid, operands },
-            // Many threads share a column: few columns are many slices.
-            Kind::Gpu => {
-                NormSums { element: output, results: 1, rows: 32, lanes: 1 }.launch(columns, operands)
-            }
-        };
+        // Those of the second launch are 32 columns each.
+        blocks(NAME, columns, 32)?;
+        // On a GPU many threads share a column: few columns are many slices.
+        let rows = if resources.kind == Kind::Cpu { 1 } else { 32 };
+        let second = NormSums { element: output, results: 1, rows, lanes: 1 }.launch(columns, operands);
         Ok(Call { launches: vec![first, second], workspace: workspace.bytes() })
     }
 

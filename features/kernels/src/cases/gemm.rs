@@ -28,56 +28,28 @@ pub(super) fn cases() -> Vec<Case> {
                 cases.push(product_of(Product { matrices: 3, ..product }));
             }
         }
-        cases.extend(
-            [Auxiliary::Store, Auxiliary::Gradient].map(|aux| with_aux(element, [130, 264, 40], aux)),
-        );
+        for aux in [Auxiliary::Store, Auxiliary::Gradient] {
+            let bias = aux == Auxiliary::Store;
+            let epilogue = Epilogue { activation: Activation::Gelu, bias, aux, ..Epilogue::NONE };
+            cases.push(product_of(Product {
+                element,
+                output: element,
+                epilogue,
+                ..Product::of(130, 264, 40)
+            }));
+        }
     }
     cases
 }
 
-/// C = gelu(A · B + bias), or (A · B) gelu'(aux).
-fn with_aux(element: Scalar, [m, n, k]: [u64; 3], aux: Auxiliary) -> Case {
-    let bias = aux == Auxiliary::Store;
-    let epilogue = Epilogue { activation: Activation::Gelu, bias, aux, ..Epilogue::NONE };
-    let product = Product { element, output: element, epilogue, ..Product::of(m, n, k) };
-    let tensor = |seed, extents: &[u64]| random(seed, element, extents);
-    let mut buffers = vec![tensor(1, &[m, k]), tensor(2, &[k, n]), tensor(3, &[m, n])];
-    buffers.extend(bias.then(|| tensor(4, &[n])));
-    buffers.push(tensor(5, &[m, n]));
-    let numbers: Vec<Vec<f64>> = buffers.iter().map(|tensor| tensor.to_f64s()).collect();
-    let sum = |at: u64| {
-        let (i, j) = (at / n, at % n);
-        let terms = (0..k).map(|l| numbers[0][(i * k + l) as usize] * numbers[1][(l * n + j) as usize]);
-        terms.sum::<f64>() + if bias { numbers[3][j as usize] } else { 0.0 }
-    };
-    let last = buffers.len() - 1;
-    let within = if element == Scalar::F32 { 1e-3 } else { 1e-2 };
-    let sums = (0..m * n).map(sum);
-    let expected = match aux {
-        Auxiliary::Gradient => {
-            let slopes = numbers[last].iter().map(|x| slope(flat::Activation::Gelu, *x));
-            vec![Expected::new(2, sums.zip(slopes).map(|(sum, slope)| sum * slope).collect(), within)]
-        }
-        Auxiliary::None | Auxiliary::Store => vec![
-            Expected::new(2, sums.clone().map(|x| x * 0.5 * (1.0 + erf(x / 2f64.sqrt()))).collect(), within),
-            Expected::new(last, sums.collect(), within),
-        ],
-    };
-    Case {
-        name: format!("gemm of {element} with gelu, {m} x {n} x {k}, {aux:?}"),
-        function: Box::new(Multiply { product, alpha: 1.0, beta: 0.0 }),
-        buffers,
-        expected,
-    }
-}
-
-/// C = f(α · A · B + β · C + bias), of one product or a batch.
+/// C = f(α · A · B + β · C + bias), or the sum times f'(aux), of one product or a batch.
 fn product_of(product: Product) -> Case {
     let Product { element, output, m, n, k, matrices, a_transposed, b_transposed, epilogue, .. } = product;
     let rows = [if a_transposed { m } else { k }, if b_transposed { k } else { n }];
     let whole = |row: u64, element: Scalar| (row * u64::from(element.bytes())).is_multiple_of(16);
     let align = if rows.iter().all(|row| whole(*row, element)) && whole(n, output) { 16 } else { 1 };
-    let (alpha, beta) = (0.75, -0.5);
+    let Epilogue { scaled, plus, bias, activation, aux, .. } = epilogue;
+    let (alpha, beta) = (if scaled { 0.75 } else { 1.0 }, if plus { -0.5 } else { 0.0 });
     let function = Multiply { product: Product { align, ..product }, alpha: alpha as f32, beta: beta as f32 };
     let buffers: Vec<_> = (1..)
         .zip(function.buffers())
@@ -89,22 +61,34 @@ fn product_of(product: Product) -> Case {
         let place = if turned { j * high + i } else { i * wide + j };
         numbers[of][(matrix * high * wide + place) as usize]
     };
-    let value = |place: u64| {
+    let sum = |place: u64| {
         let (matrix, i, j) = (place / (m * n), place / n % m, place % n);
         let terms = (0..k).map(|l| {
             at(0, matrix, [m, k], a_transposed, [i, l]) * at(1, matrix, [k, n], b_transposed, [l, j])
         });
-        let bias = if epilogue.bias { numbers[3][j as usize] } else { 0.0 };
-        let sum = alpha * terms.sum::<f64>() + beta * numbers[2][place as usize] + bias;
-        if epilogue.activation == Activation::Silu { sum / (1.0 + (-sum).exp()) } else { sum }
+        let bias = if bias { numbers[3][j as usize] } else { 0.0 };
+        alpha * terms.sum::<f64>() + beta * numbers[2][place as usize] + bias
     };
-    let expected = (0..matrices * m * n).map(value).collect();
+    let last = numbers.len() - 1;
+    let value = |place: u64| match (aux, activation) {
+        (Auxiliary::Gradient, _) => sum(place) * slope(flat::Activation::Gelu, numbers[last][place as usize]),
+        (_, Activation::None) => sum(place),
+        (_, Activation::Relu) => sum(place).max(0.0),
+        (_, Activation::Silu) => sum(place) / (1.0 + (-sum(place)).exp()),
+        (_, Activation::Gelu) => sum(place) * 0.5 * (1.0 + erf(sum(place) / 2f64.sqrt())),
+    };
+    let all = 0..matrices * m * n;
+    let within = if element == Scalar::F32 { 1e-3 } else { 1e-2 };
+    let mut expected = vec![Expected::new(2, all.clone().map(value).collect(), within)];
+    if aux == Auxiliary::Store {
+        expected.push(Expected::new(last, all.map(sum).collect(), within));
+    }
     let order = |turned| if turned { "t" } else { "n" };
     let (a, b, batch) = (order(a_transposed), order(b_transposed), product.batch.suffix());
     Case {
-        name: format!("gemm{batch}_{a}{b} of {element}, {m} x {n} x {k}"),
+        name: format!("gemm{batch}_{a}{b} of {element}, {m} x {n} x {k}, {activation:?}, aux {aux:?}"),
         function: Box::new(function),
         buffers,
-        expected: vec![Expected::new(2, expected, if element == Scalar::F32 { 1e-3 } else { 1e-2 })],
+        expected,
     }
 }
