@@ -141,11 +141,23 @@ fn mute(errors: BorrowedFd<'_>) -> Option<OwnedFd> {
     Some(former)
 }
 
-/// A description of the same terminal that does not block, and is nobody else's; the same one where it can't be opened again.
+/// A description of the same terminal that does not block, and is nobody else's.
+///
+/// # Errors
+/// When it can't be opened again. The description that there is would have to be made one that does not block, for all
+/// that have it, the shell too.
 fn own(terminal: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", terminal.as_raw_fd());
     let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty()).or_else(|_| terminal.try_clone_to_owned())
+    let again = rustix::fs::open(format!("/proc/self/fd/{}", terminal.as_raw_fd()), flags, Mode::empty());
+    let again = again.or_else(|error| {
+        // It may be another user's, as behind `su`; this process's own terminal opens all the same.
+        let session = termios::tcgetsid(terminal)?;
+        match session == rustix::process::getsid(None)? {
+            true => rustix::fs::open("/dev/tty", flags, Mode::empty()),
+            false => Err(error),
+        }
+    });
+    again.map_err(|error| io::Error::new(error.kind(), format!("it can't be opened again: {error}")))
 }
 
 /// Writes as much as the terminal takes in time, and answers how many bytes that is.

@@ -2,12 +2,14 @@
 //! them signals.
 
 use std::fs;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, Access as _, AccessFs, LandlockStatus, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _,
     RulesetError, RulesetStatus, Scope, path_beneath_rules,
 };
+use rustix::termios::isatty;
 
 use super::Profile;
 
@@ -85,19 +87,27 @@ pub(super) fn restrict_signals() -> Result<Reach, String> {
     in_force(restricted()).map(|reach| Reach { files: false, ..reach })
 }
 
-/// From here on this thread, and those that it begins, only read what is below `folder`, wherever links lead, and use the terminal.
-/// Whether that is in force.
+/// From here on this thread, and those that it begins, only read what is below `folder`, wherever links lead, and use the
+/// terminals that they have. Whether that is in force.
 ///
 /// # Errors
 /// The Linux kernel's.
 pub(crate) fn restrict_to(folder: &Path) -> Result<bool, String> {
     let terminal = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+    let standard: [(BorrowedFd<'_>, _); 3] = [
+        (rustix::stdio::stdin(), "/proc/self/fd/0"),
+        (rustix::stdio::stdout(), "/proc/self/fd/1"),
+        (rustix::stdio::stderr(), "/proc/self/fd/2"),
+    ];
+    // They are opened once more where they are not to be waited for.
+    let terminals = standard.into_iter().filter(|&(file, _)| isatty(file)).map(|(_, path)| path);
     let restricted = || {
         Ruleset::default()
             .handle_access(AccessFs::from_all(VERSION))?
             .create()?
             .add_rules(path_beneath_rules([folder], AccessFs::from_read(VERSION)))?
-            .add_rules(path_beneath_rules(["/dev/tty"], terminal))?
+            .add_rules(path_beneath_rules(terminals.chain(["/dev/tty"]), terminal))?
+            .add_rules(path_beneath_rules(["/dev/null"], AccessFs::WriteFile))?
             .restrict_self()
     };
     in_force(restricted()).map(|reach| reach.files)

@@ -7,6 +7,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
@@ -203,12 +204,16 @@ impl OnTerminal {
     /// Reads until this was shown, behind what was waited for before. A word, as spaces are passed over.
     fn until(&mut self, part: &str) {
         let mut bytes = [0; 65536];
+        let wait = Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
         loop {
             if let Some(at) = self.shown[self.seen..].find(part) {
                 self.seen += at + part.len();
                 return;
             }
-            let read = self.controller.as_mut().expect("it is there").read(&mut bytes).expect("readable");
+            let controller = self.controller.as_mut().expect("it is there");
+            let ready = poll(&mut [PollFd::new(controller, PollFlags::IN)], Some(&wait)).expect("waited for");
+            assert!(ready > 0, "it does not show {part:?}: {}", self.shown);
+            let read = controller.read(&mut bytes).expect("readable");
             self.shown += &String::from_utf8_lossy(&bytes[..read]);
         }
     }
@@ -305,9 +310,14 @@ fn a_terminal_that_vanishes_ends_it() {
         let status = monitor.ended();
         assert_eq!(status.code(), Some(1), "every {interval} ms: {status:?}");
     }
-    // One that nobody reads from does not keep it from ending.
+    // One that nobody reads from does not keep it from ending. Enough frames of it for any buffer are drawn by then.
     let mut monitor = OnTerminal::start(&sim, "monitor -i 50", 500, 200);
     monitor.until(BEGIN);
+    for size in 0..100 {
+        resize(&monitor.terminal, 400 + size, 200);
+        kill_process(Pid::from_child(&monitor.child), Signal::WINCH).expect("sent");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     kill_process(Pid::from_child(&monitor.child), Signal::TERM).expect("sent");
     monitor.ended();
     assert!(!monitor.is_raw());
