@@ -168,7 +168,7 @@ impl Arguments<'_> {
     pub(crate) fn check(&self) -> Result<(), Failure> {
         for (parameter, word) in self.spec.parameters.iter().zip(self.words) {
             if parameter.kind == Kind::Extent && word.cast_signed() < 0 {
-                let what = format!("is {}: it must be 0 or more", word.cast_signed());
+                let what = format!("is {}: it must not be negative", word.cast_signed());
                 return Err(Failure::invalid(self.spec.name, parameter.name, what));
             }
         }

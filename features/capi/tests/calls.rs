@@ -94,7 +94,7 @@ fn what_is_refused() {
     check(gemm(a, null(), c, 2, 2, 2, null_mut()), "cuda_gemm: B is NULL");
     check(gemm(a, b, null_mut(), 2, 2, 2, null_mut()), "cuda_gemm: C is NULL");
     check(gemm(odd, b, c, 2, 2, 2, null_mut()), "must be a multiple of 4");
-    check(gemm(a, b, c, -1, 2, 2, null_mut()), "cuda_gemm: M is -1: it must be 0 or more");
+    check(gemm(a, b, c, -1, 2, 2, null_mut()), "cuda_gemm: M is -1: it must not be negative");
     check(gemm(a, b, c, 2, i32::MIN, 2, null_mut()), "cuda_gemm: N is -2147483648");
     check(gemm(a, b, last_page, 2, 2, 2, null_mut()), "there are no 16 bytes behind that");
     check(gemm(a, b, at, 2, 2, 2, null_mut()), "cuda_gemm: C is 0x");
@@ -135,7 +135,7 @@ fn what_is_refused() {
         check(adamw(step), &format!("cuda_adamw_step: step is {step}: it must be 1 or more"));
     }
     check(topk(5), "cuda_topk: k is 5: it must be at most dim, which is 4");
-    check(topk_sample(-1, 1.0), "cuda_topk_sample: k is -1: it must be 0 or more");
+    check(topk_sample(-1, 1.0), "cuda_topk_sample: k is -1: it must not be negative");
     check(
         topk_sample(0, 1.0),
         "cuda_topk_sample: k is 0, and nothing is left to draw from: it must be 1 or more",

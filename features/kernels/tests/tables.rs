@@ -4,7 +4,7 @@
 #[allow(dead_code)]
 mod problems;
 
-use problems::{EXTENTS, H200, TIGHT, attentions, generations, kinds};
+use problems::{EXTENTS, H200, TIGHT, attentions, by_registers, generations, kinds};
 use std::collections::BTreeSet;
 use vm_ir::module::ParamKind;
 use vm_ir::{GuestAddr, Module, Scalar, Trust, validate};
@@ -16,7 +16,7 @@ use vm_kernels::gemm::{Gemm, Product};
 fn every_variant_compiles() {
     let target = "ptx:sm_90a".parse().unwrap();
     let mut seen = BTreeSet::new();
-    for kind in kinds() {
+    for kind in kinds().into_iter().chain(by_registers()) {
         for [m, n, k] in EXTENTS {
             let problem = Product { m, n, k, ..kind };
             let variants =

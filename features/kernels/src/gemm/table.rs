@@ -340,9 +340,26 @@ impl Product {
 }
 
 impl Gemm {
+    /// Whether the factors pass through registers on their way to the tensor core: f32 is divided there, and what has not 16 bits
+    /// is read from shared memory only where it is contiguous along the inner dimension.
+    fn by_registers(&self) -> bool {
+        self.element == Scalar::F32 || self.is_turned()
+    }
+
+    /// Whether a factor is turned around in registers.
+    fn is_turned(&self) -> bool {
+        self.element.bytes() != 2 && (self.a_transposed || !self.b_transposed)
+    }
+
     /// Bytes of shared memory that a block takes: its stages, what it stores or loads by box, and some for barriers.
     pub fn shared_bytes(&self) -> u32 {
         let [rows, columns, inner] = self.tile;
+        if self.by_registers() {
+            // Instructions find whole blocks there, and sums are stored and given from registers.
+            let block = (32 / self.element.bytes()).max(16);
+            let stage = (rows.next_multiple_of(block) + columns) * inner * self.element.bytes();
+            return OVERHEAD + self.stages * stage;
+        }
         let stage = (rows + columns) * inner * self.element.bytes();
         let boxes = if self.swapped { 0 } else { columns * self.output.bytes() / BOX_ROW };
         let [_, own] = self.own_dims();
@@ -378,8 +395,7 @@ impl Gemm {
 
     /// The most registers that sums may have beside what a factor's elements pass through, if they do on their way to the tensor core.
     fn most_sums(&self) -> u32 {
-        // Only of elements of 16 bits it takes factors that are not contiguous along the inner dimension.
-        let turned = self.element.bytes() != 2 && (self.a_transposed || !self.b_transposed);
+        let turned = self.is_turned();
         // Each is the sum of two of tf32.
         let divided = self.element == Scalar::F32;
         // Beside addresses of a block's only tile, or its share of a sum, there are fewer.
