@@ -1,9 +1,19 @@
 //! Links the program as an ELF file that a VMM can load: static, at a fixed address, with no C start-up code. Puts the
 //! kernels that it sends to an accelerator into their binary form.
 
-use std::path::PathBuf;
+#[path = "kernels/tiles.rs"]
+mod tiles;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use tiles::{Tile, tiles};
+use vm_ir::{Module, Trust, binary};
+use vm_kernels::family::Sample;
+
+type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> Result {
     // A target without an operating system has no C compiler to link with, and takes the linker's own words.
     let bare = std::env::var("CARGO_CFG_TARGET_OS")? == "none";
     let arguments: &[&str] = match bare {
@@ -17,11 +27,40 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=kernels");
-    let text = std::fs::read_to_string("kernels/accel.vir")?;
-    let module = vm_ir::text::parse(&text)?;
-    let valid = vm_ir::validate(module.clone(), vm_ir::Trust::Guest).map_err(|errors| errors.to_string())?;
-    drop(valid);
     let out: PathBuf = std::env::var_os("OUT_DIR").ok_or("no OUT_DIR")?.into();
-    std::fs::write(out.join("accel.bin"), vm_ir::binary::encode(&module, vm_ir::binary::Lines::Keep))?;
+    let module = vm_ir::text::parse(&std::fs::read_to_string("kernels/accel.vir")?)?;
+    encode(module, &out.join("accel.bin"))?;
+    let mut code = String::new();
+    for tile in tiles()? {
+        let file = out.join(tile.name).with_extension("bin");
+        encode(Module::from(tile.kernel.clone()), &file)?;
+        describe(&mut code, &tile, &file)?;
+    }
+    std::fs::write(out.join("tiles.rs"), code)?;
+    Ok(())
+}
+
+/// Puts a module into a file, if a guest may send it.
+fn encode(module: Module, file: &Path) -> Result {
+    vm_ir::validate(module.clone(), Trust::Guest).map_err(|errors| errors.to_string())?;
+    std::fs::write(file, binary::encode(&module, binary::Lines::Keep))?;
+    Ok(())
+}
+
+/// Writes a launch of the module in a file as a constant of the guest's `Tile`.
+fn describe(code: &mut String, tile: &Tile, file: &Path) -> Result {
+    let Tile { name, grid, arguments, .. } = tile;
+    write!(code, "const {}: Tile = Tile {{ name: {name:?}, grid: {grid:?}, ", name.to_uppercase())?;
+    write!(code, "module: include_bytes!({:?}), arguments: &[", file.to_str().ok_or("OUT_DIR is no text")?)?;
+    for argument in arguments {
+        match argument {
+            Sample::Random { extents, .. } => write!(code, "Given::View(&{extents:?}), ")?,
+            Sample::Number(bits, _) => write!(code, "Given::Number({bits}), ")?,
+            Sample::Values(_) => {
+                return Err("a tensor of certain numbers, which the guest does not make".into());
+            }
+        }
+    }
+    writeln!(code, "] }};")?;
     Ok(())
 }

@@ -18,6 +18,7 @@
 //! | `accel-steady [hz=N] [seconds=N]` | launches for N seconds (10) and checks every result |
 //! | `accel-loop [hz=N] [seconds=N]` | launches kernels that stray and kernels that never end for N seconds (10) |
 //! | `accel-bench [hz=N] [mib=N] [launches=N]` | measures kernels on its own memory, single launches from user mode and from kernel mode, and batches |
+//! | `accel-tiles [hz=N] [launches=N]` | launches a matrix product and attention of the kernel library, N times (100) more to be timed, and checks the results |
 //!
 //! It reports on COM1, a line a check, `bare: CHECK ok` or `bare: CHECK FAILED: what`; the last line is
 //! `bare: PASS` or `bare: FAIL`. Then it powers off through ACPI.
@@ -69,7 +70,10 @@ fn main(params: BootParams) -> ! {
         (Some(b"nvme"), Some(acpi)) => nvme::run(acpi.ecam, words),
         (Some(b"xhci"), Some(acpi)) => xhci::run(acpi, words),
         (
-            Some(name @ (b"accel" | b"accel-hostile" | b"accel-steady" | b"accel-loop" | b"accel-bench")),
+            Some(
+                name @ (b"accel" | b"accel-hostile" | b"accel-steady" | b"accel-loop" | b"accel-bench"
+                | b"accel-tiles"),
+            ),
             Some(acpi),
         ) => accel::run(name, acpi.ecam, words),
         (_, None) => {
@@ -78,7 +82,7 @@ fn main(params: BootParams) -> ! {
         }
         _ => {
             println!(
-                "bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu, gpu, nvme, xhci, accel, accel-hostile, accel-steady, accel-loop, accel-bench"
+                "bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu, gpu, nvme, xhci, accel, accel-hostile, accel-steady, accel-loop, accel-bench, accel-tiles"
             );
             false
         }

@@ -9,7 +9,7 @@ use crate::scenario::{Contents, Scenario, Variant};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "bare-accel",
-    about: "a bare guest launches kernels on its own memory through a shared accelerator; one that never ends is stopped",
+    about: "a bare guest launches kernels on its own memory through a shared accelerator; one that never ends is stopped; a matrix product and attention are right",
     // No device is passed, so the two would not differ.
     variants: &[Variant::Group],
     ports: 0,
@@ -29,5 +29,8 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(600);
 fn l1(l1: &mut L1) -> Result<()> {
     let guest = Guest::start(l1, &GuestPlan::sharing("accel", "accel", SHARED))?;
     let ended = guest.end(TIMEOUT)?.succeeded(l1)?;
-    l1.prove(ended.console.contains("log: "), "the guest's log says why its kernel was stopped".to_owned())
+    l1.prove(ended.console.contains("log: "), "the guest's log says why its kernel was stopped".to_owned())?;
+    let tiles = Guest::start(l1, &GuestPlan::sharing("tiles", "accel-tiles launches=1", SHARED))?;
+    tiles.end(TIMEOUT)?.succeeded(l1)?;
+    Ok(())
 }

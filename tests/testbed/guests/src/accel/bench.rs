@@ -49,7 +49,7 @@ fn figure(name: &str, value: u64, unit: &str) {
 
 /// Cycles from when a batch, which must succeed, is handed over until its answer is there. What it takes to write the batch
 /// is not counted: it is this processor's, which may be an emulated one.
-fn timed(
+pub(super) fn timed(
     session: &mut Session,
     fill: impl FnOnce(&mut BatchWriter<'_>) -> Result<(), NoRoom>,
 ) -> Outcome<u64> {

@@ -4,6 +4,7 @@ mod bench;
 mod good;
 mod hostile;
 mod machine;
+mod tiles;
 
 use vm_paravirt_guest::protocol::{Argument, BatchWriter, LogReader, NoRoom, PCI_ID, Reply, Status};
 use vm_paravirt_guest::{Error, Frame, QueueMemory, Transport as _, Virtqueue};
@@ -59,6 +60,7 @@ pub fn run<'a>(name: &[u8], ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -
         b"accel-steady" => good::steady(machine, &options),
         b"accel-loop" => good::looping(machine, &options),
         b"accel-bench" => bench::run(machine, &options),
+        b"accel-tiles" => tiles::run(machine, &options),
         _ => good::run(machine),
     }
 }
