@@ -43,7 +43,7 @@ impl Again<'_> {
 
     fn operation(&mut self, operation: &Operation<'_>) {
         // Large parts are compared in place; what is left fits here.
-        let mut room = [0; 16 + 8 + 32 + crate::MAX_ARGUMENTS * 48];
+        let mut room = [0; 16 + 8 + 32 + crate::MAX_ARGUMENTS * 72];
         let rest = match operation {
             Operation::CreateModule { ir, .. } => ir.len().div_ceil(8) * 8,
             Operation::ImportBuffer { ranges, .. } => ranges.len() * 16,

@@ -23,6 +23,7 @@ mod code {
 
 const VIEW: u16 = 1;
 const SCALAR: u16 = 2;
+const STRIDED: u16 = 3;
 
 /// One thing that a guest asks. Numbers of modules and buffers are the guest's choice.
 #[derive(Clone, Copy, Debug)]
@@ -126,7 +127,7 @@ pub enum Argument {
     Scalar(u64),
 }
 
-/// Memory for a view: elements row by row, without gaps, in a buffer.
+/// Memory for a view: elements in a buffer, row by row without gaps, or with strides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     /// The buffer's number.
@@ -134,13 +135,20 @@ pub struct View {
     /// Where its first element lies, in bytes.
     pub offset: u64,
     extents: [u64; MAX_RANK],
+    strides: [u64; MAX_RANK - 1],
     rank: u16,
+    strided: bool,
 }
 
 impl View {
     /// The extents, slowest dimension first.
     pub fn extents(&self) -> &[u64] {
         self.extents.get(..usize::from(self.rank)).unwrap_or(&[])
+    }
+
+    /// The bytes from one element of each dimension but the last to the next, or none where rows lie one behind the other.
+    pub fn strides(&self) -> Option<&[u64]> {
+        if self.strided { self.strides.get(..usize::from(self.rank).saturating_sub(1)) } else { None }
     }
 }
 
@@ -155,7 +163,23 @@ impl Argument {
             Some(slots) if !extents.is_empty() => slots.copy_from_slice(extents),
             _ => return Err(NoRoom { what: "these extents: a view has 1 to 4" }),
         }
-        Ok(Self::View(View { buffer, offset, extents: fixed, rank: extents.len() as u16 }))
+        let (strides, rank) = ([0; MAX_RANK - 1], extents.len() as u16);
+        Ok(Self::View(View { buffer, offset, extents: fixed, strides, rank, strided: false }))
+    }
+
+    /// The same where rows don't lie one behind the other, with the bytes from one element of each dimension but the last to the next.
+    ///
+    /// # Errors
+    /// As for [`view`](Self::view), and when there are not as many strides as extents but one.
+    pub fn strided(buffer: u32, offset: u64, extents: &[u64], strides: &[u64]) -> Result<Self, NoRoom> {
+        match Self::view(buffer, offset, extents)? {
+            Self::View(mut view) if strides.len() + 1 == extents.len() => {
+                view.strides.iter_mut().zip(strides).for_each(|(slot, stride)| *slot = *stride);
+                view.strided = true;
+                Ok(Self::View(view))
+            }
+            _ => Err(NoRoom { what: "these strides: each dimension but the last has one" }),
+        }
     }
 
     /// A scalar of type f32.
@@ -180,7 +204,7 @@ impl Argument {
 
     fn bytes(&self) -> usize {
         match self {
-            Self::View(view) => 16 + 8 * view.extents().len(),
+            Self::View(view) => 16 + 8 * (view.extents().len() + view.strides().unwrap_or(&[]).len()),
             Self::Scalar(_) => 16,
         }
     }
@@ -375,13 +399,16 @@ fn argument(input: &mut Input<'_>) -> Result<Argument, Malformed> {
     let start = *input;
     let (kind, rank) = (input.u16()?, input.u16()?);
     match (kind, usize::from(rank)) {
-        (VIEW, 1..=MAX_RANK) => {
-            let (buffer, offset) = (input.u32()?, input.u64()?);
-            let mut extents = [0; MAX_RANK];
+        (VIEW | STRIDED, 1..=MAX_RANK) => {
+            let (buffer, offset, strided) = (input.u32()?, input.u64()?, kind == STRIDED);
+            let (mut extents, mut strides) = ([0; MAX_RANK], [0; MAX_RANK - 1]);
             for extent in extents.iter_mut().take(rank.into()) {
                 *extent = input.u64()?;
             }
-            Ok(Argument::View(View { buffer, offset, extents, rank }))
+            for stride in strides.iter_mut().take(if strided { usize::from(rank) - 1 } else { 0 }) {
+                *stride = input.u64()?;
+            }
+            Ok(Argument::View(View { buffer, offset, extents, strides, rank, strided }))
         }
         (SCALAR, 0) => {
             input.zero32()?;
@@ -619,11 +646,13 @@ impl<'a> BatchWriter<'a> {
         for argument in arguments {
             match argument {
                 Argument::View(view) => {
-                    self.output.put(&VIEW.to_le_bytes());
+                    let kind = if view.strided { STRIDED } else { VIEW };
+                    self.output.put(&kind.to_le_bytes());
                     self.output.put(&view.rank.to_le_bytes());
                     self.words(&[view.buffer]);
                     self.longs(&[view.offset]);
                     self.longs(view.extents());
+                    self.longs(view.strides().unwrap_or(&[]));
                 }
                 Argument::Scalar(bits) => {
                     self.output.put(&SCALAR.to_le_bytes());

@@ -60,7 +60,8 @@ fn seeds() -> Vec<Vec<u8>> {
             b.copy((1, 2), (3, 4), 5).unwrap();
             b.fill(Span { buffer: 1, offset: 2, bytes: 3 }, 4).unwrap();
             let view = Argument::view(1, 2, &[3, 4, 5, 6]).unwrap();
-            b.launch(7, 8, [9, 10, 11], &[view, Argument::f32(1.5), Argument::i64(-1)]).unwrap();
+            let rows = Argument::strided(1, 2, &[3, 4], &[16]).unwrap();
+            b.launch(7, 8, [9, 10, 11], &[view, rows, Argument::f32(1.5), Argument::i64(-1)]).unwrap();
             b.fence().unwrap();
         }),
         batch(|b| {
@@ -133,6 +134,11 @@ proptest! {
                 any::<u64>().prop_map(Argument::Scalar),
                 (any::<u32>(), any::<u64>(), prop::collection::vec(any::<u64>(), 1..5))
                     .prop_map(|(buffer, offset, extents)| Argument::view(buffer, offset, &extents).unwrap()),
+                (any::<u32>(), any::<u64>(), prop::collection::vec(any::<u64>(), 1..5), any::<[u64; 3]>()).prop_map(
+                    |(buffer, offset, extents, strides)| {
+                        Argument::strided(buffer, offset, &extents, &strides[..extents.len() - 1]).unwrap()
+                    }
+                ),
             ],
             0..=64,
         ),

@@ -7,9 +7,8 @@ mod tiles;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use tiles::{Tile, tiles};
-use vm_ir::{Module, Trust, binary};
-use vm_kernels::family::Sample;
+use vm_ir::{GuestAddr, Module, Trust, binary};
+use vm_kernels::call::{Launch, Operand};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -31,10 +30,10 @@ fn main() -> Result {
     let module = vm_ir::text::parse(&std::fs::read_to_string("kernels/accel.vir")?)?;
     encode(module, &out.join("accel.bin"))?;
     let mut code = String::new();
-    for tile in tiles()? {
-        let file = out.join(tile.name).with_extension("bin");
-        encode(Module::from(tile.kernel.clone()), &file)?;
-        describe(&mut code, &tile, &file)?;
+    for (name, launch) in tiles::tiles()? {
+        let file = out.join(name).with_extension("bin");
+        encode(Module::from(launch.entry.kernel(GuestAddr(0x1000))?), &file)?;
+        describe(&mut code, name, &launch, &file)?;
     }
     std::fs::write(out.join("tiles.rs"), code)?;
     Ok(())
@@ -48,17 +47,20 @@ fn encode(module: Module, file: &Path) -> Result {
 }
 
 /// Writes a launch of the module in a file as a constant of the guest's `Tile`.
-fn describe(code: &mut String, tile: &Tile, file: &Path) -> Result {
-    let Tile { name, grid, arguments, .. } = tile;
+fn describe(code: &mut String, name: &str, launch: &Launch, file: &Path) -> Result {
+    let Launch { grid, operands, .. } = launch;
     write!(code, "const {}: Tile = Tile {{ name: {name:?}, grid: {grid:?}, ", name.to_uppercase())?;
     write!(code, "module: include_bytes!({:?}), arguments: &[", file.to_str().ok_or("OUT_DIR is no text")?)?;
-    for argument in arguments {
-        match argument {
-            Sample::Random { extents, .. } => write!(code, "Given::View(&{extents:?}), ")?,
-            Sample::Number(bits, _) => write!(code, "Given::Number({bits}), ")?,
-            Sample::Values(_) => {
-                return Err("a tensor of certain numbers, which the guest does not make".into());
+    for operand in operands {
+        match operand {
+            Operand::Buffer(_, region) => {
+                let strides: Vec<u64> =
+                    region.strides.iter().map(|stride| stride * u64::from(region.element.bytes())).collect();
+                let strides = strides.split_last().ok_or("a view of no dimensions")?.1;
+                write!(code, "Given::View {{ extents: &{:?}, strides: &{strides:?} }}, ", region.extents)?;
             }
+            Operand::Number(bits, _) => write!(code, "Given::Number({bits}), ")?,
+            Operand::Workspace(_) => return Err("a workspace, which the guest has not".into()),
         }
     }
     writeln!(code, "] }};")?;

@@ -550,6 +550,11 @@ impl<A: Accelerator> Server<A> {
     fn shaped(&self, view: &View) -> Result<vm_accel::Argument<'_, A>, Failure> {
         let held = self.held(view.buffer)?;
         let rest = held.bytes.checked_sub(view.offset).unwrap_or(u64::MAX);
-        Ok(held.view(view.offset, rest)?.shaped(view.extents()).map_err(failure)?.into())
+        let memory = held.view(view.offset, rest)?;
+        let shaped = match view.strides() {
+            Some(strides) => memory.strided(view.extents(), strides),
+            None => memory.shaped(view.extents()),
+        };
+        Ok(shaped.map_err(failure)?.into())
     }
 }

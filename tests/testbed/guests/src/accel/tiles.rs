@@ -1,6 +1,7 @@
 //! A product and attention of the kernel library, in the device's memory, compared with what this program computes itself.
 //!
-//! Inputs are small integers, so that all of a product's sums are exact, and scores are.
+//! Inputs are small integers, so that all sums of a product are exact, and so are scores. Of attention the scale is ln 2, so that
+//! weights are powers of two.
 
 use vm_paravirt_guest::protocol::Argument;
 
@@ -10,7 +11,7 @@ use super::{Numbers, Options, Outcome, Session, WRONG, tell, tell_log};
 use crate::serial::{print, println};
 use crate::sys;
 
-/// A launch of the only kernel of a module of the library. Views are of bf16; the last is the result.
+/// A launch of the only kernel of a module of the library. Views are of bf16, of all of a buffer each; the last is the result.
 struct Tile {
     name: &'static str,
     module: &'static [u8],
@@ -20,17 +21,13 @@ struct Tile {
 
 /// What a parameter takes.
 enum Given {
-    /// A view of these extents.
-    View(&'static [u64]),
+    /// A view of these extents in elements, and strides in bytes.
+    View { extents: &'static [u64], strides: &'static [u64] },
     /// A number, by its bits.
     Number(u64),
 }
 
 include!(concat!(env!("OUT_DIR"), "/tiles.rs"));
-
-/// How far an element of attention may be off, as a part of what its values come to without their signs: weights are rounded to bf16
-/// before they are multiplied, and so is the result, each by up to 2^-8; a quarter more is for sums of f32 and powers of two.
-const TOLERANCE: f64 = 1.25 / 128.0;
 
 /// Numbers of the module and buffers.
 const KERNELS: u32 = 1;
@@ -58,25 +55,23 @@ pub(super) fn run(machine: Machine, options: &Options) -> bool {
 }
 
 impl Tile {
-    /// Each view's first element among those of a buffer that holds all, and its extents.
-    fn views(&self) -> impl Iterator<Item = (u64, &'static [u64])> {
-        let views = self.arguments.iter().filter_map(|given| match given {
-            Given::View(extents) => Some(*extents),
+    /// Each view's first element among those of a buffer that holds all, and how many it has.
+    fn views(&self) -> impl Iterator<Item = (u64, u64)> {
+        let counts = self.arguments.iter().filter_map(|given| match given {
+            Given::View { extents, .. } => Some(extents.iter().product::<u64>()),
             Given::Number(_) => None,
         });
-        views.scan(APART / 2, |next, extents| {
+        counts.scan(APART / 2, |next, count| {
             let first = *next;
-            *next = (first + count(extents)).next_multiple_of(APART / 2) + APART / 2;
-            Some((first, extents))
+            *next = (first + count).next_multiple_of(APART / 2) + APART / 2;
+            Some((first, count))
         })
     }
 
-    /// What an element of the buffer holds before: an integer, of each input up to its greatest one, or the canary.
-    fn before(&self, at: u64, greatest: &[i64]) -> u16 {
-        let inputs = self.views().zip(greatest).zip(0..);
-        let mut here = inputs.filter_map(|(((first, extents), greatest), view)| {
-            let element = at.checked_sub(first).filter(|element| *element < count(extents))?;
-            Some(bf16(input(view, element, *greatest)))
+    /// What an element of the buffer holds before: an integer of an input, or the canary.
+    fn before(&self, at: u64, inputs: &[Input]) -> u16 {
+        let mut here = self.views().zip(inputs).filter_map(|((first, count), input)| {
+            Some(bf16(input.at(at.checked_sub(first).filter(|element| *element < count)?)))
         });
         here.next().unwrap_or(CANARY)
     }
@@ -86,15 +81,14 @@ impl Tile {
     fn launch(
         &self,
         session: &mut Session,
-        greatest: &[i64],
+        inputs: &[Input],
         took: &mut [u64],
         check: impl FnOnce(&dyn Fn(u64) -> f32) -> Result<(), Wrong>,
     ) -> Outcome<Result<(), Wrong>> {
-        let (first, results) =
-            self.views().last().map(|(first, extents)| (first, count(extents))).ok_or(WRONG)?;
+        let (first, results) = self.views().last().ok_or(WRONG)?;
         let words = (first + results + APART / 2).div_ceil(2);
         let (numbers, bytes) = (Numbers::new(words), 4 * words);
-        let before = |at| self.before(at, greatest);
+        let before = |at| self.before(at, inputs);
         numbers.fill(|word| u32::from(before(2 * word)) | u32::from(before(2 * word + 1)) << 16);
         session.run(|batch| {
             batch.create_module(KERNELS, self.module)?;
@@ -108,9 +102,9 @@ impl Tile {
         for (argument, given) in arguments.iter_mut().zip(self.arguments) {
             *argument = match given {
                 Given::Number(bits) => Argument::Scalar(*bits),
-                Given::View(extents) => {
+                Given::View { extents, strides } => {
                     let (first, _) = views.next().ok_or(WRONG)?;
-                    Argument::view(DEVICE, 2 * first, extents)?
+                    Argument::strided(DEVICE, 2 * first, extents, strides)?
                 }
             };
         }
@@ -143,13 +137,13 @@ impl Tile {
     fn run(
         &self,
         session: &mut Session,
-        greatest: &[i64],
+        inputs: &[Input],
         launches: u64,
         check: impl FnOnce(&dyn Fn(u64) -> f32) -> Result<(), Wrong>,
     ) -> Outcome {
         let mut took = [0; LAUNCHES];
         let took = took.get_mut(..launches as usize).ok_or(WRONG)?;
-        let checked = sys::in_user_mode(|| self.launch(session, greatest, took, check))?;
+        let checked = sys::in_user_mode(|| self.launch(session, inputs, took, check))?;
         print!("bare: samples {}", self.name);
         let machine = session.accelerator.platform();
         took.iter().for_each(|cycles| print!(" {}", machine.nanoseconds(*cycles)));
@@ -169,15 +163,40 @@ struct Wrong {
     expected: f64,
 }
 
+/// The integers of an input.
+#[derive(Clone, Copy)]
+struct Input {
+    /// Which input it is.
+    number: u64,
+    /// The greatest magnitude.
+    greatest: i64,
+    /// How many times more numbers are drawn from; those of a magnitude above the greatest are 0.
+    thinned: i64,
+}
+
+impl Input {
+    fn at(self, element: u64) -> i64 {
+        let mixed = (element ^ self.number << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let drawn = self.greatest * self.thinned;
+        let integer = (mixed >> 40) as i64 % (2 * drawn + 1) - drawn;
+        if integer.abs() <= self.greatest { integer } else { 0 }
+    }
+}
+
 /// Every element of C is the rounded sum.
 fn product(session: &mut Session, launches: u64) -> Outcome {
-    const GREATEST: i64 = 4;
-    let &[Given::View(&[_, k]), _, Given::View(&[m, n])] = PRODUCT.arguments else { return Err(WRONG) };
-    PRODUCT.run(session, &[GREATEST; 2], launches, |c| {
+    const A: Input = Input { number: 0, greatest: 4, thinned: 1 };
+    const B: Input = Input { number: 1, ..A };
+    let &[Given::View { extents: &[_, k], .. }, _, Given::View { extents: &[m, n], .. }] = PRODUCT.arguments
+    else {
+        return Err(WRONG);
+    };
+    PRODUCT.run(session, &[A, B], launches, |c| {
         for at in 0..m * n {
             let (row, column) = (at / n, at % n);
-            let terms = (0..k).map(|i| input(0, row * k + i, GREATEST) * input(1, i * n + column, GREATEST));
-            let (found, expected) = (c(at).into(), value(bf16(terms.sum())).into());
+            let sum = (0..k).map(|i| A.at(row * k + i) * B.at(i * n + column)).sum();
+            let (found, expected) = (c(at).into(), value(bf16(sum)).into());
             if found != expected {
                 return Err(Wrong { place: [0, row, column], of: "C", found, expected });
             }
@@ -186,70 +205,51 @@ fn product(session: &mut Session, launches: u64) -> Outcome {
     })
 }
 
-/// Every element of O is within the tolerance of the weighted sum of the values of the keys that its query sees, those up to its own.
-/// Weights are integers, parts of 2^-40.
+/// Every element of O is the weighted mean of the values of the keys that its query sees, those up to its own: rounded to bf16, and off by
+/// what sums of f32 and powers of two may be. All heads share one of keys. Weights are integers, parts of 2^-40.
 fn attention(session: &mut Session, launches: u64) -> Outcome {
-    const ONE: f64 = (1u64 << 40) as f64;
-    const GREATEST: [i64; 3] = [2, 2, 8];
+    // Of the mean; and of what it would be without the values' signs.
+    const ROUNDED: f64 = 1.0 / 256.0;
+    const OFF: f64 = 1.0 / 65_536.0;
+    // Few are not zero, so that scores lie near each other.
+    const Q: Input = Input { number: 0, greatest: 1, thinned: 16 };
+    const K: Input = Input { number: 1, greatest: 1, thinned: 1 };
+    const V: Input = Input { number: 2, greatest: 8, thinned: 1 };
     const TOKENS: usize = match ATTENTION.arguments[0] {
-        Given::View(extents) => extents[2] as usize,
+        Given::View { extents, .. } => extents[2] as usize,
         Given::Number(_) => 0,
     };
-    let &[Given::View(&[1, heads, _, dim]), .., Given::Number(scale)] = ATTENTION.arguments else {
+    let &[Given::View { extents: &[1, heads, _, dim], .. }, .., Given::Number(scale)] = ATTENTION.arguments
+    else {
         return Err(WRONG);
     };
-    // Of a score that is so much below the greatest. What is not here is less than a part.
-    let step = exp_of_negative(f64::from(f32::from_bits(scale as u32)));
-    let mut weights = [0; 256];
-    weights.iter_mut().fold(ONE, |weight, place| {
-        *place = weight as i64;
-        weight * step
-    });
-    ATTENTION.run(session, &GREATEST, launches, |o| {
-        let [q, k, v] = [0, 1, 2]
-            .map(|view| move |row: u64, column| input(view, row * dim + column, GREATEST[view as usize]));
+    if scale as u32 != core::f32::consts::LN_2.to_bits() {
+        return Err(WRONG);
+    }
+    ATTENTION.run(session, &[Q, K, V], launches, |o| {
         let mut scores = [0; TOKENS];
-        for query in 0..heads * TOKENS as u64 {
-            let (head, place) = (query / TOKENS as u64, query % TOKENS as u64);
-            let first = query - place;
+        for row in 0..heads * TOKENS as u64 {
+            let (place, head) = (row / heads, row % heads);
             let scores = &mut scores[..=place as usize];
-            for (score, key) in scores.iter_mut().zip(first..) {
-                *score = (0..dim).map(|column| q(query, column) * k(key, column)).sum::<i64>();
+            for (score, key) in scores.iter_mut().zip(0..) {
+                *score =
+                    (0..dim).map(|column| Q.at(row * dim + column) * K.at(key * dim + column)).sum::<i64>();
             }
             let greatest = scores.iter().fold(i64::MIN, |greatest, score| greatest.max(*score));
-            for score in scores.iter_mut() {
-                *score = weights.get((greatest - *score) as usize).copied().unwrap_or(0);
-            }
+            scores.iter_mut().for_each(|score| *score = 1 << 40 >> (greatest - *score).min(62));
             let total = scores.iter().sum::<i64>() as f64;
             for column in 0..dim {
-                let terms = scores.iter().zip(first..).map(|(weight, key)| weight * v(key, column));
+                let terms = scores.iter().zip(0..).map(|(weight, key)| weight * V.at(key * dim + column));
                 let (sum, size) = terms.fold((0, 0), |(sum, size), term| (sum + term, size + term.abs()));
-                let (found, expected) = (f64::from(o(query * dim + column)), sum as f64 / total);
-                let close = (found - expected).abs() <= TOLERANCE * size as f64 / total;
+                let (found, expected) = (f64::from(o(row * dim + column)), sum as f64 / total);
+                let close = (found - expected).abs() <= ROUNDED * expected.abs() + OFF * size as f64 / total;
                 if !close {
-                    return Err(Wrong { place: [head, place, column], of: "O", found, expected });
+                    return Err(Wrong { place: [place, head, column], of: "O", found, expected });
                 }
             }
         }
         Ok(())
     })
-}
-
-/// e^-x, of x from 0 to 1.
-fn exp_of_negative(x: f64) -> f64 {
-    (1..24).rev().fold(1.0, |sum, n| 1.0 - x / f64::from(n) * sum)
-}
-
-/// Elements of a view.
-fn count(extents: &[u64]) -> u64 {
-    extents.iter().product()
-}
-
-/// An integer for an element of an input, from −`greatest` to `greatest`.
-fn input(view: u64, at: u64, greatest: i64) -> i64 {
-    let mixed = (at ^ view << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    (mixed >> 40) as i64 % (2 * greatest + 1) - greatest
 }
 
 /// An integer as bf16, rounded to the nearest.

@@ -286,6 +286,7 @@ fn what_is_not_allowed_fails_with_its_status() {
     );
     type Fill = fn(&mut BatchWriter<'_>) -> Result<(), NoRoom>;
     let view = |buffer, offset, extent| Argument::view(buffer, offset, &[extent]).unwrap();
+    let rows = Argument::strided(1, 0, &[2, 2], &[8]).unwrap();
     let cases: &[(Fill, Status)] = &[
         (|b| b.create_module(1, b""), Status::NumberTaken),
         (|b| b.create_module(2, b"PTX, please"), Status::Module),
@@ -329,6 +330,7 @@ fn what_is_not_allowed_fails_with_its_status() {
         (vec![view(1, 0, 4), view(2, 0, 1025), Argument::i32(1)], [1; 3], Status::Arguments),
         (vec![view(1, 0, 4), view(2, 0, u64::MAX), Argument::i32(1)], [1; 3], Status::Arguments),
         (vec![view(1, 0, 4), view(2, 2, 4), Argument::i32(1)], [1; 3], Status::Arguments),
+        (vec![rows, view(2, 0, 4), Argument::i32(1)], [1; 3], Status::Arguments),
         (vec![view(1, 0, 4), view(2, 4097, 0), Argument::i32(1)], [1; 3], Status::Range),
         (vec![view(1, 0, 4), view(9, 0, 4), Argument::i32(1)], [1; 3], Status::NoSuch),
         // What is written overlaps what is read.
