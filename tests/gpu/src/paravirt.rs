@@ -9,13 +9,19 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use vm_accel::{Accelerator, MemoryKind, arguments};
-use vm_ir::{Trust, text, validate};
+use vm_accel::{Accelerator, Argument, Buffer, MemoryKind, Worker, arguments};
+use vm_cuda::CudaAccelerator;
+use vm_ir::{GuestAddr, Module, Trust, text, validate};
+use vm_kernels::call::{Operand, Region};
 
 use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::skip::skip;
 use crate::table::{Aim, Figure, Report, Sample};
 use crate::{Arguments, Test};
+
+/// What `accel-tiles` sends.
+#[path = "../../testbed/guests/kernels/tiles.rs"]
+mod tiles;
 
 /// What the guests send.
 pub(crate) const KERNELS: &str = include_str!("../../testbed/guests/kernels/accel.vir");
@@ -102,6 +108,7 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
             Ok(())
         }),
         Test::new("figures of a guest against the host", figures),
+        Test::new("a matrix product and attention of a guest are right", tiles_of_a_guest),
     ]
 }
 
@@ -135,27 +142,16 @@ fn figures(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
     let (x, y) = (pinned(bytes)?, pinned(bytes)?);
     let blocks = |per_block: u64| u32::try_from(bytes / 4 / per_block);
     worker.launch(&ramp, blocks(256)?, &arguments![&x])?;
-    let time = |turns: usize, pause: Duration, f: &dyn Fn() -> anyhow::Result<()>| {
-        let one = || {
-            worker.synchronize(TIMEOUT)?;
-            std::thread::sleep(pause);
-            let begin = Instant::now();
-            f()?;
-            worker.synchronize(TIMEOUT)?;
-            Ok(begin.elapsed().as_secs_f64() * 1e9)
-        };
-        (0..turns).map(|_| one()).collect::<anyhow::Result<Vec<f64>>>()
-    };
     let best = |times: Vec<f64>| times.into_iter().fold(f64::INFINITY, f64::min);
     let grid = blocks(1024)?;
     let host_silu =
-        best(time(10, Duration::ZERO, &|| Ok(worker.launch(&silu, grid, &arguments![&x, &y])?))?);
+        best(times(&worker, 10, Duration::ZERO, &|| Ok(worker.launch(&silu, grid, &arguments![&x, &y])?))?);
     let small = pinned(1024)?;
     let (from, to) = (small.view(0, 256)?, small.view(512, 256)?);
     let launch = || worker.launch(&add, 1, &arguments![from, to, 1i32]);
     let host = |pause| {
-        let times = time(LAUNCHES, pause, &|| Ok(launch()?))?;
-        anyhow::Ok(Sample::of(times.into_iter().map(|time| time / 1e3).collect()))
+        let took = times(&worker, LAUNCHES, pause, &|| Ok(launch()?))?;
+        anyhow::Ok(Sample::of(took.into_iter().map(|time| time / 1e3).collect()))
     };
     let (in_a_row, apart) = (host(Duration::ZERO)?, host(PAUSE)?);
 
@@ -185,6 +181,81 @@ fn figures(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
     }
     report.figure(figure("import of 2 GiB", "ms", vec![guest("import")? / 1e3], None, None));
     Ok(())
+}
+
+/// A product and attention of the kernel library, in the device's memory: a guest's, which it checks, beside this process's.
+fn tiles_of_a_guest(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
+    let ended = Guest::start(gpu, "tiles", &format!("accel-tiles launches={LAUNCHES}"), 32)?.end()?;
+    ended.passed()?;
+    let worker = gpu.worker()?;
+    for (name, launch) in tiles::tiles()? {
+        let module = validate(Module::from(launch.entry.kernel(GuestAddr(0x1000))?), Trust::Guest)?;
+        let compiled = gpu.compile(&module)?;
+        let kernel = worker.load(compiled.first().context("no kernel was compiled")?.artifact())?;
+        let held = launch.operands.iter().map(|operand| hold(&worker, operand));
+        let held = held.collect::<anyhow::Result<Vec<_>>>()?;
+        let arguments = held.iter().map(Held::argument).collect::<anyhow::Result<Vec<_>>>()?;
+        let once = || Ok(worker.launch(&kernel, launch.grid, &arguments)?);
+        // The first is not counted, as the guest's is not.
+        let host = times(&worker, 1 + LAUNCHES, Duration::ZERO, &once)?.split_off(1);
+        let [ours, host] = [ended.samples(name)?, host]
+            .map(|nanoseconds| nanoseconds.into_iter().map(|nanoseconds| nanoseconds / 1e3).collect());
+        let peer = Some(("the host".to_owned(), Sample::of(host)));
+        report.figure(figure(&format!("launch and wait, {name} by tensor cores"), "µs", ours, peer, None));
+    }
+    ended.checks(report);
+    Ok(())
+}
+
+/// An argument of the host's launches.
+enum Held<'a> {
+    View(Buffer<CudaAccelerator>, &'a Region),
+    Number(vm_accel::Scalar),
+}
+
+/// A buffer of ones of bf16 for each view.
+fn hold<'a>(worker: &Worker<CudaAccelerator>, operand: &'a Operand) -> anyhow::Result<Held<'a>> {
+    match operand {
+        Operand::Buffer(_, region) => {
+            let ones = vec![0x3f80u16; region.extents.iter().product::<u64>() as usize];
+            let buffer = worker.allocate(2 * ones.len() as u64)?;
+            worker.write(&buffer, &ones)?;
+            Ok(Held::View(buffer, region))
+        }
+        Operand::Number(bits, ty) => Ok(Held::Number(vm_accel::Scalar::from_bits(*bits, ty.bytes()))),
+        Operand::Workspace(_) => bail!("a workspace, which the guest has not"),
+    }
+}
+
+impl Held<'_> {
+    fn argument(&self) -> anyhow::Result<Argument<'_, CudaAccelerator>> {
+        Ok(match self {
+            Held::View(buffer, region) => {
+                let strides: Vec<u64> =
+                    region.strides.iter().map(|stride| stride * u64::from(region.element.bytes())).collect();
+                buffer.strided(&region.extents, &strides[..strides.len() - 1])?.into()
+            }
+            Held::Number(number) => (*number).into(),
+        })
+    }
+}
+
+/// Nanoseconds of each of so many launches and the wait for it, a pause before each.
+fn times(
+    worker: &Worker<CudaAccelerator>,
+    turns: usize,
+    pause: Duration,
+    launch: &dyn Fn() -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<f64>> {
+    let one = || {
+        worker.synchronize(TIMEOUT)?;
+        std::thread::sleep(pause);
+        let begin = Instant::now();
+        launch()?;
+        worker.synchronize(TIMEOUT)?;
+        Ok(begin.elapsed().as_secs_f64() * 1e9)
+    };
+    (0..turns).map(|_| one()).collect()
 }
 
 /// A guest that runs.
