@@ -60,8 +60,9 @@ pub(super) fn timed(
     let begin = sys::cycles();
     let frame = session.accelerator.call(frame, bytes)?;
     let took = sys::cycles() - begin;
-    frame.reply()?.check().map_err(|(operation, status)| Error::Status { operation, status })?;
+    let checked = frame.reply().map(|reply| reply.check());
     session.frame = Some(frame);
+    checked?.map_err(|(operation, status)| Error::Status { operation, status })?;
     Ok(took)
 }
 

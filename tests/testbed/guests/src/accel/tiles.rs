@@ -46,8 +46,8 @@ pub(super) fn run(machine: Machine, options: &Options) -> bool {
         Ok(session) => session,
         Err(error) => return tell("open", Err(error)),
     };
-    let mut passed = tell(PRODUCT.name, product(&mut session, options.launches));
-    passed &= tell(ATTENTION.name, attention(&mut session, options.launches));
+    let passed = tell(PRODUCT.name, product(&mut session, options.launches))
+        && tell(ATTENTION.name, attention(&mut session, options.launches));
     if !passed {
         tell_log(&mut session);
     }
