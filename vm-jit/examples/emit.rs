@@ -1,6 +1,6 @@
 //! Compiles a kernel file:
 //!
-//! `cargo run -p vm-jit --example emit -- FILE.vir [ptx:sm_90a|cpu] [guest|trusted]`
+//! `cargo run -p vm-jit --example emit -- FILE.vir [ptx:sm_90a|amdgcn:gfx942|cpu] [guest|trusted]`
 //!
 //! The code goes to stdout (an object's is for `objdump -d`), where arguments go to stderr.
 

@@ -31,6 +31,8 @@ pub struct Artifact {
 pub enum Format {
     /// PTX text, without a terminating zero.
     Ptx,
+    /// LLVM IR as text.
+    LlvmIr,
     /// An ELF object of machine code; see [`backend::cpu`](crate::backend::cpu).
     Elf,
 }
@@ -39,6 +41,7 @@ impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Format::Ptx => "PTX",
+            Format::LlvmIr => "LLVM IR",
             Format::Elf => "ELF",
         })
     }
@@ -106,7 +109,7 @@ impl Artifact {
     /// The code as text, for targets whose code is text.
     pub fn text(&self) -> Option<&str> {
         match self.format {
-            Format::Ptx => std::str::from_utf8(&self.code).ok(),
+            Format::Ptx | Format::LlvmIr => std::str::from_utf8(&self.code).ok(),
             Format::Elf => None,
         }
     }

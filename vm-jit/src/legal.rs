@@ -118,6 +118,7 @@ pub fn support(target: &Target, op: Opcode, ty: Scalar, to: Scalar) -> Support {
 pub(crate) fn way(target: &Target, op: Opcode, accuracy: Accuracy, ty: Scalar, to: Scalar) -> Way {
     match target {
         Target::Ptx(options) => crate::backend::ptx::way(options, op, accuracy, ty, to),
+        Target::Amdgcn(_) => crate::backend::amdgcn::way(op, ty, to),
         #[cfg(feature = "cpu")]
         Target::Cpu(options) => crate::backend::cpu::way(options.isa, op, ty, to),
     }
@@ -128,6 +129,7 @@ pub(crate) fn way(target: &Target, op: Opcode, accuracy: Accuracy, ty: Scalar, t
 pub fn cost(target: &Target, op: Opcode, ty: Scalar, to: Scalar, shared: bool) -> u64 {
     let costs = match target {
         Target::Ptx(options) => crate::backend::ptx::safety(options).costs,
+        Target::Amdgcn(_) => crate::backend::amdgcn::SAFETY.costs,
         #[cfg(feature = "cpu")]
         Target::Cpu(_) => crate::backend::cpu::SAFETY.costs,
     };
@@ -247,6 +249,8 @@ pub fn rejects(module: &Module, target: &Target) -> Vec<Reject> {
 fn tile_rejects(kernel: &Kernel, target: &Target) -> Vec<(u32, RejectKind)> {
     match target {
         Target::Ptx(options) => crate::backend::ptx::tile_rejects(options, kernel),
+        // Their heads are rejected.
+        Target::Amdgcn(_) => Vec::new(),
         #[cfg(feature = "cpu")]
         Target::Cpu(_) => Vec::new(),
     }
@@ -256,6 +260,7 @@ pub(crate) fn kernel_rejects(kernel: &Kernel, target: &Target) -> Vec<Reject> {
     let mut found = Vec::new();
     let head = match target {
         Target::Ptx(options) => crate::backend::ptx::head_rejects(options, kernel),
+        Target::Amdgcn(options) => crate::backend::amdgcn::head_rejects(options, kernel),
         #[cfg(feature = "cpu")]
         Target::Cpu(options) => crate::backend::cpu::head_rejects(options, kernel),
     };

@@ -84,6 +84,7 @@ pub fn compile(module: &ValidModule, target: &Target) -> Result<Artifact, Reject
         let module = legalise::legalise(module, target)?;
         match target {
             Target::Ptx(options) => backend::ptx::write(&module, options, target.to_string()),
+            Target::Amdgcn(options) => backend::amdgcn::write(&module, options, target.to_string()),
             #[cfg(feature = "cpu")]
             Target::Cpu(options) => backend::cpu::write(&module, options, target.to_string()),
         }

@@ -1,7 +1,7 @@
 //! The targets that there are, and what each has.
 
 use crate::artifact::Format;
-use crate::backend::{Target, ptx};
+use crate::backend::{Target, amdgcn, ptx};
 use crate::legal;
 use vm_ir::{Module, text};
 
@@ -66,6 +66,15 @@ pub fn targets() -> Vec<TargetInfo> {
                 host: false,
                 target,
             },
+            Target::Amdgcn(options) => TargetInfo {
+                format: Format::LlvmIr,
+                ptx_version: None,
+                shared_bytes: Some(options.chip.shared_bytes()),
+                clusters,
+                tiles,
+                host: false,
+                target,
+            },
             #[cfg(feature = "cpu")]
             Target::Cpu(options) => TargetInfo {
                 format: Format::Elf,
@@ -79,6 +88,7 @@ pub fn targets() -> Vec<TargetInfo> {
         }
     };
     let gpus = ptx::Arch::all().map(|arch| Target::Ptx(ptx::Options::new(arch)));
+    let gpus = gpus.chain(amdgcn::Chip::ALL.map(|chip| Target::Amdgcn(amdgcn::Options { chip })));
     #[cfg(feature = "cpu")]
     let gpus = gpus
         .chain(crate::backend::cpu::Isa::ALL.map(|isa| Target::Cpu(crate::backend::cpu::Options::new(isa))));

@@ -1,6 +1,7 @@
 //! Targets: what a module is compiled for. Each has a module of its own, of one shape: `mod.rs` says what it
 //! does and has its options, `writer.rs` writes.
 
+pub mod amdgcn;
 #[cfg(feature = "cpu")]
 pub mod cpu;
 mod flow;
@@ -15,6 +16,8 @@ use std::str::FromStr;
 pub enum Target {
     /// PTX, for an NVIDIA GPU: `ptx:sm_90a`.
     Ptx(ptx::Options),
+    /// LLVM IR, for an AMD GPU: `amdgcn:gfx942`.
+    Amdgcn(amdgcn::Options),
     /// Machine code for a CPU: `cpu` for this machine, `cpu:x86-64-v3` for one that is named.
     #[cfg(feature = "cpu")]
     Cpu(cpu::Options),
@@ -24,6 +27,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Target::Ptx(options) => write!(f, "ptx:{options}"),
+            Target::Amdgcn(options) => write!(f, "amdgcn:{options}"),
             #[cfg(feature = "cpu")]
             Target::Cpu(options) => write!(f, "cpu:{options}"),
         }
@@ -34,7 +38,9 @@ impl fmt::Display for Target {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownTarget {
     /// The kind is unknown.
-    #[error("no target `{0}`; a target is `ptx:ARCHITECTURE`, such as ptx:sm_90a, or `cpu`")]
+    #[error(
+        "no target `{0}`; a target is `ptx:ARCHITECTURE`, such as ptx:sm_90a, `amdgcn:CHIP`, such as amdgcn:gfx942, or `cpu`"
+    )]
     Kind(String),
     /// The kind was left out when this program was built.
     #[error("this program was built without the target `{0}`; build it with the cargo feature `cpu`")]
@@ -42,6 +48,9 @@ pub enum UnknownTarget {
     /// The architecture is.
     #[error(transparent)]
     Arch(#[from] ptx::UnknownArch),
+    /// The chip is.
+    #[error(transparent)]
+    Chip(#[from] amdgcn::UnknownChip),
     /// The machine is.
     #[cfg(feature = "cpu")]
     #[error(transparent)]
@@ -51,11 +60,12 @@ pub enum UnknownTarget {
 impl FromStr for Target {
     type Err = UnknownTarget;
 
-    /// Reads `ptx:ARCHITECTURE`, `cpu` and `cpu:MACHINE`; the other options have their defaults. `cpu` is the most that
+    /// Reads `ptx:ARCHITECTURE`, `amdgcn:CHIP`, `cpu` and `cpu:MACHINE`; the other options have their defaults. `cpu` is the most that
     /// this machine counts as, and is written by that name.
     fn from_str(text: &str) -> Result<Target, UnknownTarget> {
         match text.split_once(':') {
             Some(("ptx", arch)) => Ok(Target::Ptx(ptx::Options::new(arch.parse()?))),
+            Some(("amdgcn", chip)) => Ok(Target::Amdgcn(amdgcn::Options { chip: chip.parse()? })),
             #[cfg(feature = "cpu")]
             Some(("cpu", isa)) => Ok(Target::Cpu(cpu::Options::new(isa.parse()?))),
             #[cfg(feature = "cpu")]

@@ -126,6 +126,10 @@ fn expand<'b>(expansion: Expansion, op: &Op, to: Scalar, operands: &[Val<'b>]) -
         Expansion::InF32 => small::widened(op, Scalar::F32, operands, to),
         Expansion::InF64 => match (op.code, a.ty().scalar()) {
             (_, from) if from.is_int() => small::widened(op, Scalar::F64, operands, to),
+            (Opcode::Div | Opcode::Sqrt | Opcode::Rcp, _) => {
+                let wide: Vec<Val<'b>> = operands.iter().map(|operand| operand.to(Scalar::F64)).collect();
+                Some(a.builder().like(op, &wide, wide[0].ty()).to(to))
+            }
             (code, _) => {
                 let [a, b] = [a, b].map(|x| x.to(Scalar::F64));
                 Some(function::of(code, a, b, true)?.to(to))

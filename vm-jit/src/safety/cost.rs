@@ -17,6 +17,8 @@ use vm_ir::{Kernel, Scalar};
 pub(crate) enum Costs {
     /// A GPU's, by way of PTX for this architecture in this version.
     Ptx(crate::backend::ptx::Arch, crate::backend::ptx::Version),
+    /// An AMD GPU's.
+    Amdgcn,
     /// A processor's.
     Cpu,
 }
@@ -54,7 +56,7 @@ pub(super) fn of(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
     }
     if op.code.shape().is_tile() {
         return match costs {
-            Costs::Ptx(..) => tile(kernel, op, costs),
+            Costs::Ptx(..) | Costs::Amdgcn => tile(kernel, op, costs),
             Costs::Cpu => tile_on_cpu(kernel, op),
         };
     }
@@ -141,6 +143,7 @@ pub(crate) fn element(costs: Costs, op: Opcode, from: Scalar, to: Scalar, shared
             let expanded = !crate::backend::ptx::is_native(arch, version, op, from, to);
             ptx(op, from, to, shared, expanded)
         }
+        Costs::Amdgcn => ptx(op, from, to, shared, !crate::backend::amdgcn::is_native(op, from, to)),
         Costs::Cpu => cpu(op, from, to, shared),
     }
 }

@@ -1,0 +1,71 @@
+//! Chips, by the names that LLVM has for them.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A chip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Chip {
+    /// CDNA 2: MI210, MI250.
+    Gfx90a,
+    /// CDNA 3: MI300.
+    Gfx942,
+    /// CDNA 4: MI350.
+    Gfx950,
+    /// RDNA 3: RX 7900.
+    Gfx1100,
+    /// RDNA 4: RX 9070.
+    Gfx1201,
+}
+
+impl Chip {
+    /// All, from old to new.
+    pub const ALL: [Chip; 5] = [Chip::Gfx90a, Chip::Gfx942, Chip::Gfx950, Chip::Gfx1100, Chip::Gfx1201];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Chip::Gfx90a => "gfx90a",
+            Chip::Gfx942 => "gfx942",
+            Chip::Gfx950 => "gfx950",
+            Chip::Gfx1100 => "gfx1100",
+            Chip::Gfx1201 => "gfx1201",
+        }
+    }
+
+    /// Threads of a wave.
+    pub const fn wave(self) -> u32 {
+        match self {
+            Chip::Gfx90a | Chip::Gfx942 | Chip::Gfx950 => 64,
+            Chip::Gfx1100 | Chip::Gfx1201 => 32,
+        }
+    }
+
+    /// Bytes of shared memory (LDS) that a block can have.
+    pub const fn shared_bytes(self) -> u64 {
+        match self {
+            Chip::Gfx950 => 160 << 10,
+            _ => 64 << 10,
+        }
+    }
+}
+
+impl fmt::Display for Chip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// No chip has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no chip `{0}`; there are {all}", all = Chip::ALL.map(Chip::name).join(", "))]
+pub struct UnknownChip(String);
+
+impl FromStr for Chip {
+    type Err = UnknownChip;
+
+    fn from_str(text: &str) -> Result<Chip, UnknownChip> {
+        Chip::ALL.into_iter().find(|chip| chip.name() == text).ok_or_else(|| UnknownChip(text.to_owned()))
+    }
+}

@@ -1,0 +1,289 @@
+//! Regions, and where a guest's loops are polled.
+
+use super::writer::{Label, Val, Writer, int};
+use crate::safety::{Poll, QUANTUM};
+use vm_abi::Guard;
+use vm_ir::module::{Op, Region};
+
+/// What a guest's kernel is cancelled by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cancel {
+    /// Address of the cancel flag.
+    flag: Val,
+    out_of_fuel: Label,
+    leave: Label,
+}
+
+/// The counters of a thread that is polled: iterations left until the next poll, those left behind that, and what is left of the
+/// interval, where some iterations are long.
+const QUANTUM_LEFT: usize = 0;
+const FUEL_LEFT: usize = 1;
+const INTERVAL_LEFT: usize = 2;
+const COUNTERS: [&str; 3] = ["i32", "i64", "i32"];
+
+/// What a loop carries.
+struct Carried {
+    /// Where an iteration ends.
+    latch: Label,
+    types: Vec<&'static str>,
+    /// In an iteration.
+    now: Vec<Val>,
+    /// In the next.
+    next: Vec<Val>,
+}
+
+impl<'k> Writer<'k> {
+    fn values_of(&self, region: &Region) -> Vec<Val> {
+        self.all_of(&region.yields).into_iter().map(|(_, value)| value).collect()
+    }
+
+    pub(super) fn if_op(&mut self, op: &'k Op) {
+        let labels = [self.label(), self.label()];
+        let condition = self.get(op.operands[0], 0);
+        self.br_if(condition, labels[0], labels[1]);
+        self.branches(op, &labels);
+    }
+
+    pub(super) fn switch_op(&mut self, op: &'k Op) {
+        let labels: Vec<Label> = op.regions.iter().map(|_| self.label()).collect();
+        let Some((default, cases)) = labels.split_last() else { return };
+        let ty = int(self.ty(op.operands[0]).scalar());
+        let cases = op.immediates.iter().zip(cases);
+        let cases: Vec<String> = cases.map(|(case, to)| format!("{ty} {case}, label {to}")).collect();
+        let value = self.get(op.operands[0], 0);
+        self.line(format_args!("switch {ty} {value}, label {default} [ {} ]", cases.join(" ")));
+        self.branches(op, &labels);
+    }
+
+    /// Each region in its block, and behind them what the one that ran yields.
+    fn branches(&mut self, op: &'k Op, labels: &[Label]) {
+        let (end, before, mut given) = (self.label(), self.counters.clone(), Vec::new());
+        for (region, label) in op.regions.iter().zip(labels) {
+            self.place(*label);
+            self.counters.clone_from(&before);
+            self.region(region);
+            given.push((self.at, self.values_of(region), self.counters.clone()));
+            self.br(end);
+        }
+        self.place(end);
+        self.join(op, &given);
+    }
+
+    /// What came from each of these blocks.
+    fn phi(&mut self, ty: &str, from: impl Iterator<Item = (Label, Val)> + Clone) -> Val {
+        let mut values = from.clone().map(|(_, value)| value);
+        if let Some(first) = values.next()
+            && values.all(|value| value == first)
+        {
+            return first;
+        }
+        let from: Vec<String> = from.map(|(label, value)| format!("[ {value}, {label} ]")).collect();
+        self.def(format_args!("phi {ty} {}", from.join(", ")))
+    }
+
+    /// Gives an op's results, and the counters, what came from each of these blocks.
+    fn join(&mut self, op: &Op, from: &[(Label, Vec<Val>, Vec<Val>)]) {
+        let types = self.all_of(&op.results);
+        let joined = types
+            .iter()
+            .enumerate()
+            .map(|(at, (ty, _))| self.phi(ty, from.iter().map(|(label, values, _)| (*label, values[at]))));
+        let joined: Vec<Val> = joined.collect();
+        self.set_each(&op.results, &joined);
+        for at in 0..self.counters.len() {
+            let from = from.iter().map(|(label, _, counters)| (*label, counters[at]));
+            self.counters[at] = self.phi(COUNTERS[at], from);
+        }
+    }
+
+    /// Begins a loop that carries this, and the counters.
+    fn begin_loop(&mut self, head: Label, initial: &[(&'static str, Val)]) -> Carried {
+        let (from, latch) = (self.at, self.label());
+        self.br(head);
+        self.place(head);
+        let mut carried = Carried { latch, types: Vec::new(), now: Vec::new(), next: Vec::new() };
+        let counters = COUNTERS.into_iter().zip(self.counters.clone());
+        for (ty, first) in initial.iter().copied().chain(counters) {
+            let next = self.reserve();
+            carried.now.push(self.def(format_args!("phi {ty} [ {first}, {from} ], [ {next}, {latch} ]")));
+            carried.next.push(next);
+            carried.types.push(ty);
+        }
+        self.counters = carried.now.split_off(initial.len());
+        carried
+    }
+
+    /// Ends an iteration; what follows branches.
+    fn end_iteration(&mut self, carried: &Carried, values: &[Val]) {
+        self.br(carried.latch);
+        self.place(carried.latch);
+        let values: Vec<Val> = values.iter().chain(&self.counters).copied().collect();
+        for ((ty, next), value) in carried.types.iter().zip(&carried.next).zip(values) {
+            self.define(*next, ty, value);
+        }
+    }
+
+    pub(super) fn while_op(&mut self, op: &'k Op) {
+        let [condition, body] = &op.regions[..] else { return };
+        let poll = self.plan.loop_of(op).and_then(|planned| planned.poll);
+        let outer = self.enter_polled(poll);
+        let (head, inside, end) = (self.label(), self.label(), self.label());
+        let initial = self.all_of(&op.operands);
+        let carried = self.begin_loop(head, &initial);
+        self.set_each(&condition.args, &carried.now);
+        self.region(condition);
+        let goes_on = self.get(condition.yields[0], 0);
+        self.br_if(goes_on, inside, end);
+        let at_end = self.counters.clone();
+        self.place(inside);
+        self.region(body);
+        let values = self.values_of(body);
+        self.poll_point(poll);
+        self.end_iteration(&carried, &values);
+        self.br(head);
+        self.place(end);
+        self.counters = at_end;
+        self.polled = outer;
+        self.set_each(&op.results, &carried.now);
+    }
+
+    pub(super) fn for_op(&mut self, op: &'k Op) {
+        let [body] = &op.regions[..] else { return };
+        let poll = self.plan.loop_of(op).and_then(|planned| planned.poll);
+        let ty = int(self.ty(op.operands[0]).scalar());
+        let [low, high, step] = [0, 1, 2].map(|i| self.get(op.operands[i], 0));
+        let initial = self.all_of(&op.operands[3..]);
+        let outer = self.enter_polled(poll);
+        let (enter, head, end) = (self.label(), self.label(), self.label());
+        let some = self.def(format_args!("icmp slt {ty} {low}, {high}"));
+        let up = self.def(format_args!("icmp sge {ty} {step}, 1"));
+        let runs = self.def(format_args!("and i1 {some}, {up}"));
+        let values = initial.iter().map(|(_, value)| *value).collect();
+        let before = (self.at, values, self.counters.clone());
+        self.br_if(runs, enter, end);
+        self.place(enter);
+        let carried = self.begin_loop(head, &[&[(ty, low)][..], &initial].concat());
+        self.set_each(&body.args, &carried.now);
+        self.region(body);
+        let values = self.values_of(body);
+        self.poll_point(poll);
+        // The count could overflow, so what is left is compared with the step.
+        let count = carried.now[0];
+        let left = self.def(format_args!("sub {ty} {high}, {count}"));
+        let more = self.def(format_args!("icmp ugt {ty} {left}, {step}"));
+        let next = self.def(format_args!("add {ty} {count}, {step}"));
+        self.end_iteration(&carried, &[&[next][..], &values].concat());
+        self.br_if(more, head, end);
+        self.place(end);
+        let counters = self.counters.clone();
+        self.join(op, &[before, (carried.latch, values, counters)]);
+        self.polled = outer;
+    }
+
+    /// Prepares polling. `all` is the fuel, the iterations of polled loops that the thread may take.
+    pub(super) fn prepare_polls(&mut self, flag: Val, all: Val) {
+        let most = Val::Bits(1 << 62);
+        let all = self.call("i64", "llvm.umin.i64", &[("i64", all), ("i64", most)]);
+        self.counters = vec![Val::Bits(0), all];
+        if self.plan.poll_points().any(|poll| poll.charge(1).is_some()) {
+            self.counters.push(Val::Bits(self.plan.interval() as u64));
+        }
+        self.refuel();
+        self.cancel = Some(Cancel { flag, out_of_fuel: self.label(), leave: self.label() });
+    }
+
+    /// Takes a quantum of the fuel; what there is, if there is less.
+    fn refuel(&mut self) {
+        let (quantum, fuel) = (self.counters[QUANTUM_LEFT], self.counters[FUEL_LEFT]);
+        let take = self.call("i64", "llvm.umin.i64", &[("i64", fuel), ("i64", Val::Bits(QUANTUM))]);
+        self.counters[FUEL_LEFT] = self.def(format_args!("sub i64 {fuel}, {take}"));
+        let take = self.def(format_args!("trunc i64 {take} to i32"));
+        self.counters[QUANTUM_LEFT] = self.def(format_args!("add i32 {quantum}, {take}"));
+    }
+
+    /// Begins a loop that may be polled; gives whether the code around is in one that is. A launch that is cancelled begins none.
+    fn enter_polled(&mut self, poll: Option<Poll>) -> bool {
+        let outer = self.polled;
+        if let Some(cancel) = self.cancel.filter(|_| poll.is_some()) {
+            if !outer {
+                self.poll(cancel);
+            }
+            self.polled = true;
+        }
+        outer
+    }
+
+    /// Takes from a counter, and gives whether it is used up.
+    fn take(&mut self, counter: usize, by: i64) -> Val {
+        let before = self.counters[counter];
+        let after = self.def(format_args!("sub i32 {before}, {by}"));
+        self.counters[counter] = after;
+        self.def(format_args!("icmp slt i32 {after}, 0"))
+    }
+
+    /// Takes an iteration of a polled loop from the quantum, and its cost from the interval, and polls when either is used up.
+    fn poll_point(&mut self, poll: Option<Poll>) {
+        let Some((cancel, poll)) = self.cancel.zip(poll) else { return };
+        let over = poll.charge(1).map(|charge| self.take(INTERVAL_LEFT, charge));
+        let empty = poll.takes_fuel.then(|| self.take(QUANTUM_LEFT, 1));
+        let used_up = match (over, empty) {
+            (Some(over), Some(empty)) => self.def(format_args!("or i1 {over}, {empty}")),
+            (over, empty) => match over.or(empty) {
+                Some(one) => one,
+                None => return,
+            },
+        };
+        let (slow, on) = (self.label(), self.label());
+        let mut joined = vec![(self.at, self.counters.clone())];
+        self.br_if(used_up, slow, on);
+        self.place(slow);
+        self.poll(cancel);
+        if let Some(over) = over {
+            let (left, interval) = (self.counters[INTERVAL_LEFT], self.plan.interval());
+            self.counters[INTERVAL_LEFT] =
+                self.def(format_args!("select i1 {over}, i32 {interval}, i32 {left}"));
+        }
+        if let Some(empty) = empty {
+            let (fuel, more) = (self.label(), self.label());
+            joined.push((self.at, self.counters.clone()));
+            self.br_if(empty, fuel, on);
+            self.place(fuel);
+            let rest = self.counters[FUEL_LEFT];
+            let none = self.def(format_args!("icmp eq i64 {rest}, 0"));
+            self.br_if(none, cancel.out_of_fuel, more);
+            self.place(more);
+            self.refuel();
+        }
+        joined.push((self.at, self.counters.clone()));
+        self.br(on);
+        self.place(on);
+        for at in 0..self.counters.len() {
+            let from = joined.iter().map(|(label, counters)| (*label, counters[at]));
+            self.counters[at] = self.phi(COUNTERS[at], from);
+        }
+    }
+
+    /// Leaves if the launch is cancelled.
+    fn poll(&mut self, cancel: Cancel) {
+        let word =
+            self.def(format_args!("load atomic i32, ptr addrspace(1) {} monotonic, align 4", cancel.flag));
+        let cancelled = self.def(format_args!("icmp ne i32 {word}, 0"));
+        let on = self.label();
+        self.br_if(cancelled, cancel.leave, on);
+        self.place(on);
+    }
+
+    /// What lies behind the kernel's end: a thread out of fuel sets the cancel flag, unless it is set.
+    pub(super) fn epilogue(&mut self) {
+        let Some(cancel) = self.cancel else { return };
+        self.place(cancel.out_of_fuel);
+        let code = Guard::OUT_OF_FUEL;
+        self.def(format_args!(
+            "cmpxchg ptr addrspace(1) {}, i32 0, i32 {code} monotonic monotonic",
+            cancel.flag
+        ));
+        self.br(cancel.leave);
+        self.place(cancel.leave);
+        self.line("ret void");
+    }
+}

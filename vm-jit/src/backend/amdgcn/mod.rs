@@ -1,0 +1,101 @@
+//! LLVM IR for AMD GPUs: CDNA (gfx90a, gfx942, gfx950) and RDNA (gfx1100, gfx1201). `llc` and `ld.lld` of LLVM 22, or
+//! ROCm's comgr, make a code object of it.
+//!
+//! * [`chip`](Chip): the chips.
+//! * `legal`: the table of what LLVM has for them.
+//! * `writer`: a kernel, its parameters and its ops in order; `control` its regions, and where a guest's is polled.
+//! * `value`: ops on values; `memory`: views, shared arrays and atomics; `warp`: ops between threads.
+//!
+//! # How values are written
+//!
+//! A lane is an integer of its type's width, an `i1` for a bool: what takes a float has a `bitcast` before it, so that the
+//! bits of a NaN are kept wherever nothing computes with it.
+//!
+//! # Warps
+//!
+//! A warp has 32 threads, and a wave of CDNA 64: two warps share it, each of which is a half. What threads of a warp
+//! exchange is addressed in the half, and a ballot is cut to it.
+
+mod chip;
+mod control;
+mod legal;
+mod memory;
+mod value;
+mod warp;
+mod writer;
+
+pub use chip::{Chip, UnknownChip};
+pub(crate) use legal::way;
+
+use crate::artifact::{self, Artifact, Format};
+use crate::contain::{self, Phase};
+use crate::legal::Way;
+use crate::reject::{RejectKind, Rejected};
+use crate::safety::{Parameters, SafetyPlan, cost::Costs};
+use std::fmt;
+use vm_ir::op::Opcode;
+use vm_ir::{Kernel, Scalar, ValidModule};
+
+/// Options that change the result.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Options {
+    /// What it is for.
+    pub chip: Chip,
+}
+
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.chip)
+    }
+}
+
+/// What a kernel becomes, for its safety plan. LLVM unrolls loops itself.
+pub(crate) const SAFETY: Parameters = Parameters {
+    costs: Costs::Amdgcn,
+    unrolling: None,
+    interval: 1 << 20,
+    in_loops: 1 << 20,
+    straight: None,
+    cancels_clusters: false,
+};
+
+/// Has LLVM the op on the type?
+pub(crate) fn is_native(op: Opcode, ty: Scalar, to: Scalar) -> bool {
+    matches!(way(op, ty, to), Way::Native)
+}
+
+/// What the head of a kernel asks for and the target does not have.
+pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind> {
+    let mut found = Vec::new();
+    let (target, available) = (options.chip.to_string(), options.chip.shared_bytes());
+    if kernel.tile().is_some() {
+        found.push(RejectKind::Tile { what: format!("there are no tile kernels on {target}") });
+        return found;
+    }
+    let needed = kernel.shared().iter().fold(0u64, |sum, array| sum.saturating_add(array.bytes()));
+    if needed > available {
+        found.push(RejectKind::SharedMemory { target: target.clone(), needed, available });
+    }
+    if kernel.cluster() > 1 {
+        found.push(RejectKind::Cluster { target, blocks: kernel.cluster() });
+    }
+    let (needed, available) = (artifact::layout(kernel, &[], true).bytes, vm_abi::PARAMETER_BYTES);
+    if needed > available {
+        found.push(RejectKind::Parameters { needed, available });
+    }
+    found
+}
+
+/// Writes a module that the target does not reject.
+///
+/// # Errors
+/// Kernels that come to too many instructions.
+pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> Result<Artifact, Rejected> {
+    let mut plans = Vec::new();
+    for kernel in contain::each(module, Phase::Write) {
+        let plan = SafetyPlan::of(kernel, module.trust(), &SAFETY);
+        plans.push(plan.map_err(|reject| Rejected(vec![reject]))?);
+    }
+    let (text, entries) = writer::module(module, options, plans)?;
+    Ok(Artifact { target, format: Format::LlvmIr, code: text.into_bytes(), entries })
+}

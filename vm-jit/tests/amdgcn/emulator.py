@@ -1,0 +1,155 @@
+"""tinygrad's emulator of AMD GPUs, mended where LLVM's code meets its faults.
+
+The environment's TINYGRAD is a checkout of tinygrad: commit a9069c177a9da9cca18593edf55acd2e6073cca6, whose names
+the mending relies on (the package on PyPI has no emulator). Instructions are compiled by LLVM's library, LLVM_PATH.
+"""
+import ctypes
+import inspect
+import os
+import struct
+import sys
+from collections import deque
+from types import SimpleNamespace
+
+import lanes
+
+os.environ.setdefault("DEV", "CPU:LLVM")
+os.environ.setdefault("LLVM_PATH", "/usr/lib/x86_64-linux-gnu/libLLVM.so.22.1")
+sys.path.insert(0, os.environ["TINYGRAD"])
+from tinygrad.dtype import dtypes  # noqa: E402
+from tinygrad.renderer import llvmir  # noqa: E402
+from tinygrad.runtime import ops_cpu  # noqa: E402
+from test.mockgpu.amd import emu  # noqa: E402
+
+# The emulator's name of each family, and the lanes of a wave.
+FAMILIES = {"gfx11": ("rdna3", 32), "gfx120": ("rdna4", 32), "gfx942": ("cdna", 64), "gfx950": ("cdna", 64)}
+LANES = dict(FAMILIES.values())
+# Of a block.
+MOST_WAVES = 32
+S_NOP = 0xBF800000
+# Does nothing that is emulated: mask, encoding and words.
+NOTHING = {
+    "rdna3": [(0xFFFC0000, 0xE0AC0000, 2), (0xFFFC0000, 0xE0B00000, 2),  # buffer_gl0_inv, buffer_gl1_inv
+              (0xFFFF0000, 0xBFB50000, 1)],  # s_setprio
+    "rdna4": [(0xFFFFC000, op << 14 | 0xEE000000, 3) for op in (43, 44, 79)],  # global_inv, global_wb, global_wbinv
+    "cdna": [(0xFFFC0000, 0xE0A00000, 2), (0xFFFC0000, 0xE0A40000, 2)],  # buffer_wbl2, buffer_inv
+}
+
+# The device's workers would take Clang, and no emulated instruction runs on one: they are a return here.
+WORKER = SimpleNamespace(name="", lib=b"\xc3", signature=(), target=SimpleNamespace(renderer=""))
+ops_cpu.do_to_program = lambda *_: SimpleNamespace(to_elf=lambda: WORKER)
+
+# Denormals are kept, as LLVM's kernels ask for in their descriptor: the emulator would flush them always.
+emu._get_ftz_lib = lambda: (None, 0)
+
+# The emulator cannot store in both arms of a branch.
+MOST = "tmp = MEM[ADDR].f32;\nsrc = DATA.f32;\nMEM[ADDR].f32 = (isNAN(64'F(tmp.f32)) || (src {} tmp)) ? src : tmp;\n" \
+       "RETURN_DATA.f32 = tmp"
+for op, text in emu.PCODE_RDNA4.items():
+    if "_NUM_" in op.name and op.name.endswith("F32") and "MEM[ADDR]" in text:
+        emu._pcode_fixes[op.name] = (text, MOST.format(">" if "_MAX_" in op.name else "<"))
+
+# The manuals' sum with a half is rounded where there is no room for one.
+for op, text in emu.PCODE_RDNA3.items():
+    if op.name in ("V_RNDNE_F32_E32", "V_RNDNE_F64_E32"):
+        name = op.name.removesuffix("_E32")
+        f = name[8:].lower()
+        emu._pcode_fixes[name] = (text, f"D0.{f} = floor(S0.{f});\nif fract(S0.{f}) > 0.5 then\nD0.{f} += 1.0\n"
+                                  f"elsif (fract(S0.{f}) == 0.5) && !isEven(64'F(floor(S0.{f}))) then\nD0.{f} += 1.0\nendif")
+
+
+def init_wave(*arguments, init_wave=emu._init_wave):
+    """A wave, whose inline constant 1 / (2 pi) the emulator's HW_ID would overwrite."""
+    wave = init_wave(*arguments)
+    wave._write_sgpr(248, 0x3E22F983)
+    return wave
+
+
+emu._init_wave = init_wave
+
+
+# Rows of a 32 x 32 product go by fours to the wave's halves in turn, not by sixteens.
+ROWS = "c_grp * UOp.const(16, dtypes.int) + UOp.const((out_reg // 4) * 4 + out_reg % 4, dtypes.int)"
+MENDED = "c_grp * UOp.const(4, dtypes.int) + UOp.const((out_reg // 4) * 8 + out_reg % 4, dtypes.int)"
+exec(inspect.getsource(emu._compile_mfma).replace(ROWS, MENDED), vars(emu))
+
+
+# Halves are LLVM's own: what the emulator makes of them without has no denormals.
+supported = llvmir.CPULLVMRenderer.supported_dtypes
+llvmir.CPULLVMRenderer.supported_dtypes = lambda renderer: supported(renderer) | {dtypes.half}
+
+
+def constant(value, dtype, lconst=llvmir.lconst):
+    """A constant in LLVM's text, which has no 5e-324."""
+    if dtype not in (dtypes.float32, dtypes.float64):
+        return lconst(value, dtype)
+    if dtype == dtypes.float32:
+        value = ctypes.c_float(value).value
+    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+
+
+llvmir.lconst = constant
+
+
+def attribute(inst, name, default=0, iattr=emu._iattr):
+    """What makes an atomic return: the bit has another name on each family."""
+    if name == "glc" and hasattr(inst, "th"):
+        return iattr(inst, "th") & 1
+    return iattr(inst, "sc0" if name == "glc" and hasattr(inst, "sc0") else name, default)
+
+
+emu._iattr = attribute
+
+
+class Scratch:
+    """Scratch memory that each wave has for itself: the emulator takes the address once a wave."""
+
+    def __init__(self, size):
+        self.size, self._buf = size, self
+        self.waves = deque(maxlen=MOST_WAVES)
+
+    @property
+    def va_addr(self):
+        self.waves.append((ctypes.c_uint8 * self.size)())
+        return ctypes.addressof(self.waves[-1])
+
+    def ensure_allocated(self):
+        return self
+
+
+def buffer(device, size, dtype, buffer=emu.Buffer, **options):
+    return Scratch(size) if dtype == dtypes.uint8 else buffer(device, size, dtype, **options)
+
+
+emu.Buffer = buffer
+
+
+def rewrite(pc, arch):
+    """Writes instructions that the emulator takes for others in the way that it takes."""
+    words = (ctypes.c_uint32 * 3).from_address(pc)
+    for mask, encoding, count in NOTHING[arch]:
+        if words[0] & mask == encoding:
+            words[:count] = [S_NOP] * count
+    # Flat addresses are of global memory, neither of LDS nor of scratch.
+    if arch == "rdna4" and words[0] >> 24 == 0xEC:
+        words[0] |= 0x02000000
+    elif arch == "rdna3" and words[0] >> 26 == 0b110111 and not words[0] >> 16 & 3:
+        words[0] |= 2 << 16
+    elif arch == "cdna" and words[0] >> 26 == 0b110111 and not words[0] >> 14 & 3:
+        words[0] |= 2 << 14
+        words[1] = words[1] & 0xFF80FFFF | 0x7F << 16
+
+
+def decode(pc, arch, decode_at=emu._decode_at):
+    rewrite(pc, arch)
+    step = lanes.step_of(pc, arch, LANES[arch], decode_at)
+    if step is None:
+        return decode_at(pc, arch)
+
+    def run(*buffers):
+        step(lanes.Wave(buffers[0], buffers[1], LANES[arch]), buffers)
+
+    return (SimpleNamespace(arg=SimpleNamespace(globals=range(6))), SimpleNamespace(fxn=run)), None
+
+
+emu._decode_at = decode

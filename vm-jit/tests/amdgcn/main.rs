@@ -1,0 +1,227 @@
+//! LLVM IR for AMD GPUs: LLVM takes every op on every type and every kernel under vm-ir/filetests/run, for each chip; and what
+//! it makes of them computes on an emulator what the files say.
+//!
+//! `AMDGCN_FILE` has only files run whose names contain it, `AMDGCN_CHIP` only that chip.
+
+mod emulator;
+mod llvm;
+
+use emulator::Emulator;
+use std::num::FpCategory;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use vm_ir::filetest::{Random, cases, is_on_values, op_kernel, op_launch, op_tolerance};
+use vm_ir::interp::{Argument, Limits, run};
+use vm_ir::limits::MAX_KERNELS;
+use vm_ir::{Module, Trust, filetest, op, text, validate};
+use vm_jit::backend::amdgcn::Chip;
+use vm_jit::{Guard, Target, compile, legal};
+
+/// Fuel of each thread: more than any of the files needs, and few enough for those that never end.
+const FUEL: u64 = 10_000;
+/// Chips that are emulated, of which the others are like one.
+const EMULATED: [Chip; 4] = [Chip::Gfx942, Chip::Gfx950, Chip::Gfx1100, Chip::Gfx1201];
+
+fn target(chip: Chip) -> Target {
+    format!("amdgcn:{chip}").parse().unwrap()
+}
+
+fn wanted(name: &str, value: &str) -> bool {
+    std::env::var(name).map_or(true, |only| value.contains(&only))
+}
+
+fn files() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests/run");
+    let mut paths: Vec<_> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| wanted("AMDGCN_FILE", &path.to_string_lossy()));
+    paths.sort();
+    paths
+}
+
+/// The chips that a sweep takes: with a seed one of them.
+fn chips(all: &[Chip]) -> Vec<Chip> {
+    let seed = std::env::var("SWEEP_SEED").ok().and_then(|seed| seed.parse::<usize>().ok());
+    let chips = all.iter().enumerate().filter(|(at, _)| seed.is_none_or(|seed| seed % all.len() == *at));
+    chips.map(|(_, chip)| *chip).filter(|chip| wanted("AMDGCN_CHIP", chip.name())).collect()
+}
+
+/// A kernel of each op on values, on each type.
+struct OpKernel {
+    row: &'static op::OpInfo,
+    to: vm_ir::Scalar,
+    lanes: usize,
+    /// Without the head of a module.
+    text: String,
+    name: String,
+}
+
+fn op_kernels() -> Vec<OpKernel> {
+    let mut all = Vec::new();
+    for row in op::TABLE.iter().filter(|row| is_on_values(row)) {
+        for (from, to) in legal::types_of(row.opcode) {
+            for lanes in [1, 4] {
+                let (name, source) = (format!("k{}", all.len()), op_kernel(row, from, to, lanes));
+                let Ok(module) = text::parse(&source) else { continue };
+                let old = format!("kernel @{}(", module.kernels()[0].name());
+                let body = source.strip_prefix("vir 1").unwrap_or(&source);
+                let text = body.replacen(&old, &format!("kernel @{name}("), 1);
+                all.push(OpKernel { row, to, lanes, text, name });
+            }
+        }
+    }
+    all
+}
+
+/// Of a division of f64, takes quotients for right that are below all normal numbers, or whose divisor is subnormal: the
+/// emulator rounds the ones twice and has not the others.
+fn leave_out_subnormals(got: &mut [Argument], right: &[Argument]) {
+    let [.., Argument::Tensor(got)] = got else { return };
+    let [_, Argument::Tensor(divisors), Argument::Tensor(right)] = right else { return };
+    let class = |bytes: &[u8]| bytes.try_into().map_or(FpCategory::Nan, |b| f64::from_le_bytes(b).classify());
+    let elements = got.bytes.chunks_exact_mut(8).zip(right.bytes.chunks_exact(8));
+    for ((got, right), divisor) in elements.zip(divisors.bytes.chunks_exact(8)) {
+        let tiny = matches!(class(right), FpCategory::Subnormal | FpCategory::Zero);
+        if tiny || class(divisor) == FpCategory::Subnormal {
+            got.copy_from_slice(right);
+        }
+    }
+}
+
+fn module_of(kernels: &[OpKernel]) -> Module {
+    let bodies: Vec<&str> = kernels.iter().map(|kernel| kernel.text.as_str()).collect();
+    text::parse(&format!("vir 1\n{}", bodies.join("\n"))).unwrap()
+}
+
+#[test]
+fn llvm_takes_all() {
+    if let Err(reason) = llvm::there() {
+        return println!("skipped: {reason}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let object = folder.path().join("object");
+    for chip in chips(&Chip::ALL) {
+        let check = |what: &str, module: Module, trust: Trust| {
+            let valid = validate(module, trust).unwrap();
+            match compile(&valid, &target(chip)) {
+                Ok(artifact) => llvm::assemble(&artifact.code, chip.name(), &object)
+                    .unwrap_or_else(|error| panic!("{what} for {chip}: {error}")),
+                Err(rejected) => {
+                    let known = ["shared-memory", "cluster", "unsupported-op"];
+                    assert!(
+                        rejected.0.iter().all(|one| known.contains(&one.kind.code())),
+                        "{what}: {rejected}"
+                    );
+                }
+            }
+        };
+        for path in files() {
+            let source = std::fs::read_to_string(&path).unwrap();
+            let module = text::parse(&source).unwrap();
+            for trust in [Trust::Guest, Trust::Trusted] {
+                if validate(module.clone(), trust).is_ok() {
+                    check(&path.display().to_string(), module.clone(), trust);
+                }
+            }
+        }
+        for kernels in op_kernels().chunks(MAX_KERNELS) {
+            check("every op", module_of(kernels), Trust::Guest);
+        }
+    }
+}
+
+/// An emulator, and a folder for code objects; nothing where there is none.
+fn emulation() -> Option<(Emulator, tempfile::TempDir)> {
+    match llvm::there().and_then(|()| Emulator::start()) {
+        Ok(emulator) => Some((emulator, tempfile::tempdir().unwrap())),
+        Err(reason) => {
+            println!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+#[test]
+fn files_run_emulated() {
+    let Some((mut emulator, folder)) = emulation() else { return };
+    let (mut ran, mut failures) = (0, String::new());
+    for chip in chips(&EMULATED) {
+        for path in files() {
+            let source = std::fs::read_to_string(&path).unwrap();
+            let module = text::parse(&source).unwrap();
+            for case in cases(&source, &module).unwrap() {
+                // Races, and what is out of bounds as the host's own: only the interpreter sees those.
+                let endless = case.error.as_deref() == Some("out of fuel");
+                if case.error.is_some() && !endless {
+                    continue;
+                }
+                let valid = validate(module.clone(), case.trust).unwrap();
+                let Ok(artifact) = compile(&valid, &target(chip)) else { continue };
+                let begin = Instant::now();
+                let mut launch = case.launch.clone();
+                let object = folder.path().join("object");
+                let stop = llvm::assemble(&artifact.code, chip.name(), &object)
+                    .and_then(|()| llvm::link(&object))
+                    .and_then(|object| {
+                        let entry = artifact.entry(&launch.kernel).ok_or("no such kernel")?.clone();
+                        emulator.run(chip.name(), &object, &entry, &mut launch, FUEL)
+                    });
+                let place = format!("{} line {} on {chip}", path.file_name().unwrap().display(), case.line);
+                let result = match stop {
+                    Ok(Guard::OUT_OF_FUEL) if endless => Ok(()),
+                    Ok(0) if !endless => case.check(&launch.arguments).map_err(|failure| failure.to_string()),
+                    Ok(stop) => Err(format!("stopped with {stop:#x}")),
+                    Err(error) => Err(error),
+                };
+                println!("{place}: {:.1} s", begin.elapsed().as_secs_f64());
+                if let Err(error) = result {
+                    println!("{place}: {error}");
+                    failures += &format!("{place}: {error}\n");
+                }
+                ran += 1;
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures}");
+    assert!(ran > 0);
+}
+
+#[test]
+fn ops_compute_emulated_what_the_interpreter_does() {
+    let Some((mut emulator, folder)) = emulation() else { return };
+    let (kernels, mut failures) = (op_kernels(), String::new());
+    let object = folder.path().join("object");
+    for (chip, kernels) in chips(&EMULATED).into_iter().flat_map(|chip| {
+        let parts = kernels.chunks(MAX_KERNELS);
+        parts.map(move |kernels| (chip, kernels))
+    }) {
+        let valid = validate(module_of(kernels), Trust::Guest).unwrap();
+        let artifact = compile(&valid, &target(chip)).unwrap();
+        llvm::assemble(&artifact.code, chip.name(), &object).unwrap();
+        let object = llvm::link(&object).unwrap();
+        for kernel in kernels.iter().filter(|kernel| wanted("AMDGCN_OP", kernel.row.mnemonic)) {
+            let place = format!("{} of {} × {} on {chip}", kernel.row.mnemonic, kernel.to, kernel.lanes);
+            let (source, _) = valid.find(&kernel.name).unwrap();
+            let mut launch = op_launch(source, kernel.lanes, &mut Random(7));
+            let mut right = launch.clone();
+            run(&valid, &mut right, &Limits::default()).unwrap();
+            let entry = artifact.entry(&kernel.name).unwrap();
+            let compared = emulator.run(chip.name(), &object, entry, &mut launch, FUEL).and_then(|_| {
+                let tolerance = op_tolerance(kernel.row, kernel.to);
+                if (kernel.row.opcode, kernel.to) == (op::Opcode::Div, vm_ir::Scalar::F64) {
+                    leave_out_subnormals(&mut launch.arguments, &right.arguments);
+                }
+                let pairs = launch.arguments.iter().zip(&right.arguments);
+                pairs.filter_map(|(got, right)| got.tensor().zip(right.tensor())).try_for_each(
+                    |(got, right)| {
+                        filetest::compare(got, right, tolerance).map_err(|error| error.to_string())
+                    },
+                )
+            });
+            if let Err(error) = compared {
+                println!("{place}: {error}");
+                failures += &format!("{place}: {error}\n");
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures}");
+}
