@@ -28,11 +28,10 @@ pub(crate) fn way(op: Opcode, ty: Scalar, to: Scalar) -> Way {
             _ => IN_F32,
         },
         Fma if half(ty) => Way::Expanded(Expansion::JoinedFma),
-        Div | Sqrt | Rcp if half(ty) => IN_F32,
-        // LLVM makes these of approximations, which what checks this has not as a chip has.
+        Div | Sqrt | Rcp | Rsqrt if half(ty) => IN_F32,
+        // LLVM makes these of a chip's approximations, which the emulator of the tests has not.
         Div | Sqrt | Rcp if ty == F32 => IN_F64,
         Round if ty == F16 => IN_F32,
-        Rsqrt if half(ty) => IN_F32,
         Rsqrt => SEQUENCE,
         Add | Sub | Mul | Min | Max | Minimum | Maximum | Floor | Ceil | Round | Fix | Lt | Le | Gt | Ge
         | Eq | Ne | WarpMin | WarpMax

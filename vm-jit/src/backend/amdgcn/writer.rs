@@ -15,7 +15,7 @@ use vm_ir::valid::KernelFacts;
 use vm_ir::view::Dim;
 use vm_ir::{Kernel, Scalar, ValidModule, Value};
 
-/// Instructions that a module may come to: some times what LLVM takes in a minute.
+/// Instructions that a module may come to.
 const MAX_INSTRUCTIONS: u32 = 1 << 18;
 
 /// Where what a launch fills in behind the parameters lies.
