@@ -85,15 +85,13 @@ fn it_is_confined_and_its_end_is_told() {
     check(
         "no cubin",
         "exit 0",
-        |result| matches!(result, Err(AssembleError::NoCubin { reason, .. }) if reason.contains("0 bytes")),
+        |result| matches!(result, Err(AssembleError::NoCode { reason, .. }) if reason.contains("0 bytes")),
     );
-    check("garbage", r#"echo garbage >"$out""#, |result| {
-        matches!(result, Err(AssembleError::NoCubin { .. }))
-    });
+    check("garbage", r#"echo garbage >"$out""#, |result| matches!(result, Err(AssembleError::NoCode { .. })));
     check(
         "a cut cubin",
         r#"printf '\177ELF\002\001' >"$out""#,
-        |result| matches!(result, Err(AssembleError::NoCubin { reason, .. }) if reason.contains("cut off")),
+        |result| matches!(result, Err(AssembleError::NoCode { reason, .. }) if reason.contains("cut off")),
     );
     check("a crash", "kill -SEGV $$", |result| {
         matches!(result, Err(AssembleError::Killed { signal: libc::SIGSEGV, .. }))
@@ -132,7 +130,8 @@ fn what_can_not_be_started_says_why() {
     assert!(bare.contains("without its folder"), "{bare}");
     for architecture in ["", "sm_", "90", "sm_90 --help", "sm_90/../..", "sm_123456789"] {
         let refused = Assembler::ptxas("/bin/true").assemble(b"", architecture);
-        assert_eq!(refused, Err(AssembleError::Architecture(architecture.into())));
+        let named = matches!(&refused, Err(AssembleError::Architecture { name, .. }) if name == architecture);
+        assert!(named, "{refused:?}");
     }
 }
 
@@ -296,5 +295,5 @@ fn the_real_one_makes_a_cubin() {
     assert!(matches!(&bad, AssembleError::Refused { messages, .. } if messages.contains("line 4")), "{bad}");
     let small = assembler.limits(Limits { memory: 16 << 20, ..Limits::default() });
     let small = small.assemble(text.as_bytes(), "sm_90a").unwrap_err();
-    assert!(!matches!(small, AssembleError::NoCubin { .. }), "{small}");
+    assert!(!matches!(small, AssembleError::NoCode { .. }), "{small}");
 }

@@ -3,6 +3,8 @@
 //! This crate finds the GPUs that ROCm would run kernels on and says what they are: architecture, PCI address, compute
 //! units, memory, device nodes. It needs no ROCm, only sysfs.
 //!
+//! [`assemble`] makes code objects of LLVM IR, which needs LLVM, no GPU.
+//!
 //! It does not run kernels yet: [`RocmDevice::open`] says so. Until it does, an AMD GPU can be passed whole to a guest,
 //! and a kernel can run on the CPU.
 //!
@@ -15,6 +17,7 @@
 //! }
 //! ```
 
+pub mod assemble;
 mod device;
 mod error;
 mod topology;

@@ -2,8 +2,9 @@
 
 use std::env;
 use std::ffi::OsStr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use vm_assemble::find::{folders, is_program, versions};
 
 use super::AssembleError;
 
@@ -17,11 +18,7 @@ const USUAL: [&str; 4] =
 pub(super) fn ptxas() -> Result<PathBuf, AssembleError> {
     if let Some(named) = env::var_os(VARIABLE) {
         let named = PathBuf::from(named);
-        return if is_program(&named) {
-            Ok(named)
-        } else {
-            Err(AssembleError::Missing { looked: vec![named] })
-        };
+        return if is_program(&named) { Ok(named) } else { Err(missing(vec![named])) };
     }
     let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os);
     let homes: Vec<PathBuf> = homes.map(|home| PathBuf::from(home).join("bin")).collect();
@@ -31,39 +28,27 @@ pub(super) fn ptxas() -> Result<PathBuf, AssembleError> {
 /// Looks in `homes`, then in `path`, then in the usual places under `root`.
 fn search(homes: &[PathBuf], path: Option<&OsStr>, root: &Path) -> Result<PathBuf, AssembleError> {
     let under = |place: &str| root.join(place.trim_start_matches('/'));
-    let mut folders = homes.to_vec();
-    // An empty entry of PATH is the current folder, which anyone may have filled.
-    folders.extend(path.map(env::split_paths).into_iter().flatten().filter(|folder| folder.is_absolute()));
-    folders.extend(USUAL.map(under));
-    folders.extend(versions(&under("/usr/local")));
-    folders.dedup();
-    match folders.iter().map(|folder| folder.join("ptxas")).find(|file| is_program(file)) {
-        Some(found) => Ok(found),
-        None => Err(AssembleError::Missing { looked: folders }),
-    }
+    let mut all = homes.to_vec();
+    all.extend(folders(path));
+    all.extend(USUAL.map(under));
+    all.extend(versions(&under("/usr/local"), "cuda-").into_iter().map(|folder| folder.join("bin")));
+    all.dedup();
+    let found = all.iter().map(|folder| folder.join("ptxas")).find(|file| is_program(file));
+    found.ok_or_else(|| missing(all))
 }
 
-/// `cuda-VERSION/bin`, the newest first.
-fn versions(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut found: Vec<(Vec<u32>, PathBuf)> = entries
-        .filter_map(|entry| {
-            let name = entry.file_name();
-            let version = name.to_str()?.strip_prefix("cuda-")?;
-            let version = version.split('.').map(|part| part.parse().ok()).collect::<Option<Vec<u32>>>()?;
-            Some((version, entry.path().join("bin")))
-        })
-        .collect();
-    found.sort();
-    found.into_iter().rev().map(|(_, folder)| folder).collect()
-}
-
-fn is_program(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+fn missing(looked: Vec<PathBuf>) -> AssembleError {
+    let remedy = format!(
+        "install CUDA's compiler (Debian: nvidia-cuda-toolkit, NVIDIA's packages: cuda-nvcc-VERSION, PyPI: nvidia-cuda-nvcc) \
+         or name the file in {VARIABLE}"
+    );
+    AssembleError::Missing { program: "ptxas", looked, remedy }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

@@ -1,16 +1,11 @@
-//! One run of an assembler: what it is started with, and what it wrote.
+//! What an assembler is started with.
 
 use std::ffi::OsString;
-use std::io;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::Instant;
 
-use super::Limits;
-use super::process::{self, Ended, Running, Scratch};
+use vm_assemble::{Job, Limits, Memory, Scratch, failed};
 
-/// How much of its messages is reported.
-const MESSAGE_BYTES: u64 = 8 << 10;
+use super::AssembleError;
 
 /// What is run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,104 +29,43 @@ pub(super) struct Order {
     pub(super) limits: Limits,
 }
 
-/// What could not be done on this side.
-pub(super) struct Failed {
-    pub(super) what: &'static str,
-    pub(super) error: io::Error,
-}
-
-/// Says what failed.
-pub(super) fn failed(what: &'static str) -> impl FnOnce(io::Error) -> Failed {
-    move |error| Failed { what, error }
-}
-
-/// A process of an assembler, and its files. Dropping it ends the process.
-#[derive(Debug)]
-pub(super) struct Job {
-    running: Running,
-    output: Scratch,
-    messages: Scratch,
-    /// What stays open as long as it may read.
-    input: Vec<OwnedFd>,
-}
-
-impl Job {
-    /// Starts the program. It opens `input` by its name; `given` is open in it.
-    pub(super) fn start(
-        program: &Program,
-        order: &Order,
-        input: OsString,
-        given: Option<&Scratch>,
-    ) -> Result<Self, Failed> {
-        let output = Scratch::new("cubin").map_err(failed("making its output"))?;
-        let messages = Scratch::new("messages").map_err(failed("making its output"))?;
-        let (architecture, level) = (order.architecture.as_str(), order.level.to_string());
-        let mut arguments = Vec::new();
-        match &program.kind {
-            Kind::Ptxas => {
-                arguments.extend(["--gpu-name", architecture, "--opt-level", &level].map(OsString::from));
-                arguments.extend(["--output-file".into(), output.path(), input]);
-            }
-            Kind::Driver(before) => {
-                arguments.extend(before.iter().cloned());
-                arguments.extend([architecture.into(), level.into(), input, output.path()]);
-            }
+/// Starts the program. It opens `input` by its name; `given` is open in it.
+pub(super) fn start(
+    program: &Program,
+    order: &Order,
+    input: OsString,
+    given: &[&Scratch],
+) -> Result<Job, AssembleError> {
+    let output = Scratch::new("cubin").map_err(failed(&program.path, "making its output"))?;
+    let (architecture, level) = (order.architecture.as_str(), order.level.to_string());
+    let mut arguments = Vec::new();
+    let (memory, environment) = match &program.kind {
+        Kind::Ptxas => {
+            arguments.extend(["--gpu-name", architecture, "--opt-level", &level].map(OsString::from));
+            arguments.extend(["--output-file".into(), output.path(), input]);
+            (Memory::Space, Vec::new())
         }
-        let program = process::Program {
-            path: &program.path,
-            arguments,
-            reserves_memory: matches!(program.kind, Kind::Driver(_)),
-            limits: order.limits,
-        };
-        let files: Vec<&Scratch> = given.into_iter().chain([&output]).collect();
-        let running = process::start(&program, &files, &messages).map_err(failed("running it"))?;
-        Ok(Self { running, output, messages, input: Vec::new() })
-    }
-
-    /// Keeps these open until it has ended.
-    pub(super) fn with_input(self, input: impl IntoIterator<Item = OwnedFd>) -> Self {
-        Self { input: input.into_iter().collect(), ..self }
-    }
-
-    /// Whether its process ended before `deadline`.
-    pub(super) fn ends_by(&self, deadline: Instant) -> io::Result<bool> {
-        self.running.ends_by(deadline)
-    }
-
-    /// Waits for its end; gives how it ended, and its files.
-    pub(super) fn end(self, deadline: Instant) -> Result<(Ended, Written), Failed> {
-        let Self { running, output, messages, input } = self;
-        let ended = running.end(deadline).map_err(failed("running it"))?;
-        drop(input);
-        Ok((ended, Written { output, messages }))
-    }
-
-    /// What it has said so far.
-    pub(super) fn messages(&self) -> String {
-        said(&self.messages)
-    }
+        Kind::Driver(before) => {
+            arguments.extend(before.iter().cloned());
+            arguments.extend([architecture.into(), level.into(), input, output.path()]);
+            // The driver's library reserves address space without using it.
+            (Memory::Data, driver_environment())
+        }
+    };
+    let program = vm_assemble::Program {
+        path: &program.path,
+        arguments,
+        environment,
+        memory,
+        prints: false,
+        limits: order.limits,
+    };
+    Job::start(program, output, given)
 }
 
-/// What a process wrote that has ended.
-pub(super) struct Written {
-    output: Scratch,
-    messages: Scratch,
-}
-
-impl Written {
-    /// What it made.
-    pub(super) fn output(&self, most: u64) -> Result<Vec<u8>, Failed> {
-        self.output.read(most).map_err(failed("reading its output"))
-    }
-
-    /// What it said, cut after some kilobytes.
-    pub(super) fn messages(&self) -> String {
-        said(&self.messages)
-    }
-}
-
-fn said(messages: &Scratch) -> String {
-    let said = messages.read(MESSAGE_BYTES).unwrap_or_default();
-    let said = String::from_utf8_lossy(&said).trim().to_owned();
-    if said.is_empty() { "it said nothing".to_owned() } else { said }
+/// What leads the driver's library to where this process found it, and to the same devices.
+fn driver_environment() -> Vec<(OsString, OsString)> {
+    let kept =
+        |name: &str| name == "LD_LIBRARY_PATH" || name.starts_with("CUDA_") || name.starts_with("NVIDIA_");
+    std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(kept)).collect()
 }

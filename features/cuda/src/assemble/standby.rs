@@ -23,8 +23,9 @@ use rustix::io::{DupFlags, Errno, dup3};
 use rustix::pipe::fcntl_getpipe_size;
 use rustix::process::geteuid;
 
-use super::job::{Job, Order, Program};
-use super::process::Scratch;
+use vm_assemble::{Job, Scratch};
+
+use super::job::{self, Order, Program};
 
 /// How long they wait for work before they are given up.
 const IDLE: Duration = Duration::from_secs(60);
@@ -193,7 +194,7 @@ impl Waiting {
         let mut path = OsString::from("/proc/");
         path.push(fs::read_link("/proc/self")?);
         path.push(format!("/fd/{}", input.as_raw_fd()));
-        let job = Job::start(program, &order, path, None).map_err(|failed| failed.error)?;
+        let job = job::start(program, &order, path, &[]).map_err(io::Error::other)?;
         Ok(Self { order, job, input })
     }
 
@@ -223,8 +224,7 @@ impl Waiting {
         }
         // With a reader of our own, its death while we write is no SIGPIPE.
         let reader = opened(OFlags::RDONLY)?;
-        let file = Scratch::new("ptx")?;
-        file.fill(ptx)?;
+        let file = Scratch::of("ptx", ptx)?;
         dup3(&file, &mut self.input, DupFlags::CLOEXEC)?;
         if rustix::io::write(&writer, ptx)? != ptx.len() {
             return Err(io::Error::other("its FIFO was not empty"));
@@ -256,7 +256,6 @@ mod tests {
 
     use super::super::Limits;
     use super::super::job::Kind;
-    use super::super::process::Ended;
     use super::*;
 
     fn script(folder: &Path, body: &str) -> Program {
@@ -300,8 +299,8 @@ mod tests {
                 job = take(&order("sm_90a"), text);
                 job.is_some()
             });
-            let (ended, written) = job.unwrap().end(Instant::now() + Duration::from_secs(20)).ok().unwrap();
-            assert_eq!((ended, written.output(1 << 20).ok().unwrap()), (Ended::Well, text.to_vec()));
+            let written = job.unwrap().end(Instant::now() + Duration::from_secs(20)).unwrap();
+            assert_eq!(written.read(1 << 20).unwrap(), text);
         }
         becomes("their end without work", || architectures(&standby).is_empty());
         let log = fs::read_to_string(folder.path().join("log")).unwrap();

@@ -16,30 +16,30 @@ use std::ptr;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, waitpid};
 
 /// What the child becomes, and what it does to itself before. It leads a process group of its own.
-pub(super) struct Spawn {
-    pub(super) program: CString,
+pub(crate) struct Spawn {
+    pub(crate) program: CString,
     /// With the name of the program first.
-    pub(super) arguments: Vec<CString>,
-    pub(super) environment: Vec<CString>,
+    pub(crate) arguments: Vec<CString>,
+    pub(crate) environment: Vec<CString>,
     /// Its standard input, output and error output.
-    pub(super) standard: [RawFd; 3],
+    pub(crate) standard: [RawFd; 3],
     /// What else stays open in it.
-    pub(super) given: Vec<RawFd>,
-    pub(super) limits: Vec<(libc::__rlimit_resource_t, u64)>,
+    pub(crate) given: Vec<RawFd>,
+    pub(crate) limits: Vec<(libc::__rlimit_resource_t, u64)>,
 }
 
 /// A child that has not been waited for. Dropping it kills its process group and waits for it.
 #[derive(Debug)]
-pub(super) struct Child(Option<Pid>);
+pub(crate) struct Child(Option<Pid>);
 
 impl Child {
     /// Its number; `None` once it has been waited for.
-    pub(super) fn pid(&self) -> Option<Pid> {
+    pub(crate) fn pid(&self) -> Option<Pid> {
         self.0
     }
 
     /// Kills what is left of its process group, and waits for it.
-    pub(super) fn end(&mut self) -> io::Result<WaitStatus> {
+    pub(crate) fn end(&mut self) -> io::Result<WaitStatus> {
         let pid = self.0.take().ok_or(io::ErrorKind::NotFound)?;
         // It has not been waited for, so the number is still its own.
         let _ = kill_process_group(pid, Signal::KILL);
@@ -78,7 +78,7 @@ struct Shared<'a> {
 }
 
 /// Starts a child.
-pub(super) fn spawn(spawn: &Spawn) -> io::Result<Child> {
+pub(crate) fn spawn(spawn: &Spawn) -> io::Result<Child> {
     let pointers = |strings: &[CString]| -> Vec<*const c_char> {
         strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
     };

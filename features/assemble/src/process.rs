@@ -14,29 +14,42 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::Limits;
-use super::spawn::{Child, Spawn, spawn};
+use crate::Limits;
+use crate::spawn::{Child, Spawn, spawn};
 
-/// A file in memory.
+/// A file in memory. It is gone with the last that has it open.
 #[derive(Debug)]
-pub(super) struct Scratch(File);
+pub struct Scratch(File);
 
 impl Scratch {
-    pub(super) fn new(name: &str) -> io::Result<Self> {
+    /// An empty one; `name` is seen in `/proc` alone.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn new(name: &str) -> io::Result<Self> {
         Ok(Self(File::from(memfd_create(name, MemfdFlags::CLOEXEC)?)))
     }
 
-    pub(super) fn fill(&self, bytes: &[u8]) -> io::Result<()> {
-        (&self.0).write_all(bytes)
+    /// One that has these bytes.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn of(name: &str, bytes: &[u8]) -> io::Result<Self> {
+        let file = Self::new(name)?;
+        (&file.0).write_all(bytes)?;
+        Ok(file)
     }
 
     /// Its path in a process that was given it.
-    pub(super) fn path(&self) -> OsString {
+    pub fn path(&self) -> OsString {
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
     }
 
     /// The first `most` bytes.
-    pub(super) fn read(&self, most: u64) -> io::Result<Vec<u8>> {
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn read(&self, most: u64) -> io::Result<Vec<u8>> {
         // Opened again, so that the place where the program stopped writing does not matter.
         let mut bytes = Vec::new();
         File::open(self.path())?.take(most).read_to_end(&mut bytes)?;
@@ -50,18 +63,35 @@ impl AsFd for Scratch {
     }
 }
 
+/// What a limit on memory is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// All address space.
+    Space,
+    /// Data: for a program that reserves more address space than it uses.
+    Data,
+}
+
 /// What to run.
-pub(super) struct Program<'a> {
-    pub(super) path: &'a Path,
-    pub(super) arguments: Vec<OsString>,
-    /// Whether it reserves more address space than it uses; then the limit is on its data.
-    pub(super) reserves_memory: bool,
-    pub(super) limits: Limits,
+#[derive(Clone, Debug)]
+pub struct Program<'a> {
+    /// The file, with its folder.
+    pub path: &'a Path,
+    /// What comes behind its name.
+    pub arguments: Vec<OsString>,
+    /// All that is in its environment.
+    pub environment: Vec<(OsString, OsString)>,
+    /// What the limit on memory is on.
+    pub memory: Memory,
+    /// Whether it prints its output; else what it prints are messages, and it opens its output by a path.
+    pub prints: bool,
+    /// What it may use.
+    pub limits: Limits,
 }
 
 /// How it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(crate) enum Ended {
     /// With exit status 0.
     Well,
     /// With another.
@@ -74,10 +104,16 @@ pub(super) enum Ended {
 
 /// A program that was started. Dropping it ends it, with what it started in its process group.
 #[derive(Debug)]
-pub(super) struct Running(Child);
+pub(crate) struct Running(Child);
 
-/// Starts a program. `files` are open in it, and `messages` are its output and its error output.
-pub(super) fn start(program: &Program<'_>, files: &[&Scratch], messages: &Scratch) -> io::Result<Running> {
+/// Starts a program. `files` are open in it, and `messages` are its error output, and its output as well unless it prints
+/// what it makes.
+pub(crate) fn start(
+    program: &Program<'_>,
+    files: &[&Scratch],
+    output: &Scratch,
+    messages: &Scratch,
+) -> io::Result<Running> {
     if !program.path.as_os_str().as_bytes().contains(&b'/') {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is named without its folder"));
     }
@@ -87,15 +123,27 @@ pub(super) fn start(program: &Program<'_>, files: &[&Scratch], messages: &Scratc
     for argument in &program.arguments {
         arguments.push(c_string(argument)?);
     }
+    let (printed, opened) = if program.prints { (output, None) } else { (messages, Some(output)) };
+    let mut environment = Vec::new();
+    for (name, value) in &program.environment {
+        let mut text = name.clone();
+        text.push("=");
+        text.push(value);
+        environment.push(c_string(&text)?);
+    }
+    let resource = match program.memory {
+        Memory::Space => libc::RLIMIT_AS,
+        Memory::Data => libc::RLIMIT_DATA,
+    };
     let Limits { time, memory, output } = program.limits;
     let child = spawn(&Spawn {
         program: path,
         arguments,
-        environment: if program.reserves_memory { driver_environment() } else { Vec::new() },
-        standard: [nothing.as_raw_fd(), messages.0.as_raw_fd(), messages.0.as_raw_fd()],
-        given: files.iter().map(|file| file.0.as_raw_fd()).collect(),
+        environment,
+        standard: [nothing.as_raw_fd(), printed.0.as_raw_fd(), messages.0.as_raw_fd()],
+        given: files.iter().copied().chain(opened).map(|file| file.0.as_raw_fd()).collect(),
         limits: vec![
-            (if program.reserves_memory { libc::RLIMIT_DATA } else { libc::RLIMIT_AS }, memory),
+            (resource, memory),
             (libc::RLIMIT_CPU, time.as_secs().saturating_add(1)),
             (libc::RLIMIT_FSIZE, output),
             (libc::RLIMIT_CORE, 0),
@@ -106,7 +154,7 @@ pub(super) fn start(program: &Program<'_>, files: &[&Scratch], messages: &Scratc
 
 impl Running {
     /// Whether it ended before `deadline`, without reaping it.
-    pub(super) fn ends_by(&self, deadline: Instant) -> io::Result<bool> {
+    pub(crate) fn ends_by(&self, deadline: Instant) -> io::Result<bool> {
         match self.0.pid() {
             Some(pid) => wait(pid, deadline),
             None => Ok(true),
@@ -114,7 +162,7 @@ impl Running {
     }
 
     /// Waits for its end. When this returns, it and what it started in its process group have ended.
-    pub(super) fn end(mut self, deadline: Instant) -> io::Result<Ended> {
+    pub(crate) fn end(mut self, deadline: Instant) -> io::Result<Ended> {
         let in_time = self.ends_by(deadline)?;
         let status = self.0.end()?;
         Ok(match (in_time, status.exit_status(), status.terminating_signal()) {
@@ -124,20 +172,6 @@ impl Running {
             (true, None, signal) => Ended::Signal(signal.unwrap_or(0)),
         })
     }
-}
-
-/// What leads the driver's library to where this process found it, and to the same devices.
-fn driver_environment() -> Vec<CString> {
-    let kept =
-        |name: &str| name == "LD_LIBRARY_PATH" || name.starts_with("CUDA_") || name.starts_with("NVIDIA_");
-    std::env::vars_os()
-        .filter(|(name, _)| name.to_str().is_some_and(kept))
-        .filter_map(|(mut name, value)| {
-            name.push("=");
-            name.push(value);
-            c_string(&name).ok()
-        })
-        .collect()
 }
 
 fn c_string(text: &OsStr) -> io::Result<CString> {
