@@ -7,7 +7,9 @@ mod program;
 use program::Emulator;
 use std::path::Path;
 use vm_ir::arbitrary::{Options, kernel, tile_kernel};
-use vm_ir::filetest::{Random, Tolerance, cases, compare, is_on_values, op_kernel, op_launch, op_tolerance};
+use vm_ir::filetest::{
+    Ending, Random, Tolerance, cases, compare, is_on_values, op_kernel, op_launch, op_tolerance,
+};
 use vm_ir::interp::{Limits, run};
 use vm_ir::op::TABLE;
 use vm_ir::{Trust, text, validate};
@@ -36,11 +38,8 @@ fn files() {
         let source = std::fs::read_to_string(&path).unwrap();
         let module = text::parse(&source).unwrap();
         for (number, case) in cases(&source, &module).unwrap().into_iter().enumerate() {
-            // Races, and what is out of bounds as the host's own: only the interpreter sees those.
-            let endless = case.error.as_deref() == Some("out of fuel");
-            if case.error.is_some() && !endless {
-                continue;
-            }
+            let Some(ending @ (Ending::Well | Ending::OutOfFuel)) = case.ending() else { continue };
+            let endless = ending == Ending::OutOfFuel;
             let place = format!("{} line {}", path.file_name().unwrap().display(), case.line);
             let valid = validate(module.clone(), case.trust).unwrap();
             let target = &targets()[number % 2];

@@ -236,7 +236,7 @@ impl<A: JitTarget> JitCompiler<A> {
         let compiled = self.cache.compile(module, &target)?;
         let image = match &self.assembler {
             None => Arc::from(compiled.code),
-            Some(assembler) => self.assemble(&**assembler, module, &target, &compiled.code)?,
+            Some(assembler) => assembled(&self.cache, &**assembler, module, &target, &compiled.code)?,
         };
         let format = self.assembler.as_ref().map_or(compiled.format.to_string(), |a| a.product());
         compiled
@@ -254,28 +254,32 @@ impl<A: JitTarget> JitCompiler<A> {
             })
             .collect()
     }
+}
 
-    fn assemble(
-        &self,
-        assembler: &dyn Assemble,
-        module: &ValidModule,
-        target: &Target,
-        code: &[u8],
-    ) -> Result<Arc<[u8]>, CompileError> {
-        let product = format!("{} by {}", assembler.product(), assembler.identity());
-        let key = Key::new(module, target, &product);
-        if let Some(image) = self.cache.get(&key) {
-            return Ok(image);
-        }
-        let image = assembler.assemble(code, target).map_err(|cause| CompileError::Assemble {
-            kernel: first(module),
-            target: target.to_string(),
-            cause,
-        })?;
-        let image: Arc<[u8]> = image.into();
-        self.cache.put(&key, Arc::clone(&image));
-        Ok(image)
+/// What an assembler makes of `code`, which vm-jit made of the module for the target; from the cache if it has that.
+///
+/// # Errors
+/// [`CompileError::Assemble`].
+pub fn assembled(
+    cache: &Cache,
+    assembler: &dyn Assemble,
+    module: &ValidModule,
+    target: &Target,
+    code: &[u8],
+) -> Result<Arc<[u8]>, CompileError> {
+    let product = format!("{} by {}", assembler.product(), assembler.identity());
+    let key = Key::new(module, target, &product);
+    if let Some(image) = cache.get(&key) {
+        return Ok(image);
     }
+    let image = assembler.assemble(code, target).map_err(|cause| CompileError::Assemble {
+        kernel: first(module),
+        target: target.to_string(),
+        cause,
+    })?;
+    let image: Arc<[u8]> = image.into();
+    cache.put(&key, Arc::clone(&image));
+    Ok(image)
 }
 
 /// The name of a module's first kernel.

@@ -55,6 +55,8 @@
 //! # }
 //! ```
 
+#[cfg(feature = "rocm")]
+mod amd;
 mod artifact;
 mod compiler;
 #[cfg(feature = "cpu")]
@@ -64,7 +66,11 @@ mod crc32;
 mod cuda;
 mod tune;
 
-pub use compiler::{Assemble, AssembleError, CompileError, CompiledKernel, JitCompiler, JitTarget};
+#[cfg(feature = "rocm")]
+pub use amd::RocmAssembler;
+pub use compiler::{
+    Assemble, AssembleError, CompileError, CompiledKernel, JitCompiler, JitTarget, assembled,
+};
 #[cfg(feature = "cpu")]
 pub use cpu::{CpuAccelerator, CpuJITCompiler};
 #[cfg(feature = "cuda")]

@@ -65,7 +65,31 @@ pub enum Failure {
     },
 }
 
+/// How a case ends where compiled code runs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Well, and [`Case::check`] says whether with the right results.
+    Well,
+    /// Without fuel, as it would never end by itself.
+    OutOfFuel,
+    /// Before it begins: whoever launches refuses the arguments.
+    Refused,
+}
+
 impl Case {
+    /// How it ends where compiled code runs it; `None` for what the interpreter alone sees: races, and accesses out of bounds
+    /// of the host's own kernels.
+    pub fn ending(&self) -> Option<Ending> {
+        match self.error.as_deref() {
+            None => Some(Ending::Well),
+            Some("out of fuel") => Some(Ending::OutOfFuel),
+            Some(error) if error.starts_with("argument ") || error.starts_with("the extents called ") => {
+                Some(Ending::Refused)
+            }
+            Some(_) => None,
+        }
+    }
+
     /// Compares what came out of a run, by whatever ran it, with what the case expects.
     ///
     /// # Errors

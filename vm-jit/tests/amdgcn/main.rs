@@ -10,7 +10,7 @@ use emulator::Emulator;
 use std::num::FpCategory;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use vm_ir::filetest::{Random, cases, is_on_values, op_kernel, op_launch, op_tolerance};
+use vm_ir::filetest::{Ending, Random, cases, is_on_values, op_kernel, op_launch, op_tolerance};
 use vm_ir::interp::{Argument, Limits, run};
 use vm_ir::limits::MAX_KERNELS;
 use vm_ir::{Module, Trust, filetest, op, text, validate};
@@ -149,11 +149,8 @@ fn files_run_emulated() {
             let source = std::fs::read_to_string(&path).unwrap();
             let module = text::parse(&source).unwrap();
             for case in cases(&source, &module).unwrap() {
-                // Races, and what is out of bounds as the host's own: only the interpreter sees those.
-                let endless = case.error.as_deref() == Some("out of fuel");
-                if case.error.is_some() && !endless {
-                    continue;
-                }
+                let Some(ending @ (Ending::Well | Ending::OutOfFuel)) = case.ending() else { continue };
+                let endless = ending == Ending::OutOfFuel;
                 let valid = validate(module.clone(), case.trust).unwrap();
                 let Ok(artifact) = compile(&valid, &target(chip)) else { continue };
                 let begin = Instant::now();

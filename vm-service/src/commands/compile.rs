@@ -7,6 +7,7 @@ use std::path::Path;
 use vm_ir::{Kernel, ValidModule};
 use vm_jit::legal::{self, Support};
 use vm_jit::{Artifact, Entry, Target};
+use vm_passthrough::accelerator::assembled;
 
 use super::targets;
 use crate::context::Context;
@@ -14,7 +15,7 @@ use crate::failure::Failure;
 use crate::json::{self, Body};
 use crate::kernel::args::{self, CompileArgs};
 use crate::kernel::file::Loaded;
-use crate::kernel::{argument, file, wait};
+use crate::kernel::{argument, assembler, cache, file, wait};
 use crate::save;
 use crate::table::{Table, printable};
 
@@ -34,22 +35,32 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<
     if arguments.legal {
         return legal(context, path, &loaded, target);
     }
-    let artifact = {
+    let output = arguments.output.as_deref();
+    let wanted = output.map(|output| assembler::wanted(output, target, arguments.deadline));
+    let (artifact, format) = {
         let (Loaded { module, source }, path, target) =
             (loaded.clone(), path.clone(), with_lines(path, target));
+        let (assembler, cache) = (wanted.transpose()?.flatten(), context.cache.clone());
         let what = format!("compiling {} for {target}", path.display());
         wait::run(&what, arguments.deadline, move || {
-            vm_jit::compile(&module, &target).map_err(|rejected| {
+            let mut artifact = vm_jit::compile(&module, &target).map_err(|rejected| {
                 Failure::failed(file::behind(&path, rejected.0.iter().map(|reject| reject.render(&source))))
-            })
+            })?;
+            let Some(assembler) = assembler else {
+                let format = artifact.format.to_string();
+                return Ok((artifact, format));
+            };
+            let cache = cache::open(cache.as_deref(), cache::CODE_BYTES);
+            let code = assembled(&cache, &*assembler, &module, &target, &artifact.code);
+            artifact.code = code.map_err(Failure::failed)?.to_vec();
+            Ok((artifact, assembler.product()))
         })
     }?;
     let module = loaded.module;
     if artifact.text().is_none() && arguments.output.is_none() && (context.json || io::stdout().is_terminal())
     {
         return Err(Failure::usage(format_args!(
-            "the code is {}, which is no text; write it to a file with --output",
-            artifact.format
+            "the code is {format}, which is no text; write it to a file with --output"
         )));
     }
     if let Some(path) = &arguments.output {
@@ -63,8 +74,8 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<
         return print_code(context, &artifact);
     }
     context.print(
-        || Body::Compile(document(arguments, target, &module, &artifact)),
-        || summary(arguments, target, &module, &artifact),
+        || Body::Compile(document(arguments, target, &module, &artifact, &format)),
+        || summary(arguments, target, &module, &artifact, &format),
     )
 }
 
@@ -86,8 +97,14 @@ fn kernel<'m>(module: &'m ValidModule, entry: &Entry) -> Option<&'m Kernel> {
     module.kernel(&entry.kernel)
 }
 
-fn summary(arguments: &CompileArgs, target: &Target, module: &ValidModule, artifact: &Artifact) -> String {
-    let mut text = format!("{target}: {}, {} bytes", artifact.format, artifact.code.len());
+fn summary(
+    arguments: &CompileArgs,
+    target: &Target,
+    module: &ValidModule,
+    artifact: &Artifact,
+    format: &str,
+) -> String {
+    let mut text = format!("{target}: {format}, {} bytes", artifact.code.len());
     if let Some(path) = &arguments.output {
         // Writing to a string does not fail, here and below.
         let _ = write!(text, " in {}", printable(&path.display().to_string()));
@@ -116,11 +133,12 @@ fn document(
     target: &Target,
     module: &ValidModule,
     artifact: &Artifact,
+    format: &str,
 ) -> json::Compiled {
     let file = arguments.output.as_ref().map(|path| path.display().to_string());
     json::Compiled {
         target: target.to_string(),
-        format: artifact.format.to_string(),
+        format: format.to_owned(),
         code_bytes: artifact.code.len(),
         code: if file.is_none() { artifact.text().map(str::to_owned) } else { None },
         file,

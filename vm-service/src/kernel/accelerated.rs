@@ -1,24 +1,20 @@
 //! A task on an accelerator: compiled for it, loaded, launched, read back.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vm_ir::Trust;
 use vm_ir::interp::Argument as Given;
 use vm_ir::module::ParamKind;
-use vm_jit::cache::{Cache, CacheOptions};
 use vm_passthrough::accelerator::{
     Argument, Buffer, CompileError, Error, JitCompiler, JitTarget, Launch, Limits, QueueOptions, Scalar,
     Worker, WorkerOptions,
 };
 
 use super::engine::{Ran, Spread, Task};
-use super::vouch;
+use super::{cache, vouch};
 use crate::failure::Failure;
 
-/// What compiled kernels may take on disk.
-pub(super) const CACHE_BYTES: u64 = 1 << 30;
 /// How long the device is waited for beyond the kernel's own deadline.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -43,7 +39,8 @@ pub(super) fn run<A: JitTarget>(
     };
     let worker: Worker<A> = Worker::start(Arc::clone(&accelerator), options).map_err(Failure::failed)?;
     let start = Instant::now();
-    let mut compiler = adjust(JitCompiler::new(accelerator).cache(cache(task.cache.as_deref(), CACHE_BYTES)));
+    let mut compiler =
+        adjust(JitCompiler::new(accelerator).cache(cache::open(task.cache.as_deref(), cache::CODE_BYTES)));
     if trusted {
         compiler = vouch::trusted(compiler);
     }
@@ -163,15 +160,4 @@ fn upload<A: JitTarget>(worker: &Worker<A>, argument: &Given) -> Result<Option<B
     let buffer = worker.allocate((tensor.bytes.len() as u64).max(1))?;
     restore(worker, argument, Some(&buffer))?;
     Ok(Some(buffer))
-}
-
-/// The cache in a folder, or in memory where there is none or it can't be used.
-pub(super) fn cache(folder: Option<&Path>, disk_bytes: u64) -> Arc<Cache> {
-    let open = |folder: &Path| {
-        let options = CacheOptions { folder: Some(folder.into()), disk_bytes, ..CacheOptions::default() };
-        Cache::open(&options).inspect_err(|error| {
-            tracing::warn!("compiled kernels are not kept in {}: {error}", folder.display());
-        })
-    };
-    Arc::new(folder.and_then(|folder| open(folder).ok()).unwrap_or_else(Cache::in_memory))
 }

@@ -18,13 +18,14 @@ pub(crate) struct CompileArgs {
     /// The kernels, as text (.vir) or in the binary form
     #[arg(value_name = "FILE", required_unless_present = "list_targets")]
     pub(crate) file: Option<PathBuf>,
-    /// What to compile for, as in ptx:sm_90a or cpu
+    /// What to compile for, as in ptx:sm_90a, amdgcn:gfx942 or cpu
     #[arg(long, value_name = "TARGET", required_unless_present = "list_targets")]
     pub(crate) target: Option<Target>,
     /// Compile nothing; list the targets that there are, and what each has
     #[arg(long, conflicts_with_all = ["file", "target", "output", "trusted", "legal"])]
     pub(crate) list_targets: bool,
-    /// Where the code goes; without it, to standard output
+    /// Where the code goes; without it, to standard output. A name that ends in .cubin, or in .hsaco or .co, asks for what a
+    /// driver loads: a cubin of PTX, by ptxas, or a code object of LLVM IR, by LLVM
     #[arg(short, long, value_name = "OUT")]
     pub(crate) output: Option<PathBuf>,
     /// Compile it as the host's own, without the checks that a guest's kernel has

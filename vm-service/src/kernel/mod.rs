@@ -8,6 +8,8 @@
 mod accelerated;
 pub(crate) mod args;
 pub(crate) mod argument;
+pub(crate) mod assembler;
+pub(crate) mod cache;
 pub(crate) mod engine;
 pub(crate) mod file;
 mod fill;

@@ -345,14 +345,15 @@ fn on<A: vm_passthrough::accelerator::JitTarget, P: Problem>(
         vm_passthrough::accelerator::JitCompiler<A>,
     ) -> vm_passthrough::accelerator::JitCompiler<A>,
 ) -> Result<Ran<P::Variant>, Failure> {
-    use super::accelerated::{CACHE_BYTES, cache};
+    use super::cache;
     use std::sync::Arc;
     use vm_passthrough::accelerator::{JitCompiler, TuneEvent, TuneOptions, Tuner};
 
     let device_name = accelerator.info().name.clone();
     let choices = task.cache.as_ref().map(|folder| folder.join("tuned"));
-    let compiler = JitCompiler::new(Arc::new(accelerator)).cache(cache(task.cache.as_deref(), CACHE_BYTES));
-    let tuner = Tuner::new(adjust(compiler)).choices(cache(choices.as_deref(), CHOICES_BYTES));
+    let compiler =
+        JitCompiler::new(Arc::new(accelerator)).cache(cache::open(task.cache.as_deref(), cache::CODE_BYTES));
+    let tuner = Tuner::new(adjust(compiler)).choices(cache::open(choices.as_deref(), CHOICES_BYTES));
     let progress = |event: &TuneEvent| tracing::debug!("{event:?}");
     let options = TuneOptions {
         limit: task.limit,

@@ -101,6 +101,36 @@ fn compile_prints_code_writes_it_and_tells_what_it_needs() {
 }
 
 #[test]
+fn compile_assembles_where_the_name_asks_for_it() {
+    let bench = Bench::new();
+    bench.check("compile softmax.vir --target amdgcn:gfx942", 0, &["amdgpu_kernel void @vir_softmax("], &[]);
+    for (target, name) in [("ptx:sm_90a", "k.hsaco"), ("cpu", "k.cubin"), ("amdgcn:gfx942", "k.cubin")] {
+        let told = format!("and this one is {target}");
+        bench.check(&format!("compile softmax.vir --target {target} -o DIR/{name}"), 2, &[], &[&told]);
+        assert!(!bench.path(name).exists());
+    }
+    for (target, name, format, tool) in [
+        ("amdgcn:gfx942", "k.hsaco", "code object", "llc"),
+        ("amdgcn:gfx1100", "k.co", "code object", "llc"),
+        ("ptx:sm_90a", "k.cubin", "cubin", "ptxas"),
+    ] {
+        let line = format!("compile softmax.vir --target {target} -o DIR/{name}");
+        let got = bench.run(&line);
+        if got.exit != 0 {
+            assert!(got.err.contains(&format!("no {tool}")) && got.err.contains("install"), "{}", got.err);
+            println!("skipped: {}", got.err);
+            continue;
+        }
+        assert!(got.out.starts_with(&format!("{target}: {format}, ")), "{}", got.out);
+        assert!(got.out.contains("@softmax  256×1×1"), "{}", got.out);
+        assert!(std::fs::read(bench.path(name)).expect("the code").starts_with(b"\x7fELF"));
+        let json: serde_json::Value =
+            serde_json::from_str(&bench.run(&format!("{line} --json")).out).expect("JSON");
+        assert_eq!((&json["format"], &json["code"]), (&format.into(), &serde_json::Value::Null));
+    }
+}
+
+#[test]
 fn compile_tells_what_a_target_has() {
     let bench = Bench::new();
     bench.check(
