@@ -6,6 +6,7 @@ the mending relies on (the package on PyPI has no emulator). Instructions are co
 import ctypes
 import inspect
 import os
+import re
 import struct
 import sys
 from collections import deque
@@ -56,6 +57,13 @@ for op, text in emu.PCODE_RDNA3.items():
         f = name[8:].lower()
         emu._pcode_fixes[name] = (text, f"D0.{f} = floor(S0.{f});\nif fract(S0.{f}) > 0.5 then\nD0.{f} += 1.0\n"
                                   f"elsif (fract(S0.{f}) == 0.5) && !isEven(64'F(floor(S0.{f}))) then\nD0.{f} += 1.0\nendif")
+
+
+# Integers of 24 bits are taken for all 32.
+SIGNED, UNSIGNED = r"32'I(signext_from_bit(\1.u32 & 0xffffffU, 24U))", r"(\1.u32 & 0xffffffU)"
+for texts in (emu.PCODE_CDNA, emu.PCODE_RDNA3, emu.PCODE_RDNA4):
+    for op, text in texts.items():
+        texts[op] = re.sub(r"(S\d)\.u24", UNSIGNED, re.sub(r"(S\d)\.i24", SIGNED, text))
 
 
 def init_wave(*arguments, init_wave=emu._init_wave):

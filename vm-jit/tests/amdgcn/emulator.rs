@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use vm_ir::interp::{Argument, Launch};
+use vm_ir::interp::{Argument, Launch, Tensor};
 use vm_jit::{Entry, Slot};
 
 /// A process that runs one launch after the other.
@@ -28,6 +28,25 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
+/// Where the elements of a tensor lie in its memory, by byte, in their order.
+fn places(tensor: &Tensor, strides: &[u64]) -> impl Iterator<Item = usize> {
+    let width = u64::from(tensor.element.bytes());
+    (0..tensor.len() as u64).map(move |mut index| {
+        let mut at = 0;
+        for (extent, stride) in tensor.extents.iter().zip(strides).rev() {
+            at += index % extent * stride;
+            index /= extent;
+        }
+        (at * width) as usize
+    })
+}
+
+/// The strides of a tensor, in elements: those that are given, else of elements one behind the other.
+fn strides_of(tensor: &Tensor, given: Option<&Vec<u64>>) -> Vec<u64> {
+    let packed = || (0..tensor.extents.len()).map(|at| tensor.extents[at + 1..].iter().product()).collect();
+    given.filter(|given| !given.is_empty()).cloned().unwrap_or_else(packed)
+}
+
 impl Emulator {
     /// Starts it.
     ///
@@ -49,33 +68,46 @@ impl Emulator {
         Ok(Emulator { child, input, output: BufReader::new(output) })
     }
 
+    /// Whether its process has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Launches a kernel of a code object, and puts what views hold then into the launch; gives what is in the cancel flag.
+    /// `strides` are, by argument, the elements from one of each dimension to the next; with none they lie one behind the other.
     ///
     /// # Errors
-    /// What the emulator says; that something was written beside the views.
+    /// What the emulator says; that something was written beside the elements of the views.
     pub(crate) fn run(
         &mut self,
         chip: &str,
         object: &Path,
         entry: &Entry,
         launch: &mut Launch,
+        strides: &[Vec<u64>],
         fuel: u64,
     ) -> Result<u32, String> {
         let mut kernarg = vec![0; (entry.params.bytes as usize).next_multiple_of(8) + IMPLICIT];
         let mut put = |at: u32, bytes: &[u8]| kernarg[at as usize..][..bytes.len()].copy_from_slice(bytes);
         let (mut pointers, mut buffers) = (Vec::new(), vec![vec![0; 4]]);
-        for (argument, slot) in launch.arguments.iter().zip(&entry.params.slots) {
+        for (number, (argument, slot)) in launch.arguments.iter().zip(&entry.params.slots).enumerate() {
             match (argument, *slot) {
                 (Argument::Tensor(tensor), Slot::View { offset, rank }) => {
                     pointers.push(json!([offset, buffers.len(), MARGIN]));
-                    buffers.push([&[CANARY; MARGIN], &tensor.bytes[..], &[CANARY; MARGIN]].concat());
-                    let width = u64::from(tensor.element.bytes());
+                    let strides = strides_of(tensor, strides.get(number));
+                    let width = tensor.element.bytes() as usize;
+                    let end = places(tensor, &strides).max().map_or(0, |last| last + width);
+                    let mut memory = vec![CANARY; end + 2 * MARGIN];
+                    for (at, bytes) in places(tensor, &strides).zip(tensor.bytes.chunks_exact(width)) {
+                        memory[MARGIN + at..][..width].copy_from_slice(bytes);
+                    }
+                    buffers.push(memory);
                     for dimension in 0..rank {
                         let extent = tensor.extents[dimension as usize];
                         put(offset + 8 + 8 * dimension, &extent.to_le_bytes());
-                        let inner: u64 = tensor.extents[dimension as usize + 1..].iter().product();
                         if dimension + 1 < rank {
-                            put(offset + 8 * (rank + 1 + dimension), &(inner * width).to_le_bytes());
+                            let stride = strides[dimension as usize] * width as u64;
+                            put(offset + 8 * (rank + 1 + dimension), &stride.to_le_bytes());
                         }
                     }
                 }
@@ -100,7 +132,10 @@ impl Emulator {
         let mut answer = String::new();
         writeln!(self.input, "{request}").map_err(|error| error.to_string())?;
         self.output.read_line(&mut answer).map_err(|error| error.to_string())?;
-        let answer: Value = serde_json::from_str(&answer).map_err(|error| format!("it ended: {error}"))?;
+        let answer: Value = serde_json::from_str(&answer).map_err(|_| {
+            let _ = self.child.wait();
+            "the kernel reached where nothing is mapped, or the emulator ended otherwise"
+        })?;
         if let Some(error) = answer["error"].as_str() {
             return Err(error.to_owned());
         }
@@ -108,17 +143,20 @@ impl Emulator {
         let all: Option<Vec<_>> = all.map(|text| unhex(text.as_str()?)).collect();
         let mut all = all.filter(|all| all.len() == buffers.len()).ok_or("no buffers")?.into_iter();
         let stop = all.next().and_then(|flag| flag.try_into().ok()).map_or(0, u32::from_le_bytes);
-        for tensor in launch.arguments.iter_mut().filter_map(|argument| match argument {
-            Argument::Tensor(tensor) => Some(tensor),
-            Argument::Bits(_) => None,
-        }) {
-            let bytes = all.next().ok_or("a buffer is missing")?;
-            let (before, rest) = bytes.split_at(MARGIN);
-            let (inside, behind) = rest.split_at(tensor.bytes.len());
-            if before.iter().chain(behind).any(|byte| *byte != CANARY) {
+        for (number, argument) in launch.arguments.iter_mut().enumerate() {
+            let Argument::Tensor(tensor) = argument else { continue };
+            let mut memory = all.next().ok_or("a buffer is missing")?;
+            let strides = strides_of(tensor, strides.get(number));
+            let places: Vec<usize> = places(tensor, &strides).collect();
+            let width = tensor.element.bytes() as usize;
+            for (at, bytes) in places.into_iter().zip(tensor.bytes.chunks_exact_mut(width)) {
+                let found = &mut memory[MARGIN + at..][..width];
+                bytes.copy_from_slice(found);
+                found.fill(CANARY);
+            }
+            if memory.iter().any(|byte| *byte != CANARY) {
                 return Err("it wrote beside a view".into());
             }
-            tensor.bytes.copy_from_slice(inside);
         }
         Ok(stop)
     }

@@ -4,18 +4,23 @@
 //! `AMDGCN_FILE` has only files run whose names contain it, `AMDGCN_CHIP` only that chip.
 
 mod emulator;
-mod llvm;
+
+mod library;
+mod random;
+#[path = "../ptxas/sweep.rs"]
+mod sweep;
 
 use emulator::Emulator;
 use std::num::FpCategory;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use vm_ir::filetest::{Ending, Random, cases, is_on_values, op_kernel, op_launch, op_tolerance};
-use vm_ir::interp::{Argument, Limits, run};
+use vm_ir::interp::{Argument, Launch, Limits, run};
 use vm_ir::limits::MAX_KERNELS;
 use vm_ir::{Module, Trust, filetest, op, text, validate};
 use vm_jit::backend::amdgcn::Chip;
-use vm_jit::{Guard, Target, compile, legal};
+use vm_jit::{Artifact, Guard, Target, compile, legal};
+use vm_rocm::assemble::Assembler;
 
 /// Fuel of each thread: more than any of the files needs, and few enough for those that never end.
 const FUEL: u64 = 10_000;
@@ -40,9 +45,57 @@ fn files() -> Vec<PathBuf> {
 
 /// The chips that a sweep takes: with a seed one of them.
 fn chips(all: &[Chip]) -> Vec<Chip> {
-    let seed = std::env::var("SWEEP_SEED").ok().and_then(|seed| seed.parse::<usize>().ok());
-    let chips = all.iter().enumerate().filter(|(at, _)| seed.is_none_or(|seed| seed % all.len() == *at));
-    chips.map(|(_, chip)| *chip).filter(|chip| wanted("AMDGCN_CHIP", chip.name())).collect()
+    let taken = sweep::taken("chips", all.iter().copied());
+    taken.into_iter().filter(|chip| wanted("AMDGCN_CHIP", chip.name())).collect()
+}
+
+/// LLVM, and what makes code objects of it that an emulator runs; nothing where one is missing.
+struct Emulation {
+    assembler: Assembler,
+    emulator: Emulator,
+    folder: tempfile::TempDir,
+}
+
+impl Emulation {
+    fn start() -> Option<Emulation> {
+        let assembler = Assembler::find().map_err(|error| error.to_string());
+        match assembler.and_then(|assembler| Ok((assembler, Emulator::start()?))) {
+            Ok((assembler, emulator)) => {
+                Some(Emulation { assembler, emulator, folder: tempfile::tempdir().unwrap() })
+            }
+            Err(reason) => {
+                println!("skipped: {reason}");
+                None
+            }
+        }
+    }
+
+    /// Writes the code object of what was compiled for a chip.
+    fn object(&self, artifact: &Artifact, chip: Chip) -> Result<PathBuf, String> {
+        let code = self.assembler.assemble(&artifact.code, chip.name()).map_err(|error| error.to_string())?;
+        let object = self.folder.path().join("object.hsaco");
+        std::fs::write(&object, code).map_err(|error| error.to_string())?;
+        Ok(object)
+    }
+
+    /// Assembles and launches a kernel, as [`Emulator::run`] does.
+    fn run(
+        &mut self,
+        artifact: &Artifact,
+        chip: Chip,
+        launch: &mut Launch,
+        strides: &[Vec<u64>],
+        fuel: u64,
+    ) -> Result<u32, String> {
+        let object = self.object(artifact, chip)?;
+        let entry = artifact.entry(&launch.kernel).ok_or("no such kernel")?;
+        let ran = self.emulator.run(chip.name(), &object, entry, launch, strides, fuel);
+        // A kernel that reaches where nothing is mapped takes the emulator with it.
+        if self.emulator.has_ended() {
+            self.emulator = Emulator::start()?;
+        }
+        ran
+    }
 }
 
 /// A kernel of each op on values, on each type.
@@ -94,17 +147,18 @@ fn module_of(kernels: &[OpKernel]) -> Module {
 
 #[test]
 fn llvm_takes_all() {
-    if let Err(reason) = llvm::there() {
-        return println!("skipped: {reason}");
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let object = folder.path().join("object");
+    let assembler = match Assembler::find() {
+        Ok(assembler) => assembler,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
     for chip in chips(&Chip::ALL) {
         let check = |what: &str, module: Module, trust: Trust| {
             let valid = validate(module, trust).unwrap();
             match compile(&valid, &target(chip)) {
-                Ok(artifact) => llvm::assemble(&artifact.code, chip.name(), &object)
-                    .unwrap_or_else(|error| panic!("{what} for {chip}: {error}")),
+                Ok(artifact) => {
+                    let code = assembler.assemble(&artifact.code, chip.name());
+                    code.unwrap_or_else(|error| panic!("{what} for {chip}: {error}"));
+                }
                 Err(rejected) => {
                     let known = ["shared-memory", "cluster", "unsupported-op"];
                     assert!(
@@ -129,20 +183,9 @@ fn llvm_takes_all() {
     }
 }
 
-/// An emulator, and a folder for code objects; nothing where there is none.
-fn emulation() -> Option<(Emulator, tempfile::TempDir)> {
-    match llvm::there().and_then(|()| Emulator::start()) {
-        Ok(emulator) => Some((emulator, tempfile::tempdir().unwrap())),
-        Err(reason) => {
-            println!("skipped: {reason}");
-            None
-        }
-    }
-}
-
 #[test]
 fn files_run_emulated() {
-    let Some((mut emulator, folder)) = emulation() else { return };
+    let Some(mut emulation) = Emulation::start() else { return };
     let (mut ran, mut failures) = (0, String::new());
     for chip in chips(&EMULATED) {
         for path in files() {
@@ -155,13 +198,7 @@ fn files_run_emulated() {
                 let Ok(artifact) = compile(&valid, &target(chip)) else { continue };
                 let begin = Instant::now();
                 let mut launch = case.launch.clone();
-                let object = folder.path().join("object");
-                let stop = llvm::assemble(&artifact.code, chip.name(), &object)
-                    .and_then(|()| llvm::link(&object))
-                    .and_then(|object| {
-                        let entry = artifact.entry(&launch.kernel).ok_or("no such kernel")?.clone();
-                        emulator.run(chip.name(), &object, &entry, &mut launch, FUEL)
-                    });
+                let stop = emulation.run(&artifact, chip, &mut launch, &[], FUEL);
                 let place = format!("{} line {} on {chip}", path.file_name().unwrap().display(), case.line);
                 let result = match stop {
                     Ok(Guard::OUT_OF_FUEL) if endless => Ok(()),
@@ -184,17 +221,15 @@ fn files_run_emulated() {
 
 #[test]
 fn ops_compute_emulated_what_the_interpreter_does() {
-    let Some((mut emulator, folder)) = emulation() else { return };
+    let Some(mut emulation) = Emulation::start() else { return };
     let (kernels, mut failures) = (op_kernels(), String::new());
-    let object = folder.path().join("object");
     for (chip, kernels) in chips(&EMULATED).into_iter().flat_map(|chip| {
         let parts = kernels.chunks(MAX_KERNELS);
         parts.map(move |kernels| (chip, kernels))
     }) {
         let valid = validate(module_of(kernels), Trust::Guest).unwrap();
         let artifact = compile(&valid, &target(chip)).unwrap();
-        llvm::assemble(&artifact.code, chip.name(), &object).unwrap();
-        let object = llvm::link(&object).unwrap();
+        let object = emulation.object(&artifact, chip).unwrap();
         for kernel in kernels.iter().filter(|kernel| wanted("AMDGCN_OP", kernel.row.mnemonic)) {
             let place = format!("{} of {} × {} on {chip}", kernel.row.mnemonic, kernel.to, kernel.lanes);
             let (source, _) = valid.find(&kernel.name).unwrap();
@@ -202,7 +237,8 @@ fn ops_compute_emulated_what_the_interpreter_does() {
             let mut right = launch.clone();
             run(&valid, &mut right, &Limits::default()).unwrap();
             let entry = artifact.entry(&kernel.name).unwrap();
-            let compared = emulator.run(chip.name(), &object, entry, &mut launch, FUEL).and_then(|_| {
+            let ran = emulation.emulator.run(chip.name(), &object, entry, &mut launch, &[], FUEL);
+            let compared = ran.and_then(|_| {
                 let tolerance = op_tolerance(kernel.row, kernel.to);
                 if (kernel.row.opcode, kernel.to) == (op::Opcode::Div, vm_ir::Scalar::F64) {
                     leave_out_subnormals(&mut launch.arguments, &right.arguments);

@@ -24,3 +24,9 @@ pub(crate) fn chosen<T>(seed: Option<u64>, what: &str, alternatives: impl IntoIt
     }
     all
 }
+
+/// Whether `what` is in the part that is taken, one in `parts`: all are without a seed.
+#[allow(dead_code)]
+pub(crate) fn part(what: &str, parts: u64) -> bool {
+    taken(what, 0..parts).first() == Some(&0)
+}

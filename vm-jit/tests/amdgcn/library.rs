@@ -1,0 +1,123 @@
+//! The kernel library: LLVM takes every kernel that needs no tiles, for each chip, and an emulator computes a small call of each
+//! function within the bounds that its case states.
+//!
+//! `AMDGCN_CASE` has only cases run whose names contain it.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Instant;
+use vm_ir::{GuestAddr, Module, Trust, validate};
+use vm_jit::backend::amdgcn::Chip;
+use vm_jit::{Rejected, compile};
+use vm_kernels::call::{Call, CallError};
+use vm_kernels::cases::{Case, all};
+use vm_kernels::family::{Kind, Resources};
+use vm_rocm::assemble::Assembler;
+
+use super::{Emulation, chips, sweep, target, wanted};
+
+/// Of each thread: more than any kernel needs.
+const FUEL: u64 = 1 << 40;
+/// Elements that a call has at least where there is one with so many, so that more than one thread has work.
+const ENOUGH: usize = 64;
+/// Chips that are emulated, one of each kind.
+const EMULATED: [Chip; 2] = [Chip::Gfx942, Chip::Gfx1100];
+
+/// What a chip has, as tables of variants ask; few compute units, so that small calls have several blocks too.
+fn resources(chip: Chip) -> Resources {
+    Resources { compute_units: 4, shared_bytes: chip.shared_bytes() as u32, kind: Kind::Gpu, cluster: 1 }
+}
+
+/// The launches of a case; `None` where a chip has not the shared memory for any variant.
+fn call(case: &Case, chip: Chip) -> Option<Call> {
+    match case.function.call(&resources(chip)) {
+        Err(CallError::NoRoom { .. }) => None,
+        call => Some(call.unwrap()),
+    }
+}
+
+/// Whether a kernel is one of tiles.
+fn is_of_tiles(rejected: &Rejected) -> bool {
+    rejected.0.iter().all(|reject| reject.kind.code() == "unsupported-tile")
+}
+
+#[test]
+fn llvm_takes_the_kernel_library() {
+    let assembler = match Assembler::find() {
+        Ok(assembler) => assembler,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let (mut taken, mut failures) = (0, String::new());
+    for chip in chips(&Chip::ALL) {
+        let mut seen = HashSet::new();
+        for case in all().iter().filter(|case| wanted("AMDGCN_CASE", &case.name)) {
+            let Some(call) = call(case, chip) else { continue };
+            for step in call.launches {
+                let kernel = step.entry.kernel(GuestAddr(0)).unwrap();
+                let name = kernel.name().to_owned();
+                if !seen.insert(name.clone()) || !sweep::part(&name, 8) {
+                    continue;
+                }
+                let module = validate(Module::from(kernel), Trust::Guest).unwrap();
+                match compile(&module, &target(chip)) {
+                    Ok(artifact) => match assembler.assemble(&artifact.code, chip.name()) {
+                        Ok(_) => taken += 1,
+                        Err(error) => failures += &format!("{name} for {chip}: {error}\n"),
+                    },
+                    Err(rejected) if is_of_tiles(&rejected) => {}
+                    Err(rejected) => failures += &format!("{name} for {chip}: {rejected}\n"),
+                }
+            }
+        }
+    }
+    println!("{taken} kernels were assembled");
+    assert!(failures.is_empty(), "{failures}");
+}
+
+/// A small case of each function on each kind of element: of those whose names differ in numbers alone.
+fn small() -> Vec<Case> {
+    let mut smallest: BTreeMap<String, Case> = BTreeMap::new();
+    let size = |case: &Case| {
+        let elements = case.buffers.iter().map(|tensor| tensor.len()).sum::<usize>();
+        (elements < ENOUGH, elements)
+    };
+    for case in all() {
+        let key: String = case.name.chars().filter(|letter| !letter.is_ascii_digit()).collect();
+        match smallest.get(&key) {
+            Some(other) if size(other) <= size(&case) => {}
+            _ => drop(smallest.insert(key, case)),
+        }
+    }
+    smallest.into_values().filter(|case| wanted("AMDGCN_CASE", &case.name)).collect()
+}
+
+#[test]
+fn the_kernel_library_computes_emulated_what_it_should() {
+    let Some(mut emulation) = Emulation::start() else { return };
+    let (mut ran, mut failures) = (0, String::new());
+    for chip in chips(&EMULATED) {
+        for case in small().iter().filter(|case| call(case, chip).is_some()) {
+            let (begin, mut of_tiles) = (Instant::now(), false);
+            let checked = case.check(&resources(chip), Trust::Guest, &mut |module, launch, strides| {
+                let artifact = compile(module, &target(chip)).map_err(|rejected| {
+                    of_tiles |= is_of_tiles(&rejected);
+                    rejected.to_string()
+                })?;
+                match emulation.run(&artifact, chip, launch, strides, FUEL)? {
+                    0 => Ok(()),
+                    stop => Err(format!("stopped with {stop:#x}")),
+                }
+            });
+            println!("{} on {chip}: {:.1} s", case.name, begin.elapsed().as_secs_f64());
+            match checked {
+                Ok(()) => ran += 1,
+                Err(_) if of_tiles => {}
+                Err(error) => {
+                    println!("{error}");
+                    failures += &format!("{error}, on {chip}\n");
+                }
+            }
+        }
+    }
+    println!("{ran} calls ran");
+    assert!(failures.is_empty(), "{failures}");
+}

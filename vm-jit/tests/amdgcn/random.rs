@@ -1,0 +1,79 @@
+//! Random kernels on an emulator and on the interpreter: they must agree in every bit but those of NaNs.
+//!
+//! `AMDGCN_SEEDS=FROM+COUNT` runs so many kernels, from that one on.
+
+use std::ops::RangeFrom;
+use vm_ir::arbitrary::{Options, kernel};
+use vm_ir::filetest::{Tolerance, compare};
+use vm_ir::interp::{Limits, run};
+use vm_ir::{Trust, text, validate};
+use vm_jit::backend::amdgcn::Chip;
+use vm_jit::{Reject, compile};
+
+use super::{EMULATED, Emulation, chips, sweep, target};
+
+/// Kernels for each chip; with a seed, how many of them.
+const KERNELS: u64 = 2000;
+const PART: u64 = 100;
+/// Of each thread: more than any kernel needs.
+const FUEL: u64 = 1 << 40;
+
+/// The seeds to begin with, and how many kernels are run at most.
+fn seeds() -> (RangeFrom<u64>, u64) {
+    let given = std::env::var("AMDGCN_SEEDS").ok();
+    let given = given.as_deref().and_then(|text| text.split_once('+'));
+    let number = |text: &str| text.parse().expect("AMDGCN_SEEDS is FROM+COUNT");
+    match (given, sweep::seed()) {
+        (Some((from, count)), _) => (number(from).., number(count)),
+        (None, None) => (0.., KERNELS),
+        (None, Some(seed)) => (seed % (2 * KERNELS).., PART),
+    }
+}
+
+fn is_of_clusters(reject: &Reject) -> bool {
+    matches!(reject.kind.code(), "cluster" | "unsupported-op") && reject.to_string().contains("cluster")
+}
+
+/// What differs of the kernel of a seed; `None` if it wants clusters, which there are none of.
+fn check(emulation: &mut Emulation, chip: Chip, seed: u64) -> Option<Result<(), String>> {
+    let options = Options { vectors: seed.is_multiple_of(2), together: seed % 4 < 3, ..Options::default() };
+    let (module, launch) = kernel(seed, options);
+    let valid = validate(module, Trust::Guest).unwrap();
+    let artifact = match compile(&valid, &target(chip)) {
+        Ok(artifact) => artifact,
+        Err(rejected) if rejected.0.iter().all(is_of_clusters) => return None,
+        Err(rejected) => return Some(Err(rejected.to_string())),
+    };
+    let (mut ours, mut theirs) = (launch.clone(), launch);
+    run(&valid, &mut theirs, &Limits { races: false, ..Limits::default() }).unwrap();
+    let compared = match emulation.run(&artifact, chip, &mut ours, &[], FUEL) {
+        Ok(0) => ours.arguments.iter().zip(&theirs.arguments).enumerate().try_for_each(|(number, pair)| {
+            let Some((got, wanted)) = pair.0.tensor().zip(pair.1.tensor()) else { return Ok(()) };
+            compare(got, wanted, Tolerance::Exact)
+                .map_err(|mismatch| format!("argument {number}: {mismatch}"))
+        }),
+        Ok(stop) => Err(format!("stopped with {stop:#x}")),
+        Err(error) => Err(error),
+    };
+    if compared.is_err() && std::env::var_os("AMDGCN_PRINT").is_some() {
+        println!("{}", text::print(&valid));
+    }
+    Some(compared)
+}
+
+#[test]
+fn random_kernels_compute_emulated_what_the_interpreter_does() {
+    let Some(mut emulation) = Emulation::start() else { return };
+    let mut failures = String::new();
+    for chip in chips(&EMULATED) {
+        let (from, count) = seeds();
+        let ran = from.filter_map(|seed| Some((seed, check(&mut emulation, chip, seed)?)));
+        for (seed, result) in ran.take(count as usize) {
+            if let Err(error) = result {
+                println!("seed {seed} on {chip}: {error}");
+                failures += &format!("seed {seed} on {chip}: {error}\n");
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures}");
+}
