@@ -20,7 +20,7 @@ sys.path.insert(0, os.environ["TINYGRAD"])
 from tinygrad.dtype import dtypes  # noqa: E402
 from tinygrad.renderer import llvmir  # noqa: E402
 from tinygrad.runtime import ops_cpu  # noqa: E402
-from test.mockgpu.amd import emu  # noqa: E402
+from test.mockgpu.amd import emu, pcode  # noqa: E402
 
 # The emulator's name of each family, and the lanes of a wave.
 FAMILIES = {"gfx11": ("rdna3", 32), "gfx120": ("rdna4", 32), "gfx942": ("cdna", 64), "gfx950": ("cdna", 64)}
@@ -64,6 +64,17 @@ SIGNED, UNSIGNED = r"32'I(signext_from_bit(\1.u32 & 0xffffffU, 24U))", r"(\1.u32
 for texts in (emu.PCODE_CDNA, emu.PCODE_RDNA3, emu.PCODE_RDNA4):
     for op, text in texts.items():
         texts[op] = re.sub(r"(S\d)\.u24", UNSIGNED, re.sub(r"(S\d)\.i24", SIGNED, text))
+
+
+def load(parser, addr, dtype, load=pcode.Parser._handle_mem_load):
+    """A load of memory, of 16 bits at odd addresses too."""
+    if dtype not in (dtypes.uint16, dtypes.int16):
+        return load(parser, addr, dtype)
+    low, high = (load(parser, addr + addr.const_like(byte), dtypes.uint8).cast(dtypes.uint32) for byte in (0, 1))
+    return (low | high << high.const_like(8)).cast(dtypes.uint16).bitcast(dtype)
+
+
+pcode.Parser._handle_mem_load = load
 
 
 def init_wave(*arguments, init_wave=emu._init_wave):

@@ -32,41 +32,59 @@ struct Carried {
     next: Vec<Val>,
 }
 
+/// Where a region ends: its last block, what it yields, and the counters.
+struct Arm {
+    at: Label,
+    values: Vec<Val>,
+    counters: Vec<Val>,
+}
+
 impl<'k> Writer<'k> {
     fn values_of(&self, region: &Region) -> Vec<Val> {
         self.all_of(&region.yields).into_iter().map(|(_, value)| value).collect()
     }
 
     pub(super) fn if_op(&mut self, op: &'k Op) {
-        let labels = [self.label(), self.label()];
         let condition = self.get(op.operands[0], 0);
-        self.br_if(condition, labels[0], labels[1]);
-        self.branches(op, &labels);
+        self.branches(op, |_, _| condition);
     }
 
     pub(super) fn switch_op(&mut self, op: &'k Op) {
-        let labels: Vec<Label> = op.regions.iter().map(|_| self.label()).collect();
-        let Some((default, cases)) = labels.split_last() else { return };
-        let ty = int(self.ty(op.operands[0]).scalar());
-        let cases = op.immediates.iter().zip(cases);
-        let cases: Vec<String> = cases.map(|(case, to)| format!("{ty} {case}, label {to}")).collect();
-        let value = self.get(op.operands[0], 0);
-        self.line(format_args!("switch {ty} {value}, label {default} [ {} ]", cases.join(" ")));
-        self.branches(op, &labels);
+        let (ty, value) = (int(self.ty(op.operands[0]).scalar()), self.get(op.operands[0], 0));
+        self.branches(op, |writer, case| {
+            writer.def(format_args!("icmp eq {ty} {value}, {}", op.immediates[case]))
+        });
     }
 
-    /// Each region in its block, and behind them what the one that ran yields.
-    fn branches(&mut self, op: &'k Op, labels: &[Label]) {
-        let (end, before, mut given) = (self.label(), self.counters.clone(), Vec::new());
-        for (region, label) in op.regions.iter().zip(labels) {
-            self.place(*label);
-            self.counters.clone_from(&before);
-            self.region(region);
-            given.push((self.at, self.values_of(region), self.counters.clone()));
+    /// The first region whose condition is true, else the last, and behind it what that yields. Each region is in the other arm
+    /// of the one before, and arms meet in pairs: where LLVM 22 makes control flow structured by itself, as that of its
+    /// `switch`, the default's value is lost for lanes that come there another way than the rest.
+    fn branches(&mut self, op: &'k Op, condition: impl Fn(&mut Self, usize) -> Val) {
+        let Some((last, others)) = op.regions.split_last() else { return };
+        let mut arms = Vec::new();
+        for (number, region) in others.iter().enumerate() {
+            let condition = condition(self, number);
+            let (inside, other, end, before) =
+                (self.label(), self.label(), self.label(), self.counters.clone());
+            self.br_if(condition, inside, other);
+            self.place(inside);
+            arms.push((self.arm(region), end));
             self.br(end);
+            self.place(other);
+            self.counters = before;
         }
-        self.place(end);
-        self.join(op, &given);
+        let mut joined = self.arm(last);
+        for (arm, end) in arms.into_iter().rev() {
+            self.br(end);
+            self.place(end);
+            joined = self.join(op, [arm, joined]);
+        }
+        self.give(op, joined);
+    }
+
+    fn arm(&mut self, region: &'k Region) -> Arm {
+        self.region(region);
+        Arm { at: self.at, values: self.values_of(region), counters: self.counters.clone() }
     }
 
     /// What came from each of these blocks.
@@ -81,19 +99,22 @@ impl<'k> Writer<'k> {
         self.def(format_args!("phi {ty} {}", from.join(", ")))
     }
 
-    /// Gives an op's results, and the counters, what came from each of these blocks.
-    fn join(&mut self, op: &Op, from: &[(Label, Vec<Val>, Vec<Val>)]) {
-        let types = self.all_of(&op.results);
-        let joined = types
-            .iter()
-            .enumerate()
-            .map(|(at, (ty, _))| self.phi(ty, from.iter().map(|(label, values, _)| (*label, values[at]))));
-        let joined: Vec<Val> = joined.collect();
-        self.set_each(&op.results, &joined);
-        for at in 0..self.counters.len() {
-            let from = from.iter().map(|(label, _, counters)| (*label, counters[at]));
-            self.counters[at] = self.phi(COUNTERS[at], from);
-        }
+    /// What came from either of two arms.
+    fn join(&mut self, op: &Op, arms: [Arm; 2]) -> Arm {
+        let types: Vec<_> = self.all_of(&op.results).into_iter().map(|(ty, _)| ty).collect();
+        let mut each = |types: &[&str], of: fn(&Arm) -> &[Val]| {
+            let all = types.iter().enumerate();
+            all.map(|(at, ty)| self.phi(ty, arms.iter().map(|arm| (arm.at, of(arm)[at])))).collect()
+        };
+        let values = each(&types, |arm| &arm.values);
+        let counters = each(&COUNTERS[..arms[0].counters.len()], |arm| &arm.counters);
+        Arm { at: self.at, values, counters }
+    }
+
+    /// Gives an op's results, and the counters, what an arm ended with.
+    fn give(&mut self, op: &Op, arm: Arm) {
+        self.set_each(&op.results, &arm.values);
+        self.counters = arm.counters;
     }
 
     /// Begins a loop that carries this, and the counters.
@@ -159,7 +180,7 @@ impl<'k> Writer<'k> {
         let up = self.def(format_args!("icmp sge {ty} {step}, 1"));
         let runs = self.def(format_args!("and i1 {some}, {up}"));
         let values = initial.iter().map(|(_, value)| *value).collect();
-        let before = (self.at, values, self.counters.clone());
+        let before = Arm { at: self.at, values, counters: self.counters.clone() };
         self.br_if(runs, enter, end);
         self.place(enter);
         let carried = self.begin_loop(head, &[&[(ty, low)][..], &initial].concat());
@@ -175,8 +196,9 @@ impl<'k> Writer<'k> {
         self.end_iteration(&carried, &[&[next][..], &values].concat());
         self.br_if(more, head, end);
         self.place(end);
-        let counters = self.counters.clone();
-        self.join(op, &[before, (carried.latch, values, counters)]);
+        let ran = Arm { at: carried.latch, values, counters: self.counters.clone() };
+        let joined = self.join(op, [before, ran]);
+        self.give(op, joined);
         self.polled = outer;
     }
 

@@ -18,6 +18,10 @@ use vm_ir::{Kernel, Scalar, ValidModule, Value};
 /// Instructions that a module may come to.
 const MAX_INSTRUCTIONS: u32 = 1 << 18;
 
+/// What a launch fills in behind the parameters lies where code objects of version 5 have it; every LLVM makes that version.
+const HEAD: &str = "target triple = \"amdgcn-amd-amdhsa\"\n!llvm.module.flags = !{!0}\n\
+    !0 = !{i32 1, !\"amdhsa_code_object_version\", i32 500}\n";
+
 /// Where what a launch fills in behind the parameters lies.
 const IMPLICIT: &str = "llvm.amdgcn.implicitarg.ptr";
 
@@ -30,7 +34,7 @@ pub(super) fn module(
     options: &Options,
     plans: Vec<SafetyPlan<'_>>,
 ) -> Result<(String, Vec<Entry>), Rejected> {
-    let mut text = String::from("target triple = \"amdgcn-amd-amdhsa\"\n");
+    let mut text = String::from(HEAD);
     let (mut declared, mut entries, mut next) = (BTreeSet::new(), Vec::new(), 0);
     for ((kernel, facts), plan) in module.kernels_with_facts().zip(plans) {
         let mut writer = Writer::new(facts, plan, options, entries.len());
