@@ -411,6 +411,23 @@ impl Arguments {
         Ok(())
     }
 
+    /// What [`words`](Self::words) gave elsewhere, for a kernel whose block has just these parameters.
+    ///
+    /// # Errors
+    /// [`Error::Arguments`] for another number of words.
+    ///
+    /// # Safety
+    /// They were packed for a kernel with the same signature, and the memory that they name is there for this one.
+    #[allow(unsafe_code)]
+    pub unsafe fn from_words(artifact: &Artifact, words: &[u64]) -> Result<Self> {
+        let bytes = artifact.parameter_bytes();
+        if words.len() != bytes.div_ceil(8) as usize {
+            let reason = format!("{} words given, {bytes} bytes wanted", words.len());
+            return Err(refused(artifact.layout(), "all", reason));
+        }
+        Ok(Self::repacked(bytes, words))
+    }
+
     pub(crate) fn set_guard(&mut self, layout: &Layout, stop: u64, fuel: u64) {
         if let Some(guard) = layout.params.guard {
             self.set_word(guard.stop as usize / 8, stop);

@@ -64,6 +64,7 @@ mod extents;
 pub mod fake;
 #[cfg(all(feature = "fake", not(loom)))]
 pub mod faulty;
+pub mod image;
 mod launch;
 mod memory;
 mod pool;

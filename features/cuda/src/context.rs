@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use vm_accel::image::Images;
 use vm_accel::{Arguments, Artifact, Error, MemoryKind, QueueOptions, Result, Tensor};
 
-use crate::images::Images;
 use crate::queue::CudaKernel;
 use crate::result::{Context, Device, Entered, Function, Module, OUT_OF_MEMORY, Pool, Stream};
 use crate::sys::{Driver, Status};

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxBuildHasher;
+use vm_accel::image::Images;
 use vm_accel::{Arguments, Artifact, Grid, Result, Tensor};
 
 use crate::context::number;
-use crate::images::Images;
 use crate::queue::CudaKernel;
 use crate::result::{Context, Function, Module, Stream};
 use crate::sys::{BorrowedStream, driver};

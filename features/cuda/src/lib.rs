@@ -44,7 +44,6 @@ mod context;
 #[cfg(test)]
 mod fake;
 mod image;
-mod images;
 mod launcher;
 pub mod nvml;
 mod queue;

@@ -1,12 +1,13 @@
-//! Images that are loaded once for all of their kernels.
+//! Images on their way to a driver, for implementations: each is loaded once for all of its kernels.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use vm_accel::{Artifact, Result};
+use crate::artifact::Artifact;
+use crate::error::Result;
 
-/// What a queue has loaded, by the address of the image.
-pub(crate) struct Images<M>(HashMap<usize, Image<M>>);
+/// The modules that a queue has loaded, by the address of the image.
+pub struct Images<M>(HashMap<usize, Image<M>>);
 
 struct Image<M> {
     module: M,
@@ -30,7 +31,7 @@ impl<M> Images<M> {
     ///
     /// # Errors
     /// Those of `load`.
-    pub(crate) fn take(&mut self, artifact: &Artifact, load: impl FnOnce() -> Result<M>) -> Result<&M> {
+    pub fn take(&mut self, artifact: &Artifact, load: impl FnOnce() -> Result<M>) -> Result<&M> {
         let image = match self.0.entry(key(artifact)) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
@@ -42,25 +43,25 @@ impl<M> Images<M> {
     }
 
     /// Releases what was taken for a kernel. With the last of its kernels the module is returned, to be unloaded.
-    pub(crate) fn give(&mut self, artifact: &Artifact) -> Option<M> {
+    pub fn give(&mut self, artifact: &Artifact) -> Option<M> {
         let Entry::Occupied(mut entry) = self.0.entry(key(artifact)) else { return None };
         entry.get_mut().kernels -= 1;
         (entry.get().kernels == 0).then(|| entry.remove().module)
     }
 
     /// Takes out all modules.
-    pub(crate) fn drain(&mut self) -> impl Iterator<Item = M> + '_ {
+    pub fn drain(&mut self) -> impl Iterator<Item = M> + '_ {
         self.0.drain().map(|(_, image)| image.module)
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::Arc;
 
-    use vm_accel::{Error, Signature};
-
     use super::*;
+    use crate::artifact::Signature;
+    use crate::error::Error;
 
     /// Two kernels of one image, and a kernel of another with the same bytes.
     fn artifacts() -> [Artifact; 3] {
