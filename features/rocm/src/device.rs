@@ -3,7 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::{RocmError, devices};
+use crate::sys::hip;
+use crate::{RocmAccelerator, RocmError};
 
 /// Where sysfs and the device nodes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,37 +50,13 @@ pub struct RocmDevice {
 }
 
 impl RocmDevice {
-    /// Opens the device to run kernels, which is not possible yet.
+    /// Opens the device to run kernels. Of the partitions of one GPU, which have its address, it opens the first.
     ///
     /// # Errors
-    /// [`RocmError::NoLaunch`], always.
+    /// [`RocmError::Hip`] where there is no HIP that can be used, with what to do; [`RocmError::NoDevice`] where it does not list
+    /// the device.
     pub fn open(&self) -> Result<RocmAccelerator, RocmError> {
-        Err(RocmError::NoLaunch { device: self.to_string(), architecture: self.architecture.clone() })
-    }
-}
-
-/// An AMD GPU that runs kernels. There is none yet: whoever asks for one gets [`RocmError::NoLaunch`].
-#[derive(Clone, Copy, Debug)]
-pub enum RocmAccelerator {}
-
-impl RocmAccelerator {
-    /// The device with a number in the order of [`devices`].
-    ///
-    /// # Errors
-    /// What [`devices`] fails with, [`RocmError::NoDevice`], and otherwise [`RocmError::NoLaunch`].
-    pub fn new(ordinal: usize) -> Result<Self, RocmError> {
-        let devices = devices(&Roots::system())?;
-        devices.get(ordinal).ok_or_else(|| RocmError::NoDevice { wanted: ordinal.to_string() })?.open()
-    }
-
-    /// The device at a PCI address, as in `0000:65:00.0`, of a host below `roots`.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn at(roots: &Roots, address: &str) -> Result<Self, RocmError> {
-        let devices = devices(roots)?;
-        let device = devices.iter().find(|device| device.address == address);
-        device.ok_or_else(|| RocmError::NoDevice { wanted: address.to_owned() })?.open()
+        RocmAccelerator::of(hip()?, self)
     }
 }
 

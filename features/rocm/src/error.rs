@@ -36,20 +36,12 @@ pub enum RocmError {
         what: String,
     },
     /// The device is not listed.
-    #[error("{wanted} is an AMD GPU that the compute driver does not list; bind it to amdgpu")]
+    #[error("{wanted} is an AMD GPU that the compute driver or HIP does not list; bind it to amdgpu")]
     NoDevice {
         /// Its number or address.
         wanted: String,
     },
-    /// Kernels can't be run on AMD GPUs yet.
-    #[error(
-        "{device} can't run kernels yet: there is no code generator for {architecture}; pass the GPU whole to a guest, \
-         or run the kernel on the CPU"
-    )]
-    NoLaunch {
-        /// The device.
-        device: String,
-        /// Its architecture.
-        architecture: String,
-    },
+    /// HIP, by which kernels are run, is not there or fails.
+    #[error(transparent)]
+    Hip(#[from] vm_accel::Error),
 }

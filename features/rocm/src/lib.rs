@@ -1,12 +1,10 @@
-//! AMD GPUs, as the Linux kernel's compute driver (KFD, in `amdgpu`) lists them.
+//! AMD GPUs by ROCm's HIP, as an accelerator.
 //!
-//! This crate finds the GPUs that ROCm would run kernels on and says what they are: architecture, PCI address, compute
-//! units, memory, device nodes. It needs no ROCm, only sysfs.
-//!
-//! [`assemble`] makes code objects of LLVM IR, which needs LLVM, no GPU.
-//!
-//! It does not run kernels yet: [`RocmDevice::open`] says so. Until it does, an AMD GPU can be passed whole to a guest,
-//! and a kernel can run on the CPU.
+//! [`devices`] lists the GPUs that the Linux kernel's compute driver (KFD, in `amdgpu`) has, with architecture, PCI address, compute
+//! units, memory and device nodes; it needs no ROCm. To run kernels there are three layers: [`sys`] is HIP's functions as they are,
+//! found when the program runs; `result` owns its objects and turns its status into errors; [`RocmAccelerator`] and [`RocmQueue`]
+//! are what [`vm_accel`] asks for. Building needs no ROCm; running needs HIP's `libamdhip64`, 5.2 to 7, and where it is missing or
+//! finds no device the error says what to do. [`assemble`] makes code objects of LLVM IR, which needs LLVM, no GPU. [`health`] is what the driver tells of a device.
 //!
 //! ```
 //! use vm_rocm::{Roots, devices};
@@ -16,12 +14,41 @@
 //!     Err(error) => println!("skipped: {error}"),
 //! }
 //! ```
+//!
+//! # Where it has run
+//! On [`fake`](crate#the-fake) alone: no AMD GPU was there to run it on. What is known of HIP is from its headers of 5.2.3 to 7 and its
+//! manual.
+//!
+//! # The fake
+//! With the feature `fake` there is a HIP of this crate's own, which runs the kernels that a code object was compiled from on the
+//! host's processor, and notes each wrong use: what is freed twice, or while a command uses it; what is reached beyond its
+//! allocation; a block of parameters of another size; what is used after it was ended. [`RocmAccelerator`] passes the conformance
+//! suite on it.
+//!
+//! # Memory
+//! It is freed once the stream's commands so far have run, which is waited for with a deadline, and then by `hipFree`, which waits for all
+//! of the device. HIP's stream-ordered allocator is not used: it came with 5.2 and was not dependable at first, and the pool of
+//! [`vm_accel`] allocates seldom.
+//!
+//! # A fault on the device
+//! ROCm ends the process on most faults of a kernel (`Memory access fault by GPU node`), so that there is nobody to tell of it. So each
+//! guest's GPU work belongs in a process of its own.
 
+mod accelerator;
+mod access;
 pub mod assemble;
 mod device;
 mod error;
+#[cfg(feature = "fake")]
+pub mod fake;
+pub mod health;
+mod queue;
+mod result;
+pub mod sys;
 mod topology;
 
-pub use device::{RocmAccelerator, RocmDevice, Roots};
+pub use accelerator::{RocmAccelerator, device_count};
+pub use device::{RocmDevice, Roots};
 pub use error::RocmError;
+pub use queue::{RocmEvent, RocmGraph, RocmKernel, RocmQueue};
 pub use topology::devices;

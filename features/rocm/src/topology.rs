@@ -186,8 +186,8 @@ mod tests {
         let at = RocmAccelerator::at(&roots, "0000:65:00.0");
         let found = devices(&roots);
         if let Ok(found) = &found {
-            assert_eq!(found.is_empty(), matches!(at, Err(RocmError::NoDevice { .. })), "{at:?}");
-            assert_eq!(!found.is_empty(), matches!(at, Err(RocmError::NoLaunch { .. })), "{at:?}");
+            // Of a device that is listed it says what HIP lacks.
+            assert_eq!(!found.is_empty(), !matches!(at, Err(RocmError::NoDevice { .. })), "{at:?}");
         }
         found
     }
@@ -219,9 +219,7 @@ mod tests {
             render_node: Some("/dev/dri/renderD128".into()),
         };
         assert_eq!(found, [expect]);
-        let told = found[0].open().unwrap_err().to_string();
-        assert!(told.contains("AMD GPU 0000:65:00.0 (gfx942, ip discovery) can't run kernels yet"), "{told}");
-        assert!(told.contains("pass the GPU whole to a guest"), "{told}");
+        assert_eq!(found[0].to_string(), "AMD GPU 0000:65:00.0 (gfx942, ip discovery)");
     }
 
     #[test]

@@ -231,7 +231,9 @@ fn no_rocm(address: PciAddress, host: &Host) -> Failure {
     let roots = Roots { sys: host.sys.clone(), dev: host.dev.clone() };
     match RocmAccelerator::at(&roots, &address.to_string()) {
         Err(error) => Failure::failed(error),
-        Ok(never) => match never {},
+        Ok(_) => Failure::failed(format_args!(
+            "{address} runs kernels by the library's RocmAccelerator only; use --device cpu here"
+        )),
     }
 }
 
