@@ -60,14 +60,14 @@ pub use pci::{DeviceType, PciAddress, PciFunction};
 pub use vm_runtime as accelerator;
 #[cfg(feature = "npu")]
 pub use vm_runtime::NpuAccelerator;
-#[cfg(feature = "rocm")]
-pub use vm_runtime::RocmAccelerator;
 #[cfg(feature = "cpu")]
 pub use vm_runtime::{CpuAccelerator, CpuJITCompiler};
 #[cfg(feature = "cuda")]
 pub use vm_runtime::{CudaAccelerator, CudaJITCompiler};
 #[cfg(feature = "accelerator")]
 pub use vm_runtime::{GuestAddr, IRBlock};
+#[cfg(feature = "rocm")]
+pub use vm_runtime::{RocmAccelerator, RocmJITCompiler};
 
 /// The documents' snippets, compiled with the doc tests.
 #[cfg(doctest)]

@@ -52,16 +52,21 @@ impl RocmAccelerator {
 
     /// The first of HIP's devices that has a device's address.
     pub(crate) fn of(hip: &'static Hip, listed: &RocmDevice) -> Result<Self, RocmError> {
+        let mut failed = None;
         for ordinal in 0..hip.device_count()? {
             let device = Device::new(hip, ordinal);
-            if device.address()? == listed.address {
-                return Self::with(device, listed);
+            match device.address() {
+                Ok(address) if address == listed.address => return Self::with(device, listed),
+                Ok(_) => {}
+                // It may be another's failure.
+                Err(error) => failed = Some(error),
             }
         }
-        Err(RocmError::NoDevice { wanted: listed.address.clone() })
+        Err(failed.map_or_else(|| RocmError::NoDevice { wanted: listed.address.clone() }, RocmError::Hip))
     }
 
     fn with(device: Device, listed: &RocmDevice) -> Result<Self, RocmError> {
+        device.hip.check_complete()?;
         let info = info(device, listed)?;
         Ok(Self { device, info })
     }

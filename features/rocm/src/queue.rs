@@ -44,7 +44,7 @@ struct Shared {
     /// What was allocated and not freed, by address.
     live: RefCell<HashMap<u64, Live>>,
     images: RefCell<Images<Module>>,
-    /// Set when the device did not finish in time: what it may still use is left to the end of the process.
+    /// Set when it is not known that the device has finished: what it may still use is left to the end of the process.
     stuck: Cell<bool>,
 }
 
@@ -131,11 +131,16 @@ impl RocmQueue {
 
 impl Drop for RocmQueue {
     fn drop(&mut self) {
-        let drained = self.drained();
-        if let Err(error) = &drained {
-            tracing::warn!(device = self.shared.name, %error, "the queue ends before its work");
+        let ended =
+            |result: &Result<()>| matches!(result, Ok(()) | Err(Error::Lost { .. } | Error::Deadline { .. }));
+        let mut drained = self.drained();
+        if !ended(&drained) {
+            // What failed for want of memory, say, may work now.
+            drained = self.drained();
         }
-        if matches!(drained, Err(Error::Deadline { .. })) {
+        let Err(error) = drained else { return };
+        tracing::warn!(device = self.shared.name, %error, "the queue ends before its work");
+        if !error.is_lost() {
             self.stream.leave();
             self.shared.stuck.set(true);
         }

@@ -5,13 +5,12 @@
 //!                          └────── cache ──────┘
 //! ```
 //!
-//! * [`JitCompiler`] compiles for one accelerator, whichever it is; `CudaJITCompiler` and `CpuJITCompiler` are its names
-//!   for two.
+//! * [`JitCompiler`] compiles for one accelerator, whichever it is; `CudaJITCompiler`, `RocmJITCompiler` and `CpuJITCompiler` are its names
+//!   for three.
 //! * [`CompiledKernel`] has the [`Artifact`](vm_accel::Artifact) that a [`Worker`] loads.
 //! * [`Tuner`] chooses the fastest variant of a family of kernels on the device, and remembers it.
 //! * The accelerators, and all of `vm-accel` that a launch needs, are here by their own names. Each comes with the cargo
-//!   feature of its name; `rocm` and `npu` only list their devices yet, and whoever asks for a `RocmAccelerator` or an
-//!   `NpuAccelerator` gets an error.
+//!   feature of its name; `npu` only lists its devices yet, and whoever asks for an `NpuAccelerator` gets an error.
 //!
 //! A device that runs kernels is shared. What keeps anybody from passing it to a guest meanwhile is a lease of
 //! `vm-passthrough`, which has all of this crate as its module `accelerator`.
@@ -67,7 +66,7 @@ mod cuda;
 mod tune;
 
 #[cfg(feature = "rocm")]
-pub use amd::RocmAssembler;
+pub use amd::{RocmAccelerator, RocmAssembler, RocmJITCompiler, rocm};
 pub use compiler::{
     Assemble, AssembleError, CompileError, CompiledKernel, JitCompiler, JitTarget, assembled,
 };
@@ -90,8 +89,6 @@ pub use vm_ir::{GuestAddr, IRBlock};
 pub use vm_kernels as kernels;
 #[cfg(feature = "npu")]
 pub use vm_npu::{self as npu, NpuAccelerator};
-#[cfg(feature = "rocm")]
-pub use vm_rocm::{self as rocm, RocmAccelerator};
 
 /// What other programs own, and promise to keep.
 pub mod sys {

@@ -7,7 +7,7 @@ use vm_accel::fake::FakeAccelerator;
 use vm_accel::{Extent, Guard, Parameter, ParameterKind};
 use vm_ir::op::Axis;
 use vm_ir::view::Access;
-use vm_ir::{GuestAddr, IRBlock, Module, Scalar as Element, Trust, Type, text, validate};
+use vm_ir::{GuestAddr, IRBlock, Module, Scalar as Element, Trust, Type, ValidModule, text, validate};
 use vm_jit::Target;
 
 use super::*;
@@ -107,9 +107,12 @@ fn the_artifact_says_what_the_kernel_says() {
 
 /// Compiles the kernel that scales, and runs it on a device that is there.
 fn runs<A: JitTarget>(accelerator: A) {
-    let accelerator = Arc::new(accelerator);
-    let worker: Worker<A> = Worker::start(Arc::clone(&accelerator), WorkerOptions::default()).unwrap();
-    let mut compiler = JitCompiler::new(accelerator);
+    runs_by(JitCompiler::new(Arc::new(accelerator)));
+}
+
+fn runs_by<A: JitTarget>(mut compiler: JitCompiler<A>) {
+    let accelerator = Arc::clone(compiler.accelerator());
+    let worker: Worker<A> = Worker::start(accelerator, WorkerOptions::default()).unwrap();
     let kernel = compiler.compile(&scale()).unwrap();
     let kernel = worker.load(kernel.artifact()).unwrap();
     let kernels = compiler.compile_module(&validate(module(LOOPS), Trust::Guest).unwrap()).unwrap();
@@ -136,6 +139,61 @@ fn runs<A: JitTarget>(accelerator: A) {
 #[test]
 fn on_the_cpu() {
     runs(CpuAccelerator::new().unwrap());
+}
+
+/// Makes code objects that the fake HIP runs: of LLVM IR whose kernels are those of one of these modules.
+#[derive(Debug)]
+struct FakeAssembler(Vec<Arc<ValidModule>>);
+
+impl Assemble for FakeAssembler {
+    fn product(&self) -> String {
+        "code object".into()
+    }
+
+    fn identity(&self) -> String {
+        "fake".into()
+    }
+
+    fn assemble(&self, code: &[u8], target: &Target) -> Result<Vec<u8>, AssembleError> {
+        let Target::Amdgcn(options) = target else { return Err(format!("{target} is no AMD GPU").into()) };
+        let compiled = |module: &ValidModule, target: &Target| vm_jit::compile(module, target);
+        for module in &self.0 {
+            let gpu = compiled(module, target)?;
+            if gpu.code == code {
+                let cpu = compiled(module, &"cpu".parse()?)?;
+                let image = Arc::from(cpu.code.as_slice());
+                let kernels = gpu.entries.iter().zip(&cpu.entries).map(|(gpu, cpu)| {
+                    let cpu = artifact::of(module, cpu, &image)?;
+                    Ok(rocm::fake::Kernel { symbol: gpu.symbol.clone(), params: gpu.params.clone(), cpu })
+                });
+                let kernels = kernels.collect::<Result<_, Error>>()?;
+                return Ok(rocm::fake::code_object(options.chip.name(), kernels));
+            }
+        }
+        Err("it is of another module".into())
+    }
+}
+
+#[test]
+fn on_an_amd_gpu_of_a_fake() {
+    let check = |chip: &str, wavefront| {
+        let fake = rocm::fake::Fake::new(rocm::fake::FakeOptions {
+            architecture: chip.into(),
+            wavefront,
+            ..Default::default()
+        });
+        let own = scale().kernel().unwrap().into();
+        let modules = [own, module(LOOPS)].map(|module| Arc::new(validate(module, Trust::Guest).unwrap()));
+        let assembler: Arc<dyn Assemble> = Arc::new(FakeAssembler(modules.into()));
+        runs_by(RocmJITCompiler::new(Arc::new(fake.accelerator())).assembler(Some(assembler)));
+        assert_eq!((fake.faults(), fake.left()), (vec![], vec![]));
+    };
+    check("gfx90a", 64);
+    check("gfx1201", 32);
+    let other = rocm::fake::FakeOptions { architecture: "gfx803".into(), ..Default::default() };
+    let refused =
+        RocmJITCompiler::new(Arc::new(rocm::fake::Fake::new(other).accelerator())).compile(&scale());
+    assert!(refused.unwrap_err().to_string().contains("no chip `gfx803`; there are gfx90a, gfx942"));
 }
 
 #[test]

@@ -193,7 +193,12 @@ fn allocate(name: &'static str, kind: Kind, at: *mut *mut c_void, bytes: usize) 
 fn release(name: &'static str, kinds: &[Kind], at: *mut c_void) -> Status {
     call(name, |state| {
         let address = at.addr() as u64;
-        let Some(bytes) = lock(&state.heap).at(address, kinds) else {
+        // Whichever device is the thread's.
+        let owner = devices().into_iter().find_map(|state| {
+            let bytes = lock(&state.heap).at(address, kinds)?;
+            Some((state, bytes))
+        });
+        let Some((state, bytes)) = owner else {
             state.fault(name, format_args!("{at:?} is not allocated so"));
             return Err(INVALID);
         };
@@ -322,8 +327,11 @@ unsafe extern "C" fn hipStreamBeginCapture(at: sys::Stream, _: c_uint) -> Status
 
 unsafe extern "C" fn hipStreamEndCapture(at: sys::Stream, graph: *mut sys::Graph) -> Status {
     const NAME: &str = "hipStreamEndCapture";
+    let of = with_objects(|objects| objects.get(&number(at)).and_then(|(_, object)| stream(object)));
+    // A capture that fails has ended, too.
+    let captured = of.and_then(|stream| lock(&stream.capture).take());
     call(NAME, |state| {
-        let captured = lock(&find(state, NAME, at, stream)?.capture).take();
+        find(state, NAME, at, stream)?;
         give(graph, handle(state, Object::Graph(captured.ok_or(CAPTURING)?)))
     })
 }

@@ -144,6 +144,14 @@ impl Fake {
         RocmAccelerator::of(hip, &self.listed())
     }
 
+    /// The same, where the compute driver lists the device as something else.
+    ///
+    /// # Errors
+    /// What is said of that.
+    pub fn accelerator_as(&self, listed: &RocmDevice) -> Result<RocmAccelerator, crate::RocmError> {
+        RocmAccelerator::of(Box::leak(Box::new(calls::table())), listed)
+    }
+
     /// The device as the compute driver would list it.
     pub fn listed(&self) -> RocmDevice {
         let State { ordinal, options, .. } = &*self.0;
@@ -252,3 +260,6 @@ fn handle(state: &State, object: Object) -> *mut c_void {
     with_objects(|objects| objects.insert(handle, (state.ordinal, object)));
     ptr::without_provenance_mut(handle)
 }
+
+#[cfg(test)]
+mod tests;

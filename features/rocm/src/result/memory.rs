@@ -70,7 +70,8 @@ impl Device {
     /// # Safety
     /// It was allocated or registered here, and not freed. No command uses it any more.
     pub(crate) unsafe fn free(self, live: Live) -> Result<()> {
-        let _entered = self.enter()?;
+        // It is known by its address, too, where the device is lost.
+        let _entered = self.enter();
         let (address, host) = (live.address as *mut c_void, live.host as *mut c_void);
         match live.kind {
             // SAFETY: `hipMalloc` or `hipMallocManaged` gave it; the caller promises the rest.

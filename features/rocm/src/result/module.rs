@@ -80,7 +80,8 @@ impl Module {
     /// # Safety
     /// No command uses its kernels any more, and nobody gives them to one.
     pub(crate) unsafe fn unload(self, device: Device) -> Result<()> {
-        let _entered = device.enter()?;
+        // It is known by its handle, too, where the device is lost.
+        let _entered = device.enter();
         // SAFETY: the module is live until here; the caller promises the rest.
         unsafe { device.hip.hipModuleUnload(self.handle) }
     }

@@ -66,6 +66,18 @@ pub const PARAM_SIZE: usize = 2;
 /// `HIP_LAUNCH_PARAM_END`.
 pub const PARAM_END: usize = 3;
 
+/// What a queue can't be ended without.
+const NEEDED: [&str; 8] = [
+    "hipFree",
+    "hipHostFree",
+    "hipModuleUnload",
+    "hipStreamDestroy",
+    "hipEventCreateWithFlags",
+    "hipEventRecord",
+    "hipEventQuery",
+    "hipEventDestroy",
+];
+
 macro_rules! functions {
     ($($(#[$meta:meta])* fn $name:ident($($argument:ident: $type:ty),*);)*) => {
         /// The library's functions. <https://rocm.docs.amd.com/projects/HIP/> says what each does.
@@ -135,6 +147,19 @@ macro_rules! functions {
                     library: name,
                     _library: library,
                 }
+            }
+        }
+
+        impl Hip {
+            /// That the library has the functions that every queue needs, whatever is done with it.
+            ///
+            /// # Errors
+            /// [`Error::Unavailable`], naming the first that it lacks.
+            pub(crate) fn check_complete(&self) -> Result<()> {
+                $(if NEEDED.contains(&stringify!($name)) && self.$name.is_none() {
+                    return Err(self.absent(stringify!($name)));
+                })*
+                Ok(())
             }
         }
 
