@@ -45,9 +45,7 @@ impl RocmAccelerator {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn at(roots: &Roots, address: &str) -> Result<Self, RocmError> {
-        let devices = devices(roots)?;
-        let device = devices.iter().find(|device| device.address == address);
-        device.ok_or_else(|| RocmError::NoDevice { wanted: address.to_owned() })?.open()
+        RocmDevice::at(roots, address)?.open()
     }
 
     /// The first of HIP's devices that has a device's address.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::sys::hip;
-use crate::{RocmAccelerator, RocmError};
+use crate::{RocmAccelerator, RocmError, devices};
 
 /// Where sysfs and the device nodes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +50,15 @@ pub struct RocmDevice {
 }
 
 impl RocmDevice {
+    /// The device at a PCI address, as in `0000:65:00.0`, of a host below `roots`.
+    ///
+    /// # Errors
+    /// What [`devices`] fails with; [`RocmError::NoDevice`].
+    pub fn at(roots: &Roots, address: &str) -> Result<Self, RocmError> {
+        let device = devices(roots)?.into_iter().find(|device| device.address == address);
+        device.ok_or_else(|| RocmError::NoDevice { wanted: address.to_owned() })
+    }
+
     /// Opens the device to run kernels. Of the partitions of one GPU, which have its address, it opens the first.
     ///
     /// # Errors

@@ -3,11 +3,13 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vm_accel::programs::Program;
 use vm_accel::{
     Accelerator, Arguments, Error, Extents, Grid, MemoryKind, Queue, QueueArgument, QueueOptions, Result,
+    Worker, WorkerOptions, arguments,
 };
 use vm_rocm::fake::{Fake, FakeOptions};
 use vm_rocm::sys::FUNCTIONS;
@@ -15,6 +17,7 @@ use vm_rocm::{RocmAccelerator, RocmError};
 
 const ARCHITECTURE: &str = "gfx942";
 const OPTIONS: QueueOptions = QueueOptions { keep_bytes: u64::MAX, timeout: Duration::from_millis(200) };
+const SOON: Duration = Duration::from_secs(20);
 /// `hipErrorOutOfMemory`, `hipErrorLaunchFailure`, by which the device is lost, and one that no list has.
 const OUT_OF_MEMORY: u32 = 2;
 const LAUNCH_FAILURE: u32 = 719;
@@ -222,4 +225,61 @@ fn what_is_not_the_queues_is_refused() {
     one.unload(own).unwrap();
     drop((one, other));
     assert_eq!((fake.faults(), fake.left()), (vec![], vec![]));
+}
+
+/// What the library's worker makes of it: it is told of what failed, ends in time, and leaves nothing.
+#[test]
+fn a_worker_ends_whatever_the_device_does() {
+    let begin = |fake: &Fake| {
+        let options = WorkerOptions { queue: OPTIONS, ..WorkerOptions::default() };
+        let worker = Worker::start(Arc::new(fake.accelerator()), options).unwrap();
+        let kernel = worker.load(&common::program(ARCHITECTURE, Program::Bump)).unwrap();
+        let data = worker.allocate_zeroed(400).unwrap();
+        worker.synchronize(SOON).unwrap();
+        (worker, kernel, data)
+    };
+    let lost = fake();
+    let (worker, kernel, data) = begin(&lost);
+    lost.fail("hipModuleLaunchKernel", 0, LAUNCH_FAILURE);
+    // The call itself may be told, or the next wait.
+    let launched =
+        worker.launch(&kernel, 1, &arguments![&data, 1u32]).and_then(|()| worker.synchronize(SOON));
+    let is_lost = |result: Result<()>| assert!(result.as_ref().is_err_and(Error::is_lost), "{result:?}");
+    is_lost(launched);
+    is_lost(worker.fill(&data, 1).and_then(|()| worker.synchronize(SOON)));
+    drop((data, kernel));
+    let begun = Instant::now();
+    let _ = worker.stop(SOON);
+    drop(worker);
+    assert!(begun.elapsed() < SOON);
+    assert_eq!((lost.faults(), lost.left()), (vec![], vec![]));
+
+    let held = fake();
+    let (worker, kernel, data) = begin(&held);
+    held.hold(true);
+    worker.launch(&kernel, 1, &arguments![&data, 1u32]).unwrap();
+    let late = worker.synchronize(Duration::from_millis(50));
+    assert!(matches!(late, Err(Error::Deadline { .. })), "{late:?}");
+    drop((data, kernel));
+    let begun = Instant::now();
+    let stopped = worker.stop(Duration::from_millis(500));
+    assert!(begun.elapsed() < SOON, "{stopped:?} after {:?}", begun.elapsed());
+    held.hold(false);
+    drop(worker);
+    assert_eq!(held.faults(), Vec::<String>::new());
+
+    // For want of memory the worker gives back what its pool keeps, and tries again; then it is an error, and the worker goes on.
+    let full = fake();
+    let (worker, kernel, data) = begin(&full);
+    full.fail("hipMalloc", 0, OUT_OF_MEMORY);
+    drop(worker.allocate(1 << 25).unwrap());
+    let refused = worker.allocate(1 << 31);
+    assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
+    worker.launch(&kernel, 1, &arguments![&data, 7u32]).unwrap();
+    let mut back = [0u32; 100];
+    worker.read(&data, &mut back).unwrap();
+    assert_eq!(back, [7; 100]);
+    drop((data, kernel));
+    worker.stop(SOON).unwrap();
+    assert_eq!((full.faults(), full.left()), (vec![], vec![]));
 }

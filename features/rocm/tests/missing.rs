@@ -11,7 +11,8 @@ fn what_is_missing_is_named() {
         Err(Error::Unavailable { library, cause, remedy }) => {
             println!("{library}: {cause}; {remedy}");
             // The library, or else the driver, its nodes, or what hides the device.
-            let told = [LIBRARY_VARIABLE, "amdgpu", "may not open", "there is no /dev", "HIP_VISIBLE_DEVICES"];
+            let told =
+                [LIBRARY_VARIABLE, "amdgpu", "may not open", "there is no /dev", "HIP_VISIBLE_DEVICES"];
             assert!(told.iter().any(|part| remedy.contains(part)), "{remedy}");
             // Asked again, it says the same.
             let again = RocmAccelerator::new(0);

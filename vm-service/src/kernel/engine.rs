@@ -226,13 +226,13 @@ fn on_cuda(_: Task, address: PciAddress) -> Result<Ran, Failure> {
 
 #[cfg(feature = "rocm")]
 fn no_rocm(address: PciAddress, host: &Host) -> Failure {
-    use vm_passthrough::accelerator::rocm::{RocmAccelerator, Roots};
+    use vm_passthrough::accelerator::rocm::{RocmDevice, Roots};
 
     let roots = Roots { sys: host.sys.clone(), dev: host.dev.clone() };
-    match RocmAccelerator::at(&roots, &address.to_string()) {
+    match RocmDevice::at(&roots, &address.to_string()) {
         Err(error) => Failure::failed(error),
-        Ok(_) => Failure::failed(format_args!(
-            "{address} runs kernels by the library's RocmAccelerator only; use --device cpu here"
+        Ok(device) => Failure::failed(format_args!(
+            "{device} can't run kernels yet with this program: use --device cpu, or from Rust vm-passthrough's RocmAccelerator"
         )),
     }
 }
