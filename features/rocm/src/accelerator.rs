@@ -2,6 +2,7 @@
 
 use vm_accel::{Accelerator, DeviceInfo, Error, PARAMETER_BYTES, QueueOptions, Result};
 
+use crate::access;
 use crate::queue::RocmQueue;
 use crate::result::Device;
 use crate::sys::{Attribute, Hip, hip};
@@ -50,8 +51,8 @@ impl RocmAccelerator {
 
     /// The first of HIP's devices that has a device's address.
     pub(crate) fn of(hip: &'static Hip, listed: &RocmDevice) -> Result<Self, RocmError> {
-        let mut failed = None;
-        for ordinal in 0..hip.device_count()? {
+        let (mut failed, found) = (None, hip.device_count()?);
+        for ordinal in 0..found {
             let device = Device::new(hip, ordinal);
             match device.address() {
                 Ok(address) if address == listed.address => return Self::with(device, listed),
@@ -60,7 +61,12 @@ impl RocmAccelerator {
                 Err(error) => failed = Some(error),
             }
         }
-        Err(failed.map_or_else(|| RocmError::NoDevice { wanted: listed.address.clone() }, RocmError::Hip))
+        let hidden = || Error::Unavailable {
+            library: hip.library.clone(),
+            cause: format!("of its {found} devices none is at {}", listed.address),
+            remedy: access::HIDDEN.into(),
+        };
+        Err(failed.unwrap_or_else(hidden).into())
     }
 
     fn with(device: Device, listed: &RocmDevice) -> Result<Self, RocmError> {

@@ -36,7 +36,7 @@ pub enum RocmError {
         what: String,
     },
     /// The device is not listed.
-    #[error("{wanted} is an AMD GPU that the compute driver or HIP does not list; bind it to amdgpu")]
+    #[error("{wanted} is an AMD GPU that the compute driver does not list; bind it to amdgpu")]
     NoDevice {
         /// Its number or address.
         wanted: String,

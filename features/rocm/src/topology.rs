@@ -163,12 +163,12 @@ fn clean(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    const MI300X: &str = "cpu_cores_count 0\nsimd_count 1216\nmem_banks_count 1\nlds_size_in_kb 64\n\
+    pub(crate) const MI300X: &str = "cpu_cores_count 0\nsimd_count 1216\nmem_banks_count 1\nlds_size_in_kb 64\n\
         wave_front_size 64\nsimd_per_cu 4\ngfx_target_version 90402\nvendor_id 4098\ndevice_id 29857\n\
         location_id 25856\ndomain 0\ndrm_render_minor 128\n";
 

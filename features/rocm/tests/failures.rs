@@ -13,7 +13,7 @@ use vm_accel::{
 };
 use vm_rocm::fake::{Fake, FakeOptions};
 use vm_rocm::sys::FUNCTIONS;
-use vm_rocm::{RocmAccelerator, RocmError};
+use vm_rocm::{RocmAccelerator, RocmDevice, RocmError};
 
 const ARCHITECTURE: &str = "gfx942";
 const OPTIONS: QueueOptions = QueueOptions { keep_bytes: u64::MAX, timeout: Duration::from_millis(200) };
@@ -136,7 +136,10 @@ fn a_device_that_does_not_open_says_why() {
     let other = Fake::new(FakeOptions { wavefront: 48, ..FakeOptions::default() });
     let mut listed = other.listed();
     listed.wavefront = 64;
-    let refused = other.accelerator_as(&listed).unwrap_err().to_string();
+    let refused = |listed| other.accelerator_as(listed).unwrap_err().to_string();
+    let hidden = RocmDevice { address: "0000:ff:1f.7".into(), ..listed.clone() };
+    assert!(refused(&hidden).contains("none is at 0000:ff:1f.7"), "{}", refused(&hidden));
+    let refused = refused(&listed);
     assert!(refused.contains("waves have 48 threads, and the driver 64"), "{refused}");
 }
 
