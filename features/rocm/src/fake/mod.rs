@@ -1,8 +1,8 @@
 //! A HIP for tests, which runs kernels on the host's processor and notes each wrong use of it.
 //!
-//! A [`Fake`] is one device more of the one fake HIP of the process. A code object for it, made by [`code_object`], is an ELF file as
-//! AMD's are, which names the kernels that were compiled for the host's processor from the same IR; a launch runs those on the fake's
-//! memory with the block of parameters that it was given. What it does not show is what only the GPU's own code or only AMD's library
+//! A [`Fake`] is one device more of the one fake HIP of the process. It is told ([`know`]) what to run for a code object: the kernels
+//! that were compiled for the host's processor from the same IR. A launch runs those on the fake's memory with the block of
+//! parameters that it was given. What it does not show is what only the GPU's own code or only AMD's library
 //! does.
 #![allow(unsafe_code)]
 
@@ -18,7 +18,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
-pub use object::{Kernel, code_object};
+pub use object::{Kernel, code_object, know};
 
 use crate::sys::{Hip, Status};
 use crate::{RocmAccelerator, RocmDevice};

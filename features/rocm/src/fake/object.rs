@@ -1,4 +1,4 @@
-//! Code objects for the fake: ELF files for AMD's GPUs with a note that names what to run.
+//! Code objects for the fake: what to run for each, by its bytes.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,42 +22,48 @@ pub struct Kernel {
     pub cpu: Artifact,
 }
 
-/// Sets of kernels, by the numbers that notes have.
-static KERNELS: Mutex<Option<HashMap<u64, Arc<[Kernel]>>>> = Mutex::new(None);
+/// What is run for an image.
+struct Known {
+    architecture: String,
+    kernels: Arc<[Kernel]>,
+}
+
+/// What is known of images, by their bytes.
+static KNOWN: Mutex<Option<HashMap<Vec<u8>, Known>>> = Mutex::new(None);
+/// The number of the next code object of ours.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Bytes of the file's header.
+/// Bytes of an ELF file's header.
 const HEADER: usize = 64;
-/// The note's owner.
-const OWNER: &[u8; 8] = b"vm-fake\0";
+/// Bytes of the header of a section.
+const SECTION: usize = 64;
 
-/// A code object of kernels for an architecture, as in `gfx942`.
+/// Tells what to run for a code object, which is for an architecture, as in `gfx942`. Its headers of sections come last, as
+/// `ld.lld` writes them.
+pub fn know(image: &[u8], architecture: &str, kernels: Vec<Kernel>) {
+    let known = Known { architecture: architecture.into(), kernels: kernels.into() };
+    lock(&KNOWN).get_or_insert_default().insert(image.to_vec(), known);
+}
+
+/// A code object without code, of kernels for an architecture, for where nothing assembles one.
 pub fn code_object(architecture: &str, kernels: Vec<Kernel>) -> Vec<u8> {
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    lock(&KERNELS).get_or_insert_default().insert(number, kernels.into());
-    let mut note = Vec::new();
-    let length = 8 + architecture.len() as u32;
-    for word in [OWNER.len() as u32, length, 1] {
-        note.extend(word.to_le_bytes());
-    }
-    note.extend(OWNER);
-    note.extend(number.to_le_bytes());
+    let mut note = NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes().to_vec();
     note.extend(architecture.bytes());
-    let bytes = note.len();
-    note.resize(bytes.next_multiple_of(8), 0);
+    note.resize(note.len().next_multiple_of(8), 0);
     let mut file = vec![0; HEADER];
     let set = |file: &mut [u8], at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
     // 64 bits, little-endian, of the HSA's ABI; a shared object for AMD's GPUs; where the headers of sections are, and how many.
-    set(&mut file, 0, b"\x7fELF\x02\x01\x01\x40");
+    set(&mut file, 0, b"\x7fELF\x02\x01\x01\x40\x03");
     set(&mut file, 16, &[3, 0, 224, 0, 1]);
     set(&mut file, 40, &((HEADER + note.len()) as u64).to_le_bytes());
-    set(&mut file, 52, &[HEADER as u8, 0, 56, 0, 0, 0, 64, 0, 2]);
-    file.extend(&note);
-    let mut sections = [0; 128];
-    set(&mut sections, 64 + 4, &[7]);
-    set(&mut sections, 64 + 24, &(HEADER as u64).to_le_bytes());
-    set(&mut sections, 64 + 32, &(bytes as u64).to_le_bytes());
+    set(&mut file, 52, &[HEADER as u8, 0, 56, 0, 0, 0, SECTION as u8, 0, 2]);
+    let mut sections = [0; 2 * SECTION];
+    set(&mut sections, SECTION + 4, &[1]);
+    set(&mut sections, SECTION + 24, &(HEADER as u64).to_le_bytes());
+    set(&mut sections, SECTION + 32, &(note.len() as u64).to_le_bytes());
+    file.extend(note);
     file.extend(sections);
+    know(&file, architecture, kernels);
     file
 }
 
@@ -82,28 +88,23 @@ fn processor() -> Option<&'static CpuAccelerator> {
 /// HIP's codes.
 ///
 /// # Safety
-/// It is an ELF file, which is there for the call.
+/// It is an ELF file of which no byte lies behind the headers of its sections, and is there for the call.
 pub(super) unsafe fn load(image: *const u8, architecture: &str) -> Result<Loaded, Status> {
     const INVALID: Status = 200;
     const OTHER: Status = 209;
     // SAFETY: an ELF file has a header.
     let header = unsafe { std::slice::from_raw_parts(image, HEADER) };
-    let word = |bytes: &[u8], at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
-    let end = word(header, 40).ok_or(INVALID)? + 64 * u64::from(header[60]);
-    // SAFETY: the headers of sections are the last that a file of ours has, and all of another's that is read.
-    let file = unsafe { std::slice::from_raw_parts(image, end as usize) };
-    let read = || {
-        let section = word(file, 40)? as usize + 64;
-        let (at, bytes) = (word(file, section + 24)? as usize, word(file, section + 32)? as usize);
-        let note = file.get(at..at.checked_add(bytes)?)?;
-        let own = note.get(12..20)? == OWNER;
-        own.then_some((word(note, 20)?, note.get(28..)?))
+    let number = |at: usize, bytes: usize| {
+        header[at..at + bytes].iter().rev().fold(0, |all, &byte| all << 8 | usize::from(byte))
     };
-    let (number, wanted) = read().ok_or(INVALID)?;
-    if wanted != architecture.as_bytes() {
-        return Err(OTHER);
-    }
-    let kernels = lock(&KERNELS).get_or_insert_default().get(&number).cloned().ok_or(INVALID)?;
+    let bytes = number(40, 8) + number(58, 2) * number(60, 2);
+    // SAFETY: the headers of sections lie within the file.
+    let file = unsafe { std::slice::from_raw_parts(image, bytes) };
+    let kernels = match lock(&KNOWN).get_or_insert_default().get(file) {
+        Some(known) if known.architecture == architecture => Arc::clone(&known.kernels),
+        Some(_) => return Err(OTHER),
+        None => return Err(INVALID),
+    };
     let processor = processor().ok_or(INVALID)?;
     let ready = kernels.iter().map(|kernel| {
         let code = processor.load(&kernel.cpu).map_err(|_| INVALID)?;
