@@ -141,9 +141,12 @@ fn on_the_cpu() {
     runs(CpuAccelerator::new().unwrap());
 }
 
-/// Makes code objects that the fake HIP runs: of LLVM IR whose kernels are those of one of these modules.
+/// Makes code objects that the fake HIP runs: of LLVM IR whose kernels are those of one of these modules, by LLVM where it is there.
 #[derive(Debug)]
-struct FakeAssembler(Vec<Arc<ValidModule>>);
+struct FakeAssembler {
+    modules: Vec<Arc<ValidModule>>,
+    llvm: Option<RocmAssembler>,
+}
 
 impl Assemble for FakeAssembler {
     fn product(&self) -> String {
@@ -156,19 +159,22 @@ impl Assemble for FakeAssembler {
 
     fn assemble(&self, code: &[u8], target: &Target) -> Result<Vec<u8>, AssembleError> {
         let Target::Amdgcn(options) = target else { return Err(format!("{target} is no AMD GPU").into()) };
-        let compiled = |module: &ValidModule, target: &Target| vm_jit::compile(module, target);
-        for module in &self.0 {
-            let gpu = compiled(module, target)?;
-            if gpu.code == code {
-                let cpu = compiled(module, &"cpu".parse()?)?;
-                let image = Arc::from(cpu.code.as_slice());
-                let kernels = gpu.entries.iter().zip(&cpu.entries).map(|(gpu, cpu)| {
-                    let cpu = artifact::of(module, cpu, &image)?;
-                    Ok(rocm::fake::Kernel { symbol: gpu.symbol.clone(), params: gpu.params.clone(), cpu })
-                });
-                let kernels = kernels.collect::<Result<_, Error>>()?;
-                return Ok(rocm::fake::code_object(options.chip.name(), kernels));
+        for module in &self.modules {
+            let gpu = vm_jit::compile(module, target)?;
+            if gpu.code != code {
+                continue;
             }
+            let cpu = vm_jit::compile(module, &"cpu".parse()?)?;
+            let image = Arc::from(cpu.code.as_slice());
+            let kernels = gpu.entries.iter().zip(&cpu.entries).map(|(gpu, cpu)| {
+                let cpu = artifact::of(module, cpu, &image)?;
+                Ok(rocm::fake::Kernel { symbol: gpu.symbol.clone(), params: gpu.params.clone(), cpu })
+            });
+            let (chip, kernels) = (options.chip.name(), kernels.collect::<Result<_, Error>>()?);
+            let Some(llvm) = &self.llvm else { return Ok(rocm::fake::code_object(chip, kernels)) };
+            let object = llvm.assemble(code, target)?;
+            rocm::fake::know(&object, chip, kernels);
+            return Ok(object);
         }
         Err("it is of another module".into())
     }
@@ -176,7 +182,7 @@ impl Assemble for FakeAssembler {
 
 #[test]
 fn on_an_amd_gpu_of_a_fake() {
-    let check = |chip: &str, wavefront| {
+    let check = |chip: &str, wavefront, llvm: &Option<RocmAssembler>| {
         let fake = rocm::fake::Fake::new(rocm::fake::FakeOptions {
             architecture: chip.into(),
             wavefront,
@@ -184,12 +190,21 @@ fn on_an_amd_gpu_of_a_fake() {
         });
         let own = scale().kernel().unwrap().into();
         let modules = [own, module(LOOPS)].map(|module| Arc::new(validate(module, Trust::Guest).unwrap()));
-        let assembler: Arc<dyn Assemble> = Arc::new(FakeAssembler(modules.into()));
+        let assembler: Arc<dyn Assemble> =
+            Arc::new(FakeAssembler { modules: modules.into(), llvm: llvm.clone() });
         runs_by(RocmJITCompiler::new(Arc::new(fake.accelerator())).assembler(Some(assembler)));
         assert_eq!((fake.faults(), fake.left()), (vec![], vec![]));
     };
-    check("gfx90a", 64);
-    check("gfx1201", 32);
+    check("gfx90a", 64, &None);
+    check("gfx1201", 32, &None);
+    let llvm = rocm::assemble::Assembler::find().map(RocmAssembler);
+    match &llvm {
+        Ok(_) => println!("with code objects of LLVM's"),
+        Err(error) => println!("without: {error}"),
+    }
+    let llvm = llvm.ok();
+    check("gfx942", 64, &llvm);
+    check("gfx1100", 32, &llvm);
     let other = rocm::fake::FakeOptions { architecture: "gfx803".into(), ..Default::default() };
     let refused =
         RocmJITCompiler::new(Arc::new(rocm::fake::Fake::new(other).accelerator())).compile(&scale());
