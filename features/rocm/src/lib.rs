@@ -16,8 +16,8 @@
 //! ```
 //!
 //! # Where it has run
-//! On [`fake`](crate#the-fake) alone: no AMD GPU was there to run it on. What is known of HIP is from its headers of 5.2.3 to 7 and its
-//! manual.
+//! On [the fake](crate#the-fake) alone: no AMD GPU was there to run it on. What is known of HIP is from its manual, from the header and
+//! the library of 5.2.3, which was loaded without a card, and from the attributes and constants in the header of 7.
 //!
 //! # The fake
 //! With the feature `fake` there is a HIP of this crate's own, which runs the kernels that a code object was compiled from on the

@@ -2,7 +2,7 @@
 //!
 //! A [`Fake`] is one device more of the one fake HIP of the process. It is told ([`know`]) what to run for a code object: the kernels
 //! that were compiled for the host's processor from the same IR. A launch runs those on the fake's memory with the block of
-//! parameters that it was given. What it does not show is what only the GPU's own code or only AMD's library
+//! parameters that it was given; or an emulator ([`know_by`]) runs the code object itself. What it does not show is what only the GPU's own code or only AMD's library
 //! does.
 #![allow(unsafe_code)]
 
@@ -18,7 +18,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
-pub use object::{Kernel, code_object, know};
+pub use object::{Kernel, Range, Run, code_object, know, know_by};
 
 use crate::sys::{Hip, Status};
 use crate::{RocmAccelerator, RocmDevice};

@@ -9,6 +9,7 @@ use vm_accel::{Arguments, Artifact, Grid};
 use vm_cpu::{CpuAccelerator, CpuKernel};
 
 use super::lock;
+use super::stream::views;
 use crate::sys::Status;
 
 /// A kernel of a code object.
@@ -22,10 +23,29 @@ pub struct Kernel {
     pub cpu: Artifact,
 }
 
+/// Runs the kernels of a code object in the place of the processor, as an emulator of its instructions.
+pub trait Run: Send + Sync {
+    /// Runs a kernel over a grid, with a block of parameters, and leaves in the ranges what it wrote.
+    ///
+    /// # Errors
+    /// Why it can't, which is a fault.
+    fn run(&self, kernel: &Kernel, grid: [u32; 3], words: &[u64], ranges: &mut [Range])
+    -> Result<(), String>;
+}
+
+/// Bytes that a launch reaches.
+pub struct Range {
+    /// Where in the block of parameters their address is.
+    pub offset: u32,
+    /// What they hold.
+    pub bytes: Vec<u8>,
+}
+
 /// What is run for an image.
 struct Known {
     architecture: String,
     kernels: Arc<[Kernel]>,
+    run: Option<Arc<dyn Run>>,
 }
 
 /// What is known of images, by their bytes.
@@ -41,7 +61,16 @@ const SECTION: usize = 64;
 /// Tells what to run for a code object, which is for an architecture, as in `gfx942`. Its headers of sections come last, as
 /// `ld.lld` writes them.
 pub fn know(image: &[u8], architecture: &str, kernels: Vec<Kernel>) {
-    let known = Known { architecture: architecture.into(), kernels: kernels.into() };
+    tell(image, architecture, kernels, None);
+}
+
+/// The same of a code object that is itself run, by `run`.
+pub fn know_by(image: &[u8], architecture: &str, kernels: Vec<Kernel>, run: Arc<dyn Run>) {
+    tell(image, architecture, kernels, Some(run));
+}
+
+fn tell(image: &[u8], architecture: &str, kernels: Vec<Kernel>, run: Option<Arc<dyn Run>>) {
+    let known = Known { architecture: architecture.into(), kernels: kernels.into(), run };
     lock(&KNOWN).get_or_insert_default().insert(image.to_vec(), known);
 }
 
@@ -74,6 +103,7 @@ pub(super) struct Loaded(pub(super) Vec<Ready>);
 pub(super) struct Ready {
     pub(super) kernel: Kernel,
     code: Arc<CpuKernel>,
+    run: Option<Arc<dyn Run>>,
 }
 
 /// The processor.
@@ -100,15 +130,15 @@ pub(super) unsafe fn load(image: *const u8, architecture: &str) -> Result<Loaded
     let bytes = number(40, 8) + number(58, 2) * number(60, 2);
     // SAFETY: the headers of sections lie within the file.
     let file = unsafe { std::slice::from_raw_parts(image, bytes) };
-    let kernels = match lock(&KNOWN).get_or_insert_default().get(file) {
-        Some(known) if known.architecture == architecture => Arc::clone(&known.kernels),
+    let (kernels, run) = match lock(&KNOWN).get_or_insert_default().get(file) {
+        Some(known) if known.architecture == architecture => (Arc::clone(&known.kernels), known.run.clone()),
         Some(_) => return Err(OTHER),
         None => return Err(INVALID),
     };
     let processor = processor().ok_or(INVALID)?;
     let ready = kernels.iter().map(|kernel| {
         let code = processor.load(&kernel.cpu).map_err(|_| INVALID)?;
-        Ok(Ready { kernel: kernel.clone(), code })
+        Ok(Ready { kernel: kernel.clone(), code, run: run.clone() })
     });
     ready.collect::<Result<_, _>>().map(Loaded)
 }
@@ -122,6 +152,10 @@ impl Ready {
     /// # Safety
     /// The memory that the block names is there.
     pub(super) unsafe fn run(&self, grid: Grid, words: &[u64]) -> Result<(), String> {
+        if let Some(run) = &self.run {
+            // SAFETY: as the caller promises.
+            return unsafe { self.run_by(&**run, grid, words) };
+        }
         /// The cancel flag of a kernel that the GPU's code needs none for.
         static NEVER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let params = self.kernel.cpu.params();
@@ -138,5 +172,34 @@ impl Ready {
         let processor = processor().ok_or("there is no processor")?;
         // SAFETY: as above; the cancel flag is set.
         unsafe { processor.run(&self.code, grid, &arguments) }.map_err(|error| error.to_string())
+    }
+
+    /// Has it run on copies of the memory that the block names.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run).
+    unsafe fn run_by(&self, run: &dyn Run, grid: Grid, words: &[u64]) -> Result<(), String> {
+        let place = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
+        let views = views(&self.kernel, words);
+        let copy = |&(offset, at, bytes): &(u32, u64, u64)| {
+            let mut copy = vec![0; bytes as usize];
+            // SAFETY: the caller promises that it is there.
+            unsafe { place(at).copy_to(copy.as_mut_ptr(), copy.len()) };
+            Range { offset, bytes: copy }
+        };
+        let mut ranges: Vec<_> = views.iter().map(copy).collect();
+        let before: Vec<_> = ranges.iter().map(|range| range.bytes.clone()).collect();
+        run.run(&self.kernel, grid.0, words, &mut ranges)?;
+        for ((range, before), (_, at, bytes)) in ranges.iter().zip(&before).zip(views) {
+            if range.bytes.len() as u64 != bytes {
+                return Err("it gave back another number of bytes".into());
+            }
+            // What was only read may be in two of them, and the host may have set a cancel flag since.
+            if range.bytes != *before {
+                // SAFETY: as above.
+                unsafe { place(at).copy_from(range.bytes.as_ptr(), range.bytes.len()) };
+            }
+        }
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use vm_accel::{Grid, ParameterKind, Slot};
 
-use super::object::Loaded;
+use super::object::{Kernel, Loaded};
 use super::{State, lock};
 
 /// Where an event was recorded last.
@@ -56,7 +56,10 @@ impl Command {
         match self {
             Self::Fill { at, bytes, .. } => vec![(*at, *bytes)],
             Self::Copy { to, from, bytes } => vec![(*to, *bytes), (*from, *bytes)],
-            Self::Launch { module, place, words, .. } => views(module, *place, words),
+            Self::Launch { module, place, words, .. } => {
+                let views = views(&module.0[*place].kernel, words);
+                views.into_iter().map(|(_, at, bytes)| (at, bytes)).collect()
+            }
             Self::Replay(commands) => commands.iter().flat_map(Self::ranges).collect(),
             Self::Record(_) | Self::Wait(_) => Vec::new(),
         }
@@ -72,9 +75,8 @@ impl Command {
     }
 }
 
-/// The bytes of a launch's views and of its cancel flag.
-fn views(module: &Loaded, place: usize, words: &[u64]) -> Vec<(u64, u64)> {
-    let kernel = &module.0[place].kernel;
+/// The bytes of a launch's views and of its cancel flag: where in the block their address is, it, and how many.
+pub(super) fn views(kernel: &Kernel, words: &[u64]) -> Vec<(u32, u64, u64)> {
     let word = |offset: u32| words.get(offset as usize / 8).copied().unwrap_or(0);
     let mut ranges = Vec::new();
     for (slot, parameter) in kernel.params.slots.iter().zip(&kernel.cpu.signature().parameters) {
@@ -90,9 +92,9 @@ fn views(module: &Loaded, place: usize, words: &[u64]) -> Vec<(u64, u64)> {
         for (at, extent) in (0..rank - 1).zip(&extents) {
             bytes = bytes.saturating_add((extent - 1).saturating_mul(word(offset + 8 * (1 + rank + at))));
         }
-        ranges.push((word(offset), bytes));
+        ranges.push((offset, word(offset), bytes));
     }
-    ranges.extend(kernel.params.guard.map(|guard| (word(guard.stop), 4)));
+    ranges.extend(kernel.params.guard.map(|guard| (guard.stop, word(guard.stop), 4)));
     ranges
 }
 

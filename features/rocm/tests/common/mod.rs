@@ -4,27 +4,28 @@
 
 use vm_accel::programs::{Program, SOURCE};
 use vm_accel::{Artifact, Signature};
-use vm_ir::{Trust, ValidModule, text, validate};
+use vm_ir::{Trust, text, validate};
 use vm_jit::{Target, compile};
 use vm_rocm::fake::{Kernel, code_object};
 
 /// The program for an architecture.
 pub(crate) fn program(architecture: &str, program: Program) -> Artifact {
-    let name = if program == Program::Broken { Program::Add.name() } else { program.name() };
-    // As the host's own they have no guard, but for the one that must be stopped.
-    let trust = if program == Program::Spin { Trust::Guest } else { Trust::Trusted };
-    let valid = validate(text::parse(SOURCE).unwrap(), trust).unwrap();
-    let (signature, kernel) = kernel(&valid, name, architecture, program);
+    let (_, signature, kernel) = compiled(architecture, program);
     let image = code_object(architecture, vec![kernel]);
     let image = if program == Program::Broken { &image[..image.len() / 2] } else { &image };
     // SAFETY: the fake runs what vm-jit made of a valid module; the module is the suite's own.
     unsafe { Artifact::new(image, signature) }.unwrap()
 }
 
-fn kernel(valid: &ValidModule, name: &str, architecture: &str, program: Program) -> (Signature, Kernel) {
+/// The text for LLVM, what a launch must know, and the kernel for the fake.
+pub(crate) fn compiled(architecture: &str, program: Program) -> (Vec<u8>, Signature, Kernel) {
+    let name = if program == Program::Broken { Program::Add.name() } else { program.name() };
+    // As the host's own they have no guard, but for the one that must be stopped.
+    let trust = if program == Program::Spin { Trust::Guest } else { Trust::Trusted };
+    let valid = validate(text::parse(SOURCE).unwrap(), trust).unwrap();
     let target = |text: &str| text.parse::<Target>().unwrap();
-    let gpu = compile(valid, &target(&format!("amdgcn:{architecture}"))).unwrap();
-    let cpu = compile(valid, &target("cpu")).unwrap();
+    let gpu = compile(&valid, &target(&format!("amdgcn:{architecture}"))).unwrap();
+    let cpu = compile(&valid, &target("cpu")).unwrap();
     let (entry, own) = (gpu.entry(name).unwrap(), cpu.entry(name).unwrap());
     let guarded = |guarded| Signature { guarded, ..program.signature() };
     let signature = Signature {
@@ -43,5 +44,6 @@ fn kernel(valid: &ValidModule, name: &str, architecture: &str, program: Program)
     // SAFETY: vm-jit made it of a valid module; the module is the suite's own.
     let host = unsafe { Artifact::new(cpu.code.clone(), host) }.unwrap();
     assert_eq!(*host.params(), own.params);
-    (signature, Kernel { symbol: entry.symbol.clone(), params: entry.params.clone(), cpu: host })
+    let kernel = Kernel { symbol: entry.symbol.clone(), params: entry.params.clone(), cpu: host };
+    (gpu.code, signature, kernel)
 }
