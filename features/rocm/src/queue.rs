@@ -102,6 +102,8 @@ impl Drop for Shared {
 /// A stream of an AMD GPU. With the last one of those that came of one another goes all that was allocated and loaded there.
 pub struct RocmQueue {
     stream: Stream,
+    /// Whether commands are recorded: HIP neither allocates nor waits then.
+    capturing: Cell<bool>,
     shared: Rc<Shared>,
 }
 
@@ -118,7 +120,11 @@ impl RocmQueue {
             images: RefCell::default(),
             stuck: Cell::new(false),
         };
-        Ok(Self { stream: Stream::new(device)?, shared: Rc::new(shared) })
+        Ok(Self { stream: Stream::new(device)?, capturing: Cell::new(false), shared: Rc::new(shared) })
+    }
+
+    fn not_capturing(&self, what: &'static str) -> Result<()> {
+        if self.capturing.get() { Err(Error::Capturing { what }) } else { Ok(()) }
     }
 
     /// Waits for all that was started.
@@ -133,6 +139,10 @@ impl Drop for RocmQueue {
     fn drop(&mut self) {
         let ended =
             |result: &Result<()>| matches!(result, Ok(()) | Err(Error::Lost { .. } | Error::Deadline { .. }));
+        if self.capturing.get() {
+            // Else the wait would be recorded.
+            drop(self.end_capture());
+        }
         let mut drained = self.drained();
         if !ended(&drained) {
             // What failed for want of memory, say, may work now.
@@ -154,11 +164,13 @@ impl Queue for RocmQueue {
 
     #[allow(unsafe_code)]
     unsafe fn stream(&self) -> Result<Self> {
-        Ok(Self { stream: Stream::new(self.shared.device)?, shared: Rc::clone(&self.shared) })
+        let stream = Stream::new(self.shared.device)?;
+        Ok(Self { stream, capturing: Cell::new(false), shared: Rc::clone(&self.shared) })
     }
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory> {
         let shared = &self.shared;
+        self.not_capturing("allocating memory")?;
         match kind {
             MemoryKind::Registered => return Err(shared.unsupported("allocating registered memory")),
             MemoryKind::Unified if !shared.unified => {
@@ -182,6 +194,7 @@ impl Queue for RocmQueue {
         let address = memory.address();
         let live = self.shared.live.borrow().get(&address).copied();
         let live = live.ok_or(Error::WrongWorker { what: "buffer" })?;
+        self.not_capturing("freeing memory")?;
         // The library would wait too, and without a deadline.
         self.drained()?;
         // SAFETY: it is among the live; whoever gives it back uses it no more, and what used it has run.
@@ -191,6 +204,7 @@ impl Queue for RocmQueue {
     }
 
     fn trim(&self, _keep: u64) -> Result<()> {
+        self.not_capturing("a trim")?;
         // What is freed goes back at once.
         self.drained()
     }
@@ -204,6 +218,7 @@ impl Queue for RocmQueue {
 
     #[allow(unsafe_code)]
     unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Memory> {
+        self.not_capturing("registering memory")?;
         // SAFETY: the caller promises that it stays mapped until it is freed or the queue is dropped; both give it back.
         let live = unsafe { self.shared.device.register(host, bytes) }?;
         Ok(self.shared.keep(live))
@@ -239,6 +254,7 @@ impl Queue for RocmQueue {
     }
 
     fn wait_event(&self, event: &RocmEvent) -> Result<()> {
+        self.not_capturing("a wait for an event")?;
         self.stream.wait(&event.0)
     }
 
@@ -301,10 +317,14 @@ impl Queue for RocmQueue {
     }
 
     fn begin_capture(&self) -> Result<()> {
-        self.stream.begin_capture()
+        self.stream.begin_capture()?;
+        self.capturing.set(true);
+        Ok(())
     }
 
     fn end_capture(&self) -> Result<RocmGraph> {
+        // A capture that fails has ended, too.
+        self.capturing.set(false);
         self.stream.end_capture().map(RocmGraph)
     }
 

@@ -286,3 +286,24 @@ fn a_worker_ends_whatever_the_device_does() {
     worker.stop(SOON).unwrap();
     assert_eq!((full.faults(), full.left()), (vec![], vec![]));
 }
+
+/// While commands are recorded nothing waits, and a queue that ends meanwhile ends at once.
+#[test]
+fn a_queue_ends_while_it_records() {
+    let fake = fake();
+    let device = fake.accelerator();
+    let queue = device.open(&QueueOptions { timeout: SOON, ..OPTIONS }).unwrap();
+    let memory = queue.allocate(MemoryKind::Device, 64).unwrap();
+    let event = queue.event(false).unwrap();
+    queue.begin_capture().unwrap();
+    queue.fill(memory.region(), 1).unwrap();
+    let refused = |result: Result<()>| assert!(matches!(result, Err(Error::Capturing { .. })), "{result:?}");
+    refused(queue.allocate(MemoryKind::Pinned, 64).map(drop));
+    refused(queue.trim(0));
+    refused(queue.wait_event(&event));
+    refused(queue.free(memory));
+    let begun = Instant::now();
+    drop((event, queue));
+    assert!(begun.elapsed() < SOON / 2);
+    assert_eq!((fake.faults(), fake.left()), (vec![], vec![]));
+}
