@@ -2,26 +2,24 @@
 #![allow(non_snake_case)]
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use vm_accel::Grid;
-
+use super::code::*;
 use super::heap::Kind;
 use super::stream::{Command, Event, Mark, Stream};
-use super::{Object, State, devices, handle, lock, object, with_objects};
-use crate::sys::{self, Attribute, Hip, PARAM_BUFFER, PARAM_END, PARAM_SIZE, Status};
+use super::{Object, State, devices, handle, lock, with_objects};
+use crate::sys::{self, Attribute, Hip, Status};
 
-const INVALID: Status = 1;
+pub(super) const INVALID: Status = 1;
 const OUT_OF_MEMORY: Status = 2;
 const NO_DEVICE: Status = 101;
 const INVALID_HANDLE: Status = 400;
-const NOT_FOUND: Status = 500;
 const NOT_READY: Status = 600;
 const REGISTERED: Status = 712;
 const CAPTURING: Status = 900;
 
-type Outcome = Result<(), Status>;
+pub(super) type Outcome = Result<(), Status>;
 
 thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
@@ -32,7 +30,7 @@ fn number(handle: *mut c_void) -> usize {
 }
 
 /// A call: what was planned for it on the thread's device, or what it does. What ends an object ends it on a device that is lost, too.
-fn call(name: &'static str, act: impl FnOnce(&Arc<State>) -> Outcome) -> Status {
+pub(super) fn call(name: &'static str, act: impl FnOnce(&Arc<State>) -> Outcome) -> Status {
     let Some(state) = devices().get(CURRENT.get()).cloned() else { return NO_DEVICE };
     if let Some(status) = state.planned(name) {
         if matches!(status, 4 | 214 | 700 | 702 | 709 | 710 | 719) {
@@ -49,7 +47,7 @@ fn call(name: &'static str, act: impl FnOnce(&Arc<State>) -> Outcome) -> Status 
 }
 
 /// Stores what a function gives.
-fn give<T>(place: *mut T, value: T) -> Outcome {
+pub(super) fn give<T>(place: *mut T, value: T) -> Outcome {
     if place.is_null() {
         return Err(INVALID);
     }
@@ -59,7 +57,7 @@ fn give<T>(place: *mut T, value: T) -> Outcome {
 }
 
 /// What a handle stands for.
-fn find<T>(
+pub(super) fn find<T>(
     state: &State,
     name: &str,
     at: *mut c_void,
@@ -80,11 +78,7 @@ fn event(object: &Object) -> Option<Arc<Event>> {
     if let Object::Event(event) = object { Some(Arc::clone(event)) } else { None }
 }
 
-fn module(object: &Object) -> Option<Arc<object::Loaded>> {
-    if let Object::Module(module) = object { Some(Arc::clone(module)) } else { None }
-}
-
-fn forget(at: *mut c_void) {
+pub(super) fn forget(at: *mut c_void) {
     with_objects(|objects| objects.remove(&number(at)));
 }
 
@@ -251,7 +245,7 @@ unsafe extern "C" fn hipHostGetDevicePointer(at: *mut *mut c_void, host: *mut c_
 }
 
 /// Gives a stream a command whose bytes must be allocated.
-fn push(state: &Arc<State>, name: &str, to: sys::Stream, command: Command) -> Outcome {
+pub(super) fn push(state: &Arc<State>, name: &str, to: sys::Stream, command: Command) -> Outcome {
     for (at, bytes) in command.ranges() {
         if !state.reaches(at, bytes) {
             state.fault(name, format_args!("{bytes} bytes at {at:#x} are not allocated"));
@@ -382,183 +376,6 @@ unsafe extern "C" fn hipEventElapsedTime(place: *mut f32, from: sys::Event, to: 
         };
         let (from, to) = (at(from)?, at(to)?);
         give(place, to.saturating_duration_since(from).as_secs_f32() * 1e3)
-    })
-}
-
-unsafe extern "C" fn hipModuleLoadData(at: *mut sys::Module, image: *const c_void) -> Status {
-    call("hipModuleLoadData", |state| {
-        // SAFETY: the caller gives a whole ELF file.
-        let loaded = unsafe { object::load(image.cast(), &state.options.architecture) }?;
-        give(at, handle(state, Object::Module(Arc::new(loaded))))
-    })
-}
-
-unsafe extern "C" fn hipModuleUnload(at: sys::Module) -> Status {
-    const NAME: &str = "hipModuleUnload";
-    call(NAME, |state| {
-        let module = find(state, NAME, at, module)?;
-        let used = |stream: &Arc<Stream>| stream.pending(|command| command.launches(&module));
-        if !state.is_lost() && lock(&state.streams).iter().any(used) {
-            state.fault(NAME, format_args!("a launch of its kernels has not run"));
-            return Err(INVALID);
-        }
-        let own = |object: &Object| matches!(object, Object::Function(of, _) if Arc::ptr_eq(of, &module));
-        with_objects(|objects| objects.retain(|_, (_, object)| !own(object)));
-        forget(at);
-        Ok(())
-    })
-}
-
-unsafe extern "C" fn hipModuleGetFunction(
-    at: *mut sys::Function,
-    of: sys::Module,
-    name: *const c_char,
-) -> Status {
-    const NAME: &str = "hipModuleGetFunction";
-    call(NAME, |state| {
-        let module = find(state, NAME, of, module)?;
-        // SAFETY: the caller gives a string that ends with a zero byte.
-        let name = unsafe { CStr::from_ptr(name) };
-        let place = module.0.iter().position(|ready| ready.kernel.symbol.as_bytes() == name.to_bytes());
-        let place = place.ok_or(NOT_FOUND)?;
-        give(at, handle(state, Object::Function(module, place)))
-    })
-}
-
-/// A kernel of a module.
-fn function(object: &Object) -> Option<(Arc<object::Loaded>, usize)> {
-    if let Object::Function(module, place) = object { Some((Arc::clone(module), *place)) } else { None }
-}
-
-unsafe extern "C" fn hipFuncGetAttribute(value: *mut c_int, attribute: c_uint, of: sys::Function) -> Status {
-    const NAME: &str = "hipFuncGetAttribute";
-    call(NAME, |state| {
-        let (module, place) = find(state, NAME, of, function)?;
-        match attribute {
-            sys::FUNCTION_BLOCK_THREADS => {
-                let block = module.0[place].kernel.cpu.signature().block;
-                give(value, block.iter().product::<u32>() as c_int)
-            }
-            _ => Err(INVALID),
-        }
-    })
-}
-
-/// The block of parameters that `extra` tells of.
-unsafe fn block(extra: *mut *mut c_void) -> Option<(*const u8, usize)> {
-    let (mut start, mut bytes) = (std::ptr::null(), None);
-    if extra.is_null() {
-        return Some((start, 0));
-    }
-    for pair in 0..3 {
-        // SAFETY: the list ends with `PARAM_END`, which is at the place of a pair's first at the latest.
-        let key = unsafe { extra.add(2 * pair).read() }.addr();
-        if key == PARAM_END {
-            return Some((start, bytes?));
-        }
-        // SAFETY: a value follows each key but the last.
-        let value = unsafe { extra.add(2 * pair + 1).read() };
-        match key {
-            PARAM_BUFFER => start = value.cast_const().cast(),
-            // SAFETY: it is the address of the size.
-            PARAM_SIZE => bytes = Some(unsafe { value.cast::<usize>().read() }),
-            _ => return None,
-        }
-    }
-    None
-}
-
-unsafe extern "C" fn hipModuleLaunchKernel(
-    of: sys::Function,
-    grid_x: c_uint,
-    grid_y: c_uint,
-    grid_z: c_uint,
-    block_x: c_uint,
-    block_y: c_uint,
-    block_z: c_uint,
-    shared_bytes: c_uint,
-    stream: sys::Stream,
-    parameters: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> Status {
-    const NAME: &str = "hipModuleLaunchKernel";
-    call(NAME, |state| {
-        let (module, place) = find(state, NAME, of, function)?;
-        let kernel = &module.0[place].kernel;
-        // SAFETY: as the caller promises.
-        let given = unsafe { block(extra) }.filter(|_| parameters.is_null());
-        let Some((start, bytes)) = given else {
-            state.fault(NAME, format_args!("it is given no block of parameters"));
-            return Err(INVALID);
-        };
-        let (grid, threads) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        let wanted = (kernel.params.bytes as usize, kernel.cpu.signature().block, 0);
-        if (bytes, threads, shared_bytes) != wanted {
-            let given = (bytes, threads, shared_bytes);
-            state.fault(
-                NAME,
-                format_args!(
-                    "bytes of parameters, block and bytes of shared memory are {given:?}, not {wanted:?}"
-                ),
-            );
-            return Err(INVALID);
-        }
-        let all = |(&blocks, size): (&u32, u32)| blocks.checked_mul(size).is_some_and(|threads| threads > 0);
-        if !grid.iter().zip(threads).all(all) {
-            state.fault(NAME, format_args!("no grid is {grid:?} blocks of {threads:?} threads"));
-            return Err(INVALID);
-        }
-        let mut words = vec![0u64; bytes.div_ceil(8)];
-        // SAFETY: the caller gives that many bytes, and the words have as many at least.
-        unsafe { start.copy_to(words.as_mut_ptr().cast(), bytes) };
-        let words = words.into();
-        push(state, NAME, stream, Command::Launch { module, place, grid: Grid(grid), words })
-    })
-}
-
-unsafe extern "C" fn hipGraphInstantiateWithFlags(
-    at: *mut sys::GraphExec,
-    graph: sys::Graph,
-    _: c_ulonglong,
-) -> Status {
-    const NAME: &str = "hipGraphInstantiateWithFlags";
-    call(NAME, |state| {
-        let commands = find(state, NAME, graph, |object| match object {
-            Object::Graph(commands) => Some(commands.clone()),
-            _ => None,
-        })?;
-        give(at, handle(state, Object::Executable(commands.into())))
-    })
-}
-
-/// What was instantiated.
-fn executable(object: &Object) -> Option<Arc<[Command]>> {
-    if let Object::Executable(commands) = object { Some(Arc::clone(commands)) } else { None }
-}
-
-unsafe extern "C" fn hipGraphLaunch(graph: sys::GraphExec, stream: sys::Stream) -> Status {
-    const NAME: &str = "hipGraphLaunch";
-    call(NAME, |state| {
-        let commands = find(state, NAME, graph, executable)?;
-        push(state, NAME, stream, Command::Replay(commands))
-    })
-}
-
-unsafe extern "C" fn hipGraphExecDestroy(graph: sys::GraphExec) -> Status {
-    const NAME: &str = "hipGraphExecDestroy";
-    call(NAME, |state| {
-        find(state, NAME, graph, executable)?;
-        forget(graph);
-        Ok(())
-    })
-}
-
-unsafe extern "C" fn hipGraphDestroy(graph: sys::Graph) -> Status {
-    const NAME: &str = "hipGraphDestroy";
-    call(NAME, |state| {
-        find(state, NAME, graph, |object| matches!(object, Object::Graph(_)).then_some(()))?;
-        forget(graph);
-        Ok(())
     })
 }
 

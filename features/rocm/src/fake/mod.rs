@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod calls;
+mod code;
 mod heap;
 mod object;
 mod stream;
