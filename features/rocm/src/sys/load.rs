@@ -30,10 +30,10 @@ pub fn hip() -> Result<&'static Hip> {
     static HIP: OnceLock<Result<Hip>> = OnceLock::new();
     let loaded = HIP.get_or_init(|| {
         let named = std::env::var(LIBRARY_VARIABLE).ok().filter(|name| !name.is_empty());
-        let hip = match &named {
-            Some(name) => load(&[name.as_str()])?,
-            None => load(LIBRARIES)?,
-        };
+        // As ROCm's own programs have it.
+        let installed = std::env::var("ROCM_PATH").ok().map(|folder| format!("{folder}/lib/libamdhip64.so"));
+        let usual = LIBRARIES.iter().copied().chain(installed.as_deref());
+        let hip = load(&named.as_deref().map_or_else(|| usual.collect(), |name| vec![name]))?;
         initialise(&hip, &Roots::system())?;
         Ok(hip)
     });
@@ -58,8 +58,11 @@ fn load(names: &[&str]) -> Result<Hip> {
         }
     }
     // One that is there and lacks something tells more than those that are not there.
-    let own = |(name, cause): &&(String, String)| !cause.starts_with(&format!("{name}: cannot open"));
-    let (library, cause) = causes.iter().find(own).or(causes.first()).cloned().unwrap_or_default();
+    let own = |(name, cause): &(String, String)| !cause.starts_with(&format!("{name}: cannot open"));
+    let (library, cause) = causes
+        .into_iter()
+        .find(own)
+        .unwrap_or_else(|| ("libamdhip64".into(), format!("there is none of {}", names.join(", "))));
     Err(Error::Unavailable {
         library,
         cause,
