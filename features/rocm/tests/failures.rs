@@ -16,7 +16,9 @@ use vm_rocm::sys::FUNCTIONS;
 use vm_rocm::{RocmAccelerator, RocmDevice, RocmError};
 
 const ARCHITECTURE: &str = "gfx942";
-const OPTIONS: QueueOptions = QueueOptions { keep_bytes: u64::MAX, timeout: Duration::from_millis(200) };
+const OPTIONS: QueueOptions = QueueOptions { keep_bytes: u64::MAX, timeout: SOON };
+/// Of a queue whose device does nothing.
+const HURRIED: QueueOptions = QueueOptions { keep_bytes: u64::MAX, timeout: Duration::from_millis(200) };
 const SOON: Duration = Duration::from_secs(20);
 /// `hipErrorOutOfMemory`, `hipErrorLaunchFailure`, by which the device is lost, and one that no list has.
 const OUT_OF_MEMORY: u32 = 2;
@@ -181,7 +183,7 @@ fn a_device_that_does_nothing_keeps_nobody() {
     let fake = fake();
     let device = fake.accelerator();
     let begun = Instant::now();
-    let queue = device.open(&OPTIONS).unwrap();
+    let queue = device.open(&HURRIED).unwrap();
     let memory = queue.allocate(MemoryKind::Device, 64).unwrap();
     fake.hold(true);
     queue.fill(memory.region(), 1).unwrap();
@@ -233,8 +235,8 @@ fn what_is_not_the_queues_is_refused() {
 /// What the library's worker makes of it: it is told of what failed, ends in time, and leaves nothing.
 #[test]
 fn a_worker_ends_whatever_the_device_does() {
-    let begin = |fake: &Fake| {
-        let options = WorkerOptions { queue: OPTIONS, ..WorkerOptions::default() };
+    let begin = |fake: &Fake, queue: QueueOptions| {
+        let options = WorkerOptions { queue, ..WorkerOptions::default() };
         let worker = Worker::start(Arc::new(fake.accelerator()), options).unwrap();
         let kernel = worker.load(&common::program(ARCHITECTURE, Program::Bump)).unwrap();
         let data = worker.allocate_zeroed(400).unwrap();
@@ -242,7 +244,7 @@ fn a_worker_ends_whatever_the_device_does() {
         (worker, kernel, data)
     };
     let lost = fake();
-    let (worker, kernel, data) = begin(&lost);
+    let (worker, kernel, data) = begin(&lost, OPTIONS);
     lost.fail("hipModuleLaunchKernel", 0, LAUNCH_FAILURE);
     // The call itself may be told, or the next wait.
     let launched =
@@ -258,7 +260,7 @@ fn a_worker_ends_whatever_the_device_does() {
     assert_eq!((lost.faults(), lost.left()), (vec![], vec![]));
 
     let held = fake();
-    let (worker, kernel, data) = begin(&held);
+    let (worker, kernel, data) = begin(&held, HURRIED);
     held.hold(true);
     worker.launch(&kernel, 1, &arguments![&data, 1u32]).unwrap();
     let late = worker.synchronize(Duration::from_millis(50));
@@ -273,7 +275,7 @@ fn a_worker_ends_whatever_the_device_does() {
 
     // For want of memory the worker gives back what its pool keeps, and tries again; then it is an error, and the worker goes on.
     let full = fake();
-    let (worker, kernel, data) = begin(&full);
+    let (worker, kernel, data) = begin(&full, OPTIONS);
     full.fail("hipMalloc", 0, OUT_OF_MEMORY);
     drop(worker.allocate(1 << 25).unwrap());
     let refused = worker.allocate(1 << 31);
@@ -292,7 +294,7 @@ fn a_worker_ends_whatever_the_device_does() {
 fn a_queue_ends_while_it_records() {
     let fake = fake();
     let device = fake.accelerator();
-    let queue = device.open(&QueueOptions { timeout: SOON, ..OPTIONS }).unwrap();
+    let queue = device.open(&OPTIONS).unwrap();
     let memory = queue.allocate(MemoryKind::Device, 64).unwrap();
     let event = queue.event(false).unwrap();
     queue.begin_capture().unwrap();
