@@ -104,7 +104,7 @@ mod tests {
         check("vm_service::commands::claim", Cli);
         check("vm_service::cli", Cli);
         check("vm_service::client", General);
-        check("vm_cuda::assemble::spawn", Cuda);
+        check("vm_cuda::assemble::standby", Cuda);
         check("vm_cudart", General);
         check("vm_python", Python);
         check("PYTHON", Python);
