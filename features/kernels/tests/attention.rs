@@ -254,9 +254,16 @@ fn decoding_of_heads_of_any_size() {
 #[test]
 fn splits_are_as_many_as_have_work() {
     let variant = Decode::of(128, 0);
-    for (units, blocks, longest, wanted) in
-        [(132, 8, 65536, 33), (132, 512, 65536, 1), (132, 1, 1024, 4), (132, 0, 0, 1), (0, 1, 9999, 1)]
-    {
-        assert_eq!(variant.splits(units, blocks, longest), wanted, "{units} {blocks} {longest}");
+    for (resident, blocks, longest, wanted) in [
+        (132, 8, 65536, 16),
+        (264, 8, 65536, 32),
+        (264, 128, 16384, 2),
+        (132, 512, 65536, 1),
+        (132, 1, 1024, 4),
+        (132, 0, 0, 1),
+        (0, 1, 9999, 1),
+        (1 << 40, 1, u64::MAX, 64),
+    ] {
+        assert_eq!(variant.splits(resident, blocks, longest), wanted, "{resident} {blocks} {longest}");
     }
 }

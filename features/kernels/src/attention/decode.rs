@@ -46,6 +46,12 @@ pub struct Decode {
     pub stages: u32,
 }
 
+/// The most splits of a launch.
+const MOST_SPLITS: u64 = 64;
+
+/// Splits whose findings are loaded at a time: a divisor of 32.
+const AT_ONCE: i32 = 8;
+
 /// Threads of a block of the kernel that joins, a warp for each row.
 const THREADS: u32 = 256;
 
@@ -98,15 +104,23 @@ impl Decode {
         Decode { element: Scalar::F32, rows: 16, stages: of.boxes, ..of }
     }
 
-    /// How many splits a launch has best: so many that there are two blocks for each of the device's compute units, if each then
-    /// has four steps to do.
-    pub const fn splits(&self, compute_units: u32, blocks_of_a_split: u64, longest: u64) -> u32 {
-        let blocks = if blocks_of_a_split == 0 { 1 } else { blocks_of_a_split };
-        let wanted = (2 * compute_units as u64).div_ceil(blocks);
+    /// How many splits a launch has best, on a device that runs `resident` blocks at a time: those whose waves of blocks take the
+    /// fewest steps, where each split has at least four steps to do. A wave takes about three more, to begin and to end.
+    pub const fn splits(&self, resident: u64, blocks_of_a_split: u64, longest: u64) -> u32 {
+        const BEGIN: u64 = 3;
+        let resident = if resident == 0 { 1 } else { resident };
         let step = self.keys as u64 * self.boxes as u64;
-        let most = longest / (4 * if step == 0 { 1 } else { step });
-        let splits = if wanted < most { wanted } else { most };
-        if splits == 0 { 1 } else { splits as u32 }
+        let steps = longest.div_ceil(if step == 0 { 1 } else { step });
+        let (mut best, mut least, mut splits) = (1, u64::MAX, 1);
+        while splits == 1 || splits <= MOST_SPLITS && 4 * splits <= steps {
+            let waves = blocks_of_a_split.saturating_mul(splits).div_ceil(resident);
+            let cost = waves.saturating_mul(steps.div_ceil(splits).saturating_add(BEGIN));
+            if cost < least {
+                (best, least) = (splits, cost);
+            }
+            splits += 1;
+        }
+        best as u32
     }
 
     /// The name of a kernel of the variant, which tells it from all others.
@@ -273,7 +287,11 @@ impl Decode {
     /// A number that no kernel can have.
     pub fn join(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
         let block = IRBlock::new(guest);
-        let b = block.builder();
+        self.join_parts(block.builder());
+        block.kernel()
+    }
+
+    fn join_parts<'b>(&self, b: Builder<'b>) {
         let (element, dim) = (self.element, self.dim);
         b.name(&format!("attention_join_{element}_d{dim}")).block_size([THREADS, 1, 1]);
         let parts = self.view(b, "parts", Scalar::F32, Access::Read);
@@ -287,27 +305,53 @@ impl Decode {
         let splits = sums.extent(0);
         // Two elements at a time, and as many times as there are in a row.
         let columns: Vec<_> = (0..dim / 64).map(|part| wide(lane * 2 + (part * 64) as i32)).collect();
+        // Warps take rows as a whole, and those behind the last row the last one, without a result: lanes tell each other weights.
+        let of = row.min(o.extent(2) - 1);
+        let zero = b.i64(0);
+        let log_sum = |first: Val<'b>| {
+            let split = first + wide(lane);
+            let found = sums.at([split.min(splits - 1), at, of]).load();
+            split.lt(splits).select(found, f32::NEG_INFINITY)
+        };
+        let greatest = b
+            .range(zero, splits)
+            .step(32)
+            .fold(b.f32(f32::NEG_INFINITY), |first, greatest| greatest.max(log_sum(first)))
+            .warp_max();
+        // Of no key seen by any there is no greatest.
+        let below = greatest.gt(LEAST).select(greatest, 0.0);
+        let nothing = b.f32(0.0).splat(2);
+        let zeros = vec![nothing; columns.len()];
+        let (sum, found) = b.range(zero, splits).step(32).fold((b.f32(0.0), zeros), |first, (sum, found)| {
+            let weight = ((log_sum(first) - below) * LOG2_E).exp2().fast();
+            let here = (splits - first).min(32).to(Scalar::I32);
+            let found = b.range(b.i32(0), here).step(AT_ONCE).fold(found, |begin, found| {
+                // What several splits found is on its way at a time; behind the last there is nothing.
+                let loaded: Vec<(Val<'b>, Vec<Val<'b>>)> = (0..AT_ONCE)
+                    .map(|which| {
+                        let split = first + wide(begin + which);
+                        let load = |column: &Val<'b>| {
+                            split.lt(splits).select(
+                                parts.at([split.min(splits - 1), at, of, *column]).load_vector(2),
+                                nothing,
+                            )
+                        };
+                        (weight.shuffle(begin + which), columns.iter().map(load).collect())
+                    })
+                    .collect();
+                loaded.into_iter().fold(found, |found, (weight, parts)| {
+                    let added = found.into_iter().zip(parts);
+                    added.map(|(found, part)| found + part * weight.splat(2)).collect()
+                })
+            });
+            (sum + weight, found)
+        });
+        let sum = sum.warp_add();
+        let by = sum.gt(0.0).select(sum.rcp(), 0.0);
         b.if_(row.lt(o.extent(2)), || {
-            let zero = b.i64(0);
-            let greatest = b.range(zero, splits).fold(b.f32(f32::NEG_INFINITY), |split, greatest| {
-                greatest.max(sums.at([split, at, row]).load())
-            });
-            // Of no key seen by any there is no greatest.
-            let below = greatest.gt(LEAST).select(greatest, 0.0);
-            let zeros: Vec<Val<'_>> = columns.iter().map(|_| b.f32(0.0).splat(2)).collect();
-            let first = (b.f32(0.0), zeros);
-            let (sum, found) = b.range(zero, splits).fold(first, |split, (sum, found)| {
-                let weight = ((sums.at([split, at, row]).load() - below) * LOG2_E).exp2().fast();
-                let added = found.into_iter().zip(&columns).map(|(found, column)| {
-                    found + parts.at([split, at, row, *column]).load_vector(2) * weight.splat(2)
-                });
-                (sum + weight, added.collect::<Vec<_>>())
-            });
-            let by = sum.gt(0.0).select(sum.rcp(), 0.0);
             for (found, column) in found.into_iter().zip(&columns) {
                 o.at([batch, head, row, *column]).store((found * by.splat(2)).to(element));
             }
         });
-        block.kernel()
     }
 }

@@ -1,7 +1,7 @@
 //! Which variants there are for attention of certain extents.
 
 use super::{Attention, Decode, Mask, Order};
-use crate::family::{Problem, Resources, Sample, Variant, rounded};
+use crate::family::{Kind, Problem, Resources, Sample, Variant, rounded};
 use vm_ir::builder::BuildError;
 use vm_ir::interp::Tensor;
 use vm_ir::{GuestAddr, Kernel, Scalar, Type};
@@ -260,6 +260,14 @@ impl Decode {
         let elements = self.rows * self.dim + 2 * self.stages * self.keys * self.dim;
         OVERHEAD + elements * self.element.bytes() + staged(self.rows, self.dim, Scalar::F32)
     }
+
+    /// Blocks that a compute unit has at a time: one, or two.
+    fn resident(&self, resources: &Resources) -> u32 {
+        match resources.kind {
+            Kind::Cpu => 1,
+            Kind::Gpu => (resources.shared_bytes / self.shared_bytes().max(1)).clamp(1, 2),
+        }
+    }
 }
 
 impl Variant for Decode {
@@ -294,6 +302,10 @@ impl Problem for Generate {
         let fewer = Decode { keys: of.keys / 2, boxes: 2 * of.boxes, stages: (2 * of.stages).min(16), ..of };
         let mut variants = vec![of, small, long];
         variants.extend((of.keys > 16).then_some(fewer));
+        if small.resident(resources) > 1 {
+            // One block's softmax runs while the other's keys are awaited.
+            variants.swap(0, 1);
+        }
         variants.retain(|variant| variant.shared_bytes() <= resources.shared_bytes);
         if variants.is_empty() {
             // One step's keys take the least.
@@ -310,7 +322,8 @@ impl Problem for Generate {
 
     fn grid(&self, variant: &Decode, resources: &Resources) -> [u32; 3] {
         let [across, sequences] = self.blocks(variant);
-        let splits = variant.splits(resources.compute_units, across.saturating_mul(sequences), self.tokens);
+        let resident = u64::from(resources.compute_units) * u64::from(variant.resident(resources));
+        let splits = variant.splits(resident, across.saturating_mul(sequences), self.tokens);
         let short = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
         // What the arguments have room for.
         [splits.min(self.most_splits()), short(across), short(sequences)]

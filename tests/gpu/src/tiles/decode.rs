@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use vm_accel::{Accelerator as _, Argument};
 use vm_cuda::CudaAccelerator;
-use vm_ir::{GuestAddr, Trust};
-use vm_kernels::attention::{Decode, Generate};
+use vm_ir::{GuestAddr, Scalar, Trust};
+use vm_kernels::attention::Generate;
 use vm_kernels::family::Problem as _;
 use vm_passthrough::accelerator::resources;
 
@@ -43,9 +43,8 @@ fn key([batch, tokens]: [u64; 2]) -> String {
 
 fn run(gpu: &Gpu, [batch, tokens]: [u64; 2], name: String, report: &mut Report) -> anyhow::Result<()> {
     let worker = gpu.worker()?;
-    let variant = Decode::of(DIM as u32, PAGE as u32);
     let problem = Generate {
-        element: variant.element,
+        element: Scalar::Bf16,
         dim: DIM as u32,
         page: PAGE as u32,
         batch,
@@ -53,7 +52,9 @@ fn run(gpu: &Gpu, [batch, tokens]: [u64; 2], name: String, report: &mut Report) 
         queries: 1,
         tokens,
     };
-    let grid = problem.grid(&variant, &resources(gpu.accelerator.info()));
+    let resources = resources(gpu.accelerator.info());
+    let variant = *problem.variants(&resources).first().context("no variant fits")?;
+    let grid = problem.grid(&variant, &resources);
     let (rows, pages) = (HEADS[0] / HEADS[1], tokens.div_ceil(PAGE));
     let of_q = [batch, HEADS[1], rows, DIM];
     let of_cache = [batch * pages, HEADS[1], PAGE, DIM];

@@ -63,6 +63,8 @@ pub(super) const DECLARATION: &str = ".extern .shared .align 1024 .b8 tile_share
 
 /// More registers than a thread has.
 const MANY: u32 = 255;
+/// Bytes of shared memory that the driver takes for itself of each block.
+const RESERVED: u64 = 1024;
 
 /// What a group of warps does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,7 +238,8 @@ impl<'k> Writer<'k> {
         ins!(self, "ret");
 
         let bytes = self.tiles().map_or(0, |tiles| tiles.layout.bytes);
-        self.entry(text, params, threads, bytes, kernel.cluster() > 1)
+        let resident = self.resident();
+        self.entry(text, params, threads, bytes, resident, kernel.cluster() > 1)
     }
 
     /// Writes a tile kernel's text around what its threads do, and gives its entry. `clusters`: do its blocks run in clusters?
@@ -246,6 +249,7 @@ impl<'k> Writer<'k> {
         params: ParamLayout,
         threads: u32,
         shared: u32,
+        resident: u32,
         clusters: bool,
     ) -> Entry {
         let kernel = self.kernel;
@@ -253,7 +257,7 @@ impl<'k> Writer<'k> {
         let _ =
             write!(text, "\n// @{} at {}\n.visible .entry {symbol}(", kernel.name(), kernel.guest_address());
         let _ = write!(text, "\n\t.param .align {} .b8 args[{}]\n", params.align(), params.bytes.max(8));
-        let _ = writeln!(text, ")\n.reqntid {threads}, 1, 1\n.minnctapersm 1");
+        let _ = writeln!(text, ")\n.reqntid {threads}, 1, 1\n.minnctapersm {resident}");
         if clusters {
             let _ = writeln!(text, ".explicitcluster\n.reqnctapercluster {}, 1, 1", kernel.cluster());
         }
@@ -374,10 +378,18 @@ impl<'k> Writer<'k> {
         held.sum()
     }
 
+    /// Blocks of a kernel of one group that a multiprocessor has at a time: two, if that is how much shared memory there is.
+    fn resident(&self) -> u32 {
+        let Some(tiles) = self.tiles() else { return 1 };
+        let room = self.options.arch.shared_bytes() / 2 - RESERVED;
+        if tiles.tile.groups == 1 && u64::from(tiles.layout.bytes) <= room { 2 } else { 1 }
+    }
+
     /// Writes the program as a role runs it.
     fn role(&mut self, role: Role, tile: &'k Tile) {
         let Some(end) = self.tiles().map(|tiles| tiles.end) else { return };
         let (fetching, computing) = match tile.groups {
+            1 if self.resident() > 1 => (Some(24), Some(232)),
             1 => (None, None),
             // Where fragments have more registers than a thread, most of them live in turns, those that compute need all they get.
             2 if self.held_registers(tile) > MANY => (Some(24), Some(240)),

@@ -163,7 +163,7 @@ impl<'k> Writer<'k> {
         ins!(self, "ret");
 
         let bytes = self.mma_state().map_or(0, |sync| sync.layout.bytes);
-        self.entry(text, params, threads, bytes, false)
+        self.entry(text, params, threads, bytes, 1, false)
     }
 
     /// What all threads do before they part.
