@@ -3,6 +3,9 @@
 /// What an ELF file begins with.
 pub const MAGIC: &[u8] = b"\x7fELF";
 
+/// Bytes of the file's head (`Elf64_Ehdr`).
+const HEAD: usize = 64;
+
 /// That it is a 64-bit little-endian ELF file, and every section and segment of it lies within it.
 ///
 /// # Errors
@@ -15,6 +18,9 @@ pub fn check(image: &[u8]) -> Result<(), String> {
     };
     if !image.starts_with(MAGIC) || image.get(4..6) != Some(&[2, 1]) {
         return Err("it is no ELF file of 64 bits, little-endian".into());
+    }
+    if image.len() < HEAD {
+        return Err(cut());
     }
     let within =
         |offset: u64, bytes: u64| offset.checked_add(bytes).is_some_and(|end| end <= image.len() as u64);
@@ -74,6 +80,7 @@ mod tests {
         check(b"\x7fELF", false);
         check(b"\x7fELF\x01\x01", false);
         check(&elf(0, 0, 0), true);
+        check(&elf(0, 0, 0)[..63], false);
         check(&elf(2, 0, 64), true);
         check(&elf(2, 0, 192), true);
         check(&elf(2, 0, 193), false);
