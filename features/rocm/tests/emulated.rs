@@ -169,12 +169,9 @@ fn programs(worker: &Worker<vm_rocm::RocmAccelerator>, program: &dyn Fn(Program)
     worker.read(&ids, &mut got).unwrap();
     for (at, got) in (0..).zip(got) {
         let (block, thread) = (at / 16, at % 16);
-        let want = block % 3
-            | block / 3 % 2 << 4
-            | block / 6 << 8
-            | thread % 4 << 12
-            | thread / 4 % 2 << 16
-            | thread / 8 << 20;
+        // Each index in four bits, those of blocks first.
+        let indices = [block % 3, block / 3 % 2, block / 6, thread % 4, thread / 4 % 2, thread / 8];
+        let want = indices.iter().rev().fold(0, |all, index| all << 4 | index);
         assert_eq!(got, want, "block {block}, thread {thread}");
     }
 

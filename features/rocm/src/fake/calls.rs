@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::code::*;
@@ -147,9 +148,10 @@ fn give_text(place: *mut c_char, bytes: c_int, text: &str) -> Outcome {
     if place.is_null() || text.len() >= bytes.max(0) as usize {
         return Err(INVALID);
     }
-    for (at, byte) in text.bytes().chain([0]).enumerate() {
-        // SAFETY: the caller has room for that many bytes.
-        unsafe { place.add(at).write(byte as c_char) };
+    // SAFETY: the caller has room for that many bytes.
+    let place = unsafe { std::slice::from_raw_parts_mut(place.cast::<MaybeUninit<u8>>(), text.len() + 1) };
+    for (place, byte) in place.iter_mut().zip(text.bytes().chain([0])) {
+        place.write(byte);
     }
     Ok(())
 }

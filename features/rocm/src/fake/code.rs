@@ -88,12 +88,16 @@ unsafe fn block(extra: *mut *mut c_void) -> Option<(*const u8, usize)> {
     }
     for pair in 0..3 {
         // SAFETY: the list ends with `PARAM_END`, which is at the place of a pair's first at the latest.
-        let key = unsafe { extra.add(2 * pair).read() }.addr();
+        let place = unsafe { extra.add(2 * pair) };
+        // SAFETY: as above.
+        let key = unsafe { place.read() }.addr();
         if key == PARAM_END {
             return Some((start, bytes?));
         }
         // SAFETY: a value follows each key but the last.
-        let value = unsafe { extra.add(2 * pair + 1).read() };
+        let place = unsafe { place.add(1) };
+        // SAFETY: as above.
+        let value = unsafe { place.read() };
         match key {
             PARAM_BUFFER => start = value.cast_const().cast(),
             // SAFETY: it is the address of the size.
