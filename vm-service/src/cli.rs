@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use vm_passthrough::Host;
@@ -69,7 +70,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR")]
     state: Option<PathBuf>,
     /// Keep log files in DIR instead of /var/log/vm-service, or of .local/state/vm-service for other users than root; '' for none
-    #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     log_dir: Option<PathBuf>,
     /// Log more: each step; twice, everything. RUST_LOG, where it is set, says instead what is logged
     #[arg(short, long, global = true, help_heading = GLOBAL, action = ArgAction::Count)]

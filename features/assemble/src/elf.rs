@@ -28,6 +28,10 @@ pub fn check(image: &[u8]) -> Result<(), String> {
     // sh_size and sh_type.
     for (table, entry, count, smallest, is_section) in [(32, 54, 56, 56, false), (40, 58, 60, 64, true)] {
         let (table, entry, count) = (number(table, 8)?, number(entry, 2)?, number(count, 2)?);
+        // Those of more than 2^16 entries count elsewhere.
+        if count == 0xffff || is_section && count == 0 && table != 0 {
+            return Err(cut());
+        }
         if count == 0 {
             continue;
         }
@@ -79,7 +83,11 @@ mod tests {
         check(b".version 7.0", false);
         check(b"\x7fELF", false);
         check(b"\x7fELF\x01\x01", false);
-        check(&elf(0, 0, 0), true);
+        let mut none = elf(0, 0, 0);
+        check(&none, false);
+        none[40] = 0;
+        check(&none, true);
+        check(&elf(0xffff, 0, 0), false);
         check(&elf(0, 0, 0)[..63], false);
         check(&elf(2, 0, 64), true);
         check(&elf(2, 0, 192), true);

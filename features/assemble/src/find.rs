@@ -31,16 +31,34 @@ pub fn versions(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     found.into_iter().rev().map(|(_, folder)| folder).collect()
 }
 
-/// What tells a program, as it is now, from what may be in its place later: its length, and when it was written.
+/// What tells a program, as it is now, from others and from what may be in its place later: where it is, its inode and length, and
+/// when it was written and changed. Of libraries that it loads it says nothing.
 pub fn identity(path: &Path) -> String {
-    let file = std::fs::metadata(path);
-    let file = file.map(|file| (file.len(), file.mtime(), file.mtime_nsec())).unwrap_or_default();
-    format!("{}-{}.{}", file.0, file.1, file.2)
+    let Ok(file) = std::fs::metadata(path) else { return String::new() };
+    let place = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let times =
+        [file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()].map(|time| time.to_string());
+    format!("{} {}:{} {} {}", place.display(), file.dev(), file.ino(), file.len(), times.join("."))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_that_differ_have_other_identities() {
+        let root = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|name| root.path().join(name));
+        std::fs::write(&a, "1").unwrap();
+        std::fs::hard_link(&a, &b).unwrap();
+        let first = identity(&a);
+        assert_eq!(identity(&a), first);
+        assert_ne!(identity(&b), first);
+        let modified = std::fs::metadata(&a).unwrap().modified().unwrap();
+        std::fs::write(&a, "2").unwrap();
+        std::fs::File::options().write(true).open(&a).unwrap().set_modified(modified).unwrap();
+        assert_ne!(identity(&a), first);
+    }
 
     #[test]
     fn the_newest_is_first_and_what_is_no_version_is_left_out() {

@@ -55,8 +55,8 @@ impl Job {
         self.running.ends_by(deadline)
     }
 
-    /// Waits for its end; gives what it wrote if that was a good one. The process has ended by then, with all that it
-    /// started.
+    /// Waits for its end; gives what it wrote if that was a good one. The process has ended by then, with its group:
+    /// all that it started and that did not leave it.
     ///
     /// # Errors
     /// [`AssembleError::Late`], [`AssembleError::Refused`], [`AssembleError::Killed`], [`AssembleError::Start`].

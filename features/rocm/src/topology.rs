@@ -83,8 +83,9 @@ fn device(roots: &Roots, node: u32, path: &Path) -> Result<Option<RocmDevice>, R
     }
     let version = number("gfx_target_version", 999_999)?;
     let per_unit = number("simd_per_cu", 64)?.max(1);
-    // The bus in the upper byte, device and function below, as the Linux kernel's PCI_DEVID.
-    let location = number("location_id", 0xffff)?;
+    // The bus in the upper byte, device and function below, as the Linux kernel's PCI_DEVID; above it some kernels have the number of
+    // a partition.
+    let location = number("location_id", u32::MAX.into())? & 0xffff;
     let domain = properties.get("domain").unwrap_or(0);
     let domain = u32::try_from(domain).map_err(|_| malformed("properties", format!("domain is {domain}")))?;
     let render = properties.get("drm_render_minor").filter(|minor| (128..1 << 20).contains(minor));
@@ -257,7 +258,8 @@ pub(crate) mod tests {
         check("99999999999", MI300X, Err("is no number"));
         check("1", &with("gfx_target_version", ""), Err("gfx_target_version is missing"));
         check("1", &with("gfx_target_version", "gfx_target_version 1000000"), Err("at most 999999"));
-        check("1", &with("location_id", "location_id 65536"), Err("at most 65535"));
+        check("1", &with("location_id", "location_id 2415944960"), Ok(1));
+        check("1", &with("location_id", "location_id 4294967296"), Err("at most 4294967295"));
         check("1", &with("domain", "domain 4294967296"), Err("domain is 4294967296"));
         check("1", &with("simd_per_cu", "simd_per_cu 0"), Ok(1));
         check("1", &with("lds_size_in_kb", "lds_size_in_kb 18446744073709551615"), Err("lds_size_in_kb"));

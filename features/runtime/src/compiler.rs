@@ -267,8 +267,9 @@ pub fn assembled(
     target: &Target,
     code: &[u8],
 ) -> Result<Arc<[u8]>, CompileError> {
-    let product = format!("{} by {}", assembler.product(), assembler.identity());
-    let key = Key::new(module, target, &product);
+    let parts = [assembler.product(), assembler.identity(), target.to_string()];
+    // By the code itself, which another build of vm-jit may write otherwise.
+    let key = Key::of("assembled", &[parts[0].as_bytes(), parts[1].as_bytes(), parts[2].as_bytes(), code]);
     if let Some(image) = cache.get(&key) {
         return Ok(image);
     }

@@ -20,11 +20,14 @@ pub(crate) fn wanted(
     time: Duration,
 ) -> Result<Option<Arc<dyn Assemble>>, Failure> {
     let extension = output.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-    let found = match (extension, target) {
+    let extension = extension.to_ascii_lowercase();
+    // It ends, with its processes, before the command gives up.
+    let time = time.mul_f64(0.9);
+    let found = match (&*extension, target) {
         ("cubin", Target::Ptx(_)) => cubin(time),
         ("hsaco" | "co", Target::Amdgcn(_)) => code_object(time),
-        ("cubin", _) => return Err(of_others(extension, "ptx:ARCHITECTURE", target)),
-        ("hsaco" | "co", _) => return Err(of_others(extension, "amdgcn:CHIP", target)),
+        ("cubin", _) => return Err(of_others(&extension, "ptx:ARCHITECTURE", target)),
+        ("hsaco" | "co", _) => return Err(of_others(&extension, "amdgcn:CHIP", target)),
         _ => return Ok(None),
     };
     found.map(Some)

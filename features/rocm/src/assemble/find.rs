@@ -19,7 +19,7 @@ const PLAIN: [&str; 2] = ["llc", "ld.lld"];
 const DEBIAN: &str = "usr/lib/llvm-22/bin";
 
 pub(super) fn llvm() -> Result<[PathBuf; 2], AssembleError> {
-    if let Some(named) = env::var_os(VARIABLE) {
+    if let Some(named) = env::var_os(VARIABLE).filter(|named| !named.is_empty()) {
         let named = PathBuf::from(named);
         let found = [PLAIN, RELEASE].into_iter().find_map(|names| both(&named, names));
         return found.ok_or_else(|| missing(vec![named]));

@@ -13,14 +13,10 @@ use crate::device::Roots;
 /// The environment variable that names the library, alone, where it is none of the usual ones.
 pub const LIBRARY_VARIABLE: &str = "VM_ROCM_HIP";
 
-/// Names of the library, from new to old, and where AMD's packages have it, which is in no path of the linker's.
-const LIBRARIES: &[&str] = &[
-    "libamdhip64.so.7",
-    "libamdhip64.so.6",
-    "libamdhip64.so.5",
-    "libamdhip64.so",
-    "/opt/rocm/lib/libamdhip64.so",
-];
+/// Names of the library, from new to old.
+const LIBRARIES: &[&str] = &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
+/// Where AMD's packages have it, which is in no path of the linker's.
+const USUAL: &str = "/opt/rocm/lib/libamdhip64.so";
 
 /// HIP, loaded and initialised once for the process.
 ///
@@ -32,7 +28,7 @@ pub fn hip() -> Result<&'static Hip> {
         let named = std::env::var(LIBRARY_VARIABLE).ok().filter(|name| !name.is_empty());
         // As ROCm's own programs have it.
         let installed = std::env::var("ROCM_PATH").ok().map(|folder| format!("{folder}/lib/libamdhip64.so"));
-        let usual = LIBRARIES.iter().copied().chain(installed.as_deref());
+        let usual = LIBRARIES.iter().copied().chain(installed.as_deref()).chain([USUAL]);
         let hip = load(&named.as_deref().map_or_else(|| usual.collect(), |name| vec![name]))?;
         initialise(&hip, &Roots::system())?;
         Ok(hip)
