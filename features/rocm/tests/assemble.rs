@@ -184,6 +184,22 @@ fn the_real_one_makes_a_code_object() {
     }
     let bad = assembler.assemble(ir.replace("ret void", "return").as_bytes(), "gfx942").unwrap_err();
     assert!(matches!(&bad, AssembleError::Refused { messages, .. } if messages.contains(":3:")), "{bad}");
+    for (words, fits) in [(1000, true), (2000, false)] {
+        let ir = format!(
+            "define amdgpu_kernel void @k(ptr addrspace(1) %p, i32 %n) {{\n\
+             %a = alloca [{words} x i32], addrspace(5)\n\
+             %at = getelementptr [{words} x i32], ptr addrspace(5) %a, i32 0, i32 %n\n\
+             store volatile i32 7, ptr addrspace(5) %at\n\
+             %got = load volatile i32, ptr addrspace(5) %a\n\
+             store i32 %got, ptr addrspace(1) %p\n  ret void\n}}\n"
+        );
+        for chip in ["gfx942", "gfx1201"] {
+            match assembler.assemble(ir.as_bytes(), chip) {
+                Ok(_) => assert!(fits, "{words} words"),
+                Err(error) => assert!(!fits && error.to_string().contains("kernel k spills 80"), "{error}"),
+            }
+        }
+    }
     let small = assembler.clone().limits(Limits { memory: 16 << 20, ..Limits::default() });
     let small = small.assemble(ir.as_bytes(), "gfx942").unwrap_err();
     assert!(!matches!(small, AssembleError::NoCode { .. }), "{small}");
