@@ -105,7 +105,8 @@ impl Decode {
     }
 
     /// How many splits a launch has best, on a device that runs `resident` blocks at a time: those whose waves of blocks take the
-    /// fewest steps, where each split has at least four steps to do. A wave takes about three more, to begin and to end.
+    /// fewest steps, where each split has at least four steps to do. A wave takes about three more, to begin and to end; and as what
+    /// splits find is to be joined, more of them must save a thirty-second.
     pub const fn splits(&self, resident: u64, blocks_of_a_split: u64, longest: u64) -> u32 {
         const BEGIN: u64 = 3;
         let resident = if resident == 0 { 1 } else { resident };
@@ -115,7 +116,7 @@ impl Decode {
         while splits == 1 || splits <= MOST_SPLITS && 4 * splits <= steps {
             let waves = blocks_of_a_split.saturating_mul(splits).div_ceil(resident);
             let cost = waves.saturating_mul(steps.div_ceil(splits).saturating_add(BEGIN));
-            if cost < least {
+            if cost.saturating_add(cost / 32) < least {
                 (best, least) = (splits, cost);
             }
             splits += 1;
