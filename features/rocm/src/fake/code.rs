@@ -81,6 +81,9 @@ pub(super) unsafe extern "C" fn hipFuncGetAttribute(
 }
 
 /// The block of parameters that `extra` tells of.
+///
+/// # Safety
+/// It is null, or a list of pairs that ends with `PARAM_END`, in which `PARAM_SIZE` is followed by the address of a size.
 unsafe fn block(extra: *mut *mut c_void) -> Option<(*const u8, usize)> {
     let (mut start, mut bytes) = (std::ptr::null(), None);
     if extra.is_null() {
