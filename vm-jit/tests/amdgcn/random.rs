@@ -15,6 +15,8 @@ use super::{EMULATED, Emulation, chips, sweep, target};
 /// Kernels for each chip; with a seed, how many of them.
 const KERNELS: u64 = 2000;
 const PART: u64 = 100;
+/// One of which LLVM with registers of 16 bits loses a value; it is run each time.
+const LOST: u64 = 3007;
 /// Of each thread: more than any kernel needs.
 const FUEL: u64 = 1 << 40;
 
@@ -67,8 +69,9 @@ fn random_kernels_compute_emulated_what_the_interpreter_does() {
     let mut failures = String::new();
     for chip in chips(&EMULATED) {
         let (from, count) = seeds();
-        let ran = from.filter_map(|seed| Some((seed, check(&mut emulation, chip, seed)?)));
-        for (seed, result) in ran.take(count as usize) {
+        let mut run = |seed| Some((seed, check(&mut emulation, chip, seed)?));
+        let lost = run(LOST);
+        for (seed, result) in lost.into_iter().chain(from.filter_map(run).take(count as usize)) {
             if let Err(error) = result {
                 println!("seed {seed} on {chip}: {error}");
                 failures += &format!("seed {seed} on {chip}: {error}\n");

@@ -42,6 +42,15 @@ impl Chip {
         }
     }
 
+    /// What LLVM is told to do without. With registers of 16 bits it loses values that are computed: those of `copysign`, and
+    /// others that go by way of a scalar register (llvm-project, pull requests 218644 and 225175).
+    pub(super) const fn features(self) -> &'static str {
+        match self {
+            Chip::Gfx90a | Chip::Gfx942 | Chip::Gfx950 => "",
+            Chip::Gfx1100 | Chip::Gfx1201 => "-real-true16",
+        }
+    }
+
     /// Bytes of shared memory (LDS) that a block can have.
     pub const fn shared_bytes(self) -> u64 {
         match self {

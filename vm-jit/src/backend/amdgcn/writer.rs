@@ -200,9 +200,10 @@ impl<'k> Writer<'k> {
         }
         let _ = writeln!(
             text,
-            ") nounwind \"target-cpu\"=\"{}\" \"amdgpu-flat-work-group-size\"=\"{n},{n}\" \
+            ") nounwind \"target-cpu\"=\"{}\" \"target-features\"=\"{}\" \"amdgpu-flat-work-group-size\"=\"{n},{n}\" \
              \"uniform-work-group-size\"=\"true\"{} {{\n{}}}",
             self.options.chip,
+            self.options.chip.features(),
             self.unused(),
             self.text,
             n = x * y * z,
