@@ -6,7 +6,7 @@
 
 mod tile;
 
-pub use tile::tile_kernel;
+pub use tile::{TileShapes, tile_kernel};
 
 use crate::builder::{Builder, IRBlock, PlaceRef, Val};
 use crate::format::from_f64;

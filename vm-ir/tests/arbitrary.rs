@@ -1,7 +1,7 @@
 //! Random kernels are valid, survive both forms, and run.
 
 use std::collections::HashSet;
-use vm_ir::arbitrary::{Options, kernel, tile_kernel};
+use vm_ir::arbitrary::{Options, TileShapes, kernel, tile_kernel};
 use vm_ir::binary::{Lines, decode, encode};
 use vm_ir::interp::{Limits, run};
 use vm_ir::op::Opcode;
@@ -43,8 +43,9 @@ fn of_tiles(op: Opcode) -> bool {
 #[test]
 fn random_tile_kernels_are_valid_and_run() {
     let mut ops = HashSet::new();
-    for seed in 0..300 {
-        let (module, mut launch) = tile_kernel(seed);
+    let whole = (0..30).map(|seed| (seed, TileShapes::Whole));
+    for (seed, shapes) in (0..300).map(|seed| (seed, TileShapes::Odd)).chain(whole) {
+        let (module, mut launch) = tile_kernel(seed, shapes);
         let printed = text::print(&module);
         let valid =
             validate(module.clone(), Trust::Guest).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{printed}"));
@@ -56,7 +57,7 @@ fn random_tile_kernels_are_valid_and_run() {
         });
         run(&valid, &mut launch, &Limits::default())
             .unwrap_or_else(|e| panic!("seed {seed}: {e}\n{printed}"));
-        assert_eq!(tile_kernel(seed).0, module, "seed {seed} gives two kernels");
+        assert_eq!(tile_kernel(seed, shapes).0, module, "seed {seed} gives two kernels");
     }
     let tiles = vm_ir::op::TABLE.iter().map(|row| row.opcode).filter(|op| of_tiles(*op));
     let missing: Vec<_> = tiles.filter(|op| !ops.contains(op)).collect();

@@ -3,6 +3,7 @@
 //! one on.
 
 use std::path::Path;
+use vm_ir::arbitrary::{self, TileShapes, kernel, tile_kernel};
 use vm_ir::binary::{Lines, decode, encode};
 use vm_ir::{Trust, text, validate};
 use vm_jit::backend::ptx::{Arch, Options};
@@ -79,13 +80,32 @@ fn random_kernels_compile_or_are_rejected() {
     let seeds = part().map_or(0..2000, |seed| seed % 1300..seed % 1300 + 700);
     let count = seeds.end - seeds.start;
     for seed in seeds {
-        let (module, _) = vm_ir::arbitrary::kernel(seed, vm_ir::arbitrary::Options::default());
+        let module = match seed % 4 {
+            0 => tile_kernel(seed, TileShapes::Odd).0,
+            _ => kernel(seed, arbitrary::Options::default()).0,
+        };
         for trust in [Trust::Guest, Trust::Trusted] {
             let Ok(valid) = validate(module.clone(), trust) else { continue };
-            let arch = archs[seed as usize % archs.len()];
+            let arch = archs[(seed / 4) as usize % archs.len()];
             compiled += u64::from(compile(&valid, &Target::Ptx(Options::new(arch))).is_ok());
         }
     }
     println!("{compiled} compiled");
     assert!(compiled > count / 2, "{compiled}");
+}
+
+/// Most of those with shapes for warp groups' instructions go by these.
+#[test]
+fn random_tile_kernels_go_by_wgmma() {
+    let target: Target = "ptx:sm_90a".parse().unwrap();
+    let seeds = part().map_or(0..200, |seed| seed % 200..seed % 200 + 60);
+    let count = seeds.end - seeds.start;
+    let goes = seeds.filter(|seed| {
+        let valid = validate(tile_kernel(*seed, TileShapes::Whole).0, Trust::Guest).unwrap();
+        let artifact = compile(&valid, &target).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        artifact.text().is_some_and(|text| text.contains("wgmma") && text.contains("cp.async.bulk"))
+    });
+    let goes = goes.count() as u64;
+    println!("{goes} of {count}");
+    assert!(goes * 2 > count, "{goes} of {count}");
 }

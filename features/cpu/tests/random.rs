@@ -11,7 +11,7 @@ use common::large::same;
 use std::num::NonZero;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use vm_ir::arbitrary::{Options, kernel, tile_kernel};
+use vm_ir::arbitrary::{Options, TileShapes, kernel, tile_kernel};
 use vm_ir::interp::{Limits, run};
 use vm_ir::{Trust, text, validate};
 
@@ -60,7 +60,8 @@ fn check(machines: &[Machine], seed: u64) -> Option<String> {
 fn check_tile(machines: &[Machine], seed: u64) -> Option<String> {
     let machine = &machines[(seed % machines.len() as u64) as usize];
     let limits = Limits { races: false, ..Limits::default() };
-    let (module, launch) = tile_kernel(seed);
+    let shapes = if seed.is_multiple_of(8) { TileShapes::Whole } else { TileShapes::Odd };
+    let (module, launch) = tile_kernel(seed, shapes);
     let valid = validate(module, Trust::Guest).unwrap_or_else(|errors| panic!("seed {seed}: {errors}"));
     let (mut ours, mut theirs) = (launch.clone(), launch);
     run(&valid, &mut theirs, &limits).unwrap_or_else(|error| panic!("seed {seed}: {error}"));

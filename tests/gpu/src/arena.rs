@@ -2,10 +2,12 @@
 //! own is found out.
 
 use anyhow::{Context, bail, ensure};
-use vm_accel::{Argument, Kernel, Launch, Worker};
+use vm_accel::{Argument, Buffer, Error, Kernel, Launch, Worker};
 use vm_cuda::CudaAccelerator;
 use vm_ir::interp::{self, Tensor};
 use vm_ir::module::ParamKind;
+
+use crate::gpu::TIMEOUT;
 
 /// What every byte holds that no view has.
 const CANARY: u8 = 0xc5;
@@ -112,6 +114,41 @@ impl<'a> Arena<'a> {
         kernel: &vm_ir::Kernel,
         launch: Launch,
     ) -> anyhow::Result<Vec<interp::Argument>> {
+        let (buffer, ran) = self.launch(worker, loaded, kernel, launch)?;
+        ran?;
+        let mut after = vec![0u8; self.image.len()];
+        worker.read(&buffer, &mut after)?;
+        self.results(&after)
+    }
+
+    /// The same of a kernel that may be stopped: nothing then, but the canaries are looked at.
+    pub(crate) fn run_or_stop(
+        &self,
+        worker: &Worker<CudaAccelerator>,
+        loaded: &Kernel<CudaAccelerator>,
+        kernel: &vm_ir::Kernel,
+        launch: Launch,
+    ) -> anyhow::Result<Option<Vec<interp::Argument>>> {
+        let (buffer, ran) = self.launch(worker, loaded, kernel, launch)?;
+        let mut after = vec![0u8; self.image.len()];
+        // The first call that comes when the launch has been stopped reports it.
+        let stopped = match ran.and_then(|()| worker.synchronize(TIMEOUT)) {
+            Ok(()) => false,
+            Err(Error::OutOfFuel { .. } | Error::DeadlineExceeded { .. }) => true,
+            Err(error) => return Err(error.into()),
+        };
+        worker.read(&buffer, &mut after)?;
+        let results = self.results(&after)?;
+        Ok((!stopped).then_some(results))
+    }
+
+    fn launch(
+        &self,
+        worker: &Worker<CudaAccelerator>,
+        loaded: &Kernel<CudaAccelerator>,
+        kernel: &vm_ir::Kernel,
+        launch: Launch,
+    ) -> anyhow::Result<(Buffer<CudaAccelerator>, vm_accel::Result<()>)> {
         let buffer = worker.allocate(self.image.len() as u64)?;
         worker.write(&buffer, &self.image)?;
         let mut given = Vec::with_capacity(self.arguments.len());
@@ -128,10 +165,9 @@ impl<'a> Arena<'a> {
                 _ => bail!("the argument for {} is of the other kind", parameter.name),
             });
         }
-        worker.launch(loaded, launch, &given)?;
-        let mut after = vec![0u8; self.image.len()];
-        worker.read(&buffer, &mut after)?;
-        self.results(&after)
+        let ran = worker.launch(loaded, launch, &given);
+        drop(given);
+        Ok((buffer, ran))
     }
 
     /// The tensors in an image of the memory, whose canaries are looked at.

@@ -1,21 +1,24 @@
-//! Random kernels on the device against the interpreter: the same bits, but any NaN for a NaN.
+//! Random kernels on the device against the interpreter: the same bits, but any NaN for a NaN. And changed ones between canaries.
 //!
 //! Kernels are made, interpreted, compiled and assembled on all cores, many to a module. A number of the report makes
 //! the same kernel again: `--seed N --fuzz 1`.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use vm_accel::{Launch, Limits, Worker};
 use vm_cuda::CudaAccelerator;
-use vm_ir::arbitrary::{self, Options};
+use vm_ir::arbitrary::{self, Options, TileShapes};
 use vm_ir::filetest::{Tolerance, compare};
-use vm_ir::{Kernel, Module, Trust, ValidModule, interp, text, validate};
+use vm_ir::mutate::{Modules, Mutator};
+use vm_ir::{Kernel, Module, Trust, ValidModule, interp, mutate, text, validate};
 use vm_passthrough::accelerator::{AssembleError, CompileError, CompiledKernel, CudaJITCompiler};
 
 use crate::arena::{Arena, Rows};
+use crate::filetests::FILES;
 use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::table::Report;
 use crate::{Arguments, Test};
@@ -25,15 +28,42 @@ const BATCH: u64 = 16;
 /// Failures that are reported.
 const TOLD: usize = 8;
 
+/// Tile kernels are larger: of so many random kernels one.
+const TILES: u64 = 8;
+/// Changes that are tried until a kernel is valid and has a launch.
+const TRIES: usize = 4096;
+/// Of each thread of a changed kernel, as those often loop for ever.
+const FUEL: u64 = 200;
+/// When one is stopped that is slow all the same.
+const TIME: Duration = Duration::from_secs(2);
+
 /// The tests of this section.
 pub(crate) fn tests(arguments: &Arguments) -> Vec<Test> {
     let (first, count) = (arguments.seed, arguments.fuzz);
     vec![Test::new(format!("{count} random kernels against the interpreter"), move |gpu, report| {
-        run(gpu, first, count, report)
+        run(gpu, case, first..first + count, [9, 10], report)
     })]
 }
 
-struct Shared {
+/// The same of tile kernels, and of changed ones.
+pub(crate) fn of_tiles(arguments: &Arguments) -> Vec<Test> {
+    let (first, count) = (arguments.seed, arguments.fuzz / TILES);
+    let seeds = first..first + count;
+    let (changed, known) = (seeds.clone(), Arc::new(OnceLock::new()));
+    vec![
+        Test::new(format!("{count} random tile kernels against the interpreter"), move |gpu, report| {
+            run(gpu, tile_case, seeds.clone(), [1, 2], report)
+        }),
+        Test::new(format!("{count} changed tile kernels touch their own views only"), move |gpu, report| {
+            let known: &Modules = known.get_or_init(tile_modules);
+            run(gpu, |seed| changed_case(known, seed), changed.clone(), [1, 3], report)
+        }),
+    ]
+}
+
+struct Shared<M> {
+    /// Makes the kernel of a seed.
+    make: M,
     worker: Worker<CudaAccelerator>,
     compiler: CudaJITCompiler,
     next: AtomicU64,
@@ -43,21 +73,36 @@ struct Shared {
     rejected: AtomicU64,
     /// Kernels for which the assembler took longer than a guest's may.
     late: AtomicU64,
+    /// Kernels that were stopped.
+    stopped: AtomicU64,
+    /// One is on the device at a time: who is told of its end is who launched it.
+    device: Mutex<()>,
     /// Nanoseconds of all threads: interpreting, compiling, on the device.
     times: [AtomicU64; 3],
     failures: Mutex<Vec<String>>,
 }
 
-fn run(gpu: &Gpu, first: u64, count: u64, report: &mut Report) -> anyhow::Result<()> {
+/// Runs the kernels of seeds; so many of so many must be compiled and run.
+fn run(
+    gpu: &Gpu,
+    make: impl Fn(u64) -> anyhow::Result<Case> + Sync,
+    seeds: Range<u64>,
+    [least, of]: [u64; 2],
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let count = seeds.end - seeds.start;
     let shared = Shared {
+        make,
         worker: gpu.worker()?,
         compiler: gpu.compiler(Trust::Guest),
-        next: AtomicU64::new(first),
-        end: first.saturating_add(count),
+        next: AtomicU64::new(seeds.start),
+        end: seeds.end,
         stop: AtomicBool::new(false),
         ran: AtomicU64::new(0),
         rejected: AtomicU64::new(0),
         late: AtomicU64::new(0),
+        stopped: AtomicU64::new(0),
+        device: Mutex::default(),
         times: Default::default(),
         failures: Mutex::default(),
     };
@@ -74,8 +119,9 @@ fn run(gpu: &Gpu, first: u64, count: u64, report: &mut Report) -> anyhow::Result
     let [interpreted, compiled, device] =
         shared.times.map(|time| Duration::from_nanos(time.into_inner()).as_secs_f64());
     report.note(format!(
-        "{ran} ran, {} rejected, {} too long for the assembler, in {taken:.1} s on {threads} threads; seconds of threads: {interpreted:.1} \
+        "{ran} ran, {} of them stopped, {} rejected, {} too long for the assembler, in {taken:.1} s on {threads} threads; seconds of threads: {interpreted:.1} \
          interpreting, {compiled:.1} compiling, {device:.1} on the device",
+        shared.stopped.into_inner(),
         shared.rejected.into_inner(),
         shared.late.into_inner(),
     ));
@@ -85,22 +131,22 @@ fn run(gpu: &Gpu, first: u64, count: u64, report: &mut Report) -> anyhow::Result
         failures.len(),
         failures[..failures.len().min(TOLD)].join("\n")
     );
-    ensure!(ran >= count * 9 / 10, "only {ran} of {count} ran");
+    ensure!(ran >= count * least / of, "only {ran} of {count} ran");
     shared.worker.stop(TIMEOUT)?;
     Ok(())
 }
 
 type Compiled = (ValidModule, Vec<CompiledKernel>);
 
-/// A kernel with its launch and what must come out.
+/// A kernel with its launch and what must come out; nothing of one that was changed.
 struct Case {
     seed: u64,
     kernel: Kernel,
     launch: interp::Launch,
-    expected: Vec<interp::Argument>,
+    expected: Option<Vec<interp::Argument>>,
 }
 
-impl Shared {
+impl<M: Fn(u64) -> anyhow::Result<Case> + Sync> Shared<M> {
     fn work(&self) {
         while !self.stop.load(Ordering::Relaxed) {
             let from = self.next.fetch_add(BATCH, Ordering::Relaxed);
@@ -132,7 +178,7 @@ impl Shared {
     fn batch(&self, seeds: std::ops::Range<u64>) -> anyhow::Result<()> {
         let cases = self.timed(0, || {
             seeds
-                .map(|seed| case(seed).with_context(|| format!("seed {seed}")))
+                .map(|seed| (self.make)(seed).with_context(|| format!("seed {seed}")))
                 .collect::<anyhow::Result<Vec<_>>>()
         })?;
         match self.compiled(&cases)? {
@@ -191,10 +237,17 @@ impl Shared {
     fn one(&self, case: &Case, module: &ValidModule, compiled: &[CompiledKernel]) -> anyhow::Result<()> {
         let (kernel, _) = module.find(case.kernel.name()).context("the kernel")?;
         let loaded = self.worker.load(named(compiled, kernel.name())?.artifact())?;
-        let launch = Launch::over(case.launch.grid).within(Limits::default());
-        let arguments = &case.launch.arguments;
-        let results = Arena::new(arguments, Rows::Packed).run(&self.worker, &loaded, kernel, launch)?;
-        for ((result, expected), parameter) in results.iter().zip(&case.expected).zip(kernel.params()) {
+        let launch = Launch::over(case.launch.grid);
+        let arena = Arena::new(&case.launch.arguments, Rows::Packed);
+        let _alone = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(expected) = &case.expected else {
+            let launch = launch.within(Limits { fuel: FUEL, time: TIME });
+            let ran = arena.run_or_stop(&self.worker, &loaded, kernel, launch)?;
+            self.stopped.fetch_add(u64::from(ran.is_none()), Ordering::Relaxed);
+            return Ok(());
+        };
+        let results = arena.run(&self.worker, &loaded, kernel, launch.within(Limits::default()))?;
+        for ((result, expected), parameter) in results.iter().zip(expected).zip(kernel.params()) {
             if let (Some(result), Some(expected)) = (result.tensor(), expected.tensor()) {
                 compare(result, expected, Tolerance::Exact)
                     .with_context(|| format!("@{}", parameter.name))?;
@@ -208,19 +261,66 @@ fn is_late(error: &AssembleError) -> bool {
     matches!(error.downcast_ref(), Some(vm_cuda::assemble::AssembleError::Late { .. }))
 }
 
-/// The kernel of a seed, under a name that no other has, run by the interpreter.
+/// The random kernel of a seed.
 fn case(seed: u64) -> anyhow::Result<Case> {
     // Every other kernel has ops between threads, which leave the others fewer ops of their own.
     let options = Options { together: seed.is_multiple_of(2), ..Options::default() };
-    let (module, mut launch) = arbitrary::kernel(seed, options);
-    let name = format!("random_{seed}");
-    let renamed = text::print(&module).replacen("@random(", &format!("@{name}("), 1);
-    let module = validate(text::parse(&renamed)?, Trust::Guest)?;
-    launch.kernel = name;
+    interpreted(seed, arbitrary::kernel(seed, options))
+}
+
+/// The random tile kernel of a seed.
+fn tile_case(seed: u64) -> anyhow::Result<Case> {
+    let shapes = if seed.is_multiple_of(4) { TileShapes::Odd } else { TileShapes::Whole };
+    interpreted(seed, arbitrary::tile_kernel(seed, shapes))
+}
+
+/// Tile kernels that are changed.
+fn tile_modules() -> Modules {
+    let mut modules = Modules::default();
+    let files = FILES.iter().map(|(_, source)| *source).filter(|source| source.contains(" tile("));
+    files.for_each(|source| modules.take_text(source));
+    for seed in 0..24 {
+        modules.take(&arbitrary::tile_kernel(seed, TileShapes::Odd).0);
+        modules.take(&arbitrary::tile_kernel(seed, TileShapes::Whole).0);
+    }
+    modules
+}
+
+/// A changed kernel that is valid still.
+fn changed_case(modules: &Modules, seed: u64) -> anyhow::Result<Case> {
+    let mut mutator = Mutator::new(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let found = (0..TRIES).find_map(|_| {
+        let module = modules.changed(&mut mutator)?;
+        let valid = validate(module, Trust::Guest).ok()?;
+        let kernel = valid.kernels().iter().find(|kernel| kernel.tile().is_some())?.clone();
+        let launch = mutate::launch(&kernel, &mut mutator)?;
+        Some((Module::from(kernel), launch))
+    });
+    let (module, launch) = found.context("no change is valid")?;
+    let (kernel, launch) = renamed(seed, &module, launch)?;
+    Ok(Case { seed, kernel, launch, expected: None })
+}
+
+/// A kernel under a name that no other has, and what the interpreter makes of its launch.
+fn interpreted(seed: u64, (module, launch): (Module, interp::Launch)) -> anyhow::Result<Case> {
+    let (kernel, launch) = renamed(seed, &module, launch)?;
+    let module = validate(Module::from(kernel.clone()), Trust::Guest)?;
     let mut after = launch.clone();
     interp::run(&module, &mut after, &interp::Limits { races: false, ..interp::Limits::default() })?;
-    let kernel = module.into_module().kernels().first().cloned().context("a kernel")?;
-    Ok(Case { seed, kernel, launch, expected: after.arguments })
+    Ok(Case { seed, kernel, launch, expected: Some(after.arguments) })
+}
+
+/// The first kernel of a module, under a name that no other has.
+fn renamed(
+    seed: u64,
+    module: &Module,
+    mut launch: interp::Launch,
+) -> anyhow::Result<(Kernel, interp::Launch)> {
+    let name = format!("random_{seed}");
+    let from = format!("kernel @{}(", module.kernels().first().context("a kernel")?.name());
+    let renamed = text::parse(&text::print(module).replacen(&from, &format!("kernel @{name}("), 1))?;
+    launch.kernel = name;
+    Ok((renamed.kernels().first().cloned().context("a kernel")?, launch))
 }
 
 #[cfg(test)]
@@ -235,6 +335,20 @@ mod tests {
             validate(Module::new(cases.iter().map(|case| case.kernel.clone()).collect()), Trust::Guest);
         let compiled = vm_jit::compile(&module.unwrap(), &target).unwrap();
         assert_eq!(compiled.entries.len(), BATCH as usize);
-        assert!(cases.iter().any(|case| case.expected != case.launch.arguments));
+        assert!(cases.iter().any(|case| case.expected.as_ref() != Some(&case.launch.arguments)));
+    }
+
+    #[test]
+    fn changed_tile_kernels_are_found_for_each_seed() {
+        let modules = tile_modules();
+        let compiles = |target: &str| {
+            let target = target.parse().unwrap();
+            let cases = (0..32).map(|seed| changed_case(&modules, seed).unwrap());
+            let modules = cases.map(|case| validate(Module::from(case.kernel), Trust::Guest).unwrap());
+            modules.filter(|module| vm_jit::compile(module, &target).is_ok()).count()
+        };
+        for target in ["ptx:sm_90a", "ptx:sm_80"] {
+            assert!(compiles(target) > 12, "{target}");
+        }
     }
 }

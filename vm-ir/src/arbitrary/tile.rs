@@ -10,10 +10,18 @@ use crate::module::{GuestAddr, Module};
 use crate::op::{Axis, Shape, TABLE, Width};
 use crate::tile::multiplies;
 use crate::types::{Class, Scalar, Type};
-use crate::view::Access;
+use crate::view::{Access, ViewType};
 
 /// Rows and columns of what is multiplied: odd ones, and those around the sizes in which processors compute.
 const EXTENTS: [u32; 12] = [1, 2, 3, 5, 7, 8, 13, 16, 17, 24, 33, 40];
+/// The same of what the matrix instructions of warp groups take: rows of a group, columns, and bytes of what is added up.
+const ROWS: u32 = 64;
+const COLUMNS: [u32; 4] = [16, 32, 48, 64];
+const INNER: [u32; 3] = [32, 64, 128];
+/// What their fragments hold.
+const HELD: [Scalar; 4] = [Scalar::F32, Scalar::I32, Scalar::F16, Scalar::Bf16];
+/// Bytes at whose multiples they copy.
+const ALIGN: u32 = 16;
 /// Where boxes begin, beside what is near.
 const FAR: [i64; 6] = [i64::MIN, i64::MAX, 1 << 40, -(1 << 40), i32::MAX as i64, i32::MIN as i64];
 /// The greatest number that is multiplied.
@@ -22,8 +30,19 @@ const MOST: i64 = 3;
 const STATEMENTS: usize = 14;
 const DEPTH: u32 = 2;
 
+/// The shapes of a random tile kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TileShapes {
+    /// Small, and mostly odd.
+    Odd,
+    /// What an architecture copies and multiplies by its instructions for whole groups of warps, from views that promise an
+    /// alignment of 16 bytes; and boxes that a cluster shares.
+    Whole,
+}
+
 /// The random tile kernel of this seed, named `random`, and a launch for it.
-pub fn tile_kernel(seed: u64) -> (Module, Launch) {
+pub fn tile_kernel(seed: u64, shapes: TileShapes) -> (Module, Launch) {
+    let whole = shapes == TileShapes::Whole;
     let block = IRBlock::new(GuestAddr(seed));
     let mut random = Random(seed ^ 0x2545_f491_4f6c_dd1d);
     random.next();
@@ -31,8 +50,6 @@ pub fn tile_kernel(seed: u64) -> (Module, Launch) {
     let cluster = random.pick(&[1, 1, 1, 2]);
     let grid = cluster * (1 + random.below(2) as u32);
     let k = block.builder().name("random").cluster_size(cluster).tile_groups(groups);
-    let [rows, columns, inner] = [0; 3].map(|_| random.pick(&EXTENTS));
-    let rows = rows * groups;
     let sum = random.pick(&[Scalar::F32, Scalar::F32, Scalar::F32, Scalar::I32]);
     let factors: Vec<(Scalar, Scalar)> = Scalar::ALL
         .iter()
@@ -40,16 +57,29 @@ pub fn tile_kernel(seed: u64) -> (Module, Launch) {
         .filter(|(a, b)| multiplies(*a, *b, sum))
         .collect();
     let (left, right) = random.pick(&factors);
-    let turned = [random.below(2) == 0, random.below(2) == 0];
+    let [rows, columns, inner] = match shapes {
+        TileShapes::Odd => [0; 3].map(|_| random.pick(&EXTENTS)),
+        TileShapes::Whole => [ROWS, random.pick(&COLUMNS), random.pick(&INNER) / left.bytes()],
+    };
+    let rows = rows * groups;
+    let turned = match whole && left.bytes() != 2 {
+        true => [false, true],
+        false => [random.below(2) == 0, random.below(2) == 0],
+    };
     let dims = |[a, b]: [u32; 2], turned: bool| if turned { [b, a] } else { [a, b] };
 
     let mut arguments = Vec::new();
     let mut view = |random: &mut Random, name: &str, element: Scalar, extents: &[u64], access: Access| {
+        let mut extents = extents.to_vec();
+        if let (true, [_, .., last]) = (whole, &mut extents[..]) {
+            *last = last.next_multiple_of((ALIGN / element.bytes()).into());
+        }
         let count = extents.iter().product::<u64>();
         let span = 2 * MOST as usize + 1;
         let numbers: Vec<f64> = (0..count).map(|_| (random.below(span) as i64 - MOST) as f64).collect();
-        arguments.push(Argument::Tensor(Tensor::from_f64s(element, extents, numbers)));
-        k.view(name, element, extents.len(), access)
+        arguments.push(Argument::Tensor(Tensor::from_f64s(element, &extents, numbers)));
+        let ty = ViewType::new(element, extents.len(), access);
+        k.view_of(name, if whole { ty.aligned(ALIGN) } else { ty })
     };
     let in_memory = |element: Scalar| if element == Scalar::Tf32 { Scalar::F32 } else { element };
     let near = |random: &mut Random, of: u32| random.below(2 * of as usize + 3) as u64;
@@ -64,7 +94,7 @@ pub fn tile_kernel(seed: u64) -> (Module, Launch) {
         (place, extents.len())
     });
     let blocks = u64::from(grid);
-    let any = Class::DATA.scalars().collect::<Vec<_>>();
+    let any: Vec<Scalar> = Class::DATA.scalars().filter(|scalar| !whole || HELD.contains(scalar)).collect();
     let other = random.pick(&any);
     let extents = [blocks, near(&mut random, rows), near(&mut random, columns)];
     let sums = view(&mut random, "sums", sum, &extents, Access::ReadWrite);
@@ -84,7 +114,12 @@ pub fn tile_kernel(seed: u64) -> (Module, Launch) {
     }
     let stages = 1 + random.below(2) as u32;
     let from_a = k.channel("from_a", left, dims([rows, inner], turned[0]), stages);
-    let from_b = k.channel("from_b", right, dims([inner, columns], turned[1]), stages);
+    let of_b = dims([inner, columns], turned[1]);
+    let multicast = whole && cluster > 1 && random.below(2) == 0;
+    let from_b = match multicast {
+        true => k.multicast("from_b", right, of_b, stages),
+        false => k.channel("from_b", right, of_b, stages),
+    };
     // What is sent may be a factor on both sides.
     let sent = (left != Scalar::Tf32).then(|| {
         let fragment = k.fragment("factor", left, [rows, inner]);
@@ -122,6 +157,7 @@ pub fn tile_kernel(seed: u64) -> (Module, Launch) {
         block: block_number,
         indices,
         clustered: cluster > 1,
+        multicast,
         depth: 0,
     };
     maker.statements(STATEMENTS);
@@ -164,6 +200,8 @@ struct Maker<'b> {
     /// Scalars of i64.
     indices: Vec<Val<'b>>,
     clustered: bool,
+    /// Do the blocks of a cluster fetch the second factor together?
+    multicast: bool,
     depth: u32,
 }
 
@@ -231,6 +269,14 @@ impl<'b> Maker<'b> {
         }
     }
 
+    /// One that is the same in all blocks: the first are the launch's numbers.
+    fn launched(&mut self) -> Val<'b> {
+        match self.random.below(2) {
+            0 => self.random.pick(&self.indices[..3]),
+            _ => self.k.i64(self.random.below(20) as i64),
+        }
+    }
+
     fn scalar(&mut self) {
         let at = self.index();
         let made = match self.random.below(3) {
@@ -243,7 +289,11 @@ impl<'b> Maker<'b> {
 
     fn fetch(&mut self, side: usize) {
         let (view, rank, channel, _) = self.sources[side];
-        let [first, row, column] = [0; 3].map(|_| self.index());
+        let together = side == 1 && self.multicast;
+        let [first, row, column] = [0; 3].map(|_| match together {
+            true => self.launched(),
+            false => self.index(),
+        });
         match rank {
             2 => channel.fetch(view, [row, column]),
             _ => channel.fetch(view, [first, row, column]),

@@ -23,26 +23,27 @@ use vm_kernels::gemm::Gemm;
 use crate::arena::{Arena, Rows};
 use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::skip::skip;
-use crate::{Arguments, Test, filetests};
+use crate::{Arguments, Test, filetests, fuzz};
 
 /// The tests of this section.
-pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
+pub(crate) fn tests(arguments: &Arguments) -> Vec<Test> {
     let figures = figures::tests(None).into_iter().chain(decode::tests());
-    right().into_iter().chain(tuning::tests()).chain(figures).collect()
+    right(arguments).into_iter().chain(tuning::tests()).chain(figures).collect()
 }
 
 /// The same of code for other architectures.
 pub(crate) fn tests_of_older(arguments: &Arguments) -> Vec<Test> {
     let of = |&arch: &Arch| {
-        let all = figures::tests(Some(arch)).into_iter().chain(right());
+        let all = figures::tests(Some(arch)).into_iter().chain(right(arguments));
         all.map(move |test| test.compiled_for(arch))
     };
     arguments.tiles_for.iter().flat_map(of).collect()
 }
 
 /// Those of what a kernel computes, and what it can't do.
-fn right() -> Vec<Test> {
+fn right(arguments: &Arguments) -> Vec<Test> {
     let mut tests = filetests::of_tiles();
+    tests.extend(fuzz::of_tiles(arguments));
     tests.extend(odd::tests());
     tests.extend(safety::tests());
     tests.extend([Test::new("products of odd shapes", |gpu, report| {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
-use vm_accel::{Launch, Limits};
+use vm_accel::{Launch, Limits, arguments};
 use vm_ir::interp::{Argument, Tensor};
 use vm_ir::{Scalar, Trust, text};
 
@@ -19,21 +19,30 @@ pub(super) fn tests() -> Vec<Test> {
             Ok(())
         }),
         Test::new("an endless tile kernel is stopped by its deadline", |gpu, _| {
-            for (blocks, milliseconds) in [(1, 20), (1000, 20), (1, 300), (1000, 300)] {
-                let time = Duration::from_millis(milliseconds);
-                let begin = Instant::now();
-                let error = endless(gpu, blocks, Limits { fuel: u64::MAX >> 2, time })?;
-                ensure!(matches!(error, vm_accel::Error::DeadlineExceeded { .. }), "{error}");
-                let taken = begin.elapsed();
-                ensure!(taken < time + Duration::from_secs(10), "it took {taken:?}, not {time:?}");
+            for (source, [one, many]) in endless_kernels() {
+                for (blocks, milliseconds) in [(one, 20), (many, 20), (one, 300), (many, 300)] {
+                    let time = Duration::from_millis(milliseconds);
+                    let begin = Instant::now();
+                    let error = endless(gpu, &source, blocks, Limits { fuel: u64::MAX >> 2, time })?;
+                    ensure!(matches!(error, vm_accel::Error::DeadlineExceeded { .. }), "{error}");
+                    let taken = begin.elapsed();
+                    ensure!(taken < time + Duration::from_secs(10), "it took {taken:?}, not {time:?}");
+                }
             }
             Ok(())
         }),
         Test::new("an endless tile kernel is stopped by its fuel", |gpu, _| {
-            for fuel in [0, 1, 4095, 100_000] {
-                let error = endless(gpu, 200, Limits { fuel, time: Duration::from_secs(20) })?;
-                ensure!(matches!(error, vm_accel::Error::OutOfFuel { .. }), "{fuel} fuel: {error}");
+            for (source, [_, many]) in endless_kernels() {
+                for fuel in [0, 1, 4095, 100_000] {
+                    let limits = Limits { fuel, time: Duration::from_secs(20) };
+                    let error = endless(gpu, &source, many, limits)?;
+                    ensure!(matches!(error, vm_accel::Error::OutOfFuel { .. }), "{fuel} fuel: {error}");
+                }
             }
+            Ok(())
+        }),
+        Test::new("roles agree on numbers that change in memory meanwhile", |gpu, report| {
+            report.note(format!("{} fills beside {FICKLE_LAUNCHES} launches", fickle(gpu)?));
             Ok(())
         }),
     ]
@@ -108,9 +117,18 @@ kernel @endless(@x: view<bf16, [?, ?], read, align 16>, @y: view<f32, [?, ?], re
 }
 ";
 
+/// It, and as a kernel of clusters of two and of four blocks, which fetch one factor together; with how few and how many blocks.
+fn endless_kernels() -> Vec<(String, [u32; 2])> {
+    let clusters = [2, 4].map(|blocks| {
+        let head = ENDLESS.replace(" tile(2) {", &format!(" tile(2) cluster({blocks}) {{"));
+        (head.replace("stages 3", "stages 3 multicast"), [blocks, 1000])
+    });
+    std::iter::once((ENDLESS.to_owned(), [1, 1000])).chain(clusters).collect()
+}
+
 /// How a launch that never ends by itself ends; the worker is of use afterwards.
-fn endless(gpu: &Gpu, blocks: u32, limits: Limits) -> anyhow::Result<vm_accel::Error> {
-    let module = valid(gpu, text::parse(ENDLESS)?.kernels()[0].clone(), Trust::Guest)?;
+fn endless(gpu: &Gpu, source: &str, blocks: u32, limits: Limits) -> anyhow::Result<vm_accel::Error> {
+    let module = valid(gpu, text::parse(source)?.kernels()[0].clone(), Trust::Guest)?;
     let worker = gpu.worker()?;
     let compiled = gpu.compile(&module)?;
     let loaded = worker.load(named(&compiled, "endless")?.artifact())?;
@@ -134,4 +152,91 @@ fn endless(gpu: &Gpu, blocks: u32, limits: Limits) -> anyhow::Result<vm_accel::E
     Arena::new(&arguments, Rows::Packed).run(&worker, &loaded, &copy.kernels()[0], Launch::over(1))?;
     worker.stop(TIMEOUT)?;
     Ok(error)
+}
+
+/// Loops as often, fetches what and multiplies as often as numbers in memory say, which it loads again each time.
+const FICKLE: &str = "vir 1
+kernel @fickle(@n: view<i32, [?], read>, @x: view<bf16, [?, ?], read, align 16>, @y: view<f32, [?, ?], readwrite, align 16>) at 0x1000 tile(2) {
+  channel @a: bf16[128, 64] stages 2
+  channel @b: bf16[64, 64] stages 3
+  fragment @sum: f32[128, 64]
+  %zero = const 0 : i32
+  %one = const 1 : i32
+  %most = const 4000 : i32
+  %seven = const 7 : i32
+  %last = while carry(%i: i32 = %zero) {
+    %at = and %i, %seven : i32
+    %word = load @n[%at] : i32
+    %known = and %word, %seven : i32
+    %more = ne %known, %seven : bool
+    %few = lt.s %i, %most : bool
+    %on = and %more, %few : bool
+    yield %on
+  } do {
+    %at = and %i, %seven : i32
+    %word = load @n[%at] : i32
+    %times = and %word, %seven : i32
+    for %k: i32 = %zero to %times step %one {
+      fetch @x[%word, %k], @a
+      fetch @x[%k, %word], @b
+      mma @sum, @a, @b
+      release @a
+      release @b
+    }
+    %other = load @n[%times] : i32
+    %odd = and %other, %one : i32
+    %is_odd = ne %odd, %zero : bool
+    if %is_odd {
+      fetch @x[%other, %zero], @b
+      release @b
+    } else {
+      put @y[%other, %zero], @sum
+    }
+    %next = add %i, %one : i32
+    yield %next
+  }
+  put @y[%zero, %zero], @sum
+}
+";
+/// Launches of it, each of which ends as the numbers are 7 at last.
+const FICKLE_LAUNCHES: usize = 20;
+
+/// Launches it while another stream sets the numbers. All launches end; gives how often the numbers were set.
+fn fickle(gpu: &Gpu) -> anyhow::Result<usize> {
+    let module = valid(gpu, text::parse(FICKLE)?.kernels()[0].clone(), Trust::Guest)?;
+    let compiled = gpu.compile(&module)?;
+    let artifact = named(&compiled, "fickle")?.artifact().clone();
+    let worker = gpu.worker()?;
+    let fills = worker.submit_and_wait(Instant::now() + 4 * TIMEOUT, move |session| {
+        let loaded = session.load(&artifact)?;
+        let (numbers, x, y) = (
+            session.allocate_zeroed(64)?,
+            session.allocate_zeroed(1 << 17)?,
+            session.allocate_zeroed(1 << 15)?,
+        );
+        let mut fills = 0;
+        for _ in 0..FICKLE_LAUNCHES {
+            session.fill(&numbers, 0)?;
+            session.scope(|scope| {
+                let (runs, sets) = (scope.stream()?, scope.stream()?);
+                let arguments =
+                    arguments![numbers.shaped(&[16])?, x.shaped(&[256, 256])?, y.shaped(&[128, 64])?];
+                let limits = Limits { fuel: u64::MAX >> 2, time: TIMEOUT };
+                runs.launch(&loaded, Launch::over(200).within(limits), &arguments)?;
+                let mut value = 1u8;
+                for _ in 0..500 {
+                    value = value.wrapping_mul(13).wrapping_add(5);
+                    // None of them is 7 in its lowest three bits until the last.
+                    let value = if value & 7 == 7 { value ^ 2 } else { value };
+                    sets.fill(&numbers, value)?;
+                    fills += 1;
+                }
+                sets.fill(&numbers, 7)
+            })?;
+        }
+        Ok(fills)
+    })?;
+    worker.synchronize(TIMEOUT)?;
+    worker.stop(TIMEOUT)?;
+    Ok(fills)
 }

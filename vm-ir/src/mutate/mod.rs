@@ -1,6 +1,10 @@
 //! Changes that fuzzers find useful: to any bytes, and to modules in their binary form and in their text, most of which
 //! still are modules, and some are valid.
 
+mod modules;
+
+pub use modules::{Modules, launch};
+
 use crate::op::TABLE;
 
 /// Makes changes: with the same seed the same in every run.
