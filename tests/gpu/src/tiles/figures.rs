@@ -13,6 +13,7 @@ use vm_jit::backend::ptx::Arch;
 use vm_kernels::attention::{Attention, Backward, Gradient, SplitBackward};
 use vm_kernels::gemm::Gemm;
 
+use super::occupancy::Occupancy;
 use super::valid;
 use crate::Test;
 use crate::gpu::{Gpu, TIMEOUT, named};
@@ -43,12 +44,16 @@ const WORK: &[Work] = &[
     Work::Gemm([4096, 4096, 4096], false),
     Work::Attention([1024, 128], false),
     Work::Attention([2048, 128], false),
+    Work::Attention([4096, 128], false),
     Work::Attention([8192, 128], false),
     Work::Attention([16384, 128], false),
+    Work::Attention([32768, 128], false),
     Work::Attention([1024, 128], true),
     Work::Attention([2048, 128], true),
+    Work::Attention([4096, 128], true),
     Work::Attention([8192, 128], true),
     Work::Attention([16384, 128], true),
+    Work::Attention([32768, 128], true),
     Work::Attention([8192, 64], false),
     Work::Attention([8192, 64], true),
     Work::Attention([8192, 256], false),
@@ -99,12 +104,15 @@ impl Work {
         vec![(TOKENS / tokens).max(1), WIDTH / dim, tokens, dim]
     }
 
-    /// As its peers are told of it: cuDNN and FlashAttention-3, of FP8 the latter, and as the next best bf16.
+    /// As its peers are told of it: cuDNN and FlashAttention-3, and PyTorch's own, where cuDNN has it not; of FP8 the second, and as the
+    /// next best bf16.
     fn keys(self) -> Vec<String> {
         match self {
             Work::Fp8(shape, causal) => vec![self.key(), Work::Attention(shape, causal).key()],
-            Work::Attention(..) => vec![self.key(), format!("flash {}", self.key())],
-            _ => vec![self.key()],
+            Work::Attention(..) => {
+                vec![self.key(), format!("flash {}", self.key()), format!("torch {}", self.key())]
+            }
+            _ => vec![self.key(), format!("torch {}", self.key())],
         }
     }
 
@@ -384,6 +392,11 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
     drop((buffers, guest, trusted));
     worker.stop(TIMEOUT)?;
     report.note(format!("compiled, assembled and loaded in {:.0} ms", compiled.as_secs_f64() * 1e3));
+    for step in &steps {
+        if let Some(occupancy) = Occupancy::of(gpu, step.kernel.clone())? {
+            report.note(format!("{}: {occupancy}", step.kernel.name()));
+        }
+    }
     let mut figure = |name: String, ours: Sample, peer: (String, Sample), aim: f64| {
         // Older instructions are measured, and not held to what newer ones reach.
         let aim = (!gpu.compiles_for_older()).then_some(Aim::RatioAtLeast(aim));
@@ -413,6 +426,7 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
                 let (peer, aim) = match work {
                     Work::Fp8(..) if key.starts_with("fp8") => ("FlashAttention-3", 0.9),
                     _ if key.starts_with("flash") => ("FlashAttention-3", 1.0),
+                    _ if key.starts_with("torch") => ("PyTorch's own", 1.0),
                     Work::Fp8(..) => ("cuDNN of bf16", 1.0),
                     _ => ("cuDNN", 1.0),
                 };

@@ -4,6 +4,7 @@
 mod attention;
 mod decode;
 mod figures;
+mod occupancy;
 mod odd;
 pub(crate) mod products;
 #[path = "../../../../features/kernels/tests/reference/mod.rs"]

@@ -2,7 +2,6 @@
 //! launch is short, so that it is the kernels that are measured; the peer before ours and behind.
 
 use std::collections::BTreeMap;
-use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,12 +10,12 @@ use serde::Deserialize;
 use vm_accel::{Accelerator as _, Argument, Buffer, Kernel, Worker};
 use vm_cuda::CudaAccelerator;
 use vm_ir::interp::Tensor;
-use vm_ir::{GuestAddr, Module, Scalar, Trust, validate};
-use vm_jit::Target;
+use vm_ir::{GuestAddr, Scalar, Trust};
 use vm_kernels::family::{Problem as _, Resources, Sample as Wanted};
 use vm_kernels::gemm::{Activation, Batch, Epilogue, Gemm, Product, Scales};
 use vm_passthrough::accelerator::{TuneError, TuneOptions, Tuner};
 
+use super::occupancy::Occupancy;
 use super::valid;
 use crate::gpu::{Gpu, TIMEOUT, named};
 use crate::peer::{self, Peer};
@@ -32,6 +31,8 @@ const GRAPH: u32 = 20;
 const SHORT: f64 = 2e11;
 /// How long a product is tuned.
 const TUNING: Duration = Duration::from_millis(1200);
+/// Bytes of second factors that take turns, which is more than twice what a cache holds.
+const WEIGHTS: u64 = 256 << 20;
 /// Random numbers that a buffer repeats: a prime, so that no rows are alike.
 const NUMBERS: u64 = 65_521;
 
@@ -113,6 +114,14 @@ impl Work {
         (self.product.operations() < SHORT).then_some(GRAPH)
     }
 
+    /// How many second factors take turns: where there are few rows they are a model's weights, which each layer has of its own, and
+    /// which no cache holds.
+    fn weights(&self) -> usize {
+        let Product { n, k, element, .. } = self.product;
+        let bytes = n * k * u64::from(element.bytes());
+        if self.is_decode() { WEIGHTS.div_ceil(bytes) as usize } else { 1 }
+    }
+
     /// As its peer is told of it.
     fn key(&self) -> String {
         let Product {
@@ -136,16 +145,23 @@ impl Work {
             _ => "none",
         };
         let (a, b, graph) = (order(a_transposed), order(b_transposed), self.graph().unwrap_or(0));
-        format!("{m} {n} {k} {element} {output} {a}{b} {batch} {matrices} {epilogue} {graph}")
+        let weights = self.weights();
+        format!("{m} {n} {k} {element} {output} {a}{b} {batch} {matrices} {epilogue} {weights} {graph}")
     }
 
     fn name(&self) -> String {
         let key = self.key();
         let words: Vec<&str> = key.split(' ').collect();
-        let [m, n, k, element, output, order, batch, matrices, epilogue, _] = words[..] else { return key };
+        let [m, n, k, element, output, order, batch, matrices, epilogue, _, _] = words[..] else {
+            return key;
+        };
         let batch = if batch == "one" { String::new() } else { format!(", {batch} {matrices}") };
         let epilogue = if epilogue == "none" { String::new() } else { format!(", {epilogue}") };
-        let graph = if self.graph().is_some() { ", in graphs" } else { "" };
+        let graph = match self.graph() {
+            Some(_) if self.is_decode() => ", in graphs, of weights in turn",
+            Some(_) => ", in graphs",
+            None => "",
+        };
         format!("product {m} × {n} × {k}, {order}, {element} to {output}{batch}{epilogue}{graph}")
     }
 
@@ -169,6 +185,9 @@ pub(crate) fn tests(_: &Arguments) -> Vec<Test> {
 
 /// Ratios to the peer of those whose mean counts.
 static RATIOS: Mutex<Vec<f64>> = Mutex::new(Vec::new());
+
+/// Variants that the tuner chose, by name.
+static CHOSEN: Mutex<BTreeMap<String, Gemm>> = Mutex::new(BTreeMap::new());
 
 fn mean(report: &mut Report) -> anyhow::Result<()> {
     let ratios = RATIOS.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -240,6 +259,7 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
         Err(error @ TuneError::NoneMeasured { .. }) => return skip(error.to_string()),
         tuned => tuned?.variant,
     };
+    CHOSEN.lock().unwrap_or_else(PoisonError::into_inner).insert(tuned.name(), tuned);
     let worker = gpu.worker()?;
     let begin = Instant::now();
     let load = |variant: &Gemm, trust| -> anyhow::Result<(Kernel<CudaAccelerator>, [u32; 3])> {
@@ -254,18 +274,31 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
     }
     let loaded = begin.elapsed();
     let held = product.arguments().into_iter().enumerate().map(|each| hold(&worker, each));
-    let held = held.collect::<anyhow::Result<Vec<_>>>()?;
-    let arguments = held.iter().map(|held| match held {
+    let mut held = held.collect::<anyhow::Result<Vec<_>>>()?;
+    let weights = product.arguments().into_iter().enumerate().nth(1).context("no second factor")?;
+    for _ in 1..work.weights() {
+        held.push(hold(&worker, (weights.0, weights.1.clone()))?);
+    }
+    let all = held.iter().map(|held| match held {
         Held::View(buffer, extents) => Ok(buffer.shaped(extents)?.into()),
         Held::Number(number) => Ok(Argument::Scalar(*number)),
     });
-    let arguments = arguments.collect::<anyhow::Result<Vec<_>>>()?;
+    let mut all = all.collect::<anyhow::Result<Vec<Argument<'_, _>>>>()?;
+    // One after the other has its turn as the second factor.
+    let others = all.split_off(all.len() + 1 - work.weights());
+    let mut arguments = vec![all];
+    for other in others {
+        let mut next = arguments[0].clone();
+        next[1] = other;
+        arguments.push(next);
+    }
     let deadline = || Instant::now() + Duration::from_secs(60);
     let before = theirs(&work);
     let launches = work.graph().unwrap_or(LAUNCHES);
     let times = worker.submit_and_wait(deadline(), |session| {
         let launch = |(kernel, grid): &(Kernel<CudaAccelerator>, [u32; 3])| {
-            (0..launches).try_for_each(|_| session.launch(kernel, *grid, &arguments))
+            let mut turns = (0..launches as usize).map(|turn| &arguments[turn % arguments.len()]);
+            turns.try_for_each(|arguments| session.launch(kernel, *grid, arguments))
         };
         // Once, as code comes to the device, and then until it is warm.
         kernels.iter().try_for_each(launch)?;
@@ -332,49 +365,18 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the assembler says of the first variant of each table.
+/// What the assembler says of the first variant of each table, and of those that the tuner chose in this process.
 fn occupancy(gpu: &Gpu, report: &mut Report) -> anyhow::Result<()> {
-    /// Of a multiprocessor of Hopper: registers, bytes of shared memory, and those that a block takes beside its own.
-    const OF_UNIT: [u32; 3] = [65_536, 233_472, 1024];
-    let (resources, target) = (resources(gpu), gpu.target()?);
+    let resources = resources(gpu);
     let firsts =
         Work::all().into_iter().filter_map(|work| work.product.variants(&resources).first().copied());
-    let firsts: BTreeMap<String, Gemm> = firsts.map(|variant| (variant.name(), variant)).collect();
-    let folder = tempfile::tempdir()?;
+    let mut variants: BTreeMap<String, Gemm> = firsts.map(|variant| (variant.name(), variant)).collect();
+    variants.extend(CHOSEN.lock().unwrap_or_else(PoisonError::into_inner).clone());
     let mut spilled = Vec::new();
-    for (name, variant) in firsts {
-        let module = validate(Module::from(variant.kernel(GuestAddr(0))?), Trust::Guest)?;
-        if !vm_jit::legal::rejects(&module, &target).is_empty() {
-            continue;
-        }
-        let artifact = vm_jit::compile(&module, &target)?;
-        let entry = artifact.entries.first().context("no entry")?;
-        let (source, cubin) = (folder.path().join("k.ptx"), folder.path().join("k.cubin"));
-        std::fs::write(&source, &artifact.code)?;
-        let Target::Ptx(options) = &target else { return skip(format!("no PTX for {target}")) };
-        let arch = options.arch.to_string();
-        let output =
-            Command::new("ptxas").args(["-v", "-arch", &arch, "-o"]).arg(&cubin).arg(&source).output();
-        let output = match output {
-            Ok(output) => output,
-            Err(error) => return skip(format!("ptxas: {error}")),
-        };
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.success(), "{name}: {said}");
-        let before = |what: &str| -> Option<u32> {
-            said.split(what).next()?.trim_end().rsplit(' ').next()?.parse().ok()
-        };
-        let registers = before("registers").context("ptxas says no registers")?;
-        let spills = before("bytes spill stores").context("ptxas says no spills")?;
-        let threads = entry.block[0];
-        let [all, shared, beside] = OF_UNIT;
-        let by_registers = all / (registers.next_multiple_of(8) * threads).max(1);
-        let blocks = by_registers.min(shared / (entry.dynamic_shared + beside));
-        report.note(format!(
-            "{name}: {registers} registers of {threads} threads, {spills} bytes spilled, {} stages, {} bytes shared, {blocks} blocks a multiprocessor",
-            variant.stages, entry.dynamic_shared
-        ));
-        if spills > 0 {
+    for (name, variant) in variants {
+        let Some(occupancy) = Occupancy::of(gpu, variant.kernel(GuestAddr(0))?)? else { continue };
+        report.note(format!("{name}: {occupancy}, {} stages", variant.stages));
+        if occupancy.spills > 0 {
             spilled.push(name);
         }
     }
