@@ -51,13 +51,14 @@ pub(super) fn tests() -> Vec<Test> {
 /// Copies a box from anywhere to anywhere.
 const COPY: &str = "vir 1
 kernel @copy(@x: view<bf16, [?, ?, ?], read, align 16>, @y: view<bf16, [?, ?, ?], readwrite, align 16>, %a: i64, %b: i64, %c: i64, %d: i64) at 0x1000 tile(2) {
-  channel @box: bf16[128, 64] stages 1
-  channel @unit: bf16[64, 64] stages 1
-  fragment @sum: f32[128, 64]
-  fragment @out: bf16[128, 64]
+  channel @box: bf16[128, 128] stages 1
+  channel @unit: bf16[128, 128] stages 1
+  fragment @sum: f32[128, 128]
+  fragment @out: bf16[128, 128]
   %z = const 0 : i64
   fetch @x[%z, %a, %b], @box
   fetch @x[%c, %b, %a], @unit
+  get @y[%a, %d, %b], @out
   mma @sum, @box, @unit
   map @out = @sum (%i, %j, %s) {
     %n = fpconv %s : bf16
@@ -79,7 +80,9 @@ fn hostile(gpu: &Gpu) -> anyhow::Result<usize> {
     let mut launches = 0;
     for n in 0..4 * all.len() {
         let tensor = |extents: [u64; 3]| Argument::Tensor(Tensor::zeros(Scalar::Bf16, &extents));
-        let views = [tensor([2, 100, 72]), tensor([3, 33, 40])];
+        let shapes = [[2, 100, 72], [3, 33, 40], [3, 0, 40], [2, 100, 0], [0, 0, 0]].map(tensor);
+        let pairs = [[0, 1], [2, 1], [0, 2], [3, 4], [4, 3], [1, 0], [0, 1]];
+        let views = pairs[n % pairs.len()].map(|at: usize| shapes[at].clone());
         let indices = [at(n), at(n * 7 + 3), at(n * 5 + 1), at(n * 11 + 2)];
         let arguments: Vec<Argument> = views.into_iter().chain(indices).collect();
         for rows in [Rows::Packed, Rows::Apart] {
@@ -173,12 +176,12 @@ kernel @fickle(@n: view<i32, [?], read>, @x: view<bf16, [?, ?], read, align 16>,
     %on = and %more, %few : bool
     yield %on
   } do {
-    %at = and %i, %seven : i32
-    %word = load @n[%at] : i32
-    %times = and %word, %seven : i32
+    %also = and %i, %seven : i32
+    %number = load @n[%also] : i32
+    %times = and %number, %seven : i32
     for %k: i32 = %zero to %times step %one {
-      fetch @x[%word, %k], @a
-      fetch @x[%k, %word], @b
+      fetch @x[%number, %k], @a
+      fetch @x[%k, %number], @b
       mma @sum, @a, @b
       release @a
       release @b
