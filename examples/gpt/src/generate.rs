@@ -4,7 +4,7 @@
 //! they are recorded once and replayed for each token.
 
 use vm_ir::Scalar;
-use vm_kernels::append::{AdvanceLengths, QkvAppend};
+use vm_kernels::append::{AdvanceLengths, Layout, QkvAppend};
 use vm_kernels::attention::{DecodeAttention, SelfAttention};
 use vm_kernels::elementwise::{Chain, Elementwise, Op};
 use vm_kernels::gather::Embedding;
@@ -130,7 +130,8 @@ impl Generation {
             batch,
             heads: [heads; 2],
             dim: config.dim() as u32,
-            capacity,
+            layout: Layout::Contiguous { capacity },
+            packed: true,
             scale: config.scale(),
         };
         let y = writer.blocks(&mut steps, &of_token, &mut |steps, layer| {

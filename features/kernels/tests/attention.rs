@@ -231,7 +231,7 @@ fn decoding_where_heads_share_keys() {
 
 #[test]
 fn decoding_from_pages_of_any_size() {
-    for page in [16, 32, 48, 64, 80, 128] {
+    for page in [1, 7, 16, 24, 32, 48, 64, 80, 128] {
         let problem =
             decode::Problem { heads: 2, sharing: 4, lengths: &[130, 0, 17, 64], page, splits: 2, ..ONE };
         check_decode(Decode::of(64, page as u32), problem);

@@ -20,14 +20,15 @@ use vm_ir::{GuestAddr, Kernel, Scalar};
 /// | view | is |
 /// | --- | --- |
 /// | `q`, `o` | `[batch, H, R, D]`; row r is query r mod `queries` of the head r / `queries` among those that share the head of keys |
-/// | `k`, `v` | `[batch, H, tokens, D]`, or, [`paged`](Self::paged), `[pages, H, page size, D]`; a page size is a multiple of [`keys`](Self::keys) |
+/// | `k`, `v` | `[batch, H, tokens, D]`, or, [`paged`](Self::paged), `[pages, H, page size, D]`; a page size is a multiple of [`keys`](Self::keys), or, [`odd`](Self::odd), any |
 /// | `pages` | i32 `[batch, pages of a sequence]`: which page has the sequence's tokens from that number times the page size on |
 /// | `lengths` | i32 `[batch]`: the tokens of a sequence, with those of the queries |
 /// | `parts`, `sums` | f32 `[splits, batch · H, R, D]` and `[splits, batch · H, R]`: what each split found, and the logarithms of its sums |
 ///
 /// Query i sees the keys up to its own place, `lengths` − `queries` + i; who sees none gets zeros. Strides are free as long as a
 /// row's elements lie side by side and rows begin on multiples of 16 bytes: a cache that lies as `[pages, page size, H, D]` is
-/// launched as it is, with its dimensions named in the order above.
+/// launched as it is, with its dimensions named in the order above. A page that is none has keys and values of zeros. What lies behind a
+/// sequence's last token, to the end of a copy, is multiplied by 0: it must be finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Decode {
     /// What Q, K, V and O hold: f16, bf16 or f32.
@@ -36,9 +37,11 @@ pub struct Decode {
     pub dim: u32,
     /// Are keys and values in pages?
     pub paged: bool,
+    /// Are pages of any number of tokens? A copy then ends with its page.
+    pub odd: bool,
     /// Rows of a block.
     pub rows: u32,
-    /// Keys that are copied at once: a multiple of 16 that divides the page size.
+    /// Keys that are copied at once: a multiple of 16 that divides the page size, if that is not [`odd`](Self::odd).
     pub keys: u32,
     /// How many times as many a step of softmax has.
     pub boxes: u32,
@@ -75,7 +78,7 @@ struct Head<'b> {
 }
 
 impl Decode {
-    /// The variant for a cache in pages of as many tokens, a multiple of 16; 0 for one that is not paged.
+    /// The variant for a cache in pages of as many tokens; 0 for one that is not paged.
     pub const fn of(dim: u32, page: u32) -> Decode {
         let keys = match page {
             page if page % 64 == 0 => 64,
@@ -88,7 +91,16 @@ impl Decode {
             (keys, false) => (64 / keys, 256 / keys),
             (keys, true) => (64 / keys, 128 / keys),
         };
-        Decode { element: Scalar::Bf16, dim, paged: page > 0, rows: 64, keys, boxes, stages }
+        Decode {
+            element: Scalar::Bf16,
+            dim,
+            paged: page > 0,
+            odd: !page.is_multiple_of(16),
+            rows: 64,
+            keys,
+            boxes,
+            stages,
+        }
     }
 
     /// The variant for less shared memory: that of sm_89, or of two blocks at a time on Hopper.
@@ -126,8 +138,12 @@ impl Decode {
 
     /// The name of a kernel of the variant, which tells it from all others.
     pub(super) fn name(&self, kernel: &str) -> String {
-        let Decode { element, dim, paged, rows, keys, boxes, stages } = self;
-        let paged = if *paged { "_paged" } else { "" };
+        let Decode { element, dim, paged, odd, rows, keys, boxes, stages } = self;
+        let paged = match (paged, odd) {
+            (false, _) => "",
+            (true, false) => "_paged",
+            (true, true) => "_paged_odd",
+        };
         format!("attention_{kernel}_{element}_d{dim}{paged}_{rows}x{keys}x{boxes}_s{stages}")
     }
 
@@ -181,14 +197,26 @@ impl Decode {
         let row = ((wide(across) - of_head * tiles) * i64::from(rows)).named("row");
         let (split, sequence) = (wide(split), wide(sequence).named("sequence"));
         let page_size = narrow(k.extent(2)).max(1);
-        let room = match pages {
-            Some(pages) => pages.extent(1) * k.extent(2),
-            None => k.extent(2),
+        // Keys are counted as if each page were of whole copies.
+        let counted = match self.odd {
+            true => (page_size + (keys as i32 - 1)) & -(keys as i32),
+            false => page_size,
         };
-        let room = room.min(i64::from(i32::MAX / 2));
+        let most = b.i64((i32::MAX / 2).into());
+        let room = match pages {
+            Some(pages) => pages.extent(1).min(most / counted.to(Scalar::I64)) * k.extent(2),
+            None => k.extent(2).min(most),
+        };
         let length = lengths.at([sequence]).load().to(Scalar::I64).max(0).min(room);
+        let end = match self.odd {
+            true => {
+                let [size, counted] = [page_size, counted].map(|tokens| tokens.to(Scalar::I64));
+                length / size * counted + length % size
+            }
+            false => length,
+        };
         let step = i64::from(keys * self.boxes);
-        let steps = (length + (step - 1)) / step;
+        let steps = (end + (step - 1)) / step;
         let splits = wide(b.grid_dim(Axis::X));
         let share = (steps + (splits - 1)) / splits;
         let first = (split * share).min(steps);
@@ -210,9 +238,11 @@ impl Decode {
                         let key = key + i64::from(at * keys);
                         match pages {
                             Some(pages) => {
-                                let of = key.to(Scalar::I32).div_u(page_size);
-                                let row = wide(key.to(Scalar::I32) - of * page_size);
-                                let page = pages.at([sequence, wide(of)]).load().to(Scalar::I64);
+                                let of = key.to(Scalar::I32).div_u(counted);
+                                let row = wide(key.to(Scalar::I32) - of * counted);
+                                // A step may go on behind the last page.
+                                let of = wide(of).min(pages.extent(1) - 1);
+                                let page = pages.at([sequence, of]).load().to(Scalar::I64);
                                 [page, of_head, row, zero]
                             }
                             None => [sequence, of_head, key, zero],
@@ -224,15 +254,24 @@ impl Decode {
                     scores.product(head.from_q, head.from_k.transposed());
                 }
                 (0..self.boxes).for_each(|_| head.from_k.release());
-                // Only the last keys are not seen by all.
-                b.if_((key + step).gt(length - wide(queries) + 1), || {
-                    let key = key.to(Scalar::I32);
+                let mask = || {
                     for (at, scores) in (0..).zip(&head.scores) {
+                        let key = key.to(Scalar::I32) + at * keys as i32;
+                        let of = self.odd.then(|| key.div_u(counted));
+                        let row = of.map(|of| key - of * counted);
+                        let key = of.map_or(key, |of| key - of * (counted - page_size));
                         b.map([*scores], [*scores, head.limit], |_, column, [score, limit]| {
-                            [(column + key + at * keys as i32).lt(limit).select(score, LEAST)]
+                            let seen = (column + key).lt(limit);
+                            let seen = row.map_or(seen, |row| seen & (column + row).lt(page_size));
+                            [seen.select(score, LEAST)]
                         });
                     }
-                });
+                };
+                match self.odd {
+                    true => mask(),
+                    // Only the last keys are not seen by all.
+                    false => b.if_((key + step).gt(length - wide(queries) + 1), mask),
+                }
                 self.softmax(&head);
                 for (place, weights) in places.iter().zip(&head.weights) {
                     head.from_v.fetch(v, *place);

@@ -5,6 +5,7 @@
 //! which what launches kernels must place as it is told.
 
 mod attention;
+mod decode;
 mod elementwise;
 mod gemm;
 mod loss;
@@ -77,6 +78,7 @@ fn dense() -> Vec<Case> {
         gemm::cases(),
         attention::cases(),
         self_attention::cases(),
+        decode::cases(),
         training::cases(),
         tables::cases(),
         tokens::cases(),

@@ -1,8 +1,8 @@
-//! Self-attention, its gradients, and that to a cache.
+//! Self-attention, its gradients, and what is put into a cache for it.
 
 use super::{Case, Expected, random};
 use crate::append::{AdvanceLengths, QkvAppend};
-use crate::attention::{DecodeAttention, SelfAttention, SelfAttentionBackward};
+use crate::attention::{SelfAttention, SelfAttentionBackward};
 use crate::call::Function;
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
@@ -30,13 +30,6 @@ pub(super) fn cases() -> Vec<Case> {
         };
         cases.extend(trained(function));
     }
-    let generated = [
-        ([3, 1, 1, 64, 40], Scalar::Bf16),
-        ([2, 6, 2, 64, 130], Scalar::F16),
-        ([2, 4, 4, 128, 9], Scalar::F32),
-        ([2, 2, 1, 64, 7], Scalar::Bf16),
-    ];
-    cases.extend(generated.map(|(extents, element)| decode(extents, element)));
     for (extents, element, align) in [
         ([2, 3, 4, 2, 64], Scalar::Bf16, 16),
         ([1, 5, 1, 1, 7], Scalar::F32, 16),
@@ -128,46 +121,6 @@ fn trained(function: SelfAttention) -> [Case; 2] {
     let expected = vec![Expected::new(4, dx, 3e-2)];
     let function = Box::new(SelfAttentionBackward(function));
     [forward, Case { name: format!("gradients of {name}"), function, buffers, expected }]
-}
-
-fn decode([batch, heads, shared, dim, capacity]: [u64; 5], element: Scalar) -> Case {
-    let function =
-        DecodeAttention { element, batch, heads: [heads, shared], dim: dim as u32, capacity, scale: 0.2 };
-    let size = dim as usize;
-    let buffers = function.buffers();
-    let [(qkv, q), (k_cache, k), (v_cache, v)] =
-        [0, 1, 2].map(|at: usize| numbers(at as u64 + 1, element, &buffers[at].extents));
-    // None, all, and some.
-    let lengths: Vec<u64> =
-        (0..batch).map(|sequence| [0, capacity, capacity / 2 + 1][(sequence % 3) as usize]).collect();
-    let mut o = vec![0.0; (batch * heads * dim) as usize];
-    for row in 0..batch * heads {
-        let (sequence, head) = (row / heads, row % heads);
-        let query = ((sequence * (heads + 2 * shared) + head) * dim) as usize;
-        let place =
-            |key: u64| (((sequence * capacity + key) * shared + head / (heads / shared)) * dim) as usize;
-        let score = |key: u64| {
-            let products = q[query..][..size].iter().zip(&k[place(key)..][..size]).map(|(q, k)| q * k);
-            (0.2 * products.sum::<f64>()).exp()
-        };
-        let scores: Vec<f64> = (0..lengths[sequence as usize]).map(score).collect();
-        let sum: f64 = scores.iter().sum();
-        for (key, score) in (0..).zip(&scores) {
-            for at in 0..size {
-                o[row as usize * size + at] += score / sum * v[place(key) + at];
-            }
-        }
-    }
-    let lengths = Tensor::from_f64s(Scalar::I32, &[batch], lengths.into_iter().map(|length| length as f64));
-    let out = nothing(element, &buffers[4].extents);
-    Case {
-        name: format!(
-            "decode attention of {element}, {batch} x {heads}/{shared} x {dim}, room for {capacity}"
-        ),
-        function: Box::new(function),
-        buffers: vec![qkv, k_cache, v_cache, lengths, out],
-        expected: vec![Expected::new(4, o, 2e-2)],
-    }
 }
 
 fn append([batch, tokens, heads, shared, dim]: [u64; 5], element: Scalar, align: u32) -> Case {

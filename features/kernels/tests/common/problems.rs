@@ -102,7 +102,7 @@ pub(crate) fn attentions() -> Vec<Forward> {
 pub(crate) fn generations() -> Vec<Generate> {
     let mut all = Vec::new();
     for (dim, page) in
-        [64, 128, 192, 256].into_iter().flat_map(|dim| [0, 16, 48, 96, 64].map(|page| (dim, page)))
+        [64, 128, 192, 256].into_iter().flat_map(|dim| [0, 16, 20, 48, 96, 64].map(|page| (dim, page)))
     {
         let element = if page == 16 { Scalar::F16 } else { Scalar::Bf16 };
         let of = Generate { element, dim, page, batch: 3, heads: [16, 2], queries: 2, tokens: 5000 };

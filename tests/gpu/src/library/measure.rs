@@ -31,7 +31,7 @@ const ARENA: u64 = 3 << 30;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Kernels of a trust, by what they are.
-type Loaded = HashMap<Entry, Kernel<CudaAccelerator>>;
+pub(crate) type Loaded = HashMap<Entry, Kernel<CudaAccelerator>>;
 
 /// Device memory for the buffers of all calls of a group, and its kernels.
 pub(super) struct Bench {
@@ -84,9 +84,9 @@ impl Cursor {
 
 /// A buffer of a call.
 #[derive(Clone, Copy)]
-struct Place<'a> {
-    of: &'a Buffer<CudaAccelerator>,
-    at: u64,
+pub(crate) struct Place<'a> {
+    pub(crate) of: &'a Buffer<CudaAccelerator>,
+    pub(crate) at: u64,
 }
 
 impl<'a> Place<'a> {
@@ -100,7 +100,7 @@ impl<'a> Place<'a> {
 }
 
 /// The entries as kernels of both trusts, compiled by as many threads as there are processors.
-fn compile(gpu: &Gpu, entries: &[Entry]) -> anyhow::Result<Vec<(Entry, Trust, CompiledKernel)>> {
+pub(crate) fn compile(gpu: &Gpu, entries: &[Entry]) -> anyhow::Result<Vec<(Entry, Trust, CompiledKernel)>> {
     let all: Vec<(Entry, Trust)> =
         entries.iter().flat_map(|entry| [(*entry, Trust::Trusted), (*entry, Trust::Guest)]).collect();
     let left = Mutex::new(all);
@@ -274,9 +274,15 @@ impl Bench {
 }
 
 /// The launches of a call.
-type Launches<'a> = Vec<(&'a Kernel<CudaAccelerator>, [u32; 3], Vec<Argument<'a, CudaAccelerator>>)>;
+pub(crate) type Launches<'a> =
+    Vec<(&'a Kernel<CudaAccelerator>, [u32; 3], Vec<Argument<'a, CudaAccelerator>>)>;
 
-fn launches<'a>(call: &Call, kernels: &'a Loaded, places: &[Place<'a>]) -> anyhow::Result<Launches<'a>> {
+/// The launches of a call, of its buffers' places and, behind them, the workspace's.
+pub(crate) fn launches<'a>(
+    call: &Call,
+    kernels: &'a Loaded,
+    places: &[Place<'a>],
+) -> anyhow::Result<Launches<'a>> {
     let of = |launch: &vm_kernels::call::Launch| -> anyhow::Result<_> {
         let kernel = kernels.get(&launch.entry).context("a kernel that was not compiled")?;
         let arguments = launch.operands.iter().map(|operand| match operand {

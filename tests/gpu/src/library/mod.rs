@@ -1,7 +1,7 @@
 //! The functions of the kernel library: every case of `vm-kernels` against its definition.
 
 pub(crate) mod figures;
-mod measure;
+pub(crate) mod measure;
 mod work;
 
 use std::collections::{HashMap, HashSet};

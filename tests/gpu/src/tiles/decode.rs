@@ -5,17 +5,17 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use vm_accel::{Accelerator as _, Argument};
-use vm_cuda::CudaAccelerator;
-use vm_ir::{GuestAddr, Scalar, Trust};
-use vm_kernels::attention::Generate;
-use vm_kernels::family::Problem as _;
+use vm_accel::Accelerator as _;
+use vm_ir::{Scalar, Trust};
+use vm_kernels::append::Layout;
+use vm_kernels::attention::DecodeAttention;
+use vm_kernels::call::Function as _;
 use vm_passthrough::accelerator::resources;
 
-use super::figures::{constant, random};
-use super::valid;
+use super::figures::random;
 use crate::Test;
-use crate::gpu::{Gpu, TIMEOUT, named};
+use crate::gpu::{Gpu, TIMEOUT};
+use crate::library::measure::{Loaded, Place, compile, launches};
 use crate::table::{Aim, Figure, Report, Sample};
 
 /// Measurements, launches of each, and launches before that don't count.
@@ -43,67 +43,52 @@ fn key([batch, tokens]: [u64; 2]) -> String {
 
 fn run(gpu: &Gpu, [batch, tokens]: [u64; 2], name: String, report: &mut Report) -> anyhow::Result<()> {
     let worker = gpu.worker()?;
-    let problem = Generate {
+    let pages = tokens.div_ceil(PAGE);
+    let function = DecodeAttention {
         element: Scalar::Bf16,
-        dim: DIM as u32,
-        page: PAGE as u32,
         batch,
         heads: HEADS,
-        queries: 1,
-        tokens,
+        dim: DIM as u32,
+        layout: Layout::Paged { pages: batch * pages, page: PAGE as u32, of_sequence: pages },
+        packed: false,
+        scale: 1.0 / (DIM as f32).sqrt(),
     };
-    let resources = resources(gpu.accelerator.info());
-    let variant = *problem.variants(&resources).first().context("no variant fits")?;
-    let grid = problem.grid(&variant, &resources);
-    let (rows, pages) = (HEADS[0] / HEADS[1], tokens.div_ceil(PAGE));
-    let of_q = [batch, HEADS[1], rows, DIM];
-    let of_cache = [batch * pages, HEADS[1], PAGE, DIM];
-    let of_parts = [u64::from(grid[0]), batch * HEADS[1], rows, DIM];
-    let count = |extents: &[u64]| extents.iter().product::<u64>();
-    let [q, k, v, o] = [(1, of_q), (2, of_cache), (3, of_cache), (4, of_q)]
-        .map(|(seed, extents)| random(&worker, seed, count(&extents)));
-    let (q, k, v, o) = (q?, k?, v?, o?);
-    let (parts, sums) = (constant(&worker, count(&of_parts))?, constant(&worker, count(&of_parts[..3]))?);
-    let [table, lengths] = [batch * pages, batch].map(|count| worker.allocate(4 * count));
-    let (table, lengths) = (table?, lengths?);
-    // Pages lie in no order: 7 has no divisor in common with a power of two.
-    let numbers: Vec<u32> = (0..batch * pages).map(|page| (page * 7 % (batch * pages)) as u32).collect();
-    worker.write(&table, &numbers)?;
-    worker.write(&lengths, &vec![tokens as u32; batch as usize])?;
-    let load = |trust| -> anyhow::Result<_> {
-        let kernels = [variant.kernel(GuestAddr(0))?, variant.join(GuestAddr(0))?].map(|kernel| {
-            let compiled = gpu.compile(&valid(gpu, kernel.clone(), trust)?)?;
-            anyhow::Ok(worker.load(named(&compiled, kernel.name())?.artifact())?)
-        });
-        let [first, second] = kernels;
-        Ok([first?, second?])
-    };
-    let [guest, trusted] = [load(Trust::Guest)?, load(Trust::Trusted)?];
-    let first: Vec<Argument<'_, CudaAccelerator>> = vec![
-        q.shaped(&of_q)?.into(),
-        k.shaped(&of_cache)?.into(),
-        v.shaped(&of_cache)?.into(),
-        table.shaped(&[batch, pages])?.into(),
-        (&lengths).into(),
-        parts.shaped(&of_parts)?.into(),
-        sums.shaped(&of_parts[..3])?.into(),
-        (1.0 / (DIM as f32).sqrt()).into(),
-        1i32.into(),
-    ];
-    let second: Vec<Argument<'_, CudaAccelerator>> =
-        vec![parts.shaped(&of_parts)?.into(), sums.shaped(&of_parts[..3])?.into(), o.shaped(&of_q)?.into()];
-    let join = [rows.div_ceil(8) as u32, HEADS[1] as u32, batch as u32];
+    let call = function.call(&resources(gpu.accelerator.info()))?;
+    let specified = (1..).zip(function.buffers());
+    let buffers = specified.map(|(seed, buffer)| {
+        let count = buffer.len().context("a buffer's length")?;
+        // Pages lie in no order: 7 has no divisor in common with a power of two.
+        let numbers = match buffer.name {
+            "table" => (0..count).map(|page| (page * 7 % count) as u32).collect(),
+            "lengths" => vec![tokens as u32; batch as usize],
+            _ => return random(&worker, seed, count),
+        };
+        let buffer = worker.allocate(4 * count)?;
+        worker.write(&buffer, &numbers)?;
+        Ok(buffer)
+    });
+    let mut buffers = buffers.collect::<anyhow::Result<Vec<_>>>()?;
+    buffers.push(worker.allocate(call.workspace)?);
+    let places: Vec<_> = buffers.iter().map(|of| Place { of, at: 0 }).collect();
+    let entries: Vec<_> = call.launches.iter().map(|launch| launch.entry).collect();
+    let mut kernels = [Loaded::new(), Loaded::new()];
+    for (entry, trust, compiled) in compile(gpu, &entries)? {
+        kernels[usize::from(trust == Trust::Trusted)].insert(entry, worker.load(compiled.artifact())?);
+    }
+    let [guest, trusted] = [0, 1].map(|trust| launches(&call, &kernels[trust], &places));
+    let (guest, trusted) = (guest?, trusted?);
     // Keys and values, each read once.
     let bytes = (2 * 2 * batch * HEADS[1] * tokens * DIM) as f64;
     let deadline = || Instant::now() + Duration::from_secs(60);
     let [guests, own] = worker.submit_and_wait(deadline(), |session| {
         let mut rates = [const { Vec::new() }; 2];
         for round in 0..=ROUNDS {
-            for (rates, kernels) in rates.iter_mut().zip([&guest, &trusted]) {
+            for (rates, call) in rates.iter_mut().zip([&guest, &trusted]) {
                 let launches = |count| {
                     (0..count).try_for_each(|_| {
-                        session.launch(&kernels[0], grid, &first)?;
-                        session.launch(&kernels[1], join, &second)
+                        call.iter().try_for_each(|(kernel, grid, arguments)| {
+                            session.launch(kernel, *grid, arguments)
+                        })
                     })
                 };
                 launches(WARM)?;
@@ -116,8 +101,8 @@ fn run(gpu: &Gpu, [batch, tokens]: [u64; 2], name: String, report: &mut Report) 
         Ok(rates)
     })?;
     let own = Sample::of(own);
-    drop((first, second));
-    drop((q, k, v, o, parts, sums, table, lengths, guest, trusted));
+    drop((guest, trusted));
+    drop((kernels, buffers));
     worker.stop(TIMEOUT)?;
     let mut figure = |name: String, ours: Sample, peer: (String, Sample), aim: f64| {
         let aim = Some(Aim::RatioAtLeast(aim));
