@@ -74,7 +74,9 @@ fn attend(call: &Arguments<'_>, shared: u64, mask: Mask, bias: bool) -> Made {
         lengths: [length, length],
         dim,
         mask,
+        window: [0; 2],
         bias,
+        log_sums: false,
         scale,
         align: call.align(&[dim]),
     }))

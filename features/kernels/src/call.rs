@@ -12,11 +12,12 @@ use std::fmt;
 
 use thiserror::Error;
 use vm_ir::builder::BuildError;
+use vm_ir::limits::MAX_GRID_YZ;
 use vm_ir::view::Access;
 use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
 use crate::append::{Advance, Append};
-use crate::attention::{Attention, Backward, BackwardPass, Decode};
+use crate::attention::{Attention, Backward, BackwardPass, Decode, Gradient, SplitBackward};
 use crate::columns::ColumnSlices;
 use crate::elementwise::ChainKernel;
 use crate::experts::Experts;
@@ -237,7 +238,40 @@ impl Region {
     }
 }
 
+impl Launch {
+    /// The launches of a grid of any number of blocks along y and z, each of as many as there can be. By operand it is told which dimensions of its view are
+    /// counted along y and along z, each block's by one: a launch has its part of these.
+    pub(crate) fn folded(
+        entry: Entry,
+        x: u32,
+        [y, z]: [u64; 2],
+        operands: &[(Operand, [Option<usize>; 2])],
+    ) -> Vec<Launch> {
+        let most = u64::from(MAX_GRID_YZ);
+        let parts =
+            |count: u64| (0..count.div_ceil(most)).map(move |at| [at * most, most.min(count - at * most)]);
+        let launch = |along_y: [u64; 2], along_z: [u64; 2]| {
+            let part = |(operand, [of_y, of_z]): &(Operand, [Option<usize>; 2])| {
+                operand.part(*of_y, along_y).part(*of_z, along_z)
+            };
+            let grid = [x, along_y[1] as u32, along_z[1] as u32];
+            Launch { entry, grid, operands: operands.iter().map(part).collect() }
+        };
+        parts(z).flat_map(|z| parts(y).map(move |y| (y, z))).map(|(y, z)| launch(y, z)).collect()
+    }
+}
+
 impl Operand {
+    /// A view of some of a dimension's: the first, and how many. All of it without a dimension.
+    pub(crate) fn part(&self, dimension: Option<usize>, [first, count]: [u64; 2]) -> Operand {
+        let mut part = self.clone();
+        if let (Operand::Buffer(_, region) | Operand::Workspace(region), Some(at)) = (&mut part, dimension) {
+            region.offset += first * region.strides[at] * u64::from(region.element.bytes());
+            region.extents[at] = count;
+        }
+        part
+    }
+
     /// A buffer as a whole, of these extents (which may be others than the buffer's own, of as many elements).
     pub fn whole(buffer: usize, element: Scalar, extents: &[u64]) -> Operand {
         Operand::Buffer(buffer, Region::dense(element, 0, extents))
@@ -315,6 +349,10 @@ pub enum Entry {
     Attention(Attention),
     /// A kernel of its gradients.
     AttentionBackward(Backward, BackwardPass),
+    /// The sums of O's rows times those of its gradient, for one of these.
+    AttentionDelta(SplitBackward),
+    /// One of its gradients.
+    AttentionGradient(SplitBackward, Gradient),
     /// Attention of a few queries to a cache.
     Decode(Decode),
     /// What joins the parts of that.
@@ -373,6 +411,8 @@ impl Entry {
             Entry::Router(router) => router.kernel(guest),
             Entry::Attention(attention) => attention.kernel(guest),
             Entry::AttentionBackward(backward, pass) => backward.pass(*pass, guest),
+            Entry::AttentionDelta(split) => split.prepare(guest),
+            Entry::AttentionGradient(split, of) => split.kernel(*of, guest),
             Entry::Decode(decode) => decode.kernel(guest),
             Entry::DecodeJoin(decode) => decode.join(guest),
             Entry::Flat(flat) => flat.kernel(guest),

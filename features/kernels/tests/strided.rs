@@ -25,7 +25,7 @@ fn strided(function: impl Function, rows: &[(&str, u64)]) -> Strided {
 /// Every function of rows has a case of strided rows.
 #[test]
 fn functions_of_rows_are_called() {
-    const FUNCTIONS: [&str; 27] = [
+    const FUNCTIONS: [&str; 28] = [
         "Argmax",
         "AuxLoss",
         "AuxLossGradient",
@@ -34,6 +34,7 @@ fn functions_of_rows_are_called() {
         "CrossEntropyBackward",
         "DecodeAttention",
         "DotProductAttention",
+        "DotProductAttentionBackward",
         "Elementwise",
         "Embedding",
         "EmbeddingGradient",

@@ -95,29 +95,47 @@ struct Work<'b> {
     seen: Seen<'b>,
 }
 
-/// Stores δ, the sum of each row of dO ∘ O, of 64 rows along x by a block of threads.
-pub(super) fn store_delta<'b>(b: Builder<'b>, dim: u32, views: [PlaceRef<'b>; 2], delta: PlaceRef<'b>) {
+/// The most neighbours of a row of `dim` elements that a lane of a warp loads at once: 16 bytes or fewer.
+pub(super) fn lanes(element: Scalar, dim: u32) -> u32 {
+    let most = 16 / element.bytes().max(1);
+    [8, 4, 2].into_iter().find(|lanes| *lanes <= most && (dim / 32).is_multiple_of(*lanes)).unwrap_or(1)
+}
+
+/// Stores δ, the sum of each row of dO ∘ O, of 64 rows along x by a block of threads. Of a row of up to `dim` elements a lane loads `lanes` at once;
+/// with one, rows may be shorter.
+pub(super) fn store_delta<'b>(
+    b: Builder<'b>,
+    [dim, lanes]: [u32; 2],
+    views: [PlaceRef<'b>; 2],
+    delta: PlaceRef<'b>,
+) {
     let [head, batch] = [Axis::Y, Axis::Z].map(|axis| b.block_id(axis).to_u(Scalar::I64));
     let row = b.block_id(Axis::X).to_u(Scalar::I64) * i64::from(QUERIES);
     let thread = b.thread_id(Axis::X);
     let (warp, lane) = (thread.shr_u(5), thread & 31);
-    let queries = views[0].extent(2);
-    let lanes = dim / 32;
-    let column = wide(lane * lanes as i32);
+    let [queries, length] = [2, 3].map(|dimension| views[0].extent(dimension));
+    let columns: Vec<_> =
+        (0..dim / 32 / lanes).map(|part| wide((lane + (part * 32) as i32) * lanes as i32)).collect();
     let warps = THREADS / 32;
     let own: Vec<_> = (0..QUERIES / warps).map(|number| row + wide(warp + (number * warps) as i32)).collect();
     // All are loaded before one is needed.
-    let loaded: Vec<_> = own
-        .iter()
-        .map(|query| {
-            let at = [batch, head, (*query).min(queries - 1), column];
-            views.map(|view| view.at(at).load_vector(lanes as u8))
-        })
-        .collect();
-    for (query, both) in own.into_iter().zip(loaded) {
-        let [x, y] = both.map(|elements| elements.to(Scalar::F32));
-        let products = x * y;
-        let sum = (1..lanes as u8).fold(products.lane(0), |sum, lane| sum + products.lane(lane)).warp_add();
+    let load = |query: Val<'b>, column: Val<'b>| {
+        let column = if lanes > 1 { column } else { column.min(length - 1) };
+        let at = [batch, head, query.min(queries - 1), column];
+        views.map(|view| if lanes > 1 { view.at(at).load_vector(lanes as u8) } else { view.at(at).load() })
+    };
+    let loaded: Vec<Vec<_>> =
+        own.iter().map(|query| columns.iter().map(|column| load(*query, *column)).collect()).collect();
+    for (query, parts) in own.into_iter().zip(loaded) {
+        let terms = parts.into_iter().zip(&columns).flat_map(|(both, column)| {
+            let [x, y] = both.map(|elements| elements.to(Scalar::F32));
+            let products = x * y;
+            match lanes {
+                1 => vec![column.lt(length).select(products, 0.0)],
+                _ => (0..lanes as u8).map(|lane| products.lane(lane)).collect(),
+            }
+        });
+        let sum = terms.reduce(|sum, term| sum + term).unwrap_or(b.f32(0.0)).warp_add();
         b.if_(lane.eq(0) & query.lt(queries), || delta.at([batch, head, query]).store(sum));
     }
 }
@@ -198,7 +216,7 @@ impl Backward {
         let [head, batch] = [Axis::Y, Axis::Z].map(|axis| b.block_id(axis).to_u(Scalar::I64));
         let row = b.block_id(Axis::X).to_u(Scalar::I64) * i64::from(QUERIES);
         let thread = b.thread_id(Axis::X);
-        store_delta(b, self.dim, [o, d_o], delta);
+        store_delta(b, [self.dim, lanes(self.element, self.dim)], [o, d_o], delta);
         // Four elements at once.
         let (rows, fours) = if self.turned() { (self.dim, QUERIES / 4) } else { (QUERIES, self.dim / 4) };
         for number in 0..rows * fours / THREADS {

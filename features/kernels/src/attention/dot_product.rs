@@ -19,8 +19,9 @@ pub enum Fp8Scales {
 }
 
 /// O = softmax(scale · Q · Kᵀ + bias) · V for each head. Its buffers are `q`, `[batch, queries, heads, dim]`, `k` and `v`,
-/// `[batch, keys, heads of keys, dim]`, `o`, as `q`, with [`bias`](Self::bias) `bias`, `[queries, keys]` of f32, and with
-/// [`fp8`](Self::fp8) `q_scales`, `k_scales` and `v_scales` of f32, `[1, 1]`, or `[batch, heads]` and of keys `[batch, heads of keys]`.
+/// `[batch, keys, heads of keys, dim]`, `o`, as `q`, with [`bias`](Self::bias) `bias`, `[queries, keys]` of f32, with
+/// [`fp8`](Self::fp8) `q_scales`, `k_scales` and `v_scales` of f32, `[1, 1]`, or `[batch, heads]` and of keys `[batch, heads of keys]`, and with
+/// [`log_sums`](Self::log_sums) `log_sums`, f32, `[batch, heads, queries]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DotProductAttention {
     /// What Q, K, V and O hold: f16, bf16 or f32.
@@ -36,10 +37,15 @@ pub struct DotProductAttention {
     pub lengths: [u64; 2],
     /// Elements of each query, key and value: 1 to 256.
     pub dim: u64,
-    /// Which keys a query sees: [`Mask::Full`] or [`Mask::Causal`].
+    /// Which keys a query sees.
     pub mask: Mask,
+    /// How far before and behind its place a query sees in a [`Mask::Window`].
+    pub window: [u32; 2],
     /// Is a bias added, the same for all heads? −∞ masks a key, and a query all of whose keys are masked gets zeros.
     pub bias: bool,
+    /// Are the logarithms of the sums of exponentials stored, which [the gradients](super::DotProductAttentionBackward) need? That of a query that sees
+    /// no key is −∞.
+    pub log_sums: bool,
     /// What Q · Kᵀ is multiplied by, above 0.
     pub scale: f32,
     /// As [`Attention::align`], of the memory that it is called with.
@@ -67,6 +73,8 @@ impl DotProductAttention {
                 element: self.element,
                 fp8: self.fp8.is_some(),
                 bias: self.bias,
+                log_sums: self.log_sums,
+                mask: self.mask,
                 padded: self.dim != u64::from(dim),
                 align: self.align,
                 ..any
@@ -91,6 +99,38 @@ impl DotProductAttention {
         // A product of FP8 adds up 32.
         all.extend((!narrow).then(|| of([64, 16], 1, 1)));
         all
+    }
+
+    /// Whether there are kernels for its numbers.
+    pub(super) fn check(&self, function: &'static str) -> Result<(), CallError> {
+        let unsupported = |what: String| Err(CallError::Unsupported { function, what });
+        let DotProductAttention { element, heads: [heads, shared], lengths: [queries, keys], dim, .. } =
+            *self;
+        if !matches!(element, Scalar::F16 | Scalar::Bf16 | Scalar::F32) {
+            return unsupported(format!("elements of {element}; possible are f16, bf16 and f32"));
+        }
+        if dim > 256 {
+            return unsupported(format!("heads have {dim} elements; 1 to 256 are possible"));
+        }
+        if heads > 0 && (shared == 0 || !heads.is_multiple_of(shared)) {
+            return unsupported(format!("{heads} heads can't share {shared} heads of keys evenly"));
+        }
+        if self.mask == Mask::Window && self.window.iter().any(|reach| *reach >= 1 << 31) {
+            return unsupported(format!("a window of {:?}; fewer than 2^31 are possible", self.window));
+        }
+        if !(self.scale > 0.0 && self.scale.is_finite()) {
+            return unsupported(format!("scale is {}; it must be above 0", self.scale));
+        }
+        if queries.max(keys) >= 1 << 30 {
+            return unsupported(format!("{queries} queries and {keys} keys; fewer than 2^30 are possible"));
+        }
+        Ok(())
+    }
+
+    /// The arguments that say how far a query sees.
+    pub(super) fn reach(&self) -> impl Iterator<Item = Operand> + use<> {
+        let reach = (self.mask == Mask::Window).then_some(self.window);
+        reach.into_iter().flatten().map(|reach| Operand::i32(reach.cast_signed()))
     }
 
     /// V as attention of FP8 takes it, `[batch, heads of keys, dim, keys]`, in the workspace, with zeros up to a multiple of 16 keys: the
@@ -130,6 +170,19 @@ impl DotProductAttention {
     }
 }
 
+/// Views of buffers as the kernels have them: heads, which lie side by side, are the second dimension.
+pub(super) fn operands(buffers: &[Buffer]) -> Vec<Operand> {
+    let view = |(index, Buffer { element, extents, .. }): (usize, &Buffer)| match extents[..] {
+        [batch, tokens, heads, dim] => {
+            let extents = vec![batch, heads, tokens, dim];
+            let strides = vec![tokens * heads * dim, dim, heads * dim, 1];
+            Operand::Buffer(index, Region { element: *element, offset: 0, extents, strides })
+        }
+        _ => Operand::whole(index, *element, extents),
+    };
+    buffers.iter().enumerate().map(view).collect()
+}
+
 impl Function for DotProductAttention {
     fn buffers(&self) -> Vec<Buffer> {
         let DotProductAttention {
@@ -153,55 +206,34 @@ impl Function for DotProductAttention {
             };
             all.push(Buffer::new(name, Scalar::F32, &extents, Access::Read));
         }
+        let rows = [batch, heads, queries];
+        all.extend(self.log_sums.then(|| Buffer::new("log_sums", Scalar::F32, &rows, Access::Write)));
         all
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
-        let unsupported = |what: String| CallError::Unsupported { function: NAME, what };
-        let DotProductAttention { batch, heads: [heads, shared], lengths: [queries, keys], dim, .. } = *self;
+        let DotProductAttention { batch, heads: [heads, _], lengths: [queries, _], dim, .. } = *self;
+        self.check(NAME)?;
         if [batch, heads, queries, dim].contains(&0) {
             return Ok(Call::default());
-        }
-        if dim > 256 {
-            return Err(unsupported(format!("heads have {dim} elements; 1 to 256 are possible")));
-        }
-        if shared == 0 || !heads.is_multiple_of(shared) {
-            return Err(unsupported(format!("{heads} heads can't share {shared} heads of keys evenly")));
-        }
-        if self.mask == Mask::Window {
-            return Err(unsupported("a window; all keys or those up to a query's place can be seen".into()));
-        }
-        if !(self.scale > 0.0 && self.scale.is_finite()) {
-            return Err(unsupported(format!("scale is {}; it must be above 0", self.scale)));
         }
         let room = CallError::NoRoom { function: NAME, shared_bytes: resources.shared_bytes };
         let fits = |variant: &Attention| self.shared_bytes(variant) <= u64::from(resources.shared_bytes);
         let variant = self.variants(resources).into_iter().find(fits).ok_or(room)?;
         let tiles = queries.div_ceil(variant.tile[0].into()).saturating_mul(heads).saturating_mul(batch);
-        if tiles >= 1 << 31 || queries.max(keys) >= 1 << 30 {
-            return Err(unsupported(format!(
-                "{batch} sequences of {queries} queries: fewer than 2^31 tiles"
-            )));
+        if tiles >= 1 << 31 {
+            return Err(CallError::Unsupported {
+                function: NAME,
+                what: format!("{batch} sequences of {queries} queries: fewer than 2^31 tiles"),
+            });
         }
-        let mut operands: Vec<Operand> = (0..)
-            .zip(self.buffers())
-            .map(|(index, Buffer { element, extents, .. })| match extents[..] {
-                // Heads lie side by side, and are the second dimension of the kernel's views.
-                [batch, tokens, heads, dim] => Operand::Buffer(
-                    index,
-                    Region {
-                        element,
-                        offset: 0,
-                        extents: vec![batch, heads, tokens, dim],
-                        strides: vec![tokens * heads * dim, dim, heads * dim, 1],
-                    },
-                ),
-                _ => Operand::whole(index, element, &extents),
-            })
-            .collect();
-        // Behind the views of the heads stand those of scales, the scale, and the bias.
+        let mut operands = self::operands(&self.buffers());
+        // Behind the views of the heads stand those of log-sums and scales, the scale, the window, and the bias.
+        let log_sums = if self.log_sums { operands.pop() } else { None };
         let bias = self.bias.then(|| operands.remove(4));
+        operands.splice(4..4, log_sums);
         operands.push(Operand::f32(self.scale));
+        operands.extend(self.reach());
         operands.extend(bias);
         let mut call = Call::default();
         if self.fp8.is_some() {

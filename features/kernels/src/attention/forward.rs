@@ -2,6 +2,7 @@
 
 use super::plan::{Order, Seen, Sequences, each_tile, narrow, wide};
 use super::{LEAST, LOG2_E, Mask};
+use crate::call::kernel_name;
 use vm_ir::builder::{BuildError, Builder, ChannelRef, FragmentRef, IRBlock, PlaceRef, Val};
 use vm_ir::types::Type;
 use vm_ir::view::{Access, Dim, ViewType};
@@ -234,7 +235,7 @@ impl Attention {
     pub fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError> {
         let block = IRBlock::new(guest);
         let b = block.builder();
-        b.name(&self.name()).tile_groups(self.groups);
+        b.name(&kernel_name(&self.name())).tile_groups(self.groups);
         let [queries, keys] = self.tile;
         let [dim, value_dim] = self.dims;
         let (element, factor) = (self.element, self.factor());

@@ -13,7 +13,7 @@
 //! What a query sees is its [`Mask`]. A query that sees no key gets zeros, and −∞ for the logarithm of its sum.
 //!
 //! [`Forward`] and [`Generate`] are what is to be computed, and have the tables of variants. Functions of the library are
-//! [`DotProductAttention`], [`SelfAttention`] with its gradients, and [`DecodeAttention`].
+//! [`DotProductAttention`] and [`SelfAttention`], both with their gradients, and [`DecodeAttention`].
 //!
 //! [`Attention`] is the forward kernel, [`Backward`] the three of the gradients where heads have 64 or 128 elements and sequences are
 //! not packed, [`SplitBackward`] those of all other gradients. [`Decode`] is for a few queries, of a model that generates. A launch may have any number of blocks along
@@ -22,6 +22,7 @@
 mod backward;
 mod decode;
 mod dot_product;
+mod dot_product_backward;
 mod forward;
 mod generate;
 mod plan;
@@ -32,6 +33,7 @@ mod table;
 pub use backward::{Backward, BackwardPass};
 pub use decode::Decode;
 pub use dot_product::{DotProductAttention, Fp8Scales};
+pub use dot_product_backward::DotProductAttentionBackward;
 pub use forward::Attention;
 pub use generate::DecodeAttention;
 pub use plan::Order;

@@ -5,16 +5,18 @@
 //! So it takes heads of up to 256 elements, keys and values of different sizes and all architectures, needs no sums in
 //! memory, and gives the same bits at each run.
 
-use super::backward::{THREADS, store_delta};
+use super::backward::{THREADS, lanes, store_delta};
 use super::plan::{Order, Seen, Sequence, Sequences, each_tile, narrow, wide};
+use super::table::{OVERHEAD, staged};
 use super::{LEAST, LOG2_E, Mask};
+use crate::call::kernel_name;
 use vm_ir::builder::{BuildError, Builder, ChannelRef, FragmentRef, IRBlock, PlaceRef, Val};
 use vm_ir::types::Type;
 use vm_ir::view::{Access, Dim, ViewType};
 use vm_ir::{GuestAddr, Kernel, Scalar};
 
 /// What a kernel computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gradient {
     /// dQ, by tiles of queries.
     Queries,
@@ -42,7 +44,7 @@ impl Gradient {
 ///
 /// Views as in [`attention`](super), but that V, O and their gradients have columns of their own number; `lse` and `delta` are of
 /// f32, `[batch, heads, queries]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SplitBackward {
     /// What the views hold: f16, bf16 or f32.
     pub element: Scalar,
@@ -61,6 +63,10 @@ pub struct SplitBackward {
     pub groups: u32,
     /// In which order tiles are worked on.
     pub order: Order,
+    /// Do rows have any number of elements up to [`dims`](Self::dims)? Else just these.
+    pub padded: bool,
+    /// Bytes to whose multiples the views and their rows are aligned: 16, or an element's for any place in memory.
+    pub align: u32,
 }
 
 /// What a kernel has in its head.
@@ -107,8 +113,19 @@ impl SplitBackward {
             false => (Mask::Full, Order::Heads),
         };
         let stages = if dim <= 128 { 2 } else { 1 };
-        let element = Scalar::Bf16;
-        SplitBackward { element, dims, mask, packed: false, tile: [128, 64], stages, groups: 2, order }
+        let (element, tile, groups, align) = (Scalar::Bf16, [128, 64], 2, 16);
+        SplitBackward {
+            element,
+            dims,
+            mask,
+            packed: false,
+            tile,
+            stages,
+            groups,
+            order,
+            padded: false,
+            align,
+        }
     }
 
     /// The variant for less shared memory and without `wgmma`.
@@ -128,10 +145,19 @@ impl SplitBackward {
         let of_values = if values == dim { String::new() } else { format!("_v{values}") };
         let packed = if self.packed { "_packed" } else { "" };
         let order = if self.order == Order::Balanced { "_b" } else { "" };
-        format!(
-            "attention_{kernel}_{}_{element}_d{dim}{of_values}{packed}_{rows}x{met}_s{stages}_g{groups}{order}",
+        let padded = if self.padded { "_padded" } else { "" };
+        let anywhere = if self.align < 16 { "_any" } else { "" };
+        kernel_name(&format!(
+            "attention_{kernel}_{}_{element}_d{dim}{of_values}{packed}{padded}_{rows}x{met}_s{stages}_g{groups}{order}{anywhere}",
             self.mask.name()
-        )
+        ))
+    }
+
+    /// Bytes of shared memory that a block of any of the kernels takes, about.
+    pub(super) fn shared_bytes(&self) -> u64 {
+        let ([rows, met], [dim, values]) = (self.tile, self.dims);
+        let elements = (rows + self.stages * met) * (dim + values);
+        u64::from(OVERHEAD + elements * self.element.bytes() + staged(rows, dim.max(values), self.element))
     }
 
     /// The tile of a gradient's kernel.
@@ -142,8 +168,10 @@ impl SplitBackward {
     }
 
     fn view<'b>(&self, b: Builder<'b>, name: &str, dim: u32, access: Access) -> PlaceRef<'b> {
-        let dims = [Dim::ANY, Dim::ANY, Dim::ANY, Dim::Fixed(dim.into())];
-        b.view_of(name, ViewType::new(self.element, 4, access).with_dims(&dims).aligned(16))
+        let last = if self.padded { Dim::ANY } else { Dim::Fixed(dim.into()) };
+        let dims = [Dim::ANY, Dim::ANY, Dim::ANY, last];
+        let align = self.align.max(self.element.bytes());
+        b.view_of(name, ViewType::new(self.element, 4, access).with_dims(&dims).aligned(align))
     }
 
     /// The kernel that comes first, of parameters `o`, `do` and `delta`: computes δ. It has a block of threads for each 64
@@ -157,7 +185,9 @@ impl SplitBackward {
         b.name(&self.name("delta")).block_size([THREADS, 1, 1]);
         let views = ["o", "do"].map(|name| self.view(b, name, self.dims[1], Access::Read));
         let delta = b.view("delta", Scalar::F32, 3, Access::Write);
-        store_delta(b, self.dims[1], views, delta);
+        let [_, dim] = self.dims;
+        let lanes = if self.padded || self.align < 16 { 1 } else { lanes(self.element, dim) };
+        store_delta(b, [dim, lanes], views, delta);
         block.kernel()
     }
 

@@ -18,12 +18,12 @@ const FP8: &[Row] = &[([128, 128], 2), ([128, 160], 2), ([128, 192], 2), ([128, 
 const FP8_256: &[Row] = &[([128, 128], 2), ([128, 64], 2), ([64, 64], 1)];
 
 /// What barriers and alignment take of shared memory.
-const OVERHEAD: u32 = 2048;
+pub(super) const OVERHEAD: u32 = 2048;
 /// Bytes of a row of a box that is copied at once.
 const BOX_ROW: u32 = 128;
 
 /// Bytes of what a block stores, on its way: up to two boxes of whole rows.
-const fn staged(rows: u32, columns: u32, element: Scalar) -> u32 {
+pub(super) const fn staged(rows: u32, columns: u32, element: Scalar) -> u32 {
     let boxes = columns * element.bytes() / BOX_ROW;
     (if boxes < 2 { boxes } else { 2 }) * rows * BOX_ROW
 }
@@ -225,7 +225,7 @@ pub struct Generate {
     pub element: Scalar,
     /// Elements of a query: a multiple of 64 up to 256.
     pub dim: u32,
-    /// Tokens of a page, a multiple of 16; 0 of a cache that is not paged.
+    /// Tokens of a page; 0 of a cache that is not paged.
     pub page: u32,
     /// Sequences.
     pub batch: u64,

@@ -24,7 +24,9 @@ pub(crate) fn tiles() -> Result<Vec<(&'static str, Launch)>, CallError> {
         lengths: [200; 2],
         dim: 64,
         mask: Mask::Causal,
+        window: [0; 2],
         bias: false,
+        log_sums: false,
         // Exponentials of integers are then powers of two, which are rounded to nothing else.
         scale: LN_2,
         align: 16,
