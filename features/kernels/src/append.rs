@@ -6,7 +6,6 @@ use crate::gather::blocks;
 use crate::pieces::{Pieces, THREADS};
 use crate::strided::aligned;
 use vm_ir::builder::{BuildError, Builder, IRBlock, PlaceRef};
-use vm_ir::limits::MAX_GRID_YZ;
 use vm_ir::op::{Axis, Cache};
 use vm_ir::view::{Access, Dim, ViewType};
 use vm_ir::{GuestAddr, Kernel, Scalar, Type};
@@ -159,18 +158,22 @@ impl Function for KvAppend {
         let columns = heads.checked_mul(dim);
         let columns =
             columns.ok_or_else(|| unsupported(format!("{heads} heads of {dim}; their product overflows")))?;
-        let sequences = u32::try_from(batch).ok().filter(|batch| *batch <= MAX_GRID_YZ);
-        let sequences = sequences
-            .ok_or_else(|| unsupported(format!("{batch} sequences; at most {MAX_GRID_YZ} are taken")))?;
+        if batch >= 1 << 31 {
+            return Err(unsupported(format!("{batch} sequences; fewer than 2^31 are taken")));
+        }
         let pieces = Pieces::of(element, columns, align);
-        let operands = buffers.iter().enumerate().map(|(at, buffer)| match buffer.extents[..] {
-            [slots, tokens, _, _] => Operand::whole(at, element, &[slots, tokens, columns]),
-            _ => Operand::whole(at, buffer.element, &buffer.extents),
+        let operands = buffers.iter().enumerate().map(|(at, buffer)| {
+            let whole = match buffer.extents[..] {
+                [slots, tokens, _, _] => Operand::whole(at, element, &[slots, tokens, columns]),
+                _ => Operand::whole(at, buffer.element, &buffer.extents),
+            };
+            // Pages are all sequences'.
+            (whole, [(page == 0 || !buffer.name.ends_with("cache")).then_some(0), None])
         });
-        let operands = operands.collect();
-        let grid = [blocks(NAME, tokens, pieces.rows())?, sequences, 2];
+        let operands: Vec<_> = operands.collect();
         let entry = Entry::Append(Append { element, page, pieces });
-        Ok(Call { launches: vec![Launch { entry, grid, operands }], workspace: 0 })
+        let tokens = blocks(NAME, tokens, pieces.rows())?;
+        Ok(Call { launches: Launch::folded(entry, tokens, [batch, 2], &operands), workspace: 0 })
     }
 
     fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
@@ -236,10 +239,13 @@ impl Function for QkvAppend {
                 let Operand::Buffer(buffer, region) = operand else { continue };
                 // K and V are parts of what was one product; the others stand one place before.
                 let columns = shared * dim;
+                let bytes = u64::from(element.bytes());
+                let first = region.offset / (tokens * columns * bytes);
+                let count = region.extents[0];
                 let part = |number: u64| Region {
                     element,
-                    offset: (heads * dim + number * columns) * u64::from(element.bytes()),
-                    extents: vec![batch, tokens, columns],
+                    offset: (first * tokens * token + heads * dim + number * columns) * bytes,
+                    extents: vec![count, tokens, columns],
                     strides: vec![tokens * token, token, 1],
                 };
                 match *buffer {

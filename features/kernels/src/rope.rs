@@ -322,21 +322,40 @@ impl Function for Rope {
         if [batch, tokens].contains(&0) || q_heads == 0 && k_heads == 0 {
             return Ok(Call::default());
         }
-        let groups = [q_heads, k_heads].map(|heads| heads.div_ceil(HEADS.cast_unsigned()));
-        let limit = |count: u64, of: &str| match u32::try_from(count) {
-            Ok(count) if count <= MAX_GRID_YZ => Ok(count),
-            _ => Err(unsupported(format!("{count} {of}; at most {MAX_GRID_YZ} are taken"))),
+        if batch.max(q_heads).max(k_heads) >= 1 << 31 {
+            return Err(unsupported(format!(
+                "{batch} sequences with {q_heads} and {k_heads} heads; fewer than 2^31 are taken"
+            )));
+        }
+        // Heads for which a grid has no room along y have launches of their own.
+        let most = HEADS.cast_unsigned() * u64::from(MAX_GRID_YZ);
+        let groups = |heads: u64| heads.div_ceil(HEADS.cast_unsigned());
+        let parts =
+            |heads: u64| (0..heads.div_ceil(most)).map(move |at| [at * most, most.min(heads - at * most)]);
+        let heads: Vec<[[u64; 2]; 2]> = match groups(q_heads) + groups(k_heads) <= MAX_GRID_YZ.into() {
+            true => vec![[[0, q_heads], [0, k_heads]]],
+            false => {
+                let of_q = parts(q_heads).map(|part| [part, [0, 0]]);
+                of_q.chain(parts(k_heads).map(|part| [[0, 0], part])).collect()
+            }
         };
-        let grid = [
-            blocks(NAME, tokens, kernel.tokens().into())?,
-            limit(groups[0].saturating_add(groups[1]), "groups of four heads")?,
-            limit(batch, "sequences")?,
-        ];
-        let buffers = self.buffers().into_iter().enumerate();
-        let mut operands: Vec<_> =
-            buffers.map(|(at, buffer)| Operand::whole(at, buffer.element, &buffer.extents)).collect();
-        operands.extend((!positions).then(|| Operand::i64(self.first.into())));
-        Ok(Call { launches: vec![Launch { entry: Entry::Rotate(kernel), grid, operands }], workspace: 0 })
+        let tokens = blocks(NAME, tokens, kernel.tokens().into())?;
+        let mut launches = Vec::new();
+        for heads in heads {
+            let view = |(at, buffer): (usize, Buffer)| {
+                let whole = Operand::whole(at, buffer.element, &buffer.extents);
+                match buffer.name {
+                    "q" | "k" => (whole.part(Some(2), heads[at]), [None, Some(0)]),
+                    "positions" => (whole, [None, Some(0)]),
+                    _ => (whole, [None; 2]),
+                }
+            };
+            let mut operands: Vec<_> = self.buffers().into_iter().enumerate().map(view).collect();
+            operands.extend((!positions).then(|| (Operand::i64(self.first.into()), [None; 2])));
+            let along_y = heads.iter().map(|[_, count]| groups(*count)).sum();
+            launches.extend(Launch::folded(Entry::Rotate(kernel), tokens, [along_y, batch], &operands));
+        }
+        Ok(Call { launches, workspace: 0 })
     }
 
     fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {

@@ -183,10 +183,10 @@ impl Function for DotProductAttentionBackward {
             return unsupported("attention of FP8, or with a bias, has no gradients".into());
         }
         self.0.check(NAME)?;
-        let rows = [batch, heads, queries].iter().fold(1u64, |rows, extent| rows.saturating_mul(*extent));
-        if rows >= 1 << 38 {
+        let rows = [batch, heads, queries.div_ceil(QUERIES)];
+        if rows.iter().fold(1u64, |tiles, extent| tiles.saturating_mul(*extent)) >= 1 << 31 {
             return unsupported(format!(
-                "{batch} sequences of {queries} queries with {heads} heads; fewer than 2^38 rows are possible"
+                "{batch} sequences of {queries} queries with {heads} heads: fewer than 2^31 tiles of 64 queries"
             ));
         }
         if [batch, heads, shared, dim].contains(&0) || queries.max(keys) == 0 {

@@ -6,6 +6,7 @@ use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Reg
 use crate::family::{Kind, Problem, Resources};
 use crate::strided::check_aligned;
 use vm_ir::Scalar;
+use vm_ir::limits::MAX_GRID_YZ;
 use vm_ir::view::Access;
 
 /// Attention of the newest token of each sequence to all that are in a cache, itself too: o = softmax(scale · q · Kᵀ) · V for each head, where K and V are the
@@ -98,9 +99,9 @@ impl Function for DecodeAttention {
         if !(scale > 0.0 && scale.is_finite()) {
             return unsupported(format!("scale is {scale}; it must be above 0"));
         }
-        if batch >= 1 << 16 || heads >= 1 << 16 || room >= 1 << 30 || slots >= 1 << 31 {
+        if heads >= 1 << 16 || room >= 1 << 30 || slots.max(batch) >= 1 << 31 {
             return unsupported(format!(
-                "{batch} sequences of {heads} heads with room for {room} tokens in {slots} pieces; fewer than 2^16, 2^16, 2^30 and 2^31 are possible"
+                "{batch} sequences of {heads} heads with room for {room} tokens in {slots} pieces; fewer than 2^31, 2^16, 2^30 and 2^31 are possible"
             ));
         }
         if batch == 0 || heads == 0 {
@@ -126,22 +127,31 @@ impl Function for DecodeAttention {
         let q = view(0, of_q, [all, rows * dim, dim, 1]);
         let of_cache = [slots, shared, tokens, dim];
         let cache = |buffer| view(buffer, of_cache, [tokens * shared * dim, dim, shared * dim, 1]);
-        let mut operands = vec![q, cache(1), cache(2)];
+        // By what a block along z has one of: sequences, which have pieces of a cache that is contiguous.
+        let sequences = [None, Some(0)];
+        let of_slot = if page == 0 { sequences } else { [None; 2] };
+        let mut operands = vec![(q, sequences), (cache(1), of_slot), (cache(2), of_slot)];
         let mut last = 4;
         if let Layout::Paged { of_sequence, .. } = layout {
-            operands.push(Operand::whole(4, Scalar::I32, &[batch, of_sequence]));
+            operands.push((Operand::whole(4, Scalar::I32, &[batch, of_sequence]), sequences));
             last = 5;
         }
-        operands.push(Operand::whole(3, Scalar::I32, &[batch]));
+        operands.push((Operand::whole(3, Scalar::I32, &[batch]), sequences));
         let o = view(last, of_q, [heads * dim, rows * dim, dim, 1]);
         let mut workspace = Workspace::default();
-        let parts = [u64::from(grid[0]), batch * shared, rows, dim];
-        let [sums, parts] = [&parts[..3], &parts[..]].map(|extents| workspace.take(Scalar::F32, extents));
-        operands.extend([parts.clone(), sums.clone(), Operand::f32(scale), Operand::i32(1)]);
-        let first = Launch { entry: Entry::Decode(variant), grid, operands };
-        let grid = [rows.div_ceil(JOINED) as u32, shared as u32, batch as u32];
-        let second = Launch { entry: Entry::DecodeJoin(variant), grid, operands: vec![parts, sums, o] };
-        Ok(Call { launches: vec![first, second], workspace: workspace.bytes() })
+        // Launches of more sequences than a grid has room for take turns with those that join, in the same workspace.
+        let parts = [u64::from(grid[0]), batch.min(MAX_GRID_YZ.into()) * shared, rows, dim];
+        let [sums, parts] =
+            [&parts[..3], &parts[..]].map(|extents| (workspace.take(Scalar::F32, extents), [None; 2]));
+        let numbers = [Operand::f32(scale), Operand::i32(1)].map(|number| (number, [None; 2]));
+        operands.extend([parts.clone(), sums.clone()]);
+        operands.extend(numbers);
+        let splits = Launch::folded(Entry::Decode(variant), grid[0], [grid[1].into(), batch], &operands);
+        let operands = [parts, sums, (o, sequences)];
+        let joined = rows.div_ceil(JOINED) as u32;
+        let joins = Launch::folded(Entry::DecodeJoin(variant), joined, [shared, batch], &operands);
+        let launches = splits.into_iter().zip(joins).flat_map(|(split, join)| [split, join]).collect();
+        Ok(Call { launches, workspace: workspace.bytes() })
     }
 
     fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {

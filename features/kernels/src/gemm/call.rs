@@ -44,6 +44,11 @@ impl Multiply {
         let (product, [a, b]) = of_row.unwrap_or((self.product, [0, 1]));
         let room = CallError::NoRoom { function: "gemm", shared_bytes: resources.shared_bytes };
         let variant = product.variants(resources).into_iter().next().ok_or(room)?;
+        let [rows, columns, _] = variant.tile.map(u64::from);
+        if variant.band > 0 && product.tiles(rows, columns) >= 1 << 31 {
+            let what = format!("{matrices} products of {m} rows and {n} columns: fewer than 2^31 tiles");
+            return Err(CallError::Unsupported { function: "gemm", what });
+        }
         let grid = product.grid(&variant, resources);
         let views = Multiply { product, ..*self }.buffers();
         let view = |(index, buffer): (usize, &Buffer)| Operand::whole(index, buffer.element, &buffer.extents);

@@ -15,11 +15,11 @@ use super::epilogue::Parameters;
 const ADDED: i32 = 8;
 
 /// A block's part of a row: the views of A, B and C, and which product of a batch it is of.
-struct Line<'b> {
+struct Line<'a, 'b> {
     gemm: Gemm,
     k: Builder<'b>,
     views: [PlaceRef<'b>; 3],
-    after: Parameters<'b>,
+    after: &'a Parameters<'b>,
     matrix: Option<Val<'b>>,
     /// The inner dimension.
     depth: Val<'b>,
@@ -39,21 +39,30 @@ impl Gemm {
         let rank = if self.batch == Batch::Batched { 3 } else { 2 };
         let of = |view: PlaceRef<'b>, back: u8| view.extent(rank - back).to(Scalar::I32);
         let depth = of(b, if self.b_transposed { 1 } else { 2 }).named("depth");
-        let matrix = (self.batch == Batch::Batched).then(|| k.block_id(Axis::Z));
         let wide = self.tile[1] as i32;
         let first = k.block_id(Axis::X) * wide;
         let end = (first + wide).min(of(c, 1));
-        let line = Line { gemm: *self, k, views, after, matrix, depth, columns: [first, end] };
-        // The sums of rows that are multiplied at once have room in registers.
-        match (self.b_transposed, line.lanes()) {
-            (true, ..=8) => line.by_rows::<4>(),
-            (true, _) => line.by_rows::<2>(),
-            (false, _) => line.by_columns(),
+        let multiply = |matrix: Option<Val<'b>>| {
+            let line = Line { gemm: *self, k, views, after: &after, matrix, depth, columns: [first, end] };
+            // The sums of rows that are multiplied at once have room in registers.
+            match (self.b_transposed, line.lanes()) {
+                (true, ..=8) => line.by_rows::<4>(),
+                (true, _) => line.by_rows::<2>(),
+                (false, _) => line.by_columns(),
+            }
+        };
+        match self.batch {
+            // There may be more matrices than a grid has blocks along z.
+            Batch::Batched => {
+                let all = k.range(k.block_id(Axis::Z), of(c, 3));
+                all.step(k.grid_dim(Axis::Z)).each(|matrix| multiply(Some(matrix)));
+            }
+            _ => multiply(None),
         }
     }
 }
 
-impl<'b> Line<'b> {
+impl<'b> Line<'_, 'b> {
     fn lanes(&self) -> u8 {
         self.gemm.tile[2] as u8
     }

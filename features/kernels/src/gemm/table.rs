@@ -7,6 +7,7 @@ use super::{Activation, Auxiliary, Batch, Epilogue, Gemm, Scales};
 use crate::family::{Kind, Problem, Resources, Sample, Variant, rounded};
 use vm_ir::builder::BuildError;
 use vm_ir::interp::Tensor;
+use vm_ir::limits::MAX_GRID_YZ;
 use vm_ir::{GuestAddr, Kernel, Scalar};
 
 /// A variant of any types.
@@ -231,7 +232,7 @@ impl Product {
         if self.batch == Batch::Grouped { self.m.div_ceil(self.matrices.max(1)) } else { self.m }
     }
 
-    fn tiles(&self, rows: u64, columns: u64) -> u64 {
+    pub(super) fn tiles(&self, rows: u64, columns: u64) -> u64 {
         let of_one = self.rows().div_ceil(rows.max(1)).saturating_mul(self.n.div_ceil(columns.max(1)));
         of_one.saturating_mul(self.matrices.max(1)).max(1)
     }
@@ -318,6 +319,7 @@ impl Product {
 
     fn variant(&self, row: Row) -> Gemm {
         let [rows, columns, inner] = row.tile;
+        let over = rows > 1 && self.m.div_ceil(rows.into()).max(self.matrices) > MAX_GRID_YZ.into();
         Gemm {
             element: self.element,
             output: self.output,
@@ -329,8 +331,8 @@ impl Product {
             stages: row.stages,
             groups: row.groups,
             cluster: row.cluster,
-            // Groups are taken one after the other by all blocks.
-            band: if self.batch == Batch::Grouped { row.band.max(1) } else { row.band },
+            // Groups are taken one after the other by all blocks, and so are tiles for which a grid has no room.
+            band: if self.batch == Batch::Grouped || over { row.band.max(1) } else { row.band },
             swapped: row.swapped,
             align: self.align,
             split: row.split,
@@ -518,7 +520,8 @@ impl Problem for Product {
                 |extent: u64, by: u64| u32::try_from(extent.div_ceil(by.max(1)).max(1)).unwrap_or(u32::MAX);
             let wide = u64::from(count(self.n, columns)).saturating_mul(split);
             let wide = u32::try_from(wide).unwrap_or(u32::MAX / variant.split.max(1) * variant.split.max(1));
-            return [wide, count(self.m, rows), count(self.matrices, 1)];
+            // A block of a row takes several matrices where there are more than that.
+            return [wide, count(self.m, rows), count(self.matrices, 1).min(MAX_GRID_YZ)];
         }
         let units = u64::from(resources.compute_units.max(1));
         let blocks = (tiles.min(units / split) / cluster).max(1) * cluster * split;
