@@ -22,13 +22,14 @@ use crate::columns::ColumnSlices;
 use crate::elementwise::ChainKernel;
 use crate::experts::Experts;
 use crate::family::Resources;
-use crate::flat::{Finish, Flat, Squares};
+use crate::flat::{Finish, Flat, FlatRows, Squares};
 use crate::gather::Gather;
 use crate::gemm::Gemm;
 use crate::loss::{LossRows, LossSum};
 use crate::norm::{NormGradient, NormRows, NormSums};
+use crate::quantise::Quantised;
 use crate::rope::Rotate;
-use crate::sample::{Best, Draw, Parts, Router, Select, Serial};
+use crate::sample::{Best, Draw, Parts, Router, Select, Serial, Shares};
 use crate::scatter::Scatter;
 use crate::softmax::SoftmaxRows;
 use crate::transpose::Transposed;
@@ -345,6 +346,8 @@ pub enum Entry {
     Draw(Draw),
     /// The k greatest of softmax of short rows.
     Router(Router),
+    /// What the k greatest have of softmax of long rows.
+    Shares(Shares),
     /// Attention.
     Attention(Attention),
     /// A kernel of its gradients.
@@ -359,6 +362,8 @@ pub enum Entry {
     DecodeJoin(Decode),
     /// The same of each element of many tensors.
     Flat(Flat),
+    /// The same of strided rows.
+    FlatRows(FlatRows),
     /// Sums of squares of many tensors.
     Squares(Squares),
     /// A norm of such sums.
@@ -393,6 +398,8 @@ pub enum Entry {
     Losses(LossSum),
     /// A chain of elementwise steps.
     Chain(ChainKernel),
+    /// An array in FP8, and its scales.
+    Quantised(Quantised),
 }
 
 impl Entry {
@@ -409,6 +416,7 @@ impl Entry {
             Entry::Serial(serial) => serial.kernel(guest),
             Entry::Draw(draw) => draw.kernel(guest),
             Entry::Router(router) => router.kernel(guest),
+            Entry::Shares(shares) => shares.kernel(guest),
             Entry::Attention(attention) => attention.kernel(guest),
             Entry::AttentionBackward(backward, pass) => backward.pass(*pass, guest),
             Entry::AttentionDelta(split) => split.prepare(guest),
@@ -416,6 +424,7 @@ impl Entry {
             Entry::Decode(decode) => decode.kernel(guest),
             Entry::DecodeJoin(decode) => decode.join(guest),
             Entry::Flat(flat) => flat.kernel(guest),
+            Entry::FlatRows(rows) => rows.kernel(guest),
             Entry::Squares(squares) => squares.kernel(guest),
             Entry::Finish(finish) => finish.kernel(guest),
             Entry::Gather(gather) => gather.kernel(guest),
@@ -433,6 +442,7 @@ impl Entry {
             Entry::CrossEntropy(rows) => rows.kernel(guest),
             Entry::Losses(sum) => sum.kernel(guest),
             Entry::Chain(chain) => chain.kernel(guest),
+            Entry::Quantised(quantised) => quantised.kernel(guest),
         }
     }
 }

@@ -3,9 +3,9 @@
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace};
 use crate::columns::of_slices;
 use crate::family::Resources;
-use crate::flat::{Fill, block_add};
+use crate::flat::{Fill, block_add, floats};
 use crate::gather::{blocks, check_index};
-use crate::pieces::{Pieces, THREADS};
+use crate::pieces::{Pieces, THREADS, lanes};
 use crate::strided::aligned;
 use vm_ir::builder::{BuildError, Builder, IRBlock};
 use vm_ir::op::Axis;
@@ -27,8 +27,10 @@ pub enum Experts {
     },
     /// The loss, by one block. Its parameters: `slices`, f32, `[slices, experts]`; `partial`; `loss`, f32, `[1]`; `counts` and `means`, f32, `[experts]`; 1 / T and α N / (T k), f32.
     Loss,
-    /// The gradient of the probabilities. Its parameters: `counts`, f32, `[experts]`; `dloss`, f32, `[1]`; `dprobs`, f32, `[tokens, experts]`; α N / (T² k), f32.
+    /// The gradient of the probabilities. Its parameters: `counts`, f32, `[experts]`; `dloss`, f32, `[1]`; `dprobs`, `[tokens, experts]`; α N / (T² k), f32.
     Gradient {
+        /// What dprobs holds.
+        element: Scalar,
         /// Is it added to what is there?
         accumulate: bool,
         /// How a row is taken.
@@ -42,8 +44,9 @@ impl Experts {
         match self {
             Experts::Count { index, room } => format!("experts_count_{index}_{room}"),
             Experts::Loss => "experts_loss".into(),
-            Experts::Gradient { accumulate, pieces } => {
-                format!("experts_gradient_{}{}", pieces.suffix(), if *accumulate { "_plus" } else { "" })
+            Experts::Gradient { element, accumulate, pieces } => {
+                let plus = if *accumulate { "_plus" } else { "" };
+                format!("experts_gradient_{element}_{}{plus}", pieces.suffix())
             }
         }
     }
@@ -59,7 +62,7 @@ impl Experts {
         match *self {
             Experts::Count { index, room } => count(k, index, room),
             Experts::Loss => loss(k),
-            Experts::Gradient { accumulate, pieces } => gradient(k, accumulate, pieces),
+            Experts::Gradient { element, accumulate, pieces } => gradient(k, element, accumulate, pieces),
         }
         block.kernel()
     }
@@ -111,11 +114,11 @@ fn loss(k: Builder<'_>) {
     k.if_(t.eq(0), || loss.at([k.i64(0)]).store(sum * scale));
 }
 
-fn gradient(k: Builder<'_>, accumulate: bool, pieces: Pieces) {
+fn gradient(k: Builder<'_>, element: Scalar, accumulate: bool, pieces: Pieces) {
     let counts = pieces.view(k, "counts", Scalar::F32, 1, Access::Read);
     let upstream = k.view("dloss", Scalar::F32, 1, Access::Read);
     let access = if accumulate { Access::ReadWrite } else { Access::Write };
-    let probabilities = pieces.view(k, "dprobs", Scalar::F32, 2, access);
+    let probabilities = pieces.view(k, "dprobs", element, 2, access);
     let scale = k.scalar("factor", Type::F32);
     let (row, first) = pieces.place(k);
     k.if_(row.lt(probabilities.extent(0)), || {
@@ -124,7 +127,11 @@ fn gradient(k: Builder<'_>, accumulate: bool, pieces: Pieces) {
         pieces.each(k, first, probabilities.extent(1), &|columns| {
             let value = |column| {
                 let value = pieces.load(counts, [column]) * factor;
-                if accumulate { value + pieces.load(probabilities, [row, column]) } else { value }
+                let value = match accumulate {
+                    true => value + pieces.load(probabilities, [row, column]).to(Scalar::F32),
+                    false => value,
+                };
+                value.to(element)
             };
             let values: Vec<_> = columns.iter().copied().map(value).collect();
             for (column, value) in columns.iter().zip(values) {
@@ -152,7 +159,7 @@ fn check(function: &'static str, experts: u64) -> Result<(), CallError> {
 ///
 /// With k = 1 that is the paper's; a loss of even loads is α. Indices out of range count for no expert. Its order of additions depends on the extents alone.
 ///
-/// Its buffers: `router_probs`, f32, `[tokens, experts]`; `expert_indices`, `[tokens, top_k]`; `aux_loss`, f32, `[1]`; `f_counts`, f32, `[experts]`: how often each was chosen; `p_means`, f32,
+/// Its buffers: `router_probs`, `[tokens, experts]`; `expert_indices`, `[tokens, top_k]`; `aux_loss`, f32, `[1]`; `f_counts`, f32, `[experts]`: how often each was chosen; `p_means`, f32,
 /// `[experts]`: P.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AuxLoss {
@@ -164,6 +171,8 @@ pub struct AuxLoss {
     pub top_k: u64,
     /// α.
     pub alpha: f32,
+    /// What a probability is: f32, f16 or bf16. Sums are of f32.
+    pub element: Scalar,
     /// What an index is: i32 or i64.
     pub index: Scalar,
     /// Bytes to whose multiples the probabilities are aligned; 16 is fast.
@@ -172,10 +181,10 @@ pub struct AuxLoss {
 
 impl Function for AuxLoss {
     fn buffers(&self) -> Vec<Buffer> {
-        let AuxLoss { tokens, experts, top_k, index, .. } = *self;
+        let AuxLoss { tokens, experts, top_k, element, index, .. } = *self;
         let float = |name, extents: &[u64], access| Buffer::new(name, Scalar::F32, extents, access);
         vec![
-            float("router_probs", &[tokens, experts], Access::Read),
+            Buffer::new("router_probs", element, &[tokens, experts], Access::Read),
             Buffer::new("expert_indices", index, &[tokens, top_k], Access::Read),
             float("aux_loss", &[1], Access::Write),
             float("f_counts", &[experts], Access::Write),
@@ -188,8 +197,9 @@ impl Function for AuxLoss {
         /// The least indices of a block, and the most blocks.
         const LEAST: u64 = 4096;
         const BLOCKS: u64 = 256;
-        let AuxLoss { tokens, experts, top_k, alpha, index, align } = *self;
+        let AuxLoss { tokens, experts, top_k, alpha, element, index, align } = *self;
         check_index(NAME, index)?;
+        floats(NAME, &[element])?;
         check(NAME, experts)?;
         if [tokens, experts, top_k].contains(&0) {
             // The sum of nothing.
@@ -210,7 +220,7 @@ impl Function for AuxLoss {
             }
         })?;
         let mut workspace = Workspace::default();
-        let (sums, slices) = of_slices(NAME, 0, Scalar::F32, [tokens, experts], align, &mut workspace)?;
+        let (sums, slices) = of_slices(NAME, 0, element, [tokens, experts], align, &mut workspace)?;
         let per_block = indices.div_ceil(BLOCKS).max(LEAST);
         let counters = blocks(NAME, indices, per_block)?;
         let partial = workspace.take(Scalar::I32, &[counters.into(), experts]);
@@ -238,7 +248,7 @@ impl Function for AuxLoss {
 
 /// The gradient of an [`AuxLoss`] with respect to the probabilities: dprobs\[t, i\] = dloss · α · N · f_i / T. The counts are no function of the probabilities that has one.
 ///
-/// Its buffers: `f_counts`, f32, `[experts]`, of the loss; `aux_loss_grad`, f32, `[1]`; `router_probs_grad`, f32, `[tokens, experts]`.
+/// Its buffers: `f_counts`, f32, `[experts]`, of the loss; `aux_loss_grad`, f32, `[1]`; `router_probs_grad`, `[tokens, experts]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AuxLossGradient {
     /// T.
@@ -249,6 +259,8 @@ pub struct AuxLossGradient {
     pub top_k: u64,
     /// α.
     pub alpha: f32,
+    /// What the gradient is: f32, f16 or bf16.
+    pub element: Scalar,
     /// Is it added to the gradient that is there, as of what the probabilities choose?
     pub accumulate: bool,
     /// Bytes to whose multiples the counts and the gradient are aligned; 16 is fast.
@@ -257,19 +269,20 @@ pub struct AuxLossGradient {
 
 impl Function for AuxLossGradient {
     fn buffers(&self) -> Vec<Buffer> {
-        let AuxLossGradient { tokens, experts, accumulate, .. } = *self;
+        let AuxLossGradient { tokens, experts, element, accumulate, .. } = *self;
         let access = if accumulate { Access::ReadWrite } else { Access::Write };
         vec![
             Buffer::new("f_counts", Scalar::F32, &[experts], Access::Read),
             Buffer::new("aux_loss_grad", Scalar::F32, &[1], Access::Read),
-            Buffer::new("router_probs_grad", Scalar::F32, &[tokens, experts], access),
+            Buffer::new("router_probs_grad", element, &[tokens, experts], access),
         ]
     }
 
     fn call(&self, _: &Resources) -> Result<Call, CallError> {
         const NAME: &str = "aux_loss_gradient";
-        let AuxLossGradient { tokens, experts, top_k, alpha, accumulate, align } = *self;
+        let AuxLossGradient { tokens, experts, top_k, alpha, element, accumulate, align } = *self;
         check(NAME, experts)?;
+        floats(NAME, &[element])?;
         if top_k == 0 {
             return Err(CallError::Unsupported {
                 function: NAME,
@@ -279,14 +292,16 @@ impl Function for AuxLossGradient {
         if [tokens, experts].contains(&0) {
             return Ok(Call::default());
         }
-        let pieces = Pieces::of(Scalar::F32, experts, align);
+        // Of 16 bytes of the counts.
+        let lanes = lanes(Scalar::F32, experts, align).min(lanes(element, experts, align));
+        let pieces = Pieces::with_lanes(lanes, experts);
         let factor = f64::from(alpha) * experts as f64 / (tokens as f64 * tokens as f64 * top_k as f64);
         let buffers = self.buffers().into_iter().enumerate();
         let mut operands: Vec<_> =
             buffers.map(|(at, buffer)| Operand::whole(at, buffer.element, &buffer.extents)).collect();
         operands.push(Operand::f32(factor as f32));
         let grid = [blocks(NAME, tokens, pieces.rows())?, 1, 1];
-        let entry = Entry::Experts(Experts::Gradient { accumulate, pieces });
+        let entry = Entry::Experts(Experts::Gradient { element, accumulate, pieces });
         Ok(Call { launches: vec![Launch { entry, grid, operands }], workspace: 0 })
     }
 

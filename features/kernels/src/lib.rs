@@ -8,6 +8,7 @@
 //! | [`gemm`] | a matrix product |
 //! | [`attention`] | softmax(Q · Kᵀ) · V, for each head of a batch, full, causal or in a window, of packed sequences too; its gradients; and that of a few queries to a cache, in pages or not |
 //! | [`elementwise`] | chains of elementwise steps in one kernel |
+//! | [`quantise`] | arrays in FP8, with the scales that products and attention take |
 //! | [`softmax`] | softmax of rows, its logarithm, and their gradients |
 //! | [`norm`] | RMS norm and layer norm of rows, fused with a residual, and their gradients |
 //! | [`loss`] | cross-entropy and its gradient |
@@ -37,6 +38,7 @@ pub mod gemm;
 pub mod loss;
 pub mod norm;
 pub mod pieces;
+pub mod quantise;
 pub mod rope;
 pub mod row;
 pub mod sample;

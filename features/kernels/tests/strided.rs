@@ -25,7 +25,8 @@ fn strided(function: impl Function, rows: &[(&str, u64)]) -> Strided {
 /// Every function of rows has a case of strided rows.
 #[test]
 fn functions_of_rows_are_called() {
-    const FUNCTIONS: [&str; 28] = [
+    const FUNCTIONS: [&str; 30] = [
+        "ActivationGradient",
         "Argmax",
         "AuxLoss",
         "AuxLossGradient",
@@ -43,6 +44,7 @@ fn functions_of_rows_are_called() {
         "NormBackward",
         "NormForward",
         "QkvAppend",
+        "Quantise",
         "Rope",
         "Sample",
         "ScatterAdd",

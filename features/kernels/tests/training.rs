@@ -19,6 +19,7 @@ use vm_kernels::flat::{Activation, ActivationGradient, AdamW, Fill, GradClip, Sg
 use vm_kernels::gather::Embedding;
 use vm_kernels::rope::{Angles, Pairs, Rope};
 use vm_kernels::scatter::ScatterAdd;
+use vm_kernels::strided::Strided;
 use vm_kernels::transpose::Transpose;
 
 const H200: Resources = Resources { compute_units: 132, shared_bytes: 232_448, kind: Kind::Gpu, cluster: 8 };
@@ -57,7 +58,16 @@ fn functions() -> Vec<Box<dyn Function>> {
         let activations =
             [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::Swiglu];
         for activation in activations {
-            all.push(Box::new(ActivationGradient { activation, size: 1 << 20, element, align: 16 }));
+            let gradient =
+                |rows, columns| ActivationGradient { activation, rows, columns, element, align: 16 };
+            all.push(Box::new(gradient(1, 1 << 20)));
+            for (columns, apart) in [(4096, 0), (4096, 4), (769, 0), (11_008, 0)] {
+                let halves = Strided::new(Box::new(gradient(64, columns)));
+                let halves = halves.rows("dy", columns + apart).rows("gate", 2 * columns + apart);
+                all.extend(
+                    (activation == Activation::Swiglu).then(|| -> Box<dyn Function> { Box::new(halves) }),
+                );
+            }
         }
         for columns in [768, 769, 4096] {
             let (rows, count, index, align) = (50_257, 8192, I64, 16);
@@ -116,10 +126,11 @@ fn functions() -> Vec<Box<dyn Function>> {
         all.push(Box::new(Transpose { matrices: 1, rows: 128, columns: 128, element, align: 16 }));
     }
     let (tokens, top_k, alpha, align) = (8192, 2, 0.01, 16);
-    for experts in [8, 256, 8192] {
-        all.push(Box::new(AuxLoss { tokens, experts, top_k, alpha, index: I32, align }));
+    for (experts, element) in [8, 256, 8192].into_iter().flat_map(|experts| [(experts, F32), (experts, Bf16)])
+    {
+        all.push(Box::new(AuxLoss { tokens, experts, top_k, alpha, element, index: I32, align }));
         for accumulate in [false, true] {
-            all.push(Box::new(AuxLossGradient { tokens, experts, top_k, alpha, accumulate, align }));
+            all.push(Box::new(AuxLossGradient { tokens, experts, top_k, alpha, element, accumulate, align }));
         }
     }
     all
@@ -225,7 +236,8 @@ fn what_there_is_no_kernel_for_is_said() {
     check(&rope, "heads of 7 elements");
     check(&Rope { dim: 1 << 20, ..rope }, "heads of 1048576 elements");
     check(&Rope { dim: 8, batch: 1 << 17, ..rope }, "131072 sequences");
-    let loss = AuxLoss { tokens: 8, experts: 8193, top_k: 1, alpha: 1.0, index: Scalar::I32, align: 16 };
+    let (element, index) = (Scalar::F32, Scalar::I32);
+    let loss = AuxLoss { tokens: 8, experts: 8193, top_k: 1, alpha: 1.0, element, index, align: 16 };
     check(&loss, "8193 experts; at most 8192");
     let layout = Layout::Paged { pages: 1, page: 0, of_sequence: 1 };
     let append = KvAppend { batch: 1, tokens: 1, heads: 1, dim: 1, layout, element: Scalar::F32, align: 16 };

@@ -1,6 +1,6 @@
 //! Elementwise chains.
 
-use super::{Case, Expected, numbers, random, tolerance};
+use super::{Case, Expected, LONG, numbers, random, tolerance};
 use crate::elementwise::{Along, Chain, Elementwise, Op};
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
@@ -9,7 +9,7 @@ use vm_ir::interp::Tensor;
 type Definition = fn(f64, f64) -> f64;
 
 pub(super) fn cases() -> Vec<Case> {
-    use Scalar::{Bf16, F16, F32};
+    use Scalar::{Bf16, F8E4M3, F8E5M2, F16, F32};
     let unary: [(Op, Definition); 12] = [
         (Op::Neg, |a, _| -a),
         (Op::Abs, |a, _| a.abs()),
@@ -45,11 +45,27 @@ pub(super) fn cases() -> Vec<Case> {
         let scale = Elementwise { numbers: [-1.5; 4], ..Elementwise::of(Chain::scale(input, output), 77) };
         cases.push(case("scale", scale, |a, _| -1.5 * a));
     }
+    for (input, output, n, align) in [
+        (F32, F8E4M3, 1003, 16),
+        (Bf16, F8E5M2, 4096 + 37, 16),
+        (F16, F8E4M3, 33, 2),
+        (F8E4M3, Bf16, 517, 16),
+        (F8E5M2, F32, 65, 1),
+        (F8E4M3, F8E5M2, 40, 16),
+    ] {
+        let of = |chain| Elementwise { align, ..Elementwise::of(chain, n) };
+        cases.push(case("cast", of(Chain::cast(input, output)), |a, _| a));
+        let scale = Elementwise { numbers: [0.4; 4], ..of(Chain::scale(input, output)) };
+        cases.push(case("scale", scale, |a, _| f64::from(0.4f32) * a));
+    }
+    cases.extend([F8E4M3, F8E5M2].map(every));
     cases.push(case("swiglu", Elementwise::of(Chain::swiglu(Bf16, Bf16), 2049), |a, b| {
         a / (1.0 + (-a).exp()) * b
     }));
     // Several rows, in the place of one.
     for (rows, columns, align) in [(5, 24, 16), (3, 33, 16), (4, 40, 4)] {
+        let narrow = Elementwise { rows, align, ..Elementwise::of(Chain::cast(F16, F8E4M3), columns) };
+        cases.push(case("cast", narrow, |a, _| a));
         let of = |chain| Elementwise { rows, align, ..Elementwise::of(chain, columns) };
         let swiglu = of(Chain::swiglu(Bf16, F16));
         cases.push(case("swiglu", swiglu, |a, b| a / (1.0 + (-a).exp()) * b));
@@ -69,6 +85,7 @@ pub(super) fn cases() -> Vec<Case> {
     ] {
         cases.push(broadcast(extents, element));
     }
+    cases.extend(LONG.map(|(columns, element)| broadcast([1, columns], element)));
     cases
 }
 
@@ -120,6 +137,32 @@ fn special() -> Case {
             random(1, Scalar::F32, &[1, 7]),
         ],
         expected: vec![Expected::new(1, y, 1e-6), Expected::new(2, relu, 0.0)],
+    }
+}
+
+/// Every number of FP8 as f32; and back, what is nearest, beyond the greatest, and between two.
+fn every(element: Scalar) -> Case {
+    let mut chain = Chain::new();
+    let [x, y] = [element, Scalar::F32].map(|element| chain.input(element, Along::All));
+    chain.output(x, Scalar::F32);
+    chain.output(y, element);
+    let x = Tensor::from_bits(element, &[1, 256], 0..256);
+    let all = x.to_f64s();
+    let steps = all.iter().map(|x| if x.is_infinite() { 3.0 } else { x * 1.25 });
+    let y = Tensor::from_f64s(Scalar::F32, &[1, 256], steps);
+    let nearest = |y: &f64| {
+        let finite = all.iter().filter(|x| x.is_finite());
+        // Of two as near the even one, whose bits end in 0.
+        let by = |x: &&f64| ((**x - y).abs(), Tensor::from_f64s(element, &[1], [**x]).bits(0) & 1);
+        let best = finite.min_by(|a, b| by(a).partial_cmp(&by(b)).unwrap_or(std::cmp::Ordering::Equal));
+        if y.is_nan() { *y } else { best.copied().unwrap_or(f64::NAN) }
+    };
+    let back: Vec<f64> = y.to_f64s().iter().map(nearest).collect();
+    Case {
+        name: format!("every number of {element} as f32, and others in it"),
+        function: Box::new(Elementwise::of(chain, 256)),
+        buffers: vec![x, y, random(1, Scalar::F32, &[1, 256]), random(1, element, &[1, 256])],
+        expected: vec![Expected::exact(2, all), Expected::exact(3, back)],
     }
 }
 

@@ -1,6 +1,6 @@
 //! Cross-entropy and its gradient.
 
-use super::{Case, Expected, numbers, odd_shapes, random, shapes, tolerance};
+use super::{Case, Expected, LONG, numbers, odd_shapes, random, shapes, tolerance};
 use crate::loss::{CrossEntropy, CrossEntropyBackward, LossOptions, Reduction};
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
@@ -30,6 +30,11 @@ pub(super) fn cases() -> Vec<Case> {
     let some = (0..8_200).map(|row| if row % 3 == 0 { IGNORED } else { row % 2 });
     cases.extend(both([8_200, 2], Scalar::F32, Scalar::I64, mean, some.collect(), false));
     cases.extend(both([1, 33_000], Scalar::F32, Scalar::I64, mean, vec![32_999], false));
+    for (columns, element) in LONG {
+        let options = if columns % 4 == 0 { options } else { LossOptions { smoothing: 0.1, ..mean } };
+        let target = columns as i64 - 1;
+        cases.extend(both([1, columns], element, Scalar::I32, options, vec![target], columns > 1 << 17));
+    }
     cases.extend(both([0, 5], Scalar::F32, Scalar::I64, mean, vec![], false));
     cases
 }

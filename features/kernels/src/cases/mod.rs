@@ -11,6 +11,7 @@ mod gemm;
 mod loss;
 mod norm;
 mod plain;
+mod quantise;
 mod sample;
 mod self_attention;
 mod softmax;
@@ -85,6 +86,7 @@ fn dense() -> Vec<Case> {
         elementwise::cases(),
         softmax::cases(),
         norm::cases(),
+        quantise::cases(),
         plain::cases(),
         loss::cases(),
         sample::cases(),
@@ -287,6 +289,8 @@ fn tolerance(element: Scalar) -> f64 {
     match element {
         Scalar::Bf16 => 5e-3,
         Scalar::F16 => 1e-3,
+        Scalar::F8E4M3 => 6.3e-2,
+        Scalar::F8E5M2 => 0.126,
         _ => 2e-5,
     }
 }
@@ -318,6 +322,10 @@ fn odd_shapes() -> Vec<([u64; 2], Scalar, Scalar)> {
         ([4, 17_001], F32, F32),
     ]
 }
+
+/// Columns of long rows, and what they hold: held by clusters, with the most that a thread holds, and by nothing.
+const LONG: [(u64, Scalar); 4] =
+    [(65_536, Scalar::F32), (131_072, Scalar::Bf16), (262_144, Scalar::F32), (262_143, Scalar::F16)];
 
 /// Numbers from -1 to 1, the same everywhere.
 pub fn numbers(seed: u64, count: u64) -> Vec<f64> {

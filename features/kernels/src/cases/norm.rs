@@ -1,6 +1,6 @@
 //! Norms and their gradients.
 
-use super::{Case, Expected, numbers, random, shapes, tolerance};
+use super::{Case, Expected, LONG, numbers, random, shapes, tolerance};
 use crate::norm::{Norm, NormBackward, NormForward};
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
@@ -27,6 +27,13 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(backward(Norm::Layer, [8, 33_001], Scalar::F32, false));
     cases.push(forward(Norm::Layer, [1, 33_001], Scalar::Bf16, Scalar::Bf16, true));
     cases.push(forward(Norm::Rms, [1, 33_000], Scalar::F32, Scalar::Bf16, false));
+    for (at, (columns, element)) in LONG.into_iter().enumerate() {
+        for norm in [Norm::Rms, Norm::Layer] {
+            let all = (at % 2 == 0) == (norm == Norm::Layer);
+            cases.push(forward(norm, [1, columns], element, element, all));
+            cases.push(backward(norm, [1, columns], element, !all));
+        }
+    }
     cases
 }
 

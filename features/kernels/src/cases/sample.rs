@@ -1,6 +1,6 @@
 //! Argmax, top-k, draws.
 
-use super::{Case, Expected, numbers};
+use super::{Case, Expected, LONG, numbers};
 use crate::sample::{Argmax, CHUNK, Logits, Sample, SoftmaxTopK, TopK, TopKSample, TopPSample};
 use std::cmp::Ordering;
 use vm_ir::Scalar;
@@ -41,6 +41,25 @@ pub(super) fn cases() -> Vec<Case> {
     for (at, (rows, columns, k)) in short.into_iter().enumerate() {
         let matrix = Matrix { rows, ..Matrix::of(TYPES[at % 3], columns, false) };
         cases.push(matrix.softmax_top_k(k, at % 2 == 0));
+    }
+    let wide = [(3, 1025, 7), (2, 2080, 1100), (1, 4500, 2), (2, 5003, 3)];
+    for (at, (rows, columns, k)) in wide.into_iter().enumerate() {
+        for renormalised in [false, true] {
+            let matrix = Matrix { rows, ..Matrix::of(TYPES[at % 3], columns, false) };
+            cases.push(matrix.softmax_top_k(k, renormalised));
+        }
+    }
+    cases.push(Matrix::of(Scalar::F32, 1200, true).softmax_top_k(4, false));
+    cases.push(Matrix::of(Scalar::Bf16, 1200, true).softmax_top_k(4, true));
+    for (columns, element) in LONG {
+        let matrix = Matrix { rows: 1, ..Matrix::of(element, columns, false) };
+        cases.extend([
+            matrix.argmax(),
+            matrix.sample(0.9),
+            matrix.top_k(50),
+            matrix.softmax_top_k(50, false),
+        ]);
+        cases.extend([matrix.top_k_sample(50, 0.8), matrix.top_p_sample(0.9, 0.7)]);
     }
     cases
 }

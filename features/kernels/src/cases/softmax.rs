@@ -1,6 +1,6 @@
 //! Softmax and its gradient.
 
-use super::{Case, Expected, numbers, odd_shapes, random, shapes, tolerance};
+use super::{Case, Expected, LONG, numbers, odd_shapes, random, shapes, tolerance};
 use crate::softmax::{Softmax, SoftmaxBackward};
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
@@ -15,6 +15,12 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(forward([1, 33_000], Scalar::F32, Scalar::F32, false));
     cases.push(forward([1, 33_001], Scalar::Bf16, Scalar::Bf16, true));
     cases.push(backward([1, 17_000], Scalar::F32, Scalar::F32, false));
+    for (columns, element) in LONG {
+        let log = columns % 2 == 1;
+        cases.push(forward([1, columns], element, element, log));
+        cases.push(backward([1, columns], element, element, log));
+    }
+    cases.push(forward([1, 262_144], Scalar::Bf16, Scalar::Bf16, false));
     cases.extend([[0, 5], [5, 0]].map(|extents| forward(extents, Scalar::F32, Scalar::F32, false)));
     cases.push(special());
     cases

@@ -1,6 +1,6 @@
 //! Rotary embedding, caches of keys and values, loads of experts.
 
-use super::{Case, Expected, case, random};
+use super::{Case, Expected, case, random, tolerance};
 use crate::append::{KvAppend, Layout};
 use crate::call::Function;
 use crate::experts::{AuxLoss, AuxLossGradient};
@@ -192,19 +192,22 @@ fn appends() -> Vec<Case> {
 }
 
 fn experts() -> Vec<Case> {
-    use Scalar::{F32, I32, I64};
+    use Scalar::{Bf16, F16, F32, I32, I64};
     let mut cases = Vec::new();
-    for (tokens, experts, top_k, index, align) in [
-        (1, 1, 1, I32, 16),
-        (67, 8, 2, I64, 16),
-        (5000, 3, 1, I32, 16),
-        (300, 300, 4, I32, 4),
-        (0, 4, 2, I32, 16),
-        (33, 128, 6, I64, 16),
+    for (tokens, experts, top_k, element, index, align) in [
+        (1, 1, 1, F32, I32, 16),
+        (67, 8, 2, F32, I64, 16),
+        (5000, 3, 1, F32, I32, 16),
+        (300, 300, 4, F32, I32, 4),
+        (0, 4, 2, F32, I32, 16),
+        (33, 128, 6, F32, I64, 16),
+        (67, 8, 2, Bf16, I32, 16),
+        (300, 300, 4, F16, I32, 2),
+        (33, 124, 6, Bf16, I64, 16),
     ] {
         let alpha = 0.01f32;
-        let probabilities = random(1, F32, &[tokens, experts]).to_f64s().into_iter().map(|x| x.abs());
-        let probabilities = Tensor::from_f64s(F32, &[tokens, experts], probabilities);
+        let probabilities = random(1, element, &[tokens, experts]).to_f64s().into_iter().map(|x| x.abs());
+        let probabilities = Tensor::from_f64s(element, &[tokens, experts], probabilities);
         let chosen: Vec<f64> = (0..tokens * top_k)
             .map(|at| match at % 13 {
                 12 => -1.0,
@@ -226,7 +229,7 @@ fn experts() -> Vec<Case> {
         let loss: f64 = counts.iter().zip(&means).map(|(f, p)| scale * f / assigned * p).sum();
         let one = |value| Tensor::from_f64s(F32, &[1], [value]);
         let none = |seed| random(seed, F32, &[experts]);
-        let function = AuxLoss { tokens, experts, top_k, alpha, index, align };
+        let function = AuxLoss { tokens, experts, top_k, alpha, element, index, align };
         let mut of_loss = Expected::new(2, vec![loss], 1e-5);
         of_loss.scale = 1e-3;
         let expected = vec![of_loss, Expected::exact(3, counts.clone()), Expected::new(4, means, 2e-6)];
@@ -238,22 +241,25 @@ fn experts() -> Vec<Case> {
             none(4),
         ];
         cases.push(case(
-            format!("load of {experts} experts, {tokens} x {top_k}"),
+            format!("load of {experts} experts of {element}, {tokens} x {top_k}"),
             function,
             buffers,
             expected,
         ));
         for accumulate in [false, true] {
-            let function = AuxLossGradient { tokens, experts, top_k, alpha, accumulate, align };
-            let before = random(5, F32, &[tokens, experts]);
+            let function = AuxLossGradient { tokens, experts, top_k, alpha, element, accumulate, align };
+            let before = random(5, element, &[tokens, experts]);
             let numbers = before.to_f64s().into_iter().enumerate().map(|(at, before)| {
                 let gradient = 3.0 * scale * counts[at % experts as usize] / assigned / tokens as f64;
                 if accumulate { before + gradient } else { gradient }
             });
-            let mut of_gradient = Expected::new(2, numbers.collect(), 2e-6);
+            let within = if element == F32 { 2e-6 } else { tolerance(element) };
+            let mut of_gradient = Expected::new(2, numbers.collect(), within);
             of_gradient.scale = if accumulate { 1.0 } else { 1e-4 };
             let counts = Tensor::from_f64s(F32, &[experts], counts.clone());
-            let name = format!("gradient of {experts} experts, {tokens} x {top_k}, accumulate {accumulate}");
+            let name = format!(
+                "gradient of {experts} experts of {element}, {tokens} x {top_k}, accumulate {accumulate}"
+            );
             cases.push(case(name, function, vec![counts, one(3.0), before], vec![of_gradient]));
         }
     }

@@ -242,10 +242,15 @@ fn activations() -> Vec<Case> {
     let all =
         [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::Swiglu];
     for activation in all {
-        for (element, size, align) in
-            [(Scalar::F32, 2053, 16), (Scalar::Bf16, 4099, 16), (Scalar::F16, 13, 2), (Scalar::F32, 0, 16)]
-        {
-            let function = ActivationGradient { activation, size, element, align };
+        for (element, rows, columns, align) in [
+            (Scalar::F32, 1, 2053, 16),
+            (Scalar::Bf16, 1, 4099, 16),
+            (Scalar::F16, 1, 13, 2),
+            (Scalar::F32, 1, 0, 16),
+            (Scalar::Bf16, 7, 40, 16),
+            (Scalar::F32, 5, 129, 16),
+        ] {
+            let function = ActivationGradient { activation, rows, columns, element, align };
             let mut buffers = fill(&function);
             // From where a slope is 0 to where it is 1, and its turns.
             let spread = buffers[1].to_f64s().into_iter().map(|x| x * 6.0);
@@ -253,7 +258,7 @@ fn activations() -> Vec<Case> {
             if let Some(first) = spread.first_mut() {
                 *first = 0.0;
             }
-            buffers[1] = Tensor::from_f64s(element, &[size], spread);
+            buffers[1] = Tensor::from_f64s(element, &[rows, columns], spread);
             let [dy, x, up] = [0, 1, 2].map(|at| buffers[at].to_f64s());
             let tolerance = tolerance(element);
             let expected = if activation == Activation::Swiglu {
@@ -264,7 +269,7 @@ fn activations() -> Vec<Case> {
                 let values = (0..x.len()).map(|i| dy[i] * slope(activation, x[i]));
                 vec![Expected::new(2, values.collect(), tolerance)]
             };
-            let name = format!("gradient of {} of {element}, {size}", activation.name());
+            let name = format!("gradient of {} of {element}, {rows} x {columns}", activation.name());
             cases.push(case(name, function, buffers, expected));
         }
     }

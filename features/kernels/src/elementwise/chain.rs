@@ -199,7 +199,7 @@ impl Chain {
         chain
     }
 
-    /// An array times a number of the call.
+    /// An array times a number of the call: to FP8, with the reciprocal of a tensor's scale.
     pub fn scale(input: Scalar, output: Scalar) -> Chain {
         let mut chain = Chain::new();
         let (x, factor) = (chain.input(input, Along::All), chain.number());
@@ -208,7 +208,7 @@ impl Chain {
         chain
     }
 
-    /// An array in other elements.
+    /// An array in other elements. What is beyond the greatest of FP8 becomes that one, 448 of E4M3 and 57,344 of E5M2.
     pub fn cast(input: Scalar, output: Scalar) -> Chain {
         let mut chain = Chain::new();
         let x = chain.input(input, Along::All);
@@ -282,11 +282,11 @@ impl Chain {
         if self.outputs[0].is_none() || self.arrays().next().is_none() {
             return unsupported("a chain has an array and an output, at least".into());
         }
-        let floats = [Scalar::F32, Scalar::Bf16, Scalar::F16];
+        let floats = [Scalar::F32, Scalar::Bf16, Scalar::F16, Scalar::F8E4M3, Scalar::F8E5M2];
         let outputs = self.outputs.iter().flatten().map(|(_, element)| *element);
         let mut elements = self.arrays().map(|(element, _)| element).chain(outputs);
         if let Some(other) = elements.find(|element| !floats.contains(element)) {
-            return unsupported(format!("an array of {other}; there are f32, bf16 and f16"));
+            return unsupported(format!("an array of {other}; there are f32, bf16, f16, f8e4m3 and f8e5m2"));
         }
         let steps = self.steps.iter().flatten().enumerate();
         let uses = steps.flat_map(|(at, (_, a, b))| [(*a, at), (*b, at)]);

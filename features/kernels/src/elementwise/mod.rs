@@ -17,7 +17,8 @@
 //! let function = Elementwise { chain, rows: 1024, columns: 768, numbers: [0.5, 0.0, 0.0, 0.0], align: 16 };
 //! ```
 //!
-//! Everything is computed in f32, and rounded once, to the elements of an output. There are chains for what is used most:
+//! Arrays are of f32, bf16, f16, f8e4m3 or f8e5m2. Everything is computed in f32, and rounded once, to the elements of an output, to FP8 as the IR's
+//! conversion does: to the nearest, and what is beyond the greatest number to that. There are chains for what is used most:
 //! [`Chain::unary`], [`Chain::binary`], [`Chain::scale`], [`Chain::cast`], [`Chain::swiglu`].
 
 mod chain;

@@ -1,8 +1,10 @@
 //! The functions that are made of these kernels.
 
-use super::{Activation, Finish, Rule, Shape, Squares, groups, launches};
+use super::{Activation, Finish, FlatRows, Rule, Shape, Squares, groups, launches};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace};
 use crate::family::Resources;
+use crate::row::{Layout, launch_rows};
+use crate::strided::step;
 use vm_ir::Scalar;
 use vm_ir::limits::MAX_PARAMS;
 use vm_ir::view::Access;
@@ -365,33 +367,60 @@ impl Function for Fill {
     }
 }
 
-/// The gradient of an activation y = f(x): dx = dy · f′(x). Its buffers, all of `size` elements: `dy`, `x`, `dx`.
+/// The gradient of an activation y = f(x): dx = dy · f′(x). Its buffers, all `[rows, columns]`: `dy`, `x`, `dx`.
 ///
 /// Of [`Activation::Swiglu`], y = silu(gate) · up: `dy`, `gate`, `up`, `dgate`, `dup`, where dgate = dy · up · silu′(gate) and dup = dy · silu(gate).
-/// silu′(x) = σ(x) · (1 + x · (1 − σ(x))); that of relu is 0 at 0.
+/// silu′(x) = σ(x) · (1 + x · (1 − σ(x))); that of relu is 0 at 0. With [strided rows](crate::strided) gate and up are the halves of one product,
+/// and dgate and dup those of its gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActivationGradient {
     /// Which activation.
     pub activation: Activation,
-    /// Elements of each buffer.
-    pub size: u64,
+    /// Rows; 1 where there are none.
+    pub rows: u64,
+    /// Elements of a row.
+    pub columns: u64,
     /// What an element is: f32, f16 or bf16.
     pub element: Scalar,
     /// Bytes to whose multiples all buffers are aligned; 16 is fast.
     pub align: u32,
 }
 
+impl ActivationGradient {
+    /// The name in errors.
+    const NAME: &str = "activation_gradient";
+
+    fn rule(&self) -> Rule {
+        Rule::Gradient { activation: self.activation, element: self.element }
+    }
+}
+
 impl Function for ActivationGradient {
     fn buffers(&self) -> Vec<Buffer> {
-        let ActivationGradient { activation, element, .. } = *self;
-        buffers(Rule::Gradient { activation, element }, &[self.size])
+        let extents = [self.rows, self.columns];
+        let ports = self.rule().ports().into_iter();
+        ports.map(|port| Buffer::new(port.name, port.element, &extents, port.access)).collect()
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
-        let ActivationGradient { activation, size, element, align } = *self;
-        floats("activation_gradient", &[element])?;
+        let ActivationGradient { rows, columns, element, align, .. } = *self;
+        floats(Self::NAME, &[element])?;
+        let size = rows.checked_mul(columns).ok_or_else(|| CallError::Unsupported {
+            function: Self::NAME,
+            what: format!("{rows} rows of {columns} columns; their product overflows"),
+        })?;
         let shape = Shape::of(&[element], 2, align).on(resources);
-        let rule = Rule::Gradient { activation, element };
-        call("activation_gradient", rule, &[size], shape, &[], false)
+        call(Self::NAME, self.rule(), &[size], shape, &[], false)
+    }
+
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        let ActivationGradient { rows, columns, element, align, .. } = *self;
+        let rule = self.rule();
+        // Nothing is combined, so blocks suffice.
+        let alone = Resources { cluster: 1, ..*resources };
+        let held = rule.ports().iter().filter(|port| port.access.reads()).count() as u32;
+        let layout = Layout::strided([columns, step(buffers)], &[element], align, held, &alone);
+        let entry = Entry::FlatRows(FlatRows { rule, layout });
+        launch_rows(Self::NAME, entry, layout, [rows, columns], buffers, &[])
     }
 }

@@ -6,12 +6,14 @@
 //! buffer hands that over as one tensor and needs a single launch.
 
 mod functions;
+mod rows;
 mod rule;
 
 pub(crate) use functions::floats;
 pub use functions::{ActivationGradient, AdamW, Fill, GradClip, GradNorm, Sgd};
 pub(crate) use norm::block_add;
 pub use norm::{Finish, Squares};
+pub use rows::FlatRows;
 pub use rule::{Activation, Rule};
 
 mod norm;

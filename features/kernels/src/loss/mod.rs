@@ -315,6 +315,10 @@ impl CrossEntropy {
     fn launches(&self, step: u64, resources: &Resources) -> Result<Call, CallError> {
         let CrossEntropy { rows, columns, element, target, log_probs, options, align } = *self;
         checked_target(target)?;
+        if rows > 0 && columns == 0 {
+            let what = "rows of no columns have no loss; give at least 1".to_owned();
+            return Err(CallError::Unsupported { function: "cross_entropy", what });
+        }
         let elements: Vec<Scalar> = [element].into_iter().chain(log_probs).collect();
         let smoothed = options.smoothing != 0.0;
         let held = 1 + u32::from(smoothed || log_probs.is_some());

@@ -2,7 +2,7 @@
 
 use vm_ir::Scalar;
 
-use crate::call::{Buffer, Call, CallError, Entry, Launch, Operand};
+use crate::call::{Buffer, Call, CallError, Entry, Launch, Operand, Region};
 use crate::family::{Kind, Resources};
 
 /// The most columns of a row.
@@ -185,23 +185,45 @@ pub fn launch_rows(
     function: &'static str,
     entry: Entry,
     layout: Layout,
-    [rows, columns]: [u64; 2],
+    extents: [u64; 2],
     buffers: &[Buffer],
     numbers: &[Operand],
 ) -> Result<Call, CallError> {
-    let grid = grid_of(function, layout, [rows, columns])?;
     let floats = [Scalar::F32, Scalar::Bf16, Scalar::F16, Scalar::I32, Scalar::I64];
     if let Some(other) = buffers.iter().find(|buffer| !floats.contains(&buffer.element)) {
         let what = format!("{} of {}; there are f32, bf16 and f16", other.name, other.element);
         return Err(CallError::Unsupported { function, what });
     }
-    let Some(grid) = grid else { return Ok(Call::default()) };
+    let buffers = buffers.iter().enumerate();
     let views =
-        buffers.iter().enumerate().map(|(at, buffer)| match layout.shifted && buffer.extents.len() == 2 {
-            true => Operand::whole(at, buffer.element, &[rows * columns]),
-            false => Operand::whole(at, buffer.element, &buffer.extents),
-        });
-    let mut operands: Vec<Operand> = views.chain(numbers.iter().cloned()).collect();
+        buffers.map(|(at, buffer)| Operand::whole(at, buffer.element, &buffer.extents)).collect::<Vec<_>>();
+    launch_views(function, entry, layout, extents, views, numbers)
+}
+
+/// The same of any views, dense ones of two dimensions of which are matrices.
+///
+/// # Errors
+/// [`CallError::Unsupported`]: more rows or columns than there can be.
+pub(crate) fn launch_views(
+    function: &'static str,
+    entry: Entry,
+    layout: Layout,
+    [rows, columns]: [u64; 2],
+    mut views: Vec<Operand>,
+    numbers: &[Operand],
+) -> Result<Call, CallError> {
+    let grid = grid_of(function, layout, [rows, columns])?;
+    let Some(grid) = grid else { return Ok(Call::default()) };
+    let matrix = [rows, columns];
+    for view in views.iter_mut().filter(|_| layout.shifted) {
+        if let Operand::Buffer(_, region) | Operand::Workspace(region) = view
+            && region.extents == matrix
+        {
+            *region = Region::dense(region.element, region.offset, &[rows * columns]);
+        }
+    }
+    let mut operands = views;
+    operands.extend_from_slice(numbers);
     if layout.shifted {
         operands.extend([Operand::i64(rows.cast_signed()), Operand::i32(columns as i32)]);
     }

@@ -39,6 +39,7 @@ use vm_ir::op::{Axis, Cache};
 use vm_ir::view::{Access, Dim, ViewType};
 use vm_ir::{Scalar, Type};
 
+pub(crate) use layout::launch_views;
 pub use layout::{Layout, MAX_COLUMNS, grid_of, lanes, launch_rows};
 pub use powers::{Powers, Precision};
 pub use team::team;
@@ -240,6 +241,19 @@ impl<'b> Row<'b> {
     /// Stores a number of the row, by one thread of the team.
     pub fn store(&self, column: View<'b>, value: Val<'b>) {
         self.k.if_(self.leads(), || column.place.at([self.number]).store(value.to(column.element)));
+    }
+
+    /// Does something with each number below `count`, of i64, shared by the team's threads: not in a cluster, in which
+    /// a guest's kernel has no such loops.
+    pub fn share(&self, count: Val<'b>, work: impl FnOnce(Val<'b>)) {
+        let (k, Layout { lanes, team, .. }) = (self.k, self.layout);
+        // The thread's number in its team.
+        let number = self.first.shr_u(u32::from(lanes).ilog2()).to(Scalar::I64);
+        let all = || k.range(number, count).step(u32::from(team)).each(work);
+        match self.exists {
+            Some(exists) => k.if_(exists, all),
+            None => all(),
+        }
     }
 
     /// A number of the row, as f32.

@@ -8,9 +8,12 @@ use super::parts::{Parts, What};
 use super::router::Router;
 use super::select::{Output, Select, Source};
 use super::serial::{Serial, Serially};
+use super::shares::Shares;
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace};
 use crate::family::{Kind, Resources};
-use crate::strided::aligned;
+use crate::row::{Layout, launch_views};
+use crate::softmax::SoftmaxRows;
+use crate::strided::{aligned, step};
 use vm_ir::limits::{MAX_GRID_X, MAX_GRID_YZ};
 use vm_ir::view::Access;
 use vm_ir::{Scalar, Type};
@@ -55,7 +58,7 @@ pub struct TopK {
 /// `indices` of i32, `[rows, k]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SoftmaxTopK {
-    /// The input: at most [`Router::COLUMNS`] columns.
+    /// The input. Rows of more than [`Router::COLUMNS`] columns take several launches, and a workspace.
     pub logits: Logits,
     /// At most as many as there are columns.
     pub k: u64,
@@ -193,8 +196,18 @@ impl Logits {
         Call { launches: vec![first, second], workspace: workspace.bytes() }
     }
 
+    /// The k greatest of each row, the greatest first, written to these places; of a workspace a part is taken.
+    fn sorted(&self, k: u64, written: [Operand; 2], workspace: Workspace, resources: &Resources) -> Call {
+        if resources.kind == Kind::Cpu && k <= Serial::MOST {
+            let entry = Entry::Serial(Serial::sorted(self.element, k));
+            let operands = [vec![self.operand()], written.into(), vec![Operand::i32(k as i32)]].concat();
+            return Call { launches: vec![self.by_row(entry, operands)], workspace: workspace.bytes() };
+        }
+        self.select(k, written.into(), Output::Sorted, workspace)
+    }
+
     /// The k greatest of each row; with a scale, one of them drawn.
-    fn select(&self, k: u64, written: Vec<Operand>, output: Output) -> Call {
+    fn select(&self, k: u64, written: Vec<Operand>, output: Output, mut workspace: Workspace) -> Call {
         let room = u64::from(Select::ROOM);
         // A thread's greatest keys: together at least four times k.
         let threads = if self.columns <= u64::from(CHUNK) { 256 } else { 512 };
@@ -208,7 +221,6 @@ impl Logits {
             Source::Row
         };
         let entry = Entry::Select(Select { reader: self.reader(), threads, source, output });
-        let mut workspace = Workspace::default();
         let mut launches = Vec::new();
         let mut operands = vec![self.operand()];
         if let Source::Groups(_) = source {
@@ -314,13 +326,8 @@ impl Function for TopK {
             return Ok(Call::default());
         }
         let extents = [rows, self.k];
-        let written = vec![Operand::whole(1, element, &extents), Operand::whole(2, Scalar::I32, &extents)];
-        if resources.kind == Kind::Cpu && self.k <= Serial::MOST {
-            let entry = Entry::Serial(Serial::sorted(element, self.k));
-            let operands = [vec![self.logits.operand()], written, vec![Operand::i32(self.k as i32)]].concat();
-            return Ok(Call { launches: vec![self.logits.by_row(entry, operands)], workspace: 0 });
-        }
-        Ok(self.logits.select(self.k, written, Output::Sorted))
+        let written = [Operand::whole(1, element, &extents), Operand::whole(2, Scalar::I32, &extents)];
+        Ok(self.logits.sorted(self.k, written, Workspace::default(), resources))
     }
 
     fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
@@ -333,31 +340,51 @@ impl Function for SoftmaxTopK {
         self.logits.selected_buffers(["input", "weights"], self.k)
     }
 
-    fn call(&self, _: &Resources) -> Result<Call, CallError> {
-        let Logits { element, rows, columns, .. } = self.logits;
-        let function = "softmax_topk";
-        if columns > Router::COLUMNS.into() {
-            let most = Router::COLUMNS;
-            let what = format!("{columns} columns; at most {most} are taken");
-            return Err(CallError::Unsupported { function, what });
-        }
-        if !self.logits.check_k(function, self.k)? {
-            return Ok(Call::default());
-        }
-        let router = Router::of(element, columns as u32, self.renormalised);
-        let extents = [rows, self.k];
-        let operands = vec![
-            self.logits.operand(),
-            Operand::whole(1, element, &extents),
-            Operand::whole(2, Scalar::I32, &extents),
-            Operand::i32(self.k as i32),
-        ];
-        let grid = [rows.div_ceil(router.rows().into()) as u32, 1, 1];
-        Ok(Call { launches: vec![Launch { entry: Entry::Router(router), grid, operands }], workspace: 0 })
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
+        self.launches(0, resources)
     }
 
     fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
-        SoftmaxTopK { logits: self.logits.strided(buffers), ..*self }.call(resources)
+        SoftmaxTopK { logits: self.logits.strided(buffers), ..*self }.launches(step(&buffers[..1]), resources)
+    }
+}
+
+impl SoftmaxTopK {
+    /// The launches, of logits whose rows begin at multiples of `step` elements; of dense ones with 0.
+    fn launches(&self, step: u64, resources: &Resources) -> Result<Call, CallError> {
+        const NAME: &str = "softmax_topk";
+        let SoftmaxTopK { logits, k, renormalised } = *self;
+        let Logits { element, rows, columns, align } = logits;
+        if !logits.check_k(NAME, k)? {
+            return Ok(Call::default());
+        }
+        let extents = [rows, k];
+        let (weights, indices) =
+            (Operand::whole(1, element, &extents), Operand::whole(2, Scalar::I32, &extents));
+        if columns <= Router::COLUMNS.into() {
+            let router = Router::of(element, columns as u32, renormalised);
+            let operands = vec![logits.operand(), weights, indices, Operand::i32(k as i32)];
+            let grid = [rows.div_ceil(router.rows().into()) as u32, 1, 1];
+            let launch = Launch { entry: Entry::Router(router), grid, operands };
+            return Ok(Call { launches: vec![launch], workspace: 0 });
+        }
+        // The k greatest first, then what becomes of them: their own softmax, or their part of the row's.
+        let mut workspace = Workspace::default();
+        let values = workspace.take(element, &extents);
+        let mut call = logits.sorted(k, [values.clone(), indices], workspace, resources);
+        let (entry, layout, views, extents) = if renormalised {
+            let layout = Layout::of(k, &[element; 2], element.bytes(), 1, resources);
+            let rows = SoftmaxRows { layout, input: element, output: element, log: false, backward: false };
+            (Entry::Softmax(rows), layout, vec![values, weights], extents)
+        } else {
+            // Blocks of a cluster have no loops over k.
+            let alone = Resources { cluster: 1, ..*resources };
+            let layout = Layout::strided([columns, step], &[element], align, 1, &alone);
+            let shares = Shares { layout, element };
+            (Entry::Shares(shares), layout, vec![logits.operand(), values, weights], [rows, columns])
+        };
+        call.launches.extend(launch_views(NAME, entry, layout, extents, views, &[])?.launches);
+        Ok(call)
     }
 }
 
@@ -401,7 +428,7 @@ impl Function for TopKSample {
         } else if self.k > MOST_SORTED {
             self.logits.draw(scale, Candidates::Count, self.k)
         } else {
-            self.logits.select(self.k, self.logits.drawn(scale), Output::Drawn)
+            self.logits.select(self.k, self.logits.drawn(scale), Output::Drawn, Workspace::default())
         })
     }
 

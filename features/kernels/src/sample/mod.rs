@@ -23,6 +23,7 @@ mod parts;
 mod router;
 mod select;
 mod serial;
+mod shares;
 
 pub use best::Best;
 pub use call::{Argmax, Logits, MAX_COLUMNS, Sample, SoftmaxTopK, TopK, TopKSample, TopPSample};
@@ -33,3 +34,4 @@ pub use parts::{Parts, What};
 pub use router::Router;
 pub use select::{Output, Select, Source};
 pub use serial::{Serial, Serially};
+pub use shares::Shares;

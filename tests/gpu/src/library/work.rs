@@ -217,7 +217,13 @@ fn vectors(all: &mut Groups) {
     all.add("cast", &sizes, copy, cast, |s, t, f| every(s, t, f));
     all.add("swiglu", &sizes, copy, chain(|t| Chain::swiglu(t, t)), |s, t, f| every(s, t, f));
     let gradient = |activation| {
-        move |[size]: [u64; 1], element| ActivationGradient { activation, size, element, align: 16 }
+        move |[columns]: [u64; 1], element| ActivationGradient {
+            activation,
+            rows: 1,
+            columns,
+            element,
+            align: 16,
+        }
     };
     all.add("silu_backward", &sizes[6..9], copy, gradient(Activation::Silu), |s, t, f| every(s, t, f));
     all.add("swiglu_backward", &sizes[6..9], copy, gradient(Activation::Swiglu), |s, t, f| every(s, t, f));
