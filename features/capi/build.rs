@@ -140,7 +140,7 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
         };
         let _ = writeln!(
             table,
-            "    Spec {{ index: {index}, name: \"{name}\", parameters: &[{}], make: crate::functions::{make}, numbers: {numbers} }},",
+            "    Spec {{ index: {index}, parameters: &[{}], make: crate::functions::{make}, numbers: {numbers} }},",
             specs.join(", ")
         );
         for (number, element) in function.elements.iter().enumerate() {
@@ -175,7 +175,7 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
                     text,
                     "{comment}#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {full}({given}, {added}) -> vmk_status {{\n    \
                      // SAFETY: as the caller promises.\n    \
-                     unsafe {{ run(&FUNCTIONS[{index}], Scalar::{}, &[{words}], {workspace}, stream) }}\n}}\n",
+                     unsafe {{ run(&FUNCTIONS[{index}], \"{full}\", Scalar::{}, &[{words}], {workspace}, stream) }}\n}}\n",
                     scalar(element)
                 );
                 names.push(full);
@@ -206,7 +206,7 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
                     text,
                     "/// How many bytes {what} needs to work in, at a multiple of 16.\n#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {full}({given}, bytes: *mut usize) -> vmk_status {{\n    \
                      // SAFETY: as the caller promises.\n    \
-                     unsafe {{ workspace_size(&FUNCTIONS[{index}], Scalar::{}, &[{words}], bytes) }}\n}}\n",
+                     unsafe {{ workspace_size(&FUNCTIONS[{index}], \"{full}\", Scalar::{}, &[{words}], bytes) }}\n}}\n",
                     scalar(element)
                 );
                 names.push(full);

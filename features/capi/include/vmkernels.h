@@ -435,7 +435,7 @@ vmk_status cuda_grad_clip_f16_workspace_size(float clip_norm, int64_t size, size
 
 /*
  output[indices[i], :] += input[i, :], of count rows of dim elements; output has rows rows, and what has another index is left out. Sums are made
- by atomics, in any order.
+ in f32 by atomics, in any order.
  */
 vmk_status cuda_scatter_add(const float *input,
                             const int32_t *indices,
@@ -444,6 +444,28 @@ vmk_status cuda_scatter_add(const float *input,
                             int64_t dim,
                             int64_t rows,
                             void *stream);
+
+/*
+ cuda_scatter_add of bf16.
+ */
+vmk_status cuda_scatter_add_bf16(const vmk_bf16 *input,
+                                 const int32_t *indices,
+                                 float *output,
+                                 int64_t count,
+                                 int64_t dim,
+                                 int64_t rows,
+                                 void *stream);
+
+/*
+ cuda_scatter_add of f16.
+ */
+vmk_status cuda_scatter_add_f16(const vmk_f16 *input,
+                                const int32_t *indices,
+                                float *output,
+                                int64_t count,
+                                int64_t dim,
+                                int64_t rows,
+                                void *stream);
 
 /*
  Sets grad to 0.
@@ -463,7 +485,7 @@ vmk_status cuda_zero_grad_f16(vmk_f16 *grad, int64_t size, void *stream);
 /*
  The load-balancing loss of a mixture of experts: aux_loss[0] = alpha N sum f_i P_i, of the share f_i of the indices that name expert i, and the mean
  P_i of its probabilities. router_probs is [batch_seq, n_experts], expert_indices [batch_seq, top_k]; f_counts[i] is how often expert i was
- chosen, p_means[i] is P_i.
+ chosen, p_means[i] is P_i. n_experts is at most 8192. It needs the form with _ws wherever there are experts, tokens and a top_k above 0.
  */
 vmk_status cuda_aux_loss_forward(const float *router_probs,
                                  const int32_t *expert_indices,
@@ -500,6 +522,84 @@ vmk_status cuda_aux_loss_forward_workspace_size(int batch_seq,
                                                 int top_k,
                                                 float alpha,
                                                 size_t *bytes);
+
+/*
+ cuda_aux_loss_forward of bf16.
+ */
+vmk_status cuda_aux_loss_forward_bf16(const vmk_bf16 *router_probs,
+                                      const int32_t *expert_indices,
+                                      float *aux_loss,
+                                      float *f_counts,
+                                      float *p_means,
+                                      int batch_seq,
+                                      int n_experts,
+                                      int top_k,
+                                      float alpha,
+                                      void *stream);
+
+/*
+ cuda_aux_loss_forward_bf16 with memory to work in: cuda_aux_loss_forward_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_aux_loss_forward_bf16_ws(const vmk_bf16 *router_probs,
+                                         const int32_t *expert_indices,
+                                         float *aux_loss,
+                                         float *f_counts,
+                                         float *p_means,
+                                         int batch_seq,
+                                         int n_experts,
+                                         int top_k,
+                                         float alpha,
+                                         void *workspace,
+                                         size_t workspace_bytes,
+                                         void *stream);
+
+/*
+ How many bytes cuda_aux_loss_forward_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_aux_loss_forward_bf16_workspace_size(int batch_seq,
+                                                     int n_experts,
+                                                     int top_k,
+                                                     float alpha,
+                                                     size_t *bytes);
+
+/*
+ cuda_aux_loss_forward of f16.
+ */
+vmk_status cuda_aux_loss_forward_f16(const vmk_f16 *router_probs,
+                                     const int32_t *expert_indices,
+                                     float *aux_loss,
+                                     float *f_counts,
+                                     float *p_means,
+                                     int batch_seq,
+                                     int n_experts,
+                                     int top_k,
+                                     float alpha,
+                                     void *stream);
+
+/*
+ cuda_aux_loss_forward_f16 with memory to work in: cuda_aux_loss_forward_f16_workspace_size tells how much.
+ */
+vmk_status cuda_aux_loss_forward_f16_ws(const vmk_f16 *router_probs,
+                                        const int32_t *expert_indices,
+                                        float *aux_loss,
+                                        float *f_counts,
+                                        float *p_means,
+                                        int batch_seq,
+                                        int n_experts,
+                                        int top_k,
+                                        float alpha,
+                                        void *workspace,
+                                        size_t workspace_bytes,
+                                        void *stream);
+
+/*
+ How many bytes cuda_aux_loss_forward_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_aux_loss_forward_f16_workspace_size(int batch_seq,
+                                                    int n_experts,
+                                                    int top_k,
+                                                    float alpha,
+                                                    size_t *bytes);
 
 /*
  output[i] = input[i] / (1 + exp(-input[i])).
@@ -611,7 +711,8 @@ vmk_status cuda_rmsnorm_f16(const vmk_f16 *input,
 
 /*
  The k greatest of each row of input, [batch, dim], the greatest first, in values, [batch, k], and where they are in indices, [batch, k]. Of equal ones
- the first counts as greater, and NaN as greater than all.
+ the first counts as greater, and NaN as greater than all. k is at most dim, dim at most 8388608 (2^23). Up to a dim of 1024 it needs no memory
+ to work in; above, cuda_topk_workspace_size tells whether the form with _ws is needed.
  */
 vmk_status cuda_topk(const float *input,
                      float *values,
@@ -698,7 +799,8 @@ vmk_status cuda_topk_f16_ws(const vmk_f16 *input,
 vmk_status cuda_topk_f16_workspace_size(int batch, int dim, int k, size_t *bytes);
 
 /*
- The softmax of each row of input, [rows, cols], of which the k greatest are kept: weights and indices, [rows, k].
+ The softmax of each row of input, [rows, cols], of which the k greatest are kept: weights and indices, [rows, k]. k is at most cols, cols at most
+ 8388608 (2^23). Above a cols of 1024 the form with _ws is needed.
  */
 vmk_status cuda_softmax_topk(const float *input,
                              float *weights,
@@ -786,7 +888,8 @@ vmk_status cuda_softmax_topk_f16_workspace_size(int rows, int cols, int k, size_
 
 /*
  The cross-entropy of each row of logits, [batch, vocab_size], with its target: loss, [batch], and if log_probs is not NULL the logarithms of the
- softmax, [batch, vocab_size]. Rows whose target is -100 are ignored: their loss is 0.
+ softmax, [batch, vocab_size]. Rows whose target is -100 are ignored: their loss is 0. One that is otherwise below 0 or not below vocab_size makes
+ the row's loss NaN. vocab_size is at least 1, if there are rows. No memory to work in is needed.
  */
 vmk_status cuda_cross_entropy_forward(const float *logits,
                                       const int32_t *targets,
@@ -873,9 +976,14 @@ vmk_status cuda_cross_entropy_forward_f16_ws(const vmk_f16 *logits,
 vmk_status cuda_cross_entropy_forward_f16_workspace_size(int batch, int vocab_size, size_t *bytes);
 
 /*
- The place of the greatest of each row of logits, [batch, vocab_size]; of equal ones the first.
+ The place of the greatest of each row of logits, [batch, vocab_size]; of equal ones the first. vocab_size is 1 to 8388608 (2^23). Up to a vocab_size
+ of 1024 it needs no memory to work in; above, cuda_argmax_workspace_size tells whether the form with _ws is needed.
  */
-vmk_status cuda_argmax(const float *logits, int32_t *output, int batch, int vocab_size, void *stream);
+vmk_status cuda_argmax(const float *logits,
+                       int32_t *output,
+                       int batch,
+                       int vocab_size,
+                       void *stream);
 
 /*
  cuda_argmax with memory to work in: cuda_argmax_workspace_size tells how much.
@@ -937,7 +1045,8 @@ vmk_status cuda_argmax_f16_workspace_size(int batch, int vocab_size, size_t *byt
 
 /*
  A place of each row of logits, [batch, vocab_size], drawn with the probability softmax(logits / temperature) by the row's seed; at temperature 0 the
- greatest. The same seed draws the same.
+ greatest. The same seed draws the same. vocab_size is 1 to 8388608 (2^23). Up to a vocab_size of 1024 it needs no memory to work in; above, the form
+ with _ws is needed.
  */
 vmk_status cuda_sample(const float *logits,
                        int32_t *output,
@@ -1024,7 +1133,8 @@ vmk_status cuda_sample_f16_ws(const vmk_f16 *logits,
 vmk_status cuda_sample_f16_workspace_size(int batch, int vocab_size, float temperature, size_t *bytes);
 
 /*
- The same of the k greatest alone, from 1; vocab_size, or more, are all.
+ The same of the k greatest alone, from 1; vocab_size, or more, are all. Up to a vocab_size of 1024 it needs no memory to work in; above,
+ cuda_topk_sample_workspace_size tells whether the form with _ws is needed.
  */
 vmk_status cuda_topk_sample(const float *logits,
                             int32_t *output,
@@ -1129,7 +1239,7 @@ vmk_status cuda_topk_sample_f16_workspace_size(int batch,
                                                size_t *bytes);
 
 /*
- The same of the fewest greatest whose probabilities reach top_p, 0 to 1.
+ The same of the fewest greatest whose probabilities reach top_p, 0 to 1. Below a top_p of 1 the form with _ws is needed, if temperature is above 0.
  */
 vmk_status cuda_topp_sample(const float *logits,
                             int32_t *output,

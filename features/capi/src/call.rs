@@ -13,8 +13,6 @@ use crate::error::Failure;
 pub(crate) struct Spec {
     /// Its place in the table.
     pub(crate) index: u16,
-    /// Its name in C, without a type's suffix.
-    pub(crate) name: &'static str,
     /// Its parameters but the stream.
     pub(crate) parameters: &'static [Parameter],
     /// Which function of the library it is, with these arguments.
@@ -69,6 +67,8 @@ pub(crate) const PARAMETERS: usize = 14;
 pub(crate) struct Arguments<'a> {
     /// The function.
     pub(crate) spec: &'static Spec,
+    /// The name in C by which it was called.
+    pub(crate) name: &'static str,
     /// What `T` is.
     pub(crate) element: Scalar,
     /// A word for each parameter.
@@ -169,7 +169,7 @@ impl Arguments<'_> {
         for (parameter, word) in self.spec.parameters.iter().zip(self.words) {
             if parameter.kind == Kind::Extent && word.cast_signed() < 0 {
                 let what = format!("is {}: it must not be negative", word.cast_signed());
-                return Err(Failure::invalid(self.spec.name, parameter.name, what));
+                return Err(Failure::invalid(self.name, parameter.name, what));
             }
         }
         Ok(())

@@ -156,7 +156,7 @@ impl<D: Device> Engine<D> {
             let bytes = buffer.len().and_then(|len| len.checked_mul(element)).filter(|all| *all <= 1 << 62);
             let many = || {
                 let what = format!("has {:?} elements: more bytes than can be addressed", buffer.extents);
-                Failure::invalid(call.spec.name, parameter.name, what)
+                Failure::invalid(call.name, parameter.name, what)
             };
             let bytes = bytes.ok_or_else(many)?;
             Ok(Buffer { word, name: parameter.name, bytes, element, writes: buffer.access.writes() })
@@ -175,7 +175,7 @@ impl<D: Device> Engine<D> {
         function: &dyn library::Function,
         buffers: Vec<Buffer>,
     ) -> Result<Arc<Plan<D::Kernel>>, Failure> {
-        let name = call.spec.name;
+        let name = call.name;
         let launches =
             function.call(&self.device.resources()).map_err(|error| Failure::call(name, &error))?;
         let count = buffers.len();

@@ -56,15 +56,11 @@ pub(crate) fn flash_attention(call: &Arguments<'_>) -> Made {
 fn attend(call: &Arguments<'_>, shared: u64, mask: Mask, bias: bool) -> Made {
     let (length, dim, scale) = (call.extent("seq_len"), call.extent("head_dim"), call.float("scale"));
     if dim > 256 {
-        return Err(Failure::invalid(
-            call.spec.name,
-            "head_dim",
-            format!("is {dim}: it must be at most 256"),
-        ));
+        return Err(Failure::invalid(call.name, "head_dim", format!("is {dim}: it must be at most 256")));
     }
     if !(scale > 0.0 && scale.is_finite()) {
         let what = format!("is {scale}: it must be above 0, as a rule 1 / sqrt(head_dim)");
-        return Err(Failure::invalid(call.spec.name, "scale", what));
+        return Err(Failure::invalid(call.name, "scale", what));
     }
     Ok(Box::new(DotProductAttention {
         element: call.element,
@@ -85,7 +81,7 @@ fn attend(call: &Arguments<'_>, shared: u64, mask: Mask, bias: bool) -> Made {
 pub(crate) fn rope(call: &Arguments<'_>) -> Made {
     let (heads, dim) = (call.extent("n_heads"), call.extent("head_dim"));
     if !dim.is_multiple_of(2) {
-        return Err(Failure::invalid(call.spec.name, "head_dim", format!("is {dim}: it must be even")));
+        return Err(Failure::invalid(call.name, "head_dim", format!("is {dim}: it must be even")));
     }
     Ok(Box::new(Rope {
         batch: call.extent("batch"),
@@ -116,7 +112,7 @@ fn adamw(call: &Arguments<'_>, sizes: Vec<u64>) -> Result<AdamW, Failure> {
     let step = call.extent("step").cast_signed();
     if step < 1 {
         let what = format!("is {step}: it must be 1 or more, as steps are counted from 1");
-        return Err(Failure::invalid(call.spec.name, "step", what));
+        return Err(Failure::invalid(call.name, "step", what));
     }
     let float = |name| f64::from(call.float(name));
     Ok(AdamW {
@@ -170,6 +166,7 @@ pub(crate) fn aux_loss_forward(call: &Arguments<'_>) -> Made {
         experts,
         top_k: call.extent("top_k"),
         alpha: call.float("alpha"),
+        element: call.element,
         index: Scalar::I32,
         align: call.align(&[experts]),
     }))
@@ -220,7 +217,7 @@ fn k(call: &Arguments<'_>, columns: &str) -> Result<u64, Failure> {
     let (k, all) = (call.extent("k"), call.extent(columns));
     if k > all {
         let what = format!("is {k}: it must be at most {columns}, which is {all}");
-        return Err(Failure::invalid(call.spec.name, "k", what));
+        return Err(Failure::invalid(call.name, "k", what));
     }
     Ok(k)
 }
@@ -258,7 +255,7 @@ fn temperature(call: &Arguments<'_>) -> Result<f32, Failure> {
     let temperature = call.float("temperature");
     if !(temperature.is_finite() && temperature >= 0.0) {
         let what = format!("is {temperature}: it must be finite and 0 or more");
-        return Err(Failure::invalid(call.spec.name, "temperature", what));
+        return Err(Failure::invalid(call.name, "temperature", what));
     }
     Ok(temperature)
 }
@@ -267,7 +264,7 @@ pub(crate) fn topk_sample(call: &Arguments<'_>) -> Made {
     let k = call.extent("k");
     if k == 0 {
         let what = "is 0, and nothing is left to draw from: it must be 1 or more";
-        return Err(Failure::invalid(call.spec.name, "k", what));
+        return Err(Failure::invalid(call.name, "k", what));
     }
     Ok(Box::new(TopKSample { logits: logits(call, VOCABULARY), k, temperature: temperature(call)? }))
 }
@@ -275,7 +272,7 @@ pub(crate) fn topk_sample(call: &Arguments<'_>) -> Made {
 pub(crate) fn topp_sample(call: &Arguments<'_>) -> Made {
     let p = call.float("top_p");
     if !(0.0..=1.0).contains(&p) {
-        return Err(Failure::invalid(call.spec.name, "top_p", format!("is {p}: it must be from 0 to 1")));
+        return Err(Failure::invalid(call.name, "top_p", format!("is {p}: it must be from 0 to 1")));
     }
     Ok(Box::new(TopPSample { logits: logits(call, VOCABULARY), p, temperature: temperature(call)? }))
 }

@@ -107,7 +107,7 @@ impl State {
         self.context().map(Chosen::Gpu).map_err(|error| Failure::device(function, &error))
     }
 
-    /// The CPU. Where its threads can't be started, the next call tries again: others may have ended by then.
+    /// The CPU, with as many threads as can be started when it is asked for first.
     fn cpu(&self, function: &'static str) -> Result<&Engine<Cpu>, Failure> {
         if let Some(engine) = self.cpu.get() {
             return Ok(engine);

@@ -149,7 +149,24 @@ fn what_is_refused() {
     let mut bytes = 0;
     // SAFETY: no memory is looked at.
     let size = unsafe { cuda_topk_workspace_size(1, (1 << 23) + 1, 1, &raw mut bytes) };
-    check(size, "cuda_topk: the call can't be made: 8388609 columns; at most 8388608 are taken");
+    check(
+        size,
+        "cuda_topk_workspace_size: the call can't be made: 8388609 columns; at most 8388608 are taken",
+    );
+    // A text names what was called.
+    // SAFETY: it is refused.
+    let silu = unsafe { cuda_silu_bf16(null(), at.cast(), 4, null_mut()) };
+    check(silu, "cuda_silu_bf16: input is NULL: 8 bytes are needed there");
+    // SAFETY: it is refused.
+    let drawn = unsafe {
+        cuda_topp_sample_bf16_ws(a.cast(), draws, seeds.as_ptr(), 2, 4, 0.5, 1.0, c.cast(), 1, null_mut())
+    };
+    check(drawn, "cuda_topp_sample_bf16_ws: workspace has 1 bytes");
+    check(drawn, "as cuda_topp_sample_bf16_workspace_size tells");
+    // A row of no logits has no loss.
+    // SAFETY: it is refused.
+    let loss = unsafe { cuda_cross_entropy_forward(a, draws, c, null_mut(), 2, 0, null_mut()) };
+    check(loss, "cuda_cross_entropy_forward: the call can't be made: rows of no columns");
     // Nothing to compute succeeds with any pointers; memory that is read may overlap.
     assert_eq!(gemm(null(), null(), null_mut(), 0, 5, 5, null_mut()), vmk_status::VMK_SUCCESS);
     assert_eq!(gemm(a, a, c, 2, 2, 2, null_mut()), vmk_status::VMK_SUCCESS, "{}", last());

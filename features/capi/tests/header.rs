@@ -107,11 +107,7 @@ fn signatures_are_those_of_the_specification() {
     let mut count = 0;
     let types = [("float", ""), ("uint16_t", "_bf16"), ("uint16_t", "_f16")];
     for line in table.lines() {
-        let (types, line) = match (line.strip_prefix("int32_t "), line.strip_prefix("f32 ")) {
-            (Some(line), _) => (&types[..], line),
-            (_, Some(line)) => (&types[..1], line),
-            _ => continue,
-        };
+        let Some(line) = line.strip_prefix("int32_t ") else { continue };
         for (element, suffix) in types {
             let (name, parameters) = line.split_once('(').unwrap();
             let parameters = parameters.trim_end_matches(';').replace("T *", &format!("{element} *"));

@@ -117,14 +117,14 @@ fn call_of(function: &dyn Function) -> Option<Call> {
     }
     if let Some(f) = any.downcast_ref::<ScatterAdd>() {
         let numbers = [("count", f.count), ("dim", f.columns), ("rows", f.rows)];
-        let plain = (f.element, f.output, f.index) == (Scalar::F32, Scalar::F32, Scalar::I32);
+        let plain = (f.output, f.index) == (Scalar::F32, Scalar::I32);
         return plain.then(|| call("cuda_scatter_add", f.element, &numbers)).flatten();
     }
     if let Some(f) = any.downcast_ref::<AuxLoss>() {
         let numbers =
             [("batch_seq", f.tokens), ("n_experts", f.experts), ("top_k", f.top_k), ("alpha", bits(f.alpha))];
         return (f.index == Scalar::I32)
-            .then(|| call("cuda_aux_loss_forward", Scalar::F32, &numbers))
+            .then(|| call("cuda_aux_loss_forward", f.element, &numbers))
             .flatten();
     }
     if let Some(f) = any.downcast_ref::<Elementwise>() {

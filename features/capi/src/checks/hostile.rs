@@ -4,8 +4,8 @@ use super::{ARENA, Caller, SHAPES, words};
 use crate::sys::by_name::{Entry, Parameter};
 use crate::sys::vmk_status;
 
-/// Calls a function with each of its arguments spoilt in every way, one at a time: each call is refused, with a text that names the function,
-/// and the parameter where it is one's own fault; no arena is written. `addresses` are memory that the device does not reach, of which the
+/// Calls a function with each of its arguments spoilt in every way, one at a time: each call is refused, with a text that names the function
+/// that was called, and the parameter where it is one's own fault; no arena is written. `addresses` are memory that the device does not reach, of which the
 /// caller knows why; there are such only where a device can tell memory from other addresses, and knows how much of it there is.
 /// Tells how many calls that were.
 ///
@@ -40,7 +40,10 @@ pub fn refused(caller: &mut dyn Caller, entry: &Entry, addresses: &[(&str, u64)]
             _ => true,
         };
         calls += 1;
-        if status == vmk_status::VMK_INVALID_VALUE as i32 && said.contains(entry.function()) && named {
+        if status == vmk_status::VMK_INVALID_VALUE as i32
+            && said.starts_with(&format!("{}: ", entry.name))
+            && named
+        {
             return Ok(());
         }
         let which: Vec<&str> = at.iter().map(|at| entry.parameters[*at].name).collect();
@@ -86,8 +89,15 @@ pub fn refused(caller: &mut dyn Caller, entry: &Entry, addresses: &[(&str, u64)]
         let mut words = given.clone();
         words[at] = bytes - 1;
         let status = caller.call(entry.name, &words)?;
-        if status != vmk_status::VMK_INVALID_VALUE as i32 {
-            return Err(format!("{}: a byte less to work in came to {status}", entry.name));
+        let said = caller.last();
+        let plain = entry.name.strip_suffix("_ws").unwrap_or(entry.name);
+        let tells = format!(
+            "{}: workspace has {} bytes: {bytes} are needed, as {plain}_workspace_size tells",
+            entry.name,
+            bytes - 1
+        );
+        if status != vmk_status::VMK_INVALID_VALUE as i32 || said != tells {
+            return Err(format!("{}: a byte less to work in came to {status}: {said:?}", entry.name));
         }
     }
     let extents = entry.parameters.iter().enumerate().filter(|(_, parameter)| parameter.is_extent());

@@ -90,7 +90,7 @@ pub const SHAPES: [&[(&str, i64)]; 3] = [
         ("size", 100_003),
         ("batch", 2),
         ("dim", 1031),
-        ("cols", 60),
+        ("cols", 1100),
         ("vocab_size", 2057),
         ("M", 67),
         ("N", 71),

@@ -20,13 +20,20 @@ pub(crate) struct Cpu {
 }
 
 impl Cpu {
-    /// Starts so many threads.
+    /// Starts so many threads, or as many as there is room for: without any, blocks run on the thread that calls.
     ///
     /// # Errors
     /// The operating system's.
     pub(crate) fn start(threads: NonZero<usize>) -> Result<Cpu> {
-        // The accelerator counts a queue's thread, of which there is none here.
-        let accelerator = Arc::new(CpuAccelerator::with_threads(threads.saturating_add(1))?);
+        let mut others = threads.get();
+        let accelerator = loop {
+            // The accelerator counts a queue's thread, of which there is none here.
+            match CpuAccelerator::with_threads(NonZero::<usize>::MIN.saturating_add(others)) {
+                Err(_) if others > 0 => others /= 2,
+                started => break Arc::new(started?),
+            }
+        };
+        let threads = NonZero::new(others).unwrap_or(NonZero::<usize>::MIN);
         // SAFETY: the kernels are those of vm-kernels, whose tests run all of them as the host's own.
         let compiler = unsafe { JitCompiler::new(Arc::clone(&accelerator)).trusted() };
         Ok(Cpu { accelerator, compiler, threads: u32::try_from(threads.get()).unwrap_or(u32::MAX) })

@@ -107,14 +107,15 @@ pub(super) fn answer(function: &'static str, f: impl FnOnce() -> Result<(), Fail
 /// has ended; the stream is one of the calling thread's context.
 pub(super) unsafe fn run(
     spec: &'static Spec,
+    name: &'static str,
     element: Scalar,
     words: &[u64],
     workspace: Option<(u64, u64)>,
     stream: *mut c_void,
 ) -> vmk_status {
-    answer(spec.name, || {
-        let call = Arguments { spec, element, words };
-        match state().device(spec.name)? {
+    answer(name, || {
+        let call = Arguments { spec, name, element, words };
+        match state().device(name)? {
             // SAFETY: as the caller promises.
             Chosen::Cpu(engine) => unsafe { run_on(engine, &call, workspace, stream) },
             // SAFETY: as above.
@@ -131,7 +132,7 @@ unsafe fn run_on<D: Device>(
     workspace: Option<(u64, u64)>,
     stream: *mut c_void,
 ) -> Result<(), Failure> {
-    let name = call.spec.name;
+    let name = call.name;
     engine.device.check_stream(stream).map_err(|what| Failure::invalid(name, "stream", what))?;
     let key = call.key();
     let started = |plan: &Plan<D::Kernel>| {
@@ -179,7 +180,7 @@ unsafe fn start<D: Device>(
 
 /// That every pointer is what its buffer needs, and that nothing that is written overlaps anything else.
 fn check_buffers<D: Device>(device: &D, call: &Arguments<'_>, buffers: &[Buffer]) -> Result<(), Failure> {
-    let name = call.spec.name;
+    let name = call.name;
     for (at, buffer) in buffers.iter().enumerate() {
         let Buffer { bytes, element, .. } = *buffer;
         let address = call.words[buffer.word];
@@ -225,17 +226,18 @@ fn check_workspace<D: Device>(
     if needed == 0 {
         return Ok((0, 0));
     }
-    let name = call.spec.name;
+    let name = call.name;
     let own = call.workspace();
     let of = own.map_or("workspace", |(of, _)| of);
     let bad = |what: String| Err(Failure::invalid(name, of, what));
     let Some((address, bytes)) = own.map(|(_, address)| (address, u64::MAX)).or(given) else {
-        return bad(format!("is needed, of {needed} bytes: call the function of this name with _ws"));
+        return bad(format!("is needed, of {needed} bytes: call {name}_ws"));
     };
     if address == 0 || !address.is_multiple_of(WORKSPACE_ALIGN) {
         return bad(format!("is {address:#x}: {needed} bytes at a multiple of {WORKSPACE_ALIGN} are needed"));
     }
     if bytes < needed {
+        let name = name.strip_suffix("_ws").unwrap_or(name);
         return bad(format!("has {bytes} bytes: {needed} are needed, as {name}_workspace_size tells"));
     }
     let Some(end) = address.checked_add(needed) else {
@@ -282,9 +284,11 @@ unsafe fn launch<D: Device>(
         vm_accel::Error::Driver { code: 201 | 400, .. } => {
             let what =
                 format!("is {stream:p}: {error}; give a stream of the calling thread's current context");
-            Failure::invalid(call.spec.name, "stream", what)
+            Failure::invalid(call.name, "stream", what)
         }
-        _ => Failure::device(call.spec.name, &error),
+        // A processor has no memory for what a kernel works in, or no thread with a stack for it.
+        vm_accel::Error::Host { .. } => Failure::Memory { function: call.name, what: error.to_string() },
+        _ => Failure::device(call.name, &error),
     };
     // The workspace is behind the last buffer.
     let place = |at: usize| match plan.buffers.get(at) {
@@ -350,24 +354,24 @@ fn pack<K>(
 /// `bytes` is NULL or points to a number.
 pub(super) unsafe fn workspace_size(
     spec: &'static Spec,
+    name: &'static str,
     element: Scalar,
     words: &[u64],
     bytes: *mut usize,
 ) -> vmk_status {
-    answer(spec.name, || {
+    answer(name, || {
         // SAFETY: as the caller promises.
         let bytes = unsafe { bytes.as_mut() };
-        let bytes =
-            bytes.ok_or_else(|| Failure::invalid(spec.name, "bytes", "is NULL: the number goes there"))?;
-        let call = Arguments { spec, element, words };
-        let resources = match state().device(spec.name)? {
+        let bytes = bytes.ok_or_else(|| Failure::invalid(name, "bytes", "is NULL: the number goes there"))?;
+        let call = Arguments { spec, name, element, words };
+        let resources = match state().device(name)? {
             Chosen::Cpu(engine) => engine.device.resources(),
             Chosen::Gpu(engine) => engine.device.resources(),
         };
         let (function, _) = Engine::<super::Cpu>::outline(&call)?;
-        let needed = function.call(&resources).map_err(|error| Failure::call(spec.name, &error))?.workspace;
+        let needed = function.call(&resources).map_err(|error| Failure::call(name, &error))?.workspace;
         *bytes = usize::try_from(needed).map_err(|_| Failure::Memory {
-            function: spec.name,
+            function: name,
             what: format!("{needed} bytes to work in are more than there are"),
         })?;
         Ok(())
