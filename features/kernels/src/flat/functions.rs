@@ -418,7 +418,8 @@ impl Function for ActivationGradient {
         let rule = self.rule();
         // Nothing is combined, so blocks suffice.
         let alone = Resources { cluster: 1, ..*resources };
-        let held = rule.ports().iter().filter(|port| port.access.reads()).count() as u32;
+        // What is read and what is written has registers.
+        let held = rule.ports().len() as u32;
         let layout = Layout::strided([columns, step(buffers)], &[element], align, held, &alone);
         let entry = Entry::FlatRows(FlatRows { rule, layout });
         launch_rows(Self::NAME, entry, layout, [rows, columns], buffers, &[])
