@@ -172,7 +172,7 @@ impl<'t> Parser<'t> {
             let element = op.place.and_then(|place| self.element(place));
             match element.filter(|_| dropped && shape.may_drop()) {
                 Some(element) => vec![element.into()],
-                None => return Err(self.expected("\":\" and the type of the result")),
+                None => return Err(self.expected_behind("\":\" and the type of the result")),
             }
         };
         let result = types.first().copied();

@@ -173,6 +173,35 @@ mod tests {
     }
 
     #[test]
+    fn a_type_that_is_missing_is_marked_where_it_belongs() {
+        // What is marked: where in the line, and what is there.
+        let check = |body: &str, line: u32, column: u32, found: &str| {
+            let source = format!(
+                "vir 1\nkernel @k(@x: view<f32, [?], readwrite>, @h: view<i32, [?], readwrite>, %n: i32, %f: f32) at 0x0 block(64) {{\n{body}\n}}\n"
+            );
+            let error = super::super::parse(&source).unwrap_err();
+            let expect = format!("expected \":\" and the type of the result, found {found}");
+            assert_eq!((error.kind.to_string(), error.line, error.column), (expect, line, column), "{body}");
+            let rendered = error.render(&source);
+            let carets = rendered.lines().last().unwrap();
+            assert_eq!(carets.find('^'), Some("  3 | ".len() + column as usize - 1), "{rendered}");
+            assert!(rendered.lines().count() == 3, "{rendered}");
+        };
+        let end = "the end of the line";
+        check("  %v = load @x[%n]\n  store @x[%n], %v", 3, 19, end);
+        check("  %v = load @x[%n] ; a comment\n\n  ; another\n  store @x[%n], %v", 3, 19, end);
+        check("  %a = add %n, %n  \n  %b = add %a, %n : i32", 3, 18, end);
+        check("  %a = add %n,\n    %n\n  %b = add %a, %n : i32", 4, 7, end);
+        check("  %a = lt.s %n, 4\n  if %a {\n  }", 3, 18, end);
+        check("  %a = vec.splat %f", 3, 20, end);
+        check("  %a = global_id.x\n  %b = add %n, %n : i32", 3, 19, end);
+        check("  %old = atomic.add.device @h[%n], 1\n  store @h[%n], %old", 3, 37, end);
+        // On one line it is the token that is there instead.
+        check("  %v = load @x[%n] }", 3, 20, "\"}\"");
+        check("  %v = vec.splat %f f32", 3, 21, "\"f32\"");
+    }
+
+    #[test]
     fn a_parameter_is_marked_on_its_own_line() {
         let source = "vir 1\n\nkernel @k(\n  %n: i32 in [5, 4],\n  @x: view<f32, [?], read,\n    align 3>\n) at 0x0\n  block(0) {\n}\n";
         let errors = validate(super::super::parse(source).unwrap(), Trust::Guest).unwrap_err();

@@ -68,8 +68,12 @@ impl<'t> Lexer<'t> {
     /// The next token and where it begins.
     pub(super) fn next(&mut self) -> (Position, Result<Token<'t>, TextErrorKind>) {
         self.skip_space();
-        let position = Position { line: self.line, column: (self.at - self.line_start) as u32 + 1 };
-        (position, self.token())
+        (self.position(), self.token())
+    }
+
+    /// Where the last token ended.
+    pub(super) fn position(&self) -> Position {
+        Position { line: self.line, column: (self.at - self.line_start) as u32 + 1 }
     }
 
     fn skip_space(&mut self) {

@@ -35,6 +35,8 @@ pub(super) struct Parser<'t> {
     pub(super) lexer: Lexer<'t>,
     pub(super) token: Token<'t>,
     pub(super) position: Position,
+    /// Where the token before ended.
+    pub(super) behind: Position,
     pub(super) kernel: Option<&'t str>,
     pub(super) numbering: Numbering,
     pub(super) values: HashMap<&'t str, Value>,
@@ -62,6 +64,7 @@ impl<'t> Parser<'t> {
             lexer: Lexer::new(text),
             token: Token::End,
             position: Position { line: 1, column: 1 },
+            behind: Position { line: 1, column: 1 },
             kernel: None,
             numbering: Numbering::default(),
             values: HashMap::new(),
@@ -92,11 +95,26 @@ impl<'t> Parser<'t> {
         self.error(TextErrorKind::Expected { expected: expected.to_owned(), found })
     }
 
+    /// The same of what ends an op. Where the next token is on another line, it is the line before that lacks it.
+    pub(super) fn expected_behind(&self, expected: &str) -> TextError {
+        match (self.behind.line < self.position.line, self.token) {
+            (false, _) => self.expected(expected),
+            (true, Token::End) => {
+                TextError { column: self.behind.column, line: self.behind.line, ..self.expected(expected) }
+            }
+            (true, _) => {
+                let found = "the end of the line".to_owned();
+                self.error_at(self.behind, TextErrorKind::Expected { expected: expected.to_owned(), found })
+            }
+        }
+    }
+
     pub(super) fn too_many(&self, what: &'static str, limit: usize) -> TextError {
         self.error(TextErrorKind::TooMany { what, limit })
     }
 
     pub(super) fn advance(&mut self) -> Result<Token<'t>> {
+        self.behind = self.lexer.position();
         let (position, token) = self.lexer.next();
         self.position = position;
         match token {
