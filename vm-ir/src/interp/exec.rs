@@ -276,9 +276,9 @@ impl<'m> Machine<'m> {
     }
 
     /// Tells the onlooker that threads have left a loop.
-    pub(super) fn looped(&mut self, op: &Op, threads: impl Iterator<Item = u32>, rounds: u64) {
+    pub(super) fn looped(&mut self, op: &Op, threads: impl Iterator<Item = u32>, iterations: u64) {
         if let Some(observer) = &mut self.observer {
-            threads.for_each(|thread| observer.looped(op, thread, rounds));
+            threads.for_each(|thread| observer.looped(op, thread, iterations));
         }
     }
 

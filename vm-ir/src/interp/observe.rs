@@ -12,8 +12,8 @@ pub trait Observer {
     }
 
     /// A thread has left a `for` or a `while` after this number of iterations.
-    fn looped(&mut self, op: &Op, thread: u32, rounds: u64) {
-        let _ = (op, thread, rounds);
+    fn looped(&mut self, op: &Op, thread: u32, iterations: u64) {
+        let _ = (op, thread, iterations);
     }
 }
 

@@ -166,7 +166,7 @@ fn compiled_kernel(module: &ValidModule, entry: &Entry) -> json::CompiledKernel 
         parameter_bytes: entry.params.bytes,
         parameters: parameters.collect(),
         stop_word_offset: entry.params.guard.map(|guard| guard.stop),
-        rounds_offset: entry.params.guard.map(|guard| guard.fuel),
+        iterations_offset: entry.params.guard.map(|guard| guard.fuel),
     }
 }
 

@@ -39,8 +39,8 @@ pub struct CompiledKernel {
     pub parameters: Vec<KernelParameter>,
     /// Offset of the cancel flag's address in the block of parameters; null for a kernel that is not metered.
     pub stop_word_offset: Option<u32>,
-    /// Offset of the fuel of each thread; null for a kernel that is not metered.
-    pub rounds_offset: Option<u32>,
+    /// Offset of the fuel of each thread, which is in iterations; null for a kernel that is not metered.
+    pub iterations_offset: Option<u32>,
 }
 
 /// A parameter of a kernel.
