@@ -1,10 +1,79 @@
 //! What one role tells the others: that a stage is full or empty, whether the launch is cancelled, and numbers that were loaded.
 
-use super::layout::{SIGNALS, WORDS};
+use super::layout::{self, Layout, SIGNALS, WORDS};
 use super::{Ring, Role};
 use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Cancel, Writer, class_of, memory_type};
+use vm_ir::Kernel;
 use vm_ir::module::Op;
+use vm_ir::tile::Tile;
+
+/// What a ring of stages has in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ringed {
+    /// Tiles of the channel with this number.
+    Tiles(usize),
+    /// The cancel flag, as one role read it.
+    Signals,
+    /// Numbers that were loaded.
+    Words,
+    /// By group: what comes from a view to its fragment.
+    Arrivals,
+    /// What the blocks of a cluster give each other of sums.
+    Given,
+}
+
+/// The barriers of a ring.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Barriers {
+    #[cfg_attr(not(test), expect(dead_code, reason = "the model of tests tells rings apart by it"))]
+    pub(super) of: Ringed,
+    /// Where those of full stages are; those of empty ones are behind.
+    pub(super) at: u32,
+    pub(super) stages: u32,
+    /// How many arrive before a stage is full, and before it is empty; 0 where nobody waits for that.
+    pub(super) full: u32,
+    pub(super) empty: u32,
+}
+
+/// Who computes in a block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Team {
+    pub(super) warps: u32,
+    pub(super) threads: u32,
+}
+
+/// The barriers of a block's rings.
+pub(super) fn barriers(
+    kernel: &Kernel,
+    tile: &Tile,
+    layout: &Layout,
+    cancellable: bool,
+    Team { warps, threads }: Team,
+) -> Vec<Barriers> {
+    let cluster = kernel.cluster();
+    let mut rings = Vec::new();
+    for (number, channel) in tile.channels.iter().enumerate() {
+        rings.push(Barriers {
+            of: Ringed::Tiles(number),
+            at: layout.barriers[number],
+            stages: channel.stages,
+            full: if layout.sent[number] { threads } else { 1 },
+            empty: warps * layout::share(kernel, channel),
+        });
+    }
+    // The first block's flag is for the cluster, and so is its empty stage.
+    let listeners = warps * cluster + cluster - 1;
+    let others = [
+        (cancellable, Ringed::Signals, layout.signals, SIGNALS, listeners),
+        (layout.words > 0, Ringed::Words, layout.words, WORDS, warps),
+        (layout.arrivals > 0, Ringed::Arrivals, layout.arrivals, tile.groups, 0),
+        (layout.given_buffers > 0, Ringed::Given, layout.given_barriers, layout.given_buffers, 0),
+    ];
+    let there = others.into_iter().filter(|(there, ..)| *there);
+    rings.extend(there.map(|(_, of, at, stages, empty)| Barriers { of, at, stages, full: 1, empty }));
+    rings
+}
 
 impl<'k> Writer<'k> {
     /// Waits for a phase of a barrier.

@@ -12,6 +12,7 @@
 //! * `global`: what goes between fragments and views by way of registers.
 //! * `handover`: what one role tells the others.
 //! * `product`: `mma`.
+//! * `model` (of tests): all ways in which roles and blocks may take turns at what they hand over.
 //! * `share`: sums of which the blocks of a cluster have parts.
 //! * `sync`: all of it for other architectures, and for views of which no tensor map can be made.
 //!
@@ -31,6 +32,8 @@ mod fragment;
 mod global;
 mod handover;
 mod layout;
+#[cfg(test)]
+mod model;
 mod order;
 mod product;
 mod share;
@@ -44,7 +47,8 @@ use super::writer::Writer;
 use crate::artifact::{self, Entry};
 use crate::reject::RejectKind;
 use fragment::Spread;
-use layout::{GROUP, Layout, SIGNALS, WORDS};
+use handover::{Barriers, Team};
+use layout::{GROUP, Layout};
 use std::fmt::Write as _;
 use sync::MmaSync;
 use vm_abi::{ParamLayout, Swizzle};
@@ -308,30 +312,13 @@ impl<'k> Writer<'k> {
         let row = def!(self, B32, "mad.lo.u32", in_group, 16, quad);
         let cluster = self.kernel.cluster();
         let (warps, threads) = (4 * tile.groups, GROUP * tile.groups);
-        // Rings: where their barriers are, of how many stages, and who arrives at full ones and at empty ones.
-        let mut rings = Vec::new();
-        for (number, channel) in tile.channels.iter().enumerate() {
-            let fills = if layout.sent[number] { threads } else { 1 };
-            let empties = warps * layout::share(self.kernel, channel);
-            rings.push((layout.barriers[number], channel.stages, fills, empties));
-        }
-        if self.plan.cancellable() {
-            rings.push((layout.signals, SIGNALS, 1, warps * cluster + cluster - 1));
-        }
-        if layout.words > 0 {
-            rings.push((layout.words, WORDS, 1, warps));
-        }
-        if layout.arrivals > 0 {
-            rings.push((layout.arrivals, tile.groups, 1, 0));
-        }
-        if layout.given_buffers > 0 {
-            rings.push((layout.given_barriers, layout.given_buffers, 1, 0));
-        }
+        let computing = Team { warps, threads };
+        let rings = handover::barriers(self.kernel, tile, &layout, self.plan.cancellable(), computing);
         // One thread makes them all: an address that differs between threads is one that they go through one by one.
         let made = self.asm.new_label();
         when!(self, first, false, "bra", Arg::Label(made));
-        for (at, stages, fills, empties) in rings {
-            for (first_of, count) in [(at, fills), (at + 8 * stages, empties)] {
+        for Barriers { at, stages, full, empty, .. } in rings {
+            for (first_of, count) in [(at, full), (at + 8 * stages, empty)] {
                 for stage in (0..stages).filter(|_| count > 0) {
                     let barrier = Arg::At(base, i64::from(first_of + 8 * stage));
                     ins!(self, "mbarrier.init.shared::cta.b64", barrier, i64::from(count));
