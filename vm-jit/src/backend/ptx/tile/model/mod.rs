@@ -217,7 +217,7 @@ fn nothing_goes_wrong() {
     check(CLUSTER, "2 multicast", LATER, [1, 0], 1);
     check("tile(2) cluster(2)", "1 multicast", ONE, [1, 0], 1);
     check(CLUSTER, "1", SPLIT, [2, 0], 1);
-    check(CLUSTER, "1", SHARED, [3, 2], 1);
+    check(CLUSTER, "1", SHARED, [3, 1], 1);
     check("tile(2) cluster(2)", "1", SHARED, [3, 0], 1);
 }
 
