@@ -1,10 +1,11 @@
-//! Decoding with a paged cache at sizes that matter, beside PyTorch's attention to a cache that is not paged.
+//! Decoding with a paged cache at sizes that matter, beside FlashAttention-3 with a paged cache, if its module is there, and PyTorch's
+//! attention to a cache that is not paged.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use vm_accel::Accelerator as _;
 use vm_ir::{Scalar, Trust};
 use vm_kernels::append::Layout;
@@ -28,6 +29,8 @@ const WORK: &[[u64; 2]] = &[[1, 4096], [1, 65536], [16, 4096], [16, 16384], [64,
 const HEADS: [u64; 2] = [32, 8];
 const DIM: u64 = 128;
 const PAGE: u64 = 64;
+/// Peers, as they are asked for.
+const PEERS: [(&str, &str); 2] = [("paged", "FlashAttention-3, paged"), ("decode", "PyTorch, not paged")];
 
 pub(super) fn tests() -> Vec<Test> {
     let name = |[batch, tokens]: [u64; 2]| format!("decoding of bf16, {batch} sequences of {tokens} tokens");
@@ -37,8 +40,8 @@ pub(super) fn tests() -> Vec<Test> {
     WORK.iter().map(of).collect()
 }
 
-fn key([batch, tokens]: [u64; 2]) -> String {
-    format!("decode {batch} {} {} {tokens} {DIM} 0", HEADS[0], HEADS[1])
+fn key(kind: &str, [batch, tokens]: [u64; 2]) -> String {
+    format!("{kind} {batch} {} {} {tokens} {DIM} 0", HEADS[0], HEADS[1])
 }
 
 fn run(gpu: &Gpu, [batch, tokens]: [u64; 2], name: String, report: &mut Report) -> anyhow::Result<()> {
@@ -111,9 +114,13 @@ fn run(gpu: &Gpu, [batch, tokens]: [u64; 2], name: String, report: &mut Report) 
     figure(format!("{name}, as a guest's"), Sample::of(guests), ("the host's own".into(), own.clone()), 0.97);
     match peers() {
         Ok(peers) => {
-            let seconds = peers.get(&key([batch, tokens])).context("the peer measured other work")?;
-            let rates = seconds.iter().map(|seconds| bytes / seconds / 1e12).collect();
-            figure(name, own, ("PyTorch, not paged".to_owned(), Sample::of(rates)), 1.0);
+            let of = |kind| peers.get(&key(kind, [batch, tokens]));
+            let found = PEERS.iter().filter_map(|(kind, peer)| Some((peer, of(kind)?))).collect::<Vec<_>>();
+            ensure!(!found.is_empty(), "the peer measured other work");
+            for (peer, seconds) in found {
+                let rates = seconds.iter().map(|seconds| bytes / seconds / 1e12).collect();
+                figure(name.clone(), own.clone(), ((*peer).to_owned(), Sample::of(rates)), 1.0);
+            }
         }
         Err(reason) => report.note(format!("without PyTorch: {reason}")),
     }
@@ -122,9 +129,10 @@ fn run(gpu: &Gpu, [batch, tokens]: [u64; 2], name: String, report: &mut Report) 
 
 /// Seconds of a call by measurement, by what is measured. PyTorch runs once, in a process of its own.
 fn peers() -> &'static Result<HashMap<String, Vec<f64>>, String> {
-    static PEERS: OnceLock<Result<HashMap<String, Vec<f64>>, String>> = OnceLock::new();
-    PEERS.get_or_init(|| {
-        let keys: Vec<String> = WORK.iter().map(|work| key(*work)).collect();
+    static FOUND: OnceLock<Result<HashMap<String, Vec<f64>>, String>> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let of = |work: &[u64; 2]| PEERS.map(|(kind, _)| key(kind, *work));
+        let keys: Vec<String> = WORK.iter().flat_map(of).collect();
         crate::peer::run(include_str!("peers.py"), &keys)
     })
 }

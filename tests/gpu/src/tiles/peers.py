@@ -1,4 +1,4 @@
-"""Times PyTorch at the work that its arguments name ("attention 2 16 8192 128 1", "gradients" of the same, "decode 16 32 8 4096 128 0"),
+"""Times PyTorch at the work that its arguments name ("attention 2 16 8192 128 1", "gradients" of the same, "decode 16 32 8 4096 128 0", "paged" of the same,
 "fp8" of the same), and prints the seconds of a call as JSON: cuDNN for attention, on random numbers, as the kernels whose peers they are;
 of FP8, and of bf16 with "flash" before, FlashAttention-3, if its module is there; with "torch" before, PyTorch's own, of what cuDNN has not.
 """
@@ -11,6 +11,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 ROUNDS, LAUNCHES, WARM = 9, 8, 2
+# Tokens of a page of a cache.
+PAGE = 64
 
 
 def function(kind, *extents):
@@ -24,6 +26,14 @@ def function(kind, *extents):
         q = numbers(batch, heads, 1, dim)
         k, v = (numbers(batch, of_keys, tokens, dim) for _ in range(2))
         return lambda: attend(q, k, v, enable_gqa=True)
+    if kind == "paged":
+        batch, heads, of_keys, tokens, dim = extents
+        pages = batch * tokens // PAGE
+        q = numbers(batch, 1, heads, dim)
+        k, v = (numbers(pages, PAGE, of_keys, dim) for _ in range(2))
+        table = (torch.arange(pages, device="cuda", dtype=torch.int32) * 7 % pages).view(batch, -1)
+        lengths = torch.full((batch,), tokens, device="cuda", dtype=torch.int32)
+        return lambda: fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table)
     if kind == "fp8":
         batch, heads, tokens, dim = extents
         q, k, v = (numbers(batch, tokens, heads, dim).to(torch.float8_e4m3fn) for _ in range(3))
@@ -67,7 +77,7 @@ if not torch.cuda.is_available():
 results = {}
 for work in sys.argv[1:]:
     kind, *numbers = work.split()
-    if kind in ("fp8", "flash") and fa3 is None or kind == "torch" and work.removeprefix("torch ") in results:
+    if kind in ("fp8", "flash", "paged") and fa3 is None or kind == "torch" and work.removeprefix("torch ") in results:
         continue
     backends = [SDPBackend.FLASH_ATTENTION if kind == "torch" else SDPBackend.CUDNN_ATTENTION]
     if kind == "decode":  # the better of both
