@@ -152,7 +152,7 @@ pub struct TensorMap {
 }
 
 /// The boxes of a view that a kernel copies at once. What of a box lies outside of the view reads as zeros, and is not
-/// written. Of a view without elements the kernel copies no box that begins before column 2^31 - 16.
+/// written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Tile {

@@ -235,7 +235,6 @@ fn what_there_is_no_kernel_for_is_said() {
     };
     check(&rope, "heads of 7 elements");
     check(&Rope { dim: 1 << 20, ..rope }, "heads of 1048576 elements");
-    check(&Rope { dim: 8, batch: 1 << 17, ..rope }, "131072 sequences");
     let (element, index) = (Scalar::F32, Scalar::I32);
     let loss = AuxLoss { tokens: 8, experts: 8193, top_k: 1, alpha: 1.0, element, index, align: 16 };
     check(&loss, "8193 experts; at most 8192");

@@ -80,9 +80,7 @@ fn hostile(gpu: &Gpu) -> anyhow::Result<usize> {
     let mut launches = 0;
     for n in 0..4 * all.len() {
         let tensor = |extents: [u64; 3]| Argument::Tensor(Tensor::zeros(Scalar::Bf16, &extents));
-        let shapes = [[2, 100, 72], [3, 33, 40], [3, 0, 40], [2, 100, 0], [0, 0, 0]].map(tensor);
-        let pairs = [[0, 1], [2, 1], [0, 2], [3, 4], [4, 3], [1, 0], [0, 1]];
-        let views = pairs[n % pairs.len()].map(|at: usize| shapes[at].clone());
+        let views = [tensor([2, 100, 72]), tensor([3, 33, 40])];
         let indices = [at(n), at(n * 7 + 3), at(n * 5 + 1), at(n * 11 + 2)];
         let arguments: Vec<Argument> = views.into_iter().chain(indices).collect();
         for rows in [Rows::Packed, Rows::Apart] {

@@ -5,7 +5,7 @@ use super::layout::{self, BoxOf, GROUP, ROW, SLAB};
 use super::order::PutOrder;
 use super::{Role, channel_number, fragment_number};
 use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
-use crate::backend::ptx::writer::{Extent, Writer};
+use crate::backend::ptx::writer::Writer;
 use std::ops::Range;
 use vm_ir::Value;
 use vm_ir::module::{Op, Place};
@@ -14,8 +14,6 @@ use vm_ir::tile::Fragment;
 
 /// Bytes at whose multiples columns are copied.
 const COLUMN: u32 = 16;
-/// A column behind those of all views that have tensor maps, of elements of any size.
-const FAR_COLUMN: i64 = (i32::MAX & -16) as i64;
 
 /// Boxes in shared memory: the first one's address, how far apart they are, how many columns each has, and how many there are.
 #[derive(Clone, Copy)]
@@ -58,9 +56,6 @@ impl<'k> Writer<'k> {
         };
         let mut coordinates: Vec<Reg> = indices.iter().enumerate().map(coordinate).collect();
         coordinates.reverse();
-        if let (Some(least), Some(column)) = (self.least_column(view), coordinates.first_mut()) {
-            *column = def!(self, B32, "max.s32", *column, least);
-        }
         coordinates
     }
 
@@ -68,32 +63,6 @@ impl<'k> Writer<'k> {
     fn beside(&mut self, column: Reg, columns: u32) -> Reg {
         let next = def!(self, B32, "add.sat.s32", column, i64::from(columns));
         def!(self, B32, "and.b32", next, -i64::from(columns * COLUMN / layout::ROW))
-    }
-
-    /// Where no box of a view begins before: nowhere in a view that has no element, whose tensor map has one.
-    fn least_column(&self, view: Place) -> Option<Reg> {
-        let Place::View(parameter) = view else { return None };
-        self.tiles.as_ref()?.least_columns.get(usize::from(parameter)).copied().flatten()
-    }
-
-    /// What [`least_column`](Self::least_column) is of each view that boxes are copied of.
-    pub(super) fn least_columns(&mut self, boxes: &[layout::BoxOf]) -> Vec<Option<Reg>> {
-        let count = self.kernel.params().len();
-        let mut found = vec![None; count];
-        for (parameter, least) in (0u16..).zip(&mut found) {
-            let is_copied = boxes.iter().any(|wanted| wanted.parameter == parameter);
-            let Some(view) = self.view(Place::View(parameter)).filter(|_| is_copied) else { continue };
-            let mut empty = None;
-            for extent in view.extents.clone() {
-                let Extent::Reg(extent) = extent else { continue };
-                empty = Some(match empty {
-                    Some(empty) => def!(self, Pred, "setp.eq.or.s64", extent, 0, empty),
-                    None => def!(self, Pred, "setp.eq.s64", extent, 0),
-                });
-            }
-            *least = empty.map(|empty| def!(self, B32, "selp.b32", FAR_COLUMN, i64::from(i32::MIN), empty));
-        }
-        found
     }
 
     /// Does no index of a box lie below zero? The accelerator ends a kernel that stores such a box (seen on an H200).

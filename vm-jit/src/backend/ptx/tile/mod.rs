@@ -98,8 +98,6 @@ pub(super) struct Tiles<'k> {
     waits: Waits,
     /// By parameter: whether groups wait for each other before they put something there.
     put_orders: Vec<order::PutOrder>,
-    /// By parameter, of views that boxes are copied of: a column that none of them begins before.
-    least_columns: Vec<Option<Reg>>,
     /// The parameters of the tensor maps: their offsets in the block of parameters.
     maps: Vec<u32>,
     role: Role,
@@ -154,7 +152,6 @@ impl<'k> Tiles<'k> {
             layout,
             waits,
             put_orders: Vec::new(),
-            least_columns: Vec::new(),
             maps: Vec::new(),
             role: Role::Compute,
             base: Reg::NONE,
@@ -346,9 +343,7 @@ impl<'k> Writer<'k> {
             }
         };
         let end = self.asm.new_label();
-        let least_columns = self.least_columns(&layout.boxes);
         self.tiles = Some(Box::new(Tiles {
-            least_columns,
             maps,
             base,
             parameters,
