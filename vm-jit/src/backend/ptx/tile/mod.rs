@@ -65,6 +65,8 @@ const MAP_PROMISE: u32 = 16;
 /// Its declaration.
 pub(super) const DECLARATION: &str = ".extern .shared .align 1024 .b8 tile_shared[];\n";
 
+/// Registers of fragments that leave a thread most of its own.
+const FEW: u32 = 64;
 /// More registers than a thread has.
 const MANY: u32 = 255;
 /// Bytes of shared memory that the driver takes for itself of each block.
@@ -376,6 +378,8 @@ impl<'k> Writer<'k> {
     fn role(&mut self, role: Role, tile: &'k Tile) {
         let Some(end) = self.tiles().map(|tiles| tiles.end) else { return };
         let (fetching, computing) = match tile.groups {
+            // Where fragments leave room, who fetches has some for what it computes.
+            1 if self.resident() > 1 && self.held_registers(tile) < FEW => (Some(56), Some(200)),
             1 if self.resident() > 1 => (Some(24), Some(232)),
             1 => (None, None),
             // Where fragments have more registers than a thread, most of them live in turns, those that compute need all they get.
