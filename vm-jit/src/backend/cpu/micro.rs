@@ -6,11 +6,11 @@
 //! A routine is called as a C function:
 //!
 //! ```c
-//! void micro(const float *left, const float *panel, float *sums, int64_t inner, int64_t stride, int64_t pitch);
+//! void micro(const float *left, const float *panel, float *sums, int64_t inner, int64_t stride, int64_t pitch, int64_t down);
 //! ```
 //!
-//! `stride` is the bytes between rows of `left`, whose columns are neighbours, or of a turned one the other way round. The
-//! panel lies row by row without gaps, `pitch` is the bytes from row to row of the sums. `inner` is at least 1.
+//! `stride` is the bytes between rows of `left`, whose columns are neighbours, or of a turned one the other way round. `down` is
+//! the bytes from row to row of the panel, and `pitch` of the sums. `inner` is at least 1.
 
 use super::isa::Isa;
 use iced_x86::IcedError;
@@ -30,6 +30,8 @@ pub(super) struct Micro {
     pub(super) turned: bool,
     /// Is it added to what the sums are?
     pub(super) adds: bool,
+    /// Has the panel one vector only?
+    pub(super) narrow: bool,
 }
 
 /// The most rows of a strip, by the columns of a panel.
@@ -141,19 +143,21 @@ impl Micro {
     fn with<V: Vectors>(self) -> Result<Vec<u8>, IcedError> {
         let mut a = CodeAssembler::new(64)?;
         let rows = usize::from(self.rows);
-        let sums: Vec<&[V::Register]> = V::SUMS.chunks(2).take(rows).collect();
+        let panel = &V::PANEL[..if self.narrow { 1 } else { 2 }];
+        let sums: Vec<&[V::Register]> = V::SUMS.chunks(panel.len()).take(rows).collect();
         self.begin(&mut a)?;
         for sum in sums.iter().copied().flatten() {
             V::zero(&mut a, *sum)?;
         }
-        self.steps(&mut a, 2 * V::BYTES, |a, step| {
-            for (i, part) in (0..).zip(V::PANEL) {
-                V::load(a, part, ptr(rsi + V::BYTES * (2 * step + i)))?;
+        self.steps(&mut a, |a, step| {
+            for (i, part) in (0..).zip(panel) {
+                V::load(a, *part, ptr(rsi + V::BYTES * i))?;
             }
+            a.add(rsi, rbx)?;
             for ((row, sums), number) in sums.iter().enumerate().zip(V::NUMBERS.iter().cycle()) {
                 V::broadcast(a, *number, self.number(row, step))?;
-                for (sum, part) in sums.iter().zip(V::PANEL) {
-                    V::fma(a, *sum, *number, part)?;
+                for (sum, part) in sums.iter().zip(panel) {
+                    V::fma(a, *sum, *number, *part)?;
                 }
             }
             Ok(())
@@ -169,12 +173,16 @@ impl Micro {
             a.add(rdx, r9)?;
         }
         a.vzeroupper()?;
+        a.pop(rbx)?;
         a.ret()?;
         a.assemble(0)
     }
 
     /// The rows' base registers, and what is wanted at the end into the cache.
     fn begin(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        // The seventh argument, above the address to return to.
+        a.push(rbx)?;
+        a.mov(rbx, qword_ptr(rsp + 16))?;
         a.mov(rax, rdx)?;
         for row in 0..self.rows {
             a.prefetcht0(byte_ptr(rax))?;
@@ -208,21 +216,17 @@ impl Micro {
         }
     }
 
-    /// All steps of the inner dimension, `rcx` of them; a row of the panel has `panel` bytes.
+    /// All steps of the inner dimension, `rcx` of them.
     fn steps(
         self,
         a: &mut CodeAssembler,
-        panel: i32,
         step: impl Fn(&mut CodeAssembler, i32) -> Result<(), IcedError>,
     ) -> Result<(), IcedError> {
         let [mut many, mut rest, mut one, mut end] = [0; 4].map(|_| a.create_label());
         // Of a turned one each step has another row.
-        let advance = |a: &mut CodeAssembler, by: i32| {
-            a.add(rsi, panel * by)?;
-            match self.turned {
-                true => a.add(rdi, r8),
-                false => self.bases().iter().try_for_each(|base| a.add(*base, 4 * by)),
-            }
+        let advance = |a: &mut CodeAssembler, by: i32| match self.turned {
+            true => a.add(rdi, r8),
+            false => self.bases().iter().try_for_each(|base| a.add(*base, 4 * by)),
         };
         a.sub(rcx, UNROLL)?;
         a.jb(rest)?;

@@ -38,8 +38,8 @@ impl Routine {
             Routine::Wide(Function::ToBf16) => (1 << 10) + 1,
             Routine::Wide(Function::ToF16) => (1 << 10) + 2,
             Routine::Wide(Function::FromF16) => (1 << 10) + 3,
-            Routine::Micro(Micro { rows, turned, adds }) => {
-                u32::from(rows) << 2 | u32::from(turned) << 1 | u32::from(adds)
+            Routine::Micro(Micro { rows, turned, adds, narrow }) => {
+                u32::from(narrow) << 6 | u32::from(rows) << 2 | u32::from(turned) << 1 | u32::from(adds)
             }
         }
     }
@@ -55,7 +55,8 @@ impl Routine {
             1026 => Routine::Wide(Function::ToF16),
             1027 => Routine::Wide(Function::FromF16),
             _ => Routine::Micro(Micro {
-                rows: (number >> 2) as u8,
+                rows: (number >> 2 & 0xf) as u8,
+                narrow: number & 64 != 0,
                 turned: number & 2 != 0,
                 adds: number & 1 != 0,
             }),
@@ -72,7 +73,7 @@ impl Routine {
                 signature
             }
             Routine::Chunks | Routine::Micro(_) => {
-                let count = if self == Routine::Chunks { 5 } else { 6 };
+                let count = if self == Routine::Chunks { 5 } else { 7 };
                 let mut signature = Signature::new(CallConv::SystemV);
                 signature.params.extend(vec![AbiParam::new(types::I64); count]);
                 signature
@@ -158,8 +159,9 @@ mod tests {
         let functions = [Exp, Exp2, Tanh, Erf, ToBf16, ToF16, FromF16];
         let mut all: Vec<_> = functions.into_iter().map(Routine::Wide).chain([Routine::Chunks]).collect();
         for rows in 1..=12 {
-            for (turned, adds) in [(false, false), (false, true), (true, false), (true, true)] {
-                all.push(Routine::Micro(Micro { rows, turned, adds }));
+            for flags in 0..8 {
+                let [turned, adds, narrow] = [1, 2, 4].map(|flag| flags & flag != 0);
+                all.push(Routine::Micro(Micro { rows, turned, adds, narrow }));
             }
         }
         for routine in all {

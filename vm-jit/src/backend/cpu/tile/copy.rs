@@ -1,6 +1,6 @@
 //! Boxes of views: what of them is there, and copies of it.
 
-use super::{ALIGN, Array, Stage};
+use super::{ALIGN, Array, Form, Stage};
 use crate::backend::cpu::lanes::{clif, loose, own};
 use crate::backend::cpu::writer::Writer;
 use cranelift_codegen::ir::condcodes::IntCC;
@@ -9,6 +9,10 @@ use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
 use vm_ir::op::{Opcode, Shape, Turn};
 use vm_ir::tile::column_step;
+
+/// Bytes from row to row up to which the panels of a right factor are taken where they are: rows that are farther apart would share the
+/// same few sets of a cache.
+const NEAR: u32 = 256;
 
 /// A box of a view.
 struct Window {
@@ -172,14 +176,32 @@ impl Writer<'_, '_> {
         let Some(window) = self.window(op, view, stage.dims, true) else { return };
         let [rows, columns] = stage.dims;
         let size = stage.element.bytes();
-        let [whole, part, end] = [0; 3].map(|_| self.b.create_block());
+        let [whole, part, end, on] = [0; 4].map(|_| self.b.create_block());
         let [at, stride] = [0; 2].map(|_| self.b.append_block_param(end, types::I64));
         let is_whole = self.is_whole(&window, stage.dims);
         self.b.ins().brif(is_whole, whole, &[], part, &[]);
         self.b.seal_block(whole);
         self.b.seal_block(part);
         self.b.switch_to_block(whole);
-        self.b.ins().jump(end, &[window.first.into(), window.stride.into()]);
+        let there = [window.first.into(), window.stride.into()];
+        match stage.told {
+            // Rows that are as near to each other as in a copy, or nearly, are multiplied where they are.
+            Some(told) => {
+                let most = if stage.form == Form::Rows { 8 * columns } else { NEAR };
+                let near =
+                    self.b.ins().icmp_imm_u(IntCC::UnsignedLessThanOrEqual, window.stride, i64::from(most));
+                let stays = self.b.create_block();
+                self.b.ins().brif(near, stays, &[], end, &there);
+                self.b.seal_block(stays);
+                self.b.switch_to_block(stays);
+                let across = self.long(4 * self.tiles.panel);
+                self.tell(told, [window.first, window.stride, across]);
+                self.b.ins().jump(on, &[]);
+            }
+            None => {
+                self.b.ins().jump(end, &there);
+            }
+        }
         self.b.switch_to_block(part);
         let clipped = self.tile_address(self.tiles.clipped);
         self.zero(clipped, u64::from(rows) * u64::from(columns * size));
@@ -188,17 +210,60 @@ impl Writer<'_, '_> {
         self.b.ins().jump(end, &[clipped.at.into(), clipped.stride.into()]);
         self.b.seal_block(end);
         self.b.switch_to_block(end);
+        self.stage_of(Rows { at, stride }, &stage);
+        self.b.ins().jump(on, &[]);
+        self.b.seal_block(on);
+        self.b.switch_to_block(on);
+    }
+
+    /// Packs a stage.
+    pub(super) fn stage_of(&mut self, from: Rows, stage: &Stage) {
         let to = self.tile_address(stage.at);
-        let Stage { element, dims, form, .. } = stage;
-        self.pack(Rows { at, stride }, element, dims, form, to);
+        self.pack(from, stage.element, stage.dims, stage.form, to);
+        if let Some(told) = stage.told {
+            let [down, across] = self.packed_steps(stage).map(|step| self.long(step));
+            self.tell(told, [to, down, across]);
+        }
+    }
+
+    /// Bytes from row to row of a packed stage, and from panel to panel.
+    pub(super) fn packed_steps(&self, stage: &Stage) -> [u32; 2] {
+        let (row, [rows, columns]) = (4 * self.tiles.panel, stage.dims);
+        match stage.form {
+            Form::Rows => [4 * columns, 0],
+            Form::Panels => [row, row * rows],
+            Form::Turned => [row, row * columns],
+        }
+    }
+
+    fn tell(&mut self, told: u32, all: [Ssa; 3]) {
+        let at = self.tile_address(told);
+        for (i, one) in (0..).zip(all) {
+            self.b.ins().store(own(), one, at, 8 * i);
+        }
+    }
+
+    /// Where a stage's elements are, and the bytes from row to row and from panel to panel.
+    pub(super) fn stage_place(&mut self, stage: &Stage) -> [Ssa; 3] {
+        match stage.told {
+            Some(told) => {
+                let at = self.tile_address(told);
+                [0, 8, 16].map(|offset| self.b.ins().load(types::I64, own(), at, offset))
+            }
+            None => {
+                let at = self.tile_address(stage.at);
+                let [down, across] = self.packed_steps(stage).map(|step| self.long(step));
+                [at, down, across]
+            }
+        }
     }
 
     /// What a fragment holds, packed as a stage.
     pub(super) fn send(&mut self, op: &Op, place: Place) {
         let stage = op.others.first().and_then(|place| self.stage(*place));
         let (Some(array), Some(stage)) = (self.array(place), stage) else { return };
-        let (from, to) = (self.rows_of(&array), self.tile_address(stage.at));
-        self.pack(from, stage.element, stage.dims, stage.form, to);
+        let from = self.rows_of(&array);
+        self.stage_of(from, &stage);
     }
 
     /// The block's share of the columns of a fragment.

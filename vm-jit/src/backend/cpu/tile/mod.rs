@@ -7,15 +7,15 @@
 //! * `product`: products, in calls of a routine (`micro`) or written out. `fragment`: what is computed of fragments.
 //!
 //! A stage has its elements as f32, which holds all that may be multiplied, and lies as its products take it: row by row as
-//! a left factor, in panels of [`panel`] columns as a right one. Rows of fragments are padded to whole panels; what is in
-//! the padding nobody sees.
+//! a left factor, in panels of [`panel`] columns as a right one. What lies so in a view is left there, as nobody writes it. Rows of
+//! fragments are padded to whole vectors; what is in the padding nobody sees.
 
 mod copy;
 mod fragment;
 mod pack;
 mod product;
 
-use super::isa::Isa;
+use super::isa::{Architecture, Isa};
 use super::writer::Writer;
 use crate::reject::RejectKind;
 use cranelift_codegen::ir::condcodes::IntCC;
@@ -27,6 +27,9 @@ use vm_ir::{Kernel, Scalar};
 
 /// Arrays begin at multiples of this.
 const ALIGN: u64 = 64;
+
+/// Rows of fragments are padded to multiples of these many elements: the widest that is computed together, and the least of a panel.
+const GRAIN: u32 = 16;
 
 /// Columns of a panel: two of the machine's longest vectors, or four.
 pub(super) fn panel(isa: Isa) -> u32 {
@@ -59,12 +62,12 @@ struct Array {
 }
 
 impl Array {
-    fn of(fragment: &Fragment, panel: u32, at: u32) -> Array {
+    fn of(fragment: &Fragment, at: u32) -> Array {
         let (rows, columns) = match fragment.columns {
             Some(columns) => (fragment.rows, columns),
             None => (1, fragment.rows),
         };
-        let pitch = columns.next_multiple_of(panel);
+        let pitch = columns.next_multiple_of(GRAIN);
         let is_column = fragment.columns.is_none();
         Array { at, element: fragment.element, rows, columns, pitch, is_column }
     }
@@ -86,6 +89,9 @@ struct Stage {
     element: Scalar,
     dims: [u32; 2],
     form: Form,
+    /// Where it is told where its elements are, if they may be those of a view: their address, and the bytes from row to row and from
+    /// panel to panel.
+    told: Option<u32>,
 }
 
 /// Where everything lies, from the begin of the tiles on.
@@ -94,7 +100,7 @@ pub(super) struct Tiles {
     panel: u32,
     fragments: Vec<Array>,
     stages: Vec<Stage>,
-    /// Bytes of all fragments, which lie in front.
+    /// Bytes of the fragments that are zeroes at first, which lie in front.
     zeroed: u64,
     /// What is fetched and reaches out of its view, row by row.
     clipped: u32,
@@ -133,17 +139,26 @@ impl Tiles {
             end = at.saturating_add(bytes).next_multiple_of(ALIGN);
             u32::try_from(at).unwrap_or(u32::MAX)
         };
-        let fragment = |fragment: &Fragment| {
-            let array = Array::of(fragment, panel, 0);
-            Array { at: take(array.bytes()), ..array }
+        let mut fragments: Vec<Array> =
+            tile.fragments.iter().map(|fragment| Array::of(fragment, 0)).collect();
+        let filled = filled(kernel);
+        let mut place = |wanted: bool| {
+            let arrays = fragments.iter_mut().zip(&filled).filter(|(_, filled)| **filled == wanted);
+            arrays.for_each(|(array, _)| array.at = take(array.bytes()));
+            u64::from(take(0))
         };
-        let fragments = tile.fragments.iter().map(fragment).collect();
-        let zeroed = u64::from(take(0));
+        let zeroed = place(false);
+        place(true);
         let forms = forms(kernel);
         let stage = |(channel, form): (&Channel, Option<Form>)| {
+            let may_stay = isa.architecture() == Architecture::X86_64
+                && channel.element == Scalar::F32
+                && (form == Some(Form::Rows)
+                    || form == Some(Form::Panels) && channel.dims[1].is_multiple_of(GRAIN));
             let form = form.unwrap_or(Form::Rows);
             let at = take(form_bytes(channel.dims, form, panel));
-            Stage { at, element: channel.element, dims: channel.dims, form }
+            let told = may_stay.then(|| take(24));
+            Stage { at, element: channel.element, dims: channel.dims, form, told }
         };
         let stages: Vec<Stage> = tile.channels.iter().zip(forms).map(stage).collect();
         let most = tile.channels.iter().map(|c| u64::from(c.dims[0]) * u64::from(c.dims[1])).max();
@@ -162,12 +177,31 @@ impl Tiles {
                 right = right.max(form_bytes(stage.dims, right_form(op), panel));
             }
             if let Some(sum) = kernel.fragment(sum).filter(|sum| sum.element != Scalar::F32) {
-                sums = sums.max(Array::of(sum, panel, 0).bytes());
+                sums = sums.max(Array::of(sum, 0).bytes());
             }
         });
         let [left, right, sums] = [left, right, sums].map(&mut take);
         Tiles { panel, fragments, stages, zeroed, clipped, left, right, sums, bytes: u64::from(take(0)) }
     }
+}
+
+/// By fragment, whether all of it is written before anything else is done with it.
+fn filled(kernel: &Kernel) -> Vec<bool> {
+    fn first_of(op: &Op, fills: bool, first: &mut [Option<bool>]) {
+        for place in op.place.iter().chain(&op.others) {
+            if let Place::Fragment(i) = place
+                && let Some(first) = first.get_mut(usize::from(*i))
+            {
+                first.get_or_insert(fills);
+            }
+        }
+        op.regions.iter().flat_map(|region| &region.ops).for_each(|op| first_of(op, false, first));
+    }
+    let mut first = vec![None; kernel.tile().map_or(0, |tile| tile.fragments.len())];
+    for op in &kernel.body().ops {
+        first_of(op, op.code.shape() == Shape::Fill, &mut first);
+    }
+    first.into_iter().map(|fills| fills == Some(true)).collect()
 }
 
 /// By channel, the form in which all ops take it; where they differ, row by row.
