@@ -165,7 +165,16 @@ pub struct Tile {
     pub swizzle: Swizzle,
     /// The view's elements.
     pub element: Element,
+    /// Are boxes copied to the view, not from it?
+    pub writes: bool,
 }
+
+/// The name of a symbol that a module whose kernels have tensor maps may have: [`NOTHING_BYTES`] bytes of the device's memory, aligned to
+/// 64, all zero. A view without elements has none that a map could name, so it is made of the first element there if the kernel reads
+/// by it, where it finds the zero that it would find outside of the view, and of the one in the middle if it writes by it.
+pub const NOTHING: &str = "vir_nothing";
+/// The bytes of [`NOTHING`].
+pub const NOTHING_BYTES: u32 = 128;
 
 impl Tile {
     /// Bytes of a row of the box.
@@ -283,23 +292,24 @@ mod tests {
     #[test]
     fn what_lies_where() {
         let scalar = |bytes| Field::Scalar { bytes };
-        let check = |fields: &[Field],
-                     maps: u32,
-                     guarded,
-                     offsets: &[u32],
-                     bytes,
-                     guard: Option<[u32; 2]>| {
-            let tile =
-                |parameter| Tile { parameter, shape: [8, 8], swizzle: Swizzle::None, element: Element::F16 };
-            let layout = ParamLayout::new(fields.iter().copied(), (0..maps).map(tile), guarded);
-            let found: Vec<_> = layout.slots.iter().map(|slot| slot.offset()).collect();
-            assert_eq!((&*found, layout.bytes), (offsets, bytes), "{fields:?}");
-            assert_eq!(layout.guard.map(|guard| [guard.stop, guard.fuel]), guard);
-            assert!(layout.maps.iter().zip(0..).all(|(map, number)| map.offset == MAP_BYTES * number));
-            let ends = layout.fields().map(|(offset, bytes)| offset + bytes);
-            assert_eq!(ends.max().unwrap_or(0), bytes, "no byte behind the last field");
-            assert_eq!(layout.align(), if maps > 0 { 64 } else { 8 });
-        };
+        let check =
+            |fields: &[Field], maps: u32, guarded, offsets: &[u32], bytes, guard: Option<[u32; 2]>| {
+                let tile = |parameter| Tile {
+                    parameter,
+                    shape: [8, 8],
+                    swizzle: Swizzle::None,
+                    element: Element::F16,
+                    writes: false,
+                };
+                let layout = ParamLayout::new(fields.iter().copied(), (0..maps).map(tile), guarded);
+                let found: Vec<_> = layout.slots.iter().map(|slot| slot.offset()).collect();
+                assert_eq!((&*found, layout.bytes), (offsets, bytes), "{fields:?}");
+                assert_eq!(layout.guard.map(|guard| [guard.stop, guard.fuel]), guard);
+                assert!(layout.maps.iter().zip(0..).all(|(map, number)| map.offset == MAP_BYTES * number));
+                let ends = layout.fields().map(|(offset, bytes)| offset + bytes);
+                assert_eq!(ends.max().unwrap_or(0), bytes, "no byte behind the last field");
+                assert_eq!(layout.align(), if maps > 0 { 64 } else { 8 });
+            };
         check(&[], 0, false, &[], 0, None);
         check(&[scalar(1), scalar(2), scalar(1), scalar(4)], 0, false, &[0, 2, 4, 8], 12, None);
         check(&[scalar(1), Field::View { rank: 2 }, scalar(4)], 0, true, &[0, 8, 40], 64, Some([48, 56]));

@@ -86,8 +86,8 @@ pub use memory::{Memory, MemoryKind, Region};
 pub use pool::{PoolOptions, PoolStatistics};
 pub use tensor::Tensor;
 pub use vm_abi::{
-    Element, Guard, MAX_EXTENT, MAX_PARAMETER_BYTES, MAX_RANK, PARAMETER_BYTES, ParamLayout, Slot, Swizzle,
-    TensorMap, Tile,
+    Element, Guard, MAX_EXTENT, MAX_PARAMETER_BYTES, MAX_RANK, NOTHING, NOTHING_BYTES, PARAMETER_BYTES,
+    ParamLayout, Slot, Swizzle, TensorMap, Tile,
 };
 pub use worker::{
     Argument, Batch, Buffer, ElementType, Event, Graph, Kernel, Scope, ScopedStream, Session, Shaped,

@@ -1,6 +1,6 @@
 //! Views that kernels copy by tensor maps, and what the Tensor Memory Accelerator asks of them.
 
-use vm_abi::{Swizzle, Tile};
+use vm_abi::{MAX_RANK, NOTHING_BYTES, Swizzle, Tile};
 
 use crate::artifact::{Parameter, ParameterKind};
 use crate::extents::Place;
@@ -45,12 +45,26 @@ impl Tensor {
         self.place.strides()
     }
 
+    /// Has it no elements? Then no map can be made of it, but of what is [there](Self::there) in its place.
+    pub fn is_empty(&self) -> bool {
+        self.extents().contains(&0)
+    }
+
+    /// One element in the place of none: of [`NOTHING`](vm_abi::NOTHING), which begins at this address.
+    #[must_use]
+    pub fn there(&self, nothing: u64) -> Self {
+        let address = nothing + if self.tile.writes { u64::from(NOTHING_BYTES) / 2 } else { 0 };
+        let rank = self.extents().len();
+        let place = Place::new(self.tile.element.bytes(), &[1; MAX_RANK][..rank], &[UNIT; MAX_RANK][1..rank]);
+        Self { address, place, tile: self.tile }
+    }
+
     /// Its boxes.
     pub fn tile(&self) -> &Tile {
         &self.tile
     }
 
-    /// That a tensor map can be made of it.
+    /// That a tensor map can be made of it, or what is in its place.
     ///
     /// # Errors
     /// What it has, and what it needs.
@@ -58,6 +72,9 @@ impl Tensor {
         let needs = |has: String, needed: String| {
             Err(format!("it is copied by a tensor map: {has}, {needed} needed"))
         };
+        if self.is_empty() {
+            return Ok(());
+        }
         if !self.address.is_multiple_of(UNIT) {
             return needs(format!("its address is {:#x}", self.address), format!("a multiple of {UNIT} is"));
         }
@@ -87,9 +104,12 @@ pub(crate) fn check_tile(tile: &Tile, parameters: &[Parameter]) -> Result<(), St
     let Some(Parameter { name, kind }) = parameters.get(tile.parameter as usize) else {
         return Err(format!("a box of parameter {}, of {}", tile.parameter, parameters.len()));
     };
-    let ParameterKind::View { extents, element, .. } = kind else {
+    let ParameterKind::View { extents, element, writes, .. } = kind else {
         return Err(format!("a box of {name}, which is no view"));
     };
+    if tile.writes && !writes {
+        return Err(format!("boxes are copied to the view {name}, which is not written"));
+    }
     let bad = |what: String| Err(format!("the boxes of the view {name} have {what}"));
     let [rows, columns] = tile.shape;
     if tile.element.bytes() != element.bytes() {
@@ -157,7 +177,11 @@ mod tests {
             align: 2,
             writes: false,
         };
-        artifact(vec![kind], vec![Tile { parameter: 0, shape, swizzle, element: Element::F16 }], false)
+        artifact(
+            vec![kind],
+            vec![Tile { parameter: 0, shape, swizzle, element: Element::F16, writes: false }],
+            false,
+        )
     }
 
     #[test]
@@ -176,7 +200,13 @@ mod tests {
         check(2, [0, 8], Swizzle::None, Some("0 rows"));
         check(2, [8, 12], Swizzle::None, Some("rows of 24 bytes, a multiple of 16 is needed"));
         check(2, [8, 72], Swizzle::Bytes128, Some("rows of 144 bytes, the swizzle takes up to 128"));
-        let tile = |parameter, element| Tile { parameter, shape: [8, 8], swizzle: Swizzle::None, element };
+        let tile = |parameter, element| Tile {
+            parameter,
+            shape: [8, 8],
+            swizzle: Swizzle::None,
+            element,
+            writes: false,
+        };
         let check = |tile, want: &str| {
             let view = ParameterKind::View {
                 extents: vec![Extent::Any; 2],
@@ -216,9 +246,25 @@ mod tests {
         );
         check(0, &[3, 5], &[24], Some("a stride of 24 bytes of dimension 0, a multiple of 16 below"));
         check(0, &[3, 5], &[1 << 40], Some("a stride of 1099511627776 bytes"));
-        check(0, &[0, 5], &[16], Some("extent 0 of dimension 0, 1 to 2147483584 are needed"));
+        check(2, &[0, 5], &[24], None);
         check(0, &[1, 1 << 31], &[16], Some("extent 2147483648 of dimension 1"));
         check(0, &[1, (1 << 31) - 64], &[16], None);
+    }
+
+    #[test]
+    fn what_has_no_elements_is_made_of_what_is_there() {
+        for (writes, address) in [(false, 0x100), (true, 0x140)] {
+            let tile =
+                Tile { parameter: 0, shape: [8, 8], swizzle: Swizzle::None, element: Element::F16, writes };
+            for (extents, strides) in [(&[0][..], &[][..]), (&[4, 0], &[8]), (&[2, 0, 5], &[24, 8])] {
+                let tensor = Tensor::new(0x3002, Place::new(2, extents, strides), tile);
+                assert!(tensor.is_empty());
+                let there = tensor.there(0x100);
+                assert_eq!((there.address(), there.tile()), (address, &tile));
+                assert!(there.extents().iter().all(|extent| *extent == 1) && there.check() == Ok(()));
+                assert_eq!([there.extents().len(), there.strides().len() + 1], [extents.len(); 2]);
+            }
+        }
     }
 
     #[test]
@@ -229,8 +275,13 @@ mod tests {
             align: 16,
             writes: false,
         };
-        let tile =
-            |parameter, shape| Tile { parameter, shape, swizzle: Swizzle::Bytes128, element: Element::F16 };
+        let tile = |parameter, shape| Tile {
+            parameter,
+            shape,
+            swizzle: Swizzle::Bytes128,
+            element: Element::F16,
+            writes: false,
+        };
         let kinds = vec![ParameterKind::Scalar { bytes: 4, range: None }, view(2), view(3)];
         let tiles = vec![tile(2, [64, 64]), tile(1, [128, 32])];
         let artifact = artifact(kinds, tiles.clone(), true).unwrap();

@@ -37,8 +37,7 @@ fn multiply(call: &Arguments<'_>, batch: Batch, matrices: u64) -> Made {
         epilogue,
         batch,
         matrices,
-        // No copying engine takes matrices without elements.
-        align: if k == 0 { 1 } else { call.align(&[n, k]) },
+        align: call.align(&[n, k]),
         ..Product::of(m, n, k)
     };
     Ok(Box::new(Multiply { product, alpha, beta }))

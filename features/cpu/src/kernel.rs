@@ -210,7 +210,13 @@ mod tests {
             align: 16,
             writes: false,
         };
-        let tile = Tile { parameter: 0, shape: [1, 8], swizzle: Swizzle::None, element: Element::F16 };
+        let tile = Tile {
+            parameter: 0,
+            shape: [1, 8],
+            swizzle: Swizzle::None,
+            element: Element::F16,
+            writes: false,
+        };
         let signature = Signature {
             parameters: vec![Parameter { name: "x".into(), kind }],
             tiles: vec![tile],

@@ -113,15 +113,16 @@ impl Shared {
         kernel.check(self.number, arguments)?;
         arguments.with_maps(&kernel.artifact, |tensor| {
             let _entered = self.enter()?;
+            let tensor = kernel.function.there(tensor, &kernel.artifact)?;
             let mut maps = self.maps.borrow_mut();
-            if let Some(map) = maps.get(tensor) {
+            if let Some(map) = maps.get(&tensor) {
                 return Ok(*map);
             }
             if maps.len() >= MAPS {
                 maps.clear();
             }
-            let map = self.driver.tensor_map(tensor)?;
-            maps.insert(*tensor, map);
+            let map = self.driver.tensor_map(&tensor)?;
+            maps.insert(tensor, map);
             Ok(map)
         })
     }

@@ -88,16 +88,17 @@ impl CudaLauncher {
     ) -> Result<()> {
         kernel.check(self.number, arguments)?;
         let whole = arguments.with_maps(&kernel.artifact, |tensor| {
-            if let Some(map) = lock(&self.maps).get(tensor) {
+            let tensor = kernel.function.there(tensor, &kernel.artifact)?;
+            if let Some(map) = lock(&self.maps).get(&tensor) {
                 return Ok(*map);
             }
             let _entered = self.context.enter()?;
-            let map = self.context.driver().tensor_map(tensor)?;
+            let map = self.context.driver().tensor_map(&tensor)?;
             let mut maps = lock(&self.maps);
             if maps.len() >= MAPS {
                 maps.clear();
             }
-            maps.insert(*tensor, map);
+            maps.insert(tensor, map);
             Ok(map)
         })?;
         let stream = Stream::borrow(&self.context, stream);

@@ -187,19 +187,19 @@ const SECTIONS: &[Section] = &[
     Section {
         name: "library",
         about: "the functions of the kernel library against their definitions",
-        timeout: Duration::from_secs(240),
+        timeout: Duration::from_secs(600),
         tests: library::tests,
     },
     Section {
         name: "functions",
         about: "how fast the functions of the kernel library are, against a device copy and PyTorch",
-        timeout: Duration::from_secs(240),
+        timeout: Duration::from_secs(480),
         tests: library::figures::tests,
     },
     Section {
         name: "capi",
         about: "the kernel library for C: every function on a caller's stream, what is refused, and what a call takes",
-        timeout: Duration::from_secs(240),
+        timeout: Duration::from_secs(480),
         tests: capi::tests,
     },
     Section {
@@ -211,13 +211,13 @@ const SECTIONS: &[Section] = &[
     Section {
         name: "products",
         about: "matrix products as their tables and the tuner choose them, against cuBLAS",
-        timeout: Duration::from_secs(240),
+        timeout: Duration::from_secs(480),
         tests: tiles::products::tests,
     },
     Section {
         name: "gpt",
         about: "losses and gradients of a GPT-2 of the kernel library, against PyTorch's",
-        timeout: Duration::from_secs(240),
+        timeout: Duration::from_secs(480),
         tests: gpt::tests,
     },
     Section {
@@ -235,7 +235,7 @@ const SECTIONS: &[Section] = &[
     Section {
         name: "older-tiles",
         about: "tile kernels compiled for older architectures, which the device runs by way of PTX",
-        timeout: Duration::from_secs(420),
+        timeout: Duration::from_secs(900),
         tests: tiles::tests_of_older,
     },
 ];

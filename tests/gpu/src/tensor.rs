@@ -21,6 +21,7 @@ const SOURCE: &str = "
 .version 8.0
 .target sm_90
 .address_size 64
+.visible .global .align 64 .b8 vir_nothing[128];
 .visible .entry box(.param .align 64 .b8 args[184])
 .reqntid 32, 1, 1
 {
@@ -85,7 +86,7 @@ pub(crate) fn artifact(swizzle: Swizzle) -> vm_accel::Result<Artifact> {
             scalar("column"),
             scalar("row"),
         ],
-        tiles: vec![Tile { parameter: 0, shape: BOX, swizzle, element: Element::U32 }],
+        tiles: vec![Tile { parameter: 0, shape: BOX, swizzle, element: Element::U32, writes: false }],
         guarded: false,
         cost_bound: 1000,
     };
@@ -119,16 +120,16 @@ pub(crate) fn needs_tma(gpu: &Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// That boxes come as they lie in the view: inside, over its edges, by launches one by one and in graphs that are amended.
+/// That boxes come as they lie in the view: inside, over its edges, of a view without elements, by launches one by one and in graphs that are amended.
 pub(crate) fn boxes(gpu: &Gpu) -> anyhow::Result<()> {
     needs_tma(gpu)?;
     let worker = gpu.worker()?;
-    const SHAPES: [[u32; 2]; 3] = [[24, 40], [16, 64], [3, 4]];
+    const SHAPES: [[u32; 2]; 5] = [[24, 40], [16, 64], [3, 4], [0, 8], [5, 0]];
     const PLACES: [[i32; 2]; 4] = [[0, 0], [8, 4], [-2, -4], [20, 36]];
     let mut views = Vec::new();
     for [rows, columns] in SHAPES {
         let numbers: Vec<u32> = (1..=rows * columns).collect();
-        let x = worker.allocate(4 * u64::from(rows * columns))?;
+        let x = worker.allocate(4 * u64::from(rows * columns).max(4))?;
         worker.write(&x, &numbers)?;
         views.push(x);
     }

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::ptr;
 
-use vm_accel::{Artifact, Error, Result};
+use vm_accel::{Artifact, Error, NOTHING, NOTHING_BYTES, Result, Tensor};
 
 use super::OUT_OF_MEMORY;
 use super::log::Log;
@@ -27,6 +27,8 @@ pub(crate) struct Function {
     shared_bytes: u32,
     /// Is its block of parameters one parameter? The driver aligns one with tensor maps by itself.
     single: bool,
+    /// Where its module has [`NOTHING`], if it has.
+    nothing: Option<u64>,
 }
 
 /// The error as it is if the context is lost, else as one of loading.
@@ -62,6 +64,16 @@ impl Module {
         Ok(Self(handle))
     }
 
+    /// Where it has [`NOTHING`], if it has.
+    fn nothing(&self, driver: &Driver) -> Option<u64> {
+        let name = CString::new(NOTHING).ok()?;
+        let (mut address, mut bytes) = (0, 0);
+        // SAFETY: the module is live, the name ends with a zero byte, the pointers are to locals.
+        unsafe { driver.cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, self.0, name.as_ptr()) }
+            .ok()?;
+        (bytes >= NOTHING_BYTES as usize).then_some(address)
+    }
+
     /// Unloads it.
     ///
     /// # Safety
@@ -73,6 +85,28 @@ impl Module {
 }
 
 impl Function {
+    /// What a tensor map is made of for a view: itself, or of one without elements what its module has in their place.
+    ///
+    /// # Errors
+    /// The view has no elements, and its module nothing in their place.
+    pub(crate) fn there(&self, tensor: &Tensor, artifact: &Artifact) -> Result<Tensor> {
+        match self.nothing {
+            _ if !tensor.is_empty() => Ok(*tensor),
+            Some(nothing) => Ok(tensor.there(nothing)),
+            None => {
+                let parameters = &artifact.signature().parameters;
+                let parameter = parameters.get(tensor.tile().parameter as usize);
+                Err(Error::Arguments {
+                    kernel: artifact.entry().to_owned(),
+                    parameter: parameter.map_or_else(String::new, |parameter| parameter.name.clone()),
+                    reason: format!(
+                        "it has no elements, is copied by a tensor map, and the module has no {NOTHING}"
+                    ),
+                })
+            }
+        }
+    }
+
     /// Finds an artifact's kernel in its module.
     pub(crate) fn find(driver: &Driver, module: &Module, artifact: &Artifact) -> Result<Self> {
         let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
@@ -83,7 +117,9 @@ impl Function {
             .map_err(|error| or_bad(error, bad))?;
         let signature = artifact.signature();
         let single = !artifact.params().maps.is_empty();
-        let this = Self { handle, block: signature.block, shared_bytes: signature.shared_bytes, single };
+        let nothing = if single { module.nothing(driver) } else { None };
+        let this =
+            Self { handle, block: signature.block, shared_bytes: signature.shared_bytes, single, nothing };
         if let Some(load) = driver.cuFuncLoad {
             // Else its first launch loads it, and waits for whatever runs then.
             // SAFETY: the function is live.

@@ -238,6 +238,8 @@ driver! {
     fn cuLinkDestroy(state: CUlinkState);
     /// A kernel of a module.
     fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
+    /// A variable of a module: its address and its bytes.
+    fn cuModuleGetGlobal_v2(address: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char);
     /// One property of a kernel.
     fn cuFuncGetAttribute(value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction);
     /// Sets a property of a kernel.

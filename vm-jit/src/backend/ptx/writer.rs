@@ -13,7 +13,7 @@ use crate::reject::{Reject, RejectKind, Rejected};
 use crate::safety::SafetyPlan;
 use std::collections::HashSet;
 use std::fmt::Write;
-use vm_abi::{ParamLayout, Slot};
+use vm_abi::{NOTHING, NOTHING_BYTES, ParamLayout, Slot};
 use vm_ir::module::{Op, ParamKind, Region};
 use vm_ir::op::{BarrierScope, Opcode, Scope, Shape};
 use vm_ir::types::Class as Scalars;
@@ -74,6 +74,9 @@ pub(super) fn module(
     }
     if tiles {
         text.push_str(tile::DECLARATION);
+    }
+    if entries.iter().any(|entry| !entry.params.maps.is_empty()) {
+        let _ = writeln!(text, ".visible .global .align 64 .b8 {NOTHING}[{NOTHING_BYTES}];");
     }
     text.push_str(&kernels);
     Ok(entries)

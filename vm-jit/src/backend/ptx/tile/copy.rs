@@ -287,7 +287,7 @@ impl<'k> Writer<'k> {
         let (groups, staging) = (tiles.tile.groups, tiles.layout.staging);
         let share = tiles.layout.staged / groups;
         let regs = tiles.fragments[number].clone();
-        let wanted = layout::stored(parameter, fragment, groups);
+        let wanted = layout::copied(parameter, fragment, groups, true);
         let [rows, columns] = wanted.dims;
         let boxes = fragment.columns.unwrap_or(0) / columns;
         let at_once = layout::staged_boxes(fragment);
@@ -396,7 +396,7 @@ impl<'k> Writer<'k> {
         let (groups, staging, arrivals) = (tiles.tile.groups, tiles.layout.staging, tiles.layout.arrivals);
         let share = tiles.layout.staged / groups;
         let regs = tiles.fragments[number].clone();
-        let wanted = layout::stored(parameter, fragment, groups);
+        let wanted = layout::copied(parameter, fragment, groups, false);
         let [rows, columns] = wanted.dims;
         let boxes = fragment.columns.unwrap_or(0) / columns;
         let at_once = layout::staged_boxes(fragment);

@@ -32,6 +32,8 @@ pub(super) struct BoxOf {
     pub(super) element: Scalar,
     /// Rows and columns, in elements.
     pub(super) dims: [u32; 2],
+    /// Is it copied to the view?
+    pub(super) writes: bool,
 }
 
 impl BoxOf {
@@ -90,7 +92,7 @@ pub(super) fn fetched(kernel: &Kernel, parameter: u16, channel: &Channel, number
     let rows = channel.dims[0] / share(kernel, channel);
     let (element, all) = (channel.element, columns(channel.element));
     let there = channel.dims[1].saturating_sub(number * all).min(all);
-    BoxOf { parameter, element, dims: [rows, there] }
+    BoxOf { parameter, element, dims: [rows, there], writes: false }
 }
 
 /// How many blocks bring a stage of the channel.
@@ -98,10 +100,10 @@ pub(super) fn share(kernel: &Kernel, channel: &Channel) -> u32 {
     if channel.multicast { kernel.cluster().max(1) } else { 1 }
 }
 
-/// The box that a group stores of a fragment.
-pub(super) fn stored(parameter: u16, fragment: &Fragment, groups: u32) -> BoxOf {
+/// The box that a group copies of a fragment, to a view or from it.
+pub(super) fn copied(parameter: u16, fragment: &Fragment, groups: u32, writes: bool) -> BoxOf {
     let element = fragment.element;
-    BoxOf { parameter, element, dims: [fragment.rows / groups, columns(element)] }
+    BoxOf { parameter, element, dims: [fragment.rows / groups, columns(element)], writes }
 }
 
 /// How many boxes of a fragment are on their way to a view at once.
@@ -137,7 +139,7 @@ impl Layout {
                 (Shape::Put | Shape::PutRows | Shape::Get, _, Some(fragment)) if is_copied(op, fragment) => {
                     staged = staged.max(staged_boxes(fragment) * fragment.rows * ROW);
                     gets |= op.code == Opcode::Get;
-                    stored(view, fragment, tile.groups)
+                    copied(view, fragment, tile.groups, op.code != Opcode::Get)
                 }
                 _ => return,
             };

@@ -537,6 +537,7 @@ fn maps(layout: &Layout) -> Vec<vm_abi::Tile> {
         shape: wanted.dims,
         swizzle: Swizzle::Bytes128,
         element: artifact::element(wanted.element),
+        writes: wanted.writes,
     };
     layout.boxes.iter().map(map).collect()
 }
