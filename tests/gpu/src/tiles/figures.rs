@@ -29,7 +29,7 @@ const WARM: usize = 2;
 enum Work {
     /// M, N and K; is B transposed?
     Gemm([u64; 3], bool),
-    /// Tokens, elements of a head; causal? Of 16K tokens in all, 2048 wide.
+    /// Tokens, elements of a head, of 192 with values of 128; causal? Of 16K tokens in all, whose values are 2048 wide.
     Attention([u64; 2], bool),
     /// The same, of FP8.
     Fp8([u64; 2], bool),
@@ -56,6 +56,8 @@ const WORK: &[Work] = &[
     Work::Attention([32768, 128], true),
     Work::Attention([8192, 64], false),
     Work::Attention([8192, 64], true),
+    Work::Attention([8192, 192], false),
+    Work::Attention([8192, 192], true),
     Work::Attention([8192, 256], false),
     Work::Attention([8192, 256], true),
     Work::Fp8([2048, 128], false),
@@ -101,7 +103,12 @@ const CONSTANT: f32 = 8.0;
 impl Work {
     /// Sequences, heads, tokens and elements of a head of attention.
     fn tensor([tokens, dim]: [u64; 2]) -> Vec<u64> {
-        vec![(TOKENS / tokens).max(1), WIDTH / dim, tokens, dim]
+        vec![(TOKENS / tokens).max(1), WIDTH / Self::of_values(dim), tokens, dim]
+    }
+
+    /// Elements of a value, by those of a head.
+    fn of_values(dim: u64) -> u64 {
+        if dim == 192 { 128 } else { dim }
     }
 
     /// As its peers are told of it: cuDNN and FlashAttention-3, and PyTorch's own, where cuDNN has it not; of FP8 the second, and as the
@@ -135,7 +142,8 @@ impl Work {
         let element = if matches!(self, Work::Fp8(..)) { "fp8" } else { "bf16" };
         let attention = |of: &str, [tokens, dim]: [u64; 2], causal| {
             let kind = if causal { "causal" } else { "full" };
-            format!("{of} of {element}, {kind}, heads of {dim}, {tokens} tokens")
+            let values = if dim == 192 { " with values of 128" } else { "" };
+            format!("{of} of {element}, {kind}, heads of {dim}{values}, {tokens} tokens")
         };
         match self {
             Work::Gemm([m, n, k], turned) => {
@@ -151,8 +159,11 @@ impl Work {
 
     /// Floating-point operations.
     fn operations(self) -> f64 {
-        let attention = |products: f64, [tokens, _]: [u64; 2], causal| {
-            2.0 * products * (TOKENS.max(tokens) * WIDTH * tokens) as f64 / if causal { 2.0 } else { 1.0 }
+        let attention = |products: f64, [tokens, dim]: [u64; 2], causal| {
+            let values = Self::of_values(dim);
+            let wide = (dim + values) as f64 / (2 * values) as f64;
+            2.0 * products * wide * (TOKENS.max(tokens) * WIDTH * tokens) as f64
+                / if causal { 2.0 } else { 1.0 }
         };
         match self {
             Work::Gemm([m, n, k], _) => 2.0 * m as f64 * n as f64 * k as f64,
@@ -256,7 +267,12 @@ impl Work {
             Work::Gemm([m, n, k], turned) => {
                 [vec![vec![m, k], if turned { vec![n, k] } else { vec![k, n] }, vec![m, n]], vec![]]
             }
-            Work::Attention(shape, _) => [vec![Work::tensor(shape); 4], vec![]],
+            Work::Attention(shape, _) => {
+                let extents = Work::tensor(shape);
+                let mut values = extents.clone();
+                values[3] = Work::of_values(values[3]);
+                [vec![extents.clone(), extents, values.clone(), values], vec![]]
+            }
             Work::Gradients(shape, causal) => {
                 let extents = Work::tensor(shape);
                 let mut sums = extents.clone();

@@ -40,7 +40,9 @@ def function(kind, *extents):
         scales = torch.ones(batch, heads, device="cuda")
         of = {name: scales for name in ("q_descale", "k_descale", "v_descale")}
         return lambda: fa3.flash_attn_func(q, k, v, causal=bool(flag), **of)
-    q, k, v = (numbers(*extents) for _ in range(3))
+    *rows, dim = extents
+    q, k = (numbers(*extents) for _ in range(2))
+    v = numbers(*rows, 128 if dim == 192 else dim)
     if kind == "flash":
         q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
         return lambda: fa3.flash_attn_func(q, k, v, causal=bool(flag))
