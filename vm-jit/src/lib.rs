@@ -56,7 +56,7 @@ mod reject;
 mod safety;
 mod targets;
 
-pub use artifact::{Artifact, Entry, Format};
+pub use artifact::{Artifact, Entry, Format, Instruction, Note, Products};
 pub use backend::{Target, UnknownTarget};
 pub use reject::{Reject, RejectKind, Rejected};
 pub use targets::{TargetInfo, targets};

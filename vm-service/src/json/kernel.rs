@@ -37,10 +37,24 @@ pub struct CompiledKernel {
     pub parameter_bytes: u32,
     /// Its parameters, in the order of a launch's arguments.
     pub parameters: Vec<KernelParameter>,
+    /// What multiplies in a tile kernel, each once: `wgmma`, `mma.sync`, or `cores`, which are no tensor cores. Empty where there are no
+    /// products, or the target has one way for all.
+    pub products: Vec<String>,
+    /// Why a tile kernel does not go by the tensor maps and `wgmma` that the target has.
+    pub fallback: Vec<Note>,
     /// Offset of the cancel flag's address in the block of parameters; null for a kernel that is not metered.
     pub stop_word_offset: Option<u32>,
     /// Offset of the fuel of each thread, which is in iterations; null for a kernel that is not metered.
     pub iterations_offset: Option<u32>,
+}
+
+/// Something that is said of a kernel.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Note {
+    /// The line of the op, the declaration or the kernel; 0 if unknown.
+    pub line: u32,
+    /// What is said.
+    pub message: String,
 }
 
 /// A parameter of a kernel.

@@ -81,7 +81,11 @@ fn compile_prints_code_writes_it_and_tells_what_it_needs() {
     bench.check(
         &format!("compile softmax.vir --target ptx:sm_75 -o {}", out.display()),
         0,
-        &["ptx:sm_75: PTX, ", " bytes in ", "@softmax  256×1×1  64      @x: view<f32, [?, ?], read>, @y"],
+        &[
+            "ptx:sm_75: PTX, ",
+            " bytes in ",
+            "@softmax  256×1×1  64      -         @x: view<f32, [?, ?], read>, @y",
+        ],
         &[],
     );
     assert!(std::fs::read_to_string(&out).expect("the code").contains(".target sm_75"));
@@ -96,6 +100,34 @@ fn compile_prints_code_writes_it_and_tells_what_it_needs() {
     assert_eq!(guest["kernels"][0]["parameters"][1]["offset"], 32);
     assert!(guest["code"].as_str().expect("text").contains(".entry vir_topk"));
     assert!(guest["kernels"][0]["stop_word_offset"].is_number());
+    // What multiplies, and why not by `wgmma`.
+    let product = include_str!("../../../vm-ir/filetests/tile/matmul_64.vir");
+    bench.file("product.vir", product);
+    bench.file(
+        "unaligned.vir",
+        &product.replace("@b: view<bf16, [?, ?], read, align 16>", "@b: view<bf16, [?, ?], read>"),
+    );
+    for (file, out) in [
+        ("product.vir", &["  wgmma     @a: "][..]),
+        (
+            "unaligned.vir",
+            &[
+                "  mma.sync  @a: ",
+                "@matmul_64 goes not by wgmma, line 18: @b promises",
+                "  18 | kernel @matmul_64(",
+            ],
+        ),
+    ] {
+        bench.check(&format!("compile {file} --target ptx:sm_90a -o DIR/product.ptx"), 0, out, &[]);
+    }
+    let told = json("compile unaligned.vir --target ptx:sm_90a --json");
+    let kernel = &told["kernels"][0];
+    assert_eq!(
+        (&kernel["products"][0], &kernel["fallback"][0]["line"]),
+        (&"mma.sync".into(), &18.into()),
+        "{kernel}"
+    );
+    assert_eq!(guest["kernels"][0]["products"], serde_json::json!([]));
     let trusted = json("compile topk.vir --target ptx:sm_80 --trusted --json");
     assert!(trusted["kernels"][0]["stop_word_offset"].is_null());
 }
