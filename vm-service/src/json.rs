@@ -45,7 +45,7 @@ pub use guest::{
 pub use health::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, ErrorKind, LinkHealth};
 pub use kernel::{
     Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, Note, OutOfBounds, Output,
-    Reject, Repeated, Support, TargetInfo, Tuned, Variant, VariantOutcome,
+    Reject, Repeated, Support, TargetInfo, Tuned, TunedLaunch, Variant, VariantOutcome,
 };
 pub use log::{LogCategory, LogLevel, LogRecord};
 pub use part::{Part, PartKind, PartType};
