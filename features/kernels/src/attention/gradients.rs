@@ -113,7 +113,8 @@ impl Gradients {
         [u32::try_from(tiles).unwrap_or(u32::MAX).min(most), 1, 1]
     }
 
-    /// Blocks of a kernel of rows of queries: 64 of a head of a sequence.
+    /// Blocks of a kernel of rows of queries: 64 of a head of a sequence. Of more heads or sequences than a grid has room for they are not all that there
+    /// are, which takes several launches.
     fn by_rows(&self) -> [u32; 3] {
         let Extents { batch, tokens: [queries, _], .. } = self.extents();
         let short = |count: u64| u32::try_from(count.max(1)).unwrap_or(u32::MAX);
@@ -244,7 +245,7 @@ impl Problem for Gradients {
             all.extend(self.window.map(|reach| Sample::Number(reach.into(), Type::I32)));
         }
         if self.is_taken_together() {
-            let tiles = queries.div_ceil(QUERIES) * dim;
+            let tiles = queries.div_ceil(QUERIES).saturating_mul(dim);
             all.push(view(Scalar::F32, &[batch, heads[0], queries, dim]));
             all.push(view(Scalar::F32, &[batch, heads[0], tiles, QUERIES]));
         }

@@ -30,7 +30,7 @@ pub(super) const fn staged(rows: u32, columns: u32, element: Scalar) -> u32 {
     (if boxes < 2 { boxes } else { 2 }) * rows * BOX_ROW
 }
 
-/// What queries see of keys at a distance, in a class.
+/// How far queries see in a window, as a class has it.
 pub(super) fn reach(mask: Mask, window: [u32; 2]) -> String {
     match mask {
         Mask::Window => window.map(|reach| format!("_{}", rounded(reach.into()))).concat(),
@@ -48,7 +48,7 @@ pub(super) struct Extents {
     pub(super) starts: Option<[Tensor; 2]>,
 }
 
-/// The length of one of `batch` packed sequences that are measured: from about half of `most` on, and so long that of the last.
+/// The length of one of `batch` packed sequences that are measured: from about half of `most` for the first to all of it for the last.
 fn length(number: u64, batch: u64, most: u64) -> u64 {
     let part =
         u128::from(most) * (u128::from(batch) + u128::from(number) + 1) / (2 * u128::from(batch.max(1)));
@@ -75,7 +75,7 @@ pub(super) fn of_sequences(packed: bool, batch: u64, tokens: [u64; 2]) -> Extent
     Extents { batch: 1, tokens: totals, starts: Some(starts) }
 }
 
-/// How many pairs of a query and a key that it sees a head of all sequences has.
+/// Pairs of a query and a key that it sees, of one head of all sequences.
 pub(super) fn seen(mask: Mask, window: [u32; 2], packed: bool, batch: u64, tokens: [u64; 2]) -> f64 {
     let of_sequence = |[queries, keys]: [u64; 2]| {
         let [queries, keys] = [queries, keys].map(|tokens| tokens as f64);
@@ -253,7 +253,7 @@ impl Problem for Forward {
         };
         let of_v = match self.fp8 {
             // Rows begin at multiples of 16 bytes.
-            true => [values, tokens[1].next_multiple_of(16)],
+            true => [values, tokens[1].div_ceil(16).saturating_mul(16)],
             false => [tokens[1], values],
         };
         let mut all = vec![

@@ -58,7 +58,7 @@ pub(crate) struct HeadsArgs {
     #[arg(long, value_name = "D", value_parser = dim)]
     dim: u32,
     /// Keys and values of a sequence
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = tokens())]
     tokens: u64,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct AttentionArgs {
     #[command(flatten)]
     heads: HeadsArgs,
     /// Queries of a sequence; without it, as many as keys
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = tokens())]
     queries: Option<u64>,
     /// What Q, K and V hold; the gradients are not of FP8
     #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = factor)]
@@ -180,6 +180,11 @@ fn float(text: &str) -> Result<Scalar, String> {
 
 fn factor(text: &str) -> Result<Scalar, String> {
     one_of(text, &[Scalar::Bf16, Scalar::F16, Scalar::F32, Scalar::F8E4M3])
+}
+
+/// Tokens of a sequence: as many as kernels count.
+fn tokens() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..1 << 30)
 }
 
 /// Sequences, or groups: each has an offset, which the host writes.
