@@ -61,37 +61,50 @@ impl Gradients {
         matches!(self.dim, 64 | 128) && self.element.bytes() == 2 && !self.packed
     }
 
-    /// Those of [`Backward`], the one that a call takes first, and the smallest next.
+    /// Those of [`Backward`]: first the one that a call takes.
     fn together(&self, resources: &Resources) -> Vec<Backward> {
+        let fits = |variant: &Backward| variant.shared_bytes() <= resources.shared_bytes.into();
         let first =
             Backward { element: self.element, mask: self.mask, ..Backward::of(self.dim, self.is_causal()) };
         let small = Backward { tile: [64, 64], groups: 1, ..first };
-        if resources.kind == Kind::Cpu {
-            return vec![small];
+        if resources.kind == Kind::Cpu || !fits(&first) {
+            return [small].into_iter().filter(fits).collect();
         }
-        let mut all = vec![first, small, Backward { stages: 2, ..first }];
+        let mut all = vec![first, Backward { stages: 2, ..first }];
+        // Of heads of 128 elements smaller tiles spill, and are for less shared memory.
+        all.extend(
+            (self.dim == 64).then_some([small, Backward { stages: 4, ..first }]).into_iter().flatten(),
+        );
         all.extend(self.is_causal().then_some(Backward { order: Order::Heads, ..first }));
+        all.retain(fits);
         all
     }
 
     /// Those of [`SplitBackward`], likewise.
     fn apart(&self, resources: &Resources) -> Vec<SplitBackward> {
         let Gradients { element, dim, mask, packed, .. } = *self;
+        let fits = |variant: &SplitBackward| variant.shared_bytes() <= resources.shared_bytes.into();
         let of = |variant| SplitBackward { element, mask, packed, ..variant };
         let (large, small) =
             (of(SplitBackward::of(dim, self.is_causal())), of(SplitBackward::small(dim, self.is_causal())));
         let least = SplitBackward { tile: [64, 16], ..small };
-        match (resources.kind, element) {
-            (Kind::Cpu, _) => vec![SplitBackward { tile: [64, 64], ..small }, small, least],
+        let mut all = match (resources.kind, element) {
+            (Kind::Cpu, _) => vec![SplitBackward { tile: [64, 64], ..small }, small],
             (_, Scalar::F32) => vec![small, least],
             _ => {
-                let mut all = vec![large, small, least];
+                let mut all = vec![large, small];
                 all.extend((large.stages > 1).then_some(SplitBackward { stages: 1, ..large }));
                 all.extend((dim <= 128).then_some(SplitBackward { stages: 2, ..small }));
                 all.extend(self.is_causal().then_some(SplitBackward { order: Order::Heads, ..large }));
                 all
             }
+        };
+        all.retain(fits);
+        if all.is_empty() {
+            all.push(least);
+            all.retain(fits);
         }
+        all
     }
 
     fn is_causal(&self) -> bool {
@@ -181,11 +194,10 @@ impl Problem for Gradients {
 
     fn variants(&self, resources: &Resources) -> Vec<GradientKernels> {
         let together = if self.is_taken_together() { self.together(resources) } else { Vec::new() };
-        let mut all: Vec<_> = together.into_iter().map(GradientKernels::Together).collect();
-        all.extend(self.apart(resources).into_iter().map(GradientKernels::Apart));
-        let mut different: Vec<GradientKernels> = Vec::new();
-        for variant in all {
-            if variant.shared_bytes() <= resources.shared_bytes.into() && !different.contains(&variant) {
+        let apart = self.apart(resources).into_iter().map(GradientKernels::Apart);
+        let mut different = Vec::new();
+        for variant in together.into_iter().map(GradientKernels::Together).chain(apart) {
+            if !different.contains(&variant) {
                 different.push(variant);
             }
         }

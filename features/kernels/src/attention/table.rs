@@ -17,6 +17,7 @@ const FP8_64: &[Row] = &[([192, 128], 3), ([192, 160], 3), ([128, 192], 2), ([12
 const FP8: &[Row] = &[([128, 128], 2), ([128, 160], 2), ([128, 192], 2), ([128, 224], 2), ([64, 64], 1)];
 const FP8_256: &[Row] = &[([128, 128], 2), ([128, 64], 2), ([64, 64], 1)];
 /// Packed ones have registers for fewer keys.
+const FP8_PACKED: &[Row] = &[([128, 128], 2), ([128, 160], 2), ([128, 192], 2), ([64, 64], 1)];
 const FP8_256_PACKED: &[Row] = &[([128, 96], 2), ([128, 64], 2), ([64, 64], 1)];
 
 /// What barriers and alignment take of shared memory.
@@ -214,6 +215,7 @@ impl Problem for Forward {
             64 if self.fp8 => FP8_64,
             256 if self.fp8 && self.packed => FP8_256_PACKED,
             256 if self.fp8 => FP8_256,
+            _ if self.fp8 && self.packed => FP8_PACKED,
             _ if self.fp8 => FP8,
             64 => OF_64,
             128 => OF_128,

@@ -67,6 +67,8 @@ pub(super) const DECLARATION: &str = ".extern .shared .align 1024 .b8 tile_share
 
 /// Registers of fragments that leave a thread most of its own.
 const FEW: u32 = 64;
+/// Registers of a sum beside which 128, those of two blocks, have room for what an instruction needs (ptxas 13.0 takes 30).
+const MOST_OF_HALF: u32 = 96;
 /// More registers than a thread has.
 const MANY: u32 = 255;
 /// Bytes of shared memory that the driver takes for itself of each block.
@@ -344,11 +346,14 @@ impl<'k> Writer<'k> {
         held.sum()
     }
 
-    /// Blocks of a kernel of one group that a multiprocessor has at a time: two, if that is how much shared memory there is.
+    /// Blocks of a kernel of one group that a multiprocessor has at a time: two, if that is how much shared memory there is, and an
+    /// instruction finds its sum in half of the registers.
     fn resident(&self) -> u32 {
         let Some(tiles) = self.tiles() else { return 1 };
         let room = self.options.arch.shared_bytes() / 2 - RESERVED;
-        if tiles.tile.groups == 1 && u64::from(tiles.layout.bytes) <= room { 2 } else { 1 }
+        let words = |f| fragment::elements(f, 1) * f.element.bytes() / 4;
+        let narrow = tiles.tile.fragments.iter().all(|fragment| words(fragment) <= MOST_OF_HALF);
+        if tiles.tile.groups == 1 && narrow && u64::from(tiles.layout.bytes) <= room { 2 } else { 1 }
     }
 
     /// Writes the program as a role runs it.
