@@ -71,6 +71,40 @@ pub struct Entry {
     /// no bound. A polled loop counts as often as it has iterations between two poll points: there a launch that is to be
     /// cancelled is.
     pub work: u64,
+    /// How a tile kernel multiplies, on a target that has several ways.
+    pub products: Option<Products>,
+}
+
+/// How a tile kernel multiplies.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Products {
+    /// The instructions of its products, each once, in the order of the kernel; none if it has no products.
+    pub by: Vec<Instruction>,
+    /// Why it goes by neither tensor maps nor `wgmma` on a target that has both; nothing if it does, or the target has not.
+    pub fallback: Vec<Note>,
+}
+
+/// What multiplies tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
+pub enum Instruction {
+    /// Hopper's, of a group of four warps, from shared memory.
+    #[strum(serialize = "wgmma")]
+    Wgmma,
+    /// A warp's, from registers.
+    #[strum(serialize = "mma.sync")]
+    MmaSync,
+    /// No tensor core: one multiplication and addition after the other.
+    #[strum(serialize = "cores")]
+    Cores,
+}
+
+/// Something that is said of a kernel, with its place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    /// The line of the op, the declaration or the kernel; 0 if unknown.
+    pub line: u32,
+    /// What is said.
+    pub what: String,
 }
 
 /// The layout of a kernel's parameters, the same on every target. `tiles` are the boxes of views that it copies with the

@@ -245,28 +245,16 @@ pub fn rejects(module: &Module, target: &Target) -> Vec<Reject> {
     module.kernels().iter().flat_map(|kernel| kernel_rejects(kernel, target)).collect()
 }
 
-/// What of a tile kernel the target does not have, with the lines.
-fn tile_rejects(kernel: &Kernel, target: &Target) -> Vec<(u32, RejectKind)> {
-    match target {
-        Target::Ptx(options) => crate::backend::ptx::tile_rejects(options, kernel),
-        // Their heads are rejected.
-        Target::Amdgcn(_) => Vec::new(),
-        #[cfg(feature = "cpu")]
-        Target::Cpu(_) => Vec::new(),
-    }
-}
-
 pub(crate) fn kernel_rejects(kernel: &Kernel, target: &Target) -> Vec<Reject> {
-    let mut found = Vec::new();
-    let head = match target {
-        Target::Ptx(options) => crate::backend::ptx::head_rejects(options, kernel),
-        Target::Amdgcn(options) => crate::backend::amdgcn::head_rejects(options, kernel),
+    let at_head = |kinds: Vec<RejectKind>| kinds.into_iter().map(|kind| (kernel.line().0, kind)).collect();
+    let of_kernel: Vec<_> = match target {
+        Target::Ptx(options) => crate::backend::ptx::rejects(options, kernel),
+        Target::Amdgcn(options) => at_head(crate::backend::amdgcn::head_rejects(options, kernel)),
         #[cfg(feature = "cpu")]
-        Target::Cpu(options) => crate::backend::cpu::head_rejects(options, kernel),
+        Target::Cpu(options) => at_head(crate::backend::cpu::head_rejects(options, kernel)),
     };
-    found.extend(head.into_iter().map(|kind| Reject::new(kernel, kernel.line().0, kind)));
-    found
-        .extend(tile_rejects(kernel, target).into_iter().map(|(line, kind)| Reject::new(kernel, line, kind)));
+    let mut found: Vec<_> =
+        of_kernel.into_iter().map(|(line, kind)| Reject::new(kernel, line, kind)).collect();
     kernel.for_each_op(&mut |op| {
         let (ty, to) = key(kernel, op);
         if !op.code.shape().is_tile()

@@ -56,7 +56,7 @@ mod reject;
 mod safety;
 mod targets;
 
-pub use artifact::{Artifact, Entry, Format};
+pub use artifact::{Artifact, Entry, Format, Instruction, Note, Products};
 pub use backend::{Target, UnknownTarget};
 pub use reject::{Reject, RejectKind, Rejected};
 pub use targets::{TargetInfo, targets};
@@ -66,7 +66,7 @@ use contain::Phase;
 use vm_ir::ValidModule;
 
 /// Of code that is not the same for the same input any more; it is part of cache keys.
-pub const VERSION: u32 = 20;
+pub const VERSION: u32 = 21;
 
 /// Compiles a module.
 ///

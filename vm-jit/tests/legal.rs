@@ -275,3 +275,67 @@ fn costs() {
         assert!(of("ptx:sm_70", op, Scalar::Bf16) > of("ptx:sm_90a", op, Scalar::Bf16), "{op}");
     }
 }
+
+/// What a tile kernel's products go by is told, why not by `wgmma`, and what neither way takes, by which.
+#[test]
+fn the_way_of_products_is_told() {
+    const PRODUCT: &str = include_str!("../../vm-ir/filetests/tile/matmul_64.vir");
+    let check = |target: &str, edits: &[[&str; 2]], wanted: &[&str]| {
+        let source = edits.iter().fold(PRODUCT.to_owned(), |source, [from, to]| source.replace(from, to));
+        let module = text::parse(&source).unwrap_or_else(|error| panic!("{error}\n{source}"));
+        let target: Target = target.parse().unwrap();
+        let found: Vec<String> =
+            match compile(&validate(module, Trust::Guest).unwrap_or_else(|e| panic!("{e}")), &target) {
+                Err(rejected) => rejected.0.iter().map(|r| format!("line {}: {}", r.line, r.kind)).collect(),
+                Ok(artifact) => {
+                    let products = artifact.entries[0].products.clone().unwrap_or_default();
+                    let by = products.by.iter().map(ToString::to_string);
+                    let why =
+                        products.fallback.iter().map(|note| format!("line {}: {}", note.line, note.what));
+                    // The code says it, too.
+                    let code = artifact.text().unwrap_or_default();
+                    assert_eq!(code.matches("// not by wgmma, line ").count(), products.fallback.len());
+                    by.chain(why).collect()
+                }
+            };
+        let agrees = found.len() == wanted.len()
+            && found.iter().zip(wanted).all(|(found, wanted)| found.starts_with(wanted));
+        assert!(agrees, "{target} {edits:?}: {found:#?}, not {wanted:#?}");
+    };
+    let unaligned = ["@b: view<bf16, [?, ?], read, align 16>", "@b: view<bf16, [?, ?], read, align 4>"];
+    let why = "line 18: @b promises multiples of 4 bytes alone for its address and its rows', a tensor map takes those of 16; \
+               write `align 16` if they are";
+    check("ptx:sm_90a", &[], &["wgmma"]);
+    check("ptx:sm_90a", &[unaligned], &["mma.sync", why]);
+    // A target without `wgmma` owes no reason.
+    for (target, by) in [("ptx:sm_80", "mma.sync"), ("ptx:sm_90", "mma.sync"), ("ptx:sm_75", "cores")] {
+        check(target, &[unaligned], &[by]);
+    }
+    // Of shapes, those of stages, then of ops, then of fragments.
+    let f32 = ["bf16[64, 64] stages 3", "f32[64, 64] stages 1"];
+    let views = ["bf16, [?, ?], read, align 16", "f32, [?, ?], read, align 16"];
+    check("ptx:sm_90a", &[f32, views], &["mma.sync", "line 48: f32 has no products"]);
+    let narrow = ["[64, 64]", "[64, 48]"];
+    let rows = ["channel @y: bf16[64, 48]", "channel @y: bf16[64, 48]"];
+    let inner = ["channel @x: bf16[64, 48]", "channel @x: bf16[64, 64]"];
+    check("ptx:sm_90a", &[narrow, rows, inner], &["wgmma"]);
+    let short = [["[64, 64]", "[48, 64]"], ["channel @y: bf16[48, 64]", "channel @y: bf16[64, 64]"]];
+    check(
+        "ptx:sm_90a",
+        &short,
+        &["mma.sync", "line 48: @sum has 48 rows", "line 21: @sum has 48 rows", "line 22: @out has 48 rows"],
+    );
+    // What neither takes: the reasons of both where there are both.
+    let one = [
+        ["@x: bf16[64, 64]", "@x: bf16[1, 64]"],
+        ["@sum: f32[64,", "@sum: f32[1,"],
+        ["@out: bf16[64,", "@out: bf16[1,"],
+    ];
+    let wgmma = ["line 19: by wgmma: a stage of @x is 1 rows", "line 48: by wgmma: @sum has 1 rows"];
+    let also = why.replace("line 18: ", "line 18: by wgmma: ");
+    let mma = "@sum has one row; products";
+    let named = format!("line 48: by mma.sync: {mma}");
+    check("ptx:sm_90a", &one, &[&wgmma[..], &[&named]].concat());
+    check("ptx:sm_90a", &[&one[..], &[unaligned]].concat(), &[&wgmma[..], &[&also, &named]].concat());
+    check("ptx:sm_80", &one, &[&format!("line 48: {mma}")]);
+}

@@ -44,8 +44,8 @@ pub use guest::{
 };
 pub use health::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, ErrorKind, LinkHealth};
 pub use kernel::{
-    Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, OutOfBounds, Output, Reject,
-    Repeated, Support, TargetInfo, Tuned, Variant, VariantOutcome,
+    Check, Compiled, CompiledKernel, KernelParameter, Launched, Legal, LegalOp, Note, OutOfBounds, Output,
+    Reject, Repeated, Support, TargetInfo, Tuned, TunedLaunch, Variant, VariantOutcome,
 };
 pub use log::{LogCategory, LogLevel, LogRecord};
 pub use part::{Part, PartKind, PartType};

@@ -57,16 +57,33 @@ impl Sample {
     }
 }
 
+/// A launch of one of a variant's kernels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The blocks over which it is launched.
+    pub grid: [u32; 3],
+    /// Its arguments in the order of its parameters, by their places in [`Problem::arguments`].
+    pub arguments: Vec<usize>,
+}
+
 /// A variant of a family.
 pub trait Variant: Clone + Send + 'static {
     /// Its name, which tells it from all others and is the same on every machine.
     fn name(&self) -> String;
 
-    /// Its kernel.
+    /// Its kernel; of several the one that has most to do.
     ///
     /// # Errors
     /// A number that no kernel can have.
     fn kernel(&self, guest: GuestAddr) -> Result<Kernel, BuildError>;
+
+    /// All its kernels, in the order in which they are launched one behind the other; as a rule the one.
+    ///
+    /// # Errors
+    /// As [`kernel`](Self::kernel).
+    fn kernels(&self, guest: GuestAddr) -> Result<Vec<Kernel>, BuildError> {
+        Ok(vec![self.kernel(guest)?])
+    }
 }
 
 /// What is to be computed by a family.
@@ -83,13 +100,19 @@ pub trait Problem {
     /// The variants for the class that such a device has room for, the best guess first.
     fn variants(&self, resources: &Resources) -> Vec<Self::Variant>;
 
-    /// The blocks over which a variant is launched.
+    /// The blocks over which a variant's [kernel](Variant::kernel) is launched.
     fn grid(&self, variant: &Self::Variant, resources: &Resources) -> [u32; 3];
 
-    /// The arguments of a launch, in the order of the parameters, which all variants share.
+    /// The launches of a variant's [kernels](Variant::kernels); as a rule one, of all arguments.
+    fn steps(&self, variant: &Self::Variant, resources: &Resources) -> Vec<Step> {
+        let arguments = (0..self.arguments().len()).collect();
+        vec![Step { grid: self.grid(variant, resources), arguments }]
+    }
+
+    /// The arguments of all launches, which all variants share: of the one in the order of the parameters.
     fn arguments(&self) -> Vec<Sample>;
 
-    /// Operations of a launch, for its rate; a multiplication and an addition are two.
+    /// Operations of all launches, for their rate; a multiplication and an addition are two.
     fn operations(&self) -> f64;
 }
 

@@ -10,20 +10,23 @@ mod problems;
 #[path = "../../../vm-jit/tests/ptxas/sweep.rs"]
 mod sweep;
 
-use problems::{EXTENTS, H200, attentions, by_registers, generations, kinds};
+use problems::{EXTENTS, H200, attentions, by_registers, generations, gradients, kinds};
 use std::collections::HashSet;
 use vm_ir::{GuestAddr, Kernel, Module, Trust, ValidModule, validate};
 use vm_kernels::family::{Problem, Variant};
 use vm_kernels::gemm::Product;
 
-/// A variant's name, what makes its kernel, and whether its table has it first.
+/// The names of a variant and of its kernel, what makes that, and whether the table has the variant first.
 type Choice = (String, Box<dyn Fn() -> Kernel>, bool);
 
 fn choices<P: Problem>(problem: &P) -> impl Iterator<Item = Choice> + use<P> {
     let variants = problem.variants(&H200).into_iter().enumerate();
-    variants.map(|(place, variant)| -> Choice {
-        let name = variant.name();
-        (name, Box::new(move || variant.kernel(GuestAddr(0)).unwrap()), place == 0)
+    variants.flat_map(|(place, variant)| {
+        let count = variant.kernels(GuestAddr(0)).unwrap().len();
+        (0..count).map(move |number| -> Choice {
+            let (name, variant) = (format!("{}, {number}", variant.name()), variant.clone());
+            (name, Box::new(move || variant.kernels(GuestAddr(0)).unwrap().swap_remove(number)), place == 0)
+        })
     })
 }
 
@@ -36,7 +39,8 @@ fn tables() -> Vec<Vec<Choice>> {
     let products = kinds().into_iter().chain(by_registers()).map(of_kind);
     let attentions = attentions().into_iter().map(|problem| choices(&problem).collect());
     let generations = generations().into_iter().map(|problem| choices(&problem).collect());
-    products.chain(attentions).chain(generations).collect()
+    let gradients = gradients().into_iter().map(|problem| choices(&problem).collect());
+    products.chain(attentions).chain(generations).chain(gradients).collect()
 }
 
 fn module(choice: &Choice, trust: Trust) -> ValidModule {

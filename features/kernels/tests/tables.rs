@@ -4,12 +4,15 @@
 #[allow(dead_code)]
 mod problems;
 
-use problems::{EXTENTS, H200, TIGHT, attentions, by_registers, generations, kinds};
+use problems::{EXTENTS, H200, TIGHT, attentions, by_registers, generations, gradients, kinds};
 use std::collections::BTreeSet;
 use vm_ir::module::ParamKind;
 use vm_ir::{GuestAddr, Module, Scalar, Trust, validate};
-use vm_kernels::attention::Forward;
-use vm_kernels::family::{Problem, Resources, Sample, Variant, rounded};
+use vm_kernels::attention::{
+    DotProductAttention, DotProductAttentionBackward, Forward, GradientKernels, Gradients, Mask,
+};
+use vm_kernels::call::{Entry, Function};
+use vm_kernels::family::{Kind, Problem, Resources, Sample, Variant, rounded};
 use vm_kernels::gemm::{Gemm, Product};
 
 #[test]
@@ -53,14 +56,22 @@ fn arguments_fit_the_parameters() {
     }
     attentions().iter().for_each(check_arguments);
     generations().iter().for_each(check_arguments);
+    gradients().iter().for_each(check_arguments);
 }
 
 fn check_arguments<P: Problem>(problem: &P) {
+    let arguments = problem.arguments();
     for variant in problem.variants(&H200) {
-        let kernel = variant.kernel(GuestAddr(0)).unwrap();
-        let arguments = problem.arguments();
-        assert_eq!(kernel.params().len(), arguments.len(), "{}", problem.class());
-        for (param, argument) in kernel.params().iter().zip(&arguments) {
+        let (kernels, steps) = (variant.kernels(GuestAddr(0)).unwrap(), problem.steps(&variant, &H200));
+        assert_eq!(kernels.len(), steps.len(), "{}", problem.class());
+        assert!(kernels.contains(&variant.kernel(GuestAddr(0)).unwrap()), "{}", variant.name());
+        assert!(steps.iter().any(|step| step.grid == problem.grid(&variant, &H200)), "{}", variant.name());
+        let given = kernels.iter().zip(&steps).flat_map(|(kernel, step)| {
+            assert_eq!(kernel.params().len(), step.arguments.len(), "{}", kernel.name());
+            kernel.params().iter().zip(&step.arguments).map(move |(param, place)| (kernel, param, place))
+        });
+        for (kernel, param, place) in given {
+            let argument = &arguments[*place];
             let (element, rank) = match argument {
                 Sample::Random { element, extents } => (*element, extents.len()),
                 Sample::Values(tensor) => (tensor.element, tensor.extents.len()),
@@ -78,8 +89,14 @@ fn check_arguments<P: Problem>(problem: &P) {
     }
 }
 
-/// All variants compile for Hopper, take as much shared memory as is said, and have names of their own.
-fn check_variants<P: Problem>(problem: &P, shared_bytes: impl Fn(&P::Variant) -> u32) {
+/// All variants compile for Hopper, take as much shared memory as is said, and have names of their own. Kernels whose names were `seen` are not
+/// compiled again. An estimate is not below what is taken, and no more than `spare` bytes above.
+fn check_variants<P: Problem>(
+    problem: &P,
+    seen: &mut BTreeSet<String>,
+    spare: u32,
+    shared_bytes: impl Fn(&P::Variant) -> u32,
+) {
     let target = "ptx:sm_90a".parse().unwrap();
     for resources in [H200, TIGHT] {
         let mut names = BTreeSet::new();
@@ -87,13 +104,26 @@ fn check_variants<P: Problem>(problem: &P, shared_bytes: impl Fn(&P::Variant) ->
             let name = variant.name();
             assert!(names.insert(name.clone()), "{name} is there twice");
             assert!(shared_bytes(&variant) <= resources.shared_bytes, "{name}");
-            let valid = validate(Module::from(variant.kernel(GuestAddr(0)).unwrap()), Trust::Guest).unwrap();
-            let artifact = vm_jit::compile(&valid, &target).unwrap_or_else(|error| panic!("{error}"));
-            let taken = artifact.entries[0].dynamic_shared;
+            for step in problem.steps(&variant, &resources) {
+                assert!(!step.grid.contains(&0), "{name}: {step:?}");
+            }
+            if !seen.insert(name.clone()) {
+                continue;
+            }
+            let kernels = variant.kernels(GuestAddr(0)).unwrap();
+            let mut taken = 0;
+            for kernel in kernels {
+                let valid = validate(Module::from(kernel), Trust::Guest).unwrap();
+                let artifact = vm_jit::compile(&valid, &target).unwrap_or_else(|error| panic!("{error}"));
+                let entry = &artifact.entries[0];
+                taken = taken.max(entry.dynamic_shared);
+                // Of f32 alone no variant goes by `wgmma`.
+                for note in entry.products.iter().flat_map(|products| &products.fallback) {
+                    assert!(note.what.contains("f32 has no products"), "{name}: {}", note.what);
+                }
+            }
             let estimate = shared_bytes(&variant);
-            assert!((taken..=taken + 4096).contains(&estimate), "{name}: {estimate}, not {taken}");
-            let [x, y, z] = problem.grid(&variant, &resources);
-            assert!(x > 0 && y > 0 && z > 0, "{name}: {x} {y} {z}");
+            assert!((taken..=taken + spare).contains(&estimate), "{name}: {estimate}, not {taken}");
         }
         let least = if resources == H200 { 2 } else { 1 };
         assert!(names.len() >= least, "{}: {names:?}", problem.class());
@@ -103,18 +133,68 @@ fn check_variants<P: Problem>(problem: &P, shared_bytes: impl Fn(&P::Variant) ->
 
 #[test]
 fn variants_of_attention_compile() {
-    let mut classes = BTreeSet::new();
+    let (mut classes, mut seen) = (BTreeSet::new(), BTreeSet::new());
     for problem in attentions() {
-        check_variants(&problem, |variant| variant.shared_bytes());
-        assert!(classes.insert(problem.class()), "{}", problem.class());
+        check_variants(&problem, &mut seen, 4096, |variant| variant.shared_bytes());
+        assert!(classes.insert((problem.family().to_owned(), problem.class())), "{}", problem.class());
     }
     for problem in generations() {
-        check_variants(&problem, |variant| variant.shared_bytes());
-        assert!(classes.insert(problem.class()), "{}", problem.class());
+        check_variants(&problem, &mut seen, 4096, |variant| variant.shared_bytes());
+        assert!(classes.insert((problem.family().to_owned(), problem.class())), "{}", problem.class());
+    }
+    for problem in gradients() {
+        // What its kernels store on their way is counted in full.
+        check_variants(&problem, &mut seen, 24 << 10, |variant| variant.shared_bytes() as u32);
+        assert!(classes.insert((problem.family().to_owned(), problem.class())), "{}", problem.class());
     }
     // A query sees half of as many keys, on average.
     let [full, causal] = [false, true].map(|causal| Forward::of(1, 1, 1000, 64, causal).operations());
     assert_eq!(full, 2.0 * causal);
+}
+
+/// A call of the library takes what the table has first, and packed sequences are measured with lengths of all kinds.
+#[test]
+fn calls_take_the_first_of_the_gradients() {
+    let cpu = Resources { kind: Kind::Cpu, ..H200 };
+    for problem in gradients().into_iter().filter(|problem| !problem.packed && problem.dim != 192) {
+        let Gradients { element, dim, mask, window, batch, heads, tokens, .. } = problem;
+        let of = DotProductAttention {
+            element,
+            fp8: None,
+            batch,
+            heads,
+            lengths: tokens,
+            dim: dim.into(),
+            mask,
+            window,
+            bias: false,
+            log_sums: true,
+            scale: 1.0,
+            align: 16,
+        };
+        for resources in [H200, TIGHT, cpu] {
+            let call = DotProductAttentionBackward(of).call(&resources).unwrap();
+            let taken = call.launches.iter().find_map(|launch| match launch.entry {
+                Entry::AttentionBackward(variant, _) => Some(GradientKernels::Together(variant)),
+                Entry::AttentionGradient(variant, _) => Some(GradientKernels::Apart(variant)),
+                _ => None,
+            });
+            assert_eq!(taken, problem.variants(&resources).first().copied(), "{}", problem.class());
+        }
+    }
+    let packed = Forward { packed: true, heads: [2, 1], ..Forward::of(4, 2, 1000, 64, false) };
+    let starts = packed.arguments().into_iter().find_map(|sample| match sample {
+        Sample::Values(tensor) => Some(tensor.to_f64s()),
+        _ => None,
+    });
+    assert_eq!(starts, Some(vec![0.0, 625.0, 1375.0, 2250.0, 3250.0]));
+    let squares: f64 = [625.0, 750.0, 875.0, 1000.0].iter().map(|length| length * length).sum();
+    assert_eq!(packed.operations(), 4.0 * 64.0 * 2.0 * squares);
+    let of = Gradients { packed: true, heads: [2, 1], ..Gradients::of(4, 2, 1000, 64, false) };
+    assert_eq!(of.operations(), 2.5 * packed.operations());
+    assert_eq!(of.class(), "full_bf16_d64_packed_8by2_1024x1024");
+    let window = Gradients { mask: Mask::Window, window: [128, 0], packed: false, ..of };
+    assert_eq!(window.class(), "window_128_1_bf16_d64_8by2_1024x1024");
 }
 
 #[test]

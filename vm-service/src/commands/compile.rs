@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
 
+use vm_ir::text::{Mark, render};
 use vm_ir::{Kernel, ValidModule};
 use vm_jit::legal::{self, Support};
-use vm_jit::{Artifact, Entry, Target};
+use vm_jit::{Artifact, Entry, Note, Target};
 use vm_passthrough::accelerator::assembled;
 
 use super::targets;
@@ -75,7 +76,7 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<
     }
     context.print(
         || Body::Compile(document(arguments, target, &module, &artifact, &format)),
-        || summary(arguments, target, &module, &artifact, &format),
+        || summary(arguments, target, &module, &artifact, (&format, &loaded.source)),
     )
 }
 
@@ -102,7 +103,7 @@ fn summary(
     target: &Target,
     module: &ValidModule,
     artifact: &Artifact,
-    format: &str,
+    (format, source): (&str, &str),
 ) -> String {
     let mut text = format!("{target}: {format}, {} bytes", artifact.code.len());
     if let Some(path) = &arguments.output {
@@ -110,17 +111,42 @@ fn summary(
         let _ = write!(text, " in {}", printable(&path.display().to_string()));
     }
     text.push('\n');
-    let mut table = Table::new(["KERNEL", "BLOCK", "SHARED", "PARAMETERS"]);
+    let mut table = Table::new(["KERNEL", "BLOCK", "SHARED", "PRODUCTS", "PARAMETERS"]);
     for entry in &artifact.entries {
         let parameters = kernel(module, entry).map_or_else(String::new, |kernel| {
             let all: Vec<_> = kernel.params().iter().map(|param| argument::describe(kernel, param)).collect();
             all.join(", ")
         });
         let shared = u64::from(entry.static_shared) + u64::from(entry.dynamic_shared);
-        table.push([format!("@{}", entry.kernel), sizes(entry.block), shared.to_string(), parameters]);
+        let products = match products_of(entry) {
+            names if names.is_empty() => "-".to_owned(),
+            names => names.join(", "),
+        };
+        table.push([
+            format!("@{}", entry.kernel),
+            sizes(entry.block),
+            shared.to_string(),
+            products,
+            parameters,
+        ]);
     }
     let _ = write!(text, "{table}");
+    for entry in &artifact.entries {
+        for Note { line, what } in entry.products.iter().flat_map(|products| &products.fallback) {
+            let message = format!("@{} goes not by wgmma, line {line}: {what}", entry.kernel);
+            let _ = writeln!(
+                text,
+                "{}",
+                render(source, &Mark { line: *line, message: &message, ..Mark::default() })
+            );
+        }
+    }
     text
+}
+
+/// The instructions of a tile kernel's products.
+fn products_of(entry: &Entry) -> Vec<String> {
+    entry.products.iter().flat_map(|products| &products.by).map(ToString::to_string).collect()
 }
 
 /// `256×1×1`.
@@ -165,6 +191,13 @@ fn compiled_kernel(module: &ValidModule, entry: &Entry) -> json::CompiledKernel 
         dynamic_shared_bytes: entry.dynamic_shared,
         parameter_bytes: entry.params.bytes,
         parameters: parameters.collect(),
+        products: products_of(entry),
+        fallback: entry
+            .products
+            .iter()
+            .flat_map(|products| &products.fallback)
+            .map(|Note { line, what }| json::Note { line: *line, message: what.clone() })
+            .collect(),
         stop_word_offset: entry.params.guard.map(|guard| guard.stop),
         iterations_offset: entry.params.guard.map(|guard| guard.fuel),
     }

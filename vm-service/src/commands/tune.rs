@@ -3,9 +3,11 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use vm_passthrough::accelerator::kernels::family::Problem;
-use vm_passthrough::accelerator::{Figure, Outcome};
+use vm_ir::GuestAddr;
+use vm_passthrough::accelerator::kernels::family::{Problem, Variant};
+use vm_passthrough::accelerator::{Figure, Outcome, Tuned};
 
+use super::compile::sizes;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{self, Body, VariantOutcome};
@@ -23,7 +25,10 @@ const GRACE: Duration = Duration::from_secs(20);
 pub(crate) fn run(context: &mut Context<'_>, arguments: &TuneArgs) -> Result<(), Failure> {
     match &arguments.family {
         FamilyArgs::Gemm(gemm) => tune(context, gemm.product(), &gemm.measure),
-        FamilyArgs::Attention(attention) => tune(context, attention.problem()?, &attention.measure),
+        FamilyArgs::Attention(attention) if attention.backward => {
+            tune(context, attention.gradients()?, &attention.measure)
+        }
+        FamilyArgs::Attention(attention) => tune(context, attention.forward()?, &attention.measure),
         FamilyArgs::Decode(decode) => tune(context, decode.problem()?, &decode.measure),
     }
 }
@@ -94,9 +99,28 @@ fn text<P: Problem>(problem: &P, ran: &Ran<P::Variant>) -> String {
     }
     // Writing to a string does not fail.
     let _ = write!(text, "{table}");
-    let [x, y, z] = tuned.grid;
-    let _ = writeln!(text, "chosen: {}, over {x}×{y}×{z} blocks", tuned.name);
+    match &launches(tuned)[..] {
+        [json::TunedLaunch { grid, .. }] => {
+            let _ = writeln!(text, "chosen: {}, over {} blocks", tuned.name, sizes(*grid));
+        }
+        several => {
+            let _ = writeln!(text, "chosen: {}, one behind the other:", tuned.name);
+            for json::TunedLaunch { kernel, grid } in several {
+                let _ = writeln!(text, "  @{kernel}, over {} blocks", sizes(*grid));
+            }
+        }
+    }
     text
+}
+
+/// The kernels of a choice, and what they are launched over.
+fn launches<V: Variant>(tuned: &Tuned<V>) -> Vec<json::TunedLaunch> {
+    // It was compiled before it was chosen.
+    let kernels = tuned.variant.kernels(GuestAddr(0)).unwrap_or_default();
+    let launches = kernels.iter().zip(&tuned.steps);
+    launches
+        .map(|(kernel, step)| json::TunedLaunch { kernel: kernel.name().to_owned(), grid: step.grid })
+        .collect()
 }
 
 fn document<P: Problem>(problem: &P, ran: &Ran<P::Variant>) -> json::Tuned {
@@ -124,6 +148,7 @@ fn document<P: Problem>(problem: &P, ran: &Ran<P::Variant>) -> json::Tuned {
         device_name: ran.device_name.clone(),
         chosen: tuned.name.clone(),
         grid: tuned.grid,
+        launches: launches(tuned),
         cached: tuned.cached,
         elapsed_ms: json::milliseconds(tuned.elapsed),
         variants: variants.collect(),

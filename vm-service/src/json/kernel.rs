@@ -37,10 +37,24 @@ pub struct CompiledKernel {
     pub parameter_bytes: u32,
     /// Its parameters, in the order of a launch's arguments.
     pub parameters: Vec<KernelParameter>,
+    /// What multiplies in a tile kernel, each once: `wgmma`, `mma.sync`, or `cores`, which are no tensor cores. Empty where there are no
+    /// products, or the target has one way for all.
+    pub products: Vec<String>,
+    /// Why a tile kernel does not go by the tensor maps and `wgmma` that the target has.
+    pub fallback: Vec<Note>,
     /// Offset of the cancel flag's address in the block of parameters; null for a kernel that is not metered.
     pub stop_word_offset: Option<u32>,
     /// Offset of the fuel of each thread, which is in iterations; null for a kernel that is not metered.
     pub iterations_offset: Option<u32>,
+}
+
+/// Something that is said of a kernel.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Note {
+    /// The line of the op, the declaration or the kernel; 0 if unknown.
+    pub line: u32,
+    /// What is said.
+    pub message: String,
 }
 
 /// A parameter of a kernel.
@@ -232,14 +246,25 @@ pub struct Tuned {
     pub device_name: String,
     /// The name of the variant that was chosen.
     pub chosen: String,
-    /// The blocks along x, y and z to launch it over.
+    /// The blocks along x, y and z to launch it over; of several kernels the one that has most to do.
     pub grid: [u32; 3],
+    /// The launches of all its kernels, one behind the other.
+    pub launches: Vec<TunedLaunch>,
     /// Whether the choice was kept from before, and nothing was measured.
     pub cached: bool,
     /// How long it took in all, in milliseconds.
     pub elapsed_ms: f64,
     /// All variants, in the order in which they would be taken untuned.
     pub variants: Vec<Variant>,
+}
+
+/// A launch of a chosen variant's kernel.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct TunedLaunch {
+    /// The kernel's name.
+    pub kernel: String,
+    /// The blocks along x, y and z to launch it over.
+    pub grid: [u32; 3],
 }
 
 /// A variant of a family.
@@ -249,7 +274,7 @@ pub struct Variant {
     pub name: String,
     /// What came of it.
     pub outcome: VariantOutcome,
-    /// The median of a launch, by the device's clock, in microseconds; null where it was not measured.
+    /// The median of a launch, of several kernels of all of them, by the device's clock, in microseconds; null where it was not measured.
     pub median_us: Option<f64>,
     /// The least.
     pub least_us: Option<f64>,

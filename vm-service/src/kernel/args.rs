@@ -90,7 +90,7 @@ pub(crate) fn trust(trusted: bool) -> Trust {
     if trusted { Trust::Trusted } else { Trust::Guest }
 }
 
-pub(super) fn seconds(text: &str) -> Result<Duration, &'static str> {
+pub(in crate::kernel) fn seconds(text: &str) -> Result<Duration, &'static str> {
     let seconds = deadlines::seconds(text).ok();
     seconds.filter(|time| !time.is_zero()).ok_or("write seconds above 0, as in 2.5")
 }

@@ -81,7 +81,11 @@ fn compile_prints_code_writes_it_and_tells_what_it_needs() {
     bench.check(
         &format!("compile softmax.vir --target ptx:sm_75 -o {}", out.display()),
         0,
-        &["ptx:sm_75: PTX, ", " bytes in ", "@softmax  256×1×1  64      @x: view<f32, [?, ?], read>, @y"],
+        &[
+            "ptx:sm_75: PTX, ",
+            " bytes in ",
+            "@softmax  256×1×1  64      -         @x: view<f32, [?, ?], read>, @y",
+        ],
         &[],
     );
     assert!(std::fs::read_to_string(&out).expect("the code").contains(".target sm_75"));
@@ -96,6 +100,34 @@ fn compile_prints_code_writes_it_and_tells_what_it_needs() {
     assert_eq!(guest["kernels"][0]["parameters"][1]["offset"], 32);
     assert!(guest["code"].as_str().expect("text").contains(".entry vir_topk"));
     assert!(guest["kernels"][0]["stop_word_offset"].is_number());
+    // What multiplies, and why not by `wgmma`.
+    let product = include_str!("../../../vm-ir/filetests/tile/matmul_64.vir");
+    bench.file("product.vir", product);
+    bench.file(
+        "unaligned.vir",
+        &product.replace("@b: view<bf16, [?, ?], read, align 16>", "@b: view<bf16, [?, ?], read>"),
+    );
+    for (file, out) in [
+        ("product.vir", &["  wgmma     @a: "][..]),
+        (
+            "unaligned.vir",
+            &[
+                "  mma.sync  @a: ",
+                "@matmul_64 goes not by wgmma, line 18: @b promises",
+                "  18 | kernel @matmul_64(",
+            ],
+        ),
+    ] {
+        bench.check(&format!("compile {file} --target ptx:sm_90a -o DIR/product.ptx"), 0, out, &[]);
+    }
+    let told = json("compile unaligned.vir --target ptx:sm_90a --json");
+    let kernel = &told["kernels"][0];
+    assert_eq!(
+        (&kernel["products"][0], &kernel["fallback"][0]["line"]),
+        (&"mma.sync".into(), &18.into()),
+        "{kernel}"
+    );
+    assert_eq!(guest["kernels"][0]["products"], serde_json::json!([]));
     let trusted = json("compile topk.vir --target ptx:sm_80 --trusted --json");
     assert!(trusted["kernels"][0]["stop_word_offset"].is_null());
 }
@@ -624,6 +656,17 @@ fn tune_knows_attention() {
     bench.check("tune attention --heads 2 --tokens 64 --dim 80", 2, &[], &["write 64, 128, 192 or 256"]);
     let shared = "--heads 3 --key-heads 2 --tokens 64 --dim 64 --device cpu";
     bench.check(&format!("tune attention {shared}"), 2, &[], &["--heads 3 is no multiple of --key-heads 2"]);
+    for (options, told) in [
+        ("--element f64", "write one of bf16, f16, f32, f8e4m3"),
+        ("--window x", "invalid digit"),
+        ("--batch 1048577 --packed", "1048577 is not in 1..=1048576"),
+        ("--output f16", "O holds what Q, K and V do, unless those hold f8e4m3; leave --output out"),
+        ("--backward --element f8e4m3", "the gradients of attention are of bf16, f16 or f32"),
+        ("--backward --log-sums", "cannot be used with"),
+    ] {
+        let line = format!("tune attention --heads 2 --tokens 64 --dim 64 --device cpu {options}");
+        bench.check(&line, 2, &[], &[told]);
+    }
     bench.check("tune decode --heads 2 --tokens 64 --dim 64 --page 24", 2, &[], &["a multiple of 16"]);
     bench.check("tune decode --heads 2 --tokens 64 --dim 64 --queries 17", 2, &[], &["17 is not in 1..=16"]);
     for (line, class, chosen) in [
@@ -631,6 +674,16 @@ fn tune_knows_attention() {
             "attention --heads 2 --tokens 60 --dim 64 --causal --element f32",
             "attention causal_f32_d64_2by1_64x64 on ",
             "chosen: attention_causal_f32_d64_",
+        ),
+        (
+            "attention --heads 2 --key-heads 1 --batch 3 --tokens 60 --dim 64 --window 20 --causal --packed --log-sums",
+            "attention window_24_1_bf16_d64_packed_lse_6by2_64x64 on ",
+            "chosen: attention_window_bf16_d64_packed_lse_",
+        ),
+        (
+            "attention --heads 2 --tokens 60 --dim 64 --causal --backward --element f16",
+            "attention_gradients causal_f16_d64_2by1_64x64 on ",
+            "chosen: attention_",
         ),
         (
             "decode --heads 4 --key-heads 2 --tokens 60 --dim 64 --page 16",
@@ -645,6 +698,17 @@ fn tune_knows_attention() {
             _ => bench.check(&line, 1, &[], &["could be measured on "]),
         };
     }
+    // The kernels of the gradients, each with its launch.
+    let got =
+        bench.run("tune attention --heads 2 --tokens 60 --dim 64 --backward --limit 20 --device cpu --json");
+    if got.exit == 0 {
+        let document: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
+        let launches = document["launches"].as_array().expect("launches");
+        let names: Vec<_> = launches.iter().filter_map(|launch| launch["kernel"].as_str()).collect();
+        let wanted = if names.len() == 3 { ["_prepare_", "_finish_"] } else { ["_delta_", "_dv_"] };
+        assert!(names[0].contains(wanted[0]) && names[names.len() - 1].contains(wanted[1]), "{names:?}");
+        assert!(launches.iter().any(|launch| launch["grid"] == document["grid"]), "{}", got.out);
+    }
 }
 
 #[test]
@@ -653,6 +717,36 @@ fn tune_chooses_or_says_why_not() {
     bench.check("tune gemm --m 64 --n 64", 2, &[], &["--k <K>"]);
     bench.check("tune gemm --m 0 --n 64 --k 64", 2, &[], &["0 is not in 1.."]);
     bench.check("tune gemm --m 64 --n 64 --k 64 --element f64", 2, &[], &["write one of bf16, f16, tf32"]);
+    for (options, told) in [
+        ("--groups 2 --batch 2", "cannot be used with"),
+        ("--scales columns", "write one of rows, blocks"),
+        ("--activation tanh", "write one of relu, silu, gelu"),
+        ("--aux store", "--activation"),
+    ] {
+        bench.check(&format!("tune gemm --m 64 --n 64 --k 64 {options}"), 2, &[], &[told]);
+    }
+    bench.check(
+        "tune gemm --help",
+        0,
+        &["--groups <COUNT>", "--scales <rows|blocks>", "--alpha", "--bias", "--aux <store|gradient>"],
+        &[],
+    );
+    bench.check("tune attention --help", 0, &["--window <COUNT>", "--packed", "--backward", "FP8"], &[]);
+    // What is asked for is of the class that is tuned, or told to be missing.
+    for (options, class) in [
+        ("--groups 3", "nn_grouped_bf16_bf16_3x64x64x64"),
+        ("--alpha --beta --bias --activation gelu --aux store", "nn_bf16_bf16_acb_gelu_aux_64x64x64"),
+        ("--element f8e4m3 --b-transposed --scales blocks", "nt_f8e4m3_bf16_k_64x64x64"),
+        ("--element f8e4m3 --b-transposed --scales rows --output f16", "nt_f8e4m3_f16_s_64x64x64"),
+    ] {
+        let got = bench.run(&format!("tune gemm --m 60 --n 64 --k 64 --limit 20 --device cpu {options}"));
+        assert!(
+            got.exit < 2 && (got.out.contains(class) || got.err.contains(class)),
+            "{}{}",
+            got.out,
+            got.err
+        );
+    }
     bench.check("tune gemm --m 64 --n 64 --k 64 --device interpreter", 2, &[], &["its times say nothing"]);
     // Where processors have tile kernels, a variant is chosen; where not, that is said.
     let line = "tune gemm --m 60 --n 64 --k 64 --limit 20 --device cpu";

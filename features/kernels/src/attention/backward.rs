@@ -177,7 +177,7 @@ impl Backward {
     }
 
     /// The name of a kernel of the variant, which tells it from all others.
-    fn name(&self, kernel: &str) -> String {
+    pub(super) fn name(&self, kernel: &str) -> String {
         let [queries, keys] = self.tile;
         let (element, dim, stages, groups) = (self.element, self.dim, self.stages, self.groups);
         let order = if self.order == Order::Balanced { "_b" } else { "" };

@@ -12,7 +12,7 @@
 //!
 //! What a query sees is its [`Mask`]. A query that sees no key gets zeros, and −∞ for the logarithm of its sum.
 //!
-//! [`Forward`] and [`Generate`] are what is to be computed, and have the tables of variants. Functions of the library are
+//! [`Forward`], [`Gradients`] and [`Generate`] are what is to be computed, and have the tables of variants. Functions of the library are
 //! [`DotProductAttention`] and [`SelfAttention`], both with their gradients, and [`DecodeAttention`].
 //!
 //! [`Attention`] is the forward kernel, [`Backward`] the three of the gradients where heads have 64 or 128 elements and sequences are
@@ -25,6 +25,7 @@ mod dot_product;
 mod dot_product_backward;
 mod forward;
 mod generate;
+mod gradients;
 mod plan;
 mod self_attention;
 mod split;
@@ -36,6 +37,7 @@ pub use dot_product::{DotProductAttention, Fp8Scales};
 pub use dot_product_backward::DotProductAttentionBackward;
 pub use forward::Attention;
 pub use generate::DecodeAttention;
+pub use gradients::{GradientKernels, Gradients};
 pub use plan::Order;
 pub use self_attention::{SelfAttention, SelfAttentionBackward};
 pub use split::{Gradient, SplitBackward};

@@ -139,7 +139,7 @@ impl SplitBackward {
     }
 
     /// The name of a kernel of the variant, which tells it from all others.
-    fn name(&self, kernel: &str) -> String {
+    pub(super) fn name(&self, kernel: &str) -> String {
         let ([rows, met], [dim, values]) = (self.tile, self.dims);
         let (element, stages, groups) = (self.element, self.stages, self.groups);
         let of_values = if values == dim { String::new() } else { format!("_v{values}") };

@@ -16,6 +16,9 @@ const OF_256: &[Row] = &[([128, 64], 2), ([64, 64], 1)];
 const FP8_64: &[Row] = &[([192, 128], 3), ([192, 160], 3), ([128, 192], 2), ([128, 128], 2), ([64, 64], 1)];
 const FP8: &[Row] = &[([128, 128], 2), ([128, 160], 2), ([128, 192], 2), ([128, 224], 2), ([64, 64], 1)];
 const FP8_256: &[Row] = &[([128, 128], 2), ([128, 64], 2), ([64, 64], 1)];
+/// Packed ones have registers for fewer keys.
+const FP8_PACKED: &[Row] = &[([128, 128], 2), ([128, 160], 2), ([128, 192], 2), ([64, 64], 1)];
+const FP8_256_PACKED: &[Row] = &[([128, 96], 2), ([128, 64], 2), ([64, 64], 1)];
 
 /// What barriers and alignment take of shared memory.
 pub(super) const OVERHEAD: u32 = 2048;
@@ -28,7 +31,70 @@ pub(super) const fn staged(rows: u32, columns: u32, element: Scalar) -> u32 {
     (if boxes < 2 { boxes } else { 2 }) * rows * BOX_ROW
 }
 
-/// Attention of sequences that are all as long: softmax(scale · Q · Kᵀ) · V.
+/// How far queries see in a window, as a class has it.
+pub(super) fn reach(mask: Mask, window: [u32; 2]) -> String {
+    match mask {
+        Mask::Window => window.map(|reach| format!("_{}", rounded(reach.into()))).concat(),
+        _ => String::new(),
+    }
+}
+
+/// Extents of the views of a launch that is measured.
+pub(super) struct Extents {
+    /// Of the views' first dimension.
+    pub(super) batch: u64,
+    /// Queries and keys.
+    pub(super) tokens: [u64; 2],
+    /// Where packed sequences of queries and keys begin, and the last ends.
+    pub(super) starts: Option<[Tensor; 2]>,
+}
+
+/// The length of one of `batch` packed sequences that are measured: from about half of `most` for the first to all of it for the last.
+fn length(number: u64, batch: u64, most: u64) -> u64 {
+    let part =
+        u128::from(most) * (u128::from(batch) + u128::from(number) + 1) / (2 * u128::from(batch.max(1)));
+    (part as u64).clamp(1, most.max(1))
+}
+
+/// The extents of sequences: of packed ones of different lengths, one behind the other.
+pub(super) fn of_sequences(packed: bool, batch: u64, tokens: [u64; 2]) -> Extents {
+    if !packed {
+        return Extents { batch, tokens, starts: None };
+    }
+    let starts = tokens.map(|most| {
+        let ends = (0..batch).scan(0u64, |end, number| {
+            *end = end.saturating_add(length(number, batch, most));
+            Some(*end)
+        });
+        std::iter::once(0).chain(ends).collect::<Vec<u64>>()
+    });
+    let totals = [0, 1].map(|which| starts[which].last().copied().unwrap_or(0));
+    let starts = starts.map(|starts| {
+        let extents = [starts.len() as u64];
+        Tensor::from_f64s(Scalar::I32, &extents, starts.into_iter().map(|start| start as f64))
+    });
+    Extents { batch: 1, tokens: totals, starts: Some(starts) }
+}
+
+/// Pairs of a query and a key that it sees, of one head of all sequences.
+pub(super) fn seen(mask: Mask, window: [u32; 2], packed: bool, batch: u64, tokens: [u64; 2]) -> f64 {
+    let of_sequence = |[queries, keys]: [u64; 2]| {
+        let [queries, keys] = [queries, keys].map(|tokens| tokens as f64);
+        queries
+            * match mask {
+                Mask::Full => keys,
+                Mask::Causal if keys < queries => keys * keys / queries / 2.0,
+                Mask::Causal => keys - queries / 2.0,
+                Mask::Window => keys.min(window.iter().map(|reach| f64::from(*reach)).sum::<f64>() + 1.0),
+            }
+    };
+    match packed {
+        true => (0..batch).map(|number| of_sequence(tokens.map(|most| length(number, batch, most)))).sum(),
+        false => batch as f64 * of_sequence(tokens),
+    }
+}
+
+/// Attention: softmax(scale · Q · Kᵀ) · V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forward {
     /// As in [`Attention`].
@@ -41,13 +107,16 @@ pub struct Forward {
     pub mask: Mask,
     /// How far before and behind its place a query sees in a [`Mask::Window`].
     pub window: [u32; 2],
+    /// Are sequences of different lengths packed, one behind the other along the tokens? Those that are measured have from half of
+    /// [`tokens`](Self::tokens) to all of them.
+    pub packed: bool,
     /// Are the logarithms of the sums stored?
     pub log_sums: bool,
     /// Sequences.
     pub batch: u64,
     /// Heads of queries and of keys, at least 1.
     pub heads: [u64; 2],
-    /// Queries and keys of a sequence.
+    /// Queries and keys of a sequence, of packed ones of the longest.
     pub tokens: [u64; 2],
 }
 
@@ -56,8 +125,8 @@ impl Forward {
     pub const fn of(batch: u64, heads: u64, tokens: u64, dim: u32, causal: bool) -> Forward {
         let mask = if causal { Mask::Causal } else { Mask::Full };
         let (element, heads, tokens) = (Scalar::Bf16, [heads; 2], [tokens; 2]);
-        let (fp8, log_sums) = (false, false);
-        Forward { element, fp8, dim, mask, window: [0; 2], log_sums, batch, heads, tokens }
+        let (fp8, packed, log_sums) = (false, false, false);
+        Forward { element, fp8, dim, mask, window: [0; 2], packed, log_sums, batch, heads, tokens }
     }
 
     fn tiles(&self, rows: u32) -> u64 {
@@ -66,11 +135,12 @@ impl Forward {
     }
 
     fn variant(&self, (tile, groups): Row, order: Order) -> Attention {
-        let Forward { element, fp8, mask, log_sums, .. } = *self;
+        let Forward { element, fp8, mask, packed, log_sums, .. } = *self;
         Attention {
             element,
             fp8,
             mask,
+            packed,
             log_sums,
             tile,
             groups,
@@ -115,16 +185,14 @@ impl Problem for Forward {
     fn class(&self) -> String {
         let Forward { element, fp8, dim, mask, batch, heads, tokens, .. } = *self;
         let fp8 = if fp8 { "_fp8" } else { "" };
-        let reach = match mask {
-            Mask::Window => self.window.map(|reach| format!("_{}", rounded(reach.into()))).concat(),
-            _ => String::new(),
-        };
+        let reach = reach(mask, self.window);
+        let packed = if self.packed { "_packed" } else { "" };
         let log_sums = if self.log_sums { "_lse" } else { "" };
         let all_heads = rounded(batch.saturating_mul(heads[0]));
         let [queries, keys] = tokens.map(rounded);
         let sharing = rounded(heads[0] / heads[1].max(1));
         format!(
-            "{}{reach}{fp8}_{element}_d{dim}{log_sums}_{all_heads}by{sharing}_{queries}x{keys}",
+            "{}{reach}{fp8}_{element}_d{dim}{packed}{log_sums}_{all_heads}by{sharing}_{queries}x{keys}",
             mask.name()
         )
     }
@@ -145,7 +213,9 @@ impl Problem for Forward {
         };
         let table = match self.dim {
             64 if self.fp8 => FP8_64,
+            256 if self.fp8 && self.packed => FP8_256_PACKED,
             256 if self.fp8 => FP8_256,
+            _ if self.fp8 && self.packed => FP8_PACKED,
             _ if self.fp8 => FP8,
             64 => OF_64,
             128 => OF_128,
@@ -153,8 +223,11 @@ impl Problem for Forward {
             _ => OF_256,
         };
         let orders: &[Order] = if causal { &[Order::Balanced, Order::Heads] } else { &[guess.order] };
-        let first =
-            Attention { stages: guess.stages, ..self.variant((guess.tile, guess.groups), guess.order) };
+        let row = match self.dim {
+            256 if self.fp8 && self.packed => FP8_256_PACKED[0],
+            _ => (guess.tile, guess.groups),
+        };
+        let first = Attention { stages: guess.stages, ..self.variant(row, guess.order) };
         let others = orders.iter().flat_map(|order| table.iter().map(|row| self.variant(*row, *order)));
         let mut variants = vec![first];
         variants.extend(others.filter(|variant| *variant != first));
@@ -172,7 +245,8 @@ impl Problem for Forward {
     }
 
     fn arguments(&self) -> Vec<Sample> {
-        let Forward { element, dim, batch, heads, tokens, .. } = *self;
+        let Forward { element, dim, heads, .. } = *self;
+        let Extents { batch, tokens, starts } = of_sequences(self.packed, self.batch, self.tokens);
         let values = u64::from(Attention::of(dim, false).dims[1]);
         let factor = if self.fp8 { Scalar::F8E4M3 } else { element };
         let view = |element, which: usize, matrix: [u64; 2]| Sample::Random {
@@ -181,7 +255,7 @@ impl Problem for Forward {
         };
         let of_v = match self.fp8 {
             // Rows begin at multiples of 16 bytes.
-            true => [values, tokens[1].next_multiple_of(16)],
+            true => [values, tokens[1].div_ceil(16).saturating_mul(16)],
             false => [tokens[1], values],
         };
         let mut all = vec![
@@ -195,26 +269,23 @@ impl Problem for Forward {
         if self.fp8 {
             let scales = [heads[0], heads[1], heads[1]];
             all.extend(
-                scales.map(|heads| Sample::Random { element: Scalar::F32, extents: vec![batch, heads] }),
+                scales.map(|heads| Sample::Random { element: Scalar::F32, extents: vec![self.batch, heads] }),
             );
         }
+        let packed = starts.is_some();
+        all.extend(starts.into_iter().flatten().map(Sample::Values));
         all.push(Sample::f32(1.0 / (dim as f32).sqrt()));
         if self.mask == Mask::Window {
             all.extend(self.window.map(|reach| Sample::Number(reach.into(), Type::I32)));
         }
+        all.extend(packed.then(|| Sample::Number(self.tokens[0], Type::I32)));
         all
     }
 
     fn operations(&self) -> f64 {
-        let [queries, keys] = self.tokens.map(|tokens| tokens as f64);
-        let seen = match self.mask {
-            Mask::Full => keys,
-            Mask::Causal if keys < queries => keys * keys / queries / 2.0,
-            Mask::Causal => keys - queries / 2.0,
-            Mask::Window => keys.min(self.window.iter().map(|reach| f64::from(*reach)).sum::<f64>() + 1.0),
-        };
+        let pairs = seen(self.mask, self.window, self.packed, self.batch, self.tokens);
         let columns = Attention::of(self.dim, false).dims.iter().sum::<u32>();
-        2.0 * f64::from(columns) * queries * seen * self.batch as f64 * self.heads[0] as f64
+        2.0 * f64::from(columns) * pairs * self.heads[0] as f64
     }
 }
 

@@ -1,7 +1,7 @@
 //! Problems of every table of variants, and the devices that they are for.
 
 use vm_ir::Scalar;
-use vm_kernels::attention::{Forward, Generate, Mask};
+use vm_kernels::attention::{Forward, Generate, Gradients, Mask};
 use vm_kernels::family::{Kind, Resources};
 use vm_kernels::gemm::{Activation, Auxiliary, Batch, Epilogue, Product, Scales};
 
@@ -76,10 +76,17 @@ pub(crate) const EXTENTS: [[u64; 3]; 7] = [
 pub(crate) fn attentions() -> Vec<Forward> {
     let mut all = Vec::new();
     for dim in [64, 128, 192, 256] {
-        for (mask, log_sums) in [(Mask::Full, false), (Mask::Causal, true), (Mask::Window, true)] {
+        for (mask, log_sums, packed) in [
+            (Mask::Full, false, false),
+            (Mask::Causal, true, false),
+            (Mask::Window, true, false),
+            (Mask::Full, true, true),
+            (Mask::Window, false, true),
+        ] {
             let heads = [8, if log_sums { 2 } else { 8 }];
             let element = if log_sums { Scalar::F16 } else { Scalar::Bf16 };
-            for tokens in [[300, 500], [8192, 8192]] {
+            let short = (!packed).then_some([300, 500]);
+            for tokens in short.into_iter().chain([[8192, 8192]]) {
                 let of = Forward::of(2, 8, 0, dim, false);
                 for fp8 in [false, true] {
                     all.push(Forward {
@@ -89,11 +96,37 @@ pub(crate) fn attentions() -> Vec<Forward> {
                         heads,
                         element,
                         tokens,
+                        packed,
                         window: [100, 20],
                         ..of
                     });
                 }
             }
+        }
+    }
+    all
+}
+
+/// Every kind of gradients.
+pub(crate) fn gradients() -> Vec<Gradients> {
+    let mut all = Vec::new();
+    for dim in [64, 128, 192, 256] {
+        for (mask, element, packed) in [
+            (Mask::Full, Scalar::Bf16, false),
+            (Mask::Causal, Scalar::F16, false),
+            (Mask::Window, Scalar::Bf16, false),
+            (Mask::Causal, Scalar::Bf16, true),
+            (Mask::Window, Scalar::F16, true),
+            (Mask::Full, Scalar::F32, false),
+        ] {
+            if element == Scalar::F32 && dim > 128 {
+                // What has less shared memory has no room.
+                continue;
+            }
+            let heads = [8, if packed { 2 } else { 8 }];
+            let of = Gradients::of(2, 8, 0, dim, false);
+            let tokens = if mask == Mask::Full { [300, 500] } else { [4096; 2] };
+            all.push(Gradients { mask, element, packed, heads, tokens, window: [100, 20], ..of });
         }
     }
     all

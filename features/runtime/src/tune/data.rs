@@ -49,11 +49,12 @@ impl<A: Accelerator> Data<A> {
         self.0.len()
     }
 
-    /// The arguments of a launch: those of the set with this number, from the first again behind the last.
-    pub(super) fn arguments(&self, number: usize) -> Result<Vec<Argument<'_, A>>> {
+    /// The arguments of a launch, by their places: those of the set with this number, from the first again behind the last.
+    pub(super) fn arguments(&self, number: usize, places: &[usize]) -> Result<Vec<Argument<'_, A>>> {
         let set = &self.0[number % self.0.len()];
-        set.iter()
-            .map(|held| match held {
+        places
+            .iter()
+            .map(|place| match &set[*place] {
                 Held::View { buffer, extents, strides } => Ok(buffer.strided(extents, strides)?.into()),
                 Held::Number(number) => Ok(Argument::Scalar(*number)),
             })

@@ -35,7 +35,7 @@ use vm_accel::{DeviceInfo, Error, Worker, WorkerOptions};
 use vm_ir::limits::MAX_SHARED_BYTES;
 use vm_ir::{GuestAddr, Kernel};
 use vm_jit::cache::Cache;
-use vm_kernels::family::{Kind, Problem, Resources, Sample, Variant as _};
+use vm_kernels::family::{Kind, Problem, Resources, Sample, Step, Variant as _};
 
 use super::{CompileError, JitCompiler, JitTarget};
 
@@ -114,7 +114,7 @@ pub enum TuneEvent {
     },
 }
 
-/// How long a launch of a variant took, by the device's clock. The first half of the samples is left out, as clocks settle.
+/// How long a launch of a variant took, of several kernels all of them, by the device's clock. The first half of the samples is left out, as clocks settle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figure {
     /// The median of the samples.
@@ -166,8 +166,10 @@ pub struct Tuned<V> {
     pub variant: V,
     /// Its name.
     pub name: String,
-    /// The blocks to launch it over.
+    /// The blocks to launch its kernel over; of several the one that has most to do.
     pub grid: [u32; 3],
+    /// The launches of all its kernels.
+    pub steps: Vec<Step>,
     /// All variants, in the order of the family's table.
     pub candidates: Vec<Candidate>,
     /// Whether the choice was kept, and nothing was measured now.
@@ -292,8 +294,9 @@ struct Task {
     device: String,
     options: TuneOptions,
     names: Vec<String>,
-    kernels: Vec<Kernel>,
-    grids: Vec<[u32; 3]>,
+    /// By variant: its kernels, and their launches.
+    kernels: Vec<Vec<Kernel>>,
+    steps: Vec<Vec<Step>>,
     samples: Vec<Sample>,
     start: Instant,
     /// When the last measurement is to end.
@@ -370,6 +373,7 @@ impl<A: JitTarget> Tuner<A> {
         let chosen = choice.chosen;
         Ok(variants.into_iter().nth(chosen).map(|variant| Tuned {
             grid: problem.grid(&variant, &resources),
+            steps: problem.steps(&variant, &resources),
             name: names[chosen].clone(),
             variant,
             candidates: choice.candidates,
@@ -399,7 +403,7 @@ impl<A: JitTarget> Tuner<A> {
         let variants = self.variants(problem, &resources)?;
         let (family, class) = (problem.family().to_owned(), problem.class());
         let kernels = variants.iter().map(|variant| {
-            variant.kernel(GuestAddr(0)).map_err(|error| TuneError::Build {
+            variant.kernels(GuestAddr(0)).map_err(|error| TuneError::Build {
                 family: family.clone(),
                 variant: variant.name(),
                 reason: error.to_string(),
@@ -408,7 +412,7 @@ impl<A: JitTarget> Tuner<A> {
         let task = Arc::new(Task {
             kernels: kernels.collect::<Result<_, _>>()?,
             names: variants.iter().map(|variant| variant.name()).collect(),
-            grids: variants.iter().map(|variant| problem.grid(variant, &resources)).collect(),
+            steps: variants.iter().map(|variant| problem.steps(variant, &resources)).collect(),
             samples: problem.arguments(),
             family,
             class,
@@ -421,9 +425,10 @@ impl<A: JitTarget> Tuner<A> {
         let subject = self.subject(problem)?;
         let (candidates, chosen) = self.measure(&task)?;
         choice::keep(&self.choices, &subject, &task.names, &candidates, chosen);
-        let (name, grid) = (task.names[chosen].clone(), task.grids[chosen]);
+        let (name, steps) = (task.names[chosen].clone(), task.steps[chosen].clone());
         let variant = variants.into_iter().nth(chosen).ok_or(TuneError::Cancelled)?;
-        Ok(Tuned { variant, name, grid, candidates, cached: false, elapsed: start.elapsed() })
+        let grid = problem.grid(&variant, &resources);
+        Ok(Tuned { variant, name, grid, steps, candidates, cached: false, elapsed: start.elapsed() })
     }
 
     fn variants<P: Problem>(&self, problem: &P, resources: &Resources) -> Result<Vec<P::Variant>, TuneError> {

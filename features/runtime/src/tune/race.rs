@@ -32,11 +32,11 @@ pub(super) struct Raced {
 /// A variant that runs.
 struct Runner<A: JitTarget> {
     index: usize,
-    kernel: Kernel<A>,
-    launch: Launch,
-    /// How long a launch takes.
+    /// Its kernels and how they are launched, one behind the other.
+    kernels: Vec<(Kernel<A>, Launch)>,
+    /// How long all of them take.
     estimate: Duration,
-    /// Launches of a sample, in a graph if they are several.
+    /// How often they are launched for a sample, in a graph if it is more than once.
     launches: u32,
     graph: Option<Graph<A>>,
     samples: Vec<Duration>,
@@ -67,8 +67,8 @@ pub(super) fn run<A: JitTarget>(
     let mut clean = true;
     let mut runners = Vec::new();
     for (index, compiled) in compiled.into_iter().enumerate() {
-        let artifact = match compiled {
-            Some(Ok(artifact)) => artifact,
+        let artifacts = match compiled {
+            Some(Ok(artifacts)) => artifacts,
             Some(Err(reason)) => {
                 outcomes[index] = Outcome::Failed(reason);
                 continue;
@@ -81,16 +81,19 @@ pub(super) fn run<A: JitTarget>(
         }
         task.doing(format!("loading {}", task.names[index]));
         let limits = Limits { fuel: u64::MAX >> 2, time: task.options.limit.mul_f64(PART) };
-        let launch = Launch::over(task.grids[index]).within(limits);
-        let kernel = match session.load(&artifact) {
-            Ok(kernel) => kernel,
+        let loaded = artifacts
+            .iter()
+            .zip(&task.steps[index])
+            .map(|(artifact, step)| Ok((session.load(artifact)?, Launch::over(step.grid).within(limits))));
+        let kernels = match loaded.collect::<Result<_, Error>>() {
+            Ok(kernels) => kernels,
             Err(error) => {
                 outcomes[index] = Outcome::Failed(race.failed(index, error)?);
                 continue;
             }
         };
         let (estimate, samples) = (Duration::ZERO, Vec::new());
-        let mut runner = Runner { index, kernel, launch, estimate, launches: 1, graph: None, samples };
+        let mut runner = Runner { index, kernels, estimate, launches: 1, graph: None, samples };
         match race.warm_up(&mut runner)? {
             Sampled::Took(_) => runners.push(runner),
             Sampled::Failed(reason) => {
@@ -162,18 +165,22 @@ impl<A: JitTarget> Race<'_, A> {
         (0..launches).try_for_each(|number| {
             // Single launches take turns too.
             let set = if launches == 1 { runner.samples.len() } else { number as usize };
-            self.session.launch(&runner.kernel, runner.launch, &self.data.arguments(set)?)
+            runner.kernels.iter().zip(&self.task.steps[runner.index]).try_for_each(
+                |((kernel, launch), step)| {
+                    self.session.launch(kernel, *launch, &self.data.arguments(set, &step.arguments)?)
+                },
+            )
         })
     }
 
-    /// The time of one launch.
+    /// The time of one launch, or of a sequence.
     fn sample(&self, runner: &Runner<A>) -> Result<Sampled, TuneError> {
         self.task.cancelled()?;
         let timed = self.session.timed(self.task.part(1.0), |session| match &runner.graph {
             Some(graph) => session.replay(graph),
             None => self.launch(runner, runner.launches),
         });
-        let cancelled = runner.launch.limits.map_or(Duration::MAX, |limits| limits.time);
+        let cancelled = self.task.options.limit.mul_f64(PART);
         match timed {
             Ok(time) if time >= cancelled => {
                 Ok(Sampled::Failed(format!("it did not end within {cancelled:?}, and was cancelled")))

@@ -10,13 +10,14 @@ use vm_accel::fake::{FakeAccelerator, Script};
 use vm_ir::builder::BuildError;
 use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar, text};
 use vm_jit::cache::{Cache, CacheOptions};
+use vm_kernels::attention::{Forward, Gradients, Mask};
 use vm_kernels::family::{Problem, Resources, Sample, Variant};
-use vm_kernels::gemm::Product;
+use vm_kernels::gemm::{Activation, Batch, Epilogue, Product};
 
 use super::*;
 use crate::CpuAccelerator;
 
-/// Variants of a family: their names; one whose name begins with `loop` is guarded.
+/// Variants of a family: their names; one whose name begins with `loop` is guarded, one with a `+` has the kernels on both sides of it.
 #[derive(Clone, Debug)]
 struct Named(&'static [&'static str]);
 
@@ -29,7 +30,7 @@ impl Variant for One {
     }
 
     fn kernel(&self, _: GuestAddr) -> Result<Kernel, BuildError> {
-        let name = self.0;
+        let name = self.0.split('+').next().unwrap_or_default();
         if name == "large" {
             let block = IRBlock::new(GuestAddr(0x77));
             block.builder().name(name).shared("tile", Scalar::F32, &[20_000]);
@@ -47,6 +48,10 @@ impl Variant for One {
         );
         let module = text::parse(&source).unwrap_or_else(|error| panic!("{error}\n{source}"));
         Ok(module.kernels()[0].clone())
+    }
+
+    fn kernels(&self, guest: GuestAddr) -> Result<Vec<Kernel>, BuildError> {
+        self.0.split('+').map(|name| One(name).kernel(guest)).collect()
     }
 }
 
@@ -67,6 +72,11 @@ impl Problem for Named {
 
     fn grid(&self, _: &One, resources: &Resources) -> [u32; 3] {
         [resources.compute_units, 1, 1]
+    }
+
+    fn steps(&self, variant: &One, resources: &Resources) -> Vec<Step> {
+        let step = |number| Step { grid: [resources.compute_units, 1, 1 + number], arguments: vec![0, 1] };
+        (0..variant.0.split('+').count() as u32).map(step).collect()
     }
 
     fn arguments(&self) -> Vec<Sample> {
@@ -136,6 +146,29 @@ fn the_fastest_is_chosen() {
     check(&["a", "b"], &[("a", takes(2001)), ("b", takes(2000))], "a ==");
     // A long one is launched once for a sample, a short one several times in a graph.
     check(&["a", "b"], &[("a", takes(3)), ("b", takes(5000))], "a =-");
+}
+
+#[test]
+fn kernels_that_belong_together_are_measured_as_a_sequence() {
+    let scripts = [("a", takes(100)), ("b", takes(100)), ("c", takes(150)), ("d", takes(250))];
+    check(&["a+b", "c"], &scripts, "c -=");
+    check(&["d", "a+b"], &scripts, "a+b -=");
+    check(&["a+b", "a+c", "b+a"], &scripts, "a+b =-=");
+    // One without code is enough to leave them out, and one that faults to end it.
+    check(&["a+x", "large+a", "a+large", "c"], &scripts, "c !!!=");
+    check(
+        &["x+a"],
+        &scripts,
+        "no variant of family named, class any, could be measured on simulated accelerator; x+a: ",
+    );
+    let faults = [("a", takes(100)), ("b", Script::Faults)];
+    check(&["a+b"], &faults, "variant a+b of family named, class any, faulted");
+    let tuner = tuner(&device(&scripts));
+    for cached in [false, true] {
+        let tuned = tuner.tune(&Named(&["a+b", "d"]), &patient()).unwrap();
+        let grids: Vec<_> = tuned.steps.iter().map(|step| step.grid[2]).collect();
+        assert_eq!((tuned.name.as_str(), tuned.cached, grids), ("a+b", cached, vec![1, 2]));
+    }
 }
 
 #[test]
@@ -369,4 +402,34 @@ fn on_the_cpu() {
         tuned.candidates.iter().filter_map(|candidate| candidate.outcome.figure()).collect();
     assert!(figures.len() == 2 && figures.iter().all(|figure| figure.samples > 0), "{tuned:?}");
     assert!(tuner.tune(&Named(&["a", "loop"]), &patient()).unwrap().cached);
+}
+
+/// Problems of every family that tile kernels have, so small that a processor takes no time for them: each choice is launched with its arguments.
+#[test]
+fn families_on_the_cpu() {
+    fn check<P: Problem>(tuner: &Tuner<CpuAccelerator>, problem: &P) {
+        let tuned = tuner.tune(problem, &patient());
+        let tuned = tuned.unwrap_or_else(|error| panic!("{}: {error}", problem.class()));
+        for Candidate { name, outcome } in &tuned.candidates {
+            assert!(outcome.figure().is_some(), "{name}: {outcome:?}");
+        }
+        assert_eq!(tuned.steps.len(), tuned.variant.kernels(GuestAddr(0)).unwrap().len(), "{}", tuned.name);
+    }
+    let tuner = Tuner::new(JitCompiler::new(Arc::new(CpuAccelerator::new().unwrap())));
+    let (bf16, f32) = (Scalar::Bf16, Scalar::F32);
+    for (mask, packed, element) in [
+        (Mask::Causal, false, bf16),
+        (Mask::Window, false, f32),
+        (Mask::Full, true, f32),
+        (Mask::Window, true, bf16),
+    ] {
+        let (window, heads) = ([9, 2], [2, 1]);
+        let of = Gradients::of(2, 2, 70, 64, false);
+        check(&tuner, &Gradients { mask, packed, element, window, heads, ..of });
+        let of = Forward::of(2, 2, 70, 64, false);
+        check(&tuner, &Forward { mask, packed, element, window, heads, log_sums: packed, ..of });
+    }
+    let epilogue = Epilogue { scaled: true, bias: true, activation: Activation::Relu, ..Epilogue::NONE };
+    check(&tuner, &Product { epilogue, ..Product::of(70, 40, 50) });
+    check(&tuner, &Product { batch: Batch::Grouped, matrices: 3, ..Product::of(70, 40, 50) });
 }

@@ -217,6 +217,7 @@ impl<'k> Writer<'k> {
             static_shared: shared,
             dynamic_shared: 0,
             work: self.plan.bound(),
+            products: None,
         }
     }
 

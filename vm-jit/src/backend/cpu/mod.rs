@@ -171,6 +171,7 @@ fn function(
         static_shared: 0,
         dynamic_shared: scratch.next_multiple_of(64),
         work: safety.bound(),
+        products: None,
     };
     Ok((code, frame, entry))
 }

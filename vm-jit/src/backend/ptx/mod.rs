@@ -127,8 +127,8 @@ pub(crate) fn is_native(arch: Arch, version: Version, op: Opcode, ty: Scalar, to
     matches!(legal::way(arch, version, op, ty, to), Way::Native)
 }
 
-/// What the head of a kernel asks for and the target does not have.
-pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind> {
+/// What the head of a kernel, or what it is of tiles, asks for and the target does not have, with the lines.
+pub(crate) fn rejects(options: &Options, kernel: &Kernel) -> Vec<(u32, RejectKind)> {
     let mut found = Vec::new();
     let (arch, version) = (options.arch, options.version());
     if version < arch.first_version() {
@@ -152,8 +152,9 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
         let (target, blocks) = (format!("{arch} with PTX {version}"), kernel.cluster());
         found.push(RejectKind::Cluster { target, blocks });
     }
-    let needed = match kernel.tile() {
-        Some(tile) => tile::parameter_bytes(options, kernel, tile),
+    let way = kernel.tile().map(|tile| tile::Way::of(options, kernel, tile));
+    let needed = match &way {
+        Some(way) => way.parameter_bytes(kernel),
         None => artifact::layout(kernel, &[], true).bytes,
     };
     let large = version >= LARGE_PARAMETERS;
@@ -161,12 +162,8 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
     if needed > available {
         found.push(RejectKind::Parameters { needed, available });
     }
-    found
-}
-
-/// What of a tile kernel the target does not have, with the lines.
-pub(crate) fn tile_rejects(options: &Options, kernel: &Kernel) -> Vec<(u32, RejectKind)> {
-    tile::rejects(options, kernel)
+    let of_tiles = way.map_or_else(Vec::new, tile::Way::rejects);
+    found.into_iter().map(|kind| (kernel.line().0, kind)).chain(of_tiles).collect()
 }
 
 /// Writes a module that the target does not reject.

@@ -259,6 +259,7 @@ impl<'k> Writer<'k> {
                 + if self.cluster_barriers.is_empty() { 0 } else { BARRIER_BYTES },
             dynamic_shared: dynamic,
             work: self.plan.bound(),
+            products: None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Where a tile kernel has what in shared memory, and what it asks of the launch.
 
-use crate::reject::RejectKind;
+use crate::artifact::Note;
 use vm_ir::module::{Op, Place, Region};
 use vm_ir::op::{Left, Opcode, Right, Shape, Turn};
 use vm_ir::tile::{Channel, Fragment, Tile};
@@ -45,7 +45,7 @@ impl BoxOf {
 
 /// Offsets in bytes from the first byte of shared memory.
 #[derive(Debug, Default)]
-pub(super) struct Layout {
+pub(in crate::backend::ptx) struct Layout {
     /// By channel: its first stage.
     pub(super) channels: Vec<u32>,
     /// By channel: is it sent to, and not fetched to?
@@ -199,11 +199,11 @@ fn given(kernel: &Kernel) -> (u32, u32) {
 }
 
 /// What of a tile kernel no Hopper instruction does.
-pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<(u32, RejectKind)> {
+pub(super) fn rejects(kernel: &Kernel, tile: &Tile, available: u64) -> Vec<Note> {
     let mut found = Vec::new();
     let mut need = |line: u32, holds: bool, what: String| {
         if !holds {
-            found.push((line, RejectKind::Tile { what }));
+            found.push(Note { line, what });
         }
     };
     for channel in &tile.channels {
@@ -286,6 +286,9 @@ fn product(kernel: &Kernel, tile: &Tile, op: &Op, need: &mut impl FnMut(bool, St
         return;
     };
     let Some(element) = kernel.channel(*b).map(|channel| channel.element) else { return };
+    if element == Scalar::F32 {
+        return need(false, "f32 has no products; take a channel of tf32".to_owned());
+    }
     let columns = sum.columns.unwrap_or(0);
     let step = if element == Scalar::I8 && columns > 24 { 16 } else { 8 };
     need(
@@ -310,7 +313,6 @@ fn product(kernel: &Kernel, tile: &Tile, op: &Op, need: &mut impl FnMut(bool, St
         inner.is_multiple_of(at_once),
         format!("it adds {inner} products; that is no multiple of {at_once}"),
     );
-    need(element != Scalar::F32, "f32 has no products; take a channel of tf32".to_owned());
     let in_rows = !left_turned && op.attr() == Some(Right::Transposed);
     need(
         element.bytes() == 2 || in_rows,

@@ -14,6 +14,7 @@
 //! * `product`: `mma`.
 //! * `model` (of tests): all ways in which roles and blocks may take turns at what they hand over.
 //! * `share`: sums of which the blocks of a cluster have parts.
+//! * `way`: whether a kernel goes this way.
 //! * `sync`: all of it for other architectures, and for views of which no tensor map can be made.
 //!
 //! # Cancellation
@@ -39,13 +40,11 @@ mod product;
 mod share;
 mod sync;
 mod waits;
+mod way;
 
-use super::Options;
-use super::arch::Feature;
 use super::asm::{Arg, Label, Reg, def, ins, when};
 use super::writer::Writer;
-use crate::artifact::{self, Entry};
-use crate::reject::RejectKind;
+use crate::artifact::{self, Entry, Products};
 use fragment::Spread;
 use handover::{Barriers, Team};
 use layout::{GROUP, Layout};
@@ -57,6 +56,7 @@ use vm_ir::module::{Op, Place, Region};
 use vm_ir::op::Shape;
 use vm_ir::tile::Tile;
 use waits::Waits;
+pub(super) use way::Way;
 
 /// The name of shared memory in a tile kernel.
 const SHARED: &str = "tile_shared";
@@ -67,6 +67,8 @@ pub(super) const DECLARATION: &str = ".extern .shared .align 1024 .b8 tile_share
 
 /// Registers of fragments that leave a thread most of its own.
 const FEW: u32 = 64;
+/// Registers of a sum beside which 128, those of two blocks, have room for what an instruction needs (ptxas 13.0 takes 30).
+const MOST_OF_HALF: u32 = 96;
 /// More registers than a thread has.
 const MANY: u32 = 255;
 /// Bytes of shared memory that the driver takes for itself of each block.
@@ -183,33 +185,6 @@ impl<'k> Tiles<'k> {
     }
 }
 
-/// Are tensor maps made of a kernel's views, and products by `wgmma`? If not, all goes by the threads' registers ([`sync`]). So it is
-/// where a view does not promise what the Tensor Memory Accelerator needs, and where `wgmma` has not the shapes.
-fn by_wgmma(options: &Options, kernel: &Kernel, tile: &Tile) -> bool {
-    // What is copied is handed over by `mbarrier.try_wait`, too, which came with clusters.
-    let features = [Feature::Wgmma, Feature::Tma, Feature::SetMaxNReg, Feature::Cluster];
-    if !features.into_iter().all(|feature| options.has(feature)) {
-        return false;
-    }
-    let promises =
-        |wanted: &layout::BoxOf| kernel.view(wanted.parameter).is_some_and(|view| view.align >= MAP_PROMISE);
-    let found = layout::rejects(kernel, tile, options.arch.shared_bytes());
-    match found.is_empty() {
-        true => Layout::of(kernel, tile).boxes.iter().all(promises),
-        // What neither takes is told what `wgmma` would.
-        false => !sync::rejects(options, kernel, tile).is_empty(),
-    }
-}
-
-/// Why the target does not take a tile kernel.
-pub(super) fn rejects(options: &Options, kernel: &Kernel) -> Vec<(u32, RejectKind)> {
-    let Some(tile) = kernel.tile() else { return Vec::new() };
-    match by_wgmma(options, kernel, tile) {
-        true => layout::rejects(kernel, tile, options.arch.shared_bytes()),
-        false => sync::rejects(options, kernel, tile),
-    }
-}
-
 impl<'k> Writer<'k> {
     fn tiles(&self) -> Option<&Tiles<'k>> {
         self.tiles.as_deref()
@@ -218,10 +193,11 @@ impl<'k> Writer<'k> {
     /// Writes a tile kernel.
     pub(super) fn tile_kernel(&mut self, tile: &'k Tile, text: &mut String) -> Entry {
         let kernel = self.kernel;
-        if !by_wgmma(self.options, kernel, tile) {
-            return self.sync_kernel(tile, text);
-        }
-        let layout = Layout::of(kernel, tile);
+        let layout = match Way::of(self.options, kernel, tile) {
+            Way::Wgmma(layout) => layout,
+            // What goes neither way was rejected.
+            Way::Sync(why) | Way::Neither(why) => return self.sync_kernel(tile, &why, text),
+        };
         let params = artifact::layout(kernel, &maps(&layout), self.plan.cancellable());
         self.prologue(&params);
         self.begin_tiles(tile, layout, &params);
@@ -245,23 +221,25 @@ impl<'k> Writer<'k> {
 
         let bytes = self.tiles().map_or(0, |tiles| tiles.layout.bytes);
         let resident = self.resident();
-        self.entry(text, params, threads, bytes, resident, kernel.cluster() > 1)
+        let products = way::products(self.options, kernel, None);
+        self.entry(text, params, [threads, bytes, resident], kernel.cluster() > 1, products)
     }
 
-    /// Writes a tile kernel's text around what its threads do, and gives its entry. `clusters`: do its blocks run in clusters?
+    /// Writes a tile kernel's text around what its threads do, and gives its entry: of so many threads, bytes of shared memory, and blocks that are to
+    /// be on a multiprocessor at a time. `clusters`: do its blocks run in clusters?
     fn entry(
         &mut self,
         text: &mut String,
         params: ParamLayout,
-        threads: u32,
-        shared: u32,
-        resident: u32,
+        [threads, shared, resident]: [u32; 3],
         clusters: bool,
+        products: Products,
     ) -> Entry {
         let kernel = self.kernel;
         let symbol = format!("vir_{}", kernel.name());
-        let _ =
-            write!(text, "\n// @{} at {}\n.visible .entry {symbol}(", kernel.name(), kernel.guest_address());
+        let _ = writeln!(text, "\n// @{} at {}", kernel.name(), kernel.guest_address());
+        way::comments(text, &products);
+        let _ = write!(text, ".visible .entry {symbol}(");
         let _ = write!(text, "\n\t.param .align {} .b8 args[{}]\n", params.align(), params.bytes.max(8));
         let _ = writeln!(text, ")\n.reqntid {threads}, 1, 1\n.minnctapersm {resident}");
         if clusters {
@@ -280,6 +258,7 @@ impl<'k> Writer<'k> {
             static_shared: 0,
             dynamic_shared: shared,
             work: self.plan.bound(),
+            products: Some(products),
         }
     }
 
@@ -367,11 +346,14 @@ impl<'k> Writer<'k> {
         held.sum()
     }
 
-    /// Blocks of a kernel of one group that a multiprocessor has at a time: two, if that is how much shared memory there is.
+    /// Blocks of a kernel of one group that a multiprocessor has at a time: two, if that is how much shared memory there is, and an
+    /// instruction finds its sum in half of the registers.
     fn resident(&self) -> u32 {
         let Some(tiles) = self.tiles() else { return 1 };
         let room = self.options.arch.shared_bytes() / 2 - RESERVED;
-        if tiles.tile.groups == 1 && u64::from(tiles.layout.bytes) <= room { 2 } else { 1 }
+        let words = |f| fragment::elements(f, 1) * f.element.bytes() / 4;
+        let narrow = tiles.tile.fragments.iter().all(|fragment| words(fragment) <= MOST_OF_HALF);
+        if tiles.tile.groups == 1 && narrow && u64::from(tiles.layout.bytes) <= room { 2 } else { 1 }
     }
 
     /// Writes the program as a role runs it.
@@ -540,14 +522,6 @@ fn maps(layout: &Layout) -> Vec<vm_abi::Tile> {
         writes: wanted.writes,
     };
     layout.boxes.iter().map(map).collect()
-}
-
-/// Bytes of parameters of a tile kernel.
-pub(super) fn parameter_bytes(options: &Options, kernel: &Kernel, tile: &Tile) -> u32 {
-    if !by_wgmma(options, kernel, tile) {
-        return artifact::layout(kernel, &[], true).bytes;
-    }
-    artifact::layout(kernel, &maps(&Layout::of(kernel, tile)), true).bytes
 }
 
 /// Instructions that an op comes to at most, about; of a `map`, its region too.

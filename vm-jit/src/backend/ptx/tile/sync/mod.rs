@@ -17,13 +17,13 @@ mod stage;
 
 use super::fragment::Spread;
 use super::layout::{GROUP, SIGNALS};
-use super::{Role, SHARED, Tiles, channel_number};
-use crate::artifact::{self, Entry};
+use super::{Role, SHARED, Tiles, channel_number, way};
+use crate::artifact::{self, Entry, Instruction, Note};
 use crate::backend::ptx::Options;
 use crate::backend::ptx::arch::Feature;
 use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Cancel, Writer, class_of};
-use crate::reject::RejectKind;
+use product::Kind;
 use stage::{ALIGN, Layout};
 use vm_ir::module::{Op, Place};
 use vm_ir::op::{Opcode, Shape};
@@ -79,12 +79,12 @@ fn spread(kernel: &Kernel, tile: &Tile) -> Spread {
     all.filter(|spread| spread.across == 1 || fits(spread)).min_by_key(cost).unwrap_or(whole)
 }
 
-/// Why the target does not take a tile kernel.
-pub(super) fn rejects(options: &Options, kernel: &Kernel, tile: &Tile) -> Vec<(u32, RejectKind)> {
+/// Why the target does not take a tile kernel this way.
+pub(super) fn rejects(options: &Options, kernel: &Kernel, tile: &Tile) -> Vec<Note> {
     let mut found = Vec::new();
     let mut need = |line: u32, holds: bool, what: &dyn Fn() -> String| {
         if !holds {
-            found.push((line, RejectKind::Tile { what: what() }));
+            found.push(Note { line, what: what() });
         }
     };
     for fragment in &tile.fragments {
@@ -131,13 +131,23 @@ pub(super) fn rejects(options: &Options, kernel: &Kernel, tile: &Tile) -> Vec<(u
     found
 }
 
+/// What computes a product.
+pub(super) fn instruction(options: &Options, kernel: &Kernel, op: &Op) -> Option<Instruction> {
+    let &[a, b] = &op.others[..] else { return None };
+    let [(_, a), (_, b)] = [kernel.place(a)?, kernel.place(b)?];
+    Some(match Kind::of(options, a, b) {
+        Kind::Cores => Instruction::Cores,
+        _ => Instruction::MmaSync,
+    })
+}
+
 impl<'k> Writer<'k> {
     fn mma_state(&self) -> Option<&MmaSync> {
         self.tiles.as_ref()?.sync.as_deref()
     }
 
     /// Writes a tile kernel.
-    pub(super) fn sync_kernel(&mut self, tile: &'k Tile, text: &mut String) -> Entry {
+    pub(super) fn sync_kernel(&mut self, tile: &'k Tile, instead: &[Note], text: &mut String) -> Entry {
         let params = artifact::layout(self.kernel, &[], self.plan.cancellable());
         self.prologue(&params);
         self.begin_sync(tile);
@@ -163,7 +173,8 @@ impl<'k> Writer<'k> {
         ins!(self, "ret");
 
         let bytes = self.mma_state().map_or(0, |sync| sync.layout.bytes);
-        self.entry(text, params, threads, bytes, 1, false)
+        let products = way::products(self.options, self.kernel, Some(instead));
+        self.entry(text, params, [threads, bytes, 1], false, products)
     }
 
     /// What all threads do before they part.
