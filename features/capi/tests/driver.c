@@ -196,6 +196,10 @@ status cuModuleLoadDataEx(void **module, const void *image, unsigned count, int 
 }
 word fake_loaded(void) { return loaded; }
 status cuModuleGetFunction(void **function, void *module, const char *name) { return (void)name, *function = module, note("cuModuleGetFunction", 0); }
+status cuModuleGetGlobal_v2(word *address, size_t *bytes, void *module, const char *name) {
+    static char nothing[128] __attribute__((aligned(64)));
+    return (void)module, (void)name, *address = (word)nothing, *bytes = sizeof nothing, note("cuModuleGetGlobal_v2", 0);
+}
 status cuFuncGetAttribute(int *value, int attribute, void *function) { return (void)function, *value = attribute == 0 ? 1024 : 0, 0; }
 status cuFuncSetAttribute(void *function, int attribute, int value) { return (void)function, (void)attribute, (void)value, note("cuFuncSetAttribute", 0); }
 status cuTensorMapEncodeTiled(word *map) { return memset(map, 1, 128), note("cuTensorMapEncodeTiled", 0); }
