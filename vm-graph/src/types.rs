@@ -173,7 +173,7 @@ impl fmt::Display for TensorType {
 }
 
 /// An array whose contents are known.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tensor {
     /// Its type.
     pub ty: TensorType,
@@ -212,5 +212,13 @@ impl Tensor {
             self.ty.element.to_f64(u64::from_le_bytes(bits))
         });
         values.collect()
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 16;
+        let shown = &self.bytes[..self.bytes.len().min(SHOWN)];
+        f.debug_struct("Tensor").field("ty", &self.ty).field("bytes", &format_args!("{shown:?}…")).finish()
     }
 }

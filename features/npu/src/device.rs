@@ -1,9 +1,9 @@
-//! One device of the subsystem.
+//! One device.
 
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::{NpuError, devices};
+use crate::{NpuError, Provider};
 
 /// Where sysfs and the device nodes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,18 +21,26 @@ impl Roots {
     }
 }
 
-/// What a device is, by its driver.
+/// What a device is, by its driver or by the provider that runs models on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NpuKind {
-    /// Intel's NPU of Core Ultra (`intel_vpu`).
+    /// Intel's NPU of Core Ultra (`intel_vpu`, OpenVINO).
     Intel,
-    /// AMD's XDNA NPU of Ryzen AI (`amdxdna`).
+    /// AMD's XDNA NPU of Ryzen AI (`amdxdna`, Vitis AI).
     Amd,
     /// Intel's Gaudi (`habanalabs`).
     Gaudi,
+    /// Qualcomm's Hexagon (QNN).
+    Hexagon,
     /// Qualcomm's Cloud AI (`qaic`).
-    Qualcomm,
+    CloudAi,
+    /// Huawei's Ascend, of Da Vinci cores (CANN).
+    Ascend,
+    /// MediaTek's APU, or whatever else NNAPI has.
+    MediaTek,
+    /// Apple's Neural Engine (Core ML).
+    NeuralEngine,
     /// Rockchip's NPU (`rocket`).
     Rockchip,
     /// Arm's Ethos-U (`ethosu`).
@@ -48,10 +56,23 @@ impl NpuKind {
             "intel_vpu" => Self::Intel,
             "amdxdna" => Self::Amd,
             "habanalabs" => Self::Gaudi,
-            "qaic" => Self::Qualcomm,
+            "qaic" => Self::CloudAi,
             "rocket" => Self::Rockchip,
             "ethosu" => Self::Arm,
             _ => Self::Other,
+        }
+    }
+
+    /// The kind on which a provider runs models.
+    pub fn of_provider(provider: Provider) -> Self {
+        match provider {
+            Provider::Qnn => Self::Hexagon,
+            Provider::OpenVino => Self::Intel,
+            Provider::VitisAi => Self::Amd,
+            Provider::Cann => Self::Ascend,
+            Provider::CoreMl => Self::NeuralEngine,
+            Provider::Nnapi => Self::MediaTek,
+            Provider::Cpu => Self::Other,
         }
     }
 
@@ -61,18 +82,35 @@ impl NpuKind {
             Self::Intel => "Intel NPU",
             Self::Amd => "AMD XDNA NPU",
             Self::Gaudi => "Intel Gaudi",
-            Self::Qualcomm => "Qualcomm Cloud AI",
+            Self::Hexagon => "Qualcomm Hexagon",
+            Self::CloudAi => "Qualcomm Cloud AI",
+            Self::Ascend => "Huawei Ascend",
+            Self::MediaTek => "MediaTek APU",
+            Self::NeuralEngine => "Apple Neural Engine",
             Self::Rockchip => "Rockchip NPU",
             Self::Arm => "Arm Ethos-U",
             Self::Other => "accelerator",
         }
     }
+
+    /// What runs models on such a device, and where it is had; none where nothing is known that does.
+    fn remedy(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Intel => {
+                "install ONNX Runtime with OpenVINO: pip install onnxruntime onnxruntime-ep-openvino"
+            }
+            Self::Amd => "install AMD's Ryzen AI software, which has ONNX Runtime with Vitis AI",
+            Self::Hexagon => "install ONNX Runtime with QNN: pip install onnxruntime onnxruntime-qnn",
+            Self::Ascend => "install CANN, and ONNX Runtime built with it",
+            _ => return None,
+        })
+    }
 }
 
-/// A device of the accel subsystem.
+/// A device: of the accel subsystem, or of an execution provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NpuDevice {
-    /// Its number in the subsystem: 0 for `accel0`.
+    /// Its number in the subsystem, 0 for `accel0`; of a device that only a provider knows, its place in the list.
     pub number: u32,
     /// What it is.
     pub kind: NpuKind,
@@ -83,51 +121,35 @@ pub struct NpuDevice {
     /// PCI vendor and device ID, for a PCI function.
     pub ids: Option<(u16, u16)>,
     /// Its device node, as in `/dev/accel/accel0`.
-    pub node: PathBuf,
+    pub node: Option<PathBuf>,
+    /// What runs models on it; `None` where nothing does, or ONNX Runtime was not asked.
+    pub provider: Option<Provider>,
+    /// What it is instead of a device of silicon: `emulated`.
+    pub emulated: Option<&'static str>,
 }
 
 impl NpuDevice {
-    /// Opens the device to run kernels, which is not possible yet.
-    ///
-    /// # Errors
-    /// [`NpuError::NoLaunch`], always.
-    pub fn open(&self) -> Result<NpuAccelerator, NpuError> {
-        let remedy = match self.address {
-            Some(_) => "pass it whole to a guest, or run the kernel on a GPU or the CPU",
-            None => "run the kernel on a GPU or the CPU",
+    /// Why no model can be run on it.
+    pub(crate) fn no_provider(&self) -> NpuError {
+        let whole = self.address.is_some().then_some("pass it whole to a guest, or ");
+        let other = "run the model elsewhere";
+        let remedy = match self.kind.remedy() {
+            Some(remedy) => remedy.to_owned(),
+            None => format!("{}{other}", whole.unwrap_or_default()),
         };
-        Err(NpuError::NoLaunch { device: self.to_string(), remedy })
-    }
-}
-
-/// An NPU that runs kernels. There is none yet: whoever asks for one gets [`NpuError::NoLaunch`].
-#[derive(Clone, Copy, Debug)]
-pub enum NpuAccelerator {}
-
-impl NpuAccelerator {
-    /// The device with a number in the order of [`devices`].
-    ///
-    /// # Errors
-    /// What [`devices`] fails with, [`NpuError::NoDevice`], and otherwise [`NpuError::NoLaunch`].
-    pub fn new(ordinal: usize) -> Result<Self, NpuError> {
-        let devices = devices(&Roots::system())?;
-        devices.get(ordinal).ok_or_else(|| NpuError::NoDevice { wanted: ordinal.to_string() })?.open()
-    }
-
-    /// The device at a PCI address, as in `0000:65:00.0`, of a host below `roots`.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn at(roots: &Roots, address: &str) -> Result<Self, NpuError> {
-        let devices = devices(roots)?;
-        let device = devices.iter().find(|device| device.address.as_deref() == Some(address));
-        device.ok_or_else(|| NpuError::NoDevice { wanted: address.to_owned() })?.open()
+        NpuError::NoProvider { device: self.to_string(), remedy }
     }
 }
 
 impl fmt::Display for NpuDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} accel{}", self.kind.name(), self.number)?;
+        f.write_str(self.kind.name())?;
+        if self.node.is_some() {
+            write!(f, " accel{}", self.number)?;
+        }
+        if let Some(instead) = self.emulated {
+            write!(f, ", {instead}")?;
+        }
         if let Some(address) = &self.address {
             write!(f, " at {address}")?;
         }

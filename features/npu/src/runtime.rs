@@ -1,0 +1,202 @@
+//! ONNX Runtime as it was loaded into this process, and the devices of its execution providers.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ort::environment::Environment;
+use ort::logging::LogLevel;
+use ort::memory::DeviceType as Hardware;
+
+use crate::{NpuDevice, NpuError, NpuKind, Provider, Roots, class};
+
+/// Where the libraries are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Libraries {
+    /// ONNX Runtime's, 1.24 or newer: a file, or a name that the loader finds.
+    pub onnxruntime: PathBuf,
+    /// Plugins of execution providers, which lie beside their own libraries.
+    pub plugins: Vec<(Provider, PathBuf)>,
+}
+
+/// The variable that names a folder with the libraries, in it or in folders of it.
+pub const FOLDER_VARIABLE: &str = "VM_ONNXRUNTIME";
+
+impl Libraries {
+    /// Those of this machine: below the folder that [`FOLDER_VARIABLE`] names, or else below `vm-npu/onnxruntime` of the user's cache; or
+    /// else the one that the loader finds.
+    ///
+    /// # Errors
+    /// [`NpuError::NoRuntime`] if a folder was named and has none.
+    pub fn find() -> Result<Libraries, NpuError> {
+        if let Some(folder) = env::var_os(FOLDER_VARIABLE) {
+            let folder = PathBuf::from(folder);
+            return Self::below(&folder).ok_or_else(|| NpuError::NoRuntime {
+                what: format!("there is no libonnxruntime.so below {}", folder.display()),
+            });
+        }
+        let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
+        let found = cache.and_then(|cache| Self::below(&cache.join("vm-npu/onnxruntime")));
+        Ok(found
+            .unwrap_or_else(|| Libraries { onnxruntime: "libonnxruntime.so.1".into(), plugins: Vec::new() }))
+    }
+
+    /// Those below a folder, three deep at most.
+    pub fn below(folder: &Path) -> Option<Libraries> {
+        let mut files = Vec::new();
+        collect(folder, 3, &mut files);
+        files.sort_unstable();
+        let named = |start: &str| {
+            let is_it = |path: &&PathBuf| {
+                path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(start))
+            };
+            files.iter().find(is_it).cloned()
+        };
+        let plugins =
+            Provider::ALL.into_iter().filter_map(|provider| Some((provider, named(provider.plugin()?)?)));
+        Some(Libraries { onnxruntime: named("libonnxruntime.so")?, plugins: plugins.collect() })
+    }
+}
+
+/// Files of a folder, with an end to how many.
+fn collect(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) {
+    const MOST: usize = 4096;
+    let Ok(entries) = folder.read_dir() else { return };
+    for entry in entries.flatten().take(MOST) {
+        let path = entry.path();
+        if path.is_dir() && depth > 0 {
+            collect(&path, depth - 1, files);
+        } else if files.len() < MOST {
+            files.push(path);
+        }
+    }
+}
+
+/// ONNX Runtime in this process. It is loaded once, and stays.
+#[derive(Clone, Debug)]
+pub struct Runtime {
+    pub(crate) environment: Environment,
+    libraries: Arc<Libraries>,
+}
+
+static LOADED: Mutex<Option<Runtime>> = Mutex::new(None);
+
+impl Runtime {
+    /// Loads the libraries of this machine, if they are not loaded yet.
+    ///
+    /// # Errors
+    /// [`NpuError::NoRuntime`].
+    pub fn system() -> Result<Runtime, NpuError> {
+        Self::load(&Libraries::find()?)
+    }
+
+    /// Loads these libraries. A plugin that can't be loaded is an error: its devices would be missing.
+    ///
+    /// # Errors
+    /// [`NpuError::NoRuntime`]; others were loaded before.
+    pub fn load(libraries: &Libraries) -> Result<Runtime, NpuError> {
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(runtime) = &*loaded {
+            if *runtime.libraries == *libraries {
+                return Ok(runtime.clone());
+            }
+            return Err(NpuError::NoRuntime {
+                what: format!(
+                    "{} is loaded already, and a process has one",
+                    runtime.libraries.onnxruntime.display()
+                ),
+            });
+        }
+        let no = |what: String| NpuError::NoRuntime { what };
+        let builder = ort::init_from(&libraries.onnxruntime).map_err(|error| no(error.to_string()))?;
+        let environment = builder
+            .with_name("vm-npu")
+            .with_telemetry(false)
+            .build()
+            .map_err(|error| no(error.to_string()))?;
+        // What it writes to standard error it answers as an error, too.
+        environment.set_log_level(LogLevel::Fatal);
+        for (provider, path) in &libraries.plugins {
+            environment
+                .register_ep_library(provider.name(), path)
+                .map_err(|error| no(format!("{}: {error}", path.display())))?;
+        }
+        let runtime = Runtime { environment, libraries: Arc::new(libraries.clone()) };
+        *loaded = Some(runtime.clone());
+        Ok(runtime)
+    }
+
+    /// The libraries that are loaded.
+    pub fn libraries(&self) -> &Libraries {
+        &self.libraries
+    }
+
+    /// Every device, numbered: the accel subsystem's first, each with the provider that runs models on it, where one does; then
+    /// those of which only a provider knows, an emulator among them.
+    ///
+    /// # Errors
+    /// [`NpuError::Read`].
+    pub fn devices(&self, roots: &Roots) -> Result<Vec<NpuDevice>, NpuError> {
+        let mut devices = match class::devices(roots) {
+            Ok(devices) => devices,
+            Err(NpuError::NoDriver { .. }) => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        for (provider, is_npu, name) in self.offered() {
+            let kind = NpuKind::of_provider(provider);
+            let own = devices.iter_mut().find(|device| device.kind == kind && device.provider.is_none());
+            match own {
+                Some(device) if is_npu => device.provider = Some(provider),
+                _ => devices.push(NpuDevice {
+                    number: devices.len() as u32,
+                    kind,
+                    driver: None,
+                    address: None,
+                    ids: None,
+                    node: None,
+                    provider: Some(provider),
+                    emulated: (!is_npu).then_some(name),
+                }),
+            }
+        }
+        Ok(devices)
+    }
+
+    /// The host's processor as a device, by ONNX Runtime's own kernels: what NPUs are compared with. It is no NPU, and listed nowhere.
+    pub fn processor(&self) -> NpuDevice {
+        NpuDevice {
+            number: 0,
+            kind: NpuKind::Other,
+            driver: None,
+            address: None,
+            ids: None,
+            node: None,
+            provider: Some(Provider::Cpu),
+            emulated: None,
+        }
+    }
+
+    /// Devices of providers: the provider, whether it is an NPU, and what it is otherwise.
+    fn offered(&self) -> Vec<(Provider, bool, &'static str)> {
+        let mut offered = Vec::new();
+        for (provider, _) in &self.libraries.plugins {
+            let own = || {
+                self.environment.devices().filter(|device| device.ep().is_ok_and(|ep| ep == provider.name()))
+            };
+            let npus = own().filter(|device| device.hardware_device().ty() == Hardware::NPU).count();
+            offered.extend((0..npus).map(|_| (*provider, true, "")));
+            // Qualcomm's library for x86-64 emulates a Hexagon on the processor.
+            if npus == 0 && *provider == Provider::Qnn && own().next().is_some() {
+                offered.push((*provider, false, "emulated"));
+            }
+        }
+        let is_plugin =
+            |provider: &Provider| self.libraries.plugins.iter().any(|(other, _)| other == provider);
+        let built_in = Provider::ALL
+            .into_iter()
+            .filter(|provider| *provider != Provider::Cpu && !is_plugin(provider) && provider.is_built_in());
+        offered.extend(built_in.map(|provider| (provider, true, "")));
+        offered
+    }
+}
