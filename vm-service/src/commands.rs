@@ -17,6 +17,7 @@ pub(crate) mod info;
 pub(crate) mod launch;
 pub(crate) mod list;
 pub(crate) mod logs;
+mod model;
 pub(crate) mod release;
 pub(crate) mod run;
 pub(crate) mod serve;

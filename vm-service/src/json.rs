@@ -12,6 +12,7 @@ mod guest;
 mod health;
 mod kernel;
 mod log;
+mod npu;
 mod part;
 mod readiness;
 mod run;
@@ -48,6 +49,7 @@ pub use kernel::{
     Reject, Repeated, Support, TargetInfo, Tuned, TunedLaunch, Variant, VariantOutcome,
 };
 pub use log::{LogCategory, LogLevel, LogRecord};
+pub use npu::Npu;
 pub use part::{Part, PartKind, PartType};
 pub use readiness::{Blocker, Readiness, Severity};
 pub(crate) use run::milliseconds;
@@ -90,11 +92,18 @@ pub enum Body {
     List {
         /// The functions.
         functions: Vec<ListedFunction>,
+        /// Devices that run models, in the order in which `--device npu:N` numbers them.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        npus: Vec<Npu>,
     },
-    /// `info`: one function.
+    /// `info`: one function, or one NPU that is none.
     Info {
-        /// The function.
-        function: Box<ListedFunction>,
+        /// The function; left out for an NPU that is none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        function: Option<Box<ListedFunction>>,
+        /// The NPU that was asked for by its number.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        npu: Option<Npu>,
     },
     /// `explain`, and `claim`, `run` and `start` when a device can't be passed to a guest: what was found of each function.
     Explain {

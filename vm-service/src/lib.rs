@@ -24,6 +24,7 @@ mod known_egpus;
 mod limits;
 mod log;
 mod monitor;
+mod npus;
 mod output;
 mod process;
 mod sandbox;

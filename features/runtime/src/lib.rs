@@ -10,7 +10,7 @@
 //! * [`CompiledKernel`] has the [`Artifact`](vm_accel::Artifact) that a [`Worker`] loads.
 //! * [`Tuner`] chooses the fastest variant of a family of kernels on the device, and remembers it.
 //! * The accelerators, and all of `vm-accel` that a launch needs, are here by their own names. Each comes with the cargo
-//!   feature of its name; `npu` only lists its devices yet, and whoever asks for an `NpuAccelerator` gets an error.
+//!   feature of its name; `npu` runs graphs of `vm-graph` instead of kernels (`compile_graph`).
 //!
 //! A device that runs kernels is shared. What keeps anybody from passing it to a guest meanwhile is a lease of
 //! `vm-passthrough`, which has all of this crate as its module `accelerator`.
@@ -63,6 +63,8 @@ mod cpu;
 mod crc32;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "npu")]
+mod models;
 mod tune;
 
 #[cfg(feature = "rocm")]
@@ -76,6 +78,8 @@ pub use cpu::{CpuAccelerator, CpuJITCompiler};
 pub use cuda::{
     CudaAccelerator, CudaAssembler, CudaJITCompiler, CudaUsage, assemble, cuda_devices, cuda_usage, nvml,
 };
+#[cfg(feature = "npu")]
+pub use models::{NpuAccelerator, compile_graph, npu};
 pub use tune::{
     Cancel, Candidate, Figure, Outcome, TuneError, TuneEvent, TuneOptions, TuneProgress, Tuned, Tuner,
     resources,
@@ -87,8 +91,6 @@ pub use vm_accel::{
 };
 pub use vm_ir::{GuestAddr, IRBlock};
 pub use vm_kernels as kernels;
-#[cfg(feature = "npu")]
-pub use vm_npu::{self as npu, NpuAccelerator};
 
 /// What other programs own, and promise to keep.
 pub mod sys {

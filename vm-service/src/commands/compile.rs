@@ -10,11 +10,11 @@ use vm_jit::legal::{self, Support};
 use vm_jit::{Artifact, Entry, Note, Target};
 use vm_passthrough::accelerator::assembled;
 
-use super::targets;
+use super::{model, targets};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{self, Body};
-use crate::kernel::args::{self, CompileArgs};
+use crate::kernel::args::{self, CompileArgs, TargetArg};
 use crate::kernel::file::Loaded;
 use crate::kernel::{argument, assembler, cache, file, wait};
 use crate::save;
@@ -29,6 +29,7 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<
     let (Some(path), Some(target)) = (&arguments.file, &arguments.target) else {
         return targets::list(context);
     };
+    let TargetArg::Kernels(target) = target else { return model::compile(context, arguments, path) };
     let loaded = file::load(path, args::trust(arguments.trusted))?;
     if let Some(output) = &arguments.output {
         file::spare(path, output)?;

@@ -1,6 +1,7 @@
 //! `info`: one PCI function in full.
 
 use std::fmt::Write as _;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
@@ -13,6 +14,7 @@ use crate::deadlines::DEVICE_HEALTH;
 use crate::describe;
 use crate::failure::Failure;
 use crate::json::{Body, Chip, DeviceHealth, Function, ListedFunction, Part, PartType, Usage};
+use crate::npus;
 use crate::table::{printable, wrap};
 use crate::usage;
 
@@ -22,9 +24,9 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// Arguments of `info`.
 #[derive(Debug, Args)]
 pub(crate) struct InfoArgs {
-    /// PCI address, as in 0000:65:00.0 or 65:00.0
-    #[arg(value_name = "ADDR")]
-    pub(crate) address: PciAddress,
+    /// PCI address, as in 0000:65:00.0 or 65:00.0; or npu:N, a device that runs models, as `list` numbers them
+    #[arg(value_name = "ADDR|npu:N")]
+    pub(crate) device: InfoDevice,
     /// Also read which chip it is from its registers, of GPUs of NVIDIA: where a driver of the host has it and it is awake
     #[arg(long)]
     pub(crate) registers: bool,
@@ -32,34 +34,75 @@ pub(crate) struct InfoArgs {
     pub(crate) source: SourceArgs,
 }
 
+/// What is shown.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum InfoDevice {
+    /// A PCI function.
+    Function(PciAddress),
+    /// An NPU, by its number.
+    Npu(usize),
+}
+
+impl FromStr for InfoDevice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("npu:") {
+            Some(number) => number
+                .parse()
+                .map(Self::Npu)
+                .map_err(|_| format!("`{number}` is no number of an NPU, as in npu:0")),
+            None => text.parse().map(Self::Function).map_err(|error| format!("{error}")),
+        }
+    }
+}
+
+fn npu(context: &mut Context<'_>, number: usize) -> Result<(), Failure> {
+    let npus = npus::all(&context.host);
+    let Some(npu) = npus.get(number) else {
+        return Err(Failure::failed(format_args!(
+            "there is no NPU {number}; `vm-service list` shows those that there are"
+        )));
+    };
+    let width = context.width;
+    context.print(
+        || Body::Info { function: None, npu: Some(npu.document(number)) },
+        || npus::table(&npus[number..=number]).fit(width),
+    )
+}
+
 /// Shows one function.
 ///
 /// # Errors
 /// When there is no such function, the host can't be scanned or the output can't be written.
 pub(crate) fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Failure> {
+    let address = match args.device {
+        InfoDevice::Function(address) => address,
+        InfoDevice::Npu(number) => return npu(context, number),
+    };
     let host = context.host.clone();
     let scan = Scan::of(&host)?;
-    let function = scan.function(args.address)?;
-    let readiness = scan.explain_one(args.address, &ExplainOptions::default())?;
-    let driver_override = match pci::driver_override(&host, args.address, DEADLINE) {
+    let function = scan.function(address)?;
+    let readiness = scan.explain_one(address, &ExplainOptions::default())?;
+    let driver_override = match pci::driver_override(&host, address, DEADLINE) {
         Ok(driver) => driver,
         Err(error) => {
             tracing::warn!(
                 "{}/driver_override can't be read: {error}; if that took long, an unbind of it is stuck",
-                host.pci_device(args.address).display()
+                host.pci_device(address).display()
             );
             None
         }
     };
     let usage = usage::of(&host, &[function]).pop().flatten();
-    let health = health(&host, args.address);
+    let health = health(&host, address);
     let chip = args.registers.then(|| gpu::report_chip(&host, function));
     let width = context.width;
     context.print(
         || {
             let listed = Function::new(function, scan.companions(function));
-            let parts = pci::parts(&host, args.address).iter().map(Part::from).collect();
-            let part_types = part_types(&host, args.address).into_iter().map(PartType::from).collect();
+            let parts = pci::parts(&host, address).iter().map(Part::from).collect();
+            let part_types = part_types(&host, address).into_iter().map(PartType::from).collect();
             let listed = Function { driver_override: driver_override.clone(), ..listed };
             let listed = ListedFunction {
                 usage: usage.clone(),
@@ -69,7 +112,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Fail
                 chip: chip.as_ref().map(Chip::from),
                 ..ListedFunction::new(listed, &readiness)
             };
-            Body::Info { function: Box::new(listed) }
+            Body::Info { function: Some(Box::new(listed)), npu: None }
         },
         || {
             let known = Known {

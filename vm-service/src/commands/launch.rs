@@ -13,10 +13,11 @@ use vm_ir::text::{self, Mark};
 use vm_ir::{Kernel, Scalar, Trust};
 
 use super::compile::sizes;
+use super::model;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{self, Body};
-use crate::kernel::args::{self, DeviceArg, LaunchArgs};
+use crate::kernel::args::{self, DeviceArg, GridArg, LaunchArgs};
 use crate::kernel::engine::{self, Ran, Spread, Task};
 use crate::kernel::file::Loaded;
 use crate::kernel::{argument, file, npy, wait};
@@ -25,7 +26,7 @@ use crate::table::Table;
 /// How many elements of an output are shown.
 const SHOWN: usize = 8;
 /// How long a device is waited for beyond the kernel's deadline, which it keeps by itself.
-const GRACE: Duration = Duration::from_secs(10);
+pub(super) const GRACE: Duration = Duration::from_secs(10);
 
 /// Runs a kernel.
 ///
@@ -33,6 +34,17 @@ const GRACE: Duration = Duration::from_secs(10);
 /// When the file or the arguments are wrong, the device is not there, the kernel does not end well, or `--check` finds a
 /// difference.
 pub(crate) fn run(context: &mut Context<'_>, arguments: &LaunchArgs) -> Result<(), Failure> {
+    if file::is_graph(&arguments.file)? {
+        return model::run(context, arguments);
+    }
+    let Some(GridArg(grid)) = arguments.grid else {
+        return Err(Failure::usage("a kernel needs a grid: how many blocks there are, as in --grid 64"));
+    };
+    if let DeviceArg::Npu(_) = arguments.device {
+        return Err(Failure::usage(
+            "an NPU runs models, not kernels of threads; name the file of a model, or another --device",
+        ));
+    }
     let trust = args::trust(arguments.trusted);
     check_options(arguments, trust)?;
     let Loaded { module, source } = file::load(&arguments.file, trust)?;
@@ -40,7 +52,7 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &LaunchArgs) -> Result<(
     let kernel = file::choose(&arguments.file, &module, arguments.kernel.as_deref())?.clone();
     let launch = Launch {
         kernel: kernel.name().to_owned(),
-        grid: arguments.grid.0,
+        grid,
         arguments: argument::bind(&kernel, &arguments.args, &arguments.outs)?,
     };
     launch.check(&kernel).map_err(Failure::usage)?;
@@ -55,10 +67,14 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &LaunchArgs) -> Result<(
     };
 
     let mut wanted = None;
-    let what = format!("kernel @{}", kernel.name());
+    let what = Launched { name: kernel.name(), grid, block: kernel.block() };
     let mut ran = {
         let (task, host, device) = (task.clone(), context.host.clone(), arguments.device);
-        wait::run(&what, arguments.deadline.saturating_add(GRACE), move || engine::run(task, device, &host))?
+        wait::run(
+            &format!("kernel @{}", kernel.name()),
+            arguments.deadline.saturating_add(GRACE),
+            move || engine::run(task, device, &host),
+        )?
     };
     if arguments.check {
         let what = format!("kernel @{} on the interpreter", kernel.name());
@@ -75,18 +91,30 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &LaunchArgs) -> Result<(
         }
     }
     context.print(
-        || Body::Launch(document(arguments, &kernel, &ran, &outputs)),
-        || summary(arguments, &kernel, &ran, &outputs),
+        || Body::Launch(document(arguments, &what, &ran, &outputs)),
+        || summary(&what, &ran, &outputs),
     )?;
-    let differing = outputs.iter().filter_map(|output| {
-        let mismatch = output.check.as_ref()?.mismatch.as_ref()?;
-        Some(format!("@{} differs from the interpreter's: {mismatch}", output.name))
-    });
-    let mut wrong: Vec<_> = differing.collect();
+    let mut wrong = differing(&outputs);
     if arguments.check && !arguments.allow_out_of_bounds {
         wrong.extend(out_of_bounds(arguments, &source, ran.out_of_bounds.as_deref().unwrap_or_default()));
     }
     if wrong.is_empty() { Ok(()) } else { Err(Failure::failed(wrong.join("\nerror: "))) }
+}
+
+/// What was launched: a kernel, or a model, which has neither blocks nor threads.
+pub(super) struct Launched<'a> {
+    pub(super) name: &'a str,
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+}
+
+/// What `--check` says of outputs.
+pub(super) fn differing(outputs: &[Output<'_>]) -> Vec<String> {
+    let differing = outputs.iter().filter_map(|output| {
+        let mismatch = output.check.as_ref()?.mismatch.as_ref()?;
+        Some(format!("@{} differs from the interpreter's: {mismatch}", output.name))
+    });
+    differing.collect()
 }
 
 /// What `--check` says of accesses out of bounds, each with its line, and what to do about them.
@@ -121,14 +149,14 @@ fn check_options(arguments: &LaunchArgs, trust: Trust) -> Result<(), Failure> {
 }
 
 /// A view that the kernel may have written.
-struct Output<'a> {
-    name: &'a str,
-    tensor: &'a Tensor,
-    file: Option<&'a Path>,
-    check: Option<Check>,
+pub(super) struct Output<'a> {
+    pub(super) name: &'a str,
+    pub(super) tensor: &'a Tensor,
+    pub(super) file: Option<&'a Path>,
+    pub(super) check: Option<Check>,
 }
 
-struct Check {
+pub(super) struct Check {
     tolerance: f64,
     mismatch: Option<String>,
 }
@@ -157,7 +185,7 @@ fn outputs<'a>(
     Ok(outputs)
 }
 
-fn check(got: &Tensor, wanted: &Tensor, tolerance: Option<f64>) -> Check {
+pub(super) fn check(got: &Tensor, wanted: &Tensor, tolerance: Option<f64>) -> Check {
     let tolerance = match got.element {
         element if element.is_int() => 0.0,
         Scalar::F32 | Scalar::F64 => tolerance.unwrap_or(1e-5),
@@ -167,14 +195,9 @@ fn check(got: &Tensor, wanted: &Tensor, tolerance: Option<f64>) -> Check {
     Check { tolerance, mismatch: mismatch.map(|mismatch| mismatch.to_string()) }
 }
 
-fn summary(arguments: &LaunchArgs, kernel: &Kernel, ran: &Ran, outputs: &[Output<'_>]) -> String {
-    let mut text = format!(
-        "@{} on {}: grid {}, block {}, ",
-        kernel.name(),
-        ran.device,
-        sizes(arguments.grid.0),
-        sizes(kernel.block())
-    );
+pub(super) fn summary(what: &Launched<'_>, ran: &Ran, outputs: &[Output<'_>]) -> String {
+    let Launched { name, grid, block } = what;
+    let mut text = format!("@{name} on {}: grid {}, block {}, ", ran.device, sizes(*grid), sizes(*block));
     // Writing to a string does not fail, here and below.
     if let (Some(target), Some(compile)) = (&ran.target, ran.compile) {
         let _ = write!(text, "compiled for {target} in {:.2} ms, ", json::milliseconds(compile));
@@ -259,18 +282,24 @@ fn elements(tensor: &Tensor) -> impl Iterator<Item = serde_json::Value> {
     })
 }
 
-fn document(arguments: &LaunchArgs, kernel: &Kernel, ran: &Ran, outputs: &[Output<'_>]) -> json::Launched {
+pub(super) fn document(
+    arguments: &LaunchArgs,
+    what: &Launched<'_>,
+    ran: &Ran,
+    outputs: &[Output<'_>],
+) -> json::Launched {
     json::Launched {
-        kernel: kernel.name().to_owned(),
+        kernel: what.name.to_owned(),
         device: match arguments.device {
             DeviceArg::Interpreter => "interpreter".into(),
             DeviceArg::Cpu => "cpu".into(),
             DeviceArg::Pci(address) => address.to_string(),
+            DeviceArg::Npu(number) => format!("npu:{number}"),
         },
         device_name: ran.device.clone(),
         target: ran.target.clone(),
-        grid: arguments.grid.0,
-        block: kernel.block(),
+        grid: what.grid,
+        block: what.block,
         compile_ms: ran.compile.map(json::milliseconds),
         run_ms: json::milliseconds(ran.run),
         repeated: ran.repeated.map(|spread| json::Repeated {

@@ -9,6 +9,7 @@ use crate::context::Context;
 use crate::describe;
 use crate::failure::Failure;
 use crate::json::{Body, Function, ListedFunction, Part, Usage};
+use crate::npus;
 use crate::table::Table;
 use crate::usage;
 
@@ -48,9 +49,11 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Fail
         true => usage::of(&host, &listed.iter().map(|(function, _)| *function).collect::<Vec<_>>()),
         false => vec![None; listed.len()],
     };
+    let npus = npus::all(&host);
     let width = context.width;
     context.print(
         || Body::List {
+            npus: npus.iter().enumerate().map(|(number, npu)| npu.document(number)).collect(),
             functions: listed
                 .iter()
                 .zip(usage.clone())
@@ -62,6 +65,9 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Fail
                 .collect(),
         },
         || {
+            if listed.is_empty() && !npus.is_empty() {
+                return npus::table(&npus).fit(width);
+            }
             if listed.is_empty() {
                 return if args.all {
                     "no PCI functions found\n".into()
@@ -98,7 +104,12 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ListArgs) -> Result<(), Fail
                     table.push(row.map(|cell| if cell.is_empty() { dash() } else { cell }));
                 }
             }
-            table.fit(width)
+            let mut text = table.fit(width);
+            if !npus.is_empty() {
+                text.push('\n');
+                text.push_str(&npus::table(&npus).fit(width));
+            }
+            text
         },
     )
 }

@@ -15,12 +15,12 @@ use crate::deadlines;
 /// Arguments of `compile`.
 #[derive(Debug, Args)]
 pub(crate) struct CompileArgs {
-    /// The kernels, as text (.vir) or in the binary form
+    /// The kernels, as text (.vir) or in the binary form; or a model, for onnx
     #[arg(value_name = "FILE", required_unless_present = "list_targets")]
     pub(crate) file: Option<PathBuf>,
-    /// What to compile for, as in ptx:sm_90a, amdgcn:gfx942 or cpu
+    /// What to compile for, as in ptx:sm_90a, amdgcn:gfx942 or cpu; onnx for a model
     #[arg(long, value_name = "TARGET", required_unless_present = "list_targets")]
-    pub(crate) target: Option<Target>,
+    pub(crate) target: Option<TargetArg>,
     /// Compile nothing; list the targets that there are, and what each has
     #[arg(long, conflicts_with_all = ["file", "target", "output", "trusted", "legal"])]
     pub(crate) list_targets: bool,
@@ -42,18 +42,18 @@ pub(crate) struct CompileArgs {
 /// Arguments of `launch`.
 #[derive(Debug, Args)]
 pub(crate) struct LaunchArgs {
-    /// The kernels, as text (.vir) or in the binary form
+    /// The kernels, as text (.vir) or in the binary form; or a model (.vgr, or JSON)
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Where it runs: a GPU's PCI address, cpu, or interpreter
-    #[arg(long, value_name = "ADDR|cpu|interpreter")]
+    /// Where it runs: a GPU's PCI address, cpu, or interpreter; a model also on an NPU, by its number in the list of them
+    #[arg(long, value_name = "ADDR|npu:N|cpu|interpreter")]
     pub(crate) device: DeviceArg,
     /// Which kernel, where the file has several
     #[arg(long, value_name = "NAME")]
     pub(crate) kernel: Option<String>,
-    /// Blocks along x, y and z
+    /// Blocks along x, y and z; a model has none
     #[arg(long, value_name = "X[,Y[,Z]]", allow_hyphen_values = true)]
-    pub(crate) grid: GridArg,
+    pub(crate) grid: Option<GridArg>,
     /// What a parameter is given: x=f32[3,1000] (behind it =zeros, =ones, =arange or =random:SEED), x=@in.npy, or n=5
     #[arg(long = "arg", value_name = "NAME=VALUE", allow_hyphen_values = true)]
     pub(crate) args: Vec<ArgSpec>,
@@ -63,14 +63,14 @@ pub(crate) struct LaunchArgs {
     /// Run it as the host's own, without the checks that a guest's kernel has
     #[arg(long)]
     pub(crate) trusted: bool,
-    /// Run it on the interpreter as well, and compare what both wrote
+    /// Run it on the interpreter as well, and compare what both wrote; a model is computed in f64 for that
     #[arg(long)]
     pub(crate) check: bool,
     /// Let accesses out of bounds, which --check finds, be no error
     #[arg(long, requires = "check")]
     pub(crate) allow_out_of_bounds: bool,
     /// How far --check lets floats differ, times the greater of 1 and the expected magnitude; without it, 1e-5 for f32 and
-    /// f64, 1e-2 for smaller floats
+    /// f64, 1e-2 for smaller floats and for all of a model on an NPU, which may compute in f16
     #[arg(long, value_name = "BOUND", requires = "check", value_parser = bound, allow_negative_numbers = true)]
     pub(crate) tolerance: Option<f64>,
     /// Stop the kernel, and give up, after SECONDS
@@ -100,7 +100,27 @@ fn bound(text: &str) -> Result<f64, String> {
     bound.ok_or_else(|| "write a number from 0 on, as in 1e-6".into())
 }
 
-/// Where a kernel runs.
+/// What is compiled for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TargetArg {
+    /// Kernels, for a target of theirs.
+    Kernels(Target),
+    /// A model, as ONNX.
+    Onnx,
+}
+
+impl FromStr for TargetArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "onnx" => Ok(Self::Onnx),
+            _ => text.parse().map(Self::Kernels).map_err(|error| format!("{error}; or onnx, for a model")),
+        }
+    }
+}
+
+/// Where a kernel or a model runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceArg {
     /// On the reference interpreter.
@@ -109,6 +129,8 @@ pub(crate) enum DeviceArg {
     Cpu,
     /// On the accelerator at a PCI address.
     Pci(PciAddress),
+    /// On an NPU, by its number in the list of them.
+    Npu(usize),
 }
 
 impl FromStr for DeviceArg {
@@ -118,7 +140,16 @@ impl FromStr for DeviceArg {
         match text {
             "interpreter" => Ok(Self::Interpreter),
             "cpu" => Ok(Self::Cpu),
-            _ => text.parse().map(Self::Pci).map_err(|error| format!("{error}; or write cpu or interpreter")),
+            _ => match text.strip_prefix("npu:") {
+                Some(number) => number
+                    .parse()
+                    .map(Self::Npu)
+                    .map_err(|_| format!("`{number}` is no number of an NPU, as in npu:0")),
+                None => text
+                    .parse()
+                    .map(Self::Pci)
+                    .map_err(|error| format!("{error}; or write npu:0, cpu or interpreter")),
+            },
         }
     }
 }

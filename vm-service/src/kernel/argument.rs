@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use vm_graph::{Input, ValidGraph};
 use vm_ir::Kernel;
 use vm_ir::Scalar;
 use vm_ir::format::read_literal;
@@ -199,6 +200,84 @@ pub(crate) fn bind(kernel: &Kernel, specs: &[ArgSpec], outs: &[OutSpec]) -> Resu
             argument.map_err(|what| Failure::usage(format_args!("argument {}: {what}", param.name)))
         })
         .collect()
+}
+
+/// The inputs of a model in their order, each read or filled.
+///
+/// # Errors
+/// As [`bind`].
+pub(crate) fn bind_model(
+    graph: &ValidGraph,
+    specs: &[ArgSpec],
+    outs: &[OutSpec],
+) -> Result<Vec<Tensor>, Failure> {
+    let name = &graph.name;
+    let inputs =
+        || graph.inputs.iter().map(|input| format!("{}: {}", input.name, input.ty)).collect::<Vec<_>>();
+    for (index, spec) in specs.iter().enumerate() {
+        if !graph.inputs.iter().any(|input| input.name == spec.name) {
+            let all = inputs().join(", ");
+            return Err(Failure::usage(format_args!(
+                "model {name} has no input {}; it has {all}",
+                spec.name
+            )));
+        }
+        if specs[..index].iter().any(|earlier| earlier.name == spec.name) {
+            return Err(Failure::usage(format_args!("argument {} is given twice; leave one out", spec.name)));
+        }
+    }
+    for (index, out) in outs.iter().enumerate() {
+        if !graph.outputs.iter().any(|output| output.name == out.name) {
+            let all: Vec<_> = graph.outputs.iter().map(|output| output.name.as_str()).collect();
+            let all = all.join(", ");
+            return Err(Failure::usage(format_args!(
+                "model {name} has no output {}; it has {all}",
+                out.name
+            )));
+        }
+        if outs[..index].iter().any(|earlier| earlier.path == out.path) {
+            return Err(Failure::usage(format_args!(
+                "{} is to be written twice; give each output a file of its own",
+                out.path.display()
+            )));
+        }
+    }
+    let bytes = graph.inputs.iter().fold(0u64, |bytes, input| bytes.saturating_add(input.ty.bytes()));
+    memory::check(bytes).map_err(Failure::usage)?;
+    let bound = graph.inputs.iter().map(|input| {
+        let spec = specs.iter().find(|spec| spec.name == input.name).ok_or_else(|| {
+            let extents: Vec<_> = input.ty.extents.iter().map(u64::to_string).collect();
+            let (name, element) = (&input.name, input.ty.element.scalar());
+            Failure::usage(format_args!(
+                "there is no argument for {name}: {}; add --arg {name}={element}[{}] or --arg {name}=@FILE.npy",
+                input.ty,
+                extents.join(",")
+            ))
+        })?;
+        input_of(input, &spec.value)
+            .map_err(|what| Failure::usage(format_args!("argument {}: {what}", input.name)))
+    });
+    bound.collect()
+}
+
+fn input_of(input: &Input, value: &ArgValue) -> Result<Tensor, String> {
+    let (scalar, ty) = (input.ty.element.scalar(), &input.ty);
+    let tensor = match value {
+        ArgValue::File(path) => npy::read(path, scalar).map_err(|error| error.to_string())?,
+        ArgValue::Filled { element, extents, .. } if *element != scalar || *extents != ty.extents => {
+            return Err(format!("{element}{extents:?} is not {ty}"));
+        }
+        ArgValue::Filled { element, extents, fill } => fill.tensor(*element, extents)?,
+        ArgValue::Number(text) if ty.rank() == 0 => {
+            let bits = read_literal(scalar, text).ok_or_else(|| format!("`{text}` is no {scalar}"))?;
+            Tensor::from_bits(scalar, &[], vec![bits])
+        }
+        ArgValue::Number(text) => return Err(format!("`{text}` is a number, and this is {ty}")),
+    };
+    if tensor.extents != ty.extents {
+        return Err(format!("its extents {:?} are not those of {ty}", tensor.extents));
+    }
+    Ok(tensor)
 }
 
 fn missing(kernel: &Kernel, param: &Param) -> Failure {

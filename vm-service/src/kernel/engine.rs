@@ -100,6 +100,7 @@ pub(crate) fn run(task: Task, device: DeviceArg, host: &Host) -> Result<Ran, Fai
         DeviceArg::Interpreter => interpret(task),
         DeviceArg::Cpu => on_cpu(task),
         DeviceArg::Pci(address) => on_function(task, address, host),
+        DeviceArg::Npu(_) => Err(no_kernels()),
     }
 }
 
@@ -177,7 +178,7 @@ pub(crate) fn refusal(function: &PciFunction, host: &Host) -> Option<Failure> {
     match function.device_type {
         DeviceType::GpuNvidia => None,
         DeviceType::GpuAmd => Some(no_rocm(address, host)),
-        DeviceType::Npu | DeviceType::Accelerator => Some(no_npu(address, host)),
+        DeviceType::Npu | DeviceType::Accelerator => Some(no_kernels()),
         _ => Some(Failure::failed(format_args!(
             "{address} ({}) is no accelerator that runs kernels; `vm-service list` shows those that there are, and \
              `vm-service launch --device cpu` runs anywhere",
@@ -242,23 +243,13 @@ fn no_rocm(address: PciAddress, _: &Host) -> Failure {
     without(address, "rocm")
 }
 
-#[cfg(feature = "npu")]
-fn no_npu(address: PciAddress, host: &Host) -> Failure {
-    use vm_passthrough::accelerator::npu::{NpuAccelerator, Roots};
-
-    let roots = Roots { sys: host.sys.clone(), dev: host.dev.clone() };
-    match NpuAccelerator::at(&roots, &address.to_string()) {
-        Err(error) => Failure::failed(error),
-        Ok(never) => match never {},
-    }
+fn no_kernels() -> Failure {
+    Failure::failed(
+        "an NPU runs models, not kernels of threads: `vm-service launch MODEL --device npu:0`; or run the kernel with --device cpu",
+    )
 }
 
-#[cfg(not(feature = "npu"))]
-fn no_npu(address: PciAddress, _: &Host) -> Failure {
-    without(address, "npu")
-}
-
-#[cfg(not(all(feature = "cuda", feature = "rocm", feature = "npu")))]
+#[cfg(not(all(feature = "cuda", feature = "rocm")))]
 pub(crate) fn without(address: PciAddress, feature: &str) -> Failure {
     Failure::failed(format_args!(
         "{address} needs the cargo feature `{feature}`, which this vm-service was built without; build it with \

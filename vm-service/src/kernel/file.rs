@@ -5,6 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
+use vm_graph::ValidGraph;
+use vm_graph::limits::MAX_BYTES;
 use vm_ir::limits::MAX_MODULE_BYTES;
 use vm_ir::{Kernel, Module, Trust, ValidModule, binary, text, validate};
 
@@ -25,7 +27,7 @@ pub(crate) struct Loaded {
 /// # Errors
 /// When the file can't be read, is no module, or breaks a rule; each message begins with the file.
 pub(crate) fn load(path: &Path, trust: Trust) -> Result<Loaded, Failure> {
-    let bytes = read(path)?;
+    let bytes = read(path, MAX_MODULE_BYTES)?;
     let wrong = |error: String| Failure::usage(format_args!("{}: {error}", path.display()));
     let (module, source) = parse(&bytes).map_err(wrong)?;
     let module = validate(module, trust)
@@ -54,7 +56,39 @@ pub(crate) fn behind(path: &Path, messages: impl Iterator<Item = String>) -> Str
     messages.join("\nerror: ")
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+/// Does a file have a model, not kernels? Its binary form says so; as JSON it begins with a brace, which no text of kernels does.
+///
+/// # Errors
+/// When it can't be read.
+pub(crate) fn is_graph(path: &Path) -> Result<bool, Failure> {
+    let bytes = read(path, MAX_BYTES)?;
+    Ok(looks_like_graph(&bytes))
+}
+
+fn looks_like_graph(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"\0vgr") || bytes.trim_ascii_start().first() == Some(&b'{')
+}
+
+/// Reads a model and validates it.
+///
+/// # Errors
+/// As [`load`].
+pub(crate) fn load_graph(path: &Path) -> Result<ValidGraph, Failure> {
+    let bytes = read(path, MAX_BYTES)?;
+    let wrong = |error: String| Failure::usage(format_args!("{}: {error}", path.display()));
+    let graph = match bytes.first() {
+        _ if !looks_like_graph(&bytes) => {
+            return Err(wrong(
+                "these are kernels, or nothing that is known; a model is .vgr, or JSON".to_owned(),
+            ));
+        }
+        Some(0) => vm_graph::decode(&bytes).map_err(|error| wrong(error.to_string()))?,
+        _ => serde_json::from_slice(&bytes).map_err(|error| wrong(format!("no model: {error}")))?,
+    };
+    vm_graph::validate(graph).map_err(|error| wrong(error.to_string()))
+}
+
+fn read(path: &Path, most: usize) -> Result<Vec<u8>, Failure> {
     let shown = path.display();
     let unread = |error: io::Error| {
         Failure::usage(format_args!("{shown} can't be read: {error}; name a kernel file, as in softmax.vir"))
@@ -67,10 +101,10 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
         )));
     }
     let mut bytes = Vec::new();
-    file.take(MAX_MODULE_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unread)?;
-    if bytes.len() > MAX_MODULE_BYTES {
+    file.take(most as u64 + 1).read_to_end(&mut bytes).map_err(unread)?;
+    if bytes.len() > most {
         return Err(Failure::usage(format_args!(
-            "{shown} has more than {MAX_MODULE_BYTES} bytes; split it into smaller modules"
+            "{shown} has more than {most} bytes; split it into smaller ones"
         )));
     }
     Ok(bytes)

@@ -14,6 +14,7 @@ pub(crate) mod engine;
 pub(crate) mod file;
 mod fill;
 mod memory;
+pub(crate) mod model;
 pub(crate) mod npy;
 pub(crate) mod tune;
 #[cfg(any(feature = "cpu", feature = "cuda"))]

@@ -59,6 +59,9 @@ pub(crate) fn run<P: Problem>(
         Some(DeviceArg::Interpreter) => Err(Failure::usage(
             "the interpreter takes one step at a time, and its times say nothing; name a GPU's PCI address or cpu with --device",
         )),
+        Some(DeviceArg::Npu(_)) => Err(Failure::usage(
+            "an NPU runs models, not kernels of threads; name a GPU's PCI address or cpu with --device",
+        )),
         Some(DeviceArg::Cpu) => on_cpu(task),
         Some(DeviceArg::Pci(address)) => on_function(task, address, host),
         None => on_function(task, first()?, host),

@@ -1,0 +1,84 @@
+//! The NPUs of the host, and what runs models on them.
+
+use vm_passthrough::Host;
+
+use crate::json;
+use crate::table::{Table, printable};
+
+/// An NPU.
+#[derive(Clone, Debug)]
+pub(crate) struct Npu {
+    kind: String,
+    driver: Option<String>,
+    address: Option<String>,
+    node: Option<String>,
+    provider: Option<String>,
+    is_emulated: bool,
+}
+
+impl Npu {
+    /// As JSON.
+    pub(crate) fn document(&self, number: usize) -> json::Npu {
+        json::Npu {
+            number,
+            kind: self.kind.clone(),
+            driver: self.driver.clone(),
+            address: self.address.clone(),
+            node: self.node.clone(),
+            provider: self.provider.clone(),
+            emulated: self.is_emulated,
+        }
+    }
+}
+
+/// Them all, in the order in which `--device npu:N` numbers them. Libraries are asked on a real host alone.
+#[cfg(feature = "npu")]
+pub(crate) fn all(host: &Host) -> Vec<Npu> {
+    use vm_passthrough::accelerator::npu::{Roots, Runtime, devices};
+
+    let roots = Roots { sys: host.sys.clone(), dev: host.dev.clone() };
+    let runtime = if roots == Roots::system() { Runtime::system().ok() } else { None };
+    let found = match runtime {
+        Some(runtime) => runtime.devices(&roots),
+        None => devices(&roots),
+    };
+    let found = found.unwrap_or_else(|error| {
+        tracing::debug!("no NPUs: {error}");
+        Vec::new()
+    });
+    let npus = found.into_iter().map(|device| Npu {
+        kind: device.kind.name().to_owned(),
+        driver: device.driver,
+        address: device.address,
+        node: device.node.map(|node| node.display().to_string()),
+        provider: device.provider.map(|provider| provider.to_string()),
+        is_emulated: device.emulated.is_some(),
+    });
+    npus.collect()
+}
+
+/// None are known without the cargo feature.
+#[cfg(not(feature = "npu"))]
+pub(crate) fn all(_: &Host) -> Vec<Npu> {
+    Vec::new()
+}
+
+/// A line for each.
+pub(crate) fn table(npus: &[Npu]) -> Table<6> {
+    let mut table = Table::new(["DEVICE", "NAME", "DRIVER", "ADDRESS", "NODE", "MODELS BY"]);
+    for (number, npu) in npus.iter().enumerate() {
+        let or_dash = |text: &Option<String>| {
+            text.as_ref().map_or_else(|| "-".to_owned(), |text| printable(text).to_string())
+        };
+        let emulated = if npu.is_emulated { " (emulated)" } else { "" };
+        table.push([
+            format!("npu:{number}"),
+            format!("{}{emulated}", npu.kind),
+            or_dash(&npu.driver),
+            or_dash(&npu.address),
+            or_dash(&npu.node),
+            or_dash(&npu.provider),
+        ]);
+    }
+    table
+}
