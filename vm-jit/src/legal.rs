@@ -249,7 +249,11 @@ pub(crate) fn kernel_rejects(kernel: &Kernel, target: &Target) -> Vec<Reject> {
     let at_head = |kinds: Vec<RejectKind>| kinds.into_iter().map(|kind| (kernel.line().0, kind)).collect();
     let of_kernel: Vec<_> = match target {
         Target::Ptx(options) => crate::backend::ptx::rejects(options, kernel),
-        Target::Amdgcn(options) => at_head(crate::backend::amdgcn::head_rejects(options, kernel)),
+        Target::Amdgcn(options) => {
+            let mut all: Vec<_> = at_head(crate::backend::amdgcn::head_rejects(options, kernel));
+            all.extend(crate::backend::amdgcn::tile_rejects(options, kernel));
+            all
+        }
         #[cfg(feature = "cpu")]
         Target::Cpu(options) => at_head(crate::backend::cpu::head_rejects(options, kernel)),
     };

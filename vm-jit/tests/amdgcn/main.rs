@@ -1,4 +1,4 @@
-//! LLVM IR for AMD GPUs: LLVM takes every op on every type and every kernel under vm-ir/filetests/run, for each chip; and what
+//! LLVM IR for AMD GPUs: LLVM takes every op on every type and every kernel under vm-ir/filetests/run and tile, for each chip; and what
 //! it makes of them computes on an emulator what the files say.
 //!
 //! `AMDGCN_FILE` has only files run whose names contain it, `AMDGCN_CHIP` only that chip.
@@ -36,8 +36,9 @@ fn wanted(name: &str, value: &str) -> bool {
 }
 
 fn files() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests/run");
-    let mut paths: Vec<_> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests");
+    let of = |name| folder.join(name).read_dir().unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<_> = ["run", "tile"].into_iter().flat_map(of).collect();
     paths.retain(|path| wanted("AMDGCN_FILE", &path.to_string_lossy()));
     paths.sort();
     paths
@@ -160,7 +161,7 @@ fn llvm_takes_all() {
                     code.unwrap_or_else(|error| panic!("{what} for {chip}: {error}"));
                 }
                 Err(rejected) => {
-                    let known = ["shared-memory", "cluster", "unsupported-op"];
+                    let known = ["shared-memory", "cluster", "unsupported-op", "unsupported-tile"];
                     assert!(
                         rejected.0.iter().all(|one| known.contains(&one.kind.code())),
                         "{what}: {rejected}"

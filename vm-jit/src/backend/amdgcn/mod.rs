@@ -4,6 +4,7 @@
 //! * [`chip`](Chip): the chips.
 //! * `legal`: the table of what LLVM has for them.
 //! * `writer`: a kernel, its parameters and its ops in order; `control` its regions, and where a guest's is polled.
+//! * `tile`: tile kernels.
 //! * `value`: ops on values; `memory`: views, shared arrays and atomics; `warp`: ops between threads.
 //!
 //! # How values are written
@@ -20,6 +21,7 @@ mod chip;
 mod control;
 mod legal;
 mod memory;
+mod tile;
 mod value;
 mod warp;
 mod writer;
@@ -56,7 +58,7 @@ pub(crate) const SAFETY: Parameters = Parameters {
     interval: 1 << 20,
     in_loops: 1 << 20,
     straight: None,
-    cancels_clusters: false,
+    cancels_clusters: true,
 };
 
 /// Has LLVM the op on the type?
@@ -68,15 +70,11 @@ pub(crate) fn is_native(op: Opcode, ty: Scalar, to: Scalar) -> bool {
 pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind> {
     let mut found = Vec::new();
     let (target, available) = (options.chip.to_string(), options.chip.shared_bytes());
-    if kernel.tile().is_some() {
-        found.push(RejectKind::Tile { what: format!("there are no tile kernels on {target}") });
-        return found;
-    }
     let needed = kernel.shared().iter().fold(0u64, |sum, array| sum.saturating_add(array.bytes()));
     if needed > available {
         found.push(RejectKind::SharedMemory { target: target.clone(), needed, available });
     }
-    if kernel.cluster() > 1 {
+    if kernel.cluster() > 1 && kernel.tile().is_none() {
         found.push(RejectKind::Cluster { target, blocks: kernel.cluster() });
     }
     let (needed, available) = (artifact::layout(kernel, &[], true).bytes, vm_abi::PARAMETER_BYTES);
@@ -84,6 +82,11 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
         found.push(RejectKind::Parameters { needed, available });
     }
     found
+}
+
+/// What of a tile kernel the target does not have, with the lines.
+pub(crate) fn tile_rejects(options: &Options, kernel: &Kernel) -> Vec<(u32, RejectKind)> {
+    kernel.tile().map_or_else(Vec::new, |tile| tile::rejects(options.chip, kernel, tile))
 }
 
 /// Writes a module that the target does not reject.
