@@ -87,10 +87,34 @@ def init_wave(*arguments, init_wave=emu._init_wave):
 emu._init_wave = init_wave
 
 
-# Rows of a 32 x 32 product go by fours to the wave's halves in turn, not by sixteens.
-ROWS = "c_grp * UOp.const(16, dtypes.int) + UOp.const((out_reg // 4) * 4 + out_reg % 4, dtypes.int)"
-MENDED = "c_grp * UOp.const(4, dtypes.int) + UOp.const((out_reg // 4) * 8 + out_reg % 4, dtypes.int)"
-exec(inspect.getsource(emu._compile_mfma).replace(ROWS, MENDED), vars(emu))
+def mend(function, *texts):
+    """Replaces texts in a function of the emulator by others."""
+    source = inspect.getsource(function)
+    for text, mended in texts:
+        assert text in source, text
+        source = source.replace(text, mended)
+    exec(source, vars(emu))
+
+
+# Rows of a 32 x 32 product go by fours to the wave's halves in turn, not by sixteens. Factors may be in accumulators.
+mend(emu._compile_mfma,
+     ("c_grp * UOp.const(16, dtypes.int) + UOp.const((out_reg // 4) * 4 + out_reg % 4, dtypes.int)",
+      "c_grp * UOp.const(4, dtypes.int) + UOp.const((out_reg // 4) * 8 + out_reg % 4, dtypes.int)"),
+     ("is_vgpr.where(ctx.rvgpr_dyn(off",
+      "is_vgpr.where((ctx.raccvgpr_dyn if _iattr(inst, 'acc') >> (base != 0) & 1 else ctx.rvgpr_dyn)(off"))
+
+# So may what atomics and stores to LDS are given. Loads from LDS of half a register leave the other.
+HALF = r"""      if (m := re.match(r'RETURN_DATA\[(31|15)\s*:\s*(16|0)\]', dest)) and 'D16' in op_name:
+        shift = int(m.group(2))
+        old = ctx.rvgpr_dyn(vdst_reg, lane) & _c(0xFFFF0000 >> shift)
+        return [_wdata(vdst_reg, old | (val.cast(dtypes.uint32) & _c(0xFFFF)) << _c(shift), lane, exec_mask)]
+"""
+WHOLE = r"      if (m := re.match(r'RETURN_DATA\[(\d+)\s*:\s*(\d+)\]', dest)):"
+MEMORY = emu._compile_mem_op
+mend(MEMORY, ("ctx.rvgpr_dyn(vdata_reg", "(ctx.raccvgpr_dyn if use_acc else ctx.rvgpr_dyn)(vdata_reg"),
+     ("ctx.rvgpr_dyn(data1_reg", "(ctx.raccvgpr_dyn if use_acc else ctx.rvgpr_dyn)(data1_reg"),
+     (WHOLE, HALF + WHOLE))
+emu._INST_HANDLERS.update((kind, emu._compile_mem_op) for kind, other in emu._INST_HANDLERS.items() if other is MEMORY)
 
 
 # Halves are LLVM's own: what the emulator makes of them without has no denormals.

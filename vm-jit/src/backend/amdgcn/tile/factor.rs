@@ -42,6 +42,8 @@ pub(super) struct Factor {
     at: Val,
     /// Do the elements that are added up lie side by side in a row?
     pub(super) along: bool,
+    /// Which of sixteen rows or columns the lane takes.
+    own: Val,
     /// The first of the part's rows (of the left factor) or columns.
     first: Val,
     /// Where sixteen of them begin at most, if parts reach beyond the stage.
@@ -71,15 +73,15 @@ impl Writer<'_> {
         let (channel, number) = (self.kernel.channel(place)?, channel_number(place)?);
         let tiles = self.tiles()?;
         let (spread, stage) = (tiles.spread, tiles.layout.stages[number].1);
-        let (part, parts, each) = match side {
-            Side::Left => (tiles.part, spread.down, spread.rows(extent)),
-            Side::Right => (tiles.part_across, spread.across, spread.columns(extent)),
+        let (part, parts, each, own) = match side {
+            Side::Left => (tiles.part, spread.down, spread.rows(extent), tiles.row),
+            Side::Right => (tiles.part_across, spread.across, spread.columns(extent), tiles.column),
         };
         let there = if along { stage.rows } else { stage.columns() };
         let first = self.op32("mul", part, each);
         let at = self.newest(number);
         let most = (parts * each > there).then(|| there - SLAB);
-        Some(Factor { element: channel.element, stage, at, along, first, most, known: HashMap::new() })
+        Some(Factor { element: channel.element, stage, at, along, own, first, most, known: HashMap::new() })
     }
 
     /// Where sixteen begin of what is not added up.
@@ -119,13 +121,12 @@ impl Writer<'_> {
             let at = match factor.known.get(&key) {
                 Some(at) => *at,
                 None => {
-                    let own = self.tiles().map_or(Val::Zero, |tiles| tiles.row);
                     let turn = self.turn(step);
                     let begin = self.begin_of(factor, if key[0] == ANY { 0 } else { number });
                     let down = self.op32("mul", begin, pitch);
                     let down = self.op32("add", down, factor.at);
                     // The pieces of rows of eight have moved; those that begin further down by sixteens alike.
-                    let row = self.place_in(Stage { slabs: 1, ..stage }, own, Val::Bits(0));
+                    let row = self.place_in(Stage { slabs: 1, ..stage }, factor.own, Val::Bits(0));
                     let bytes = self.op32("mul", turn, bytes);
                     let row = self.op32("xor", row, bytes);
                     let row = self.op32("xor", row, by);
@@ -155,12 +156,11 @@ impl Writer<'_> {
             let at = match factor.known.get(&key) {
                 Some(at) => *at,
                 None => {
-                    let own = self.tiles().map_or(Val::Zero, |tiles| tiles.row);
                     let turn = self.turn(step);
                     let row = self.op32("mul", turn, step.run);
                     let row = self.op32("add", row, i);
                     let begin = self.begin_of(factor, number);
-                    let column = self.op32("add", begin, own);
+                    let column = self.op32("add", begin, factor.own);
                     let byte = self.op32("mul", column, stage.size);
                     let at = self.address_in(stage, factor.at, row, byte);
                     factor.known.insert(key, at);

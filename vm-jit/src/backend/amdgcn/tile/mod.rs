@@ -56,6 +56,8 @@ pub(super) struct Tiles<'k> {
     /// The lane's row of sixteen, and which columns of sixteen it has.
     row: Val,
     quarter: Val,
+    /// Which column of sixteen it takes of a right factor.
+    column: Val,
     /// By the distances at which lanes exchange: where the other's word is.
     others: Vec<(u32, Val)>,
     /// By channel: numbers in the state of the next stage, and of the offset of the newest.
@@ -132,6 +134,16 @@ impl<'k> Writer<'k> {
         let row = self.op32("and", index, SLAB - 1);
         let quarter = self.op32("lshr", index, SLAB.trailing_zeros());
         let quarter = self.op32("and", quarter, wave / SLAB - 1);
+        // gfx11 leaves even rows of what is a transposed sum to the first sixteen lanes, odd ones to the others.
+        let column = match self.options.chip {
+            Chip::Gfx1100 => {
+                let odd = self.op32("and", row, 1u32);
+                let odd = self.op32("mul", odd, SLAB / 2);
+                let half = self.op32("lshr", row, 1u32);
+                self.op32("add", half, odd)
+            }
+            _ => row,
+        };
         let lane = self.op32("and", index, wave - 1);
         let mut others = Vec::new();
         if wave == 64 {
@@ -166,6 +178,7 @@ impl<'k> Writer<'k> {
             part_across,
             row,
             quarter,
+            column,
             others,
             rings,
             fragments,
