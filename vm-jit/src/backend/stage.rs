@@ -22,10 +22,14 @@ pub(in crate::backend) struct Stage {
 
 impl Stage {
     pub(in crate::backend) fn of(channel: &Channel) -> Stage {
-        let size = channel.element.bytes();
+        Stage::of_size(channel.element.bytes(), channel.dims)
+    }
+
+    /// That of a tile of elements of so many bytes.
+    pub(in crate::backend) fn of_size(size: u32, dims: [u32; 2]) -> Stage {
         // A block is 16 rows or columns; of what is added up, 32 bytes.
         let block = (32 / size).max(16);
-        let [rows, columns] = channel.dims.map(|extent| extent.next_multiple_of(block));
+        let [rows, columns] = dims.map(|extent| extent.next_multiple_of(block));
         let all = columns * size / PIECE;
         let pieces = 1 << all.trailing_zeros().min(3);
         Stage { size, rows, pieces, slabs: all / pieces }

@@ -1,14 +1,17 @@
-//! `fetch`: all threads copy a box of a view into the next stage.
+//! `fetch`: all threads copy a box of a view into the next stage, transposed where products want it so.
 
 use super::super::writer::{Val, Writer, int};
 use super::boxes::{Box2, Range};
 use super::channel_number;
+use super::layout::{Kept, words};
 use crate::backend::stage::{PIECE, Stage};
 use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
 
 /// Pieces that are loaded before the first is stored.
 const BATCH: usize = 16;
+/// Words that are loaded before the first is stored, of what is transposed.
+const WORDS_AT_ONCE: u32 = 64;
 /// A piece in registers.
 const WORDS: &str = "<4 x i32>";
 
@@ -17,6 +20,8 @@ const WORDS: &str = "<4 x i32>";
 struct Copy {
     stage: Stage,
     element: Scalar,
+    /// Does the tile lie transposed in it?
+    turned: bool,
     /// The offset of the stage in shared memory.
     to: Val,
     /// What the view's rows are aligned to.
@@ -28,6 +33,14 @@ struct Copy {
     columns: Range,
     index: Val,
     threads: u32,
+}
+
+impl Copy {
+    /// The rows and columns of the stage, as the view has them.
+    fn tile(&self) -> [u32; 2] {
+        let dims = [self.stage.rows, self.stage.columns()];
+        if self.turned { [dims[1], dims[0]] } else { dims }
+    }
 }
 
 impl Writer<'_> {
@@ -42,11 +55,9 @@ impl Writer<'_> {
             return;
         };
         let to = self.advance(number);
-        let Some((stage, index, threads)) =
-            self.tiles().map(|tiles| (tiles.layout.stages[number].1, tiles.index, self.block_threads()))
-        else {
-            return;
-        };
+        let Some(tiles) = self.tiles() else { return };
+        let ((_, stage), turned, index) = (tiles.layout.stages[number], tiles.layout.turned[number], tiles.index);
+        let threads = self.block_threads();
         // What the tile does not have lies outside, too.
         let within = |writer: &mut Self, range: Range, extent: u32, size: u32| {
             let end = writer.call("i32", "llvm.umin.i32", &[("i32", range.end), ("i32", extent.into())]);
@@ -54,8 +65,8 @@ impl Writer<'_> {
         };
         let rows = within(self, rows, dims[0], 1);
         let columns = within(self, columns, dims[1], stage.size);
-        let copy = Copy { stage, element, to, align, base, stride, rows, columns, index, threads };
-        if [stage.rows, stage.columns()] != dims {
+        let copy = Copy { stage, element, turned, to, align, base, stride, rows, columns, index, threads };
+        if copy.tile() != dims {
             return self.copy_edge(copy);
         }
         // Nothing is to be asked of each piece where all of the box is in the view.
@@ -68,7 +79,10 @@ impl Writer<'_> {
         let (inside, edge, end) = (self.label(), self.label(), self.label());
         self.br_if(whole, inside, edge);
         self.place(inside);
-        self.copy_whole(copy);
+        match turned {
+            true => self.copy_turned(copy),
+            false => self.copy_whole(copy),
+        }
         self.br(end);
         self.place(edge);
         self.copy_edge(copy);
@@ -126,22 +140,125 @@ impl Writer<'_> {
         }
     }
 
+    /// Copies a box that lies in its view so that its columns become rows: a thread takes a piece of each of some rows, and stores for
+    /// each of its columns what it has of that.
+    fn copy_turned(&mut self, copy: Copy) {
+        let Copy { stage, align, base, stride, to, index, threads, .. } = copy;
+        let [rows, columns] = copy.tile();
+        let (size, in_row) = (stage.size, columns * stage.size / PIECE);
+        // As many rows as make a piece, or fewer, so that all threads have some.
+        let fewest = if size == 2 { 2 } else { 4 };
+        let mut down = if size == 2 { 8 } else { 4 };
+        while down > fewest && rows / down * in_row < threads {
+            down /= 2;
+        }
+        let tasks = rows / down * in_row;
+        let at_once = (WORDS_AT_ONCE / (4 * down)).max(1);
+        for first in (0..tasks.div_ceil(threads)).step_by(at_once as usize) {
+            let numbers: Vec<u32> =
+                (first..tasks.div_ceil(threads)).take(at_once as usize).map(|n| n * threads).collect();
+            let partly = numbers.last().is_some_and(|last| last + threads > tasks);
+            let (whole, last) = numbers.split_at(numbers.len() - usize::from(partly));
+            let task = |writer: &mut Self, further: &u32| {
+                let number = writer.op32("add", index, *further);
+                let above = writer.op32("udiv", number, in_row);
+                let before = writer.op32("mul", above, in_row);
+                let piece = writer.op32("sub", number, before);
+                let row = writer.op32("mul", above, down);
+                let at = writer.row_address(base, stride, row);
+                let byte = writer.op32("mul", piece, PIECE);
+                let wide = writer.def(format_args!("zext i32 {byte} to i64"));
+                let mut at = writer.further(at, wide);
+                let mut loaded = Vec::new();
+                for n in 0..down {
+                    if n > 0 {
+                        at = writer.further(at, stride);
+                    }
+                    let piece =
+                        writer.def(format_args!("load {WORDS}, ptr addrspace(1) {at}, align {align}"));
+                    loaded.push(piece);
+                }
+                (piece, row, loaded)
+            };
+            let store = |writer: &mut Self, (piece, row, loaded): (Val, Val, Vec<Val>)| {
+                let mut all = Vec::new();
+                for piece in loaded {
+                    let piece = writer.rounded(copy.element, piece);
+                    all.push(writer.words_of(4, piece));
+                }
+                let byte = writer.op32("mul", row, size);
+                let first = writer.op32("mul", piece, PIECE / size);
+                for (n, column) in (0..).zip(writer.transposed(size, &all)) {
+                    let row = writer.op32("add", first, n);
+                    let at = writer.address_in(stage, to, row, byte);
+                    let (ty, bytes) = (words(down * size / 4), down * size);
+                    let column = writer.of_words(&column);
+                    writer.line(format_args!("store {ty} {column}, ptr addrspace(3) {at}, align {bytes}"));
+                }
+            };
+            let loaded: Vec<_> = whole.iter().map(|further| task(self, further)).collect();
+            loaded.into_iter().for_each(|loaded| store(self, loaded));
+            for further in last {
+                let some = self.def(format_args!("icmp ult i32 {index}, {}", tasks - further));
+                self.only_if(some, &[], |writer| {
+                    let loaded = task(writer, further);
+                    store(writer, loaded);
+                    Vec::new()
+                });
+            }
+        }
+    }
+
+    /// The words of columns, by the four words that there are of each of some rows.
+    fn transposed(&mut self, size: u32, rows: &[Vec<Val>]) -> Vec<Vec<Val>> {
+        // Bytes of the second word, then of the first, from the lowest on.
+        const LOW: u32 = 0x0504_0100;
+        const HIGH: u32 = 0x0706_0302;
+        let mut permuted = |high: Val, low: Val, order: u32| {
+            let args = [("i32", high), ("i32", low), ("i32", order.into())];
+            self.call("i32", "llvm.amdgcn.perm", &args)
+        };
+        let mut columns = Vec::new();
+        for word in 0..4 {
+            let own: Vec<Val> = rows.iter().map(|row| row[word]).collect();
+            match size {
+                4 => columns.push(own),
+                2 => {
+                    for order in [LOW, HIGH] {
+                        columns.push(own.chunks(2).map(|two| permuted(two[1], two[0], order)).collect());
+                    }
+                }
+                _ => {
+                    for between in [0x0501_0400, 0x0703_0602] {
+                        let twos: Vec<Val> =
+                            own.chunks(2).map(|two| permuted(two[1], two[0], between)).collect();
+                        for order in [LOW, HIGH] {
+                            columns.push(twos.chunks(2).map(|two| permuted(two[1], two[0], order)).collect());
+                        }
+                    }
+                }
+            }
+        }
+        columns
+    }
+
     /// Copies a box that reaches out of its view, piece by piece: those that are whole at once, others by element.
     fn copy_edge(&mut self, copy: Copy) {
-        let Copy { stage, element, align, base, stride, to, rows, columns, index, threads } = copy;
-        let in_row = stage.pieces * stage.slabs;
+        let Copy { stage, element, align, base, stride, to, rows, columns, index, threads, .. } = copy;
+        let [all_rows, all_columns] = copy.tile();
+        let in_row = all_columns * stage.size / PIECE;
         let (head, body, end, from) = (self.label(), self.label(), self.label(), self.at);
         let (next, last) = (self.reserve(), self.label());
         self.br(head);
         self.place(head);
         let number = self.def(format_args!("phi i32 [ {index}, {from} ], [ {next}, {last} ]"));
-        let more = self.def(format_args!("icmp ult i32 {number}, {}", stage.rows * in_row));
+        let more = self.def(format_args!("icmp ult i32 {number}, {}", all_rows * in_row));
         self.br_if(more, body, end);
         self.place(body);
         let row = self.op32("udiv", number, in_row);
         let before = self.op32("mul", row, in_row);
-        let piece = self.op32("sub", number, before);
-        let byte = self.op32("mul", piece, PIECE);
+        let piece_number = self.op32("sub", number, before);
+        let byte = self.op32("mul", piece_number, PIECE);
         let there = self.is_in(rows, row);
         let begins = self.is_in(columns, byte);
         let some = self.both(there, begins);
@@ -177,8 +294,21 @@ impl Writer<'_> {
             vec![writer.def(format_args!("phi {WORDS} [ {all}, {whole} ], [ {some}, {arm} ]"))]
         });
         let piece = self.rounded(element, loaded[0]);
-        let place = self.address_in(stage, to, row, byte);
-        self.line(format_args!("store {WORDS} {piece}, ptr addrspace(3) {place}, align {PIECE}"));
+        if copy.turned {
+            let (ty, size) = (int(element), stage.size);
+            let kept = Kept { element, ty: WORDS, width: PIECE / size, slabs: 1, blocks: 1 };
+            let elements = self.unpacked(kept, piece);
+            let byte = self.op32("mul", row, size);
+            for (i, element) in (0..).zip(elements) {
+                let column = self.op32("mul", piece_number, PIECE / size);
+                let column = self.op32("add", column, i);
+                let place = self.address_in(stage, to, column, byte);
+                self.line(format_args!("store {ty} {element}, ptr addrspace(3) {place}, align {size}"));
+            }
+        } else {
+            let place = self.address_in(stage, to, row, byte);
+            self.line(format_args!("store {WORDS} {piece}, ptr addrspace(3) {place}, align {PIECE}"));
+        }
         self.line(format_args!("{next} = add i32 {number}, {threads}"));
         self.br(last);
         self.place(last);

@@ -73,6 +73,7 @@ impl Writer<'_> {
         let (channel, number) = (self.kernel.channel(place)?, channel_number(place)?);
         let tiles = self.tiles()?;
         let (spread, stage) = (tiles.spread, tiles.layout.stages[number].1);
+        let along = along != tiles.layout.turned[number];
         let (part, parts, each, own) = match side {
             Side::Left => (tiles.part, spread.down, spread.rows(extent), tiles.row),
             Side::Right => (tiles.part_across, spread.across, spread.columns(extent), tiles.column),

@@ -5,10 +5,10 @@
 //! each slab; of a row, its columns of each block.
 
 use super::super::writer::{Val, Writer, int};
-use super::{needs_rows, GROUP};
+use super::{GROUP, channel_number, needs_rows};
 use crate::backend::stage::Stage;
 use vm_ir::module::{Op, Place};
-use vm_ir::op::Shape;
+use vm_ir::op::{Left, Right, Shape};
 use vm_ir::tile::{Fragment, Tile};
 use vm_ir::{Kernel, Scalar};
 
@@ -131,20 +131,41 @@ pub(super) fn written(op: &Op, places: impl Iterator<Item = Place>) -> Vec<Place
 pub(super) struct Layout {
     /// By channel: of the first stage, and how stages lie.
     pub(super) stages: Vec<(u32, Stage)>,
+    /// By channel: do tiles lie transposed, since what is added up lies one below the other in each factor that it is?
+    pub(super) turned: Vec<bool>,
     /// Of what the first thread tells the others.
     pub(super) word: u32,
     pub(super) bytes: u32,
 }
 
 impl Layout {
-    pub(super) fn of(tile: &Tile) -> Layout {
+    pub(super) fn of(kernel: &Kernel, tile: &Tile) -> Layout {
         let (mut at, mut stages) = (0u32, Vec::new());
-        for channel in &tile.channels {
-            let stage = Stage::of(channel);
+        let mut turned = vec![None; tile.channels.len()];
+        kernel.for_each_op(&mut |op| {
+            let turns = |factor: usize| match factor {
+                0 => op.attr() == Some(Left::Transposed),
+                _ => op.attr() != Some(Right::Transposed),
+            };
+            for (factor, place) in op.others.iter().enumerate() {
+                let Some(number) = channel_number(*place) else { continue };
+                let turns = match op.code.shape() {
+                    Shape::Mma => turns(factor),
+                    Shape::Send => false,
+                    _ => continue,
+                };
+                turned[number] = Some(turned[number].unwrap_or(true) && turns);
+            }
+        });
+        let turned: Vec<bool> = turned.into_iter().map(|turned| turned.unwrap_or(false)).collect();
+        for (channel, turned) in tile.channels.iter().zip(&turned) {
+            let [rows, columns] = channel.dims;
+            let dims = if *turned { [columns, rows] } else { [rows, columns] };
+            let stage = Stage::of_size(channel.element.bytes(), dims);
             stages.push((at, stage));
             at = at.saturating_add(stage.bytes().saturating_mul(channel.stages));
         }
-        Layout { stages, word: at, bytes: at.saturating_add(8) }
+        Layout { stages, turned, word: at, bytes: at.saturating_add(8) }
     }
 }
 

@@ -102,7 +102,7 @@ pub(super) fn rejects(chip: Chip, kernel: &Kernel, tile: &Tile) -> Vec<(u32, Rej
             });
         }
     });
-    let (needed, available) = (u64::from(Layout::of(tile).bytes), chip.shared_bytes());
+    let (needed, available) = (u64::from(Layout::of(kernel, tile).bytes), chip.shared_bytes());
     need(kernel.line().0, needed <= available, &|| {
         format!(
             "its stages take {needed} bytes of shared memory, a block of {chip} has {available}; make its tiles smaller, or their stages fewer"
@@ -152,7 +152,7 @@ impl<'k> Writer<'k> {
                 others.push((distance, self.op32("shl", other, 2u32)));
             }
         }
-        let layout = Layout::of(tile);
+        let layout = Layout::of(self.kernel, tile);
         let rings = tile.channels.iter().zip(&layout.stages).map(|(_, (first, _))| {
             let next = self.state.add("i32", Val::Bits(0));
             [next, self.state.add("i32", Val::Bits((*first).into()))]
