@@ -64,6 +64,9 @@ SIGNED, UNSIGNED = r"32'I(signext_from_bit(\1.u32 & 0xffffffU, 24U))", r"(\1.u32
 for texts in (emu.PCODE_CDNA, emu.PCODE_RDNA3, emu.PCODE_RDNA4):
     for op, text in texts.items():
         texts[op] = re.sub(r"(S\d)\.u24", UNSIGNED, re.sub(r"(S\d)\.i24", SIGNED, text))
+        # A comparison does not tell zeros apart.
+        texts[op] = re.sub(r"\(64'F\((S\d)\.f32\) == \+0\.0\)", r"(\1.u32 == 0U)", texts[op])
+        texts[op] = re.sub(r"\(64'F\((S\d)\.f32\) == -0\.0\)", r"(\1.u32 == 0x80000000U)", texts[op])
 
 
 def load(parser, addr, dtype, load=pcode.Parser._handle_mem_load):

@@ -87,15 +87,12 @@ impl<'k> Writer<'k> {
         let columns = shape.columns.unwrap_or(0);
         let [_, left] = self.corner(shape);
         let (scalar, ty) = (kept.element, int(kept.element));
-        let nothing = |sign: f64| match scalar.bits() {
-            64 => Val::Bits(sign.to_bits()),
-            _ => Val::Bits((sign as f32).to_bits().into()),
-        };
-        let nothing = nothing(match op.code {
-            Opcode::RowMax => f64::NEG_INFINITY,
-            Opcode::RowMin => f64::INFINITY,
+        let nothing = match op.code {
+            Opcode::RowMax => f32::NEG_INFINITY,
+            Opcode::RowMin => f32::INFINITY,
             _ => -0.0,
-        });
+        };
+        let nothing = Val::from(nothing.to_bits());
         for (slab, joined) in (0..kept.slabs).zip(&mut column) {
             let mut chains: [Option<Val>; CHAINS] = [None; CHAINS];
             for block in 0..kept.blocks {
@@ -118,7 +115,7 @@ impl<'k> Writer<'k> {
             let Some(mut all) = ends.reduce(|a, b| self.row_op(op.code, scalar, a, b)) else { continue };
             let mut distance = SLAB;
             while distance < self.options.chip.wave() {
-                let other = self.exchanged_lanes(scalar, all, distance);
+                let other = self.exchanged_word(all, distance);
                 all = self.row_op(op.code, scalar, all, other);
                 distance *= 2;
             }
@@ -143,18 +140,7 @@ impl<'k> Writer<'k> {
         self.as_int(scalar, joined)
     }
 
-    /// A lane's value from the one whose number differs in the bit of this distance: 16 or 32.
-    fn exchanged_lanes(&mut self, scalar: Scalar, value: Val, distance: u32) -> Val {
-        if scalar.bits() == 32 {
-            return self.exchanged_word(value, distance);
-        }
-        let both = self.def(format_args!("bitcast i64 {value} to <2 x i32>"));
-        let words = self.words_of(2, both);
-        let words: Vec<Val> = words.into_iter().map(|word| self.exchanged_word(word, distance)).collect();
-        let both = self.of_words(&words);
-        self.def(format_args!("bitcast <2 x i32> {both} to i64"))
-    }
-
+    /// A lane's word from the one whose number differs in the bit of this distance: 16 or 32.
     pub(super) fn exchanged_word(&mut self, word: Val, distance: u32) -> Val {
         let Some(tiles) = self.tiles() else { return word };
         match tiles.others.iter().find(|(other, _)| *other == distance) {

@@ -87,20 +87,11 @@ impl Kept {
             return Kept { element, ty: int(element), width: 1, slabs, blocks: 1 };
         };
         let width = spread.width;
-        Kept { element, ty: packed(element, width), width, slabs, blocks: spread.columns(columns) / SLAB }
+        Kept { element, ty: words(element.bytes() * width / 4), width, slabs, blocks: spread.columns(columns) / SLAB }
     }
 
     pub(super) fn count(&self) -> usize {
         (self.slabs * self.blocks) as usize
-    }
-}
-
-/// The type in which so many elements lie side by side: words.
-pub(super) fn packed(element: Scalar, width: u32) -> &'static str {
-    match (element.bytes(), width) {
-        (8, 4) => "<4 x i64>",
-        (8, _) => "<8 x i64>",
-        (size, width) => words(size * width / 4),
     }
 }
 

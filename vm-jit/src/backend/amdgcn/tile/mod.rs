@@ -85,6 +85,11 @@ pub(super) fn rejects(chip: Chip, kernel: &Kernel, tile: &Tile) -> Vec<(u32, Rej
             found.push((line, RejectKind::Tile { what: what() }));
         }
     };
+    for fragment in &tile.fragments {
+        need(fragment.line.0, fragment.element.bytes() <= 4, &|| {
+            format!("@{} is of {}; fragments have elements of up to 32 bits", fragment.name, fragment.element)
+        });
+    }
     kernel.for_each_op(&mut |op| {
         let left = op.others.first().and_then(|place| kernel.fragment(*place));
         let own = op.place.and_then(|place| kernel.fragment(place));
