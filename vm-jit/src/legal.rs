@@ -118,7 +118,7 @@ pub fn support(target: &Target, op: Opcode, ty: Scalar, to: Scalar) -> Support {
 pub(crate) fn way(target: &Target, op: Opcode, accuracy: Accuracy, ty: Scalar, to: Scalar) -> Way {
     match target {
         Target::Ptx(options) => crate::backend::ptx::way(options, op, accuracy, ty, to),
-        Target::Amdgcn(_) => crate::backend::amdgcn::way(op, ty, to),
+        Target::Amdgcn(_) => crate::backend::amdgcn::way(op, accuracy, ty, to),
         #[cfg(feature = "cpu")]
         Target::Cpu(options) => crate::backend::cpu::way(options.isa, op, ty, to),
     }

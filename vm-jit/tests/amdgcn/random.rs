@@ -39,9 +39,9 @@ fn is_known(reject: &Reject) -> bool {
     let reason = reject.to_string();
     match reject.kind.code() {
         "cluster" | "unsupported-op" => reason.contains("cluster"),
-        "unsupported-tile" => {
-            ["has one row", "is a share of columns", "up to 32 bits"].iter().any(|known| reason.contains(known))
-        }
+        "unsupported-tile" => ["has one row", "is a share of columns", "up to 32 bits"]
+            .iter()
+            .any(|known| reason.contains(known)),
         _ => false,
     }
 }

@@ -235,7 +235,8 @@ impl<'k> Writer<'k> {
         if self.plan.poll_points().any(|poll| poll.charge(1).is_some()) {
             counters.push(Val::Bits(self.plan.interval() as u64));
         }
-        self.state = State { types: COUNTERS[..counters.len()].to_vec(), counters: counters.len(), now: counters };
+        self.state =
+            State { types: COUNTERS[..counters.len()].to_vec(), counters: counters.len(), now: counters };
         self.refuel();
         self.cancel = Some(Cancel { flag, out_of_fuel: self.label(), leave: self.label() });
     }

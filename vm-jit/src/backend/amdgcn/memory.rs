@@ -154,8 +154,9 @@ impl Writer<'_> {
         let last = self.at;
         self.br(end);
         self.place(end);
-        let zero =
-            |(ty, value): (&&str, Val)| self.def(format_args!("phi {ty} [ {}, {from} ], [ {value}, {last} ]", Val::Zero));
+        let zero = |(ty, value): (&&str, Val)| {
+            self.def(format_args!("phi {ty} [ {}, {from} ], [ {value}, {last} ]", Val::Zero))
+        };
         types.iter().zip(values).map(zero).collect()
     }
 

@@ -35,7 +35,7 @@ use crate::legal::Way;
 use crate::reject::{RejectKind, Rejected};
 use crate::safety::{Parameters, SafetyPlan, cost::Costs};
 use std::fmt;
-use vm_ir::op::Opcode;
+use vm_ir::op::{Accuracy, Opcode};
 use vm_ir::{Kernel, Scalar, ValidModule};
 
 /// Options that change the result.
@@ -63,7 +63,7 @@ pub(crate) const SAFETY: Parameters = Parameters {
 
 /// Has LLVM the op on the type?
 pub(crate) fn is_native(op: Opcode, ty: Scalar, to: Scalar) -> bool {
-    matches!(way(op, ty, to), Way::Native)
+    matches!(way(op, Accuracy::Precise, ty, to), Way::Native)
 }
 
 /// What the head of a kernel asks for and the target does not have.

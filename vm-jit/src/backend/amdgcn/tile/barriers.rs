@@ -147,7 +147,11 @@ mod tests {
         );
         let module = vm_ir::text::parse(&text).unwrap();
         let kernel = &module.kernels()[0];
-        assert_eq!(Barriers::of(kernel, kernel.tile().unwrap()).before.len(), expected, "{stages} stages: {body}");
+        assert_eq!(
+            Barriers::of(kernel, kernel.tile().unwrap()).before.len(),
+            expected,
+            "{stages} stages: {body}"
+        );
     }
 
     #[test]

@@ -45,10 +45,15 @@ impl Copy {
 
 impl Writer<'_> {
     pub(super) fn fetch(&mut self, op: &Op) {
-        let (Some(&[place]), Some(Place::View(view))) = (op.others.first_chunk::<1>(), op.place) else { return };
-        let (Some(channel), Some(number)) = (self.kernel.channel(place), channel_number(place)) else { return };
+        let (Some(&[place]), Some(Place::View(view))) = (op.others.first_chunk::<1>(), op.place) else {
+            return;
+        };
+        let (Some(channel), Some(number)) = (self.kernel.channel(place), channel_number(place)) else {
+            return;
+        };
         let (element, dims) = (channel.element, channel.dims);
-        let align = self.kernel.view(view).map_or(1, |view| view.align.min(PIECE)).max(element.bytes().min(PIECE));
+        let align =
+            self.kernel.view(view).map_or(1, |view| view.align.min(PIECE)).max(element.bytes().min(PIECE));
         let Some(Box2 { base, stride, rows: Some(rows), columns }) =
             self.clipped(op, &op.operands, true, false)
         else {
@@ -56,7 +61,8 @@ impl Writer<'_> {
         };
         let to = self.advance(number);
         let Some(tiles) = self.tiles() else { return };
-        let ((_, stage), turned, index) = (tiles.layout.stages[number], tiles.layout.turned[number], tiles.index);
+        let ((_, stage), turned, index) =
+            (tiles.layout.stages[number], tiles.layout.turned[number], tiles.index);
         let threads = self.block_threads();
         // What the tile does not have lies outside, too.
         let within = |writer: &mut Self, range: Range, extent: u32, size: u32| {

@@ -1,9 +1,9 @@
 //! Products of f32 without instructions for them: element by element.
 
 use super::super::writer::{Val, Writer};
+use super::SLAB;
 use super::factor::{Factor, Step};
 use super::layout::Kept;
-use super::SLAB;
 use crate::backend::stage::PIECE;
 use vm_ir::module::Place;
 

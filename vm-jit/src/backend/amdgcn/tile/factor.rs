@@ -169,8 +169,8 @@ impl Writer<'_> {
                 }
             };
             // A multiple of sixteen rows further down pieces lie alike.
-            let at =
-                self.def(format_args!("getelementptr i8, ptr addrspace(3) {at}, i32 {}", inner * stage.pitch()));
+            let at = self
+                .def(format_args!("getelementptr i8, ptr addrspace(3) {at}, i32 {}", inner * stage.pitch()));
             elements.push(self.def(format_args!("load {ty}, ptr addrspace(3) {at}, align {}", stage.size)));
         }
         let per = (4 / stage.size) as usize;

@@ -33,7 +33,8 @@ impl<'k> Writer<'k> {
         let sources = &all[computed.min(all.len())..];
         let mut targets: Vec<(Kept, Vec<Val>)> = all[..computed.min(all.len())].to_vec();
         let is_row = |number: usize| kernel.tile().is_some_and(|tile| tile.fragments[number].is_row());
-        let rows: Vec<bool> = numbers[computed.min(all.len())..].iter().map(|number| is_row(*number)).collect();
+        let rows: Vec<bool> =
+            numbers[computed.min(all.len())..].iter().map(|number| is_row(*number)).collect();
         let [top, left] = self.corner(shape);
         let (own, body) = (targets[0].0, &op.regions[0]);
         for slab in 0..own.slabs {
@@ -102,7 +103,8 @@ impl<'k> Writer<'k> {
                     if SLAB * (block + 1) > columns {
                         let most = columns.saturating_sub(SLAB * block + i as u32);
                         let inside = self.def(format_args!("icmp ult i32 {left}, {most}"));
-                        element = self.def(format_args!("select i1 {inside}, {ty} {element}, {ty} {nothing}"));
+                        element =
+                            self.def(format_args!("select i1 {inside}, {ty} {element}, {ty} {nothing}"));
                     }
                     let chain = &mut chains[i % CHAINS];
                     *chain = Some(match *chain {

@@ -32,7 +32,8 @@ impl Spread {
         let spread = |across: u32| Spread { down: waves / across, across, width: SLAB * SLAB / wave };
         let mut largest = None;
         kernel.for_each_op(&mut |op| {
-            if let (Shape::Mma, Some(sum)) = (op.code.shape(), op.place.and_then(|place| kernel.fragment(place)))
+            if let (Shape::Mma, Some(sum)) =
+                (op.code.shape(), op.place.and_then(|place| kernel.fragment(place)))
             {
                 let dims = [sum.rows, sum.columns.unwrap_or(1)];
                 largest = largest.max(Some((dims[0] * dims[1], dims)));
@@ -87,7 +88,13 @@ impl Kept {
             return Kept { element, ty: int(element), width: 1, slabs, blocks: 1 };
         };
         let width = spread.width;
-        Kept { element, ty: words(element.bytes() * width / 4), width, slabs, blocks: spread.columns(columns) / SLAB }
+        Kept {
+            element,
+            ty: words(element.bytes() * width / 4),
+            width,
+            slabs,
+            blocks: spread.columns(columns) / SLAB,
+        }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -225,7 +232,9 @@ impl Writer<'_> {
             (1, value) => vec![value],
             _ => {
                 let all = words(count);
-                (0..count).map(|at| self.def(format_args!("extractelement {all} {value}, i32 {at}"))).collect()
+                (0..count)
+                    .map(|at| self.def(format_args!("extractelement {all} {value}, i32 {at}")))
+                    .collect()
             }
         }
     }

@@ -158,9 +158,7 @@ impl<'k> Writer<'k> {
             if transfer.access == Access::Load {
                 let pairs = loaded.iter().zip(&at_edge);
                 at_edge = pairs
-                    .map(|(a, b)| {
-                        self.def(format_args!("phi {} [ {a}, {whole} ], [ {b}, {edge} ]", kept.ty))
-                    })
+                    .map(|(a, b)| self.def(format_args!("phi {} [ {a}, {whole} ], [ {b}, {edge} ]", kept.ty)))
                     .collect();
             }
         }
@@ -184,9 +182,7 @@ impl<'k> Writer<'k> {
         let size = kept.element.bytes();
         let align = transfer.align.max(size).min((kept.width * size).min(PIECE));
         match transfer.access {
-            Access::Load => {
-                Some(self.def(format_args!("load {ty}, ptr addrspace(1) {at}, align {align}")))
-            }
+            Access::Load => Some(self.def(format_args!("load {ty}, ptr addrspace(1) {at}, align {align}"))),
             Access::Store => {
                 self.line(format_args!("store {ty} {own}, ptr addrspace(1) {at}, align {align}"));
                 None
@@ -339,7 +335,9 @@ impl<'k> Writer<'k> {
     /// A fragment into the next stage of a channel.
     pub(super) fn send(&mut self, op: &'k Op, place: Place) {
         let Some(&[to]) = op.others.first_chunk::<1>() else { return };
-        let (Some(fragment), Some(own)) = (self.kernel.fragment(place), fragment_number(place)) else { return };
+        let (Some(fragment), Some(own)) = (self.kernel.fragment(place), fragment_number(place)) else {
+            return;
+        };
         let Some(number) = channel_number(to) else { return };
         let to = self.advance(number);
         let Some(tiles) = self.tiles() else { return };
@@ -357,9 +355,11 @@ impl<'k> Writer<'k> {
                 let there = self.def(format_args!("icmp ult i32 {index}, {left}"));
                 self.only_if(there, &[], |writer| {
                     let bytes = n * threads * PIECE;
-                    let at = writer.def(format_args!("getelementptr i8, ptr addrspace(3) {first}, i32 {bytes}"));
+                    let at =
+                        writer.def(format_args!("getelementptr i8, ptr addrspace(3) {first}, i32 {bytes}"));
                     let piece = Val::Zero;
-                    writer.line(format_args!("store <4 x i32> {piece}, ptr addrspace(3) {at}, align {PIECE}"));
+                    writer
+                        .line(format_args!("store <4 x i32> {piece}, ptr addrspace(3) {at}, align {PIECE}"));
                     Vec::new()
                 });
             }
@@ -380,7 +380,10 @@ impl<'k> Writer<'k> {
                 if even && kept.width * size <= PIECE {
                     let byte = self.op32("mul", first, size);
                     let at = self.address_in(stage, to, row, byte);
-                    self.line(format_args!("store {} {value}, ptr addrspace(3) {at}, align {align}", kept.ty));
+                    self.line(format_args!(
+                        "store {} {value}, ptr addrspace(3) {at}, align {align}",
+                        kept.ty
+                    ));
                     continue;
                 }
                 let below = self.def(format_args!("icmp ult i32 {row}, {}", fragment.rows));
@@ -391,7 +394,8 @@ impl<'k> Writer<'k> {
                     self.only_if(there, &[], |writer| {
                         let byte = writer.op32("mul", column, size);
                         let at = writer.address_in(stage, to, row, byte);
-                        writer.line(format_args!("store {ty} {element}, ptr addrspace(3) {at}, align {size}"));
+                        writer
+                            .line(format_args!("store {ty} {element}, ptr addrspace(3) {at}, align {size}"));
                         Vec::new()
                     });
                 }

@@ -133,6 +133,13 @@ impl<'k> Writer<'k> {
                 }
             }
         }
+        if self.options.chip.wave() == 32 {
+            // LLVM 22 moves WMMA to where its sum is used, which may be where some lanes alone are.
+            for sum in &mut sums {
+                let ty = kept.ty;
+                *sum = self.def(format_args!("call {ty} asm sideeffect \"\", \"=v,0\"({ty} {sum})"));
+            }
+        }
         self.set_registers(number, &sums);
     }
 
