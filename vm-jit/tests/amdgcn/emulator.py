@@ -31,8 +31,9 @@ S_NOP = 0xBF800000
 # Does nothing that is emulated: mask, encoding and words.
 NOTHING = {
     "rdna3": [(0xFFFC0000, 0xE0AC0000, 2), (0xFFFC0000, 0xE0B00000, 2),  # buffer_gl0_inv, buffer_gl1_inv
-              (0xFFFF0000, 0xBFB50000, 1)],  # s_setprio
-    "rdna4": [(0xFFFFC000, op << 14 | 0xEE000000, 3) for op in (43, 44, 79)],  # global_inv, global_wb, global_wbinv
+              (0xFFFF0000, 0xBFB50000, 1),  # s_setprio
+              (0xFFFFFFFF, 0x7E000000, 1)],  # v_nop
+    "rdna4": [(0xFFFFC000, op << 14 | 0xEE000000, 3) for op in (43, 44, 79)] + [(0xFFFFFFFF, 0x7E000000, 1)],  # global_inv, global_wb, global_wbinv, v_nop
     "cdna": [(0xFFFC0000, 0xE0A00000, 2), (0xFFFC0000, 0xE0A40000, 2)],  # buffer_wbl2, buffer_inv
 }
 
