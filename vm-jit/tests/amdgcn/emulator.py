@@ -28,6 +28,8 @@ LANES = dict(FAMILIES.values())
 # Of a block.
 MOST_WAVES = 32
 S_NOP = 0xBF800000
+# What is in registers, LDS and scratch before a block writes there, by byte: of floats no number.
+LEFT = 0xFF
 # Does nothing that is emulated: mask, encoding and words.
 NOTHING = {
     "rdna3": [(0xFFFC0000, 0xE0AC0000, 2), (0xFFFC0000, 0xE0B00000, 2),  # buffer_gl0_inv, buffer_gl1_inv
@@ -82,9 +84,14 @@ pcode.Parser._handle_mem_load = load
 
 
 def init_wave(*arguments, init_wave=emu._init_wave):
-    """A wave, whose inline constant 1 / (2 pi) the emulator's HW_ID would overwrite."""
+    """A wave, in whose registers is whatever was there, and whose inline constant 1 / (2 pi) the emulator's HW_ID would overwrite."""
     wave = init_wave(*arguments)
     wave._write_sgpr(248, 0x3E22F983)
+    # The first has the thread's number.
+    first = 4 * wave.wave_size
+    ctypes.memset(wave.vgpr_buf._buf.va_addr + first, LEFT, 255 * first)
+    if wave.wave_size == 64:
+        ctypes.memset(wave.accvgpr_buf._buf.va_addr, LEFT, 256 * first)
     return wave
 
 
@@ -98,14 +105,35 @@ def mend(function, *texts):
         assert text in source, text
         source = source.replace(text, mended)
     exec(source, vars(emu))
+    new = getattr(emu, function.__name__)
+    emu._INST_HANDLERS.update((kind, new) for kind, old in emu._INST_HANDLERS.items() if old is function)
 
 
-# Rows of a 32 x 32 product go by fours to the wave's halves in turn, not by sixteens. Factors may be in accumulators.
+emu.LEFT = LEFT
+
+# Rows of a 32 x 32 product go by fours to the wave's halves in turn, not by sixteens. Factors may be in accumulators; halves that are
+# subnormal, infinite or no number are factors too.
 mend(emu._compile_mfma,
      ("c_grp * UOp.const(16, dtypes.int) + UOp.const((out_reg // 4) * 4 + out_reg % 4, dtypes.int)",
       "c_grp * UOp.const(4, dtypes.int) + UOp.const((out_reg // 4) * 8 + out_reg % 4, dtypes.int)"),
      ("is_vgpr.where(ctx.rvgpr_dyn(off",
-      "is_vgpr.where((ctx.raccvgpr_dyn if _iattr(inst, 'acc') >> (base != 0) & 1 else ctx.rvgpr_dyn)(off"))
+      "is_vgpr.where((ctx.raccvgpr_dyn if _iattr(inst, 'acc') >> (base != 0) & 1 else ctx.rvgpr_dyn)(off"),
+     ("return exp.eq(_c(0)).where(_c(0), f32_bits)",
+      "high = exp.eq(_c(31)).where(f32_bits | _c(0xFF << 23), f32_bits)\n"
+      "    low = (sign << _c(31)) | (mant.cast(dtypes.float32) * UOp.const(2.0**-24, dtypes.float32)).bitcast(dtypes.uint32)\n"
+      "    return exp.eq(_c(0)).where(low, high)"))
+
+mend(emu.run_asm,
+     ("lds_buf = Buffer('CPU', max(lds_size // 4, 1), dtypes.uint32).ensure_allocated()",
+      "lds_buf = Buffer('CPU', max(lds_size // 4, 1), dtypes.uint32).ensure_allocated()\n"
+      "  ctypes.memset(lds_buf._buf.va_addr, LEFT, max(lds_size, 4))"),
+     ("ctypes.memset(lds_buf._buf.va_addr, 0,", "ctypes.memset(lds_buf._buf.va_addr, LEFT,"))
+
+# Registers from 128 on are registers: halves of others are RDNA's alone.
+RDNA = "bits['s0'] == 16 and ctx.wave_size == 32"
+mend(emu._load_vsrc0, ("bits['s0'] == 16:  # src0 >= 384", RDNA + ":  # src0 >= 384"))
+mend(emu._compile_vop12, ("bits['d'] == 16 and", RDNA.replace("s0", "d") + " and"), ("bits['s0'] == 16 and (vsrc1", RDNA + " and (vsrc1"))
+mend(emu._compile_vopc, ("if bits['s0'] == 16:\n      vsrc1_hi", f"if {RDNA}:\n      vsrc1_hi"))
 
 # So may what atomics and stores to LDS are given. Loads from LDS of half a register leave the other.
 HALF = r"""      if (m := re.match(r'RETURN_DATA\[(31|15)\s*:\s*(16|0)\]', dest)) and 'D16' in op_name:
@@ -114,11 +142,9 @@ HALF = r"""      if (m := re.match(r'RETURN_DATA\[(31|15)\s*:\s*(16|0)\]', dest)
         return [_wdata(vdst_reg, old | (val.cast(dtypes.uint32) & _c(0xFFFF)) << _c(shift), lane, exec_mask)]
 """
 WHOLE = r"      if (m := re.match(r'RETURN_DATA\[(\d+)\s*:\s*(\d+)\]', dest)):"
-MEMORY = emu._compile_mem_op
-mend(MEMORY, ("ctx.rvgpr_dyn(vdata_reg", "(ctx.raccvgpr_dyn if use_acc else ctx.rvgpr_dyn)(vdata_reg"),
+mend(emu._compile_mem_op, ("ctx.rvgpr_dyn(vdata_reg", "(ctx.raccvgpr_dyn if use_acc else ctx.rvgpr_dyn)(vdata_reg"),
      ("ctx.rvgpr_dyn(data1_reg", "(ctx.raccvgpr_dyn if use_acc else ctx.rvgpr_dyn)(data1_reg"),
      (WHOLE, HALF + WHOLE))
-emu._INST_HANDLERS.update((kind, emu._compile_mem_op) for kind, other in emu._INST_HANDLERS.items() if other is MEMORY)
 
 
 # Halves are LLVM's own: what the emulator makes of them without has no denormals.
@@ -157,7 +183,7 @@ class Scratch:
 
     @property
     def va_addr(self):
-        self.waves.append((ctypes.c_uint8 * self.size)())
+        self.waves.append((ctypes.c_uint8 * self.size).from_buffer(bytearray([LEFT]) * self.size))
         return ctypes.addressof(self.waves[-1])
 
     def ensure_allocated(self):
