@@ -337,7 +337,11 @@ impl<'k> Writer<'k> {
     }
 
     pub(super) fn call_void(&mut self, name: &str) {
-        let text = self.declare("void", name, &[]);
+        self.call_void_with(name, &[]);
+    }
+
+    pub(super) fn call_void_with(&mut self, name: &str, args: &[(&str, Val)]) {
+        let text = self.declare("void", name, args);
         self.line(text);
     }
 

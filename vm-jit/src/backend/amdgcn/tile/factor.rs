@@ -61,6 +61,11 @@ impl Factor {
         self.at
     }
 
+    /// Which of sixteen rows or columns the lane takes.
+    pub(super) fn own(&self) -> Val {
+        self.own
+    }
+
     /// How many elements are added up, with those that were added to the stage.
     pub(super) fn inner(&self) -> u32 {
         if self.along { self.stage.columns() } else { self.stage.rows }

@@ -93,7 +93,7 @@ impl<'k> Writer<'k> {
             sums.fill(Val::Zero);
         }
         if multiplier.instructions.is_empty() {
-            self.multiply_by_cores(a, left.as_mut(), &mut right, kept, &mut sums);
+            self.multiply_by_cores(a, left.as_ref(), &right, kept, &mut sums);
             return self.set_registers(number, &sums);
         }
         let step = self.step(left.as_ref(), &right, multiplier);
@@ -136,11 +136,15 @@ impl<'k> Writer<'k> {
         if self.options.chip.wave() == 32 {
             // LLVM 22 moves WMMA to where its sum is used, which may be where some lanes alone are.
             for sum in &mut sums {
-                let ty = kept.ty;
-                *sum = self.def(format_args!("call {ty} asm sideeffect \"\", \"=v,0\"({ty} {sum})"));
+                *sum = self.stays(kept.ty, *sum);
             }
         }
         self.set_registers(number, &sums);
+    }
+
+    /// A value that LLVM computes here, and knows nothing of.
+    pub(super) fn stays(&mut self, ty: &str, value: Val) -> Val {
+        self.def(format_args!("call {ty} asm sideeffect \"\", \"=v,0\"({ty} {value})"))
     }
 
     /// What lanes take at a time: of stages as much as a load may be.
