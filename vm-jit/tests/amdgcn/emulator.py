@@ -129,6 +129,13 @@ mend(emu.run_asm,
       "  ctypes.memset(lds_buf._buf.va_addr, LEFT, max(lds_size, 4))"),
      ("ctypes.memset(lds_buf._buf.va_addr, 0,", "ctypes.memset(lds_buf._buf.va_addr, LEFT,"))
 
+# What is added to may be a constant.
+mend(emu._compile_wmma,
+     ("src2_r = (src2_r >= 256).where(src2_r - _c(256), src2_r)",
+      "src2_v = src2_r >= 256\n  src2_s = ctx.rsgpr_dyn(src2_r, src2_v.ne(True))\n  src2_r = src2_v.where(src2_r - _c(256), _c(0))"),
+     ("mat_c = [ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)).bitcast(out_dt)",
+      "mat_c = [src2_v.where(ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)), src2_s).bitcast(out_dt)"))
+
 # Registers from 128 on are registers: halves of others are RDNA's alone.
 RDNA = "bits['s0'] == 16 and ctx.wave_size == 32"
 mend(emu._load_vsrc0, ("bits['s0'] == 16:  # src0 >= 384", RDNA + ":  # src0 >= 384"))

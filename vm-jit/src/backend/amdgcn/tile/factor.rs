@@ -193,10 +193,8 @@ impl Writer<'_> {
     /// The words of a block of sixteen columns of a left factor that is a fragment: of a slab what the lane has, zeros beyond the last
     /// column. `whole`: does each lane take all of the block?
     pub(super) fn run_of_fragment(&mut self, place: Place, slab: u32, block: u32, whole: bool) -> Vec<Val> {
-        let (Some(number), Some(fragment)) = (fragment_number(place), self.kernel.fragment(place)) else {
-            return Vec::new();
-        };
-        let (kept, all) = self.registers(number);
+        let own = fragment_number(place).and_then(|number| self.registers(number));
+        let Some(((kept, all), fragment)) = own.zip(self.kernel.fragment(place)) else { return Vec::new() };
         let count = kept.width * kept.element.bytes() / 4;
         let there = fragment.columns.unwrap_or(0);
         let mut register = match block < kept.blocks {

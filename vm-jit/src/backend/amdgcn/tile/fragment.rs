@@ -13,7 +13,7 @@ const CHAINS: usize = 2;
 impl<'k> Writer<'k> {
     pub(super) fn fill(&mut self, op: &'k Op, place: Place) {
         let Some(number) = fragment_number(place) else { return };
-        let (kept, mut all) = self.registers(number);
+        let Some((kept, mut all)) = self.registers(number) else { return };
         let value = self.get(op.operands[0], 0);
         let register = match value {
             Val::Bits(0) | Val::Zero => Val::Zero,
@@ -29,7 +29,9 @@ impl<'k> Writer<'k> {
         let computed = op.immediates.first().map_or(1, |count| *count as usize);
         let numbers: Vec<usize> =
             std::iter::once(&first).chain(&op.others).filter_map(|place| fragment_number(*place)).collect();
-        let all: Vec<(Kept, Vec<Val>)> = numbers.iter().map(|number| self.registers(*number)).collect();
+        let all: Option<Vec<(Kept, Vec<Val>)>> =
+            numbers.iter().map(|number| self.registers(*number)).collect();
+        let Some(all) = all else { return };
         let sources = &all[computed.min(all.len())..];
         let mut targets: Vec<(Kept, Vec<Val>)> = all[..computed.min(all.len())].to_vec();
         let is_row = |number: usize| kernel.tile().is_some_and(|tile| tile.fragments[number].is_row());
@@ -84,7 +86,9 @@ impl<'k> Writer<'k> {
         let Some(&[matrix]) = op.others.first_chunk::<1>() else { return };
         let (Some(to), Some(from)) = (fragment_number(place), fragment_number(matrix)) else { return };
         let Some(shape) = self.kernel.fragment(matrix) else { return };
-        let ((_, mut column), (kept, elements)) = (self.registers(to), self.registers(from));
+        let Some(((_, mut column), (kept, elements))) = self.registers(to).zip(self.registers(from)) else {
+            return;
+        };
         let columns = shape.columns.unwrap_or(0);
         let [_, left] = self.corner(shape);
         let (scalar, ty) = (kept.element, int(kept.element));
@@ -164,7 +168,9 @@ impl<'k> Writer<'k> {
     pub(super) fn share(&mut self, op: &'k Op, place: Place) {
         let Some(&[from]) = op.others.first_chunk::<1>() else { return };
         let (Some(to), Some(from)) = (fragment_number(place), fragment_number(from)) else { return };
-        let ((part, mut own), (sum, all)) = (self.registers(to), self.registers(from));
+        let Some(((part, mut own), (sum, all))) = self.registers(to).zip(self.registers(from)) else {
+            return;
+        };
         let blocks = if part.blocks == sum.blocks { 1 } else { self.kernel.cluster() };
         let rank = self.cluster_rank();
         for slab in 0..part.slabs {

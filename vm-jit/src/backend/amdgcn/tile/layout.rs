@@ -7,7 +7,8 @@
 use super::super::writer::{Val, Writer, int};
 use super::{GROUP, channel_number, needs_rows};
 use crate::backend::stage::Stage;
-use vm_ir::module::{Op, Place};
+use std::ops::Range;
+use vm_ir::module::Op;
 use vm_ir::op::{Left, Right, Shape};
 use vm_ir::tile::{Fragment, Tile};
 use vm_ir::{Kernel, Scalar};
@@ -100,6 +101,11 @@ impl Kept {
     pub(super) fn count(&self) -> usize {
         (self.slabs * self.blocks) as usize
     }
+
+    /// Registers of 32 bits that it takes.
+    pub(super) fn words(&self) -> u32 {
+        self.slabs * self.blocks * (self.width * self.element.bytes()).div_ceil(4)
+    }
 }
 
 /// The type of so many words.
@@ -112,16 +118,14 @@ pub(super) fn words(count: u32) -> &'static str {
     }
 }
 
-/// What an op writes of the channels and fragments that it names: its own place first.
-pub(super) fn written(op: &Op, places: impl Iterator<Item = Place>) -> Vec<Place> {
-    let at = |count: usize| (0, count);
-    let (skip, count) = match op.code.shape() {
-        Shape::Fetch | Shape::Send | Shape::Get => (1, 1),
-        Shape::Mma | Shape::Rows | Shape::Share | Shape::Fill => at(1),
-        Shape::Map => at(op.immediates.first().map_or(1, |count| *count as usize)),
-        _ => at(0),
-    };
-    places.skip(skip).take(count).collect()
+/// Which of the places that an op names, its own first, it writes of channels and fragments.
+pub(super) fn written(op: &Op) -> Range<usize> {
+    match op.code.shape() {
+        Shape::Fetch | Shape::Send | Shape::Get => 1..2,
+        Shape::Mma | Shape::Rows | Shape::Share | Shape::Fill => 0..1,
+        Shape::Map => 0..op.immediates.first().map_or(1, |count| *count as usize),
+        _ => 0..0,
+    }
 }
 
 /// Offsets in bytes in shared memory.
@@ -248,10 +252,9 @@ impl Writer<'_> {
     }
 
     /// The registers of a fragment.
-    pub(super) fn registers(&self, number: usize) -> (Kept, Vec<Val>) {
-        let Some(tiles) = self.tiles.as_deref() else { unreachable!("a fragment of a kernel without") };
-        let (kept, first) = tiles.fragments[number];
-        (kept, self.state.now[first..first + kept.count()].to_vec())
+    pub(super) fn registers(&self, number: usize) -> Option<(Kept, Vec<Val>)> {
+        let (kept, first) = *self.tiles.as_deref()?.fragments.get(number)?;
+        Some((kept, self.state.now[first..first + kept.count()].to_vec()))
     }
 
     pub(super) fn set_registers(&mut self, number: usize, values: &[Val]) {

@@ -63,7 +63,7 @@ impl<'k> Writer<'k> {
                 of_view.columns.end = self.def(format_args!("select i1 {below}, i32 0, i32 {end}"));
             }
         }
-        let (kept, registers) = self.registers(own);
+        let Some((kept, registers)) = self.registers(own) else { return };
         let mut transfer = Transfer { access, fragment, kept, align: view.align, registers, of_view };
         match (line, op.attr() == Some(Turn::Transposed)) {
             (true, _) => self.transfer_line(&mut transfer),
@@ -343,7 +343,7 @@ impl<'k> Writer<'k> {
         let Some(tiles) = self.tiles() else { return };
         let (stage, spread, index) = (tiles.layout.stages[number].1, tiles.spread, tiles.index);
         let threads = self.block_threads();
-        let (kept, registers) = self.registers(own);
+        let Some((kept, registers)) = self.registers(own) else { return };
         let columns = fragment.columns.unwrap_or(0);
         if [fragment.rows, columns] != [stage.rows, stage.columns()] {
             let first = self.op32("mul", index, PIECE);

@@ -1,7 +1,7 @@
 //! Tile kernels: all waves of a block run the one program, on scalars that are uniform, and have parts of its fragments.
 //!
 //! * `layout`: which lanes have what of a fragment, how it lies in registers, and where stages lie in shared memory (LDS).
-//! * `barriers`: where waves wait for each other.
+//! * `held`: how many registers fragments take at a time; `barriers`: where waves wait for each other.
 //! * `boxes`: boxes of views, clipped; `copy` brings them into stages, `memory` fragments from and to views and stages.
 //! * `factor`: what instructions multiply, from stages and fragments; `product`: `mma`, by MFMA or WMMA; `cores`: without.
 //! * `fragment`: ops on fragments alone.
@@ -22,6 +22,7 @@ mod copy;
 mod cores;
 mod factor;
 mod fragment;
+mod held;
 mod layout;
 mod memory;
 mod product;
@@ -106,6 +107,14 @@ pub(super) fn rejects(chip: Chip, kernel: &Kernel, tile: &Tile) -> Vec<(u32, Rej
                 format!("@{} is a share of columns, of which there are no multiple of {SLAB}", own.name)
             });
         }
+    });
+    let (held, threads) =
+        (held::held(kernel, tile, Spread::of(kernel, tile, chip.wave())), GROUP * tile.groups);
+    let available = chip.registers(threads);
+    need(kernel.line().0, held <= available, &|| {
+        format!(
+            "its fragments take {held} registers of 32 bits at a time, a thread of {chip} has {available} in blocks of {threads}; make its tiles smaller"
+        )
     });
     let (needed, available) = (u64::from(Layout::of(kernel, tile).bytes), chip.shared_bytes());
     need(kernel.line().0, needed <= available, &|| {
@@ -197,8 +206,9 @@ impl<'k> Writer<'k> {
         let mut regions: Vec<_> = op.regions.iter().collect();
         while let Some(region) = regions.pop() {
             for op in &region.ops {
-                let places = op.place.iter().chain(&op.others);
-                for place in layout::written(op, places.copied()) {
+                let written = layout::written(op);
+                for place in op.place.iter().chain(&op.others).take(written.end).skip(written.start) {
+                    let place = *place;
                     if let Some(number) = channel_number(place) {
                         changed.extend(tiles.rings[number]);
                     }

@@ -88,7 +88,7 @@ impl<'k> Writer<'k> {
         let Some(mut right) = self.factor(b, turned[1], Side::Right, columns) else { return };
         let mut left = self.factor(a, !turned[0], Side::Left, sum.rows);
         let multiplier = self.multiplier(element);
-        let (kept, mut sums) = self.registers(number);
+        let Some((kept, mut sums)) = self.registers(number) else { return };
         if op.code == Opcode::Product {
             sums.fill(Val::Zero);
         }
