@@ -13,14 +13,14 @@ mod sweep;
 use emulator::Emulator;
 use std::num::FpCategory;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use vm_ir::filetest::{Ending, Random, cases, is_on_values, op_kernel, op_launch, op_tolerance};
-use vm_ir::interp::{Argument, Launch, Limits, run};
+use vm_ir::interp::{self, Argument, Launch, run};
 use vm_ir::limits::MAX_KERNELS;
 use vm_ir::{Module, Trust, filetest, op, text, validate};
 use vm_jit::backend::amdgcn::Chip;
 use vm_jit::{Artifact, Guard, Target, compile, legal};
-use vm_rocm::assemble::Assembler;
+use vm_rocm::assemble::{Assembler, Limits};
 
 /// Fuel of each thread: more than any of the files needs, and few enough for those that never end.
 const FUEL: u64 = 10_000;
@@ -50,6 +50,13 @@ fn chips(all: &[Chip]) -> Vec<Chip> {
     taken.into_iter().filter(|chip| wanted("AMDGCN_CHIP", chip.name())).collect()
 }
 
+/// LLVM, with more time than it takes on a machine that does much else; `None` where it is missing.
+fn assembler() -> Option<Assembler> {
+    let limits = Limits { time: Duration::from_secs(300), ..Limits::default() };
+    let found = Assembler::find().map(|assembler| assembler.limits(limits));
+    found.map_err(|reason| println!("skipped: {reason}")).ok()
+}
+
 /// LLVM, and what makes code objects of it that an emulator runs; nothing where one is missing.
 struct Emulation {
     assembler: Assembler,
@@ -59,16 +66,9 @@ struct Emulation {
 
 impl Emulation {
     fn start() -> Option<Emulation> {
-        let assembler = Assembler::find().map_err(|error| error.to_string());
-        match assembler.and_then(|assembler| Ok((assembler, Emulator::start()?))) {
-            Ok((assembler, emulator)) => {
-                Some(Emulation { assembler, emulator, folder: tempfile::tempdir().unwrap() })
-            }
-            Err(reason) => {
-                println!("skipped: {reason}");
-                None
-            }
-        }
+        let assembler = assembler()?;
+        let emulator = Emulator::start().map_err(|reason| println!("skipped: {reason}")).ok()?;
+        Some(Emulation { assembler, emulator, folder: tempfile::tempdir().unwrap() })
     }
 
     /// Writes the code object of what was compiled for a chip.
@@ -148,10 +148,7 @@ fn module_of(kernels: &[OpKernel]) -> Module {
 
 #[test]
 fn llvm_takes_all() {
-    let assembler = match Assembler::find() {
-        Ok(assembler) => assembler,
-        Err(reason) => return println!("skipped: {reason}"),
-    };
+    let Some(assembler) = assembler() else { return };
     for chip in chips(&Chip::ALL) {
         let check = |what: &str, module: Module, trust: Trust| {
             let valid = validate(module, trust).unwrap();
@@ -236,7 +233,7 @@ fn ops_compute_emulated_what_the_interpreter_does() {
             let (source, _) = valid.find(&kernel.name).unwrap();
             let mut launch = op_launch(source, kernel.lanes, &mut Random(7));
             let mut right = launch.clone();
-            run(&valid, &mut right, &Limits::default()).unwrap();
+            run(&valid, &mut right, &interp::Limits::default()).unwrap();
             let entry = artifact.entry(&kernel.name).unwrap();
             let ran = emulation.emulator.run(chip.name(), &object, entry, &mut launch, &[], FUEL);
             let compared = ran.and_then(|_| {
