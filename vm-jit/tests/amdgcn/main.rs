@@ -5,6 +5,7 @@
 
 mod emulator;
 
+mod large;
 mod library;
 mod random;
 #[path = "../ptxas/sweep.rs"]
