@@ -6,6 +6,7 @@ the mending relies on (the package on PyPI has no emulator). Instructions are co
 import ctypes
 import inspect
 import os
+import random
 import re
 import struct
 import sys
@@ -109,7 +110,7 @@ def mend(function, *texts):
     emu._INST_HANDLERS.update((kind, new) for kind, old in emu._INST_HANDLERS.items() if old is function)
 
 
-emu.LEFT = LEFT
+emu.LEFT, emu.ORDER = LEFT, random.Random(0)
 
 # Rows of a 32 x 32 product go by fours to the wave's halves in turn, not by sixteens. Factors may be in accumulators; halves that are
 # subnormal, infinite or no number are factors too.
@@ -127,7 +128,9 @@ mend(emu.run_asm,
      ("lds_buf = Buffer('CPU', max(lds_size // 4, 1), dtypes.uint32).ensure_allocated()",
       "lds_buf = Buffer('CPU', max(lds_size // 4, 1), dtypes.uint32).ensure_allocated()\n"
       "  ctypes.memset(lds_buf._buf.va_addr, LEFT, max(lds_size, 4))"),
-     ("ctypes.memset(lds_buf._buf.va_addr, 0,", "ctypes.memset(lds_buf._buf.va_addr, LEFT,"))
+     ("ctypes.memset(lds_buf._buf.va_addr, 0,", "ctypes.memset(lds_buf._buf.va_addr, LEFT,"),
+     # Waves come to barriers in any order.
+     ("in enumerate(waves):\n        if done", "in ORDER.sample(list(enumerate(waves)), len(waves)):\n        if done"))
 
 # What is added to may be a constant.
 mend(emu._compile_wmma,
