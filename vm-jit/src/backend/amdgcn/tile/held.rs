@@ -111,10 +111,8 @@ mod tests {
         check(&step, 80);
         check(&format!("for %k: i64 = %z to %n step %o {{\n{step}}}"), 80);
         check(&format!("{step} put @o[%z, %z], @s"), 80);
-        check(
-            &format!("if %c {{\n fill @s, %f\n }} else {{\n fill @t, %f\n }}\n put @o[%z, %z], @s")
-                .replace("if %c", "%c = eq %z, %n : bool\n if %c"),
-            64,
-        );
+        let either =
+            "%c = eq %z, %n : bool\n if %c {\n fill @s, %f\n } else {\n fill @t, %f\n }\n put @o[%z, %z], @s";
+        check(either, 64);
     }
 }
