@@ -73,6 +73,23 @@ for texts in (emu.PCODE_CDNA, emu.PCODE_RDNA3, emu.PCODE_RDNA4):
         texts[op] = re.sub(r"\(64'F\((S\d)\.f32\) == -0\.0\)", r"(\1.u32 == 0x80000000U)", texts[op])
 
 
+def minmax(is_max, dtype, *sources, reduce=pcode._minmax_reduce):
+    """The greatest or the least of what medians, packed instructions and those of three compare: of floats a number, and -0 is the lesser."""
+    if dtype not in (dtypes.float32, dtypes.half):
+        return reduce(is_max, dtype, *sources)
+    word = dtypes.uint32 if dtype == dtypes.float32 else dtypes.uint16
+    first, *others = (source.bitcast(dtype) if source.dtype == word else source.cast(dtype) for source in sources)
+    for other in others:
+        a, b = first.bitcast(word), other.bitcast(word)
+        same = (a & b if is_max else a | b).bitcast(dtype)
+        ordered = first.eq(other).where(same, (other < first).ne(is_max).where(other, first))
+        first = pcode._isnan(first).where(other, pcode._isnan(other).where(first, ordered))
+    return first
+
+
+pcode._minmax_reduce = minmax
+
+
 def load(parser, addr, dtype, load=pcode.Parser._handle_mem_load):
     """A load of memory, of 16 bits at odd addresses too."""
     if dtype not in (dtypes.uint16, dtypes.int16):
