@@ -118,7 +118,7 @@ pub fn support(target: &Target, op: Opcode, ty: Scalar, to: Scalar) -> Support {
 pub(crate) fn way(target: &Target, op: Opcode, accuracy: Accuracy, ty: Scalar, to: Scalar) -> Way {
     match target {
         Target::Ptx(options) => crate::backend::ptx::way(options, op, accuracy, ty, to),
-        Target::Amdgcn(_) => crate::backend::amdgcn::way(op, ty, to),
+        Target::Amdgcn(_) => crate::backend::amdgcn::way(op, accuracy, ty, to),
         #[cfg(feature = "cpu")]
         Target::Cpu(options) => crate::backend::cpu::way(options.isa, op, ty, to),
     }
@@ -249,7 +249,11 @@ pub(crate) fn kernel_rejects(kernel: &Kernel, target: &Target) -> Vec<Reject> {
     let at_head = |kinds: Vec<RejectKind>| kinds.into_iter().map(|kind| (kernel.line().0, kind)).collect();
     let of_kernel: Vec<_> = match target {
         Target::Ptx(options) => crate::backend::ptx::rejects(options, kernel),
-        Target::Amdgcn(options) => at_head(crate::backend::amdgcn::head_rejects(options, kernel)),
+        Target::Amdgcn(options) => {
+            let mut all: Vec<_> = at_head(crate::backend::amdgcn::head_rejects(options, kernel));
+            all.extend(crate::backend::amdgcn::tile_rejects(options, kernel));
+            all
+        }
         #[cfg(feature = "cpu")]
         Target::Cpu(options) => at_head(crate::backend::cpu::head_rejects(options, kernel)),
     };

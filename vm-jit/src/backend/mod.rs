@@ -6,6 +6,7 @@ pub mod amdgcn;
 pub mod cpu;
 mod flow;
 pub mod ptx;
+mod stage;
 
 use std::fmt;
 use std::str::FromStr;

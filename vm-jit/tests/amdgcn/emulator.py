@@ -6,6 +6,7 @@ the mending relies on (the package on PyPI has no emulator). Instructions are co
 import ctypes
 import inspect
 import os
+import random
 import re
 import struct
 import sys
@@ -28,11 +29,14 @@ LANES = dict(FAMILIES.values())
 # Of a block.
 MOST_WAVES = 32
 S_NOP = 0xBF800000
+# What is in registers, LDS and scratch before a block writes there, by byte: of floats no number.
+LEFT = 0xFF
 # Does nothing that is emulated: mask, encoding and words.
 NOTHING = {
     "rdna3": [(0xFFFC0000, 0xE0AC0000, 2), (0xFFFC0000, 0xE0B00000, 2),  # buffer_gl0_inv, buffer_gl1_inv
-              (0xFFFF0000, 0xBFB50000, 1)],  # s_setprio
-    "rdna4": [(0xFFFFC000, op << 14 | 0xEE000000, 3) for op in (43, 44, 79)],  # global_inv, global_wb, global_wbinv
+              (0xFFFF0000, 0xBFB50000, 1),  # s_setprio
+              (0xFFFFFFFF, 0x7E000000, 1)],  # v_nop
+    "rdna4": [(0xFFFFC000, op << 14 | 0xEE000000, 3) for op in (43, 44, 79)] + [(0xFFFFFFFF, 0x7E000000, 1)],  # global_inv, global_wb, global_wbinv, v_nop
     "cdna": [(0xFFFC0000, 0xE0A00000, 2), (0xFFFC0000, 0xE0A40000, 2)],  # buffer_wbl2, buffer_inv
 }
 
@@ -64,6 +68,26 @@ SIGNED, UNSIGNED = r"32'I(signext_from_bit(\1.u32 & 0xffffffU, 24U))", r"(\1.u32
 for texts in (emu.PCODE_CDNA, emu.PCODE_RDNA3, emu.PCODE_RDNA4):
     for op, text in texts.items():
         texts[op] = re.sub(r"(S\d)\.u24", UNSIGNED, re.sub(r"(S\d)\.i24", SIGNED, text))
+        # A comparison does not tell zeros apart.
+        texts[op] = re.sub(r"\(64'F\((S\d)\.f32\) == \+0\.0\)", r"(\1.u32 == 0U)", texts[op])
+        texts[op] = re.sub(r"\(64'F\((S\d)\.f32\) == -0\.0\)", r"(\1.u32 == 0x80000000U)", texts[op])
+
+
+def minmax(is_max, dtype, *sources, reduce=pcode._minmax_reduce):
+    """The greatest or the least of what medians, packed instructions and those of three compare: of floats a number, and -0 is the lesser."""
+    if dtype not in (dtypes.float32, dtypes.half):
+        return reduce(is_max, dtype, *sources)
+    word = dtypes.uint32 if dtype == dtypes.float32 else dtypes.uint16
+    first, *others = (source.bitcast(dtype) if source.dtype == word else source.cast(dtype) for source in sources)
+    for other in others:
+        a, b = first.bitcast(word), other.bitcast(word)
+        same = (a & b if is_max else a | b).bitcast(dtype)
+        ordered = first.eq(other).where(same, (other < first).ne(is_max).where(other, first))
+        first = pcode._isnan(first).where(other, pcode._isnan(other).where(first, ordered))
+    return first
+
+
+pcode._minmax_reduce = minmax
 
 
 def load(parser, addr, dtype, load=pcode.Parser._handle_mem_load):
@@ -78,19 +102,76 @@ pcode.Parser._handle_mem_load = load
 
 
 def init_wave(*arguments, init_wave=emu._init_wave):
-    """A wave, whose inline constant 1 / (2 pi) the emulator's HW_ID would overwrite."""
+    """A wave, in whose registers is whatever was there, and whose inline constant 1 / (2 pi) the emulator's HW_ID would overwrite."""
     wave = init_wave(*arguments)
     wave._write_sgpr(248, 0x3E22F983)
+    # The first has the thread's number.
+    first = 4 * wave.wave_size
+    ctypes.memset(wave.vgpr_buf._buf.va_addr + first, LEFT, 255 * first)
+    if wave.wave_size == 64:
+        ctypes.memset(wave.accvgpr_buf._buf.va_addr, LEFT, 256 * first)
     return wave
 
 
 emu._init_wave = init_wave
 
 
-# Rows of a 32 x 32 product go by fours to the wave's halves in turn, not by sixteens.
-ROWS = "c_grp * UOp.const(16, dtypes.int) + UOp.const((out_reg // 4) * 4 + out_reg % 4, dtypes.int)"
-MENDED = "c_grp * UOp.const(4, dtypes.int) + UOp.const((out_reg // 4) * 8 + out_reg % 4, dtypes.int)"
-exec(inspect.getsource(emu._compile_mfma).replace(ROWS, MENDED), vars(emu))
+def mend(function, *texts):
+    """Replaces texts in a function of the emulator by others."""
+    source = inspect.getsource(function)
+    for text, mended in texts:
+        assert text in source, text
+        source = source.replace(text, mended)
+    exec(source, vars(emu))
+    new = getattr(emu, function.__name__)
+    emu._INST_HANDLERS.update((kind, new) for kind, old in emu._INST_HANDLERS.items() if old is function)
+
+
+emu.LEFT, emu.ORDER = LEFT, random.Random(0)
+
+# Rows of a 32 x 32 product go by fours to the wave's halves in turn, not by sixteens. Factors may be in accumulators; halves that are
+# subnormal, infinite or no number are factors too.
+mend(emu._compile_mfma,
+     ("c_grp * UOp.const(16, dtypes.int) + UOp.const((out_reg // 4) * 4 + out_reg % 4, dtypes.int)",
+      "c_grp * UOp.const(4, dtypes.int) + UOp.const((out_reg // 4) * 8 + out_reg % 4, dtypes.int)"),
+     ("is_vgpr.where(ctx.rvgpr_dyn(off",
+      "is_vgpr.where((ctx.raccvgpr_dyn if _iattr(inst, 'acc') >> (base != 0) & 1 else ctx.rvgpr_dyn)(off"),
+     ("return exp.eq(_c(0)).where(_c(0), f32_bits)",
+      "high = exp.eq(_c(31)).where(f32_bits | _c(0xFF << 23), f32_bits)\n"
+      "    low = (sign << _c(31)) | (mant.cast(dtypes.float32) * UOp.const(2.0**-24, dtypes.float32)).bitcast(dtypes.uint32)\n"
+      "    return exp.eq(_c(0)).where(low, high)"))
+
+mend(emu.run_asm,
+     ("lds_buf = Buffer('CPU', max(lds_size // 4, 1), dtypes.uint32).ensure_allocated()",
+      "lds_buf = Buffer('CPU', max(lds_size // 4, 1), dtypes.uint32).ensure_allocated()\n"
+      "  ctypes.memset(lds_buf._buf.va_addr, LEFT, max(lds_size, 4))"),
+     ("ctypes.memset(lds_buf._buf.va_addr, 0,", "ctypes.memset(lds_buf._buf.va_addr, LEFT,"),
+     # Waves come to barriers in any order.
+     ("in enumerate(waves):\n        if done", "in ORDER.sample(list(enumerate(waves)), len(waves)):\n        if done"))
+
+# What is added to may be a constant.
+mend(emu._compile_wmma,
+     ("src2_r = (src2_r >= 256).where(src2_r - _c(256), src2_r)",
+      "src2_v = src2_r >= 256\n  src2_s = ctx.rsgpr_dyn(src2_r, src2_v.ne(True))\n  src2_r = src2_v.where(src2_r - _c(256), _c(0))"),
+     ("mat_c = [ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)).bitcast(out_dt)",
+      "mat_c = [src2_v.where(ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)), src2_s).bitcast(out_dt)"))
+
+# Registers from 128 on are registers: halves of others are RDNA's alone.
+RDNA = "bits['s0'] == 16 and ctx.wave_size == 32"
+mend(emu._load_vsrc0, ("bits['s0'] == 16:  # src0 >= 384", RDNA + ":  # src0 >= 384"))
+mend(emu._compile_vop12, ("bits['d'] == 16 and", RDNA.replace("s0", "d") + " and"), ("bits['s0'] == 16 and (vsrc1", RDNA + " and (vsrc1"))
+mend(emu._compile_vopc, ("if bits['s0'] == 16:\n      vsrc1_hi", f"if {RDNA}:\n      vsrc1_hi"))
+
+# So may what atomics and stores to LDS are given. Loads from LDS of half a register leave the other.
+HALF = r"""      if (m := re.match(r'RETURN_DATA\[(31|15)\s*:\s*(16|0)\]', dest)) and 'D16' in op_name:
+        shift = int(m.group(2))
+        old = ctx.rvgpr_dyn(vdst_reg, lane) & _c(0xFFFF0000 >> shift)
+        return [_wdata(vdst_reg, old | (val.cast(dtypes.uint32) & _c(0xFFFF)) << _c(shift), lane, exec_mask)]
+"""
+WHOLE = r"      if (m := re.match(r'RETURN_DATA\[(\d+)\s*:\s*(\d+)\]', dest)):"
+mend(emu._compile_mem_op, ("ctx.rvgpr_dyn(vdata_reg", "(ctx.raccvgpr_dyn if use_acc else ctx.rvgpr_dyn)(vdata_reg"),
+     ("ctx.rvgpr_dyn(data1_reg", "(ctx.raccvgpr_dyn if use_acc else ctx.rvgpr_dyn)(data1_reg"),
+     (WHOLE, HALF + WHOLE))
 
 
 # Halves are LLVM's own: what the emulator makes of them without has no denormals.
@@ -129,7 +210,7 @@ class Scratch:
 
     @property
     def va_addr(self):
-        self.waves.append((ctypes.c_uint8 * self.size)())
+        self.waves.append((ctypes.c_uint8 * self.size).from_buffer(bytearray([LEFT]) * self.size))
         return ctypes.addressof(self.waves[-1])
 
     def ensure_allocated(self):

@@ -1,10 +1,11 @@
-//! LLVM IR for AMD GPUs: LLVM takes every op on every type and every kernel under vm-ir/filetests/run, for each chip; and what
+//! LLVM IR for AMD GPUs: LLVM takes every op on every type and every kernel under vm-ir/filetests/run and tile, for each chip; and what
 //! it makes of them computes on an emulator what the files say.
 //!
 //! `AMDGCN_FILE` has only files run whose names contain it, `AMDGCN_CHIP` only that chip.
 
 mod emulator;
 
+mod large;
 mod library;
 mod random;
 #[path = "../ptxas/sweep.rs"]
@@ -13,14 +14,14 @@ mod sweep;
 use emulator::Emulator;
 use std::num::FpCategory;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use vm_ir::filetest::{Ending, Random, cases, is_on_values, op_kernel, op_launch, op_tolerance};
-use vm_ir::interp::{Argument, Launch, Limits, run};
+use vm_ir::interp::{self, Argument, Launch, run};
 use vm_ir::limits::MAX_KERNELS;
 use vm_ir::{Module, Trust, filetest, op, text, validate};
 use vm_jit::backend::amdgcn::Chip;
 use vm_jit::{Artifact, Guard, Target, compile, legal};
-use vm_rocm::assemble::Assembler;
+use vm_rocm::assemble::{Assembler, Limits};
 
 /// Fuel of each thread: more than any of the files needs, and few enough for those that never end.
 const FUEL: u64 = 10_000;
@@ -36,8 +37,9 @@ fn wanted(name: &str, value: &str) -> bool {
 }
 
 fn files() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests/run");
-    let mut paths: Vec<_> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests");
+    let of = |name| folder.join(name).read_dir().unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<_> = ["run", "tile"].into_iter().flat_map(of).collect();
     paths.retain(|path| wanted("AMDGCN_FILE", &path.to_string_lossy()));
     paths.sort();
     paths
@@ -49,6 +51,13 @@ fn chips(all: &[Chip]) -> Vec<Chip> {
     taken.into_iter().filter(|chip| wanted("AMDGCN_CHIP", chip.name())).collect()
 }
 
+/// LLVM, with more time than it takes on a machine that does much else; `None` where it is missing.
+fn assembler() -> Option<Assembler> {
+    let limits = Limits { time: Duration::from_secs(300), ..Limits::default() };
+    let found = Assembler::find().map(|assembler| assembler.limits(limits));
+    found.map_err(|reason| println!("skipped: {reason}")).ok()
+}
+
 /// LLVM, and what makes code objects of it that an emulator runs; nothing where one is missing.
 struct Emulation {
     assembler: Assembler,
@@ -58,16 +67,9 @@ struct Emulation {
 
 impl Emulation {
     fn start() -> Option<Emulation> {
-        let assembler = Assembler::find().map_err(|error| error.to_string());
-        match assembler.and_then(|assembler| Ok((assembler, Emulator::start()?))) {
-            Ok((assembler, emulator)) => {
-                Some(Emulation { assembler, emulator, folder: tempfile::tempdir().unwrap() })
-            }
-            Err(reason) => {
-                println!("skipped: {reason}");
-                None
-            }
-        }
+        let assembler = assembler()?;
+        let emulator = Emulator::start().map_err(|reason| println!("skipped: {reason}")).ok()?;
+        Some(Emulation { assembler, emulator, folder: tempfile::tempdir().unwrap() })
     }
 
     /// Writes the code object of what was compiled for a chip.
@@ -147,10 +149,7 @@ fn module_of(kernels: &[OpKernel]) -> Module {
 
 #[test]
 fn llvm_takes_all() {
-    let assembler = match Assembler::find() {
-        Ok(assembler) => assembler,
-        Err(reason) => return println!("skipped: {reason}"),
-    };
+    let Some(assembler) = assembler() else { return };
     for chip in chips(&Chip::ALL) {
         let check = |what: &str, module: Module, trust: Trust| {
             let valid = validate(module, trust).unwrap();
@@ -160,7 +159,7 @@ fn llvm_takes_all() {
                     code.unwrap_or_else(|error| panic!("{what} for {chip}: {error}"));
                 }
                 Err(rejected) => {
-                    let known = ["shared-memory", "cluster", "unsupported-op"];
+                    let known = ["shared-memory", "cluster", "unsupported-op", "unsupported-tile"];
                     assert!(
                         rejected.0.iter().all(|one| known.contains(&one.kind.code())),
                         "{what}: {rejected}"
@@ -235,7 +234,7 @@ fn ops_compute_emulated_what_the_interpreter_does() {
             let (source, _) = valid.find(&kernel.name).unwrap();
             let mut launch = op_launch(source, kernel.lanes, &mut Random(7));
             let mut right = launch.clone();
-            run(&valid, &mut right, &Limits::default()).unwrap();
+            run(&valid, &mut right, &interp::Limits::default()).unwrap();
             let entry = artifact.entry(&kernel.name).unwrap();
             let ran = emulation.emulator.run(chip.name(), &object, entry, &mut launch, &[], FUEL);
             let compared = ran.and_then(|_| {

@@ -3,47 +3,61 @@
 //! `AMDGCN_SEEDS=FROM+COUNT` runs so many kernels, from that one on.
 
 use std::ops::RangeFrom;
-use vm_ir::arbitrary::{Options, kernel};
+use vm_ir::arbitrary::{Options, TileShapes, kernel, tile_kernel};
 use vm_ir::filetest::{Tolerance, compare};
-use vm_ir::interp::{Limits, run};
-use vm_ir::{Trust, text, validate};
+use vm_ir::interp::{Launch, Limits, run};
+use vm_ir::{Module, Trust, text, validate};
 use vm_jit::backend::amdgcn::Chip;
 use vm_jit::{Reject, compile};
 
 use super::{EMULATED, Emulation, chips, sweep, target};
 
-/// Kernels for each chip; with a seed, how many of them.
+/// Kernels for each chip; with a seed, how many of them; and kernels of tiles, which take some seconds.
 const KERNELS: u64 = 2000;
-const PART: u64 = 100;
+const PART: u64 = 40;
+const TILES: u64 = 24;
+const TILES_PART: u64 = 4;
 /// One of which LLVM with registers of 16 bits loses a value; it is run each time.
 const LOST: u64 = 3007;
 /// Of each thread: more than any kernel needs.
 const FUEL: u64 = 1 << 40;
 
-/// The seeds to begin with, and how many kernels are run at most.
-fn seeds() -> (RangeFrom<u64>, u64) {
+/// The seeds to begin with, and how many kernels are run at most: of so many, or of a part of them.
+fn seeds(all: u64, part: u64) -> (RangeFrom<u64>, u64) {
     let given = std::env::var("AMDGCN_SEEDS").ok();
     let given = given.as_deref().and_then(|text| text.split_once('+'));
     let number = |text: &str| text.parse().expect("AMDGCN_SEEDS is FROM+COUNT");
     match (given, sweep::seed()) {
         (Some((from, count)), _) => (number(from).., number(count)),
-        (None, None) => (0.., KERNELS),
-        (None, Some(seed)) => (seed % (2 * KERNELS).., PART),
+        (None, None) => (0.., all),
+        (None, Some(seed)) => (seed % (2 * all).., part),
     }
 }
 
-fn is_of_clusters(reject: &Reject) -> bool {
-    matches!(reject.kind.code(), "cluster" | "unsupported-op") && reject.to_string().contains("cluster")
+/// Whether it wants what there is not: clusters of threads, products of one row, wide fragments, more room.
+fn is_known(reject: &Reject) -> bool {
+    let reason = reject.to_string();
+    match reject.kind.code() {
+        "cluster" | "unsupported-op" => reason.contains("cluster"),
+        "unsupported-tile" => {
+            let known =
+                ["has one row", "is a share of columns", "up to 32 bits", "shared memory", "registers"];
+            known.iter().any(|known| reason.contains(known))
+        }
+        _ => false,
+    }
 }
 
-/// What differs of the kernel of a seed; `None` if it wants clusters, which there are none of.
-fn check(emulation: &mut Emulation, chip: Chip, seed: u64) -> Option<Result<(), String>> {
-    let options = Options { vectors: seed.is_multiple_of(2), together: seed % 4 < 3, ..Options::default() };
-    let (module, launch) = kernel(seed, options);
+/// What differs of a kernel; `None` if it wants what there is not.
+fn check(
+    emulation: &mut Emulation,
+    chip: Chip,
+    (module, launch): (Module, Launch),
+) -> Option<Result<(), String>> {
     let valid = validate(module, Trust::Guest).unwrap();
     let artifact = match compile(&valid, &target(chip)) {
         Ok(artifact) => artifact,
-        Err(rejected) if rejected.0.iter().all(is_of_clusters) => return None,
+        Err(rejected) if rejected.0.iter().all(is_known) => return None,
         Err(rejected) => return Some(Err(rejected.to_string())),
     };
     let (mut ours, mut theirs) = (launch.clone(), launch);
@@ -63,15 +77,15 @@ fn check(emulation: &mut Emulation, chip: Chip, seed: u64) -> Option<Result<(), 
     Some(compared)
 }
 
-#[test]
-fn random_kernels_compute_emulated_what_the_interpreter_does() {
+/// Runs kernels of these seeds, then of others, as many as given.
+fn check_all(first: &[u64], all: u64, part: u64, kernel: fn(u64) -> (Module, Launch)) {
     let Some(mut emulation) = Emulation::start() else { return };
     let mut failures = String::new();
     for chip in chips(&EMULATED) {
-        let (from, count) = seeds();
-        let mut run = |seed| Some((seed, check(&mut emulation, chip, seed)?));
-        let lost = run(LOST);
-        for (seed, result) in lost.into_iter().chain(from.filter_map(run).take(count as usize)) {
+        let (from, count) = seeds(all, part);
+        let mut run = |seed| Some((seed, check(&mut emulation, chip, kernel(seed))?));
+        let first: Vec<_> = first.iter().filter_map(|seed| run(*seed)).collect();
+        for (seed, result) in first.into_iter().chain(from.filter_map(run).take(count as usize)) {
             if let Err(error) = result {
                 println!("seed {seed} on {chip}: {error}");
                 failures += &format!("seed {seed} on {chip}: {error}\n");
@@ -79,4 +93,21 @@ fn random_kernels_compute_emulated_what_the_interpreter_does() {
         }
     }
     assert!(failures.is_empty(), "{failures}");
+}
+
+#[test]
+fn random_kernels_compute_emulated_what_the_interpreter_does() {
+    check_all(&[LOST], KERNELS, PART, |seed| {
+        let options =
+            Options { vectors: seed.is_multiple_of(2), together: seed % 4 < 3, ..Options::default() };
+        kernel(seed, options)
+    });
+}
+
+#[test]
+fn random_tile_kernels_compute_emulated_what_the_interpreter_does() {
+    check_all(&[], TILES, TILES_PART, |seed| {
+        let shapes = if seed.is_multiple_of(2) { TileShapes::Odd } else { TileShapes::Whole };
+        tile_kernel(seed, shapes)
+    });
 }

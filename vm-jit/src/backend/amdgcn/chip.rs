@@ -51,6 +51,15 @@ impl Chip {
         }
     }
 
+    /// Registers of 32 bits that a thread of a block of so many has at most: those of CDNA's accumulators, too. The waves of a block run
+    /// at a time, on four SIMDs.
+    pub(super) const fn registers(self, threads: u32) -> u32 {
+        let waves = threads.div_ceil(self.wave()).div_ceil(4);
+        let (all, most) = if self.wave() == 64 { (512, 512) } else { (1536, 256) };
+        let each = all / if waves == 0 { 1 } else { waves };
+        if each < most { each } else { most }
+    }
+
     /// Bytes of shared memory (LDS) that a block can have.
     pub const fn shared_bytes(self) -> u64 {
         match self {

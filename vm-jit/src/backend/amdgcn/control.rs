@@ -21,22 +21,42 @@ const FUEL_LEFT: usize = 1;
 const INTERVAL_LEFT: usize = 2;
 const COUNTERS: [&str; 3] = ["i32", "i64", "i32"];
 
+/// What code changes beside values: first the counters, then what [tiles](super::tile) have in registers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct State {
+    pub(super) types: Vec<&'static str>,
+    pub(super) now: Vec<Val>,
+    /// How many of them are counters.
+    counters: usize,
+}
+
+impl State {
+    /// Adds something, and gives its number.
+    pub(super) fn add(&mut self, ty: &'static str, value: Val) -> usize {
+        self.types.push(ty);
+        self.now.push(value);
+        self.now.len() - 1
+    }
+}
+
 /// What a loop carries.
 struct Carried {
     /// Where an iteration ends.
     latch: Label,
     types: Vec<&'static str>,
+    /// What of the state.
+    state: Vec<usize>,
     /// In an iteration.
     now: Vec<Val>,
     /// In the next.
     next: Vec<Val>,
 }
 
-/// Where a region ends: its last block, what it yields, and the counters.
+/// Where a region ends: its last block, what it yields, and the state.
 struct Arm {
     at: Label,
     values: Vec<Val>,
-    counters: Vec<Val>,
+    state: Vec<Val>,
 }
 
 impl<'k> Writer<'k> {
@@ -65,13 +85,13 @@ impl<'k> Writer<'k> {
         for (number, region) in others.iter().enumerate() {
             let condition = condition(self, number);
             let (inside, other, end, before) =
-                (self.label(), self.label(), self.label(), self.counters.clone());
+                (self.label(), self.label(), self.label(), self.state.now.clone());
             self.br_if(condition, inside, other);
             self.place(inside);
             arms.push((self.arm(region), end));
             self.br(end);
             self.place(other);
-            self.counters = before;
+            self.state.now = before;
         }
         let mut joined = self.arm(last);
         for (arm, end) in arms.into_iter().rev() {
@@ -84,7 +104,7 @@ impl<'k> Writer<'k> {
 
     fn arm(&mut self, region: &'k Region) -> Arm {
         self.region(region);
-        Arm { at: self.at, values: self.values_of(region), counters: self.counters.clone() }
+        Arm { at: self.at, values: self.values_of(region), state: self.state.now.clone() }
     }
 
     /// What came from each of these blocks.
@@ -102,35 +122,39 @@ impl<'k> Writer<'k> {
     /// What came from either of two arms.
     fn join(&mut self, op: &Op, arms: [Arm; 2]) -> Arm {
         let types: Vec<_> = self.all_of(&op.results).into_iter().map(|(ty, _)| ty).collect();
+        let kinds = self.state.types.clone();
         let mut each = |types: &[&str], of: fn(&Arm) -> &[Val]| {
             let all = types.iter().enumerate();
             all.map(|(at, ty)| self.phi(ty, arms.iter().map(|arm| (arm.at, of(arm)[at])))).collect()
         };
         let values = each(&types, |arm| &arm.values);
-        let counters = each(&COUNTERS[..arms[0].counters.len()], |arm| &arm.counters);
-        Arm { at: self.at, values, counters }
+        let state = each(&kinds, |arm| &arm.state);
+        Arm { at: self.at, values, state }
     }
 
-    /// Gives an op's results, and the counters, what an arm ended with.
+    /// Gives an op's results, and the state, what an arm ended with.
     fn give(&mut self, op: &Op, arm: Arm) {
         self.set_each(&op.results, &arm.values);
-        self.counters = arm.counters;
+        self.state.now = arm.state;
     }
 
-    /// Begins a loop that carries this, and the counters.
-    fn begin_loop(&mut self, head: Label, initial: &[(&'static str, Val)]) -> Carried {
+    /// Begins an op's loop, which carries this, and what of the state it changes.
+    fn begin_loop(&mut self, op: &Op, head: Label, initial: &[(&'static str, Val)]) -> Carried {
+        let state = (0..self.state.counters).chain(self.changed_tiles(op)).collect();
         let (from, latch) = (self.at, self.label());
         self.br(head);
         self.place(head);
-        let mut carried = Carried { latch, types: Vec::new(), now: Vec::new(), next: Vec::new() };
-        let counters = COUNTERS.into_iter().zip(self.counters.clone());
-        for (ty, first) in initial.iter().copied().chain(counters) {
+        let mut carried = Carried { latch, types: Vec::new(), state, now: Vec::new(), next: Vec::new() };
+        let own: Vec<(&str, Val)> =
+            carried.state.iter().map(|at| (self.state.types[*at], self.state.now[*at])).collect();
+        for (ty, first) in initial.iter().copied().chain(own) {
             let next = self.reserve();
             carried.now.push(self.def(format_args!("phi {ty} [ {first}, {from} ], [ {next}, {latch} ]")));
             carried.next.push(next);
             carried.types.push(ty);
         }
-        self.counters = carried.now.split_off(initial.len());
+        let own = carried.now.split_off(initial.len());
+        carried.state.iter().zip(own).for_each(|(at, value)| self.state.now[*at] = value);
         carried
     }
 
@@ -138,7 +162,8 @@ impl<'k> Writer<'k> {
     fn end_iteration(&mut self, carried: &Carried, values: &[Val]) {
         self.br(carried.latch);
         self.place(carried.latch);
-        let values: Vec<Val> = values.iter().chain(&self.counters).copied().collect();
+        let own = carried.state.iter().map(|at| &self.state.now[*at]);
+        let values: Vec<Val> = values.iter().chain(own).copied().collect();
         for ((ty, next), value) in carried.types.iter().zip(&carried.next).zip(values) {
             self.define(*next, ty, value);
         }
@@ -150,12 +175,12 @@ impl<'k> Writer<'k> {
         let outer = self.enter_polled(poll);
         let (head, inside, end) = (self.label(), self.label(), self.label());
         let initial = self.all_of(&op.operands);
-        let carried = self.begin_loop(head, &initial);
+        let carried = self.begin_loop(op, head, &initial);
         self.set_each(&condition.args, &carried.now);
         self.region(condition);
         let goes_on = self.get(condition.yields[0], 0);
         self.br_if(goes_on, inside, end);
-        let at_end = self.counters.clone();
+        let at_end = self.state.now.clone();
         self.place(inside);
         self.region(body);
         let values = self.values_of(body);
@@ -163,7 +188,7 @@ impl<'k> Writer<'k> {
         self.end_iteration(&carried, &values);
         self.br(head);
         self.place(end);
-        self.counters = at_end;
+        self.state.now = at_end;
         self.polled = outer;
         self.set_each(&op.results, &carried.now);
     }
@@ -180,10 +205,10 @@ impl<'k> Writer<'k> {
         let up = self.def(format_args!("icmp sge {ty} {step}, 1"));
         let runs = self.def(format_args!("and i1 {some}, {up}"));
         let values = initial.iter().map(|(_, value)| *value).collect();
-        let before = Arm { at: self.at, values, counters: self.counters.clone() };
+        let before = Arm { at: self.at, values, state: self.state.now.clone() };
         self.br_if(runs, enter, end);
         self.place(enter);
-        let carried = self.begin_loop(head, &[&[(ty, low)][..], &initial].concat());
+        let carried = self.begin_loop(op, head, &[&[(ty, low)][..], &initial].concat());
         self.set_each(&body.args, &carried.now);
         self.region(body);
         let values = self.values_of(body);
@@ -196,7 +221,7 @@ impl<'k> Writer<'k> {
         self.end_iteration(&carried, &[&[next][..], &values].concat());
         self.br_if(more, head, end);
         self.place(end);
-        let ran = Arm { at: carried.latch, values, counters: self.counters.clone() };
+        let ran = Arm { at: carried.latch, values, state: self.state.now.clone() };
         let joined = self.join(op, [before, ran]);
         self.give(op, joined);
         self.polled = outer;
@@ -206,21 +231,23 @@ impl<'k> Writer<'k> {
     pub(super) fn prepare_polls(&mut self, flag: Val, all: Val) {
         let most = Val::Bits(1 << 62);
         let all = self.call("i64", "llvm.umin.i64", &[("i64", all), ("i64", most)]);
-        self.counters = vec![Val::Bits(0), all];
+        let mut counters = vec![Val::Bits(0), all];
         if self.plan.poll_points().any(|poll| poll.charge(1).is_some()) {
-            self.counters.push(Val::Bits(self.plan.interval() as u64));
+            counters.push(Val::Bits(self.plan.interval() as u64));
         }
+        self.state =
+            State { types: COUNTERS[..counters.len()].to_vec(), counters: counters.len(), now: counters };
         self.refuel();
         self.cancel = Some(Cancel { flag, out_of_fuel: self.label(), leave: self.label() });
     }
 
     /// Takes a quantum of the fuel; what there is, if there is less.
     fn refuel(&mut self) {
-        let (quantum, fuel) = (self.counters[QUANTUM_LEFT], self.counters[FUEL_LEFT]);
+        let (quantum, fuel) = (self.state.now[QUANTUM_LEFT], self.state.now[FUEL_LEFT]);
         let take = self.call("i64", "llvm.umin.i64", &[("i64", fuel), ("i64", Val::Bits(QUANTUM))]);
-        self.counters[FUEL_LEFT] = self.def(format_args!("sub i64 {fuel}, {take}"));
+        self.state.now[FUEL_LEFT] = self.def(format_args!("sub i64 {fuel}, {take}"));
         let take = self.def(format_args!("trunc i64 {take} to i32"));
-        self.counters[QUANTUM_LEFT] = self.def(format_args!("add i32 {quantum}, {take}"));
+        self.state.now[QUANTUM_LEFT] = self.def(format_args!("add i32 {quantum}, {take}"));
     }
 
     /// Begins a loop that may be polled; gives whether the code around is in one that is. A launch that is cancelled begins none.
@@ -237,9 +264,9 @@ impl<'k> Writer<'k> {
 
     /// Takes from a counter, and gives whether it is used up.
     fn take(&mut self, counter: usize, by: i64) -> Val {
-        let before = self.counters[counter];
+        let before = self.state.now[counter];
         let after = self.def(format_args!("sub i32 {before}, {by}"));
-        self.counters[counter] = after;
+        self.state.now[counter] = after;
         self.def(format_args!("icmp slt i32 {after}, 0"))
     }
 
@@ -256,39 +283,41 @@ impl<'k> Writer<'k> {
             },
         };
         let (slow, on) = (self.label(), self.label());
-        let mut joined = vec![(self.at, self.counters.clone())];
+        let mut joined = vec![(self.at, self.state.now.clone())];
         self.br_if(used_up, slow, on);
         self.place(slow);
         self.poll(cancel);
         if let Some(over) = over {
-            let (left, interval) = (self.counters[INTERVAL_LEFT], self.plan.interval());
-            self.counters[INTERVAL_LEFT] =
+            let (left, interval) = (self.state.now[INTERVAL_LEFT], self.plan.interval());
+            self.state.now[INTERVAL_LEFT] =
                 self.def(format_args!("select i1 {over}, i32 {interval}, i32 {left}"));
         }
         if let Some(empty) = empty {
             let (fuel, more) = (self.label(), self.label());
-            joined.push((self.at, self.counters.clone()));
+            joined.push((self.at, self.state.now.clone()));
             self.br_if(empty, fuel, on);
             self.place(fuel);
-            let rest = self.counters[FUEL_LEFT];
+            let rest = self.state.now[FUEL_LEFT];
             let none = self.def(format_args!("icmp eq i64 {rest}, 0"));
             self.br_if(none, cancel.out_of_fuel, more);
             self.place(more);
             self.refuel();
         }
-        joined.push((self.at, self.counters.clone()));
+        joined.push((self.at, self.state.now.clone()));
         self.br(on);
         self.place(on);
-        for at in 0..self.counters.len() {
-            let from = joined.iter().map(|(label, counters)| (*label, counters[at]));
-            self.counters[at] = self.phi(COUNTERS[at], from);
+        for at in 0..self.state.counters {
+            let from = joined.iter().map(|(label, state)| (*label, state[at]));
+            self.state.now[at] = self.phi(self.state.types[at], from);
         }
     }
 
     /// Leaves if the launch is cancelled.
     fn poll(&mut self, cancel: Cancel) {
-        let word =
-            self.def(format_args!("load atomic i32, ptr addrspace(1) {} monotonic, align 4", cancel.flag));
+        let read = |writer: &mut Self| {
+            writer.def(format_args!("load atomic i32, ptr addrspace(1) {} monotonic, align 4", cancel.flag))
+        };
+        let word = if self.tiles.is_some() { self.handed_over("i32", read) } else { read(self) };
         let cancelled = self.def(format_args!("icmp ne i32 {word}, 0"));
         let on = self.label();
         self.br_if(cancelled, cancel.leave, on);

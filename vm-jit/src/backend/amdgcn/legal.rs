@@ -2,7 +2,7 @@
 
 use crate::legal::{Expansion, Way};
 use vm_ir::Scalar;
-use vm_ir::op::{Opcode, Shape};
+use vm_ir::op::{Accuracy, Opcode, Shape};
 use vm_ir::types::Class;
 
 const BITS: Way = Way::Expanded(Expansion::Bits);
@@ -15,12 +15,13 @@ const SHUFFLES: Way = Way::Lowered("five shuffles");
 const BALLOT: Way = Way::Lowered("a ballot, cut to the warp");
 
 /// How `op` on `ty` is written. For a conversion, `ty` is what it converts from and `to` what to.
-pub(crate) fn way(op: Opcode, ty: Scalar, to: Scalar) -> Way {
+pub(crate) fn way(op: Opcode, accuracy: Accuracy, ty: Scalar, to: Scalar) -> Way {
     use Opcode::*;
     use Scalar::{Bf16, F16, F32, F64};
     let half = |scalar| matches!(scalar, F16 | Bf16);
     let small = |scalar| half(scalar) || Class::F8.contains(scalar);
     match op {
+        Exp2 if ty == F32 && accuracy == Accuracy::Fast => Way::Native,
         Exp | Exp2 | Log | Log2 | Sin | Cos | Tanh | Erf | Pow => match ty {
             F64 => FUNCTION,
             F32 if matches!(op, Tanh | Erf) => FUNCTION,

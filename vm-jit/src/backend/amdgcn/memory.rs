@@ -39,7 +39,7 @@ impl Writer<'_> {
     }
 
     /// An index as 64 bits.
-    fn wide(&mut self, index: Value) -> Val {
+    pub(super) fn wide(&mut self, index: Value) -> Val {
         let reg = self.get(index, 0);
         match self.ty(index).scalar() {
             Scalar::I64 => reg,
@@ -141,7 +141,7 @@ impl Writer<'_> {
     }
 
     /// Does something where the condition is true, and gives zeros of these types elsewhere.
-    fn only_if(
+    pub(super) fn only_if(
         &mut self,
         condition: Val,
         types: &[&str],
@@ -154,8 +154,9 @@ impl Writer<'_> {
         let last = self.at;
         self.br(end);
         self.place(end);
-        let zero =
-            |(ty, value): (&&str, Val)| self.def(format_args!("phi {ty} [ 0, {from} ], [ {value}, {last} ]"));
+        let zero = |(ty, value): (&&str, Val)| {
+            self.def(format_args!("phi {ty} [ {}, {from} ], [ {value}, {last} ]", Val::Zero))
+        };
         types.iter().zip(values).map(zero).collect()
     }
 

@@ -4,6 +4,7 @@
 //! * [`chip`](Chip): the chips.
 //! * `legal`: the table of what LLVM has for them.
 //! * `writer`: a kernel, its parameters and its ops in order; `control` its regions, and where a guest's is polled.
+//! * `tile`: tile kernels.
 //! * `value`: ops on values; `memory`: views, shared arrays and atomics; `warp`: ops between threads.
 //!
 //! # How values are written
@@ -20,6 +21,7 @@ mod chip;
 mod control;
 mod legal;
 mod memory;
+mod tile;
 mod value;
 mod warp;
 mod writer;
@@ -33,7 +35,7 @@ use crate::legal::Way;
 use crate::reject::{RejectKind, Rejected};
 use crate::safety::{Parameters, SafetyPlan, cost::Costs};
 use std::fmt;
-use vm_ir::op::Opcode;
+use vm_ir::op::{Accuracy, Opcode};
 use vm_ir::{Kernel, Scalar, ValidModule};
 
 /// Options that change the result.
@@ -56,27 +58,23 @@ pub(crate) const SAFETY: Parameters = Parameters {
     interval: 1 << 20,
     in_loops: 1 << 20,
     straight: None,
-    cancels_clusters: false,
+    cancels_clusters: true,
 };
 
 /// Has LLVM the op on the type?
 pub(crate) fn is_native(op: Opcode, ty: Scalar, to: Scalar) -> bool {
-    matches!(way(op, ty, to), Way::Native)
+    matches!(way(op, Accuracy::Precise, ty, to), Way::Native)
 }
 
 /// What the head of a kernel asks for and the target does not have.
 pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind> {
     let mut found = Vec::new();
     let (target, available) = (options.chip.to_string(), options.chip.shared_bytes());
-    if kernel.tile().is_some() {
-        found.push(RejectKind::Tile { what: format!("there are no tile kernels on {target}") });
-        return found;
-    }
     let needed = kernel.shared().iter().fold(0u64, |sum, array| sum.saturating_add(array.bytes()));
     if needed > available {
         found.push(RejectKind::SharedMemory { target: target.clone(), needed, available });
     }
-    if kernel.cluster() > 1 {
+    if kernel.cluster() > 1 && kernel.tile().is_none() {
         found.push(RejectKind::Cluster { target, blocks: kernel.cluster() });
     }
     let (needed, available) = (artifact::layout(kernel, &[], true).bytes, vm_abi::PARAMETER_BYTES);
@@ -84,6 +82,11 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
         found.push(RejectKind::Parameters { needed, available });
     }
     found
+}
+
+/// What of a tile kernel the target does not have, with the lines.
+pub(crate) fn tile_rejects(options: &Options, kernel: &Kernel) -> Vec<(u32, RejectKind)> {
+    kernel.tile().map_or_else(Vec::new, |tile| tile::rejects(options.chip, kernel, tile))
 }
 
 /// Writes a module that the target does not reject.

@@ -136,6 +136,8 @@ impl Writer<'_> {
             Ceil => "ceil",
             Round => "roundeven",
             Fix => "trunc",
+            // The fast one alone comes here.
+            Exp2 => "amdgcn.exp2",
             _ => "",
         };
         let result = if function.is_empty() {

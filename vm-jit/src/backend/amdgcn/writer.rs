@@ -1,7 +1,8 @@
 //! A module's text: kernels, parameters, and the walk over ops.
 
 use super::Options;
-use super::control::Cancel;
+use super::control::{Cancel, State};
+use super::tile::{self, Tiles};
 use crate::artifact::{self, Entry};
 use crate::legal::key;
 use crate::reject::{Reject, RejectKind, Rejected};
@@ -57,6 +58,8 @@ pub(super) fn module(
 pub(super) enum Val {
     Reg(u32),
     Bits(u64),
+    /// Zero, of any type.
+    Zero,
 }
 
 impl Display for Val {
@@ -64,6 +67,7 @@ impl Display for Val {
         match self {
             Val::Reg(number) => write!(f, "%t{number}"),
             Val::Bits(bits) => write!(f, "{bits}"),
+            Val::Zero => f.write_str("zeroinitializer"),
         }
     }
 }
@@ -114,7 +118,7 @@ pub(super) struct Writer<'k> {
     text: String,
     next: u32,
     /// Intrinsics that are called.
-    declared: BTreeSet<String>,
+    pub(super) declared: BTreeSet<String>,
     /// The block at hand.
     pub(super) at: Label,
     pub(super) kernel: &'k Kernel,
@@ -130,8 +134,10 @@ pub(super) struct Writer<'k> {
     pub(super) shared: String,
     pub(super) shared_offsets: Vec<u32>,
     pub(super) cancel: Option<Cancel>,
-    /// What is left of the counters by which it is polled.
-    pub(super) counters: Vec<Val>,
+    pub(super) state: State,
+    pub(super) tiles: Option<Box<Tiles<'k>>>,
+    /// Threads of a block.
+    block: [u32; 3],
     /// Is the code inside of a polled loop?
     pub(super) polled: bool,
 }
@@ -163,13 +169,15 @@ impl<'k> Writer<'k> {
             shared: format!("@arrays{number}"),
             shared_offsets: offsets.collect(),
             cancel: None,
-            counters: Vec::new(),
+            state: State::default(),
+            tiles: None,
+            block: tile::block(kernel, options.chip).unwrap_or(kernel.block()),
             polled: false,
             plan,
         }
     }
 
-    fn is_too_long(&self) -> bool {
+    pub(super) fn is_too_long(&self) -> bool {
         self.next > MAX_INSTRUCTIONS
     }
 
@@ -180,10 +188,15 @@ impl<'k> Writer<'k> {
         let begin = self.label();
         self.place(begin);
         self.prologue(&params);
+        self.begin_tiles();
         self.region(kernel.body());
         self.line("ret void");
         self.epilogue();
-        let ([x, y, z], shared) = (kernel.block(), self.facts.shared_bytes as u32);
+        let [x, y, z] = self.block;
+        let shared = match &self.tiles {
+            Some(tiles) => tiles.shared_bytes(),
+            None => self.facts.shared_bytes as u32,
+        };
         let _ = writeln!(text, "\n; @{} at {}", kernel.name(), kernel.guest_address());
         if shared > 0 {
             let name = &self.shared;
@@ -211,8 +224,8 @@ impl<'k> Writer<'k> {
         Entry {
             kernel: kernel.name().to_owned(),
             symbol,
-            block: kernel.block(),
-            cluster: 1,
+            block: self.block,
+            cluster: kernel.cluster(),
             params,
             static_shared: shared,
             dynamic_shared: 0,
@@ -323,8 +336,12 @@ impl<'k> Writer<'k> {
         self.def(text)
     }
 
-    fn call_void(&mut self, name: &str) {
-        let text = self.declare("void", name, &[]);
+    pub(super) fn call_void(&mut self, name: &str) {
+        self.call_void_with(name, &[]);
+    }
+
+    pub(super) fn call_void_with(&mut self, name: &str, args: &[(&str, Val)]) {
+        let text = self.declare("void", name, args);
         self.line(text);
     }
 
@@ -397,6 +414,7 @@ impl<'k> Writer<'k> {
             Shape::For => self.for_op(op),
             Shape::While => self.while_op(op),
             Shape::Switch => self.switch_op(op),
+            Shape::Load if self.tiles.is_some() => self.load_for_all(op),
             Shape::Load => self.load(op),
             Shape::Store => self.store(op),
             Shape::LoadUniform => {
@@ -412,11 +430,27 @@ impl<'k> Writer<'k> {
             Shape::Vote | Shape::Ballot => self.vote(op),
             Shape::Reduce(_) => self.reduce(op),
             Shape::Extent | Shape::Id32 | Shape::Id64 => self.id(op),
+            shape if shape.is_tile() => self.tile_op(op),
             _ => self.values(op),
         }
     }
 
-    fn barrier(&mut self) {
+    pub(super) fn block_threads(&self) -> u32 {
+        self.block.iter().product()
+    }
+
+    /// The block's number in its cluster, whose blocks run by themselves.
+    pub(super) fn cluster_rank(&mut self) -> Val {
+        match self.kernel.cluster() {
+            1 => Val::Bits(0),
+            blocks => {
+                let block = self.block("x");
+                self.def(format_args!("urem i32 {block}, {blocks}"))
+            }
+        }
+    }
+
+    pub(super) fn barrier(&mut self) {
         self.line("fence syncscope(\"workgroup\") release");
         self.call_void("llvm.amdgcn.s.barrier");
         self.line("fence syncscope(\"workgroup\") acquire");
@@ -445,7 +479,7 @@ impl<'k> Writer<'k> {
         let Some(result) = op.result() else { return };
         let axis = op.axis();
         let letter = ["x", "y", "z"][axis as usize];
-        let size = u64::from(self.kernel.block()[axis as usize]);
+        let size = u64::from(self.block[axis as usize]);
         let reg = match op.code {
             Opcode::ThreadId => self.thread(letter),
             Opcode::BlockId => self.block(letter),
@@ -473,8 +507,14 @@ impl<'k> Writer<'k> {
                 let index = self.local_index();
                 self.def(format_args!("lshr i32 {index}, 5"))
             }
-            Opcode::ClusterRank => Val::Bits(0),
-            Opcode::ClusterId => self.block("x"),
+            Opcode::ClusterRank => self.cluster_rank(),
+            Opcode::ClusterId => match self.kernel.cluster() {
+                1 => self.block("x"),
+                blocks => {
+                    let block = self.block("x");
+                    self.def(format_args!("udiv i32 {block}, {blocks}"))
+                }
+            },
             Opcode::Clock => self.call("i64", "llvm.readcyclecounter", &[]),
             // The one left is `extent`.
             _ => {
@@ -488,7 +528,7 @@ impl<'k> Writer<'k> {
 
     /// What a wave need not be given when it begins: LLVM keeps room for all that is not named.
     fn unused(&self) -> String {
-        let [_, y, z] = self.kernel.block();
+        let [_, y, z] = self.block;
         let implicit = self.declared.iter().any(|line| line.contains(IMPLICIT));
         let unused = [
             (true, "dispatch-ptr"),
@@ -507,19 +547,19 @@ impl<'k> Writer<'k> {
     }
 
     fn thread(&mut self, axis: &str) -> Val {
-        let size = ["x", "y", "z"].iter().position(|name| *name == axis).map(|at| self.kernel.block()[at]);
+        let size = ["x", "y", "z"].iter().position(|name| *name == axis).map(|at| self.block[at]);
         if size == Some(1) {
             return Val::Bits(0);
         }
         self.call("i32", &format!("llvm.amdgcn.workitem.id.{axis}"), &[])
     }
 
-    fn block(&mut self, axis: &str) -> Val {
+    pub(super) fn block(&mut self, axis: &str) -> Val {
         self.call("i32", &format!("llvm.amdgcn.workgroup.id.{axis}"), &[])
     }
 
-    fn local_index(&mut self) -> Val {
-        let [x, y, z] = self.kernel.block();
+    pub(super) fn local_index(&mut self) -> Val {
+        let [x, y, z] = self.block;
         let mut index = self.thread("x");
         for (axis, size, inner) in [("y", y, x), ("z", z, x * y)] {
             if size > 1 {
