@@ -209,6 +209,91 @@ vmk_status cuda_gemm_batched_f16(const vmk_f16 *A,
                                  void *stream);
 
 /*
+ A layer's product as torch.nn.Linear has it: output = input weight' + bias. input is [batch, in_dim], weight [out_dim, in_dim], output
+ [batch, out_dim]; bias is NULL or [out_dim].
+ */
+vmk_status cuda_linear(const float *input,
+                       const float *weight,
+                       float *output,
+                       const float *bias,
+                       int batch,
+                       int in_dim,
+                       int out_dim,
+                       void *stream);
+
+/*
+ cuda_linear of bf16.
+ */
+vmk_status cuda_linear_bf16(const vmk_bf16 *input,
+                            const vmk_bf16 *weight,
+                            vmk_bf16 *output,
+                            const vmk_bf16 *bias,
+                            int batch,
+                            int in_dim,
+                            int out_dim,
+                            void *stream);
+
+/*
+ cuda_linear of f16.
+ */
+vmk_status cuda_linear_f16(const vmk_f16 *input,
+                           const vmk_f16 *weight,
+                           vmk_f16 *output,
+                           const vmk_f16 *bias,
+                           int batch,
+                           int in_dim,
+                           int out_dim,
+                           void *stream);
+
+/*
+ output[j, i] = input[i, j]. input is [rows, cols], output [cols, rows].
+ */
+vmk_status cuda_transpose(const float *input, float *output, int rows, int cols, void *stream);
+
+/*
+ cuda_transpose of bf16.
+ */
+vmk_status cuda_transpose_bf16(const vmk_bf16 *input, vmk_bf16 *output, int rows, int cols, void *stream);
+
+/*
+ cuda_transpose of f16.
+ */
+vmk_status cuda_transpose_f16(const vmk_f16 *input, vmk_f16 *output, int rows, int cols, void *stream);
+
+/*
+ output[i, :] = table[indices[i], :], of count rows of dim elements; table has rows rows, and what has another index becomes 0.
+ */
+vmk_status cuda_embedding(const float *table,
+                          const int32_t *indices,
+                          float *output,
+                          int64_t count,
+                          int64_t dim,
+                          int64_t rows,
+                          void *stream);
+
+/*
+ cuda_embedding of bf16.
+ */
+vmk_status cuda_embedding_bf16(const vmk_bf16 *table,
+                               const int32_t *indices,
+                               vmk_bf16 *output,
+                               int64_t count,
+                               int64_t dim,
+                               int64_t rows,
+                               void *stream);
+
+/*
+ cuda_embedding of f16.
+ */
+vmk_status cuda_embedding_f16(const vmk_f16 *table,
+                              const int32_t *indices,
+                              vmk_f16 *output,
+                              int64_t count,
+                              int64_t dim,
+                              int64_t rows,
+                              void *stream);
+
+/*
  Multi-query attention: output = softmax(scale Q K' + mask) V for each head. Q and output are [batch, seq_len, n_heads, head_dim], K and V
  [batch, seq_len, head_dim], which all heads share. mask is NULL, or [seq_len, seq_len] floats that are added to the scores of each query
  (row) with each key (column), the same for all sequences and heads: -INFINITY masks a key, and a query all of whose keys are masked
@@ -301,6 +386,214 @@ vmk_status cuda_flash_attention_f16(const vmk_f16 *Q,
                                     float scale,
                                     int is_causal,
                                     void *stream);
+
+/*
+ The same, and in log_sums, [batch, n_heads, seq_len], the logarithm of each query's sum of e^score, which cuda_flash_attention_backward needs.
+ */
+vmk_status cuda_flash_attention_lse(const float *Q,
+                                    const float *K,
+                                    const float *V,
+                                    float *output,
+                                    float *log_sums,
+                                    int batch,
+                                    int seq_len,
+                                    int n_heads,
+                                    int head_dim,
+                                    float scale,
+                                    int is_causal,
+                                    void *stream);
+
+/*
+ cuda_flash_attention_lse of bf16.
+ */
+vmk_status cuda_flash_attention_lse_bf16(const vmk_bf16 *Q,
+                                         const vmk_bf16 *K,
+                                         const vmk_bf16 *V,
+                                         vmk_bf16 *output,
+                                         float *log_sums,
+                                         int batch,
+                                         int seq_len,
+                                         int n_heads,
+                                         int head_dim,
+                                         float scale,
+                                         int is_causal,
+                                         void *stream);
+
+/*
+ cuda_flash_attention_lse of f16.
+ */
+vmk_status cuda_flash_attention_lse_f16(const vmk_f16 *Q,
+                                        const vmk_f16 *K,
+                                        const vmk_f16 *V,
+                                        vmk_f16 *output,
+                                        float *log_sums,
+                                        int batch,
+                                        int seq_len,
+                                        int n_heads,
+                                        int head_dim,
+                                        float scale,
+                                        int is_causal,
+                                        void *stream);
+
+/*
+ The gradients of attention, dQ, dK and dV, from doutput, that of its output; output and log_sums are those of cuda_flash_attention_lse. It
+ needs the form with _ws wherever there is anything to compute. Of bf16 and f16, with a head_dim of 64 or 128, dQ is added up in any order.
+ */
+vmk_status cuda_flash_attention_backward(const float *Q,
+                                         const float *K,
+                                         const float *V,
+                                         const float *output,
+                                         const float *log_sums,
+                                         const float *doutput,
+                                         float *dQ,
+                                         float *dK,
+                                         float *dV,
+                                         int batch,
+                                         int seq_len,
+                                         int n_heads,
+                                         int head_dim,
+                                         float scale,
+                                         int is_causal,
+                                         void *stream);
+
+/*
+ cuda_flash_attention_backward with memory to work in: cuda_flash_attention_backward_workspace_size tells how much.
+ */
+vmk_status cuda_flash_attention_backward_ws(const float *Q,
+                                            const float *K,
+                                            const float *V,
+                                            const float *output,
+                                            const float *log_sums,
+                                            const float *doutput,
+                                            float *dQ,
+                                            float *dK,
+                                            float *dV,
+                                            int batch,
+                                            int seq_len,
+                                            int n_heads,
+                                            int head_dim,
+                                            float scale,
+                                            int is_causal,
+                                            void *workspace,
+                                            size_t workspace_bytes,
+                                            void *stream);
+
+/*
+ How many bytes cuda_flash_attention_backward_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_flash_attention_backward_workspace_size(int batch,
+                                                        int seq_len,
+                                                        int n_heads,
+                                                        int head_dim,
+                                                        float scale,
+                                                        int is_causal,
+                                                        size_t *bytes);
+
+/*
+ cuda_flash_attention_backward of bf16.
+ */
+vmk_status cuda_flash_attention_backward_bf16(const vmk_bf16 *Q,
+                                              const vmk_bf16 *K,
+                                              const vmk_bf16 *V,
+                                              const vmk_bf16 *output,
+                                              const float *log_sums,
+                                              const vmk_bf16 *doutput,
+                                              vmk_bf16 *dQ,
+                                              vmk_bf16 *dK,
+                                              vmk_bf16 *dV,
+                                              int batch,
+                                              int seq_len,
+                                              int n_heads,
+                                              int head_dim,
+                                              float scale,
+                                              int is_causal,
+                                              void *stream);
+
+/*
+ cuda_flash_attention_backward_bf16 with memory to work in: cuda_flash_attention_backward_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_flash_attention_backward_bf16_ws(const vmk_bf16 *Q,
+                                                 const vmk_bf16 *K,
+                                                 const vmk_bf16 *V,
+                                                 const vmk_bf16 *output,
+                                                 const float *log_sums,
+                                                 const vmk_bf16 *doutput,
+                                                 vmk_bf16 *dQ,
+                                                 vmk_bf16 *dK,
+                                                 vmk_bf16 *dV,
+                                                 int batch,
+                                                 int seq_len,
+                                                 int n_heads,
+                                                 int head_dim,
+                                                 float scale,
+                                                 int is_causal,
+                                                 void *workspace,
+                                                 size_t workspace_bytes,
+                                                 void *stream);
+
+/*
+ How many bytes cuda_flash_attention_backward_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_flash_attention_backward_bf16_workspace_size(int batch,
+                                                             int seq_len,
+                                                             int n_heads,
+                                                             int head_dim,
+                                                             float scale,
+                                                             int is_causal,
+                                                             size_t *bytes);
+
+/*
+ cuda_flash_attention_backward of f16.
+ */
+vmk_status cuda_flash_attention_backward_f16(const vmk_f16 *Q,
+                                             const vmk_f16 *K,
+                                             const vmk_f16 *V,
+                                             const vmk_f16 *output,
+                                             const float *log_sums,
+                                             const vmk_f16 *doutput,
+                                             vmk_f16 *dQ,
+                                             vmk_f16 *dK,
+                                             vmk_f16 *dV,
+                                             int batch,
+                                             int seq_len,
+                                             int n_heads,
+                                             int head_dim,
+                                             float scale,
+                                             int is_causal,
+                                             void *stream);
+
+/*
+ cuda_flash_attention_backward_f16 with memory to work in: cuda_flash_attention_backward_f16_workspace_size tells how much.
+ */
+vmk_status cuda_flash_attention_backward_f16_ws(const vmk_f16 *Q,
+                                                const vmk_f16 *K,
+                                                const vmk_f16 *V,
+                                                const vmk_f16 *output,
+                                                const float *log_sums,
+                                                const vmk_f16 *doutput,
+                                                vmk_f16 *dQ,
+                                                vmk_f16 *dK,
+                                                vmk_f16 *dV,
+                                                int batch,
+                                                int seq_len,
+                                                int n_heads,
+                                                int head_dim,
+                                                float scale,
+                                                int is_causal,
+                                                void *workspace,
+                                                size_t workspace_bytes,
+                                                void *stream);
+
+/*
+ How many bytes cuda_flash_attention_backward_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_flash_attention_backward_f16_workspace_size(int batch,
+                                                            int seq_len,
+                                                            int n_heads,
+                                                            int head_dim,
+                                                            float scale,
+                                                            int is_causal,
+                                                            size_t *bytes);
 
 /*
  Rotary position embedding of q and k, both [batch, seq_len, n_heads, head_dim], in place: the elements i and i + head_dim / 2 of a head
@@ -662,6 +955,120 @@ vmk_status cuda_scale_bf16(const vmk_bf16 *input, vmk_bf16 *output, float scale,
 vmk_status cuda_scale_f16(const vmk_f16 *input, vmk_f16 *output, float scale, int64_t n, void *stream);
 
 /*
+ output[i] = input[i] (1 + erf(input[i] / sqrt(2))) / 2.
+ */
+vmk_status cuda_gelu(const float *input, float *output, int64_t n, void *stream);
+
+/*
+ cuda_gelu of bf16.
+ */
+vmk_status cuda_gelu_bf16(const vmk_bf16 *input, vmk_bf16 *output, int64_t n, void *stream);
+
+/*
+ cuda_gelu of f16.
+ */
+vmk_status cuda_gelu_f16(const vmk_f16 *input, vmk_f16 *output, int64_t n, void *stream);
+
+/*
+ output[i] = input[i] (1 + tanh(sqrt(2 / pi) (input[i] + 0.044715 input[i]^3))) / 2, which is near to cuda_gelu.
+ */
+vmk_status cuda_gelu_tanh(const float *input,
+                          float *output,
+                          int64_t n,
+                          void *stream);
+
+/*
+ cuda_gelu_tanh of bf16.
+ */
+vmk_status cuda_gelu_tanh_bf16(const vmk_bf16 *input, vmk_bf16 *output, int64_t n, void *stream);
+
+/*
+ cuda_gelu_tanh of f16.
+ */
+vmk_status cuda_gelu_tanh_f16(const vmk_f16 *input, vmk_f16 *output, int64_t n, void *stream);
+
+/*
+ The gradient of cuda_silu: dinput[i] = doutput[i] silu'(input[i]).
+ */
+vmk_status cuda_silu_backward(const float *doutput,
+                              const float *input,
+                              float *dinput,
+                              int64_t n,
+                              void *stream);
+
+/*
+ cuda_silu_backward of bf16.
+ */
+vmk_status cuda_silu_backward_bf16(const vmk_bf16 *doutput,
+                                   const vmk_bf16 *input,
+                                   vmk_bf16 *dinput,
+                                   int64_t n,
+                                   void *stream);
+
+/*
+ cuda_silu_backward of f16.
+ */
+vmk_status cuda_silu_backward_f16(const vmk_f16 *doutput,
+                                  const vmk_f16 *input,
+                                  vmk_f16 *dinput,
+                                  int64_t n,
+                                  void *stream);
+
+/*
+ The gradient of cuda_gelu, likewise.
+ */
+vmk_status cuda_gelu_backward(const float *doutput,
+                              const float *input,
+                              float *dinput,
+                              int64_t n,
+                              void *stream);
+
+/*
+ cuda_gelu_backward of bf16.
+ */
+vmk_status cuda_gelu_backward_bf16(const vmk_bf16 *doutput,
+                                   const vmk_bf16 *input,
+                                   vmk_bf16 *dinput,
+                                   int64_t n,
+                                   void *stream);
+
+/*
+ cuda_gelu_backward of f16.
+ */
+vmk_status cuda_gelu_backward_f16(const vmk_f16 *doutput,
+                                  const vmk_f16 *input,
+                                  vmk_f16 *dinput,
+                                  int64_t n,
+                                  void *stream);
+
+/*
+ The gradient of cuda_gelu_tanh, likewise.
+ */
+vmk_status cuda_gelu_tanh_backward(const float *doutput,
+                                   const float *input,
+                                   float *dinput,
+                                   int64_t n,
+                                   void *stream);
+
+/*
+ cuda_gelu_tanh_backward of bf16.
+ */
+vmk_status cuda_gelu_tanh_backward_bf16(const vmk_bf16 *doutput,
+                                        const vmk_bf16 *input,
+                                        vmk_bf16 *dinput,
+                                        int64_t n,
+                                        void *stream);
+
+/*
+ cuda_gelu_tanh_backward of f16.
+ */
+vmk_status cuda_gelu_tanh_backward_f16(const vmk_f16 *doutput,
+                                       const vmk_f16 *input,
+                                       vmk_f16 *dinput,
+                                       int64_t n,
+                                       void *stream);
+
+/*
  The softmax of each row of input, [batch, dim].
  */
 vmk_status cuda_softmax(const float *input, float *output, int batch, int dim, void *stream);
@@ -708,6 +1115,161 @@ vmk_status cuda_rmsnorm_f16(const vmk_f16 *input,
                             int dim,
                             float eps,
                             void *stream);
+
+/*
+ Each row of input, [batch, dim], less its mean, divided by the root of its variance and eps, times weight, plus bias, both [dim]. mean and rstd,
+ [batch], are NULL, or get the mean and the reciprocal of that root, which cuda_layernorm_backward needs; both or neither.
+ */
+vmk_status cuda_layernorm(const float *input,
+                          const float *weight,
+                          const float *bias,
+                          float *output,
+                          float *mean,
+                          float *rstd,
+                          int batch,
+                          int dim,
+                          float eps,
+                          void *stream);
+
+/*
+ cuda_layernorm of bf16.
+ */
+vmk_status cuda_layernorm_bf16(const vmk_bf16 *input,
+                               const vmk_bf16 *weight,
+                               const vmk_bf16 *bias,
+                               vmk_bf16 *output,
+                               float *mean,
+                               float *rstd,
+                               int batch,
+                               int dim,
+                               float eps,
+                               void *stream);
+
+/*
+ cuda_layernorm of f16.
+ */
+vmk_status cuda_layernorm_f16(const vmk_f16 *input,
+                              const vmk_f16 *weight,
+                              const vmk_f16 *bias,
+                              vmk_f16 *output,
+                              float *mean,
+                              float *rstd,
+                              int batch,
+                              int dim,
+                              float eps,
+                              void *stream);
+
+/*
+ The gradients of a layer norm from doutput, that of its output, [batch, dim]: dinput, [batch, dim], and dweight and dbias, [dim]. input, weight, mean and
+ rstd are those of cuda_layernorm. cuda_layernorm_backward_workspace_size tells whether the form with _ws is needed.
+ */
+vmk_status cuda_layernorm_backward(const float *input,
+                                   const float *weight,
+                                   const float *doutput,
+                                   const float *mean,
+                                   const float *rstd,
+                                   float *dinput,
+                                   float *dweight,
+                                   float *dbias,
+                                   int batch,
+                                   int dim,
+                                   void *stream);
+
+/*
+ cuda_layernorm_backward with memory to work in: cuda_layernorm_backward_workspace_size tells how much.
+ */
+vmk_status cuda_layernorm_backward_ws(const float *input,
+                                      const float *weight,
+                                      const float *doutput,
+                                      const float *mean,
+                                      const float *rstd,
+                                      float *dinput,
+                                      float *dweight,
+                                      float *dbias,
+                                      int batch,
+                                      int dim,
+                                      void *workspace,
+                                      size_t workspace_bytes,
+                                      void *stream);
+
+/*
+ How many bytes cuda_layernorm_backward_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_layernorm_backward_workspace_size(int batch, int dim, size_t *bytes);
+
+/*
+ cuda_layernorm_backward of bf16.
+ */
+vmk_status cuda_layernorm_backward_bf16(const vmk_bf16 *input,
+                                        const vmk_bf16 *weight,
+                                        const vmk_bf16 *doutput,
+                                        const float *mean,
+                                        const float *rstd,
+                                        vmk_bf16 *dinput,
+                                        vmk_bf16 *dweight,
+                                        vmk_bf16 *dbias,
+                                        int batch,
+                                        int dim,
+                                        void *stream);
+
+/*
+ cuda_layernorm_backward_bf16 with memory to work in: cuda_layernorm_backward_bf16_workspace_size tells how much.
+ */
+vmk_status cuda_layernorm_backward_bf16_ws(const vmk_bf16 *input,
+                                           const vmk_bf16 *weight,
+                                           const vmk_bf16 *doutput,
+                                           const float *mean,
+                                           const float *rstd,
+                                           vmk_bf16 *dinput,
+                                           vmk_bf16 *dweight,
+                                           vmk_bf16 *dbias,
+                                           int batch,
+                                           int dim,
+                                           void *workspace,
+                                           size_t workspace_bytes,
+                                           void *stream);
+
+/*
+ How many bytes cuda_layernorm_backward_bf16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_layernorm_backward_bf16_workspace_size(int batch, int dim, size_t *bytes);
+
+/*
+ cuda_layernorm_backward of f16.
+ */
+vmk_status cuda_layernorm_backward_f16(const vmk_f16 *input,
+                                       const vmk_f16 *weight,
+                                       const vmk_f16 *doutput,
+                                       const float *mean,
+                                       const float *rstd,
+                                       vmk_f16 *dinput,
+                                       vmk_f16 *dweight,
+                                       vmk_f16 *dbias,
+                                       int batch,
+                                       int dim,
+                                       void *stream);
+
+/*
+ cuda_layernorm_backward_f16 with memory to work in: cuda_layernorm_backward_f16_workspace_size tells how much.
+ */
+vmk_status cuda_layernorm_backward_f16_ws(const vmk_f16 *input,
+                                          const vmk_f16 *weight,
+                                          const vmk_f16 *doutput,
+                                          const float *mean,
+                                          const float *rstd,
+                                          vmk_f16 *dinput,
+                                          vmk_f16 *dweight,
+                                          vmk_f16 *dbias,
+                                          int batch,
+                                          int dim,
+                                          void *workspace,
+                                          size_t workspace_bytes,
+                                          void *stream);
+
+/*
+ How many bytes cuda_layernorm_backward_f16_ws needs to work in, at a multiple of 16.
+ */
+vmk_status cuda_layernorm_backward_f16_workspace_size(int batch, int dim, size_t *bytes);
 
 /*
  The k greatest of each row of input, [batch, dim], the greatest first, in values, [batch, k], and where they are in indices, [batch, k]. Of equal ones
@@ -974,6 +1536,40 @@ vmk_status cuda_cross_entropy_forward_f16_ws(const vmk_f16 *logits,
  How many bytes cuda_cross_entropy_forward_f16_ws needs to work in, at a multiple of 16.
  */
 vmk_status cuda_cross_entropy_forward_f16_workspace_size(int batch, int vocab_size, size_t *bytes);
+
+/*
+ The gradient of cuda_cross_entropy_forward: dlogits, [batch, vocab_size], is dloss[i] (softmax(logits[i, :]) less 1 at the target), and 0 in rows that
+ are ignored. dloss, [batch], is the gradient of each row's loss: 1 / batch for that of their mean.
+ */
+vmk_status cuda_cross_entropy_backward(const float *logits,
+                                       const int32_t *targets,
+                                       const float *dloss,
+                                       float *dlogits,
+                                       int batch,
+                                       int vocab_size,
+                                       void *stream);
+
+/*
+ cuda_cross_entropy_backward of bf16.
+ */
+vmk_status cuda_cross_entropy_backward_bf16(const vmk_bf16 *logits,
+                                            const int32_t *targets,
+                                            const float *dloss,
+                                            vmk_bf16 *dlogits,
+                                            int batch,
+                                            int vocab_size,
+                                            void *stream);
+
+/*
+ cuda_cross_entropy_backward of f16.
+ */
+vmk_status cuda_cross_entropy_backward_f16(const vmk_f16 *logits,
+                                           const int32_t *targets,
+                                           const float *dloss,
+                                           vmk_f16 *dlogits,
+                                           int batch,
+                                           int vocab_size,
+                                           void *stream);
 
 /*
  The place of the greatest of each row of logits, [batch, vocab_size]; of equal ones the first. vocab_size is 1 to 8388608 (2^23). Up to a vocab_size

@@ -60,7 +60,7 @@ pub(crate) enum Kind {
 }
 
 /// The most parameters of a function, but the stream.
-pub(crate) const PARAMETERS: usize = 14;
+pub(crate) const PARAMETERS: usize = 15;
 
 /// The arguments of a call.
 #[derive(Clone, Copy, Debug)]

@@ -1,18 +1,20 @@
 //! Which function of the library each function of the ABI is. Its buffers are the pointers, in their order.
 
 use vm_ir::Scalar;
-use vm_kernels::attention::{DotProductAttention, Mask};
+use vm_kernels::attention::{DotProductAttention, DotProductAttentionBackward, Mask};
 use vm_kernels::call::Function;
 use vm_kernels::elementwise::{Chain, Elementwise, Op};
 use vm_kernels::experts::AuxLoss;
-use vm_kernels::flat::{AdamW, Fill, GradClip};
+use vm_kernels::flat::{Activation, ActivationGradient, AdamW, Fill, GradClip};
+use vm_kernels::gather::Embedding;
 use vm_kernels::gemm::{Batch, Epilogue, Multiply, Product};
-use vm_kernels::loss::{CrossEntropy, LossOptions, Reduction};
-use vm_kernels::norm::{Norm, NormForward};
+use vm_kernels::loss::{CrossEntropy, CrossEntropyBackward, LossOptions, Reduction};
+use vm_kernels::norm::{Norm, NormBackward, NormForward};
 use vm_kernels::rope::{Angles, Pairs, Rope};
 use vm_kernels::sample::{Argmax, Logits, Sample, SoftmaxTopK, TopK, TopKSample, TopPSample};
 use vm_kernels::scatter::ScatterAdd;
 use vm_kernels::softmax::Softmax;
+use vm_kernels::transpose::Transpose;
 
 use crate::call::{Arguments, Numbers};
 use crate::error::Failure;
@@ -43,16 +45,54 @@ fn multiply(call: &Arguments<'_>, batch: Batch, matrices: u64) -> Made {
     Ok(Box::new(Multiply { product, alpha, beta }))
 }
 
+pub(crate) fn linear(call: &Arguments<'_>) -> Made {
+    let [rows, inner, columns] = ["batch", "in_dim", "out_dim"].map(|name| call.extent(name));
+    let product = Product {
+        element: call.element,
+        output: call.element,
+        b_transposed: true,
+        epilogue: Epilogue { bias: call.is("bias"), ..Epilogue::NONE },
+        align: call.align(&[inner, columns]),
+        ..Product::of(rows, columns, inner)
+    };
+    Ok(Box::new(Multiply { product, alpha: 1.0, beta: 0.0 }))
+}
+
+pub(crate) fn transpose(call: &Arguments<'_>) -> Made {
+    let [rows, columns] = ["rows", "cols"].map(|name| call.extent(name));
+    let (element, align) = (call.element, call.align(&[rows, columns]));
+    Ok(Box::new(Transpose { matrices: 1, rows, columns, element, align }))
+}
+
+pub(crate) fn embedding(call: &Arguments<'_>) -> Made {
+    let [rows, columns, count] = ["rows", "dim", "count"].map(|name| call.extent(name));
+    let (element, align) = (call.element, call.align(&[columns]));
+    Ok(Box::new(Embedding { rows, columns, count, element, index: Scalar::I32, align }))
+}
+
 pub(crate) fn mqa_attention(call: &Arguments<'_>) -> Made {
-    attend(call, 1, Mask::Full, call.is("mask"))
+    Ok(Box::new(DotProductAttention { bias: call.is("mask"), ..attention(call, 1, Mask::Full)? }))
 }
 
 pub(crate) fn flash_attention(call: &Arguments<'_>) -> Made {
-    let mask = if call.is("is_causal") { Mask::Causal } else { Mask::Full };
-    attend(call, call.extent("n_heads"), mask, false)
+    Ok(Box::new(heads(call)?))
 }
 
-fn attend(call: &Arguments<'_>, shared: u64, mask: Mask, bias: bool) -> Made {
+pub(crate) fn flash_attention_lse(call: &Arguments<'_>) -> Made {
+    Ok(Box::new(DotProductAttention { log_sums: true, ..heads(call)? }))
+}
+
+pub(crate) fn flash_attention_backward(call: &Arguments<'_>) -> Made {
+    Ok(Box::new(DotProductAttentionBackward(DotProductAttention { log_sums: true, ..heads(call)? })))
+}
+
+/// Attention whose heads have keys of their own.
+fn heads(call: &Arguments<'_>) -> Result<DotProductAttention, Failure> {
+    let mask = if call.is("is_causal") { Mask::Causal } else { Mask::Full };
+    attention(call, call.extent("n_heads"), mask)
+}
+
+fn attention(call: &Arguments<'_>, shared: u64, mask: Mask) -> Result<DotProductAttention, Failure> {
     let (length, dim, scale) = (call.extent("seq_len"), call.extent("head_dim"), call.float("scale"));
     if dim > 256 {
         return Err(Failure::invalid(call.name, "head_dim", format!("is {dim}: it must be at most 256")));
@@ -61,7 +101,7 @@ fn attend(call: &Arguments<'_>, shared: u64, mask: Mask, bias: bool) -> Made {
         let what = format!("is {scale}: it must be above 0, as a rule 1 / sqrt(head_dim)");
         return Err(Failure::invalid(call.name, "scale", what));
     }
-    Ok(Box::new(DotProductAttention {
+    Ok(DotProductAttention {
         element: call.element,
         fp8: None,
         batch: call.extent("batch"),
@@ -70,11 +110,11 @@ fn attend(call: &Arguments<'_>, shared: u64, mask: Mask, bias: bool) -> Made {
         dim,
         mask,
         window: [0; 2],
-        bias,
+        bias: false,
         log_sums: false,
         scale,
         align: call.align(&[dim]),
-    }))
+    })
 }
 
 pub(crate) fn rope(call: &Arguments<'_>) -> Made {
@@ -181,6 +221,31 @@ pub(crate) fn silu(call: &Arguments<'_>) -> Made {
     elementwise(call, Chain::unary(Op::Silu, call.element, call.element), 0.0)
 }
 
+pub(crate) fn gelu(call: &Arguments<'_>) -> Made {
+    elementwise(call, Chain::unary(Op::Gelu, call.element, call.element), 0.0)
+}
+
+pub(crate) fn gelu_tanh(call: &Arguments<'_>) -> Made {
+    elementwise(call, Chain::unary(Op::GeluTanh, call.element, call.element), 0.0)
+}
+
+pub(crate) fn silu_backward(call: &Arguments<'_>) -> Made {
+    gradient(call, Activation::Silu)
+}
+
+pub(crate) fn gelu_backward(call: &Arguments<'_>) -> Made {
+    gradient(call, Activation::Gelu)
+}
+
+pub(crate) fn gelu_tanh_backward(call: &Arguments<'_>) -> Made {
+    gradient(call, Activation::GeluTanh)
+}
+
+fn gradient(call: &Arguments<'_>, activation: Activation) -> Made {
+    let (columns, element, align) = (call.extent("n"), call.element, call.align_of_pointers());
+    Ok(Box::new(ActivationGradient { activation, rows: 1, columns, element, align }))
+}
+
 pub(crate) fn add(call: &Arguments<'_>) -> Made {
     elementwise(call, Chain::binary(Op::Add, call.element, call.element), 0.0)
 }
@@ -204,6 +269,33 @@ pub(crate) fn rmsnorm(call: &Arguments<'_>) -> Made {
     let align = call.align(&[columns]);
     let of = NormForward::of(Norm::Rms, rows, columns, call.element, call.float("eps"));
     Ok(Box::new(NormForward { align, ..of }))
+}
+
+pub(crate) fn layernorm(call: &Arguments<'_>) -> Made {
+    let [rows, columns] = ["batch", "dim"].map(|name| call.extent(name));
+    let statistics = call.is("mean");
+    if statistics != call.is("rstd") {
+        let (name, other) = if statistics { ("rstd", "mean") } else { ("mean", "rstd") };
+        let what = format!("is NULL and {other} is not: give both, or neither");
+        return Err(Failure::invalid(call.name, name, what));
+    }
+    let align = call.align(&[columns]);
+    let of = NormForward::of(Norm::Layer, rows, columns, call.element, call.float("eps"));
+    Ok(Box::new(NormForward { bias: true, statistics, align, ..of }))
+}
+
+pub(crate) fn layernorm_backward(call: &Arguments<'_>) -> Made {
+    let [rows, columns] = ["batch", "dim"].map(|name| call.extent(name));
+    Ok(Box::new(NormBackward {
+        norm: Norm::Layer,
+        rows,
+        columns,
+        element: call.element,
+        weight: call.element,
+        residual: false,
+        bias: true,
+        align: call.align(&[columns]),
+    }))
 }
 
 fn logits(call: &Arguments<'_>, [rows, columns]: [&str; 2]) -> Logits {
@@ -237,6 +329,19 @@ pub(crate) fn cross_entropy_forward(call: &Arguments<'_>) -> Made {
     let log_probs = call.is("log_probs").then_some(Scalar::F32);
     let of = CrossEntropy::of(rows, columns, call.element);
     Ok(Box::new(CrossEntropy { target: Scalar::I32, log_probs, options, align, ..of }))
+}
+
+pub(crate) fn cross_entropy_backward(call: &Arguments<'_>) -> Made {
+    let [rows, columns] = VOCABULARY.map(|name| call.extent(name));
+    Ok(Box::new(CrossEntropyBackward {
+        rows,
+        columns,
+        element: call.element,
+        target: Scalar::I32,
+        in_place: false,
+        options: LossOptions { reduction: Reduction::None, ..LossOptions::default() },
+        align: call.align(&[columns]),
+    }))
 }
 
 /// Rows of logits of a vocabulary.

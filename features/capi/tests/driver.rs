@@ -392,7 +392,7 @@ fn every_function_is_launched_and_refuses() {
             refusing.insert(entry.function());
         }
     }
-    assert_eq!((launched.len(), refusing.len()), (23, 23));
+    assert_eq!((launched.len(), refusing.len()), (36, 36));
     driver.set_current(own);
 }
 

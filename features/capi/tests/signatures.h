@@ -1,4 +1,4 @@
-/* The signatures of the specification, of f32; those of bf16 and f16 have a suffix and uint16_t for T. */
+/* The signatures of the specification, and of what was added to it, of f32; those of bf16 and f16 have a suffix and uint16_t for T. */
 int32_t cuda_gemm(const T *A, const T *B, T *C, int M, int N, int K, float alpha, float beta, void *stream);
 int32_t cuda_gemm_batched(const T *A, const T *B, T *C, int batch, int M, int N, int K, float alpha, float beta, void *stream);
 int32_t cuda_mqa_attention(const T *Q, const T *K, const T *V, T *output, const float *mask, int batch, int seq_len, int n_heads, int head_dim, float scale, void *stream);
@@ -22,3 +22,16 @@ int32_t cuda_argmax(const T *logits, int32_t *output, int batch, int vocab_size,
 int32_t cuda_sample(const T *logits, int32_t *output, const int64_t *seeds, int batch, int vocab_size, float temperature, void *stream);
 int32_t cuda_topk_sample(const T *logits, int32_t *output, const int64_t *seeds, int batch, int vocab_size, int k, float temperature, void *stream);
 int32_t cuda_topp_sample(const T *logits, int32_t *output, const int64_t *seeds, int batch, int vocab_size, float top_p, float temperature, void *stream);
+int32_t cuda_linear(const T *input, const T *weight, T *output, const T *bias, int batch, int in_dim, int out_dim, void *stream);
+int32_t cuda_transpose(const T *input, T *output, int rows, int cols, void *stream);
+int32_t cuda_embedding(const T *table, const int32_t *indices, T *output, int64_t count, int64_t dim, int64_t rows, void *stream);
+int32_t cuda_flash_attention_lse(const T *Q, const T *K, const T *V, T *output, float *log_sums, int batch, int seq_len, int n_heads, int head_dim, float scale, int is_causal, void *stream);
+int32_t cuda_flash_attention_backward(const T *Q, const T *K, const T *V, const T *output, const float *log_sums, const T *doutput, T *dQ, T *dK, T *dV, int batch, int seq_len, int n_heads, int head_dim, float scale, int is_causal, void *stream);
+int32_t cuda_gelu(const T *input, T *output, int64_t n, void *stream);
+int32_t cuda_gelu_tanh(const T *input, T *output, int64_t n, void *stream);
+int32_t cuda_silu_backward(const T *doutput, const T *input, T *dinput, int64_t n, void *stream);
+int32_t cuda_gelu_backward(const T *doutput, const T *input, T *dinput, int64_t n, void *stream);
+int32_t cuda_gelu_tanh_backward(const T *doutput, const T *input, T *dinput, int64_t n, void *stream);
+int32_t cuda_layernorm(const T *input, const T *weight, const T *bias, T *output, float *mean, float *rstd, int batch, int dim, float eps, void *stream);
+int32_t cuda_layernorm_backward(const T *input, const T *weight, const T *doutput, const float *mean, const float *rstd, T *dinput, T *dweight, T *dbias, int batch, int dim, void *stream);
+int32_t cuda_cross_entropy_backward(const T *logits, const int32_t *targets, const float *dloss, T *dlogits, int batch, int vocab_size, void *stream);

@@ -13,6 +13,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// For so long what is measured runs before it is measured, so that clocks and temperature are those of a device at work.
 pub(crate) const WARM: Duration = Duration::from_millis(150);
 
+/// What a library has to say of a work: the seconds of a call by measurement, or why there are none.
+pub(crate) type Answer = Result<Vec<f64>, String>;
+
 /// The process. It is killed when this is dropped.
 pub(crate) struct Peer {
     child: Child,

@@ -4,19 +4,21 @@ use std::any::Any;
 
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
-use vm_kernels::attention::{DotProductAttention, Mask};
+use vm_kernels::attention::{DotProductAttention, DotProductAttentionBackward, Mask};
 use vm_kernels::call::Function;
 use vm_kernels::cases::Case;
 use vm_kernels::elementwise::{Chain, Elementwise, Op};
 use vm_kernels::experts::AuxLoss;
-use vm_kernels::flat::{AdamW, Fill, GradClip};
+use vm_kernels::flat::{self, ActivationGradient, AdamW, Fill, GradClip};
+use vm_kernels::gather::Embedding;
 use vm_kernels::gemm::{Activation, Auxiliary, Batch, Epilogue, Multiply, Product, Scales};
-use vm_kernels::loss::{CrossEntropy, LossOptions, Reduction};
-use vm_kernels::norm::{Norm, NormForward};
+use vm_kernels::loss::{CrossEntropy, CrossEntropyBackward, LossOptions, Reduction};
+use vm_kernels::norm::{Norm, NormBackward, NormForward};
 use vm_kernels::rope::{Angles, Pairs, Rope};
 use vm_kernels::sample::{Argmax, Logits, Sample, SoftmaxTopK, TopK, TopKSample, TopPSample};
 use vm_kernels::scatter::ScatterAdd;
 use vm_kernels::softmax::Softmax;
+use vm_kernels::transpose::Transpose;
 
 use super::{ARENA, Caller, WORKSPACE};
 use crate::sys::by_name::{Entry, TABLE};
@@ -47,13 +49,16 @@ fn call_of(function: &dyn Function) -> Option<Call> {
     if let Some(f) = any.downcast_ref::<Multiply>() {
         let Product { element, m, n, k, matrices, batch, .. } = f.product;
         let Epilogue { scales, bias, activation, scaled, plus, aux } = f.product.epilogue;
-        let plain = (scales, bias, activation, aux)
-            == (Scales::None, false, Activation::None, Auxiliary::None)
+        let plain = (scales, activation, aux) == (Scales::None, Activation::None, Auxiliary::None)
             && f.product.output == element
             && !f.product.a_transposed
-            && !f.product.b_transposed
             && (scaled || f.alpha == 1.0)
             && (plus || f.beta == 0.0);
+        if f.product.b_transposed {
+            let linear = plain && batch == Batch::One && !scaled && !plus;
+            let numbers = [("batch", m), ("in_dim", k), ("out_dim", n)];
+            return linear.then(|| call("cuda_linear", element, &numbers)).flatten();
+        }
         let mut numbers =
             vec![("M", m), ("N", n), ("K", k), ("alpha", bits(f.alpha)), ("beta", bits(f.beta))];
         let name = match batch {
@@ -62,25 +67,49 @@ fn call_of(function: &dyn Function) -> Option<Call> {
             Batch::Grouped => return None,
         };
         numbers.push(("batch", matrices));
-        return plain.then(|| call(name, element, &numbers)).flatten();
+        return (plain && !bias).then(|| call(name, element, &numbers)).flatten();
     }
-    if let Some(f) = any.downcast_ref::<DotProductAttention>() {
-        let (name, causal) = match (f.bias, f.mask, f.heads) {
-            (false, Mask::Full | Mask::Causal, [heads, shared]) if heads == shared => {
-                ("cuda_flash_attention", f.mask == Mask::Causal)
-            }
-            (_, Mask::Full, [_, 1]) => ("cuda_mqa_attention", false),
-            _ => return None,
-        };
+    let attention = |name, f: &DotProductAttention| {
         let numbers = [
             ("batch", f.batch),
             ("seq_len", f.lengths[0]),
             ("n_heads", f.heads[0]),
             ("head_dim", f.dim),
             ("scale", bits(f.scale)),
-            ("is_causal", causal.into()),
+            ("is_causal", (f.mask == Mask::Causal).into()),
         ];
-        return (f.lengths[0] == f.lengths[1]).then(|| call(name, f.element, &numbers)).flatten();
+        let plain = f.lengths[0] == f.lengths[1] && f.mask != Mask::Window && f.fp8.is_none();
+        plain.then(|| call(name, f.element, &numbers)).flatten()
+    };
+    if let Some(f) = any.downcast_ref::<DotProductAttention>() {
+        let name = match (f.bias, f.log_sums, f.mask, f.heads) {
+            (false, false, _, [heads, shared]) if heads == shared => "cuda_flash_attention",
+            (false, true, _, [heads, shared]) if heads == shared => "cuda_flash_attention_lse",
+            (_, false, Mask::Full, [_, 1]) => "cuda_mqa_attention",
+            _ => return None,
+        };
+        return attention(name, f);
+    }
+    if let Some(DotProductAttentionBackward(f)) = any.downcast_ref() {
+        let own = f.heads[0] == f.heads[1];
+        return own.then(|| attention("cuda_flash_attention_backward", f)).flatten();
+    }
+    if let Some(f) = any.downcast_ref::<Transpose>() {
+        let numbers = [("rows", f.rows), ("cols", f.columns)];
+        return (f.matrices == 1).then(|| call("cuda_transpose", f.element, &numbers)).flatten();
+    }
+    if let Some(f) = any.downcast_ref::<Embedding>() {
+        let numbers = [("count", f.count), ("dim", f.columns), ("rows", f.rows)];
+        return (f.index == Scalar::I32).then(|| call("cuda_embedding", f.element, &numbers)).flatten();
+    }
+    if let Some(f) = any.downcast_ref::<ActivationGradient>() {
+        let name = match f.activation {
+            flat::Activation::Silu => "cuda_silu_backward",
+            flat::Activation::Gelu => "cuda_gelu_backward",
+            flat::Activation::GeluTanh => "cuda_gelu_tanh_backward",
+            _ => return None,
+        };
+        return call(name, f.element, &[("n", f.rows * f.columns)]);
     }
     if let Some(f) = any.downcast_ref::<Rope>() {
         let plain = f.q_heads == f.k_heads
@@ -131,6 +160,8 @@ fn call_of(function: &dyn Function) -> Option<Call> {
         let chains = |element| {
             [
                 ("cuda_silu", Chain::unary(Op::Silu, element, element)),
+                ("cuda_gelu", Chain::unary(Op::Gelu, element, element)),
+                ("cuda_gelu_tanh", Chain::unary(Op::GeluTanh, element, element)),
                 ("cuda_add", Chain::binary(Op::Add, element, element)),
                 ("cuda_mul", Chain::binary(Op::Mul, element, element)),
                 ("cuda_scale", Chain::scale(element, element)),
@@ -150,10 +181,25 @@ fn call_of(function: &dyn Function) -> Option<Call> {
             .flatten();
     }
     if let Some(f) = any.downcast_ref::<NormForward>() {
-        let plain = f.norm == Norm::Rms && [f.weight, f.output] == [f.input; 2];
-        let plain = plain && !f.residual && !f.bias && !f.statistics;
+        let name = match (f.norm, f.bias, f.statistics) {
+            (Norm::Rms, false, false) => "cuda_rmsnorm",
+            (Norm::Layer, true, _) => "cuda_layernorm",
+            _ => return None,
+        };
+        let plain = [f.weight, f.output] == [f.input; 2] && !f.residual;
         let numbers = [("batch", f.rows), ("dim", f.columns), ("eps", bits(f.epsilon))];
-        return plain.then(|| call("cuda_rmsnorm", f.input, &numbers)).flatten();
+        return plain.then(|| call(name, f.input, &numbers)).flatten();
+    }
+    if let Some(f) = any.downcast_ref::<NormBackward>() {
+        let plain = f.norm == Norm::Layer && f.bias && !f.residual && f.weight == f.element;
+        let numbers = [("batch", f.rows), ("dim", f.columns)];
+        return plain.then(|| call("cuda_layernorm_backward", f.element, &numbers)).flatten();
+    }
+    if let Some(f) = any.downcast_ref::<CrossEntropyBackward>() {
+        let wanted = LossOptions { reduction: Reduction::None, ..LossOptions::default() };
+        let plain = f.target == Scalar::I32 && f.options == wanted && !f.in_place;
+        let numbers = [("batch", f.rows), ("vocab_size", f.columns)];
+        return plain.then(|| call("cuda_cross_entropy_backward", f.element, &numbers)).flatten();
     }
     if let Some(f) = any.downcast_ref::<CrossEntropy>() {
         let wanted = LossOptions { reduction: Reduction::None, ..LossOptions::default() };
@@ -203,9 +249,10 @@ pub fn check_case(
 ) -> Result<Option<&'static str>, String> {
     let Some(Call { function, element, numbers }) = call_of(&*case.function) else { return Ok(None) };
     let suffix = match element {
+        Scalar::F32 => "",
         Scalar::Bf16 => "_bf16",
         Scalar::F16 => "_f16",
-        _ => "",
+        _ => return Ok(None),
     };
     let find = |form: &str| {
         let name = format!("{function}{suffix}{form}");

@@ -14,7 +14,7 @@ use crate::sys::vmk_status;
 /// Bytes of an arena.
 pub const ARENA: usize = 1 << 20;
 /// How many arenas there are: one for each pointer of a call, and the workspace's.
-pub const ARENAS: usize = 9;
+pub const ARENAS: usize = 10;
 /// The arena of the memory to work in.
 pub const WORKSPACE: usize = ARENAS - 1;
 
@@ -55,6 +55,8 @@ pub const SHAPES: [&[(&str, i64)]; 3] = [
         ("M", 7),
         ("N", 5),
         ("K", 3),
+        ("in_dim", 7),
+        ("out_dim", 5),
         ("seq_len", 5),
         ("n_heads", 2),
         ("head_dim", 6),
@@ -75,6 +77,8 @@ pub const SHAPES: [&[(&str, i64)]; 3] = [
         ("M", 128),
         ("N", 256),
         ("K", 128),
+        ("in_dim", 256),
+        ("out_dim", 128),
         ("seq_len", 128),
         ("n_heads", 4),
         ("head_dim", 64),
@@ -95,6 +99,8 @@ pub const SHAPES: [&[(&str, i64)]; 3] = [
         ("M", 67),
         ("N", 71),
         ("K", 33),
+        ("in_dim", 33),
+        ("out_dim", 67),
         ("seq_len", 70),
         ("n_heads", 3),
         ("head_dim", 20),

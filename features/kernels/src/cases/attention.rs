@@ -40,6 +40,10 @@ pub(super) fn cases() -> Vec<Case> {
                 cases.push(case(DotProductAttention { bias, log_sums, ..of(element, mask, extents) }));
             }
         }
+        for mask in [Full, Causal] {
+            let own = of(element, mask, [3, 3, 33, 33, 20]);
+            cases.push(case(DotProductAttention { log_sums: true, ..own }));
+        }
         let window = of(element, Window, [2, 1, 33, 30, 20]);
         cases.push(case(DotProductAttention { log_sums: true, ..window }));
     }
@@ -59,6 +63,7 @@ pub(super) fn cases() -> Vec<Case> {
         (F32, Window, [1, 1, 33, 40, 80]),
         (F32, Full, [1, 1, 3, 5, 200]),
         (F32, Causal, [2, 2, 40, 30, 64]),
+        (F32, Causal, [3, 3, 33, 33, 20]),
         // Rows that begin anywhere, and heads that are filled up.
         (Bf16, Full, [1, 1, 5, 5, 7]),
         (Bf16, Window, [2, 1, 20, 33, 96]),

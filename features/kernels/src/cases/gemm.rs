@@ -28,6 +28,13 @@ pub(super) fn cases() -> Vec<Case> {
                 cases.push(product_of(Product { matrices: 3, ..product }));
             }
         }
+        // A layer's product, with and without a bias.
+        for ([m, n, k], bias) in [([72, 80, 136], true), ([67, 71, 33], true), ([5, 40, 24], false)] {
+            let epilogue = Epilogue { bias, ..Epilogue::NONE };
+            let layer =
+                Product { element, output: element, b_transposed: true, epilogue, ..Product::of(m, n, k) };
+            cases.push(product_of(layer));
+        }
         for aux in [Auxiliary::Store, Auxiliary::Gradient] {
             let bias = aux == Auxiliary::Store;
             let epilogue = Epilogue { activation: Activation::Gelu, bias, aux, ..Epilogue::NONE };

@@ -34,6 +34,11 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(backward(norm, [1, columns], element, !all));
         }
     }
+    // As layers of models have them.
+    for (extents, element) in [([5, 48], Scalar::F32), ([3, 130], Scalar::Bf16), ([2, 1031], Scalar::F16)] {
+        cases.push(forward_with(Norm::Layer, extents, [element; 2], false, true));
+        cases.push(backward_with(Norm::Layer, extents, element, false, true));
+    }
     cases
 }
 
@@ -51,13 +56,24 @@ fn moments(norm: Norm, columns: u64, h: &[f64]) -> Vec<(f64, f64)> {
 
 /// With everything that can be asked for, or with nothing.
 fn forward(norm: Norm, extents: [u64; 2], input: Scalar, output: Scalar, all: bool) -> Case {
+    forward_with(norm, extents, [input, output], all, all)
+}
+
+/// With a residual, and with all else.
+fn forward_with(
+    norm: Norm,
+    extents: [u64; 2],
+    [input, output]: [Scalar; 2],
+    residual: bool,
+    all: bool,
+) -> Case {
     let [rows, columns] = extents;
     let x = Tensor::from_f64s(input, &extents, numbers(3, rows * columns).iter().map(|x| x * 2.0 + 0.5));
     let weights = if input == Scalar::F32 { Scalar::F32 } else { input };
     let weight = random(5, weights, &[columns]);
     let bias = random(6, weights, &[columns]);
-    let residual = random(4, input, &extents);
-    let sums = x.to_f64s().into_iter().zip(residual.to_f64s()).map(|(x, r)| if all { x + r } else { x });
+    let added = random(4, input, &extents);
+    let sums = x.to_f64s().into_iter().zip(added.to_f64s()).map(|(x, r)| if residual { x + r } else { x });
     let sum = Tensor::from_f64s(input, &extents, sums);
     let h = sum.to_f64s();
     let moments = moments(norm, columns, &h);
@@ -69,14 +85,16 @@ fn forward(norm: Norm, extents: [u64; 2], input: Scalar, output: Scalar, all: bo
     });
     let y: Vec<f64> = y.collect();
     let mut buffers = vec![x];
-    buffers.extend(all.then_some(residual));
+    buffers.extend(residual.then_some(added));
     buffers.push(weight);
     buffers.extend(all.then_some(bias));
     let mut expected = vec![Expected::new(buffers.len(), y, 2.0 * tolerance(output))];
     buffers.push(random(7, output, &extents));
-    if all {
+    if residual {
         expected.push(Expected::new(buffers.len(), h, 1e-6));
         buffers.push(random(7, input, &extents));
+    }
+    if all {
         if norm == Norm::Layer {
             expected.push(Expected::new(buffers.len(), moments.iter().map(|m| m.0).collect(), 1e-5));
             buffers.push(random(7, Scalar::F32, &[rows]));
@@ -87,17 +105,30 @@ fn forward(norm: Norm, extents: [u64; 2], input: Scalar, output: Scalar, all: bo
     let function = NormForward {
         weight: weights,
         output,
-        residual: all,
+        residual,
         bias: all,
         statistics: all,
         ..NormForward::of(norm, rows, columns, input, EPSILON)
     };
-    let with = if all { "with all" } else { "alone" };
+    let with = with(residual, all);
     let name = format!("{} of {input} to {output}, {rows} x {columns}, {with}", norm.name());
     Case { name, function: Box::new(function), buffers, expected }
 }
 
+/// In words.
+fn with(residual: bool, all: bool) -> &'static str {
+    match (residual, all) {
+        (true, _) => "with all",
+        (false, true) => "with a bias",
+        (false, false) => "alone",
+    }
+}
+
 fn backward(norm: Norm, extents: [u64; 2], element: Scalar, all: bool) -> Case {
+    backward_with(norm, extents, element, all, all)
+}
+
+fn backward_with(norm: Norm, extents: [u64; 2], element: Scalar, residual: bool, all: bool) -> Case {
     let [rows, columns] = extents;
     let n = columns as f64;
     let h = random(13, element, &extents);
@@ -123,13 +154,13 @@ fn backward(norm: Norm, extents: [u64; 2], element: Scalar, all: bool) -> Case {
         let along = if norm == Norm::Layer { along } else { 0.0 };
         for at in places {
             let gradient = rstd * (product(at) - hat(at) * across - along);
-            dx.push(gradient + if all { s[at] } else { 0.0 });
+            dx.push(gradient + if residual { s[at] } else { 0.0 });
             dweight[at % columns as usize] += g[at] * hat(at);
             dbias[at % columns as usize] += g[at];
         }
     }
     let mut buffers = vec![h, weight, dy];
-    buffers.extend(all.then_some(dsum));
+    buffers.extend(residual.then_some(dsum));
     buffers.extend((norm == Norm::Layer).then(|| of(|moments| moments.0)));
     buffers.push(of(|moments| moments.1));
     // Of a row of few elements r is large.
@@ -146,8 +177,8 @@ fn backward(norm: Norm, extents: [u64; 2], element: Scalar, all: bool) -> Case {
         expect(&mut buffers, &[columns], dbias);
     }
     let function =
-        NormBackward { norm, rows, columns, element, weight: element, residual: all, bias: all, align: 16 };
-    let with = if all { "with all" } else { "alone" };
+        NormBackward { norm, rows, columns, element, weight: element, residual, bias: all, align: 16 };
+    let with = with(residual, all);
     let name = format!("gradient of {} of {element}, {rows} x {columns}, {with}", norm.name());
     Case { name, function: Box::new(function), buffers, expected }
 }

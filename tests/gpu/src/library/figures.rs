@@ -1,7 +1,7 @@
 //! How fast the functions of the library are, as [`Function::call`](vm_kernels::call::Function::call) launches them, beside a device
-//! copy of as many bytes and PyTorch.
+//! copy of as many bytes, PyTorch, and QuACK and FlashInfer, if their modules are there.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
@@ -11,14 +11,14 @@ use vm_passthrough::accelerator::resources;
 use super::measure::{Bench, Times};
 use super::work::{Goal, Group, Work, groups};
 use crate::gpu::Gpu;
-use crate::peer;
+use crate::peer::{self, Answer};
 use crate::table::{Aim, Figure, Report, Sample};
 use crate::{Arguments, Test};
 
-/// By key: the names of peers, and the seconds of a call by measurement.
-type Peers = HashMap<String, Vec<(String, Vec<f64>)>>;
+/// By key: the names of peers, and what they take.
+type Peers = HashMap<String, Vec<(String, Answer)>>;
 
-/// What PyTorch takes, which is measured once for all works.
+/// What peers take, which is measured once for all works.
 struct Beside {
     works: Vec<String>,
     peers: OnceLock<Result<Peers, String>>,
@@ -26,7 +26,7 @@ struct Beside {
 
 impl Beside {
     fn peers(&self) -> Result<&Peers, &str> {
-        let measure = || peer::run(include_str!("peers.py"), &self.works);
+        let measure = || peer::run(concat!(include_str!("others.py"), include_str!("peers.py")), &self.works);
         self.peers.get_or_init(measure).as_ref().map_err(String::as_str)
     }
 }
@@ -49,20 +49,24 @@ fn run(gpu: &Gpu, group: &Group, beside: &Beside, report: &mut Report) -> anyhow
     // First: it takes the device for itself.
     let peers = beside.peers();
     let bench = Bench::new(gpu, &group.works, &resources)?;
+    let mut without = BTreeSet::new();
     for work in &group.works {
         let times = bench.time(work, &resources).with_context(|| work.to_string())?;
         let empty = Vec::new();
         let of_work = peers.ok().and_then(|peers| peers.get(&work.key)).unwrap_or(&empty);
         figures(work, &times, of_work, report);
+        let reasons = of_work.iter().filter_map(|(name, answer)| Some((name, answer.as_ref().err()?)));
+        without.extend(reasons.map(|(name, reason)| format!("without {name}: {reason}")));
     }
+    without.into_iter().for_each(|line| report.note(line));
     if let Err(reason) = peers {
         report.note(format!("without PyTorch: {reason}"));
     }
     bench.end()
 }
 
-/// The figures of a function: beside a copy, beside the fastest peer, and as a guest's.
-fn figures(work: &Work, times: &Times, peers: &[(String, Vec<f64>)], report: &mut Report) {
+/// The figures of a function: beside a copy, beside each library's fastest way, and as a guest's.
+fn figures(work: &Work, times: &Times, peers: &[(String, Answer)], report: &mut Report) {
     let rate = |seconds: &[f64]| {
         Sample::of(seconds.iter().map(|seconds| work.bytes as f64 / seconds / 1e12).collect())
     };
@@ -82,12 +86,17 @@ fn figures(work: &Work, times: &Times, peers: &[(String, Vec<f64>)], report: &mu
     if let Goal::Milliseconds(most) = work.goal {
         figure(work.to_string(), "µs", micro(&times.own), None, Some(Aim::AtMost(most * 1e3)));
     }
-    let fastest = peers
-        .iter()
-        .map(|(name, seconds)| (format!("PyTorch {name}"), rate(seconds)))
-        .max_by(|a, b| a.1.median.total_cmp(&b.1.median));
-    if let Some(peer) = fastest {
-        figure(work.to_string(), "TB/s", own, Some(peer), at_least(1.0));
+    let mut fastest = BTreeMap::new();
+    for (name, answer) in peers {
+        let Ok(seconds) = answer else { continue };
+        let (library, peer) = (name.split(' ').next(), (name.clone(), rate(seconds)));
+        let best = fastest.entry(library).or_insert_with(|| peer.clone());
+        if peer.1.median > best.1.median {
+            *best = peer;
+        }
+    }
+    for peer in fastest.into_values() {
+        figure(work.to_string(), "TB/s", own.clone(), Some(peer), at_least(1.0));
     }
     let trusted = ("the host's own".to_owned(), micro(&times.own));
     let aim = Some(Aim::RatioAtMost(1.03));

@@ -1,5 +1,5 @@
-"""Times PyTorch at the work that its arguments name ("softmax f32 65536 768 1"; the last number is whether it is compiled too), and
-prints the seconds of a call as JSON.
+"""Times PyTorch, and other libraries (`others.py`), at the work that its arguments name ("softmax f32 65536 768 1"; the last number is
+whether PyTorch compiles it too), and prints as JSON, by library, the seconds of a call ("Ok") or why there are none ("Err").
 
 Several processes compile at the same time, and then measure one after the other: eager and compiled take turns, a measurement is of
 a few calls one behind the other, and inputs come in turn from several sets, none of which is in a cache when it is used again.
@@ -13,6 +13,8 @@ import time
 
 SETS, ROUNDS, WARM, EPSILON = 3, 5, 2, 1e-6
 MOVED, PROCESSES = 2 << 30, 12
+# Fills of a GiB before short calls.
+SHORT = 8
 # Seconds after which a process compiles nothing more.
 COMPILING = float(os.environ.get("PEERS_COMPILING", "25"))
 
@@ -146,27 +148,40 @@ def calls(op, dtype, extents):
     raise ValueError(op)
 
 
+def reason(error):
+    """An error's last line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
+
+
 def prepare(work):
-    """The work with its functions, compiled where that is wanted; none without any."""
+    """The work with its functions, compiled where that is wanted, and why libraries have none."""
     import torch
 
     op, element, *extents, compiled = work.split()
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[element]
-    of = calls(op, dtype, list(map(int, extents)))
+    extents = list(map(int, extents))
+    of = calls(op, dtype, extents)
     if of is None:
         return None
     make, eager, formula = of
-    functions = {"eager": eager}
+    functions, without = {"PyTorch eager": eager}, {}
     inputs = make()
     if compiled == "1" and formula is not False and time.monotonic() - STARTED < COMPILING:
         function = torch.compile(formula or eager, dynamic=False)
         function(*inputs)
-        functions["compiled"] = function
+        functions["PyTorch compiled"] = function
+    for name, library in others(op, dtype, extents).items():
+        try:
+            function = library()
+            function(*inputs)
+            functions[name] = function
+        except Exception as error:
+            without[name] = reason(error)
     size = sum(x.nbytes for x in inputs if hasattr(x, "nbytes"))
-    return work.rsplit(" ", 1)[0], make, functions, 2 * max(size, 1 << 24)
+    return work.rsplit(" ", 1)[0], make, functions, without, 2 * max(size, 1 << 24)
 
 
-def measure(make, functions, moved):
+def measure(make, functions, without, moved):
     import torch
 
     inputs = [make() for _ in range(max(SETS, min(32, (512 << 20) // moved + 1)))]
@@ -177,7 +192,8 @@ def measure(make, functions, moved):
         for name, function in functions.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             # While the device is busy with that, the calls are queued.
-            lead.fill_(0)
+            for _ in range(1 if moved > 1 << 28 else SHORT):
+                lead.fill_(0)
             for call in range(WARM + count):
                 if call == WARM:
                     begin.record()
@@ -187,7 +203,7 @@ def measure(make, functions, moved):
             torch.cuda.synchronize()
             if measurement > 0:  # the first warms up
                 times.setdefault(name, []).append(begin.elapsed_time(end) / 1e3 / count)
-    return list(times.items())
+    return [(name, {"Ok": all}) for name, all in times.items()] + [(name, {"Err": why}) for name, why in without.items()]
 
 
 def child(works):
@@ -195,6 +211,9 @@ def child(works):
 
     if not torch.cuda.is_available():
         sys.exit("PyTorch finds no GPU")
+    # What libraries print is no answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 10_000
     ready, results = [], {}
     with torch.no_grad():
@@ -204,7 +223,7 @@ def child(works):
             except Exception as error:  # a peer less
                 print(f"{work}: {error}"[:300], file=sys.stderr)
             torch.cuda.empty_cache()
-        print("ready", flush=True)
+        print("ready", file=answers, flush=True)
         if not sys.stdin.readline():
             return
         for name, *work in filter(None, ready):
@@ -213,7 +232,7 @@ def child(works):
             except Exception as error:
                 print(f"{name}: {error}"[:300], file=sys.stderr)
             torch.cuda.empty_cache()
-    print(json.dumps(results), flush=True)
+    print(json.dumps(results), file=answers, flush=True)
 
 
 STARTED = time.monotonic()

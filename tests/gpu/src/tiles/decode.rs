@@ -1,5 +1,5 @@
-//! Decoding with a paged cache at sizes that matter, beside FlashAttention-3 with a paged cache, if its module is there, and PyTorch's
-//! attention to a cache that is not paged.
+//! Decoding with a paged cache at sizes that matter, beside FlashAttention-3 and FlashInfer with a paged cache, if their modules are there,
+//! and PyTorch's attention to a cache that is not paged.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -17,6 +17,7 @@ use super::figures::random;
 use crate::Test;
 use crate::gpu::{Gpu, TIMEOUT};
 use crate::library::measure::{Loaded, Place, compile, launches};
+use crate::peer::Answer;
 use crate::table::{Aim, Figure, Report, Sample};
 
 /// Measurements, launches of each, and launches before that don't count.
@@ -30,7 +31,11 @@ const HEADS: [u64; 2] = [32, 8];
 const DIM: u64 = 128;
 const PAGE: u64 = 64;
 /// Peers, as they are asked for.
-const PEERS: [(&str, &str); 2] = [("paged", "FlashAttention-3, paged"), ("decode", "PyTorch, not paged")];
+const PEERS: [(&str, &str); 3] = [
+    ("paged", "FlashAttention-3, paged"),
+    ("flashinfer", "FlashInfer, paged"),
+    ("decode", "PyTorch, not paged"),
+];
 
 pub(super) fn tests() -> Vec<Test> {
     let name = |[batch, tokens]: [u64; 2]| format!("decoding of bf16, {batch} sequences of {tokens} tokens");
@@ -107,19 +112,28 @@ fn run(gpu: &Gpu, [batch, tokens]: [u64; 2], name: String, report: &mut Report) 
     drop((guest, trusted));
     drop((kernels, buffers));
     worker.stop(TIMEOUT)?;
-    let mut figure = |name: String, ours: Sample, peer: (String, Sample), aim: f64| {
+    let figure = |name: String, ours: Sample, peer: (String, Sample), aim: f64| {
         let aim = Some(Aim::RatioAtLeast(aim));
-        report.figure(Figure { name, unit: "TB/s".into(), ours, peer: Some(peer), aim });
+        Figure { name, unit: "TB/s".into(), ours, peer: Some(peer), aim }
     };
-    figure(format!("{name}, as a guest's"), Sample::of(guests), ("the host's own".into(), own.clone()), 0.97);
+    let trusted = ("the host's own".into(), own.clone());
+    report.figure(figure(format!("{name}, as a guest's"), Sample::of(guests), trusted, 0.97));
     match peers() {
         Ok(peers) => {
             let of = |kind| peers.get(&key(kind, [batch, tokens]));
             let found = PEERS.iter().filter_map(|(kind, peer)| Some((peer, of(kind)?))).collect::<Vec<_>>();
             ensure!(!found.is_empty(), "the peer measured other work");
-            for (peer, seconds) in found {
+            for (peer, answer) in found {
+                let seconds = match answer {
+                    Ok(seconds) => seconds,
+                    Err(reason) => {
+                        report.note(format!("without {peer}: {reason}"));
+                        continue;
+                    }
+                };
                 let rates = seconds.iter().map(|seconds| bytes / seconds / 1e12).collect();
-                figure(name.clone(), own.clone(), ((*peer).to_owned(), Sample::of(rates)), 1.0);
+                let peer = ((*peer).to_owned(), Sample::of(rates));
+                report.figure(figure(name.clone(), own.clone(), peer, 1.0));
             }
         }
         Err(reason) => report.note(format!("without PyTorch: {reason}")),
@@ -127,9 +141,9 @@ fn run(gpu: &Gpu, [batch, tokens]: [u64; 2], name: String, report: &mut Report) 
     Ok(())
 }
 
-/// Seconds of a call by measurement, by what is measured. PyTorch runs once, in a process of its own.
-fn peers() -> &'static Result<HashMap<String, Vec<f64>>, String> {
-    static FOUND: OnceLock<Result<HashMap<String, Vec<f64>>, String>> = OnceLock::new();
+/// What peers take, by what is measured. They run once, in a process of their own.
+fn peers() -> &'static Result<HashMap<String, Answer>, String> {
+    static FOUND: OnceLock<Result<HashMap<String, Answer>, String>> = OnceLock::new();
     FOUND.get_or_init(|| {
         let of = |work: &[u64; 2]| PEERS.map(|(kind, _)| key(kind, *work));
         let keys: Vec<String> = WORK.iter().flat_map(of).collect();

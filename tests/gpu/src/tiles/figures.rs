@@ -17,6 +17,7 @@ use super::occupancy::Occupancy;
 use super::valid;
 use crate::Test;
 use crate::gpu::{Gpu, TIMEOUT, named};
+use crate::peer::Answer;
 use crate::table::{Aim, Figure, Report, Sample};
 
 /// Measurements, launches of each, and launches before that don't count.
@@ -413,18 +414,14 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
             report.note(format!("{}: {occupancy}", step.kernel.name()));
         }
     }
-    let mut figure = |name: String, ours: Sample, peer: (String, Sample), aim: f64| {
+    let figure = |name: String, ours: Sample, peer: (String, Sample), aim: f64| {
         // Older instructions are measured, and not held to what newer ones reach.
         let aim = (!gpu.compiles_for_older()).then_some(Aim::RatioAtLeast(aim));
         let unit = "TFLOP/s".into();
-        report.figure(Figure { name, unit, ours, peer: Some(peer), aim });
+        Figure { name, unit, ours, peer: Some(peer), aim }
     };
-    figure(
-        format!("{}, as a guest's", work.name()),
-        Sample::of(guests),
-        ("the host's own".into(), own.clone()),
-        0.97,
-    );
+    let trusted = ("the host's own".into(), own.clone());
+    report.figure(figure(format!("{}, as a guest's", work.name()), Sample::of(guests), trusted, 0.97));
     if gpu.compiles_for_older() {
         report.note(format!("{}: {own} TFLOP/s", steps[0].kernel.name()));
         let (unit, aim) = ("TFLOP/s".into(), None);
@@ -437,7 +434,15 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
             let keys = work.keys();
             let found = keys.iter().filter_map(|key| Some((key, peers.get(key)?))).collect::<Vec<_>>();
             ensure!(!found.is_empty(), "the peer measured other work");
-            for (at, (key, seconds)) in found.into_iter().enumerate() {
+            let mut measured = 0;
+            for (key, answer) in found {
+                let seconds = match answer {
+                    Ok(seconds) => seconds,
+                    Err(reason) => {
+                        report.note(format!("without {key}: {reason}"));
+                        continue;
+                    }
+                };
                 let speeds = seconds.iter().map(|seconds| work.operations() / seconds / 1e12).collect();
                 let (peer, aim) = match work {
                     Work::Fp8(..) if key.starts_with("fp8") => ("FlashAttention-3", 0.9),
@@ -446,9 +451,10 @@ fn run(gpu: &Gpu, work: Work, report: &mut Report) -> anyhow::Result<()> {
                     Work::Fp8(..) => ("cuDNN of bf16", 1.0),
                     _ => ("cuDNN", 1.0),
                 };
-                let next_best = at > 0 && matches!(work, Work::Fp8(..));
+                let next_best = measured > 0 && matches!(work, Work::Fp8(..));
+                measured += 1;
                 let name = if next_best { format!("{}, beside bf16", work.name()) } else { work.name() };
-                figure(name, own.clone(), (peer.to_owned(), Sample::of(speeds)), aim);
+                report.figure(figure(name, own.clone(), (peer.to_owned(), Sample::of(speeds)), aim));
             }
         }
         Err(reason) => report.note(format!("without PyTorch: {reason}")),
@@ -461,9 +467,9 @@ fn multiprocessors(gpu: &Gpu) -> u32 {
     gpu.accelerator.info().compute_units.max(1)
 }
 
-/// Seconds of a call by measurement, by what is measured. PyTorch runs once, in a process of its own.
-fn peers() -> &'static Result<HashMap<String, Vec<f64>>, String> {
-    static PEERS: OnceLock<Result<HashMap<String, Vec<f64>>, String>> = OnceLock::new();
+/// What peers take, by what is measured. They run once, in a process of their own.
+fn peers() -> &'static Result<HashMap<String, Answer>, String> {
+    static PEERS: OnceLock<Result<HashMap<String, Answer>, String>> = OnceLock::new();
     PEERS.get_or_init(|| {
         let keys: Vec<String> =
             WORK.iter().filter(|work| !work.is_product()).flat_map(|work| work.keys()).collect();
