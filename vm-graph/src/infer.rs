@@ -296,7 +296,7 @@ pub(crate) fn extents(a: &[u64], b: &[u64]) -> Option<Vec<u64>> {
 
 fn mat_mul(operands: &[&TensorType]) -> Said<TensorType> {
     let [a, b] = take(operands)?;
-    floats(a)?;
+    of(a, a.element.is_float() || a.element == Element::I32, "floats or i32")?;
     alike(a, b)?;
     let ([batch_a @ .., m, k], [batch_b @ .., rows, n]) = (&a.extents[..], &b.extents[..]) else {
         return Err(format!("{a} or {b} is no matrix"));

@@ -27,7 +27,7 @@ pub enum Op {
     /// `x → y`: as elements of another type. Floats to integers are cut off towards 0; what the integer does not have is
     /// the nearest that it has, and NaN is 0.
     Cast(Element),
-    /// `a[…, m, k], b[…, k, n] → c[…, m, n]`: products of matrices of floats.
+    /// `a[…, m, k], b[…, k, n] → c[…, m, n]`: products of matrices of floats, or of i32, which wrap around.
     MatMul,
     /// `x[n, c, h, w], weight[o, c / groups, kh, kw], bias[o]? → y[n, o, oh, ow]`: a convolution in two dimensions.
     Convolution(Convolution),

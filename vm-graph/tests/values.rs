@@ -59,6 +59,8 @@ fn elements() {
         &[-1.0, 127.0, -128.0, 127.0, 127.0, 0.0],
     );
     check(&[3], &[0.0, 0.2, NAN], cast(Element::Bool), &[0.0, 1.0, 1.0]);
+    check(&[2], &[1.003, 1e39], cast(Element::Bf16), &[1.0, INF]);
+    check(&[2], &[2049.0, 1e5], cast(Element::F16), &[2048.0, INF]);
     check(&[3], &[17.1, 500.0, -0.001], cast(Element::F8E4M3), &[18.0, 448.0, -0.001_953_125]);
     let wraps = |b: &mut Builder, x| {
         let x = b.cast(x, Element::U8)?;
@@ -135,6 +137,12 @@ fn rows() {
         b.mat_mul(x, one)
     };
     check(&[3, 1, 2], &x, batched, &[6.0, 8.0, 8.0]);
+    let wraps = |b: &mut Builder, x| {
+        let x = b.cast(x, Element::I32)?;
+        let turned = b.transpose(x, &[1, 0])?;
+        b.mat_mul(x, turned)
+    };
+    check(&[1, 2], &[46_341.0, 3.0], wraps, &[-2_147_479_006.0]);
     let quantised = |b: &mut Builder, x| {
         let scale = f32s(b, &[2], &[0.5, 10.0])?;
         let zero = b.constant(Tensor::from_f64s(Element::U8, &[2], &[0.0, 100.0]))?;

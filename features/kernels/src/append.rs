@@ -3,8 +3,10 @@
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Region};
 use crate::family::Resources;
 use crate::gather::blocks;
+use crate::graph::{self, NoGraph};
 use crate::pieces::{Pieces, THREADS};
 use crate::strided::aligned;
+use vm_graph::ValidGraph;
 use vm_ir::builder::{BuildError, Builder, IRBlock, PlaceRef};
 use vm_ir::op::{Axis, Cache};
 use vm_ir::view::{Access, Dim, ViewType};
@@ -140,6 +142,10 @@ impl Function for KvAppend {
         all
     }
 
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::cache::append(self)
+    }
+
     fn call(&self, _: &Resources) -> Result<Call, CallError> {
         const NAME: &str = "kv_append";
         let KvAppend { batch, tokens, heads, dim, layout, element, align } = *self;
@@ -215,6 +221,10 @@ impl Function for QkvAppend {
             cache("v_cache"),
             Buffer::new("lengths", Scalar::I32, &[batch], Access::Read),
         ]
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::cache::append_of_product(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
@@ -303,6 +313,10 @@ pub struct AdvanceLengths {
 impl Function for AdvanceLengths {
     fn buffers(&self) -> Vec<Buffer> {
         vec![Buffer::new("lengths", Scalar::I32, &[self.count], Access::ReadWrite)]
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::cache::advance(self)
     }
 
     fn call(&self, _: &Resources) -> Result<Call, CallError> {

@@ -11,6 +11,7 @@ use std::any::Any;
 use std::fmt;
 
 use thiserror::Error;
+use vm_graph::ValidGraph;
 use vm_ir::builder::BuildError;
 use vm_ir::limits::MAX_GRID_YZ;
 use vm_ir::view::Access;
@@ -25,6 +26,7 @@ use crate::family::Resources;
 use crate::flat::{Finish, Flat, FlatRows, Squares};
 use crate::gather::Gather;
 use crate::gemm::Gemm;
+use crate::graph::NoGraph;
 use crate::loss::{LossRows, LossSum};
 use crate::norm::{NormGradient, NormRows, NormSums};
 use crate::quantise::Quantised;
@@ -41,6 +43,12 @@ pub const WORKSPACE_ALIGN: u64 = 256;
 pub trait Function: Any + fmt::Debug {
     /// The buffers of a call, in order.
     fn buffers(&self) -> Vec<Buffer>;
+
+    /// What it computes, as a graph of array operations: [`graph`](crate::graph) says what its inputs and outputs are.
+    ///
+    /// # Errors
+    /// [`NoGraph`]: why there is none, as of draws, or of arrays that have no elements.
+    fn graph(&self) -> Result<ValidGraph, NoGraph>;
 
     /// The launches that compute it on such a device. Extents of 0 are none at all.
     ///

@@ -5,9 +5,11 @@ use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Wor
 use crate::family::{Kind, Resources};
 use crate::flat::floats;
 use crate::gather::blocks;
+use crate::graph::{self, NoGraph};
 use crate::norm::NormSums;
 use crate::pieces::{Pieces, THREADS, lanes};
 use crate::strided::aligned;
+use vm_graph::ValidGraph;
 use vm_ir::builder::{BuildError, Builder, IRBlock};
 use vm_ir::op::{Axis, Cache};
 use vm_ir::view::Access;
@@ -127,6 +129,10 @@ impl Function for ColumnSums {
             Buffer::new("x", element, &[rows, columns], Access::Read),
             Buffer::new("y", output, &[columns], Access::Write),
         ]
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::tables::column_sums(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

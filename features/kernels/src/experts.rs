@@ -5,8 +5,10 @@ use crate::columns::of_slices;
 use crate::family::Resources;
 use crate::flat::{Fill, block_add, floats};
 use crate::gather::{blocks, check_index};
+use crate::graph::{self, NoGraph};
 use crate::pieces::{Pieces, THREADS, lanes};
 use crate::strided::aligned;
+use vm_graph::ValidGraph;
 use vm_ir::builder::{BuildError, Builder, IRBlock};
 use vm_ir::op::Axis;
 use vm_ir::view::{Access, ViewType};
@@ -192,6 +194,10 @@ impl Function for AuxLoss {
         ]
     }
 
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::experts::loss(self)
+    }
+
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         const NAME: &str = "aux_loss";
         /// The least indices of a block, and the most blocks.
@@ -276,6 +282,10 @@ impl Function for AuxLossGradient {
             Buffer::new("aux_loss_grad", Scalar::F32, &[1], Access::Read),
             Buffer::new("router_probs_grad", element, &[tokens, experts], access),
         ]
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::experts::gradient(self)
     }
 
     fn call(&self, _: &Resources) -> Result<Call, CallError> {

@@ -2,8 +2,10 @@
 
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand};
 use crate::family::{Kind, Resources};
+use crate::graph::{self, NoGraph};
 use crate::pieces::{Pieces, THREADS};
 use crate::strided::aligned;
+use vm_graph::ValidGraph;
 use vm_ir::builder::{BuildError, Builder, IRBlock, Val};
 use vm_ir::limits::MAX_GRID_X;
 use vm_ir::op::{Axis, Cache};
@@ -169,6 +171,10 @@ impl Function for Embedding {
             Buffer::new("indices", index, &[count], Access::Read),
             Buffer::new("y", element, &[count, columns], Access::Write),
         ]
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::tables::embedding(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

@@ -20,7 +20,7 @@
 //! | [`sample`] | argmax, top-k, and draws from logits |
 //!
 //! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants, [`call`]
-//! what a function of the library is: launches of their kernels, [`strided`] how it is called with strided rows, [`row`] how the
+//! what a function of the library is: launches of their kernels, [`graph`] what it is where there are no kernels, [`strided`] how it is called with strided rows, [`row`] how the
 //! rows of a matrix are divided among threads.
 
 pub mod append;
@@ -35,6 +35,7 @@ pub mod family;
 pub mod flat;
 pub mod gather;
 pub mod gemm;
+pub mod graph;
 pub mod loss;
 pub mod norm;
 pub mod pieces;

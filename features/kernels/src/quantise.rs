@@ -17,16 +17,18 @@ use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, ker
 use crate::family::{Kind, Resources};
 use crate::flat::floats;
 use crate::gather::blocks;
+use crate::graph::{self, NoGraph};
 use crate::pieces::{Pieces, THREADS, lanes};
 use crate::row::{Layout, MAX_COLUMNS, column, each_row, launch_views, matrix};
 use crate::strided::{aligned, step};
+use vm_graph::ValidGraph;
 use vm_ir::builder::{BuildError, Builder, IRBlock, PlaceRef, Val};
 use vm_ir::op::{Axis, Cache};
 use vm_ir::view::Access;
 use vm_ir::{GuestAddr, Kernel, Scalar, Type};
 
 /// Elements of a line, and rows of a square.
-const SIDE: u32 = 128;
+pub(crate) const SIDE: u32 = 128;
 /// Warps of a block.
 const WARPS: u32 = THREADS / 32;
 /// Elements that a processor takes at once.
@@ -249,7 +251,7 @@ impl Quantised {
 }
 
 /// The greatest number of a type of FP8.
-fn greatest_of(output: Scalar) -> f64 {
+pub(crate) fn greatest_of(output: Scalar) -> f64 {
     if output == Scalar::F8E5M2 { 57_344.0 } else { 448.0 }
 }
 
@@ -304,6 +306,10 @@ impl Function for Quantise {
             Buffer::new("y", output, &[rows, columns], Access::Write),
             Buffer::new("scales", Scalar::F32, &scales, Access::Write),
         ]
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::quantise::quantise(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

@@ -4,7 +4,9 @@ use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand};
 use crate::family::Resources;
 use crate::flat::floats;
 use crate::gather::blocks;
+use crate::graph::{self, NoGraph};
 use crate::strided::aligned;
+use vm_graph::ValidGraph;
 use vm_ir::builder::{BuildError, Builder, IRBlock, PlaceRef, Val};
 use vm_ir::limits::MAX_GRID_YZ;
 use vm_ir::op::{Axis, Cache};
@@ -284,6 +286,10 @@ impl Function for Rope {
             self.positions.then(|| Buffer::new("positions", Scalar::I32, &[batch, tokens], Access::Read)),
         );
         all
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::rope::rope(self)
     }
 
     fn call(&self, _: &Resources) -> Result<Call, CallError> {

@@ -8,8 +8,10 @@ use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Wor
 use crate::family::Resources;
 use crate::flat::{Fill, floats};
 use crate::gather::{blocks, check_index};
+use crate::graph::{self, NoGraph};
 use crate::pieces::{Pieces, THREADS, lanes};
 use crate::strided::aligned;
+use vm_graph::ValidGraph;
 use vm_ir::builder::{BuildError, Builder, IRBlock, Val};
 use vm_ir::limits::MAX_GRID_YZ;
 use vm_ir::op::Axis;
@@ -270,6 +272,10 @@ impl Function for ScatterAdd {
         ]
     }
 
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::tables::scatter_add(self)
+    }
+
     fn call(&self, _: &Resources) -> Result<Call, CallError> {
         self.launches(false)
     }
@@ -363,6 +369,10 @@ impl Function for EmbeddingGradient {
         all[2].name = "dtable";
         all[2].access = if self.accumulate { Access::ReadWrite } else { Access::Write };
         all
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::tables::embedding_gradient(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

@@ -7,12 +7,14 @@
 //!
 //! Powers are taken of what is left below the row's greatest element. A row with a NaN or +∞, or of −∞ alone, becomes NaN.
 
+use vm_graph::ValidGraph;
 use vm_ir::builder::BuildError;
 use vm_ir::view::Access;
 use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar};
 
 use crate::call::{Buffer, Call, CallError, Entry, Function, kernel_name};
 use crate::family::Resources;
+use crate::graph::{self, NoGraph};
 use crate::row::{Layout, Powers, Precision, each_row, launch_rows, matrix};
 use crate::strided::step;
 
@@ -136,6 +138,10 @@ impl Function for Softmax {
         ]
     }
 
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::softmax::forward(self)
+    }
+
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         self.launch(0, resources)
     }
@@ -180,6 +186,10 @@ impl Function for SoftmaxBackward {
             Buffer::new("dy", self.input, &extents, Access::Read),
             Buffer::new("dx", self.output, &extents, Access::Write),
         ]
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::softmax::backward(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

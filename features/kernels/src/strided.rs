@@ -17,10 +17,12 @@
 //! Kernels are the same: views of theirs have strides. Which variant is taken depends on the strides as on the columns: accesses are as wide
 //! as all of them and the buffers' alignment are multiples of.
 
+use vm_graph::ValidGraph;
 use vm_ir::view::Access;
 
 use crate::call::{Buffer, Call, CallError, Function, Operand};
 use crate::family::Resources;
+use crate::graph::NoGraph;
 
 /// A function with some buffers of strided rows.
 #[derive(Debug)]
@@ -87,6 +89,10 @@ impl Function for Strided {
             }
         }
         buffers
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        self.function.graph()
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

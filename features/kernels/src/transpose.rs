@@ -3,7 +3,9 @@
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand};
 use crate::family::Resources;
 use crate::gather::blocks;
+use crate::graph::{self, NoGraph};
 use crate::strided::aligned;
+use vm_graph::ValidGraph;
 use vm_ir::builder::{BuildError, Builder, IRBlock, PlaceRef, Val};
 use vm_ir::op::{Axis, Cache};
 use vm_ir::view::{Access, Dim, ViewType};
@@ -215,6 +217,10 @@ impl Function for Transpose {
             Buffer::new("x", element, &[matrices, rows, columns], Access::Read),
             Buffer::new("y", element, &[matrices, columns, rows], Access::Write),
         ]
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::tables::transpose(self)
     }
 
     fn call(&self, _: &Resources) -> Result<Call, CallError> {

@@ -37,6 +37,9 @@ impl Array {
 
     /// Repeated along dimensions of extent 1, or that are not there.
     pub(super) fn spread(&self, extents: &[u64]) -> Array {
+        if self.extents == extents {
+            return self.clone();
+        }
         let missing = extents.len() - self.extents.len();
         self.pick(extents, |at| {
             let own = at[missing..].iter().zip(&self.extents);
@@ -106,7 +109,13 @@ impl Array {
         Array::new(extents, elements)
     }
 
-    pub(super) fn mat_mul(&self, other: &Array, extents: &[u64]) -> Array {
+    /// Products of matrices, where `add` adds a product of two elements to a sum.
+    pub(super) fn mat_mul(
+        &self,
+        other: &Array,
+        extents: &[u64],
+        add: impl Fn(f64, f64, f64) -> f64,
+    ) -> Array {
         let rank = extents.len();
         let (batch, [m, n]) = (&extents[..rank - 2], [extents[rank - 2], extents[rank - 1]]);
         let k = self.extents[self.extents.len() - 1];
@@ -123,7 +132,7 @@ impl Array {
                 for column in 0..n {
                     let a = &a.elements[(matrix * m + row) * k..][..k];
                     let b = b.elements[matrix * k * n + column..].iter().step_by(n);
-                    elements.push(a.iter().zip(b).map(|(a, b)| a * b).sum());
+                    elements.push(a.iter().zip(b).fold(0.0, |sum, (a, b)| add(sum, *a, *b)));
                 }
             }
         }

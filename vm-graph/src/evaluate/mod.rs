@@ -6,11 +6,11 @@ mod scalar;
 use array::Array;
 
 use crate::limits::MAX_ELEMENTS;
-use crate::op::{Pooling, Reduction};
+use crate::op::{Binary, Pooling, Reduction};
 use crate::{Element, GraphError, Op, Place, TensorType, ValidGraph};
 
-/// The outputs' elements, for the inputs' elements. Floats are f64 all along: they are rounded only where they become FP8 or
-/// integers, so that a device's results can be told by how far they are from these. Integers are exact up to 2^53.
+/// The outputs' elements, for the inputs' elements. Floats are f64 all along: they are rounded only where they are cast to narrow floats or
+/// to integers, so that a device's results can be told by how far they are from these. Integers are exact up to 2^53.
 ///
 /// # Errors
 /// [`GraphError::Rule`] of an argument with too few or too many elements, or whose values its type does not have.
@@ -61,7 +61,10 @@ fn apply(op: &Op, operands: &[&Array], types: &[&TensorType], results: &[TensorT
             Array::new(&to.extents, chosen.collect())
         }
         (Op::Cast(element), [x]) => x.map(|x| scalar::cast(types[0].element, *element, x)),
-        (Op::MatMul, [a, b]) => a.mat_mul(b, &to.extents),
+        (Op::MatMul, [a, b]) => a.mat_mul(b, &to.extents, |sum, a, b| match element.range() {
+            None => sum + a * b,
+            Some(_) => scalar::wrapped(element, sum + scalar::binary(Binary::Mul, element, a, b)),
+        }),
         (Op::Convolution(how), [x, weight, bias @ ..]) => {
             x.convolution(weight, bias.first().copied(), how, &to.extents)
         }

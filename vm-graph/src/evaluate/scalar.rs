@@ -15,7 +15,7 @@ pub(super) fn wrapped(element: Element, value: f64) -> f64 {
 pub(super) fn cast(from: Element, to: Element, x: f64) -> f64 {
     match to {
         Element::Bool => f64::from(x != 0.0),
-        Element::F8E4M3 | Element::F8E5M2 => to.round(x),
+        Element::F8E4M3 | Element::F8E5M2 | Element::F16 | Element::Bf16 => to.round(x),
         _ if to.range().is_none() => x,
         _ if from.range().is_some() => wrapped(to, x),
         _ => to.round(x),

@@ -4,8 +4,10 @@ use super::{Attention, Mask, Order};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Region};
 use crate::family::{Kind, Resources};
 use crate::gather::blocks;
+use crate::graph::{self, NoGraph};
 use crate::strided::aligned;
 use crate::transpose::Transposed;
+use vm_graph::ValidGraph;
 use vm_ir::Scalar;
 use vm_ir::view::Access;
 
@@ -209,6 +211,10 @@ impl Function for DotProductAttention {
         let rows = [batch, heads, queries];
         all.extend(self.log_sums.then(|| Buffer::new("log_sums", Scalar::F32, &rows, Access::Write)));
         all
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::attention::dot_product(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

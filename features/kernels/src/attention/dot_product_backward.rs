@@ -4,7 +4,9 @@ use super::dot_product::operands;
 use super::{Backward, BackwardPass, DotProductAttention, Gradient, Mask, SplitBackward};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace};
 use crate::family::{Kind, Resources};
+use crate::graph::{self, NoGraph};
 use crate::strided::aligned;
+use vm_graph::ValidGraph;
 use vm_ir::Scalar;
 use vm_ir::view::Access;
 
@@ -174,6 +176,10 @@ impl Function for DotProductAttentionBackward {
             of_k("dk", Access::Write),
             of_k("dv", Access::Write),
         ]
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::attention::dot_product_backward(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

@@ -4,7 +4,9 @@ use super::{Decode, Generate};
 use crate::append::Layout;
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Region, Workspace};
 use crate::family::{Kind, Problem, Resources};
+use crate::graph::{self, NoGraph};
 use crate::strided::check_aligned;
+use vm_graph::ValidGraph;
 use vm_ir::Scalar;
 use vm_ir::limits::MAX_GRID_YZ;
 use vm_ir::view::Access;
@@ -70,6 +72,10 @@ impl Function for DecodeAttention {
         }
         all.push(Buffer::new("o", element, &[batch, heads, dim], Access::Write).counting(1));
         all
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::attention::decode(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

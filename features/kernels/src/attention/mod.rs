@@ -65,6 +65,6 @@ impl Mask {
 }
 
 /// Below every score; not infinite, as differences of scores are taken.
-const LEAST: f32 = -3.0e38;
+pub(crate) const LEAST: f32 = -3.0e38;
 /// log2 e: exponentials are powers of two.
 const LOG2_E: f32 = std::f32::consts::LOG2_E;

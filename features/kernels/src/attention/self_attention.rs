@@ -3,7 +3,9 @@
 use super::{Attention, Backward, BackwardPass, Forward};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Region, Workspace};
 use crate::family::{Kind, Problem, Resources};
+use crate::graph::{self, NoGraph};
 use crate::strided::check_aligned;
+use vm_graph::ValidGraph;
 use vm_ir::Scalar;
 use vm_ir::view::Access;
 
@@ -158,6 +160,10 @@ impl Function for SelfAttention {
         ]
     }
 
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::attention::self_attention(self)
+    }
+
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         const NAME: &str = "self_attention";
         self.check(NAME, &[64, 128, 256], &[Scalar::F16, Scalar::Bf16, Scalar::F32])?;
@@ -189,6 +195,10 @@ impl Function for SelfAttentionBackward {
             of.like_o("do", Access::Read),
             of.like_qkv("dqkv", Access::Write),
         ]
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::attention::self_attention_backward(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

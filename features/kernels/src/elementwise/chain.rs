@@ -1,5 +1,7 @@
 //! What a chain computes.
 
+use std::convert::Infallible;
+
 use vm_ir::Scalar;
 use vm_ir::builder::Val;
 
@@ -129,7 +131,7 @@ const FIRST_STEP: u8 = MAX_INPUTS as u8;
 /// Inputs, steps and outputs of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Chain {
-    pub(super) inputs: [Option<Input>; MAX_INPUTS],
+    pub(crate) inputs: [Option<Input>; MAX_INPUTS],
     steps: [Option<(Op, Value, Value)>; MAX_STEPS],
     pub(super) outputs: [Option<(Value, Scalar)>; MAX_OUTPUTS],
     /// More of something than there can be.
@@ -272,7 +274,7 @@ impl Chain {
 
     /// # Errors
     /// What can't be a kernel.
-    pub(super) fn check(&self) -> Result<(), CallError> {
+    pub(crate) fn check(&self) -> Result<(), CallError> {
         let unsupported = |what: String| Err(CallError::Unsupported { function: "elementwise", what });
         if self.overfull {
             return unsupported(format!(
@@ -308,18 +310,31 @@ impl Chain {
 
     /// The outputs, of the inputs' values.
     pub(super) fn compute<'b>(&self, inputs: &[Val<'b>]) -> Vec<Val<'b>> {
-        let mut steps: Vec<Val<'b>> = Vec::new();
         let rough =
             self.outputs.iter().flatten().all(|(_, element)| Precision::of(*element) == Precision::Rough);
         let precision = if rough { Precision::Rough } else { Precision::Full };
-        let value = |steps: &[Val<'b>], Value(number): Value| match number.checked_sub(FIRST_STEP) {
+        let Ok(outputs) = self.fold(inputs, |op, a, b| Ok::<_, Infallible>(op.of(a, b, precision)));
+        outputs
+    }
+
+    /// The outputs, of the inputs' values and what a step makes of two.
+    ///
+    /// # Errors
+    /// That of a step.
+    pub(crate) fn fold<T: Copy, E>(
+        &self,
+        inputs: &[T],
+        mut step: impl FnMut(Op, T, T) -> Result<T, E>,
+    ) -> Result<Vec<T>, E> {
+        let mut steps = Vec::new();
+        let value = |steps: &[T], Value(number): Value| match number.checked_sub(FIRST_STEP) {
             Some(step) => steps[usize::from(step)],
             None => inputs[usize::from(number)],
         };
         for (op, a, b) in self.steps.iter().flatten() {
-            let next = op.of(value(&steps, *a), value(&steps, *b), precision);
+            let next = step(*op, value(&steps, *a), value(&steps, *b))?;
             steps.push(next);
         }
-        self.outputs.iter().flatten().map(|(of, _)| value(&steps, *of)).collect()
+        Ok(self.outputs.iter().flatten().map(|(of, _)| value(&steps, *of)).collect())
     }
 }

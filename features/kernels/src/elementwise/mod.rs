@@ -23,6 +23,7 @@
 
 mod chain;
 
+use vm_graph::ValidGraph;
 use vm_ir::builder::{BuildError, Builder, PlaceRef, Val};
 use vm_ir::op::{Axis, Cache};
 use vm_ir::view::{Access, ViewType};
@@ -30,6 +31,7 @@ use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar, Type};
 
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, kernel_name};
 use crate::family::{Kind, Resources};
+use crate::graph::{self, NoGraph};
 use crate::row::{Layout, View, column, each_row, grid_of, lanes, matrix, row};
 use crate::strided::step;
 
@@ -264,6 +266,10 @@ impl Function for Elementwise {
             .zip(NAMES[1])
             .map(|((_, element), name)| Buffer::new(name, *element, &extents(Along::All), Access::Write));
         inputs.chain(outputs).collect()
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::elementwise::chain(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

@@ -3,8 +3,10 @@
 use super::{Activation, Finish, FlatRows, Rule, Shape, Squares, groups, launches};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace};
 use crate::family::Resources;
+use crate::graph::{self, NoGraph};
 use crate::row::{Layout, launch_rows};
 use crate::strided::step;
+use vm_graph::ValidGraph;
 use vm_ir::Scalar;
 use vm_ir::limits::MAX_PARAMS;
 use vm_ir::view::Access;
@@ -143,6 +145,10 @@ impl Function for AdamW {
         all
     }
 
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::training::adamw(self)
+    }
+
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let AdamW { parameter, gradient, step, .. } = *self;
         floats("adamw", &[parameter, gradient])?;
@@ -205,6 +211,10 @@ impl Function for Sgd {
         let mut all = buffers(self.rule(), &self.sizes);
         all.extend(self.scaled.then(|| one("scale", Access::Read)));
         all
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::training::sgd(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
@@ -291,6 +301,10 @@ impl Function for GradNorm {
         all
     }
 
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::training::grad_norm(self)
+    }
+
     fn call(&self, _: &Resources) -> Result<Call, CallError> {
         let (mut workspace, behind) = (Workspace::default(), self.sizes.len());
         let results = (
@@ -329,6 +343,10 @@ impl Function for GradClip {
         all
     }
 
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::training::grad_clip(self)
+    }
+
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let GradClip { ref sizes, element, align, clip } = *self;
         let mut workspace = Workspace::default();
@@ -357,6 +375,10 @@ pub struct Fill {
 impl Function for Fill {
     fn buffers(&self) -> Vec<Buffer> {
         buffers(Rule::Fill { element: self.element }, &self.sizes)
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::training::fill(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
@@ -388,7 +410,7 @@ pub struct ActivationGradient {
 
 impl ActivationGradient {
     /// The name in errors.
-    const NAME: &str = "activation_gradient";
+    pub(crate) const NAME: &str = "activation_gradient";
 
     fn rule(&self) -> Rule {
         Rule::Gradient { activation: self.activation, element: self.element }
@@ -400,6 +422,10 @@ impl Function for ActivationGradient {
         let extents = [self.rows, self.columns];
         let ports = self.rule().ports().into_iter();
         ports.map(|port| Buffer::new(port.name, port.element, &extents, port.access)).collect()
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::activation::gradient(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

@@ -3,7 +3,9 @@
 use super::{Auxiliary, Batch, Product, Scales};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand};
 use crate::family::{Kind, Problem, Resources, Sample};
+use crate::graph::{self, NoGraph};
 use crate::strided::aligned;
+use vm_graph::ValidGraph;
 use vm_ir::view::Access;
 
 /// A product with its numbers. Its buffers are `a`, `b` and `c`, and those behind them that [its parameters](super) name.
@@ -85,6 +87,10 @@ impl Function for Multiply {
         buffers
             .map(|((name, access), (element, extents))| Buffer::new(name, element, &extents, access))
             .collect()
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::gemm::product(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

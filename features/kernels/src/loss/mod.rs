@@ -14,12 +14,14 @@
 
 mod total;
 
+use vm_graph::ValidGraph;
 use vm_ir::builder::{BuildError, Builder, Val};
 use vm_ir::view::{Access, ViewType};
 use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar, Type};
 
 use crate::call::{Buffer, Call, CallError, Entry, Function, Operand, Workspace, kernel_name};
 use crate::family::Resources;
+use crate::graph::{self, NoGraph};
 use crate::row::{Layout, Piece, Powers, Precision, Row, View, column, each_row, launch_rows, matrix};
 use crate::strided::step;
 
@@ -301,6 +303,10 @@ impl Function for CrossEntropy {
         all
     }
 
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::loss::forward(self)
+    }
+
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         self.launches(0, resources)
     }
@@ -375,6 +381,10 @@ impl Function for CrossEntropyBackward {
         ];
         all.extend((!in_place).then(|| Buffer::new("dlogits", element, &[rows, columns], Access::Write)));
         all
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::loss::backward(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

@@ -1,5 +1,6 @@
 //! Backward.
 
+use vm_graph::ValidGraph;
 use vm_ir::builder::{BuildError, Builder, PlaceRef, Val};
 use vm_ir::op::{Axis, Cache};
 use vm_ir::view::Access;
@@ -9,6 +10,7 @@ use super::plan::{Plan, plan};
 use super::{Norm, NormSums};
 use crate::call::{Buffer, Call, CallError, Entry, Function, Operand, Workspace, kernel_name};
 use crate::family::Resources;
+use crate::graph::{self, NoGraph};
 use crate::row::{Layout, Piece, Turns, View, column, grid_of, launch_rows, matrix, parts, row};
 use crate::strided::step;
 
@@ -417,6 +419,10 @@ impl Function for NormBackward {
         all.extend([number("rstd"), matrix("dx", Access::Write), of_columns("dweight", Access::Write)]);
         all.extend(self.bias.then(|| of_columns("dbias", Access::Write)));
         all
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::norm::backward(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

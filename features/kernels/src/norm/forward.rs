@@ -1,5 +1,6 @@
 //! Forward.
 
+use vm_graph::ValidGraph;
 use vm_ir::builder::{BuildError, Builder, Val};
 use vm_ir::view::Access;
 use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar, Type};
@@ -7,6 +8,7 @@ use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar, Type};
 use super::Norm;
 use crate::call::{Buffer, Call, CallError, Entry, Function, Operand, kernel_name};
 use crate::family::Resources;
+use crate::graph::{self, NoGraph};
 use crate::row::{Layout, Piece, Row, Values, column, each_row, launch_rows, matrix, row};
 use crate::strided::step;
 
@@ -211,6 +213,10 @@ impl Function for NormForward {
         all.extend((self.statistics && self.norm == Norm::Layer).then(|| number("mean")));
         all.extend(self.statistics.then(|| number("rstd")));
         all
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::norm::forward(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

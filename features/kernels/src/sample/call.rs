@@ -11,9 +11,11 @@ use super::serial::{Serial, Serially};
 use super::shares::Shares;
 use crate::call::{Buffer, Call, CallError, Entry, Function, Launch, Operand, Workspace};
 use crate::family::{Kind, Resources};
+use crate::graph::{self, NoGraph};
 use crate::row::{Layout, launch_views};
 use crate::softmax::SoftmaxRows;
 use crate::strided::{aligned, step};
+use vm_graph::ValidGraph;
 use vm_ir::limits::{MAX_GRID_X, MAX_GRID_YZ};
 use vm_ir::view::Access;
 use vm_ir::{Scalar, Type};
@@ -290,7 +292,7 @@ impl Logits {
 }
 
 /// What logits are multiplied by, as powers are of 2; none where the greatest is taken.
-fn scale_of(function: &'static str, temperature: f32) -> Result<Option<f32>, CallError> {
+pub(crate) fn scale_of(function: &'static str, temperature: f32) -> Result<Option<f32>, CallError> {
     if !(temperature.is_finite() && temperature >= 0.0) {
         let what = format!("a temperature of {temperature}; take a finite number from 0 on");
         return Err(CallError::Unsupported { function, what });
@@ -303,6 +305,10 @@ impl Function for Argmax {
     fn buffers(&self) -> Vec<Buffer> {
         let Logits { rows, .. } = self.logits;
         vec![self.logits.buffer("logits"), Buffer::new("output", Scalar::I32, &[rows], Access::Write)]
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::sample::argmax(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
@@ -318,6 +324,10 @@ impl Function for Argmax {
 impl Function for TopK {
     fn buffers(&self) -> Vec<Buffer> {
         self.logits.selected_buffers(["logits", "values"], self.k)
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::sample::top_k(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
@@ -338,6 +348,10 @@ impl Function for TopK {
 impl Function for SoftmaxTopK {
     fn buffers(&self) -> Vec<Buffer> {
         self.logits.selected_buffers(["input", "weights"], self.k)
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::sample::softmax_top_k(self)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
@@ -393,6 +407,10 @@ impl Function for Sample {
         self.logits.drawing_buffers()
     }
 
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::sample::draw("sample", self.buffers(), self.temperature)
+    }
+
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
         let scale = scale_of("sample", self.temperature)?;
         if !self.logits.check("sample")? {
@@ -410,6 +428,10 @@ impl Function for Sample {
 impl Function for TopKSample {
     fn buffers(&self) -> Vec<Buffer> {
         self.logits.drawing_buffers()
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::sample::draw("topk_sample", self.buffers(), self.temperature)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {
@@ -443,6 +465,10 @@ const MOST_SORTED: u64 = 1024;
 impl Function for TopPSample {
     fn buffers(&self) -> Vec<Buffer> {
         self.logits.drawing_buffers()
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        graph::sample::draw("topp_sample", self.buffers(), self.temperature)
     }
 
     fn call(&self, resources: &Resources) -> Result<Call, CallError> {

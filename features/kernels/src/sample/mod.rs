@@ -26,6 +26,7 @@ mod serial;
 mod shares;
 
 pub use best::Best;
+pub(crate) use call::scale_of;
 pub use call::{Argmax, Logits, MAX_COLUMNS, Sample, SoftmaxTopK, TopK, TopKSample, TopPSample};
 pub use chunk::{CHUNK, Reader};
 pub use draw::{Candidates, Draw};
