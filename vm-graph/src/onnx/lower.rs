@@ -205,6 +205,11 @@ impl<'a> Lowering<'a> {
                 ("CumSum", Vec::new())
             }
             Op::Softmax { axis } => ("Softmax", vec![("axis", axis_of(axis))]),
+            // Of one element: some devices take the logarithm of a share that they rounded to 0.
+            Op::LogSoftmax { axis } if first.is_some_and(|x| x.extents[*axis as usize] == 1) => {
+                inputs.push(inputs[0].clone());
+                ("Sub", Vec::new())
+            }
             Op::LogSoftmax { axis } => ("LogSoftmax", vec![("axis", axis_of(axis))]),
             Op::LayerNorm { epsilon } => (
                 "LayerNormalization",
@@ -231,6 +236,11 @@ impl<'a> Lowering<'a> {
             && tensor.to_f64s().iter().all(within)
         {
             return from;
+        }
+        if greatest == 0 {
+            // Some devices refuse bounds that are equal.
+            self.write("Sub", &[&from, &from], &[&name], &[]);
+            return name;
         }
         let element = self.graph.type_of(index).element;
         let bounds = [("least", 0), ("greatest", greatest)].map(|(what, bound)| {

@@ -304,6 +304,52 @@ fn launch_on_the_interpreter() {
     );
 }
 
+/// A model of one product.
+const MODEL: &str = r#"{"name": "mlp",
+  "inputs": [{"name": "x", "ty": {"element": "f32", "extents": [1, 2]}}, {"name": "w", "ty": {"element": "f32", "extents": [2, 3]}}],
+  "nodes": [{"op": "mat_mul", "operands": [0, 1]}, {"op": {"unary": "relu"}, "operands": [2]}],
+  "outputs": [{"name": "y", "value": 3}]}"#;
+
+#[test]
+fn models() {
+    let bench = Bench::new();
+    bench.file("mlp.json", MODEL);
+    let launch = "launch mlp.json --device interpreter --arg x=f32[1,2]=ones --arg w=f32[2,3]=arange";
+    bench.check(&format!("{launch} --out y=@DIR/y.npy"), 0, &["@mlp on interpreter", "3 5 7"], &[]);
+    bench.check(
+        "compile mlp.json --target onnx -o DIR/mlp.onnx",
+        0,
+        &["onnx: opset 21, 2 operations", "f32[1, 3]  output"],
+        &[],
+    );
+    assert!(std::fs::read(bench.path("mlp.onnx")).expect("a file").windows(6).any(|part| part == b"MatMul"));
+    bench.file("two.vir", TWO);
+    bench.file("wrong.json", &MODEL.replace("[0, 1]", "[0, 0]"));
+    bench.file("broken.json", "{");
+    let check = |line: &str, err: &str| bench.check(line, 2, &[], &[err]);
+    check(&format!("{launch} --grid 2"), "--grid is for kernels");
+    check(&format!("{launch} --check"), "this is the interpreter");
+    check(
+        "launch mlp.json --device interpreter --arg x=f32[1,2]",
+        "there is no argument for w: f32[2, 3]; add --arg w=f32[2,3]",
+    );
+    check("launch mlp.json --device interpreter --arg x=f32[2,2]", "argument x: f32[2, 2] is not f32[1, 2]");
+    check(
+        "launch mlp.json --device interpreter --arg z=f32[2,2]",
+        "model mlp has no input z; it has x: f32[1, 2], w: f32[2, 3]",
+    );
+    check(&format!("{launch} --out z=@DIR/z.npy"), "model mlp has no output z; it has y");
+    check(
+        "launch wrong.json --device interpreter",
+        "operation 0 (mat_mul): there is no product of f32[1, 2] and f32[1, 2]",
+    );
+    check("launch broken.json --device interpreter", "broken.json: no model: ");
+    check("launch two.vir --device npu:0 --grid 1", "an NPU runs models, not kernels of threads");
+    check("launch two.vir --device interpreter", "a kernel needs a grid");
+    check("compile two.vir --target onnx -o DIR/two.onnx", "these are kernels");
+    check("compile mlp.json --target onnx --legal", "are for kernels");
+}
+
 #[test]
 fn every_mismatch_of_an_argument_is_told() {
     let bench = Bench::new();
@@ -413,7 +459,7 @@ fn a_device_that_can_t_be_used_says_why() {
         "0000:66:00.0",
         "0000:66:00.0 is an AMD GPU that the compute driver does not list; bind it to amdgpu",
     );
-    check("0000:00:0b.0", "sys/class/accel: no driver of an NPU is loaded");
+    check("0000:00:0b.0", "an NPU runs models, not kernels of threads");
     // Without a GPU there is no library, with one there is none at this address.
     let silu = "launch silu.vir --device 0000:01:00.0 --grid 1 --arg x=f32[4] --arg y=f32[4]";
     let got = bench.run(silu);
