@@ -201,8 +201,11 @@ impl Draft {
 
     /// A number everywhere.
     pub(crate) fn filled(&mut self, element: Element, number: f64, extents: &[u64]) -> Built {
-        let number = self.constant(Tensor::number(element, number))?;
-        self.expand(number, extents)
+        // Narrow floats are repeated by few runtimes.
+        let wide = if element.range().is_none() && element.bytes() < 4 { Element::F32 } else { element };
+        let number = self.constant(Tensor::number(wide, number))?;
+        let all = self.expand(number, extents)?;
+        self.cast(all, element)
     }
 
     /// x times a number.

@@ -13,7 +13,11 @@ use crate::transpose::Transpose;
 pub(crate) fn embedding(of: &Embedding) -> Drawn {
     let mut g = Draft::of("embedding", of.buffers())?;
     let (table, indices) = (g.given("table")?, g.given("indices")?);
-    let found = g.gather(table, indices, 0)?;
+    let mut found = g.gather(table, indices, 0)?;
+    if matches!(g.type_of(found).element, Element::F16 | Element::Bf16) {
+        // Few runtimes choose among these.
+        found = g.cast(found, Element::F32)?;
+    }
     let found = there(&mut g, found, indices, of.rows)?;
     g.put("y", found)?;
     g.finish()
