@@ -4,7 +4,9 @@ use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
-use crate::limits::{MAX_BYTES, MAX_ELEMENTS, MAX_NAME, MAX_NODES, MAX_OPERANDS, MAX_PORTS, MAX_RANK};
+use crate::limits::{
+    MAX_BYTES, MAX_ELEMENTS, MAX_NAME, MAX_NODES, MAX_OPERANDS, MAX_PORTS, MAX_RANK, capped,
+};
 use crate::{Element, GraphError, Op, Place, TensorType, infer};
 
 /// A value, by its number: the inputs' come first, then those of each operation.
@@ -35,6 +37,7 @@ pub struct Node {
     /// What it does.
     pub op: Op,
     /// What it takes.
+    #[serde(deserialize_with = "capped::<_, _, MAX_OPERANDS>")]
     pub operands: Vec<Value>,
 }
 
@@ -44,10 +47,13 @@ pub struct Graph {
     /// Its name: letters of ASCII, digits and underscores, as all names here.
     pub name: String,
     /// What it is given.
+    #[serde(deserialize_with = "capped::<_, _, MAX_PORTS>")]
     pub inputs: Vec<Input>,
     /// Its operations.
+    #[serde(deserialize_with = "capped::<_, _, MAX_NODES>")]
     pub nodes: Vec<Node>,
     /// What it gives.
+    #[serde(deserialize_with = "capped::<_, _, MAX_PORTS>")]
     pub outputs: Vec<Output>,
 }
 

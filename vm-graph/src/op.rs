@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::limits::{MAX_RANK, capped};
 use crate::{Element, Tensor};
 
 /// An operation. Where it takes two arrays element by element, their extents are made equal as in NumPy: from the last dimension on,
@@ -36,16 +37,19 @@ pub enum Op {
     /// `x → y`: dimensions in another order; dimension `i` of the result is the operand's `order[i]`.
     Transpose {
         /// Each dimension of the operand, once.
+        #[serde(deserialize_with = "capped::<_, _, MAX_RANK>")]
         order: Vec<u32>,
     },
     /// `x → y`: the same elements in the same order, of other extents.
     Reshape {
         /// The extents, with a product of the same.
+        #[serde(deserialize_with = "capped::<_, _, MAX_RANK>")]
         extents: Vec<u64>,
     },
     /// `x → y`: repeated along dimensions of extent 1, or that are not there.
     Expand {
         /// The extents of the result.
+        #[serde(deserialize_with = "capped::<_, _, MAX_RANK>")]
         extents: Vec<u64>,
     },
     /// `x… → y`: one behind the other along a dimension.
@@ -56,17 +60,22 @@ pub enum Op {
     /// `x → y`: of each dimension the elements from `starts` to before `ends`, each `steps`-th.
     Slice {
         /// The first of each dimension.
+        #[serde(deserialize_with = "capped::<_, _, MAX_RANK>")]
         starts: Vec<u64>,
         /// Behind the last of each dimension.
+        #[serde(deserialize_with = "capped::<_, _, MAX_RANK>")]
         ends: Vec<u64>,
         /// From one to the next, 1 at least.
+        #[serde(deserialize_with = "capped::<_, _, MAX_RANK>")]
         steps: Vec<u64>,
     },
     /// `x → y`: with zeros before and behind.
     Pad {
         /// Before each dimension.
+        #[serde(deserialize_with = "capped::<_, _, MAX_RANK>")]
         before: Vec<u64>,
         /// Behind each dimension.
+        #[serde(deserialize_with = "capped::<_, _, MAX_RANK>")]
         after: Vec<u64>,
     },
     /// `x, index → y`: of a dimension the parts that the indices name, whose dimensions stand in its place.
@@ -90,6 +99,7 @@ pub enum Op {
         /// How.
         how: Reduction,
         /// The dimensions, in increasing order.
+        #[serde(deserialize_with = "capped::<_, _, MAX_RANK>")]
         axes: Vec<u32>,
         /// Do they stay, with an extent of 1?
         keep: bool,

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use vm_ir::Scalar;
 use vm_ir::format::{from_f64, signed, to_f64};
 
+use crate::limits::{MAX_RANK, capped};
+
 /// What the elements of an array are.
 #[derive(
     Clone,
@@ -141,6 +143,7 @@ pub struct TensorType {
     /// What its elements are.
     pub element: Element,
     /// How many there are along each dimension; none of a single number.
+    #[serde(deserialize_with = "capped::<_, _, MAX_RANK>")]
     pub extents: Vec<u64>,
 }
 

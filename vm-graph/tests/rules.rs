@@ -111,6 +111,19 @@ fn whole_graphs() {
     let itself = Node { op: Op::MatMul, operands: vec![Value(1), Value(0)] };
     check(Graph { nodes: vec![itself], ..graph(&["x"], &[("y", 0)]) }, "value 1 is not defined before it");
     assert!(validate(graph(&["x"], &[("y", 0)])).is_ok());
+    // What is too much is refused while it is read, before it takes memory.
+    let many = |nodes: usize| {
+        let nothing = Node { op: Op::MatMul, operands: Vec::new() };
+        let graph = Graph { nodes: vec![nothing; nodes], ..graph(&["x"], &[("y", 0)]) };
+        decode(&encode(&graph).unwrap()).map(|graph| graph.nodes.len())
+    };
+    assert_eq!(many(1 << 16), Ok(1 << 16));
+    assert!(matches!(many((1 << 16) + 1), Err(GraphError::Binary(_))));
+    let ranked = Graph {
+        inputs: vec![Input { name: "x".to_owned(), ty: TensorType::new(Element::F32, &[1; 9]) }],
+        ..graph(&[], &[("y", 0)])
+    };
+    assert!(matches!(decode(&encode(&ranked).unwrap()), Err(GraphError::Binary(_))));
     for bytes in [&b""[..], b"\0vgr", b"\0vgr\x02\0", b"\0vgr\x01\0", b"ONNX"] {
         assert!(matches!(decode(bytes), Err(GraphError::Binary(_))), "{bytes:?}");
     }
