@@ -171,8 +171,9 @@ pub struct Tile {
 
 /// The name of a symbol that a module whose kernels have tensor maps may have: [`NOTHING_BYTES`] bytes of the device's memory, aligned to
 /// 64, all zero. A view without elements has none that a map could name, so it is made of the first element there if the kernel reads
-/// by it, where it finds the zero that it would find outside of the view, and of the one in the middle if it writes by it.
-pub const NOTHING: &str = "vir_nothing";
+/// by it, where it finds the zero that it would find outside of the view, and of the one in the middle if it writes by it. No kernel's symbol,
+/// `vir_` and its name, is the same.
+pub const NOTHING: &str = "vir$nothing";
 /// The bytes of [`NOTHING`].
 pub const NOTHING_BYTES: u32 = 128;
 

@@ -21,7 +21,7 @@ const SOURCE: &str = "
 .version 8.0
 .target sm_90
 .address_size 64
-.visible .global .align 64 .b8 vir_nothing[128];
+.visible .global .align 64 .b8 vir$nothing[128];
 .visible .entry box(.param .align 64 .b8 args[184])
 .reqntid 32, 1, 1
 {
