@@ -59,7 +59,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Ok(());
     };
     let runtime = Runtime::load(&libraries)?;
-    let device = runtime.devices(&Roots::system())?.into_iter().find(|device| device.provider == Some(Provider::Qnn));
+    let device =
+        runtime.devices(&Roots::system())?.into_iter().find(|device| device.provider == Some(Provider::Qnn));
     let npu = NpuAccelerator::open(&runtime, &device.ok_or("QNN has no device")?)?;
     let graph = model()?;
     let context = npu.context(&ContextOptions::default())?;
@@ -73,17 +74,28 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let mut arrays = context.buffers(&blob)?;
     for _ in 0..20 * ROUNDS {
-        arrays = timed(&mut run, || context.submit(&blob, arrays, Duration::from_secs(60)).and_then(|fence| fence.wait()))?;
+        arrays = timed(&mut run, || {
+            context.submit(&blob, arrays, Duration::from_secs(60)).and_then(|fence| fence.wait())
+        })?;
     }
     let folder = tempfile::tempdir()?;
     let (file, made) = (folder.path().join("model.onnx"), folder.path().join("blob.onnx"));
     fs::write(&file, onnx::model(&graph))?;
     let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/inference.py");
-    let peer = Command::new(python).arg(script).arg(&file).arg(plugin).arg(&made).arg(ROUNDS.to_string()).output()?;
+    let peer = Command::new(python)
+        .arg(script)
+        .arg(&file)
+        .arg(plugin)
+        .arg(&made)
+        .arg(ROUNDS.to_string())
+        .output()?;
     let text = String::from_utf8_lossy(&peer.stdout);
     let peer = text.lines().find(|line| line.starts_with('{')).ok_or_else(|| {
-        format!("no ONNX Runtime from Python: {}", String::from_utf8_lossy(&peer.stderr).lines().last().unwrap_or_default())
+        format!(
+            "no ONNX Runtime from Python: {}",
+            String::from_utf8_lossy(&peer.stderr).lines().last().unwrap_or_default()
+        )
     });
     let peer: Option<serde_json::Value> = match peer {
         Ok(line) => Some(serde_json::from_str(line)?),
@@ -95,9 +107,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{:<10} {:>10} {:>20} {:>10} {:>7}", "", "median ms", "10th to 90th", "Python", "ratio");
     for (name, times) in [("load", &load), ("cached", &cached), ("run", &run)] {
         let [median, low, high] = spread(times);
-        let other = peer.as_ref().and_then(|peer| peer[name].as_array()).map(|times| {
-            spread(&times.iter().filter_map(serde_json::Value::as_f64).collect::<Vec<_>>())[0]
-        });
+        let other = peer
+            .as_ref()
+            .and_then(|peer| peer[name].as_array())
+            .map(|times| spread(&times.iter().filter_map(serde_json::Value::as_f64).collect::<Vec<_>>())[0]);
         let (theirs, ratio) = match other {
             Some(other) => {
                 let ratio = other / median;
@@ -106,7 +119,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             None => ("-".to_owned(), "-".to_owned()),
         };
-        println!("{name:<10} {median:>10.3} {:>20} {theirs:>10} {ratio:>7}", format!("{low:.3} to {high:.3}"));
+        println!(
+            "{name:<10} {median:>10.3} {:>20} {theirs:>10} {ratio:>7}",
+            format!("{low:.3} to {high:.3}")
+        );
     }
     Ok(())
 }

@@ -314,10 +314,10 @@ const MODEL: &str = r#"{"name": "mlp",
 fn models() {
     let bench = Bench::new();
     bench.file("mlp.json", MODEL);
-    let launch = "launch mlp.json --device interpreter --arg x=f32[1,2]=ones --arg w=f32[2,3]=arange";
-    bench.check(&format!("{launch} --out y=@DIR/y.npy"), 0, &["@mlp on interpreter", "3 5 7"], &[]);
+    let launch = "launch DIR/mlp.json --device interpreter --arg x=f32[1,2]=ones --arg w=f32[2,3]=arange";
+    bench.check(&format!("{launch} --out y=@DIR/y.npy"), 0, &["@mlp on interpreter", "3.0 5.0 7.0"], &[]);
     bench.check(
-        "compile mlp.json --target onnx -o DIR/mlp.onnx",
+        "compile DIR/mlp.json --target onnx -o DIR/mlp.onnx",
         0,
         &["onnx: opset 21, 2 operations", "f32[1, 3]  output"],
         &[],
@@ -330,24 +330,27 @@ fn models() {
     check(&format!("{launch} --grid 2"), "--grid is for kernels");
     check(&format!("{launch} --check"), "this is the interpreter");
     check(
-        "launch mlp.json --device interpreter --arg x=f32[1,2]",
+        "launch DIR/mlp.json --device interpreter --arg x=f32[1,2]",
         "there is no argument for w: f32[2, 3]; add --arg w=f32[2,3]",
     );
-    check("launch mlp.json --device interpreter --arg x=f32[2,2]", "argument x: f32[2, 2] is not f32[1, 2]");
     check(
-        "launch mlp.json --device interpreter --arg z=f32[2,2]",
+        "launch DIR/mlp.json --device interpreter --arg x=f32[2,2]",
+        "argument x: f32[2, 2] is not f32[1, 2]",
+    );
+    check(
+        "launch DIR/mlp.json --device interpreter --arg z=f32[2,2]",
         "model mlp has no input z; it has x: f32[1, 2], w: f32[2, 3]",
     );
     check(&format!("{launch} --out z=@DIR/z.npy"), "model mlp has no output z; it has y");
     check(
-        "launch wrong.json --device interpreter",
+        "launch DIR/wrong.json --device interpreter",
         "operation 0 (mat_mul): there is no product of f32[1, 2] and f32[1, 2]",
     );
-    check("launch broken.json --device interpreter", "broken.json: no model: ");
+    check("launch DIR/broken.json --device interpreter", "broken.json: no model: ");
     check("launch two.vir --device npu:0 --grid 1", "an NPU runs models, not kernels of threads");
     check("launch two.vir --device interpreter", "a kernel needs a grid");
     check("compile two.vir --target onnx -o DIR/two.onnx", "these are kernels");
-    check("compile mlp.json --target onnx --legal", "are for kernels");
+    check("compile DIR/mlp.json --target onnx --legal", "are for kernels");
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn wrong_command_lines_have_status_2_and_say_why() {
     check("", "Usage: vm-service");
     check("lisst", "some similar subcommands exist: 'claims', 'i', 'list'");
     check("list --al", "a similar argument exists: '--all'");
-    check("info", "<ADDR>");
+    check("info", "<ADDR|npu:N>");
     check("run a.toml --vcpus 0", "invalid value '0' for '--vcpus <NUMBER>': write a number from 1 to 255");
     check("run a.toml --vcpus 256", "write a number from 1 to 255");
     check(

@@ -119,6 +119,11 @@ pub fn agree(entry: &Entry, one: &Run, other: &Run) -> Result<(), String> {
             _ => 1e-3,
         };
         let width = parameter.element() as usize;
+        // The sums of gradients of attention cancel each other here, as the logarithms that are given are no sums of the scores.
+        let is_gradient = entry.name.contains("flash_attention_backward");
+        let finite = |bytes: &[u8]| Some(number(kind, bytes).abs()).filter(|size| size.is_finite());
+        let greatest =
+            if is_gradient { other.chunks(width).filter_map(finite).fold(0.0, f64::max) } else { 0.0 };
         // As a rule most is the same.
         let blocks =
             one.chunks(BLOCK).zip(other.chunks(BLOCK)).enumerate().filter(|(_, (one, other))| one != other);
@@ -131,7 +136,9 @@ pub fn agree(entry: &Entry, one: &Run, other: &Run) -> Result<(), String> {
                 continue;
             }
             let (one, other) = (number(kind, one), number(kind, other));
-            let close = (one - other).abs() <= tolerance * other.abs().max(1.0);
+            let close = (one - other).abs() <= tolerance * other.abs().max(1.0)
+                || one.is_nan() && other.is_nan()
+                || is_gradient && (one - other).abs() <= tolerance * greatest;
             if !parameter.is_written() || !close {
                 return Err(format!("{}: {} at {at}: {one}, not {other}", entry.name, parameter.name));
             }
