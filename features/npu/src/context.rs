@@ -56,8 +56,8 @@ enum Command {
         limit: Duration,
         reply: SyncSender<Result<Inference, NpuError>>,
     },
-    /// Something is dropped there, as that may take long, too.
-    Drop(Arc<Loaded>),
+    /// A model is dropped there, as that may take long, too; or nothing is, and all before it has ended.
+    Drop(Option<Arc<Loaded>>, SyncSender<()>),
 }
 
 enum Model {
@@ -81,7 +81,8 @@ pub struct Inference {
     pub outputs: Vec<Buffer>,
 }
 
-/// One user's use of a device. Dropping it does not wait.
+/// One user's use of a device. Dropping it, or a model of it, waits for what it was given, and for what its library frees, for 10 s
+/// at most: a process that ends meanwhile would have the library freed under its own calls.
 #[derive(Debug)]
 pub struct NpuContext {
     device: String,
@@ -148,6 +149,7 @@ impl NpuContext {
         let Loading { loaded, blob } = self.wait(&loading)??;
         let executable = NpuExecutable {
             commands: self.commands.clone(),
+            state: self.state.clone(),
             inputs: graph.inputs.iter().map(|input| (input.name.clone(), input.ty.clone())).collect(),
             outputs: (0..graph.outputs.len())
                 .map(|number| (graph.outputs[number].name.clone(), graph.output_type(number).clone()))
@@ -209,6 +211,15 @@ impl NpuContext {
         self.commands.send(command).map_err(gone)
     }
 
+    /// Waits for all that was given so far, for a while.
+    fn settle(commands: &Sender<Command>, state: &State, loaded: Option<Arc<Loaded>>) {
+        let (reply, done) = mpsc::sync_channel(1);
+        // Where the thread is gone, a model is dropped here.
+        if commands.send(Command::Drop(loaded, reply)).is_ok() && !state.is_lost.load(Ordering::Acquire) {
+            let _ = done.recv_timeout(GRACE);
+        }
+    }
+
     /// Waits for an answer, for as long as what is done keeps its time.
     fn wait<T>(&self, answer: &Receiver<T>) -> Result<T, NpuError> {
         const LOOK: Duration = Duration::from_millis(100);
@@ -252,6 +263,7 @@ impl Fence<'_> {
 #[derive(Debug)]
 pub struct NpuExecutable {
     commands: Sender<Command>,
+    state: Arc<State>,
     loaded: Option<Arc<Loaded>>,
     blob: Arc<[u8]>,
     inputs: Vec<(String, TensorType)>,
@@ -303,10 +315,13 @@ impl NpuExecutable {
 
 impl Drop for NpuExecutable {
     fn drop(&mut self) {
-        if let Some(loaded) = self.loaded.take() {
-            // Where the thread is gone, it is dropped here.
-            let _ = self.commands.send(Command::Drop(loaded));
-        }
+        NpuContext::settle(&self.commands, &self.state, self.loaded.take());
+    }
+}
+
+impl Drop for NpuContext {
+    fn drop(&mut self) {
+        Self::settle(&self.commands, &self.state, None);
     }
 }
 
@@ -338,7 +353,10 @@ impl Worker {
                 let ran = loaded.run(&mut inference, limit, &self.state.watch);
                 let _ = reply.send(ran.map(|()| inference));
             }
-            Command::Drop(loaded) => self.state.watch.within(GRACE, None, || drop(loaded)),
+            Command::Drop(loaded, reply) => {
+                self.state.watch.within(GRACE, None, || drop(loaded));
+                let _ = reply.send(());
+            }
         }
     }
 
