@@ -1,6 +1,6 @@
 //! What makes graphs.
 
-use crate::graph::{check_name, check_ports, check_type, node_types};
+use crate::graph::{check_name, check_ports, check_together, check_type, node_types};
 use crate::limits::MAX_NODES;
 use crate::op::{Binary, Comparison, Convolution, Logic, Pool, Reduction, Unary};
 use crate::{
@@ -105,12 +105,7 @@ impl Builder {
         check_name(&self.graph.name)
             .and_then(|()| check_ports(inputs.len(), outputs.len()))
             .map_err(whole)?;
-        let mut names: Vec<_> = inputs.iter().map(|input| &input.name).collect();
-        names.extend(outputs.iter().map(|output| &output.name));
-        names.sort_unstable();
-        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(whole(format!("two of its inputs and outputs are called {}", pair[0])));
-        }
+        check_together(&self.graph)?;
         Ok(ValidGraph::checked(self.graph, self.types))
     }
 

@@ -118,7 +118,6 @@ pub fn validate(graph: Graph) -> Result<ValidGraph, GraphError> {
     }
     check_ports(graph.inputs.len(), graph.outputs.len()).map_err(whole)?;
     let mut types = Vec::with_capacity(graph.inputs.len() + graph.nodes.len());
-    let mut constants = 0u64;
     for (number, input) in graph.inputs.iter().enumerate() {
         let place = Place::Input(number);
         name(place.clone(), &input.name)?;
@@ -129,12 +128,6 @@ pub fn validate(graph: Graph) -> Result<ValidGraph, GraphError> {
         let results = node_types(node, &types)
             .map_err(|what| GraphError::rule(Place::Node(number, node.op.name()), what))?;
         types.extend(results);
-        if let Op::Constant(tensor) = &node.op {
-            constants = constants.saturating_add(tensor.bytes.len() as u64);
-        }
-    }
-    if constants > MAX_BYTES as u64 {
-        return Err(whole(format!("its constants have {constants} bytes; there can be {MAX_BYTES}")));
     }
     for (number, output) in graph.outputs.iter().enumerate() {
         name(Place::Output(number), &output.name)?;
@@ -143,13 +136,28 @@ pub fn validate(graph: Graph) -> Result<ValidGraph, GraphError> {
             return Err(GraphError::rule(Place::Output(number), what));
         }
     }
+    check_together(&graph)?;
+    Ok(ValidGraph { graph, types })
+}
+
+/// What no part of a graph shows by itself, once its names are known to be names.
+pub(crate) fn check_together(graph: &Graph) -> Result<(), GraphError> {
+    let whole = |what: String| Err(GraphError::rule(Place::Graph, what));
+    let bytes = |node: &Node| match &node.op {
+        Op::Constant(tensor) => tensor.bytes.len() as u64,
+        _ => 0,
+    };
+    let constants = graph.nodes.iter().map(bytes).fold(0, u64::saturating_add);
+    if constants > MAX_BYTES as u64 {
+        return whole(format!("its constants have {constants} bytes; there can be {MAX_BYTES}"));
+    }
     let mut names: Vec<_> = graph.inputs.iter().map(|input| input.name.as_str()).collect();
     names.extend(graph.outputs.iter().map(|output| output.name.as_str()));
     names.sort_unstable();
-    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(whole(format!("two of its inputs and outputs are called {}", pair[0])));
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => whole(format!("two of its inputs and outputs are called {}", pair[0])),
+        None => Ok(()),
     }
-    Ok(ValidGraph { graph, types })
 }
 
 pub(crate) fn check_ports(inputs: usize, outputs: usize) -> Result<(), String> {

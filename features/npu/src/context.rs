@@ -253,7 +253,7 @@ impl Fence<'_> {
         self.context.wait(&self.done)?
     }
 
-    /// Has it ended? The buffers come from [`wait`](Self::wait) alone.
+    /// Has a call of the context not ended, long after it was cancelled? Then [`wait`](Self::wait) says that the context is lost.
     pub fn is_overdue(&self) -> bool {
         self.context.state.watch.is_overdue()
     }

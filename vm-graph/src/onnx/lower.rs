@@ -1,5 +1,6 @@
 //! Operations as nodes of ONNX.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use super::proto::Message;
@@ -12,9 +13,8 @@ pub(super) struct Lowering<'a> {
     graph: &'a ValidGraph,
     /// What each value is called.
     names: Vec<String>,
-    /// Outputs of a graph that are called otherwise where they are defined: inputs, constants, and values that are two outputs.
     pub(super) nodes: Vec<Message>,
-    pub(super) initializers: Vec<(String, Tensor)>,
+    pub(super) initializers: Vec<(String, Cow<'a, Tensor>)>,
     /// Which operation gave a value, for those that are constants.
     constants: Vec<Option<&'a Tensor>>,
 }
@@ -65,11 +65,10 @@ impl<'a> Lowering<'a> {
         lowering
     }
 
-    fn node(&mut self, node: &Node, result: Value) {
+    fn node(&mut self, node: &'a Node, result: Value) {
         let graph = self.graph;
-        let own: Vec<String> =
+        let mut inputs: Vec<String> =
             node.operands.iter().map(|value| self.names[value.0 as usize].clone()).collect();
-        let mut inputs: Vec<String> = own.clone();
         let to = self.names[result.0 as usize].clone();
         let mut outputs = vec![to.clone()];
         let extra = |what: &str| format!("{to}.{what}");
@@ -81,12 +80,12 @@ impl<'a> Lowering<'a> {
             let extents = if is_scalar { Vec::new() } else { vec![numbers.len() as u64] };
             let bytes = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
             let ty = crate::TensorType { element: Element::I64, extents };
-            self.initializers.push((name.clone(), Tensor { ty, bytes }));
+            self.initializers.push((name.clone(), Cow::Owned(Tensor { ty, bytes })));
             name
         };
         let (kind, attributes): (&str, Vec<(&str, Attribute<'_>)>) = match &node.op {
             Op::Constant(tensor) => {
-                self.initializers.push((to, tensor.clone()));
+                self.initializers.push((to, Cow::Borrowed(tensor)));
                 return;
             }
             Op::Unary(unary) => match unary_name(*unary) {
@@ -245,7 +244,7 @@ impl<'a> Lowering<'a> {
         let element = self.graph.type_of(index).element;
         let bounds = [("least", 0), ("greatest", greatest)].map(|(what, bound)| {
             let name = format!("{name}.{what}");
-            self.initializers.push((name.clone(), Tensor::number(element, bound as f64)));
+            self.initializers.push((name.clone(), Cow::Owned(Tensor::number(element, bound as f64))));
             name
         });
         self.write("Clip", &[&from, &bounds[0], &bounds[1]], &[&name], &[]);

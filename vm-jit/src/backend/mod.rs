@@ -5,6 +5,7 @@ pub mod amdgcn;
 #[cfg(feature = "cpu")]
 pub mod cpu;
 mod flow;
+mod place;
 pub mod ptx;
 mod stage;
 

@@ -66,12 +66,7 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<
         )));
     }
     if let Some(path) = &arguments.output {
-        save::replace(path, |mut file| file.write_all(&artifact.code)).map_err(|error| {
-            Failure::failed(format_args!(
-                "{} can't be written: {error}; check the path and its permissions",
-                path.display()
-            ))
-        })?;
+        write(path, &artifact.code)?;
     } else if !context.json {
         return print_code(context, &artifact);
     }
@@ -79,6 +74,16 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<
         || Body::Compile(document(arguments, target, &module, &artifact, &format)),
         || summary(arguments, target, &module, &artifact, (&format, &loaded.source)),
     )
+}
+
+/// Writes code to a file, whole or not at all.
+pub(super) fn write(path: &Path, code: &[u8]) -> Result<(), Failure> {
+    save::replace(path, |mut file| file.write_all(code)).map_err(|error| {
+        Failure::failed(format_args!(
+            "{} can't be written: {error}; check the path and its permissions",
+            path.display()
+        ))
+    })
 }
 
 /// The target, with the lines of the file in the code where it can hold them.

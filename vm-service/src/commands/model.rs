@@ -1,6 +1,6 @@
 //! `launch` and `compile` of a model: a graph of array operations.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,7 +14,6 @@ use crate::json::{self, Body};
 use crate::kernel::args::{CompileArgs, DeviceArg, LaunchArgs};
 use crate::kernel::model::{self, Task};
 use crate::kernel::{argument, file, npy, wait};
-use crate::save;
 use crate::table::{Table, printable};
 
 /// How far an NPU's outputs may be off: it may compute in f16, or in integers of 8 bits.
@@ -129,12 +128,7 @@ pub(super) fn compile(
         return Ok(context.out.flush()?);
     };
     file::spare(path, output)?;
-    save::replace(output, |mut file| file.write_all(&model)).map_err(|error| {
-        Failure::failed(format_args!(
-            "{} can't be written: {error}; check the path and its permissions",
-            output.display()
-        ))
-    })?;
+    super::compile::write(output, &model)?;
     let shown = output.display().to_string();
     context.print(
         || {

@@ -1,5 +1,6 @@
 //! The file that a kernel comes in: a module as text (`.vir`) or in its binary form.
 
+use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -61,7 +62,9 @@ pub(crate) fn behind(path: &Path, messages: impl Iterator<Item = String>) -> Str
 /// # Errors
 /// When it can't be read.
 pub(crate) fn is_graph(path: &Path) -> Result<bool, Failure> {
-    let bytes = read(path, MAX_BYTES)?;
+    const BEGIN: u64 = 4096;
+    let mut bytes = Vec::new();
+    open(path)?.take(BEGIN).read_to_end(&mut bytes).map_err(|error| unread(path, error))?;
     Ok(looks_like_graph(&bytes))
 }
 
@@ -88,20 +91,27 @@ pub(crate) fn load_graph(path: &Path) -> Result<ValidGraph, Failure> {
     vm_graph::validate(graph).map_err(|error| wrong(error.to_string()))
 }
 
-fn read(path: &Path, most: usize) -> Result<Vec<u8>, Failure> {
+fn unread(path: &Path, error: io::Error) -> Failure {
     let shown = path.display();
-    let unread = |error: io::Error| {
-        Failure::usage(format_args!("{shown} can't be read: {error}; name a kernel file, as in softmax.vir"))
-    };
+    Failure::usage(format_args!("{shown} can't be read: {error}; name a kernel file, as in softmax.vir"))
+}
+
+fn open(path: &Path) -> Result<File, Failure> {
     // A FIFO would be waited for, and a device may have no end.
-    let file = open_file(path, false).map_err(unread)?;
-    if !file.metadata().map_err(unread)?.is_file() {
+    let file = open_file(path, false).map_err(|error| unread(path, error))?;
+    if !file.metadata().map_err(|error| unread(path, error))?.is_file() {
+        let shown = path.display();
         return Err(Failure::usage(format_args!(
             "{shown} is no regular file; name a kernel file, as in softmax.vir"
         )));
     }
+    Ok(file)
+}
+
+fn read(path: &Path, most: usize) -> Result<Vec<u8>, Failure> {
+    let shown = path.display();
     let mut bytes = Vec::new();
-    file.take(most as u64 + 1).read_to_end(&mut bytes).map_err(unread)?;
+    open(path)?.take(most as u64 + 1).read_to_end(&mut bytes).map_err(|error| unread(path, error))?;
     if bytes.len() > most {
         return Err(Failure::usage(format_args!(
             "{shown} has more than {most} bytes; split it into smaller ones"

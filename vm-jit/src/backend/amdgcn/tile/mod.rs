@@ -29,11 +29,12 @@ mod product;
 
 use super::Chip;
 use super::writer::{Val, Writer, int};
+use crate::backend::place::{channel_number, fragment_number};
 use crate::reject::RejectKind;
 use barriers::Barriers;
 use layout::{Kept, Layout, SLAB, Spread};
 use product::Multiplier;
-use vm_ir::module::{Op, Place};
+use vm_ir::module::Op;
 use vm_ir::op::{Opcode, Shape};
 use vm_ir::tile::{Fragment, Tile};
 use vm_ir::{Kernel, Scalar};
@@ -353,22 +354,6 @@ impl<'k> Writer<'k> {
 impl From<u32> for Val {
     fn from(number: u32) -> Val {
         Val::Bits(number.into())
-    }
-}
-
-/// The number of a channel among the kernel's.
-fn channel_number(place: Place) -> Option<usize> {
-    match place {
-        Place::Channel(i) => Some(usize::from(i)),
-        _ => None,
-    }
-}
-
-/// The number of a fragment among the kernel's.
-fn fragment_number(place: Place) -> Option<usize> {
-    match place {
-        Place::Fragment(i) => Some(usize::from(i)),
-        _ => None,
     }
 }
 

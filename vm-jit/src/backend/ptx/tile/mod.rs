@@ -45,6 +45,7 @@ mod way;
 use super::asm::{Arg, Label, Reg, def, ins, when};
 use super::writer::Writer;
 use crate::artifact::{self, Entry, Products};
+use crate::backend::place::{channel_number, fragment_number};
 use fragment::Spread;
 use handover::{Barriers, Team};
 use layout::{GROUP, Layout};
@@ -534,20 +535,4 @@ pub(super) fn instructions(kernel: &Kernel, op: &Op) -> u64 {
     // What is shared goes to each block, and comes from each.
     let blocks = if op.code.shape() == Shape::Share { 2 * u64::from(kernel.cluster()) } else { 1 };
     64 + blocks * elements * (4 + each)
-}
-
-/// The number of a channel among the kernel's.
-fn channel_number(place: Place) -> Option<usize> {
-    match place {
-        Place::Channel(i) => Some(usize::from(i)),
-        _ => None,
-    }
-}
-
-/// The number of a fragment among the kernel's.
-fn fragment_number(place: Place) -> Option<usize> {
-    match place {
-        Place::Fragment(i) => Some(usize::from(i)),
-        _ => None,
-    }
 }
