@@ -32,6 +32,8 @@ use vm_ir::{Kernel, Scalar};
 
 /// Threads that fetch, where others compute: registers are allotted to four warps at a time.
 const FETCHING: u32 = 128;
+/// Registers that are enough for one of them.
+const FETCHING_REGISTERS: u32 = 96;
 /// Rows that a warp has of an instruction's sum.
 const SLAB: u32 = 16;
 
@@ -250,6 +252,7 @@ impl<'k> Writer<'k> {
         let rings = tile.channels.iter().map(|_| self.ring(role)).collect();
         let signals = self.mma_state().is_some_and(|sync| sync.fetches_apart).then(|| self.ring(role));
         let Some(spread) = self.tiles.as_ref().map(|tiles| tiles.spread) else { return };
+        self.share_registers(role, tile.groups);
         if let (Role::Fetch, Some((index, computing))) =
             (role, self.mma_state().map(|sync| (sync.index, sync.computing)))
         {
@@ -266,6 +269,22 @@ impl<'k> Writer<'k> {
             (tiles.role, tiles.rings, tiles.signals, tiles.fragments) = (role, rings, signals, fragments);
         }
         self.program(Self::leave_sync);
+    }
+
+    /// Gives registers of the warps that fetch to those that compute, where a thread of the block has fewer than an instruction can name.
+    fn share_registers(&mut self, role: Role, groups: u32) {
+        let apart = self.mma_state().is_some_and(|sync| sync.fetches_apart);
+        if !apart || groups < 2 || !self.has(Feature::SetMaxNReg) {
+            return;
+        }
+        // What ptxas gives each thread, of which there are 64 Ki.
+        let each = (65_536 / (GROUP * groups + FETCHING)).min(255) / 8 * 8;
+        let fetching = FETCHING_REGISTERS.min(each);
+        let computing = each + (each - fetching) * FETCHING / (GROUP * groups) / 8 * 8;
+        match role {
+            Role::Fetch => ins!(self, "setmaxnreg.dec.sync.aligned.u32", i64::from(fetching)),
+            Role::Compute => ins!(self, "setmaxnreg.inc.sync.aligned.u32", i64::from(computing)),
+        }
     }
 
     /// Ends the role with nothing of it under way.
