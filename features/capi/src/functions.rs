@@ -339,6 +339,7 @@ pub(crate) fn cross_entropy_backward(call: &Arguments<'_>) -> Made {
         element: call.element,
         target: Scalar::I32,
         in_place: false,
+        log_sums: false,
         options: LossOptions { reduction: Reduction::None, ..LossOptions::default() },
         align: call.align(&[columns]),
     }))

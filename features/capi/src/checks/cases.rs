@@ -197,14 +197,16 @@ fn call_of(function: &dyn Function) -> Option<Call> {
     }
     if let Some(f) = any.downcast_ref::<CrossEntropyBackward>() {
         let wanted = LossOptions { reduction: Reduction::None, ..LossOptions::default() };
-        let plain = f.target == Scalar::I32 && f.options == wanted && !f.in_place;
+        let plain = f.target == Scalar::I32 && f.options == wanted && !f.in_place && !f.log_sums;
         let numbers = [("batch", f.rows), ("vocab_size", f.columns)];
         return plain.then(|| call("cuda_cross_entropy_backward", f.element, &numbers)).flatten();
     }
     if let Some(f) = any.downcast_ref::<CrossEntropy>() {
         let wanted = LossOptions { reduction: Reduction::None, ..LossOptions::default() };
-        let plain =
-            f.target == Scalar::I32 && f.options == wanted && matches!(f.log_probs, None | Some(Scalar::F32));
+        let plain = f.target == Scalar::I32
+            && f.options == wanted
+            && !f.log_sums
+            && matches!(f.log_probs, None | Some(Scalar::F32));
         let numbers = [("batch", f.rows), ("vocab_size", f.columns)];
         return plain.then(|| call("cuda_cross_entropy_forward", f.element, &numbers)).flatten();
     }

@@ -7,6 +7,7 @@ pub mod by_name;
 mod cpu;
 mod device;
 mod functions;
+mod gate;
 mod gpu;
 mod run;
 
@@ -15,4 +16,5 @@ pub use functions::*;
 
 pub(crate) use cpu::Cpu;
 pub(crate) use device::Device;
+pub(crate) use gate::close_at_exit;
 pub(crate) use gpu::{Gpu, lend};

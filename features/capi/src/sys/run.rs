@@ -11,6 +11,7 @@ use vm_ir::Scalar;
 
 use super::abi::{keep, vmk_status};
 use super::device::Device;
+use super::gate;
 use crate::call::{Arguments, Numbers, PARAMETERS, Spec};
 use crate::engine::{Buffer, Engine, Operand, Plan, Step};
 use crate::error::Failure;
@@ -25,6 +26,7 @@ static STATE: AtomicPtr<State> = AtomicPtr::new(ptr::null_mut());
 /// A child has none of its parent's threads, and locks of theirs may be taken: it begins anew.
 extern "C" fn in_child() {
     STATE.store(ptr::null_mut(), Ordering::Release);
+    gate::in_child();
 }
 
 /// The process's state.
@@ -36,7 +38,7 @@ pub(super) fn state() -> &'static State {
         return state;
     }
     AT_FORK.call_once(|| {
-        // SAFETY: the handler does nothing but store a pointer.
+        // SAFETY: the handler does nothing but store a pointer and a number.
         let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     let made = Box::into_raw(Box::new(State::new()));
@@ -82,7 +84,10 @@ impl Drop for Uncancelled {
 /// Runs `f`, keeps the text of what went wrong for the thread, and makes a status of it. No panic leaves this.
 pub(super) fn answer(function: &'static str, f: impl FnOnce() -> Result<(), Failure>) -> vmk_status {
     let _uncancelled = Uncancelled::new();
-    let done = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+    let passed = gate::enter();
+    let ends = || Err(Failure::Unavailable(format!("{function}: the process ends")));
+    let done = if passed.is_some() { catch_unwind(AssertUnwindSafe(f)) } else { Ok(ends()) };
+    let done = done.unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         // What the panic holds may panic when it is dropped.

@@ -1,0 +1,92 @@
+//! What keeps calls and the end of the process apart.
+//!
+//! A driver's library gives up what it has when the process ends, whatever other threads do then: one that is in the driver meanwhile
+//! crashes. So an exit handler that runs before the driver's turns calls away, and waits for those that are under way.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long the end waits for calls: a driver may hang in one.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Calls are turned away.
+const CLOSED: u32 = 1 << 31;
+
+/// Calls that are under way, and whether others may begin.
+pub(super) struct Gate(AtomicU32);
+
+/// The process's.
+static GATE: Gate = Gate::new();
+
+/// A call that is under way.
+pub(super) struct Passed<'a>(&'a Gate);
+
+impl Gate {
+    const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// Begins a call, unless the process ends.
+    fn enter(&self) -> Option<Passed<'_>> {
+        let before = self.0.fetch_add(1, Ordering::AcqRel);
+        let passed = Passed(self);
+        (before & CLOSED == 0).then_some(passed)
+    }
+
+    /// Turns calls away, and waits for those that are under way. Whether none is left.
+    fn close(&self, patience: Duration) -> bool {
+        self.0.fetch_or(CLOSED, Ordering::AcqRel);
+        let deadline = Instant::now() + patience;
+        while self.0.load(Ordering::Acquire) & !CLOSED != 0 {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        true
+    }
+}
+
+impl Drop for Passed<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Begins a call, unless the process ends.
+pub(super) fn enter() -> Option<Passed<'static>> {
+    GATE.enter()
+}
+
+/// A child has none of the threads that were in calls.
+pub(super) fn in_child() {
+    GATE.0.store(0, Ordering::Release);
+}
+
+/// Closes the gate when the process ends, before all that has asked for the like until now: to be called when a driver is at work.
+pub(crate) fn close_at_exit() {
+    extern "C" fn close() {
+        GATE.close(PATIENCE);
+    }
+    // SAFETY: the handler touches a static alone, and belongs to the library, so that it is called before that is unloaded.
+    let _ = unsafe { libc::atexit(close) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_that_are_under_way_are_waited_for_and_later_ones_turned_away() {
+        let gate = Gate::new();
+        let call = gate.enter();
+        assert!(call.is_some());
+        assert!(!gate.close(Duration::from_millis(1)));
+        assert!(gate.enter().is_none());
+        std::thread::scope(|scope| {
+            let ended = scope.spawn(|| gate.close(Duration::from_secs(60)));
+            drop(call);
+            assert!(ended.join().unwrap());
+        });
+        assert!(gate.enter().is_none());
+    }
+}
