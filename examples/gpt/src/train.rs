@@ -205,6 +205,7 @@ impl Writer<'_> {
         let last = self.norm("ln_f", *norm, before);
         let logits = self.matrix("logits", vocabulary);
         self.steps.call(multiply(product(rows, width, vocabulary)), [last.y, weights.at(embedding), logits]);
+        let log_sums = self.memory.array("log_sums", Scalar::F32, &[rows]);
         let options = LossOptions::default();
         let entropy = CrossEntropy {
             rows,
@@ -213,9 +214,10 @@ impl Writer<'_> {
             target: Scalar::I32,
             options,
             log_probs: None,
+            log_sums: true,
             align: ALIGN,
         };
-        self.steps.call(entropy, [logits, targets, loss]);
+        self.steps.call(entropy, [logits, targets, loss, log_sums]);
 
         // Backward.
         let entropy = CrossEntropyBackward {
@@ -225,9 +227,10 @@ impl Writer<'_> {
             target: Scalar::I32,
             options,
             in_place: true,
+            log_sums: true,
             align: ALIGN,
         };
-        self.steps.call(entropy, [logits, targets, dloss]);
+        self.steps.call(entropy, [logits, targets, dloss, log_sums]);
         // Gradients of a matrix as wide as h, which take turns.
         let [mut d, mut other, dy] = ["dh", "dh of before", "dy"].map(|name| self.matrix(name, width));
         let [of_qkv, of_up] = [("dqkv", 3), ("dup", 4)].map(|(name, times)| self.matrix(name, times * width));

@@ -49,15 +49,16 @@ fn functions() -> Vec<Box<dyn Function>> {
                 }));
             }
             let forward = CrossEntropy::of(rows, columns, element);
-            all.push(Box::new(CrossEntropy { log_probs: Some(Scalar::F32), ..forward }));
+            all.push(Box::new(CrossEntropy { log_probs: Some(Scalar::F32), log_sums: true, ..forward }));
             let (target, options) = (forward.target, LossOptions { smoothing: 0.1, ..forward.options });
-            for in_place in [false, true] {
+            for (in_place, log_sums) in [(false, false), (true, false), (false, true), (true, true)] {
                 all.push(Box::new(CrossEntropyBackward {
                     rows,
                     columns,
                     element,
                     target,
                     in_place,
+                    log_sums,
                     options,
                     align: 16,
                 }));

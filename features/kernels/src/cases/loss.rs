@@ -39,7 +39,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Loss and gradient; with logarithms of the probabilities, and in place.
+/// Loss and gradient; with logarithms of the probabilities, and in place; and, of half of them, by the sums that the loss keeps.
 fn both(
     extents: [u64; 2],
     element: Scalar,
@@ -60,7 +60,9 @@ fn both(
         Reduction::None => (0..rows).map(|row| 0.5 + row as f64).collect(),
         _ => vec![0.75],
     };
-    let (mut losses, mut log_probs, mut gradient) = (Vec::new(), Vec::new(), Vec::new());
+    let log_sums = more != columns.is_multiple_of(2);
+    let (mut losses, mut log_probs, mut sums, mut gradient) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (row, (x, target)) in x.chunks((columns as usize).max(1)).zip(&targets).enumerate() {
         let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let lse = max + x.iter().map(|x| (x - max).exp()).sum::<f64>().ln();
@@ -71,6 +73,7 @@ fn both(
         let loss = lse - (1.0 - smoothing) * own - smoothing * mean + z * lse * lse;
         losses.push(if ignored { 0.0 } else { loss });
         log_probs.extend(x.iter().map(|x| x - lse));
+        sums.push(lse);
         let d = if valid { dlosses[row.min(dlosses.len() - 1)] / divisor } else { f64::NAN };
         gradient.extend(x.iter().enumerate().map(|(j, x)| {
             let hit = if j as i64 == *target { 1.0 - smoothing } else { 0.0 };
@@ -86,8 +89,9 @@ fn both(
         _ => vec![losses.iter().sum::<f64>() / divisor],
     };
     let described = format!(
-        "of {element}, {rows} x {columns}, {target}, {:?}, smoothing {smoothing}, z {z}",
-        options.reduction
+        "of {element}, {rows} x {columns}, {target}, {:?}, smoothing {smoothing}, z {z}{}",
+        options.reduction,
+        if log_sums { ", with sums" } else { "" }
     );
     let bits = targets.iter().map(|number| match target {
         Scalar::I32 => u64::from((*number as i32).cast_unsigned()),
@@ -103,6 +107,7 @@ fn both(
         target,
         options,
         log_probs: more.then_some(element),
+        log_sums,
         ..CrossEntropy::of(rows, columns, element)
     };
     let mut expected = vec![Expected::new(2, loss, 1e-5)];
@@ -111,14 +116,23 @@ fn both(
         expected.push(Expected::new(3, log_probs, tolerance(element)));
         buffers.push(random(23, element, &extents));
     }
+    if log_sums {
+        expected.push(Expected::new(buffers.len(), sums.clone(), 1e-5));
+        buffers.push(random(25, Scalar::F32, &[rows]));
+    }
+    let in_place = more;
     let backward =
-        CrossEntropyBackward { rows, columns, element, target, in_place: more, options, align: 16 };
+        CrossEntropyBackward { rows, columns, element, target, in_place, log_sums, options, align: 16 };
     let mut given =
         vec![logits, targets, Tensor::from_f64s(Scalar::F32, &[dlosses.len() as u64], dlosses.clone())];
-    if !more {
+    if log_sums {
+        given.push(Tensor::from_f64s(Scalar::F32, &[rows], sums));
+    }
+    let written = if in_place { 0 } else { given.len() };
+    if !in_place {
         given.push(random(24, element, &extents));
     }
-    let gradient = Expected::new(if more { 0 } else { 3 }, gradient, tolerance(element));
+    let gradient = Expected::new(written, gradient, tolerance(element));
     [
         Case { name: format!("cross-entropy {described}"), function: Box::new(forward), buffers, expected },
         Case {

@@ -66,6 +66,10 @@ pub(crate) fn forward(of: &CrossEntropy) -> Drawn {
     if of.log_probs.is_some() {
         g.put("log_probs", logs)?;
     }
+    if of.log_sums {
+        let sums = log_sums(&mut g, logits)?;
+        g.put("log_sums", sums)?;
+    }
     let own = g.gather_elements(logs, targets.columns, 1)?;
     let mut loss = g.times(own, smoothing - 1.0)?;
     if smoothing != 0.0 {
@@ -98,9 +102,16 @@ pub(crate) fn backward(of: &CrossEntropyBackward) -> Drawn {
     let mut g = Draft::of("cross_entropy_backward", of.buffers())?;
     let (logits, dloss) = (g.float("logits")?, g.float("dloss")?);
     let targets = Targets::of(&mut g, [rows, columns], &options)?;
-    let mut one = g.softmax(logits, 1)?;
+    let (mut one, sums) = if of.log_sums {
+        let sums = g.float("log_sums")?;
+        let sums = g.reshape(sums, &[rows, 1])?;
+        let logs = g.sub(logits, sums)?;
+        (g.exp(logs)?, Some(sums))
+    } else {
+        (g.softmax(logits, 1)?, None)
+    };
     if z != 0.0 {
-        let sums = log_sums(&mut g, logits)?;
+        let sums = sums.map_or_else(|| log_sums(&mut g, logits), Ok)?;
         let factor = g.times(sums, 2.0 * z)?;
         let factor = g.plus(factor, 1.0)?;
         one = g.mul(one, factor)?;

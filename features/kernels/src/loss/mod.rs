@@ -4,13 +4,13 @@
 //!
 //! | function | computes |
 //! | --- | --- |
-//! | [`CrossEntropy`] | `loss = lse − (1 − s) · x[t] − s · Σ x / n + z · lse²`; and, where asked for, `log_probs[j] = x[j] − lse` |
+//! | [`CrossEntropy`] | `loss = lse − (1 − s) · x[t] − s · Σ x / n + z · lse²`; and, where asked for, `log_probs[j] = x[j] − lse` and `lse` |
 //! | [`CrossEntropyBackward`] | `dx[j] = d · (e^(x[j] − lse) · (1 + 2 · z · lse) − (1 − s) · [j = t] − s / n)` |
 //!
 //! A row whose target is the ignored index has the loss 0 and the gradient 0. One whose target is otherwise below 0 or not below `n` has
 //! NaN for both: nothing is read out of bounds. [`Reduction::Mean`] divides the sum of the losses by the number of targets that are not
 //! ignored, so without any it is NaN; `d` is the gradient of the result, divided by the same number. Sums are in a fixed order: a call
-//! on the same device gives the same bits each time.
+//! on the same device gives the same bits each time. A gradient that is given each row's `lse` need not go through the row for it.
 
 mod total;
 
@@ -84,6 +84,8 @@ pub struct LossRows {
     pub pass: Pass,
     /// Are labels smoothed?
     pub smoothed: bool,
+    /// Is `lse` of each row stored by the loss, or given to the gradient?
+    pub log_sums: bool,
     /// Has each row a gradient of its own (a reduction of none)? Of gradients alone.
     pub own: bool,
     /// Is the gradient divided by a count? Of gradients alone.
@@ -121,7 +123,7 @@ impl LossRows {
 
     /// Its name, which tells it from all others.
     pub fn name(&self) -> String {
-        let LossRows { layout, element, target, pass, smoothed, own, mean } = self;
+        let LossRows { layout, element, target, pass, smoothed, log_sums, own, mean } = self;
         let mut name = format!("cross_entropy_{element}_{target}");
         match pass {
             Pass::Loss => {}
@@ -129,15 +131,15 @@ impl LossRows {
             Pass::Gradient => name.push_str("_backward"),
             Pass::GradientInPlace => name.push_str("_backward_in_place"),
         }
-        for (is, word) in [(smoothed, "_smoothed"), (own, "_own"), (mean, "_mean")] {
+        for (is, word) in [(smoothed, "_smoothed"), (log_sums, "_lse"), (own, "_own"), (mean, "_mean")] {
             name.push_str(if *is { word } else { "" });
         }
         format!("{name}_{}", layout.name())
     }
 
-    /// Its kernel. Parameters of a loss: `logits`, `targets`, `losses` (of f32), \[`log_probs`\]; of a gradient: `logits`, `targets`,
-    /// `dloss` (of f32: one, or one for each row), \[`count`, one f32\], \[`dlogits`, if it is not in place\]. Then `ignored` of i64,
-    /// `smoothing` and `z`.
+    /// Its kernel. Parameters of a loss: `logits`, `targets`, `losses` (of f32), \[`log_probs`\], \[`log_sums`, of f32\]; of a gradient:
+    /// `logits`, `targets`, `dloss` (of f32: one, or one for each row), \[`count`, one f32\], \[`log_sums`\], \[`dlogits`, if it is not in
+    /// place\]. Then `ignored` of i64, `smoothing` and `z`.
     ///
     /// # Errors
     /// A number that no kernel can have.
@@ -159,10 +161,16 @@ impl LossRows {
         let targets = column(k, "targets", self.target, Access::Read);
         let losses = column(k, "losses", Scalar::F32, Access::Write);
         let log_probs = log_probs.map(|element| matrix(k, layout, "log_probs", element, Access::Write));
+        let log_sums = self.log_sums.then(|| column(k, "log_sums", Scalar::F32, Access::Write));
         let [ignored, smoothing, z] = numbers(k);
         each_row(k, layout, logits, |row| {
             let target = Target::of(row, targets, ignored);
             let values = row.hold(&[logits]);
+            // Loaded behind the row, before anyone waits for that; or found among what a warp's threads hold, as its place is loaded first.
+            let own = match layout.holds() && layout.team <= 32 {
+                true => values.element_at(target.column),
+                false => row.element(logits, target.column.max(0)),
+            };
             let Powers { max, sum, .. } = Powers::of(values.clone(), Precision::of(self.element), |_, _| ());
             // What the logits are less: the greatest one, and the logarithm of the sum.
             let log = sum.log();
@@ -177,8 +185,7 @@ impl LossRows {
                 sum / row.columns.to(Scalar::F32)
             });
             k.if_(row.leads(), || {
-                let at = target.column.max(0);
-                let own = row.element(logits, at) - max;
+                let own = own - max;
                 let likely = match average {
                     Some(average) => own + smoothing * (average - own),
                     None => own,
@@ -187,6 +194,9 @@ impl LossRows {
                 let loss = (log - likely) + z * lse * lse;
                 let loss = target.valid.select(loss, f32::NAN);
                 losses.place.at([row.number]).store(target.ignored.select(k.f32(0.0), loss));
+                if let Some(log_sums) = log_sums {
+                    log_sums.place.at([row.number]).store(lse);
+                }
             });
             if let Some(view) = log_probs {
                 values.each(|piece| piece.store(view, piece[0] - piece.splat(max) - piece.splat(log)));
@@ -194,7 +204,7 @@ impl LossRows {
         });
     }
 
-    fn gradient(&self, k: Builder<'_>) {
+    fn gradient<'b>(&self, k: Builder<'b>) {
         let layout = self.layout;
         let in_place = self.pass == Pass::GradientInPlace;
         let access = if in_place { Access::ReadWrite } else { Access::Read };
@@ -205,6 +215,7 @@ impl LossRows {
             false => View::of(k, "dloss", ViewType::new(Scalar::F32, 1, Access::Read)),
         };
         let count = self.mean.then(|| k.view("count", Scalar::F32, 1, Access::Read));
+        let log_sums = self.log_sums.then(|| column(k, "log_sums", Scalar::F32, Access::Read));
         let dlogits = match in_place {
             true => logits,
             false => matrix(k, layout, "dlogits", self.element, Access::Write),
@@ -213,18 +224,17 @@ impl LossRows {
         each_row(k, layout, logits, |row| {
             let target = Target::of(row, targets, ignored);
             let values = row.hold(&[logits]);
-            let powers = Powers::of(values, Precision::of(self.element), |_, _| ());
             let number = if self.own { row.number } else { k.i64(0) };
             let given = dloss.place.at([number]).load();
             let given = count.map_or(given, |count| given / count.at([k.i64(0)]).load());
             let given = target.valid.select(given, f32::NAN);
-            let factor = (z * 2.0).fma(powers.max + powers.sum.log(), 1.0) / powers.sum;
             let hit = 1.0 - smoothing;
             let every = match self.smoothed {
                 true => smoothing / row.columns.to(Scalar::F32),
                 false => k.f32(0.0),
             };
-            powers.each(|piece, power| {
+            // Of powers that are `factor` times their share of the sum.
+            let write = |piece: &Piece<'_>, power: Val<'_>, factor: Val<'_>| {
                 let mut one = power * piece.splat(factor);
                 let here = piece.columns().eq(match piece.lanes {
                     1 => target.column,
@@ -236,7 +246,18 @@ impl LossRows {
                 }
                 let one = one * piece.splat(given);
                 piece.store(dlogits, target.ignored.select(piece.constant(0.0), one));
-            });
+            };
+            let precision = Precision::of(self.element);
+            let factor = |lse: Val<'b>| (z * 2.0).fma(lse, 1.0);
+            if let Some(log_sums) = log_sums {
+                let lse = row.load(log_sums);
+                let factor = factor(lse);
+                values.each(|piece| write(piece, precision.exp(piece[0] - piece.splat(lse)), factor));
+            } else {
+                let powers = Powers::of(values, precision, |_, _| ());
+                let factor = factor(powers.max + powers.sum.log()) / powers.sum;
+                powers.each(|piece, power| write(piece, power, factor));
+            }
         });
     }
 }
@@ -246,7 +267,7 @@ fn numbers<'b>(k: Builder<'b>) -> [Val<'b>; 3] {
 }
 
 /// Cross-entropy of each row. Buffers: `logits` (`rows` × `columns`), `targets` (`rows`), `loss` (of f32: one, or `rows` without a
-/// reduction), and \[`log_probs`\] (`rows` × `columns`).
+/// reduction), \[`log_probs`\] (`rows` × `columns`) and \[`log_sums`\] (of f32, `rows`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropy {
     /// Rows.
@@ -259,6 +280,8 @@ pub struct CrossEntropy {
     pub target: Scalar,
     /// Those of the logarithms of the probabilities, if they are written.
     pub log_probs: Option<Scalar>,
+    /// Is `lse` of each row kept, for the gradient?
+    pub log_sums: bool,
     /// What the loss depends on besides.
     pub options: LossOptions,
     /// Bytes to whose multiples all buffers are aligned; 16 or more is fastest.
@@ -269,9 +292,13 @@ impl CrossEntropy {
     /// Of aligned buffers and targets of i64, the losses' mean.
     pub fn of(rows: u64, columns: u64, element: Scalar) -> CrossEntropy {
         let options = LossOptions::default();
-        CrossEntropy { rows, columns, element, target: Scalar::I64, log_probs: None, options, align: 16 }
+        let target = Scalar::I64;
+        CrossEntropy { rows, columns, element, target, log_probs: None, log_sums: false, options, align: 16 }
     }
 }
+
+/// Bytes of rows that a block reads piece by piece, if it only reads them.
+const STREAMED: u64 = 128 << 10;
 
 /// The numbers of the kernels.
 fn operands(options: &LossOptions) -> [Operand; 3] {
@@ -290,7 +317,7 @@ fn checked_target(target: Scalar) -> Result<(), CallError> {
 
 impl Function for CrossEntropy {
     fn buffers(&self) -> Vec<Buffer> {
-        let CrossEntropy { rows, columns, element, target, log_probs, options, .. } = *self;
+        let CrossEntropy { rows, columns, element, target, log_probs, log_sums, options, .. } = *self;
         let losses = if options.reduction == Reduction::None { rows } else { 1 };
         let mut all = vec![
             Buffer::new("logits", element, &[rows, columns], Access::Read),
@@ -300,6 +327,7 @@ impl Function for CrossEntropy {
         all.extend(
             log_probs.map(|element| Buffer::new("log_probs", element, &[rows, columns], Access::Write)),
         );
+        all.extend(log_sums.then(|| Buffer::new("log_sums", Scalar::F32, &[rows], Access::Write)));
         all
     }
 
@@ -319,7 +347,7 @@ impl Function for CrossEntropy {
 impl CrossEntropy {
     /// The launches, of rows that begin at multiples of `step` elements; of dense ones with 0.
     fn launches(&self, step: u64, resources: &Resources) -> Result<Call, CallError> {
-        let CrossEntropy { rows, columns, element, target, log_probs, options, align } = *self;
+        let CrossEntropy { rows, columns, element, target, log_probs, log_sums, options, align } = *self;
         checked_target(target)?;
         if rows > 0 && columns == 0 {
             let what = "rows of no columns have no loss; give at least 1".to_owned();
@@ -329,8 +357,15 @@ impl CrossEntropy {
         let smoothed = options.smoothing != 0.0;
         let held = 1 + u32::from(smoothed || log_probs.is_some());
         let layout = Layout::packed([rows, columns], step, &elements, align, held, resources);
+        // What is read alone is read at full speed without a cluster, too.
+        let streamed =
+            layout.cluster > 1 && !layout.shifted && columns * u64::from(element.bytes()) >= STREAMED;
+        let layout = match streamed && log_probs.is_none() && !smoothed {
+            true => Layout { threads: 512, team: 512, cluster: 1, vectors: 0, ..layout },
+            false => layout,
+        };
         let pass = log_probs.map_or(Pass::Loss, Pass::LogProbabilities);
-        let entry = LossRows { layout, element, target, pass, smoothed, own: false, mean: false };
+        let entry = LossRows { layout, element, target, pass, smoothed, log_sums, own: false, mean: false };
         let mut call = entry.launch("cross_entropy", [rows, columns], &self.buffers(), &options)?;
         let kind = match options.reduction {
             Reduction::None => return Ok(call),
@@ -350,7 +385,7 @@ impl CrossEntropy {
 }
 
 /// The gradient of a cross-entropy. Buffers: `logits` (`rows` × `columns`; written if it is in place), `targets` (`rows`), `dloss`
-/// (of f32: one, or `rows` without a reduction), and, if it is not in place, `dlogits`.
+/// (of f32: one, or `rows` without a reduction), \[`log_sums`\] (of f32, `rows`: what the loss kept) and, if it is not in place, `dlogits`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropyBackward {
     /// Rows.
@@ -363,6 +398,8 @@ pub struct CrossEntropyBackward {
     pub target: Scalar,
     /// Does the gradient replace the logits?
     pub in_place: bool,
+    /// Is `lse` of each row given? Else it is computed once more.
+    pub log_sums: bool,
     /// What the loss depends on besides.
     pub options: LossOptions,
     /// Bytes to whose multiples all buffers are aligned.
@@ -371,7 +408,7 @@ pub struct CrossEntropyBackward {
 
 impl Function for CrossEntropyBackward {
     fn buffers(&self) -> Vec<Buffer> {
-        let CrossEntropyBackward { rows, columns, element, target, in_place, options, .. } = *self;
+        let CrossEntropyBackward { rows, columns, element, target, in_place, log_sums, options, .. } = *self;
         let losses = if options.reduction == Reduction::None { rows } else { 1 };
         let access = if in_place { Access::ReadWrite } else { Access::Read };
         let mut all = vec![
@@ -379,6 +416,7 @@ impl Function for CrossEntropyBackward {
             Buffer::new("targets", target, &[rows], Access::Read),
             Buffer::new("dloss", Scalar::F32, &[losses], Access::Read),
         ];
+        all.extend(log_sums.then(|| Buffer::new("log_sums", Scalar::F32, &[rows], Access::Read)));
         all.extend((!in_place).then(|| Buffer::new("dlogits", element, &[rows, columns], Access::Write)));
         all
     }
@@ -399,7 +437,8 @@ impl Function for CrossEntropyBackward {
 impl CrossEntropyBackward {
     /// The launches, of rows that begin at multiples of `step` elements; of dense ones with 0.
     fn launches(&self, step: u64, resources: &Resources) -> Result<Call, CallError> {
-        let CrossEntropyBackward { rows, columns, element, target, in_place, options, align } = *self;
+        let CrossEntropyBackward { rows, columns, element, target, in_place, log_sums, options, align } =
+            *self;
         checked_target(target)?;
         let smoothed = options.smoothing != 0.0;
         let held = if smoothed { 3 } else { 1 };
@@ -410,7 +449,7 @@ impl CrossEntropyBackward {
         };
         let pass = if in_place { Pass::GradientInPlace } else { Pass::Gradient };
         let (own, mean) = (options.reduction == Reduction::None, options.reduction == Reduction::Mean);
-        let entry = LossRows { layout, element, target, pass, smoothed, own, mean };
+        let entry = LossRows { layout, element, target, pass, smoothed, log_sums, own, mean };
         let mut call = entry.launch("cross_entropy_backward", [rows, columns], &self.buffers(), &options)?;
         if let (true, Some(launch)) = (mean, call.launches.first_mut()) {
             let mut workspace = Workspace::default();

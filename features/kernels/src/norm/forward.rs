@@ -229,13 +229,13 @@ impl Function for NormForward {
 }
 
 impl NormForward {
-    /// The launch, of rows that begin at multiples of `step` elements.
+    /// The launch, of rows that begin at multiples of `step` elements; of dense ones with 0.
     fn launch(&self, step: u64, resources: &Resources) -> Result<Call, CallError> {
         let NormForward { norm, rows, columns, input, weight, output, residual, bias, statistics, .. } =
             *self;
         let elements = [input, weight, output];
         let held = 1 + u32::from(residual);
-        let layout = Layout::strided([columns, step], &elements, self.align, held, resources);
+        let layout = Layout::packed([rows, columns], step, &elements, self.align, held, resources);
         let entry = Entry::Norm(NormRows { layout, norm, input, weight, output, residual, bias, statistics });
         let numbers = [Operand::f32(self.epsilon)];
         launch_rows(norm.name(), entry, layout, [rows, columns], &self.buffers(), &numbers)

@@ -49,13 +49,14 @@ impl<'r, 'b> Powers<'r, 'b> {
         each: impl Fn(&Piece<'b>, Val<'b>),
     ) -> Powers<'r, 'b> {
         if values.is_streamed() {
-            // Once through the row: the sum shrinks whenever a greater element comes.
-            let [max, sum] = values.fold(
+            // Once through the row: the sum shrinks whenever a greater element comes, of all lanes together.
+            let [max, sum] = values.fold_pieces(
                 "online",
                 [f32::MIN, 0.0],
                 |[max, sum], piece| {
-                    let next = max.max(piece[0]);
-                    [next, sum * precision.exp(max - next) + precision.exp(piece[0] - next)]
+                    let next = max.max(piece.across(piece[0], Val::max));
+                    let powers = precision.exp(piece[0] - piece.splat(next));
+                    [next, sum * precision.exp(max - next) + piece.across(powers, |a, b| a + b)]
                 },
                 |[a, a_sum], [b, b_sum]| {
                     let max = a.max(b);

@@ -132,6 +132,18 @@ impl<'b> Piece<'b> {
         }
     }
 
+    /// All lanes in one.
+    pub fn across(&self, values: Val<'b>, merge: impl Fn(Val<'b>, Val<'b>) -> Val<'b>) -> Val<'b> {
+        let mut all = vec![values];
+        if self.lanes > 1 {
+            all = (0..self.lanes).map(|lane| values.lane(lane)).collect();
+        }
+        while all.len() > 1 {
+            all = all.chunks(2).map(|pair| if let [a, b] = *pair { merge(a, b) } else { pair[0] }).collect();
+        }
+        all[0]
+    }
+
     /// The columns, of i32.
     pub fn columns(&self) -> Val<'b> {
         let columns: Vec<_> = (0..i32::from(self.lanes)).map(|lane| self.column + lane).collect();
@@ -231,6 +243,29 @@ impl<'b> Values<'_, 'b> {
             state = self.stream(false, state, &step);
         }
         team(k, self.row.layout, self.row.turn, name, initial, state, &merge)
+    }
+
+    /// The same of a row that is [streamed](Self::is_streamed), with one state for all lanes.
+    pub fn fold_pieces<const N: usize>(
+        &self,
+        name: &str,
+        initial: [f32; N],
+        step: impl Fn([Val<'b>; N], &Piece<'b>) -> [Val<'b>; N],
+        merge: impl Fn([Val<'b>; N], [Val<'b>; N]) -> [Val<'b>; N],
+    ) -> [Val<'b>; N] {
+        let Row { k, layout, turn, .. } = *self.row;
+        let state = self.stream(true, initial.map(|number| k.f32(number)), step);
+        team(k, layout, turn, name, initial, state, merge)
+    }
+
+    /// The first matrix's element in a column, of i32, of a row that a warp's threads hold; 0 if the row has no such column.
+    pub fn element_at(&self, column: Val<'b>) -> Val<'b> {
+        let here = |[sum]: [Val<'b>; 1], piece: &Piece<'b>| {
+            let is = piece.columns().eq(if piece.lanes == 1 { column } else { column.splat(piece.lanes) });
+            [sum + piece.or(is.select(piece[0], piece.constant(0.0)), 0.0)]
+        };
+        let [element] = self.fold("element", [0.0], here, |[a], [b]| [a + b]);
+        element
     }
 
     /// Does something with each piece, in any order.

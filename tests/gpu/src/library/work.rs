@@ -10,7 +10,7 @@ use vm_kernels::columns::ColumnSums;
 use vm_kernels::elementwise::{Chain, Elementwise, Op};
 use vm_kernels::flat::{Activation, ActivationGradient, AdamW, GradNorm};
 use vm_kernels::gather::Embedding;
-use vm_kernels::loss::{CrossEntropy, CrossEntropyBackward, LossOptions};
+use vm_kernels::loss::{CrossEntropy, CrossEntropyBackward, LossOptions, Reduction};
 use vm_kernels::norm::{Norm, NormBackward, NormForward};
 use vm_kernels::rope::{Angles, Pairs, Rope};
 use vm_kernels::sample::{Argmax, Logits, Sample, TopK, TopPSample};
@@ -200,7 +200,8 @@ fn rows(all: &mut Groups) {
         element,
         target: Scalar::I64,
         in_place: false,
-        options: LossOptions::default(),
+        log_sums: true,
+        options: LossOptions { reduction: Reduction::None, ..LossOptions::default() },
         align: 16,
     };
     all.add("cross_entropy_backward", &SHAPES, copy, backward, |s, t, f| every(s, t, f));
