@@ -1,7 +1,10 @@
 //! The NPUs of the host, and what runs models on them.
 
-use vm_passthrough::Host;
+use std::process::Command;
 
+use vm_passthrough::{Host, PciAddress};
+
+use crate::failure::Failure;
 use crate::json;
 use crate::table::{Table, printable};
 
@@ -55,6 +58,42 @@ pub(crate) fn all(host: &Host) -> Vec<Npu> {
         is_emulated: device.emulated.is_some(),
     });
     npus.collect()
+}
+
+/// The PCI address of an NPU by its number, where it is a PCI function. No library is asked: those of the Linux kernel come first.
+pub(crate) fn address(host: &Host, number: u32) -> Option<PciAddress> {
+    #[cfg(feature = "npu")]
+    {
+        use vm_passthrough::accelerator::npu::{Roots, devices};
+        let found = devices(&Roots { sys: host.sys.clone(), dev: host.dev.clone() }).ok()?;
+        found.get(number as usize)?.address.as_ref()?.parse().ok()
+    }
+    #[cfg(not(feature = "npu"))]
+    None
+}
+
+/// Tells a worker where its libraries are, as they are found here: it has neither the variables nor the user that it takes.
+pub(crate) fn name_libraries(command: &mut Command) {
+    #[cfg(feature = "npu")]
+    {
+        use vm_passthrough::accelerator::npu::{FOLDER_VARIABLE, Libraries};
+        match Libraries::folder() {
+            Ok(folder) => drop(folder.map(|folder| command.env(FOLDER_VARIABLE, folder))),
+            Err(error) => tracing::error!("{error}"),
+        }
+    }
+    #[cfg(not(feature = "npu"))]
+    let _ = command;
+}
+
+/// That the libraries of NPUs may be loaded.
+///
+/// # Errors
+/// Whose they are, and what to do.
+pub(crate) fn check_libraries() -> Result<(), Failure> {
+    #[cfg(feature = "npu")]
+    vm_passthrough::accelerator::npu::Libraries::folder().map_err(Failure::failed)?;
+    Ok(())
 }
 
 /// None are known without the cargo feature.

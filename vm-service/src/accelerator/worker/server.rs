@@ -1,6 +1,8 @@
 //! Does what batches ask: the guest's modules and buffers, its quotas, and its operations, handed to the accelerator in
 //! their order.
 
+mod models;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,6 +14,8 @@ use vm_paravirt::{
     reply_bytes,
 };
 
+use self::models::LoadedModel;
+pub(super) use self::models::{Model, Models};
 use super::cost;
 use super::log::Log;
 use super::ram::Ram;
@@ -46,6 +50,15 @@ pub(super) trait Compile: Send + Sync {
     /// # Errors
     /// Why it can't be, in words.
     fn compile(&self, module: &ValidModule) -> Result<Vec<Artifact>, String>;
+}
+
+/// What a guest's modules are, and what makes them run.
+#[derive(Clone)]
+pub(super) enum Compiler {
+    /// Kernels in the IR.
+    Kernels(Arc<dyn Compile>),
+    /// Graphs of array operations. Buffers are the host's memory then.
+    Models(Arc<dyn Models>),
 }
 
 /// What a guest may use.
@@ -114,6 +127,8 @@ pub(super) struct Executed {
     pub(super) batch: u64,
     pub(super) answer: Answer,
     pub(super) fences: Vec<Fence>,
+    /// Why the guest can be served no further, if it can't.
+    pub(super) lost: Option<String>,
 }
 
 impl Executed {
@@ -142,7 +157,7 @@ pub(super) fn most(quotas: &Quotas, ram: &Ram) -> Amount {
 /// The modules and buffers that came over one link.
 pub(super) struct Server<A: Accelerator> {
     worker: Worker<A>,
-    compiler: Arc<dyn Compile>,
+    compiler: Compiler,
     ram: Arc<Ram>,
     quotas: Quotas,
     log: Arc<Mutex<Log>>,
@@ -159,8 +174,13 @@ pub(super) struct Server<A: Accelerator> {
 
 /// A module of the guest.
 struct LoadedModule<A: Accelerator> {
-    kernels: Vec<Loaded<A>>,
+    code: Code<A>,
     _charges: [Charge; 2],
+}
+
+enum Code<A: Accelerator> {
+    Kernels(Vec<Loaded<A>>),
+    Model(LoadedModel),
 }
 
 struct Loaded<A: Accelerator> {
@@ -217,7 +237,7 @@ impl<A: Accelerator> Server<A> {
     /// A guest that has nothing.
     pub(super) fn new(
         worker: Worker<A>,
-        compiler: Arc<dyn Compile>,
+        compiler: Compiler,
         ram: Arc<Ram>,
         quotas: Quotas,
         usage: Usage,
@@ -245,7 +265,7 @@ impl<A: Accelerator> Server<A> {
     pub(super) fn execute(&mut self, bytes: &[u8], room: usize) -> Executed {
         let batch = self.batches;
         self.batches += 1;
-        let mut executed = Executed { batch, answer: Answer::default(), fences: Vec::new() };
+        let mut executed = Executed { batch, answer: Answer::default(), fences: Vec::new(), lost: None };
         let decoded = match Batch::decode(bytes) {
             Ok(decoded) => decoded,
             Err(error) => {
@@ -275,6 +295,10 @@ impl<A: Accelerator> Server<A> {
         while let Some((index, operation)) = operations.next() {
             let under_way = self.watch.begin("an operation", self.quotas.limits.time.saturating_add(GRACE));
             let (done, result) = match operation {
+                Operation::Launch(first) if let Compiler::Models(_) = self.compiler => {
+                    let ran = self.infer(&first);
+                    (u32::from(ran.is_ok()), ran)
+                }
                 Operation::Launch(first) => {
                     let more = std::iter::from_fn(|| match operations.peek() {
                         Some((_, Operation::Launch(launch))) => {
@@ -300,6 +324,9 @@ impl<A: Accelerator> Server<A> {
             drop(under_way);
             results.extend(std::iter::repeat_n((Status::Ok, Vec::new()), done as usize));
             if let Err((status, text)) = result {
+                if let (Status::Lost, Compiler::Models(_)) = (status, &self.compiler) {
+                    executed.lost = Some(text.clone());
+                }
                 self.note(batch, index + done, status, text);
                 results.push((status, Vec::new()));
                 results.resize(decoded.len(), (Status::Skipped, Vec::new()));
@@ -360,18 +387,31 @@ impl<A: Accelerator> Server<A> {
 
     fn query(&self) -> Result<Vec<u8>, Failure> {
         let device = self.worker.accelerator().info();
+        // A model is one thread of one block to who launches it.
+        let (name, target, units, lanes, block_threads, shared_bytes, grid) = match &self.compiler {
+            Compiler::Kernels(compiler) => (
+                &*device.name,
+                compiler.target(),
+                device.compute_units,
+                device.warp_size,
+                device.block_threads,
+                device.shared_bytes,
+                device.grid,
+            ),
+            Compiler::Models(models) => (models.name(), models.target(), 1, 1, 1, 0, [1; 3]),
+        };
         let info = Info {
-            name: &device.name,
-            target: self.compiler.target(),
+            name,
+            target,
             memory_bytes: self.quotas.memory,
             memory_free: self.quotas.memory - self.usage.now(Resource::Held),
             deadline_us: u64::try_from(self.quotas.limits.time.as_micros()).unwrap_or(u64::MAX),
             fuel: self.quotas.limits.fuel,
-            units: device.compute_units,
-            lanes: device.warp_size,
-            block_threads: device.block_threads,
-            shared_bytes: device.shared_bytes,
-            grid: device.grid,
+            units,
+            lanes,
+            block_threads,
+            shared_bytes,
+            grid,
             modules: MODULES as u32,
             buffers: BUFFERS as u32,
         };
@@ -386,11 +426,24 @@ impl<A: Accelerator> Server<A> {
             return Err((Status::NumberTaken, format!("there is a module {number} already")));
         }
         let refused = |error: &dyn std::fmt::Display| (Status::Module, format!("module {number}: {error}"));
+        let compiler = match &self.compiler {
+            Compiler::Models(models) => {
+                let module = self
+                    .create_model(models, ir)
+                    .map_err(|(status, text)| (status, format!("module {number}: {text}")))?;
+                self.modules.insert(number, module);
+                return Ok(());
+            }
+            Compiler::Kernels(_) if ir.starts_with(&vm_graph::MAGIC) => {
+                return Err(refused(&models::ON_KERNELS));
+            }
+            Compiler::Kernels(compiler) => compiler,
+        };
         let module = vm_ir::binary::decode(ir).map_err(|error| refused(&error))?;
         let valid = vm_ir::validate(module, Trust::Guest).map_err(|errors| refused(&errors))?;
         let count = valid.kernels().len() as u64;
         let charge = self.charge(&[(Resource::Modules, 1), (Resource::Kernels, count)])?;
-        let artifacts = self.compiler.compile(&valid).map_err(|error| refused(&error))?;
+        let artifacts = compiler.compile(&valid).map_err(|error| refused(&error))?;
         let code = artifacts.iter().map(|artifact| artifact.image().len() as u64).sum();
         let code = self.charge(&[(Resource::Code, code)])?;
         let mut kernels = Vec::with_capacity(artifacts.len());
@@ -398,7 +451,8 @@ impl<A: Accelerator> Server<A> {
             let kernel = self.worker.load(&artifact).map_err(failure)?;
             kernels.push(Loaded { kernel, artifact });
         }
-        self.modules.insert(number, LoadedModule { kernels, _charges: [charge, code] });
+        let code_of = Code::Kernels(kernels);
+        self.modules.insert(number, LoadedModule { code: code_of, _charges: [charge, code] });
         Ok(())
     }
 
@@ -514,8 +568,10 @@ impl<A: Accelerator> Server<A> {
         launch: &vm_paravirt::Launch<'_>,
     ) -> Result<(), Failure> {
         let module = self.modules.get(&launch.module).ok_or_else(|| missing("module", launch.module))?;
-        let loaded =
-            module.kernels.get(launch.kernel as usize).ok_or_else(|| missing("kernel", launch.kernel))?;
+        let Code::Kernels(kernels) = &module.code else {
+            return Err(missing("kernel", launch.kernel));
+        };
+        let loaded = kernels.get(launch.kernel as usize).ok_or_else(|| missing("kernel", launch.kernel))?;
         let parameters = &loaded.artifact.signature().parameters;
         arguments.clear();
         let mut over_bus = false;
