@@ -153,7 +153,7 @@ mod onnx {
             }
         }
         let buffer = worker.allocate_zeroed(ELEMENTS).map_err(|error| error.to_string())?;
-        let mut bytes = [1; ELEMENTS as usize];
+        let mut bytes = [1u8; ELEMENTS as usize];
         worker.read(&buffer, &mut bytes).map_err(|error| error.to_string())?;
         worker.write(&buffer, &bytes).map_err(|error| error.to_string())?;
         worker.synchronize(limit).map_err(|error| error.to_string())

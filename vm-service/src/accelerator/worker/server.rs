@@ -364,7 +364,12 @@ impl<A: Accelerator> Server<A> {
             Operation::Log => {
                 return Ok(self.log.lock().unwrap_or_else(PoisonError::into_inner).take(spare & !7));
             }
-            Operation::CreateModule { module, ir } => self.create_module(*module, ir)?,
+            Operation::CreateModule { module, code } => self.create_module(*module, code)?,
+            Operation::CreateModuleFrom { module, source } => {
+                self.new_module(*module)?;
+                let code = self.code(source)?;
+                self.create_module(*module, &code)?;
+            }
             Operation::DestroyModule { module } => {
                 self.modules.remove(module).ok_or_else(|| missing("module", *module))?;
             }
@@ -421,10 +426,31 @@ impl<A: Accelerator> Server<A> {
         Ok(bytes)
     }
 
-    fn create_module(&mut self, number: u32, ir: &[u8]) -> Result<(), Failure> {
+    fn new_module(&self, number: u32) -> Result<(), Failure> {
         if self.modules.contains_key(&number) {
             return Err((Status::NumberTaken, format!("there is a module {number} already")));
         }
+        Ok(())
+    }
+
+    /// A module's code that lies in a buffer: this process's own copy.
+    fn code(&self, source: &Span) -> Result<Vec<u8>, Failure> {
+        let view = self.span(source)?;
+        let most = match self.compiler {
+            Compiler::Kernels(_) => vm_ir::limits::MAX_MODULE_BYTES as u64,
+            Compiler::Models(_) => self.quotas.memory.min(vm_graph::limits::MAX_BYTES as u64),
+        };
+        if source.bytes > most {
+            let text = format!("{} bytes of code: a module of this guest has {most} at most", source.bytes);
+            return Err((Status::Quota, text));
+        }
+        let mut code = vec![0; source.bytes as usize];
+        self.worker.read(view, &mut code).map_err(failure)?;
+        Ok(code)
+    }
+
+    fn create_module(&mut self, number: u32, ir: &[u8]) -> Result<(), Failure> {
+        self.new_module(number)?;
         let refused = |error: &dyn std::fmt::Display| (Status::Module, format!("module {number}: {error}"));
         let compiler = match &self.compiler {
             Compiler::Models(models) => {

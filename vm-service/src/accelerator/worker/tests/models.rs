@@ -166,6 +166,56 @@ fn a_model_reads_and_writes_buffers() {
     );
 }
 
+#[test]
+fn code_may_lie_in_a_buffer() {
+    let (mut bench, _) = bench();
+    let model = bytes(&add());
+    let len = model.len() as u64;
+    bench.ram.write_all_at(&model, 0x2010).unwrap();
+    let span = |buffer, offset, bytes| Span { buffer, offset, bytes };
+    bench.check(
+        |batch| {
+            batch.import_buffer(3, &[page(3)])?;
+            batch.create_buffer(4, 4096)?;
+            batch.copy((4, 8), (3, 0x10), len)?;
+            // It is what the copy before it made of the buffer, and a copy itself.
+            batch.create_module_from(1, span(4, 8, len))?;
+            batch.fill(span(4, 0, 4096), 0)?;
+            batch.create_module_from(2, span(3, 0x10, len))?;
+            batch.destroy_buffer(4)?;
+            batch.create_buffer(1, 128)?;
+            batch.create_buffer(2, 128)?;
+            batch.launch(1, 0, [1; 3], &arguments())?;
+            batch.launch(2, 0, [1; 3], &arguments())?;
+            batch.fence()
+        },
+        Ok(()),
+    );
+    let cases = [
+        (1, span(3, 0x10, len), Status::NumberTaken),
+        (5, span(9, 0, len), Status::NoSuch),
+        (5, span(3, 4090, len), Status::Range),
+        (5, span(3, u64::MAX, 2), Status::Range),
+        (5, span(3, 0x10, len - 1), Status::Module),
+        (5, span(3, 0x10, 0), Status::Module),
+    ];
+    for (number, source, expect) in cases {
+        bench.check(|batch| batch.create_module_from(number, source), Err((0, expect)));
+    }
+    let mut kernels = Bench::new();
+    let ir = add_and_spin();
+    kernels.ram.write_all_at(&ir, 0x2000).unwrap();
+    kernels.check(
+        |batch| {
+            batch.import_buffer(3, &[page(3)])?;
+            batch.create_module_from(1, span(3, 0, ir.len() as u64))?;
+            batch.launch(1, 1, [1; 3], &[Argument::view(3, 0, &[1])?, Argument::i64(1)])?;
+            batch.fence()
+        },
+        Ok(()),
+    );
+}
+
 /// What is wrong with a module, and what the log says.
 fn check_module(module: &[u8], expect: Status, text: &str) {
     let (mut bench, _) = bench();
