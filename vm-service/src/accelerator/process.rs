@@ -192,6 +192,11 @@ impl WorkerProcess {
 
 #[cfg(test)]
 impl WorkerProcess {
+    /// The process's number.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// A process that reads nothing, with the other end of its socket.
     pub(crate) fn deaf() -> (Self, OwnedFd) {
         let (socket, theirs) = crate::process::socketpair().unwrap();

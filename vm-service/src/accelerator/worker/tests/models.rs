@@ -399,3 +399,67 @@ fn a_model_is_refused_where_kernels_run() {
     let log = bench.log().concat();
     assert!(log.contains("share an NPU with the guest (`device = \"npu:0\"`)"), "{log}");
 }
+
+/// Graphs of every kind, each mutated: `PARAVIRT_FRAMES` of them, or a few that an ordinary run has time for.
+#[test]
+fn mutated_models_do_no_harm() {
+    let models: usize = std::env::var("PARAVIRT_FRAMES")
+        .map_or_else(|_| crate::sweep::count(20_000), |text| text.parse().unwrap());
+    let network = graph(|graph| {
+        let x = graph.input("x", Element::F32, &[1, 2, 6, 6])?;
+        let w = graph.constant(Tensor::from_f64s(Element::F32, &[3, 2, 3, 3], &[0.5; 54]))?;
+        let y = graph.convolution(vm_graph::Convolution::default(), x, w, None)?;
+        let y = graph.reshape(y, &[3, 16])?;
+        let y = graph.softmax(y, 1)?;
+        let [values, places] = graph.top_k(y, 1, 4)?;
+        graph.output("values", values)?;
+        graph.output("places", places)
+    });
+    let gathered = graph(|graph| {
+        let table = graph.input("table", Element::F16, &[8, 4])?;
+        let index = graph.input("index", Element::I32, &[3])?;
+        let rows = graph.gather(table, index, 0)?;
+        let rows = graph.transpose(rows, &[1, 0])?;
+        let rows = graph.cast(rows, Element::F32)?;
+        let sums = graph.reduce(vm_graph::Reduction::Sum, rows, &[1])?;
+        graph.output("sums", sums)
+    });
+    let seeds = [bytes(&add()), bytes(&network), bytes(&gathered)];
+    let mut rng = crate::sweep::random(13);
+    let (mut bench, _) = bench();
+    bench.check(|batch| batch.create_buffer(1, 4096), Ok(()));
+    let (mut made, mut ran) = (0, 0);
+    for number in 0..models {
+        let mut code = seeds[number % seeds.len()].clone();
+        for _ in 0..rng.next_u32() % 4 {
+            let (random, at) = (rng.next_u32(), rng.next_u32() as usize % code.len());
+            match random % 4 {
+                0 => code[at] = (random >> 8) as u8,
+                1 => code[at] ^= 1 << (random >> 8 & 7),
+                2 => code.truncate(at.max(1)),
+                _ => code.insert(at, (random >> 8) as u8),
+            }
+        }
+        // The arguments of one of them, which the others may be given too.
+        let sizes: &[u64] = [&[16, 16, 16, 16][..], &[72, 12, 12], &[32, 3, 4]][rng.next_u32() as usize % 3];
+        let views: Vec<_> = sizes.iter().map(|size| Argument::view(1, 0, &[*size]).unwrap()).collect();
+        let reply = bench.run(|batch| {
+            batch.create_module(1, &code)?;
+            batch.launch(1, 0, [1; 3], &views)?;
+            batch.fence()
+        });
+        match Reply::decode(&reply).unwrap().check() {
+            Err((0, Status::Module | Status::Quota)) => continue,
+            Err((1, Status::Arguments | Status::Range | Status::Device)) => {}
+            Ok(()) => ran += 1,
+            other => panic!("{other:?}: {:?}", bench.log()),
+        }
+        made += 1;
+        let reply = bench.run(|batch| batch.destroy_module(1));
+        assert_eq!(Reply::decode(&reply).unwrap().check(), Ok(()));
+    }
+    println!("{models} mutated models: {made} were taken, {ran} of them ran");
+    assert!(made > models / 8 && ran > models / 64, "the mutations miss what they are for: {made}, {ran}");
+    bench.log();
+    bench.check(|batch| batch.create_buffer(2, QUOTA - 4096), Ok(()));
+}
