@@ -72,14 +72,15 @@ pub(crate) fn address(host: &Host, number: u32) -> Option<PciAddress> {
     None
 }
 
-/// Tells a worker where its libraries are, as they are found here: it has neither the variables nor the user that it takes.
+/// Tells a process where the libraries of NPUs are, as they are found here: it has neither the variables nor the user that it takes.
 pub(crate) fn name_libraries(command: &mut Command) {
     #[cfg(feature = "npu")]
     {
         use vm_passthrough::accelerator::npu::{FOLDER_VARIABLE, Libraries};
         match Libraries::folder() {
             Ok(folder) => drop(folder.map(|folder| command.env(FOLDER_VARIABLE, folder))),
-            Err(error) => tracing::error!("{error}"),
+            // It was told before the guest was started.
+            Err(error) => tracing::debug!("{error}"),
         }
     }
     #[cfg(not(feature = "npu"))]
