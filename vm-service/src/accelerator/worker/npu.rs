@@ -16,29 +16,29 @@ pub(super) struct Folder {
     _file: OwnedFd,
 }
 
-#[cfg(not(all(feature = "npu", feature = "cpu")))]
+#[cfg(not(feature = "npu"))]
 pub(super) fn folder() -> Result<Option<Folder>, String> {
     Ok(None)
 }
 
-#[cfg(not(all(feature = "npu", feature = "cpu")))]
+#[cfg(not(feature = "npu"))]
 pub(super) fn open(
     _number: &str,
     _folder: Option<&Folder>,
     _memory: u64,
     _deadline: Duration,
 ) -> Result<Opened, String> {
-    Err("this vm-service was built without NPUs; build it with `--features npu,cpu`".into())
+    Err("this vm-service was built without NPUs; build it with `--features npu`".into())
 }
 
-#[cfg(all(feature = "npu", feature = "cpu"))]
+#[cfg(feature = "npu")]
 pub(super) use onnx::{folder, open};
 
-#[cfg(all(feature = "npu", feature = "cpu"))]
+#[cfg(feature = "npu")]
 mod onnx {
     use std::num::NonZero;
     use std::os::fd::AsRawFd as _;
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
 
     use rustix::fs::{Mode, OFlags};
     use vm_accel::Worker;
@@ -53,7 +53,8 @@ mod onnx {
     use super::*;
     use crate::accelerator::worker::backend;
     use crate::accelerator::worker::link::AnyLink;
-    use crate::accelerator::worker::server::{Compiler, Failure, GRACE, Model, Models};
+    use crate::accelerator::worker::server::models::{Model, Models};
+    use crate::accelerator::worker::server::{Compiler, Failure, GRACE};
     use crate::accelerator::worker::session;
 
     /// What a model may take to be compiled beside a launch's deadline: it is refused before the worker is ended, which is 10 s after that for
@@ -94,20 +95,13 @@ mod onnx {
         let target = format!("onnx:{}", npu.provider());
         let options =
             ContextOptions { compile_limit: deadline.saturating_add(COMPILE), ..ContextOptions::default() };
-        let models = move || -> Result<Npu, String> {
-            let context = npu.context(&options).map_err(|error| error.to_string())?;
-            Ok(Npu { context: Arc::new(context), name: name.clone(), target: target.clone() })
-        };
-        let first = models()?;
-        warm_up(&first, &worker, deadline).map_err(|error| format!("its first model failed: {error}"))?;
-        let (name, target) = (first.name.clone(), first.target.clone());
-        let serve = move |link, guest: &session::Guest| {
-            // Programs of the guest don't wait for each other's models to be compiled.
-            let compiler = Compiler::Models(Arc::new(models()?));
-            match link {
-                AnyLink::Queue(ring) => session::serve(&worker, compiler, ring, guest),
-                AnyLink::Stream(stream) => session::serve(&worker, compiler, stream, guest),
-            }
+        let context = Arc::new(npu.context(&options).map_err(|error| text(&error))?);
+        let npu = Npu { context, name: name.clone(), target: target.clone(), turn: Arc::default() };
+        warm_up(&npu, &worker, deadline).map_err(|error| format!("its first model failed: {error}"))?;
+        let compiler = Compiler::Models(Arc::new(npu));
+        let serve = move |link, guest: &session::Guest| match link {
+            AnyLink::Queue(ring) => session::serve(&worker, compiler.clone(), ring, guest),
+            AnyLink::Stream(stream) => session::serve(&worker, compiler.clone(), stream, guest),
         };
         Ok(Opened { name, target, serve: Arc::new(serve) })
     }
@@ -159,11 +153,12 @@ mod onnx {
         worker.synchronize(limit).map_err(|error| error.to_string())
     }
 
-    /// An NPU's context.
+    /// An NPU's context, which all programs of the guest use.
     struct Npu {
         context: Arc<NpuContext>,
         name: String,
         target: String,
+        turn: Arc<Mutex<()>>,
     }
 
     impl Models for Npu {
@@ -173,6 +168,10 @@ mod onnx {
 
         fn target(&self) -> &str {
             &self.target
+        }
+
+        fn turn(&self) -> Arc<Mutex<()>> {
+            self.turn.clone()
         }
 
         fn compile(&self, graph: &ValidGraph) -> Result<Box<dyn Model>, Failure> {

@@ -1,7 +1,7 @@
 //! Does what batches ask: the guest's modules and buffers, its quotas, and its operations, handed to the accelerator in
 //! their order.
 
-mod models;
+pub(super) mod models;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,8 +14,7 @@ use vm_paravirt::{
     reply_bytes,
 };
 
-use self::models::LoadedModel;
-pub(super) use self::models::{Model, Models};
+use self::models::{LoadedModel, Models};
 use super::cost;
 use super::log::Log;
 use super::ram::Ram;
@@ -58,6 +57,7 @@ pub(super) enum Compiler {
     /// Kernels in the IR.
     Kernels(Arc<dyn Compile>),
     /// Graphs of array operations. Buffers are the host's memory then.
+    #[cfg_attr(not(any(feature = "npu", test)), expect(dead_code, reason = "no accelerator runs them"))]
     Models(Arc<dyn Models>),
 }
 
@@ -293,6 +293,8 @@ impl<A: Accelerator> Server<A> {
         // Decoding saw that none of them is malformed.
         let mut operations = (0..).zip(decoded.operations().flatten()).peekable();
         while let Some((index, operation)) = operations.next() {
+            let turn = self.turn(&operation);
+            let turn = turn.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
             let under_way = self.watch.begin("an operation", self.quotas.limits.time.saturating_add(GRACE));
             let (done, result) = match operation {
                 Operation::Launch(first) if let Compiler::Models(_) = self.compiler => {
@@ -321,7 +323,7 @@ impl<A: Accelerator> Server<A> {
                     Err(failure) => (0, Err(failure)),
                 },
             };
-            drop(under_way);
+            drop((under_way, turn));
             results.extend(std::iter::repeat_n((Status::Ok, Vec::new()), done as usize));
             if let Err((status, text)) = result {
                 if let (Status::Lost, Compiler::Models(_)) = (status, &self.compiler) {
@@ -340,6 +342,17 @@ impl<A: Accelerator> Server<A> {
             }
         }
         executed
+    }
+
+    /// What is held while an operation compiles or runs a model.
+    fn turn(&self, operation: &Operation<'_>) -> Option<Arc<Mutex<()>>> {
+        use Operation::{CreateModule, CreateModuleFrom, Launch};
+        match (&self.compiler, operation) {
+            (Compiler::Models(models), CreateModule { .. } | CreateModuleFrom { .. } | Launch(_)) => {
+                Some(models.turn())
+            }
+            _ => None,
+        }
     }
 
     fn note(&self, batch: u64, operation: u32, status: Status, text: String) {

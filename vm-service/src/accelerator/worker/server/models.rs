@@ -3,7 +3,7 @@
 //! A model has one kernel, 0, of one block. Its arguments are views of its inputs' and then its outputs' arrays. They are copied to
 //! where the library has its own, so what else happens to the guest's memory meanwhile is no matter of the library's.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use vm_accel::Accelerator;
@@ -20,13 +20,17 @@ pub(super) const ON_KERNELS: &str =
 const ON_MODELS: &str = "it is no model, and an NPU runs models alone: graphs in vm-graph's binary form; share a GPU or the \
                          processor with the guest (`device = \"cpu\"`) for kernels";
 
-/// Makes models run, for one link.
+/// Makes models run.
 pub(in super::super) trait Models: Send + Sync {
     /// The product's name.
     fn name(&self) -> &str;
 
     /// What models are compiled for.
     fn target(&self) -> &str;
+
+    /// Held by who compiles or runs one: a library does one thing at a time, whoever asks, and what one program of the guest has is not of
+    /// another's time.
+    fn turn(&self) -> Arc<Mutex<()>>;
 
     /// Compiles a guest's model, in less than what ends the worker.
     ///

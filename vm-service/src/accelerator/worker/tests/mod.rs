@@ -1,6 +1,6 @@
 //! Batches on the simulated accelerator, whose kernels are known by their names.
 
-#[cfg(all(feature = "npu", feature = "cpu"))]
+#[cfg(feature = "npu")]
 mod hexagon;
 mod models;
 mod panics;

@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use vm_graph::{Builder, Element, Graph, GraphError, Tensor, ValidGraph};
 
 use super::*;
-use crate::accelerator::worker::server::{Failure, Model, Models};
+use crate::accelerator::worker::server::Failure;
+use crate::accelerator::worker::server::models::{Model, Models};
 
 /// The NPU, with what its library does instead.
 #[derive(Default)]
 struct ByDefinition {
     /// Inferences from here on take too long; the library ends them, or does not.
     late: AtomicU32,
+    turn: Arc<Mutex<()>>,
 }
 
 /// What [`ByDefinition::late`] is.
@@ -40,7 +42,12 @@ impl Models for Handle {
         "f64"
     }
 
+    fn turn(&self) -> Arc<Mutex<()>> {
+        self.0.turn.clone()
+    }
+
     fn compile(&self, graph: &ValidGraph) -> Result<Box<dyn Model>, Failure> {
+        assert!(self.0.turn.try_lock().is_err(), "it is not its turn");
         if graph.name == "refused" {
             return Err((Status::Module, "it is called so".into()));
         }
@@ -62,6 +69,7 @@ impl Model for Evaluated {
     }
 
     fn run(&mut self, limit: Duration) -> Result<(), Failure> {
+        assert!(self.npu.turn.try_lock().is_err(), "it is not its turn");
         match self.npu.late.load(Ordering::Relaxed) {
             STOPPED => return Err((Status::Deadline, format!("it took longer than {limit:?}"))),
             STUCK => return Err((Status::Lost, "it does not end".into())),
