@@ -36,7 +36,7 @@ mod known {
     use std::path::absolute;
     use std::process::Command;
 
-    use vm_passthrough::accelerator::npu::{FOLDER_VARIABLE, Libraries, Roots, Runtime, devices};
+    use vm_passthrough::accelerator::npu::{FOLDER_VARIABLE, Libraries, NpuError, Roots, Runtime, devices};
     use vm_passthrough::{Host, PciAddress};
 
     use super::Npu;
@@ -49,7 +49,14 @@ mod known {
     /// Them all, in the order in which `--device npu:N` numbers them. Libraries are asked on a real host alone.
     pub(crate) fn all(host: &Host) -> Vec<Npu> {
         let roots = roots(host);
-        let runtime = if roots == Roots::system() { Runtime::system().ok() } else { None };
+        let is_live = roots == Roots::system();
+        let runtime = is_live.then(Runtime::system).and_then(|runtime| match runtime {
+            Err(error @ NpuError::Untrusted { .. }) => {
+                tracing::warn!("{error}");
+                None
+            }
+            runtime => runtime.ok(),
+        });
         let found = match runtime {
             Some(runtime) => runtime.devices(&roots),
             None => devices(&roots),

@@ -4,20 +4,18 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use crate::NpuError;
-use crate::runtime::{FOLDER_VARIABLE, collect};
+use crate::runtime::collect;
 
 /// Sees that nobody but `user` and root can have put the libraries below a folder there: theirs are the files, the folders, and those on
 /// the way, and others may write to none of them.
 ///
 /// # Errors
-/// [`NpuError::NoRuntime`], with the file.
+/// [`NpuError::Untrusted`], with the file.
 pub(crate) fn check(folder: &Path, user: u32) -> Result<(), NpuError> {
-    let no = |path: &Path, what: String| NpuError::NoRuntime {
-        what: format!(
-            "{} {what}, and code of others is not loaded; set {FOLDER_VARIABLE} to {} if it is to be",
-            path.display(),
-            folder.display()
-        ),
+    let no = |path: &Path, what: String| NpuError::Untrusted {
+        path: path.to_owned(),
+        what,
+        folder: folder.to_owned(),
     };
     let real = folder.canonicalize().map_err(|error| no(folder, format!("can't be looked at: {error}")))?;
     let mut files = Vec::new();
@@ -69,7 +67,7 @@ mod tests {
                     said.contains(&format!("{} can be written by others (mode {mode:o})", path.display())),
                     "{said}"
                 );
-                assert!(said.contains("set VM_ONNXRUNTIME to"), "{said}");
+                assert!(said.contains("set VM_ONNXRUNTIME="), "{said}");
                 set(path, 0o755);
             }
         }

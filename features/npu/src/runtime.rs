@@ -26,7 +26,7 @@ impl Libraries {
     /// Those of this machine: below its [folder](Self::folder), or else the one that the loader finds.
     ///
     /// # Errors
-    /// [`NpuError::NoRuntime`] if a folder was named and has none, or its files are not to be trusted.
+    /// [`NpuError::NoRuntime`] if a folder was named and has none, and as [`folder`](Self::folder).
     pub fn find() -> Result<Libraries, NpuError> {
         let Some(folder) = Self::folder()? else {
             return Ok(Libraries { onnxruntime: "libonnxruntime.so.1".into(), plugins: Vec::new() });
@@ -40,7 +40,7 @@ impl Libraries {
     /// if that has any. Root takes it from a cache only where nobody but root can have put it there: `sudo` may keep another user's HOME.
     ///
     /// # Errors
-    /// [`NpuError::NoRuntime`] for a cache of somebody else.
+    /// [`NpuError::Untrusted`] for a cache of somebody else.
     pub fn folder() -> Result<Option<PathBuf>, NpuError> {
         if let Some(folder) = env::var_os(FOLDER_VARIABLE) {
             return Ok(Some(folder.into()));

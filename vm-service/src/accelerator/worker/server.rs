@@ -295,7 +295,11 @@ impl<A: Accelerator> Server<A> {
         while let Some((index, operation)) = operations.next() {
             let turn = self.turn(&operation);
             let turn = turn.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
-            let under_way = self.watch.begin("an operation", self.quotas.limits.time.saturating_add(GRACE));
+            let limit = match operation {
+                Operation::CreateModuleFrom { .. } => self.backlog().saturating_add(self.quotas.limits.time),
+                _ => self.quotas.limits.time,
+            };
+            let under_way = self.watch.begin("an operation", limit.saturating_add(GRACE));
             let (done, result) = match operation {
                 Operation::Launch(first) if let Compiler::Models(_) = self.compiler => {
                     let ran = self.infer(&first);
@@ -405,33 +409,34 @@ impl<A: Accelerator> Server<A> {
 
     fn query(&self) -> Result<Vec<u8>, Failure> {
         let device = self.worker.accelerator().info();
-        // A model is one thread of one block to who launches it.
-        let (name, target, units, lanes, block_threads, shared_bytes, grid) = match &self.compiler {
-            Compiler::Kernels(compiler) => (
-                &*device.name,
-                compiler.target(),
-                device.compute_units,
-                device.warp_size,
-                device.block_threads,
-                device.shared_bytes,
-                device.grid,
-            ),
-            Compiler::Models(models) => (models.name(), models.target(), 1, 1, 1, 0, [1; 3]),
-        };
         let info = Info {
-            name,
-            target,
+            name: &device.name,
+            target: "",
             memory_bytes: self.quotas.memory,
             memory_free: self.quotas.memory - self.usage.now(Resource::Held),
             deadline_us: u64::try_from(self.quotas.limits.time.as_micros()).unwrap_or(u64::MAX),
             fuel: self.quotas.limits.fuel,
-            units,
-            lanes,
-            block_threads,
-            shared_bytes,
-            grid,
+            units: device.compute_units,
+            lanes: device.warp_size,
+            block_threads: device.block_threads,
+            shared_bytes: device.shared_bytes,
+            grid: device.grid,
             modules: MODULES as u32,
             buffers: BUFFERS as u32,
+        };
+        let info = match &self.compiler {
+            Compiler::Kernels(compiler) => Info { target: compiler.target(), ..info },
+            // Who launches a model sees one thread of one block.
+            Compiler::Models(models) => Info {
+                name: models.name(),
+                target: models.target(),
+                units: 1,
+                lanes: 1,
+                block_threads: 1,
+                shared_bytes: 0,
+                grid: [1; 3],
+                ..info
+            },
         };
         let mut bytes = vec![0; Info::MAX_BYTES];
         let len = info.encode(&mut bytes).map_err(|error| (Status::Device, error.to_string()))?;
@@ -446,7 +451,12 @@ impl<A: Accelerator> Server<A> {
         Ok(())
     }
 
-    /// A module's code that lies in a buffer: this process's own copy.
+    /// What the launches may take that nobody has waited for.
+    fn backlog(&self) -> Duration {
+        self.quotas.limits.time.saturating_mul(FENCED)
+    }
+
+    /// A module's code that lies in a buffer: this process's own copy, once the launches before have made it what it is.
     fn code(&self, source: &Span) -> Result<Vec<u8>, Failure> {
         let view = self.span(source)?;
         let most = match self.compiler {
@@ -457,6 +467,7 @@ impl<A: Accelerator> Server<A> {
             let text = format!("{} bytes of code: a module of this guest has {most} at most", source.bytes);
             return Err((Status::Quota, text));
         }
+        self.worker.synchronize(self.backlog()).map_err(failure)?;
         let mut code = vec![0; source.bytes as usize];
         self.worker.read(view, &mut code).map_err(failure)?;
         Ok(code)
@@ -490,8 +501,8 @@ impl<A: Accelerator> Server<A> {
             let kernel = self.worker.load(&artifact).map_err(failure)?;
             kernels.push(Loaded { kernel, artifact });
         }
-        let code_of = Code::Kernels(kernels);
-        self.modules.insert(number, LoadedModule { code: code_of, _charges: [charge, code] });
+        let loaded = LoadedModule { code: Code::Kernels(kernels), _charges: [charge, code] };
+        self.modules.insert(number, loaded);
         Ok(())
     }
 

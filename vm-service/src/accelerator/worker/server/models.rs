@@ -132,8 +132,8 @@ impl<A: Accelerator> Server<A> {
             self.charge(&[(Resource::Modules, 1), (Resource::Kernels, 1), (Resource::Held, held)])?;
         let model = models.compile(&graph)?;
         let code = self.charge(&[(Resource::Held, model.bytes())])?;
-        let code_of = Code::Model(LoadedModel { model, inputs, outputs });
-        Ok(LoadedModule { code: code_of, _charges: [charge, code] })
+        let loaded = LoadedModel { model, inputs, outputs };
+        Ok(LoadedModule { code: Code::Model(loaded), _charges: [charge, code] })
     }
 
     /// That no array within a graph is larger than all that the guest may hold.

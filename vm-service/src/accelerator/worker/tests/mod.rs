@@ -452,7 +452,8 @@ fn mutated_batches_do_no_harm() {
             b.create_module(1, &ir)?;
             b.create_buffer(1, 4096)?;
             b.import_buffer(2, &[page(4)])?;
-            b.import_buffer(3, &[page(5), page(7)])
+            b.import_buffer(3, &[page(5), page(7)])?;
+            b.create_module_from(2, Span { buffer: 2, offset: 8, bytes: 64 })
         }),
         seed(&|b| {
             b.launch(1, 0, [1, 1, 1], &[view(1, 64)?, view(2, 64)?, Argument::i32(1)])?;

@@ -217,11 +217,20 @@ fn code_may_lie_in_a_buffer() {
         |batch| {
             batch.import_buffer(3, &[page(3)])?;
             batch.create_module_from(1, span(3, 0, ir.len() as u64))?;
-            batch.launch(1, 1, [1; 3], &[Argument::view(3, 0, &[1])?, Argument::i64(1)])?;
+            batch.launch(1, 1, [1; 3], &[Argument::view(3, 2048, &[1])?, Argument::i64(1)])?;
             batch.fence()
         },
         Ok(()),
     );
+    // What failed before is told here, as by a fence.
+    kernels.check(
+        |batch| {
+            batch.launch(1, 1, [1; 3], &[Argument::view(3, 2048, &[1])?, Argument::i64(i64::MAX)])?;
+            batch.create_module_from(2, span(3, 0, ir.len() as u64))
+        },
+        Err((1, Status::Deadline)),
+    );
+    kernels.check(|batch| batch.create_module_from(2, span(3, 0, ir.len() as u64)), Ok(()));
 }
 
 /// What is wrong with a module, and what the log says.
