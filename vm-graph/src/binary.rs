@@ -10,7 +10,8 @@
 use crate::limits::MAX_BYTES;
 use crate::{Graph, GraphError};
 
-const MAGIC: [u8; 4] = *b"\0vgr";
+/// What a graph in its binary form begins with.
+pub const MAGIC: [u8; 4] = *b"\0vgr";
 const VERSION: u16 = 1;
 
 /// The bytes of a graph.

@@ -40,7 +40,7 @@ pub mod onnx;
 mod op;
 mod types;
 
-pub use binary::{decode, encode};
+pub use binary::{MAGIC, decode, encode};
 pub use builder::Builder;
 pub use error::{GraphError, Place};
 pub use evaluate::evaluate;

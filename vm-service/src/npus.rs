@@ -1,6 +1,6 @@
 //! The NPUs of the host, and what runs models on them.
 
-use vm_passthrough::Host;
+pub(crate) use known::{address, all, check_libraries, name_libraries};
 
 use crate::json;
 use crate::table::{Table, printable};
@@ -31,36 +31,101 @@ impl Npu {
     }
 }
 
-/// Them all, in the order in which `--device npu:N` numbers them. Libraries are asked on a real host alone.
 #[cfg(feature = "npu")]
-pub(crate) fn all(host: &Host) -> Vec<Npu> {
-    use vm_passthrough::accelerator::npu::{Roots, Runtime, devices};
+mod known {
+    use std::path::absolute;
+    use std::process::Command;
 
-    let roots = Roots { sys: host.sys.clone(), dev: host.dev.clone() };
-    let runtime = if roots == Roots::system() { Runtime::system().ok() } else { None };
-    let found = match runtime {
-        Some(runtime) => runtime.devices(&roots),
-        None => devices(&roots),
-    };
-    let found = found.unwrap_or_else(|error| {
-        tracing::debug!("no NPUs: {error}");
-        Vec::new()
-    });
-    let npus = found.into_iter().map(|device| Npu {
-        kind: device.kind.name().to_owned(),
-        driver: device.driver,
-        address: device.address,
-        node: device.node.map(|node| node.display().to_string()),
-        provider: device.provider.map(|provider| provider.to_string()),
-        is_emulated: device.emulated.is_some(),
-    });
-    npus.collect()
+    use vm_passthrough::accelerator::npu::{FOLDER_VARIABLE, Libraries, NpuError, Roots, Runtime, devices};
+    use vm_passthrough::{Host, PciAddress};
+
+    use super::Npu;
+    use crate::failure::Failure;
+
+    fn roots(host: &Host) -> Roots {
+        Roots { sys: host.sys.clone(), dev: host.dev.clone() }
+    }
+
+    /// Them all, in the order in which `--device npu:N` numbers them. Libraries are asked on a real host alone.
+    pub(crate) fn all(host: &Host) -> Vec<Npu> {
+        let roots = roots(host);
+        let is_live = roots == Roots::system();
+        let runtime = is_live.then(Runtime::system).and_then(|runtime| match runtime {
+            Err(error @ NpuError::Untrusted { .. }) => {
+                tracing::warn!("{error}");
+                None
+            }
+            runtime => runtime.ok(),
+        });
+        let found = match runtime {
+            Some(runtime) => runtime.devices(&roots),
+            None => devices(&roots),
+        };
+        let found = found.unwrap_or_else(|error| {
+            tracing::debug!("no NPUs: {error}");
+            Vec::new()
+        });
+        let npus = found.into_iter().map(|device| Npu {
+            kind: device.kind.name().to_owned(),
+            driver: device.driver,
+            address: device.address,
+            node: device.node.map(|node| node.display().to_string()),
+            provider: device.provider.map(|provider| provider.to_string()),
+            is_emulated: device.emulated.is_some(),
+        });
+        npus.collect()
+    }
+
+    /// The PCI address of an NPU by its number, where it is a PCI function. No library is asked: those of the Linux kernel come first.
+    pub(crate) fn address(host: &Host, number: u32) -> Option<PciAddress> {
+        let found = devices(&roots(host)).ok()?;
+        found.get(number as usize)?.address.as_ref()?.parse().ok()
+    }
+
+    /// That the libraries of NPUs may be loaded.
+    ///
+    /// # Errors
+    /// Whose they are, and what to do.
+    pub(crate) fn check_libraries() -> Result<(), Failure> {
+        Libraries::folder().map(drop).map_err(Failure::failed)
+    }
+
+    /// Tells a process where the libraries of NPUs are, as they are found here: it has neither the variables nor the user that it takes.
+    pub(crate) fn name_libraries(command: &mut Command) {
+        match Libraries::folder() {
+            Ok(None) => {}
+            // It is in another directory.
+            Ok(Some(folder)) => drop(command.env(FOLDER_VARIABLE, absolute(&folder).unwrap_or(folder))),
+            // It was told before the guest was started.
+            Err(error) => tracing::debug!("{error}"),
+        }
+    }
 }
 
 /// None are known without the cargo feature.
 #[cfg(not(feature = "npu"))]
-pub(crate) fn all(_: &Host) -> Vec<Npu> {
-    Vec::new()
+mod known {
+    use std::process::Command;
+
+    use vm_passthrough::{Host, PciAddress};
+
+    use super::Npu;
+    use crate::failure::Failure;
+
+    pub(crate) fn all(_: &Host) -> Vec<Npu> {
+        Vec::new()
+    }
+
+    pub(crate) fn address(_: &Host, _: u32) -> Option<PciAddress> {
+        None
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "there is nothing to look at")]
+    pub(crate) fn check_libraries() -> Result<(), Failure> {
+        Ok(())
+    }
+
+    pub(crate) fn name_libraries(_: &mut Command) {}
 }
 
 /// A line for each.

@@ -6,6 +6,7 @@ mod guest;
 #[path = "shared/process.rs"]
 mod process;
 
+use std::path::Path;
 use std::time::Duration;
 
 use guest::Guest;
@@ -27,6 +28,22 @@ fn a_bare_guest_launches_its_kernels_on_its_own_memory() {
     ended.passed();
     assert!(ended.console.contains("took longer than 1s"), "the log does not say why: {}", ended.console);
     assert!(ended.messages.contains("the worker of cpu is confined: system calls"), "{}", ended.messages);
+}
+
+/// QNN's emulated Hexagon.
+#[test]
+fn a_bare_guest_runs_its_models_on_an_npu() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/npu/tests/fetch-onnxruntime");
+    let fetched = std::process::Command::new(script).output().expect("a shell");
+    if !fetched.status.success() {
+        println!("skipped: {}", String::from_utf8_lossy(&fetched.stderr).trim());
+        return;
+    }
+    let Some(guest) = Guest::start_on("npu", "accel-model", "npu:0", "deadline = \"20s\"") else { return };
+    let ended = guest.end();
+    ended.passed();
+    let confined = "the worker of npu:0 is confined: system calls, files, signals";
+    assert!(ended.messages.contains(confined), "{}", ended.messages);
 }
 
 #[test]

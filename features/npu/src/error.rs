@@ -81,6 +81,19 @@ pub enum NpuError {
         /// What it says, as one line.
         what: String,
     },
+    /// The libraries of a cache, or what is above them, may be another user's work.
+    #[error(
+        "{} {what}: root loads no code that others may have written; set VM_ONNXRUNTIME={} if it is to be loaded", .path.display(),
+        .folder.display()
+    )]
+    Untrusted {
+        /// The file or folder.
+        path: PathBuf,
+        /// What it is about it.
+        what: String,
+        /// The cache.
+        folder: PathBuf,
+    },
     /// A buffer is not what the model has there.
     #[error("{name} is {expected}, and was given {given}")]
     Binding {

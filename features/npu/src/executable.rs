@@ -114,9 +114,9 @@ impl Loaded {
         let ran = watch
             .within(limit, Some(cancel), || session.run_binding_with_options(&binding, &options).map(drop));
         match ran {
-            Ok(()) => Ok(()),
-            Err(_) if watch.was_cancelled() => Err(NpuError::Deadline { what: "the inference", limit }),
-            Err(error) => Err(failed(error)),
+            // A provider that can't be stopped ends by itself, and late.
+            _ if watch.was_cancelled() => Err(NpuError::Deadline { what: "the inference", limit }),
+            ran => ran.map_err(failed),
         }
     }
 }

@@ -49,6 +49,7 @@ mod context;
 mod device;
 mod error;
 mod executable;
+mod owner;
 mod provider;
 mod runtime;
 mod sys;

@@ -8,7 +8,7 @@ use ort::environment::Environment;
 use ort::logging::LogLevel;
 use ort::memory::DeviceType as Hardware;
 
-use crate::{NpuDevice, NpuError, NpuKind, Provider, Roots, class};
+use crate::{NpuDevice, NpuError, NpuKind, Provider, Roots, class, owner};
 
 /// Where the libraries are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,23 +23,39 @@ pub struct Libraries {
 pub const FOLDER_VARIABLE: &str = "VM_ONNXRUNTIME";
 
 impl Libraries {
-    /// Those of this machine: below the folder that [`FOLDER_VARIABLE`] names, or else below `vm-npu/onnxruntime` of the user's cache; or
-    /// else the one that the loader finds.
+    /// Those of this machine: below its [folder](Self::folder), or else the one that the loader finds.
     ///
     /// # Errors
-    /// [`NpuError::NoRuntime`] if a folder was named and has none.
+    /// [`NpuError::NoRuntime`] if a folder was named and has none, and as [`folder`](Self::folder).
     pub fn find() -> Result<Libraries, NpuError> {
+        let Some(folder) = Self::folder()? else {
+            return Ok(Libraries { onnxruntime: "libonnxruntime.so.1".into(), plugins: Vec::new() });
+        };
+        Self::below(&folder).ok_or_else(|| NpuError::NoRuntime {
+            what: format!("there is no libonnxruntime.so below {}", folder.display()),
+        })
+    }
+
+    /// The folder below which this machine's are: the one that [`FOLDER_VARIABLE`] names, or else `vm-npu/onnxruntime` of the user's cache,
+    /// if that has any. Root takes it from a cache only where nobody but root can have put it there: `sudo` may keep another user's HOME.
+    ///
+    /// # Errors
+    /// [`NpuError::Untrusted`] for a cache of somebody else.
+    pub fn folder() -> Result<Option<PathBuf>, NpuError> {
         if let Some(folder) = env::var_os(FOLDER_VARIABLE) {
-            let folder = PathBuf::from(folder);
-            return Self::below(&folder).ok_or_else(|| NpuError::NoRuntime {
-                what: format!("there is no libonnxruntime.so below {}", folder.display()),
-            });
+            return Ok(Some(folder.into()));
         }
         let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
-        let found = cache.and_then(|cache| Self::below(&cache.join("vm-npu/onnxruntime")));
-        Ok(found
-            .unwrap_or_else(|| Libraries { onnxruntime: "libonnxruntime.so.1".into(), plugins: Vec::new() }))
+        let found = cache.map(|cache| cache.join("vm-npu/onnxruntime"));
+        let Some(folder) = found.filter(|folder| folder.is_absolute() && Self::below(folder).is_some())
+        else {
+            return Ok(None);
+        };
+        if rustix::process::geteuid().is_root() {
+            owner::check(&folder, 0)?;
+        }
+        Ok(Some(folder))
     }
 
     /// Those below a folder, three deep at most.
@@ -60,7 +76,7 @@ impl Libraries {
 }
 
 /// Files of a folder, with an end to how many.
-fn collect(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) {
+pub(crate) fn collect(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) {
     const MOST: usize = 4096;
     let Ok(entries) = folder.read_dir() else { return };
     for entry in entries.flatten().take(MOST) {

@@ -45,7 +45,7 @@ impl Again<'_> {
         // Large parts are compared in place; what is left fits here.
         let mut room = [0; 16 + 8 + 32 + crate::MAX_ARGUMENTS * 72];
         let rest = match operation {
-            Operation::CreateModule { ir, .. } => ir.len().div_ceil(8) * 8,
+            Operation::CreateModule { code, .. } => code.len().div_ceil(8) * 8,
             Operation::ImportBuffer { ranges, .. } => ranges.len() * 16,
             _ => 0,
         };
@@ -53,6 +53,7 @@ impl Again<'_> {
         let written = match operation {
             Operation::Query => writer.query(),
             Operation::CreateModule { module, .. } => writer.create_module(*module, &[]),
+            Operation::CreateModuleFrom { module, source } => writer.create_module_from(*module, *source),
             Operation::DestroyModule { module } => writer.destroy_module(*module),
             Operation::CreateBuffer { buffer, bytes } => writer.create_buffer(*buffer, *bytes),
             Operation::ImportBuffer { buffer, ranges } => {

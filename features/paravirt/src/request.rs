@@ -19,6 +19,7 @@ mod code {
     pub(super) const LAUNCH: u16 = 9;
     pub(super) const FENCE: u16 = 10;
     pub(super) const LOG: u16 = 11;
+    pub(super) const CREATE_MODULE_FROM: u16 = 12;
 }
 
 const VIEW: u16 = 1;
@@ -34,8 +35,15 @@ pub enum Operation<'a> {
     CreateModule {
         /// The number that it gets.
         module: u32,
-        /// The module in the IR's binary form.
-        ir: &'a [u8],
+        /// Kernels in the IR's binary form, or a model in that of graphs.
+        code: &'a [u8],
+    },
+    /// The same with code that lies in a buffer, which may be longer than a batch.
+    CreateModuleFrom {
+        /// The number that it gets.
+        module: u32,
+        /// Where the code lies, once all operations before this one have run. It is copied.
+        source: Span,
     },
     /// Unloads a module, once the launches of it have run.
     DestroyModule {
@@ -309,11 +317,11 @@ fn operation<'a>(input: &mut Input<'a>) -> Result<Operation<'a>, Malformed> {
         code::CREATE_MODULE => {
             let module = body.u32()?;
             let len = body.u32()? as usize;
-            let ir = body.take(len)?;
+            let code = body.take(len)?;
             if body.take(padded(len) - len)?.iter().any(|byte| *byte != 0) {
                 return body.bad("padding is not zero");
             }
-            Operation::CreateModule { module, ir }
+            Operation::CreateModule { module, code }
         }
         code::DESTROY_MODULE => Operation::DestroyModule { module: numbered(&mut body)? },
         code::CREATE_BUFFER => Operation::CreateBuffer { buffer: numbered(&mut body)?, bytes: body.u64()? },
@@ -357,6 +365,11 @@ fn operation<'a>(input: &mut Input<'a>) -> Result<Operation<'a>, Malformed> {
         }
         code::FENCE => Operation::Fence,
         code::LOG => Operation::Log,
+        code::CREATE_MODULE_FROM => {
+            let (module, buffer) = (body.u32()?, body.u32()?);
+            let source = Span { buffer, offset: body.u64()?, bytes: body.u64()? };
+            Operation::CreateModuleFrom { module, source }
+        }
         _ => return start.bad("there is no operation of this code"),
     };
     body.end()?;
@@ -531,15 +544,26 @@ impl<'a> BatchWriter<'a> {
     ///
     /// # Errors
     /// When there is no room.
-    pub fn create_module(&mut self, module: u32, ir: &[u8]) -> Result<(), NoRoom> {
-        let (what, Some(len)) = ("a module", Some(padded(ir.len())).filter(|len| *len <= MAX_BATCH_BYTES))
+    pub fn create_module(&mut self, module: u32, code: &[u8]) -> Result<(), NoRoom> {
+        let (what, Some(len)) = ("a module", Some(padded(code.len())).filter(|len| *len <= MAX_BATCH_BYTES))
         else {
             return Err(NoRoom { what: "a module" });
         };
         self.begin(code::CREATE_MODULE, 8 + len, what)?;
-        self.words(&[module, ir.len() as u32]);
-        self.output.put(ir);
-        self.output.zeros(len - ir.len());
+        self.words(&[module, code.len() as u32]);
+        self.output.put(code);
+        self.output.zeros(len - code.len());
+        Ok(())
+    }
+
+    /// Adds [`Operation::CreateModuleFrom`].
+    ///
+    /// # Errors
+    /// When there is no room.
+    pub fn create_module_from(&mut self, module: u32, source: Span) -> Result<(), NoRoom> {
+        self.begin(code::CREATE_MODULE_FROM, 24, "a module")?;
+        self.words(&[module, source.buffer]);
+        self.longs(&[source.offset, source.bytes]);
         Ok(())
     }
 

@@ -50,6 +50,7 @@ fn seeds() -> Vec<Vec<u8>> {
             b.query().unwrap();
             b.create_module(1, b"\0vir kernel").unwrap();
             b.create_buffer(2, 4096).unwrap();
+            b.create_module_from(4, Span { buffer: 2, offset: 8, bytes: 64 }).unwrap();
             b.import_buffer(
                 3,
                 &[Range { address: 0x1000, bytes: 4096 }, Range { address: 0x8000, bytes: 12 }],

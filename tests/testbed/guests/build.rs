@@ -1,6 +1,8 @@
 //! Links the program as an ELF file that a VMM can load: static, at a fixed address, with no C start-up code. Puts the
-//! kernels that it sends to an accelerator into their binary form.
+//! kernels and the model that it sends to an accelerator into their binary form.
 
+#[path = "kernels/model.rs"]
+mod model;
 #[path = "kernels/tiles.rs"]
 mod tiles;
 
@@ -36,6 +38,8 @@ fn main() -> Result {
         describe(&mut code, name, &launch, &file)?;
     }
     std::fs::write(out.join("tiles.rs"), code)?;
+    let model = model::product()?;
+    std::fs::write(out.join("model.bin"), vm_graph::encode(&model)?)?;
     Ok(())
 }
 

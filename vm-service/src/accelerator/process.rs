@@ -11,7 +11,7 @@ use super::meter::{self, Meter};
 use super::wire::{Open, Order, Report, Start};
 use crate::deadlines::WORKER_OPEN;
 use crate::process::{ChildProgram, Messages, Process, end_of, packets};
-use crate::sandbox::Confinement;
+use crate::sandbox::{Confinement, Profile};
 use crate::vmm::{Stop, sys};
 
 /// Why a worker could not be had.
@@ -86,8 +86,9 @@ impl WorkerProcess {
         end: &Stop,
     ) -> Result<(Self, Ready), WorkerError> {
         let failed = |source| WorkerError::Start { device: open.device.clone(), source };
+        let runs_models = Profile::of(&open.device) == Profile::Npu;
         let kept = meter.try_clone().map_err(failed)?;
-        let (process, socket, messages) = Process::start_worker(program).map_err(failed)?;
+        let (process, socket, messages) = Process::start_worker(program, runs_models).map_err(failed)?;
         let mut this = Self { process, socket, meter: kept, messages: None };
         let messages = Messages::start(Some(this.process.id()), std::fs::File::from(messages));
         this.messages = Some(messages.map_err(failed)?);
@@ -191,6 +192,11 @@ impl WorkerProcess {
 
 #[cfg(test)]
 impl WorkerProcess {
+    /// The process's number.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// A process that reads nothing, with the other end of its socket.
     pub(crate) fn deaf() -> (Self, OwnedFd) {
         let (socket, theirs) = crate::process::socketpair().unwrap();

@@ -23,7 +23,7 @@ pub(crate) enum Order {
 pub(crate) struct Open {
     /// The guest's name, for messages.
     pub(crate) guest: String,
-    /// `cpu`, or a PCI address.
+    /// `cpu`, a PCI address, or `npu:` and a number.
     pub(crate) device: String,
     /// The most bytes of the accelerator's memory.
     pub(crate) memory: u64,

@@ -238,10 +238,14 @@ fn numa_of(host: &Host, config: &GuestConfig, devices: Option<&Devices>) -> Resu
     Ok(chosen)
 }
 
-/// Keeps others from claiming the GPUs that the guest shares, as long as this lives.
+/// Keeps others from claiming the GPUs and NPUs that the guest shares, as long as this lives.
 fn leases(context: &Context<'_>, config: &GuestConfig) -> Result<Vec<SharedLease>, Failure> {
+    if config.accelerators.iter().any(|shared| matches!(shared.device, AcceleratorDevice::Npu(_))) {
+        crate::npus::check_libraries()?;
+    }
     let addresses = config.accelerators.iter().filter_map(|shared| match shared.device {
         AcceleratorDevice::Pci(address) => Some(address),
+        AcceleratorDevice::Npu(number) => crate::npus::address(&context.host, number),
         AcceleratorDevice::Cpu => None,
     });
     addresses

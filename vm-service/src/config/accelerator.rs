@@ -35,6 +35,8 @@ pub enum AcceleratorDevice {
     Cpu,
     /// The GPU at a PCI address.
     Pci(PciAddress),
+    /// An NPU, by its number in the list of them.
+    Npu(u32),
 }
 
 impl fmt::Display for AcceleratorDevice {
@@ -42,6 +44,7 @@ impl fmt::Display for AcceleratorDevice {
         match self {
             Self::Cpu => f.write_str("cpu"),
             Self::Pci(address) => address.fmt(f),
+            Self::Npu(number) => write!(f, "npu:{number}"),
         }
     }
 }
@@ -63,8 +66,9 @@ const MIN_QUOTA: u64 = 2 << 20;
 
 impl Reader<'_> {
     pub(super) fn accelerators(&mut self, root: &Section<'_, '_>) -> Vec<SharedAccelerator> {
-        const RULE: &str = "write [[accelerators]] with device = \"0000:65:00.0\" or \"cpu\" for each";
-        const DEVICE: &str = "write device = \"0000:65:00.0\", or device = \"cpu\"";
+        const RULE: &str =
+            "write [[accelerators]] with device = \"0000:65:00.0\", \"npu:0\" or \"cpu\" for each";
+        const DEVICE: &str = "write device = \"0000:65:00.0\", device = \"npu:0\", or device = \"cpu\"";
         let mut accelerators: Vec<SharedAccelerator> = Vec::new();
         for entry in self.list(root, "accelerators", MAX_ACCELERATORS, RULE) {
             let Some(section) = self.section(&entry, RULE) else { continue };
@@ -112,14 +116,22 @@ impl Reader<'_> {
         entry: &Entry<'_, '_>,
         others: &[SharedAccelerator],
     ) -> Option<AcceleratorDevice> {
-        let text = self.string(entry, "write an address as in \"0000:65:00.0\", or \"cpu\"")?;
-        let device = match text {
-            "cpu" => AcceleratorDevice::Cpu,
-            text => match text.parse() {
+        let text = self.string(entry, "write an address as in \"0000:65:00.0\", \"npu:0\" or \"cpu\"")?;
+        let device = match (text, text.strip_prefix("npu:")) {
+            ("cpu", _) => AcceleratorDevice::Cpu,
+            (_, Some(number)) => match npu_number(number) {
+                Some(number) => AcceleratorDevice::Npu(number),
+                None => {
+                    const RULE: &str = "write npu: and its number in `vm-service list`, as in \"npu:0\"";
+                    return self.wrong(entry, &format!("is \"{}\", which names no NPU", shorten(text)), RULE);
+                }
+            },
+            _ => match text.parse() {
                 Ok(address) => AcceleratorDevice::Pci(address),
                 Err(error) => {
                     let error = printable(&format!("{error}"));
-                    self.problem(entry.at.clone(), format!("`{}`: {error}, or \"cpu\"", entry.key));
+                    let message = format!("`{}`: {error}, or \"npu:0\" or \"cpu\"", entry.key);
+                    self.problem(entry.at.clone(), message);
                     return None;
                 }
             },
@@ -179,6 +191,11 @@ impl Reader<'_> {
         };
         self.wrong(entry, &format!("is \"{}\", which {what}", shorten(text)), &rule)
     }
+}
+
+/// The number of an NPU, written in one way alone: the worker reads it again.
+fn npu_number(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|number: &u32| number.to_string() == text)
 }
 
 /// Parses a whole number with a unit, `us`, `ms` or `s`.

@@ -48,6 +48,11 @@ device = "cpu"
 memory = "64M"
 window = "16M"
 
+[[accelerators]]
+device = "npu:0"
+memory = "256M"
+window = "2M"
+
 [vsock]
 cid = 42
 
@@ -115,6 +120,14 @@ fn reads_every_key() {
                 time_slice: TIME_PERIOD,
                 poll: Duration::from_micros(200),
                 window: Some(16 << 20),
+            },
+            SharedAccelerator {
+                device: AcceleratorDevice::Npu(0),
+                memory: 256 << 20,
+                deadline: Duration::from_secs(2),
+                time_slice: TIME_PERIOD,
+                poll: Duration::from_micros(200),
+                window: Some(2 << 20),
             },
         ],
         vsock: Some(Vsock { cid: 42 }),
@@ -785,7 +798,7 @@ fn every_mistake_in_an_accelerator_has_its_message() {
     check(
         &with("[[accelerators]]"),
         r#"
-web1.toml:4:1: `accelerators[0].device` is missing; write device = "0000:65:00.0", or device = "cpu"
+web1.toml:4:1: `accelerators[0].device` is missing; write device = "0000:65:00.0", device = "npu:0", or device = "cpu"
   4 | [[accelerators]]
     | ^^^^^^^^^^^^^^^^
 web1.toml:4:1: `accelerators[0].memory` is missing; write memory = "2G"
@@ -796,7 +809,7 @@ web1.toml:4:1: `accelerators[0].memory` is missing; write memory = "2G"
     check(
         &with("accelerators = \"cpu\""),
         r#"
-web1.toml:4:16: `accelerators` is a string; write [[accelerators]] with device = "0000:65:00.0" or "cpu" for each
+web1.toml:4:16: `accelerators` is a string; write [[accelerators]] with device = "0000:65:00.0", "npu:0" or "cpu" for each
   4 | accelerators = "cpu"
     |                ^^^^^
 "#,
@@ -806,7 +819,7 @@ web1.toml:4:16: `accelerators` is a string; write [[accelerators]] with device =
             "[[accelerators]]\ndevice = \"gpu\"\nmemory = \"1K\"\ndeadline = 2\ntime_slice = \"1s\"\npoll = \"1s\"",
         ),
         r#"
-web1.toml:5:10: `accelerators[0].device`: `gpu` is not a PCI address: it has no function number after a `.`; write DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, as in 0000:65:00.0, or "cpu"
+web1.toml:5:10: `accelerators[0].device`: `gpu` is not a PCI address: it has no function number after a `.`; write DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, as in 0000:65:00.0, or "npu:0" or "cpu"
   5 | device = "gpu"
     |          ^^^^^
 web1.toml:6:10: `accelerators[0].memory` is "1K", which is too small; write a size from 2M to 16T, as in "512M" or "4G"
@@ -834,6 +847,29 @@ web1.toml:8:10: `accelerators[1].device` is cpu, which is there already; name ea
 web1.toml:10:1: unknown key `accelerators[1].colour`; allowed here: device, memory, deadline, time_slice, poll, window
   10 | colour = 1
      | ^^^^^^
+"#,
+    );
+    for number in ["", "x", "-1", "01", "+1", "0 ", "4294967296"] {
+        let device = format!("npu:{number}");
+        let carets = "^".repeat(device.len() + 2);
+        check(
+            &with(&format!("[[accelerators]]\nmemory = \"2M\"\ndevice = \"{device}\"")),
+            &format!(
+                "
+web1.toml:6:10: `accelerators[0].device` is \"{device}\", which names no NPU; write npu: and its number in `vm-service list`, as in \"npu:0\"
+  6 | device = \"{device}\"
+    |          {carets}
+"
+            ),
+        );
+    }
+    let npu = |number| format!("[[accelerators]]\ndevice = \"npu:{number}\"\nmemory = \"2M\"\n");
+    check(
+        &with(&(npu(1) + &npu(0) + &npu(1))),
+        r#"
+web1.toml:11:10: `accelerators[2].device` is npu:1, which is there already; name each device once
+  11 | device = "npu:1"
+     |          ^^^^^^^
 "#,
     );
     check(

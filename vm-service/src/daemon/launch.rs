@@ -104,6 +104,7 @@ impl Launch for Processes {
             .args(plan.options.arguments());
         let environment = ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
         command.env_clear().envs(environment);
+        crate::npus::name_libraries(&mut command);
         // What the daemon writes to, it does too; nothing if the daemon writes no log files.
         command.env(log::FOLDER, log::files().map_or(Path::new(""), |files| &files.folder));
         inherit_standard(&mut command);

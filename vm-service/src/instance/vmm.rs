@@ -64,7 +64,7 @@ pub(crate) fn main() -> Result<(), String> {
 /// have locked.
 fn settle(memory: u64) -> Confinement {
     let locked = sandbox::limit_locked(memory.saturating_add(LOCKED));
-    let mut confinement = sandbox::settle(Profile::Vmm, Measures { user: true, files: true });
+    let mut confinement = sandbox::settle(Profile::Vmm, Measures { user: true, files: true }, None);
     if let (Err(reason), Some(_)) = (locked, confinement.user) {
         confinement.missing.push(format!("the right to lock the guest's RAM for devices ({reason})"));
     }

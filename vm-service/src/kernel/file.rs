@@ -69,7 +69,7 @@ pub(crate) fn is_graph(path: &Path) -> Result<bool, Failure> {
 }
 
 fn looks_like_graph(bytes: &[u8]) -> bool {
-    bytes.starts_with(b"\0vgr") || bytes.trim_ascii_start().first() == Some(&b'{')
+    bytes.starts_with(&vm_graph::MAGIC) || bytes.trim_ascii_start().first() == Some(&b'{')
 }
 
 /// Reads a model and validates it.

@@ -33,8 +33,8 @@ static KEEPER: OnceLock<Mutex<OwnedFd>> = OnceLock::new();
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 enum Request {
-    /// Start a worker.
-    Start,
+    /// Start a worker, which runs models or does not.
+    Start { runs_models: bool },
     /// Kill it.
     Kill(u32),
     /// Tell how it ended, if it has.
@@ -89,13 +89,13 @@ impl Process {
         Ok((Self { id: child.id(), parent: Parent::This(Arc::new(Mutex::new(child))) }, socket, messages))
     }
 
-    /// Starts a worker, here or by the keeper, whose program it is then.
+    /// Starts a worker, here or by the keeper, whose program it is then. One that runs models is told where their libraries are.
     ///
     /// # Errors
     /// As for [`start`](Self::start).
-    pub(crate) fn start_worker(program: &ChildProgram) -> io::Result<Started> {
+    pub(crate) fn start_worker(program: &ChildProgram, runs_models: bool) -> io::Result<Started> {
         if KEEPER.get().is_some() {
-            return match request(Request::Start)? {
+            return match request(Request::Start { runs_models })? {
                 (Answer::Started(id), mut files) => match (files.pop(), files.pop()) {
                     (Some(messages), Some(socket)) => {
                         Ok((Self { id, parent: Parent::Keeper(Arc::default()) }, socket, messages))
@@ -113,6 +113,9 @@ impl Process {
         command.env("RUST_LOG", std::env::var_os("RUST_LOG").unwrap_or_else(|| "error".into()));
         if let Some(libraries) = std::env::var_os("LD_LIBRARY_PATH") {
             command.env("LD_LIBRARY_PATH", libraries);
+        }
+        if runs_models {
+            crate::npus::name_libraries(&mut command);
         }
         Self::start(command)
     }
@@ -192,14 +195,14 @@ pub(crate) fn serve(socket: &OwnedFd, program: &ChildProgram, refuse: impl FnOnc
         };
         let unknown = || io::Error::from(io::ErrorKind::NotFound);
         let answer = match request {
-            Request::Start if workers.len() >= MOST => Err(io::ErrorKind::QuotaExceeded.into()),
-            Request::Start => {
+            Request::Start { .. } if workers.len() >= MOST => Err(io::ErrorKind::QuotaExceeded.into()),
+            Request::Start { runs_models } => {
                 started += 1;
                 if started > MOST {
                     // A VMM that was taken over paces nothing itself.
                     sleep(WORKER_INTERVAL);
                 }
-                Process::start_worker(program).map(|(process, theirs, messages)| {
+                Process::start_worker(program, runs_models).map(|(process, theirs, messages)| {
                     let id = process.id();
                     workers.insert(id, process);
                     (Answer::Started(id), vec![theirs, messages])

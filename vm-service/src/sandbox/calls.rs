@@ -222,7 +222,7 @@ pub(super) fn confine_thread() -> Result<(), String> {
 fn soft(profile: Profile) -> Result<BpfProgram, BackendError> {
     let calls = match profile {
         Profile::Own | Profile::Machine | Profile::Vmm => SOFT,
-        Profile::Driver => &[libc::SYS_clone3],
+        Profile::Driver | Profile::Npu => &[libc::SYS_clone3],
     };
     let rules = calls.iter().map(|call| (*call, Vec::new())).collect();
     let missing = SeccompAction::Errno(libc::ENOSYS as u32);
@@ -232,7 +232,9 @@ fn soft(profile: Profile) -> Result<BpfProgram, BackendError> {
 fn filter(profile: Profile, confinement: &Confinement) -> Result<BpfProgram, BackendError> {
     let refuse = match profile {
         Profile::Own => SeccompAction::KillProcess,
-        Profile::Driver | Profile::Machine | Profile::Vmm => SeccompAction::Errno(libc::EPERM as u32),
+        Profile::Driver | Profile::Npu | Profile::Machine | Profile::Vmm => {
+            SeccompAction::Errno(libc::EPERM as u32)
+        }
     };
     let rules = rules(profile, confinement)?;
     SeccompFilter::new(rules, refuse, SeccompAction::Allow, TargetArch::x86_64)?.try_into()
@@ -251,7 +253,7 @@ fn rules(
     may(libc::SYS_madvise, vec![all(&[(2, SeccompCmpOp::Lt, MADVISE_END as u64)])?]);
     let mut fcntl = one_of(1, FCNTL)?;
     // Who else has the file, an eventfd say, would wait in the place of getting an error.
-    let waits = if profile == Profile::Driver { 0 } else { libc::O_NONBLOCK as u64 };
+    let waits = if matches!(profile, Profile::Driver | Profile::Npu) { 0 } else { libc::O_NONBLOCK as u64 };
     fcntl.push(all(&[equal(1, libc::F_SETFL as u64), masked(2, libc::O_ASYNC as u64 | waits, waits)])?);
     // A stack that grows is in no limit on data, and memory that is shared is not either.
     let grows = masked(3, libc::MAP_GROWSDOWN as u64, 0);
@@ -292,7 +294,7 @@ fn rules(
             let requests = requests.iter().map(|request| all(&[equal(1, *request)]));
             may(libc::SYS_ioctl, requests.collect::<Result<_, _>>()?);
         }
-        Profile::Driver => {
+        Profile::Driver | Profile::Npu => {
             for call in DRIVER {
                 may(*call, Vec::new());
             }

@@ -35,20 +35,34 @@ pub(super) struct Reach {
 }
 
 /// The device nodes of a GPU's driver, and the folders with more of them.
-pub(super) fn devices() -> Vec<PathBuf> {
-    let nodes = fs::read_dir("/dev").into_iter().flatten().flatten();
+pub(super) fn gpu_nodes() -> Vec<PathBuf> {
+    nodes(Path::new("/dev"), "nvidia")
+}
+
+/// Those of NPUs: of the accel subsystem, and of Hexagons (FastRPC) and Ascends, which have drivers of their own.
+pub(super) fn npu_nodes() -> Vec<PathBuf> {
+    let own = ["fastrpc", "davinci", "hisi_hdc", "devmm_svm"].map(|name| nodes(Path::new("/dev"), name));
+    nodes(Path::new("/dev/accel"), "accel").into_iter().chain(own.into_iter().flatten()).collect()
+}
+
+fn nodes(folder: &Path, start: &str) -> Vec<PathBuf> {
+    let nodes = fs::read_dir(folder).into_iter().flatten().flatten();
     nodes
-        .filter(|node| node.file_name().to_string_lossy().starts_with("nvidia"))
+        .filter(|node| node.file_name().to_string_lossy().starts_with(start))
         .map(|node| node.path())
         .collect()
 }
 
 /// From here on this thread, and those that it begins, read what the machine says of itself. A driver's library also reads
-/// libraries, and opens `devices` for whatever it likes.
+/// libraries, also those in `folder`, and opens `devices` for whatever it likes.
 ///
 /// # Errors
 /// The Linux kernel's.
-pub(super) fn restrict(profile: Profile, devices: &[PathBuf]) -> Result<Reach, String> {
+pub(super) fn restrict(
+    profile: Profile,
+    devices: &[PathBuf],
+    folder: Option<&Path>,
+) -> Result<Reach, String> {
     let read = AccessFs::from_read(VERSION);
     let node = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::ReadDir | AccessFs::IoctlDev;
     // As the VMM named them; an empty entry would be the working directory, which is the root.
@@ -58,7 +72,7 @@ pub(super) fn restrict(profile: Profile, devices: &[PathBuf]) -> Result<Reach, S
     let write = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate;
     let (libraries, named, threads) = match profile {
         Profile::Own | Profile::Machine | Profile::Vmm => (&[][..], &[][..], None),
-        Profile::Driver => (LIBRARIES, &named[..], Some(THREADS)),
+        Profile::Driver | Profile::Npu => (LIBRARIES, &named[..], Some(THREADS)),
     };
     // A VMM has nothing open to look for any more.
     let (machine, harmless) = if profile == Profile::Vmm { (&[][..], &[][..]) } else { (MACHINE, HARMLESS) };
@@ -70,6 +84,7 @@ pub(super) fn restrict(profile: Profile, devices: &[PathBuf]) -> Result<Reach, S
             .add_rules(path_beneath_rules(machine, read))?
             .add_rules(path_beneath_rules(libraries, read))?
             .add_rules(path_beneath_rules(named, read))?
+            .add_rules(path_beneath_rules(folder, read))?
             .add_rules(path_beneath_rules(threads, write))?
             .add_rules(path_beneath_rules(harmless, AccessFs::ReadFile | AccessFs::WriteFile))?
             .add_rules(path_beneath_rules(devices, node))?

@@ -30,6 +30,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,8 @@ pub(crate) enum Profile {
     Own,
     /// One whose accelerator is a driver's library, which opens files and talks to device nodes: other calls fail.
     Driver,
+    /// One whose accelerator is an NPU's libraries, which talk to its device node, or emulate it: other calls fail.
+    Npu,
     /// A guest's VMM, which has opened all that the guest is made of: other calls fail.
     Vmm,
     /// vCPUs and devices, which work on what is open: other calls fail.
@@ -63,9 +66,13 @@ pub(crate) enum Profile {
 }
 
 impl Profile {
-    /// That of the worker for `cpu`, or a PCI address.
+    /// That of the worker for `cpu`, a PCI address, or `npu:` and a number.
     pub(crate) fn of(device: &str) -> Self {
-        if device == "cpu" { Self::Own } else { Self::Driver }
+        match device {
+            "cpu" => Self::Own,
+            device if device.starts_with("npu:") => Self::Npu,
+            _ => Self::Driver,
+        }
     }
 }
 
@@ -88,7 +95,7 @@ impl Measures {
             Measures { user: false, files: false },
         ];
         match Profile::of(device) {
-            Profile::Driver => ALL,
+            Profile::Driver | Profile::Npu => ALL,
             Profile::Own | Profile::Machine | Profile::Vmm => &ALL[..1],
         }
     }
@@ -152,13 +159,14 @@ pub(crate) fn enter(files: Option<u64>) -> Result<OwnedFd, String> {
     Ok(socket)
 }
 
-/// The second part, while there is one thread. What can't be had is reported in the answer.
-pub(crate) fn settle(profile: Profile, measures: Measures) -> Confinement {
+/// The second part, while there is one thread. What can't be had is reported in the answer. A library of an NPU is read below `folder`.
+pub(crate) fn settle(profile: Profile, measures: Measures, folder: Option<&Path>) -> Confinement {
     let mut confinement = Confinement::default();
     let missing = &mut confinement.missing;
     let devices = match profile {
         Profile::Own | Profile::Machine | Profile::Vmm => Vec::new(),
-        Profile::Driver => files::devices(),
+        Profile::Driver => files::gpu_nodes(),
+        Profile::Npu => files::npu_nodes(),
     };
     // It takes a right that goes with the user. Who is not root gains nothing without new privileges.
     if let (true, Err(error)) = (rustix::process::geteuid().is_root(), user::bound_capabilities()) {
@@ -186,7 +194,7 @@ pub(crate) fn settle(profile: Profile, measures: Measures) -> Confinement {
         missing.push("Landlock's limits on threads that began before".into());
     }
     let landlock = match measures.files {
-        true => files::restrict(profile, &devices),
+        true => files::restrict(profile, &devices, folder),
         false => {
             missing.push("Landlock's limits on files (the accelerator does not open so)".into());
             files::restrict_signals()

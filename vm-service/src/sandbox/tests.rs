@@ -245,7 +245,9 @@ const ORDER: &str = "VM_SERVICE_TEST_ATTACK";
 fn lists(profile: Profile) -> [Vec<Attack>; 2] {
     match profile {
         Profile::Own => [[ATTACKS, ATTACKS_WORKER, ATTACKS_OWN].concat(), NEEDED.to_vec()],
-        Profile::Driver => [[ATTACKS, ATTACKS_WORKER].concat(), [NEEDED, NEEDED_DRIVER].concat()],
+        Profile::Driver | Profile::Npu => {
+            [[ATTACKS, ATTACKS_WORKER].concat(), [NEEDED, NEEDED_DRIVER].concat()]
+        }
         Profile::Vmm => [[ATTACKS, ATTACKS_VMM].concat(), [NEEDED, NEEDED_MACHINE].concat()],
         Profile::Machine => [[ATTACKS, ATTACKS_MACHINE].concat(), [NEEDED, NEEDED_MACHINE].concat()],
     }
@@ -259,7 +261,7 @@ fn attack(order: &str) {
     else {
         panic!("{order}")
     };
-    let profile = [Profile::Own, Profile::Driver, Profile::Vmm, Profile::Machine][profile];
+    let profile = [Profile::Own, Profile::Driver, Profile::Npu, Profile::Vmm, Profile::Machine][profile];
     let (_, steps) = lists(profile)[list][index];
     let socket = enter((profile != Profile::Vmm).then_some(WORKER_FILES)).unwrap();
     // It stays open, as a worker's does.
@@ -268,7 +270,7 @@ fn attack(order: &str) {
         threads::confine().unwrap();
         println!("{}", Confinement::default());
     } else {
-        let confinement = settle(profile, Measures { user: true, files: true });
+        let confinement = settle(profile, Measures { user: true, files: true }, None);
         // What this has already is more than a limit would be.
         limit_memory(512 << 20, (profile == Profile::Own).then_some(0)).unwrap();
         println!("{confinement}");
@@ -359,7 +361,7 @@ fn what_is_tried_against_others_is_refused() {
     };
     let before = seen("Cpus_allowed");
     let mut reached = Vec::new();
-    for profile in [Profile::Own, Profile::Driver, Profile::Vmm, Profile::Machine] {
+    for profile in [Profile::Own, Profile::Driver, Profile::Npu, Profile::Vmm, Profile::Machine] {
         let [attacks, needed] = lists(profile);
         for (index, (name, _)) in attacks.iter().enumerate() {
             let (output, said) = tried(profile, 0, index, &victim);

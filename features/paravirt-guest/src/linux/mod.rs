@@ -17,13 +17,17 @@
 //! frame = accelerator.call(frame, bytes)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! On an NPU a [`Model`] does all that for one graph.
 
 mod device;
+mod model;
 mod stream;
 mod sys;
 mod window;
 
 pub use device::Device;
+pub use model::{Array, Model, ModelError};
 pub use stream::Stream;
 pub use window::{Part, Window};
 

@@ -19,6 +19,7 @@
 //! | `accel-loop [hz=N] [seconds=N]` | launches kernels that stray and kernels that never end for N seconds (10) |
 //! | `accel-bench [hz=N] [mib=N] [launches=N]` | measures kernels on its own memory, single launches from user mode and from kernel mode, and batches |
 //! | `accel-tiles [hz=N] [launches=N]` | launches a matrix product and attention of the kernel library, N times (100) more to be timed, and checks the results |
+//! | `accel-model` | runs a model on an NPU, and checks its result; what is no model is refused |
 //!
 //! It reports on COM1, a line a check, `bare: CHECK ok` or `bare: CHECK FAILED: what`; the last line is
 //! `bare: PASS` or `bare: FAIL`. Then it powers off through ACPI.
@@ -72,7 +73,7 @@ fn main(params: BootParams) -> ! {
         (
             Some(
                 name @ (b"accel" | b"accel-hostile" | b"accel-steady" | b"accel-loop" | b"accel-bench"
-                | b"accel-tiles"),
+                | b"accel-tiles" | b"accel-model"),
             ),
             Some(acpi),
         ) => accel::run(name, acpi.ecam, words),
@@ -82,7 +83,7 @@ fn main(params: BootParams) -> ! {
         }
         _ => {
             println!(
-                "bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu, gpu, nvme, xhci, accel, accel-hostile, accel-steady, accel-loop, accel-bench, accel-tiles"
+                "bare: command-line FAILED: it names none of hello, spin, reboot, pci, edu, gpu, nvme, xhci, accel, accel-hostile, accel-steady, accel-loop, accel-bench, accel-tiles, accel-model"
             );
             false
         }

@@ -8,7 +8,8 @@ use vm_ir::{Trust, ValidModule};
 use vm_passthrough::accelerator::{JitCompiler, JitTarget};
 
 use super::link::AnyLink;
-use super::server::{Compile, GRACE};
+use super::npu::{self, Folder};
+use super::server::{Compile, Compiler, GRACE};
 use super::session::{self, Guest};
 use crate::sandbox;
 
@@ -18,6 +19,8 @@ const OWN_MEMORY: u64 = 1 << 30;
 const THREAD_MEMORY: u64 = 80 << 20;
 /// What a driver's library may hold of the host's memory.
 const DRIVER_MEMORY: u64 = 32 << 30;
+/// What an NPU's libraries may hold of it, beside the guest's quota: what compiling a model takes, most of all.
+const LIBRARY_MEMORY: u64 = 8 << 30;
 /// What the pool may keep of freed memory beyond the guest's quota, so that the next buffer need not wait for the device.
 const KEPT: u64 = 64 << 20;
 /// How long the accelerator's thread polls for more to do before it sleeps.
@@ -38,14 +41,20 @@ pub(super) struct Opened {
     pub(super) serve: Arc<Serve>,
 }
 
-/// Opens `cpu`, or the GPU at a PCI address, for a guest with `ram` bytes of RAM that may use `memory` bytes of it and `deadline`
+/// Opens `cpu`, the GPU at a PCI address, or an NPU by its number and the `folder` of its libraries, for a guest with `ram` bytes of RAM that may use `memory` bytes of it and `deadline`
 /// for a launch.
 ///
 /// # Errors
 /// Why it can't be, and what to do.
-pub(super) fn open(device: &str, ram: u64, memory: u64, deadline: Duration) -> Result<Opened, String> {
-    match device {
-        "cpu" => {
+pub(super) fn open(
+    device: &str,
+    folder: Option<&Folder>,
+    ram: u64,
+    memory: u64,
+    deadline: Duration,
+) -> Result<Opened, String> {
+    match (device, device.strip_prefix("npu:")) {
+        ("cpu", _) => {
             let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
             // All of the RAM is mapped for the queue, and once more for the guest's buffers.
             let mapped = ram.saturating_mul(2);
@@ -53,7 +62,11 @@ pub(super) fn open(device: &str, ram: u64, memory: u64, deadline: Duration) -> R
             sandbox::limit_memory(own, Some(mapped))?;
             open_cpu(memory, deadline)
         }
-        address => {
+        (_, Some(number)) => {
+            sandbox::limit_memory(memory.saturating_add(LIBRARY_MEMORY), None)?;
+            npu::open(number, folder, memory, deadline)
+        }
+        (address, None) => {
             sandbox::limit_memory(DRIVER_MEMORY, None)?;
             open_gpu(address, memory, deadline)
         }
@@ -117,7 +130,7 @@ fn opened<A: JitTarget>(
         Worker::start(accelerator, options(memory, deadline)).map_err(|error| error.to_string())?;
     let compiler = Jit { compiler, target: target.clone() };
     warm_up(&worker, &compiler, deadline).map_err(|error| format!("its first kernel failed: {error}"))?;
-    let compiler: Arc<dyn Compile> = Arc::new(compiler);
+    let compiler = Compiler::Kernels(Arc::new(compiler));
     Ok(Opened {
         name,
         target,

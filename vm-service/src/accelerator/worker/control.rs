@@ -10,6 +10,7 @@ use vm_paravirt::{Config, Status};
 
 use super::backend::{self, Opened};
 use super::link::AnyLink;
+use super::npu;
 use super::queue::Ring;
 use super::ram::Ram;
 use super::session::Guest;
@@ -42,11 +43,12 @@ fn run(socket: &OwnedFd) -> Result<(), String> {
         None => return Ok(()),
     };
     let profile = Profile::of(&open.device);
-    let confinement = sandbox::settle(profile, open.measures);
+    let folder = if profile == Profile::Npu { npu::folder()? } else { None };
+    let confinement = sandbox::settle(profile, open.measures, folder.as_ref().map(|folder| &*folder.path));
     let meter = files.pop().map(Meter::from).ok_or("there is no file for the guest's time")?;
     let ram = Arc::new(Ram::new(&open.ram, files)?);
     let deadline = Duration::from_micros(open.deadline_us);
-    let opened = backend::open(&open.device, ram.bytes(), open.memory, deadline)?;
+    let opened = backend::open(&open.device, folder.as_ref(), ram.bytes(), open.memory, deadline)?;
     let watch = Watch::default();
     let (broken, breaks) = mpsc::channel();
     // Before the process is confined: the first look at the clock asks the Linux kernel how to read it.

@@ -14,6 +14,7 @@ mod cost;
 mod fences;
 mod link;
 mod log;
+mod npu;
 mod pace;
 mod poll;
 mod queue;

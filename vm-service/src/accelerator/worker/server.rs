@@ -1,6 +1,8 @@
 //! Does what batches ask: the guest's modules and buffers, its quotas, and its operations, handed to the accelerator in
 //! their order.
 
+pub(super) mod models;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,6 +14,7 @@ use vm_paravirt::{
     reply_bytes,
 };
 
+use self::models::{LoadedModel, Models};
 use super::cost;
 use super::log::Log;
 use super::ram::Ram;
@@ -46,6 +49,16 @@ pub(super) trait Compile: Send + Sync {
     /// # Errors
     /// Why it can't be, in words.
     fn compile(&self, module: &ValidModule) -> Result<Vec<Artifact>, String>;
+}
+
+/// What a guest's modules are, and what makes them run.
+#[derive(Clone)]
+pub(super) enum Compiler {
+    /// Kernels in the IR.
+    Kernels(Arc<dyn Compile>),
+    /// Graphs of array operations. Buffers are the host's memory then.
+    #[cfg_attr(not(any(feature = "npu", test)), expect(dead_code, reason = "no accelerator runs them"))]
+    Models(Arc<dyn Models>),
 }
 
 /// What a guest may use.
@@ -114,6 +127,8 @@ pub(super) struct Executed {
     pub(super) batch: u64,
     pub(super) answer: Answer,
     pub(super) fences: Vec<Fence>,
+    /// Why the guest can be served no further, if it can't.
+    pub(super) lost: Option<String>,
 }
 
 impl Executed {
@@ -142,7 +157,7 @@ pub(super) fn most(quotas: &Quotas, ram: &Ram) -> Amount {
 /// The modules and buffers that came over one link.
 pub(super) struct Server<A: Accelerator> {
     worker: Worker<A>,
-    compiler: Arc<dyn Compile>,
+    compiler: Compiler,
     ram: Arc<Ram>,
     quotas: Quotas,
     log: Arc<Mutex<Log>>,
@@ -159,8 +174,13 @@ pub(super) struct Server<A: Accelerator> {
 
 /// A module of the guest.
 struct LoadedModule<A: Accelerator> {
-    kernels: Vec<Loaded<A>>,
+    code: Code<A>,
     _charges: [Charge; 2],
+}
+
+enum Code<A: Accelerator> {
+    Kernels(Vec<Loaded<A>>),
+    Model(LoadedModel),
 }
 
 struct Loaded<A: Accelerator> {
@@ -217,7 +237,7 @@ impl<A: Accelerator> Server<A> {
     /// A guest that has nothing.
     pub(super) fn new(
         worker: Worker<A>,
-        compiler: Arc<dyn Compile>,
+        compiler: Compiler,
         ram: Arc<Ram>,
         quotas: Quotas,
         usage: Usage,
@@ -245,7 +265,7 @@ impl<A: Accelerator> Server<A> {
     pub(super) fn execute(&mut self, bytes: &[u8], room: usize) -> Executed {
         let batch = self.batches;
         self.batches += 1;
-        let mut executed = Executed { batch, answer: Answer::default(), fences: Vec::new() };
+        let mut executed = Executed { batch, answer: Answer::default(), fences: Vec::new(), lost: None };
         let decoded = match Batch::decode(bytes) {
             Ok(decoded) => decoded,
             Err(error) => {
@@ -273,8 +293,18 @@ impl<A: Accelerator> Server<A> {
         // Decoding saw that none of them is malformed.
         let mut operations = (0..).zip(decoded.operations().flatten()).peekable();
         while let Some((index, operation)) = operations.next() {
-            let under_way = self.watch.begin("an operation", self.quotas.limits.time.saturating_add(GRACE));
+            let turn = self.turn(&operation);
+            let turn = turn.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+            let limit = match operation {
+                Operation::CreateModuleFrom { .. } => self.backlog().saturating_add(self.quotas.limits.time),
+                _ => self.quotas.limits.time,
+            };
+            let under_way = self.watch.begin("an operation", limit.saturating_add(GRACE));
             let (done, result) = match operation {
+                Operation::Launch(first) if let Compiler::Models(_) = self.compiler => {
+                    let ran = self.infer(&first);
+                    (u32::from(ran.is_ok()), ran)
+                }
                 Operation::Launch(first) => {
                     let more = std::iter::from_fn(|| match operations.peek() {
                         Some((_, Operation::Launch(launch))) => {
@@ -297,9 +327,12 @@ impl<A: Accelerator> Server<A> {
                     Err(failure) => (0, Err(failure)),
                 },
             };
-            drop(under_way);
+            drop((under_way, turn));
             results.extend(std::iter::repeat_n((Status::Ok, Vec::new()), done as usize));
             if let Err((status, text)) = result {
+                if let (Status::Lost, Compiler::Models(_)) = (status, &self.compiler) {
+                    executed.lost = Some(text.clone());
+                }
                 self.note(batch, index + done, status, text);
                 results.push((status, Vec::new()));
                 results.resize(decoded.len(), (Status::Skipped, Vec::new()));
@@ -313,6 +346,17 @@ impl<A: Accelerator> Server<A> {
             }
         }
         executed
+    }
+
+    /// What is held while an operation compiles or runs a model.
+    fn turn(&self, operation: &Operation<'_>) -> Option<Arc<Mutex<()>>> {
+        use Operation::{CreateModule, CreateModuleFrom, Launch};
+        match (&self.compiler, operation) {
+            (Compiler::Models(models), CreateModule { .. } | CreateModuleFrom { .. } | Launch(_)) => {
+                Some(models.turn())
+            }
+            _ => None,
+        }
     }
 
     fn note(&self, batch: u64, operation: u32, status: Status, text: String) {
@@ -337,7 +381,12 @@ impl<A: Accelerator> Server<A> {
             Operation::Log => {
                 return Ok(self.log.lock().unwrap_or_else(PoisonError::into_inner).take(spare & !7));
             }
-            Operation::CreateModule { module, ir } => self.create_module(*module, ir)?,
+            Operation::CreateModule { module, code } => self.create_module(*module, code)?,
+            Operation::CreateModuleFrom { module, source } => {
+                self.new_module(*module)?;
+                let code = self.code(source)?;
+                self.create_module(*module, &code)?;
+            }
             Operation::DestroyModule { module } => {
                 self.modules.remove(module).ok_or_else(|| missing("module", *module))?;
             }
@@ -362,7 +411,7 @@ impl<A: Accelerator> Server<A> {
         let device = self.worker.accelerator().info();
         let info = Info {
             name: &device.name,
-            target: self.compiler.target(),
+            target: "",
             memory_bytes: self.quotas.memory,
             memory_free: self.quotas.memory - self.usage.now(Resource::Held),
             deadline_us: u64::try_from(self.quotas.limits.time.as_micros()).unwrap_or(u64::MAX),
@@ -375,22 +424,76 @@ impl<A: Accelerator> Server<A> {
             modules: MODULES as u32,
             buffers: BUFFERS as u32,
         };
+        let info = match &self.compiler {
+            Compiler::Kernels(compiler) => Info { target: compiler.target(), ..info },
+            // Who launches a model sees one thread of one block.
+            Compiler::Models(models) => Info {
+                name: models.name(),
+                target: models.target(),
+                units: 1,
+                lanes: 1,
+                block_threads: 1,
+                shared_bytes: 0,
+                grid: [1; 3],
+                ..info
+            },
+        };
         let mut bytes = vec![0; Info::MAX_BYTES];
         let len = info.encode(&mut bytes).map_err(|error| (Status::Device, error.to_string()))?;
         bytes.truncate(len);
         Ok(bytes)
     }
 
-    fn create_module(&mut self, number: u32, ir: &[u8]) -> Result<(), Failure> {
+    fn new_module(&self, number: u32) -> Result<(), Failure> {
         if self.modules.contains_key(&number) {
             return Err((Status::NumberTaken, format!("there is a module {number} already")));
         }
+        Ok(())
+    }
+
+    /// What the launches may take that nobody has waited for.
+    fn backlog(&self) -> Duration {
+        self.quotas.limits.time.saturating_mul(FENCED)
+    }
+
+    /// A module's code that lies in a buffer: this process's own copy, once the launches before have made it what it is.
+    fn code(&self, source: &Span) -> Result<Vec<u8>, Failure> {
+        let view = self.span(source)?;
+        let most = match self.compiler {
+            Compiler::Kernels(_) => vm_ir::limits::MAX_MODULE_BYTES as u64,
+            Compiler::Models(_) => self.quotas.memory.min(vm_graph::limits::MAX_BYTES as u64),
+        };
+        if source.bytes > most {
+            let text = format!("{} bytes of code: a module of this guest has {most} at most", source.bytes);
+            return Err((Status::Quota, text));
+        }
+        self.worker.synchronize(self.backlog()).map_err(failure)?;
+        let mut code = vec![0; source.bytes as usize];
+        self.worker.read(view, &mut code).map_err(failure)?;
+        Ok(code)
+    }
+
+    fn create_module(&mut self, number: u32, ir: &[u8]) -> Result<(), Failure> {
+        self.new_module(number)?;
         let refused = |error: &dyn std::fmt::Display| (Status::Module, format!("module {number}: {error}"));
+        let compiler = match &self.compiler {
+            Compiler::Models(models) => {
+                let module = self
+                    .create_model(models, ir)
+                    .map_err(|(status, text)| (status, format!("module {number}: {text}")))?;
+                self.modules.insert(number, module);
+                return Ok(());
+            }
+            Compiler::Kernels(_) if ir.starts_with(&vm_graph::MAGIC) => {
+                return Err(refused(&models::ON_KERNELS));
+            }
+            Compiler::Kernels(compiler) => compiler,
+        };
         let module = vm_ir::binary::decode(ir).map_err(|error| refused(&error))?;
         let valid = vm_ir::validate(module, Trust::Guest).map_err(|errors| refused(&errors))?;
         let count = valid.kernels().len() as u64;
         let charge = self.charge(&[(Resource::Modules, 1), (Resource::Kernels, count)])?;
-        let artifacts = self.compiler.compile(&valid).map_err(|error| refused(&error))?;
+        let artifacts = compiler.compile(&valid).map_err(|error| refused(&error))?;
         let code = artifacts.iter().map(|artifact| artifact.image().len() as u64).sum();
         let code = self.charge(&[(Resource::Code, code)])?;
         let mut kernels = Vec::with_capacity(artifacts.len());
@@ -398,7 +501,8 @@ impl<A: Accelerator> Server<A> {
             let kernel = self.worker.load(&artifact).map_err(failure)?;
             kernels.push(Loaded { kernel, artifact });
         }
-        self.modules.insert(number, LoadedModule { kernels, _charges: [charge, code] });
+        let loaded = LoadedModule { code: Code::Kernels(kernels), _charges: [charge, code] };
+        self.modules.insert(number, loaded);
         Ok(())
     }
 
@@ -514,8 +618,10 @@ impl<A: Accelerator> Server<A> {
         launch: &vm_paravirt::Launch<'_>,
     ) -> Result<(), Failure> {
         let module = self.modules.get(&launch.module).ok_or_else(|| missing("module", launch.module))?;
-        let loaded =
-            module.kernels.get(launch.kernel as usize).ok_or_else(|| missing("kernel", launch.kernel))?;
+        let Code::Kernels(kernels) = &module.code else {
+            return Err(missing("kernel", launch.kernel));
+        };
+        let loaded = kernels.get(launch.kernel as usize).ok_or_else(|| missing("kernel", launch.kernel))?;
         let parameters = &loaded.artifact.signature().parameters;
         arguments.clear();
         let mut over_bus = false;

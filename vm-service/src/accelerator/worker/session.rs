@@ -13,7 +13,7 @@ use super::log::Log;
 use super::pace::Pace;
 use super::poll::Poll;
 use super::ram::Ram;
-use super::server::{Answer, Compile, GRACE, Quotas, Server, most};
+use super::server::{Answer, Compiler, GRACE, Quotas, Server, most};
 use super::usage::Usage;
 use super::watch::Watch;
 use crate::accelerator::Open;
@@ -85,7 +85,7 @@ impl Guest {
 /// When the driver broke its queue, the accelerator failed, or this thread panicked.
 pub(super) fn serve<A: Accelerator, L: Link>(
     worker: &Worker<A>,
-    compiler: Arc<dyn Compile>,
+    compiler: Compiler,
     link: L,
     guest: &Guest,
 ) -> Result<(), String> {
@@ -105,7 +105,7 @@ fn caught(what: &str, run: impl FnOnce() -> Result<(), String>) -> Result<(), St
 
 fn serve_link<A: Accelerator, L: Link>(
     worker: &Worker<A>,
-    compiler: Arc<dyn Compile>,
+    compiler: Compiler,
     link: L,
     guest: &Guest,
 ) -> Result<(), String> {
@@ -141,6 +141,10 @@ fn serve_link<A: Accelerator, L: Link>(
             };
             let permit = pace.permit();
             let executed = server.execute(&batch, request.room);
+            if let Some(reason) = executed.lost {
+                link.answer(&request.place, &executed.answer)?;
+                return Err(reason);
+            }
             if executed.fences.is_empty() {
                 permit.computed();
                 link.answer(&request.place, &executed.answer)?;

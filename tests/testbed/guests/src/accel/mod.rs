@@ -4,6 +4,7 @@ mod bench;
 mod good;
 mod hostile;
 mod machine;
+mod model;
 mod tiles;
 
 use vm_paravirt_guest::protocol::{Argument, BatchWriter, LogReader, NoRoom, PCI_ID, Reply, Status};
@@ -61,6 +62,7 @@ pub fn run<'a>(name: &[u8], ecam: Ecam, words: impl Iterator<Item = &'a [u8]>) -
         b"accel-loop" => good::looping(machine, &options),
         b"accel-bench" => bench::run(machine, &options),
         b"accel-tiles" => tiles::run(machine, &options),
+        b"accel-model" => model::run(machine),
         _ => good::run(machine),
     }
 }

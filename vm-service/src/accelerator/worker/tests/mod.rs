@@ -1,5 +1,8 @@
 //! Batches on the simulated accelerator, whose kernels are known by their names.
 
+#[cfg(feature = "npu")]
+mod hexagon;
+mod models;
 mod panics;
 mod stream;
 
@@ -23,7 +26,7 @@ use crate::accelerator::worker::backend;
 use crate::accelerator::worker::log::Log;
 use crate::accelerator::worker::queue::Ring;
 use crate::accelerator::worker::ram::Ram;
-use crate::accelerator::worker::server::{Compile, Executed, Quotas, Server, most};
+use crate::accelerator::worker::server::{Compile, Compiler, Executed, Quotas, Server, most};
 use crate::accelerator::worker::session::{Guest, serve};
 use crate::accelerator::worker::usage::Usage;
 use crate::accelerator::worker::watch::Watch;
@@ -91,12 +94,12 @@ impl Bench {
     }
 
     fn compiling(compiler: Arc<dyn Compile>) -> Self {
-        Self::on(Arc::new(FakeAccelerator::with_memory(4 << 20)), compiler)
+        Self::on(Arc::new(FakeAccelerator::with_memory(4 << 20)), Compiler::Kernels(compiler))
     }
 }
 
 impl<A: Accelerator> Bench<A> {
-    fn on(device: Arc<A>, compiler: Arc<dyn Compile>) -> Self {
+    fn on(device: Arc<A>, compiler: Compiler) -> Self {
         let ram = tempfile::tempfile().unwrap();
         ram.set_len(RAM).unwrap();
         let pool = PoolOptions { zero: true, ..PoolOptions::default() };
@@ -387,7 +390,7 @@ fn code_has_a_quota() {
     let device = Arc::new(CpuAccelerator::new().unwrap());
     let target = device.target().unwrap().to_string();
     let compiler = backend::Jit { compiler: JitCompiler::new(device.clone()), target };
-    let mut bench = Bench::on(device, Arc::new(compiler));
+    let mut bench = Bench::on(device, Compiler::Kernels(Arc::new(compiler)));
     // No more than that number of kernels may be there in any case.
     let mut modules = 1..4096 / KERNELS as u32;
     let refused = modules.find_map(|number| {
@@ -449,7 +452,8 @@ fn mutated_batches_do_no_harm() {
             b.create_module(1, &ir)?;
             b.create_buffer(1, 4096)?;
             b.import_buffer(2, &[page(4)])?;
-            b.import_buffer(3, &[page(5), page(7)])
+            b.import_buffer(3, &[page(5), page(7)])?;
+            b.create_module_from(2, Span { buffer: 2, offset: 8, bytes: 64 })
         }),
         seed(&|b| {
             b.launch(1, 0, [1, 1, 1], &[view(1, 64)?, view(2, 64)?, Argument::i32(1)])?;
@@ -556,7 +560,7 @@ fn a_lost_context_is_told_at_once() {
     let guest = Guest::new(&open, ram, Meter::new().unwrap(), Watch::default(), broken).unwrap();
     // As the worker's main thread does.
     std::thread::spawn(move || {
-        if let Err(reason) = serve(&worker, Arc::new(ByName), ring, &guest) {
+        if let Err(reason) = serve(&worker, Compiler::Kernels(Arc::new(ByName)), ring, &guest) {
             guest.broken(reason);
         }
     });

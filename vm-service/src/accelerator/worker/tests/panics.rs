@@ -65,7 +65,7 @@ fn a_thread_that_panics_breaks_the_guest() {
         // As the worker's main thread does.
         std::thread::spawn(move || {
             let link = OneBatch(Mutex::new(Some(bytes)));
-            if let Err(reason) = serve(&worker, Arc::new(Panics), link, &guest) {
+            if let Err(reason) = serve(&worker, Compiler::Kernels(Arc::new(Panics)), link, &guest) {
                 guest.broken(reason);
             }
         });

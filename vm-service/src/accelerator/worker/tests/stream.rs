@@ -53,10 +53,10 @@ impl Host {
 
     /// A program's end of a socket, whose other end is served.
     fn connect(&self) -> (UnixStream, JoinHandle<Result<(), String>>) {
-        self.connect_with(Arc::new(ByName))
+        self.connect_with(Compiler::Kernels(Arc::new(ByName)))
     }
 
-    fn connect_with(&self, compiler: Arc<dyn Compile>) -> (UnixStream, JoinHandle<Result<(), String>>) {
+    fn connect_with(&self, compiler: Compiler) -> (UnixStream, JoinHandle<Result<(), String>>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         ours.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -233,7 +233,8 @@ fn a_guest_that_compiles_holds_up_no_other() {
     let (first, second) = (Host::of(device.clone(), &sliced), Host::of(device, &orders(Some(1))));
     let (begun, begins) = channel();
     let (end, may_end) = channel();
-    let (mut ours, _) = first.connect_with(Arc::new(Large { begun, may_end: Mutex::new(may_end) }));
+    let (mut ours, _) =
+        first.connect_with(Compiler::Kernels(Arc::new(Large { begun, may_end: Mutex::new(may_end) })));
     greeting(&mut ours);
     let ir = add_and_spin();
     ours.write_all(&frame(7, 4096, &batch(|batch| batch.create_module(1, &ir)))).unwrap();
@@ -269,7 +270,7 @@ fn a_guest_that_only_creates_modules_is_paced() {
     const MODULES: u32 = 6;
     let memory = Arc::new(FakeAccelerator::with_memory(4 << 20));
     let host = Host::of(memory, &Open { time_slice_us: 10_000, ..orders(Some(1)) });
-    let (ours, _) = host.connect_with(Arc::new(Slow));
+    let (ours, _) = host.connect_with(Compiler::Kernels(Arc::new(Slow)));
     let mut accelerator = Client::new(ours.into()).unwrap();
     let ir = add_and_spin();
     let begin = Instant::now();
