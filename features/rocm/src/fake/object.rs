@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use object::read::elf::ElfFile64;
+use object::{Endianness, Object as _, ObjectSymbol as _};
 use vm_abi::ParamLayout;
 use vm_accel::{Arguments, Artifact, Grid};
 use vm_cpu::{CpuAccelerator, CpuKernel};
@@ -50,6 +52,8 @@ struct Known {
 
 /// What is known of images, by their bytes.
 static KNOWN: Mutex<Option<HashMap<Vec<u8>, Known>>> = Mutex::new(None);
+/// What is known of kernels in any image, by architecture and symbol.
+static SYMBOLS: Mutex<Option<HashMap<(String, String), Kernel>>> = Mutex::new(None);
 /// The number of the next code object of ours.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
@@ -67,6 +71,24 @@ pub fn know(image: &[u8], architecture: &str, kernels: Vec<Kernel>) {
 /// The same of a code object that is itself run, by `run`.
 pub fn know_by(image: &[u8], architecture: &str, kernels: Vec<Kernel>, run: Arc<dyn Run>) {
     tell(image, architecture, kernels, Some(run));
+}
+
+/// Tells what to run for these kernels in code objects for an architecture that are not known by their bytes: what becomes of a module
+/// when somebody else assembles it.
+pub fn know_symbols(architecture: &str, kernels: Vec<Kernel>) {
+    let mut symbols = lock(&SYMBOLS);
+    let symbols = symbols.get_or_insert_default();
+    symbols.extend(kernels.into_iter().map(|kernel| ((architecture.into(), kernel.symbol.clone()), kernel)));
+}
+
+/// The kernels of an image of which each is known by its symbol; nothing of one that has others.
+fn by_symbols(file: &[u8], architecture: &str) -> Option<Arc<[Kernel]>> {
+    let file = ElfFile64::<Endianness>::parse(file).ok()?;
+    let names = file.dynamic_symbols().filter_map(|symbol| symbol.name().ok()?.strip_suffix(".kd"));
+    let symbols = lock(&SYMBOLS);
+    let known = |name: &str| symbols.as_ref()?.get(&(architecture.into(), name.into())).cloned();
+    let kernels: Option<Vec<_>> = names.map(known).collect();
+    kernels.filter(|kernels| !kernels.is_empty()).map(Into::into)
 }
 
 fn tell(image: &[u8], architecture: &str, kernels: Vec<Kernel>, run: Option<Arc<dyn Run>>) {
@@ -133,7 +155,7 @@ pub(super) unsafe fn load(image: *const u8, architecture: &str) -> Result<Loaded
     let (kernels, run) = match lock(&KNOWN).get_or_insert_default().get(file) {
         Some(known) if known.architecture == architecture => (Arc::clone(&known.kernels), known.run.clone()),
         Some(_) => return Err(OTHER),
-        None => return Err(INVALID),
+        None => (by_symbols(file, architecture).ok_or(INVALID)?, None),
     };
     let processor = processor().ok_or(INVALID)?;
     let ready = kernels.iter().map(|kernel| {
