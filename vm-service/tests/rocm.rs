@@ -1,12 +1,22 @@
-//! `launch`, `tune` and `egpu benchmark` on AMD GPUs of a fake HIP, with LLVM's code objects.
+//! `launch` on AMD GPUs of a fake HIP, with LLVM's code objects; and the process that assembles for a guest's worker, confined as it is.
 #![cfg(all(feature = "rocm", feature = "cpu"))]
 
 #[path = "shared/rocm.rs"]
 mod shared;
 
+use std::fs::File;
+use std::io::{IoSlice, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    recv, sendmsg, socketpair,
+};
 use vm_passthrough::PciAddress;
+use vm_passthrough::accelerator::rocm::assemble::Assembler;
 use vm_passthrough::sim::{SimFunction, SimHost};
 
 /// Its kernel @spin never ends.
@@ -86,4 +96,58 @@ fn kernels_are_launched() {
     for fake in fakes {
         assert_eq!((fake.faults(), fake.left()), (vec![], vec![]));
     }
+}
+
+/// Sends the assembler's process a packet.
+fn send(socket: &OwnedFd, order: &str, files: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(files.is_empty() || control.push(SendAncillaryMessage::ScmRights(files)));
+    sendmsg(socket, &[IoSlice::new(order.as_bytes())], &mut control, SendFlags::NOSIGNAL)
+        .expect("it is there");
+}
+
+#[test]
+fn the_assemblers_process_is_confined_and_assembles() {
+    if let Err(error) = Assembler::find() {
+        return println!("skipped: {error}");
+    }
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (socket, theirs) = pair.expect("a socket");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_vm-service"))
+        .arg("accelerator-assembler")
+        .env_clear()
+        .stdin(theirs)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    send(&socket, r#"{"Begin":{"user":true,"files":true}}"#, &[]);
+    let mut begun = vec![0; 4096];
+    let (bytes, _) = recv(&socket, &mut begun[..], RecvFlags::empty()).expect("an answer");
+    let begun = String::from_utf8_lossy(&begun[..bytes]).into_owned();
+    assert!(begun.starts_with(r#"{"Ok":"llvm O2 "#), "{begun}");
+    // As root it is a user that nobody else is.
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it is there");
+    let user = status.lines().find_map(|line| line.strip_prefix("Uid:\t")?.split('\t').next());
+    let is_root = rustix::process::geteuid().is_root();
+    assert!(!is_root || user.is_some_and(|user| user != "0"), "{status}");
+    let ask = |code: &str, chip: &str| {
+        let input = rustix::fs::memfd_create("ir", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
+        let mut input = File::from(input);
+        input.write_all(code.as_bytes()).expect("written");
+        let (answer, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe");
+        send(&socket, &format!(r#"{{"Assemble":"{chip}"}}"#), &[input.as_fd(), end.as_fd()]);
+        drop(end);
+        let mut bytes = Vec::new();
+        File::from(answer).read_to_end(&mut bytes).expect("an answer");
+        bytes
+    };
+    let good = ask("define amdgpu_kernel void @k() { ret void }", "gfx942");
+    assert!(good.starts_with(b"\x01\x7fELF"), "{}", String::from_utf8_lossy(&good));
+    let bad = ask("define", "gfx942");
+    assert!(bad.starts_with(b"\0") && String::from_utf8_lossy(&bad).contains("refused the code"), "{bad:?}");
+    let none = ask("", "../gfx");
+    assert!(String::from_utf8_lossy(&none).contains("names no architecture"), "{none:?}");
+    drop(socket);
+    assert!(child.wait().expect("it ends").success());
 }

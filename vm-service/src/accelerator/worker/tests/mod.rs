@@ -1,6 +1,8 @@
 //! Batches on the simulated accelerator, whose kernels are known by their names.
 
 mod panics;
+#[cfg(all(feature = "rocm", feature = "cpu"))]
+mod rocm;
 mod stream;
 
 use std::fs::File;
