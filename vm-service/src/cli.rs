@@ -38,7 +38,7 @@ use crate::kernel::args::{CompileArgs, LaunchArgs};
 #[cfg(feature = "cuda")]
 use crate::kernel::engine::ASSEMBLE;
 use crate::kernel::tune::TuneArgs;
-use crate::kernel::wait;
+use crate::kernel::{assembler, wait};
 use crate::{commands, limits, log, sys, table};
 
 const EXIT_HELP: &str = "Exit status:
@@ -160,6 +160,7 @@ pub fn main() -> ExitCode {
     let exit = operate();
     log::flush();
     if wait::gave_up() {
+        assembler::end_all();
         sys::exit_at_once(exit);
     }
     exit.into()

@@ -25,7 +25,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
 use serde::{Deserialize, Serialize};
 use vm_jit::Target;
-use vm_passthrough::accelerator::rocm::assemble::{Assembler, Limits, VARIABLE};
+use vm_passthrough::accelerator::rocm::assemble::{Assembler, Limits, VARIABLE, end_all};
 use vm_passthrough::accelerator::{Assemble, AssembleError};
 
 use crate::process::{packets, socketpair};
@@ -157,12 +157,14 @@ fn readable(file: impl std::os::fd::AsFd, until: Instant) -> io::Result<()> {
 /// The process, until the worker ends. Standard input is its socket.
 pub(crate) fn main() -> Result<(), String> {
     let socket = sandbox::enter(Some(sandbox::WORKER_FILES))?;
-    serve(&socket, |measures| {
+    let ended = serve(&socket, |measures| {
         let confinement = sandbox::settle_without_devices(measures);
         tracing::debug!(%confinement, "the assembler is confined");
         Assembler::find()
             .map_err(|error| format!("{error}, below a folder that this process may open: see {VARIABLE}"))
-    })
+    });
+    end_all();
+    ended
 }
 
 /// Does what a worker asks, once `begin` has found an assembler.
