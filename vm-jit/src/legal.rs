@@ -129,7 +129,7 @@ pub(crate) fn way(target: &Target, op: Opcode, accuracy: Accuracy, ty: Scalar, t
 pub fn cost(target: &Target, op: Opcode, ty: Scalar, to: Scalar, shared: bool) -> u64 {
     let costs = match target {
         Target::Ptx(options) => crate::backend::ptx::safety(options).costs,
-        Target::Amdgcn(_) => crate::backend::amdgcn::SAFETY.costs,
+        Target::Amdgcn(options) => crate::backend::amdgcn::safety(options).costs,
         #[cfg(feature = "cpu")]
         Target::Cpu(_) => crate::backend::cpu::SAFETY.costs,
     };

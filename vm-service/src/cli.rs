@@ -38,7 +38,7 @@ use crate::kernel::args::{CompileArgs, LaunchArgs};
 #[cfg(feature = "cuda")]
 use crate::kernel::engine::ASSEMBLE;
 use crate::kernel::tune::TuneArgs;
-use crate::kernel::wait;
+use crate::kernel::{assembler, wait};
 use crate::{commands, limits, log, sys, table};
 
 const EXIT_HELP: &str = "Exit status:
@@ -142,6 +142,10 @@ pub(crate) enum Command {
     /// Serve a guest's shared accelerator; `run` starts it, with a socket as standard input
     #[command(hide = true)]
     AcceleratorWorker,
+    /// Assemble kernels for such a worker, which starts it with a socket as standard input
+    #[cfg(feature = "rocm")]
+    #[command(hide = true)]
+    AcceleratorAssembler,
     /// Run a guest; `run` starts it, with a socket as standard input
     #[command(hide = true)]
     GuestVmm,
@@ -156,6 +160,7 @@ pub fn main() -> ExitCode {
     let exit = operate();
     log::flush();
     if wait::gave_up() {
+        assembler::end_all();
         sys::exit_at_once(exit);
     }
     exit.into()
@@ -166,7 +171,7 @@ fn operate() -> u8 {
     match parse(std::env::args_os(), &mut out, &mut io::stderr()) {
         Ok(cli) => {
             // A worker does not need that: it is killed when its time has come, and should have no more threads than it must.
-            let is_relayed = matches!(cli.command, Command::AcceleratorWorker | Command::GuestVmm);
+            let is_relayed = cli.command.is_confined();
             if !is_relayed {
                 log::never_wait();
             }
@@ -292,6 +297,16 @@ impl Command {
         }
     }
 
+    /// Whether it is a process that another one starts, and confines itself.
+    fn is_confined(&self) -> bool {
+        match self {
+            Self::AcceleratorWorker | Self::GuestVmm => true,
+            #[cfg(feature = "rocm")]
+            Self::AcceleratorAssembler => true,
+            _ => false,
+        }
+    }
+
     /// Whether it only reads and prints, or another process has what it logs: such a command writes no log files.
     fn only_reads(&self) -> bool {
         match self {
@@ -300,7 +315,7 @@ impl Command {
             Self::Compile(_) | Self::Completions { .. } => true,
             #[cfg(feature = "man")]
             Self::Man { .. } => true,
-            Self::AcceleratorWorker | Self::GuestVmm => true,
+            confined if confined.is_confined() => true,
             Self::Egpu(args) => args.only_reads(),
             Self::Vfs(args) => args.only_reads(),
             _ => false,
@@ -377,6 +392,8 @@ fn execute(
         Command::Man { folder } => clap_mangen::generate_to(Cli::command(), folder).map_err(Failure::failed),
         Command::GuestVmm => crate::instance::vmm_main().map_err(Failure::failed),
         Command::AcceleratorWorker => crate::accelerator::worker_main().map_err(Failure::failed),
+        #[cfg(feature = "rocm")]
+        Command::AcceleratorAssembler => crate::accelerator::assembler_main().map_err(Failure::failed),
     };
     match result {
         Ok(()) => EXIT_OK,

@@ -7,19 +7,26 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::hash::{BuildHasher as _, RandomState};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, fchmod, fstat, fstatfs, openat, readlinkat,
-    renameat, statat, unlinkat,
+    AtFlags, CWD, FileType, MemfdFlags, Mode, OFlags, PROC_SUPER_MAGIC, fchmod, fstat, fstatfs, memfd_create,
+    openat, readlinkat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
 /// Links that are followed, one behind the other.
 const LINKS: usize = 8;
+/// How long somebody is waited for who reads a FIFO, and then for each time that he makes room.
+const READER: Duration = Duration::from_secs(10);
+/// How often it is looked whether there is one.
+const LOOK: Duration = Duration::from_millis(20);
 /// Names that are tried for a new file.
 const ATTEMPTS: usize = 16;
 
@@ -36,13 +43,16 @@ pub(crate) fn open(path: &Path, flags: OFlags) -> io::Result<File> {
 }
 
 /// Has `write` write a file that takes the place of what is at `path`, so that whoever looks sees all of it or none, also
-/// after a crash. A device or a pipe is written to; of a link, its place is taken.
+/// after a crash. A device or a pipe is written to, of which a FIFO's reader has some seconds to come and to read on; of a link, its place
+/// is taken.
 ///
 /// # Errors
 /// The Linux kernel's, and `write`'s; what was there is as it was then.
 pub(crate) fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
-    if let Some(there) = stream(path)? {
-        return write(&there);
+    match stream(path)? {
+        Some(Stream::Waits(there)) => return write(&there),
+        Some(Stream::Fifo(there)) => return write_fifo(&there, write),
+        None => {}
     }
     let name = path.file_name().ok_or(Errno::ISDIR)?;
     let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
@@ -79,25 +89,86 @@ fn make(folder: &rustix::fd::OwnedFd) -> io::Result<(File, String)> {
     Err(Errno::EXIST.into())
 }
 
-/// What is at `path`, if it is neither a file nor absent, open for writing.
-fn stream(path: &Path) -> io::Result<Option<File>> {
+/// Something that is neither a file nor absent, open for writing.
+enum Stream {
+    /// A device, or a descriptor of this process.
+    Waits(File),
+    /// A FIFO with a reader, which may stop to read: writes to it fail where there is no room.
+    Fifo(File),
+}
+
+/// What is at `path`, if it is neither a file nor absent.
+fn stream(path: &Path) -> io::Result<Option<Stream>> {
     let path = match follow(path) {
         Ok(Place::Named(path)) => path,
         Ok(Place::Descriptor(path)) => {
-            return Ok(Some(openat(CWD, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?.into()));
+            let there = openat(CWD, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+            return Ok(Some(Stream::Waits(there.into())));
         }
         // Its place is taken.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
         Err(error) => return Err(error),
     };
     match statat(CWD, &path, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(there) if FileType::from_raw_mode(there.st_mode) == FileType::Fifo => fifo(&path).map(Some),
         Ok(there) if FileType::from_raw_mode(there.st_mode) != FileType::RegularFile => {
             let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            Ok(Some(openat(CWD, path, flags, Mode::empty())?.into()))
+            Ok(Some(Stream::Waits(openat(CWD, path, flags, Mode::empty())?.into())))
         }
         Ok(_) | Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// A FIFO, once somebody reads it.
+fn fifo(path: &Path) -> io::Result<Stream> {
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let until = Instant::now() + READER;
+    loop {
+        match openat(CWD, path, flags, Mode::empty()) {
+            Err(Errno::NXIO) if Instant::now() < until => std::thread::sleep(LOOK),
+            Err(Errno::NXIO) => return Err(nobody_reads("nobody opened the FIFO to read it")),
+            there => return Ok(Stream::Fifo(there?.into())),
+        }
+    }
+}
+
+/// Has `write` write a file in memory, and a FIFO's reader take that.
+fn write_fifo(fifo: &File, write: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+    let file = File::from(memfd_create("output", MemfdFlags::CLOEXEC)?);
+    write(&file)?;
+    let (mut at, mut part) = (0, vec![0; 64 << 10]);
+    loop {
+        let read = file.read_at(&mut part, at)?;
+        let mut rest = &part[..read];
+        if rest.is_empty() {
+            return Ok(());
+        }
+        at += read as u64;
+        while !rest.is_empty() {
+            match (&*fifo).write(rest) {
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => room(fifo)?,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Waits until a FIFO has room.
+fn room(fifo: &File) -> io::Result<()> {
+    let timeout = Timespec::try_from(READER).map_err(io::Error::other)?;
+    match poll(&mut [PollFd::new(fifo, PollFlags::OUT)], Some(&timeout)) {
+        Ok(0) => Err(nobody_reads("whoever opened the FIFO does not read it")),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn nobody_reads(what: &str) -> io::Error {
+    let what = format!("{what} within {} s; name a file, or start the reader first", READER.as_secs());
+    io::Error::new(io::ErrorKind::TimedOut, what)
 }
 
 /// Where a path leads.
@@ -170,6 +241,19 @@ mod tests {
         });
         save(&path("fifo")).unwrap();
         assert_eq!(reader.join().unwrap(), TEXT);
+        // More than it holds, of which all is read.
+        let fifo = path("fifo");
+        let reader = std::thread::spawn(move || fs::read(fifo).unwrap());
+        let large = vec![7; 1 << 20];
+        replace(&path("fifo"), |mut file| file.write_all(&large)).unwrap();
+        assert!(reader.join().unwrap() == large);
+        // Nobody opens it; then somebody does, and does not read.
+        let error = save(&path("fifo")).unwrap_err().to_string();
+        assert!(error.contains("nobody opened the FIFO") && error.contains("name a file"), "{error}");
+        let deaf = File::options().read(true).write(true).open(path("fifo")).unwrap();
+        let error = replace(&path("fifo"), |mut file| file.write_all(&large)).unwrap_err().to_string();
+        assert!(error.contains("does not read it"), "{error}");
+        drop(deaf);
         save(Path::new("/dev/null")).unwrap();
         save(Path::new("/dev/stderr")).unwrap();
         for (name, expect) in [("", "directory"), ("absent/file", "No such file")] {

@@ -110,3 +110,48 @@ fn ends_what_nobody_reads() {
     };
     assert_eq!(status.signal(), Some(Signal::TERM.as_raw()));
 }
+
+/// What an assembler started ends with it: here it is a script that waits for another process.
+#[cfg(feature = "rocm")]
+#[test]
+fn ends_what_assemblers_started() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let dir = tempfile::tempdir().expect("a folder");
+    std::fs::write(dir.path().join("two.vir"), TWO).expect("written");
+    let started = dir.path().join("started");
+    let script = format!("#!/bin/sh\n/bin/sleep 1000 &\necho $! >'{}'\nwait\n", started.display());
+    for name in ["llc", "ld.lld"] {
+        let file = dir.path().join(name);
+        std::fs::write(&file, &script).expect("written");
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).expect("a program");
+    }
+    let child = Command::new(env!("CARGO_BIN_EXE_vm-service"))
+        .args(["compile", "two.vir", "--target", "amdgcn:gfx942", "-o", "two.hsaco"])
+        .env("VM_ROCM_LLVM", dir.path())
+        .env("XDG_CACHE_HOME", dir.path())
+        .current_dir(dir.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let until = |what: &str, done: &dyn Fn() -> bool| {
+        while !done() {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let number = || std::fs::read_to_string(&started).is_ok_and(|text| text.ends_with('\n'));
+    until("the assembler does not start", &number);
+    let sleeper = std::fs::read_to_string(&started).expect("its number").trim().to_owned();
+    kill_process(Pid::from_child(&child), Signal::INT).expect("sent");
+    let output = child.wait_with_output().expect("its end");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(err.contains("cancelled by SIGINT"), "{err}");
+    // It has gone, or only waits for whoever has it now to ask how it ended.
+    until("what it started is still there", &|| {
+        let stat = std::fs::read_to_string(format!("/proc/{sleeper}/stat"));
+        stat.map_or(true, |stat| stat.contains(") Z "))
+    });
+}

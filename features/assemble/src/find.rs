@@ -4,6 +4,9 @@ use std::env;
 use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::{Job, Limits, Memory, Program, Scratch, failed};
 
 /// Whether it is a file that may be run.
 pub fn is_program(path: &Path) -> bool {
@@ -31,8 +34,34 @@ pub fn versions(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     found.into_iter().rev().map(|(_, folder)| folder).collect()
 }
 
+/// The shared libraries that the loader has for a program, as it tells where it is asked to (`ld.so(8)`): the program itself does not run.
+/// Nothing of one that has none, or whose loader is another; of a script, those of what runs it.
+pub fn libraries(program: &Path) -> Vec<PathBuf> {
+    const LIMITS: Limits = Limits { time: Duration::from_secs(5), memory: 1 << 30, output: 1 << 20 };
+    let traced = Program {
+        path: program,
+        arguments: Vec::new(),
+        environment: vec![("LD_TRACE_LOADED_OBJECTS".into(), "1".into())],
+        memory: Memory::Space,
+        prints: true,
+        limits: LIMITS,
+    };
+    let told = Scratch::new("libraries").map_err(failed(program, "making its output"));
+    let told = told.and_then(|output| Job::start(traced, output, &[])?.end(LIMITS.deadline()));
+    let told = told.and_then(|told| told.read(LIMITS.output).map_err(failed(program, "reading its output")));
+    let told = told.inspect_err(|error| tracing::debug!(%error, "the program's libraries are not known"));
+    let told = String::from_utf8_lossy(&told.unwrap_or_default()).into_owned();
+    // `libz.so.1 => /lib/libz.so.1 (0x…)`, or a path alone.
+    let path = |line: &str| {
+        let (path, _) = line.rsplit_once(" (0x")?;
+        let path = path.rsplit_once("=> ").map_or(path, |(_, path)| path).trim();
+        path.starts_with('/').then(|| PathBuf::from(path))
+    };
+    told.lines().filter_map(path).collect()
+}
+
 /// What tells a program, as it is now, from others and from what may be in its place later: where it is, its inode and length, and
-/// when it was written and changed. Of libraries that it loads it says nothing.
+/// when it was written and changed. Of [libraries] that it loads it says nothing.
 pub fn identity(path: &Path) -> String {
     let Ok(file) = std::fs::metadata(path) else { return String::new() };
     let place = path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -58,6 +87,18 @@ mod tests {
         std::fs::write(&a, "2").unwrap();
         std::fs::File::options().write(true).open(&a).unwrap().set_modified(modified).unwrap();
         assert_ne!(identity(&a), first);
+    }
+
+    #[test]
+    fn libraries_are_those_that_the_loader_has() {
+        let own = libraries(&env::current_exe().unwrap());
+        assert!(own.iter().any(|path| path.to_string_lossy().contains("libc.so")), "{own:?}");
+        assert!(own.iter().all(|path| path.is_absolute() && path.exists()), "{own:?}");
+        assert_eq!(libraries(Path::new("/nowhere/llc")), Vec::<PathBuf>::new());
+        let root = tempfile::tempdir().unwrap();
+        let text = root.path().join("text");
+        std::fs::write(&text, "no program").unwrap();
+        assert_eq!(libraries(&text), Vec::<PathBuf>::new());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! memory.
 //!
 //! * [`find`]: where a program is.
+//! * [`end_all`]: for a process that exits in the middle of one.
 //! * [`Job`]: one run of it. [`Program`] says what is run, [`Scratch`] is a file of it.
 //! * [`elf`]: a look at what it wrote, before anyone gives that to a driver.
 //! * [`AssembleError`]: why there is no code.
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 pub use error::{AssembleError, failed};
 pub use job::Job;
 pub use process::{Memory, Program, Scratch};
+pub use spawn::end_all;
 
 /// What an assembler's process may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

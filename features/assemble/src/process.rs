@@ -27,7 +27,7 @@ impl Scratch {
     /// # Errors
     /// Those of the operating system.
     pub fn new(name: &str) -> io::Result<Self> {
-        Ok(Self(File::from(memfd_create(name, MemfdFlags::CLOEXEC)?)))
+        above_standard(memfd_create(name, MemfdFlags::CLOEXEC)?.into()).map(Self)
     }
 
     /// One that has these bytes.
@@ -61,6 +61,16 @@ impl AsFd for Scratch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// The file by a descriptor that is none of the standard ones, which a program is given others in the place of: where this process was
+/// started without them, a new file gets their numbers.
+fn above_standard(file: File) -> io::Result<File> {
+    const FIRST: i32 = 3;
+    if file.as_raw_fd() >= FIRST {
+        return Ok(file);
+    }
+    Ok(rustix::io::fcntl_dupfd_cloexec(&file, FIRST)?.into())
 }
 
 /// What a limit on memory is on.
@@ -117,7 +127,7 @@ pub(crate) fn start(
     if !program.path.as_os_str().as_bytes().contains(&b'/') {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is named without its folder"));
     }
-    let nothing = File::open("/dev/null")?;
+    let nothing = above_standard(File::open("/dev/null")?)?;
     let path = c_string(program.path.as_os_str())?;
     let mut arguments = vec![path.clone()];
     for argument in &program.arguments {

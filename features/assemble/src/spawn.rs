@@ -12,6 +12,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, waitpid};
 
@@ -32,6 +33,22 @@ pub(crate) struct Spawn {
 #[derive(Debug)]
 pub(crate) struct Child(Option<Pid>);
 
+/// The process groups of children that have not been waited for; `None` once none may be started.
+static GROUPS: Mutex<Option<Vec<Pid>>> = Mutex::new(Some(Vec::new()));
+
+fn groups() -> MutexGuard<'static, Option<Vec<Pid>>> {
+    GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Kills all programs that were started here and have not ended, with what they started in their process groups, and has none be
+/// started any more: for a process that is about to exit while others of its threads wait for them.
+pub fn end_all() {
+    for group in groups().take().into_iter().flatten() {
+        // It has not been waited for, so the number is still its own.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+}
+
 impl Child {
     /// Its number; `None` once it has been waited for.
     pub(crate) fn pid(&self) -> Option<Pid> {
@@ -41,6 +58,9 @@ impl Child {
     /// Kills what is left of its process group, and waits for it.
     pub(crate) fn end(&mut self) -> io::Result<WaitStatus> {
         let pid = self.0.take().ok_or(io::ErrorKind::NotFound)?;
+        if let Some(groups) = groups().as_mut() {
+            groups.retain(|group| *group != pid);
+        }
         // It has not been waited for, so the number is still its own.
         let _ = kill_process_group(pid, Signal::KILL);
         loop {
@@ -95,6 +115,9 @@ pub(crate) fn spawn(spawn: &Spawn) -> io::Result<Child> {
     let mut stack = vec![MaybeUninit::<u128>::uninit(); STACK / size_of::<u128>()];
     let top = stack.as_mut_ptr_range().end;
 
+    // Held until the child is among them, so that whoever ends them all ends it too.
+    let mut held = groups();
+    let groups = held.as_mut().ok_or_else(|| io::Error::other("this process is about to end"))?;
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the pointers are to locals.
@@ -121,10 +144,15 @@ pub(crate) fn spawn(spawn: &Spawn) -> io::Result<Child> {
         return Err(failed);
     }
     let child = Child(Pid::from_raw(pid));
+    groups.extend(child.pid());
     // SAFETY: it is a local; the child, which wrote it, has ended or uses other memory by now.
     match unsafe { ptr::read_volatile(&raw const shared.error) } {
         0 => Ok(child),
-        error => Err(io::Error::from_raw_os_error(error)),
+        error => {
+            // Its end takes it from among them.
+            drop(held);
+            Err(io::Error::from_raw_os_error(error))
+        }
     }
 }
 

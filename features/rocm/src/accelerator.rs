@@ -6,6 +6,7 @@ use crate::access;
 use crate::queue::RocmQueue;
 use crate::result::Device;
 use crate::sys::{Attribute, Hip, hip};
+use crate::topology::clean;
 use crate::{RocmDevice, RocmError, Roots, devices};
 
 /// One AMD GPU, or a partition of one.
@@ -94,7 +95,7 @@ fn info(device: Device, listed: &RocmDevice) -> Result<DeviceInfo> {
         name: match device.name()? {
             // Debian's library knows names only of some.
             name if name.is_empty() => listed.to_string(),
-            name => name,
+            name => clean(&name),
         },
         backend: "rocm",
         target: listed.architecture.clone(),

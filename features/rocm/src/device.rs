@@ -4,7 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::sys::hip;
-use crate::{RocmAccelerator, RocmError, devices};
+use crate::topology::listed;
+use crate::{RocmAccelerator, RocmError};
 
 /// Where sysfs and the device nodes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,10 +54,12 @@ impl RocmDevice {
     /// The device at a PCI address, as in `0000:65:00.0`, of a host below `roots`.
     ///
     /// # Errors
-    /// What [`devices`] fails with; [`RocmError::NoDevice`].
+    /// What [`devices`](crate::devices) fails with; what is wrong with a node that can't be read, which it may be;
+    /// [`RocmError::NoDevice`].
     pub fn at(roots: &Roots, address: &str) -> Result<Self, RocmError> {
-        let device = devices(roots)?.into_iter().find(|device| device.address == address);
-        device.ok_or_else(|| RocmError::NoDevice { wanted: address.to_owned() })
+        let (devices, wrong) = listed(roots)?;
+        let device = devices.into_iter().find(|device| device.address == address);
+        device.ok_or_else(|| wrong.unwrap_or_else(|| RocmError::NoDevice { wanted: address.to_owned() }))
     }
 
     /// Opens the device to run kernels. Of the partitions of one GPU, which have its address, it opens the first.

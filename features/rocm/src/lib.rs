@@ -37,6 +37,7 @@
 mod accelerator;
 mod access;
 pub mod assemble;
+mod descriptor;
 mod device;
 mod error;
 #[cfg(feature = "fake")]

@@ -40,6 +40,8 @@ struct Shared {
     name: String,
     target: String,
     unified: bool,
+    /// Bytes of shared memory of a block, and threads of a wave.
+    limits: (u32, u32),
     options: QueueOptions,
     /// What was allocated and not freed, by address.
     live: RefCell<HashMap<u64, Live>>,
@@ -115,6 +117,7 @@ impl RocmQueue {
             name: info.name.clone(),
             target: info.target.clone(),
             unified: info.unified,
+            limits: (info.shared_bytes, info.warp_size),
             options: *options,
             live: RefCell::default(),
             images: RefCell::default(),
@@ -271,7 +274,7 @@ impl Queue for RocmQueue {
         let (shared, device) = (&self.shared, self.shared.device);
         let mut images = shared.images.borrow_mut();
         let module = images.take(artifact, || Module::load(device, artifact, &shared.target))?;
-        let function = Function::find(device, module, artifact);
+        let function = Function::find(device, module, artifact, shared.limits);
         drop(images);
         match function {
             Ok(function) => Ok(RocmKernel { function, number: shared.number, artifact: artifact.clone() }),

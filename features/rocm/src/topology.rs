@@ -21,12 +21,20 @@ const MAX_NAME: usize = 64;
 /// PCI vendor ID of AMD.
 const AMD: u64 = 0x1002;
 
-/// Every GPU that the compute driver lists, in the order of its nodes.
+/// Every GPU that the compute driver lists, in the order of its nodes. One whose files are not what they should be is left out, and
+/// logged, where there are others.
 ///
 /// # Errors
-/// [`RocmError::NoDriver`] where there is none; [`RocmError::Read`] and [`RocmError::Malformed`] for a file that is not
-/// what it should be.
+/// [`RocmError::NoDriver`] where there is none; [`RocmError::Read`] and [`RocmError::Malformed`] where there are only such nodes.
 pub fn devices(roots: &Roots) -> Result<Vec<RocmDevice>, RocmError> {
+    match listed(roots)? {
+        (devices, Some(error)) if devices.is_empty() => Err(error),
+        (devices, _) => Ok(devices),
+    }
+}
+
+/// The GPUs, and what is wrong with the first node that could not be read.
+pub(crate) fn listed(roots: &Roots) -> Result<(Vec<RocmDevice>, Option<RocmError>), RocmError> {
     let topology = roots.sys.join("class/kfd/kfd/topology/nodes");
     let entries = match fs::read_dir(&topology) {
         Ok(entries) => entries,
@@ -43,11 +51,17 @@ pub fn devices(roots: &Roots) -> Result<Vec<RocmDevice>, RocmError> {
         }
     }
     nodes.sort_unstable();
-    let mut devices = Vec::new();
+    let (mut devices, mut wrong) = (Vec::new(), None);
     for (number, path) in nodes {
-        devices.extend(device(roots, number, &path)?);
+        match device(roots, number, &path) {
+            Ok(device) => devices.extend(device),
+            Err(error) => {
+                tracing::warn!("node {number} of the compute driver is left out: {error}");
+                wrong.get_or_insert(error);
+            }
+        }
     }
-    Ok(devices)
+    Ok((devices, wrong))
 }
 
 /// The GPU of a node; `None` for a CPU, for a GPU that went away while it was read, and for one that this process's
@@ -157,9 +171,16 @@ fn gone(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(ENODEV)
 }
 
-/// A name as one short line.
-fn clean(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+/// A name as one short line, which shows what it has: characters that control or format are replaced.
+pub(crate) fn clean(text: &str) -> String {
+    let formats = |c| {
+        matches!(
+            c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
+        )
+    };
+    let shown = |c: char| if c.is_control() || formats(c) { '\u{fffd}' } else { c };
     text.trim().chars().take(MAX_NAME).map(shown).collect()
 }
 
@@ -223,6 +244,33 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_node_that_can_not_be_read_hides_no_other() {
+        let found = list(&[
+            ("1/gpu_id", "7"),
+            ("1/properties", "vendor_id 4098\n"),
+            ("2/gpu_id", "8"),
+            ("2/name", "a\u{202e}b\u{200b}\u{2028}c\td\u{feff}"),
+            ("2/properties", MI300X),
+            ("3/gpu_id", "x"),
+        ])
+        .unwrap();
+        let names: Vec<_> = found.iter().map(|device| (device.node, device.name.as_str())).collect();
+        assert_eq!(names, [(2, "a\u{fffd}b\u{fffd}\u{fffd}c\u{fffd}d\u{fffd}")]);
+        // Which may be the one that is asked for.
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots { sys: root.path().into(), dev: "/dev".into() };
+        for (node, properties) in [("1", "vendor_id 4098\n"), ("2", MI300X)] {
+            let node = root.path().join("class/kfd/kfd/topology/nodes").join(node);
+            fs::create_dir_all(&node).unwrap();
+            fs::write(node.join("gpu_id"), "7").unwrap();
+            fs::write(node.join("properties"), properties).unwrap();
+        }
+        assert!(RocmDevice::at(&roots, "0000:65:00.0").is_ok());
+        let other = RocmDevice::at(&roots, "0000:66:00.0").unwrap_err();
+        assert!(other.to_string().contains("gfx_target_version is missing"), "{other}");
+    }
+
+    #[test]
     fn architectures() {
         let check = |version, expect: &str| assert_eq!(architecture(version), expect);
         check(90_010, "gfx90a");
@@ -255,6 +303,7 @@ pub(crate) mod tests {
         check("1", &with("vendor_id", "vendor_id 4318"), Ok(0));
         check("1", &with("drm_render_minor", "drm_render_minor -1"), Ok(1));
         check("", MI300X, Err("gpu_id: \"\" is no number"));
+        check("\u{202e}7\u{1b}", MI300X, Err("gpu_id: \"\u{fffd}7\u{fffd}\" is no number"));
         check("99999999999", MI300X, Err("is no number"));
         check("1", &with("gfx_target_version", ""), Err("gfx_target_version is missing"));
         check("1", &with("gfx_target_version", "gfx_target_version 1000000"), Err("at most 999999"));

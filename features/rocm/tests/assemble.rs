@@ -176,6 +176,11 @@ fn the_real_one_makes_a_code_object() {
         Ok(assembler) => assembler,
         Err(error) => return println!("skipped: {error}"),
     };
+    let libraries = vm_assemble::find::libraries(assembler.program());
+    assert!(libraries.iter().any(|path| path.to_string_lossy().contains("libc.so")), "{libraries:?}");
+    let known =
+        libraries.iter().all(|path| assembler.identity().contains(&vm_assemble::find::identity(path)));
+    assert!(known, "{libraries:?}: {}", assembler.identity());
     let ir = "define amdgpu_kernel void @k(ptr addrspace(1) %p) {\n  store i32 7, ptr addrspace(1) %p\n  ret void\n}\n";
     for chip in ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201", "gfx1030"] {
         let code = assembler.assemble(ir.as_bytes(), chip).unwrap();

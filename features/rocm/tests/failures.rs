@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use vm_accel::programs::Program;
 use vm_accel::{
-    Accelerator, Arguments, Error, Extents, Grid, MemoryKind, Queue, QueueArgument, QueueOptions, Result,
-    Worker, WorkerOptions, arguments,
+    Accelerator, Arguments, Artifact, Error, Extents, Grid, MemoryKind, Queue, QueueArgument, QueueOptions,
+    Result, Worker, WorkerOptions, arguments,
 };
-use vm_rocm::fake::{Fake, FakeOptions};
+use vm_rocm::fake::{Fake, FakeOptions, code_object, know};
 use vm_rocm::sys::FUNCTIONS;
 use vm_rocm::{RocmAccelerator, RocmDevice, RocmError};
 
@@ -307,5 +307,37 @@ fn a_queue_ends_while_it_records() {
     let begun = Instant::now();
     drop((event, queue));
     assert!(begun.elapsed() < SOON / 2);
+    assert_eq!((fake.faults(), fake.left()), (vec![], vec![]));
+}
+
+/// A code object whose descriptor is of another kernel than its artifact is refused before HIP sees the kernel.
+#[test]
+fn code_that_is_not_the_artifacts_is_not_loaded() {
+    let fake = fake();
+    let device = fake.accelerator();
+    let queue = device.open(&OPTIONS).unwrap();
+    let (_, signature, kernel) = common::compiled(ARCHITECTURE, Program::Add);
+    let image = code_object(ARCHITECTURE, vec![kernel.clone()]);
+    /// Behind the head of the file and what tells it from others.
+    const DESCRIPTOR: usize = 64 + 8;
+    let check = |offset: usize, bytes: &[u8], told: Option<&str>| {
+        let mut image = image.clone();
+        image[DESCRIPTOR + offset..][..bytes.len()].copy_from_slice(bytes);
+        know(&image, ARCHITECTURE, vec![kernel.clone()]);
+        // SAFETY: it is not launched.
+        let artifact = unsafe { Artifact::new(image, signature.clone()) }.unwrap();
+        match (queue.load(&artifact), told) {
+            (Ok(kernel), None) => queue.unload(kernel).unwrap(),
+            (Err(Error::Load { reason, .. }), Some(told)) => assert!(reason.contains(told), "{reason}"),
+            (loaded, told) => panic!("{:?}, not {told:?}", loaded.map(drop)),
+        }
+    };
+    check(0, &[], None);
+    check(0, &0x1_0001u32.to_le_bytes(), Some("65537 bytes of shared memory (LDS), the device has 65536"));
+    check(4, &8192u32.to_le_bytes(), Some("it spills 8192 bytes"));
+    check(8, &4u32.to_le_bytes(), Some("its code has 4 bytes of parameters"));
+    check(8, &u32::MAX.to_le_bytes(), Some("its code has 4294967295 bytes of parameters"));
+    check(56, &[0, 4], Some("for waves of 32 threads, and the device's have 64"));
+    drop(queue);
     assert_eq!((fake.faults(), fake.left()), (vec![], vec![]));
 }

@@ -7,6 +7,7 @@
 //!
 //! Of an `if` or a `switch` all regions count: threads of a warp that part go one behind the other.
 
+use crate::backend::amdgcn::Chip;
 use crate::legal::key;
 use vm_ir::module::{Op, Place};
 use vm_ir::op::{Opcode, Shape};
@@ -17,8 +18,8 @@ use vm_ir::{Kernel, Scalar};
 pub(crate) enum Costs {
     /// A GPU's, by way of PTX for this architecture in this version.
     Ptx(crate::backend::ptx::Arch, crate::backend::ptx::Version),
-    /// An AMD GPU's.
-    Amdgcn,
+    /// An AMD GPU's, of this chip.
+    Amdgcn(Chip),
     /// A processor's.
     Cpu,
 }
@@ -56,7 +57,7 @@ pub(super) fn of(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
     }
     if op.code.shape().is_tile() {
         return match costs {
-            Costs::Ptx(..) | Costs::Amdgcn => tile(kernel, op, costs),
+            Costs::Ptx(..) | Costs::Amdgcn(_) => tile(kernel, op, costs),
             Costs::Cpu => tile_on_cpu(kernel, op),
         };
     }
@@ -65,8 +66,12 @@ pub(super) fn of(kernel: &Kernel, op: &Op, costs: Costs) -> u64 {
         shape if shape.has_regions() => 1,
         _ => value.map_or(1, |ty| u64::from(ty.lanes())),
     };
-    let (from, to) = key(kernel, op);
-    lanes * element(costs, op.code, from, to, matches!(op.place, Some(Place::Shared(_))))
+    let ((from, to), shared) = (key(kernel, op), matches!(op.place, Some(Place::Shared(_))));
+    let tries = match costs {
+        Costs::Amdgcn(chip) => crate::backend::amdgcn::tries(chip, op.code, from, op.scope(), shared),
+        _ => 1,
+    };
+    lanes * tries * element(costs, op.code, from, to, shared)
 }
 
 /// What an op of a tile kernel costs: the time of the group that has the most to do.
@@ -143,7 +148,7 @@ pub(crate) fn element(costs: Costs, op: Opcode, from: Scalar, to: Scalar, shared
             let expanded = !crate::backend::ptx::is_native(arch, version, op, from, to);
             ptx(op, from, to, shared, expanded)
         }
-        Costs::Amdgcn => ptx(op, from, to, shared, !crate::backend::amdgcn::is_native(op, from, to)),
+        Costs::Amdgcn(_) => ptx(op, from, to, shared, !crate::backend::amdgcn::is_native(op, from, to)),
         Costs::Cpu => cpu(op, from, to, shared),
     }
 }

@@ -51,6 +51,44 @@ fn constant(name: &str, bound: u64, hint: u64, body: &str) -> String {
     format!("%{name}2 = const {bound} : i32\n{}", around(name, &format!("%{name}2"), hint, body))
 }
 
+/// What an atomic op costs that LLVM has a loop for.
+#[test]
+fn atomics_that_compare_and_swap_are_charged_for_the_others() {
+    use crate::backend::amdgcn::{Chip, Options, safety};
+
+    let check = |chip: &str, op: &str, ty: &str, tries: u64| {
+        let (place, cost) = if op.ends_with("@s") { ("@s", 256) } else { ("@x", 1024) };
+        let op = op.trim_end_matches("@s");
+        let text = format!(
+            "vir 1\nkernel @k(@x: view<{ty}, [?], readwrite>, %v: {ty}, %i: i64) at 0x0 block(32) {{\n\
+             shared @s: {ty}[32]\n%a = atomic.{op} {place}[%i], %v : {ty}\n}}"
+        );
+        let module = validate(text::parse(&text).unwrap(), Trust::Trusted).unwrap();
+        let costs = safety(&Options { chip: chip.parse::<Chip>().unwrap() }).costs;
+        let kernel = &module.kernels()[0];
+        let mut found = 0;
+        kernel.for_each_op(&mut |op| found = cost::of(kernel, op, costs));
+        assert_eq!(found, cost * tries, "{chip} {text}");
+    };
+    for (chip, wave) in [("gfx942", 64), ("gfx950", 64), ("gfx1201", 32)] {
+        check(chip, "add.system", "f32", wave);
+        check(chip, "min.s.system", "i64", wave);
+        check(chip, "xor.system", "i32", wave);
+        check(chip, "add.device", "f32", 1);
+        check(chip, "max.u.block", "i32", 1);
+        check(chip, "and.system@s", "i32", 1);
+    }
+    for (chip, wave) in [("gfx90a", 64), ("gfx1100", 32)] {
+        check(chip, "add.block", "f32", wave);
+        check(chip, "or.device", "i64", wave);
+        check(chip, "add.device@s", "f32", 1);
+        check(chip, "add.system", "i64", 1);
+        check(chip, "exchange.system", "i32", 1);
+    }
+    check("gfx1201", "add.block@s", "f64", 32);
+    check("gfx942", "add.block@s", "f64", 1);
+}
+
 #[test]
 fn operations_are_weighed() {
     check("", 0);

@@ -67,6 +67,8 @@ for op, text in emu.PCODE_RDNA3.items():
 SIGNED, UNSIGNED = r"32'I(signext_from_bit(\1.u32 & 0xffffffU, 24U))", r"(\1.u32 & 0xffffffU)"
 for texts in (emu.PCODE_CDNA, emu.PCODE_RDNA3, emu.PCODE_RDNA4):
     for op, text in texts.items():
+        # A quotient below half of the least number is zero.
+        text = text.replace("UNDERFLOW_F32", "0.0F").replace("UNDERFLOW_F64", "0.0")
         texts[op] = re.sub(r"(S\d)\.u24", UNSIGNED, re.sub(r"(S\d)\.i24", SIGNED, text))
         # A comparison does not tell zeros apart.
         texts[op] = re.sub(r"\(64'F\((S\d)\.f32\) == \+0\.0\)", r"(\1.u32 == 0U)", texts[op])
@@ -161,6 +163,12 @@ RDNA = "bits['s0'] == 16 and ctx.wave_size == 32"
 mend(emu._load_vsrc0, ("bits['s0'] == 16:  # src0 >= 384", RDNA + ":  # src0 >= 384"))
 mend(emu._compile_vop12, ("bits['d'] == 16 and", RDNA.replace("s0", "d") + " and"), ("bits['s0'] == 16 and (vsrc1", RDNA + " and (vsrc1"))
 mend(emu._compile_vopc, ("if bits['s0'] == 16:\n      vsrc1_hi", f"if {RDNA}:\n      vsrc1_hi"))
+
+# The sum to which a product is added has 64 bits, too.
+mend(emu._compile_vop3,
+     ("srcs['D0'] = ctx.rvgpr_dyn(vdst_reg, lane)",
+      "srcs['D0'] = _u64(ctx.rvgpr_dyn(vdst_reg, lane), ctx.rvgpr_dyn(vdst_reg + _c(1), lane)) if bits['d'] == 64 "
+      "else ctx.rvgpr_dyn(vdst_reg, lane)"))
 
 # So may what atomics and stores to LDS are given. Loads from LDS of half a register leave the other.
 HALF = r"""      if (m := re.match(r'RETURN_DATA\[(31|15)\s*:\s*(16|0)\]', dest)) and 'D16' in op_name:

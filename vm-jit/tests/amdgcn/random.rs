@@ -5,7 +5,7 @@
 use std::ops::RangeFrom;
 use vm_ir::arbitrary::{Options, TileShapes, kernel, tile_kernel};
 use vm_ir::filetest::{Tolerance, compare};
-use vm_ir::interp::{Launch, Limits, run};
+use vm_ir::interp::{Argument, Launch, Limits, run};
 use vm_ir::{Module, Trust, text, validate};
 use vm_jit::backend::amdgcn::Chip;
 use vm_jit::{Reject, compile};
@@ -17,8 +17,8 @@ const KERNELS: u64 = 2000;
 const PART: u64 = 40;
 const TILES: u64 = 24;
 const TILES_PART: u64 = 4;
-/// One of which LLVM with registers of 16 bits loses a value; it is run each time.
-const LOST: u64 = 3007;
+/// Those of which LLVM loses a value: with registers of 16 bits, and of an `or` of 64. They are run each time.
+const LOST: [u64; 2] = [3007, 1_000_623];
 /// Of each thread: more than any kernel needs.
 const FUEL: u64 = 1 << 40;
 
@@ -61,6 +61,11 @@ fn check(
         Err(rejected) => return Some(Err(rejected.to_string())),
     };
     let (mut ours, mut theirs) = (launch.clone(), launch);
+    let given = |given: &Argument| match given.tensor() {
+        Some(tensor) => format!("{:?}", tensor.extents),
+        None => format!("{given:?}"),
+    };
+    let given: Vec<_> = ours.arguments.iter().map(given).collect();
     run(&valid, &mut theirs, &Limits { races: false, ..Limits::default() }).unwrap();
     let compared = match emulation.run(&artifact, chip, &mut ours, &[], FUEL) {
         Ok(0) => ours.arguments.iter().zip(&theirs.arguments).enumerate().try_for_each(|(number, pair)| {
@@ -72,7 +77,7 @@ fn check(
         Err(error) => Err(error),
     };
     if compared.is_err() && std::env::var_os("AMDGCN_PRINT").is_some() {
-        println!("{}", text::print(&valid));
+        println!("{}\n; a grid of {:?}, {}", text::print(&valid), ours.grid, given.join(" "));
     }
     Some(compared)
 }
@@ -97,7 +102,7 @@ fn check_all(first: &[u64], all: u64, part: u64, kernel: fn(u64) -> (Module, Lau
 
 #[test]
 fn random_kernels_compute_emulated_what_the_interpreter_does() {
-    check_all(&[LOST], KERNELS, PART, |seed| {
+    check_all(&LOST, KERNELS, PART, |seed| {
         let options =
             Options { vectors: seed.is_multiple_of(2), together: seed % 4 < 3, ..Options::default() };
         kernel(seed, options)

@@ -19,12 +19,16 @@
 //! A reset of the device ends the worker with SIGKILL, and the next start gets a fresh one: whatever a guest did to its
 //! context, the reset undoes it.
 
+#[cfg(feature = "rocm")]
+mod assembler;
 mod meter;
 mod process;
 mod sys;
 mod wire;
 mod worker;
 
+#[cfg(feature = "rocm")]
+pub(crate) use assembler::main as assembler_main;
 pub(crate) use meter::Meter;
 pub(crate) use process::{Ready, WorkerError, WorkerProcess};
 pub(crate) use wire::{Open, Report, Start};

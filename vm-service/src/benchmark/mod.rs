@@ -1,14 +1,14 @@
 //! How fast a GPU is, as `egpu benchmark` measures it: copies over its link, plain and checked, and what it computes.
 
 mod allowed;
-#[cfg(any(feature = "cuda", all(test, feature = "cpu")))]
+#[cfg(any(feature = "cuda", feature = "rocm", all(test, feature = "cpu")))]
 mod compute;
-#[cfg(any(feature = "cuda", all(test, feature = "cpu")))]
+#[cfg(any(feature = "cuda", feature = "rocm", all(test, feature = "cpu")))]
 mod device;
 mod simulated;
 
 pub(crate) use allowed::{Allowed, allowed};
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "rocm"))]
 pub(crate) use device::measure;
 pub(crate) use simulated::simulate;
 

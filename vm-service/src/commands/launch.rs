@@ -294,6 +294,7 @@ pub(super) fn document(
             DeviceArg::Interpreter => "interpreter".into(),
             DeviceArg::Cpu => "cpu".into(),
             DeviceArg::Pci(address) => address.to_string(),
+            DeviceArg::Rocm(number) => format!("rocm:{number}"),
             DeviceArg::Npu(number) => format!("npu:{number}"),
         },
         device_name: ran.device.clone(),

@@ -93,7 +93,7 @@ fn outputs<'a>(
 ) -> Vec<Output<'a>> {
     let tolerance = match arguments.device {
         DeviceArg::Npu(_) | DeviceArg::Pci(_) => Some(arguments.tolerance.unwrap_or(NPU_TOLERANCE)),
-        DeviceArg::Interpreter | DeviceArg::Cpu => arguments.tolerance,
+        DeviceArg::Interpreter | DeviceArg::Cpu | DeviceArg::Rocm(_) => arguments.tolerance,
     };
     let output = |(number, tensor): (usize, &'a Tensor)| {
         let name = &graph.outputs[number].name;

@@ -45,8 +45,9 @@ pub(crate) struct LaunchArgs {
     /// The kernels, as text (.vir) or in the binary form; or a model (.vgr, or JSON)
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Where it runs: a GPU's PCI address, cpu, or interpreter; a model also on an NPU, by its number in the list of them
-    #[arg(long, value_name = "ADDR|npu:N|cpu|interpreter")]
+    /// Where it runs: a GPU's PCI address, rocm:N for the AMD GPU of that number, cpu, or interpreter; a model also on an NPU, by
+    /// its number in the list of them
+    #[arg(long, value_name = "ADDR|rocm:N|npu:N|cpu|interpreter")]
     pub(crate) device: DeviceArg,
     /// Which kernel, where the file has several
     #[arg(long, value_name = "NAME")]
@@ -129,6 +130,8 @@ pub(crate) enum DeviceArg {
     Cpu,
     /// On the accelerator at a PCI address.
     Pci(PciAddress),
+    /// On an AMD GPU, by its number in the order in which the compute driver lists them.
+    Rocm(usize),
     /// On an NPU, by its number in the list of them.
     Npu(usize),
 }
@@ -140,18 +143,20 @@ impl FromStr for DeviceArg {
         match text {
             "interpreter" => Ok(Self::Interpreter),
             "cpu" => Ok(Self::Cpu),
-            _ => match text.strip_prefix("npu:") {
-                Some(number) => number
-                    .parse()
-                    .map(Self::Npu)
-                    .map_err(|_| format!("`{number}` is no number of an NPU, as in npu:0")),
-                None => text
+            _ => match text.split_once(':') {
+                Some(("rocm", number)) => numbered(number, "an AMD GPU, as in rocm:0").map(Self::Rocm),
+                Some(("npu", number)) => numbered(number, "an NPU, as in npu:0").map(Self::Npu),
+                _ => text
                     .parse()
                     .map(Self::Pci)
-                    .map_err(|error| format!("{error}; or write npu:0, cpu or interpreter")),
+                    .map_err(|error| format!("{error}; or write rocm:0, npu:0, cpu or interpreter")),
             },
         }
     }
+}
+
+fn numbered(number: &str, of: &str) -> Result<usize, String> {
+    number.parse().map_err(|_| format!("`{number}` is no number of {of}"))
 }
 
 /// Blocks along x, y and z.

@@ -67,6 +67,14 @@ fn code_object(_: Duration) -> Result<Arc<dyn Assemble>, Failure> {
     Err(without("rocm"))
 }
 
+/// Ends all assemblers of this process with what they started, and has none start any more: work that was given up still waits for them.
+pub(crate) fn end_all() {
+    #[cfg(feature = "cuda")]
+    vm_passthrough::accelerator::assemble::end_all();
+    #[cfg(feature = "rocm")]
+    vm_passthrough::accelerator::rocm::assemble::end_all();
+}
+
 #[cfg(not(all(feature = "cuda", feature = "rocm")))]
 fn without(feature: &str) -> Failure {
     Failure::failed(format_args!(

@@ -8,6 +8,11 @@ use vm_ir::ValidModule;
 use vm_ir::interp::{self, Argument, BoundsCounter, Launch, Limits, OutOfBounds};
 #[cfg(feature = "cuda")]
 use vm_passthrough::accelerator::{Assemble, CudaAccelerator, CudaAssembler, assemble::Assembler};
+#[cfg(feature = "rocm")]
+use vm_passthrough::accelerator::{
+    RocmAccelerator,
+    rocm::{self, Roots},
+};
 use vm_passthrough::claim::{ClaimError, SharedLease};
 use vm_passthrough::manager::ManagerError;
 use vm_passthrough::{DeviceType, Host, PassthroughManager, PciAddress, PciFunction, pci};
@@ -23,7 +28,10 @@ pub(crate) const ASSEMBLE: &str = "assemble-ptx";
 
 /// A launch that fits its kernel, and how long it may take.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(any(feature = "cpu", feature = "cuda")), expect(dead_code, reason = "no accelerator asks"))]
+#[cfg_attr(
+    not(any(feature = "cpu", feature = "cuda", feature = "rocm")),
+    expect(dead_code, reason = "no accelerator asks")
+)]
 pub(crate) struct Task {
     /// The module that the kernel is in.
     pub(crate) module: ValidModule,
@@ -100,6 +108,7 @@ pub(crate) fn run(task: Task, device: DeviceArg, host: &Host) -> Result<Ran, Fai
         DeviceArg::Interpreter => interpret(task),
         DeviceArg::Cpu => on_cpu(task),
         DeviceArg::Pci(address) => on_function(task, address, host),
+        DeviceArg::Rocm(number) => on_function(task, numbered(number, host)?, host),
         DeviceArg::Npu(_) => Err(no_kernels()),
     }
 }
@@ -151,33 +160,35 @@ fn on_cpu(_: Task) -> Result<Ran, Failure> {
 
 /// Runs a task on the accelerator that a PCI function is, which is shared meanwhile.
 fn on_function(task: Task, address: PciAddress, host: &Host) -> Result<Ran, Failure> {
-    let _lease = share(address, host)?;
-    on_cuda(task, address)
+    let (kind, _lease) = share(address, host)?;
+    match kind {
+        DeviceType::GpuAmd => on_rocm(task, address, host),
+        _ => on_cuda(task, address),
+    }
 }
 
-/// Finds the NVIDIA GPU that a PCI function is, and keeps others from claiming it as [`lease`] says.
+/// Finds the GPU that a PCI function is, and keeps others from claiming it as [`lease`] says.
 ///
 /// # Errors
 /// When there is none there, or it can't be shared.
-pub(super) fn share(address: PciAddress, host: &Host) -> Result<Option<SharedLease>, Failure> {
+pub(super) fn share(address: PciAddress, host: &Host) -> Result<(DeviceType, Option<SharedLease>), Failure> {
     let function = pci::read_function(host, address).map_err(|error| match error {
         pci::ScanError::NotFound { .. } => Failure::failed(format_args!(
             "there is no PCI function {address} on this host; `vm-service list` shows its accelerators"
         )),
         error => Failure::failed(error),
     })?;
-    if let Some(refusal) = refusal(&function, host) {
+    if let Some(refusal) = refusal(&function) {
         return Err(refusal);
     }
-    lease(address, host)
+    Ok((function.device_type, lease(address, host)?))
 }
 
-/// Why a function runs no kernels; `None` for an NVIDIA GPU, which does.
-pub(crate) fn refusal(function: &PciFunction, host: &Host) -> Option<Failure> {
+/// Why a function runs no kernels; `None` for a GPU of NVIDIA's or AMD's, which does.
+pub(crate) fn refusal(function: &PciFunction) -> Option<Failure> {
     let address = function.address;
     match function.device_type {
-        DeviceType::GpuNvidia => None,
-        DeviceType::GpuAmd => Some(no_rocm(address, host)),
+        DeviceType::GpuNvidia | DeviceType::GpuAmd => None,
         DeviceType::Npu | DeviceType::Accelerator => Some(no_kernels()),
         _ => Some(Failure::failed(format_args!(
             "{address} ({}) is no accelerator that runs kernels; `vm-service list` shows those that there are, and \
@@ -226,21 +237,49 @@ fn on_cuda(_: Task, address: PciAddress) -> Result<Ran, Failure> {
 }
 
 #[cfg(feature = "rocm")]
-fn no_rocm(address: PciAddress, host: &Host) -> Failure {
-    use vm_passthrough::accelerator::rocm::{RocmDevice, Roots};
+fn on_rocm(task: Task, address: PciAddress, host: &Host) -> Result<Ran, Failure> {
+    super::accelerated::run(task, rocm(address, host)?, |compiler| compiler)
+}
 
-    let roots = Roots { sys: host.sys.clone(), dev: host.dev.clone() };
-    match RocmDevice::at(&roots, &address.to_string()) {
-        Err(error) => Failure::failed(error),
-        Ok(device) => Failure::failed(format_args!(
-            "{device} can't run kernels yet with this program: use --device cpu, or from Rust vm-passthrough's RocmAccelerator"
-        )),
-    }
+/// An AMD GPU, to run kernels.
+///
+/// # Errors
+/// When the compute driver does not list it, or there is no HIP that can be used or has it.
+#[cfg(feature = "rocm")]
+pub(crate) fn rocm(address: PciAddress, host: &Host) -> Result<RocmAccelerator, Failure> {
+    RocmAccelerator::at(&roots(host), &address.to_string()).map_err(Failure::failed)
+}
+
+#[cfg(feature = "rocm")]
+fn roots(host: &Host) -> Roots {
+    Roots { sys: host.sys.clone(), dev: host.dev.clone() }
+}
+
+/// Where the AMD GPU is that the compute driver lists in this place, from 0 on.
+///
+/// # Errors
+/// When it does not list so many, or none at all.
+#[cfg(feature = "rocm")]
+pub(super) fn numbered(number: usize, host: &Host) -> Result<PciAddress, Failure> {
+    let listed = rocm::devices(&roots(host)).map_err(Failure::failed)?;
+    let device = listed.get(number).ok_or_else(|| {
+        Failure::failed(format_args!(
+            "there is no rocm:{number}: the compute driver lists {} of AMD's GPUs, counted from 0; `vm-service list` shows \
+             which there are",
+            listed.len()
+        ))
+    })?;
+    device.address.parse().map_err(Failure::failed)
 }
 
 #[cfg(not(feature = "rocm"))]
-fn no_rocm(address: PciAddress, _: &Host) -> Failure {
-    without(address, "rocm")
+fn on_rocm(_: Task, address: PciAddress, _: &Host) -> Result<Ran, Failure> {
+    Err(without(address, "rocm"))
+}
+
+#[cfg(not(feature = "rocm"))]
+pub(super) fn numbered(number: usize, _: &Host) -> Result<PciAddress, Failure> {
+    Err(without(format_args!("rocm:{number}"), "rocm"))
 }
 
 fn no_kernels() -> Failure {
@@ -250,9 +289,9 @@ fn no_kernels() -> Failure {
 }
 
 #[cfg(not(all(feature = "cuda", feature = "rocm")))]
-pub(crate) fn without(address: PciAddress, feature: &str) -> Failure {
+pub(crate) fn without(device: impl std::fmt::Display, feature: &str) -> Failure {
     Failure::failed(format_args!(
-        "{address} needs the cargo feature `{feature}`, which this vm-service was built without; build it with \
+        "{device} needs the cargo feature `{feature}`, which this vm-service was built without; build it with \
          --features {feature}, or use --device cpu"
     ))
 }

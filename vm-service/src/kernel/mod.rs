@@ -4,7 +4,7 @@
 //! file ─▶ Module ─▶ validate ─▶ argument (bind to parameters) ─▶ engine (interpreter, CPU, GPU) ─▶ outputs
 //! ```
 
-#[cfg(any(feature = "cpu", feature = "cuda"))]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm"))]
 mod accelerated;
 pub(crate) mod args;
 pub(crate) mod argument;
@@ -17,6 +17,6 @@ mod memory;
 pub(crate) mod model;
 pub(crate) mod npy;
 pub(crate) mod tune;
-#[cfg(any(feature = "cpu", feature = "cuda"))]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm"))]
 pub(crate) mod vouch;
 pub(crate) mod wait;

@@ -104,6 +104,11 @@ fn on_provider(task: &Task, device: DeviceArg, host: &Host) -> Result<(Ran, Vec<
             let found = devices.into_iter().find(|device| device.address.as_ref() == Some(&wanted));
             found.ok_or_else(|| failed(NpuError::NoDevice { wanted }))?
         }
+        DeviceArg::Rocm(number) => {
+            return Err(Failure::usage(format_args!(
+                "rocm:{number} is a GPU, which runs kernels: give a model --device npu:0 or cpu"
+            )));
+        }
         DeviceArg::Cpu | DeviceArg::Interpreter => runtime.processor(),
     };
     if let Some(address) = device.address.as_ref().and_then(|address| address.parse().ok()) {

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use vm_passthrough::accelerator::Tuned;
 use vm_passthrough::accelerator::kernels::family::Problem;
-use vm_passthrough::{Host, PciAddress};
+use vm_passthrough::{DeviceType, Host, PciAddress};
 
 use super::args::DeviceArg;
-use super::engine::share;
-#[cfg(not(feature = "cuda"))]
+#[cfg(not(all(feature = "cuda", feature = "rocm")))]
 use super::engine::without;
+use super::engine::{numbered, share};
 use crate::failure::Failure;
 
 mod args;
@@ -18,12 +18,15 @@ mod args;
 pub(crate) use args::{FamilyArgs, MeasureArgs, TuneArgs};
 
 /// What choices may take on disk: some tens of thousands.
-#[cfg(any(feature = "cpu", feature = "cuda"))]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm"))]
 const CHOICES_BYTES: u64 = 32 << 20;
 
 /// What is to be tuned, and how.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(any(feature = "cpu", feature = "cuda")), expect(dead_code, reason = "no accelerator asks"))]
+#[cfg_attr(
+    not(any(feature = "cpu", feature = "cuda", feature = "rocm")),
+    expect(dead_code, reason = "no accelerator asks")
+)]
 pub(crate) struct Task<P> {
     /// The problem.
     pub(crate) problem: P,
@@ -64,6 +67,7 @@ pub(crate) fn run<P: Problem>(
         )),
         Some(DeviceArg::Cpu) => on_cpu(task),
         Some(DeviceArg::Pci(address)) => on_function(task, address, host),
+        Some(DeviceArg::Rocm(number)) => on_function(task, numbered(number, host)?, host),
         None => on_function(task, first()?, host),
     }
 }
@@ -73,8 +77,11 @@ fn on_function<P: Problem>(
     address: PciAddress,
     host: &Host,
 ) -> Result<Ran<P::Variant>, Failure> {
-    let _lease = share(address, host)?;
-    on_cuda(task, address)
+    let (kind, _lease) = share(address, host)?;
+    match kind {
+        DeviceType::GpuAmd => on_rocm(task, address, host),
+        _ => on_cuda(task, address),
+    }
 }
 
 #[cfg(feature = "cpu")]
@@ -101,6 +108,16 @@ fn on_cuda<P: Problem>(_: &Task<P>, address: PciAddress) -> Result<Ran<P::Varian
     Err(without(address, "cuda"))
 }
 
+#[cfg(feature = "rocm")]
+fn on_rocm<P: Problem>(task: &Task<P>, address: PciAddress, host: &Host) -> Result<Ran<P::Variant>, Failure> {
+    on(task, address.to_string(), super::engine::rocm(address, host)?, |compiler| compiler)
+}
+
+#[cfg(not(feature = "rocm"))]
+fn on_rocm<P: Problem>(_: &Task<P>, address: PciAddress, _: &Host) -> Result<Ran<P::Variant>, Failure> {
+    Err(without(address, "rocm"))
+}
+
 /// The address of the first NVIDIA GPU.
 #[cfg(feature = "cuda")]
 fn first() -> Result<PciAddress, Failure> {
@@ -125,7 +142,7 @@ fn first() -> Result<PciAddress, Failure> {
 }
 
 /// Tunes on an accelerator.
-#[cfg(any(feature = "cpu", feature = "cuda"))]
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm"))]
 fn on<A: vm_passthrough::accelerator::JitTarget, P: Problem>(
     task: &Task<P>,
     device: String,

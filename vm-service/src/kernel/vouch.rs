@@ -4,7 +4,7 @@
 use vm_passthrough::accelerator::{JitCompiler, JitTarget};
 
 /// The compiler for the kernels of `egpu benchmark`.
-#[cfg(any(feature = "cuda", all(test, feature = "cpu")))]
+#[cfg(any(feature = "cuda", feature = "rocm", all(test, feature = "cpu")))]
 pub(crate) fn own<A: JitTarget>(compiler: JitCompiler<A>) -> JitCompiler<A> {
     // SAFETY: it is given two kernels. Each compares its one index with the extents of its views before it takes it, and
     // its one loop ends after as many rounds as it is told.

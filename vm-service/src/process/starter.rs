@@ -111,8 +111,10 @@ impl Process {
         command.env("CUDA_CACHE_DISABLE", "1").env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
         // What goes wrong for the guest is reported to the guest, which could repeat it for ever.
         command.env("RUST_LOG", std::env::var_os("RUST_LOG").unwrap_or_else(|| "error".into()));
-        if let Some(libraries) = std::env::var_os("LD_LIBRARY_PATH") {
-            command.env("LD_LIBRARY_PATH", libraries);
+        for name in ["LD_LIBRARY_PATH", "ROCM_PATH", "VM_ROCM_HIP", "VM_ROCM_LLVM"] {
+            if let Some(value) = std::env::var_os(name) {
+                command.env(name, value);
+            }
         }
         if runs_models {
             crate::npus::name_libraries(&mut command);

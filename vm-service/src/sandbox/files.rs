@@ -20,6 +20,8 @@ const MACHINE: &[&str] = &["/proc", "/sys"];
 /// Where libraries and their settings are.
 const LIBRARIES: &[&str] =
     &["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/nix/store", "/run/opengl-driver"];
+/// Variables of the environment that name more of them.
+const NAMED: &[&str] = &["LD_LIBRARY_PATH", "ROCM_PATH", "VM_ROCM_HIP", "VM_ROCM_LLVM"];
 /// The worker's own threads, to whose files there a driver's library writes their names.
 const THREADS: &str = "/proc/self/task";
 /// Nodes that are no accelerator's.
@@ -34,23 +36,34 @@ pub(super) struct Reach {
     pub(super) signals: bool,
 }
 
-/// The device nodes of a GPU's driver, and the folders with more of them.
+/// The device nodes of a GPU's driver, and the folders with more of them: those of NVIDIA's, and of AMD's the compute driver's with the
+/// GPUs that it has.
 pub(super) fn gpu_nodes() -> Vec<PathBuf> {
-    nodes(Path::new("/dev"), "nvidia")
+    gpu_nodes_below(Path::new("/"))
+}
+
+fn gpu_nodes_below(root: &Path) -> Vec<PathBuf> {
+    let own = nodes(&root.join("dev"), &["nvidia", "kfd"]);
+    let is_amds = |node: &PathBuf| {
+        let name = node.file_name().unwrap_or_default();
+        let vendor = root.join("sys/class/drm").join(name).join("device/vendor");
+        fs::read_to_string(vendor).is_ok_and(|vendor| vendor.trim() == "0x1002")
+    };
+    let renders = nodes(&root.join("dev/dri"), &["renderD"]).into_iter().filter(is_amds);
+    own.into_iter().chain(renders).collect()
 }
 
 /// Those of NPUs: of the accel subsystem, and of Hexagons (FastRPC) and Ascends, which have drivers of their own.
 pub(super) fn npu_nodes() -> Vec<PathBuf> {
-    let own = ["fastrpc", "davinci", "hisi_hdc", "devmm_svm"].map(|name| nodes(Path::new("/dev"), name));
-    nodes(Path::new("/dev/accel"), "accel").into_iter().chain(own.into_iter().flatten()).collect()
+    let own = nodes(Path::new("/dev"), &["fastrpc", "davinci", "hisi_hdc", "devmm_svm"]);
+    nodes(Path::new("/dev/accel"), &["accel"]).into_iter().chain(own).collect()
 }
 
-fn nodes(folder: &Path, start: &str) -> Vec<PathBuf> {
+/// What a folder has under names that begin so.
+fn nodes(folder: &Path, starts: &[&str]) -> Vec<PathBuf> {
     let nodes = fs::read_dir(folder).into_iter().flatten().flatten();
-    nodes
-        .filter(|node| node.file_name().to_string_lossy().starts_with(start))
-        .map(|node| node.path())
-        .collect()
+    let is_one = |name: &str| starts.iter().any(|start| name.starts_with(start));
+    nodes.filter(|node| is_one(&node.file_name().to_string_lossy())).map(|node| node.path()).collect()
 }
 
 /// From here on this thread, and those that it begins, read what the machine says of itself. A driver's library also reads
@@ -66,9 +79,12 @@ pub(super) fn restrict(
     let read = AccessFs::from_read(VERSION);
     let node = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::ReadDir | AccessFs::IoctlDev;
     // As the VMM named them; an empty entry would be the working directory, which is the root.
-    let named = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let named: Vec<PathBuf> =
-        std::env::split_paths(&named).filter(|path| path.is_absolute() && path != Path::new("/")).collect();
+    let named: Vec<PathBuf> = NAMED
+        .iter()
+        .filter_map(std::env::var_os)
+        .flat_map(|folders| std::env::split_paths(&folders).collect::<Vec<_>>())
+        .filter(|path| path.is_absolute() && path != Path::new("/"))
+        .collect();
     let write = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate;
     let (libraries, named, threads) = match profile {
         Profile::Own | Profile::Machine | Profile::Vmm => (&[][..], &[][..], None),
@@ -137,4 +153,32 @@ fn in_force(restricted: Result<landlock::RestrictionStatus, RulesetError>) -> Re
         _ => return Ok(Reach::default()),
     };
     Ok(Reach { files: true, signals: version >= ABI::V6 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drivers_nodes_are_those_of_its_gpus() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        for node in
+            ["nvidia0", "nvidiactl", "kfd", "kvm", "kfd2", "dri/renderD128", "dri/renderD129", "dri/card0"]
+        {
+            write(&format!("dev/{node}"), "");
+        }
+        for (name, vendor) in [("renderD128", "0x1002\n"), ("renderD129", "0x8086\n"), ("card0", "0x1002\n")]
+        {
+            write(&format!("sys/class/drm/{name}/device/vendor"), vendor);
+        }
+        let mut found: Vec<_> = gpu_nodes_below(root.path());
+        found.sort();
+        let expect = ["dri/renderD128", "kfd", "nvidia0", "nvidiactl"];
+        assert_eq!(found, expect.map(|node| root.path().join("dev").join(node)));
+    }
 }

@@ -30,7 +30,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
@@ -161,20 +161,35 @@ pub(crate) fn enter(files: Option<u64>) -> Result<OwnedFd, String> {
 
 /// The second part, while there is one thread. What can't be had is reported in the answer. A library of an NPU is read below `folder`.
 pub(crate) fn settle(profile: Profile, measures: Measures, folder: Option<&Path>) -> Confinement {
-    let mut confinement = Confinement::default();
-    let missing = &mut confinement.missing;
     let devices = match profile {
         Profile::Own | Profile::Machine | Profile::Vmm => Vec::new(),
         Profile::Driver => files::gpu_nodes(),
         Profile::Npu => files::npu_nodes(),
     };
+    settle_with(profile, measures, &devices, folder)
+}
+
+/// The same for a process that runs programs for a worker: as one whose accelerator is a driver's library, but without a device.
+#[cfg(feature = "rocm")]
+pub(crate) fn settle_without_devices(measures: Measures) -> Confinement {
+    settle_with(Profile::Driver, measures, &[], None)
+}
+
+fn settle_with(
+    profile: Profile,
+    measures: Measures,
+    devices: &[PathBuf],
+    folder: Option<&Path>,
+) -> Confinement {
+    let mut confinement = Confinement::default();
+    let missing = &mut confinement.missing;
     // It takes a right that goes with the user. Who is not root gains nothing without new privileges.
     if let (true, Err(error)) = (rustix::process::geteuid().is_root(), user::bound_capabilities()) {
         missing.push(format!("an end to capabilities of other programs ({error})"));
     }
     // The user then: changing it takes rights and a signal between threads that Landlock could refuse.
     if measures.user {
-        match user::become_nobody_else(&devices)
+        match user::become_nobody_else(devices)
             .and_then(|user| limit(Resource::Nproc, THREADS).map(|()| user))
         {
             Ok(user) => confinement.user = Some(user),
@@ -194,7 +209,7 @@ pub(crate) fn settle(profile: Profile, measures: Measures, folder: Option<&Path>
         missing.push("Landlock's limits on threads that began before".into());
     }
     let landlock = match measures.files {
-        true => files::restrict(profile, &devices, folder),
+        true => files::restrict(profile, devices, folder),
         false => {
             missing.push("Landlock's limits on files (the accelerator does not open so)".into());
             files::restrict_signals()

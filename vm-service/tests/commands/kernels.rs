@@ -409,6 +409,7 @@ fn every_mismatch_of_an_argument_is_told() {
     );
     check("--kernel shift --device interpreter --grid 2,-1", "`-1` is no number of blocks");
     check("--kernel shift --device gpu --grid 1", "`gpu` is not a PCI address");
+    check("--kernel shift --device rocm:one --grid 1", "`one` is no number of an AMD GPU, as in rocm:0");
     check(
         "--kernel shift --device interpreter --grid 1,65536 --arg x=i32[1] --arg by=1",
         "a grid of 1 × 65536 × 1 blocks",
@@ -457,7 +458,11 @@ fn a_device_that_can_t_be_used_says_why() {
     };
     check("0000:77:00.0", "there is no PCI function 0000:77:00.0 on this host; `vm-service list`");
     check("0000:02:00.0", "is no accelerator that runs kernels");
-    check("0000:65:00.0", "AMD GPU 0000:65:00.0 (gfx942) can't run kernels yet");
+    // Without ROCm there is no library, with it none of its devices is at this address.
+    for device in ["0000:65:00.0", "rocm:0"] {
+        check(device, "libamdhip64");
+    }
+    check("rocm:1", "there is no rocm:1: the compute driver lists 1 of AMD's GPUs");
     check(
         "0000:66:00.0",
         "0000:66:00.0 is an AMD GPU that the compute driver does not list; bind it to amdgpu",

@@ -28,7 +28,7 @@ use vm_assemble::{Job, Scratch, failed};
 
 pub use find::VARIABLE;
 pub use link::entry;
-pub use vm_assemble::{AssembleError, Limits};
+pub use vm_assemble::{AssembleError, Limits, end_all};
 
 use crate::image;
 use job::{Kind, Order, Program};

@@ -24,12 +24,14 @@ mod object;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use vm_assemble::find::{identity, libraries};
 use vm_assemble::{Job, Memory, Program, Scratch, failed};
 
 pub use find::VARIABLE;
-pub use vm_assemble::{AssembleError, Limits};
+pub use vm_assemble::{AssembleError, Limits, end_all};
 
 /// Makes code objects of LLVM IR, in processes with limits. Any number of threads may use one.
 #[derive(Clone, Debug)]
@@ -38,6 +40,8 @@ pub struct Assembler {
     lld: PathBuf,
     limits: Limits,
     level: u8,
+    /// What the programs load: most of LLVM is in its library.
+    libraries: Arc<OnceLock<Vec<PathBuf>>>,
 }
 
 impl Assembler {
@@ -53,7 +57,8 @@ impl Assembler {
 
     /// These programs: LLVM's `llc` and `ld.lld`.
     pub fn llvm(llc: impl Into<PathBuf>, lld: impl Into<PathBuf>) -> Self {
-        Self { llc: llc.into(), lld: lld.into(), limits: Limits::default(), level: 2 }
+        let (llc, lld, libraries) = (llc.into(), lld.into(), Arc::default());
+        Self { llc, lld, limits: Limits::default(), level: 2, libraries }
     }
 
     /// With other limits. That on memory is on the address space of each process; both share the time.
@@ -78,10 +83,17 @@ impl Assembler {
         &self.lld
     }
 
-    /// What tells what this makes from what others do: the programs, as they are now, and their options.
+    /// What tells what this makes from what others do: the programs and their shared libraries, as they are now, and their options.
     pub fn identity(&self) -> String {
-        let [llc, lld] = [&self.llc, &self.lld].map(|program| vm_assemble::find::identity(program));
-        format!("llvm O{} {llc} {lld}", self.level)
+        let programs = [&self.llc, &self.lld];
+        let libraries = self.libraries.get_or_init(|| {
+            let mut all: Vec<_> = programs.iter().flat_map(|program| libraries(program)).collect();
+            all.sort();
+            all.dedup();
+            all
+        });
+        let files = programs.into_iter().chain(libraries).map(|file| identity(file));
+        format!("llvm O{} {}", self.level, files.collect::<Vec<_>>().join(" "))
     }
 
     /// The code object of this LLVM IR, as text, for a chip such as `gfx942`. It runs on every such chip, whatever its

@@ -1,15 +1,10 @@
 //! Code objects: ELF files that a driver loads (LLVM's "User Guide for AMDGPU Backend", "ELF Code Object").
 
+use object::Endianness;
 use object::elf;
 use object::read::elf::ElfFile64;
-use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _};
 
-/// Bytes of a kernel's descriptor.
-const DESCRIPTOR: u64 = 64;
-
-/// The most bytes of a thread's private memory (scratch), to which registers spill: a runtime reserves them for all threads that may
-/// run at a time, beside what a guest was given.
-const SCRATCH: u32 = 4096;
+use crate::descriptor::Descriptor;
 
 /// `ELFOSABI_AMDGPU_HSA`.
 const HSA: u8 = 64;
@@ -58,27 +53,8 @@ pub(super) fn check(code: &[u8], chip: &str, llvm_ir: &[u8]) -> Result<(), Strin
         return Err(format!("the code object is not for {chip}, but for the machine {made_for:#x}"));
     }
     for kernel in kernels(llvm_ir) {
-        let name = format!("{kernel}.kd");
-        let symbol = file.dynamic_symbols().find(|symbol| symbol.name() == Ok(&name));
-        let symbol = symbol.ok_or_else(|| format!("the code object has no kernel {kernel}"))?;
-        let section = symbol.section_index().and_then(|index| file.section_by_index(index).ok());
-        let (begin, end) = (symbol.address(), symbol.address().checked_add(DESCRIPTOR));
-        let inside = section.as_ref().is_some_and(|section| {
-            let last = section.address().checked_add(section.size());
-            section.address() <= begin && end.zip(last).is_some_and(|(end, last)| end <= last)
-        });
-        if symbol.size() != DESCRIPTOR || !inside {
-            return Err(format!("the descriptor of kernel {kernel} is damaged"));
-        }
-        // GROUP_SEGMENT_FIXED_SIZE, and PRIVATE_SEGMENT_FIXED_SIZE behind it.
-        let bytes = section.and_then(|section| section.data_range(begin, DESCRIPTOR).ok().flatten());
-        let scratch = bytes.and_then(|bytes| bytes.get(4..8)?.try_into().ok()).map(u32::from_le_bytes);
-        if scratch.is_none_or(|scratch| scratch > SCRATCH) {
-            return Err(format!(
-                "kernel {kernel} spills {} bytes of registers a thread, {SCRATCH} are possible: keep fewer values at a time",
-                scratch.unwrap_or(0)
-            ));
-        }
+        let descriptor = Descriptor::of(&file, kernel)?;
+        descriptor.check_scratch().map_err(|reason| format!("kernel {kernel} {reason}"))?;
     }
     Ok(())
 }

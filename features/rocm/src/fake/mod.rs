@@ -1,7 +1,7 @@
 //! A HIP for tests, which runs kernels on the host's processor and notes each wrong use of it.
 //!
 //! A [`Fake`] is one device more of the one fake HIP of the process. It is told ([`know`]) what to run for a code object: the kernels
-//! that were compiled for the host's processor from the same IR. A launch runs those on the fake's memory with the block of
+//! that were compiled for the host's processor from the same IR, by the object's bytes or by its kernels' symbols. A launch runs those on the fake's memory with the block of
 //! parameters that it was given; or an emulator ([`know_by`]) runs the code object itself. What it does not show is what only the GPU's own code or only AMD's library
 //! does.
 #![allow(unsafe_code)]
@@ -17,9 +17,9 @@ use std::ffi::c_void;
 use std::fmt::Write as _;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
-pub use object::{Kernel, Range, Run, code_object, know, know_by};
+pub use object::{Kernel, Range, Run, code_object, know, know_by, know_symbols};
 
 use crate::sys::{Hip, Status};
 use crate::{RocmAccelerator, RocmDevice};
@@ -37,11 +37,19 @@ pub struct FakeOptions {
     pub memory_bytes: u64,
     /// Whether host and device may use managed memory at the same time.
     pub unified: bool,
+    /// Its PCI address, as in `0000:65:00.0`; without one, that of its number.
+    pub address: Option<String>,
 }
 
 impl Default for FakeOptions {
     fn default() -> Self {
-        Self { architecture: "gfx942".into(), wavefront: 64, memory_bytes: 1 << 30, unified: true }
+        Self {
+            architecture: "gfx942".into(),
+            wavefront: 64,
+            memory_bytes: 1 << 30,
+            unified: true,
+            address: None,
+        }
     }
 }
 
@@ -94,6 +102,13 @@ static DEVICES: RwLock<Vec<Arc<State>>> = RwLock::new(Vec::new());
 static OBJECTS: Mutex<Option<HashMap<usize, (usize, Object)>>> = Mutex::new(None);
 /// The next handle.
 static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
+
+/// Has the fake stand for the system's HIP in all of this process, as for [`RocmAccelerator::at`]. Whether it does: not where HIP was
+/// asked for before.
+pub fn install() -> bool {
+    static INSTALLED: OnceLock<bool> = OnceLock::new();
+    *INSTALLED.get_or_init(|| crate::sys::install(calls::table()))
+}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -212,6 +227,9 @@ impl Fake {
 
 impl State {
     fn address(&self) -> String {
+        if let Some(address) = &self.options.address {
+            return address.clone();
+        }
         format!("{:04x}:{:02x}:00.0", self.ordinal >> 8, self.ordinal & 0xff)
     }
 

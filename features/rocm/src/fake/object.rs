@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use object::read::elf::ElfFile64;
+use object::{Endianness, Object as _, ObjectSymbol as _};
 use vm_abi::ParamLayout;
 use vm_accel::{Arguments, Artifact, Grid};
 use vm_cpu::{CpuAccelerator, CpuKernel};
@@ -50,13 +52,21 @@ struct Known {
 
 /// What is known of images, by their bytes.
 static KNOWN: Mutex<Option<HashMap<Vec<u8>, Known>>> = Mutex::new(None);
+/// What is known of kernels in any image, by architecture and symbol.
+static SYMBOLS: Mutex<Option<HashMap<(String, String), Kernel>>> = Mutex::new(None);
 /// The number of the next code object of ours.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// Bytes of an ELF file's header.
 const HEADER: usize = 64;
-/// Bytes of the header of a section.
+/// Bytes of the header of a section, of a symbol, and of a kernel's descriptor.
 const SECTION: usize = 64;
+const SYMBOL: usize = 24;
+const DESCRIPTOR: usize = 64;
+/// Types of sections.
+const PROGBITS: u32 = 1;
+const STRTAB: u32 = 3;
+const DYNSYM: u32 = 11;
 
 /// Tells what to run for a code object, which is for an architecture, as in `gfx942`. Its headers of sections come last, as
 /// `ld.lld` writes them.
@@ -69,29 +79,86 @@ pub fn know_by(image: &[u8], architecture: &str, kernels: Vec<Kernel>, run: Arc<
     tell(image, architecture, kernels, Some(run));
 }
 
+/// Tells what to run for these kernels in code objects for an architecture that are not known by their bytes: what becomes of a module
+/// when somebody else assembles it.
+pub fn know_symbols(architecture: &str, kernels: Vec<Kernel>) {
+    let mut symbols = lock(&SYMBOLS);
+    let symbols = symbols.get_or_insert_default();
+    symbols.extend(kernels.into_iter().map(|kernel| ((architecture.into(), kernel.symbol.clone()), kernel)));
+}
+
+/// The kernels of an image of which each is known by its symbol; nothing of one that has others.
+fn by_symbols(file: &[u8], architecture: &str) -> Option<Arc<[Kernel]>> {
+    let file = ElfFile64::<Endianness>::parse(file).ok()?;
+    let names = file.dynamic_symbols().filter_map(|symbol| symbol.name().ok()?.strip_suffix(".kd"));
+    let symbols = lock(&SYMBOLS);
+    let known = |name: &str| symbols.as_ref()?.get(&(architecture.into(), name.into())).cloned();
+    let kernels: Option<Vec<_>> = names.map(known).collect();
+    kernels.filter(|kernels| !kernels.is_empty()).map(Into::into)
+}
+
 fn tell(image: &[u8], architecture: &str, kernels: Vec<Kernel>, run: Option<Arc<dyn Run>>) {
     let known = Known { architecture: architecture.into(), kernels: kernels.into(), run };
     lock(&KNOWN).get_or_insert_default().insert(image.to_vec(), known);
 }
 
+/// Adds a section: its bytes, and its header. One of type 11 (`SHT_DYNSYM`) has its names in the section before.
+fn section(file: &mut Vec<u8>, headers: &mut Vec<u8>, kind: u32, bytes: &[u8]) {
+    let mut header = [0; SECTION];
+    let mut set = |at: usize, value: u64, bytes: usize| {
+        header[at..at + bytes].copy_from_slice(&value.to_le_bytes()[..bytes])
+    };
+    let at = file.len() as u64;
+    set(4, kind.into(), 4);
+    set(16, at, 8);
+    set(24, at, 8);
+    set(32, bytes.len() as u64, 8);
+    if kind == DYNSYM {
+        set(40, (headers.len() / SECTION - 1) as u64, 4);
+        set(44, 1, 4);
+        set(56, SYMBOL as u64, 8);
+    }
+    headers.extend(header);
+    file.extend(bytes);
+    file.resize(file.len().next_multiple_of(8), 0);
+}
+
 /// A code object without code, of kernels for an architecture, for where nothing assembles one.
 pub fn code_object(architecture: &str, kernels: Vec<Kernel>) -> Vec<u8> {
-    let mut note = NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes().to_vec();
-    note.extend(architecture.bytes());
-    note.resize(note.len().next_multiple_of(8), 0);
-    let mut file = vec![0; HEADER];
     let set = |file: &mut [u8], at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    // What tells it from others, then the kernels' descriptors; their names; their symbols, behind one that is none.
+    let mut data = NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes().to_vec();
+    let (mut names, mut symbols) = (vec![0], vec![0; SYMBOL]);
+    for kernel in &kernels {
+        let mut descriptor = [0; DESCRIPTOR];
+        set(&mut descriptor, 8, &kernel.params.bytes.to_le_bytes());
+        // `gfx10` and newer have waves of 32 threads.
+        set(&mut descriptor, 56, &(u16::from(architecture.starts_with("gfx1")) << 10).to_le_bytes());
+        let mut symbol = [0; SYMBOL];
+        set(&mut symbol, 0, &(names.len() as u32).to_le_bytes());
+        // Global, in the first section.
+        set(&mut symbol, 4, &[0x11, 0, 1]);
+        set(&mut symbol, 8, &((HEADER + data.len()) as u64).to_le_bytes());
+        set(&mut symbol, 16, &(DESCRIPTOR as u64).to_le_bytes());
+        symbols.extend(symbol);
+        data.extend(descriptor);
+        names.extend(kernel.symbol.bytes().chain(*b".kd\0"));
+    }
+    let (mut file, mut headers) = (vec![0; HEADER], vec![0; SECTION]);
+    for (kind, bytes) in [(PROGBITS, data), (STRTAB, names), (DYNSYM, symbols)] {
+        section(&mut file, &mut headers, kind, &bytes);
+    }
     // 64 bits, little-endian, of the HSA's ABI; a shared object for AMD's GPUs; where the headers of sections are, and how many.
+    let end = file.len() as u64;
     set(&mut file, 0, b"\x7fELF\x02\x01\x01\x40\x03");
     set(&mut file, 16, &[3, 0, 224, 0, 1]);
-    set(&mut file, 40, &((HEADER + note.len()) as u64).to_le_bytes());
-    set(&mut file, 52, &[HEADER as u8, 0, 56, 0, 0, 0, SECTION as u8, 0, 2]);
-    let mut sections = [0; 2 * SECTION];
-    set(&mut sections, SECTION + 4, &[1]);
-    set(&mut sections, SECTION + 24, &(HEADER as u64).to_le_bytes());
-    set(&mut sections, SECTION + 32, &(note.len() as u64).to_le_bytes());
-    file.extend(note);
-    file.extend(sections);
+    set(&mut file, 40, &end.to_le_bytes());
+    set(
+        &mut file,
+        52,
+        &[HEADER as u8, 0, 56, 0, 0, 0, SECTION as u8, 0, (headers.len() / SECTION) as u8, 0, 2],
+    );
+    file.extend(headers);
     know(&file, architecture, kernels);
     file
 }
@@ -133,7 +200,7 @@ pub(super) unsafe fn load(image: *const u8, architecture: &str) -> Result<Loaded
     let (kernels, run) = match lock(&KNOWN).get_or_insert_default().get(file) {
         Some(known) if known.architecture == architecture => (Arc::clone(&known.kernels), known.run.clone()),
         Some(_) => return Err(OTHER),
-        None => return Err(INVALID),
+        None => (by_symbols(file, architecture).ok_or(INVALID)?, None),
     };
     let processor = processor().ok_or(INVALID)?;
     let ready = kernels.iter().map(|kernel| {

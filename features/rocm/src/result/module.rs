@@ -7,6 +7,7 @@ use vm_accel::{Artifact, Error, Result};
 use vm_assemble::elf;
 
 use super::{Device, OUT_OF_MEMORY, or_bad};
+use crate::descriptor::{Descriptor, Wanted};
 use crate::sys;
 
 /// A loaded module. It is unloaded by [`Module::unload`], or with the process.
@@ -88,9 +89,22 @@ impl Module {
 }
 
 impl Function {
-    /// Finds an artifact's kernel in its module.
-    pub(crate) fn find(device: Device, module: &Module, artifact: &Artifact) -> Result<Self> {
+    /// Finds an artifact's kernel in its module, on a device that has so much shared memory for a block, and waves of so many threads.
+    pub(crate) fn find(
+        device: Device,
+        module: &Module,
+        artifact: &Artifact,
+        (most_shared, wavefront): (u32, u32),
+    ) -> Result<Self> {
         let bad = |reason: String| Error::Load { kernel: artifact.entry().to_owned(), reason };
+        let wanted = Wanted {
+            parameter_bytes: artifact.parameter_bytes(),
+            shared_bytes: artifact.signature().shared_bytes,
+            most_shared,
+            wavefront,
+        };
+        let descriptor = Descriptor::in_image(artifact.image(), artifact.entry());
+        descriptor.and_then(|descriptor| descriptor.check(&wanted)).map_err(bad)?;
         let name = CString::new(artifact.entry()).map_err(|error| bad(error.to_string()))?;
         let (_entered, mut handle) = (device.enter()?, ptr::null_mut());
         // SAFETY: the module is live, the name ends with a zero byte.

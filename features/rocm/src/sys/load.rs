@@ -18,12 +18,13 @@ const LIBRARIES: &[&str] = &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip6
 /// Where AMD's packages have it, which is in no path of the linker's.
 const USUAL: &str = "/opt/rocm/lib/libamdhip64.so";
 
+static HIP: OnceLock<Result<Hip>> = OnceLock::new();
+
 /// HIP, loaded and initialised once for the process.
 ///
 /// # Errors
 /// [`Error::Unavailable`] where there is none, or none that works, with what to do.
 pub fn hip() -> Result<&'static Hip> {
-    static HIP: OnceLock<Result<Hip>> = OnceLock::new();
     let loaded = HIP.get_or_init(|| {
         let named = std::env::var(LIBRARY_VARIABLE).ok().filter(|name| !name.is_empty());
         // As ROCm's own programs have it.
@@ -34,6 +35,12 @@ pub fn hip() -> Result<&'static Hip> {
         Ok(hip)
     });
     loaded.as_ref().map_err(Clone::clone)
+}
+
+/// Has [`hip`] give this one. Whether it had given none before.
+#[cfg(feature = "fake")]
+pub(crate) fn install(hip: Hip) -> bool {
+    HIP.set(Ok(hip)).is_ok()
 }
 
 /// The first of some libraries that can be loaded.

@@ -14,6 +14,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use libloading::Library;
 use vm_accel::{Error, Result};
 
+#[cfg(feature = "fake")]
+pub(crate) use load::install;
 pub use load::{LIBRARY_VARIABLE, hip};
 
 /// What a function returns (`hipError_t`): 0 for success. A number, because a newer version has codes that no list has.

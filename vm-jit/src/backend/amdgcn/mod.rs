@@ -35,7 +35,7 @@ use crate::legal::Way;
 use crate::reject::{RejectKind, Rejected};
 use crate::safety::{Parameters, SafetyPlan, cost::Costs};
 use std::fmt;
-use vm_ir::op::{Accuracy, Opcode};
+use vm_ir::op::{Accuracy, Opcode, Scope};
 use vm_ir::{Kernel, Scalar, ValidModule};
 
 /// Options that change the result.
@@ -52,14 +52,38 @@ impl fmt::Display for Options {
 }
 
 /// What a kernel becomes, for its safety plan. LLVM unrolls loops itself.
-pub(crate) const SAFETY: Parameters = Parameters {
-    costs: Costs::Amdgcn,
-    unrolling: None,
-    interval: 1 << 20,
-    in_loops: 1 << 20,
-    straight: None,
-    cancels_clusters: true,
-};
+pub(crate) const fn safety(options: &Options) -> Parameters {
+    Parameters {
+        costs: Costs::Amdgcn(options.chip),
+        unrolling: None,
+        interval: 1 << 20,
+        in_loops: 1 << 20,
+        straight: None,
+        cancels_clusters: true,
+    }
+}
+
+/// How often a thread tries an atomic op at most, while the others of its wave are at the same address. What the memory may not have
+/// becomes a loop in LLVM that compares and swaps: in the host's, which any view may be, what PCI Express has not; on older chips
+/// that is so of any memory; sums of f64 RDNA has nowhere.
+pub(crate) fn tries(chip: Chip, op: Opcode, ty: Scalar, scope: Scope, shared: bool) -> u64 {
+    let is_rdna = matches!(chip, Chip::Gfx1100 | Chip::Gfx1201);
+    let is_old = matches!(chip, Chip::Gfx90a | Chip::Gfx1100);
+    let loops = match op {
+        Opcode::AtomicAdd if ty == Scalar::F64 && is_rdna => true,
+        Opcode::AtomicAdd if !ty.is_float() => false,
+        Opcode::AtomicAdd
+        | Opcode::AtomicMinS
+        | Opcode::AtomicMaxS
+        | Opcode::AtomicMinU
+        | Opcode::AtomicMaxU
+        | Opcode::AtomicAnd
+        | Opcode::AtomicOr
+        | Opcode::AtomicXor => !shared && (is_old || scope == Scope::System),
+        _ => false,
+    };
+    if loops { chip.wave().into() } else { 1 }
+}
 
 /// Has LLVM the op on the type?
 pub(crate) fn is_native(op: Opcode, ty: Scalar, to: Scalar) -> bool {
@@ -96,7 +120,7 @@ pub(crate) fn tile_rejects(options: &Options, kernel: &Kernel) -> Vec<(u32, Reje
 pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> Result<Artifact, Rejected> {
     let mut plans = Vec::new();
     for kernel in contain::each(module, Phase::Write) {
-        let plan = SafetyPlan::of(kernel, module.trust(), &SAFETY);
+        let plan = SafetyPlan::of(kernel, module.trust(), &safety(options));
         plans.push(plan.map_err(|reject| Rejected(vec![reject]))?);
     }
     let (text, entries) = writer::module(module, options, plans)?;

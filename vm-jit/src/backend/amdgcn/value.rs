@@ -28,6 +28,13 @@ impl Writer<'_> {
             Sub => two("sub"),
             Mul => two("mul"),
             And => two("and"),
+            Or if scalar == Scalar::I64 && [a, b].iter().all(|value| matches!(value, Val::Reg(_))) => {
+                // LLVM has it of halves in vector registers, and takes that of one for the result's where the other's is known late
+                // to be all ones ("y = or x, -1" of `SIFoldOperands`). As this it is one instruction, too.
+                let [a, b] = [a, b].map(|value| self.def(format_args!("xor {ty} {value}, -1")));
+                let neither = self.def(format_args!("and {ty} {a}, {b}"));
+                format!("xor {ty} {neither}, -1")
+            }
             Or => two("or"),
             Xor => two("xor"),
             Not => format!("xor {ty} {a}, -1"),

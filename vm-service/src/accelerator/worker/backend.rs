@@ -1,17 +1,23 @@
 //! The accelerators that a worker can open.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use vm_accel::{Artifact, PoolOptions, QueueOptions, Worker, WorkerOptions};
 use vm_ir::{Trust, ValidModule};
 use vm_passthrough::accelerator::{JitCompiler, JitTarget};
+#[cfg(feature = "rocm")]
+use vm_passthrough::accelerator::{RocmAccelerator, rocm::Roots};
+use vm_passthrough::{DeviceType, Host, pci};
 
 use super::link::AnyLink;
 use super::npu::{self, Folder};
 use super::server::{Compile, Compiler, GRACE};
 use super::session::{self, Guest};
-use crate::sandbox;
+#[cfg(feature = "rocm")]
+use crate::accelerator::assembler::Remote;
+use crate::sandbox::{self, Measures};
 
 /// What a worker's process may hold beside the accelerator's memory: what compiling takes, most of all.
 const OWN_MEMORY: u64 = 1 << 30;
@@ -41,20 +47,80 @@ pub(super) struct Opened {
     pub(super) serve: Arc<Serve>,
 }
 
-/// Opens `cpu`, the GPU at a PCI address, or an NPU by its number and the `folder` of its libraries, for a guest with `ram` bytes of RAM that may use `memory` bytes of it and `deadline`
+/// Which accelerator a device is.
+pub(super) enum Kind {
+    /// The processor.
+    Cpu,
+    /// An NPU, by its number and the folder of its libraries.
+    Npu(String, Option<Folder>),
+    /// A GPU whose driver compiles in this process.
+    Nvidia,
+    /// One of AMD's, and what assembles for it in a process of its own.
+    #[cfg(feature = "rocm")]
+    Amd(Remote),
+}
+
+impl Kind {
+    /// What `cpu` is, an NPU by its number, or the GPU at a PCI address. What must be a process of its own is started: later none can be.
+    ///
+    /// # Errors
+    /// Why there is none, and what to do.
+    pub(super) fn of(device: &str, measures: Measures) -> Result<Self, String> {
+        if device == "cpu" {
+            return Ok(Self::Cpu);
+        }
+        if let Some(number) = device.strip_prefix("npu:") {
+            return Ok(Self::Npu(number.to_owned(), npu::folder()?));
+        }
+        let address = device.parse().map_err(|error: pci::ParsePciAddressError| error.to_string())?;
+        let function = pci::read_function(&Host::system(), address);
+        match function.map(|function| function.device_type) {
+            Ok(DeviceType::GpuAmd) => Self::amd(device, measures),
+            // CUDA says what is wrong with others.
+            _ => Ok(Self::Nvidia),
+        }
+    }
+
+    /// What an NPU's libraries are read below.
+    pub(super) fn folder(&self) -> Option<&Path> {
+        match self {
+            Self::Npu(_, folder) => folder.as_ref().map(|folder| &*folder.path),
+            _ => None,
+        }
+    }
+
+    #[cfg(feature = "rocm")]
+    fn amd(_device: &str, measures: Measures) -> Result<Self, String> {
+        Remote::start(measures).map(Self::Amd)
+    }
+
+    #[cfg(not(feature = "rocm"))]
+    fn amd(device: &str, _measures: Measures) -> Result<Self, String> {
+        Err(without(device, "rocm"))
+    }
+}
+
+#[cfg(not(all(feature = "cuda", feature = "rocm")))]
+fn without(device: &str, feature: &str) -> String {
+    format!(
+        "this vm-service was built without an accelerator for {device}; build it with `--features {feature}`"
+    )
+}
+
+/// Opens `cpu`, an NPU, or the GPU at a PCI address, for a guest with `ram` bytes of RAM that may use `memory` bytes of it and `deadline`
 /// for a launch.
 ///
 /// # Errors
 /// Why it can't be, and what to do.
 pub(super) fn open(
-    device: &str,
-    folder: Option<&Folder>,
+    kind: Kind,
+    address: &str,
     ram: u64,
     memory: u64,
     deadline: Duration,
 ) -> Result<Opened, String> {
-    match (device, device.strip_prefix("npu:")) {
-        ("cpu", _) => {
+    match kind {
+        Kind::Cpu => {
             let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
             // All of the RAM is mapped for the queue, and once more for the guest's buffers.
             let mapped = ram.saturating_mul(2);
@@ -62,13 +128,18 @@ pub(super) fn open(
             sandbox::limit_memory(own, Some(mapped))?;
             open_cpu(memory, deadline)
         }
-        (_, Some(number)) => {
+        Kind::Npu(number, folder) => {
             sandbox::limit_memory(memory.saturating_add(LIBRARY_MEMORY), None)?;
-            npu::open(number, folder, memory, deadline)
+            npu::open(&number, folder.as_ref(), memory, deadline)
         }
-        (address, None) => {
+        Kind::Nvidia => {
             sandbox::limit_memory(DRIVER_MEMORY, None)?;
-            open_gpu(address, memory, deadline)
+            open_nvidia(address, memory, deadline)
+        }
+        #[cfg(feature = "rocm")]
+        Kind::Amd(assembler) => {
+            sandbox::limit_memory(DRIVER_MEMORY, None)?;
+            open_amd(&Roots::system(), address, memory, deadline, assembler)
         }
     }
 }
@@ -85,17 +156,27 @@ fn open_cpu(_memory: u64, _deadline: Duration) -> Result<Opened, String> {
 }
 
 #[cfg(feature = "cuda")]
-fn open_gpu(address: &str, memory: u64, deadline: Duration) -> Result<Opened, String> {
+fn open_nvidia(address: &str, memory: u64, deadline: Duration) -> Result<Opened, String> {
     let gpu = vm_passthrough::accelerator::CudaAccelerator::at(address).map_err(|error| error.to_string())?;
     // The driver compiles PTX when it is loaded: this process is the one with limits on time and memory.
     opened(gpu, memory, deadline, |compiler| compiler.assembler(None))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn open_gpu(address: &str, _memory: u64, _deadline: Duration) -> Result<Opened, String> {
-    Err(format!(
-        "this vm-service was built without an accelerator for {address}; build it with `--features cuda`"
-    ))
+fn open_nvidia(address: &str, _memory: u64, _deadline: Duration) -> Result<Opened, String> {
+    Err(without(address, "cuda"))
+}
+
+#[cfg(feature = "rocm")]
+pub(super) fn open_amd(
+    roots: &Roots,
+    address: &str,
+    memory: u64,
+    deadline: Duration,
+    assembler: Remote,
+) -> Result<Opened, String> {
+    let gpu = RocmAccelerator::at(roots, address).map_err(|error| error.to_string())?;
+    opened(gpu, memory, deadline, |compiler| compiler.assembler(Some(Arc::new(assembler))))
 }
 
 /// How the accelerator's thread works for a guest.
@@ -141,17 +222,19 @@ fn opened<A: JitTarget>(
     })
 }
 
-/// Compiles and runs a small kernel.
+/// A small kernel.
+pub(super) const WARM_UP: &str = "vir 1
+    kernel @warm_up(@x: view<f32, [?], readwrite>) at 0x0 block(32) {
+      %i = global_id.x : i64
+      %v = load @x[%i] : f32
+      %e = exp %v : f32
+      store @x[%i], %e
+    }";
+
+/// Compiles and runs it.
 fn warm_up<A: JitTarget>(worker: &Worker<A>, compiler: &Jit<A>, deadline: Duration) -> Result<(), String> {
-    const KERNEL: &str = "vir 1
-        kernel @warm_up(@x: view<f32, [?], readwrite>) at 0x0 block(32) {
-          %i = global_id.x : i64
-          %v = load @x[%i] : f32
-          %e = exp %v : f32
-          store @x[%i], %e
-        }";
     let text = |error: &dyn std::fmt::Display| error.to_string();
-    let module = vm_ir::text::parse(KERNEL).map_err(|error| text(&error))?;
+    let module = vm_ir::text::parse(WARM_UP).map_err(|error| text(&error))?;
     let module = vm_ir::validate(module, Trust::Guest).map_err(|error| text(&error))?;
     for artifact in compiler.compile(&module)? {
         let kernel = worker.load(&artifact).map_err(|error| text(&error))?;

@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vm_paravirt::{Config, Status};
 
-use super::backend::{self, Opened};
+use super::backend::{self, Kind, Opened};
 use super::link::AnyLink;
-use super::npu;
 use super::queue::Ring;
 use super::ram::Ram;
 use super::session::Guest;
@@ -43,12 +42,12 @@ fn run(socket: &OwnedFd) -> Result<(), String> {
         None => return Ok(()),
     };
     let profile = Profile::of(&open.device);
-    let folder = if profile == Profile::Npu { npu::folder()? } else { None };
-    let confinement = sandbox::settle(profile, open.measures, folder.as_ref().map(|folder| &*folder.path));
+    let kind = Kind::of(&open.device, open.measures)?;
+    let confinement = sandbox::settle(profile, open.measures, kind.folder());
     let meter = files.pop().map(Meter::from).ok_or("there is no file for the guest's time")?;
     let ram = Arc::new(Ram::new(&open.ram, files)?);
     let deadline = Duration::from_micros(open.deadline_us);
-    let opened = backend::open(&open.device, folder.as_ref(), ram.bytes(), open.memory, deadline)?;
+    let opened = backend::open(kind, &open.device, ram.bytes(), open.memory, deadline)?;
     let watch = Watch::default();
     let (broken, breaks) = mpsc::channel();
     // Before the process is confined: the first look at the clock asks the Linux kernel how to read it.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use vm_passthrough::sim::SimHost;
-use vm_passthrough::{Host, PciAddress, pci};
+use vm_passthrough::{DeviceType, Host, PciAddress, pci};
 
 use crate::benchmark::{self, Allowed, Measured, SIZES};
 use crate::context::Context;
@@ -67,7 +67,7 @@ fn measured(host: &Host, gpu: &Gpu, args: &BenchmarkArgs) -> Result<Measured, Fa
             "guest {guest} has {address}; take it from there with `vm-service detach {address}`"
         )));
     }
-    if let Some(refusal) = engine::refusal(&gpu.function, host) {
+    if let Some(refusal) = engine::refusal(&gpu.function) {
         return Err(refusal);
     }
     let bar = ProgressBar::new(benchmark::steps(args.checked, SIZES.len()));
@@ -77,6 +77,7 @@ fn measured(host: &Host, gpu: &Gpu, args: &BenchmarkArgs) -> Result<Measured, Fa
     }
     bar.enable_steady_tick(Duration::from_millis(200));
     let (host, address, checked, shown) = (host.clone(), gpu.address(), args.checked, bar.clone());
+    let kind = gpu.function.device_type;
     let work = move || {
         let _lease = engine::lease(address, &host)?;
         let done = Cell::new(0);
@@ -84,7 +85,10 @@ fn measured(host: &Host, gpu: &Gpu, args: &BenchmarkArgs) -> Result<Measured, Fa
             shown.set_position(done.replace(done.get() + 1));
             shown.set_message(what.to_owned());
         };
-        on_device(address, checked, &step)
+        match kind {
+            DeviceType::GpuAmd => on_rocm(address, &host, checked, &step),
+            _ => on_cuda(address, checked, &step),
+        }
     };
     let what = format!("the benchmark of {address}");
     let told = |so_far: Duration| {
@@ -98,14 +102,29 @@ fn measured(host: &Host, gpu: &Gpu, args: &BenchmarkArgs) -> Result<Measured, Fa
 }
 
 #[cfg(feature = "cuda")]
-fn on_device(address: PciAddress, checked: bool, step: &dyn Fn(&str)) -> Result<Measured, Failure> {
+fn on_cuda(address: PciAddress, checked: bool, step: &dyn Fn(&str)) -> Result<Measured, Failure> {
     let (gpu, assembler) = engine::cuda(address)?;
     benchmark::measure(gpu, |compiler| compiler.assembler(assembler), &SIZES, checked, step)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_device(address: PciAddress, _: bool, _: &dyn Fn(&str)) -> Result<Measured, Failure> {
+fn on_cuda(address: PciAddress, _: bool, _: &dyn Fn(&str)) -> Result<Measured, Failure> {
     Err(engine::without(address, "cuda"))
+}
+
+#[cfg(feature = "rocm")]
+fn on_rocm(
+    address: PciAddress,
+    host: &Host,
+    checked: bool,
+    step: &dyn Fn(&str),
+) -> Result<Measured, Failure> {
+    benchmark::measure(engine::rocm(address, host)?, |compiler| compiler, &SIZES, checked, step)
+}
+
+#[cfg(not(feature = "rocm"))]
+fn on_rocm(address: PciAddress, _: &Host, _: bool, _: &dyn Fn(&str)) -> Result<Measured, Failure> {
+    Err(engine::without(address, "rocm"))
 }
 
 fn report(host: &Host, gpu: &Gpu, measured: Measured) -> EgpuBenchmark {

@@ -31,8 +31,8 @@ pub(crate) enum FamilyArgs {
 /// Where it is measured, and how long.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct MeasureArgs {
-    /// Where: a GPU's PCI address, or cpu; without it, on the first NVIDIA GPU
-    #[arg(long, value_name = "ADDR|cpu")]
+    /// Where: a GPU's PCI address, rocm:N for the AMD GPU of that number, or cpu; without it, on the first NVIDIA GPU
+    #[arg(long, value_name = "ADDR|rocm:N|cpu")]
     pub(crate) device: Option<DeviceArg>,
     /// Measure for SECONDS at most
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]

@@ -4,6 +4,8 @@
 mod hexagon;
 mod models;
 mod panics;
+#[cfg(all(feature = "rocm", feature = "cpu"))]
+mod rocm;
 mod stream;
 
 use std::fs::File;
