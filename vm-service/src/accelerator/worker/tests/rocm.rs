@@ -49,7 +49,7 @@ fn a_guests_kernels_run_within_its_quotas_and_its_time() {
     let device = Arc::new(RocmAccelerator::at(&roots, "0000:65:00.0").unwrap());
     let target = device.target().unwrap().to_string();
     let compiler = JitCompiler::new(device.clone()).assembler(Some(Arc::new(assembler::here().unwrap())));
-    let mut bench = Bench::on(device, Arc::new(backend::Jit { compiler, target }));
+    let mut bench = Bench::on(device, Compiler::Kernels(Arc::new(backend::Jit { compiler, target })));
     let numbers: Vec<u8> = (0..1024u16).flat_map(|number| f32::from(number).to_le_bytes()).collect();
     bench.ram.write_all_at(&numbers, 0x2000).unwrap();
     let ir = module(KERNELS);
