@@ -7,7 +7,7 @@ use std::path::Path;
 use vm_graph::{Builder, Element, GraphError, Tensor, TensorType, ValidGraph};
 use vm_paravirt_guest::Error;
 use vm_paravirt_guest::linux::{Array, Model, ModelError, Stream, Window};
-use vm_passthrough::accelerator::npu::Libraries;
+use vm_passthrough::accelerator::npu::{Libraries, Roots, devices};
 
 use super::*;
 use crate::accelerator::{Ready, WorkerProcess};
@@ -45,8 +45,10 @@ impl Host {
         folder.ok_or("there is no cache for the emulator")?;
         let window = File::from(rustix::fs::memfd_create("window", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         window.set_len(WINDOW).unwrap();
+        // Those that Linux has come first.
+        let number = devices(&Roots::system()).map_or(0, |devices| devices.len());
         let open = Open {
-            device: "npu:0".into(),
+            device: format!("npu:{number}"),
             memory: MEMORY,
             deadline_us: deadline.as_micros() as u64,
             measures: Measures { user: true, files: true },
