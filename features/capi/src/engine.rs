@@ -11,7 +11,7 @@ use vm_kernels::call::{self as library, Entry, Region};
 
 use crate::call::{Arguments, Key, Kind};
 use crate::error::Failure;
-use crate::sys::Device;
+use crate::sys::{Device, is_closed};
 
 /// Calls that are remembered; where there are more, they are found out again.
 const PLANS: usize = 4096;
@@ -221,6 +221,9 @@ impl<D: Device> Engine<D> {
             .kernel(GuestAddr(0))
             .map_err(|error| Failure::Launch { function, what: error.to_string() })?;
         let compiled = self.device.compile(kernel).map_err(|error| Failure::compiler(function, &error))?;
+        if is_closed() {
+            return Err(Failure::Unavailable(format!("{function}: the process ends")));
+        }
         let artifact = compiled.artifact().clone();
         let load = || {
             self.device.info().check(&artifact)?;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long the end waits for calls: a driver may hang in one.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Calls are turned away.
 const CLOSED: u32 = 1 << 31;
 
@@ -55,6 +55,11 @@ impl Drop for Passed<'_> {
 /// Begins a call, unless the process ends.
 pub(super) fn enter() -> Option<Passed<'static>> {
     GATE.enter()
+}
+
+/// Whether the process ends: a call that has not yet come to the driver is to keep away from it.
+pub(crate) fn is_closed() -> bool {
+    GATE.0.load(Ordering::Acquire) & CLOSED != 0
 }
 
 /// A child has none of the threads that were in calls.

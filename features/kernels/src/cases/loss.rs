@@ -60,7 +60,7 @@ fn both(
         Reduction::None => (0..rows).map(|row| 0.5 + row as f64).collect(),
         _ => vec![0.75],
     };
-    let log_sums = more != columns.is_multiple_of(2);
+    let log_sums = more == columns.is_multiple_of(2);
     let (mut losses, mut log_probs, mut sums, mut gradient) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (row, (x, target)) in x.chunks((columns as usize).max(1)).zip(&targets).enumerate() {

@@ -16,13 +16,40 @@ pub fn team<'b, const N: usize>(
     state: [Val<'b>; N],
     merge: impl Fn([Val<'b>; N], [Val<'b>; N]) -> [Val<'b>; N],
 ) -> [Val<'b>; N] {
-    let over = |width: u16, state: [Val<'b>; N]| {
-        let masks = (0..width.ilog2()).rev().map(|bit| 1 << bit);
-        masks.fold(state, |state, mask: i32| merge(state, state.map(|value| value.shuffle_xor(mask))))
-    };
-    let team = layout.team.max(1);
-    let state = over(team.min(32), state);
-    let warps = u32::from(team) / 32 * u32::from(layout.cluster);
+    let state = warp(layout, state, &merge);
+    across(k, layout, turn, name, initial, state, merge)
+}
+
+/// The same of a team's threads in each warp.
+pub(super) fn warp<'b, const N: usize>(
+    layout: Layout,
+    state: [Val<'b>; N],
+    merge: impl Fn([Val<'b>; N], [Val<'b>; N]) -> [Val<'b>; N],
+) -> [Val<'b>; N] {
+    butterfly(layout.team.clamp(1, 32), state, merge)
+}
+
+/// Merges what each lane has with others', until all of so many neighbours have it.
+fn butterfly<'b, const N: usize>(
+    width: u16,
+    state: [Val<'b>; N],
+    merge: impl Fn([Val<'b>; N], [Val<'b>; N]) -> [Val<'b>; N],
+) -> [Val<'b>; N] {
+    let masks = (0..width.ilog2()).rev().map(|bit| 1 << bit);
+    masks.fold(state, |state, mask: i32| merge(state, state.map(|value| value.shuffle_xor(mask))))
+}
+
+/// The same of a team's warps, of which each has a state.
+pub(super) fn across<'b, const N: usize>(
+    k: Builder<'b>,
+    layout: Layout,
+    turn: Option<Val<'b>>,
+    name: &str,
+    initial: [f32; N],
+    state: [Val<'b>; N],
+    merge: impl Fn([Val<'b>; N], [Val<'b>; N]) -> [Val<'b>; N],
+) -> [Val<'b>; N] {
+    let warps = u32::from(layout.team.max(1)) / 32 * u32::from(layout.cluster);
     if warps <= 1 {
         return state;
     }
@@ -67,5 +94,5 @@ pub fn team<'b, const N: usize>(
         k.barrier();
         groups(&|warp| shared.map(|place| place.at([from(warp)]).load()))
     };
-    over(32, state)
+    butterfly(32, state, merge)
 }

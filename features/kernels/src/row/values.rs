@@ -223,6 +223,17 @@ impl<'b> Values<'_, 'b> {
         step: impl Fn([Val<'b>; N], &Piece<'b>) -> [Val<'b>; N],
         merge: impl Fn([Val<'b>; N], [Val<'b>; N]) -> [Val<'b>; N],
     ) -> [Val<'b>; N] {
+        let Row { k, layout, turn, .. } = *self.row;
+        team(k, layout, turn, name, initial, self.own(initial, step, &merge), &merge)
+    }
+
+    /// The same of what a thread has.
+    pub(super) fn own<const N: usize>(
+        &self,
+        initial: [f32; N],
+        step: impl Fn([Val<'b>; N], &Piece<'b>) -> [Val<'b>; N],
+        merge: impl Fn([Val<'b>; N], [Val<'b>; N]) -> [Val<'b>; N],
+    ) -> [Val<'b>; N] {
         let k = self.row.k;
         let start = |lanes: u8| initial.map(|number| k.constant(f32s(lanes), number));
         let lanes = self.row.layout.lanes;
@@ -242,7 +253,7 @@ impl<'b> Values<'_, 'b> {
         if self.row.layout.tail {
             state = self.stream(false, state, &step);
         }
-        team(k, self.row.layout, self.row.turn, name, initial, state, &merge)
+        state
     }
 
     /// The same of a row that is [streamed](Self::is_streamed), with one state for all lanes.

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 use std::rc::Rc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -175,14 +176,16 @@ fn exit(arguments: &Arguments) -> anyhow::Result<String> {
     // Closed here, and used on.
     gpu.close_library()?;
     run(&mut gpu, silu, SHAPES[0]).map_err(said)?;
+    let ready = Arc::new(Barrier::new(5));
     for _ in 0..4 {
-        let file = file.clone();
+        let (file, ready) = (file.clone(), Arc::clone(&ready));
         std::thread::spawn(move || -> anyhow::Result<()> {
             let library = Library::open(file.as_deref())?;
             let mut gpu = OnGpu::new(&library, Owner::primary(device, true)?)?;
             let calls = few().map(|entry| Ok((entry.name, words(&mut gpu, entry, SHAPES[0]).map_err(said)?)));
             let calls: Vec<_> = calls.collect::<anyhow::Result<_>>()?;
             // From here on the driver is called by the library alone: it can't wait for calls of others. At the end it refuses its own.
+            ready.wait();
             loop {
                 for (name, words) in &calls {
                     gpu.only(name, words)?;
@@ -190,6 +193,7 @@ fn exit(arguments: &Arguments) -> anyhow::Result<String> {
             }
         });
     }
+    ready.wait();
     std::thread::sleep(Duration::from_millis(300));
     println!("ends while four threads call");
     std::process::exit(0)
