@@ -356,13 +356,13 @@ impl Gemm {
     /// Bytes of shared memory that a block takes: its stages, what it stores or loads by box, and some for barriers.
     pub fn shared_bytes(&self) -> u32 {
         let [rows, columns, inner] = self.tile;
+        // Where products go by registers, and on AMD GPUs always, instructions find whole blocks there.
+        let block = (32 / self.element.bytes()).max(16);
+        let stage = (rows.next_multiple_of(block) + columns) * inner * self.element.bytes();
         if self.by_registers() {
-            // Instructions find whole blocks there, and sums are stored and given from registers.
-            let block = (32 / self.element.bytes()).max(16);
-            let stage = (rows.next_multiple_of(block) + columns) * inner * self.element.bytes();
+            // Sums are stored and given from registers.
             return OVERHEAD + self.stages * stage;
         }
-        let stage = (rows + columns) * inner * self.element.bytes();
         let boxes = if self.swapped { 0 } else { columns * self.output.bytes() / BOX_ROW };
         let [_, own] = self.own_dims();
         let boxes = if self.split > 1 { own * self.output.bytes() / BOX_ROW } else { boxes };
