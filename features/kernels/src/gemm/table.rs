@@ -356,13 +356,13 @@ impl Gemm {
     /// Bytes of shared memory that a block takes: its stages, what it stores or loads by box, and some for barriers.
     pub fn shared_bytes(&self) -> u32 {
         let [rows, columns, inner] = self.tile;
-        // Where products go by registers, and on AMD GPUs always, instructions find whole blocks there.
-        let block = (32 / self.element.bytes()).max(16);
-        let stage = (rows.next_multiple_of(block) + columns) * inner * self.element.bytes();
         if self.by_registers() {
-            // Sums are stored and given from registers.
+            // Instructions find whole blocks there, and sums are stored and given from registers.
+            let block = (32 / self.element.bytes()).max(16);
+            let stage = (rows.next_multiple_of(block) + columns) * inner * self.element.bytes();
             return OVERHEAD + self.stages * stage;
         }
+        let stage = (rows + columns) * inner * self.element.bytes();
         let boxes = if self.swapped { 0 } else { columns * self.output.bytes() / BOX_ROW };
         let [_, own] = self.own_dims();
         let boxes = if self.split > 1 { own * self.output.bytes() / BOX_ROW } else { boxes };
@@ -371,6 +371,15 @@ impl Gemm {
         let given = if self.split > 1 { self.sum_dims()[0] * own * 4 * self.split } else { 0 };
         let buffers = if self.band == 0 { 1 } else { 2 };
         OVERHEAD + self.stages * stage + boxes * rows * BOX_ROW + buffers * given
+    }
+
+    /// Bytes that its stages take beyond that where there are no clusters: AMD's instructions find whole blocks of rows there.
+    fn padding(&self, resources: &Resources) -> u32 {
+        let [rows, _, inner] = self.tile;
+        let block = (32 / self.element.bytes()).max(16);
+        let rows = rows.next_multiple_of(block) - rows;
+        let is_counted = self.by_registers() || resources.cluster > 1 || resources.kind == Kind::Cpu;
+        if is_counted { 0 } else { self.stages * rows * inner * self.element.bytes() }
     }
 
     /// Registers of a thread that its share of the sums takes.
@@ -453,7 +462,7 @@ impl Gemm {
             && alone
             && held
             && self.registers() <= REGISTERS
-            && self.shared_bytes() <= resources.shared_bytes
+            && self.shared_bytes() + self.padding(resources) <= resources.shared_bytes
     }
 }
 
