@@ -12,7 +12,7 @@ use vm_kernels::call::{Call, CallError};
 use vm_kernels::cases::{Case, all};
 use vm_kernels::family::{Kind, Resources};
 
-use super::{Emulation, assembler, chips, sweep, target, wanted};
+use super::{EMULATED, Emulation, assembler, chips, sweep, target, wanted};
 
 /// Of each thread: more than any kernel needs.
 const FUEL: u64 = 1 << 40;
@@ -21,8 +21,6 @@ const PARTS: u64 = 8;
 const TILE_PARTS: u64 = 16;
 /// Elements that a call has at least where there is one with so many, so that more than one thread has work.
 const ENOUGH: usize = 64;
-/// Chips that are emulated, one of each kind.
-const EMULATED: [Chip; 2] = [Chip::Gfx942, Chip::Gfx1100];
 
 /// Of its halves some are in registers beyond the 128th, where RDNA's instructions have the upper halves of others.
 const MANY_REGISTERS: &str = "of f16, fp8 None, bias true, 2/1 x 5 x 7 x 8";

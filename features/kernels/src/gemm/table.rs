@@ -373,6 +373,15 @@ impl Gemm {
         OVERHEAD + self.stages * stage + boxes * rows * BOX_ROW + buffers * given
     }
 
+    /// Bytes that its stages take beyond that where there are no clusters: AMD's instructions find whole blocks of rows there.
+    fn padding(&self, resources: &Resources) -> u32 {
+        let [rows, _, inner] = self.tile;
+        let block = (32 / self.element.bytes()).max(16);
+        let rows = rows.next_multiple_of(block) - rows;
+        let is_counted = self.by_registers() || resources.cluster > 1 || resources.kind == Kind::Cpu;
+        if is_counted { 0 } else { self.stages * rows * inner * self.element.bytes() }
+    }
+
     /// Registers of a thread that its share of the sums takes.
     pub(super) fn registers_of_sums(&self) -> u32 {
         let [rows, columns, _] = self.tile;
@@ -453,7 +462,7 @@ impl Gemm {
             && alone
             && held
             && self.registers() <= REGISTERS
-            && self.shared_bytes() <= resources.shared_bytes
+            && self.shared_bytes() + self.padding(resources) <= resources.shared_bytes
     }
 }
 
