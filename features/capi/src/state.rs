@@ -10,7 +10,7 @@ use vm_cuda::{CudaAccelerator, CudaLauncher, Place, device_count};
 
 use crate::engine::Engine;
 use crate::error::Failure;
-use crate::sys::{Cpu, Gpu, close_at_exit, lend, vmk_device};
+use crate::sys::{Cpu, Gpu, lend, vmk_device};
 
 /// Which device calls go to, as the environment says.
 const VARIABLE: &str = "VMK_DEVICE";
@@ -151,8 +151,6 @@ impl State {
         // As long as the process: kernels of a context stay loaded, and calls may run when the process ends.
         let engine: &'static _ = Box::leak(Box::new(Engine::new(Gpu::new(accelerator, launcher))));
         contexts.insert(id, engine);
-        // The driver has a context now, and asked for what it needs at the end.
-        close_at_exit();
         Ok(engine)
     }
 }

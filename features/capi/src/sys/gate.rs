@@ -68,7 +68,7 @@ pub(super) fn in_child() {
 }
 
 /// Closes the gate when the process ends, before all that has asked for the like until now: to be called when a driver is at work.
-pub(crate) fn close_at_exit() {
+pub(super) fn close_at_exit() {
     extern "C" fn close() {
         GATE.close(PATIENCE);
     }

@@ -13,6 +13,7 @@ use vm_kernels::family::{Kind, Resources};
 use vm_runtime::{CompileError, CompiledKernel, JitCompiler};
 
 use super::device::Device;
+use super::gate::close_at_exit;
 use crate::engine::Recent;
 
 /// A context of a GPU, which is the caller's.
@@ -67,7 +68,10 @@ impl Device for Gpu {
     }
 
     fn load(&self, artifact: &Artifact) -> Result<CudaKernel> {
-        self.launcher.load(artifact)
+        let loaded = self.launcher.load(artifact);
+        // The driver loads its compiler for the first kernel that needs it, which then asks for what it does at the end.
+        close_at_exit();
+        loaded
     }
 
     fn check_memory(&self, address: u64, bytes: u64) -> Result<std::result::Result<(), String>> {

@@ -16,5 +16,5 @@ pub use functions::*;
 
 pub(crate) use cpu::Cpu;
 pub(crate) use device::Device;
-pub(crate) use gate::{close_at_exit, is_closed};
+pub(crate) use gate::is_closed;
 pub(crate) use gpu::{Gpu, lend};
