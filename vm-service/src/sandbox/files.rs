@@ -43,14 +43,15 @@ pub(super) fn gpu_nodes() -> Vec<PathBuf> {
 }
 
 fn gpu_nodes_below(root: &Path) -> Vec<PathBuf> {
-    let own = nodes(&root.join("dev"), &["nvidia", "kfd"]);
+    let own = nodes(&root.join("dev"), &["nvidia"]);
+    let compute = Some(root.join("dev/kfd")).filter(|node| node.exists());
     let is_amds = |node: &PathBuf| {
         let name = node.file_name().unwrap_or_default();
         let vendor = root.join("sys/class/drm").join(name).join("device/vendor");
         fs::read_to_string(vendor).is_ok_and(|vendor| vendor.trim() == "0x1002")
     };
     let renders = nodes(&root.join("dev/dri"), &["renderD"]).into_iter().filter(is_amds);
-    own.into_iter().chain(renders).collect()
+    own.into_iter().chain(compute).chain(renders).collect()
 }
 
 /// Those of NPUs: of the accel subsystem, and of Hexagons (FastRPC) and Ascends, which have drivers of their own.

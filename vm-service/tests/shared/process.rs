@@ -8,18 +8,24 @@ use std::time::{Duration, Instant};
 pub(crate) const VMM: &str = "guest-vmm";
 pub(crate) const WORKER: &str = "accelerator-worker";
 
-/// The child of a `run` that this hidden command is.
-pub(crate) fn child_of(run: u32, command: &str) -> u32 {
-    let deadline = Instant::now() + Duration::from_secs(20);
+/// The child of a process that this command is, if it has one now.
+pub(crate) fn find_child(process: u32, command: &str) -> Option<u32> {
     let is_it = |child: &&str| {
         fs::read_to_string(format!("/proc/{child}/cmdline"))
             .is_ok_and(|words| words.split('\0').any(|word| word == command))
     };
+    let children =
+        tasks(process).flat_map(|task| fs::read_to_string(task.join("children"))).collect::<String>();
+    let child = children.split_whitespace().find(is_it)?;
+    Some(child.parse().expect("a process id"))
+}
+
+/// The child of a `run` that this hidden command is.
+pub(crate) fn child_of(run: u32, command: &str) -> u32 {
+    let deadline = Instant::now() + Duration::from_secs(20);
     loop {
-        let children =
-            tasks(run).flat_map(|task| fs::read_to_string(task.join("children"))).collect::<String>();
-        if let Some(child) = children.split_whitespace().find(is_it) {
-            return child.parse().expect("a process id");
+        if let Some(child) = find_child(run, command) {
+            return child;
         }
         assert!(Instant::now() < deadline, "{run} has no {command}");
         std::thread::sleep(Duration::from_millis(5));

@@ -32,7 +32,11 @@ pub(crate) fn installed() -> &'static Path {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let target = PathBuf::from(env!("OUT_DIR")).join("../../..");
         let mut build = Command::new(env!("CARGO"));
-        build.current_dir(&root).args(["build", "--quiet", "--package", "vm-capi", "--lib"]);
+        // With the features that this was compiled with: another set of them compiles all that it stands on once more. `checks` is what others
+        // of the workspace want.
+        let all = cfg!(feature = "checks");
+        let which = if all { ["--workspace", "--all-targets"] } else { ["--package=vm-capi", "--lib"] };
+        build.current_dir(&root).args(["build", "--quiet"]).args(which);
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
