@@ -5,6 +5,7 @@
 //! memory are read.
 
 use super::{Batch, Gemm};
+use crate::row::in_pairs;
 use vm_ir::Scalar;
 use vm_ir::builder::{Builder, PlaceRef, Val};
 use vm_ir::op::Axis;
@@ -109,7 +110,7 @@ impl<'b> Line<'_, 'b> {
                 .range(k.i32(0), whole)
                 .step(i32::from(lanes))
                 .fold(zeros, |at, sums| add(at, sums, lanes))
-                .map(|sums| added((0..lanes).map(|lane| sums.lane(lane)).collect()));
+                .map(|sums| in_pairs((0..lanes).map(|lane| sums.lane(lane)).collect(), |a, b| a + b));
             let sums = k.range(whole, self.depth).fold(sums, |at, sums| add(at, sums, 1));
             for (at, sum) in sums.into_iter().enumerate() {
                 let place = column + at as i32;
@@ -148,12 +149,4 @@ impl<'b> Line<'_, 'b> {
             self.store(column, sum, 1);
         });
     }
-}
-
-/// The sum of some numbers, in pairs.
-fn added(mut all: Vec<Val<'_>>) -> Val<'_> {
-    while let [_, _, ..] = all[..] {
-        all = all.chunks(2).map(|pair| if let [a, b] = *pair { a + b } else { pair[0] }).collect();
-    }
-    all[0]
 }

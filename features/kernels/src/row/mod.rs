@@ -45,6 +45,7 @@ pub use powers::{Powers, Precision};
 pub use team::team;
 pub use turns::{MAX_TURNS, Turns};
 use values::Edge;
+pub(crate) use values::in_pairs;
 pub use values::{Piece, Values};
 
 /// A view of rows or of one row, with what its elements are.

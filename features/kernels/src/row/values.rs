@@ -134,14 +134,10 @@ impl<'b> Piece<'b> {
 
     /// All lanes in one.
     pub fn across(&self, values: Val<'b>, merge: impl Fn(Val<'b>, Val<'b>) -> Val<'b>) -> Val<'b> {
-        let mut all = vec![values];
-        if self.lanes > 1 {
-            all = (0..self.lanes).map(|lane| values.lane(lane)).collect();
+        match self.lanes {
+            1 => values,
+            lanes => in_pairs((0..lanes).map(|lane| values.lane(lane)).collect(), merge),
         }
-        while all.len() > 1 {
-            all = all.chunks(2).map(|pair| if let [a, b] = *pair { merge(a, b) } else { pair[0] }).collect();
-        }
-        all[0]
     }
 
     /// The columns, of i32.
@@ -186,6 +182,14 @@ impl<'b> Piece<'b> {
             None => work(),
         }
     }
+}
+
+/// What one or more come to, merged in pairs.
+pub(crate) fn in_pairs<T: Copy>(mut all: Vec<T>, merge: impl Fn(T, T) -> T) -> T {
+    while let [_, _, ..] = all[..] {
+        all = all.chunks(2).map(|pair| if let [a, b] = *pair { merge(a, b) } else { pair[0] }).collect();
+    }
+    all[0]
 }
 
 /// f32, or a vector of it.
@@ -241,15 +245,10 @@ impl<'b> Values<'_, 'b> {
             true => self.stream(true, start(lanes), &step),
             false => self.held.iter().fold(start(lanes), &step),
         };
-        let mut states = vec![state];
-        if lanes > 1 {
-            states = (0..lanes).map(|lane| state.map(|values| values.lane(lane))).collect();
-        }
-        while states.len() > 1 {
-            let pairs = states.chunks(2);
-            states = pairs.map(|pair| if let [a, b] = *pair { merge(a, b) } else { pair[0] }).collect();
-        }
-        let mut state = states[0];
+        let mut state = match lanes {
+            1 => state,
+            _ => in_pairs((0..lanes).map(|lane| state.map(|values| values.lane(lane))).collect(), merge),
+        };
         if self.row.layout.tail {
             state = self.stream(false, state, &step);
         }
