@@ -119,13 +119,22 @@ fn layer() -> ValidGraph {
 /// One that the emulator takes long for.
 fn slow(products: usize) -> ValidGraph {
     graph(|graph| {
-        let x = graph.input("x", Element::F32, &[1024, 1024])?;
+        let x = graph.input("x", Element::F32, &[512, 512])?;
         let mut y = x;
         for _ in 0..products {
             y = graph.mat_mul(y, x)?;
         }
         graph.output("y", y)
     })
+}
+
+/// Runs it. On a busy machine a short one takes longer than its deadline, too.
+fn run(model: &mut Model) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = model.run() {
+        let is_late = matches!(error.error, Error::Status { status: Status::Deadline, .. });
+        assert!(is_late && Instant::now() < until, "{error}");
+    }
 }
 
 /// Runs it, and compares with what is computed by definition.
@@ -136,7 +145,7 @@ fn check(model: &mut Model, graph: &ValidGraph, first: u64) {
         let bytes = Tensor::from_f64s(input.ty.element, &input.ty.extents, values).bytes;
         model.set_input(number, &bytes).unwrap();
     }
-    model.run().unwrap();
+    run(model);
     let expected = vm_graph::evaluate(graph, &inputs).unwrap();
     for (number, expected) in expected.iter().enumerate() {
         let bytes = model.output(number).unwrap();
@@ -201,13 +210,13 @@ fn programs_run_models_in_a_confined_worker() {
 
 #[test]
 fn an_inference_that_is_too_long_is_an_error_and_the_next_one_runs() {
-    on_hexagon(Duration::from_secs(1), |host| {
-        let (long, short) = (slow(400), layer());
+    on_hexagon(Duration::from_millis(50), |host| {
+        let (long, short) = (slow(100), layer());
         let mut others = host.load(&short).unwrap();
         let mut model = host.load(&long).unwrap();
         let error = model.run().unwrap_err();
         assert!(matches!(error.error, Error::Status { operation: 0, status: Status::Deadline }), "{error}");
-        assert!(error.log.contains("took longer than 1s"), "{error}");
+        assert!(error.log.contains("took longer than 50ms"), "{error}");
         check(&mut others, &short, 1);
     });
 }
