@@ -236,10 +236,7 @@ impl LossRows {
             // Of powers that are `factor` times their share of the sum.
             let write = |piece: &Piece<'_>, power: Val<'_>, factor: Val<'_>| {
                 let mut one = power * piece.splat(factor);
-                let here = piece.columns().eq(match piece.lanes {
-                    1 => target.column,
-                    lanes => target.column.splat(lanes),
-                });
+                let here = piece.columns().eq(piece.splat(target.column));
                 one = one - here.select(piece.splat(hit), piece.constant(0.0));
                 if self.smoothed {
                     one = one - piece.splat(every);
@@ -361,7 +358,7 @@ impl CrossEntropy {
         let streamed =
             layout.cluster > 1 && !layout.shifted && columns * u64::from(element.bytes()) >= STREAMED;
         let layout = match streamed && log_probs.is_none() && !smoothed {
-            true => Layout { threads: 512, team: 512, cluster: 1, vectors: 0, ..layout },
+            true => layout.streamed(512),
             false => layout,
         };
         let pass = log_probs.map_or(Pass::Loss, Pass::LogProbabilities);

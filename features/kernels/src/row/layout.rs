@@ -108,7 +108,12 @@ impl Layout {
         let ways = [of_warps].into_iter().chain(blocks).chain(clusters);
         ways.filter(|way| way.fits(vectors, held))
             .min_by_key(|way| way.cost(vectors, held))
-            .unwrap_or(Layout { vectors: 0, ..of(256, 256, 1) })
+            .unwrap_or_else(|| of_warps.streamed(256))
+    }
+
+    /// The same accesses of a row that a block of so many threads loads for each use.
+    pub(crate) fn streamed(self, threads: u16) -> Layout {
+        Layout { threads, team: threads, cluster: 1, vectors: 0, ..self }
     }
 
     /// Numbers of f32 that a thread keeps.

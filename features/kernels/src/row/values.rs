@@ -271,7 +271,7 @@ impl<'b> Values<'_, 'b> {
     /// The first matrix's element in a column, of i32, of a row that a warp's threads hold; 0 if the row has no such column.
     pub fn element_at(&self, column: Val<'b>) -> Val<'b> {
         let here = |[sum]: [Val<'b>; 1], piece: &Piece<'b>| {
-            let is = piece.columns().eq(if piece.lanes == 1 { column } else { column.splat(piece.lanes) });
+            let is = piece.columns().eq(piece.splat(column));
             [sum + piece.or(is.select(piece[0], piece.constant(0.0)), 0.0)]
         };
         let [element] = self.fold("element", [0.0], here, |[a], [b]| [a + b]);
