@@ -114,7 +114,6 @@ impl NormGradient {
     fn held<'b>(&self, k: Builder<'b>, turns: &Turns<'b>, views: &Views<'b>) {
         let NormGradient { layout, keeps, .. } = *self;
         let Views { x, weight, dy, dsum, mean, rstd, dx, parts } = *views;
-        let vectors = usize::from(layout.vectors);
         let first = turns.first();
         let kept = keeps.weight.then(|| first.load_columns(weight));
         let sums = Sums::of(k, layout, keeps.shared, self.results());
@@ -125,18 +124,15 @@ impl NormGradient {
             let of_mean = mean.map(|view| row.load(view));
             let of_rstd = row.load(rstd);
             let added = dsum.map(|view| row.load_all(&[view]));
-            let words: Vec<_> = (0..vectors)
+            let words: Vec<_> = (0..pairs.len() / 2)
                 .flat_map(|at| {
-                    let of_vector = |words: &Option<Vec<Val<'b>>>| words.as_ref().map(|words| words[at]);
+                    let of_piece = |words: &Option<Vec<Val<'b>>>| words.as_ref().map(|words| words[at]);
                     let pair = [pairs[2 * at], pairs[2 * at + 1]];
-                    pair.into_iter().chain(of_vector(&kept)).chain(of_vector(&added))
+                    pair.into_iter().chain(of_piece(&kept)).chain(of_piece(&added))
                 })
                 .collect();
-            // A row's neighbours have any numbers.
-            let centred = |piece: &Piece<'b>| {
-                let h = if layout.shifted { piece.or(piece[0], 0.0) } else { piece[0] };
-                of_mean.map_or(h, |mean| h - piece.splat(mean))
-            };
+            let centred =
+                |piece: &Piece<'b>| of_mean.map_or(piece[0], |mean| piece[0] - piece.splat(mean));
             let dy = |piece: &Piece<'b>| piece.or(piece[1], 0.0);
             let weight = |piece: &Piece<'b>| match kept {
                 Some(_) => piece[2],
@@ -181,14 +177,15 @@ impl NormGradient {
             let part = turns.part + turns.parts * result as i64;
             let pieces = first.hold(&[]);
             if layout.rows() > 1 {
-                let of_threads: Vec<_> = (0..vectors).map(|at| sums.get(&state, at, result)).collect();
                 let columns = width(layout);
                 let shared = k.shared(
                     &format!("of_warps_{result}"),
                     Scalar::F32,
                     &[layout.threads as u32 / 32, columns],
                 );
-                pieces.each_held(|at, piece| to_warps(k, layout, shared, piece, at, of_threads[at]));
+                pieces.each_held(|at, piece| {
+                    to_warps(k, layout, shared, piece, at, sums.get(&state, at, result));
+                });
                 of_warps(k, layout, shared, parts, part);
                 continue;
             }
@@ -258,7 +255,8 @@ impl NormGradient {
     }
 }
 
-/// The sums of a thread's columns over its rows: of each vector, for `dweight` and then for `dbias`.
+/// The sums of a thread's columns over its rows: of each piece that it holds, for `dweight` and then for `dbias`. A piece beside the
+/// vectors is in registers always.
 struct Sums<'b> {
     k: Builder<'b>,
     layout: Layout,
@@ -291,19 +289,34 @@ impl<'b> Sums<'b> {
     /// What goes from row to row in registers.
     fn initial(&self) -> Vec<Val<'b>> {
         let held = if self.shared.is_some() { 0 } else { usize::from(self.layout.vectors) };
-        vec![self.zero(); held * self.results]
+        let mut initial = vec![self.zero(); held * self.results];
+        if self.layout.shifted {
+            initial.extend((0..self.results).map(|_| self.k.f32(0.0)));
+        }
+        initial
+    }
+
+    /// The shared memory that has a piece's sums.
+    fn shared(&self, at: usize) -> Option<PlaceRef<'b>> {
+        self.shared.filter(|_| at < usize::from(self.layout.vectors))
+    }
+
+    /// Which register has a piece's sum.
+    fn register(&self, state: &[Val<'b>], at: usize, result: usize) -> usize {
+        let vectors = usize::from(self.layout.vectors);
+        if at < vectors { result * vectors + at } else { state.len() - self.results + result }
     }
 
     fn add(&self, state: &mut [Val<'b>], at: usize, result: usize, to: impl Fn(Val<'b>) -> Val<'b>) {
         let sum = to(self.get(state, at, result));
-        match self.shared {
+        match self.shared(at) {
             Some(_) => self.set(at, result, sum),
-            None => state[result * usize::from(self.layout.vectors) + at] = sum,
+            None => state[self.register(state, at, result)] = sum,
         }
     }
 
     fn get(&self, state: &[Val<'b>], at: usize, result: usize) -> Val<'b> {
-        let Some(shared) = self.shared else { return state[result * usize::from(self.layout.vectors) + at] };
+        let Some(shared) = self.shared(at) else { return state[self.register(state, at, result)] };
         let mut lanes = Vec::new();
         for place in self.places(at, result) {
             let [row, column] = place;
@@ -343,7 +356,8 @@ impl<'b> Sums<'b> {
 
 /// Columns of what the warps of a block have summed.
 fn width(layout: Layout) -> u32 {
-    u32::from(layout.team) * u32::from(layout.lanes) * u32::from(layout.vectors)
+    let accesses = u32::from(layout.team) * u32::from(layout.vectors) + u32::from(layout.shifted) * 2;
+    accesses * u32::from(layout.lanes)
 }
 
 /// Stores what the teams of a warp have of a held vector's columns.

@@ -88,9 +88,7 @@ pub(super) fn plan(of: &NormBackward, step: u64, resources: &Resources) -> Plan 
 fn ways(of: &NormBackward, lanes: u8, shifted: bool, resources: &Resources) -> impl Iterator<Item = Way> {
     let (of, resources) = (*of, *resources);
     let wide = u64::from(lanes);
-    // With its shift a row may take one more.
-    let columns = of.columns + if shifted { wide - 1 } else { 0 };
-    let vectors = columns.div_ceil(wide).max(1);
+    let vectors = if shifted { of.columns / wide } else { of.columns.div_ceil(wide).max(1) };
     let of_warps = [8, 16, 32].map(|team| (256, team.min(vectors.next_power_of_two()), 1));
     let of_blocks = (2..=16).map(|warps| (32 * warps, 32 * warps, 1));
     let of_clusters = [2, 4, 8].into_iter().filter(move |cluster| *cluster <= u64::from(resources.cluster));
@@ -99,8 +97,8 @@ fn ways(of: &NormBackward, lanes: u8, shifted: bool, resources: &Resources) -> i
     let divided = of_warps.into_iter().chain(of_blocks).chain(of_clusters);
     let layouts = divided.filter_map(move |(threads, team, cluster)| {
         let each = vectors.div_ceil(team * cluster);
-        // All but the last vector are there in any row.
-        let is_full = cluster > 1 || vectors > team * (each - 1);
+        // All but the last vector are there in any row; where rows begin anywhere, some have one less.
+        let is_full = cluster > 1 || vectors - u64::from(shifted) > team * (each - 1);
         (each <= 8 && is_full && !(shifted && team < 32)).then_some(Layout {
             threads: threads as u16,
             team: team as u16,
@@ -123,7 +121,7 @@ fn registers(of: &NormBackward, layout: Layout, keeps: Keeps) -> u64 {
     let lanes = u64::from(layout.lanes);
     let words = |element: Scalar| (lanes * u64::from(element.bytes()) / 4).max(1);
     // Masked numbers are kept as f32.
-    let this = 2 * if layout.shifted { lanes } else { words(of.element) };
+    let this = 2 * words(of.element);
     let weight = if keeps.weight { words(of.weight) } else { 0 };
     let sums = if keeps.shared { 0 } else { lanes * (1 + u64::from(of.bias)) };
     let each = this + u64::from(of.residual) * words(of.element) + weight + sums;

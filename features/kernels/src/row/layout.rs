@@ -27,9 +27,9 @@ pub struct Layout {
     pub vectors: u8,
     /// May the columns be no multiple of `lanes`? Only in a team of one thread that holds nothing.
     pub tail: bool,
-    /// Do rows begin anywhere, one behind the other? Then accesses are at multiples of `lanes` in memory, and the first and the last one of a row
-    /// have elements of its neighbours, too. A matrix is a view of one dimension, of a multiple of `lanes` elements, that no block writes
-    /// what another reads of, and rows and columns are two more parameters, behind all others.
+    /// Do rows begin anywhere, one behind the other? Then accesses are at multiples of `lanes` in memory, and the fewer elements before and
+    /// behind them are taken one by one, by a thread each. A matrix is a view of one dimension, of a multiple of `lanes` elements, and
+    /// rows and columns are two more parameters, behind all others.
     pub shifted: bool,
 }
 
@@ -60,8 +60,7 @@ impl Layout {
         Layout::with(lanes, columns.div_ceil(lanes.into()).max(1), false, held, resources)
     }
 
-    /// The same of dense matrices of so many rows, which are not written in the place of what is read; or, with a step
-    /// other than 0, of strided rows.
+    /// The same of dense matrices of so many rows; or, with a step other than 0, of strided rows.
     pub fn packed(
         [rows, columns]: [u64; 2],
         step: u64,
@@ -80,8 +79,7 @@ impl Layout {
         if plain.tail || plain.lanes >= wide || !whole || columns < 16 * u64::from(wide) {
             return plain;
         }
-        let vectors = (columns + u64::from(wide) - 1).div_ceil(wide.into());
-        let shifted = Layout::with(wide, vectors, true, held, resources);
+        let shifted = Layout::with(wide, columns / u64::from(wide), true, held, resources);
         if shifted.holds() { shifted } else { plain }
     }
 
@@ -124,8 +122,10 @@ impl Layout {
     /// Whether registers hold a row of so many accesses, of which a block has all of each thread's but the last.
     fn fits(self, vectors: u64, held: u32) -> bool {
         let team = u64::from(self.team);
-        let is_full = self.cluster > 1 || vectors > team * (u64::from(self.vectors) - 1);
-        let beside = if self.shifted { 48 } else { 24 };
+        // Where rows begin anywhere, some have one access less.
+        let least = if self.shifted { vectors - 1 } else { vectors };
+        let is_full = self.cluster > 1 || least > team * (u64::from(self.vectors) - 1);
+        let beside = if self.shifted { 56 } else { 24 };
         let most = (REGISTERS / u64::from(self.threads) - beside).min(if self.team > 32 { 64 } else { 32 });
         is_full && self.vectors <= 16 && self.numbers(held) <= most
     }

@@ -44,7 +44,6 @@ pub use layout::{Layout, MAX_COLUMNS, grid_of, lanes, launch_rows};
 pub use powers::{Powers, Precision};
 pub use team::team;
 pub use turns::{MAX_TURNS, Turns};
-use values::Edge;
 pub(crate) use values::in_pairs;
 pub use values::{Piece, Values};
 
@@ -135,12 +134,14 @@ pub struct Row<'b> {
 /// Where a row of a layout that is shifted begins.
 #[derive(Clone, Copy, Debug)]
 struct Shift<'b> {
-    /// The multiple of the lanes at or before it, among all elements, of i64.
+    /// Its place among all elements, of i64.
+    start: Val<'b>,
+    /// The first multiple of the lanes there, of i64.
     base: Val<'b>,
-    /// Elements from there to the row, of i32.
-    by: Val<'b>,
-    /// Where the last access of all may be.
-    last: Val<'b>,
+    /// Elements of the row before that, of i32.
+    head: Val<'b>,
+    /// All elements, of i64.
+    elements: Val<'b>,
 }
 
 /// The kernel's block and cluster, and `work` for the team's row of the matrix `of`. All threads of a warp are there together, and in
@@ -195,8 +196,8 @@ impl<'b> Row<'b> {
         let shift = elements.map(|elements| {
             let start = number * columns.to(Scalar::I64);
             // So that it is seen to be a multiple, whatever the row's number.
-            let base = start.shr_u(lanes.ilog2()) << i64::from(lanes.ilog2());
-            Shift { base, by: (start - base).to(Scalar::I32), last: elements - i64::from(lanes) }
+            let base = (start + i64::from(lanes - 1)).shr_u(lanes.ilog2()) << i64::from(lanes.ilog2());
+            Shift { start, base, head: (base - start).to(Scalar::I32), elements }
         });
         Row { k, layout, number, columns, first: Row::first(k, layout), exists: None, shift, turn: None }
     }
@@ -204,7 +205,7 @@ impl<'b> Row<'b> {
     /// An element of a matrix, of the row.
     pub fn element(&self, view: View<'b>, column: Val<'b>) -> Val<'b> {
         let element = match self.shift {
-            Some(Shift { base, by, .. }) => view.place.at([base + (by + column).to(Scalar::I64)]),
+            Some(Shift { start, .. }) => view.place.at([start + column.to(Scalar::I64)]),
             None => view.place.at([self.number, column]),
         };
         element.load().to(Scalar::F32)
@@ -264,28 +265,24 @@ impl<'b> Row<'b> {
 
     /// The row of each of these matrices: loaded, if the layout holds rows, else to be loaded for each use.
     pub fn hold<'r>(&'r self, views: &[View<'b>]) -> Values<'r, 'b> {
-        let places = (0..u32::from(self.layout.vectors)).map(|vector| self.place(vector));
-        let held = places.map(|place| place.loaded(views, Cache::Stream)).collect();
+        let held = self.places().map(|place| place.loaded(views, Cache::Stream)).collect();
         Values { row: self, views: views.to_vec(), held }
     }
 
-    /// The row of each of these matrices, as it lies in memory, for [`held`](Self::held): of each held vector that of each matrix.
+    /// The row of each of these matrices, as it lies in memory, for [`held`](Self::held): of each held piece that of each matrix.
     pub fn load_all(&self, views: &[View<'b>]) -> Vec<Val<'b>> {
-        let places = (0..u32::from(self.layout.vectors)).map(|vector| self.place(vector));
         let words = |place: Piece<'b>| views.iter().map(move |view| pack(place.raw(*view, Cache::Stream)));
-        places.flat_map(words).collect()
+        self.places().flat_map(words).collect()
     }
 
     /// The same of an array with an element for each column.
     pub fn load_columns(&self, view: View<'b>) -> Vec<Val<'b>> {
-        let places = (0..u32::from(self.layout.vectors)).map(|vector| self.place(vector));
-        places.map(|place| pack(place.raw_of_row(view))).collect()
+        self.places().map(|place| pack(place.raw_of_row(view))).collect()
     }
 
-    /// What was loaded of these matrices and arrays, in their order of each held vector.
+    /// What was loaded of these matrices and arrays, in their order of each held piece.
     pub fn held<'r>(&'r self, views: &[View<'b>], words: &[Val<'b>]) -> Values<'r, 'b> {
-        let places = (0..u32::from(self.layout.vectors)).map(|vector| self.place(vector));
-        let held = places.zip(words.chunks(views.len().max(1))).map(|(place, words)| {
+        let held = self.places().zip(words.chunks(views.len().max(1))).map(|(place, words)| {
             let values =
                 views.iter().zip(words).map(|(view, words)| unpack(*words, view.element, place.lanes));
             Piece { values: values.collect(), ..place }
@@ -306,40 +303,49 @@ impl<'b> Row<'b> {
         words.iter().map(again).collect()
     }
 
+    /// Where all is that a thread holds: its vectors, and behind them an element of those beside a row's accesses.
+    fn places(&self) -> impl Iterator<Item = Piece<'b>> {
+        let vectors = (0..u32::from(self.layout.vectors)).map(|vector| self.place(vector));
+        vectors.chain(self.shift.map(|shift| self.beside(shift)))
+    }
+
     /// Where a held vector is.
     fn place(&self, vector: u32) -> Piece<'b> {
         let Layout { vectors, cluster, lanes, .. } = self.layout;
         let column = if vector == 0 { self.first } else { self.first + (vector * self.layout.step()) as i32 };
-        if let Some(shift) = self.shift {
-            return self.shifted(shift, vector, column);
-        }
+        let behind = column;
+        let column = self.shift.map_or(column, |shift| shift.head + column);
         // A block has all accesses but the last in any row, and a team of one that too.
         let always = cluster == 1 && (vector + 1 < vectors.into() || self.layout.team == 1 && vectors == 1);
-        let mut inside = (!always).then(|| column.lt(self.columns));
-        let column = if always { column } else { column.min(self.columns - i32::from(lanes)) };
-        if let Some(exists) = self.exists {
-            inside = Some(inside.map_or(exists, |inside| inside & exists));
-        }
-        Piece { column, inside, ..Piece::new(self, lanes) }
+        let last = self.columns - i32::from(lanes);
+        let inside = (!always).then(|| column.le(last));
+        let column = if always { column } else { column.min(last) };
+        let flat = self.shift.map(|shift| {
+            (shift.base + behind.to(Scalar::I64)).min(shift.elements - i64::from(lanes))
+        });
+        Piece { column, inside: self.existing(inside), flat, ..Piece::new(self, lanes) }
     }
 
-    /// The same in a layout that is shifted, of so many elements behind the first access of the row.
-    fn shifted(&self, shift: Shift<'b>, vector: u32, behind: Val<'b>) -> Piece<'b> {
-        let Layout { vectors, cluster, lanes, .. } = self.layout;
-        let column = (behind - shift.by).named("column");
-        let flat = (shift.base + behind.to(Scalar::I64)).min(shift.last);
-        let piece = Piece { column, flat: Some(flat), ..Piece::new(self, lanes) };
-        // The first access may begin before the row, and the last ones may end behind it: with the shift the row may take one more.
-        let is_middle = cluster == 1 && vector > 0 && vector + 2 < vectors.into();
-        if is_middle && self.exists.is_none() {
-            return piece;
+    /// The element before the accesses of a row, or behind them, that a thread has: of its team's first threads the number there, and of as many
+    /// behind them.
+    fn beside(&self, shift: Shift<'b>) -> Piece<'b> {
+        let lanes = i32::from(self.layout.lanes);
+        let thread = self.first.shr_u(lanes.ilog2());
+        let behind = shift.head + ((self.columns - shift.head) & !(lanes - 1));
+        let is_first = thread.lt(lanes);
+        let column = is_first.select(thread, thread - lanes + behind);
+        let inside = column.lt(is_first.select(shift.head, self.columns));
+        let column = column.min(self.columns - 1);
+        let flat = (shift.start + column.to(Scalar::I64)).min(shift.elements - 1);
+        Piece { column, inside: self.existing(Some(inside)), flat: Some(flat), ..Piece::new(self, 1) }
+    }
+
+    /// The same of a row that may not be there.
+    fn existing(&self, inside: Option<Val<'b>>) -> Option<Val<'b>> {
+        match (inside, self.exists) {
+            (Some(inside), Some(exists)) => Some(inside & exists),
+            (inside, exists) => inside.or(exists),
         }
-        let columns = self.exists.map_or(self.columns, |exists| exists.select(self.columns, 0));
-        let all = piece.columns();
-        let last = if lanes == 1 { columns } else { columns.splat(lanes) };
-        let inside = if vector == 0 || cluster > 1 { all.ge(0) & all.lt(last) } else { all.lt(last) };
-        let whole = column.ge(0) & (column + i32::from(lanes)).le(columns);
-        Piece { edge: Some(Edge { inside, whole }), ..piece }
     }
 }
 

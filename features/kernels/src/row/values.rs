@@ -28,19 +28,9 @@ pub struct Piece<'b> {
     pub lanes: u8,
     /// Does the row have it, if that is not known?
     pub(super) inside: Option<Val<'b>>,
-    /// In a layout that is shifted: its place among all elements, and what of it the row has, if that may be not all.
+    /// In a layout that is shifted: its place among all elements.
     pub(super) flat: Option<Val<'b>>,
-    pub(super) edge: Option<Edge<'b>>,
     pub(super) values: Vec<Val<'b>>,
-}
-
-/// What a row has of a piece.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Edge<'b> {
-    /// Each lane?
-    pub(super) inside: Val<'b>,
-    /// All of them?
-    pub(super) whole: Val<'b>,
 }
 
 impl<'b> Index<usize> for Piece<'b> {
@@ -56,7 +46,7 @@ impl<'b> Piece<'b> {
     /// One of a row's first columns.
     pub(super) fn new(row: &Row<'b>, lanes: u8) -> Piece<'b> {
         let Row { k, number, first, .. } = *row;
-        Piece { k, number, column: first, lanes, inside: None, flat: None, edge: None, values: Vec::new() }
+        Piece { k, number, column: first, lanes, inside: None, flat: None, values: Vec::new() }
     }
 
     /// Where it is in a matrix.
@@ -103,10 +93,9 @@ impl<'b> Piece<'b> {
         match self.lanes {
             1 => load(self.column).load(),
             lanes if self.flat.is_none() => load(self.column).load_vector(lanes),
+            // Anywhere.
             lanes => {
-                // Anywhere, and partly of other rows.
-                let most = view.place.extent(0).to(Scalar::I32) - 1;
-                let column = |lane: u8| (self.column + i32::from(lane)).max(0).min(most);
+                let column = |lane: u8| self.column + i32::from(lane);
                 self.k.vector(&(0..lanes).map(|lane| load(column(lane)).load()).collect::<Vec<_>>())
             }
         }
@@ -124,11 +113,9 @@ impl<'b> Piece<'b> {
 
     /// The values where the row has this piece, else `other`, which adds nothing to what is combined.
     pub fn or(&self, values: Val<'b>, other: f32) -> Val<'b> {
-        match (self.inside, self.edge) {
-            (Some(inside), _) | (None, Some(Edge { inside, .. })) => {
-                inside.select(values, self.constant(other))
-            }
-            (None, None) => values,
+        match self.inside {
+            Some(inside) => inside.select(values, self.constant(other)),
+            None => values,
         }
     }
 
@@ -149,30 +136,17 @@ impl<'b> Piece<'b> {
     /// Stores values in a matrix, rounded to its elements.
     pub fn store(&self, view: View<'b>, values: Val<'b>) {
         let values = values.to(view.element);
-        let all = || self.place(view).cached(Cache::Stream).store(values);
-        let (Some(Edge { inside, whole }), Some(flat)) = (self.edge, self.flat) else {
-            return self.inside(all);
-        };
-        let some = || {
-            for lane in 0..self.lanes {
-                let place = view.place.at([flat + i64::from(lane)]);
-                self.k.if_(inside.lane(lane), || place.store(values.lane(lane)));
-            }
-        };
-        self.k.if_else(whole, all, some);
+        self.inside(|| self.place(view).cached(Cache::Stream).store(values));
     }
 
     /// Does something with each of these values and its column, if the row has it: where rows begin anywhere.
     pub fn each_lane(&self, values: Val<'b>, work: impl Fn(Val<'b>, Val<'b>)) {
-        for lane in 0..self.lanes {
-            let one = |values: Val<'b>| if self.lanes == 1 { values } else { values.lane(lane) };
-            let work = || work(self.column + i32::from(lane), one(values));
-            match (self.edge, self.inside) {
-                (Some(edge), _) => self.k.if_(one(edge.inside), work),
-                (None, Some(inside)) => self.k.if_(inside, work),
-                (None, None) => work(),
+        self.inside(|| {
+            for lane in 0..self.lanes {
+                let one = if self.lanes == 1 { values } else { values.lane(lane) };
+                work(self.column + i32::from(lane), one);
             }
-        }
+        });
     }
 
     /// Does something if the row has this piece.
@@ -241,9 +215,11 @@ impl<'b> Values<'_, 'b> {
         let k = self.row.k;
         let start = |lanes: u8| initial.map(|number| k.constant(f32s(lanes), number));
         let lanes = self.row.layout.lanes;
+        // A piece of one element is behind all vectors.
+        let (vectors, beside): (Vec<_>, Vec<_>) = self.held.iter().partition(|piece| piece.lanes == lanes);
         let state = match self.held.is_empty() {
             true => self.stream(true, start(lanes), &step),
-            false => self.held.iter().fold(start(lanes), &step),
+            false => vectors.into_iter().fold(start(lanes), &step),
         };
         let mut state = match lanes {
             1 => state,
@@ -252,7 +228,7 @@ impl<'b> Values<'_, 'b> {
         if self.row.layout.tail {
             state = self.stream(false, state, &step);
         }
-        state
+        beside.into_iter().fold(state, &step)
     }
 
     /// The same of a row that is [streamed](Self::is_streamed), with one state for all lanes.
