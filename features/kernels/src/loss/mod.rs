@@ -357,8 +357,9 @@ impl CrossEntropy {
         // What is read alone is read at full speed without a cluster, too.
         let streamed =
             layout.cluster > 1 && !layout.shifted && columns * u64::from(element.bytes()) >= STREAMED;
-        let layout = match streamed && log_probs.is_none() && !smoothed {
-            true => layout.streamed(512),
+        let layout = match log_probs.is_none() && !smoothed {
+            true if streamed => layout.streamed(512),
+            true => layout.taller(columns),
             false => layout,
         };
         let pass = log_probs.map_or(Pass::Loss, Pass::LogProbabilities);
@@ -439,11 +440,7 @@ impl CrossEntropyBackward {
         checked_target(target)?;
         let smoothed = options.smoothing != 0.0;
         let held = if smoothed { 3 } else { 1 };
-        // In place, a row is written while its neighbours are read.
-        let layout = match in_place {
-            true => Layout::strided([columns, step], &[element], align, held, resources),
-            false => Layout::packed([rows, columns], step, &[element], align, held, resources),
-        };
+        let layout = Layout::packed([rows, columns], step, &[element], align, held, resources);
         let pass = if in_place { Pass::GradientInPlace } else { Pass::Gradient };
         let (own, mean) = (options.reduction == Reduction::None, options.reduction == Reduction::Mean);
         let entry = LossRows { layout, element, target, pass, smoothed, log_sums, own, mean };

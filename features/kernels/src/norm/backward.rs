@@ -131,9 +131,8 @@ impl NormGradient {
                     pair.into_iter().chain(of_piece(&kept)).chain(of_piece(&added))
                 })
                 .collect();
-            let centred =
-                |piece: &Piece<'b>| of_mean.map_or(piece[0], |mean| piece[0] - piece.splat(mean));
-            let dy = |piece: &Piece<'b>| piece.or(piece[1], 0.0);
+            let centred = |piece: &Piece<'b>| of_mean.map_or(piece[0], |mean| piece[0] - piece.splat(mean));
+            let dy = |piece: &Piece<'b>| piece.own_or(piece[1], 0.0);
             let weight = |piece: &Piece<'b>| match kept {
                 Some(_) => piece[2],
                 None => piece.of_row(weight),

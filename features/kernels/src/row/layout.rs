@@ -109,6 +109,18 @@ impl Layout {
             .unwrap_or_else(|| of_warps.streamed(256))
     }
 
+    /// The same of fewer threads with up to four accesses each, if a warp takes rows of so many columns by one: what is done for each access is
+    /// little beside what is done for each row.
+    pub(crate) fn taller(self, columns: u64) -> Layout {
+        if self.team > 32 || self.vectors != 1 || self.shifted {
+            return self;
+        }
+        let vectors = columns.div_ceil(self.lanes.into()).max(1);
+        // Two neighbours have a sector of the memory.
+        let team = self.team.div_ceil(4).max(2).min(self.team);
+        Layout { team, vectors: vectors.div_ceil(team.into()) as u8, ..self }
+    }
+
     /// The same accesses of a row that a block of so many threads loads for each use.
     pub(crate) fn streamed(self, threads: u16) -> Layout {
         Layout { threads, team: threads, cluster: 1, vectors: 0, ..self }

@@ -144,6 +144,13 @@ struct Shift<'b> {
     elements: Val<'b>,
 }
 
+impl<'b> Shift<'b> {
+    /// The column behind the accesses of a row of so many columns.
+    fn behind(self, columns: Val<'b>, lanes: i32) -> Val<'b> {
+        self.head + ((columns - self.head) & !(lanes - 1))
+    }
+}
+
 /// The kernel's block and cluster, and `work` for the team's row of the matrix `of`. All threads of a warp are there together, and in
 /// larger teams all of the team.
 #[track_caller]
@@ -320,10 +327,10 @@ impl<'b> Row<'b> {
         let last = self.columns - i32::from(lanes);
         let inside = (!always).then(|| column.le(last));
         let column = if always { column } else { column.min(last) };
-        let flat = self.shift.map(|shift| {
-            (shift.base + behind.to(Scalar::I64)).min(shift.elements - i64::from(lanes))
-        });
-        Piece { column, inside: self.existing(inside), flat, ..Piece::new(self, lanes) }
+        let flat = self
+            .shift
+            .map(|shift| (shift.base + behind.to(Scalar::I64)).min(shift.elements - i64::from(lanes)));
+        Piece { column, inside, flat, ..Piece::new(self, lanes) }
     }
 
     /// The element before the accesses of a row, or behind them, that a thread has: of its team's first threads the number there, and of as many
@@ -331,21 +338,12 @@ impl<'b> Row<'b> {
     fn beside(&self, shift: Shift<'b>) -> Piece<'b> {
         let lanes = i32::from(self.layout.lanes);
         let thread = self.first.shr_u(lanes.ilog2());
-        let behind = shift.head + ((self.columns - shift.head) & !(lanes - 1));
         let is_first = thread.lt(lanes);
-        let column = is_first.select(thread, thread - lanes + behind);
+        let column = is_first.select(thread, thread - lanes + shift.behind(self.columns, lanes));
         let inside = column.lt(is_first.select(shift.head, self.columns));
         let column = column.min(self.columns - 1);
         let flat = (shift.start + column.to(Scalar::I64)).min(shift.elements - 1);
-        Piece { column, inside: self.existing(Some(inside)), flat: Some(flat), ..Piece::new(self, 1) }
-    }
-
-    /// The same of a row that may not be there.
-    fn existing(&self, inside: Option<Val<'b>>) -> Option<Val<'b>> {
-        match (inside, self.exists) {
-            (Some(inside), Some(exists)) => Some(inside & exists),
-            (inside, exists) => inside.or(exists),
-        }
+        Piece { column, inside: Some(inside), flat: Some(flat), ..Piece::new(self, 1) }
     }
 }
 

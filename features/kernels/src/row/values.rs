@@ -28,6 +28,8 @@ pub struct Piece<'b> {
     pub lanes: u8,
     /// Does the row have it, if that is not known?
     pub(super) inside: Option<Val<'b>>,
+    /// Is there such a row, if that is not known? Else this is what another row has, too.
+    pub(super) exists: Option<Val<'b>>,
     /// In a layout that is shifted: its place among all elements.
     pub(super) flat: Option<Val<'b>>,
     pub(super) values: Vec<Val<'b>>,
@@ -45,8 +47,8 @@ impl<'b> Index<usize> for Piece<'b> {
 impl<'b> Piece<'b> {
     /// One of a row's first columns.
     pub(super) fn new(row: &Row<'b>, lanes: u8) -> Piece<'b> {
-        let Row { k, number, first, .. } = *row;
-        Piece { k, number, column: first, lanes, inside: None, flat: None, values: Vec::new() }
+        let Row { k, number, first, exists, .. } = *row;
+        Piece { k, number, column: first, lanes, inside: None, exists, flat: None, values: Vec::new() }
     }
 
     /// Where it is in a matrix.
@@ -73,10 +75,10 @@ impl<'b> Piece<'b> {
             let element = self.place(view).cached(hint);
             if self.lanes == 1 { element.load() } else { element.load_vector(self.lanes) }
         };
-        match self.inside {
-            Some(inside) if view.written => {
+        match self.own() {
+            Some(own) if view.written => {
                 let ty = Type::vector(view.element, self.lanes).unwrap_or(view.element.into());
-                self.k.if_else(inside, load, || self.k.constant(ty, 0))
+                self.k.if_else(own, load, || self.k.constant(ty, 0))
             }
             _ => load(),
         }
@@ -89,14 +91,18 @@ impl<'b> Piece<'b> {
 
     /// The same as they are.
     pub(super) fn raw_of_row(&self, view: View<'b>) -> Val<'b> {
-        let load = |column| view.place.at([column]).cached(Cache::Keep);
+        let load = |column: Val<'b>| view.place.at([column]).cached(Cache::Keep);
         match self.lanes {
             1 => load(self.column).load(),
             lanes if self.flat.is_none() => load(self.column).load_vector(lanes),
             // Anywhere.
             lanes => {
-                let column = |lane: u8| self.column + i32::from(lane);
-                self.k.vector(&(0..lanes).map(|lane| load(column(lane)).load()).collect::<Vec<_>>())
+                let first = self.column.to(Scalar::I64);
+                let all = || (0..lanes).map(|lane| load(first + i64::from(lane)).load()).collect::<Vec<_>>();
+                // Seen once for all of them.
+                let is_inside = first.ge(0) & first.le(view.place.extent(0) - i64::from(lanes));
+                let none = Type::vector(view.element, lanes).unwrap_or(view.element.into());
+                self.k.if_else(is_inside, || self.k.vector(&all()), || self.k.constant(none, 0))
             }
         }
     }
@@ -111,12 +117,18 @@ impl<'b> Piece<'b> {
         self.k.constant(f32s(self.lanes), number)
     }
 
-    /// The values where the row has this piece, else `other`, which adds nothing to what is combined.
+    /// The values where the row has this piece, else `other`, which adds nothing to what is combined of a row.
     pub fn or(&self, values: Val<'b>, other: f32) -> Val<'b> {
-        match self.inside {
-            Some(inside) => inside.select(values, self.constant(other)),
-            None => values,
-        }
+        self.choose(self.inside, values, other)
+    }
+
+    /// The same that adds nothing to what is combined of several rows either.
+    pub fn own_or(&self, values: Val<'b>, other: f32) -> Val<'b> {
+        self.choose(self.own(), values, other)
+    }
+
+    fn choose(&self, condition: Option<Val<'b>>, values: Val<'b>, other: f32) -> Val<'b> {
+        condition.map_or(values, |condition| condition.select(values, self.constant(other)))
     }
 
     /// All lanes in one.
@@ -149,10 +161,18 @@ impl<'b> Piece<'b> {
         });
     }
 
-    /// Does something if the row has this piece.
+    /// Is there such a row that has it, if that is not known?
+    fn own(&self) -> Option<Val<'b>> {
+        match (self.inside, self.exists) {
+            (Some(inside), Some(exists)) => Some(inside & exists),
+            (inside, exists) => inside.or(exists),
+        }
+    }
+
+    /// Does something if there is such a row that has this piece.
     pub fn inside(&self, work: impl FnOnce()) {
-        match self.inside {
-            Some(inside) => self.k.if_(inside, work),
+        match self.own() {
+            Some(own) => self.k.if_(own, work),
             None => work(),
         }
     }
@@ -244,14 +264,34 @@ impl<'b> Values<'_, 'b> {
         team(k, layout, turn, name, initial, state, merge)
     }
 
-    /// The first matrix's element in a column, of i32, of a row that a warp's threads hold; 0 if the row has no such column.
+    /// The first matrix's element in a column, of i32, of a row that a warp's threads hold; any number if the row has no such column.
     pub fn element_at(&self, column: Val<'b>) -> Val<'b> {
-        let here = |[sum]: [Val<'b>; 1], piece: &Piece<'b>| {
-            let is = piece.columns().eq(piece.splat(column));
-            [sum + piece.or(is.select(piece[0], piece.constant(0.0)), 0.0)]
+        let Row { k, layout, columns, shift, .. } = *self.row;
+        let (team, lanes) = (i32::from(layout.team), i32::from(layout.lanes));
+        // Among the accesses: which one, and of which thread.
+        let place = shift.map_or(column, |shift| column - shift.head);
+        let access = place.shr_u(lanes.ilog2());
+        let vector = access.shr_u(team.ilog2());
+        let vectors = &self.held[..usize::from(layout.vectors)];
+        let all = vectors.iter().map(|piece| piece[0]).zip(0..);
+        let chosen = all.reduce(|(a, _), (b, at)| (vector.eq(at).select(b, a), at));
+        let mut chosen = match chosen {
+            Some((all, _)) if lanes > 1 => (0..layout.lanes).map(|lane| all.lane(lane)).collect(),
+            all => all.into_iter().map(|(one, _)| one).collect::<Vec<_>>(),
         };
-        let [element] = self.fold("element", [0.0], here, |[a], [b]| [a + b]);
-        element
+        // Each bit of the place takes one of two lanes.
+        for bit in 0..lanes.ilog2() {
+            let odd = (place & (1 << bit)).ne(0);
+            chosen = chosen.chunks(2).map(|pair| odd.select(pair[1], pair[0])).collect();
+        }
+        let (mut element, mut thread) = (chosen[0], access & (team - 1));
+        if let (Some(shift), Some(beside)) = (shift, self.held.get(vectors.len())) {
+            let behind = shift.behind(columns, lanes);
+            let (is_before, is_behind) = (column.lt(shift.head), column.ge(behind));
+            element = (is_before | is_behind).select(beside[0], element);
+            thread = is_before.select(column, is_behind.select(column - behind + lanes, thread));
+        }
+        if team == 1 { element } else { element.shuffle((k.lane_id() & -team) + thread) }
     }
 
     /// Does something with each piece, in any order.
