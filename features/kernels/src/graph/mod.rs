@@ -275,7 +275,7 @@ impl Draft {
 }
 
 /// What a graph calls elements: integers have a sign, and what is multiplied as tf32 lies in memory as f32.
-pub(crate) fn element(scalar: Scalar) -> Element {
+pub fn element(scalar: Scalar) -> Element {
     match scalar {
         Scalar::Bool => Element::Bool,
         Scalar::I8 => Element::I8,
