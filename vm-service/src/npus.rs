@@ -71,7 +71,7 @@ mod known {
         npus.collect()
     }
 
-    /// ONNX Runtime, which takes a tenth of a second to be loaded, where there is something to ask it: an NPU, or a library of a provider.
+    /// ONNX Runtime, which takes longer to be loaded than all else, where there is something to ask it: an NPU, or a library of a provider.
     fn runtime(is_there: bool) -> Option<Runtime> {
         let libraries = match Libraries::find() {
             Err(error @ NpuError::Untrusted { .. }) => {
