@@ -126,7 +126,7 @@ impl Builder {
         Ok(results[0])
     }
 
-    fn push(&mut self, op: Op, operands: &[Value]) -> Built<Vec<Value>> {
+    pub(crate) fn push(&mut self, op: Op, operands: &[Value]) -> Built<Vec<Value>> {
         let number = self.graph.nodes.len();
         let place = Place::Node(number, op.name());
         if number == MAX_NODES {
