@@ -8,7 +8,7 @@ use common::{on_each, options};
 use gpt::config::Config;
 use gpt::export::{Weights, next_token};
 use gpt::parameters::Parameters;
-use vm_graph::{Op, Tensor, ValidGraph, evaluate, quantize_mat_muls};
+use vm_graph::{Tensor, ValidGraph, evaluate, quantize_mat_muls};
 use vm_ir::Scalar;
 use vm_npu::Provider;
 
@@ -56,7 +56,7 @@ fn a_model_generates_tokens() {
         .collect();
     let quantized = quantize_mat_muls(&constant, &samples()).unwrap();
     let bytes = |graph: &ValidGraph| vm_graph::encode(graph).unwrap().len();
-    assert!(bytes(&quantized) < bytes(&constant) / 2, "{} of {}", bytes(&quantized), bytes(&constant));
+    assert!(bytes(&quantized) < bytes(&constant) / 3, "{} of {}", bytes(&quantized), bytes(&constant));
     on_each(|npu| {
         let is_processor = npu.provider() == Provider::Cpu;
         for (graph, weights, [on_processor, on_hexagon]) in
@@ -105,10 +105,7 @@ fn a_model_generates_tokens() {
                 npu.device(),
                 graph.nodes.len()
             );
-            assert!(
-                worst < tolerance && of_floats < tolerance.max(0.1),
-                "off by {worst:.1e}, {of_floats:.1e}"
-            );
+            assert!(worst < tolerance && of_floats < QUANTIZED, "off by {worst:.1e}, {of_floats:.1e}");
         }
     });
 }
