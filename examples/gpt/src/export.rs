@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use thiserror::Error;
-use vm_graph::{Builder, GraphError, Tensor, ValidGraph, Value};
+use vm_graph::{Builder, GraphError, Tensor, TensorType, ValidGraph, Value};
 use vm_ir::Scalar;
 use vm_kernels::graph::{NoGraph, element, names};
 
@@ -52,7 +52,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Such a one.
+    /// Of this name, part and extents.
     pub fn new(name: impl Into<String>, part: Part, extents: &[u64]) -> Port {
         Port { name: name.into(), part, extents: extents.to_vec() }
     }
@@ -127,6 +127,10 @@ pub fn graph(
     }
     for (port, values) in constants {
         let element = element(export.scalar(port.part)?);
+        let count = TensorType::new(element, &port.extents).elements();
+        if values.len() as u64 != count {
+            return Err(wrong(&port.name, format!("it has {count} elements, and is given {}", values.len())));
+        }
         let value = export.builder.constant(Tensor::from_f64s(element, &port.extents, values))?;
         export.write(port.part, &port.extents, value).map_err(|what| wrong(&port.name, what))?;
     }

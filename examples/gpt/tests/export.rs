@@ -113,6 +113,9 @@ fn what_has_no_graph_says_why() {
     assert_eq!(evaluate(&zeros, &[input]).unwrap(), [[0.0; 8]]);
     no(made(&doubled(x, y, 4), &all), "it reads 0..8 of y, which were not written as a whole");
     no(made(&doubled(x, x.at(2), 4), &all), "it writes a part of 0..8 of x");
+    let few = [(Port::new("x", x, &[8]), vec![1.0; 7])];
+    let all_of = std::slice::from_ref(&all);
+    no(graph("g", &memory, &doubled(x, y, 8), &[], &few, all_of), "x: it has 8 elements, and is given 7");
     no(made(&doubled(x, y.at(6), 4), &all), "y0 ends behind y");
     no(made(&doubled(x, Part { array: 7, first: 0 }, 4), &all), "there is no array 7");
 }
