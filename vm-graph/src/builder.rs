@@ -126,7 +126,7 @@ impl Builder {
         Ok(results[0])
     }
 
-    fn push(&mut self, op: Op, operands: &[Value]) -> Built<Vec<Value>> {
+    pub(crate) fn push(&mut self, op: Op, operands: &[Value]) -> Built<Vec<Value>> {
         let number = self.graph.nodes.len();
         let place = Place::Node(number, op.name());
         if number == MAX_NODES {
@@ -136,6 +136,45 @@ impl Builder {
         let results = node_types(&node, &self.types).map_err(|what| GraphError::rule(place, what))?;
         self.graph.nodes.push(node);
         Ok(results.into_iter().map(|ty| self.define(ty)).collect())
+    }
+
+    /// The operations of another graph, on values in the place of its inputs, whose types they have; gives its outputs.
+    ///
+    /// # Errors
+    /// [`GraphError::Rule`], before anything was added.
+    pub fn inline(&mut self, graph: &ValidGraph, inputs: &[Value]) -> Built<Vec<Value>> {
+        let whole = |what: String| Err(GraphError::rule(Place::Graph, what));
+        let (name, takes) = (&graph.name, graph.inputs.len());
+        if inputs.len() != takes {
+            return whole(format!("{name} takes {takes} inputs, and is given {}", inputs.len()));
+        }
+        for (number, (value, input)) in inputs.iter().zip(&graph.inputs).enumerate() {
+            let given = self.types.get(value.0 as usize);
+            if given != Some(&input.ty) {
+                let given =
+                    given.map_or(format!("value {}, which is not defined", value.0), TensorType::to_string);
+                let what = format!("{} of {name} is {}, and is given {given}", input.name, input.ty);
+                return Err(GraphError::rule(Place::Argument(number), what));
+            }
+        }
+        let operations = self.graph.nodes.len() + graph.nodes.len();
+        if operations > MAX_NODES {
+            return whole(format!("with {name} it has {operations} operations; there can be {MAX_NODES}"));
+        }
+        // Its results have the numbers that follow.
+        let first = self.types.len();
+        let own = |value: &Value| match inputs.get(value.0 as usize) {
+            Some(input) => *input,
+            None => Value((first + value.0 as usize - takes) as u32),
+        };
+        self.graph.nodes.extend(
+            graph
+                .nodes
+                .iter()
+                .map(|node| Node { op: node.op.clone(), operands: node.operands.iter().map(own).collect() }),
+        );
+        self.types.extend_from_slice(&graph.types()[takes..]);
+        Ok(graph.outputs.iter().map(|output| own(&output.value)).collect())
     }
 
     fn define(&mut self, ty: TensorType) -> Value {

@@ -94,6 +94,40 @@ impl ValidGraph {
         self.graph
     }
 
+    /// The graph without operations that no output depends on. All inputs stay.
+    pub fn eliminate_dead_code(self) -> ValidGraph {
+        let ValidGraph { mut graph, types } = self;
+        let mut live = vec![false; types.len()];
+        live[..graph.inputs.len()].fill(true);
+        graph.outputs.iter().for_each(|output| live[output.value.0 as usize] = true);
+        let mut end = types.len();
+        for node in graph.nodes.iter().rev() {
+            let results = end - node.op.results()..end;
+            end = results.start;
+            if live[results.clone()].contains(&true) {
+                live[results].fill(true);
+                node.operands.iter().for_each(|value| live[value.0 as usize] = true);
+            }
+        }
+        let mut count = 0;
+        let numbers: Vec<Value> = live
+            .iter()
+            .map(|is_live| {
+                count += u32::from(*is_live);
+                Value(count.saturating_sub(1))
+            })
+            .collect();
+        graph.nodes.retain(|node| {
+            end += node.op.results();
+            live[end - 1]
+        });
+        let operands = graph.nodes.iter_mut().flat_map(|node| &mut node.operands);
+        let outputs = graph.outputs.iter_mut().map(|output| &mut output.value);
+        operands.chain(outputs).for_each(|value| *value = numbers[value.0 as usize]);
+        let types = types.into_iter().zip(live).filter_map(|(ty, is_live)| is_live.then_some(ty)).collect();
+        ValidGraph { graph, types }
+    }
+
     /// The types of all values, in the order of their numbers.
     pub(crate) fn types(&self) -> &[TensorType] {
         &self.types

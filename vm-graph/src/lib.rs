@@ -2,7 +2,8 @@
 //!
 //! A [`Graph`] is a list of operations on arrays of fixed extents, each of which takes values that are defined before it.
 //! [`Builder`] makes one, [`validate`] checks one that came from elsewhere, [`encode`] and [`decode`] are its binary form,
-//! [`evaluate`] says in f64 what it computes, and [`onnx::model`] is it as an ONNX model.
+//! [`evaluate`] says in f64 what it computes, and [`onnx::model`] is it as an ONNX model. [`Builder::inline`] makes graphs of graphs, and
+//! [`quantize_mat_muls`] has products computed in integers of 8 bits.
 //!
 //! ```
 //! use vm_graph::{Builder, Element, Tensor, evaluate};
@@ -38,6 +39,7 @@ mod infer;
 pub mod limits;
 pub mod onnx;
 mod op;
+mod quantize;
 mod types;
 
 pub use binary::{MAGIC, decode, encode};
@@ -46,4 +48,5 @@ pub use error::{GraphError, Place};
 pub use evaluate::evaluate;
 pub use graph::{Graph, Input, Node, Output, ValidGraph, Value, validate};
 pub use op::{Binary, Comparison, Convolution, Logic, Op, Pool, Pooling, Reduction, Unary};
+pub use quantize::quantize_mat_muls;
 pub use types::{Element, Tensor, TensorType};

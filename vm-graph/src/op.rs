@@ -281,7 +281,7 @@ names! {
 }
 
 names! {
-    /// What becomes of the elements of some dimensions.
+    /// What becomes of the elements of some dimensions. NaN among them makes it NaN; ONNX does not say that of `Max` and `Min`, and runtimes may leave it out there.
     Reduction {
         /// Their sum.
         Sum,

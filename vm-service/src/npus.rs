@@ -49,17 +49,12 @@ mod known {
     /// Them all, in the order in which `--device npu:N` numbers them. Libraries are asked on a real host alone.
     pub(crate) fn all(host: &Host) -> Vec<Npu> {
         let roots = roots(host);
-        let is_live = roots == Roots::system();
-        let runtime = is_live.then(Runtime::system).and_then(|runtime| match runtime {
-            Err(error @ NpuError::Untrusted { .. }) => {
-                tracing::warn!("{error}");
-                None
-            }
-            runtime => runtime.ok(),
-        });
-        let found = match runtime {
+        let known = devices(&roots);
+        let runtime =
+            (roots == Roots::system()).then(|| runtime(known.as_ref().is_ok_and(|all| !all.is_empty())));
+        let found = match runtime.flatten() {
             Some(runtime) => runtime.devices(&roots),
-            None => devices(&roots),
+            None => known,
         };
         let found = found.unwrap_or_else(|error| {
             tracing::debug!("no NPUs: {error}");
@@ -74,6 +69,18 @@ mod known {
             is_emulated: device.emulated.is_some(),
         });
         npus.collect()
+    }
+
+    /// ONNX Runtime, which takes longer to be loaded than all else, where there is something to ask it: an NPU, or a library of a provider.
+    fn runtime(is_there: bool) -> Option<Runtime> {
+        let libraries = match Libraries::find() {
+            Err(error @ NpuError::Untrusted { .. }) => {
+                tracing::warn!("{error}");
+                return None;
+            }
+            libraries => libraries.ok()?,
+        };
+        (is_there || libraries.may_have_npus()).then(|| Runtime::load(&libraries).ok())?
     }
 
     /// The PCI address of an NPU by its number, where it is a PCI function. No library is asked: those of the Linux kernel come first.

@@ -8,9 +8,12 @@ use std::fs::File;
 use std::io::{IoSlice, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     recv, sendmsg, socketpair,
@@ -18,6 +21,9 @@ use rustix::net::{
 use vm_passthrough::PciAddress;
 use vm_passthrough::accelerator::rocm::assemble::Assembler;
 use vm_passthrough::sim::{SimFunction, SimHost};
+
+/// How long what is to end may take.
+const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Its kernel @spin never ends.
 const TWO: &str = include_str!("two.vir");
@@ -150,4 +156,107 @@ fn the_assemblers_process_is_confined_and_assembles() {
     assert!(String::from_utf8_lossy(&none).contains("names no architecture"), "{none:?}");
     drop(socket);
     assert!(child.wait().expect("it ends").success());
+}
+
+/// LLVM that never ends, in a folder of its own: its assembler starts a process more, and tells the numbers of both.
+fn endless() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mode =
+        |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("set");
+    // Whoever runs it may be another user.
+    mode(folder.path(), 0o777);
+    let at = folder.path().display();
+    let script = format!("#!/bin/sh\nsleep 1000 &\necho $$ $! > {at}/new && mv {at}/new {at}/pids\nwait\n");
+    for name in ["llc", "ld.lld"] {
+        std::fs::write(folder.path().join(name), &script).expect("written");
+        mode(&folder.path().join(name), 0o755);
+    }
+    folder
+}
+
+/// The processes that [`endless`] told of, once they run.
+fn processes(folder: &Path) -> Vec<OwnedFd> {
+    let until = Instant::now() + DEADLINE;
+    loop {
+        if let Ok(pids) = std::fs::read_to_string(folder.join("pids")) {
+            let open = |pid: &str| process(pid.parse().expect("a number"));
+            return pids.split_whitespace().map(open).collect();
+        }
+        assert!(Instant::now() < until, "LLVM was not started");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn process(pid: i32) -> OwnedFd {
+    let pid = rustix::process::Pid::from_raw(pid).expect("a process");
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("it runs")
+}
+
+fn end(processes: &[OwnedFd]) {
+    for process in processes {
+        let timeout = Timespec::try_from(DEADLINE).expect("a time");
+        let ended = poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&timeout));
+        assert_eq!(ended, Ok(1), "one goes on");
+    }
+}
+
+#[test]
+fn llvm_ends_with_a_command_that_is_killed() {
+    let folder = endless();
+    let silu = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests/run/silu.vir");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"))
+        .args(["compile", "--target", "amdgcn:gfx942", "--output"])
+        .arg(folder.path().join("silu.hsaco"))
+        .arg(silu)
+        .env("VM_ROCM_LLVM", folder.path())
+        .env("XDG_CACHE_HOME", folder.path())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let running = processes(folder.path());
+    assert_eq!(running.len(), 2);
+    command.kill().expect("it runs");
+    command.wait().expect("it ends");
+    end(&running);
+}
+
+/// Starts the assembler's process as a worker does, and does not end.
+#[test]
+#[ignore = "it is the process that another test starts"]
+fn a_worker() {
+    let folder = std::env::var_os("VM_ROCM_LLVM").expect("a folder");
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (socket, theirs) = pair.expect("a socket");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_vm-service"))
+        .arg("accelerator-assembler")
+        .stdin(theirs)
+        .spawn()
+        .expect("it starts");
+    std::fs::write(Path::new(&folder).join("assembler"), child.id().to_string()).expect("written");
+    send(&socket, r#"{"Begin":{"user":true,"files":false}}"#, &[]);
+    let mut begun = vec![0; 4096];
+    recv(&socket, &mut begun[..], RecvFlags::empty()).expect("an answer");
+    let input = rustix::fs::memfd_create("ir", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
+    let (_answer, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe");
+    send(&socket, r#"{"Assemble":"gfx942"}"#, &[input.as_fd(), end.as_fd()]);
+    child.wait().expect("it ends");
+}
+
+#[test]
+fn llvm_ends_with_a_worker_that_is_killed() {
+    let folder = endless();
+    let mut worker = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "a_worker", "--ignored"])
+        .env("VM_ROCM_LLVM", folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let mut running = processes(folder.path());
+    let assembler = std::fs::read_to_string(folder.path().join("assembler")).expect("its number");
+    running.push(process(assembler.parse().expect("a number")));
+    assert_eq!(running.len(), 3);
+    worker.kill().expect("it runs");
+    worker.wait().expect("it ends");
+    end(&running);
 }

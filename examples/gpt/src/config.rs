@@ -1,13 +1,17 @@
 //! The sizes of a model, and the numbers of its training.
 
+use vm_ir::Scalar;
+
 /// Sizes and numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
+    /// What weights and activations are.
+    pub element: Scalar,
     /// Blocks of attention and MLP.
     pub layers: u64,
     /// Elements of a token between the blocks.
     pub width: u64,
-    /// Heads, each of `width / heads` elements: 64 or 128.
+    /// Heads, each of `width / heads` elements: 64 or 128 where kernels run.
     pub heads: u64,
     /// Tokens of a sequence, at most.
     pub tokens: u64,
@@ -32,6 +36,7 @@ pub struct Config {
 impl Config {
     /// The small GPT-2, of 124 M parameters, with a vocabulary that is padded to a multiple of 128.
     pub const SMALL: Config = Config {
+        element: Scalar::Bf16,
         layers: 12,
         width: 768,
         heads: 12,

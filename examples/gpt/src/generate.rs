@@ -14,7 +14,7 @@ use vm_kernels::sample::{Argmax, Logits};
 use crate::config::Config;
 use crate::parameters::{Affine, Parameters};
 use crate::program::{Memory, Part, Steps};
-use crate::train::{ALIGN, ELEMENT, multiply, norm, product, with_positions};
+use crate::train::{ALIGN, multiply, norm, product, with_positions};
 
 /// What a model generates with.
 #[derive(Debug)]
@@ -72,33 +72,33 @@ impl Generation {
         prompt: u64,
         memory: &mut Memory,
     ) -> Generation {
-        let Config { layers, width, vocabulary, batch, tokens: capacity, heads, .. } = *config;
+        let Config { element, layers, width, vocabulary, batch, tokens: capacity, heads, .. } = *config;
         let writer = Writer { config: *config, parameters, weights, masters };
         let mut ints = |name: &str, count: u64| memory.array(name, Scalar::I32, &[count]);
         let prompts = ints("prompts", batch * prompt);
         let [last, token, lengths, counts, none] =
             ["last", "token", "lengths", "counts", "no lengths"].map(|name| ints(name, batch));
-        let logits = memory.array("next logits", ELEMENT, &[batch, vocabulary]);
+        let logits = memory.array("next logits", element, &[batch, vocabulary]);
         let arrays = GenerationArrays { prompts, last, token, lengths, counts, logits };
         let caches: Vec<[Part; 2]> = (0..layers)
             .map(|layer| {
                 ["k", "v"]
-                    .map(|of| memory.array(format!("h.{layer}.{of}"), ELEMENT, &[batch, capacity, width]))
+                    .map(|of| memory.array(format!("h.{layer}.{of}"), element, &[batch, capacity, width]))
             })
             .collect();
 
         let of_prompt = Rows::of(memory, config, batch * prompt);
         let log_sums = memory.array("prompt log_sums", Scalar::F32, &[batch, heads, prompt]);
-        let end = memory.array("prompt end", ELEMENT, &[batch, width]);
+        let end = memory.array("prompt end", element, &[batch, width]);
         let mut steps = Steps::default();
         steps.call(
             writer.embedding(of_prompt.rows),
             [weights.at(parameters.tokens), prompts, of_prompt.added],
         );
-        let add = with_positions(batch, prompt * width);
+        let add = with_positions(config, prompt * width);
         steps.call(add, [of_prompt.added, weights.at(parameters.positions), of_prompt.h[0]]);
         let attention = SelfAttention {
-            element: ELEMENT,
+            element,
             batch,
             tokens: prompt,
             heads: [heads; 2],
@@ -123,10 +123,10 @@ impl Generation {
         steps.call(writer.embedding(batch), [weights.at(parameters.tokens), token, tokens]);
         let position = Embedding { rows: capacity, ..writer.embedding(batch) };
         steps.call(position, [weights.at(parameters.positions), lengths, positions]);
-        let add = Elementwise::of(Chain::binary(Op::Add, ELEMENT, ELEMENT), batch * width);
+        let add = Elementwise::of(Chain::binary(Op::Add, element, element), batch * width);
         steps.call(add, [tokens, positions, of_token.h[0]]);
         let attention = DecodeAttention {
-            element: ELEMENT,
+            element,
             batch,
             heads: [heads; 2],
             dim: config.dim() as u32,
@@ -150,7 +150,7 @@ impl Generation {
 impl Rows {
     fn of(memory: &mut Memory, config: &Config, rows: u64) -> Rows {
         let mut matrix = |name: &str, columns: u64| {
-            memory.array(format!("{name} of {rows} rows"), ELEMENT, &[rows, columns])
+            memory.array(format!("{name} of {rows} rows"), config.element, &[rows, columns])
         };
         let width = config.width;
         Rows {
@@ -172,7 +172,7 @@ impl Writer<'_> {
             rows: vocabulary,
             columns: width,
             count,
-            element: ELEMENT,
+            element: self.config.element,
             index: Scalar::I32,
             align: ALIGN,
         }
@@ -186,7 +186,7 @@ impl Writer<'_> {
             heads: [heads; 2],
             dim: self.config.dim(),
             capacity,
-            element: ELEMENT,
+            element: self.config.element,
             align: ALIGN,
         }
     }
@@ -232,7 +232,7 @@ impl Writer<'_> {
         [x, y]: [Part; 2],
     ) {
         let epilogue = Epilogue { bias: true, activation, ..Epilogue::NONE };
-        let product = Product { epilogue, ..product(rows.rows, inputs, outputs) };
+        let product = Product { epilogue, ..product(&self.config, rows.rows, inputs, outputs) };
         let parts = [x, self.weights.at(affine.weight), y, self.weights.at(affine.bias)];
         steps.call(multiply(product), parts);
     }
@@ -241,8 +241,8 @@ impl Writer<'_> {
     fn next(&self, steps: &mut Steps, y: Part, arrays: &GenerationArrays) {
         let Config { width, vocabulary, batch, .. } = self.config;
         let embedding = self.weights.at(self.parameters.tokens);
-        steps.call(multiply(product(batch, width, vocabulary)), [y, embedding, arrays.logits]);
-        let logits = Logits { element: ELEMENT, rows: batch, columns: vocabulary, align: ALIGN };
+        steps.call(multiply(product(&self.config, batch, width, vocabulary)), [y, embedding, arrays.logits]);
+        let logits = Logits { element: self.config.element, rows: batch, columns: vocabulary, align: ALIGN };
         steps.call(Argmax { logits }, [arrays.logits, arrays.token]);
     }
 }

@@ -9,11 +9,13 @@
 //! | [`train`] | the steps of the loss, its gradients and AdamW |
 //! | [`generate`] | the steps of a prompt, and of each token behind it |
 //! | [`machine`] | what compiles the kernels of steps for a device, and runs them there |
+//! | [`export`] | the steps of a prompt as one graph of array operations, which NPUs run |
 //!
-//! Weights and activations are of bf16, with masters, gradients and moments of f32 beside the weights; norms take the masters. Positions are
+//! Weights and activations are of bf16 ([`Config::element`](config::Config::element)), with masters, gradients and moments of f32 beside the weights; norms take the masters. Positions are
 //! learned, the embedding is the last layer's weight too, and the activation is GELU by erf.
 
 pub mod config;
+pub mod export;
 pub mod generate;
 pub mod machine;
 pub mod parameters;

@@ -109,7 +109,8 @@ impl<A: JitTarget> Machine<A> {
     pub fn prepare(&mut self, steps: &Steps) -> Result<Ready<A>, MachineError> {
         let mut calls = Vec::new();
         for step in &steps.0 {
-            self.check(step)?;
+            let function = || format!("{:?}", step.function);
+            self.memory.check(step).map_err(|what| MachineError::Step { function: function(), what })?;
             calls.push(step.function.call(&self.resources)?);
         }
         self.load(calls.iter().flat_map(|call| call.launches.iter().map(|launch| launch.entry)))?;
@@ -127,35 +128,6 @@ impl<A: JitTarget> Machine<A> {
             }
         }
         Ok(Ready { launches, workspace })
-    }
-
-    /// That a step has a part for each buffer, of as many elements and of its type.
-    fn check(&self, step: &crate::program::Step) -> Result<(), MachineError> {
-        let wrong = |what: String| MachineError::Step { function: format!("{:?}", step.function), what };
-        let buffers = step.function.buffers();
-        if buffers.len() != step.parts.len() {
-            return Err(wrong(format!("{} buffers given, {} wanted", step.parts.len(), buffers.len())));
-        }
-        for (buffer, part) in buffers.iter().zip(&step.parts) {
-            let name = buffer.name;
-            let Some(array) = self.memory.arrays.get(part.array) else {
-                return Err(wrong(format!("{name}: there is no array {}", part.array)));
-            };
-            if array.element != buffer.element {
-                return Err(wrong(format!(
-                    "{name} is of {}, {} of {}",
-                    buffer.element, array.name, array.element
-                )));
-            }
-            let end = buffer.len().and_then(|len| len.checked_add(part.first));
-            if end.is_none_or(|end| end > array.len) {
-                return Err(wrong(format!(
-                    "{name} ends behind {}, which has {} elements",
-                    array.name, array.len
-                )));
-            }
-        }
-        Ok(())
     }
 
     /// Compiles the kernels that are not loaded yet, on all processors, and loads them.

@@ -2,15 +2,20 @@
 //!
 //! ```sh
 //! cargo run -p gpt --release
+//! cargo run -p gpt --release -- gpt.vgr
 //! ```
+//!
+//! With a file's name the trained model is written there as one graph of array operations, which `vm-service launch` runs on an NPU.
 
 use std::error::Error;
 use std::sync::Arc;
 
 use gpt::config::Config;
+use gpt::export::{Weights, next_token};
 use gpt::generate::Generation;
 use gpt::machine::Machine;
 use gpt::train::Training;
+use vm_ir::Scalar;
 use vm_runtime::{CpuAccelerator, CpuJITCompiler};
 
 /// William Blake, "Auguries of Innocence".
@@ -55,6 +60,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         if step % 10 == 0 {
             println!("step {step}: loss {:.3}", machine.read::<f32>(arrays.loss, 1)?[0]);
         }
+    }
+
+    if let Some(path) = std::env::args_os().nth(1) {
+        // NPUs have no bf16, and take one sequence.
+        let config = Config { element: Scalar::F32, batch: 1, ..config };
+        let masters: Vec<f32> = machine.read(arrays.masters, training.parameters.len())?;
+        let graph = next_token(&config, config.tokens, Weights::Constants(&masters))?;
+        std::fs::write(&path, vm_graph::encode(&graph)?)?;
+        println!("{} has the model, of {} operations", path.display(), graph.nodes.len());
     }
 
     let of = generation.arrays;

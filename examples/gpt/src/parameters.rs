@@ -29,6 +29,11 @@ impl Parameter {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// Is it a norm's? Those are taken as masters, in f32.
+    pub fn is_norm(&self) -> bool {
+        self.name.contains("ln_")
+    }
 }
 
 /// A weight and a bias: where each begins.
@@ -159,7 +164,7 @@ impl Parameters {
                 let deviation = 0.02 / if residual { (2.0 * config.layers as f32).sqrt() } else { 1.0 };
                 // The sum of four uniform numbers is near to a normal one.
                 of.fill_with(|| (0..4).map(|_| uniform()).sum::<f32>() * deviation * 3f32.sqrt());
-            } else if parameter.name.contains("ln_") && parameter.name.ends_with("weight") {
+            } else if parameter.is_norm() && parameter.name.ends_with("weight") {
                 of.fill(1.0);
             }
         }

@@ -44,6 +44,31 @@ impl Memory {
         Part { array: self.arrays.len() - 1, first: 0 }
     }
 
+    /// That a step has a part for each buffer, of as many elements and of its type.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub fn check(&self, step: &Step) -> Result<(), String> {
+        let buffers = step.function.buffers();
+        if buffers.len() != step.parts.len() {
+            return Err(format!("{} buffers given, {} wanted", step.parts.len(), buffers.len()));
+        }
+        for (buffer, part) in buffers.iter().zip(&step.parts) {
+            let name = buffer.name;
+            let Some(array) = self.arrays.get(part.array) else {
+                return Err(format!("{name}: there is no array {}", part.array));
+            };
+            if array.element != buffer.element {
+                return Err(format!("{name} is of {}, {} of {}", buffer.element, array.name, array.element));
+            }
+            let end = buffer.len().and_then(|len| len.checked_add(part.first));
+            if end.is_none_or(|end| end > array.len) {
+                return Err(format!("{name} ends behind {}, which has {} elements", array.name, array.len));
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes of all arrays.
     pub fn bytes(&self) -> u64 {
         self.arrays.iter().map(|array| array.len * u64::from(array.element.bytes())).sum()

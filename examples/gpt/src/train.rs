@@ -24,8 +24,6 @@ use crate::config::Config;
 use crate::parameters::{Affine, Parameters};
 use crate::program::{Memory, Part, Steps};
 
-/// What weights and activations are.
-pub const ELEMENT: Scalar = Scalar::Bf16;
 /// What every array is aligned to, in bytes.
 pub(crate) const ALIGN: u32 = 16;
 
@@ -114,7 +112,7 @@ impl Training {
             dloss: memory.array("dloss", Scalar::F32, &[1]),
             norm: memory.array("norm", Scalar::F32, &[1]),
             clip: memory.array("clip", Scalar::F32, &[1]),
-            weights: memory.array("weights", ELEMENT, &[all]),
+            weights: memory.array("weights", config.element, &[all]),
             masters: memory.array("masters", Scalar::F32, &[all]),
             gradients: memory.array("gradients", Scalar::F32, &[all]),
             moments: ["m", "v"].map(|name| memory.array(name, Scalar::F32, &[all])),
@@ -135,7 +133,7 @@ impl Training {
         for (first, size, weight_decay) in [(0, matrices, weight_decay), (matrices, vectors, 0.0)] {
             let function = AdamW {
                 sizes: vec![size],
-                parameter: ELEMENT,
+                parameter: self.config.element,
                 gradient: Scalar::F32,
                 master: true,
                 scaled: true,
@@ -155,8 +153,13 @@ impl Training {
 }
 
 /// A layer's product: C = A · Bᵀ + bias, of `[rows, inputs]` and `[outputs, inputs]`.
-pub(crate) fn product(rows: u64, inputs: u64, outputs: u64) -> Product {
-    Product { b_transposed: true, ..Product::of(rows, outputs, inputs) }
+pub(crate) fn product(config: &Config, rows: u64, inputs: u64, outputs: u64) -> Product {
+    Product { b_transposed: true, ..plain(config, rows, outputs, inputs) }
+}
+
+/// A product of plain matrices.
+fn plain(config: &Config, m: u64, n: u64, k: u64) -> Product {
+    Product { element: config.element, output: config.element, ..Product::of(m, n, k) }
 }
 
 /// A product without numbers.
@@ -188,12 +191,12 @@ impl Writer<'_> {
             rows: vocabulary,
             columns: width,
             count: rows,
-            element: ELEMENT,
+            element: self.config.element,
             index: Scalar::I32,
             align: ALIGN,
         };
         self.steps.call(gather, [weights.at(embedding), of_tokens, embedded]);
-        let add = with_positions(batch, tokens * width);
+        let add = with_positions(&self.config, tokens * width);
         self.steps.call(add, [embedded, weights.at(positions), first]);
         let mut kept: Vec<Kept> = Vec::new();
         let mut before = (first, None);
@@ -204,13 +207,16 @@ impl Writer<'_> {
         }
         let last = self.norm("ln_f", *norm, before);
         let logits = self.matrix("logits", vocabulary);
-        self.steps.call(multiply(product(rows, width, vocabulary)), [last.y, weights.at(embedding), logits]);
+        self.steps.call(
+            multiply(product(&self.config, rows, width, vocabulary)),
+            [last.y, weights.at(embedding), logits],
+        );
         let log_sums = self.memory.array("log_sums", Scalar::F32, &[rows]);
         let options = LossOptions::default();
         let entropy = CrossEntropy {
             rows,
             columns: vocabulary,
-            element: ELEMENT,
+            element: self.config.element,
             target: Scalar::I32,
             options,
             log_probs: None,
@@ -223,7 +229,7 @@ impl Writer<'_> {
         let entropy = CrossEntropyBackward {
             rows,
             columns: vocabulary,
-            element: ELEMENT,
+            element: self.config.element,
             target: Scalar::I32,
             options,
             in_place: true,
@@ -257,7 +263,7 @@ impl Writer<'_> {
         let sums = ColumnSums {
             rows: batch,
             columns: tokens * width,
-            element: ELEMENT,
+            element: self.config.element,
             output: Scalar::F32,
             align: ALIGN,
         };
@@ -267,7 +273,7 @@ impl Writer<'_> {
             rows: vocabulary,
             columns: width,
             count: rows,
-            element: ELEMENT,
+            element: self.config.element,
             index: Scalar::I32,
             output: Scalar::F32,
             deterministic: false,
@@ -286,13 +292,13 @@ impl Writer<'_> {
 
     /// An array of a row for each token.
     fn matrix(&mut self, name: impl Into<String>, columns: u64) -> Part {
-        self.memory.array(name, ELEMENT, &[self.config.rows(), columns])
+        self.memory.array(name, self.config.element, &[self.config.rows(), columns])
     }
 
     fn attention(&self) -> SelfAttention {
         let Config { heads, batch, tokens, .. } = self.config;
         SelfAttention {
-            element: ELEMENT,
+            element: self.config.element,
             batch,
             tokens,
             heads: [heads; 2],
@@ -346,7 +352,7 @@ impl Writer<'_> {
             norm: Norm::Layer,
             rows: self.config.rows(),
             columns: self.config.width,
-            element: ELEMENT,
+            element: self.config.element,
             weight: Scalar::F32,
             residual: added.is_some(),
             bias: true,
@@ -375,7 +381,7 @@ impl Writer<'_> {
     /// The same, or with `taken` that, and y = gelu(taken).
     fn forward_to(&mut self, layer: Layer, x: Part, taken: Option<Part>, y: Part) {
         let Layer { affine, inputs, outputs } = layer;
-        let product = product(self.config.rows(), inputs, outputs);
+        let product = product(&self.config, self.config.rows(), inputs, outputs);
         let (activation, aux) = match taken {
             Some(_) => (Activation::Gelu, Auxiliary::Store),
             None => (Activation::None, Auxiliary::None),
@@ -393,7 +399,7 @@ impl Writer<'_> {
         let sums = ColumnSums {
             rows: self.config.rows(),
             columns: layer.outputs,
-            element: ELEMENT,
+            element: self.config.element,
             output: Scalar::F32,
             align: ALIGN,
         };
@@ -409,11 +415,11 @@ impl Writer<'_> {
             Some(_) => Epilogue { activation: Activation::Gelu, aux: Auxiliary::Gradient, ..Epilogue::NONE },
             None => Epilogue::NONE,
         };
-        let of_x = Product { epilogue, ..Product::of(rows, inputs, outputs) };
+        let of_x = Product { epilogue, ..plain(&self.config, rows, inputs, outputs) };
         let parts = [Some(dy), Some(weights.at(affine.weight)), Some(dx), taken];
         self.steps.call(multiply(of_x), parts.into_iter().flatten().collect::<Vec<_>>());
         let of_weight =
-            Product { a_transposed: true, output: Scalar::F32, ..Product::of(outputs, inputs, rows) };
+            Product { a_transposed: true, output: Scalar::F32, ..plain(&self.config, outputs, inputs, rows) };
         self.steps.call(multiply(of_weight), [dy, x, gradients.at(affine.weight)]);
     }
 }
@@ -425,16 +431,17 @@ pub(crate) fn norm(rows: u64, config: &Config, residual: bool, statistics: bool)
         residual,
         bias: true,
         statistics,
-        ..NormForward::of(Norm::Layer, rows, config.width, ELEMENT, config.epsilon)
+        ..NormForward::of(Norm::Layer, rows, config.width, config.element, config.epsilon)
     }
 }
 
 /// The sum of embedded tokens, a row for each sequence, and of what is the same for each of them.
-pub(crate) fn with_positions(batch: u64, columns: u64) -> Elementwise {
+pub(crate) fn with_positions(config: &Config, columns: u64) -> Elementwise {
+    let Config { element, batch, .. } = *config;
     let mut chain = Chain::new();
-    let tokens = chain.input(ELEMENT, Along::All);
-    let positions = chain.input(ELEMENT, Along::Columns);
+    let tokens = chain.input(element, Along::All);
+    let positions = chain.input(element, Along::Columns);
     let sum = chain.step(Op::Add, tokens, positions);
-    chain.output(sum, ELEMENT);
+    chain.output(sum, element);
     Elementwise { chain, rows: batch, columns, numbers: [0.0; 4], align: ALIGN }
 }

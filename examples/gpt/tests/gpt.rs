@@ -68,7 +68,7 @@ impl Trained {
         let masters: Vec<f32> = self.machine.read(arrays.masters, parameters.len()).unwrap();
         let weights: Vec<bf16> = self.machine.read(arrays.weights, parameters.len()).unwrap();
         let mut values: Vec<f64> = weights.iter().map(|weight| weight.to_f64()).collect();
-        for parameter in parameters.all.iter().filter(|parameter| parameter.name.contains("ln_")) {
+        for parameter in parameters.all.iter().filter(|parameter| parameter.is_norm()) {
             let range = parameter.offset as usize..(parameter.offset + parameter.len()) as usize;
             for at in range {
                 values[at] = masters[at].into();

@@ -5,13 +5,14 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::Limits;
@@ -112,9 +113,13 @@ pub(crate) enum Ended {
     Late,
 }
 
-/// A program that was started. Dropping it ends it, with what it started in its process group.
+/// A program that was started. Dropping it ends it, with what it started in its process group; so does the end of this process.
 #[derive(Debug)]
-pub(crate) struct Running(Child);
+pub(crate) struct Running {
+    child: Child,
+    /// Nobody writes to it: that this process has it open keeps the program alive.
+    _life: OwnedFd,
+}
 
 /// Starts a program. `files` are open in it, and `messages` are its error output, and its output as well unless it prints
 /// what it makes.
@@ -145,6 +150,8 @@ pub(crate) fn start(
         Memory::Space => libc::RLIMIT_AS,
         Memory::Data => libc::RLIMIT_DATA,
     };
+    let (read, life) = pipe_with(PipeFlags::CLOEXEC)?;
+    let read = above_standard(read.into())?;
     let Limits { time, memory, output } = program.limits;
     let child = spawn(&Spawn {
         program: path,
@@ -152,6 +159,7 @@ pub(crate) fn start(
         environment,
         standard: [nothing.as_raw_fd(), printed.0.as_raw_fd(), messages.0.as_raw_fd()],
         given: files.iter().copied().chain(opened).map(|file| file.0.as_raw_fd()).collect(),
+        life: read.as_raw_fd(),
         limits: vec![
             (resource, memory),
             (libc::RLIMIT_CPU, time.as_secs().saturating_add(1)),
@@ -159,13 +167,13 @@ pub(crate) fn start(
             (libc::RLIMIT_CORE, 0),
         ],
     })?;
-    Ok(Running(child))
+    Ok(Running { child, _life: life })
 }
 
 impl Running {
     /// Whether it ended before `deadline`, without reaping it.
     pub(crate) fn ends_by(&self, deadline: Instant) -> io::Result<bool> {
-        match self.0.pid() {
+        match self.child.pid() {
             Some(pid) => wait(pid, deadline),
             None => Ok(true),
         }
@@ -174,7 +182,7 @@ impl Running {
     /// Waits for its end. When this returns, it and what it started in its process group have ended.
     pub(crate) fn end(mut self, deadline: Instant) -> io::Result<Ended> {
         let in_time = self.ends_by(deadline)?;
-        let status = self.0.end()?;
+        let status = self.child.end()?;
         Ok(match (in_time, status.exit_status(), status.terminating_signal()) {
             (false, _, _) => Ended::Late,
             (true, Some(0), _) => Ended::Well,

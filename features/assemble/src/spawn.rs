@@ -26,6 +26,9 @@ pub(crate) struct Spawn {
     pub(crate) standard: [RawFd; 3],
     /// What else stays open in it.
     pub(crate) given: Vec<RawFd>,
+    /// The end to be read of a pipe of its own, which stays open in it, too: the Linux kernel kills its process group once nobody has the other
+    /// end, as when this process was killed.
+    pub(crate) life: RawFd,
     pub(crate) limits: Vec<(libc::__rlimit_resource_t, u64)>,
 }
 
@@ -83,6 +86,8 @@ impl Drop for Child {
     }
 }
 
+/// Sets the signal of a file (`fcntl(2)`), which libc names for few systems.
+const F_SETSIG: c_int = 10;
 /// Bytes of the child's stack.
 const STACK: usize = 64 << 10;
 
@@ -93,6 +98,7 @@ struct Shared<'a> {
     environment: *const *const c_char,
     standard: [RawFd; 3],
     given: &'a [RawFd],
+    life: RawFd,
     limits: &'a [(libc::__rlimit_resource_t, u64)],
     error: c_int,
 }
@@ -109,6 +115,7 @@ pub(crate) fn spawn(spawn: &Spawn) -> io::Result<Child> {
         environment: environment.as_ptr(),
         standard: spawn.standard,
         given: &spawn.given,
+        life: spawn.life,
         limits: &spawn.limits,
         error: 0,
     };
@@ -194,9 +201,21 @@ fn become_program(shared: &Shared<'_>) -> c_int {
     }) {
         return errno();
     }
-    for &file in shared.given {
+    for file in shared.given.iter().copied().chain([shared.life]) {
         // SAFETY: as above.
         if failed(unsafe { libc::fcntl(file, libc::F_SETFD, 0) }.into()) {
+            return errno();
+        }
+    }
+    // What the program starts is killed by this, too; the signal above is the program's alone. The child has the other end as well until
+    // it becomes the program: if nobody else has it then, that is when it is closed.
+    // SAFETY: as above.
+    let group = unsafe { libc::getpid() };
+    for (command, argument) in
+        [(libc::F_SETOWN, -group), (F_SETSIG, libc::SIGKILL), (libc::F_SETFL, libc::O_ASYNC)]
+    {
+        // SAFETY: as above.
+        if failed(unsafe { libc::fcntl(shared.life, command, argument) }.into()) {
             return errno();
         }
     }

@@ -1,12 +1,14 @@
-"""ONNX Runtime from Python, beside which vm-npu is measured: times in ms, as JSON.
+"""ONNX Runtime from Python, beside which vm-npu is measured. For each line of standard input, what it is to do, a line: the time and the processor's, in ms.
 
-    inference.py MODEL.onnx PLUGIN.so BLOB.onnx ROUNDS
+    inference.py MODEL.onnx PLUGIN.so BLOB.onnx
+
+`load` compiles the model and loads what was compiled, `cached` loads that again, `run` is an inference of what was loaded last.
 """
-import json, os, sys, time
+import os, sys, time
 import numpy as np
 import onnxruntime as ort
 
-model, plugin, blob, rounds = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+model, plugin, blob = sys.argv[1], sys.argv[2], sys.argv[3]
 NAME = "QNNExecutionProvider"
 ort.set_default_logger_severity(4)
 ort.register_execution_provider_library(NAME, plugin)
@@ -24,30 +26,37 @@ def options():
     return it
 
 
-def timed(f):
-    start = time.perf_counter()
-    result = f()
-    return (time.perf_counter() - start) * 1e3, result
+def compiled():
+    ort.ModelCompiler(options(), model, embed_compiled_data_into_model=True).compile_to_file(blob)
+    return ort.InferenceSession(blob, options())
 
 
-found = {"version": ort.__version__, "load": [], "cached": [], "run": []}
-for _ in range(rounds):
-    if os.path.exists(blob):
-        os.remove(blob)
+def bound(session):
+    binding = session.io_binding()
+    for port in session.get_inputs():
+        binding.bind_ortvalue_input(port.name, ort.OrtValue.ortvalue_from_numpy(np.ones(port.shape, np.float32)))
+    for port in session.get_outputs():
+        binding.bind_ortvalue_output(port.name, ort.OrtValue.ortvalue_from_numpy(np.zeros(port.shape, np.float32)))
+    return binding
 
-    def compiled():
-        ort.ModelCompiler(options(), model, embed_compiled_data_into_model=True).compile_to_file(blob)
-        return ort.InferenceSession(blob, options())
 
-    found["load"].append(timed(compiled)[0])
-    cached, session = timed(lambda: ort.InferenceSession(blob, options()))
-    found["cached"].append(cached)
-binding = session.io_binding()
-for port in session.get_inputs():
-    binding.bind_ortvalue_input(port.name, ort.OrtValue.ortvalue_from_numpy(np.ones(port.shape, np.float32)))
-for port in session.get_outputs():
-    binding.bind_ortvalue_output(port.name, ort.OrtValue.ortvalue_from_numpy(np.zeros(port.shape, np.float32)))
-session.run_with_iobinding(binding)
-for _ in range(20 * rounds):
-    found["run"].append(timed(lambda: session.run_with_iobinding(binding))[0])
-print(json.dumps(found))
+session = binding = None
+for line in sys.stdin:
+    what = line.strip()
+    if what == "load":
+        # Those of before end first, as they do on the other side.
+        session = binding = None
+        if os.path.exists(blob):
+            os.remove(blob)
+    elif what == "cached":
+        session = binding = None
+    elif binding is None:
+        binding = bound(session)
+    start, used = time.perf_counter(), time.process_time()
+    if what == "load":
+        session = compiled()
+    elif what == "cached":
+        session = ort.InferenceSession(blob, options())
+    else:
+        session.run_with_iobinding(binding)
+    print((time.perf_counter() - start) * 1e3, (time.process_time() - used) * 1e3, flush=True)

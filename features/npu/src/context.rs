@@ -277,6 +277,11 @@ impl NpuExecutable {
         &self.blob
     }
 
+    /// The same, which is freed with its last user: what was loaded does without it.
+    pub fn take_blob(&mut self) -> Arc<[u8]> {
+        std::mem::take(&mut self.blob)
+    }
+
     /// Does the compiled model have the graph's inputs and outputs? A blob may be another's.
     fn check_ports(&self) -> Result<(), NpuError> {
         let Some(loaded) = &self.loaded else { return Ok(()) };
@@ -364,8 +369,8 @@ impl Worker {
         let watch = &self.state.watch;
         match model {
             Model::Source(source) => {
-                let (loaded, blob) = Loaded::compile(&self.accelerator, &self.options, &source, watch)?;
-                Ok(Loading { loaded: Arc::new(loaded), blob: blob.into() })
+                let (loaded, blob) = Loaded::compile(&self.accelerator, &self.options, source, watch)?;
+                Ok(Loading { loaded: Arc::new(loaded), blob })
             }
             Model::Blob(blob) => {
                 let loaded = Loaded::load(&self.accelerator, &self.options, &blob, watch)?;

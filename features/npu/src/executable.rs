@@ -55,24 +55,28 @@ impl Loaded {
     pub(crate) fn compile(
         accelerator: &NpuAccelerator,
         options: &ContextOptions,
-        model: &[u8],
+        model: Vec<u8>,
         watch: &Watch,
-    ) -> Result<(Loaded, Vec<u8>), NpuError> {
+    ) -> Result<(Loaded, Arc<[u8]>), NpuError> {
         let provider = accelerator.provider();
         if provider == Provider::Cpu {
-            return Ok((Self::load(accelerator, options, model, watch)?, Vec::new()));
+            return Ok((Self::load(accelerator, options, &model, watch)?, Arc::default()));
         }
         let refused = |error: ort::Error| refused(provider, &error);
         let builder = builder(accelerator, options).map_err(refused)?;
         let compiler = ModelCompiler::new(builder.clone())
-            .and_then(|compiler| compiler.with_model_from_memory(model))
+            .and_then(|compiler| compiler.with_model_from_memory(&model))
             .and_then(ModelCompiler::with_embed_ep_context)
             .map_err(refused)?;
         let cancel = Cancel::Load(builder.canceler());
         let compiled = watch.within(options.compile_limit, Some(cancel), || compiler.compile_to_buffer());
         let compiled =
             compiled.map_err(|error| too_long(watch, options).unwrap_or_else(|| refused(error)))?;
-        let blob = compiled.as_slice().to_vec();
+        let blob: Arc<[u8]> = compiled.as_slice().into();
+        // Each is as large as the blob.
+        drop(compiled);
+        drop(compiler);
+        drop(model);
         Ok((Self::load(accelerator, options, &blob, watch)?, blob))
     }
 

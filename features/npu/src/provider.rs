@@ -85,6 +85,20 @@ impl Provider {
         }
     }
 
+    /// Does ONNX Runtime run models by a library of this name, which lies beside it, where the provider is part of it? It can't do without
+    /// on Linux; other systems have theirs.
+    pub(crate) fn is_library(self, name: &str) -> bool {
+        let start = match self {
+            Self::Qnn => "libQnnHtp.so",
+            Self::OpenVino => "libonnxruntime_providers_openvino.",
+            Self::VitisAi => "libonnxruntime_providers_vitisai.",
+            Self::Cann => "libonnxruntime_providers_cann.",
+            Self::CoreMl | Self::Nnapi => return !cfg!(target_os = "linux"),
+            Self::Cpu => return false,
+        };
+        name.starts_with(start)
+    }
+
     /// Is it part of the build of ONNX Runtime that was loaded?
     pub(crate) fn is_built_in(self) -> bool {
         let is_available = match self {

@@ -58,6 +58,18 @@ impl Libraries {
         Ok(Some(folder))
     }
 
+    /// May one of these run models on an NPU of which Linux does not know? Not where they lie in a folder that has no provider's library: there
+    /// is nothing to ask then. Of a file that only the loader finds it is not known.
+    pub fn may_have_npus(&self) -> bool {
+        let Some(folder) = self.onnxruntime.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
+            return true;
+        };
+        let Ok(entries) = folder.read_dir() else { return true };
+        let is_provider = |name: &str| Provider::ALL.into_iter().any(|provider| provider.is_library(name));
+        let names = entries.flatten().map(|entry| entry.file_name());
+        !self.plugins.is_empty() || names.into_iter().any(|name| name.to_str().is_some_and(is_provider))
+    }
+
     /// Those below a folder, three deep at most.
     pub fn below(folder: &Path) -> Option<Libraries> {
         let mut files = Vec::new();
@@ -214,5 +226,35 @@ impl Runtime {
             .filter(|provider| *provider != Provider::Cpu && !is_plugin(provider) && provider.is_built_in());
         offered.extend(built_in.map(|provider| (provider, true, "")));
         offered
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn only_where_a_provider_lies_is_there_something_to_ask() {
+        let check = |files: &[&str], expect: bool| {
+            let root = tempfile::tempdir().unwrap();
+            for file in files {
+                fs::create_dir_all(root.path().join(file).parent().unwrap()).unwrap();
+                fs::write(root.path().join(file), "").unwrap();
+            }
+            let found = Libraries::below(root.path()).unwrap();
+            assert_eq!(found.may_have_npus(), expect, "{files:?}");
+        };
+        check(&["libonnxruntime.so.1.24.0"], false);
+        let of_gpus = "a/libonnxruntime_providers_cuda.so";
+        check(&["a/libonnxruntime.so.1", "a/libonnxruntime_providers_shared.so", of_gpus], false);
+        check(&["a/libonnxruntime.so", "a/libonnxruntime_providers_openvino.so"], true);
+        check(&["a/libonnxruntime.so", "a/libonnxruntime_providers_cann.so"], true);
+        check(&["a/libonnxruntime.so", "a/libonnxruntime_providers_vitisai.so"], true);
+        check(&["a/libonnxruntime.so", "a/libQnnHtp.so"], true);
+        check(&["a/libonnxruntime.so", "b/c/libonnxruntime_providers_qnn.so"], true);
+        let by_the_loader = Libraries { onnxruntime: "libonnxruntime.so.1".into(), plugins: Vec::new() };
+        assert!(by_the_loader.may_have_npus());
     }
 }

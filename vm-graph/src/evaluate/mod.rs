@@ -15,6 +15,12 @@ use crate::{Element, GraphError, Op, Place, TensorType, ValidGraph};
 /// # Errors
 /// [`GraphError::Rule`] of an argument with too few or too many elements, or whose values its type does not have.
 pub fn evaluate(graph: &ValidGraph, arguments: &[Vec<f64>]) -> Result<Vec<Vec<f64>>, GraphError> {
+    let values = evaluate_all(graph, arguments)?;
+    Ok(graph.outputs.iter().map(|output| values[output.value.0 as usize].clone()).collect())
+}
+
+/// The elements of all values, in the order of their numbers.
+pub(crate) fn evaluate_all(graph: &ValidGraph, arguments: &[Vec<f64>]) -> Result<Vec<Vec<f64>>, GraphError> {
     if arguments.len() != graph.inputs.len() {
         let what = format!("it takes {} arguments, and is given {}", graph.inputs.len(), arguments.len());
         return Err(GraphError::rule(Place::Graph, what));
@@ -41,7 +47,7 @@ pub fn evaluate(graph: &ValidGraph, arguments: &[Vec<f64>]) -> Result<Vec<Vec<f6
         let made = apply(&node.op, &operands, &types, results);
         values.extend(made);
     }
-    Ok(graph.outputs.iter().map(|output| values[output.value.0 as usize].elements.clone()).collect())
+    Ok(values.into_iter().map(|array| array.elements).collect())
 }
 
 fn apply(op: &Op, operands: &[&Array], types: &[&TensorType], results: &[TensorType]) -> Vec<Array> {

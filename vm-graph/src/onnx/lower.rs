@@ -13,7 +13,7 @@ pub(super) struct Lowering<'a> {
     graph: &'a ValidGraph,
     /// What each value is called.
     names: Vec<String>,
-    pub(super) nodes: Vec<Message>,
+    pub(super) nodes: Vec<Message<'static>>,
     pub(super) initializers: Vec<(String, Cow<'a, Tensor>)>,
     /// Which operation gave a value, for those that are constants.
     constants: Vec<Option<&'a Tensor>>,
@@ -291,7 +291,7 @@ impl<'a> Lowering<'a> {
                 }
             };
             proto.number(20, kind);
-            node.message(5, &proto);
+            node.message(5, proto);
         }
         self.nodes.push(node);
     }

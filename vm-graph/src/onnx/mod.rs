@@ -18,20 +18,18 @@ const IR_VERSION: u64 = 10;
 
 /// The bytes of a model (`ModelProto` of `onnx.proto`), whose inputs and outputs are called as the graph's.
 pub fn model(graph: &ValidGraph) -> Vec<u8> {
+    let Lowering { nodes, initializers, .. } = Lowering::of(graph);
     let mut body = Message::new();
-    let lowering = Lowering::of(graph);
-    for node in &lowering.nodes {
-        body.message(1, node);
-    }
+    nodes.into_iter().for_each(|node| body.message(1, node));
     body.text(2, &graph.name);
-    for (name, tensor) in &lowering.initializers {
-        body.message(5, &tensor_proto(name, tensor));
+    for (name, tensor) in &initializers {
+        body.message(5, tensor_proto(name, tensor));
     }
     for input in &graph.inputs {
-        body.message(11, &value_info(&input.name, &input.ty));
+        body.message(11, value_info(&input.name, &input.ty));
     }
     for (number, output) in graph.outputs.iter().enumerate() {
-        body.message(12, &value_info(&output.name, graph.output_type(number)));
+        body.message(12, value_info(&output.name, graph.output_type(number)));
     }
     let mut opset = Message::new();
     opset.text(1, "");
@@ -39,8 +37,8 @@ pub fn model(graph: &ValidGraph) -> Vec<u8> {
     let mut model = Message::new();
     model.number(1, IR_VERSION);
     model.text(2, "vm-graph");
-    model.message(7, &body);
-    model.message(8, &opset);
+    model.message(7, body);
+    model.message(8, opset);
     model.into_bytes()
 }
 
@@ -64,7 +62,7 @@ fn data_type(element: Element) -> u64 {
     }
 }
 
-fn tensor_proto(name: &str, tensor: &Tensor) -> Message {
+fn tensor_proto<'a>(name: &str, tensor: &'a Tensor) -> Message<'a> {
     let mut proto = Message::new();
     tensor.ty.extents.iter().for_each(|extent| proto.number(1, *extent));
     proto.number(2, data_type(tensor.ty.element));
@@ -73,21 +71,21 @@ fn tensor_proto(name: &str, tensor: &Tensor) -> Message {
     proto
 }
 
-fn value_info(name: &str, ty: &TensorType) -> Message {
+fn value_info(name: &str, ty: &TensorType) -> Message<'static> {
     let mut shape = Message::new();
     for extent in &ty.extents {
         let mut dimension = Message::new();
         dimension.number(1, *extent);
-        shape.message(1, &dimension);
+        shape.message(1, dimension);
     }
     let mut tensor = Message::new();
     tensor.number(1, data_type(ty.element));
-    tensor.message(2, &shape);
+    tensor.message(2, shape);
     let mut of = Message::new();
-    of.message(1, &tensor);
+    of.message(1, tensor);
     let mut info = Message::new();
     info.text(1, name);
-    info.message(2, &of);
+    info.message(2, of);
     info
 }
 

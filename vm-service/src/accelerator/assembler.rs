@@ -29,7 +29,7 @@ use vm_passthrough::accelerator::rocm::assemble::{Assembler, Limits, VARIABLE, e
 use vm_passthrough::accelerator::{Assemble, AssembleError};
 
 use crate::process::{packets, socketpair};
-use crate::sandbox::{self, Measures};
+use crate::sandbox::{self, Measures, Nodes, Profile};
 
 /// How long LLVM may take for a module, within what the worker has for it.
 const LIMITS: Limits = Limits { time: Duration::from_secs(10), memory: 2 << 30, output: 64 << 20 };
@@ -158,7 +158,7 @@ fn readable(file: impl std::os::fd::AsFd, until: Instant) -> io::Result<()> {
 pub(crate) fn main() -> Result<(), String> {
     let socket = sandbox::enter(Some(sandbox::WORKER_FILES))?;
     let ended = serve(&socket, |measures| {
-        let confinement = sandbox::settle_without_devices(measures);
+        let confinement = sandbox::settle(Profile::Driver, measures, Nodes::None, None);
         tracing::debug!(%confinement, "the assembler is confined");
         Assembler::find()
             .map_err(|error| format!("{error}, below a folder that this process may open: see {VARIABLE}"))

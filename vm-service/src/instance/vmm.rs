@@ -22,7 +22,7 @@ use super::keeper::Remote;
 use super::wire::{self, Done, Failed, Make, Open, Order, Report};
 use crate::limits;
 use crate::process::{packets, starter};
-use crate::sandbox::{self, Confinement, Measures, Profile};
+use crate::sandbox::{self, Confinement, Measures, Nodes, Profile};
 use crate::vmm::memory::Prefault;
 use crate::vmm::{Console, Machine, MachineError, MachineHandle, MachineOptions, Opened, PowerButton, Stop};
 
@@ -64,7 +64,8 @@ pub(crate) fn main() -> Result<(), String> {
 /// have locked.
 fn settle(memory: u64) -> Confinement {
     let locked = sandbox::limit_locked(memory.saturating_add(LOCKED));
-    let mut confinement = sandbox::settle(Profile::Vmm, Measures { user: true, files: true }, None);
+    let mut confinement =
+        sandbox::settle(Profile::Vmm, Measures { user: true, files: true }, Nodes::None, None);
     if let (Err(reason), Some(_)) = (locked, confinement.user) {
         confinement.missing.push(format!("the right to lock the guest's RAM for devices ({reason})"));
     }

@@ -36,28 +36,43 @@ pub(super) struct Reach {
     pub(super) signals: bool,
 }
 
-/// The device nodes of a GPU's driver, and the folders with more of them: those of NVIDIA's, and of AMD's the compute driver's with the
-/// GPUs that it has.
-pub(super) fn gpu_nodes() -> Vec<PathBuf> {
-    gpu_nodes_below(Path::new("/"))
+/// Whose device nodes a worker needs, and the folders with more of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nodes {
+    /// Nobody's.
+    None,
+    /// NVIDIA's driver's.
+    Nvidia,
+    /// AMD's compute driver's, with the GPUs that it has.
+    #[cfg_attr(not(feature = "rocm"), allow(dead_code, reason = "no worker asks"))]
+    Amd,
+    /// Those of NPUs: of the accel subsystem, and of Hexagons (FastRPC) and Ascends, which have drivers of their own.
+    Npu,
 }
 
-fn gpu_nodes_below(root: &Path) -> Vec<PathBuf> {
-    let own = nodes(&root.join("dev"), &["nvidia"]);
-    let compute = Some(root.join("dev/kfd")).filter(|node| node.exists());
-    let is_amds = |node: &PathBuf| {
-        let name = node.file_name().unwrap_or_default();
-        let vendor = root.join("sys/class/drm").join(name).join("device/vendor");
-        fs::read_to_string(vendor).is_ok_and(|vendor| vendor.trim() == "0x1002")
-    };
-    let renders = nodes(&root.join("dev/dri"), &["renderD"]).into_iter().filter(is_amds);
-    own.into_iter().chain(compute).chain(renders).collect()
-}
-
-/// Those of NPUs: of the accel subsystem, and of Hexagons (FastRPC) and Ascends, which have drivers of their own.
-pub(super) fn npu_nodes() -> Vec<PathBuf> {
-    let own = nodes(Path::new("/dev"), &["fastrpc", "davinci", "hisi_hdc", "devmm_svm"]);
-    nodes(Path::new("/dev/accel"), &["accel"]).into_iter().chain(own).collect()
+impl Nodes {
+    /// Those that there are, below the root.
+    pub(super) fn below(self, root: &Path) -> Vec<PathBuf> {
+        let dev = root.join("dev");
+        match self {
+            Self::None => Vec::new(),
+            Self::Nvidia => nodes(&dev, &["nvidia"]),
+            Self::Amd => {
+                let compute = Some(dev.join("kfd")).filter(|node| node.exists());
+                let is_amds = |node: &PathBuf| {
+                    let name = node.file_name().unwrap_or_default();
+                    let vendor = root.join("sys/class/drm").join(name).join("device/vendor");
+                    fs::read_to_string(vendor).is_ok_and(|vendor| vendor.trim() == "0x1002")
+                };
+                let renders = nodes(&dev.join("dri"), &["renderD"]).into_iter().filter(is_amds);
+                compute.into_iter().chain(renders).collect()
+            }
+            Self::Npu => {
+                let own = nodes(&dev, &["fastrpc", "davinci", "hisi_hdc", "devmm_svm"]);
+                nodes(&dev.join("accel"), &["accel"]).into_iter().chain(own).collect()
+            }
+        }
+    }
 }
 
 /// What a folder has under names that begin so.
@@ -161,25 +176,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drivers_nodes_are_those_of_its_gpus() {
+    fn nodes_are_those_of_one_driver() {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = root.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        for node in
-            ["nvidia0", "nvidiactl", "kfd", "kvm", "kfd2", "dri/renderD128", "dri/renderD129", "dri/card0"]
-        {
-            write(&format!("dev/{node}"), "");
-        }
+        let nodes = [
+            "nvidia0",
+            "nvidiactl",
+            "kfd",
+            "kvm",
+            "kfd2",
+            "dri/renderD128",
+            "dri/renderD129",
+            "dri/card0",
+            "accel/accel0",
+            "davinci0",
+        ];
+        nodes.iter().for_each(|node| write(&format!("dev/{node}"), ""));
         for (name, vendor) in [("renderD128", "0x1002\n"), ("renderD129", "0x8086\n"), ("card0", "0x1002\n")]
         {
             write(&format!("sys/class/drm/{name}/device/vendor"), vendor);
         }
-        let mut found: Vec<_> = gpu_nodes_below(root.path());
-        found.sort();
-        let expect = ["dri/renderD128", "kfd", "nvidia0", "nvidiactl"];
-        assert_eq!(found, expect.map(|node| root.path().join("dev").join(node)));
+        let check = |nodes: Nodes, expect: &[&str]| {
+            let mut found = nodes.below(root.path());
+            found.sort();
+            let expect: Vec<_> = expect.iter().map(|node| root.path().join("dev").join(node)).collect();
+            assert_eq!(found, expect, "{nodes:?}");
+        };
+        check(Nodes::None, &[]);
+        check(Nodes::Nvidia, &["nvidia0", "nvidiactl"]);
+        check(Nodes::Amd, &["dri/renderD128", "kfd"]);
+        check(Nodes::Npu, &["accel/accel0", "davinci0"]);
     }
 }

@@ -30,13 +30,13 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use calls::confine;
-pub(crate) use files::restrict_to;
+pub(crate) use files::{Nodes, restrict_to};
 pub(crate) use sys::{end_with_parent, inherit_standard, join_cgroup};
 pub(crate) use threads::spawn;
 
@@ -159,28 +159,26 @@ pub(crate) fn enter(files: Option<u64>) -> Result<OwnedFd, String> {
     Ok(socket)
 }
 
-/// The second part, while there is one thread. What can't be had is reported in the answer. A library of an NPU is read below `folder`.
-pub(crate) fn settle(profile: Profile, measures: Measures, folder: Option<&Path>) -> Confinement {
-    let devices = match profile {
-        Profile::Own | Profile::Machine | Profile::Vmm => Vec::new(),
-        Profile::Driver => files::gpu_nodes(),
-        Profile::Npu => files::npu_nodes(),
-    };
-    settle_with(profile, measures, &devices, folder)
-}
-
-/// The same for a process that runs programs for a worker: as one whose accelerator is a driver's library, but without a device.
-#[cfg(feature = "rocm")]
-pub(crate) fn settle_without_devices(measures: Measures) -> Confinement {
-    settle_with(Profile::Driver, measures, &[], None)
-}
-
-fn settle_with(
+/// The second part, while there is one thread. What can't be had is reported in the answer. Of device nodes only these can be opened, and a library
+/// of an NPU is read below `folder`.
+pub(crate) fn settle(
     profile: Profile,
     measures: Measures,
-    devices: &[PathBuf],
+    nodes: Nodes,
     folder: Option<&Path>,
 ) -> Confinement {
+    settle_below(Path::new("/"), profile, measures, nodes, folder)
+}
+
+/// The same, with device nodes below a folder.
+fn settle_below(
+    root: &Path,
+    profile: Profile,
+    measures: Measures,
+    nodes: Nodes,
+    folder: Option<&Path>,
+) -> Confinement {
+    let devices = nodes.below(root);
     let mut confinement = Confinement::default();
     let missing = &mut confinement.missing;
     // It takes a right that goes with the user. Who is not root gains nothing without new privileges.
@@ -189,7 +187,7 @@ fn settle_with(
     }
     // The user then: changing it takes rights and a signal between threads that Landlock could refuse.
     if measures.user {
-        match user::become_nobody_else(devices)
+        match user::become_nobody_else(&devices)
             .and_then(|user| limit(Resource::Nproc, THREADS).map(|()| user))
         {
             Ok(user) => confinement.user = Some(user),
@@ -209,7 +207,7 @@ fn settle_with(
         missing.push("Landlock's limits on threads that began before".into());
     }
     let landlock = match measures.files {
-        true => files::restrict(profile, devices, folder),
+        true => files::restrict(profile, &devices, folder),
         false => {
             missing.push("Landlock's limits on files (the accelerator does not open so)".into());
             files::restrict_signals()

@@ -34,14 +34,19 @@ pub(crate) fn join_cgroup(command: &mut Command, procs: File) {
 /// Has the Linux kernel kill what the command starts when the thread that starts it ends, from its first instruction on until
 /// it changes its user.
 pub(crate) fn end_with_parent(command: &mut Command) {
-    let ask = || {
+    let parent = std::process::id();
+    let ask = move || {
         // SAFETY: it takes numbers, and is of the child alone.
-        match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // One that ended before has left it to another, and there is no signal then.
+        match std::os::unix::process::parent_id() == parent {
+            true => Ok(()),
+            false => Err(io::ErrorKind::NotFound.into()),
         }
     };
-    // SAFETY: between fork and exec it makes one system call, and allocates nothing.
+    // SAFETY: between fork and exec it makes two system calls, and allocates nothing.
     unsafe { command.pre_exec(ask) };
 }
 

@@ -270,7 +270,7 @@ fn attack(order: &str) {
         threads::confine().unwrap();
         println!("{}", Confinement::default());
     } else {
-        let confinement = settle(profile, Measures { user: true, files: true }, None);
+        let confinement = settle(profile, Measures { user: true, files: true }, Nodes::None, None);
         // What this has already is more than a limit would be.
         limit_memory(512 << 20, (profile == Profile::Own).then_some(0)).unwrap();
         println!("{confinement}");
@@ -392,4 +392,74 @@ fn a_worker_of_root_is_nobody_else() {
     victim.kill().unwrap();
     victim.wait().unwrap();
     assert_eq!(said.contains(", as user "), root, "{said}");
+}
+
+/// Tells a worker whose nodes it has, and the folder that is its root.
+const WORKER: &str = "VM_SERVICE_TEST_NODES";
+
+/// A worker: settles, and tells what it can open of each driver's nodes.
+fn opens(order: &str) {
+    let (nodes, root) = order.split_once(' ').unwrap();
+    let (nodes, root) = (ALL_NODES[nodes.parse::<usize>().unwrap()].0, std::path::Path::new(root));
+    let measures = Measures { user: rustix::process::geteuid().is_root(), files: true };
+    let confinement = settle_below(root, Profile::Driver, measures, nodes, None);
+    println!("{confinement}");
+    for node in ALL_NODES.iter().flat_map(|(_, nodes)| *nodes) {
+        let open = std::fs::File::options().read(true).write(true).open(root.join("dev").join(node));
+        match open.map_err(|error| error.kind()) {
+            Ok(_) => println!("opened {node}"),
+            Err(error) => println!("{node}: {error:?}"),
+        }
+    }
+    println!("done");
+}
+
+const ALL_NODES: [(Nodes, &[&str]); 4] = [
+    (Nodes::None, &[]),
+    (Nodes::Nvidia, &["nvidia0", "nvidiactl", "nvidia-caps/nvidia-cap1"]),
+    (Nodes::Amd, &["kfd", "dri/renderD128"]),
+    (Nodes::Npu, &["accel/accel0", "davinci0"]),
+];
+
+#[test]
+fn each_worker_opens_its_own_drivers_nodes_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    if let Ok(order) = std::env::var(WORKER) {
+        return opens(&order);
+    }
+    let root = tempfile::tempdir().unwrap();
+    let open_to_all = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    open_to_all(root.path(), 0o755);
+    let write = |path: String, text: &str| {
+        let path = root.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+        // As drivers of which everybody may use the devices have them.
+        open_to_all(&path, 0o666);
+    };
+    ALL_NODES.iter().flat_map(|(_, nodes)| *nodes).for_each(|node| write(format!("dev/{node}"), ""));
+    write("sys/class/drm/renderD128/device/vendor".into(), "0x1002\n");
+    for (index, (nodes, own)) in ALL_NODES.iter().enumerate() {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "sandbox::tests::each_worker_opens_its_own_drivers_nodes_alone", "--nocapture"])
+            .env(WORKER, format!("{index} {}", root.path().display()))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        if !said.contains("system calls, files") {
+            return println!("skipped: no Landlock: {said}");
+        }
+        assert!(said.contains("done"), "{nodes:?}: {output:?}");
+        let opened: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("opened ")).collect();
+        assert_eq!(opened, *own, "{nodes:?}: {said}");
+        let refused = said.matches(": PermissionDenied").count();
+        assert_eq!(
+            refused + own.len(),
+            ALL_NODES.iter().map(|(_, all)| all.len()).sum::<usize>(),
+            "{nodes:?}: {said}"
+        );
+    }
 }

@@ -353,6 +353,55 @@ fn models() {
     check("compile DIR/mlp.json --target onnx --legal", "are for kernels");
 }
 
+/// A whole GPT of the kernel library, from its file to an ONNX model and onto the emulated Hexagon.
+#[test]
+fn a_gpt_is_a_model() {
+    let bench = Bench::new();
+    let config = gpt::config::Config {
+        element: vm_ir::Scalar::F32,
+        width: 64,
+        heads: 4,
+        batch: 1,
+        ..gpt::config::Config::TINY
+    };
+    let parameters = gpt::parameters::Parameters::of(&config);
+    let mut masters = parameters.initial(&config, 1);
+    masters[..parameters.sizes[0] as usize].iter_mut().for_each(|x| *x *= 5.0);
+    let graph = gpt::export::next_token(&config, config.tokens, gpt::export::Weights::Constants(&masters))
+        .expect("a graph");
+    std::fs::write(bench.path("gpt.vgr"), vm_graph::encode(&graph).expect("bytes")).expect("written");
+    let operations = format!("onnx: opset 21, {} operations", graph.nodes.len());
+    bench.check(
+        "compile DIR/gpt.vgr --target onnx -o DIR/gpt.onnx",
+        0,
+        &[
+            &operations,
+            "tokens  i32[1, 20]  input",
+            "logits  f32[1, 40]  output",
+            "token   i32[1]      output",
+        ],
+        &[],
+    );
+    let launch =
+        "launch DIR/gpt.vgr --arg tokens=i32[1,20]=arange --arg last=i32[1]=ones --out token=@DIR/token.npy";
+    bench.check(&format!("{launch} --device interpreter"), 0, &["@gpt on interpreter"], &[]);
+    let wanted = std::fs::read(bench.path("token.npy")).expect("a token");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/npu/tests/fetch-onnxruntime");
+    let fetched = std::process::Command::new(script).output().expect("it starts");
+    if !cfg!(target_arch = "x86_64") || !fetched.status.success() {
+        println!("skipped: no emulated Hexagon: {}", String::from_utf8_lossy(&fetched.stderr));
+        return;
+    }
+    // The host has no NPU of its own.
+    bench.check(
+        &format!("{launch} --device npu:0 --check"),
+        0,
+        &["@gpt on Qualcomm Hexagon, emulated, by QNN", "@token   i32[1]", "agrees"],
+        &[],
+    );
+    assert_eq!(std::fs::read(bench.path("token.npy")).expect("a token"), wanted);
+}
+
 #[test]
 fn every_mismatch_of_an_argument_is_told() {
     let bench = Bench::new();

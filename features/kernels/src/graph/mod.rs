@@ -252,6 +252,19 @@ impl Draft {
         self.reduce(Reduction::Mean, x, axes)
     }
 
+    /// Which elements are NaN.
+    pub(crate) fn nan(&mut self, x: Value) -> Built {
+        let is_number = self.equal(x, x)?;
+        self.not(is_number)
+    }
+
+    /// Is one of these zeros and ones a one?
+    pub(crate) fn any(&mut self, ones: Value, axes: &[u32]) -> Built {
+        let any = self.reduce(Reduction::Max, ones, axes)?;
+        let half = self.number(0.5)?;
+        self.greater(any, half)
+    }
+
     /// Which integers are from 0 to below a bound.
     pub(crate) fn below(&mut self, index: Value, bound: u64) -> Built {
         let zero = self.integer_like(index, 0)?;
@@ -275,7 +288,7 @@ impl Draft {
 }
 
 /// What a graph calls elements: integers have a sign, and what is multiplied as tf32 lies in memory as f32.
-pub(crate) fn element(scalar: Scalar) -> Element {
+pub fn element(scalar: Scalar) -> Element {
     match scalar {
         Scalar::Bool => Element::Bool,
         Scalar::I8 => Element::I8,

@@ -1,6 +1,6 @@
 //! Arrays in FP8, with their scales.
 
-use vm_graph::Reduction;
+use vm_graph::{Element, Reduction};
 
 use super::{Draft, Drawn};
 use crate::call::Function as _;
@@ -28,7 +28,13 @@ pub(crate) fn quantise(of: &Quantise) -> Drawn {
     let greatest = g.reduce(Reduction::Max, magnitudes, &[1, 3])?;
     let scales = g.times(greatest, 1.0 / greatest_of(of.output))?;
     let least = g.number(f32::MIN_POSITIVE.into())?;
-    let scales = g.max(scales, least)?;
+    let mut scales = g.max(scales, least)?;
+    // A runtime's maximum may leave NaN out.
+    let ones = g.nan(x)?;
+    let ones = g.cast(ones, Element::F32)?;
+    let any = g.any(ones, &[1, 3])?;
+    let nan = g.number(f64::NAN)?;
+    scales = g.select(any, nan, scales)?;
     let y = g.div(x, scales)?;
     let mut y = g.reshape(y, &all)?;
     for (axis, (extent, all)) in (0..).zip([rows, columns].into_iter().zip(all)) {

@@ -6,25 +6,17 @@ use super::{Draft, Drawn, NoGraph};
 use crate::call::{Buffer, Function as _};
 use crate::sample::{Argmax, SoftmaxTopK, TopK, scale_of};
 
-/// Which elements are NaN.
-fn nan(g: &mut Draft, x: Value) -> Result<Value, NoGraph> {
-    let is_number = g.equal(x, x)?;
-    Ok(g.not(is_number)?)
-}
-
 /// The column of the greatest of each row, NaN above all.
 pub(crate) fn argmax(of: &Argmax) -> Drawn {
     let mut g = Draft::of("argmax", of.buffers())?;
     let x = g.float("logits")?;
-    let is_nan = nan(&mut g, x)?;
+    let is_nan = g.nan(x)?;
     let least = g.number(f64::NEG_INFINITY)?;
     let numbers = g.select(is_nan, least, x)?;
     let greatest = g.arg_max(numbers, 1)?;
     let ones = g.cast(is_nan, Element::F32)?;
     let first = g.arg_max(ones, 1)?;
-    let any = g.reduce(Reduction::Max, ones, &[1])?;
-    let half = g.number(0.5)?;
-    let any = g.greater(any, half)?;
+    let any = g.any(ones, &[1])?;
     let found = g.select(any, first, greatest)?;
     g.put("output", found)?;
     g.finish()
@@ -32,7 +24,7 @@ pub(crate) fn argmax(of: &Argmax) -> Drawn {
 
 /// The values and columns of the k greatest, NaN above all. A +∞ is as great as the greatest number of f32.
 fn greatest(g: &mut Draft, x: Value, k: u64) -> Result<[Value; 2], NoGraph> {
-    let is_nan = nan(g, x)?;
+    let is_nan = g.nan(x)?;
     let most = g.number(f32::MAX.into())?;
     let above = g.number(f64::INFINITY)?;
     let numbers = g.min(x, most)?;
@@ -76,7 +68,7 @@ pub(crate) fn draw(function: &'static str, buffers: Vec<Buffer>, temperature: f3
         return Err(g.no("it draws by Philox, for whose 64-bit products NPUs have no operations"));
     }
     let x = g.float("logits")?;
-    let is_nan = nan(&mut g, x)?;
+    let is_nan = g.nan(x)?;
     let least = g.number(f64::NEG_INFINITY)?;
     let numbers = g.select(is_nan, least, x)?;
     let columns = g.arg_max(numbers, 1)?;

@@ -17,7 +17,7 @@ use super::server::{Compile, Compiler, GRACE};
 use super::session::{self, Guest};
 #[cfg(feature = "rocm")]
 use crate::accelerator::assembler::Remote;
-use crate::sandbox::{self, Measures};
+use crate::sandbox::{self, Measures, Nodes};
 
 /// What a worker's process may hold beside the accelerator's memory: what compiling takes, most of all.
 const OWN_MEMORY: u64 = 1 << 30;
@@ -78,6 +78,17 @@ impl Kind {
             Ok(DeviceType::GpuAmd) => Self::amd(device, measures),
             // CUDA says what is wrong with others.
             _ => Ok(Self::Nvidia),
+        }
+    }
+
+    /// The device nodes that it needs.
+    pub(super) fn nodes(&self) -> Nodes {
+        match self {
+            Self::Cpu => Nodes::None,
+            Self::Npu(..) => Nodes::Npu,
+            Self::Nvidia => Nodes::Nvidia,
+            #[cfg(feature = "rocm")]
+            Self::Amd(_) => Nodes::Amd,
         }
     }
 

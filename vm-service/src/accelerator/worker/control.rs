@@ -43,7 +43,7 @@ fn run(socket: &OwnedFd) -> Result<(), String> {
     };
     let profile = Profile::of(&open.device);
     let kind = Kind::of(&open.device, open.measures)?;
-    let confinement = sandbox::settle(profile, open.measures, kind.folder());
+    let confinement = sandbox::settle(profile, open.measures, kind.nodes(), kind.folder());
     let meter = files.pop().map(Meter::from).ok_or("there is no file for the guest's time")?;
     let ram = Arc::new(Ram::new(&open.ram, files)?);
     let deadline = Duration::from_micros(open.deadline_us);

@@ -175,11 +175,13 @@ mod onnx {
         }
 
         fn compile(&self, graph: &ValidGraph) -> Result<Box<dyn Model>, Failure> {
-            let executable = self.context.compile(graph).map_err(|error| match error {
+            let mut executable = self.context.compile(graph).map_err(|error| match error {
                 NpuError::Lost { .. } => (Status::Lost, error.to_string()),
                 error => (Status::Module, error.to_string()),
             })?;
-            Ok(Box::new(Compiled { context: self.context.clone(), executable, arrays: None }))
+            // The library has a copy of its own.
+            let bytes = executable.take_blob().len() as u64;
+            Ok(Box::new(Compiled { context: self.context.clone(), executable, bytes, arrays: None }))
         }
     }
 
@@ -187,13 +189,14 @@ mod onnx {
     struct Compiled {
         context: Arc<NpuContext>,
         executable: NpuExecutable,
+        bytes: u64,
         /// None before the first inference, and after one that failed.
         arrays: Option<Inference>,
     }
 
     impl Model for Compiled {
         fn bytes(&self) -> u64 {
-            self.executable.blob().len() as u64
+            self.bytes
         }
 
         fn inputs(&mut self) -> Result<Vec<&mut [u8]>, Failure> {

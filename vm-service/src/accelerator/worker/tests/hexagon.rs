@@ -4,6 +4,9 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use gpt::config::Config;
+use gpt::export::{Weights, next_token};
+use gpt::parameters::Parameters;
 use vm_graph::{Builder, Element, GraphError, Tensor, TensorType, ValidGraph};
 use vm_paravirt_guest::Error;
 use vm_paravirt_guest::linux::{Array, Model, ModelError, Stream, Window};
@@ -137,16 +140,21 @@ fn run(model: &mut Model) {
     }
 }
 
-/// Runs it, and compares with what is computed by definition.
+/// Runs it on numbers, and compares.
 fn check(model: &mut Model, graph: &ValidGraph, first: u64) {
     let inputs = (first..).zip(&graph.inputs);
     let inputs: Vec<_> = inputs.map(|(n, input)| numbers(input.ty.elements(), 2 * n + 1)).collect();
-    for (number, (input, values)) in graph.inputs.iter().zip(&inputs).enumerate() {
+    check_with(model, graph, &inputs);
+}
+
+/// Runs it, and compares with what is computed by definition.
+fn check_with(model: &mut Model, graph: &ValidGraph, inputs: &[Vec<f64>]) {
+    for (number, (input, values)) in graph.inputs.iter().zip(inputs).enumerate() {
         let bytes = Tensor::from_f64s(input.ty.element, &input.ty.extents, values).bytes;
         model.set_input(number, &bytes).unwrap();
     }
     run(model);
-    let expected = vm_graph::evaluate(graph, &inputs).unwrap();
+    let expected = vm_graph::evaluate(graph, inputs).unwrap();
     for (number, expected) in expected.iter().enumerate() {
         let bytes = model.output(number).unwrap();
         let found = Tensor { ty: graph.output_type(number).clone(), bytes }.to_f64s();
@@ -205,6 +213,28 @@ fn programs_run_models_in_a_confined_worker() {
         println!("{refused}");
         assert_eq!(status(&refused), Status::Module);
         check(&mut model, &graph, 9);
+    });
+}
+
+/// A whole GPT with its weights within: what a program generates with it is by its greatest logits, and they are those of the definition.
+#[test]
+fn a_program_generates_with_a_gpt() {
+    let config =
+        Config { element: vm_ir::Scalar::F32, width: 64, heads: 4, tokens: 12, batch: 1, ..Config::TINY };
+    let parameters = Parameters::of(&config);
+    let mut masters = parameters.initial(&config, 1);
+    masters[..parameters.sizes[0] as usize].iter_mut().for_each(|x| *x *= 5.0);
+    let graph = next_token(&config, config.tokens, Weights::Constants(&masters)).unwrap();
+    on_hexagon(Duration::from_secs(20), |host| {
+        let mut model = host.load(&graph).unwrap();
+        let mut tokens = numbers(config.tokens, 5);
+        tokens.iter_mut().for_each(|token| *token = (*token + 0.5) * 16.0);
+        for last in 7..config.tokens as usize - 1 {
+            check_with(&mut model, &graph, &[tokens.clone(), vec![last as f64]]);
+            let token = model.output(1).unwrap();
+            tokens[last + 1] = i32::from_le_bytes(token.try_into().unwrap()).into();
+        }
+        println!("{tokens:?}");
     });
 }
 
