@@ -35,6 +35,12 @@ pub(super) fn cases() -> Vec<Case> {
         let target = columns as i64 - 1;
         cases.extend(both([1, columns], element, Scalar::I32, options, vec![target], columns > 1 << 17));
     }
+    // Long rows that begin anywhere, whose targets are before, among and behind what vectors take of them.
+    let somewhere = [0, 50_256, 1, 25_000, 50_255, 7, 50_250, IGNORED];
+    for (element, rows) in [(Scalar::F32, 4), (Scalar::Bf16, 8)] {
+        let targets = somewhere[..rows as usize].to_vec();
+        cases.extend(both([rows, 50_257], element, Scalar::I64, mean, targets, false));
+    }
     cases.extend(both([0, 5], Scalar::F32, Scalar::I64, mean, vec![], false));
     cases
 }

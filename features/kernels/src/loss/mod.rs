@@ -294,9 +294,6 @@ impl CrossEntropy {
     }
 }
 
-/// Bytes of rows that a block reads piece by piece, if it only reads them.
-const STREAMED: u64 = 128 << 10;
-
 /// The numbers of the kernels.
 fn operands(options: &LossOptions) -> [Operand; 3] {
     [Operand::i64(options.ignored), Operand::f32(options.smoothing), Operand::f32(options.z)]
@@ -354,12 +351,8 @@ impl CrossEntropy {
         let smoothed = options.smoothing != 0.0;
         let held = 1 + u32::from(smoothed || log_probs.is_some());
         let layout = Layout::packed([rows, columns], step, &elements, align, held, resources);
-        // What is read alone is read at full speed without a cluster, too.
-        let streamed =
-            layout.cluster > 1 && !layout.shifted && columns * u64::from(element.bytes()) >= STREAMED;
         let layout = match log_probs.is_none() && !smoothed {
-            true if streamed => layout.streamed(512),
-            true => layout.taller(columns),
+            true => layout.read_once([rows, columns]),
             false => layout,
         };
         let pass = log_probs.map_or(Pass::Loss, Pass::LogProbabilities);
@@ -441,6 +434,8 @@ impl CrossEntropyBackward {
         let smoothed = options.smoothing != 0.0;
         let held = if smoothed { 3 } else { 1 };
         let layout = Layout::packed([rows, columns], step, &[element], align, held, resources);
+        // Nothing is combined, so no row need be held.
+        let layout = if log_sums && layout.cluster > 1 { layout.streamed(256) } else { layout };
         let pass = if in_place { Pass::GradientInPlace } else { Pass::Gradient };
         let (own, mean) = (options.reduction == Reduction::None, options.reduction == Reduction::Mean);
         let entry = LossRows { layout, element, target, pass, smoothed, log_sums, own, mean };

@@ -109,16 +109,31 @@ impl Layout {
             .unwrap_or_else(|| of_warps.streamed(256))
     }
 
-    /// The same of fewer threads with up to four accesses each, if a warp takes rows of so many columns by one: what is done for each access is
-    /// little beside what is done for each row.
-    pub(crate) fn taller(self, columns: u64) -> Layout {
-        if self.team > 32 || self.vectors != 1 || self.shifted {
+    /// The same rows where they are only read, in one pass: a thread takes as much as it can hold, as there is little to do for it, and a
+    /// latency to wait for; and a block goes through rows that it can't hold, which no cluster then has to wait for.
+    pub(crate) fn read_once(self, [rows, columns]: [u64; 2]) -> Layout {
+        /// Accesses that a thread holds, threads of a block at least, and columns of the longest rows that are held.
+        const VECTORS: u64 = 8;
+        const THREADS: u64 = 128;
+        const COLUMNS: u64 = 16_384;
+        if self.tail || self.lanes == 1 {
             return self;
         }
-        let vectors = columns.div_ceil(self.lanes.into()).max(1);
-        // Two neighbours have a sector of the memory.
-        let team = self.team.div_ceil(4).max(2).min(self.team);
-        Layout { team, vectors: vectors.div_ceil(team.into()) as u8, ..self }
+        if columns > COLUMNS {
+            // Few rows are few blocks.
+            return self.streamed(if rows < 2048 { 512 } else { 256 });
+        }
+        let lanes = u64::from(self.lanes);
+        let vectors = if self.shifted { columns / lanes } else { columns.div_ceil(lanes) }.max(1);
+        let team = vectors.div_ceil(VECTORS);
+        // Neighbours have a sector of the memory; and one each of what is beside the vectors of rows that begin anywhere.
+        let least = if self.shifted { 16 } else { (16 / lanes).min(vectors.next_power_of_two()) };
+        let (team, threads) = match team.next_power_of_two().max(least) {
+            team @ ..=32 => (team, THREADS),
+            _ => (team.next_multiple_of(32).max(THREADS), team.next_multiple_of(32).max(THREADS)),
+        };
+        let (threads, team, vectors) = (threads as u16, team as u16, vectors.div_ceil(team) as u8);
+        Layout { threads, team, vectors, cluster: 1, ..self }
     }
 
     /// The same accesses of a row that a block of so many threads loads for each use.

@@ -145,9 +145,19 @@ struct Shift<'b> {
 }
 
 impl<'b> Shift<'b> {
-    /// The column behind the accesses of a row of so many columns.
+    /// Elements of the accesses of a row of so many columns.
+    fn accessed(self, columns: Val<'b>, lanes: i32) -> Val<'b> {
+        (columns - self.head).max(0) & !(lanes - 1)
+    }
+
+    /// The column behind them.
     fn behind(self, columns: Val<'b>, lanes: i32) -> Val<'b> {
-        self.head + ((columns - self.head) & !(lanes - 1))
+        self.head + self.accessed(columns, lanes)
+    }
+
+    /// Where the access is, among all elements, that begins so many elements behind the first one.
+    fn access(self, behind: Val<'b>, lanes: i32) -> Val<'b> {
+        (self.base + behind.to(Scalar::I64)).min(self.elements - i64::from(lanes))
     }
 }
 
@@ -188,7 +198,10 @@ struct Extents<'b> {
 impl<'b> Extents<'b> {
     fn of(k: Builder<'b>, layout: Layout, of: View<'b>) -> Extents<'b> {
         if layout.shifted {
-            let [rows, columns] = [k.scalar("rows", Type::I64), k.scalar("columns", Type::I32)];
+            let [rows, columns] = [
+                k.scalar("rows", Type::I64),
+                k.scalar_in("columns", Type::I32, 1, MAX_COLUMNS.cast_signed()),
+            ];
             return Extents { rows, columns, elements: Some(of.place.extent(0)) };
         }
         let columns = of.place.extent(1).to(Scalar::I32).named("columns");
@@ -204,7 +217,7 @@ impl<'b> Row<'b> {
             let start = number * columns.to(Scalar::I64);
             // So that it is seen to be a multiple, whatever the row's number.
             let base = (start + i64::from(lanes - 1)).shr_u(lanes.ilog2()) << i64::from(lanes.ilog2());
-            Shift { start, base, head: (base - start).to(Scalar::I32), elements }
+            Shift { start, base, head: (base - start).to(Scalar::I32) & (lanes - 1), elements }
         });
         Row { k, layout, number, columns, first: Row::first(k, layout), exists: None, shift, turn: None }
     }
@@ -313,7 +326,8 @@ impl<'b> Row<'b> {
     /// Where all is that a thread holds: its vectors, and behind them an element of those beside a row's accesses.
     fn places(&self) -> impl Iterator<Item = Piece<'b>> {
         let vectors = (0..u32::from(self.layout.vectors)).map(|vector| self.place(vector));
-        vectors.chain(self.shift.map(|shift| self.beside(shift)))
+        let held = self.shift.filter(|_| self.layout.holds());
+        vectors.chain(held.map(|shift| self.beside(shift)))
     }
 
     /// Where a held vector is.
@@ -327,9 +341,7 @@ impl<'b> Row<'b> {
         let last = self.columns - i32::from(lanes);
         let inside = (!always).then(|| column.le(last));
         let column = if always { column } else { column.min(last) };
-        let flat = self
-            .shift
-            .map(|shift| (shift.base + behind.to(Scalar::I64)).min(shift.elements - i64::from(lanes)));
+        let flat = self.shift.map(|shift| shift.access(behind, lanes.into()));
         Piece { column, inside, flat, ..Piece::new(self, lanes) }
     }
 

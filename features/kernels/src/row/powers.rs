@@ -62,8 +62,8 @@ impl<'r, 'b> Powers<'r, 'b> {
                 "online",
                 [f32::MIN, 0.0],
                 |[max, sum], piece| {
-                    let next = max.max(piece.across(piece[0], Val::max));
-                    let powers = precision.exp(piece[0] - piece.splat(next));
+                    let next = max.max(piece.across(piece.or(piece[0], f32::MIN), Val::max));
+                    let powers = piece.or(precision.exp(piece[0] - piece.splat(next)), 0.0);
                     [next, sum * precision.exp(max - next) + piece.across(powers, |a, b| a + b)]
                 },
                 join,

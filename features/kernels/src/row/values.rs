@@ -248,7 +248,8 @@ impl<'b> Values<'_, 'b> {
         if self.row.layout.tail {
             state = self.stream(false, state, &step);
         }
-        beside.into_iter().fold(state, &step)
+        let beside = beside.into_iter().cloned().chain(self.beside());
+        beside.fold(state, |state, piece| step(state, &piece))
     }
 
     /// The same of a row that is [streamed](Self::is_streamed), with one state for all lanes.
@@ -260,7 +261,8 @@ impl<'b> Values<'_, 'b> {
         merge: impl Fn([Val<'b>; N], [Val<'b>; N]) -> [Val<'b>; N],
     ) -> [Val<'b>; N] {
         let Row { k, layout, turn, .. } = *self.row;
-        let state = self.stream(true, initial.map(|number| k.f32(number)), step);
+        let state = self.stream(true, initial.map(|number| k.f32(number)), &step);
+        let state = self.beside().into_iter().fold(state, |state, piece| step(state, &piece));
         team(k, layout, turn, name, initial, state, merge)
     }
 
@@ -314,15 +316,22 @@ impl<'b> Values<'_, 'b> {
     ) {
         match self.held.is_empty() {
             true => {
-                self.stream(true, start, &step);
+                let state = self.stream(true, start, &step);
                 if self.row.layout.tail {
                     self.stream(false, start, &step);
                 }
+                self.beside().into_iter().fold(state, |state, piece| step(state, &piece));
             }
             false => {
                 self.held.iter().fold(start, &step);
             }
         }
+    }
+
+    /// What is beside the accesses of a row that is loaded for each use.
+    fn beside(&self) -> Option<Piece<'b>> {
+        let shift = self.row.shift.filter(|_| self.is_streamed())?;
+        Some(self.row.beside(shift).loaded(&self.views, Cache::Normal))
     }
 
     /// Loads the row piece by piece: all whole pieces, or the elements behind them.
@@ -332,16 +341,19 @@ impl<'b> Values<'_, 'b> {
         state: [Val<'b>; N],
         step: impl Fn([Val<'b>; N], &Piece<'b>) -> [Val<'b>; N],
     ) -> [Val<'b>; N] {
-        let Row { k, layout, columns, first, .. } = *self.row;
+        let Row { k, layout, columns, first, shift, .. } = *self.row;
         let wide = i32::from(layout.lanes);
         let pieces = columns & !(wide - 1);
+        let end = shift.map_or(columns, |shift| shift.accessed(columns, wide));
         let (range, lanes) = match (layout.tail, whole) {
             (true, true) => (k.range(first, pieces).step(wide), layout.lanes),
             (true, false) => (k.range(pieces, columns), 1),
-            (false, _) => (k.range(first, columns).step(layout.step() as i32).unroll(4), layout.lanes),
+            (false, _) => (k.range(first, end).step(layout.step() as i32).unroll(4), layout.lanes),
         };
         range.fold(state, |column, state| {
-            let piece = Piece { column, ..Piece::new(self.row, lanes) };
+            let flat = shift.map(|shift| shift.access(column, wide));
+            let column = shift.map_or(column, |shift| shift.head + column);
+            let piece = Piece { column, flat, ..Piece::new(self.row, lanes) };
             step(state, &piece.loaded(&self.views, Cache::Normal))
         })
     }
