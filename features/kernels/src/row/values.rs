@@ -219,43 +219,35 @@ impl<'b> Values<'_, 'b> {
 
     /// Combines all elements of the row: `step` takes a piece into a state, of which each lane has its own, and `merge` makes one state
     /// of two. Every thread of the team gets the row's. `initial` changes nothing when it is merged. `name` names what lies in
-    /// shared memory, and is another in each fold of a kernel.
-    pub fn fold<const N: usize>(
+    /// shared memory, and is another in each fold of a kernel; with `None` a thread gets what it has itself.
+    pub fn fold<'n, const N: usize>(
         &self,
-        name: &str,
+        name: impl Into<Option<&'n str>>,
         initial: [f32; N],
         step: impl Fn([Val<'b>; N], &Piece<'b>) -> [Val<'b>; N],
         merge: impl Fn([Val<'b>; N], [Val<'b>; N]) -> [Val<'b>; N],
     ) -> [Val<'b>; N] {
         let Row { k, layout, turn, .. } = *self.row;
-        team(k, layout, turn, name, initial, self.own(initial, step, &merge), &merge)
-    }
-
-    /// The same of what a thread has.
-    pub(super) fn own<const N: usize>(
-        &self,
-        initial: [f32; N],
-        step: impl Fn([Val<'b>; N], &Piece<'b>) -> [Val<'b>; N],
-        merge: impl Fn([Val<'b>; N], [Val<'b>; N]) -> [Val<'b>; N],
-    ) -> [Val<'b>; N] {
-        let k = self.row.k;
         let start = |lanes: u8| initial.map(|number| k.constant(f32s(lanes), number));
-        let lanes = self.row.layout.lanes;
+        let lanes = layout.lanes;
         let state = match self.held.is_empty() {
             true => self.stream(true, start(lanes), &step),
             false => self.held.iter().fold(start(lanes), &step),
         };
         let mut state = match lanes {
             1 => state,
-            _ => in_pairs((0..lanes).map(|lane| state.map(|values| values.lane(lane))).collect(), merge),
+            _ => in_pairs((0..lanes).map(|lane| state.map(|values| values.lane(lane))).collect(), &merge),
         };
-        if self.row.layout.tail {
+        if layout.tail {
             state = self.stream(false, state, &step);
         }
-        state
+        match name.into() {
+            Some(name) => team(k, layout, turn, name, initial, state, merge),
+            None => state,
+        }
     }
 
-    /// The same of a row that is [streamed](Self::is_streamed), with one state for all lanes.
+    /// The same of all threads and a row that is [streamed](Self::is_streamed), with one state for all lanes.
     pub fn fold_pieces<const N: usize>(
         &self,
         name: &str,
