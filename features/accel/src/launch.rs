@@ -172,7 +172,7 @@ pub enum QueueArgument<'a> {
     Scalar(Scalar),
 }
 
-/// What [`Arguments::with`] has in the place of an argument.
+/// What [`Arguments::update`] puts in the place of an argument.
 #[derive(Clone, Copy, Debug)]
 pub enum Other {
     /// Where a view begins instead; the rest of it stays.
@@ -189,6 +189,7 @@ const INLINE_WORDS: usize = 64;
 /// That there is one means that the arguments are what the kernel was promised: every element of a view lies in its
 /// region, extents and alignment are what the parameter says, scalars are in range, and no view that is written
 /// overlaps itself or another. Its tensor maps are zeros: the queue makes them of the views when it launches.
+#[derive(Clone)]
 pub struct Arguments {
     words: Words,
     bytes: u32,
@@ -196,6 +197,7 @@ pub struct Arguments {
 
 // A block that is made for each launch must not be on the heap.
 #[allow(clippy::large_enum_variant)]
+#[derive(Clone)]
 enum Words {
     Inline([MaybeUninit<u64>; INLINE_WORDS]),
     Heap(Box<[u64]>),
@@ -320,13 +322,19 @@ impl Arguments {
 
     /// The tensor maps of the kernel, and the views that were packed for them.
     fn tensors<'a>(&'a self, layout: &'a Layout) -> impl Iterator<Item = (TensorMap, Tensor)> + 'a {
-        layout.params.maps.iter().filter_map(|map| {
-            let index = map.tile.parameter as usize;
-            let (parameter, slot) =
-                (layout.signature.parameters.get(index)?, layout.params.slots.get(index)?);
-            let (place, address, _) = self.place(parameter, *slot)?;
-            Some((*map, Tensor::new(address, place, map.tile)))
-        })
+        layout.params.maps.iter().filter_map(|map| Some((*map, self.tensor(layout, map)?)))
+    }
+
+    /// The view that was packed for a tensor map.
+    fn tensor(&self, layout: &Layout, map: &TensorMap) -> Option<Tensor> {
+        let index = map.tile.parameter as usize;
+        let (parameter, slot) = (layout.signature.parameters.get(index)?, layout.params.slots.get(index)?);
+        let (place, address, _) = self.place(parameter, *slot)?;
+        Some(Tensor::new(address, place, map.tile))
+    }
+
+    fn set_map(&mut self, map: &TensorMap, encoded: &[u64; MAP_BYTES as usize / 8]) {
+        self.words_mut()[map.offset as usize / 8..][..encoded.len()].copy_from_slice(encoded);
     }
 
     /// The same with its tensor maps, for a queue to launch: `encode` makes them. None for a kernel without.
@@ -347,54 +355,66 @@ impl Arguments {
         }
         let mut whole = Self::repacked(self.bytes, self.words());
         for (map, tensor) in self.tensors(artifact.layout()) {
-            let place = &mut whole.words_mut()[map.offset as usize / 8..];
-            place[..MAP_BYTES as usize / 8].copy_from_slice(&encode(&tensor)?);
+            whole.set_map(&map, &encode(&tensor)?);
         }
         Ok(Some(whole))
     }
 
-    /// The same arguments but for what `other` gives for a parameter by its index.
+    /// Puts what `other` gives for a parameter by its index in the place of what there is, and makes the tensor maps of the views that
+    /// move by `encode`.
     ///
     /// # Errors
     /// [`Error::Arguments`] for an address that is not aligned as its parameter asks, a number that is not in its range, and if they were
-    /// packed for a kernel with other parameters.
+    /// packed for a kernel with other parameters; those of `encode`. What is left then is neither the arguments before nor those wanted.
     ///
     /// # Safety
     /// Behind each address is as much memory as there was behind the one before, and what is written overlaps no other view.
     #[allow(unsafe_code)]
-    pub unsafe fn with(&self, artifact: &Artifact, other: impl Fn(usize) -> Option<Other>) -> Result<Self> {
+    pub unsafe fn update(
+        &mut self,
+        artifact: &Artifact,
+        other: impl Fn(usize) -> Option<Other>,
+        mut encode: impl FnMut(&Tensor) -> Result<[u64; MAP_BYTES as usize / 8]>,
+    ) -> Result<()> {
         let layout = artifact.layout();
         if self.bytes != layout.params.bytes {
             let reason = format!("{} bytes given, {} wanted", self.bytes, layout.params.bytes);
             return Err(refused(layout, "all", reason));
         }
-        let mut moved = Self::repacked(self.bytes, self.words());
+        // The views that move, by their indices; those from 63 on are told by one bit.
+        let (bit, mut moved) = (|index: usize| 1u64 << index.min(63), 0);
         for (index, (parameter, slot)) in
             layout.signature.parameters.iter().zip(&layout.params.slots).enumerate()
         {
             let done = match (other(index), &parameter.kind) {
-                (None, _) => Ok(()),
+                (None, _) => continue,
                 (Some(Other::Address(address)), ParameterKind::View { align, .. }) => {
-                    if address.is_multiple_of(u64::from(*align)) {
-                        moved.set_word(slot.offset() as usize / 8, address);
-                        continue;
+                    let word = &mut self.words_mut()[slot.offset() as usize / 8];
+                    match address.is_multiple_of(u64::from(*align)) {
+                        _ if *word == address => continue,
+                        true => {
+                            (*word, moved) = (address, moved | bit(index));
+                            continue;
+                        }
+                        false => Err(format!("address {address:#x} is not aligned to {align}")),
                     }
-                    Err(format!("address {address:#x} is not aligned to {align}"))
                 }
                 (Some(Other::Number(number)), ParameterKind::Scalar { .. }) => {
-                    moved.set_argument(parameter, *slot, QueueArgument::Scalar(number))
+                    self.set_argument(parameter, *slot, QueueArgument::Scalar(number))
                 }
                 (Some(_), _) => Err("it is of another kind".into()),
             };
             done.map_err(|reason| refused(layout, &parameter.name, reason))?;
         }
-        for (map, tensor) in moved.tensors(layout) {
-            tensor.check().map_err(|reason| {
-                let parameter = layout.signature.parameters.get(map.tile.parameter as usize);
-                refused(layout, parameter.map_or("", |parameter| &parameter.name), reason)
-            })?;
+        for map in layout.params.maps.iter().filter(|_| moved != 0) {
+            let index = map.tile.parameter as usize;
+            let Some(tensor) = self.tensor(layout, map).filter(|_| moved & bit(index) != 0) else { continue };
+            tensor
+                .check()
+                .map_err(|reason| refused(layout, &layout.signature.parameters[index].name, reason))?;
+            self.set_map(map, &encode(&tensor)?);
         }
-        Ok(moved)
+        Ok(())
     }
 
     /// Sets the cancel flag and the fuel of a kernel that can be stopped; nothing for another.

@@ -31,21 +31,27 @@ pub(crate) struct Engine<D: Device> {
 /// The calls that a thread made last, of all engines of a device's kind: what they do is found without a lock.
 pub(crate) struct Recent<K>([Option<Known<K>>; RECENT]);
 
-/// Calls that a thread remembers.
+/// Calls that a thread remembers, and how many of them lie in one set: one that is new takes the place of its set's oldest.
 const RECENT: usize = 64;
+const SET: usize = 4;
 
 /// A call of an engine with a number.
 struct Known<K> {
     engine: u64,
     key: Key,
     plan: Arc<Plan<K>>,
+    packed: Packed,
 }
+
+/// The arguments of a plan's launches as they were given last; of the first of them alone where one could not be packed.
+pub(crate) type Packed = Vec<vm_accel::Arguments>;
 
 impl<K> Recent<K> {
     pub(crate) const NEW: Self = Self([const { None }; RECENT]);
 
-    fn place(key: &Key) -> usize {
-        (key.hash() >> 32) as usize % RECENT
+    fn set(&mut self, key: &Key) -> &mut [Option<Known<K>>] {
+        let first = (key.hash() >> 32) as usize % (RECENT / SET) * SET;
+        &mut self.0[first..][..SET]
     }
 }
 
@@ -85,8 +91,8 @@ pub(crate) struct Step<K> {
     pub(crate) kernel: Arc<Loaded<K>>,
     pub(crate) grid: Grid,
     pub(crate) operands: Vec<Operand>,
-    /// The arguments as they were packed first. Those of other calls differ in addresses alone.
-    pub(crate) packed: OnceLock<vm_accel::Arguments>,
+    /// The arguments as they were packed first. Those of other calls differ in addresses, tensor maps and numbers that vary alone.
+    pub(crate) first: OnceLock<vm_accel::Arguments>,
 }
 
 /// An argument of a launch.
@@ -113,23 +119,30 @@ impl<D: Device> Engine<D> {
         Self { device, number: NEXT.fetch_add(1, Ordering::Relaxed), plans, kernels }
     }
 
-    /// What `f` gives for what a call does, if this thread remembers that.
-    pub(crate) fn recent<R>(&self, key: &Key, f: impl FnOnce(&Plan<D::Kernel>) -> R) -> Option<R> {
+    /// What `f` gives for what a call does and what was given to its launches, if this thread remembers that.
+    pub(crate) fn recent<R>(
+        &self,
+        key: &Key,
+        f: impl FnOnce(&Plan<D::Kernel>, &mut Packed) -> R,
+    ) -> Option<R> {
         let look = |recent: &std::cell::RefCell<Recent<D::Kernel>>| {
-            let recent = recent.try_borrow().ok()?;
-            let known = recent.0[Recent::<D::Kernel>::place(key)].as_ref()?;
-            (known.engine == self.number && known.key == *key).then(|| f(&known.plan))
+            let mut recent = recent.try_borrow_mut().ok()?;
+            let mut set = recent.set(key).iter_mut().flatten();
+            let known = set.find(|known| known.engine == self.number && known.key == *key)?;
+            Some(f(&known.plan, &mut known.packed))
         };
-        D::recent()?.try_with(look).ok()?
+        D::recent().try_with(look).ok()?
     }
 
-    /// Lets this thread remember what a call does.
-    pub(crate) fn remember(&self, key: Key, plan: Arc<Plan<D::Kernel>>) {
-        let Some(recent) = D::recent() else { return };
-        let (place, known) = (Recent::<D::Kernel>::place(&key), Known { engine: self.number, key, plan });
+    /// Lets this thread remember what a call does, and what was given to its launches.
+    pub(crate) fn remember(&self, key: Key, plan: Arc<Plan<D::Kernel>>, packed: Packed) {
         // A thread that ends remembers nothing any more.
-        let _ =
-            recent.try_with(|recent| recent.try_borrow_mut().map(|mut recent| recent.0[place] = Some(known)));
+        let _ = D::recent().try_with(|recent| {
+            let Ok(mut recent) = recent.try_borrow_mut() else { return };
+            let set = recent.set(&key);
+            set.rotate_right(1);
+            set[0] = Some(Known { engine: self.number, key, plan, packed });
+        });
     }
 
     /// What a call does, if it was asked before.
@@ -199,7 +212,7 @@ impl<D: Device> Engine<D> {
             };
             let operands = launch.operands.into_iter().map(operand).collect::<Result<Vec<_>, _>>();
             let operands = operands.map_err(|error| Failure::device(name, &error))?;
-            steps.push(Step { kernel, grid, operands, packed: OnceLock::new() });
+            steps.push(Step { kernel, grid, operands, first: OnceLock::new() });
         }
         let plan = Arc::new(Plan { buffers, steps, workspace: launches.workspace });
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);

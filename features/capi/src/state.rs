@@ -6,7 +6,7 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use vm_cuda::{CudaAccelerator, CudaLauncher, Place, device_count};
+use vm_cuda::{CudaAccelerator, CudaLauncher, Entered, Place, device_count};
 
 use crate::engine::Engine;
 use crate::error::Failure;
@@ -31,8 +31,8 @@ pub(crate) struct State {
 pub(crate) enum Chosen<'a> {
     /// The CPU.
     Cpu(&'a Engine<Cpu>),
-    /// A context of a GPU.
-    Gpu(&'static Engine<Gpu>),
+    /// A context of a GPU, which is the thread's current one.
+    Gpu(&'static Engine<Gpu>, Entered<'static>),
 }
 
 thread_local! {
@@ -104,7 +104,9 @@ impl State {
             return self.cpu(function).map(Chosen::Cpu);
         }
         self.gpus().as_ref().map_err(|why| Failure::Unavailable(format!("{function}: {why}")))?;
-        self.context().map(Chosen::Gpu).map_err(|error| Failure::device(function, &error))
+        self.context()
+            .map(|(engine, entered)| Chosen::Gpu(engine, entered))
+            .map_err(|error| Failure::device(function, &error))
     }
 
     /// The CPU, with as many threads as can be started when it is asked for first.
@@ -122,18 +124,16 @@ impl State {
         self.cpu.get().ok_or_else(|| Failure::Unavailable("there is no CPU".into()))
     }
 
-    /// The kernels of the calling thread's context; of the first device's primary context, if it has none.
-    fn context(&self) -> vm_accel::Result<&'static Engine<Gpu>> {
+    /// The kernels of the calling thread's context, which it is in; of the first device's primary context, if it has none.
+    fn context(&self) -> vm_accel::Result<(&'static Engine<Gpu>, Entered<'static>)> {
         let place = CudaLauncher::current()?;
         let id = place.map_or(PRIMARY, |place| place.id);
-        if let Ok(Some((last, engine))) = LAST.try_with(Cell::get)
-            && last == id
-        {
-            return Ok(engine);
-        }
-        let engine = self.engine(place, id)?;
+        let engine = match LAST.try_with(Cell::get) {
+            Ok(Some((last, engine))) if last == id => engine,
+            _ => self.engine(place, id)?,
+        };
         let _ = LAST.try_with(|last| last.set(Some((id, engine))));
-        Ok(engine)
+        Ok((engine, engine.device.enter(place)?))
     }
 
     /// The kernels of a context with a number.

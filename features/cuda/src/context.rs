@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use vm_accel::image::Images;
-use vm_accel::{Arguments, Artifact, Error, MemoryKind, QueueOptions, Result, Tensor};
+use vm_accel::{Arguments, Artifact, Error, MemoryKind, QueueOptions, Result};
 
 use crate::queue::CudaKernel;
-use crate::result::{Context, Device, Entered, Function, Module, OUT_OF_MEMORY, Pool, Stream};
+use crate::result::{Context, Device, Entered, Function, Maps, Module, OUT_OF_MEMORY, Pool, Stream};
 use crate::sys::{Driver, Status};
 
 /// What a queue must know of its device.
@@ -32,9 +32,6 @@ pub(crate) fn number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Tensor maps that are kept for the launches of the same views that follow.
-const MAPS: usize = 1024;
-
 /// One allocation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Live {
@@ -54,7 +51,7 @@ pub(crate) struct Shared {
     /// What was allocated and not freed, by address.
     pub(crate) live: RefCell<HashMap<u64, Live>>,
     images: RefCell<Images<Module>>,
-    maps: RefCell<HashMap<Tensor, [u64; 16]>>,
+    maps: RefCell<Maps>,
     /// Set when the device did not finish in time: what it may still use is left to the end of the process.
     pub(crate) stuck: Cell<bool>,
     /// Made for the first allocation.
@@ -114,16 +111,7 @@ impl Shared {
         arguments.with_maps(&kernel.artifact, |tensor| {
             let _entered = self.enter()?;
             let tensor = kernel.function.there(tensor, &kernel.artifact)?;
-            let mut maps = self.maps.borrow_mut();
-            if let Some(map) = maps.get(&tensor) {
-                return Ok(*map);
-            }
-            if maps.len() >= MAPS {
-                maps.clear();
-            }
-            let map = self.driver.tensor_map(&tensor)?;
-            maps.insert(tensor, map);
-            Ok(map)
+            self.maps.borrow_mut().of(self.driver, &tensor)
         })
     }
 

@@ -1,21 +1,17 @@
 //! Kernels for a library whose callers own everything else: context, streams, memory.
 
-use std::collections::HashMap;
+use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustc_hash::FxBuildHasher;
 use vm_accel::image::Images;
 use vm_accel::{Arguments, Artifact, Grid, Result, Tensor};
 
 use crate::context::number;
 use crate::queue::CudaKernel;
-use crate::result::{Context, Function, Module, Stream};
+use crate::result::{Context, Function, Maps, Module};
 use crate::sys::{BorrowedStream, driver};
 
-pub use crate::result::{Allocation, Place};
-
-/// Tensor maps that are kept for the launches of the same views that follow.
-const MAPS: usize = 1024;
+pub use crate::result::{Allocation, Entered, Place};
 
 /// The kernels of a context. Any thread loads them, and launches them on any stream of the context, at the same time as others. It has
 /// no stream, no memory and no thread of its own, and waits for nothing but the loading of a kernel.
@@ -25,7 +21,7 @@ pub struct CudaLauncher {
     /// No other of the process has it.
     number: u64,
     images: Mutex<Images<Module>>,
-    maps: Mutex<HashMap<Tensor, [u64; 16], FxBuildHasher>>,
+    maps: Mutex<Maps>,
     context: Arc<Context>,
 }
 
@@ -69,6 +65,24 @@ impl CudaLauncher {
         Ok(CudaKernel { function, context: self.number, artifact: artifact.clone() })
     }
 
+    /// Makes its context the calling thread's current one, which was `before` until now, as [`current`](Self::current) tells.
+    ///
+    /// # Errors
+    /// The driver's.
+    #[inline]
+    pub fn enter(&self, before: Option<Place>) -> Result<Entered<'static>> {
+        self.context.enter_from(before.map_or(ptr::null_mut(), |place| place.context))
+    }
+
+    /// The tensor map of a view that a kernel copies by one.
+    ///
+    /// # Errors
+    /// The view has no elements, and the kernel's module nothing in their place; the driver's.
+    pub fn map(&self, _entered: &Entered<'_>, kernel: &CudaKernel, tensor: &Tensor) -> Result<[u64; 16]> {
+        let tensor = kernel.function.there(tensor, &kernel.artifact)?;
+        lock(&self.maps).of(self.context.driver(), &tensor)
+    }
+
     /// Launches a kernel on a stream. The grid was checked against the device's limits.
     ///
     /// # Errors
@@ -76,42 +90,27 @@ impl CudaLauncher {
     /// arguments of another kernel; the driver's.
     ///
     /// # Safety
-    /// Until the kernel has ended, the memory that its arguments name is there. The kernel can't be stopped, or its cancel flag
-    /// was set in the arguments.
+    /// The calling thread has entered the context. Until the kernel has ended, the memory that its arguments name is there, and they have its
+    /// tensor maps. The kernel can't be stopped, or its cancel flag was set in the arguments.
     #[allow(unsafe_code)]
     pub unsafe fn launch(
         &self,
+        _entered: &Entered<'_>,
         kernel: &CudaKernel,
         grid: Grid,
         arguments: &Arguments,
         stream: &BorrowedStream,
     ) -> Result<()> {
         kernel.check(self.number, arguments)?;
-        let whole = arguments.with_maps(&kernel.artifact, |tensor| {
-            let tensor = kernel.function.there(tensor, &kernel.artifact)?;
-            if let Some(map) = lock(&self.maps).get(&tensor) {
-                return Ok(*map);
-            }
-            let _entered = self.context.enter()?;
-            let map = self.context.driver().tensor_map(&tensor)?;
-            let mut maps = lock(&self.maps);
-            if maps.len() >= MAPS {
-                maps.clear();
-            }
-            maps.insert(tensor, map);
-            Ok(map)
-        })?;
-        let stream = Stream::borrow(&self.context, stream);
         // SAFETY: the kernel is loaded in this context, where it stays; the caller promises the rest.
-        unsafe { stream.launch(&kernel.function, grid, whole.as_ref().unwrap_or(arguments)) }
+        unsafe { self.context.driver().launch(&kernel.function, grid, arguments, stream.handle()) }
     }
 
     /// What memory an address is in; none if the driver knows of none there, as of a host's that is not registered.
     ///
     /// # Errors
     /// The driver's.
-    pub fn allocation(&self, address: u64) -> Result<Option<Allocation>> {
-        let _entered = self.context.enter()?;
+    pub fn allocation(&self, _entered: &Entered<'_>, address: u64) -> Result<Option<Allocation>> {
         self.context.driver().allocation(address, self.context.handle())
     }
 }

@@ -51,5 +51,5 @@ mod result;
 pub mod sys;
 
 pub use accelerator::{CudaAccelerator, device_count, devices};
-pub use launcher::{Allocation, CudaLauncher, Place};
+pub use launcher::{Allocation, CudaLauncher, Entered, Place};
 pub use queue::{CudaEvent, CudaGraph, CudaKernel, CudaQueue};

@@ -1,6 +1,6 @@
 //! What is packed, and what is refused.
 
-use vm_abi::Element;
+use vm_abi::{Element, Swizzle, Tile};
 
 use super::*;
 use crate::artifact::{Extent, Signature};
@@ -155,4 +155,75 @@ fn blocks_of_any_size_are_packed() {
         assert!((0..).zip(packed.words()).all(|(index, word)| index == *word), "{count}");
         assert_eq!(packed.words().len(), count as usize);
     }
+}
+
+#[test]
+fn what_moves_gets_its_address_and_its_tensor_map() {
+    let view = |align| ParameterKind::View {
+        extents: vec![Extent::Any; 2],
+        element: Element::F16,
+        align,
+        writes: false,
+    };
+    let kinds = vec![view(16), ParameterKind::Scalar { bytes: 4, range: Some((0, 9)) }, view(16), view(2)];
+    let tile = |parameter| Tile {
+        parameter,
+        shape: [8, 8],
+        swizzle: Swizzle::None,
+        element: Element::F16,
+        writes: false,
+    };
+    let tiles = vec![tile(2), tile(0)];
+    let parameters = (0..).zip(kinds).map(|(index, kind)| Parameter { name: format!("p{index}"), kind });
+    let signature = Signature {
+        parameters: parameters.collect(),
+        tiles,
+        ..self::artifact(vec![], false).signature().clone()
+    };
+    // SAFETY: it is never run.
+    #[allow(unsafe_code)]
+    let artifact = unsafe { Artifact::new([], signature) }.unwrap();
+    let memory = memory(0x1000, 0x1000);
+    let place = QueueArgument::View(memory.region(), Extents::packed(&[4, 8]).unwrap());
+    let given = [place, QueueArgument::Scalar(5u32.into()), place, place];
+    let packed = Arguments::new(&artifact, given).unwrap();
+    let mut packed = packed.with_maps(&artifact, |_| Ok([7; 16])).unwrap().unwrap();
+    let before = packed.words().to_vec();
+    let mut check = |changes: &[(usize, Other)], maps: &[u64], wanted: Result<&[(usize, u64)], &str>| {
+        let mut encoded = Vec::new();
+        let other = |at| changes.iter().find(|(index, _)| *index == at).map(|(_, other)| *other);
+        // SAFETY: nobody reaches it.
+        #[allow(unsafe_code)]
+        let updated = unsafe {
+            packed.update(&artifact, other, |tensor| {
+                encoded.push(tensor.address());
+                Ok([tensor.address(); 16])
+            })
+        };
+        let said = updated.err().map(|error| error.to_string());
+        match wanted {
+            Err(wanted) => return assert!(said.as_deref().unwrap_or_default().contains(wanted), "{said:?}"),
+            Ok(_) => assert_eq!(said, None),
+        }
+        assert_eq!(encoded, maps);
+        let changed =
+            before.iter().zip(packed.words()).enumerate().filter(|(_, (before, now))| before != now);
+        // One word of each map stands for all.
+        let changed = changed.map(|(at, (_, now))| (at, *now)).filter(|(at, _)| *at >= 32 || at % 16 == 0);
+        assert_eq!(changed.collect::<Vec<_>>(), wanted.unwrap_or_default());
+    };
+    let (at, number) = (Other::Address, |number: u32| Other::Number(number.into()));
+    check(&[], &[], Ok(&[]));
+    check(&[(0, at(0x1000)), (1, number(5))], &[], Ok(&[]));
+    check(&[(3, at(0x2002))], &[], Ok(&[(41, 0x2002)]));
+    check(
+        &[(0, at(0x3000)), (1, number(6))],
+        &[0x3000],
+        Ok(&[(16, 0x3000), (32, 0x3000), (36, 6), (41, 0x2002)]),
+    );
+    let all = [(0, at(0x4000)), (2, at(0x5000)), (3, at(0x1000)), (1, number(5))];
+    check(&all, &[0x5000, 0x4000], Ok(&[(0, 0x5000), (16, 0x4000), (32, 0x4000), (37, 0x5000)]));
+    check(&[(0, at(0x3008))], &[], Err("address 0x3008 is not aligned to 16"));
+    check(&[(1, number(10))], &[], Err("10 is not in 0..=9"));
+    check(&[(1, at(0x1000))], &[], Err("it is of another kind"));
 }

@@ -1,16 +1,19 @@
 //! The CPU.
 
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::num::NonZero;
 use std::sync::Arc;
+use std::thread::LocalKey;
 
-use vm_accel::{Accelerator as _, Arguments, Artifact, DeviceInfo, Grid, Result};
+use vm_accel::{Accelerator as _, Arguments, Artifact, DeviceInfo, Error, Grid, Result, Tensor};
 use vm_cpu::{CpuAccelerator, CpuKernel};
 use vm_ir::Kernel;
 use vm_kernels::family::Resources;
 use vm_runtime::{CompileError, CompiledKernel, JitCompiler};
 
 use super::device::Device;
+use crate::engine::Recent;
 
 /// The CPU, with threads that run blocks.
 pub(crate) struct Cpu {
@@ -40,8 +43,17 @@ impl Cpu {
     }
 }
 
+thread_local! {
+    static RECENT: RefCell<Recent<Arc<CpuKernel>>> = const { RefCell::new(Recent::NEW) };
+}
+
 impl Device for Cpu {
     type Kernel = Arc<CpuKernel>;
+    type Entered = ();
+
+    fn recent() -> &'static LocalKey<RefCell<Recent<Arc<CpuKernel>>>> {
+        &RECENT
+    }
 
     fn info(&self) -> &DeviceInfo {
         self.accelerator.info()
@@ -59,7 +71,12 @@ impl Device for Cpu {
         self.accelerator.load(artifact)
     }
 
-    fn check_memory(&self, _address: u64, _bytes: u64) -> Result<std::result::Result<(), String>> {
+    fn check_memory(
+        &self,
+        _entered: &(),
+        _address: u64,
+        _bytes: u64,
+    ) -> Result<std::result::Result<(), String>> {
         Ok(Ok(()))
     }
 
@@ -70,8 +87,13 @@ impl Device for Cpu {
         Err(format!("is {stream:p}: kernels run on the CPU, where there are no streams; give NULL"))
     }
 
+    fn map(&self, _entered: &(), _kernel: &Arc<CpuKernel>, _tensor: &Tensor) -> Result<[u64; 16]> {
+        Err(Error::Unsupported { what: "a tensor map".into(), device: self.info().name.clone() })
+    }
+
     unsafe fn launch(
         &self,
+        _entered: &(),
         kernel: &Arc<CpuKernel>,
         grid: Grid,
         arguments: &Arguments,

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::thread::LocalKey;
 
-use vm_accel::{Arguments, Artifact, DeviceInfo, Grid, Result};
+use vm_accel::{Arguments, Artifact, DeviceInfo, Grid, Result, Tensor};
 use vm_ir::Kernel;
 use vm_kernels::family::Resources;
 use vm_runtime::{CompileError, CompiledKernel};
@@ -15,11 +15,11 @@ use crate::engine::Recent;
 pub(crate) trait Device: Send + Sync + 'static {
     /// A loaded kernel.
     type Kernel: Send + Sync;
+    /// The calling thread is where the device's driver is to be called, as long as it is there.
+    type Entered;
 
-    /// Where a thread remembers its last calls, for a device where a call is short.
-    fn recent() -> Option<&'static LocalKey<RefCell<Recent<Self::Kernel>>>> {
-        None
-    }
+    /// Where a thread remembers its last calls.
+    fn recent() -> &'static LocalKey<RefCell<Recent<Self::Kernel>>>;
 
     /// Identity and limits.
     fn info(&self) -> &DeviceInfo;
@@ -43,7 +43,12 @@ pub(crate) trait Device: Send + Sync + 'static {
     ///
     /// # Errors
     /// What it is, and what is needed; the device's.
-    fn check_memory(&self, address: u64, bytes: u64) -> Result<std::result::Result<(), String>>;
+    fn check_memory(
+        &self,
+        entered: &Self::Entered,
+        address: u64,
+        bytes: u64,
+    ) -> Result<std::result::Result<(), String>>;
 
     /// That a stream is one that launches may be given to, as far as that can be told.
     ///
@@ -51,15 +56,23 @@ pub(crate) trait Device: Send + Sync + 'static {
     /// What it is, and what is needed.
     fn check_stream(&self, stream: *mut c_void) -> std::result::Result<(), String>;
 
+    /// The tensor map of a view that a kernel copies by one.
+    ///
+    /// # Errors
+    /// The device's, or that it has none.
+    fn map(&self, entered: &Self::Entered, kernel: &Self::Kernel, tensor: &Tensor) -> Result<[u64; 16]>;
+
     /// Launches a kernel that can't be stopped.
     ///
     /// # Errors
     /// The device's.
     ///
     /// # Safety
-    /// Until the kernel has ended, the memory that its arguments name is there. The stream is one of the device's context.
+    /// Until the kernel has ended, the memory that its arguments name is there; they have its tensor maps. The stream is one of the
+    /// device's context.
     unsafe fn launch(
         &self,
+        entered: &Self::Entered,
         kernel: &Self::Kernel,
         grid: Grid,
         arguments: &Arguments,

@@ -3,7 +3,8 @@
 //! A driver's library gives up what it has when the process ends, whatever other threads do then: one that is in the driver meanwhile
 //! crashes. So an exit handler that runs before the driver's turns calls away, and waits for those that are under way.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long the end waits for calls: a driver may hang in one.
@@ -32,9 +33,12 @@ impl Gate {
         (before & CLOSED == 0).then_some(passed)
     }
 
-    /// Turns calls away, and waits for those that are under way. Whether none is left.
+    /// Turns calls away, and waits for those that are under way, if it is the first to. Whether none is left.
     fn close(&self, patience: Duration) -> bool {
-        self.0.fetch_or(CLOSED, Ordering::AcqRel);
+        let calls = self.0.fetch_or(CLOSED, Ordering::AcqRel);
+        if calls & CLOSED != 0 {
+            return calls == CLOSED;
+        }
         let deadline = Instant::now() + patience;
         while self.0.load(Ordering::Acquire) & !CLOSED != 0 {
             if Instant::now() >= deadline {
@@ -67,13 +71,32 @@ pub(super) fn in_child() {
     GATE.0.store(0, Ordering::Release);
 }
 
-/// Closes the gate when the process ends, before all that has asked for the like until now: to be called when a driver is at work.
+/// Closes the gate when the process ends, before all that libraries which are loaded now have asked for the like: to be called when a
+/// driver is at work, and may have loaded one.
 pub(super) fn close_at_exit() {
     extern "C" fn close() {
         GATE.close(PATIENCE);
     }
+    /// Libraries that were loaded when this was called last.
+    static KNOWN: AtomicU64 = AtomicU64::new(0);
+    let mut loaded = 0u64;
+    // SAFETY: `count` has the signature that is asked for, and gets a pointer to this number.
+    let _ = unsafe { libc::dl_iterate_phdr(Some(count), (&raw mut loaded).cast()) };
+    if KNOWN.swap(loaded, Ordering::AcqRel) == loaded {
+        return;
+    }
     // SAFETY: the handler touches a static alone, and belongs to the library, so that it is called before that is unloaded.
     let _ = unsafe { libc::atexit(close) };
+}
+
+/// How many libraries the process has loaded, ever.
+unsafe extern "C" fn count(info: *mut libc::dl_phdr_info, _bytes: usize, to: *mut c_void) -> c_int {
+    // SAFETY: the system gives it.
+    let loaded = unsafe { (*info).dlpi_adds };
+    // SAFETY: it is the number of `close_at_exit`.
+    unsafe { *to.cast::<u64>() = loaded };
+    // It tells the same of each of them.
+    1
 }
 
 #[cfg(test)]
@@ -87,6 +110,12 @@ mod tests {
         assert!(call.is_some());
         assert!(!gate.close(Duration::from_millis(1)));
         assert!(gate.enter().is_none());
+        // The first handler has waited: those behind it do not.
+        assert!(!gate.close(Duration::from_secs(600)));
+        drop(call);
+        assert!(gate.close(Duration::ZERO));
+        let gate = Gate::new();
+        let call = gate.enter();
         std::thread::scope(|scope| {
             let ended = scope.spawn(|| gate.close(Duration::from_secs(60)));
             drop(call);

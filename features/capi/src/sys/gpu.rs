@@ -5,9 +5,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::thread::LocalKey;
 
-use vm_accel::{Accelerator as _, Arguments, Artifact, DeviceInfo, Grid, Result};
+use vm_accel::{Accelerator as _, Arguments, Artifact, DeviceInfo, Grid, Result, Tensor};
 use vm_cuda::sys::{BorrowedContext, BorrowedStream};
-use vm_cuda::{CudaAccelerator, CudaKernel, CudaLauncher, Place};
+use vm_cuda::{CudaAccelerator, CudaKernel, CudaLauncher, Entered, Place};
 use vm_ir::Kernel;
 use vm_kernels::family::{Kind, Resources};
 use vm_runtime::{CompileError, CompiledKernel, JitCompiler};
@@ -38,6 +38,14 @@ impl Gpu {
         let compiler = unsafe { compiler.trusted() };
         Self { accelerator, compiler, launcher }
     }
+
+    /// Lets a thread call in the context, whose own one was `before`.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn enter(&self, before: Option<Place>) -> Result<Entered<'static>> {
+        self.launcher.enter(before)
+    }
 }
 
 thread_local! {
@@ -46,9 +54,10 @@ thread_local! {
 
 impl Device for Gpu {
     type Kernel = CudaKernel;
+    type Entered = Entered<'static>;
 
-    fn recent() -> Option<&'static LocalKey<RefCell<Recent<CudaKernel>>>> {
-        Some(&RECENT)
+    fn recent() -> &'static LocalKey<RefCell<Recent<CudaKernel>>> {
+        &RECENT
     }
 
     fn info(&self) -> &DeviceInfo {
@@ -74,8 +83,13 @@ impl Device for Gpu {
         loaded
     }
 
-    fn check_memory(&self, address: u64, bytes: u64) -> Result<std::result::Result<(), String>> {
-        let Some(found) = self.launcher.allocation(address)? else {
+    fn check_memory(
+        &self,
+        entered: &Self::Entered,
+        address: u64,
+        bytes: u64,
+    ) -> Result<std::result::Result<(), String>> {
+        let Some(found) = self.launcher.allocation(entered, address)? else {
             return Ok(Err(format!(
                 "is {address:#x}, which is no memory that the GPU reaches: give memory of cuMemAlloc, cudaMalloc or a tensor \
                  on the GPU, or choose the CPU by vmk_use(VMK_CPU)"
@@ -102,8 +116,13 @@ impl Device for Gpu {
         Ok(())
     }
 
+    fn map(&self, entered: &Self::Entered, kernel: &CudaKernel, tensor: &Tensor) -> Result<[u64; 16]> {
+        self.launcher.map(entered, kernel, tensor)
+    }
+
     unsafe fn launch(
         &self,
+        entered: &Self::Entered,
         kernel: &CudaKernel,
         grid: Grid,
         arguments: &Arguments,
@@ -112,6 +131,6 @@ impl Device for Gpu {
         // SAFETY: the caller promises that it is a stream of this context; it is used by this call alone.
         let stream = unsafe { BorrowedStream::new(stream.cast()) };
         // SAFETY: as the caller promises.
-        unsafe { self.launcher.launch(kernel, grid, arguments, &stream) }
+        unsafe { self.launcher.launch(entered, kernel, grid, arguments, &stream) }
     }
 }

@@ -6,14 +6,14 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use vm_accel::{Memory, MemoryKind, Other, QueueArgument};
+use vm_accel::{Memory, MemoryKind, Other, QueueArgument, Tensor};
 use vm_ir::Scalar;
 
 use super::abi::{keep, vmk_status};
 use super::device::Device;
 use super::gate;
 use crate::call::{Arguments, Numbers, PARAMETERS, Spec};
-use crate::engine::{Buffer, Engine, Operand, Plan, Step};
+use crate::engine::{Buffer, Engine, Operand, Packed, Plan, Step};
 use crate::error::Failure;
 use crate::state::{Chosen, State};
 
@@ -122,9 +122,9 @@ pub(super) unsafe fn run(
         let call = Arguments { spec, name, element, words };
         match state().device(name)? {
             // SAFETY: as the caller promises.
-            Chosen::Cpu(engine) => unsafe { run_on(engine, &call, workspace, stream) },
+            Chosen::Cpu(engine) => unsafe { run_on(engine, &(), &call, workspace, stream) },
             // SAFETY: as above.
-            Chosen::Gpu(engine) => unsafe { run_on(engine, &call, workspace, stream) },
+            Chosen::Gpu(engine, entered) => unsafe { run_on(engine, &entered, &call, workspace, stream) },
         }
     })
 }
@@ -133,6 +133,7 @@ pub(super) unsafe fn run(
 /// As for [`run`].
 unsafe fn run_on<D: Device>(
     engine: &Engine<D>,
+    entered: &D::Entered,
     call: &Arguments<'_>,
     workspace: Option<(u64, u64)>,
     stream: *mut c_void,
@@ -140,17 +141,18 @@ unsafe fn run_on<D: Device>(
     let name = call.name;
     engine.device.check_stream(stream).map_err(|what| Failure::invalid(name, "stream", what))?;
     let key = call.key();
-    let started = |plan: &Plan<D::Kernel>| {
-        check_buffers(&engine.device, call, &plan.buffers)?;
+    let calling = Calling { engine, entered, call, workspace, stream };
+    let again = |plan: &Plan<D::Kernel>, packed: &mut Packed| {
+        calling.check_buffers(&plan.buffers)?;
         // SAFETY: as the caller promises.
-        unsafe { start(engine, call, plan, workspace, stream) }
+        unsafe { calling.start(plan, packed) }
     };
-    if let Some(done) = engine.recent(&key, started) {
+    if let Some(done) = engine.recent(&key, again) {
         return done;
     }
     let plan = match engine.known(&key) {
         Some(plan) => {
-            check_buffers(&engine.device, call, &plan.buffers)?;
+            calling.check_buffers(&plan.buffers)?;
             plan
         }
         None => {
@@ -158,171 +160,183 @@ unsafe fn run_on<D: Device>(
             if buffers.iter().all(|buffer| buffer.bytes == 0 || !buffer.writes) {
                 return Ok(());
             }
-            check_buffers(&engine.device, call, &buffers)?;
+            calling.check_buffers(&buffers)?;
             engine.plan(call, &*function, buffers)?
         }
     };
-    engine.remember(key, std::sync::Arc::clone(&plan));
+    let mut packed = Packed::new();
     // SAFETY: as the caller promises.
-    unsafe { start(engine, call, &plan, workspace, stream) }
+    unsafe { calling.start(&plan, &mut packed) }?;
+    engine.remember(key, plan, packed);
+    Ok(())
 }
 
-/// Starts what a call does, whose buffers were checked.
-///
-/// # Safety
-/// As for [`run`].
-unsafe fn start<D: Device>(
-    engine: &Engine<D>,
-    call: &Arguments<'_>,
-    plan: &Plan<D::Kernel>,
+/// A call of a device.
+struct Calling<'a, D: Device> {
+    engine: &'a Engine<D>,
+    entered: &'a D::Entered,
+    call: &'a Arguments<'a>,
+    /// The memory to work in that was given, and its bytes.
     workspace: Option<(u64, u64)>,
     stream: *mut c_void,
-) -> Result<(), Failure> {
-    let workspace = check_workspace(&engine.device, call, plan, workspace)?;
-    // SAFETY: as the caller promises.
-    unsafe { launch(engine, call, plan, workspace, stream) }
 }
 
-/// That every pointer is what its buffer needs, and that nothing that is written overlaps anything else.
-fn check_buffers<D: Device>(device: &D, call: &Arguments<'_>, buffers: &[Buffer]) -> Result<(), Failure> {
-    let name = call.name;
-    for (at, buffer) in buffers.iter().enumerate() {
-        let Buffer { bytes, element, .. } = *buffer;
-        let address = call.words[buffer.word];
-        if bytes == 0 {
-            continue;
+impl<D: Device> Calling<'_, D> {
+    /// Starts what a call does, whose buffers were checked.
+    ///
+    /// # Safety
+    /// As for [`run`].
+    unsafe fn start(&self, plan: &Plan<D::Kernel>, packed: &mut Packed) -> Result<(), Failure> {
+        let workspace = self.check_workspace(plan)?;
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(plan, packed, workspace) }
+    }
+
+    /// That every pointer is what its buffer needs, and that nothing that is written overlaps anything else.
+    fn check_buffers(&self, buffers: &[Buffer]) -> Result<(), Failure> {
+        let call = self.call;
+        let name = call.name;
+        for (at, buffer) in buffers.iter().enumerate() {
+            let Buffer { bytes, element, .. } = *buffer;
+            let address = call.words[buffer.word];
+            if bytes == 0 {
+                continue;
+            }
+            let bad = |what: String| Err(Failure::invalid(name, buffer.name, what));
+            if address == 0 {
+                return bad(format!("is NULL: {bytes} bytes are needed there"));
+            }
+            if !address.is_multiple_of(element) {
+                return bad(format!(
+                    "is {address:#x}: it must be a multiple of {element}, the bytes of an element"
+                ));
+            }
+            let Some(end) = address.checked_add(bytes) else {
+                return bad(format!("is {address:#x}: there are no {bytes} bytes behind that"));
+            };
+            for other in &buffers[..at] {
+                let from = call.words[other.word];
+                // What was looked at before does not wrap around.
+                let overlaps = other.bytes > 0 && from < end && address < from + other.bytes;
+                if overlaps && (buffer.writes || other.writes) {
+                    return bad(format!(
+                        "is {address:#x}, and its {bytes} bytes overlap those of {}, {from:#x}: what is written must be apart",
+                        other.name
+                    ));
+                }
+            }
+            self.check_memory(buffer.name, address, bytes)?;
         }
-        let bad = |what: String| Err(Failure::invalid(name, buffer.name, what));
-        if address == 0 {
-            return bad(format!("is NULL: {bytes} bytes are needed there"));
+        Ok(())
+    }
+
+    /// That the memory to work in is what is needed. Its address and bytes.
+    fn check_workspace(&self, plan: &Plan<D::Kernel>) -> Result<(u64, u64), Failure> {
+        let call = self.call;
+        let needed = plan.workspace;
+        if needed == 0 {
+            return Ok((0, 0));
         }
-        if !address.is_multiple_of(element) {
+        let name = call.name;
+        let own = call.workspace();
+        let of = own.map_or("workspace", |(of, _)| of);
+        let bad = |what: String| Err(Failure::invalid(name, of, what));
+        let Some((address, bytes)) = own.map(|(_, address)| (address, u64::MAX)).or(self.workspace) else {
+            return bad(format!("is needed, of {needed} bytes: call {name}_ws"));
+        };
+        if address == 0 || !address.is_multiple_of(WORKSPACE_ALIGN) {
             return bad(format!(
-                "is {address:#x}: it must be a multiple of {element}, the bytes of an element"
+                "is {address:#x}: {needed} bytes at a multiple of {WORKSPACE_ALIGN} are needed"
             ));
         }
-        let Some(end) = address.checked_add(bytes) else {
-            return bad(format!("is {address:#x}: there are no {bytes} bytes behind that"));
+        if bytes < needed {
+            let name = name.strip_suffix("_ws").unwrap_or(name);
+            return bad(format!("has {bytes} bytes: {needed} are needed, as {name}_workspace_size tells"));
+        }
+        let Some(end) = address.checked_add(needed) else {
+            return bad(format!("is {address:#x}: there are no {needed} bytes behind that"));
         };
-        for other in &buffers[..at] {
-            let from = call.words[other.word];
-            // What was looked at before does not wrap around.
-            let overlaps = other.bytes > 0 && from < end && address < from + other.bytes;
-            if overlaps && (buffer.writes || other.writes) {
+        for buffer in &plan.buffers {
+            let from = call.words[buffer.word];
+            if buffer.bytes > 0 && from < end && address < from + buffer.bytes {
                 return bad(format!(
-                    "is {address:#x}, and its {bytes} bytes overlap those of {}, {from:#x}: what is written must be apart",
-                    other.name
+                    "is {address:#x}, and overlaps {}, {from:#x}: it must be apart",
+                    buffer.name
                 ));
             }
         }
-        check_memory(device, name, buffer.name, address, bytes)?;
+        self.check_memory(of, address, needed)?;
+        Ok((address, needed))
     }
-    Ok(())
-}
 
-/// That the memory to work in is what is needed. Its address and bytes.
-fn check_workspace<D: Device>(
-    device: &D,
-    call: &Arguments<'_>,
-    plan: &Plan<D::Kernel>,
-    given: Option<(u64, u64)>,
-) -> Result<(u64, u64), Failure> {
-    let needed = plan.workspace;
-    if needed == 0 {
-        return Ok((0, 0));
+    /// That memory is there, as far as the device tells.
+    fn check_memory(&self, parameter: &str, address: u64, bytes: u64) -> Result<(), Failure> {
+        let name = self.call.name;
+        let found = self.engine.device.check_memory(self.entered, address, bytes);
+        let found = found.map_err(|error| Failure::device(name, &error))?;
+        found.map_err(|what| Failure::invalid(name, parameter, what))
     }
-    let name = call.name;
-    let own = call.workspace();
-    let of = own.map_or("workspace", |(of, _)| of);
-    let bad = |what: String| Err(Failure::invalid(name, of, what));
-    let Some((address, bytes)) = own.map(|(_, address)| (address, u64::MAX)).or(given) else {
-        return bad(format!("is needed, of {needed} bytes: call {name}_ws"));
-    };
-    if address == 0 || !address.is_multiple_of(WORKSPACE_ALIGN) {
-        return bad(format!("is {address:#x}: {needed} bytes at a multiple of {WORKSPACE_ALIGN} are needed"));
-    }
-    if bytes < needed {
-        let name = name.strip_suffix("_ws").unwrap_or(name);
-        return bad(format!("has {bytes} bytes: {needed} are needed, as {name}_workspace_size tells"));
-    }
-    let Some(end) = address.checked_add(needed) else {
-        return bad(format!("is {address:#x}: there are no {needed} bytes behind that"));
-    };
-    for buffer in &plan.buffers {
-        let from = call.words[buffer.word];
-        if buffer.bytes > 0 && from < end && address < from + buffer.bytes {
-            return bad(format!(
-                "is {address:#x}, and overlaps {}, {from:#x}: it must be apart",
-                buffer.name
-            ));
-        }
-    }
-    check_memory(device, name, of, address, needed)?;
-    Ok((address, needed))
-}
 
-/// That memory is there, as far as the device tells.
-fn check_memory<D: Device>(
-    device: &D,
-    function: &'static str,
-    parameter: &str,
-    address: u64,
-    bytes: u64,
-) -> Result<(), Failure> {
-    let found = device.check_memory(address, bytes).map_err(|error| Failure::device(function, &error))?;
-    found.map_err(|what| Failure::invalid(function, parameter, what))
-}
-
-/// Gives a plan's launches to the device.
-///
-/// # Safety
-/// As for [`run`]; the pointers were checked.
-unsafe fn launch<D: Device>(
-    engine: &Engine<D>,
-    call: &Arguments<'_>,
-    plan: &Plan<D::Kernel>,
-    (workspace, workspace_bytes): (u64, u64),
-    stream: *mut c_void,
-) -> Result<(), Failure> {
-    let failed = |error: vm_accel::Error| match &error {
-        // CUDA_ERROR_INVALID_CONTEXT and _INVALID_HANDLE: kernels are the library's, and were found in the thread's context.
-        vm_accel::Error::Driver { code: 201 | 400, .. } => {
-            let what =
-                format!("is {stream:p}: {error}; give a stream of the calling thread's current context");
-            Failure::invalid(call.name, "stream", what)
-        }
-        // A processor has no memory for what a kernel works in, or no thread with a stack for it.
-        vm_accel::Error::Host { .. } => Failure::Memory { function: call.name, what: error.to_string() },
-        _ => Failure::device(call.name, &error),
-    };
-    // The workspace is behind the last buffer.
-    let place = |at: usize| match plan.buffers.get(at) {
-        Some(buffer) => (call.words[buffer.word], buffer.bytes),
-        None => (workspace, workspace_bytes),
-    };
-    let numbers = call.spec.numbers.map_or(Ok(Numbers::default()), |numbers| numbers(call))?;
-    for step in &plan.steps {
-        let Step { kernel, grid, operands, packed } = step;
-        let given = match packed.get() {
-            Some(packed) => {
-                let other = |at: usize| match operands.get(at)? {
-                    Operand::View { buffer, offset, .. } => Some(Other::Address(place(*buffer).0 + offset)),
-                    Operand::Number(_) => None,
-                    Operand::Varying(number) => Some(Other::Number(numbers.get(*number).copied()?.into())),
-                };
-                // SAFETY: buffers and workspace have as many bytes as those that were packed first, and what is written is apart.
-                unsafe { packed.with(&kernel.artifact, other) }.map_err(failed)?
+    /// Gives a plan's launches to the device.
+    ///
+    /// # Safety
+    /// As for [`run`]; the pointers were checked.
+    unsafe fn launch(
+        &self,
+        plan: &Plan<D::Kernel>,
+        packed: &mut Packed,
+        (workspace, workspace_bytes): (u64, u64),
+    ) -> Result<(), Failure> {
+        let Calling { engine, entered, call, stream, .. } = *self;
+        let failed = |error: vm_accel::Error| match &error {
+            // CUDA_ERROR_INVALID_CONTEXT and _INVALID_HANDLE: kernels are the library's, and were found in the thread's context.
+            vm_accel::Error::Driver { code: 201 | 400, .. } => {
+                let what =
+                    format!("is {stream:p}: {error}; give a stream of the calling thread's current context");
+                Failure::invalid(call.name, "stream", what)
             }
-            None => pack(step, &place, &numbers).map_err(failed)?,
+            // A processor has no memory for what a kernel works in, or no thread with a stack for it.
+            vm_accel::Error::Host { .. } => Failure::Memory { function: call.name, what: error.to_string() },
+            _ => Failure::device(call.name, &error),
         };
-        // SAFETY: as the caller promises; a kernel that was compiled as the host's own can't be stopped.
-        unsafe { engine.device.launch(&kernel.kernel, *grid, &given, stream) }.map_err(failed)?;
-        if packed.get().is_none() {
-            // Another thread's are as good.
-            let _ = packed.set(given);
+        // The workspace is behind the last buffer.
+        let place = |at: usize| match plan.buffers.get(at) {
+            Some(buffer) => (call.words[buffer.word], buffer.bytes),
+            None => (workspace, workspace_bytes),
+        };
+        let numbers = call.spec.numbers.map_or(Ok(Numbers::default()), |numbers| numbers(call))?;
+        for (at, step) in plan.steps.iter().enumerate() {
+            let Step { kernel, grid, operands, first } = step;
+            let map = |tensor: &Tensor| engine.device.map(entered, &kernel.kernel, tensor);
+            if packed.len() == at {
+                let again = first.get().cloned().map(Ok);
+                let given = again.unwrap_or_else(|| {
+                    let given = pack(step, &place, &numbers)?;
+                    let given = given.with_maps(&kernel.artifact, map)?.unwrap_or(given);
+                    // Another thread's are as good.
+                    let _ = first.set(given.clone());
+                    Ok(given)
+                });
+                packed.push(given.map_err(failed)?);
+            }
+            let given = &mut packed[at];
+            let other = |at: usize| match operands.get(at)? {
+                Operand::View { buffer, offset, .. } => Some(Other::Address(place(*buffer).0 + offset)),
+                Operand::Number(_) => None,
+                Operand::Varying(number) => Some(Other::Number(numbers.get(*number).copied()?.into())),
+            };
+            // SAFETY: buffers and workspace have as many bytes as those that were packed first, and what is written is apart.
+            let updated = unsafe { given.update(&kernel.artifact, other, map) };
+            if updated.is_err() {
+                packed.truncate(at);
+            }
+            updated.map_err(failed)?;
+            // SAFETY: as the caller promises; a kernel that was compiled as the host's own can't be stopped.
+            unsafe { engine.device.launch(entered, &kernel.kernel, *grid, &packed[at], stream) }
+                .map_err(failed)?;
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Packs the arguments of a launch: `place` tells where a buffer is, and how many bytes it has.
@@ -371,7 +385,7 @@ pub(super) unsafe fn workspace_size(
         let call = Arguments { spec, name, element, words };
         let resources = match state().device(name)? {
             Chosen::Cpu(engine) => engine.device.resources(),
-            Chosen::Gpu(engine) => engine.device.resources(),
+            Chosen::Gpu(engine, _) => engine.device.resources(),
         };
         let (function, _) = Engine::<super::Cpu>::outline(&call)?;
         let needed = function.call(&resources).map_err(|error| Failure::call(name, &error))?.workspace;

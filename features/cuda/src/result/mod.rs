@@ -26,6 +26,7 @@ pub(crate) use memory::Pool;
 pub(crate) use module::{Function, Module};
 pub use pointer::{Allocation, Place};
 pub(crate) use stream::{Event, Stream};
+pub(crate) use tensor::Maps;
 
 use crate::sys::{BorrowedContext, CUcontext, CUdevice, CUdevice_attribute, Driver, Status};
 
@@ -187,7 +188,7 @@ unsafe impl Sync for Context {}
 
 /// As long as it is there, a context is the calling thread's current one.
 #[must_use]
-pub(crate) struct Entered<'a> {
+pub struct Entered<'a> {
     pushed: Option<&'a Driver>,
     _thread: PhantomData<*const ()>,
 }
@@ -260,7 +261,13 @@ impl Context {
     /// Makes it the thread's current context, and the one before again when the result is dropped.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Entered<'static>> {
-        let pushed = if self.current()? == self.handle { None } else { Some(self.push()?) };
+        self.enter_from(self.current()?)
+    }
+
+    /// The same of a thread whose current context is known.
+    #[inline]
+    pub(crate) fn enter_from(&self, current: CUcontext) -> Result<Entered<'static>> {
+        let pushed = if current == self.handle { None } else { Some(self.push()?) };
         Ok(Entered { pushed, _thread: PhantomData })
     }
 

@@ -58,33 +58,54 @@ impl Driver {
     /// What memory an address is in. `current` is the current context.
     pub(crate) fn allocation(&self, address: u64, current: CUcontext) -> Result<Option<Allocation>> {
         let (mut kind, mut first, mut bytes) = (0u32, 0u64, 0usize);
-        let (mut of, mut managed, mut device): (CUcontext, u32, i32) = (ptr::null_mut(), 0, -1);
-        let mut wanted = [
+        let mut of: CUcontext = ptr::null_mut();
+        let wanted = [
             Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
             Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
             Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
             Attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
-            Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
-            Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
         ];
-        let mut values: [*mut c_void; 6] = [
+        let values = [
             (&raw mut kind).cast(),
             (&raw mut first).cast(),
             (&raw mut bytes).cast(),
-            (&raw mut of).cast(),
-            (&raw mut managed).cast(),
-            (&raw mut device).cast(),
+            (&raw mut of).cast::<c_void>(),
         ];
-        // SAFETY: as many attributes as places, each to a local of the type that the manual says.
-        unsafe { self.cuPointerGetAttributes(6, wanted.as_mut_ptr(), values.as_mut_ptr(), address) }?;
+        // SAFETY: the places are locals of the types that the manual says.
+        unsafe { self.attributes(address, wanted, values) }?;
         // Of an address that it does not know it tells zeros.
         if kind == 0 {
             return Ok(None);
         }
-        // Pinned and managed memory is every context's. Of memory pools and mappings it may tell no context.
-        let own = kind != DEVICE || managed != 0 || of.is_null();
-        // That of another device is reached if its owner enabled that.
-        let foreign = !own && of != current && u32::try_from(device) == Ok(self.current_device()?);
-        Ok(Some(Allocation { address: first, bytes: bytes as u64, foreign }))
+        // Pinned memory is every context's. Of memory pools and mappings it may tell no context.
+        let other = kind == DEVICE && !of.is_null() && of != current;
+        Ok(Some(Allocation { address: first, bytes: bytes as u64, foreign: other && self.foreign(address)? }))
+    }
+
+    /// Whether device memory of another context is one that the current one does not reach.
+    #[cold]
+    fn foreign(&self, address: u64) -> Result<bool> {
+        let (mut managed, mut device) = (0u32, -1i32);
+        let wanted =
+            [Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL];
+        let values = [(&raw mut managed).cast(), (&raw mut device).cast::<c_void>()];
+        // SAFETY: as above.
+        unsafe { self.attributes(address, wanted, values) }?;
+        // Managed memory is every context's; that of another device is reached if its owner enabled that.
+        Ok(managed == 0 && u32::try_from(device) == Ok(self.current_device()?))
+    }
+
+    /// Asks about an address.
+    ///
+    /// # Safety
+    /// Each value is a place of the type that the manual says of its attribute.
+    unsafe fn attributes<const N: usize>(
+        &self,
+        address: u64,
+        mut wanted: [Attribute; N],
+        mut values: [*mut c_void; N],
+    ) -> Result<()> {
+        // SAFETY: as many attributes as places; the caller promises the rest.
+        unsafe { self.cuPointerGetAttributes(N as u32, wanted.as_mut_ptr(), values.as_mut_ptr(), address) }
     }
 }

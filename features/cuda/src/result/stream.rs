@@ -9,7 +9,7 @@ use std::time::Duration;
 use vm_accel::{Arguments, Grid, Result};
 
 use super::{Context, Function, Graph, NOT_READY, ended};
-use crate::sys::{BorrowedStream, CUevent, CUstream};
+use crate::sys::{BorrowedStream, CUevent, CUstream, Driver};
 
 /// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream.
 const NON_BLOCKING: u32 = 1;
@@ -53,6 +53,29 @@ impl<'a> Parameters<'a> {
             ptr::without_provenance_mut(END),
         ];
         (ptr::null_mut(), self.list.as_mut_ptr())
+    }
+}
+
+impl Driver {
+    /// Launches a kernel on a stream of the current context.
+    ///
+    /// # Safety
+    /// As for [`Stream::launch`]; the stream is live.
+    pub(crate) unsafe fn launch(
+        &self,
+        kernel: &Function,
+        grid: Grid,
+        arguments: &Arguments,
+        stream: CUstream,
+    ) -> Result<()> {
+        let mut parameters = Parameters::of(kernel, arguments);
+        let (single, extra) = parameters.lists();
+        let Grid([gx, gy, gz]) = grid;
+        let [bx, by, bz] = kernel.block();
+        let (function, shared) = (kernel.handle(), kernel.shared_bytes());
+        // SAFETY: the function is live, as the caller promises; the block of parameters is given with its length, and the
+        // driver copies it before it returns. What the kernel does was promised by `Artifact::new`.
+        unsafe { self.cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, single, extra) }
     }
 }
 
@@ -142,27 +165,8 @@ impl Stream {
     /// for frees by commands of this stream behind the launch.
     pub(crate) unsafe fn launch(&self, kernel: &Function, grid: Grid, arguments: &Arguments) -> Result<()> {
         let _entered = self.context.enter()?;
-        let mut parameters = Parameters::of(kernel, arguments);
-        let (single, extra) = parameters.lists();
-        let Grid([gx, gy, gz]) = grid;
-        let [bx, by, bz] = kernel.block();
-        // SAFETY: the function is live, as the caller promises; the block of parameters is given with its length, and the
-        // driver copies it before it returns. What the kernel does was promised by `Artifact::new`.
-        unsafe {
-            self.context.driver.cuLaunchKernel(
-                kernel.handle(),
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                kernel.shared_bytes(),
-                self.handle,
-                single,
-                extra,
-            )
-        }
+        // SAFETY: the stream is live, and one of the context; the caller promises the rest.
+        unsafe { self.context.driver.launch(kernel, grid, arguments, self.handle) }
     }
 
     pub(crate) fn begin_capture(&self) -> Result<()> {

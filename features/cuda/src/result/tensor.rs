@@ -1,7 +1,9 @@
 //! Descriptors for the Tensor Memory Accelerator.
 
+use std::collections::HashMap;
 use std::ptr;
 
+use rustc_hash::FxBuildHasher;
 use vm_accel::{Element, MAX_RANK, Result, Swizzle, Tensor, Tile};
 
 use crate::sys::{
@@ -9,9 +11,31 @@ use crate::sys::{
     CUtensorMapL2promotion, CUtensorMapSwizzle, Driver,
 };
 
+/// How many are kept.
+const MAPS: usize = 1024;
+
+/// Tensor maps that are kept for the launches of the same views that follow.
+#[derive(Default)]
+pub(crate) struct Maps(HashMap<Tensor, [u64; 16], FxBuildHasher>);
+
+impl Maps {
+    /// The tensor map of a view. A context must be current.
+    pub(crate) fn of(&mut self, driver: &Driver, tensor: &Tensor) -> Result<[u64; 16]> {
+        if let Some(map) = self.0.get(tensor) {
+            return Ok(*map);
+        }
+        let map = driver.tensor_map(tensor)?;
+        if self.0.len() >= MAPS {
+            self.0.clear();
+        }
+        self.0.insert(*tensor, map);
+        Ok(map)
+    }
+}
+
 impl Driver {
     /// The tensor map of a view. A context must be current.
-    pub(crate) fn tensor_map(&self, tensor: &Tensor) -> Result<[u64; 16]> {
+    fn tensor_map(&self, tensor: &Tensor) -> Result<[u64; 16]> {
         let (rank, Tile { shape: [rows, columns], swizzle, element, .. }) =
             (tensor.extents().len(), *tensor.tile());
         // The driver counts dimensions from the fastest.

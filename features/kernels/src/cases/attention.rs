@@ -9,7 +9,11 @@ use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
 
 /// Attention of [heads, heads of keys, queries, keys, elements], of memory that is aligned as its rows are.
-fn of(element: Scalar, mask: Mask, [heads, shared, queries, keys, dim]: [u64; 5]) -> DotProductAttention {
+pub(super) fn of(
+    element: Scalar,
+    mask: Mask,
+    [heads, shared, queries, keys, dim]: [u64; 5],
+) -> DotProductAttention {
     DotProductAttention {
         element,
         fp8: None,
@@ -117,15 +121,15 @@ fn biases(queries: u64, keys: u64) -> Tensor {
 }
 
 /// What attention comes to, and its gradients.
-struct Defined {
-    o: Vec<f64>,
-    log_sums: Vec<f64>,
+pub(super) struct Defined {
+    pub(super) o: Vec<f64>,
+    pub(super) log_sums: Vec<f64>,
     /// Of Q, K and V, from that of O.
-    gradients: [Vec<f64>; 3],
+    pub(super) gradients: [Vec<f64>; 3],
 }
 
 /// Attention of Q, K and V, with a bias, and its gradients from that of O.
-fn define(
+pub(super) fn define(
     function: &DotProductAttention,
     [q, k, v]: [&[f64]; 3],
     bias: Option<&[f64]>,
@@ -174,7 +178,7 @@ fn define(
 }
 
 /// What must not be read.
-fn nothing(element: Scalar, extents: &[u64]) -> Tensor {
+pub(super) fn nothing(element: Scalar, extents: &[u64]) -> Tensor {
     let count = extents.iter().product::<u64>() as usize;
     Tensor::from_f64s(element, extents, vec![f64::NAN; count])
 }

@@ -1,8 +1,9 @@
 //! Self-attention, its gradients, and what is put into a cache for it.
 
+use super::attention::{Defined, define, nothing, of};
 use super::{Case, Expected, random};
 use crate::append::{AdvanceLengths, QkvAppend};
-use crate::attention::{SelfAttention, SelfAttentionBackward};
+use crate::attention::{DotProductAttention, Mask, SelfAttention, SelfAttentionBackward};
 use crate::call::Function;
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
@@ -57,50 +58,29 @@ fn numbers(seed: u64, element: Scalar, extents: &[u64]) -> (Tensor, Vec<f64>) {
     (tensor, numbers)
 }
 
-/// What must not be read.
-fn nothing(element: Scalar, extents: &[u64]) -> Tensor {
-    let count = extents.iter().product::<u64>() as usize;
-    Tensor::from_f64s(element, extents, vec![f64::NAN; count])
-}
-
 /// Forward, and backward from what forward must come to.
 fn trained(function: SelfAttention) -> [Case; 2] {
     let SelfAttention { element, batch, tokens, heads: [heads, shared], causal, scale, .. } = function;
-    let (dim, scale) = (function.dim as usize, f64::from(scale));
-    let of_qkv = [batch, tokens, heads + 2 * shared, dim as u64];
-    let (of_o, of_sums) = ([batch, tokens, heads, dim as u64], [batch, heads, tokens]);
+    let dim = u64::from(function.dim);
+    let of_qkv = [batch, tokens, heads + 2 * shared, dim];
+    let (of_o, of_sums) = ([batch, tokens, heads, dim], [batch, heads, tokens]);
     let (qkv, x) = numbers(1, element, &of_qkv);
     let (d_o, dy) = numbers(2, element, &of_o);
-    let place = |sequence: u64, token: u64, head: u64| {
-        (((sequence * tokens + token) * (heads + 2 * shared) + head) as usize) * dim
-    };
-    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    let mut o = vec![0.0; dy.len()];
-    let mut log_sums = vec![0.0; (batch * heads * tokens) as usize];
-    let mut dx = vec![0.0; x.len()];
-    for row in 0..batch * tokens * heads {
-        let (sequence, token, head) = (row / heads / tokens, row / heads % tokens, row % heads);
-        let own = head / (heads / shared);
-        let q = place(sequence, token, head);
-        let [k, v] = [heads, heads + shared].map(|first| move |key| place(sequence, key, first + own));
-        let seen = if causal { token + 1 } else { tokens };
-        let scores: Vec<f64> =
-            (0..seen).map(|key| scale * dot(&x[q..][..dim], &x[k(key)..][..dim])).collect();
-        let sum: f64 = scores.iter().map(|score| score.exp()).sum();
-        log_sums[((sequence * heads + head) * tokens + token) as usize] = sum.ln();
-        let weights: Vec<f64> = scores.iter().map(|score| score.exp() / sum).collect();
-        let first = row as usize * dim;
-        let of_dy = &dy[first..][..dim];
-        let slopes: Vec<f64> = (0..seen).map(|key| dot(of_dy, &x[v(key)..][..dim])).collect();
-        let delta = dot(&weights, &slopes);
-        for (key, (weight, slope)) in (0..).zip(weights.iter().zip(&slopes)) {
-            for at in 0..dim {
-                o[first + at] += weight * x[v(key) + at];
-                dx[v(key) + at] += weight * of_dy[at];
-                dx[q + at] += scale * weight * (slope - delta) * x[k(key) + at];
-                dx[k(key) + at] += scale * weight * (slope - delta) * x[q + at];
-            }
-        }
+    let mask = if causal { Mask::Causal } else { Mask::Full };
+    let apart = of(element, mask, [heads, shared, tokens, tokens, dim]);
+    // A token's queries, keys and values lie side by side.
+    let widths = [heads, shared, shared].map(|heads| (heads * dim) as usize);
+    let starts = [0, widths[0], widths[0] + widths[1]];
+    let parts = [0, 1, 2].map(|at: usize| -> Vec<f64> {
+        x.chunks(widths.iter().sum()).flat_map(|token| &token[starts[at]..][..widths[at]]).copied().collect()
+    });
+    let parts = parts.each_ref().map(Vec::as_slice);
+    let Defined { o, log_sums, gradients } =
+        define(&DotProductAttention { batch, scale, ..apart }, parts, None, &dy);
+    let mut dx = Vec::new();
+    for token in 0..(batch * tokens) as usize {
+        let each = gradients.iter().zip(widths);
+        each.for_each(|(gradient, width)| dx.extend_from_slice(&gradient[token * width..][..width]));
     }
     let name = format!(
         "self-attention of {element}, causal {causal}, {batch} x {tokens} x {heads}/{shared} x {dim}"

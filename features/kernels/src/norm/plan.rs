@@ -58,15 +58,7 @@ pub(super) fn plan(of: &NormBackward, step: u64, resources: &Resources) -> Plan 
         ways.min_by_key(|way| (way.cost, way.layout.cluster, way.layout.threads))
     };
     let way = shifted.then(|| best(wide, true)).flatten().or_else(|| best(plain, false));
-    let streamed = Layout {
-        threads: 256,
-        team: 256,
-        cluster: 1,
-        lanes: plain.min(4),
-        vectors: 0,
-        tail: false,
-        shifted: false,
-    };
+    let streamed = Layout { lanes: plain.min(4), tail: false, ..Layout::CPU.streamed(256) };
     let streamed = Way { layout: streamed, keeps: Keeps::default(), at_once: 4, cost: 0 };
     let Way { layout, keeps, at_once, .. } = way.unwrap_or(streamed);
     let cluster = u64::from(layout.cluster);

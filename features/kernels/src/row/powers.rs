@@ -76,9 +76,9 @@ impl<'r, 'b> Powers<'r, 'b> {
         let add = |[a]: [Val<'b>; 1], [b]: [Val<'b>; 1]| [a + b];
         if values.is_held() && layout.cluster > 1 {
             // A cluster meets once: each warp's powers are those of what is left below its own greatest element.
-            let [of_warp] = warp(layout, values.own([f32::MIN], below, greatest), greatest);
+            let [of_warp] = warp(layout, values.fold(None, [f32::MIN], below, greatest), greatest);
             let values = values.replaced(|piece| precision.exp(piece[0] - piece.splat(of_warp)));
-            let sum = values.own([0.0], |[sum], piece| [sum + piece.or(piece[0], 0.0)], add);
+            let sum = values.fold(None, [0.0], |[sum], piece| [sum + piece.or(piece[0], 0.0)], add);
             let [sum] = warp(layout, sum, add);
             let [max, sum] = across(k, layout, turn, "powers", [f32::MIN, 0.0], [of_warp, sum], join);
             let scale = Some((of_warp - max).exp());

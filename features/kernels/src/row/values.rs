@@ -9,6 +9,9 @@ use vm_ir::op::Cache;
 
 use super::{Row, View, team};
 
+/// Pieces that a processor takes in an iteration.
+const SEVERAL: i32 = 4;
+
 /// A row's values in one or several matrices.
 #[derive(Clone, Debug)]
 pub struct Values<'r, 'b> {
@@ -213,28 +216,17 @@ impl<'b> Values<'_, 'b> {
 
     /// Combines all elements of the row: `step` takes a piece into a state, of which each lane has its own, and `merge` makes one state
     /// of two. Every thread of the team gets the row's. `initial` changes nothing when it is merged. `name` names what lies in
-    /// shared memory, and is another in each fold of a kernel.
-    pub fn fold<const N: usize>(
+    /// shared memory, and is another in each fold of a kernel; with `None` a thread gets what it has itself.
+    pub fn fold<'n, const N: usize>(
         &self,
-        name: &str,
+        name: impl Into<Option<&'n str>>,
         initial: [f32; N],
         step: impl Fn([Val<'b>; N], &Piece<'b>) -> [Val<'b>; N],
         merge: impl Fn([Val<'b>; N], [Val<'b>; N]) -> [Val<'b>; N],
     ) -> [Val<'b>; N] {
         let Row { k, layout, turn, .. } = *self.row;
-        team(k, layout, turn, name, initial, self.own(initial, step, &merge), &merge)
-    }
-
-    /// The same of what a thread has.
-    pub(super) fn own<const N: usize>(
-        &self,
-        initial: [f32; N],
-        step: impl Fn([Val<'b>; N], &Piece<'b>) -> [Val<'b>; N],
-        merge: impl Fn([Val<'b>; N], [Val<'b>; N]) -> [Val<'b>; N],
-    ) -> [Val<'b>; N] {
-        let k = self.row.k;
         let start = |lanes: u8| initial.map(|number| k.constant(f32s(lanes), number));
-        let lanes = self.row.layout.lanes;
+        let lanes = layout.lanes;
         // A piece of one element is behind all vectors.
         let (vectors, beside): (Vec<_>, Vec<_>) = self.held.iter().partition(|piece| piece.lanes == lanes);
         let state = match self.held.is_empty() {
@@ -243,16 +235,20 @@ impl<'b> Values<'_, 'b> {
         };
         let mut state = match lanes {
             1 => state,
-            _ => in_pairs((0..lanes).map(|lane| state.map(|values| values.lane(lane))).collect(), merge),
+            _ => in_pairs((0..lanes).map(|lane| state.map(|values| values.lane(lane))).collect(), &merge),
         };
-        if self.row.layout.tail {
+        if layout.tail {
             state = self.stream(false, state, &step);
         }
         let beside = beside.into_iter().cloned().chain(self.beside());
-        beside.fold(state, |state, piece| step(state, &piece))
+        let state = beside.fold(state, |state, piece| step(state, &piece));
+        match name.into() {
+            Some(name) => team(k, layout, turn, name, initial, state, merge),
+            None => state,
+        }
     }
 
-    /// The same of a row that is [streamed](Self::is_streamed), with one state for all lanes.
+    /// The same of all threads and a row that is [streamed](Self::is_streamed), with one state for all lanes.
     pub fn fold_pieces<const N: usize>(
         &self,
         name: &str,
@@ -345,16 +341,24 @@ impl<'b> Values<'_, 'b> {
         let wide = i32::from(layout.lanes);
         let pieces = columns & !(wide - 1);
         let end = shift.map_or(columns, |shift| shift.accessed(columns, wide));
-        let (range, lanes) = match (layout.tail, whole) {
-            (true, true) => (k.range(first, pieces).step(wide), layout.lanes),
-            (true, false) => (k.range(pieces, columns), 1),
-            (false, _) => (k.range(first, end).step(layout.step() as i32).unroll(4), layout.lanes),
-        };
-        range.fold(state, |column, state| {
+        let one = |column, lanes, state| {
             let flat = shift.map(|shift| shift.access(column, wide));
             let column = shift.map_or(column, |shift| shift.head + column);
             let piece = Piece { column, flat, ..Piece::new(self.row, lanes) };
             step(state, &piece.loaded(&self.views, Cache::Normal))
-        })
+        };
+        let (range, lanes, state) = match (layout.tail, whole) {
+            (true, true) => {
+                // Several without asking whether there are more.
+                let several = columns & !(wide * SEVERAL - 1);
+                let state = k.range(first, several).step(wide * SEVERAL).fold(state, |column, state| {
+                    (0..SEVERAL).fold(state, |state, at| one(column + at * wide, layout.lanes, state))
+                });
+                (k.range(several, pieces).step(wide), layout.lanes, state)
+            }
+            (true, false) => (k.range(pieces, columns), 1, state),
+            (false, _) => (k.range(first, end).step(layout.step() as i32).unroll(4), layout.lanes, state),
+        };
+        range.fold(state, |column, state| one(column, lanes, state))
     }
 }

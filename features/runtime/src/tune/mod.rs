@@ -248,6 +248,18 @@ pub enum TuneError {
         /// Why.
         reason: String,
     },
+    /// A launch of a variant takes an argument that there is none of.
+    #[error(
+        "variant {variant} of family {family} can't be launched: {reason}; mend the `steps` of the family's problem"
+    )]
+    Steps {
+        /// The family.
+        family: String,
+        /// The variant.
+        variant: String,
+        /// Which launch, and which argument.
+        reason: String,
+    },
     /// There is nothing to compile for.
     #[error(transparent)]
     Compile(#[from] CompileError),
@@ -362,7 +374,7 @@ impl<A: JitTarget> Tuner<A> {
     /// The choice that is kept for a problem, without measuring anything.
     ///
     /// # Errors
-    /// [`TuneError::NoVariant`]; [`TuneError::Compile`] for a device without a target.
+    /// [`TuneError::NoVariant`]; [`TuneError::Steps`]; [`TuneError::Compile`] for a device without a target.
     pub fn kept<P: Problem>(&self, problem: &P) -> Result<Option<Tuned<P::Variant>>, TuneError> {
         let start = Instant::now();
         let resources = self.resources();
@@ -371,9 +383,10 @@ impl<A: JitTarget> Tuner<A> {
         let subject = self.subject(problem)?;
         let Some(choice) = choice::read(&self.choices, &subject, &names) else { return Ok(None) };
         let chosen = choice.chosen;
-        Ok(variants.into_iter().nth(chosen).map(|variant| Tuned {
+        let Some(variant) = variants.into_iter().nth(chosen) else { return Ok(None) };
+        Ok(Some(Tuned {
             grid: problem.grid(&variant, &resources),
-            steps: problem.steps(&variant, &resources),
+            steps: steps(problem, &variant, &resources)?,
             name: names[chosen].clone(),
             variant,
             candidates: choice.candidates,
@@ -409,10 +422,11 @@ impl<A: JitTarget> Tuner<A> {
                 reason: error.to_string(),
             })
         });
+        let all = variants.iter().map(|variant| steps(problem, variant, &resources));
         let task = Arc::new(Task {
             kernels: kernels.collect::<Result<_, _>>()?,
             names: variants.iter().map(|variant| variant.name()).collect(),
-            steps: variants.iter().map(|variant| problem.steps(variant, &resources)).collect(),
+            steps: all.collect::<Result<_, _>>()?,
             samples: problem.arguments(),
             family,
             class,
@@ -477,6 +491,25 @@ impl<A: JitTarget> Tuner<A> {
                 message: format!("the tuner's thread ended {}", task.done_now()),
             })),
         }
+    }
+}
+
+/// The launches of a variant's kernels, of arguments that there are.
+fn steps<P: Problem>(
+    problem: &P,
+    variant: &P::Variant,
+    resources: &Resources,
+) -> Result<Vec<Step>, TuneError> {
+    let (steps, count) = (problem.steps(variant, resources), problem.arguments().len());
+    let mut places =
+        steps.iter().enumerate().flat_map(|(at, step)| step.arguments.iter().map(move |to| (at, *to)));
+    match places.find(|(_, place)| *place >= count) {
+        None => Ok(steps),
+        Some((at, place)) => Err(TuneError::Steps {
+            family: problem.family().to_owned(),
+            variant: variant.name(),
+            reason: format!("launch {at} takes argument {place}, and there are {count}, from 0 on"),
+        }),
     }
 }
 

@@ -17,7 +17,8 @@ use vm_kernels::gemm::{Activation, Batch, Epilogue, Product};
 use super::*;
 use crate::CpuAccelerator;
 
-/// Variants of a family: their names; one whose name begins with `loop` is guarded, one with a `+` has the kernels on both sides of it.
+/// Variants of a family: their names; one whose name begins with `loop` is guarded, one with a `+` has the kernels on both sides of
+/// it, and the launch of `astray` takes an argument that is not there.
 #[derive(Clone, Debug)]
 struct Named(&'static [&'static str]);
 
@@ -75,7 +76,8 @@ impl Problem for Named {
     }
 
     fn steps(&self, variant: &One, resources: &Resources) -> Vec<Step> {
-        let step = |number| Step { grid: [resources.compute_units, 1, 1 + number], arguments: vec![0, 1] };
+        let last = if variant.0 == "astray" { 2 } else { 1 };
+        let step = |number| Step { grid: [resources.compute_units, 1, 1 + number], arguments: vec![0, last] };
         (0..variant.0.split('+').count() as u32).map(step).collect()
     }
 
@@ -191,6 +193,11 @@ fn what_is_wrong_is_named() {
     let why = "no variant of family named, class any, could be measured on simulated accelerator; large: kernel @large (guest 0x77): \
                the shared arrays take 80000 bytes";
     check(&["large"], &[], why);
+    check(
+        &["a", "astray"],
+        &[("a", takes(100))],
+        "variant astray of family named can't be launched: launch 0 takes argument 2, and there are 2, from 0 on",
+    );
     let huge = Product::of(1 << 40, 1 << 40, 1 << 40);
     assert!(tuner(&device(&[])).tune(&huge, &patient()).is_err());
 }

@@ -297,7 +297,10 @@ impl Writer<'_, '_> {
                 let sign = self.int(ints, !rest);
                 self.b.ins().bor(bits, sign)
             }
-            _ => return self.b.ins().fneg(a),
+            _ => {
+                let (bits, sign) = (self.cast(ints, a), self.int(ints, !rest));
+                self.b.ins().bxor(bits, sign)
+            }
         };
         self.cast(ty, bits)
     }

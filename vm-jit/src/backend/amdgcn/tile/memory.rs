@@ -4,19 +4,12 @@ use super::super::writer::{Val, Writer, float, int};
 use super::boxes::{Box2, FAR, Range};
 use super::layout::Kept;
 use super::{SLAB, channel_number, fragment_number};
+use crate::backend::place::{Access, corner_and_rows};
 use crate::backend::stage::PIECE;
 use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
-use vm_ir::op::{Opcode, Shape, Turn};
+use vm_ir::op::Turn;
 use vm_ir::tile::Fragment;
-
-/// What is done with the elements of a box.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
-    Load,
-    Store,
-    Add,
-}
 
 /// A fragment that goes to a view, or comes from it.
 struct Transfer<'k> {
@@ -36,20 +29,13 @@ impl<'k> Writer<'k> {
         let (Place::View(number), Some(&[place])) = (view, op.others.first_chunk::<1>()) else { return };
         let (Some(fragment), Some(view)) = (kernel.fragment(place), kernel.view(number)) else { return };
         let Some(own) = fragment_number(place) else { return };
-        let access = match (op.code.shape(), op.code) {
-            (Shape::Get, _) => Access::Load,
-            (_, Opcode::PutAdd) => Access::Add,
-            _ => Access::Store,
-        };
+        let access = Access::of(op);
         // Threads see what others of the block have stored, and store behind them.
         if view.access.writes() {
             self.barrier();
         }
         let line = fragment.is_line();
-        let (indices, count) = match (op.code.shape(), op.operands.split_last()) {
-            (Shape::PutRows, Some((count, indices))) => (indices, Some(*count)),
-            _ => (&op.operands[..], None),
-        };
+        let (indices, count) = corner_and_rows(op);
         let Some(mut of_view) = self.clipped(op, indices, !line, line) else { return };
         if let Some(count) = count {
             self.keep_rows(&mut of_view, fragment, count);

@@ -4,6 +4,7 @@ use super::fragment::half_register;
 use super::layout::{self, BoxOf, GROUP, ROW, SLAB};
 use super::order::PutOrder;
 use super::{Role, channel_number, fragment_number};
+use crate::backend::place::corner_and_rows;
 use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::Writer;
 use std::ops::Range;
@@ -291,10 +292,7 @@ impl<'k> Writer<'k> {
         let [rows, columns] = wanted.dims;
         let boxes = fragment.columns.unwrap_or(0) / columns;
         let at_once = layout::staged_boxes(fragment);
-        let (indices, count) = match (op.code, op.operands.split_last()) {
-            (Opcode::PutRows, Some((count, indices))) => (indices, Some(*count)),
-            _ => (&op.operands[..], None),
-        };
+        let (indices, count) = corner_and_rows(op);
 
         // What was put before is in memory, lest it comes later than this; and all groups have loaded what they had to.
         let PutOrder { adds, aligned } =

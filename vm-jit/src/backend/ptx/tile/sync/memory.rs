@@ -3,20 +3,13 @@
 use super::super::channel_number;
 use super::super::fragment::{Cell, Spread, elements};
 use super::boxes::{Box2, FAR, Range};
+use crate::backend::place::{Access, corner_and_rows};
 use crate::backend::ptx::asm::{Arg, Class, Reg, def, ins, when};
 use crate::backend::ptx::writer::{Writer, class_of};
 use vm_ir::Scalar;
 use vm_ir::module::{Op, Place};
-use vm_ir::op::{Opcode, Shape, Turn};
+use vm_ir::op::Turn;
 use vm_ir::tile::Fragment;
-
-/// What is done with the elements of a box.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
-    Load,
-    Store,
-    Add,
-}
 
 /// A range of a box as a thread sees it, counted from the thread's first row or column: what lies in the view ends at `end`, and does
 /// not begin before `begin` where that is not surely below all.
@@ -57,11 +50,7 @@ impl<'k> Writer<'k> {
         let kernel = self.kernel;
         let (Place::View(number), Some(&[place])) = (view, op.others.first_chunk::<1>()) else { return };
         let (Some(fragment), Some(view)) = (kernel.fragment(place), kernel.view(number)) else { return };
-        let access = match (op.code.shape(), op.code) {
-            (Shape::Get, _) => Access::Load,
-            (_, Opcode::PutAdd) => Access::Add,
-            _ => Access::Store,
-        };
+        let access = Access::of(op);
         // Threads see what others of the block have stored, and store behind them.
         if access != Access::Load || view.access.writes() {
             self.sync_barrier();
@@ -69,10 +58,7 @@ impl<'k> Writer<'k> {
         let regs = self.fragment_regs(place);
         let line = fragment.is_line();
         let stored = !line && access != Access::Load;
-        let (indices, count) = match (op.code.shape(), op.operands.split_last()) {
-            (Shape::PutRows, Some((count, indices))) => (indices, Some(*count)),
-            _ => (&op.operands[..], None),
-        };
+        let (indices, count) = corner_and_rows(op);
         let Some(mut of_view) = self.clipped(op, indices, !line, line) else { return };
         if let Some(count) = count {
             self.keep_rows(&mut of_view, fragment, count);
