@@ -434,8 +434,6 @@ impl CrossEntropyBackward {
         let smoothed = options.smoothing != 0.0;
         let held = if smoothed { 3 } else { 1 };
         let layout = Layout::packed([rows, columns], step, &[element], align, held, resources);
-        // Nothing is combined, so no row need be held.
-        let layout = if log_sums && layout.cluster > 1 { layout.streamed(256) } else { layout };
         let pass = if in_place { Pass::GradientInPlace } else { Pass::Gradient };
         let (own, mean) = (options.reduction == Reduction::None, options.reduction == Reduction::Mean);
         let entry = LossRows { layout, element, target, pass, smoothed, log_sums, own, mean };

@@ -116,7 +116,7 @@ impl Layout {
         const VECTORS: u64 = 8;
         const THREADS: u64 = 128;
         const COLUMNS: u64 = 16_384;
-        if self.tail || self.lanes == 1 {
+        if self.tail || self.lanes == 1 && columns <= COLUMNS {
             return self;
         }
         if columns > COLUMNS {
@@ -125,15 +125,14 @@ impl Layout {
         }
         let lanes = u64::from(self.lanes);
         let vectors = if self.shifted { columns / lanes } else { columns.div_ceil(lanes) }.max(1);
-        let team = vectors.div_ceil(VECTORS);
         // Neighbours have a sector of the memory; and one each of what is beside the vectors of rows that begin anywhere.
         let least = if self.shifted { 16 } else { (16 / lanes).min(vectors.next_power_of_two()) };
-        let (team, threads) = match team.next_power_of_two().max(least) {
-            team @ ..=32 => (team, THREADS),
-            _ => (team.next_multiple_of(32).max(THREADS), team.next_multiple_of(32).max(THREADS)),
+        let team = match vectors.div_ceil(VECTORS) {
+            team @ ..=32 => team.next_power_of_two().max(least),
+            team => team.next_multiple_of(32).max(THREADS),
         };
-        let (threads, team, vectors) = (threads as u16, team as u16, vectors.div_ceil(team) as u8);
-        Layout { threads, team, vectors, cluster: 1, ..self }
+        let vectors = vectors.div_ceil(team) as u8;
+        Layout { threads: team.max(THREADS) as u16, team: team as u16, vectors, cluster: 1, ..self }
     }
 
     /// The same accesses of a row that a block of so many threads loads for each use.
