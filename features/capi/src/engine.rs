@@ -28,8 +28,9 @@ pub(crate) struct Engine<D: Device> {
     kernels: Mutex<HashMap<Entry, Slot<D::Kernel>, FxBuildHasher>>,
 }
 
-/// The calls that a thread made last, of all engines of a device's kind: what they do is found without a lock.
-pub(crate) struct Recent<K>([Option<Known<K>>; RECENT]);
+/// The calls that a thread made last, of all engines of a device's kind: what they do is found without a lock. Of a thread that made none
+/// there is nothing.
+pub(crate) struct Recent<K>(Vec<Option<Known<K>>>);
 
 /// Calls that a thread remembers, and how many of them lie in one set: one that is new takes the place of its set's oldest.
 const RECENT: usize = 64;
@@ -47,11 +48,11 @@ struct Known<K> {
 pub(crate) type Packed = Vec<vm_accel::Arguments>;
 
 impl<K> Recent<K> {
-    pub(crate) const NEW: Self = Self([const { None }; RECENT]);
+    pub(crate) const NEW: Self = Self(Vec::new());
 
-    fn set(&mut self, key: &Key) -> &mut [Option<Known<K>>] {
+    fn set(&mut self, key: &Key) -> Option<&mut [Option<Known<K>>]> {
         let first = (key.hash() >> 32) as usize % (RECENT / SET) * SET;
-        &mut self.0[first..][..SET]
+        self.0.get_mut(first..first + SET)
     }
 }
 
@@ -127,7 +128,7 @@ impl<D: Device> Engine<D> {
     ) -> Option<R> {
         let look = |recent: &std::cell::RefCell<Recent<D::Kernel>>| {
             let mut recent = recent.try_borrow_mut().ok()?;
-            let mut set = recent.set(key).iter_mut().flatten();
+            let mut set = recent.set(key)?.iter_mut().flatten();
             let known = set.find(|known| known.engine == self.number && known.key == *key)?;
             Some(f(&known.plan, &mut known.packed))
         };
@@ -139,7 +140,8 @@ impl<D: Device> Engine<D> {
         // A thread that ends remembers nothing any more.
         let _ = D::recent().try_with(|recent| {
             let Ok(mut recent) = recent.try_borrow_mut() else { return };
-            let set = recent.set(&key);
+            recent.0.resize_with(RECENT, || None);
+            let Some(set) = recent.set(&key) else { return };
             set.rotate_right(1);
             set[0] = Some(Known { engine: self.number, key, plan, packed });
         });

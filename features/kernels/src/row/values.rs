@@ -9,9 +9,6 @@ use vm_ir::op::Cache;
 
 use super::{Row, View, team};
 
-/// Pieces that a processor takes in an iteration.
-const SEVERAL: i32 = 4;
-
 /// A row's values in one or several matrices.
 #[derive(Clone, Debug)]
 pub struct Values<'r, 'b> {
@@ -341,24 +338,16 @@ impl<'b> Values<'_, 'b> {
         let wide = i32::from(layout.lanes);
         let pieces = columns & !(wide - 1);
         let end = shift.map_or(columns, |shift| shift.accessed(columns, wide));
-        let one = |column, lanes, state| {
+        let (range, lanes) = match (layout.tail, whole) {
+            (true, true) => (k.range(first, pieces).step(wide), layout.lanes),
+            (true, false) => (k.range(pieces, columns), 1),
+            (false, _) => (k.range(first, end).step(layout.step() as i32).unroll(4), layout.lanes),
+        };
+        range.fold(state, |column, state| {
             let flat = shift.map(|shift| shift.access(column, wide));
             let column = shift.map_or(column, |shift| shift.head + column);
             let piece = Piece { column, flat, ..Piece::new(self.row, lanes) };
             step(state, &piece.loaded(&self.views, Cache::Normal))
-        };
-        let (range, lanes, state) = match (layout.tail, whole) {
-            (true, true) => {
-                // Several without asking whether there are more.
-                let several = columns & !(wide * SEVERAL - 1);
-                let state = k.range(first, several).step(wide * SEVERAL).fold(state, |column, state| {
-                    (0..SEVERAL).fold(state, |state, at| one(column + at * wide, layout.lanes, state))
-                });
-                (k.range(several, pieces).step(wide), layout.lanes, state)
-            }
-            (true, false) => (k.range(pieces, columns), 1, state),
-            (false, _) => (k.range(first, end).step(layout.step() as i32).unroll(4), layout.lanes, state),
-        };
-        range.fold(state, |column, state| one(column, lanes, state))
+        })
     }
 }

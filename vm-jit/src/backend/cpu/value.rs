@@ -5,7 +5,9 @@ use super::lanes::{Repr, VECTOR, clif, mask_type, vector};
 use super::wide::Function;
 use super::writer::Writer;
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
-use cranelift_codegen::ir::{Endianness, InstBuilder, MemFlagsData, Type, Value as Ssa, ValueDef, types};
+use cranelift_codegen::ir::{
+    Endianness, InstBuilder, MemFlagsData, Opcode as Clif, Type, Value as Ssa, ValueDef, types,
+};
 use vm_ir::module::Op;
 use vm_ir::op::{Opcode, Shape};
 use vm_ir::{Scalar, Value};
@@ -210,9 +212,14 @@ impl Writer<'_, '_> {
                 vector(to).filter(|_| Self::in_vectors(to, elements))?;
                 if matches!(op.code, Opcode::Shl | Opcode::ShrS | Opcode::ShrU) {
                     let Repr::Splat(by) = args[1] else { return None };
+                    let up = op.code == Opcode::Shl && self.constant(by) == Some(16);
                     let by = self.b.ins().band_imm_s(by, i64::from(to.bits()) - 1);
-                    let all = self.chunks_of(&args[0], to, elements);
-                    return Some(all.into_iter().map(|a| self.shift(op.code, a, by)).collect());
+                    let all = self.chunks_of(&args[0], to, elements).into_iter();
+                    let moved = all.map(|a| {
+                        let moved = if up { self.moved_up(a) } else { None };
+                        moved.unwrap_or_else(|| self.shift(op.code, a, by))
+                    });
+                    return Some(moved.collect());
                 }
                 if !Self::has_vector(op.code, to) {
                     return None;
@@ -259,6 +266,24 @@ impl Writer<'_, '_> {
             Opcode::ShrS => self.b.ins().sshr(a, by),
             _ => self.b.ins().ushr(a, by),
         }
+    }
+
+    /// Half of a vector's numbers of 16 bits, widened and moved up by as many, as bf16 becomes f32, if it was widened: zeros are put below each.
+    fn moved_up(&mut self, a: Ssa) -> Option<Ssa> {
+        let ValueDef::Result(inst, _) = self.b.func.dfg.value_def(a) else { return None };
+        let first = match self.b.func.dfg.insts[inst].opcode() {
+            Clif::UwidenLow => 0,
+            Clif::UwidenHigh => 4,
+            _ => return None,
+        };
+        let halves = self.b.func.dfg.inst_args(inst)[0];
+        if self.type_of(halves) != types::I16X8 {
+            return None;
+        }
+        let zeros = self.int(types::I16X8, 0);
+        let lanes = (first..first + 4).flat_map(|lane| [lane, 8 + lane]);
+        let moved = self.shuffled(types::I16X8, zeros, halves, lanes);
+        Some(self.cast(types::I32X4, moved))
     }
 
     /// Is there a vector form of an op between elements of one type?
