@@ -210,10 +210,8 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let is_name = (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(fits);
     is_name.then_some(()).ok_or_else(|| {
-        format!(
-            "{:?} is no name: 1 to {MAX_NAME} letters, digits and _",
-            name.get(..MAX_NAME).unwrap_or(name)
-        )
+        let shown: String = name.chars().take(MAX_NAME).collect();
+        format!("{shown:?} is no name: 1 to {MAX_NAME} letters, digits and _")
     })
 }
 

@@ -1,5 +1,6 @@
 //! The types of what operations give, and what they may take.
 
+use crate::limits::MAX_WINDOW;
 use crate::op::{Binary, Convolution, Op, Unary};
 use crate::{Element, TensorType};
 
@@ -78,9 +79,6 @@ fn one(op: &Op, operands: &[&TensorType]) -> Said<TensorType> {
             let [x] = take(operands)?;
             floats(x)?;
             let [n, c, height, width] = images(x)?;
-            if pool.pads.iter().flatten().zip([0, 0, 1, 1]).any(|(pad, axis)| *pad >= pool.window[axis]) {
-                return Err("padding is less than a window".to_owned());
-            }
             let along = |axis: usize, extent| {
                 windows(extent, pool.window[axis], 1, pool.strides[axis], pool.pads[axis])
             };
@@ -213,8 +211,8 @@ fn one(op: &Op, operands: &[&TensorType]) -> Said<TensorType> {
         Op::LayerNorm { epsilon } => {
             let [x, weight, bias] = take(operands)?;
             floats(x)?;
-            if !(epsilon.is_finite() && *epsilon >= 0.0) {
-                return Err(format!("ε is {epsilon}; it is at least 0"));
+            if !((*epsilon as f32).is_finite() && *epsilon >= 0.0) {
+                return Err(format!("ε is {epsilon}; it is an f32, and at least 0"));
             }
             let row = x.extents.last().ok_or("a single number has no rows")?;
             for other in [weight, bias] {
@@ -311,15 +309,20 @@ fn images(x: &TensorType) -> Said<[u64; 4]> {
     x.extents[..].try_into().map_err(|_| format!("{x} has no channels of a height and a width"))
 }
 
-/// How many windows there are along a dimension.
+/// How many windows there are along a dimension. None of them is of padding alone.
 fn windows(extent: u64, window: u64, dilation: u64, stride: u64, pads: [u64; 2]) -> Said<u64> {
     let no = || format!("windows of {window} do not go over {extent} elements by {stride}");
-    let padded = extent.checked_add(pads[0]).and_then(|sum| sum.checked_add(pads[1])).ok_or_else(no)?;
-    let reach = window.checked_sub(1).and_then(|steps| steps.checked_mul(dilation)).ok_or_else(no)?;
-    let room = padded.checked_sub(reach).and_then(|room| room.checked_sub(1)).ok_or_else(no)?;
-    if stride == 0 || dilation == 0 {
+    if window == 0 || stride == 0 || dilation == 0 {
         return Err(no());
     }
+    let reach = (window - 1).saturating_mul(dilation).saturating_add(1);
+    if reach > MAX_WINDOW {
+        return Err(format!("a window reaches over {reach} elements; it can over {MAX_WINDOW}"));
+    }
+    if pads.iter().any(|pad| *pad >= reach) {
+        return Err("padding is less than a window".to_owned());
+    }
+    let room = (extent + pads[0] + pads[1]).checked_sub(reach).ok_or_else(no)?;
     Ok(room / stride + 1)
 }
 

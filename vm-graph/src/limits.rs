@@ -16,6 +16,8 @@ pub const MAX_OPERANDS: usize = 256;
 pub const MAX_RANK: usize = 8;
 /// Elements of an array.
 pub const MAX_ELEMENTS: u64 = 1 << 31;
+/// Elements along a dimension that a window of a convolution or a pool reaches over, with what its dilation leaves out.
+pub const MAX_WINDOW: u64 = 1 << 15;
 /// Bytes of a name.
 pub const MAX_NAME: usize = 64;
 /// Bytes of a graph in its binary form. An ONNX model of one, which is a message of protocol buffers, stays below their 2 GiB.

@@ -133,7 +133,7 @@ pub enum Op {
     },
     /// `x, weight[n], bias[n] → y`: `(x − mean) / √(variance + ε) · weight + bias` along the last dimension.
     LayerNorm {
-        /// ε.
+        /// ε, as an f32 has it.
         epsilon: f64,
     },
     /// `x, scale, zero point → y`: `round(x / scale) + zero point`, to nearest even, at the ends of the type where it is beyond;
@@ -309,7 +309,7 @@ names! {
 pub struct Convolution {
     /// Elements from one window to the next.
     pub strides: [u64; 2],
-    /// Zeros before, and behind.
+    /// Zeros before, and behind, less than a window.
     pub pads: [[u64; 2]; 2],
     /// From one element of a window to the next.
     pub dilations: [u64; 2],

@@ -57,6 +57,7 @@ fn operations() {
     check(|g, [_, b, ..]| Ok(g.top_k(b, 0, 0)?[0]), "no elements");
     check(|g, [a, b, ..]| g.layer_norm(a, b, b, 1e-5), "not one for each");
     check(|g, [_, b, ..]| g.layer_norm(b, b, b, f64::NAN), "ε is NaN");
+    check(|g, [_, b, ..]| g.layer_norm(b, b, b, 1e300), "it is an f32");
     check(|g, [a, b, ..]| g.quantize(a, b, b, None), "u8, i8");
     check(|g, [a, b, ..]| g.convolution(Convolution::default(), a, b, None), "channels");
     check(|g, [a, ..]| g.add(a, Value(99)), "value 99 is not defined");
@@ -65,6 +66,9 @@ fn operations() {
         "come before",
     );
     check(|g, _| g.input("a b", Element::F32, &[1]), "is no name");
+    // No more of it is told than a name can have, wherever its letters begin.
+    let long = format!("a{}", "é".repeat(1000));
+    check(move |g, _| g.input(&long, Element::F32, &[1]), &format!("\"a{}\" is no name", "é".repeat(63)));
     check(|g, _| g.input("x", Element::F32, &[0]), "no elements");
     check(|g, _| g.input("x", Element::F32, &[1; 9]), "dimensions");
     let short = Tensor { ty: TensorType::new(Element::F32, &[2]), bytes: vec![0; 7] };
@@ -78,13 +82,29 @@ fn operations() {
         "do not go over",
     );
     check(|g, [a, ..]| image(g, a).and_then(|x| g.pool(pool([1, 1], [0, 1], [[0; 2]; 2]), x)), "by 0");
+    // What providers count in 32 bits, and what no window needs.
+    let wide = pool([1 << 40, 1], [1; 2], [[1 << 39, 1 << 39], [0; 2]]);
+    check(move |g, [a, ..]| image(g, a).and_then(|x| g.pool(wide, x)), "a window reaches over 1099511627776");
+    let convolve = |how: Convolution, words: &str| {
+        let of = move |g: &mut Builder, a| {
+            let x = image(g, a)?;
+            let weight = g.slice(x, 3, 0, 2)?;
+            g.convolution(how, x, weight, None)
+        };
+        check(move |g, [a, ..]| of(g, a), words);
+    };
+    let how = Convolution::default();
+    convolve(Convolution { pads: [[2, 0], [0; 2]], ..how }, "padding is less than a window");
+    convolve(Convolution { pads: [[0; 2], [0, u64::MAX]], ..how }, "padding is less than a window");
+    convolve(Convolution { dilations: [1, u64::MAX], ..how }, "a window reaches over");
+    convolve(Convolution { dilations: [0, 1], ..how }, "do not go over");
     check(
         |g, [a, ..]| image(g, a).and_then(|x| g.pool(pool([1, 1], [1, 1], [[1, 0], [0; 2]]), x)),
         "less than a window",
     );
     check(
         |g, [a, ..]| image(g, a).and_then(|x| g.pool(pool([0, 1], [1, 1], [[0; 2]; 2]), x)),
-        "less than a window",
+        "do not go over",
     );
 }
 

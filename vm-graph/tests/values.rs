@@ -127,6 +127,12 @@ fn rows() {
         b.layer_norm(x, weight, bias, 0.0)
     };
     check(&[1, 2], &[1.0, 3.0], norm, &[8.0, 23.0]);
+    let norm_of_one = |b: &mut Builder, x| {
+        let (weight, bias) = (f32s(b, &[1], &[2.0])?, f32s(b, &[1], &[10.0])?);
+        // An f32 has 0 for it.
+        b.layer_norm(x, weight, bias, 1e-300)
+    };
+    check(&[1], &[1.0], norm_of_one, &[NAN]);
     let square = |b: &mut Builder, x| {
         let turned = b.transpose(x, &[1, 0])?;
         b.mat_mul(x, turned)
@@ -166,6 +172,12 @@ fn images() {
     check(&[1, 1, 3, 3], &x, all(strided), &[2100.0, 300.0, 8754.0, 906.0]);
     let dilated = Convolution { dilations: [2, 2], ..Convolution::default() };
     check(&[1, 1, 3, 3], &x, all(dilated), &[9731.0]);
+    // Zeros of padding are multiplied as others are.
+    let of_zero = |b: &mut Builder, x| {
+        let weight = f32s(b, &[1, 1, 1, 2], &[1.0, INF])?;
+        b.convolution(Convolution { pads: [[0; 2], [0, 1]], ..Convolution::default() }, x, weight, None)
+    };
+    check(&[1, 1, 1, 1], &[5.0], of_zero, &[NAN]);
     let grouped = |b: &mut Builder, x| {
         let weight = f32s(b, &[2, 1, 1, 1], &[2.0, 3.0])?;
         let bias = f32s(b, &[2], &[0.5, 0.25])?;

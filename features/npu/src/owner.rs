@@ -1,44 +1,50 @@
 //! Whose files are loaded as code.
 
+use std::fs::Metadata;
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::NpuError;
 use crate::runtime::collect;
 
 /// Sees that nobody but `user` and root can have put the libraries below a folder there: theirs are the files, the folders, and those on
-/// the way, and others may write to none of them.
+/// the way, and others may write to none of them. Gives the folder without links: what was looked at, and stays what it is, while a link on
+/// the way to it may be another's, and lead elsewhere later.
 ///
 /// # Errors
 /// [`NpuError::Untrusted`], with the file.
-pub(crate) fn check(folder: &Path, user: u32) -> Result<(), NpuError> {
+pub(crate) fn check(folder: &Path, user: u32) -> Result<PathBuf, NpuError> {
     let no = |path: &Path, what: String| NpuError::Untrusted {
         path: path.to_owned(),
         what,
         folder: folder.to_owned(),
     };
     let real = folder.canonicalize().map_err(|error| no(folder, format!("can't be looked at: {error}")))?;
-    let mut files = Vec::new();
-    collect(&real, 3, &mut files);
+    let files = collect(&real, 3);
     let within = files.iter().flat_map(|file| file.ancestors().take_while(|path| *path != real));
     for path in real.ancestors().chain(within) {
-        let data = path.metadata().map_err(|error| no(path, format!("can't be looked at: {error}")))?;
-        if ![0, user].contains(&data.uid()) {
-            return Err(no(path, format!("belongs to user {}", data.uid())));
+        let looked = |data: io::Result<Metadata>| {
+            data.map_err(|error| no(path, format!("can't be looked at: {error}")))
+        };
+        let (own, data) = (looked(path.symlink_metadata())?, looked(path.metadata())?);
+        if let Some(other) = [own.uid(), data.uid()].into_iter().find(|owner| ![0, user].contains(owner)) {
+            return Err(no(path, format!("belongs to user {other}")));
         }
-        // In a folder like /tmp nobody removes or replaces what is another's.
-        let is_sticky = data.is_dir() && data.mode() & 0o1000 != 0;
+        // In a folder like /tmp nobody removes or replaces what is another's; but anybody adds to it.
+        let is_above = *path != *real && real.starts_with(path);
+        let is_sticky = is_above && data.mode() & 0o1000 != 0;
         if data.mode() & 0o022 != 0 && !is_sticky {
             return Err(no(path, format!("can be written by others (mode {:o})", data.mode() & 0o7777)));
         }
     }
-    Ok(())
+    Ok(real)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{PermissionsExt as _, lchown, symlink};
 
     use super::*;
 
@@ -73,8 +79,23 @@ mod tests {
         }
         set(root.path(), 0o1777);
         assert_eq!(said(own), None, "like /tmp");
-        // A link leads where its folders are looked at.
-        std::os::unix::fs::symlink(root.path().join("cache"), root.path().join("link")).unwrap();
+        for path in &paths[2..] {
+            set(path, 0o1777);
+            assert!(said(own).is_some_and(|said| said.contains("mode 1777")), "{}", path.display());
+            set(path, 0o755);
+        }
+        // A link leads where its folders are looked at, and what was looked at is loaded, wherever the link leads then.
+        let link = root.path().join("link");
+        symlink(root.path().join("cache"), &link).unwrap();
+        assert_eq!(check(&link.join("onnxruntime"), own).unwrap(), folder.canonicalize().unwrap());
+        // Links within are somebody's, too.
+        let inner = folder.join("libonnxruntime.so");
+        symlink("/proc/self/exe", &inner).unwrap();
+        if own == 0 {
+            lchown(&inner, Some(1), None).unwrap();
+            assert!(said(own).is_some_and(|said| said.contains("belongs to user 1")), "{:?}", said(own));
+        }
+        fs::remove_file(&inner).unwrap();
         set(&root.path().join("cache"), 0o777);
         assert!(check(&root.path().join("link/onnxruntime"), own).is_err());
     }

@@ -10,6 +10,9 @@ use ort::memory::DeviceType as Hardware;
 
 use crate::{NpuDevice, NpuError, NpuKind, Provider, Roots, class, owner};
 
+/// The most files and folders that are looked at.
+const MOST_FILES: usize = 1 << 14;
+
 /// Where the libraries are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Libraries {
@@ -53,7 +56,7 @@ impl Libraries {
             return Ok(None);
         };
         if rustix::process::geteuid().is_root() {
-            owner::check(&folder, 0)?;
+            return owner::check(&folder, 0).map(Some);
         }
         Ok(Some(folder))
     }
@@ -72,8 +75,7 @@ impl Libraries {
 
     /// Those below a folder, three deep at most.
     pub fn below(folder: &Path) -> Option<Libraries> {
-        let mut files = Vec::new();
-        collect(folder, 3, &mut files);
+        let mut files = collect(folder, 3);
         files.sort_unstable();
         let named = |start: &str| {
             let is_it = |path: &&PathBuf| {
@@ -87,18 +89,28 @@ impl Libraries {
     }
 }
 
-/// Files of a folder, with an end to how many.
-pub(crate) fn collect(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) {
-    const MOST: usize = 4096;
-    let Ok(entries) = folder.read_dir() else { return };
-    for entry in entries.flatten().take(MOST) {
-        let path = entry.path();
-        if path.is_dir() && depth > 0 {
-            collect(&path, depth - 1, files);
-        } else if files.len() < MOST {
-            files.push(path);
+/// Files of a folder and of those in it, so deep, with an end to how many are looked at: folders may lead back to themselves.
+pub(crate) fn collect(folder: &Path, depth: usize) -> Vec<PathBuf> {
+    fn walk(folder: &Path, depth: usize, left: &mut usize, files: &mut Vec<PathBuf>) {
+        let Ok(entries) = folder.read_dir() else { return };
+        for entry in entries.flatten() {
+            if *left == 0 {
+                return;
+            }
+            *left -= 1;
+            let path = entry.path();
+            if path.is_dir() && depth > 0 {
+                walk(&path, depth - 1, left, files);
+            } else if path.is_file() {
+                // A FIFO would be waited for.
+                files.push(path);
+            }
         }
     }
+
+    let mut files = Vec::new();
+    walk(folder, depth, &mut { MOST_FILES }, &mut files);
+    files
 }
 
 /// ONNX Runtime in this process. It is loaded once, and stays.
@@ -234,6 +246,22 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn folders_without_an_end_are_looked_at_for_a_while() {
+        let root = tempfile::tempdir().unwrap();
+        (0..100).for_each(|number| {
+            std::os::unix::fs::symlink(root.path(), root.path().join(number.to_string())).unwrap();
+        });
+        assert_eq!(Libraries::below(root.path()), None);
+        let found = collect(root.path(), 3).len();
+        assert_eq!(found, 0, "of folders");
+        let fifo = root.path().join("libonnxruntime.so.1");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+        assert_eq!(collect(root.path(), 0), Vec::<PathBuf>::new());
+        fs::write(root.path().join("libonnxruntime.so"), "").unwrap();
+        assert!(collect(root.path(), 0).contains(&root.path().join("libonnxruntime.so")));
+    }
 
     #[test]
     fn only_where_a_provider_lies_is_there_something_to_ask() {

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use common::{on_each, options};
 use vm_graph::{
-    Builder, Convolution, Element, GraphError, Pool, Pooling, Reduction, Tensor, ValidGraph, Value, evaluate,
+    Builder, Convolution, Element, GraphError, Op, Pool, Pooling, Reduction, Tensor, ValidGraph, Value,
+    evaluate,
 };
 use vm_npu::{NpuAccelerator, NpuError, Provider};
 
@@ -44,8 +45,18 @@ fn run(npu: &NpuAccelerator, graph: &ValidGraph, x: &[f64]) -> Result<Vec<f64>, 
 
 /// Compares on each device; the emulated one computes in f16, and may be off by a part of the greatest.
 fn check(off: f64, extents: &[u64], build: &dyn Fn(&mut Builder, Value) -> Result<Value, GraphError>) {
+    check_on(off, extents, &numbers(extents.iter().product(), 0.25), build);
+}
+
+/// The same, of these numbers.
+fn check_on(
+    off: f64,
+    extents: &[u64],
+    x: &[f64],
+    build: &dyn Fn(&mut Builder, Value) -> Result<Value, GraphError>,
+) {
     let graph = graph(extents, build);
-    let x = numbers(extents.iter().product(), 0.25);
+    let x = x.to_vec();
     let expected = evaluate(&graph, std::slice::from_ref(&x)).unwrap().remove(0);
     let greatest = expected.iter().fold(1e-3f64, |greatest, x| greatest.max(x.abs()));
     on_each(|npu| {
@@ -103,6 +114,64 @@ fn layers() {
         let turned = b.neg(right)?;
         b.concat(&[turned, left], 1)
     });
+}
+
+/// What ONNX leaves to the runtime, and what it has no numbers for.
+#[test]
+fn beyond_the_ends() {
+    for element in
+        [Element::U8, Element::I8, Element::I16, Element::U16, Element::I32, Element::U32, Element::I64]
+    {
+        let cast = move |b: &mut Builder, x| {
+            let x = b.cast(x, element)?;
+            // An NPU has not all of them as its outputs.
+            b.cast(x, Element::F32)
+        };
+        let x = [
+            0.0,
+            -0.9,
+            1.9,
+            300.0,
+            -300.0,
+            3e9,
+            -3e9,
+            1e20,
+            -1e20,
+            f64::INFINITY,
+            f64::NEG_INFINITY,
+            f64::NAN,
+        ];
+        let graph = graph(&[12], &cast);
+        let expected = evaluate(&graph, &[x.to_vec()]).unwrap().remove(0);
+        on_each(|npu| {
+            if npu.provider() == Provider::Cpu {
+                assert_eq!(
+                    run(npu, &graph, &x).unwrap(),
+                    expected.iter().map(|x| Element::F32.round(*x)).collect::<Vec<_>>(),
+                    "{element}"
+                );
+            }
+        });
+    }
+    // Of f16, whose infinities are the nearest to these.
+    check_on(1e-2, &[6], &[0.0, -0.9, 1.9, 1e6, -1e6, 1e20], &|b, x| b.cast(x, Element::U8));
+    check_on(1e-2, &[3], &[0.0, 16.0, -0.5], &|b, x| b.cast(x, Element::Bool));
+    check_on(1e-2, &[3], &[0.0, 16.0, 1.0], &|b, x| {
+        let x = b.cast(x, Element::I32)?;
+        b.cast(x, Element::Bool)
+    });
+    for step in [3, 1 << 32, 1 << 63, u64::MAX] {
+        check(1e-2, &[4], &|b, x| b.slice_by(x, 0, 1, 4, step));
+        let strides = [step, step];
+        let pool = Pool { how: Pooling::MaxPool, window: [2, 2], strides, pads: [[0; 2]; 2] };
+        check(1e-2, &[1, 1, 4, 4], &|b, x| b.pool(pool, x));
+        check(1e-2, &[1, 4, 4, 4], &|b, x| {
+            let weight = constant(b, &[8, 4, 1, 1], 3.0)?;
+            b.convolution(Convolution { dilations: strides, ..Convolution::default() }, x, weight, None)
+        });
+    }
+    check(1e-2, &[], &|b, x| b.add_node(Op::Slice { starts: vec![], ends: vec![], steps: vec![] }, &[x]));
+    check(1e-2, &[], &|b, x| b.pad(x, &[], &[]));
 }
 
 /// Quantised to 8 bits, with every number of them explicit.

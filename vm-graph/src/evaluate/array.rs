@@ -154,10 +154,8 @@ impl Array {
             places(&[channels, rows, columns], |of| {
                 let y = self.inside(2, at[2] * how.strides[0] + of[1] * how.dilations[0], how.pads[0]);
                 let x = self.inside(3, at[3] * how.strides[1] + of[2] * how.dilations[1], how.pads[1]);
-                if let (Some(y), Some(x)) = (y, x) {
-                    let from = self.at(&[at[0], group * channels + of[0], y, x]);
-                    sum += from * weight.at(&[at[1], of[0], of[1], of[2]]);
-                }
+                let from = y.zip(x).map_or(0.0, |(y, x)| self.at(&[at[0], group * channels + of[0], y, x]));
+                sum += from * weight.at(&[at[1], of[0], of[1], of[2]]);
             });
             elements.push(sum);
         });

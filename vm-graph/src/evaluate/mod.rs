@@ -154,7 +154,7 @@ fn apply(op: &Op, operands: &[&Array], types: &[&TensorType], results: &[TensorT
             let n = row.len() as f64;
             let mean = row.iter().sum::<f64>() / n;
             let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
-            let scale = 1.0 / (variance + epsilon).sqrt();
+            let scale = 1.0 / (variance + f64::from(*epsilon as f32)).sqrt();
             let scaled = row.iter().zip(weight.elements.iter().zip(&bias.elements));
             scaled.map(|(x, (weight, bias))| (x - mean) * scale * weight + bias).collect()
         }),

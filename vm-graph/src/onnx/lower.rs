@@ -102,23 +102,32 @@ impl<'a> Lowering<'a> {
             Op::Compare(Comparison::Greater) => ("Greater", Vec::new()),
             Op::Compare(Comparison::GreaterOrEqual) => ("GreaterOrEqual", Vec::new()),
             Op::Select => ("Where", Vec::new()),
-            Op::Cast(element) => ("Cast", vec![("to", Attribute::Int(data_type(*element) as i64))]),
+            Op::Cast(element) => {
+                let from = first.map_or(*element, |x| x.element);
+                return self.cast(&inputs[0], from, *element, &to);
+            }
             Op::MatMul => ("MatMul", Vec::new()),
             Op::Convolution(how) => {
                 let pads = [how.pads[0][0], how.pads[1][0], how.pads[0][1], how.pads[1][1]];
+                let [extents, window] = [0, 1].map(|of| &graph.type_of(node.operands[of]).extents[2..]);
+                let dilations = [0, 1].map(|axis| if window[axis] == 1 { 1 } else { how.dilations[axis] });
+                let reach = [0, 1].map(|axis| (window[axis] - 1) * dilations[axis] + 1);
+                let strides = strides(how.strides, extents, reach, how.pads);
                 let attributes = [
-                    ("strides", Attribute::Ints(&how.strides)),
+                    ("strides", Attribute::Ints(&strides)),
                     ("pads", Attribute::Ints(&pads)),
-                    ("dilations", Attribute::Ints(&how.dilations)),
+                    ("dilations", Attribute::Ints(&dilations)),
                     ("group", Attribute::Int(how.groups as i64)),
                 ];
                 return self.write_owned("Conv", &inputs, &outputs, &attributes);
             }
             Op::Pool(pool) => {
+                let extents = &graph.type_of(node.operands[0]).extents[2..];
+                let strides = strides(pool.strides, extents, pool.window, pool.pads);
                 let pads = [pool.pads[0][0], pool.pads[1][0], pool.pads[0][1], pool.pads[1][1]];
                 let attributes = [
                     ("kernel_shape", Attribute::Ints(&pool.window)),
-                    ("strides", Attribute::Ints(&pool.strides)),
+                    ("strides", Attribute::Ints(&strides)),
                     ("pads", Attribute::Ints(&pads)),
                 ];
                 let kind = match pool.how {
@@ -145,9 +154,16 @@ impl<'a> Lowering<'a> {
                 ("Expand", Vec::new())
             }
             Op::Concat { axis } => ("Concat", vec![("axis", axis_of(axis))]),
+            // ONNX Runtime takes no part of a single number, and puts nothing around it.
+            Op::Slice { starts: all, .. } | Op::Pad { before: all, .. } if all.is_empty() => {
+                ("Identity", Vec::new())
+            }
             Op::Slice { starts, ends, steps } => {
                 let axes: Vec<u64> = (0..starts.len() as u64).collect();
-                let all = [("starts", starts), ("ends", ends), ("axes", &axes), ("steps", steps)];
+                // A step beyond the end leads nowhere, and ONNX has steps of i64.
+                let beyond = |(axis, step): (usize, &u64)| (*step).min(ends[axis] - starts[axis]);
+                let steps = steps.iter().enumerate().map(beyond).collect();
+                let all = [("starts", starts), ("ends", ends), ("axes", &axes), ("steps", &steps)];
                 inputs.extend(all.map(|(what, numbers)| given(what, numbers, false)));
                 ("Slice", Vec::new())
             }
@@ -168,8 +184,7 @@ impl<'a> Lowering<'a> {
                 let column = given("column", &[u64::MAX, 1], false);
                 let clamped = self.clamped(node, 1, 0, extra("index"));
                 let (wide, reshaped) = (extra("wide"), extra("rows"));
-                let i64s = [("to", Attribute::Int(data_type(Element::I64) as i64))];
-                self.write("Cast", &[&clamped], &[&wide], &i64s);
+                self.write_cast(&clamped, Element::I64, &wide);
                 self.write("Reshape", &[&wide, &column], &[&reshaped], &[]);
                 inputs[1] = reshaped;
                 let reduction = if *add { "add" } else { "none" };
@@ -225,6 +240,72 @@ impl<'a> Lowering<'a> {
         self.write_owned(kind, &inputs, &outputs, &attributes);
     }
 
+    /// A known array of one number.
+    fn number(&mut self, name: String, element: Element, number: f64) -> String {
+        self.initializers.push((name.clone(), Cow::Owned(Tensor::number(element, number))));
+        name
+    }
+
+    /// Elements as those of another type. Where what becomes of one is the runtime's matter in ONNX, operations say it.
+    fn cast(&mut self, from: &str, element: Element, to: Element, name: &str) {
+        let extra = |what: &str| format!("{name}.{what}");
+        if element == Element::U8 && to.is_float() {
+            // Some devices take the bytes for truth values.
+            self.write_cast(from, Element::I32, &extra("wide"));
+            return self.write_cast(&extra("wide"), to, name);
+        }
+        let wide = match (element, to) {
+            // Comparisons and bounds are not of all types.
+            (Element::Bool, _) => None,
+            (Element::I64 | Element::F64, _) => Some(element),
+            _ if element.range().is_none() && (to.is_int() || to == Element::Bool) => Some(Element::F32),
+            (_, Element::Bool) => Some(Element::I32),
+            _ => None,
+        };
+        let Some(wide) = wide.filter(|_| to == Element::Bool || to.is_int() && element.range().is_none())
+        else {
+            return self.write_cast(from, to, name);
+        };
+        let mut x = from.to_owned();
+        if wide != element {
+            self.write_cast(from, wide, &extra("wide"));
+            x = extra("wide");
+        }
+        let zero = self.number(extra("zero"), wide, 0.0);
+        if to == Element::Bool {
+            // Some devices keep the byte.
+            self.write("Equal", &[&x, &zero], &[&extra("is_zero")], &[]);
+            return self.write("Not", &[&extra("is_zero")], &[name], &[]);
+        }
+        let (least, greatest) = to.range().unwrap_or_default();
+        // The greatest float that is within.
+        let mut bits = wide.from_f64(greatest as f64);
+        if wide.to_f64(bits) as i128 > i128::from(greatest) {
+            bits -= 1;
+        }
+        let most = wide.to_f64(bits);
+        let bounds =
+            [self.number(extra("least"), wide, least as f64), self.number(extra("most"), wide, most)];
+        // NaN stays, and is the one that differs from itself; on some devices an infinity does, too.
+        self.write("Clip", &[&x, &bounds[0], &bounds[1]], &[&extra("clipped")], &[]);
+        self.write("Equal", &[&extra("clipped"), &extra("clipped")], &[&extra("is_number")], &[]);
+        self.write("Where", &[&extra("is_number"), &extra("clipped"), &zero], &[&extra("within")], &[]);
+        if most as i128 == i128::from(greatest) {
+            return self.write_cast(&extra("within"), to, name);
+        }
+        self.write_cast(&extra("within"), to, &extra("cast"));
+        let end = extra("greatest");
+        let bytes = greatest.to_le_bytes()[..to.bytes() as usize].to_vec();
+        let ty = crate::TensorType::new(to, &[]);
+        self.initializers.push((end.clone(), Cow::Owned(Tensor { ty, bytes })));
+        self.write("Greater", &[&x, &bounds[1]], &[&extra("is_beyond")], &[]);
+        self.write("Where", &[&extra("is_beyond"), &end, &extra("cast")], &[name], &[]);
+    }
+
+    fn write_cast(&mut self, from: &str, to: Element, name: &str) {
+        self.write("Cast", &[from], &[name], &[("to", Attribute::Int(data_type(to) as i64))]);
+    }
+
     /// Indices into a dimension, none beyond it.
     fn clamped(&mut self, node: &Node, operand: usize, axis: u32, name: String) -> String {
         let index = node.operands[operand];
@@ -242,11 +323,8 @@ impl<'a> Lowering<'a> {
             return name;
         }
         let element = self.graph.type_of(index).element;
-        let bounds = [("least", 0), ("greatest", greatest)].map(|(what, bound)| {
-            let name = format!("{name}.{what}");
-            self.initializers.push((name.clone(), Cow::Owned(Tensor::number(element, bound as f64))));
-            name
-        });
+        let bounds = [("least", 0), ("greatest", greatest)]
+            .map(|(what, bound)| self.number(format!("{name}.{what}"), element, bound as f64));
         self.write("Clip", &[&from, &bounds[0], &bounds[1]], &[&name], &[]);
         name
     }
@@ -295,6 +373,14 @@ impl<'a> Lowering<'a> {
         }
         self.nodes.push(node);
     }
+}
+
+/// From one window to the next, and no further than behind the last, where some devices go wrong.
+fn strides(strides: [u64; 2], extents: &[u64], reach: [u64; 2], pads: [[u64; 2]; 2]) -> [u64; 2] {
+    [0, 1].map(|axis| {
+        let padded = extents[axis] + pads[axis][0] + pads[axis][1];
+        strides[axis].min(padded - reach[axis] + 1)
+    })
 }
 
 fn unary_name(unary: Unary) -> &'static str {
