@@ -22,7 +22,7 @@ pub fn compile_graph(
     if let Some(blob) = cache.get(&key) {
         match context.load_blob(graph, blob) {
             Ok(model) => return Ok(model),
-            Err(NpuError::Refused { what, .. }) => {
+            Err(NpuError::Refused { what, .. } | NpuError::Fallback { what, .. }) => {
                 tracing::warn!("a compiled model of {} is compiled again: {what}", graph.name);
                 cache.remove(&key);
             }
