@@ -3,8 +3,7 @@
 //! A driver's library gives up what it has when the process ends, whatever other threads do then: one that is in the driver meanwhile
 //! crashes. So an exit handler that runs before the driver's turns calls away, and waits for those that are under way.
 
-use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long the end waits for calls: a driver may hang in one.
@@ -71,32 +70,14 @@ pub(super) fn in_child() {
     GATE.0.store(0, Ordering::Release);
 }
 
-/// Closes the gate when the process ends, before all that libraries which are loaded now have asked for the like: to be called when a
-/// driver is at work, and may have loaded one.
+/// Closes the gate when the process ends, before all that has asked for the like until now: to be called each time that a driver has loaded a
+/// kernel, as its compiler asks for more while it works, not as it is loaded.
 pub(super) fn close_at_exit() {
     extern "C" fn close() {
         GATE.close(PATIENCE);
     }
-    /// Libraries that were loaded when this was called last.
-    static KNOWN: AtomicU64 = AtomicU64::new(0);
-    let mut loaded = 0u64;
-    // SAFETY: `count` has the signature that is asked for, and gets a pointer to this number.
-    let _ = unsafe { libc::dl_iterate_phdr(Some(count), (&raw mut loaded).cast()) };
-    if KNOWN.swap(loaded, Ordering::AcqRel) == loaded {
-        return;
-    }
     // SAFETY: the handler touches a static alone, and belongs to the library, so that it is called before that is unloaded.
     let _ = unsafe { libc::atexit(close) };
-}
-
-/// How many libraries the process has loaded, ever.
-unsafe extern "C" fn count(info: *mut libc::dl_phdr_info, _bytes: usize, to: *mut c_void) -> c_int {
-    // SAFETY: the system gives it.
-    let loaded = unsafe { (*info).dlpi_adds };
-    // SAFETY: it is the number of `close_at_exit`.
-    unsafe { *to.cast::<u64>() = loaded };
-    // It tells the same of each of them.
-    1
 }
 
 #[cfg(test)]
