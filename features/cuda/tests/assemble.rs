@@ -109,8 +109,9 @@ fn it_is_confined_and_its_end_is_told() {
         let Err(AssembleError::Refused { messages, .. }) = result else { return false };
         let files: Vec<_> = messages.lines().filter_map(|line| Some(line.split_once(" -> ")?.1)).collect();
         let count = |what: &str| files.iter().filter(|file| file.contains(what)).count();
-        // Standard input, the messages twice, input and output, and the folder that is listed.
-        files.len() == 6 && count("/dev/null") == 1 && count("memfd:") == 4 && count("/proc/") == 1
+        // Standard input, the messages twice, input and output, the pipe that tells of the starter's end, and the folder that is listed.
+        let counts = ["/dev/null", "pipe:", "memfd:", "/proc/"].map(count);
+        (files.len(), counts) == (7, [1, 1, 4, 1])
     });
 
     // What it leaves running goes with it.
@@ -262,9 +263,9 @@ printf %s "$list" >>"$out""#
     let list = String::from_utf8_lossy(&cubin[64..]);
     let files: Vec<_> = list.lines().filter_map(|line| Some(line.split_once(" -> ")?.1)).collect();
     let count = |what: &str| files.iter().filter(|file| file.contains(what)).count();
-    // Standard input, the list's pipe, the messages, the output, and the folder that is listed.
+    // Standard input, the list's pipe and that which tells of the starter's end, the messages, the output, and the folder that is listed.
     let counts = ["/dev/null", "pipe:", "memfd:", "/proc/"].map(count);
-    assert_eq!((files.len(), counts), (5, [1, 1, 2, 1]), "{list}");
+    assert_eq!((files.len(), counts), (6, [1, 2, 2, 1]), "{list}");
 }
 
 /// NVIDIA's, where there is one.

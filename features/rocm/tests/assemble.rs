@@ -93,8 +93,9 @@ fn they_are_confined_and_their_end_is_told() {
         let Err(AssembleError::Refused { messages, .. }) = result else { return false };
         let files: Vec<_> = messages.lines().filter_map(|line| Some(line.split_once(" -> ")?.1)).collect();
         let count = |what: &str| files.iter().filter(|file| file.contains(what)).count();
-        // Standard input, the messages twice, the input, and the folder that is listed.
-        files.len() == 5 && count("/dev/null") == 1 && count("memfd:") == 3 && count("/proc/") == 1
+        // Standard input, the messages twice, the input, the pipe that tells of the starter's end, and the folder that is listed.
+        let counts = ["/dev/null", "pipe:", "memfd:", "/proc/"].map(count);
+        (files.len(), counts) == (6, [1, 1, 3, 1])
     });
 }
 
