@@ -1,10 +1,13 @@
 /* A driver in the place of libcuda.so.1, for tests without a GPU. Contexts, streams and kernels are numbers, memory is the process's, and launches
  * compute nothing. It notes what it is asked, knows which memory it gave, and fails where it is told to. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef int status;
 typedef uint64_t word;
@@ -192,8 +195,20 @@ status cuThreadExchangeStreamCaptureMode(unsigned *with) {
 
 /* Kernels. What loads in a capture must be let. */
 static word loaded;
+/* Compiles for a third of a second where that is asked for, by a library that is loaded for the first kernel. */
+static int compiling;
+int fake_compiling(void) { return __atomic_load_n(&compiling, __ATOMIC_ACQUIRE); }
+static void compile(void) {
+    void (*step)(void) = NULL;
+    void *compiler = getenv("FAKE_COMPILER") ? dlopen("libnvidia-ptxjitcompiler.so.1", RTLD_NOW) : NULL;
+    if (compiler) *(void **)&step = dlsym(compiler, "compile");
+    __atomic_store_n(&compiling, step != NULL, __ATOMIC_RELEASE);
+    for (int at = 0; step && at < 300; at++) step(), usleep(1000);
+}
+
 status cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values) {
     (void)image, (void)count, (void)options, (void)values;
+    compile();
     status failed = note("cuModuleLoadDataEx", 0);
     if (!failed && capturing && mode != 2) failed = 900;
     if (!failed) *module = malloc(1), __sync_add_and_fetch(&loaded, 1);

@@ -8,6 +8,7 @@ mod common;
 mod fake;
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use fake::{Driver, OnDriver, last};
 use vmkernels::checks::{ARENA, ARENAS, Caller, SHAPES, refused, run};
@@ -231,4 +232,27 @@ fn captures_and_threads() {
     driver.context();
     assert_eq!(OnDriver::new(&driver).silu().0, 0);
     assert_eq!(driver.loaded() - before, 3);
+}
+
+#[test]
+fn a_kernel_that_is_compiled_as_the_process_ends() {
+    if !with_driver("a_kernel_that_is_compiled_as_the_process_ends", &[("FAKE_COMPILER", "1")]) {
+        return;
+    }
+    let driver = Driver::open();
+    let context = driver.context();
+    std::thread::spawn(move || {
+        let driver = Driver::open();
+        driver.set_current(context);
+        OnDriver::new(&driver).silu()
+    });
+    let compiling = driver.function::<unsafe extern "C" fn() -> i32>("fake_compiling");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // SAFETY: it reads a number of the driver's.
+    while unsafe { compiling() } == 0 {
+        assert!(Instant::now() < deadline, "nothing is compiled");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The compiler aborts if its own handler comes before that which waits for it.
+    std::process::exit(0);
 }

@@ -3,6 +3,7 @@
 //! A driver's library gives up what it has when the process ends, whatever other threads do then: one that is in the driver meanwhile
 //! crashes. So an exit handler that runs before the driver's turns calls away, and waits for those that are under way.
 
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -70,8 +71,20 @@ pub(super) fn in_child() {
     GATE.0.store(0, Ordering::Release);
 }
 
+/// Loads NVIDIA's compiler of PTX, which the driver loads for the first kernel that no cache has, and which asks then for what it does at the
+/// end: that is to be known before the first call of [`close_at_exit`]. Without it, it is loaded as late as ever.
+pub(super) fn load_compiler() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the name is a string that ends with a zero; what is loaded is the driver's own, as the driver itself would load it.
+        let _ = unsafe {
+            libc::dlopen(c"libnvidia-ptxjitcompiler.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL)
+        };
+    });
+}
+
 /// Closes the gate when the process ends, before all that has asked for the like until now: to be called each time that a driver has loaded a
-/// kernel, as its compiler asks for more while it works, not as it is loaded.
+/// kernel, as it may have loaded a library as well.
 pub(super) fn close_at_exit() {
     extern "C" fn close() {
         GATE.close(PATIENCE);

@@ -13,7 +13,7 @@ use vm_kernels::family::{Kind, Resources};
 use vm_runtime::{CompileError, CompiledKernel, JitCompiler};
 
 use super::device::Device;
-use super::gate::close_at_exit;
+use super::gate::{close_at_exit, load_compiler};
 use crate::engine::Recent;
 
 /// A context of a GPU, which is the caller's.
@@ -77,8 +77,9 @@ impl Device for Gpu {
     }
 
     fn load(&self, artifact: &Artifact) -> Result<CudaKernel> {
+        load_compiler();
+        close_at_exit();
         let loaded = self.launcher.load(artifact);
-        // The driver loads its compiler for the first kernel that needs it, which then asks for what it does at the end.
         close_at_exit();
         loaded
     }

@@ -21,10 +21,15 @@ pub(crate) fn process() -> Option<Command> {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver.c");
-        let library = folder.path().join("libcuda.so.1");
-        let flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-o"];
-        crate::common::run_command(Command::new("gcc").args(flags).arg(library).arg(source).arg("-lpthread"));
+        for (source, library) in
+            [("driver.c", "libcuda.so.1"), ("compiler.c", "libnvidia-ptxjitcompiler.so.1")]
+        {
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+            let library = folder.path().join(library);
+            let flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-o"];
+            let mut gcc = Command::new("gcc");
+            crate::common::run_command(gcc.args(flags).arg(library).arg(source).args(["-lpthread", "-ldl"]));
+        }
         folder
     });
     let mut process = Command::new(std::env::current_exe().unwrap());
