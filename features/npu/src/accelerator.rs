@@ -65,7 +65,12 @@ impl NpuAccelerator {
             let since = metadata.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
             Some(format!("{} {} {}", path.display(), metadata.len(), since.as_nanos()))
         };
-        let files = [file, &libraries.onnxruntime].map(|path| of(path).unwrap_or_default());
+        // With what the provider's own library loads from beside it.
+        let beside = file.parent().and_then(|folder| folder.read_dir().ok()).into_iter().flatten().flatten();
+        let beside = beside.map(|entry| entry.path()).filter(|path| path.to_string_lossy().contains(".so"));
+        let mut files: Vec<_> =
+            beside.chain([libraries.onnxruntime.clone()]).filter_map(|path| of(&path)).collect();
+        files.sort();
         let settings = self.settings(options);
         format!("{} {settings:?} {} {files:?} {}", self.provider.name(), options.fallback, ort::info())
     }
