@@ -72,7 +72,7 @@ pub(super) fn in_child() {
 }
 
 /// Loads NVIDIA's compiler of PTX, which the driver loads for the first kernel that no cache has, and which asks then for what it does at the
-/// end: that is to be known before the first call of [`close_at_exit`]. Without it, it is loaded as late as ever.
+/// end: the gate is closed before that also if the process ends while the first is compiled. Without it, it is loaded as late as ever.
 pub(super) fn load_compiler() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -80,6 +80,7 @@ pub(super) fn load_compiler() {
         let _ = unsafe {
             libc::dlopen(c"libnvidia-ptxjitcompiler.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL)
         };
+        close_at_exit();
     });
 }
 

@@ -78,7 +78,6 @@ impl Device for Gpu {
 
     fn load(&self, artifact: &Artifact) -> Result<CudaKernel> {
         load_compiler();
-        close_at_exit();
         let loaded = self.launcher.load(artifact);
         close_at_exit();
         loaded

@@ -9,7 +9,7 @@ use vm_ir::Scalar;
 
 use super::{Keeps, NormBackward};
 use crate::family::{Kind, Resources};
-use crate::row::{Layout, MAX_TURNS, lanes};
+use crate::row::{Layout, MAX_TURNS, accesses, lanes};
 
 /// How rows are divided, and how many blocks or clusters take them in turns.
 #[derive(Clone, Copy, Debug)]
@@ -79,8 +79,7 @@ pub(super) fn plan(of: &NormBackward, step: u64, resources: &Resources) -> Plan 
 /// All ways that fit.
 fn ways(of: &NormBackward, lanes: u8, shifted: bool, resources: &Resources) -> impl Iterator<Item = Way> {
     let (of, resources) = (*of, *resources);
-    let wide = u64::from(lanes);
-    let vectors = if shifted { of.columns / wide } else { of.columns.div_ceil(wide).max(1) };
+    let vectors = accesses(of.columns, lanes, shifted);
     let of_warps = [8, 16, 32].map(|team| (256, team.min(vectors.next_power_of_two()), 1));
     let of_blocks = (2..=16).map(|warps| (32 * warps, 32 * warps, 1));
     let of_clusters = [2, 4, 8].into_iter().filter(move |cluster| *cluster <= u64::from(resources.cluster));
@@ -112,7 +111,6 @@ fn ways(of: &NormBackward, lanes: u8, shifted: bool, resources: &Resources) -> i
 fn registers(of: &NormBackward, layout: Layout, keeps: Keeps) -> u64 {
     let lanes = u64::from(layout.lanes);
     let words = |element: Scalar| (lanes * u64::from(element.bytes()) / 4).max(1);
-    // Masked numbers are kept as f32.
     let this = 2 * words(of.element);
     let weight = if keeps.weight { words(of.weight) } else { 0 };
     let sums = if keeps.shared { 0 } else { lanes * (1 + u64::from(of.bias)) };

@@ -57,7 +57,7 @@ impl Layout {
         }
         // Both are multiples of what the two have in common.
         let lanes = lanes(columns | step, elements, align);
-        Layout::with(lanes, columns.div_ceil(lanes.into()).max(1), false, held, resources)
+        Layout::with(lanes, accesses(columns, lanes, false), false, held, resources)
     }
 
     /// The same of dense matrices of so many rows; or, with a step other than 0, of strided rows.
@@ -79,7 +79,7 @@ impl Layout {
         if plain.tail || plain.lanes >= wide || !whole || columns < 16 * u64::from(wide) {
             return plain;
         }
-        let shifted = Layout::with(wide, columns / u64::from(wide), true, held, resources);
+        let shifted = Layout::with(wide, accesses(columns, wide, true), true, held, resources);
         if shifted.holds() { shifted } else { plain }
     }
 
@@ -124,7 +124,7 @@ impl Layout {
             return self.streamed(if rows < 2048 { 512 } else { 256 });
         }
         let lanes = u64::from(self.lanes);
-        let vectors = if self.shifted { columns / lanes } else { columns.div_ceil(lanes) }.max(1);
+        let vectors = accesses(columns, self.lanes, self.shifted);
         // Neighbours have a sector of the memory; and one each of what is beside the vectors of rows that begin anywhere.
         let least = if self.shifted { 16 } else { (16 / lanes).min(vectors.next_power_of_two()) };
         let team = match vectors.div_ceil(VECTORS) {
@@ -204,6 +204,12 @@ impl Layout {
         };
         format!("{threads}t{team}c{cluster}x{lanes}v{vectors}{rows}")
     }
+}
+
+/// The most accesses of so many lanes that a row has; where rows begin anywhere, some have one less.
+pub(crate) fn accesses(columns: u64, lanes: u8, shifted: bool) -> u64 {
+    let lanes = u64::from(lanes);
+    if shifted { columns / lanes } else { columns.div_ceil(lanes) }.max(1)
 }
 
 /// The widest accesses that all of these arrays' rows can be cut into: of 16 bytes of the elements that most of them have. Of as many

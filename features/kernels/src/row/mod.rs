@@ -39,8 +39,8 @@ use vm_ir::op::{Axis, Cache};
 use vm_ir::view::{Access, Dim, ViewType};
 use vm_ir::{Scalar, Type};
 
-pub(crate) use layout::launch_views;
 pub use layout::{Layout, MAX_COLUMNS, grid_of, lanes, launch_rows};
+pub(crate) use layout::{accesses, launch_views};
 pub use powers::{Powers, Precision};
 pub use team::team;
 pub use turns::{MAX_TURNS, Turns};
