@@ -7,6 +7,7 @@
 //!
 //! * [`JitCompiler`] compiles for one accelerator, whichever it is; `CudaJITCompiler`, `RocmJITCompiler` and `CpuJITCompiler` are its names
 //!   for three.
+//! * `AnyAccelerator` is one that is named when the program runs: `auto`, `cpu`, `cuda:0`, a PCI address.
 //! * [`CompiledKernel`] has the [`Artifact`](vm_accel::Artifact) that a [`Worker`] loads.
 //! * [`Tuner`] chooses the fastest variant of a family of kernels on the device, and remembers it.
 //! * The accelerators, and all of `vm-accel` that a launch needs, are here by their own names. Each comes with the cargo
@@ -56,6 +57,8 @@
 
 #[cfg(feature = "rocm")]
 mod amd;
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm"))]
+mod any;
 mod artifact;
 mod compiler;
 #[cfg(feature = "cpu")]
@@ -69,6 +72,8 @@ mod tune;
 
 #[cfg(feature = "rocm")]
 pub use amd::{RocmAccelerator, RocmAssembler, RocmJITCompiler, rocm};
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "rocm"))]
+pub use any::{AnyAccelerator, AnyEvent, AnyGraph, AnyKernel, AnyQueue, OpenError};
 pub use compiler::{
     Assemble, AssembleError, CompileError, CompiledKernel, JitCompiler, JitTarget, assembled,
 };
