@@ -1,4 +1,7 @@
-//! Makes the functions of the ABI, and the script that gives them symbol versions, of `functions.txt`.
+//! Makes the functions of the ABI, and the script that gives them symbol versions, of `functions.txt` and `accelerator.txt`.
+
+#[path = "build/accelerator.rs"]
+mod accelerator;
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -313,8 +316,9 @@ fn scalar(element: &str) -> &'static str {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo::rerun-if-changed=functions.txt");
-    println!("cargo::rerun-if-changed=src/sys/abi.rs");
+    for file in ["build.rs", "build", "functions.txt", "accelerator.txt", "src/sys/abi.rs"] {
+        println!("cargo::rerun-if-changed={file}");
+    }
     let out = env::var("OUT_DIR")?;
     let functions = parse(&fs::read_to_string("functions.txt")?)?;
     let (text, mut names) = write(&functions)?;
@@ -323,6 +327,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let own = abi.lines().filter_map(|line| line.split("extern \"C\" fn ").nth(1)?.split('(').next());
     names.extend(own.map(str::to_owned));
     fs::write(Path::new(&out).join("functions.rs"), text)?;
+    let items = accelerator::parse(&fs::read_to_string("accelerator.txt")?)?;
+    let [major, minor, patch] =
+        ["MAJOR", "MINOR", "PATCH"].map(|part| env::var(format!("CARGO_PKG_VERSION_{part}")));
+    fs::write(Path::new(&out).join("vmaccel.h"), accelerator::header(&items, [&major?, &minor?, &patch?]))?;
+    let (text, of_accelerators) = accelerator::write(&items);
+    fs::write(Path::new(&out).join("accelerator.rs"), text)?;
+    names.extend(of_accelerators);
     let version = format!("VMKERNELS_{}", env::var("CARGO_PKG_VERSION_MAJOR")?);
     let map = format!("{version} {{\n  global:\n    {};\n  local: *;\n}};\n", names.join(";\n    "));
     fs::write(Path::new(&out).join("vmkernels.map"), map)?;

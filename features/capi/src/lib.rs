@@ -1,11 +1,12 @@
-//! The kernel library for C: `libvmkernels.so` and `libvmkernels.a`, with one header, `include/vmkernels.h`.
+//! The library for C: `libvmkernels.so` and `libvmkernels.a`. `include/vmkernels.h` has the kernel library, `include/vmaccel.h` accelerators.
 //!
 //! Where the machine has a GPU, kernels run there, on the caller's context, stream and memory; else on the CPU. Nothing is kept but
 //! kernels: no memory of the caller's, no stream, and on a GPU no thread.
 //!
 //! | part | does |
 //! | --- | --- |
-//! | `functions.txt`, `build.rs` | what functions there are; the ABI is made of it |
+//! | `functions.txt`, `accelerator.txt`, `build.rs` | what functions there are; the ABI is made of it |
+//! | `accelerator` | what the functions of `vmaccel.h` do |
 //! | `functions` | which function of `vm-kernels` each is |
 //! | `call` | a call's arguments, and the checks that need no device |
 //! | `engine` | the kernels of a device, compiled once, and what a call launches |
@@ -13,6 +14,7 @@
 //! | `checks`, a feature | what tests check of every function, on any device |
 //! | `sys` | the boundary: C on one side, results and no panics on the other; the devices; launches |
 
+mod accelerator;
 mod call;
 #[cfg(feature = "checks")]
 pub mod checks;

@@ -57,6 +57,11 @@ impl<A: Accelerator> Buffer<A> {
         self.memory.address()
     }
 
+    /// The host's address, where it can reach the memory, for interfaces that want a number: as [`Buffer::address`].
+    pub fn host_address(&self) -> Option<u64> {
+        Some(self.memory.host_address()).filter(|address| *address != 0)
+    }
+
     /// The part of `bytes` bytes from `offset`.
     ///
     /// # Errors

@@ -61,6 +61,11 @@ pub extern "C" fn vmk_last_error() -> *const c_char {
 /// The version of the library that runs, as VMK_VERSION is that of the header: 10000 major + 100 minor + patch.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmk_version() -> i32 {
+    version()
+}
+
+/// The library's version as a number.
+pub(super) const fn version() -> i32 {
     const fn number(text: &str) -> i32 {
         let (bytes, mut at, mut sum) = (text.as_bytes(), 0, 0);
         while at < bytes.len() {

@@ -22,23 +22,25 @@ static GATE: Gate = Gate::new();
 pub(super) struct Passed<'a>(&'a Gate);
 
 impl Gate {
-    const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 
     /// Begins a call, unless the process ends.
-    fn enter(&self) -> Option<Passed<'_>> {
+    pub(super) fn enter(&self) -> Option<Passed<'_>> {
         let before = self.0.fetch_add(1, Ordering::AcqRel);
         let passed = Passed(self);
         (before & CLOSED == 0).then_some(passed)
     }
 
     /// Turns calls away, and waits for those that are under way, if it is the first to. Whether none is left.
-    fn close(&self, patience: Duration) -> bool {
+    pub(super) fn close(&self, patience: Duration) -> bool {
         let calls = self.0.fetch_or(CLOSED, Ordering::AcqRel);
-        if calls & CLOSED != 0 {
-            return calls == CLOSED;
-        }
+        if calls & CLOSED != 0 { calls == CLOSED } else { self.wait(patience) }
+    }
+
+    /// Waits for the calls that are under way. Whether none is left.
+    pub(super) fn wait(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         while self.0.load(Ordering::Acquire) & !CLOSED != 0 {
             if Instant::now() >= deadline {

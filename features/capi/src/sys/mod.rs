@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod abi;
+pub mod accelerator;
 #[cfg(feature = "checks")]
 pub mod by_name;
 mod cpu;

@@ -63,10 +63,10 @@ unsafe extern "C" {
 const CANCEL_DISABLE: c_int = 1;
 
 /// While it lives, nobody cancels the thread: that would unwind it with locks of the library taken.
-struct Uncancelled(c_int);
+pub(super) struct Uncancelled(c_int);
 
 impl Uncancelled {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut before = 0;
         // SAFETY: it changes a number of the calling thread, and puts what it was into ours.
         let _ = unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
