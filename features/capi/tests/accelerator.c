@@ -1,4 +1,4 @@
-/* What a process does with vmaccel.h beside calls, each by its name: it makes and frees for long, forks, unloads the library, and ends
+/* What a process does with vmaccel.h beside calls, each by its name, on the CPU or the device that is named behind it: it makes and frees for long, forks, unloads the library, and ends
  * while workers, kernels and calls are under way. */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -36,11 +36,12 @@ static const char source[] =
     "  }\n"
     "}\n";
 
+static const char *spec = "cpu";
 static vma_device device;
 static vma_worker worker;
 
 static void begin(void) {
-    CHECK(vma_device_open("cpu", &device));
+    CHECK(vma_device_open(spec, &device));
     CHECK(vma_worker_start(device, NULL, &worker));
 }
 
@@ -202,5 +203,6 @@ static int dispatch(const char *what) {
 
 int main(int count, char **arguments) {
     alarm(120);
-    return count == 2 ? dispatch(arguments[1]) : 1;
+    if (count > 2) spec = arguments[2];
+    return count > 1 ? dispatch(arguments[1]) : 1;
 }

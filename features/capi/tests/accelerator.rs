@@ -1,4 +1,4 @@
-//! `vmaccel.h` on the CPU: what each function refuses, and what memory, kernels, events and jobs do.
+//! `vmaccel.h` on the CPU, or the device that VMA_TEST_DEVICE names: what each function refuses, and what memory, kernels, events and jobs do.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_void};
@@ -75,8 +75,8 @@ fn text(text: &str) -> CString {
     CString::new(text).unwrap()
 }
 
-fn cpu() -> vma_device {
-    let spec = text("cpu");
+fn device() -> vma_device {
+    let spec = text(&std::env::var("VMA_TEST_DEVICE").unwrap_or_else(|_| "cpu".into()));
     given(|device| call!(vma_device_open(spec.as_ptr(), device)))
 }
 
@@ -140,15 +140,15 @@ impl Fixture {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), SOURCE).unwrap();
         let handles = || {
-            let device = cpu();
-            let worker = start(device);
+            let on = device();
+            let worker = start(on);
             let module = load(worker);
             let event = given(|event| call!(vma_event_record(worker, event)));
             ok(call!(vma_event_synchronize(event, LONG)));
             let job = given(|job| call!(vma_submit(worker, Some(nothing), null_mut(), job)));
             ok(call!(vma_job_wait(job, LONG, null_mut())));
             vec![
-                ("vma_device", device),
+                ("vma_device", on),
                 ("vma_worker", worker),
                 ("vma_memory", memory(worker, VMA_PINNED_MEMORY, 64)),
                 ("vma_module", module),
@@ -296,7 +296,7 @@ fn every_function_refuses() {
 
 #[test]
 fn sizes_and_kinds_that_can_not_be() {
-    let worker = start(cpu());
+    let worker = start(device());
     let (x, mut bytes) = (memory(worker, VMA_DEVICE_MEMORY, 64), [0u8; 128]);
     let (from, to) = (bytes.as_ptr().cast(), bytes.as_mut_ptr().cast());
     let mut made = 0u64;
@@ -321,10 +321,10 @@ fn sizes_and_kinds_that_can_not_be() {
     ok(call!(vma_write(x, 64, null(), 0)));
     ok(call!(vma_read(x, 0, null_mut(), 0)));
     let mut options = vma_worker_options { capacity: u32::MAX, ..Default::default() };
-    let status = call!(vma_worker_start(cpu(), &raw const options, &raw mut made));
+    let status = call!(vma_worker_start(device(), &raw const options, &raw mut made));
     fails(status, VMA_INVALID_VALUE, "vma_worker_start: capacity is 4294967295: at most 65536");
     (options.capacity, options.memory_bytes) = (1, 4096);
-    let small = given(|worker| call!(vma_worker_start(cpu(), &raw const options, worker)));
+    let small = given(|worker| call!(vma_worker_start(device(), &raw const options, worker)));
     fails(
         call!(vma_memory_allocate(small, 0, 8192, &raw mut made)),
         VMA_OUT_OF_MEMORY,
@@ -350,7 +350,7 @@ fn sizes_and_kinds_that_can_not_be() {
 
 #[test]
 fn modules_that_are_none() {
-    let worker = start(cpu());
+    let worker = start(device());
     let mut module = 0;
     for (code, part) in [
         (&b"vir 1\nkernel @x("[..], "vma_module_load: "),
@@ -393,7 +393,7 @@ fn modules_that_are_none() {
 
 #[test]
 fn kernels_and_what_launches_refuse() {
-    let worker = start(cpu());
+    let worker = start(device());
     let module = load(worker);
     let (add, spin, rows) = (kernel(module, "add"), kernel(module, "spin"), kernel(module, "rows"));
     let info: vma_kernel_info = given(|info| call!(vma_kernel_get_info(add, info)));
@@ -420,7 +420,7 @@ fn kernels_and_what_launches_refuse() {
     ok(launch(add, 1, &[part(x, 40, 5), part(y, 0, 5), by]));
     assert_eq!(read(y, 5), [26.0, 31.0, 36.0, 41.0, 46.0]);
 
-    let other = start(cpu());
+    let other = start(device());
     let theirs = memory(other, VMA_DEVICE_MEMORY, 400);
     let half = vma_argument { bytes: 200, ..view(x) };
     let shaped = |stride: u64| {
@@ -481,8 +481,8 @@ fn kernels_and_what_launches_refuse() {
 
 #[test]
 fn several_workers() {
-    let device = cpu();
-    let [one, other] = [start(device), start(device)];
+    let on = device();
+    let [one, other] = [start(on), start(on)];
     let [x, y] = [memory(one, VMA_PINNED_MEMORY, 5 << 20), memory(other, VMA_DEVICE_MEMORY, 5 << 20)];
     ok(call!(vma_fill(x, 0, 5 << 20, 0x3f)));
     ok(call!(vma_copy(y, 16, x, 0, (5 << 20) - 16)));
@@ -550,7 +550,7 @@ unsafe extern "C" fn hold(data: *mut c_void) -> i32 {
 
 #[test]
 fn jobs_are_waited_for_and_taken_back() {
-    let worker = start(cpu());
+    let worker = start(device());
     let ((runs, does_run), (end, ends)) = (channel(), channel());
     let held = Held { runs, end: Mutex::new(ends) };
     let data = from_ref(&held).cast_mut().cast::<c_void>();
@@ -640,7 +640,7 @@ unsafe extern "C" fn inside(data: *mut c_void) -> i32 {
 
 #[test]
 fn jobs_call_their_own_worker() {
-    let worker = start(cpu());
+    let worker = start(device());
     let data = from_ref(&worker).cast_mut().cast::<c_void>();
     let mut result = 0;
     ok(call!(vma_submit_and_wait(worker, Some(inside), data, LONG, &raw mut result)));
@@ -664,7 +664,7 @@ unsafe extern "C" fn cross(data: *mut c_void) -> i32 {
 #[test]
 fn jobs_that_wait_for_each_other_end() {
     let both: &'static Barrier = Box::leak(Box::new(Barrier::new(2)));
-    let workers = [start(cpu()), start(cpu())];
+    let workers = [start(device()), start(device())];
     let crossings = [Crossing { other: workers[1], both }, Crossing { other: workers[0], both }];
     let jobs: Vec<vma_job> = workers
         .iter()
@@ -701,7 +701,7 @@ unsafe extern "C" fn turn(data: *mut c_void) -> i32 {
 /// 32 threads, each of which submits in order, waits, allocates, writes, launches and reads on one worker.
 #[test]
 fn many_threads() {
-    let worker = start(cpu());
+    let worker = start(device());
     let module = load(worker);
     let add = kernel(module, "add");
     std::thread::scope(|scope| {
@@ -748,7 +748,7 @@ fn number_of(value: usize) -> vma_argument {
 /// Handles that are freed by one thread while others use them: each call succeeds or says what the handle is.
 #[test]
 fn frees_beside_calls() {
-    let worker = start(cpu());
+    let worker = start(device());
     let module = load(worker);
     let add = kernel(module, "add");
     for _ in 0..50 {

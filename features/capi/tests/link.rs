@@ -64,8 +64,11 @@ fn valgrind_finds_nothing() {
         let (_folder, program) = compile(name, &format!("examples/{name}.c"), &["-lvmkernels"]);
         let mut command = Command::new("valgrind");
         // Code of the compiler's lies in memory that is used again.
-        command.args(["--quiet", "--smc-check=all-non-file", "--errors-for-leak-kinds=definite"]);
-        command.args(["--leak-check=full", "--error-exitcode=1"]).arg(&program).arg("cpu");
+        command.args(["--quiet", "--smc-check=all-non-file", "--leak-check=full", "--error-exitcode=1"]);
+        command
+            .args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"])
+            .arg(&program)
+            .arg("cpu");
         let printed = common::run_command(command.env("LD_LIBRARY_PATH", common::installed().join("lib")));
         assert_eq!(printed, "ok\n", "{name}");
     }
