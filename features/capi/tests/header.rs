@@ -29,28 +29,28 @@ fn generated() -> String {
     String::from_utf8(header).unwrap()
 }
 
-/// That a header is as it is made.
+/// That a file is as it is made.
 fn check_kept(name: &str, generated: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("include").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
     if env::var_os("VMK_WRITE_HEADER").is_some() {
         fs::write(&path, generated).unwrap();
     }
     let kept = fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        kept == generated,
-        "include/{name} is out of date: set VMK_WRITE_HEADER=1 and run this test again"
-    );
+    assert!(kept == generated, "{name} is out of date: set VMK_WRITE_HEADER=1 and run this test again");
 }
 
 #[test]
 fn it_is_up_to_date() {
-    check_kept("vmkernels.h", &generated());
-    check_kept("vmaccel.h", &of_accelerators());
+    check_kept("include/vmkernels.h", &generated());
+    check_kept("include/vmaccel.h", &made("vmaccel.h"));
+    for name in ["accelerator_gen.go", "kernels_gen.go"] {
+        check_kept(&format!("../../bindings/go/{name}"), &made(name));
+    }
 }
 
-/// The header of accelerators, as build.rs writes it.
-fn of_accelerators() -> String {
-    fs::read_to_string(Path::new(env!("OUT_DIR")).join("vmaccel.h")).unwrap()
+/// A file as build.rs makes it of the tables.
+fn made(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("OUT_DIR")).join(name)).unwrap()
 }
 
 /// The functions of the header: names and parameters.
@@ -71,7 +71,7 @@ fn functions(header: &str) -> Vec<(String, usize)> {
 
 #[test]
 fn it_declares_what_the_library_exports_and_nothing_else() {
-    let both = generated() + &of_accelerators();
+    let both = generated() + &made("vmaccel.h");
     let declared: Vec<String> = functions(&both).into_iter().map(|(name, _)| name).collect();
     let map = fs::read_to_string(Path::new(env!("OUT_DIR")).join("vmkernels.map")).unwrap();
     let mut exported: Vec<&str> =
