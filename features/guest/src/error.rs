@@ -77,7 +77,7 @@ mod tests {
             Status::Range,
             false,
             "",
-            "an operation on the host failed: Range (8), a range lies outside its buffer or RAM",
+            "an operation on the host failed: Range (8), a range lies outside its buffer or the guest's memory",
         );
         check(
             Status::Lost,
