@@ -1,5 +1,6 @@
 //! The accelerator that the host shares with a guest: the host compiles.
 
+use vm_accel::Accelerator as _;
 use vm_jit::Target;
 
 pub use vm_guest::GuestAccelerator;
@@ -12,5 +13,10 @@ pub type GuestJITCompiler = JitCompiler<GuestAccelerator>;
 impl JitTarget for GuestAccelerator {
     fn target(&self) -> Result<Target, CompileError> {
         Ok(Target::Ir)
+    }
+
+    fn host_target(&self) -> Option<Target> {
+        // A host's that is not known here rejects by itself.
+        self.info().target.parse().ok()
     }
 }

@@ -6,10 +6,15 @@ use std::os::unix::net::UnixStream;
 
 use vm_accel::conformance;
 use vm_accel::programs::{Program, SOURCE};
+use vm_accel::{Error, View, arguments};
 use vm_guest::GuestAccelerator;
-use vm_ir::{Trust, validate};
+use vm_ir::op::Axis;
+use vm_ir::view::Access;
+use vm_ir::{GuestAddr, IRBlock, Scalar, Trust, validate};
+use vm_kernels::call::{Function as _, Operand};
+use vm_kernels::softmax::Softmax;
 use vm_paravirt_guest::linux::{Stream, Window};
-use vm_runtime::GuestJITCompiler;
+use vm_runtime::{GuestJITCompiler, resources};
 
 use super::*;
 use crate::accelerator::WorkerProcess;
@@ -88,4 +93,89 @@ fn it_conforms() {
     println!("{:?}", accelerator.info());
     let cases = conformance::check(&accelerator, &|which| program(&accelerator, which));
     assert_eq!(cases, conformance::CASES);
+}
+
+fn start(host: &Arc<Host>) -> (Arc<GuestAccelerator>, Worker<GuestAccelerator>) {
+    let accelerator = host.accelerator();
+    let worker = Worker::start(accelerator.clone(), WorkerOptions::default()).unwrap();
+    (accelerator, worker)
+}
+
+/// A kernel that a builder wrote, and a function of the library, behind one another.
+#[test]
+fn a_program_computes_as_on_the_host() {
+    const ROWS: u64 = 64;
+    const COLUMNS: u64 = 1000;
+    let host = Arc::new(Host::new(Duration::from_secs(20)));
+    let (accelerator, worker) = start(&host);
+    let mut compiler = GuestJITCompiler::new(accelerator.clone());
+    let block = IRBlock::new(GuestAddr(0x1000));
+    let k = block.builder();
+    k.name("halve").block_size([256, 1, 1]);
+    let x = k.view("x", Scalar::F32, 1, Access::ReadWrite);
+    let i = k.global_id(Axis::X);
+    k.if_(i.lt(x.extent(0)), || x.at([i]).store(x.at([i]).load() * 0.5));
+    let halve = worker.load(compiler.compile(&block).unwrap().artifact()).unwrap();
+
+    let given: Vec<f32> = (0..ROWS * COLUMNS).map(|i| (i * 37 % 1013) as f32 / 16.0 - 32.0).collect();
+    let x = worker.upload(&given).unwrap();
+    let y = worker.allocate_typed::<f32>(given.len()).unwrap();
+    worker.launch(&halve, (given.len() as u32).div_ceil(256), &arguments![&x]).unwrap();
+    let call = Softmax::of(ROWS, COLUMNS, Scalar::F32).call(&resources(accelerator.info())).unwrap();
+    for launch in &call.launches {
+        let kernel = launch.entry.kernel(GuestAddr(0)).unwrap();
+        let kernel = worker.load(compiler.compile_kernel(kernel).unwrap().artifact()).unwrap();
+        let views = launch.operands.iter().map(|operand| {
+            let Operand::Buffer(number, region) = operand else { panic!("{operand:?}") };
+            let buffer = [&x, &y][*number];
+            View::from(buffer).shaped(&region.extents).unwrap().into()
+        });
+        worker.launch(&kernel, launch.grid, &views.collect::<Vec<_>>()).unwrap();
+    }
+    let found = worker.download(&y).unwrap();
+    for (x, y) in given.chunks(COLUMNS as usize).zip(found.chunks(COLUMNS as usize)) {
+        let sum: f64 = x.iter().map(|x| (f64::from(*x) / 2.0).exp()).sum();
+        for (x, y) in x.iter().zip(y) {
+            let expect = (f64::from(*x) / 2.0).exp() / sum;
+            assert!((f64::from(*y) - expect).abs() < 1e-6, "{y} for {expect}");
+        }
+    }
+}
+
+#[test]
+fn a_kernel_that_takes_too_long_is_an_error_and_the_next_one_runs() {
+    const LIMIT: Duration = Duration::from_millis(300);
+    let host = Arc::new(Host::new(LIMIT));
+    let (accelerator, worker) = start(&host);
+    let load = |which| worker.load(&program(&accelerator, which)).unwrap();
+    let (spin, bump) = (load(Program::Spin), load(Program::Bump));
+    let data = worker.allocate_zeroed(4).unwrap();
+    let late = Err(Error::DeadlineExceeded { kernel: "spin".into(), limit: LIMIT });
+    let soon = Duration::from_secs(60);
+    for round in 1..=2u32 {
+        worker.launch(&spin, 1, &arguments![&data, 1u64 << 60]).unwrap();
+        worker.launch(&bump, 1, &arguments![&data, 1u32]).unwrap();
+        assert_eq!(worker.synchronize(soon), late, "round {round}");
+        assert_eq!(worker.synchronize(soon), Ok(()), "it is said once");
+        let mut count = [0u32];
+        worker.read(&data, &mut count).unwrap();
+        assert_eq!(count, [round], "what is behind it runs");
+    }
+    let job = worker.launch_job(&spin, 1, &arguments![&data, 1u64 << 60]).unwrap();
+    assert_eq!(job.wait(Instant::now() + soon), late);
+}
+
+#[test]
+fn the_end_of_a_worker_is_the_loss_of_its_context() {
+    let host = Arc::new(Host::new(Duration::from_secs(20)));
+    let (accelerator, worker) = start(&host);
+    let spin = worker.load(&program(&accelerator, Program::Spin)).unwrap();
+    let data = worker.allocate_zeroed(4).unwrap();
+    let job = worker.launch_job(&spin, 1, &arguments![&data, 1u64 << 60]).unwrap();
+    let process = rustix::process::Pid::from_raw(host.worker.id().cast_signed()).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    let ended = job.wait(Instant::now() + Duration::from_secs(60));
+    assert!(matches!(&ended, Err(error) if error.is_lost()), "{ended:?}");
+    let after = worker.allocate(4096);
+    assert!(matches!(&after, Err(error) if error.is_lost()), "{after:?}");
 }
