@@ -265,7 +265,7 @@ impl Shared {
         look: impl FnOnce(Reply<'_>) -> Result<T>,
     ) -> Result<Result<T, Refused>> {
         let frame = self.exchange(deadline, bytes, operations)?;
-        let reply = frame.reply().map_err(error::lost)?;
+        let reply = frame.reply().map_err(|error| self.lock().lose(error::lost(error)))?;
         let Err((_, status)) = reply.check() else {
             let found = look(reply)?;
             self.lock().reuse(frame);

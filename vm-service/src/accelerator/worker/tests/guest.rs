@@ -1,4 +1,5 @@
-//! The accelerator of a guest's programs (`vm-guest`) over streams to a worker, which is a process that is confined as any is.
+//! The accelerator of a guest's programs (`vm-guest`) over streams to a worker, which is a process that is confined as any is: on the
+//! processor, or on what `SHARED_DEVICE` names, as `[[accelerators]]` does.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -6,14 +7,15 @@ use std::os::unix::net::UnixStream;
 
 use vm_accel::conformance;
 use vm_accel::programs::{Program, SOURCE};
-use vm_accel::{Error, View, arguments};
+use vm_accel::{Error, Session, View, arguments};
 use vm_guest::GuestAccelerator;
 use vm_ir::op::Axis;
 use vm_ir::view::Access;
 use vm_ir::{GuestAddr, IRBlock, Scalar, Trust, validate};
 use vm_kernels::call::{Function as _, Operand};
 use vm_kernels::softmax::Softmax;
-use vm_paravirt_guest::linux::{Stream, Window};
+use vm_paravirt_guest::Transport as _;
+use vm_paravirt_guest::linux::{Part, Stream, Window};
 use vm_runtime::{GuestJITCompiler, resources};
 
 use super::*;
@@ -31,7 +33,7 @@ fn a_worker() {
     crate::accelerator::worker_main().unwrap();
 }
 
-/// A worker on the processor, and its guest's window.
+/// A worker, and its guest's window.
 struct Host {
     worker: WorkerProcess,
     window: File,
@@ -42,7 +44,7 @@ impl Host {
         let window = File::from(rustix::fs::memfd_create("window", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         window.set_len(WINDOW).unwrap();
         let open = Open {
-            device: "cpu".into(),
+            device: std::env::var("SHARED_DEVICE").unwrap_or_else(|_| "cpu".into()),
             memory: MEMORY,
             deadline_us: deadline.as_micros() as u64,
             measures: Measures { user: true, files: true },
@@ -59,17 +61,20 @@ impl Host {
         Self { worker, window }
     }
 
+    fn connect(&self) -> Result<Stream, vm_paravirt_guest::Error> {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        self.worker.connect(theirs.as_fd()).unwrap();
+        Stream::new(ours.into())
+    }
+
+    fn window(&self) -> Window {
+        Window::open(format!("/proc/self/fd/{}", self.window.as_raw_fd()), WINDOW).unwrap()
+    }
+
     /// As a program of its guest finds it.
     fn accelerator(self: &Arc<Self>) -> Arc<GuestAccelerator> {
-        let path = format!("/proc/self/fd/{}", self.window.as_raw_fd());
-        let window = Window::open(path, WINDOW).unwrap();
         let host = Arc::clone(self);
-        let connect = move || {
-            let (ours, theirs) = UnixStream::pair().unwrap();
-            host.worker.connect(theirs.as_fd()).unwrap();
-            Stream::new(ours.into())
-        };
-        Arc::new(GuestAccelerator::over(window, connect).unwrap())
+        Arc::new(GuestAccelerator::over(self.window(), move || host.connect()).unwrap())
     }
 }
 
@@ -178,4 +183,133 @@ fn the_end_of_a_worker_is_the_loss_of_its_context() {
     assert!(matches!(&ended, Err(error) if error.is_lost()), "{ended:?}");
     let after = worker.allocate(4096);
     assert!(matches!(&after, Err(error) if error.is_lost()), "{after:?}");
+}
+
+/// The client of the protocol by itself, with a module, and a buffer of the device and one in the window.
+struct Client {
+    stream: Stream,
+    part: Part,
+}
+
+impl Client {
+    const BYTES: u64 = 64 << 20;
+
+    fn new(host: &Host, code: &[u8]) -> Self {
+        let part = host.window().take(Self::BYTES).unwrap();
+        let range = part.range(0, Self::BYTES).unwrap();
+        let mut this = Self { stream: host.connect().unwrap(), part };
+        this.call(|batch| {
+            batch.create_module(1, code)?;
+            batch.create_buffer(1, Self::BYTES)?;
+            batch.import_buffer(2, &[range])?;
+            batch.fence()
+        });
+        this
+    }
+
+    fn call(&mut self, fill: impl FnOnce(&mut BatchWriter<'_>) -> Result<(), NoRoom>) {
+        let mut frame = self.stream.frame();
+        let mut batch = frame.batch().unwrap();
+        fill(&mut batch).unwrap();
+        let bytes = batch.finish();
+        let frame = self.stream.call(frame, bytes).unwrap();
+        frame.reply().unwrap().check().unwrap();
+    }
+
+    /// Launches a kernel so often, in batches of some hundreds, of which the next is sent before the one before is answered.
+    fn launches(&mut self, kernel: u32, count: u32) {
+        let mut under_way = 0;
+        for first in (0..count).step_by(512) {
+            let mut frame = self.stream.frame();
+            let mut batch = frame.batch().unwrap();
+            for _ in first..count.min(first + 512) {
+                let arguments = [Argument::view(1, 0, &[1]).unwrap(), Argument::i32(1)];
+                batch.launch(1, kernel, [1; 3], &arguments).unwrap();
+            }
+            if first + 512 >= count {
+                batch.fence().unwrap();
+            }
+            let bytes = batch.finish();
+            self.stream.submit(frame, bytes).map_err(|(error, _)| error).unwrap();
+            under_way += 1;
+        }
+        for _ in 0..under_way {
+            self.stream.wait().unwrap().1.reply().unwrap().check().unwrap();
+        }
+    }
+}
+
+/// The median of some runs.
+fn median(mut run: impl FnMut()) -> Duration {
+    let mut times: Vec<_> = (0..9)
+        .map(|_| {
+            let begun = Instant::now();
+            run();
+            begun.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+#[test]
+#[ignore = "it measures: run it by itself, with --release and --nocapture"]
+fn figures() {
+    const LAUNCHES: u32 = 20_000;
+    let host = Arc::new(Host::new(Duration::from_secs(20)));
+    let accelerator = host.accelerator();
+    let artifact = program(&accelerator, Program::Bump);
+    let kernels = vm_ir::binary::decode(artifact.image()).unwrap();
+    let number =
+        kernels.kernels().iter().position(|kernel| kernel.name() == artifact.entry()).unwrap() as u32;
+    let mut client = Client::new(&host, artifact.image());
+
+    let session = Session::open(accelerator, WorkerOptions::default()).unwrap();
+    let kernel = session.load(&artifact).unwrap();
+    let (one, large) = (session.allocate(4).unwrap(), session.allocate(Client::BYTES).unwrap());
+    let soon = || Instant::now() + Duration::from_secs(60);
+    let arguments = arguments![&one, 1u32];
+    let mut bytes = vec![1u8; Client::BYTES as usize];
+    let show = |what: &str, raw: Duration, ours: Duration| {
+        println!("{what}: the client {raw:?}, the accelerator {ours:?}");
+    };
+    let alone = |batch: &mut BatchWriter<'_>| {
+        batch.launch(1, number, [1; 3], &[Argument::view(1, 0, &[1])?, Argument::i32(1)])?;
+        batch.fence()
+    };
+    let raw = median(|| (0..1000).for_each(|_| client.call(alone)));
+    let ours = median(|| {
+        for _ in 0..1000 {
+            session.launch(&kernel, 1, &arguments).unwrap();
+            session.synchronize(soon()).unwrap();
+        }
+    });
+    show("a launch that is waited for", raw / 1000, ours / 1000);
+    let raw = median(|| client.launches(number, LAUNCHES));
+    let ours = median(|| {
+        (0..LAUNCHES).for_each(|_| session.launch(&kernel, 1, &arguments).unwrap());
+        session.synchronize(soon()).unwrap();
+    });
+    show("a launch of many", raw / LAUNCHES, ours / LAUNCHES);
+    let raw = median(|| {
+        client.part.write(0, &bytes).unwrap();
+        client.call(|batch| {
+            batch.copy((1, 0), (2, 0), Client::BYTES)?;
+            batch.fence()
+        });
+    });
+    let ours = median(|| {
+        session.write(&large, &bytes).unwrap();
+        session.synchronize(soon()).unwrap();
+    });
+    show("64 MiB to the device", raw, ours);
+    let raw = median(|| {
+        client.call(|batch| {
+            batch.copy((2, 0), (1, 0), Client::BYTES)?;
+            batch.fence()
+        });
+        client.part.read(0, &mut bytes).unwrap();
+    });
+    let ours = median(|| session.read(&large, &mut bytes).unwrap());
+    show("64 MiB from the device", raw, ours);
 }
