@@ -20,7 +20,7 @@
 //!   the host has not answered the batch before is gathered, and goes as one batch with the answer; so small launches cost what their
 //!   encoding does. Nothing but a wait asks for a fence.
 //! - Memory of the device is a buffer of the host's. Its addresses are none that anybody reaches: they have the buffer's number
-//!   above [`OFFSET_BITS`](address::OFFSET_BITS). Pinned memory is a part of the window, and has its address in this process.
+//!   above 40 bits of offset. Pinned memory is a part of the window, and has its address in this process.
 //! - What fails on the host, as a launch that takes too long, the next wait says, in the words of the device's error log, to
 //!   each queue that has given operations since the wait before. The operations behind one that is refused may not be begun.
 //!
