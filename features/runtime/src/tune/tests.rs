@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vm_accel::Accelerator as _;
 use vm_accel::fake::{FakeAccelerator, Script};
 use vm_ir::builder::BuildError;
 use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar, text};
