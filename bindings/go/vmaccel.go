@@ -77,7 +77,7 @@ func device(number C.vma_device) *Device {
 	return d
 }
 
-// Open gives the device that a text names: auto, cpu, cuda:0, rocm:0, or a PCI address as in 0000:65:00.0.
+// Open gives the device that a text names: auto, cpu, cuda:0, rocm:0, guest, or a PCI address as in 0000:65:00.0.
 func Open(spec string) (*Device, error) {
 	text := C.CString(spec)
 	defer C.free(unsafe.Pointer(text))

@@ -125,7 +125,7 @@ typedef int32_t (*vma_function)(void *data);
 typedef struct vma_device_info {
     /* The product's name. */
     char name[128];
-    /* The driver's interface: cpu, cuda, rocm. */
+    /* The driver's interface: cpu, cuda, rocm, guest. */
     char backend[16];
     /* What code is compiled for, as in sm_90. */
     char target[32];
@@ -260,7 +260,7 @@ vma_status vma_device_count(uint32_t *count);
 /* The device of a number, from 0 on. */
 vma_status vma_device_at(uint32_t index, vma_device *device);
 
-/* The device that a text names: auto for the first one, cpu, cuda:0, rocm:0, or a PCI address as in 0000:65:00.0. */
+/* The device that a text names: auto for the first one, cpu, cuda:0, rocm:0, guest for the one that the host shares with this guest, or a PCI address as in 0000:65:00.0. */
 vma_status vma_device_open(const char *spec, vma_device *device);
 
 /* What a device is. */
