@@ -2,6 +2,8 @@
 
 #[path = "build/accelerator.rs"]
 mod accelerator;
+#[path = "build/go.rs"]
+mod go;
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -126,6 +128,7 @@ fn variants(function: &Function) -> Vec<(&'static str, &'static str)> {
 
 fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
     let (mut text, mut table, mut names) = (String::new(), String::new(), Vec::new());
+    let mut by_name = String::new();
     for (index, function) in functions.iter().enumerate() {
         let bad = || format!("functions.txt: a type of {} is none", function.name);
         let Function { name, parameters, .. } = function;
@@ -161,6 +164,7 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
                 0 => function.comment.iter().map(|line| format!("/// {line}\n")).collect::<String>(),
                 _ => format!("/// {name} of {element}.\n"),
             };
+            let _ = writeln!(by_name, "    (\"{name}{suffix}\", {index}, Scalar::{}),", scalar(element));
             for (behind, added) in variants(function) {
                 let full = format!("{name}{suffix}{behind}");
                 let workspace = if behind.is_empty() {
@@ -216,6 +220,11 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
             }
         }
     }
+    let _ = writeln!(
+        text,
+        "/// All functions' names, each with its place in the table and its elements.\n\
+         pub(crate) static BY_NAME: &[(&str, usize, Scalar)] = &[\n{by_name}];\n"
+    );
     let _ = writeln!(text, "/// All functions.\npub(crate) static FUNCTIONS: &[Spec] = &[\n{table}];");
     Ok((text, names))
 }
@@ -331,6 +340,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let [major, minor, patch] =
         ["MAJOR", "MINOR", "PATCH"].map(|part| env::var(format!("CARGO_PKG_VERSION_{part}")));
     fs::write(Path::new(&out).join("vmaccel.h"), accelerator::header(&items, [&major?, &minor?, &patch?]))?;
+    fs::write(Path::new(&out).join("accelerator_gen.go"), go::accelerators(&items))?;
+    fs::write(Path::new(&out).join("kernels_gen.go"), go::kernels(&functions))?;
     let (text, of_accelerators) = accelerator::write(&items);
     fs::write(Path::new(&out).join("accelerator.rs"), text)?;
     names.extend(of_accelerators);

@@ -35,6 +35,8 @@ pub enum Format {
     LlvmIr,
     /// An ELF object of machine code; see [`backend::cpu`](crate::backend::cpu).
     Elf,
+    /// The IR in its binary form.
+    Ir,
 }
 
 impl fmt::Display for Format {
@@ -43,6 +45,7 @@ impl fmt::Display for Format {
             Format::Ptx => "PTX",
             Format::LlvmIr => "LLVM IR",
             Format::Elf => "ELF",
+            Format::Ir => "IR",
         })
     }
 }
@@ -144,7 +147,7 @@ impl Artifact {
     pub fn text(&self) -> Option<&str> {
         match self.format {
             Format::Ptx | Format::LlvmIr => std::str::from_utf8(&self.code).ok(),
-            Format::Elf => None,
+            Format::Elf | Format::Ir => None,
         }
     }
 

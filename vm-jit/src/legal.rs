@@ -121,17 +121,19 @@ pub(crate) fn way(target: &Target, op: Opcode, accuracy: Accuracy, ty: Scalar, t
         Target::Amdgcn(_) => crate::backend::amdgcn::way(op, accuracy, ty, to),
         #[cfg(feature = "cpu")]
         Target::Cpu(options) => crate::backend::cpu::way(options.isa, op, ty, to),
+        Target::Ir => Way::Native,
     }
 }
 
 /// What an element of it costs on `target`, in weighted operations; `shared` is whether memory that it works on is. These
-/// add up to [`Entry::work`](crate::Entry::work).
+/// add up to [`Entry::work`](crate::Entry::work). 0 for the IR itself, whose host knows.
 pub fn cost(target: &Target, op: Opcode, ty: Scalar, to: Scalar, shared: bool) -> u64 {
     let costs = match target {
         Target::Ptx(options) => crate::backend::ptx::safety(options).costs,
         Target::Amdgcn(options) => crate::backend::amdgcn::safety(options).costs,
         #[cfg(feature = "cpu")]
         Target::Cpu(_) => crate::backend::cpu::SAFETY.costs,
+        Target::Ir => return 0,
     };
     crate::safety::cost::element(costs, op, ty, to, shared)
 }
@@ -256,6 +258,7 @@ pub(crate) fn kernel_rejects(kernel: &Kernel, target: &Target) -> Vec<Reject> {
         }
         #[cfg(feature = "cpu")]
         Target::Cpu(options) => at_head(crate::backend::cpu::head_rejects(options, kernel)),
+        Target::Ir => Vec::new(),
     };
     let mut found: Vec<_> =
         of_kernel.into_iter().map(|(line, kind)| Reject::new(kernel, line, kind)).collect();

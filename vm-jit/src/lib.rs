@@ -87,6 +87,7 @@ pub fn compile(module: &ValidModule, target: &Target) -> Result<Artifact, Reject
             Target::Amdgcn(options) => backend::amdgcn::write(&module, options, target.to_string()),
             #[cfg(feature = "cpu")]
             Target::Cpu(options) => backend::cpu::write(&module, options, target.to_string()),
+            Target::Ir => Ok(backend::ir::write(&module, target.to_string())),
         }
     })
 }

@@ -47,7 +47,7 @@ kernel @tile(@a: view<bf16, [?, ?], read, align 16>, @c: view<f32, [?, ?], write
   put @c[0, 0], @sum
 }";
 
-/// Every target: GPUs from old to new, then processors.
+/// Every target with a device of its own: GPUs from old to new, then processors.
 pub fn targets() -> Vec<TargetInfo> {
     // What a target has, it says itself: by what it rejects.
     let (cluster, tile) = (text::parse(CLUSTER).ok(), text::parse(TILE).ok());
@@ -83,6 +83,15 @@ pub fn targets() -> Vec<TargetInfo> {
                 clusters,
                 tiles,
                 host: crate::backend::cpu::Isa::host().is_ok_and(|host| host == options.isa),
+                target,
+            },
+            Target::Ir => TargetInfo {
+                format: Format::Ir,
+                ptx_version: None,
+                shared_bytes: None,
+                clusters,
+                tiles,
+                host: false,
                 target,
             },
         }

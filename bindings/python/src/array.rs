@@ -101,10 +101,16 @@ impl PyArray {
         let result = array.binary(op, &other).map_err(raised)?;
         if result.shape() != array.shape() {
             let (to, from) = (array.shape(), result.shape());
-            return Err(PyValueError::new_err(format!("non-broadcastable output operand with shape {to:?} doesn't match the broadcast shape {from:?}")));
+            return Err(PyValueError::new_err(format!(
+                "non-broadcastable output operand with shape {to:?} doesn't match the broadcast shape {from:?}"
+            )));
         }
         if result.dtype().kind() > array.dtype().kind() {
-            return Err(PyTypeError::new_err(format!("cannot cast output from {} to {}", result.dtype(), array.dtype())));
+            return Err(PyTypeError::new_err(format!(
+                "cannot cast output from {} to {}",
+                result.dtype(),
+                array.dtype()
+            )));
         }
         let result = result.cast(array.dtype()).map_err(raised)?;
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = result;
@@ -172,7 +178,9 @@ fn index(value: &Bound<'_, PyAny>) -> PyResult<i64> {
 
 fn too_many(array: &Array, named: usize) -> PyErr {
     let rank = array.ndim();
-    PyIndexError::new_err(format!("too many indices for array: array is {rank}-dimensional, but {named} were indexed"))
+    PyIndexError::new_err(format!(
+        "too many indices for array: array is {rank}-dimensional, but {named} were indexed"
+    ))
 }
 
 #[pymethods]
@@ -256,7 +264,12 @@ impl PyArray {
         done(self.array().unary(Unary::BitwiseInvert))
     }
 
-    fn __pow__(&self, py: Python<'_>, other: &Bound<'_, PyAny>, _modulo: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
+    fn __pow__(
+        &self,
+        py: Python<'_>,
+        other: &Bound<'_, PyAny>,
+        _modulo: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
         // A square is a product.
         if matches!(convert::number(other)?, Some(Number::Int(2) | Number::Float(2.0)))
             && (self.array().dtype().is_inexact() || convert::number(other)? == Some(Number::Int(2)))
@@ -266,7 +279,12 @@ impl PyArray {
         binary!(py, self, other, Binary::Pow, false)
     }
 
-    fn __rpow__(&self, py: Python<'_>, other: &Bound<'_, PyAny>, _modulo: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
+    fn __rpow__(
+        &self,
+        py: Python<'_>,
+        other: &Bound<'_, PyAny>,
+        _modulo: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
         binary!(py, self, other, Binary::Pow, true)
     }
 
@@ -315,7 +333,8 @@ impl PyArray {
 
     fn __bool__(&self, py: Python<'_>) -> PyResult<bool> {
         if self.array().size() != 1 {
-            let text = "The truth value of an array with more than one element is ambiguous. Use any() or all()";
+            let text =
+                "The truth value of an array with more than one element is ambiguous. Use any() or all()";
             return Err(PyValueError::new_err(text));
         }
         Ok(match self.number(py)? {
@@ -347,7 +366,9 @@ impl PyArray {
         let array = self.array();
         match array.dtype().is_integer() && array.ndim() == 0 {
             true => self.item(py),
-            false => Err(PyTypeError::new_err("only integer scalar arrays can be converted to a scalar index")),
+            false => {
+                Err(PyTypeError::new_err("only integer scalar arrays can be converted to a scalar index"))
+            }
         }
     }
 
@@ -390,29 +411,15 @@ impl PyArray {
             return Err(PyTypeError::new_err(format!("elements can't be set to a {name}")));
         };
         if values.dtype().kind() > array.dtype().kind() && value.cast::<PyArray>().is_err() {
-            return Err(PyTypeError::new_err(format!("elements of {} can't be set to a number of {}", array.dtype(), values.dtype())));
+            return Err(PyTypeError::new_err(format!(
+                "elements of {} can't be set to a number of {}",
+                array.dtype(),
+                values.dtype()
+            )));
         }
         drop(array);
-        // The array is taken out, so that memory that is its own is written in place.
-        let empty = Array::empty(values.device(), values.dtype(), &[0]).map_err(raised)?;
         let mut place = this.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = place.clone();
-        let unshared = std::mem::replace(&mut *place, empty);
-        drop(before);
-        let kept = unshared.clone();
-        let result = if value.cast::<PyArray>().is_ok_and(|value| value.as_ptr() == slf.as_ptr()) {
-            unshared.replace(&slices, &values)
-        } else {
-            drop(kept.evaluate());
-            let backup = kept;
-            let attempt = backup.clone().replace(&slices, &values);
-            drop(unshared);
-            attempt.or_else(|error| {
-                *place = backup;
-                Err(error)
-            })
-        };
-        *place = result.map_err(raised)?;
+        *place = place.replace(&slices, &values).map_err(raised)?;
         Ok(())
     }
 
@@ -431,7 +438,12 @@ impl PyArray {
         };
         let known: u64 = extents.iter().filter(|extent| **extent >= 0).map(|extent| *extent as u64).product();
         let unknown = extents.iter().filter(|extent| **extent < 0).count();
-        let bad = || PyValueError::new_err(format!("cannot reshape array of size {} into shape {extents:?}", array.size()));
+        let bad = || {
+            PyValueError::new_err(format!(
+                "cannot reshape array of size {} into shape {extents:?}",
+                array.size()
+            ))
+        };
         if unknown > 1 || extents.iter().any(|extent| *extent < -1) {
             return Err(bad());
         }
@@ -450,13 +462,21 @@ impl PyArray {
     }
 
     fn _unary(&self, op: &str) -> PyResult<PyArray> {
-        let op: Unary = op.parse().map_err(|_| PyValueError::new_err(format!("there is no function {op}")))?;
+        let op: Unary =
+            op.parse().map_err(|_| PyValueError::new_err(format!("there is no function {op}")))?;
         done(self.array().unary(op))
     }
 
     #[pyo3(signature = (op, axis=None, keepdims=false, dtype=None))]
-    fn _reduce(&self, op: &str, axis: Option<&Bound<'_, PyAny>>, keepdims: bool, dtype: Option<&str>) -> PyResult<PyArray> {
-        let op: Reduction = op.parse().map_err(|_| PyValueError::new_err(format!("there is no reduction {op}")))?;
+    fn _reduce(
+        &self,
+        op: &str,
+        axis: Option<&Bound<'_, PyAny>>,
+        keepdims: bool,
+        dtype: Option<&str>,
+    ) -> PyResult<PyArray> {
+        let op: Reduction =
+            op.parse().map_err(|_| PyValueError::new_err(format!("there is no reduction {op}")))?;
         let dtype = dtype.map(convert::dtype).transpose()?;
         done(self.array().reduce(op, convert::axes(axis)?.as_deref(), keepdims, dtype))
     }

@@ -28,7 +28,8 @@ pub(crate) fn number(value: &Bound<'_, PyAny>) -> PyResult<Option<Number>> {
         };
     }
     if value.cast::<PyComplex>().is_ok() {
-        let [re, im] = ["real", "imag"].map(|part| value.getattr(part).and_then(|part| part.extract::<f64>()));
+        let [re, im] =
+            ["real", "imag"].map(|part| value.getattr(part).and_then(|part| part.extract::<f64>()));
         return Ok(Some(Number::Complex(re?, im?)));
     }
     Ok(None)
@@ -130,12 +131,14 @@ fn flatten(
     found: &mut Option<DType>,
 ) -> PyResult<()> {
     const DEPTH: usize = 32;
-    let ragged = || PyValueError::new_err("setting an array element with a sequence: the nested sequences differ in length");
+    let ragged = || {
+        PyValueError::new_err(
+            "setting an array element with a sequence: the nested sequences differ in length",
+        )
+    };
     if let Ok(array) = value.cast::<PyArray>() {
         let array = array.get().array();
-        let at = |d: usize| array.shape().get(d).copied();
         check_shape(shape, depth, array.shape(), numbers.is_empty()).then_some(()).ok_or_else(ragged)?;
-        let _ = at;
         let bytes = array.to_bytes().map_err(raised)?;
         let size = array.dtype().bytes() as usize;
         numbers.extend(bytes.chunks_exact(size).map(|bytes| Number::from_bytes(array.dtype(), bytes)));
@@ -144,14 +147,16 @@ fn flatten(
     }
     if let Some(number) = number(value)? {
         if depth != shape.len() {
-            return if numbers.is_empty() && depth > shape.len() { Err(ragged()) } else { Err(ragged()) };
+            return Err(ragged());
         }
         let own = type_of(number);
         *found = Some(found.map_or(own, |dtype| dtype.promote(own)));
         numbers.push(number);
         return Ok(());
     }
-    let is_sequence = value.cast::<PyList>().is_ok() || value.cast::<PyTuple>().is_ok() || value.cast::<PySequence>().is_ok();
+    let is_sequence = value.cast::<PyList>().is_ok()
+        || value.cast::<PyTuple>().is_ok()
+        || value.cast::<PySequence>().is_ok();
     if !is_sequence || value.is_instance_of::<pyo3::types::PyString>() || depth >= DEPTH {
         let name = value.get_type().name()?.to_string();
         return Err(PyTypeError::new_err(format!("an array can't be made of a {name}")));

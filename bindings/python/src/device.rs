@@ -129,7 +129,8 @@ fn open_device(py: Python<'_>, name: Option<&Bound<'_, PyAny>>) -> PyResult<PyDe
 /// Makes a device the one that is used where none is named; gives the one before.
 #[pyfunction]
 fn set_current(device: Option<&Bound<'_, PyDevice>>) -> Option<PyDevice> {
-    with(|opened| std::mem::replace(&mut opened.current, device.map(|device| device.get().0.clone()))).map(PyDevice)
+    with(|opened| std::mem::replace(&mut opened.current, device.map(|device| device.get().0.clone())))
+        .map(PyDevice)
 }
 
 /// Ends all devices, once what was given to them has run.

@@ -13,7 +13,13 @@ type Object<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 /// An array of the bytes of an object with Python's buffer protocol, read in order.
 #[pyfunction]
 #[pyo3(signature = (data, dtype, shape, device=None))]
-fn from_buffer(py: Python<'_>, data: &Bound<'_, PyAny>, dtype: &str, shape: &Bound<'_, PyAny>, device: Object<'_, '_>) -> PyResult<PyArray> {
+fn from_buffer(
+    py: Python<'_>,
+    data: &Bound<'_, PyAny>,
+    dtype: &str,
+    shape: &Bound<'_, PyAny>,
+    device: Object<'_, '_>,
+) -> PyResult<PyArray> {
     let (device, dtype, shape) = (device::of(py, device)?, convert::dtype(dtype)?, convert::shape(shape)?);
     let bytes = py.import("builtins")?.call_method1("bytes", (data,))?;
     let bytes: &[u8] = bytes.extract()?;
@@ -23,7 +29,12 @@ fn from_buffer(py: Python<'_>, data: &Bound<'_, PyAny>, dtype: &str, shape: &Bou
 /// An array of nested sequences.
 #[pyfunction]
 #[pyo3(signature = (data, dtype=None, device=None))]
-fn from_sequence(py: Python<'_>, data: &Bound<'_, PyAny>, dtype: Option<&str>, device: Object<'_, '_>) -> PyResult<PyArray> {
+fn from_sequence(
+    py: Python<'_>,
+    data: &Bound<'_, PyAny>,
+    dtype: Option<&str>,
+    device: Object<'_, '_>,
+) -> PyResult<PyArray> {
     let device = device::of(py, device)?;
     convert::nested(&device, data, dtype.map(convert::dtype).transpose()?).map(PyArray::new)
 }
@@ -36,16 +47,30 @@ fn empty(py: Python<'_>, shape: &Bound<'_, PyAny>, dtype: &str, device: Object<'
 
 #[pyfunction]
 #[pyo3(signature = (shape, value, dtype, device=None))]
-fn full(py: Python<'_>, shape: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>, dtype: &str, device: Object<'_, '_>) -> PyResult<PyArray> {
+fn full(
+    py: Python<'_>,
+    shape: &Bound<'_, PyAny>,
+    value: &Bound<'_, PyAny>,
+    dtype: &str,
+    device: Object<'_, '_>,
+) -> PyResult<PyArray> {
     let (device, dtype) = (device::of(py, device)?, convert::dtype(dtype)?);
-    let number = convert::number(value)?.ok_or_else(|| pyo3::exceptions::PyTypeError::new_err("a fill value is a number"))?;
+    let number = convert::number(value)?
+        .ok_or_else(|| pyo3::exceptions::PyTypeError::new_err("a fill value is a number"))?;
     convert::fits(number, dtype)?;
     done(Array::full(&device, dtype, &convert::shape(shape)?, number))
 }
 
 #[pyfunction]
 #[pyo3(signature = (start, step, n, dtype, device=None))]
-fn arange(py: Python<'_>, start: &Bound<'_, PyAny>, step: &Bound<'_, PyAny>, n: u64, dtype: &str, device: Object<'_, '_>) -> PyResult<PyArray> {
+fn arange(
+    py: Python<'_>,
+    start: &Bound<'_, PyAny>,
+    step: &Bound<'_, PyAny>,
+    n: u64,
+    dtype: &str,
+    device: Object<'_, '_>,
+) -> PyResult<PyArray> {
     let of = |value| Ok::<_, PyErr>(convert::number(value)?.unwrap_or(Number::Int(0)));
     done(Array::arange(&device::of(py, device)?, convert::dtype(dtype)?, of(start)?, of(step)?, n))
 }
@@ -53,13 +78,20 @@ fn arange(py: Python<'_>, start: &Bound<'_, PyAny>, step: &Bound<'_, PyAny>, n: 
 /// The index along an axis, for each element of a shape.
 #[pyfunction]
 #[pyo3(signature = (shape, axis, device=None))]
-fn indices(py: Python<'_>, shape: &Bound<'_, PyAny>, axis: usize, device: Object<'_, '_>) -> PyResult<PyArray> {
+fn indices(
+    py: Python<'_>,
+    shape: &Bound<'_, PyAny>,
+    axis: usize,
+    device: Object<'_, '_>,
+) -> PyResult<PyArray> {
     done(Array::indices(&device::of(py, device)?, &convert::shape(shape)?, axis, 0, 1))
 }
 
 #[pyfunction]
 fn binary(op: &str, a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> PyResult<PyArray> {
-    let op = op.parse().map_err(|_| pyo3::exceptions::PyValueError::new_err(format!("there is no function {op}")))?;
+    let op = op
+        .parse()
+        .map_err(|_| pyo3::exceptions::PyValueError::new_err(format!("there is no function {op}")))?;
     let none = || pyo3::exceptions::PyTypeError::new_err("operands are arrays, or one of them is a number");
     match (a.cast::<PyArray>(), b.cast::<PyArray>()) {
         (Ok(a), _) => {
@@ -78,7 +110,8 @@ fn binary(op: &str, a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> PyResult<PyAr
 
 #[pyfunction]
 fn select(which: &Bound<'_, PyArray>, a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> PyResult<PyArray> {
-    let none = || pyo3::exceptions::PyTypeError::new_err("where chooses among arrays, or an array and a number");
+    let none =
+        || pyo3::exceptions::PyTypeError::new_err("where chooses among arrays, or an array and a number");
     let which = which.get().array();
     let (a, b) = match (a.cast::<PyArray>(), b.cast::<PyArray>()) {
         (Ok(a), _) => {
@@ -120,14 +153,24 @@ fn gather(array: &Bound<'_, PyArray>, places: &Bound<'_, PyArray>) -> PyResult<P
 
 /// The array with values at places of its elements, counted one behind the other.
 #[pyfunction]
-fn scatter(py: Python<'_>, array: &Bound<'_, PyArray>, places: &Bound<'_, PyArray>, values: &Bound<'_, PyArray>) -> PyResult<PyArray> {
+fn scatter(
+    py: Python<'_>,
+    array: &Bound<'_, PyArray>,
+    places: &Bound<'_, PyArray>,
+    values: &Bound<'_, PyArray>,
+) -> PyResult<PyArray> {
     let (array, places, values) = (array.get().array(), places.get().array(), values.get().array());
     done(py.detach(|| array.scatter(&places, &values)))
 }
 
 /// The elements along an axis in order, and where they were.
 #[pyfunction]
-fn sort(py: Python<'_>, array: &Bound<'_, PyArray>, axis: i64, descending: bool) -> PyResult<(PyArray, PyArray)> {
+fn sort(
+    py: Python<'_>,
+    array: &Bound<'_, PyArray>,
+    axis: i64,
+    descending: bool,
+) -> PyResult<(PyArray, PyArray)> {
     let array = array.get().array();
     let (values, places) = py.detach(|| array.sort(axis, descending)).map_err(raised)?;
     Ok((PyArray::new(values), PyArray::new(places)))
@@ -135,14 +178,26 @@ fn sort(py: Python<'_>, array: &Bound<'_, PyArray>, axis: i64, descending: bool)
 
 #[pyfunction]
 #[pyo3(signature = (array, op, axis, dtype=None))]
-fn scan(py: Python<'_>, array: &Bound<'_, PyArray>, op: &str, axis: i64, dtype: Option<&str>) -> PyResult<PyArray> {
-    let op = op.parse().map_err(|_| pyo3::exceptions::PyValueError::new_err(format!("there is no scan {op}")))?;
+fn scan(
+    py: Python<'_>,
+    array: &Bound<'_, PyArray>,
+    op: &str,
+    axis: i64,
+    dtype: Option<&str>,
+) -> PyResult<PyArray> {
+    let op =
+        op.parse().map_err(|_| pyo3::exceptions::PyValueError::new_err(format!("there is no scan {op}")))?;
     let (array, dtype) = (array.get().array(), dtype.map(convert::dtype).transpose()?);
     done(py.detach(|| array.scan(op, axis, dtype)))
 }
 
 #[pyfunction]
-fn search_sorted(py: Python<'_>, sorted: &Bound<'_, PyArray>, values: &Bound<'_, PyArray>, right: bool) -> PyResult<PyArray> {
+fn search_sorted(
+    py: Python<'_>,
+    sorted: &Bound<'_, PyArray>,
+    values: &Bound<'_, PyArray>,
+    right: bool,
+) -> PyResult<PyArray> {
     let (sorted, values) = (sorted.get().array(), values.get().array());
     done(py.detach(|| sorted.search_sorted(&values, right)))
 }
@@ -155,27 +210,49 @@ fn nonzero(py: Python<'_>, array: &Bound<'_, PyArray>) -> PyResult<PyArray> {
 }
 
 #[pyfunction]
-fn rms_norm(py: Python<'_>, x: &Bound<'_, PyArray>, weight: &Bound<'_, PyArray>, epsilon: f32) -> PyResult<PyArray> {
+fn rms_norm(
+    py: Python<'_>,
+    x: &Bound<'_, PyArray>,
+    weight: &Bound<'_, PyArray>,
+    epsilon: f32,
+) -> PyResult<PyArray> {
     let (x, weight) = (x.get().array(), weight.get().array());
     done(py.detach(|| x.rms_norm(&weight, epsilon)))
 }
 
 #[pyfunction]
 #[pyo3(signature = (x, weight, bias, epsilon))]
-fn layer_norm(py: Python<'_>, x: &Bound<'_, PyArray>, weight: &Bound<'_, PyArray>, bias: Option<&Bound<'_, PyArray>>, epsilon: f32) -> PyResult<PyArray> {
+fn layer_norm(
+    py: Python<'_>,
+    x: &Bound<'_, PyArray>,
+    weight: &Bound<'_, PyArray>,
+    bias: Option<&Bound<'_, PyArray>>,
+    epsilon: f32,
+) -> PyResult<PyArray> {
     let (x, weight, bias) = (x.get().array(), weight.get().array(), bias.map(|bias| bias.get().array()));
     done(py.detach(|| x.layer_norm(&weight, bias.as_ref(), epsilon)))
 }
 
 #[pyfunction]
 #[pyo3(signature = (q, k, v, causal, scale))]
-fn attention(py: Python<'_>, q: &Bound<'_, PyArray>, k: &Bound<'_, PyArray>, v: &Bound<'_, PyArray>, causal: bool, scale: Option<f32>) -> PyResult<PyArray> {
+fn attention(
+    py: Python<'_>,
+    q: &Bound<'_, PyArray>,
+    k: &Bound<'_, PyArray>,
+    v: &Bound<'_, PyArray>,
+    causal: bool,
+    scale: Option<f32>,
+) -> PyResult<PyArray> {
     let (q, k, v) = (q.get().array(), k.get().array(), v.get().array());
     done(py.detach(|| q.attention(&k, &v, causal, scale)))
 }
 
 #[pyfunction]
-fn cross_entropy(py: Python<'_>, logits: &Bound<'_, PyArray>, targets: &Bound<'_, PyArray>) -> PyResult<PyArray> {
+fn cross_entropy(
+    py: Python<'_>,
+    logits: &Bound<'_, PyArray>,
+    targets: &Bound<'_, PyArray>,
+) -> PyResult<PyArray> {
     let (logits, targets) = (logits.get().array(), targets.get().array());
     done(py.detach(|| logits.cross_entropy(&targets)))
 }
@@ -203,7 +280,8 @@ fn flip(array: &Bound<'_, PyArray>, axes: Option<Vec<i64>>) -> PyResult<PyArray>
         let back = is(d as i64);
         Slice::of(None, None, Some(if back { -1 } else { 1 }), *n)
     };
-    let slices = array.shape().iter().enumerate().map(slice).collect::<vm_array::Result<Vec<_>>>().map_err(raised)?;
+    let slices =
+        array.shape().iter().enumerate().map(slice).collect::<vm_array::Result<Vec<_>>>().map_err(raised)?;
     done(array.slice(&slices))
 }
 

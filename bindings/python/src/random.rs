@@ -51,7 +51,13 @@ impl PyGenerator {
 
     /// Integers from `low` to below `high`; from 0 to below `low` where that is all.
     #[pyo3(signature = (low, high=None, size=None, dtype="int64"))]
-    fn integers(&self, low: i64, high: Option<i64>, size: Option<&Bound<'_, PyAny>>, dtype: &str) -> PyResult<PyArray> {
+    fn integers(
+        &self,
+        low: i64,
+        high: Option<i64>,
+        size: Option<&Bound<'_, PyAny>>,
+        dtype: &str,
+    ) -> PyResult<PyArray> {
         let (low, high) = high.map_or((0, low), |high| (low, high));
         let (shape, dtype) = (size.map_or(Ok(Vec::new()), convert::shape)?, convert::dtype(dtype)?);
         self.draw(|generator| generator.integers(low, high, &shape, dtype))

@@ -38,6 +38,9 @@ pub struct DeviceInfo {
     pub unified: bool,
     /// Whether existing host memory can be registered.
     pub host_registration: bool,
+    /// Whether launches are stopped by cancel flags. Where not, kernels have no guard, and the device stops those that take too long by
+    /// limits of its own; the next wait says so.
+    pub guards: bool,
 }
 
 impl DeviceInfo {

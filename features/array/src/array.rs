@@ -114,7 +114,10 @@ impl Array {
     pub fn read(&self, bytes: &mut [u8]) -> Result<()> {
         let wanted = self.size() * self.dtype().bytes();
         if bytes.len() as u64 != wanted {
-            return Err(Error::Shape { function: "read", what: format!("{} bytes, not {wanted}", bytes.len()) });
+            return Err(Error::Shape {
+                function: "read",
+                what: format!("{} bytes, not {wanted}", bytes.len()),
+            });
         }
         if wanted == 0 {
             return Ok(());
@@ -248,7 +251,13 @@ impl Array {
     ///
     /// # Errors
     /// [`Error::Type`]; [`Error::Value`] for an axis that there is not, that is named twice, or that has no element where the function needs one.
-    pub fn reduce(&self, op: Reduction, axes: Option<&[i64]>, keep: bool, dtype: Option<DType>) -> Result<Array> {
+    pub fn reduce(
+        &self,
+        op: Reduction,
+        axes: Option<&[i64]>,
+        keep: bool,
+        dtype: Option<DType>,
+    ) -> Result<Array> {
         let function: &'static str = op.into();
         let axes = self.axes(function, axes)?;
         let source = match dtype {
@@ -281,7 +290,8 @@ impl Array {
     /// Axes counted from the front, in order.
     pub(crate) fn axes(&self, function: &'static str, axes: Option<&[i64]>) -> Result<Vec<usize>> {
         let Some(axes) = axes else { return Ok((0..self.ndim()).collect()) };
-        let mut axes = axes.iter().map(|axis| layout::axis(function, *axis, self.ndim())).collect::<Result<Vec<_>>>()?;
+        let mut axes =
+            axes.iter().map(|axis| layout::axis(function, *axis, self.ndim())).collect::<Result<Vec<_>>>()?;
         axes.sort_unstable();
         match axes.windows(2).any(|pair| pair[0] == pair[1]) {
             true => Err(Error::Value { function, what: "an axis is named twice".to_owned() }),

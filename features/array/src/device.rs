@@ -9,7 +9,8 @@ use rustc_hash::FxBuildHasher;
 use vm_ir::Kernel as Written;
 use vm_runtime::kernels::family::{Kind, Resources};
 use vm_runtime::{
-    Accelerator as _, Argument, Buffer, DeviceInfo, JitCompiler, Kernel, MemoryInfo, Worker, WorkerOptions, resources,
+    Accelerator as _, Argument, Buffer, DeviceInfo, JitCompiler, Kernel, MemoryInfo, Worker, WorkerOptions,
+    resources,
 };
 
 use crate::Accelerator;
@@ -131,7 +132,10 @@ impl Device {
         self.kernel(Key::Program(program.clone(), form.clone()), || emit::kernel(program, form))
     }
 
-    pub(crate) fn library(&self, entry: &vm_runtime::kernels::call::Entry) -> Result<Arc<Kernel<Accelerator>>> {
+    pub(crate) fn library(
+        &self,
+        entry: &vm_runtime::kernels::call::Entry,
+    ) -> Result<Arc<Kernel<Accelerator>>> {
         self.kernel(Key::Library(*entry), || Ok(entry.kernel(vm_ir::GuestAddr(0))?))
     }
 
@@ -170,10 +174,8 @@ impl Device {
 pub(crate) fn same(function: &'static str, left: &Device, right: &Device) -> Result<()> {
     match left == right {
         true => Ok(()),
-        false => Err(Error::Devices {
-            function,
-            left: left.info().name.clone(),
-            right: right.info().name.clone(),
-        }),
+        false => {
+            Err(Error::Devices { function, left: left.info().name.clone(), right: right.info().name.clone() })
+        }
     }
 }

@@ -3,7 +3,19 @@
 use vm_ir::Scalar;
 
 /// The type of an array's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::Display, strum::EnumString, strum::VariantArray)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    strum::Display,
+    strum::EnumString,
+    strum::VariantArray,
+)]
 #[strum(serialize_all = "lowercase")]
 pub enum DType {
     /// A truth value, a byte of 0 or 1.

@@ -65,7 +65,9 @@ pub enum Error {
     #[error("{0}")]
     Deadline(String),
     /// The process was forked from one that had the device.
-    #[error("the device was opened before this process was forked: call `init` in the child, or start children by `spawn`")]
+    #[error(
+        "the device was opened before this process was forked: call `init` in the child, or start children by `spawn`"
+    )]
     Forked,
     /// A kernel was not compiled, or not launched.
     #[error("{0}")]

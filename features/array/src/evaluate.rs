@@ -49,7 +49,8 @@ pub(crate) fn storage(array: &Array) -> Result<Storage> {
 
 /// Where a view of elements is that are there.
 fn view(shape: &[u64], source: &Storage, map: &Map) -> Storage {
-    let mut result = Storage { buffer: Arc::clone(&source.buffer), offset: source.offset, strides: vec![0; shape.len()] };
+    let mut result =
+        Storage { buffer: Arc::clone(&source.buffer), offset: source.offset, strides: vec![0; shape.len()] };
     for (axis, stride) in map.iter().zip(&source.strides) {
         result.offset += axis.start * stride;
         result.strides.iter_mut().zip(&axis.steps).for_each(|(to, step)| *to += step * stride);
@@ -163,7 +164,9 @@ impl Builder {
         let key = (Arc::as_ptr(&array.0) as usize, map.clone(), inside);
         if let Some(value) = self.known.get(&key) {
             let value = *value;
-            if let Some((_, uses, _)) = self.visits.iter_mut().find(|(other, ..)| Arc::ptr_eq(&other.0, &array.0)) {
+            if let Some((_, uses, _)) =
+                self.visits.iter_mut().find(|(other, ..)| Arc::ptr_eq(&other.0, &array.0))
+            {
                 *uses += 1;
             }
             return Ok(value);
@@ -175,7 +178,11 @@ impl Builder {
             State::Lazy(expression) if !is_full => self.lazy(array, &expression, map, inside)?,
             _ => self.leaf(array, map, inside)?,
         };
-        if !inside && value & OF_ELEMENTS == 0 && is_identity(map, self.rank) && *array.shape() == self.extents[..self.rank] {
+        if !inside
+            && value & OF_ELEMENTS == 0
+            && is_identity(map, self.rank)
+            && *array.shape() == self.extents[..self.rank]
+        {
             self.visits.push((array.clone(), 1, value));
         }
         self.known.insert(key, value);
@@ -223,7 +230,9 @@ impl Builder {
             Expression::Cast(a) => Step::Cast(operand(self, a)?),
             Expression::Unary(op, a) => Step::Unary(*op, operand(self, a)?),
             Expression::Binary(op, a, b) => Step::Binary(*op, operand(self, a)?, operand(self, b)?),
-            Expression::Select(a, b, c) => Step::Select(operand(self, a)?, operand(self, b)?, operand(self, c)?),
+            Expression::Select(a, b, c) => {
+                Step::Select(operand(self, a)?, operand(self, b)?, operand(self, c)?)
+            }
             Expression::Complex(a, b) => Step::Complex(operand(self, a)?, operand(self, b)?),
             Expression::Uniform(a, b) => Step::Uniform(operand(self, a)?, operand(self, b)?),
             Expression::Bits(a, b) => Step::Bits(operand(self, a)?, operand(self, b)?),
@@ -238,13 +247,23 @@ impl Builder {
                 self.leaves.push(Leaf { storage, dtype, offset: 0, strides, flat: Some(source.size()) });
                 Step::Gather((self.leaves.len() - 1) as u8, index)
             }
-            Expression::Reduce { op, source, axes } => return self.reduce(array, *op, source, axes, map, inside),
+            Expression::Reduce { op, source, axes } => {
+                return self.reduce(array, *op, source, axes, map, inside);
+            }
         };
         Ok(self.push(step, dtype, inside))
     }
 
     /// A reduction becomes part of the program if it is of the result's own shape, and any other is over the same elements.
-    fn reduce(&mut self, array: &Array, op: Reduction, source: &Array, axes: &[usize], map: &Map, inside: bool) -> Result<Value> {
+    fn reduce(
+        &mut self,
+        array: &Array,
+        op: Reduction,
+        source: &Array,
+        axes: &[usize],
+        map: &Map,
+        inside: bool,
+    ) -> Result<Value> {
         let own = !inside && is_identity(map, self.rank) && *array.shape() == self.extents[..self.rank];
         let same = match &self.reduced {
             None => true,
@@ -275,7 +294,11 @@ impl Builder {
         self.program.reductions.push((op, value & !OF_ELEMENTS, accumulator));
         let number = (self.program.reductions.len() - 1) as u8;
         let result = self.push(Step::Reduced(number), accumulator, false);
-        Ok(if accumulator == array.dtype() { result } else { self.push(Step::Cast(result), array.dtype(), false) })
+        Ok(if accumulator == array.dtype() {
+            result
+        } else {
+            self.push(Step::Cast(result), array.dtype(), false)
+        })
     }
 
     /// Gives everything so far the dimensions that are reduced.
@@ -306,12 +329,16 @@ impl Builder {
             for (array, uses, value) in std::mem::take(&mut self.visits) {
                 let owned = Arc::strong_count(&array.0) > uses + 1;
                 let wanted = owned && array.depth() > 2 && kept.len() < MAX_KEPT;
-                if !wanted || array.dtype().is_complex() || outputs.iter().any(|(other, _)| *other == real(value)) {
+                if !wanted
+                    || array.dtype().is_complex()
+                    || outputs.iter().any(|(other, _)| *other == real(value))
+                {
                     continue;
                 }
                 let buffer = device.allocate(array.size() * array.dtype().bytes())?;
                 let storage = Storage::dense(buffer, array.shape());
-                let output = Output { dtype: array.dtype(), shape: extents.clone(), storage: storage.clone() };
+                let output =
+                    Output { dtype: array.dtype(), shape: extents.clone(), storage: storage.clone() };
                 outputs.push((real(value), output));
                 kept.push((array, storage));
             }
@@ -375,8 +402,12 @@ fn launch(device: &Device, builder: &Builder, outputs: &[Output]) -> Result<()> 
             Operand { offset: output.storage.offset, strides }
         })
         .collect();
-    operands.extend(builder.leaves.iter().map(|leaf| Operand { offset: leaf.offset, strides: leaf.strides.clone() }));
-    operands.extend(builder.indices.iter().map(|index| Operand { offset: index.start, strides: index.steps.clone() }));
+    operands.extend(
+        builder.leaves.iter().map(|leaf| Operand { offset: leaf.offset, strides: leaf.strides.clone() }),
+    );
+    operands.extend(
+        builder.indices.iter().map(|index| Operand { offset: index.start, strides: index.steps.clone() }),
+    );
     let dimension = |(d, extent): (usize, &u64)| Dimension {
         extent: *extent,
         reduced: d >= builder.rank,
@@ -447,7 +478,8 @@ impl Plan<'_> {
         }
         let lanes = self.lanes(&dimensions, offsets, true);
         let last = dimensions.len() - 1;
-        let (inner, outer) = (dimensions[last].extent, dimensions[..last].iter().map(|d| d.extent).product::<u64>());
+        let (inner, outer) =
+            (dimensions[last].extent, dimensions[..last].iter().map(|d| d.extent).product::<u64>());
         let mut control = Vec::new();
         let grid = if self.device.is_cpu() {
             let rows = (RUN as u64 / inner).clamp(1, outer);
@@ -460,7 +492,15 @@ impl Plan<'_> {
             [blocks(outer * (inner / u64::from(lanes)), THREADS.into())?, 1, 1]
         };
         let outputs: Vec<&Output> = self.outputs.iter().collect();
-        self.go(&self.builder.program, &outputs, &dimensions, offsets, Kind { lanes, reduced: None, partial: false }, grid, &control)
+        self.go(
+            &self.builder.program,
+            &outputs,
+            &dimensions,
+            offsets,
+            Kind { lanes, reduced: None, partial: false },
+            grid,
+            &control,
+        )
     }
 
     /// Elements along the last dimension that are taken at once.
@@ -481,7 +521,10 @@ impl Plan<'_> {
         }
         let is_cpu = self.device.is_cpu();
         let mut lanes = if is_cpu { (64 / widest).clamp(1, 16) } else { (16 / widest).clamp(1, 8) };
-        while lanes > 1 && !is_cpu && (whole && !last.extent.is_multiple_of(lanes) || !self.aligned(dimensions, offsets, lanes)) {
+        while lanes > 1
+            && !is_cpu
+            && (whole && !last.extent.is_multiple_of(lanes) || !self.aligned(dimensions, offsets, lanes))
+        {
             lanes /= 2;
         }
         lanes as u8
@@ -492,14 +535,18 @@ impl Plan<'_> {
         let arrays = self.outputs.len() + self.builder.leaves.len();
         let last = dimensions.len() - 1;
         let lanes = lanes as i64;
-        (0..arrays).filter(|operand| self.placed(*operand) && dimensions[last].strides[*operand] == 1).all(|operand| {
-            offsets[operand] % lanes == 0 && dimensions[..last].iter().all(|d| d.strides[operand] % lanes == 0)
-        })
+        (0..arrays).filter(|operand| self.placed(*operand) && dimensions[last].strides[*operand] == 1).all(
+            |operand| {
+                offsets[operand] % lanes == 0
+                    && dimensions[..last].iter().all(|d| d.strides[operand] % lanes == 0)
+            },
+        )
     }
 
     fn reduce(&self, dimensions: Vec<Dimension>, offsets: &[i64]) -> Result<()> {
         let reduced: Vec<&Dimension> = dimensions.iter().filter(|dimension| dimension.reduced).collect();
-        let mut kept: Vec<Dimension> = dimensions.iter().filter(|dimension| !dimension.reduced).cloned().collect();
+        let mut kept: Vec<Dimension> =
+            dimensions.iter().filter(|dimension| !dimension.reduced).cloned().collect();
         if reduced.len() > 1 || !self.fits(&dimensions, 1) {
             return self.copied();
         }
@@ -509,7 +556,8 @@ impl Plan<'_> {
         );
         let first = self.outputs.len();
         let leaves = first..first + self.builder.leaves.len();
-        let near = |dimension: &Dimension| leaves.clone().filter(|leaf| dimension.strides[*leaf] == 1).count();
+        let near =
+            |dimension: &Dimension| leaves.clone().filter(|leaf| dimension.strides[*leaf] == 1).count();
         let columns = kept.last().is_some_and(|last| last.extent >= 8 && near(last) > near(&over));
         let at = if columns { kept.len() - 1 } else { kept.len() };
         let (n, results) = (over.extent, kept.iter().map(|d| d.extent).product::<u64>());
@@ -523,7 +571,8 @@ impl Plan<'_> {
             true => results / u64::from(lanes),
             false => results,
         };
-        let wanted = if self.device.is_cpu() { 64 } else { u64::from(self.device.resources().compute_units) * 64 };
+        let wanted =
+            if self.device.is_cpu() { 64 } else { u64::from(self.device.resources().compute_units) * 64 };
         let parts = if units >= wanted || n < 2 * PART.min(n.max(1)) && n < 4096 {
             1
         } else {
@@ -659,7 +708,8 @@ impl Plan<'_> {
             second.program.reductions.push((*op, value & !OF_ELEMENTS, *dtype));
         }
         let elements = builder.program.elements;
-        let step = |(step, dtype): &(Step, DType)| (renumbered(*step, |value| value - elements as Value), *dtype);
+        let step =
+            |(step, dtype): &(Step, DType)| (renumbered(*step, |value| value - elements as Value), *dtype);
         second.results = builder.program.steps[elements..].iter().map(step).collect();
         for ((value, _), output) in builder.program.outputs.iter().zip(self.outputs) {
             second.again().finish(value - elements as Value, output.clone())?;
@@ -689,7 +739,8 @@ impl Plan<'_> {
         for (operand, (storage, dtype, flat)) in arrays.enumerate() {
             let is_output = operand < outputs.len();
             let (bytes, parts) = (dtype.bytes(), dtype.parts());
-            let mut place = Place { dims: [Along::Not; MAX_DIMS], tail: false, align: 1, flat: flat.is_some() };
+            let mut place =
+                Place { dims: [Along::Not; MAX_DIMS], tail: false, align: 1, flat: flat.is_some() };
             let mut extents = Vec::new();
             let mut strides = Vec::new();
             let mut first = offsets[operand];
@@ -712,7 +763,12 @@ impl Plan<'_> {
                     strides.push(if stride == 0 { 1 } else { stride.unsigned_abs() });
                 }
                 if kind.partial && is_output {
-                    let results: u64 = dimensions.iter().enumerate().filter(|(d, _)| Some(*d) != kind.reduced).map(|(_, d)| d.extent).product();
+                    let results: u64 = dimensions
+                        .iter()
+                        .enumerate()
+                        .filter(|(d, _)| Some(*d) != kind.reduced)
+                        .map(|(_, d)| d.extent)
+                        .product();
                     extents.insert(0, u64::from(grid[1]));
                     strides.insert(0, results);
                 }
@@ -722,13 +778,18 @@ impl Plan<'_> {
                 extents.push(parts);
                 strides.push(1);
             }
-            let byte = u64::try_from(first).map_err(|_| internal("an array begins before its memory"))? * bytes;
+            let byte =
+                u64::try_from(first).map_err(|_| internal("an array begins before its memory"))? * bytes;
             strides.pop();
             let strides: Vec<u64> = strides.iter().map(|stride| stride * bytes).collect();
             if kind.lanes > 1 && !self.device.is_cpu() {
                 let whole = u64::from(kind.lanes) * bytes;
                 let along = place.dims[dimensions.len() - 1] == Along::Forward;
-                if along && whole.is_power_of_two() && byte.is_multiple_of(whole) && strides.iter().all(|s| s.is_multiple_of(whole)) {
+                if along
+                    && whole.is_power_of_two()
+                    && byte.is_multiple_of(whole)
+                    && strides.iter().all(|s| s.is_multiple_of(whole))
+                {
                     place.align = whole.min(16) as u8;
                 }
             }

@@ -41,7 +41,10 @@ fn dtype(element: Element) -> DType {
 /// [`Error::Shape`] for an array that is not as large as the function has it; [`Error::Type`]; what compiling and launching fail with.
 pub fn call(device: &Device, function: &dyn Function, inputs: &[&Array]) -> Result<Vec<Array>> {
     let name = "a function of the kernel library";
-    let unsupported = |error: vm_runtime::kernels::call::CallError| Error::Value { function: name, what: error.to_string() };
+    let unsupported = |error: vm_runtime::kernels::call::CallError| Error::Value {
+        function: name,
+        what: error.to_string(),
+    };
     let plan = function.call(device.resources()).map_err(unsupported)?;
     let mut inputs = inputs.iter();
     let (mut buffers, mut outputs): (Vec<Arc<Buffer<Accelerator>>>, Vec<Array>) = Default::default();
@@ -53,7 +56,13 @@ pub fn call(device: &Device, function: &dyn Function, inputs: &[&Array]) -> Resu
             };
             same(name, device, input.device())?;
             if input.size() != layout::elements(&buffer.extents) || input.dtype() != dtype {
-                let what = format!("{} is {:?} of {}, not {:?} of {dtype}", buffer.name, input.shape(), input.dtype(), buffer.extents);
+                let what = format!(
+                    "{} is {:?} of {}, not {:?} of {dtype}",
+                    buffer.name,
+                    input.shape(),
+                    input.dtype(),
+                    buffer.extents
+                );
                 return Err(Error::Shape { function: name, what });
             }
             buffers.push(evaluate::dense(input)?.buffer);
@@ -118,7 +127,11 @@ impl Array {
     /// [`Error::Value`] for an axis that there is not; [`Error::Type`] for complex numbers.
     pub fn softmax(&self, axis: i64) -> Result<Array> {
         if self.dtype().is_complex() {
-            return Err(Error::Type { function: "softmax", dtype: self.dtype(), what: "it takes real numbers" });
+            return Err(Error::Type {
+                function: "softmax",
+                dtype: self.dtype(),
+                what: "it takes real numbers",
+            });
         }
         let x = self.cast(self.dtype().to_inexact())?;
         if x.size() == 0 {
@@ -157,7 +170,14 @@ impl Array {
         self.norm("layer_norm", Norm::Layer, weight, bias, epsilon)
     }
 
-    fn norm(&self, function: &'static str, norm: Norm, weight: &Array, bias: Option<&Array>, epsilon: f32) -> Result<Array> {
+    fn norm(
+        &self,
+        function: &'static str,
+        norm: Norm,
+        weight: &Array,
+        bias: Option<&Array>,
+        epsilon: f32,
+    ) -> Result<Array> {
         let (rows, columns) = self.rows(function)?;
         let what = "it takes float32, float16 and bfloat16";
         let element = of_library(self.dtype()).ok_or(Error::Type { function, dtype: self.dtype(), what })?;
@@ -228,7 +248,10 @@ impl Array {
         let function = "top_k";
         let (rows, columns) = self.rows(function)?;
         if k > columns || k == 0 {
-            return Err(Error::Value { function, what: format!("k is {k}, and rows have {columns} elements") });
+            return Err(Error::Value {
+                function,
+                what: format!("k is {k}, and rows have {columns} elements"),
+            });
         }
         let what = "it takes float32, float16 and bfloat16";
         let element = of_library(self.dtype()).ok_or(Error::Type { function, dtype: self.dtype(), what })?;
@@ -266,7 +289,11 @@ impl Array {
         let (lead_a, [m, k]) = matrix(&a);
         let (lead_b, [k_b, n]) = matrix(&b);
         if k != k_b {
-            let what = format!("{:?} and {:?}: {k} columns are multiplied with {k_b} rows", self.shape(), other.shape());
+            let what = format!(
+                "{:?} and {:?}: {k} columns are multiplied with {k_b} rows",
+                self.shape(),
+                other.shape()
+            );
             return Err(Error::Shape { function, what });
         }
         let lead = layout::broadcast(function, lead_a, lead_b)?;

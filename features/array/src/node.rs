@@ -71,7 +71,11 @@ pub(crate) enum Expression {
     Gather(Array, Array),
     Uniform(Array, Array),
     Bits(Array, Array),
-    Reduce { op: Reduction, source: Array, axes: Vec<usize> },
+    Reduce {
+        op: Reduction,
+        source: Array,
+        axes: Vec<usize>,
+    },
 }
 
 impl Expression {

@@ -4,7 +4,9 @@ use crate::dtype::{DType, Kind};
 use crate::error::{Error, Result};
 
 /// A function of one element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::EnumString, strum::VariantArray)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::EnumString, strum::VariantArray,
+)]
 #[strum(serialize_all = "snake_case")]
 #[allow(missing_docs, reason = "they are what the array API standard and numpy call so")]
 pub enum Unary {
@@ -57,7 +59,9 @@ pub enum Unary {
 }
 
 /// A function of two elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::EnumString, strum::VariantArray)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::EnumString, strum::VariantArray,
+)]
 #[strum(serialize_all = "snake_case")]
 #[allow(missing_docs, reason = "they are what the array API standard and numpy call so")]
 pub enum Binary {

@@ -31,7 +31,9 @@ fn each<'b>(k: Builder<'b>, cpu: bool, total: Val<'b>, body: impl FnOnce(Val<'b>
 fn grid(device: &Device, total: u64) -> Result<[u32; 3]> {
     let of_block = if device.is_cpu() { RUN as u64 } else { THREADS.into() };
     let blocks = u32::try_from(total.div_ceil(of_block).max(1)).ok().filter(|blocks| *blocks < 1 << 31);
-    blocks.map(|blocks| [blocks, 1, 1]).ok_or_else(|| Error::Device(format!("{total} elements are too many for a launch")))
+    blocks
+        .map(|blocks| [blocks, 1, 1])
+        .ok_or_else(|| Error::Device(format!("{total} elements are too many for a launch")))
 }
 
 fn view(dtype: DType, rank: usize, access: Access, names: &[&str]) -> ViewType {
@@ -82,7 +84,12 @@ impl Array {
         let places = Array::indices(self.device(), turned.shape(), self.ndim() - 1, 0, 1)?;
         let rows = self.size().checked_div(n).unwrap_or(0);
         let dense = |array: &Array| {
-            Ok::<_, Error>(Array::ready(array.device(), array.dtype(), array.shape().to_vec(), evaluate::dense(array)?))
+            Ok::<_, Error>(Array::ready(
+                array.device(),
+                array.dtype(),
+                array.shape().to_vec(),
+                evaluate::dense(array)?,
+            ))
         };
         let (mut keys, mut places) = (dense(&turned)?, dense(&places)?);
         let mut width = 1;
@@ -106,7 +113,11 @@ impl Array {
         }
         if to.is_complex() {
             if op != Reduction::Sum {
-                return Err(Error::Type { function: "scan", dtype: to, what: "products are of real numbers" });
+                return Err(Error::Type {
+                    function: "scan",
+                    dtype: to,
+                    what: "products are of real numbers",
+                });
             }
             let part = |of| x.unary(of)?.scan(op, axis as i64, None);
             return part(crate::Unary::Real)?.complex(&part(crate::Unary::Imag)?)?.cast(to);
@@ -206,8 +217,11 @@ impl Array {
         })?;
         let (s, x, y) = (evaluate::dense(&sorted)?, evaluate::dense(&values)?, evaluate::storage(&result)?);
         let n = [values.size()];
-        let arguments: [Argument<'_, Accelerator>; 3] =
-            [y.buffer.shaped(&n)?.into(), s.buffer.shaped(&[self.size()])?.into(), x.buffer.shaped(&n)?.into()];
+        let arguments: [Argument<'_, Accelerator>; 3] = [
+            y.buffer.shaped(&n)?.into(),
+            s.buffer.shaped(&[self.size()])?.into(),
+            x.buffer.shaped(&n)?.into(),
+        ];
         device.launch(&kernel, grid(device, n[0])?, &arguments)?;
         Ok(result)
     }
@@ -236,7 +250,13 @@ impl Array {
 }
 
 /// Merges neighbours of runs that are in order: each element finds its place by a search in the other run.
-fn merge(keys: &Array, places: &Array, [rows, n]: [u64; 2], width: u64, descending: bool) -> Result<(Array, Array)> {
+fn merge(
+    keys: &Array,
+    places: &Array,
+    [rows, n]: [u64; 2],
+    width: u64,
+    descending: bool,
+) -> Result<(Array, Array)> {
     let (device, dtype) = (keys.device(), keys.dtype());
     let cpu = device.is_cpu();
     let kernel = device.own("merge", vec![dtype as u64, descending.into()], || {
@@ -270,7 +290,8 @@ fn merge(keys: &Array, places: &Array, [rows, n]: [u64; 2], width: u64, descendi
         Ok(block.kernel()?)
     })?;
     let shape = [rows, n];
-    let (y, to) = (Array::empty(device, dtype, keys.shape())?, Array::empty(device, DType::Int64, keys.shape())?);
+    let (y, to) =
+        (Array::empty(device, dtype, keys.shape())?, Array::empty(device, DType::Int64, keys.shape())?);
     let all = [&y, &to, keys, places].map(evaluate::dense);
     let [a, b, c, d] = all;
     let (a, b, c, d) = (a?, b?, c?, d?);
@@ -307,7 +328,8 @@ fn scanned(x: &Array, op: Reduction, [outer, n, inner]: [u64; 3]) -> Result<Arra
             let rest = Array::full(device, dtype, &[outer, whole - n, inner], identity)?;
             Array::concatenate(&[x.clone(), rest], 1)?
         };
-        let sums = filled.reshape(&[outer, parts, PART, inner])?.reduce(op, Some(&[2]), false, Some(dtype))?;
+        let sums =
+            filled.reshape(&[outer, parts, PART, inner])?.reduce(op, Some(&[2]), false, Some(dtype))?;
         let up_to = scanned(&sums, op, [outer, parts, inner])?;
         let all = crate::Slice::of(None, None, None, outer)?;
         let but_last = up_to.slice(&[all, crate::Slice::Range { start: 0, step: 1, count: parts - 1 }])?;
@@ -328,12 +350,15 @@ fn scanned(x: &Array, op: Reduction, [outer, n, inner]: [u64; 3]) -> Result<Arra
             let (rest, i) = (at.div_u(inner), at.rem_u(inner));
             let (o, part) = (rest.div_u(parts), rest.rem_u(parts));
             let first = part * PART as i64;
-            k.range(first, (first + PART as i64).min(y.extent(1))).fold(before.at([o, part, i]).load(), |j, sum| {
-                let x = x.at([o, j, i]).load();
-                let sum = if product { sum * x } else { sum + x };
-                y.at([o, j, i]).store(sum);
-                sum
-            });
+            k.range(first, (first + PART as i64).min(y.extent(1))).fold(
+                before.at([o, part, i]).load(),
+                |j, sum| {
+                    let x = x.at([o, j, i]).load();
+                    let sum = if product { sum * x } else { sum + x };
+                    y.at([o, j, i]).store(sum);
+                    sum
+                },
+            );
         });
         Ok(block.kernel()?)
     })?;

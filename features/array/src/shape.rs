@@ -1,7 +1,5 @@
 //! The same elements in other places: reshaped, turned, sliced, repeated.
 
-use std::sync::Arc;
-
 use crate::device::same;
 use crate::error::{Error, Result};
 use crate::evaluate::{self, Output};
@@ -88,8 +86,10 @@ impl Array {
     /// # Errors
     /// [`Error::Value`] if they are not all named once.
     pub fn permute(&self, order: &[i64]) -> Result<Array> {
-        let order =
-            order.iter().map(|axis| layout::axis("permute_dims", *axis, self.ndim())).collect::<Result<Vec<_>>>()?;
+        let order = order
+            .iter()
+            .map(|axis| layout::axis("permute_dims", *axis, self.ndim()))
+            .collect::<Result<Vec<_>>>()?;
         let mut sorted = order.clone();
         sorted.sort_unstable();
         if sorted.iter().enumerate().any(|(d, axis)| d != *axis) || order.len() != self.ndim() {
@@ -97,7 +97,8 @@ impl Array {
             return Err(Error::Value { function: "permute_dims", what });
         }
         let shape = order.iter().map(|axis| self.shape()[*axis]).collect();
-        let axis = |d: usize| Affine { start: 0, steps: order.iter().map(|axis| i64::from(*axis == d)).collect() };
+        let axis =
+            |d: usize| Affine { start: 0, steps: order.iter().map(|axis| i64::from(*axis == d)).collect() };
         self.viewed(shape, (0..self.ndim()).map(axis).collect())
     }
 
@@ -127,7 +128,10 @@ impl Array {
     fn sliced(&self, slices: &[Slice]) -> Result<(Vec<u64>, layout::Map)> {
         let named = slices.iter().filter(|slice| **slice != Slice::New).count();
         if named > self.ndim() {
-            let what = format!("too many indices for array: array is {}-dimensional, but {named} were indexed", self.ndim());
+            let what = format!(
+                "too many indices for array: array is {}-dimensional, but {named} were indexed",
+                self.ndim()
+            );
             return Err(Error::Value { function: "index", what });
         }
         let whole = self.shape()[named..].iter().map(|n| Slice::Range { start: 0, step: 1, count: *n });
@@ -146,7 +150,8 @@ impl Array {
                 }
                 Slice::Range { start, step, count } => {
                     let size = self.shape()[d] as i64;
-                    let last = count.checked_sub(1).map(|n| step.saturating_mul(n as i64).saturating_add(start));
+                    let last =
+                        count.checked_sub(1).map(|n| step.saturating_mul(n as i64).saturating_add(start));
                     if last.is_some_and(|last| !(0..size).contains(&start) || !(0..size).contains(&last)) {
                         return Err(Error::Index { index: start, axis: d, size: size as u64 });
                     }
@@ -158,17 +163,19 @@ impl Array {
         }
         let axis = |(start, of): (i64, Option<(usize, i64)>)| Affine {
             start,
-            steps: (0..shape.len()).map(|e| of.filter(|(own, _)| *own == e).map_or(0, |(_, step)| step)).collect(),
+            steps: (0..shape.len())
+                .map(|e| of.filter(|(own, _)| *own == e).map_or(0, |(_, step)| step))
+                .collect(),
         };
         let map = axes.into_iter().map(axis).collect();
         Ok((shape, map))
     }
 
-    /// The array with a part of it replaced by other elements, repeated where they are fewer. Memory is copied unless this is its only owner.
+    /// A copy of the array with a part of it replaced by other elements, which are repeated where they are fewer.
     ///
     /// # Errors
     /// As [`slice`](Array::slice); [`Error::Shape`] if the values can't be repeated to the part.
-    pub fn replace(self, slices: &[Slice], values: &Array) -> Result<Array> {
+    pub fn replace(&self, slices: &[Slice], values: &Array) -> Result<Array> {
         same("setitem", self.device(), values.device())?;
         let (shape, map) = self.sliced(slices)?;
         // numpy drops leading extents of 1 here.
@@ -178,34 +185,21 @@ impl Array {
             false => values.clone(),
         };
         let values = values.cast(self.dtype())?.broadcast_to(&shape)?;
-        let (device, dtype, own) = (self.device().clone(), self.dtype(), self.shape().to_vec());
-        values.evaluate()?;
-        let at = evaluate::dense(&self)?;
-        drop(self);
-        // One is ours here, one was the array's.
-        let shared = Arc::strong_count(&at.buffer) > 1;
-        let at = match shared {
-            true => {
-                let old = Array::ready(&device, dtype, own.clone(), at);
-                let buffer = device.allocate(layout::elements(&own) * dtype.bytes())?;
-                let fresh = Storage::dense(buffer, &own);
-                if old.size() != 0 {
-                    let output = Output { dtype, shape: own.clone(), storage: fresh.clone() };
-                    evaluate::copy(&old, output)?;
-                }
-                fresh
-            }
-            false => at,
-        };
+        let result = Array::empty(self.device(), self.dtype(), self.shape())?;
+        let at = evaluate::storage(&result)?;
+        if self.size() != 0 {
+            let whole = Output { dtype: self.dtype(), shape: self.shape().to_vec(), storage: at.clone() };
+            evaluate::copy(self, whole)?;
+        }
         if layout::elements(&shape) != 0 {
-            let mut part = Storage { buffer: Arc::clone(&at.buffer), offset: 0, strides: vec![0; shape.len()] };
-            for (axis, stride) in map.iter().zip(layout::dense(&own)) {
+            let mut part = Storage { buffer: at.buffer, offset: 0, strides: vec![0; shape.len()] };
+            for (axis, stride) in map.iter().zip(&at.strides) {
                 part.offset += axis.start * stride;
                 part.strides.iter_mut().zip(&axis.steps).for_each(|(to, step)| *to += step * stride);
             }
-            evaluate::copy(&values, Output { dtype, shape, storage: part })?;
+            evaluate::copy(&values, Output { dtype: self.dtype(), shape, storage: part })?;
         }
-        Ok(Array::ready(&device, dtype, own, at))
+        Ok(result)
     }
 
     /// Elements at indices of a dense array of one dimension, of the indices' shape; 0 at indices beyond it.
@@ -215,10 +209,17 @@ impl Array {
     pub fn gather(&self, indices: &Array) -> Result<Array> {
         same("take", self.device(), indices.device())?;
         if self.ndim() != 1 {
-            return Err(Error::Shape { function: "take", what: "elements are gathered from one dimension".into() });
+            return Err(Error::Shape {
+                function: "take",
+                what: "elements are gathered from one dimension".into(),
+            });
         }
         if !indices.dtype().is_integer() {
-            return Err(Error::Type { function: "take", dtype: indices.dtype(), what: "indices are integers" });
+            return Err(Error::Type {
+                function: "take",
+                dtype: indices.dtype(),
+                what: "indices are integers",
+            });
         }
         let indices = indices.cast(crate::DType::Int64)?;
         let shape = indices.shape().to_vec();
@@ -266,7 +267,9 @@ impl Array {
     /// Its strides in bytes, if its elements are there.
     pub fn strides(&self) -> Option<Vec<i64>> {
         match self.state() {
-            State::Ready(at) => Some(at.strides.iter().map(|stride| stride * self.dtype().bytes() as i64).collect()),
+            State::Ready(at) => {
+                Some(at.strides.iter().map(|stride| stride * self.dtype().bytes() as i64).collect())
+            }
             State::Lazy(_) => None,
         }
     }

@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 
 /// A block of the table, with its comment.
 pub(crate) struct Item {
-    comment: Vec<String>,
-    kind: Kind,
+    pub(crate) comment: Vec<String>,
+    pub(crate) kind: Kind,
 }
 
-enum Kind {
+pub(crate) enum Kind {
     Handle(String),
     Callback(String, Vec<Parameter>),
     /// A name, with its values and their comments.
@@ -22,17 +22,17 @@ enum Kind {
     },
 }
 
-struct Field {
+pub(crate) struct Field {
     kind: String,
     name: String,
     /// How many there are, of an array.
     count: Option<usize>,
 }
 
-struct Parameter {
+pub(crate) struct Parameter {
     /// As C has it: `const char *`.
-    kind: String,
-    name: String,
+    pub(crate) kind: String,
+    pub(crate) name: String,
     /// The parameter that says how many there are.
     count: Option<String>,
     optional: bool,

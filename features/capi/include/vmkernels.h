@@ -128,6 +128,19 @@ vmk_status vmk_use(int32_t device);
 int32_t vmk_device_in_use(void);
 
 /*
+ How many bytes each pointer of a function points to, for callers that know how long their arrays are: name is that of the function, without
+ _ws. words has a number for each parameter but those of _ws and the stream: an integer, a float's bits, of a pointer 0 for NULL
+ and else 1. bytes gets as many numbers, 0 for what is no pointer, and for memory to work in.
+
+ # Safety
+ The name ends with a zero, words and bytes have count numbers.
+ */
+vmk_status vmk_buffer_sizes(const char *name,
+                            const uint64_t *words,
+                            int32_t count,
+                            uint64_t *bytes);
+
+/*
  C = alpha A B + beta C. A is [M, K], B is [K, N], C is [M, N], row-major and dense. With beta 0 C is not read.
  */
 vmk_status cuda_gemm(const float *A,

@@ -353,3 +353,48 @@ fn rows_and_tokens() {
         assert_eq!(at[..3], [1, 1, 0]);
     }
 }
+
+#[test]
+fn sizes_of_what_pointers_point_to() {
+    let check = |name: &CStr, words: &[u64], wanted: Result<&[u64], &str>| {
+        let mut bytes = [9; 16];
+        let count = words.len() as i32;
+        // SAFETY: there are as many words, and room for as many numbers.
+        let status = unsafe { vmk_buffer_sizes(name.as_ptr(), words.as_ptr(), count, bytes.as_mut_ptr()) };
+        match wanted {
+            Ok(wanted) => {
+                assert_eq!(
+                    (status, &bytes[..words.len()]),
+                    (vmk_status::VMK_SUCCESS, wanted),
+                    "{name:?}: {}",
+                    last()
+                );
+            }
+            Err(part) => {
+                let said = last();
+                assert!(
+                    status == vmk_status::VMK_INVALID_VALUE && said.contains(part),
+                    "{name:?}: {status:?}: {said}"
+                );
+            }
+        }
+    };
+    let one = u64::from(1.0f32.to_bits());
+    check(c"cuda_gemm", &[1, 1, 1, 2, 3, 4, one, 0], Ok(&[32, 48, 24, 0, 0, 0, 0, 0]));
+    check(c"cuda_gemm_bf16", &[1, 1, 1, 2, 3, 4, one, 0], Ok(&[16, 24, 12, 0, 0, 0, 0, 0]));
+    // One that may be NULL, with and without.
+    check(c"cuda_linear", &[1, 1, 1, 1, 2, 3, 4], Ok(&[24, 48, 32, 16, 0, 0, 0]));
+    check(c"cuda_linear", &[1, 1, 1, 0, 2, 3, 4], Ok(&[24, 48, 32, 0, 0, 0, 0]));
+    check(c"cuda_gemm", &[1, 1, 1, u64::MAX, 3, 4, one, 0], Err("cuda_gemm: M is -1"));
+    check(
+        c"cuda_gemm",
+        &[1, 1, 1, 1 << 31, 1 << 31, 1 << 31, one, 0],
+        Err("more bytes than can be addressed"),
+    );
+    check(c"cuda_gemm", &[1, 1], Err("count is 2: cuda_gemm has 8 parameters"));
+    check(c"cuda_gemm_ws", &[1, 1], Err("name is \"cuda_gemm_ws\", which no function"));
+    check(c"\xff", &[], Err("which no function"));
+    // SAFETY: NULL is refused.
+    let status = unsafe { vmk_buffer_sizes(null(), null(), 0, null_mut()) };
+    assert!(status == vmk_status::VMK_INVALID_VALUE && last().contains("name is NULL"), "{}", last());
+}

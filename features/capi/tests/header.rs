@@ -1,9 +1,11 @@
-//! The header: it is what cbindgen makes of the Rust side, and C and C++ compile it.
+//! The headers: they are what the tables and the Rust side say, and C and C++ compile them.
 
 mod common;
 
 use std::path::Path;
 use std::{env, fs};
+
+use vmkernels::sys::accelerator::LAYOUT;
 
 /// The header as cbindgen writes it.
 fn generated() -> String {
@@ -27,18 +29,28 @@ fn generated() -> String {
     String::from_utf8(header).unwrap()
 }
 
-#[test]
-fn it_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/vmkernels.h");
-    let generated = generated();
+/// That a file is as it is made.
+fn check_kept(name: &str, generated: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
     if env::var_os("VMK_WRITE_HEADER").is_some() {
-        fs::write(&path, &generated).unwrap();
+        fs::write(&path, generated).unwrap();
     }
     let kept = fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        kept == generated,
-        "include/vmkernels.h is out of date: set VMK_WRITE_HEADER=1 and run this test again"
-    );
+    assert!(kept == generated, "{name} is out of date: set VMK_WRITE_HEADER=1 and run this test again");
+}
+
+#[test]
+fn it_is_up_to_date() {
+    check_kept("include/vmkernels.h", &generated());
+    check_kept("include/vmaccel.h", &made("vmaccel.h"));
+    for name in ["accelerator_gen.go", "kernels_gen.go"] {
+        check_kept(&format!("../../bindings/go/{name}"), &made(name));
+    }
+}
+
+/// A file as build.rs makes it of the tables.
+fn made(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("OUT_DIR")).join(name)).unwrap()
 }
 
 /// The functions of the header: names and parameters.
@@ -52,18 +64,19 @@ fn functions(header: &str) -> Vec<(String, usize)> {
         let name = before.rsplit([' ', '*']).next()?;
         let parameters = parameters.trim_end_matches([')', ' ']);
         let count = if parameters == "void" { 0 } else { parameters.split(',').count() };
-        (name.starts_with("vmk_") || name.starts_with("cuda_")).then(|| (name.to_owned(), count))
+        ["vmk_", "cuda_", "vma_"].iter().any(|with| name.starts_with(with)).then(|| (name.to_owned(), count))
     });
     statements.collect()
 }
 
 #[test]
 fn it_declares_what_the_library_exports_and_nothing_else() {
-    let declared: Vec<String> = functions(&generated()).into_iter().map(|(name, _)| name).collect();
+    let both = generated() + &made("vmaccel.h");
+    let declared: Vec<String> = functions(&both).into_iter().map(|(name, _)| name).collect();
     let map = fs::read_to_string(Path::new(env!("OUT_DIR")).join("vmkernels.map")).unwrap();
     let mut exported: Vec<&str> =
         map.lines().map(|line| line.trim().trim_end_matches(';')).filter(|line| line.contains("_")).collect();
-    exported.retain(|line| line.starts_with("vmk_") || line.starts_with("cuda_"));
+    exported.retain(|line| ["vmk_", "cuda_", "vma_"].iter().any(|with| line.starts_with(with)));
     let sorted = |mut names: Vec<String>| {
         names.sort();
         names
@@ -74,12 +87,19 @@ fn it_declares_what_the_library_exports_and_nothing_else() {
 #[test]
 fn c_and_c_plus_plus_compile_it() {
     let folder = tempfile::tempdir().unwrap();
-    let source = "#include <vmkernels.h>\nint main(void) { return VMK_VERSION == 0; }\n";
+    // Both, in any order; and what is where in structures is as Rust has it.
+    let mut source = String::from(
+        "#include <stddef.h>\n#include <vmaccel.h>\n#include <vmkernels.h>\n#include <vmaccel.h>\n\
+         int main(void) { return VMK_VERSION == 0 || VMA_VERSION != VMK_VERSION || VMA_TIMEOUT != -6; }\n",
+    );
+    for (at, (what, value)) in LAYOUT.iter().enumerate() {
+        source += &format!("extern char check_{at}[{what} == {value} ? 1 : -1];\n");
+    }
     for (compiler, standard, suffix) in
         [("gcc", "c11", "c"), ("gcc", "c99", "c"), ("g++", "c++11", "cc"), ("g++", "c++20", "cc")]
     {
         let file = folder.path().join(format!("program.{suffix}"));
-        fs::write(&file, source).unwrap();
+        fs::write(&file, &source).unwrap();
         let standard = format!("-std={standard}");
         let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
         common::run(

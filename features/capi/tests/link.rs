@@ -30,7 +30,7 @@ fn run(program: &Path) -> String {
 #[test]
 fn the_examples_with_each_library() {
     for library in [&["-lvmkernels"][..], &["-l:libvmkernels.a", "-lgcc_s"]] {
-        for name in ["attention", "decode"] {
+        for name in ["attention", "decode", "devices", "submit", "vector_add"] {
             let (_folder, program) = compile(name, &format!("examples/{name}.c"), library);
             assert_eq!(run(&program), "ok\n", "{name}, {library:?}");
         }
@@ -41,6 +41,37 @@ fn the_examples_with_each_library() {
 fn forks_unloading_and_the_end() {
     let (_folder, program) = compile("process", "tests/process.c", &[]);
     assert_eq!(run(&program), "ok\n");
+}
+
+/// Forks, unloading, ends while work is under way, and what is left of all that was freed: each process ends by itself, and well.
+#[test]
+fn processes_with_accelerators() {
+    let (_folder, program) = compile("accelerator", "tests/accelerator.c", &["-lvmkernels"]);
+    let library = common::installed().join("lib");
+    for what in ["leaks", "forks", "unload", "idle", "calls", "waits", "kernel", "job", "in-job"] {
+        common::run_command(Command::new(&program).arg(what).env("LD_LIBRARY_PATH", &library));
+    }
+}
+
+/// The examples of accelerators reach no memory that is not theirs, and leave none.
+#[test]
+fn valgrind_finds_nothing() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        println!("skipped: there is no valgrind");
+        return;
+    }
+    for name in ["vector_add", "submit"] {
+        let (_folder, program) = compile(name, &format!("examples/{name}.c"), &["-lvmkernels"]);
+        let mut command = Command::new("valgrind");
+        // Code of the compiler's lies in memory that is used again.
+        command.args(["--quiet", "--smc-check=all-non-file", "--leak-check=full", "--error-exitcode=1"]);
+        command
+            .args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"])
+            .arg(&program)
+            .arg("cpu");
+        let printed = common::run_command(command.env("LD_LIBRARY_PATH", common::installed().join("lib")));
+        assert_eq!(printed, "ok\n", "{name}");
+    }
 }
 
 #[test]
@@ -60,7 +91,8 @@ fn it_exports_what_the_header_has_with_its_version() {
             name.to_owned()
         })
         .collect();
-    let header = fs::read_to_string(prefix.join("include/vmkernels.h")).unwrap();
+    let header = |name| fs::read_to_string(prefix.join("include").join(name)).unwrap();
+    let header = header("vmkernels.h") + &header("vmaccel.h");
     let words = header.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let named: BTreeSet<&str> = words.collect();
     assert!(exported.len() > 10, "{exported:?}");

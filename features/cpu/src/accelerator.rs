@@ -56,6 +56,7 @@ impl CpuAccelerator {
             parameter_bytes: vm_accel::MAX_PARAMETER_BYTES,
             unified: true,
             host_registration: true,
+            guards: true,
         };
         Ok(CpuAccelerator { info, pool: Arc::new(pool) })
     }

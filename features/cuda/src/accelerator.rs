@@ -169,6 +169,7 @@ fn info(driver: &Driver, device: Device) -> Result<DeviceInfo> {
         // Without concurrent access the host faults while any kernel runs.
         unified: get(Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)? != 0,
         host_registration: get(Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED)? != 0,
+        guards: true,
     })
 }
 
@@ -217,6 +218,7 @@ mod tests {
             parameter_bytes: 4096,
             unified: false,
             host_registration: true,
+            guards: true,
         };
         CudaAccelerator { device: driver.device(ordinal).unwrap(), info }
     }

@@ -28,6 +28,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Frame<M> {
         Ok(BatchWriter::new(self.request.as_mut())?)
     }
 
+    /// Goes on with the batch of `len` bytes that was [sealed](BatchWriter::seal) or finished here.
+    ///
+    /// # Errors
+    /// When there is none of that length.
+    pub fn resume(&mut self, len: usize) -> Result<BatchWriter<'_>, Error> {
+        Ok(BatchWriter::resume(self.request.as_mut(), len)?)
+    }
+
     /// The memory of the batch, for bytes that are ready.
     pub fn request(&mut self) -> &mut [u8] {
         self.request.as_mut()

@@ -231,6 +231,18 @@ impl<'a> Batch<'a> {
     /// # Errors
     /// Where it is no batch of this version.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let operations = Self::header(bytes)?;
+        let batch = Self { body: bytes.get(HEADER..).unwrap_or(&[]), operations };
+        let mut seen = batch.operations();
+        for operation in &mut seen {
+            operation?;
+        }
+        seen.input.end()?;
+        Ok(batch)
+    }
+
+    /// How many operations these bytes tell in their header.
+    fn header(bytes: &[u8]) -> Result<usize, Malformed> {
         let mut input = Input::new(bytes, 0);
         if bytes.len() > MAX_BATCH_BYTES {
             return input.bad("it is longer than a batch may be");
@@ -249,13 +261,7 @@ impl<'a> Batch<'a> {
         if operations > MAX_OPERATIONS || operations > input.left() / OPERATION_HEADER {
             return Err(Malformed { offset: 12, what: "it tells more operations than it can have" });
         }
-        let batch = Self { body: bytes.get(HEADER..).unwrap_or(&[]), operations };
-        let mut seen = batch.operations();
-        for operation in &mut seen {
-            operation?;
-        }
-        seen.input.end()?;
-        Ok(batch)
+        Ok(operations)
     }
 
     /// What is said of a batch of another version.
@@ -483,6 +489,20 @@ impl<'a> BatchWriter<'a> {
         Ok(Self { output, operations: 0 })
     }
 
+    /// Goes on with the batch of `len` bytes that another [sealed](Self::seal) here.
+    ///
+    /// # Errors
+    /// When no batch of that length was sealed here.
+    pub fn resume(bytes: &'a mut [u8], len: usize) -> Result<Self, NoRoom> {
+        let Ok(operations) = Batch::header(bytes.get(..len).unwrap_or_default()) else {
+            return Err(NoRoom { what: "a batch that goes on: none was sealed here" });
+        };
+        let cap = bytes.len().min(MAX_BATCH_BYTES);
+        let mut output = Output::new(bytes.get_mut(..cap).unwrap_or_default());
+        output.resume(len);
+        Ok(Self { output, operations: operations as u32 })
+    }
+
     /// How many operations it has so far.
     pub fn len(&self) -> usize {
         self.operations as usize
@@ -702,5 +722,31 @@ impl<'a> BatchWriter<'a> {
     /// When there is no room.
     pub fn log(&mut self) -> Result<(), NoRoom> {
         self.begin(code::LOG, 0, "a look at the log")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_goes_on_where_it_was_sealed() {
+        let (mut whole, mut parts) = ([0xaa; 256], [0xaa; 256]);
+        let mut writer = BatchWriter::new(&mut whole).unwrap();
+        writer.create_buffer(1, 64).unwrap();
+        writer.fence().unwrap();
+        let bytes = writer.finish();
+
+        let mut writer = BatchWriter::new(&mut parts).unwrap();
+        writer.create_buffer(1, 64).unwrap();
+        let len = writer.seal();
+        let mut writer = BatchWriter::resume(&mut parts, len).unwrap();
+        assert_eq!(writer.len(), 1);
+        writer.fence().unwrap();
+        assert_eq!(writer.finish(), bytes);
+        assert_eq!(parts[..bytes], whole[..bytes]);
+        for len in [0, len, bytes + 8, 300] {
+            assert!(BatchWriter::resume(&mut parts, len).is_err(), "{len}");
+        }
     }
 }

@@ -112,6 +112,11 @@ impl<'a> Output<'a> {
         self.bytes.len() - self.len
     }
 
+    /// Goes on behind what was written before.
+    pub(crate) fn resume(&mut self, len: usize) {
+        self.len = len.min(self.bytes.len());
+    }
+
     /// Forgets what was written from `len` on.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);

@@ -112,6 +112,7 @@ fn info(device: Device, listed: &RocmDevice) -> Result<DeviceInfo> {
         // Without concurrent access the host may not look while any kernel runs.
         unified: get(Attribute::ConcurrentManagedAccess)? != 0,
         host_registration: true,
+        guards: true,
     })
 }
 

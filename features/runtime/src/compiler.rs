@@ -9,7 +9,7 @@ use vm_ir::builder::BuildError;
 use vm_ir::valid::ValidationErrors;
 use vm_ir::{IRBlock, Kernel, Module, Trust, ValidModule, validate};
 use vm_jit::cache::{Cache, CacheStatistics, Key};
-use vm_jit::{Rejected, Target};
+use vm_jit::{Rejected, Target, legal};
 
 use super::artifact;
 
@@ -85,6 +85,12 @@ pub trait JitTarget: Accelerator {
     /// # Errors
     /// [`CompileError::Device`] for one that there is no target for.
     fn target(&self) -> Result<Target, CompileError>;
+
+    /// What the host makes of the code, where that is known and another target: what it would reject is rejected here, so that whoever
+    /// chooses among kernels takes the next.
+    fn host_target(&self) -> Option<Target> {
+        None
+    }
 
     /// The assembler to use where the caller names none; `None` if the device takes the code as it is.
     fn assembler(&self) -> Option<Arc<dyn Assemble>> {
@@ -233,6 +239,12 @@ impl<A: JitTarget> JitCompiler<A> {
             return Err(CompileError::Trusted { kernel: first(module) });
         }
         let target = self.compiled_for()?;
+        if let Some(host) = self.accelerator.host_target() {
+            let rejects = legal::rejects(module, &host);
+            if !rejects.is_empty() {
+                return Err(Rejected(rejects).into());
+            }
+        }
         let compiled = self.cache.compile(module, &target)?;
         let image = match &self.assembler {
             None => Arc::from(compiled.code),

@@ -5,9 +5,9 @@
 //!                          └────── cache ──────┘
 //! ```
 //!
-//! * [`JitCompiler`] compiles for one accelerator, whichever it is; `CudaJITCompiler`, `RocmJITCompiler` and `CpuJITCompiler` are its names
-//!   for three.
-//! * `AnyAccelerator` is one that is named when the program runs: `auto`, `cpu`, `cuda:0`, a PCI address.
+//! * [`JitCompiler`] compiles for one accelerator, whichever it is; `CudaJITCompiler`, `RocmJITCompiler`, `CpuJITCompiler` and
+//!   `GuestJITCompiler` are its names for four.
+//! * `AnyAccelerator` is one that is named when the program runs: `auto`, `cpu`, `cuda:0`, `guest`, a PCI address.
 //! * [`CompiledKernel`] has the [`Artifact`](vm_accel::Artifact) that a [`Worker`] loads.
 //! * [`Tuner`] chooses the fastest variant of a family of kernels on the device, and remembers it.
 //! * The accelerators, and all of `vm-accel` that a launch needs, are here by their own names. Each comes with the cargo
@@ -66,6 +66,8 @@ mod cpu;
 mod crc32;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "guest")]
+mod guest;
 #[cfg(feature = "npu")]
 mod models;
 mod tune;
@@ -83,6 +85,8 @@ pub use cpu::{CpuAccelerator, CpuJITCompiler};
 pub use cuda::{
     CudaAccelerator, CudaAssembler, CudaJITCompiler, CudaUsage, assemble, cuda_devices, cuda_usage, nvml,
 };
+#[cfg(feature = "guest")]
+pub use guest::{GuestAccelerator, GuestJITCompiler};
 #[cfg(feature = "npu")]
 pub use models::{NpuAccelerator, compile_graph, npu};
 pub use tune::{

@@ -7,7 +7,9 @@ use vm_accel::fake::FakeAccelerator;
 use vm_accel::{Extent, Guard, Parameter, ParameterKind};
 use vm_ir::op::Axis;
 use vm_ir::view::Access;
-use vm_ir::{GuestAddr, IRBlock, Module, Scalar as Element, Trust, Type, ValidModule, text, validate};
+use vm_ir::{
+    GuestAddr, IRBlock, Kernel, Module, Scalar as Element, Trust, Type, ValidModule, text, validate,
+};
 use vm_jit::Target;
 
 use super::*;
@@ -317,4 +319,46 @@ fn the_hosts_own_is_compiled_only_by_who_vouches_for_it() {
     // It takes a guest's as well, and leaves the checks in.
     let guests = trusted.compile_module(&validate(module(LOOPS), Trust::Guest).unwrap()).unwrap();
     assert!(guests[0].artifact().signature().guarded);
+}
+
+/// A device whose host compiles, for another target.
+struct Elsewhere(FakeAccelerator, &'static str);
+
+impl Accelerator for Elsewhere {
+    type Queue = <FakeAccelerator as Accelerator>::Queue;
+
+    fn info(&self) -> &DeviceInfo {
+        self.0.info()
+    }
+
+    fn open(&self, options: &QueueOptions) -> Result<Self::Queue, Error> {
+        self.0.open(options)
+    }
+}
+
+impl JitTarget for Elsewhere {
+    fn target(&self) -> Result<Target, CompileError> {
+        Ok(Target::Ir)
+    }
+
+    fn host_target(&self) -> Option<Target> {
+        self.1.parse().ok()
+    }
+}
+
+#[test]
+fn what_the_host_would_reject_is_rejected_before_it_is_sent() {
+    let compile = |host, kernel: Kernel| {
+        JitCompiler::new(Arc::new(Elsewhere(FakeAccelerator::new(), host))).compile_kernel(kernel)
+    };
+    let block = IRBlock::new(GuestAddr(0x77));
+    block.builder().name("large").shared("tile", Element::F32, &[20_000]);
+    let rejected = compile("ptx:sm_75", block.kernel().unwrap());
+    assert!(matches!(&rejected, Err(CompileError::Rejected(_))), "{rejected:?}");
+    for host in ["ptx:sm_90a", "a target of a newer host"] {
+        let kernel = compile(host, block.kernel().unwrap()).unwrap();
+        assert_eq!((kernel.format(), kernel.target()), ("IR", &Target::Ir), "{host}");
+    }
+    let loops = compile("ptx:sm_75", module(LOOPS).kernels()[0].clone()).unwrap();
+    assert!(!loops.artifact().signature().guarded, "the host adds the guard");
 }

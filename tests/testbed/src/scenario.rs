@@ -59,8 +59,9 @@ pub struct Contents {
     /// Other VMMs to compare with: this machine's QEMU with its libraries and firmware, and cloud-hypervisor where the
     /// testbed was given one.
     pub peers: bool,
-    /// The example of a Linux program that uses a shared accelerator, in the Linux guest as `/bin/softmax`.
-    pub example: bool,
+    /// The examples of Linux programs that use a shared accelerator, in the Linux guest: by the protocol's client as `/bin/softmax`, by
+    /// a worker as `/bin/worker`.
+    pub examples: bool,
     /// The library's examples that scenarios run: of a VMM that implements its boundary itself, of two processes that drive
     /// one device, and of what mapping RAM for DMA takes, as `/bin/own_vmm`, `/bin/vfio_edu` and `/bin/map_ram`.
     pub library_examples: bool,
@@ -75,7 +76,7 @@ impl Contents {
         linux_guest: false,
         bare_guest: false,
         peers: false,
-        example: false,
+        examples: false,
         library_examples: false,
         systemd: false,
     };
@@ -88,7 +89,7 @@ impl Contents {
             linux_guest: self.linux_guest || other.linux_guest,
             bare_guest: self.bare_guest || other.bare_guest,
             peers: self.peers || other.peers,
-            example: self.example || other.example,
+            examples: self.examples || other.examples,
             library_examples: self.library_examples || other.library_examples,
             systemd: self.systemd || other.systemd,
         }

@@ -5,6 +5,7 @@ pub mod amdgcn;
 #[cfg(feature = "cpu")]
 pub mod cpu;
 mod flow;
+pub(crate) mod ir;
 mod place;
 pub mod ptx;
 mod stage;
@@ -23,6 +24,8 @@ pub enum Target {
     /// Machine code for a CPU: `cpu` for this machine, `cpu:x86-64-v3` for one that is named.
     #[cfg(feature = "cpu")]
     Cpu(cpu::Options),
+    /// The IR in its binary form, for a host that compiles it: `ir`.
+    Ir,
 }
 
 impl fmt::Display for Target {
@@ -32,6 +35,7 @@ impl fmt::Display for Target {
             Target::Amdgcn(options) => write!(f, "amdgcn:{options}"),
             #[cfg(feature = "cpu")]
             Target::Cpu(options) => write!(f, "cpu:{options}"),
+            Target::Ir => f.write_str("ir"),
         }
     }
 }
@@ -41,7 +45,7 @@ impl fmt::Display for Target {
 pub enum UnknownTarget {
     /// The kind is unknown.
     #[error(
-        "no target `{0}`; a target is `ptx:ARCHITECTURE`, such as ptx:sm_90a, `amdgcn:CHIP`, such as amdgcn:gfx942, or `cpu`"
+        "no target `{0}`; a target is `ptx:ARCHITECTURE`, such as ptx:sm_90a, `amdgcn:CHIP`, such as amdgcn:gfx942, `cpu`, or `ir`"
     )]
     Kind(String),
     /// The kind was left out when this program was built.
@@ -62,7 +66,7 @@ pub enum UnknownTarget {
 impl FromStr for Target {
     type Err = UnknownTarget;
 
-    /// Reads `ptx:ARCHITECTURE`, `amdgcn:CHIP`, `cpu` and `cpu:MACHINE`; the other options have their defaults. `cpu` is the most that
+    /// Reads `ptx:ARCHITECTURE`, `amdgcn:CHIP`, `cpu`, `cpu:MACHINE` and `ir`; the other options have their defaults. `cpu` is the most that
     /// this machine counts as, and is written by that name.
     fn from_str(text: &str) -> Result<Target, UnknownTarget> {
         match text.split_once(':') {
@@ -76,6 +80,7 @@ impl FromStr for Target {
             Some(("cpu", _)) => Err(UnknownTarget::LeftOut(text.to_owned())),
             #[cfg(not(feature = "cpu"))]
             None if text == "cpu" => Err(UnknownTarget::LeftOut(text.to_owned())),
+            None if text == "ir" => Ok(Target::Ir),
             _ => Err(UnknownTarget::Kind(text.to_owned())),
         }
     }

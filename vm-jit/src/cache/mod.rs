@@ -31,9 +31,10 @@ pub struct Key([u8; 32]);
 impl Key {
     /// The key of what a module becomes.
     pub fn new(module: &ValidModule, target: &Target, product: &str) -> Key {
-        // Lines are part of the code only if it says which lines it is from.
+        // Lines are part of the code only if it says which lines it is from, or is the module.
         let lines = match target {
             Target::Ptx(options) if options.source.is_some() => Lines::Keep,
+            Target::Ir => Lines::Keep,
             _ => Lines::Strip,
         };
         let mut hash = Sha256::new();

@@ -26,6 +26,9 @@ fn within(fuel: u64, time: Duration) -> Launch {
 }
 
 pub(super) fn by_hand<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    if !accelerator.info().guards {
+        return;
+    }
     let queue = accelerator.open(&QueueOptions::default()).expect("a queue opens");
     let program = programs(Program::Spin);
     let kernel = queue.load(&program).expect("the program loads");
@@ -69,6 +72,9 @@ pub(super) fn by_hand<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
 }
 
 pub(super) fn fuel<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    if !accelerator.info().guards {
+        return;
+    }
     let worker = start(accelerator, PoolOptions::default());
     let kernel = worker.load(&programs(Program::Spin)).expect("the program loads");
     let output = worker.allocate(4).expect("memory");
@@ -89,6 +95,9 @@ pub(super) fn fuel<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>)
 }
 
 pub(super) fn time<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    if !accelerator.info().guards {
+        return;
+    }
     let worker = start(accelerator, PoolOptions::default());
     let kernel = worker.load(&programs(Program::Spin)).expect("the program loads");
     let output = worker.allocate_zeroed(4).expect("memory");
@@ -113,6 +122,9 @@ pub(super) fn time<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>)
 }
 
 pub(super) fn behind<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    if !accelerator.info().guards {
+        return;
+    }
     let worker = start(accelerator, PoolOptions::default());
     let kernel = worker.load(&programs(Program::Spin)).expect("the program loads");
     let bump = worker.load(&programs(Program::Bump)).expect("the program loads");
@@ -136,6 +148,9 @@ pub(super) fn behind<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_
 }
 
 pub(super) fn graphs<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    if !accelerator.info().guards {
+        return;
+    }
     let worker = start(accelerator, PoolOptions::default());
     let kernel = worker.load(&programs(Program::Spin)).expect("the program loads");
     let outputs = worker.allocate_zeroed(8).expect("memory");
@@ -176,6 +191,9 @@ pub(super) fn graphs<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_
 }
 
 pub(super) fn batches<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    if !accelerator.info().guards {
+        return;
+    }
     const LAUNCHES: u64 = 40;
     const AMONG: u64 = 13;
     let worker = start(accelerator, PoolOptions::default());

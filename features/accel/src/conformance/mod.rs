@@ -2,7 +2,7 @@
 //!
 //! # What an implementation provides
 //! - An [`Accelerator`] with its [`Queue`](crate::Queue). Memory of kind `Pinned` is a must; `Unified` and registered
-//!   host memory are where [`DeviceInfo`](crate::DeviceInfo) says so.
+//!   host memory are where [`DeviceInfo`](crate::DeviceInfo) says so, and so are guards.
 //! - Every [`Program`], compiled for it: a function that gives the artifact. The signature is
 //!   [`Program::signature`], but the entry, `shared_bytes` and the offsets of the parameters may differ.
 //!

@@ -124,6 +124,7 @@ impl FakeAccelerator {
             parameter_bytes: vm_abi::PARAMETER_BYTES,
             unified: true,
             host_registration: true,
+            guards: true,
         };
         Self { info, controls: Arc::new(controls) }
     }

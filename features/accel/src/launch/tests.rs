@@ -50,6 +50,7 @@ fn grids_that_do_not_fit_are_refused() {
         parameter_bytes: 0,
         unified: false,
         host_registration: false,
+        guards: false,
     };
     let signature = |cluster| Signature { cluster, ..artifact(vec![], false).signature().clone() };
     let check = |grid: [u32; 3], cluster, wanted: Option<&str>| {

@@ -203,12 +203,14 @@ impl<A: Accelerator> Session<A> {
                 }
             }
             Pending::Free(event, frees) => {
+                self.defer(done.clone());
                 if done.is_ok() {
                     self.reuse(event);
                 }
                 frees.into_iter().for_each(|freed| self.remove(freed));
             }
             Pending::GraphExec(event, graph, events) => {
+                self.defer(done.clone());
                 if done.is_ok() {
                     self.reuse(event);
                 }

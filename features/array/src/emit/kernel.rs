@@ -48,13 +48,11 @@ pub(crate) fn kernel(program: &Program, form: &Form) -> Result<Kernel> {
         .map(|(at, ((_, dtype), place))| view(format!("y{at}"), *dtype, place, Access::Write, form.partial))
         .collect();
     let leaves = program.leaves.iter().zip(&form.leaves).enumerate();
-    let leaves: Vec<_> =
-        leaves.map(|(at, (dtype, place))| view(format!("x{at}"), *dtype, place, Access::Read, false)).collect();
+    let leaves: Vec<_> = leaves
+        .map(|(at, (dtype, place))| view(format!("x{at}"), *dtype, place, Access::Read, false))
+        .collect();
     let number = |(at, dtype): (usize, &DType)| {
-        let part = |name: &str| {
-            let stored = k.scalar(&format!("n{at}{name}"), Type::scalar_of(dtype.stored()));
-            stored
-        };
+        let part = |name: &str| k.scalar(&format!("n{at}{name}"), Type::scalar_of(dtype.stored()));
         let re = part("");
         match dtype.is_complex() {
             true => V::complex(*dtype, re, part("i")),
@@ -66,7 +64,7 @@ pub(crate) fn kernel(program: &Program, form: &Form) -> Result<Kernel> {
     let indices = (0..program.indices).map(index).collect();
     let rows = form.cpu.then(|| k.scalar_in("rows", Type::I64, 1, 1 << 40));
     let part = form.partial.then(|| k.scalar_in("part", Type::I64, 1, 1 << 40));
-    let numbers = numbers.into_iter().map(|number| loaded(number)).collect();
+    let numbers = numbers.into_iter().map(loaded).collect();
     let cx = Context { k, program, form, outputs, leaves, numbers, indices };
     match form.reduced {
         None => cx.map(rows),
@@ -105,7 +103,10 @@ fn view_type(dtype: DType, place: &Place, rank: usize, access: Access, partial: 
         names.push("");
     }
     let bytes = dtype.stored().bytes();
-    ViewType::new(dtype.stored(), dims.len(), access).with_dims(&dims).named(&names).aligned(u32::from(place.align).max(bytes))
+    ViewType::new(dtype.stored(), dims.len(), access)
+        .with_dims(&dims)
+        .named(&names)
+        .aligned(u32::from(place.align).max(bytes))
 }
 
 fn element<'b>(place: PlaceRef<'b>, indices: &[Val<'b>]) -> Element<'b> {
@@ -231,7 +232,9 @@ impl<'b> Context<'_, 'b> {
                     let words = math::philox(value(counter).re, value(key).re);
                     V::new(*dtype, uniform(*dtype, words))
                 }
-                Step::Bits(counter, key) => V::new(*dtype, wide(math::philox(value(counter).re, value(key).re))),
+                Step::Bits(counter, key) => {
+                    V::new(*dtype, wide(math::philox(value(counter).re, value(key).re)))
+                }
                 Step::Reduced(number) => reduced[usize::from(number)],
             };
             values.push(next);
@@ -282,7 +285,13 @@ impl<'b> Context<'_, 'b> {
     }
 
     /// Runs `body` for each row of a processor's block, or for that of a GPU's thread or warp.
-    fn rows(&self, total: Val<'b>, rows: Option<Val<'b>>, of_warp: bool, body: impl FnOnce(Val<'b>, Val<'b>)) {
+    fn rows(
+        &self,
+        total: Val<'b>,
+        rows: Option<Val<'b>>,
+        of_warp: bool,
+        body: impl FnOnce(Val<'b>, Val<'b>),
+    ) {
         let k = self.k;
         match rows {
             Some(rows) => {
@@ -371,12 +380,15 @@ impl<'b> Context<'_, 'b> {
             Reduction::Max | Reduction::Min => {
                 let top = 1u64 << (scalar.bits() - 1);
                 let signed = matches!(dtype.kind(), crate::dtype::Kind::Signed);
-                k.bits(part, match (op, signed) {
-                    (Reduction::Max, true) => top,
-                    (Reduction::Max, false) => 0,
-                    (_, true) => top - 1,
-                    (_, false) => scalar.mask(),
-                })
+                k.bits(
+                    part,
+                    match (op, signed) {
+                        (Reduction::Max, true) => top,
+                        (Reduction::Max, false) => 0,
+                        (_, true) => top - 1,
+                        (_, false) => scalar.mask(),
+                    },
+                )
             }
         };
         match dtype.is_complex() {
@@ -402,7 +414,12 @@ impl<'b> Context<'_, 'b> {
         let mut values = Vec::new();
         self.compute(&mut values, self.program.elements, at, lanes, &[]);
         let of = self.program.reductions.iter().zip(sums.0);
-        Sums(of.map(|((op, value, dtype), sum)| Self::combine(*op, sum, values[usize::from(*value)].to(*dtype))).collect())
+        Sums(
+            of.map(|((op, value, dtype), sum)| {
+                Self::combine(*op, sum, values[usize::from(*value)].to(*dtype))
+            })
+            .collect(),
+        )
     }
 
     fn begin(&self, lanes: u8) -> Sums<'b> {
@@ -455,18 +472,19 @@ impl<'b> Context<'_, 'b> {
             let mut rest = first;
             if lanes > 1 {
                 let whole = first + ((end - first) & -(threads * i64::from(lanes)));
-                let wide = k.range(first + own * i64::from(lanes), whole).step(threads * i64::from(lanes)).fold(
-                    self.begin(lanes),
-                    |i, sums| {
+                let wide = k
+                    .range(first + own * i64::from(lanes), whole)
+                    .step(threads * i64::from(lanes))
+                    .fold(self.begin(lanes), |i, sums| {
                         at[last] = i;
                         self.take(sums, &at, lanes)
-                    },
-                );
+                    });
                 let mut wide = wide.0;
                 let mut width = lanes;
                 // Lanes are added in a fixed order, halves first.
-                let mut parts: Vec<Vec<V<'b>>> =
-                    (0..width).map(|lane| wide.iter().map(|sum| sum.map(|part| part.lane(lane))).collect()).collect();
+                let mut parts: Vec<Vec<V<'b>>> = (0..width)
+                    .map(|lane| wide.iter().map(|sum| sum.map(|part| part.lane(lane))).collect())
+                    .collect();
                 while width > 1 {
                     width /= 2;
                     let half = usize::from(width);
@@ -522,10 +540,10 @@ fn shuffled(sum: V<'_>, distance: i32) -> V<'_> {
     match sum.dtype {
         DType::Bool => V::bool(sum.re.to(Scalar::I32).shuffle_xor(distance).ne(zero(sum.re.to(Scalar::I32)))),
         _ => sum.map(|part| match part.ty().scalar() {
-            scalar if scalar.bits() < 32 && scalar.is_int() => part.to(Scalar::I32).shuffle_xor(distance).to(scalar),
-            Scalar::F16 | Scalar::Bf16 => {
-                part.to(Scalar::F32).shuffle_xor(distance).to(part.ty().scalar())
+            scalar if scalar.bits() < 32 && scalar.is_int() => {
+                part.to(Scalar::I32).shuffle_xor(distance).to(scalar)
             }
+            Scalar::F16 | Scalar::Bf16 => part.to(Scalar::F32).shuffle_xor(distance).to(part.ty().scalar()),
             _ => part.shuffle_xor(distance),
         }),
     }

@@ -538,7 +538,8 @@ mod complex {
             Binary::Divide => div(a, b),
             Binary::Pow => {
                 let value = exp(mul(b, log(a)));
-                let (base, power) = (a.0.eq(zero(a.0)) & a.1.eq(zero(a.1)), b.0.eq(zero(b.0)) & b.1.eq(zero(b.1)));
+                let (base, power) =
+                    (a.0.eq(zero(a.0)) & a.1.eq(zero(a.1)), b.0.eq(zero(b.0)) & b.1.eq(zero(b.1)));
                 let one = power.select(constant(a.0, 1.0), zero(a.0));
                 (base.select(one, value.0), base.select(zero(a.0), value.1))
             }
@@ -561,12 +562,7 @@ pub(super) fn philox<'b>(counter: Val<'b>, key: Val<'b>) -> [Val<'b>; 4] {
     let mut keys = [word(key), high(key)];
     for _ in 0..10 {
         let (a, b) = (c(0xD251_1F53), c(0xCD9E_8D57));
-        x = [
-            x[2].mulhi_u(b) ^ x[1] ^ keys[0],
-            x[2] * b,
-            x[0].mulhi_u(a) ^ x[3] ^ keys[1],
-            x[0] * a,
-        ];
+        x = [x[2].mulhi_u(b) ^ x[1] ^ keys[0], x[2] * b, x[0].mulhi_u(a) ^ x[3] ^ keys[1], x[0] * a];
         keys = [keys[0] + c(0x9E37_79B9), keys[1] + c(0xBB67_AE85)];
     }
     x

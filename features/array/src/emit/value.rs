@@ -66,7 +66,9 @@ fn convert<'b>(value: Val<'b>, from: DType, to: DType) -> Val<'b> {
         (Kind::Bool, Kind::Float | Kind::Complex) => value.to(Scalar::I32).to(scalar),
         (Kind::Unsigned, _) => value.to_u(scalar),
         // Negative ones wrap, as with C's compilers and numpy, where they fit into 64 bits.
-        (Kind::Float | Kind::Complex, Kind::Unsigned) if to != DType::UInt64 => value.to(Scalar::I64).to(scalar),
+        (Kind::Float | Kind::Complex, Kind::Unsigned) if to != DType::UInt64 => {
+            value.to(Scalar::I64).to(scalar)
+        }
         (Kind::Float | Kind::Complex, Kind::Unsigned) => {
             let negative = value.lt(zero(value));
             negative.select(value.to(Scalar::I64), value.to_u(Scalar::I64))

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 
-use super::run::{answer, state};
+use super::run::{answer, buffer_sizes, state};
 
 /// The bits of a bfloat16.
 pub type vmk_bf16 = u16;
@@ -113,4 +113,21 @@ pub extern "C" fn vmk_device_in_use() -> i32 {
         vmk_status::VMK_SUCCESS => vmk_device::VMK_CPU as i32,
         status => status as i32,
     }
+}
+
+/// How many bytes each pointer of a function points to, for callers that know how long their arrays are: name is that of the function, without
+/// _ws. words has a number for each parameter but those of _ws and the stream: an integer, a float's bits, of a pointer 0 for NULL
+/// and else 1. bytes gets as many numbers, 0 for what is no pointer, and for memory to work in.
+///
+/// # Safety
+/// The name ends with a zero, words and bytes have count numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmk_buffer_sizes(
+    name: *const c_char,
+    words: *const u64,
+    count: i32,
+    bytes: *mut u64,
+) -> vmk_status {
+    // SAFETY: as the caller promises.
+    unsafe { buffer_sizes(name, words, count, bytes) }
 }

@@ -1,6 +1,6 @@
 //! A call from C: checks, the plan, the launches.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::Once;
@@ -12,7 +12,7 @@ use vm_ir::Scalar;
 use super::abi::{keep, vmk_status};
 use super::device::Device;
 use super::gate;
-use crate::call::{Arguments, Numbers, PARAMETERS, Spec};
+use crate::call::{Arguments, Kind, Numbers, PARAMETERS, Spec};
 use crate::engine::{Buffer, Engine, Operand, Packed, Plan, Step};
 use crate::error::Failure;
 use crate::state::{Chosen, State};
@@ -393,6 +393,57 @@ pub(super) unsafe fn workspace_size(
             function: name,
             what: format!("{needed} bytes to work in are more than there are"),
         })?;
+        Ok(())
+    })
+}
+
+/// Tells how many bytes the pointers of a function point to.
+///
+/// # Safety
+/// As for [`vmk_buffer_sizes`](super::vmk_buffer_sizes).
+pub(super) unsafe fn buffer_sizes(
+    name: *const c_char,
+    words: *const u64,
+    count: i32,
+    bytes: *mut u64,
+) -> vmk_status {
+    const NAME: &str = "vmk_buffer_sizes";
+    answer(NAME, || {
+        for (parameter, null) in
+            [("name", name.is_null()), ("words", words.is_null()), ("bytes", bytes.is_null())]
+        {
+            if null {
+                return Err(Failure::invalid(NAME, parameter, "is NULL"));
+            }
+        }
+        // SAFETY: as the caller promises.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+        let found = super::functions::BY_NAME.iter().find(|(known, ..)| *known == name);
+        let (name, index, element) = found.ok_or_else(|| {
+            Failure::invalid(NAME, "name", format!("is {name:?}, which no function that computes is called"))
+        })?;
+        let spec = &super::FUNCTIONS[*index];
+        let wanted = spec.parameters.len();
+        if usize::try_from(count) != Ok(wanted) {
+            return Err(Failure::invalid(
+                NAME,
+                "count",
+                format!("is {count}: {name} has {wanted} parameters"),
+            ));
+        }
+        // SAFETY: as the caller promises.
+        let mut given = unsafe { std::slice::from_raw_parts(words, wanted) }.to_vec();
+        for (word, parameter) in given.iter_mut().zip(spec.parameters) {
+            if matches!(parameter.kind, Kind::Pointer { .. } | Kind::Workspace) && *word != 0 {
+                *word = WORKSPACE_ALIGN;
+            }
+        }
+        let call = Arguments { spec, name, element: *element, words: &given };
+        let (_, buffers) = Engine::<super::Cpu>::outline(&call)?;
+        // SAFETY: as the caller promises.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(bytes, wanted) };
+        bytes.fill(0);
+        buffers.iter().for_each(|buffer| bytes[buffer.word] = buffer.bytes);
         Ok(())
     })
 }

@@ -1,7 +1,7 @@
 //! A stream to the device.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 use std::vec;
 use std::vec::Vec;
@@ -151,6 +151,13 @@ impl Stream {
             return Err(error);
         }
         act(self).inspect_err(|error| self.failed = Some(*error))
+    }
+}
+
+/// The socket, for who waits for answers by other means: it is readable when some come, or the stream has ended.
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

@@ -65,6 +65,10 @@ impl Mapping {
         self.bytes
     }
 
+    pub(super) fn address(&self) -> usize {
+        self.base.expose_provenance()
+    }
+
     /// Copies in what the caller has seen to fit.
     pub(super) fn write(&self, offset: usize, data: &[u8]) {
         assert!(offset <= self.bytes && data.len() <= self.bytes - offset, "outside of the mapping");

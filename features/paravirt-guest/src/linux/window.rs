@@ -37,6 +37,11 @@ impl Window {
         self.mapping.bytes() as u64
     }
 
+    /// Where this program has it mapped. It stays there as long as a clone of this, or a part of it.
+    pub fn address(&self) -> u64 {
+        self.mapping.address() as u64
+    }
+
     /// Takes the first free part of N bytes. No other taker gets it, in this program or another, until it is
     /// dropped or its program has ended; that is an agreement between those who ask this way, which the host knows nothing
     /// of.

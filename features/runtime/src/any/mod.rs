@@ -121,6 +121,8 @@ macro_rules! accelerators {
 
 // Here a further one is added; `open` says how it is found.
 accelerators! {
+    #[cfg(feature = "guest")]
+    Guest = super::GuestAccelerator, "guest";
     #[cfg(feature = "cuda")]
     Cuda = super::CudaAccelerator, "cuda";
     #[cfg(feature = "rocm")]

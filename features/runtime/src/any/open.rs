@@ -14,7 +14,7 @@ const MOST: usize = 64;
 pub enum OpenError {
     /// The text names none.
     #[error(
-        "{spec:?} names no accelerator: write auto, cpu, cuda:N, rocm:N, or a PCI address as in 0000:65:00.0"
+        "{spec:?} names no accelerator: write auto, cpu, cuda:N, rocm:N, guest, or a PCI address as in 0000:65:00.0"
     )]
     Name {
         /// What was asked for.
@@ -58,6 +58,8 @@ struct Kind {
 
 /// The kinds that this build has, those that `auto` takes first at the front.
 const KINDS: &[Kind] = &[
+    #[cfg(feature = "guest")]
+    guest::KIND,
     #[cfg(feature = "cuda")]
     cuda::KIND,
     #[cfg(feature = "rocm")]
@@ -67,11 +69,11 @@ const KINDS: &[Kind] = &[
 ];
 
 /// Kinds that a build may lack.
-const FEATURES: [&str; 3] = ["cuda", "rocm", "cpu"];
+const FEATURES: [&str; 4] = ["guest", "cuda", "rocm", "cpu"];
 
 impl AnyAccelerator {
-    /// The accelerator that a text names: `cpu`, `cuda:N` or `rocm:N` for the GPU of that number, a GPU's PCI address as in `0000:65:00.0`,
-    /// or `auto` for the first GPU of NVIDIA's, else of AMD's, else the processor.
+    /// The accelerator that a text names: `cpu`, `guest` for the one that the host shares with this guest, `cuda:N` or `rocm:N` for the GPU of that
+    /// number, a GPU's PCI address as in `0000:65:00.0`, or `auto` for the host's, else the first GPU of NVIDIA's, else of AMD's, else the processor.
     ///
     /// # Errors
     /// [`OpenError`], with what was asked for, what there is, and what to do.
@@ -151,6 +153,26 @@ fn address(text: &str) -> Option<String> {
     let (device, function) =
         (hex(device, 2).filter(|device| *device < 32)?, hex(function, 1).filter(|function| *function < 8)?);
     Some(format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"))
+}
+
+#[cfg(feature = "guest")]
+mod guest {
+    use super::{AnyAccelerator, Kind};
+    use crate::GuestAccelerator;
+
+    pub(super) const KIND: Kind = Kind {
+        name: "guest",
+        all: || open(0).into_iter().collect(),
+        numbered: open,
+        at: |_| Err("the host's accelerator is named guest".into()),
+    };
+
+    fn open(number: u32) -> Result<AnyAccelerator, String> {
+        if number != 0 {
+            return Err(format!("there is no accelerator {number} of the host's: the first one is used"));
+        }
+        GuestAccelerator::new().map(AnyAccelerator::Guest).map_err(|error| error.to_string())
+    }
 }
 
 #[cfg(feature = "cuda")]

@@ -552,11 +552,14 @@ fn run<A: JitTarget>(
 /// What the functions and families of `vm-kernels` are told of a device. A processor has more memory for a block than a kernel's arrays may
 /// take on any target.
 pub fn resources(info: &DeviceInfo) -> Resources {
-    let architecture = info.target.strip_prefix("sm_").and_then(|number| number.parse().ok());
+    // A device's own target, as `sm_90`, or the one that a guest's host compiles for, as `ptx:sm_90a`.
+    let architecture = info.target.trim_start_matches("ptx:").strip_prefix("sm_");
+    let architecture =
+        architecture.and_then(|number| number.trim_end_matches(char::is_alphabetic).parse().ok());
     Resources {
         compute_units: info.compute_units.max(1),
         shared_bytes: info.shared_bytes.min(MAX_SHARED_BYTES as u32),
-        kind: if info.backend == "cpu" { Kind::Cpu } else { Kind::Gpu },
+        kind: if info.target.starts_with("cpu") { Kind::Cpu } else { Kind::Gpu },
         cluster: if architecture.is_some_and(|number: u32| number >= 90) { 8 } else { 1 },
     }
 }

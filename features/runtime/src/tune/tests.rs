@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vm_accel::Accelerator as _;
 use vm_accel::fake::{FakeAccelerator, Script};
 use vm_ir::builder::BuildError;
 use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar, text};
@@ -439,4 +440,22 @@ fn families_on_the_cpu() {
     let epilogue = Epilogue { scaled: true, bias: true, activation: Activation::Relu, ..Epilogue::NONE };
     check(&tuner, &Product { epilogue, ..Product::of(70, 40, 50) });
     check(&tuner, &Product { batch: Batch::Grouped, matrices: 3, ..Product::of(70, 40, 50) });
+}
+
+#[test]
+fn kernels_are_chosen_by_what_compiles_for_the_device() {
+    let check = |target: &str, kind: Kind, cluster: u32| {
+        let info = DeviceInfo { target: target.into(), ..FakeAccelerator::new().info().clone() };
+        let found = resources(&info);
+        assert_eq!((found.kind, found.cluster), (kind, cluster), "{target}");
+    };
+    check("cpu", Kind::Cpu, 1);
+    check("sm_80", Kind::Gpu, 1);
+    check("sm_90", Kind::Gpu, 8);
+    check("gfx942", Kind::Gpu, 1);
+    // Those of a guest's host.
+    check("cpu:x86-64-v3", Kind::Cpu, 1);
+    check("ptx:sm_86", Kind::Gpu, 1);
+    check("ptx:sm_90a", Kind::Gpu, 8);
+    check("amdgcn:gfx942", Kind::Gpu, 1);
 }

@@ -27,8 +27,8 @@ pub(super) fn make_l1(
         let guest = path.with_file_name("guest.cpio");
         let mut inner = Tree::create(&guest)?;
         inner.machine(programs, kernel)?;
-        if contents.example {
-            inner.program("bin/softmax", built(&programs.example)?)?;
+        for (place, program) in &programs.examples {
+            inner.program(place, program)?;
         }
         inner.finish()?;
         tree.file("guest/initrd", 0o644, &guest)?;

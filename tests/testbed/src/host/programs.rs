@@ -31,8 +31,9 @@ pub struct Programs {
     pub agent: PathBuf,
     /// The bare guest, if it was asked for.
     pub bare_guest: Option<PathBuf>,
-    /// The example of a Linux program that uses a shared accelerator, if it was asked for.
-    pub example: Option<PathBuf>,
+    /// The examples of Linux programs that use a shared accelerator, by the names that they have in the guest; none if they were not
+    /// asked for.
+    pub examples: Vec<(&'static str, PathBuf)>,
     /// The library's examples, by the names that they have in L1; none if they were not asked for.
     pub library_examples: Vec<(&'static str, PathBuf)>,
     /// cloud-hypervisor, static, where there is one to compare with.
@@ -61,13 +62,17 @@ impl Programs {
         };
         let library_examples: &[&str] =
             if contents.library_examples { &[OWN_VMM, VFIO_EDU, MAP_RAM] } else { &[] };
+        let examples: &[(&str, &str)] = match contents.examples {
+            true => &[("bin/softmax", "examples/linux"), ("bin/worker", "examples/guest")],
+            false => &[],
+        };
         say("building vm-service and the agent");
         cargo(logs, "build-programs.log", "building the programs", |command| {
             command.args(["--profile", profile, "--bin", "vm-service", "--bin", "testbed-agent"]);
             if contents.accelerators {
                 // All of the workspace, with examples, so that cargo chooses the same features of other crates as for
                 // `cargo test --workspace`, and what it has compiled for either serves both.
-                command.args(["--workspace", "--example", "linux"]);
+                command.args(["--workspace", "--example", "linux", "--example", "guest"]);
             } else {
                 command.args([
                     "--package",
@@ -95,7 +100,10 @@ impl Programs {
         Ok(Self {
             vm_service: stripped("vm-service")?,
             agent: stripped("testbed-agent")?,
-            example: contents.example.then(|| stripped("examples/linux")).transpose()?,
+            examples: examples
+                .iter()
+                .map(|&(place, name)| Ok((place, stripped(name)?)))
+                .collect::<Result<_>>()?,
             library_examples: library_examples
                 .iter()
                 .map(|&name| Ok((name, stripped(&name.replace("/bin/", "examples/"))?)))

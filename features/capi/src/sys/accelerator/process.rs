@@ -7,6 +7,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::running_job;
 use crate::accelerator::{Failure, functions};
 use crate::sys::gate::{Gate, Passed};
 
@@ -47,7 +48,10 @@ pub(crate) fn end_at_exit() {
         GATE.close(Duration::ZERO);
         // The process ends whatever is left of them. No panic may leave this.
         let _ = std::panic::catch_unwind(|| functions::end_all(TIMEOUT));
-        GATE.wait(until.saturating_duration_since(Instant::now()));
+        // Who waits for the job that ends the process does not come back.
+        if running_job() == 0 {
+            GATE.wait(until.saturating_duration_since(Instant::now()));
+        }
     }
     // SAFETY: the handler uses statics alone, and belongs to the library, so that it is called before that is unloaded.
     let _ = unsafe { libc::atexit(end) };

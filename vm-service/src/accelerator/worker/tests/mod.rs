@@ -1,5 +1,7 @@
 //! Batches on the simulated accelerator, whose kernels are known by their names.
 
+#[cfg(feature = "cpu")]
+mod guest;
 #[cfg(feature = "npu")]
 mod hexagon;
 mod models;

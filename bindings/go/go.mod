@@ -1,0 +1,3 @@
+module vmaccel
+
+go 1.19
