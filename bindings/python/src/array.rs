@@ -410,7 +410,8 @@ impl PyArray {
             let name = value.get_type().name()?.to_string();
             return Err(PyTypeError::new_err(format!("elements can't be set to a {name}")));
         };
-        if values.dtype().kind() > array.dtype().kind() && value.cast::<PyArray>().is_err() {
+        let widens = values.dtype().kind() > array.dtype().kind() && array.dtype() != vm_array::DType::Bool;
+        if widens && value.cast::<PyArray>().is_err() {
             return Err(PyTypeError::new_err(format!(
                 "elements of {} can't be set to a number of {}",
                 array.dtype(),

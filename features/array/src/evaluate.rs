@@ -313,7 +313,7 @@ impl Builder {
 
     /// Launches it, for a value's result and for those of arrays that are somebody's beside it.
     fn finish(mut self, value: Value, to: Output) -> Result<()> {
-        let Some(device) = self.device.take() else { return Ok(()) };
+        let Some(device) = self.device.clone() else { return Ok(()) };
         let count = self.elements.len() as Value;
         let real = |value: Value| if value & OF_ELEMENTS != 0 { value & !OF_ELEMENTS } else { value + count };
         let all = self.elements.iter().chain(&self.results);
