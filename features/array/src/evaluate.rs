@@ -547,7 +547,12 @@ impl Plan<'_> {
         let reduced: Vec<&Dimension> = dimensions.iter().filter(|dimension| dimension.reduced).collect();
         let mut kept: Vec<Dimension> =
             dimensions.iter().filter(|dimension| !dimension.reduced).cloned().collect();
-        if reduced.len() > 1 || !self.fits(&dimensions, 1) {
+        // Numbers and indices alone don't tell a kernel how many of them there are.
+        let arrays = self.outputs.len()..self.outputs.len() + self.builder.leaves.len();
+        let told = reduced
+            .iter()
+            .all(|over| arrays.clone().any(|leaf| self.placed(leaf) && over.strides[leaf] != 0));
+        if reduced.len() > 1 || !told || !self.fits(&dimensions, 1) {
             return self.copied();
         }
         let over = reduced.first().map_or_else(
