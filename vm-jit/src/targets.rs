@@ -33,7 +33,7 @@ kernel @cluster() at 0x0 block(32) cluster(2) {
 }";
 
 /// A kernel with a product of tiles.
-const TILE: &str = "vir 1
+pub(crate) const TILE: &str = "vir 1
 kernel @tile(@a: view<bf16, [?, ?], read, align 16>, @c: view<f32, [?, ?], write, align 16>) at 0x0 tile(1) {
   channel @x: bf16[64, 64] stages 1
   channel @y: bf16[64, 64] stages 1

@@ -53,20 +53,7 @@ mod tests {
     /// A tile kernel has its tensor maps where it is compiled.
     #[test]
     fn nothing_is_rejected() {
-        let tile = "vir 1
-            kernel @tile(@a: view<bf16, [?, ?], read, align 16>, @c: view<f32, [?, ?], write, align 16>) at 0x0 tile(1) {
-              channel @x: bf16[64, 64] stages 1
-              channel @y: bf16[64, 64] stages 1
-              fragment @sum: f32[64, 64]
-              fetch @a[0, 0], @x
-              fetch @a[0, 0], @y
-              fill @sum, 0
-              mma @sum, @x, @y
-              release @x
-              release @y
-              put @c[0, 0], @sum
-            }";
-        let valid = validate(text::parse(tile).unwrap(), Trust::Guest).unwrap();
+        let valid = validate(text::parse(crate::targets::TILE).unwrap(), Trust::Guest).unwrap();
         assert!(legal::rejects(&valid, &Target::Ir).is_empty());
         let artifact = compile(&valid, &Target::Ir).unwrap();
         assert!(artifact.entries[0].params.maps.is_empty());
