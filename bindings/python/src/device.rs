@@ -1,0 +1,157 @@
+//! Devices, and the one that is used where none is named.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use vm_array::{Accelerator, Device};
+
+use crate::error::{DeviceError, raised};
+
+/// An accelerator that arrays are on.
+#[pyclass(name = "Device", module = "vmaccel", frozen)]
+pub(crate) struct PyDevice(pub(crate) Device);
+
+/// The devices that were opened, by what they were asked for as, and the one that is used where none is named.
+#[derive(Default)]
+struct Opened {
+    process: u32,
+    devices: HashMap<String, Device>,
+    current: Option<Device>,
+}
+
+static OPENED: Mutex<Option<Opened>> = Mutex::new(None);
+
+fn with<T>(f: impl FnOnce(&mut Opened) -> T) -> T {
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let opened = opened.get_or_insert_with(Opened::default);
+    if opened.process != std::process::id() {
+        // A forked child has none of its parent's threads: their devices are left alone, not ended.
+        std::mem::forget(std::mem::take(opened));
+        opened.process = std::process::id();
+    }
+    f(opened)
+}
+
+/// Opens a device, or gives the one that was opened as this before.
+pub(crate) fn open(py: Python<'_>, name: &str) -> PyResult<Device> {
+    if let Some(device) = with(|opened| opened.devices.get(name).cloned()) {
+        return Ok(device);
+    }
+    let device = py.detach(|| {
+        let accelerator = Accelerator::open(name).map_err(|error| DeviceError::new_err(error.to_string()))?;
+        Device::new(Arc::new(accelerator)).map_err(raised)
+    })?;
+    Ok(with(|opened| opened.devices.entry(name.to_owned()).or_insert(device).clone()))
+}
+
+/// The device that is used where none is named.
+pub(crate) fn current(py: Python<'_>) -> PyResult<Device> {
+    if let Some(device) = with(|opened| opened.current.clone()) {
+        return Ok(device);
+    }
+    let name = std::env::var("VMACCEL_DEVICE").unwrap_or_else(|_| "auto".into());
+    let device = open(py, &name)?;
+    with(|opened| opened.current = Some(device.clone()));
+    Ok(device)
+}
+
+/// The device that a Python object names: none, a `Device`, or a string as `init` takes it.
+pub(crate) fn of(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Device> {
+    let Some(device) = device.filter(|device| !device.is_none()) else { return current(py) };
+    match device.cast::<PyDevice>() {
+        Ok(device) => Ok(device.get().0.clone()),
+        Err(_) => open(py, &device.extract::<String>()?),
+    }
+}
+
+#[pymethods]
+impl PyDevice {
+    /// The product's name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.0.info().name
+    }
+
+    /// `cpu`, `cuda`, `rocm` or `guest`.
+    #[getter]
+    fn backend(&self) -> &str {
+        self.0.info().backend
+    }
+
+    /// The PCI address, if it has one.
+    #[getter]
+    fn address(&self) -> Option<&str> {
+        self.0.info().address.as_deref()
+    }
+
+    /// Free bytes of its memory, and all.
+    #[getter]
+    fn memory(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let memory = py.detach(|| self.0.memory()).map_err(raised)?;
+        Ok((memory.free, memory.total))
+    }
+
+    /// How many kernels were compiled for it, or found in its cache.
+    #[getter]
+    fn kernels(&self) -> usize {
+        self.0.kernels()
+    }
+
+    /// Waits until all that was given to it has run.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.0.synchronize()).map_err(raised)
+    }
+
+    fn __repr__(&self) -> String {
+        let info = self.0.info();
+        match &info.address {
+            Some(address) => format!("<vmaccel.Device {} {address} ({})>", info.backend, info.name),
+            None => format!("<vmaccel.Device {} ({})>", info.backend, info.name),
+        }
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other.cast::<PyDevice>().is_ok_and(|other| other.get().0 == self.0)
+    }
+
+    fn __hash__(&self) -> usize {
+        std::ptr::from_ref(self.0.info()) as usize
+    }
+}
+
+#[pyfunction]
+#[pyo3(name = "open", signature = (name=None))]
+fn open_device(py: Python<'_>, name: Option<&Bound<'_, PyAny>>) -> PyResult<PyDevice> {
+    of(py, name).map(PyDevice)
+}
+
+/// Makes a device the one that is used where none is named; gives the one before.
+#[pyfunction]
+fn set_current(device: Option<&Bound<'_, PyDevice>>) -> Option<PyDevice> {
+    with(|opened| std::mem::replace(&mut opened.current, device.map(|device| device.get().0.clone())))
+        .map(PyDevice)
+}
+
+/// Ends all devices, once what was given to them has run.
+#[pyfunction]
+fn shutdown(py: Python<'_>) -> PyResult<()> {
+    let devices: Vec<Device> = with(|opened| {
+        opened.current = None;
+        opened.devices.drain().map(|(_, device)| device).collect()
+    });
+    py.detach(|| devices.iter().try_for_each(Device::stop)).map_err(raised)
+}
+
+/// What devices there are, as `open` takes them.
+#[pyfunction]
+fn available(py: Python<'_>) -> Vec<String> {
+    py.detach(|| Accelerator::all().iter().map(|device| device.spec()).collect())
+}
+
+pub(crate) fn add(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_function(wrap_pyfunction!(open_device, m)?)?;
+    m.add_function(wrap_pyfunction!(set_current, m)?)?;
+    m.add_function(wrap_pyfunction!(shutdown, m)?)?;
+    m.add_function(wrap_pyfunction!(available, m)?)
+}

@@ -1,0 +1,195 @@
+"""Arrays of the host's data, of numbers, and of other arrays' shapes."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from typing import Any, Optional
+
+from . import _dtypes, _vmaccel
+from ._vmaccel import Array
+
+__all__ = [
+    "arange", "asarray", "array", "empty", "empty_like", "eye", "from_device", "from_dlpack", "full", "full_like", "linspace",
+    "meshgrid", "ones", "ones_like", "to_device", "tril", "triu", "zeros", "zeros_like",
+]  # fmt: skip
+
+
+def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: Optional[bool] = None) -> Array:
+    """An array of a number, of nested sequences of them, or of what numpy can see (buffers, arrays of other libraries)."""
+    name = None if dtype is None else _dtypes.dtype(dtype).name
+    if isinstance(obj, Array):
+        if device is not None:
+            obj = obj.to_device(device)
+        result = obj if name is None else obj._astype(name)
+        return result.copy() if copy and result is obj else result
+    if copy is False:
+        raise ValueError("the data lies elsewhere: it can only be copied")
+    if hasattr(obj, "__array_interface__") or hasattr(obj, "__array__"):
+        return _of_numpy(obj, name, device)
+    if isinstance(obj, (bytes, bytearray, memoryview)):
+        return _of_buffer(memoryview(obj), name, device)
+    return _vmaccel.from_sequence(obj, name, device)
+
+
+def _of_numpy(obj: Any, name: Optional[str], device: Any) -> Array:
+    import numpy
+
+    data = numpy.asarray(obj)
+    if str(data.dtype) == "bfloat16":
+        own, data = "bfloat16", data.view(numpy.uint16)
+    else:
+        own = _dtypes.dtype(data.dtype.name).name
+    data = numpy.ascontiguousarray(data.astype(data.dtype.newbyteorder("<"), copy=False)).reshape(data.shape)
+    result = _vmaccel.from_buffer(data.data if data.size else b"", own, data.shape, device)
+    return result if name in (None, own) else result._astype(name)
+
+
+def _of_buffer(view: memoryview, name: Optional[str], device: Any) -> Array:
+    kinds = {"?": "bool", "b": "int8", "h": "int16", "i": "int32", "l": "int64", "q": "int64", "B": "uint8", "H": "uint16"}
+    kinds.update({"I": "uint32", "L": "uint64", "Q": "uint64", "e": "float16", "f": "float32", "d": "float64"})
+    own = kinds.get(view.format.lstrip("<=@"))
+    if own is None:
+        raise TypeError(f"a buffer of {view.format!r} has no type here")
+    result = _vmaccel.from_buffer(view.tobytes(), own, view.shape, device)
+    return result if name in (None, own) else result._astype(name)
+
+
+array = asarray
+
+
+def to_device(obj: Any, device: Any = None) -> Array:
+    """The host's data as an array on a device."""
+    return asarray(obj, device=device)
+
+
+def from_device(array: Array) -> Any:
+    """The elements as a numpy array on the host."""
+    return array.__array__()
+
+
+def from_dlpack(x: Any, /, *, device: Any = None, copy: Optional[bool] = None) -> Array:
+    """An array of another library's, by DLPack."""
+    if isinstance(x, Array):
+        return asarray(x, device=device, copy=copy)
+    import numpy
+
+    if copy is False:
+        raise BufferError("the data can only be copied to the device")
+    return _of_numpy(numpy.from_dlpack(x), None, device)
+
+
+def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    """Whatever was in memory."""
+    return _vmaccel.empty(shape, _dtypes.name_of(dtype, "float64"), device)
+
+
+def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    """A number everywhere."""
+    if isinstance(fill_value, Array):
+        fill_value = fill_value.item()
+    default = _dtypes._PYTHON.get(type(fill_value), "float64")
+    return _vmaccel.full(shape, fill_value, _dtypes.name_of(dtype, default), device)
+
+
+def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    """0 everywhere."""
+    return _vmaccel.full(shape, 0, _dtypes.name_of(dtype, "float64"), device)
+
+
+def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    """1 everywhere."""
+    return _vmaccel.full(shape, 1, _dtypes.name_of(dtype, "float64"), device)
+
+
+def empty_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
+    """`empty` of an array's shape and type."""
+    return empty(x.shape, dtype=dtype or x.dtype, device=device or x.device)
+
+
+def full_like(x: Array, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    """`full` of an array's shape and type."""
+    return full(x.shape, fill_value, dtype=dtype or x.dtype, device=device or x.device)
+
+
+def zeros_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
+    """`zeros` of an array's shape and type."""
+    return zeros(x.shape, dtype=dtype or x.dtype, device=device or x.device)
+
+
+def ones_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
+    """`ones` of an array's shape and type."""
+    return ones(x.shape, dtype=dtype or x.dtype, device=device or x.device)
+
+
+def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Array:
+    """Numbers from `start` to below `stop`, `step` apart."""
+    if stop is None:
+        start, stop = 0, start
+    if step == 0:
+        raise ValueError("Maximum allowed size exceeded: step is 0")
+    whole = all(isinstance(each, int) for each in (start, stop, step))
+    name = _dtypes.name_of(dtype, "int64" if whole else "float64")
+    n = max(0, -((start - stop) // step) if whole else math.ceil((stop - start) / step))
+    return _vmaccel.arange(start, step, n, name, device)
+
+
+def linspace(start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True) -> Array:
+    """`num` numbers from `start` to `stop`, evenly spaced."""
+    name = _dtypes.name_of(dtype, "complex128" if isinstance(start, complex) or isinstance(stop, complex) else "float64")
+    wide = name if _dtypes.dtype(name).kind in "c" else "float64"
+    steps = num - 1 if endpoint else num
+    index = _vmaccel.arange(0, 1, num, "int64", device)._astype(wide)
+    if steps <= 0:
+        return (index * 0 + start)._astype(name)
+    # From both ends, so that both are met.
+    step = (stop - start) / steps
+    result = index * step + start
+    if endpoint:
+        from ._functions import where
+
+        result = where(index == float(steps), full((), stop, dtype=wide, device=result.device), result)
+    return result._astype(name)
+
+
+def eye(n_rows: int, n_cols: Optional[int] = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
+    """1 on a diagonal, 0 elsewhere."""
+    shape = (n_rows, n_rows if n_cols is None else n_cols)
+    on = _vmaccel.indices(shape, 1, device) - _vmaccel.indices(shape, 0, device) == max(min(k, 2**62), -(2**62))
+    return on._astype(_dtypes.name_of(dtype, "float64"))
+
+
+def _triangle(x: Array, below: bool, k: int) -> Array:
+    if x.ndim < 2:
+        raise ValueError("a triangle is of matrices: the array has less than two dimensions")
+    shape = x.shape
+    distance = _vmaccel.indices(shape, len(shape) - 1, x.device) - _vmaccel.indices(shape, len(shape) - 2, x.device)
+    return _vmaccel.select(distance <= k if below else distance >= k, x, zeros((), dtype=x.dtype, device=x.device))
+
+
+def tril(x: Array, /, *, k: int = 0) -> Array:
+    """0 above a diagonal."""
+    return _triangle(x, True, k)
+
+
+def triu(x: Array, /, *, k: int = 0) -> Array:
+    """0 below a diagonal."""
+    return _triangle(x, False, k)
+
+
+def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
+    """Coordinates of a grid, of those along its axes."""
+    if indexing not in ("xy", "ij"):
+        raise ValueError("indexing is 'xy' or 'ij'")
+    n = len(arrays)
+    order = list(range(n))
+    if indexing == "xy" and n > 1:
+        order[0], order[1] = 1, 0
+    shape = [0] * n
+    for array, at in zip(arrays, order):
+        shape[at] = array.size
+    own = lambda at: [-1 if d == at else 1 for d in range(n)]  # noqa: E731
+    return [array.reshape(own(at))._broadcast_to(shape) for array, at in zip(arrays, order)]
+
+
+_ = builtins

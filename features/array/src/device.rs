@@ -1,0 +1,181 @@
+//! A device that arrays are on: an accelerator with a worker, and the kernels that were compiled for it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustc_hash::FxBuildHasher;
+use vm_ir::Kernel as Written;
+use vm_runtime::kernels::family::{Kind, Resources};
+use vm_runtime::{
+    Accelerator as _, Argument, Buffer, DeviceInfo, JitCompiler, Kernel, MemoryInfo, Worker, WorkerOptions,
+    resources,
+};
+
+use crate::Accelerator;
+use crate::emit;
+use crate::error::{Error, Result};
+use crate::program::{Form, Program};
+
+/// How long anything of a device may be waited for.
+pub const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// A device. Clones are the same one.
+#[derive(Clone)]
+pub struct Device(Arc<Open>);
+
+struct Open {
+    worker: Worker<Accelerator>,
+    compiler: JitCompiler<Accelerator>,
+    kernels: Mutex<HashMap<Key, Arc<Kernel<Accelerator>>, FxBuildHasher>>,
+    resources: Resources,
+    process: u32,
+}
+
+/// What a kernel is found by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Program(Program, Form),
+    /// One of the kernel library's.
+    Library(vm_runtime::kernels::call::Entry),
+    /// One of this crate's own, by its name.
+    Own(&'static str, Vec<u64>),
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Device").field(&self.info().name).finish()
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Device {}
+
+impl Device {
+    /// Starts a worker on an accelerator.
+    ///
+    /// # Errors
+    /// What [`Worker::start`] fails with.
+    pub fn new(accelerator: Arc<Accelerator>) -> Result<Self> {
+        let compiler = JitCompiler::new(Arc::clone(&accelerator));
+        let resources = resources(accelerator.info());
+        let options = WorkerOptions { name: "arrays".into(), ..WorkerOptions::default() };
+        let worker = Worker::start(accelerator, options)?;
+        let kernels = Mutex::default();
+        Ok(Self(Arc::new(Open { worker, compiler, kernels, resources, process: std::process::id() })))
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &DeviceInfo {
+        self.0.worker.accelerator().info()
+    }
+
+    /// Waits until all that was given to it has run.
+    ///
+    /// # Errors
+    /// What failed meanwhile; [`Error::Deadline`] after [`TIMEOUT`].
+    pub fn synchronize(&self) -> Result<()> {
+        Ok(self.worker()?.synchronize(TIMEOUT)?)
+    }
+
+    /// How full its memory is.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn memory(&self) -> Result<MemoryInfo> {
+        Ok(self.worker()?.memory()?)
+    }
+
+    /// Takes no more work, waits for what there is, and ends the worker.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] after [`TIMEOUT`].
+    pub fn stop(&self) -> Result<()> {
+        Ok(self.worker()?.stop(TIMEOUT)?)
+    }
+
+    /// How many kernels it has compiled or found in its cache so far.
+    pub fn kernels(&self) -> usize {
+        self.0.kernels.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// The worker, for launches of other kernels in order with the arrays'.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn worker(&self) -> Result<&Worker<Accelerator>> {
+        match std::process::id() == self.0.process {
+            true => Ok(&self.0.worker),
+            false => Err(Error::Forked),
+        }
+    }
+
+    pub(crate) fn resources(&self) -> &Resources {
+        &self.0.resources
+    }
+
+    pub(crate) fn is_cpu(&self) -> bool {
+        self.0.resources.kind == Kind::Cpu
+    }
+
+    pub(crate) fn allocate(&self, bytes: u64) -> Result<Arc<Buffer<Accelerator>>> {
+        Ok(Arc::new(self.worker()?.allocate(bytes.max(1))?))
+    }
+
+    pub(crate) fn program(&self, program: &Program, form: &Form) -> Result<Arc<Kernel<Accelerator>>> {
+        self.kernel(Key::Program(program.clone(), form.clone()), || emit::kernel(program, form))
+    }
+
+    pub(crate) fn library(
+        &self,
+        entry: &vm_runtime::kernels::call::Entry,
+    ) -> Result<Arc<Kernel<Accelerator>>> {
+        self.kernel(Key::Library(*entry), || Ok(entry.kernel(vm_ir::GuestAddr(0))?))
+    }
+
+    pub(crate) fn own(
+        &self,
+        name: &'static str,
+        numbers: Vec<u64>,
+        write: impl FnOnce() -> Result<Written>,
+    ) -> Result<Arc<Kernel<Accelerator>>> {
+        self.kernel(Key::Own(name, numbers), write)
+    }
+
+    fn kernel(&self, key: Key, write: impl FnOnce() -> Result<Written>) -> Result<Arc<Kernel<Accelerator>>> {
+        let worker = self.worker()?;
+        let mut kernels = self.0.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(&key) {
+            return Ok(Arc::clone(kernel));
+        }
+        let compiled = self.0.compiler.compile_kernel(write()?)?;
+        let kernel = Arc::new(worker.load(compiled.artifact())?);
+        kernels.insert(key, Arc::clone(&kernel));
+        Ok(kernel)
+    }
+
+    pub(crate) fn launch(
+        &self,
+        kernel: &Kernel<Accelerator>,
+        grid: [u32; 3],
+        arguments: &[Argument<'_, Accelerator>],
+    ) -> Result<()> {
+        Ok(self.worker()?.launch(kernel, grid, arguments)?)
+    }
+}
+
+/// That two arrays are of one device.
+pub(crate) fn same(function: &'static str, left: &Device, right: &Device) -> Result<()> {
+    match left == right {
+        true => Ok(()),
+        false => {
+            Err(Error::Devices { function, left: left.info().name.clone(), right: right.info().name.clone() })
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! From programs to kernels in the IR.
+
+mod kernel;
+mod math;
+mod value;
+
+pub(crate) use kernel::{RUN, THREADS, WARP, kernel};

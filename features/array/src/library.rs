@@ -1,0 +1,382 @@
+//! Functions of the kernel library on arrays.
+
+use std::sync::Arc;
+
+use vm_ir::Scalar as Element;
+use vm_runtime::kernels::attention::{DotProductAttention, Mask};
+use vm_runtime::kernels::call::{Function, Operand, Region};
+use vm_runtime::kernels::gemm::{Batch, Multiply, Product};
+use vm_runtime::kernels::loss::{CrossEntropy, LossOptions, Reduction as LossReduction};
+use vm_runtime::kernels::norm::{Norm, NormForward};
+use vm_runtime::kernels::sample::{Logits, TopK};
+use vm_runtime::kernels::softmax::Softmax;
+use vm_runtime::{Argument, Buffer, Scalar};
+
+use crate::Accelerator;
+use crate::device::{Device, same};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::evaluate;
+use crate::layout;
+use crate::node::Array;
+use crate::op::{Binary, Reduction};
+
+/// The type of arrays that the library calls so.
+fn dtype(element: Element) -> DType {
+    match element {
+        Element::F16 => DType::Float16,
+        Element::Bf16 => DType::BFloat16,
+        Element::F64 => DType::Float64,
+        Element::I64 => DType::Int64,
+        Element::I32 => DType::Int32,
+        Element::I16 => DType::Int16,
+        Element::I8 => DType::Int8,
+        _ => DType::Float32,
+    }
+}
+
+/// Runs a function of the library: `inputs` are what it only reads, in the order of its buffers; what it writes is new, and holds anything before.
+///
+/// # Errors
+/// [`Error::Shape`] for an array that is not as large as the function has it; [`Error::Type`]; what compiling and launching fail with.
+pub fn call(device: &Device, function: &dyn Function, inputs: &[&Array]) -> Result<Vec<Array>> {
+    let name = "a function of the kernel library";
+    let unsupported = |error: vm_runtime::kernels::call::CallError| Error::Value {
+        function: name,
+        what: error.to_string(),
+    };
+    let plan = function.call(device.resources()).map_err(unsupported)?;
+    let mut inputs = inputs.iter();
+    let (mut buffers, mut outputs): (Vec<Arc<Buffer<Accelerator>>>, Vec<Array>) = Default::default();
+    for buffer in function.buffers() {
+        let dtype = dtype(buffer.element);
+        if !buffer.access.writes() {
+            let Some(input) = inputs.next() else {
+                return Err(Error::Value { function: name, what: format!("{} is not given", buffer.name) });
+            };
+            same(name, device, input.device())?;
+            if input.size() != layout::elements(&buffer.extents) || input.dtype() != dtype {
+                let what = format!(
+                    "{} is {:?} of {}, not {:?} of {dtype}",
+                    buffer.name,
+                    input.shape(),
+                    input.dtype(),
+                    buffer.extents
+                );
+                return Err(Error::Shape { function: name, what });
+            }
+            buffers.push(evaluate::dense(input)?.buffer);
+        } else {
+            let output = Array::empty(device, dtype, &buffer.extents)?;
+            buffers.push(evaluate::storage(&output)?.buffer);
+            outputs.push(output);
+        }
+    }
+    let workspace = device.allocate(plan.workspace)?;
+    for launch in &plan.launches {
+        let kernel = device.library(&launch.entry)?;
+        let argument = |operand: &Operand| match operand {
+            Operand::Number(bits, ty) => Ok(Scalar::from_bits(*bits, ty.scalar().bytes()).into()),
+            Operand::Buffer(number, region) => view(&buffers[*number], region),
+            Operand::Workspace(region) => view(&workspace, region),
+        };
+        let arguments = launch.operands.iter().map(argument).collect::<Result<Vec<_>>>()?;
+        device.launch(&kernel, launch.grid, &arguments)?;
+    }
+    Ok(outputs)
+}
+
+fn view<'a>(buffer: &'a Buffer<Accelerator>, region: &Region) -> Result<Argument<'a, Accelerator>> {
+    let bytes = u64::from(region.element.bytes());
+    let rows = region.strides.split_last().map_or(&[][..], |(_, rows)| rows);
+    let strides: Vec<u64> = rows.iter().map(|stride| stride * bytes).collect();
+    let rest = buffer.view(region.offset, buffer.bytes().saturating_sub(region.offset))?;
+    Ok(rest.strided(&region.extents, &strides)?.into())
+}
+
+/// What the library has as its elements: floats of up to four bytes.
+fn of_library(dtype: DType) -> Option<Element> {
+    matches!(dtype, DType::Float32 | DType::Float16 | DType::BFloat16).then(|| dtype.scalar())
+}
+
+impl Array {
+    /// Rows and columns of a function along the last axis.
+    fn rows(&self, function: &'static str) -> Result<(u64, u64)> {
+        let Some((columns, rows)) = self.shape().split_last() else {
+            return Err(Error::Shape { function, what: "it goes along an axis, and there is none".into() });
+        };
+        Ok((layout::elements(rows), *columns))
+    }
+
+    /// The axis brought to the end, and the order that brings it back.
+    fn along(&self, function: &'static str, axis: i64) -> Result<(Array, Option<Vec<i64>>)> {
+        let axis = layout::axis(function, axis, self.ndim())?;
+        if axis + 1 == self.ndim() {
+            return Ok((self.clone(), None));
+        }
+        let mut order: Vec<i64> = (0..self.ndim() as i64).filter(|d| *d != axis as i64).collect();
+        order.push(axis as i64);
+        let mut back: Vec<i64> = vec![0; order.len()];
+        order.iter().zip(0..).for_each(|(from, to)| back[*from as usize] = to);
+        Ok((self.permute(&order)?, Some(back)))
+    }
+
+    /// e^x over its sum along an axis.
+    ///
+    /// # Errors
+    /// [`Error::Value`] for an axis that there is not; [`Error::Type`] for complex numbers.
+    pub fn softmax(&self, axis: i64) -> Result<Array> {
+        if self.dtype().is_complex() {
+            return Err(Error::Type {
+                function: "softmax",
+                dtype: self.dtype(),
+                what: "it takes real numbers",
+            });
+        }
+        let x = self.cast(self.dtype().to_inexact())?;
+        if x.size() == 0 {
+            return Ok(x);
+        }
+        let (x, back) = x.along("softmax", axis)?;
+        let (rows, columns) = x.rows("softmax")?;
+        let result = match of_library(x.dtype()) {
+            Some(element) => {
+                let made = call(x.device(), &Softmax::of(rows, columns, element), &[&x])?;
+                made.into_iter().next().map_or_else(|| Ok(x.clone()), |made| made.reshape(x.shape()))?
+            }
+            None => {
+                let most = x.reduce(Reduction::Max, Some(&[-1]), true, None)?;
+                let powers = x.binary(Binary::Subtract, &most)?.unary(crate::Unary::Exp)?;
+                let sum = powers.reduce(Reduction::Sum, Some(&[-1]), true, None)?;
+                powers.binary(Binary::Divide, &sum)?
+            }
+        };
+        back.map_or(Ok(result.clone()), |order| result.permute(&order))
+    }
+
+    /// x / √(mean x² + ε) · weight along the last axis (Zhang and Sennrich 2019).
+    ///
+    /// # Errors
+    /// [`Error::Type`], [`Error::Shape`].
+    pub fn rms_norm(&self, weight: &Array, epsilon: f32) -> Result<Array> {
+        self.norm("rms_norm", Norm::Rms, weight, None, epsilon)
+    }
+
+    /// (x − mean) / √(variance + ε) · weight + bias along the last axis (Ba et al. 2016).
+    ///
+    /// # Errors
+    /// [`Error::Type`], [`Error::Shape`].
+    pub fn layer_norm(&self, weight: &Array, bias: Option<&Array>, epsilon: f32) -> Result<Array> {
+        self.norm("layer_norm", Norm::Layer, weight, bias, epsilon)
+    }
+
+    fn norm(
+        &self,
+        function: &'static str,
+        norm: Norm,
+        weight: &Array,
+        bias: Option<&Array>,
+        epsilon: f32,
+    ) -> Result<Array> {
+        let (rows, columns) = self.rows(function)?;
+        let what = "it takes float32, float16 and bfloat16";
+        let element = of_library(self.dtype()).ok_or(Error::Type { function, dtype: self.dtype(), what })?;
+        if self.size() == 0 {
+            return Ok(self.clone());
+        }
+        let weight = weight.cast(self.dtype())?;
+        let bias = bias.map(|bias| bias.cast(self.dtype())).transpose()?;
+        let of = NormForward::of(norm, rows, columns, element, epsilon);
+        let function = NormForward { bias: bias.is_some(), ..of };
+        let inputs: Vec<&Array> = [self, &weight].into_iter().chain(&bias).collect();
+        first(call(self.device(), &function, &inputs)?)?.reshape(self.shape())
+    }
+
+    /// softmax(scale · q kᵀ) v for each head: [batch, tokens, heads, dim] each.
+    ///
+    /// # Errors
+    /// [`Error::Type`], [`Error::Shape`].
+    pub fn attention(&self, k: &Array, v: &Array, causal: bool, scale: Option<f32>) -> Result<Array> {
+        let function = "attention";
+        let shape = |what: &str| Error::Shape { function, what: what.to_owned() };
+        let (&[batch, tokens, heads, dim], &[_, keys, shared, _]) = (self.shape(), k.shape()) else {
+            return Err(shape("q, k and v are [batch, tokens, heads, dim]"));
+        };
+        if v.shape() != k.shape() || k.shape()[0] != batch || k.shape()[3] != dim {
+            return Err(shape("k and v are of one shape, and have q's batch and dim"));
+        }
+        let what = "it takes float32, float16 and bfloat16";
+        let element = of_library(self.dtype()).ok_or(Error::Type { function, dtype: self.dtype(), what })?;
+        let of = DotProductAttention {
+            element,
+            fp8: None,
+            batch,
+            heads: [heads, shared],
+            lengths: [tokens, keys],
+            dim,
+            mask: if causal { Mask::Causal } else { Mask::Full },
+            window: [0; 2],
+            bias: false,
+            log_sums: false,
+            scale: scale.unwrap_or((dim as f32).sqrt().recip()),
+            align: align(element, &[dim]),
+        };
+        let (k, v) = (k.cast(self.dtype())?, v.cast(self.dtype())?);
+        first(call(self.device(), &of, &[self, &k, &v])?)
+    }
+
+    /// The cross-entropy of rows of logits with targets, `Int32`s: one for each row.
+    ///
+    /// # Errors
+    /// [`Error::Type`], [`Error::Shape`].
+    pub fn cross_entropy(&self, targets: &Array) -> Result<Array> {
+        let function = "cross_entropy";
+        let (rows, columns) = self.rows(function)?;
+        let what = "it takes float32, float16 and bfloat16";
+        let element = of_library(self.dtype()).ok_or(Error::Type { function, dtype: self.dtype(), what })?;
+        let options = LossOptions { reduction: LossReduction::None, ..LossOptions::default() };
+        let of = CrossEntropy { options, ..CrossEntropy::of(rows, columns, element) };
+        let targets = targets.cast(dtype(of_index(&of)))?;
+        first(call(self.device(), &of, &[self, &targets])?)
+    }
+
+    /// The k greatest elements of each row, the greatest first, and their places.
+    ///
+    /// # Errors
+    /// [`Error::Type`]; [`Error::Value`] for a `k` beyond the row.
+    pub fn top_k(&self, k: u64) -> Result<(Array, Array)> {
+        let function = "top_k";
+        let (rows, columns) = self.rows(function)?;
+        if k > columns || k == 0 {
+            return Err(Error::Value {
+                function,
+                what: format!("k is {k}, and rows have {columns} elements"),
+            });
+        }
+        let what = "it takes float32, float16 and bfloat16";
+        let element = of_library(self.dtype()).ok_or(Error::Type { function, dtype: self.dtype(), what })?;
+        let logits = Logits { element, rows, columns, align: align(element, &[columns]) };
+        let mut made = call(self.device(), &TopK { logits, k }, &[self])?.into_iter();
+        let mut shape = self.shape().to_vec();
+        if let Some(last) = shape.last_mut() {
+            *last = k;
+        }
+        match (made.next(), made.next()) {
+            (Some(values), Some(places)) => {
+                Ok((values.reshape(&shape)?.cast(self.dtype())?, places.reshape(&shape)?.cast(DType::Int64)?))
+            }
+            _ => Err(nothing()),
+        }
+    }
+
+    /// The product of matrices, or of vectors, of the last two axes; those before are repeated.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Type`], [`Error::Devices`].
+    pub fn matmul(&self, other: &Array) -> Result<Array> {
+        let function = "matmul";
+        same(function, self.device(), other.device())?;
+        let dtype = self.dtype().promote(other.dtype());
+        if dtype == DType::Bool {
+            return Err(Error::Type { function, dtype, what: "it takes numbers" });
+        }
+        if self.ndim() == 0 || other.ndim() == 0 {
+            return Err(Error::Shape { function, what: "operands have one dimension or more".into() });
+        }
+        let (a, b) = (self.cast(dtype)?, other.cast(dtype)?);
+        let a = if a.ndim() == 1 { a.reshape(&[1, a.size()])? } else { a };
+        let b = if b.ndim() == 1 { b.reshape(&[b.size(), 1])? } else { b };
+        let (lead_a, [m, k]) = matrix(&a);
+        let (lead_b, [k_b, n]) = matrix(&b);
+        if k != k_b {
+            let what = format!(
+                "{:?} and {:?}: {k} columns are multiplied with {k_b} rows",
+                self.shape(),
+                other.shape()
+            );
+            return Err(Error::Shape { function, what });
+        }
+        let lead = layout::broadcast(function, lead_a, lead_b)?;
+        let whole = |last: [u64; 2]| lead.iter().copied().chain(last).collect::<Vec<u64>>();
+        let mut shape = whole([m, n]);
+        let result = if layout::elements(&shape) == 0 || k == 0 {
+            Array::full(self.device(), dtype, &shape, crate::Number::Int(0))?
+        } else if let Some(element) = of_library(dtype) {
+            let matrices = layout::elements(&lead);
+            // One matrix on the right serves all on the left as one.
+            let joint = lead_b.iter().all(|extent| *extent == 1) && matrices > 1;
+            let (matrices, m, a) = match joint {
+                true => (1, m * matrices, a.broadcast_to(&whole([m, k]))?),
+                false => (matrices, m, a.broadcast_to(&whole([m, k]))?),
+            };
+            let b = if joint { b.reshape(&[k, n])? } else { b.broadcast_to(&whole([k, n]))? };
+            // A transposed one is taken as it lies.
+            let turned = matrices == 1 && {
+                let at = evaluate::storage(&b)?;
+                let strides = &at.strides[at.strides.len() - 2..];
+                strides[0] == 1 && strides[1] == k as i64 && n > 1 && k > 1
+            };
+            let b = if turned { b.permute(&last_two_turned(b.ndim()))? } else { b };
+            let product = Product {
+                element,
+                output: element,
+                b_transposed: turned,
+                batch: if matrices == 1 { Batch::One } else { Batch::Batched },
+                matrices,
+                align: align(element, &[n, k]),
+                ..Product::of(m, n, k)
+            };
+            let multiply = Multiply { product, alpha: 1.0, beta: 0.0 };
+            first(call(self.device(), &multiply, &[&a, &b])?)?.reshape(&shape)?
+        } else {
+            let turned = b.permute(&last_two_turned(b.ndim()))?;
+            let turned = Array::ready(b.device(), dtype, turned.shape().to_vec(), evaluate::dense(&turned)?);
+            let insert = |x: &Array, at: usize| {
+                let mut shape = x.shape().to_vec();
+                shape.insert(x.ndim() - at, 1);
+                x.reshape(&shape)
+            };
+            let products = insert(&a, 1)?.binary(Binary::Multiply, &insert(&turned, 2)?)?;
+            products.reduce(Reduction::Sum, Some(&[-1]), false, Some(dtype))?
+        };
+        if other.ndim() == 1 {
+            shape.pop();
+        }
+        if self.ndim() == 1 {
+            shape.remove(shape.len() - if other.ndim() == 1 { 1 } else { 2 });
+        }
+        result.reshape(&shape)
+    }
+}
+
+fn last_two_turned(rank: usize) -> Vec<i64> {
+    let mut order: Vec<i64> = (0..rank as i64).collect();
+    order.swap(rank - 1, rank - 2);
+    order
+}
+
+/// The axes before the last two, and those.
+fn matrix(array: &Array) -> (&[u64], [u64; 2]) {
+    let (lead, last) = array.shape().split_at(array.ndim() - 2);
+    (lead, [last[0], last[1]])
+}
+
+/// 16 where rows of so many elements begin at multiples of 16 bytes.
+fn align(element: Element, rows: &[u64]) -> u32 {
+    let bytes = element.bytes();
+    if rows.iter().all(|row| (row * u64::from(bytes)).is_multiple_of(16)) { 16 } else { bytes }
+}
+
+fn first(made: Vec<Array>) -> Result<Array> {
+    made.into_iter().next().ok_or_else(nothing)
+}
+
+fn nothing() -> Error {
+    Error::Device("a function of the kernel library wrote nothing; please report this".into())
+}
+
+/// What targets of a loss are.
+fn of_index(function: &dyn Function) -> Element {
+    let mut read = function.buffers().into_iter().filter(|buffer| !buffer.access.writes());
+    read.nth(1).map_or(Element::I32, |buffer| buffer.element)
+}
