@@ -8,6 +8,12 @@ use vm_array::Error;
 
 create_exception!(vmaccel, DeviceError, PyRuntimeError, "A kernel was not compiled, or not run.");
 create_exception!(vmaccel, DeviceLostError, DeviceError, "The device, or its context, is lost.");
+create_exception!(
+    vmaccel.linalg,
+    LinAlgError,
+    PyValueError,
+    "A matrix has no such decomposition or inverse."
+);
 
 /// The exception of an error.
 pub(crate) fn raised(error: Error) -> PyErr {
@@ -16,6 +22,7 @@ pub(crate) fn raised(error: Error) -> PyErr {
         Error::Shape { .. } | Error::Value { .. } => PyValueError::new_err(text),
         Error::Type { .. } => PyTypeError::new_err(text),
         Error::Index { .. } => PyIndexError::new_err(text),
+        Error::Matrix { .. } => LinAlgError::new_err(text),
         Error::Devices { .. } => PyValueError::new_err(text),
         Error::OutOfMemory(_) => PyMemoryError::new_err(text),
         Error::Lost(_) => DeviceLostError::new_err(text),

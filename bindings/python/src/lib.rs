@@ -7,6 +7,7 @@ mod convert;
 mod device;
 mod error;
 mod functions;
+mod linalg;
 mod random;
 
 use pyo3::prelude::*;
@@ -15,10 +16,12 @@ use pyo3::prelude::*;
 fn _vmaccel(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("DeviceLostError", m.py().get_type::<error::DeviceLostError>())?;
+    m.add("LinAlgError", m.py().get_type::<error::LinAlgError>())?;
     m.add("DeviceError", m.py().get_type::<error::DeviceError>())?;
     m.add_class::<array::PyArray>()?;
     m.add_class::<device::PyDevice>()?;
     m.add_class::<random::PyGenerator>()?;
     functions::add(m)?;
+    linalg::add(m)?;
     device::add(m)
 }

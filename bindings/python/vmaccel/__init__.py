@@ -21,7 +21,7 @@ from ._elementwise import __all__ as _elementwise_all
 from ._functions import *  # noqa: F403
 from ._functions import __all__ as _functions_all
 from ._info import __array_namespace_info__
-from . import linalg, nn, random
+from . import fft, linalg, nn, random
 
 __array_api_version__ = "2024.12"
 
@@ -33,6 +33,6 @@ newaxis = None
 
 __all__ = [
     "Array", "Device", "DeviceError", "DeviceLostError", "available", "default_device", "device", "init", "shutdown",
-    "synchronize", "linalg", "nn", "random", "pi", "e", "inf", "nan", "newaxis", "__array_namespace_info__",
+    "synchronize", "fft", "linalg", "nn", "random", "pi", "e", "inf", "nan", "newaxis", "__array_namespace_info__",
     *_dtypes_all, *_creation_all, *_elementwise_all, *_functions_all,
 ]  # fmt: skip

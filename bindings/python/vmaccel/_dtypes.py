@@ -126,17 +126,20 @@ _KINDS = {
 }
 
 
-def isdtype(dtype_: DTypeLike, kind: Any) -> bool:
+_of = dtype
+
+
+def isdtype(dtype: DTypeLike, kind: Any) -> bool:
     """Is a type of a kind, or of one of several?"""
     if isinstance(kind, tuple):
-        return any(isdtype(dtype_, each) for each in kind)
+        return any(isdtype(dtype, each) for each in kind)
     if isinstance(kind, str) and kind not in _BY_NAME:
         if kind not in _KINDS:
             raise ValueError(f"there is no kind of types {kind!r}: there are {', '.join(_KINDS)}")
-        return dtype(dtype_).kind in _KINDS[kind]
+        return _of(dtype).kind in _KINDS[kind]
     if kind == "bool":
-        return dtype(dtype_).kind == "b"
-    return dtype(dtype_) is dtype(kind)
+        return _of(dtype).kind == "b"
+    return _of(dtype) is _of(kind)
 
 
 def can_cast(from_: Any, to: DTypeLike, /) -> bool:

@@ -209,7 +209,7 @@ def _axis(axis: int, ndim: int) -> int:
     return axis % ndim
 
 
-def expand_dims(x: Array, /, *, axis: Any = 0) -> Array:
+def expand_dims(x: Array, /, axis: Any = 0) -> Array:
     """A new dimension of extent 1."""
     axes = [axis] if isinstance(axis, int) else list(axis)
     rank = x.ndim + len(axes)

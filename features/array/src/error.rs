@@ -45,6 +45,14 @@ pub enum Error {
         /// Its extent.
         size: u64,
     },
+    /// A matrix that has no such decomposition or inverse.
+    #[error("{function}: {what}")]
+    Matrix {
+        /// The function.
+        function: &'static str,
+        /// What it is or is not.
+        what: &'static str,
+    },
     /// Arrays of two devices.
     #[error("{function}: arrays of {left} and {right}; bring one to the other's device by `to_device`")]
     Devices {

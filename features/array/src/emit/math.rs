@@ -35,7 +35,8 @@ pub(super) fn unary<'b>(op: Unary, x: V<'b>, to: DType) -> V<'b> {
         U::Abs => a,
         U::Sign if real => {
             let one = constant(a, 1.0);
-            a.gt(zero(a)).select(one, a.lt(zero(a)).select(-one, a))
+            let other = a.eq(zero(a)).select(zero(a), a);
+            a.gt(zero(a)).select(one, a.lt(zero(a)).select(-one, other))
         }
         U::Sign if dtype.kind() == Kind::Signed => {
             let one = constant(a, 1.0);
@@ -112,7 +113,7 @@ fn function<'b>(op: Unary, a: Val<'b>) -> Val<'b> {
         }
         U::Acosh => {
             let t = a - c(1.0);
-            let near = log1p(t + (t * c(2.0) + t * t).sqrt());
+            let near = log1p(t + t.sqrt() * (t + c(2.0)).sqrt());
             a.gt(c(1e8)).select(a.log() + c(LN_2), near)
         }
         U::Atanh => log1p(a * c(2.0) / (c(1.0) - a)) * c(0.5),
@@ -253,7 +254,9 @@ fn divide_floor<'b>(dtype: DType, a: Val<'b>, b: Val<'b>) -> (Val<'b>, Val<'b>) 
         Kind::Float => {
             let quotient = a / b;
             let whole = quotient.fix();
-            let rest = (-whole).fma(b, a);
+            // All of a finite number is left of an infinite divisor.
+            let infinite = b.abs().eq(constant(a, f64::INFINITY));
+            let rest = infinite.select(a, (-whole).fma(b, a));
             // Where the quotient was rounded up to a whole number.
             let over = rest.ne(none) & (negative(rest) ^ negative(a));
             let one = copysign(constant(a, 1.0), quotient);
@@ -400,10 +403,22 @@ mod complex {
         (hypot(a.0, a.1).log(), atan2(a.1, a.0))
     }
 
+    fn is_infinite(a: Val<'_>) -> Val<'_> {
+        a.abs().eq(constant(a, f64::INFINITY))
+    }
+
+    fn is_finite(a: Val<'_>) -> Val<'_> {
+        a.abs().lt(constant(a, f64::INFINITY))
+    }
+
+    // What follows has the special values of C's Annex G, as the array API standard does: an infinite part beside one that is no number.
+
     fn exp(a: C<'_>) -> C<'_> {
         let m = a.0.exp();
         let none = a.1.eq(zero(a.1));
-        (none.select(m, m * a.1.cos()), none.select(a.1, m * a.1.sin()))
+        let far = is_infinite(a.0) & !is_finite(a.1);
+        let im = far.select(a.0.lt(zero(a.0)).select(m, constant(m, f64::NAN)), m * a.1.sin());
+        ((none | far).select(m, m * a.1.cos()), none.select(a.1, im))
     }
 
     fn sqrt(a: C<'_>) -> C<'_> {
@@ -415,21 +430,32 @@ mod complex {
     }
 
     fn sinh(a: C<'_>) -> C<'_> {
-        (function(Unary::Sinh, a.0) * a.1.cos(), function(Unary::Cosh, a.0) * a.1.sin())
+        let (sinh, cosh) = (function(Unary::Sinh, a.0), function(Unary::Cosh, a.0));
+        let none = a.1.eq(zero(a.1));
+        let itself = a.0.eq(zero(a.0)) | is_infinite(a.0) & !is_finite(a.1);
+        let re = none.select(sinh, sinh * a.1.cos());
+        (itself.select(a.0, re), none.select(a.1, cosh * a.1.sin()))
     }
 
     fn cosh(a: C<'_>) -> C<'_> {
-        (function(Unary::Cosh, a.0) * a.1.cos(), function(Unary::Sinh, a.0) * a.1.sin())
+        let (sinh, cosh) = (function(Unary::Sinh, a.0), function(Unary::Cosh, a.0));
+        let none = a.1.eq(zero(a.1));
+        let far = is_infinite(a.0) & !is_finite(a.1);
+        let signs = copysign(zero(a.0), a.0) * copysign(constant(a.1, 1.0), a.1);
+        let im = (none | a.0.eq(zero(a.0))).select(signs, sinh * a.1.sin());
+        ((none | far).select(cosh, cosh * a.1.cos()), im)
     }
 
     /// tanh (x + i y) = (sinh 2x + i sin 2y) / (cosh 2x + cos 2y); ±1 far out.
     fn tanh(a: C<'_>) -> C<'_> {
         let two = constant(a.0, 2.0);
         let (x, y) = (a.0 * two, a.1 * two);
-        let far = a.0.abs().gt(constant(a.0, 40.0));
+        let far = a.0.abs().gt(constant(a.0, 40.0)) & is_finite(a.1) | is_infinite(a.0);
         let below = function(Unary::Cosh, x) + y.cos();
         let one = copysign(constant(a.0, 1.0), a.0);
-        (far.select(one, function(Unary::Sinh, x) / below), far.select(zero(y), y.sin() / below))
+        let (re, im) = (function(Unary::Sinh, x) / below, y.sin() / below);
+        let re = a.0.eq(zero(a.0)).select(a.0, far.select(one, re));
+        (re, a.1.eq(zero(a.1)).select(a.1, far.select(copysign(zero(y), y), im)))
     }
 
     /// i a.
@@ -449,6 +475,10 @@ mod complex {
         let one = real(a, 1.0);
         let root = mul(sqrt(add(one, turn(b))), sqrt(sub(one, turn(b))));
         let value = log(add(b, root));
+        let infinite = is_infinite(b.0) | is_infinite(b.1);
+        let re = infinite.select(constant(a.0, f64::INFINITY), value.0);
+        let im = infinite.select(atan2(b.1, b.0), value.1);
+        let value = (re, a.1.eq(zero(a.1)).select(b.1, im));
         (flip.select(-value.0, value.0), flip.select(-value.1, value.1))
     }
 
@@ -459,7 +489,21 @@ mod complex {
 
     fn atanh(a: C<'_>) -> C<'_> {
         let one = real(a, 1.0);
-        scale(sub(log(add(one, a)), log(sub(one, a))), 0.5)
+        let value = scale(sub(log(add(one, a)), log(sub(one, a))), 0.5);
+        let infinite = is_infinite(a.0) | is_infinite(a.1);
+        let right = copysign(constant(a.1, FRAC_PI_2), a.1);
+        let right = a.1.ne(a.1).select(a.1, right);
+        let re = infinite.select(copysign(zero(a.0), a.0), value.0);
+        (a.0.eq(zero(a.0)).select(a.0, re), infinite.select(right, value.1))
+    }
+
+    /// e^a − 1: its real part is (e^x − 1) cos y − 2 sin² (y / 2).
+    fn expm1(a: C<'_>) -> C<'_> {
+        let half = (a.1 * constant(a.1, 0.5)).sin();
+        let less = super::expm1(a.0);
+        let near = less * a.1.cos() - half * half * constant(a.1, 2.0) + zero(a.0);
+        let (none, far) = (a.1.eq(zero(a.1)), is_infinite(a.0) & !is_finite(a.1));
+        ((none | far).select(less + zero(a.0), near), exp(a).1)
     }
 
     pub(super) fn unary<'b>(op: Unary, dtype: DType, a: C<'b>) -> V<'b> {
@@ -486,17 +530,12 @@ mod complex {
             U::Sign => {
                 let m = hypot(a.0, a.1);
                 let none = m.eq(zero(m));
-                (none.select(a.0, a.0 / m), none.select(a.1, a.1 / m))
+                (none.select(m, a.0 / m), none.select(m, a.1 / m))
             }
             U::Sqrt => sqrt(a),
             U::Exp => exp(a),
             U::Exp2 => exp(scale(a, LN_2)),
-            U::Expm1 => {
-                // e^x cos y − 1 = (e^x − 1) cos y − 2 sin² (y / 2).
-                let half = (a.1 * constant(a.1, 0.5)).sin();
-                let less = expm1(a.0) * a.1.cos() - half * half * constant(a.1, 2.0);
-                (less, a.0.exp() * a.1.sin())
-            }
+            U::Expm1 => expm1(a),
             U::Log => log(a),
             U::Log2 => scale(log(a), 1.0 / LN_2),
             U::Log10 => scale(log(a), 1.0 / LN_10),
