@@ -28,7 +28,7 @@ class DType:
         if isinstance(other, DType):
             return self is other
         try:
-            return dtype(other) is self
+            return dtype(other) is self  # type: ignore[arg-type]
         except TypeError:
             return False
 

@@ -68,8 +68,7 @@ def _places(x: Array, key: Any) -> tuple[list[Array], tuple]:
     for number, each in enumerate(parts):
         if isinstance(each, Array) or isinstance(each, int):
             if isinstance(each, Array) and each._dtype == "bool":
-                shape = each.shape
-                if shape != x.shape[axis : axis + each.ndim]:
+                if each.shape != x.shape[axis : axis + each.ndim]:
                     raise IndexError("boolean index did not match indexed array")
                 if each.ndim == 0:
                     count = int(bool(each))
@@ -124,8 +123,8 @@ def _places(x: Array, key: Any) -> tuple[list[Array], tuple]:
     for number, each in enumerate(plain):
         if each is not None:
             d, values = each
-            own = number if number < at else number + len(joint)
-            places[d] = _vmaccel.indices(whole, own, x.device) * values.step + values.start
+            axis = number if number < at else number + len(joint)
+            places[d] = _vmaccel.indices(whole, axis, x.device) * values.step + values.start
     return places, whole
 
 

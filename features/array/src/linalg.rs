@@ -141,8 +141,7 @@ impl Array {
         fn run<T: Number>(x: &Array, full: bool) -> Result<(Array, Array, Array)> {
             let (lead, [m, n]) = split(x);
             let k = m.min(n);
-            let (mut u, mut s, mut v): (Vec<DMatrix<T>>, Vec<DMatrix<T::RealField>>, Vec<_>) =
-                Default::default();
+            let (mut u, mut s, mut v) = (Vec::new(), Vec::new(), Vec::new());
             for matrix in matrices::<T>(x)? {
                 let (own_u, own_s, own_v) = singular(matrix)?;
                 s.push(DMatrix::from_row_slice(1, k, own_s.as_slice()));
@@ -316,7 +315,10 @@ fn completed<T: Number>(columns: DMatrix<T>) -> DMatrix<T> {
     all
 }
 
-fn singular<T: Number>(matrix: DMatrix<T>) -> Result<(DMatrix<T>, DVector<T::RealField>, DMatrix<T>)> {
+/// U, the singular values, and Vᴴ.
+type Singular<T> = (DMatrix<T>, DVector<<T as ComplexField>::RealField>, DMatrix<T>);
+
+fn singular<T: Number>(matrix: DMatrix<T>) -> Result<Singular<T>> {
     finite("svd", &matrix)?;
     let (m, n) = matrix.shape();
     if m == 0 || n == 0 {
