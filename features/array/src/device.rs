@@ -71,6 +71,15 @@ impl Device {
         Ok(Self(Arc::new(Open { worker, compiler, kernels, resources, process: std::process::id() })))
     }
 
+    /// Opens one by what it is called: `auto`, `cpu`, `cuda:N`, `rocm:N`, `guest` or a PCI address ([`Accelerator::open`]).
+    ///
+    /// # Errors
+    /// [`Error::Device`] if there is none, and what [`new`](Device::new) fails with.
+    pub fn open(spec: &str) -> Result<Self> {
+        let accelerator = Accelerator::open(spec).map_err(|error| Error::Device(error.to_string()))?;
+        Self::new(Arc::new(accelerator))
+    }
+
     /// What it is.
     pub fn info(&self) -> &DeviceInfo {
         self.0.worker.accelerator().info()

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::layout::{self, Affine, Map, Shape};
 use crate::node::{Array, Expression, State, Storage};
 use crate::op::Reduction;
-use crate::program::{Along, Form, MAX_DIMS, Place, Program, Step, Value};
+use crate::program::{Along, Form, MAX_DIMS, Place, Program, Step, Value, vectors_of_a_thread};
 
 /// The most arguments of a launch: what a guest's may have.
 const MAX_ARGUMENTS: usize = 60;
@@ -489,7 +489,8 @@ impl Plan<'_> {
                 _ => [blocks(outer, rows)?, blocks(inner, RUN as u64)?, 1],
             }
         } else {
-            [blocks(outer * (inner / u64::from(lanes)), THREADS.into())?, 1, 1]
+            let of_block = THREADS * vectors_of_a_thread(dimensions.len(), lanes);
+            [blocks(outer * (inner / u64::from(lanes)), of_block.into())?, 1, 1]
         };
         let outputs: Vec<&Output> = self.outputs.iter().collect();
         self.go(
@@ -577,11 +578,11 @@ impl Plan<'_> {
             false => results,
         };
         let wanted =
-            if self.device.is_cpu() { 64 } else { u64::from(self.device.resources().compute_units) * 64 };
+            if self.device.is_cpu() { 64 } else { u64::from(self.device.resources().compute_units) * 31 };
         let parts = if units >= wanted || n < 2 * PART.min(n.max(1)) && n < 4096 {
             1
         } else {
-            (wanted / units.max(1)).clamp(1, n.div_ceil(2048)).min(1024)
+            (wanted / units.max(1)).clamp(1, n.div_ceil(2048)).min(4095)
         };
         let grid = |parts: u64, units: u64| -> Result<([u32; 3], Vec<u64>)> {
             let parts = u32::try_from(parts).unwrap_or(1);

@@ -19,7 +19,8 @@ use crate::error::{Error, Result};
 use crate::evaluate;
 use crate::layout;
 use crate::node::Array;
-use crate::op::{Binary, Reduction};
+use crate::op::{Binary, Reduction, Unary};
+use crate::product::product;
 
 /// The type of arrays that the library calls so.
 fn dtype(element: Element) -> DType {
@@ -146,7 +147,7 @@ impl Array {
             }
             None => {
                 let most = x.reduce(Reduction::Max, Some(&[-1]), true, None)?;
-                let powers = x.binary(Binary::Subtract, &most)?.unary(crate::Unary::Exp)?;
+                let powers = x.binary(Binary::Subtract, &most)?.unary(Unary::Exp)?;
                 let sum = powers.reduce(Reduction::Sum, Some(&[-1]), true, None)?;
                 powers.binary(Binary::Divide, &sum)?
             }
@@ -328,16 +329,16 @@ impl Array {
             };
             let multiply = Multiply { product, alpha: 1.0, beta: 0.0 };
             first(call(self.device(), &multiply, &[&a, &b])?)?.reshape(&shape)?
+        } else if dtype.is_complex() {
+            let parts = |x: &Array| Ok::<_, Error>((x.unary(Unary::Real)?, x.unary(Unary::Imag)?));
+            let ((ar, ai), (br, bi)) = (parts(&a)?, parts(&b)?);
+            let re = ar.matmul(&br)?.binary(Binary::Subtract, &ai.matmul(&bi)?)?;
+            re.complex(&ar.matmul(&bi)?.binary(Binary::Add, &ai.matmul(&br)?)?)?.reshape(&shape)?
         } else {
-            let turned = b.permute(&last_two_turned(b.ndim()))?;
-            let turned = Array::ready(b.device(), dtype, turned.shape().to_vec(), evaluate::dense(&turned)?);
-            let insert = |x: &Array, at: usize| {
-                let mut shape = x.shape().to_vec();
-                shape.insert(x.ndim() - at, 1);
-                x.reshape(&shape)
-            };
-            let products = insert(&a, 1)?.binary(Binary::Multiply, &insert(&turned, 2)?)?;
-            products.reduce(Reduction::Sum, Some(&[-1]), false, Some(dtype))?
+            let matrices = layout::elements(&lead);
+            let a = a.broadcast_to(&whole([m, k]))?.reshape(&[matrices, m, k])?;
+            let b = b.broadcast_to(&whole([k, n]))?.reshape(&[matrices, k, n])?;
+            product(&a, &b, [matrices, m, k, n])?.reshape(&shape)?
         };
         if other.ndim() == 1 {
             shape.pop();

@@ -177,6 +177,7 @@ impl Array {
                     continue;
                 }
                 let what = "the eigenvalues did not converge";
+                let (matrix, by) = scaled(matrix);
                 let made = SymmetricEigen::try_new(matrix, epsilon::<T>(), rounds(n))
                     .ok_or(Error::Matrix { function: "eigh", what })?;
                 let mut order: Vec<usize> = (0..n).collect();
@@ -184,7 +185,7 @@ impl Array {
                     let [a, b] = [a, b].map(|at| &made.eigenvalues[*at]);
                     a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal)
                 });
-                values.push(DMatrix::from_fn(1, n, |_, at| made.eigenvalues[order[at]]));
+                values.push(DMatrix::from_fn(1, n, |_, at| made.eigenvalues[order[at]] * by));
                 vectors.push(DMatrix::from_fn(n, n, |row, at| made.eigenvectors[(row, order[at])]));
             }
             let mut shape: Shape = lead.to_vec();
@@ -288,8 +289,23 @@ fn solved(function: &'static str, a: &Array, b: &Array) -> Result<Array> {
     typed!(a, run(function, &a, &b))
 }
 
+/// A matrix divided by its greatest element, so that no square is beyond the type's range, and that element.
+fn scaled<T: Number>(matrix: DMatrix<T>) -> (DMatrix<T>, T::RealField) {
+    let most =
+        matrix.iter().fold(nalgebra::zero::<T::RealField>(), |most, element| most.max(element.modulus()));
+    let none = !most.is_finite() || most == nalgebra::zero();
+    let by = if none { nalgebra::one::<T::RealField>() } else { most };
+    (matrix.unscale(by), by)
+}
+
 /// Q and R of a matrix.
 fn orthogonal<T: Number>(matrix: DMatrix<T>, complete: bool) -> (DMatrix<T>, DMatrix<T>) {
+    let (matrix, by) = scaled(matrix);
+    let (q, r) = factors(matrix, complete);
+    (q, r.scale(by))
+}
+
+fn factors<T: Number>(matrix: DMatrix<T>, complete: bool) -> (DMatrix<T>, DMatrix<T>) {
     let (m, n) = matrix.shape();
     let k = if complete { m } else { m.min(n) };
     if m == 0 || n == 0 {
@@ -325,9 +341,10 @@ fn singular<T: Number>(matrix: DMatrix<T>) -> Result<Singular<T>> {
         return Ok((DMatrix::zeros(m, 0), DVector::zeros(0), DMatrix::zeros(0, n)));
     }
     let what = "the singular values did not converge";
+    let (matrix, by) = scaled(matrix);
     let made: Option<SVD<T, _, _>> = Matrix::try_svd(matrix, true, true, epsilon::<T>(), rounds(m.max(n)));
     match made {
-        Some(SVD { u: Some(u), v_t: Some(v), singular_values }) => Ok((u, singular_values, v)),
+        Some(SVD { u: Some(u), v_t: Some(v), singular_values }) => Ok((u, singular_values.scale(by), v)),
         _ => Err(Error::Matrix { function: "svd", what }),
     }
 }

@@ -115,17 +115,6 @@ impl Array {
         if x.size() == 0 {
             return Ok(x);
         }
-        if to.is_complex() {
-            if op != Reduction::Sum {
-                return Err(Error::Type {
-                    function: "scan",
-                    dtype: to,
-                    what: "products are of real numbers",
-                });
-            }
-            let part = |of| x.unary(of)?.scan(op, axis as i64, None);
-            return part(crate::Unary::Real)?.complex(&part(crate::Unary::Imag)?)?.cast(to);
-        }
         let shape = x.shape().to_vec();
         let three = [layout::elements(&shape[..axis]), shape[axis], layout::elements(&shape[axis + 1..])];
         scanned(&x.reshape(&three)?, op, three)?.reshape(&shape)
@@ -378,39 +367,49 @@ fn scanned(x: &Array, op: Reduction, [outer, n, inner]: [u64; 3]) -> Result<Arra
         let but_last = up_to.slice(&[all, crate::Slice::Range { start: 0, step: 1, count: parts - 1 }])?;
         Array::concatenate(&[Array::full(device, dtype, &[outer, 1, inner], identity)?, but_last], 1)?
     };
-    let cpu = device.is_cpu();
+    let (cpu, of) = (device.is_cpu(), dtype.parts());
     let product = op == Reduction::Prod;
     let kernel = device.own("scan", vec![dtype as u64, product.into()], || {
         let block = IRBlock::new(GuestAddr(0));
         let k = block.builder();
         k.name("scan");
-        let y = k.view_of("y", view(dtype, 3, Access::Write, &["outer", "n", "inner"]));
-        let x = k.view_of("x", view(dtype, 3, Access::Read, &["outer", "n", "inner"]));
-        let before = k.view_of("before", view(dtype, 3, Access::Read, &["outer", "", "inner"]));
+        let y = k.view_of("y", view(dtype, 4, Access::Write, &["outer", "n", "inner", "parts"]));
+        let x = k.view_of("x", view(dtype, 4, Access::Read, &["outer", "n", "inner", "parts"]));
+        let before = k.view_of("before", view(dtype, 4, Access::Read, &["outer", "", "inner", "parts"]));
         let inner = y.extent(2);
         let parts = before.extent(1);
         each(k, cpu, y.extent(0) * parts * inner, |at| {
             let (rest, i) = (at.div_u(inner), at.rem_u(inner));
             let (o, part) = (rest.div_u(parts), rest.rem_u(parts));
             let first = part * PART as i64;
-            k.range(first, (first + PART as i64).min(y.extent(1))).fold(
-                before.at([o, part, i]).load(),
-                |j, sum| {
-                    let x = x.at([o, j, i]).load();
+            let places = k.range(first, (first + PART as i64).min(y.extent(1)));
+            let [re, im] = [0, 1].map(|part| k.i64(part));
+            let begun = before.at([o, part, i, re]).load();
+            if dtype.is_complex() {
+                places.fold((begun, before.at([o, part, i, im]).load()), |j, (a, b)| {
+                    let (c, d) = (x.at([o, j, i, re]).load(), x.at([o, j, i, im]).load());
+                    let (a, b) = if product { (a * c - b * d, a * d + b * c) } else { (a + c, b + d) };
+                    y.at([o, j, i, re]).store(a);
+                    y.at([o, j, i, im]).store(b);
+                    (a, b)
+                });
+            } else {
+                places.fold(begun, |j, sum| {
+                    let x = x.at([o, j, i, re]).load();
                     let sum = if product { sum * x } else { sum + x };
-                    y.at([o, j, i]).store(sum);
+                    y.at([o, j, i, re]).store(sum);
                     sum
-                },
-            );
+                });
+            }
         });
         Ok(block.kernel()?)
     })?;
     let y = Array::empty(device, dtype, &[outer, n, inner])?;
     let (to, from, carry) = (evaluate::storage(&y)?, evaluate::dense(x)?, evaluate::dense(&before)?);
     let arguments: [Argument<'_, Accelerator>; 3] = [
-        to.buffer.shaped(&[outer, n, inner])?.into(),
-        from.buffer.shaped(&[outer, n, inner])?.into(),
-        carry.buffer.shaped(&[outer, parts, inner])?.into(),
+        to.buffer.shaped(&[outer, n, inner, of])?.into(),
+        from.buffer.shaped(&[outer, n, inner, of])?.into(),
+        carry.buffer.shaped(&[outer, parts, inner, of])?.into(),
     ];
     device.launch(&kernel, grid(device, outer * parts * inner)?, &arguments)?;
     Ok(y)

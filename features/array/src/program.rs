@@ -89,3 +89,8 @@ pub(crate) struct Form {
     /// Is a block one thread of a processor?
     pub(crate) cpu: bool,
 }
+
+/// Vectors of a thread of a GPU, of so many elements of a dense array each: what is read together is on its way together.
+pub(crate) fn vectors_of_a_thread(rank: usize, lanes: u8) -> u32 {
+    if rank == 1 && lanes > 1 { 2 } else { 1 }
+}

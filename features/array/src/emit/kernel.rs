@@ -13,7 +13,7 @@ use super::value::{V, constant, splat, ty, zero};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Binary, Reduction};
-use crate::program::{Along, Form, Place, Program, Step, Value};
+use crate::program::{Along, Form, Place, Program, Step, Value, vectors_of_a_thread};
 
 /// Elements along the last dimension that a processor's block takes at once.
 pub(crate) const RUN: i64 = 1 << 14;
@@ -352,9 +352,34 @@ impl<'b> Context<'_, 'b> {
                 along(&mut at, first, end);
             });
         }
-        // A thread takes a vector; rows are whole numbers of them.
+        // A thread takes a vector, of a dense array several; rows are whole numbers of them.
         let vectors = n.div_u(constant(n, lanes.into()));
         let total = self.count(&outer) * vectors;
+        let several = i64::from(vectors_of_a_thread(self.rank(), lanes));
+        if several > 1 {
+            k.block_size([THREADS, 1, 1]);
+            let first =
+                self.block(Axis::X) * (several * i64::from(THREADS)) + k.thread_id(Axis::X).to(Scalar::I64);
+            let number = |n: i64| first + n * i64::from(THREADS);
+            let place = |n: i64| vec![number(n) * i64::from(lanes)];
+            let whole = || {
+                // All are read before one is written.
+                let all: Vec<_> = (0..several)
+                    .map(|n| {
+                        let (at, mut values) = (place(n), Vec::new());
+                        self.compute(&mut values, self.program.steps.len(), &at, lanes, &[]);
+                        (at, values)
+                    })
+                    .collect();
+                for (at, values) in all {
+                    for (output, (value, _)) in self.program.outputs.iter().enumerate() {
+                        self.store(output, values[usize::from(*value)], &at, None);
+                    }
+                }
+            };
+            let single = || (0..several).for_each(|n| k.if_(number(n).lt(total), || body(&place(n), lanes)));
+            return k.if_else(number(several - 1).lt(total), whole, single);
+        }
         self.rows(total, None, false, |number, _| {
             let (row, vector) = match outer.is_empty() {
                 true => (k.i64(0), number),
@@ -458,6 +483,34 @@ impl<'b> Context<'_, 'b> {
         }
     }
 
+    /// The reductions along a dimension of the most whole groups of elements, `step` apart, which are read together; and where the next begins.
+    fn several(
+        &self,
+        at: &mut [Val<'b>],
+        along: usize,
+        [first, own, end]: [Val<'b>; 3],
+        step: i64,
+        lanes: u8,
+    ) -> (Val<'b>, Sums<'b>) {
+        let several: usize = if self.form.cpu { 1 } else { 4 };
+        if several == 1 {
+            return (first, self.begin(lanes));
+        }
+        let far = first + ((end - first) & -(step * several as i64));
+        let of_one = self.program.reductions.len();
+        let begun = Sums((0..several).flat_map(|_| self.begin(lanes).0).collect());
+        let sums = self.k.range(first + own, far).step(step * several as i64).fold(begun, |i, sums| {
+            let of = sums.0.chunks(of_one).zip(0..).flat_map(|(sums, n)| {
+                at[along] = i + n * step;
+                self.take(Sums(sums.to_vec()), at, lanes).0
+            });
+            Sums(of.collect())
+        });
+        let mut each = sums.0.chunks(of_one).map(<[_]>::to_vec);
+        let one = each.next().unwrap_or_default();
+        (far, Sums(each.fold(one, |sums, others| self.combined(&sums, &others))))
+    }
+
     /// The last dimension is reduced: a processor's thread takes rows, a GPU's warp one.
     fn reduce_rows(&self, rows: Option<Val<'b>>, part: Option<Val<'b>>) {
         let (k, lanes, last) = (self.k, self.form.lanes, self.last());
@@ -471,14 +524,14 @@ impl<'b> Context<'_, 'b> {
             let mut sums = self.begin(1);
             let mut rest = first;
             if lanes > 1 {
-                let whole = first + ((end - first) & -(threads * i64::from(lanes)));
-                let wide = k
-                    .range(first + own * i64::from(lanes), whole)
-                    .step(threads * i64::from(lanes))
-                    .fold(self.begin(lanes), |i, sums| {
-                        at[last] = i;
-                        self.take(sums, &at, lanes)
-                    });
+                let step = threads * i64::from(lanes);
+                let whole = first + ((end - first) & -step);
+                let (far, wide) =
+                    self.several(&mut at, last, [first, own * i64::from(lanes), end], step, lanes);
+                let wide = k.range(far + own * i64::from(lanes), whole).step(step).fold(wide, |i, sums| {
+                    at[last] = i;
+                    self.take(sums, &at, lanes)
+                });
                 let mut wide = wide.0;
                 let mut width = lanes;
                 // Lanes are added in a fixed order, halves first.
@@ -525,7 +578,8 @@ impl<'b> Context<'_, 'b> {
         self.rows(self.count(&outer) * vectors, rows, false, |number, _| {
             self.place_of(number.div_u(vectors), &outer, &mut at);
             at[last] = number.rem_u(vectors) * i64::from(lanes);
-            let sums = k.range(first, end).fold(self.begin(lanes), |r, sums| {
+            let (far, sums) = self.several(&mut at, reduced, [first, k.i64(0), end], 1, lanes);
+            let sums = k.range(far, end).fold(sums, |r, sums| {
                 at[reduced] = r;
                 self.take(sums, &at, lanes)
             });
