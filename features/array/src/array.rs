@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 
-use crate::device::{Device, same};
+use crate::device::{Device, TIMEOUT, same};
 use crate::dtype::{DType, Kind};
 use crate::error::{Error, Result};
 use crate::evaluate;
@@ -92,7 +92,14 @@ impl Array {
         }
         if wanted != 0 {
             let at = evaluate::storage(&array)?;
-            device.worker()?.write(at.buffer.view(0, wanted)?, bytes)?;
+            let (worker, to) = (device.worker()?, at.buffer.view(0, wanted)?);
+            match device.pinned_at(bytes) {
+                None => worker.write(to, bytes)?,
+                Some((block, offset)) => {
+                    worker.copy(to, block.view(offset, wanted)?)?;
+                    worker.synchronize(TIMEOUT)?;
+                }
+            }
         }
         Ok(array)
     }
@@ -123,7 +130,15 @@ impl Array {
             return Ok(());
         }
         let at = evaluate::dense(self)?;
-        Ok(self.device().worker()?.read(at.buffer.view(0, wanted)?, bytes)?)
+        let (worker, from) = (self.device().worker()?, at.buffer.view(0, wanted)?);
+        match self.device().pinned_at(bytes) {
+            None => worker.read(from, bytes)?,
+            Some((block, offset)) => {
+                worker.copy(block.view(offset, wanted)?, from)?;
+                worker.synchronize(TIMEOUT)?;
+            }
+        }
+        Ok(())
     }
 
     /// Waits until its elements are computed.

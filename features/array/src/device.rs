@@ -30,6 +30,7 @@ struct Open {
     compiler: JitCompiler<Accelerator>,
     kernels: Mutex<HashMap<Key, Arc<Kernel<Accelerator>>, FxBuildHasher>>,
     resources: Resources,
+    pinned: crate::pinned::Blocks,
     process: u32,
 }
 
@@ -67,8 +68,8 @@ impl Device {
         let resources = resources(accelerator.info());
         let options = WorkerOptions { name: "arrays".into(), ..WorkerOptions::default() };
         let worker = Worker::start(accelerator, options)?;
-        let kernels = Mutex::default();
-        Ok(Self(Arc::new(Open { worker, compiler, kernels, resources, process: std::process::id() })))
+        let (kernels, pinned) = Default::default();
+        Ok(Self(Arc::new(Open { worker, compiler, kernels, resources, pinned, process: std::process::id() })))
     }
 
     /// Opens one by what it is called: `auto`, `cpu`, `cuda:N`, `rocm:N`, `guest` or a PCI address ([`Accelerator::open`]).
@@ -123,6 +124,10 @@ impl Device {
             true => Ok(&self.0.worker),
             false => Err(Error::Forked),
         }
+    }
+
+    pub(crate) fn blocks(&self) -> &crate::pinned::Blocks {
+        &self.0.pinned
     }
 
     pub(crate) fn resources(&self) -> &Resources {

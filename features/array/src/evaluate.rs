@@ -591,7 +591,7 @@ impl Plan<'_> {
                 return Ok(([blocks(units, rows)?, parts, 1], vec![rows]));
             }
             let of_block = if columns { THREADS.into() } else { u64::from(THREADS / WARP) };
-            Ok(([blocks(units, of_block)?, parts, 1], Vec::new()))
+            Ok(([blocks(units.saturating_mul(parts.into()), of_block)?, 1, 1], Vec::new()))
         };
         let kind = |partial| Kind { lanes, reduced: Some(at), partial };
         if parts == 1 {

@@ -45,10 +45,12 @@ mod linalg;
 mod node;
 mod op;
 mod own;
+mod pinned;
 mod product;
 mod program;
 mod random;
 mod shape;
+mod sys;
 
 pub use array::Number;
 pub use device::{Device, TIMEOUT};
@@ -58,6 +60,8 @@ pub use layout::Shape;
 pub use library::call;
 pub use node::Array;
 pub use op::{Binary, Reduction, Unary};
+
 pub use random::Generator;
 pub use shape::Slice;
+pub use sys::Pinned;
 pub use vm_runtime::AnyAccelerator as Accelerator;

@@ -100,33 +100,33 @@ fn of_gpu(dtype: DType, own: i64) -> Result<Kernel> {
         });
         x.chain(y).collect()
     };
-    let count = (own * own) as usize;
-    let none = k.bits(Type::scalar_of(scalar), 0);
-    let mut begun = vec![none; count];
-    begun.extend(bring(k.i64(0)));
-    let result = k.range(k.i64(0), inner).step(DEPTH).fold(begun, |first, mut values| {
-        let brought = values.split_off(count);
-        k.barrier();
+    let put = |brought: Vec<_>| {
         for n in 0..own {
             let ((depth, line), (d, l)) = (of_left(n), of_right(n));
             left.at([depth, line]).store(brought[n as usize]);
             right.at([d, l]).store(brought[(own + n) as usize]);
         }
-        k.barrier();
+    };
+    put(bring(k.i64(0)));
+    k.barrier();
+    let begun = vec![k.bits(Type::scalar_of(scalar), 0); (own * own) as usize];
+    let result = k.range(k.i64(0), inner).step(DEPTH).fold(begun, |first, mut sums| {
         // The next tiles are on their way meanwhile.
         let next = bring(first + DEPTH);
         for depth in 0..DEPTH {
             let depth = k.i64(depth);
             let x: Vec<_> = (0..own).map(|n| left.at([depth, ty * own + n]).load()).collect();
             let y: Vec<_> = (0..own).map(|n| right.at([depth, tx + n * SIDE]).load()).collect();
-            for (at, sum) in values.iter_mut().enumerate() {
+            for (at, sum) in sums.iter_mut().enumerate() {
                 *sum = multiplied(dtype, x[at / own as usize], y[at % own as usize], *sum);
             }
         }
-        values.extend(next);
-        values
+        k.barrier();
+        put(next);
+        k.barrier();
+        sums
     });
-    for (at, sum) in result[..count].iter().enumerate() {
+    for (at, sum) in result.iter().enumerate() {
         let (i, j) = (at as i64 / own, at as i64 % own);
         c.at([matrix, row + ty * own + i, column + tx + j * SIDE]).store(*sum);
     }

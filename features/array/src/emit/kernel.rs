@@ -471,16 +471,32 @@ impl<'b> Context<'_, 'b> {
         }
     }
 
-    /// First and end of the part of the reduced dimension that this block has, and the part's number.
-    fn part(&self, n: Val<'b>, part: Option<Val<'b>>) -> (Val<'b>, Val<'b>, Option<Val<'b>>) {
-        match part {
-            None => (self.k.i64(0), n, None),
-            Some(part) => {
-                let number = self.block(Axis::Y);
-                let first = number * part;
-                (first.min(n), (first + part).min(n), Some(number))
-            }
+    /// Runs `body` for each result, and each part of the reduced dimension if there are any, with first and end of it and the part's number.
+    fn results(
+        &self,
+        results: Val<'b>,
+        n: Val<'b>,
+        [rows, part]: [Option<Val<'b>>; 2],
+        of_warp: bool,
+        body: impl FnOnce(Val<'b>, Val<'b>, [Val<'b>; 2], Option<Val<'b>>),
+    ) {
+        let Some(part) = part else {
+            return self.rows(results, rows, of_warp, |row, stores| {
+                body(row, stores, [self.k.i64(0), n], None);
+            });
+        };
+        let of = |number: Val<'b>| [(number * part).min(n), (number * part + part).min(n)];
+        if self.form.cpu {
+            let number = self.block(Axis::Y);
+            return self
+                .rows(results, rows, of_warp, |row, stores| body(row, stores, of(number), Some(number)));
         }
+        // A GPU counts results of parts, so that few results don't leave a block's threads without work.
+        let parts = self.outputs[0].extent(0);
+        self.rows(results * parts, rows, of_warp, |at, stores| {
+            let number = at.div_u(results);
+            body(at.rem_u(results), stores, of(number), Some(number));
+        });
     }
 
     /// The reductions along a dimension of the most whole groups of elements, `step` apart, which are read together; and where the next begins.
@@ -515,57 +531,63 @@ impl<'b> Context<'_, 'b> {
     fn reduce_rows(&self, rows: Option<Val<'b>>, part: Option<Val<'b>>) {
         let (k, lanes, last) = (self.k, self.form.lanes, self.last());
         let outer: Vec<usize> = (0..last).collect();
-        let (first, end, part) = self.part(self.extent(last), part);
         let mut at = vec![k.i64(0); self.rank()];
-        self.rows(self.count(&outer), rows, true, |row, stores| {
-            self.place_of(row, &outer, &mut at);
-            let threads = if self.form.cpu { 1 } else { i64::from(WARP) };
-            let own = if self.form.cpu { k.i64(0) } else { k.lane_id().to(Scalar::I64) };
-            let mut sums = self.begin(1);
-            let mut rest = first;
-            if lanes > 1 {
-                let step = threads * i64::from(lanes);
-                let whole = first + ((end - first) & -step);
-                let (far, wide) =
-                    self.several(&mut at, last, [first, own * i64::from(lanes), end], step, lanes);
-                let wide = k.range(far + own * i64::from(lanes), whole).step(step).fold(wide, |i, sums| {
+        self.results(
+            self.count(&outer),
+            self.extent(last),
+            [rows, part],
+            true,
+            |row, stores, [first, end], part| {
+                self.place_of(row, &outer, &mut at);
+                let threads = if self.form.cpu { 1 } else { i64::from(WARP) };
+                let own = if self.form.cpu { k.i64(0) } else { k.lane_id().to(Scalar::I64) };
+                let mut sums = self.begin(1);
+                let mut rest = first;
+                if lanes > 1 {
+                    let step = threads * i64::from(lanes);
+                    let whole = first + ((end - first) & -step);
+                    let (far, wide) =
+                        self.several(&mut at, last, [first, own * i64::from(lanes), end], step, lanes);
+                    let wide =
+                        k.range(far + own * i64::from(lanes), whole).step(step).fold(wide, |i, sums| {
+                            at[last] = i;
+                            self.take(sums, &at, lanes)
+                        });
+                    let mut wide = wide.0;
+                    let mut width = lanes;
+                    // Lanes are added in a fixed order, halves first.
+                    let mut parts: Vec<Vec<V<'b>>> = (0..width)
+                        .map(|lane| wide.iter().map(|sum| sum.map(|part| part.lane(lane))).collect())
+                        .collect();
+                    while width > 1 {
+                        width /= 2;
+                        let half = usize::from(width);
+                        for lane in 0..half {
+                            parts[lane] = self.combined(&parts[lane], &parts[lane + half]);
+                        }
+                    }
+                    wide = parts.swap_remove(0);
+                    sums = Sums(wide);
+                    rest = whole;
+                }
+                let sums = k.range(rest + own, end).step(threads).fold(sums, |i, sums| {
                     at[last] = i;
-                    self.take(sums, &at, lanes)
+                    self.take(sums, &at, 1)
                 });
-                let mut wide = wide.0;
-                let mut width = lanes;
-                // Lanes are added in a fixed order, halves first.
-                let mut parts: Vec<Vec<V<'b>>> = (0..width)
-                    .map(|lane| wide.iter().map(|sum| sum.map(|part| part.lane(lane))).collect())
-                    .collect();
-                while width > 1 {
-                    width /= 2;
-                    let half = usize::from(width);
-                    for lane in 0..half {
-                        parts[lane] = self.combined(&parts[lane], &parts[lane + half]);
+                let mut sums = sums.0;
+                if !self.form.cpu {
+                    for distance in [16, 8, 4, 2, 1] {
+                        let others: Vec<_> = sums.iter().map(|sum| shuffled(*sum, distance)).collect();
+                        sums = self.combined(&sums, &others);
                     }
                 }
-                wide = parts.swap_remove(0);
-                sums = Sums(wide);
-                rest = whole;
-            }
-            let sums = k.range(rest + own, end).step(threads).fold(sums, |i, sums| {
-                at[last] = i;
-                self.take(sums, &at, 1)
-            });
-            let mut sums = sums.0;
-            if !self.form.cpu {
-                for distance in [16, 8, 4, 2, 1] {
-                    let others: Vec<_> = sums.iter().map(|sum| shuffled(*sum, distance)).collect();
-                    sums = self.combined(&sums, &others);
+                at[last] = k.i64(0);
+                match self.form.cpu {
+                    true => self.end(sums, &at, 1, part),
+                    false => k.if_(stores, || self.end(sums, &at, 1, part)),
                 }
-            }
-            at[last] = k.i64(0);
-            match self.form.cpu {
-                true => self.end(sums, &at, 1, part),
-                false => k.if_(stores, || self.end(sums, &at, 1, part)),
-            }
-        });
+            },
+        );
     }
 
     /// Another dimension is reduced: each thread takes some elements of the last one, of a row on a processor several one behind the other.
@@ -573,9 +595,9 @@ impl<'b> Context<'_, 'b> {
         let (k, lanes, last) = (self.k, self.form.lanes, self.last());
         let outer: Vec<usize> = (0..last).filter(|d| *d != reduced).collect();
         let vectors = self.extent(last).div_u(k.i64(lanes.into()));
-        let (first, end, part) = self.part(self.extent(reduced), part);
         let mut at = vec![k.i64(0); self.rank()];
-        self.rows(self.count(&outer) * vectors, rows, false, |number, _| {
+        let results = self.count(&outer) * vectors;
+        self.results(results, self.extent(reduced), [rows, part], false, |number, _, [first, end], part| {
             self.place_of(number.div_u(vectors), &outer, &mut at);
             at[last] = number.rem_u(vectors) * i64::from(lanes);
             let (far, sums) = self.several(&mut at, reduced, [first, k.i64(0), end], 1, lanes);

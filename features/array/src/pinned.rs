@@ -1,0 +1,75 @@
+//! Memory of the host that a device copies from and to by itself, at the full speed of the link.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use vm_runtime::{Buffer, MemoryKind};
+
+use crate::Accelerator;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::sys::Pinned;
+
+/// The blocks of a device.
+pub(crate) type Blocks = Mutex<Vec<Weak<Buffer<Accelerator>>>>;
+
+impl Device {
+    /// Allocates such memory, all of it 0.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], and [`Error::Device`] where the device has none.
+    pub fn pinned(&self, bytes: u64) -> Result<Pinned> {
+        let buffer = self.worker()?.allocate_kind(MemoryKind::Pinned, bytes.max(1))?;
+        let none = || Error::Device("the device has no memory that the host reaches, too".into());
+        let block = Pinned::new(buffer).ok_or_else(none)?;
+        let mut blocks = self.blocks().lock().unwrap_or_else(PoisonError::into_inner);
+        blocks.retain(|block| block.strong_count() != 0);
+        blocks.push(Arc::downgrade(block.buffer()));
+        Ok(block)
+    }
+
+    /// The block that bytes lie in, and where in it.
+    pub(crate) fn pinned_at(&self, bytes: &[u8]) -> Option<(Arc<Buffer<Accelerator>>, u64)> {
+        let address = bytes.as_ptr() as u64;
+        let blocks = self.blocks().lock().unwrap_or_else(PoisonError::into_inner);
+        blocks.iter().filter_map(Weak::upgrade).find_map(|block| {
+            let offset = address.checked_sub(block.host_address()?)?;
+            let end = offset.checked_add(bytes.len() as u64)?;
+            (end <= block.bytes()).then_some((block, offset))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Array, DType};
+
+    #[test]
+    fn blocks_are_found_while_they_live() {
+        let device = Device::open("cpu").expect("the processor");
+        let block = device.pinned(4096).expect("memory");
+        let at = |bytes: &[u8]| device.pinned_at(bytes).map(|(_, offset)| offset);
+        let bytes = block.bytes();
+        assert_eq!([at(bytes), at(&bytes[8..24]), at(&bytes[4096..])], [Some(0), Some(8), Some(4096)]);
+        assert_eq!(at(&[0; 16]), None);
+        let other = device.pinned(64).expect("memory");
+        assert_eq!(at(other.bytes()), Some(0));
+        drop(block);
+        assert_eq!(
+            device.blocks().lock().expect("the blocks").iter().filter(|b| b.strong_count() != 0).count(),
+            1
+        );
+    }
+
+    #[test]
+    fn copies_go_both_ways() {
+        let device = Device::open("cpu").expect("the processor");
+        let mut block = device.pinned(64).expect("memory");
+        let array = Array::from_bytes(&device, DType::UInt8, &[64], &[7; 64]).expect("an array");
+        array.read(block.bytes_mut()).expect("the elements");
+        assert_eq!(block.bytes(), [7; 64]);
+        block.bytes_mut()[9] = 1;
+        let other = Array::from_bytes(&device, DType::UInt8, &[64], block.bytes()).expect("an array");
+        assert_eq!(other.to_bytes().expect("the elements"), block.bytes());
+    }
+}
