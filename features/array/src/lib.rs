@@ -18,6 +18,8 @@ mod own;
 mod program;
 mod random;
 mod shape;
+mod share;
+pub mod sys;
 
 pub use array::Number;
 pub use device::{Device, TIMEOUT};
@@ -29,4 +31,5 @@ pub use node::Array;
 pub use op::{Binary, Reduction, Unary};
 pub use random::Generator;
 pub use shape::Slice;
+pub use share::{Place, Shared};
 pub use vm_runtime::AnyAccelerator as Accelerator;
