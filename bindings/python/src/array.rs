@@ -6,22 +6,31 @@ use pyo3::basic::CompareOp;
 use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyEllipsis, PyInt, PySlice, PyTuple};
-use vm_array::{Array, Binary, Number, Reduction, Slice, Unary};
+use vm_array::{Array, Binary, Number, Reduction, Shared, Slice, Unary};
 
 use crate::convert::{self, object};
 use crate::device::PyDevice;
 use crate::error::raised;
+use crate::interchange::settle;
 
 /// An array on an accelerator.
 ///
 /// It is a value: slices and other views are arrays of their own, and none sees what becomes of another. `a[...] = b` and `a += b` make this object another array.
 /// Functions of elements and reductions are fused, and run when a value is needed.
 #[pyclass(name = "Array", module = "vmaccel", frozen, weakref)]
-pub(crate) struct PyArray(Mutex<Array>);
+pub(crate) struct PyArray(Mutex<Array>, Mutex<Vec<Shared>>);
 
 impl PyArray {
     pub(crate) fn new(array: Array) -> Self {
-        Self(Mutex::new(array))
+        Self(Mutex::new(array), Mutex::default())
+    }
+
+    /// Keeps elements whose place was told to somebody who keeps this object.
+    pub(crate) fn keep(&self, shared: Shared) {
+        let mut kept = self.1.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.iter().all(|other| other.place().address != shared.place().address) {
+            kept.push(shared);
+        }
     }
 
     pub(crate) fn array(&self) -> Array {
@@ -119,6 +128,10 @@ impl PyArray {
 
     fn number(&self, py: Python<'_>) -> PyResult<Number> {
         let array = self.array();
+        if array.size() == 1 {
+            py.detach(|| array.evaluate()).map_err(raised)?;
+            settle(py, array.device())?;
+        }
         py.detach(|| array.item()).map_err(raised)
     }
 }
@@ -499,13 +512,8 @@ impl PyArray {
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let array = self.array();
         let n = usize::try_from(array.size() * array.dtype().bytes())?;
+        py.detach(|| array.evaluate()).map_err(raised)?;
+        settle(py, array.device())?;
         PyBytes::new_with(py, n, |bytes| py.detach(|| array.read(bytes)).map_err(raised))
-    }
-
-    /// Its elements into memory that can be written, of as many bytes.
-    fn _read_into(&self, py: Python<'_>, memory: &Bound<'_, PyAny>) -> PyResult<()> {
-        let array = self.array();
-        let bytes = py.detach(|| array.to_bytes()).map_err(raised)?;
-        memory.set_item(PySlice::full(py), PyBytes::new(py, &bytes))
     }
 }

@@ -100,7 +100,7 @@ impl PyDevice {
 
     /// Waits until all that was given to it has run.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.0.synchronize()).map_err(raised)
+        crate::interchange::settle(py, &self.0)
     }
 
     fn __repr__(&self) -> String {

@@ -7,8 +7,10 @@ mod convert;
 mod device;
 mod error;
 mod functions;
+mod interchange;
 mod linalg;
 mod random;
+mod sys;
 
 use pyo3::prelude::*;
 
@@ -23,5 +25,6 @@ fn _vmaccel(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<random::PyGenerator>()?;
     functions::add(m)?;
     linalg::add(m)?;
+    interchange::add(m)?;
     device::add(m)
 }

@@ -5,32 +5,8 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-from . import _dtypes, _vmaccel
+from . import _dtypes, _interchange as _interchange, _vmaccel
 from ._vmaccel import Array
-
-_NUMPY = {"bool": "?", "bfloat16": "<u2"}
-
-
-def _typestr(name: str) -> str:
-    """A type as numpy's array interface names it; what it has not, as an integer of as many bytes."""
-    if name == "bool":
-        return "|b1"
-    if name == "bfloat16":
-        return "<u2"
-    of = _dtypes.dtype(name)
-    return f"{'|' if of.itemsize == 1 else '<'}{of.kind}{of.itemsize}"
-
-
-def _numpy(self: Array, dtype: Any = None, copy: Any = None) -> Any:
-    """A numpy array of the elements."""
-    import numpy
-
-    if copy is False and self.device.backend != "cpu":
-        raise ValueError("the elements are on a device: they can only be copied")
-    source = self if self._dtype != "bfloat16" else self.astype(_dtypes.dtype("float32"))
-    result = numpy.frombuffer(bytearray(source.tobytes()), dtype=_typestr(source._dtype)).reshape(self.shape)
-    return result if dtype is None else result.astype(dtype, copy=False)
-
 
 def _astype(self: Array, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
     """The elements in another type."""
@@ -124,7 +100,6 @@ def _transpose(self: Array, *axes: Any) -> Array:
 
 
 Array.dtype = property(lambda self: _dtypes._BY_NAME[self._dtype], doc="The type of the elements.")
-Array.__array__ = _numpy
 Array.astype = _astype
 Array.__repr__ = _repr
 Array.__str__ = _str

@@ -6,7 +6,7 @@ import builtins
 import math
 from typing import Any, Optional
 
-from . import _dtypes, _vmaccel
+from . import _dtypes, _interchange, _vmaccel
 from ._vmaccel import Array
 
 __all__ = [
@@ -16,33 +16,31 @@ __all__ = [
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: Optional[bool] = None) -> Array:
-    """An array of a number, of nested sequences of them, or of what numpy can see (buffers, arrays of other libraries)."""
+    """An array of a number, of nested sequences of them, or of what numpy can see (buffers, arrays of other libraries).
+
+    Memory that others may write is copied, as an array is a value. With `copy=False` it is not, which is an error where that can't be: then
+    nobody may write it any more.
+    """
     name = None if dtype is None else _dtypes.dtype(dtype).name
     if isinstance(obj, Array):
+        if copy is False and (name not in (None, obj._dtype) or device is not None and _vmaccel.open(device) != obj.device):
+            raise ValueError("elements on another device, or of another type, can only be copied")
         if device is not None:
             obj = obj.to_device(device)
         result = obj if name is None else obj._astype(name)
         return result.copy() if copy and result is obj else result
+    if hasattr(obj, "__cuda_array_interface__") and _vmaccel.open(device).backend == "cuda":
+        return _interchange.of_cuda(obj, name, device, copy)
+    if hasattr(obj, "__array_interface__") or hasattr(obj, "__array__"):
+        import numpy
+
+        data = obj if isinstance(obj, numpy.ndarray) else numpy.asarray(obj, copy=False) if copy is False else numpy.asarray(obj)
+        return _interchange.of_numpy(data, name, device, copy)
     if copy is False:
         raise ValueError("the data lies elsewhere: it can only be copied")
-    if hasattr(obj, "__array_interface__") or hasattr(obj, "__array__"):
-        return _of_numpy(obj, name, device)
     if isinstance(obj, (bytes, bytearray, memoryview)):
         return _of_buffer(memoryview(obj), name, device)
     return _vmaccel.from_sequence(obj, name, device)
-
-
-def _of_numpy(obj: Any, name: Optional[str], device: Any) -> Array:
-    import numpy
-
-    data = numpy.asarray(obj)
-    if str(data.dtype) == "bfloat16":
-        own, data = "bfloat16", data.view(numpy.uint16)
-    else:
-        own = _dtypes.dtype(data.dtype.name).name
-    data = numpy.ascontiguousarray(data.astype(data.dtype.newbyteorder("<"), copy=False)).reshape(data.shape)
-    result = _vmaccel.from_buffer(data.data if data.size else b"", own, data.shape, device)
-    return result if name in (None, own) else result._astype(name)
 
 
 def _of_buffer(view: memoryview, name: Optional[str], device: Any) -> Array:
@@ -69,14 +67,13 @@ def from_device(array: Array) -> Any:
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: Optional[bool] = None) -> Array:
-    """An array of another library's, by DLPack."""
+    """An array of another library's, by DLPack: of the same memory, where it can be and `copy` is not true.
+
+    Without a device it is one of the memory's. What is not copied must not be written any more, as an array is a value.
+    """
     if isinstance(x, Array):
         return asarray(x, device=device, copy=copy)
-    import numpy
-
-    if copy is False:
-        raise BufferError("the data can only be copied to the device")
-    return _of_numpy(numpy.from_dlpack(x), None, device)
+    return _vmaccel.from_dlpack(x, device, copy)
 
 
 def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:

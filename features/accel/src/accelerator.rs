@@ -149,6 +149,38 @@ pub trait Queue: 'static {
     /// [`Error::Capturing`] or the driver's while commands are recorded, as the event is no part of the recording.
     fn wait_event(&self, event: &Self::Event) -> Result<()>;
 
+    /// The stream as other users of the device's driver name it (`CUstream`, `hipStream_t`), if they may order their work
+    /// with its; it is theirs to wait for as long as this queue is there.
+    fn handle(&self) -> Option<u64> {
+        None
+    }
+
+    /// Lets the commands that follow begin when those so far of somebody else's stream of this device have run.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where there are no such streams; the driver's.
+    ///
+    /// # Safety
+    /// It is a handle of a stream of this device, of the context that queues of it are opened in, and is not destroyed meanwhile.
+    #[allow(unsafe_code)]
+    unsafe fn follow(&self, stream: u64) -> Result<()> {
+        let _ = stream;
+        Err(Error::Unsupported { what: "streams of others".into(), device: "this accelerator".into() })
+    }
+
+    /// Lets what somebody else's stream of this device is given from here on begin when the commands so far have run.
+    ///
+    /// # Errors
+    /// As [`Queue::follow`].
+    ///
+    /// # Safety
+    /// As [`Queue::follow`].
+    #[allow(unsafe_code)]
+    unsafe fn precede(&self, stream: u64) -> Result<()> {
+        let _ = stream;
+        Err(Error::Unsupported { what: "streams of others".into(), device: "this accelerator".into() })
+    }
+
     /// Whether the commands before the event have run. True for an event that was never recorded.
     ///
     /// # Errors

@@ -3,20 +3,21 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxBuildHasher;
 use vm_ir::Kernel as Written;
 use vm_runtime::kernels::family::{Kind, Resources};
 use vm_runtime::{
-    Accelerator as _, Argument, Buffer, DeviceInfo, JitCompiler, Kernel, MemoryInfo, Worker, WorkerOptions,
-    resources,
+    Accelerator as _, Argument, DeviceInfo, JitCompiler, Kernel, MemoryInfo, Queue as _, Worker,
+    WorkerOptions, resources,
 };
 
 use crate::Accelerator;
 use crate::emit;
 use crate::error::{Error, Result};
 use crate::program::{Form, Program};
+use crate::sys::Held;
 
 /// How long anything of a device may be waited for.
 pub const TIMEOUT: Duration = Duration::from_secs(300);
@@ -94,6 +95,51 @@ impl Device {
         Ok(self.worker()?.synchronize(TIMEOUT)?)
     }
 
+    /// As [`synchronize`](Device::synchronize), but every 50 ms `go_on` is asked. What it fails with ends the wait, not the work.
+    ///
+    /// # Errors
+    /// As [`synchronize`](Device::synchronize).
+    pub fn synchronize_while<E>(
+        &self,
+        mut go_on: impl FnMut() -> Result<(), E>,
+    ) -> Result<std::result::Result<(), E>> {
+        let ended = self.worker()?.fence()?;
+        let deadline = Instant::now() + TIMEOUT;
+        while !ended.ends_by(deadline.min(Instant::now() + Duration::from_millis(50))) {
+            if let Err(error) = go_on() {
+                return Ok(Err(error));
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+        }
+        Ok(Ok(ended.wait(deadline)?))
+    }
+
+    /// Its stream as other libraries name it, to order their work with the arrays'; none where there are no such streams.
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    pub fn handle(&self) -> Result<Option<u64>> {
+        self.with_queue(|queue| Ok(queue.handle()))
+    }
+
+    pub(crate) fn with_queue<R: Send>(
+        &self,
+        f: impl FnOnce(
+            &<Accelerator as vm_runtime::Accelerator>::Queue,
+        ) -> std::result::Result<R, vm_runtime::Error>
+        + Send,
+    ) -> Result<R> {
+        let deadline = Instant::now() + TIMEOUT;
+        Ok(self.worker()?.submit_and_wait(deadline, |session| f(session.queue()))?)
+    }
+
+    /// Its number, as the driver of its kind counts the devices that it shows this process.
+    pub fn ordinal(&self) -> Option<u32> {
+        self.0.worker.accelerator().ordinal()
+    }
+
     /// How full its memory is.
     ///
     /// # Errors
@@ -134,12 +180,13 @@ impl Device {
         &self.0.resources
     }
 
-    pub(crate) fn is_cpu(&self) -> bool {
+    /// Is it the processor, whose kernels' addresses are the host's?
+    pub fn is_cpu(&self) -> bool {
         self.0.resources.kind == Kind::Cpu
     }
 
-    pub(crate) fn allocate(&self, bytes: u64) -> Result<Arc<Buffer<Accelerator>>> {
-        Ok(Arc::new(self.worker()?.allocate(bytes.max(1))?))
+    pub(crate) fn allocate(&self, bytes: u64) -> Result<Arc<Held>> {
+        Ok(Arc::new(Held::new(self.worker()?.allocate(bytes.max(1))?)))
     }
 
     pub(crate) fn program(&self, program: &Program, form: &Form) -> Result<Arc<Kernel<Accelerator>>> {

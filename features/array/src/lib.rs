@@ -50,7 +50,8 @@ mod product;
 mod program;
 mod random;
 mod shape;
-mod sys;
+mod share;
+pub mod sys;
 
 pub use array::Number;
 pub use device::{Device, TIMEOUT};
@@ -63,5 +64,6 @@ pub use op::{Binary, Reduction, Unary};
 
 pub use random::Generator;
 pub use shape::Slice;
+pub use share::{Place, Shared};
 pub use sys::Pinned;
 pub use vm_runtime::AnyAccelerator as Accelerator;

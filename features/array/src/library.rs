@@ -21,6 +21,7 @@ use crate::layout;
 use crate::node::Array;
 use crate::op::{Binary, Reduction, Unary};
 use crate::product::product;
+use crate::sys::Held;
 
 /// The type of arrays that the library calls so.
 fn dtype(element: Element) -> DType {
@@ -48,7 +49,7 @@ pub fn call(device: &Device, function: &dyn Function, inputs: &[&Array]) -> Resu
     };
     let plan = function.call(device.resources()).map_err(unsupported)?;
     let mut inputs = inputs.iter();
-    let (mut buffers, mut outputs): (Vec<Arc<Buffer<Accelerator>>>, Vec<Array>) = Default::default();
+    let (mut buffers, mut outputs): (Vec<Arc<Held>>, Vec<Array>) = Default::default();
     for buffer in function.buffers() {
         let dtype = dtype(buffer.element);
         if !buffer.access.writes() {

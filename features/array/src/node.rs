@@ -2,15 +2,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use vm_runtime::Buffer;
-
-use crate::Accelerator;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::evaluate;
 use crate::layout::{self, Map, Shape};
 use crate::op::{Binary, Reduction, Unary};
+use crate::sys::Held;
 
 /// How deep expressions may be before they are evaluated.
 const MAX_DEPTH: u32 = 40;
@@ -39,7 +37,7 @@ pub(crate) enum State {
 /// Where elements are.
 #[derive(Clone, Debug)]
 pub(crate) struct Storage {
-    pub(crate) buffer: Arc<Buffer<Accelerator>>,
+    pub(crate) buffer: Arc<Held>,
     /// Of the first element, in elements.
     pub(crate) offset: i64,
     /// From one element of a dimension to the next, in elements.
@@ -48,7 +46,7 @@ pub(crate) struct Storage {
 
 impl Storage {
     /// Dense elements from the beginning of a buffer on.
-    pub(crate) fn dense(buffer: Arc<Buffer<Accelerator>>, shape: &[u64]) -> Self {
+    pub(crate) fn dense(buffer: Arc<Held>, shape: &[u64]) -> Self {
         Self { buffer, offset: 0, strides: layout::dense(shape) }
     }
 }

@@ -1,51 +1,157 @@
-//! Pinned memory as bytes.
-#![allow(unsafe_code, reason = "the memory is a driver's")]
+//! Memory of other owners, and memory that a forked child leaves alone.
+#![allow(unsafe_code)]
 
-use std::slice;
+mod pinned;
+
+use std::any::Any;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::sync::Arc;
 
-use vm_runtime::Buffer;
+use vm_runtime::sys::BorrowedMemory;
+use vm_runtime::{Buffer, Queue as _};
 
 use crate::Accelerator;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::node::{Array, Storage};
+use crate::share::{Place, Shared};
 
-/// A block of the host's memory that a device knows. [`Array::from_bytes`](crate::Array::from_bytes) of its bytes, and
-/// [`Array::read`](crate::Array::read) into them, are one copy by the device; other memory goes through the worker's own, part by part.
+pub use pinned::Pinned;
+
+/// A buffer that is given back by the process that has it: a forked child has none of the threads that would, and may find
+/// their locks taken.
 #[derive(Debug)]
-pub struct Pinned {
-    /// Others have it while the device copies, which is waited for.
-    buffer: Arc<Buffer<Accelerator>>,
-    address: *mut u8,
-    bytes: usize,
+pub(crate) struct Held {
+    buffer: ManuallyDrop<Buffer<Accelerator>>,
+    process: u32,
 }
 
-// SAFETY: the address is the buffer's, which goes with it.
-unsafe impl Send for Pinned {}
-// SAFETY: what is shared is only read.
-unsafe impl Sync for Pinned {}
-
-impl Pinned {
-    /// The memory of a buffer that nobody else has, all 0; none where the host can't reach it.
-    pub(crate) fn new(buffer: Buffer<Accelerator>) -> Option<Self> {
-        let address = buffer.host_address()? as *mut u8;
-        let bytes = usize::try_from(buffer.bytes()).ok()?;
-        // SAFETY: the buffer is that long there, and nobody else has it.
-        unsafe { address.write_bytes(0, bytes) };
-        Some(Self { buffer: Arc::new(buffer), address, bytes })
+impl Held {
+    pub(crate) fn new(buffer: Buffer<Accelerator>) -> Self {
+        Self { buffer: ManuallyDrop::new(buffer), process: std::process::id() }
     }
+}
 
-    pub(crate) fn buffer(&self) -> &Arc<Buffer<Accelerator>> {
+impl Deref for Held {
+    type Target = Buffer<Accelerator>;
+
+    fn deref(&self) -> &Self::Target {
         &self.buffer
     }
+}
 
-    /// Its bytes.
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the buffer is that long there, was written when this was made, and lives as long as this.
-        unsafe { slice::from_raw_parts(self.address, self.bytes) }
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            // SAFETY: this value is being dropped, so nobody uses the field again.
+            unsafe { ManuallyDrop::drop(&mut self.buffer) };
+        }
+    }
+}
+
+impl Place {
+    /// An array of these elements where they are. `keeper` keeps the memory, and is dropped when the array and all views of it were and
+    /// the device is done with it: on whichever thread.
+    ///
+    /// # Errors
+    /// [`Error::Value`] for elements that kernels can't work on where they are, or that lie at no addresses; [`Error::Shape`].
+    ///
+    /// # Safety
+    /// The device may read all bytes of [`Place::span`] until `keeper` is dropped, and nobody writes them before what reads them has run.
+    pub unsafe fn adopt(self, device: &Device, keeper: impl Any + Send + Sync) -> Result<Array> {
+        if self.shape.contains(&0) {
+            return Array::empty(device, self.dtype, &self.shape);
+        }
+        if !self.is_aligned() {
+            let what = format!("{:#x} is not aligned as {} must be", self.address, self.dtype);
+            return Err(Error::Value { function: "from_dlpack", what });
+        }
+        let (first, bytes, offset) = self.buffer()?;
+        // SAFETY: the caller promises it of all but less than 16 bytes before, which are on the same page and which no kernel touches, as
+        // views begin behind them.
+        let memory = unsafe { BorrowedMemory::new(first, bytes) };
+        let buffer = Arc::new(Held::new(device.worker()?.adopt(memory, keeper)));
+        let storage = Storage { buffer, offset, strides: self.strides };
+        Ok(Array::ready(device, self.dtype, self.shape, storage))
     }
 
-    /// The same, to be written.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and they are nobody else's: this is no clone of another.
-        unsafe { slice::from_raw_parts_mut(self.address, self.bytes) }
+    /// The elements, one behind the other, where the host can read them.
+    ///
+    /// # Errors
+    /// As [`Place::span`].
+    ///
+    /// # Safety
+    /// The host may read all bytes of [`Place::span`], and nobody writes them meanwhile.
+    pub unsafe fn read(&self) -> Result<Vec<u8>> {
+        self.span()?;
+        let bytes = self.dtype.bytes() as usize;
+        let count = self.shape.iter().product::<u64>() as usize;
+        let mut read: Vec<u8> = Vec::new();
+        if read.try_reserve_exact(count.saturating_mul(bytes)).is_err() {
+            return Err(Error::OutOfMemory(format!("the host has no memory for {count} elements")));
+        }
+        if count == 0 {
+            return Ok(read);
+        }
+        // Rows of elements that lie one behind the other are copied as one.
+        let (mut run, mut outer) = (1u64, self.shape.len());
+        while outer > 0 && (self.shape[outer - 1] == 1 || self.strides[outer - 1] == run.cast_signed()) {
+            run *= self.shape[outer - 1];
+            outer -= 1;
+        }
+        let mut at = vec![0u64; outer];
+        loop {
+            let step = |(at, stride): (&u64, &i64)| {
+                at.cast_signed().wrapping_mul(*stride).wrapping_mul(bytes as i64)
+            };
+            let offset = at.iter().zip(&self.strides).map(step).fold(0i64, i64::wrapping_add);
+            let from = self.address.wrapping_add_signed(offset) as *const u8;
+            // SAFETY: these elements are of the span, which the caller promises.
+            read.extend_from_slice(unsafe { std::slice::from_raw_parts(from, run as usize * bytes) });
+            let Some(next) = (0..outer).rev().find(|d| at[*d] + 1 < self.shape[*d]) else { return Ok(read) };
+            at[next] += 1;
+            at[next + 1..].fill(0);
+        }
+    }
+}
+
+impl Shared {
+    /// The elements of a dense array on the processor, which have been computed.
+    pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        if !self.covers(bytes.len() as u64) {
+            return Err(Error::Device("an array ends behind its memory".into()));
+        }
+        let from = self.place().address as *const u8;
+        // SAFETY: the memory is the buffer's, which this value keeps; whoever calls has waited for the device, and nothing writes the
+        // elements of an array again.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+}
+
+impl Device {
+    /// Lets what comes begin after what another library's stream of this device was given.
+    ///
+    /// # Errors
+    /// [`Error::Device`] where there are no such streams; the driver's.
+    ///
+    /// # Safety
+    /// It is a handle of a stream of the device's primary context, which is not destroyed meanwhile.
+    pub unsafe fn follow(&self, stream: u64) -> Result<()> {
+        // SAFETY: as the caller promises; queues are opened in the primary context.
+        self.with_queue(move |queue| unsafe { queue.follow(stream) })
+    }
+
+    /// Lets what another library's stream of this device is given from here on begin after what came so far.
+    ///
+    /// # Errors
+    /// As [`Device::follow`].
+    ///
+    /// # Safety
+    /// As [`Device::follow`].
+    pub unsafe fn precede(&self, stream: u64) -> Result<()> {
+        // SAFETY: as above.
+        self.with_queue(move |queue| unsafe { queue.precede(stream) })
     }
 }

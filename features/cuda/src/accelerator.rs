@@ -71,6 +71,11 @@ impl CudaAccelerator {
         Err(Error::NoDevice { wanted: format!("at {address}"), found })
     }
 
+    /// The device's number, as the driver counts those that it shows this process.
+    pub fn ordinal(&self) -> u32 {
+        self.device.0.cast_unsigned()
+    }
+
     /// A queue on a stream that somebody else owns: what it is given comes in order with what its owner gives the stream, and
     /// launches, fills and copies wait for nothing and copy nothing beside. Without a `context` the stream is one of the
     /// device's primary context, as PyTorch's and the CUDA runtime's are. On whichever thread, the current context is

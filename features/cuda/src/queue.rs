@@ -10,6 +10,7 @@ use vm_accel::{
 
 use crate::context::{Live, Shared};
 use crate::result::{Event, Function, Graph, Stream};
+use crate::sys::{BorrowedStream, CUstream};
 
 /// A loaded kernel.
 #[derive(Debug)]
@@ -221,6 +222,30 @@ impl Queue for CudaQueue {
 
     fn wait_event(&self, event: &CudaEvent) -> Result<()> {
         self.stream.wait(&event.0)
+    }
+
+    fn handle(&self) -> Option<u64> {
+        Some(self.stream.handle() as u64)
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn follow(&self, stream: u64) -> Result<()> {
+        // SAFETY: as the caller promises.
+        let theirs =
+            Stream::borrow(&self.shared.context, &unsafe { BorrowedStream::new(stream as CUstream) });
+        let event = self.event(false)?;
+        event.0.record(&theirs)?;
+        self.wait_event(&event)
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn precede(&self, stream: u64) -> Result<()> {
+        // SAFETY: as the caller promises.
+        let theirs =
+            Stream::borrow(&self.shared.context, &unsafe { BorrowedStream::new(stream as CUstream) });
+        let event = self.event(false)?;
+        self.record(&event)?;
+        theirs.wait(&event.0)
     }
 
     fn done(&self, event: &CudaEvent) -> Result<bool> {

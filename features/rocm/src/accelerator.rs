@@ -25,6 +25,11 @@ pub fn device_count() -> Result<u32> {
 }
 
 impl RocmAccelerator {
+    /// The device's number in HIP's order.
+    pub fn ordinal(&self) -> u32 {
+        self.device.ordinal()
+    }
+
     /// The device with a number in HIP's order.
     ///
     /// # Errors

@@ -261,6 +261,28 @@ impl Queue for RocmQueue {
         self.stream.wait(&event.0)
     }
 
+    fn handle(&self) -> Option<u64> {
+        Some(self.stream.handle())
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn follow(&self, stream: u64) -> Result<()> {
+        // SAFETY: as the caller promises.
+        let theirs = unsafe { Stream::borrow(self.shared.device, stream) };
+        let event = self.event(false)?;
+        event.0.record(&theirs)?;
+        self.wait_event(&event)
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn precede(&self, stream: u64) -> Result<()> {
+        // SAFETY: as the caller promises.
+        let theirs = unsafe { Stream::borrow(self.shared.device, stream) };
+        let event = self.event(false)?;
+        self.record(&event)?;
+        theirs.wait(&event.0)
+    }
+
     fn done(&self, event: &RocmEvent) -> Result<bool> {
         event.0.done()
     }

@@ -95,8 +95,8 @@ pub use tune::{
 };
 pub use vm_accel::{
     Accelerator, Argument, Buffer, Checksum, ChecksumStatistics, DeviceInfo, Element, ElementType, Error,
-    Event, Extents, Graph, Grid, Kernel, Launch, Limits, MemoryInfo, MemoryKind, PoolOptions, QueueOptions,
-    Scalar, Session, TypedBuffer, View, Worker, WorkerOptions, arguments,
+    Event, Extents, Graph, Grid, Kernel, Launch, Limits, MemoryInfo, MemoryKind, PoolOptions, Queue,
+    QueueOptions, Scalar, Session, TypedBuffer, View, Worker, WorkerOptions, arguments,
 };
 pub use vm_ir::{GuestAddr, IRBlock};
 pub use vm_kernels as kernels;

@@ -19,6 +19,7 @@
 //! no memory, no thread, no lost context. What only a fault on the device shows is not in it, because that would end the
 //! process's use of a real one; the simulated accelerator's own tests have it.
 
+mod adopted;
 mod graph;
 mod guard;
 mod launch;
@@ -42,7 +43,7 @@ use crate::worker::{Worker, WorkerOptions};
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How many cases there are.
-pub const CASES: usize = 45;
+pub const CASES: usize = 47;
 
 /// Where the suite gets its programs from, compiled for the accelerator.
 pub type Programs<'a> = &'a (dyn Fn(Program) -> Artifact + Sync);
@@ -88,6 +89,8 @@ pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> us
         ("registered memory goes back in order", registered::goes_back_in_order),
         ("batches keep no registered memory", registered::batches_keep_none),
         ("the end of a worker gives registered memory back", registered::ends_with_the_worker),
+        ("adopted memory goes back to its owner in order", adopted::goes_back_in_order),
+        ("the end of a worker gives adopted memory back", adopted::ends_with_the_worker),
         ("write, launch, read", worker::round_trip),
         ("large transfers", worker::large),
         ("a view's part", worker::views),

@@ -105,6 +105,20 @@ impl<R> Cell<R> {
         }
     }
 
+    /// Waits for the end; false when the deadline passes first.
+    fn ends_by(&self, deadline: Instant) -> bool {
+        sync::spin_until(|| self.ended.load(Ordering::Acquire));
+        let mut progress = lock(&self.progress);
+        while !self.ended.load(Ordering::Acquire) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            progress.awaited = true;
+            progress = wait_until(&self.changed, progress, Some(deadline));
+        }
+        true
+    }
+
     fn poll(&self, context: &mut Context<'_>) -> Poll<Result<R>> {
         let mut progress = lock(&self.progress);
         match std::mem::replace(&mut progress.stage, Stage::Taken) {
@@ -149,6 +163,11 @@ impl<R> Job<R> {
     /// Whether the job has ended. It only polls: nothing is waited for, and nobody need be woken.
     pub fn is_done(&self) -> bool {
         self.0.ended.load(Ordering::Acquire)
+    }
+
+    /// Waits until the job has ended, or `deadline`: whether it has. It is neither taken back nor is its result taken.
+    pub fn ends_by(&self, deadline: Instant) -> bool {
+        self.0.ends_by(deadline)
     }
 
     /// Waits for the result until `deadline`.

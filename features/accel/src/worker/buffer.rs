@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vm_abi::Element;
 
-use super::{DeferredFree, Shared};
+use super::{DeferredFree, Keeper, Shared};
 use crate::accelerator::Accelerator;
 use crate::artifact::Layout;
 use crate::error::{Error, Result};
@@ -16,28 +16,42 @@ use crate::memory::{Memory, MemoryKind, Region};
 use crate::sys::BorrowedMemory;
 
 /// Memory of one worker or session. Dropping it releases the memory to the pool, which neither waits nor fails; what was
-/// borrowed stays with its owner.
+/// borrowed stays with its owner, and the owner of what was adopted is dropped once the commands before have run.
 pub struct Buffer<A: Accelerator> {
     memory: ManuallyDrop<Memory>,
     bytes: u64,
     /// The position from which commands may use it.
     ready: u64,
-    /// Is it somebody else's?
-    borrowed: bool,
+    lender: Lender,
     pub(super) shared: Arc<Shared<A>>,
+}
+
+/// Whose a buffer's memory is.
+enum Lender {
+    Pool,
+    /// Somebody's who keeps it for as long as it takes.
+    Borrowed,
+    /// Somebody's who keeps it until this is dropped.
+    Adopted(Keeper),
 }
 
 impl<A: Accelerator> Buffer<A> {
     pub(super) fn new(memory: Memory, bytes: u64, ready: u64, shared: &Arc<Shared<A>>) -> Self {
         let shared = Arc::clone(shared);
-        Self { memory: ManuallyDrop::new(memory), bytes, ready, borrowed: false, shared }
+        Self { memory: ManuallyDrop::new(memory), bytes, ready, lender: Lender::Pool, shared }
     }
 
     pub(super) fn borrowed(memory: BorrowedMemory, shared: &Arc<Shared<A>>) -> Self {
         let memory = memory.into_memory();
         let bytes = memory.bytes();
         let mut this = Self::new(memory, bytes, 0, shared);
-        this.borrowed = true;
+        this.lender = Lender::Borrowed;
+        this
+    }
+
+    pub(super) fn adopted(memory: BorrowedMemory, keeper: Keeper, shared: &Arc<Shared<A>>) -> Self {
+        let mut this = Self::borrowed(memory, shared);
+        this.lender = Lender::Adopted(keeper);
         this
     }
 
@@ -105,8 +119,10 @@ impl<A: Accelerator> Drop for Buffer<A> {
     fn drop(&mut self) {
         // SAFETY: the buffer is being dropped, so nobody uses the field again.
         let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
-        if !self.borrowed {
-            self.shared.give(memory);
+        match std::mem::replace(&mut self.lender, Lender::Borrowed) {
+            Lender::Pool => self.shared.give(memory),
+            Lender::Borrowed => (),
+            Lender::Adopted(keeper) => self.shared.discard(DeferredFree::Keeper(keeper)),
         }
     }
 }

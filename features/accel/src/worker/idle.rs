@@ -1,5 +1,6 @@
 //! What a session does between commands, and last of all: it looks after what waits for the device.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -70,6 +71,7 @@ impl<A: Accelerator> Session<A> {
                 self.log(self.stream.queue.unload(kernel));
             }
             DeferredFree::Memory(memory) => self.log(self.stream.queue.free(memory)),
+            DeferredFree::Keeper(keeper) => drop(keeper),
             DeferredFree::Graph(id) => {
                 let recorded = self.graphs.recorded.borrow_mut().remove(&id);
                 if let Some(Recorded { graph, uses, .. }) = recorded {
@@ -144,11 +146,25 @@ impl<A: Accelerator> Session<A> {
         }
         self.poll_pending();
         self.shared.executor.close();
+        if matches!(done, Err(Error::Deadline { .. })) {
+            self.leave();
+        }
         std::mem::take(&mut *self.sides.borrow_mut()).iter().for_each(|side| side.end_stream());
         self.end_stream();
         // The queue frees what it allocated when it is dropped; the pool's part need not be freed one by one.
         drop(self.shared.pool.close());
         done
+    }
+
+    /// Leaves what was dropped, and the device may still use, to the end of the process.
+    fn leave(&self) {
+        self.shared.stuck.store(true, Ordering::Release);
+        std::mem::forget(self.shared.take_frees(u64::MAX));
+        let mut pending = self.stream.pending.borrow_mut();
+        let (frees, others) =
+            pending.drain(..).partition::<VecDeque<_>, _>(|one| matches!(one, Pending::Free(..)));
+        *pending = others;
+        std::mem::forget(frees);
     }
 
     /// Releases what is of the stream's own.

@@ -21,6 +21,7 @@ mod transfer;
 mod typed;
 mod watch;
 
+use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -46,6 +47,7 @@ use crate::executor::{Executor, Refused, guarded};
 use crate::launch::Limits;
 use crate::memory::{Memory, MemoryKind};
 use crate::pool::{Pool, PoolOptions, PoolStatistics, Taken};
+use crate::sys::BorrowedMemory;
 
 /// How a worker is started, or a session opened, for which `capacity` and `spin` mean nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +88,11 @@ enum DeferredFree<A: Accelerator> {
     Kernel(u64, <A::Queue as Queue>::Kernel),
     Memory(Memory),
     Graph(u64),
+    Keeper(Keeper),
 }
+
+/// What keeps memory that was adopted, until it is dropped.
+type Keeper = Box<dyn Any + Send + Sync>;
 
 /// What the worker's thread and all that belongs to it share.
 struct Shared<A: Accelerator> {
@@ -103,6 +109,8 @@ struct Shared<A: Accelerator> {
     /// With the position that the running command must have reached.
     frees: Mutex<Vec<(u64, DeferredFree<A>)>>,
     has_frees: AtomicBool,
+    /// Set when it is not known that the device has finished: what it may still use is left to the end of the process.
+    stuck: AtomicBool,
 }
 
 impl<A: Accelerator> Shared<A> {
@@ -119,6 +127,7 @@ impl<A: Accelerator> Shared<A> {
             threaded,
             frees: Mutex::new(Vec::new()),
             has_frees: AtomicBool::new(false),
+            stuck: AtomicBool::new(false),
             options,
         }
     }
@@ -157,6 +166,9 @@ impl<A: Accelerator> Shared<A> {
     }
 
     fn discard(&self, freed: DeferredFree<A>) {
+        if self.stuck.load(Ordering::Acquire) {
+            return std::mem::forget(freed);
+        }
         let position = self.executor.tail();
         self.frees.lock().unwrap_or_else(PoisonError::into_inner).push((position, freed));
         self.has_frees.store(true, Ordering::Release);
@@ -375,6 +387,12 @@ impl<A: Accelerator> Worker<A> {
         })?;
         self.0.shared.pool.adopt(memory.bytes());
         Ok(Buffer::new(memory, bytes, 0, &self.0.shared))
+    }
+
+    /// Makes somebody else's memory a buffer. `keeper` keeps it there, and is dropped once the buffer was and the commands
+    /// before that have run: on the worker's thread, which must not be kept waiting, or on any when the worker has ended.
+    pub fn adopt(&self, memory: BorrowedMemory, keeper: impl Any + Send + Sync) -> Buffer<A> {
+        Buffer::adopted(memory, Box::new(keeper), &self.0.shared)
     }
 
     /// Gives a buffer back, as dropping it does; for registered memory it also waits until the host has it back.

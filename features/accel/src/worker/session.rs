@@ -1,5 +1,6 @@
 //! A session: what a worker's jobs are given, or a thread has for itself.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -94,6 +95,11 @@ impl<A: Accelerator> Session<A> {
     /// Somebody else's memory, as a buffer. Dropping the buffer frees nothing.
     pub fn borrow(&self, memory: BorrowedMemory) -> Buffer<A> {
         Buffer::borrowed(memory, &self.shared)
+    }
+
+    /// Makes somebody else's memory a buffer, as [`Worker::adopt`](crate::Worker::adopt) does.
+    pub fn adopt(&self, memory: BorrowedMemory, keeper: impl Any + Send + Sync) -> Buffer<A> {
+        Buffer::adopted(memory, Box::new(keeper), &self.shared)
     }
 
     /// Gives a buffer back, as dropping it does; registered memory is the host's again when this returns.

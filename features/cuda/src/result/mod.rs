@@ -129,7 +129,7 @@ impl Drop for Relaxed {
 
 /// A device of the driver.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Device(CUdevice);
+pub(crate) struct Device(pub(crate) CUdevice);
 
 impl Device {
     pub(crate) fn attribute(self, driver: &Driver, attribute: CUdevice_attribute) -> Result<u32> {

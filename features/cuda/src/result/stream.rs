@@ -127,7 +127,7 @@ impl Stream {
         unsafe { self.context.driver.cuStreamWaitEvent(self.handle, event.handle, 0) }
     }
 
-    pub(super) fn handle(&self) -> CUstream {
+    pub(crate) fn handle(&self) -> CUstream {
         self.handle
     }
 

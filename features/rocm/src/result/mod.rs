@@ -67,6 +67,10 @@ impl Drop for Entered {
 }
 
 impl Device {
+    pub(crate) fn ordinal(self) -> u32 {
+        self.ordinal.cast_unsigned()
+    }
+
     /// The device with a number, of which there are more.
     pub(crate) fn new(hip: &'static Hip, ordinal: u32) -> Self {
         Self { hip, ordinal: c_int::try_from(ordinal).unwrap_or(c_int::MAX) }

@@ -35,6 +35,18 @@ impl Stream {
         Ok(Self { handle, left: Cell::new(false), device })
     }
 
+    /// Somebody else's stream.
+    ///
+    /// # Safety
+    /// It is one of the device, and is there as long as this value.
+    pub(crate) unsafe fn borrow(device: Device, handle: u64) -> Self {
+        Self { handle: handle as sys::Stream, left: Cell::new(true), device }
+    }
+
+    pub(crate) fn handle(&self) -> u64 {
+        self.handle as u64
+    }
+
     /// Leaves it to the end of the process.
     pub(crate) fn leave(&self) {
         self.left.set(true);

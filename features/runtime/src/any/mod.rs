@@ -225,6 +225,20 @@ impl Queue for AnyQueue {
         both!(self, event, AnyEvent, (queue, event) => queue.wait_event(event))
     }
 
+    fn handle(&self) -> Option<u64> {
+        each!(self, Self, queue => queue.handle())
+    }
+
+    unsafe fn follow(&self, stream: u64) -> Result<()> {
+        // SAFETY: as the caller promises.
+        each!(self, Self, queue => unsafe { queue.follow(stream) })
+    }
+
+    unsafe fn precede(&self, stream: u64) -> Result<()> {
+        // SAFETY: as the caller promises.
+        each!(self, Self, queue => unsafe { queue.precede(stream) })
+    }
+
     fn done(&self, event: &AnyEvent) -> Result<bool> {
         both!(self, event, AnyEvent, (queue, event) => queue.done(event))
     }

@@ -121,6 +121,19 @@ impl AnyAccelerator {
         KINDS.iter().flat_map(|kind| (kind.all)()).collect()
     }
 
+    /// Its number, as the driver of its kind counts the devices that it shows this process; none for one that is no GPU of this
+    /// machine's.
+    pub fn ordinal(&self) -> Option<u32> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda(cuda) => Some(cuda.ordinal()),
+            #[cfg(feature = "rocm")]
+            Self::Rocm(rocm) => Some(rocm.ordinal()),
+            #[allow(unreachable_patterns)]
+            _ => None,
+        }
+    }
+
     /// What [`AnyAccelerator::open`] takes for this one: its PCI address, or what it is where it has none.
     pub fn spec(&self) -> String {
         let info = self.info();
