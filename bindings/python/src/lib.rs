@@ -7,6 +7,7 @@ mod convert;
 mod device;
 mod error;
 mod functions;
+mod kernel;
 mod random;
 
 use pyo3::prelude::*;
@@ -18,6 +19,7 @@ fn _vmaccel(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("DeviceError", m.py().get_type::<error::DeviceError>())?;
     m.add_class::<array::PyArray>()?;
     m.add_class::<device::PyDevice>()?;
+    m.add_class::<kernel::PyKernel>()?;
     m.add_class::<random::PyGenerator>()?;
     functions::add(m)?;
     device::add(m)
