@@ -236,7 +236,7 @@ class Kernel:
             to.write("}", tree)
         self._guarded = bool(extents)
         sizes = ", ".join(str(each) for each in reversed(block))
-        heads: list[tuple[str, Any]] = [("vir 1", None), ("", None), (f"kernel @{to.name(self.function.__name__)}(", (source, tree))]
+        heads: list[tuple[str, Any]] = [("vir 1", None), ("", None), (f"kernel @{''.join(c for c in self.function.__name__ if c.isascii())[:64] or 'kernel'}(", (source, tree))]
         listed = [*params, *((f"{each}: i64", tree) for each in extents)]
         for at, (text, node) in enumerate(listed):
             heads.append((f"    {text}{',' if at + 1 < len(listed) else ''}", (source, node)))
@@ -264,7 +264,7 @@ class Kernel:
             raise source.error(arg, f"{arg.arg} needs a type, such as va.In[va.float32, 1], va.float32 or float")
         if isinstance(kind, _Parameter):
             return kind
-        if kind in (int, float):
+        if kind is int or kind is float:
             return ("int64" if kind is int else "float64"), True
         if isinstance(kind, type) and issubclass(kind, _Parameter):
             raise source.error(arg, f"{arg.arg} needs a type of its elements, such as va.{kind.__name__}[va.float32, 1]")

@@ -300,6 +300,10 @@ class Translator:
             self.lines = before
             self.depth -= 1
 
+    def keep(self, lines: list) -> None:
+        """What was captured, here."""
+        self.lines.extend((text[2:], node) for text, node in lines)
+
     # Numbers.
 
     def constant(self, value: Any, node: ast.AST) -> Number:
@@ -515,10 +519,13 @@ class Translator:
         """A function of `_kernel_math` in its place."""
         from . import _kernel_math
 
-        if type_ is not None:
-            given = [self.to(each, type_, node) for each in given]
-        result = self.inlined(getattr(_kernel_math, name), given, {}, node)
-        return Number(result.dtype, result.ref, weak=type_[1]) if type_ is not None and result.dtype == type_[0] else result
+        function = getattr(_kernel_math, name).function
+        if type_ is None:
+            return self.inlined(function, given, {}, node)
+        # In float32 at least: what is rounded on the way would be seen.
+        inner = ("float32", False) if type_[0] in ("float16", "bfloat16") else type_
+        result = self.inlined(function, [self.to(each, inner, node) for each in given], {}, node)
+        return self.to(result, type_, node)
 
     # Expressions.
 
@@ -652,7 +659,7 @@ class Translator:
             if value.const is not None:
                 result = result if value.const == is_and else value
             elif self.is_plain(lines):
-                self.lines.extend(lines)
+                self.keep(lines)
                 result = self.op("and" if is_and else "or", "bool", node, result, value)
             else:
                 ref = f"%{self.name()}"
@@ -678,16 +685,22 @@ class Translator:
         texts = [text.split("= ")[-1].strip() for text, _ in lines]
         return not any(text.startswith(("store", "atomic", "barrier", "while", "for", "if", "}")) for text in texts)
 
-    def on_IfExp(self, node: ast.IfExp, env: dict) -> Number:  # noqa: N802
+    def on_IfExp(self, node: ast.IfExp, env: dict) -> Any:  # noqa: N802
         test = self.truth(self.expression(node.test, env), node.test)
         if test.const is not None:
-            return self.number(node.body if test.const else node.orelse, env)
-        (first, a), (second, b) = (self.captured(lambda part=part: self.number(part, dict(env))) for part in (node.body, node.orelse))
+            return self.expression(node.body if test.const else node.orelse, env)
+        (first, a), (second, b) = (self.captured(lambda part=part: self.expression(part, dict(env))) for part in (node.body, node.orelse))
+        both = [side if isinstance(side, tuple) else (side,) for side in (a, b)]
+        if len(both[0]) != len(both[1]) or not all(isinstance(each, Number) for side in both for each in side):
+            raise self.error(node, f"{self.called(a)} and {self.called(b)} can't be chosen between: numbers can")
         if self.is_plain(first) and self.is_plain(second):
-            self.lines.extend(first)
-            self.lines.extend(second)
-            return self.either(test, a, b, node)
-        return self.branches(node, test, [(first, {"": a}), (second, {"": b})], [""])[""]
+            self.keep(first)
+            self.keep(second)
+            made = [self.either(test, x, y, node) for x, y in zip(*both)]
+        else:
+            named = [{str(at): each for at, each in enumerate(side)} for side in both]
+            made = list(self.branches(node, test, [(first, named[0]), (second, named[1])], list(named[0])).values())
+        return tuple(made) if isinstance(a, tuple) else made[0]
 
     def on_Subscript(self, node: ast.Subscript, env: dict) -> Any:  # noqa: N802
         base = self.expression(node.value, env)
@@ -753,7 +766,7 @@ class Translator:
         name = _kernel.INTRINSICS.get(function) if self.hashable(function) else None
         if name is not None:
             return getattr(self, f"call_{name}")(node, env, *node.args) if self.arity(name, node) else None
-        if isinstance(function, _dtypes.DType) or function in (int, float, bool):
+        if isinstance(function, _dtypes.DType) or any(function is each for each in (int, float, bool)):
             return self.conversion(function, node, env)
         name = _kernel.function_name(function)
         if name is None:
@@ -784,7 +797,7 @@ class Translator:
         value = self.number(node.args[0], env)
         if function is bool:
             return self.truth(value, node)
-        if function in (int, float):
+        if function is int or function is float:
             if value.const is not None:
                 try:
                     return self.constant(function(value.const), node)
@@ -972,7 +985,8 @@ class Translator:
 
     def comment(self, node: ast.stmt) -> None:
         at = (id(self.source.function), node.lineno)
-        if at != self.commented and not isinstance(node, ast.Pass):
+        is_library = self.source.function.__module__ == "vmaccel._kernel_math"
+        if at != self.commented and not is_library and not isinstance(node, ast.Pass):
             self.commented = at
             line = self.source.lines[node.lineno - 1].strip()
             self.write(f"; {self.source.first + node.lineno - 1}: {line}", node)
