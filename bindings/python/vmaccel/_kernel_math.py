@@ -15,19 +15,19 @@ def float_parts(a, b):
     """The quotient rounded down, and what is left of it."""
     quotient = a / b
     whole = trunc(quotient)
-    rest = fma(-whole, b, a)
+    rest = a if whole == 0.0 else fma(-whole, b, a)
     # Where the quotient was rounded up to a whole number.
     if rest != 0.0 and signbit(rest) != signbit(a):
-        whole = whole - math.copysign(a * 0.0 + 1.0, quotient)
+        whole = whole - math.copysign(1.0, quotient)
         rest = fma(-whole, b, a)
-    rest = a if whole == 0.0 else rest
     unlike = rest != 0.0 and signbit(rest) != signbit(b)
     floor = whole - 1.0 if unlike else whole
     left = rest + b if unlike else rest
     left = math.copysign(left, b) if left == 0.0 else left
-    if b == 0.0 or not abs(a) < _INF or b != b:
-        floor = quotient
-        left = left * math.nan
+    if b == 0.0:
+        floor, left = quotient, math.nan
+    elif not abs(a) < _INF:
+        floor, left = math.nan, math.nan
     return floor, left
 
 
