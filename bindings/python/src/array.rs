@@ -18,7 +18,7 @@ use crate::interchange::settle;
 /// It is a value: slices and other views are arrays of their own, and none sees what becomes of another. `a[...] = b` and `a += b` make this object another array.
 /// Functions of elements and reductions are fused, and run when a value is needed.
 #[pyclass(name = "Array", module = "vmaccel", frozen, weakref)]
-pub(crate) struct PyArray(Mutex<Array>, Mutex<Vec<Shared>>);
+pub(crate) struct PyArray(pub(crate) Mutex<Array>, Mutex<Vec<Shared>>);
 
 impl PyArray {
     pub(crate) fn new(array: Array) -> Self {

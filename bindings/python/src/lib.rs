@@ -8,6 +8,7 @@ mod device;
 mod error;
 mod functions;
 mod interchange;
+mod kernel;
 mod linalg;
 mod random;
 mod sys;
@@ -22,6 +23,7 @@ fn _vmaccel(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("DeviceError", m.py().get_type::<error::DeviceError>())?;
     m.add_class::<array::PyArray>()?;
     m.add_class::<device::PyDevice>()?;
+    m.add_class::<kernel::PyKernel>()?;
     m.add_class::<random::PyGenerator>()?;
     functions::add(m)?;
     linalg::add(m)?;

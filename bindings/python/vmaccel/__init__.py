@@ -20,6 +20,8 @@ from ._elementwise import *  # noqa: F403
 from ._elementwise import __all__ as _elementwise_all
 from ._functions import *  # noqa: F403
 from ._functions import __all__ as _functions_all
+from ._kernel import *  # noqa: F403
+from ._kernel import __all__ as _kernel_all
 from ._info import __array_namespace_info__
 from . import fft, linalg, nn, random
 
@@ -34,5 +36,5 @@ newaxis = None
 __all__ = [
     "Array", "Device", "DeviceError", "DeviceLostError", "available", "default_device", "device", "init", "shutdown",
     "synchronize", "fft", "linalg", "nn", "random", "pi", "e", "inf", "nan", "newaxis", "__array_namespace_info__",
-    *_dtypes_all, *_creation_all, *_elementwise_all, *_functions_all,
+    *_dtypes_all, *_creation_all, *_elementwise_all, *_functions_all, *_kernel_all,
 ]  # fmt: skip

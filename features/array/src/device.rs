@@ -43,6 +43,8 @@ enum Key {
     Library(vm_runtime::kernels::call::Entry),
     /// One of this crate's own, by its name.
     Own(&'static str, Vec<u64>),
+    /// A caller's, by its text.
+    Written(Arc<str>),
 }
 
 impl fmt::Debug for Device {
@@ -207,6 +209,10 @@ impl Device {
         write: impl FnOnce() -> Result<Written>,
     ) -> Result<Arc<Kernel<Accelerator>>> {
         self.kernel(Key::Own(name, numbers), write)
+    }
+
+    pub(crate) fn written(&self, text: &Arc<str>, kernel: &Written) -> Result<Arc<Kernel<Accelerator>>> {
+        self.kernel(Key::Written(Arc::clone(text)), || Ok(kernel.clone()))
     }
 
     fn kernel(&self, key: Key, write: impl FnOnce() -> Result<Written>) -> Result<Arc<Kernel<Accelerator>>> {

@@ -77,9 +77,22 @@ pub enum Error {
         "the device was opened before this process was forked: call `init` in the child, or start children by `spawn`"
     )]
     Forked,
+    /// The text of a kernel breaks rules: where, and which.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Kernel(Vec<Fault>),
     /// A kernel was not compiled, or not launched.
     #[error("{0}")]
     Device(String),
+}
+
+/// What is wrong on a line of a kernel's text.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("line {line}: {what}")]
+pub struct Fault {
+    /// The line, from 1; 0 where it is none.
+    pub line: u32,
+    /// What is wrong.
+    pub what: String,
 }
 
 /// What functions of this crate give.
