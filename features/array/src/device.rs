@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ struct Open {
     resources: Resources,
     pinned: crate::pinned::Blocks,
     process: u32,
+    ended: AtomicBool,
+    lease: Arc<()>,
 }
 
 /// What a kernel is found by.
@@ -71,8 +74,9 @@ impl Device {
         let resources = resources(accelerator.info());
         let options = WorkerOptions { name: "arrays".into(), ..WorkerOptions::default() };
         let worker = Worker::start(accelerator, options)?;
-        let (kernels, pinned) = Default::default();
-        Ok(Self(Arc::new(Open { worker, compiler, kernels, resources, pinned, process: std::process::id() })))
+        let (kernels, pinned, ended, lease) = Default::default();
+        let process = std::process::id();
+        Ok(Self(Arc::new(Open { worker, compiler, kernels, resources, pinned, process, ended, lease })))
     }
 
     /// Opens one by what it is called: `auto`, `cpu`, `cuda:N`, `rocm:N`, `guest` or a PCI address ([`Accelerator::open`]).
@@ -150,12 +154,23 @@ impl Device {
         Ok(self.worker()?.memory()?)
     }
 
-    /// Takes no more work, waits for what there is, and ends the worker.
+    /// Takes no more work, waits for what there is, and ends the worker, with all memory that is not [shared](crate::Shared). Where some
+    /// is, it ends when that is let go of.
     ///
     /// # Errors
     /// [`Error::Deadline`] after [`TIMEOUT`].
     pub fn stop(&self) -> Result<()> {
-        Ok(self.worker()?.stop(TIMEOUT)?)
+        let Ok(worker) = self.worker() else { return Ok(()) };
+        self.0.ended.store(true, Ordering::Release);
+        if Arc::strong_count(&self.0.lease) > 1 {
+            return Ok(worker.synchronize(TIMEOUT)?);
+        }
+        Ok(worker.stop(TIMEOUT)?)
+    }
+
+    /// Keeps its memory behind [`stop`](Device::stop).
+    pub(crate) fn lease(&self) -> Arc<()> {
+        Arc::clone(&self.0.lease)
     }
 
     /// How many kernels it has compiled or found in its cache so far.
@@ -166,9 +181,10 @@ impl Device {
     /// The worker, for launches of other kernels in order with the arrays'.
     ///
     /// # Errors
-    /// [`Error::Forked`].
+    /// [`Error::Forked`], [`Error::Ended`].
     pub fn worker(&self) -> Result<&Worker<Accelerator>> {
         match std::process::id() == self.0.process {
+            true if self.0.ended.load(Ordering::Acquire) => Err(Error::Ended),
             true => Ok(&self.0.worker),
             false => Err(Error::Forked),
         }

@@ -80,6 +80,11 @@ pub enum Error {
     /// The text of a kernel breaks rules: where, and which.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Kernel(Vec<Fault>),
+    /// The device was stopped.
+    #[error(
+        "the device was shut down, and its arrays can't be used any more: copy to the host before what is needed after"
+    )]
+    Ended,
     /// A kernel was not compiled, or not launched.
     #[error("{0}")]
     Device(String),

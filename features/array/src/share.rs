@@ -1,6 +1,7 @@
 //! Memory that is shared with other libraries: where an array's elements are, and where those of others.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::device::Device;
 use crate::dtype::DType;
@@ -78,9 +79,11 @@ impl Place {
 /// Where an array's elements are, which are there as long as this value, and never change.
 #[derive(Clone)]
 pub struct Shared {
-    device: Device,
-    storage: Storage,
     place: Place,
+    _storage: Storage,
+    _lease: Arc<()>,
+    /// Behind what is of it.
+    device: Device,
 }
 
 impl fmt::Debug for Shared {
@@ -99,12 +102,6 @@ impl Shared {
     pub fn place(&self) -> &Place {
         &self.place
     }
-
-    /// That the memory is of this size at least, for whoever reads it.
-    pub(crate) fn covers(&self, bytes: u64) -> bool {
-        let before = self.place.address - self.storage.buffer.address();
-        self.storage.buffer.bytes().checked_sub(before).is_some_and(|rest| bytes <= rest)
-    }
 }
 
 impl Array {
@@ -119,7 +116,8 @@ impl Array {
             storage.buffer.address().wrapping_add_signed(storage.offset.wrapping_mul(bytes.cast_signed()));
         let (dtype, shape, strides) = (self.dtype(), self.shape().to_vec(), storage.strides.clone());
         let place = Place { address, dtype, shape, strides };
-        Ok(Shared { device: self.device().clone(), storage, place })
+        let device = self.device().clone();
+        Ok(Shared { place, _storage: storage, _lease: device.lease(), device })
     }
 
     /// An array of the same elements in memory of its own.

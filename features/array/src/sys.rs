@@ -15,7 +15,7 @@ use crate::Accelerator;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::node::{Array, Storage};
-use crate::share::{Place, Shared};
+use crate::share::Place;
 
 pub use pinned::Pinned;
 
@@ -30,6 +30,20 @@ pub(crate) struct Held {
 impl Held {
     pub(crate) fn new(buffer: Buffer<Accelerator>) -> Self {
         Self { buffer: ManuallyDrop::new(buffer), process: std::process::id() }
+    }
+}
+
+impl Held {
+    /// The bytes that it begins with, of the processor's memory, when the device has done what it was given.
+    pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        if self.bytes() < bytes.len() as u64 {
+            return Err(Error::Device("an array ends behind its memory".into()));
+        }
+        let from = self.address() as *const u8;
+        // SAFETY: the memory is this buffer's and long enough; whoever calls has waited for the device, and nothing writes the elements
+        // of an array again.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
     }
 }
 
@@ -113,20 +127,6 @@ impl Place {
             at[next] += 1;
             at[next + 1..].fill(0);
         }
-    }
-}
-
-impl Shared {
-    /// The elements of a dense array on the processor, which have been computed.
-    pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<()> {
-        if !self.covers(bytes.len() as u64) {
-            return Err(Error::Device("an array ends behind its memory".into()));
-        }
-        let from = self.place().address as *const u8;
-        // SAFETY: the memory is the buffer's, which this value keeps; whoever calls has waited for the device, and nothing writes the
-        // elements of an array again.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
-        Ok(())
     }
 }
 
