@@ -17,7 +17,10 @@ import operator
 from typing import Any, Callable, Optional, Union
 
 from . import _dtypes, _vmaccel
-from ._translate import _IR, Jumps, KernelError, Memory, Number, Source, Translator
+from ._jumps import Jumps
+from ._numbers import _IR, Memory, Number
+from ._source import KernelError, Source
+from ._translate import Translator
 from ._vmaccel import Array
 
 __all__ = [

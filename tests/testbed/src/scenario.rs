@@ -62,6 +62,8 @@ pub struct Contents {
     /// The examples of Linux programs that use a shared accelerator, in the Linux guest: by the protocol's client as `/bin/softmax`, by
     /// a worker as `/bin/worker`.
     pub examples: bool,
+    /// This machine's Python with numpy and the wheel of the Python package, in the Linux guest: below `/python`.
+    pub python: bool,
     /// The library's examples that scenarios run: of a VMM that implements its boundary itself, of two processes that drive
     /// one device, and of what mapping RAM for DMA takes, as `/bin/own_vmm`, `/bin/vfio_edu` and `/bin/map_ram`.
     pub library_examples: bool,
@@ -77,6 +79,7 @@ impl Contents {
         bare_guest: false,
         peers: false,
         examples: false,
+        python: false,
         library_examples: false,
         systemd: false,
     };
@@ -90,6 +93,7 @@ impl Contents {
             bare_guest: self.bare_guest || other.bare_guest,
             peers: self.peers || other.peers,
             examples: self.examples || other.examples,
+            python: self.python || other.python,
             library_examples: self.library_examples || other.library_examples,
             systemd: self.systemd || other.systemd,
         }

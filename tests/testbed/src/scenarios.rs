@@ -32,6 +32,7 @@ mod linux_e1000e;
 mod linux_igb;
 mod linux_net;
 mod linux_nvme;
+mod linux_python;
 mod linux_storage;
 mod numa;
 mod own_vmm;
@@ -59,6 +60,7 @@ pub const ALL: &[Scenario] = &[
     daemon::SCENARIO,
     hostile_accel::SCENARIO,
     linux_accel::SCENARIO,
+    linux_python::SCENARIO,
     hot_attach::SCENARIO,
     hot_attach_cycles::SCENARIO,
     unbind_stuck::SCENARIO,

@@ -30,6 +30,9 @@ pub(super) fn make_l1(
         for (place, program) in &programs.examples {
             inner.program(place, program)?;
         }
+        if let Some(python) = &programs.python {
+            inner.tree("python", python, python)?;
+        }
         inner.finish()?;
         tree.file("guest/initrd", 0o644, &guest)?;
         tree.file("guest/kernel", 0o644, &kernel.image)?;
@@ -115,15 +118,43 @@ impl Tree {
 
     /// A program, with the libraries that it needs and that are not there yet.
     fn program(&mut self, name: &str, source: &Path) -> Result<()> {
+        self.libraries(source, source)?;
+        self.file(name, 0o755, source)
+    }
+
+    /// The libraries of a program that are not there yet, but those below `except`.
+    fn libraries(&mut self, source: &Path, except: &Path) -> Result<()> {
         for library in libraries_of(&source.display().to_string())? {
             let place = library.trim_start_matches('/');
-            if self.libraries.insert(place.to_owned()) {
+            if !Path::new(&library).starts_with(except) && self.libraries.insert(place.to_owned()) {
                 let source =
                     std::fs::canonicalize(&library).with_context(|| format!("there is no {library}"))?;
                 self.file(place, 0o755, &source)?;
             }
         }
-        self.file(name, 0o755, source)
+        Ok(())
+    }
+
+    /// A directory with all below it, and with the libraries of its programs that are not in it, too.
+    fn tree(&mut self, name: &str, source: &Path, root: &Path) -> Result<()> {
+        let read = || format!("can't read {}", source.display());
+        let mut entries: Vec<PathBuf> = std::fs::read_dir(source)
+            .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
+            .with_context(read)?;
+        entries.sort();
+        for path in entries {
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let place = format!("{name}/{file}");
+            if path.is_dir() {
+                self.tree(&place, &path, root)?;
+            } else if source.ends_with("bin") || file.contains(".so") {
+                self.libraries(&path, root)?;
+                self.file(&place, 0o755, &path)?;
+            } else {
+                self.file(&place, 0o644, &path)?;
+            }
+        }
+        Ok(())
     }
 
     fn directory(&mut self, name: &str) -> Result<()> {

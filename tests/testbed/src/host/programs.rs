@@ -34,6 +34,8 @@ pub struct Programs {
     /// The examples of Linux programs that use a shared accelerator, by the names that they have in the guest; none if they were not
     /// asked for.
     pub examples: Vec<(&'static str, PathBuf)>,
+    /// Python with numpy and the package, if it was asked for.
+    pub python: Option<PathBuf>,
     /// The library's examples, by the names that they have in L1; none if they were not asked for.
     pub library_examples: Vec<(&'static str, PathBuf)>,
     /// cloud-hypervisor, static, where there is one to compare with.
@@ -73,6 +75,9 @@ impl Programs {
                 // All of the workspace, with examples, so that cargo chooses the same features of other crates as for
                 // `cargo test --workspace`, and what it has compiled for either serves both.
                 command.args(["--workspace", "--example", "linux", "--example", "guest"]);
+                if contents.python {
+                    command.arg("--lib");
+                }
             } else {
                 command.args([
                     "--package",
@@ -104,6 +109,7 @@ impl Programs {
                 .iter()
                 .map(|&(place, name)| Ok((place, stripped(name)?)))
                 .collect::<Result<_>>()?,
+            python: contents.python.then(|| python(logs, &built)).transpose()?,
             library_examples: library_examples
                 .iter()
                 .map(|&name| Ok((name, stripped(&name.replace("/bin/", "examples/"))?)))
@@ -112,6 +118,18 @@ impl Programs {
             cloud_hypervisor: None,
         })
     }
+}
+
+/// Makes the tree of Python, with the package's wheel installed by pip.
+fn python(logs: &Path, built: &Path) -> Result<PathBuf> {
+    say("installing the Python package for a guest");
+    let (log, deadline) = (logs.join("python.log"), Duration::from_secs(10 * 60));
+    let tree = logs.join("python");
+    let mut command = Command::new("python3");
+    command.arg(workspace().join("bindings/python/stage")).arg("tree");
+    command.arg(built.join("lib_vmaccel.so")).arg(&tree);
+    Step { what: "installing the Python package", log, deadline }.run(&mut command)?;
+    Ok(tree)
 }
 
 /// Builds the bare guest.
