@@ -107,29 +107,26 @@ def cases(device: str, found: dict) -> list:
     case(f"gather, {len(places)} f32", 3, (keys, places), lambda x, at: x[at], numpy=lambda x, at: x[at], cupy=lambda x, at: x[at], torch=lambda x, at: x[at])
 
     # Copies are whole: they are waited for.
-    host = f32(1 << (28 if on_gpu else 22))
-    each = {"vmaccel": lambda: va.asarray(host)}
+    n = 1 << (28 if on_gpu else 22)
+    size = f"{n >> 18} MiB"
+    pageable, pinned = np.ones(n, np.float32), va.empty_pinned(n, "float32")
+    pinned[:] = pageable
+    mine = va.asarray(pageable).evaluate()
+    to_device, to_host = {"vmaccel": lambda: va.asarray(pageable)}, {"vmaccel": lambda: np.asarray(mine)}
+    to_device_pinned, to_host_pinned = {"vmaccel": lambda: va.asarray(pinned)}, {"vmaccel": lambda: va.from_device(mine, out=pinned)}
     if cupy:
-        each["cupy"] = lambda: cupy.asarray(host)
+        theirs_c = cupy.asarray(pageable)
+        to_device["cupy"], to_host["cupy"] = lambda: cupy.asarray(pageable), lambda: cupy.asnumpy(theirs_c)
     if torch:
-        pinned = torch.from_numpy(host).pin_memory()
-        each["torch, pinned"] = lambda: pinned.to("cuda", non_blocking=True)
-        each["torch"] = lambda: torch.from_numpy(host).cuda()
+        page_locked = torch.ones(n).pin_memory()
+        theirs_t = page_locked.cuda()
+        to_device["torch"], to_host["torch"] = lambda: torch.from_numpy(pageable).cuda(), lambda: theirs_t.cpu()
+        to_device_pinned["torch"] = lambda: theirs_t.copy_(page_locked, non_blocking=True)
+        to_host_pinned["torch"] = lambda: page_locked.copy_(theirs_t, non_blocking=True)
     if "numpy" in found:
-        each["numpy"] = host.copy
-    result.append((f"to the device, {host.nbytes >> 20} MiB", 1, each))
-    mine = va.asarray(host).evaluate()
-    each = {"vmaccel": lambda: np.asarray(mine)}
-    if cupy:
-        theirs_c = cupy.asarray(host)
-        each["cupy"] = lambda: cupy.asnumpy(theirs_c)
-    if torch:
-        theirs_t = pinned.cuda()
-        each["torch, pinned"] = lambda: pinned.copy_(theirs_t, non_blocking=True)
-        each["torch"] = lambda: theirs_t.cpu()
-    if "numpy" in found:
-        each["numpy"] = host.copy
-    result.append((f"to the host, {host.nbytes >> 20} MiB", 1, each))
+        to_device["numpy"] = to_host["numpy"] = pageable.copy
+    result += [(f"to the device, {size}", 1, to_device), (f"to the host, {size}", 1, to_host)]
+    result += [(f"to the device, pinned, {size}", 1, to_device_pinned), (f"to the host, pinned, {size}", 1, to_host_pinned)]
     return result
 
 

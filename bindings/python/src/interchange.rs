@@ -3,7 +3,7 @@
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use vm_array::{Array, DType, Device, Kind, Place, Shared};
+use vm_array::{Array, DType, Device, Kind, Pinned, Place, Shared};
 
 use crate::array::{PyArray, done};
 use crate::convert;
@@ -11,7 +11,7 @@ use crate::device::{self, PyDevice};
 use crate::error::raised;
 use crate::sys::deferred::{self, Deferred, Keeper};
 use crate::sys::dlpack::{self, Capsule, Export, Tensor};
-use crate::sys::{adopt, follow, precede, read};
+use crate::sys::{adopt, copied, fill, follow, precede};
 
 /// Types of devices in DLPack.
 const CPU: i32 = 1;
@@ -265,7 +265,7 @@ fn taken(
     if !on_host {
         return Err(PyBufferError::new_err("the memory is not aligned as kernels need it: copy it first"));
     }
-    let result = py.detach(|| Array::from_bytes(device, place.dtype, &place.shape, &read(&place)?));
+    let result = py.detach(|| copied(&place, device));
     drop(deferred);
     done(result)
 }
@@ -340,25 +340,13 @@ fn memory_device(py: Python<'_>, kind: i32, number: i32) -> PyResult<Device> {
     if named(&current).is_ok_and(|device| device == own) { Ok(current) } else { device::open(py, &name) }
 }
 
-/// An array of what an object's array interface says, numpy's or CUDA's. `dtype` is for elements that it has no name for.
-#[pyfunction]
-#[pyo3(signature = (interface, owner, device=None, copy=None, dtype=None, cuda=false))]
-fn from_interface(
-    py: Python<'_>,
-    interface: &Bound<'_, PyDict>,
-    owner: &Bound<'_, PyAny>,
-    device: Option<&Bound<'_, PyAny>>,
-    copy: Option<bool>,
-    dtype: Option<&str>,
-    cuda: bool,
-) -> PyResult<PyArray> {
-    deferred::drop_all(py);
-    let device = device::of(py, device)?;
+/// Where the elements are that an array interface tells of. `dtype` is for elements that it has no name for.
+fn place_of(interface: &Bound<'_, PyDict>, dtype: Option<&str>) -> PyResult<(Place, bool)> {
     let wanted = |name: &str| {
         let value = interface.get_item(name)?;
         value.ok_or_else(|| PyValueError::new_err(format!("the array interface has no {name:?}")))
     };
-    let given = |name: &str| Ok::<_, PyErr>(interface.get_item(name)?.filter(|value| !value.is_none()));
+    let given = |name: &str| given(interface, name);
     let text: String = wanted("typestr")?.extract()?;
     // bfloat16 is said by `dtype`.
     let is = |dtype: &DType| *dtype != DType::BFloat16 && typestr(*dtype)[1..] == text[text.len().min(1)..];
@@ -372,7 +360,7 @@ fn from_interface(
     if given("mask")?.is_some() {
         return Err(PyTypeError::new_err("there are no masked arrays here"));
     }
-    let (address, _): (u64, bool) = wanted("data")?.extract()?;
+    let (address, read_only): (u64, bool) = wanted("data")?.extract()?;
     let shape = convert::shape(&wanted("shape")?)?;
     let mut place = Place::dense(address, dtype, &[]);
     if shape.len() > 64 {
@@ -400,12 +388,34 @@ fn from_interface(
             "its elements are not a whole number of elements apart: copy it first",
         ));
     }
+    Ok((place, read_only))
+}
+
+fn given<'py>(interface: &Bound<'py, PyDict>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+    Ok(interface.get_item(name)?.filter(|value| !value.is_none()))
+}
+
+/// An array of what an object's array interface says, numpy's or CUDA's. `dtype` is for elements that it has no name for.
+#[pyfunction]
+#[pyo3(signature = (interface, owner, device=None, copy=None, dtype=None, cuda=false))]
+fn from_interface(
+    py: Python<'_>,
+    interface: &Bound<'_, PyDict>,
+    owner: &Bound<'_, PyAny>,
+    device: Option<&Bound<'_, PyAny>>,
+    copy: Option<bool>,
+    dtype: Option<&str>,
+    cuda: bool,
+) -> PyResult<PyArray> {
+    deferred::drop_all(py);
+    let device = device::of(py, device)?;
+    let (place, _) = place_of(interface, dtype)?;
     if cuda && device.info().backend != "cuda" {
         return Err(PyBufferError::new_err(
             "the memory is on a CUDA device: name one, or copy it to the host first",
         ));
     }
-    if cuda && let Some(stream) = given("stream")? {
+    if cuda && let Some(stream) = given(interface, "stream")? {
         let stream: u64 = stream.extract()?;
         if matches!(stream, 0 | 2) {
             return Err(PyValueError::new_err(
@@ -415,6 +425,45 @@ fn from_interface(
         py.detach(|| follow(&device, stream)).map_err(raised)?;
     }
     taken(py, &device, !cuda, place, Keeper::Object(owner.clone().unbind()), copy)
+}
+
+/// Copies an array's elements into memory of the host that an object's array interface tells of.
+#[pyfunction]
+fn read_to(py: Python<'_>, array: &Bound<'_, PyArray>, interface: &Bound<'_, PyDict>) -> PyResult<()> {
+    let (place, read_only) = place_of(interface, None)?;
+    if read_only {
+        return Err(PyValueError::new_err("the memory can't be written"));
+    }
+    let array = array.get().array();
+    let shared = evaluated(py, &array)?;
+    settle(py, shared.device())?;
+    py.detach(|| fill(&place, &array)).map_err(raised)
+}
+
+/// Memory of the host that a device copies from and to by itself.
+#[pyclass(name = "Pinned", module = "vmaccel", frozen)]
+pub(crate) struct PyPinned(Pinned);
+
+#[pymethods]
+impl PyPinned {
+    /// Its bytes, for numpy.
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let bytes = self.0.bytes();
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("shape", (bytes.len(),))?;
+        interface.set_item("data", (bytes.as_ptr() as u64, false))?;
+        Ok(interface)
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (n, device=None))]
+fn pinned(py: Python<'_>, n: u64, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyPinned> {
+    let device = device::of(py, device)?;
+    py.detach(|| device.pinned(n)).map(PyPinned).map_err(raised)
 }
 
 #[pymethods]
@@ -435,6 +484,9 @@ impl PyDevice {
 
 pub(crate) fn add(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<PyHostView>()?;
+    m.add_class::<PyPinned>()?;
+    m.add_function(wrap_pyfunction!(read_to, m)?)?;
+    m.add_function(wrap_pyfunction!(pinned, m)?)?;
     m.add_function(wrap_pyfunction!(from_dlpack, m)?)?;
     m.add_function(wrap_pyfunction!(from_interface, m)?)
 }

@@ -381,3 +381,26 @@ def test_jax_on_the_host():
     theirs = jax.numpy.arange(12.0).reshape(3, 4)
     assert np.array_equal(np.asarray(va.from_dlpack(theirs, device="cpu")), np.asarray(theirs))
     assert np.array_equal(np.asarray(jax.dlpack.from_dlpack(va.asarray([1.0, 2.0], device="cpu"))), [1, 2])
+
+
+def test_pinned_memory_is_numpys_and_copied_by_the_device():
+    block = va.empty_pinned((3, 4), "float32")
+    assert block.shape == (3, 4) and block.dtype == np.float32 and not block.any()
+    block[...] = np.arange(12).reshape(3, 4)
+    array = va.asarray(block)
+    block[...] = -1
+    assert array.tolist() == np.arange(12.0).reshape(3, 4).tolist()
+    assert va.from_device(array * 2, out=block) is block and block[2, 3] == 22
+    part = block[1]
+    va.from_device(va.zeros(4, dtype="float32"), out=part)
+    assert block.tolist()[1] == [0, 0, 0, 0] and block[0, 1] == 2
+
+
+@pytest.mark.parametrize(
+    "out",
+    [np.zeros(4), np.zeros(3, "float32"), np.zeros((4, 2), "float32")[:, 0], np.frombuffer(bytes(16), "float32")],
+    ids=["another type", "another shape", "strides", "read only"],
+)
+def test_elements_only_go_where_they_fit(out):
+    with pytest.raises(ValueError):
+        va.from_device(va.ones(4, dtype="float32"), out=out)

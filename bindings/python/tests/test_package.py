@@ -51,7 +51,7 @@ def test_kernels_are_compiled_once_for_shapes_of_a_class():
     after = va.default_device().kernels
     (va.ones(77, dtype="float32").evaluate() * 5 + 7).evaluate()
     assert va.default_device().kernels == after
-    assert after - before <= 2
+    assert after - before <= 3
 
 
 def test_threads_share_a_device():

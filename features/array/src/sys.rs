@@ -14,6 +14,7 @@ use vm_runtime::{Buffer, Queue as _};
 use crate::Accelerator;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::layout;
 use crate::node::{Array, Storage};
 use crate::share::Place;
 
@@ -90,6 +91,45 @@ impl Place {
         Ok(Array::ready(device, self.dtype, self.shape, storage))
     }
 
+    /// An array of copies of these elements, which the host can read.
+    ///
+    /// # Errors
+    /// As [`Place::span`] and [`Array::from_bytes`].
+    ///
+    /// # Safety
+    /// The host may read all bytes of [`Place::span`], and nobody writes them meanwhile.
+    pub unsafe fn copied(&self, device: &Device) -> Result<Array> {
+        let (first, span) = self.span()?;
+        if span == 0 || self.strides != layout::dense(&self.shape) {
+            // SAFETY: as the caller promises.
+            return Array::from_bytes(device, self.dtype, &self.shape, &unsafe { self.read()? });
+        }
+        // SAFETY: they lie one behind the other, from the first one on.
+        let bytes = unsafe { std::slice::from_raw_parts(first as *const u8, span as usize) };
+        Array::from_bytes(device, self.dtype, &self.shape, bytes)
+    }
+
+    /// Copies an array's elements here.
+    ///
+    /// # Errors
+    /// [`Error::Value`] if it has another shape or type, or these elements are not one behind the other; as [`Array::read`].
+    ///
+    /// # Safety
+    /// The host may write all bytes of [`Place::span`], and nobody else reads or writes them meanwhile.
+    pub unsafe fn fill(&self, array: &Array) -> Result<()> {
+        let (first, span) = self.span()?;
+        let is_like = self.shape == array.shape() && self.dtype == array.dtype();
+        if !is_like || self.strides != layout::dense(&self.shape) {
+            let what = format!("{:?} of {} don't go there as they are", array.shape(), array.dtype());
+            return Err(Error::Value { function: "from_device", what });
+        }
+        if span == 0 {
+            return Ok(());
+        }
+        // SAFETY: they lie one behind the other, from the first one on.
+        array.read(unsafe { std::slice::from_raw_parts_mut(first as *mut u8, span as usize) })
+    }
+
     /// The elements, one behind the other, where the host can read them.
     ///
     /// # Errors
@@ -97,7 +137,7 @@ impl Place {
     ///
     /// # Safety
     /// The host may read all bytes of [`Place::span`], and nobody writes them meanwhile.
-    pub unsafe fn read(&self) -> Result<Vec<u8>> {
+    unsafe fn read(&self) -> Result<Vec<u8>> {
         self.span()?;
         let bytes = self.dtype.bytes() as usize;
         let count = self.shape.iter().product::<u64>() as usize;

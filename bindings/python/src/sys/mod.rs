@@ -14,10 +14,16 @@ pub(crate) fn adopt(place: Place, device: &Device, keeper: Deferred) -> Result<A
     unsafe { place.adopt(device, keeper) }
 }
 
-/// The bytes of elements that another library has in the host's memory, while that is kept.
-pub(crate) fn read(place: &Place) -> Result<Vec<u8>> {
+/// An array of copies of elements that another library has in the host's memory, while that is kept.
+pub(crate) fn copied(place: &Place, device: &Device) -> Result<Array> {
     // SAFETY: as above.
-    unsafe { place.read() }
+    unsafe { place.copied(device) }
+}
+
+/// Copies an array's elements to where another library wants them, while that memory is kept.
+pub(crate) fn fill(place: &Place, array: &Array) -> Result<()> {
+    // SAFETY: the library says that the memory may be written, and answers for it.
+    unsafe { place.fill(array) }
 }
 
 /// Lets what a device is given begin after what another library's stream was given.
