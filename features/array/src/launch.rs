@@ -224,7 +224,7 @@ fn owned(array: &Array) -> Result<Option<Storage>> {
     // One is the array's, one is here.
     let alone = Arc::strong_count(&storage.buffer) == 2;
     let dense = storage.offset == 0 && storage.strides == layout::dense(array.shape());
-    Ok((alone && dense).then_some(storage))
+    Ok((alone && dense && !storage.buffer.is_lent()).then_some(storage))
 }
 
 #[cfg(all(test, feature = "cpu"))]
@@ -276,6 +276,26 @@ kernel @add(@y: view<f32, [?], readwrite>, @x: view<f32, [?], read>, %by: f32) a
         let clone = shared.clone();
         add(&mut shared);
         assert_eq!((floats(&shared), floats(&clone)), (vec![11.0, 12.0, 13.0], vec![0.0; 3]));
+
+        let mut seen = of(&device, &[0.0; 3]);
+        let shared = seen.share().unwrap();
+        let before = at(&seen);
+        add(&mut seen);
+        assert_ne!(at(&seen), before, "others see what was there");
+        drop(shared);
+
+        let memory = Arc::new([0f32; 4]);
+        let address = memory.as_ptr() as u64;
+        let place = crate::Place::dense(address, DType::Float32, &[3]);
+        // SAFETY: the keeper has the memory, and nobody writes it.
+        #[allow(unsafe_code)]
+        let mut lent = unsafe { place.adopt(&device, Arc::clone(&memory)) }.unwrap();
+        add(&mut lent);
+        assert_eq!(
+            (floats(&lent), *memory),
+            (vec![11.0, 12.0, 13.0], [0.0; 4]),
+            "what others own is not written"
+        );
 
         let base = of(&device, &[5.0, 6.0, 7.0]);
         let mut view = base.slice(&[crate::Slice::of(None, None, Some(-1), 3).unwrap()]).unwrap();

@@ -20,7 +20,7 @@ impl Device {
     pub fn pinned(&self, bytes: u64) -> Result<Pinned> {
         let buffer = self.worker()?.allocate_kind(MemoryKind::Pinned, bytes.max(1))?;
         let none = || Error::Device("the device has no memory that the host reaches, too".into());
-        let block = Pinned::new(buffer).ok_or_else(none)?;
+        let block = Pinned::new(self, buffer).ok_or_else(none)?;
         let mut blocks = self.blocks().lock().unwrap_or_else(PoisonError::into_inner);
         blocks.retain(|block| block.strong_count() != 0);
         blocks.push(Arc::downgrade(block.buffer()));
@@ -59,6 +59,16 @@ mod tests {
             device.blocks().lock().expect("the blocks").iter().filter(|b| b.strong_count() != 0).count(),
             1
         );
+    }
+
+    #[test]
+    fn blocks_stay_behind_the_end_of_their_device() {
+        let device = Device::open("cpu").expect("the processor");
+        let mut block = device.pinned(64).expect("memory");
+        device.stop().expect("an end");
+        drop(device);
+        block.bytes_mut().fill(3);
+        assert_eq!(block.bytes(), [3; 64]);
     }
 
     #[test]

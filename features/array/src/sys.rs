@@ -26,15 +26,23 @@ pub use pinned::Pinned;
 pub(crate) struct Held {
     buffer: ManuallyDrop<Buffer<Accelerator>>,
     process: u32,
+    is_lent: bool,
 }
 
 impl Held {
     pub(crate) fn new(buffer: Buffer<Accelerator>) -> Self {
-        Self { buffer: ManuallyDrop::new(buffer), process: std::process::id() }
+        Self { buffer: ManuallyDrop::new(buffer), process: std::process::id(), is_lent: false }
     }
-}
 
-impl Held {
+    /// One of memory that somebody else owns, and that is never written.
+    fn lent(buffer: Buffer<Accelerator>) -> Self {
+        Self { buffer: ManuallyDrop::new(buffer), process: std::process::id(), is_lent: true }
+    }
+
+    pub(crate) fn is_lent(&self) -> bool {
+        self.is_lent
+    }
+
     /// The bytes that it begins with, of the processor's memory, when the device has done what it was given.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<()> {
         if self.bytes() < bytes.len() as u64 {
@@ -86,7 +94,7 @@ impl Place {
         // SAFETY: the caller promises it of all but less than 16 bytes before, which are on the same page and which no kernel touches, as
         // views begin behind them.
         let memory = unsafe { BorrowedMemory::new(first, bytes) };
-        let buffer = Arc::new(Held::new(device.worker()?.adopt(memory, keeper)));
+        let buffer = Arc::new(Held::lent(device.worker()?.adopt(memory, keeper)));
         let storage = Storage { buffer, offset, strides: self.strides };
         Ok(Array::ready(device, self.dtype, self.shape, storage))
     }
