@@ -43,7 +43,7 @@ use crate::worker::{Worker, WorkerOptions};
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How many cases there are.
-pub const CASES: usize = 47;
+pub const CASES: usize = 48;
 
 /// Where the suite gets its programs from, compiled for the accelerator.
 pub type Programs<'a> = &'a (dyn Fn(Program) -> Artifact + Sync);
@@ -63,6 +63,7 @@ pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> us
         ("events and their times", queue::events),
         ("streams of a context take turns", streams::turns),
         ("queues of two threads wait for each other's events", streams::threads),
+        ("a stream known by its handle", streams::handles),
         ("a session without a worker, on borrowed memory", streams::session),
         ("streams of a session's scope", streams::scope),
         ("limits of memory, blocks and images", queue::limits),

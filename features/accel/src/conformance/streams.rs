@@ -106,6 +106,42 @@ pub(super) fn turns<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>
     right.free(shared).expect("a free");
 }
 
+/// Two queues that know each other's stream by its handle only, and hand each other one memory.
+pub(super) fn handles<A: Accelerator>(accelerator: &Arc<A>, _: Programs<'_>) {
+    let open = || accelerator.open(&QueueOptions::default()).expect("a queue opens");
+    let (left, right) = (open(), open());
+    let Some(theirs) = left.handle() else {
+        // SAFETY: there are no such streams, so none of them is used.
+        let follows = unsafe { right.follow(0) };
+        // SAFETY: as above.
+        let precedes = unsafe { right.precede(0) };
+        assert!(matches!(follows, Err(Error::Unsupported { .. })), "{follows:?}");
+        assert!(matches!(precedes, Err(Error::Unsupported { .. })), "{precedes:?}");
+        return;
+    };
+    assert_ne!(Some(theirs), right.handle(), "each has its own");
+    let shared = left.allocate(MemoryKind::Device, BYTES).expect("memory");
+    let copies: Vec<_> = (0..TURNS)
+        .map(|turn| {
+            let copy = right.allocate(MemoryKind::Pinned, BYTES).expect("memory");
+            left.fill(shared.region(), turn).expect("a fill");
+            // SAFETY: the stream is of this device, and there until the end of this.
+            unsafe { right.follow(theirs) }.expect("a wait for the other");
+            right.copy(copy.region(), shared.region()).expect("a copy");
+            // SAFETY: as above.
+            unsafe { right.precede(theirs) }.expect("the other's wait");
+            copy
+        })
+        .collect();
+    right.wait(&event_after(&right), soon()).expect("all ends");
+    for (turn, copy) in (0..).zip(copies) {
+        assert_eq!(ends(&copy), [turn; 2], "turn {turn}");
+        right.free(copy).expect("a free");
+    }
+    left.wait(&event_after(&left), soon()).expect("all ends");
+    left.free(shared).expect("a free");
+}
+
 /// A session on this thread, on memory that a queue of somebody else's allocated.
 pub(super) fn session<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let session = Session::open(Arc::clone(accelerator), WorkerOptions::default()).expect("a session opens");
