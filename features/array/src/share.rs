@@ -159,36 +159,4 @@ mod tests {
         check(u64::MAX - 3, &[1], &[1], None);
         check(4096, &[u64::MAX], &[1], None);
     }
-
-    #[test]
-    fn what_is_adopted_is_computed_with_where_it_is() {
-        let device = Device::open("cpu").expect("the processor");
-        let (memory, alive) =
-            (Arc::new([1f32, 2.0, 3.0, 4.0, 5.0, 6.0]), |of: &Arc<_>| Arc::strong_count(of));
-        let address = memory.as_ptr() as u64 + 20;
-        let place = Place { address, dtype: DType::Float32, shape: vec![2, 3], strides: vec![-3, -1] };
-        // SAFETY: the memory is the keeper's, and nobody writes it.
-        #[allow(unsafe_code)]
-        let array = unsafe { place.clone().adopt(&device, Arc::clone(&memory)) }.expect("an array");
-        assert_eq!(array.share().expect("a place").place(), &place);
-        let floats = |array: &Array| -> Vec<f32> {
-            let bytes = array.to_bytes().expect("the elements");
-            bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().expect("four"))).collect()
-        };
-        assert_eq!(floats(&array), [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]);
-        let view = array.permute(&[1, 0]).expect("a view");
-        let sum = view.binary(crate::Binary::Add, &view).expect("a sum");
-        assert_eq!(floats(&sum), [12.0, 6.0, 10.0, 4.0, 8.0, 2.0]);
-        let copy = array.copied().expect("a copy");
-        assert_eq!(floats(&copy), floats(&array));
-        assert_ne!(copy.share().expect("a place").place().address, address);
-        assert_eq!(alive(&memory), 2);
-        drop((array, view));
-        device.stop().expect("an end");
-        assert_eq!(alive(&memory), 1);
-        // SAFETY: as above.
-        #[allow(unsafe_code)]
-        let read = unsafe { place.read() }.expect("bytes");
-        assert_eq!(read[..4], 6f32.to_le_bytes());
-    }
 }

@@ -203,3 +203,53 @@ impl Device {
         self.with_queue(move |queue| unsafe { queue.precede(stream) })
     }
 }
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use super::*;
+    use crate::{DType, Given, Kernel};
+
+    fn floats(array: &Array) -> Vec<f32> {
+        let bytes = array.to_bytes().expect("the elements");
+        bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().expect("four"))).collect()
+    }
+
+    #[test]
+    fn what_is_adopted_is_computed_with_where_it_is() {
+        let device = Device::open("cpu").expect("the processor");
+        let (memory, alive) =
+            (Arc::new([1f32, 2.0, 3.0, 4.0, 5.0, 6.0]), |of: &Arc<_>| Arc::strong_count(of));
+        let address = memory.as_ptr() as u64 + 20;
+        let place = Place { address, dtype: DType::Float32, shape: vec![2, 3], strides: vec![-3, -1] };
+        // SAFETY: the memory is the keeper's, and nobody writes it.
+        let array = unsafe { place.clone().adopt(&device, Arc::clone(&memory)) }.expect("an array");
+        assert_eq!(array.share().expect("a place").place(), &place);
+        assert_eq!(floats(&array), [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]);
+        let view = array.permute(&[1, 0]).expect("a view");
+        let sum = view.binary(crate::Binary::Add, &view).expect("a sum");
+        assert_eq!(floats(&sum), [12.0, 6.0, 10.0, 4.0, 8.0, 2.0]);
+        let copy = array.copied().expect("a copy");
+        assert_eq!(floats(&copy), floats(&array));
+        assert_ne!(copy.share().expect("a place").place().address, address);
+        // SAFETY: as above.
+        let host = unsafe { place.copied(&device) }.expect("a copy");
+        assert_eq!(floats(&host), floats(&array));
+        assert_eq!(alive(&memory), 2);
+        drop((array, view, sum));
+        device.stop().expect("an end");
+        assert_eq!(alive(&memory), 1);
+    }
+
+    #[test]
+    fn what_others_own_is_not_written() {
+        let device = Device::open("cpu").expect("the processor");
+        let text = "vir 1\nkernel @set(@y: view<f32, [?], readwrite>) at 0x0 block(32) {\n  %i = global_id.x : i64\n  %v = load @y[%i] : f32\n  %w = add %v, %v : f32\n  store @y[%i], %w\n}\n";
+        let kernel = Kernel::parse(text).expect("a kernel");
+        let memory = Arc::new([1f32; 4]);
+        let place = Place::dense(memory.as_ptr() as u64, DType::Float32, &[3]);
+        // SAFETY: the keeper has the memory, and nobody writes it.
+        let mut lent = unsafe { place.adopt(&device, Arc::clone(&memory)) }.expect("an array");
+        kernel.launch(&device, [1, 1, 1], vec![Given::Update(&mut lent)]).expect("a launch");
+        assert_eq!((floats(&lent), *memory), (vec![2.0; 3], [1.0; 4]));
+    }
+}
