@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional
 from . import _dtypes, _vmaccel
 from ._jumps import Jumps
 from ._numbers import _ARITHMETIC, _BITS, _IR, _KIND, Memory, Number, Writer
-from ._source import KernelError, Source
+from ._source import Source
 
 _DEPTH = 16
 
@@ -35,7 +35,7 @@ class Static:
 
 def _assigned(body: list) -> list[str]:
     """The variables that statements give values to, in order."""
-    names = {}
+    names: dict[str, None] = {}
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -83,6 +83,12 @@ class Translator(Writer):
         self.commented: Any = None
 
     # Expressions.
+
+    def number(self, node: ast.expr, env: dict) -> Number:
+        value = self.expression(node, env)
+        if not isinstance(value, Number):
+            raise self.error(node, f"{self.called(value)} stands where a number is needed")
+        return value
 
     def static(self, node: ast.expr, env: dict) -> Optional[Static]:
         """What a name, or an attribute of one, is outside the kernel."""

@@ -17,6 +17,7 @@ use crate::Accelerator;
 use crate::emit;
 use crate::error::{Error, Result};
 use crate::program::{Form, Program};
+use crate::progress;
 
 /// How long anything of a device may be waited for.
 pub const TIMEOUT: Duration = Duration::from_secs(300);
@@ -160,7 +161,9 @@ impl Device {
         if let Some(kernel) = kernels.get(&key) {
             return Ok(Arc::clone(kernel));
         }
-        let compiled = self.0.compiler.compile_kernel(write()?)?;
+        let written = write()?;
+        let name = written.name().to_owned();
+        let compiled = progress::reported(&name, || self.0.compiler.compile_kernel(written))?;
         let kernel = Arc::new(worker.load(compiled.artifact())?);
         kernels.insert(key, Arc::clone(&kernel));
         Ok(kernel)

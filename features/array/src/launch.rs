@@ -334,6 +334,6 @@ kernel @add(@y: view<f32, [?], readwrite>, @x: view<f32, [?], read>, %by: f32) a
         };
         check("vir 2", 1, "version 2");
         check("vir 1", 0, "0 kernels");
-        check(&ADD.replace("add %v, %w", "add %v, %i"), 6, "operand 1 is i64");
+        check(&ADD.replace("add %v, %w", "add %v, %i"), 6, "operand 2 is i64");
     }
 }

@@ -14,6 +14,7 @@ mod node;
 mod op;
 mod own;
 mod program;
+mod progress;
 mod random;
 mod shape;
 
@@ -26,6 +27,7 @@ pub use layout::Shape;
 pub use library::call;
 pub use node::Array;
 pub use op::{Binary, Reduction, Unary};
+pub use progress::{Report, report_compilation};
 pub use random::Generator;
 pub use shape::Slice;
 pub use vm_runtime::AnyAccelerator as Accelerator;
