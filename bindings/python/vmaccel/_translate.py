@@ -178,7 +178,7 @@ class Translator(Writer):
             value = self.truth(value, node)
             return Number("bool", const=not value.const) if value.const is not None else self.op("not", "bool", node, value)
         if value.const is not None:
-            fold = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}[type(node.op)]
+            fold: Any = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}[type(node.op)]
             try:
                 return self.constant(fold(value.const), node)
             except TypeError as error:
