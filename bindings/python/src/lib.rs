@@ -13,10 +13,27 @@ mod linalg;
 mod random;
 mod sys;
 
+use std::io::{IsTerminal as _, Write as _, stderr};
+use std::time::Duration;
+
 use pyo3::prelude::*;
+
+/// Says on a terminal what is compiled for long, on a line that is cleared at its end.
+fn report(name: &str, since: Option<Duration>) {
+    let mut out = stderr().lock();
+    // A terminal that is gone ends no computation.
+    let _ = match since {
+        Some(since) => write!(out, "\r\x1b[Kvmaccel: compiling {name}: {} s", since.as_secs()),
+        None => write!(out, "\r\x1b[K"),
+    };
+    let _ = out.flush();
+}
 
 #[pymodule]
 fn _vmaccel(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    if stderr().is_terminal() && std::env::var_os("VMACCEL_PROGRESS").is_none_or(|value| value != "0") {
+        vm_array::report_compilation(report);
+    }
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("DeviceLostError", m.py().get_type::<error::DeviceLostError>())?;
     m.add("LinAlgError", m.py().get_type::<error::LinAlgError>())?;

@@ -187,6 +187,46 @@ def returns(y: va.InOut[va.int32], x: va.In[va.int32]):
     y[i] += 1000
 
 
+@va.device_function
+def first_above(x, least):
+    for k in range(x.shape[0] - 1, -1, -2):
+        for j in range(k, k + 2):
+            if x[j] > least:
+                return j
+            if j > 30:
+                break
+    return -1
+
+
+@va.device_function
+def any_above(x, least):
+    for k in range(x.shape[0]):
+        if x[k] > least:
+            return True
+    return False
+
+
+@case(y=ints(), x=floats(seed=14))
+def nested(y: va.Out[va.int32], x: va.In[va.float64]):
+    i = va.thread_id()
+    n, s = i, 0
+    for a in range(n):
+        n -= 1
+        for b in range(a, 20):
+            if (a + b) % 7 == 3:
+                continue
+            for c in range(3):
+                if c * b > n:
+                    break
+                s += c
+            if b > i:
+                break
+            s += b
+        if s > 500:
+            break
+    y[i] = s * 100 + first_above(x, i / 10) + n + (7 if any_above(x, i / 3) else 0)
+
+
 @case(y=floats((5, 6)), x=floats((5, 6), seed=7), n=3, grid=(5, 6))
 def places(y: va.Out[va.float64, 2], x: va.In[va.float64, 2], n: int):
     i, j = va.thread_id()
@@ -341,6 +381,12 @@ def test_a_function_that_is_called_has_lines_of_its_own():
             "/of/a/test.py",
         )
     assert raised.value.lineno == 4
+    with pytest.raises(va.KernelError, match="may end without a value"):
+        module(
+            "import vmaccel as va\n@va.device_function\ndef f(x):\n    if x > 0:\n        return x\n"
+            "@va.kernel\ndef k(y: va.Out[va.float32]):\n    y[0] = f(y.size)\n",
+            "/of/a/test.py",
+        )
     with pytest.raises(va.KernelError, match="no recursion"):
         module(
             "import vmaccel as va\n@va.device_function\ndef f(x):\n    return f(x)\n@va.kernel\ndef k(y: va.Out[va.float32]):\n    y[0] = f(1.0)\n",

@@ -19,18 +19,18 @@ class Jumps:
 
     def function(self, body: list) -> list:
         lowered, _ = self.block(body, None)
-        return [self.set(body[0], ".return", False), *lowered]
+        return [self.assign(body[0], ".return", False), *lowered]
 
     @staticmethod
-    def set(node: ast.AST, flag: str, value: Any) -> ast.stmt:
+    def assign(node: ast.AST, flag: str, value: Any) -> ast.stmt:
         value = value if isinstance(value, ast.AST) else ast.copy_location(ast.Constant(value), node)
         return ast.copy_location(ast.Assign([ast.copy_location(ast.Name(flag, ast.Store()), node)], value), node)
 
     def unless(self, node: ast.AST, flags: set[str], body: list) -> ast.stmt:
         """The statements where none of the flags is set."""
         self.read |= flags
-        names = [ast.copy_location(ast.Name(flag, ast.Load()), node) for flag in sorted(flags)]
-        test = names[0] if len(names) == 1 else ast.copy_location(ast.BoolOp(ast.Or(), names), node)
+        names: list[ast.expr] = [ast.copy_location(ast.Name(flag, ast.Load()), node) for flag in sorted(flags)]
+        test: ast.expr = names[0] if len(names) == 1 else ast.copy_location(ast.BoolOp(ast.Or(), names), node)
         test = ast.copy_location(ast.UnaryOp(ast.Not(), test), node)
         return ast.copy_location(ast.If(test, body, []), node)
 
@@ -48,10 +48,10 @@ class Jumps:
             rest = body[at + 1 :]
             if isinstance(node, (ast.Break, ast.Continue)):
                 flag = f"{'.break' if isinstance(node, ast.Break) else '.continue'}{loop}"
-                return [*done, self.set(node, flag, True)], {flag}
+                return [*done, self.assign(node, flag, True)], {flag}
             if isinstance(node, ast.Return):
-                value = [self.set(node, ".value", node.value)] if node.value is not None else []
-                return [*done, *value, self.set(node, ".return", True)], {".return"}
+                value = [self.assign(node, ".value", node.value)] if node.value is not None else []
+                return [*done, *value, self.assign(node, ".return", True)], {".return"}
             flags: set[str] = set()
             if isinstance(node, ast.If):
                 then, other = node.body, node.orelse
@@ -72,9 +72,9 @@ class Jumps:
                 own = {flag for flag in of_loop if flag.endswith(name) and flag != ".return"}
                 flags = of_loop - own
                 if f".continue{name}" in own:
-                    inner = [self.set(node, f".continue{name}", False), *inner]
+                    inner = [self.assign(node, f".continue{name}", False), *inner]
                 if f".break{name}" in own:
-                    done.append(self.set(node, f".break{name}", False))
+                    done.append(self.assign(node, f".break{name}", False))
                 ends = {flag for flag in of_loop if not flag.startswith(".continue")}
                 self.read |= ends
                 new: Any = (

@@ -222,13 +222,7 @@ class Writer:
             return "a tuple"
         return repr(getattr(value, "value", value))
 
-    def number(self, node: ast.expr, env: dict) -> Number:
-        value = self.expression(node, env)
-        if not isinstance(value, Number):
-            raise self.error(node, f"{self.called(value)} stands where a number is needed")
-        return value
-
-    def arithmetic(self, kind: type, a: Number, b: Number, node: ast.AST) -> Number:
+    def arithmetic(self, kind: Any, a: Number, b: Number, node: ast.AST) -> Number:
         name, fold = _ARITHMETIC[kind]
         if a.const is not None and b.const is not None:
             try:
@@ -311,7 +305,7 @@ class Writer:
             raise self.error(node, "an integer to a negative power is no integer: make it a float first")
         return self.library("integer_power", [a, b], (dtype, weak), node)
 
-    def compare(self, kind: type, a: Any, b: Any, node: ast.AST) -> Number:
+    def compare(self, kind: Any, a: Any, b: Any, node: ast.AST) -> Number:
         if kind not in _COMPARE:
             raise self.error(node, f"{kind.__name__} can't be compared by in a kernel")
         if not isinstance(a, Number) or not isinstance(b, Number):

@@ -14,9 +14,11 @@ from typing import Any, Callable, Optional
 from . import _dtypes, _vmaccel
 from ._jumps import Jumps
 from ._numbers import _ARITHMETIC, _BITS, _IR, _KIND, Memory, Number, Writer
-from ._source import KernelError, Source
+from ._source import Source
 
 _DEPTH = 16
+#: What a function gives before it comes to a `return`: of any type.
+_NOTHING = Number("int64", const=0, weak=True)
 
 
 class Undefined:
@@ -35,7 +37,7 @@ class Static:
 
 def _assigned(body: list) -> list[str]:
     """The variables that statements give values to, in order."""
-    names = {}
+    names: dict[str, None] = {}
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -83,6 +85,12 @@ class Translator(Writer):
         self.commented: Any = None
 
     # Expressions.
+
+    def number(self, node: ast.expr, env: dict) -> Number:
+        value = self.expression(node, env)
+        if not isinstance(value, Number):
+            raise self.error(node, f"{self.called(value)} stands where a number is needed")
+        return value
 
     def static(self, node: ast.expr, env: dict) -> Optional[Static]:
         """What a name, or an attribute of one, is outside the kernel."""
@@ -172,7 +180,7 @@ class Translator(Writer):
             value = self.truth(value, node)
             return Number("bool", const=not value.const) if value.const is not None else self.op("not", "bool", node, value)
         if value.const is not None:
-            fold = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}[type(node.op)]
+            fold: Any = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}[type(node.op)]
             try:
                 return self.constant(fold(value.const), node)
             except TypeError as error:
@@ -437,9 +445,14 @@ class Translator(Writer):
         for name, parameter in defaults.items():
             if name not in env:
                 env[name] = self.constant(parameter.default, node)
+        jumps = Jumps(source)
+        if any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(source.tree)):
+            if not jumps.jumps(source.tree.body):
+                raise source.error(source.tree, f"{function.__name__} may end without a value: let its last statement be a return")
+            env[".value"] = _NOTHING
         self.stack.append(source)
         try:
-            self.statements(Jumps(source).function(source.tree.body), env)
+            self.statements(jumps.function(source.tree.body), env)
             value = env.get(".value")
             if isinstance(value, Undefined):
                 raise source.error(source.tree, f"{function.__name__} gives a value only {value.why}")
@@ -648,7 +661,7 @@ class Translator(Writer):
         types = {}
         for name in names:
             a, b = (inner[name] for _, inner in parts)
-            joined = self.join(a.type, b.type)
+            joined = b.type if a is _NOTHING else a.type if b is _NOTHING else self.join(a.type, b.type)
             if joined is None:
                 raise self.error(node, f"{name or 'this'} is {a.python} in one branch and {b.python} in the other: convert one")
             types[name] = joined
@@ -689,18 +702,21 @@ class Translator(Writer):
         """A loop with what it carries: `write` has its head and its parts written, given the types."""
         names = [name for name in _assigned(body) if isinstance(env.get(name), Number)]
         types = {name: env[name].type for name in names}
+        # What has no type before the loop takes that which it gets in it.
+        untyped = [name for name in names if env[name] is _NOTHING]
         for _ in range(8):
             inner = dict(env)
             carried = {name: Number(types[name][0], f"%{self.name(name)}", weak=types[name][1]) for name in names}
+            carried.update({name: _NOTHING for name in untyped})
             inner.update(carried)
             parts = write(inner)
-            found = {name: self.join(types[name], inner[name].type) for name in names}
+            found = {name: inner[name].type if name in untyped else self.join(types[name], inner[name].type) for name in names}
             for name, type_ in found.items():
                 if type_ is None:
                     raise self.error(node, f"{name} is {env[name].python} before the loop and {inner[name].python} in it: convert it before")
-            if found == types:
+            if found == types and not untyped:
                 break
-            types = found
+            types, untyped = found, []
         for name in _assigned(body):
             if name not in names and not isinstance(env.get(name), Memory):
                 env[name] = Undefined(f"in the loop of line {self.source.first + node.lineno - 1}")

@@ -18,6 +18,7 @@ use crate::Accelerator;
 use crate::emit;
 use crate::error::{Error, Result};
 use crate::program::{Form, Program};
+use crate::progress;
 use crate::sys::Held;
 
 /// How long anything of a device may be waited for.
@@ -237,7 +238,9 @@ impl Device {
         if let Some(kernel) = kernels.get(&key) {
             return Ok(Arc::clone(kernel));
         }
-        let compiled = self.0.compiler.compile_kernel(write()?)?;
+        let written = write()?;
+        let name = written.name().to_owned();
+        let compiled = progress::reported(&name, || self.0.compiler.compile_kernel(written))?;
         let kernel = Arc::new(worker.load(compiled.artifact())?);
         kernels.insert(key, Arc::clone(&kernel));
         Ok(kernel)

@@ -49,6 +49,7 @@ mod own;
 mod pinned;
 mod product;
 mod program;
+mod progress;
 mod random;
 mod shape;
 mod share;
@@ -63,7 +64,7 @@ pub use layout::Shape;
 pub use library::call;
 pub use node::Array;
 pub use op::{Binary, Reduction, Unary};
-
+pub use progress::{Report, report_compilation};
 pub use random::Generator;
 pub use shape::Slice;
 pub use share::{Place, Shared};

@@ -64,3 +64,18 @@ try:
 except MemoryError as error:
     print(f"the host's refusal is a MemoryError: {error}")
 timed("what comes behind it", lambda: a + 1, x + 1)
+
+
+@va.kernel
+def endless(x: va.InOut[va.float32, 2]):
+    while x[0, 0] == x[0, 0]:
+        x[0, 0] += 1.0
+
+
+endless[1](a)
+since = time.monotonic()
+try:
+    np.asarray(a)
+    raise SystemExit("an endless kernel ended")
+except (va.DeviceError, TimeoutError) as error:
+    print(f"an endless kernel is a {type(error).__name__} after {time.monotonic() - since:.1f} s: {error}")
