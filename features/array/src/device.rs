@@ -33,6 +33,8 @@ struct Open {
     compiler: JitCompiler<Accelerator>,
     kernels: Mutex<HashMap<Key, Arc<Kernel<Accelerator>>, FxBuildHasher>>,
     resources: Resources,
+    /// Is a block of a kernel one thread?
+    sequential: bool,
     pinned: crate::pinned::Blocks,
     process: u32,
     ended: AtomicBool,
@@ -71,13 +73,29 @@ impl Device {
     /// # Errors
     /// What [`Worker::start`] fails with.
     pub fn new(accelerator: Arc<Accelerator>) -> Result<Self> {
+        let sequential = resources(accelerator.info()).kind == Kind::Cpu;
+        Self::with_blocks(accelerator, sequential)
+    }
+
+    /// The same with kernels of blocks of one thread, or of many: each runs on every accelerator, if not as fast.
+    pub(crate) fn with_blocks(accelerator: Arc<Accelerator>, sequential: bool) -> Result<Self> {
         let compiler = JitCompiler::new(Arc::clone(&accelerator));
         let resources = resources(accelerator.info());
         let options = WorkerOptions { name: "arrays".into(), ..WorkerOptions::default() };
         let worker = Worker::start(accelerator, options)?;
         let (kernels, pinned, ended, lease) = Default::default();
         let process = std::process::id();
-        Ok(Self(Arc::new(Open { worker, compiler, kernels, resources, pinned, process, ended, lease })))
+        Ok(Self(Arc::new(Open {
+            worker,
+            compiler,
+            kernels,
+            resources,
+            sequential,
+            pinned,
+            process,
+            ended,
+            lease,
+        })))
     }
 
     /// Opens one by what it is called: `auto`, `cpu`, `cuda:N`, `rocm:N`, `guest` or a PCI address ([`Accelerator::open`]).
@@ -202,6 +220,11 @@ impl Device {
     /// Is it the processor, whose kernels' addresses are the host's?
     pub fn is_cpu(&self) -> bool {
         self.0.resources.kind == Kind::Cpu
+    }
+
+    /// Is a block of its kernels one thread, which takes many elements?
+    pub(crate) fn is_sequential(&self) -> bool {
+        self.0.sequential
     }
 
     pub(crate) fn allocate(&self, bytes: u64) -> Result<Arc<Held>> {

@@ -481,7 +481,7 @@ impl Plan<'_> {
         let (inner, outer) =
             (dimensions[last].extent, dimensions[..last].iter().map(|d| d.extent).product::<u64>());
         let mut control = Vec::new();
-        let grid = if self.device.is_cpu() {
+        let grid = if self.device.is_sequential() {
             let rows = (RUN as u64 / inner).clamp(1, outer);
             control.push(rows);
             match last {
@@ -498,7 +498,7 @@ impl Plan<'_> {
             &outputs,
             &dimensions,
             offsets,
-            Kind { lanes, reduced: None, partial: false },
+            Kind { lanes, reduced: None, parts: None },
             grid,
             &control,
         )
@@ -520,7 +520,7 @@ impl Plan<'_> {
                 _ => return 1,
             }
         }
-        let is_cpu = self.device.is_cpu();
+        let is_cpu = self.device.is_sequential();
         let mut lanes = if is_cpu { (64 / widest).clamp(1, 16) } else { (16 / widest).clamp(1, 8) };
         while lanes > 1
             && !is_cpu
@@ -577,8 +577,11 @@ impl Plan<'_> {
             true => results / u64::from(lanes),
             false => results,
         };
-        let wanted =
-            if self.device.is_cpu() { 64 } else { u64::from(self.device.resources().compute_units) * 31 };
+        let wanted = if self.device.is_sequential() {
+            64
+        } else {
+            u64::from(self.device.resources().compute_units) * 31
+        };
         let parts = if units >= wanted || n < 2 * PART.min(n.max(1)) && n < 4096 {
             1
         } else {
@@ -586,20 +589,20 @@ impl Plan<'_> {
         };
         let grid = |parts: u64, units: u64| -> Result<([u32; 3], Vec<u64>)> {
             let parts = u32::try_from(parts).unwrap_or(1);
-            if self.device.is_cpu() {
+            if self.device.is_sequential() {
                 let rows = (RUN as u64 / n.max(1)).clamp(1, units.max(1));
                 return Ok(([blocks(units, rows)?, parts, 1], vec![rows]));
             }
             let of_block = if columns { THREADS.into() } else { u64::from(THREADS / WARP) };
             Ok(([blocks(units.saturating_mul(parts.into()), of_block)?, 1, 1], Vec::new()))
         };
-        let kind = |partial| Kind { lanes, reduced: Some(at), partial };
+        let kind = Kind { lanes, reduced: Some(at), parts: None };
         if parts == 1 {
             let outputs: Vec<&Output> = self.outputs.iter().collect();
             let (grid, control) = grid(1, units)?;
-            return self.go(&self.builder.program, &outputs, &kept, offsets, kind(false), grid, &control);
+            return self.go(&self.builder.program, &outputs, &kept, offsets, kind, grid, &control);
         }
-        self.in_parts(&kept, offsets, kind(true), parts, n, |parts| grid(parts, units))
+        self.in_parts(&kept, offsets, kind, parts, n, |parts| grid(parts, units))
     }
 
     fn lanes_of_columns(&self, dimensions: &[Dimension], offsets: &[i64]) -> u8 {
@@ -698,7 +701,7 @@ impl Plan<'_> {
         let (grid, mut control) = grid(parts)?;
         control.push(part);
         let borrowed: Vec<&Output> = outputs.iter().collect();
-        self.go(&program, &borrowed, &own, &at, kind, grid, &control)?;
+        self.go(&program, &borrowed, &own, &at, Kind { parts: Some(parts), ..kind }, grid, &control)?;
 
         // The second pass: results of the parts' results.
         let mut second = Builder::new(shape);
@@ -768,14 +771,14 @@ impl Plan<'_> {
                     extents.push(dimension.extent);
                     strides.push(if stride == 0 { 1 } else { stride.unsigned_abs() });
                 }
-                if kind.partial && is_output {
+                if let Some(parts) = kind.parts.filter(|_| is_output) {
                     let results: u64 = dimensions
                         .iter()
                         .enumerate()
                         .filter(|(d, _)| Some(*d) != kind.reduced)
                         .map(|(_, d)| d.extent)
                         .product();
-                    extents.insert(0, u64::from(grid[1]));
+                    extents.insert(0, parts);
                     strides.insert(0, results);
                 }
                 place.tail = dtype.is_complex() || strides.last() != Some(&1);
@@ -788,7 +791,7 @@ impl Plan<'_> {
                 u64::try_from(first).map_err(|_| internal("an array begins before its memory"))? * bytes;
             strides.pop();
             let strides: Vec<u64> = strides.iter().map(|stride| stride * bytes).collect();
-            if kind.lanes > 1 && !self.device.is_cpu() {
+            if kind.lanes > 1 && !self.device.is_sequential() {
                 let whole = u64::from(kind.lanes) * bytes;
                 let along = place.dims[dimensions.len() - 1] == Along::Forward;
                 if along
@@ -806,11 +809,11 @@ impl Plan<'_> {
         let form = Form {
             rank: dimensions.len() as u8,
             reduced: kind.reduced.map(|d| d as u8),
-            partial: kind.partial,
+            partial: kind.parts.is_some(),
             leaves,
             outputs: places,
             lanes: kind.lanes,
-            cpu: self.device.is_cpu(),
+            cpu: self.device.is_sequential(),
         };
         let kernel = self.device.program(program, &form)?;
         let mut arguments: Vec<Argument<'_, Accelerator>> = Vec::with_capacity(views.len() + 16);
@@ -839,7 +842,7 @@ impl Plan<'_> {
 struct Kind {
     lanes: u8,
     reduced: Option<usize>,
-    partial: bool,
+    parts: Option<u64>,
 }
 
 impl Leaf {

@@ -38,6 +38,8 @@ mod emit;
 mod error;
 mod evaluate;
 mod fft;
+#[cfg(all(test, feature = "cpu"))]
+mod forms;
 mod host;
 mod launch;
 mod layout;

@@ -29,7 +29,7 @@ fn each<'b>(k: Builder<'b>, cpu: bool, total: Val<'b>, body: impl FnOnce(Val<'b>
 }
 
 fn grid(device: &Device, total: u64) -> Result<[u32; 3]> {
-    let of_block = if device.is_cpu() { RUN as u64 } else { THREADS.into() };
+    let of_block = if device.is_sequential() { RUN as u64 } else { THREADS.into() };
     let blocks = u32::try_from(total.div_ceil(of_block).max(1)).ok().filter(|blocks| *blocks < 1 << 31);
     blocks
         .map(|blocks| [blocks, 1, 1])
@@ -81,7 +81,7 @@ impl Array {
         let mut back = vec![0; order.len()];
         order.iter().zip(0..).for_each(|(from, to)| back[*from as usize] = to);
         let turned = self.permute(&order)?;
-        if self.device().is_cpu() {
+        if self.device().is_sequential() {
             let (keys, places) = sorted_by_host(&turned, descending)?;
             return Ok((keys.permute(&back)?, places.permute(&back)?));
         }
@@ -141,7 +141,7 @@ impl Array {
             return Ok(result);
         }
         let (parts, n) = (dtype.parts(), places.size());
-        let cpu = device.is_cpu();
+        let cpu = device.is_sequential();
         let kernel = device.own("scatter", vec![dtype as u64], || {
             let block = IRBlock::new(GuestAddr(0));
             let k = block.builder();
@@ -190,7 +190,7 @@ impl Array {
         if self.size() == 0 {
             return Array::full(device, DType::Int64, values.shape(), crate::Number::Int(0));
         }
-        let cpu = device.is_cpu();
+        let cpu = device.is_sequential();
         let kernel = device.own(function, vec![dtype as u64, right.into()], || {
             let block = IRBlock::new(GuestAddr(0));
             let k = block.builder();
@@ -290,7 +290,7 @@ fn merge(
     descending: bool,
 ) -> Result<(Array, Array)> {
     let (device, dtype) = (keys.device(), keys.dtype());
-    let cpu = device.is_cpu();
+    let cpu = device.is_sequential();
     let kernel = device.own("merge", vec![dtype as u64, descending.into()], || {
         let block = IRBlock::new(GuestAddr(0));
         let k = block.builder();
@@ -367,7 +367,7 @@ fn scanned(x: &Array, op: Reduction, [outer, n, inner]: [u64; 3]) -> Result<Arra
         let but_last = up_to.slice(&[all, crate::Slice::Range { start: 0, step: 1, count: parts - 1 }])?;
         Array::concatenate(&[Array::full(device, dtype, &[outer, 1, inner], identity)?, but_last], 1)?
     };
-    let (cpu, of) = (device.is_cpu(), dtype.parts());
+    let (cpu, of) = (device.is_sequential(), dtype.parts());
     let product = op == Reduction::Prod;
     let kernel = device.own("scan", vec![dtype as u64, product.into()], || {
         let block = IRBlock::new(GuestAddr(0));

@@ -30,7 +30,7 @@ pub(crate) fn product(a: &Array, b: &Array, [matrices, m, k, n]: [u64; 4]) -> Re
     let result = Array::empty(device, dtype, &[matrices, m, n])?;
     // Elements of each side of a thread's part of the result.
     let own: u64 = if m.min(n) >= 1024 { 8 } else { 4 };
-    let (kernel, tile) = if device.is_cpu() {
+    let (kernel, tile) = if device.is_sequential() {
         (device.own("product", vec![dtype as u64], || of_processor(dtype))?, [ROWS as u64, LANES as u64])
     } else {
         let tile = SIDE as u64 * own;
