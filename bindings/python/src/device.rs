@@ -42,7 +42,20 @@ pub(crate) fn open(py: Python<'_>, name: &str) -> PyResult<Device> {
         let accelerator = Accelerator::open(name).map_err(|error| DeviceError::new_err(error.to_string()))?;
         Device::new(Arc::new(accelerator)).map_err(raised)
     })?;
-    Ok(with(|opened| opened.devices.entry(name.to_owned()).or_insert(device).clone()))
+    // The same one may have been opened as something else.
+    let new = device.clone();
+    let same = |other: &&Device| {
+        let (a, b) = (new.info(), other.info());
+        (a.backend, &a.address, &a.name) == (b.backend, &b.address, &b.name)
+    };
+    let (found, device) = with(|opened| {
+        let found = opened.devices.values().find(same).cloned();
+        let kept = found.clone().unwrap_or_else(|| device.clone());
+        opened.devices.insert(name.to_owned(), kept.clone());
+        (found.is_some().then_some(device), kept)
+    });
+    py.detach(|| drop(found));
+    Ok(device)
 }
 
 /// The device that is used where none is named.

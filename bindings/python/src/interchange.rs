@@ -199,6 +199,8 @@ impl PyArray {
         }
         let shared = py.detach(|| array.share()).map_err(raised)?;
         let result = interface(py, shared.place())?;
+        // PyTorch takes nothing that says it is read only.
+        result.set_item("data", (shared.place().address, false))?;
         result.set_item("stream", handle(py, array.device())?)?;
         self.keep(shared);
         Ok(result)

@@ -55,7 +55,7 @@ def test_numpy_gets_copies_where_they_are_asked_for():
     for own in (np.array(a), np.array(a, copy=True), np.asarray(a, dtype="float32")):
         own[0] = 9
     assert a[0].item() == 1.5
-    with pytest.raises(ValueError, match="only in a copy"):
+    with pytest.raises(ValueError, match="cop(y|ied)"):
         np.asarray(a, dtype="int8", copy=False)
     half = va.asarray([1.5, -2.0], dtype="bfloat16")
     if "ml_dtypes" not in sys.modules:

@@ -27,7 +27,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: Optiona
             raise ValueError("elements on another device, or of another type, can only be copied")
         if device is not None:
             obj = obj.to_device(device)
-        result = obj if name is None else obj._astype(name)
+        result = obj if name in (None, obj._dtype) else obj._astype(name)
         return result.copy() if copy and result is obj else result
     if hasattr(obj, "__cuda_array_interface__") and _vmaccel.open(device).backend == "cuda":
         return _interchange.of_cuda(obj, name, device, copy)

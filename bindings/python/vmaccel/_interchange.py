@@ -44,7 +44,9 @@ def _numpy(self: Array, dtype: Any = None, copy: Optional[bool] = None) -> Any:
 
 
 def _buffer(self: Array, flags: int) -> memoryview:
-    """The elements by the buffer protocol, from Python 3.12 on: as `numpy.asarray` has them."""
+    """The elements by the buffer protocol, from Python 3.12 on, where the host can read them."""
+    if self._host_view() is None:
+        raise BufferError("the elements are on a device: copy them by numpy.asarray or tobytes")
     return memoryview(_numpy(self))
 
 
