@@ -47,9 +47,25 @@ pub(crate) fn operand(array: &Array, other: &Bound<'_, PyAny>) -> PyResult<Optio
     if let Ok(other) = other.cast::<PyArray>() {
         return Ok(Some(other.get().array()));
     }
-    let Some(number) = convert::number(other)? else { return Ok(None) };
+    let Some(number) = convert::number(other)? else {
+        if other.hasattr("__array_interface__")? {
+            let text = "an array of numpy's is beside one of vmaccel's: bring it to the device by vmaccel.asarray first";
+            return Err(PyTypeError::new_err(text));
+        }
+        return Ok(None);
+    };
     let dtype = convert::beside(number, array.dtype())?;
     Array::full(array.device(), dtype, &[], number).map(Some).map_err(raised)
+}
+
+/// That integers are not taken to the power of a negative integer, which is no integer.
+pub(crate) fn no_whole_power(array: &Array, other: &Bound<'_, PyAny>) -> PyResult<()> {
+    match convert::number(other)? {
+        Some(Number::Int(power)) if power < 0 && array.dtype().is_integer() => {
+            Err(PyValueError::new_err("Integers to negative integer powers are not allowed."))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What is beside an array, or that there is no such operation.
@@ -289,6 +305,7 @@ impl PyArray {
         {
             return Ok(Bound::new(py, done(self.array().unary(Unary::Square))?)?.into_any().unbind());
         }
+        no_whole_power(&self.array(), other)?;
         binary!(py, self, other, Binary::Pow, false)
     }
 
@@ -447,7 +464,7 @@ impl PyArray {
     fn reshape(&self, shape: &Bound<'_, PyTuple>) -> PyResult<PyArray> {
         let array = self.array();
         let extents: Vec<i64> = match shape.len() {
-            1 if shape.get_item(0)?.extract::<i64>().is_err() => shape.get_item(0)?.extract()?,
+            1 if shape.get_item(0)?.extract::<i64>().is_err() => convert::few(&shape.get_item(0)?)?,
             _ => shape.extract()?,
         };
         let known: u64 = extents.iter().filter(|extent| **extent >= 0).map(|extent| *extent as u64).product();

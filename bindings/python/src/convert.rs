@@ -27,6 +27,12 @@ pub(crate) fn number(value: &Bound<'_, PyAny>) -> PyResult<Option<Number>> {
             Err(_) => Err(PyOverflowError::new_err("Python integer is out of bounds for all types")),
         };
     }
+    // A scalar of numpy's is a number as Python's are; its own floats and complex numbers are both.
+    if value.hasattr("__array_interface__")? && value.hasattr("item")? && value.getattr("shape")?.len()? == 0
+    {
+        let item = value.call_method0("item")?;
+        return if item.hasattr("__array_interface__")? { Ok(None) } else { number(&item) };
+    }
     if value.cast::<PyComplex>().is_ok() {
         let [re, im] =
             ["real", "imag"].map(|part| value.getattr(part).and_then(|part| part.extract::<f64>()));
@@ -92,10 +98,22 @@ pub(crate) fn shape(value: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     let extent = |value: i64| {
         u64::try_from(value).map_err(|_| PyValueError::new_err("negative dimensions are not allowed"))
     };
-    if let Ok(value) = value.extract::<i64>() {
-        return Ok(vec![extent(value)?]);
+    if value.hasattr("__index__")? {
+        return match value.extract::<i64>() {
+            Ok(value) => Ok(vec![extent(value)?]),
+            Err(_) => Err(PyValueError::new_err("the dimension is too large")),
+        };
     }
-    value.extract::<Vec<i64>>()?.into_iter().map(extent).collect()
+    few(value)?.into_iter().map(extent).collect()
+}
+
+/// Integers of a sequence that is no longer than an array has dimensions.
+pub(crate) fn few(value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    const DIMENSIONS: usize = 64;
+    if value.len()? > DIMENSIONS {
+        return Err(PyValueError::new_err(format!("an array has at most {DIMENSIONS} dimensions")));
+    }
+    value.try_iter()?.take(DIMENSIONS).map(|item| item?.extract()).collect()
 }
 
 /// Axes: none, an integer, or a sequence of them.
@@ -104,7 +122,7 @@ pub(crate) fn axes(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<i64>
     if let Ok(axis) = value.extract::<i64>() {
         return Ok(Some(vec![axis]));
     }
-    Ok(Some(value.extract::<Vec<i64>>()?))
+    few(value).map(Some)
 }
 
 /// An array of nested sequences of numbers and arrays.

@@ -1,7 +1,7 @@
 //! Functions that make arrays, or take several.
 
 use pyo3::prelude::*;
-use vm_array::{Array, Number, Slice};
+use vm_array::{Array, Binary, Number, Slice};
 
 use crate::array::{PyArray, done};
 use crate::convert;
@@ -89,13 +89,16 @@ fn indices(
 
 #[pyfunction]
 fn binary(op: &str, a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> PyResult<PyArray> {
-    let op = op
+    let op: Binary = op
         .parse()
         .map_err(|_| pyo3::exceptions::PyValueError::new_err(format!("there is no function {op}")))?;
     let none = || pyo3::exceptions::PyTypeError::new_err("operands are arrays, or one of them is a number");
     match (a.cast::<PyArray>(), b.cast::<PyArray>()) {
         (Ok(a), _) => {
             let a = a.get().array();
+            if op == Binary::Pow {
+                crate::array::no_whole_power(&a, b)?;
+            }
             let b = crate::array::operand(&a, b)?.ok_or_else(none)?;
             done(a.binary(op, &b))
         }

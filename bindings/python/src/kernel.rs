@@ -4,7 +4,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use vm_array::{Array, DType, Error, Given, Kernel, Number};
+use vm_array::{Array, DType, Error, Given, Kernel, Kind, Number};
 
 use crate::array::PyArray;
 use crate::convert;
@@ -80,7 +80,12 @@ impl PyKernel {
                 (dtype, Err(_)) => {
                     let number = convert::number(value)?
                         .ok_or_else(|| PyTypeError::new_err(format!("{dtype} takes a number")))?;
-                    Some(Held::Number(number, convert::dtype(dtype)?))
+                    let dtype = convert::dtype(dtype)?;
+                    if number.kind() > dtype.kind().max(Kind::Signed) {
+                        return Err(PyTypeError::new_err(format!("a parameter of {dtype} takes no {value}")));
+                    }
+                    convert::fits(number, dtype)?;
+                    Some(Held::Number(number, dtype))
                 }
                 (dtype, Ok(_)) => return Err(PyTypeError::new_err(format!("{dtype} takes a number"))),
             });

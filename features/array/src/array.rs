@@ -26,6 +26,16 @@ pub enum Number {
 }
 
 impl Number {
+    /// What it is a number of: integers are signed.
+    pub const fn kind(self) -> Kind {
+        match self {
+            Number::Bool(_) => Kind::Bool,
+            Number::Int(_) => Kind::Signed,
+            Number::Float(_) => Kind::Float,
+            Number::Complex(..) => Kind::Complex,
+        }
+    }
+
     /// Its bits in a type; of a complex type those of both parts. Integers wrap, as do floats beyond an integer's range.
     pub fn bits(self, dtype: DType) -> [u64; 2] {
         let part = |value: f64| match dtype.real() {

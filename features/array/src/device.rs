@@ -10,7 +10,7 @@ use rustc_hash::FxBuildHasher;
 use vm_ir::Kernel as Written;
 use vm_runtime::kernels::family::{Kind, Resources};
 use vm_runtime::{
-    Accelerator as _, Argument, DeviceInfo, JitCompiler, Kernel, MemoryInfo, Queue as _, Worker,
+    Accelerator as _, Argument, DeviceInfo, JitCompiler, Job, Kernel, MemoryInfo, Queue as _, Worker,
     WorkerOptions, resources,
 };
 
@@ -38,6 +38,7 @@ struct Open {
     pinned: crate::pinned::Blocks,
     process: u32,
     ended: AtomicBool,
+    left: Mutex<Option<Job<()>>>,
     lease: Arc<()>,
 }
 
@@ -83,7 +84,7 @@ impl Device {
         let resources = resources(accelerator.info());
         let options = WorkerOptions { name: "arrays".into(), ..WorkerOptions::default() };
         let worker = Worker::start(accelerator, options)?;
-        let (kernels, pinned, ended, lease) = Default::default();
+        let (kernels, pinned, ended, left, lease) = Default::default();
         let process = std::process::id();
         Ok(Self(Arc::new(Open {
             worker,
@@ -94,6 +95,7 @@ impl Device {
             pinned,
             process,
             ended,
+            left,
             lease,
         })))
     }
@@ -117,7 +119,15 @@ impl Device {
     /// # Errors
     /// What failed meanwhile; [`Error::Deadline`] after [`TIMEOUT`].
     pub fn synchronize(&self) -> Result<()> {
+        if let Some(left) = self.left() {
+            left.wait(Instant::now() + TIMEOUT)?;
+        }
         Ok(self.worker()?.synchronize(TIMEOUT)?)
+    }
+
+    /// A fence that somebody stopped to wait for: what failed before it is told by it alone.
+    fn left(&self) -> Option<Job<()>> {
+        self.0.left.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// As [`synchronize`](Device::synchronize), but every 50 ms `go_on` is asked. What it fails with ends the wait, not the work.
@@ -128,17 +138,25 @@ impl Device {
         &self,
         mut go_on: impl FnMut() -> Result<(), E>,
     ) -> Result<std::result::Result<(), E>> {
-        let ended = self.worker()?.fence()?;
         let deadline = Instant::now() + TIMEOUT;
-        while !ended.ends_by(deadline.min(Instant::now() + Duration::from_millis(50))) {
-            if let Err(error) = go_on() {
-                return Ok(Err(error));
+        let mut wait = |ended: Job<()>| {
+            while !ended.ends_by(deadline.min(Instant::now() + Duration::from_millis(50))) {
+                if let Err(error) = go_on() {
+                    *self.0.left.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
+                    return Ok(Err(error));
+                }
+                if Instant::now() >= deadline {
+                    break;
+                }
             }
-            if Instant::now() >= deadline {
-                break;
-            }
+            Ok::<_, Error>(Ok(ended.wait(deadline)?))
+        };
+        if let Some(left) = self.left()
+            && let Err(error) = wait(left)?
+        {
+            return Ok(Err(error));
         }
-        Ok(Ok(ended.wait(deadline)?))
+        wait(self.worker()?.fence()?)
     }
 
     /// Its stream as other libraries name it, to order their work with the arrays'; none where there are no such streams.
@@ -281,6 +299,9 @@ impl Device {
 
 /// That two arrays are of one device.
 pub(crate) fn same(function: &'static str, left: &Device, right: &Device) -> Result<()> {
+    // One that was shut down, or is a parent's, is said to be so.
+    left.worker()?;
+    right.worker()?;
     match left == right {
         true => Ok(()),
         false => {

@@ -40,7 +40,12 @@ impl Slice {
         let stop = stop.map_or(if step > 0 { high } else { low }, bound);
         let distance = if step > 0 { stop - start } else { start - stop };
         let count = if distance <= 0 { 0 } else { (distance as u64).div_ceil(step.unsigned_abs()) };
-        Ok(Slice::Range { start: if count == 0 { 0 } else { start }, step, count })
+        // Of one element no step is taken: it may be any.
+        Ok(Slice::Range {
+            start: if count == 0 { 0 } else { start },
+            step: if count < 2 { 1 } else { step },
+            count,
+        })
     }
 }
 

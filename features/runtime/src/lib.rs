@@ -95,7 +95,7 @@ pub use tune::{
 };
 pub use vm_accel::{
     Accelerator, Argument, Buffer, Checksum, ChecksumStatistics, DeviceInfo, Element, ElementType, Error,
-    Event, Extents, Graph, Grid, Kernel, Launch, Limits, MemoryInfo, MemoryKind, PoolOptions, Queue,
+    Event, Extents, Graph, Grid, Job, Kernel, Launch, Limits, MemoryInfo, MemoryKind, PoolOptions, Queue,
     QueueOptions, Scalar, Session, TypedBuffer, View, Worker, WorkerOptions, arguments,
 };
 pub use vm_ir::{GuestAddr, IRBlock};

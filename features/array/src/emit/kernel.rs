@@ -659,8 +659,14 @@ fn uniform(dtype: DType, words: [Val<'_>; 4]) -> Val<'_> {
             bits * constant(bits, 2.0f64.powi(-53))
         }
         _ => {
-            let bits = words[0].shr_u(constant(words[0], 8.0)).to(Scalar::F32);
-            (bits * constant(bits, 2.0f64.powi(-24))).to(dtype.scalar())
+            // As many bits as the type has, so that none is rounded up to 1.
+            let digits = match dtype {
+                DType::Float16 => 11,
+                DType::BFloat16 => 8,
+                _ => 24,
+            };
+            let bits = words[0].shr_u(constant(words[0], f64::from(32 - digits))).to(Scalar::F32);
+            (bits * constant(bits, 2.0f64.powi(-digits))).to(dtype.scalar())
         }
     }
 }

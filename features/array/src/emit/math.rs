@@ -269,7 +269,8 @@ fn divide_floor<'b>(dtype: DType, a: Val<'b>, b: Val<'b>) -> (Val<'b>, Val<'b>) 
             let modulo = rest.eq(none).select(copysign(none, b), unlike.select(rest + b, rest));
             let nan = constant(a, f64::NAN);
             let bad = b.eq(none) | !a.abs().lt(constant(a, f64::INFINITY)) | b.ne(b);
-            (bad.select(quotient, floor), bad.select(nan, modulo))
+            let infinite = a.abs().eq(constant(a, f64::INFINITY)) & b.ne(none);
+            (infinite.select(nan, bad.select(quotient, floor)), bad.select(nan, modulo))
         }
         _ => {
             let (quotient, rest) = (a / b, a % b);
@@ -349,6 +350,13 @@ pub(super) fn binary<'b>(op: Binary, x: V<'b>, y: V<'b>) -> V<'b> {
         B::FloorDivide => divide_floor(dtype, a, b).0,
         B::Remainder => divide_floor(dtype, a, b).1,
         B::Pow if kind == Kind::Float => a.pow(b),
+        B::Pow if kind == Kind::Signed => {
+            // Of a negative power only 1 and -1 leave a whole number.
+            let (one, none) = (constant(a, 1.0), zero(a));
+            let odd = (b & one).ne(none);
+            let unit = a.eq(one).select(one, a.eq(-one).select(odd.select(a, one), none));
+            b.lt(none).select(unit, power(a, b))
+        }
         B::Pow => power(a, b),
         B::Copysign => copysign(a, b),
         B::Nextafter => nextafter(a, b),
