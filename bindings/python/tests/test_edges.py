@@ -61,7 +61,7 @@ VALUES = {
     "a long step": (lambda a: a[:: 2**63 - 1], lambda a: a[:: 2**63 - 1]),
     "a long step back": (lambda a: a[:: -(2**62)], lambda a: a[:: -(2**62)]),
     "steps of steps": (lambda a: a[:: 2**40][:: 2**40], lambda a: a[:: 2**40][:: 2**40]),
-    "infinite over finite": (lambda a: (a + 1.0) / 0.0 // 2.0, lambda a: np.full(9, np.nan)),
+    "infinite over finite": (lambda a: (a + 1.0) / 0.0 // 2.0, lambda a: np.full(9, np.inf)),
     "finite over infinite": (lambda a: (a + 1.0) // float("inf"), lambda a: (a + 1.0) // np.inf),
     "modulo infinite": (lambda a: (a - 4.0) % float("inf"), lambda a: (a - 4.0) % np.inf),
     "a scalar of numpy's": (lambda a: np.int64(2) * a, lambda a: 2 * a),

@@ -43,7 +43,7 @@ def along(x: Array, index: Array, axis: int) -> Array:
 
 def _places(x: Array, key: Any) -> tuple[list[Array], tuple]:
     """The place along each dimension of each element that a key names, and the shape of all."""
-    from ._creation import asarray
+    from ._creation import asarray, full
     from ._functions import _broadcast
 
     keys = list(key) if isinstance(key, tuple) else [key]
@@ -68,8 +68,12 @@ def _places(x: Array, key: Any) -> tuple[list[Array], tuple]:
     for number, each in enumerate(parts):
         if isinstance(each, Array) or isinstance(each, int):
             if isinstance(each, Array) and each._dtype == "bool":
-                if each.shape != x.shape[axis : axis + each.ndim]:
-                    raise IndexError("boolean index did not match indexed array")
+                masked = x.shape[axis : axis + each.ndim]
+                if each.shape != masked:
+                    if len(masked) < each.ndim or any(n not in (0, extent) for n, extent in zip(each.shape, masked)):
+                        raise IndexError(f"boolean index of shape {each.shape} did not match indexed array along {masked}")
+                    # Of a mask without elements none is true.
+                    each = full(masked, False, dtype="bool", device=x.device)
                 if each.ndim == 0:
                     count = int(bool(each))
                     arrays.append((-1, _vmaccel.indices((count,), 0, x.device)))

@@ -269,8 +269,8 @@ fn divide_floor<'b>(dtype: DType, a: Val<'b>, b: Val<'b>) -> (Val<'b>, Val<'b>) 
             let modulo = rest.eq(none).select(copysign(none, b), unlike.select(rest + b, rest));
             let nan = constant(a, f64::NAN);
             let bad = b.eq(none) | !a.abs().lt(constant(a, f64::INFINITY)) | b.ne(b);
-            let infinite = a.abs().eq(constant(a, f64::INFINITY)) & b.ne(none);
-            (infinite.select(nan, bad.select(quotient, floor)), bad.select(nan, modulo))
+            // The standard's quotient of an infinite number is infinite, where numpy has none.
+            (bad.select(quotient, floor), bad.select(nan, modulo))
         }
         _ => {
             let (quotient, rest) = (a / b, a % b);
