@@ -155,7 +155,7 @@ fn a_kernel_that_takes_too_long_is_an_error_and_the_next_one_runs() {
     let load = |which| worker.load(&program(&accelerator, which)).unwrap();
     let (spin, bump) = (load(Program::Spin), load(Program::Bump));
     let data = worker.allocate_zeroed(4).unwrap();
-    let late = Err(Error::DeadlineExceeded { kernel: "spin".into(), limit: LIMIT });
+    let late = Err(Error::DeadlineExceeded { kernel: spin.entry().into(), limit: LIMIT });
     let soon = Duration::from_secs(60);
     for round in 1..=2u32 {
         worker.launch(&spin, 1, &arguments![&data, 1u64 << 60]).unwrap();
