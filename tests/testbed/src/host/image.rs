@@ -27,10 +27,13 @@ pub(super) fn make_l1(
         let guest = path.with_file_name("guest.cpio");
         let mut inner = Tree::create(&guest)?;
         inner.machine(programs, kernel)?;
-        for (place, program) in &programs.examples {
-            inner.program(place, program)?;
+        // What other scenarios asked for is built, too, and would only take this guest's memory.
+        if contents.examples {
+            for (place, program) in &programs.examples {
+                inner.program(place, program)?;
+            }
         }
-        if let Some(python) = &programs.python {
+        if let Some(python) = programs.python.as_ref().filter(|_| contents.python) {
             inner.tree("python", python, python)?;
         }
         inner.finish()?;
