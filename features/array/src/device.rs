@@ -235,9 +235,9 @@ impl Device {
         &self.0.resources
     }
 
-    /// Is it the processor, whose kernels' addresses are the host's?
+    /// Is it this processor, whose kernels' addresses are the host's? A guest's device is not, although its host's may be one.
     pub fn is_cpu(&self) -> bool {
-        self.0.resources.kind == Kind::Cpu
+        self.info().backend == "cpu"
     }
 
     /// Is a block of its kernels one thread, which takes many elements?

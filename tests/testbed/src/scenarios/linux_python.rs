@@ -41,7 +41,7 @@ fn l1(l1: &mut L1) -> Result<()> {
     let plan = GuestPlan {
         program: Program::Linux,
         // Of its initial RAM disk, and what is unpacked of it, Python and numpy are 100 MB each.
-        memory_mib: 640,
+        memory_mib: 896,
         ..GuestPlan::sharing("python", "", SHARED)
     };
     let ended = Guest::start(l1, &plan)?.end(TIMEOUT)?.succeeded(l1)?;
@@ -56,6 +56,9 @@ fn l2(l2: &mut L2) -> Result<()> {
         .arg("/tmp/program.py")
         .env("PYTHONHOME", "/python")
         .env("PYTHONPATH", "/python/site")
+        // What crashes says where, and what was said before is not lost.
+        .env("PYTHONFAULTHANDLER", "1")
+        .env("PYTHONUNBUFFERED", "1")
         .output()
         .context("can't run Python")?;
     let said = String::from_utf8_lossy(&output.stdout);
@@ -64,5 +67,8 @@ fn l2(l2: &mut L2) -> Result<()> {
     }
     let wrong = String::from_utf8_lossy(&output.stderr);
     let took = since.elapsed().as_secs();
-    l2.prove(output.status.success(), format!("the program ends well after {took} s{}", wrong.trim_end()))
+    l2.prove(
+        output.status.success(),
+        format!("the program ends well after {took} s ({}){}", output.status, wrong.trim_end()),
+    )
 }
