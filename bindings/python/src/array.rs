@@ -33,8 +33,14 @@ impl PyArray {
         }
     }
 
-    pub(crate) fn array(&self) -> Array {
+    /// The array as it is.
+    fn own(&self) -> Array {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The array for the stream of its device that this thread uses.
+    pub(crate) fn array(&self) -> Array {
+        crate::device::here(self.own())
     }
 }
 
@@ -217,44 +223,44 @@ impl PyArray {
     /// The type's name.
     #[getter]
     fn _dtype(&self) -> String {
-        self.array().dtype().to_string()
+        self.own().dtype().to_string()
     }
 
     /// The extents.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.array().shape())
+        PyTuple::new(py, self.own().shape())
     }
 
     /// Dimensions.
     #[getter]
     fn ndim(&self) -> usize {
-        self.array().ndim()
+        self.own().ndim()
     }
 
     /// Elements.
     #[getter]
     fn size(&self) -> u64 {
-        self.array().size()
+        self.own().size()
     }
 
     /// Bytes of an element.
     #[getter]
     fn itemsize(&self) -> u64 {
-        self.array().dtype().bytes()
+        self.own().dtype().bytes()
     }
 
     /// Bytes of all elements.
     #[getter]
     fn nbytes(&self) -> u64 {
-        let array = self.array();
+        let array = self.own();
         array.dtype().bytes() * array.size()
     }
 
     /// The device.
     #[getter]
     fn device(&self) -> PyDevice {
-        PyDevice(self.array().device().clone())
+        PyDevice(self.own().device().clone())
     }
 
     /// The array with its dimensions in reverse.

@@ -1,10 +1,11 @@
 //! Devices, and the one that is used where none is named.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use vm_array::{Accelerator, Device};
+use vm_array::{Accelerator, Array, Device};
 
 use crate::error::{DeviceError, raised};
 
@@ -12,15 +13,20 @@ use crate::error::{DeviceError, raised};
 #[pyclass(name = "Device", module = "vmaccel", frozen)]
 pub(crate) struct PyDevice(pub(crate) Device);
 
-/// The devices that were opened, by what they were asked for as, and the one that is used where none is named.
+/// The devices that were opened, by what they were asked for as, and the one that the process uses where none is named.
 #[derive(Default)]
 struct Opened {
     process: u32,
     devices: HashMap<String, Device>,
-    current: Option<Device>,
+    default: Option<Device>,
 }
 
 static OPENED: Mutex<Option<Opened>> = Mutex::new(None);
+
+thread_local! {
+    /// The device, and the stream of it, that this thread uses where none is named, if it is not the process's.
+    static CURRENT: RefCell<Option<Device>> = const { RefCell::new(None) };
+}
 
 fn with<T>(f: impl FnOnce(&mut Opened) -> T) -> T {
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,21 +66,43 @@ pub(crate) fn open(py: Python<'_>, name: &str) -> PyResult<Device> {
 
 /// The device that is used where none is named.
 pub(crate) fn current(py: Python<'_>) -> PyResult<Device> {
-    if let Some(device) = with(|opened| opened.current.clone()) {
+    if let Some(device) = CURRENT.with_borrow(Clone::clone).or_else(|| with(|opened| opened.default.clone()))
+    {
         return Ok(device);
     }
     let name = std::env::var("VMACCEL_DEVICE").unwrap_or_else(|_| "auto".into());
     let device = open(py, &name)?;
-    with(|opened| opened.current = Some(device.clone()));
+    with(|opened| opened.default = Some(device.clone()));
     Ok(device)
+}
+
+/// A device by the stream that this thread uses of it.
+fn by_stream(device: &Device) -> Device {
+    CURRENT.with_borrow(|current| match current {
+        Some(current) if current.is_same(device) => current.clone(),
+        _ => device.main(),
+    })
+}
+
+/// An array for the stream that this thread uses of its device.
+pub(crate) fn here(array: Array) -> Array {
+    let is_here = CURRENT.with_borrow(|current| match current {
+        Some(current) if current.is_same(array.device()) => current == array.device(),
+        _ => array.device().number() == 0,
+    });
+    if is_here {
+        return array;
+    }
+    // It is of the same device, which is all that could be wrong.
+    array.on(&by_stream(array.device())).unwrap_or(array)
 }
 
 /// The device that a Python object names: none, a `Device`, or a string as `init` takes it.
 pub(crate) fn of(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Device> {
     let Some(device) = device.filter(|device| !device.is_none()) else { return current(py) };
     match device.cast::<PyDevice>() {
-        Ok(device) => Ok(device.get().0.clone()),
-        Err(_) => open(py, &device.extract::<String>()?),
+        Ok(device) => Ok(by_stream(&device.get().0)),
+        Err(_) => open(py, &device.extract::<String>()?).map(|device| by_stream(&device)),
     }
 }
 
@@ -113,6 +141,22 @@ impl PyDevice {
 
     /// Waits until all that was given to it has run.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.streams().iter().try_for_each(|stream| crate::interchange::settle(py, stream))
+    }
+
+    /// It by a further stream.
+    fn _by_stream(&self, py: Python<'_>) -> PyResult<PyDevice> {
+        py.detach(|| self.0.stream()).map(PyDevice).map_err(raised)
+    }
+
+    /// Which of its streams is used; 0 is its own.
+    #[getter]
+    fn _stream(&self) -> usize {
+        self.0.number()
+    }
+
+    /// Waits until all that its stream was given has run.
+    fn _synchronize_stream(&self, py: Python<'_>) -> PyResult<()> {
         crate::interchange::settle(py, &self.0)
     }
 
@@ -125,7 +169,7 @@ impl PyDevice {
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
-        other.cast::<PyDevice>().is_ok_and(|other| other.get().0 == self.0)
+        other.cast::<PyDevice>().is_ok_and(|other| other.get().0.is_same(&self.0))
     }
 
     fn __hash__(&self) -> usize {
@@ -139,18 +183,24 @@ fn open_device(py: Python<'_>, name: Option<&Bound<'_, PyAny>>) -> PyResult<PyDe
     of(py, name).map(PyDevice)
 }
 
-/// Makes a device the one that is used where none is named; gives the one before.
+/// Makes a device the one that this thread uses where none is named, or the process's again; gives the one before.
 #[pyfunction]
 fn set_current(device: Option<&Bound<'_, PyDevice>>) -> Option<PyDevice> {
-    with(|opened| std::mem::replace(&mut opened.current, device.map(|device| device.get().0.clone())))
-        .map(PyDevice)
+    CURRENT.replace(device.map(|device| device.get().0.clone())).map(PyDevice)
+}
+
+/// Makes a device the one that all threads use where none is named and that have no other.
+#[pyfunction]
+fn set_default(device: &Bound<'_, PyDevice>) {
+    with(|opened| opened.default = Some(device.get().0.main()));
+    CURRENT.take();
 }
 
 /// Ends all devices, once what was given to them has run.
 #[pyfunction]
 fn shutdown(py: Python<'_>) -> PyResult<()> {
     let devices: Vec<Device> = with(|opened| {
-        opened.current = None;
+        opened.default = None;
         opened.devices.drain().map(|(_, device)| device).collect()
     });
     py.detach(|| devices.iter().try_for_each(Device::stop)).map_err(raised)
@@ -165,6 +215,7 @@ fn available(py: Python<'_>) -> Vec<String> {
 pub(crate) fn add(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(open_device, m)?)?;
     m.add_function(wrap_pyfunction!(set_current, m)?)?;
+    m.add_function(wrap_pyfunction!(set_default, m)?)?;
     m.add_function(wrap_pyfunction!(shutdown, m)?)?;
     m.add_function(wrap_pyfunction!(available, m)?)
 }

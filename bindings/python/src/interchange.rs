@@ -479,8 +479,10 @@ impl PyDevice {
     /// Live arrays' bytes and their number, as the device's pool counts them.
     #[getter]
     fn in_use(&self) -> PyResult<(u64, u64)> {
-        let statistics = self.0.worker().map_err(raised)?.statistics();
-        Ok((statistics.in_use, statistics.buffers))
+        self.0.streams().iter().try_fold((0, 0), |(bytes, buffers), stream| {
+            let statistics = stream.worker().map_err(raised)?.statistics();
+            Ok((bytes + statistics.in_use, buffers + statistics.buffers))
+        })
     }
 }
 

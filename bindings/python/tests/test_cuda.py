@@ -152,3 +152,28 @@ va.init("cpu"); print(va.ones(3).sum().item())
 def test_a_lost_device_is_an_error_and_the_interpreter_lives(torch):
     ended = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, timeout=300)
     assert ended.stdout.split() == ["lost", "lost", "lost", "3.0"], ended
+
+
+def test_streams_run_beside_each_other(here, cupy):
+    with va.stream() as one:
+        assert one.handle and one.handle != here.stream_handle
+        x = va.ones(1 << 20, dtype="float32") * 3
+        assert x.__cuda_array_interface__["stream"] == one.handle
+        theirs = cupy.from_dlpack(x)
+        with cupy.cuda.ExternalStream(one.handle):
+            doubled = theirs * 2
+        again = va.from_dlpack(doubled) + 1
+    with va.stream() as two:
+        assert two.handle != one.handle
+        total = (again + x).sum()
+    assert total.item() == 10 * (1 << 20)
+
+
+def test_pinned_memory_is_copied_by_every_stream():
+    block = va.empty_pinned(1 << 16, "float32")
+    block[:] = 2
+    with va.stream():
+        a = va.asarray(block) * 3
+        out = va.empty_pinned(1 << 16, "float32")
+        va.from_device(a, out=out)
+    assert (out == 6).all() and (va.asarray(block) + a).sum().item() == 8 * (1 << 16)

@@ -210,3 +210,69 @@ def test_owners_are_let_go_by_the_interpreter_without_another_call():
     while sys.getrefcount(host) != before and time.monotonic() < deadline:
         time.sleep(0.001)
     assert sys.getrefcount(host) == before
+
+
+def test_streams_use_what_others_compute():
+    device = va.default_device()
+    before = device.in_use
+    x = va.arange(1 << 12, dtype="float64")
+    expect = np.arange(1 << 12, dtype="float64")
+    for at in range(6):
+        with va.stream() as a:
+            left = va.sqrt(x) + at
+            parts = left.reshape((64, 64)).sum(axis=0)
+            assert left.device == device and a.device == device
+        with va.stream() as b:
+            right = (x * 0.5)[::-1] + parts.sum() * 0
+            right += left
+            ordered = va.sort(right)
+            with va.device(b.device):
+                ordered = ordered + va.zeros(1, dtype="float64")
+        x = ordered @ va.eye(1 << 12, dtype="float64")[:, : 1 << 12] if at == 0 else ordered
+        expect = np.sort((expect * 0.5)[::-1] + np.sqrt(expect) + at)
+        a.synchronize()
+    assert np.allclose(np.asarray(x), expect)
+    assert "stream" in repr(a)
+    kernel_input = va.ones(100, dtype="float32")
+    with va.stream():
+        assert va.concat([kernel_input, va.zeros(3, dtype="float32")]).sum() == 100
+        assert np.asarray(kernel_input).sum() == 100
+        assert float(va.random.Generator(3).random((10,)).max()) < 1
+    del x, left, right, parts, ordered, kernel_input
+    va.synchronize()
+    gc.collect()
+    assert device.in_use == before
+
+
+def test_threads_have_streams_and_devices_of_their_own():
+    given = va.ones((300, 300), dtype="float32").evaluate()
+    wrong = []
+
+    def work(at):
+        try:
+            with va.stream() as stream:
+                x = given
+                for _ in range(10):
+                    x = (x @ given) * (1 / 300)
+                y = x + at
+                stream.synchronize()
+            with va.device("cpu") as cpu:
+                assert va.zeros(1).device == cpu
+            results[at] = y
+        except Exception as error:  # noqa: BLE001
+            wrong.append(error)
+
+    results = {}
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    for at, result in results.items():
+        assert np.allclose(np.asarray(result + given), at + 2, rtol=1e-4)
+
+
+def test_a_device_is_shut_down_while_streams_have_work():
+    done = run("import vmaccel as va, sys\nva.init(sys.argv[1])\nwith va.stream():\n x = va.ones((400, 400), dtype='float32')\n for _ in range(30): x = x @ x * .0025\n x.evaluate()\ny = (x + 1).evaluate()\nva.shutdown()\ntry: print(y.sum())\nexcept va.DeviceError as error: print('error', error)\nva.init(sys.argv[1])\nprint(va.ones(3).sum())", os.environ.get("VMACCEL_DEVICE", "cpu"))  # fmt: skip
+    assert done.returncode == 0 and "error" in done.stdout and done.stdout.endswith("3.\n"), done

@@ -11,7 +11,7 @@ kernels, which run when a value is needed. An array is a value: what is a view o
 
 from ._vmaccel import Array, Device, DeviceError, DeviceLostError, __version__
 from . import _array as _array
-from ._device import available, default_device, device, init, shutdown, synchronize
+from ._device import available, default_device, device, init, shutdown, stream, synchronize
 from ._dtypes import *  # noqa: F403
 from ._dtypes import __all__ as _dtypes_all
 from ._creation import *  # noqa: F403
@@ -35,6 +35,6 @@ newaxis = None
 
 __all__ = [
     "Array", "Device", "DeviceError", "DeviceLostError", "available", "default_device", "device", "init", "shutdown",
-    "synchronize", "fft", "linalg", "nn", "random", "pi", "e", "inf", "nan", "newaxis", "__array_namespace_info__",
+    "stream", "synchronize", "fft", "linalg", "nn", "random", "pi", "e", "inf", "nan", "newaxis", "__array_namespace_info__",
     *_dtypes_all, *_creation_all, *_elementwise_all, *_functions_all, *_kernel_all,
 ]  # fmt: skip

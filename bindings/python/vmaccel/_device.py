@@ -16,7 +16,7 @@ def init(name: Optional[str] = None) -> Device:
     accelerator that a host shares with this guest, else the first GPU, else the processor.
     """
     opened = _vmaccel.open(name)
-    _vmaccel.set_current(opened)
+    _vmaccel.set_default(opened)
     return opened
 
 
@@ -41,7 +41,7 @@ def synchronize(device: Any = None) -> None:
 
 
 class device:
-    """The device that is used in a `with` block where none is named."""
+    """The device that this thread uses in a `with` block where none is named."""
 
     def __init__(self, name: Any = None) -> None:
         self._device = _vmaccel.open(name)
@@ -53,6 +53,42 @@ class device:
 
     def __exit__(self, *_: object) -> None:
         _vmaccel.set_current(self._before.pop())
+
+
+class stream:
+    """A stream of a device: what this thread computes in a `with` block runs beside what other streams were given.
+
+    An array may be used on every stream of its device: what is given it begins behind what computes it. Each `stream()` is another one, up to
+    32 of a device, which are then given out again.
+    """
+
+    def __init__(self, device: Any = None) -> None:
+        self._device = _vmaccel.open(device)._by_stream()
+        self._before: list[Optional[Device]] = []
+
+    def __enter__(self) -> stream:
+        self._before.append(_vmaccel.set_current(self._device))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _vmaccel.set_current(self._before.pop())
+
+    def __repr__(self) -> str:
+        return f"<vmaccel.stream {self._device._stream} of {self._device!r}>"
+
+    @property
+    def device(self) -> Device:
+        """The device."""
+        return self._device
+
+    @property
+    def handle(self) -> Optional[int]:
+        """The `CUstream` or `hipStream_t`, for other libraries; None where there are no such streams."""
+        return self._device.stream_handle
+
+    def synchronize(self) -> None:
+        """Waits until all that it was given has run."""
+        self._device._synchronize_stream()
 
 
 atexit.register(shutdown)

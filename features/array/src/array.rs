@@ -103,7 +103,7 @@ impl Array {
         if wanted != 0 {
             let at = evaluate::storage(&array)?;
             let (worker, to) = (device.worker()?, at.buffer.view(0, wanted)?);
-            match device.pinned_at(bytes) {
+            match device.pinned_at(bytes)? {
                 None => worker.write(to, bytes)?,
                 Some((block, offset)) => {
                     worker.copy(to, block.view(offset, wanted)?)?;
@@ -145,7 +145,7 @@ impl Array {
             return at.buffer.read(bytes);
         }
         let (worker, from) = (self.device().worker()?, at.buffer.view(0, wanted)?);
-        match self.device().pinned_at(bytes) {
+        match self.device().pinned_at(bytes)? {
             None => worker.read(from, bytes)?,
             Some((block, offset)) => {
                 worker.copy(block.view(offset, wanted)?, from)?;

@@ -53,7 +53,7 @@ pub enum Error {
         /// What it is or is not.
         what: &'static str,
     },
-    /// Arrays of two devices.
+    /// Arrays of two devices, or of two streams of one.
     #[error("{function}: arrays of {left} and {right}; bring one to the other's device by `to_device`")]
     Devices {
         /// The function.

@@ -14,6 +14,7 @@ use crate::layout::{self, Affine, Map, Shape};
 use crate::node::{Array, Expression, State, Storage};
 use crate::op::Reduction;
 use crate::program::{Along, Form, MAX_DIMS, Place, Program, Step, Value, vectors_of_a_thread};
+use crate::sys::Held;
 
 /// The most arguments of a launch: what a guest's may have.
 const MAX_ARGUMENTS: usize = 60;
@@ -36,6 +37,12 @@ pub(crate) fn storage(array: &Array) -> Result<Storage> {
         let viewed = view(array.shape(), &storage(source)?, map);
         array.set(viewed.clone());
         return Ok(viewed);
+    }
+    if let Expression::Elsewhere(source) = &*expression {
+        let mut result = storage(source)?;
+        result.buffer = Held::elsewhere(array.device(), source.device(), &result.buffer)?;
+        array.set(result.clone());
+        return Ok(result);
     }
     let device = array.device();
     let buffer = device.allocate(layout::elements(array.shape()).saturating_mul(array.dtype().bytes()))?;
@@ -240,6 +247,7 @@ impl Builder {
                 let map = layout::compose(inner, map, self.extents.len());
                 return self.value_of(source, &map, inside);
             }
+            Expression::Elsewhere(_) => return self.leaf(array, map, inside),
             Expression::Gather(source, index) => {
                 let index = operand(self, index)?;
                 let storage = dense(source)?;

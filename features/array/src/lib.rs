@@ -58,7 +58,7 @@ mod share;
 pub mod sys;
 
 pub use array::Number;
-pub use device::{Device, TIMEOUT};
+pub use device::{Device, STREAMS, TIMEOUT};
 pub use dtype::{DType, Kind};
 pub use error::{Error, Fault, Result};
 pub use launch::{Given, Kernel};

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::device::Device;
+use crate::device::{self, Device};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::evaluate;
@@ -65,6 +65,8 @@ pub(crate) enum Expression {
     Complex(Array, Array),
     /// Elements of an array at other places.
     View(Array, Map),
+    /// An array of another stream of the device, where it is.
+    Elsewhere(Array),
     /// Of a dense array of one dimension those at indices.
     Gather(Array, Array),
     Uniform(Array, Array),
@@ -80,7 +82,9 @@ impl Expression {
     pub(crate) fn operands(&self) -> impl Iterator<Item = &Array> {
         let all: [Option<&Array>; 3] = match self {
             Self::Number(_) | Self::Index(_) => [None, None, None],
-            Self::Cast(a) | Self::Unary(_, a) | Self::View(a, _) => [Some(a), None, None],
+            Self::Cast(a) | Self::Unary(_, a) | Self::View(a, _) | Self::Elsewhere(a) => {
+                [Some(a), None, None]
+            }
             Self::Reduce { source, .. } => [Some(source), None, None],
             Self::Binary(_, a, b) | Self::Complex(a, b) | Self::Gather(a, b) => [Some(a), Some(b), None],
             Self::Uniform(a, b) | Self::Bits(a, b) => [Some(a), Some(b), None],
@@ -135,6 +139,24 @@ impl Array {
     /// Its device.
     pub fn device(&self) -> &Device {
         &self.0.device
+    }
+
+    /// The same array for what is given to another stream of its device, behind what computes it: nothing is copied.
+    ///
+    /// # Errors
+    /// [`Error::Devices`](crate::Error::Devices) for a stream of another device.
+    pub fn on(&self, stream: &Device) -> Result<Array> {
+        if self.device() == stream {
+            return Ok(self.clone());
+        }
+        if !self.device().is_same(stream) {
+            device::same("on", self.device(), stream)?;
+        }
+        // What uses it tells what computing it fails with.
+        let (dtype, shape, device, depth) =
+            (self.dtype(), self.shape().to_vec(), stream.clone(), self.depth() + 1);
+        let state = Mutex::new(State::Lazy(Arc::new(Expression::Elsewhere(self.clone()))));
+        Ok(Self(Arc::new(Node { dtype, shape, device, depth, state })))
     }
 
     /// How deep what is not computed yet is.

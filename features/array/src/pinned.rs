@@ -1,5 +1,6 @@
 //! Memory of the host that a device copies from and to by itself, at the full speed of the link.
 
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use vm_runtime::{Buffer, MemoryKind};
@@ -7,10 +8,13 @@ use vm_runtime::{Buffer, MemoryKind};
 use crate::Accelerator;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::sys::Pinned;
+use crate::sys::{Held, Pinned};
 
-/// The blocks of a device.
-pub(crate) type Blocks = Mutex<Vec<Weak<Buffer<Accelerator>>>>;
+/// The blocks of a device, and by which stream each was allocated.
+pub(crate) type Blocks = Mutex<Vec<(usize, Weak<Buffer<Accelerator>>)>>;
+
+/// A buffer, and what keeps it.
+type Kept = Box<dyn Deref<Target = Buffer<Accelerator>>>;
 
 impl Device {
     /// Allocates such memory, all of it 0.
@@ -22,20 +26,31 @@ impl Device {
         let none = || Error::Device("the device has no memory that the host reaches, too".into());
         let block = Pinned::new(self, buffer).ok_or_else(none)?;
         let mut blocks = self.blocks().lock().unwrap_or_else(PoisonError::into_inner);
-        blocks.retain(|block| block.strong_count() != 0);
-        blocks.push(Arc::downgrade(block.buffer()));
+        blocks.retain(|(_, block)| block.strong_count() != 0);
+        blocks.push((self.number(), Arc::downgrade(block.buffer())));
         Ok(block)
     }
 
-    /// The block that bytes lie in, and where in it.
-    pub(crate) fn pinned_at(&self, bytes: &[u8]) -> Option<(Arc<Buffer<Accelerator>>, u64)> {
+    /// The block that bytes lie in, for this stream, and where in it; none where only another stream can name it.
+    pub(crate) fn pinned_at(&self, bytes: &[u8]) -> Result<Option<(Kept, u64)>> {
         let address = bytes.as_ptr() as u64;
         let blocks = self.blocks().lock().unwrap_or_else(PoisonError::into_inner);
-        blocks.iter().filter_map(Weak::upgrade).find_map(|block| {
+        let live = blocks.iter().filter_map(|(number, block)| Some((*number, block.upgrade()?)));
+        let found = live.into_iter().find_map(|(number, block)| {
             let offset = address.checked_sub(block.host_address()?)?;
             let end = offset.checked_add(bytes.len() as u64)?;
-            (end <= block.bytes()).then_some((block, offset))
-        })
+            (end <= block.bytes()).then_some((number, block, offset))
+        });
+        drop(blocks);
+        let Some((number, block, offset)) = found else { return Ok(None) };
+        if number == self.number() {
+            return Ok(Some((Box::new(block), offset)));
+        }
+        // A guest's is no address.
+        match self.info().backend {
+            "guest" => Ok(None),
+            _ => Ok(Some((Box::new(Held::pinned(self, &block)?), offset))),
+        }
     }
 }
 
@@ -48,7 +63,7 @@ mod tests {
     fn blocks_are_found_while_they_live() {
         let device = Device::open("cpu").expect("the processor");
         let block = device.pinned(4096).expect("memory");
-        let at = |bytes: &[u8]| device.pinned_at(bytes).map(|(_, offset)| offset);
+        let at = |bytes: &[u8]| device.pinned_at(bytes).expect("a block").map(|(_, offset)| offset);
         let bytes = block.bytes();
         assert_eq!([at(bytes), at(&bytes[8..24]), at(&bytes[4096..])], [Some(0), Some(8), Some(4096)]);
         assert_eq!(at(&[0; 16]), None);
@@ -56,7 +71,7 @@ mod tests {
         assert_eq!(at(other.bytes()), Some(0));
         drop(block);
         assert_eq!(
-            device.blocks().lock().expect("the blocks").iter().filter(|b| b.strong_count() != 0).count(),
+            device.blocks().lock().expect("the blocks").iter().filter(|(_, b)| b.strong_count() != 0).count(),
             1
         );
     }

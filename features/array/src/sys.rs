@@ -39,6 +39,23 @@ impl Held {
         Self { buffer: ManuallyDrop::new(buffer), process: std::process::id(), is_lent: true }
     }
 
+    /// The memory of a stream's buffer for another stream of the device, whose work from here on begins behind what the first was given.
+    pub(crate) fn elsewhere(to: &Device, from: &Device, buffer: &Arc<Held>) -> Result<Arc<Self>> {
+        to.worker()?.wait_event(&from.worker()?.record()?)?;
+        // SAFETY: both streams are of one device, and the keeper has the buffer until what the other was given has run. Lent memory is
+        // not written, nor is what has another owner by its own stream.
+        let memory = unsafe { BorrowedMemory::new(buffer.address(), buffer.bytes()) };
+        let keeper = (Arc::clone(buffer), from.lease(), from.clone());
+        Ok(Arc::new(Self::lent(to.worker()?.adopt(memory, keeper))))
+    }
+
+    /// A block of pinned memory for the stream of a device that copies.
+    pub(crate) fn pinned(to: &Device, block: &Arc<Buffer<Accelerator>>) -> Result<Self> {
+        // SAFETY: the device reaches the block by its address, and the keeper has it; whoever copies waits for it.
+        let memory = unsafe { BorrowedMemory::new(block.address(), block.bytes()) };
+        Ok(Self::lent(to.worker()?.adopt(memory, Arc::clone(block))))
+    }
+
     pub(crate) fn is_lent(&self) -> bool {
         self.is_lent
     }
