@@ -1,5 +1,7 @@
 """Arrays beside numpy's: each function on arrays of random types, shapes and strides."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,7 +10,9 @@ from hypothesis.extra import numpy as hnp
 
 import vmaccel as va
 
-settings.register_profile("tests", max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+# 10,000 in all, or the part that SWEEP_SEED chooses.
+EXAMPLES = 60 if os.environ.get("SWEEP_SEED") else 1000
+settings.register_profile("tests", max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile("tests")
 
 REAL = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
