@@ -68,8 +68,10 @@ def test_out_of_memory_is_memory_error_and_the_device_goes_on():
         assert (va.ones(3) + 1).tolist() == [2, 2, 2]
 
 
+# Whoever runs the tests may ignore signals.
 SLOW = """
 import os, signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import vmaccel as va
 va.init("cpu")
 def slow():

@@ -8,6 +8,7 @@ mod bench_hot_attach;
 mod bench_intx;
 mod bench_map;
 mod bench_net;
+mod bench_python;
 mod claim_kill9;
 mod claim_signal;
 mod daemon;
@@ -104,5 +105,6 @@ pub const BENCHMARKS: &[Scenario] = &[
     bench_intx::SCENARIO,
     bench_map::SCENARIO,
     bench_net::SCENARIO,
+    bench_python::SCENARIO,
     rack::BENCHMARK,
 ];

@@ -1,0 +1,101 @@
+//! Measures arrays of the Python package in a Linux guest, on the accelerator that the host shares, beside the same program on the host
+//! (here L1), before and after:
+//!
+//! ```sh
+//! cargo testbed --jobs 1 --processors 2 --markdown bench-python
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize;
+
+use super::bench::{median, tell};
+use crate::agent::{Guest, GuestPlan, L1, L2, Program};
+use crate::report::Report;
+use crate::scenario::{Contents, Scenario, Variant};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "bench-python",
+    about: "measures Python's arrays in a Linux guest beside the same program on the host",
+    variants: &[Variant::Group],
+    ports: 0,
+    devices: &[],
+    disks: &[],
+    memory_mib: 6144,
+    deadline: Duration::from_secs(3600),
+    contents: Contents {
+        accelerators: true,
+        linux_guest: true,
+        examples: true,
+        python: true,
+        ..Contents::NONE
+    },
+    l1,
+    l2: Some(l2),
+};
+
+const SHARED: &str = "[[accelerators]]\ndevice = \"cpu\"\nmemory = \"2G\"\ndeadline = \"60s\"\nwindow = \"64M\"\n\n\
+                      [vsock]\ncid = 42\n";
+const TIMEOUT: Duration = Duration::from_secs(1200);
+const PROGRAM: &str = include_str!("bench_python.py");
+
+/// What the program says.
+#[derive(Deserialize)]
+struct Said {
+    device: String,
+    seconds: BTreeMap<String, Vec<f64>>,
+}
+
+/// Runs it with the Python below a root.
+fn measured(root: &Path, device: &str) -> Result<String> {
+    fs::write("/tmp/program.py", PROGRAM).context("can't write the program")?;
+    let output = Command::new(root.join("python/bin/python3"))
+        .arg("/tmp/program.py")
+        .env("PYTHONHOME", root.join("python"))
+        .env("PYTHONPATH", root.join("python/site"))
+        .env("VMACCEL_DEVICE", device)
+        .output()
+        .context("can't run Python")?;
+    let wrong = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "Python ended with {}: {}", output.status, wrong.trim_end());
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn l1(l1: &mut L1) -> Result<()> {
+    // The guest's Python is the host's, too.
+    let root = Path::new("/tmp/root");
+    fs::create_dir_all(root)?;
+    let unpack = ["sh", "-c", "cd /tmp/root && /bin/busybox cpio -i -d < /guest/initrd"];
+    l1.program("/bin/busybox", &unpack, TIMEOUT)?.succeeded()?;
+    let plan =
+        GuestPlan { program: Program::Linux, memory_mib: 896, ..GuestPlan::sharing("python", "", SHARED) };
+
+    let before: Said = serde_json::from_str(&measured(root, "cpu")?)?;
+    let mut guest = Guest::start(l1, &plan)?;
+    let said = |report: &Report| match report {
+        Report::Proved { what } if what.starts_with('{') => Some(what.clone()),
+        _ => None,
+    };
+    let within: Said = serde_json::from_str(&guest.wait_for("its figures", TIMEOUT, said)?.1)?;
+    guest.end(TIMEOUT)?.succeeded(l1)?;
+    let after: Said = serde_json::from_str(&measured(root, "cpu")?)?;
+    ensure!(within.device == "guest" && before.device == "cpu", "the guest computed on {}", within.device);
+    for (name, first) in before.seconds {
+        let own = within.seconds.get(&name).context("a case that the guest did not measure")?;
+        let host = [first.as_slice(), after.seconds.get(&name).map_or(&[], Vec::as_slice)].concat();
+        tell(l1, &format!("{name}: on the host"), &host, "s");
+        tell(l1, &format!("{name}: in the guest"), own, "s");
+        l1.figure(&format!("{name}: host / guest"), median(&host) / median(own), "ratio");
+    }
+    Ok(())
+}
+
+fn l2(l2: &mut L2) -> Result<()> {
+    let said = measured(Path::new("/"), "guest")?;
+    l2.prove(true, said)
+}
