@@ -1,0 +1,451 @@
+//! A process's virtual memory: allocates, puts copies off, and moves memory instead of copying it.
+//!
+//! An allocation that is likely to take over another's contents gets physical memory only behind as much as the other has. If the program then
+//! copies the other there and frees it, as one does to grow an array, the other's memory is moved. Any call that could let somebody look at
+//! either before, or give work that could, first settles: what is missing gets memory, and the copy runs. So nobody ever sees anything else than
+//! without the hook.
+
+use crate::driver::{Context, Device, Driver, Failure, GRANULE, OUT_OF_MEMORY, Place, Result};
+use crate::plan::{self, Backing};
+use crate::tracker::{Allocation, Piece, Tracker};
+
+/// A copy that was put off.
+#[derive(Clone, Debug)]
+struct Pending<C> {
+    from: u64,
+    to: u64,
+    copy: C,
+}
+
+/// What happened, to be logged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Virtual memory was allocated.
+    Allocated {
+        /// Where.
+        address: u64,
+        /// What was asked for.
+        bytes: u64,
+        /// So much of it has no memory yet.
+        missing: u64,
+        /// Of which device.
+        device: Device,
+    },
+    /// An allocation failed.
+    Failed {
+        /// What was asked for.
+        bytes: u64,
+        /// The driver's error.
+        code: u32,
+    },
+    /// It was freed.
+    Freed {
+        /// Its address.
+        address: u64,
+        /// Its size.
+        bytes: u64,
+    },
+    /// A copy waits.
+    PutOff {
+        /// The source's address.
+        from: u64,
+        /// The target's.
+        to: u64,
+    },
+    /// One allocation's memory became another's.
+    Moved {
+        /// The source's address.
+        from: u64,
+        /// The target's.
+        to: u64,
+        /// How much.
+        bytes: u64,
+    },
+    /// A copy that waited was run.
+    Copied {
+        /// The source's address.
+        from: u64,
+        /// The target's.
+        to: u64,
+    },
+    /// What was missing got memory, of the host's if the device had none.
+    Filled {
+        /// The allocation's address.
+        address: u64,
+        /// How much it lacked.
+        bytes: u64,
+        /// Is it the host's memory?
+        of_host: bool,
+    },
+}
+
+/// The memory of a process.
+pub struct Manager<D: Driver> {
+    driver: D,
+    tracker: Tracker,
+    pending: Vec<Pending<D::Copy>>,
+    /// What is freed when the captures end, in which no stream may be waited for.
+    zombies: Vec<Allocation>,
+    captures: u32,
+    /// Is anything put off at all?
+    puts_off: bool,
+    /// Bytes that all allocations together may have.
+    quota: Option<u64>,
+    /// Bytes of allocations that the driver made itself.
+    native: u64,
+    events: Vec<Event>,
+}
+
+impl<D: Driver> Manager<D> {
+    /// One without any memory.
+    pub fn new(driver: D, quota: Option<u64>) -> Self {
+        let (tracker, pending, zombies, events) = Default::default();
+        Self { driver, tracker, pending, zombies, captures: 0, puts_off: true, quota, native: 0, events }
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &D {
+        &self.driver
+    }
+
+    /// The allocations.
+    pub fn tracker(&self) -> &Tracker {
+        &self.tracker
+    }
+
+    /// The same, to be changed.
+    pub fn tracker_mut(&mut self) -> &mut Tracker {
+        &mut self.tracker
+    }
+
+    /// What happened since this was asked last.
+    pub fn events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Must something be done before anybody looks at memory?
+    pub fn is_unsettled(&self) -> bool {
+        !self.pending.is_empty() || self.tracker.is_missing()
+    }
+
+    /// From here on nothing is put off.
+    ///
+    /// # Errors
+    /// As [`settle`](Manager::settle).
+    pub fn put_nothing_off(&mut self) -> Result<()> {
+        self.puts_off = false;
+        self.settle()
+    }
+
+    /// Bytes that allocations lack.
+    pub fn promised(&self) -> u64 {
+        self.tracker.all().map(|of| of.missing).sum()
+    }
+
+    /// All bytes that the program has, and how many it may have.
+    pub fn used(&self) -> (u64, Option<u64>) {
+        (self.native + self.tracker.all().map(Allocation::reserved).sum::<u64>(), self.quota)
+    }
+
+    /// That so many bytes more are within the quota.
+    ///
+    /// # Errors
+    /// [`OUT_OF_MEMORY`].
+    pub fn admit(&mut self, bytes: u64) -> Result<()> {
+        let (used, quota) = self.used();
+        match quota {
+            Some(quota) if used.saturating_add(bytes) > quota => {
+                self.events.push(Event::Failed { bytes, code: OUT_OF_MEMORY.0 });
+                Err(OUT_OF_MEMORY)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts what the driver allocated itself, or freed.
+    pub fn count_native(&mut self, allocated: u64, freed: u64) {
+        self.native = (self.native + allocated).saturating_sub(freed);
+    }
+
+    /// Allocates for a context; none where the driver's own function is to.
+    ///
+    /// # Errors
+    /// [`OUT_OF_MEMORY`]; the driver's.
+    pub fn allocate(&mut self, context: Context, device: Device, bytes: u64) -> Result<Option<u64>> {
+        if self.captures != 0 {
+            return Ok(None);
+        }
+        // What others were promised is not given to this one.
+        let promised = self.promised();
+        let driver = &self.driver;
+        let has =
+            |bytes: u64| driver.free_bytes(context).is_ok_and(|free| free >= promised.saturating_add(bytes));
+        if promised != 0 && !has(bytes.saturating_add(plan::SPARE)) {
+            self.settle()?;
+        }
+        let promised = self.promised();
+        let driver = &self.driver;
+        let has =
+            |bytes: u64| driver.free_bytes(context).is_ok_and(|free| free >= promised.saturating_add(bytes));
+        let could_wait = |bytes| self.puts_off && driver.is_idle() && has(bytes);
+        let backing = plan::allocate(&self.tracker, context, device, bytes, could_wait);
+        let missing = match backing {
+            Backing::Native => return Ok(None),
+            Backing::Whole => 0,
+            Backing::Behind(first) => first,
+        };
+        self.admit(bytes.next_multiple_of(GRANULE))?;
+        let made = self.back(context, device, bytes, missing);
+        self.events.push(match made {
+            Ok(address) => Event::Allocated { address, bytes, missing, device },
+            Err(Failure(code)) => Event::Failed { bytes, code },
+        });
+        made.map(Some)
+    }
+
+    fn back(&mut self, context: Context, device: Device, bytes: u64, missing: u64) -> Result<u64> {
+        let reserved = bytes.next_multiple_of(GRANULE);
+        let address = self.driver.reserve(reserved)?;
+        let mut pieces = Vec::new();
+        if missing < reserved {
+            match self.piece(Place::Device(device), address, missing, reserved - missing, device) {
+                Ok(piece) => pieces.push(piece),
+                Err(error) => {
+                    // It fails only where nothing can be given back anyway.
+                    let _ = self.driver.unreserve(address, reserved);
+                    return Err(error);
+                }
+            }
+        }
+        let (is_pinned, number) = (false, 0);
+        let made = Allocation { address, bytes, context, device, pieces, missing, is_pinned, number };
+        self.tracker.insert(made);
+        Ok(address)
+    }
+
+    /// Gives a part of an allocation physical memory.
+    fn piece(&self, place: Place, address: u64, offset: u64, bytes: u64, device: Device) -> Result<Piece> {
+        let handle = self.driver.create(place, bytes)?;
+        match self.driver.map(address + offset, bytes, handle, device) {
+            Ok(()) => Ok(Piece { offset, bytes, handle }),
+            Err(error) => {
+                let _ = self.driver.release(handle);
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts a copy off, if that may be. If not, what it could see is settled, and the caller runs it.
+    ///
+    /// # Errors
+    /// As [`settle`](Manager::settle).
+    pub fn copy(&mut self, to: u64, from: u64, bytes: u64, copy: D::Copy) -> Result<bool> {
+        let waits =
+            |of: &Pending<D::Copy>| [of.from, of.to].iter().any(|other| *other == from || *other == to);
+        if self.captures == 0
+            && self.puts_off
+            && let (Some(source), Some(target)) = (self.tracker.at(from), self.tracker.at(to))
+            && plan::may_wait(source, target, bytes)
+            && !self.pending.iter().any(waits)
+        {
+            self.pending.push(Pending { from, to, copy });
+            self.events.push(Event::PutOff { from, to });
+            return Ok(true);
+        }
+        self.settle()?;
+        Ok(false)
+    }
+
+    /// Gives what is missing memory, and runs the copies that wait.
+    ///
+    /// # Errors
+    /// [`OUT_OF_MEMORY`] when neither the device nor the host has any; the driver's. What could be settled was, and the rest is tried again at the
+    /// next call.
+    pub fn settle(&mut self) -> Result<()> {
+        let missing: Vec<u64> =
+            self.tracker.all().filter(|of| of.missing != 0).map(|of| of.address).collect();
+        for address in missing {
+            self.fill(address)?;
+        }
+        while !self.pending.is_empty() {
+            let Pending { from, to, copy } = self.pending.remove(0);
+            self.driver.copy(&copy)?;
+            self.events.push(Event::Copied { from, to });
+        }
+        Ok(())
+    }
+
+    /// Gives an allocation what it lacks.
+    fn fill(&mut self, address: u64) -> Result<()> {
+        let Some(of) = self.tracker.at(address) else { return Ok(()) };
+        let (missing, device) = (of.missing, of.device);
+        let mut of_host = false;
+        let mut piece = self.piece(Place::Device(device), address, 0, missing, device);
+        if piece == Err(OUT_OF_MEMORY) {
+            // Somebody else took what was free when it was allocated. The program was given it, so it is the host's.
+            of_host = true;
+            piece = self.piece(Place::Host(device), address, 0, missing, device);
+        }
+        let piece = piece?;
+        if let Some(of) = self.tracker.at_mut(address) {
+            of.pieces.insert(0, piece);
+            of.missing = 0;
+        }
+        self.events.push(Event::Filled { address, bytes: missing, of_host });
+        Ok(())
+    }
+
+    /// Frees what was allocated at an address; false if it was not by this.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn free(&mut self, address: u64) -> Result<bool> {
+        if self.tracker.at(address).is_none() {
+            // The driver's own function waits for work that may use what is unsettled.
+            self.settle()?;
+            return Ok(false);
+        }
+        match self.pending.iter().position(|pending| pending.from == address) {
+            Some(at) if self.pending.len() == 1 || !self.is_used_by_others(at) => {
+                if !self.moved(at)? {
+                    self.settle()?;
+                }
+            }
+            Some(_) => self.settle()?,
+            // A copy to what is freed is not needed any more; others may wait on.
+            None => self.pending.retain(|pending| pending.to != address),
+        }
+        let Some(of) = self.tracker.remove(address) else { return Ok(true) };
+        self.events.push(Event::Freed { address, bytes: of.bytes });
+        if self.captures != 0 {
+            self.zombies.push(of);
+            return Ok(true);
+        }
+        self.driver.synchronize(of.context)?;
+        self.release(of)?;
+        Ok(true)
+    }
+
+    fn is_used_by_others(&self, at: usize) -> bool {
+        let from = self.pending[at].from;
+        self.pending.iter().enumerate().any(|(other, of)| other != at && (of.from == from || of.to == from))
+    }
+
+    /// Moves the memory of a copy's source to its target. False if that failed, and nothing has changed.
+    fn moved(&mut self, at: usize) -> Result<bool> {
+        let (from, to) = (self.pending[at].from, self.pending[at].to);
+        let (Some(source), Some(target)) = (self.tracker.at(from).cloned(), self.tracker.at(to)) else {
+            return Ok(false);
+        };
+        let (missing, device) = (target.missing, target.device);
+        if self.captures != 0 || source.is_pinned || target.is_pinned || source.reserved() > missing {
+            return Ok(false);
+        }
+        self.driver.synchronize(source.context)?;
+        // What the source does not fill is the device's first, or there is nothing to move.
+        let rest = missing - source.reserved();
+        let rest = match rest {
+            0 => None,
+            rest => match self.piece(Place::Device(device), to, source.reserved(), rest, device) {
+                Ok(piece) => Some(piece),
+                Err(_) => return Ok(false),
+            },
+        };
+        for (done, piece) in source.pieces.iter().enumerate() {
+            if self.driver.map(to + piece.offset, piece.bytes, piece.handle, device).is_err() {
+                for piece in &source.pieces[..done] {
+                    self.driver.unmap(to + piece.offset, piece.bytes)?;
+                }
+                if let Some(piece) = rest {
+                    self.driver.unmap(to + piece.offset, piece.bytes)?;
+                    self.driver.release(piece.handle)?;
+                }
+                return Ok(false);
+            }
+        }
+        // The memory is both's until here: what follows can't be undone, and need not be.
+        self.pending.remove(at);
+        if let Some(target) = self.tracker.at_mut(to) {
+            target.pieces.splice(0..0, source.pieces.iter().cloned().chain(rest));
+            target.missing = 0;
+        }
+        self.events.push(Event::Moved { from, to, bytes: source.reserved() });
+        let pieces = match self.tracker.at_mut(from) {
+            Some(source) => {
+                source.missing = source.reserved();
+                std::mem::take(&mut source.pieces)
+            }
+            None => Vec::new(),
+        };
+        for piece in pieces {
+            self.driver.unmap(from + piece.offset, piece.bytes)?;
+        }
+        Ok(true)
+    }
+
+    /// Gives back an allocation's memory and addresses.
+    fn release(&self, of: Allocation) -> Result<()> {
+        for piece in &of.pieces {
+            self.driver.unmap(of.address + piece.offset, piece.bytes)?;
+            self.driver.release(piece.handle)?;
+        }
+        self.driver.unreserve(of.address, of.reserved())
+    }
+
+    /// A capture of a stream begins: what is unsettled is settled before.
+    ///
+    /// # Errors
+    /// As [`settle`](Manager::settle).
+    pub fn begin_capture(&mut self) -> Result<()> {
+        self.settle()?;
+        self.captures += 1;
+        Ok(())
+    }
+
+    /// A capture has ended, or did not begin.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn end_capture(&mut self) -> Result<()> {
+        self.captures = self.captures.saturating_sub(1);
+        if self.captures == 0 {
+            for of in std::mem::take(&mut self.zombies) {
+                self.driver.synchronize(of.context)?;
+                self.release(of)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody else may reach what an address lies in: it is settled, and stays where it is.
+    ///
+    /// # Errors
+    /// As [`settle`](Manager::settle).
+    pub fn pin(&mut self, address: u64) -> Result<()> {
+        if self.tracker.around(address).is_none() {
+            return Ok(());
+        }
+        self.settle()?;
+        if let Some(of) = self.tracker.around_mut(address) {
+            of.is_pinned = true;
+        }
+        Ok(())
+    }
+
+    /// A context is gone: so is its memory.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn end_context(&mut self, context: Context) -> Result<()> {
+        self.pending.retain(|pending| self.tracker.at(pending.from).is_none_or(|of| of.context != context));
+        let gone: Vec<u64> =
+            self.tracker.all().filter(|of| of.context == context).map(|of| of.address).collect();
+        for address in gone {
+            if let Some(of) = self.tracker.remove(address) {
+                self.events.push(Event::Freed { address, bytes: of.bytes });
+                self.release(of)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,396 @@
+//! Random calls of a program's, with the hook's manager and without: whoever looks sees the same.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+
+use crate::driver::{
+    Context, Device, Driver, Failure, GRANULE, Handle, INVALID_VALUE, OUT_OF_MEMORY, Place, Result,
+};
+use crate::manager::{Event, Manager};
+use crate::plan::BREAK_EVEN;
+
+/// A device that has one word for each granule.
+#[derive(Default)]
+struct Simulated {
+    state: RefCell<State>,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    /// Reservations: address and bytes.
+    reserved: BTreeMap<u64, u64>,
+    /// Of each handle its words, where it is, and whether the program has it still.
+    memory: HashMap<Handle, Memory>,
+    /// Address, bytes, handle.
+    mapped: BTreeMap<u64, (u64, Handle)>,
+    free: u64,
+    /// Somebody else's, who takes and gives back.
+    taken: u64,
+    is_busy: bool,
+    /// Calls until one fails.
+    fails_in: Option<u32>,
+    /// That nothing was done wrong.
+    wrong: Vec<String>,
+}
+
+struct Memory {
+    words: Vec<u64>,
+    place: Place,
+    is_released: bool,
+    mappings: u32,
+}
+
+#[derive(Clone)]
+struct Copy {
+    to: u64,
+    from: u64,
+    bytes: u64,
+}
+
+impl State {
+    fn fault(&mut self) -> Result<()> {
+        match &mut self.fails_in {
+            Some(0) => {
+                self.fails_in = None;
+                Err(Failure(999))
+            }
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn collect(&mut self, handle: Handle) {
+        let gone = self.memory.get(&handle).is_some_and(|of| of.is_released && of.mappings == 0);
+        if gone
+            && let Some(of) = self.memory.remove(&handle)
+            && matches!(of.place, Place::Device(_))
+        {
+            self.free += of.words.len() as u64 * GRANULE;
+        }
+    }
+
+    fn word(&mut self, address: u64) -> Option<&mut u64> {
+        let (start, (bytes, handle)) = self.mapped.range(..=address).next_back()?;
+        if address - start >= *bytes {
+            return None;
+        }
+        let (at, handle) = ((address - start) / GRANULE, *handle);
+        self.memory.get_mut(&handle)?.words.get_mut(at as usize)
+    }
+}
+
+impl Driver for Simulated {
+    type Copy = Copy;
+
+    fn reserve(&self, bytes: u64) -> Result<u64> {
+        let mut state = self.state.borrow_mut();
+        state.fault()?;
+        state.next += GRANULE;
+        let address = (1 << 40) + state.next;
+        state.next += bytes;
+        state.reserved.insert(address, bytes);
+        Ok(address)
+    }
+
+    fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
+        let mut state = self.state.borrow_mut();
+        if state.mapped.range(address..address + bytes).next().is_some() {
+            state.wrong.push(format!("{address:#x} is given back while it is mapped"));
+        }
+        if state.reserved.remove(&address) != Some(bytes) {
+            state.wrong.push(format!("{address:#x} is not a reservation of {bytes}"));
+        }
+        Ok(())
+    }
+
+    fn create(&self, place: Place, bytes: u64) -> Result<Handle> {
+        let mut state = self.state.borrow_mut();
+        state.fault()?;
+        if matches!(place, Place::Device(_)) {
+            if state.free - state.taken < bytes {
+                return Err(OUT_OF_MEMORY);
+            }
+            state.free -= bytes;
+        }
+        state.next += 1;
+        let handle = state.next;
+        // What was somebody else's.
+        let words = vec![u64::MAX; (bytes / GRANULE) as usize];
+        state.memory.insert(handle, Memory { words, place, is_released: false, mappings: 0 });
+        Ok(handle)
+    }
+
+    fn release(&self, handle: Handle) -> Result<()> {
+        let mut state = self.state.borrow_mut();
+        match state.memory.get_mut(&handle) {
+            Some(of) if !of.is_released => of.is_released = true,
+            _ => state.wrong.push(format!("{handle} is released twice")),
+        }
+        state.collect(handle);
+        Ok(())
+    }
+
+    fn map(&self, address: u64, bytes: u64, handle: Handle, _: Device) -> Result<()> {
+        let mut state = self.state.borrow_mut();
+        state.fault()?;
+        let inside = state
+            .reserved
+            .range(..=address)
+            .next_back()
+            .is_some_and(|(start, all)| address + bytes <= start + all);
+        let over = state
+            .mapped
+            .range(..address + bytes)
+            .next_back()
+            .is_some_and(|(start, (all, _))| start + all > address);
+        let Some(of) = state.memory.get_mut(&handle).filter(|of| !of.is_released) else {
+            return Err(INVALID_VALUE);
+        };
+        if !inside || over || of.words.len() as u64 * GRANULE != bytes {
+            state.wrong.push(format!("{address:#x} can't be mapped"));
+            return Err(INVALID_VALUE);
+        }
+        of.mappings += 1;
+        state.mapped.insert(address, (bytes, handle));
+        Ok(())
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
+        let mut state = self.state.borrow_mut();
+        match state.mapped.remove(&address) {
+            Some((all, handle)) if all == bytes => {
+                if let Some(of) = state.memory.get_mut(&handle) {
+                    of.mappings -= 1;
+                }
+                state.collect(handle);
+                Ok(())
+            }
+            _ => {
+                state.wrong.push(format!("{address:#x} is not a mapping of {bytes}"));
+                Err(INVALID_VALUE)
+            }
+        }
+    }
+
+    fn copy(&self, copy: &Copy) -> Result<()> {
+        let mut state = self.state.borrow_mut();
+        for at in (0..copy.bytes).step_by(GRANULE as usize) {
+            let word = state.word(copy.from + at).map(|word| *word);
+            match (word, state.word(copy.to + at)) {
+                (Some(word), Some(to)) => *to = word,
+                _ => return Err(Failure(700)),
+            }
+        }
+        Ok(())
+    }
+
+    fn synchronize(&self, _: Context) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_idle(&self) -> bool {
+        !self.state.borrow().is_busy
+    }
+
+    fn free_bytes(&self, _: Context) -> Result<u64> {
+        let state = self.state.borrow();
+        Ok(state.free - state.taken)
+    }
+}
+
+/// A program's allocation, and what must be there: a word for each granule, if it was ever written.
+struct Expected {
+    address: u64,
+    words: Vec<Option<u64>>,
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+/// What a run did, to see that it did everything.
+#[derive(Debug, Default)]
+struct Did {
+    moved: u32,
+    copied: u32,
+    of_host: u32,
+    failed: u32,
+}
+
+/// A program of so many calls. Each is made as the hook makes it: what looks at memory is settled before.
+fn run(seed: u64, calls: u32, did: &mut Did) {
+    let mut random = Random(seed | 1);
+    let simulated = Simulated::default();
+    simulated.state.borrow_mut().free = 24 * BREAK_EVEN;
+    let mut manager = Manager::new(simulated, None);
+    let mut all: Vec<Expected> = Vec::new();
+    let mut captures = 0;
+    let mut last = 99;
+    for call in 0..calls {
+        let at = |random: &mut Random, all: &Vec<Expected>| random.below(all.len().max(1) as u64) as usize;
+        // One array that grows, as a rule: what was allocated last takes over another, which is freed.
+        let grows = random.below(4) != 0 && all.len() > 1;
+        let largest = |all: &[Expected]| {
+            (0..all.len().saturating_sub(1)).max_by_key(|at| all[*at].words.len()).unwrap_or(0)
+        };
+        let what = match last {
+            0..30 if grows => 30,
+            30..60 if grows => 60,
+            _ => random.below(100),
+        };
+        let follows = grows && last < 60;
+        last = what;
+        if random.below(40) == 0 {
+            manager.driver().state.borrow_mut().fails_in = Some(random.below(6) as u32);
+        }
+        manager.driver().state.borrow_mut().is_busy = random.below(8) == 0;
+        // Somebody else takes memory, or gives it back.
+        if random.below(6) == 0 {
+            let free = manager.driver().state.borrow().free;
+            manager.driver().state.borrow_mut().taken =
+                random.below(3).min(1) * (free / GRANULE - random.below(free / GRANULE + 1) / 2) * GRANULE;
+        }
+        match what {
+            0..30 if all.len() < 6 => {
+                let bytes = match random.below(3) {
+                    0 => (1 + random.below(4)) * GRANULE,
+                    _ => {
+                        BREAK_EVEN + random.below(2 * BREAK_EVEN / GRANULE) * GRANULE - random.below(2) * 4096
+                    }
+                };
+                match manager.allocate(7, 0, bytes) {
+                    Ok(Some(address)) => {
+                        let words = vec![None; bytes.div_ceil(GRANULE) as usize];
+                        for other in &all {
+                            let end = other.address + other.words.len() as u64 * GRANULE;
+                            assert!(address >= end || address + bytes <= other.address);
+                        }
+                        all.push(Expected { address, words });
+                    }
+                    Ok(None) => assert!(captures > 0),
+                    Err(_) => did.failed += 1,
+                }
+            }
+            30..60 if all.len() > 1 => {
+                let (from, to) = match follows {
+                    true => (largest(&all), all.len() - 1),
+                    false => (at(&mut random, &all), at(&mut random, &all)),
+                };
+                let most = all[from].words.len().min(all[to].words.len()) as u64;
+                let words = if random.below(2) == 0 { most } else { random.below(most + 1) };
+                let copy = Copy { to: all[to].address, from: all[from].address, bytes: words * GRANULE };
+                if from == to {
+                    continue;
+                }
+                match manager.copy(copy.to, copy.from, words * GRANULE, copy.clone()) {
+                    Ok(true) => {}
+                    Ok(false) => manager.driver().copy(&copy).expect("a copy of what is there"),
+                    Err(_) => continue,
+                }
+                for word in 0..words as usize {
+                    // What nobody wrote may be anything, and is so in both.
+                    all[to].words[word] = all[from].words[word];
+                }
+            }
+            60..80 if !all.is_empty() => {
+                let gone = if follows { largest(&all) } else { at(&mut random, &all) };
+                let gone = all.remove(gone);
+                // The driver may refuse a wait, or a fault comes in the middle: nothing of it is seen.
+                assert!(
+                    manager.free(gone.address).is_ok_and(|own| own)
+                        || manager.tracker().at(gone.address).is_none()
+                );
+            }
+            80..90 if !all.is_empty() => {
+                // A launch that writes.
+                if manager.settle().is_ok() {
+                    let own = at(&mut random, &all);
+                    let word = random.below(all[own].words.len() as u64);
+                    let value = u64::from(call) << 8 | 1;
+                    let address = all[own].address + word * GRANULE;
+                    *manager.driver().state.borrow_mut().word(address).expect("memory") = value;
+                    all[own].words[word as usize] = Some(value);
+                }
+            }
+            90..93 => {
+                if captures == 0 && manager.begin_capture().is_ok() {
+                    captures = 1;
+                }
+            }
+            93..97 if captures != 0 => {
+                captures = 0;
+                manager.end_capture().expect("an end");
+            }
+            97 if !all.is_empty() => {
+                let own = at(&mut random, &all);
+                let _ = manager.pin(all[own].address + GRANULE / 2);
+            }
+            _ => {
+                // Somebody looks at everything.
+                if manager.settle().is_ok() {
+                    look(&manager, &all);
+                }
+            }
+        }
+        for event in manager.events() {
+            match event {
+                Event::Moved { .. } => did.moved += 1,
+                Event::Copied { .. } => did.copied += 1,
+                Event::Filled { of_host: true, .. } => did.of_host += 1,
+                _ => {}
+            }
+        }
+        assert_eq!(manager.driver().state.borrow().wrong, Vec::<String>::new(), "seed {seed}, call {call}");
+    }
+    manager.driver().state.borrow_mut().fails_in = None;
+    manager.driver().state.borrow_mut().taken = 0;
+    let _ = manager.end_capture();
+    manager.settle().expect("what is missing");
+    look(&manager, &all);
+    for gone in all {
+        assert_eq!(manager.free(gone.address), Ok(true));
+    }
+    let state = manager.driver().state.borrow();
+    assert_eq!(state.wrong, Vec::<String>::new(), "seed {seed}");
+    assert_eq!(
+        (state.free, state.mapped.len(), state.reserved.len()),
+        (24 * BREAK_EVEN, 0, 0),
+        "seed {seed}"
+    );
+}
+
+fn look(manager: &Manager<Simulated>, all: &[Expected]) {
+    for of in all {
+        for (word, expected) in (0..).zip(&of.words) {
+            let found =
+                manager.driver().state.borrow_mut().word(of.address + word * GRANULE).map(|word| *word);
+            assert!(found.is_some(), "{:#x} has no memory", of.address);
+            if expected.is_some() {
+                assert_eq!(found, *expected, "word {word} of {:#x}", of.address);
+            }
+        }
+    }
+}
+
+#[test]
+fn nobody_sees_that_memory_is_moved() {
+    // A million calls where sweeps are whole.
+    let programs = if std::env::var_os("SWEEP_SEED").is_some() { 2_000 } else { 25_000 };
+    let first: u64 = std::env::var("SWEEP_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    let mut did = Did::default();
+    for program in 0..programs {
+        run(first.wrapping_add(program).wrapping_mul(0x9e37_79b9_7f4a_7c15), 40, &mut did);
+    }
+    assert!(did.moved > 100 && did.copied > 100 && did.of_host > 2 && did.failed > 100, "{did:?}");
+}

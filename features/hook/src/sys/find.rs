@@ -1,0 +1,187 @@
+//! How programs come to the driver's functions: by their names when they are linked, by `dlsym`, and by `cuGetProcAddress`. Each gets
+//! the hook's, where there is one.
+
+use std::arch::global_asm;
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The C library's own `dlsym` and `dlopen`.
+#[unsafe(no_mangle)]
+static vmhook_real_dlsym: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+#[unsafe(no_mangle)]
+static vmhook_real_dlopen: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+// Who calls `dlsym` or `dlopen` matters to them: RTLD_NEXT goes on behind the caller's library, and paths are the caller's. So they are
+// jumped to, not called, but where the name is a driver's. A library that is opened with RTLD_DEEPBIND (8) would not see the hook.
+#[cfg(target_arch = "x86_64")]
+global_asm!(
+    ".globl dlsym",
+    ".type dlsym,@function",
+    "dlsym:",
+    "cmp qword ptr [rip + vmhook_real_dlsym], 0",
+    "je 3f",
+    "2:",
+    "cmp rdi, -1",
+    "je 1f",
+    "cmp word ptr [rsi], 0x7563",
+    "jne 1f",
+    "jmp {dlsym}",
+    "1: jmp qword ptr [rip + vmhook_real_dlsym]",
+    "3: push rdi",
+    "push rsi",
+    "sub rsp, 8",
+    "call {begin}",
+    "add rsp, 8",
+    "pop rsi",
+    "pop rdi",
+    "jmp 2b",
+    ".size dlsym, .-dlsym",
+    ".globl dlopen",
+    ".type dlopen,@function",
+    "dlopen:",
+    "and esi, -9",
+    "cmp qword ptr [rip + vmhook_real_dlopen], 0",
+    "jne 1f",
+    "push rdi",
+    "push rsi",
+    "sub rsp, 8",
+    "call {begin}",
+    "add rsp, 8",
+    "pop rsi",
+    "pop rdi",
+    "1: jmp qword ptr [rip + vmhook_real_dlopen]",
+    ".size dlopen, .-dlopen",
+    dlsym = sym dlsym_of_a_driver,
+    begin = sym begin,
+);
+
+/// Finds the C library's own functions.
+extern "C" fn begin() {
+    let find = |name: &CStr| {
+        [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"].iter().find_map(|version| {
+            // SAFETY: both are strings; the answer is an address or null.
+            let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) };
+            (!found.is_null()).then_some(found)
+        })
+    };
+    for (name, to) in [(c"dlsym", &vmhook_real_dlsym), (c"dlopen", &vmhook_real_dlopen)] {
+        match find(name) {
+            Some(found) => to.store(found, Ordering::Release),
+            // There is no C library that has none.
+            None => std::process::abort(),
+        }
+    }
+}
+
+/// `dlsym` as the C library has it.
+pub(super) fn dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    if vmhook_real_dlsym.load(Ordering::Acquire).is_null() {
+        begin();
+    }
+    // SAFETY: it is the address of that function, which `begin` found.
+    let dlsym = unsafe {
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(
+            vmhook_real_dlsym.load(Ordering::Acquire),
+        )
+    };
+    // SAFETY: the name is a string, and handles are checked by it.
+    unsafe { dlsym(handle, name.as_ptr()) }
+}
+
+/// The driver's library; null where there is none.
+pub(super) fn library() -> *mut c_void {
+    static LIBRARY: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+    let known = LIBRARY.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    if vmhook_real_dlopen.load(Ordering::Acquire).is_null() {
+        begin();
+    }
+    // SAFETY: as in `dlsym`.
+    let dlopen = unsafe {
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void>(
+            vmhook_real_dlopen.load(Ordering::Acquire),
+        )
+    };
+    // SAFETY: the name is a string; the library's constructors are the driver's.
+    let opened = unsafe { dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+    LIBRARY.store(opened, Ordering::Release);
+    opened
+}
+
+/// The driver's own function of a name; null where it has none.
+pub(super) fn real(name: &CStr) -> *mut c_void {
+    let library = library();
+    if library.is_null() { ptr::null_mut() } else { dlsym(library, name) }
+}
+
+/// The hook's function in the place of the driver's, where there is one. What the hook does not know may look at memory unseen.
+fn instead(name: &CStr, found: *mut c_void) -> *mut c_void {
+    let Ok(name) = name.to_str() else { return found };
+    match super::entry::hooked_by_name(name) {
+        Some(hooked) => hooked.cast_mut().cast(),
+        None => {
+            if !super::entry::is_quiet(name) {
+                crate::hook::unknown(name);
+            }
+            found
+        }
+    }
+}
+
+/// `dlsym` of a name that begins with `cu`.
+extern "C" fn dlsym_of_a_driver(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    // SAFETY: the caller of dlsym gives a string.
+    let name = unsafe { CStr::from_ptr(name) };
+    let found = dlsym(handle, name);
+    if found.is_null() || !is_of_driver(found) {
+        return found;
+    }
+    instead(name, found)
+}
+
+/// Is it a function of the driver's library? One of the hook's stands for it, too.
+fn is_of_driver(function: *mut c_void) -> bool {
+    let file = |address: *const c_void| {
+        // SAFETY: an all-zero Dl_info is one; dladdr fills it in or fails.
+        let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+        // SAFETY: as above; the address is only looked up.
+        (unsafe { libc::dladdr(address, &mut info) } != 0).then_some(info.dli_fbase)
+    };
+    let of = file(function);
+    let of_driver = real(c"cuInit");
+    of.is_some() && (of == file(of_driver) || of == file(is_of_driver as *const c_void))
+}
+
+/// The driver's functions by their addresses.
+fn by_address() -> &'static HashMap<usize, &'static str> {
+    static BY_ADDRESS: OnceLock<HashMap<usize, &'static str>> = OnceLock::new();
+    BY_ADDRESS.get_or_init(|| {
+        let names = super::entry::names();
+        let address = |name: &'static str| {
+            let owned = std::ffi::CString::new(name).ok()?;
+            let address = real(&owned);
+            (!address.is_null()).then_some((address as usize, name))
+        };
+        names.filter_map(address).collect()
+    })
+}
+
+/// What `cuGetProcAddress` found for a name, or the hook's function in its place.
+pub(super) fn instead_of(asked: &CStr, found: *mut c_void) -> *mut c_void {
+    let Some(name) = by_address().get(&(found as usize)) else {
+        let quiet = asked.to_str().is_ok_and(super::entry::is_quiet);
+        if !quiet {
+            crate::hook::unknown(&asked.to_string_lossy());
+        }
+        return found;
+    };
+    match super::entry::hooked_by_name(name) {
+        Some(hooked) => hooked.cast_mut().cast(),
+        None => found,
+    }
+}

@@ -1,0 +1,108 @@
+//! Which address has which physical memory. Nothing here asks a driver.
+
+use std::collections::BTreeMap;
+
+use crate::driver::{Context, Device, GRANULE, Handle};
+
+/// Physical memory that is mapped as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where it begins, from the allocation's beginning on.
+    pub offset: u64,
+    /// How large it is.
+    pub bytes: u64,
+    /// Its handle.
+    pub handle: Handle,
+}
+
+/// Memory that a program was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Its address.
+    pub address: u64,
+    /// What was asked for.
+    pub bytes: u64,
+    /// Where it was allocated.
+    pub context: Context,
+    /// The context's device.
+    pub device: Device,
+    /// What is mapped, in order, without gaps from [`missing`](Allocation::missing) on.
+    pub pieces: Vec<Piece>,
+    /// So many bytes from the beginning have no memory yet.
+    pub missing: u64,
+    /// Somebody else may reach its memory by other ways: it is never moved again.
+    pub is_pinned: bool,
+    /// Which allocation it was, counted from 1.
+    pub number: u64,
+}
+
+impl Allocation {
+    /// All that is reserved for it.
+    pub fn reserved(&self) -> u64 {
+        self.bytes.next_multiple_of(GRANULE)
+    }
+
+    /// How much physical memory it has.
+    pub fn backed(&self) -> u64 {
+        self.reserved() - self.missing
+    }
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub struct Tracker {
+    by_address: BTreeMap<u64, Allocation>,
+    count: u64,
+}
+
+impl Tracker {
+    /// Adds one, and numbers it.
+    pub fn insert(&mut self, mut allocation: Allocation) -> &Allocation {
+        self.count += 1;
+        allocation.number = self.count;
+        let address = allocation.address;
+        self.by_address.entry(address).insert_entry(allocation).into_mut()
+    }
+
+    /// Takes one out by its address.
+    pub fn remove(&mut self, address: u64) -> Option<Allocation> {
+        self.by_address.remove(&address)
+    }
+
+    /// The one at an address.
+    pub fn at(&self, address: u64) -> Option<&Allocation> {
+        self.by_address.get(&address)
+    }
+
+    /// The same, to be changed.
+    pub fn at_mut(&mut self, address: u64) -> Option<&mut Allocation> {
+        self.by_address.get_mut(&address)
+    }
+
+    /// The one that an address lies in.
+    pub fn around(&self, address: u64) -> Option<&Allocation> {
+        let (_, allocation) = self.by_address.range(..=address).next_back()?;
+        (address - allocation.address < allocation.reserved()).then_some(allocation)
+    }
+
+    /// The one that an address lies in, to be changed.
+    pub fn around_mut(&mut self, address: u64) -> Option<&mut Allocation> {
+        let (_, allocation) = self.by_address.range_mut(..=address).next_back()?;
+        (address - allocation.address < allocation.reserved()).then_some(allocation)
+    }
+
+    /// All, by address.
+    pub fn all(&self) -> impl Iterator<Item = &Allocation> {
+        self.by_address.values()
+    }
+
+    /// All, to be changed.
+    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Allocation> {
+        self.by_address.values_mut()
+    }
+
+    /// Does any lack memory?
+    pub fn is_missing(&self) -> bool {
+        self.all().any(|allocation| allocation.missing != 0)
+    }
+}
