@@ -5,6 +5,8 @@
 //! either before, or give work that could, first settles: what is missing gets memory, and the copy runs. So nobody ever sees anything else than
 //! without the hook.
 
+use std::collections::BTreeMap;
+
 use crate::driver::{Context, Device, Driver, Failure, GRANULE, OUT_OF_MEMORY, Place, Result};
 use crate::plan::{self, Backing};
 use crate::tracker::{Allocation, Piece, Tracker};
@@ -91,16 +93,16 @@ pub struct Manager<D: Driver> {
     puts_off: bool,
     /// Bytes that all allocations together may have.
     quota: Option<u64>,
-    /// Bytes of allocations that the driver made itself.
-    native: u64,
+    /// Allocations that the driver made itself, with their bytes.
+    native: BTreeMap<u64, u64>,
     events: Vec<Event>,
 }
 
 impl<D: Driver> Manager<D> {
     /// One without any memory.
     pub fn new(driver: D, quota: Option<u64>) -> Self {
-        let (tracker, pending, zombies, events) = Default::default();
-        Self { driver, tracker, pending, zombies, captures: 0, puts_off: true, quota, native: 0, events }
+        let (tracker, pending, zombies, native, events) = Default::default();
+        Self { driver, tracker, pending, zombies, native, captures: 0, puts_off: true, quota, events }
     }
 
     /// The driver.
@@ -144,7 +146,10 @@ impl<D: Driver> Manager<D> {
 
     /// All bytes that the program has, and how many it may have.
     pub fn used(&self) -> (u64, Option<u64>) {
-        (self.native + self.tracker.all().map(Allocation::reserved).sum::<u64>(), self.quota)
+        (
+            self.native.values().sum::<u64>() + self.tracker.all().map(Allocation::reserved).sum::<u64>(),
+            self.quota,
+        )
     }
 
     /// That so many bytes more are within the quota.
@@ -162,9 +167,14 @@ impl<D: Driver> Manager<D> {
         }
     }
 
-    /// Counts what the driver allocated itself, or freed.
-    pub fn count_native(&mut self, allocated: u64, freed: u64) {
-        self.native = (self.native + allocated).saturating_sub(freed);
+    /// The driver allocated itself.
+    pub fn native_allocated(&mut self, address: u64, bytes: u64) {
+        self.native.insert(address, bytes);
+    }
+
+    /// What it allocated was freed: its bytes.
+    pub fn native_freed(&mut self, address: u64) -> u64 {
+        self.native.remove(&address).unwrap_or(0)
     }
 
     /// Allocates for a context; none where the driver's own function is to.

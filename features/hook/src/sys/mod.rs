@@ -6,4 +6,37 @@ mod entry;
 mod find;
 mod real;
 
-pub(crate) use copies::Copy;
+use std::sync::OnceLock;
+
+pub(crate) use real::Real;
+
+static AT_FORK: OnceLock<fn()> = OnceLock::new();
+
+/// Does something in children that the process forks from here on.
+pub(crate) fn at_fork(f: fn()) {
+    extern "C" fn child() {
+        if let Some(f) = AT_FORK.get() {
+            f();
+        }
+    }
+    if AT_FORK.set(f).is_ok() {
+        // SAFETY: the function is there as long as the library, which nobody unloads, and stores a flag alone.
+        unsafe { libc::pthread_atfork(None, None, Some(child)) };
+    }
+}
+
+/// Does something, as starting a thread, with all signals blocked.
+pub(crate) fn without_signals<R>(f: impl FnOnce() -> R) -> R {
+    // SAFETY: an all-zero set is one; each is filled in before it is used.
+    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    // SAFETY: both sets are this function's.
+    unsafe {
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+    }
+    let result = f();
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
+    result
+}

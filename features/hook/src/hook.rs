@@ -1,0 +1,142 @@
+//! A process's hook: its mode, its manager, and when each call must wait for what is put off.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::time::Duration;
+
+use crate::driver::Result;
+use crate::log::{self, Level};
+use crate::manager::Manager;
+use crate::options::{Mode, Options};
+use crate::sys::Real;
+
+/// How long a copy may wait: a kernel that runs may look for what it brings.
+const LONGEST: Duration = Duration::from_millis(1);
+
+static MANAGER: Mutex<Option<Manager<Real>>> = Mutex::new(None);
+/// Must the next call look at the manager first?
+static UNSETTLED: AtomicBool = AtomicBool::new(false);
+/// Has this process none of its parent's contexts?
+static FORKED: AtomicBool = AtomicBool::new(false);
+/// For the thread that settles what waits for too long.
+static WAITS: Condvar = Condvar::new();
+
+thread_local! {
+    /// Is this thread inside of the hook? What the driver calls meanwhile is the driver's.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The manager, which is made of the environment at its first use.
+pub(crate) fn manager() -> MutexGuard<'static, Option<Manager<Real>>> {
+    let mut manager = MANAGER.lock().unwrap_or_else(PoisonError::into_inner);
+    if manager.is_none() {
+        let quota = Options::get().quota;
+        *manager = Some(Manager::new(Real::default(), quota));
+    }
+    manager
+}
+
+/// Is anything put off?
+pub(crate) fn is_unsettled() -> bool {
+    UNSETTLED.load(Ordering::Acquire)
+}
+
+/// Is this a call of the program's, in the process that the hook is of?
+pub(crate) fn is_here() -> bool {
+    !FORKED.load(Ordering::Acquire) && !INSIDE.get()
+}
+
+/// Says what of the environment was not understood.
+pub(crate) fn greet() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        for text in &Options::get().wrong {
+            log::line(Level::Error, "environment", &[("text", text.as_str().into())]);
+        }
+    });
+}
+
+/// Does the hook do anything here?
+pub(crate) fn is_on() -> bool {
+    is_here() && Options::get().mode == Mode::Vmm
+}
+
+/// Runs what belongs to the hook: what it calls of the driver is not hooked again.
+pub(crate) fn inside<R>(f: impl FnOnce() -> R) -> R {
+    struct Leave(bool);
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            INSIDE.set(self.0);
+        }
+    }
+    let _leave = Leave(INSIDE.replace(true));
+    f()
+}
+
+/// Asks the manager for something, logs what happened, and tells other threads whether anything is put off.
+pub(crate) fn with<R>(f: impl FnOnce(&mut Manager<Real>) -> R) -> R {
+    inside(|| {
+        let mut guard = manager();
+        let Some(manager) = guard.as_mut() else { unreachable!("it was just made") };
+        let result = f(manager);
+        for event in manager.events() {
+            log::event(&event);
+        }
+        let unsettled = manager.is_unsettled();
+        if unsettled && !UNSETTLED.swap(true, Ordering::AcqRel) {
+            start_the_clock();
+            WAITS.notify_all();
+        }
+        if !unsettled {
+            UNSETTLED.store(false, Ordering::Release);
+        }
+        result
+    })
+}
+
+/// Before a call that may look at memory: what is put off is done. An error is the driver's code for the caller.
+pub(crate) fn before() -> Result<()> {
+    if UNSETTLED.load(Ordering::Acquire) && is_on() { with(Manager::settle) } else { Ok(()) }
+}
+
+/// A name that the hook does not know was asked for: nothing is put off any more.
+pub(crate) fn unknown(name: &str) {
+    static ONCE: Once = Once::new();
+    if is_on() {
+        ONCE.call_once(|| {
+            log::line(Level::Info, "unknown", &[("name", name.into())]);
+            let _ = with(Manager::put_nothing_off);
+        });
+    }
+}
+
+/// Starts the thread that settles what waits for longer than [`LONGEST`], and what happens at a fork.
+fn start_the_clock() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        crate::sys::at_fork(|| FORKED.store(true, Ordering::Release));
+        // Signals are the program's threads'.
+        let started =
+            crate::sys::without_signals(|| std::thread::Builder::new().name("vmhook".into()).spawn(clock));
+        if started.is_err() {
+            log::line(Level::Error, "no-thread", &[]);
+        }
+    });
+}
+
+fn clock() {
+    INSIDE.set(true);
+    loop {
+        let mut guard = manager();
+        while !guard.as_ref().is_some_and(Manager::is_unsettled) {
+            guard = WAITS.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(guard);
+        std::thread::sleep(LONGEST);
+        // Whoever makes the next call is told what fails.
+        let _ = with(Manager::settle);
+        // What can't be settled is not tried without end.
+        std::thread::sleep(LONGEST);
+    }
+}

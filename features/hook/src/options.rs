@@ -1,0 +1,109 @@
+//! What the environment says: `VMM_MODE`, `VMM_LOG_LEVEL`, `VMM_LOG_FILE`, `VMM_QUOTA`.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use crate::log::Level;
+
+/// What the hook does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Allocations are virtual memory, which is moved.
+    Vmm,
+    /// The driver's own functions are called, and the calls logged.
+    Monitor,
+}
+
+/// The environment's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// `VMM_MODE`.
+    pub mode: Mode,
+    /// `VMM_LOG_LEVEL`.
+    pub level: Level,
+    /// `VMM_LOG_FILE`; standard error without it.
+    pub file: Option<PathBuf>,
+    /// `VMM_QUOTA`: bytes that the process may have of devices' memory.
+    pub quota: Option<u64>,
+    /// What was not understood, and what is taken instead.
+    pub wrong: Vec<String>,
+}
+
+impl Options {
+    /// Those of this process.
+    pub fn get() -> &'static Self {
+        static OPTIONS: OnceLock<Options> = OnceLock::new();
+        OPTIONS.get_or_init(|| {
+            Self::of(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+        })
+    }
+
+    /// Those of variables.
+    pub fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let mut wrong = Vec::new();
+        let mut not = |name: &str, value: &str, may: &str, instead: &str| {
+            wrong.push(format!("{name} is {value:?}: it may be {may}; {instead} is taken"));
+        };
+        let mode = match variable("VMM_MODE").as_deref() {
+            None | Some("" | "VMM") => Mode::Vmm,
+            Some("MONITOR") => Mode::Monitor,
+            Some(value) => {
+                not("VMM_MODE", value, "VMM or MONITOR", "VMM");
+                Mode::Vmm
+            }
+        };
+        let level = match variable("VMM_LOG_LEVEL").as_deref() {
+            None | Some("" | "ERROR") => Level::Error,
+            Some("INFO") => Level::Info,
+            Some("DEBUG") => Level::Debug,
+            Some(value) => {
+                not("VMM_LOG_LEVEL", value, "ERROR, INFO or DEBUG", "ERROR");
+                Level::Error
+            }
+        };
+        let quota = variable("VMM_QUOTA").filter(|value| !value.is_empty()).and_then(|value| {
+            let bytes = bytes(&value);
+            if bytes.is_none() {
+                not("VMM_QUOTA", &value, "a number of bytes, with K, M, G or T behind it or not", "no quota");
+            }
+            bytes
+        });
+        let file = variable("VMM_LOG_FILE").filter(|value| !value.is_empty()).map(PathBuf::from);
+        Self { mode, level, file, quota, wrong }
+    }
+}
+
+/// Bytes, as in `512M`.
+fn bytes(text: &str) -> Option<u64> {
+    let (digits, unit) = match text.char_indices().last()? {
+        (at, 'K') => (&text[..at], 10),
+        (at, 'M') => (&text[..at], 20),
+        (at, 'G') => (&text[..at], 30),
+        (at, 'T') => (&text[..at], 40),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        let check = |name: &str, value: &str, wrong: usize, of: &dyn Fn(&Options) -> bool| {
+            let options = Options::of(|asked| (asked == name).then(|| value.to_owned()));
+            assert!(options.wrong.len() == wrong && of(&options), "{name}={value}: {options:?}");
+            assert!(options.wrong.iter().all(|text| text.contains(name) && text.contains(value)));
+        };
+        check("VMM_MODE", "MONITOR", 0, &|of| of.mode == Mode::Monitor);
+        check("VMM_MODE", "monitor", 1, &|of| of.mode == Mode::Vmm);
+        check("VMM_LOG_LEVEL", "DEBUG", 0, &|of| of.level == Level::Debug);
+        check("VMM_LOG_LEVEL", "TRACE", 1, &|of| of.level == Level::Error);
+        check("VMM_QUOTA", "3G", 0, &|of| of.quota == Some(3 << 30));
+        check("VMM_QUOTA", "17", 0, &|of| of.quota == Some(17));
+        check("VMM_QUOTA", "99999999999T", 1, &|of| of.quota.is_none());
+        check("VMM_QUOTA", "-1", 1, &|of| of.quota.is_none());
+        check("VMM_LOG_FILE", "", 0, &|of| of.file.is_none());
+    }
+}

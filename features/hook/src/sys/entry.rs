@@ -1,0 +1,674 @@
+//! The functions that stand in the place of the driver's.
+#![allow(non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::transmute;
+use std::ptr;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use super::copies::{Copy, Form};
+use super::find;
+use super::real::{self, NOT_FOUND, THREAD_STREAMS, call, found};
+use crate::driver::{Driver as _, Failure, OUT_OF_MEMORY, Result};
+use crate::hook::{self, before, is_on, with};
+use crate::log::{self, Level, Value};
+
+/// The hook's function of a name.
+pub(super) fn hooked_by_name(name: &str) -> Option<*const ()> {
+    let all = hooked();
+    all.binary_search_by_key(&name, |(name, _)| name).ok().map(|at| all[at].1)
+}
+
+/// Is it a name of a function that neither works on memory nor lets anybody look at it?
+pub(super) fn is_quiet(name: &str) -> bool {
+    QUIET.binary_search(&name).is_ok()
+}
+
+/// All names that are known.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    hooked().into_iter().map(|(name, _)| name).chain(QUIET)
+}
+
+/// Do copies and fills of some memory end before the call does? (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`)
+static SYNCHRONOUS: AtomicBool = AtomicBool::new(false);
+
+const fn ends_with(name: &str, end: &str) -> bool {
+    let (name, end) = (name.as_bytes(), end.as_bytes());
+    let mut at = 0;
+    while at < end.len() {
+        if name.len() < end.len() || name[name.len() - end.len() + at] != end[at] {
+            return false;
+        }
+        at += 1;
+    }
+    true
+}
+
+const fn is_of_thread_stream(name: &str) -> bool {
+    ends_with(name, "_ptds") || ends_with(name, "_ptsz")
+}
+
+/// Before work: what is put off is done.
+fn ready(of_thread: bool) -> Result<()> {
+    if of_thread && !THREAD_STREAMS.load(Ordering::Relaxed) {
+        THREAD_STREAMS.store(true, Ordering::Release);
+    }
+    before()
+}
+
+/// Behind work that may have been a copy.
+fn ended(name: &str, code: u32) -> u32 {
+    if code == 0
+        && SYNCHRONOUS.load(Ordering::Acquire)
+        && (name.starts_with("cuMemcpy") || name.starts_with("cuMemset"))
+    {
+        return call!(c"cuCtxSynchronize"()());
+    }
+    code
+}
+
+/// The functions that only settle what is put off.
+macro_rules! work {
+    ($($index:literal $function:ident $name:literal ($($argument:ident)*);)*) => {
+        static SLOTS: [AtomicPtr<c_void>; WORK] = [const { AtomicPtr::new(ptr::null_mut()) }; WORK];
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $function($($argument: usize),*) -> u32 {
+                const NAME: &CStr = match CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!("a name without a nul"),
+                };
+                const OF_THREAD: bool = is_of_thread_stream($name);
+                let Some(real) = found(&SLOTS[$index], NAME) else { return NOT_FOUND };
+                if let Err(Failure(code)) = ready(OF_THREAD) {
+                    return code;
+                }
+                // SAFETY: the driver's function of this name takes so many words, all of them integers or pointers.
+                let real = unsafe { transmute::<*mut c_void, unsafe extern "C" fn($(work!(@word $argument)),*) -> u32>(real) };
+                // SAFETY: the caller's arguments are passed on as they are.
+                ended($name, unsafe { real($($argument),*) })
+            }
+        )*
+    };
+    (@word $argument:ident) => { usize };
+}
+
+include!(concat!(env!("OUT_DIR"), "/functions.rs"));
+
+/// Calls the driver's function of a name.
+macro_rules! real {
+    ($name:literal ( $($ty:ty),* ) ( $($argument:expr),* )) => { call!($name ( $($ty),* ) ( $($argument),* )) };
+}
+
+fn code(result: Result<()>) -> u32 {
+    match result {
+        Ok(()) => 0,
+        Err(Failure(code)) => code,
+    }
+}
+
+/// Logs an allocation of the driver's own, or its end.
+fn log_native(what: &str, address: u64, bytes: u64) {
+    log::line(Level::Info, what, &[("address", Value::Address(address)), ("bytes", Value::Number(bytes))]);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuInit(flags: c_uint) -> u32 {
+    let result = real!(c"cuInit"(c_uint)(flags));
+    hook::greet();
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> u32 {
+    let own = || real!(c"cuMemAlloc_v2" (*mut u64, usize) (to, bytes));
+    if to.is_null() || bytes == 0 || !hook::is_here() {
+        return own();
+    }
+    if is_on() {
+        let made = with(|manager| match manager.driver().current() {
+            Some((context, device)) => manager.allocate(context, device, bytes as u64),
+            None => Ok(None),
+        });
+        match made {
+            Ok(Some(address)) => {
+                // SAFETY: the caller gives the place of an address.
+                unsafe { *to = address };
+                return 0;
+            }
+            Err(OUT_OF_MEMORY) => return OUT_OF_MEMORY.0,
+            // What virtual memory can't be made of may be had by the driver's own way.
+            Ok(None) | Err(_) => {}
+        }
+        if let Err(Failure(code)) = with(|manager| manager.admit(bytes as u64)) {
+            return code;
+        }
+    }
+    let result = own();
+    if result == 0 {
+        // SAFETY: the driver has written it.
+        let address = unsafe { *to };
+        with(|manager| manager.native_allocated(address, bytes as u64));
+        log_native("native-allocated", address, bytes as u64);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemFree_v2(address: u64) -> u32 {
+    if hook::is_here() {
+        match with(|manager| manager.free(address)) {
+            Ok(true) => return 0,
+            Ok(false) => {}
+            Err(Failure(code)) => return code,
+        }
+    }
+    let result = real!(c"cuMemFree_v2"(u64)(address));
+    if result == 0 && hook::is_here() {
+        let bytes = with(|manager| manager.native_freed(address));
+        log_native("native-freed", address, bytes);
+    }
+    result
+}
+
+/// A copy that may be put off.
+macro_rules! copies {
+    ($($function:ident $name:literal ($($stream:ident)?);)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $function(to: u64, from: u64, bytes: usize $(, $stream: u64)?) -> u32 {
+            const NAME: &CStr = match CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name without a nul"),
+            };
+            static SLOT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+            let Some(real) = found(&SLOT, NAME) else { return NOT_FOUND };
+            let form: Form = Form::Default;
+            $(let form: Form = { let _ = form; Form::On($stream) };)?
+            // The default stream of a thread is another one in another thread.
+            let of_thread = is_of_thread_stream($name) && !matches!(form, Form::On(stream) if stream > 2)
+                || matches!(form, Form::On(2));
+            match put_off(real, form, to, from, bytes, of_thread) {
+                Ok(true) => return 0,
+                Ok(false) => {}
+                Err(Failure(code)) => return code,
+            }
+            // SAFETY: the driver's function of this name has this signature; the arguments are the caller's.
+            ended($name, unsafe {
+                transmute::<*mut c_void, unsafe extern "C" fn(u64, u64, usize $(, copies!(@stream $stream))?) -> u32>(real)(
+                    to, from, bytes $(, $stream)?
+                )
+            })
+        }
+    )*};
+    (@stream $stream:ident) => { u64 };
+}
+
+copies! {
+    cuMemcpyDtoD_v2 "cuMemcpyDtoD_v2" ();
+    cuMemcpyDtoD_v2_ptds "cuMemcpyDtoD_v2_ptds" ();
+    cuMemcpyDtoDAsync_v2 "cuMemcpyDtoDAsync_v2" (stream);
+    cuMemcpyDtoDAsync_v2_ptsz "cuMemcpyDtoDAsync_v2_ptsz" (stream);
+    cuMemcpy "cuMemcpy" ();
+    cuMemcpy_ptds "cuMemcpy_ptds" ();
+    cuMemcpyAsync "cuMemcpyAsync" (stream);
+    cuMemcpyAsync_ptsz "cuMemcpyAsync_ptsz" (stream);
+}
+
+/// Puts a copy off, if that may be; else what it could see is settled.
+fn put_off(real: *mut c_void, form: Form, to: u64, from: u64, bytes: usize, of_thread: bool) -> Result<bool> {
+    if of_thread {
+        return ready(true).map(|()| false);
+    }
+    // A target that waits for memory leaves things unsettled.
+    if !hook::is_unsettled() || !is_on() {
+        return Ok(false);
+    }
+    with(|manager| {
+        let Some((context, _)) = manager.driver().current() else { return manager.settle().map(|()| false) };
+        let copy = Copy { function: real as usize, form, context, to, from, bytes };
+        manager.copy(to, from, bytes as u64, copy)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, all: *mut usize) -> u32 {
+    let result = real!(c"cuMemGetInfo_v2" (*mut usize, *mut usize) (free, all));
+    if result == 0 && !free.is_null() && !all.is_null() && is_on() {
+        let (promised, (used, quota)) = with(|manager| (manager.promised(), manager.used()));
+        // SAFETY: the driver has written both.
+        let (free, all) = unsafe { (&mut *free, &mut *all) };
+        *free = free.saturating_sub(promised as usize);
+        if let Some(quota) = quota {
+            *all = (*all).min(quota as usize);
+            *free = (*free).min(quota.saturating_sub(used) as usize);
+        }
+    }
+    result
+}
+
+/// The allocation of virtual memory that an address lies in: its address, bytes and context. It is whole from here on.
+fn whole(address: u64) -> Result<Option<(u64, u64, u64)>> {
+    if !is_on() {
+        return Ok(None);
+    }
+    with(|manager| {
+        let Some(of) = manager.tracker().around(address) else { return Ok(None) };
+        let found = (of.address, of.bytes, of.context);
+        manager.settle()?;
+        Ok(Some(found))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address: u64) -> u32 {
+    match whole(address) {
+        Ok(Some((start, bytes, _))) => {
+            // SAFETY: each is null or the caller's place for it.
+            unsafe {
+                if let Some(base) = base.as_mut() {
+                    *base = start;
+                }
+                if let Some(size) = size.as_mut() {
+                    *size = bytes as usize;
+                }
+            }
+            0
+        }
+        Ok(None) => real!(c"cuMemGetAddressRange_v2" (*mut u64, *mut usize, u64) (base, size, address)),
+        Err(Failure(code)) => code,
+    }
+}
+
+/// Makes an attribute of virtual memory what that of the driver's own memory is.
+///
+/// # Safety
+/// The driver has written it to `data`.
+unsafe fn as_native(data: *mut c_void, attribute: c_int, (start, bytes, context): (u64, u64, u64)) {
+    let value = match attribute {
+        // CONTEXT, RANGE_START_ADDR, RANGE_SIZE, MAPPING_SIZE, MAPPING_BASE_ADDR
+        1 => context,
+        11 | 19 => start,
+        12 => bytes,
+        18 => bytes.next_multiple_of(crate::driver::GRANULE),
+        _ => return,
+    };
+    // SAFETY: these have eight bytes.
+    unsafe { data.cast::<u64>().write_unaligned(value) };
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuPointerGetAttribute(data: *mut c_void, attribute: c_int, address: u64) -> u32 {
+    let own = match whole(address) {
+        Ok(own) => own,
+        Err(Failure(code)) => return code,
+    };
+    // P2P_TOKENS: another device may read the memory by them.
+    if attribute == 5
+        && own.is_some()
+        && let Err(Failure(code)) = with(|manager| manager.pin(address))
+    {
+        return code;
+    }
+    let result = real!(c"cuPointerGetAttribute" (*mut c_void, c_int, u64) (data, attribute, address));
+    if let (0, Some(own)) = (result, own) {
+        // SAFETY: the driver has just written it.
+        unsafe { as_native(data, attribute, own) };
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuPointerGetAttributes(
+    count: c_uint,
+    attributes: *mut c_int,
+    data: *mut *mut c_void,
+    address: u64,
+) -> u32 {
+    let own = match whole(address) {
+        Ok(own) => own,
+        Err(Failure(code)) => return code,
+    };
+    let result = real!(c"cuPointerGetAttributes" (c_uint, *mut c_int, *mut *mut c_void, u64) (count, attributes, data, address));
+    if let (0, Some(own)) = (result, own) {
+        for at in 0..count as usize {
+            // SAFETY: the driver has read as many attributes, and written as many values.
+            unsafe { as_native(*data.add(at), *attributes.add(at), own) };
+        }
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuPointerSetAttribute(value: *const c_void, attribute: c_int, address: u64) -> u32 {
+    // SYNC_MEMOPS, which virtual memory does not have.
+    if attribute == 6 && !value.is_null() && matches!(whole(address), Ok(Some(_))) {
+        // SAFETY: the caller gives an unsigned integer.
+        if unsafe { *value.cast::<c_uint>() } != 0 {
+            SYNCHRONOUS.store(true, Ordering::Release);
+        }
+        return code(with(|manager| manager.pin(address)));
+    }
+    real!(c"cuPointerSetAttribute" (*const c_void, c_int, u64) (value, attribute, address))
+}
+
+/// Memory that others come to by a handle stays where it is.
+fn pinned(address: u64) -> Result<()> {
+    if is_on() { with(|manager| manager.pin(address)) } else { Ok(()) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) -> u32 {
+    match pinned(address as u64) {
+        Ok(()) => real!(c"cuMemRetainAllocationHandle" (*mut u64, *mut c_void) (handle, address)),
+        Err(Failure(code)) => code,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetHandleForAddressRange(
+    handle: *mut c_void,
+    address: u64,
+    bytes: usize,
+    kind: c_int,
+    flags: u64,
+) -> u32 {
+    match pinned(address) {
+        Ok(()) => {
+            real!(c"cuMemGetHandleForAddressRange" (*mut c_void, u64, usize, c_int, u64) (handle, address, bytes, kind, flags))
+        }
+        Err(Failure(code)) => code,
+    }
+}
+
+/// `CUipcMemHandle`, `CUipcEventHandle`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Ipc([u8; 64]);
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuIpcGetMemHandle(handle: *mut Ipc, address: u64) -> u32 {
+    match pinned(address) {
+        Ok(()) => real!(c"cuIpcGetMemHandle" (*mut Ipc, u64) (handle, address)),
+        Err(Failure(code)) => code,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuIpcOpenMemHandle(address: *mut u64, handle: Ipc, flags: c_uint) -> u32 {
+    match before() {
+        Ok(()) => real!(c"cuIpcOpenMemHandle" (*mut u64, Ipc, c_uint) (address, handle, flags)),
+        Err(Failure(code)) => code,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: Ipc, flags: c_uint) -> u32 {
+    match before() {
+        Ok(()) => real!(c"cuIpcOpenMemHandle_v2" (*mut u64, Ipc, c_uint) (address, handle, flags)),
+        Err(Failure(code)) => code,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuIpcCloseMemHandle(address: u64) -> u32 {
+    match before() {
+        Ok(()) => real!(c"cuIpcCloseMemHandle"(u64)(address)),
+        Err(Failure(code)) => code,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuIpcOpenEventHandle(event: *mut u64, handle: Ipc) -> u32 {
+    match before() {
+        Ok(()) => real!(c"cuIpcOpenEventHandle" (*mut u64, Ipc) (event, handle)),
+        Err(Failure(code)) => code,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxEnablePeerAccess(peer: u64, flags: c_uint) -> u32 {
+    let result = real!(c"cuCtxEnablePeerAccess"(u64, c_uint)(peer, flags));
+    if result != 0 || !is_on() {
+        return result;
+    }
+    code(with(|manager| {
+        manager.settle()?;
+        let driver = manager.driver();
+        let Some((_, device)) = driver.current() else { return Ok(()) };
+        let of = driver.within(peer, || driver.current().ok_or(Failure(NOT_FOUND)));
+        let Ok((_, of)) = of else { return Ok(()) };
+        driver.peers.lock().unwrap_or_else(PoisonError::into_inner).entry(of).or_default().insert(device);
+        let theirs = manager.tracker().all().filter(|allocation| allocation.device == of);
+        theirs
+            .flat_map(|allocation| {
+                allocation.pieces.iter().map(move |piece| (allocation.address + piece.offset, piece.bytes))
+            })
+            .try_for_each(|(address, bytes)| driver.give_access(address, bytes, device))
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxDisablePeerAccess(peer: u64) -> u32 {
+    let result = real!(c"cuCtxDisablePeerAccess"(u64)(peer));
+    if result == 0 && is_on() {
+        with(|manager| {
+            let driver = manager.driver();
+            let Some((_, device)) = driver.current() else { return };
+            if let Ok((_, of)) = driver.within(peer, || driver.current().ok_or(Failure(NOT_FOUND))) {
+                driver
+                    .peers
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .entry(of)
+                    .or_default()
+                    .remove(&device);
+            }
+        });
+    }
+    result
+}
+
+/// A context that ends takes its memory with it.
+fn end_of(context: u64) {
+    if hook::is_here() {
+        with(|manager| {
+            // What can't be waited for, or was lost, goes with the context.
+            let _ = manager.driver().synchronize(context);
+            let _ = manager.end_context(context);
+        });
+    }
+}
+
+macro_rules! ends {
+    ($($function:ident $name:literal;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $function(context: u64) -> u32 {
+            if let Err(Failure(code)) = before() {
+                return code;
+            }
+            end_of(context);
+            real!($name (u64) (context))
+        }
+    )*};
+}
+
+ends! {
+    cuCtxDestroy c"cuCtxDestroy";
+    cuCtxDestroy_v2 c"cuCtxDestroy_v2";
+}
+
+macro_rules! primary {
+    ($($function:ident $name:literal;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $function(device: c_int) -> u32 {
+            if let Err(Failure(code)) = before() {
+                return code;
+            }
+            let context = if hook::is_here() { with(|manager| manager.driver().primary(device)) } else { None };
+            let result = real!($name (c_int) (device));
+            if let Some(context) = context
+                && !with(|manager| manager.driver().has_primary(device))
+            {
+                with(|manager| {
+                    let _ = manager.end_context(context);
+                });
+            }
+            result
+        }
+    )*};
+}
+
+primary! {
+    cuDevicePrimaryCtxReset c"cuDevicePrimaryCtxReset";
+    cuDevicePrimaryCtxReset_v2 c"cuDevicePrimaryCtxReset_v2";
+    cuDevicePrimaryCtxRelease c"cuDevicePrimaryCtxRelease";
+    cuDevicePrimaryCtxRelease_v2 c"cuDevicePrimaryCtxRelease_v2";
+}
+
+/// Remembers a stream that was made.
+unsafe fn made(stream: *mut u64, result: u32) -> u32 {
+    if result == 0 && hook::is_here() {
+        // SAFETY: the driver has written it.
+        let stream = unsafe { *stream };
+        with(|manager| {
+            manager.driver().streams.lock().unwrap_or_else(PoisonError::into_inner).insert(stream);
+        });
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamCreate(stream: *mut u64, flags: c_uint) -> u32 {
+    let result = real!(c"cuStreamCreate" (*mut u64, c_uint) (stream, flags));
+    // SAFETY: the driver takes no null.
+    unsafe { made(stream, result) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamCreateWithPriority(stream: *mut u64, flags: c_uint, priority: c_int) -> u32 {
+    let result = real!(c"cuStreamCreateWithPriority" (*mut u64, c_uint, c_int) (stream, flags, priority));
+    // SAFETY: the driver takes no null.
+    unsafe { made(stream, result) }
+}
+
+macro_rules! destroys {
+    ($($function:ident $name:literal;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $function(stream: u64) -> u32 {
+            if let Err(Failure(code)) = before() {
+                return code;
+            }
+            let result = real!($name (u64) (stream));
+            if result == 0 && hook::is_here() {
+                with(|manager| {
+                    manager.driver().streams.lock().unwrap_or_else(PoisonError::into_inner).remove(&stream);
+                });
+            }
+            result
+        }
+    )*};
+}
+
+destroys! {
+    cuStreamDestroy c"cuStreamDestroy";
+    cuStreamDestroy_v2 c"cuStreamDestroy_v2";
+}
+
+/// Begins a capture.
+fn captured(begin: impl FnOnce() -> u32) -> u32 {
+    if !is_on() {
+        return begin();
+    }
+    if let Err(Failure(code)) = with(|manager| manager.begin_capture()) {
+        return code;
+    }
+    let result = begin();
+    if result != 0
+        && let Err(Failure(code)) = with(|manager| manager.end_capture())
+    {
+        return code;
+    }
+    result
+}
+
+macro_rules! captures {
+    ($($function:ident $name:literal ($($argument:ident: $ty:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $function($($argument: $ty),*) -> u32 {
+            captured(|| real!($name ($($ty),*) ($($argument),*)))
+        }
+    )*};
+}
+
+captures! {
+    cuStreamBeginCapture c"cuStreamBeginCapture" (stream: u64);
+    cuStreamBeginCapture_ptsz c"cuStreamBeginCapture_ptsz" (stream: u64);
+    cuStreamBeginCapture_v2 c"cuStreamBeginCapture_v2" (stream: u64, mode: c_int);
+    cuStreamBeginCapture_v2_ptsz c"cuStreamBeginCapture_v2_ptsz" (stream: u64, mode: c_int);
+    cuStreamBeginCaptureToGraph c"cuStreamBeginCaptureToGraph" (stream: u64, graph: u64, nodes: *const u64, edges: *const c_void, count: usize, mode: c_int);
+    cuStreamBeginCaptureToGraph_ptsz c"cuStreamBeginCaptureToGraph_ptsz" (stream: u64, graph: u64, nodes: *const u64, edges: *const c_void, count: usize, mode: c_int);
+}
+
+macro_rules! captures_end {
+    ($($function:ident $name:literal;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $function(stream: u64, graph: *mut u64) -> u32 {
+            let result = real!($name (u64, *mut u64) (stream, graph));
+            if is_on()
+                && let (0, Err(Failure(code))) = (result, with(|manager| manager.end_capture()))
+            {
+                return code;
+            }
+            result
+        }
+    )*};
+}
+
+captures_end! {
+    cuStreamEndCapture c"cuStreamEndCapture";
+    cuStreamEndCapture_ptsz c"cuStreamEndCapture_ptsz";
+}
+
+/// Gives the hook's function in the place of what was found.
+///
+/// # Safety
+/// `symbol` is a string, and `found` was written by the driver.
+unsafe fn instead(symbol: *const c_char, function: *mut *mut c_void, result: u32) -> u32 {
+    if result == 0 && !function.is_null() {
+        // SAFETY: as the caller promises.
+        unsafe {
+            if !(*function).is_null() {
+                *function = find::instead_of(CStr::from_ptr(symbol), *function);
+            }
+        }
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGetProcAddress_v2(
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    status: *mut c_int,
+) -> u32 {
+    let result = real!(
+        c"cuGetProcAddress_v2" (*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) (symbol, function, version, flags, status)
+    );
+    // SAFETY: the driver has read the name and written the function.
+    unsafe { instead(symbol, function, result) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGetProcAddress(
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+) -> u32 {
+    let result = real!(c"cuGetProcAddress" (*const c_char, *mut *mut c_void, c_int, u64) (symbol, function, version, flags));
+    // SAFETY: as above.
+    unsafe { instead(symbol, function, result) }
+}

@@ -1,0 +1,253 @@
+//! The driver's own functions, called by the hook.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::transmute;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::copies::{Copy, Form};
+use crate::driver::{Context, Device, Driver, Failure, Handle, Place, Result};
+
+pub(crate) type Address = u64;
+pub(crate) type Stream = u64;
+/// The address of a driver's function.
+pub(crate) type Function = usize;
+
+/// Were default streams of threads used? Nobody else can ask for their work.
+pub(super) static THREAD_STREAMS: AtomicBool = AtomicBool::new(false);
+
+/// `CUDA_ERROR_NOT_FOUND`, of a function that this driver has not.
+pub(crate) const NOT_FOUND: u32 = 500;
+
+/// Finds a function once.
+pub(super) fn found(slot: &AtomicPtr<c_void>, name: &CStr) -> Option<*mut c_void> {
+    let known = slot.load(Ordering::Acquire);
+    if !known.is_null() {
+        return Some(known);
+    }
+    let found = super::find::real(name);
+    slot.store(found, Ordering::Release);
+    (!found.is_null()).then_some(found)
+}
+
+/// Calls a driver's function by its name and signature.
+macro_rules! call {
+    ($name:literal ( $($ty:ty),* ) ( $($argument:expr),* )) => {{
+        static SLOT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+        match found(&SLOT, $name) {
+            None => NOT_FOUND,
+            Some(function) => {
+                // SAFETY: the driver's documentation gives the function of this name this signature.
+                let function = unsafe { transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> u32>(function) };
+                // SAFETY: pointers are of values that live longer than the call; the driver checks the rest.
+                unsafe { function($($argument),*) }
+            }
+        }
+    }};
+}
+pub(super) use call;
+
+fn done(code: u32) -> Result<()> {
+    if code == 0 { Ok(()) } else { Err(Failure(code)) }
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Property {
+    kind: c_int,
+    handles: c_int,
+    location: Location,
+    windows: usize,
+    flags: [u8; 8],
+}
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Location {
+    kind: c_int,
+    number: c_int,
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Access {
+    location: Location,
+    flags: c_int,
+}
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+const PINNED: c_int = 1;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+const ON_DEVICE: c_int = 1;
+/// `CU_MEM_LOCATION_TYPE_HOST_NUMA`.
+const ON_HOST: c_int = 3;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+const READ_WRITE: c_int = 3;
+/// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
+const VIRTUAL: c_int = 102;
+/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
+const RDMA: c_int = 110;
+
+/// The driver below.
+#[derive(Default)]
+pub(crate) struct Real {
+    /// Streams that the program made, which may have work.
+    pub(crate) streams: Mutex<BTreeSet<Stream>>,
+    /// Which devices reach another's memory.
+    pub(crate) peers: Mutex<BTreeMap<Device, BTreeSet<Device>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn attribute(device: Device, attribute: c_int) -> bool {
+    let mut value: c_int = 0;
+    call!(c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int) (&mut value, attribute, device)) == 0
+        && value != 0
+}
+
+impl Real {
+    /// The context of this thread and its device, if it can have virtual memory.
+    pub(crate) fn current(&self) -> Option<(Context, Device)> {
+        let (mut context, mut device): (u64, c_int) = (0, 0);
+        let known = call!(c"cuCtxGetCurrent" (*mut u64) (&mut context)) == 0
+            && context != 0
+            && call!(c"cuCtxGetDevice" (*mut c_int) (&mut device)) == 0
+            && attribute(device, VIRTUAL);
+        known.then_some((context, device))
+    }
+
+    /// Does something in a context.
+    pub(crate) fn within<R>(&self, context: Context, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        done(call!(c"cuCtxPushCurrent_v2"(u64)(context)))?;
+        let result = f();
+        let mut popped: u64 = 0;
+        let _ = call!(c"cuCtxPopCurrent_v2" (*mut u64) (&mut popped));
+        result
+    }
+
+    /// The device's primary context, if it is active.
+    pub(crate) fn primary(&self, device: Device) -> Option<Context> {
+        let (mut flags, mut active, mut context): (u32, c_int, u64) = (0, 0, 0);
+        let state = call!(c"cuDevicePrimaryCtxGetState" (c_int, *mut u32, *mut c_int) (device, &mut flags, &mut active));
+        if state != 0 || active == 0 {
+            return None;
+        }
+        if call!(c"cuDevicePrimaryCtxRetain" (*mut u64, c_int) (&mut context, device)) != 0 {
+            return None;
+        }
+        let _ = call!(c"cuDevicePrimaryCtxRelease_v2"(c_int)(device));
+        Some(context)
+    }
+
+    /// Is the device's primary context there?
+    pub(crate) fn has_primary(&self, device: Device) -> bool {
+        let (mut flags, mut active): (u32, c_int) = (0, 0);
+        call!(c"cuDevicePrimaryCtxGetState" (c_int, *mut u32, *mut c_int) (device, &mut flags, &mut active))
+            == 0
+            && active != 0
+    }
+
+    /// Lets another device reach memory that is mapped.
+    pub(crate) fn give_access(&self, address: Address, bytes: u64, device: Device) -> Result<()> {
+        let location = Location { kind: ON_DEVICE, number: device };
+        let access = Access { location, flags: READ_WRITE };
+        done(
+            call!(c"cuMemSetAccess" (u64, usize, *const Access, usize) (address, bytes as usize, &access, 1)),
+        )
+    }
+}
+
+impl Driver for Real {
+    type Copy = Copy;
+
+    fn reserve(&self, bytes: u64) -> Result<u64> {
+        let mut address = 0u64;
+        done(
+            call!(c"cuMemAddressReserve" (*mut u64, usize, usize, u64, u64) (&mut address, bytes as usize, 0, 0, 0)),
+        )?;
+        Ok(address)
+    }
+
+    fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
+        done(call!(c"cuMemAddressFree"(u64, usize)(address, bytes as usize)))
+    }
+
+    fn create(&self, place: Place, bytes: u64) -> Result<Handle> {
+        let mut property = Property { kind: PINNED, ..Property::default() };
+        property.location = match place {
+            Place::Device(number) => {
+                // As memory that the driver allocates itself is.
+                property.flags[1] = u8::from(attribute(number, RDMA));
+                Location { kind: ON_DEVICE, number }
+            }
+            Place::Host(_) => Location { kind: ON_HOST, number: 0 },
+        };
+        let mut handle = 0u64;
+        done(
+            call!(c"cuMemCreate" (*mut u64, usize, *const Property, u64) (&mut handle, bytes as usize, &property, 0)),
+        )?;
+        Ok(handle)
+    }
+
+    fn release(&self, handle: Handle) -> Result<()> {
+        done(call!(c"cuMemRelease"(u64)(handle)))
+    }
+
+    fn map(&self, address: u64, bytes: u64, handle: Handle, device: Device) -> Result<()> {
+        done(call!(c"cuMemMap"(u64, usize, usize, u64, u64)(address, bytes as usize, 0, handle, 0)))?;
+        let peers = lock(&self.peers).get(&device).cloned().unwrap_or_default();
+        let given =
+            std::iter::once(device).chain(peers).try_for_each(|to| self.give_access(address, bytes, to));
+        if given.is_err() {
+            self.unmap(address, bytes)?;
+        }
+        given
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
+        done(call!(c"cuMemUnmap"(u64, usize)(address, bytes as usize)))
+    }
+
+    fn copy(&self, copy: &Copy) -> Result<()> {
+        self.within(copy.context, || {
+            // SAFETY: `function` is the driver's function of this form, and its signature this.
+            done(unsafe {
+                match copy.form {
+                    Form::Default => transmute::<usize, unsafe extern "C" fn(u64, u64, usize) -> u32>(
+                        copy.function,
+                    )(copy.to, copy.from, copy.bytes),
+                    Form::On(stream) => {
+                        transmute::<usize, unsafe extern "C" fn(u64, u64, usize, u64) -> u32>(copy.function)(
+                            copy.to, copy.from, copy.bytes, stream,
+                        )
+                    }
+                }
+            })
+        })
+    }
+
+    fn synchronize(&self, context: Context) -> Result<()> {
+        self.within(context, || done(call!(c"cuCtxSynchronize"()())))
+    }
+
+    fn is_idle(&self) -> bool {
+        let has_ended = |stream: u64| call!(c"cuStreamQuery"(u64)(stream)) == 0;
+        !THREAD_STREAMS.load(Ordering::Acquire)
+            && has_ended(0)
+            && lock(&self.streams).iter().all(|stream| has_ended(*stream))
+    }
+
+    fn free_bytes(&self, _: Context) -> Result<u64> {
+        // The context is this thread's.
+        let (mut free, mut all) = (0usize, 0usize);
+        done(call!(c"cuMemGetInfo_v2" (*mut usize, *mut usize) (&mut free, &mut all)))?;
+        Ok(free as u64)
+    }
+}
