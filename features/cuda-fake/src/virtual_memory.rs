@@ -199,11 +199,11 @@ pub(crate) fn properties(handle: u64) -> Result<Properties> {
 pub(crate) fn reserve(len: usize, align: usize, hint: u64, flags: u64) -> Result<u64> {
     let mut state = state::lock();
     state.ready()?;
-    let (len, align) = (len as u64, (align as u64).max(BLOCK));
-    if len == 0 || !len.is_multiple_of(BLOCK) || !align.is_power_of_two() || flags != 0 {
+    let (len, align) = (len as u64, align as u64);
+    if len == 0 || !len.is_multiple_of(BLOCK) || (align != 0 && !align.is_power_of_two()) || flags != 0 {
         return Err(Error::InvalidValue);
     }
-    let at = state.arena.take(len, align, hint)?;
+    let at = state.arena.take(len, align.max(BLOCK), hint)?;
     state.reservations.insert(at, len);
     Ok(at)
 }
