@@ -15,6 +15,7 @@ pub(crate) fn init(flags: u32) -> Result {
         return Err(Error::NoDevice);
     }
     state.initialized = true;
+    state::begin();
     Ok(())
 }
 

@@ -87,7 +87,9 @@ pub(crate) fn query(id: u64) -> Result {
         state.invalidate(capture);
         return Err(Error::CapturedEvent);
     }
-    let done = event.mark.is_none_or(|mark| state.is_done(mark));
+    let mark = event.mark;
+    state.refuse_in_capture()?;
+    let done = mark.is_none_or(|mark| state.is_done(mark));
     if done { Ok(()) } else { Err(Error::NotReady) }
 }
 
@@ -100,7 +102,9 @@ pub(crate) fn synchronize(id: u64) -> Result {
         state.invalidate(capture);
         return Err(Error::CapturedEvent);
     }
-    match event.mark {
+    let mark = event.mark;
+    state.refuse_in_capture()?;
+    match mark {
         Some(mark) => crate::stream::finish(state, mark),
         None => Ok(()),
     }

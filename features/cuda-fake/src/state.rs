@@ -18,7 +18,10 @@ use crate::{
 use std::{
     collections::{BTreeMap, HashMap},
     os::fd::OwnedFd,
-    sync::{Condvar, LazyLock, Mutex, MutexGuard},
+    sync::{
+        Condvar, LazyLock, Mutex, MutexGuard,
+        atomic::{AtomicU32, Ordering},
+    },
     thread::ThreadId,
     time::{Duration, Instant},
 };
@@ -128,6 +131,20 @@ static SHARED: LazyLock<Shared> = LazyLock::new(|| {
     });
     Shared { config, state: Mutex::new(state), changed: Condvar::new() }
 });
+
+/// The process that called `cuInit`.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Makes this the process that the driver works in.
+pub(crate) fn begin() {
+    // What fork() copies has neither threads nor a lock that is surely free.
+    let _ = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Whether this process was forked from the one that the driver works in: as with the real one, it can't be used here.
+pub(crate) fn forked() -> bool {
+    ![0, std::process::id()].contains(&PROCESS.load(Ordering::Relaxed))
+}
 
 /// The environment.
 pub(crate) fn config() -> &'static Config {

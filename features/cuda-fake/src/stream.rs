@@ -8,7 +8,7 @@ use crate::{
     state::{self, State},
     sys::{Callback, HostFunction},
 };
-use std::{collections::VecDeque, sync::MutexGuard, thread, time::Instant};
+use std::{cell::Cell, collections::VecDeque, sync::MutexGuard, thread, time::Instant};
 
 /// `CU_STREAM_LEGACY`.
 pub(crate) const LEGACY: u64 = 1;
@@ -172,8 +172,18 @@ pub(crate) fn finish(state: MutexGuard<'static, State>, mark: Mark) -> Result {
     state.current().map(drop)
 }
 
+thread_local! {
+    static WORKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this is a stream's thread: a function of the caller's that it runs may not call the driver.
+pub(crate) fn works() -> bool {
+    WORKS.get()
+}
+
 /// A stream's thread.
 fn run(id: u64) {
+    WORKS.set(true);
     let mut state = state::lock();
     loop {
         let Some(stream) = state.streams.get(&id) else { return };

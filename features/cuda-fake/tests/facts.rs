@@ -221,6 +221,20 @@ fn names_are_found_by_version() {
     });
 }
 
+#[test]
+fn addresses_are_its_own_behind_a_hook() {
+    // The hook is a copy of the library: all of the driver's names are there before the driver's.
+    let folder = tempfile::tempdir().expect("a folder");
+    let hook = folder.path().join("hook.so");
+    fs::copy(library(), &hook).expect("a copy");
+    let preload = [("LD_PRELOAD", hook.to_str().expect("UTF-8"))];
+    alone("addresses_are_its_own_behind_a_hook", &preload, |driver| {
+        let (mut name, mut found) = (*b"cuMemAlloc\0", 0u64);
+        driver.ok("cuGetProcAddress_v2", &[at(&mut name), at(&mut found), 12000, 0, 0]);
+        assert_eq!(Some(found), driver.symbol("cuMemAlloc_v2"));
+    });
+}
+
 const HANDLE: &str = "VM_CUDA_FAKE_TEST_HANDLE";
 
 /// The other process: opens what the variable names, checks the value there, and writes another.

@@ -1,5 +1,7 @@
 //! Streams and events: what runs in which order, what waits, and what captures record.
 
+#![allow(unsafe_code)]
+
 mod common;
 
 use common::*;
@@ -132,6 +134,17 @@ extern "C" fn function(data: u64) {
     CALLED.store(data, Ordering::SeqCst);
 }
 
+static DENIED: AtomicU64 = AtomicU64::new(0);
+
+/// Calls the driver's function that it is told.
+extern "C" fn forbidden(count: u64) {
+    let function = std::ptr::with_exposed_provenance::<()>(count as usize);
+    // SAFETY: the test passes cuDeviceGetCount.
+    let function: extern "C" fn(u64) -> i32 = unsafe { std::mem::transmute(function) };
+    let mut count = 0u64;
+    DENIED.store(function(at(&mut count)) as u64, Ordering::SeqCst);
+}
+
 extern "C" fn callback(stream: u64, status: i32, data: u64) {
     CALLED.store(stream + status as u64 + data, Ordering::SeqCst);
 }
@@ -148,6 +161,13 @@ fn functions_of_the_host_run_in_the_streams_order() {
             ("cuStreamSynchronize", &[stream], 0),
         ]);
         assert_eq!(CALLED.load(Ordering::SeqCst), 77);
+        let forbidden = forbidden as extern "C" fn(u64) as usize as u64;
+        driver.ok(
+            "cuLaunchHostFunc",
+            &[stream, forbidden, driver.symbol("cuDeviceGetCount").expect("a symbol")],
+        );
+        driver.ok("cuStreamSynchronize", &[stream]);
+        assert_eq!(DENIED.load(Ordering::SeqCst), 800, "it may not call the driver");
         driver.ok("cuStreamAddCallback", &[stream, callback, 5, 0]);
         driver.ok("cuStreamSynchronize", &[stream]);
         assert_eq!(CALLED.load(Ordering::SeqCst), stream + 5);
@@ -241,6 +261,7 @@ fn captures_record_and_graphs_replay() {
             ("cuMemFree_v2", &[memory], 900),
             ("cuStreamSynchronize", &[blocking], 900),
             ("cuCtxSynchronize", &[], 900),
+            ("cuEventQuery", &[event], 900),
             ("cuMemsetD32Async", &[memory, 0, 1, 0], 906),
         ];
         for case in cases {

@@ -154,6 +154,9 @@ api! {
     11000 fn cuIpcOpenMemHandle_v2(dptr: Out<u64>, handle: Handle, flags: u32) {
         give(dptr, || ipc::open(&handle.0, flags))
     }
+    4010 fn cuIpcOpenMemHandle(dptr: Out<u64>, handle: Handle, flags: u32) {
+        give(dptr, || ipc::open(&handle.0, flags))
+    }
     4010 fn cuIpcCloseMemHandle(dptr: u64) { ipc::close(dptr) }
 
     4000 fn cuPointerGetAttribute(data: *mut c_void, attribute: i32, ptr: u64) {
@@ -173,6 +176,15 @@ api! {
     }
     6000 fn cuPointerSetAttribute(value: *const c_void, attribute: i32, ptr: u64) {
         pointer::set(attribute, ptr, sys::read(value.cast::<u32>()))
+    }
+    12020 fn cuMemAdvise_v2(dptr: u64, count: usize, advice: i32, location: u64) {
+        let _ = (count, advice, location);
+        memory::managed(dptr)
+    }
+    12020 fn cuMemPrefetchAsync_v2(dptr: u64, count: usize, location: u64, flags: u32, hStream: u64) / cuMemPrefetchAsync_v2_ptsz as own {
+        let _ = (count, location, flags);
+        memory::managed(dptr)?;
+        crate::stream::submit(stream(hStream, own), crate::stream::Work::Nothing)
     }
     8000 fn cuMemAdvise(dptr: u64, count: usize, advice: i32, device: i32) {
         let _ = (count, advice, device);

@@ -88,6 +88,8 @@ fn call(name: &'static str, arguments: impl FnOnce() -> String, body: impl FnOnc
     let guarded = || {
         let config = state::config();
         let run = || match config.fault(name) {
+            Some(0) | None if state::forked() => Err(Error::NotInitialized),
+            Some(0) | None if crate::stream::works() => Err(Error::NotPermitted),
             Some(0) | None => body(),
             Some(code) => Err(Error::Injected(code)),
         };

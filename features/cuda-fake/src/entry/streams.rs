@@ -52,9 +52,19 @@ api! {
     ) / cuStreamWaitValue32_v2_ptsz as own {
         streams::submit(stream(hStream, own), Work::Wait { at: addr, value: value.into(), wide: false, flags })
     }
+    8000 fn cuStreamWaitValue32(
+        hStream: u64, addr: u64, value: u32, flags: u32
+    ) / cuStreamWaitValue32_ptsz as own {
+        streams::submit(stream(hStream, own), Work::Wait { at: addr, value: value.into(), wide: false, flags })
+    }
     11070 fn cuStreamWaitValue64_v2(
         hStream: u64, addr: u64, value: u64, flags: u32
     ) / cuStreamWaitValue64_v2_ptsz as own {
+        streams::submit(stream(hStream, own), Work::Wait { at: addr, value, wide: true, flags })
+    }
+    8000 fn cuStreamWaitValue64(
+        hStream: u64, addr: u64, value: u64, flags: u32
+    ) / cuStreamWaitValue64_ptsz as own {
         streams::submit(stream(hStream, own), Work::Wait { at: addr, value, wide: true, flags })
     }
     11070 fn cuStreamWriteValue32_v2(
@@ -63,9 +73,21 @@ api! {
         let _ = flags;
         streams::submit(stream(hStream, own), Work::Write { at: addr, value: value.into(), wide: false })
     }
+    8000 fn cuStreamWriteValue32(
+        hStream: u64, addr: u64, value: u32, flags: u32
+    ) / cuStreamWriteValue32_ptsz as own {
+        let _ = flags;
+        streams::submit(stream(hStream, own), Work::Write { at: addr, value: value.into(), wide: false })
+    }
     11070 fn cuStreamWriteValue64_v2(
         hStream: u64, addr: u64, value: u64, flags: u32
     ) / cuStreamWriteValue64_v2_ptsz as own {
+        let _ = flags;
+        streams::submit(stream(hStream, own), Work::Write { at: addr, value, wide: true })
+    }
+    8000 fn cuStreamWriteValue64(
+        hStream: u64, addr: u64, value: u64, flags: u32
+    ) / cuStreamWriteValue64_ptsz as own {
         let _ = flags;
         streams::submit(stream(hStream, own), Work::Write { at: addr, value, wide: true })
     }
@@ -150,6 +172,11 @@ api! {
         give(count, || graph::nodes(hGraph))
     }
     11000 fn cuGraphInstantiate_v2(exec: Out<u64>, hGraph: u64, node: Out<u64>, log: *mut u8, len: usize) {
+        let _ = (log, len);
+        put(node, 0);
+        give(exec, || graph::instantiate(hGraph))
+    }
+    10000 fn cuGraphInstantiate(exec: Out<u64>, hGraph: u64, node: Out<u64>, log: *mut u8, len: usize) {
         let _ = (log, len);
         put(node, 0);
         give(exec, || graph::instantiate(hGraph))
