@@ -59,6 +59,11 @@ impl State {
         self.contexts.insert(id, Context { device, flags, error: None, peers: BTreeSet::new(), limits });
     }
 
+    /// A context's error, once it has one.
+    fn healthy(&self, id: u64) -> Result {
+        self.contexts.get(&id).ok_or(Error::ContextIsDestroyed)?.error.map_or(Ok(()), Err)
+    }
+
     fn known(&self, context: u64) -> Result<u64> {
         let context = if context == 0 { self.current_or_failed()? } else { context };
         if self.contexts.contains_key(&context) { Ok(context) } else { Err(Error::InvalidContext) }
@@ -220,14 +225,15 @@ pub(crate) fn limit(which: i32, value: Option<usize>) -> Result<usize> {
     Ok(*limit)
 }
 
-/// `cuCtxSynchronize`.
-pub(crate) fn synchronize() -> Result {
+/// `cuCtxSynchronize`: the current context for 0.
+pub(crate) fn synchronize(id: u64) -> Result {
     let mut state = state::lock();
-    let id = state.current()?;
+    let id = state.known(id)?;
+    state.healthy(id)?;
     state.refuse_in_capture()?;
     let marks = state.marks_of(id);
     state = state::wait(state, |state| marks.iter().all(|&mark| state.is_done(mark)))?;
-    state.current().map(drop)
+    state.healthy(id)
 }
 
 /// `cuDevicePrimaryCtxRetain`.

@@ -40,6 +40,11 @@ pub(crate) fn base(symbol: &str) -> &str {
     }
 }
 
+/// The version a symbol came with, where it is the one that `version` says or one for per-thread streams.
+pub(crate) fn since(symbol: &str, version: i32) -> i32 {
+    if plain(symbol) == symbol { version } else { version.max(7000) }
+}
+
 /// The address for a name, a version of CUDA, and flags for per-thread streams: 0 where there is none.
 pub(crate) fn find(name: &str, version: i32, flags: u64) -> Result<(usize, Status)> {
     let driver = state::config().version;

@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use object::Object;
 use std::{fs, os::fd::AsRawFd};
 
 #[test]
@@ -218,6 +219,34 @@ fn names_are_found_by_version() {
             ("cuGetProcAddress_v2", &[0, at(&mut found), 12000, 0], INVALID_VALUE),
             ("cuGetExportTable", &[at(&mut found), at(&mut name)], 500),
         ]);
+    });
+}
+
+#[test]
+fn no_function_crashes_on_nothing() {
+    alone("no_function_crashes_on_nothing", &[], |driver| {
+        let file = fs::read(library()).expect("the library");
+        let file = object::File::parse(file.as_slice()).expect("ELF");
+        let names = file.exports().expect("symbols");
+        let names: Vec<&str> = names.iter().filter_map(|export| str::from_utf8(export.name()).ok()).collect();
+        let names: Vec<&str> = names.into_iter().filter(|name| name.starts_with("cu")).collect();
+        assert!(names.len() > 500, "{names:?}");
+        // Before it is initialised, and with a context.
+        for context in [false, true] {
+            if context {
+                driver.start(0);
+            }
+            for name in &names {
+                let code = driver.call(name, &[]);
+                assert_ne!(code, 999, "{name}");
+                if name == &"cuPointerGetAttribute"
+                    || name.starts_with("cuIpcGet")
+                    || name.starts_with("cuMemCreate")
+                {
+                    assert_ne!(code, 0, "{name}");
+                }
+            }
+        }
     });
 }
 

@@ -30,7 +30,8 @@ api! {
     4000 fn cuCtxGetCurrent(context: Out<u64>) { give(context, context::get_current) }
     2000 fn cuCtxGetDevice(device: Out<i32>) { give(device, context::device) }
     13000 fn cuCtxGetDevice_v2(device: Out<i32>, context: u64) { give(device, || context::device_of(context)) }
-    2000 fn cuCtxSynchronize() { context::synchronize() }
+    2000 fn cuCtxSynchronize() { context::synchronize(0) }
+    13000 fn cuCtxSynchronize_v2(context: u64) { context::synchronize(context) }
     7000 fn cuCtxGetFlags(flags: Out<u32>) { give(flags, context::flags) }
     12010 fn cuCtxSetFlags(flags: u32) { context::set_flags(flags) }
     12000 fn cuCtxGetId(context: u64, id: Out<u64>) { give(id, || context::id_of(context)) }

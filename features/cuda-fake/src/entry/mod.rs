@@ -6,6 +6,7 @@ mod copies;
 mod devices;
 mod memories;
 mod streams;
+mod unsupported;
 mod works;
 
 use crate::{
@@ -119,6 +120,17 @@ macro_rules! export {
     };
 }
 
+/// A function's line of the table; those for per-thread streams came with CUDA 7.0.
+macro_rules! entry {
+    ($name:ident, $since:expr) => {
+        $crate::names::Entry {
+            symbol: stringify!($name),
+            since: $crate::names::since(stringify!($name), $since),
+            address: $name as *const () as usize,
+        }
+    };
+}
+
 /// Exports functions, each with the version of CUDA it came with; those that use default streams twice, where the second
 /// one's default is the thread's own, and where the name after `as` is the default's handle.
 macro_rules! api {
@@ -130,8 +142,8 @@ macro_rules! api {
 
         pub(super) fn table() -> Vec<$crate::names::Entry> {
             vec![$(
-                $crate::names::Entry { symbol: stringify!($name), since: $since, address: $name as *const () as usize },
-                $($crate::names::Entry { symbol: stringify!($own), since: $since, address: $own as *const () as usize },)?
+                $crate::entry::entry!($name, $since),
+                $($crate::entry::entry!($own, $since),)?
             )*]
         }
     };
@@ -143,7 +155,7 @@ macro_rules! api {
     };
 }
 
-use {api, export};
+use {api, entry, export};
 
 /// The stream that a handle means where null is `default`.
 fn stream(handle: u64, default: u64) -> u64 {
@@ -159,6 +171,7 @@ pub(crate) fn table() -> Vec<Entry> {
         copies::table(),
         streams::table(),
         works::table(),
+        unsupported::table(),
     ]
     .concat()
 }

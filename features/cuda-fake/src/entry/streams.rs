@@ -30,6 +30,11 @@ api! {
     9020 fn cuStreamGetCtx(hStream: u64, context: Out<u64>) / cuStreamGetCtx_ptsz as own {
         give(context, || Ok(streams::facts(stream(hStream, own))?.2))
     }
+    12050 fn cuStreamGetCtx_v2(hStream: u64, context: Out<u64>, green: Out<u64>) / cuStreamGetCtx_v2_ptsz as own {
+        give(context, || Ok(streams::facts(stream(hStream, own))?.2))?;
+        put(green, 0);
+        Ok(())
+    }
     12000 fn cuStreamGetId(hStream: u64, id: Out<u64>) / cuStreamGetId_ptsz as own {
         give(id, || Ok(streams::facts(stream(hStream, own))?.3))
     }
@@ -39,6 +44,15 @@ api! {
     10000 fn cuLaunchHostFunc(
         hStream: u64, function: Option<HostFunction>, data: u64
     ) / cuLaunchHostFunc_ptsz as own {
+        let function = function.ok_or(Error::InvalidValue)?;
+        streams::submit(stream(hStream, own), Work::Host { function, data })
+    }
+    13010 fn cuLaunchHostFunc_v2(
+        hStream: u64, function: Option<HostFunction>, data: u64, mode: u32
+    ) / cuLaunchHostFunc_v2_ptsz as own {
+        if mode > 1 {
+            return Err(Error::InvalidValue);
+        }
         let function = function.ok_or(Error::InvalidValue)?;
         streams::submit(stream(hStream, own), Work::Host { function, data })
     }
@@ -62,7 +76,7 @@ api! {
     ) / cuStreamWaitValue64_v2_ptsz as own {
         streams::submit(stream(hStream, own), Work::Wait { at: addr, value, wide: true, flags })
     }
-    8000 fn cuStreamWaitValue64(
+    9000 fn cuStreamWaitValue64(
         hStream: u64, addr: u64, value: u64, flags: u32
     ) / cuStreamWaitValue64_ptsz as own {
         streams::submit(stream(hStream, own), Work::Wait { at: addr, value, wide: true, flags })
@@ -85,7 +99,7 @@ api! {
         let _ = flags;
         streams::submit(stream(hStream, own), Work::Write { at: addr, value, wide: true })
     }
-    8000 fn cuStreamWriteValue64(
+    9000 fn cuStreamWriteValue64(
         hStream: u64, addr: u64, value: u64, flags: u32
     ) / cuStreamWriteValue64_ptsz as own {
         let _ = flags;

@@ -1,7 +1,7 @@
 //! Modules, functions, and launches.
 
 use super::{Out, Unused, api, give, put, read, stream};
-use crate::{error::Error, ffi::Launch, module};
+use crate::{ffi::Launch, module};
 use std::ffi::c_char;
 
 api! {
@@ -74,17 +74,6 @@ api! {
     ) / cuLaunchKernelEx_ptsz as own {
         let config = read(config)?;
         module::launch(f, config.grid, config.block, stream(config.stream, own), parameters, extra)
-    }
-    12000 fn cuLibraryLoadData(
-        library: Out<u64>, code: Unused, options: Unused, optionValues: Unused, count: u32,
-        libraryOptions: Unused, libraryValues: Unused, libraryCount: u32
-    ) {
-        let _ = (library, code, options, optionValues, count, libraryOptions, libraryValues, libraryCount);
-        Err(Error::NotSupported)
-    }
-    12000 fn cuLibraryUnload(library: u64) {
-        let _ = library;
-        Err(Error::NotSupported)
     }
     4000 fn cuProfilerStart() { Ok(()) }
     4000 fn cuProfilerStop() { Ok(()) }
