@@ -59,6 +59,11 @@ impl State {
         self.contexts.insert(id, Context { device, flags, error: None, peers: BTreeSet::new(), limits });
     }
 
+    /// Whether a context is there and without error: what runs in it ends otherwise.
+    pub(crate) fn works(&self, id: u64) -> bool {
+        self.healthy(id).is_ok()
+    }
+
     /// A context's error, once it has one.
     fn healthy(&self, id: u64) -> Result {
         self.contexts.get(&id).ok_or(Error::ContextIsDestroyed)?.error.map_or(Ok(()), Err)

@@ -155,8 +155,11 @@ pub(crate) fn submit(handle: u64, mut copy: Copy, waits: bool) -> Result {
     if copy.empty() {
         return Ok(());
     }
-    let plain = |state: &State, end: &End| end.host && !state.arena.has(end.at);
-    let pageable = |state: &State, end: &End| plain(state, end) && state.host_span(end.at).is_none();
+    // The host's, or managed: not what has a device's address where either may be.
+    let plain = |state: &State, end: &End| end.host && (!state.arena.has(end.at) || state.is_managed(end.at));
+    let pageable = |state: &State, end: &End| {
+        plain(state, end) && state.host_span(end.at).is_none() && !state.arena.has(end.at)
+    };
     let host = plain(&state, &copy.dst) || plain(&state, &copy.src);
     let capturing = state.streams[&id].capture.is_some();
     let mut blocks = waits && host;

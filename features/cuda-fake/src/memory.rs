@@ -135,6 +135,11 @@ impl State {
         (at - start < span.extent()).then_some((start, span))
     }
 
+    /// Whether an address is of managed memory.
+    pub(crate) fn is_managed(&self, at: u64) -> bool {
+        matches!(self.span(at), Some((_, Span { kind: Kind::Managed { .. }, .. })))
+    }
+
     /// The range of `len` bytes at `at`, if a device may access all of it.
     ///
     /// `host` says that the operand may also be the caller's own memory, which is then the caller's promise.
@@ -318,8 +323,5 @@ pub(crate) fn address_range(at: u64) -> Result<(u64, usize)> {
 pub(crate) fn managed(at: u64) -> Result {
     let state = state::lock();
     state.current()?;
-    match state.span(at) {
-        Some((_, Span { kind: Kind::Managed { .. }, .. })) => Ok(()),
-        _ => Err(Error::InvalidValue),
-    }
+    if state.is_managed(at) { Ok(()) } else { Err(Error::InvalidValue) }
 }

@@ -93,7 +93,8 @@ impl Launch {
             let Some(word) = state.reach(at, 4, By::Kernel(context), 1, false) else {
                 return (state, Err(Error::IllegalAddress));
             };
-            if word.load(0) == expected as u32 || start.elapsed() >= Duration::from_micros(timeout) {
+            let over = start.elapsed() >= Duration::from_micros(timeout) || !state.works(context);
+            if word.load(0) == expected as u32 || over {
                 return (state, Ok(()));
             }
             drop(state);

@@ -302,7 +302,7 @@ fn wait_value(
             2 => now & value != 0,
             _ => !(now | value) & if wide { u64::MAX } else { u32::MAX.into() } != 0,
         };
-        if reached || !state.contexts.contains_key(&context) {
+        if reached || !state.works(context) {
             return (state, Ok(()));
         }
         drop(state);

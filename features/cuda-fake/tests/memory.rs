@@ -218,6 +218,10 @@ fn host_memory_is_the_devices_too() {
             assert_eq!(driver.synchronize(), 0);
             assert_eq!(driver.words(memory, 1024), [memory as u32 & 0xffff; 1024]);
         }
+        // A copy to the host has arrived when it returns, wherever that is.
+        driver.launch(driver.kernel("poll"), 0, vec![own, 0, 20_000]);
+        driver.ok("cuMemcpyDtoH_v2", &[managed, allocated, 4096]);
+        driver.ok("cuStreamQuery", &[0]);
         assert_eq!(driver.get("cuMemHostGetDevicePointer_v2", &[allocated, 0]), allocated);
         assert_eq!(driver.get("cuMemHostGetFlags", &[allocated]) as u32, 2);
         driver.check(&[
@@ -251,5 +255,34 @@ fn pools_free_in_the_order_of_a_stream() {
         driver.ok("cuStreamSynchronize", &[stream]);
         assert_eq!(driver.used(), 0);
         driver.check(&[("cuMemPoolTrimTo", &[pool, 0], 0), ("cuMemPoolDestroy", &[pool], INVALID_VALUE)]);
+    });
+}
+
+#[test]
+fn threads_work_at_once() {
+    alone("threads_work_at_once", &[], |driver| {
+        let context = driver.start(0);
+        let work = &|thread: u64| {
+            driver.ok("cuCtxSetCurrent", &[context]);
+            let stream = driver.get("cuStreamCreate", &[thread % 2]);
+            let range = driver.get("cuMemAddressReserve", &[MIB2, 0, 0, 0]);
+            for turn in 1..=50 {
+                let (value, memory) = (thread << 16 | turn, driver.create(MIB2, 0, 0));
+                driver
+                    .check(&[("cuMemMap", &[range, MIB2, 0, memory, 0], 0), ("cuMemRelease", &[memory], 0)]);
+                assert_eq!(driver.access(range, MIB2, 0, 3), 0);
+                let legacy = driver.get("cuMemAlloc_v2", &[1024]);
+                driver.check(&[
+                    ("cuMemsetD32Async", &[range, value, 256, stream], 0),
+                    ("cuMemcpyDtoDAsync_v2", &[legacy, range, 1024, stream], 0),
+                    ("cuStreamSynchronize", &[stream], 0),
+                ]);
+                assert_eq!(driver.words(legacy, 256), [value as u32; 256]);
+                driver.check(&[("cuMemUnmap", &[range, MIB2], 0), ("cuMemFree_v2", &[legacy], 0)]);
+            }
+            driver.check(&[("cuMemAddressFree", &[range, MIB2], 0), ("cuStreamDestroy_v2", &[stream], 0)]);
+        };
+        std::thread::scope(|scope| (0..8).for_each(|thread| drop(scope.spawn(move || work(thread)))));
+        assert_eq!(driver.used(), 0);
     });
 }
