@@ -111,15 +111,16 @@ impl Copy {
         let rows = || (0..self.depth).flat_map(|z| (0..self.height).map(move |y| (y, z)));
         for copying in [false, true] {
             for (y, z) in rows() {
-                let src = match &self.staged {
-                    Some(bytes) => {
-                        Range::promised(bytes, bytes.as_ptr().expose_provenance() as u64, bytes.len())
-                    }
-                    None => reach(&self.src, y, z, 1)?,
-                };
                 let dst = reach(&self.dst, y, z, READ_WRITE)?;
-                if copying {
-                    dst.copy_from(src);
+                match &self.staged {
+                    Some(bytes) if copying => dst.write(bytes),
+                    Some(_) => {}
+                    None => {
+                        let src = reach(&self.src, y, z, 1)?;
+                        if copying {
+                            dst.copy_from(src);
+                        }
+                    }
                 }
             }
         }

@@ -21,7 +21,8 @@ pub(crate) struct Range<'s> {
 }
 
 impl<'s> Range<'s> {
-    /// A range whose `len` bytes at `at` are there while `holder` is borrowed. Only [`crate::memory`] makes them.
+    /// A range whose `len` bytes at `at` are there while `holder` is borrowed. Only `State::reach`
+    /// makes them, which looks the range up.
     pub(crate) fn promised<T>(_holder: &'s T, at: u64, len: usize) -> Self {
         Self { at, len, held: PhantomData }
     }
@@ -34,6 +35,12 @@ impl<'s> Range<'s> {
     pub(crate) fn copy_from(self, from: Range) {
         // SAFETY: both ranges are accessible (the type's promise), and copy() lets them overlap.
         unsafe { std::ptr::copy(from.pointer(), self.pointer(), self.len.min(from.len)) }
+    }
+
+    /// Writes as many of the bytes as it has.
+    pub(crate) fn write(self, bytes: &[u8]) {
+        // SAFETY: the range is accessible, and copy() lets a caller's own memory overlap.
+        unsafe { std::ptr::copy(bytes.as_ptr(), self.pointer(), self.len.min(bytes.len())) }
     }
 
     /// Sets all of it to the lowest `unit` bytes of `value`, repeated.

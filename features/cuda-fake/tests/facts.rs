@@ -1,5 +1,7 @@
 //! Contexts, attributes of addresses, copies of all shapes, names, other processes, and the environment.
 
+#![allow(unsafe_code)]
+
 mod common;
 
 use common::*;
@@ -261,6 +263,26 @@ fn addresses_are_its_own_behind_a_hook() {
         let (mut name, mut found) = (*b"cuMemAlloc\0", 0u64);
         driver.ok("cuGetProcAddress_v2", &[at(&mut name), at(&mut found), 12000, 0, 0]);
         assert_eq!(Some(found), driver.symbol("cuMemAlloc_v2"));
+    });
+}
+
+#[test]
+fn a_forked_process_is_not_initialised() {
+    alone("a_forked_process_is_not_initialised", &[], |driver| {
+        driver.start(0);
+        driver.check(&[("cuMemsetD8_v2", &[driver.get("cuMemAlloc_v2", &[512]), 1, 512], 0)]);
+        // SAFETY: the child calls the driver, which locks nothing there, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let code = driver.call("cuCtxSynchronize", &[]);
+            // SAFETY: it ends the child without what the parent has registered for its end.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = 0;
+        // SAFETY: the status is written to.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(libc::WEXITSTATUS(status), 3);
+        assert_eq!(driver.synchronize(), 0);
     });
 }
 
