@@ -74,7 +74,7 @@ fn kernels_reach_peers_only_when_enabled() {
 
 #[test]
 fn addresses_have_attributes() {
-    alone("addresses_have_attributes", &[], |driver| {
+    alike("addresses_have_attributes", &[], |driver| {
         let context = driver.start(0);
         let legacy = driver.get("cuMemAlloc_v2", &[1000]);
         let range = driver.get("cuMemAddressReserve", &[2 * MIB2, 0, 0, 0]);
@@ -136,7 +136,7 @@ fn addresses_have_attributes() {
 
 #[test]
 fn copies_have_all_shapes() {
-    alone("copies_have_all_shapes", &[], |driver| {
+    alike("copies_have_all_shapes", &[], |driver| {
         driver.start(0);
         let memory = driver.get("cuMemAlloc_v2", &[4096]);
         let mut host: Vec<u8> = (0..=255).collect();

@@ -227,10 +227,9 @@ fn captures_record_and_graphs_replay() {
         driver.start(0);
         let (stream, side) = (driver.get("cuStreamCreate", &[1]), driver.get("cuStreamCreate", &[1]));
         let memory = driver.get("cuMemAlloc_v2", &[1024]);
-        let event = driver.get("cuEventCreate", &[2]);
         let (fork, join) = (driver.get("cuEventCreate", &[2]), driver.get("cuEventCreate", &[2]));
-        let (mut status, mut graph, mut none) = (0u64, 0u64, 0u64);
-        let (status_at, graph_at, none) = (at(&mut status), at(&mut graph), at(&mut none));
+        let (mut status, mut graph) = (0u64, 0u64);
+        let (status_at, graph_at) = (at(&mut status), at(&mut graph));
         driver.ok("cuMemsetD32_v2", &[memory, 0, 256]);
         let add = driver.kernel("add");
         driver.ok("cuStreamBeginCapture_v2", &[stream, 0]);
@@ -254,6 +253,18 @@ fn captures_record_and_graphs_replay() {
             driver.check(&[("cuGraphLaunch", &[exec, stream], 0), ("cuStreamSynchronize", &[stream], 0)]);
             assert_eq!(driver.words(memory, 1), [count]);
         }
+    });
+}
+
+#[test]
+fn captures_forbid_what_is_unsafe() {
+    alike("captures_forbid_what_is_unsafe", &[], |driver| {
+        driver.start(0);
+        let (stream, side) = (driver.get("cuStreamCreate", &[1]), driver.get("cuStreamCreate", &[1]));
+        let memory = driver.get("cuMemAlloc_v2", &[1024]);
+        let (event, fork) = (driver.get("cuEventCreate", &[2]), driver.get("cuEventCreate", &[2]));
+        let (mut graph, mut none) = (0u64, 0u64);
+        let (graph_at, none) = (at(&mut graph), at(&mut none));
         // What a capture does not allow invalidates it.
         let blocking = driver.get("cuStreamCreate", &[0]);
         let cases: &[(&str, &[u64], Code)] = &[

@@ -24,7 +24,12 @@ pub(crate) fn library() -> PathBuf {
 /// The driver, loaded.
 pub(crate) struct Driver {
     library: Library,
+    /// Whether it is the fake.
+    pub(crate) fake: bool,
 }
+
+/// Names a library to compare with: `libcuda.so.1` on a machine with a GPU.
+const AGAINST: &str = "VM_CUDA_FAKE_AGAINST";
 
 type Function = extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> i32;
 
@@ -35,8 +40,11 @@ pub(crate) fn at<T: ?Sized>(value: &mut T) -> u64 {
 
 impl Driver {
     pub(crate) fn load() -> Self {
-        // SAFETY: the library has no initialisers.
-        Self { library: unsafe { Library::new(library()) }.expect("the library is built") }
+        let other = std::env::var_os(AGAINST).map(PathBuf::from);
+        let fake = other.is_none();
+        // SAFETY: neither library has initialisers that matter.
+        let library = unsafe { Library::new(other.unwrap_or_else(library)) };
+        Self { library: library.expect("the library is built"), fake }
     }
 
     /// The address of a symbol.
@@ -103,6 +111,14 @@ impl Driver {
         total - free
     }
 
+    /// Checks how many bytes are used, of the fake's memory: others use a real device as well.
+    #[track_caller]
+    pub(crate) fn uses(&self, expected: u64) {
+        if self.fake {
+            assert_eq!(self.used(), expected);
+        }
+    }
+
     /// The words at a device's address.
     #[track_caller]
     pub(crate) fn words(&self, from: u64, count: usize) -> Vec<u32> {
@@ -153,6 +169,16 @@ const CASE: &str = "VM_CUDA_FAKE_TEST_CASE";
 /// Runs a test's body in a process of its own with these variables. `name` is the test function's.
 #[track_caller]
 pub(crate) fn alone(name: &str, variables: &[(&str, &str)], body: impl FnOnce(&Driver)) {
+    if std::env::var_os(AGAINST).is_some() {
+        println!("skipped: {name} is of the fake alone");
+    } else {
+        alike(name, variables, body);
+    }
+}
+
+/// The same, of what holds for the real driver as well.
+#[track_caller]
+pub(crate) fn alike(name: &str, variables: &[(&str, &str)], body: impl FnOnce(&Driver)) {
     if std::env::var(CASE).is_ok_and(|case| case == name) {
         return body(&Driver::load());
     }
