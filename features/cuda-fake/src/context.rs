@@ -92,11 +92,9 @@ fn destroy_context(mut state: MutexGuard<'static, State>, id: u64) -> Result {
         state.release(at)?;
     }
     state.release_host(id);
-    state
-        .streams
-        .values_mut()
-        .filter(|stream| stream.context == id)
-        .for_each(|stream| stream.destroyed = true);
+    for (stream, _) in state.marks_of(id) {
+        state.retire(stream);
+    }
     state.defaults.retain(|&(context, _), _| context != id);
     state.events.retain(|_, event| event.context != id);
     state.functions.retain(|_, function| state.modules.get(&function.0) != Some(&id));
@@ -104,7 +102,6 @@ fn destroy_context(mut state: MutexGuard<'static, State>, id: u64) -> Result {
     state.contexts.values_mut().for_each(|context| {
         context.peers.remove(&id);
     });
-    state::changed();
     Ok(())
 }
 

@@ -88,6 +88,14 @@ impl State {
         }
     }
 
+    /// Ends a capture without a graph, as the stream that began it is gone.
+    pub(crate) fn abandon(&mut self, origin: u64) {
+        self.captures.retain(|_, capture| capture.origin != origin);
+        for stream in self.streams.values_mut() {
+            stream.capture = stream.capture.filter(|capture| self.captures.contains_key(capture));
+        }
+    }
+
     fn capture_of(&mut self, stream: u64) -> Option<&mut Capture> {
         let capture = self.streams.get(&stream)?.capture?;
         self.captures.get_mut(&capture)

@@ -134,6 +134,16 @@ impl State {
         Ok(id)
     }
 
+    /// Makes a stream end once it has done what was submitted.
+    pub(crate) fn retire(&mut self, id: u64) {
+        self.abandon(id);
+        match self.streams.get_mut(&id) {
+            Some(stream) if stream.started => (stream.destroyed, stream.capture) = (true, None),
+            _ => drop(self.streams.remove(&id)),
+        }
+        state::changed();
+    }
+
     /// Adds work to a stream, or to the capture that it is in.
     pub(crate) fn submit(&mut self, id: u64, work: Work, behind: Vec<Mark>) -> Result<Mark> {
         if self.streams.get(&id).is_some_and(|stream| stream.capture.is_some()) {
@@ -334,14 +344,7 @@ pub(crate) fn destroy(handle: u64) -> Result {
     if let Some(capture) = state.streams[&id].capture {
         state.invalidate(capture);
     }
-    let idle = !state.streams[&id].started;
-    if idle {
-        state.streams.remove(&id);
-    } else if let Some(stream) = state.streams.get_mut(&id) {
-        stream.destroyed = true;
-        stream.capture = None;
-    }
-    state::changed();
+    state.retire(id);
     Ok(())
 }
 

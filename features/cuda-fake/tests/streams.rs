@@ -253,6 +253,12 @@ fn captures_record_and_graphs_replay() {
             driver.check(&[("cuGraphLaunch", &[exec, stream], 0), ("cuStreamSynchronize", &[stream], 0)]);
             assert_eq!(driver.words(memory, 1), [count]);
         }
+        // A capture ends with its stream, or its context.
+        driver.check(&[("cuStreamBeginCapture_v2", &[side, 0], 0), ("cuStreamDestroy_v2", &[side], 0)]);
+        driver.get("cuMemAlloc_v2", &[512]);
+        driver
+            .check(&[("cuStreamBeginCapture_v2", &[stream, 0], 0), ("cuDevicePrimaryCtxReset_v2", &[0], 0)]);
+        driver.get("cuMemAlloc_v2", &[512]);
     });
 }
 
