@@ -382,11 +382,17 @@ fn calls_fail_on_demand_and_are_traced() {
             ("cuMemFree_v2", &[memory], 999),
         ]);
         driver.ok("cuMemFree_v2", &[memory]);
+        let freed = format!("cuMemFree_v2 dptr={memory:#x} -> 0");
+        let mut properties = properties(0, 0);
+        let properties = at(&mut properties);
+        driver.check(&[("cuMemGetAllocationGranularity", &[out, properties, 0], 0)]);
+        let granularity =
+            format!("cuMemGetAllocationGranularity size={out:#x} prop={properties:#x} option=0 -> 0");
         let path = std::env::var("VM_CUDA_FAKE_TRACE").expect("a path");
         let trace = fs::read_to_string(path).expect("a trace");
         let lines: Vec<&str> = trace.lines().collect();
         assert_eq!(lines[0], "cuInit flags=0 -> 0");
-        assert_eq!(lines.last(), Some(&format!("cuMemFree_v2 dptr={memory:#x} -> 0").as_str()));
+        assert_eq!(lines[lines.len() - 2..], [freed, granularity]);
         assert_eq!(lines.iter().filter(|line| line.starts_with("cuMemAlloc_v2 ")).count(), 3);
         assert!(lines.iter().any(|line| line.ends_with("bytesize=512 -> 2")), "{trace}");
     });

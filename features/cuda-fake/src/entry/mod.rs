@@ -56,13 +56,13 @@ arguments!(i32: "{}", u32: "{}", u64: "{:#x}", usize: "{}", u8: "{}", u16: "{}",
 
 impl<T> Argument for *const T {
     fn show(&self) -> String {
-        format!("{self:p}")
+        format!("{:p}", *self)
     }
 }
 
 impl<T> Argument for *mut T {
     fn show(&self) -> String {
-        format!("{self:p}")
+        format!("{:p}", *self)
     }
 }
 
