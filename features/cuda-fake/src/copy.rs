@@ -1,0 +1,228 @@
+//! Copies and memsets, of one to three dimensions.
+
+use crate::{
+    error::{Error, Result},
+    ffi::{Copy2d, Copy3d},
+    memory::{By, READ_WRITE},
+    state::{self, State},
+    stream::{self, Work},
+    sys::Range,
+};
+use std::sync::Arc;
+
+/// One end of a copy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
+    pub(crate) at: u64,
+    /// The caller's own memory, or an address of either kind.
+    pub(crate) host: bool,
+    pub(crate) pitch: usize,
+    pub(crate) slice: usize,
+    /// The context that accesses it: 0 is the stream's.
+    pub(crate) context: u64,
+}
+
+impl End {
+    /// A device's address.
+    pub(crate) fn device(at: u64) -> Self {
+        Self { at, host: false, pitch: 0, slice: 0, context: 0 }
+    }
+
+    /// Host memory, or an address of either kind.
+    pub(crate) fn host(at: u64) -> Self {
+        Self { host: true, ..Self::device(at) }
+    }
+
+    fn row(&self, y: usize, z: usize) -> Option<u64> {
+        let offset = self.pitch.checked_mul(y)?.checked_add(self.slice.checked_mul(z)?)?;
+        self.at.checked_add(offset as u64)
+    }
+}
+
+/// A copy of `depth` slices of `height` rows of `width` bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Copy {
+    pub(crate) dst: End,
+    pub(crate) src: End,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) depth: usize,
+    /// The source's bytes, where it was pageable memory.
+    staged: Option<Arc<[u8]>>,
+}
+
+impl Copy {
+    /// A copy of bytes.
+    pub(crate) fn bytes(dst: End, src: End, width: usize) -> Self {
+        Self { dst, src, width, height: 1, depth: 1, staged: None }
+    }
+
+    /// The copy that a `CUDA_MEMCPY2D` asks for; with pitches checked, unless `unaligned`.
+    pub(crate) fn of_2d(copy: &Copy2d) -> Result<Self> {
+        let end = |end: &crate::ffi::End2d| {
+            let (at, host) = operand(end.memory, end.host, end.device)?;
+            let pitch = if end.pitch == 0 { copy.width } else { end.pitch };
+            if copy.height > 1 && pitch < copy.width {
+                return Err(Error::InvalidValue);
+            }
+            let at =
+                end.y.checked_mul(pitch).and_then(|rows| at.checked_add(rows.checked_add(end.x)? as u64));
+            Ok(End { at: at.ok_or(Error::InvalidValue)?, host, pitch, slice: 0, context: 0 })
+        };
+        let (width, height) = (copy.width, copy.height);
+        Ok(Self { dst: end(&copy.dst)?, src: end(&copy.src)?, width, height, depth: 1, staged: None })
+    }
+
+    /// The copy that a `CUDA_MEMCPY3D` asks for, or a `CUDA_MEMCPY3D_PEER`, whose ends have contexts.
+    pub(crate) fn of_3d(copy: &Copy3d, peer: bool) -> Result<Self> {
+        let end = |end: &crate::ffi::End3d| {
+            let (at, host) = operand(end.memory, end.host, end.device)?;
+            let pitch = if end.pitch == 0 { copy.width } else { end.pitch };
+            let rows = if end.height == 0 { copy.height } else { end.height };
+            let slice = pitch.checked_mul(rows).ok_or(Error::InvalidValue)?;
+            if (copy.height > 1 && pitch < copy.width)
+                || (copy.depth > 1 && rows < copy.height)
+                || end.lod != 0
+            {
+                return Err(Error::InvalidValue);
+            }
+            let offset = || {
+                let rows = end.y.checked_mul(pitch)?.checked_add(end.x)?;
+                at.checked_add(end.z.checked_mul(slice)?.checked_add(rows)? as u64)
+            };
+            let at = offset().ok_or(Error::InvalidValue)?;
+            Ok(End { at, host, pitch, slice, context: if peer { end.context } else { 0 } })
+        };
+        let (width, height, depth) = (copy.width, copy.height, copy.depth);
+        Ok(Self { dst: end(&copy.dst)?, src: end(&copy.src)?, width, height, depth, staged: None })
+    }
+
+    fn empty(&self) -> bool {
+        self.width == 0 || self.height == 0 || self.depth == 0
+    }
+
+    /// Copies, if all of both ends is accessible.
+    pub(crate) fn run(&self, state: &State, context: u64) -> Result {
+        let by = |end: &End| By::Copy(if end.context == 0 { context } else { end.context });
+        let reach = |end: &End, y, z, need| -> Result<Range> {
+            let at = end.row(y, z).ok_or(Error::IllegalAddress)?;
+            state.reach(at, self.width, by(end), need, end.host).ok_or(Error::IllegalAddress)
+        };
+        let rows = || (0..self.depth).flat_map(|z| (0..self.height).map(move |y| (y, z)));
+        for copying in [false, true] {
+            for (y, z) in rows() {
+                let dst = reach(&self.dst, y, z, READ_WRITE)?;
+                match &self.staged {
+                    Some(bytes) if copying => dst.write(bytes),
+                    Some(_) => {}
+                    None => {
+                        let src = reach(&self.src, y, z, 1)?;
+                        if copying {
+                            dst.copy_from(src);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The address of an end of a pitched copy: host (1), device (2), or unified (4); not arrays (3).
+fn operand(memory: u32, host: u64, device: u64) -> Result<(u64, bool)> {
+    match memory {
+        1 => Ok((host, true)),
+        2 => Ok((device, false)),
+        4 => Ok((device, true)),
+        3 => Err(Error::NotSupported),
+        _ => Err(Error::InvalidValue),
+    }
+}
+
+/// Submits a copy; `waits` for it where the function is synchronous and an end is the host's.
+///
+/// As in the driver, pageable memory is read before an asynchronous call returns, and written before it returns.
+pub(crate) fn submit(handle: u64, mut copy: Copy, waits: bool) -> Result {
+    let mut state = state::lock();
+    let id = state.stream(handle)?;
+    for context in [copy.dst.context, copy.src.context] {
+        if context != 0 && !state.contexts.contains_key(&context) {
+            return Err(Error::InvalidContext);
+        }
+    }
+    if waits {
+        state.refuse_in_capture()?;
+    }
+    if copy.empty() {
+        return Ok(());
+    }
+    // The host's, or managed: not what has a device's address where either may be.
+    let plain = |state: &State, end: &End| end.host && (!state.arena.has(end.at) || state.is_managed(end.at));
+    let pageable = |state: &State, end: &End| {
+        plain(state, end) && state.host_span(end.at).is_none() && !state.arena.has(end.at)
+    };
+    let host = plain(&state, &copy.dst) || plain(&state, &copy.src);
+    let capturing = state.streams[&id].capture.is_some();
+    let mut blocks = waits && host;
+    if !capturing && !waits {
+        blocks |= pageable(&state, &copy.dst);
+        if pageable(&state, &copy.src) && copy.height == 1 && copy.depth == 1 {
+            let bytes = state.reach(copy.src.at, copy.width, By::Copy(0), 1, true).map(Range::bytes);
+            copy.staged = bytes.map(Arc::from);
+        } else {
+            blocks |= pageable(&state, &copy.src);
+        }
+    }
+    let mark = state.submit(id, Work::Copy(copy), Vec::new())?;
+    if blocks && !capturing { stream::finish(state, mark) } else { Ok(()) }
+}
+
+/// A memset of `height` rows of `width` elements.
+#[derive(Clone, Debug)]
+pub(crate) struct Fill {
+    pub(crate) at: u64,
+    pub(crate) pitch: usize,
+    pub(crate) value: u32,
+    /// Bytes of an element.
+    pub(crate) unit: usize,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+}
+
+impl Fill {
+    /// Sets it, if all of it is accessible.
+    pub(crate) fn run(&self, state: &State, context: u64) -> Result {
+        let len = self.width.checked_mul(self.unit).ok_or(Error::IllegalAddress)?;
+        for filling in [false, true] {
+            for y in 0..self.height {
+                let at = self.pitch.checked_mul(y).and_then(|offset| self.at.checked_add(offset as u64));
+                let at = at.ok_or(Error::IllegalAddress)?;
+                let by = By::Copy(context);
+                let range = state.reach(at, len, by, READ_WRITE, false).ok_or(Error::IllegalAddress)?;
+                if filling {
+                    range.fill(self.value, self.unit);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Submits a memset; of host memory, `waits` makes it wait.
+pub(crate) fn fill(handle: u64, fill: Fill, waits: bool) -> Result {
+    let mut state = state::lock();
+    let id = state.stream(handle)?;
+    if waits {
+        state.refuse_in_capture()?;
+    }
+    if !fill.at.is_multiple_of(fill.unit as u64) || (fill.height > 1 && !fill.pitch.is_multiple_of(fill.unit))
+    {
+        return Err(Error::InvalidValue);
+    }
+    if fill.width == 0 || fill.height == 0 {
+        return Ok(());
+    }
+    let host = state.host_span(fill.at).is_some();
+    let mark = state.submit(id, Work::Fill(fill), Vec::new())?;
+    if waits && host { stream::finish(state, mark) } else { Ok(()) }
+}

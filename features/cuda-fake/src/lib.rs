@@ -1,0 +1,39 @@
+//! A CUDA driver over host memory, for tests of programs that hook or forward the driver's API on machines without a GPU.
+//!
+//! The library `libvm_cuda_fake.so` exports the driver's functions. A test links it as `libcuda.so.1` in a directory of
+//! `LD_LIBRARY_PATH`. What it does is what the driver's documentation says, as strictly as it says it; what it has no use
+//! for it answers with `CUDA_ERROR_NOT_SUPPORTED`. It never panics into C.
+//!
+//! | variable | says |
+//! | --- | --- |
+//! | `VM_CUDA_FAKE_DEVICES` | how many devices there are: 1 |
+//! | `VM_CUDA_FAKE_MEMORY` | bytes of memory of each: 1 GiB |
+//! | `VM_CUDA_FAKE_VERSION` | what `cuDriverGetVersion` says: 13000. `cuGetProcAddress` hides what is newer; `dlsym` does not, as the symbols are there |
+//! | `VM_CUDA_FAKE_DELAY_US` | how long each operation of a stream waits before it runs, so that races show |
+//! | `VM_CUDA_FAKE_FAIL` | calls that fail: `cuMemMap:3=2,cuMemCreate:1=2`, where the third `cuMemMap` returns 2; all versions of a function count as one |
+//! | `VM_CUDA_FAKE_TRACE` | a file that each call appends a line to: `cuMemFree_v2 dptr=0x7f0000200000 -> 0` |
+//!
+//! Device memory is at addresses of the process that have pages of a memory file while something is mapped there with access,
+//! and are inaccessible otherwise. Copies, memsets and kernels that touch what their context may not access fail with
+//! `CUDA_ERROR_ILLEGAL_ADDRESS`, which the context keeps. Kernels are a few built-in ones (`module`).
+
+mod config;
+mod context;
+mod copy;
+mod device;
+mod entry;
+mod error;
+mod event;
+mod ffi;
+mod graph;
+mod host;
+mod ipc;
+mod memory;
+mod module;
+mod names;
+mod pointer;
+mod pool;
+mod state;
+mod stream;
+mod sys;
+mod virtual_memory;

@@ -1,0 +1,134 @@
+//! Pools: memory that is allocated and freed in the order of a stream.
+
+use crate::{
+    error::{Error, Result},
+    memory::Kind,
+    state::{self, State},
+    stream::Work,
+};
+
+/// A pool: what is freed is its device's again at once, so it never holds more than is used.
+pub(crate) struct Pool {
+    pub(crate) device: usize,
+    threshold: u64,
+    reuse: [i32; 3],
+    high: u64,
+}
+
+impl Pool {
+    pub(crate) fn new(device: usize) -> Self {
+        Self { device, threshold: 0, reuse: [1; 3], high: 0 }
+    }
+}
+
+impl State {
+    fn used_of(&self, pool: u64) -> u64 {
+        let of = self
+            .spans
+            .values()
+            .filter(|span| matches!(span.kind, Kind::Pooled { pool: of, .. } if of == pool));
+        of.map(|span| span.extent()).sum()
+    }
+}
+
+/// `cuMemAllocAsync`, or `cuMemAllocFromPoolAsync` where there is a pool.
+pub(crate) fn alloc(len: usize, pool: Option<u64>, handle: u64) -> Result<u64> {
+    let mut state = state::lock();
+    let stream = state.stream(handle)?;
+    state.refuse_capturing(stream)?;
+    let context = state.streams[&stream].context;
+    let pool = pool.unwrap_or(state.devices[state.contexts[&context].device].pool);
+    let device = state.pools.get(&pool).ok_or(Error::InvalidValue)?.device;
+    let at = state.allocate(device, 0, len as u64, true, |offset| Kind::Pooled { offset, pool })?;
+    let used = state.used_of(pool);
+    if let Some(pool) = state.pools.get_mut(&pool) {
+        pool.high = pool.high.max(used);
+    }
+    Ok(at)
+}
+
+/// `cuMemFreeAsync`.
+pub(crate) fn free(at: u64, handle: u64) -> Result {
+    let mut state = state::lock();
+    let stream = state.stream(handle)?;
+    state.refuse_capturing(stream)?;
+    match state.spans.get(&at).map(|span| &span.kind) {
+        Some(Kind::Pooled { .. } | Kind::Legacy { .. }) => {
+            state.submit(stream, Work::Free { at }, Vec::new()).map(drop)
+        }
+        _ => Err(Error::InvalidValue),
+    }
+}
+
+/// `cuDeviceGetDefaultMemPool`, or the device's current one.
+pub(crate) fn of_device(device: i32, default: bool) -> Result<u64> {
+    let state = state::lock();
+    let device = &state.devices[state.device(device)?];
+    Ok(if default { device.default_pool } else { device.pool })
+}
+
+/// `cuDeviceSetMemPool`.
+pub(crate) fn set(device: i32, pool: u64) -> Result {
+    let mut state = state::lock();
+    let device = state.device(device)?;
+    if state.pools.get(&pool).is_none_or(|pool| pool.device != device) {
+        return Err(Error::InvalidValue);
+    }
+    state.devices[device].pool = pool;
+    Ok(())
+}
+
+/// `cuMemPoolCreate`.
+pub(crate) fn create(device: i32) -> Result<u64> {
+    let mut state = state::lock();
+    let device = state.device(device)?;
+    let id = state.id();
+    state.pools.insert(id, Pool::new(device));
+    Ok(id)
+}
+
+/// `cuMemPoolDestroy`: not of a default pool.
+pub(crate) fn destroy(pool: u64) -> Result {
+    let mut state = state::lock();
+    if !state.pools.contains_key(&pool) || state.devices.iter().any(|device| device.default_pool == pool) {
+        return Err(Error::InvalidValue);
+    }
+    state.pools.remove(&pool);
+    for device in state.devices.iter_mut().filter(|device| device.pool == pool) {
+        device.pool = device.default_pool;
+    }
+    Ok(())
+}
+
+/// `cuMemPoolTrimTo`: nothing is kept.
+pub(crate) fn trim(pool: u64) -> Result {
+    if state::lock().pools.contains_key(&pool) { Ok(()) } else { Err(Error::InvalidValue) }
+}
+
+/// `cuMemPoolGetAttribute`: whether it is an `int` (those of reuse), and the value.
+pub(crate) fn attribute(pool: u64, attribute: i32) -> Result<(bool, u64)> {
+    let state = state::lock();
+    let known = state.pools.get(&pool).ok_or(Error::InvalidValue)?;
+    match attribute {
+        1..=3 => Ok((true, known.reuse[attribute as usize - 1] as u64)),
+        4 => Ok((false, known.threshold)),
+        5 | 7 => Ok((false, state.used_of(pool))),
+        6 | 8 => Ok((false, known.high)),
+        _ => Err(Error::InvalidValue),
+    }
+}
+
+/// `cuMemPoolSetAttribute`; `value` reads an `int` (true) or a `cuuint64_t`.
+pub(crate) fn set_attribute(pool: u64, attribute: i32, value: impl Fn(bool) -> Option<u64>) -> Result {
+    let mut state = state::lock();
+    let used = state.used_of(pool);
+    let known = state.pools.get_mut(&pool).ok_or(Error::InvalidValue)?;
+    let value = value((1..=3).contains(&attribute)).ok_or(Error::InvalidValue)?;
+    match attribute {
+        1..=3 => known.reuse[attribute as usize - 1] = (value != 0).into(),
+        4 => known.threshold = value,
+        6 | 8 if value == 0 => known.high = used,
+        _ => return Err(Error::InvalidValue),
+    }
+    Ok(())
+}

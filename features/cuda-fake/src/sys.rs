@@ -1,0 +1,233 @@
+//! Memory files, mappings, and accesses to memory by its address.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::{CStr, CString, c_void},
+    io,
+    marker::PhantomData,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+};
+
+/// What a mapping allows: nothing (0), reads (1), reads and writes (3), as in `CUmemAccess_flags`.
+pub(crate) type Access = u8;
+
+/// A range of memory that can be accessed while `'s`, the lock of the state, is held: it was checked against the table of
+/// mappings, or it is the caller's own, who promised it to the C function that it called.
+#[derive(Clone, Copy)]
+pub(crate) struct Range<'s> {
+    at: u64,
+    len: usize,
+    held: PhantomData<&'s ()>,
+}
+
+impl<'s> Range<'s> {
+    /// A range whose `len` bytes at `at` are there while `holder` is borrowed. Only `State::reach`
+    /// makes them, which looks the range up.
+    pub(crate) fn promised<T>(_holder: &'s T, at: u64, len: usize) -> Self {
+        Self { at, len, held: PhantomData }
+    }
+
+    fn pointer(self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.at as usize)
+    }
+
+    /// Copies as much of `from` as both have.
+    pub(crate) fn copy_from(self, from: Range) {
+        // SAFETY: both ranges are accessible (the type's promise), and copy() lets them overlap.
+        unsafe { std::ptr::copy(from.pointer(), self.pointer(), self.len.min(from.len)) }
+    }
+
+    /// Writes as many of the bytes as it has.
+    pub(crate) fn write(self, bytes: &[u8]) {
+        // SAFETY: the range is accessible, and copy() lets a caller's own memory overlap.
+        unsafe { std::ptr::copy(bytes.as_ptr(), self.pointer(), self.len.min(bytes.len())) }
+    }
+
+    /// Sets all of it to the lowest `unit` bytes of `value`, repeated.
+    pub(crate) fn fill(self, value: u32, unit: usize) {
+        let bytes = value.to_le_bytes();
+        let mut done = unit.min(self.len).min(4);
+        // SAFETY: the first `done` bytes are within an accessible range, and at most 4.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pointer(), done) };
+        while done < self.len && done > 0 {
+            let more = done.min(self.len - done);
+            // SAFETY: both are within an accessible range, and the second begins where the first ends at the earliest.
+            unsafe { std::ptr::copy_nonoverlapping(self.pointer(), self.pointer().wrapping_add(done), more) };
+            done += more;
+        }
+    }
+
+    /// The bytes, copied.
+    pub(crate) fn bytes(self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        // SAFETY: the source is accessible, the destination has its length.
+        unsafe { std::ptr::copy_nonoverlapping(self.pointer(), bytes.as_mut_ptr(), self.len) }
+        bytes
+    }
+
+    /// The 32-bit word at index `index`.
+    pub(crate) fn load(self, index: usize) -> u32 {
+        assert!(index < self.len / 4);
+        // SAFETY: within an accessible range; unaligned, as kernels' addresses are the caller's.
+        unsafe { self.pointer().cast::<u32>().wrapping_add(index).read_unaligned() }
+    }
+
+    /// Writes the 32-bit word at index `index`.
+    pub(crate) fn store(self, index: usize, value: u32) {
+        assert!(index < self.len / 4);
+        // SAFETY: within an accessible range; unaligned, as kernels' addresses are the caller's.
+        unsafe { self.pointer().cast::<u32>().wrapping_add(index).write_unaligned(value) }
+    }
+}
+
+fn check(result: i32) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn map_at(at: u64, len: u64, protection: i32, flags: i32, fd: RawFd, offset: u64) -> io::Result<u64> {
+    let hint = std::ptr::with_exposed_provenance_mut(at as usize);
+    // SAFETY: MAP_FIXED is only used inside the arena, where this crate alone maps; elsewhere the system picks the place.
+    let at = unsafe { libc::mmap(hint, len as usize, protection, flags, fd, offset as i64) };
+    if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(at.expose_provenance() as u64) }
+}
+
+/// Address space that nothing backs and nobody can access.
+pub(crate) fn reserve(len: u64) -> io::Result<u64> {
+    map_at(0, len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0)
+}
+
+/// Pages of the process, outside the arena.
+pub(crate) fn pages(len: u64) -> io::Result<u64> {
+    map_at(0, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+}
+
+/// Releases what [`pages`] returned.
+pub(crate) fn release_pages(at: u64, len: u64) -> io::Result<()> {
+    // SAFETY: the caller took the range out of the table of host allocations, so it was returned by pages().
+    check(unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(at as usize), len as usize) })
+}
+
+/// Maps a memory file's bytes at an address of the arena.
+pub(crate) fn map(at: u64, len: u64, fd: RawFd, offset: u64, access: Access) -> io::Result<()> {
+    map_at(at, len, protection(access), libc::MAP_SHARED | libc::MAP_FIXED, fd, offset).map(drop)
+}
+
+/// Makes a range of the arena what it was when reserved.
+pub(crate) fn unmap(at: u64, len: u64) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    map_at(at, len, libc::PROT_NONE, flags, -1, 0).map(drop)
+}
+
+/// Changes what a mapped range of the arena allows.
+pub(crate) fn protect(at: u64, len: u64, access: Access) -> io::Result<()> {
+    let start = std::ptr::with_exposed_provenance_mut::<c_void>(at as usize);
+    // SAFETY: the range is in the arena, which holds no object of Rust's.
+    check(unsafe { libc::mprotect(start, len as usize, protection(access)) })
+}
+
+fn protection(access: Access) -> i32 {
+    match access {
+        0 => libc::PROT_NONE,
+        1 => libc::PROT_READ,
+        _ => libc::PROT_READ | libc::PROT_WRITE,
+    }
+}
+
+/// A sparse file of memory.
+pub(crate) fn memory_file(name: &str, len: u64) -> io::Result<OwnedFd> {
+    let name = CString::new(name)?;
+    // SAFETY: the name is a C string that outlives the call.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+    check(fd)?;
+    // SAFETY: the descriptor was just opened and has no other owner.
+    let file = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::ftruncate(file.as_raw_fd(), len as i64) })?;
+    Ok(file)
+}
+
+/// Gives the pages of a part of a memory file back to the system.
+pub(crate) fn punch(fd: RawFd, offset: u64, len: u64) -> io::Result<()> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::fallocate(fd, mode, offset as i64, len as i64) })
+}
+
+/// Another descriptor of an open file; the number is the caller's promise, and an error if it is none.
+pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: no memory is passed.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+    check(copy)?;
+    // SAFETY: the descriptor was just opened and has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// A function of the caller's with its argument: `CUhostFn`.
+pub(crate) type HostFunction = extern "C" fn(u64);
+/// A function of the caller's with stream, status and argument: `CUstreamCallback`.
+pub(crate) type Callback = extern "C" fn(u64, i32, u64);
+
+/// The text at an address, up to its NUL and no longer than `limit` bytes.
+pub(crate) fn text(at: *const std::ffi::c_char, limit: usize) -> Option<String> {
+    if at.is_null() {
+        return None;
+    }
+    // SAFETY: the caller of the C function promised a string; strnlen() looks no further than its NUL.
+    let len = unsafe { libc::strnlen(at, limit) };
+    // SAFETY: as above; these bytes were just read.
+    let bytes = unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) };
+    Some(String::from_utf8_lossy(bytes).into_owned())
+}
+
+/// Writes `text` with its NUL into the caller's `len` bytes, cut to fit.
+pub(crate) fn write_text(at: *mut u8, len: usize, text: &CStr) {
+    let bytes = text.to_bytes();
+    if at.is_null() || len == 0 {
+        return;
+    }
+    let count = bytes.len().min(len - 1);
+    // SAFETY: the caller of the C function promised `len` bytes, and count < len.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, count) };
+    // SAFETY: as above.
+    unsafe { at.wrapping_add(count).write(0) };
+}
+
+/// The `T` at an address that the caller of a C function promised; `None` where it is null.
+pub(crate) fn read<T: Plain>(at: *const T) -> Option<T> {
+    // SAFETY: the caller promised a T, any bytes of which are one.
+    (!at.is_null()).then(|| unsafe { at.read_unaligned() })
+}
+
+/// The `index`-th `T` of an array that the caller of a C function promised.
+pub(crate) fn read_at<T: Plain>(at: *const T, index: usize) -> Option<T> {
+    if at.is_null() { None } else { read(at.wrapping_add(index)) }
+}
+
+/// Writes to an address that the caller of a C function promised; `None` where it is null.
+pub(crate) fn write<T: Plain>(at: *mut T, value: T) -> Option<()> {
+    // SAFETY: the caller promised room for a T.
+    (!at.is_null()).then(|| unsafe { at.write_unaligned(value) })
+}
+
+/// A C type of which all bytes are a value.
+///
+/// # Safety
+/// Any bytes are a value of the type.
+pub(crate) unsafe trait Plain: Copy {}
+
+macro_rules! plain {
+    ($($type:ty),*) => {$(
+        // SAFETY: integers, floats, raw pointers, and `repr(C)` structures and arrays of them.
+        unsafe impl Plain for $type {}
+    )*};
+}
+
+plain!(u8, u16, u32, u64, i32, usize, f32, [u64; 2], [u8; 64], *const c_void, *const u64);
+plain!(
+    crate::ffi::Properties,
+    crate::ffi::AccessOf,
+    crate::ffi::Copy2d,
+    crate::ffi::Copy3d,
+    crate::ffi::Launch
+);
+plain!(crate::ffi::PoolProperties, crate::ffi::Location);
