@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use super::copies::{Copy, Form};
 use super::find;
-use super::real::{self, NOT_FOUND, THREAD_STREAMS, call, found};
+use super::real::{NOT_FOUND, THREAD_STREAMS, call, found};
 use crate::driver::{Driver as _, Failure, OUT_OF_MEMORY, Result};
 use crate::hook::{self, before, is_on, with};
 use crate::log::{self, Level, Value};

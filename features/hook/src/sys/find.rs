@@ -1,7 +1,6 @@
 //! How programs come to the driver's functions: by their names when they are linked, by `dlsym`, and by `cuGetProcAddress`. Each gets
 //! the hook's, where there is one.
 
-use std::arch::global_asm;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -9,54 +8,62 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The C library's own `dlsym` and `dlopen`.
-#[unsafe(no_mangle)]
-static vmhook_real_dlsym: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-#[unsafe(no_mangle)]
-static vmhook_real_dlopen: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static REAL_DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 // Who calls `dlsym` or `dlopen` matters to them: RTLD_NEXT goes on behind the caller's library, and paths are the caller's. So they are
-// jumped to, not called, but where the name is a driver's. A library that is opened with RTLD_DEEPBIND (8) would not see the hook.
+// jumped to, not called, but where the name is a driver's.
+
+/// `dlsym`: of names that begin with `cu` the hook's functions.
 #[cfg(target_arch = "x86_64")]
-global_asm!(
-    ".globl dlsym",
-    ".type dlsym,@function",
-    "dlsym:",
-    "cmp qword ptr [rip + vmhook_real_dlsym], 0",
-    "je 3f",
-    "2:",
-    "cmp rdi, -1",
-    "je 1f",
-    "cmp word ptr [rsi], 0x7563",
-    "jne 1f",
-    "jmp {dlsym}",
-    "1: jmp qword ptr [rip + vmhook_real_dlsym]",
-    "3: push rdi",
-    "push rsi",
-    "sub rsp, 8",
-    "call {begin}",
-    "add rsp, 8",
-    "pop rsi",
-    "pop rdi",
-    "jmp 2b",
-    ".size dlsym, .-dlsym",
-    ".globl dlopen",
-    ".type dlopen,@function",
-    "dlopen:",
-    "and esi, -9",
-    "cmp qword ptr [rip + vmhook_real_dlopen], 0",
-    "jne 1f",
-    "push rdi",
-    "push rsi",
-    "sub rsp, 8",
-    "call {begin}",
-    "add rsp, 8",
-    "pop rsi",
-    "pop rdi",
-    "1: jmp qword ptr [rip + vmhook_real_dlopen]",
-    ".size dlopen, .-dlopen",
-    dlsym = sym dlsym_of_a_driver,
-    begin = sym begin,
-);
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    std::arch::naked_asm!(
+        "cmp qword ptr [rip + {real}], 0",
+        "je 3f",
+        "2:",
+        "cmp rdi, -1",
+        "je 4f",
+        "cmp word ptr [rsi], 0x7563",
+        "jne 4f",
+        "jmp {dlsym}",
+        "4: jmp qword ptr [rip + {real}]",
+        "3: push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {begin}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "jmp 2b",
+        real = sym REAL_DLSYM,
+        dlsym = sym dlsym_of_a_driver,
+        begin = sym begin,
+    )
+}
+
+/// `dlopen`, without `RTLD_DEEPBIND` (8): such a library would not see the hook.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void {
+    std::arch::naked_asm!(
+        "and esi, -9",
+        "cmp qword ptr [rip + {real}], 0",
+        "jne 2f",
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {begin}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "2: jmp qword ptr [rip + {real}]",
+        real = sym REAL_DLOPEN,
+        begin = sym begin,
+    )
+}
 
 /// Finds the C library's own functions.
 extern "C" fn begin() {
@@ -67,7 +74,7 @@ extern "C" fn begin() {
             (!found.is_null()).then_some(found)
         })
     };
-    for (name, to) in [(c"dlsym", &vmhook_real_dlsym), (c"dlopen", &vmhook_real_dlopen)] {
+    for (name, to) in [(c"dlsym", &REAL_DLSYM), (c"dlopen", &REAL_DLOPEN)] {
         match find(name) {
             Some(found) => to.store(found, Ordering::Release),
             // There is no C library that has none.
@@ -77,14 +84,14 @@ extern "C" fn begin() {
 }
 
 /// `dlsym` as the C library has it.
-pub(super) fn dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
-    if vmhook_real_dlsym.load(Ordering::Acquire).is_null() {
+pub(super) fn found_in(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    if REAL_DLSYM.load(Ordering::Acquire).is_null() {
         begin();
     }
     // SAFETY: it is the address of that function, which `begin` found.
     let dlsym = unsafe {
         std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(
-            vmhook_real_dlsym.load(Ordering::Acquire),
+            REAL_DLSYM.load(Ordering::Acquire),
         )
     };
     // SAFETY: the name is a string, and handles are checked by it.
@@ -98,13 +105,13 @@ pub(super) fn library() -> *mut c_void {
     if !known.is_null() {
         return known;
     }
-    if vmhook_real_dlopen.load(Ordering::Acquire).is_null() {
+    if REAL_DLOPEN.load(Ordering::Acquire).is_null() {
         begin();
     }
     // SAFETY: as in `dlsym`.
     let dlopen = unsafe {
         std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void>(
-            vmhook_real_dlopen.load(Ordering::Acquire),
+            REAL_DLOPEN.load(Ordering::Acquire),
         )
     };
     // SAFETY: the name is a string; the library's constructors are the driver's.
@@ -116,7 +123,7 @@ pub(super) fn library() -> *mut c_void {
 /// The driver's own function of a name; null where it has none.
 pub(super) fn real(name: &CStr) -> *mut c_void {
     let library = library();
-    if library.is_null() { ptr::null_mut() } else { dlsym(library, name) }
+    if library.is_null() { ptr::null_mut() } else { found_in(library, name) }
 }
 
 /// The hook's function in the place of the driver's, where there is one. What the hook does not know may look at memory unseen.
@@ -137,7 +144,7 @@ fn instead(name: &CStr, found: *mut c_void) -> *mut c_void {
 extern "C" fn dlsym_of_a_driver(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: the caller of dlsym gives a string.
     let name = unsafe { CStr::from_ptr(name) };
-    let found = dlsym(handle, name);
+    let found = found_in(handle, name);
     if found.is_null() || !is_of_driver(found) {
         return found;
     }

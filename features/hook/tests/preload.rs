@@ -1,0 +1,79 @@
+//! Programs with the hook before a driver, and without: they find the same.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Keeps the driver's library built.
+use vm_cuda_fake as _;
+
+/// A directory with the fake driver as `libcuda.so.1`, and the program.
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let made = FOLDER.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a directory");
+        std::os::unix::fs::symlink(beside("libvm_cuda_fake.so"), folder.path().join("libcuda.so.1"))
+            .expect("a link");
+        let mut command = Command::new("gcc");
+        command.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-o"]).arg(folder.path().join("grow"));
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/grow.c")).arg("-ldl");
+        assert!(command.status().expect("gcc").success());
+        folder
+    });
+    made.path()
+}
+
+fn beside(name: &str) -> PathBuf {
+    std::env::current_exe().expect("the test's path").with_file_name(name)
+}
+
+/// What the program says, and the hook's log.
+fn run(arguments: &[&str], hook: bool, environment: &[(&str, &str)]) -> (String, String) {
+    let log = tempfile::NamedTempFile::new().expect("a file");
+    let mut command = Command::new(folder().join("grow"));
+    command
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", folder())
+        .env("VM_CUDA_FAKE_MEMORY", (4u64 << 30).to_string());
+    command.env("VMM_LOG_LEVEL", "DEBUG").env("VMM_LOG_FILE", log.path()).envs(environment.iter().copied());
+    if hook {
+        command.env("LD_PRELOAD", beside("libvmhook.so"));
+    }
+    let output = command.output().expect("the program");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let wrong = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}, hook {hook}: {}\n{said}{wrong}", output.status);
+    (said, std::fs::read_to_string(log.path()).expect("the log"))
+}
+
+fn count(log: &str, event: &str) -> usize {
+    log.matches(&format!("\"event\":\"{event}\"")).count()
+}
+
+#[test]
+fn programs_find_the_same() {
+    let (without, log) = run(&["dlsym"], false, &[]);
+    assert_eq!(log, "");
+    assert!(without.contains("3: 7 2 3 3") && without.ends_with("left: 1\n"), "{without}");
+    for arguments in [&["dlsym"][..], &["proc"], &["dlsym", "deepbind"], &["proc", "deepbind"]] {
+        let (with, log) = run(arguments, true, &[]);
+        assert_eq!(with, without, "{arguments:?}\n{log}");
+        assert_eq!(count(&log, "moved"), 4, "{arguments:?}\n{log}");
+        assert!(log.lines().all(|line| line.starts_with("{\"time\":") && line.ends_with('}')), "{log}");
+    }
+    // Natively, and only told of.
+    let (with, log) = run(&["proc"], true, &[("VMM_MODE", "MONITOR")]);
+    assert_eq!(with, without);
+    assert!(count(&log, "moved") == 0 && count(&log, "native-allocated") == 8, "{log}");
+}
+
+#[test]
+fn what_fails_is_not_seen() {
+    let (without, _) = run(&["dlsym"], false, &[]);
+    // Mapping fails when memory is to be moved: it is copied. The first maps are of the first allocation and of what is behind the second's part.
+    for call in 1..8 {
+        let fails = format!("cuMemMap:{call}=999");
+        let (with, log) = run(&["dlsym"], true, &[("VM_CUDA_FAKE_FAIL", fails.as_str())]);
+        assert_eq!(with, without, "{fails}\n{log}");
+    }
+}
