@@ -1,14 +1,16 @@
 """Times functions of arrays; says seconds as JSON: by name, one for each round."""
 
 import json
+import sys
 import time
 
 import vmaccel as va
 
-ROUNDS = 9
+ROUNDS = 7
 device = va.init()
 n = 1 << 26
 a, b, c = (va.random.random(n, dtype="float32").evaluate() for _ in range(3))
+print("arrays are made", file=sys.stderr, flush=True)
 x, y = a[:1000] + 0.0, b[:1000] + 0.0
 rows = a.reshape(1 << 14, 1 << 12)
 
@@ -40,7 +42,8 @@ for at in range(ROUNDS + 1):
         since = time.perf_counter()
         run()
         va.synchronize()
+        print(f"round {at}: {name}: {time.perf_counter() - since:.3f} s", file=sys.stderr, flush=True)
         # In the first round kernels are compiled.
         if at:
-            seconds[name].append(time.perf_counter() - since)
+            seconds[name].append(round(time.perf_counter() - since, 6))
 print(json.dumps({"device": device.backend, "seconds": seconds}))
