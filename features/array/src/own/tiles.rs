@@ -4,7 +4,7 @@
 //! gives where tiles begin, and a launch scans tiles. A warp has a part of a tile, in which each load takes a vector for each lane, one beside the other. Rows that
 //! are no longer than a few of such loads are a warp's.
 
-use vm_ir::builder::{Builder, Element, PlaceRef, Val};
+use vm_ir::builder::{Builder, Carry, Element, PlaceRef, Val};
 use vm_ir::op::Axis;
 use vm_ir::view::{Access, Dim, ViewType};
 use vm_ir::{GuestAddr, IRBlock, Kernel, Scalar};
@@ -296,12 +296,18 @@ impl<'b> Scan<'b> {
         tile * of.tile() as i64 + self.warp.to(Scalar::I64) * of_warp + self.lane.to(Scalar::I64) * of_lane
     }
 
-    /// Where a thread's vectors are, and the end of the last one.
-    fn places(&self, first: Val<'b>) -> (Vec<Val<'b>>, Val<'b>) {
+    /// Where a thread's vectors are.
+    fn places(&self, first: Val<'b>) -> Vec<Val<'b>> {
         let step = i64::from(WARP * self.of.lanes());
-        let places: Vec<_> = (0..i64::from(self.of.vectors())).map(|vector| first + vector * step).collect();
-        let end = first + ((i64::from(self.of.vectors()) - 1) * step + i64::from(self.of.lanes()));
-        (places, end)
+        (0..i64::from(self.of.vectors())).map(|vector| first + vector * step).collect()
+    }
+
+    /// Runs `each` for where a thread's vectors are: in a branch of its own where all are in the row, in which they need no check.
+    fn in_row<T: Carry<'b>>(&self, first: Val<'b>, each: impl Fn(Vec<Val<'b>>) -> T) -> T {
+        let lanes = i64::from(self.of.lanes());
+        let end = first + ((i64::from(self.of.vectors()) - 1) * i64::from(WARP) + 1) * lanes;
+        let each = || each(self.places(first));
+        self.k.if_else(end.le(self.n()), each, each)
     }
 
     fn element(&self, view: PlaceRef<'b>, dtype: DType, at: Val<'b>) -> Element<'b> {
@@ -316,19 +322,13 @@ impl<'b> Scan<'b> {
 
     /// A thread's vectors, each as its elements. Those behind the row's end are 0.
     fn elements(&self, first: Val<'b>) -> Vec<Vec<V<'b>>> {
-        let (k, of) = (self.k, self.of);
-        let (places, end) = self.places(first);
+        let of = self.of;
         let lanes = if of.from.is_complex() { 2 } else { of.lanes() as u8 };
-        let load = || -> Vec<Val<'b>> {
-            let element = |at: &Val<'b>| self.element(self.x, of.from, *at);
-            places
-                .iter()
-                .map(element)
-                .map(|e| if lanes > 1 { e.load_vector(lanes) } else { e.load() })
-                .collect()
-        };
-        // In a branch of their own, loads of whole vectors need no check.
-        let all = if lanes > 1 { k.if_else(end.le(self.n()), load, load) } else { load() };
+        let all = self.in_row(first, |places| -> Vec<Val<'b>> {
+            let element = |at| self.element(self.x, of.from, at);
+            let load = |e: Element<'b>| if lanes > 1 { e.load_vector(lanes) } else { e.load() };
+            places.into_iter().map(element).map(load).collect()
+        });
         let value = |value: Val<'b>| match of.from {
             DType::Bool => V::bool(value.ne(zero(value))),
             _ => V::new(of.from, value),
@@ -377,7 +377,6 @@ impl<'b> Scan<'b> {
     /// Stores a thread's vectors, from what they begin with on.
     fn store(&self, first: Val<'b>, begun: V<'b>, vectors: Vec<(V<'b>, Vec<V<'b>>)>) {
         let (k, of) = (self.k, self.of);
-        let (places, end) = self.places(first);
         let all: Vec<_> = vectors
             .into_iter()
             .map(|(own, elements)| {
@@ -389,14 +388,10 @@ impl<'b> Scan<'b> {
                 }
             })
             .collect();
-        let store = || {
-            for (at, value) in places.iter().zip(&all) {
-                self.element(self.y, of.to, *at).store(*value);
+        self.in_row(first, |places| {
+            for (at, value) in places.into_iter().zip(&all) {
+                self.element(self.y, of.to, at).store(*value);
             }
-        };
-        match of.lanes() > 1 {
-            true => k.if_else(end.le(self.n()), store, store),
-            false => store(),
-        }
+        });
     }
 }

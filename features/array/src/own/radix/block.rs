@@ -8,6 +8,10 @@ use super::key::DIGITS;
 use crate::emit::{THREADS, WARP};
 
 const WARPS: u32 = THREADS / WARP;
+/// Bits of a digit.
+const BITS: i32 = DIGITS.trailing_zeros() as i32;
+/// Elements of a thread that are counted one behind the other.
+const TOGETHER: usize = 4;
 
 /// A block, which has as many threads as a digit has values. Its elements are in the order of warps, of loads of a warp, and of lanes.
 pub(super) struct Block<'b> {
@@ -16,7 +20,7 @@ pub(super) struct Block<'b> {
     pub(super) thread: Val<'b>,
     lane: Val<'b>,
     warp: Val<'b>,
-    /// How many of each digit a warp has, then where its first one goes.
+    /// How many of each digit a warp has, then where its first one goes; and of each lane a number that nobody reads.
     counts: PlaceRef<'b>,
 }
 
@@ -35,13 +39,25 @@ impl<'b> Block<'b> {
     pub(super) fn new(k: Builder<'b>, items: u32) -> Self {
         const { assert!(THREADS == DIGITS) };
         k.block_size([THREADS, 1, 1]);
-        let counts = k.shared("counts_of_warps", Scalar::I32, &[WARPS, DIGITS]);
+        let counts = k.shared("counts_of_warps", Scalar::I32, &[WARPS, DIGITS + WARP]);
         Self { k, items, thread: k.thread_id(Axis::X), lane: k.lane_id(), warp: k.warp_id(), counts }
     }
 
     /// Where the thread's elements are in the block, in its order.
     pub(super) fn places(&self) -> Vec<Val<'b>> {
-        let first = self.warp * (self.items * WARP) as i32 + self.lane;
+        self.from(self.first())
+    }
+
+    /// The same places in what has the block's first element at `first`.
+    pub(super) fn places_from(&self, first: Val<'b>) -> Vec<Val<'b>> {
+        self.from(first + self.first().to(first.ty().scalar()))
+    }
+
+    fn first(&self) -> Val<'b> {
+        self.warp * (self.items * WARP) as i32 + self.lane
+    }
+
+    fn from(&self, first: Val<'b>) -> Vec<Val<'b>> {
         (0..self.items).map(|item| first + (item * WARP) as i32).collect()
     }
 
@@ -76,17 +92,24 @@ impl<'b> Block<'b> {
         let lower = (k.i32(1) << self.lane) - 1;
         let rank = |digit: &Val<'b>| {
             // The lanes with the same digit, of which the first one counts.
-            let peers = (0..DIGITS.trailing_zeros()).fold(k.i32(-1), |peers, bit| {
+            let peers = (0..BITS).fold(k.i32(-1), |peers, bit| {
                 let is_set = (*digit & (1 << bit)).ne(0);
                 let set = is_set.ballot();
                 peers & is_set.select(set, !set)
             });
             let below = (peers & lower).popcount();
-            let counted = || self.counts.at([self.warp, *digit]).atomic_add(peers.popcount());
-            let before = k.if_else(below.eq(0), counted, || k.i32(0));
-            before.shuffle(peers.ctz()) + below
+            // No branch: others count where nobody looks.
+            let counter = below.eq(0).select(*digit, self.lane + DIGITS as i32);
+            (self.counts.at([self.warp, counter]).atomic_add(peers.popcount()), peers.ctz(), below)
         };
-        let ranks: Vec<_> = digits.iter().map(rank).collect();
+        // A digit and the rank by it share a register until all are counted. Some are counted before the first is asked for.
+        let mut ranks = Vec::new();
+        for digits in digits.chunks(TOGETHER) {
+            let counted: Vec<_> = digits.iter().map(rank).collect();
+            for (digit, (before, first, below)) in digits.iter().zip(counted) {
+                ranks.push((before.shuffle(first) + below) << BITS | *digit);
+            }
+        }
         k.barrier();
         let counts: Vec<_> = (0..WARPS).map(|warp| of_warp(warp).load()).collect();
         let count = counts.iter().fold(k.i32(0), |sum, count| sum + *count);
@@ -96,8 +119,10 @@ impl<'b> Block<'b> {
             next + *count
         });
         k.barrier();
-        let to =
-            digits.iter().zip(ranks).map(|(digit, rank)| self.counts.at([self.warp, *digit]).load() + rank);
+        let to = ranks.into_iter().map(|both| {
+            let digit = both & (DIGITS as i32 - 1);
+            self.counts.at([self.warp, digit]).load() + both.shr_u(BITS)
+        });
         Ranked { to: to.collect(), first, count }
     }
 }

@@ -32,10 +32,11 @@ const OF_UNIT: u64 = 8;
 /// What computing and launching fail with.
 pub(super) fn sorted(x: &Array, descending: bool, with_places: bool) -> Result<(Array, Option<Array>)> {
     let n = x.shape().last().copied().unwrap_or(1);
-    match n <= OF_BLOCK {
-        true => by_rows(x, n, descending, with_places),
-        false => by_digits(x, n, descending, with_places, n > i32::MAX as u64),
+    if n <= OF_BLOCK {
+        return by_rows(x, n, descending, with_places);
     }
+    let blocks = OF_UNIT * u64::from(x.device().resources().compute_units);
+    by_digits(x, n, descending, with_places, Way { wide: n > i32::MAX as u64, blocks })
 }
 
 /// What flips a digit.
@@ -73,21 +74,29 @@ fn by_rows(x: &Array, n: u64, descending: bool, with_places: bool) -> Result<(Ar
     Ok((y, places))
 }
 
-/// With places of 64 bits if they are `wide`.
+/// How long rows are sorted.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    /// Do places have 64 bits?
+    wide: bool,
+    /// How many blocks there are to be, about.
+    blocks: u64,
+}
+
 fn by_digits(
     x: &Array,
     n: u64,
     descending: bool,
     with_places: bool,
-    wide: bool,
+    way: Way,
 ) -> Result<(Array, Option<Array>)> {
     let (device, dtype) = (x.device(), x.dtype());
     let (key, rows) = (Key(dtype), x.size() / n);
     let multiple = Pass::lanes(key).min(1 << n.trailing_zeros());
-    let pass = Pass { key, wide, multiple };
+    let pass = Pass { key, wide: way.wide, multiple };
     let of_places = if pass.wide { DType::Int64 } else { DType::Int32 };
     let tiles = n.div_ceil(TILE);
-    let of_chunk = (rows * tiles).div_ceil(OF_UNIT * u64::from(device.resources().compute_units)).min(tiles);
+    let of_chunk = (rows * tiles).div_ceil(way.blocks).min(tiles).min(pass::MOST);
     let chunks = tiles.div_ceil(of_chunk);
     let numbers = vec![dtype as u64, pass.wide.into(), multiple];
     let count = device.own("sort_count", numbers.clone(), || pass.count())?;
@@ -136,4 +145,45 @@ fn by_digits(
         then = (digit > 0).then_some(before);
     }
     Ok(now)
+}
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn long_rows_are_sorted_in_chunks_of_any_length() {
+        let accelerator = Arc::new(Accelerator::open("cpu").expect("the processor"));
+        let device = Device::with_blocks(accelerator, false).expect("a device");
+        let check = |dtype: DType, n: usize, way: Way| {
+            // Few of them, so that many are equal.
+            let of = |at: usize| (at.wrapping_mul(0x9e37_79b9) >> 7) % 1000;
+            let size = dtype.bytes() as usize;
+            let bytes: Vec<u8> =
+                (0..2 * n).flat_map(|at| of(at).to_le_bytes().into_iter().take(size)).collect();
+            let x = Array::from_bytes(&device, dtype, &[2, n as u64], &bytes).expect("an array");
+            let (elements, places) = by_digits(&x, n as u64, false, true, way).expect("in order");
+            let mut expected: Vec<(usize, usize, usize)> =
+                (0..2 * n).map(|at| (at / n, of(at), at % n)).collect();
+            expected.sort_unstable();
+            let sorted =
+                expected.iter().flat_map(|(_, element, _)| element.to_le_bytes().into_iter().take(size));
+            assert!(
+                elements.to_bytes().expect("bytes") == sorted.collect::<Vec<u8>>(),
+                "{dtype} {n} {way:?}"
+            );
+            let places =
+                places.expect("places").cast(DType::Int64).expect("places").to_bytes().expect("bytes");
+            let origins = expected.iter().flat_map(|(_, _, place)| place.to_le_bytes());
+            assert!(places == origins.collect::<Vec<u8>>(), "the places of {dtype} {n} {way:?}");
+        };
+        // Counters are added up before they overflow, in a chunk of many tiles.
+        check(DType::UInt16, 8 * TILE as usize + 5, Way { wide: false, blocks: 1 });
+        check(DType::UInt16, 8 * TILE as usize + 5, Way { wide: true, blocks: 1 });
+        check(DType::UInt64, TILE as usize - 1, Way { wide: true, blocks: 100 });
+        check(DType::Int32, 3 * TILE as usize, Way { wide: false, blocks: 5 });
+    }
 }

@@ -15,6 +15,11 @@ pub(super) const ITEMS: u32 = 16;
 /// Elements of a block that are moved at once. Chunks are whole numbers of them.
 pub(super) const TILE: u64 = (ITEMS * THREADS) as u64;
 
+/// Elements of a thread that are stored one behind the other.
+const TOGETHER: usize = 8;
+/// The most tiles of a chunk.
+pub(super) const MOST: u64 = 1 << 19;
+
 /// Threads of a block that counts, each with counters of its own, of a byte.
 const COUNTING: u32 = 128;
 /// Tiles until a counter could overflow.
@@ -92,9 +97,10 @@ impl Pass {
         let totals = tiles.fold([zero; 2], |first, totals| {
             (0..DIGITS as i32 / 4).for_each(|word| words.at([k.i32(word), thread]).store(0));
             k.range(first, (first + tile * TILES as i64).min(end)).step(tile).each(|tile_at| {
-                let at = tile_at + thread.to(Scalar::I64) * lanes;
                 let step = i64::from(COUNTING) * lanes;
+                // In a branch of its own, loads of whole vectors need no check.
                 let whole = || {
+                    let at = tile_at + thread.to(Scalar::I64) * lanes;
                     let all = (0..tile / step)
                         .map(|load| x.at([chunk.row, at + load * step]).load_vector(lanes as u8));
                     for vector in all.collect::<Vec<_>>() {
@@ -144,10 +150,12 @@ impl Pass {
         let from = (moved == Moved::Origins).then(|| self.rows(k, "from", self.place(), Access::Read));
         let numbers = Numbers::new(k);
         let chunk = numbers.chunk(k, counts);
-        let (place, register, tile) = (self.place(), self.key.register(), TILE as i64);
-        let threads = Block::new(k, ITEMS);
-        let held = if self.wide { Scalar::I64 } else { register };
-        let exchange = k.shared("exchange", held, &[TILE as u32]);
+        // Both kinds of elements of a tile are in shared memory at once.
+        let items = if self.wide { ITEMS / 2 } else { ITEMS };
+        let (place, register, tile) = (self.place(), self.key.register(), i64::from(items * THREADS));
+        let threads = Block::new(k, items);
+        k.resident_blocks(if self.wide || register == Scalar::I64 { 3 } else { 4 });
+        let exchange = k.shared("exchange", register, &[tile as u32]);
         let starts = k.shared("starts", place, &[DIGITS]);
         let digit = threads.thread;
         let all = counts.at([chunk.row, digit, counts.extent(2) - 1]).load();
@@ -155,45 +163,55 @@ impl Pass {
         let before = chunk.number.gt(0).select(before, k.bits(before.ty(), 0));
         let next = threads.sum_before("digits_before", all) + before;
         let n = x.extent(1);
-        let end = (chunk.first + numbers.tiles * tile).min(n);
+        let end = (chunk.first + numbers.tiles * TILE as i64).min(n);
         k.range(chunk.first, end).step(tile).fold(next, |first, next| {
             let count = (n - first).min(tile).to(Scalar::I32);
             let places = threads.places();
-            let at = |place: &Val<'b>| [chunk.row, first + place.to(Scalar::I64)];
-            let elements: Vec<_> = places.iter().map(|p| x.at(at(p)).load().to_u(register)).collect();
-            let origins: Option<Vec<_>> = match from {
-                Some(from) => Some(places.iter().map(|p| from.at(at(p)).load()).collect()),
-                None => to.map(|_| places.iter().map(|p| at(p)[1].to(place)).collect()),
+            // In a branch of its own, loads of a whole tile need no check.
+            let load = |view: PlaceRef<'b>| {
+                let load = || -> Vec<Val<'b>> {
+                    let places = threads.places_from(first);
+                    places.into_iter().map(|at| view.at([chunk.row, at]).load()).collect()
+                };
+                k.if_else((first + tile).le(n), load, load)
             };
+            let elements: Vec<_> = load(x).into_iter().map(|bits| bits.to_u(register)).collect();
             // What is behind the last element stays there.
             let digits = places.iter().zip(&elements);
             let digits =
                 digits.map(|(p, bits)| p.lt(count).select(numbers.digit(self.key, *bits), k.i32(255)));
             let ranked = threads.ranked(&digits.collect::<Vec<_>>());
             starts.at([digit]).store(next - ranked.first.to(place));
-            let put = |values: &[Val<'b>]| {
-                let all = ranked.to.iter().zip(values);
-                all.for_each(|(to, value)| exchange.at([*to]).store(value.to_u(held)));
-                k.barrier();
+            let put = |exchange: PlaceRef<'b>, values: Vec<Val<'b>>| {
+                ranked.to.iter().zip(values).for_each(|(to, value)| exchange.at([*to]).store(value));
             };
-            put(&elements);
+            put(exchange, elements);
+            let moved = to.map(|to| {
+                let exchange = k.shared("origins", place, &[tile as u32]);
+                let origins = match from {
+                    Some(from) => load(from),
+                    None => threads.places_from(first.to(place)),
+                };
+                put(exchange, origins);
+                (to, exchange)
+            });
+            k.barrier();
             // Of neighbours in the tile most go to neighbouring places.
-            let neighbours = threads.neighbours();
-            let goals: Vec<_> = neighbours
-                .iter()
-                .map(|p| {
-                    let bits = exchange.at([*p]).load().to(register);
-                    let goal = starts.at([numbers.digit(self.key, bits)]).load() + p.to(place);
-                    k.if_(p.lt(count), || y.at([chunk.row, goal]).store(bits.to(self.key.stored())));
-                    goal
-                })
-                .collect();
-            if let (Some(to), Some(origins)) = (to, origins) {
-                k.barrier();
-                put(&origins);
-                for (p, goal) in neighbours.iter().zip(goals) {
-                    let origin = exchange.at([*p]).load().to(place);
-                    k.if_(p.lt(count), || to.at([chunk.row, goal]).store(origin));
+            for some in threads.neighbours().chunks(TOGETHER) {
+                let elements: Vec<_> = some.iter().map(|p| exchange.at([*p]).load()).collect();
+                let digits = elements.iter().map(|bits| numbers.digit(self.key, *bits));
+                let starts: Vec<_> = digits.map(|digit| starts.at([digit]).load()).collect();
+                let origins = |exchange: PlaceRef<'b>| some.iter().map(move |p| exchange.at([*p]).load());
+                let origins = moved.map(|(to, exchange)| (to, origins(exchange).collect::<Vec<_>>()));
+                // What is behind the last element goes nowhere.
+                let nowhere = k.bits(Type::scalar_of(place), u64::MAX);
+                let goals = some.iter().zip(starts);
+                let goals = goals.map(|(p, start)| p.lt(count).select(start + p.to(place), nowhere));
+                for ((at, goal), bits) in goals.enumerate().zip(elements) {
+                    y.at([chunk.row, goal]).store(bits.to(self.key.stored()));
+                    if let Some((to, origins)) = &origins {
+                        to.at([chunk.row, goal]).store(origins[at]);
+                    }
                 }
             }
             next + ranked.count.to(place)
@@ -220,7 +238,7 @@ impl<'b> Numbers<'b> {
         Self {
             shift: k.scalar_in("shift", Type::I32, 0, 56),
             flip: k.scalar_in("flip", Type::I32, 0, 255),
-            tiles: k.scalar_in("tiles", Type::I64, 1, 1 << 28),
+            tiles: k.scalar_in("tiles", Type::I64, 1, MOST as i64),
         }
     }
 

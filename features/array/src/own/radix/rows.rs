@@ -34,13 +34,13 @@ fn write<'b>(k: Builder<'b>, key: Key, items: u32, with_places: bool) {
     let passes = k.scalar_in("passes", Type::I32, 1, 9);
     let flip = k.scalar_in("flip", Type::I32, 0, 255);
     let threads = Block::new(k, items);
+    k.resident_blocks(if key.register() == Scalar::I64 { 2 } else { 3 });
     let exchange = k.shared("exchange", key.register(), &[most as u32]);
     let first = k.block_id(Axis::X).to(Scalar::I64) * of_block.to(Scalar::I64);
     let count = (x.extent(0) - first).min(of_block.to(Scalar::I64)).to(Scalar::I32);
     let places = threads.places();
-    let at = |place: &Val<'b>| first + place.to(Scalar::I64);
-    let load = |place| x.at([at(place)]).load().to_u(key.register());
-    let begun = (places.iter().map(load).collect::<Vec<_>>(), places.clone());
+    let load = |at| x.at([at]).load().to_u(key.register());
+    let begun = (threads.places_from(first).into_iter().map(load).collect::<Vec<_>>(), places.clone());
     let (elements, from) = k.range(k.i32(0), passes).fold(begun, |pass, (elements, from)| {
         let of_key = || elements.iter().map(|bits| key.digit(*bits, pass * 8, flip)).collect::<Vec<_>>();
         let of_row = || from.iter().map(|from| from.div_u(n)).collect();
@@ -60,12 +60,13 @@ fn write<'b>(k: Builder<'b>, key: Key, items: u32, with_places: bool) {
         };
         (exchanged(&elements), exchanged(&from))
     });
-    for ((place, bits), from) in places.iter().zip(elements).zip(from) {
-        k.if_(place.lt(count), || {
-            y.at([at(place)]).store(bits.to(key.stored()));
-            if let Some(to) = to {
-                to.at([at(place)]).store(from.rem_u(n).to(Scalar::I64));
-            }
-        });
+    let goals = threads.places_from(first).into_iter().zip(&places);
+    // What is behind the last element goes nowhere.
+    let goals = goals.map(|(at, place)| place.lt(count).select(at, k.i64(-1)));
+    for ((goal, bits), from) in goals.zip(elements).zip(from) {
+        y.at([goal]).store(bits.to(key.stored()));
+        if let Some(to) = to {
+            to.at([goal]).store(from.rem_u(n).to(Scalar::I64));
+        }
     }
 }
