@@ -134,9 +134,10 @@ fn sorts_of_any_bits_are_alike() {
     };
     let real = DType::ALL.iter().filter(|dtype| !dtype.is_complex());
     for dtype in real {
-        for shape in [&[257][..], &[3, 4500]] {
-            check(*dtype, shape, -1);
-        }
+        check(*dtype, &[200], 0);
+    }
+    for dtype in [DType::Int8, DType::BFloat16, DType::Float64] {
+        check(dtype, &[3, 4500], -1);
     }
     for n in [0, 1, 2, 255, 256, 1000, 1024, 1025, 4095, 4096, 4097, 8191, 8192, 70_001] {
         check(DType::Float32, &[n], 0);
