@@ -2,7 +2,7 @@
 
 use vm_ir::Scalar;
 use vm_ir::builder::{Builder, PlaceRef, Val};
-use vm_ir::op::Axis;
+use vm_ir::op::{Axis, BarrierScope};
 
 use super::key::DIGITS;
 use crate::emit::{THREADS, WARP};
@@ -100,7 +100,9 @@ impl<'b> Block<'b> {
             let below = (peers & lower).popcount();
             // No branch: others count where nobody looks.
             let counter = below.eq(0).select(*digit, self.lane + DIGITS as i32);
-            (self.counts.at([self.warp, counter]).atomic_add(peers.popcount()), peers.ctz(), below)
+            let before = self.counts.at([self.warp, counter]).atomic_add(peers.popcount());
+            k.barrier_of(BarrierScope::Warp);
+            (before, peers.ctz(), below)
         };
         // A digit and the rank by it share a register until all are counted. Some are counted before the first is asked for.
         let mut ranks = Vec::new();

@@ -23,8 +23,8 @@ use pass::{Moved, Pass, TILE};
 
 /// The longest rows that are a block's.
 const OF_BLOCK: u64 = 4096;
-/// Blocks that each unit of a GPU is to have, if there is enough to do.
-const OF_UNIT: u64 = 8;
+/// Blocks that each unit of a GPU is to have, before they take more rows each.
+const OF_UNIT: u64 = 4;
 
 /// The elements of rows in order, along the last of their dimensions, and where they were if that is asked for, in integers of 32 or 64 bits.
 ///
@@ -35,8 +35,10 @@ pub(super) fn sorted(x: &Array, descending: bool, with_places: bool) -> Result<(
     if n <= OF_BLOCK {
         return by_rows(x, n, descending, with_places);
     }
-    let blocks = OF_UNIT * u64::from(x.device().resources().compute_units);
-    by_digits(x, n, descending, with_places, Way { wide: n > i32::MAX as u64, blocks })
+    // As many chunks as blocks run at once, so that none are left for a few to do at the end.
+    let wide = n > i32::MAX as u64;
+    let blocks = pass::resident(Key(x.dtype()), wide) * x.device().resources().compute_units;
+    by_digits(x, n, descending, with_places, Way { wide, blocks: blocks.into() })
 }
 
 /// What flips a digit.

@@ -25,6 +25,11 @@ const COUNTING: u32 = 128;
 /// Tiles until a counter could overflow.
 const TILES: u64 = 255 / (TILE / COUNTING as u64);
 
+/// Blocks that move and that a unit has room for, as registers and shared memory allow.
+pub(super) fn resident(key: Key, wide: bool) -> u32 {
+    if wide || key.register() == Scalar::I64 { 3 } else { 4 }
+}
+
 /// What is moved with the elements.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Moved {
@@ -154,7 +159,7 @@ impl Pass {
         let items = if self.wide { ITEMS / 2 } else { ITEMS };
         let (place, register, tile) = (self.place(), self.key.register(), i64::from(items * THREADS));
         let threads = Block::new(k, items);
-        k.resident_blocks(if self.wide || register == Scalar::I64 { 3 } else { 4 });
+        k.resident_blocks(resident(self.key, self.wide));
         let exchange = k.shared("exchange", register, &[tile as u32]);
         let starts = k.shared("starts", place, &[DIGITS]);
         let digit = threads.thread;
