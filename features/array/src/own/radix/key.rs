@@ -51,7 +51,10 @@ impl Key {
                 };
                 let magnitude = bits & number(top - 1);
                 // All bits of a negative one, the top one of others.
-                let negative = number(0) - bits.shr_u(number(width - 1));
+                let negative = match width {
+                    8 | 16 => number(0) - bits.shr_u(number(width - 1)),
+                    _ => bits >> number(width - 1),
+                };
                 let ordered = bits ^ (negative | number(top));
                 let ordered = magnitude.eq(0).select(number(top), ordered);
                 magnitude.gt(number(infinity)).select(number(u64::MAX), ordered)

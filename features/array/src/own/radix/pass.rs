@@ -97,11 +97,14 @@ impl Pass {
         let (lanes, tile) = (Self::lanes(self.key) as i64, TILE as i64);
         let (half, own) = (thread & 1, thread >> 1);
         let end = (chunk.first + numbers.tiles * tile).min(n);
+        let last = chunk.first * 2 + ((end - chunk.first - 1) & -tile);
         let tiles = k.range(chunk.first, end).step(tile * TILES as i64);
         let zero = k.bits(Type::scalar_of(self.place()), 0);
         let totals = tiles.fold([zero; 2], |first, totals| {
             (0..DIGITS as i32 / 4).for_each(|word| words.at([k.i32(word), thread]).store(0));
-            k.range(first, (first + tile * TILES as i64).min(end)).step(tile).each(|tile_at| {
+            k.range(first, (first + tile * TILES as i64).min(end)).step(tile).each(|at| {
+                // The last tile comes first: what is moved begins with the first one, which a cache then may still have.
+                let tile_at = (last - at).max(0);
                 let step = i64::from(COUNTING) * lanes;
                 // In a branch of its own, loads of whole vectors need no check.
                 let whole = || {
