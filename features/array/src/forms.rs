@@ -161,9 +161,19 @@ fn scans_are_alike() {
             check("sums", *dtype, shape, |x| x.scan(Reduction::Sum, -1, None));
         }
     }
-    for shape in
-        [&[1u64][..], &[15], &[16], &[512], &[513], &[4096], &[4097], &[70_001], &[5, 4096], &[2, 8193]]
-    {
+    for shape in [
+        &[1u64][..],
+        &[15],
+        &[16],
+        &[512],
+        &[513],
+        &[4096],
+        &[4097],
+        &[70_001],
+        &[5, 4096],
+        &[2, 8193],
+        &[2000, 600],
+    ] {
         check("sums", DType::Float32, shape, |x| x.scan(Reduction::Sum, -1, None));
         check("sums in float32", DType::UInt8, shape, |x| x.scan(Reduction::Sum, -1, Some(DType::Float32)));
         check_of("products", DType::Int32, shape, signs(DType::Int32), |x| x.scan(Reduction::Prod, -1, None));

@@ -19,7 +19,7 @@ impl Array {
     /// # Errors
     /// [`Error::Type`] for complex numbers, [`Error::Value`] for an axis that there is not.
     pub fn sort(&self, axis: i64, descending: bool) -> Result<(Array, Array)> {
-        match self.sorted_along("sort", axis, descending, true)? {
+        match self.sorted_along(axis, descending, true)? {
             (elements, Some(places)) => Ok((elements, places.cast(DType::Int64)?)),
             (elements, None) => {
                 let places = Array::full(self.device(), DType::Int64, self.shape(), crate::Number::Int(0))?;
@@ -33,19 +33,13 @@ impl Array {
     /// # Errors
     /// As [`sort`](Array::sort).
     pub fn sorted(&self, axis: i64, descending: bool) -> Result<Array> {
-        Ok(self.sorted_along("sort", axis, descending, false)?.0)
+        Ok(self.sorted_along(axis, descending, false)?.0)
     }
 
     /// Both; no places where each is the only one along the axis.
-    fn sorted_along(
-        &self,
-        function: &'static str,
-        axis: i64,
-        descending: bool,
-        with_places: bool,
-    ) -> Result<(Array, Option<Array>)> {
-        self.sortable(function)?;
-        let axis = layout::axis(function, axis, self.ndim())?;
+    fn sorted_along(&self, axis: i64, descending: bool, with_places: bool) -> Result<(Array, Option<Array>)> {
+        self.sortable("sort")?;
+        let axis = layout::axis("sort", axis, self.ndim())?;
         if self.size() == 0 || self.shape()[axis] == 1 {
             return Ok((self.clone(), None));
         }

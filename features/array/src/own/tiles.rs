@@ -22,6 +22,9 @@ use crate::op::{Binary, Reduction};
 const WARPS: u32 = THREADS / WARP;
 /// The longest row that a warp scans.
 const OF_WARP: u64 = 512;
+/// The same where there are enough rows to keep each unit busy with so many warps.
+const OF_BUSY_WARP: u64 = 2048;
+const BUSY: u64 = 32;
 
 /// What a launch does.
 #[derive(Clone, Copy, PartialEq)]
@@ -84,7 +87,8 @@ pub(super) fn scanned(x: &Array, op: Reduction, to: DType, [rows, n]: [u64; 2]) 
     };
     let from = elements.buffer.shaped(&row(x.dtype()))?;
     let mut before = None;
-    if n <= OF_WARP {
+    let is_busy = rows >= BUSY * u64::from(device.resources().compute_units);
+    if n <= if is_busy { OF_BUSY_WARP } else { OF_WARP } {
         form.part = Part::Rows { vectors: if n <= u64::from(WARP) * lanes { 1 } else { 4 } };
     } else if n <= tile {
         form.part = Part::Tiles { before: false };
