@@ -18,11 +18,13 @@ fn documents() -> Vec<(PathBuf, String)> {
         .iter()
         .map(|name| root().join(name))
         .collect();
-    let docs = fs::read_dir(root().join("docs")).expect("docs");
-    paths.extend(
-        docs.map(|entry| entry.expect("an entry").path())
-            .filter(|path| path.extension().is_some_and(|extension| extension == "md")),
-    );
+    for folder in ["docs", "docs/course"] {
+        let docs = fs::read_dir(root().join(folder)).expect("documents");
+        paths.extend(
+            docs.map(|entry| entry.expect("an entry").path())
+                .filter(|path| path.extension().is_some_and(|extension| extension == "md")),
+        );
+    }
     paths.sort();
     paths.into_iter().map(|path| (path.clone(), fs::read_to_string(&path).expect("a document"))).collect()
 }
@@ -100,6 +102,9 @@ fn commands_parse() {
     let mut checked = BTreeSet::new();
     for (document, text) in documents() {
         for span in code(&text) {
+            // What a shell does with it is the shell's.
+            let span = span.replace("2>&1", "");
+            let span = span.split([';', '|', '>']).next().unwrap_or_default();
             let words: Vec<&str> = span.split_whitespace().collect();
             let args: Vec<&str> = match words.as_slice() {
                 ["vm-service", args @ ..] => args.to_vec(),

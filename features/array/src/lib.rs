@@ -72,3 +72,7 @@ pub use shape::Slice;
 pub use share::{Place, Shared};
 pub use sys::Pinned;
 pub use vm_runtime::AnyAccelerator as Accelerator;
+
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../../docs/course/4-rust.md")]
+struct Course;
