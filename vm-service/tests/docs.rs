@@ -118,6 +118,8 @@ fn commands_parse() {
             }
             let args = args
                 .iter()
+                // Up to what is the shell's: a comment, a pipe, a redirection.
+                .take_while(|word| !["#", "|", ">", "2>&1"].contains(*word))
                 .map(|word| if word.trim_end_matches('…') == "ADDR" { "0000:65:00.0" } else { word });
             let parsed = Cli::try_parse_from(std::iter::once("vm-service").chain(args));
             if let Err(error) = parsed {

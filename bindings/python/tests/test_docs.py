@@ -20,6 +20,6 @@ def test_the_examples_run(page, tmp_path):
         first = text.count("\n", 0, block.start()) + 1
         for at, line in enumerate(block.group(1).splitlines()):
             lines[first + at] = line
-    program = tmp_path / f"{pathlib.Path(page).name}.py"
+    program = tmp_path / (pathlib.Path(page).name + ".py")
     program.write_text("\n".join(lines))
     runpy.run_path(str(program))

@@ -73,6 +73,7 @@ pub use share::{Place, Shared};
 pub use sys::Pinned;
 pub use vm_runtime::AnyAccelerator as Accelerator;
 
+/// A chapter of the course, whose programs run with the doc tests.
 #[cfg(all(doctest, feature = "cpu"))]
 #[doc = include_str!("../../../docs/course/4-rust.md")]
-struct Course;
+mod course {}
