@@ -102,9 +102,6 @@ fn commands_parse() {
     let mut checked = BTreeSet::new();
     for (document, text) in documents() {
         for span in code(&text) {
-            // What a shell does with it is the shell's.
-            let span = span.replace("2>&1", "");
-            let span = span.split([';', '|', '>']).next().unwrap_or_default();
             let words: Vec<&str> = span.split_whitespace().collect();
             let args: Vec<&str> = match words.as_slice() {
                 ["vm-service", args @ ..] => args.to_vec(),

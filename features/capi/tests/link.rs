@@ -37,22 +37,6 @@ fn the_examples_with_each_library() {
     }
 }
 
-/// The course's chapter: its program, and what it is shown to print.
-#[test]
-fn the_course() {
-    let chapter = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/course/3-c.md");
-    let text = fs::read_to_string(chapter).unwrap();
-    let block = |language: &str| {
-        let (_, block) = text.split_once(&format!("```{language}\n")).unwrap();
-        block.split_once("```").unwrap().0
-    };
-    let folder = tempfile::tempdir().unwrap();
-    let source = folder.path().join("scale.c");
-    fs::write(&source, block("c")).unwrap();
-    let (_folder, program) = compile("scale", source.to_str().unwrap(), &["-lvmkernels"]);
-    assert_eq!(run(&program), block("text"));
-}
-
 #[test]
 fn forks_unloading_and_the_end() {
     let (_folder, program) = compile("process", "tests/process.c", &[]);
