@@ -72,6 +72,16 @@ fn l1(l1: &mut L1) -> Result<()> {
 
     let before: Said = serde_json::from_str(&measured("cpu")?)?;
     let mut guest = Guest::start(l1, &plan)?;
+    guest.wait_for_text("round 4: ", TIMEOUT)?;
+    let age = guest.age().as_secs_f64();
+    for (what, pid) in [("machine", guest.vmm()?), ("worker", *guest.workers().first().context("no worker")?)]
+    {
+        l1.figure(
+            &format!("processors that the guest's {what} kept busy"),
+            processor_time(pid)? / age,
+            "processors",
+        );
+    }
     let said = |report: &Report| match report {
         Report::Proved { what } if what.starts_with('{') => Some(what.clone()),
         _ => None,
@@ -88,6 +98,15 @@ fn l1(l1: &mut L1) -> Result<()> {
         l1.figure(&format!("{name}: host / guest"), median(&host) / median(own), "ratio");
     }
     Ok(())
+}
+
+/// Seconds that a process has computed.
+fn processor_time(pid: u32) -> Result<f64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let fields: Vec<&str> = stat.rsplit_once(") ").context("no process")?.1.split(' ').collect();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).context("no time");
+    // Of the user's and the kernel's 100 ticks a second (proc_pid_stat(5), 14 and 15).
+    Ok((ticks(11)? + ticks(12)?) / 100.0)
 }
 
 fn l2(l2: &mut L2) -> Result<()> {
