@@ -18,11 +18,13 @@ fn documents() -> Vec<(PathBuf, String)> {
         .iter()
         .map(|name| root().join(name))
         .collect();
-    let docs = fs::read_dir(root().join("docs")).expect("docs");
-    paths.extend(
-        docs.map(|entry| entry.expect("an entry").path())
-            .filter(|path| path.extension().is_some_and(|extension| extension == "md")),
-    );
+    for folder in ["docs", "docs/course"] {
+        let docs = fs::read_dir(root().join(folder)).expect("documents");
+        paths.extend(
+            docs.map(|entry| entry.expect("an entry").path())
+                .filter(|path| path.extension().is_some_and(|extension| extension == "md")),
+        );
+    }
     paths.sort();
     paths.into_iter().map(|path| (path.clone(), fs::read_to_string(&path).expect("a document"))).collect()
 }
@@ -113,6 +115,8 @@ fn commands_parse() {
             }
             let args = args
                 .iter()
+                // Up to what is the shell's: a comment, a pipe, a redirection.
+                .take_while(|word| !["#", "|", ">", "2>&1"].contains(*word))
                 .map(|word| if word.trim_end_matches('…') == "ADDR" { "0000:65:00.0" } else { word });
             let parsed = Cli::try_parse_from(std::iter::once("vm-service").chain(args));
             if let Err(error) = parsed {

@@ -179,6 +179,13 @@ fn sort(
     Ok((PyArray::new(values), PyArray::new(places)))
 }
 
+/// The elements along an axis in order alone.
+#[pyfunction]
+fn sorted(py: Python<'_>, array: &Bound<'_, PyArray>, axis: i64, descending: bool) -> PyResult<PyArray> {
+    let array = array.get().array();
+    done(py.detach(|| array.sorted(axis, descending)))
+}
+
 #[pyfunction]
 #[pyo3(signature = (array, op, axis, dtype=None))]
 fn scan(
@@ -293,7 +300,7 @@ pub(crate) fn add(m: &Bound<'_, PyModule>) -> PyResult<()> {
         ($($name:ident)+) => { $( m.add_function(wrap_pyfunction!($name, m)?)?; )+ };
     }
     functions! {
-        from_buffer from_sequence empty full arange indices binary select complex concatenate gather scatter sort scan search_sorted
+        from_buffer from_sequence empty full arange indices binary select complex concatenate gather scatter sort sorted scan search_sorted
         nonzero rms_norm layer_norm attention cross_entropy top_k promote flip
     }
     Ok(())

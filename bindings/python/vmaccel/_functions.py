@@ -365,7 +365,7 @@ def sort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool 
     """In order along an axis; NaN comes last, or first where it descends."""
     if x.ndim == 0:
         return x
-    return _vmaccel.sort(x, axis, descending)[0]
+    return _vmaccel.sorted(x, axis, descending)
 
 
 def argsort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:

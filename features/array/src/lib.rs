@@ -72,3 +72,8 @@ pub use shape::Slice;
 pub use share::{Place, Shared};
 pub use sys::Pinned;
 pub use vm_runtime::AnyAccelerator as Accelerator;
+
+/// A chapter of the course, whose programs run with the doc tests.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../../docs/course/4-rust.md")]
+mod course {}

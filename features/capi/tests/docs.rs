@@ -1,4 +1,4 @@
-//! The program of docs/c-api.md compiles and does what it is for.
+//! The programs of docs/c-api.md and of the course compile and do what they are for.
 
 mod common;
 
@@ -25,5 +25,27 @@ fn the_program_of_the_document() {
     for line in text.lines().filter(|line| line.starts_with("| −")) {
         let name = line.split('`').nth(1).unwrap();
         assert!(fs::read_to_string(prefix.join("include/vmkernels.h")).unwrap().contains(name), "{name}");
+    }
+}
+
+/// Its files are blocks with their name, and its shell lines print what the block behind them shows.
+#[test]
+fn the_chapter_of_the_course() {
+    let chapter = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/course/3-c.md");
+    let text = fs::read_to_string(chapter).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for block in text.split("\n```c ").skip(1) {
+        let (name, rest) = block.split_once('\n').unwrap();
+        fs::write(folder.path().join(name), rest.split("```").next().unwrap()).unwrap();
+    }
+    let library = common::installed().join("lib");
+    let shells: Vec<&str> = text.split("\n```sh\n").skip(1).collect();
+    assert_eq!(shells.len(), 2);
+    for shell in shells {
+        let (lines, rest) = shell.split_once("```\n\n```text\n").expect("what it prints");
+        let mut command = Command::new("sh");
+        command.args(["-e", "-c", lines]).current_dir(folder.path());
+        command.env("PKG_CONFIG_PATH", library.join("pkgconfig")).env("LD_LIBRARY_PATH", &library);
+        assert_eq!(common::run_command(&mut command), rest.split("```").next().unwrap(), "{lines}");
     }
 }

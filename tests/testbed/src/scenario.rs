@@ -64,6 +64,8 @@ pub struct Contents {
     pub examples: bool,
     /// This machine's Python with numpy and the wheel of the Python package, in the Linux guest: below `/python`.
     pub python: bool,
+    /// The same in L1.
+    pub python_in_l1: bool,
     /// The library's examples that scenarios run: of a VMM that implements its boundary itself, of two processes that drive
     /// one device, and of what mapping RAM for DMA takes, as `/bin/own_vmm`, `/bin/vfio_edu` and `/bin/map_ram`.
     pub library_examples: bool,
@@ -80,6 +82,7 @@ impl Contents {
         peers: false,
         examples: false,
         python: false,
+        python_in_l1: false,
         library_examples: false,
         systemd: false,
     };
@@ -94,6 +97,7 @@ impl Contents {
             peers: self.peers || other.peers,
             examples: self.examples || other.examples,
             python: self.python || other.python,
+            python_in_l1: self.python_in_l1 || other.python_in_l1,
             library_examples: self.library_examples || other.library_examples,
             systemd: self.systemd || other.systemd,
         }

@@ -295,7 +295,7 @@ fn power<'b>(a: Val<'b>, b: Val<'b>) -> Val<'b> {
 }
 
 /// A function of two elements of one type.
-pub(super) fn binary<'b>(op: Binary, x: V<'b>, y: V<'b>) -> V<'b> {
+pub(crate) fn binary<'b>(op: Binary, x: V<'b>, y: V<'b>) -> V<'b> {
     use Binary as B;
     let logical = |value: Val<'b>| V::bool(value);
     match op {

@@ -7,32 +7,32 @@ use crate::dtype::{DType, Kind};
 
 /// An element, or a vector of them.
 #[derive(Clone, Copy)]
-pub(super) struct V<'b> {
-    pub(super) dtype: DType,
-    pub(super) re: Val<'b>,
+pub(crate) struct V<'b> {
+    pub(crate) dtype: DType,
+    pub(crate) re: Val<'b>,
     /// Of complex numbers.
-    pub(super) im: Option<Val<'b>>,
+    pub(crate) im: Option<Val<'b>>,
 }
 
 impl<'b> V<'b> {
-    pub(super) fn new(dtype: DType, re: Val<'b>) -> Self {
+    pub(crate) fn new(dtype: DType, re: Val<'b>) -> Self {
         Self { dtype, re, im: None }
     }
 
-    pub(super) fn complex(dtype: DType, re: Val<'b>, im: Val<'b>) -> Self {
+    pub(crate) fn complex(dtype: DType, re: Val<'b>, im: Val<'b>) -> Self {
         Self { dtype, re, im: Some(im) }
     }
 
-    pub(super) fn bool(re: Val<'b>) -> Self {
+    pub(crate) fn bool(re: Val<'b>) -> Self {
         Self::new(DType::Bool, re)
     }
 
-    pub(super) fn map(self, f: impl Fn(Val<'b>) -> Val<'b>) -> Self {
+    pub(crate) fn map(self, f: impl Fn(Val<'b>) -> Val<'b>) -> Self {
         Self { re: f(self.re), im: self.im.map(f), ..self }
     }
 
     /// Is it not 0?
-    pub(super) fn truth(self) -> Val<'b> {
+    pub(crate) fn truth(self) -> Val<'b> {
         if self.dtype == DType::Bool {
             return self.re;
         }
@@ -44,7 +44,7 @@ impl<'b> V<'b> {
     }
 
     /// In another type, as numpy converts: a complex number's imaginary part is dropped, what is beyond an integer of floats is as the IR has it.
-    pub(super) fn to(self, dtype: DType) -> Self {
+    pub(crate) fn to(self, dtype: DType) -> Self {
         if dtype == self.dtype {
             return self;
         }
@@ -79,12 +79,12 @@ fn convert<'b>(value: Val<'b>, from: DType, to: DType) -> Val<'b> {
 }
 
 /// 0, like a value.
-pub(super) fn zero(like: Val<'_>) -> Val<'_> {
+pub(crate) fn zero(like: Val<'_>) -> Val<'_> {
     like.builder().bits(like.ty(), 0)
 }
 
 /// A number, like a float or an integer.
-pub(super) fn constant(like: Val<'_>, number: f64) -> Val<'_> {
+pub(crate) fn constant(like: Val<'_>, number: f64) -> Val<'_> {
     let (k, ty) = (like.builder(), like.ty());
     match ty.scalar() {
         scalar if scalar.is_int() => k.bits(ty, number as i64 as u64),
@@ -94,11 +94,11 @@ pub(super) fn constant(like: Val<'_>, number: f64) -> Val<'_> {
 }
 
 /// A scalar in all of so many lanes.
-pub(super) fn splat(value: Val<'_>, lanes: u8) -> Val<'_> {
+pub(crate) fn splat(value: Val<'_>, lanes: u8) -> Val<'_> {
     if lanes == 1 || value.ty().lanes() == lanes { value } else { value.splat(lanes) }
 }
 
 /// The type of so many lanes.
-pub(super) fn ty(scalar: Scalar, lanes: u8) -> Type {
+pub(crate) fn ty(scalar: Scalar, lanes: u8) -> Type {
     Type::vector(scalar, lanes).unwrap_or(Type::scalar_of(scalar))
 }

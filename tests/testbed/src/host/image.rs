@@ -40,6 +40,9 @@ pub(super) fn make_l1(
         tree.file("guest/initrd", 0o644, &guest)?;
         tree.file("guest/kernel", 0o644, &kernel.image)?;
     }
+    if let Some(python) = programs.python.as_ref().filter(|_| contents.python_in_l1) {
+        tree.tree("python", python, python)?;
+    }
     if contents.bare_guest {
         tree.file("guest/bare", 0o755, built(&programs.bare_guest)?)?;
     }
