@@ -4,6 +4,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
 use std::ptr;
+use std::slice;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
@@ -193,12 +194,15 @@ macro_rules! copies {
                 Ok(false) => {}
                 Err(Failure(code)) => return code,
             }
-            // SAFETY: the driver's function of this name has this signature; the arguments are the caller's.
-            ended($name, unsafe {
-                transmute::<*mut c_void, unsafe extern "C" fn(u64, u64, usize $(, copies!(@stream $stream))?) -> u32>(real)(
-                    to, from, bytes $(, $stream)?
-                )
-            })
+            // SAFETY: the driver's function of this name has this signature.
+            let real = unsafe {
+                transmute::<
+                    *mut c_void,
+                    unsafe extern "C" fn(u64, u64, usize $(, copies!(@stream $stream))?) -> u32,
+                >(real)
+            };
+            // SAFETY: the arguments are the caller's, as they are.
+            ended($name, unsafe { real(to, from, bytes $(, $stream)?) })
         }
     )*};
     (@stream $stream:ident) => { u64 };
@@ -236,8 +240,10 @@ unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, all: *mut usize) -> u32 {
     let result = real!(c"cuMemGetInfo_v2" (*mut usize, *mut usize) (free, all));
     if result == 0 && !free.is_null() && !all.is_null() && is_on() {
         let (promised, (used, quota)) = with(|manager| (manager.promised(), manager.used()));
-        // SAFETY: the driver has written both.
-        let (free, all) = unsafe { (&mut *free, &mut *all) };
+        // SAFETY: the driver has written it, so it is there.
+        let free = unsafe { &mut *free };
+        // SAFETY: likewise.
+        let all = unsafe { &mut *all };
         *free = free.saturating_sub(promised as usize);
         if let Some(quota) = quota {
             *all = (*all).min(quota as usize);
@@ -264,14 +270,13 @@ fn whole(address: u64) -> Result<Option<(u64, u64, u64)>> {
 unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address: u64) -> u32 {
     match whole(address) {
         Ok(Some((start, bytes, _))) => {
-            // SAFETY: each is null or the caller's place for it.
-            unsafe {
-                if let Some(base) = base.as_mut() {
-                    *base = start;
-                }
-                if let Some(size) = size.as_mut() {
-                    *size = bytes as usize;
-                }
+            // SAFETY: it is null or the caller's place for it.
+            if let Some(base) = unsafe { base.as_mut() } {
+                *base = start;
+            }
+            // SAFETY: likewise.
+            if let Some(size) = unsafe { size.as_mut() } {
+                *size = bytes as usize;
             }
             0
         }
@@ -331,9 +336,13 @@ unsafe extern "C" fn cuPointerGetAttributes(
     };
     let result = real!(c"cuPointerGetAttributes" (c_uint, *mut c_int, *mut *mut c_void, u64) (count, attributes, data, address));
     if let (0, Some(own)) = (result, own) {
-        for at in 0..count as usize {
-            // SAFETY: the driver has read as many attributes, and written as many values.
-            unsafe { as_native(*data.add(at), *attributes.add(at), own) };
+        // SAFETY: the driver has read as many attributes.
+        let attributes = unsafe { slice::from_raw_parts(attributes, count as usize) };
+        // SAFETY: and written as many values.
+        let data = unsafe { slice::from_raw_parts(data, count as usize) };
+        for (data, attribute) in data.iter().zip(attributes) {
+            // SAFETY: the driver has just written it.
+            unsafe { as_native(*data, *attribute, own) };
         }
     }
     result
@@ -636,11 +645,11 @@ captures_end! {
 /// `symbol` is a string, and `found` was written by the driver.
 unsafe fn instead(symbol: *const c_char, function: *mut *mut c_void, result: u32) -> u32 {
     if result == 0 && !function.is_null() {
-        // SAFETY: as the caller promises.
-        unsafe {
-            if !(*function).is_null() {
-                *function = find::instead_of(CStr::from_ptr(symbol), *function);
-            }
+        // SAFETY: the driver has written it.
+        let function = unsafe { &mut *function };
+        if !function.is_null() {
+            // SAFETY: it is a string, which the driver has read.
+            *function = find::instead_of(unsafe { CStr::from_ptr(symbol) }, *function);
         }
     }
     result

@@ -27,14 +27,13 @@ pub(crate) fn at_fork(f: fn()) {
 
 /// Does something, as starting a thread, with all signals blocked.
 pub(crate) fn without_signals<R>(f: impl FnOnce() -> R) -> R {
-    // SAFETY: an all-zero set is one; each is filled in before it is used.
-    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
-        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-    // SAFETY: both sets are this function's.
-    unsafe {
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-    }
+    // SAFETY: an all-zero set is one.
+    let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+    let mut before = all;
+    // SAFETY: the set is this function's.
+    unsafe { libc::sigfillset(&mut all) };
+    // SAFETY: both sets are.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before) };
     let result = f();
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };

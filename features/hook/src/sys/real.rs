@@ -217,17 +217,22 @@ impl Driver for Real {
 
     fn copy(&self, copy: &Copy) -> Result<()> {
         self.within(copy.context, || {
-            // SAFETY: `function` is the driver's function of this form, and its signature this.
-            done(unsafe {
-                match copy.form {
-                    Form::Default => transmute::<usize, unsafe extern "C" fn(u64, u64, usize) -> u32>(
-                        copy.function,
-                    )(copy.to, copy.from, copy.bytes),
-                    Form::On(stream) => {
-                        transmute::<usize, unsafe extern "C" fn(u64, u64, usize, u64) -> u32>(copy.function)(
-                            copy.to, copy.from, copy.bytes, stream,
-                        )
-                    }
+            let Copy { function, to, from, bytes, .. } = *copy;
+            done(match copy.form {
+                Form::Default => {
+                    // SAFETY: it is the driver's function of this form, and its signature this.
+                    let function =
+                        unsafe { transmute::<usize, unsafe extern "C" fn(u64, u64, usize) -> u32>(function) };
+                    // SAFETY: the arguments are the program's; what they name is there, as it was freed by nobody since.
+                    unsafe { function(to, from, bytes) }
+                }
+                Form::On(stream) => {
+                    // SAFETY: as above.
+                    let function = unsafe {
+                        transmute::<usize, unsafe extern "C" fn(u64, u64, usize, u64) -> u32>(function)
+                    };
+                    // SAFETY: as above; a stream that is destroyed is waited for before.
+                    unsafe { function(to, from, bytes, stream) }
                 }
             })
         })
