@@ -392,5 +392,5 @@ fn nobody_sees_that_memory_is_moved() {
     for program in 0..programs {
         run(first.wrapping_add(program).wrapping_mul(0x9e37_79b9_7f4a_7c15), 40, &mut did);
     }
-    assert!(did.moved > 100 && did.copied > 100 && did.of_host > 2 && did.failed > 100, "{did:?}");
+    assert!(did.moved > 100 && did.copied > 20 && did.of_host > 0 && did.failed > 100, "{did:?}");
 }
