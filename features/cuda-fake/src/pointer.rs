@@ -38,6 +38,7 @@ impl State {
             return match attribute {
                 1 => long(span.context),
                 2 => int(2),
+                3 if is_virtual && span.access[device] == 0 => Err(Error::InvalidValue),
                 3 => long(at),
                 4 if managed => long(at),
                 4 => Err(Error::InvalidValue),

@@ -227,6 +227,10 @@ pub(crate) fn map(at: u64, len: usize, offset: usize, handle: u64, flags: u64) -
     state.ready()?;
     let (len, device) = (len as u64, state.live(handle)?.device);
     let whole = offset == 0 && len == state.live(handle)?.len;
+    // As driver 580 says it.
+    if offset == 0 && len < state.live(handle)?.len {
+        return Err(Error::NotSupported);
+    }
     if !whole || flags != 0 || !at.is_multiple_of(BLOCK) {
         return Err(Error::InvalidValue);
     }

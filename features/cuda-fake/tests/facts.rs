@@ -88,7 +88,8 @@ fn addresses_have_attributes() {
             // The attribute, then of: legacy memory, virtual memory, host memory, managed memory, memory of a pool.
             (1, [context, 0, context, context, 0]),
             (2, [2, 2, 1, 2, 2]),
-            (3, [legacy, range, host, managed, pooled]),
+            // No device has been given access to the virtual memory.
+            (3, [legacy, NONE, host, managed, pooled]),
             (4, [NONE, NONE, host, managed, NONE]),
             (6, [0, 0, 0, 0, 0]),
             (8, [0, 0, 0, 1, 0]),

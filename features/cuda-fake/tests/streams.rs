@@ -300,6 +300,7 @@ fn captures_forbid_what_is_unsafe() {
         driver.check(&[
             ("cuEventRecord", &[fork, stream], 0),
             ("cuStreamWaitEvent", &[side, fork, 0], 0),
+            ("cuMemsetD32Async", &[memory, 0, 1, side], 0),
             ("cuStreamEndCapture", &[stream, graph_at], 904),
             ("cuStreamEndCapture", &[stream, graph_at], INVALID_VALUE),
             ("cuStreamBeginCapture_v2", &[0, 0], 900),
