@@ -65,6 +65,12 @@ impl State {
     }
 
     /// The reservation that has all of a range.
+    /// How much was reserved around an address.
+    pub(crate) fn reservation(&self, at: u64) -> Option<u64> {
+        let (start, size) = self.reservations.range(..=at).next_back()?;
+        (at - start < *size).then_some(*size)
+    }
+
     fn reserved(&self, at: u64, len: u64) -> Result {
         let end = at.checked_add(len).ok_or(Error::InvalidValue)?;
         let (&start, &size) = self.reservations.range(..=at).next_back().ok_or(Error::InvalidValue)?;
@@ -228,7 +234,7 @@ pub(crate) fn map(at: u64, len: usize, offset: usize, handle: u64, flags: u64) -
     let (len, device) = (len as u64, state.live(handle)?.device);
     let whole = offset == 0 && len == state.live(handle)?.len;
     // As driver 580 says it.
-    if offset == 0 && len < state.live(handle)?.len {
+    if offset != 0 || len < state.live(handle)?.len {
         return Err(Error::NotSupported);
     }
     if !whole || flags != 0 || !at.is_multiple_of(BLOCK) {
