@@ -64,9 +64,10 @@ fn a_hostile_guest_gets_errors_and_its_neighbour_right_results() {
 
 #[test]
 fn a_time_slice_leaves_the_rest_to_the_others() {
-    // Each kernel takes its 100 ms, of which a tenth of the time is the guest's: one a second.
-    let keys = "deadline = \"100ms\"\ntime_slice = \"10ms\"";
-    let Some(mut guest) = Guest::start("sliced", "accel-loop seconds=4", keys) else { return };
+    // Each kernel takes its 300 ms, of which a tenth of the time is the guest's: one in three seconds. On a busy machine one that ends by itself
+    // may take long, too.
+    let keys = "deadline = \"300ms\"\ntime_slice = \"10ms\"";
+    let Some(mut guest) = Guest::start("sliced", "accel-loop seconds=6", keys) else { return };
     guest.wait_for("bare: looping");
     let begin = std::time::Instant::now();
     let ended = guest.end();
@@ -75,7 +76,7 @@ fn a_time_slice_leaves_the_rest_to_the_others() {
     let words = ended.console.split_whitespace().collect::<Vec<_>>();
     let at = words.windows(2).position(|pair| pair == ["endless", "kernels"]).expect("a count");
     let stopped: f64 = words[at - 1].parse().expect("a number");
-    assert!(stopped <= took + 3.0, "{stopped} kernels in {took} s");
+    assert!(stopped <= took / 3.0 + 2.0, "{stopped} kernels in {took} s");
 }
 
 #[test]
