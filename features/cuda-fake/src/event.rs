@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result},
-    state,
+    state::{self, State},
     stream::{Mark, Work},
 };
 use std::time::Instant;
@@ -78,10 +78,8 @@ pub(crate) fn wait(handle: u64, id: u64, flags: u32) -> Result {
     }
 }
 
-/// `cuEventQuery`.
-pub(crate) fn query(id: u64) -> Result {
-    let mut state = state::lock();
-    state.current()?;
+/// What an event waits for, to be looked at by the host: not in a capture.
+fn reached(state: &mut State, id: u64) -> Result<Option<Mark>> {
     let event = state.events.get(&id).ok_or(Error::InvalidHandle)?;
     if let Some((capture, ..)) = event.capture {
         state.invalidate(capture);
@@ -89,6 +87,14 @@ pub(crate) fn query(id: u64) -> Result {
     }
     let mark = event.mark;
     state.refuse_in_capture()?;
+    Ok(mark)
+}
+
+/// `cuEventQuery`.
+pub(crate) fn query(id: u64) -> Result {
+    let mut state = state::lock();
+    state.current()?;
+    let mark = reached(&mut state, id)?;
     let done = mark.is_none_or(|mark| state.is_done(mark));
     if done { Ok(()) } else { Err(Error::NotReady) }
 }
@@ -97,13 +103,7 @@ pub(crate) fn query(id: u64) -> Result {
 pub(crate) fn synchronize(id: u64) -> Result {
     let mut state = state::lock();
     state.current()?;
-    let event = state.events.get(&id).ok_or(Error::InvalidHandle)?;
-    if let Some((capture, ..)) = event.capture {
-        state.invalidate(capture);
-        return Err(Error::CapturedEvent);
-    }
-    let mark = event.mark;
-    state.refuse_in_capture()?;
+    let mark = reached(&mut state, id)?;
     match mark {
         Some(mark) => crate::stream::finish(state, mark),
         None => Ok(()),

@@ -47,10 +47,11 @@ pub(crate) fn is_here() -> bool {
     !FORKED.load(Ordering::Acquire) && !INSIDE.get()
 }
 
-/// Says what of the environment was not understood.
+/// Says what of the environment was not understood, and leaves children alone that are forked from here on.
 pub(crate) fn greet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        crate::sys::at_fork(|| FORKED.store(true, Ordering::Release));
         for text in &Options::get().wrong {
             log::line(Level::Error, "environment", &[("text", text.as_str().into())]);
         }
@@ -111,11 +112,10 @@ pub(crate) fn unknown(name: &str) {
     }
 }
 
-/// Starts the thread that settles what waits for longer than [`LONGEST`], and what happens at a fork.
+/// Starts the thread that settles what waits for longer than [`LONGEST`].
 fn start_the_clock() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        crate::sys::at_fork(|| FORKED.store(true, Ordering::Release));
         // Signals are the program's threads'.
         let started =
             crate::sys::without_signals(|| std::thread::Builder::new().name("vmhook".into()).spawn(clock));

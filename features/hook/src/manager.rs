@@ -85,6 +85,7 @@ pub enum Event {
 pub struct Manager<D: Driver> {
     driver: D,
     tracker: Tracker,
+    /// No two have an allocation in common.
     pending: Vec<Pending<D::Copy>>,
     /// What is freed when the captures end, in which no stream may be waited for.
     zombies: Vec<Allocation>,
@@ -316,12 +317,11 @@ impl<D: Driver> Manager<D> {
             return Ok(false);
         }
         match self.pending.iter().position(|pending| pending.from == address) {
-            Some(at) if self.pending.len() == 1 || !self.is_used_by_others(at) => {
+            Some(at) => {
                 if !self.moved(at)? {
                     self.settle()?;
                 }
             }
-            Some(_) => self.settle()?,
             // A copy to what is freed is not needed any more; others may wait on.
             None => self.pending.retain(|pending| pending.to != address),
         }
@@ -334,11 +334,6 @@ impl<D: Driver> Manager<D> {
         self.driver.synchronize(of.context)?;
         self.release(of)?;
         Ok(true)
-    }
-
-    fn is_used_by_others(&self, at: usize) -> bool {
-        let from = self.pending[at].from;
-        self.pending.iter().enumerate().any(|(other, of)| other != at && (of.from == from || of.to == from))
     }
 
     /// Moves the memory of a copy's source to its target. False if that failed, and nothing has changed.

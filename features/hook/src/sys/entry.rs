@@ -536,6 +536,9 @@ primary! {
 }
 
 /// Remembers a stream that was made.
+///
+/// # Safety
+/// Where `result` is success, the driver has written `stream`.
 unsafe fn made(stream: *mut u64, result: u32) -> u32 {
     if result == 0 && hook::is_here() {
         // SAFETY: the driver has written it.

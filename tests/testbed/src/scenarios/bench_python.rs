@@ -7,13 +7,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
 use super::bench::{median, tell};
+use super::linux_python::python;
 use crate::agent::{Guest, GuestPlan, L1, L2, Program};
 use crate::report::Report;
 use crate::scenario::{Contents, Scenario, Variant};
@@ -52,13 +53,9 @@ struct Said {
 }
 
 fn measured(device: &str) -> Result<String> {
-    fs::write("/tmp/program.py", PROGRAM).context("can't write the program")?;
-    let output = Command::new("/python/bin/python3")
-        .arg("/tmp/program.py")
-        .env("PYTHONHOME", "/python")
-        .env("PYTHONPATH", "/python/site")
+    // What it says meanwhile is the console's.
+    let output = python(PROGRAM)?
         .env("VMACCEL_DEVICE", device)
-        // What it says meanwhile is the console's.
         .stderr(Stdio::inherit())
         .output()
         .context("can't run Python")?;

@@ -49,18 +49,20 @@ fn l1(l1: &mut L1) -> Result<()> {
     Ok(())
 }
 
+/// A program of Python, to be run by what lies below `/python`.
+pub(super) fn python(program: &str) -> Result<Command> {
+    const FILE: &str = "/tmp/program.py";
+    fs::write(FILE, program).context("can't write the program")?;
+    let mut command = Command::new("/python/bin/python3");
+    command.arg(FILE).env("PYTHONHOME", "/python").env("PYTHONPATH", "/python/site");
+    // What crashes says where, and what was said before is not lost.
+    command.env("PYTHONFAULTHANDLER", "1").env("PYTHONUNBUFFERED", "1");
+    Ok(command)
+}
+
 fn l2(l2: &mut L2) -> Result<()> {
-    fs::write("/tmp/program.py", PROGRAM).context("can't write the program")?;
     let since = Instant::now();
-    let output = Command::new("/python/bin/python3")
-        .arg("/tmp/program.py")
-        .env("PYTHONHOME", "/python")
-        .env("PYTHONPATH", "/python/site")
-        // What crashes says where, and what was said before is not lost.
-        .env("PYTHONFAULTHANDLER", "1")
-        .env("PYTHONUNBUFFERED", "1")
-        .output()
-        .context("can't run Python")?;
+    let output = python(PROGRAM)?.output().context("can't run Python")?;
     let said = String::from_utf8_lossy(&output.stdout);
     for line in said.lines() {
         l2.prove(true, line.to_owned())?;
