@@ -1,17 +1,15 @@
-//! An `LD_PRELOAD` library that gives CUDA programs, as they are, memory that grows without a copy, a quota, and a log.
+//! Memory of CUDA programs that grows without a copy, a quota of it, and a log: what is decided and tracked, over any [driver](driver::Driver).
 //!
 //! ```text
-//! program ──▶ sys::entry ──▶ hook ──▶ manager ──▶ driver (sys::real)
-//!   by sys::find                      plan, tracker
+//! manager ──▶ plan, tracker
+//!         ──▶ driver
 //! ```
 
 pub mod driver;
-mod hook;
 pub mod log;
 pub mod manager;
 #[cfg(test)]
 mod model;
 pub mod options;
 pub mod plan;
-mod sys;
 pub mod tracker;

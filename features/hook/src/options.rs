@@ -74,7 +74,7 @@ impl Options {
 }
 
 /// Bytes, as in `512M`.
-fn bytes(text: &str) -> Option<u64> {
+pub fn bytes(text: &str) -> Option<u64> {
     let (digits, unit) = match text.char_indices().last()? {
         (at, 'K') => (&text[..at], 10),
         (at, 'M') => (&text[..at], 20),

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use super::copies::{Copy, Form};
 use super::find;
 use super::real::{NOT_FOUND, THREAD_STREAMS, call, found};
-use crate::driver::{Driver as _, Failure, OUT_OF_MEMORY, Result};
 use crate::hook::{self, before, is_on, with};
-use crate::log::{self, Level, Value};
+use vm_hook::driver::{Driver as _, Failure, OUT_OF_MEMORY, Result};
+use vm_hook::log::{self, Level, Value};
 
 /// The hook's function of a name.
 pub(super) fn hooked_by_name(name: &str) -> Option<*const ()> {
@@ -295,7 +295,7 @@ unsafe fn as_native(data: *mut c_void, attribute: c_int, (start, bytes, context)
         1 => context,
         11 | 19 => start,
         12 => bytes,
-        18 => bytes.next_multiple_of(crate::driver::GRANULE),
+        18 => bytes.next_multiple_of(vm_hook::driver::GRANULE),
         _ => return,
     };
     // SAFETY: these have eight bytes.

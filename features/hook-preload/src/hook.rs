@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-use crate::driver::Result;
-use crate::log::{self, Level};
-use crate::manager::Manager;
-use crate::options::{Mode, Options};
 use crate::sys::Real;
+use vm_hook::driver::Result;
+use vm_hook::log::{self, Level};
+use vm_hook::manager::Manager;
+use vm_hook::options::{Mode, Options};
 
 /// How long a copy may wait: a kernel that runs may look for what it brings.
 const LONGEST: Duration = Duration::from_millis(1);

@@ -1,7 +1,7 @@
 //! Copies that a program asked for, kept to be run later.
 
 use super::real::{Address, Function, Stream};
-use crate::driver::Context;
+use vm_hook::driver::Context;
 
 /// Which function was called.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::copies::{Copy, Form};
-use crate::driver::{Context, Device, Driver, Failure, Handle, Place, Result};
+use vm_hook::driver::{Context, Device, Driver, Failure, Handle, Place, Result};
 
 pub(crate) type Address = u64;
 pub(crate) type Stream = u64;

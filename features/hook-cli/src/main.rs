@@ -1,0 +1,33 @@
+//! The command line of the memory hook: runs CUDA programs with it.
+
+mod run;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Runs CUDA programs with the memory hook.
+#[derive(Parser)]
+#[command(name = "vmhook", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Run),
+}
+
+fn main() -> ExitCode {
+    let done: Result<(), Box<dyn std::error::Error>> = match Cli::parse().command {
+        Command::Run(run) => run.run().map_err(Into::into),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vmhook: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
