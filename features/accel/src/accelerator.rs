@@ -1,5 +1,6 @@
 //! What every accelerator can do.
 
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use crate::artifact::Artifact;
@@ -186,6 +187,16 @@ pub trait Queue: 'static {
     /// # Errors
     /// [`Error::Lost`] when one of them faulted.
     fn done(&self, event: &Self::Event) -> Result<bool>;
+
+    /// Has `thread` unparked when the commands before the event have run, or at once if they have. False where nothing tells of
+    /// that: then [`done`](Queue::done) is to be asked now and then.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn notify(&self, event: &Self::Event, thread: &Thread) -> Result<bool> {
+        let _ = (event, thread);
+        Ok(false)
+    }
 
     /// The device's time between two timed events, both done.
     ///

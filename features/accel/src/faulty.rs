@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use crate::accelerator::{Accelerator, Queue};
@@ -144,6 +145,10 @@ impl<Q: Queue> Queue for FaultyQueue<Q> {
 
     fn done(&self, event: &Self::Event) -> Result<bool> {
         self.inner.done(event)
+    }
+
+    fn notify(&self, event: &Self::Event, thread: &Thread) -> Result<bool> {
+        self.inner.notify(event, thread)
     }
 
     fn elapsed(&self, from: &Self::Event, to: &Self::Event) -> Result<Duration> {

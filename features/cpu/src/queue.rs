@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use vm_accel::{
@@ -210,6 +210,15 @@ impl Queue for CpuQueue {
     fn done(&self, event: &CpuEvent) -> Result<bool> {
         self.check()?;
         Ok(event.mark().is_none_or(|mark| mark.at().is_some()))
+    }
+
+    fn notify(&self, event: &CpuEvent, thread: &Thread) -> Result<bool> {
+        self.check()?;
+        match event.mark() {
+            Some(mark) => mark.notify(thread),
+            None => thread.unpark(),
+        }
+        Ok(true)
     }
 
     fn elapsed(&self, from: &CpuEvent, to: &CpuEvent) -> Result<Duration> {

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use vm_accel::Grid;
@@ -51,6 +52,8 @@ pub(crate) enum Command {
 pub(crate) struct Mark {
     at: Mutex<Option<Instant>>,
     reached: Condvar,
+    /// To be unparked then.
+    threads: Mutex<Vec<Thread>>,
 }
 
 impl Mark {
@@ -66,6 +69,20 @@ impl Mark {
     fn reach(&self) {
         *self.lock() = Some(Instant::now());
         self.reached.notify_all();
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        threads.iter().for_each(Thread::unpark);
+    }
+
+    /// Unparks a thread when it is reached.
+    pub(crate) fn notify(&self, thread: &Thread) {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if threads.iter().all(|other| other.id() != thread.id()) {
+            threads.push(thread.clone());
+        }
+        drop(threads);
+        if self.at().is_some() {
+            thread.unpark();
+        }
     }
 
     /// Waits until it is reached; gives whether it was, at the deadline.

@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -69,6 +69,10 @@ struct State {
     reached: u64,
     /// Events with a time, and what they come behind.
     stamps: Vec<(u64, Arc<OnceLock<Instant>>)>,
+    /// To be unparked when the host answers.
+    threads: Vec<Thread>,
+    /// Whether the last wait ended while it was polled for.
+    eager: bool,
     users: HashMap<u64, User>,
     next_user: u64,
     /// What failed and is being asked about.
@@ -149,6 +153,8 @@ impl Connection {
             fenced: 0,
             reached: 0,
             stamps: Vec::new(),
+            threads: Vec::new(),
+            eager: true,
             users: HashMap::new(),
             next_user: 0,
             asked: None,
@@ -306,6 +312,25 @@ impl Shared {
         state.done(user, position)
     }
 
+    /// Has a thread unparked when the host is closer to having done all before `position`, or at once if it has: then
+    /// [`done`](Self::done) is to be asked.
+    pub(crate) fn notify(&self, position: u64, thread: &Thread) -> Result<()> {
+        let mut state = self.lock();
+        self.take(&mut state);
+        if state.closing || state.lost.is_some() || state.reached >= position {
+            thread.unpark();
+            return Ok(());
+        }
+        if state.fenced < position {
+            state.fence()?;
+        }
+        if state.threads.iter().all(|other| other.id() != thread.id()) {
+            state.threads.push(thread.clone());
+        }
+        self.needed.notify_one();
+        Ok(())
+    }
+
     /// Waits until the host has done all before `position`.
     ///
     /// # Errors
@@ -382,15 +407,17 @@ impl Shared {
         loop {
             self.take(&mut state);
             state.check()?;
-            if let Some(found) = ready(&mut state)? {
+            let found = ready(&mut state)?;
+            let now = Instant::now();
+            if let Some(found) = found {
+                state.eager = now - begun < EAGER;
                 return Ok(found);
             }
-            let now = Instant::now();
             let left = deadline.saturating_duration_since(now);
             if left.is_zero() {
                 return Err(Error::Deadline { what: "the host's answer".into() });
             }
-            if now - begun < EAGER {
+            if state.eager && now - begun < EAGER {
                 drop(state);
                 // The Linux kernel may need the processor to receive something.
                 std::thread::yield_now();
@@ -419,6 +446,7 @@ impl Shared {
             state = self.lock();
             self.take(&mut state);
         }
+        state.unpark();
         self.changed.notify_all();
     }
 }
@@ -436,13 +464,18 @@ impl State {
         self.lost.clone().map_or(Ok(()), Err)
     }
 
+    fn unpark(&mut self) {
+        self.threads.drain(..).for_each(|thread| thread.unpark());
+    }
+
     fn lose(&mut self, cause: Error) -> Error {
+        self.unpark();
         self.lost.get_or_insert(cause).clone()
     }
 
     fn needs_replies(&self) -> bool {
         let gathered = self.gathered.is_some() && !self.under_way.is_empty();
-        gathered || !self.stamps.is_empty() || self.sleepers > 0
+        gathered || !self.stamps.is_empty() || !self.threads.is_empty() || self.sleepers > 0
     }
 
     /// Adds operations to those that were gathered, which are sent before if there is no room.
@@ -564,6 +597,9 @@ impl State {
                 // Another is sent by who still waits.
                 self.fenced = self.reached;
             }
+        }
+        if matches!(sent, Sent::Fence(_) | Sent::Log) {
+            self.unpark();
         }
         self.reuse(frame);
     }

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use vm_accel::image::Images;
@@ -384,6 +385,14 @@ impl Queue for GuestQueue {
     fn done(&self, event: &GuestEvent) -> Result<bool> {
         let user = Some(self.context.user);
         event.mark().map_or(Ok(true), |mark| mark.connection.done(user, mark.position))
+    }
+
+    fn notify(&self, event: &GuestEvent, thread: &Thread) -> Result<bool> {
+        match event.mark() {
+            Some(mark) => mark.connection.notify(mark.position, thread)?,
+            None => thread.unpark(),
+        }
+        Ok(true)
     }
 
     fn elapsed(&self, from: &GuestEvent, to: &GuestEvent) -> Result<Duration> {

@@ -1,6 +1,7 @@
 //! Guarded launches: a kernel that loops is stopped, and no other.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use vm_abi::Guard;
@@ -60,13 +61,26 @@ pub(super) fn by_hand<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'
     check(100_000, 1000, 0, (0, Guard::OUT_OF_FUEL));
     check(FOREVER, FOREVER, Guard::STOP, (0, Guard::STOP));
     begin(FOREVER, FOREVER, 0);
-    std::thread::sleep(Duration::from_millis(20));
+    thread::sleep(Duration::from_millis(20));
     assert!(!queue.done(&done).expect("an event can be asked"), "it loops");
     stop.write_host(&Guard::STOP.to_le_bytes()).expect("a write");
     let set = Instant::now();
     queue.wait(&done, soon()).expect("the kernel is stopped");
     println!("stopped {:?} after the cancel flag was set", set.elapsed());
     assert_eq!((read(output), read(stop)), (0, Guard::STOP));
+    begin(FOREVER, FOREVER, 0);
+    let until = soon();
+    while queue.notify(&done, &thread::current()).expect("an event's thread") {
+        // Only the first time it still loops.
+        stop.write_host(&Guard::STOP.to_le_bytes()).expect("a write");
+        thread::park_timeout(until.saturating_duration_since(Instant::now()));
+        if queue.done(&done).expect("an event can be asked") {
+            break;
+        }
+        assert!(Instant::now() < until, "nobody told that it was stopped");
+    }
+    stop.write_host(&Guard::STOP.to_le_bytes()).expect("a write");
+    queue.wait(&done, soon()).expect("the kernel is stopped");
     queue.unload(kernel).expect("an unload");
     queue.free(memory).expect("a free");
 }

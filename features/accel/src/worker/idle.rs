@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::DeferredFree;
@@ -37,14 +38,30 @@ impl<A: Accelerator> Session<A> {
             self.last.set((position, now));
             return Idle::Poll;
         }
-        let waits = |session: &Self| !session.stream.pending.borrow().is_empty();
-        let busy = waits(self) || self.sides.borrow().iter().any(|side| waits(side));
-        let eager = self.shared.options.spin.max(if busy { EAGER } else { Duration::ZERO });
-        match now - since < eager {
+        let busy = self.stream.waits() || self.sides.borrow().iter().any(|side| side.stream.waits());
+        if self.notified.get() && !busy {
+            // Whoever is told of an end sleeps at once where polling was in vain the last time.
+            self.eager.set(now - since < EAGER);
+            self.notified.set(false);
+        }
+        let eager = if busy && self.eager.get() { EAGER } else { Duration::ZERO };
+        match now - since < eager.max(self.shared.options.spin) {
             true => Idle::Poll,
+            // Of many short ones, each is not worth being woken for.
+            false if busy && now - self.woken.replace(now) < POLL => Idle::Within(POLL),
+            false if busy && self.is_notified() => Idle::Sleep,
             false if busy => Idle::Within(POLL),
             false => Idle::Sleep,
         }
+    }
+
+    /// Whether this thread is unparked when any of what waits for the device has ended next.
+    fn is_notified(&self) -> bool {
+        let thread = thread::current();
+        let told =
+            self.stream.notify(&thread) && self.sides.borrow().iter().all(|side| side.stream.notify(&thread));
+        self.notified.set(told);
+        told
     }
 
     /// Takes what callers dropped and no queued command uses any more, and lets it wait for the device.

@@ -40,6 +40,12 @@ pub struct Session<A: Accelerator> {
     pub(super) next_kernel: Cell<u64>,
     /// The last position at which a command came, and when that was seen.
     pub(super) last: Cell<(u64, Instant)>,
+    /// Whether what the device was given last ended while it was polled for.
+    pub(super) eager: Cell<bool>,
+    /// Whether this thread is told of the end of what it waits for.
+    pub(super) notified: Cell<bool>,
+    /// When it slept last.
+    pub(super) woken: Cell<Instant>,
     /// Its further streams.
     pub(super) sides: RefCell<Vec<Rc<Self>>>,
     /// Whether it has ended, or ends with the one whose stream it is.
@@ -57,6 +63,9 @@ impl<A: Accelerator> Session<A> {
             batches: Batches::default(),
             next_kernel: Cell::new(1),
             last: Cell::new((0, Instant::now())),
+            eager: Cell::new(true),
+            notified: Cell::new(false),
+            woken: Cell::new(Instant::now()),
             sides: RefCell::default(),
             ended: Cell::new(false),
         }

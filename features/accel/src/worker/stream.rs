@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::thread::Thread;
 use std::time::Instant;
 
 use super::DeferredFree;
@@ -26,6 +27,18 @@ pub(super) struct Stream<A: Accelerator> {
 impl<A: Accelerator> Stream<A> {
     pub(super) fn new(queue: QueueOf<A>) -> Self {
         Self { queue, pending: RefCell::default(), ends: Cell::new(0), events: RefCell::default() }
+    }
+
+    /// Whether anything waits for the device.
+    pub(super) fn waits(&self) -> bool {
+        !self.pending.borrow().is_empty()
+    }
+
+    /// Whether the thread is unparked when the first of what waits has ended; nothing may wait.
+    pub(super) fn notify(&self, thread: &Thread) -> bool {
+        let pending = self.pending.borrow();
+        // What fails here fails when it is asked for.
+        pending.front().is_none_or(|first| self.queue.notify(first.event(), thread).unwrap_or(false))
     }
 }
 

@@ -9,6 +9,7 @@ mod tests;
 
 use std::fmt;
 use std::sync::Arc;
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use vm_accel::{
@@ -241,6 +242,10 @@ impl Queue for AnyQueue {
 
     fn done(&self, event: &AnyEvent) -> Result<bool> {
         both!(self, event, AnyEvent, (queue, event) => queue.done(event))
+    }
+
+    fn notify(&self, event: &AnyEvent, thread: &Thread) -> Result<bool> {
+        both!(self, event, AnyEvent, (queue, event) => queue.notify(event, thread))
     }
 
     fn elapsed(&self, from: &AnyEvent, to: &AnyEvent) -> Result<Duration> {

@@ -16,7 +16,7 @@ use vm_kernels::call::{Function as _, Operand};
 use vm_kernels::softmax::Softmax;
 use vm_paravirt_guest::Transport as _;
 use vm_paravirt_guest::linux::{Part, Stream, Window};
-use vm_runtime::{GuestJITCompiler, resources};
+use vm_runtime::{GuestJITCompiler, JitCompiler, JitTarget, resources};
 
 use super::*;
 use crate::accelerator::WorkerProcess;
@@ -41,11 +41,15 @@ struct Host {
 
 impl Host {
     fn new(deadline: Duration) -> Self {
+        Self::of(deadline, MEMORY)
+    }
+
+    fn of(deadline: Duration, memory: u64) -> Self {
         let window = File::from(rustix::fs::memfd_create("window", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         window.set_len(WINDOW).unwrap();
         let open = Open {
             device: std::env::var("SHARED_DEVICE").unwrap_or_else(|_| "cpu".into()),
-            memory: MEMORY,
+            memory,
             deadline_us: deadline.as_micros() as u64,
             measures: Measures { user: true, files: true },
             ram: vec![(0, WINDOW)],
@@ -312,4 +316,50 @@ fn figures() {
     });
     let ours = median(|| session.read(&large, &mut bytes).unwrap());
     show("64 MiB from the device", raw, ours);
+}
+
+/// Launches over so many elements of a device's memory, and waits; gives how long each took.
+fn runner<A: JitTarget>(accelerator: Arc<A>, elements: u32) -> impl FnMut(u32) -> Duration {
+    let block = IRBlock::new(GuestAddr(0x1000));
+    let k = block.builder();
+    k.name("axpy").block_size([256, 1, 1]);
+    let x = k.view("x", Scalar::F32, 1, Access::Read);
+    let y = k.view("y", Scalar::F32, 1, Access::ReadWrite);
+    let i = k.global_id(Axis::X);
+    k.if_(i.lt(x.extent(0)), || y.at([i]).store(x.at([i]).load() * 0.5 + y.at([i]).load()));
+    let artifact = JitCompiler::new(accelerator.clone()).compile(&block).unwrap().artifact().clone();
+    let worker = Worker::start(accelerator, WorkerOptions::default()).unwrap();
+    let kernel = worker.load(&artifact).unwrap();
+    let [x, y] = [(); 2].map(|()| worker.allocate_zeroed(4 * u64::from(elements)).unwrap());
+    move |launches| {
+        let begun = Instant::now();
+        for _ in 0..launches {
+            worker.launch(&kernel, elements.div_ceil(256), &arguments![&x, &y]).unwrap();
+        }
+        worker.synchronize(Duration::from_secs(60)).unwrap();
+        begun.elapsed() / launches
+    }
+}
+
+#[test]
+#[ignore = "it measures: run it by itself, with --release and --nocapture"]
+fn figures_beside_the_host() {
+    let host = Arc::new(Host::of(Duration::from_secs(20), 2 << 30));
+    for (elements, launches) in
+        [(1 << 26, 1), (1 << 26, 8), (1 << 22, 1), (1 << 16, 1), (256, 1), (256, 1000)]
+    {
+        let mut guest = runner(host.accelerator(), elements);
+        let mut direct = runner(Arc::new(vm_passthrough::CpuAccelerator::new().unwrap()), elements);
+        let mut times: [Vec<Duration>; 2] = Default::default();
+        for _ in 0..31 {
+            times[0].push(direct(launches));
+            times[1].push(guest(launches));
+        }
+        let [host, guest] = times.map(|mut times| {
+            times.sort_unstable();
+            times[times.len() / 2]
+        });
+        let ratio = host.as_secs_f64() / guest.as_secs_f64();
+        println!("{launches} of {elements}: {host:?} on the host, {guest:?} in a guest: {ratio:.3}");
+    }
 }
