@@ -16,10 +16,13 @@ use crate::node::Array;
 const SIDE: i64 = 16;
 /// Elements of the inner dimension that a GPU's block has in shared memory at once.
 const DEPTH: i64 = 16;
-/// Rows that a processor's block takes.
-const ROWS: i64 = 64;
+/// Rows that a processor's block takes, and those whose sums it has in registers at once.
+const ROWS: i64 = 256;
+const AT_ONCE: i64 = 2;
+/// Elements of the inner dimension that it takes at once.
+const PART: i64 = 256;
 /// Columns that a processor's block takes at once, as one vector.
-const LANES: i64 = 16;
+const LANES: i64 = 8;
 
 /// a b for each matrix: `[matrices, m, k]` and `[matrices, k, n]`, of one type, which is real.
 ///
@@ -133,26 +136,50 @@ fn of_gpu(dtype: DType, own: i64) -> Result<Kernel> {
     Ok(block.kernel()?)
 }
 
-/// A block takes some rows of one vector of columns. Its ranges are such that no access needs a check.
+/// A block takes some rows of one vector of columns. A part of the right operand's columns at a time is put side by side, so that it stays in
+/// the nearest cache while the rows go by, some of them at once: their sums stay in registers. Its ranges are such that no access needs a check.
 fn of_processor(dtype: DType) -> Result<Kernel> {
     let block = IRBlock::new(GuestAddr(0));
     let k = block.builder();
     k.name("product");
     let ([c, a, b], [matrix, row, column]) = operands(k, dtype, [ROWS, LANES]);
     let (inner, m, n) = (a.extent(2), c.extent(1), c.extent(2));
-    let end = (column + LANES).min(n);
     let scalar = Type::scalar_of(dtype.stored());
     let lanes = LANES as u8;
     let vector = Type::vector(dtype.stored(), lanes).unwrap_or(scalar);
+    let (end, below) = ((column + LANES).min(n), (row + ROWS).min(m));
+    let part = k.shared("part", dtype.stored(), &[PART as u32, LANES as u32]);
+    let sums = k.shared("sums", dtype.stored(), &[ROWS as u32, LANES as u32]);
     k.range(matrix, (matrix + 1).min(c.extent(0))).each(|matrix| {
-        k.range(row, (row + ROWS).min(m)).each(|i| {
-            k.range(column, end & -LANES).step(LANES).each(|j| {
-                let sum = k.range(k.i64(0), inner).fold(k.bits(vector, 0), |depth, sum| {
-                    let x = a.at([matrix, i, depth]).load().splat(lanes);
-                    multiplied(dtype, x, b.at([matrix, depth, j]).load_vector(lanes), sum)
+        k.range(column, end & -LANES).step(LANES).each(|j| {
+            k.range(k.i64(0), k.i64(ROWS)).each(|i| sums.at([i, k.i64(0)]).store(k.bits(vector, 0)));
+            k.range(k.i64(0), inner).step(PART).each(|first| {
+                let depths = (inner - first).min(k.i64(PART));
+                k.range(k.i64(0), depths).each(|depth| {
+                    let own = b.at([matrix, first + depth, j]).load_vector(lanes);
+                    part.at([depth, k.i64(0)]).store(own);
                 });
-                c.at([matrix, i, j]).store(sum);
+                let some = |i: Val<'_>, rows: i64| {
+                    let of = |n: i64| sums.at([i - row + n, k.i64(0)]);
+                    let begun = (0..rows).map(|n| of(n).load_vector(lanes)).collect::<Vec<_>>();
+                    let ended = k.range(k.i64(0), depths).fold(begun, |depth, mut sums| {
+                        let y = part.at([depth, k.i64(0)]).load_vector(lanes);
+                        for (n, sum) in sums.iter_mut().enumerate() {
+                            let x = a.at([matrix, i + n as i64, first + depth]).load().splat(lanes);
+                            *sum = multiplied(dtype, x, y, *sum);
+                        }
+                        sums
+                    });
+                    (0..rows).zip(ended).for_each(|(n, sum)| of(n).store(sum));
+                };
+                k.range(row, below & -AT_ONCE).step(AT_ONCE).each(|i| some(i, AT_ONCE));
+                k.range(row.max(below & -AT_ONCE), below).each(|i| some(i, 1));
             });
+            k.range(row, below).each(|i| {
+                c.at([matrix, i, j]).store(sums.at([i - row, k.i64(0)]).load_vector(lanes));
+            });
+        });
+        k.range(row, below).each(|i| {
             k.range(column.max(end & -LANES), end).each(|j| {
                 let sum = k.range(k.i64(0), inner).fold(k.bits(scalar, 0), |depth, sum| {
                     multiplied(dtype, a.at([matrix, i, depth]).load(), b.at([matrix, depth, j]).load(), sum)
