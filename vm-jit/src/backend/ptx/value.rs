@@ -2,6 +2,7 @@
 
 use super::asm::{Arg, Class, Reg, def, ins};
 use super::writer::{Writer, class_of};
+use crate::range::Fact;
 use vm_ir::module::Op;
 use vm_ir::op::{Accuracy, Opcode, Shape};
 use vm_ir::{Scalar, Value};
@@ -181,6 +182,9 @@ impl<'k> Writer<'k> {
     fn divide(&mut self, op: &Op, ty: Scalar, a: Reg, b: Reg) -> Reg {
         let signed = matches!(op.code, Opcode::DivS | Opcode::RemS);
         let remainder = matches!(op.code, Opcode::RemS | Opcode::RemU);
+        if let Some(reg) = self.divide_cheaply(op, ty, (signed, remainder), a, b) {
+            return reg;
+        }
         let (a, b) = if signed { (self.signed(ty, a), self.signed(ty, b)) } else { (a, b) };
         let wide = ty == Scalar::I64;
         let width = if wide { 64 } else { 32 };
@@ -217,6 +221,39 @@ impl<'k> Writer<'k> {
             reg = fresh(self, selp, [open, Arg::Reg(reg), Arg::Reg(case)]);
         }
         if signed { self.fill(ty, reg) } else { reg }
+    }
+
+    /// By a power of two, or of what is known to fit into 32 bits. Division is a call of a routine for 64 bits, also by a constant.
+    fn divide_cheaply(
+        &mut self,
+        op: &Op,
+        ty: Scalar,
+        (signed, remainder): (bool, bool),
+        a: Reg,
+        b: Reg,
+    ) -> Option<Reg> {
+        let known = |index| self.plan.ranges().operand(op, index);
+        let fits = |fact: &Fact| fact.low >= 0 && fact.high <= i128::from(u32::MAX);
+        let (dividend, divisor) = (known(0), known(1)?);
+        let wide = ty == Scalar::I64;
+        if !wide && ty != Scalar::I32 || divisor.low <= 0 || signed && dividend.is_none_or(|fact| fact.low < 0) {
+            return None;
+        }
+        if divisor.low == divisor.high && (divisor.low as u128).is_power_of_two() {
+            let (by, mask) = (i64::from(divisor.low.trailing_zeros()), (divisor.low - 1) as i64);
+            return Some(match (remainder, wide) {
+                (true, true) => def!(self, B64, "and.b64", a, mask),
+                (true, false) => def!(self, B32, "and.b32", a, mask),
+                (false, true) => def!(self, B64, "shr.u64", a, by),
+                (false, false) => def!(self, B32, "shr.u32", a, by),
+            });
+        }
+        if !wide || !dividend.is_some_and(fits) || !fits(divisor) {
+            return None;
+        }
+        let [a, b] = [a, b].map(|reg| def!(self, B32, "cvt.u32.u64", reg));
+        let reg = def!(self, B32, if remainder { "rem.u32" } else { "div.u32" }, a, b);
+        Some(def!(self, B64, "cvt.u64.u32", reg))
     }
 
     /// Shifts and rotation. PTX shifts by more than the width give 0, so the amount is cut.
