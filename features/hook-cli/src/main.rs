@@ -1,6 +1,10 @@
 //! The command line of the memory hook: runs CUDA programs with it.
 
+mod memory;
+mod plot;
 mod run;
+mod trace;
+mod units;
 
 use std::process::ExitCode;
 
@@ -17,11 +21,13 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Run),
+    Plot(plot::Plot),
 }
 
 fn main() -> ExitCode {
     let done: Result<(), Box<dyn std::error::Error>> = match Cli::parse().command {
         Command::Run(run) => run.run().map_err(Into::into),
+        Command::Plot(plot) => plot.run().map_err(Into::into),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,121 @@
+//! `vmhook plot`: a picture of a log, or of two beside each other.
+
+mod draw;
+mod history;
+mod layout;
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use clap::Args;
+use plotters::prelude::{BitMapBackend, IntoDrawingArea as _, SVGBackend};
+
+use crate::trace::{self, Trace};
+use history::History;
+
+/// Draw a picture of a log, or of two beside each other on the same scales
+#[derive(Args)]
+pub(crate) struct Plot {
+    /// The log, which `vmhook run --log` writes
+    log: PathBuf,
+    /// Another one, as of the same program with --monitor
+    other: Option<PathBuf>,
+    /// Where the picture goes: a file whose name ends in .png or .svg
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// The process whose memory is drawn, once for each log; the first of each log without it
+    #[arg(long)]
+    pid: Vec<u32>,
+}
+
+/// Why there is no picture.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// A log can't be read.
+    #[error(transparent)]
+    Trace(#[from] trace::Error),
+    /// It is neither of the formats.
+    #[error("{} ends neither in .png nor in .svg, so its format is unknown: name it so", .0.display())]
+    Format(PathBuf),
+    /// It can't be drawn.
+    #[error("can't draw the picture: {0}")]
+    Draw(String),
+    /// Or written.
+    #[error("can't write {}: {source}", .file.display())]
+    Write {
+        /// The file.
+        file: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// How pictures are stored.
+#[derive(Clone, Copy, Debug)]
+enum Format {
+    Png,
+    Svg,
+}
+
+impl Plot {
+    /// Draws it.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub(crate) fn run(self) -> Result<(), Error> {
+        format(&self.output)?;
+        let mut traces = Vec::new();
+        for (at, log) in [&self.log].into_iter().chain(&self.other).enumerate() {
+            let trace = Trace::read(log, self.pid.get(at).or(self.pid.last()).copied())?;
+            trace.notes.iter().for_each(|note| eprintln!("vmhook: {note}"));
+            traces.push(trace);
+        }
+        picture(&traces, &self.output)
+    }
+}
+
+fn format(file: &Path) -> Result<Format, Error> {
+    match file.extension().map(|end| end.to_string_lossy().to_ascii_lowercase()).as_deref() {
+        Some("png") => Ok(Format::Png),
+        Some("svg") => Ok(Format::Svg),
+        _ => Err(Error::Format(file.into())),
+    }
+}
+
+/// Draws traces beside each other into a file.
+///
+/// # Errors
+/// [`Error`].
+pub(crate) fn picture(traces: &[Trace], file: &Path) -> Result<(), Error> {
+    let histories: Vec<History> = traces.iter().map(History::of).collect();
+    let size = draw::size(histories.len());
+    let failed = |error: &dyn std::fmt::Display| Error::Draw(error.to_string());
+    draw::fonts().map_err(|error| failed(&error))?;
+    let bytes = match format(file)? {
+        Format::Svg => {
+            let mut text = String::new();
+            let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+            draw::draw(&area, &histories).map_err(|error| failed(&error))?;
+            drop(area);
+            text.into_bytes()
+        }
+        Format::Png => {
+            let mut pixels = vec![0; size.0 as usize * size.1 as usize * 3];
+            let area = BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area();
+            draw::draw(&area, &histories).map_err(|error| failed(&error))?;
+            drop(area);
+            encoded(size, &pixels).map_err(|error| failed(&error))?
+        }
+    };
+    fs::write(file, bytes).map_err(|source| Error::Write { file: file.into(), source })
+}
+
+fn encoded((width, height): (u32, u32), pixels: &[u8]) -> Result<Vec<u8>, png::EncodingError> {
+    let mut bytes = Vec::new();
+    let mut encoder = png::Encoder::new(&mut bytes, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(pixels)?;
+    writer.finish()?;
+    Ok(bytes)
+}
