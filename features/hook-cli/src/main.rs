@@ -1,8 +1,12 @@
 //! The command line of the memory hook: runs CUDA programs with it.
 
+mod bench;
+mod child;
+mod demo;
 mod memory;
 mod plot;
 mod run;
+mod sys;
 mod trace;
 mod units;
 
@@ -22,12 +26,24 @@ struct Cli {
 enum Command {
     Run(run::Run),
     Plot(plot::Plot),
+    Demo(demo::Demo),
+    Bench(bench::Bench),
+    /// A demo's program
+    #[command(hide = true)]
+    DemoProgram(demo::Program),
+    /// The benchmark's program
+    #[command(hide = true)]
+    BenchProgram(bench::Program),
 }
 
 fn main() -> ExitCode {
     let done: Result<(), Box<dyn std::error::Error>> = match Cli::parse().command {
         Command::Run(run) => run.run().map_err(Into::into),
         Command::Plot(plot) => plot.run().map_err(Into::into),
+        Command::Demo(demo) => demo.run().map_err(Into::into),
+        Command::Bench(bench) => bench.run().map_err(Into::into),
+        Command::DemoProgram(program) => program.run().map_err(Into::into),
+        Command::BenchProgram(program) => program.run().map_err(Into::into),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

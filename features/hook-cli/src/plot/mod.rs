@@ -52,7 +52,7 @@ pub(crate) enum Error {
 
 /// How pictures are stored.
 #[derive(Clone, Copy, Debug)]
-enum Format {
+pub(crate) enum Format {
     Png,
     Svg,
 }
@@ -74,7 +74,11 @@ impl Plot {
     }
 }
 
-fn format(file: &Path) -> Result<Format, Error> {
+/// The format that a file's name tells.
+///
+/// # Errors
+/// [`Error::Format`].
+pub(crate) fn format(file: &Path) -> Result<Format, Error> {
     match file.extension().map(|end| end.to_string_lossy().to_ascii_lowercase()).as_deref() {
         Some("png") => Ok(Format::Png),
         Some("svg") => Ok(Format::Svg),
