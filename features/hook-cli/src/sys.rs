@@ -135,7 +135,8 @@ impl Driver {
     /// [`Error::NoDriver`], [`Error::Old`], or the driver's own.
     pub(crate) fn open(device: u32) -> Result<Self> {
         // SAFETY: NVIDIA's library may be loaded at any time.
-        let library = unsafe { Library::new("libcuda.so.1") }.map_err(|error| Error::NoDriver(said(&error)))?;
+        let library =
+            unsafe { Library::new("libcuda.so.1") }.map_err(|error| Error::NoDriver(said(&error)))?;
         let functions = Functions::load(&library).map_err(|error| Error::Old(said(&error)))?;
         let device = c_int::try_from(device).unwrap_or(c_int::MAX);
         let this = Self { functions, device, _library: library, _thread: PhantomData };

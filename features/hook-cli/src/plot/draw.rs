@@ -76,12 +76,13 @@ struct Scales {
     bytes: u64,
 }
 
-/// Draws histories beside each other.
+/// Draws histories beside each other, on an area that has so many pixels on each side for one of the picture's.
 ///
 /// # Errors
 /// The backend's.
 pub(super) fn draw<DB: DrawingBackend>(
     root: &DrawingArea<DB, Shift>,
+    scale: i32,
     histories: &[History],
 ) -> Result<(), DB> {
     root.fill(&WHITE)?;
@@ -101,23 +102,23 @@ pub(super) fn draw<DB: DrawingBackend>(
     let scales = Scales {
         time: histories.iter().map(|of| of.length).max().unwrap_or(0).max(1),
         height: layouts.iter().map(|of| of.height).fold(1.0, f64::max),
-        bytes: histories.iter().map(most).max().unwrap_or(0).max(1),
+        bytes: histories.iter().map(most).max().map_or(0, |most| most.saturating_add(most / 20)).max(1),
     };
     let title = match histories.len() {
         1 => "Device memory over time",
         _ => "Device memory over time, both on the same scales",
     };
-    let canvas = Canvas { area: root };
+    let canvas = Canvas { area: root, scale };
     canvas.text((24, 18), title, 26, &INK, (HPos::Left, VPos::Top))?;
     let panels = root.split_evenly((1, histories.len().max(1)));
     for ((panel, history), layout) in panels.iter().zip(histories).zip(&layouts) {
         let (width, _) = panel.dim_in_pixel();
         Panel {
-            canvas: Canvas { area: panel },
+            canvas: Canvas { area: panel, scale },
             history,
             layout,
             scales: &scales,
-            right: width as i32 - RIGHT,
+            right: width as i32 / scale - RIGHT,
         }
         .draw()?;
     }
@@ -128,20 +129,29 @@ pub(super) fn draw<DB: DrawingBackend>(
 /// A part of the picture, in pixels.
 struct Canvas<'a, DB: DrawingBackend> {
     area: &'a DrawingArea<DB, Shift>,
+    /// How many of the area's pixels one of the picture has on each side.
+    scale: i32,
 }
 
 impl<DB: DrawingBackend> Canvas<'_, DB> {
+    fn scaled(&self, (x, y): (i32, i32)) -> (i32, i32) {
+        (x * self.scale, y * self.scale)
+    }
+
     /// Fills what lies in ranges.
     fn rect(&self, x: Range<i32>, y: Range<i32>, color: RGBColor) -> Result<(), DB> {
-        self.area.draw(&Rectangle::new([(x.start, y.start), (x.end, y.end)], color.filled()))
+        let corners = [(x.start, y.start), (x.end, y.end)].map(|at| self.scaled(at));
+        self.area.draw(&Rectangle::new(corners, color.filled()))
     }
 
     fn line(&self, points: &[(i32, i32)], color: RGBColor) -> Result<(), DB> {
-        self.area.draw(&PathElement::new(points.to_vec(), color))
+        let points: Vec<_> = points.iter().map(|at| self.scaled(*at)).collect();
+        self.area.draw(&PathElement::new(points, color.stroke_width(self.scale as u32)))
     }
 
-    fn style(size: i32, color: &RGBColor, (h_pos, v_pos): (HPos, VPos)) -> TextStyle<'_> {
-        TextStyle::from(("sans-serif", size).into_font()).color(color).pos(Pos::new(h_pos, v_pos))
+    fn style<'c>(&self, size: i32, color: &'c RGBColor, (h_pos, v_pos): (HPos, VPos)) -> TextStyle<'c> {
+        let font = ("sans-serif", size * self.scale).into_font();
+        TextStyle::from(font).color(color).pos(Pos::new(h_pos, v_pos))
     }
 
     fn text(
@@ -152,13 +162,13 @@ impl<DB: DrawingBackend> Canvas<'_, DB> {
         color: &RGBColor,
         anchor: (HPos, VPos),
     ) -> Result<(), DB> {
-        self.area.draw_text(text, &Self::style(size, color, anchor), at)
+        self.area.draw_text(text, &self.style(size, color, anchor), self.scaled(at))
     }
 
     /// How wide a text is.
     fn width(&self, text: &str, size: i32) -> Result<i32, DB> {
-        let style = Self::style(size, &INK, (HPos::Left, VPos::Top));
-        Ok(self.area.estimate_text_size(text, &style)?.0 as i32)
+        let style = self.style(size, &INK, (HPos::Left, VPos::Top));
+        Ok(self.area.estimate_text_size(text, &style)?.0 as i32 / self.scale)
     }
 
     /// A cross.
@@ -172,10 +182,11 @@ impl<DB: DrawingBackend> Canvas<'_, DB> {
 
     /// An arrow down or up.
     fn arrow(&self, x: i32, from: i32, to: i32) -> Result<(), DB> {
-        let back = if to > from { -7 } else { 7 };
-        self.rect(x - 1..x + 1, from.min(to)..from.max(to), INK)?;
+        let back = if to > from { -8 } else { 8 };
+        self.rect(x - 1..x + 1, from.min(to + back)..from.max(to + back), INK)?;
         self.rect(x - 3..x + 3, from - 3..from + 3, INK)?;
-        self.area.draw(&Polygon::new(vec![(x, to), (x - 5, to + back), (x + 5, to + back)], INK.filled()))
+        let head = [(x, to), (x - 5, to + back), (x + 5, to + back)].map(|at| self.scaled(at));
+        self.area.draw(&Polygon::new(head.to_vec(), INK.filled()))
     }
 }
 

@@ -99,19 +99,36 @@ pub(crate) fn picture(traces: &[Trace], file: &Path) -> Result<(), Error> {
         Format::Svg => {
             let mut text = String::new();
             let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
-            draw::draw(&area, &histories).map_err(|error| failed(&error))?;
+            draw::draw(&area, 1, &histories).map_err(|error| failed(&error))?;
             drop(area);
             text.into_bytes()
         }
         Format::Png => {
-            let mut pixels = vec![0; size.0 as usize * size.1 as usize * 3];
-            let area = BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area();
-            draw::draw(&area, &histories).map_err(|error| failed(&error))?;
+            // Drawn twice as large, so that it is smooth.
+            let (width, height) = (size.0 * 2, size.1 * 2);
+            let mut pixels = vec![0; width as usize * height as usize * 3];
+            let area = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
+            draw::draw(&area, 2, &histories).map_err(|error| failed(&error))?;
             drop(area);
-            encoded(size, &pixels).map_err(|error| failed(&error))?
+            encoded(size, &halved(&pixels, width as usize)).map_err(|error| failed(&error))?
         }
     };
     fs::write(file, bytes).map_err(|source| Error::Write { file: file.into(), source })
+}
+
+/// Pixels of three bytes, of which four become one.
+fn halved(pixels: &[u8], width: usize) -> Vec<u8> {
+    let rows = pixels.chunks_exact(width * 3).collect::<Vec<_>>();
+    let mut half = Vec::with_capacity(pixels.len() / 4);
+    for pair in rows.chunks_exact(2) {
+        for (above, below) in pair[0].chunks_exact(6).zip(pair[1].chunks_exact(6)) {
+            let sum = |at: usize| {
+                [above[at], above[at + 3], below[at], below[at + 3]].map(u16::from).iter().sum::<u16>()
+            };
+            half.extend([0, 1, 2].map(|at| (sum(at) / 4) as u8));
+        }
+    }
+    half
 }
 
 fn encoded((width, height): (u32, u32), pixels: &[u8]) -> Result<Vec<u8>, png::EncodingError> {
