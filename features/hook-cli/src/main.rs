@@ -7,8 +7,10 @@ mod memory;
 mod plot;
 mod run;
 mod sys;
+mod tail;
 mod trace;
 mod units;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -26,6 +28,7 @@ struct Cli {
 enum Command {
     Run(run::Run),
     Plot(plot::Plot),
+    Watch(watch::Watch),
     Demo(demo::Demo),
     Bench(bench::Bench),
     /// A demo's program
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
     let done: Result<(), Box<dyn std::error::Error>> = match Cli::parse().command {
         Command::Run(run) => run.run().map_err(Into::into),
         Command::Plot(plot) => plot.run().map_err(Into::into),
+        Command::Watch(watch) => watch.run().map_err(Into::into),
         Command::Demo(demo) => demo.run().map_err(Into::into),
         Command::Bench(bench) => bench.run().map_err(Into::into),
         Command::DemoProgram(program) => program.run().map_err(Into::into),

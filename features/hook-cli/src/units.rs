@@ -15,8 +15,9 @@ pub(crate) fn bytes(bytes: u64) -> String {
         number /= 1024.0;
         unit += 1;
     }
-    let digits = if number >= 100.0 || number.fract() == 0.0 { 0 } else { 1 };
-    format!("{number:.digits$} {}", UNITS[unit])
+    let digits = if number >= 100.0 { 0 } else { 1 };
+    let text = format!("{number:.digits$}");
+    format!("{} {}", text.strip_suffix(".0").unwrap_or(&text), UNITS[unit])
 }
 
 /// A time, as in `1.25 ms`.
