@@ -133,31 +133,30 @@ impl Board {
             if self.process.mode.is_empty() { String::new() } else { format!(", {}", self.process.mode) };
         let mut lines = vec![
             format!("process {}{mode}, {} since the first event", self.process, time(self.last)),
-            format!("taken      {}, at most {}", bytes(sums.taken()), bytes(self.memory.peak)),
+            format!("taken        {}, at most {}", bytes(sums.taken()), bytes(self.memory.peak)),
             format!(
-                "           {} mapped, {} of the driver's own; {} more reserved",
+                "             {} mapped, {} of the driver's own; {} more reserved",
                 bytes(sums.mapped),
                 bytes(sums.native),
                 bytes(sums.missing)
             ),
             format!(
-                "allocated  {} times, {} freed, {} are there; {:.1} in a second",
+                "allocations  {}, of which {} are there; {:.1} in a second",
                 counts.allocated,
-                counts.freed,
                 self.memory.live().count(),
                 self.rate
             ),
             format!(
-                "moved      {} in {} steps; {} copies ran late, {} parts are the host's",
-                bytes(counts.moved_bytes),
+                "moves        {}, {}; copies that ran late: {}, parts that are the host's: {}",
                 counts.moved,
+                bytes(counts.moved_bytes),
                 counts.copied,
                 counts.of_host
             ),
-            format!("failed     {} times", counts.failed),
+            format!("failures     {}", counts.failed),
         ];
         lines.extend(self.failures.iter().map(|(at, asked, code)| {
-            format!("           {} asked for at {}: CUDA's error {code}", bytes(*asked), time(*at))
+            format!("             {} asked for at {}: CUDA's error {code}", bytes(*asked), time(*at))
         }));
         let mut largest: Vec<_> = self.memory.live().collect();
         largest.sort_by_key(|block| std::cmp::Reverse((block.bytes, block.address)));
@@ -167,7 +166,7 @@ impl Board {
             let since = time(block.since.saturating_sub(self.first.unwrap_or(0)));
             let moved = if block.moved.is_some() { ", moved here" } else { "" };
             format!(
-                "           {:>9} at {:#014x}, {kind}, since {since}{moved}",
+                "             {:>9} at {:#014x}, {kind}, since {since}{moved}",
                 bytes(block.bytes),
                 block.address
             )
@@ -372,23 +371,20 @@ mod tests {
         check(vec![], &["no event yet"]);
         check(
             vec![start(), allocated(0x200000, 4 << 20)],
-            &["process 7 (/bin/train), VMM, 1 s since", "taken      4 MiB"],
+            &["process 7 (/bin/train), VMM, 1 s since", "taken        4 MiB"],
         );
         check(
             vec![start(), What::Failed { bytes: 3 << 30, code: 2 }],
-            &["failed     1 times", "3 GiB asked for at 1 s: CUDA's error 2"],
+            &["failures     1", "3 GiB asked for at 1 s: CUDA's error 2"],
         );
         let failures = (1..9).map(|bytes| What::Failed { bytes, code: 2 });
         check(
             [start()].into_iter().chain(failures).collect(),
-            &["failed     8 times", " 8 B asked", " 5 B asked"],
+            &["failures     8", " 8 B asked", " 5 B asked"],
         );
         let moved = What::Moved { from: 1 << 21, to: 1 << 22, bytes: 2 << 20 };
         let grown = vec![start(), allocated(1 << 21, 2 << 20), allocated(1 << 22, 3 << 20), moved];
-        check(
-            grown,
-            &["moved      2 MiB in 1 steps", "3 MiB at 0x000000400000, virtual, since 2 s, moved here"],
-        );
+        check(grown, &["moves        1, 2 MiB;", "3 MiB at 0x000000400000, virtual, since 2 s, moved here"]);
     }
 
     #[test]

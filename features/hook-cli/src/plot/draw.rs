@@ -301,14 +301,14 @@ impl<DB: DrawingBackend> Panel<'_, DB> {
         let mut parts = vec![
             format!("process {}", process.pid),
             units::time(Duration::from_micros(*length)),
-            format!("{} allocations", counts.allocated),
+            format!("allocations: {}", counts.allocated),
             format!("at most {}", units::bytes(*peak)),
         ];
         if counts.moved != 0 {
-            parts.push(format!("{} moved in {} steps", units::bytes(counts.moved_bytes), counts.moved));
+            parts.push(format!("moves: {}, {}", counts.moved, units::bytes(counts.moved_bytes)));
         }
         if counts.failed != 0 {
-            parts.push(format!("{} failed", counts.failed));
+            parts.push(format!("failures: {}", counts.failed));
         }
         self.canvas.text((LEFT, 78), &parts.join("  ·  "), 15, &GREY, (HPos::Left, VPos::Top))
     }

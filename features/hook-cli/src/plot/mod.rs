@@ -74,11 +74,15 @@ impl Plot {
     }
 }
 
-/// The format that a file's name tells.
+/// The format that a file's name tells, if it can be written where it is named.
 ///
 /// # Errors
-/// [`Error::Format`].
+/// [`Error::Format`], [`Error::Write`].
 pub(crate) fn format(file: &Path) -> Result<Format, Error> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(Err(source)) = folder.map(fs::metadata) {
+        return Err(Error::Write { file: file.into(), source });
+    }
     match file.extension().map(|end| end.to_string_lossy().to_ascii_lowercase()).as_deref() {
         Some("png") => Ok(Format::Png),
         Some("svg") => Ok(Format::Svg),

@@ -59,7 +59,11 @@ impl Turns {
     }
 
     fn pass(&self, turn: &mut Turn) {
-        let there: Vec<usize> = (0..=THREADS).filter(|of| turn.is_there[*of]).collect();
+        let mut there: Vec<usize> = (0..=THREADS).filter(|of| turn.is_there[*of]).collect();
+        // The clock sleeps most of the time.
+        if there.len() > 1 && turn.random.below(8) != 0 {
+            there.retain(|of| *of != CLOCK);
+        }
         if !there.is_empty() {
             turn.of = there[turn.random.below(there.len() as u64) as usize];
             turn.digest = turn.digest.rotate_left(5).wrapping_mul(31).wrapping_add(turn.of as u64);
@@ -383,7 +387,7 @@ fn no_thread_sees_that_memory_is_moved() {
             panic!("{wrong}");
         }
     }
-    assert!(did.moved > 100 && did.copied > 20 && did.of_host > 0 && did.failed > 100, "{did:?}");
+    assert!(did.moved > 50 && did.copied > 20 && did.of_host > 0 && did.failed > 100, "{did:?}");
 }
 
 #[test]
