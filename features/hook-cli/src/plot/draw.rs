@@ -370,7 +370,7 @@ impl<DB: DrawingBackend> Panel<'_, DB> {
         let (x, top) = (self.right + 10, ADDRESSES.end - (ADDRESSES.end - self.high(bytes as f64)));
         self.canvas.line(&[(x, top), (x + 6, top), (x + 6, ADDRESSES.end), (x, ADDRESSES.end)], GREY)?;
         self.canvas.text((x - 2, top - 4), &units::bytes(bytes), 13, &GREY, (HPos::Left, VPos::Bottom))?;
-        small((LEFT, ADDRESSES.end + 18), "addresses; gaps are shortened")
+        small((LEFT, ADDRESSES.end + 18), "addresses; gaps are shortened, and what is small is drawn larger")
     }
 
     /// When and where a block is: all of it, and the part of which memory came later, until that came.
@@ -451,7 +451,7 @@ impl<DB: DrawingBackend> Panel<'_, DB> {
             let x = self.x(failure.time);
             if last != Some(x) {
                 self.canvas.cross((x, ADDRESSES.start - 8))?;
-                self.canvas.line(&[(x, ADDRESSES.start), (x, ADDRESSES.end)], FAILED)?;
+                self.canvas.line(&[(x, ADDRESSES.start), (x, ADDRESSES.end)], light(FAILED))?;
                 let asked = failure.taken.saturating_add(failure.bytes);
                 self.canvas.rect(x - 1..x + 1, self.level(asked)..self.level(failure.taken), FAILED)?;
             }
