@@ -77,11 +77,12 @@ impl Runner<'_> {
         let mut command = Command::new(env::current_exe()?);
         command.args(arguments).stdin(Stdio::null());
         command.stdout(File::create(&out)?).stderr(File::create(&errors)?);
-        for name in ["VMM_MODE", "VMM_LOG_LEVEL", "VMM_LOG_FILE", "VMM_QUOTA"] {
+        // The only difference is the hook.
+        for name in ["LD_PRELOAD", "VMM_MODE", "VMM_LOG_LEVEL", "VMM_LOG_FILE", "VMM_QUOTA"] {
             command.env_remove(name);
         }
         if mode != Mode::Off {
-            command.env("LD_PRELOAD", run::preload(&run::library(self.library)?)?);
+            command.env("LD_PRELOAD", run::preload(&run::library(self.library)?, None)?);
         }
         if mode == Mode::Monitor {
             command.env("VMM_MODE", "MONITOR");

@@ -9,6 +9,9 @@ use vm_hook::driver::GRANULE;
 
 use crate::trace::{Event, What};
 
+/// How many allocations are kept at a time.
+const MOST: usize = 4 << 20;
+
 /// That an allocation has memory of another's from a time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Move {
@@ -128,6 +131,9 @@ impl Memory {
             What::Allocated { address, bytes, missing, is_native } => {
                 self.counts.allocated += 1;
                 ended = self.end(address, event.time);
+                if self.live.len() >= MOST {
+                    return ended;
+                }
                 let block = Block {
                     address,
                     bytes,

@@ -67,7 +67,7 @@ impl Run {
     /// # Errors
     /// [`Error`]; without one it doesn't come back.
     pub(crate) fn run(self) -> Result<(), Error> {
-        let preload = preload(&library(self.library.as_deref())?)?;
+        let preload = preload(&library(self.library.as_deref())?, env::var_os("LD_PRELOAD"))?;
         let level = self.level.or(self.log.is_some().then_some(Level::Info));
         let (program, arguments) = self.program.split_first().expect("clap asks for one");
         let mut command = process::Command::new(program);
@@ -111,16 +111,16 @@ pub(crate) fn library(given: Option<&Path>) -> Result<PathBuf, Error> {
     found.ok_or(Error::NoLibrary(places))
 }
 
-/// What `LD_PRELOAD` is with it, before what it has already.
+/// What `LD_PRELOAD` is with it, before what others there are.
 ///
 /// # Errors
 /// [`Error::Name`].
-pub(crate) fn preload(library: &Path) -> Result<OsString, Error> {
+pub(crate) fn preload(library: &Path, others: Option<OsString>) -> Result<OsString, Error> {
     if library.to_string_lossy().contains([' ', ':', '\t', '\n']) {
         return Err(Error::Name(library.into()));
     }
     let mut preload = OsString::from(library);
-    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+    if let Some(others) = others.filter(|others| !others.is_empty()) {
         preload.push(":");
         preload.push(others);
     }

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// What is read at once; the rest is for the next time.
-const MOST: u64 = 64 << 20;
+const MOST: u64 = 16 << 20;
 
 /// What came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,10 @@ impl Tail {
     /// # Errors
     /// The system's.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        // A pipe would be waited for without end.
+        if !path.metadata()?.is_file() {
+            return Err(io::Error::other("it is no regular file"));
+        }
         Ok(Self { path: path.into(), file: File::open(path)?, position: 0 })
     }
 

@@ -203,25 +203,22 @@ struct Follow {
 }
 
 impl Follow {
-    /// Reads what is new; true if there was something.
-    fn read(&mut self) -> Result<bool, Error> {
-        let mut any = false;
-        loop {
-            let Self { parser, pid, board, .. } = self;
-            let news = self.tail.read(&mut |bytes| {
-                parser.feed(bytes, &mut |event| {
-                    if *pid.get_or_insert(event.pid) == event.pid {
-                        board.process.pid = event.pid;
-                        board.take(&event);
-                    }
-                });
+    /// Reads what is new, or a part of it if that is much.
+    fn read(&mut self) -> Result<News, Error> {
+        let Self { parser, pid, board, .. } = self;
+        let news = self.tail.read(&mut |bytes| {
+            parser.feed(bytes, &mut |event| {
+                if *pid.get_or_insert(event.pid) == event.pid {
+                    board.process.pid = event.pid;
+                    board.take(&event);
+                }
             });
-            match news.map_err(|source| Error::Read { file: self.file.clone(), source })? {
-                News::Nothing => return Ok(any),
-                News::More => any = true,
-                News::Restarted => self.parser.restart(),
-            }
+        });
+        let news = news.map_err(|source| Error::Read { file: self.file.clone(), source })?;
+        if news == News::Restarted {
+            self.parser.restart();
         }
+        Ok(news)
     }
 
     /// Has the process of the log ended?
@@ -270,18 +267,22 @@ fn print(board: &Board) {
 impl Follow {
     /// Writes the board whenever it has changed, until the process has ended.
     fn print(&mut self, every: Duration) -> Result<(), Error> {
+        let (mut next, mut is_new) = (Instant::now() + every, false);
         loop {
             // What it wrote before it ended is read behind that.
-            let over = self.is_over();
-            let any = self.read()?;
-            self.board.tick(every);
-            if over || self.is_over() && !any {
-                return Ok(());
+            let is_over = self.is_over();
+            match self.read()? {
+                News::Nothing if is_over => return Ok(()),
+                News::Nothing => thread::sleep(next.saturating_duration_since(Instant::now())),
+                News::More | News::Restarted => is_new = true,
             }
-            if any {
-                print(&self.board);
+            if Instant::now() >= next {
+                next = Instant::now() + every;
+                self.board.tick(every);
+                if std::mem::take(&mut is_new) {
+                    print(&self.board);
+                }
             }
-            thread::sleep(every);
         }
     }
 
@@ -303,12 +304,21 @@ impl Follow {
         ended: &AtomicBool,
         terminal: &mut ratatui::DefaultTerminal,
     ) -> Result<(), Error> {
+        let mut next = Instant::now();
         loop {
-            let over = self.is_over();
-            self.read()?;
-            self.board.tick(every);
-            terminal.draw(|frame| self.board.draw(frame)).map_err(Error::Terminal)?;
-            if over || ended.load(Ordering::Relaxed) || is_quit(every, ended)? {
+            let is_over = self.is_over();
+            let news = self.read()?;
+            if Instant::now() >= next {
+                next = Instant::now() + every;
+                self.board.tick(every);
+                terminal.draw(|frame| self.board.draw(frame)).map_err(Error::Terminal)?;
+            }
+            let wait = match news {
+                News::Nothing if is_over => return Ok(()),
+                News::Nothing => next.saturating_duration_since(Instant::now()),
+                News::More | News::Restarted => Duration::ZERO,
+            };
+            if ended.load(Ordering::Relaxed) || is_quit(wait, ended)? {
                 return Ok(());
             }
         }

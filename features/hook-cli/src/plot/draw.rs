@@ -46,6 +46,8 @@ const FAMILIES: [RGBColor; 5] = [
 
 /// How many allocations are drawn one by one; more are drawn as pixels.
 const MOST_BLOCKS: usize = 20_000;
+/// How many pixels those fill.
+const MOST_PIXELS: u64 = 4 << 30;
 /// How many moves have an arrow.
 const MOST_ARROWS: usize = 2_000;
 
@@ -211,17 +213,21 @@ struct Pixels {
     x: Range<i32>,
     y: Range<i32>,
     colors: Vec<Option<RGBColor>>,
+    /// How many may still be filled: allocations that lie over each other, as only a log that means ill has them, would take for ever.
+    budget: u64,
 }
 
 impl Pixels {
     fn new(x: Range<i32>, y: Range<i32>) -> Self {
         let colors = vec![None; x.len() * y.len()];
-        Self { x, y, colors }
+        Self { x, y, colors, budget: MOST_PIXELS }
     }
 
     fn fill(&mut self, x: Range<i32>, y: Range<i32>, color: RGBColor) {
         let x = x.start.max(self.x.start) - self.x.start..x.end.min(self.x.end) - self.x.start;
         for y in y.start.max(self.y.start)..y.end.min(self.y.end) {
+            let Some(budget) = self.budget.checked_sub(x.len() as u64 + 1) else { return };
+            self.budget = budget;
             let row = (y - self.y.start) as usize * self.x.len();
             if let Some(row) = self.colors.get_mut(row + x.start as usize..row + x.end.max(x.start) as usize)
             {
@@ -455,7 +461,11 @@ impl<DB: DrawingBackend> Panel<'_, DB> {
                 let asked = failure.taken.saturating_add(failure.bytes);
                 self.canvas.rect(x - 1..x + 1, self.level(asked)..self.level(failure.taken), FAILED)?;
             }
-            last = Some(x);
+            // Where no row has room, nothing is measured.
+            if last.replace(x) == Some(x) || free.iter().all(|free| *free > x) {
+                untold += 1;
+                continue;
+            }
             let text = units::bytes(failure.bytes);
             let width = self.canvas.width(&text, 14)?;
             let start = (x - width / 2).clamp(LEFT, (self.right - width).max(LEFT));

@@ -144,3 +144,51 @@ fn encoded((width, height): (u32, u32), pixels: &[u8]) -> Result<Vec<u8>, png::E
     writer.finish()?;
     Ok(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::trace::{Event, Process, What};
+
+    #[test]
+    fn any_events_can_be_drawn() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let seed = Cell::new(0x9e37_79b9_7f4a_7c15u64);
+        let below = |n: u64| {
+            let mut next = seed.get();
+            next ^= next << 13;
+            next ^= next >> 7;
+            next ^= next << 17;
+            seed.set(next);
+            next % n
+        };
+        for program in 0..200u64 {
+            // Addresses, sizes and times of any magnitude, in any order.
+            let magnitude = below(57);
+            let events = (0..below(60)).map(|_| {
+                let (bytes, missing) = (below(1 << below(57)), below(1 << below(30)));
+                let (address, other) = (below(8) << magnitude.min(53), below(8) << magnitude.min(53));
+                let what = match below(8) {
+                    0..3 => What::Allocated {
+                        address,
+                        bytes,
+                        missing: missing.min(bytes),
+                        is_native: below(2) == 0,
+                    },
+                    3 => What::Freed { address },
+                    4 => What::Moved { from: address, to: other, bytes },
+                    5 => What::Filled { address, bytes, of_host: below(2) == 0 },
+                    6 => What::Failed { bytes: bytes.rotate_right(below(64) as u32), code: 2 },
+                    _ => What::Copied,
+                };
+                Event { time: below(1 << below(60)), pid: 1, what }
+            });
+            let events = events.collect();
+            let trace = Trace { process: Process::default(), events, notes: Vec::new() };
+            let traces = vec![trace; 1 + program as usize % 2];
+            picture(&traces, &folder.path().join("a.svg")).expect("a picture");
+        }
+    }
+}
