@@ -250,7 +250,7 @@ impl Demo {
         let runner = Runner { library: self.library.as_deref(), folder: folder.path(), timeout };
         let which =
             self.which.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-        let mut arguments = vec!["demo-program".to_owned(), which];
+        let mut arguments = vec!["demo-program".to_owned(), which.clone()];
         arguments.extend(["--device".into(), self.program.device.to_string()]);
         arguments.extend(["--pause".into(), self.program.pause.to_string()]);
         arguments.extend(self.program.most.iter().flat_map(|most| ["--most".into(), most.to_string()]));
@@ -258,7 +258,9 @@ impl Demo {
         let run = |mode: Mode, name: &str| -> Result<(Answer, Trace), Error> {
             let log = folder.path().join(name);
             let answer = runner.ask(mode, Some(&log), &arguments)?;
-            Ok((answer, Trace::read(&log, None)?))
+            let mut trace = Trace::read(&log, None)?;
+            trace.process.program.clone_from(&which);
+            Ok((answer, trace))
         };
         let (driver, without) = run(Mode::Monitor, "monitor.log")?;
         let (hook, with) = run(Mode::Vmm, "vmm.log")?;

@@ -43,7 +43,7 @@ fn demos_run_and_are_drawn() {
         let output = vmhook(folder.path(), mib, &["demo", which, "-o", &name, "--pause", "1"]);
         contains(&said(&output, 0), tells);
         let picture = fs::read_to_string(folder.path().join(&name)).expect("a picture");
-        contains(&picture, &["both on the same scales", "MONITOR", "VMM"]);
+        contains(&picture, &["both on the same scales", "MONITOR", &format!("{which} with the hook")]);
         contains(&picture, shows);
     };
     check(
