@@ -87,12 +87,19 @@ pub(crate) struct Sums {
     pub(crate) mapped: u64,
     /// Of virtual memory that has none yet.
     pub(crate) missing: u64,
+    /// Of what is mapped, what is given back while the process is paused.
+    pub(crate) paused: u64,
 }
 
 impl Sums {
+    /// Of virtual memory what takes the device's.
+    pub(crate) fn there(&self) -> u64 {
+        self.mapped.saturating_sub(self.paused)
+    }
+
     /// All that takes memory.
     pub(crate) fn taken(&self) -> u64 {
-        self.native.saturating_add(self.mapped)
+        self.native.saturating_add(self.there())
     }
 
     fn add(&mut self, block: &Block, sign: i8) {
@@ -182,6 +189,8 @@ impl Memory {
             }
             What::Failed { .. } => self.counts.failed += 1,
             What::Copied => self.counts.copied += 1,
+            What::Paused { bytes } => self.sums.paused = bytes,
+            What::Resumed => self.sums.paused = 0,
             What::Start { .. } | What::Other => {}
         }
         self.peak = self.peak.max(self.sums.taken());
@@ -233,7 +242,7 @@ mod tests {
             ]
         };
         let (memory, ended) = all(grown());
-        assert_eq!((memory.sums, memory.peak), (Sums { native: 0, mapped: 6 * MIB, missing: 0 }, 6 * MIB));
+        assert_eq!((memory.sums, memory.peak), (Sums { mapped: 6 * MIB, ..Sums::default() }, 6 * MIB));
         assert_eq!((ended.len(), ended[0].left, ended[0].until, ended[0].family), (1, Some(3), Some(4), 1));
         let block = memory.live().next().expect("the second");
         assert_eq!((block.moved, block.family), (Some(Move { time: 3, from: 10, bytes: 4 * MIB }), 1));
@@ -252,7 +261,7 @@ mod tests {
     fn sums_are_of_what_is_there() {
         let check = |whats: Vec<What>, native: u64, mapped: u64, missing: u64| {
             let (memory, _) = all(whats.clone());
-            assert_eq!(memory.sums, Sums { native, mapped, missing }, "{whats:?}");
+            assert_eq!(memory.sums, Sums { native, mapped, missing, paused: 0 }, "{whats:?}");
         };
         let native = |bytes| What::Allocated { address: 1, bytes, missing: 0, is_native: true };
         let filled = What::Filled { address: 9, bytes: 2 * MIB, of_host: true };
@@ -261,6 +270,9 @@ mod tests {
         check(vec![native(5), What::Freed { address: 1 }, What::Freed { address: 1 }], 0, 0, 0);
         check(vec![allocated(9, 3 * MIB, 2 * MIB)], 0, 2 * MIB, 2 * MIB);
         check(vec![allocated(9, 3 * MIB, 2 * MIB), filled.clone(), filled], 0, 4 * MIB, 0);
+        let (memory, _) = all([allocated(9, 4 * MIB, 0), What::Paused { bytes: 3 * MIB }]);
+        assert_eq!((memory.sums.taken(), memory.peak), (MIB, 4 * MIB));
+        check(vec![allocated(9, 4 * MIB, 0), What::Paused { bytes: 9 * MIB }, What::Resumed], 0, 4 * MIB, 0);
         // Nonsense has some answer.
         check(vec![allocated(9, 2 * MIB, 0), What::Moved { from: 9, to: 9, bytes: 1 }], 0, 0, 2 * MIB);
         all((0..400).map(|address| allocated(address, 1 << 56, 0)));

@@ -40,6 +40,10 @@ pub(crate) enum What {
     Filled { address: u64, bytes: u64, of_host: bool },
     /// A copy that was put off ran.
     Copied,
+    /// The process waits, and so much device memory is given back.
+    Paused { bytes: u64 },
+    /// It goes on, with its memory.
+    Resumed,
     /// Anything else.
     Other,
 }
@@ -123,6 +127,8 @@ fn event(line: &[u8]) -> Result<Event, String> {
             What::Filled { address, bytes, of_host: raw.of.as_deref() == Some("host") }
         }
         "copied" => What::Copied,
+        "paused" => What::Paused { bytes: need(raw.bytes, "bytes")? },
+        "resumed" => What::Resumed,
         _ => What::Other,
     };
     Ok(Event { time: (raw.time * 1e6).round() as u64, pid: raw.pid, what })
@@ -386,6 +392,8 @@ mod tests {
             &line(r#""start","mode":"VMM","program":"/a\nb""#),
             What::Start { mode: "VMM".into(), program: "/a?b".into() },
         );
+        check(&line(r#""paused","bytes":9,"dropped":3"#), What::Paused { bytes: 9 });
+        check(&line(r#""resumed","bytes":9"#), What::Resumed);
         check(&line(r#""unheard-of","address":"0x1""#), What::Other);
     }
 

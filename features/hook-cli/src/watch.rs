@@ -136,7 +136,7 @@ impl Board {
             format!("taken        {}, at most {}", bytes(sums.taken()), bytes(self.memory.peak)),
             format!(
                 "             {} mapped, {} of the driver's own; {} more reserved",
-                bytes(sums.mapped),
+                bytes(sums.there()),
                 bytes(sums.native),
                 bytes(sums.missing)
             ),
@@ -155,6 +155,9 @@ impl Board {
             ),
             format!("failures     {}", counts.failed),
         ];
+        if sums.paused != 0 {
+            lines.push(format!("paused       {} are given back", bytes(sums.paused)));
+        }
         lines.extend(self.failures.iter().map(|(at, asked, code)| {
             format!("             {} asked for at {}: CUDA's error {code}", bytes(*asked), time(*at))
         }));
@@ -387,6 +390,8 @@ mod tests {
             vec![start(), What::Failed { bytes: 3 << 30, code: 2 }],
             &["failures     1", "3 GiB asked for at 1 s: CUDA's error 2"],
         );
+        let paused = [start(), allocated(0x200000, 4 << 20), What::Paused { bytes: 3 << 20 }];
+        check(paused.to_vec(), &["taken        1 MiB, at most 4 MiB", "paused       3 MiB are given back"]);
         let failures = (1..9).map(|bytes| What::Failed { bytes, code: 2 });
         check(
             [start()].into_iter().chain(failures).collect(),

@@ -146,6 +146,17 @@ fn logs_are_drawn_whatever_is_in_them() {
         "3 GiB",
     ];
     check(&whole, &[], 0, &[], &kinds);
+    let paused = log(
+        7,
+        &[
+            START,
+            ALLOCATED,
+            r#""paused","bytes":2097152,"dropped":0"#,
+            NATIVE,
+            r#""resumed","bytes":2097152"#,
+        ],
+    );
+    check(&paused, &[], 0, &[], &["paused: 2 MiB given back", "paused: in host memory"]);
     check(&whole[..whole.len() - 9], &[], 0, &[], &["process 7", "4 MiB"]);
     check(&log(7, &[START]), &[], 0, &[], &["nothing was allocated"]);
     let two = log(7, &[START]) + &log(8, &[ALLOCATED]);

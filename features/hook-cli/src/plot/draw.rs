@@ -48,6 +48,8 @@ const FAMILIES: [RGBColor; 5] = [
 const MOST_BLOCKS: usize = 20_000;
 /// How many pixels those fill.
 const MOST_PIXELS: u64 = 4 << 30;
+/// How many pauses are shown.
+const MOST_PAUSES: usize = 100;
 /// How many moves have an arrow.
 const MOST_ARROWS: usize = 2_000;
 
@@ -182,6 +184,11 @@ impl<DB: DrawingBackend> Canvas<'_, DB> {
         Ok(())
     }
 
+    /// White stripes over what is there.
+    fn stripes(&self, x: Range<i32>, y: Range<i32>) -> Result<(), DB> {
+        y.step_by(4).try_for_each(|y| self.rect(x.clone(), y..y + 2, WHITE))
+    }
+
     /// An arrow down or up.
     fn arrow(&self, x: i32, from: i32, to: i32) -> Result<(), DB> {
         let back = if to > from { -8 } else { 8 };
@@ -268,6 +275,7 @@ impl<DB: DrawingBackend> Panel<'_, DB> {
         self.frames()?;
         self.addresses()?;
         self.arrows()?;
+        self.pauses()?;
         self.failures()?;
         self.bytes()
     }
@@ -449,6 +457,22 @@ impl<DB: DrawingBackend> Panel<'_, DB> {
         places.iter().take(MOST_ARROWS).try_for_each(|(x, from, to)| self.canvas.arrow(*x, *from, *to))
     }
 
+    /// Stripes over the time of a pause, with what was given back where there is room.
+    fn pauses(&self) -> Result<(), DB> {
+        for pause in self.history.pauses.iter().take(MOST_PAUSES) {
+            let x = self.x(pause.start)..self.x(pause.end);
+            self.canvas.stripes(x.clone(), ADDRESSES)?;
+            let text = format!("paused: {} given back", units::bytes(pause.bytes));
+            let width = self.canvas.width(&text, 14)?;
+            if width + 12 <= x.len() as i32 {
+                let (at, y) = ((x.start + x.end) / 2, ADDRESSES.start + 12);
+                self.canvas.rect(at - width / 2 - 4..at + width / 2 + 4, y - 10..y + 10, WHITE)?;
+                self.canvas.text((at, y), &text, 14, &INK, (HPos::Center, VPos::Center))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Crosses above, with what was asked for where there is room.
     fn failures(&self) -> Result<(), DB> {
         // How far to the right each of two rows of texts is taken.
@@ -504,7 +528,7 @@ impl<DB: DrawingBackend> Panel<'_, DB> {
             let mut bottom = BYTES.end;
             let mut sum = 0u64;
             for (bytes, color) in
-                [(sums.native, NATIVE), (sums.mapped, MAPPED), (sums.missing, light(MAPPED))]
+                [(sums.native, NATIVE), (sums.there(), MAPPED), (sums.missing, light(MAPPED))]
             {
                 sum = sum.saturating_add(bytes);
                 let top = self.level(sum);
@@ -549,6 +573,13 @@ fn legend<DB: DrawingBackend>(canvas: &Canvas<'_, DB>, histories: &[History]) ->
     }
     if any(&|block| block.of_host) {
         entry(&swatch(HOST), 22, "host memory: the device had none left")?;
+    }
+    if histories.iter().any(|of| !of.pauses.is_empty()) {
+        let draw = |x: i32| {
+            canvas.rect(x..x + 22, LEGEND - 8..LEGEND + 8, MAPPED)?;
+            canvas.stripes(x..x + 22, LEGEND - 8..LEGEND + 8)
+        };
+        entry(&draw, 22, "paused: in host memory")?;
     }
     if histories.iter().any(|of| !of.failures.is_empty()) {
         entry(&|x| canvas.cross((x + 8, LEGEND)), 16, "failed, with the bytes that were asked for")?;

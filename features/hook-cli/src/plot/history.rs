@@ -13,6 +13,15 @@ pub(super) struct Failure {
     pub(super) taken: u64,
 }
 
+/// That the process was paused.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pause {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// What was given back.
+    pub(super) bytes: u64,
+}
+
 /// Times are microseconds since the first event.
 #[derive(Clone, Debug)]
 pub(super) struct History {
@@ -24,6 +33,7 @@ pub(super) struct History {
     /// What all took together, from a time on.
     pub(super) sums: Vec<(u64, Sums)>,
     pub(super) failures: Vec<Failure>,
+    pub(super) pauses: Vec<Pause>,
     pub(super) peak: u64,
     pub(super) counts: Counts,
 }
@@ -35,7 +45,7 @@ impl History {
         let last = trace.events.iter().map(|event| event.time).max().unwrap_or(0);
         let (mut memory, mut blocks, mut sums, mut failures) =
             (Memory::default(), Vec::new(), Vec::new(), Vec::new());
-        let mut latest = 0;
+        let (mut latest, mut pauses) = (0, Vec::<Pause>::new());
         for event in &trace.events {
             let mut event = event.clone();
             // Threads write their lines in another order than they took the time, and clocks are set back.
@@ -46,11 +56,28 @@ impl History {
                 What::Failed { bytes, .. } => {
                     failures.push(Failure { time: event.time, bytes, taken: memory.sums.taken() });
                 }
+                What::Paused { bytes } => {
+                    pauses.push(Pause { start: event.time, end: last - first, bytes });
+                    sums.push((event.time, memory.sums));
+                }
+                What::Resumed => {
+                    pauses.iter_mut().rev().take(1).for_each(|pause| pause.end = pause.end.min(event.time));
+                    sums.push((event.time, memory.sums));
+                }
                 _ => sums.push((event.time, memory.sums)),
             }
         }
         blocks.extend(memory.live().cloned());
         let (peak, counts) = (memory.peak, memory.counts);
-        Self { process: trace.process.clone(), length: last - first, blocks, sums, failures, peak, counts }
+        Self {
+            process: trace.process.clone(),
+            length: last - first,
+            blocks,
+            sums,
+            failures,
+            pauses,
+            peak,
+            counts,
+        }
     }
 }

@@ -170,7 +170,7 @@ mod tests {
             let events = (0..below(60)).map(|_| {
                 let (bytes, missing) = (below(1 << below(57)), below(1 << below(30)));
                 let (address, other) = (below(8) << magnitude.min(53), below(8) << magnitude.min(53));
-                let what = match below(8) {
+                let what = match below(10) {
                     0..3 => What::Allocated {
                         address,
                         bytes,
@@ -181,6 +181,8 @@ mod tests {
                     4 => What::Moved { from: address, to: other, bytes },
                     5 => What::Filled { address, bytes, of_host: below(2) == 0 },
                     6 => What::Failed { bytes: bytes.rotate_right(below(64) as u32), code: 2 },
+                    7 => What::Paused { bytes },
+                    8 => What::Resumed,
                     _ => What::Copied,
                 };
                 Event { time: below(1 << below(60)), pid: 1, what }
