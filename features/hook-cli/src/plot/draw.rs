@@ -25,7 +25,7 @@ const RIGHT: i32 = 64;
 const MARKS: Range<i32> = 92..136;
 const ADDRESSES: Range<i32> = 140..640;
 const BYTES: Range<i32> = 704..900;
-const LEGEND: i32 = 966;
+const LEGEND: [i32; 2] = [952, 978];
 
 /// Colours that those who can't tell red from green can tell apart, too (Okabe and Ito's).
 const INK: RGBColor = RGBColor(40, 40, 40);
@@ -545,14 +545,19 @@ impl<DB: DrawingBackend> Panel<'_, DB> {
 /// What the colours are, of those that occur.
 fn legend<DB: DrawingBackend>(canvas: &Canvas<'_, DB>, histories: &[History]) -> Result<(), DB> {
     let any = |is: &dyn Fn(&Block) -> bool| histories.iter().any(|of| of.blocks.iter().any(is));
-    let mut x = LEFT;
-    let mut entry = |draw: &dyn Fn(i32) -> Result<(), DB>, width: i32, text: &str| {
-        draw(x)?;
-        canvas.text((x + width + 8, LEGEND), text, 15, &INK, (HPos::Left, VPos::Center))?;
-        x += width + 8 + canvas.width(text, 15)? + 28;
+    let (mut x, [mut y, second]) = (LEFT, LEGEND);
+    let right = size(histories.len()).0 as i32;
+    let mut entry = |draw: &dyn Fn(i32, i32) -> Result<(), DB>, width: i32, text: &str| {
+        let wide = width + 8 + canvas.width(text, 15)? + 28;
+        if x + wide > right {
+            (x, y) = (LEFT, second);
+        }
+        draw(x, y)?;
+        canvas.text((x + width + 8, y), text, 15, &INK, (HPos::Left, VPos::Center))?;
+        x += wide;
         Ok::<(), DrawingAreaErrorKind<DB::ErrorType>>(())
     };
-    let swatch = |color: RGBColor| move |x: i32| canvas.rect(x..x + 22, LEGEND - 8..LEGEND + 8, color);
+    let swatch = |color: RGBColor| move |x: i32, y: i32| canvas.rect(x..x + 22, y - 8..y + 8, color);
     if any(&|block| block.is_native) {
         entry(&swatch(NATIVE), 22, "the driver's own")?;
     }
@@ -563,11 +568,11 @@ fn legend<DB: DrawingBackend>(canvas: &Canvas<'_, DB>, histories: &[History]) ->
         entry(&swatch(light(MAPPED)), 22, "reserved, without memory yet")?;
     }
     if any(&|block| block.moved.is_some()) {
-        let draw = |x: i32| {
+        let draw = |x: i32, y: i32| {
             (0..3).try_for_each(|at| {
-                canvas.rect(x + 10 * at..x + 10 * at + 10, LEGEND - 8..LEGEND + 8, FAMILIES[at as usize])
+                canvas.rect(x + 10 * at..x + 10 * at + 10, y - 8..y + 8, FAMILIES[at as usize])
             })?;
-            canvas.arrow(x + 42, LEGEND + 8, LEGEND - 9)
+            canvas.arrow(x + 42, y + 8, y - 9)
         };
         entry(&draw, 48, "moved: the same memory has the same colour")?;
     }
@@ -575,14 +580,14 @@ fn legend<DB: DrawingBackend>(canvas: &Canvas<'_, DB>, histories: &[History]) ->
         entry(&swatch(HOST), 22, "host memory: the device had none left")?;
     }
     if histories.iter().any(|of| !of.pauses.is_empty()) {
-        let draw = |x: i32| {
-            canvas.rect(x..x + 22, LEGEND - 8..LEGEND + 8, MAPPED)?;
-            canvas.stripes(x..x + 22, LEGEND - 8..LEGEND + 8)
+        let draw = |x: i32, y: i32| {
+            canvas.rect(x..x + 22, y - 8..y + 8, MAPPED)?;
+            canvas.stripes(x..x + 22, y - 8..y + 8)
         };
         entry(&draw, 22, "paused: in host memory")?;
     }
     if histories.iter().any(|of| !of.failures.is_empty()) {
-        entry(&|x| canvas.cross((x + 8, LEGEND)), 16, "failed, with the bytes that were asked for")?;
+        entry(&|x, y| canvas.cross((x + 8, y)), 16, "failed, with the bytes that were asked for")?;
     }
     Ok(())
 }
