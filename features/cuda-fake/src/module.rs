@@ -1,4 +1,4 @@
-//! Modules: a text whose first line is `vm-cuda-fake` has these kernels, whatever their grid:
+//! Modules: a text whose first line is `vm-cuda-fake`, behind `// ` where it is PTX as well, has these kernels, whatever their grid:
 //!
 //! | kernel | parameters | does |
 //! | --- | --- | --- |
@@ -8,6 +8,7 @@
 //! | `sum` | address out, address src, `u64` n | one word: the sum of n, wrapping |
 //! | `poll` | address, `u32` expected, `u64` microseconds | spins until a word has the value, or the time is over |
 //! | `store` | address, `u32` value | sets a word |
+//! | `empty` | | nothing |
 //!
 //! A word is a `u32`, an address a `u64`. A kernel that touches what it may not has done nothing else.
 
@@ -26,6 +27,7 @@ use std::{
 };
 
 const MAGIC: &str = "vm-cuda-fake";
+const COMMENT: &str = "// ";
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Kernel {
@@ -35,16 +37,18 @@ pub(crate) enum Kernel {
     Sum,
     Poll,
     Store,
+    Empty,
 }
 
 impl Kernel {
-    const ALL: [(&'static str, Self, &'static [usize]); 6] = [
+    const ALL: [(&'static str, Self, &'static [usize]); 7] = [
         ("fill", Self::Fill, &[8, 8, 4]),
         ("add", Self::Add, &[8, 8, 8, 8]),
         ("copy", Self::Copy, &[8, 8, 8]),
         ("sum", Self::Sum, &[8, 8, 8]),
         ("poll", Self::Poll, &[8, 4, 8]),
         ("store", Self::Store, &[8, 4]),
+        ("empty", Self::Empty, &[]),
     ];
 
     fn named(name: &str) -> Option<Self> {
@@ -125,7 +129,7 @@ impl Launch {
                 out.store(0, (0..c as usize).fold(0, |sum: u32, i| sum.wrapping_add(src.load(i))));
             }
             Kernel::Store => words(a, 1, READ_WRITE)?.store(0, b as u32),
-            Kernel::Poll => {}
+            Kernel::Poll | Kernel::Empty => {}
         }
         Ok(())
     }
@@ -133,10 +137,11 @@ impl Launch {
 
 /// `cuModuleLoadData`.
 pub(crate) fn load(image: *const c_char) -> Result<u64> {
-    let text = sys::text(image, MAGIC.len() + 2).ok_or(Error::InvalidValue)?;
+    let text = sys::text(image, COMMENT.len() + MAGIC.len() + 2).ok_or(Error::InvalidValue)?;
     let mut state = state::lock();
     let context = state.current()?;
-    if text.lines().next() != Some(MAGIC) {
+    let first = text.lines().next().unwrap_or_default();
+    if first.strip_prefix(COMMENT).unwrap_or(first) != MAGIC {
         return Err(Error::InvalidImage);
     }
     let id = state.id();

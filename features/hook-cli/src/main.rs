@@ -1,6 +1,16 @@
 //! The command line of the memory hook: runs CUDA programs with it.
 
+mod bench;
+mod child;
+mod demo;
+mod memory;
+mod plot;
 mod run;
+mod sys;
+mod tail;
+mod trace;
+mod units;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -17,11 +27,27 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Run),
+    Plot(plot::Plot),
+    Watch(watch::Watch),
+    Demo(demo::Demo),
+    Bench(bench::Bench),
+    /// A demo's program
+    #[command(hide = true)]
+    DemoProgram(demo::Program),
+    /// The benchmark's program
+    #[command(hide = true)]
+    BenchProgram(bench::Program),
 }
 
 fn main() -> ExitCode {
     let done: Result<(), Box<dyn std::error::Error>> = match Cli::parse().command {
         Command::Run(run) => run.run().map_err(Into::into),
+        Command::Plot(plot) => plot.run().map_err(Into::into),
+        Command::Watch(watch) => watch.run().map_err(Into::into),
+        Command::Demo(demo) => demo.run().map_err(Into::into),
+        Command::Bench(bench) => bench.run().map_err(Into::into),
+        Command::DemoProgram(program) => program.run().map_err(Into::into),
+        Command::BenchProgram(program) => program.run().map_err(Into::into),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

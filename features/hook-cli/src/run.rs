@@ -67,16 +67,7 @@ impl Run {
     /// # Errors
     /// [`Error`]; without one it doesn't come back.
     pub(crate) fn run(self) -> Result<(), Error> {
-        let library = self.library()?;
-        let text = library.to_string_lossy();
-        if text.contains([' ', ':', '\t', '\n']) {
-            return Err(Error::Name(library));
-        }
-        let mut preload = OsString::from(&library);
-        if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-            preload.push(":");
-            preload.push(others);
-        }
+        let preload = preload(&library(self.library.as_deref())?, env::var_os("LD_PRELOAD"))?;
         let level = self.level.or(self.log.is_some().then_some(Level::Info));
         let (program, arguments) = self.program.split_first().expect("clap asks for one");
         let mut command = process::Command::new(program);
@@ -101,19 +92,39 @@ impl Run {
         }
         Err(Error::Program { program: program.into(), source: command.exec() })
     }
+}
 
-    fn library(&self) -> Result<PathBuf, Error> {
-        let places = match &self.library {
-            Some(library) => vec![library.clone()],
-            None => {
-                let this = env::current_exe().unwrap_or_default();
-                let folder = this.parent().unwrap_or(Path::new("/"));
-                vec![folder.join("libvmhook.so"), folder.join("../lib/libvmhook.so")]
-            }
-        };
-        let found = places.iter().find_map(|place| place.canonicalize().ok().filter(|file| file.is_file()));
-        found.ok_or(Error::NoLibrary(places))
+/// The hook's library: where it is said to be, or beside this program.
+///
+/// # Errors
+/// [`Error::NoLibrary`].
+pub(crate) fn library(given: Option<&Path>) -> Result<PathBuf, Error> {
+    let places = match given {
+        Some(library) => vec![library.to_owned()],
+        None => {
+            let this = env::current_exe().unwrap_or_default();
+            let folder = this.parent().unwrap_or(Path::new("/"));
+            vec![folder.join("libvmhook.so"), folder.join("../lib/libvmhook.so")]
+        }
+    };
+    let found = places.iter().find_map(|place| place.canonicalize().ok().filter(|file| file.is_file()));
+    found.ok_or(Error::NoLibrary(places))
+}
+
+/// What `LD_PRELOAD` is with it, before what others there are.
+///
+/// # Errors
+/// [`Error::Name`].
+pub(crate) fn preload(library: &Path, others: Option<OsString>) -> Result<OsString, Error> {
+    if library.to_string_lossy().contains([' ', ':', '\t', '\n']) {
+        return Err(Error::Name(library.into()));
     }
+    let mut preload = OsString::from(library);
+    if let Some(others) = others.filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    Ok(preload)
 }
 
 fn quota(text: &str) -> Result<u64, String> {

@@ -65,6 +65,11 @@ fn programs_find_the_same() {
     let (with, log) = run(&["proc"], true, &[("VMM_MODE", "MONITOR")]);
     assert_eq!(with, without);
     assert!(count(&log, "moved") == 0 && count(&log, "native-allocated") == 8, "{log}");
+    assert!(
+        log.lines().next().is_some_and(|line| line.contains("\"start\"") && line.contains("MONITOR")),
+        "{log}"
+    );
+    assert_eq!(count(&log, "failed"), 1, "{log}");
 }
 
 #[test]

@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::manager::Event;
-use crate::options::Options;
+use crate::options::{Mode, Options};
 
 /// How much is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,12 +37,29 @@ impl From<&str> for Value {
     }
 }
 
-/// Writes a line: what happened, and its values.
+/// Writes a line: what happened, and its values. The first is preceded by one that tells whose log it is.
 pub fn line(level: Level, what: &str, values: &[(&str, Value)]) {
+    static START: Once = Once::new();
     let options = Options::get();
     if level > options.level {
         return;
     }
+    START.call_once(|| {
+        let mode = match options.mode {
+            Mode::Vmm => "VMM",
+            Mode::Monitor => "MONITOR",
+        };
+        let program = std::env::current_exe().unwrap_or_default();
+        let program = Value::Text(program.to_string_lossy().into_owned());
+        write(
+            "start",
+            &[("version", env!("CARGO_PKG_VERSION").into()), ("mode", mode.into()), ("program", program)],
+        );
+    });
+    write(what, values);
+}
+
+fn write(what: &str, values: &[(&str, Value)]) {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut text = String::with_capacity(160);
     let _ = write!(

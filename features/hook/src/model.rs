@@ -1,5 +1,7 @@
 //! Random calls of a program's, with the hook's manager and without: whoever looks sees the same.
 
+mod threads;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 

@@ -14,6 +14,7 @@ use super::real::{NOT_FOUND, THREAD_STREAMS, call, found};
 use crate::hook::{self, before, is_on, with};
 use vm_hook::driver::{Driver as _, Failure, OUT_OF_MEMORY, Result};
 use vm_hook::log::{self, Level, Value};
+use vm_hook::manager::Event;
 
 /// The hook's function of a name.
 pub(super) fn hooked_by_name(name: &str) -> Option<*const ()> {
@@ -152,6 +153,8 @@ unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> u32 {
         let address = unsafe { *to };
         with(|manager| manager.native_allocated(address, bytes as u64));
         log_native("native-allocated", address, bytes as u64);
+    } else {
+        log::event(&Event::Failed { bytes: bytes as u64, code: result });
     }
     result
 }
