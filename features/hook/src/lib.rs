@@ -3,9 +3,12 @@
 //! ```text
 //! manager ──▶ plan, tracker
 //!         ──▶ driver
+//! control (what is asked from outside)
 //! ```
 
+pub mod control;
 pub mod driver;
+pub mod host;
 pub mod log;
 pub mod manager;
 #[cfg(test)]
