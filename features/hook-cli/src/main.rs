@@ -1,5 +1,6 @@
-//! The command line of the memory hook: runs CUDA programs with it.
+//! The command line of the memory hook: runs CUDA programs with it, pauses them, and asks what they hold.
 
+mod ask;
 mod run;
 
 use std::process::ExitCode;
@@ -17,11 +18,17 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Run),
+    Status(ask::ShowStatus),
+    Pause(ask::Pause),
+    Resume(ask::Resume),
 }
 
 fn main() -> ExitCode {
     let done: Result<(), Box<dyn std::error::Error>> = match Cli::parse().command {
         Command::Run(run) => run.run().map_err(Into::into),
+        Command::Status(status) => status.run().map_err(Into::into),
+        Command::Pause(pause) => pause.run().map_err(Into::into),
+        Command::Resume(resume) => resume.run().map_err(Into::into),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

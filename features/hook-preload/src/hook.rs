@@ -2,9 +2,10 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
-use std::time::Duration;
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
+use crate::gate::{self, Pass};
 use crate::sys::Real;
 use vm_hook::driver::Result;
 use vm_hook::log::{self, Level};
@@ -51,11 +52,44 @@ pub(crate) fn is_here() -> bool {
 pub(crate) fn greet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        crate::sys::at_fork(|| FORKED.store(true, Ordering::Release));
+        crate::sys::at_fork(|| {
+            FORKED.store(true, Ordering::Release);
+            gate::forget();
+        });
+        gate::prepare();
+        crate::sys::at_exit(end);
         for text in &Options::get().wrong {
             log::line(Level::Error, "environment", &[("text", text.as_str().into())]);
         }
+        crate::control::start();
     });
+}
+
+/// The program exits: what its handlers call goes through, also if it is paused.
+pub(crate) extern "C" fn end() {
+    if FORKED.load(Ordering::Acquire) {
+        return;
+    }
+    crate::control::remove();
+    crate::pause::finish();
+}
+
+/// Before a call of the program's: waits while it is paused. What only frees needs no memory at the program's end.
+pub(crate) fn enter(only_frees: bool) -> Option<Pass> {
+    if !is_here() {
+        return None;
+    }
+    let (pass, is_ending) = gate::enter();
+    if is_ending && !only_frees {
+        bring_back();
+    }
+    Some(pass)
+}
+
+/// Resumes for handlers of the program's end that use memory. If it can't be had, the driver tells them.
+#[cold]
+fn bring_back() {
+    let _ = with(|manager| if manager.is_paused() { manager.resume().map(drop) } else { Ok(()) });
 }
 
 /// Does the hook do anything here?
@@ -73,6 +107,19 @@ pub(crate) fn inside<R>(f: impl FnOnce() -> R) -> R {
     }
     let _leave = Leave(INSIDE.replace(true));
     f()
+}
+
+/// Looks at the manager, unless it is busy for long.
+pub(crate) fn look<R>(f: impl FnOnce(&Manager<Real>) -> R) -> Option<R> {
+    let deadline = Instant::now() + Duration::from_millis(200);
+    loop {
+        match MANAGER.try_lock() {
+            Ok(guard) => return guard.as_ref().map(f),
+            Err(TryLockError::Poisoned(guard)) => return guard.into_inner().as_ref().map(f),
+            Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
 }
 
 /// Asks the manager for something, logs what happened, and tells other threads whether anything is put off.

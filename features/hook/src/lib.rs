@@ -3,9 +3,10 @@
 //! ```text
 //! manager ──▶ plan, tracker
 //!         ──▶ driver
-//! control (what is asked from outside)
+//! client ──▶ control (what is asked from outside)
 //! ```
 
+pub mod client;
 pub mod control;
 pub mod driver;
 pub mod host;

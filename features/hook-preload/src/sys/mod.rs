@@ -5,10 +5,16 @@ mod copies;
 mod entry;
 mod find;
 mod real;
+mod stack;
+mod staging;
+mod threads;
 
 use std::sync::OnceLock;
 
-pub(crate) use real::Real;
+pub(crate) use real::{Real, export, import, synchronize};
+pub(crate) use stack::{InFile, file_of, return_addresses};
+pub(crate) use staging::Saved;
+pub(crate) use threads::{at_exit, barrier, register_barrier, wait_while, wake_all};
 
 static AT_FORK: OnceLock<fn()> = OnceLock::new();
 
