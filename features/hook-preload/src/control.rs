@@ -20,7 +20,7 @@ use crate::{gate, hook, pause, sys};
 /// How long a request may come, and an answer be taken.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How many are answered at the same time.
-const CONNECTIONS: usize = 16;
+const CONNECTIONS: usize = 64;
 /// The most descriptors that one answer takes along; the system's limit is 253.
 pub(crate) const DESCRIPTORS: usize = 250;
 /// The most call stacks that are told.
