@@ -196,6 +196,8 @@ fn shown_memory(memory: &Accounts) -> String {
         (memory.r#virtual, "virtual"),
         (memory.pinned, "pinned, of these"),
         (memory.native, "the driver's own"),
+        (memory.managed, "managed"),
+        (memory.pools, "in pools"),
         (memory.paused, "paused"),
         (memory.promised, "promised"),
     ] {

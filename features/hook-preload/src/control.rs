@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt::socket_peercred};
 use vm_hook::client;
-use vm_hook::control::{self, Answer, Changed, Request, State, Status};
+use vm_hook::control::{self, Accounts, Answer, Changed, Request, State, Status};
 use vm_hook::log::{self, Level, Value};
 use vm_hook::options::{Mode, Options};
 
@@ -198,7 +198,8 @@ fn timed(f: impl FnOnce() -> Result<Changed, String>) -> Result<Changed, String>
 fn status(largest: usize, stacks: bool) -> Status {
     let seen = hook::look(|manager| {
         let state = if manager.is_paused() { State::Paused } else { State::Running };
-        (state, manager.accounts(largest), stacks.then(|| manager.holders()))
+        let memory = Accounts { pools: sys::pools(), ..manager.accounts(largest) };
+        (state, memory, stacks.then(|| manager.holders()))
     });
     if stacks {
         crate::stacks::record();

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError, TryLockError};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::gate::{self, Pass};
@@ -14,6 +14,8 @@ use vm_hook::options::{Mode, Options};
 
 /// How long a copy may wait: a kernel that runs may look for what it brings.
 const LONGEST: Duration = Duration::from_millis(1);
+
+type Guard = MutexGuard<'static, Option<Manager<Real>>>;
 
 static MANAGER: Mutex<Option<Manager<Real>>> = Mutex::new(None);
 /// Must the next call look at the manager first?
@@ -29,12 +31,12 @@ thread_local! {
 }
 
 /// The manager, which is made of the environment at its first use.
-pub(crate) fn manager() -> MutexGuard<'static, Option<Manager<Real>>> {
-    let mut manager = MANAGER.lock().unwrap_or_else(PoisonError::into_inner);
-    if manager.is_none() {
-        let quota = Options::get().quota;
-        *manager = Some(Manager::new(Real::default(), quota));
-    }
+fn manager() -> Guard {
+    made(MANAGER.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn made(mut manager: Guard) -> Guard {
+    manager.get_or_insert_with(|| Manager::new(Real::default(), Options::get().quota));
     manager
 }
 
@@ -114,8 +116,8 @@ pub(crate) fn look<R>(f: impl FnOnce(&Manager<Real>) -> R) -> Option<R> {
     let deadline = Instant::now() + Duration::from_millis(200);
     loop {
         match MANAGER.try_lock() {
-            Ok(guard) => return guard.as_ref().map(f),
-            Err(TryLockError::Poisoned(guard)) => return guard.into_inner().as_ref().map(f),
+            Ok(guard) => return made(guard).as_ref().map(f),
+            Err(TryLockError::Poisoned(guard)) => return made(guard.into_inner()).as_ref().map(f),
             Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return None,
             Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
         }
@@ -148,11 +150,20 @@ pub(crate) fn before() -> Result<()> {
     if UNSETTLED.load(Ordering::Acquire) && is_on() { with(Manager::settle) } else { Ok(()) }
 }
 
-/// A name that the hook does not know was asked for: nothing is put off any more.
+/// The first name that was asked for and the hook does not know.
+static UNKNOWN: OnceLock<String> = OnceLock::new();
+
+/// The first function of the driver that the program asked for and the hook does not know.
+pub(crate) fn stranger() -> Option<&'static str> {
+    UNKNOWN.get().map(String::as_str)
+}
+
+/// A name that the hook does not know was asked for: nothing is put off any more, and the program is not paused.
 pub(crate) fn unknown(name: &str) {
     static ONCE: Once = Once::new();
     if is_on() {
         ONCE.call_once(|| {
+            let _ = UNKNOWN.set(name.to_owned());
             log::line(Level::Info, "unknown", &[("name", name.into())]);
             let _ = with(Manager::put_nothing_off);
         });

@@ -59,6 +59,11 @@ pub(crate) fn pause(time: Duration) -> Result<Changed, String> {
                 .into(),
         );
     }
+    if let Some(name) = hook::stranger() {
+        return Err(format!(
+            "the program uses {name} of the driver, which the hook does not know: it can't keep its calls out"
+        ));
+    }
     let deadline = Instant::now() + time;
     let mut control = take(deadline).ok_or("another pause or resume runs: try again")?;
     let _changing = Changing::new();

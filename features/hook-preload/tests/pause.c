@@ -133,6 +133,14 @@ int main(int arguments, char **argument) {
             vmhook_tag_function tag = (vmhook_tag_function)dlsym(RTLD_DEFAULT, "vmhook_tag");
             int code = tag ? tag(kept, "a \"cache\"", VMHOOK_DROPPABLE) : -1;
             printf("%d %d\n", code, tag ? tag(kept + 4, "none", 0) : -1);
+        } else if (!strcmp(line, "others")) {
+            /* What is not moved: managed, pitched, of a pool. */
+            ptr managed, pitched, pooled;
+            size_t pitch;
+            CALL("cuMemAllocManaged", (ptr *, size_t, unsigned), &managed, 8192, 1);
+            CALL("cuMemAllocPitch_v2", (ptr *, size_t *, size_t, size_t, unsigned), &pitched, &pitch, 1000, 3, 4);
+            CALL("cuMemAllocAsync", (ptr *, size_t, void *), &pooled, 16384, other);
+            printf("%zu\n", pitch);
         } else if (!strcmp(line, "capture")) {
             CALL("cuStreamBeginCapture_v2", (void *, int), stream, 2);
             printf("capturing\n");

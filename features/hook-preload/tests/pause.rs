@@ -293,6 +293,39 @@ fn what_may_be_dropped_is_zero() {
 }
 
 #[test]
+fn accounts_tell_what_has_how_much() {
+    let mut program = Program::new(1, 2, &[("VMM_STACKS", "1"), ("VMM_QUOTA", "1G")]);
+    assert_eq!(program.answer("others"), "1024");
+    let Answer::Status(status) = program.ask(&Request::Status { largest: 9, stacks: true }) else {
+        panic!("no status");
+    };
+    let memory = status.memory.expect("accounts");
+    assert_eq!((memory.quota, memory.allocations), (Some(1 << 30), 5));
+    assert_eq!(
+        (memory.r#virtual, memory.native, memory.managed, memory.pools),
+        (6 * MIB, 4096 + 3072, 8192, 16384)
+    );
+    assert_eq!(
+        memory.largest.iter().map(|of| of.bytes).collect::<Vec<_>>(),
+        [4 * MIB, 2 * MIB, 8192, 4096, 3072]
+    );
+    // Each of five calls, the one with the most first, and none of the hook's own functions.
+    let stacks = status.stacks.expect("stacks");
+    assert_eq!(
+        stacks.iter().map(|of| (of.bytes, of.allocations)).collect::<Vec<_>>()[..2],
+        [(4 * MIB, 1), (2 * MIB, 1)]
+    );
+    for holder in &stacks {
+        assert!(holder.frames[0].contains("/pause+0x") && !holder.frames[0].contains("vmhook"), "{holder:?}");
+    }
+    let changed = program.pause();
+    assert_eq!((changed.bytes, changed.native), (6 * MIB, 7168));
+    program.resume();
+    program.say("quit");
+    assert!(program.end().0.starts_with("whole\n"));
+}
+
+#[test]
 fn a_paused_program_forks_and_ends() {
     let mut program = Program::new(2, 2, &[]);
     program.pause();

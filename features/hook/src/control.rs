@@ -107,6 +107,10 @@ pub struct Accounts {
     pub r#virtual: u64,
     /// The driver's own allocations.
     pub native: u64,
+    /// Memory of both host and devices, which the driver moves itself.
+    pub managed: u64,
+    /// What the devices' memory pools hold.
+    pub pools: u64,
     /// What a pause gave back.
     pub paused: u64,
     /// What was allocated and gets memory once it is used.

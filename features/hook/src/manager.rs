@@ -102,6 +102,8 @@ pub enum Event {
 #[derive(Clone, Debug, Default)]
 struct Native {
     bytes: u64,
+    /// Is it the host's as well, and goes where it is used?
+    is_managed: bool,
     tag: Option<Tag>,
     stack: Option<Stack>,
 }
@@ -211,9 +213,14 @@ impl<D: Driver> Manager<D> {
         }
     }
 
-    /// The driver allocated itself.
-    pub fn native_allocated(&mut self, address: u64, bytes: u64) {
-        self.native.insert(address, Native { bytes, ..Native::default() });
+    /// The driver allocated itself; managed memory is where it is used, and has no quota.
+    pub fn native_allocated(&mut self, address: u64, bytes: u64, is_managed: bool) {
+        self.native.insert(address, Native { bytes, is_managed, ..Native::default() });
+    }
+
+    /// Bytes that the driver allocated itself.
+    fn native_bytes(&self, is_managed: bool) -> u64 {
+        self.native.values().filter(|of| of.is_managed == is_managed).map(|of| of.bytes).sum()
     }
 
     /// What it allocated was freed: its bytes.

@@ -151,6 +151,13 @@ fn noted(address: u64) {
     }
 }
 
+/// The driver allocated itself.
+fn natively(address: u64, bytes: u64, is_managed: bool) {
+    with(|manager| manager.native_allocated(address, bytes, is_managed));
+    noted(address);
+    log_native("native-allocated", address, bytes);
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuInit(flags: c_uint) -> u32 {
     let result = real!(c"cuInit"(c_uint)(flags));
@@ -191,9 +198,50 @@ unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> u32 {
     if result == 0 {
         // SAFETY: the driver has written it.
         let address = unsafe { *to };
-        with(|manager| manager.native_allocated(address, bytes as u64));
-        noted(address);
-        log_native("native-allocated", address, bytes as u64);
+        natively(address, bytes as u64, false);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAllocManaged(to: *mut u64, bytes: usize, flags: c_uint) -> u32 {
+    let _pass = hook::enter(false);
+    if let Err(Failure(code)) = before() {
+        return code;
+    }
+    let result = real!(c"cuMemAllocManaged" (*mut u64, usize, c_uint) (to, bytes, flags));
+    if result == 0 && hook::is_here() {
+        // SAFETY: the driver has written it.
+        natively(unsafe { *to }, bytes as u64, true);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAllocPitch_v2(
+    to: *mut u64,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: c_uint,
+) -> u32 {
+    let _pass = hook::enter(false);
+    if let Err(Failure(code)) = before() {
+        return code;
+    }
+    if is_on()
+        && let Err(Failure(code)) =
+            with(|manager| manager.admit((width as u64).saturating_mul(height as u64)))
+    {
+        return code;
+    }
+    let result = real!(c"cuMemAllocPitch_v2" (*mut u64, *mut usize, usize, usize, c_uint) (to, pitch, width, height, element));
+    if result == 0 && hook::is_here() {
+        // SAFETY: the driver has written it.
+        let address = unsafe { *to };
+        // SAFETY: likewise.
+        let pitch = unsafe { *pitch };
+        natively(address, (pitch * height) as u64, false);
     }
     result
 }

@@ -132,6 +132,19 @@ pub(crate) fn synchronize(context: Context) -> Result<()> {
     within(context, || done(call!(c"cuCtxSynchronize"()())))
 }
 
+/// Bytes that the devices' own memory pools hold: `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
+pub(crate) fn pools() -> u64 {
+    let mut count: c_int = 0;
+    let _ = call!(c"cuDeviceGetCount" (*mut c_int) (&mut count));
+    let held = |device| {
+        let (mut pool, mut held) = (0u64, 0u64);
+        let known = call!(c"cuDeviceGetDefaultMemPool" (*mut u64, c_int) (&mut pool, device)) == 0
+            && call!(c"cuMemPoolGetAttribute" (u64, c_int, *mut u64) (pool, 5, &mut held)) == 0;
+        if known { held } else { 0 }
+    };
+    (0..count).map(held).sum()
+}
+
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const DESCRIPTOR: c_int = 1;
 

@@ -43,7 +43,7 @@ impl Saved {
         if at == libc::MAP_FAILED {
             return Err(OUT_OF_MEMORY);
         }
-        for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK] {
+        for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
             // SAFETY: the mapping is this function's; what is not followed only costs time.
             unsafe { libc::madvise(at, mapped, advice) };
         }

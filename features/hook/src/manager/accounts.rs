@@ -36,7 +36,9 @@ impl<D: Driver> Manager<D> {
         Accounts {
             quota: self.quota,
             r#virtual: all().map(|of| of.backed()).sum(),
-            native: self.native.values().map(|of| of.bytes).sum(),
+            native: self.native_bytes(false),
+            managed: self.native_bytes(true),
+            pools: 0,
             paused: all().map(|of| of.paused()).sum(),
             promised: self.promised(),
             pinned: all().filter(|of| of.is_pinned).map(|of| of.backed()).sum(),

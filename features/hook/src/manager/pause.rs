@@ -151,7 +151,7 @@ impl<D: Driver> Manager<D> {
     /// What is away, and what stayed.
     fn report(&self) -> Report {
         let mut report = Report::default();
-        report.kept.native = self.native.values().map(|of| of.bytes).sum();
+        report.kept.native = self.native_bytes(false);
         for of in self.tracker.all() {
             let backed =
                 of.pieces.iter().filter(|piece| !piece.of_host).map(|piece| piece.bytes).sum::<u64>();
