@@ -1,10 +1,10 @@
 //! Answers who asks from outside: over a socket of the user's alone, by threads of its own, which no signal of the program's comes to.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
@@ -28,6 +28,9 @@ const STACKS: usize = 100;
 
 /// The socket, and whose it is.
 static SOCKET: OnceLock<(PathBuf, u32)> = OnceLock::new();
+
+/// The descriptor that is listened to.
+static LISTENS: AtomicI32 = AtomicI32::new(-1);
 
 /// Begins to answer, once. A program that can't be asked runs on.
 pub(crate) fn start() {
@@ -53,6 +56,11 @@ pub(crate) fn start() {
     });
 }
 
+/// In a child that was forked: it has nobody who answers, and does not look as if.
+pub(crate) fn forget() {
+    sys::close(LISTENS.swap(-1, Ordering::AcqRel));
+}
+
 /// Does the program have a socket?
 pub(crate) fn is_on() -> bool {
     SOCKET.get().is_some_and(|(_, pid)| *pid == std::process::id())
@@ -73,6 +81,7 @@ fn bind() -> Result<UnixListener, String> {
         match bind_in(&folder) {
             Ok((listener, path)) => {
                 let _ = SOCKET.set((path, std::process::id()));
+                LISTENS.store(listener.as_raw_fd(), Ordering::Release);
                 return Ok(listener);
             }
             Err(error) => wrong.push(format!("{}: {error}", folder.display())),

@@ -40,6 +40,8 @@ struct Owner(&'static Slot);
 impl Drop for Owner {
     fn drop(&mut self) {
         SLOT.set(Some(&LATE));
+        // A thread that was ended within a call does not return from it.
+        self.0.calls.store(0, Ordering::Release);
         self.0.is_taken.store(false, Ordering::Release);
     }
 }

@@ -57,6 +57,7 @@ pub(crate) fn greet() {
         crate::sys::at_fork(|| {
             FORKED.store(true, Ordering::Release);
             gate::forget();
+            crate::control::forget();
         });
         gate::prepare();
         crate::sys::at_exit(end);

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -139,8 +139,11 @@ fn wait_for_work(left: &mut Left, contexts: BTreeSet<Context>, moment: Duration)
     let stop = Arc::clone(&is_over);
     let work = move || {
         hook::inside(|| {
-            let mut contexts = contexts.into_iter().take_while(|_| !stop.load(Ordering::Acquire));
-            let _ = sender.send(contexts.try_for_each(sys::synchronize));
+            let mut contexts = contexts.into_iter().take_while(|context| begin(*context, &stop));
+            let result = contexts.try_for_each(sys::synchronize);
+            SYNCHRONIZED.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+            SYNCHRONIZED.1.notify_all();
+            let _ = sender.send(result);
         });
     };
     if let Err(error) = Builder::new().name("vmhook-wait".into()).spawn(work) {
@@ -155,6 +158,25 @@ fn wait_for_work(left: &mut Left, contexts: BTreeSet<Context>, moment: Duration)
             Err(busy)
         }
     }
+}
+
+/// The context whose work is waited for.
+static SYNCHRONIZED: (Mutex<Option<Context>>, Condvar) = (Mutex::new(None), Condvar::new());
+
+/// Goes on to a context's work, unless nobody wants that any more.
+fn begin(context: Context, stop: &AtomicBool) -> bool {
+    let mut current = SYNCHRONIZED.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let goes_on = !stop.load(Ordering::Acquire);
+    *current = goes_on.then_some(context);
+    SYNCHRONIZED.1.notify_all();
+    goes_on
+}
+
+/// Before a context ends, whose work has ended: nobody is left in it.
+pub(crate) fn leave(context: Context) {
+    let current = SYNCHRONIZED.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_inside = |current: &mut Option<Context>| *current == Some(context);
+    drop(SYNCHRONIZED.1.wait_timeout_while(current, Duration::from_secs(10), is_inside));
 }
 
 /// Lets the program go on. What its memory had is returned, to be freed.

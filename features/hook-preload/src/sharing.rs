@@ -7,6 +7,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -76,6 +77,8 @@ struct Import {
     pieces: Vec<u64>,
 }
 
+/// Was anything imported?
+static ANY: AtomicBool = AtomicBool::new(false);
 static IMPORTS: Mutex<BTreeMap<u64, Import>> = Mutex::new(BTreeMap::new());
 
 /// A handle for what an address lies in; none where that is no virtual memory. It stays where it is from here on.
@@ -126,6 +129,7 @@ pub(crate) fn open(handle: &[u8; 64]) -> Option<Result<u64>> {
     }
     let made = ask(name).and_then(|(bytes, pieces, files)| {
         let address = map(&pieces, files, device).map_err(|failure| failure.to_string())?;
+        ANY.store(true, Ordering::Release);
         imports.insert(address, Import { name, context, count: 1, bytes, pieces });
         Ok(address)
     });
@@ -248,6 +252,9 @@ fn unmap(address: u64, import: &Import) -> Result<()> {
 
 /// What an address lies in, if it was imported: its address, bytes and context.
 pub(crate) fn around(address: u64) -> Option<(u64, u64, Context)> {
+    if !ANY.load(Ordering::Acquire) {
+        return None;
+    }
     let imports = IMPORTS.lock().unwrap_or_else(PoisonError::into_inner);
     let (start, import) = imports.range(..=address).next_back()?;
     (address - start < import.bytes).then_some((*start, import.bytes, import.context))

@@ -56,6 +56,9 @@ static uint32_t word(ptr from) {
     return value;
 }
 
+/* What a word of the first half is: other in each MiB and in each thread's memory. */
+static uint32_t expected(uintptr_t own, size_t offset) { return (uint32_t)(own + 7 + offset / mib * 16); }
+
 /* Writes to one of the last pages, and looks at it and at the first half, which stays what it was. */
 static void *work(void *argument) {
     uintptr_t own = (uintptr_t)argument;
@@ -64,8 +67,9 @@ static void *work(void *argument) {
     for (uint32_t turn = 1; !stop; turn++) {
         ptr page = at + bytes / 2 + turn % 64 * 4096;
         fill(page, turn, 1024);
-        uint32_t now = word(page + 4092), first = word(at + turn % (bytes / 8) * 4);
-        if (now != turn || first != own + 7) {
+        size_t offset = (size_t)turn * 4999 % (bytes / 8) * 4;
+        uint32_t now = word(page + 4092), first = word(at + offset);
+        if (now != turn || first != expected(own, offset)) {
             printf("thread %d, turn %u: %u, %u\n", (int)own, turn, now, first);
             _exit(1);
         }
@@ -114,7 +118,7 @@ int main(int arguments, char **argument) {
     fill(kept, 99, mib);
     for (int own = 0; own < threads; own++) {
         memory[own] = allocate(bytes);
-        fill(memory[own], own + 7, bytes / 4);
+        for (size_t at = 0; at < bytes; at += mib) fill(memory[own] + at, expected((uintptr_t)own, at), mib / 4);
     }
     ptr flag = allocate(4096);
     fill(flag, 0, 1024);
@@ -180,7 +184,8 @@ int main(int arguments, char **argument) {
             stop = 1;
             for (int own = 0; own < threads; own++) pthread_join(thread[own], NULL);
             for (int own = 0; own < threads; own++) {
-                if (word(memory[own]) != (uint32_t)own + 7) printf("thread %d's memory is lost\n", own);
+                for (size_t at = 0; at < bytes / 2; at += 4096)
+                    if (word(memory[own] + at) != expected((uintptr_t)own, at)) return printf("thread %d's memory is lost\n", own), 1;
                 CALL("cuMemFree_v2", (ptr), memory[own]);
             }
             printf("whole\n");

@@ -12,7 +12,7 @@ use super::copies::{Copy, Form};
 use super::find;
 use super::real::{NOT_FOUND, THREAD_STREAMS, call, found, within};
 use crate::hook::{self, before, is_on, with};
-use crate::{control, sharing, stacks};
+use crate::{control, pause, sharing, stacks};
 use vm_hook::driver::{Driver as _, Failure, INVALID_VALUE, OUT_OF_MEMORY, Result};
 use vm_hook::log::{self, Level, Value};
 use vm_hook::tracker::Tag;
@@ -660,6 +660,7 @@ fn end_of(context: u64) {
             let _ = manager.end_context(context);
         });
         sharing::end_context(context);
+        pause::leave(context);
     }
 }
 
@@ -691,6 +692,7 @@ macro_rules! primary {
                 return code;
             }
             let context = if hook::is_here() { with(|manager| manager.driver().primary(device)) } else { None };
+            context.into_iter().for_each(pause::leave);
             let result = real!($name (c_int) (device));
             if let Some(context) = context
                 && !with(|manager| manager.driver().has_primary(device))

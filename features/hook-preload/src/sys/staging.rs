@@ -1,10 +1,10 @@
 //! Copies between devices and plain memory of the host at the speed of pinned memory: the device copies to and from a ring of pinned
-//! buffers, and threads copy between those and the rest.
+//! buffers, one after the other, and each of some threads copies between one of those and the rest.
 
 use std::ffi::c_uint;
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::real::{Address, NOT_FOUND, call, done, found};
 use std::ffi::c_void;
@@ -12,12 +12,12 @@ use std::mem::transmute;
 use vm_hook::driver::{Failure, OUT_OF_MEMORY, Range, Result};
 use vm_hook::host;
 
-/// What a buffer of the ring holds.
-const BUFFER: u64 = 16 << 20;
-/// How many there are.
-const BUFFERS: usize = 4;
+/// What a buffer of the ring holds: a large page, so that no two threads wait for the same.
+const BUFFER: u64 = LARGE as u64;
+/// How many there are: a thread clears and fills a page of the host in the time of about ten of the device's copies.
+const BUFFERS: usize = 32;
 /// The most threads that copy.
-const THREADS: usize = 8;
+const THREADS: usize = 16;
 /// Pages of the host that are as large as the device's.
 const LARGE: usize = 2 << 20;
 
@@ -97,38 +97,61 @@ fn buffers(ranges: &[(u64, Range)], buffer: u64) -> Vec<Vec<Segment>> {
     all
 }
 
-/// The part of a segment that one of several threads copies: where in the buffer, where in the host's memory, and how much.
-fn share(segment: &Segment, part: u64, parts: u64, buffer: u64) -> Option<(u64, u64, u64)> {
-    let stripe = buffer.div_ceil(parts);
-    let (from, to) = (segment.at.max(part * stripe), (segment.at + segment.bytes).min((part + 1) * stripe));
-    (from < to).then(|| (from, segment.host + (from - segment.at), to - from))
-}
-
-/// How far the threads may go, and how far each of them is.
+/// Which buffers' turn it is. Buffer `n` of the whole copy is that of the ring with the rest of `n`.
 struct Progress {
     state: Mutex<State>,
-    changed: Condvar,
+    /// For the threads.
+    allowed: Condvar,
+    /// For who gives work to the device.
+    done: Condvar,
 }
 
 struct State {
+    /// The threads may copy what is before.
     allowed: usize,
-    done: Vec<usize>,
+    /// The next one that a thread takes.
+    next: usize,
+    done: Vec<bool>,
     is_over: bool,
 }
 
 impl Progress {
-    fn update(&self, f: impl FnOnce(&mut State)) {
-        f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
-        self.changed.notify_all();
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until something holds, or all is over: then false.
-    fn wait(&self, holds: impl Fn(&State) -> bool) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        while !holds(&state) && !state.is_over {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+    /// Lets the threads copy what is before.
+    fn allow(&self, before: usize) {
+        self.lock().allowed = before;
+        self.allowed.notify_one();
+    }
+
+    /// What a thread copies next; none when all is over.
+    fn take(&self) -> Option<usize> {
+        let mut state = self.lock();
+        while state.next >= state.allowed.min(state.done.len()) && !state.is_over {
+            state = self.allowed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        !state.is_over
+        let next = state.next;
+        state.next += 1;
+        (!state.is_over).then_some(next)
+    }
+
+    fn set_done(&self, index: usize) {
+        self.lock().done[index] = true;
+        self.done.notify_one();
+    }
+
+    /// Has a thread copied it?
+    fn is_done(&self, index: usize) -> bool {
+        self.lock().done[index]
+    }
+
+    fn wait(&self, index: usize) {
+        let mut state = self.lock();
+        while !state.done[index] {
+            state = self.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }
 
@@ -137,7 +160,8 @@ struct Over<'a>(&'a Progress);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {
-        self.0.update(|state| state.is_over = true);
+        self.0.lock().is_over = true;
+        self.0.allowed.notify_all();
     }
 }
 
@@ -145,7 +169,7 @@ impl Drop for Over<'_> {
 #[derive(Default)]
 struct Ring {
     stream: u64,
-    buffers: Vec<usize>,
+    buffers: usize,
     events: Vec<u64>,
 }
 
@@ -154,12 +178,11 @@ impl Ring {
         let mut ring = Self::default();
         // Non-blocking: no work of the program's default stream matters to it.
         done(call!(c"cuStreamCreate" (*mut u64, c_uint) (&mut ring.stream, 1)))?;
+        let (mut buffers, bytes) = (ptr::null_mut::<c_void>(), BUFFER as usize * BUFFERS);
+        done(call!(c"cuMemHostAlloc" (*mut *mut c_void, usize, c_uint) (&mut buffers, bytes, 0)))?;
+        ring.buffers = buffers as usize;
         for _ in 0..BUFFERS {
-            let (mut buffer, mut event) = (ptr::null_mut::<c_void>(), 0u64);
-            done(
-                call!(c"cuMemHostAlloc" (*mut *mut c_void, usize, c_uint) (&mut buffer, BUFFER as usize, 0)),
-            )?;
-            ring.buffers.push(buffer as usize);
+            let mut event = 0u64;
             // CU_EVENT_DISABLE_TIMING
             done(call!(c"cuEventCreate" (*mut u64, c_uint) (&mut event, 2)))?;
             ring.events.push(event);
@@ -167,10 +190,15 @@ impl Ring {
         Ok(ring)
     }
 
+    /// Where a buffer is.
+    fn at(&self, index: usize) -> usize {
+        self.buffers + index % BUFFERS * BUFFER as usize
+    }
+
     /// Gives a buffer's segments to the device to copy.
-    fn copy(&self, slot: usize, way: Way, segments: &[Segment]) -> Result<()> {
+    fn copy(&self, index: usize, way: Way, segments: &[Segment]) -> Result<()> {
         for segment in segments {
-            let at = (self.buffers[slot] as u64 + segment.at) as *mut c_void;
+            let at = (self.at(index) as u64 + segment.at) as *mut c_void;
             let (device, bytes) = (segment.device, segment.bytes as usize);
             done(match way {
                 Way::ToHost => {
@@ -181,12 +209,12 @@ impl Ring {
                 }
             })?;
         }
-        done(call!(c"cuEventRecord"(u64, u64)(self.events[slot], self.stream)))
+        done(call!(c"cuEventRecord"(u64, u64)(self.events[index % BUFFERS], self.stream)))
     }
 
     /// Waits until the device has copied a buffer.
-    fn wait(&self, slot: usize) -> Result<()> {
-        done(call!(c"cuEventSynchronize"(u64)(self.events[slot])))
+    fn wait(&self, index: usize) -> Result<()> {
+        done(call!(c"cuEventSynchronize"(u64)(self.events[index % BUFFERS])))
     }
 }
 
@@ -197,12 +225,26 @@ impl Drop for Ring {
         for event in &self.events {
             let _ = call!(c"cuEventDestroy_v2"(u64)(*event));
         }
-        for buffer in &self.buffers {
-            let _ = call!(c"cuMemFreeHost" (*mut c_void) (*buffer as *mut c_void));
+        if self.buffers != 0 {
+            let _ = call!(c"cuMemFreeHost" (*mut c_void) (self.buffers as *mut c_void));
         }
         if self.stream != 0 {
             let _ = call!(c"cuStreamDestroy_v2"(u64)(self.stream));
         }
+    }
+}
+
+/// A thread that copies between the ring and plain memory.
+fn work(progress: &Progress, ring: &Ring, way: Way, start: usize, all: &[Vec<Segment>]) {
+    while let Some(index) = progress.take() {
+        for segment in &all[index] {
+            let (pinned, plain) = (ring.at(index) + segment.at as usize, start + segment.host as usize);
+            let (from, to) = if way == Way::ToHost { (pinned, plain) } else { (plain, pinned) };
+            // SAFETY: both are mappings that outlive the thread; no other thread has this buffer or this part of the plain memory, and the device,
+            // which is waited for, has other buffers.
+            unsafe { ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, segment.bytes as usize) };
+        }
+        progress.set_done(index);
     }
 }
 
@@ -212,73 +254,38 @@ fn transfer(way: Way, start: usize, ranges: &[(u64, Range)]) -> Result<()> {
     let ring = Ring::new()?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     let allowed = if way == Way::ToDevice { BUFFERS } else { 0 };
-    let progress = Progress {
-        state: Mutex::new(State { allowed, done: vec![0; threads], is_over: false }),
-        changed: Condvar::new(),
-    };
+    let state = State { allowed, next: 0, done: vec![false; all.len()], is_over: false };
+    let progress = Progress { state: Mutex::new(state), allowed: Condvar::new(), done: Condvar::new() };
     std::thread::scope(|scope| {
         let _over = Over(&progress);
-        for part in 0..threads {
-            let (progress, all, ring) = (&progress, &all, &ring);
-            let work = move || {
-                for (index, segments) in all.iter().enumerate() {
-                    if !progress.wait(|state| state.allowed > index) {
-                        return;
-                    }
-                    let buffer = ring.buffers[index % BUFFERS];
-                    for segment in segments {
-                        let Some((at, host, bytes)) = share(segment, part as u64, threads as u64, BUFFER)
-                        else {
-                            continue;
-                        };
-                        let (pinned, plain) = (buffer + at as usize, start + host as usize);
-                        let (from, to) = if way == Way::ToHost { (pinned, plain) } else { (plain, pinned) };
-                        // SAFETY: both are mappings that outlive this scope; no other thread has this share, and the device, which the ring waits
-                        // for, has another buffer.
-                        unsafe { ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes as usize) };
-                    }
-                    progress.update(|state| state.done[part] = index + 1);
-                }
-            };
-            let name = format!("vmhook-copy-{part}");
-            if std::thread::Builder::new().name(name).spawn_scoped(scope, work).is_err() {
+        for number in 0..threads {
+            let (progress, ring, all) = (&progress, &ring, all.as_slice());
+            let copy = move || work(progress, ring, way, start, all);
+            let name = format!("vmhook-copy-{number}");
+            if std::thread::Builder::new().name(name).spawn_scoped(scope, copy).is_err() && number == 0 {
                 return Err(OUT_OF_MEMORY);
             }
         }
-        let wait = |index: usize| {
-            progress.wait(|state| state.done.iter().all(|done| *done > index));
-        };
-        match way {
-            Way::ToHost => {
-                let mut given = 0;
-                for index in 0..all.len() {
-                    while given < all.len() && given < index + BUFFERS {
-                        if let Some(before) = given.checked_sub(BUFFERS) {
-                            wait(before);
-                        }
-                        ring.copy(given % BUFFERS, way, &all[given])?;
-                        given += 1;
-                    }
-                    ring.wait(index % BUFFERS)?;
-                    progress.update(|state| state.allowed = index + 1);
-                }
-                if let Some(last) = all.len().checked_sub(1) {
-                    wait(last);
-                }
-            }
-            Way::ToDevice => {
-                for (index, segments) in all.iter().enumerate() {
-                    wait(index);
-                    ring.copy(index % BUFFERS, way, segments)?;
-                    // The device has one buffer to go on with; the threads fill the others.
-                    if let Some(before) = index.checked_sub(1) {
-                        ring.wait(before % BUFFERS)?;
-                        progress.update(|state| state.allowed = before + 1 + BUFFERS);
-                    }
-                }
-                done(call!(c"cuStreamSynchronize"(u64)(ring.stream)))?;
+        // What the device was given, and what it has copied: both in order.
+        let (mut given, mut copied) = (0usize, 0usize);
+        while copied < all.len() {
+            // What must be done before the next one is given: to the host, the buffer emptied; to the device, it filled.
+            let before = match way {
+                Way::ToHost => given.checked_sub(BUFFERS),
+                Way::ToDevice => Some(given),
+            };
+            if given < all.len() && before.is_none_or(|before| progress.is_done(before)) {
+                ring.copy(given, way, &all[given])?;
+                given += 1;
+            } else if copied < given {
+                ring.wait(copied)?;
+                copied += 1;
+                progress.allow(if way == Way::ToHost { copied } else { copied + BUFFERS });
+            } else if let Some(before) = before {
+                progress.wait(before);
             }
         }
+        (0..all.len()).for_each(|index| progress.wait(index));
         Ok(())
     })
 }
@@ -312,8 +319,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_fill_buffers_and_threads_share_them() {
-        let check = |sizes: &[u64], buffer: u64, parts: u64| {
+    fn ranges_fill_buffers() {
+        let check = |sizes: &[u64], buffer: u64| {
             let (mut host, mut ranges) = (0, Vec::new());
             for (at, bytes) in sizes.iter().enumerate() {
                 ranges.push((host, Range { address: 1000 * (at as u64 + 1), bytes: *bytes }));
@@ -322,31 +329,25 @@ mod tests {
             }
             let all = buffers(&ranges, buffer);
             assert_eq!(all.len() as u64, sizes.iter().sum::<u64>().div_ceil(buffer));
-            let mut copied = std::collections::BTreeMap::new();
+            let mut copied = Vec::new();
             for segments in &all {
-                let mut filled = vec![false; buffer as usize];
+                let mut filled = 0;
                 for segment in segments {
-                    for (at, host, bytes) in (0..parts).filter_map(|part| share(segment, part, parts, buffer))
-                    {
-                        for byte in 0..bytes {
-                            assert!(!std::mem::replace(&mut filled[(at + byte) as usize], true));
-                            let device = segment.device + (at + byte - segment.at);
-                            assert!(copied.insert(host + byte, device).is_none());
-                        }
-                    }
+                    assert_eq!(segment.at, filled);
+                    filled += segment.bytes;
+                    copied.extend((0..segment.bytes).map(|at| (segment.host + at, segment.device + at)));
                 }
+                assert!(filled <= buffer);
             }
-            let expected = ranges
+            let bytes = ranges
                 .iter()
                 .flat_map(|(host, range)| (0..range.bytes).map(move |at| (host + at, range.address + at)));
-            assert!(copied.into_iter().eq(expected), "{sizes:?} {buffer} {parts}");
+            assert!(copied.into_iter().eq(bytes), "{sizes:?} {buffer}");
         };
-        for parts in 1..6 {
-            check(&[], 4, parts);
-            check(&[4], 4, parts);
-            check(&[9, 1, 1, 1, 30], 8, parts);
-            check(&[1; 20], 7, parts);
-            check(&[100], 16, parts);
-        }
+        check(&[], 4);
+        check(&[4], 4);
+        check(&[9, 1, 1, 1, 30], 8);
+        check(&[1; 20], 7);
+        check(&[100], 16);
     }
 }

@@ -50,3 +50,11 @@ pub(crate) fn at_exit(f: extern "C" fn()) {
     // SAFETY: the function is there as long as the library, which nobody unloads. Where it can't be registered, nothing is called.
     unsafe { libc::atexit(f) };
 }
+
+/// Closes a descriptor in a child that was forked, in which nobody else uses it; -1 is none.
+pub(crate) fn close(descriptor: i32) {
+    if descriptor >= 0 {
+        // SAFETY: it is the child's copy, whose owner is a thread of the parent.
+        unsafe { libc::close(descriptor) };
+    }
+}
