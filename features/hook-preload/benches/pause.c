@@ -111,6 +111,33 @@ static void elsewhere(const char *own, const char *when) {
     if (system(command)) exit(1);
 }
 
+/* A graph that copies within memory, made before a pause and launched behind it. */
+static ptr scratch;
+static void *stream, *graph;
+
+static void capture(void) {
+    void *captured;
+    scratch = allocate(4 * BLOCK);
+    write_to(scratch, contents(77), BLOCK);
+    CALL("cuCtxSynchronize", (void));
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 1);
+    CALL("cuStreamBeginCapture_v2", (void *, int), stream, 2);
+    CALL("cuMemcpyDtoDAsync_v2", (ptr, ptr, size_t, void *), scratch + BLOCK, scratch, BLOCK, stream);
+    CALL("cuMemsetD32Async", (ptr, unsigned, size_t, void *), scratch + BLOCK, 5, 1, stream);
+    CALL("cuStreamEndCapture", (void *, void **), stream, &captured);
+    CALL("cuGraphInstantiateWithFlags", (void **, void *, unsigned long long), &graph, captured, 0);
+}
+
+static void launch(uint32_t *found) {
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), scratch + BLOCK, 0, BLOCK / 4);
+    CALL("cuCtxSynchronize", (void));
+    CALL("cuGraphLaunch", (void *, void *), graph, stream);
+    CALL("cuStreamSynchronize", (void *), stream);
+    read_back(found, scratch + BLOCK, BLOCK);
+    contents(77)[0] = 5;
+    if (memcmp(found, block, BLOCK)) printf("a graph's copy is not what it should be\n"), exit(1);
+}
+
 int main(int count, char **arguments) {
     int device;
     void *context;
@@ -152,7 +179,8 @@ int main(int count, char **arguments) {
         memory[made] = allocate(size[made]);
         left -= size[made];
     }
-    uint32_t number = 0;
+    uint32_t number = 0, *found = pinned(BLOCK);
+    capture();
     for (size_t at = 0; at < made; at++)
         for (size_t done = 0; done < size[at]; done += BLOCK) write_to(memory[at] + done, contents(number++), BLOCK);
     CALL("cuCtxSynchronize", (void));
@@ -165,8 +193,8 @@ int main(int count, char **arguments) {
         if (!turn) elsewhere(arguments[0], "paused");
         ask(arguments[2], "resume", &seconds, &gib, &wall);
         printf("resume: %.2f GiB in %.3f s (%.3f s with vmhook), %.1f GiB/s, %.2f of the limit\n", gib, seconds, wall, gib / seconds, gib / seconds / back);
+        launch(found);
     }
-    uint32_t *found = pinned(BLOCK);
     number = 0;
     for (size_t at = 0; at < made; at++)
         for (size_t done = 0; done < size[at]; done += BLOCK) {
