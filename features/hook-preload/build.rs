@@ -26,10 +26,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     hooked.sort_unstable();
     quiet.sort_unstable();
     let pairs: String =
-        hooked.iter().map(|name| format!("    (\"{name}\", {name} as *const ()),\n")).collect();
+        hooked.iter().map(|name| format!("    (\"{name}\", Code({name} as *const ())),\n")).collect();
     let text = format!(
         "const WORK: usize = {count};\nwork! {{\n{work}}}\n\
-         /// The functions that are hooked, by name.\nfn hooked() -> [(&'static str, *const ()); {}] {{\n    [\n{pairs}    ]\n}}\n\
+         /// The functions that are hooked, by name.\nstatic HOOKED: [(&str, Code); {}] = [\n{pairs}];\n\
          /// The names that are not, in order.\nstatic QUIET: [&str; {}] = {quiet:?};\n",
         hooked.len(),
         quiet.len()

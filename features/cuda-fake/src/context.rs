@@ -5,7 +5,7 @@ use crate::{
     memory::Kind,
     state::{self, State},
 };
-use std::{cell::RefCell, collections::BTreeSet, sync::MutexGuard};
+use std::{cell::RefCell, collections::BTreeSet, mem::ManuallyDrop, sync::MutexGuard};
 
 /// `CU_CTX_MAP_HOST`, `CU_CTX_LMEM_RESIZE_TO_MAX`, the ways to wait, core dumps and `CU_CTX_SYNC_MEMOPS`.
 const FLAGS: u32 = 0xff;
@@ -22,10 +22,11 @@ pub(crate) struct Context {
 }
 
 thread_local! {
-    static STACK: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    /// Never dropped: what a program registered for its exit calls the driver when its thread's values are gone.
+    static STACK: RefCell<ManuallyDrop<Vec<u64>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
-/// Uses this thread's stack; a thread that ends has none any more.
+/// Uses this thread's stack.
 fn stack<T>(with: impl FnOnce(&mut Vec<u64>) -> T) -> Result<T> {
     STACK.try_with(|stack| with(&mut stack.borrow_mut())).map_err(|_| Error::InvalidContext)
 }

@@ -1,5 +1,6 @@
-//! The command line of the memory hook: runs CUDA programs with it.
+//! The command line of the memory hook: runs CUDA programs with it, pauses them, and asks what they hold.
 
+mod ask;
 mod bench;
 mod child;
 mod demo;
@@ -37,6 +38,9 @@ enum Command {
     /// The benchmark's program
     #[command(hide = true)]
     BenchProgram(bench::Program),
+    Status(ask::ShowStatus),
+    Pause(ask::Pause),
+    Resume(ask::Resume),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +52,9 @@ fn main() -> ExitCode {
         Command::Bench(bench) => bench.run().map_err(Into::into),
         Command::DemoProgram(program) => program.run().map_err(Into::into),
         Command::BenchProgram(program) => program.run().map_err(Into::into),
+        Command::Status(status) => status.run().map_err(Into::into),
+        Command::Pause(pause) => pause.run().map_err(Into::into),
+        Command::Resume(resume) => resume.run().map_err(Into::into),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

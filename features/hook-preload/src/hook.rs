@@ -2,9 +2,10 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
-use std::time::Duration;
+use std::sync::{Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
+use crate::gate::{self, Pass};
 use crate::sys::Real;
 use vm_hook::driver::Result;
 use vm_hook::log::{self, Level};
@@ -13,6 +14,8 @@ use vm_hook::options::{Mode, Options};
 
 /// How long a copy may wait: a kernel that runs may look for what it brings.
 const LONGEST: Duration = Duration::from_millis(1);
+
+type Guard = MutexGuard<'static, Option<Manager<Real>>>;
 
 static MANAGER: Mutex<Option<Manager<Real>>> = Mutex::new(None);
 /// Must the next call look at the manager first?
@@ -28,12 +31,12 @@ thread_local! {
 }
 
 /// The manager, which is made of the environment at its first use.
-pub(crate) fn manager() -> MutexGuard<'static, Option<Manager<Real>>> {
-    let mut manager = MANAGER.lock().unwrap_or_else(PoisonError::into_inner);
-    if manager.is_none() {
-        let quota = Options::get().quota;
-        *manager = Some(Manager::new(Real::default(), quota));
-    }
+fn manager() -> Guard {
+    made(MANAGER.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn made(mut manager: Guard) -> Guard {
+    manager.get_or_insert_with(|| Manager::new(Real::default(), Options::get().quota));
     manager
 }
 
@@ -51,11 +54,45 @@ pub(crate) fn is_here() -> bool {
 pub(crate) fn greet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        crate::sys::at_fork(|| FORKED.store(true, Ordering::Release));
+        crate::sys::at_fork(|| {
+            FORKED.store(true, Ordering::Release);
+            gate::forget();
+            crate::control::forget();
+        });
+        gate::prepare();
+        crate::sys::at_exit(end);
         for text in &Options::get().wrong {
             log::line(Level::Error, "environment", &[("text", text.as_str().into())]);
         }
+        crate::control::start();
     });
+}
+
+/// The program exits: what its handlers call goes through, also if it is paused.
+pub(crate) extern "C" fn end() {
+    if FORKED.load(Ordering::Acquire) {
+        return;
+    }
+    crate::control::remove();
+    crate::pause::finish();
+}
+
+/// Before a call of the program's: waits while it is paused. What only frees needs no memory at the program's end.
+pub(crate) fn enter(only_frees: bool) -> Option<Pass> {
+    if !is_here() {
+        return None;
+    }
+    let (pass, is_ending) = gate::enter();
+    if is_ending && !only_frees {
+        bring_back();
+    }
+    Some(pass)
+}
+
+/// Resumes for handlers of the program's end that use memory. If it can't be had, the driver tells them.
+#[cold]
+fn bring_back() {
+    let _ = with(|manager| if manager.is_paused() { manager.resume().map(drop) } else { Ok(()) });
 }
 
 /// Does the hook do anything here?
@@ -73,6 +110,19 @@ pub(crate) fn inside<R>(f: impl FnOnce() -> R) -> R {
     }
     let _leave = Leave(INSIDE.replace(true));
     f()
+}
+
+/// Looks at the manager, unless it is busy for long.
+pub(crate) fn look<R>(f: impl FnOnce(&Manager<Real>) -> R) -> Option<R> {
+    let deadline = Instant::now() + Duration::from_millis(200);
+    loop {
+        match MANAGER.try_lock() {
+            Ok(guard) => return made(guard).as_ref().map(f),
+            Err(TryLockError::Poisoned(guard)) => return made(guard.into_inner()).as_ref().map(f),
+            Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
 }
 
 /// Asks the manager for something, logs what happened, and tells other threads whether anything is put off.
@@ -101,11 +151,20 @@ pub(crate) fn before() -> Result<()> {
     if UNSETTLED.load(Ordering::Acquire) && is_on() { with(Manager::settle) } else { Ok(()) }
 }
 
-/// A name that the hook does not know was asked for: nothing is put off any more.
+/// The first name that was asked for and the hook does not know.
+static UNKNOWN: OnceLock<String> = OnceLock::new();
+
+/// The first function of the driver that the program asked for and the hook does not know.
+pub(crate) fn stranger() -> Option<&'static str> {
+    UNKNOWN.get().map(String::as_str)
+}
+
+/// A name that the hook does not know was asked for: nothing is put off any more, and the program is not paused.
 pub(crate) fn unknown(name: &str) {
     static ONCE: Once = Once::new();
     if is_on() {
         ONCE.call_once(|| {
+            let _ = UNKNOWN.set(name.to_owned());
             log::line(Level::Info, "unknown", &[("name", name.into())]);
             let _ = with(Manager::put_nothing_off);
         });

@@ -2,8 +2,14 @@
 //!
 //! ```text
 //! program ──▶ sys::entry ──▶ hook ──▶ vm_hook::manager ──▶ sys::real (the driver)
-//!   by sys::find
+//!   by sys::find     gate
+//! vmhook  ──▶ control    ──▶ pause, sharing, stacks
 //! ```
 
+mod control;
+mod gate;
 mod hook;
+mod pause;
+mod sharing;
+mod stacks;
 mod sys;

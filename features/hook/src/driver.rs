@@ -35,6 +35,8 @@ pub enum Place {
 pub trait Driver {
     /// A copy between two places of a device, as the program asked for it.
     type Copy: Clone + Send;
+    /// Host memory that has what [`save`](Driver::save) copied there.
+    type Saved: Send;
 
     /// Reserves addresses.
     ///
@@ -83,6 +85,30 @@ pub trait Driver {
     /// # Errors
     /// The driver's.
     fn free_bytes(&self, context: Context) -> Result<u64>;
+    /// Copies what is at ranges of a context's device to host memory, one behind the other.
+    ///
+    /// # Errors
+    /// [`OUT_OF_MEMORY`] where the host has too little; the driver's.
+    fn save(&self, context: Context, ranges: &[Range]) -> Result<Self::Saved>;
+    /// Copies it back to ranges, each from its offset in the host memory on.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn restore(&self, context: Context, saved: &Self::Saved, ranges: &[(u64, Range)]) -> Result<()>;
+    /// Makes a range zero.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn clear(&self, context: Context, range: Range) -> Result<()>;
+}
+
+/// Addresses of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The first.
+    pub address: u64,
+    /// How many.
+    pub bytes: u64,
 }
 
 /// What physical memory comes in, and addresses of it are multiples of.

@@ -3,9 +3,13 @@
 //! ```text
 //! manager ──▶ plan, tracker
 //!         ──▶ driver
+//! client ──▶ control (what is asked from outside)
 //! ```
 
+pub mod client;
+pub mod control;
 pub mod driver;
+pub mod host;
 pub mod log;
 pub mod manager;
 #[cfg(test)]

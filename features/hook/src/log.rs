@@ -161,5 +161,9 @@ pub fn event(event: &Event) {
                 &[("address", Address(address)), ("bytes", Number(bytes)), ("of", of.into())],
             );
         }
+        Event::Paused { bytes, dropped } => {
+            line(Level::Info, "paused", &[("bytes", Number(bytes)), ("dropped", Number(dropped))]);
+        }
+        Event::Resumed { bytes } => line(Level::Info, "resumed", &[("bytes", Number(bytes))]),
     }
 }

@@ -9,7 +9,12 @@ use std::collections::BTreeMap;
 
 use crate::driver::{Context, Device, Driver, Failure, GRANULE, OUT_OF_MEMORY, Place, Result};
 use crate::plan::{self, Backing};
-use crate::tracker::{Allocation, Piece, Tracker};
+use crate::tracker::{Allocation, Piece, Stack, Tag, Tracker};
+
+mod accounts;
+mod pause;
+
+pub use pause::{Cant, Kept, Report};
 
 /// A copy that was put off.
 #[derive(Clone, Debug)]
@@ -79,6 +84,28 @@ pub enum Event {
         /// Is it the host's memory?
         of_host: bool,
     },
+    /// The program was paused.
+    Paused {
+        /// So many bytes of devices were given back.
+        bytes: u64,
+        /// So many of them without a copy.
+        dropped: u64,
+    },
+    /// It goes on.
+    Resumed {
+        /// So many bytes of devices were taken again.
+        bytes: u64,
+    },
+}
+
+/// Memory that the driver allocated itself.
+#[derive(Clone, Debug, Default)]
+struct Native {
+    bytes: u64,
+    /// Is it the host's as well, and goes where it is used?
+    is_managed: bool,
+    tag: Option<Tag>,
+    stack: Option<Stack>,
 }
 
 /// The memory of a process.
@@ -95,15 +122,32 @@ pub struct Manager<D: Driver> {
     /// Bytes that all allocations together may have.
     quota: Option<u64>,
     /// Allocations that the driver made itself, with their bytes.
-    native: BTreeMap<u64, u64>,
+    native: BTreeMap<u64, Native>,
     events: Vec<Event>,
+    /// Is the program paused?
+    is_paused: bool,
+    /// What its contexts' memory had then.
+    saved: BTreeMap<Context, D::Saved>,
 }
 
 impl<D: Driver> Manager<D> {
     /// One without any memory.
     pub fn new(driver: D, quota: Option<u64>) -> Self {
         let (tracker, pending, zombies, native, events) = Default::default();
-        Self { driver, tracker, pending, zombies, native, captures: 0, puts_off: true, quota, events }
+        let (captures, puts_off, is_paused, saved) = (0, true, false, BTreeMap::new());
+        Self {
+            driver,
+            tracker,
+            pending,
+            zombies,
+            native,
+            captures,
+            puts_off,
+            quota,
+            events,
+            is_paused,
+            saved,
+        }
     }
 
     /// The driver.
@@ -148,7 +192,8 @@ impl<D: Driver> Manager<D> {
     /// All bytes that the program has, and how many it may have.
     pub fn used(&self) -> (u64, Option<u64>) {
         (
-            self.native.values().sum::<u64>() + self.tracker.all().map(Allocation::reserved).sum::<u64>(),
+            self.native.values().map(|of| of.bytes).sum::<u64>()
+                + self.tracker.all().map(Allocation::reserved).sum::<u64>(),
             self.quota,
         )
     }
@@ -168,14 +213,19 @@ impl<D: Driver> Manager<D> {
         }
     }
 
-    /// The driver allocated itself.
-    pub fn native_allocated(&mut self, address: u64, bytes: u64) {
-        self.native.insert(address, bytes);
+    /// The driver allocated itself; managed memory is where it is used, and has no quota.
+    pub fn native_allocated(&mut self, address: u64, bytes: u64, is_managed: bool) {
+        self.native.insert(address, Native { bytes, is_managed, ..Native::default() });
+    }
+
+    /// Bytes that the driver allocated itself.
+    fn native_bytes(&self, is_managed: bool) -> u64 {
+        self.native.values().filter(|of| of.is_managed == is_managed).map(|of| of.bytes).sum()
     }
 
     /// What it allocated was freed: its bytes.
     pub fn native_freed(&mut self, address: u64) -> u64 {
-        self.native.remove(&address).unwrap_or(0)
+        self.native.remove(&address).map_or(0, |of| of.bytes)
     }
 
     /// Allocates for a context; none where the driver's own function is to.
@@ -228,8 +278,20 @@ impl<D: Driver> Manager<D> {
                 }
             }
         }
-        let (is_pinned, number) = (false, 0);
-        let made = Allocation { address, bytes, context, device, pieces, missing, is_pinned, number };
+        let (is_pinned, number, away, tag, stack) = (false, 0, Vec::new(), None, None);
+        let made = Allocation {
+            address,
+            bytes,
+            context,
+            device,
+            pieces,
+            missing,
+            is_pinned,
+            number,
+            away,
+            tag,
+            stack,
+        };
         self.tracker.insert(made);
         Ok(address)
     }
@@ -238,7 +300,7 @@ impl<D: Driver> Manager<D> {
     fn piece(&self, place: Place, address: u64, offset: u64, bytes: u64, device: Device) -> Result<Piece> {
         let handle = self.driver.create(place, bytes)?;
         match self.driver.map(address + offset, bytes, handle, device) {
-            Ok(()) => Ok(Piece { offset, bytes, handle }),
+            Ok(()) => Ok(Piece { offset, bytes, handle, of_host: matches!(place, Place::Host(_)) }),
             Err(error) => {
                 let _ = self.driver.release(handle);
                 Err(error)
@@ -255,6 +317,7 @@ impl<D: Driver> Manager<D> {
             |of: &Pending<D::Copy>| [of.from, of.to].iter().any(|other| *other == from || *other == to);
         if self.captures == 0
             && self.puts_off
+            && !self.is_paused
             && let (Some(source), Some(target)) = (self.tracker.at(from), self.tracker.at(to))
             && plan::may_wait(source, target, bytes)
             && !self.pending.iter().any(waits)
@@ -393,6 +456,10 @@ impl<D: Driver> Manager<D> {
         for piece in &of.pieces {
             self.driver.unmap(of.address + piece.offset, piece.bytes)?;
             self.driver.release(piece.handle)?;
+        }
+        for (away, handle) in of.away.iter().filter_map(|away| Some((away, away.left?))) {
+            self.driver.unmap(of.address + away.offset, away.bytes)?;
+            self.driver.release(handle)?;
         }
         self.driver.unreserve(of.address, of.reserved())
     }

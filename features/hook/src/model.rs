@@ -6,10 +6,11 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 
 use crate::driver::{
-    Context, Device, Driver, Failure, GRANULE, Handle, INVALID_VALUE, OUT_OF_MEMORY, Place, Result,
+    Context, Device, Driver, Failure, GRANULE, Handle, INVALID_VALUE, OUT_OF_MEMORY, Place, Range, Result,
 };
-use crate::manager::{Event, Manager};
+use crate::manager::{Cant, Event, Manager};
 use crate::plan::BREAK_EVEN;
+use crate::tracker::Tag;
 
 /// A device that has one word for each granule.
 #[derive(Default)]
@@ -32,6 +33,8 @@ struct State {
     is_busy: bool,
     /// Calls until one fails.
     fails_in: Option<u32>,
+    /// Is to unmap one of them?
+    unmaps_fail: bool,
     /// That nothing was done wrong.
     wrong: Vec<String>,
 }
@@ -87,6 +90,7 @@ impl State {
 
 impl Driver for Simulated {
     type Copy = Copy;
+    type Saved = Vec<u64>;
 
     fn reserve(&self, bytes: u64) -> Result<u64> {
         let mut state = self.state.borrow_mut();
@@ -163,6 +167,9 @@ impl Driver for Simulated {
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
         let mut state = self.state.borrow_mut();
+        if state.unmaps_fail {
+            state.fault()?;
+        }
         match state.mapped.remove(&address) {
             Some((all, handle)) if all == bytes => {
                 if let Some(of) = state.memory.get_mut(&handle) {
@@ -202,6 +209,36 @@ impl Driver for Simulated {
         let state = self.state.borrow();
         Ok(state.free - state.taken)
     }
+
+    fn save(&self, _: Context, ranges: &[Range]) -> Result<Vec<u64>> {
+        let mut state = self.state.borrow_mut();
+        state.fault()?;
+        let words = ranges.iter().flat_map(words);
+        words.map(|at| state.word(at).map(|word| *word).ok_or(Failure(700))).collect()
+    }
+
+    fn restore(&self, _: Context, saved: &Vec<u64>, ranges: &[(u64, Range)]) -> Result<()> {
+        let mut state = self.state.borrow_mut();
+        for (offset, range) in ranges {
+            state.fault()?;
+            let saved = &saved[(offset / GRANULE) as usize..];
+            for (at, word) in words(range).zip(saved) {
+                *state.word(at).ok_or(Failure(700))? = *word;
+            }
+        }
+        Ok(())
+    }
+
+    fn clear(&self, _: Context, range: Range) -> Result<()> {
+        let mut state = self.state.borrow_mut();
+        state.fault()?;
+        words(&range).try_for_each(|at| state.word(at).map(|word| *word = 0).ok_or(Failure(700)))
+    }
+}
+
+/// The addresses of a range's words.
+fn words(range: &Range) -> impl Iterator<Item = u64> + use<> {
+    (range.address..range.address + range.bytes).step_by(GRANULE as usize)
 }
 
 /// A program's allocation, and what must be there: a word for each granule, if it was ever written.
@@ -228,6 +265,79 @@ struct Did {
     copied: u32,
     of_host: u32,
     failed: u32,
+    paused: u32,
+    not_paused: u32,
+    not_resumed: u32,
+    no_room: u32,
+    dropped: u32,
+    stayed: u32,
+}
+
+/// Pauses, lets somebody else have the memory, and resumes, with faults; what was dropped is zero.
+fn pause(random: &mut Random, manager: &mut Manager<Simulated>, all: &mut Vec<Expected>, did: &mut Did) {
+    let fails = |random: &mut Random, manager: &mut Manager<Simulated>| {
+        let mut state = manager.driver().state.borrow_mut();
+        state.fails_in = (random.below(3) == 0).then(|| random.below(12) as u32);
+        state.unmaps_fail = true;
+    };
+    fails(random, manager);
+    let free = manager.driver().state.borrow().free;
+    match manager.pause() {
+        Ok(report) => {
+            did.paused += 1;
+            did.dropped += u32::from(report.dropped != 0);
+            did.stayed += u32::from(report.kept.failed != 0);
+            // Settling took memory, if anything.
+            assert!(manager.driver().state.borrow().free <= free + report.bytes);
+            assert_eq!(manager.accounts(0).paused, report.bytes);
+            for of in manager.tracker().all() {
+                assert!(
+                    of.is_pinned || report.kept.failed != 0 || of.pieces.iter().all(|piece| piece.of_host)
+                );
+            }
+        }
+        Err(error) => {
+            did.not_paused += 1;
+            assert!(!manager.is_paused() && manager.accounts(0).paused == 0, "{error}");
+        }
+    }
+    // A program that ends frees on.
+    if manager.is_paused() && random.below(6) == 0 && !all.is_empty() {
+        manager.driver().state.borrow_mut().fails_in = None;
+        let gone = all.remove(random.below(all.len() as u64) as usize);
+        assert_eq!(manager.free(gone.address), Ok(true));
+    }
+    let dropped: Vec<u64> = manager
+        .tracker()
+        .all()
+        .filter(|of| of.away.iter().any(|away| away.saved.is_none()))
+        .map(|of| of.address)
+        .collect();
+    while manager.is_paused() {
+        fails(random, manager);
+        let mut state = manager.driver().state.borrow_mut();
+        state.taken = random.below(3) / 2 * random.below(state.free / GRANULE + 1) * GRANULE;
+        let free = state.free - state.taken;
+        drop(state);
+        match manager.resume() {
+            Ok((_, saved)) => assert!(saved.iter().all(|saved| !saved.is_empty())),
+            Err(Cant::NoRoom { bytes, missing }) => {
+                did.no_room += 1;
+                assert!(missing != 0 && bytes - missing <= free);
+            }
+            Err(_) => did.not_resumed += 1,
+        }
+    }
+    let mut state = manager.driver().state.borrow_mut();
+    (state.fails_in, state.unmaps_fail) = (None, false);
+    for of in all.iter_mut().filter(|of| dropped.contains(&of.address)) {
+        // What stayed is what it was, which a program can't know.
+        for (word, expected) in (0..).zip(&mut of.words) {
+            let found = state.word(of.address + word * GRANULE).map(|word| *word);
+            assert!(found == Some(0) || expected.is_none() || found == *expected);
+            *expected = found;
+        }
+    }
 }
 
 /// A program of so many calls. Each is made as the hook makes it: what looks at memory is settled before.
@@ -257,6 +367,14 @@ fn run(seed: u64, calls: u32, did: &mut Did) {
             manager.driver().state.borrow_mut().fails_in = Some(random.below(6) as u32);
         }
         manager.driver().state.borrow_mut().is_busy = random.below(8) == 0;
+        if captures == 0 && random.below(30) == 0 {
+            if let Some(of) = all.first().filter(|_| random.below(2) == 0) {
+                let tag = Tag { name: "cache".into(), is_droppable: true };
+                assert!(manager.tag(of.address, tag));
+            }
+            pause(&mut random, &mut manager, &mut all, did);
+        }
+        assert!(captures == 0 || manager.pause() == Err(Cant::Capture));
         // Somebody else takes memory, or gives it back.
         if random.below(6) == 0 {
             let free = manager.driver().state.borrow().free;
@@ -395,4 +513,6 @@ fn nobody_sees_that_memory_is_moved() {
         run(first.wrapping_add(program).wrapping_mul(0x9e37_79b9_7f4a_7c15), 40, &mut did);
     }
     assert!(did.moved > 100 && did.copied > 20 && did.of_host > 0 && did.failed > 100, "{did:?}");
+    assert!(did.paused > 100 && did.not_paused > 20 && did.not_resumed > 20 && did.no_room > 20, "{did:?}");
+    assert!(did.dropped > 20 && did.stayed > 0, "{did:?}");
 }

@@ -1,4 +1,4 @@
-//! What the environment says: `VMM_MODE`, `VMM_LOG_LEVEL`, `VMM_LOG_FILE`, `VMM_QUOTA`.
+//! What the environment says: `VMM_MODE`, `VMM_LOG_LEVEL`, `VMM_LOG_FILE`, `VMM_QUOTA`, `VMM_STACKS`.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -25,6 +25,8 @@ pub struct Options {
     pub file: Option<PathBuf>,
     /// `VMM_QUOTA`: bytes that the process may have of devices' memory.
     pub quota: Option<u64>,
+    /// `VMM_STACKS`: are call stacks of allocations recorded from the beginning?
+    pub stacks: bool,
     /// What was not understood, and what is taken instead.
     pub wrong: Vec<String>,
 }
@@ -68,8 +70,16 @@ impl Options {
             }
             bytes
         });
+        let stacks = match variable("VMM_STACKS").as_deref() {
+            None | Some("" | "0") => false,
+            Some("1") => true,
+            Some(value) => {
+                not("VMM_STACKS", value, "0 or 1", "0");
+                false
+            }
+        };
         let file = variable("VMM_LOG_FILE").filter(|value| !value.is_empty()).map(PathBuf::from);
-        Self { mode, level, file, quota, wrong }
+        Self { mode, level, file, quota, stacks, wrong }
     }
 }
 
@@ -104,6 +114,8 @@ mod tests {
         check("VMM_QUOTA", "17", 0, &|of| of.quota == Some(17));
         check("VMM_QUOTA", "99999999999T", 1, &|of| of.quota.is_none());
         check("VMM_QUOTA", "-1", 1, &|of| of.quota.is_none());
+        check("VMM_STACKS", "1", 0, &|of| of.stacks);
+        check("VMM_STACKS", "yes", 1, &|of| !of.stacks);
         check("VMM_LOG_FILE", "", 0, &|of| of.file.is_none());
     }
 }

@@ -13,6 +13,30 @@ pub struct Piece {
     pub bytes: u64,
     /// Its handle.
     pub handle: Handle,
+    /// Is it the host's memory?
+    pub of_host: bool,
+}
+
+/// A piece whose memory was given back while the program is paused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Away {
+    /// Where it begins, from the allocation's beginning on.
+    pub offset: u64,
+    /// How large it is.
+    pub bytes: u64,
+    /// Where its contents are in the context's host memory; none if they were dropped.
+    pub saved: Option<u64>,
+    /// Memory that is mapped there although resuming failed, as it could not be unmapped.
+    pub left: Option<Handle>,
+}
+
+/// What a program says of its memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tag {
+    /// What it is.
+    pub name: String,
+    /// Need its contents not outlive a pause?
+    pub is_droppable: bool,
 }
 
 /// Memory that a program was given.
@@ -34,7 +58,16 @@ pub struct Allocation {
     pub is_pinned: bool,
     /// Which allocation it was, counted from 1.
     pub number: u64,
+    /// Pieces without memory while the program is paused.
+    pub away: Vec<Away>,
+    /// What the program says of it.
+    pub tag: Option<Tag>,
+    /// The call stack that allocated it, if stacks are recorded.
+    pub stack: Option<Stack>,
 }
+
+/// Return addresses, the innermost first.
+pub type Stack = std::sync::Arc<[usize]>;
 
 impl Allocation {
     /// All that is reserved for it.
@@ -44,7 +77,12 @@ impl Allocation {
 
     /// How much physical memory it has.
     pub fn backed(&self) -> u64 {
-        self.reserved() - self.missing
+        self.reserved() - self.missing - self.paused()
+    }
+
+    /// How much of it has no memory as the program is paused.
+    pub fn paused(&self) -> u64 {
+        self.away.iter().map(|away| away.bytes).sum()
     }
 }
 

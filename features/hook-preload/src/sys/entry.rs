@@ -10,16 +10,17 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use super::copies::{Copy, Form};
 use super::find;
-use super::real::{NOT_FOUND, THREAD_STREAMS, call, found};
+use super::real::{NOT_FOUND, THREAD_STREAMS, call, found, within};
 use crate::hook::{self, before, is_on, with};
-use vm_hook::driver::{Driver as _, Failure, OUT_OF_MEMORY, Result};
+use crate::{control, pause, sharing, stacks};
+use vm_hook::driver::{Driver as _, Failure, INVALID_VALUE, OUT_OF_MEMORY, Result};
 use vm_hook::log::{self, Level, Value};
 use vm_hook::manager::Event;
+use vm_hook::tracker::Tag;
 
 /// The hook's function of a name.
 pub(super) fn hooked_by_name(name: &str) -> Option<*const ()> {
-    let all = hooked();
-    all.binary_search_by_key(&name, |(name, _)| name).ok().map(|at| all[at].1)
+    HOOKED.binary_search_by_key(&name, |(name, _)| name).ok().map(|at| HOOKED[at].1.0)
 }
 
 /// Is it a name of a function that neither works on memory nor lets anybody look at it?
@@ -29,8 +30,14 @@ pub(super) fn is_quiet(name: &str) -> bool {
 
 /// All names that are known.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    hooked().into_iter().map(|(name, _)| name).chain(QUIET)
+    HOOKED.iter().map(|(name, _)| *name).chain(QUIET)
 }
+
+/// The address of a function.
+struct Code(*const ());
+
+// SAFETY: code is everybody's, and stays where it is.
+unsafe impl Sync for Code {}
 
 /// Do copies and fills of some memory end before the call does? (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`)
 static SYNCHRONOUS: AtomicBool = AtomicBool::new(false);
@@ -45,6 +52,28 @@ const fn ends_with(name: &str, end: &str) -> bool {
         at += 1;
     }
     true
+}
+
+/// Does a function need no memory, as it only ends something?
+const fn only_frees(name: &str) -> bool {
+    let (name, words) =
+        (name.as_bytes(), [b"Free".as_slice(), b"Destroy", b"Unload", b"Release", b"Reset", b"Unregister"]);
+    let mut word = 0;
+    while word < words.len() {
+        let mut at = 0;
+        while at + words[word].len() <= name.len() {
+            let mut same = 0;
+            while same < words[word].len() && name[at + same] == words[word][same] {
+                same += 1;
+            }
+            if same == words[word].len() {
+                return true;
+            }
+            at += 1;
+        }
+        word += 1;
+    }
+    false
 }
 
 const fn is_of_thread_stream(name: &str) -> bool {
@@ -83,6 +112,7 @@ macro_rules! work {
                 };
                 const OF_THREAD: bool = is_of_thread_stream($name);
                 let Some(real) = found(&SLOTS[$index], NAME) else { return NOT_FOUND };
+                let _pass = hook::enter(const { only_frees($name) });
                 if let Err(Failure(code)) = ready(OF_THREAD) {
                     return code;
                 }
@@ -115,15 +145,32 @@ fn log_native(what: &str, address: u64, bytes: u64) {
     log::line(Level::Info, what, &[("address", Value::Address(address)), ("bytes", Value::Number(bytes))]);
 }
 
+/// Notes who allocated what is at an address, if that is recorded.
+fn noted(address: u64) {
+    if let Some(stack) = stacks::current() {
+        with(|manager| manager.allocated_by(address, stack));
+    }
+}
+
+/// The driver allocated itself.
+fn natively(address: u64, bytes: u64, is_managed: bool) {
+    with(|manager| manager.native_allocated(address, bytes, is_managed));
+    noted(address);
+    log_native("native-allocated", address, bytes);
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuInit(flags: c_uint) -> u32 {
     let result = real!(c"cuInit"(c_uint)(flags));
-    hook::greet();
+    if result == 0 {
+        hook::greet();
+    }
     result
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> u32 {
+    let _pass = hook::enter(false);
     let own = || real!(c"cuMemAlloc_v2" (*mut u64, usize) (to, bytes));
     if to.is_null() || bytes == 0 || !hook::is_here() {
         return own();
@@ -137,6 +184,7 @@ unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> u32 {
             Ok(Some(address)) => {
                 // SAFETY: the caller gives the place of an address.
                 unsafe { *to = address };
+                noted(address);
                 return 0;
             }
             Err(OUT_OF_MEMORY) => return OUT_OF_MEMORY.0,
@@ -151,8 +199,7 @@ unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> u32 {
     if result == 0 {
         // SAFETY: the driver has written it.
         let address = unsafe { *to };
-        with(|manager| manager.native_allocated(address, bytes as u64));
-        log_native("native-allocated", address, bytes as u64);
+        natively(address, bytes as u64, false);
     } else {
         log::event(&Event::Failed { bytes: bytes as u64, code: result });
     }
@@ -160,7 +207,51 @@ unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> u32 {
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAllocManaged(to: *mut u64, bytes: usize, flags: c_uint) -> u32 {
+    let _pass = hook::enter(false);
+    if let Err(Failure(code)) = before() {
+        return code;
+    }
+    let result = real!(c"cuMemAllocManaged" (*mut u64, usize, c_uint) (to, bytes, flags));
+    if result == 0 && hook::is_here() {
+        // SAFETY: the driver has written it.
+        natively(unsafe { *to }, bytes as u64, true);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAllocPitch_v2(
+    to: *mut u64,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: c_uint,
+) -> u32 {
+    let _pass = hook::enter(false);
+    if let Err(Failure(code)) = before() {
+        return code;
+    }
+    if is_on()
+        && let Err(Failure(code)) =
+            with(|manager| manager.admit((width as u64).saturating_mul(height as u64)))
+    {
+        return code;
+    }
+    let result = real!(c"cuMemAllocPitch_v2" (*mut u64, *mut usize, usize, usize, c_uint) (to, pitch, width, height, element));
+    if result == 0 && hook::is_here() {
+        // SAFETY: the driver has written it.
+        let address = unsafe { *to };
+        // SAFETY: likewise.
+        let pitch = unsafe { *pitch };
+        natively(address, (pitch * height) as u64, false);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemFree_v2(address: u64) -> u32 {
+    let _pass = hook::enter(true);
     if hook::is_here() {
         match with(|manager| manager.free(address)) {
             Ok(true) => return 0,
@@ -187,6 +278,7 @@ macro_rules! copies {
             };
             static SLOT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
             let Some(real) = found(&SLOT, NAME) else { return NOT_FOUND };
+            let _pass = hook::enter(false);
             let form: Form = Form::Default;
             $(let form: Form = { let _ = form; Form::On($stream) };)?
             // The default stream of a thread is another one in another thread.
@@ -240,6 +332,7 @@ fn put_off(real: *mut c_void, form: Form, to: u64, from: u64, bytes: usize, of_t
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, all: *mut usize) -> u32 {
+    let _pass = hook::enter(false);
     let result = real!(c"cuMemGetInfo_v2" (*mut usize, *mut usize) (free, all));
     if result == 0 && !free.is_null() && !all.is_null() && is_on() {
         let (promised, (used, quota)) = with(|manager| (manager.promised(), manager.used()));
@@ -261,6 +354,9 @@ fn whole(address: u64) -> Result<Option<(u64, u64, u64)>> {
     if !is_on() {
         return Ok(None);
     }
+    if let Some(imported) = sharing::around(address) {
+        return Ok(Some(imported));
+    }
     with(|manager| {
         let Some(of) = manager.tracker().around(address) else { return Ok(None) };
         let found = (of.address, of.bytes, of.context);
@@ -271,6 +367,7 @@ fn whole(address: u64) -> Result<Option<(u64, u64, u64)>> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address: u64) -> u32 {
+    let _pass = hook::enter(false);
     match whole(address) {
         Ok(Some((start, bytes, _))) => {
             // SAFETY: it is null or the caller's place for it.
@@ -307,6 +404,7 @@ unsafe fn as_native(data: *mut c_void, attribute: c_int, (start, bytes, context)
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuPointerGetAttribute(data: *mut c_void, attribute: c_int, address: u64) -> u32 {
+    let _pass = hook::enter(false);
     let own = match whole(address) {
         Ok(own) => own,
         Err(Failure(code)) => return code,
@@ -333,6 +431,7 @@ unsafe extern "C" fn cuPointerGetAttributes(
     data: *mut *mut c_void,
     address: u64,
 ) -> u32 {
+    let _pass = hook::enter(false);
     let own = match whole(address) {
         Ok(own) => own,
         Err(Failure(code)) => return code,
@@ -353,6 +452,7 @@ unsafe extern "C" fn cuPointerGetAttributes(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuPointerSetAttribute(value: *const c_void, attribute: c_int, address: u64) -> u32 {
+    let _pass = hook::enter(false);
     // SYNC_MEMOPS, which virtual memory does not have.
     if attribute == 6 && !value.is_null() && matches!(whole(address), Ok(Some(_))) {
         // SAFETY: the caller gives an unsigned integer.
@@ -371,6 +471,7 @@ fn pinned(address: u64) -> Result<()> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) -> u32 {
+    let _pass = hook::enter(false);
     match pinned(address as u64) {
         Ok(()) => real!(c"cuMemRetainAllocationHandle" (*mut u64, *mut c_void) (handle, address)),
         Err(Failure(code)) => code,
@@ -385,6 +486,7 @@ unsafe extern "C" fn cuMemGetHandleForAddressRange(
     kind: c_int,
     flags: u64,
 ) -> u32 {
+    let _pass = hook::enter(false);
     match pinned(address) {
         Ok(()) => {
             real!(c"cuMemGetHandleForAddressRange" (*mut c_void, u64, usize, c_int, u64) (handle, address, bytes, kind, flags))
@@ -400,14 +502,44 @@ struct Ipc([u8; 64]);
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuIpcGetMemHandle(handle: *mut Ipc, address: u64) -> u32 {
+    let _pass = hook::enter(false);
+    if !handle.is_null()
+        && is_on()
+        && control::is_on()
+        && let Some(made) = sharing::handle(address)
+    {
+        return code(made.map(|made| {
+            // SAFETY: the caller gives the place of a handle.
+            unsafe { *handle = Ipc(made) };
+        }));
+    }
     match pinned(address) {
         Ok(()) => real!(c"cuIpcGetMemHandle" (*mut Ipc, u64) (handle, address)),
         Err(Failure(code)) => code,
     }
 }
 
+/// Opens a handle of the hook's; none where it is the driver's.
+///
+/// # Safety
+/// `address` is null or the place of an address.
+unsafe fn imported(address: *mut u64, handle: &Ipc) -> Option<u32> {
+    if address.is_null() || !hook::is_here() {
+        return None;
+    }
+    Some(code(sharing::open(&handle.0)?.map(|opened| {
+        // SAFETY: the caller's promise.
+        unsafe { *address = opened };
+    })))
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuIpcOpenMemHandle(address: *mut u64, handle: Ipc, flags: c_uint) -> u32 {
+    let _pass = hook::enter(false);
+    // SAFETY: the caller gives the place of an address.
+    if let Some(code) = unsafe { imported(address, &handle) } {
+        return code;
+    }
     match before() {
         Ok(()) => real!(c"cuIpcOpenMemHandle" (*mut u64, Ipc, c_uint) (address, handle, flags)),
         Err(Failure(code)) => code,
@@ -416,6 +548,11 @@ unsafe extern "C" fn cuIpcOpenMemHandle(address: *mut u64, handle: Ipc, flags: c
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: Ipc, flags: c_uint) -> u32 {
+    let _pass = hook::enter(false);
+    // SAFETY: the caller gives the place of an address.
+    if let Some(code) = unsafe { imported(address, &handle) } {
+        return code;
+    }
     match before() {
         Ok(()) => real!(c"cuIpcOpenMemHandle_v2" (*mut u64, Ipc, c_uint) (address, handle, flags)),
         Err(Failure(code)) => code,
@@ -424,6 +561,12 @@ unsafe extern "C" fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: Ipc, flags
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuIpcCloseMemHandle(address: u64) -> u32 {
+    let _pass = hook::enter(true);
+    if hook::is_here()
+        && let Some(closed) = sharing::close(address)
+    {
+        return code(closed);
+    }
     match before() {
         Ok(()) => real!(c"cuIpcCloseMemHandle"(u64)(address)),
         Err(Failure(code)) => code,
@@ -432,6 +575,7 @@ unsafe extern "C" fn cuIpcCloseMemHandle(address: u64) -> u32 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuIpcOpenEventHandle(event: *mut u64, handle: Ipc) -> u32 {
+    let _pass = hook::enter(false);
     match before() {
         Ok(()) => real!(c"cuIpcOpenEventHandle" (*mut u64, Ipc) (event, handle)),
         Err(Failure(code)) => code,
@@ -440,6 +584,7 @@ unsafe extern "C" fn cuIpcOpenEventHandle(event: *mut u64, handle: Ipc) -> u32 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxEnablePeerAccess(peer: u64, flags: c_uint) -> u32 {
+    let _pass = hook::enter(false);
     let result = real!(c"cuCtxEnablePeerAccess"(u64, c_uint)(peer, flags));
     if result != 0 || !is_on() {
         return result;
@@ -448,7 +593,7 @@ unsafe extern "C" fn cuCtxEnablePeerAccess(peer: u64, flags: c_uint) -> u32 {
         manager.settle()?;
         let driver = manager.driver();
         let Some((_, device)) = driver.current() else { return Ok(()) };
-        let of = driver.within(peer, || driver.current().ok_or(Failure(NOT_FOUND)));
+        let of = within(peer, || driver.current().ok_or(Failure(NOT_FOUND)));
         let Ok((_, of)) = of else { return Ok(()) };
         driver.peers.lock().unwrap_or_else(PoisonError::into_inner).entry(of).or_default().insert(device);
         let theirs = manager.tracker().all().filter(|allocation| allocation.device == of);
@@ -462,12 +607,13 @@ unsafe extern "C" fn cuCtxEnablePeerAccess(peer: u64, flags: c_uint) -> u32 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxDisablePeerAccess(peer: u64) -> u32 {
+    let _pass = hook::enter(false);
     let result = real!(c"cuCtxDisablePeerAccess"(u64)(peer));
     if result == 0 && is_on() {
         with(|manager| {
             let driver = manager.driver();
             let Some((_, device)) = driver.current() else { return };
-            if let Ok((_, of)) = driver.within(peer, || driver.current().ok_or(Failure(NOT_FOUND))) {
+            if let Ok((_, of)) = within(peer, || driver.current().ok_or(Failure(NOT_FOUND))) {
                 driver
                     .peers
                     .lock()
@@ -481,14 +627,43 @@ unsafe extern "C" fn cuCtxDisablePeerAccess(peer: u64) -> u32 {
     result
 }
 
+/// Makes contexts, which are waited for when the program is paused.
+macro_rules! makes {
+    ($($function:ident $name:literal ($($argument:ident: $ty:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $function(context: *mut u64, $($argument: $ty),*) -> u32 {
+            let _pass = hook::enter(false);
+            let result = real!($name (*mut u64, $($ty),*) (context, $($argument),*));
+            if result == 0 && hook::is_here() {
+                // SAFETY: the driver has written it.
+                let context = unsafe { *context };
+                with(|manager| {
+                    manager.driver().contexts.lock().unwrap_or_else(PoisonError::into_inner).insert(context);
+                });
+            }
+            result
+        }
+    )*};
+}
+
+makes! {
+    cuCtxCreate c"cuCtxCreate" (flags: c_uint, device: c_int);
+    cuCtxCreate_v2 c"cuCtxCreate_v2" (flags: c_uint, device: c_int);
+    cuCtxCreate_v3 c"cuCtxCreate_v3" (affinity: *const c_void, count: c_int, flags: c_uint, device: c_int);
+    cuCtxCreate_v4 c"cuCtxCreate_v4" (parameters: *const c_void, flags: c_uint, device: c_int);
+}
+
 /// A context that ends takes its memory with it.
 fn end_of(context: u64) {
     if hook::is_here() {
         with(|manager| {
             // What can't be waited for, or was lost, goes with the context.
             let _ = manager.driver().synchronize(context);
+            manager.driver().contexts.lock().unwrap_or_else(PoisonError::into_inner).remove(&context);
             let _ = manager.end_context(context);
         });
+        sharing::end_context(context);
+        pause::leave(context);
     }
 }
 
@@ -496,6 +671,7 @@ macro_rules! ends {
     ($($function:ident $name:literal;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $function(context: u64) -> u32 {
+            let _pass = hook::enter(true);
             if let Err(Failure(code)) = before() {
                 return code;
             }
@@ -514,10 +690,12 @@ macro_rules! primary {
     ($($function:ident $name:literal;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $function(device: c_int) -> u32 {
+            let _pass = hook::enter(true);
             if let Err(Failure(code)) = before() {
                 return code;
             }
             let context = if hook::is_here() { with(|manager| manager.driver().primary(device)) } else { None };
+            context.into_iter().for_each(pause::leave);
             let result = real!($name (c_int) (device));
             if let Some(context) = context
                 && !with(|manager| manager.driver().has_primary(device))
@@ -525,6 +703,7 @@ macro_rules! primary {
                 with(|manager| {
                     let _ = manager.end_context(context);
                 });
+                sharing::end_context(context);
             }
             result
         }
@@ -555,6 +734,7 @@ unsafe fn made(stream: *mut u64, result: u32) -> u32 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamCreate(stream: *mut u64, flags: c_uint) -> u32 {
+    let _pass = hook::enter(false);
     let result = real!(c"cuStreamCreate" (*mut u64, c_uint) (stream, flags));
     // SAFETY: the driver takes no null.
     unsafe { made(stream, result) }
@@ -562,6 +742,7 @@ unsafe extern "C" fn cuStreamCreate(stream: *mut u64, flags: c_uint) -> u32 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamCreateWithPriority(stream: *mut u64, flags: c_uint, priority: c_int) -> u32 {
+    let _pass = hook::enter(false);
     let result = real!(c"cuStreamCreateWithPriority" (*mut u64, c_uint, c_int) (stream, flags, priority));
     // SAFETY: the driver takes no null.
     unsafe { made(stream, result) }
@@ -571,6 +752,7 @@ macro_rules! destroys {
     ($($function:ident $name:literal;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $function(stream: u64) -> u32 {
+            let _pass = hook::enter(true);
             if let Err(Failure(code)) = before() {
                 return code;
             }
@@ -611,6 +793,7 @@ macro_rules! captures {
     ($($function:ident $name:literal ($($argument:ident: $ty:ty),*);)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $function($($argument: $ty),*) -> u32 {
+            let _pass = hook::enter(false);
             captured(|| real!($name ($($ty),*) ($($argument),*)))
         }
     )*};
@@ -629,6 +812,7 @@ macro_rules! captures_end {
     ($($function:ident $name:literal;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $function(stream: u64, graph: *mut u64) -> u32 {
+            let _pass = hook::enter(false);
             let result = real!($name (u64, *mut u64) (stream, graph));
             if is_on()
                 && let (0, Err(Failure(code))) = (result, with(|manager| manager.end_capture()))
@@ -686,4 +870,30 @@ unsafe extern "C" fn cuGetProcAddress(
     let result = real!(c"cuGetProcAddress" (*const c_char, *mut *mut c_void, c_int, u64) (symbol, function, version, flags));
     // SAFETY: as above.
     unsafe { instead(symbol, function, result) }
+}
+
+/// What the contents of an allocation need not outlive: `VMHOOK_DROPPABLE`.
+const DROPPABLE: c_uint = 1;
+/// The most bytes of a tag's name.
+const TAG: usize = 64;
+
+/// Names an allocation, and says whether its contents may be lost by a pause: `include/vmhook.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vmhook_tag(address: u64, name: *const c_char, flags: c_uint) -> c_int {
+    if name.is_null() || flags & !DROPPABLE != 0 || !hook::is_here() {
+        return INVALID_VALUE.0 as c_int;
+    }
+    // SAFETY: the caller gives a string; no more than so many bytes are looked at.
+    let length = unsafe { libc::strnlen(name, TAG) };
+    // SAFETY: these bytes were just looked at.
+    let bytes = unsafe { slice::from_raw_parts(name.cast::<u8>(), length) };
+    let name = String::from_utf8_lossy(bytes).into_owned();
+    let _pass = hook::enter(true);
+    let tag = Tag { name, is_droppable: flags & DROPPABLE != 0 };
+    let text = Value::Text(tag.name.clone());
+    if !with(|manager| manager.tag(address, tag)) {
+        return INVALID_VALUE.0 as c_int;
+    }
+    log::line(Level::Info, "tagged", &[("address", Value::Address(address)), ("tag", text)]);
+    0
 }

@@ -5,10 +5,16 @@ mod copies;
 mod entry;
 mod find;
 mod real;
+mod stack;
+mod staging;
+mod threads;
 
 use std::sync::OnceLock;
 
-pub(crate) use real::Real;
+pub(crate) use real::{Real, export, import, pools, synchronize};
+pub(crate) use stack::{InFile, file_of, return_addresses};
+pub(crate) use staging::Saved;
+pub(crate) use threads::{at_exit, barrier, close, register_barrier, wait_while, wake_all};
 
 static AT_FORK: OnceLock<fn()> = OnceLock::new();
 
@@ -20,7 +26,7 @@ pub(crate) fn at_fork(f: fn()) {
         }
     }
     if AT_FORK.set(f).is_ok() {
-        // SAFETY: the function is there as long as the library, which nobody unloads, and stores a flag alone.
+        // SAFETY: the function is there as long as the library, which nobody unloads; it stores flags and closes a descriptor.
         unsafe { libc::pthread_atfork(None, None, Some(child)) };
     }
 }

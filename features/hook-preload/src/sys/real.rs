@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::copies::{Copy, Form};
-use vm_hook::driver::{Context, Device, Driver, Failure, Handle, Place, Result};
+use super::staging::{self, Saved};
+use vm_hook::driver::{Context, Device, Driver, Failure, Handle, Place, Range, Result};
 
 pub(crate) type Address = u64;
 pub(crate) type Stream = u64;
@@ -49,7 +51,7 @@ macro_rules! call {
 }
 pub(super) use call;
 
-fn done(code: u32) -> Result<()> {
+pub(super) fn done(code: u32) -> Result<()> {
     if code == 0 { Ok(()) } else { Err(Failure(code)) }
 }
 
@@ -92,12 +94,16 @@ const READ_WRITE: c_int = 3;
 const VIRTUAL: c_int = 102;
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
 const RDMA: c_int = 110;
+/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`.
+const DESCRIPTORS: c_int = 103;
 
 /// The driver below.
 #[derive(Default)]
 pub(crate) struct Real {
     /// Streams that the program made, which may have work.
     pub(crate) streams: Mutex<BTreeSet<Stream>>,
+    /// Contexts that it made.
+    pub(crate) contexts: Mutex<BTreeSet<Context>>,
     /// Which devices reach another's memory.
     pub(crate) peers: Mutex<BTreeMap<Device, BTreeSet<Device>>>,
 }
@@ -112,6 +118,59 @@ fn attribute(device: Device, attribute: c_int) -> bool {
         && value != 0
 }
 
+/// Does something in a context.
+pub(crate) fn within<R>(context: Context, f: impl FnOnce() -> Result<R>) -> Result<R> {
+    done(call!(c"cuCtxPushCurrent_v2"(u64)(context)))?;
+    let result = f();
+    let mut popped: u64 = 0;
+    let _ = call!(c"cuCtxPopCurrent_v2" (*mut u64) (&mut popped));
+    result
+}
+
+/// Waits for all work of a context.
+pub(crate) fn synchronize(context: Context) -> Result<()> {
+    within(context, || done(call!(c"cuCtxSynchronize"()())))
+}
+
+/// Bytes that the devices' own memory pools hold: `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
+pub(crate) fn pools() -> u64 {
+    let mut count: c_int = 0;
+    let _ = call!(c"cuDeviceGetCount" (*mut c_int) (&mut count));
+    let held = |device| {
+        let (mut pool, mut held) = (0u64, 0u64);
+        let known = call!(c"cuDeviceGetDefaultMemPool" (*mut u64, c_int) (&mut pool, device)) == 0
+            && call!(c"cuMemPoolGetAttribute" (u64, c_int, *mut u64) (pool, 5, &mut held)) == 0;
+        if known { held } else { 0 }
+    };
+    (0..count).map(held).sum()
+}
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const DESCRIPTOR: c_int = 1;
+
+/// A descriptor of physical memory, for another process.
+pub(crate) fn export(handle: Handle) -> Result<OwnedFd> {
+    let mut file: c_int = -1;
+    done(
+        call!(c"cuMemExportToShareableHandle" (*mut c_int, u64, c_int, u64) (&mut file, handle, DESCRIPTOR, 0)),
+    )?;
+    if file < 0 {
+        return Err(Failure(NOT_FOUND));
+    }
+    // SAFETY: the driver has just opened it for the caller.
+    Ok(unsafe { OwnedFd::from_raw_fd(file) })
+}
+
+/// The physical memory of another process's descriptor.
+pub(crate) fn import(file: &OwnedFd) -> Result<Handle> {
+    let mut handle = 0u64;
+    let number = file.as_raw_fd() as usize;
+    done(
+        call!(c"cuMemImportFromShareableHandle" (*mut u64, usize, c_int) (&mut handle, number, DESCRIPTOR)),
+    )?;
+    Ok(handle)
+}
+
 impl Real {
     /// The context of this thread and its device, if it can have virtual memory.
     pub(crate) fn current(&self) -> Option<(Context, Device)> {
@@ -121,15 +180,6 @@ impl Real {
             && call!(c"cuCtxGetDevice" (*mut c_int) (&mut device)) == 0
             && attribute(device, VIRTUAL);
         known.then_some((context, device))
-    }
-
-    /// Does something in a context.
-    pub(crate) fn within<R>(&self, context: Context, f: impl FnOnce() -> Result<R>) -> Result<R> {
-        done(call!(c"cuCtxPushCurrent_v2"(u64)(context)))?;
-        let result = f();
-        let mut popped: u64 = 0;
-        let _ = call!(c"cuCtxPopCurrent_v2" (*mut u64) (&mut popped));
-        result
     }
 
     /// The device's primary context, if it is active.
@@ -154,6 +204,14 @@ impl Real {
             && active != 0
     }
 
+    /// All contexts that may have work.
+    pub(crate) fn contexts(&self) -> BTreeSet<Context> {
+        let mut count: c_int = 0;
+        let _ = call!(c"cuDeviceGetCount" (*mut c_int) (&mut count));
+        let made = lock(&self.contexts).clone();
+        (0..count).filter_map(|device| self.primary(device)).chain(made).collect()
+    }
+
     /// Lets another device reach memory that is mapped.
     pub(crate) fn give_access(&self, address: Address, bytes: u64, device: Device) -> Result<()> {
         let location = Location { kind: ON_DEVICE, number: device };
@@ -166,6 +224,7 @@ impl Real {
 
 impl Driver for Real {
     type Copy = Copy;
+    type Saved = Saved;
 
     fn reserve(&self, bytes: u64) -> Result<u64> {
         let mut address = 0u64;
@@ -185,6 +244,8 @@ impl Driver for Real {
             Place::Device(number) => {
                 // As memory that the driver allocates itself is.
                 property.flags[1] = u8::from(attribute(number, RDMA));
+                // Another process may be given it later.
+                property.handles = if attribute(number, DESCRIPTORS) { DESCRIPTOR } else { 0 };
                 Location { kind: ON_DEVICE, number }
             }
             Place::Host(_) => Location { kind: ON_HOST, number: 0 },
@@ -216,7 +277,7 @@ impl Driver for Real {
     }
 
     fn copy(&self, copy: &Copy) -> Result<()> {
-        self.within(copy.context, || {
+        within(copy.context, || {
             let Copy { function, to, from, bytes, .. } = *copy;
             done(match copy.form {
                 Form::Default => {
@@ -239,7 +300,7 @@ impl Driver for Real {
     }
 
     fn synchronize(&self, context: Context) -> Result<()> {
-        self.within(context, || done(call!(c"cuCtxSynchronize"()())))
+        synchronize(context)
     }
 
     fn is_idle(&self) -> bool {
@@ -249,10 +310,26 @@ impl Driver for Real {
             && lock(&self.streams).iter().all(|stream| has_ended(*stream))
     }
 
-    fn free_bytes(&self, _: Context) -> Result<u64> {
-        // The context is this thread's.
-        let (mut free, mut all) = (0usize, 0usize);
-        done(call!(c"cuMemGetInfo_v2" (*mut usize, *mut usize) (&mut free, &mut all)))?;
-        Ok(free as u64)
+    fn free_bytes(&self, context: Context) -> Result<u64> {
+        within(context, || {
+            let (mut free, mut all) = (0usize, 0usize);
+            done(call!(c"cuMemGetInfo_v2" (*mut usize, *mut usize) (&mut free, &mut all)))?;
+            Ok(free as u64)
+        })
+    }
+
+    fn save(&self, context: Context, ranges: &[Range]) -> Result<Saved> {
+        within(context, || staging::save(ranges))
+    }
+
+    fn restore(&self, context: Context, saved: &Saved, ranges: &[(u64, Range)]) -> Result<()> {
+        within(context, || staging::restore(saved, ranges))
+    }
+
+    fn clear(&self, context: Context, range: Range) -> Result<()> {
+        within(context, || {
+            done(call!(c"cuMemsetD8_v2"(u64, u8, usize)(range.address, 0, range.bytes as usize)))?;
+            done(call!(c"cuCtxSynchronize"()()))
+        })
     }
 }

@@ -236,7 +236,10 @@ impl<'k> Writer<'k> {
         let fits = |fact: &Fact| fact.low >= 0 && fact.high <= i128::from(u32::MAX);
         let (dividend, divisor) = (known(0), known(1)?);
         let wide = ty == Scalar::I64;
-        if !wide && ty != Scalar::I32 || divisor.low <= 0 || signed && dividend.is_none_or(|fact| fact.low < 0) {
+        if !wide && ty != Scalar::I32
+            || divisor.low <= 0
+            || signed && dividend.is_none_or(|fact| fact.low < 0)
+        {
             return None;
         }
         if divisor.low == divisor.high && (divisor.low as u128).is_power_of_two() {
