@@ -2,6 +2,7 @@
 
 mod ask;
 mod run;
+mod symbols;
 
 use std::process::ExitCode;
 

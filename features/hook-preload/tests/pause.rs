@@ -319,7 +319,7 @@ fn accounts_tell_what_has_how_much() {
         [(4 * MIB, 1), (2 * MIB, 1)]
     );
     for holder in &stacks {
-        assert!(holder.frames[0].contains("/pause+0x") && !holder.frames[0].contains("vmhook"), "{holder:?}");
+        assert!(holder.frames[0].file.ends_with("/pause") && holder.frames[0].offset != 0, "{holder:?}");
     }
     let changed = program.pause();
     assert_eq!((changed.bytes, changed.native), (6 * MIB, 7168));

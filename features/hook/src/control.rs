@@ -150,7 +150,18 @@ pub struct Holder {
     /// How many they are.
     pub allocations: u64,
     /// Its functions, the innermost first; none of what was allocated before stacks were recorded.
-    pub frames: Vec<String>,
+    pub frames: Vec<Frame>,
+}
+
+/// A place in code.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Frame {
+    /// The file that it is of; empty if it is of none.
+    pub file: String,
+    /// How far it is behind the first address that the file is mapped at.
+    pub offset: u64,
+    /// The function, if the file exports it.
+    pub function: Option<String>,
 }
 
 /// What a pause or its end did.
@@ -447,7 +458,7 @@ mod tests {
             native: false,
         };
         let memory = Accounts { quota: Some(u64::MAX), largest: vec![owner], ..Accounts::default() };
-        let holder = Holder { bytes: 7, allocations: 1, frames: vec!["main".into()] };
+        let holder = Holder { bytes: 7, allocations: 1, frames: vec![Frame::default()] };
         let status = Status {
             pid: 7,
             program: "/bin/true".into(),
