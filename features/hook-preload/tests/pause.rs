@@ -1,6 +1,7 @@
 //! Programs that are paused and resumed from outside, before a driver of host memory.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
@@ -124,11 +125,16 @@ impl Program {
         self.answer("count").parse().expect("a number")
     }
 
-    /// Bytes of the fake's devices that have pages.
+    /// Bytes that the fake's devices have given out and that were used, by its files of memory.
     fn backed(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("a process");
-        let line = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).expect("a line");
-        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+        let files = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("a process");
+        let paths = files.flatten().map(|file| file.path());
+        let of_device = |path: &PathBuf| {
+            std::fs::read_link(path)
+                .is_ok_and(|name| name.to_string_lossy().starts_with("/memfd:vm-cuda-fake"))
+        };
+        let bytes = |path: PathBuf| std::fs::metadata(path).map_or(0, |of| of.blocks() * 512);
+        paths.filter(of_device).map(bytes).sum()
     }
 
     /// All that it says from here on; it ended well.
