@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use vm_hook::client::{self, Unreachable};
-use vm_hook::control::{self, ANSWER, Accounts, Answer, Changed, Request, State, Status, Wrong};
+use vm_hook::control::{self, ANSWER, Accounts, Answer, Changed, Frame, Request, State, Status, Wrong};
+
+use crate::symbols;
 
 /// What an answer may take beyond the work that was asked for.
 const ANSWERS: Duration = Duration::from_secs(15);
@@ -120,9 +122,11 @@ impl Program {
         let now = Instant::now();
         control::write(&mut stream, request, now + ANSWERS).map_err(wrong)?;
         let deadline = now.checked_add(time).unwrap_or(now + ANSWERS);
-        let answer: Answer = control::read(&mut stream, ANSWER, deadline).map_err(wrong)?;
-        if let Answer::Error(text) = answer {
-            return Err(Error::Refused { pid, text });
+        let mut answer: Answer = control::read(&mut stream, ANSWER, deadline).map_err(wrong)?;
+        match &mut answer {
+            Answer::Error(text) => return Err(Error::Refused { pid, text: std::mem::take(text) }),
+            Answer::Status(status) => symbols::name(status.stacks.as_deref_mut().unwrap_or_default()),
+            _ => {}
         }
         match self.json {
             true => println!("{}", serde_json::to_string(&answer).unwrap_or_default()),
@@ -182,8 +186,11 @@ fn shown_status(status: &Status) -> String {
         if holder.frames.is_empty() {
             text += "    before stacks were recorded\n";
         }
-        for frame in &holder.frames {
-            text += &format!("    {frame}\n");
+        for Frame { file, offset, function } in &holder.frames {
+            text += &match function {
+                Some(function) => format!("    {function} ({file}+{offset:#x})\n"),
+                None => format!("    {file}+{offset:#x}\n"),
+            };
         }
     }
     text

@@ -7,6 +7,7 @@ mod demo;
 mod memory;
 mod plot;
 mod run;
+mod symbols;
 mod sys;
 mod tail;
 mod trace;

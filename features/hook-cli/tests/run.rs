@@ -41,7 +41,7 @@ fn a_program_is_asked_paused_and_resumed() {
         .expect("a link");
     let program = folder.path().join("pause");
     let mut gcc = Command::new("gcc");
-    gcc.args(["-std=gnu11", "-O1", "-pthread", "-o"]).arg(&program);
+    gcc.args(["-std=gnu11", "-O0", "-pthread", "-o"]).arg(&program);
     gcc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../hook-preload/tests/pause.c")).arg("-ldl");
     assert!(gcc.status().expect("gcc").success());
     let mut child = Command::new(env!("CARGO_BIN_EXE_vmhook"))
@@ -51,6 +51,7 @@ fn a_program_is_asked_paused_and_resumed() {
         .args(["1", "2"])
         .env("LD_LIBRARY_PATH", folder.path())
         .env("XDG_RUNTIME_DIR", folder.path())
+        .env("VMM_STACKS", "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -76,7 +77,11 @@ fn a_program_is_asked_paused_and_resumed() {
         0,
         &["(VMM): running", "quota 1.0 GiB, 3 allocations", "6.0 MiB virtual", "#1\n"],
     );
-    check(&["status", &pid, "--stacks"], 0, &["6.0 MiB in 3 allocations", "before stacks were recorded"]);
+    check(
+        &["status", &pid, "--stacks"],
+        0,
+        &["4.0 MiB in 1 allocations", "\n    allocate (", "\n    main ("],
+    );
     check(
         &["status", &pid, "--json", "--largest", "1"],
         0,

@@ -221,7 +221,7 @@ fn status(largest: usize, stacks: bool) -> Status {
     let stacks = holders.map(|mut holders| {
         holders.truncate(STACKS);
         let named = holders.into_iter().map(|(mut holder, stack)| {
-            holder.frames = crate::stacks::names(&stack);
+            holder.frames = crate::stacks::frames(&stack);
             holder
         });
         named.collect()

@@ -1,8 +1,9 @@
-//! Which call stacks allocated: recorded once somebody asked or `VMM_STACKS` is 1, named when they are told.
+//! Which call stacks allocated: recorded once somebody asked or `VMM_STACKS` is 1; what is at their addresses is looked up when they are told.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use vm_hook::control::Frame;
 use vm_hook::options::Options;
 use vm_hook::tracker::Stack;
 
@@ -24,18 +25,18 @@ pub(crate) fn current() -> Option<Stack> {
     recorded().load(Ordering::Relaxed).then(sys::return_addresses)
 }
 
-/// What is at return addresses, without the hook's own functions: a name if its file exports it, else the place in the file.
-pub(crate) fn names(stack: &Stack) -> Vec<String> {
-    let own = sys::file_of(names as *const () as usize).map(|place| place.base);
-    let places = stack.iter().map(|address| (address, sys::file_of(address.saturating_sub(1))));
+/// What is at return addresses, without the hook's own functions.
+pub(crate) fn frames(stack: &Stack) -> Vec<Frame> {
+    let own = sys::file_of(frames as *const () as usize).map(|place| place.base);
+    // A call that does not return may be the last thing of a function.
+    let places = stack.iter().map(|address| (*address, sys::file_of(address.saturating_sub(1))));
     let outer =
         places.skip_while(|(_, place)| own.is_some() && place.as_ref().map(|place| place.base) == own);
-    let name = |(address, place): (&usize, Option<sys::InFile>)| match place {
-        None => format!("{address:#x}"),
+    let frame = |(address, place): (usize, Option<sys::InFile>)| match place {
+        None => Frame { offset: address as u64, ..Frame::default() },
         Some(place) => {
-            let at = format!("{}+{:#x}", place.file, address - place.base);
-            place.name.map_or(at.clone(), |name| format!("{name} ({at})"))
+            Frame { file: place.file, offset: (address - place.base) as u64, function: place.name }
         }
     };
-    outer.map(name).collect()
+    outer.map(frame).collect()
 }

@@ -59,11 +59,25 @@ static uint32_t word(ptr from) {
 /* What a word of the first half is: other in each MiB and in each thread's memory. */
 static uint32_t expected(uintptr_t own, size_t offset) { return (uint32_t)(own + 7 + offset / mib * 16); }
 
+/* Allocates, grows and frees, over a stream of the thread's. */
+static void churn(uint32_t turn, void *own) {
+    ptr small = allocate(2 * mib), large = allocate(4 * mib);
+    CALL("cuMemsetD32Async", (ptr, unsigned, size_t, void *), small, turn, mib / 2, own);
+    CALL("cuMemcpyDtoDAsync_v2", (ptr, ptr, size_t, void *), large, small, 2 * mib, own);
+    CALL("cuStreamSynchronize", (void *), own);
+    CALL("cuMemFree_v2", (ptr), small);
+    if (word(large) != turn || word(large + 2 * mib - 4) != turn) printf("turn %u is lost\n", turn), _exit(1);
+    CALL("cuMemFree_v2", (ptr), large);
+}
+
 /* Writes to one of the last pages, and looks at it and at the first half, which stays what it was. */
 static void *work(void *argument) {
     uintptr_t own = (uintptr_t)argument;
     CALL("cuCtxSetCurrent", (void *), context);
     ptr at = memory[own];
+    void *stream;
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 1);
+    int churns = getenv("CHURN") != NULL;
     for (uint32_t turn = 1; !stop; turn++) {
         ptr page = at + bytes / 2 + turn % 64 * 4096;
         fill(page, turn, 1024);
@@ -73,8 +87,10 @@ static void *work(void *argument) {
             printf("thread %d, turn %u: %u, %u\n", (int)own, turn, now, first);
             _exit(1);
         }
+        if (churns) churn(turn, stream);
         count++;
     }
+    CALL("cuStreamDestroy_v2", (void *), stream);
     return NULL;
 }
 

@@ -34,6 +34,7 @@ fn run(arguments: &[&str], hook: bool, environment: &[(&str, &str)]) -> (String,
     command
         .args(arguments)
         .env("LD_LIBRARY_PATH", folder())
+        .env("XDG_RUNTIME_DIR", folder())
         .env("VM_CUDA_FAKE_MEMORY", (4u64 << 30).to_string());
     command.env("VMM_LOG_LEVEL", "DEBUG").env("VMM_LOG_FILE", log.path()).envs(environment.iter().copied());
     if hook {

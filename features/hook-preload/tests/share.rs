@@ -64,6 +64,12 @@ fn processes_share_virtual_memory() {
         log.contains("the memory was freed") && log.contains("the handle is of another process"),
         "{log}"
     );
+    // A process without the hook: the driver does not know the handle, but its own.
+    let (said, _) = run(&["4"], true, &[memory, ("WITHOUT_HOOK", "1")]);
+    assert!(
+        said.contains("shared: 1: 0 0") && said.contains("small: 0: 40 40") && said.ends_with("child: 0\n"),
+        "{said}"
+    );
     // What fails is undone: a later attempt finds all as it was.
     let fails = |call: &str| run(&["4"], true, &[memory, ("VM_CUDA_FAKE_FAIL", call)]);
     for call in ["cuMemImportFromShareableHandle:1=999", "cuMemExportToShareableHandle:1=999"] {

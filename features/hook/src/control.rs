@@ -150,7 +150,18 @@ pub struct Holder {
     /// How many they are.
     pub allocations: u64,
     /// Its functions, the innermost first; none of what was allocated before stacks were recorded.
-    pub frames: Vec<String>,
+    pub frames: Vec<Frame>,
+}
+
+/// A place in code.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Frame {
+    /// The file that it is of; empty if it is of none.
+    pub file: String,
+    /// How far it is behind the first address that the file is mapped at.
+    pub offset: u64,
+    /// The function, if the file exports it.
+    pub function: Option<String>,
 }
 
 /// What a pause or its end did.
@@ -321,6 +332,54 @@ pub fn may_ask(peer: u32, user: u32) -> bool {
     peer == user
 }
 
+/// Feeds arbitrary bytes to the reader of requests and of answers, for fuzzing, in parts of a size that the first byte says: each is understood, and
+/// then can be written and read again, or is refused in words.
+#[doc(hidden)]
+pub fn fuzz(data: &[u8]) {
+    /// What is left to be read, and how much comes at once.
+    struct Bytes<'a>(&'a [u8], usize);
+    impl Read for Bytes<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            let count = self.1.min(self.0.len()).min(into.len());
+            let (part, rest) = self.0.split_at(count);
+            into[..count].copy_from_slice(part);
+            self.0 = rest;
+            Ok(count)
+        }
+    }
+    impl Write for Bytes<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    impl Channel for Bytes<'_> {
+        fn limit(&self, _: Duration) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    fn again<T: for<'a> Deserialize<'a> + Serialize + PartialEq + std::fmt::Debug>(
+        bytes: &[u8],
+        size: usize,
+    ) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        match read::<T>(&mut Bytes(bytes, size), REQUEST, deadline) {
+            Ok(value) => {
+                let line = line(&value).expect("what was read can be written");
+                let same: T = read(&mut Bytes(&line, size), ANSWER, deadline).expect("and read again");
+                assert_eq!(same, value);
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    }
+    let (size, data) = data.split_first().map_or((1, data), |(size, rest)| (usize::from(*size) + 1, rest));
+    again::<Request>(data, size);
+    again::<Answer>(data, size);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -385,6 +444,60 @@ mod tests {
         check(&[&[b'['; 4000], b"\n"], Err("not understood"));
         check(&[&[b'['; 4000], &[b'['; 4000]], Err("more than 4096 bytes"));
         check(&[&[b'['; 4000], &[b'\n'; 1], b""], Err("not understood"));
+    }
+
+    #[test]
+    fn changed_lines_are_refused_in_words() {
+        let owner = Owner {
+            address: 1 << 40,
+            bytes: 7,
+            number: 1,
+            tag: Some("\u{1f600}\"\n".into()),
+            droppable: true,
+            pinned: false,
+            native: false,
+        };
+        let memory = Accounts { quota: Some(u64::MAX), largest: vec![owner], ..Accounts::default() };
+        let holder = Holder { bytes: 7, allocations: 1, frames: vec![Frame::default()] };
+        let status = Status {
+            pid: 7,
+            program: "/bin/true".into(),
+            mode: "VMM".into(),
+            state: State::Paused,
+            waiting: 3,
+            memory: Some(memory),
+            stacks: Some(vec![holder]),
+        };
+        let lines = [
+            line(&Request::Status { largest: 3, stacks: true }),
+            line(&Request::Import { nonce: u64::MAX, number: 1 }),
+            line(&Request::Pause { timeout: 30 }),
+            line(&Answer::Paused(Changed::default())),
+            line(&Answer::Status(Box::new(status))),
+        ];
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut below = |most: usize| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random as usize % most
+        };
+        for line in lines {
+            let line = [b"\x05", line.expect("JSON").as_slice()].concat();
+            fuzz(&line);
+            for _ in 0..2_000 {
+                let mut changed = line.clone();
+                for _ in 0..=below(3) {
+                    let at = below(changed.len());
+                    match below(3) {
+                        0 => changed[at] = below(256) as u8,
+                        1 => changed.truncate(at + 1),
+                        _ => changed.insert(at, b"\"\\{}[],:0\n"[below(10)]),
+                    }
+                }
+                fuzz(&changed);
+            }
+        }
     }
 
     #[test]
