@@ -319,7 +319,7 @@ impl Driver for Real {
     }
 
     fn save(&self, context: Context, ranges: &[Range]) -> Result<Saved> {
-        within(context, || staging::save(ranges))
+        within(context, || staging::save(context, ranges))
     }
 
     fn restore(&self, context: Context, saved: &Saved, ranges: &[(u64, Range)]) -> Result<()> {

@@ -6,10 +6,10 @@ use std::ptr;
 use std::sync::atomic::AtomicPtr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::real::{Address, NOT_FOUND, call, done, found};
+use super::real::{Address, NOT_FOUND, call, done, found, within};
 use std::ffi::c_void;
 use std::mem::transmute;
-use vm_hook::driver::{Failure, OUT_OF_MEMORY, Range, Result};
+use vm_hook::driver::{Context, Failure, OUT_OF_MEMORY, Range, Result};
 use vm_hook::host;
 
 /// What a buffer of the ring holds: a large page, so that no two threads wait for the same.
@@ -21,16 +21,18 @@ const THREADS: usize = 16;
 /// Pages of the host that are as large as the device's.
 const LARGE: usize = 2 << 20;
 
-/// Plain memory of the host that has what devices had.
+/// Plain memory of the host that has what a context's device had, and the ring that brought it there.
 pub(crate) struct Saved {
     mapping: usize,
     mapped: usize,
     start: usize,
+    context: Context,
+    ring: Mutex<Option<Ring>>,
 }
 
 impl Saved {
     /// Memory that can be had without harm to the machine.
-    fn new(bytes: u64) -> Result<Self> {
+    fn new(bytes: u64, context: Context) -> Result<Self> {
         let read = |path: &std::path::Path| std::fs::read_to_string(path).ok();
         if host::available(read).is_some_and(|available| available < bytes) {
             return Err(OUT_OF_MEMORY);
@@ -48,7 +50,7 @@ impl Saved {
             unsafe { libc::madvise(at, mapped, advice) };
         }
         let mapping = at as usize;
-        Ok(Self { mapping, mapped, start: mapping.next_multiple_of(LARGE) })
+        Ok(Self { mapping, mapped, start: mapping.next_multiple_of(LARGE), context, ring: Mutex::default() })
     }
 }
 
@@ -56,6 +58,13 @@ impl Drop for Saved {
     fn drop(&mut self) {
         // SAFETY: it is a mapping of this type's alone, and nobody has its address.
         unsafe { libc::munmap(self.mapping as *mut c_void, self.mapped) };
+        if let Some(ring) = self.ring.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            // What was saved is not restored, as another context's could not be: the program has not gone on.
+            let _ = within(self.context, || {
+                drop(ring);
+                Ok(())
+            });
+        }
     }
 }
 
@@ -234,24 +243,52 @@ impl Drop for Ring {
     }
 }
 
+/// Copies what is not read again soon: without caches, which would read it first.
+///
+/// # Safety
+/// As for [`ptr::copy_nonoverlapping`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_past_caches(from: *const u8, to: *mut u8, bytes: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    const LINE: usize = size_of::<[__m128i; 4]>();
+    let whole = if to.align_offset(align_of::<__m128i>()) == 0 { bytes / LINE * LINE } else { 0 };
+    for at in (0..whole).step_by(LINE) {
+        let (from, to) = (from.wrapping_add(at).cast::<__m128i>(), to.wrapping_add(at).cast::<__m128i>());
+        // SAFETY: the line is in bounds, by the caller's promise.
+        let line = [0, 1, 2, 3].map(|part| unsafe { _mm_loadu_si128(from.wrapping_add(part)) });
+        for (part, one) in line.into_iter().enumerate() {
+            // SAFETY: so it is, and it is aligned.
+            unsafe { _mm_stream_si128(to.wrapping_add(part), one) };
+        }
+    }
+    // SAFETY: all of x86-64 have it.
+    unsafe { _mm_sfence() };
+    // SAFETY: the rest of what the caller promises.
+    unsafe { ptr::copy_nonoverlapping(from.wrapping_add(whole), to.wrapping_add(whole), bytes - whole) };
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+use std::ptr::copy_nonoverlapping as copy_past_caches;
+
 /// A thread that copies between the ring and plain memory.
 fn work(progress: &Progress, ring: &Ring, way: Way, start: usize, all: &[Vec<Segment>]) {
     while let Some(index) = progress.take() {
         for segment in &all[index] {
             let (pinned, plain) = (ring.at(index) + segment.at as usize, start + segment.host as usize);
             let (from, to) = if way == Way::ToHost { (pinned, plain) } else { (plain, pinned) };
+            let (from, to, bytes) = (from as *const u8, to as *mut u8, segment.bytes as usize);
+            let copy = if way == Way::ToHost { copy_past_caches } else { ptr::copy_nonoverlapping };
             // SAFETY: both are mappings that outlive the thread; no other thread has this buffer or this part of the plain memory, and the device,
             // which is waited for, has other buffers.
-            unsafe { ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, segment.bytes as usize) };
+            unsafe { copy(from, to, bytes) };
         }
         progress.set_done(index);
     }
 }
 
 /// Copies all ranges, each with its offset in the host's memory.
-fn transfer(way: Way, start: usize, ranges: &[(u64, Range)]) -> Result<()> {
+fn transfer(ring: &Ring, way: Way, start: usize, ranges: &[(u64, Range)]) -> Result<()> {
     let all = buffers(ranges, BUFFER);
-    let ring = Ring::new()?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     let allowed = if way == Way::ToDevice { BUFFERS } else { 0 };
     let state = State { allowed, next: 0, done: vec![false; all.len()], is_over: false };
@@ -259,7 +296,7 @@ fn transfer(way: Way, start: usize, ranges: &[(u64, Range)]) -> Result<()> {
     std::thread::scope(|scope| {
         let _over = Over(&progress);
         for number in 0..threads {
-            let (progress, ring, all) = (&progress, &ring, all.as_slice());
+            let (progress, all) = (&progress, all.as_slice());
             let copy = move || work(progress, ring, way, start, all);
             let name = format!("vmhook-copy-{number}");
             if std::thread::Builder::new().name(name).spawn_scoped(scope, copy).is_err() && number == 0 {
@@ -291,15 +328,17 @@ fn transfer(way: Way, start: usize, ranges: &[(u64, Range)]) -> Result<()> {
 }
 
 /// Copies what is at ranges of the current context to the host, one behind the other.
-pub(super) fn save(ranges: &[Range]) -> Result<Saved> {
-    let saved = Saved::new(ranges.iter().map(|range| range.bytes).sum())?;
+pub(super) fn save(context: Context, ranges: &[Range]) -> Result<Saved> {
+    let mut saved = Saved::new(ranges.iter().map(|range| range.bytes).sum(), context)?;
     let mut next = 0;
     let placed = ranges.iter().map(|range| {
         next += range.bytes;
         (next - range.bytes, *range)
     });
     let placed: Vec<(u64, Range)> = placed.collect();
-    transfer(Way::ToHost, saved.start, &placed)?;
+    let ring = Ring::new()?;
+    transfer(&ring, Way::ToHost, saved.start, &placed)?;
+    saved.ring = Mutex::new(Some(ring));
     Ok(saved)
 }
 
@@ -311,7 +350,12 @@ pub(super) fn restore(saved: &Saved, ranges: &[(u64, Range)]) -> Result<()> {
     if !ranges.iter().all(fits) {
         return Err(Failure(NOT_FOUND));
     }
-    transfer(Way::ToDevice, saved.start, ranges)
+    let kept = saved.ring.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let ring = match kept {
+        Some(ring) => ring,
+        None => Ring::new()?,
+    };
+    transfer(&ring, Way::ToDevice, saved.start, ranges)
 }
 
 #[cfg(test)]
