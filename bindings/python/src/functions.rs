@@ -1,7 +1,8 @@
 //! Functions that make arrays, or take several.
 
 use pyo3::prelude::*;
-use vm_array::{Array, Binary, Number, Slice};
+use pyo3::types::PyTuple;
+use vm_array::{Array, Binary, Number, Passed, Slice, call_by_name};
 
 use crate::array::{PyArray, done};
 use crate::convert;
@@ -274,6 +275,34 @@ fn top_k(py: Python<'_>, x: &Bound<'_, PyArray>, k: u64) -> PyResult<(PyArray, P
     Ok((PyArray::new(values), PyArray::new(places)))
 }
 
+/// What the function of a name of the kernel library gives: an array, or a tuple of them.
+#[pyfunction]
+#[pyo3(signature = (name, *arguments))]
+fn run_kernel<'py>(
+    py: Python<'py>,
+    name: &str,
+    arguments: &Bound<'py, PyTuple>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let passed = |value: Bound<'py, PyAny>| {
+        if value.is_none() {
+            return Ok(Passed::Nothing);
+        }
+        if let Ok(array) = value.cast::<PyArray>() {
+            return Ok(Passed::Array(array.get().array()));
+        }
+        let other = || Ok(Passed::Other(format!("a {}", value.get_type().name()?)));
+        convert::number(&value)?.map_or_else(other, |number| Ok(Passed::Number(number)))
+    };
+    let passed = arguments.iter().map(passed).collect::<PyResult<Vec<Passed>>>()?;
+    let made = py.detach(|| call_by_name(name, &passed)).map_err(raised)?;
+    let mut made =
+        made.into_iter().map(|array| Bound::new(py, PyArray::new(array))).collect::<PyResult<Vec<_>>>()?;
+    match made.pop() {
+        Some(only) if made.is_empty() => Ok(only.into_any()),
+        last => Ok(PyTuple::new(py, made.into_iter().chain(last))?.into_any()),
+    }
+}
+
 /// The type that two promote to.
 #[pyfunction]
 fn promote(a: &str, b: &str) -> PyResult<String> {
@@ -301,7 +330,7 @@ pub(crate) fn add(m: &Bound<'_, PyModule>) -> PyResult<()> {
     }
     functions! {
         from_buffer from_sequence empty full arange indices binary select complex concatenate gather scatter sort sorted scan search_sorted
-        nonzero rms_norm layer_norm attention cross_entropy top_k promote flip
+        nonzero rms_norm layer_norm attention cross_entropy top_k run_kernel promote flip
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vm_ir::Scalar as Element;
 use vm_runtime::kernels::attention::{DotProductAttention, Mask};
-use vm_runtime::kernels::call::{Function, Operand, Region};
+use vm_runtime::kernels::call::{Buffer as LibraryBuffer, CallError, Function, Operand, Region};
 use vm_runtime::kernels::gemm::{Batch, Multiply, Product};
 use vm_runtime::kernels::loss::{CrossEntropy, LossOptions, Reduction as LossReduction};
 use vm_runtime::kernels::norm::{Norm, NormForward};
@@ -17,14 +17,15 @@ use crate::device::{Device, same};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::evaluate;
+use crate::launch::copied;
 use crate::layout;
-use crate::node::Array;
+use crate::node::{Array, Storage};
 use crate::op::{Binary, Reduction, Unary};
 use crate::product::product;
 use crate::sys::Held;
 
 /// The type of arrays that the library calls so.
-fn dtype(element: Element) -> DType {
+pub(crate) fn dtype(element: Element) -> DType {
     match element {
         Element::F16 => DType::Float16,
         Element::Bf16 => DType::BFloat16,
@@ -42,36 +43,57 @@ fn dtype(element: Element) -> DType {
 /// # Errors
 /// [`Error::Shape`] for an array that is not as large as the function has it; [`Error::Type`]; what compiling and launching fail with.
 pub fn call(device: &Device, function: &dyn Function, inputs: &[&Array]) -> Result<Vec<Array>> {
-    let name = "a function of the kernel library";
-    let unsupported = |error: vm_runtime::kernels::call::CallError| Error::Value {
+    let mut inputs = inputs.iter();
+    let reads = |buffer: &LibraryBuffer| if buffer.access.writes() { None } else { inputs.next().copied() };
+    let given: Vec<Option<&Array>> = function.buffers().iter().map(reads).collect();
+    call_with(device, "a function of the kernel library", function, &given)
+}
+
+/// The same with an array or none for each buffer, in an error by the function's name. Of an array that is written, too, a copy is.
+///
+/// # Errors
+/// As [`call`]; [`Error::Value`] if a buffer that is only read has none.
+pub fn call_with(
+    device: &Device,
+    name: &'static str,
+    function: &dyn Function,
+    given: &[Option<&Array>],
+) -> Result<Vec<Array>> {
+    let unsupported = |error: CallError| Error::Value {
         function: name,
-        what: error.to_string(),
+        what: match error {
+            CallError::Unsupported { what, .. } => what,
+            error => error.to_string(),
+        },
     };
     let plan = function.call(device.resources()).map_err(unsupported)?;
-    let mut inputs = inputs.iter();
     let (mut buffers, mut outputs): (Vec<Arc<Held>>, Vec<Array>) = Default::default();
-    for buffer in function.buffers() {
-        let dtype = dtype(buffer.element);
-        if !buffer.access.writes() {
-            let Some(input) = inputs.next() else {
-                return Err(Error::Value { function: name, what: format!("{} is not given", buffer.name) });
-            };
-            same(name, device, input.device())?;
-            if input.size() != layout::elements(&buffer.extents) || input.dtype() != dtype {
-                let what = format!(
-                    "{} is {:?} of {}, not {:?} of {dtype}",
-                    buffer.name,
-                    input.shape(),
-                    input.dtype(),
-                    buffer.extents
-                );
-                return Err(Error::Shape { function: name, what });
+    for (number, buffer) in function.buffers().into_iter().enumerate() {
+        let (dtype, writes) = (dtype(buffer.element), buffer.access.writes());
+        let storage = match given.get(number).copied().flatten() {
+            Some(input) => {
+                same(name, device, input.device())?;
+                if input.size() != layout::elements(&buffer.extents) || input.dtype() != dtype {
+                    let what = format!(
+                        "{} is {:?} of {}, not {:?} of {dtype}",
+                        buffer.name,
+                        input.shape(),
+                        input.dtype(),
+                        buffer.extents
+                    );
+                    return Err(Error::Shape { function: name, what });
+                }
+                if writes { copied(input)? } else { evaluate::dense(input)? }
             }
-            buffers.push(evaluate::dense(input)?.buffer);
-        } else {
-            let output = Array::empty(device, dtype, &buffer.extents)?;
-            buffers.push(evaluate::storage(&output)?.buffer);
-            outputs.push(output);
+            None if writes => evaluate::storage(&Array::empty(device, dtype, &buffer.extents)?)?,
+            None => {
+                return Err(Error::Value { function: name, what: format!("{} is not given", buffer.name) });
+            }
+        };
+        buffers.push(Arc::clone(&storage.buffer));
+        if writes {
+            let storage = Storage::dense(storage.buffer, &buffer.extents);
+            outputs.push(Array::ready(device, dtype, buffer.extents, storage));
         }
     }
     let workspace = device.allocate(plan.workspace)?;
