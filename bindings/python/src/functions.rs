@@ -1,5 +1,6 @@
 //! Functions that make arrays, or take several.
 
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use vm_array::{Array, Binary, Number, Passed, Slice, call_by_name};
@@ -277,29 +278,34 @@ fn top_k(py: Python<'_>, x: &Bound<'_, PyArray>, k: u64) -> PyResult<(PyArray, P
 
 /// What the function of a name of the kernel library gives: an array, or a tuple of them.
 #[pyfunction]
-#[pyo3(signature = (name, *arguments))]
+#[pyo3(signature = (function, *passed))]
 fn run_kernel<'py>(
     py: Python<'py>,
-    name: &str,
-    arguments: &Bound<'py, PyTuple>,
+    function: &str,
+    passed: &Bound<'py, PyTuple>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let passed = |value: Bound<'py, PyAny>| {
+    let one = |value: Bound<'py, PyAny>| {
         if value.is_none() {
             return Ok(Passed::Nothing);
         }
         if let Ok(array) = value.cast::<PyArray>() {
             return Ok(Passed::Array(array.get().array()));
         }
-        let other = || Ok(Passed::Other(format!("a {}", value.get_type().name()?)));
-        convert::number(&value)?.map_or_else(other, |number| Ok(Passed::Number(number)))
+        match convert::number(&value) {
+            Ok(Some(number)) => Ok(Passed::Number(number)),
+            Ok(None) => Ok(Passed::Other(format!("a {}", value.get_type().name()?))),
+            Err(error) if error.is_instance_of::<PyOverflowError>(py) => {
+                Ok(Passed::Other("an int of more than 128 bits".into()))
+            }
+            Err(error) => Err(error),
+        }
     };
-    let passed = arguments.iter().map(passed).collect::<PyResult<Vec<Passed>>>()?;
-    let made = py.detach(|| call_by_name(name, &passed)).map_err(raised)?;
-    let mut made =
-        made.into_iter().map(|array| Bound::new(py, PyArray::new(array))).collect::<PyResult<Vec<_>>>()?;
-    match made.pop() {
-        Some(only) if made.is_empty() => Ok(only.into_any()),
-        last => Ok(PyTuple::new(py, made.into_iter().chain(last))?.into_any()),
+    let passed = passed.iter().map(one).collect::<PyResult<Vec<Passed>>>()?;
+    let made = py.detach(|| call_by_name(function, &passed)).map_err(raised)?;
+    let made = made.into_iter().map(|array| Bound::new(py, PyArray::new(array)));
+    match <[_; 1]>::try_from(made.collect::<PyResult<Vec<_>>>()?) {
+        Ok([only]) => Ok(only.into_any()),
+        Err(made) => Ok(PyTuple::new(py, made)?.into_any()),
     }
 }
 

@@ -94,6 +94,14 @@ fn named(name: &str) -> DType {
     })
 }
 
+/// Words of which one holds.
+fn either(words: &[String]) -> String {
+    match words.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => words.concat(),
+    }
+}
+
 /// The dimensions that each extent of a shape has in another; none if those are too few or too many.
 fn parts<'a>(stated: &Stated<'static>, of: &'a [u64]) -> Option<Vec<(Extent<'static>, &'a [u64])>> {
     let fixed = stated.extents.iter().filter(|one| !one.many).count();
@@ -151,7 +159,7 @@ impl<'a> Call<'a> {
             ("T", None) => {
                 let all: Vec<DType> = self.declared.table.elements.iter().map(|one| named(one)).collect();
                 let words = all.iter().map(ToString::to_string).collect::<Vec<_>>();
-                (!all.contains(&dtype)).then(|| words.join(" or "))
+                (!all.contains(&dtype)).then(|| either(&words))
             }
             ("T", Some((of, by))) => (dtype != *of).then(|| format!("{of}, as {by} is")),
             (other, _) => (dtype != named(other)).then(|| named(other).to_string()),
@@ -243,7 +251,7 @@ impl<'a> Call<'a> {
             (Some(Number::Int(int)), _) if !is_float => {
                 let most = if parameter.kind == "int" { i32::MAX.into() } else { i64::MAX };
                 let fits = i64::try_from(int).ok().filter(|int| (-most..=most).contains(int));
-                let must = || self.value(format!("{name} is {int}: it must be {most} at most"));
+                let must = || self.value(format!("{name} is {int}: it must be at most {most}"));
                 let int = fits.ok_or_else(must)?;
                 if parameter.kind() == Kind::Extent {
                     self.extents.push((parameter.name, vec![int.max(0).cast_unsigned()]));
