@@ -222,30 +222,6 @@ fn nonzero(py: Python<'_>, array: &Bound<'_, PyArray>) -> PyResult<PyArray> {
 }
 
 #[pyfunction]
-fn rms_norm(
-    py: Python<'_>,
-    x: &Bound<'_, PyArray>,
-    weight: &Bound<'_, PyArray>,
-    epsilon: f32,
-) -> PyResult<PyArray> {
-    let (x, weight) = (x.get().array(), weight.get().array());
-    done(py.detach(|| x.rms_norm(&weight, epsilon)))
-}
-
-#[pyfunction]
-#[pyo3(signature = (x, weight, bias, epsilon))]
-fn layer_norm(
-    py: Python<'_>,
-    x: &Bound<'_, PyArray>,
-    weight: &Bound<'_, PyArray>,
-    bias: Option<&Bound<'_, PyArray>>,
-    epsilon: f32,
-) -> PyResult<PyArray> {
-    let (x, weight, bias) = (x.get().array(), weight.get().array(), bias.map(|bias| bias.get().array()));
-    done(py.detach(|| x.layer_norm(&weight, bias.as_ref(), epsilon)))
-}
-
-#[pyfunction]
 #[pyo3(signature = (q, k, v, causal, scale))]
 fn attention(
     py: Python<'_>,
@@ -257,23 +233,6 @@ fn attention(
 ) -> PyResult<PyArray> {
     let (q, k, v) = (q.get().array(), k.get().array(), v.get().array());
     done(py.detach(|| q.attention(&k, &v, causal, scale)))
-}
-
-#[pyfunction]
-fn cross_entropy(
-    py: Python<'_>,
-    logits: &Bound<'_, PyArray>,
-    targets: &Bound<'_, PyArray>,
-) -> PyResult<PyArray> {
-    let (logits, targets) = (logits.get().array(), targets.get().array());
-    done(py.detach(|| logits.cross_entropy(&targets)))
-}
-
-#[pyfunction]
-fn top_k(py: Python<'_>, x: &Bound<'_, PyArray>, k: u64) -> PyResult<(PyArray, PyArray)> {
-    let x = x.get().array();
-    let (values, places) = py.detach(|| x.top_k(k)).map_err(raised)?;
-    Ok((PyArray::new(values), PyArray::new(places)))
 }
 
 /// What the function of a name of the kernel library gives: an array, or a tuple of them.
@@ -336,7 +295,7 @@ pub(crate) fn add(m: &Bound<'_, PyModule>) -> PyResult<()> {
     }
     functions! {
         from_buffer from_sequence empty full arange indices binary select complex concatenate gather scatter sort sorted scan search_sorted
-        nonzero rms_norm layer_norm attention cross_entropy top_k run_kernel promote flip
+        nonzero attention run_kernel promote flip
     }
     Ok(())
 }

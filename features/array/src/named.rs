@@ -329,3 +329,89 @@ impl<'a> Call<'a> {
         made.iter().zip(&shapes).map(|(array, shape)| array.reshape(shape)).collect()
     }
 }
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Accelerator, Device};
+
+    fn cpu() -> Device {
+        Device::new(Arc::new(Accelerator::open("cpu").unwrap())).unwrap()
+    }
+
+    fn of(device: &Device, shape: &[u64], first: f64) -> Array {
+        let n = layout::elements(shape);
+        let all = Array::arange(device, DType::Float32, Number::Float(first), Number::Int(1), n);
+        all.unwrap().reshape(shape).unwrap()
+    }
+
+    fn floats(array: &Array) -> Vec<f32> {
+        array.to_bytes().unwrap().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+
+    fn number(number: f64) -> Passed {
+        Passed::Number(Number::Float(number))
+    }
+
+    #[test]
+    fn what_is_changed_is_a_result() {
+        let device = cpu();
+        let (a, b, c) = (of(&device, &[2, 2], 0.0), of(&device, &[2, 2], 1.0), of(&device, &[2, 2], 2.0));
+        c.evaluate().unwrap();
+        let given = [&a, &b, &c].map(|one| Passed::Array(one.clone()));
+        let [a, b, c_given] = given;
+        let made = call_by_name("gemm", &[a.clone(), b.clone(), c_given, Passed::Nothing, number(1.0)]);
+        assert_eq!(floats(&made.unwrap()[0]), [5.0, 7.0, 15.0, 21.0]);
+        assert_eq!(floats(&c), [2.0, 3.0, 4.0, 5.0]);
+        let made = call_by_name("gemm", &[a, b, Passed::Nothing, number(2.0), Passed::Nothing]).unwrap();
+        assert_eq!((made.len(), floats(&made[0])), (1, vec![6.0, 8.0, 22.0, 32.0]));
+    }
+
+    #[test]
+    fn shapes_are_found() {
+        let device = cpu();
+        let x = Passed::Array(of(&device, &[2, 3, 5], 0.0));
+        let made = call_by_name("topk", &[x.clone(), Passed::Number(Number::Int(2))]).unwrap();
+        assert_eq!(made.iter().map(Array::shape).collect::<Vec<_>>(), [[2, 3, 2]; 2]);
+        let w = Passed::Array(of(&device, &[5], 0.0));
+        let norm = |wanted| {
+            let wanted = Passed::Number(Number::Bool(wanted));
+            call_by_name("layernorm", &[x.clone(), w.clone(), w.clone(), Passed::Nothing, wanted]).unwrap()
+        };
+        assert_eq!(norm(false).len(), 1);
+        assert_eq!(
+            norm(true).iter().map(Array::shape).collect::<Vec<_>>(),
+            [&[2, 3, 5][..], &[2, 3], &[2, 3]]
+        );
+        let none = call_by_name("silu", &[Passed::Array(of(&device, &[0, 3], 0.0))]).unwrap();
+        assert_eq!(none[0].shape(), [0, 3]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let device = cpu();
+        let check = |name: &str, passed: &[Passed], expect: &str| {
+            assert_eq!(call_by_name(name, passed).unwrap_err().to_string(), expect);
+        };
+        let x = Passed::Array(of(&device, &[2, 3], 0.0));
+        let wide = Passed::Array(of(&device, &[2, 3], 0.0).cast(DType::Float64).unwrap());
+        check("none", &[], "the kernel library: there is no function \"none\"");
+        check("silu", &[], "silu: it takes 1 arguments, not 0");
+        check("silu", &[Passed::Nothing], "silu: input is None: it must be an array");
+        check("silu", &[wide], "silu: input is float64: it must be float32, bfloat16 or float16");
+        check(
+            "gemm",
+            &[x.clone(), x.clone(), Passed::Nothing, number(1.0), number(0.0)],
+            "gemm: b is [2, 3]: it must be [K, N], which is [3, 3] here",
+        );
+        check(
+            "topk",
+            &[x.clone(), Passed::Number(Number::Int(9))],
+            "topk: k is 9: it must be at most dim, which is 3",
+        );
+        check("topk", &[x.clone(), number(1.0)], "topk: k is a float: it must be an integer");
+        check("scale", &[x, Passed::Other("a word".into())], "scale: scale is a word: it must be a number");
+    }
+}

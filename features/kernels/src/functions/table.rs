@@ -220,10 +220,8 @@ impl<'a> Function<'a> {
             told.extend(extents.filter(|one| (one.times, one.by) == (1, 1)).map(|one| one.name));
         }
         for (at, parameter) in self.parameters.iter().enumerate() {
-            match parameter.mark {
-                Mark::Optional(Some(flag)) if !flags.contains(&Argument::Wanted(flag)) => {
-                    flags.push(Argument::Wanted(flag));
-                }
+            match parameter.wanted().map(Argument::Wanted) {
+                Some(flag) if !flags.contains(&flag) => flags.push(flag),
                 _ if parameter.is_pointer() || told.contains(&parameter.name) => {}
                 _ => numbers.push(Argument::Number(at)),
             }
