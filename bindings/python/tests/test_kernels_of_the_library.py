@@ -373,3 +373,13 @@ def test_values_are_computed_where_arrays_are():
     assert (doubled + x).sum().item() == 48
     # Views, and what is not computed yet.
     assert np.array_equal(known(kernels.add((x * 3)[:, ::2], x[:, 1::2])), np.full((2, 4), 4.0))
+
+
+def test_functions_of_networks():
+    (x, weight, bias), (a, w, b) = given([T((2, 2, 11)), T((11,)), T((11,))], "float32")
+    np.testing.assert_allclose(known(va.nn.layer_norm(x, weight)), layernorm(a, w, 0), rtol=1e-4, atol=1e-4)
+    half = bias.astype("float16")
+    np.testing.assert_allclose(known(va.nn.layer_norm(x, weight, half)), layernorm(a, w, known(half)), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(known(va.nn.cross_entropy(x, va.asarray(TARGETS.astype(np.int64)))), cross_entropy(a, TARGETS), rtol=1e-4, atol=1e-4)
+    values, places = va.nn.top_k(x, 3)
+    assert places.dtype == va.int64 and np.array_equal(known(places), topk(a, 3)[1]) and values.shape == (2, 2, 3)

@@ -1,5 +1,5 @@
 # Code generated from features/kernels/functions.txt; do not edit. VMK_WRITE_HEADER=1 cargo test --package vm-capi --test header
-"""Every function of the kernel library, by the names that it has in C.
+"""Every function of the kernel library, by the names that they have in C without `cuda_`.
 
 Arrays are those of `float32`, `bfloat16` or `float16`, of one type in a call, where no type is said. Shapes say what fits together: `batch...` are any number
 of dimensions, also none. An array that is given does not change: what a function changes comes back. A `TypeError` or a `ValueError` names the
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def gemm(a: Array, b: Array, c: Optional[Array] = None, *, alpha: float = 1.0, beta: float = 0.0) -> Array:
-    """c = alpha a b + beta c. a is [M, K], b is [K, N], c is [M, N], row-major and dense. With beta 0 c is not read, and may be None.
+    """c = alpha a b + beta c. a is [M, K], b is [K, N], c is [M, N]. With beta 0 c is not read, and may be None.
 
     Takes
         a: [M, K]

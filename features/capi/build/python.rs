@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::table::{Argument, Function, Language, Mark, Parameter, of_names};
 
 const HEAD: &str = r#"# Code generated from features/kernels/functions.txt; do not edit. VMK_WRITE_HEADER=1 cargo test --package vm-capi --test header
-"""Every function of the kernel library, by the names that it has in C.
+"""Every function of the kernel library, by the names that they have in C without `cuda_`.
 
 Arrays are those of `float32`, `bfloat16` or `float16`, of one type in a call, where no type is said. Shapes say what fits together: `batch...` are any number
 of dimensions, also none. An array that is given does not change: what a function changes comes back. A `TypeError` or a `ValueError` names the
