@@ -95,7 +95,7 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
                 .collect::<Option<Vec<_>>>()
                 .ok_or_else(bad)?
                 .join(", ");
-            let words = parameters.iter().map(|parameter| passed(parameter)).collect::<Vec<_>>().join(", ");
+            let words = parameters.iter().map(passed).collect::<Vec<_>>().join(", ");
             let comment = match number {
                 0 => function
                     .comment(Language::C)
