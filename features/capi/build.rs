@@ -1,74 +1,24 @@
-//! Makes the functions of the ABI, and the script that gives them symbol versions, of `functions.txt` and `accelerator.txt`.
+//! Makes the functions of the ABI, the script that gives them symbol versions, and packages for other languages, of `accelerator.txt` and the kernel
+//! library's `functions.txt`.
 
 #[path = "build/accelerator.rs"]
 mod accelerator;
 #[path = "build/go.rs"]
 mod go;
+#[path = "build/python.rs"]
+mod python;
+#[path = "../kernels/src/functions/table.rs"]
+#[allow(unreachable_pub, reason = "it is a module of another crate")]
+mod table;
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
-/// A function of the table.
-struct Function {
-    /// The lines of its comment.
-    comment: Vec<String>,
-    name: String,
-    parameters: Vec<Parameter>,
-    /// `f32`, `bf16`, ….
-    elements: Vec<String>,
-    /// May it need memory beside its arguments?
-    workspace: bool,
-}
+use table::{Function, Language, Mark, Parameter};
 
-struct Parameter {
-    name: String,
-    /// As it is written in the table.
-    kind: String,
-    /// May it be NULL? Marked by `?`.
-    optional: bool,
-    /// Is it memory to work in, of as many bytes as are needed? Marked by `!`.
-    scratch: bool,
-    /// Is it a number that calls differ in which are else the same? Marked by `%`.
-    varying: bool,
-}
-
-fn parse(table: &str) -> Result<Vec<Function>, String> {
-    let mut functions = Vec::new();
-    let mut comment = Vec::new();
-    for line in table.lines() {
-        if let Some(text) = line.strip_prefix("/// ") {
-            comment.push(text.to_owned());
-        } else if !line.is_empty() && !line.starts_with('#') {
-            let function = parse_line(line, std::mem::take(&mut comment));
-            functions.push(function.ok_or_else(|| format!("functions.txt: {line}"))?);
-        }
-    }
-    Ok(functions)
-}
-
-fn parse_line(line: &str, comment: Vec<String>) -> Option<Function> {
-    let (name, rest) = line.split_once('(')?;
-    let (parameters, rest) = rest.split_once("):")?;
-    let mut elements: Vec<String> = rest.split_whitespace().map(str::to_owned).collect();
-    let workspace = elements.iter().any(|word| word == "+workspace");
-    elements.retain(|word| word != "+workspace");
-    let parameter = |text: &str| {
-        let text = text.trim();
-        let at = text.rfind([' ', '*'])? + 1;
-        let (kind, name) = (text[..at].trim(), &text[at..]);
-        let [optional, scratch, varying] = ['?', '!', '%'].map(|mark| name.ends_with(mark));
-        Some(Parameter {
-            name: name.trim_end_matches(['?', '!', '%']).into(),
-            kind: kind.into(),
-            optional,
-            scratch,
-            varying,
-        })
-    };
-    let parameters = parameters.split(',').map(parameter).collect::<Option<_>>()?;
-    Some(Function { comment, name: name.into(), parameters, elements, workspace })
-}
+/// The kernel library's table.
+const TABLE: &str = "../kernels/functions.txt";
 
 /// A C type as Rust has it.
 fn rust_type(kind: &str, element: &str) -> Option<String> {
@@ -97,21 +47,15 @@ fn rust_type(kind: &str, element: &str) -> Option<String> {
     }
 }
 
-/// How a parameter is passed on, and what it is: an expression of `Parameter::…`, and one of a word.
-fn passed(parameter: &Parameter) -> (String, String) {
-    let Parameter { name, kind, optional, scratch, varying } = parameter;
-    match kind.as_str() {
-        "float" if *varying => ("Varying".into(), format!("u64::from({name}.to_bits())")),
-        _ if *varying => ("Varying".into(), format!("i64::from({name}) as u64")),
-        _ if *scratch => ("Workspace".into(), format!("{name}.addr() as u64")),
-        kind if kind.ends_with('*') => {
-            (format!("Pointer {{ optional: {optional} }}"), format!("{name}.addr() as u64"))
-        }
-        "float" => ("Float".into(), format!("u64::from({name}.to_bits())")),
-        "flag" => ("Flag".into(), format!("u64::from({name} != 0)")),
-        "int32_t" => ("Number".into(), format!("i64::from({name}) as u64")),
-        "uint64_t" => ("Number".into(), name.clone()),
-        _ => ("Extent".into(), format!("i64::from({name}) as u64")),
+/// What a parameter is passed on as: an expression of a word.
+fn passed(parameter: &Parameter) -> String {
+    let name = parameter.name;
+    match parameter.kind {
+        _ if parameter.is_pointer() => format!("{name}.addr() as u64"),
+        "float" => format!("u64::from({name}.to_bits())"),
+        "flag" => format!("u64::from({name} != 0)"),
+        "uint64_t" => name.into(),
+        _ => format!("i64::from({name}) as u64"),
     }
 }
 
@@ -135,33 +79,29 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
         let specs = parameters
             .iter()
             .map(|parameter| {
-                let (kind, name) = (passed(parameter).0, &parameter.name);
-                format!("Parameter {{ name: \"{name}\", kind: Kind::{kind} }}")
+                format!("Parameter {{ name: \"{}\", kind: Kind::{:?} }}", parameter.name, parameter.kind())
             })
             .collect::<Vec<_>>();
-        let make = name.strip_prefix("cuda_").unwrap_or(name);
-        let numbers = match parameters.iter().any(|parameter| parameter.varying) {
-            true => format!("Some(crate::functions::{make}_numbers)"),
-            false => "None".into(),
-        };
         let _ = writeln!(
             table,
-            "    Spec {{ index: {index}, parameters: &[{}], make: crate::functions::{make}, numbers: {numbers} }},",
+            "    Spec {{ index: {index}, parameters: &[{}], make: MAKERS[{index}].make, numbers: MAKERS[{index}].numbers }},",
             specs.join(", ")
         );
         for (number, element) in function.elements.iter().enumerate() {
             let suffix = if number == 0 { String::new() } else { format!("_{element}") };
             let given = parameters
                 .iter()
-                .map(|parameter| {
-                    Some(format!("{}: {}", parameter.name, rust_type(&parameter.kind, element)?))
-                })
+                .map(|parameter| Some(format!("{}: {}", parameter.name, rust_type(parameter.kind, element)?)))
                 .collect::<Option<Vec<_>>>()
                 .ok_or_else(bad)?
                 .join(", ");
-            let words = parameters.iter().map(|parameter| passed(parameter).1).collect::<Vec<_>>().join(", ");
+            let words = parameters.iter().map(passed).collect::<Vec<_>>().join(", ");
             let comment = match number {
-                0 => function.comment.iter().map(|line| format!("/// {line}\n")).collect::<String>(),
+                0 => function
+                    .comment(Language::C)
+                    .iter()
+                    .map(|line| format!("/// {line}\n"))
+                    .collect::<String>(),
                 _ => format!("/// {name} of {element}.\n"),
             };
             let _ = writeln!(by_name, "    (\"{name}{suffix}\", {index}, Scalar::{}),", scalar(element));
@@ -187,26 +127,22 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
                 );
                 names.push(full);
             }
-            if function.workspace || parameters.iter().any(|parameter| parameter.scratch) {
+            if function.workspace || parameters.iter().any(|parameter| parameter.is_scratch()) {
                 let what =
                     if function.workspace { format!("{name}{suffix}_ws") } else { format!("{name}{suffix}") };
                 let full = format!("{name}{suffix}_workspace_size");
                 let given = parameters
                     .iter()
-                    .filter(|parameter| !parameter.kind.ends_with('*'))
+                    .filter(|parameter| !parameter.is_pointer())
                     .map(|parameter| {
-                        Some(format!("{}: {}", parameter.name, rust_type(&parameter.kind, element)?))
+                        Some(format!("{}: {}", parameter.name, rust_type(parameter.kind, element)?))
                     })
                     .collect::<Option<Vec<_>>>()
                     .ok_or_else(bad)?
                     .join(", ");
                 let words = parameters
                     .iter()
-                    .map(
-                        |parameter| {
-                            if parameter.kind.ends_with('*') { "16".into() } else { passed(parameter).1 }
-                        },
-                    )
+                    .map(|parameter| if parameter.is_pointer() { "16".into() } else { passed(parameter) })
                     .collect::<Vec<_>>()
                     .join(", ");
                 let _ = writeln!(
@@ -232,12 +168,12 @@ fn write(functions: &[Function]) -> Result<(String, Vec<String>), String> {
 /// All functions by name, for tests: what they are called with, where they are, and calls with a word for each parameter.
 fn by_name(functions: &[Function]) -> Result<String, String> {
     let (mut table, mut places, mut calls) = (String::new(), String::new(), String::new());
-    let own = |kind: &str, name: &str| Parameter {
-        name: name.into(),
-        kind: kind.into(),
-        optional: false,
-        scratch: false,
-        varying: false,
+    let own = |kind: &'static str, name: &'static str| Parameter {
+        name,
+        kind,
+        shape: None,
+        mark: Mark::None,
+        default: None,
     };
     for function in functions {
         let bad = || format!("functions.txt: a type of {} is none", function.name);
@@ -254,8 +190,8 @@ fn by_name(functions: &[Function]) -> Result<String, String> {
                 added.push(own("void *", "stream"));
                 forms.push((form, parameters.iter().collect(), added));
             }
-            if *workspace || parameters.iter().any(|parameter| parameter.scratch) {
-                let numbers = parameters.iter().filter(|parameter| !parameter.kind.ends_with('*'));
+            if *workspace || parameters.iter().any(|parameter| parameter.is_scratch()) {
+                let numbers = parameters.iter().filter(|parameter| !parameter.is_pointer());
                 forms.push(("_workspace_size", numbers.collect(), vec![own("size_t *", "bytes")]));
             }
             for (form, first, added) in &forms {
@@ -264,7 +200,8 @@ fn by_name(functions: &[Function]) -> Result<String, String> {
                 let (mut listed, mut words, mut types, mut given) =
                     (Vec::new(), Vec::new(), Vec::new(), Vec::new());
                 for (at, parameter) in all().enumerate() {
-                    let Parameter { name, kind, optional, scratch, .. } = parameter;
+                    let Parameter { name, kind, .. } = parameter;
+                    let (optional, scratch) = (parameter.is_optional(), parameter.is_scratch());
                     let kind = kind.replace("T *", &format!("{element} *"));
                     listed.push(format!(
                         "Parameter {{ name: \"{name}\", kind: \"{kind}\", optional: {optional}, scratch: {scratch} }}"
@@ -272,7 +209,7 @@ fn by_name(functions: &[Function]) -> Result<String, String> {
                     let ty = match kind.as_str() {
                         "void *" | "size_t *" => "*mut c_void".to_owned(),
                         "size_t" => "usize".to_owned(),
-                        _ => rust_type(&parameter.kind, element).ok_or_else(bad)?,
+                        _ => rust_type(parameter.kind, element).ok_or_else(bad)?,
                     };
                     given.push(match (ty.as_str(), ty.starts_with('*')) {
                         (_, true) => {
@@ -325,11 +262,14 @@ fn scalar(element: &str) -> &'static str {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    for file in ["build.rs", "build", "functions.txt", "accelerator.txt", "src/sys/abi.rs"] {
+    for file in
+        ["build.rs", "build", TABLE, "../kernels/src/functions/table.rs", "accelerator.txt", "src/sys/abi.rs"]
+    {
         println!("cargo::rerun-if-changed={file}");
     }
     let out = env::var("OUT_DIR")?;
-    let functions = parse(&fs::read_to_string("functions.txt")?)?;
+    let table = fs::read_to_string(TABLE)?;
+    let functions = table::parse(&table)?;
     let (text, mut names) = write(&functions)?;
     fs::write(Path::new(&out).join("by_name.rs"), by_name(&functions)?)?;
     let abi = fs::read_to_string("src/sys/abi.rs")?;
@@ -342,6 +282,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     fs::write(Path::new(&out).join("vmaccel.h"), accelerator::header(&items, [&major?, &minor?, &patch?]))?;
     fs::write(Path::new(&out).join("accelerator_gen.go"), go::accelerators(&items))?;
     fs::write(Path::new(&out).join("kernels_gen.go"), go::kernels(&functions))?;
+    fs::write(Path::new(&out).join("kernels.py"), python::kernels(&functions))?;
     let (text, of_accelerators) = accelerator::write(&items);
     fs::write(Path::new(&out).join("accelerator.rs"), text)?;
     names.extend(of_accelerators);

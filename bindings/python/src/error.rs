@@ -20,7 +20,7 @@ pub(crate) fn raised(error: Error) -> PyErr {
     let text = error.to_string();
     match error {
         Error::Shape { .. } | Error::Value { .. } => PyValueError::new_err(text),
-        Error::Type { .. } => PyTypeError::new_err(text),
+        Error::Type { .. } | Error::Argument { .. } => PyTypeError::new_err(text),
         Error::Index { .. } => PyIndexError::new_err(text),
         Error::Matrix { .. } => LinAlgError::new_err(text),
         Error::Devices { .. } => PyValueError::new_err(text),

@@ -1,7 +1,9 @@
 //! Functions that make arrays, or take several.
 
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
-use vm_array::{Array, Binary, Number, Slice};
+use pyo3::types::PyTuple;
+use vm_array::{Array, Binary, Number, Passed, Slice, call_by_name};
 
 use crate::array::{PyArray, done};
 use crate::convert;
@@ -220,30 +222,6 @@ fn nonzero(py: Python<'_>, array: &Bound<'_, PyArray>) -> PyResult<PyArray> {
 }
 
 #[pyfunction]
-fn rms_norm(
-    py: Python<'_>,
-    x: &Bound<'_, PyArray>,
-    weight: &Bound<'_, PyArray>,
-    epsilon: f32,
-) -> PyResult<PyArray> {
-    let (x, weight) = (x.get().array(), weight.get().array());
-    done(py.detach(|| x.rms_norm(&weight, epsilon)))
-}
-
-#[pyfunction]
-#[pyo3(signature = (x, weight, bias, epsilon))]
-fn layer_norm(
-    py: Python<'_>,
-    x: &Bound<'_, PyArray>,
-    weight: &Bound<'_, PyArray>,
-    bias: Option<&Bound<'_, PyArray>>,
-    epsilon: f32,
-) -> PyResult<PyArray> {
-    let (x, weight, bias) = (x.get().array(), weight.get().array(), bias.map(|bias| bias.get().array()));
-    done(py.detach(|| x.layer_norm(&weight, bias.as_ref(), epsilon)))
-}
-
-#[pyfunction]
 #[pyo3(signature = (q, k, v, causal, scale))]
 fn attention(
     py: Python<'_>,
@@ -257,21 +235,37 @@ fn attention(
     done(py.detach(|| q.attention(&k, &v, causal, scale)))
 }
 
+/// What the function of a name of the kernel library gives: an array, or a tuple of them.
 #[pyfunction]
-fn cross_entropy(
-    py: Python<'_>,
-    logits: &Bound<'_, PyArray>,
-    targets: &Bound<'_, PyArray>,
-) -> PyResult<PyArray> {
-    let (logits, targets) = (logits.get().array(), targets.get().array());
-    done(py.detach(|| logits.cross_entropy(&targets)))
-}
-
-#[pyfunction]
-fn top_k(py: Python<'_>, x: &Bound<'_, PyArray>, k: u64) -> PyResult<(PyArray, PyArray)> {
-    let x = x.get().array();
-    let (values, places) = py.detach(|| x.top_k(k)).map_err(raised)?;
-    Ok((PyArray::new(values), PyArray::new(places)))
+#[pyo3(signature = (function, *passed))]
+fn run_kernel<'py>(
+    py: Python<'py>,
+    function: &str,
+    passed: &Bound<'py, PyTuple>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let one = |value: Bound<'py, PyAny>| {
+        if value.is_none() {
+            return Ok(Passed::Nothing);
+        }
+        if let Ok(array) = value.cast::<PyArray>() {
+            return Ok(Passed::Array(array.get().array()));
+        }
+        match convert::number(&value) {
+            Ok(Some(number)) => Ok(Passed::Number(number)),
+            Ok(None) => Ok(Passed::Other(format!("a {}", value.get_type().name()?))),
+            Err(error) if error.is_instance_of::<PyOverflowError>(py) => {
+                Ok(Passed::Other("an int of more than 128 bits".into()))
+            }
+            Err(error) => Err(error),
+        }
+    };
+    let passed = passed.iter().map(one).collect::<PyResult<Vec<Passed>>>()?;
+    let made = py.detach(|| call_by_name(function, &passed)).map_err(raised)?;
+    let made = made.into_iter().map(|array| Bound::new(py, PyArray::new(array)));
+    match <[_; 1]>::try_from(made.collect::<PyResult<Vec<_>>>()?) {
+        Ok([only]) => Ok(only.into_any()),
+        Err(made) => Ok(PyTuple::new(py, made)?.into_any()),
+    }
 }
 
 /// The type that two promote to.
@@ -301,7 +295,7 @@ pub(crate) fn add(m: &Bound<'_, PyModule>) -> PyResult<()> {
     }
     functions! {
         from_buffer from_sequence empty full arange indices binary select complex concatenate gather scatter sort sorted scan search_sorted
-        nonzero rms_norm layer_norm attention cross_entropy top_k promote flip
+        nonzero attention run_kernel promote flip
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ from ._functions import __all__ as _functions_all
 from ._kernel import *  # noqa: F403
 from ._kernel import __all__ as _kernel_all
 from ._info import __array_namespace_info__
-from . import fft, linalg, nn, random
+from . import fft, kernels, linalg, nn, random
 
 __array_api_version__ = "2024.12"
 
@@ -35,6 +35,6 @@ newaxis = None
 
 __all__ = [
     "Array", "Device", "DeviceError", "DeviceLostError", "available", "default_device", "device", "init", "shutdown",
-    "stream", "synchronize", "fft", "linalg", "nn", "random", "pi", "e", "inf", "nan", "newaxis", "__array_namespace_info__",
+    "stream", "synchronize", "fft", "kernels", "linalg", "nn", "random", "pi", "e", "inf", "nan", "newaxis", "__array_namespace_info__",
     *_dtypes_all, *_creation_all, *_elementwise_all, *_functions_all, *_kernel_all,
 ]  # fmt: skip

@@ -1,10 +1,11 @@
-"""Functions of networks, by the kernel library."""
+"""Functions of networks, by the kernel library, of which `vmaccel.kernels` has all."""
 
 from __future__ import annotations
 
 from typing import Optional
 
-from . import _vmaccel
+from . import _vmaccel, kernels
+from ._creation import zeros_like
 from ._vmaccel import Array
 
 __all__ = ["attention", "cross_entropy", "gelu", "layer_norm", "log_softmax", "relu", "rms_norm", "sigmoid", "silu", "softmax", "top_k"]
@@ -43,12 +44,13 @@ def gelu(x: Array, /, *, approximate: bool = False) -> Array:
 
 def rms_norm(x: Array, weight: Array, /, *, epsilon: float = 1e-6) -> Array:
     """x / √(mean x² + ε) · weight along the last axis (Zhang and Sennrich 2019)."""
-    return _vmaccel.rms_norm(x, weight, epsilon)
+    return kernels.rmsnorm(x, weight._astype(x._dtype), eps=epsilon)
 
 
 def layer_norm(x: Array, weight: Array, bias: Optional[Array] = None, /, *, epsilon: float = 1e-5) -> Array:
     """(x − mean) / √(variance + ε) · weight + bias along the last axis (Ba et al. 2016)."""
-    return _vmaccel.layer_norm(x, weight, bias, epsilon)
+    bias = zeros_like(weight) if bias is None else bias
+    return kernels.layernorm(x, weight._astype(x._dtype), bias._astype(x._dtype), eps=epsilon)
 
 
 def attention(q: Array, k: Array, v: Array, /, *, causal: bool = False, scale: Optional[float] = None) -> Array:
@@ -58,9 +60,10 @@ def attention(q: Array, k: Array, v: Array, /, *, causal: bool = False, scale: O
 
 def cross_entropy(logits: Array, targets: Array, /) -> Array:
     """The cross-entropy of each row of logits with its target."""
-    return _vmaccel.cross_entropy(logits, targets)
+    return kernels.cross_entropy_forward(logits, targets._astype("int32"))
 
 
 def top_k(x: Array, k: int, /) -> tuple[Array, Array]:
     """The k greatest of each row, the greatest first, and their places."""
-    return _vmaccel.top_k(x, k)
+    values, places = kernels.topk(x, k=k)
+    return values, places._astype("int64")

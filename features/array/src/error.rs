@@ -27,6 +27,16 @@ pub enum Error {
         /// Which ones there are.
         what: &'static str,
     },
+    /// An argument of a type that a function can't be given.
+    #[error("{function}: {argument} is {what}")]
+    Argument {
+        /// The function.
+        function: &'static str,
+        /// The argument.
+        argument: String,
+        /// What it is, and what it must be.
+        what: String,
+    },
     /// An axis, an index or another number that can't be.
     #[error("{function}: {what}")]
     Value {

@@ -190,24 +190,23 @@ fn place(given: &Given<'_>) -> Result<Place> {
             array.evaluate()?;
             let storage = match owned(array)? {
                 Some(storage) => storage,
-                None => {
-                    let storage = fresh(array)?;
-                    let to = Output {
-                        dtype: array.dtype(),
-                        shape: array.shape().to_vec(),
-                        storage: storage.clone(),
-                    };
-                    if array.size() != 0 {
-                        evaluate::copy(array, to)?;
-                    }
-                    storage
-                }
+                None => copied(array)?,
             };
             (&**array, storage)
         }
         Given::Write(array) => (&**array, owned(array)?.map_or_else(|| fresh(array), Ok)?),
     };
     Ok(Place::Array(storage, array.shape().to_vec()))
+}
+
+/// An array's elements one behind the other, in memory that nothing else has.
+pub(crate) fn copied(array: &Array) -> Result<Storage> {
+    let storage = fresh(array)?;
+    if array.size() != 0 {
+        let (dtype, shape) = (array.dtype(), array.shape().to_vec());
+        evaluate::copy(array, Output { dtype, shape, storage: storage.clone() })?;
+    }
+    Ok(storage)
 }
 
 fn fresh(array: &Array) -> Result<Storage> {

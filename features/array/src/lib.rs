@@ -25,7 +25,7 @@
 //! An [`Array`] is a value. A view shares memory with what it is of, and no operation writes to memory that an array has: what it gives is
 //! another array. Functions of elements ([`Unary`], [`Binary`]) and reductions ([`Reduction`]) are computed when a value is needed, or by
 //! [`Array::evaluate`], as one kernel for each shape class, which is compiled once and kept. Products, softmax, norms and attention are functions of
-//! the kernel library; [`call`] runs any other of it. Sorts, scans, scatters and searches have kernels of their own, decompositions and Fourier
+//! the kernel library; [`call`] runs any other of it, [`call_by_name`] those that C has. Sorts, scans, scatters and searches have kernels of their own, decompositions and Fourier
 //! transforms are computed by the host's processor.
 //!
 //! Work of a [`Device`] runs in the order in which it was given, by its worker ([`Device::worker`]); methods may be called by any thread.
@@ -45,6 +45,7 @@ mod launch;
 mod layout;
 mod library;
 mod linalg;
+mod named;
 mod node;
 mod op;
 mod own;
@@ -63,7 +64,8 @@ pub use dtype::{DType, Kind};
 pub use error::{Error, Fault, Result};
 pub use launch::{Given, Kernel};
 pub use layout::Shape;
-pub use library::call;
+pub use library::{call, call_with};
+pub use named::{Passed, call_by_name};
 pub use node::Array;
 pub use op::{Binary, Reduction, Unary};
 pub use progress::{Report, report_compilation};

@@ -4,11 +4,8 @@ use std::sync::Arc;
 
 use vm_ir::Scalar as Element;
 use vm_runtime::kernels::attention::{DotProductAttention, Mask};
-use vm_runtime::kernels::call::{Function, Operand, Region};
+use vm_runtime::kernels::call::{Buffer as LibraryBuffer, CallError, Function, Operand, Region};
 use vm_runtime::kernels::gemm::{Batch, Multiply, Product};
-use vm_runtime::kernels::loss::{CrossEntropy, LossOptions, Reduction as LossReduction};
-use vm_runtime::kernels::norm::{Norm, NormForward};
-use vm_runtime::kernels::sample::{Logits, TopK};
 use vm_runtime::kernels::softmax::Softmax;
 use vm_runtime::{Argument, Buffer, Scalar};
 
@@ -17,14 +14,15 @@ use crate::device::{Device, same};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::evaluate;
+use crate::launch::copied;
 use crate::layout;
-use crate::node::Array;
+use crate::node::{Array, Storage};
 use crate::op::{Binary, Reduction, Unary};
 use crate::product::product;
 use crate::sys::Held;
 
 /// The type of arrays that the library calls so.
-fn dtype(element: Element) -> DType {
+pub(crate) fn dtype(element: Element) -> DType {
     match element {
         Element::F16 => DType::Float16,
         Element::Bf16 => DType::BFloat16,
@@ -42,36 +40,57 @@ fn dtype(element: Element) -> DType {
 /// # Errors
 /// [`Error::Shape`] for an array that is not as large as the function has it; [`Error::Type`]; what compiling and launching fail with.
 pub fn call(device: &Device, function: &dyn Function, inputs: &[&Array]) -> Result<Vec<Array>> {
-    let name = "a function of the kernel library";
-    let unsupported = |error: vm_runtime::kernels::call::CallError| Error::Value {
+    let mut inputs = inputs.iter();
+    let reads = |buffer: &LibraryBuffer| if buffer.access.writes() { None } else { inputs.next().copied() };
+    let given: Vec<Option<&Array>> = function.buffers().iter().map(reads).collect();
+    call_with(device, "a function of the kernel library", function, &given)
+}
+
+/// The same with an array or none for each buffer, in an error by the function's name. Of an array that is written, too, a copy is.
+///
+/// # Errors
+/// As [`call`]; [`Error::Value`] if a buffer that is only read has none.
+pub fn call_with(
+    device: &Device,
+    name: &'static str,
+    function: &dyn Function,
+    given: &[Option<&Array>],
+) -> Result<Vec<Array>> {
+    let unsupported = |error: CallError| Error::Value {
         function: name,
-        what: error.to_string(),
+        what: match error {
+            CallError::Unsupported { what, .. } => what,
+            error => error.to_string(),
+        },
     };
     let plan = function.call(device.resources()).map_err(unsupported)?;
-    let mut inputs = inputs.iter();
     let (mut buffers, mut outputs): (Vec<Arc<Held>>, Vec<Array>) = Default::default();
-    for buffer in function.buffers() {
-        let dtype = dtype(buffer.element);
-        if !buffer.access.writes() {
-            let Some(input) = inputs.next() else {
-                return Err(Error::Value { function: name, what: format!("{} is not given", buffer.name) });
-            };
-            same(name, device, input.device())?;
-            if input.size() != layout::elements(&buffer.extents) || input.dtype() != dtype {
-                let what = format!(
-                    "{} is {:?} of {}, not {:?} of {dtype}",
-                    buffer.name,
-                    input.shape(),
-                    input.dtype(),
-                    buffer.extents
-                );
-                return Err(Error::Shape { function: name, what });
+    for (number, buffer) in function.buffers().into_iter().enumerate() {
+        let (dtype, writes) = (dtype(buffer.element), buffer.access.writes());
+        let storage = match given.get(number).copied().flatten() {
+            Some(input) => {
+                same(name, device, input.device())?;
+                if input.size() != layout::elements(&buffer.extents) || input.dtype() != dtype {
+                    let what = format!(
+                        "{} is {:?} of {}, not {:?} of {dtype}",
+                        buffer.name,
+                        input.shape(),
+                        input.dtype(),
+                        buffer.extents
+                    );
+                    return Err(Error::Shape { function: name, what });
+                }
+                if writes { copied(input)? } else { evaluate::dense(input)? }
             }
-            buffers.push(evaluate::dense(input)?.buffer);
-        } else {
-            let output = Array::empty(device, dtype, &buffer.extents)?;
-            buffers.push(evaluate::storage(&output)?.buffer);
-            outputs.push(output);
+            None if writes => evaluate::storage(&Array::empty(device, dtype, &buffer.extents)?)?,
+            None => {
+                return Err(Error::Value { function: name, what: format!("{} is not given", buffer.name) });
+            }
+        };
+        buffers.push(Arc::clone(&storage.buffer));
+        if writes {
+            let storage = Storage::dense(storage.buffer, &buffer.extents);
+            outputs.push(Array::ready(device, dtype, buffer.extents, storage));
         }
     }
     let workspace = device.allocate(plan.workspace)?;
@@ -156,44 +175,6 @@ impl Array {
         back.map_or(Ok(result.clone()), |order| result.permute(&order))
     }
 
-    /// x / √(mean x² + ε) · weight along the last axis (Zhang and Sennrich 2019).
-    ///
-    /// # Errors
-    /// [`Error::Type`], [`Error::Shape`].
-    pub fn rms_norm(&self, weight: &Array, epsilon: f32) -> Result<Array> {
-        self.norm("rms_norm", Norm::Rms, weight, None, epsilon)
-    }
-
-    /// (x − mean) / √(variance + ε) · weight + bias along the last axis (Ba et al. 2016).
-    ///
-    /// # Errors
-    /// [`Error::Type`], [`Error::Shape`].
-    pub fn layer_norm(&self, weight: &Array, bias: Option<&Array>, epsilon: f32) -> Result<Array> {
-        self.norm("layer_norm", Norm::Layer, weight, bias, epsilon)
-    }
-
-    fn norm(
-        &self,
-        function: &'static str,
-        norm: Norm,
-        weight: &Array,
-        bias: Option<&Array>,
-        epsilon: f32,
-    ) -> Result<Array> {
-        let (rows, columns) = self.rows(function)?;
-        let what = "it takes float32, float16 and bfloat16";
-        let element = of_library(self.dtype()).ok_or(Error::Type { function, dtype: self.dtype(), what })?;
-        if self.size() == 0 {
-            return Ok(self.clone());
-        }
-        let weight = weight.cast(self.dtype())?;
-        let bias = bias.map(|bias| bias.cast(self.dtype())).transpose()?;
-        let of = NormForward::of(norm, rows, columns, element, epsilon);
-        let function = NormForward { bias: bias.is_some(), ..of };
-        let inputs: Vec<&Array> = [self, &weight].into_iter().chain(&bias).collect();
-        first(call(self.device(), &function, &inputs)?)?.reshape(self.shape())
-    }
-
     /// softmax(scale · q kᵀ) v for each head: [batch, tokens, heads, dim] each.
     ///
     /// # Errors
@@ -225,50 +206,6 @@ impl Array {
         };
         let (k, v) = (k.cast(self.dtype())?, v.cast(self.dtype())?);
         first(call(self.device(), &of, &[self, &k, &v])?)
-    }
-
-    /// The cross-entropy of rows of logits with targets, `Int32`s: one for each row.
-    ///
-    /// # Errors
-    /// [`Error::Type`], [`Error::Shape`].
-    pub fn cross_entropy(&self, targets: &Array) -> Result<Array> {
-        let function = "cross_entropy";
-        let (rows, columns) = self.rows(function)?;
-        let what = "it takes float32, float16 and bfloat16";
-        let element = of_library(self.dtype()).ok_or(Error::Type { function, dtype: self.dtype(), what })?;
-        let options = LossOptions { reduction: LossReduction::None, ..LossOptions::default() };
-        let of = CrossEntropy { options, ..CrossEntropy::of(rows, columns, element) };
-        let targets = targets.cast(dtype(of_index(&of)))?;
-        first(call(self.device(), &of, &[self, &targets])?)
-    }
-
-    /// The k greatest elements of each row, the greatest first, and their places.
-    ///
-    /// # Errors
-    /// [`Error::Type`]; [`Error::Value`] for a `k` beyond the row.
-    pub fn top_k(&self, k: u64) -> Result<(Array, Array)> {
-        let function = "top_k";
-        let (rows, columns) = self.rows(function)?;
-        if k > columns || k == 0 {
-            return Err(Error::Value {
-                function,
-                what: format!("k is {k}, and rows have {columns} elements"),
-            });
-        }
-        let what = "it takes float32, float16 and bfloat16";
-        let element = of_library(self.dtype()).ok_or(Error::Type { function, dtype: self.dtype(), what })?;
-        let logits = Logits { element, rows, columns, align: align(element, &[columns]) };
-        let mut made = call(self.device(), &TopK { logits, k }, &[self])?.into_iter();
-        let mut shape = self.shape().to_vec();
-        if let Some(last) = shape.last_mut() {
-            *last = k;
-        }
-        match (made.next(), made.next()) {
-            (Some(values), Some(places)) => {
-                Ok((values.reshape(&shape)?.cast(self.dtype())?, places.reshape(&shape)?.cast(DType::Int64)?))
-            }
-            _ => Err(nothing()),
-        }
     }
 
     /// The product of matrices, or of vectors, of the last two axes; those before are repeated.
@@ -375,10 +312,4 @@ fn first(made: Vec<Array>) -> Result<Array> {
 
 fn nothing() -> Error {
     Error::Device("a function of the kernel library wrote nothing; please report this".into())
-}
-
-/// What targets of a loss are.
-fn of_index(function: &dyn Function) -> Element {
-    let mut read = function.buffers().into_iter().filter(|buffer| !buffer.access.writes());
-    read.nth(1).map_or(Element::I32, |buffer| buffer.element)
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::accelerator::{Item, Kind};
-use super::{Function, Parameter};
+use super::table::{Function, Language, Parameter};
 
 const HEAD: &str = "// Code generated from features/capi by its build script; DO NOT EDIT.\n// VMK_WRITE_HEADER=1 cargo test --package vm-capi --test header\n\npackage vmaccel\n\n";
 
@@ -82,9 +82,9 @@ pub(crate) fn accelerators(items: &[Item]) -> String {
 pub(crate) fn kernels(functions: &[Function]) -> String {
     let mut out = format!("{HEAD}// #include <vmkernels.h>\nimport \"C\"\n\nimport \"math\"\n\n");
     for function in functions {
-        let Function { comment, name, parameters, elements, workspace } = function;
+        let Function { name, parameters, elements, workspace, .. } = function;
         let go = camel(name.trim_start_matches("cuda_"), true);
-        let mut comment: Vec<String> = comment.clone();
+        let mut comment = function.comment(Language::C);
         comment.push("Slices that are too short are refused.".into());
         let _ = writeln!(out, "// {go}: {}", comment.join("\n// "));
         let slice = |kind: &str, element: &str| match kind
@@ -105,15 +105,14 @@ pub(crate) fn kernels(functions: &[Function]) -> String {
             "flag" => "bool",
             _ => "int32",
         };
-        let pointer = |one: &Parameter| one.kind.ends_with('*');
-        let shown = parameters.iter().filter(|one| !one.scratch);
+        let shown = parameters.iter().filter(|one| !one.is_scratch());
         let given: Vec<String> = shown
             .map(|one| {
-                let name = camel(&one.name, false);
-                if pointer(one) {
-                    format!("{name} []{}", slice(&one.kind, "T"))
+                let name = camel(one.name, false);
+                if one.is_pointer() {
+                    format!("{name} []{}", slice(one.kind, "T"))
                 } else {
-                    format!("{name} {}", number(&one.kind))
+                    format!("{name} {}", number(one.kind))
                 }
             })
             .collect();
@@ -121,11 +120,11 @@ pub(crate) fn kernels(functions: &[Function]) -> String {
         let words: Vec<String> = parameters
             .iter()
             .map(|one| {
-                let name = camel(&one.name, false);
-                match one.kind.as_str() {
-                    _ if one.scratch => "1".into(),
-                    _ if pointer(one) && one.optional => format!("given({name})"),
-                    _ if pointer(one) => "1".into(),
+                let name = camel(one.name, false);
+                match one.kind {
+                    _ if one.is_scratch() => "1".into(),
+                    _ if one.is_pointer() && one.is_optional() => format!("given({name})"),
+                    _ if one.is_pointer() => "1".into(),
                     "float" => format!("uint64(math.Float32bits({name}))"),
                     "flag" => format!("flag({name})"),
                     _ => format!("uint64({name})"),
@@ -135,8 +134,8 @@ pub(crate) fn kernels(functions: &[Function]) -> String {
         let sizes: Vec<String> = parameters
             .iter()
             .map(|one| {
-                let name = camel(&one.name, false);
-                if pointer(one) && !one.scratch {
+                let name = camel(one.name, false);
+                if one.is_pointer() && !one.is_scratch() {
                     format!("{{\"{name}\", sizeOf({name})}}")
                 } else {
                     "{}".into()
@@ -149,11 +148,11 @@ pub(crate) fn kernels(functions: &[Function]) -> String {
             words.join(", "),
             sizes.join(", ")
         );
-        let scratch = parameters.iter().find(|one| one.scratch);
+        let scratch = parameters.iter().find(|one| one.is_scratch());
         out += "\tvar t T\n\tswitch any(t).(type) {\n";
         for (number_of, element) in elements.iter().enumerate() {
             let suffix = if number_of == 0 { String::new() } else { format!("_{element}") };
-            let (in_go, in_c) = match element.as_str() {
+            let (in_go, in_c) = match *element {
                 "bf16" => ("BF16", "vmk_bf16"),
                 "f16" => ("F16", "vmk_f16"),
                 _ => ("float32", "float"),
@@ -165,17 +164,17 @@ pub(crate) fn kernels(functions: &[Function]) -> String {
                 other => format!("{other}_t"),
             };
             let value = |one: &Parameter| {
-                let name = camel(&one.name, false);
-                match one.kind.as_str() {
-                    _ if one.scratch => "(*C.float)(address(space))".into(),
-                    kind if pointer(one) => format!("(*C.{})(address({name}))", c(kind)),
+                let name = camel(one.name, false);
+                match one.kind {
+                    _ if one.is_scratch() => "(*C.float)(address(space))".into(),
+                    kind if one.is_pointer() => format!("(*C.{})(address({name}))", c(kind)),
                     "flag" => format!("C.int(flag({name}))"),
                     "float" | "int" => format!("C.{}({name})", one.kind),
                     kind => format!("C.{kind}({name})"),
                 }
             };
             let mut passed: Vec<String> = parameters.iter().map(value).collect();
-            let numbers: Vec<String> = parameters.iter().filter(|one| !pointer(one)).map(value).collect();
+            let numbers: Vec<String> = parameters.iter().filter(|one| !one.is_pointer()).map(value).collect();
             let _ = writeln!(out, "\tcase {in_go}:");
             let mut full = format!("{name}{suffix}");
             if *workspace || scratch.is_some() {

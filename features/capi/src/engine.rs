@@ -8,8 +8,9 @@ use rustc_hash::FxBuildHasher;
 use vm_accel::{Artifact, Extents, Grid, Scalar};
 use vm_ir::{GuestAddr, Type};
 use vm_kernels::call::{self as library, Entry, Region};
+use vm_kernels::functions::Arguments;
 
-use crate::call::{Arguments, Key, Kind};
+use crate::call::Key;
 use crate::error::Failure;
 use crate::sys::{Device, is_closed};
 
@@ -159,24 +160,20 @@ impl<D: Device> Engine<D> {
     pub(crate) fn outline(
         call: &Arguments<'_>,
     ) -> Result<(Box<dyn library::Function>, Vec<Buffer>), Failure> {
-        call.check()?;
-        let function = (call.spec.make)(call)?;
-        let pointers =
-            call.spec.parameters.iter().enumerate().filter(|(at, parameter)| match parameter.kind {
-                Kind::Pointer { optional } => !optional || call.words.get(*at).is_some_and(|word| *word != 0),
-                _ => false,
-            });
-        let buffer = |((word, parameter), buffer): ((usize, &crate::call::Parameter), library::Buffer)| {
+        let function = call.function()?;
+        let buffer = |((word, _), buffer): ((usize, u64), library::Buffer)| {
+            let name = call.spec.parameters[word].name;
             let element = u64::from(buffer.element.bytes());
             let bytes = buffer.len().and_then(|len| len.checked_mul(element)).filter(|all| *all <= 1 << 62);
             let many = || {
                 let what = format!("has {:?} elements: more bytes than can be addressed", buffer.extents);
-                Failure::invalid(call.name, parameter.name, what)
+                Failure::invalid(call.name, name, what)
             };
             let bytes = bytes.ok_or_else(many)?;
-            Ok(Buffer { word, name: parameter.name, bytes, element, writes: buffer.access.writes() })
+            Ok(Buffer { word, name, bytes, element, writes: buffer.access.writes() })
         };
-        let buffers = pointers.zip(function.buffers()).map(buffer).collect::<Result<Vec<_>, Failure>>()?;
+        let buffers =
+            call.pointers().zip(function.buffers()).map(buffer).collect::<Result<Vec<_>, Failure>>()?;
         Ok((function, buffers))
     }
 
@@ -221,7 +218,7 @@ impl<D: Device> Engine<D> {
         if plans.len() >= PLANS {
             plans.clear();
         }
-        plans.insert(call.key(), Arc::clone(&plan));
+        plans.insert(Key::of(call), Arc::clone(&plan));
         Ok(plan)
     }
 

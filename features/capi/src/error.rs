@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 use vm_kernels::call::CallError;
+use vm_kernels::functions::Invalid;
 use vm_runtime::CompileError;
 
 use crate::sys::vmk_status;
@@ -89,5 +90,11 @@ impl Failure {
             }
             _ => Failure::Launch { function, what: error.to_string() },
         }
+    }
+}
+
+impl From<Invalid> for Failure {
+    fn from(Invalid { function, parameter, what }: Invalid) -> Self {
+        Failure::invalid(function, parameter, what)
     }
 }

@@ -5,10 +5,9 @@
 //!
 //! | part | does |
 //! | --- | --- |
-//! | `functions.txt`, `accelerator.txt`, `build.rs` | what functions there are; the ABI is made of it |
+//! | `functions.txt` of `vm-kernels`, `accelerator.txt`, `build.rs` | what functions there are; the ABI is made of it |
 //! | `accelerator` | what the functions of `vmaccel.h` do |
-//! | `functions` | which function of `vm-kernels` each is |
-//! | `call` | a call's arguments, and the checks that need no device |
+//! | `call` | what a call is found by |
 //! | `engine` | the kernels of a device, compiled once, and what a call launches |
 //! | `state` | which device a call goes to |
 //! | `checks`, a feature | what tests check of every function, on any device |
@@ -20,6 +19,5 @@ mod call;
 pub mod checks;
 mod engine;
 mod error;
-mod functions;
 mod state;
 pub mod sys;

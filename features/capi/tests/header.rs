@@ -1,4 +1,4 @@
-//! The headers: they are what the tables and the Rust side say, and C and C++ compile them.
+//! The headers and what is made of the tables for other languages: they are what the tables and the Rust side say, and C and C++ compile them.
 
 mod common;
 
@@ -46,6 +46,7 @@ fn it_is_up_to_date() {
     for name in ["accelerator_gen.go", "kernels_gen.go"] {
         check_kept(&format!("../../bindings/go/{name}"), &made(name));
     }
+    check_kept("../../bindings/python/vmaccel/kernels.py", &made("kernels.py"));
 }
 
 /// A file as build.rs makes it of the tables.

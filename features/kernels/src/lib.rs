@@ -20,7 +20,7 @@
 //! | [`sample`] | argmax, top-k, and draws from logits |
 //!
 //! They are guest-safe: any guest may send them as they are. [`family`] is what they are to who chooses among variants, [`call`]
-//! what a function of the library is: launches of their kernels, [`graph`] what it is where there are no kernels, [`strided`] how it is called with strided rows, [`row`] how the
+//! what a function of the library is: launches of their kernels, [`functions`] has those with a name in other languages, [`graph`] what it is where there are no kernels, [`strided`] how it is called with strided rows, [`row`] how the
 //! rows of a matrix are divided among threads.
 
 pub mod append;
@@ -33,6 +33,7 @@ pub mod elementwise;
 pub mod experts;
 pub mod family;
 pub mod flat;
+pub mod functions;
 pub mod gather;
 pub mod gemm;
 pub mod graph;

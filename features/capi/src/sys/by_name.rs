@@ -20,7 +20,7 @@ pub struct Entry {
 pub struct Parameter {
     /// Its name.
     pub name: &'static str,
-    /// Its type as in `functions.txt`, with the element in the place of `T`; the workspace, its bytes and the stream as in C.
+    /// Its type as in the table, with the element in the place of `T`; the workspace, its bytes and the stream as in C.
     pub kind: &'static str,
     /// May it be NULL?
     pub optional: bool,

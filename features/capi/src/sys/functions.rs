@@ -1,4 +1,4 @@
-//! The functions of `functions.txt`, as `build.rs` writes them.
+//! The functions of the kernel library's table, as `build.rs` writes them.
 #![allow(
     non_snake_case,
     clippy::useless_conversion,
@@ -10,9 +10,9 @@
 use std::ffi::{c_float, c_int, c_void};
 
 use vm_ir::Scalar;
+use vm_kernels::functions::{Kind, MAKERS, Parameter, Spec};
 
 use super::abi::{vmk_bf16, vmk_f16, vmk_status};
 use super::run::{run, workspace_size};
-use crate::call::{Kind, Parameter, Spec};
 
 include!(concat!(env!("OUT_DIR"), "/functions.rs"));

@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use vm_accel::{Memory, MemoryKind, Other, QueueArgument, Tensor};
 use vm_ir::Scalar;
+use vm_kernels::functions::{Arguments, Kind, Numbers, Spec};
 
 use super::abi::{keep, vmk_status};
 use super::device::Device;
 use super::gate;
-use crate::call::{Arguments, Kind, Numbers, PARAMETERS, Spec};
+use crate::call::{Key, PARAMETERS};
 use crate::engine::{Buffer, Engine, Operand, Packed, Plan, Step};
 use crate::error::Failure;
 use crate::state::{Chosen, State};
@@ -140,7 +141,7 @@ unsafe fn run_on<D: Device>(
 ) -> Result<(), Failure> {
     let name = call.name;
     engine.device.check_stream(stream).map_err(|what| Failure::invalid(name, "stream", what))?;
-    let key = call.key();
+    let key = Key::of(call);
     let calling = Calling { engine, entered, call, workspace, stream };
     let again = |plan: &Plan<D::Kernel>, packed: &mut Packed| {
         calling.check_buffers(&plan.buffers)?;

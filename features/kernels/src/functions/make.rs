@@ -1,31 +1,48 @@
-//! Which function of the library each function of the ABI is. Its buffers are the pointers, in their order.
+//! Which function of the library each function of the table is. Its buffers are the pointers, in their order.
 
+use crate::attention::{DotProductAttention, DotProductAttentionBackward, Mask};
+use crate::call::Function;
+use crate::elementwise::{Chain, Elementwise, Op};
+use crate::experts::AuxLoss;
+use crate::flat::{Activation, ActivationGradient, AdamW, Fill, GradClip};
+use crate::gather::Embedding;
+use crate::gemm::{Batch, Epilogue, Multiply, Product};
+use crate::loss::{CrossEntropy, CrossEntropyBackward, LossOptions, Reduction};
+use crate::norm::{Norm, NormBackward, NormForward};
+use crate::rope::{Angles, Pairs, Rope};
+use crate::sample::{Argmax, Logits, Sample, SoftmaxTopK, TopK, TopKSample, TopPSample};
+use crate::scatter::ScatterAdd;
+use crate::softmax::Softmax;
+use crate::transpose::Transpose;
 use vm_ir::Scalar;
-use vm_kernels::attention::{DotProductAttention, DotProductAttentionBackward, Mask};
-use vm_kernels::call::Function;
-use vm_kernels::elementwise::{Chain, Elementwise, Op};
-use vm_kernels::experts::AuxLoss;
-use vm_kernels::flat::{Activation, ActivationGradient, AdamW, Fill, GradClip};
-use vm_kernels::gather::Embedding;
-use vm_kernels::gemm::{Batch, Epilogue, Multiply, Product};
-use vm_kernels::loss::{CrossEntropy, CrossEntropyBackward, LossOptions, Reduction};
-use vm_kernels::norm::{Norm, NormBackward, NormForward};
-use vm_kernels::rope::{Angles, Pairs, Rope};
-use vm_kernels::sample::{Argmax, Logits, Sample, SoftmaxTopK, TopK, TopKSample, TopPSample};
-use vm_kernels::scatter::ScatterAdd;
-use vm_kernels::softmax::Softmax;
-use vm_kernels::transpose::Transpose;
 
-use crate::call::{Arguments, Numbers};
-use crate::error::Failure;
+use super::{Arguments, Invalid, Maker, Numbers};
 
-type Made = Result<Box<dyn Function>, Failure>;
+macro_rules! makers {
+    ($($name:ident $(($numbers:ident))?)+) => {
+        /// What makes the functions, in the order of the table.
+        pub const MAKERS: &[Maker] =
+            &[$(Maker { name: stringify!($name), make: $name, numbers: makers!(@ $($numbers)?) }),+];
+    };
+    (@) => { None };
+    (@ $numbers:ident) => { Some($numbers) };
+}
 
-pub(crate) fn gemm(call: &Arguments<'_>) -> Made {
+makers! {
+    gemm gemm_batched linear transpose embedding mqa_attention flash_attention flash_attention_lse
+    flash_attention_backward rope adamw_step(adamw_step_numbers) grad_clip scatter_add zero_grad
+    aux_loss_forward silu add mul scale gelu gelu_tanh silu_backward gelu_backward gelu_tanh_backward
+    softmax rmsnorm layernorm layernorm_backward topk softmax_topk cross_entropy_forward
+    cross_entropy_backward argmax sample topk_sample topp_sample
+}
+
+type Made = Result<Box<dyn Function>, Invalid>;
+
+fn gemm(call: &Arguments<'_>) -> Made {
     multiply(call, Batch::One, 1)
 }
 
-pub(crate) fn gemm_batched(call: &Arguments<'_>) -> Made {
+fn gemm_batched(call: &Arguments<'_>) -> Made {
     multiply(call, Batch::Batched, call.extent("batch"))
 }
 
@@ -45,7 +62,7 @@ fn multiply(call: &Arguments<'_>, batch: Batch, matrices: u64) -> Made {
     Ok(Box::new(Multiply { product, alpha, beta }))
 }
 
-pub(crate) fn linear(call: &Arguments<'_>) -> Made {
+fn linear(call: &Arguments<'_>) -> Made {
     let [rows, inner, columns] = ["batch", "in_dim", "out_dim"].map(|name| call.extent(name));
     let product = Product {
         element: call.element,
@@ -58,48 +75,48 @@ pub(crate) fn linear(call: &Arguments<'_>) -> Made {
     Ok(Box::new(Multiply { product, alpha: 1.0, beta: 0.0 }))
 }
 
-pub(crate) fn transpose(call: &Arguments<'_>) -> Made {
+fn transpose(call: &Arguments<'_>) -> Made {
     let [rows, columns] = ["rows", "cols"].map(|name| call.extent(name));
     let (element, align) = (call.element, call.align(&[rows, columns]));
     Ok(Box::new(Transpose { matrices: 1, rows, columns, element, align }))
 }
 
-pub(crate) fn embedding(call: &Arguments<'_>) -> Made {
+fn embedding(call: &Arguments<'_>) -> Made {
     let [rows, columns, count] = ["rows", "dim", "count"].map(|name| call.extent(name));
     let (element, align) = (call.element, call.align(&[columns]));
     Ok(Box::new(Embedding { rows, columns, count, element, index: Scalar::I32, align }))
 }
 
-pub(crate) fn mqa_attention(call: &Arguments<'_>) -> Made {
+fn mqa_attention(call: &Arguments<'_>) -> Made {
     Ok(Box::new(DotProductAttention { bias: call.is("mask"), ..attention(call, 1, Mask::Full)? }))
 }
 
-pub(crate) fn flash_attention(call: &Arguments<'_>) -> Made {
+fn flash_attention(call: &Arguments<'_>) -> Made {
     Ok(Box::new(heads(call)?))
 }
 
-pub(crate) fn flash_attention_lse(call: &Arguments<'_>) -> Made {
+fn flash_attention_lse(call: &Arguments<'_>) -> Made {
     Ok(Box::new(DotProductAttention { log_sums: true, ..heads(call)? }))
 }
 
-pub(crate) fn flash_attention_backward(call: &Arguments<'_>) -> Made {
+fn flash_attention_backward(call: &Arguments<'_>) -> Made {
     Ok(Box::new(DotProductAttentionBackward(DotProductAttention { log_sums: true, ..heads(call)? })))
 }
 
 /// Attention whose heads have keys of their own.
-fn heads(call: &Arguments<'_>) -> Result<DotProductAttention, Failure> {
+fn heads(call: &Arguments<'_>) -> Result<DotProductAttention, Invalid> {
     let mask = if call.is("is_causal") { Mask::Causal } else { Mask::Full };
     attention(call, call.extent("n_heads"), mask)
 }
 
-fn attention(call: &Arguments<'_>, shared: u64, mask: Mask) -> Result<DotProductAttention, Failure> {
+fn attention(call: &Arguments<'_>, shared: u64, mask: Mask) -> Result<DotProductAttention, Invalid> {
     let (length, dim, scale) = (call.extent("seq_len"), call.extent("head_dim"), call.float("scale"));
     if dim > 256 {
-        return Err(Failure::invalid(call.name, "head_dim", format!("is {dim}: it must be at most 256")));
+        return Err(Invalid::new(call.name, "head_dim", format!("is {dim}: it must be at most 256")));
     }
     if !(scale > 0.0 && scale.is_finite()) {
         let what = format!("is {scale}: it must be above 0, as a rule 1 / sqrt(head_dim)");
-        return Err(Failure::invalid(call.name, "scale", what));
+        return Err(Invalid::new(call.name, "scale", what));
     }
     Ok(DotProductAttention {
         element: call.element,
@@ -117,10 +134,10 @@ fn attention(call: &Arguments<'_>, shared: u64, mask: Mask) -> Result<DotProduct
     })
 }
 
-pub(crate) fn rope(call: &Arguments<'_>) -> Made {
+fn rope(call: &Arguments<'_>) -> Made {
     let (heads, dim) = (call.extent("n_heads"), call.extent("head_dim"));
     if !dim.is_multiple_of(2) {
-        return Err(Failure::invalid(call.name, "head_dim", format!("is {dim}: it must be even")));
+        return Err(Invalid::new(call.name, "head_dim", format!("is {dim}: it must be even")));
     }
     Ok(Box::new(Rope {
         batch: call.extent("batch"),
@@ -139,19 +156,19 @@ pub(crate) fn rope(call: &Arguments<'_>) -> Made {
     }))
 }
 
-pub(crate) fn adamw_step(call: &Arguments<'_>) -> Made {
+fn adamw_step(call: &Arguments<'_>) -> Made {
     Ok(Box::new(adamw(call, vec![call.extent("size")])?))
 }
 
-pub(crate) fn adamw_step_numbers(call: &Arguments<'_>) -> Result<Numbers, Failure> {
+fn adamw_step_numbers(call: &Arguments<'_>) -> Result<Numbers, Invalid> {
     Ok(adamw(call, Vec::new())?.numbers())
 }
 
-fn adamw(call: &Arguments<'_>, sizes: Vec<u64>) -> Result<AdamW, Failure> {
+fn adamw(call: &Arguments<'_>, sizes: Vec<u64>) -> Result<AdamW, Invalid> {
     let step = call.extent("step").cast_signed();
     if step < 1 {
         let what = format!("is {step}: it must be 1 or more, as steps are counted from 1");
-        return Err(Failure::invalid(call.name, "step", what));
+        return Err(Invalid::new(call.name, "step", what));
     }
     let float = |name| f64::from(call.float(name));
     Ok(AdamW {
@@ -170,7 +187,7 @@ fn adamw(call: &Arguments<'_>, sizes: Vec<u64>) -> Result<AdamW, Failure> {
     })
 }
 
-pub(crate) fn grad_clip(call: &Arguments<'_>) -> Made {
+fn grad_clip(call: &Arguments<'_>) -> Made {
     Ok(Box::new(GradClip {
         sizes: vec![call.extent("size")],
         element: call.element,
@@ -179,7 +196,7 @@ pub(crate) fn grad_clip(call: &Arguments<'_>) -> Made {
     }))
 }
 
-pub(crate) fn scatter_add(call: &Arguments<'_>) -> Made {
+fn scatter_add(call: &Arguments<'_>) -> Made {
     let columns = call.extent("dim");
     Ok(Box::new(ScatterAdd {
         rows: call.extent("rows"),
@@ -193,12 +210,12 @@ pub(crate) fn scatter_add(call: &Arguments<'_>) -> Made {
     }))
 }
 
-pub(crate) fn zero_grad(call: &Arguments<'_>) -> Made {
+fn zero_grad(call: &Arguments<'_>) -> Made {
     let (sizes, align) = (vec![call.extent("size")], call.align_of_pointers());
     Ok(Box::new(Fill { sizes, element: call.element, align, value: 0.0 }))
 }
 
-pub(crate) fn aux_loss_forward(call: &Arguments<'_>) -> Made {
+fn aux_loss_forward(call: &Arguments<'_>) -> Made {
     let experts = call.extent("n_experts");
     Ok(Box::new(AuxLoss {
         tokens: call.extent("batch_seq"),
@@ -217,27 +234,27 @@ fn elementwise(call: &Arguments<'_>, chain: Chain, number: f32) -> Made {
     Ok(Box::new(Elementwise { align, numbers: of.numbers.map(|_| number), ..of }))
 }
 
-pub(crate) fn silu(call: &Arguments<'_>) -> Made {
+fn silu(call: &Arguments<'_>) -> Made {
     elementwise(call, Chain::unary(Op::Silu, call.element, call.element), 0.0)
 }
 
-pub(crate) fn gelu(call: &Arguments<'_>) -> Made {
+fn gelu(call: &Arguments<'_>) -> Made {
     elementwise(call, Chain::unary(Op::Gelu, call.element, call.element), 0.0)
 }
 
-pub(crate) fn gelu_tanh(call: &Arguments<'_>) -> Made {
+fn gelu_tanh(call: &Arguments<'_>) -> Made {
     elementwise(call, Chain::unary(Op::GeluTanh, call.element, call.element), 0.0)
 }
 
-pub(crate) fn silu_backward(call: &Arguments<'_>) -> Made {
+fn silu_backward(call: &Arguments<'_>) -> Made {
     gradient(call, Activation::Silu)
 }
 
-pub(crate) fn gelu_backward(call: &Arguments<'_>) -> Made {
+fn gelu_backward(call: &Arguments<'_>) -> Made {
     gradient(call, Activation::Gelu)
 }
 
-pub(crate) fn gelu_tanh_backward(call: &Arguments<'_>) -> Made {
+fn gelu_tanh_backward(call: &Arguments<'_>) -> Made {
     gradient(call, Activation::GeluTanh)
 }
 
@@ -246,45 +263,45 @@ fn gradient(call: &Arguments<'_>, activation: Activation) -> Made {
     Ok(Box::new(ActivationGradient { activation, rows: 1, columns, element, align }))
 }
 
-pub(crate) fn add(call: &Arguments<'_>) -> Made {
+fn add(call: &Arguments<'_>) -> Made {
     elementwise(call, Chain::binary(Op::Add, call.element, call.element), 0.0)
 }
 
-pub(crate) fn mul(call: &Arguments<'_>) -> Made {
+fn mul(call: &Arguments<'_>) -> Made {
     elementwise(call, Chain::binary(Op::Mul, call.element, call.element), 0.0)
 }
 
-pub(crate) fn scale(call: &Arguments<'_>) -> Made {
+fn scale(call: &Arguments<'_>) -> Made {
     elementwise(call, Chain::scale(call.element, call.element), call.float("scale"))
 }
 
-pub(crate) fn softmax(call: &Arguments<'_>) -> Made {
+fn softmax(call: &Arguments<'_>) -> Made {
     let [rows, columns] = ["batch", "dim"].map(|name| call.extent(name));
     let align = call.align(&[columns]);
     Ok(Box::new(Softmax { align, ..Softmax::of(rows, columns, call.element) }))
 }
 
-pub(crate) fn rmsnorm(call: &Arguments<'_>) -> Made {
+fn rmsnorm(call: &Arguments<'_>) -> Made {
     let [rows, columns] = ["batch", "dim"].map(|name| call.extent(name));
     let align = call.align(&[columns]);
     let of = NormForward::of(Norm::Rms, rows, columns, call.element, call.float("eps"));
     Ok(Box::new(NormForward { align, ..of }))
 }
 
-pub(crate) fn layernorm(call: &Arguments<'_>) -> Made {
+fn layernorm(call: &Arguments<'_>) -> Made {
     let [rows, columns] = ["batch", "dim"].map(|name| call.extent(name));
     let statistics = call.is("mean");
     if statistics != call.is("rstd") {
         let (name, other) = if statistics { ("rstd", "mean") } else { ("mean", "rstd") };
         let what = format!("is NULL and {other} is not: give both, or neither");
-        return Err(Failure::invalid(call.name, name, what));
+        return Err(Invalid::new(call.name, name, what));
     }
     let align = call.align(&[columns]);
     let of = NormForward::of(Norm::Layer, rows, columns, call.element, call.float("eps"));
     Ok(Box::new(NormForward { bias: true, statistics, align, ..of }))
 }
 
-pub(crate) fn layernorm_backward(call: &Arguments<'_>) -> Made {
+fn layernorm_backward(call: &Arguments<'_>) -> Made {
     let [rows, columns] = ["batch", "dim"].map(|name| call.extent(name));
     Ok(Box::new(NormBackward {
         norm: Norm::Layer,
@@ -304,25 +321,25 @@ fn logits(call: &Arguments<'_>, [rows, columns]: [&str; 2]) -> Logits {
 }
 
 /// `k`, of rows of so many columns.
-fn k(call: &Arguments<'_>, columns: &str) -> Result<u64, Failure> {
+fn k(call: &Arguments<'_>, columns: &str) -> Result<u64, Invalid> {
     let (k, all) = (call.extent("k"), call.extent(columns));
     if k > all {
         let what = format!("is {k}: it must be at most {columns}, which is {all}");
-        return Err(Failure::invalid(call.name, "k", what));
+        return Err(Invalid::new(call.name, "k", what));
     }
     Ok(k)
 }
 
-pub(crate) fn topk(call: &Arguments<'_>) -> Made {
+fn topk(call: &Arguments<'_>) -> Made {
     Ok(Box::new(TopK { logits: logits(call, ["batch", "dim"]), k: k(call, "dim")? }))
 }
 
-pub(crate) fn softmax_topk(call: &Arguments<'_>) -> Made {
+fn softmax_topk(call: &Arguments<'_>) -> Made {
     let logits = logits(call, ["rows", "cols"]);
     Ok(Box::new(SoftmaxTopK { logits, k: k(call, "cols")?, renormalised: false }))
 }
 
-pub(crate) fn cross_entropy_forward(call: &Arguments<'_>) -> Made {
+fn cross_entropy_forward(call: &Arguments<'_>) -> Made {
     let [rows, columns] = ["batch", "vocab_size"].map(|name| call.extent(name));
     let options = LossOptions { reduction: Reduction::None, ..LossOptions::default() };
     let align = call.align(&[columns]);
@@ -331,7 +348,7 @@ pub(crate) fn cross_entropy_forward(call: &Arguments<'_>) -> Made {
     Ok(Box::new(CrossEntropy { target: Scalar::I32, log_probs, options, align, ..of }))
 }
 
-pub(crate) fn cross_entropy_backward(call: &Arguments<'_>) -> Made {
+fn cross_entropy_backward(call: &Arguments<'_>) -> Made {
     let [rows, columns] = VOCABULARY.map(|name| call.extent(name));
     Ok(Box::new(CrossEntropyBackward {
         rows,
@@ -348,36 +365,36 @@ pub(crate) fn cross_entropy_backward(call: &Arguments<'_>) -> Made {
 /// Rows of logits of a vocabulary.
 const VOCABULARY: [&str; 2] = ["batch", "vocab_size"];
 
-pub(crate) fn argmax(call: &Arguments<'_>) -> Made {
+fn argmax(call: &Arguments<'_>) -> Made {
     Ok(Box::new(Argmax { logits: logits(call, VOCABULARY) }))
 }
 
-pub(crate) fn sample(call: &Arguments<'_>) -> Made {
+fn sample(call: &Arguments<'_>) -> Made {
     Ok(Box::new(Sample { logits: logits(call, VOCABULARY), temperature: temperature(call)? }))
 }
 
-fn temperature(call: &Arguments<'_>) -> Result<f32, Failure> {
+fn temperature(call: &Arguments<'_>) -> Result<f32, Invalid> {
     let temperature = call.float("temperature");
     if !(temperature.is_finite() && temperature >= 0.0) {
         let what = format!("is {temperature}: it must be finite and 0 or more");
-        return Err(Failure::invalid(call.name, "temperature", what));
+        return Err(Invalid::new(call.name, "temperature", what));
     }
     Ok(temperature)
 }
 
-pub(crate) fn topk_sample(call: &Arguments<'_>) -> Made {
+fn topk_sample(call: &Arguments<'_>) -> Made {
     let k = call.extent("k");
     if k == 0 {
         let what = "is 0, and nothing is left to draw from: it must be 1 or more";
-        return Err(Failure::invalid(call.name, "k", what));
+        return Err(Invalid::new(call.name, "k", what));
     }
     Ok(Box::new(TopKSample { logits: logits(call, VOCABULARY), k, temperature: temperature(call)? }))
 }
 
-pub(crate) fn topp_sample(call: &Arguments<'_>) -> Made {
+fn topp_sample(call: &Arguments<'_>) -> Made {
     let p = call.float("top_p");
     if !(0.0..=1.0).contains(&p) {
-        return Err(Failure::invalid(call.name, "top_p", format!("is {p}: it must be from 0 to 1")));
+        return Err(Invalid::new(call.name, "top_p", format!("is {p}: it must be from 0 to 1")));
     }
     Ok(Box::new(TopPSample { logits: logits(call, VOCABULARY), p, temperature: temperature(call)? }))
 }
