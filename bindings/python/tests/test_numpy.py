@@ -111,6 +111,15 @@ def test_complex_numbers(both):
     check(va.conj(a).mT if x.ndim > 1 else va.conj(a), np.conj(x).swapaxes(-1, -2) if x.ndim > 1 else np.conj(x))
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_functions_near_their_poles(dtype):
+    near = np.array([1 + 1e-2, 1 - 1e-3, 1 + 1e-4]) * np.pi / 2
+    x = (np.array([1e-2, -1e-3, 3e-3, 0.0]) + 1j * near[:, None]).astype(dtype)
+    for name, z in (("tanh", x), ("tan", -1j * x)):
+        z = z.astype(dtype)
+        check(getattr(va, name)(va.to_device(z)), getattr(np, name)(z), 2e-5 if dtype == "complex64" else 1e-11)
+
+
 @given(st.data())
 def test_reductions(data):
     x, a = data.draw(arrays(REAL))

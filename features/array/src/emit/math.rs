@@ -454,16 +454,15 @@ mod complex {
         ((none | far).select(cosh, cosh * a.1.cos()), im)
     }
 
-    /// tanh (x + i y) = (sinh 2x + i sin 2y) / (cosh 2x + cos 2y); ±1 far out.
-    fn tanh(a: C<'_>) -> C<'_> {
-        let two = constant(a.0, 2.0);
-        let (x, y) = (a.0 * two, a.1 * two);
-        let far = a.0.abs().gt(constant(a.0, 40.0)) & is_finite(a.1) | is_infinite(a.0);
-        let below = function(Unary::Cosh, x) + y.cos();
-        let one = copysign(constant(a.0, 1.0), a.0);
-        let (re, im) = (function(Unary::Sinh, x) / below, y.sin() / below);
-        let re = a.0.eq(zero(a.0)).select(a.0, far.select(one, re));
-        (re, a.1.eq(zero(a.1)).select(a.1, far.select(copysign(zero(y), y), im)))
+    /// tanh (x + i y) = (sinh x cosh x + i sin y cos y) / (sinh² x + cos² y), in which nothing cancels near the poles; ±1 far out.
+    fn tanh((x, y): C<'_>) -> C<'_> {
+        let far = x.abs().gt(constant(x, 40.0)) & is_finite(y) | is_infinite(x);
+        let (sinh, cos) = (function(Unary::Sinh, x), y.cos());
+        let below = sinh * sinh + cos * cos;
+        let re = sinh * function(Unary::Cosh, x) / below;
+        let re = x.eq(zero(x)).select(x, far.select(copysign(constant(x, 1.0), x), re));
+        let im = far.select(copysign(zero(y), y), y.sin() * cos / below);
+        (re, y.eq(zero(y)).select(y, im))
     }
 
     /// i a.
