@@ -260,6 +260,15 @@ pub(crate) fn around(address: u64) -> Option<(u64, u64, Context)> {
     (address - start < import.bytes).then_some((*start, import.bytes, import.context))
 }
 
+/// All that is mapped: addresses and bytes.
+pub(crate) fn pieces() -> Vec<(u64, u64)> {
+    let imports = IMPORTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let each = imports.iter().flat_map(|(start, import)| {
+        import.pieces.iter().scan(*start, |at, bytes| Some((std::mem::replace(at, *at + bytes), *bytes)))
+    });
+    each.collect()
+}
+
 /// A context is gone, and with it what was imported there.
 pub(crate) fn end_context(context: Context) {
     let mut imports = IMPORTS.lock().unwrap_or_else(PoisonError::into_inner);

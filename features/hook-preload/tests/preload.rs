@@ -7,17 +7,19 @@ use std::sync::OnceLock;
 /// Keeps the driver's library built.
 use vm_cuda_fake as _;
 
-/// A directory with the fake driver as `libcuda.so.1`, and the program.
+/// A directory with the fake driver as `libcuda.so.1`, and the programs.
 fn folder() -> &'static Path {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     let made = FOLDER.get_or_init(|| {
         let folder = tempfile::tempdir().expect("a directory");
         std::os::unix::fs::symlink(beside("libvm_cuda_fake.so"), folder.path().join("libcuda.so.1"))
             .expect("a link");
-        let mut command = Command::new("gcc");
-        command.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-o"]).arg(folder.path().join("grow"));
-        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/grow.c")).arg("-ldl");
-        assert!(command.status().expect("gcc").success());
+        for name in ["grow", "peer"] {
+            let mut command = Command::new("gcc");
+            command.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-o"]).arg(folder.path().join(name));
+            command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/{name}.c"))).arg("-ldl");
+            assert!(command.status().expect("gcc").success());
+        }
         folder
     });
     made.path()
@@ -27,10 +29,19 @@ fn beside(name: &str) -> PathBuf {
     std::env::current_exe().expect("the test's path").with_file_name(name)
 }
 
-/// What the program says, and the hook's log.
+/// What `grow` says, and the hook's log.
 fn run(arguments: &[&str], hook: bool, environment: &[(&str, &str)]) -> (String, String) {
+    run_program("grow", arguments, hook, environment)
+}
+
+fn run_program(
+    program: &str,
+    arguments: &[&str],
+    hook: bool,
+    environment: &[(&str, &str)],
+) -> (String, String) {
     let log = tempfile::NamedTempFile::new().expect("a file");
-    let mut command = Command::new(folder().join("grow"));
+    let mut command = Command::new(folder().join(program));
     command
         .args(arguments)
         .env("LD_LIBRARY_PATH", folder())
@@ -82,4 +93,15 @@ fn what_fails_is_not_seen() {
         let (with, log) = run(&["dlsym"], true, &[("VM_CUDA_FAKE_FAIL", fails.as_str())]);
         assert_eq!(with, without, "{fails}\n{log}");
     }
+}
+
+#[test]
+fn devices_reach_each_others_memory() {
+    let two = [("VM_CUDA_FAKE_DEVICES", "2")];
+    let (without, _) = run_program("peer", &[], false, &two);
+    assert!(without.matches("right").count() == 6 && !without.contains("wrong"), "{without}");
+    let (with, log) = run_program("peer", &[], true, &two);
+    assert_eq!(with, without, "{log}");
+    assert_eq!(count(&log, "moved"), 2, "{log}");
+    assert!(!log.contains("no-access"), "{log}");
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use super::copies::{Copy, Form};
 use super::find;
-use super::real::{NOT_FOUND, THREAD_STREAMS, call, found, within};
+use super::real::{NOT_FOUND, THREAD_STREAMS, call, found};
 use crate::hook::{self, before, is_on, with};
 use crate::{control, pause, sharing, stacks};
 use vm_hook::driver::{Driver as _, Failure, INVALID_VALUE, OUT_OF_MEMORY, Result};
@@ -582,47 +582,35 @@ unsafe extern "C" fn cuIpcOpenEventHandle(event: *mut u64, handle: Ipc) -> u32 {
     }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxEnablePeerAccess(peer: u64, flags: c_uint) -> u32 {
-    let _pass = hook::enter(false);
-    let result = real!(c"cuCtxEnablePeerAccess"(u64, c_uint)(peer, flags));
-    if result != 0 || !is_on() {
-        return result;
+/// A device has a context: it reaches the memory that there is.
+fn join(device: c_int) {
+    if !is_on() {
+        return;
     }
-    code(with(|manager| {
-        manager.settle()?;
+    with(|manager| {
         let driver = manager.driver();
-        let Some((_, device)) = driver.current() else { return Ok(()) };
-        let of = within(peer, || driver.current().ok_or(Failure(NOT_FOUND)));
-        let Ok((_, of)) = of else { return Ok(()) };
-        driver.peers.lock().unwrap_or_else(PoisonError::into_inner).entry(of).or_default().insert(device);
-        let theirs = manager.tracker().all().filter(|allocation| allocation.device == of);
-        theirs
-            .flat_map(|allocation| {
-                allocation.pieces.iter().map(move |piece| (allocation.address + piece.offset, piece.bytes))
-            })
-            .try_for_each(|(address, bytes)| driver.give_access(address, bytes, device))
-    }))
+        if !driver.join(device) {
+            return;
+        }
+        let own = manager
+            .tracker()
+            .all()
+            .flat_map(|of| of.pieces.iter().map(move |piece| (of.address + piece.offset, piece.bytes)));
+        for (address, bytes) in own.chain(sharing::pieces()) {
+            if let Err(Failure(code)) = driver.give_access(address, bytes, device) {
+                let values = [("address", Value::Address(address)), ("code", Value::Number(code.into()))];
+                log::line(Level::Error, "no-access", &values);
+            }
+        }
+    });
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxDisablePeerAccess(peer: u64) -> u32 {
+unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> u32 {
     let _pass = hook::enter(false);
-    let result = real!(c"cuCtxDisablePeerAccess"(u64)(peer));
-    if result == 0 && is_on() {
-        with(|manager| {
-            let driver = manager.driver();
-            let Some((_, device)) = driver.current() else { return };
-            if let Ok((_, of)) = within(peer, || driver.current().ok_or(Failure(NOT_FOUND))) {
-                driver
-                    .peers
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .entry(of)
-                    .or_default()
-                    .remove(&device);
-            }
-        });
+    let result = real!(c"cuDevicePrimaryCtxRetain" (*mut u64, c_int) (context, device));
+    if result == 0 {
+        join(device);
     }
     result
 }
@@ -637,9 +625,15 @@ macro_rules! makes {
             if result == 0 && hook::is_here() {
                 // SAFETY: the driver has written it.
                 let context = unsafe { *context };
-                with(|manager| {
-                    manager.driver().contexts.lock().unwrap_or_else(PoisonError::into_inner).insert(context);
+                let made = with(|manager| {
+                    let driver = manager.driver();
+                    driver.contexts.lock().unwrap_or_else(PoisonError::into_inner).insert(context);
+                    // It is the thread's.
+                    driver.current()
                 });
+                if let Some((_, device)) = made {
+                    join(device);
+                }
             }
             result
         }

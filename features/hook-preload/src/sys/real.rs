@@ -1,16 +1,17 @@
 //! The driver's own functions, called by the hook.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::copies::{Copy, Form};
 use super::staging::{self, Saved};
 use vm_hook::driver::{Context, Device, Driver, Failure, Handle, Place, Range, Result};
+use vm_hook::log::{self, Level};
 
 pub(crate) type Address = u64;
 pub(crate) type Stream = u64;
@@ -104,8 +105,9 @@ pub(crate) struct Real {
     pub(crate) streams: Mutex<BTreeSet<Stream>>,
     /// Contexts that it made.
     pub(crate) contexts: Mutex<BTreeSet<Context>>,
-    /// Which devices reach another's memory.
-    pub(crate) peers: Mutex<BTreeMap<Device, BTreeSet<Device>>>,
+    /// Devices that have contexts. Each reaches the memory of all: a copy between any two is right of the driver's own memory, and of virtual
+    /// memory only where the device that copies has access.
+    devices: Mutex<BTreeSet<Device>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -161,6 +163,28 @@ pub(crate) fn export(handle: Handle) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(file) })
 }
 
+/// Can each device reach the memory of all others?
+fn all_are_peers() -> bool {
+    static ARE: OnceLock<bool> = OnceLock::new();
+    *ARE.get_or_init(|| {
+        let mut count: c_int = 0;
+        let _ = call!(c"cuDeviceGetCount" (*mut c_int) (&mut count));
+        let reaches = |device: c_int, other: c_int| {
+            let mut can: c_int = 0;
+            device == other
+                || call!(c"cuDeviceCanAccessPeer" (*mut c_int, c_int, c_int) (&mut can, device, other)) == 0
+                    && can != 0
+        };
+        let are = (0..count).all(|device| (0..count).all(|other| reaches(device, other)));
+        if !are {
+            let text = "devices can't reach each other's memory, as virtual memory needs it: the driver's own is used; \
+                        with CUDA_VISIBLE_DEVICES the program sees one alone";
+            log::line(Level::Error, "no-peers", &[("text", text.into())]);
+        }
+        are
+    })
+}
+
 /// The physical memory of another process's descriptor.
 pub(crate) fn import(file: &OwnedFd) -> Result<Handle> {
     let mut handle = 0u64;
@@ -178,7 +202,8 @@ impl Real {
         let known = call!(c"cuCtxGetCurrent" (*mut u64) (&mut context)) == 0
             && context != 0
             && call!(c"cuCtxGetDevice" (*mut c_int) (&mut device)) == 0
-            && attribute(device, VIRTUAL);
+            && attribute(device, VIRTUAL)
+            && all_are_peers();
         known.then_some((context, device))
     }
 
@@ -212,7 +237,12 @@ impl Real {
         (0..count).filter_map(|device| self.primary(device)).chain(made).collect()
     }
 
-    /// Lets another device reach memory that is mapped.
+    /// A device has a context: true if it had none before.
+    pub(crate) fn join(&self, device: Device) -> bool {
+        lock(&self.devices).insert(device)
+    }
+
+    /// Lets a device reach memory that is mapped.
     pub(crate) fn give_access(&self, address: Address, bytes: u64, device: Device) -> Result<()> {
         let location = Location { kind: ON_DEVICE, number: device };
         let access = Access { location, flags: READ_WRITE };
@@ -263,9 +293,9 @@ impl Driver for Real {
 
     fn map(&self, address: u64, bytes: u64, handle: Handle, device: Device) -> Result<()> {
         done(call!(c"cuMemMap"(u64, usize, usize, u64, u64)(address, bytes as usize, 0, handle, 0)))?;
-        let peers = lock(&self.peers).get(&device).cloned().unwrap_or_default();
-        let given =
-            std::iter::once(device).chain(peers).try_for_each(|to| self.give_access(address, bytes, to));
+        lock(&self.devices).insert(device);
+        let devices = lock(&self.devices).clone();
+        let given = devices.into_iter().try_for_each(|to| self.give_access(address, bytes, to));
         if given.is_err() {
             self.unmap(address, bytes)?;
         }
