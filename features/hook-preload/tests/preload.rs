@@ -14,7 +14,7 @@ fn folder() -> &'static Path {
         let folder = tempfile::tempdir().expect("a directory");
         std::os::unix::fs::symlink(beside("libvm_cuda_fake.so"), folder.path().join("libcuda.so.1"))
             .expect("a link");
-        for name in ["grow", "peer"] {
+        for name in ["grow", "peer", "traps"] {
             let mut command = Command::new("gcc");
             command.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-o"]).arg(folder.path().join(name));
             command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/{name}.c"))).arg("-ldl");
@@ -104,4 +104,16 @@ fn devices_reach_each_others_memory() {
     assert_eq!(with, without, "{log}");
     assert_eq!(count(&log, "moved"), 2, "{log}");
     assert!(!log.contains("no-access"), "{log}");
+}
+
+#[test]
+fn memory_is_what_the_drivers_own_is() {
+    let (without, _) = run_program("traps", &[], false, &[]);
+    assert!(without.contains("replayed: 0 0 22 22\n"), "{without}");
+    let (with, log) = run_program("traps", &[], true, &[]);
+    assert_eq!(with, without, "{log}");
+    // A driver of CUDA 11.2 has no cuGetProcAddress.
+    let old = [("VM_CUDA_FAKE_VERSION", "11020")];
+    let (with, log) = run_program("traps", &[], true, &old);
+    assert_eq!(with, run_program("traps", &[], false, &old).0, "{log}");
 }
