@@ -653,18 +653,26 @@ makes! {
     cuCtxCreate_v4 c"cuCtxCreate_v4" (parameters: *const c_void, flags: c_uint, device: c_int);
 }
 
-/// A context that ends takes its memory with it.
-fn end_of(context: u64) {
-    if hook::is_here() {
+/// Ends a context, which takes its memory with it; what the driver refuses to end keeps it.
+fn end(context: u64, destroy: impl FnOnce() -> u32) -> u32 {
+    if !hook::is_here() {
+        return destroy();
+    }
+    if let Err(Failure(code)) = before() {
+        return code;
+    }
+    // What can't be waited for, or was lost, goes with the context.
+    let _ = with(|manager| manager.driver().synchronize(context));
+    pause::leave(context);
+    let result = destroy();
+    if result == 0 {
         with(|manager| {
-            // What can't be waited for, or was lost, goes with the context.
-            let _ = manager.driver().synchronize(context);
             manager.driver().contexts.lock().unwrap_or_else(PoisonError::into_inner).remove(&context);
             let _ = manager.end_context(context);
         });
         sharing::end_context(context);
-        pause::leave(context);
     }
+    result
 }
 
 macro_rules! ends {
@@ -672,11 +680,7 @@ macro_rules! ends {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $function(context: u64) -> u32 {
             let _pass = hook::enter(true);
-            if let Err(Failure(code)) = before() {
-                return code;
-            }
-            end_of(context);
-            real!($name (u64) (context))
+            end(context, || real!($name (u64) (context)))
         }
     )*};
 }

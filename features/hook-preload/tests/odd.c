@@ -1,0 +1,77 @@
+/* Programs that do what few programs do. The first argument says which; each tells what it finds, which is the same without the hook. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef uint64_t ptr;
+static void *library, *context;
+static const size_t mib = 1 << 20;
+
+static void *find(const char *symbol) {
+    void *found = dlsym(library, symbol);
+    if (!found) {
+        printf("no %s\n", symbol);
+        exit(1);
+    }
+    return found;
+}
+
+#define TRY(symbol, types, ...) (((int(*) types)find(symbol))(__VA_ARGS__))
+#define CALL(symbol, types, ...)                      \
+    do {                                              \
+        int code = TRY(symbol, types, __VA_ARGS__);   \
+        if (code) printf("%s: %d\n", symbol, code);   \
+    } while (0)
+
+static void begin(void) {
+    int device;
+    library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library) printf("no driver\n"), exit(1);
+    CALL("cuInit", (unsigned), 0);
+    CALL("cuDeviceGet", (int *, int), &device, 0);
+    CALL("cuDevicePrimaryCtxRetain", (void **, int), &context, device);
+    CALL("cuCtxSetCurrent", (void *), context);
+}
+
+static ptr allocate(size_t bytes) {
+    ptr made = 0;
+    CALL("cuMemAlloc_v2", (ptr *, size_t), &made, bytes);
+    return made;
+}
+
+static void fill(ptr to, uint32_t value, size_t words) {
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), to, value, words);
+}
+
+static uint32_t word(ptr from) {
+    uint32_t value = 0;
+    CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), &value, from, sizeof value);
+    return value;
+}
+
+/* The driver destroys no primary context: what is in it stays. */
+static void destroys_what_it_may_not(void) {
+    ptr memory = allocate(8 * mib);
+    fill(memory, 77, 2 * mib);
+    printf("destroyed: %d\n", TRY("cuCtxDestroy_v2", (void *), context));
+    printf("still there: %u\n", word(memory));
+}
+
+int main(int count, char **arguments) {
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } programs[] = {
+        {"destroys what it may not", destroys_what_it_may_not},
+    };
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    begin();
+    for (size_t at = 0; count > 1 && at < sizeof programs / sizeof *programs; at++) {
+        if (!strcmp(programs[at].name, arguments[1])) return programs[at].run(), 0;
+    }
+    return 2;
+}

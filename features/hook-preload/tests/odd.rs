@@ -1,0 +1,44 @@
+//! Programs that do what few programs do: with the hook they find what they find without.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Keeps the driver's library built.
+use vm_cuda_fake as _;
+
+fn beside(name: &str) -> PathBuf {
+    std::env::current_exe().expect("the test's path").with_file_name(name)
+}
+
+fn compiled(folder: &Path) -> PathBuf {
+    std::os::unix::fs::symlink(beside("libvm_cuda_fake.so"), folder.join("libcuda.so.1")).expect("a link");
+    let program = folder.join("odd");
+    let mut command = Command::new("gcc");
+    command.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-pthread", "-o"]).arg(&program);
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/odd.c")).arg("-ldl");
+    assert!(command.status().expect("gcc").success());
+    program
+}
+
+#[test]
+fn odd_programs_find_the_same() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let program = compiled(folder.path());
+    let run = |what: &str, hook: bool, environment: &[(&str, &str)]| {
+        let mut command = Command::new(&program);
+        command.arg(what).env("LD_LIBRARY_PATH", folder.path()).env("XDG_RUNTIME_DIR", folder.path());
+        command.env("VM_CUDA_FAKE_MEMORY", (4u64 << 30).to_string()).envs(environment.iter().copied());
+        if hook {
+            command.env("LD_PRELOAD", beside("libvmhook.so"));
+        }
+        let output = command.output().expect("the program");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{what}, hook {hook}: {}\n{}", output.status, text(&output.stderr));
+        text(&output.stdout)
+    };
+    let check = |what: &str, expected: &str, environment: &[(&str, &str)]| {
+        assert_eq!(run(what, false, environment), expected, "{what}, without");
+        assert_eq!(run(what, true, environment), expected, "{what}, with");
+    };
+    check("destroys what it may not", "destroyed: 201\nstill there: 77\n", &[]);
+}
