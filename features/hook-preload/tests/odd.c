@@ -1,10 +1,12 @@
 /* Programs that do what few programs do. The first argument says which; each tells what it finds, which is the same without the hook. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 typedef uint64_t ptr;
@@ -61,12 +63,60 @@ static void destroys_what_it_may_not(void) {
     printf("still there: %u\n", word(memory));
 }
 
+/* It fails, which is logged. */
+static void fail(void) {
+    ptr none = 0;
+    printf("too large: %d\n", TRY("cuMemAlloc_v2", (ptr *, size_t), &none, (size_t)1 << 45));
+}
+
+/* Standard error is a pipe that nobody reads, as behind `2>&1 | head`. */
+static void tells_nobody(void) {
+    int ends[2];
+    if (pipe(ends) || dup2(ends[1], 2) != 2 || close(ends[0])) exit(2);
+    fail(), fail();
+}
+
+/* No file may grow. */
+static void may_write_nothing(void) {
+    struct rlimit none = {0, RLIM_INFINITY};
+    if (setrlimit(RLIMIT_FSIZE, &none)) exit(2);
+    fail(), fail();
+}
+
+static volatile int cancelled;
+
+static void *fails(void *argument) {
+    int (*allocates)(ptr *, size_t) = (int (*)(ptr *, size_t))find("cuMemAlloc_v2");
+    ptr none = 0;
+    CALL("cuCtxSetCurrent", (void *), context);
+    while (!cancelled) {}
+    *(int *)argument = allocates(&none, (size_t)1 << 45);
+    for (;;) pthread_testcancel();
+    return NULL;
+}
+
+/* A thread that was cancelled ends where it may, which is in no call of the driver. */
+static void cancels(void) {
+    pthread_t thread;
+    int code = -1;
+    void *end;
+    pthread_create(&thread, NULL, fails, &code);
+    pthread_cancel(thread);
+    cancelled = 1;
+    pthread_join(thread, &end);
+    printf("cancelled: %d, behind a call: %d\n", end == PTHREAD_CANCELED, code);
+}
+
 int main(int count, char **arguments) {
     static const struct {
         const char *name;
         void (*run)(void);
     } programs[] = {
         {"destroys what it may not", destroys_what_it_may_not},
+        {"tells nobody", tells_nobody},
+        {"may write nothing", may_write_nothing},
+        {"fails", fail},
+        {"cancels", cancels},
     };
     setvbuf(stdout, NULL, _IOLBF, 0);
     begin();

@@ -41,4 +41,12 @@ fn odd_programs_find_the_same() {
         assert_eq!(run(what, true, environment), expected, "{what}, with");
     };
     check("destroys what it may not", "destroyed: 201\nstill there: 77\n", &[]);
+    let failed = "too large: 2\n";
+    check("tells nobody", &failed.repeat(2), &[]);
+    let log = folder.path().join("log");
+    check("may write nothing", &failed.repeat(2), &[("VMM_LOG_FILE", log.to_str().expect("a path"))]);
+    let fifo = folder.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
+    check("fails", failed, &[("VMM_LOG_FILE", fifo.to_str().expect("a path"))]);
+    check("cancels", "cancelled: 1, behind a call: 2\n", &[]);
 }

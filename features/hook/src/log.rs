@@ -2,12 +2,17 @@
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
-use std::io::Write as _;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::sync::{Once, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
 use crate::manager::Event;
 use crate::options::{Mode, Options};
+use crate::sys;
 
 /// How much is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,10 +83,10 @@ fn write(what: &str, values: &[(&str, Value)]) {
     }
     text.push_str("}\n");
     // Who can't write has nobody to tell.
-    let _ = match file() {
+    let _ = sys::unnoticed(|| match file() {
         Some(mut file) => file.write_all(text.as_bytes()),
         None => std::io::stderr().write_all(text.as_bytes()),
-    };
+    });
 }
 
 fn quoted(text: &str) -> String {
@@ -99,12 +104,22 @@ fn quoted(text: &str) -> String {
     quoted
 }
 
-/// The file, opened to append once.
+/// Opens a log to append. A FIFO that nobody reads is refused, not waited for.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().append(true).create(true).custom_flags(flags).open(path)?;
+    // Who reads slowly loses nothing.
+    let flags = fcntl_getfl(&file)?;
+    fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
+    Ok(file)
+}
+
+/// The file, opened once.
 fn file() -> Option<&'static File> {
     static FILE: OnceLock<Option<File>> = OnceLock::new();
     FILE.get_or_init(|| {
         let path = Options::get().file.as_ref()?;
-        match OpenOptions::new().append(true).create(true).open(path) {
+        match open(path) {
             Ok(file) => Some(file),
             Err(error) => {
                 let _ = writeln!(
