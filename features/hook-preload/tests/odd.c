@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -28,6 +29,34 @@ static void *find(const char *symbol) {
         int code = TRY(symbol, types, __VA_ARGS__);   \
         if (code) printf("%s: %d\n", symbol, code);   \
     } while (0)
+
+#ifdef PLUGIN
+/* A library that is linked with the driver, which nobody else sees. */
+void *look(void) { return dlsym(RTLD_DEFAULT, "cuDriverGetVersion"); }
+#endif
+
+int cu_own(void) { return 5; }
+
+/* Names that begin as the driver's do, as those of curl and of curses. */
+static void asks_for_its_own(void) {
+    dlerror();
+    int (*found)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "cu_own");
+    const char *error = dlerror();
+    printf("own: %d, error: %s\n", found ? found() : 0, error ? error : "none");
+    void *none = dlsym(RTLD_DEFAULT, "cu_none");
+    printf("none: %d, error: %d\n", none == NULL, dlerror() != NULL);
+    printf("a driver: %d\n", dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) != NULL);
+    /* An empty name, behind which there is nothing. */
+    char *page = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    munmap(page + 4096, 4096);
+    printf("no name: %d\n", dlsym(RTLD_DEFAULT, page + 4095) == NULL);
+}
+
+static void has_a_plugin(void) {
+    void *plugin = dlopen("libplugin.so", RTLD_NOW | RTLD_LOCAL);
+    void *(*look)(void) = plugin ? (void *(*)(void))dlsym(plugin, "look") : NULL;
+    printf("seen: %d\n", look && look() != NULL);
+}
 
 static void begin(void) {
     int device;
@@ -111,17 +140,21 @@ int main(int count, char **arguments) {
     static const struct {
         const char *name;
         void (*run)(void);
+        int is_without;
     } programs[] = {
-        {"destroys what it may not", destroys_what_it_may_not},
-        {"tells nobody", tells_nobody},
-        {"may write nothing", may_write_nothing},
-        {"fails", fail},
-        {"cancels", cancels},
+        {"asks for its own", asks_for_its_own, 1},
+        {"has a plugin", has_a_plugin, 1},
+        {"destroys what it may not", destroys_what_it_may_not, 0},
+        {"tells nobody", tells_nobody, 0},
+        {"may write nothing", may_write_nothing, 0},
+        {"fails", fail, 0},
+        {"cancels", cancels, 0},
     };
     setvbuf(stdout, NULL, _IOLBF, 0);
-    begin();
     for (size_t at = 0; count > 1 && at < sizeof programs / sizeof *programs; at++) {
-        if (!strcmp(programs[at].name, arguments[1])) return programs[at].run(), 0;
+        if (strcmp(programs[at].name, arguments[1])) continue;
+        if (!programs[at].is_without) begin();
+        return programs[at].run(), 0;
     }
     return 2;
 }

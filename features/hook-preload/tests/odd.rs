@@ -13,10 +13,16 @@ fn beside(name: &str) -> PathBuf {
 fn compiled(folder: &Path) -> PathBuf {
     std::os::unix::fs::symlink(beside("libvm_cuda_fake.so"), folder.join("libcuda.so.1")).expect("a link");
     let program = folder.join("odd");
-    let mut command = Command::new("gcc");
-    command.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-pthread", "-o"]).arg(&program);
-    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/odd.c")).arg("-ldl");
-    assert!(command.status().expect("gcc").success());
+    let driver = folder.join("libcuda.so.1");
+    let compile = |to: &Path, arguments: &[&std::ffi::OsStr]| {
+        let mut command = Command::new("gcc");
+        command.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-pthread", "-rdynamic", "-o"]).arg(to);
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/odd.c")).arg("-ldl").args(arguments);
+        assert!(command.status().expect("gcc").success());
+    };
+    compile(&program, &[]);
+    let plugin = ["-DPLUGIN", "-shared", "-fPIC", "-Wl,--no-as-needed"].map(AsRef::as_ref);
+    compile(&folder.join("libplugin.so"), &[&plugin[..], &[driver.as_os_str()]].concat());
     program
 }
 
@@ -40,6 +46,12 @@ fn odd_programs_find_the_same() {
         assert_eq!(run(what, false, environment), expected, "{what}, without");
         assert_eq!(run(what, true, environment), expected, "{what}, with");
     };
+    check(
+        "asks for its own",
+        "own: 5, error: none\nnone: 1, error: 1\na driver: 0\nno name: 1\n",
+        &[("LD_LIBRARY_PATH", "")],
+    );
+    check("has a plugin", "seen: 1\n", &[]);
     check("destroys what it may not", "destroyed: 201\nstill there: 77\n", &[]);
     let failed = "too large: 2\n";
     check("tells nobody", &failed.repeat(2), &[]);
