@@ -136,6 +136,15 @@ static void cancels(void) {
     printf("cancelled: %d, behind a call: %d\n", end == PTHREAD_CANCELED, code);
 }
 
+/* More than there are addresses, beside an array that could grow. */
+static void wants_all(void) {
+    const size_t sizes[] = {SIZE_MAX, SIZE_MAX - 4096, SIZE_MAX - 2 * mib + 1, SIZE_MAX / 2};
+    ptr none = 0, array = allocate(256 * mib);
+    for (int at = 0; at < 4; at++) printf("%d\n", TRY("cuMemAlloc_v2", (ptr *, size_t), &none, sizes[at]));
+    fill(array, 3, 64);
+    printf("array: %u\n", word(array));
+}
+
 int main(int count, char **arguments) {
     static const struct {
         const char *name;
@@ -148,6 +157,7 @@ int main(int count, char **arguments) {
         {"tells nobody", tells_nobody, 0},
         {"may write nothing", may_write_nothing, 0},
         {"fails", fail, 0},
+        {"wants all", wants_all, 0},
         {"cancels", cancels, 0},
     };
     setvbuf(stdout, NULL, _IOLBF, 0);
