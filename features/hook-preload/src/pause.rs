@@ -107,7 +107,7 @@ fn attempt(left: &mut Left, moment: Duration) -> Result<Report, Not> {
         if manager.is_capturing() {
             return Err(Cant::Capture);
         }
-        manager.settle()?;
+        manager.settle_for_nobody()?;
         let mut contexts = manager.driver().contexts();
         contexts.extend(manager.tracker().all().map(|of| of.context));
         Ok(contexts)

@@ -124,6 +124,8 @@ pub struct Manager<D: Driver> {
     /// Allocations that the driver made itself, with their bytes.
     native: BTreeMap<u64, Native>,
     events: Vec<Event>,
+    /// What a copy that was put off failed with, and nobody was told yet.
+    failed: Option<Failure>,
     /// Is the program paused?
     is_paused: bool,
     /// What its contexts' memory had then.
@@ -145,6 +147,7 @@ impl<D: Driver> Manager<D> {
             puts_off,
             quota,
             events,
+            failed: None,
             is_paused,
             saved,
         }
@@ -172,16 +175,21 @@ impl<D: Driver> Manager<D> {
 
     /// Must something be done before anybody looks at memory?
     pub fn is_unsettled(&self) -> bool {
+        self.waits() || self.failed.is_some()
+    }
+
+    /// Does anything lack memory, or wait to be copied?
+    pub fn waits(&self) -> bool {
         !self.pending.is_empty() || self.tracker.is_missing()
     }
 
     /// From here on nothing is put off.
     ///
     /// # Errors
-    /// As [`settle`](Manager::settle).
+    /// As [`settle_for_nobody`](Manager::settle_for_nobody).
     pub fn put_nothing_off(&mut self) -> Result<()> {
         self.puts_off = false;
-        self.settle()
+        self.settle_for_nobody()
     }
 
     /// Bytes that allocations lack.
@@ -333,14 +341,35 @@ impl<D: Driver> Manager<D> {
     /// Gives what is missing memory, and runs the copies that wait.
     ///
     /// # Errors
-    /// [`OUT_OF_MEMORY`] when neither the device nor the host has any; the driver's. What could be settled was, and the rest is tried again at the
-    /// next call.
+    /// [`OUT_OF_MEMORY`] when neither the device nor the host has any; the driver's. What could be settled was, and what lacks memory is tried again
+    /// at the next call.
     pub fn settle(&mut self) -> Result<()> {
+        self.fill_all()?;
+        match self.failed.take() {
+            Some(failure) => Err(failure),
+            None => self.copy_all(),
+        }
+    }
+
+    /// The same for no call of the program's: the next is told what a copy fails with.
+    ///
+    /// # Errors
+    /// As [`settle`](Manager::settle).
+    pub fn settle_for_nobody(&mut self) -> Result<()> {
+        self.fill_all()?;
+        self.copy_all().inspect_err(|failure| self.failed = self.failed.or(Some(*failure)))
+    }
+
+    fn fill_all(&mut self) -> Result<()> {
         let missing: Vec<u64> =
             self.tracker.all().filter(|of| of.missing != 0).map(|of| of.address).collect();
         for address in missing {
             self.fill(address)?;
         }
+        Ok(())
+    }
+
+    fn copy_all(&mut self) -> Result<()> {
         while !self.pending.is_empty() {
             let Pending { from, to, copy } = self.pending.remove(0);
             self.driver.copy(&copy)?;

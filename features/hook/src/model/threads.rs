@@ -161,7 +161,7 @@ impl Process {
     fn clock(&self) {
         while self.turns.is_running() {
             if self.is_unsettled(CLOCK) {
-                let _ = self.with(CLOCK, Manager::settle);
+                let _ = self.with(CLOCK, Manager::settle_for_nobody);
             }
         }
     }
