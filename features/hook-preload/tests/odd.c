@@ -136,6 +136,29 @@ static void cancels(void) {
     printf("cancelled: %d, behind a call: %d\n", end == PTHREAD_CANCELED, code);
 }
 
+static size_t left(void) {
+    size_t left = 0, all;
+    CALL("cuMemGetInfo_v2", (size_t *, size_t *), &left, &all);
+    return left / mib;
+}
+
+/* A context takes all of its memory with it, the driver's own, too. */
+static void ends_contexts(void) {
+    size_t before = left();
+    allocate(64 * mib), allocate(mib);
+    CALL("cuDevicePrimaryCtxReset_v2", (int), 0);
+    CALL("cuCtxSetCurrent", (void *), context);
+    printf("reset: %zu\n", before - left());
+    for (int turn = 0; turn < 4; turn++) {
+        void *other;
+        CALL("cuCtxCreate_v2", (void **, unsigned, int), &other, 0, 0);
+        allocate(40 * mib), allocate(mib), allocate(mib);
+        CALL("cuCtxDestroy_v2", (void *), other);
+    }
+    CALL("cuCtxSetCurrent", (void *), context);
+    printf("destroyed: %zu\n", before - left());
+}
+
 /* More than there are addresses, beside an array that could grow. */
 static void wants_all(void) {
     const size_t sizes[] = {SIZE_MAX, SIZE_MAX - 4096, SIZE_MAX - 2 * mib + 1, SIZE_MAX / 2};
@@ -158,6 +181,7 @@ int main(int count, char **arguments) {
         {"may write nothing", may_write_nothing, 0},
         {"fails", fail, 0},
         {"wants all", wants_all, 0},
+        {"ends contexts", ends_contexts, 0},
         {"cancels", cancels, 0},
     };
     setvbuf(stdout, NULL, _IOLBF, 0);

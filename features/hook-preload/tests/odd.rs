@@ -52,6 +52,7 @@ fn odd_programs_find_the_same() {
         &[("LD_LIBRARY_PATH", "")],
     );
     check("has a plugin", "seen: 1\n", &[]);
+    check("ends contexts", "reset: 0\ndestroyed: 0\n", &[("VMM_QUOTA", "66M")]);
     check("wants all", "2\n2\n2\n2\narray: 3\n", &[]);
     check("destroys what it may not", "destroyed: 201\nstill there: 77\n", &[]);
     let failed = "too large: 2\n";

@@ -101,6 +101,8 @@ pub enum Event {
 /// Memory that the driver allocated itself.
 #[derive(Clone, Debug, Default)]
 struct Native {
+    /// Where it was allocated.
+    context: Context,
     bytes: u64,
     /// Is it the host's as well, and goes where it is used?
     is_managed: bool,
@@ -222,8 +224,8 @@ impl<D: Driver> Manager<D> {
     }
 
     /// The driver allocated itself; managed memory is where it is used, and has no quota.
-    pub fn native_allocated(&mut self, address: u64, bytes: u64, is_managed: bool) {
-        self.native.insert(address, Native { bytes, is_managed, ..Native::default() });
+    pub fn native_allocated(&mut self, context: Context, address: u64, bytes: u64, is_managed: bool) {
+        self.native.insert(address, Native { context, bytes, is_managed, ..Native::default() });
     }
 
     /// Bytes that the driver allocated itself.
@@ -539,6 +541,10 @@ impl<D: Driver> Manager<D> {
     /// The driver's.
     pub fn end_context(&mut self, context: Context) -> Result<()> {
         self.pending.retain(|pending| self.tracker.at(pending.from).is_none_or(|of| of.context != context));
+        // The driver frees its own.
+        for (address, of) in self.native.extract_if(.., |_, of| of.context == context) {
+            self.events.push(Event::Freed { address, bytes: of.bytes });
+        }
         let gone: Vec<u64> =
             self.tracker.all().filter(|of| of.context == context).map(|of| of.address).collect();
         for address in gone {

@@ -154,7 +154,7 @@ fn noted(address: u64) {
 
 /// The driver allocated itself.
 fn natively(address: u64, bytes: u64, is_managed: bool) {
-    with(|manager| manager.native_allocated(address, bytes, is_managed));
+    with(|manager| manager.native_allocated(manager.driver().context(), address, bytes, is_managed));
     noted(address);
     log_native("native-allocated", address, bytes);
 }
@@ -691,7 +691,7 @@ ends! {
 }
 
 macro_rules! primary {
-    ($($function:ident $name:literal;)*) => {$(
+    ($($function:ident $name:literal $resets:literal;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $function(device: c_int) -> u32 {
             let _pass = hook::enter(true);
@@ -702,7 +702,8 @@ macro_rules! primary {
             context.into_iter().for_each(pause::leave);
             let result = real!($name (c_int) (device));
             if let Some(context) = context
-                && !with(|manager| manager.driver().has_primary(device))
+                // What is retained is there behind a reset, without its memory.
+                && (result == 0 && $resets || !with(|manager| manager.driver().has_primary(device)))
             {
                 with(|manager| {
                     let _ = manager.end_context(context);
@@ -715,10 +716,10 @@ macro_rules! primary {
 }
 
 primary! {
-    cuDevicePrimaryCtxReset c"cuDevicePrimaryCtxReset";
-    cuDevicePrimaryCtxReset_v2 c"cuDevicePrimaryCtxReset_v2";
-    cuDevicePrimaryCtxRelease c"cuDevicePrimaryCtxRelease";
-    cuDevicePrimaryCtxRelease_v2 c"cuDevicePrimaryCtxRelease_v2";
+    cuDevicePrimaryCtxReset c"cuDevicePrimaryCtxReset" true;
+    cuDevicePrimaryCtxReset_v2 c"cuDevicePrimaryCtxReset_v2" true;
+    cuDevicePrimaryCtxRelease c"cuDevicePrimaryCtxRelease" false;
+    cuDevicePrimaryCtxRelease_v2 c"cuDevicePrimaryCtxRelease_v2" false;
 }
 
 /// Remembers a stream that was made.

@@ -182,6 +182,13 @@ impl Real {
         known.then_some((context, device))
     }
 
+    /// The context of this thread; 0 without one.
+    pub(crate) fn context(&self) -> Context {
+        let mut context = 0;
+        let _ = call!(c"cuCtxGetCurrent" (*mut u64) (&mut context));
+        context
+    }
+
     /// The device's primary context, if it is active.
     pub(crate) fn primary(&self, device: Device) -> Option<Context> {
         let (mut flags, mut active, mut context): (u32, c_int, u64) = (0, 0, 0);
