@@ -159,6 +159,19 @@ static void ends_contexts(void) {
     printf("destroyed: %zu\n", before - left());
 }
 
+/* With a quota of 4 MiB. */
+static void has_a_quota(void) {
+    ptr managed = 0, pitched = 0;
+    size_t pitch, before = left();
+    CALL("cuMemAllocManaged", (ptr *, size_t, unsigned), &managed, 512 * mib, 1);
+    printf("managed: %zu\n", before - left());
+    /* A byte in each row, and many rows. */
+    CALL("cuMemAllocPitch_v2", (ptr *, size_t *, size_t, size_t, unsigned), &pitched, &pitch, 1, mib, 4);
+    printf("pitched: %zu\n", before - left());
+    allocate(mib), allocate(2 * mib), allocate(mib), allocate(mib);
+    printf("all: %zu\n", before - left());
+}
+
 /* More than there are addresses, beside an array that could grow. */
 static void wants_all(void) {
     const size_t sizes[] = {SIZE_MAX, SIZE_MAX - 4096, SIZE_MAX - 2 * mib + 1, SIZE_MAX / 2};
@@ -182,6 +195,7 @@ int main(int count, char **arguments) {
         {"fails", fail, 0},
         {"wants all", wants_all, 0},
         {"ends contexts", ends_contexts, 0},
+        {"has a quota", has_a_quota, 0},
         {"cancels", cancels, 0},
     };
     setvbuf(stdout, NULL, _IOLBF, 0);

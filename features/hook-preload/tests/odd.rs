@@ -53,6 +53,10 @@ fn odd_programs_find_the_same() {
     );
     check("has a plugin", "seen: 1\n", &[]);
     check("ends contexts", "reset: 0\ndestroyed: 0\n", &[("VMM_QUOTA", "66M")]);
+    assert_eq!(
+        run("has a quota", true, &[("VMM_QUOTA", "4M")]),
+        "managed: 0\ncuMemAllocPitch_v2: 2\npitched: 0\ncuMemAlloc_v2: 2\nall: 4\n"
+    );
     check("wants all", "2\n2\n2\n2\narray: 3\n", &[]);
     check("destroys what it may not", "destroyed: 201\nstill there: 77\n", &[]);
     let failed = "too large: 2\n";

@@ -201,11 +201,7 @@ impl<D: Driver> Manager<D> {
 
     /// All bytes that the program has, and how many it may have.
     pub fn used(&self) -> (u64, Option<u64>) {
-        (
-            self.native.values().map(|of| of.bytes).sum::<u64>()
-                + self.tracker.all().map(Allocation::reserved).sum::<u64>(),
-            self.quota,
-        )
+        (self.native_bytes(false) + self.tracker.all().map(Allocation::reserved).sum::<u64>(), self.quota)
     }
 
     /// That so many bytes more are within the quota.
@@ -252,7 +248,7 @@ impl<D: Driver> Manager<D> {
         let has =
             |bytes: u64| driver.free_bytes(context).is_ok_and(|free| free >= promised.saturating_add(bytes));
         if promised != 0 && !has(bytes.saturating_add(plan::SPARE)) {
-            self.settle()?;
+            self.settle_for_nobody()?;
         }
         let promised = self.promised();
         let driver = &self.driver;

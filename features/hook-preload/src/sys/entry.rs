@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use super::copies::{Copy, Form};
 use super::find;
-use super::real::{NOT_FOUND, THREAD_STREAMS, call, found, within};
+use super::real::{NOT_FOUND, THREAD_STREAMS, call, done, found, within};
 use crate::hook::{self, before, is_on, with};
 use crate::{control, pause, sharing, stacks};
 use vm_hook::driver::{Driver as _, Failure, INVALID_VALUE, OUT_OF_MEMORY, Result};
@@ -152,11 +152,33 @@ fn noted(address: u64) {
     }
 }
 
-/// The driver allocated itself.
-fn natively(address: u64, bytes: u64, is_managed: bool) {
-    with(|manager| manager.native_allocated(manager.driver().context(), address, bytes, is_managed));
-    noted(address);
-    log_native("native-allocated", address, bytes);
+/// The driver allocates itself, within the quota; managed memory is where it is used, and has none. `made` tells the address and the bytes, of
+/// which at least `bytes` were asked for.
+fn natively(
+    bytes: u64,
+    is_managed: bool,
+    allocate: impl FnOnce() -> u32,
+    made: impl FnOnce() -> (u64, u64),
+) -> u32 {
+    let has_quota = is_on() && !is_managed;
+    // One look at the manager, so that threads do not pass the quota together.
+    let allocated = with(|manager| {
+        if has_quota {
+            manager.admit(bytes)?;
+        }
+        done(allocate()).inspect_err(|failure| log::event(&Event::Failed { bytes, code: failure.0 }))?;
+        let (address, bytes) = made();
+        if has_quota && let Err(failure) = manager.admit(bytes) {
+            let _ = real!(c"cuMemFree_v2"(u64)(address));
+            return Err(failure);
+        }
+        manager.native_allocated(manager.driver().context(), address, bytes, is_managed);
+        Ok((address, bytes))
+    });
+    code(allocated.map(|(address, bytes)| {
+        noted(address);
+        log_native("native-allocated", address, bytes);
+    }))
 }
 
 #[unsafe(no_mangle)]
@@ -191,19 +213,9 @@ unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> u32 {
             // What virtual memory can't be made of may be had by the driver's own way.
             Ok(None) | Err(_) => {}
         }
-        if let Err(Failure(code)) = with(|manager| manager.admit(bytes as u64)) {
-            return code;
-        }
     }
-    let result = own();
-    if result == 0 {
-        // SAFETY: the driver has written it.
-        let address = unsafe { *to };
-        natively(address, bytes as u64, false);
-    } else {
-        log::event(&Event::Failed { bytes: bytes as u64, code: result });
-    }
-    result
+    // SAFETY: the driver has written it.
+    natively(bytes as u64, false, own, || (unsafe { *to }, bytes as u64))
 }
 
 #[unsafe(no_mangle)]
@@ -212,12 +224,12 @@ unsafe extern "C" fn cuMemAllocManaged(to: *mut u64, bytes: usize, flags: c_uint
     if let Err(Failure(code)) = before() {
         return code;
     }
-    let result = real!(c"cuMemAllocManaged" (*mut u64, usize, c_uint) (to, bytes, flags));
-    if result == 0 && hook::is_here() {
-        // SAFETY: the driver has written it.
-        natively(unsafe { *to }, bytes as u64, true);
+    let own = || real!(c"cuMemAllocManaged" (*mut u64, usize, c_uint) (to, bytes, flags));
+    if !hook::is_here() {
+        return own();
     }
-    result
+    // SAFETY: the driver has written it.
+    natively(bytes as u64, true, own, || (unsafe { *to }, bytes as u64))
 }
 
 #[unsafe(no_mangle)]
@@ -232,21 +244,17 @@ unsafe extern "C" fn cuMemAllocPitch_v2(
     if let Err(Failure(code)) = before() {
         return code;
     }
-    if is_on()
-        && let Err(Failure(code)) =
-            with(|manager| manager.admit((width as u64).saturating_mul(height as u64)))
-    {
-        return code;
+    let own = || real!(c"cuMemAllocPitch_v2" (*mut u64, *mut usize, usize, usize, c_uint) (to, pitch, width, height, element));
+    if !hook::is_here() {
+        return own();
     }
-    let result = real!(c"cuMemAllocPitch_v2" (*mut u64, *mut usize, usize, usize, c_uint) (to, pitch, width, height, element));
-    if result == 0 && hook::is_here() {
+    natively((width as u64).saturating_mul(height as u64), false, own, || {
         // SAFETY: the driver has written it.
         let address = unsafe { *to };
         // SAFETY: likewise.
         let pitch = unsafe { *pitch };
-        natively(address, (pitch * height) as u64, false);
-    }
-    result
+        (address, (pitch * height) as u64)
+    })
 }
 
 #[unsafe(no_mangle)]
