@@ -172,6 +172,21 @@ static void has_a_quota(void) {
     printf("all: %zu\n", before - left());
 }
 
+/* A stream ends with its context; then an array grows. */
+static void leaves_a_stream(void) {
+    void *other, *stream;
+    CALL("cuCtxCreate_v2", (void **, unsigned, int), &other, 0, 0);
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 1);
+    CALL("cuCtxDestroy_v2", (void *), other);
+    CALL("cuCtxSetCurrent", (void *), context);
+    ptr array = allocate(256 * mib);
+    fill(array, 8, 64);
+    ptr grown = allocate(320 * mib);
+    CALL("cuMemcpyDtoD_v2", (ptr, ptr, size_t), grown, array, 256 * mib);
+    CALL("cuMemFree_v2", (ptr), array);
+    printf("grown: %u\n", word(grown));
+}
+
 /* More than there are addresses, beside an array that could grow. */
 static void wants_all(void) {
     const size_t sizes[] = {SIZE_MAX, SIZE_MAX - 4096, SIZE_MAX - 2 * mib + 1, SIZE_MAX / 2};
@@ -196,6 +211,7 @@ int main(int count, char **arguments) {
         {"wants all", wants_all, 0},
         {"ends contexts", ends_contexts, 0},
         {"has a quota", has_a_quota, 0},
+        {"leaves a stream", leaves_a_stream, 0},
         {"cancels", cancels, 0},
     };
     setvbuf(stdout, NULL, _IOLBF, 0);

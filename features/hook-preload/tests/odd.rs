@@ -57,6 +57,12 @@ fn odd_programs_find_the_same() {
         run("has a quota", true, &[("VMM_QUOTA", "4M")]),
         "managed: 0\ncuMemAllocPitch_v2: 2\npitched: 0\ncuMemAlloc_v2: 2\nall: 4\n"
     );
+    let moves = folder.path().join("moves");
+    let told = [("VMM_LOG_LEVEL", "INFO"), ("VMM_LOG_FILE", moves.to_str().expect("a path"))];
+    check("leaves a stream", "grown: 8\n", &told);
+    let moves = std::fs::read_to_string(&moves).expect("the log");
+    // What an array grows into lacks memory, as no device has work.
+    assert!(moves.contains("\"missing\":268435456"), "{moves}");
     check("wants all", "2\n2\n2\n2\narray: 3\n", &[]);
     check("destroys what it may not", "destroyed: 201\nstill there: 77\n", &[]);
     let failed = "too large: 2\n";

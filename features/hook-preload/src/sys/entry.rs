@@ -1,6 +1,7 @@
 //! The functions that stand in the place of the driver's.
 #![allow(non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
 use std::ptr;
@@ -675,7 +676,7 @@ fn end(context: u64, destroy: impl FnOnce() -> u32) -> u32 {
     let result = destroy();
     if result == 0 {
         with(|manager| {
-            manager.driver().contexts.lock().unwrap_or_else(PoisonError::into_inner).remove(&context);
+            manager.driver().forget(context);
             let _ = manager.end_context(context);
         });
         sharing::end_context(context);
@@ -714,6 +715,7 @@ macro_rules! primary {
                 && (result == 0 && $resets || !with(|manager| manager.driver().has_primary(device)))
             {
                 with(|manager| {
+                    manager.driver().forget(context);
                     let _ = manager.end_context(context);
                 });
                 sharing::end_context(context);
@@ -739,7 +741,9 @@ unsafe fn made(stream: *mut u64, result: u32) -> u32 {
         // SAFETY: the driver has written it.
         let stream = unsafe { *stream };
         with(|manager| {
-            manager.driver().streams.lock().unwrap_or_else(PoisonError::into_inner).insert(stream);
+            let driver = manager.driver();
+            let context = driver.context();
+            driver.streams.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, context);
         });
     }
     result
@@ -769,10 +773,20 @@ macro_rules! destroys {
             if let Err(Failure(code)) = before() {
                 return code;
             }
-            let result = real!($name (u64) (stream));
-            if result == 0 && hook::is_here() {
-                with(|manager| {
-                    manager.driver().streams.lock().unwrap_or_else(PoisonError::into_inner).remove(&stream);
+            let own = || real!($name (u64) (stream));
+            if !hook::is_here() {
+                return own();
+            }
+            // Nobody may ask it from here on, and its handle may come again.
+            let streams = |f: &mut dyn FnMut(&mut BTreeMap<u64, u64>)| {
+                with(|manager| f(&mut manager.driver().streams.lock().unwrap_or_else(PoisonError::into_inner)));
+            };
+            let mut known = None;
+            streams(&mut |streams| known = streams.remove(&stream));
+            let result = own();
+            if result != 0 && let Some(context) = known {
+                streams(&mut |streams| {
+                    streams.insert(stream, context);
                 });
             }
             result

@@ -100,8 +100,8 @@ const DESCRIPTORS: c_int = 103;
 /// The driver below.
 #[derive(Default)]
 pub(crate) struct Real {
-    /// Streams that the program made, which may have work.
-    pub(crate) streams: Mutex<BTreeSet<Stream>>,
+    /// Streams that the program made, which may have work, and their contexts.
+    pub(crate) streams: Mutex<BTreeMap<Stream, Context>>,
     /// Contexts that it made.
     pub(crate) contexts: Mutex<BTreeSet<Context>>,
     /// Which devices reach another's memory.
@@ -211,6 +211,12 @@ impl Real {
             && active != 0
     }
 
+    /// Forgets a context that is gone, and its streams, which may not be asked any more.
+    pub(crate) fn forget(&self, context: Context) {
+        lock(&self.contexts).remove(&context);
+        lock(&self.streams).retain(|_, of| *of != context);
+    }
+
     /// All contexts that may have work.
     pub(crate) fn contexts(&self) -> BTreeSet<Context> {
         let mut count: c_int = 0;
@@ -314,7 +320,7 @@ impl Driver for Real {
         let has_ended = |stream: u64| call!(c"cuStreamQuery"(u64)(stream)) == 0;
         !THREAD_STREAMS.load(Ordering::Acquire)
             && has_ended(0)
-            && lock(&self.streams).iter().all(|stream| has_ended(*stream))
+            && lock(&self.streams).keys().all(|stream| has_ended(*stream))
     }
 
     fn free_bytes(&self, context: Context) -> Result<u64> {
