@@ -181,10 +181,26 @@ static void leaves_a_stream(void) {
     CALL("cuCtxSetCurrent", (void *), context);
     ptr array = allocate(256 * mib);
     fill(array, 8, 64);
+    CALL("cuCtxSynchronize", (void));
     ptr grown = allocate(320 * mib);
     CALL("cuMemcpyDtoD_v2", (ptr, ptr, size_t), grown, array, 256 * mib);
     CALL("cuMemFree_v2", (ptr), array);
     printf("grown: %u\n", word(grown));
+}
+
+/* What ends no capture, and a capture that ends with its stream. */
+static void captures(void) {
+    void *stream, *other, *graph;
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 1);
+    CALL("cuStreamCreate", (void **, unsigned), &other, 1);
+    CALL("cuStreamBeginCapture_v2", (void *, int), stream, 2);
+    printf("no capture: %d\n", TRY("cuStreamEndCapture", (void *, void **), other, &graph));
+    CALL("cuMemFree_v2", (ptr), allocate(100 * mib));
+    printf("ended: %d\n", TRY("cuStreamEndCapture", (void *, void **), stream, &graph));
+    CALL("cuMemFree_v2", (ptr), allocate(200 * mib));
+    CALL("cuStreamBeginCapture_v2", (void *, int), stream, 2);
+    CALL("cuStreamDestroy_v2", (void *), stream);
+    CALL("cuMemFree_v2", (ptr), allocate(300 * mib));
 }
 
 /* More than there are addresses, beside an array that could grow. */
@@ -212,6 +228,7 @@ int main(int count, char **arguments) {
         {"ends contexts", ends_contexts, 0},
         {"has a quota", has_a_quota, 0},
         {"leaves a stream", leaves_a_stream, 0},
+        {"captures", captures, 0},
         {"cancels", cancels, 0},
     };
     setvbuf(stdout, NULL, _IOLBF, 0);

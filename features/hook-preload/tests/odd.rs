@@ -63,6 +63,19 @@ fn odd_programs_find_the_same() {
     let moves = std::fs::read_to_string(&moves).expect("the log");
     // What an array grows into lacks memory, as no device has work.
     assert!(moves.contains("\"missing\":268435456"), "{moves}");
+    let log = folder.path().join("captures");
+    let told = [("VMM_LOG_LEVEL", "INFO"), ("VMM_LOG_FILE", log.to_str().expect("a path"))];
+    check("captures", "no capture: 1\nended: 0\n", &told);
+    let log = std::fs::read_to_string(&log).expect("the log");
+    // In a capture memory is the driver's own.
+    for (event, mebibytes) in [("native-allocated", 100u64), ("allocated", 200), ("allocated", 300)] {
+        let bytes = format!("\"bytes\":{}", mebibytes << 20);
+        let event = format!("\"event\":\"{event}\"");
+        assert!(
+            log.lines().any(|line| line.contains(&event) && line.contains(&bytes)),
+            "{event}, {bytes}\n{log}"
+        );
+    }
     check("wants all", "2\n2\n2\n2\narray: 3\n", &[]);
     check("destroys what it may not", "destroyed: 201\nstill there: 77\n", &[]);
     let failed = "too large: 2\n";

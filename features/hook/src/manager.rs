@@ -507,13 +507,14 @@ impl<D: Driver> Manager<D> {
     /// The driver's.
     pub fn end_capture(&mut self) -> Result<()> {
         self.captures = self.captures.saturating_sub(1);
+        let mut result = Ok(());
         if self.captures == 0 {
             for of in std::mem::take(&mut self.zombies) {
-                self.driver.synchronize(of.context)?;
-                self.release(of)?;
+                let released = self.driver.synchronize(of.context).and_then(|()| self.release(of));
+                result = result.and(released);
             }
         }
-        Ok(())
+        result
     }
 
     /// Somebody else may reach what an address lies in: it is settled, and stays where it is.
@@ -537,6 +538,9 @@ impl<D: Driver> Manager<D> {
     /// The driver's.
     pub fn end_context(&mut self, context: Context) -> Result<()> {
         self.pending.retain(|pending| self.tracker.at(pending.from).is_none_or(|of| of.context != context));
+        for of in self.zombies.extract_if(.., |of| of.context == context).collect::<Vec<_>>() {
+            self.release(of)?;
+        }
         // The driver frees its own.
         for (address, of) in self.native.extract_if(.., |_, of| of.context == context) {
             self.events.push(Event::Freed { address, bytes: of.bytes });

@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use super::copies::{Copy, Form};
 use super::find;
-use super::real::{NOT_FOUND, THREAD_STREAMS, call, done, found, within};
+use super::real::{NOT_FOUND, Real, THREAD_STREAMS, call, done, found, within};
 use crate::hook::{self, before, is_on, with};
 use crate::{control, pause, sharing, stacks};
 use vm_hook::driver::{Driver as _, Failure, INVALID_VALUE, OUT_OF_MEMORY, Result};
 use vm_hook::log::{self, Level, Value};
-use vm_hook::manager::Event;
+use vm_hook::manager::{Event, Manager};
 use vm_hook::tracker::Tag;
 
 /// The hook's function of a name.
@@ -662,6 +662,15 @@ makes! {
     cuCtxCreate_v4 c"cuCtxCreate_v4" (parameters: *const c_void, flags: c_uint, device: c_int);
 }
 
+/// A context is gone, and with it its memory, its streams and their captures.
+fn gone(manager: &mut Manager<Real>, context: u64) {
+    let captures = manager.driver().forget(context);
+    let _ = manager.end_context(context);
+    for _ in 0..captures {
+        let _ = manager.end_capture();
+    }
+}
+
 /// Ends a context, which takes its memory with it; what the driver refuses to end keeps it.
 fn end(context: u64, destroy: impl FnOnce() -> u32) -> u32 {
     if !hook::is_here() {
@@ -676,8 +685,7 @@ fn end(context: u64, destroy: impl FnOnce() -> u32) -> u32 {
     let result = destroy();
     if result == 0 {
         with(|manager| {
-            manager.driver().forget(context);
-            let _ = manager.end_context(context);
+            gone(manager, context);
         });
         sharing::end_context(context);
     }
@@ -715,8 +723,7 @@ macro_rules! primary {
                 && (result == 0 && $resets || !with(|manager| manager.driver().has_primary(device)))
             {
                 with(|manager| {
-                    manager.driver().forget(context);
-                    let _ = manager.end_context(context);
+                    gone(manager, context);
                 });
                 sharing::end_context(context);
             }
@@ -788,8 +795,9 @@ macro_rules! destroys {
                 streams(&mut |streams| {
                     streams.insert(stream, context);
                 });
+                return result;
             }
-            result
+            released(stream, result, true)
         }
     )*};
 }
@@ -799,8 +807,13 @@ destroys! {
     cuStreamDestroy_v2 c"cuStreamDestroy_v2";
 }
 
+/// A stream's handle, which is that of the thread's default stream where a function takes 0 for it.
+fn stream_of(name: &str, stream: u64) -> u64 {
+    if stream == 0 && is_of_thread_stream(name) { 2 } else { stream }
+}
+
 /// Begins a capture.
-fn captured(begin: impl FnOnce() -> u32) -> u32 {
+fn captured(stream: u64, begin: impl FnOnce() -> u32) -> u32 {
     if !is_on() {
         return begin();
     }
@@ -808,20 +821,43 @@ fn captured(begin: impl FnOnce() -> u32) -> u32 {
         return code;
     }
     let result = begin();
-    if result != 0
-        && let Err(Failure(code)) = with(|manager| manager.end_capture())
-    {
+    if result == 0 {
+        with(|manager| {
+            let driver = manager.driver();
+            let context = driver.context();
+            driver.captures.lock().unwrap_or_else(PoisonError::into_inner).push((stream, context));
+        });
+    } else if let Err(Failure(code)) = with(|manager| manager.end_capture()) {
         return code;
     }
     result
 }
 
+/// Behind a call that ends a stream's capture, if there is one; one that fails may end it, or not.
+fn released(stream: u64, result: u32, is_gone: bool) -> u32 {
+    if !is_on() {
+        return result;
+    }
+    let ended = with(|manager| {
+        if !is_gone && result != 0 && manager.driver().is_captured(stream) {
+            return Ok(());
+        }
+        let mut captures = manager.driver().captures.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = captures.iter().position(|(of, _)| *of == stream) else { return Ok(()) };
+        captures.swap_remove(at);
+        drop(captures);
+        manager.end_capture()
+    });
+    if result == 0 { code(ended) } else { result }
+}
+
 macro_rules! captures {
-    ($($function:ident $name:literal ($($argument:ident: $ty:ty),*);)*) => {$(
+    ($($function:ident $name:literal ($stream:ident: u64 $(, $argument:ident: $ty:ty)*);)*) => {$(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $function($($argument: $ty),*) -> u32 {
+        unsafe extern "C" fn $function($stream: u64 $(, $argument: $ty)*) -> u32 {
             let _pass = hook::enter(false);
-            captured(|| real!($name ($($ty),*) ($($argument),*)))
+            let own = || real!($name (u64 $(, $ty)*) ($stream $(, $argument)*));
+            captured(stream_of(stringify!($function), $stream), own)
         }
     )*};
 }
@@ -833,27 +869,29 @@ captures! {
     cuStreamBeginCapture_v2_ptsz c"cuStreamBeginCapture_v2_ptsz" (stream: u64, mode: c_int);
     cuStreamBeginCaptureToGraph c"cuStreamBeginCaptureToGraph" (stream: u64, graph: u64, nodes: *const u64, edges: *const c_void, count: usize, mode: c_int);
     cuStreamBeginCaptureToGraph_ptsz c"cuStreamBeginCaptureToGraph_ptsz" (stream: u64, graph: u64, nodes: *const u64, edges: *const c_void, count: usize, mode: c_int);
+    cuStreamBeginRecaptureToGraph c"cuStreamBeginRecaptureToGraph" (stream: u64, mode: c_int, graph: u64, function: *const c_void, data: *mut c_void);
+    cuStreamBeginRecaptureToGraph_ptsz c"cuStreamBeginRecaptureToGraph_ptsz" (stream: u64, mode: c_int, graph: u64, function: *const c_void, data: *mut c_void);
+    cuStreamBeginCaptureToCig c"cuStreamBeginCaptureToCig" (stream: u64, parameters: *mut c_void);
+    cuStreamBeginCaptureToCig_ptsz c"cuStreamBeginCaptureToCig_ptsz" (stream: u64, parameters: *mut c_void);
 }
 
 macro_rules! captures_end {
-    ($($function:ident $name:literal;)*) => {$(
+    ($($function:ident $name:literal ($($graph:ident)?);)*) => {$(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $function(stream: u64, graph: *mut u64) -> u32 {
+        unsafe extern "C" fn $function(stream: u64 $(, $graph: *mut u64)?) -> u32 {
             let _pass = hook::enter(false);
-            let result = real!($name (u64, *mut u64) (stream, graph));
-            if is_on()
-                && let (0, Err(Failure(code))) = (result, with(|manager| manager.end_capture()))
-            {
-                return code;
-            }
-            result
+            let result = real!($name (u64 $(, captures_end!(@place $graph))?) (stream $(, $graph)?));
+            released(stream_of(stringify!($function), stream), result, false)
         }
     )*};
+    (@place $graph:ident) => { *mut u64 };
 }
 
 captures_end! {
-    cuStreamEndCapture c"cuStreamEndCapture";
-    cuStreamEndCapture_ptsz c"cuStreamEndCapture_ptsz";
+    cuStreamEndCapture c"cuStreamEndCapture" (graph);
+    cuStreamEndCapture_ptsz c"cuStreamEndCapture_ptsz" (graph);
+    cuStreamEndCaptureToCig c"cuStreamEndCaptureToCig" ();
+    cuStreamEndCaptureToCig_ptsz c"cuStreamEndCaptureToCig_ptsz" ();
 }
 
 /// Gives the hook's function in the place of what was found.

@@ -102,6 +102,8 @@ const DESCRIPTORS: c_int = 103;
 pub(crate) struct Real {
     /// Streams that the program made, which may have work, and their contexts.
     pub(crate) streams: Mutex<BTreeMap<Stream, Context>>,
+    /// Streams that are captured, and their contexts.
+    pub(crate) captures: Mutex<Vec<(Stream, Context)>>,
     /// Contexts that it made.
     pub(crate) contexts: Mutex<BTreeSet<Context>>,
     /// Which devices reach another's memory.
@@ -211,10 +213,17 @@ impl Real {
             && active != 0
     }
 
-    /// Forgets a context that is gone, and its streams, which may not be asked any more.
-    pub(crate) fn forget(&self, context: Context) {
+    /// Forgets a context that is gone, and its streams, which may not be asked any more; so many captures ended with it.
+    pub(crate) fn forget(&self, context: Context) -> usize {
         lock(&self.contexts).remove(&context);
         lock(&self.streams).retain(|_, of| *of != context);
+        lock(&self.captures).extract_if(.., |(_, of)| *of == context).count()
+    }
+
+    /// Is a stream captured, or was it, and the capture's end is due?
+    pub(crate) fn is_captured(&self, stream: Stream) -> bool {
+        let mut status: c_int = 0;
+        call!(c"cuStreamIsCapturing" (u64, *mut c_int) (stream, &mut status)) == 0 && status != 0
     }
 
     /// All contexts that may have work.
