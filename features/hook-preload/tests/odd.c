@@ -58,6 +58,17 @@ static void has_a_plugin(void) {
     printf("seen: %d\n", look && look() != NULL);
 }
 
+static void begin(void);
+
+/* As daemons do: another directory, and nothing of the environment. */
+static void clears_its_environment(void) {
+    ptr memory = 0;
+    setenv("VMM_MODE", "MONITOR", 1), unsetenv("VMM_QUOTA"), unsetenv("VMM_LOG_FILE");
+    if (chdir("/")) exit(2);
+    begin();
+    printf("8 MiB: %d\n", TRY("cuMemAlloc_v2", (ptr *, size_t), &memory, 8 * mib));
+}
+
 static void begin(void) {
     int device;
     library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -203,6 +214,22 @@ static void captures(void) {
     CALL("cuMemFree_v2", (ptr), allocate(300 * mib));
 }
 
+/* Its own file gets the number that the log's had. */
+static void uses_numbers(void) {
+    char line[256] = "", name[64], path[256];
+    fail();
+    FILE *own = tmpfile();
+    for (int at = 3; at < 64; at++) {
+        snprintf(name, sizeof name, "/proc/self/fd/%d", at);
+        ssize_t length = readlink(name, path, sizeof path - 1);
+        if (length < 4 || memcmp(path + length - 4, "/log", 4)) continue;
+        if (dup2(fileno(own), at) != at) exit(2);
+    }
+    fail();
+    rewind(own);
+    printf("own: %s\n", fgets(line, sizeof line, own) ? line : "nothing");
+}
+
 /* More than there are addresses, beside an array that could grow. */
 static void wants_all(void) {
     const size_t sizes[] = {SIZE_MAX, SIZE_MAX - 4096, SIZE_MAX - 2 * mib + 1, SIZE_MAX / 2};
@@ -229,6 +256,8 @@ int main(int count, char **arguments) {
         {"has a quota", has_a_quota, 0},
         {"leaves a stream", leaves_a_stream, 0},
         {"captures", captures, 0},
+        {"uses numbers", uses_numbers, 0},
+        {"clears its environment", clears_its_environment, 1},
         {"cancels", cancels, 0},
     };
     setvbuf(stdout, NULL, _IOLBF, 0);

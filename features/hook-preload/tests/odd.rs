@@ -32,7 +32,11 @@ fn odd_programs_find_the_same() {
     let program = compiled(folder.path());
     let run = |what: &str, hook: bool, environment: &[(&str, &str)]| {
         let mut command = Command::new(&program);
-        command.arg(what).env("LD_LIBRARY_PATH", folder.path()).env("XDG_RUNTIME_DIR", folder.path());
+        command
+            .arg(what)
+            .current_dir(folder.path())
+            .env("LD_LIBRARY_PATH", folder.path())
+            .env("XDG_RUNTIME_DIR", folder.path());
         command.env("VM_CUDA_FAKE_MEMORY", (4u64 << 30).to_string()).envs(environment.iter().copied());
         if hook {
             command.env("LD_PRELOAD", beside("libvmhook.so"));
@@ -46,6 +50,7 @@ fn odd_programs_find_the_same() {
         assert_eq!(run(what, false, environment), expected, "{what}, without");
         assert_eq!(run(what, true, environment), expected, "{what}, with");
     };
+    let failed = "too large: 2\n";
     check(
         "asks for its own",
         "own: 5, error: none\nnone: 1, error: 1\na driver: 0\nno name: 1\n",
@@ -76,9 +81,16 @@ fn odd_programs_find_the_same() {
             "{event}, {bytes}\n{log}"
         );
     }
+    let log = folder.path().join("numbers/log");
+    std::fs::create_dir(folder.path().join("numbers")).expect("a directory");
+    let own = format!("{}own: nothing\n", failed.repeat(2));
+    check("uses numbers", &own, &[("VMM_LOG_FILE", log.to_str().expect("a path"))]);
+    assert_eq!(std::fs::read_to_string(&log).expect("the log").matches("\"failed\"").count(), 2);
+    let told = [("VMM_QUOTA", "4M"), ("VMM_LOG_FILE", "relative")];
+    assert_eq!(run("clears its environment", true, &told), "8 MiB: 2\n");
+    assert!(folder.path().join("relative").exists());
     check("wants all", "2\n2\n2\n2\narray: 3\n", &[]);
     check("destroys what it may not", "destroyed: 201\nstill there: 77\n", &[]);
-    let failed = "too large: 2\n";
     check("tells nobody", &failed.repeat(2), &[]);
     let log = folder.path().join("log");
     check("may write nothing", &failed.repeat(2), &[("VMM_LOG_FILE", log.to_str().expect("a path"))]);
