@@ -230,6 +230,36 @@ static void uses_numbers(void) {
     printf("own: %s\n", fgets(line, sizeof line, own) ? line : "nothing");
 }
 
+static volatile int is_freed;
+
+static void *frees(void *argument) {
+    CALL("cuCtxSetCurrent", (void *), context);
+    CALL("cuMemFree_v2", (ptr), *(ptr *)argument);
+    is_freed = 1;
+    return NULL;
+}
+
+/* A thread frees, which waits for work; the work waits for what another thread does, which allocates for it. */
+static void frees_behind_work(void) {
+    ptr flag = allocate(4096), memory = allocate(8 * mib);
+    void *stream, *other;
+    pthread_t thread;
+    fill(flag, 0, 1024);
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 1);
+    CALL("cuStreamCreate", (void **, unsigned), &other, 1);
+    CALL("cuStreamWaitValue32_v2", (void *, ptr, uint32_t, unsigned), stream, flag, 1, 1);
+    pthread_create(&thread, NULL, frees, &memory);
+    for (int turn = 0; turn < 100; turn++) {
+        ptr more = allocate(turn % 2 ? 4096 : 8 * mib);
+        if (turn == 50) usleep(20000);
+        if (!more) exit(2);
+    }
+    printf("freed: %d\n", is_freed);
+    CALL("cuStreamWriteValue32_v2", (void *, ptr, uint32_t, unsigned), other, flag, 1, 0);
+    pthread_join(thread, NULL);
+    printf("then: %d\n", is_freed);
+}
+
 /* More than there are addresses, beside an array that could grow. */
 static void wants_all(void) {
     const size_t sizes[] = {SIZE_MAX, SIZE_MAX - 4096, SIZE_MAX - 2 * mib + 1, SIZE_MAX / 2};
@@ -258,9 +288,12 @@ int main(int count, char **arguments) {
         {"captures", captures, 0},
         {"uses numbers", uses_numbers, 0},
         {"clears its environment", clears_its_environment, 1},
+        {"frees behind work", frees_behind_work, 0},
         {"cancels", cancels, 0},
     };
     setvbuf(stdout, NULL, _IOLBF, 0);
+    /* What hangs has failed. */
+    alarm(60);
     for (size_t at = 0; count > 1 && at < sizeof programs / sizeof *programs; at++) {
         if (strcmp(programs[at].name, arguments[1])) continue;
         if (!programs[at].is_without) begin();

@@ -98,6 +98,17 @@ pub enum Event {
     },
 }
 
+/// How far something is freed.
+#[derive(Debug)]
+pub enum Freed {
+    /// It was not allocated here.
+    Not,
+    /// It is.
+    Done,
+    /// It is no more the program's, but work may use it: that is waited for without the manager, which other threads need for what the work waits for.
+    AfterWork(Allocation),
+}
+
 /// Memory that the driver allocated itself.
 #[derive(Clone, Debug, Default)]
 struct Native {
@@ -396,15 +407,47 @@ impl<D: Driver> Manager<D> {
         Ok(())
     }
 
-    /// Frees what was allocated at an address; false if it was not by this.
+    /// Frees what was allocated at an address, with a wait in it; false if it was not by this.
     ///
     /// # Errors
     /// The driver's.
     pub fn free(&mut self, address: u64) -> Result<bool> {
+        match self.begin_free(address)? {
+            Freed::Not => return Ok(false),
+            Freed::Done => {}
+            Freed::AfterWork(of) => {
+                let waited = self.driver.synchronize(of.context);
+                self.end_free(of, waited)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// The second half of [`begin_free`](Manager::begin_free), behind the work of the context, and what waiting for it failed with.
+    ///
+    /// # Errors
+    /// That; the driver's.
+    pub fn end_free(&mut self, of: Allocation, waited: Result<()>) -> Result<()> {
+        match waited {
+            Ok(()) => self.release(of),
+            // A capture has begun meanwhile, in which nobody waits.
+            Err(_) if self.captures != 0 => {
+                self.zombies.push(of);
+                Ok(())
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Frees what was allocated at an address, but for what work may use still.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn begin_free(&mut self, address: u64) -> Result<Freed> {
         if self.tracker.at(address).is_none() {
             // The driver's own function waits for work that may use what is unsettled.
             self.settle()?;
-            return Ok(false);
+            return Ok(Freed::Not);
         }
         match self.pending.iter().position(|pending| pending.from == address) {
             Some(at) => {
@@ -415,15 +458,13 @@ impl<D: Driver> Manager<D> {
             // A copy to what is freed is not needed any more; others may wait on.
             None => self.pending.retain(|pending| pending.to != address),
         }
-        let Some(of) = self.tracker.remove(address) else { return Ok(true) };
+        let Some(of) = self.tracker.remove(address) else { return Ok(Freed::Done) };
         self.events.push(Event::Freed { address, bytes: of.bytes });
         if self.captures != 0 {
             self.zombies.push(of);
-            return Ok(true);
+            return Ok(Freed::Done);
         }
-        self.driver.synchronize(of.context)?;
-        self.release(of)?;
-        Ok(true)
+        Ok(Freed::AfterWork(of))
     }
 
     /// Moves the memory of a copy's source to its target. False if that failed, and nothing has changed.

@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use super::copies::{Copy, Form};
 use super::find;
-use super::real::{NOT_FOUND, Real, THREAD_STREAMS, call, done, found, within};
+use super::real::{NOT_FOUND, Real, THREAD_STREAMS, call, done, found, synchronize, within};
 use crate::hook::{self, before, is_on, with};
 use crate::{control, pause, sharing, stacks};
-use vm_hook::driver::{Driver as _, Failure, INVALID_VALUE, OUT_OF_MEMORY, Result};
+use vm_hook::driver::{Failure, INVALID_VALUE, OUT_OF_MEMORY, Result};
 use vm_hook::log::{self, Level, Value};
-use vm_hook::manager::{Event, Manager};
+use vm_hook::manager::{Event, Freed, Manager};
 use vm_hook::tracker::Tag;
 
 /// The hook's function of a name.
@@ -262,9 +262,13 @@ unsafe extern "C" fn cuMemAllocPitch_v2(
 unsafe extern "C" fn cuMemFree_v2(address: u64) -> u32 {
     let _pass = hook::enter(true);
     if hook::is_here() {
-        match with(|manager| manager.free(address)) {
-            Ok(true) => return 0,
-            Ok(false) => {}
+        match with(|manager| manager.begin_free(address)) {
+            Ok(Freed::Done) => return 0,
+            Ok(Freed::AfterWork(of)) => {
+                let waited = hook::inside(|| synchronize(of.context));
+                return code(with(|manager| manager.end_free(of, waited)));
+            }
+            Ok(Freed::Not) => {}
             Err(Failure(code)) => return code,
         }
     }
@@ -680,7 +684,7 @@ fn end(context: u64, destroy: impl FnOnce() -> u32) -> u32 {
         return code;
     }
     // What can't be waited for, or was lost, goes with the context.
-    let _ = with(|manager| manager.driver().synchronize(context));
+    let _ = hook::inside(|| synchronize(context));
     pause::leave(context);
     let result = destroy();
     if result == 0 {
