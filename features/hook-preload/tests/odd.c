@@ -230,6 +230,23 @@ static void uses_numbers(void) {
     printf("own: %s\n", fgets(line, sizeof line, own) ? line : "nothing");
 }
 
+static uint64_t attribute(int which, ptr of) {
+    uint64_t value = 0;
+    CALL("cuPointerGetAttribute", (void *, int, ptr), &value, which, of);
+    return value;
+}
+
+/* What is known of an array that has grown, at both of its ends. */
+static void asks_for_attributes(void) {
+    ptr array = allocate(256 * mib), other = allocate(4 * mib);
+    CALL("cuCtxSynchronize", (void));
+    ptr grown = allocate(320 * mib), end = grown + 320 * mib - 4;
+    CALL("cuMemcpyDtoD_v2", (ptr, ptr, size_t), grown, array, 256 * mib);
+    CALL("cuMemFree_v2", (ptr), array);
+    printf("buffer: %d, other: %d\n", attribute(7, grown) == attribute(7, end), attribute(7, grown) == attribute(7, other));
+    printf("shared: %d, handles: %d\n", (int)attribute(10, grown), (int)attribute(14, end));
+}
+
 static volatile int is_freed;
 
 static void *frees(void *argument) {
@@ -289,6 +306,7 @@ int main(int count, char **arguments) {
         {"uses numbers", uses_numbers, 0},
         {"clears its environment", clears_its_environment, 1},
         {"frees behind work", frees_behind_work, 0},
+        {"asks for attributes", asks_for_attributes, 0},
         {"cancels", cancels, 0},
     };
     setvbuf(stdout, NULL, _IOLBF, 0);

@@ -89,6 +89,7 @@ fn odd_programs_find_the_same() {
     let told = [("VMM_QUOTA", "4M"), ("VMM_LOG_FILE", "relative")];
     assert_eq!(run("clears its environment", true, &told), "8 MiB: 2\n");
     assert!(folder.path().join("relative").exists());
+    check("asks for attributes", "buffer: 1, other: 0\nshared: 1, handles: 0\n", &[]);
     check("frees behind work", "freed: 0\nthen: 1\n", &[]);
     check("wants all", "2\n2\n2\n2\narray: 3\n", &[]);
     check("destroys what it may not", "destroyed: 201\nstill there: 77\n", &[]);

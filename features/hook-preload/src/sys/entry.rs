@@ -362,17 +362,27 @@ unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, all: *mut usize) -> u32 {
     result
 }
 
-/// The allocation of virtual memory that an address lies in: its address, bytes and context. It is whole from here on.
-fn whole(address: u64) -> Result<Option<(u64, u64, u64)>> {
+/// An allocation of virtual memory.
+#[derive(Clone, Copy)]
+struct Whole {
+    start: u64,
+    bytes: u64,
+    context: u64,
+    /// 0 of another process's.
+    number: u64,
+}
+
+/// The allocation of virtual memory that an address lies in. It is whole from here on.
+fn whole(address: u64) -> Result<Option<Whole>> {
     if !is_on() {
         return Ok(None);
     }
-    if let Some(imported) = sharing::around(address) {
-        return Ok(Some(imported));
+    if let Some((start, bytes, context)) = sharing::around(address) {
+        return Ok(Some(Whole { start, bytes, context, number: 0 }));
     }
     with(|manager| {
         let Some(of) = manager.tracker().around(address) else { return Ok(None) };
-        let found = (of.address, of.bytes, of.context);
+        let found = Whole { start: of.address, bytes: of.bytes, context: of.context, number: of.number };
         manager.settle()?;
         Ok(Some(found))
     })
@@ -382,7 +392,7 @@ fn whole(address: u64) -> Result<Option<(u64, u64, u64)>> {
 unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address: u64) -> u32 {
     let _pass = hook::enter(false);
     match whole(address) {
-        Ok(Some((start, bytes, _))) => {
+        Ok(Some(Whole { start, bytes, .. })) => {
             // SAFETY: it is null or the caller's place for it.
             if let Some(base) = unsafe { base.as_mut() } {
                 *base = start;
@@ -402,11 +412,24 @@ unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, a
 ///
 /// # Safety
 /// The driver has written it to `data`.
-unsafe fn as_native(data: *mut c_void, attribute: c_int, (start, bytes, context): (u64, u64, u64)) {
+unsafe fn as_native(data: *mut c_void, attribute: c_int, of: Whole) {
+    let Whole { start, bytes, context, number } = of;
+    // IS_LEGACY_CUDA_IPC_CAPABLE, ALLOWED_HANDLE_TYPES: numbers of which the driver has written a byte at least.
+    let byte = match attribute {
+        10 if number != 0 => Some(u8::from(control::is_on())),
+        14 => Some(0),
+        _ => None,
+    };
+    if let Some(byte) = byte {
+        // SAFETY: the caller's promise.
+        return unsafe { data.cast::<u8>().write(byte) };
+    }
     let value = match attribute {
         // CONTEXT, RANGE_START_ADDR, RANGE_SIZE, MAPPING_SIZE, MAPPING_BASE_ADDR
         1 => context,
         11 | 19 => start,
+        // BUFFER_ID, which each piece has another of; the driver's own are small.
+        7 if number != 0 => 1 << 62 | number,
         12 => bytes,
         18 => bytes.next_multiple_of(vm_hook::driver::GRANULE),
         _ => return,
