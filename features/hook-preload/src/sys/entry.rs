@@ -17,6 +17,7 @@ use crate::{control, pause, sharing, stacks};
 use vm_hook::driver::{Failure, INVALID_VALUE, OUT_OF_MEMORY, Result};
 use vm_hook::log::{self, Level, Value};
 use vm_hook::manager::{Event, Freed, Manager};
+use vm_hook::options::Options;
 use vm_hook::tracker::Tag;
 
 /// The hook's function of a name.
@@ -161,21 +162,27 @@ fn natively(
     allocate: impl FnOnce() -> u32,
     made: impl FnOnce() -> (u64, u64),
 ) -> u32 {
-    let has_quota = is_on() && !is_managed;
-    // One look at the manager, so that threads do not pass the quota together.
-    let allocated = with(|manager| {
-        if has_quota {
-            manager.admit(bytes)?;
-        }
+    let own = || {
         done(allocate()).inspect_err(|failure| log::event(&Event::Failed { bytes, code: failure.0 }))?;
-        let (address, bytes) = made();
-        if has_quota && let Err(failure) = manager.admit(bytes) {
-            let _ = real!(c"cuMemFree_v2"(u64)(address));
-            return Err(failure);
-        }
+        Ok(made())
+    };
+    let note = |manager: &mut Manager<Real>, (address, bytes)| {
         manager.native_allocated(manager.driver().context(), address, bytes, is_managed);
-        Ok((address, bytes))
-    });
+        (address, bytes)
+    };
+    let allocated = if is_on() && !is_managed && Options::get().quota.is_some() {
+        // One look at the manager, so that threads do not pass the quota together.
+        with(|manager| {
+            manager.admit(bytes)?;
+            let made = own()?;
+            manager.admit(made.1).inspect_err(|_| {
+                let _ = real!(c"cuMemFree_v2"(u64)(made.0));
+            })?;
+            Ok(note(manager, made))
+        })
+    } else {
+        own().map(|made| with(|manager| note(manager, made)))
+    };
     code(allocated.map(|(address, bytes)| {
         noted(address);
         log_native("native-allocated", address, bytes);
