@@ -230,6 +230,23 @@ static void uses_numbers(void) {
     printf("own: %s\n", fgets(line, sizeof line, own) ? line : "nothing");
 }
 
+/* The work of a stream goes on when it is destroyed, and may look at what is allocated meanwhile. */
+static void destroys_a_busy_stream(void) {
+    ptr flag = allocate(4096);
+    void *stream, *other;
+    fill(flag, 0, 1024);
+    allocate(256 * mib);
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 1);
+    CALL("cuStreamCreate", (void **, unsigned), &other, 1);
+    CALL("cuCtxSynchronize", (void));
+    CALL("cuStreamWaitValue32_v2", (void *, ptr, uint32_t, unsigned), stream, flag, 1, 1);
+    CALL("cuStreamDestroy_v2", (void *), stream);
+    allocate(300 * mib);
+    CALL("cuStreamWriteValue32_v2", (void *, ptr, uint32_t, unsigned), other, flag, 1, 0);
+    CALL("cuCtxSynchronize", (void));
+    allocate(310 * mib);
+}
+
 static uint64_t attribute(int which, ptr of) {
     uint64_t value = 0;
     CALL("cuPointerGetAttribute", (void *, int, ptr), &value, which, of);
@@ -307,6 +324,7 @@ int main(int count, char **arguments) {
         {"clears its environment", clears_its_environment, 1},
         {"frees behind work", frees_behind_work, 0},
         {"asks for attributes", asks_for_attributes, 0},
+        {"destroys a busy stream", destroys_a_busy_stream, 0},
         {"cancels", cancels, 0},
     };
     setvbuf(stdout, NULL, _IOLBF, 0);

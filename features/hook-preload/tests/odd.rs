@@ -90,6 +90,13 @@ fn odd_programs_find_the_same() {
     assert_eq!(run("clears its environment", true, &told), "8 MiB: 2\n");
     assert!(folder.path().join("relative").exists());
     check("asks for attributes", "buffer: 1, other: 0\nshared: 1, handles: 0\n", &[]);
+    let log = folder.path().join("busy");
+    let told = [("VMM_LOG_LEVEL", "INFO"), ("VMM_LOG_FILE", log.to_str().expect("a path"))];
+    check("destroys a busy stream", "", &told);
+    let log = std::fs::read_to_string(&log).expect("the log");
+    for (bytes, missing) in [(300u64 << 20, 0), (310 << 20, 300u64 << 20)] {
+        assert!(log.contains(&format!("\"bytes\":{bytes},\"missing\":{missing},")), "{bytes}\n{log}");
+    }
     check("frees behind work", "freed: 0\nthen: 1\n", &[]);
     check("wants all", "2\n2\n2\n2\narray: 3\n", &[]);
     check("destroys what it may not", "destroyed: 201\nstill there: 77\n", &[]);

@@ -824,6 +824,9 @@ macro_rules! destroys {
             };
             let mut known = None;
             streams(&mut |streams| known = streams.remove(&stream));
+            if let Some(context) = known {
+                with(|manager| manager.driver().leave(stream, context));
+            }
             let result = own();
             if result != 0 && let Some(context) = known {
                 streams(&mut |streams| {

@@ -102,6 +102,8 @@ const DESCRIPTORS: c_int = 103;
 pub(crate) struct Real {
     /// Streams that the program made, which may have work, and their contexts.
     pub(crate) streams: Mutex<BTreeMap<Stream, Context>>,
+    /// Events behind the work of streams that were destroyed before it ended, and their contexts.
+    left: Mutex<Vec<(u64, Context)>>,
     /// Streams that are captured, and their contexts.
     pub(crate) captures: Mutex<Vec<(Stream, Context)>>,
     /// Contexts that it made.
@@ -217,7 +219,37 @@ impl Real {
     pub(crate) fn forget(&self, context: Context) -> usize {
         lock(&self.contexts).remove(&context);
         lock(&self.streams).retain(|_, of| *of != context);
+        lock(&self.left).retain(|(_, of)| *of != context);
         lock(&self.captures).extract_if(.., |(_, of)| *of == context).count()
+    }
+
+    /// Before a stream is destroyed, whose work goes on without it.
+    pub(crate) fn leave(&self, stream: Stream, context: Context) {
+        /// `CU_EVENT_DISABLE_TIMING`.
+        const UNTIMED: u32 = 2;
+        if !lock(&self.captures).is_empty() || call!(c"cuStreamQuery"(u64)(stream)) == 0 {
+            return;
+        }
+        let event = within(context, || {
+            let mut event = 0u64;
+            done(call!(c"cuEventCreate" (*mut u64, u32) (&mut event, UNTIMED)))?;
+            done(call!(c"cuEventRecord"(u64, u64)(event, stream)))?;
+            Ok(event)
+        });
+        lock(&self.left).extend(event.ok().map(|event| (event, context)));
+    }
+
+    /// Has the work of streams ended that were destroyed?
+    fn has_none_left(&self) -> bool {
+        let mut left = lock(&self.left);
+        left.retain(|(event, _)| {
+            let runs = call!(c"cuEventQuery"(u64)(*event)) != 0;
+            if !runs {
+                let _ = call!(c"cuEventDestroy_v2"(u64)(*event));
+            }
+            runs
+        });
+        left.is_empty()
     }
 
     /// Is a stream captured, or was it, and the capture's end is due?
@@ -329,6 +361,7 @@ impl Driver for Real {
         let has_ended = |stream: u64| call!(c"cuStreamQuery"(u64)(stream)) == 0;
         !THREAD_STREAMS.load(Ordering::Acquire)
             && has_ended(0)
+            && self.has_none_left()
             && lock(&self.streams).keys().all(|stream| has_ended(*stream))
     }
 
