@@ -6,8 +6,11 @@ use clap::Args;
 use vm_hook::client::{self, Unreachable};
 use vm_hook::control::{self, ANSWER, Accounts, Answer, Changed, Frame, Request, State, Status, Wrong};
 
-use crate::symbols;
+use crate::units::printable;
+use crate::{output, symbols};
 
+/// The most of a text of the program's that is shown.
+const LONGEST: usize = 1000;
 /// What an answer may take beyond the work that was asked for.
 const ANSWERS: Duration = Duration::from_secs(15);
 
@@ -71,6 +74,14 @@ pub(crate) enum Error {
         /// What is wrong.
         source: Wrong,
     },
+    /// It did what was asked, and that can't be told.
+    #[error("process {pid} has answered: {source}")]
+    Output {
+        /// The process.
+        pid: u32,
+        /// What is wrong.
+        source: output::Error,
+    },
     /// It did not do what was asked.
     #[error("process {pid}: {text}")]
     Refused {
@@ -124,15 +135,15 @@ impl Program {
         let deadline = now.checked_add(time).unwrap_or(now + ANSWERS);
         let mut answer: Answer = control::read(&mut stream, ANSWER, deadline).map_err(wrong)?;
         match &mut answer {
-            Answer::Error(text) => return Err(Error::Refused { pid, text: std::mem::take(text) }),
+            Answer::Error(text) => return Err(Error::Refused { pid, text: printable(text, LONGEST) }),
             Answer::Status(status) => symbols::name(status.stacks.as_deref_mut().unwrap_or_default()),
             _ => {}
         }
-        match self.json {
-            true => println!("{}", serde_json::to_string(&answer).unwrap_or_default()),
-            false => print!("{}", shown(&answer)),
-        }
-        Ok(())
+        let text = match self.json {
+            true => serde_json::to_string(&answer).unwrap_or_default(),
+            false => shown(&answer).trim_end().to_owned(),
+        };
+        output::say(&text).map_err(|source| Error::Output { pid, source })
     }
 }
 
@@ -173,7 +184,8 @@ fn shown_status(status: &Status) -> String {
         State::Changing => "changing",
         State::Paused => "paused",
     };
-    let mut text = format!("{} {} ({}): {state}", status.pid, status.program, status.mode);
+    let (program, mode) = (printable(&status.program, LONGEST), printable(&status.mode, LONGEST));
+    let mut text = format!("{} {program} ({mode}): {state}", status.pid);
     match status.waiting {
         0 => text += "\n",
         threads => text += &format!(", {threads} threads wait\n"),
@@ -187,8 +199,9 @@ fn shown_status(status: &Status) -> String {
             text += "    before stacks were recorded\n";
         }
         for Frame { file, offset, function } in &holder.frames {
+            let file = printable(file, LONGEST);
             text += &match function {
-                Some(function) => format!("    {function} ({file}+{offset:#x})\n"),
+                Some(function) => format!("    {} ({file}+{offset:#x})\n", printable(function, LONGEST)),
                 None => format!("    {file}+{offset:#x}\n"),
             };
         }
@@ -211,7 +224,7 @@ fn shown_memory(memory: &Accounts) -> String {
         text += &format!("{:>12} {what}\n", bytes(count));
     }
     for owner in &memory.largest {
-        let (number, tag) = (owner.number, owner.tag.as_deref().unwrap_or_default());
+        let (number, tag) = (owner.number, printable(owner.tag.as_deref().unwrap_or_default(), LONGEST));
         let words = [(owner.native, "native"), (owner.pinned, "pinned"), (owner.droppable, "droppable")];
         let words: Vec<&str> = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect();
         text +=
@@ -233,7 +246,35 @@ fn bytes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use vm_hook::control::{Holder, Owner};
+
     use super::*;
+
+    #[test]
+    fn what_a_program_says_is_not_obeyed() {
+        let evil = "\u{1b}]0;evil\u{7}";
+        let owner = Owner {
+            address: 0,
+            bytes: 0,
+            number: 0,
+            tag: Some(evil.into()),
+            droppable: false,
+            pinned: false,
+            native: false,
+        };
+        let frame = Frame { file: evil.into(), offset: 0, function: Some(evil.into()) };
+        let status = Status {
+            pid: 1,
+            program: evil.into(),
+            mode: evil.into(),
+            state: State::Running,
+            waiting: 0,
+            memory: Some(Accounts { largest: vec![owner], ..Accounts::default() }),
+            stacks: Some(vec![Holder { frames: vec![frame], ..Holder::default() }]),
+        };
+        let text = shown(&Answer::Status(Box::new(status)));
+        assert!(text.matches("evil").count() == 5 && !text.contains(['\u{1b}', '\u{7}']), "{text:?}");
+    }
 
     #[test]
     fn bytes_have_units() {

@@ -11,7 +11,7 @@ use vm_hook::driver::GRANULE;
 
 use crate::child::{self, Mode, Runner};
 use crate::sys::{self, Driver, OUT_OF_MEMORY};
-use crate::units;
+use crate::{output, units};
 
 const MIB: u64 = 1 << 20;
 /// How many blocks fill the device.
@@ -64,6 +64,9 @@ pub(crate) enum Error {
     /// The program gives no answer.
     #[error(transparent)]
     Child(#[from] child::Error),
+    /// What was found can't be told.
+    #[error(transparent)]
+    Output(#[from] output::Error),
     /// No folder for it can be made.
     #[error("can't make a folder for answers: {0}")]
     Folder(#[from] io::Error),
@@ -101,11 +104,8 @@ impl Program {
     /// # Errors
     /// [`Error`].
     pub(crate) fn run(self) -> Result<(), Error> {
-        println!(
-            "{}",
-            serde_json::json!(measured(&Driver::open(self.options.device)?, self.options.calls.max(1))?)
-        );
-        Ok(())
+        let answer = measured(&Driver::open(self.options.device)?, self.options.calls.max(1))?;
+        Ok(output::say(&serde_json::json!(answer).to_string())?)
     }
 }
 
@@ -231,8 +231,8 @@ impl Bench {
         let with: Answer = runner.ask(Mode::Vmm, None, &arguments)?;
         let report = Report { without, with };
         match self.json {
-            true => println!("{}", serde_json::json!(report)),
-            false => println!("{}", table(&report)),
+            true => output::say(&serde_json::json!(report).to_string())?,
+            false => output::say(&table(&report))?,
         }
         Ok(())
     }

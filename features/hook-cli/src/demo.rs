@@ -13,7 +13,7 @@ use vm_hook::options;
 use crate::child::{self, Mode, Runner};
 use crate::sys::{self, Driver};
 use crate::trace::{self, Trace};
-use crate::{plot, units};
+use crate::{output, plot, units};
 
 /// What an array has at first: from here on the hook moves memory.
 const FIRST: u64 = 256 << 20;
@@ -90,6 +90,9 @@ pub(crate) enum Error {
     /// The program gives no answer.
     #[error(transparent)]
     Child(#[from] child::Error),
+    /// What was found can't be told.
+    #[error(transparent)]
+    Output(#[from] output::Error),
     /// No folder for logs can be made.
     #[error("can't make a folder for the logs: {0}")]
     Folder(#[from] io::Error),
@@ -145,8 +148,7 @@ impl Program {
             Which::Resize => resize(&driver, most, pause)?,
             Which::Fragmentation => fragment(&driver, most, pause)?,
         };
-        println!("{}", serde_json::json!(answer));
-        Ok(())
+        Ok(output::say(&serde_json::json!(answer).to_string())?)
     }
 }
 
@@ -264,10 +266,9 @@ impl Demo {
         };
         let (driver, without) = run(Mode::Monitor, "monitor.log")?;
         let (hook, with) = run(Mode::Vmm, "vmm.log")?;
-        println!("{}", self.table(&driver, &hook));
+        output::say(&self.table(&driver, &hook))?;
         plot::picture(&[without, with], &self.output)?;
-        println!("\n{}", self.output.display());
-        Ok(())
+        Ok(output::say(&format!("\n{}", self.output.display()))?)
     }
 
     fn table(&self, driver: &Answer, hook: &Answer) -> String {

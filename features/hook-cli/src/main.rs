@@ -5,6 +5,7 @@ mod bench;
 mod child;
 mod demo;
 mod memory;
+mod output;
 mod plot;
 mod run;
 mod symbols;

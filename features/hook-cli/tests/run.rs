@@ -93,6 +93,18 @@ fn a_program_is_asked_paused_and_resumed() {
         &["paused: 6.0 MiB given back in", "4.0 KiB of the driver's own"],
     );
     check(&["status", &pid], 0, &["paused, ", "6.0 MiB paused"]);
+    let told = |to: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vmhook"));
+        command.args(["status", &pid]).env("XDG_RUNTIME_DIR", folder.path()).stdout(to);
+        let output = command.stderr(Stdio::piped()).output().expect("vmhook");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("a full device");
+    let (code, says) = told(full.into());
+    assert!(code == Some(1) && says.contains("can't write to standard output"), "{code:?} {says}");
+    let (reader, nobody) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    assert_eq!(told(nobody.into()), (Some(0), String::new()));
     check(&["pause", &pid, "--json"], 0, &["{\"paused\":{\"bytes\":6291456,"]);
     check(&["resume", &pid], 0, &["running: 6.0 MiB taken again in"]);
     drop(child.stdin.take());

@@ -9,6 +9,7 @@ use std::sync::{Once, OnceLock};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt::socket_peercred};
 use vm_hook::client;
 use vm_hook::control::{self, Accounts, Answer, Changed, Request, State, Status};
@@ -158,7 +159,7 @@ fn serve(mut stream: UnixStream) {
         }
         Ok(Request::Pause { timeout }) => {
             let time = Duration::from_secs(timeout.min(control::LONGEST));
-            timed(|| pause::pause(time)).map_or_else(Answer::Error, Answer::Paused)
+            timed(|| pause::pause(time, || is_there(&stream))).map_or_else(Answer::Error, Answer::Paused)
         }
         Ok(Request::Resume) => {
             let done = timed(|| {
@@ -183,6 +184,13 @@ fn serve(mut stream: UnixStream) {
         false => send(&mut stream, &answer, &files),
     };
     drop(kept);
+}
+
+/// Is the other side there, which need not have more to say?
+fn is_there(stream: &UnixStream) -> bool {
+    let mut one = [PollFd::new(stream, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut one, Some(&now)).is_err() || !one[0].revents().contains(PollFlags::HUP)
 }
 
 /// Sends a short answer, and descriptors beside it.

@@ -135,12 +135,10 @@ pub(crate) fn with<R>(f: impl FnOnce(&mut Manager<Real>) -> R) -> R {
             log::event(&event);
         }
         let unsettled = manager.is_unsettled();
-        if unsettled && !UNSETTLED.swap(true, Ordering::AcqRel) {
+        UNSETTLED.store(unsettled, Ordering::Release);
+        if manager.waits() {
             start_the_clock();
             WAITS.notify_all();
-        }
-        if !unsettled {
-            UNSETTLED.store(false, Ordering::Release);
         }
         result
     })
@@ -188,13 +186,13 @@ fn clock() {
     INSIDE.set(true);
     loop {
         let mut guard = manager();
-        while !guard.as_ref().is_some_and(Manager::is_unsettled) {
+        while !guard.as_ref().is_some_and(Manager::waits) {
             guard = WAITS.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         drop(guard);
         std::thread::sleep(LONGEST);
         // Whoever makes the next call is told what fails.
-        let _ = with(Manager::settle);
+        let _ = with(Manager::settle_for_nobody);
         // What can't be settled is not tried without end.
         std::thread::sleep(LONGEST);
     }

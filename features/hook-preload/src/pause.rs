@@ -51,8 +51,8 @@ impl From<Cant> for Not {
     }
 }
 
-/// Pauses, if that can be had in time.
-pub(crate) fn pause(time: Duration) -> Result<Changed, String> {
+/// Pauses, if that can be had in time, and while it is wanted.
+pub(crate) fn pause(time: Duration, is_wanted: impl Fn() -> bool) -> Result<Changed, String> {
     if Options::get().mode == Mode::Monitor {
         return Err(
             "the program runs in MONITOR mode, in which no memory can be moved: run it without --monitor"
@@ -81,6 +81,7 @@ pub(crate) fn pause(time: Duration) -> Result<Changed, String> {
                     "the program is busy: {what}; it runs on, so try again with a longer timeout"
                 ));
             }
+            Err(Not::Busy(_)) if !is_wanted() => return Err("who asked is gone".into()),
             Err(Not::Busy(_)) => {
                 std::thread::sleep(BETWEEN);
                 moment = (moment * 2).min(deadline.saturating_duration_since(Instant::now()).max(FIRST));
@@ -107,7 +108,7 @@ fn attempt(left: &mut Left, moment: Duration) -> Result<Report, Not> {
         if manager.is_capturing() {
             return Err(Cant::Capture);
         }
-        manager.settle()?;
+        manager.settle_for_nobody()?;
         let mut contexts = manager.driver().contexts();
         contexts.extend(manager.tracker().all().map(|of| of.context));
         Ok(contexts)

@@ -17,7 +17,7 @@ use vm_hook::control::{self, Answer, Request};
 use vm_hook::driver::{Context, Device, Driver as _, Failure, GRANULE, INVALID_VALUE, Result};
 use vm_hook::log::{self, Level, Value};
 
-use crate::hook::with;
+use crate::hook::{inside, with};
 use crate::sys;
 
 /// How long the exporter may take.
@@ -235,7 +235,8 @@ pub(crate) fn close(address: u64) -> Option<Result<()>> {
         return Some(Ok(()));
     }
     let import = imports.remove(&address)?;
-    Some(with(|manager| manager.driver().synchronize(import.context)).and_then(|()| unmap(address, &import)))
+    drop(imports);
+    Some(inside(|| sys::synchronize(import.context)).and_then(|()| unmap(address, &import)))
 }
 
 fn unmap(address: u64, import: &Import) -> Result<()> {

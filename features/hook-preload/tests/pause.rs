@@ -238,6 +238,13 @@ fn what_cannot_be_paused_is_not_and_runs_on() {
     assert_eq!(program.answer("spin"), "spins");
     refused(&program, 0, "busy: work of a device has not ended");
     refused(&program, 1, "busy: work of a device has not ended");
+    // Nobody waits for the answer any more.
+    let mut stream = client::reach(&program.socket()).expect("a socket");
+    let request = Request::Pause { timeout: control::LONGEST };
+    control::write(&mut stream, &request, Instant::now() + TIMEOUT).expect("a request");
+    until("it is tried", || program.status().state == State::Changing);
+    drop(stream);
+    until("it is tried no more", || program.status().state == State::Running);
     let count = program.count();
     until("it runs on", || program.count() > count);
     assert_eq!(program.answer("spin ends"), "spun");

@@ -19,7 +19,8 @@ static uint64_t make(uint64_t bytes, unsigned char value) {
     uint64_t at = 0;
     int made = CALL("cuMemAlloc_v2", (uint64_t *, size_t), &at, bytes);
     int set = CALL("cuMemsetD8_v2", (uint64_t, unsigned char, size_t), at, value, bytes);
-    if (made || set) printf("made: %d, set: %d\n", made, set);
+    int waited = CALL("cuCtxSynchronize", (void));
+    if (made || set || waited) printf("made: %d, set: %d, waited: %d\n", made, set, waited);
     return at;
 }
 
@@ -28,7 +29,7 @@ static void grow(uint64_t *at, uint64_t from, uint64_t to) {
     int made = CALL("cuMemAlloc_v2", (uint64_t *, size_t), &more, to);
     int copied = CALL("cuMemcpyDtoD_v2", (uint64_t, uint64_t, size_t), more, *at, from);
     int freed = CALL("cuMemFree_v2", (uint64_t), *at);
-    printf("grown: %d %d %d\n", made, copied, freed);
+    printf("grown: %d %d %d %d\n", made, copied, freed, CALL("cuCtxSynchronize", (void)));
     *at = more;
 }
 

@@ -20,9 +20,10 @@ static void late(void *unused) {
 static void attributes(const char *what, uint64_t at, uint64_t start, uint64_t bytes) {
     printf("%s:", what);
     for (int attribute = 1; attribute <= 20; attribute++) {
+        // The driver has no tokens for RDMA of virtual memory.
+        if (attribute == 5) continue;
         uint64_t value[2] = {0, 0};
         int code = CALL("cuPointerGetAttribute", (void *, int, uint64_t), value, attribute, at);
-        if (attribute == 5) value[0] = 0;
         const char *is = value[0] == context ? "context" : value[0] == at ? "itself" : value[0] == start ? "start"
                        : value[0] == bytes   ? "bytes" : value[0] > 100 ? "large" : NULL;
         // Numbers that are given one after the other.
@@ -79,6 +80,7 @@ int main(void) {
     printf("synchronous: %d %u %u\n", code, word(b), word(b + bytes - 4));
 
     // A free waits for the work that is given.
+    CALL("cuCtxSynchronize", (void));
     CALL("cuStreamCreate", (uint64_t *, unsigned), &stream, 1);
     CALL("cuMemsetD32Async", (uint64_t, unsigned, size_t, uint64_t), b, 12, bytes / 4, stream);
     CALL("cuLaunchHostFunc", (uint64_t, void (*)(void *), void *), stream, late, NULL);
@@ -90,6 +92,7 @@ int main(void) {
     // A copy that is recorded, of memory that could be moved, and memory that is made meanwhile.
     uint64_t from = make(300 << 20), to = make(300 << 20);
     CALL("cuMemsetD32_v2", (uint64_t, unsigned, size_t), from, 21, 75 << 20);
+    CALL("cuCtxSynchronize", (void));
     code = CALL("cuStreamBeginCapture_v2", (uint64_t, int), stream, 2);
     int recorded = CALL("cuMemcpyDtoDAsync_v2", (uint64_t, uint64_t, size_t, uint64_t), to, from, 300 << 20, stream);
     uint64_t within = make(400 << 20);
@@ -98,6 +101,7 @@ int main(void) {
     uint64_t exec = 0;
     code = CALL("cuGraphInstantiateWithFlags", (uint64_t *, uint64_t, uint64_t), &exec, graph, 0);
     CALL("cuMemsetD32_v2", (uint64_t, unsigned, size_t), from, 22, 75 << 20);
+    CALL("cuCtxSynchronize", (void));
     int launched = CALL("cuGraphLaunch", (uint64_t, uint64_t), exec, stream);
     CALL("cuStreamSynchronize", (uint64_t), stream);
     printf("replayed: %d %d %u %u\n", code, launched, word(to), word(to + (300 << 20) - 4));

@@ -16,4 +16,5 @@ pub mod manager;
 mod model;
 pub mod options;
 pub mod plan;
+pub mod sys;
 pub mod tracker;

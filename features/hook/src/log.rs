@@ -2,12 +2,17 @@
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
-use std::io::Write as _;
-use std::sync::{Once, OnceLock};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::{Mutex, Once, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
 use crate::manager::Event;
 use crate::options::{Mode, Options};
+use crate::sys;
 
 /// How much is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,10 +83,10 @@ fn write(what: &str, values: &[(&str, Value)]) {
     }
     text.push_str("}\n");
     // Who can't write has nobody to tell.
-    let _ = match file() {
+    let _ = sys::unnoticed(|| match file() {
         Some(mut file) => file.write_all(text.as_bytes()),
         None => std::io::stderr().write_all(text.as_bytes()),
-    };
+    });
 }
 
 fn quoted(text: &str) -> String {
@@ -99,24 +104,53 @@ fn quoted(text: &str) -> String {
     quoted
 }
 
-/// The file, opened to append once.
+/// An open log, and what file it is.
+struct Log {
+    file: File,
+    id: (u64, u64),
+}
+
+impl Log {
+    /// Opens one to append. A FIFO that nobody reads is refused, not waited for.
+    fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file = OpenOptions::new().append(true).create(true).custom_flags(flags).open(path)?;
+        // Who reads slowly loses nothing.
+        let flags = fcntl_getfl(&file)?;
+        fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
+        let id = id(&file).ok_or(io::ErrorKind::NotFound)?;
+        Ok(Self { file, id })
+    }
+}
+
+fn id(file: &File) -> Option<(u64, u64)> {
+    fstat(file).ok().map(|of| (of.st_dev, of.st_ino))
+}
+
+/// The file, opened once, and again where the program has closed it: its descriptor may be another file's by now.
 fn file() -> Option<&'static File> {
-    static FILE: OnceLock<Option<File>> = OnceLock::new();
-    FILE.get_or_init(|| {
-        let path = Options::get().file.as_ref()?;
-        match OpenOptions::new().append(true).create(true).open(path) {
-            Ok(file) => Some(file),
-            Err(error) => {
-                let _ = writeln!(
-                    std::io::stderr(),
-                    "vmhook: can't open {}: {error}; the log goes here",
-                    path.display()
-                );
-                None
-            }
+    static LOG: Mutex<Option<Option<&'static Log>>> = Mutex::new(None);
+    let path = Options::get().file.as_ref()?;
+    let mut log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
+    match *log {
+        Some(None) => return None,
+        Some(Some(known)) if id(&known.file) == Some(known.id) => return Some(&known.file),
+        _ => {}
+    }
+    let opened = match Log::open(path) {
+        // Never closed: the descriptor may be somebody else's.
+        Ok(opened) => Some(&*Box::leak(Box::new(opened))),
+        Err(error) => {
+            let _ = writeln!(
+                std::io::stderr(),
+                "vmhook: can't open {}: {error}; the log goes here",
+                path.display()
+            );
+            None
         }
-    })
-    .as_ref()
+    };
+    *log = Some(opened);
+    opened.map(|opened| &opened.file)
 }
 
 /// Logs what a manager did.

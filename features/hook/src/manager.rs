@@ -98,9 +98,22 @@ pub enum Event {
     },
 }
 
+/// How far something is freed.
+#[derive(Debug)]
+pub enum Freed {
+    /// It was not allocated here.
+    Not,
+    /// It is.
+    Done,
+    /// It is no more the program's, but work may use it: that is waited for without the manager, which other threads need for what the work waits for.
+    AfterWork(Allocation),
+}
+
 /// Memory that the driver allocated itself.
 #[derive(Clone, Debug, Default)]
 struct Native {
+    /// Where it was allocated.
+    context: Context,
     bytes: u64,
     /// Is it the host's as well, and goes where it is used?
     is_managed: bool,
@@ -124,6 +137,8 @@ pub struct Manager<D: Driver> {
     /// Allocations that the driver made itself, with their bytes.
     native: BTreeMap<u64, Native>,
     events: Vec<Event>,
+    /// What a copy that was put off failed with, and nobody was told yet.
+    failed: Option<Failure>,
     /// Is the program paused?
     is_paused: bool,
     /// What its contexts' memory had then.
@@ -145,6 +160,7 @@ impl<D: Driver> Manager<D> {
             puts_off,
             quota,
             events,
+            failed: None,
             is_paused,
             saved,
         }
@@ -172,16 +188,21 @@ impl<D: Driver> Manager<D> {
 
     /// Must something be done before anybody looks at memory?
     pub fn is_unsettled(&self) -> bool {
+        self.waits() || self.failed.is_some()
+    }
+
+    /// Does anything lack memory, or wait to be copied?
+    pub fn waits(&self) -> bool {
         !self.pending.is_empty() || self.tracker.is_missing()
     }
 
     /// From here on nothing is put off.
     ///
     /// # Errors
-    /// As [`settle`](Manager::settle).
+    /// As [`settle_for_nobody`](Manager::settle_for_nobody).
     pub fn put_nothing_off(&mut self) -> Result<()> {
         self.puts_off = false;
-        self.settle()
+        self.settle_for_nobody()
     }
 
     /// Bytes that allocations lack.
@@ -191,11 +212,7 @@ impl<D: Driver> Manager<D> {
 
     /// All bytes that the program has, and how many it may have.
     pub fn used(&self) -> (u64, Option<u64>) {
-        (
-            self.native.values().map(|of| of.bytes).sum::<u64>()
-                + self.tracker.all().map(Allocation::reserved).sum::<u64>(),
-            self.quota,
-        )
+        (self.native_bytes(false) + self.tracker.all().map(Allocation::reserved).sum::<u64>(), self.quota)
     }
 
     /// That so many bytes more are within the quota.
@@ -214,8 +231,8 @@ impl<D: Driver> Manager<D> {
     }
 
     /// The driver allocated itself; managed memory is where it is used, and has no quota.
-    pub fn native_allocated(&mut self, address: u64, bytes: u64, is_managed: bool) {
-        self.native.insert(address, Native { bytes, is_managed, ..Native::default() });
+    pub fn native_allocated(&mut self, context: Context, address: u64, bytes: u64, is_managed: bool) {
+        self.native.insert(address, Native { context, bytes, is_managed, ..Native::default() });
     }
 
     /// Bytes that the driver allocated itself.
@@ -242,7 +259,7 @@ impl<D: Driver> Manager<D> {
         let has =
             |bytes: u64| driver.free_bytes(context).is_ok_and(|free| free >= promised.saturating_add(bytes));
         if promised != 0 && !has(bytes.saturating_add(plan::SPARE)) {
-            self.settle()?;
+            self.settle_for_nobody()?;
         }
         let promised = self.promised();
         let driver = &self.driver;
@@ -333,14 +350,35 @@ impl<D: Driver> Manager<D> {
     /// Gives what is missing memory, and runs the copies that wait.
     ///
     /// # Errors
-    /// [`OUT_OF_MEMORY`] when neither the device nor the host has any; the driver's. What could be settled was, and the rest is tried again at the
-    /// next call.
+    /// [`OUT_OF_MEMORY`] when neither the device nor the host has any; the driver's. What could be settled was, and what lacks memory is tried again
+    /// at the next call.
     pub fn settle(&mut self) -> Result<()> {
+        self.fill_all()?;
+        match self.failed.take() {
+            Some(failure) => Err(failure),
+            None => self.copy_all(),
+        }
+    }
+
+    /// The same for no call of the program's: the next is told what a copy fails with.
+    ///
+    /// # Errors
+    /// As [`settle`](Manager::settle).
+    pub fn settle_for_nobody(&mut self) -> Result<()> {
+        self.fill_all()?;
+        self.copy_all().inspect_err(|failure| self.failed = self.failed.or(Some(*failure)))
+    }
+
+    fn fill_all(&mut self) -> Result<()> {
         let missing: Vec<u64> =
             self.tracker.all().filter(|of| of.missing != 0).map(|of| of.address).collect();
         for address in missing {
             self.fill(address)?;
         }
+        Ok(())
+    }
+
+    fn copy_all(&mut self) -> Result<()> {
         while !self.pending.is_empty() {
             let Pending { from, to, copy } = self.pending.remove(0);
             self.driver.copy(&copy)?;
@@ -369,15 +407,47 @@ impl<D: Driver> Manager<D> {
         Ok(())
     }
 
-    /// Frees what was allocated at an address; false if it was not by this.
+    /// Frees what was allocated at an address, with a wait in it; false if it was not by this.
     ///
     /// # Errors
     /// The driver's.
     pub fn free(&mut self, address: u64) -> Result<bool> {
+        match self.begin_free(address)? {
+            Freed::Not => return Ok(false),
+            Freed::Done => {}
+            Freed::AfterWork(of) => {
+                let waited = self.driver.synchronize(of.context);
+                self.end_free(of, waited)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// The second half of [`begin_free`](Manager::begin_free), behind the work of the context, and what waiting for it failed with.
+    ///
+    /// # Errors
+    /// That; the driver's.
+    pub fn end_free(&mut self, of: Allocation, waited: Result<()>) -> Result<()> {
+        match waited {
+            Ok(()) => self.release(of),
+            // A capture has begun meanwhile, in which nobody waits.
+            Err(_) if self.captures != 0 => {
+                self.zombies.push(of);
+                Ok(())
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Frees what was allocated at an address, but for what work may use still.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn begin_free(&mut self, address: u64) -> Result<Freed> {
         if self.tracker.at(address).is_none() {
             // The driver's own function waits for work that may use what is unsettled.
             self.settle()?;
-            return Ok(false);
+            return Ok(Freed::Not);
         }
         match self.pending.iter().position(|pending| pending.from == address) {
             Some(at) => {
@@ -388,15 +458,13 @@ impl<D: Driver> Manager<D> {
             // A copy to what is freed is not needed any more; others may wait on.
             None => self.pending.retain(|pending| pending.to != address),
         }
-        let Some(of) = self.tracker.remove(address) else { return Ok(true) };
+        let Some(of) = self.tracker.remove(address) else { return Ok(Freed::Done) };
         self.events.push(Event::Freed { address, bytes: of.bytes });
         if self.captures != 0 {
             self.zombies.push(of);
-            return Ok(true);
+            return Ok(Freed::Done);
         }
-        self.driver.synchronize(of.context)?;
-        self.release(of)?;
-        Ok(true)
+        Ok(Freed::AfterWork(of))
     }
 
     /// Moves the memory of a copy's source to its target. False if that failed, and nothing has changed.
@@ -480,13 +548,14 @@ impl<D: Driver> Manager<D> {
     /// The driver's.
     pub fn end_capture(&mut self) -> Result<()> {
         self.captures = self.captures.saturating_sub(1);
+        let mut result = Ok(());
         if self.captures == 0 {
             for of in std::mem::take(&mut self.zombies) {
-                self.driver.synchronize(of.context)?;
-                self.release(of)?;
+                let released = self.driver.synchronize(of.context).and_then(|()| self.release(of));
+                result = result.and(released);
             }
         }
-        Ok(())
+        result
     }
 
     /// Somebody else may reach what an address lies in: it is settled, and stays where it is.
@@ -510,6 +579,13 @@ impl<D: Driver> Manager<D> {
     /// The driver's.
     pub fn end_context(&mut self, context: Context) -> Result<()> {
         self.pending.retain(|pending| self.tracker.at(pending.from).is_none_or(|of| of.context != context));
+        for of in self.zombies.extract_if(.., |of| of.context == context).collect::<Vec<_>>() {
+            self.release(of)?;
+        }
+        // The driver frees its own.
+        for (address, of) in self.native.extract_if(.., |_, of| of.context == context) {
+            self.events.push(Event::Freed { address, bytes: of.bytes });
+        }
         let gone: Vec<u64> =
             self.tracker.all().filter(|of| of.context == context).map(|of| of.address).collect();
         for address in gone {

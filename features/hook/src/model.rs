@@ -35,6 +35,7 @@ struct State {
     fails_in: Option<u32>,
     /// Is to unmap one of them?
     unmaps_fail: bool,
+    copies_fail: bool,
     /// That nothing was done wrong.
     wrong: Vec<String>,
 }
@@ -187,6 +188,9 @@ impl Driver for Simulated {
 
     fn copy(&self, copy: &Copy) -> Result<()> {
         let mut state = self.state.borrow_mut();
+        if state.copies_fail {
+            return Err(Failure(999));
+        }
         for at in (0..copy.bytes).step_by(GRANULE as usize) {
             let word = state.word(copy.from + at).map(|word| *word);
             match (word, state.word(copy.to + at)) {
@@ -501,6 +505,28 @@ fn look(manager: &Manager<Simulated>, all: &[Expected]) {
             }
         }
     }
+}
+
+#[test]
+fn the_program_is_told_that_a_copy_failed() {
+    let check = |settle: fn(&mut Manager<Simulated>) -> bool| {
+        let simulated = Simulated::default();
+        simulated.state.borrow_mut().free = 24 * BREAK_EVEN;
+        let mut manager = Manager::new(simulated, None);
+        let mut allocate = |bytes| manager.allocate(7, 0, bytes).ok().flatten().expect("memory");
+        let (from, to) = (allocate(BREAK_EVEN), allocate(2 * BREAK_EVEN));
+        let copy = Copy { to, from, bytes: BREAK_EVEN };
+        assert_eq!(manager.copy(to, from, BREAK_EVEN, copy), Ok(true));
+        manager.driver().state.borrow_mut().copies_fail = true;
+        assert!(settle(&mut manager));
+        manager.driver().state.borrow_mut().copies_fail = false;
+        assert!(manager.is_unsettled() && !manager.waits());
+        // Once.
+        assert_eq!((manager.settle(), manager.settle()), (Err(Failure(999)), Ok(())));
+    };
+    check(|manager| manager.settle_for_nobody() == Err(Failure(999)));
+    check(|manager| manager.put_nothing_off() == Err(Failure(999)));
+    check(|manager| manager.pause() == Err(Cant::Driver(Failure(999))));
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Those of this process.
+    /// Those of this process, as they are at the first call: a library that is loaded before the program asks for them at once.
     pub fn get() -> &'static Self {
         static OPTIONS: OnceLock<Options> = OnceLock::new();
         OPTIONS.get_or_init(|| {
@@ -79,6 +79,8 @@ impl Options {
             }
         };
         let file = variable("VMM_LOG_FILE").filter(|value| !value.is_empty()).map(PathBuf::from);
+        // The program may go to another directory.
+        let file = file.map(|file| std::path::absolute(&file).unwrap_or(file));
         Self { mode, level, file, quota, stacks, wrong }
     }
 }

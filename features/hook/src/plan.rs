@@ -28,7 +28,8 @@ pub fn allocate(
     bytes: u64,
     could_wait: impl FnOnce(u64) -> bool,
 ) -> Backing {
-    let reserved = bytes.next_multiple_of(GRANULE);
+    // Of which there is none the driver says so itself.
+    let Some(reserved) = bytes.checked_next_multiple_of(GRANULE) else { return Backing::Native };
     // 512 bytes must not cost 2 MiB.
     if bytes < GRANULE || reserved - bytes > bytes / 8 {
         return Backing::Native;
@@ -42,7 +43,7 @@ pub fn allocate(
     };
     let from = tracker.all().filter(is_like).max_by_key(|from| (from.reserved(), from.number));
     match from.map(Allocation::reserved) {
-        Some(first) if could_wait(reserved + SPARE) => Backing::Behind(first),
+        Some(first) if could_wait(reserved.saturating_add(SPARE)) => Backing::Behind(first),
         _ => Backing::Whole,
     }
 }

@@ -1,6 +1,7 @@
 //! The functions that stand in the place of the driver's.
 #![allow(non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
 use std::ptr;
@@ -10,12 +11,13 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use super::copies::{Copy, Form};
 use super::find;
-use super::real::{NOT_FOUND, THREAD_STREAMS, call, found};
+use super::real::{NOT_FOUND, Real, THREAD_STREAMS, call, done, found, synchronize};
 use crate::hook::{self, before, is_on, with};
 use crate::{control, pause, sharing, stacks};
-use vm_hook::driver::{Driver as _, Failure, INVALID_VALUE, OUT_OF_MEMORY, Result};
+use vm_hook::driver::{Failure, INVALID_VALUE, OUT_OF_MEMORY, Result};
 use vm_hook::log::{self, Level, Value};
-use vm_hook::manager::Event;
+use vm_hook::manager::{Event, Freed, Manager};
+use vm_hook::options::Options;
 use vm_hook::tracker::Tag;
 
 /// The hook's function of a name.
@@ -152,11 +154,39 @@ fn noted(address: u64) {
     }
 }
 
-/// The driver allocated itself.
-fn natively(address: u64, bytes: u64, is_managed: bool) {
-    with(|manager| manager.native_allocated(address, bytes, is_managed));
-    noted(address);
-    log_native("native-allocated", address, bytes);
+/// The driver allocates itself, within the quota; managed memory is where it is used, and has none. `made` tells the address and the bytes, of
+/// which at least `bytes` were asked for.
+fn natively(
+    bytes: u64,
+    is_managed: bool,
+    allocate: impl FnOnce() -> u32,
+    made: impl FnOnce() -> (u64, u64),
+) -> u32 {
+    let own = || {
+        done(allocate()).inspect_err(|failure| log::event(&Event::Failed { bytes, code: failure.0 }))?;
+        Ok(made())
+    };
+    let note = |manager: &mut Manager<Real>, (address, bytes)| {
+        manager.native_allocated(manager.driver().context(), address, bytes, is_managed);
+        (address, bytes)
+    };
+    let allocated = if is_on() && !is_managed && Options::get().quota.is_some() {
+        // One look at the manager, so that threads do not pass the quota together.
+        with(|manager| {
+            manager.admit(bytes)?;
+            let made = own()?;
+            manager.admit(made.1).inspect_err(|_| {
+                let _ = real!(c"cuMemFree_v2"(u64)(made.0));
+            })?;
+            Ok(note(manager, made))
+        })
+    } else {
+        own().map(|made| with(|manager| note(manager, made)))
+    };
+    code(allocated.map(|(address, bytes)| {
+        noted(address);
+        log_native("native-allocated", address, bytes);
+    }))
 }
 
 #[unsafe(no_mangle)]
@@ -191,19 +221,9 @@ unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> u32 {
             // What virtual memory can't be made of may be had by the driver's own way.
             Ok(None) | Err(_) => {}
         }
-        if let Err(Failure(code)) = with(|manager| manager.admit(bytes as u64)) {
-            return code;
-        }
     }
-    let result = own();
-    if result == 0 {
-        // SAFETY: the driver has written it.
-        let address = unsafe { *to };
-        natively(address, bytes as u64, false);
-    } else {
-        log::event(&Event::Failed { bytes: bytes as u64, code: result });
-    }
-    result
+    // SAFETY: the driver has written it.
+    natively(bytes as u64, false, own, || (unsafe { *to }, bytes as u64))
 }
 
 #[unsafe(no_mangle)]
@@ -212,12 +232,12 @@ unsafe extern "C" fn cuMemAllocManaged(to: *mut u64, bytes: usize, flags: c_uint
     if let Err(Failure(code)) = before() {
         return code;
     }
-    let result = real!(c"cuMemAllocManaged" (*mut u64, usize, c_uint) (to, bytes, flags));
-    if result == 0 && hook::is_here() {
-        // SAFETY: the driver has written it.
-        natively(unsafe { *to }, bytes as u64, true);
+    let own = || real!(c"cuMemAllocManaged" (*mut u64, usize, c_uint) (to, bytes, flags));
+    if !hook::is_here() {
+        return own();
     }
-    result
+    // SAFETY: the driver has written it.
+    natively(bytes as u64, true, own, || (unsafe { *to }, bytes as u64))
 }
 
 #[unsafe(no_mangle)]
@@ -232,30 +252,30 @@ unsafe extern "C" fn cuMemAllocPitch_v2(
     if let Err(Failure(code)) = before() {
         return code;
     }
-    if is_on()
-        && let Err(Failure(code)) =
-            with(|manager| manager.admit((width as u64).saturating_mul(height as u64)))
-    {
-        return code;
+    let own = || real!(c"cuMemAllocPitch_v2" (*mut u64, *mut usize, usize, usize, c_uint) (to, pitch, width, height, element));
+    if !hook::is_here() {
+        return own();
     }
-    let result = real!(c"cuMemAllocPitch_v2" (*mut u64, *mut usize, usize, usize, c_uint) (to, pitch, width, height, element));
-    if result == 0 && hook::is_here() {
+    natively((width as u64).saturating_mul(height as u64), false, own, || {
         // SAFETY: the driver has written it.
         let address = unsafe { *to };
         // SAFETY: likewise.
         let pitch = unsafe { *pitch };
-        natively(address, (pitch * height) as u64, false);
-    }
-    result
+        (address, (pitch * height) as u64)
+    })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemFree_v2(address: u64) -> u32 {
     let _pass = hook::enter(true);
     if hook::is_here() {
-        match with(|manager| manager.free(address)) {
-            Ok(true) => return 0,
-            Ok(false) => {}
+        match with(|manager| manager.begin_free(address)) {
+            Ok(Freed::Done) => return 0,
+            Ok(Freed::AfterWork(of)) => {
+                let waited = hook::inside(|| synchronize(of.context));
+                return code(with(|manager| manager.end_free(of, waited)));
+            }
+            Ok(Freed::Not) => {}
             Err(Failure(code)) => return code,
         }
     }
@@ -349,17 +369,27 @@ unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, all: *mut usize) -> u32 {
     result
 }
 
-/// The allocation of virtual memory that an address lies in: its address, bytes and context. It is whole from here on.
-fn whole(address: u64) -> Result<Option<(u64, u64, u64)>> {
+/// An allocation of virtual memory.
+#[derive(Clone, Copy)]
+struct Whole {
+    start: u64,
+    bytes: u64,
+    context: u64,
+    /// 0 of another process's.
+    number: u64,
+}
+
+/// The allocation of virtual memory that an address lies in. It is whole from here on.
+fn whole(address: u64) -> Result<Option<Whole>> {
     if !is_on() {
         return Ok(None);
     }
-    if let Some(imported) = sharing::around(address) {
-        return Ok(Some(imported));
+    if let Some((start, bytes, context)) = sharing::around(address) {
+        return Ok(Some(Whole { start, bytes, context, number: 0 }));
     }
     with(|manager| {
         let Some(of) = manager.tracker().around(address) else { return Ok(None) };
-        let found = (of.address, of.bytes, of.context);
+        let found = Whole { start: of.address, bytes: of.bytes, context: of.context, number: of.number };
         manager.settle()?;
         Ok(Some(found))
     })
@@ -369,7 +399,7 @@ fn whole(address: u64) -> Result<Option<(u64, u64, u64)>> {
 unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address: u64) -> u32 {
     let _pass = hook::enter(false);
     match whole(address) {
-        Ok(Some((start, bytes, _))) => {
+        Ok(Some(Whole { start, bytes, .. })) => {
             // SAFETY: it is null or the caller's place for it.
             if let Some(base) = unsafe { base.as_mut() } {
                 *base = start;
@@ -389,11 +419,24 @@ unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, a
 ///
 /// # Safety
 /// The driver has written it to `data`.
-unsafe fn as_native(data: *mut c_void, attribute: c_int, (start, bytes, context): (u64, u64, u64)) {
+unsafe fn as_native(data: *mut c_void, attribute: c_int, of: Whole) {
+    let Whole { start, bytes, context, number } = of;
+    // IS_LEGACY_CUDA_IPC_CAPABLE, ALLOWED_HANDLE_TYPES: numbers of which the driver has written a byte at least.
+    let byte = match attribute {
+        10 if number != 0 => Some(u8::from(control::is_on())),
+        14 => Some(0),
+        _ => None,
+    };
+    if let Some(byte) = byte {
+        // SAFETY: the caller's promise.
+        return unsafe { data.cast::<u8>().write(byte) };
+    }
     let value = match attribute {
         // CONTEXT, RANGE_START_ADDR, RANGE_SIZE, MAPPING_SIZE, MAPPING_BASE_ADDR
         1 => context,
         11 | 19 => start,
+        // BUFFER_ID, which each piece has another of; the driver's own are small.
+        7 if number != 0 => 1 << 62 | number,
         12 => bytes,
         18 => bytes.next_multiple_of(vm_hook::driver::GRANULE),
         _ => return,
@@ -647,18 +690,34 @@ makes! {
     cuCtxCreate_v4 c"cuCtxCreate_v4" (parameters: *const c_void, flags: c_uint, device: c_int);
 }
 
-/// A context that ends takes its memory with it.
-fn end_of(context: u64) {
-    if hook::is_here() {
+/// A context is gone, and with it its memory, its streams and their captures.
+fn gone(manager: &mut Manager<Real>, context: u64) {
+    let captures = manager.driver().forget(context);
+    let _ = manager.end_context(context);
+    for _ in 0..captures {
+        let _ = manager.end_capture();
+    }
+}
+
+/// Ends a context, which takes its memory with it; what the driver refuses to end keeps it.
+fn end(context: u64, destroy: impl FnOnce() -> u32) -> u32 {
+    if !hook::is_here() {
+        return destroy();
+    }
+    if let Err(Failure(code)) = before() {
+        return code;
+    }
+    // What can't be waited for, or was lost, goes with the context.
+    let _ = hook::inside(|| synchronize(context));
+    pause::leave(context);
+    let result = destroy();
+    if result == 0 {
         with(|manager| {
-            // What can't be waited for, or was lost, goes with the context.
-            let _ = manager.driver().synchronize(context);
-            manager.driver().contexts.lock().unwrap_or_else(PoisonError::into_inner).remove(&context);
-            let _ = manager.end_context(context);
+            gone(manager, context);
         });
         sharing::end_context(context);
-        pause::leave(context);
     }
+    result
 }
 
 macro_rules! ends {
@@ -666,11 +725,7 @@ macro_rules! ends {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $function(context: u64) -> u32 {
             let _pass = hook::enter(true);
-            if let Err(Failure(code)) = before() {
-                return code;
-            }
-            end_of(context);
-            real!($name (u64) (context))
+            end(context, || real!($name (u64) (context)))
         }
     )*};
 }
@@ -681,7 +736,7 @@ ends! {
 }
 
 macro_rules! primary {
-    ($($function:ident $name:literal;)*) => {$(
+    ($($function:ident $name:literal $resets:literal;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $function(device: c_int) -> u32 {
             let _pass = hook::enter(true);
@@ -692,10 +747,11 @@ macro_rules! primary {
             context.into_iter().for_each(pause::leave);
             let result = real!($name (c_int) (device));
             if let Some(context) = context
-                && !with(|manager| manager.driver().has_primary(device))
+                // What is retained is there behind a reset, without its memory.
+                && (result == 0 && $resets || !with(|manager| manager.driver().has_primary(device)))
             {
                 with(|manager| {
-                    let _ = manager.end_context(context);
+                    gone(manager, context);
                 });
                 sharing::end_context(context);
             }
@@ -705,10 +761,10 @@ macro_rules! primary {
 }
 
 primary! {
-    cuDevicePrimaryCtxReset c"cuDevicePrimaryCtxReset";
-    cuDevicePrimaryCtxReset_v2 c"cuDevicePrimaryCtxReset_v2";
-    cuDevicePrimaryCtxRelease c"cuDevicePrimaryCtxRelease";
-    cuDevicePrimaryCtxRelease_v2 c"cuDevicePrimaryCtxRelease_v2";
+    cuDevicePrimaryCtxReset c"cuDevicePrimaryCtxReset" true;
+    cuDevicePrimaryCtxReset_v2 c"cuDevicePrimaryCtxReset_v2" true;
+    cuDevicePrimaryCtxRelease c"cuDevicePrimaryCtxRelease" false;
+    cuDevicePrimaryCtxRelease_v2 c"cuDevicePrimaryCtxRelease_v2" false;
 }
 
 /// Remembers a stream that was made.
@@ -720,7 +776,9 @@ unsafe fn made(stream: *mut u64, result: u32) -> u32 {
         // SAFETY: the driver has written it.
         let stream = unsafe { *stream };
         with(|manager| {
-            manager.driver().streams.lock().unwrap_or_else(PoisonError::into_inner).insert(stream);
+            let driver = manager.driver();
+            let context = driver.context();
+            driver.streams.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, context);
         });
     }
     result
@@ -750,13 +808,27 @@ macro_rules! destroys {
             if let Err(Failure(code)) = before() {
                 return code;
             }
-            let result = real!($name (u64) (stream));
-            if result == 0 && hook::is_here() {
-                with(|manager| {
-                    manager.driver().streams.lock().unwrap_or_else(PoisonError::into_inner).remove(&stream);
-                });
+            let own = || real!($name (u64) (stream));
+            if !hook::is_here() {
+                return own();
             }
-            result
+            // Nobody may ask it from here on, and its handle may come again.
+            let streams = |f: &mut dyn FnMut(&mut BTreeMap<u64, u64>)| {
+                with(|manager| f(&mut manager.driver().streams.lock().unwrap_or_else(PoisonError::into_inner)));
+            };
+            let mut known = None;
+            streams(&mut |streams| known = streams.remove(&stream));
+            if let Some(context) = known {
+                with(|manager| manager.driver().leave(stream, context));
+            }
+            let result = own();
+            if result != 0 && let Some(context) = known {
+                streams(&mut |streams| {
+                    streams.insert(stream, context);
+                });
+                return result;
+            }
+            released(stream, result, true)
         }
     )*};
 }
@@ -766,8 +838,13 @@ destroys! {
     cuStreamDestroy_v2 c"cuStreamDestroy_v2";
 }
 
+/// A stream's handle, which is that of the thread's default stream where a function takes 0 for it.
+fn stream_of(name: &str, stream: u64) -> u64 {
+    if stream == 0 && is_of_thread_stream(name) { 2 } else { stream }
+}
+
 /// Begins a capture.
-fn captured(begin: impl FnOnce() -> u32) -> u32 {
+fn captured(stream: u64, begin: impl FnOnce() -> u32) -> u32 {
     if !is_on() {
         return begin();
     }
@@ -775,20 +852,43 @@ fn captured(begin: impl FnOnce() -> u32) -> u32 {
         return code;
     }
     let result = begin();
-    if result != 0
-        && let Err(Failure(code)) = with(|manager| manager.end_capture())
-    {
+    if result == 0 {
+        with(|manager| {
+            let driver = manager.driver();
+            let context = driver.context();
+            driver.captures.lock().unwrap_or_else(PoisonError::into_inner).push((stream, context));
+        });
+    } else if let Err(Failure(code)) = with(|manager| manager.end_capture()) {
         return code;
     }
     result
 }
 
+/// Behind a call that ends a stream's capture, if there is one; one that fails may end it, or not.
+fn released(stream: u64, result: u32, is_gone: bool) -> u32 {
+    if !is_on() {
+        return result;
+    }
+    let ended = with(|manager| {
+        if !is_gone && result != 0 && manager.driver().is_captured(stream) {
+            return Ok(());
+        }
+        let mut captures = manager.driver().captures.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = captures.iter().position(|(of, _)| *of == stream) else { return Ok(()) };
+        captures.swap_remove(at);
+        drop(captures);
+        manager.end_capture()
+    });
+    if result == 0 { code(ended) } else { result }
+}
+
 macro_rules! captures {
-    ($($function:ident $name:literal ($($argument:ident: $ty:ty),*);)*) => {$(
+    ($($function:ident $name:literal ($stream:ident: u64 $(, $argument:ident: $ty:ty)*);)*) => {$(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $function($($argument: $ty),*) -> u32 {
+        unsafe extern "C" fn $function($stream: u64 $(, $argument: $ty)*) -> u32 {
             let _pass = hook::enter(false);
-            captured(|| real!($name ($($ty),*) ($($argument),*)))
+            let own = || real!($name (u64 $(, $ty)*) ($stream $(, $argument)*));
+            captured(stream_of(stringify!($function), $stream), own)
         }
     )*};
 }
@@ -800,27 +900,29 @@ captures! {
     cuStreamBeginCapture_v2_ptsz c"cuStreamBeginCapture_v2_ptsz" (stream: u64, mode: c_int);
     cuStreamBeginCaptureToGraph c"cuStreamBeginCaptureToGraph" (stream: u64, graph: u64, nodes: *const u64, edges: *const c_void, count: usize, mode: c_int);
     cuStreamBeginCaptureToGraph_ptsz c"cuStreamBeginCaptureToGraph_ptsz" (stream: u64, graph: u64, nodes: *const u64, edges: *const c_void, count: usize, mode: c_int);
+    cuStreamBeginRecaptureToGraph c"cuStreamBeginRecaptureToGraph" (stream: u64, mode: c_int, graph: u64, function: *const c_void, data: *mut c_void);
+    cuStreamBeginRecaptureToGraph_ptsz c"cuStreamBeginRecaptureToGraph_ptsz" (stream: u64, mode: c_int, graph: u64, function: *const c_void, data: *mut c_void);
+    cuStreamBeginCaptureToCig c"cuStreamBeginCaptureToCig" (stream: u64, parameters: *mut c_void);
+    cuStreamBeginCaptureToCig_ptsz c"cuStreamBeginCaptureToCig_ptsz" (stream: u64, parameters: *mut c_void);
 }
 
 macro_rules! captures_end {
-    ($($function:ident $name:literal;)*) => {$(
+    ($($function:ident $name:literal ($($graph:ident)?);)*) => {$(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $function(stream: u64, graph: *mut u64) -> u32 {
+        unsafe extern "C" fn $function(stream: u64 $(, $graph: *mut u64)?) -> u32 {
             let _pass = hook::enter(false);
-            let result = real!($name (u64, *mut u64) (stream, graph));
-            if is_on()
-                && let (0, Err(Failure(code))) = (result, with(|manager| manager.end_capture()))
-            {
-                return code;
-            }
-            result
+            let result = real!($name (u64 $(, captures_end!(@place $graph))?) (stream $(, $graph)?));
+            released(stream_of(stringify!($function), stream), result, false)
         }
     )*};
+    (@place $graph:ident) => { *mut u64 };
 }
 
 captures_end! {
-    cuStreamEndCapture c"cuStreamEndCapture";
-    cuStreamEndCapture_ptsz c"cuStreamEndCapture_ptsz";
+    cuStreamEndCapture c"cuStreamEndCapture" (graph);
+    cuStreamEndCapture_ptsz c"cuStreamEndCapture_ptsz" (graph);
+    cuStreamEndCaptureToCig c"cuStreamEndCaptureToCig" ();
+    cuStreamEndCaptureToCig_ptsz c"cuStreamEndCaptureToCig_ptsz" ();
 }
 
 /// Gives the hook's function in the place of what was found.

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static REAL_DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-// Who calls `dlsym` or `dlopen` matters to them: RTLD_NEXT goes on behind the caller's library, and paths are the caller's. So they are
-// jumped to, not called, but where the name is a driver's.
+// Who calls `dlsym` or `dlopen` matters to them: RTLD_NEXT goes on behind the caller's library, RTLD_DEFAULT begins with what it sees, paths are
+// the caller's. So they are jumped to, not called, but where a function is the driver's.
 
 /// `dlsym`: of names that begin with `cu` the hook's functions.
 #[cfg(target_arch = "x86_64")]
@@ -25,9 +25,20 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
         "2:",
         "cmp rdi, -1",
         "je 4f",
-        "cmp word ptr [rsi], 0x7563",
+        "cmp byte ptr [rsi], 0x63",
         "jne 4f",
-        "jmp {dlsym}",
+        "cmp byte ptr [rsi + 1], 0x75",
+        "jne 4f",
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {dlsym}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "je 4f",
+        "ret",
         "4: jmp qword ptr [rip + {real}]",
         "3: push rdi",
         "push rsi",
@@ -100,6 +111,11 @@ pub(super) fn found_in(handle: *mut c_void, name: &CStr) -> *mut c_void {
 
 /// The driver's library; null where there is none.
 pub(super) fn library() -> *mut c_void {
+    opened(libc::RTLD_NOW)
+}
+
+/// The driver's library, opened as the flags say; null where it is not.
+fn opened(flags: c_int) -> *mut c_void {
     static LIBRARY: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
     let known = LIBRARY.load(Ordering::Acquire);
     if !known.is_null() {
@@ -115,8 +131,10 @@ pub(super) fn library() -> *mut c_void {
         )
     };
     // SAFETY: the name is a string; the library's constructors are the driver's.
-    let opened = unsafe { dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-    LIBRARY.store(opened, Ordering::Release);
+    let opened = unsafe { dlopen(c"libcuda.so.1".as_ptr(), flags) };
+    if !opened.is_null() {
+        LIBRARY.store(opened, Ordering::Release);
+    }
     opened
 }
 
@@ -140,15 +158,23 @@ fn instead(name: &CStr, found: *mut c_void) -> *mut c_void {
     }
 }
 
-/// `dlsym` of a name that begins with `cu`.
+/// What `dlsym` of a name that begins with `cu` gives if that is the driver's; null where the C library is to find it.
 extern "C" fn dlsym_of_a_driver(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: the caller of dlsym gives a string.
     let name = unsafe { CStr::from_ptr(name) };
     let found = found_in(handle, name);
-    if found.is_null() || !is_of_driver(found) {
-        return found;
-    }
-    instead(name, found)
+    let is_of_driver = match found.is_null() {
+        // RTLD_DEFAULT, and the caller may see a driver that the hook does not.
+        true => handle.is_null() && !loaded(name).is_null(),
+        false => is_of_driver(found),
+    };
+    if is_of_driver { instead(name, found) } else { ptr::null_mut() }
+}
+
+/// The driver's function of a name, if the program has loaded a driver: the hook does not.
+fn loaded(name: &CStr) -> *mut c_void {
+    let library = opened(libc::RTLD_NOW | libc::RTLD_NOLOAD);
+    if library.is_null() { library } else { found_in(library, name) }
 }
 
 /// Is it a function of the driver's library? One of the hook's stands for it, too.
@@ -160,8 +186,7 @@ fn is_of_driver(function: *mut c_void) -> bool {
         (unsafe { libc::dladdr(address, &mut info) } != 0).then_some(info.dli_fbase)
     };
     let of = file(function);
-    let of_driver = real(c"cuInit");
-    of.is_some() && (of == file(of_driver) || of == file(is_of_driver as *const c_void))
+    of.is_some() && (of == file(is_of_driver as *const c_void) || of == file(loaded(c"cuInit")))
 }
 
 /// The driver's functions by their addresses.

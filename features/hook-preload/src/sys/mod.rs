@@ -16,6 +16,15 @@ pub(crate) use stack::{InFile, file_of, return_addresses};
 pub(crate) use staging::Saved;
 pub(crate) use threads::{at_exit, barrier, close, register_barrier, wait_while, wake_all};
 
+/// Reads the environment before the program can change it.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOADED: extern "C" fn() = loaded;
+
+extern "C" fn loaded() {
+    vm_hook::options::Options::get();
+}
+
 static AT_FORK: OnceLock<fn()> = OnceLock::new();
 
 /// Does something in children that the process forks from here on.

@@ -1,6 +1,6 @@
 //! The driver's own functions, called by the hook.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -101,8 +101,12 @@ const DESCRIPTORS: c_int = 103;
 /// The driver below.
 #[derive(Default)]
 pub(crate) struct Real {
-    /// Streams that the program made, which may have work.
-    pub(crate) streams: Mutex<BTreeSet<Stream>>,
+    /// Streams that the program made, which may have work, and their contexts.
+    pub(crate) streams: Mutex<BTreeMap<Stream, Context>>,
+    /// Events behind the work of streams that were destroyed before it ended, and their contexts.
+    left: Mutex<Vec<(u64, Context)>>,
+    /// Streams that are captured, and their contexts.
+    pub(crate) captures: Mutex<Vec<(Stream, Context)>>,
     /// Contexts that it made.
     pub(crate) contexts: Mutex<BTreeSet<Context>>,
     /// Devices that have contexts. Each reaches the memory of all: a copy between any two is right of the driver's own memory, and of virtual
@@ -207,6 +211,13 @@ impl Real {
         known.then_some((context, device))
     }
 
+    /// The context of this thread; 0 without one.
+    pub(crate) fn context(&self) -> Context {
+        let mut context = 0;
+        let _ = call!(c"cuCtxGetCurrent" (*mut u64) (&mut context));
+        context
+    }
+
     /// The device's primary context, if it is active.
     pub(crate) fn primary(&self, device: Device) -> Option<Context> {
         let (mut flags, mut active, mut context): (u32, c_int, u64) = (0, 0, 0);
@@ -227,6 +238,49 @@ impl Real {
         call!(c"cuDevicePrimaryCtxGetState" (c_int, *mut u32, *mut c_int) (device, &mut flags, &mut active))
             == 0
             && active != 0
+    }
+
+    /// Forgets a context that is gone, and its streams, which may not be asked any more; so many captures ended with it.
+    pub(crate) fn forget(&self, context: Context) -> usize {
+        lock(&self.contexts).remove(&context);
+        lock(&self.streams).retain(|_, of| *of != context);
+        lock(&self.left).retain(|(_, of)| *of != context);
+        lock(&self.captures).extract_if(.., |(_, of)| *of == context).count()
+    }
+
+    /// Before a stream is destroyed, whose work goes on without it.
+    pub(crate) fn leave(&self, stream: Stream, context: Context) {
+        /// `CU_EVENT_DISABLE_TIMING`.
+        const UNTIMED: u32 = 2;
+        if !lock(&self.captures).is_empty() || call!(c"cuStreamQuery"(u64)(stream)) == 0 {
+            return;
+        }
+        let event = within(context, || {
+            let mut event = 0u64;
+            done(call!(c"cuEventCreate" (*mut u64, u32) (&mut event, UNTIMED)))?;
+            done(call!(c"cuEventRecord"(u64, u64)(event, stream)))?;
+            Ok(event)
+        });
+        lock(&self.left).extend(event.ok().map(|event| (event, context)));
+    }
+
+    /// Has the work of streams ended that were destroyed?
+    fn has_none_left(&self) -> bool {
+        let mut left = lock(&self.left);
+        left.retain(|(event, _)| {
+            let runs = call!(c"cuEventQuery"(u64)(*event)) != 0;
+            if !runs {
+                let _ = call!(c"cuEventDestroy_v2"(u64)(*event));
+            }
+            runs
+        });
+        left.is_empty()
+    }
+
+    /// Is a stream captured, or was it, and the capture's end is due?
+    pub(crate) fn is_captured(&self, stream: Stream) -> bool {
+        let mut status: c_int = 0;
+        call!(c"cuStreamIsCapturing" (u64, *mut c_int) (stream, &mut status)) == 0 && status != 0
     }
 
     /// All contexts that may have work.
@@ -337,7 +391,8 @@ impl Driver for Real {
         let has_ended = |stream: u64| call!(c"cuStreamQuery"(u64)(stream)) == 0;
         !THREAD_STREAMS.load(Ordering::Acquire)
             && has_ended(0)
-            && lock(&self.streams).iter().all(|stream| has_ended(*stream))
+            && self.has_none_left()
+            && lock(&self.streams).keys().all(|stream| has_ended(*stream))
     }
 
     fn free_bytes(&self, context: Context) -> Result<u64> {

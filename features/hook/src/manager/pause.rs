@@ -89,7 +89,7 @@ impl<D: Driver> Manager<D> {
         if self.is_paused {
             return Ok(self.report());
         }
-        self.settle()?;
+        self.settle_for_nobody()?;
         let contexts: BTreeSet<Context> = self.tracker.all().map(|of| of.context).collect();
         for context in &contexts {
             self.driver.synchronize(*context)?;

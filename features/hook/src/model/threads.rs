@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::{Copy, Did, Expected, Random, Simulated, look};
-use crate::driver::{Driver as _, GRANULE, Result};
-use crate::manager::{Event, Manager};
+use crate::driver::{Driver as _, Failure, GRANULE, Result};
+use crate::manager::{Event, Freed, Manager};
 use crate::plan::BREAK_EVEN;
 
 /// Threads of the program; one more is the clock.
@@ -161,7 +161,7 @@ impl Process {
     fn clock(&self) {
         while self.turns.is_running() {
             if self.is_unsettled(CLOCK) {
-                let _ = self.with(CLOCK, Manager::settle);
+                let _ = self.with(CLOCK, Manager::settle_for_nobody);
             }
         }
     }
@@ -291,10 +291,19 @@ impl Thread<'_> {
         let at = if follows { self.largest() } else { self.below(self.own.len()) };
         let Expected { address, .. } = self.own.remove(at);
         // The driver may refuse a wait, or a fault comes in the middle: nothing of it is seen.
-        let is_gone = self.process.with(self.me, |manager| {
-            manager.free(address).is_ok_and(|own| own) || manager.tracker().at(address).is_none()
+        let freed = self.process.with(self.me, |manager| {
+            let freed = manager.begin_free(address);
+            assert!(!matches!(freed, Ok(Freed::Not)));
+            assert!(freed.is_ok() || manager.tracker().at(address).is_none(), "{address:#x} is still there");
+            freed
         });
-        assert!(is_gone, "{address:#x} is still there");
+        if let Ok(Freed::AfterWork(of)) = freed {
+            // Others go on meanwhile; one that captures lets nobody wait.
+            self.process.with(self.me, |manager| {
+                let waited = if manager.is_capturing() { Err(Failure(900)) } else { Ok(()) };
+                manager.end_free(of, waited).expect("it can be released");
+            });
+        }
     }
 
     /// A kernel that writes.
