@@ -234,6 +234,7 @@ pub(crate) fn synchronize(id: u64) -> Result {
     let id = state.known(id)?;
     state.healthy(id)?;
     state.refuse_in_capture()?;
+    state.refuse_captured(id)?;
     let marks = state.marks_of(id);
     state = state::wait(state, |state| marks.iter().all(|&mark| state.is_done(mark)))?;
     state.healthy(id)

@@ -57,6 +57,14 @@ impl State {
         if refused { Err(Error::CaptureUnsupported) } else { Ok(()) }
     }
 
+    /// Fails waiting for a context of which a stream is being captured, whatever the mode.
+    pub(crate) fn refuse_captured(&mut self, context: u64) -> Result {
+        let captured = self.streams.values().filter(|stream| stream.context == context);
+        let captures: Vec<_> = captured.filter_map(|stream| stream.capture).collect();
+        captures.iter().for_each(|capture| self.invalidate(*capture));
+        if captures.is_empty() { Ok(()) } else { Err(Error::CaptureUnsupported) }
+    }
+
     /// Fails waiting for a stream that is being captured.
     pub(crate) fn refuse_capturing(&mut self, stream: u64) -> Result {
         self.refuse_implicit(stream)?;

@@ -95,6 +95,8 @@ fn ended(name: &str, code: u32) -> u32 {
     if code == 0
         && SYNCHRONOUS.load(Ordering::Acquire)
         && (name.starts_with("cuMemcpy") || name.starts_with("cuMemset"))
+        // What is recorded does not run, and who waits ends the capture.
+        && !with(|manager| manager.is_capturing())
     {
         return call!(c"cuCtxSynchronize"()());
     }
