@@ -4,7 +4,7 @@
 //! somebody's who means ill. A line has [`LONGEST`] bytes at most; the rest of a longer one is skipped without being kept.
 
 use std::borrow::Cow;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
@@ -272,6 +272,10 @@ impl Trace {
     /// [`Error`].
     pub(crate) fn read(file: &Path, pid: Option<u32>) -> Result<Self, Error> {
         let failed = |source| Error::Read { file: file.into(), source };
+        // Who opens a pipe may wait for ever, and a device may have no end.
+        if !fs::metadata(file).map_err(failed)?.is_file() {
+            return Err(failed(io::Error::other("it is no regular file")));
+        }
         let mut from = File::open(file).map_err(failed)?;
         let mut chunk = vec![0; 256 << 10];
         Self::of(file, pid, |each| {

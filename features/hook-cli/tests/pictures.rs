@@ -136,6 +136,8 @@ fn logs_are_drawn_whatever_is_in_them() {
             contains(&fs::read_to_string(at("a.svg")).expect("a picture"), shows);
         }
     };
+    let endless = vmhook(folder.path(), 1, &["plot", "/dev/zero", "-o", "a.svg"]);
+    contains(&said(&endless, 1), &["/dev/zero", "no regular file"]);
     let whole = log(7, &[START, ALLOCATED, FILLED, NATIVE, FAILED]);
     let kinds = [
         "train&lt;&amp;&gt; with",

@@ -21,6 +21,8 @@ use crate::sys::{self, Saved};
 
 /// The first moment that calls are kept out for.
 const FIRST: Duration = Duration::from_millis(20);
+/// The longest: longer work is paused only where it ends in time by chance.
+const LONGEST: Duration = Duration::from_secs(30);
 /// How long they may run in between.
 const BETWEEN: Duration = Duration::from_millis(5);
 
@@ -84,7 +86,8 @@ pub(crate) fn pause(time: Duration, is_wanted: impl Fn() -> bool) -> Result<Chan
             Err(Not::Busy(_)) if !is_wanted() => return Err("who asked is gone".into()),
             Err(Not::Busy(_)) => {
                 std::thread::sleep(BETWEEN);
-                moment = (moment * 2).min(deadline.saturating_duration_since(Instant::now()).max(FIRST));
+                let left = deadline.saturating_duration_since(Instant::now());
+                moment = (moment * 2).min(LONGEST).min(left.max(FIRST));
             }
         }
     }

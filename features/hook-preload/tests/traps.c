@@ -74,6 +74,9 @@ int main(void) {
     // From here on what is done to it is done when the call returns.
     int on = 1;
     code = CALL("cuPointerSetAttribute", (const void *, int, uint64_t), &on, 6, a);
+    int is = 0;
+    code |= CALL("cuPointerGetAttribute", (void *, int, uint64_t), &is, 6, a + 64);
+    printf("set: %d %d\n", code, is);
     CALL("cuMemsetD32_v2", (uint64_t, unsigned, size_t), a, 11, bytes / 4);
     uint64_t b = make(bytes);
     CALL("cuMemcpyDtoD_v2", (uint64_t, uint64_t, size_t), b, a, bytes);

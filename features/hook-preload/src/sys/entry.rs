@@ -1,13 +1,13 @@
 //! The functions that stand in the place of the driver's.
 #![allow(non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
 use std::ptr;
 use std::slice;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use super::copies::{Copy, Form};
 use super::find;
@@ -41,8 +41,9 @@ struct Code(*const ());
 // SAFETY: code is everybody's, and stays where it is.
 unsafe impl Sync for Code {}
 
-/// Do copies and fills of some memory end before the call does? (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`)
-static SYNCHRONOUS: AtomicBool = AtomicBool::new(false);
+/// Allocations whose copies and fills end before the call does (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`), and whether there ever were any.
+static SYNCHRONOUS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+static IS_SYNCHRONOUS: AtomicBool = AtomicBool::new(false);
 
 const fn ends_with(name: &str, end: &str) -> bool {
     let (name, end) = (name.as_bytes(), end.as_bytes());
@@ -93,7 +94,7 @@ fn ready(of_thread: bool) -> Result<()> {
 /// Behind work that may have been a copy.
 fn ended(name: &str, code: u32) -> u32 {
     if code == 0
-        && SYNCHRONOUS.load(Ordering::Acquire)
+        && IS_SYNCHRONOUS.load(Ordering::Acquire)
         && (name.starts_with("cuMemcpy") || name.starts_with("cuMemset"))
         // What is recorded does not run, and who waits ends the capture.
         && !with(|manager| manager.is_capturing())
@@ -423,8 +424,11 @@ unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, a
 /// The driver has written it to `data`.
 unsafe fn as_native(data: *mut c_void, attribute: c_int, of: Whole) {
     let Whole { start, bytes, context, number } = of;
-    // IS_LEGACY_CUDA_IPC_CAPABLE, ALLOWED_HANDLE_TYPES: numbers of which the driver has written a byte at least.
+    // SYNC_MEMOPS, IS_LEGACY_CUDA_IPC_CAPABLE, ALLOWED_HANDLE_TYPES: numbers of which the driver has written a byte at least.
     let byte = match attribute {
+        6 if number != 0 => {
+            Some(SYNCHRONOUS.lock().unwrap_or_else(PoisonError::into_inner).contains(&number).into())
+        }
         10 if number != 0 => Some(u8::from(control::is_on())),
         14 => Some(0),
         _ => None,
@@ -499,11 +503,19 @@ unsafe extern "C" fn cuPointerGetAttributes(
 unsafe extern "C" fn cuPointerSetAttribute(value: *const c_void, attribute: c_int, address: u64) -> u32 {
     let _pass = hook::enter(false);
     // SYNC_MEMOPS, which virtual memory does not have.
-    if attribute == 6 && !value.is_null() && matches!(whole(address), Ok(Some(_))) {
+    if attribute == 6
+        && !value.is_null()
+        && let Ok(Some(own)) = whole(address)
+    {
+        let mut synchronous = SYNCHRONOUS.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller gives an unsigned integer.
         if unsafe { *value.cast::<c_uint>() } != 0 {
-            SYNCHRONOUS.store(true, Ordering::Release);
+            synchronous.insert(own.number);
+            IS_SYNCHRONOUS.store(true, Ordering::Release);
+        } else {
+            synchronous.remove(&own.number);
         }
+        drop(synchronous);
         return code(with(|manager| manager.pin(address)));
     }
     real!(c"cuPointerSetAttribute" (*const c_void, c_int, u64) (value, attribute, address))
