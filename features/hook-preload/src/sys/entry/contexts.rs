@@ -1,0 +1,145 @@
+//! Contexts that begin and end.
+
+use super::*;
+
+/// A device has a context: it reaches the memory that there is.
+pub(super) fn join(device: c_int) {
+    if !is_on() {
+        return;
+    }
+    with(|manager| {
+        let driver = manager.driver();
+        if !driver.join(device) {
+            return;
+        }
+        let own = manager
+            .tracker()
+            .all()
+            .flat_map(|of| of.pieces.iter().map(move |piece| (of.address + piece.offset, piece.bytes)));
+        for (address, bytes) in own.chain(sharing::pieces()) {
+            if let Err(Failure(code)) = driver.give_access(address, bytes, device) {
+                let values = [("address", Value::Address(address)), ("code", Value::Number(code.into()))];
+                log::line(Level::Error, "no-access", &values);
+            }
+        }
+    });
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> u32 {
+    let _pass = hook::enter(false);
+    let result = real!(c"cuDevicePrimaryCtxRetain" (*mut u64, c_int) (context, device));
+    if result == 0 {
+        join(device);
+    }
+    result
+}
+
+/// Makes contexts, which are waited for when the program is paused.
+macro_rules! makes {
+    ($($function:ident $name:literal ($($argument:ident: $ty:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(super) unsafe extern "C" fn $function(context: *mut u64, $($argument: $ty),*) -> u32 {
+            let _pass = hook::enter(false);
+            let result = real!($name (*mut u64, $($ty),*) (context, $($argument),*));
+            if result == 0 && hook::is_here() {
+                // SAFETY: the driver has written it.
+                let context = unsafe { *context };
+                let made = with(|manager| {
+                    let driver = manager.driver();
+                    driver.contexts.lock().unwrap_or_else(PoisonError::into_inner).insert(context);
+                    // It is the thread's.
+                    driver.current()
+                });
+                if let Some((_, device)) = made {
+                    join(device);
+                }
+            }
+            result
+        }
+    )*};
+}
+
+makes! {
+    cuCtxCreate c"cuCtxCreate" (flags: c_uint, device: c_int);
+    cuCtxCreate_v2 c"cuCtxCreate_v2" (flags: c_uint, device: c_int);
+    cuCtxCreate_v3 c"cuCtxCreate_v3" (affinity: *const c_void, count: c_int, flags: c_uint, device: c_int);
+    cuCtxCreate_v4 c"cuCtxCreate_v4" (parameters: *const c_void, flags: c_uint, device: c_int);
+}
+
+/// A context is gone, and with it its memory, its streams and their captures.
+pub(super) fn gone(manager: &mut Manager<Real>, context: u64) {
+    let captures = manager.driver().forget(context);
+    let _ = manager.end_context(context);
+    for _ in 0..captures {
+        let _ = manager.end_capture();
+    }
+}
+
+/// Ends a context, which takes its memory with it; what the driver refuses to end keeps it.
+pub(super) fn end(context: u64, destroy: impl FnOnce() -> u32) -> u32 {
+    if !hook::is_here() {
+        return destroy();
+    }
+    if let Err(Failure(code)) = before() {
+        return code;
+    }
+    // What can't be waited for, or was lost, goes with the context.
+    let _ = hook::inside(|| synchronize(context));
+    pause::leave(context);
+    let result = destroy();
+    if result == 0 {
+        with(|manager| {
+            gone(manager, context);
+        });
+        sharing::end_context(context);
+    }
+    result
+}
+
+macro_rules! ends {
+    ($($function:ident $name:literal;)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(super) unsafe extern "C" fn $function(context: u64) -> u32 {
+            let _pass = hook::enter(true);
+            end(context, || real!($name (u64) (context)))
+        }
+    )*};
+}
+
+ends! {
+    cuCtxDestroy c"cuCtxDestroy";
+    cuCtxDestroy_v2 c"cuCtxDestroy_v2";
+}
+
+macro_rules! primary {
+    ($($function:ident $name:literal $resets:literal;)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(super) unsafe extern "C" fn $function(device: c_int) -> u32 {
+            let _pass = hook::enter(true);
+            if let Err(Failure(code)) = before() {
+                return code;
+            }
+            let context = if hook::is_here() { with(|manager| manager.driver().primary(device)) } else { None };
+            context.into_iter().for_each(pause::leave);
+            let result = real!($name (c_int) (device));
+            if let Some(context) = context
+                // What is retained is there behind a reset, without its memory.
+                && (result == 0 && $resets || !with(|manager| manager.driver().has_primary(device)))
+            {
+                with(|manager| {
+                    gone(manager, context);
+                });
+                sharing::end_context(context);
+            }
+            result
+        }
+    )*};
+}
+
+primary! {
+    cuDevicePrimaryCtxReset c"cuDevicePrimaryCtxReset" true;
+    cuDevicePrimaryCtxReset_v2 c"cuDevicePrimaryCtxReset_v2" true;
+    cuDevicePrimaryCtxRelease c"cuDevicePrimaryCtxRelease" false;
+    cuDevicePrimaryCtxRelease_v2 c"cuDevicePrimaryCtxRelease_v2" false;
+}
