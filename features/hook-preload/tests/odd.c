@@ -10,25 +10,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-typedef uint64_t ptr;
-static void *library, *context;
-static const size_t mib = 1 << 20;
-
-static void *find(const char *symbol) {
-    void *found = dlsym(library, symbol);
-    if (!found) {
-        printf("no %s\n", symbol);
-        exit(1);
-    }
-    return found;
-}
-
-#define TRY(symbol, types, ...) (((int(*) types)find(symbol))(__VA_ARGS__))
-#define CALL(symbol, types, ...)                      \
-    do {                                              \
-        int code = TRY(symbol, types, __VA_ARGS__);   \
-        if (code) printf("%s: %d\n", symbol, code);   \
-    } while (0)
+#define ON_FAILURE (void)0
+#include "driver.h"
 
 #ifdef PLUGIN
 /* A library that is linked with the driver, which nobody else sees. */
@@ -58,8 +41,6 @@ static void has_a_plugin(void) {
     printf("seen: %d\n", look && look() != NULL);
 }
 
-static void begin(void);
-
 /* As daemons do: another directory, and nothing of the environment. */
 static void clears_its_environment(void) {
     ptr memory = 0;
@@ -69,30 +50,8 @@ static void clears_its_environment(void) {
     printf("8 MiB: %d\n", TRY("cuMemAlloc_v2", (ptr *, size_t), &memory, 8 * mib));
 }
 
-static void begin(void) {
-    int device;
-    library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!library) printf("no driver\n"), exit(1);
-    CALL("cuInit", (unsigned), 0);
-    CALL("cuDeviceGet", (int *, int), &device, 0);
-    CALL("cuDevicePrimaryCtxRetain", (void **, int), &context, device);
-    CALL("cuCtxSetCurrent", (void *), context);
-}
-
-static ptr allocate(size_t bytes) {
-    ptr made = 0;
-    CALL("cuMemAlloc_v2", (ptr *, size_t), &made, bytes);
-    return made;
-}
-
 static void fill(ptr to, uint32_t value, size_t words) {
     CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), to, value, words);
-}
-
-static uint32_t word(ptr from) {
-    uint32_t value = 0;
-    CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), &value, from, sizeof value);
-    return value;
 }
 
 /* The driver destroys no primary context: what is in it stays. */

@@ -12,48 +12,17 @@
 
 #include "../include/vmhook.h"
 
-typedef uint64_t ptr;
-static void *library, *context;
-static const size_t mib = 1 << 20;
+#define ON_FAILURE _exit(1)
+#include "driver.h"
+
 static int threads;
 static size_t bytes;
 static ptr *memory;
 static atomic_ulong count;
 static atomic_int stop;
 
-static void *find(const char *symbol) {
-    void *found = dlsym(library, symbol);
-    if (!found) {
-        printf("no %s\n", symbol);
-        _exit(1);
-    }
-    return found;
-}
-
-#define TRY(symbol, types, ...) (((int(*) types)find(symbol))(__VA_ARGS__))
-#define CALL(symbol, types, ...)                      \
-    do {                                              \
-        int code = TRY(symbol, types, __VA_ARGS__);   \
-        if (code) {                                   \
-            printf("%s: %d\n", symbol, code);         \
-            _exit(1);                                 \
-        }                                             \
-    } while (0)
-
-static ptr allocate(size_t size) {
-    ptr made = 0;
-    CALL("cuMemAlloc_v2", (ptr *, size_t), &made, size);
-    return made;
-}
-
 static void fill(ptr to, uint32_t value, size_t words) {
     CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), to, value, words);
-}
-
-static uint32_t word(ptr from) {
-    uint32_t value = 0;
-    CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), &value, from, sizeof value);
-    return value;
 }
 
 /* What a word of the first half is: other in each MiB and in each thread's memory. */
@@ -122,14 +91,9 @@ int main(int arguments, char **argument) {
     memory = calloc((size_t)threads, sizeof *memory);
     pthread_t *thread = calloc((size_t)threads, sizeof *thread);
     setvbuf(stdout, NULL, _IOLBF, 0);
-    library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!library) return printf("no driver\n"), 1;
+    load();
     atexit(at_end);
-    int device;
-    CALL("cuInit", (unsigned), 0);
-    CALL("cuDeviceGet", (int *, int), &device, 0);
-    CALL("cuDevicePrimaryCtxRetain", (void **, int), &context, device);
-    CALL("cuCtxSetCurrent", (void *), context);
+    begin();
     kept = allocate(4 * mib);
     fill(kept, 99, mib);
     for (int own = 0; own < threads; own++) {

@@ -9,57 +9,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-typedef uint64_t ptr;
+#define ON_FAILURE exit(1)
+#include "driver.h"
+
 typedef struct {
     char bytes[64];
 } handle;
-static void *library, *context;
-static const size_t mib = 1 << 20;
-
-static void *find(const char *symbol) {
-    void *found = dlsym(library, symbol);
-    if (!found) {
-        printf("no %s\n", symbol);
-        exit(1);
-    }
-    return found;
-}
-
-#define TRY(symbol, types, ...) (((int(*) types)find(symbol))(__VA_ARGS__))
-#define CALL(symbol, types, ...)                      \
-    do {                                              \
-        int code = TRY(symbol, types, __VA_ARGS__);   \
-        if (code) {                                   \
-            printf("%s: %d\n", symbol, code);         \
-            exit(1);                                  \
-        }                                             \
-    } while (0)
 
 static void fill(ptr to, uint32_t value, size_t words) {
     CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), to, value, words);
     CALL("cuCtxSynchronize", (void));
-}
-
-static uint32_t word(ptr from) {
-    uint32_t value = 0;
-    CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), &value, from, sizeof value);
-    return value;
-}
-
-static void begin(void) {
-    int device;
-    library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!library) printf("no driver\n"), exit(1);
-    CALL("cuInit", (unsigned), 0);
-    CALL("cuDeviceGet", (int *, int), &device, 0);
-    CALL("cuDevicePrimaryCtxRetain", (void **, int), &context, device);
-    CALL("cuCtxSetCurrent", (void *), context);
-}
-
-static ptr allocate(size_t bytes) {
-    ptr made = 0;
-    CALL("cuMemAlloc_v2", (ptr *, size_t), &made, bytes);
-    return made;
 }
 
 static int open_handle(ptr *at, handle from) { return TRY("cuIpcOpenMemHandle_v2", (ptr *, handle, unsigned), at, from, 1); }
