@@ -8,7 +8,6 @@ use std::{io, thread};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use vm_hook::driver::GRANULE;
-use vm_hook::options;
 
 use crate::child::{self, Mode, Runner};
 use crate::sys::{self, Driver};
@@ -46,15 +45,11 @@ struct ProgramOptions {
     #[arg(long, default_value_t = 0)]
     device: u32,
     /// Device memory that the program may use, as in 8G; without it nearly all that is free
-    #[arg(long, value_parser = bytes)]
+    #[arg(long, value_parser = units::parsed)]
     most: Option<u64>,
     /// How long the program waits between steps, in milliseconds, so that they can be told apart in the picture
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 20)]
     pause: u64,
-}
-
-fn bytes(text: &str) -> Result<u64, String> {
-    options::bytes(text).ok_or_else(|| "it is a number of bytes, with K, M, G or T behind it or not".into())
 }
 
 /// The programs.

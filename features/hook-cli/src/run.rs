@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::{env, io, process};
 
 use clap::{Args, ValueEnum};
-use vm_hook::options;
+
+use crate::units;
 
 /// Run a program with the hook
 #[derive(Args)]
 pub(crate) struct Run {
     /// Device memory that the process may have, as in 24G
-    #[arg(long, value_parser = quota)]
+    #[arg(long, value_parser = units::parsed)]
     quota: Option<u64>,
     /// Call the driver's own functions, and only write the log
     #[arg(long)]
@@ -125,8 +126,4 @@ pub(crate) fn preload(library: &Path, others: Option<OsString>) -> Result<OsStri
         preload.push(others);
     }
     Ok(preload)
-}
-
-fn quota(text: &str) -> Result<u64, String> {
-    options::bytes(text).ok_or_else(|| "it is a number of bytes, with K, M, G or T behind it or not".into())
 }

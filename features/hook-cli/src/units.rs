@@ -2,7 +2,14 @@
 
 use std::time::Duration;
 
+use vm_hook::options;
+
 const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+
+/// Bytes of the command line, as in `24G`.
+pub(crate) fn parsed(text: &str) -> Result<u64, String> {
+    options::bytes(text).ok_or_else(|| "it is a number of bytes, with K, M, G or T behind it or not".into())
+}
 
 /// Bytes, as in `1.5 GiB`.
 pub(crate) fn bytes(bytes: u64) -> String {

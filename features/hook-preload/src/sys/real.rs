@@ -347,9 +347,9 @@ impl Driver for Real {
 
     fn map(&self, address: u64, bytes: u64, handle: Handle, device: Device) -> Result<()> {
         done(call!(c"cuMemMap"(u64, usize, usize, u64, u64)(address, bytes as usize, 0, handle, 0)))?;
-        lock(&self.devices).insert(device);
-        let devices = lock(&self.devices).clone();
-        let given = devices.into_iter().try_for_each(|to| self.give_access(address, bytes, to));
+        let others = lock(&self.devices).clone().into_iter().filter(|other| *other != device);
+        let given =
+            std::iter::once(device).chain(others).try_for_each(|to| self.give_access(address, bytes, to));
         if given.is_err() {
             self.unmap(address, bytes)?;
         }

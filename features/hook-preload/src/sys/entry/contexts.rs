@@ -3,7 +3,7 @@
 use super::*;
 
 /// A device has a context: it reaches the memory that there is.
-pub(super) fn join(device: c_int) {
+fn join(device: c_int) {
     if !is_on() {
         return;
     }
@@ -68,16 +68,19 @@ makes! {
 }
 
 /// A context is gone, and with it its memory, its streams and their captures.
-pub(super) fn gone(manager: &mut Manager<Real>, context: u64) {
-    let captures = manager.driver().forget(context);
-    let _ = manager.end_context(context);
-    for _ in 0..captures {
-        let _ = manager.end_capture();
-    }
+fn gone(context: u64) {
+    with(|manager| {
+        let captures = manager.driver().forget(context);
+        let _ = manager.end_context(context);
+        for _ in 0..captures {
+            let _ = manager.end_capture();
+        }
+    });
+    sharing::end_context(context);
 }
 
 /// Ends a context, which takes its memory with it; what the driver refuses to end keeps it.
-pub(super) fn end(context: u64, destroy: impl FnOnce() -> u32) -> u32 {
+fn end(context: u64, destroy: impl FnOnce() -> u32) -> u32 {
     if !hook::is_here() {
         return destroy();
     }
@@ -89,10 +92,7 @@ pub(super) fn end(context: u64, destroy: impl FnOnce() -> u32) -> u32 {
     pause::leave(context);
     let result = destroy();
     if result == 0 {
-        with(|manager| {
-            gone(manager, context);
-        });
-        sharing::end_context(context);
+        gone(context);
     }
     result
 }
@@ -127,10 +127,7 @@ macro_rules! primary {
                 // What is retained is there behind a reset, without its memory.
                 && (result == 0 && $resets || !with(|manager| manager.driver().has_primary(device)))
             {
-                with(|manager| {
-                    gone(manager, context);
-                });
-                sharing::end_context(context);
+                gone(context);
             }
             result
         }

@@ -3,12 +3,12 @@
 use super::*;
 
 /// Logs an allocation of the driver's own, or its end.
-pub(super) fn log_native(what: &str, address: u64, bytes: u64) {
+fn log_native(what: &str, address: u64, bytes: u64) {
     log::line(Level::Info, what, &[("address", Value::Address(address)), ("bytes", Value::Number(bytes))]);
 }
 
 /// Notes who allocated what is at an address, if that is recorded.
-pub(super) fn noted(address: u64) {
+fn noted(address: u64) {
     if let Some(stack) = stacks::current() {
         with(|manager| manager.allocated_by(address, stack));
     }
@@ -16,7 +16,7 @@ pub(super) fn noted(address: u64) {
 
 /// The driver allocates itself, within the quota; managed memory is where it is used, and has none. `made` tells the address and the bytes, of
 /// which at least `bytes` were asked for.
-pub(super) fn natively(
+fn natively(
     bytes: u64,
     is_managed: bool,
     allocate: impl FnOnce() -> u32,
@@ -186,14 +186,7 @@ copies! {
 }
 
 /// Puts a copy off, if that may be; else what it could see is settled.
-pub(super) fn put_off(
-    real: *mut c_void,
-    form: Form,
-    to: u64,
-    from: u64,
-    bytes: usize,
-    of_thread: bool,
-) -> Result<bool> {
+fn put_off(real: *mut c_void, form: Form, to: u64, from: u64, bytes: usize, of_thread: bool) -> Result<bool> {
     if of_thread {
         return ready(true).map(|()| false);
     }

@@ -4,7 +4,7 @@ use super::*;
 
 /// An allocation of virtual memory.
 #[derive(Clone, Copy)]
-pub(super) struct Whole {
+struct Whole {
     start: u64,
     bytes: u64,
     context: u64,
@@ -13,7 +13,7 @@ pub(super) struct Whole {
 }
 
 /// The allocation of virtual memory that an address lies in. It is whole from here on.
-pub(super) fn whole(address: u64) -> Result<Option<Whole>> {
+fn whole(address: u64) -> Result<Option<Whole>> {
     if !is_on() {
         return Ok(None);
     }

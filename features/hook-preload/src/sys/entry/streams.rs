@@ -78,12 +78,12 @@ destroys! {
 }
 
 /// A stream's handle, which is that of the thread's default stream where a function takes 0 for it.
-pub(super) fn stream_of(name: &str, stream: u64) -> u64 {
+fn stream_of(name: &str, stream: u64) -> u64 {
     if stream == 0 && is_of_thread_stream(name) { 2 } else { stream }
 }
 
 /// Begins a capture.
-pub(super) fn captured(stream: u64, begin: impl FnOnce() -> u32) -> u32 {
+fn captured(stream: u64, begin: impl FnOnce() -> u32) -> u32 {
     if !is_on() {
         return begin();
     }
@@ -104,7 +104,7 @@ pub(super) fn captured(stream: u64, begin: impl FnOnce() -> u32) -> u32 {
 }
 
 /// Behind a call that ends a stream's capture, if there is one; one that fails may end it, or not.
-pub(super) fn released(stream: u64, result: u32, is_gone: bool) -> u32 {
+fn released(stream: u64, result: u32, is_gone: bool) -> u32 {
     if !is_on() {
         return result;
     }
