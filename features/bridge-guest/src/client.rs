@@ -1,0 +1,235 @@
+//! The program's session: its connection, and a lane per thread.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+use vm_bridge::wire::{Answer, Header, VERSION, code, control};
+
+use crate::say;
+use crate::sys::fork;
+
+/// How long an answer is waited for, but that of a call that waits for the device: compilers may take minutes.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// How long the server may take to begin.
+const BEGIN: Duration = Duration::from_secs(60);
+
+/// Where the server is, where nothing says so.
+const DEFAULT: &str = "unix:/run/vm-bridge.sock";
+
+/// What an answer was, kept for the next time.
+type Kept = HashMap<Vec<u8>, Vec<u8>>;
+
+/// Where a kernel's parameters are: offset and size of each.
+pub(crate) type Layout = Arc<[(usize, usize)]>;
+
+/// The session.
+pub(crate) struct Client {
+    control: Mutex<UnixStream>,
+    tickets: AtomicU64,
+    gone: AtomicBool,
+    /// `cuInit` has succeeded.
+    pub(crate) ready: AtomicBool,
+    generation: u64,
+    pub(crate) kept: Mutex<Kept>,
+    pub(crate) layouts: Mutex<HashMap<u64, Layout>>,
+    /// Memory of devices: how long it is by where it begins.
+    pub(crate) devices: Mutex<BTreeMap<u64, u64>>,
+    /// Memory that both sides have.
+    pub(crate) windows: Mutex<BTreeMap<u64, u64>>,
+}
+
+static CLIENT: Mutex<Option<Arc<Client>>> = Mutex::new(None);
+
+thread_local! {
+    static LANE: RefCell<Option<Lane>> = const { RefCell::new(None) };
+}
+
+pub(crate) fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// This process's session, which begins when it is first asked for.
+pub(crate) fn client() -> Result<Arc<Client>, u32> {
+    let generation = fork::generation();
+    let mut client = locked(&CLIENT);
+    if let Some(known) = &*client {
+        if known.generation == generation {
+            return Ok(known.clone());
+        }
+        if known.ready.load(Ordering::Relaxed) {
+            return Err(code::NOT_INITIALIZED);
+        }
+    }
+    let made = Arc::new(Client::connect(generation)?);
+    *client = Some(made.clone());
+    Ok(made)
+}
+
+impl Client {
+    fn connect(generation: u64) -> Result<Self, u32> {
+        let place = std::env::var("VM_BRIDGE").unwrap_or_else(|_| DEFAULT.to_owned());
+        let failed = |error: io::Error| {
+            say::once(&format!(
+                "no server at {place}: {error}; start `vm-service bridge serve` there, or set VM_BRIDGE"
+            ));
+            code::NO_DEVICE
+        };
+        let path = place.strip_prefix("unix:").ok_or_else(|| failed(io::ErrorKind::Unsupported.into()))?;
+        let stream = UnixStream::connect(path).map_err(failed)?;
+        stream.set_read_timeout(Some(BEGIN)).map_err(failed)?;
+        let client = Self {
+            control: Mutex::new(stream),
+            tickets: AtomicU64::new(0),
+            gone: AtomicBool::new(false),
+            ready: AtomicBool::new(false),
+            generation,
+            kept: Mutex::default(),
+            layouts: Mutex::default(),
+            devices: Mutex::default(),
+            windows: Mutex::default(),
+        };
+        match client.order([control::HELLO, VERSION.into(), 0], None) {
+            Ok(()) => Ok(client),
+            Err(code) => {
+                say::once(&format!("the server at {place} is of another version, or ended: {code}"));
+                Err(code::NO_DEVICE)
+            }
+        }
+    }
+
+    /// Says something over the connection itself.
+    pub(crate) fn order(&self, words: [u64; 3], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
+        let mut control = locked(&self.control);
+        let exchange = || -> io::Result<u64> {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
+            if !files.is_empty() {
+                ancillary.push(SendAncillaryMessage::ScmRights(&files));
+            }
+            let sent =
+                sendmsg(control.as_fd(), &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+            if sent != bytes.len() {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            let mut answer = [0; 8];
+            control.read_exact(&mut answer)?;
+            Ok(u64::from_ne_bytes(answer))
+        };
+        let mut exchange = exchange;
+        match exchange() {
+            Ok(0) => Ok(()),
+            Ok(code) => Err(code as u32),
+            Err(error) => Err(self.lost(&error)),
+        }
+    }
+
+    /// The server is gone, for ever.
+    fn lost(&self, error: &io::Error) -> u32 {
+        if !self.gone.swap(true, Ordering::SeqCst) {
+            say::once(&format!("the server is gone: {error}; all that this program had there is lost"));
+        }
+        code::UNAVAILABLE
+    }
+
+    /// Sends a call. With `reply` its answer is waited for, no longer than a call may take where it does not wait for the device.
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        call: u16,
+        payload: &[u8],
+        reply: Option<&mut Vec<u8>>,
+        waits: bool,
+    ) -> Result<u32, u32> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(code::UNAVAILABLE);
+        }
+        let act = |slot: &mut Option<Lane>| -> Result<u32, u32> {
+            if slot.as_ref().is_none_or(|lane| lane.generation != self.generation) {
+                *slot = Some(Lane::new(self)?);
+            }
+            let lane = slot.as_mut().ok_or(code::UNAVAILABLE)?;
+            // Taken last: the calls of other threads wait for what has a ticket.
+            let ticket = self.tickets.fetch_add(1, Ordering::SeqCst);
+            let header = Header { len: payload.len() as u32, call, asks: reply.is_some(), ticket };
+            lane.call(header, payload, reply, waits).map_err(|error| self.lost(&error))
+        };
+        let mut act = Some(act);
+        let made = LANE
+            .try_with(|lane| lane.try_borrow_mut().ok().and_then(|mut lane| Some(act.take()?(&mut lane))));
+        match (made, act) {
+            (Ok(Some(result)), _) => result,
+            // The thread ends, or was interrupted in a call: one lane for this call.
+            (_, Some(act)) => act(&mut None),
+            _ => Err(code::UNAVAILABLE),
+        }
+    }
+
+    /// Sends a call, and waits for its answer.
+    pub(crate) fn ask(self: &Arc<Self>, call: u16, payload: &[u8], waits: bool) -> Result<Vec<u8>, u32> {
+        let mut reply = Vec::new();
+        match self.call(call, payload, Some(&mut reply), waits)? {
+            0 => Ok(reply),
+            code => Err(code),
+        }
+    }
+}
+
+/// A thread's lane.
+struct Lane {
+    stream: UnixStream,
+    generation: u64,
+    is_patient: bool,
+    buffer: Vec<u8>,
+}
+
+impl Lane {
+    fn new(client: &Client) -> Result<Self, u32> {
+        let (stream, theirs) = UnixStream::pair().map_err(|_| code::OUT_OF_MEMORY)?;
+        client.order([control::LANE, 0, 0], Some(theirs.as_fd()))?;
+        stream.set_read_timeout(Some(PATIENCE)).map_err(|_| code::OUT_OF_MEMORY)?;
+        Ok(Self { stream, generation: client.generation, is_patient: false, buffer: Vec::new() })
+    }
+
+    fn call(
+        &mut self,
+        header: Header,
+        payload: &[u8],
+        reply: Option<&mut Vec<u8>>,
+        waits: bool,
+    ) -> io::Result<u32> {
+        self.buffer.clear();
+        self.buffer.extend_from_slice(&header.to_bytes());
+        self.buffer.extend_from_slice(payload);
+        let mut rest = &self.buffer[..];
+        while !rest.is_empty() {
+            // A server that is gone is an error, and no signal.
+            match send(&self.stream, rest, SendFlags::NOSIGNAL) {
+                Ok(sent) => rest = &rest[sent..],
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let Some(reply) = reply else { return Ok(0) };
+        if waits != self.is_patient {
+            // What waits for the device waits as long as that takes; a server that ends ends it.
+            self.stream.set_read_timeout(if waits { None } else { Some(PATIENCE) })?;
+            self.is_patient = waits;
+        }
+        let mut head = [0; Answer::SIZE];
+        self.stream.read_exact(&mut head)?;
+        let answer = Answer::from_bytes(head).map_err(io::Error::other)?;
+        reply.resize(answer.len as usize, 0);
+        self.stream.read_exact(reply)?;
+        Ok(answer.code)
+    }
+}
