@@ -36,4 +36,5 @@ mod pool;
 mod state;
 mod stream;
 mod sys;
+mod tables;
 mod virtual_memory;

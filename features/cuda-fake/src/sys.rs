@@ -222,7 +222,7 @@ macro_rules! plain {
     )*};
 }
 
-plain!(u8, u16, u32, u64, i32, usize, f32, [u64; 2], [u8; 64], *const c_void, *const u64);
+plain!(u8, u16, u32, u64, i32, usize, f32, [u64; 2], [u8; 16], [u8; 64], *const c_void, *const u64);
 plain!(
     crate::ffi::Properties,
     crate::ffi::AccessOf,
@@ -231,3 +231,9 @@ plain!(
     crate::ffi::Launch
 );
 plain!(crate::ffi::PoolProperties, crate::ffi::Location);
+
+/// This thread, as the C library calls it.
+pub(crate) fn thread() -> u64 {
+    // SAFETY: it takes and changes nothing.
+    unsafe { libc::pthread_self() }
+}

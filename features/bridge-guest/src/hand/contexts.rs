@@ -106,3 +106,8 @@ pub(crate) fn cuDevicePrimaryCtxReset_v2(number: usize, words: &[usize]) -> Resu
 pub(crate) fn primary(to: usize, device: i32) -> Result<(), u32> {
     forward::ask(the("cuDevicePrimaryCtxRetain")?, &[to, device as usize])
 }
+
+/// The number that no other context has or had.
+pub(crate) fn context_number(context: u64, to: usize) -> Result<(), u32> {
+    forward::keep(the("cuCtxGetId")?, &[context as usize, to])
+}

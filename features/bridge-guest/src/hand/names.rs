@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use vm_bridge::wire::code;
 use vm_cuda_api::names::{self, Status};
+use vm_cuda_api::tables::{Device, Question, answer};
 
 use super::the;
 use crate::client::client;
@@ -95,4 +96,21 @@ pub(crate) fn cuGetErrorString(number: usize, words: &[usize]) -> Result<(), u32
             _ => return None,
         })
     })
+}
+
+/// The answer to the runtime's check, which is of this process and of the server's devices.
+pub(crate) fn check(question: Question) -> Result<[u64; 2], u32> {
+    /// `CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID`, `…_BUS_ID`, `…_DEVICE_ID`.
+    const PLACE: [usize; 3] = [50, 33, 34];
+    let mut count = 0i32;
+    forward::keep(the("cuDeviceGetCount")?, &[&raw mut count as usize])?;
+    let mut devices = vec![Device::default(); count.max(0) as usize];
+    for (device, found) in devices.iter_mut().enumerate() {
+        forward::keep(the("cuDeviceGetUuid_v2")?, &[found.uuid.as_mut_ptr() as usize, device])?;
+        for (attribute, place) in PLACE.iter().zip(&mut found.place) {
+            let words = [&raw mut *place as usize, *attribute, device];
+            forward::keep(the("cuDeviceGetAttribute")?, &words)?;
+        }
+    }
+    Ok(answer(&Question { driver: version()? as u32, ..question }, &devices))
 }

@@ -6,11 +6,10 @@ use std::ffi::c_void;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, PoisonError};
 
-use vm_bridge::wire::{Reader, code, own, put};
-use vm_cuda_api::tables::{self as known, Table};
+use vm_bridge::wire::code;
+use vm_cuda_api::tables::{self as known, Question, Table};
 
 use super::caller;
-use crate::client::client;
 use crate::{current, hand, say};
 
 /// What a table's entry is.
@@ -47,7 +46,7 @@ static RUNTIME: Entries<13> = table(&[
     (8, module_of_binary as *const c_void),
     (12, nothing as *const c_void),
 ]);
-static THREADS: Entries<4> = table(&[]);
+static THREADS: Entries<4> = table(&[(2, current_context as *const c_void)]);
 static CALLBACKS: Entries<7> =
     table(&[(2, first_buffer as *const c_void), (6, second_buffer as *const c_void)]);
 static STORAGE: Entries<4> = table(&[
@@ -60,6 +59,8 @@ static HEAP: Entries<3> = table(&[]);
 static DEVICES: Entries<26> = table(&[]);
 static CHECK: Entries<3> = table(&[(1, check as *const c_void)]);
 static CONTEXTS: Entries<4> = table(&[(2, context_check as *const c_void), (3, nothing as *const c_void)]);
+
+static NUMBERS: Entries<95> = table(&[(4, context_number as *const c_void)]);
 
 /// The table of a name.
 pub(crate) fn find(id: &[u8; 16]) -> Option<usize> {
@@ -78,8 +79,18 @@ pub(crate) fn find(id: &[u8; 16]) -> Option<usize> {
         Table::Devices => (&raw const DEVICES).cast(),
         Table::Check => (&raw const CHECK).cast(),
         Table::Contexts => (&raw const CONTEXTS).cast(),
+        Table::Numbers => (&raw const NUMBERS).cast(),
     };
     Some(at as usize)
+}
+
+extern "C" fn current_context(to: usize) -> u32 {
+    caller::write(to, current::get());
+    0
+}
+
+extern "C" fn context_number(context: u64, to: usize) -> u32 {
+    result(hand::context_number(context, to))
 }
 
 extern "C" fn nothing() -> u32 {
@@ -176,18 +187,19 @@ pub(crate) fn end_context(context: u64) {
 }
 
 extern "C" fn check(version: u32, seconds: u64, to: usize) -> u32 {
-    let ask = || {
-        let mut payload = Vec::new();
-        put(&mut payload, version.into());
-        put(&mut payload, seconds);
-        let reply = client()?.ask(own::CHECK, &payload, false)?;
-        let mut reader = Reader(&reply);
-        for at in 0..2 {
-            caller::write(to + 8 * at, reader.word().map_err(|_| code::UNAVAILABLE)?);
-        }
-        Ok(())
+    let place = |table: *const c_void| table as u64;
+    let question = Question {
+        driver: 0,
+        version,
+        process: std::process::id(),
+        // SAFETY: it takes and changes nothing.
+        thread: unsafe { libc::pthread_self() } as u32,
+        runtime: place((&raw const RUNTIME).cast()),
+        check: place((&raw const CHECK).cast()),
+        function: CHECK.0[1] as u64,
+        seconds,
     };
-    result(ask())
+    result(hand::check(question).map(|words| (0..2).for_each(|at| caller::write(to + 8 * at, words[at]))))
 }
 
 extern "C" fn context_check(_: u64, first: usize, _: usize) -> u32 {

@@ -66,7 +66,6 @@ pub(super) fn make(
     let handler = match u16::try_from(call.number).ok()? {
         own::LAYOUT => layout,
         own::IMAGE => |_: &mut Call<'_>, parts: Parts<'_>| parts.lane.append(parts.reader.0),
-        own::CHECK => check,
         _ => *BY_NUMBER.get(&call.number)?,
     };
     Some(handler(call, Parts { lane, reader: Reader(payload), reply }))
@@ -77,12 +76,6 @@ fn layout(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
         put(parts.reply, *offset);
         put(parts.reply, *size);
     }
-    Ok(0)
-}
-
-fn check(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
-    let answer = sys::check(call.session.driver(), parts.reader.word()?, parts.reader.word()?)?;
-    answer.iter().for_each(|word| put(parts.reply, *word));
     Ok(0)
 }
 

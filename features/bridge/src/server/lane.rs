@@ -251,7 +251,7 @@ impl Lane {
     ) -> Result<u32, Refused> {
         let mode = match FUNCTIONS.get(call.number) {
             Some(_) => MODES[call.number],
-            None if (own::LAYOUT..=own::CHECK).contains(&(call.number as u16)) => Mode::Hand,
+            None if (own::LAYOUT..=own::IMAGE).contains(&(call.number as u16)) => Mode::Hand,
             None => return Err(Refused::Malformed),
         };
         if mode == Mode::Waits {

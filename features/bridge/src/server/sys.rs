@@ -10,7 +10,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use thiserror::Error;
-use vm_cuda_api::{FUNCTIONS, number, tables};
+use vm_cuda_api::{FUNCTIONS, number};
 
 use crate::wire::code;
 
@@ -157,34 +157,6 @@ pub(super) fn place_mut(bytes: &mut [u8]) -> u64 {
 /// The word of words of this process.
 pub(super) fn place_words(words: &mut [u64]) -> u64 {
     words.as_mut_ptr() as u64
-}
-
-/// What the driver's table for the CUDA runtime answers to its check: two words.
-pub(super) fn check(driver: &Driver, version: u64, seconds: u64) -> Result<[u64; 2], u32> {
-    let name = tables::name_of(tables::Table::Check);
-    let mut table: *const usize = std::ptr::null();
-    let number = number("cuGetExportTable").ok_or(code::NOT_SUPPORTED)?;
-    // SAFETY: it writes one pointer and reads 16 bytes.
-    let result = unsafe { driver.call(number, &[&raw mut table as u64, name.as_ptr() as u64]) };
-    if result != 0 || table.is_null() {
-        return Err(if result == 0 { code::NOT_FOUND } else { result });
-    }
-    // SAFETY: the table begins with its length in bytes.
-    let len = unsafe { table.read() };
-    if len < 16 {
-        return Err(code::NOT_FOUND);
-    }
-    // SAFETY: it has a second word: the function.
-    let function = unsafe { table.add(1).read() };
-    let mut result = [0u64; 2];
-    type Check = unsafe extern "C" fn(u32, u64, *mut u64) -> u32;
-    // SAFETY: that is what it takes, as runtimes call it.
-    let function = unsafe { std::mem::transmute::<usize, Check>(function) };
-    // SAFETY: it writes two words.
-    match unsafe { function(version as u32, seconds, result.as_mut_ptr()) } {
-        0 => Ok(result),
-        code => Err(code),
-    }
 }
 
 /// Whether a C string is in bytes.

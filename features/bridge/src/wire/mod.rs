@@ -53,8 +53,6 @@ pub mod own {
     pub const LAYOUT: u16 = 0x8000;
     /// A part of an image, which the next load takes.
     pub const IMAGE: u16 = 0x8001;
-    /// The driver's word for the runtime's check of its version.
-    pub const CHECK: u16 = 0x8002;
 }
 
 /// What is before a request.
