@@ -28,6 +28,7 @@ mod ffi;
 mod graph;
 mod host;
 mod ipc;
+mod library;
 mod memory;
 mod module;
 mod names;
