@@ -10,8 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+use vm_bridge::ring::{Near, PLACES};
 use vm_bridge::wire::{Answer, Header, VERSION, code, control};
 
 use crate::say;
@@ -142,26 +144,24 @@ impl Client {
         code::UNAVAILABLE
     }
 
-    /// Sends a call. With `reply` its answer is waited for, no longer than a call may take where it does not wait for the device.
-    pub(crate) fn call(
-        self: &Arc<Self>,
-        call: u16,
-        payload: &[u8],
-        reply: Option<&mut Vec<u8>>,
-        waits: bool,
-    ) -> Result<u32, u32> {
+    /// Has the server closed the connection?
+    fn is_gone(&self) -> bool {
+        let Ok(control) = self.control.try_lock() else { return self.gone.load(Ordering::Relaxed) };
+        let mut fds = [PollFd::new(&*control, PollFlags::RDHUP)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Does something with this thread's lane.
+    fn with_lane<T>(self: &Arc<Self>, act: impl FnOnce(&mut Lane) -> io::Result<T>) -> Result<T, u32> {
         if self.gone.load(Ordering::Relaxed) {
             return Err(code::UNAVAILABLE);
         }
-        let act = |slot: &mut Option<Lane>| -> Result<u32, u32> {
-            if slot.as_ref().is_none_or(|lane| lane.generation != self.generation) {
+        let act = |slot: &mut Option<Lane>| -> Result<T, u32> {
+            if slot.as_ref().is_none_or(|lane| lane.client.generation != self.generation) {
                 *slot = Some(Lane::new(self)?);
             }
             let lane = slot.as_mut().ok_or(code::UNAVAILABLE)?;
-            // Taken last: the calls of other threads wait for what has a ticket.
-            let ticket = self.tickets.fetch_add(1, Ordering::SeqCst);
-            let header = Header { len: payload.len() as u32, call, asks: reply.is_some(), ticket };
-            lane.call(header, payload, reply, waits).map_err(|error| self.lost(&error))
+            act(lane).map_err(|error| self.lost(&error))
         };
         let mut act = Some(act);
         let made = LANE
@@ -174,62 +174,139 @@ impl Client {
         }
     }
 
-    /// Sends a call, and waits for its answer.
-    pub(crate) fn ask(self: &Arc<Self>, call: u16, payload: &[u8], waits: bool) -> Result<Vec<u8>, u32> {
+    /// Sends a call, and goes on.
+    pub(crate) fn post(self: &Arc<Self>, call: usize, payload: &[u8]) -> Result<(), u32> {
+        self.with_lane(|lane| lane.send(call as u16, false, [payload, &[]]))
+    }
+
+    /// Sends a call with bytes for the driver, and goes on.
+    pub(crate) fn post_bulk(self: &Arc<Self>, call: usize, payload: &[u8], bulk: &[u8]) -> Result<(), u32> {
+        self.with_lane(|lane| lane.send(call as u16, false, [payload, bulk]))
+    }
+
+    /// Sends a call with bytes for the driver, and waits for its answer.
+    pub(crate) fn ask_bulk(
+        self: &Arc<Self>,
+        call: usize,
+        parts: [&[u8]; 2],
+        waits: bool,
+    ) -> Result<Vec<u8>, u32> {
         let mut reply = Vec::new();
-        match self.call(call, payload, Some(&mut reply), waits)? {
-            0 => Ok(reply),
-            code => Err(code),
-        }
+        let code = self.with_lane(|lane| {
+            lane.send(call as u16, true, parts)?;
+            lane.receive(&mut reply, waits)
+        })?;
+        if code == 0 { Ok(reply) } else { Err(code) }
+    }
+
+    /// Sends a call, and waits for its answer, no longer than a call may take where it does not wait for the device.
+    pub(crate) fn ask(self: &Arc<Self>, call: usize, payload: &[u8], waits: bool) -> Result<Vec<u8>, u32> {
+        self.ask_bulk(call, [payload, &[]], waits)
+    }
+
+    /// Sends calls that wait for the device, some ahead of their answers; `take` gets each of those in order.
+    pub(crate) fn ask_many(
+        self: &Arc<Self>,
+        call: usize,
+        payloads: impl Iterator<Item = Vec<u8>>,
+        mut take: impl FnMut(&[u8]) -> Result<(), u32>,
+    ) -> Result<(), u32> {
+        let (mut reply, mut result, mut open) = (Vec::new(), Ok(()), 0);
+        let mut finish = |lane: &mut Lane, result: &mut Result<(), u32>| -> io::Result<()> {
+            let code = lane.receive(&mut reply, true)?;
+            if result.is_ok() {
+                *result = if code == 0 { take(&reply) } else { Err(code) };
+            }
+            Ok(())
+        };
+        self.with_lane(|lane| {
+            for payload in payloads {
+                if open == PLACES {
+                    finish(lane, &mut result)?;
+                    open -= 1;
+                }
+                if result.is_err() {
+                    break;
+                }
+                lane.send(call as u16, true, [&payload, &[]])?;
+                open += 1;
+            }
+            (0..open).try_for_each(|_| finish(lane, &mut result))
+        })?;
+        result
     }
 }
 
 /// A thread's lane.
 struct Lane {
-    stream: UnixStream,
-    generation: u64,
-    is_patient: bool,
-    buffer: Vec<u8>,
+    client: Arc<Client>,
+    way: Way,
+}
+
+/// How its calls go.
+enum Way {
+    Ring(Near),
+    Stream { stream: UnixStream, is_patient: bool, buffer: Vec<u8> },
 }
 
 impl Lane {
-    fn new(client: &Client) -> Result<Self, u32> {
-        let (stream, theirs) = UnixStream::pair().map_err(|_| code::OUT_OF_MEMORY)?;
-        client.order([control::LANE, 0, 0], Some(theirs.as_fd()))?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(|_| code::OUT_OF_MEMORY)?;
-        Ok(Self { stream, generation: client.generation, is_patient: false, buffer: Vec::new() })
+    fn new(client: &Arc<Client>) -> Result<Self, u32> {
+        let way = if std::env::var_os("VM_BRIDGE_STREAM").is_some() {
+            let (stream, theirs) = UnixStream::pair().map_err(|_| code::OUT_OF_MEMORY)?;
+            client.order([control::LANE, 0, 0], Some(theirs.as_fd()))?;
+            stream.set_read_timeout(Some(PATIENCE)).map_err(|_| code::OUT_OF_MEMORY)?;
+            Way::Stream { stream, is_patient: false, buffer: Vec::new() }
+        } else {
+            let (ring, file) = Near::make().map_err(|_| code::OUT_OF_MEMORY)?;
+            client.order([control::RING, 0, 0], Some(file.as_fd()))?;
+            Way::Ring(ring)
+        };
+        Ok(Self { client: client.clone(), way })
     }
 
-    fn call(
-        &mut self,
-        header: Header,
-        payload: &[u8],
-        reply: Option<&mut Vec<u8>>,
-        waits: bool,
-    ) -> io::Result<u32> {
-        self.buffer.clear();
-        self.buffer.extend_from_slice(&header.to_bytes());
-        self.buffer.extend_from_slice(payload);
-        let mut rest = &self.buffer[..];
-        while !rest.is_empty() {
-            // A server that is gone is an error, and no signal.
-            match send(&self.stream, rest, SendFlags::NOSIGNAL) {
-                Ok(sent) => rest = &rest[sent..],
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+    fn send(&mut self, call: u16, asks: bool, parts: [&[u8]; 2]) -> io::Result<()> {
+        let len = (parts[0].len() + parts[1].len()) as u32;
+        let is_bulk = !parts[1].is_empty();
+        // Taken last: the calls of other threads wait for what has a ticket.
+        let ticket = self.client.tickets.fetch_add(1, Ordering::SeqCst);
+        let header = Header { len, call, asks, is_bulk, ticket };
+        match &mut self.way {
+            Way::Ring(ring) => ring.send(header, parts, || self.client.is_gone()),
+            Way::Stream { stream, buffer, .. } => {
+                buffer.clear();
+                buffer.extend_from_slice(&header.to_bytes());
+                parts.iter().for_each(|part| buffer.extend_from_slice(part));
+                let mut rest = &buffer[..];
+                while !rest.is_empty() {
+                    // A server that is gone is an error, and no signal.
+                    match send(&*stream, rest, SendFlags::NOSIGNAL) {
+                        Ok(sent) => rest = &rest[sent..],
+                        Err(Errno::INTR) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Ok(())
             }
         }
-        let Some(reply) = reply else { return Ok(0) };
-        if waits != self.is_patient {
-            // What waits for the device waits as long as that takes; a server that ends ends it.
-            self.stream.set_read_timeout(if waits { None } else { Some(PATIENCE) })?;
-            self.is_patient = waits;
+    }
+
+    fn receive(&mut self, reply: &mut Vec<u8>, waits: bool) -> io::Result<u32> {
+        // What waits for the device waits as long as that takes; a server that ends ends it.
+        let timeout = if waits { None } else { Some(PATIENCE) };
+        match &mut self.way {
+            Way::Ring(ring) => ring.receive(reply, timeout, || self.client.is_gone()),
+            Way::Stream { stream, is_patient, .. } => {
+                if waits != *is_patient {
+                    stream.set_read_timeout(timeout)?;
+                    *is_patient = waits;
+                }
+                let mut head = [0; Answer::SIZE];
+                stream.read_exact(&mut head)?;
+                let answer = Answer::from_bytes(head).map_err(io::Error::other)?;
+                reply.resize(answer.len as usize, 0);
+                stream.read_exact(reply)?;
+                Ok(answer.code)
+            }
         }
-        let mut head = [0; Answer::SIZE];
-        self.stream.read_exact(&mut head)?;
-        let answer = Answer::from_bytes(head).map_err(io::Error::other)?;
-        reply.resize(answer.len as usize, 0);
-        self.stream.read_exact(reply)?;
-        Ok(answer.code)
     }
 }

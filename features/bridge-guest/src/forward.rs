@@ -16,7 +16,7 @@ pub(crate) fn unsupported(number: usize, _: &[usize]) -> Result<(), u32> {
 pub(crate) fn post(number: usize, words: &[usize]) -> Result<(), u32> {
     let mut payload = Vec::with_capacity(128);
     pack::request(number, words, &mut payload)?;
-    client()?.call(number as u16, &payload, None, false).map(drop)
+    client()?.post(number, &payload)
 }
 
 /// Sends a call, and waits for its answer.
@@ -32,7 +32,7 @@ pub(crate) fn wait(number: usize, words: &[usize]) -> Result<(), u32> {
 fn exchange(number: usize, words: &[usize], waits: bool) -> Result<(), u32> {
     let mut payload = Vec::with_capacity(128);
     pack::request(number, words, &mut payload)?;
-    pack::answer(number, words, &client()?.ask(number as u16, &payload, waits)?)
+    pack::answer(number, words, &client()?.ask(number, &payload, waits)?)
 }
 
 /// Asks what never changes: once for the same arguments in the same context.
@@ -47,7 +47,7 @@ pub(crate) fn keep(number: usize, words: &[usize]) -> Result<(), u32> {
     let reply = match known {
         Some(reply) => reply,
         None => {
-            let reply = client.ask(number as u16, &payload, false)?;
+            let reply = client.ask(number, &payload, false)?;
             locked(&client.kept).insert(key, reply.clone());
             reply
         }

@@ -15,7 +15,7 @@ thread_local! {
 fn info(number: usize, stream: usize, to: [usize; 6]) -> Result<(), u32> {
     let mut payload = Vec::new();
     put(&mut payload, stream as u64);
-    let reply = client()?.ask(number as u16, &payload, false)?;
+    let reply = client()?.ask(number, &payload, false)?;
     let mut reader = Reader(&reply);
     let mut word = || reader.word().map_err(|_| code::UNAVAILABLE);
     let (status, id, graph, count) = (word()?, word()?, word()?, word()? as usize);

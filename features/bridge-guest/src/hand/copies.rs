@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vm_bridge::wire::{CHUNK, code, put, put_bytes};
+use vm_bridge::wire::{CHUNK, code, put};
 
 use super::{is_device, is_shared, the_form};
 use crate::client::{Client, client};
@@ -19,23 +19,23 @@ fn head(device: usize, len: usize, stream: usize, host: usize) -> Vec<u8> {
 /// Copies to a device; without a stream it has ended when this returns.
 fn to_device(number: usize, to: usize, from: usize, len: usize, stream: Option<usize>) -> Result<(), u32> {
     let client = client()?;
-    let is_async = stream.is_some();
-    let send = |payload: &[u8]| -> Result<(), u32> {
-        if is_async {
-            client.call(number as u16, payload, None, false).map(drop)
-        } else {
-            client.ask(number as u16, payload, true).map(drop)
-        }
-    };
-    let stream = stream.unwrap_or(0);
+    let of = stream.unwrap_or(0);
     if is_shared(&client, from, len) {
-        return send(&head(to, len, stream, from));
+        let payload = head(to, len, of, from);
+        return match stream {
+            Some(_) => client.post(number, &payload),
+            None => client.ask(number, &payload, true).map(drop),
+        };
     }
     for at in (0..len).step_by(CHUNK) {
         let part = CHUNK.min(len - at);
-        let mut payload = head(to + at, part, stream, 0);
-        put_bytes(&mut payload, caller::bytes(from + at, part));
-        send(&payload)?;
+        let (payload, bytes) = (head(to + at, part, of, 0), caller::bytes(from + at, part));
+        // The last one's answer is that of all.
+        if stream.is_none() && at + part == len {
+            client.ask_bulk(number, [&payload, bytes], true)?;
+        } else {
+            client.post_bulk(number, &payload, bytes)?;
+        }
     }
     Ok(())
 }
@@ -43,19 +43,21 @@ fn to_device(number: usize, to: usize, from: usize, len: usize, stream: Option<u
 /// Copies from a device; to memory that only this side has it has ended when this returns.
 fn to_host(number: usize, to: usize, from: usize, len: usize, stream: Option<usize>) -> Result<(), u32> {
     let client = client()?;
+    let of = stream.unwrap_or(0);
     if is_shared(&client, to, len) {
-        let payload = head(from, len, stream.unwrap_or(0), to);
+        let payload = head(from, len, of, to);
         return match stream {
-            Some(_) => client.call(number as u16, &payload, None, false).map(drop),
-            None => client.ask(number as u16, &payload, true).map(drop),
+            Some(_) => client.post(number, &payload),
+            None => client.ask(number, &payload, true).map(drop),
         };
     }
-    for at in (0..len).step_by(CHUNK) {
-        let part = CHUNK.min(len - at);
-        let reply = client.ask(number as u16, &head(from + at, part, stream.unwrap_or(0), 0), true)?;
-        caller::write_bytes(to + at, reply.get(..part).ok_or(code::UNAVAILABLE)?);
-    }
-    Ok(())
+    let part = |at: usize| CHUNK.min(len - at);
+    let mut done = 0;
+    client.ask_many(number, (0..len).step_by(CHUNK).map(|at| head(from + at, part(at), of, 0)), |reply| {
+        caller::write_bytes(to + done, reply.get(..part(done)).ok_or(code::UNAVAILABLE)?);
+        done += CHUNK;
+        Ok(())
+    })
 }
 
 pub(crate) fn cuMemcpyHtoD_v2(number: usize, words: &[usize]) -> Result<(), u32> {

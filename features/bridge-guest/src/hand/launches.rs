@@ -58,7 +58,7 @@ pub(crate) fn cuLaunchKernel(number: usize, words: &[usize]) -> Result<(), u32> 
     put(&mut payload, words[8] as u64);
     let extra = words.get(10).copied().unwrap_or(0);
     parameters(&client, words[0], [words[9], extra], &mut payload)?;
-    client.call(number as u16, &payload, None, false).map(drop)
+    client.post(number, &payload)
 }
 
 pub(crate) fn cuLaunchCooperativeKernel(number: usize, words: &[usize]) -> Result<(), u32> {
@@ -86,7 +86,7 @@ pub(crate) fn cuLaunchKernelEx(number: usize, words: &[usize]) -> Result<(), u32
     put(&mut payload, count as u64);
     payload.extend_from_slice(caller::bytes(attributes, count * ATTRIBUTE));
     parameters(&client, function, [pointers, extra], &mut payload)?;
-    client.call(number as u16, &payload, None, false).map(drop)
+    client.post(number, &payload)
 }
 
 pub(crate) fn cuProfilerStart(_: usize, _: &[usize]) -> Result<(), u32> {

@@ -108,7 +108,7 @@ fn host_allocate(to: usize, len: usize, flags: u32) -> Result<(), u32> {
         put(&mut payload, flags.into());
         let made = client
             .order([control::WINDOW, at, len], Some(file.as_fd()))
-            .and_then(|()| client.ask(the("cuMemHostAlloc")? as u16, &payload, false));
+            .and_then(|()| client.ask(the("cuMemHostAlloc")?, &payload, false));
         return match made {
             Ok(_) => {
                 caller::write(to, at);
@@ -146,7 +146,7 @@ pub(crate) fn cuMemAllocHost_v2(_: usize, words: &[usize]) -> Result<(), u32> {
 pub(crate) fn cuMemFreeHost(number: usize, words: &[usize]) -> Result<(), u32> {
     let (client, at) = (client()?, words[0] as u64);
     let len = locked(&client.windows).get(&at).copied().ok_or(code::INVALID_VALUE)?;
-    client.ask(number as u16, &at.to_ne_bytes(), true)?;
+    client.ask(number, &at.to_ne_bytes(), true)?;
     window::free(at, len);
     locked(&client.windows).remove(&at);
     Ok(())

@@ -20,7 +20,7 @@ fn load(number: usize, image: &[u8], options: [usize; 3]) -> Result<u64, u32> {
     let [count, kinds, values] = options;
     let client = client()?;
     for part in image.chunks(CHUNK) {
-        client.call(own::IMAGE, part, None, false)?;
+        client.post(own::IMAGE.into(), part)?;
     }
     let mut given = Vec::new();
     for at in 0..count as u32 as usize {
@@ -38,7 +38,7 @@ fn load(number: usize, image: &[u8], options: [usize; 3]) -> Result<u64, u32> {
         put(&mut payload, kind.into());
         put(&mut payload, value);
     }
-    let reply = client.ask(number as u16, &payload, false)?;
+    let reply = client.ask(number, &payload, false)?;
     Reader(&reply).word().map_err(|_| code::UNAVAILABLE)
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn layout(client: &Arc<Client>, function: u64) -> Result<crate::clien
     if let Some(layout) = locked(&client.layouts).get(&function) {
         return Ok(layout.clone());
     }
-    let reply = client.ask(own::LAYOUT, &function.to_ne_bytes(), false)?;
+    let reply = client.ask(own::LAYOUT.into(), &function.to_ne_bytes(), false)?;
     let mut reader = Reader(&reply);
     let mut layout = Vec::new();
     while let (Ok(offset), Ok(size)) = (reader.word(), reader.word()) {

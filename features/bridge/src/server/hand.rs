@@ -266,7 +266,11 @@ fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> 
             if stream.is_some_and(|stream| records(call, stream)) {
                 return Err(code::NOT_SUPPORTED.into());
             }
-            sys::place(reader.bytes(count as usize)?)
+            match call.bulk {
+                Some((place, len)) if len as u64 >= count => place,
+                Some(_) => return Err(Refused::Malformed),
+                None => sys::place(reader.bytes(count as usize)?),
+            }
         }
         at if call.session.has(at, count) => at,
         _ => return Err(code::INVALID_VALUE.into()),

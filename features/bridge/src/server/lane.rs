@@ -13,6 +13,7 @@ use super::hand;
 use super::pack::{self, Refused};
 use super::session::{Session, SessionError};
 use crate::calls::{MODES, Mode};
+use crate::ring::{Far, Taken};
 use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own};
 
 /// Serves a program: until its connection ends.
@@ -30,8 +31,11 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
         let result = match (order, file) {
             ([control::HELLO, version, _], None) if version == u64::from(VERSION) => 0,
             ([control::HELLO, ..], None) => code::NOT_SUPPORTED,
-            ([control::LANE, ..], Some(file)) if session.enter() => start(session, file),
-            ([control::LANE, ..], Some(_)) => code::OUT_OF_MEMORY,
+            ([control::LANE, ..], Some(file)) => start(session, Stream::new(UnixStream::from(file))),
+            ([control::RING, ..], Some(file)) => match Far::open(&file) {
+                Ok(ring) => start(session, Ring { ring, session: session.clone() }),
+                Err(_) => code::INVALID_VALUE,
+            },
             ([control::WINDOW, at, len], Some(file)) => session.map(at, len, &file).err().unwrap_or(0),
             _ => return Err(Malformed.into()),
         };
@@ -40,21 +44,25 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
     Ok(())
 }
 
-/// Starts a lane on a stream.
-fn start(session: &Arc<Session>, file: OwnedFd) -> u32 {
-    let session = session.clone();
+/// Starts a lane.
+fn start(session: &Arc<Session>, mut transport: impl Transport + Send + 'static) -> u32 {
+    if !session.enter() {
+        return code::OUT_OF_MEMORY;
+    }
+    let of = session.clone();
     let lane = move || {
-        let mut stream = Stream::new(UnixStream::from(file));
-        let mut lane = Lane::new(session.clone());
-        if let Err(error) = lane.run(&mut stream) {
+        if let Err(error) = Lane::new(of.clone()).run(&mut transport) {
             tracing::warn!(%error, "a lane of a CUDA program failed, and its session ends");
-            session.end();
+            of.end();
         }
-        session.leave();
+        of.leave();
     };
     match std::thread::Builder::new().name("lane".into()).spawn(lane) {
         Ok(_) => 0,
-        Err(_) => code::OUT_OF_MEMORY,
+        Err(_) => {
+            session.leave();
+            code::OUT_OF_MEMORY
+        }
     }
 }
 
@@ -87,8 +95,8 @@ fn receive(connection: &UnixStream) -> io::Result<Option<([u64; 3], Option<Owned
 
 /// How requests come and answers go.
 pub(super) trait Transport {
-    /// The next request, its payload in `payload`; `None` when there are no more.
-    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Header>, SessionError>;
+    /// The next request, its payload in `payload`, but bytes for the driver that stay where they are; `None` when there are no more.
+    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError>;
     /// Sends an answer.
     fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError>;
 }
@@ -138,7 +146,7 @@ impl Stream {
 }
 
 impl Transport for Stream {
-    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Header>, SessionError> {
+    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError> {
         let mut bytes = [0; Header::SIZE];
         if !self.fill(&mut bytes)? {
             return Ok(None);
@@ -148,7 +156,7 @@ impl Transport for Stream {
         if !payload.is_empty() && !self.fill(payload)? {
             return Err(Malformed.into());
         }
-        Ok(Some(header))
+        Ok(Some(Taken { header, bulk: None }))
     }
 
     fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError> {
@@ -159,6 +167,23 @@ impl Transport for Stream {
             self.stream.write_all(&answer)?;
             Ok(self.stream.write_all(payload)?)
         }
+    }
+}
+
+/// A lane in memory.
+struct Ring {
+    ring: Far,
+    session: Arc<Session>,
+}
+
+impl Transport for Ring {
+    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError> {
+        Ok(self.ring.take(payload, || self.session.has_ended())?)
+    }
+
+    fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError> {
+        self.ring.answer(code, payload);
+        Ok(())
     }
 }
 
@@ -179,6 +204,8 @@ pub(super) struct Call<'a> {
     passed: bool,
     /// The function's number.
     pub(super) number: usize,
+    /// Where its bytes for the driver are, where they are not in its payload.
+    pub(super) bulk: Option<(u64, usize)>,
 }
 
 impl Call<'_> {
@@ -200,8 +227,8 @@ impl Lane {
 
     fn run(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
         let (mut payload, mut reply) = (Vec::new(), Vec::new());
-        while let Some(header) = transport.receive(&mut payload)? {
-            if let Some(code) = self.serve(header, &payload, &mut reply)? {
+        while let Some(taken) = transport.receive(&mut payload)? {
+            if let Some(code) = self.serve(taken, &payload, &mut reply)? {
                 transport.answer(code, &reply)?;
             }
         }
@@ -214,7 +241,7 @@ impl Lane {
     /// When it is no call, or not its turn.
     pub fn serve(
         &mut self,
-        header: Header,
+        Taken { header, bulk }: Taken,
         payload: &[u8],
         reply: &mut Vec<u8>,
     ) -> Result<Option<u32>, Malformed> {
@@ -222,7 +249,7 @@ impl Lane {
         let session = self.session.clone();
         session.turn.wait(header.ticket).map_err(|_| Malformed)?;
         let number = usize::from(header.call);
-        let mut call = Call { session: &session, ticket: header.ticket, passed: false, number };
+        let mut call = Call { session: &session, ticket: header.ticket, passed: false, number, bulk };
         let result = self.make(&mut call, header.asks, payload, reply);
         call.pass();
         let result = match result {

@@ -98,6 +98,11 @@ impl Session {
         self.lanes.fetch_sub(1, Ordering::SeqCst);
     }
 
+    /// Does nothing of it go on?
+    pub(super) fn has_ended(&self) -> bool {
+        self.turn.has_ended()
+    }
+
     /// Nothing of it goes on.
     pub fn end(&self) {
         self.turn.end();

@@ -61,6 +61,10 @@ impl Turn {
         }
     }
 
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
     /// Nobody waits any more.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);

@@ -64,6 +64,8 @@ pub struct Header {
     pub call: u16,
     /// Is an answer waited for?
     pub asks: bool,
+    /// Does it end with bytes for the driver alone, behind [`ring::FRONT`](crate::ring::FRONT)?
+    pub is_bulk: bool,
     /// Its place among all calls.
     pub ticket: u64,
 }
@@ -79,6 +81,7 @@ impl Header {
         bytes[..4].copy_from_slice(&self.len.to_ne_bytes());
         bytes[4..6].copy_from_slice(&self.call.to_ne_bytes());
         bytes[6] = self.asks.into();
+        bytes[7] = self.is_bulk.into();
         bytes[8..].copy_from_slice(&self.ticket.to_ne_bytes());
         bytes
     }
@@ -88,11 +91,12 @@ impl Header {
     /// # Errors
     /// When the payload is too long.
     pub fn from_bytes(bytes: [u8; Self::SIZE]) -> Result<Self, Malformed> {
-        let [a, b, c, d, e, f, asks, _, ticket @ ..] = bytes;
+        let [a, b, c, d, e, f, asks, bulk, ticket @ ..] = bytes;
         let header = Self {
             len: u32::from_ne_bytes([a, b, c, d]),
             call: u16::from_ne_bytes([e, f]),
             asks: asks != 0,
+            is_bulk: bulk != 0,
             ticket: u64::from_ne_bytes(ticket),
         };
         if header.len as usize > PAYLOAD { Err(Malformed) } else { Ok(header) }
@@ -181,8 +185,10 @@ pub mod control {
     pub const SIZE: usize = 24;
     /// The version.
     pub const HELLO: u64 = 0;
-    /// A lane, whose other end is the file.
+    /// A lane on a stream, whose other end is the file.
     pub const LANE: u64 = 1;
     /// An address and a length: memory that both have there, which is the file.
     pub const WINDOW: u64 = 2;
+    /// A lane in memory, which is the file.
+    pub const RING: u64 = 3;
 }
