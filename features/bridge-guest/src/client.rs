@@ -47,6 +47,8 @@ pub(crate) struct Client {
     pub(crate) devices: Mutex<BTreeMap<u64, u64>>,
     /// Memory that both sides have.
     pub(crate) windows: Mutex<BTreeMap<u64, u64>>,
+    /// Does a thread call what streams call?
+    pub(crate) calls: Mutex<bool>,
 }
 
 static CLIENT: Mutex<Option<Arc<Client>>> = Mutex::new(None);
@@ -98,6 +100,7 @@ impl Client {
             layouts: Mutex::default(),
             devices: Mutex::default(),
             windows: Mutex::default(),
+            calls: Mutex::default(),
         };
         match client.order([control::HELLO, VERSION.into(), 0], None) {
             Ok(()) => Ok(client),

@@ -27,6 +27,20 @@ static void *find(const char *symbol) {
         }                                             \
     } while (0)
 
+/* The first line is for the fake driver, which has this kernel. */
+static const char *ptx =
+    "// vm-cuda-fake\n"
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
+    ".visible .entry add(.param .u64 d, .param .u64 a, .param .u64 b, .param .u64 n) {\n"
+    ".reg .pred %p; .reg .b32 %r<8>; .reg .b64 %x<10>;\n"
+    "ld.param.u64 %x1, [d]; ld.param.u64 %x2, [a]; ld.param.u64 %x3, [b]; ld.param.u64 %x4, [n];\n"
+    "mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x;\n"
+    "mad.wide.u32 %x5, %r1, %r2, 0; cvt.u64.u32 %x6, %r3; add.u64 %x5, %x5, %x6;\n"
+    "setp.ge.u64 %p, %x5, %x4; @%p bra end;\n"
+    "shl.b64 %x5, %x5, 2; add.u64 %x1, %x1, %x5; add.u64 %x2, %x2, %x5; add.u64 %x3, %x3, %x5;\n"
+    "ld.global.u32 %r4, [%x2]; ld.global.u32 %r5, [%x3]; add.u32 %r4, %r4, %r5; st.global.u32 [%x1], %r4;\n"
+    "end: ret;\n}\n";
+
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -46,8 +60,7 @@ int main(void) {
     CALL("cuCtxCreate_v2", (void **, unsigned, int), &context, 0, device);
     CALL("cuCtxGetCurrent", (void **), &now);
     printf("current: %d\n", now == context);
-    const char *text = "vm-cuda-fake\n";
-    CALL("cuModuleLoadData", (void **, const void *), &module, text);
+    CALL("cuModuleLoadData", (void **, const void *), &module, ptx);
     CALL("cuModuleGetFunction", (void **, void *, const char *), &add, module, "add");
     printf("no function: %d\n", TRY("cuModuleGetFunction", (void **, void *, const char *), &now, module, "nothing"));
     printf("no module: %d\n", TRY("cuModuleLoadData", (void **, const void *), &now, "nothing"));

@@ -1,18 +1,30 @@
-//! What a capture waits for: the caller gets a pointer to an array that lives until the thread's next call.
+//! Captures: whether there ever was one is known here, and who asks is answered here until then. What a capture waits for is given as a pointer to
+//! an array that lives until the thread's next call.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vm_bridge::wire::{Reader, code, put};
 
 use crate::client::client;
+use crate::forward;
 use crate::sys::caller;
 
+/// Did a capture ever begin in this process?
+static ANY: AtomicBool = AtomicBool::new(false);
+
 thread_local! {
+    /// This thread's mode: `CU_STREAM_CAPTURE_MODE_GLOBAL` at first.
+    static MODE: Cell<u32> = const { Cell::new(0) };
     static ARRAYS: RefCell<(Vec<u64>, Vec<u64>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
 /// Where what is wanted goes: status, id, graph, nodes, edges, count.
 fn info(number: usize, stream: usize, to: [usize; 6]) -> Result<(), u32> {
+    if !ANY.load(Ordering::SeqCst) && crate::current::get() != 0 && to[0] != 0 {
+        caller::write_half(to[0], 0);
+        return Ok(());
+    }
     let mut payload = Vec::new();
     put(&mut payload, stream as u64);
     let reply = client()?.ask(number, &payload, false)?;
@@ -44,4 +56,53 @@ pub(crate) fn cuStreamGetCaptureInfo_v2(number: usize, words: &[usize]) -> Resul
 pub(crate) fn cuStreamGetCaptureInfo_v3(number: usize, words: &[usize]) -> Result<(), u32> {
     let [stream, status, id, graph, nodes, edges, count] = *words else { return Err(code::INVALID_VALUE) };
     info(number, stream, [status, id, graph, nodes, edges, count])
+}
+
+fn begin(number: usize, words: &[usize]) -> Result<(), u32> {
+    ANY.store(true, Ordering::SeqCst);
+    forward::ask(number, words)
+}
+
+pub(crate) fn cuStreamBeginCapture(number: usize, words: &[usize]) -> Result<(), u32> {
+    begin(number, words)
+}
+
+pub(crate) fn cuStreamBeginCapture_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    begin(number, words)
+}
+
+pub(crate) fn cuStreamBeginCaptureToGraph(number: usize, words: &[usize]) -> Result<(), u32> {
+    begin(number, words)
+}
+
+/// A stream's status; with no capture ever, a handle that is none is not noticed.
+fn status(number: usize, words: &[usize]) -> Result<(), u32> {
+    if words[1] == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    if ANY.load(Ordering::SeqCst) || crate::current::get() == 0 {
+        return forward::ask(number, words);
+    }
+    caller::write_half(words[1], 0);
+    Ok(())
+}
+
+pub(crate) fn cuStreamIsCapturing(number: usize, words: &[usize]) -> Result<(), u32> {
+    status(number, words)
+}
+
+pub(crate) fn cuStreamGetCaptureInfo(number: usize, words: &[usize]) -> Result<(), u32> {
+    status(number, words)
+}
+
+pub(crate) fn cuThreadExchangeStreamCaptureMode(number: usize, words: &[usize]) -> Result<(), u32> {
+    /// `CU_STREAM_CAPTURE_MODE_RELAXED`, the last.
+    const LAST: u32 = 2;
+    if words[0] == 0 || caller::half(words[0]) > LAST {
+        return forward::ask(number, words);
+    }
+    forward::post(number, words)?;
+    let old = MODE.replace(caller::half(words[0]));
+    caller::write_half(words[0], old);
+    Ok(())
 }

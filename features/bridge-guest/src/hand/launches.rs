@@ -69,24 +69,49 @@ pub(crate) fn cuLaunchCooperativeKernel(number: usize, words: &[usize]) -> Resul
 const ATTRIBUTE: usize = 72;
 const MOST: usize = 32;
 
-pub(crate) fn cuLaunchKernelEx(number: usize, words: &[usize]) -> Result<(), u32> {
-    let [config, function, pointers, extra] = *words else { return Err(code::INVALID_VALUE) };
-    if config == 0 {
+/// Packs a `CUlaunchConfig` with its attributes.
+fn config(at: usize, to: &mut Vec<u8>) -> Result<(), u32> {
+    if at == 0 {
         return Err(code::INVALID_VALUE);
     }
-    let client = client()?;
-    let mut payload = Vec::with_capacity(256);
-    put(&mut payload, function as u64);
     // Its first five words are the grid, the block, shared memory and the stream.
-    (0..5).for_each(|at| put(&mut payload, caller::word(config + 8 * at)));
-    let (attributes, count) = (caller::word(config + 40) as usize, caller::half(config + 48) as usize);
+    (0..5).for_each(|word| put(to, caller::word(at + 8 * word)));
+    let (attributes, count) = (caller::word(at + 40) as usize, caller::half(at + 48) as usize);
     if count > MOST {
         return Err(code::INVALID_VALUE);
     }
-    put(&mut payload, count as u64);
-    payload.extend_from_slice(caller::bytes(attributes, count * ATTRIBUTE));
+    put(to, count as u64);
+    to.extend_from_slice(caller::bytes(attributes, count * ATTRIBUTE));
+    Ok(())
+}
+
+pub(crate) fn cuLaunchKernelEx(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [at, function, pointers, extra] = *words else { return Err(code::INVALID_VALUE) };
+    let client = client()?;
+    let mut payload = Vec::with_capacity(256);
+    put(&mut payload, function as u64);
+    config(at, &mut payload)?;
     parameters(&client, function, [pointers, extra], &mut payload)?;
     client.post(number, &payload)
+}
+
+/// How many clusters of a configuration fit, or how large they may be.
+fn clusters(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [to, function, at] = *words else { return Err(code::INVALID_VALUE) };
+    let mut payload = Vec::with_capacity(128);
+    put(&mut payload, function as u64);
+    config(at, &mut payload)?;
+    let reply = client()?.ask(number, &payload, false)?;
+    caller::write_bytes(to, reply.get(..4).ok_or(code::UNAVAILABLE)?);
+    Ok(())
+}
+
+pub(crate) fn cuOccupancyMaxActiveClusters(number: usize, words: &[usize]) -> Result<(), u32> {
+    clusters(number, words)
+}
+
+pub(crate) fn cuOccupancyMaxPotentialClusterSize(number: usize, words: &[usize]) -> Result<(), u32> {
+    clusters(number, words)
 }
 
 pub(crate) fn cuProfilerStart(_: usize, _: &[usize]) -> Result<(), u32> {

@@ -65,20 +65,23 @@ pub(crate) fn cuMemAddressFree(number: usize, words: &[usize]) -> Result<(), u32
     Ok(())
 }
 
+pub(crate) fn cuMemFree_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    // Programs rely on it that work has ended then, as it has with the driver.
+    let (client, at) = (client()?, words[0] as u64);
+    let known = locked(&client.devices).remove(&at);
+    let result = forward::wait(number, words);
+    if let (Err(_), Some(len)) = (result, known) {
+        locked(&client.devices).insert(at, len);
+    }
+    result
+}
+
 /// Frees what is known without waiting; of what is not, the driver says what is wrong.
-fn release(number: usize, words: &[usize]) -> Result<(), u32> {
+pub(crate) fn cuMemFreeAsync(number: usize, words: &[usize]) -> Result<(), u32> {
     match locked(&client()?.devices).remove(&(words[0] as u64)) {
         Some(_) => forward::post(number, words),
         None => forward::ask(number, words),
     }
-}
-
-pub(crate) fn cuMemFree_v2(number: usize, words: &[usize]) -> Result<(), u32> {
-    release(number, words)
-}
-
-pub(crate) fn cuMemFreeAsync(number: usize, words: &[usize]) -> Result<(), u32> {
-    release(number, words)
 }
 
 /// Allocates memory that both sides have.

@@ -1,6 +1,7 @@
 //! Calls that no table packs, or that this side must know of. Each is named as the driver names it, and is of the form for per-thread streams too.
 #![allow(non_snake_case)]
 
+mod callbacks;
 mod captures;
 mod contexts;
 mod copies;
@@ -9,7 +10,9 @@ mod memory;
 mod modules;
 mod names;
 mod pointers;
+mod strided;
 
+pub(crate) use callbacks::*;
 pub(crate) use captures::*;
 pub(crate) use contexts::*;
 pub(crate) use copies::*;
@@ -18,6 +21,7 @@ pub(crate) use memory::*;
 pub(crate) use modules::*;
 pub(crate) use names::*;
 pub(crate) use pointers::*;
+pub(crate) use strided::*;
 
 use vm_bridge::wire::code;
 use vm_cuda_api::{FUNCTIONS, names::is_per_thread, number};

@@ -134,3 +134,30 @@ pub(crate) fn layout(client: &Arc<Client>, function: u64) -> Result<crate::clien
     locked(&client.layouts).insert(function, layout.clone());
     Ok(layout)
 }
+
+/// What is known of functions may be another from now on.
+fn set(number: usize, words: &[usize]) -> Result<(), u32> {
+    forward::ask(number, words)?;
+    locked(&client()?.kept).clear();
+    Ok(())
+}
+
+pub(crate) fn cuFuncSetAttribute(number: usize, words: &[usize]) -> Result<(), u32> {
+    set(number, words)
+}
+
+pub(crate) fn cuKernelSetAttribute(number: usize, words: &[usize]) -> Result<(), u32> {
+    set(number, words)
+}
+
+pub(crate) fn cuFuncSetCacheConfig(number: usize, words: &[usize]) -> Result<(), u32> {
+    set(number, words)
+}
+
+pub(crate) fn cuKernelSetCacheConfig(number: usize, words: &[usize]) -> Result<(), u32> {
+    set(number, words)
+}
+
+pub(crate) fn cuFuncSetSharedMemConfig(number: usize, words: &[usize]) -> Result<(), u32> {
+    set(number, words)
+}

@@ -1,6 +1,7 @@
 //! The C side: the driver's exported names, and the memory that their callers pass.
 #![allow(unsafe_code)]
 
+pub(crate) mod call;
 pub(crate) mod caller;
 mod export;
 pub(crate) mod fork;

@@ -13,11 +13,12 @@ use std::sync::LazyLock;
 
 use vm_cuda_api::{Object, number};
 
-use super::capture;
 use super::lane::{Call, Lane};
 use super::pack::Refused;
 use super::sys::{self, Word};
-use crate::wire::{CHUNK, Malformed, Reader, code, own, put, put_bytes};
+use super::{callbacks, capture, pointers, strided};
+use crate::wire::strided::Form;
+use crate::wire::{CHUNK, Malformed, Reader, code, control, own, put, put_bytes};
 
 /// What a call comes with, and what it returns.
 struct Parts<'a> {
@@ -28,7 +29,7 @@ struct Parts<'a> {
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 16] = [
+const HANDLERS: [(&str, Handler); 27] = [
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
     ("cuLaunchKernel", launch),
@@ -38,6 +39,17 @@ const HANDLERS: [(&str, Handler); 16] = [
     ("cuMemcpyHtoDAsync_v2", to_device),
     ("cuMemcpyDtoH_v2", to_host),
     ("cuMemcpyDtoHAsync_v2", to_host),
+    ("cuMemcpy2D_v2", |call, parts| strided::copy(call, parts.reader, Form::Two, parts.reply)),
+    ("cuMemcpy2DUnaligned_v2", |call, parts| strided::copy(call, parts.reader, Form::Two, parts.reply)),
+    ("cuMemcpy2DAsync_v2", |call, parts| strided::copy(call, parts.reader, Form::Two, parts.reply)),
+    ("cuMemcpy3D_v2", |call, parts| strided::copy(call, parts.reader, Form::Three, parts.reply)),
+    ("cuMemcpy3DAsync_v2", |call, parts| strided::copy(call, parts.reader, Form::Three, parts.reply)),
+    ("cuLaunchHostFunc", |call, parts| callbacks::add(call, parts.reader, control::FUNCTION)),
+    ("cuStreamAddCallback", |call, parts| callbacks::add(call, parts.reader, control::CALLBACK)),
+    ("cuOccupancyMaxActiveClusters", clusters),
+    ("cuOccupancyMaxPotentialClusterSize", clusters),
+    ("cuPointerGetAttributes", |call, parts| pointers::attributes(call, parts.reader, parts.reply)),
+    ("cuMemFree_v2", free),
     ("cuMemHostAlloc", host_allocate),
     ("cuMemFreeHost", host_free),
     ("cuStreamBeginCapture", begin_capture),
@@ -200,11 +212,9 @@ const CONFIG: usize = 7;
 const PLAIN: [u32; 12] = [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 14];
 const EVENTS: [u32; 2] = [7, 12];
 
-fn launch_extended(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+/// A `CUlaunchConfig` with its attributes: words that begin with it.
+fn config(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Vec<u64>, Refused> {
     const MOST: u64 = 32;
-    let reader = &mut parts.reader;
-    let id = reader.word()?;
-    let function = call.session.handles().real(Object::Function, id)?;
     // Three words of a grid and a block, two numbers each, and one of shared memory: as the structure has them.
     let mut memory = vec![reader.word()?, reader.word()?, reader.word()?, reader.word()?];
     memory[3] &= 0xffff_ffff;
@@ -226,15 +236,40 @@ fn launch_extended(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Ref
             return Err(code::NOT_SUPPORTED.into());
         }
     }
+    Ok(memory)
+}
+
+/// Says in a configuration where its attributes are. The memory stays where it is from now on.
+fn place_attributes(memory: &mut [u64]) {
+    memory[CONFIG - 2] = sys::place_words(memory) + 8 * CONFIG as u64;
+}
+
+fn launch_extended(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let reader = &mut parts.reader;
+    let id = reader.word()?;
+    let function = call.session.handles().real(Object::Function, id)?;
+    let mut memory = config(call, reader)?;
     let pointers = parameters(call, id, reader, &mut memory)?;
-    let base = sys::place_words(&mut memory);
-    memory[CONFIG - 2] = base + 8 * CONFIG as u64;
+    place_attributes(&mut memory);
     let words = [Word::At(0), Word::Is(function), Word::At(pointers), Word::Is(0)];
     Ok(call.session.driver().make(call.number, &words, &mut memory))
 }
 
+/// How many clusters of a configuration fit, or how large they may be.
+fn clusters(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let function = call.session.handles().real(Object::Function, parts.reader.word()?)?;
+    let mut memory = config(call, &mut parts.reader)?;
+    let out = memory.len();
+    memory.push(0);
+    place_attributes(&mut memory);
+    let words = [Word::At(out), Word::Is(function), Word::At(0)];
+    let result = call.session.driver().make(call.number, &words, &mut memory);
+    put(parts.reply, memory[out]);
+    Ok(result)
+}
+
 /// Whether memory of this process, which will not stay, would be recorded.
-fn records(call: &Call<'_>, stream: u64) -> bool {
+pub(super) fn records(call: &Call<'_>, stream: u64) -> bool {
     let mut memory = [0];
     let words = [Word::Is(stream), Word::At(0)];
     call.session.may_capture() && {
@@ -321,6 +356,12 @@ fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     }
 }
 
+/// It waits for the device.
+fn free(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    call.pass();
+    super::pack::make(call.session, call.number, parts.reader.0, parts.reply)
+}
+
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`, which allocations have too.
 const REGISTER_FLAGS: u64 = 3;
 
@@ -339,6 +380,7 @@ fn host_allocate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refus
 fn host_free(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let at = parts.reader.word()?;
     call.session.window(at).ok_or(code::INVALID_VALUE)?;
+    call.pass();
     let result = call.session.driver().named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
     if result == 0 {
         call.session.unmap(at);

@@ -36,6 +36,10 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
                 Ok(ring) => start(session, Ring { ring, session: session.clone() }),
                 Err(_) => code::INVALID_VALUE,
             },
+            ([control::CALLBACKS, ..], Some(file)) => {
+                session.callbacks().open(UnixStream::from(file));
+                0
+            }
             ([control::WINDOW, at, len], Some(file)) => session.map(at, len, &file).err().unwrap_or(0),
             _ => return Err(Malformed.into()),
         };

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 use vm_cuda_api::Object;
 
+use super::callbacks;
 use super::handles::Handles;
 use super::sys::{Driver, Mapping, Word};
 use super::turn::Turn;
@@ -45,6 +46,7 @@ pub struct Session {
     lanes: AtomicUsize,
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
+    callbacks: callbacks::Shared,
     pub(super) turn: Turn,
 }
 
@@ -63,6 +65,7 @@ impl Session {
             windows: Mutex::default(),
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
+            callbacks: callbacks::Shared::default(),
             turn: Turn::default(),
         }
     }
@@ -83,6 +86,10 @@ impl Session {
     /// May a capture be running?
     pub(super) fn may_capture(&self) -> bool {
         self.captures.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn callbacks(&self) -> callbacks::Shared {
+        self.callbacks.clone()
     }
 
     /// A lane more, unless there are too many.

@@ -12,7 +12,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use thiserror::Error;
 use vm_cuda_api::{FUNCTIONS, number};
 
-use crate::wire::code;
+use super::callbacks;
+use crate::wire::{code, control};
 
 /// The driver could not be opened.
 #[derive(Debug, Error)]
@@ -208,4 +209,59 @@ pub(super) fn words(at: u64, count: usize) -> Vec<u64> {
     }
     // SAFETY: the driver has said that there are as many, until the next call of this thread.
     unsafe { std::slice::from_raw_parts(at as *const u64, count) }.to_vec()
+}
+
+/// A function of the program's, for the driver to call by way of this process.
+pub(super) struct Callback {
+    pub(super) callbacks: callbacks::Shared,
+    pub(super) words: [u64; control::CALL],
+    /// Is it called more than once?
+    pub(super) stays: bool,
+}
+
+impl Callback {
+    /// Calls it.
+    ///
+    /// # Safety
+    /// `at` is of [`Box::into_raw`], and is not used any more where it does not stay.
+    unsafe fn call(at: *mut Self, status: u32) {
+        // SAFETY: it is one, which only this call uses or nobody changes.
+        let this = unsafe { &*at };
+        let mut words = this.words;
+        words[control::CALL - 1] = status.into();
+        let (callbacks, stays) = (this.callbacks.clone(), this.stays);
+        callbacks.call(words);
+        if !stays {
+            // SAFETY: this was its last use.
+            drop(unsafe { Box::from_raw(at) });
+        }
+    }
+}
+
+unsafe extern "C" fn function(at: *mut Callback) {
+    // SAFETY: the driver passes what it was given.
+    unsafe { Callback::call(at, 0) }
+}
+
+unsafe extern "C" fn callback(_: *mut c_void, status: u32, at: *mut Callback) {
+    // SAFETY: as above.
+    unsafe { Callback::call(at, status) }
+}
+
+/// Puts a callback on a stream.
+pub(super) fn add_callback(driver: &Driver, number: usize, stream: u64, made: Callback, flags: u64) -> u32 {
+    let is_function = made.words[0] == control::FUNCTION;
+    let at = Box::into_raw(Box::new(made));
+    let words = if is_function {
+        vec![stream, function as *const () as u64, at as u64]
+    } else {
+        vec![stream, callback as *const () as u64, at as u64, flags]
+    };
+    // SAFETY: the driver calls the function with the pointer, once where it is not recorded.
+    let result = unsafe { driver.call(number, &words) };
+    if result != 0 {
+        // SAFETY: the driver has not taken it.
+        drop(unsafe { Box::from_raw(at) });
+    }
+    result
 }

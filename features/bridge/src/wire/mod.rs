@@ -5,6 +5,7 @@
 //! what is behind pointers that are read, each in whole words. An answer has what was written, in order.
 
 pub mod image;
+pub mod strided;
 
 use thiserror::Error;
 
@@ -191,4 +192,13 @@ pub mod control {
     pub const WINDOW: u64 = 2;
     /// A lane in memory, which is the file.
     pub const RING: u64 = 3;
+    /// Where the program's functions are called that streams call: the other end of a stream is the file. On it come [`CALL`] words (what it is,
+    /// function, argument, stream, status), each answered with a word when it has returned.
+    pub const CALLBACKS: u64 = 4;
+    /// Words of a call.
+    pub const CALL: usize = 5;
+    /// A function with its argument.
+    pub const FUNCTION: u64 = 0;
+    /// One that gets its stream and the status as well.
+    pub const CALLBACK: u64 = 1;
 }
