@@ -71,6 +71,12 @@ impl Driver {
         Ok(Self { functions, _library: library })
     }
 
+    /// Starts the driver; what it says of that.
+    #[must_use]
+    pub fn start(&self) -> u32 {
+        self.named("cuInit", &[Word::Is(0)], &mut [])
+    }
+
     /// Calls a function by its number.
     ///
     /// # Safety
