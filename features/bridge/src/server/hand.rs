@@ -283,6 +283,15 @@ fn begin_capture(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> 
     super::pack::make(call.session, call.number, parts.reader.0, parts.reply)
 }
 
+/// Is it memory of a device that the program has?
+pub(super) fn known(call: &Call<'_>, at: u64) -> Result<(), Refused> {
+    if call.session.ranges().has(at) || call.session.has(at, 1) {
+        Ok(())
+    } else {
+        Err(code::INVALID_VALUE.into())
+    }
+}
+
 /// A stream for functions that have one: three or four parameters.
 fn stream_of(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Option<u64>, Refused> {
     let stream = reader.word()?;
@@ -294,6 +303,7 @@ fn stream_of(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Option<u64>, Re
 fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let reader = &mut parts.reader;
     let (to, count) = (reader.word()?, reader.word()?);
+    known(call, to)?;
     let stream = stream_of(call, reader)?;
     let from = match reader.word()? {
         0 if count > CHUNK as u64 => return Err(Refused::Malformed),
@@ -321,6 +331,7 @@ fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> 
 fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let reader = &mut parts.reader;
     let (from, count) = (reader.word()?, reader.word()?);
+    known(call, from)?;
     let stream = stream_of(call, reader)?;
     let words = |to: u64| -> Vec<u64> { [to, from, count].into_iter().chain(stream).collect() };
     match reader.word()? {

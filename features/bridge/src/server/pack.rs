@@ -2,6 +2,7 @@
 
 use vm_cuda_api::{Count, FUNCTIONS, Function, Item, Kind, Object, Way};
 
+use super::ranges;
 use super::session::Session;
 use super::sys::{self, Word};
 use crate::wire::{ITEMS, Malformed, NOTHING, Reader, code, put, put_bytes};
@@ -66,11 +67,19 @@ pub(super) fn make(
     let mut inout = vec![None; parameters.len()];
     let mut returned = Vec::new();
     let mut drops: Option<(Object, u64)> = None;
+    // What a processor reads or writes must be the program's: the driver takes any address of this process for memory of the host.
+    let copies = ranges::copies(number);
     {
         let handles = session.handles();
         for (at, parameter) in parameters.iter().enumerate() {
             match parameter.kind {
                 Kind::Number(_) => words[at] = Word::Is(heads[at]),
+                Kind::Address => {
+                    if copies && !session.ranges().has(heads[at]) && !session.has(heads[at], 1) {
+                        return Err(code::INVALID_VALUE.into());
+                    }
+                    words[at] = Word::Is(heads[at]);
+                }
                 Kind::Handle(object) => words[at] = Word::Is(handles.real(object, heads[at])?),
                 Kind::Drop(object) => {
                     words[at] = Word::Is(handles.real(object, heads[at])?);
@@ -125,10 +134,15 @@ pub(super) fn make(
         }
     }
     let result = session.driver().make(number, &words, &mut memory);
-    if result == 0
-        && let Some((object, id)) = drops
-    {
-        session.handles().end(object, id);
+    if result == 0 {
+        if let Some((object, id)) = drops {
+            session.handles().end(object, id);
+        }
+        let value = |at: usize| match words[at] {
+            Word::Is(value) => value,
+            Word::At(at) => memory.get(at).copied().unwrap_or(0),
+        };
+        session.ranges().learn(number, value);
     }
     for Returned { at, item, count, is_text } in returned {
         match item {
