@@ -1,6 +1,6 @@
 //! Which addresses are memory of a device that the program has.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use vm_cuda_api::{FUNCTIONS, names::base, number};
@@ -27,12 +27,16 @@ const EFFECTS: [(&str, Effect); 10] = [
     ("cuMemAddressFree", Effect::Takes(0)),
 ];
 
-static BY_NUMBER: LazyLock<HashMap<usize, Effect>> = LazyLock::new(|| {
-    let forms = EFFECTS.iter().flat_map(|(name, effect)| {
-        let names = [(*name).to_owned(), format!("{name}_ptsz")];
-        names.into_iter().filter_map(|name| Some((number(&name)?, *effect)))
-    });
-    forms.collect()
+static BY_NUMBER: LazyLock<Vec<Option<Effect>>> = LazyLock::new(|| {
+    let mut all = vec![None; FUNCTIONS.len()];
+    for (name, effect) in EFFECTS {
+        for name in [name.to_owned(), format!("{name}_ptsz")] {
+            if let Some(at) = number(&name) {
+                all[at] = Some(effect);
+            }
+        }
+    }
+    all
 });
 
 static COPIES: LazyLock<Vec<bool>> = LazyLock::new(|| {
@@ -55,15 +59,20 @@ impl Ranges {
         self.0.range(..=at).next_back().is_some_and(|(start, len)| at - start < *len)
     }
 
+    /// Does a function that succeeded change them?
+    pub(super) fn learns(number: usize) -> bool {
+        BY_NUMBER[number].is_some()
+    }
+
     /// Learns from a call that succeeded: what its parameters were, and what it returned in their places.
     pub(super) fn learn(&mut self, number: usize, value: impl Fn(usize) -> u64) {
-        match BY_NUMBER.get(&number) {
+        match BY_NUMBER[number] {
             Some(Effect::Gives(at, len, times)) => {
-                let len = value(*len).saturating_mul(times.map_or(1, &value));
-                self.0.insert(value(*at), len);
+                let len = value(len).saturating_mul(times.map_or(1, &value));
+                self.0.insert(value(at), len);
             }
             Some(Effect::Takes(at)) => {
-                self.0.remove(&value(*at));
+                self.0.remove(&value(at));
             }
             None => {}
         }
