@@ -9,6 +9,7 @@
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -34,8 +35,12 @@ const SKIP: u32 = u32::MAX;
 /// Bytes of a frame with bytes for the driver that are copied: what is before those.
 pub const FRONT: usize = 32;
 
-/// How long each side looks on before it sleeps.
-const LOOK: Duration = Duration::from_micros(50);
+/// How long each side looks on before it sleeps: briefly where the other one may wait for this processor.
+static LOOK: LazyLock<Duration> = LazyLock::new(|| {
+    const ENOUGH: usize = 4;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    Duration::from_micros(if processors < ENOUGH { 5 } else { 50 })
+});
 /// How long it sleeps before it looks whether the other side is there.
 const SLEEP: Duration = Duration::from_millis(100);
 
@@ -79,6 +84,17 @@ impl Memory {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.wrapping_add(at), bytes.len()) };
     }
 
+    /// Replaces what is in `to` by so many bytes.
+    fn read_to(&self, at: usize, len: usize, to: &mut Vec<u8>) {
+        assert!(at + len <= SIZE);
+        to.clear();
+        to.reserve(len);
+        // SAFETY: it is within the mapping, and there is room for it; what the other side writes meanwhile may be seen in part.
+        unsafe { std::ptr::copy_nonoverlapping(self.base.wrapping_add(at), to.as_mut_ptr(), len) };
+        // SAFETY: they were just written.
+        unsafe { to.set_len(len) };
+    }
+
     fn read(&self, at: usize, to: &mut [u8]) {
         assert!(at + to.len() <= SIZE);
         // SAFETY: it is within the mapping; what the other side writes meanwhile may be seen in part.
@@ -101,7 +117,7 @@ impl Memory {
         if is_so() {
             return true;
         }
-        let until = Instant::now() + LOOK;
+        let until = Instant::now() + *LOOK;
         loop {
             for _ in 0..64 {
                 if is_so() {
@@ -222,8 +238,7 @@ impl Near {
         let mut head = [0; Answer::SIZE];
         self.memory.read(at + 8, &mut head);
         let answer = Answer::from_bytes(head).map_err(io::Error::other)?;
-        reply.resize(answer.len as usize, 0);
-        self.memory.read(at + 64, reply);
+        self.memory.read_to(at + 64, answer.len as usize, reply);
         self.answered = number;
         Ok(answer.code)
     }
@@ -315,8 +330,7 @@ impl Far {
                 return Err(Malformed);
             }
             let copied = if header.is_bulk { FRONT.min(header.len as usize) } else { header.len as usize };
-            payload.resize(copied, 0);
-            self.memory.read(HEADS + at + Header::SIZE, payload);
+            self.memory.read_to(HEADS + at + Header::SIZE, copied, payload);
             self.taken = self.tail + len as u64;
             let place = self.memory.base.wrapping_add(HEADS + at + Header::SIZE + copied) as u64;
             let bulk = header.is_bulk.then_some((place, header.len as usize - copied));
@@ -324,12 +338,23 @@ impl Far {
         }
     }
 
+    /// Where the payload of the next answer goes: room for [`PAYLOAD`] bytes.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.memory.base.wrapping_add(place(self.answered) + 64) as u64
+    }
+
     /// Gives an answer.
     pub fn answer(&mut self, code: u32, payload: &[u8]) {
+        self.memory.write(place(self.answered) + 64, payload);
+        self.answer_there(code, payload.len().min(PAYLOAD));
+    }
+
+    /// Gives an answer of so many bytes that are in their [room](Self::room) already.
+    pub fn answer_there(&mut self, code: u32, len: usize) {
         let at = place(self.answered);
         self.answered += 1;
-        self.memory.write(at + 8, &Answer { len: payload.len() as u32, code }.to_bytes());
-        self.memory.write(at + 64, payload);
+        self.memory.write(at + 8, &Answer { len: len as u32, code }.to_bytes());
         self.memory.long(at).store(self.answered, Ordering::Release);
         self.memory.wake(CLIENT_SLEEPS);
     }

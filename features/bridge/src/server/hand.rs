@@ -348,12 +348,13 @@ fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
             if stream.is_some_and(|stream| records(call, stream)) {
                 return Err(code::NOT_SUPPORTED.into());
             }
-            let mut bytes = vec![0; count as usize];
             if stream.is_none() {
                 call.pass();
             }
             let driver = call.session.driver();
-            let mut result = sys::with_bytes(driver, call.number, &words(sys::place_mut(&mut bytes)));
+            let mut bytes = if parts.lane.room.is_some() { Vec::new() } else { vec![0; count as usize] };
+            let to = parts.lane.room.unwrap_or_else(|| sys::place_mut(&mut bytes));
+            let mut result = sys::with_bytes(driver, call.number, &words(to));
             if let Some(stream) = stream {
                 // Copies to memory that is not the driver's have ended when they return; but not all drivers need say so.
                 call.pass();
@@ -362,7 +363,10 @@ fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
                 let waited = driver.named(name, &[Word::Is(stream)], &mut []);
                 result = if result == 0 { waited } else { result };
             }
-            put_bytes(parts.reply, &bytes);
+            match parts.lane.room {
+                Some(_) => parts.lane.there = Some(count as usize),
+                None => put_bytes(parts.reply, &bytes),
+            }
             Ok(result)
         }
         at if call.session.has(at, count) => {

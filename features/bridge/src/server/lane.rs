@@ -103,6 +103,14 @@ pub(super) trait Transport {
     fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError>;
     /// Sends an answer.
     fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError>;
+    /// Where the payload of the next answer may be written, to be answered [there](Self::answer_there).
+    fn room(&self) -> Option<u64> {
+        None
+    }
+    /// Sends an answer of so many bytes that are in their room.
+    fn answer_there(&mut self, code: u32, _len: usize) -> Result<(), SessionError> {
+        self.answer(code, &[])
+    }
 }
 
 /// A lane on a stream of bytes.
@@ -189,6 +197,15 @@ impl Transport for Ring {
         self.ring.answer(code, payload);
         Ok(())
     }
+
+    fn room(&self) -> Option<u64> {
+        Some(self.ring.room())
+    }
+
+    fn answer_there(&mut self, code: u32, len: usize) -> Result<(), SessionError> {
+        self.ring.answer_there(code, len);
+        Ok(())
+    }
 }
 
 /// The calls of a thread.
@@ -201,6 +218,10 @@ pub struct Lane {
     pub(super) image: Vec<u8>,
     /// Parameters of a launch; kept for the next.
     pub(super) memory: Vec<u64>,
+    /// Where the answer's payload may be written.
+    pub(super) room: Option<u64>,
+    /// How many bytes of it were written there.
+    pub(super) there: Option<usize>,
 }
 
 /// A call whose turn it is.
@@ -228,14 +249,18 @@ impl Lane {
     /// A lane of a session.
     #[must_use]
     pub fn new(session: Arc<Session>) -> Self {
-        Self { session, failed: 0, image: Vec::new(), memory: Vec::new() }
+        Self { session, failed: 0, image: Vec::new(), memory: Vec::new(), room: None, there: None }
     }
 
     fn run(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
         let (mut payload, mut reply) = (Vec::new(), Vec::new());
         while let Some(taken) = transport.receive(&mut payload)? {
+            self.room = transport.room();
             if let Some(code) = self.serve(taken, &payload, &mut reply)? {
-                transport.answer(code, &reply)?;
+                match self.there.take() {
+                    Some(len) => transport.answer_there(code, len)?,
+                    None => transport.answer(code, &reply)?,
+                }
             }
         }
         Ok(())
@@ -252,6 +277,7 @@ impl Lane {
         reply: &mut Vec<u8>,
     ) -> Result<Option<u32>, Malformed> {
         reply.clear();
+        self.there = None;
         let session = self.session.clone();
         session.turn.wait(header.ticket).map_err(|_| Malformed)?;
         let number = usize::from(header.call);
@@ -301,7 +327,12 @@ impl Lane {
                 None => pack::make(call.session, call.number, payload, reply)?,
             },
         };
-        if asks && self.failed != 0 { Ok(std::mem::take(&mut self.failed)) } else { Ok(result) }
+        if asks && self.failed != 0 {
+            self.there = None;
+            Ok(std::mem::take(&mut self.failed))
+        } else {
+            Ok(result)
+        }
     }
 
     /// Takes a part of an image.
