@@ -210,7 +210,8 @@ impl Client {
         self.ask_bulk(call, [payload, &[]], waits)
     }
 
-    /// Sends calls that wait for the device, some ahead of their answers; `take` gets each of those in order.
+    /// Sends calls that wait for the device, some ahead of their answers but for the first, which waits for what is before all of them; `take` gets each
+    /// answer in order.
     pub(crate) fn ask_many(
         self: &Arc<Self>,
         call: usize,
@@ -226,8 +227,8 @@ impl Client {
             Ok(())
         };
         self.with_lane(|lane| {
-            for payload in payloads {
-                if open == PLACES {
+            for (at, payload) in payloads.enumerate() {
+                if open == PLACES || at == 1 {
                     finish(lane, &mut result)?;
                     open -= 1;
                 }

@@ -328,7 +328,8 @@ fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> 
         at if call.session.has(at, count) => at,
         _ => return Err(code::INVALID_VALUE.into()),
     };
-    if stream.is_none() {
+    // Who waits for the answer may wait for the device.
+    if stream.is_none() || call.asks {
         call.pass();
     }
     let words: Vec<u64> = [to, from, count].into_iter().chain(stream).collect();

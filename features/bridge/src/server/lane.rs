@@ -229,6 +229,8 @@ pub(super) struct Call<'a> {
     pub(super) session: &'a Session,
     ticket: u64,
     passed: bool,
+    /// Is its answer waited for?
+    pub(super) asks: bool,
     /// The function's number.
     pub(super) number: usize,
     /// Where its bytes for the driver are, where they are not in its payload.
@@ -281,8 +283,9 @@ impl Lane {
         let session = self.session.clone();
         session.turn.wait(header.ticket).map_err(|_| Malformed)?;
         let number = usize::from(header.call);
-        let mut call = Call { session: &session, ticket: header.ticket, passed: false, number, bulk };
-        let result = self.make(&mut call, header.asks, payload, reply);
+        let mut call =
+            Call { session: &session, ticket: header.ticket, passed: false, asks: header.asks, number, bulk };
+        let result = self.make(&mut call, payload, reply);
         call.pass();
         let result = match result {
             Ok(code) => code,
@@ -301,13 +304,7 @@ impl Lane {
         Ok(None)
     }
 
-    fn make(
-        &mut self,
-        call: &mut Call<'_>,
-        asks: bool,
-        payload: &[u8],
-        reply: &mut Vec<u8>,
-    ) -> Result<u32, Refused> {
+    fn make(&mut self, call: &mut Call<'_>, payload: &[u8], reply: &mut Vec<u8>) -> Result<u32, Refused> {
         let mode = match FUNCTIONS.get(call.number) {
             Some(_) => MODES[call.number],
             None if (own::LAYOUT..=own::IMAGE).contains(&(call.number as u16)) => Mode::Hand,
@@ -317,7 +314,7 @@ impl Lane {
             call.pass();
         }
         // What was not waited for and failed is told here, in the place of what this call would have said.
-        if asks && self.failed != 0 && mode != Mode::Waits {
+        if call.asks && self.failed != 0 && mode != Mode::Waits {
             return Ok(std::mem::take(&mut self.failed));
         }
         let result = match mode {
@@ -327,7 +324,7 @@ impl Lane {
                 None => pack::make(call.session, call.number, payload, reply)?,
             },
         };
-        if asks && self.failed != 0 {
+        if call.asks && self.failed != 0 {
             self.there = None;
             Ok(std::mem::take(&mut self.failed))
         } else {
