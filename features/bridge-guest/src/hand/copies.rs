@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vm_bridge::wire::{CHUNK, code, put};
+use vm_bridge::wire::{CHUNK, put};
 
 use super::{is_device, is_shared, the_form};
 use crate::client::{Client, client};
@@ -56,13 +56,8 @@ fn to_host(number: usize, to: usize, from: usize, len: usize, stream: Option<usi
             None => client.ask(number, &payload, true).map(drop),
         };
     }
-    let part = |at: usize| CHUNK.min(len - at);
-    let mut done = 0;
-    client.ask_many(number, (0..len).step_by(CHUNK).map(|at| head(from + at, part(at), of, 0)), |reply| {
-        caller::write_bytes(to + done, reply.get(..part(done)).ok_or(code::UNAVAILABLE)?);
-        done += CHUNK;
-        Ok(())
-    })
+    let parts = caller::bytes_mut(to, len).chunks_mut(CHUNK).enumerate();
+    client.ask_many(number, parts.map(|(at, part)| (head(from + at * CHUNK, part.len(), of, 0), part)))
 }
 
 pub(crate) fn cuMemcpyHtoD_v2(number: usize, words: &[usize]) -> Result<(), u32> {

@@ -12,6 +12,7 @@ use vm_cuda_api::FUNCTIONS;
 use super::hand;
 use super::pack::{self, Refused};
 use super::session::{Session, SessionError};
+use super::sys::{Driver, Word};
 use crate::calls::{MODES, Mode};
 use crate::ring::{Far, Taken};
 use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own};
@@ -105,6 +106,10 @@ pub(super) trait Transport {
     fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError>;
     /// Where the payload of the next answer may be written, to be answered [there](Self::answer_there).
     fn room(&self) -> Option<u64> {
+        None
+    }
+    /// Where all rooms are, and how many bytes that is: memory that can be made known to the driver.
+    fn rooms(&self) -> Option<(u64, u64)> {
         None
     }
     /// Sends an answer of so many bytes that are in their room.
@@ -202,6 +207,10 @@ impl Transport for Ring {
         Some(self.ring.room())
     }
 
+    fn rooms(&self) -> Option<(u64, u64)> {
+        Some(self.ring.rooms())
+    }
+
     fn answer_there(&mut self, code: u32, len: usize) -> Result<(), SessionError> {
         self.ring.answer_there(code, len);
         Ok(())
@@ -222,6 +231,10 @@ pub struct Lane {
     pub(super) room: Option<u64>,
     /// How many bytes of it were written there.
     pub(super) there: Option<usize>,
+    /// Where all rooms are.
+    rooms: Option<(u64, u64)>,
+    /// Was it tried to make them known to the driver?
+    pinned: bool,
 }
 
 /// A call whose turn it is.
@@ -251,10 +264,29 @@ impl Lane {
     /// A lane of a session.
     #[must_use]
     pub fn new(session: Arc<Session>) -> Self {
-        Self { session, failed: 0, image: Vec::new(), memory: Vec::new(), room: None, there: None }
+        Self {
+            session,
+            failed: 0,
+            image: Vec::new(),
+            memory: Vec::new(),
+            room: None,
+            there: None,
+            rooms: None,
+            pinned: false,
+        }
     }
 
     fn run(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
+        self.rooms = transport.rooms();
+        let result = self.serve_all(transport);
+        if let (Some((at, _)), true) = (self.rooms, self.pinned) {
+            // With its context it has gone already.
+            let _ = self.session.driver().named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
+        }
+        result
+    }
+
+    fn serve_all(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
         let (mut payload, mut reply) = (Vec::new(), Vec::new());
         while let Some(taken) = transport.receive(&mut payload)? {
             self.room = transport.room();
@@ -329,6 +361,17 @@ impl Lane {
             Ok(std::mem::take(&mut self.failed))
         } else {
             Ok(result)
+        }
+    }
+
+    /// Makes the memory of answers known to the driver, once: copies to it are then not staged. Where that fails they are.
+    pub(super) fn pin(&mut self, driver: &Driver) {
+        const PORTABLE: u64 = 1;
+        if let (Some((at, len)), false) = (self.rooms, self.pinned) {
+            let words = [Word::Is(at), Word::Is(len), Word::Is(PORTABLE)];
+            let result = driver.named("cuMemHostRegister_v2", &words, &mut []);
+            tracing::debug!(result, "the memory of a lane's answers is registered");
+            self.pinned = true;
         }
     }
 
