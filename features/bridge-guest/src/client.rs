@@ -16,8 +16,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, se
 use vm_bridge::ring::{Near, PLACES};
 use vm_bridge::wire::{Answer, Header, VERSION, code, control};
 
-use crate::say;
 use crate::sys::fork;
+use crate::{counts, say};
 
 /// How long an answer is waited for, but that of a call that waits for the device: compilers may take minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -28,7 +28,7 @@ const BEGIN: Duration = Duration::from_secs(60);
 const DEFAULT: &str = "unix:/run/vm-bridge.sock";
 
 /// What an answer was, kept for the next time.
-type Kept = HashMap<Vec<u8>, Vec<u8>>;
+type Kept = HashMap<Vec<u8>, Arc<[u8]>>;
 
 /// Where a kernel's parameters are: offset and size of each.
 pub(crate) type Layout = Arc<[(usize, usize)]>;
@@ -82,6 +82,7 @@ pub(crate) fn client() -> Result<Arc<Client>, u32> {
 
 impl Client {
     fn connect(generation: u64) -> Result<Self, u32> {
+        counts::begin();
         let place = std::env::var("VM_BRIDGE").unwrap_or_else(|_| DEFAULT.to_owned());
         let failed = |error: io::Error| {
             say::once(&format!(
@@ -277,6 +278,7 @@ impl Lane {
         // Taken last: the calls of other threads wait for what has a ticket.
         let ticket = self.client.tickets.fetch_add(1, Ordering::SeqCst);
         let header = Header { len, call, asks, is_bulk, ticket };
+        counts::count(call, asks);
         match &mut self.way {
             Way::Ring(ring) => ring.send(header, parts, || self.client.is_gone()),
             Way::Stream { stream, buffer, .. } => {
