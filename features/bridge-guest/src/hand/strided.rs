@@ -47,14 +47,11 @@ fn copy(number: usize, form: Form, words: &[usize]) -> Result<(), u32> {
     parts(form, &copy, packed, stream.is_none(), &send)
 }
 
+/// Sends a structure, with bytes behind it, and waits for an answer or does not.
+type Send<'a> = dyn Fn(&[u64], &[u8], bool) -> Result<Vec<u8>, u32> + 'a;
+
 /// Copies part by part.
-fn parts(
-    form: Form,
-    copy: &[u64],
-    packed: [bool; 2],
-    is_sync: bool,
-    send: &dyn Fn(&[u64], &[u8], bool) -> Result<Vec<u8>, u32>,
-) -> Result<(), u32> {
+fn parts(form: Form, copy: &[u64], packed: [bool; 2], is_sync: bool, send: &Send<'_>) -> Result<(), u32> {
     if packed == [true, true] {
         return Err(code::NOT_SUPPORTED);
     }
