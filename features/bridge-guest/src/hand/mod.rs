@@ -9,6 +9,7 @@ mod launches;
 mod memory;
 mod modules;
 mod names;
+mod objects;
 mod pointers;
 mod strided;
 
@@ -20,11 +21,15 @@ pub(crate) use launches::*;
 pub(crate) use memory::*;
 pub(crate) use modules::*;
 pub(crate) use names::*;
+pub(crate) use objects::*;
 pub(crate) use pointers::*;
 pub(crate) use strided::*;
 
 use vm_bridge::wire::code;
 use vm_cuda_api::{FUNCTIONS, names::is_per_thread, number};
+
+use callbacks::begin_calls;
+use modules::{file, pack_options};
 
 /// The number of a function.
 fn the(name: &str) -> Result<usize, u32> {

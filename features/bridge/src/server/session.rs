@@ -44,6 +44,8 @@ pub struct Session {
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
     callbacks: callbacks::Shared,
+    /// What the driver reads as long as a linker is there.
+    kept: Mutex<BTreeMap<u64, Vec<u64>>>,
     pub(super) turn: Turn,
 }
 
@@ -63,6 +65,7 @@ impl Session {
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
+            kept: Mutex::default(),
             turn: Turn::default(),
         }
     }
@@ -92,6 +95,11 @@ impl Session {
 
     pub(super) fn callbacks(&self) -> callbacks::Shared {
         self.callbacks.clone()
+    }
+
+    /// Keeps what the driver reads as long as a linker is there; the next one at its place replaces it.
+    pub(super) fn keep(&self, link: u64, memory: Vec<u64>) {
+        locked(&self.kept).insert(link, memory);
     }
 
     /// A lane more, unless there are too many.

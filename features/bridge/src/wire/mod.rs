@@ -54,6 +54,8 @@ pub mod own {
     pub const LAYOUT: u16 = 0x8000;
     /// A part of an image, which the next load takes.
     pub const IMAGE: u16 = 0x8001;
+    /// A part of what the linker made: where it begins, and how long it is.
+    pub const LINKED: u16 = 0x8002;
 }
 
 /// What is before a request.
