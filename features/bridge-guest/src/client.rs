@@ -41,6 +41,8 @@ pub(crate) struct Client {
     /// `cuInit` has succeeded.
     pub(crate) ready: AtomicBool,
     generation: u64,
+    /// `CUDA_LAUNCH_BLOCKING` is set: an error is told by the call that made it.
+    is_blocking: bool,
     pub(crate) kept: Mutex<Kept>,
     /// What was set last of functions, by the call and its other arguments.
     pub(crate) set: Mutex<HashMap<(usize, Vec<usize>), usize>>,
@@ -99,6 +101,7 @@ impl Client {
             gone: AtomicBool::new(false),
             ready: AtomicBool::new(false),
             generation,
+            is_blocking: std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value == "1"),
             kept: Mutex::default(),
             set: Mutex::default(),
             layouts: Mutex::default(),
@@ -106,7 +109,7 @@ impl Client {
             windows: Mutex::default(),
             calls: Mutex::default(),
         };
-        match client.order([control::HELLO, VERSION.into(), 0], None) {
+        match client.order([control::HELLO, VERSION.into(), 0], None).and_then(|()| client.send_variables()) {
             Ok(()) => Ok(client),
             Err(code) => {
                 say::once(&format!("the server at {place} is of another version, or ended: {code}"));
@@ -115,11 +118,27 @@ impl Client {
         }
     }
 
+    /// Sends what of the environment the driver reads when it starts.
+    fn send_variables(&self) -> Result<(), u32> {
+        for (at, name) in control::VARIABLES.iter().enumerate() {
+            let value = std::env::var(name).ok().filter(|value| value.len() <= control::VALUE);
+            if let Some(value) = value {
+                self.exchange([control::VARIABLE, at as u64, value.len() as u64], value.as_bytes(), None)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Says something over the connection itself.
     pub(crate) fn order(&self, words: [u64; 3], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
+        self.exchange(words, &[], file)
+    }
+
+    fn exchange(&self, words: [u64; 3], more: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
         let mut control = locked(&self.control);
         let exchange = || -> io::Result<u64> {
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            bytes.extend_from_slice(more);
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
             let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
@@ -181,8 +200,11 @@ impl Client {
         }
     }
 
-    /// Sends a call, and goes on.
+    /// Sends a call, and goes on, unless the program wants each call to have ended when it returns.
     pub(crate) fn post(self: &Arc<Self>, call: usize, payload: &[u8]) -> Result<(), u32> {
+        if self.is_blocking {
+            return self.ask(call, payload, true).map(drop);
+        }
         self.with_lane(|lane| lane.send(call as u16, false, [payload, &[]]))
     }
 

@@ -297,3 +297,17 @@ pub(super) fn bytes(at: u64, len: usize) -> Vec<u8> {
     // SAFETY: the driver has said that there are as many, until their linker ends.
     unsafe { std::slice::from_raw_parts(at as *const u8, len) }.to_vec()
 }
+
+/// Sets a variable for the driver to read, unless who started the server has set it.
+pub(super) fn set_variable(name: &str, value: &[u8]) -> Result<(), u32> {
+    let value = std::str::from_utf8(value).map_err(|_| code::INVALID_VALUE)?;
+    if value.contains('\0') {
+        return Err(code::INVALID_VALUE);
+    }
+    if std::env::var_os(name).is_none() {
+        // SAFETY: a program sends it first, before it has lanes: no other thread reads the environment then. One that does otherwise harms its own
+        // worker alone.
+        unsafe { std::env::set_var(name, value) };
+    }
+    Ok(())
+}
