@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, IoSlice, Read};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,7 +35,8 @@ pub(crate) type Layout = Arc<[(usize, usize)]>;
 
 /// The session.
 pub(crate) struct Client {
-    control: Mutex<UnixStream>,
+    /// Never closed: a child closes its copy when it is forked, and the process's end closes it else.
+    control: Mutex<ManuallyDrop<UnixStream>>,
     tickets: AtomicU64,
     gone: AtomicBool,
     /// `cuInit` has succeeded.
@@ -95,8 +96,9 @@ impl Client {
         let path = place.strip_prefix("unix:").ok_or_else(|| failed(io::ErrorKind::Unsupported.into()))?;
         let stream = UnixStream::connect(path).map_err(failed)?;
         stream.set_read_timeout(Some(BEGIN)).map_err(failed)?;
+        fork::close_in_children(stream.as_raw_fd());
         let client = Self {
-            control: Mutex::new(stream),
+            control: Mutex::new(ManuallyDrop::new(stream)),
             tickets: AtomicU64::new(0),
             gone: AtomicBool::new(false),
             ready: AtomicBool::new(false),
@@ -173,7 +175,7 @@ impl Client {
     /// Has the server closed the connection?
     fn is_gone(&self) -> bool {
         let Ok(control) = self.control.try_lock() else { return self.gone.load(Ordering::Relaxed) };
-        let mut fds = [PollFd::new(&*control, PollFlags::RDHUP)];
+        let mut fds = [PollFd::new(&**control, PollFlags::RDHUP)];
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
@@ -270,7 +272,16 @@ impl Client {
 /// A thread's lane.
 struct Lane {
     client: Arc<Client>,
-    way: Way,
+    way: ManuallyDrop<Way>,
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // In a child it is still the parent's, whose it would end.
+        if fork::generation() == self.client.generation {
+            fork::end(&mut self.way);
+        }
+    }
 }
 
 /// How its calls go.
@@ -291,7 +302,7 @@ impl Lane {
             client.order([control::RING, 0, 0], Some(file.as_fd()))?;
             Way::Ring(ring)
         };
-        Ok(Self { client: client.clone(), way })
+        Ok(Self { client: client.clone(), way: ManuallyDrop::new(way) })
     }
 
     fn send(&mut self, call: u16, asks: bool, parts: [&[u8]; 2]) -> io::Result<()> {
@@ -301,7 +312,7 @@ impl Lane {
         let ticket = self.client.tickets.fetch_add(1, Ordering::SeqCst);
         let header = Header { len, call, asks, is_bulk, ticket };
         counts::count(call, asks);
-        match &mut self.way {
+        match &mut *self.way {
             Way::Ring(ring) => ring.send(header, parts, || self.client.is_gone()),
             Way::Stream { stream, buffer, .. } => {
                 buffer.clear();
@@ -324,7 +335,7 @@ impl Lane {
     fn receive(&mut self, reply: &mut Vec<u8>, waits: bool) -> io::Result<u32> {
         // What waits for the device waits as long as that takes; a server that ends ends it.
         let timeout = if waits { None } else { Some(PATIENCE) };
-        match &mut self.way {
+        match &mut *self.way {
             Way::Ring(ring) => ring.receive(reply, timeout, || self.client.is_gone()),
             Way::Stream { stream, is_patient, .. } => {
                 if waits != *is_patient {
@@ -343,7 +354,7 @@ impl Lane {
 
     /// The answer of a call that waits for the device, with its payload in `to`.
     fn receive_in(&mut self, to: &mut [u8]) -> io::Result<u32> {
-        if let Way::Ring(ring) = &mut self.way {
+        if let Way::Ring(ring) = &mut *self.way {
             return ring.receive_in(to, None, || self.client.is_gone());
         }
         let mut reply = Vec::new();
