@@ -220,6 +220,7 @@ fn shown_memory(memory: &Accounts) -> String {
         (memory.pools, "in pools"),
         (memory.paused, "paused"),
         (memory.promised, "promised"),
+        (memory.reserved, "of the host's, reserved for pauses"),
     ] {
         text += &format!("{:>12} {what}\n", bytes(count));
     }

@@ -181,6 +181,7 @@ pub(crate) fn leave(context: Context) {
     let current = SYNCHRONIZED.0.lock().unwrap_or_else(PoisonError::into_inner);
     let is_inside = |current: &mut Option<Context>| *current == Some(context);
     drop(SYNCHRONIZED.1.wait_timeout_while(current, Duration::from_secs(10), is_inside));
+    sys::reserve::leave(context);
 }
 
 /// Lets the program go on. What its memory had is returned, to be freed.
@@ -188,7 +189,8 @@ pub(crate) fn resume() -> Result<(Changed, Vec<Saved>), String> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let _control = take(deadline).ok_or("another pause or resume runs: try again")?;
     let _changing = Changing::new();
-    let (report, saved) = with(Manager::resume).map_err(|error| error.to_string())?;
+    let (report, mut saved) = with(Manager::resume).map_err(|error| error.to_string())?;
+    saved.iter_mut().for_each(Saved::give_back);
     gate::open();
     Ok((changed(report), saved))
 }
@@ -199,6 +201,7 @@ pub(crate) fn finish() {
     let control = take(Instant::now() + Duration::from_secs(60));
     gate::end();
     drop(control);
+    sys::reserve::end();
 }
 
 fn take(deadline: Instant) -> Option<MutexGuard<'static, Left>> {

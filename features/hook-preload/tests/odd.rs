@@ -57,7 +57,10 @@ fn odd_programs_find_the_same() {
         &[("LD_LIBRARY_PATH", "")],
     );
     check("has a plugin", "seen: 1\n", &[]);
-    check("ends contexts", "reset: 0\ndestroyed: 0\n", &[("VMM_QUOTA", "66M")]);
+    for reserve in ["", "8M", "1G"] {
+        let environment = [("VMM_QUOTA", "66M"), ("VMM_RESERVE", reserve)];
+        check("ends contexts", "reset: 0\ndestroyed: 0\n", &environment);
+    }
     assert_eq!(
         run("has a quota", true, &[("VMM_QUOTA", "4M")]),
         "managed: 0\ncuMemAllocPitch_v2: 2\npitched: 0\ncuMemAlloc_v2: 2\nall: 4\n"

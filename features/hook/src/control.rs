@@ -113,6 +113,9 @@ pub struct Accounts {
     pub pools: u64,
     /// What a pause gave back.
     pub paused: u64,
+    /// Page-locked memory of the host that is kept for pauses.
+    #[serde(default)]
+    pub reserved: u64,
     /// What was allocated and gets memory once it is used.
     pub promised: u64,
     /// So much of `virtual` stays where it is, also in a pause.

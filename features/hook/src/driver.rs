@@ -90,11 +90,16 @@ pub trait Driver {
     /// # Errors
     /// [`OUT_OF_MEMORY`] where the host has too little; the driver's.
     fn save(&self, context: Context, ranges: &[Range]) -> Result<Self::Saved>;
-    /// Copies it back to ranges, each from its offset in the host memory on.
+    /// Copies it back to ranges, each from its offset in the host memory on. A range is mapped when it is asked for, ahead of the copies.
     ///
     /// # Errors
-    /// The driver's.
-    fn restore(&self, context: Context, saved: &Self::Saved, ranges: &[(u64, Range)]) -> Result<()>;
+    /// What a range could not be mapped for: no more are asked for; the driver's. Behind an error no copy runs on.
+    fn restore(
+        &self,
+        context: Context,
+        saved: &Self::Saved,
+        ranges: impl Iterator<Item = Result<(u64, Range)>>,
+    ) -> Result<()>;
     /// Makes a range zero.
     ///
     /// # Errors

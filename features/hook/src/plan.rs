@@ -8,6 +8,15 @@ pub const BREAK_EVEN: u64 = 256 << 20;
 /// What must be free beside an allocation that puts some of it off.
 pub const SPARE: u64 = 64 << 20;
 
+/// The least that memory is mapped again in: few calls, of which the first is soon done.
+pub const PART: u64 = 256 << 20;
+
+/// How much memory is mapped again at once, behind so much that is. Mapping is several times as fast as the copies that follow it, so these never wait
+/// for parts that are always twice as large, and even a large allocation has few.
+pub fn part(mapped: u64) -> u64 {
+    mapped.max(PART)
+}
+
 /// How an allocation is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {

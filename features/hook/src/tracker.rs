@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::driver::{Context, Device, GRANULE, Handle};
+use crate::plan;
 
 /// Physical memory that is mapped as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,8 +18,8 @@ pub struct Piece {
     pub of_host: bool,
 }
 
-/// A piece whose memory was given back while the program is paused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What has no memory while the program is paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Away {
     /// Where it begins, from the allocation's beginning on.
     pub offset: u64,
@@ -78,6 +79,38 @@ impl Allocation {
     /// How much physical memory it has.
     pub fn backed(&self) -> u64 {
         self.reserved() - self.missing - self.paused()
+    }
+
+    /// A piece has lost its memory: one with what lies before it, if their contents do, too.
+    pub fn put_away(&mut self, next: Away) {
+        match self.away.last_mut() {
+            Some(last)
+                if last.left.is_none()
+                    && last.offset + last.bytes == next.offset
+                    && last.saved.map(|saved| saved + last.bytes) == next.saved =>
+            {
+                last.bytes += next.bytes;
+            }
+            _ => self.away.push(next),
+        }
+    }
+
+    /// Cuts what has no memory into the parts that it gets it in, behind so much of others.
+    pub fn cut(&mut self, mapped: &mut u64) {
+        for mut away in std::mem::take(&mut self.away) {
+            loop {
+                let bytes =
+                    if away.left.is_some() { away.bytes } else { away.bytes.min(plan::part(*mapped)) };
+                *mapped += bytes;
+                self.away.push(Away { bytes, ..away });
+                if bytes == away.bytes {
+                    break;
+                }
+                away.offset += bytes;
+                away.bytes -= bytes;
+                away.saved = away.saved.map(|saved| saved + bytes);
+            }
+        }
     }
 
     /// How much of it has no memory as the program is paused.

@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use super::copies::{Copy, Form};
 use super::find;
 use super::real::{NOT_FOUND, Real, THREAD_STREAMS, call, done, found, synchronize};
+use super::reserve;
 use crate::hook::{self, before, is_on, with};
 use crate::{control, pause, sharing, stacks};
 use vm_hook::driver::{Failure, INVALID_VALUE, OUT_OF_MEMORY, Result};

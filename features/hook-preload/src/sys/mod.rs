@@ -4,7 +4,9 @@
 mod copies;
 mod entry;
 mod find;
+mod plain;
 mod real;
+pub(crate) mod reserve;
 mod stack;
 mod staging;
 mod threads;

@@ -407,8 +407,13 @@ impl Driver for Real {
         within(context, || staging::save(context, ranges))
     }
 
-    fn restore(&self, context: Context, saved: &Saved, ranges: &[(u64, Range)]) -> Result<()> {
-        within(context, || staging::restore(saved, ranges))
+    fn restore(
+        &self,
+        context: Context,
+        saved: &Saved,
+        ranges: impl Iterator<Item = Result<(u64, Range)>>,
+    ) -> Result<()> {
+        staging::restore(context, saved, ranges)
     }
 
     fn clear(&self, context: Context, range: Range) -> Result<()> {

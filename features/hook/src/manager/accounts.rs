@@ -39,6 +39,7 @@ impl<D: Driver> Manager<D> {
             native: self.native_bytes(false),
             managed: self.native_bytes(true),
             pools: 0,
+            reserved: 0,
             paused: all().map(|of| of.paused()).sum(),
             promised: self.promised(),
             pinned: all().filter(|of| of.is_pinned).map(|of| of.backed()).sum(),

@@ -25,12 +25,21 @@ fn join(device: c_int) {
     });
 }
 
+/// A context is there, which can make what is reserved for pauses.
+fn reserve(context: u64) {
+    if is_on() {
+        reserve::start(context);
+    }
+}
+
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> u32 {
     let _pass = hook::enter(false);
     let result = real!(c"cuDevicePrimaryCtxRetain" (*mut u64, c_int) (context, device));
     if result == 0 {
         join(device);
+        // SAFETY: the driver has written it.
+        reserve(unsafe { *context });
     }
     result
 }
@@ -53,6 +62,7 @@ macro_rules! makes {
                 });
                 if let Some((_, device)) = made {
                     join(device);
+                    reserve(context);
                 }
             }
             result
@@ -77,6 +87,7 @@ fn gone(context: u64) {
         }
     });
     sharing::end_context(context);
+    reserve::end_context(context);
 }
 
 /// Ends a context, which takes its memory with it; what the driver refuses to end keeps it.
@@ -128,6 +139,8 @@ macro_rules! primary {
                 && (result == 0 && $resets || !with(|manager| manager.driver().has_primary(device)))
             {
                 gone(context);
+            } else {
+                context.into_iter().for_each(reserve);
             }
             result
         }
