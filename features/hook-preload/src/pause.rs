@@ -22,8 +22,9 @@ use crate::sys::{self, Saved};
 /// The first moment that calls are kept out for.
 const FIRST: Duration = Duration::from_millis(20);
 /// The longest: longer work is paused only where it ends in time by chance.
-const LONGEST: Duration = Duration::from_secs(30);
-/// How long they may run in between.
+const LONGEST: Duration = Duration::from_secs(10);
+/// How long they may run in between. Behind the longest moments it is as long as these: a program that can't be paused would otherwise stand still until
+/// the timeout, which may be a day.
 const BETWEEN: Duration = Duration::from_millis(5);
 
 /// What an attempt to wait for work left: a thread that still waits.
@@ -85,7 +86,11 @@ pub(crate) fn pause(time: Duration, is_wanted: impl Fn() -> bool) -> Result<Chan
             }
             Err(Not::Busy(_)) if !is_wanted() => return Err("who asked is gone".into()),
             Err(Not::Busy(_)) => {
-                std::thread::sleep(BETWEEN);
+                let next = Instant::now() + if moment == LONGEST { LONGEST } else { BETWEEN };
+                let may_wait = || is_wanted() && !ENDING.load(Ordering::Acquire);
+                while Instant::now() < next.min(deadline) && may_wait() {
+                    std::thread::sleep(BETWEEN);
+                }
                 let left = deadline.saturating_duration_since(Instant::now());
                 moment = (moment * 2).min(LONGEST).min(left.max(FIRST));
             }

@@ -8,13 +8,13 @@ pub const BREAK_EVEN: u64 = 256 << 20;
 /// What must be free beside an allocation that puts some of it off.
 pub const SPARE: u64 = 64 << 20;
 
-/// The least that memory is mapped again in: few calls, of which the first is soon done.
-pub const PART: u64 = 256 << 20;
+/// The least and the most that memory is mapped again in: the first part is soon done, and none keeps other calls of the driver waiting for long.
+const PART: (u64, u64) = (256 << 20, 1 << 30);
 
-/// How much memory is mapped again at once, behind so much that is. Mapping is several times as fast as the copies that follow it, so these never wait
-/// for parts that are always twice as large, and even a large allocation has few.
+/// How much memory is mapped again at once, behind so much that is. Mapping is several times as fast as the copies that follow it, so these do not
+/// wait for parts that grow.
 pub fn part(mapped: u64) -> u64 {
-    mapped.max(PART)
+    mapped.clamp(PART.0, PART.1)
 }
 
 /// How an allocation is made.

@@ -81,20 +81,6 @@ impl Allocation {
         self.reserved() - self.missing - self.paused()
     }
 
-    /// A piece has lost its memory: one with what lies before it, if their contents do, too.
-    pub fn put_away(&mut self, next: Away) {
-        match self.away.last_mut() {
-            Some(last)
-                if last.left.is_none()
-                    && last.offset + last.bytes == next.offset
-                    && last.saved.map(|saved| saved + last.bytes) == next.saved =>
-            {
-                last.bytes += next.bytes;
-            }
-            _ => self.away.push(next),
-        }
-    }
-
     /// Cuts what has no memory into the parts that it gets it in, behind so much of others.
     pub fn cut(&mut self, mapped: &mut u64) {
         for mut away in std::mem::take(&mut self.away) {

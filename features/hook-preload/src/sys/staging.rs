@@ -23,7 +23,8 @@ const BUFFERS: usize = 32;
 const THREADS: usize = 16;
 /// What the device copies at once without a buffer: enough for its full speed, and little for a buffer that waits behind it.
 const STRAIGHT: u64 = 8 << 20;
-/// How many such copies it is given ahead.
+/// How many such copies it is given ahead where some go through buffers. Otherwise it is as many as it has events: they last for the milliseconds
+/// that the driver may keep other calls waiting in which it maps memory.
 const AHEAD: usize = 4;
 
 /// `CUDA_ERROR_UNKNOWN`.
@@ -124,6 +125,8 @@ fn cut(places: &[Place], mut offset: u64, range: Range) -> Result<Vec<Chunk>> {
 /// How far a copy is. What goes through the ring has its turns: chunk `n` that of the buffer with the rest of `n`.
 struct Progress {
     way: Way,
+    /// The most copies without a buffer that the device has.
+    straight: usize,
     state: Mutex<State>,
     /// For the threads.
     allowed: Condvar,
@@ -155,8 +158,9 @@ enum Step {
 }
 
 impl Progress {
-    fn new(way: Way) -> Self {
-        Self { way, state: Mutex::default(), allowed: Condvar::new(), changed: Condvar::new() }
+    fn new(way: Way, saved: &Saved) -> Self {
+        let straight = if saved.plain.is_some() { AHEAD } else { BUFFERS };
+        Self { way, straight, state: Mutex::default(), allowed: Condvar::new(), changed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -222,7 +226,7 @@ impl Progress {
                 return Step::End;
             } else if let Some((chunk, _)) = state.staged.get(given).filter(|_| is_ready && ahead < BUFFERS) {
                 return Step::Staged(*chunk);
-            } else if ahead < AHEAD
+            } else if ahead < self.straight
                 && let Some(chunk) = state.straight.pop_front()
             {
                 return Step::Straight(chunk);
@@ -395,7 +399,7 @@ fn transfer(progress: &Progress, ring: &Ring) -> Result<()> {
 /// Copies what is at ranges of the current context to the host, one behind the other.
 pub(super) fn save(context: Context, ranges: &[Range]) -> Result<Saved> {
     let mut saved = Saved::new(ranges.iter().map(|range| range.bytes).sum(), context)?;
-    let (progress, mut offset) = (Progress::new(Way::ToHost), 0);
+    let (progress, mut offset) = (Progress::new(Way::ToHost, &saved), 0);
     for range in ranges {
         progress.push(cut(&saved.places, offset, *range)?);
         offset += range.bytes;
@@ -413,7 +417,7 @@ pub(super) fn restore(
     saved: &Saved,
     mut ranges: impl Iterator<Item = Result<(u64, Range)>>,
 ) -> Result<()> {
-    let progress = &Progress::new(Way::ToDevice);
+    let progress = &Progress::new(Way::ToDevice, saved);
     let copy = || {
         let _over = Over(progress);
         let kept = saved.ring.lock().unwrap_or_else(PoisonError::into_inner).take();

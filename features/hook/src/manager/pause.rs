@@ -129,7 +129,11 @@ impl<D: Driver> Manager<D> {
                 }
                 // Its memory is lost to all where this fails, and the program has none there either way.
                 let _ = driver.release(piece.handle);
-                of.put_away(Away { offset: piece.offset, bytes: piece.bytes, saved, left: None });
+                match of.away.last_mut() {
+                    // One piece with the one before it, as its contents are.
+                    Some(last) if last.offset + last.bytes == piece.offset => last.bytes += piece.bytes,
+                    _ => of.away.push(Away { offset: piece.offset, bytes: piece.bytes, saved, left: None }),
+                }
             }
             of.pieces = stays;
         }
