@@ -3,7 +3,7 @@
 //! A thread makes it in parts, between which calls that need the driver's lock pass. Each is memory of the process's own that a context has
 //! registered for all. The registration ends with the context, and the part is given up then; the memory is there as long as anybody copies.
 
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::mem::transmute;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -122,6 +122,11 @@ impl State {
 }
 
 fn fill(wanted: u64) {
+    /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+    const RELAXED: c_int = 2;
+    // What this thread calls ends no capture of the program's.
+    let mut mode = RELAXED;
+    let _ = call!(c"cuThreadExchangeStreamCaptureMode" (*mut c_int) (&mut mode));
     let mut state = lock();
     while let Some(context) = state.maker.filter(|_| !state.is_over) {
         let missing = wanted.saturating_sub(bytes()).min(PART).next_multiple_of(LARGE as u64);
