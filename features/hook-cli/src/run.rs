@@ -15,7 +15,7 @@ pub(crate) struct Run {
     /// Device memory that the process may have, as in 24G
     #[arg(long, value_parser = units::parsed)]
     quota: Option<u64>,
-    /// Page-locked host memory to keep for pauses, as in 16G: what fits is copied several times as fast
+    /// Page-locked host memory to keep for pauses, as in 16G: devices copy what fits straight there
     #[arg(long, value_parser = units::parsed)]
     reserve: Option<u64>,
     /// Call the driver's own functions, and only write the log
