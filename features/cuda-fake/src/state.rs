@@ -3,6 +3,7 @@
 //! One lock keeps every check true until the access it was made for. Whatever changes what a wait looks at wakes all waits.
 
 use crate::{
+    array::Array,
     config::{Config, DEVICES},
     context::Context,
     error::{Error, Result},
@@ -64,6 +65,7 @@ pub(crate) struct State {
     pub(crate) graphs: BTreeMap<u64, Graph>,
     pub(crate) execs: BTreeMap<u64, Graph>,
     pub(crate) pools: BTreeMap<u64, Pool>,
+    pub(crate) arrays: BTreeMap<u64, Array>,
     ids: u64,
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt::socket_peercred};
 use vm_hook::client;
-use vm_hook::control::{self, Accounts, Answer, Changed, Request, State, Status};
+use vm_hook::control::{self, Answer, Changed, Request, State, Status};
 use vm_hook::log::{self, Level, Value};
 use vm_hook::options::{Mode, Options};
 
@@ -215,8 +215,7 @@ fn timed(f: impl FnOnce() -> Result<Changed, String>) -> Result<Changed, String>
 fn status(largest: usize, stacks: bool) -> Status {
     let seen = hook::look(|manager| {
         let state = if manager.is_paused() { State::Paused } else { State::Running };
-        let memory = Accounts { pools: sys::pools(), ..manager.accounts(largest) };
-        (state, memory, stacks.then(|| manager.holders()))
+        (state, manager.accounts(largest), stacks.then(|| manager.holders()))
     });
     if stacks {
         crate::stacks::record();
