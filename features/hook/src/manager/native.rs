@@ -268,27 +268,32 @@ impl<D: Driver> Manager<D> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
-    use crate::driver::{Device, Handle, Place, Range};
+    use crate::driver::{Device, GRANULE, Handle, Place, Range};
 
     /// Pools that hold so much, and so much once they are trimmed.
     struct Pools {
         held: u64,
         trimmed: u64,
+        /// What the last address or handle was.
+        last: Cell<u64>,
     }
 
     impl Driver for Pools {
         type Copy = ();
         type Saved = ();
 
-        fn reserve(&self, _: u64) -> Result<u64> {
-            Err(OUT_OF_MEMORY)
+        fn reserve(&self, bytes: u64) -> Result<u64> {
+            self.last.set(self.last.get() + bytes);
+            Ok(self.last.get())
         }
         fn unreserve(&self, _: u64, _: u64) -> Result<()> {
             Ok(())
         }
-        fn create(&self, _: Place, _: u64) -> Result<Handle> {
-            Err(OUT_OF_MEMORY)
+        fn create(&self, _: Place, bytes: u64) -> Result<Handle> {
+            self.reserve(bytes)
         }
         fn release(&self, _: Handle) -> Result<()> {
             Ok(())
@@ -326,7 +331,7 @@ mod tests {
     }
 
     fn manager(held: u64, trimmed: u64) -> Manager<Pools> {
-        Manager::new(Pools { held, trimmed }, Some(100))
+        Manager::new(Pools { held, trimmed, last: Cell::new(0) }, Some(100))
     }
 
     #[test]
@@ -388,5 +393,13 @@ mod tests {
         assert_eq!(manager.used().0, 20);
         manager.end_context(first, manager.mark()).expect("an end");
         assert_eq!(manager.used().0, 0);
+        // And of virtual memory.
+        manager.quota = None;
+        let own = |manager: &mut Manager<Pools>| {
+            manager.allocate(first, 0, GRANULE).expect("memory").expect("virtual")
+        };
+        let (_, mark, second) = (own(&mut manager), manager.mark(), own(&mut manager));
+        manager.end_context(first, mark).expect("an end");
+        assert_eq!(manager.tracker().all().map(|of| of.address).collect::<Vec<_>>(), [second]);
     }
 }
