@@ -41,6 +41,15 @@ impl State {
         self.devices[pool.device].used += kept;
     }
 
+    /// Gives all back to a device that its pools keep.
+    pub(crate) fn trim_all(&mut self, device: usize) {
+        let pools = self.pools.iter().filter(|(_, pool)| pool.device == device);
+        let pools: Vec<u64> = pools.map(|(id, _)| *id).collect();
+        for pool in pools {
+            self.give_up(pool, u64::MAX);
+        }
+    }
+
     /// Gives so much at most of what a pool keeps back to its device: how much it was.
     fn give_up(&mut self, id: u64, len: u64) -> u64 {
         let Some(pool) = self.pools.get_mut(&id) else { return 0 };

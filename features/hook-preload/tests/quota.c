@@ -126,13 +126,13 @@ int main(int count, char **arguments) {
         {"in order", in_order, frees_in_order},
         {"in the thread's order", in_thread_order, frees},
         {"of a pool", of_pool, ends_pool},
+        /* The pool keeps the device's memory from here on, until another needs it. */
+        {"kept", kept, frees_in_order},
         {"physical", physical, releases},
         {"mapped", mapped, unmaps},
         {"array", flat, ends_array},
         {"layers", layers, ends_array},
         {"mipmaps", mipmaps, ends_mipmaps},
-        /* The pool keeps the device's memory from here on. */
-        {"kept", kept, frees_in_order},
     };
     memory of[MOST];
     begin();
