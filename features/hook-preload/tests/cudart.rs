@@ -1,7 +1,8 @@
 //! Programs of the CUDA runtimes of versions 11 to 13, linked with the shared and the static library: with the hook they find what they find without.
 //!
-//! A runtime asks the driver for functions by name, as programs do, and then for tables of its own of NVIDIA's, by `cuGetExportTable`, without which
-//! it has no devices. The fake driver has none of these: before it, only what comes first is looked at. The rest needs NVIDIA's driver.
+//! A runtime asks the driver for functions by name, as programs do, and then by `cuGetExportTable` for tables that NVIDIA does not document; one of them
+//! is for the runtime to make sure that the driver is NVIDIA's. The fake driver has none: before it, only what comes first is looked at, and the rest needs
+//! NVIDIA's driver.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -106,8 +107,8 @@ fn runtimes_find_the_same() {
     }
     if !was_real {
         println!(
-            "skipped: no runtime has devices without NVIDIA's driver: cuGetExportTable(6bd5fb6c-5bf4-e74a-8987-d93912fd9df9) \
-             fails before others do"
+            "skipped: no runtime has devices without NVIDIA's driver: cuGetExportTable fails for 6bd5fb6c-5bf4-e74a-8987-d93912fd9df9, \
+             and would for d4082055-bde6-704b-8d34-ba123c66e1f2, by which runtimes make sure that it is NVIDIA's"
         );
     }
 }

@@ -1,5 +1,6 @@
 /* A program that fills a device of 32 MiB, in the way that its argument says, and tells how far it comes. With the hook and a quota of as much on a
  * larger device it finds the same. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -115,29 +116,43 @@ static int mipmaps(memory *of) {
 }
 static void ends_mipmaps(memory of) { CALL("cuMipmappedArrayDestroy", (ptr), of.name); }
 
+static const struct {
+    const char *name;
+    int (*allocate)(memory *);
+    void (*end)(memory);
+} ways[] = {
+    {"device", of_device, frees},
+    {"freed in order", of_device, frees_in_order},
+    {"in order", in_order, frees_in_order},
+    {"in the thread's order", in_thread_order, frees},
+    {"of a pool", of_pool, ends_pool},
+    /* The pool keeps the device's memory from here on, until another needs it. */
+    {"kept", kept, frees_in_order},
+    {"physical", physical, releases},
+    {"mapped", mapped, unmaps},
+    {"array", flat, ends_array},
+    {"layers", layers, ends_array},
+    {"mipmaps", mipmaps, ends_mipmaps},
+};
+enum { WAYS = sizeof ways / sizeof *ways };
+
+/* Threads get what others freed. */
+static void *works(void *argument) {
+    CALL("cuCtxSetCurrent", (void *), context);
+    for (size_t turn = 0; turn < 200; turn++) {
+        size_t way = (turn + (size_t)argument) % WAYS;
+        memory of;
+        /* There is one pool for all. */
+        if (ways[way].end != ends_pool && !ways[way].allocate(&of)) ways[way].end(of);
+    }
+    return NULL;
+}
+
 int main(int count, char **arguments) {
-    static const struct {
-        const char *name;
-        int (*allocate)(memory *);
-        void (*end)(memory);
-    } ways[] = {
-        {"device", of_device, frees},
-        {"freed in order", of_device, frees_in_order},
-        {"in order", in_order, frees_in_order},
-        {"in the thread's order", in_thread_order, frees},
-        {"of a pool", of_pool, ends_pool},
-        /* The pool keeps the device's memory from here on, until another needs it. */
-        {"kept", kept, frees_in_order},
-        {"physical", physical, releases},
-        {"mapped", mapped, unmaps},
-        {"array", flat, ends_array},
-        {"layers", layers, ends_array},
-        {"mipmaps", mipmaps, ends_mipmaps},
-    };
     memory of[MOST];
     begin();
     CALL("cuStreamCreate", (void **, unsigned), &stream, 0);
-    for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
+    for (size_t way = 0; way < WAYS; way++) {
         if (count > 1 && strcmp(arguments[1], ways[way].name)) continue;
         for (int turn = 0; turn < 2; turn++) {
             int made = 0, code = 0;
@@ -147,5 +162,11 @@ int main(int count, char **arguments) {
             printf(", freed %zu\n", left());
         }
     }
+    pthread_t threads[4];
+    for (size_t at = 0; at < 4; at++) pthread_create(&threads[at], NULL, works, (void *)at);
+    for (size_t at = 0; at < 4; at++) pthread_join(threads[at], NULL);
+    CALL("cuDeviceGetDefaultMemPool", (void **, int), &pool, 0);
+    CALL("cuMemPoolTrimTo", (void *, size_t), pool, 0);
+    printf("threads, left %zu\n", left());
     return 0;
 }

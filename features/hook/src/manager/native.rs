@@ -379,6 +379,21 @@ mod tests {
     }
 
     #[test]
+    fn accounts_tell_kinds_apart() {
+        let mut manager = manager(40, 0);
+        for (kind, bytes) in
+            [(Kind::Device, 1), (Kind::Managed, 2), (Kind::Pool, 4), (Kind::Physical, 8), (Kind::Array, 16)]
+        {
+            manager.native_allocated(kind, kind.id(7 + bytes), 1, bytes);
+        }
+        let accounts = manager.accounts(2);
+        let sums = (accounts.native, accounts.managed, accounts.pools, accounts.physical, accounts.arrays);
+        assert_eq!((sums, accounts.allocations), ((1, 2, 40, 8, 16), 5));
+        let largest: Vec<&str> = accounts.largest.iter().map(|of| &*of.kind).collect();
+        assert_eq!(largest, ["array", "physical"]);
+    }
+
+    #[test]
     fn what_has_anothers_place_is_not_freed_for_it() {
         let mut manager = manager(0, 0);
         let (first, at) = (3, Id::Address(16));
