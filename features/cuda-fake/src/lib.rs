@@ -17,6 +17,7 @@
 //! and are inaccessible otherwise. Copies, memsets and kernels that touch what their context may not access fail with
 //! `CUDA_ERROR_ILLEGAL_ADDRESS`, which the context keeps. Kernels are a few built-in ones (`module`).
 
+mod array;
 mod config;
 mod context;
 mod copy;

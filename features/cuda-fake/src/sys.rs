@@ -231,3 +231,4 @@ plain!(
     crate::ffi::Launch
 );
 plain!(crate::ffi::PoolProperties, crate::ffi::Location);
+plain!(crate::ffi::ArrayDescriptor, crate::ffi::ArrayDescriptor3d);
