@@ -177,6 +177,8 @@ pub(crate) enum Operand {
     Name(Box<str>),
     /// A variable whose place is known.
     Symbol(Symbol),
+    /// A parameter of a call, from an offset on.
+    Argument(u32, i64),
     /// A label that is resolved.
     Label(u32),
     /// `{a, b}`.

@@ -1,12 +1,12 @@
 //! A kernel with all that it calls in its place: one list of instructions, with registers of one numbering, and places for its
 //! variables.
 //!
-//! Parameters of calls are registers, one for each offset at which a value is put.
+//! Parameters of calls are registers: one for each part that nobody takes apart further.
 
-use crate::ast::{Ast, Function, Guard, Instr, Item, Operand, Space, Symbol, Ty, Variable};
+use crate::ast::{Ast, Class, Function, Guard, Instr, Item, Operand, Space, Symbol, Ty, Variable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::{MAX_CALLS, MAX_INSTRUCTIONS, MAX_LOCAL, MAX_PARAMETER_BYTES, MAX_REGISTERS};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use vm_ir::limits::MAX_SHARED_BYTES;
 
 /// Where shared memory begins whose size the launch says, as offsets of symbols have it.
@@ -65,8 +65,7 @@ pub(crate) fn inline(ast: &Ast, text: &str, entry: &Function, data: &HashMap<&st
         functions: ast.functions.iter().enumerate().map(|(i, f)| (&*f.name, i)).collect(),
         variables: ast.variables.iter().map(|v| (&*v.name, v)).collect(),
         shared: HashMap::new(),
-        slots: HashMap::new(),
-        slot_count: 0,
+        slots: Vec::new(),
         open: Vec::new(),
         code: Code {
             steps: Vec::new(),
@@ -82,6 +81,7 @@ pub(crate) fn inline(ast: &Ast, text: &str, entry: &Function, data: &HashMap<&st
     let places =
         offsets.into_iter().map(|offset| Home::Symbol(Symbol { space: Space::Param, offset })).collect();
     inliner.function(entry, places, None, 0)?;
+    inliner.arguments()?;
     Ok(inliner.code)
 }
 
@@ -103,9 +103,8 @@ struct Inliner<'a> {
     variables: HashMap<&'a str, &'a Variable>,
     /// Offsets of the module's shared variables that the kernel uses.
     shared: HashMap<&'a str, u64>,
-    /// The register of a parameter's bytes from an offset on, and their number.
-    slots: HashMap<(u32, i64), (u32, u32)>,
-    slot_count: u32,
+    /// Where accesses to each parameter of a call begin and end.
+    slots: Vec<BTreeSet<i64>>,
     /// The functions that are being put in place.
     open: Vec<&'a str>,
     code: Code,
@@ -216,8 +215,8 @@ impl<'a> Inliner<'a> {
             Space::Shared => symbol(Space::Shared, self.in_shared(variable)?),
             Space::Param if variable.register.is_some() => Ok(Home::Register),
             Space::Param => {
-                self.slot_count += 1;
-                Ok(Home::Slot(self.slot_count - 1))
+                self.slots.push(BTreeSet::new());
+                Ok(Home::Slot(self.slots.len() as u32 - 1))
             }
             Space::Global | Space::Const => {
                 Err(Error::unsupported(variable.line, format!("{}, global in a function,", variable.name)))
@@ -345,27 +344,57 @@ impl<'a> Inliner<'a> {
             };
             for (lane, value) in values.iter().enumerate() {
                 let value = self.operand(frame, value, false)?;
+                // Beyond what a parameter can have, so that sums of offsets are in bounds.
+                if !(0..=MAX_PARAMETER_BYTES as i64).contains(offset) {
+                    return Err(Error::unsupported(0, "an access beyond a parameter"));
+                }
                 let at = offset + lane as i64 * ty.bytes() as i64;
-                let bits = ty.bits * u32::from(ty.lanes);
-                let register = match self.slots.get(&(slot, at)) {
-                    Some((register, known)) if *known == bits => *register,
-                    Some(_) => {
-                        return Err(Error::unsupported(instr.line, "a parameter of a call that is taken apart otherwise than it was put together"));
-                    }
-                    None => {
-                        let register = self.new_registers(instr.line, [Ty::new(crate::ast::Class::Bits, bits)])?;
-                        self.slots.insert((slot, at), (register, bits));
-                        register
-                    }
-                };
-                let slot = Operand::Register(register);
-                let operands = if load { vec![value, slot] } else { vec![slot, value] };
+                self.slots[slot as usize].extend([at, at + ty.bytes() as i64]);
+                let part = Operand::Argument(slot, at);
+                let operands = if load { vec![value, part] } else { vec![part, value] };
                 let suffix = instr.code.rsplit('.').next().unwrap_or("b32");
                 let code = format!("{}.{suffix}", if load { "argument.load" } else { "argument.store" }).into();
                 self.push(instr.line, Step::Instr(Instr { code, operands, guard, ..instr.clone() }))?;
             }
             Ok(())
         })())
+    }
+
+    /// Gives parameters of calls their registers.
+    fn arguments(&mut self) -> Result<()> {
+        let mut known: HashMap<(u32, i64), u32> = HashMap::new();
+        let mut steps = std::mem::take(&mut self.code.steps);
+        for step in &mut steps {
+            let Step::Instr(instr) = step else { continue };
+            if instr.opcode() != "argument" {
+                continue;
+            }
+            let size = instr.modifiers().filter_map(Ty::parse).last().map_or(0, Ty::bytes) as i64;
+            for operand in &mut instr.operands {
+                let Operand::Argument(slot, first) = *operand else { continue };
+                let (mut at, mut parts) = (first, Vec::new());
+                while at < first + size {
+                    let end = self.slots[slot as usize].range(at + 1..).next().copied().unwrap_or(first + size);
+                    // As many bytes as an integer has, from a multiple of that on.
+                    let most = 1 << (end - at).ilog2();
+                    let bytes = if at == 0 { most } else { most.min(1 << at.trailing_zeros().min(3)) };
+                    let register = match known.get(&(slot, at)) {
+                        Some(register) => *register,
+                        None => {
+                            let ty = Ty::new(Class::Bits, bytes as u32 * 8);
+                            let register = self.new_registers(instr.line, [ty])?;
+                            known.insert((slot, at), register);
+                            register
+                        }
+                    };
+                    parts.push(Operand::Register(register));
+                    at += bytes;
+                }
+                *operand = Operand::Vector(parts);
+            }
+        }
+        self.code.steps = steps;
+        Ok(())
     }
 
     fn call(&mut self, frame: &Frame<'a>, instr: &'a Instr, guard: Option<Guard>) -> Result<()> {

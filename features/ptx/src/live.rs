@@ -101,7 +101,7 @@ impl Live {
                 let number = live.numbers[register as usize] as usize;
                 (number != NONE as usize).then_some((number / 64, 1u64 << (number % 64)))
             };
-            let mut read = |set: &mut [u64], register| {
+            let read = |set: &mut [u64], register| {
                 if let Some((word, bit)) = number(register) {
                     set[word] |= bit;
                 }
