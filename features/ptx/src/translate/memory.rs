@@ -56,13 +56,7 @@ impl<'b> Cx<'_, 'b> {
         let known = |space, index| Ok(Target { generic: None, choices: vec![(space, self.place(space)?, index)] });
         let k = self.k;
         match (&**base, space) {
-            (Operand::Symbol(Symbol { space, offset: at }), _) => {
-                let at = match space {
-                    Space::Shared => self.shared_offset(*at),
-                    _ => *at,
-                };
-                known(*space, k.i64(at.wrapping_add(*offset as u64) as i64))
-            }
+            (Operand::Symbol(symbol), _) => known(symbol.space, k.i64(self.offset_of(*symbol, *offset) as i64)),
             (Operand::Register(_) | Operand::Int(_), Some(space @ (Space::Shared | Space::Local))) => {
                 // Of 32 bits, or of 64 with the upper ones zero.
                 let address = self.get(base, U32)?;

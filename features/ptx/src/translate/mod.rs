@@ -12,7 +12,7 @@ mod table;
 mod value;
 mod warp;
 
-use crate::ast::{Ast, Function, Instr, Ty};
+use crate::ast::{Ast, Function, Instr, Space, Symbol, Ty};
 use crate::cfg::Cfg;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inline::{DYNAMIC_SHARED, inline};
@@ -115,6 +115,7 @@ pub(crate) fn translate(
         shared: shared_place,
         local: None,
         counter,
+        data: options.data,
         dynamic_at,
         shared_bytes: shared,
         dynamic_bytes: options.dynamic_shared,
@@ -154,6 +155,8 @@ struct Cx<'a, 'b> {
     local: Option<PlaceRef<'b>>,
     /// A word of shared memory in which barriers count.
     counter: Option<PlaceRef<'b>>,
+    /// Where the module's data is.
+    data: u64,
     /// Where shared memory of the launch's size begins.
     dynamic_at: u64,
     shared_bytes: u64,
@@ -212,7 +215,13 @@ impl<'b> Cx<'_, 'b> {
         (if self.shared.is_some() { SHARED } else { 0 }) | (if self.local.is_some() { LOCAL } else { 0 })
     }
 
-    fn shared_offset(&self, offset: u64) -> u64 {
-        if offset >= DYNAMIC_SHARED { self.dynamic_at + (offset - DYNAMIC_SHARED) } else { offset }
+    /// Where something is in its memory.
+    fn offset_of(&self, symbol: Symbol, addend: i64) -> u64 {
+        let offset = match symbol.space {
+            Space::Shared if symbol.offset >= DYNAMIC_SHARED => self.dynamic_at + (symbol.offset - DYNAMIC_SHARED),
+            Space::Global | Space::Const => self.data.wrapping_add(symbol.offset),
+            _ => symbol.offset,
+        };
+        offset.wrapping_add(addend as u64)
     }
 }

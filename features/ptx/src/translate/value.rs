@@ -170,11 +170,7 @@ impl<'b> Cx<'_, 'b> {
 
     /// An address as a program has it: in the memory of the device as it is, elsewhere an offset.
     fn address_of(&self, symbol: Symbol, addend: i64) -> Result<Val<'b>> {
-        let offset = match symbol.space {
-            Space::Shared => self.shared_offset(symbol.offset),
-            _ => symbol.offset,
-        };
-        let offset = offset.wrapping_add(addend as u64) as i64;
+        let offset = self.offset_of(symbol, addend) as i64;
         match symbol.space {
             Space::Global | Space::Const => Ok(self.base + self.k.i64(offset)),
             Space::Shared | Space::Local => Ok(self.k.i64(offset)),
