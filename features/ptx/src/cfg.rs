@@ -132,7 +132,7 @@ impl Cfg {
     }
 
     /// Without the blocks that nothing leads to, and without branches that lead to one block anyway.
-    fn reachable(mut self) -> Cfg {
+    pub(crate) fn reachable(mut self) -> Cfg {
         let exit = self.exit();
         let mut new = vec![usize::MAX; exit];
         let (mut order, mut next) = (vec![0], 0);
@@ -159,6 +159,15 @@ impl Cfg {
             blocks.push(block);
         }
         Cfg { blocks }
+    }
+}
+
+#[cfg(test)]
+impl Cfg {
+    /// Where each block leads, without the end.
+    pub(crate) fn succs(&self) -> Vec<Vec<usize>> {
+        let inside = |block: &Block| block.end.targets().into_iter().filter(|to| *to != self.exit()).collect();
+        self.blocks.iter().map(inside).collect()
     }
 }
 

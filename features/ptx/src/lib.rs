@@ -12,6 +12,7 @@ mod ast;
 mod cfg;
 mod error;
 pub mod limits;
+pub mod image;
 mod inline;
 mod lex;
 mod live;

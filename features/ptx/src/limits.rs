@@ -32,3 +32,5 @@ pub const MAX_DEPTH: usize = vm_ir::limits::MAX_DEPTH - 2;
 pub const MAX_PARAMETER_BYTES: u64 = 4352;
 /// Bytes of local memory of a thread.
 pub const MAX_LOCAL: u64 = 16 << 10;
+/// Entries of a fat binary.
+pub const MAX_ENTRIES: usize = 256;

@@ -286,3 +286,159 @@ fn components(succs: &[Vec<usize>]) -> Vec<Vec<usize>> {
     }
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ast::{Guard, Operand};
+    use crate::cfg::Block;
+
+    /// Where a walk ends that does not end by itself.
+    const STEPS: usize = 200;
+
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, bound: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((self.0 >> 33) as usize) % bound
+        }
+    }
+
+    /// Which way the walk turns at its nth step.
+    fn turn(seed: u64, step: usize, ways: usize) -> usize {
+        Random(seed ^ (step as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).below(ways)
+    }
+
+    fn cfg(succs: &[Vec<usize>]) -> Cfg {
+        let end = |targets: &[usize]| match *targets {
+            [] => End::Jump(succs.len()),
+            [to] => End::Jump(to),
+            [then, other] => End::Branch(Guard { register: 0, negated: false }, then, other),
+            _ => End::Switch(Operand::Register(0), targets.to_vec()),
+        };
+        Cfg { blocks: succs.iter().map(|targets| Block { instrs: Vec::new(), end: end(targets), line: 1 }).collect() }
+    }
+
+    fn walk(cfg: &Cfg, seed: u64) -> Vec<usize> {
+        let (mut at, mut trace) = (0, Vec::new());
+        while at != cfg.exit() && trace.len() < STEPS {
+            trace.push(at);
+            let targets = cfg.blocks[at].end.targets();
+            at = targets[turn(seed, trace.len(), targets.len())];
+        }
+        trace
+    }
+
+    /// The same through regions; gives where it goes on.
+    fn run(cfg: &Cfg, tree: &Tree, seed: u64, next: usize, trace: &mut Vec<usize>) -> usize {
+        if trace.len() >= STEPS {
+            return next;
+        }
+        let next = match &tree.kind {
+            Kind::Block(at) => {
+                trace.push(*at);
+                match cfg.blocks[*at].end {
+                    End::Jump(to) => return to,
+                    _ => return next,
+                }
+            }
+            Kind::Goto(to) => *to,
+            Kind::Seq(parts) => parts.iter().fold(next, |next, part| run(cfg, part, seed, next, trace)),
+            Kind::Choice(_, arms) => run(cfg, &arms[turn(seed, trace.len(), arms.len())], seed, next, trace),
+            Kind::Guard(at, body) if next == *at => run(cfg, body, seed, next, trace),
+            Kind::Guard(..) => next,
+            Kind::Loop(head, body) => {
+                let mut next = *head;
+                while next == *head && trace.len() < STEPS {
+                    next = run(cfg, body, seed, next, trace);
+                }
+                next
+            }
+        };
+        assert!(trace.len() >= STEPS || tree.exits.contains(&next), "{next} is none of {tree:?}");
+        next
+    }
+
+    fn check(succs: &[Vec<usize>]) -> bool {
+        let cfg = cfg(succs);
+        let tree = match structure(&cfg) {
+            Ok(tree) => tree,
+            Err(error) => {
+                assert!(matches!(error.kind, ErrorKind::Irreducible { .. } | ErrorKind::TooLarge { .. }), "{error}");
+                return false;
+            }
+        };
+        for seed in 0..8 {
+            let mut trace = Vec::new();
+            run(&cfg, &tree, seed, 0, &mut trace);
+            assert_eq!(trace, walk(&cfg, seed), "{succs:?}\n{tree:#?}");
+        }
+        true
+    }
+
+    /// A graph that is reducible, as it is grown by the reverse of what reduces it: nodes get loops to themselves, and are split.
+    fn reducible(random: &mut Random, size: usize) -> Vec<Vec<usize>> {
+        let mut succs: Vec<Vec<usize>> = vec![Vec::new()];
+        while succs.len() < size {
+            let node = random.below(succs.len());
+            if random.below(4) == 0 && succs[node].len() < 3 && !succs[node].contains(&node) {
+                succs[node].push(node);
+                continue;
+            }
+            let new = succs.len();
+            let (mut first, mut second) = (vec![new], Vec::new());
+            for to in std::mem::take(&mut succs[node]) {
+                match random.below(3) {
+                    0 => first.push(to),
+                    1 => second.push(to),
+                    _ => {
+                        first.push(to);
+                        second.push(to);
+                    }
+                }
+            }
+            if random.below(2) == 0 {
+                first.rotate_left(1);
+            }
+            succs[node] = first;
+            succs.push(second);
+        }
+        succs
+    }
+
+    #[test]
+    fn the_same_way() {
+        let mut random = Random(7);
+        let mut structured = 0;
+        for round in 0..3000 {
+            let succs = reducible(&mut random, 2 + round % 30);
+            structured += usize::from(check(&Cfg::reachable(cfg(&succs)).succs()));
+        }
+        // The others are nested too deeply.
+        assert!(structured > 2900, "{structured}");
+    }
+
+    #[test]
+    fn any_graph() {
+        let mut random = Random(11);
+        let (mut structured, mut refused) = (0, 0);
+        for _ in 0..3000 {
+            let size = 2 + random.below(8);
+            let succs: Vec<Vec<usize>> = (0..size)
+                .map(|_| (0..random.below(3)).map(|_| 1 + random.below(size - 1)).collect::<BTreeSet<_>>())
+                .map(|targets| targets.into_iter().collect())
+                .collect();
+            match check(&Cfg::reachable(cfg(&succs)).succs()) {
+                true => structured += 1,
+                false => refused += 1,
+            }
+        }
+        assert!(structured > 1000 && refused > 20, "{structured} {refused}");
+    }
+
+    #[test]
+    fn two_entries() {
+        assert!(!check(&[vec![1, 2], vec![2, 3], vec![1], vec![]]));
+    }
+}
