@@ -166,7 +166,8 @@ impl Cfg {
 impl Cfg {
     /// Where each block leads, without the end.
     pub(crate) fn succs(&self) -> Vec<Vec<usize>> {
-        let inside = |block: &Block| block.end.targets().into_iter().filter(|to| *to != self.exit()).collect();
+        let inside =
+            |block: &Block| block.end.targets().into_iter().filter(|to| *to != self.exit()).collect();
         self.blocks.iter().map(inside).collect()
     }
 }

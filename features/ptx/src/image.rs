@@ -70,7 +70,8 @@ pub fn entries(image: &[u8]) -> Result<Vec<Entry<'_>>> {
         let packed = number(entry, 16, 4)? as usize;
         let (architecture, flags) = (number(entry, 28, 4)? as u32, number(entry, 40, 8)?);
         let payload = header.checked_add(length).and_then(|end| entry.get(header..end));
-        let payload = payload.filter(|_| header >= 64).ok_or_else(|| wrong("an entry of the fat binary is cut off"))?;
+        let payload =
+            payload.filter(|_| header >= 64).ok_or_else(|| wrong("an entry of the fat binary is cut off"))?;
         if kind == PTX {
             let is_packed = flags & (LZ4 | ZSTANDARD) != 0;
             let payload = if is_packed { payload.get(..packed).unwrap_or(payload) } else { payload };
@@ -100,7 +101,8 @@ impl Entry<'_> {
                 bytes
             }
             _ => {
-                let damaged = |error: &dyn std::fmt::Display| wrong(format!("an entry of the fat binary: {error}"));
+                let damaged =
+                    |error: &dyn std::fmt::Display| wrong(format!("an entry of the fat binary: {error}"));
                 let mut decoder =
                     ruzstd::decoding::StreamingDecoder::new(self.payload).map_err(|error| damaged(&error))?;
                 let mut bytes = Vec::new();
@@ -134,7 +136,9 @@ fn text_of(bytes: &[u8]) -> Result<String> {
 /// There is none, or it is damaged.
 pub fn ptx(image: &[u8], architecture: u32) -> Result<String> {
     if image.starts_with(b"\x7fELF") {
-        return Err(wrong("machine code of a GPU, without PTX; compile for compute_75 or another virtual architecture too"));
+        return Err(wrong(
+            "machine code of a GPU, without PTX; compile for compute_75 or another virtual architecture too",
+        ));
     }
     if !image.starts_with(&MAGIC.to_le_bytes()) {
         return text_of(image);
@@ -144,6 +148,8 @@ pub fn ptx(image: &[u8], architecture: u32) -> Result<String> {
     match fits.max_by_key(|entry| entry.architecture) {
         Some(entry) => entry.text(),
         None if all.is_empty() => Err(wrong("the fat binary has machine code of GPUs alone, and no PTX")),
-        None => Err(wrong(format!("the PTX of the fat binary is for architectures newer than sm_{architecture}"))),
+        None => {
+            Err(wrong(format!("the PTX of the fat binary is for architectures newer than sm_{architecture}")))
+        }
     }
 }

@@ -131,7 +131,11 @@ impl<'a> Inliner<'a> {
 
     fn push(&mut self, line: u32, step: Step) -> Result<()> {
         if self.code.steps.len() >= 2 * MAX_INSTRUCTIONS {
-            return Err(Error::large(line, "instructions in a kernel with all that it calls", MAX_INSTRUCTIONS));
+            return Err(Error::large(
+                line,
+                "instructions in a kernel with all that it calls",
+                MAX_INSTRUCTIONS,
+            ));
         }
         self.code.steps.push(step);
         Ok(())
@@ -147,7 +151,13 @@ impl<'a> Inliner<'a> {
     }
 
     /// `given` are the homes of what it returns and takes.
-    fn function(&mut self, function: &'a Function, given: Vec<Home>, back: Option<u32>, local: u64) -> Result<()> {
+    fn function(
+        &mut self,
+        function: &'a Function,
+        given: Vec<Home>,
+        back: Option<u32>,
+        local: u64,
+    ) -> Result<()> {
         let name = &*function.name;
         let Some(items) = &function.body else {
             return Err(Error::unsupported(function.line, format!("{name}, which is defined elsewhere,")));
@@ -202,13 +212,20 @@ impl<'a> Inliner<'a> {
     fn home(&mut self, variable: &Variable, local: &mut u64) -> Result<Home> {
         let symbol = |space, offset| Ok(Home::Symbol(Symbol { space, offset }));
         if !variable.bytes.is_empty() {
-            return Err(Error::unsupported(variable.line, format!("{}, initialised in a function,", variable.name)));
+            return Err(Error::unsupported(
+                variable.line,
+                format!("{}, initialised in a function,", variable.name),
+            ));
         }
         match variable.space {
             Space::Local => {
                 let offset = place(local, variable.size, variable.align);
                 if *local > MAX_LOCAL {
-                    return Err(Error::large(variable.line, "bytes of local memory in a thread", MAX_LOCAL as usize));
+                    return Err(Error::large(
+                        variable.line,
+                        "bytes of local memory in a thread",
+                        MAX_LOCAL as usize,
+                    ));
                 }
                 symbol(Space::Local, offset)
             }
@@ -258,7 +275,10 @@ impl<'a> Inliner<'a> {
                 }
             },
             Space::Local | Space::Param => {
-                return Err(Error::unsupported(variable.line, format!("{name}, local outside of functions,")));
+                return Err(Error::unsupported(
+                    variable.line,
+                    format!("{name}, local outside of functions,"),
+                ));
             }
         };
         Ok(Symbol { space, offset })
@@ -272,7 +292,10 @@ impl<'a> Inliner<'a> {
                     Some(label) => ("bra", vec![Operand::Label(label)]),
                     None => ("exit", Vec::new()),
                 };
-                return self.push(instr.line, Step::Instr(Instr { code: code.into(), operands, guard, ..instr.clone() }));
+                return self.push(
+                    instr.line,
+                    Step::Instr(Instr { code: code.into(), operands, guard, ..instr.clone() }),
+                );
             }
             "call" => return self.call(frame, instr, guard),
             "ld" | "st" if instr.modifiers().next() == Some("param") => {
@@ -353,7 +376,8 @@ impl<'a> Inliner<'a> {
                 let part = Operand::Argument(slot, at);
                 let operands = if load { vec![value, part] } else { vec![part, value] };
                 let suffix = instr.code.rsplit('.').next().unwrap_or("b32");
-                let code = format!("{}.{suffix}", if load { "argument.load" } else { "argument.store" }).into();
+                let code =
+                    format!("{}.{suffix}", if load { "argument.load" } else { "argument.store" }).into();
                 self.push(instr.line, Step::Instr(Instr { code, operands, guard, ..instr.clone() }))?;
             }
             Ok(())
@@ -374,7 +398,8 @@ impl<'a> Inliner<'a> {
                 let Operand::Argument(slot, first) = *operand else { continue };
                 let (mut at, mut parts) = (first, Vec::new());
                 while at < first + size {
-                    let end = self.slots[slot as usize].range(at + 1..).next().copied().unwrap_or(first + size);
+                    let end =
+                        self.slots[slot as usize].range(at + 1..).next().copied().unwrap_or(first + size);
                     // As many bytes as an integer has, from a multiple of that on.
                     let most = 1 << (end - at).ilog2();
                     let bytes = if at == 0 { most } else { most.min(1 << at.trailing_zeros().min(3)) };
@@ -399,7 +424,9 @@ impl<'a> Inliner<'a> {
 
     fn call(&mut self, frame: &Frame<'a>, instr: &'a Instr, guard: Option<Guard>) -> Result<()> {
         let (returns, name, arguments): (&[Operand], _, &[Operand]) = match &instr.operands[..] {
-            [Operand::List(returns), Operand::Name(name), Operand::List(arguments)] => (returns, name, arguments),
+            [Operand::List(returns), Operand::Name(name), Operand::List(arguments)] => {
+                (returns, name, arguments)
+            }
             [Operand::Name(name), Operand::List(arguments)] => (&[], name, arguments),
             [Operand::List(returns), Operand::Name(name)] => (returns, name, &[]),
             [Operand::Name(name)] => (&[], name, &[]),
@@ -426,7 +453,10 @@ impl<'a> Inliner<'a> {
         if let Some(guard) = guard {
             let skip = Guard { negated: !guard.negated, ..guard };
             let operands = vec![Operand::Label(over)];
-            self.push(instr.line, Step::Instr(Instr { code: "bra".into(), operands, guard: Some(skip), ..instr.clone() }))?;
+            self.push(
+                instr.line,
+                Step::Instr(Instr { code: "bra".into(), operands, guard: Some(skip), ..instr.clone() }),
+            )?;
         }
         self.function(callee, homes, Some(over), frame.local)?;
         self.push(instr.line, Step::Label(over))

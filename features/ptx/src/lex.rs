@@ -162,7 +162,8 @@ impl<'t> Lexer<'t> {
             };
         }
         let body = self.take(|b| b.is_ascii_digit());
-        let float = self.peek(0) == b'.' && self.peek(1).is_ascii_digit() || matches!(self.peek(0), b'e' | b'E');
+        let float =
+            self.peek(0) == b'.' && self.peek(1).is_ascii_digit() || matches!(self.peek(0), b'e' | b'E');
         if float {
             if self.peek(0) == b'.' {
                 self.at += 1;
@@ -178,7 +179,8 @@ impl<'t> Lexer<'t> {
             let text = &self.text[start..self.at];
             return text.parse::<f64>().map(|value| Token::F64(value.to_bits())).map_err(|_| wrong(text));
         }
-        let value = if body.len() > 1 && body.starts_with('0') { digits(&body[1..], 8)? } else { digits(body, 10)? };
+        let value =
+            if body.len() > 1 && body.starts_with('0') { digits(&body[1..], 8)? } else { digits(body, 10)? };
         self.unsigned();
         Ok(Token::Int(value))
     }
@@ -209,36 +211,37 @@ mod tests {
 
     #[test]
     fn tokens() {
-        check("add.s32 %r1, -5;", &[
-            Token::Word("add"),
-            Token::Dot("s32"),
-            Token::Word("%r1"),
-            Token::Sign(b','),
-            Token::Sign(b'-'),
-            Token::Int(5),
-            Token::Sign(b';'),
-        ]);
-        check("0f3F800000 0d3FF0000000000000 1.5", &[
-            Token::F32(0x3f80_0000),
-            Token::F64(1f64.to_bits()),
-            Token::F64(1.5f64.to_bits()),
-        ]);
-        check("0x10U 010 0b11 18446744073709551615", &[
-            Token::Int(16),
-            Token::Int(8),
-            Token::Int(3),
-            Token::Int(u64::MAX),
-        ]);
-        check(".L2::128B // c\n/* d\n*/ $L__BB0_2:", &[
-            Token::Dot("L2::128B"),
-            Token::Word("$L__BB0_2"),
-            Token::Sign(b':'),
-        ]);
+        check(
+            "add.s32 %r1, -5;",
+            &[
+                Token::Word("add"),
+                Token::Dot("s32"),
+                Token::Word("%r1"),
+                Token::Sign(b','),
+                Token::Sign(b'-'),
+                Token::Int(5),
+                Token::Sign(b';'),
+            ],
+        );
+        check(
+            "0f3F800000 0d3FF0000000000000 1.5",
+            &[Token::F32(0x3f80_0000), Token::F64(1f64.to_bits()), Token::F64(1.5f64.to_bits())],
+        );
+        check(
+            "0x10U 010 0b11 18446744073709551615",
+            &[Token::Int(16), Token::Int(8), Token::Int(3), Token::Int(u64::MAX)],
+        );
+        check(
+            ".L2::128B // c\n/* d\n*/ $L__BB0_2:",
+            &[Token::Dot("L2::128B"), Token::Word("$L__BB0_2"), Token::Sign(b':')],
+        );
     }
 
     #[test]
     fn wrong() {
-        for (text, line) in [("\n0f3F8", 2), ("/* a", 1), ("\"a\n\"", 1), ("99999999999999999999", 1), ("\n\n\u{e9}", 3)] {
+        for (text, line) in
+            [("\n0f3F8", 2), ("/* a", 1), ("\"a\n\"", 1), ("99999999999999999999", 1), ("\n\n\u{e9}", 3)]
+        {
             assert_eq!(Lexer::new(text).next().unwrap_err().line, line, "{text}");
         }
     }

@@ -11,10 +11,10 @@
 mod ast;
 mod cfg;
 mod error;
-pub mod limits;
 pub mod image;
 mod inline;
 mod lex;
+pub mod limits;
 mod live;
 mod module;
 mod parse;

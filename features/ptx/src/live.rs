@@ -7,8 +7,23 @@ use crate::limits::MAX_LIVE_BITS;
 
 /// Instructions that define nothing: their first operand is read.
 const NO_RESULT: &[&str] = &[
-    "st", "red", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu", "nanosleep", "trap", "discard", "brkpt",
-    "pmevent", "griddepcontrol", "applypriority", "stmatrix", "cp",
+    "st",
+    "red",
+    "bar",
+    "barrier",
+    "membar",
+    "fence",
+    "prefetch",
+    "prefetchu",
+    "nanosleep",
+    "trap",
+    "discard",
+    "brkpt",
+    "pmevent",
+    "griddepcontrol",
+    "applypriority",
+    "stmatrix",
+    "cp",
 ];
 
 /// Calls `visit` for each register that an instruction reads, or for each that it defines.
@@ -37,7 +52,9 @@ fn in_operand(operand: &Operand, addresses: bool, visit: &mut impl FnMut(u32)) {
     match operand {
         Operand::Register(register) | Operand::Not(register) if !addresses => visit(*register),
         Operand::Address(base, _) if addresses => in_operand(base, false, visit),
-        Operand::Vector(list) | Operand::List(list) => list.iter().for_each(|o| in_operand(o, addresses, visit)),
+        Operand::Vector(list) | Operand::List(list) => {
+            list.iter().for_each(|o| in_operand(o, addresses, visit))
+        }
         Operand::Pair(pair) => pair.iter().for_each(|o| in_operand(o, addresses, visit)),
         Operand::Sum(base, _) => in_operand(base, addresses, visit),
         _ => {}

@@ -47,8 +47,12 @@ pub struct Variable {
 impl Data {
     /// What is to be written where, as offsets and bytes, if the range begins at `address` for the program; all else is zero.
     pub fn at(&self, address: u64) -> Vec<(u64, Vec<u8>)> {
-        let mut all: Vec<_> =
-            self.variables.iter().filter(|v| !v.bytes.is_empty()).map(|v| (v.offset, v.bytes.clone())).collect();
+        let mut all: Vec<_> = self
+            .variables
+            .iter()
+            .filter(|v| !v.bytes.is_empty())
+            .map(|v| (v.offset, v.bytes.clone()))
+            .collect();
         let pointers = self.pointers.iter();
         all.extend(pointers.map(|(at, to)| (*at, address.wrapping_add(*to).to_le_bytes().to_vec())));
         all
@@ -90,7 +94,8 @@ impl Signature {
     /// The bits of each scalar, of a block of parameters; bytes beyond its end are zero.
     pub fn arguments(&self, block: &[u8]) -> Vec<u64> {
         let bits = |word: &Word| {
-            let bytes = (word.offset..word.offset + word.size).map(|at| block.get(at as usize).copied().unwrap_or(0));
+            let bytes =
+                (word.offset..word.offset + word.size).map(|at| block.get(at as usize).copied().unwrap_or(0));
             bytes.rev().fold(0, |bits, byte| bits << 8 | u64::from(byte))
         };
         self.scalars.iter().map(bits).collect()
@@ -98,7 +103,9 @@ impl Signature {
 
     fn of(function: &Function) -> Result<Signature> {
         let mut signature = Signature::default();
-        for (variable, offset) in function.variables[function.param_range()].iter().zip(parameter_offsets(function)?) {
+        for (variable, offset) in
+            function.variables[function.param_range()].iter().zip(parameter_offsets(function)?)
+        {
             signature.parameters.push(Parameter { offset, size: variable.size });
             signature.size = offset + variable.size;
             match variable.ty.scalar() {
@@ -172,7 +179,8 @@ impl Module {
     /// The first thing that isn't supported, with its line and the instruction.
     pub fn translate(&self, kernel: &str, options: &Options) -> Result<Translated> {
         let function = self.kernel(kernel)?;
-        let offsets = self.data.variables.iter().map(|v| (v.name.as_str(), v.offset)).collect::<HashMap<_, _>>();
+        let offsets =
+            self.data.variables.iter().map(|v| (v.name.as_str(), v.offset)).collect::<HashMap<_, _>>();
         let signature = Signature::of(function)?;
         translate::translate(&self.ast, &self.text, function, signature, &offsets, options)
     }
@@ -200,7 +208,10 @@ fn layout(ast: &Ast) -> Result<Data> {
     for variable in lasting() {
         for pointer in &variable.pointers {
             let Some(target) = offsets.get(&*pointer.target) else {
-                return Err(Error::unsupported(variable.line, format!("the address of {} in a variable", pointer.target)));
+                return Err(Error::unsupported(
+                    variable.line,
+                    format!("the address of {} in a variable", pointer.target),
+                ));
             };
             let to = target.wrapping_add(pointer.addend as u64);
             data.pointers.push((offsets[&*variable.name] + pointer.offset, to));

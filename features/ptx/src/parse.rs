@@ -4,8 +4,8 @@ use crate::ast::{Ast, Class, Function, Guard, Instr, Item, Operand, Pointer, Reg
 use crate::error::{Error, Result};
 use crate::lex::{Lexer, Spanned, Token};
 use crate::limits::{
-    MAX_DATA, MAX_FUNCTIONS, MAX_INITIALISED, MAX_INSTRUCTIONS, MAX_NESTING, MAX_OPERANDS, MAX_REGISTERS, MAX_TEXT,
-    MAX_VARIABLES,
+    MAX_DATA, MAX_FUNCTIONS, MAX_INITIALISED, MAX_INSTRUCTIONS, MAX_NESTING, MAX_OPERANDS, MAX_REGISTERS,
+    MAX_TEXT, MAX_VARIABLES,
 };
 use std::collections::HashMap;
 
@@ -149,7 +149,8 @@ impl<'t> Parser<'t> {
     }
 
     fn module(&mut self) -> Result<Ast> {
-        let mut ast = Ast { version: (0, 0), target: "".into(), variables: Vec::new(), functions: Vec::new() };
+        let mut ast =
+            Ast { version: (0, 0), target: "".into(), variables: Vec::new(), functions: Vec::new() };
         let mut data = 0u64;
         loop {
             let line = self.line();
@@ -389,7 +390,10 @@ impl<'t> Parser<'t> {
             variable.size = variable.bytes.len() as u64;
         }
         if variable.bytes.len() as u64 > variable.size {
-            return Err(Error::syntax(variable.line, format!("{} is too short for what it begins with", variable.name)));
+            return Err(Error::syntax(
+                variable.line,
+                format!("{} is too short for what it begins with", variable.name),
+            ));
         }
         Ok(())
     }
@@ -404,7 +408,13 @@ impl<'t> Parser<'t> {
         let float = |value: f64| if negative { -value } else { value };
         let is_float = variable.ty.is_float();
         let bits = match self.next.token {
-            Token::Int(value) if !is_float => if negative { value.wrapping_neg() } else { value },
+            Token::Int(value) if !is_float => {
+                if negative {
+                    value.wrapping_neg()
+                } else {
+                    value
+                }
+            }
             Token::Int(value) => self.float_bits(variable.ty, float(value as f64)),
             Token::F32(bits) if variable.ty.bits == 64 => float(f32::from_bits(bits).into()).to_bits(),
             Token::F32(bits) => u64::from(bits) ^ u64::from(negative) << 31,

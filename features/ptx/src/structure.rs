@@ -61,7 +61,13 @@ struct Node {
 
 impl<'a> Region<'a> {
     /// Of these blocks, entered at `entry`; jumps to `back` leave it.
-    fn of(cfg: &'a Cfg, blocks: &[usize], entry: usize, back: Option<usize>, depth: usize) -> Result<Region<'a>> {
+    fn of(
+        cfg: &'a Cfg,
+        blocks: &[usize],
+        entry: usize,
+        back: Option<usize>,
+        depth: usize,
+    ) -> Result<Region<'a>> {
         if depth > MAX_DEPTH {
             let line = cfg.blocks[entry].line;
             return Err(Error::large(line, "loops in loops", MAX_DEPTH));
@@ -168,8 +174,12 @@ impl<'a> Region<'a> {
             pending.extend(node.merges.iter().rev());
             match &node.body {
                 Some(body) => {
-                    let outside: Vec<usize> = body.exits.iter().copied().filter(|to| *to != node.head).collect();
-                    parts.push(Tree { kind: Kind::Loop(node.head, Box::new(body.clone())), exits: outside.clone() });
+                    let outside: Vec<usize> =
+                        body.exits.iter().copied().filter(|to| *to != node.head).collect();
+                    parts.push(Tree {
+                        kind: Kind::Loop(node.head, Box::new(body.clone())),
+                        exits: outside.clone(),
+                    });
                     // Where the loop is left to one place alone, that is next.
                     match outside[..] {
                         [only] if self.follows(only) => {
@@ -317,7 +327,12 @@ mod tests {
             [then, other] => End::Branch(Guard { register: 0, negated: false }, then, other),
             _ => End::Switch(Operand::Register(0), targets.to_vec()),
         };
-        Cfg { blocks: succs.iter().map(|targets| Block { instrs: Vec::new(), end: end(targets), line: 1 }).collect() }
+        Cfg {
+            blocks: succs
+                .iter()
+                .map(|targets| Block { instrs: Vec::new(), end: end(targets), line: 1 })
+                .collect(),
+        }
     }
 
     fn walk(cfg: &Cfg, seed: u64) -> Vec<usize> {
@@ -365,7 +380,10 @@ mod tests {
         let tree = match structure(&cfg) {
             Ok(tree) => tree,
             Err(error) => {
-                assert!(matches!(error.kind, ErrorKind::Irreducible { .. } | ErrorKind::TooLarge { .. }), "{error}");
+                assert!(
+                    matches!(error.kind, ErrorKind::Irreducible { .. } | ErrorKind::TooLarge { .. }),
+                    "{error}"
+                );
                 return false;
             }
         };

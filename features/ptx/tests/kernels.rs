@@ -2,19 +2,18 @@
 
 mod common;
 
-use common::{Arg, Program, Random, close};
+use common::{Arg, Random, close, each};
 
 const LINE: [u32; 3] = [256, 1, 1];
 
-/// Runs a check on what nvcc makes with and without optimisation.
-fn both(of: &str, check: impl Fn(Program)) {
-    check(Program::load(of));
-    check(Program::load(&format!("{of}-debug")));
-}
+/// What nvcc makes with and without optimisation.
+const BASICS: &[&str] = &["basics", "basics-debug"];
+/// What it makes for two architectures.
+const SHARED: &[&str] = &["shared", "shared-sm_90"];
 
 #[test]
 fn vector_add() {
-    both("basics", |mut program| {
+    each(BASICS, |mut program| {
         let mut random = Random::new(1);
         let (a, b) = (random.f32s(1000), random.f32s(1000));
         let expect: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
@@ -26,7 +25,7 @@ fn vector_add() {
 
 #[test]
 fn saxpy() {
-    both("basics", |mut program| {
+    each(BASICS, |mut program| {
         let mut random = Random::new(2);
         let (x, y) = (random.f32s(1000), random.f32s(1000));
         let expect: Vec<f32> = x.iter().zip(&y).map(|(x, y)| 1.5f32.mul_add(*x, *y)).collect();
@@ -38,7 +37,7 @@ fn saxpy() {
 
 #[test]
 fn mandelbrot() {
-    both("basics", |mut program| {
+    each(BASICS, |mut program| {
         let (width, height, most) = (40usize, 30usize, 60);
         let mut expect = Vec::new();
         for y in 0..height {
@@ -64,7 +63,7 @@ fn mandelbrot() {
 
 #[test]
 fn mixed() {
-    both("basics", |mut program| {
+    each(BASICS, |mut program| {
         let mut random = Random::new(3);
         let n = 500;
         let a: Vec<f64> = (0..n).map(|_| random.between(-100.0, 100.0)).collect();
@@ -78,7 +77,8 @@ fn mixed() {
         let (bytes, halves) = (program.get::<u8>(bytes, n), program.get::<i16>(halves, n));
         for i in 0..n {
             let (v, k) = (a[i], b[i]);
-            let expect = v * f64::from(k) + f64::from(k / 3) - v.min(2.0) + v.abs().sqrt() / f64::from(1 + k * k);
+            let expect =
+                v * f64::from(k) + f64::from(k / 3) - v.min(2.0) + v.abs().sqrt() / f64::from(1 + k * k);
             assert!((out[i] - expect).abs() <= 1e-10 * expect.abs().max(1.0), "{} {expect}", out[i]);
             assert_eq!(sums[i], i64::from(k) * i64::from(k) * 1_000_003 + v as i64 - i64::from(k % 7));
             assert_eq!(bytes[i], (k * 3) as u8);
@@ -89,7 +89,7 @@ fn mixed() {
 
 #[test]
 fn choose() {
-    both("basics", |mut program| {
+    each(BASICS, |mut program| {
         let n = 400;
         let a = Random::new(4).i32s(n, -3000, 3000);
         let expect: Vec<i32> = a
@@ -147,7 +147,7 @@ fn nested() {
         }
         sum
     };
-    both("basics", |mut program| {
+    each(BASICS, |mut program| {
         let n = 300;
         let a = Random::new(5).i32s(n, -200, 4000);
         let expect: Vec<i32> = a.iter().map(|v| one(*v)).collect();
@@ -157,33 +157,35 @@ fn nested() {
     });
 }
 
-/// What nvcc makes for two architectures.
-fn shared(check: impl Fn(Program)) {
-    check(Program::load("shared"));
-    check(Program::load("shared-sm_90"));
-}
-
 #[test]
 fn reduce() {
-    shared(|mut program| {
+    each(SHARED, |mut program| {
         let values: Vec<f32> = Random::new(6).i32s(5000, -50, 50).iter().map(|v| *v as f32).collect();
         let sum: f32 = values.iter().sum();
         let (input, out, one) = (program.put(&values), program.put(&[0f32; 4]), program.put(&[0f32]));
         program.launch("reduce", [4, 1, 1], LINE, &[input.into(), out.into(), 5000i32.into()]);
         assert_eq!(program.get::<f32>(out, 4).iter().sum::<f32>(), sum);
-        program.launch_shared("reduce_warps", [20, 1, 1], LINE, 32, &[input.into(), one.into(), 5000i32.into()]);
+        program.launch_shared(
+            "reduce_warps",
+            [20, 1, 1],
+            LINE,
+            32,
+            &[input.into(), one.into(), 5000i32.into()],
+        );
         assert_eq!(program.get::<f32>(one, 1), [sum]);
     });
 }
 
 #[test]
 fn matmul() {
-    shared(|mut program| {
+    each(SHARED, |mut program| {
         let n = 40usize;
         let mut random = Random::new(7);
         let (a, b) = (random.f32s(n * n), random.f32s(n * n));
         let expect: Vec<f32> = (0..n * n)
-            .map(|i| (0..n).map(|k| f64::from(a[i / n * n + k]) * f64::from(b[k * n + i % n])).sum::<f64>() as f32)
+            .map(|i| {
+                (0..n).map(|k| f64::from(a[i / n * n + k]) * f64::from(b[k * n + i % n])).sum::<f64>() as f32
+            })
             .collect();
         let (a, b, c) = (program.put(&a), program.put(&b), program.put(&vec![0f32; n * n]));
         let args = [a.into(), b.into(), c.into(), (n as i32).into()];
@@ -195,7 +197,7 @@ fn matmul() {
 
 #[test]
 fn histogram() {
-    shared(|mut program| {
+    each(SHARED, |mut program| {
         let input: Vec<u8> = Random::new(8).i32s(3000, 0, 255).iter().map(|v| *v as u8).collect();
         let mut expect = vec![0u32; 256];
         input.iter().for_each(|v| expect[usize::from(*v)] += 1);
@@ -207,7 +209,7 @@ fn histogram() {
 
 #[test]
 fn scan() {
-    shared(|mut program| {
+    each(SHARED, |mut program| {
         let input = Random::new(9).i32s(1024, -100, 100);
         let mut expect = Vec::new();
         for block in input.chunks(512) {
@@ -225,7 +227,7 @@ fn scan() {
 
 #[test]
 fn transpose() {
-    shared(|mut program| {
+    each(SHARED, |mut program| {
         let (width, height) = (37usize, 50usize);
         let input = Random::new(10).f32s(width * height);
         let expect: Vec<f32> = (0..width * height).map(|i| input[i % height * width + i / height]).collect();
@@ -238,7 +240,7 @@ fn transpose() {
 
 #[test]
 fn votes() {
-    shared(|mut program| {
+    each(SHARED, |mut program| {
         let input = Random::new(11).i32s(256, -20, 60);
         let mut expect = Vec::new();
         for block in input.chunks(128) {
@@ -250,9 +252,15 @@ fn votes() {
                 for lane in 0..32 {
                     let from = if lane % 8 + 2 < 8 { lane + 2 } else { lane };
                     let eights = (warp[lane / 8 * 8 + 3] as u32).wrapping_add(warp[from] as u32);
-                    let (some, every) = (u32::from(block.contains(&77)), u32::from(block.iter().all(|v| *v < 1000)));
+                    let (some, every) =
+                        (u32::from(block.contains(&77)), u32::from(block.iter().all(|v| *v < 1000)));
                     expect.push(
-                        even ^ all << 1 ^ any << 2 ^ eights << 3 ^ threads.wrapping_mul(1_000_003) ^ some << 20 ^ every << 21,
+                        even ^ all << 1
+                            ^ any << 2
+                            ^ eights << 3
+                            ^ threads.wrapping_mul(1_000_003)
+                            ^ some << 20
+                            ^ every << 21,
                     );
                 }
             }
@@ -265,7 +273,7 @@ fn votes() {
 
 #[test]
 fn atomics() {
-    shared(|mut program| {
+    each(SHARED, |mut program| {
         // The kernel reads one of the words that others change.
         program.limits.races = false;
         let input = Random::new(12).i32s(256, -500, 500);
@@ -286,7 +294,8 @@ fn atomics() {
         // From 2, 256 times up to 6 and round; from 3 down, round to 9.
         let inc = (2 + 256) % 7;
         let dec = (3 + 10 * 26 - 256) % 10;
-        let expect = [or.iter().fold(0, |a, b| a | b), and.iter().fold(u32::MAX, |a, b| a & b), xor, inc, dec];
+        let expect =
+            [or.iter().fold(0, |a, b| a | b), and.iter().fold(u32::MAX, |a, b| a & b), xor, inc, dec];
         assert_eq!(program.get::<u32>(words, 5), expect);
         assert_eq!(program.get::<u64>(at_longs, 1), [(1 << 40) + longs]);
         assert_eq!(program.get::<f32>(at_floats, 1), [0.5 + floats]);
@@ -295,156 +304,185 @@ fn atomics() {
 
 #[test]
 fn stencils() {
-    let mut program = Program::load("grids");
-    let (width, height) = (33usize, 21usize);
-    let input = Random::new(13).f32s(width * height);
-    let mut expect = Vec::new();
-    for y in 0..height {
-        for x in 0..width {
-            let at = |x: usize, y: usize| input[y * width + x];
-            let mut sum = 0.5 * at(x, y);
-            sum += if x > 0 { 0.125 * at(x - 1, y) } else { 0.0 };
-            sum += if x < width - 1 { 0.125 * at(x + 1, y) } else { 0.0 };
-            sum += if y > 0 { 0.125 * at(x, y - 1) } else { 0.0 };
-            sum += if y < height - 1 { 0.125 * at(x, y + 1) } else { 0.0 };
-            expect.push(sum);
-        }
-    }
-    let (at, out) = (program.put(&input), program.put(&vec![0f32; width * height]));
-    let args = [at.into(), out.into(), (width as i32).into(), (height as i32).into()];
-    program.launch("stencil2", [3, 3, 1], [16, 8, 1], &args);
-    let found = program.get::<f32>(out, width * height);
-    assert!(found.iter().zip(&expect).all(|(a, b)| (a - b).abs() < 1e-5));
-
-    let size = [9usize, 7, 6];
-    let count = size.iter().product();
-    let input: Vec<f64> = Random::new(14).f32s(count).iter().map(|v| f64::from(*v)).collect();
-    let mut expect = vec![0f64; count];
-    let plane = size[0] * size[1];
-    for z in 1..size[2] - 1 {
-        for y in 1..size[1] - 1 {
-            for x in 1..size[0] - 1 {
-                let i = z * plane + y * size[0] + x;
-                expect[i] = input[i] * -6.0 + input[i - 1] + input[i + 1] + input[i - size[0]] + input[i + size[0]]
-                    + input[i - plane] + input[i + plane];
+    each(&["grids"], |mut program| {
+        let (width, height) = (33usize, 21usize);
+        let input = Random::new(13).f32s(width * height);
+        let mut expect = Vec::new();
+        for y in 0..height {
+            for x in 0..width {
+                let at = |x: usize, y: usize| input[y * width + x];
+                let mut sum = 0.5 * at(x, y);
+                sum += if x > 0 { 0.125 * at(x - 1, y) } else { 0.0 };
+                sum += if x < width - 1 { 0.125 * at(x + 1, y) } else { 0.0 };
+                sum += if y > 0 { 0.125 * at(x, y - 1) } else { 0.0 };
+                sum += if y < height - 1 { 0.125 * at(x, y + 1) } else { 0.0 };
+                expect.push(sum);
             }
         }
-    }
-    let (at, out) = (program.put(&input), program.put(&vec![0f64; count]));
-    let sizes: Vec<u8> = size.iter().flat_map(|s| (*s as i32).to_le_bytes()).collect();
-    program.launch("stencil3", [2, 2, 1], [8, 4, 1], &[at.into(), out.into(), sizes.into()]);
-    let found = program.get::<f64>(out, count);
-    assert!(found.iter().zip(&expect).all(|(a, b)| (a - b).abs() < 1e-12), "{found:?}");
+        let (at, out) = (program.put(&input), program.put(&vec![0f32; width * height]));
+        let args = [at.into(), out.into(), (width as i32).into(), (height as i32).into()];
+        program.launch("stencil2", [3, 3, 1], [16, 8, 1], &args);
+        let found = program.get::<f32>(out, width * height);
+        assert!(found.iter().zip(&expect).all(|(a, b)| (a - b).abs() < 1e-5));
+
+        let size = [9usize, 7, 6];
+        let count = size.iter().product();
+        let input: Vec<f64> = Random::new(14).f32s(count).iter().map(|v| f64::from(*v)).collect();
+        let mut expect = vec![0f64; count];
+        let plane = size[0] * size[1];
+        for z in 1..size[2] - 1 {
+            for y in 1..size[1] - 1 {
+                for x in 1..size[0] - 1 {
+                    let i = z * plane + y * size[0] + x;
+                    expect[i] = input[i] * -6.0
+                        + input[i - 1]
+                        + input[i + 1]
+                        + input[i - size[0]]
+                        + input[i + size[0]]
+                        + input[i - plane]
+                        + input[i + plane];
+                }
+            }
+        }
+        let (at, out) = (program.put(&input), program.put(&vec![0f64; count]));
+        let sizes: Vec<u8> = size.iter().flat_map(|s| (*s as i32).to_le_bytes()).collect();
+        program.launch("stencil3", [2, 2, 1], [8, 4, 1], &[at.into(), out.into(), sizes.into()]);
+        let found = program.get::<f64>(out, count);
+        assert!(found.iter().zip(&expect).all(|(a, b)| (a - b).abs() < 1e-12), "{found:?}");
+    });
 }
 
 #[test]
 fn particles() {
-    let mut program = Program::load("grids");
-    let n = 100;
-    let input = Random::new(15).f32s(4 * n);
-    let (at, out) = (program.put(&input), program.put(&vec![0f32; n]));
-    // double strength; char sign; short turns; int on; float scale[3].
-    let field = |on: i32| {
-        let mut bytes = 2.5f64.to_le_bytes().to_vec();
-        bytes.extend([-1i8 as u8, 0]);
-        bytes.extend(3i16.to_le_bytes());
-        bytes.extend(on.to_le_bytes());
-        bytes.extend([1f32, -2.0, 0.5].iter().flat_map(|s| s.to_le_bytes()));
-        bytes.extend([0; 4]);
-        bytes
-    };
-    for (run, on) in [1, 0].into_iter().enumerate() {
-        program.launch("particles", [1, 1, 1], LINE, &[at.into(), out.into(), field(on).into(), (n as i32).into()]);
-        let expect: Vec<f32> = input
-            .chunks(4)
-            .enumerate()
-            .map(|(i, p)| {
-                let (x, y, z, mass) = (p[0], -2.0 * p[1], 0.5 * p[2], p[3] + 3.0);
-                let e = mass * (x * x + y * y + z * z);
-                let table = [2.0, 4.0];
-                (if on == 1 { e * 2.5 * -1.0 } else { e }) + table[i & 1]
-            })
-            .collect();
-        let found = program.get::<f32>(out, n);
-        assert!(found.iter().zip(&expect).all(|(a, b)| (a - b).abs() < 2e-3), "{found:?} {expect:?}");
-        assert_eq!(program.get::<i32>(program.symbol("calls"), 1), [(n * (run + 1)) as i32]);
-    }
+    each(&["grids"], |mut program| {
+        let n = 100;
+        let input = Random::new(15).f32s(4 * n);
+        let (at, out) = (program.put(&input), program.put(&vec![0f32; n]));
+        // double strength; char sign; short turns; int on; float scale[3].
+        let field = |on: i32| {
+            let mut bytes = 2.5f64.to_le_bytes().to_vec();
+            bytes.extend([-1i8 as u8, 0]);
+            bytes.extend(3i16.to_le_bytes());
+            bytes.extend(on.to_le_bytes());
+            bytes.extend([1f32, -2.0, 0.5].iter().flat_map(|s| s.to_le_bytes()));
+            bytes.extend([0; 4]);
+            bytes
+        };
+        for (run, on) in [1, 0].into_iter().enumerate() {
+            program.launch(
+                "particles",
+                [1, 1, 1],
+                LINE,
+                &[at.into(), out.into(), field(on).into(), (n as i32).into()],
+            );
+            let expect: Vec<f32> = input
+                .chunks(4)
+                .enumerate()
+                .map(|(i, p)| {
+                    let (x, y, z, mass) = (p[0], -2.0 * p[1], 0.5 * p[2], p[3] + 3.0);
+                    let e = mass * (x * x + y * y + z * z);
+                    let table = [2.0, 4.0];
+                    (if on == 1 { e * 2.5 * -1.0 } else { e }) + table[i & 1]
+                })
+                .collect();
+            let found = program.get::<f32>(out, n);
+            assert!(found.iter().zip(&expect).all(|(a, b)| (a - b).abs() < 2e-3), "{found:?} {expect:?}");
+            assert_eq!(program.get::<i32>(program.symbol("calls"), 1), [(n * (run + 1)) as i32]);
+        }
+    });
 }
 
 #[test]
 fn integers() {
-    let mut program = Program::load("maths");
-    let n = 200;
-    let mut random = Random::new(16);
-    let (a, b): (Vec<i32>, Vec<i32>) = (0..n).map(|_| (random.next() as i32, random.next() as i32)).unzip();
-    let (at_a, at_b, out) = (program.put(&a), program.put(&b), program.put(&vec![0i32; 16 * n]));
-    program.launch("integers", [1, 1, 1], LINE, &[at_a.into(), at_b.into(), out.into(), (n as i32).into()]);
-    let found = program.get::<i32>(out, 16 * n);
-    let permute = |x: u32, y: u32, s: u32| {
-        let both = (u64::from(y) << 32 | u64::from(x)).to_le_bytes();
-        u32::from_le_bytes([0, 1, 2, 3].map(|at| {
-            let nibble = s >> (4 * at) & 15;
-            let byte = both[(nibble & 7) as usize];
-            if nibble & 8 == 0 { byte } else { (byte as i8 >> 7) as u8 }
-        }))
-    };
-    for i in 0..n {
-        let (x, y) = (a[i], b[i]);
-        let (ux, uy) = (x as u32, y as u32);
-        let both = u64::from(uy) << 32 | u64::from(ux);
-        let wide = u64::from(ux) << 32 | u64::from(uy);
-        let low24 = |v: i32| v << 8 >> 8;
-        let expect = [
-            (i64::from(x) * i64::from(y) >> 32) as i32,
-            (u64::from(ux) * u64::from(uy) >> 32) as i32,
-            permute(ux, uy, 0x3715) as i32,
-            // CUDA's __byte_perm takes three bits of each digit.
-            permute(ux, uy, uy & 0x7777) as i32,
-            ((both << (uy & 31)) >> 32) as i32,
-            (both >> 7) as i32,
-            (x.max(y) as u32).wrapping_sub(ux.min(uy)) as i32,
-            x.wrapping_abs(),
-            (i64::from(x) - i64::from(y)).unsigned_abs().wrapping_add(3) as i32,
-            (x & y) ^ (!x | (y << 3)),
-            (0..4).map(|k| i32::from((x >> (8 * k)) as i8) * i32::from((y >> (8 * k)) as i8)).sum::<i32>() + 5,
-            (ux / (uy | 1)) as i32,
-            x >> (y & 31),
-            (i64::from(x) * i64::from(y) >> 13) as i32,
-            low24(x).wrapping_mul(low24(y)),
-            wide.leading_zeros() as i32 + wide.count_ones() as i32 * 100 + wide.trailing_zeros() as i32 + 1,
-        ];
-        assert_eq!(found[16 * i..16 * (i + 1)], expect, "{x:#x} {y:#x}");
-    }
+    each(&["maths"], |mut program| {
+        let n = 200;
+        let mut random = Random::new(16);
+        let (a, b): (Vec<i32>, Vec<i32>) =
+            (0..n).map(|_| (random.next() as i32, random.next() as i32)).unzip();
+        let (at_a, at_b, out) = (program.put(&a), program.put(&b), program.put(&vec![0i32; 16 * n]));
+        program.launch(
+            "integers",
+            [1, 1, 1],
+            LINE,
+            &[at_a.into(), at_b.into(), out.into(), (n as i32).into()],
+        );
+        let found = program.get::<i32>(out, 16 * n);
+        let permute = |x: u32, y: u32, s: u32| {
+            let both = (u64::from(y) << 32 | u64::from(x)).to_le_bytes();
+            u32::from_le_bytes([0, 1, 2, 3].map(|at| {
+                let nibble = s >> (4 * at) & 15;
+                let byte = both[(nibble & 7) as usize];
+                if nibble & 8 == 0 { byte } else { (byte as i8 >> 7) as u8 }
+            }))
+        };
+        for i in 0..n {
+            let (x, y) = (a[i], b[i]);
+            let (ux, uy) = (x as u32, y as u32);
+            let both = u64::from(uy) << 32 | u64::from(ux);
+            let wide = u64::from(ux) << 32 | u64::from(uy);
+            let low24 = |v: i32| v << 8 >> 8;
+            let expect = [
+                (i64::from(x) * i64::from(y) >> 32) as i32,
+                (u64::from(ux) * u64::from(uy) >> 32) as i32,
+                permute(ux, uy, 0x3715) as i32,
+                // CUDA's __byte_perm takes three bits of each digit.
+                permute(ux, uy, uy & 0x7777) as i32,
+                ((both << (uy & 31)) >> 32) as i32,
+                (both >> 7) as i32,
+                (x.max(y) as u32).wrapping_sub(ux.min(uy)) as i32,
+                x.wrapping_abs(),
+                (i64::from(x) - i64::from(y)).unsigned_abs().wrapping_add(3) as i32,
+                (x & y) ^ (!x | (y << 3)),
+                (0..4)
+                    .map(|k| i32::from((x >> (8 * k)) as i8) * i32::from((y >> (8 * k)) as i8))
+                    .sum::<i32>()
+                    + 5,
+                (ux / (uy | 1)) as i32,
+                x >> (y & 31),
+                (i64::from(x) * i64::from(y) >> 13) as i32,
+                low24(x).wrapping_mul(low24(y)),
+                wide.leading_zeros() as i32
+                    + wide.count_ones() as i32 * 100
+                    + wide.trailing_zeros() as i32
+                    + 1,
+            ];
+            assert_eq!(found[16 * i..16 * (i + 1)], expect, "{x:#x} {y:#x}");
+        }
+    });
 }
 
 #[test]
 fn fast() {
-    let mut program = Program::load("maths");
-    let n = 200;
-    let x = Random::new(17).f32s(n);
-    let (at, out) = (program.put(&x), program.put(&vec![0f32; 8 * n]));
-    program.launch("fast", [1, 1, 1], LINE, &[at.into(), out.into(), (n as i32).into()]);
-    let found = program.get::<f32>(out, 8 * n);
-    for (i, v) in x.iter().enumerate() {
-        let found = &found[8 * i..8 * (i + 1)];
-        let near = [v.exp(), v.abs().ln(), v.sin(), v.cos(), v / 3.0];
-        for (at, (found, expect)) in found.iter().zip(near).enumerate() {
-            assert!((found - expect).abs() < 2e-6 * expect.abs().max(1.0), "{at} of {v}: {found}, not {expect}");
-        }
-        assert_eq!(found[5], v.clamp(0.0, 1.0));
-        let exact = f64::from(*v) * f64::from(1.1f32) + f64::from(0.3f32);
-        let toward_zero = {
+    each(&["maths"], |mut program| {
+        let n = 200;
+        let x = Random::new(17).f32s(n);
+        let (at, out) = (program.put(&x), program.put(&vec![0f32; 8 * n]));
+        program.launch("fast", [1, 1, 1], LINE, &[at.into(), out.into(), (n as i32).into()]);
+        let found = program.get::<f32>(out, 8 * n);
+        for (i, v) in x.iter().enumerate() {
+            let found = &found[8 * i..8 * (i + 1)];
+            let near = [v.exp(), v.abs().ln(), v.sin(), v.cos(), v / 3.0];
+            for (at, (found, expect)) in found.iter().zip(near).enumerate() {
+                assert!(
+                    (found - expect).abs() < 2e-6 * expect.abs().max(1.0),
+                    "{at} of {v}: {found}, not {expect}"
+                );
+            }
+            assert_eq!(found[5], v.clamp(0.0, 1.0));
+            let exact = f64::from(*v) * f64::from(1.1f32) + f64::from(0.3f32);
+            let toward_zero = {
+                let near = exact as f32;
+                if f64::from(near).abs() > exact.abs() { f32::from_bits(near.to_bits() - 1) } else { near }
+            };
+            assert_eq!(found[6], toward_zero, "{v}");
+            let exact = f64::from(*v) + f64::from(1e-9f32);
             let near = exact as f32;
-            if f64::from(near).abs() > exact.abs() { f32::from_bits(near.to_bits() - 1) } else { near }
-        };
-        assert_eq!(found[6], toward_zero, "{v}");
-        let exact = f64::from(*v) + f64::from(1e-9f32);
-        let near = exact as f32;
-        let down = match f64::from(near) > exact {
-            true if near > 0.0 => f32::from_bits(near.to_bits() - 1),
-            true => f32::from_bits(near.to_bits() + 1),
-            false => near,
-        };
-        assert_eq!(found[7], down, "{v}");
-    }
+            let down = match f64::from(near) > exact {
+                true if near > 0.0 => f32::from_bits(near.to_bits() - 1),
+                true => f32::from_bits(near.to_bits() + 1),
+                false => near,
+            };
+            assert_eq!(found[7], down, "{v}");
+        }
+    });
 }

@@ -8,6 +8,9 @@ use vm_ptx::{Module, Options};
 /// One change of a text, by line or by word.
 fn change(text: &str, words: &[&str], random: &mut Random) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    if lines.is_empty() {
+        return text.to_owned();
+    }
     let at = random.below(lines.len() as u64) as usize;
     let other = random.below(lines.len() as u64) as usize;
     match random.below(8) {
@@ -60,8 +63,12 @@ fn changed() {
         }
         let name = names[random.below(names.len() as u64) as usize];
         let block = [[256, 1, 1], [16, 16, 1], [1, 1, 1], [0, 0, 0], [33, 1, 2]][random.below(5) as usize];
-        let options = Options { block, dynamic_shared: random.next() as u32 >> random.below(32), data: random.next() };
+        let options =
+            Options { block, dynamic_shared: random.next() as u32 >> random.below(32), data: random.next() };
         translated += usize::from(module.translate(name, &options).is_ok());
     }
-    assert!(count < 100 || read > count / 8 && translated > count / 20, "{read} read, {translated} translated");
+    assert!(
+        count < 100 || read > count / 8 && translated > count / 20,
+        "{read} read, {translated} translated"
+    );
 }

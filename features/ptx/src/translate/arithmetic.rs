@@ -6,8 +6,8 @@ use super::table::{Modifiers, operands};
 use super::value::{Fact, ir};
 use crate::ast::{Class, Instr, Operand, Ty, int};
 use crate::error::Result;
-use vm_ir::builder::Val;
 use vm_ir::Scalar;
+use vm_ir::builder::Val;
 
 const U32: Ty = Ty::new(Class::Unsigned, 32);
 
@@ -33,7 +33,8 @@ pub(super) fn mov<'b>(cx: &Cx<'_, 'b>, instr: &Instr, m: &mut Modifiers<'_>) -> 
             let mut value: Option<Val<'b>> = None;
             for (at, lane) in lanes.iter().enumerate() {
                 let bits = cx.fit(cx.get(lane, part)?, whole);
-                let bits = if at == 0 { bits } else { bits << cx.k.bits(whole, at as u64 * u64::from(part.bits)) };
+                let bits =
+                    if at == 0 { bits } else { bits << cx.k.bits(whole, at as u64 * u64::from(part.bits)) };
                 value = Some(value.map_or(bits, |value| value | bits));
             }
             cx.set(to, value.unwrap_or_else(|| cx.k.bits(whole, 0)), false)
@@ -114,7 +115,10 @@ impl<'b> Cx<'_, 'b> {
     pub(super) fn values<const N: usize>(&self, instr: &Instr, ty: Ty) -> Result<[Val<'b>; N]> {
         let given = instr.operands.get(1..).unwrap_or_default();
         if given.len() != N {
-            return Err(crate::error::Error::syntax(0, format!("it has {} operands, not {}", N + 1, given.len() + 1)));
+            return Err(crate::error::Error::syntax(
+                0,
+                format!("it has {} operands, not {}", N + 1, given.len() + 1),
+            ));
         }
         let mut values = [self.k.bool(false); N];
         for (value, operand) in values.iter_mut().zip(given) {
@@ -140,11 +144,14 @@ impl<'b> Cx<'_, 'b> {
             return Ok((extend(self.get(a, ty)?) * extend(self.get(b, ty)?), wide));
         }
         let (a, b) = (self.get(a, ty)?, self.get(b, ty)?);
-        Ok((match (part, ty.is_signed()) {
-            ("hi", true) => a.mulhi(b),
-            ("hi", false) => a.mulhi_u(b),
-            _ => a * b,
-        }, ty))
+        Ok((
+            match (part, ty.is_signed()) {
+                ("hi", true) => a.mulhi(b),
+                ("hi", false) => a.mulhi_u(b),
+                _ => a * b,
+            },
+            ty,
+        ))
     }
 }
 
@@ -308,7 +315,9 @@ pub(super) fn logic(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Re
         code => {
             let [a, b] = cx.values(instr, ty)?;
             match code {
-                "and" if cx.knows(a, Fact::LocalIndex) && cx.literal(instr.operands.get(2)) == Some(31) => cx.k.lane_id(),
+                "and" if cx.knows(a, Fact::LocalIndex) && cx.literal(instr.operands.get(2)) == Some(31) => {
+                    cx.k.lane_id()
+                }
                 "and" => a & b,
                 "or" => a | b,
                 _ => a ^ b,
@@ -319,7 +328,14 @@ pub(super) fn logic(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Re
 }
 
 /// `a` shifted by `by`, an i32 without a sign; from the width on, what shifting further and further gives.
-pub(super) fn shifted<'b>(cx: &Cx<'_, 'b>, code: &str, a: Val<'b>, by: Val<'b>, literal: Option<u64>, signed: bool) -> Val<'b> {
+pub(super) fn shifted<'b>(
+    cx: &Cx<'_, 'b>,
+    code: &str,
+    a: Val<'b>,
+    by: Val<'b>,
+    literal: Option<u64>,
+    signed: bool,
+) -> Val<'b> {
     let ty = a.ty();
     let bits = u64::from(ty.scalar().bits());
     let shift = |by: Val<'b>| match (code, signed) {
@@ -465,7 +481,9 @@ pub(super) fn prmt(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
 pub(super) fn lop3<'b>(cx: &Cx<'_, 'b>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
     let ty = m.ty()?;
     let [_, a, b, c, table] = operands(instr)?;
-    let Some(table) = cx.literal(Some(table)) else { return Err(cx.unsupported("a table that is no literal")) };
+    let Some(table) = cx.literal(Some(table)) else {
+        return Err(cx.unsupported("a table that is no literal"));
+    };
     let (a, b, c) = (cx.get(a, ty)?, cx.get(b, ty)?, cx.get(c, ty)?);
     let value = match table & 0xff {
         0x80 => a & b & c,
@@ -556,7 +574,9 @@ pub(super) fn compare<'b>(cx: &Cx<'_, 'b>, instr: &Instr, m: &mut Modifiers<'_>)
     let combine = m.one_of(&["and", "or", "xor"]);
     let to = if instr.opcode() == "set" { Some(m.ty()?) } else { None };
     let ty = m.ty()?;
-    let [result, a, b, rest @ ..] = &instr.operands[..] else { return Err(cx.unsupported("so few operands")) };
+    let [result, a, b, rest @ ..] = &instr.operands[..] else {
+        return Err(cx.unsupported("so few operands"));
+    };
     let (a, literal) = (cx.get(a, ty)?, cx.literal(Some(b)));
     let b = cx.get(b, ty)?;
     let value = match by_warp(cx, how, a, literal) {
@@ -597,7 +617,11 @@ pub(super) fn compare<'b>(cx: &Cx<'_, 'b>, instr: &Instr, m: &mut Modifiers<'_>)
         }
         (result, Some(to)) if ty.lanes == 2 => {
             // Ones or all bits in each half.
-            let yes = if to.is_float() { vm_ir::format::from_f64(ty.scalar().unwrap_or(Scalar::F16), 1.0) } else { 0xffff };
+            let yes = if to.is_float() {
+                vm_ir::format::from_f64(ty.scalar().unwrap_or(Scalar::F16), 1.0)
+            } else {
+                0xffff
+            };
             let half = |lane: u8| value.lane(lane).select(cx.k.i32(yes as i32), cx.k.i32(0));
             cx.set(result, half(0) | half(1) << 16, false)
         }

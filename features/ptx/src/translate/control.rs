@@ -24,8 +24,23 @@ pub(super) enum Next<'b> {
 
 /// Instructions that do more than give a value, or that may be costly where nobody wants it.
 const EFFECTS: &[&str] = &[
-    "st", "red", "atom", "bar", "barrier", "membar", "fence", "ld", "ldu", "shfl", "vote", "match", "redux", "activemask",
-    "nanosleep", "prefetch", "prefetchu",
+    "st",
+    "red",
+    "atom",
+    "bar",
+    "barrier",
+    "membar",
+    "fence",
+    "ld",
+    "ldu",
+    "shfl",
+    "vote",
+    "match",
+    "redux",
+    "activemask",
+    "nanosleep",
+    "prefetch",
+    "prefetchu",
 ];
 
 impl<'b> Cx<'_, 'b> {
@@ -182,7 +197,8 @@ impl<'b> Cx<'_, 'b> {
                     self.fail(Error::large(line, "labels in a list", MAX_CASES));
                     return Next::Known(0);
                 }
-                let Some(index) = self.checked(self.get(index, Ty::new(crate::ast::Class::Unsigned, 32))) else {
+                let Some(index) = self.checked(self.get(index, Ty::new(crate::ast::Class::Unsigned, 32)))
+                else {
                     return Next::Known(0);
                 };
                 let Some((last, cases)) = arms.split_last() else { return Next::Known(0) };
@@ -259,15 +275,18 @@ impl<'b> Cx<'_, 'b> {
         }
         let types: Vec<Type> = values.iter().map(|v| v.ty()).collect();
         let groups = groups(&types);
-        groups.iter().map(|group| match group[..] {
-            [one] => values[one],
-            _ => {
-                let mut lanes: Vec<Val<'b>> = group.iter().map(|at| values[*at]).collect();
-                let last = lanes[lanes.len() - 1];
-                lanes.resize(lanes.len().next_power_of_two(), last);
-                self.k.vector(&lanes)
-            }
-        }).collect()
+        groups
+            .iter()
+            .map(|group| match group[..] {
+                [one] => values[one],
+                _ => {
+                    let mut lanes: Vec<Val<'b>> = group.iter().map(|at| values[*at]).collect();
+                    let last = lanes[lanes.len() - 1];
+                    lanes.resize(lanes.len().next_power_of_two(), last);
+                    self.k.vector(&lanes)
+                }
+            })
+            .collect()
     }
 
     fn unpack(&self, packed: &[Val<'b>], types: &[Type]) -> Vec<Val<'b>> {
@@ -340,7 +359,8 @@ fn selector(exits: &[usize]) -> Option<Type> {
 /// Values of one type by up to 16, each by its number.
 fn groups(types: &[Type]) -> Vec<Vec<usize>> {
     let mut all: Vec<Vec<usize>> = Vec::new();
-    for scalar in [Scalar::Bool, Scalar::I8, Scalar::I16, Scalar::I32, Scalar::I64, Scalar::F32, Scalar::F64] {
+    for scalar in [Scalar::Bool, Scalar::I8, Scalar::I16, Scalar::I32, Scalar::I64, Scalar::F32, Scalar::F64]
+    {
         let members: Vec<usize> = (0..types.len()).filter(|at| types[*at].scalar() == scalar).collect();
         all.extend(members.chunks(16).map(<[usize]>::to_vec));
     }

@@ -87,7 +87,13 @@ fn integral<'b>(value: Val<'b>, how: &str) -> Val<'b> {
     }
 }
 
-fn float_to_float<'b>(cx: &Cx<'_, 'b>, value: Val<'b>, from: Ty, to: Ty, rounding: Rounding) -> Result<Val<'b>> {
+fn float_to_float<'b>(
+    cx: &Cx<'_, 'b>,
+    value: Val<'b>,
+    from: Ty,
+    to: Ty,
+    rounding: Rounding,
+) -> Result<Val<'b>> {
     let scalar = ir(to)?.scalar();
     match rounding {
         _ if from == to => Ok(value),

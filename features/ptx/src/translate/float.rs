@@ -5,8 +5,8 @@ use super::Cx;
 use super::table::{Modifiers, operands};
 use crate::ast::{Class, Instr, Ty};
 use crate::error::Result;
-use vm_ir::builder::Val;
 use vm_ir::Scalar;
+use vm_ir::builder::Val;
 
 /// Where a result that does not fit is rounded to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,13 @@ impl<'b> Cx<'_, 'b> {
     }
 
     /// The number `value + error`, which are f64, in a smaller format; `error` is less than half of the last place of `value`.
-    pub(super) fn round_to(&self, to: Scalar, value: Val<'b>, error: Option<Val<'b>>, rounding: Rounding) -> Val<'b> {
+    pub(super) fn round_to(
+        &self,
+        to: Scalar,
+        value: Val<'b>,
+        error: Option<Val<'b>>,
+        rounding: Rounding,
+    ) -> Val<'b> {
         let near = value.to(to);
         if rounding == Rounding::Nearest {
             return near;

@@ -12,8 +12,8 @@ use vm_ir::{Scalar, Type};
 
 /// Hints on how to cache, which change no result.
 const HINTS: &[&str] = &[
-    "ca", "cg", "cs", "lu", "cv", "nc", "wb", "wt", "L1::", "L2::", "level::", "unified", "weak", "mmio", "cta", "gpu", "sys",
-    "cluster",
+    "ca", "cg", "cs", "lu", "cv", "nc", "wb", "wt", "L1::", "L2::", "level::", "unified", "weak", "mmio",
+    "cta", "gpu", "sys", "cluster",
 ];
 
 const U32: Ty = Ty::new(Class::Unsigned, 32);
@@ -52,11 +52,16 @@ impl<'b> Cx<'_, 'b> {
 
     /// Where an address operand leads.
     fn target(&self, operand: &Operand, space: Option<Space>) -> Result<Target<'b>> {
-        let Operand::Address(base, offset) = operand else { return Err(self.unsupported("an access without an address")) };
-        let known = |space, index| Ok(Target { generic: None, choices: vec![(space, self.place(space)?, index)] });
+        let Operand::Address(base, offset) = operand else {
+            return Err(self.unsupported("an access without an address"));
+        };
+        let known =
+            |space, index| Ok(Target { generic: None, choices: vec![(space, self.place(space)?, index)] });
         let k = self.k;
         match (&**base, space) {
-            (Operand::Symbol(symbol), _) => known(symbol.space, k.i64(self.offset_of(*symbol, *offset) as i64)),
+            (Operand::Symbol(symbol), _) => {
+                known(symbol.space, k.i64(self.offset_of(*symbol, *offset) as i64))
+            }
             (Operand::Register(_) | Operand::Int(_), Some(space @ (Space::Shared | Space::Local))) => {
                 // Of 32 bits, or of 64 with the upper ones zero.
                 let address = self.get(base, U32)?;
@@ -71,7 +76,8 @@ impl<'b> Cx<'_, 'b> {
                 let found = self.spaces[*register as usize] & (self.windows() | GLOBAL);
                 let found = if found == 0 { GLOBAL } else { found };
                 let mut choices = Vec::new();
-                for (bit, space) in [(SHARED, Space::Shared), (LOCAL, Space::Local), (GLOBAL, Space::Global)] {
+                for (bit, space) in [(SHARED, Space::Shared), (LOCAL, Space::Local), (GLOBAL, Space::Global)]
+                {
                     if found & bit != 0 {
                         let first = self.window(space).map_or(self.base, |window| k.i64(window as i64));
                         choices.push((space, self.place(space)?, address - first));
@@ -79,7 +85,9 @@ impl<'b> Cx<'_, 'b> {
                 }
                 Ok(Target { generic: Some(address), choices })
             }
-            (Operand::Int(_), None) => known(Space::Global, self.get(base, B64)? + k.i64(*offset) - self.base),
+            (Operand::Int(_), None) => {
+                known(Space::Global, self.get(base, B64)? + k.i64(*offset) - self.base)
+            }
             _ => Err(self.unsupported("such an address")),
         }
     }
@@ -111,10 +119,13 @@ impl<'b> Cx<'_, 'b> {
         let found = self.words.iter().find(|(word, _)| {
             word.offset <= offset && offset + size <= word.offset + u64::from(word.scalar.bytes())
         });
-        let Some((word, value)) = found else { return Err(self.unsupported("a parameter that is read otherwise than it is declared")) };
+        let Some((word, value)) = found else {
+            return Err(self.unsupported("a parameter that is read otherwise than it is declared"));
+        };
         let whole = int(word.scalar.bits()).map_or(Type::I64, Type::from);
         let shift = 8 * (offset - word.offset);
-        let value = if shift == 0 { *value } else { self.fit(*value, whole).shr_u(self.k.bits(whole, shift)) };
+        let value =
+            if shift == 0 { *value } else { self.fit(*value, whole).shr_u(self.k.bits(whole, shift)) };
         Ok(self.fit(value, ir(ty)?))
     }
 }

@@ -98,9 +98,10 @@ pub(crate) fn translate(
     // As much as the widest access needs, so that there is room for each.
     let bytes = |bytes: u64| bytes.next_multiple_of(16).max(16);
     let shared_place = (shared > 0).then(|| k.shared("shared", Scalar::I8, &[bytes(shared) as u32]));
-    let counts = cfg.blocks.iter().flat_map(|block| &block.instrs).any(|instr| {
-        matches!(instr.opcode(), "bar" | "barrier") && instr.modifiers().any(|m| m == "red")
-    });
+    let counts =
+        cfg.blocks.iter().flat_map(|block| &block.instrs).any(|instr| {
+            matches!(instr.opcode(), "bar" | "barrier") && instr.modifiers().any(|m| m == "red")
+        });
     let counter = counts.then(|| k.shared("counter", Scalar::I32, &[1]));
     let cx = Cx {
         k,
@@ -218,7 +219,9 @@ impl<'b> Cx<'_, 'b> {
     /// Where something is in its memory.
     fn offset_of(&self, symbol: Symbol, addend: i64) -> u64 {
         let offset = match symbol.space {
-            Space::Shared if symbol.offset >= DYNAMIC_SHARED => self.dynamic_at + (symbol.offset - DYNAMIC_SHARED),
+            Space::Shared if symbol.offset >= DYNAMIC_SHARED => {
+                self.dynamic_at + (symbol.offset - DYNAMIC_SHARED)
+            }
             Space::Global | Space::Const => self.data.wrapping_add(symbol.offset),
             _ => symbol.offset,
         };

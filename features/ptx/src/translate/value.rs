@@ -130,9 +130,13 @@ impl<'b> Cx<'_, 'b> {
                 false => self.k.bits(to, *value),
             },
             Operand::F32(bits) if to == Type::F32 || !ty.is_float() => self.k.bits(to, u64::from(*bits)),
-            Operand::F32(bits) => self.k.bits(to, vm_ir::format::from_f64(to.scalar(), f32::from_bits(*bits).into())),
+            Operand::F32(bits) => {
+                self.k.bits(to, vm_ir::format::from_f64(to.scalar(), f32::from_bits(*bits).into()))
+            }
             Operand::F64(bits) if to == Type::F64 || !ty.is_float() => self.k.bits(to, *bits),
-            Operand::F64(bits) => self.k.bits(to, vm_ir::format::from_f64(to.scalar(), f64::from_bits(*bits))),
+            Operand::F64(bits) => {
+                self.k.bits(to, vm_ir::format::from_f64(to.scalar(), f64::from_bits(*bits)))
+            }
             Operand::Special(name) => self.fit(self.special(name)?, to),
             Operand::Symbol(symbol) => self.fit(self.address_of(*symbol, 0)?, to),
             Operand::Sum(base, offset) => match &**base {

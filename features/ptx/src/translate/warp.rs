@@ -5,9 +5,9 @@ use super::Cx;
 use super::table::{Modifiers, operands};
 use crate::ast::{Class, Instr, Operand, Ty};
 use crate::error::Result;
+use vm_ir::Type;
 use vm_ir::builder::Val;
 use vm_ir::op::BarrierScope;
-use vm_ir::Type;
 
 const U32: Ty = Ty::new(Class::Unsigned, 32);
 const PREDICATE: Ty = Ty::new(Class::Predicate, 1);
@@ -73,14 +73,18 @@ pub(super) fn shuffle(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> 
     if !m.take("sync") {
         return Err(cx.unsupported("shfl without .sync"));
     }
-    let Some(how) = m.one_of(&["up", "down", "bfly", "idx"]) else { return Err(cx.unsupported("such a shuffle")) };
+    let Some(how) = m.one_of(&["up", "down", "bfly", "idx"]) else {
+        return Err(cx.unsupported("such a shuffle"));
+    };
     let ty = m.ty()?;
     let [result, a, b, bounds, _] = operands(instr)?;
     let value = cx.get(a, ty)?;
     let by = cx.get(b, U32)?;
     let k = cx.k;
     let whole = if how == "up" { 0 } else { 31 };
-    let (shuffled, inside) = if cx.literal(Some(bounds)) == Some(whole) && (how != "idx" || cx.literal(Some(b)).is_some_and(|b| b < 32)) {
+    let (shuffled, inside) = if cx.literal(Some(bounds)) == Some(whole)
+        && (how != "idx" || cx.literal(Some(b)).is_some_and(|b| b < 32))
+    {
         // Of the whole warp.
         let by_lanes = by & 31;
         let lane = k.lane_id();
@@ -197,7 +201,8 @@ pub(super) fn matching(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) ->
     let [result, value, mask] = operands(instr)?;
     let value = cx.get(value, ty)?;
     let k = cx.k;
-    let members = if cx.is_all(mask) { k.bool(true).ballot() } else { cx.get(mask, U32)? & k.bool(true).ballot() };
+    let members =
+        if cx.is_all(mask) { k.bool(true).ballot() } else { cx.get(mask, U32)? & k.bool(true).ballot() };
     if any {
         let lane = k.lane_id();
         let found = k.range(k.i32(0), 32).fold(k.i32(0), |at, found| {

@@ -2,9 +2,30 @@
 #![allow(dead_code)]
 
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use vm_ir::Scalar;
 use vm_ir::interp::{Argument, Launch, Limits, Tensor, run};
 use vm_ptx::{Module, Options, Translated};
+use vm_runtime::{CpuAccelerator, CpuJITCompiler, Worker, WorkerOptions};
+
+/// What kernels run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Machine {
+    Interpreter,
+    /// This processor, with what vm-jit compiled.
+    Cpu,
+}
+
+/// Runs a check of each of these files on each machine.
+pub(crate) fn each(files: &[&str], check: impl Fn(Program)) {
+    for file in files {
+        for machine in [Machine::Interpreter, Machine::Cpu] {
+            println!("{file} on {machine:?}");
+            check(Program { machine, ..Program::load(file) });
+        }
+    }
+}
 
 /// The address that programs have of the first byte.
 pub(crate) const BASE: u64 = 0x7f12_3400_0000;
@@ -14,6 +35,7 @@ pub(crate) struct Program {
     pub(crate) module: Module,
     memory: Vec<u8>,
     data: u64,
+    machine: Machine,
     pub(crate) limits: Limits,
 }
 
@@ -74,7 +96,13 @@ impl Program {
 
     pub(crate) fn of(text: &str) -> Program {
         let module = Module::parse(text).unwrap_or_else(|error| panic!("{error}"));
-        let mut program = Program { memory: vec![0; 256], data: 0, limits: Limits::default(), module };
+        let mut program = Program {
+            memory: vec![0; 256],
+            data: 0,
+            machine: Machine::Interpreter,
+            limits: Limits::default(),
+            module,
+        };
         let data = program.module.data().clone();
         program.data = program.take(data.size as usize, data.align as usize);
         for (offset, bytes) in data.at(BASE + program.data) {
@@ -109,7 +137,12 @@ impl Program {
         BASE + self.data + variable.offset
     }
 
-    pub(crate) fn translate(&self, kernel: &str, block: [u32; 3], dynamic_shared: u32) -> Result<Translated, vm_ptx::Error> {
+    pub(crate) fn translate(
+        &self,
+        kernel: &str,
+        block: [u32; 3],
+        dynamic_shared: u32,
+    ) -> Result<Translated, vm_ptx::Error> {
         self.module.translate(kernel, &Options { block, dynamic_shared, data: self.data })
     }
 
@@ -117,8 +150,16 @@ impl Program {
         self.launch_shared(kernel, grid, block, 0, args);
     }
 
-    pub(crate) fn launch_shared(&mut self, kernel: &str, grid: [u32; 3], block: [u32; 3], shared: u32, args: &[Arg]) {
-        let translated = self.translate(kernel, block, shared).unwrap_or_else(|error| panic!("{kernel}: {error}"));
+    pub(crate) fn launch_shared(
+        &mut self,
+        kernel: &str,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+        args: &[Arg],
+    ) {
+        let translated =
+            self.translate(kernel, block, shared).unwrap_or_else(|error| panic!("{kernel}: {error}"));
         let signature = &translated.signature;
         assert_eq!(signature.parameters.len(), args.len(), "{kernel}");
         let mut parameters = vec![0; signature.size as usize];
@@ -126,17 +167,51 @@ impl Program {
             assert_eq!(parameter.size as usize, bytes.len(), "{kernel}");
             parameters[parameter.offset as usize..][..bytes.len()].copy_from_slice(bytes);
         }
-        let memory = std::mem::take(&mut self.memory);
-        let extents = vec![memory.len() as u64];
+        let scalars = signature.arguments(&parameters);
+        let done = match self.machine {
+            Machine::Interpreter => self.interpret(&translated, grid, &scalars),
+            Machine::Cpu => self.compute(&translated, grid, &scalars),
+        };
+        done.unwrap_or_else(|error| panic!("{kernel}: {error}"));
+    }
+
+    fn interpret(&mut self, kernel: &Translated, grid: [u32; 3], scalars: &[u64]) -> Result<(), String> {
+        let bytes = std::mem::take(&mut self.memory);
+        let extents = vec![bytes.len() as u64];
         let mut arguments =
-            vec![Argument::Tensor(Tensor { element: Scalar::I8, extents, bytes: memory }), Argument::Bits(BASE)];
-        arguments.extend(signature.arguments(&parameters).into_iter().map(Argument::Bits));
-        let name = translated.module.kernels()[0].name().to_owned();
+            vec![Argument::Tensor(Tensor { element: Scalar::I8, extents, bytes }), Argument::Bits(BASE)];
+        arguments.extend(scalars.iter().map(|bits| Argument::Bits(*bits)));
+        let name = kernel.module.kernels()[0].name().to_owned();
         let mut launch = Launch { kernel: name, grid, arguments };
-        let result = run(&translated.module, &mut launch, &self.limits);
-        let Argument::Tensor(tensor) = launch.arguments.swap_remove(0) else { unreachable!() };
-        self.memory = tensor.bytes;
-        result.unwrap_or_else(|error| panic!("{kernel}: {error}"));
+        let result = run(&kernel.module, &mut launch, &self.limits);
+        if let Argument::Tensor(tensor) = launch.arguments.swap_remove(0) {
+            self.memory = tensor.bytes;
+        }
+        result.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    fn compute(&mut self, kernel: &Translated, grid: [u32; 3], scalars: &[u64]) -> Result<(), String> {
+        use vm_runtime::{Argument, Scalar};
+        static WORKER: OnceLock<Worker<CpuAccelerator>> = OnceLock::new();
+        let worker = WORKER.get_or_init(|| {
+            Worker::start(Arc::new(CpuAccelerator::new().unwrap()), WorkerOptions::default()).unwrap()
+        });
+        let compiler = CpuJITCompiler::new(Arc::clone(worker.accelerator()));
+        let compiled = compiler.compile_module(&kernel.module).map_err(|error| error.to_string())?;
+        let run = |memory: &mut Vec<u8>| {
+            let loaded = worker.load(compiled[0].artifact())?;
+            let buffer = worker.allocate(memory.len() as u64)?;
+            worker.write(&buffer, memory)?;
+            let mut arguments = vec![Argument::from(&buffer), Argument::from(Scalar::from_bits(BASE, 8))];
+            let words = kernel.signature.scalars.iter().zip(scalars);
+            arguments.extend(
+                words.map(|(word, bits)| Argument::from(Scalar::from_bits(*bits, word.scalar.bytes()))),
+            );
+            worker.launch(&loaded, grid, &arguments)?;
+            worker.synchronize(Duration::from_secs(60))?;
+            worker.read(&buffer, memory)
+        };
+        run(&mut self.memory).map_err(|error| error.to_string())
     }
 }
 
@@ -177,7 +252,9 @@ impl Random {
 pub(crate) fn close(found: &[f32], expect: &[f32], relative: f32) {
     assert_eq!(found.len(), expect.len());
     for (at, (found, expect)) in found.iter().zip(expect).enumerate() {
-        let near = (found - expect).abs() <= relative * expect.abs().max(1e-3) || found == expect || found.is_nan() && expect.is_nan();
+        let near = (found - expect).abs() <= relative * expect.abs().max(1e-3)
+            || found == expect
+            || found.is_nan() && expect.is_nan();
         assert!(near, "number {at} is {found}, not {expect}");
     }
 }
