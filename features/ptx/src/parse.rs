@@ -655,8 +655,9 @@ impl<'t> Parser<'t> {
         let word = self.word("an instruction")?;
         if guard.is_none() && self.accept(b':')? {
             if self.next.token != Token::Dot("branchtargets") {
-                if let Token::Dot(word @ ("callprototype" | "calltargets")) = self.next.token {
-                    return Err(Error::unsupported(line, format!(".{word}")));
+                // What is called through a pointer; the call is refused.
+                if let Token::Dot("callprototype" | "calltargets") = self.next.token {
+                    return self.skip_to_semicolon();
                 }
                 items.push(Item::Label(word.into(), line));
                 return Ok(());
@@ -729,6 +730,15 @@ impl<'t> Parser<'t> {
                     other => (other, 0),
                 };
                 let offset = offset.wrapping_add(self.addend()?);
+                if self.is(b',') {
+                    // A texture and its coordinates.
+                    let mut list = vec![base];
+                    while self.accept(b',')? {
+                        list.push(self.operand(function, names, count, depth + 1)?);
+                    }
+                    self.expect(b']')?;
+                    return Ok(Operand::List(list));
+                }
                 self.expect(b']')?;
                 Ok(Operand::Address(Box::new(base), offset))
             }

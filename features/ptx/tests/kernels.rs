@@ -486,3 +486,51 @@ fn fast() {
         }
     });
 }
+
+#[test]
+fn halves() {
+    use vm_ir::Scalar::{Bf16, F16};
+    use vm_ir::format::{from_f64, to_f64};
+    let f16 = |value: f64| to_f64(F16, from_f64(F16, value));
+    each(&["maths"], |mut program| {
+        let n = 100;
+        let mut random = Random::new(18);
+        let mut numbers =
+            |count: usize| -> Vec<f64> { (0..count).map(|_| f16(random.between(-4.0, 4.0))).collect() };
+        let (a, b) = (numbers(2 * n), numbers(2 * n));
+        let bits =
+            |values: &[f64], scalar| values.iter().map(|v| from_f64(scalar, *v) as u16).collect::<Vec<_>>();
+        let (at_a, at_b) = (program.put(&bits(&a, F16)), program.put(&bits(&b, F16)));
+        let (c, sums) = (program.put(&vec![0u16; 2 * n]), program.put(&vec![0u16; n]));
+        let args = [at_a.into(), at_b.into(), c.into(), sums.into(), (n as i32).into()];
+        program.launch("halves", [1, 1, 1], LINE, &args);
+        let v: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f16(f16(a * b + 0.5) + f16(a * a))).collect();
+        let expect: Vec<f64> = v.iter().zip(&b).map(|(v, b)| v.max(-b)).collect();
+        // Nvcc may fuse the product and the sum.
+        let near = |found: f64, expect: f64| (found - expect).abs() <= 0.01 * expect.abs().max(1.0);
+        for (found, expect) in program.get::<u16>(c, 2 * n).iter().zip(&expect) {
+            assert!(near(to_f64(F16, u64::from(*found)), *expect), "{found:#x} {expect}");
+        }
+        for (found, v) in program.get::<u16>(sums, n).iter().zip(v.chunks(2)) {
+            let (found, sum) = (to_f64(F16, u64::from(*found)), v[0] + v[1]);
+            assert!(
+                (sum - 1.0).abs() < 0.02 || near(found, if sum > 1.0 { 2.0 } else { v[0] / 3.0 }),
+                "{found} {v:?}"
+            );
+        }
+
+        let a: Vec<f64> = a.iter().map(|v| to_f64(Bf16, from_f64(Bf16, *v))).collect();
+        let at_a = program.put(&bits(&a, Bf16));
+        let (out, pairs) = (program.put(&vec![0f32; 2 * n]), program.put(&vec![0u16; 4 * n]));
+        program.launch(
+            "brains",
+            [1, 1, 1],
+            LINE,
+            &[at_a.into(), out.into(), pairs.into(), (2 * n as i32).into()],
+        );
+        let expect: Vec<f32> = a.iter().map(|v| *v as f32 * 1.5).collect();
+        assert_eq!(program.get::<f32>(out, 2 * n), expect);
+        let pairs_expected: Vec<f64> = expect.iter().flat_map(|v| [f64::from(*v), f64::from(-v)]).collect();
+        assert_eq!(program.get::<u16>(pairs, 4 * n), bits(&pairs_expected, Bf16));
+    });
+}
