@@ -2,7 +2,7 @@
 
 use super::Cx;
 use super::table::{Modifiers, operands};
-use super::value::ir;
+use super::value::{Fact, ir};
 use crate::ast::{Class, Instr, Operand, Space, Symbol, Ty, int};
 use crate::error::Result;
 use crate::space::{GLOBAL, LOCAL, SHARED};
@@ -113,11 +113,32 @@ impl<'b> Cx<'_, 'b> {
         }
     }
 
+    /// Where in the kernel's parameters an address is, if it is there.
+    fn in_parameters(&self, address: &Operand, space: Option<Space>) -> Result<Option<u64>> {
+        let Operand::Address(base, offset) = address else { return Ok(None) };
+        let found = match (&**base, space) {
+            (Operand::Symbol(Symbol { space: Space::Param, offset }), _) => Some(*offset),
+            (Operand::Register(register), None | Some(Space::Param)) => {
+                match self.fact(self.register(*register)?) {
+                    Some(Fact::Parameter(offset)) => Some(offset),
+                    _ => None,
+                }
+            }
+            _ => None,
+        };
+        match (found, space) {
+            (Some(found), _) => Ok(Some(found.wrapping_add(*offset as u64))),
+            (None, Some(Space::Param)) => Err(self.unsupported("a parameter at an address that is computed")),
+            _ => Ok(None),
+        }
+    }
+
     /// A parameter of the kernel, from an offset on.
     fn parameter(&self, offset: u64, ty: Ty) -> Result<Val<'b>> {
         let size = ty.bytes();
         let found = self.words.iter().find(|(word, _)| {
-            word.offset <= offset && offset + size <= word.offset + u64::from(word.scalar.bytes())
+            word.offset <= offset
+                && offset.saturating_add(size) <= word.offset + u64::from(word.scalar.bytes())
         });
         let Some((word, value)) = found else {
             return Err(self.unsupported("a parameter that is read otherwise than it is declared"));
@@ -176,12 +197,9 @@ pub(super) fn load(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
     if registers.len() != count {
         return Err(cx.unsupported("a vector of another length"));
     }
-    if let (Operand::Address(base, offset), Some(Space::Param)) = (address, space) {
-        let Operand::Symbol(Symbol { offset: at, .. }) = **base else {
-            return Err(cx.unsupported("a parameter at an address that is computed"));
-        };
+    if let Some(at) = cx.in_parameters(address, space)? {
         for (lane, register) in registers.iter().enumerate() {
-            let at = at.wrapping_add(*offset as u64).wrapping_add(lane as u64 * ty.bytes());
+            let at = at.wrapping_add(lane as u64 * ty.bytes());
             let value = cx.parameter(at, ty)?;
             cx.set(register, value, ty.is_signed())?;
         }

@@ -16,7 +16,7 @@ use crate::ast::{Ast, Function, Instr, Space, Symbol, Ty};
 use crate::cfg::Cfg;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inline::{DYNAMIC_SHARED, inline};
-use crate::live::Live;
+use crate::live::{self, Live};
 use crate::module::{Signature, Word};
 use crate::space::{LOCAL, SHARED, Spaces, spaces};
 use crate::structure::structure;
@@ -58,6 +58,8 @@ pub struct Translated {
 /// Where generic addresses of shared and of local memory begin. No memory of a program is there.
 pub(crate) const SHARED_WINDOW: u64 = 0x7000_0000_0000_0000;
 pub(crate) const LOCAL_WINDOW: u64 = 0x7100_0000_0000_0000;
+/// What addresses of parameters count from.
+const PARAMETERS: u64 = 0x7200_0000_0000_0000;
 
 pub(crate) fn translate(
     ast: &Ast,
@@ -81,7 +83,8 @@ pub(crate) fn translate(
     if shared > MAX_SHARED_BYTES {
         return Err(Error::large(function.line, "bytes of shared memory", MAX_SHARED_BYTES as usize));
     }
-    let cfg = Cfg::of(code)?;
+    let mut cfg = Cfg::of(code)?;
+    live::prune(&mut cfg, registers.len());
     let tree = structure(&cfg)?;
     let live = Live::of(&cfg, registers.len())?;
     let spaces = spaces(&cfg, &registers);

@@ -1,6 +1,6 @@
 //! Operands as values, and registers as what they hold.
 
-use super::{Cx, LOCAL_WINDOW, SHARED_WINDOW};
+use super::{Cx, LOCAL_WINDOW, PARAMETERS, SHARED_WINDOW};
 use crate::ast::{Operand, Space, Symbol, Ty, int};
 use crate::error::{Error, Result};
 use vm_ir::builder::Val;
@@ -12,6 +12,8 @@ use vm_ir::{Scalar, Type};
 pub(super) enum Fact {
     /// It is the thread's number in its block.
     LocalIndex,
+    /// It is the address of the kernel's parameters, from so many bytes on.
+    Parameter(u64),
 }
 
 /// What registers hold, with what they held before, to go back to.
@@ -89,8 +91,12 @@ impl<'b> Cx<'_, 'b> {
         value
     }
 
+    pub(super) fn fact(&self, value: Val<'b>) -> Option<Fact> {
+        self.state.borrow().facts.get(&(value.value().index() as u32)).copied()
+    }
+
     pub(super) fn knows(&self, value: Val<'b>, fact: Fact) -> bool {
-        self.state.borrow().facts.get(&(value.value().index() as u32)) == Some(&fact)
+        self.fact(value) == Some(fact)
     }
 
     /// The low bits of a value as another type, extended with zeros if it has more.
@@ -178,8 +184,14 @@ impl<'b> Cx<'_, 'b> {
         match symbol.space {
             Space::Global | Space::Const => Ok(self.base + self.k.i64(offset)),
             Space::Shared | Space::Local => Ok(self.k.i64(offset)),
-            Space::Param => Err(self.unsupported("the address of a parameter")),
+            Space::Param => Ok(self.parameter_address(offset as u64)),
         }
+    }
+
+    /// An address of parameters, which stands for nothing but where loads from it are.
+    pub(super) fn parameter_address(&self, offset: u64) -> Val<'b> {
+        let address = self.k.i64(PARAMETERS.wrapping_add(offset) as i64);
+        self.learn(address, Fact::Parameter(offset))
     }
 
     /// The address of the first byte of a window, for conversions.
