@@ -29,7 +29,11 @@ const NO_RESULT: &[&str] = &[
 /// Calls `visit` for each register that an instruction reads, or for each that it defines.
 pub(crate) fn registers(instr: &Instr, defined: bool, visit: &mut impl FnMut(u32)) {
     let results = usize::from(has_result(instr)).min(instr.operands.len());
-    let (first, rest) = instr.operands.split_at(results);
+    let (first, mut rest) = instr.operands.split_at(results);
+    // The mask of threads, which all of the warp are in: nobody looks at it.
+    if instr.opcode() == "shfl" || instr.modifiers().next() == Some("warp") {
+        rest = rest.split_last().map_or(rest, |(_, others)| others);
+    }
     if defined {
         first.iter().for_each(|operand| in_operand(operand, false, visit));
         return;

@@ -244,7 +244,7 @@ impl<'b> Builder<'b> {
     }
 
     /// Says of which line of its source what is written from here on is; by default it is that of the Rust file.
-    pub fn line(self, line: u32) {
+    pub fn at_line(self, line: u32) {
         self.block.state.borrow_mut().line = Some(Line(line));
     }
 
@@ -304,7 +304,7 @@ impl<'b> Builder<'b> {
             self.fail(BuildErrorKind::TooLarge(format!("more than {MAX_PARAMS} parameters")));
             return 0;
         }
-        let line = self.current_line();
+        let line = self.line();
         self.block.state.borrow_mut().params.push(Param { name: name.into(), kind, line });
         count as u16
     }
@@ -317,7 +317,7 @@ impl<'b> Builder<'b> {
         if count >= MAX_SHARED_ARRAYS {
             self.fail(BuildErrorKind::TooLarge(format!("more than {MAX_SHARED_ARRAYS} shared arrays")));
         } else {
-            let array = SharedArray { name: name.into(), element, dims: dims.to_vec(), line: self.current_line() };
+            let array = SharedArray { name: name.into(), element, dims: dims.to_vec(), line: self.line() };
             self.block.state.borrow_mut().shared.push(array);
         }
         PlaceRef::new(self, Place::Shared(count.min(MAX_SHARED_ARRAYS - 1) as u16), element)
@@ -360,7 +360,7 @@ impl<'b> Builder<'b> {
 
     #[track_caller]
     fn fail(self, kind: BuildErrorKind) {
-        let line = self.current_line().0;
+        let line = self.line().0;
         let mut state = self.block.state.borrow_mut();
         if state.error.is_none() {
             state.error = Some(BuildError { kernel: state.name.clone(), guest: state.guest, line, kind });
@@ -411,7 +411,7 @@ impl<'b> Builder<'b> {
     /// Adds an op whose results are defined.
     #[track_caller]
     fn push_op(self, mut op: Op) {
-        op.line = self.current_line();
+        op.line = self.line();
         let counted = self.block.state.borrow_mut().numbering.count_op();
         if let Err(error) = counted {
             self.fail_large(error);
@@ -428,7 +428,7 @@ impl<'b> Builder<'b> {
 
     /// The line of what is written now.
     #[track_caller]
-    fn current_line(self) -> Line {
+    fn line(self) -> Line {
         match self.block.state.borrow().line {
             Some(line) => line,
             None => Line(Location::caller().line()),
@@ -463,7 +463,7 @@ impl<'b> Builder<'b> {
         }
         let result = fill();
         let frame = self.block.state.borrow_mut().open.pop().unwrap_or_default();
-        (Region { args, ops: frame.ops, yields: Vec::new(), yield_line: self.current_line() }, result)
+        (Region { args, ops: frame.ops, yields: Vec::new(), yield_line: self.line() }, result)
     }
 
     // --- constants and ids ---

@@ -168,7 +168,7 @@ impl<'b> Cx<'_, 'b> {
     fn choice(&self, at: usize, arms: &[Tree], exits: &[usize]) -> Next<'b> {
         let block = &self.cfg.blocks[at];
         let line = block.instrs.last().map_or(block.line, |instr| instr.line);
-        self.k.line(line);
+        self.k.at_line(line);
         *self.line.borrow_mut() = line;
         let registers = self.assigned(arms, exits);
         match (&block.end, arms) {
@@ -230,7 +230,7 @@ impl<'b> Cx<'_, 'b> {
 
     fn repeat(&self, head: usize, body: &Tree, exits: &[usize]) -> Next<'b> {
         let k = self.k;
-        k.line(self.cfg.blocks[head].line);
+        k.at_line(self.cfg.blocks[head].line);
         *self.line.borrow_mut() = self.cfg.blocks[head].line;
         let mut read_at = exits.to_vec();
         read_at.push(head);

@@ -91,7 +91,7 @@ pub(crate) fn translate(
 
     let block = IRBlock::new(GuestAddr(u64::from(function.line)));
     let k = block.builder();
-    k.line(function.line);
+    k.at_line(function.line);
     k.name(&identifier(&function.name)).block_size(options.block);
     let ty = ViewType { align: 16, ..ViewType::new(Scalar::I8, 1, Access::ReadWrite) };
     let memory = k.view_of("memory", ty);
@@ -101,6 +101,7 @@ pub(crate) fn translate(
     // As much as the widest access needs, so that there is room for each.
     let bytes = |bytes: u64| bytes.next_multiple_of(16).max(16);
     let shared_place = (shared > 0).then(|| k.shared("shared", Scalar::I8, &[bytes(shared) as u32]));
+    let local_place = (local > 0).then(|| k.local("stack", bytes(local) as u32));
     let counts =
         cfg.blocks.iter().flat_map(|block| &block.instrs).any(|instr| {
             matches!(instr.opcode(), "bar" | "barrier") && instr.modifiers().any(|m| m == "red")
@@ -117,7 +118,7 @@ pub(crate) fn translate(
         base,
         words,
         shared: shared_place,
-        local: None,
+        local: local_place,
         counter,
         data: options.data,
         dynamic_at,
@@ -207,7 +208,7 @@ impl<'b> Cx<'_, 'b> {
             return;
         }
         *self.line.borrow_mut() = instr.line;
-        self.k.line(instr.line);
+        self.k.at_line(instr.line);
         if let Err(error) = self.guarded(instr) {
             let (start, end) = instr.span;
             self.fail(error.of(instr.line, self.text.get(start as usize..end as usize).unwrap_or("")));
