@@ -8,8 +8,10 @@ const LINE: [u32; 3] = [256, 1, 1];
 
 /// What nvcc makes with and without optimisation.
 const BASICS: &[&str] = &["basics", "basics-debug"];
+const GRIDS: &[&str] = &["grids", "grids-debug"];
+const MATHS: &[&str] = &["maths"];
 /// What it makes for two architectures.
-const SHARED: &[&str] = &["shared", "shared-sm_90"];
+const SHARED: &[&str] = &["shared", "shared-sm_90", "shared-debug"];
 
 #[test]
 fn vector_add() {
@@ -304,7 +306,7 @@ fn atomics() {
 
 #[test]
 fn stencils() {
-    each(&["grids"], |mut program| {
+    each(GRIDS, |mut program| {
         let (width, height) = (33usize, 21usize);
         let input = Random::new(13).f32s(width * height);
         let mut expect = Vec::new();
@@ -354,7 +356,7 @@ fn stencils() {
 
 #[test]
 fn particles() {
-    each(&["grids"], |mut program| {
+    each(GRIDS, |mut program| {
         let n = 100;
         let input = Random::new(15).f32s(4 * n);
         let (at, out) = (program.put(&input), program.put(&vec![0f32; n]));
@@ -394,7 +396,7 @@ fn particles() {
 
 #[test]
 fn integers() {
-    each(&["maths"], |mut program| {
+    each(MATHS, |mut program| {
         let n = 200;
         let mut random = Random::new(16);
         let (a, b): (Vec<i32>, Vec<i32>) =
@@ -453,7 +455,7 @@ fn integers() {
 
 #[test]
 fn fast() {
-    each(&["maths"], |mut program| {
+    each(MATHS, |mut program| {
         let n = 200;
         let x = Random::new(17).f32s(n);
         let (at, out) = (program.put(&x), program.put(&vec![0f32; 8 * n]));
@@ -492,7 +494,7 @@ fn halves() {
     use vm_ir::Scalar::{Bf16, F16};
     use vm_ir::format::{from_f64, to_f64};
     let f16 = |value: f64| to_f64(F16, from_f64(F16, value));
-    each(&["maths"], |mut program| {
+    each(MATHS, |mut program| {
         let n = 100;
         let mut random = Random::new(18);
         let mut numbers =
@@ -532,5 +534,92 @@ fn halves() {
         assert_eq!(program.get::<f32>(out, 2 * n), expect);
         let pairs_expected: Vec<f64> = expect.iter().flat_map(|v| [f64::from(*v), f64::from(-v)]).collect();
         assert_eq!(program.get::<u16>(pairs, 4 * n), bits(&pairs_expected, Bf16));
+    });
+}
+
+#[test]
+fn numbers() {
+    each(GRIDS, |mut program| {
+        let n = 300;
+        let mut random = Random::new(19);
+        let (a, b) = (random.i32s(n, 0, 5000), random.i32s(n, 1, 5000));
+        let one = |a: i32, b: i32| {
+            let smallest = (2..).take_while(|i| i * i <= a).find(|i| a % i == 0);
+            let prime = a >= 2 && smallest.is_none();
+            let (mut x, mut y) = (a, b);
+            while y != 0 {
+                (x, y) = (y, x % y);
+            }
+            x * 1000 + smallest.unwrap_or(1) * 2 + i32::from(prime)
+        };
+        let expect: Vec<i32> = a.iter().zip(&b).map(|(a, b)| one(*a, *b)).collect();
+        let (a, b, out) = (program.put(&a), program.put(&b), program.put(&vec![0i32; n]));
+        program.launch("numbers", [2, 1, 1], LINE, &[a.into(), b.into(), out.into(), (n as i32).into()]);
+        assert_eq!(program.get::<i32>(out, n), expect);
+    });
+}
+
+#[test]
+fn sort_in_local_memory() {
+    each(GRIDS, |mut program| {
+        for count in [1usize, 7, 16] {
+            let input = Random::new(20).i32s(64 * count, -1000, 1000);
+            let mut expect = input.clone();
+            expect.chunks_mut(count).for_each(<[i32]>::sort_unstable);
+            let (input, out) = (program.put(&input), program.put(&vec![0i32; 64 * count]));
+            program.launch("sort8", [2, 1, 1], [32, 1, 1], &[input.into(), out.into(), (count as i32).into()]);
+            assert_eq!(program.get::<i32>(out, 64 * count), expect);
+        }
+    });
+}
+
+#[test]
+fn functions() {
+    each(MATHS, |mut program| {
+        let mut random = Random::new(21);
+        let mut x = random.f32s(60);
+        // The long way round the circle, and where functions end.
+        x.extend([1e5, -3.3e7, 1.2345e20, 3e38, 0.0, -0.0, 1e-30, 88.0, -87.0, 120.0, f32::INFINITY, f32::NAN, 0.5, 1.0]);
+        let n = x.len();
+        let (at, out) = (program.put(&x), program.put(&vec![0f32; 16 * n]));
+        program.launch("functions", [1, 1, 1], [128, 1, 1], &[at.into(), out.into(), (n as i32).into()]);
+        let found = program.get::<f32>(out, 16 * n);
+        for (v, found) in x.iter().zip(found.chunks(16)) {
+            let d = f64::from(*v);
+            let expect = [
+                d.exp(), d.abs().ln(), d.sin(), d.cos(), d.tanh(), d.abs().powf(f64::from(1.7f32)), d.abs().sqrt(),
+                1.0 / d.abs().sqrt(), libm::erf(d), d / f64::from(3.7f32), d.atan(), d.floor(), f64::from(v.round_ties_even()),
+                d % 2.5, d.cbrt(), d.abs().ln_1p(),
+            ];
+            for (at, (found, expect)) in found.iter().zip(expect).enumerate() {
+                let expect = expect as f32;
+                let error = (found - expect).abs();
+                // Of few ulps, as CUDA says of these.
+                let fits = *found == expect || found.is_nan() && expect.is_nan() || error <= 1.5e-6 * expect.abs().max(1e-6);
+                assert!(fits, "function {at} of {v}: {found}, not {expect}");
+            }
+        }
+    });
+}
+
+#[test]
+fn doubles() {
+    each(MATHS, |mut program| {
+        let mut random = Random::new(22);
+        let mut x: Vec<f64> = (0..40).map(|_| random.between(-20.0, 20.0)).collect();
+        x.extend([1e5, -3.3e9, 1.2345e200, 1e-300, 0.0, 700.0, f64::INFINITY, 0.5, 1.0]);
+        let n = x.len();
+        let (at, out) = (program.put(&x), program.put(&vec![0f64; 8 * n]));
+        program.launch("doubles", [1, 1, 1], [64, 1, 1], &[at.into(), out.into(), (n as i32).into()]);
+        let found = program.get::<f64>(out, 8 * n);
+        for (v, found) in x.iter().zip(found.chunks(8)) {
+            let expect = [
+                v.exp(), v.abs().ln(), v.sin(), v.cos(), v.tanh(), v.abs().powf(1.7), 1.0 / v.abs().sqrt(), v / 3.7,
+            ];
+            for (at, (found, expect)) in found.iter().zip(expect).enumerate() {
+                let fits = *found == expect || found.is_nan() && expect.is_nan() || (found - expect).abs() <= 2e-15 * expect.abs();
+                assert!(fits, "function {at} of {v}: {found}, not {expect}");
+            }
+        }
     });
 }
