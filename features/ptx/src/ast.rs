@@ -213,6 +213,10 @@ impl Instr {
         self.code.split('.').next().unwrap_or("")
     }
 
+    pub(crate) fn is_barrier(&self) -> bool {
+        matches!(self.opcode(), "bar" | "barrier")
+    }
+
     pub(crate) fn modifiers(&self) -> impl Iterator<Item = &str> {
         self.code.split('.').skip(1)
     }

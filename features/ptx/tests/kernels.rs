@@ -228,6 +228,23 @@ fn scan() {
 }
 
 #[test]
+fn persistent() {
+    each(SHARED, |mut program| {
+        let (input, tiles) = (Random::new(23).i32s(128 * 10, -100, 100), 10);
+        let expect: Vec<i32> = input.chunks(128).flat_map(|tile| tile.iter().rev().copied()).collect();
+        let (at, out, next) = (program.put(&input), program.put(&[0i32; 1280]), program.put(&[0i32]));
+        program.launch(
+            "persistent",
+            [3, 1, 1],
+            [128, 1, 1],
+            &[at.into(), out.into(), next.into(), tiles.into()],
+        );
+        assert_eq!(program.get::<i32>(out, 1280), expect);
+        assert_eq!(program.get::<i32>(next, 1), [tiles + 3]);
+    });
+}
+
+#[test]
 fn transpose() {
     each(SHARED, |mut program| {
         let (width, height) = (37usize, 50usize);
@@ -567,7 +584,12 @@ fn sort_in_local_memory() {
             let mut expect = input.clone();
             expect.chunks_mut(count).for_each(<[i32]>::sort_unstable);
             let (input, out) = (program.put(&input), program.put(&vec![0i32; 64 * count]));
-            program.launch("sort8", [2, 1, 1], [32, 1, 1], &[input.into(), out.into(), (count as i32).into()]);
+            program.launch(
+                "sort8",
+                [2, 1, 1],
+                [32, 1, 1],
+                &[input.into(), out.into(), (count as i32).into()],
+            );
             assert_eq!(program.get::<i32>(out, 64 * count), expect);
         }
     });
@@ -579,7 +601,22 @@ fn functions() {
         let mut random = Random::new(21);
         let mut x = random.f32s(60);
         // The long way round the circle, and where functions end.
-        x.extend([1e5, -3.3e7, 1.2345e20, 3e38, 0.0, -0.0, 1e-30, 88.0, -87.0, 120.0, f32::INFINITY, f32::NAN, 0.5, 1.0]);
+        x.extend([
+            1e5,
+            -3.3e7,
+            1.2345e20,
+            3e38,
+            0.0,
+            -0.0,
+            1e-30,
+            88.0,
+            -87.0,
+            120.0,
+            f32::INFINITY,
+            f32::NAN,
+            0.5,
+            1.0,
+        ]);
         let n = x.len();
         let (at, out) = (program.put(&x), program.put(&vec![0f32; 16 * n]));
         program.launch("functions", [1, 1, 1], [128, 1, 1], &[at.into(), out.into(), (n as i32).into()]);
@@ -587,15 +624,30 @@ fn functions() {
         for (v, found) in x.iter().zip(found.chunks(16)) {
             let d = f64::from(*v);
             let expect = [
-                d.exp(), d.abs().ln(), d.sin(), d.cos(), d.tanh(), d.abs().powf(f64::from(1.7f32)), d.abs().sqrt(),
-                1.0 / d.abs().sqrt(), libm::erf(d), d / f64::from(3.7f32), d.atan(), d.floor(), f64::from(v.round_ties_even()),
-                d % 2.5, d.cbrt(), d.abs().ln_1p(),
+                d.exp(),
+                d.abs().ln(),
+                d.sin(),
+                d.cos(),
+                d.tanh(),
+                d.abs().powf(f64::from(1.7f32)),
+                d.abs().sqrt(),
+                1.0 / d.abs().sqrt(),
+                libm::erf(d),
+                d / f64::from(3.7f32),
+                d.atan(),
+                d.floor(),
+                f64::from(v.round_ties_even()),
+                d % 2.5,
+                d.cbrt(),
+                d.abs().ln_1p(),
             ];
             for (at, (found, expect)) in found.iter().zip(expect).enumerate() {
                 let expect = expect as f32;
                 let error = (found - expect).abs();
                 // Of few ulps, as CUDA says of these.
-                let fits = *found == expect || found.is_nan() && expect.is_nan() || error <= 1.5e-6 * expect.abs().max(1e-6);
+                let fits = *found == expect
+                    || found.is_nan() && expect.is_nan()
+                    || error <= 1.5e-6 * expect.abs().max(1e-6);
                 assert!(fits, "function {at} of {v}: {found}, not {expect}");
             }
         }
@@ -614,10 +666,19 @@ fn doubles() {
         let found = program.get::<f64>(out, 8 * n);
         for (v, found) in x.iter().zip(found.chunks(8)) {
             let expect = [
-                v.exp(), v.abs().ln(), v.sin(), v.cos(), v.tanh(), v.abs().powf(1.7), 1.0 / v.abs().sqrt(), v / 3.7,
+                v.exp(),
+                v.abs().ln(),
+                v.sin(),
+                v.cos(),
+                v.tanh(),
+                v.abs().powf(1.7),
+                1.0 / v.abs().sqrt(),
+                v / 3.7,
             ];
             for (at, (found, expect)) in found.iter().zip(expect).enumerate() {
-                let fits = *found == expect || found.is_nan() && expect.is_nan() || (found - expect).abs() <= 2e-15 * expect.abs();
+                let fits = *found == expect
+                    || found.is_nan() && expect.is_nan()
+                    || (found - expect).abs() <= 2e-15 * expect.abs();
                 assert!(fits, "function {at} of {v}: {found}, not {expect}");
             }
         }

@@ -46,15 +46,29 @@ const EFFECTS: &[&str] = &[
 impl<'b> Cx<'_, 'b> {
     /// The kernel.
     pub(super) fn body(&self, tree: &Tree) -> Result<()> {
-        self.tree(tree);
+        self.tree_after(tree, Next::Known(self.cfg.exit()));
         match self.state.borrow_mut().error.take() {
             Some(error) => Err(error),
             None => Ok(()),
         }
     }
 
+    /// What stands in a region of its own.
     fn tree(&self, tree: &Tree) -> Next<'b> {
-        self.tree_after(tree, Next::Known(self.cfg.exit()))
+        let outside = self.together.get();
+        self.together.set(outside && self.agree && self.has_barrier(tree));
+        let next = self.tree_after(tree, Next::Known(self.cfg.exit()));
+        self.together.set(outside);
+        next
+    }
+
+    fn has_barrier(&self, tree: &Tree) -> bool {
+        match &tree.kind {
+            Kind::Block(at) => self.cfg.blocks[*at].has_barrier(),
+            Kind::Goto(_) => false,
+            Kind::Seq(trees) | Kind::Choice(_, trees) => trees.iter().any(|tree| self.has_barrier(tree)),
+            Kind::Guard(_, body) | Kind::Loop(_, body) => self.has_barrier(body),
+        }
     }
 
     /// A part of the tree, behind one that goes on at `next`.
@@ -134,7 +148,7 @@ impl<'b> Cx<'_, 'b> {
     }
 
     fn checked<T>(&self, result: Result<T>) -> Option<T> {
-        result.map_err(|error| self.fail(error.of(*self.line.borrow(), ""))).ok()
+        result.map_err(|error| self.fail(error.of(self.line.get(), ""))).ok()
     }
 
     /// Where it goes on as a value: nothing if it is one place anyway, a bool for two, else an i32.
@@ -169,7 +183,7 @@ impl<'b> Cx<'_, 'b> {
         let block = &self.cfg.blocks[at];
         let line = block.instrs.last().map_or(block.line, |instr| instr.line);
         self.k.at_line(line);
-        *self.line.borrow_mut() = line;
+        self.line.set(line);
         let registers = self.assigned(arms, exits);
         match (&block.end, arms) {
             (End::Branch(guard, ..), [then, other]) => {
@@ -231,7 +245,7 @@ impl<'b> Cx<'_, 'b> {
     fn repeat(&self, head: usize, body: &Tree, exits: &[usize]) -> Next<'b> {
         let k = self.k;
         k.at_line(self.cfg.blocks[head].line);
-        *self.line.borrow_mut() = self.cfg.blocks[head].line;
+        self.line.set(self.cfg.blocks[head].line);
         let mut read_at = exits.to_vec();
         read_at.push(head);
         let registers = self.assigned([body], &read_at);

@@ -60,33 +60,35 @@ impl<'b> Cx<'_, 'b> {
         let k = self.k;
         match (&**base, space) {
             (Operand::Symbol(symbol), _) => {
-                known(symbol.space, k.i64(self.offset_of(*symbol, *offset) as i64))
+                known(symbol.space, self.constant(Type::I64, self.offset_of(*symbol, *offset)))
             }
             (Operand::Register(_) | Operand::Int(_), Some(space @ (Space::Shared | Space::Local))) => {
                 // Of 32 bits, or of 64 with the upper ones zero.
-                let address = self.get(base, U32)?;
-                let index = if *offset == 0 { address } else { address + k.i32(*offset as i32) };
+                let index = self.plus(self.get(base, U32)?, *offset);
                 known(space, index)
             }
             (Operand::Register(_) | Operand::Int(_), Some(space @ (Space::Global | Space::Const))) => {
-                known(space, self.get(base, B64)? + k.i64(*offset) - self.base)
+                known(space, self.plus(self.get(base, B64)?, *offset) - self.base)
             }
             (Operand::Register(register), None) => {
-                let address = self.get(base, B64)? + k.i64(*offset);
+                let address = self.plus(self.get(base, B64)?, *offset);
                 let found = self.spaces[*register as usize] & (self.windows() | GLOBAL);
                 let found = if found == 0 { GLOBAL } else { found };
                 let mut choices = Vec::new();
                 for (bit, space) in [(SHARED, Space::Shared), (LOCAL, Space::Local), (GLOBAL, Space::Global)]
                 {
                     if found & bit != 0 {
-                        let first = self.window(space).map_or(self.base, |window| k.i64(window as i64));
-                        choices.push((space, self.place(space)?, address - first));
+                        let index = match self.window(space) {
+                            Some(window) => self.plus(address, (window as i64).wrapping_neg()),
+                            None => address - self.base,
+                        };
+                        choices.push((space, self.place(space)?, index));
                     }
                 }
                 Ok(Target { generic: Some(address), choices })
             }
             (Operand::Int(_), None) => {
-                known(Space::Global, self.get(base, B64)? + k.i64(*offset) - self.base)
+                known(Space::Global, self.plus(self.get(base, B64)?, *offset) - self.base)
             }
             _ => Err(self.unsupported("such an address")),
         }
@@ -229,6 +231,15 @@ pub(super) fn load(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
         let Some(value) = loaded.first() else { return Err(cx.unsupported("an access without memory")) };
         for (lane, register) in registers.iter().enumerate() {
             let value = if registers.len() > 1 { value.lane(lane as u8) } else { *value };
+            // One address for all: no thread writes there meanwhile, or they would race.
+            let agrees = match target.choices[..] {
+                [(Space::Shared, _, index)] => cx.agree && cx.together.get() && cx.known(index).is_some(),
+                _ => false,
+            };
+            let value = match agrees && instr.guard.is_none() && scalar != Scalar::I64 {
+                true => cx.fit(cx.agreed(cx.fit(value, Type::I32)), value.ty()),
+                false => value,
+            };
             cx.set(register, value, ty.is_signed())?;
         }
     }
@@ -384,8 +395,8 @@ pub(super) fn cvta(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
     let a = cx.get(a, ty)?;
     let value = match cx.window(space) {
         None => a,
-        Some(window) if to => a - cx.k.i64(window as i64),
-        Some(window) => a + cx.k.i64(window as i64),
+        Some(window) if to => cx.plus(a, (window as i64).wrapping_neg()),
+        Some(window) => cx.plus(a, window as i64),
     };
     cx.result(instr, value, ty)
 }

@@ -12,6 +12,8 @@ use vm_ir::{Scalar, Type};
 pub(super) enum Fact {
     /// It is the thread's number in its block.
     LocalIndex,
+    /// It is this integer.
+    Constant(u64),
     /// It is the address of the kernel's parameters, from so many bytes on.
     Parameter(u64),
 }
@@ -99,6 +101,29 @@ impl<'b> Cx<'_, 'b> {
         self.fact(value) == Some(fact)
     }
 
+    /// The bits of an integer that is known.
+    pub(super) fn known(&self, value: Val<'b>) -> Option<u64> {
+        match self.fact(value) {
+            Some(Fact::Constant(bits)) => Some(bits),
+            _ => None,
+        }
+    }
+
+    /// An integer that stays known.
+    pub(super) fn constant(&self, ty: Type, bits: u64) -> Val<'b> {
+        let bits = bits & ty.scalar().mask();
+        self.learn(self.k.bits(ty, bits), Fact::Constant(bits))
+    }
+
+    /// An address so many bytes further.
+    pub(super) fn plus(&self, value: Val<'b>, offset: i64) -> Val<'b> {
+        match self.known(value) {
+            _ if offset == 0 => value,
+            Some(bits) => self.constant(value.ty(), bits.wrapping_add(offset as u64)),
+            None => value + self.k.bits(value.ty(), offset as u64),
+        }
+    }
+
     /// The low bits of a value as another type, extended with zeros if it has more.
     pub(super) fn fit(&self, value: Val<'b>, to: Type) -> Val<'b> {
         let from = value.ty();
@@ -110,6 +135,11 @@ impl<'b> Cx<'_, 'b> {
         }
         if to == Type::BOOL {
             return value.ne(0);
+        }
+        if let (Some(bits), true, true) =
+            (self.known(value), from.scalar().is_int(), to.scalar().is_int() && !to.is_vector())
+        {
+            return self.constant(to, bits);
         }
         let (has, wants) = (width(from), width(to));
         let (Some(has_int), Some(wants_int)) = (int(has), int(wants)) else { return value };
@@ -133,7 +163,7 @@ impl<'b> Cx<'_, 'b> {
             }
             Operand::Int(value) => match to == Type::BOOL {
                 true => self.k.bool(*value != 0),
-                false => self.k.bits(to, *value),
+                false => self.constant(to, *value),
             },
             Operand::F32(bits) if to == Type::F32 || !ty.is_float() => self.k.bits(to, u64::from(*bits)),
             Operand::F32(bits) => {
@@ -183,7 +213,7 @@ impl<'b> Cx<'_, 'b> {
         let offset = self.offset_of(symbol, addend) as i64;
         match symbol.space {
             Space::Global | Space::Const => Ok(self.base + self.k.i64(offset)),
-            Space::Shared | Space::Local => Ok(self.k.i64(offset)),
+            Space::Shared | Space::Local => Ok(self.constant(Type::I64, offset as u64)),
             Space::Param => Ok(self.parameter_address(offset as u64)),
         }
     }

@@ -107,3 +107,18 @@ extern "C" __global__ void atomics(int *ints, unsigned *words, unsigned long lon
   int old = ints[2], seen;
   do { seen = old; old = atomicCAS(&ints[2], seen, seen + (v & 3)); } while (old != seen);
 }
+
+// Blocks that take pieces of work in turns; whether there is one all threads read from shared memory.
+extern "C" __global__ void persistent(const int *in, int *out, int *next, int n) {
+  __shared__ int tile, buffer[128];
+  for (;;) {
+    if (threadIdx.x == 0) tile = atomicAdd(next, 1);
+    __syncthreads();
+    int t = tile;
+    if (t >= n) break;
+    buffer[threadIdx.x] = in[t * 128 + threadIdx.x];
+    __syncthreads();
+    out[t * 128 + threadIdx.x] = buffer[127 - threadIdx.x];
+    __syncthreads();
+  }
+}
