@@ -3,7 +3,7 @@
 use crate::ast::{Instr, Operand};
 use crate::cfg::{Cfg, End};
 use crate::error::{Error, Result};
-use crate::limits::MAX_LIVE_BITS;
+use crate::limits::{MAX_LIVE_BITS, MAX_LIVE_VISITS};
 
 /// Instructions that define nothing: their first operand is read.
 const NO_RESULT: &[&str] = &[
@@ -152,8 +152,13 @@ impl Live {
         let mut waiting = vec![true; blocks];
         let mut list: Vec<usize> = (0..blocks).collect();
         let mut set = vec![0u64; words];
+        let mut visits = 0;
         while let Some(at) = list.pop() {
             waiting[at] = false;
+            visits += 1;
+            if visits > MAX_LIVE_VISITS * blocks {
+                return Err(Error::large(0, "visits of its blocks", MAX_LIVE_VISITS * blocks));
+            }
             set.fill(0);
             for to in cfg.blocks[at].end.targets() {
                 if to < blocks {

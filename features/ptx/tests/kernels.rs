@@ -684,3 +684,64 @@ fn doubles() {
         }
     });
 }
+
+#[test]
+fn matmul_in_registers() {
+    each(SHARED, |mut program| {
+        let n = 64usize;
+        let mut random = Random::new(24);
+        let mut numbers = || random.i32s(n * n, -4, 4).into_iter().map(|v| v as f32).collect::<Vec<_>>();
+        let (a, b) = (numbers(), numbers());
+        let element = |i: usize| (0..n).map(|k| a[i / n * n + k] * b[k * n + i % n]).sum();
+        let expect: Vec<f32> = (0..n * n).map(element).collect();
+        let (a, b, c) = (program.put(&a), program.put(&b), program.put(&vec![0f32; n * n]));
+        let args = [a.into(), b.into(), c.into(), (n as i32).into()];
+        program.launch("matmul_registers", [1, 1, 1], [64, 1, 1], &args);
+        assert_eq!(program.get::<f32>(c, n * n), expect);
+    });
+}
+
+#[test]
+fn rows_of_warps() {
+    each(SHARED, |mut program| {
+        let input = Random::new(25).i32s(128, -100, 100);
+        let expect: Vec<i32> = (0..128).map(|i| if i < 64 { input[i ^ 1] * 2 } else { 0 }).collect();
+        let (at, out) = (program.put(&input), program.put(&[0i32; 128]));
+        program.launch("rows", [1, 1, 1], [32, 4, 1], &[at.into(), out.into()]);
+        assert_eq!(program.get::<i32>(out, 128), expect);
+    });
+}
+
+#[test]
+fn sums_of_halves() {
+    use vm_ir::Scalar::{Bf16, F16};
+    use vm_ir::format::from_f64;
+    each(MATHS, |mut program| {
+        // Before sm_90 CUDA reads numbers of bf16 first, not atomically.
+        program.limits.races = false;
+        let bits = |value: f64| from_f64(F16, value) as u16;
+        let input: Vec<u16> = (0..64).map(|i| bits(f64::from(i % 8))).collect();
+        let (at, out) = (program.put(&input), program.put(&[0u16; 2]));
+        let (pairs, brains) = (program.put(&[0u16; 2]), program.put(&[0u16; 2]));
+        program.launch(
+            "half_sums",
+            [1, 1, 1],
+            [64, 1, 1],
+            &[at.into(), out.into(), pairs.into(), brains.into()],
+        );
+        assert_eq!(program.get::<u16>(out, 2), [bits(96.0), bits(128.0)]);
+        assert_eq!(program.get::<u16>(pairs, 2), [bits(224.0), bits(64.0)]);
+        assert_eq!(program.get::<u16>(brains, 2), [128.0, -64.0].map(|v| from_f64(Bf16, v) as u16));
+    });
+}
+
+#[test]
+fn copies() {
+    each(MATHS, |mut program| {
+        let input = Random::new(26).i32s(256, -100, 100);
+        let expect: Vec<i32> = input.chunks(4).rev().flatten().copied().collect();
+        let (at, out) = (program.put(&input), program.put(&[0i32; 256]));
+        program.launch("copies", [1, 1, 1], [64, 1, 1], &[at.into(), out.into()]);
+        assert_eq!(program.get::<i32>(out, 256), expect);
+    });
+}

@@ -4,6 +4,7 @@ use super::Cx;
 use crate::ast::{Instr, Operand, Ty};
 use crate::cfg::End;
 use crate::error::{Error, Result};
+use crate::limits::MAX_LOOKS;
 use crate::live;
 use crate::structure::{Kind, Tree};
 use std::collections::BTreeSet;
@@ -96,10 +97,12 @@ impl<'b> Cx<'_, 'b> {
     /// The registers that these assign and that are read at one of the blocks.
     fn assigned<'t>(&self, trees: impl IntoIterator<Item = &'t Tree>, read_at: &[usize]) -> Vec<u32> {
         let mut all = BTreeSet::new();
+        let mut looks = 0;
         let mut left: Vec<&Tree> = trees.into_iter().collect();
         while let Some(tree) = left.pop() {
             match &tree.kind {
                 Kind::Block(at) => {
+                    looks += 1 + self.cfg.blocks[*at].instrs.len();
                     for instr in &self.cfg.blocks[*at].instrs {
                         live::registers(instr, true, &mut |register| {
                             if self.live.anywhere(register) {
@@ -112,6 +115,16 @@ impl<'b> Cx<'_, 'b> {
                 Kind::Seq(trees) | Kind::Choice(_, trees) => left.extend(trees),
                 Kind::Guard(_, body) | Kind::Loop(_, body) => left.push(body),
             }
+        }
+        looks += all.len() * read_at.len();
+        match self.looks.get().checked_sub(looks) {
+            Some(left) => self.looks.set(left),
+            None => {
+                self.fail(Error::large(self.line.get(), "registers where regions begin and end", MAX_LOOKS))
+            }
+        }
+        if self.failed() {
+            return Vec::new();
         }
         let read = |register: &u32| read_at.iter().any(|block| self.live.at(*block, *register));
         all.into_iter().filter(read).collect()

@@ -57,7 +57,6 @@ impl<'b> Cx<'_, 'b> {
         };
         let known =
             |space, index| Ok(Target { generic: None, choices: vec![(space, self.place(space)?, index)] });
-        let k = self.k;
         match (&**base, space) {
             (Operand::Symbol(symbol), _) => {
                 known(symbol.space, self.constant(Type::I64, self.offset_of(*symbol, *offset)))
@@ -96,6 +95,15 @@ impl<'b> Cx<'_, 'b> {
 
     /// Does an access where its memory is known, by a test where that is not known before.
     fn access(&self, target: &Target<'b>, does: &dyn Fn(Element<'b>) -> Vec<Val<'b>>) -> Vec<Val<'b>> {
+        self.access_at(target, &|place, index| does(place.at([index])))
+    }
+
+    /// The same with the place and the index in it.
+    fn access_at(
+        &self,
+        target: &Target<'b>,
+        does: &dyn Fn(PlaceRef<'b>, Val<'b>) -> Vec<Val<'b>>,
+    ) -> Vec<Val<'b>> {
         self.access_one_of(target, &target.choices, does)
     }
 
@@ -103,15 +111,15 @@ impl<'b> Cx<'_, 'b> {
         &self,
         target: &Target<'b>,
         choices: &[(Space, PlaceRef<'b>, Val<'b>)],
-        does: &dyn Fn(Element<'b>) -> Vec<Val<'b>>,
+        does: &dyn Fn(PlaceRef<'b>, Val<'b>) -> Vec<Val<'b>>,
     ) -> Vec<Val<'b>> {
         let Some(((space, place, index), rest)) = choices.split_first() else { return Vec::new() };
         match (target.generic, self.window(*space), rest) {
             (Some(address), Some(window), [_, ..]) => {
                 let inside = (address - self.k.i64(window as i64)).lt_u(1u64 << 32);
-                self.k.if_else(inside, || does(place.at([*index])), || self.access_one_of(target, rest, does))
+                self.k.if_else(inside, || does(*place, *index), || self.access_one_of(target, rest, does))
             }
-            _ => does(place.at([*index])),
+            _ => does(*place, *index),
         }
     }
 
@@ -313,7 +321,11 @@ pub(super) fn atomic(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> R
         },
     };
     let [address, values @ ..] = given else { return Err(cx.unsupported("so few operands")) };
-    if ty.lanes > 1 || ty.bits < 32 || ty.bits > 64 {
+    if ty.bits == 16 {
+        let [value, ..] = values else { return Err(cx.unsupported("so few operands")) };
+        return halves(cx, (result, address, space, value), what, ty);
+    }
+    if ty.bits < 32 || ty.bits > 64 {
         return Err(cx.unsupported("an atomic of such a type"));
     }
     let scalar = ir(ty)?.scalar();
@@ -351,6 +363,98 @@ pub(super) fn atomic(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> R
         (Some(result), Some(old)) => cx.set(result, *old, signed),
         _ => Ok(()),
     }
+}
+
+/// A sum in 16 bits, or in both halves of 32: the whole word is compared and exchanged until nobody came between.
+fn halves(
+    cx: &Cx<'_, '_>,
+    (result, address, space, value): (Option<&Operand>, &Operand, Option<Space>, &Operand),
+    what: &str,
+    ty: Ty,
+) -> Result<()> {
+    if what != "add" || !ty.is_float() {
+        return Err(cx.unsupported("an atomic of such a type"));
+    }
+    let k = cx.k;
+    let (value, part) = (cx.get(value, ty)?, ir(ty)?);
+    let target = cx.target(address, space)?;
+    let old = cx.access_at(&target, &|place, index| {
+        // A single number may be the upper half of its word.
+        let (first, shift) = match ty.lanes {
+            1 => {
+                let shift = cx.fit((index & 2) << 3, Type::I32);
+                (index & k.constant(index.ty(), -4), shift)
+            }
+            _ => (index, k.i32(0)),
+        };
+        let element = place.at([first]).typed(Scalar::I32);
+        let before = element.clone().atomic_load();
+        let last = k.while_(
+            vec![k.bool(true), before],
+            |carried| carried[0],
+            |carried| {
+                let old = carried[1];
+                let sum = cx.fit(cx.fit(old.shr_u(shift), part) + value, Type::I32) << shift;
+                let mask = if ty.lanes == 1 { k.i32(0xffff) << shift } else { k.i32(-1) };
+                let found = element.clone().atomic_cas(old, (old & !mask) | sum);
+                vec![found.ne(old), found]
+            },
+        );
+        vec![cx.fit(last[1].shr_u(shift), part)]
+    });
+    match (result, old.first()) {
+        (Some(result), Some(old)) => cx.set(result, *old, false),
+        _ => Ok(()),
+    }
+}
+
+/// `cp.async`, which has come when it returns: what waits for it waits for nothing.
+pub(super) fn copy(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    if !m.take("async") || m.one_of(&["bulk", "reduce", "mbarrier"]).is_some() {
+        return Err(cx.unsupported("a copy other than cp.async"));
+    }
+    if m.one_of(&["commit_group", "wait_group", "wait_all"]).is_some() {
+        return Ok(());
+    }
+    m.drop_all(HINTS);
+    let (true, true) = (m.take("shared") || m.take("shared::cta"), m.take("global")) else {
+        return Err(cx.unsupported("a copy between such memory"));
+    };
+    let [to, from, size, rest @ ..] = &instr.operands[..] else {
+        return Err(cx.unsupported("so few operands"));
+    };
+    let (scalar, lanes) = match cx.literal(Some(size)) {
+        Some(4) => (Scalar::I32, 1),
+        Some(8) => (Scalar::I64, 1),
+        Some(16) => (Scalar::I32, 4),
+        _ => return Err(cx.unsupported("a copy of such a size")),
+    };
+    let k = cx.k;
+    let source = cx.target(from, Some(Space::Global))?;
+    let target = cx.target(to, Some(Space::Shared))?;
+    let loaded = cx.access(&source, &|element| {
+        let element = element.typed(scalar);
+        vec![if lanes > 1 { element.load_vector(lanes) } else { element.load() }]
+    });
+    let Some(mut value) = loaded.first().copied() else { return Err(cx.unsupported("such a copy")) };
+    match rest {
+        [] => {}
+        // So many bytes of it; the others are zero. All or nothing is what compilers ask for.
+        [given] => {
+            let given = cx.get(given, U32)?;
+            let zero = k.bits(value.ty(), 0);
+            value = given.eq(0).select(zero, value);
+            if cx.known(given).is_some_and(|given| given != 0 && Some(given) != cx.literal(Some(size))) {
+                return Err(cx.unsupported("a copy of a part"));
+            }
+        }
+        _ => return Err(cx.unsupported("so many operands")),
+    }
+    cx.access(&target, &|element| {
+        element.typed(scalar).store(value);
+        Vec::new()
+    });
+    Ok(())
 }
 
 /// `inc` and `dec`, which wrap at a bound, by comparing and exchanging until nobody came between.

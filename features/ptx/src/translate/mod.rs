@@ -16,6 +16,7 @@ use crate::ast::{Ast, Function, Instr, Space, Symbol, Ty};
 use crate::cfg::{Block, Cfg};
 use crate::error::{Error, ErrorKind, Result};
 use crate::inline::{DYNAMIC_SHARED, inline};
+use crate::limits::MAX_LOOKS;
 use crate::live::{self, Live};
 use crate::module::{Signature, Word};
 use crate::space::{LOCAL, SHARED, Spaces, spaces};
@@ -159,6 +160,7 @@ impl Prepared<'_> {
             block: options.block,
             state: RefCell::default(),
             line: Cell::new(self.function.line),
+            looks: Cell::new(MAX_LOOKS),
             together: Cell::new(true),
         };
         cx.body(&self.tree)?;
@@ -205,6 +207,8 @@ struct Cx<'a, 'b> {
     state: RefCell<State<'b>>,
     /// The line of the instruction at hand.
     line: Cell<u32>,
+    /// How many more registers may be looked at.
+    looks: Cell<usize>,
     /// Is this where barriers are, so that all threads of the block come here?
     together: Cell<bool>,
 }
@@ -223,7 +227,7 @@ struct State<'b> {
 
 impl<'b> Cx<'_, 'b> {
     fn failed(&self) -> bool {
-        self.state.borrow().error.is_some()
+        self.state.borrow().error.is_some() || self.k.failed()
     }
 
     fn fail(&self, error: Error) {

@@ -251,6 +251,12 @@ impl<'b> Cx<'_, 'b> {
         };
         Ok(match register {
             "tid" if axis == Axis::X && self.block[0] == threads => self.local_index(),
+            // Rows of whole warps: in which one a thread is, its warp says.
+            "tid" if axis == Axis::X && self.block[0] == 32 => k.lane_id(),
+            "tid" if axis == Axis::Y && self.block[0].is_multiple_of(32) && self.block[2] == 1 => {
+                let warps = self.block[0] / 32;
+                if warps == 1 { k.warp_id() } else { k.warp_id().div_u(warps) }
+            }
             "tid" => k.thread_id(axis),
             "ntid" => k.i32(self.block[axis as usize] as i32),
             "ctaid" => k.block_id(axis),
