@@ -227,6 +227,27 @@ fn control() {
 }
 
 #[test]
+fn ways_out() {
+    // More of them than regions can be nested.
+    let mut body = "and.b32 %r3, %r1, 127; mov.u64 %rd9, 0;\n".to_owned();
+    for step in 0..100 {
+        body += &format!("setp.eq.u32 %p1, %r3, {step}; @%p1 bra over; add.u64 %rd9, %rd9, {step};\n");
+    }
+    check(&(body + "over:"), |a, _| (0..(a & 127).min(100)).sum());
+    // A loop in the depth of conditions.
+    let mut body = "and.b32 %r3, %r1, 63; mov.u64 %rd9, 0;\n".to_owned();
+    for step in 0..40 {
+        body += &format!("setp.eq.u32 %p1, %r3, {step}; @%p1 bra over; add.u64 %rd9, %rd9, 1;\n");
+    }
+    body +=
+        "again: add.u64 %rd9, %rd9, 2; add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 70; @%p2 bra again;\nover:";
+    check(&body, |a, _| match a & 63 {
+        exit @ 0..40 => exit,
+        other => 40 + 2 * (70 - other),
+    });
+}
+
+#[test]
 fn memory() {
     // An address that is of shared, of local or of global memory, which only the run tells.
     let generic = "mov.u64 %rd3, s; mul.wide.u32 %rd4, %r19, 8; add.u64 %rd3, %rd3, %rd4; cvta.shared.u64 %rd3, %rd3;\n\

@@ -88,20 +88,37 @@ pub(crate) fn translate(
     }
     let mut cfg = Cfg::of(code)?;
     live::prune(&mut cfg, registers.len());
-    let tree = structure(&cfg)?;
     let live = Live::of(&cfg, registers.len())?;
     let spaces = spaces(&cfg, &registers);
-    let prepared = Prepared { function, text, cfg, tree, live, spaces, registers, dynamic_at, shared, local };
-    let refused = match prepared.write(&signature, options, false) {
-        Err(error) if matches!(error.kind, ErrorKind::Invalid(_)) => error,
-        done => return done,
+    let mut prepared = Prepared {
+        function,
+        text,
+        tree: structure(&cfg, NESTING[0])?,
+        cfg,
+        live,
+        spaces,
+        registers,
+        dynamic_at,
+        shared,
+        local,
     };
-    // A barrier whose condition comes from shared memory: with what all threads of the block read alike passed on by one of them.
-    if shared > 0 && prepared.cfg.blocks.iter().any(Block::has_barrier) {
-        return prepared.write(&signature, options, true).map_err(|_| refused);
+    let mut done = prepared.best(&signature, options);
+    for nesting in &NESTING[1..] {
+        // Where what can't be written is nested too deeply, there is a flatter way.
+        if !matches!(&done, Err(error) if matches!(error.kind, ErrorKind::Build(_))) {
+            break;
+        }
+        prepared.tree = structure(&prepared.cfg, *nesting)?;
+        let flatter = prepared.best(&signature, options);
+        if flatter.is_ok() {
+            done = flatter;
+        }
     }
-    Err(refused)
+    done
 }
+
+/// How deep conditions are nested in each loop, one try after the other.
+const NESTING: [usize; 3] = [20, 5, 1];
 
 /// A kernel whose regions are known.
 struct Prepared<'a> {
@@ -118,6 +135,19 @@ struct Prepared<'a> {
 }
 
 impl Prepared<'_> {
+    /// Writes the kernel in the one way that is valid, if there is one.
+    fn best(&self, signature: &Signature, options: &Options) -> Result<Translated> {
+        let refused = match self.write(signature, options, false) {
+            Err(error) if matches!(error.kind, ErrorKind::Invalid(_)) => error,
+            done => return done,
+        };
+        // A barrier whose condition comes from shared memory: with what all threads of the block read alike passed on by one of them.
+        if self.shared > 0 && self.cfg.blocks.iter().any(Block::has_barrier) {
+            return self.write(signature, options, true).map_err(|_| refused);
+        }
+        Err(refused)
+    }
+
     /// Writes the kernel, if `agree` with what threads load from shared memory at one address passed on by one of them.
     fn write(&self, signature: &Signature, options: &Options, agree: bool) -> Result<Translated> {
         let block = IRBlock::new(GuestAddr(u64::from(self.function.line)));
