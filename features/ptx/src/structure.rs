@@ -37,10 +37,10 @@ pub(crate) enum Kind {
 }
 
 /// Puts a kernel into regions, conditions in conditions up to a number in each loop; further ones follow each other, which takes more
-/// tests.
-pub(crate) fn structure(cfg: &Cfg, nesting: usize) -> Result<Tree> {
+/// tests. With `tails`, loops contain the ends of threads that leave them.
+pub(crate) fn structure(cfg: &Cfg, nesting: usize, tails: bool) -> Result<Tree> {
     let all: Vec<usize> = (0..cfg.blocks.len()).collect();
-    let budget = Budget { left: Cell::new(MAX_EXITS), nesting };
+    let budget = Budget { left: Cell::new(MAX_EXITS), nesting, tails };
     Region::of(cfg, &all, 0, None, 1, &budget)?.tree(0, 1)
 }
 
@@ -61,6 +61,8 @@ struct Budget {
     left: Cell<usize>,
     /// How deep conditions may be nested.
     nesting: usize,
+    /// Do loops contain the ends of threads that leave them?
+    tails: bool,
 }
 
 struct Node {
@@ -95,10 +97,28 @@ impl<'a> Region<'a> {
                 targets.filter_map(|to| local.get(&to).copied()).collect()
             })
             .collect();
-        let components = components(&succs);
+        let mut components = components(&succs);
         let mut component_of = vec![0; blocks.len()];
         for (number, members) in components.iter().enumerate() {
             members.iter().for_each(|m| component_of[*m] = number);
+        }
+        if budget.tails {
+            // What ends the thread is in the loop from which it alone is come to.
+            let mut jumps = vec![0; blocks.len()];
+            succs.iter().flatten().for_each(|to| jumps[*to] += 1);
+            for (from, targets) in succs.iter().enumerate() {
+                let of_loop = component_of[from];
+                let repeats = components[of_loop].len() > 1 || targets.contains(&from);
+                for to in targets
+                    .iter()
+                    .copied()
+                    .filter(|to| repeats && jumps[*to] == 1 && cfg.is_tail(blocks[*to]))
+                {
+                    components[component_of[to]].clear();
+                    components[of_loop].push(to);
+                    component_of[to] = of_loop;
+                }
+            }
         }
         // Jumps from component to component.
         let mut heads_of: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); components.len()];
@@ -115,6 +135,9 @@ impl<'a> Region<'a> {
         let mut nodes_succs = Vec::new();
         // Components come last first.
         for (number, members) in components.iter().enumerate().rev() {
+            if members.is_empty() {
+                continue;
+            }
             let heads: Vec<usize> = heads_of[number].iter().copied().collect();
             let head = heads[0];
             if let Some(second) = heads.get(1) {
@@ -455,12 +478,14 @@ mod tests {
     }
 
     fn check(succs: &[Vec<usize>]) -> bool {
-        [usize::MAX, 3, 0].iter().all(|nesting| check_nested(succs, *nesting))
+        [(usize::MAX, false), (3, false), (0, false), (9, true)]
+            .iter()
+            .all(|(nesting, tails)| check_nested(succs, *nesting, *tails))
     }
 
-    fn check_nested(succs: &[Vec<usize>], nesting: usize) -> bool {
-        let cfg = cfg(succs);
-        let tree = match structure(&cfg, nesting) {
+    fn check_nested(succs: &[Vec<usize>], nesting: usize, tails: bool) -> bool {
+        let cfg = if tails { cfg(succs).with_tails() } else { cfg(succs) };
+        let tree = match structure(&cfg, nesting, tails) {
             Ok(tree) => tree,
             Err(error) => {
                 assert!(
