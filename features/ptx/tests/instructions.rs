@@ -33,7 +33,7 @@ fn check(body: &str, expect: impl Fn(u64, u64) -> u64) {
     };
     let (a, b): (Vec<u64>, Vec<u64>) = (0..N).map(|_| (number(), number())).unzip();
     let wanted: Vec<u64> = a.iter().zip(&b).map(|(a, b)| expect(*a, *b)).collect();
-    for machine in [Machine::Interpreter, Machine::Cpu] {
+    for machine in Machine::all() {
         let mut program = Program::on(&text, machine);
         let (at_a, at_b, out) = (program.put(&a), program.put(&b), program.put(&[0u64; N]));
         program.launch("k", [1, 1, 1], [N as u32, 1, 1], &[at_a.into(), at_b.into(), out.into()]);
