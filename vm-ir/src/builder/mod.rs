@@ -243,6 +243,11 @@ impl<'b> Builder<'b> {
         self
     }
 
+    /// Says of which line of its source what is written from here on is; by default it is that of the Rust file.
+    pub fn at_line(self, line: u32) {
+        self.block.state.borrow_mut().line = Some(Line(line));
+    }
+
     /// Adds a parameter for a view of `rank` dimensions of any extent.
     #[track_caller]
     pub fn view(self, name: &str, element: Scalar, rank: usize, access: Access) -> PlaceRef<'b> {
@@ -417,7 +422,7 @@ impl<'b> Builder<'b> {
     }
 
     /// Could something not be written?
-    fn failed(self) -> bool {
+    pub fn failed(self) -> bool {
         self.block.state.borrow().error.is_some()
     }
 
