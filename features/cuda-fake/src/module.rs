@@ -1,4 +1,5 @@
-//! Modules: a text whose first line is `vm-cuda-fake`, behind `// ` where it is PTX as well, has these kernels, whatever their grid:
+//! Modules: a text whose first line is `vm-cuda-fake`, behind `// ` where it is PTX as well, or a fat binary that has this somewhere in it, has these
+//! kernels, whatever their grid:
 //!
 //! | kernel | parameters | does |
 //! | --- | --- | --- |
@@ -51,7 +52,7 @@ impl Kernel {
         ("empty", Self::Empty, &[]),
     ];
 
-    fn named(name: &str) -> Option<Self> {
+    pub(crate) fn named(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|(known, ..)| *known == name).map(|&(_, kernel, _)| kernel)
     }
 
@@ -135,13 +136,22 @@ impl Launch {
     }
 }
 
+/// Whether an image is one of the fake's.
+pub(crate) fn is_image(image: *const c_char) -> Result<bool> {
+    if let Some(binary) = sys::fat_binary(image) {
+        return Ok(binary.windows(MAGIC.len()).any(|bytes| bytes == MAGIC.as_bytes()));
+    }
+    let text = sys::text(image, COMMENT.len() + MAGIC.len() + 2).ok_or(Error::InvalidValue)?;
+    let first = text.lines().next().unwrap_or_default();
+    Ok(first.strip_prefix(COMMENT).unwrap_or(first) == MAGIC)
+}
+
 /// `cuModuleLoadData`.
 pub(crate) fn load(image: *const c_char) -> Result<u64> {
-    let text = sys::text(image, COMMENT.len() + MAGIC.len() + 2).ok_or(Error::InvalidValue)?;
+    let is_image = is_image(image)?;
     let mut state = state::lock();
     let context = state.current()?;
-    let first = text.lines().next().unwrap_or_default();
-    if first.strip_prefix(COMMENT).unwrap_or(first) != MAGIC {
+    if !is_image {
         return Err(Error::InvalidImage);
     }
     let id = state.id();
@@ -170,12 +180,19 @@ pub(crate) fn unload(id: u64) -> Result {
 /// `cuModuleGetFunction`.
 pub(crate) fn function(module: u64, name: *const c_char) -> Result<u64> {
     let name = sys::text(name, 4096).ok_or(Error::InvalidValue)?;
-    let mut state = state::lock();
-    state.current()?;
-    if !state.modules.contains_key(&module) {
-        return Err(Error::InvalidHandle);
+    {
+        let state = state::lock();
+        state.current()?;
+        if !state.modules.contains_key(&module) {
+            return Err(Error::InvalidHandle);
+        }
     }
-    let kernel = Kernel::named(&name).ok_or(Error::NotFound)?;
+    function_of(module, Kernel::named(&name).ok_or(Error::NotFound)?)
+}
+
+/// The function of a kernel in a module.
+pub(crate) fn function_of(module: u64, kernel: Kernel) -> Result<u64> {
+    let mut state = state::lock();
     let known = state.functions.iter().find(|(_, known)| **known == (module, kernel));
     if let Some((&id, _)) = known {
         return Ok(id);
@@ -199,16 +216,12 @@ pub(crate) fn module_of(function: u64) -> Result<u64> {
 
 /// `cuFuncGetParamInfo`: offset and size.
 pub(crate) fn parameter(function: u64, index: usize) -> Result<(usize, usize)> {
-    let state = state::lock();
-    let (_, kernel) = *state.functions.get(&function).ok_or(Error::InvalidHandle)?;
-    kernel.parameter(index)
+    state::lock().kernel(function)?.parameter(index)
 }
 
 /// `cuFuncGetAttribute`.
 pub(crate) fn attribute(function: u64, attribute: i32) -> Result<i32> {
-    if !state::lock().functions.contains_key(&function) {
-        return Err(Error::InvalidHandle);
-    }
+    state::lock().kernel(function)?;
     match attribute {
         0 => Ok(1024),
         4 => Ok(16),
@@ -229,7 +242,7 @@ pub(crate) fn launch(
 ) -> Result {
     let mut state = state::lock();
     let stream = state.stream(handle)?;
-    let (_, kernel) = *state.functions.get(&function).ok_or(Error::InvalidHandle)?;
+    let kernel = state.kernel(function)?;
     let threads = block.iter().try_fold(1u32, |all, side| all.checked_mul(*side));
     if grid.contains(&0) || !threads.is_some_and(|threads| (1..=1024).contains(&threads)) {
         return Err(Error::InvalidValue);

@@ -60,6 +60,7 @@ pub(crate) struct State {
     pub(crate) events: BTreeMap<u64, Event>,
     pub(crate) modules: BTreeMap<u64, u64>,
     pub(crate) functions: BTreeMap<u64, (u64, crate::module::Kernel)>,
+    pub(crate) libraries: crate::library::Libraries,
     pub(crate) captures: BTreeMap<u64, Capture>,
     pub(crate) graphs: BTreeMap<u64, Graph>,
     pub(crate) execs: BTreeMap<u64, Graph>,

@@ -1,7 +1,7 @@
 //! Modules, functions, and launches.
 
 use super::{Out, Unused, api, give, put, read, stream};
-use crate::{ffi::Launch, module};
+use crate::{ffi::Launch, library, module};
 use std::ffi::c_char;
 
 api! {
@@ -37,6 +37,30 @@ api! {
     11000 fn cuFuncGetModule(hModule: Out<u64>, hFunction: u64) { give(hModule, || module::module_of(hFunction)) }
     12040 fn cuFuncGetParamInfo(hFunction: u64, index: usize, offset: Out<usize>, size: Out<usize>) {
         let (at, bytes) = module::parameter(hFunction, index)?;
+        give(offset, || Ok(at))?;
+        put(size, bytes);
+        Ok(())
+    }
+    12000 fn cuLibraryLoadData(
+        library: Out<u64>, image: *const c_char, options: Unused, values: Unused, count: u32, kinds: Unused,
+        more: Unused, many: u32
+    ) {
+        let _ = (options, values, count, kinds, more, many);
+        give(library, || library::load(image))
+    }
+    12000 fn cuLibraryUnload(library: u64) { library::unload(library) }
+    12000 fn cuLibraryGetKernel(kernel: Out<u64>, library: u64, name: *const c_char) {
+        give(kernel, || library::kernel(library, name))
+    }
+    12000 fn cuLibraryGetModule(hModule: Out<u64>, library: u64) { give(hModule, || library::module(library)) }
+    12000 fn cuKernelGetFunction(hFunction: Out<u64>, kernel: u64) { give(hFunction, || library::function(kernel)) }
+    12050 fn cuKernelGetLibrary(library: Out<u64>, kernel: u64) { give(library, || library::library_of(kernel)) }
+    12000 fn cuKernelGetAttribute(value: Out<i32>, attribute: i32, kernel: u64, device: i32) {
+        let _ = device;
+        give(value, || module::attribute(kernel, attribute))
+    }
+    12040 fn cuKernelGetParamInfo(kernel: u64, index: usize, offset: Out<usize>, size: Out<usize>) {
+        let (at, bytes) = module::parameter(kernel, index)?;
         give(offset, || Ok(at))?;
         put(size, bytes);
         Ok(())
