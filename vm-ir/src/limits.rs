@@ -52,6 +52,8 @@ pub const MAX_GRID_X: u32 = (1 << 31) - 1;
 pub const MAX_GRID_YZ: u32 = 65_535;
 /// The largest unroll hint.
 pub const MAX_UNROLL: u64 = 256;
+/// Bytes of a value that an access by bytes makes of `i8` elements, or takes apart: what one instruction moves.
+pub const MAX_ACCESS_BYTES: u32 = 16;
 /// Largest extent of a view along one dimension.
 pub const MAX_EXTENT: u64 = 1 << 40;
 /// Bytes of a text or binary module.

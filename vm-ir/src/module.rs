@@ -399,6 +399,19 @@ impl Kernel {
         }
     }
 
+    /// The value of an access by bytes: of a load, a store or an atomic of another type than `i8` in a view or a shared array
+    /// of one dimension of `i8`. `None` for any other op.
+    ///
+    /// Its index counts bytes and is a multiple of the value's size, as where the value begins is; so the access is wholly
+    /// within or not at all.
+    pub fn by_bytes(&self, op: &Op) -> Option<Type> {
+        if op.code.shape().place() != PlaceRule::Any || self.place(op.place?)? != (1, Scalar::I8) {
+            return None;
+        }
+        let value = op.result().or(op.operands.last().copied())?;
+        Some(self.type_of(value)).filter(|ty| ty.scalar() != Scalar::I8)
+    }
+
     /// The name of a place, without `@`.
     pub fn place_name(&self, place: Place) -> &str {
         match place {

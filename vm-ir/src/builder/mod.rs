@@ -240,6 +240,11 @@ impl<'b> Builder<'b> {
         self
     }
 
+    /// Says of which line of its source what is written from here on is; by default it is that of the Rust file.
+    pub fn line(self, line: u32) {
+        self.block.state.borrow_mut().line = Some(Line(line));
+    }
+
     /// Adds a parameter for a view of `rank` dimensions of any extent.
     #[track_caller]
     pub fn view(self, name: &str, element: Scalar, rank: usize, access: Access) -> PlaceRef<'b> {
@@ -296,7 +301,7 @@ impl<'b> Builder<'b> {
             self.fail(BuildErrorKind::TooLarge(format!("more than {MAX_PARAMS} parameters")));
             return 0;
         }
-        let line = self.line();
+        let line = self.current_line();
         self.block.state.borrow_mut().params.push(Param { name: name.into(), kind, line });
         count as u16
     }
@@ -309,7 +314,7 @@ impl<'b> Builder<'b> {
         if count >= MAX_SHARED_ARRAYS {
             self.fail(BuildErrorKind::TooLarge(format!("more than {MAX_SHARED_ARRAYS} shared arrays")));
         } else {
-            let array = SharedArray { name: name.into(), element, dims: dims.to_vec(), line: self.line() };
+            let array = SharedArray { name: name.into(), element, dims: dims.to_vec(), line: self.current_line() };
             self.block.state.borrow_mut().shared.push(array);
         }
         PlaceRef::new(self, Place::Shared(count.min(MAX_SHARED_ARRAYS - 1) as u16), element)
@@ -337,7 +342,7 @@ impl<'b> Builder<'b> {
 
     #[track_caller]
     fn fail(self, kind: BuildErrorKind) {
-        let line = self.line().0;
+        let line = self.current_line().0;
         let mut state = self.block.state.borrow_mut();
         if state.error.is_none() {
             state.error = Some(BuildError { kernel: state.name.clone(), guest: state.guest, line, kind });
@@ -388,7 +393,7 @@ impl<'b> Builder<'b> {
     /// Adds an op whose results are defined.
     #[track_caller]
     fn push_op(self, mut op: Op) {
-        op.line = self.line();
+        op.line = self.current_line();
         let counted = self.block.state.borrow_mut().numbering.count_op();
         if let Err(error) = counted {
             self.fail_large(error);
@@ -405,7 +410,7 @@ impl<'b> Builder<'b> {
 
     /// The line of what is written now.
     #[track_caller]
-    fn line(self) -> Line {
+    fn current_line(self) -> Line {
         match self.block.state.borrow().line {
             Some(line) => line,
             None => Line(Location::caller().line()),
@@ -440,7 +445,7 @@ impl<'b> Builder<'b> {
         }
         let result = fill();
         let frame = self.block.state.borrow_mut().open.pop().unwrap_or_default();
-        (Region { args, ops: frame.ops, yields: Vec::new(), yield_line: self.line() }, result)
+        (Region { args, ops: frame.ops, yields: Vec::new(), yield_line: self.current_line() }, result)
     }
 
     // --- constants and ids ---

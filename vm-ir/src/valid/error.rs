@@ -265,6 +265,18 @@ pub enum Rule {
         /// The vector's lanes.
         lanes: u8,
     },
+    /// An access by bytes is too wide, or its view may begin anywhere.
+    #[error("{value} is {bytes} bytes of @{name}; {what}")]
+    Bytes {
+        /// The view or the array.
+        name: String,
+        /// What is loaded or stored.
+        value: Type,
+        /// Its size.
+        bytes: u32,
+        /// What is wrong.
+        what: String,
+    },
     /// The array has another size than what is gathered into it.
     #[error("@{name} has {found} elements; the {warps} warps of the cluster give {expected}")]
     GatherSize {

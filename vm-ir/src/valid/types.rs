@@ -2,7 +2,8 @@
 
 use super::check::Checker;
 use super::error::Rule;
-use crate::module::{Op, Place, index_count};
+use crate::limits::MAX_ACCESS_BYTES;
+use crate::module::{Op, Place, SharedArray, index_count};
 use crate::op::nearest::any_of;
 use crate::op::{Opcode, Order, PlaceRule, Shape, Width};
 use crate::types::{Class, Scalar, Type};
@@ -45,8 +46,10 @@ impl Checker<'_> {
         for (i, index) in op.operands[..indices].iter().enumerate() {
             self.operand_class(i, self.ty(*index), Class::WORD, false);
         }
-        if let Some(Place::Shared(array)) = op.place {
-            self.row(op, array);
+        match (self.kernel.by_bytes(op), op.place) {
+            (Some(value), Some(place)) => self.by_bytes(value, place),
+            (None, Some(Place::Shared(array))) => self.row(op, array),
+            _ => {}
         }
         let Some(Place::View(view)) = op.place else { return };
         let access = self.kernel.view(view).map(|v| v.access);
@@ -66,6 +69,33 @@ impl Checker<'_> {
         };
         let name = self.kernel.place_name(Place::View(view)).to_owned();
         self.error(Rule::Access { name, access: access.map_or("nothing", |a| a.name()), does });
+    }
+
+    /// Checks that an access by bytes is of one instruction, begins where its index says, and fits into a shared array.
+    fn by_bytes(&mut self, value: Type, place: Place) {
+        let bytes = value.bytes();
+        let align = match place {
+            Place::View(view) => self.kernel.view(view).map_or(1, |view| view.align),
+            // Those begin at multiples of 16 bytes.
+            _ => MAX_ACCESS_BYTES,
+        };
+        let room = match place {
+            Place::Shared(array) => self.kernel.shared.get(usize::from(array)).map_or(0, SharedArray::len),
+            _ => u64::MAX,
+        };
+        let what = if self.kernel.tile.is_some() {
+            "a tile kernel has no such access".to_owned()
+        } else if bytes > MAX_ACCESS_BYTES {
+            format!("at most {MAX_ACCESS_BYTES} at a time are")
+        } else if u64::from(bytes) > room {
+            format!("it has {room}")
+        } else if bytes > align {
+            format!("it begins at a multiple of {align}; write align {MAX_ACCESS_BYTES}")
+        } else {
+            return;
+        };
+        let name = self.kernel.place_name(place).to_owned();
+        self.error(Rule::Bytes { name, value, bytes, what });
     }
 
     /// Checks that a vector fits into a row of a shared array, so that a clamped index leaves room for it.
@@ -305,9 +335,13 @@ impl Checker<'_> {
         }
     }
 
-    /// What the op's place holds; for an atomic, checked to be something that it works on.
+    /// What the op accesses in its place: an element, or what some bytes make; for an atomic, checked to be something that it
+    /// works on.
     fn element_of(&mut self, op: &Op) -> Option<Scalar> {
-        let element = self.kernel.place(op.place?)?.1;
+        let element = match self.kernel.by_bytes(op) {
+            Some(value) if Class::DATA.contains(value.scalar()) => value.scalar(),
+            _ => self.kernel.place(op.place?)?.1,
+        };
         let class = match op.code.shape() {
             Shape::AtomicRmw(class) => class,
             Shape::AtomicCas => Class::WORD,

@@ -34,6 +34,13 @@ pub enum Lanes {
     Together,
     /// Each may be in or out by itself.
     Each,
+    /// Of an access by bytes: all or none, and not both of these are known.
+    Bytes {
+        /// All are within the extent.
+        within: bool,
+        /// The index is a multiple of their number.
+        aligned: bool,
+    },
 }
 
 /// What is known of an access to a view or to a shared array.
@@ -402,7 +409,9 @@ impl<'k> Walk<'k> {
         let Some(place) = op.place else { return };
         let Some((rank, _)) = self.kernel.place(place) else { return };
         let Some(value) = op.result().or(op.operands.last().copied()) else { return };
-        let lanes = i128::from(self.kernel.type_of(value).lanes());
+        let by_bytes = self.kernel.by_bytes(op);
+        let lanes = by_bytes.map_or(self.kernel.type_of(value).lanes().into(), |ty| ty.bytes());
+        let (lanes, lanes_shift) = (i128::from(lanes), lanes.trailing_zeros());
         let last = rank - 1;
         let within = |dimension: usize, lanes: i128| {
             let fact = self.fact(op.operands[dimension]);
@@ -436,10 +445,12 @@ impl<'k> Walk<'k> {
             },
             Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => 0,
         };
-        let lanes_shift = (lanes as u32).trailing_zeros();
-        let lanes = if within(last, lanes) {
+        let (within, aligned) = (within(last, lanes), shift >= lanes_shift);
+        let lanes = if by_bytes.is_some() && !(within && aligned) {
+            Lanes::Bytes { within, aligned }
+        } else if within {
             Lanes::All
-        } else if shift >= lanes_shift && multiple >= lanes_shift {
+        } else if aligned && multiple >= lanes_shift {
             Lanes::Together
         } else {
             Lanes::Each

@@ -70,7 +70,7 @@ impl Writer<'_> {
             offset = self.def(format_args!("add i64 {offset}, {bytes}"));
         }
         let at = self.def(format_args!("getelementptr i8, ptr addrspace(1) {base}, i64 {offset}"));
-        Address { at, space: 1, align: align.min(size << known.shift.min(8)) }
+        Address { at, space: 1, align: known.bytes.unwrap_or(align.min(size << known.shift.min(8))) }
     }
 
     fn shared_address(&mut self, op: &Op, array: usize, known: &Access, lanes: u32) -> Address {
@@ -81,12 +81,15 @@ impl Writer<'_> {
         let mut element = Val::Bits(0);
         for (dimension, extent) in dims.iter().enumerate() {
             let clamp = if dimension == last { known.last.is_checked() } else { known.checks(dimension) };
-            let room = if dimension == last { lanes } else { 1 };
+            let room = if dimension == last { known.bytes.unwrap_or(lanes) } else { 1 };
             let greatest = u64::from(extent - room.min(*extent));
             let mut index = self.wide(op.operands[dimension]);
             if clamp {
                 let greatest = Val::Bits(greatest);
                 index = self.call("i64", "llvm.umin.i64", &[("i64", index), ("i64", greatest)]);
+            }
+            if let Some(bytes) = known.bytes.filter(|_| clamp) {
+                index = self.def(format_args!("and i64 {index}, {}", -i64::from(bytes)));
             }
             if clamp && dimension == last {
                 align = align.min(size << greatest.trailing_zeros().min(8));
@@ -103,7 +106,7 @@ impl Writer<'_> {
         let bytes = self.def(format_args!("add i32 {bytes}, {offset}"));
         let shared = self.shared.clone();
         let at = self.def(format_args!("getelementptr i8, ptr addrspace(3) {shared}, i32 {bytes}"));
-        Address { at, space: 3, align }
+        Address { at, space: 3, align: known.bytes.unwrap_or(align) }
     }
 
     /// Where a guest's access to a view is done.
@@ -118,6 +121,20 @@ impl Writer<'_> {
         match known.last {
             Last::Unchecked(_) => outer.map_or(Bounds::Always, Bounds::When),
             Last::Lanes if lanes > 1 => Bounds::Lanes(outer),
+            Last::Bytes { within, aligned } => {
+                let (index, bytes) = (self.wide(op.operands[last]), i64::from(known.bytes.unwrap_or(1)));
+                let mut all = outer;
+                if aligned {
+                    let rest = self.def(format_args!("and i64 {index}, {}", bytes - 1));
+                    all = Some(self.def(format_args!("icmp eq i64 {rest}, 0")));
+                }
+                if within {
+                    // The last multiple of the size, as the index is one.
+                    let limit = self.def(format_args!("and i64 {}, {}", view.extents[last], -bytes));
+                    all = Some(self.within(index, limit, all));
+                }
+                all.map_or(Bounds::Always, Bounds::When)
+            }
             Last::Lanes | Last::First => {
                 let index = self.wide(op.operands[last]);
                 Bounds::When(self.within(index, view.extents[last], outer))
@@ -251,7 +268,8 @@ impl Writer<'_> {
 
     pub(super) fn atomic(&mut self, op: &Op) {
         let Some(place) = op.place else { return };
-        let Some((rank, scalar)) = self.kernel.place(place) else { return };
+        let Some((rank, element)) = self.kernel.place(place) else { return };
+        let scalar = self.kernel.by_bytes(op).map_or(element, |ty| ty.scalar());
         let Some(known) = self.plan.access(op).cloned() else { return };
         let bounds = self.bounds(op, place, &known, 1);
         let address = self.address(op, place, &known, 1);

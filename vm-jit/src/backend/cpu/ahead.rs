@@ -6,6 +6,7 @@
 
 use super::lanes::Repr;
 use super::writer::Writer;
+use crate::safety::Last;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, InstBuilder, Value as Ssa, types};
 use vm_ir::Value;
@@ -114,6 +115,9 @@ impl<'k> Writer<'_, 'k> {
     ) -> Option<()> {
         let Some(known) = self.safety.access(op).cloned() else { return Some(()) };
         if !matches!(op.code.shape(), Shape::Load) {
+            return None;
+        }
+        if let Last::Bytes { .. } = known.last {
             return None;
         }
         let place = op.place?;

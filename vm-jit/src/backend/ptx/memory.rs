@@ -2,8 +2,8 @@
 //!
 //! A guest's access to a view is done under the predicate that it is in bounds; a load's registers hold zero
 //! before. Of a vector that may be partly in bounds, each lane then has a predicate of its own, behind a branch
-//! that is taken only there. What is checked is in the
-//! [`SafetyPlan`](crate::safety::SafetyPlan).
+//! that is taken only there. An access by bytes has one predicate: that it is below the last multiple of its size in the
+//! view, and at one. What is checked is in the [`SafetyPlan`](crate::safety::SafetyPlan).
 
 use super::arch::Feature;
 use super::asm::{Arg, Class, Label, Reg, def, when};
@@ -116,7 +116,7 @@ impl Writer<'_> {
                 };
             }
         }
-        let align = align.min(size << known.shift.min(8));
+        let align = known.bytes.unwrap_or(align.min(size << known.shift.min(8)));
         Address { base, offset, space: "global", align }
     }
 
@@ -129,7 +129,7 @@ impl Writer<'_> {
         for (dimension, extent) in dims.iter().enumerate() {
             let index = op.operands[dimension];
             let clamp = if dimension == last { known.last.is_checked() } else { known.checks(dimension) };
-            let room = if dimension == last { lanes } else { 1 };
+            let room = if dimension == last { known.bytes.unwrap_or(lanes) } else { 1 };
             let mut index = index;
             if let Some(bytes) = split_offset(known, size).filter(|_| dimension == last && !clamp) {
                 (index, offset) = (known.base.0, bytes);
@@ -144,6 +144,10 @@ impl Writer<'_> {
                 (Class::B64, false) => def!(self, B32, "cvt.u32.u64", reg),
                 (_, true) => def!(self, B32, "min.u32", reg, greatest),
                 (_, false) => reg,
+            };
+            let reg = match known.bytes.filter(|_| clamp) {
+                Some(bytes) => def!(self, B32, "and.b32", reg, -i64::from(bytes)),
+                None => reg,
             };
             if clamp && dimension == last {
                 align = align.min(size << (greatest as u64).trailing_zeros().min(8));
@@ -163,6 +167,7 @@ impl Writer<'_> {
             None => start,
         };
         let offset = offset + i64::from(self.shared_offsets[array]);
+        let align = known.bytes.unwrap_or(align);
         Address { base, offset, space: "shared", align }
     }
 
@@ -182,6 +187,23 @@ impl Writer<'_> {
         let extent = view.extents[last];
         match known.last {
             Last::Unchecked(_) => outer.map_or(Guard::Always, Guard::When),
+            Last::Bytes { within, aligned } => {
+                let (index, bytes) = (self.wide(index), i64::from(known.bytes.unwrap_or(1)));
+                let mut all = outer;
+                if aligned {
+                    let rest = def!(self, B64, "and.b64", index, bytes - 1);
+                    all = Some(def!(self, Pred, "setp.eq.s64", rest, 0));
+                }
+                if within {
+                    // The last multiple of the size, as the index is one.
+                    let limit = match extent {
+                        Extent::Fixed(extent) => Arg::Int(extent & -bytes),
+                        Extent::Reg(extent) => Arg::Reg(def!(self, B64, "and.b64", extent, -bytes)),
+                    };
+                    all = Some(self.within(index, limit, all));
+                }
+                all.map_or(Guard::Always, Guard::When)
+            }
             Last::Lanes if lanes > 1 => {
                 // The last index at which all lanes fit, plus one; none if the row is too short.
                 let limit = match extent {
@@ -428,7 +450,8 @@ impl Writer<'_> {
 
     pub(super) fn atomic(&mut self, op: &Op) {
         let Some(place) = op.place else { return };
-        let Some((rank, scalar)) = self.kernel.place(place) else { return };
+        let Some((rank, element)) = self.kernel.place(place) else { return };
+        let scalar = self.kernel.by_bytes(op).map_or(element, |ty| ty.scalar());
         let Some(known) = self.plan.access(op).cloned() else { return };
         let guard = match self.guard(op, place, &known, 1) {
             Guard::Always => None,

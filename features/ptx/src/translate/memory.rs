@@ -1,0 +1,392 @@
+//! Memory: addresses to indices, loads, stores and atomics.
+
+use super::Cx;
+use super::table::{Modifiers, operands};
+use super::value::ir;
+use crate::ast::{Class, Instr, Operand, Space, Symbol, Ty, int};
+use crate::error::Result;
+use crate::space::{GLOBAL, LOCAL, SHARED};
+use vm_ir::builder::{Element, PlaceRef, Val};
+use vm_ir::op::{Opcode, Order, Scope};
+use vm_ir::{Scalar, Type};
+
+/// Hints on how to cache, which change no result.
+const HINTS: &[&str] = &[
+    "ca", "cg", "cs", "lu", "cv", "nc", "wb", "wt", "L1::", "L2::", "level::", "unified", "weak", "mmio",
+    "cta", "gpu", "sys", "cluster",
+];
+
+const U32: Ty = Ty::new(Class::Unsigned, 32);
+const B64: Ty = Ty::new(Class::Bits, 64);
+
+/// Where an access goes: the kinds of memory that are possible, each with the place and the index in it.
+struct Target<'b> {
+    /// The address, where the kind is known only when the kernel runs.
+    generic: Option<Val<'b>>,
+    choices: Vec<(Space, PlaceRef<'b>, Val<'b>)>,
+}
+
+fn space_of(m: &mut Modifiers<'_>) -> Option<Space> {
+    let names = [
+        ("global", Space::Global),
+        ("const", Space::Const),
+        ("shared", Space::Shared),
+        ("shared::cta", Space::Shared),
+        ("local", Space::Local),
+        ("param", Space::Param),
+        ("param::entry", Space::Param),
+    ];
+    names.into_iter().find_map(|(name, space)| m.take(name).then_some(space))
+}
+
+impl<'b> Cx<'_, 'b> {
+    fn place(&self, space: Space) -> Result<PlaceRef<'b>> {
+        let found = match space {
+            Space::Global | Space::Const => Some(self.memory),
+            Space::Shared => self.shared,
+            Space::Local => self.local,
+            Space::Param => None,
+        };
+        found.ok_or_else(|| self.unsupported("an access to memory of which the kernel has none"))
+    }
+
+    /// Where an address operand leads.
+    fn target(&self, operand: &Operand, space: Option<Space>) -> Result<Target<'b>> {
+        let Operand::Address(base, offset) = operand else {
+            return Err(self.unsupported("an access without an address"));
+        };
+        let known =
+            |space, index| Ok(Target { generic: None, choices: vec![(space, self.place(space)?, index)] });
+        let k = self.k;
+        match (&**base, space) {
+            (Operand::Symbol(symbol), _) => {
+                known(symbol.space, k.i64(self.offset_of(*symbol, *offset) as i64))
+            }
+            (Operand::Register(_) | Operand::Int(_), Some(space @ (Space::Shared | Space::Local))) => {
+                // Of 32 bits, or of 64 with the upper ones zero.
+                let address = self.get(base, U32)?;
+                let index = if *offset == 0 { address } else { address + k.i32(*offset as i32) };
+                known(space, index)
+            }
+            (Operand::Register(_) | Operand::Int(_), Some(space @ (Space::Global | Space::Const))) => {
+                known(space, self.get(base, B64)? + k.i64(*offset) - self.base)
+            }
+            (Operand::Register(register), None) => {
+                let address = self.get(base, B64)? + k.i64(*offset);
+                let found = self.spaces[*register as usize] & (self.windows() | GLOBAL);
+                let found = if found == 0 { GLOBAL } else { found };
+                let mut choices = Vec::new();
+                for (bit, space) in [(SHARED, Space::Shared), (LOCAL, Space::Local), (GLOBAL, Space::Global)]
+                {
+                    if found & bit != 0 {
+                        let first = self.window(space).map_or(self.base, |window| k.i64(window as i64));
+                        choices.push((space, self.place(space)?, address - first));
+                    }
+                }
+                Ok(Target { generic: Some(address), choices })
+            }
+            (Operand::Int(_), None) => {
+                known(Space::Global, self.get(base, B64)? + k.i64(*offset) - self.base)
+            }
+            _ => Err(self.unsupported("such an address")),
+        }
+    }
+
+    /// Does an access where its memory is known, by a test where that is not known before.
+    fn access(&self, target: &Target<'b>, does: &dyn Fn(Element<'b>) -> Vec<Val<'b>>) -> Vec<Val<'b>> {
+        self.access_one_of(target, &target.choices, does)
+    }
+
+    fn access_one_of(
+        &self,
+        target: &Target<'b>,
+        choices: &[(Space, PlaceRef<'b>, Val<'b>)],
+        does: &dyn Fn(Element<'b>) -> Vec<Val<'b>>,
+    ) -> Vec<Val<'b>> {
+        let Some(((space, place, index), rest)) = choices.split_first() else { return Vec::new() };
+        match (target.generic, self.window(*space), rest) {
+            (Some(address), Some(window), [_, ..]) => {
+                let inside = (address - self.k.i64(window as i64)).lt_u(1u64 << 32);
+                self.k.if_else(inside, || does(place.at([*index])), || self.access_one_of(target, rest, does))
+            }
+            _ => does(place.at([*index])),
+        }
+    }
+
+    /// A parameter of the kernel, from an offset on.
+    fn parameter(&self, offset: u64, ty: Ty) -> Result<Val<'b>> {
+        let size = ty.bytes();
+        let found = self.words.iter().find(|(word, _)| {
+            word.offset <= offset && offset + size <= word.offset + u64::from(word.scalar.bytes())
+        });
+        let Some((word, value)) = found else {
+            return Err(self.unsupported("a parameter that is read otherwise than it is declared"));
+        };
+        let whole = int(word.scalar.bits()).map_or(Type::I64, Type::from);
+        let shift = 8 * (offset - word.offset);
+        let value =
+            if shift == 0 { *value } else { self.fit(*value, whole).shr_u(self.k.bits(whole, shift)) };
+        Ok(self.fit(value, ir(ty)?))
+    }
+}
+
+/// How many values an access is of.
+fn lanes(m: &mut Modifiers<'_>) -> usize {
+    match m.one_of(&["v2", "v4", "v8"]) {
+        Some("v2") => 2,
+        Some("v4") => 4,
+        Some("v8") => 8,
+        _ => 1,
+    }
+}
+
+/// The order of an access that is more than plain; `None` if it is plain.
+fn order(m: &mut Modifiers<'_>) -> Option<Order> {
+    match m.one_of(&["volatile", "relaxed", "acquire", "release", "acq_rel"])? {
+        "acquire" => Some(Order::Acquire),
+        "release" => Some(Order::Release),
+        "acq_rel" => Some(Order::AcqRel),
+        _ => Some(Order::Relaxed),
+    }
+}
+
+fn scope(m: &mut Modifiers<'_>) -> Option<Scope> {
+    match m.one_of(&["cta", "gpu", "sys", "cluster"])? {
+        "cta" => Some(Scope::Block),
+        "sys" => Some(Scope::System),
+        _ => Some(Scope::Device),
+    }
+}
+
+/// The element in memory of an access, and how many of them one op moves.
+fn element(cx: &Cx<'_, '_>, ty: Ty, lanes: usize) -> Result<(Scalar, usize)> {
+    let scalar = int(ty.bits * u32::from(ty.lanes)).ok_or_else(|| cx.unsupported("an access of 128 bits"))?;
+    Ok((scalar, lanes.min(16 / scalar.bytes() as usize)))
+}
+
+pub(super) fn load(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let order = order(m);
+    let scope = order.and_then(|_| scope(m));
+    let space = space_of(m);
+    m.drop_all(HINTS);
+    let count = lanes(m);
+    let ty = m.ty()?;
+    let [to, address, ..] = &instr.operands[..] else { return Err(cx.unsupported("so few operands")) };
+    let registers = cx.list(to);
+    if registers.len() != count {
+        return Err(cx.unsupported("a vector of another length"));
+    }
+    if let (Operand::Address(base, offset), Some(Space::Param)) = (address, space) {
+        let Operand::Symbol(Symbol { offset: at, .. }) = **base else {
+            return Err(cx.unsupported("a parameter at an address that is computed"));
+        };
+        for (lane, register) in registers.iter().enumerate() {
+            let at = at.wrapping_add(*offset as u64).wrapping_add(lane as u64 * ty.bytes());
+            let value = cx.parameter(at, ty)?;
+            cx.set(register, value, ty.is_signed())?;
+        }
+        return Ok(());
+    }
+    let (scalar, together) = element(cx, ty, count)?;
+    for (part, registers) in registers.chunks(together).enumerate() {
+        let address = match (address, part) {
+            (Operand::Address(base, offset), 1..) => {
+                &Operand::Address(base.clone(), offset.wrapping_add(part as i64 * 16))
+            }
+            _ => address,
+        };
+        let target = cx.target(address, space)?;
+        let loaded = cx.access(&target, &|element| {
+            let element = element.typed(scalar);
+            let loaded = match (order, scalar) {
+                (Some(order), Scalar::I32 | Scalar::I64) if registers.len() == 1 => {
+                    let element = scope.into_iter().fold(element, Element::among);
+                    element.ordered(order).atomic_load()
+                }
+                _ if registers.len() > 1 => element.load_vector(registers.len() as u8),
+                _ => element.load(),
+            };
+            vec![loaded]
+        });
+        let Some(value) = loaded.first() else { return Err(cx.unsupported("an access without memory")) };
+        for (lane, register) in registers.iter().enumerate() {
+            let value = if registers.len() > 1 { value.lane(lane as u8) } else { *value };
+            cx.set(register, value, ty.is_signed())?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn store(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let order = order(m);
+    let scope = order.and_then(|_| scope(m));
+    let space = space_of(m);
+    m.drop_all(HINTS);
+    let count = lanes(m);
+    let ty = m.ty()?;
+    let [address, from, ..] = &instr.operands[..] else { return Err(cx.unsupported("so few operands")) };
+    let values = cx.list(from);
+    if values.len() != count {
+        return Err(cx.unsupported("a vector of another length"));
+    }
+    let (scalar, together) = element(cx, ty, count)?;
+    let bits = Ty::new(Class::Bits, scalar.bits());
+    for (part, values) in values.chunks(together).enumerate() {
+        let address = match (address, part) {
+            (Operand::Address(base, offset), 1..) => {
+                &Operand::Address(base.clone(), offset.wrapping_add(part as i64 * 16))
+            }
+            _ => address,
+        };
+        let target = cx.target(address, space)?;
+        if target.choices.iter().any(|(space, ..)| *space == Space::Const) {
+            return Err(cx.unsupported("a store to constant memory"));
+        }
+        let values = values
+            .iter()
+            .map(|value| match value {
+                // A literal of a float type is a float.
+                Operand::F32(_) | Operand::F64(_) => Ok(cx.fit(cx.get(value, ty)?, ir(bits)?)),
+                _ => cx.get(value, bits),
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let value = if values.len() > 1 { cx.k.vector(&values) } else { values[0] };
+        cx.access(&target, &|element| {
+            let element = element.typed(scalar);
+            match (order, scalar) {
+                (Some(order), Scalar::I32 | Scalar::I64) if values.len() == 1 => {
+                    let element = scope.into_iter().fold(element, Element::among);
+                    element.ordered(order).atomic_store(value);
+                }
+                _ => element.store(value),
+            }
+            Vec::new()
+        });
+    }
+    Ok(())
+}
+
+pub(super) fn atomic(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let order = order(m).unwrap_or(Order::Relaxed);
+    let scope = scope(m);
+    let space = space_of(m);
+    m.take("noftz");
+    m.drop_all(&["L2::", "level::"]);
+    let Some(what) = m.one_of(&["add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"]) else {
+        return Err(cx.unsupported("such an atomic"));
+    };
+    let ty = m.ty()?;
+    let (result, given) = match instr.opcode() {
+        "red" => (None, &instr.operands[..]),
+        _ => match instr.operands.split_first() {
+            Some((result, rest)) => (Some(result), rest),
+            None => return Err(cx.unsupported("so few operands")),
+        },
+    };
+    let [address, values @ ..] = given else { return Err(cx.unsupported("so few operands")) };
+    if ty.lanes > 1 || ty.bits < 32 || ty.bits > 64 {
+        return Err(cx.unsupported("an atomic of such a type"));
+    }
+    let scalar = ir(ty)?.scalar();
+    let values = values.iter().map(|value| cx.get(value, ty)).collect::<Result<Vec<_>>>()?;
+    let expected = if what == "cas" { 2 } else { 1 };
+    // A cache policy may stand behind.
+    let (true, Some(value)) = (values.len() >= expected, values.first().copied()) else {
+        return Err(cx.unsupported("so few operands"));
+    };
+    let target = cx.target(address, space)?;
+    let signed = ty.is_signed();
+    let code = match (what, signed) {
+        ("add", _) => Opcode::AtomicAdd,
+        ("min", true) => Opcode::AtomicMinS,
+        ("min", false) => Opcode::AtomicMinU,
+        ("max", true) => Opcode::AtomicMaxS,
+        ("max", false) => Opcode::AtomicMaxU,
+        ("and", _) => Opcode::AtomicAnd,
+        ("or", _) => Opcode::AtomicOr,
+        ("xor", _) => Opcode::AtomicXor,
+        _ => Opcode::AtomicExchange,
+    };
+    if ty.is_float() && !matches!(what, "add" | "exch") {
+        return Err(cx.unsupported(format!("atom.{what} of floats")));
+    }
+    let old = cx.access(&target, &|element| {
+        let element = scope.into_iter().fold(element.typed(scalar), Element::among).ordered(order);
+        vec![match what {
+            "cas" => element.atomic_cas(value, values[1]),
+            "inc" | "dec" => count(cx, element, what, value),
+            _ => element.atomic(code, value),
+        }]
+    });
+    match (result, old.first()) {
+        (Some(result), Some(old)) => cx.set(result, *old, signed),
+        _ => Ok(()),
+    }
+}
+
+/// `inc` and `dec`, which wrap at a bound, by comparing and exchanging until nobody came between.
+fn count<'b>(cx: &Cx<'_, 'b>, element: Element<'b>, what: &str, bound: Val<'b>) -> Val<'b> {
+    let k = cx.k;
+    let first = element.clone().atomic_load();
+    let last = k.while_(
+        vec![k.bool(true), first],
+        |carried| carried[0],
+        |carried| {
+            let old = carried[1];
+            let next = match what {
+                "inc" => old.ge_u(bound).select(k.bits(old.ty(), 0), old + 1),
+                _ => (old.eq(0) | old.gt_u(bound)).select(bound, old - 1),
+            };
+            let found = element.clone().atomic_cas(old, next);
+            vec![found.ne(old), found]
+        },
+    );
+    last[1]
+}
+
+pub(super) fn fence(cx: &Cx<'_, '_>, _: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    m.one_of(&["sc", "acq_rel", "acquire", "release"]);
+    let scope = match m.one_of(&["cta", "gl", "gpu", "sys", "cluster"]) {
+        Some("cta") => Scope::Block,
+        Some("sys") => Scope::System,
+        Some("cluster") => return Err(cx.unsupported("a fence of a cluster")),
+        _ => Scope::Device,
+    };
+    cx.k.fence(Order::AcqRel, scope);
+    Ok(())
+}
+
+pub(super) fn cvta(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let to = m.take("to");
+    let Some(space) = space_of(m).filter(|space| *space != Space::Param) else {
+        return Err(cx.unsupported("cvta of such a space"));
+    };
+    let ty = m.ty()?;
+    let [_, a] = operands(instr)?;
+    let a = cx.get(a, ty)?;
+    let value = match cx.window(space) {
+        None => a,
+        Some(window) if to => a - cx.k.i64(window as i64),
+        Some(window) => a + cx.k.i64(window as i64),
+    };
+    cx.result(instr, value, ty)
+}
+
+pub(super) fn isspacep(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let space = space_of(m);
+    let [_, a] = operands(instr)?;
+    let address = cx.get(a, B64)?;
+    let inside = |space| cx.window(space).map(|window| (address - cx.k.i64(window as i64)).lt_u(1u64 << 32));
+    let value = match (space, inside(Space::Shared), inside(Space::Local)) {
+        (Some(Space::Shared), Some(shared), _) => shared,
+        (Some(Space::Local), _, Some(local)) => local,
+        (Some(Space::Global), Some(shared), Some(local)) => !(shared | local),
+        _ => return Err(cx.unsupported("isspacep of such a space")),
+    };
+    cx.result(instr, value, Ty::new(Class::Predicate, 1))
+}
+
+pub(super) fn nothing(_: &Cx<'_, '_>, _: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    m.drop_all(&[""]);
+    Ok(())
+}

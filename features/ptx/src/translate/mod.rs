@@ -1,0 +1,230 @@
+//! Instructions to ops.
+//!
+//! [`control`] walks the tree of regions, [`table`] says what is done with each instruction, and the other modules do it. Registers
+//! are values of the IR; what a region assigns and somebody reads later is what it yields.
+
+mod arithmetic;
+mod control;
+mod convert;
+mod float;
+mod memory;
+mod table;
+mod value;
+mod warp;
+
+use crate::ast::{Ast, Function, Instr, Space, Symbol, Ty};
+use crate::cfg::Cfg;
+use crate::error::{Error, ErrorKind, Result};
+use crate::inline::{DYNAMIC_SHARED, inline};
+use crate::live::Live;
+use crate::module::{Signature, Word};
+use crate::space::{LOCAL, SHARED, Spaces, spaces};
+use crate::structure::structure;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use value::{Environment, Fact};
+use vm_ir::builder::{Builder, IRBlock, PlaceRef, Val};
+use vm_ir::limits::{MAX_NAME, MAX_PARAMS, MAX_SHARED_BYTES};
+use vm_ir::view::{Access, ViewType};
+use vm_ir::{GuestAddr, Scalar, Trust, Type, ValidModule, validate};
+
+pub use table::supported;
+
+/// What a kernel is translated for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Bytes of shared memory whose size the launch says.
+    pub dynamic_shared: u32,
+    /// Where the module's [data](crate::Data) is in the memory.
+    pub data: u64,
+}
+
+/// A translated kernel. Its parameters are `@memory: view<i8, [?], readwrite, align 16>`, all memory that the program has; `%base: i64`,
+/// the address that the program has of its first byte; and [the scalars](Signature::scalars) of the signature.
+#[derive(Clone, Debug)]
+pub struct Translated {
+    /// The kernel, alone in a module.
+    pub module: ValidModule,
+    /// What it takes.
+    pub signature: Signature,
+    /// Bytes of shared memory of a block, those included whose size the launch says.
+    pub shared: u64,
+    /// Bytes of local memory of a thread.
+    pub local: u64,
+}
+
+/// Where generic addresses of shared and of local memory begin. No memory of a program is there.
+pub(crate) const SHARED_WINDOW: u64 = 0x7000_0000_0000_0000;
+pub(crate) const LOCAL_WINDOW: u64 = 0x7100_0000_0000_0000;
+
+pub(crate) fn translate(
+    ast: &Ast,
+    text: &str,
+    function: &Function,
+    signature: Signature,
+    data: &HashMap<&str, u64>,
+    options: &Options,
+) -> Result<Translated> {
+    if let Some(required) = function.required.filter(|required| *required != options.block) {
+        let what = format!("blocks of {:?} where .reqntid says {required:?}", options.block);
+        return Err(Error::unsupported(function.line, what));
+    }
+    if signature.scalars.len() + 2 > MAX_PARAMS {
+        return Err(Error::large(function.line, "words of parameters", MAX_PARAMS - 2));
+    }
+    let code = inline(ast, text, function, data)?;
+    let (registers, local) = (code.registers.clone(), code.local);
+    let dynamic_at = code.shared.next_multiple_of(code.shared_align);
+    let shared = if code.dynamic { dynamic_at + u64::from(options.dynamic_shared) } else { code.shared };
+    if shared > MAX_SHARED_BYTES {
+        return Err(Error::large(function.line, "bytes of shared memory", MAX_SHARED_BYTES as usize));
+    }
+    let cfg = Cfg::of(code)?;
+    let tree = structure(&cfg)?;
+    let live = Live::of(&cfg, registers.len())?;
+    let spaces = spaces(&cfg, &registers);
+
+    let block = IRBlock::new(GuestAddr(u64::from(function.line)));
+    let k = block.builder();
+    k.line(function.line);
+    k.name(&identifier(&function.name)).block_size(options.block);
+    let ty = ViewType { align: 16, ..ViewType::new(Scalar::I8, 1, Access::ReadWrite) };
+    let memory = k.view_of("memory", ty);
+    let base = k.scalar("base", Type::I64);
+    let scalars = signature.scalars.iter().enumerate();
+    let words = scalars.map(|(i, word)| (*word, k.scalar(&format!("p{i}"), word.scalar.into()))).collect();
+    // As much as the widest access needs, so that there is room for each.
+    let bytes = |bytes: u64| bytes.next_multiple_of(16).max(16);
+    let shared_place = (shared > 0).then(|| k.shared("shared", Scalar::I8, &[bytes(shared) as u32]));
+    let counts =
+        cfg.blocks.iter().flat_map(|block| &block.instrs).any(|instr| {
+            matches!(instr.opcode(), "bar" | "barrier") && instr.modifiers().any(|m| m == "red")
+        });
+    let counter = counts.then(|| k.shared("counter", Scalar::I32, &[1]));
+    let cx = Cx {
+        k,
+        text,
+        cfg: &cfg,
+        live,
+        types: &registers,
+        spaces,
+        memory,
+        base,
+        words,
+        shared: shared_place,
+        local: None,
+        counter,
+        data: options.data,
+        dynamic_at,
+        shared_bytes: shared,
+        dynamic_bytes: options.dynamic_shared,
+        block: options.block,
+        state: RefCell::default(),
+        line: RefCell::new(function.line),
+    };
+    cx.body(&tree)?;
+    let of_line = |line: u32, kind| Error::at(line, kind).of(line, cx.text_of(line));
+    let kernel = block.kernel().map_err(|error| of_line(error.line, ErrorKind::Build(error)))?;
+    let module = validate(kernel.into(), Trust::Guest).map_err(|errors| {
+        let line = errors.0.first().map_or(0, |error| error.line);
+        of_line(line, ErrorKind::Invalid(errors))
+    })?;
+    Ok(Translated { module, signature, shared, local })
+}
+
+/// A name as the IR has them.
+fn identifier(name: &str) -> String {
+    let mut name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+    name.truncate(MAX_NAME - 1);
+    if name.starts_with(|c: char| c.is_ascii_digit()) { format!("_{name}") } else { name }
+}
+
+/// A kernel that is being translated.
+struct Cx<'a, 'b> {
+    k: Builder<'b>,
+    text: &'a str,
+    cfg: &'a Cfg,
+    live: Live,
+    types: &'a [Ty],
+    spaces: Vec<Spaces>,
+    memory: PlaceRef<'b>,
+    base: Val<'b>,
+    words: Vec<(Word, Val<'b>)>,
+    shared: Option<PlaceRef<'b>>,
+    local: Option<PlaceRef<'b>>,
+    /// A word of shared memory in which barriers count.
+    counter: Option<PlaceRef<'b>>,
+    /// Where the module's data is.
+    data: u64,
+    /// Where shared memory of the launch's size begins.
+    dynamic_at: u64,
+    shared_bytes: u64,
+    dynamic_bytes: u32,
+    block: [u32; 3],
+    state: RefCell<State<'b>>,
+    /// The line of the instruction at hand.
+    line: RefCell<u32>,
+}
+
+/// What changes on the way.
+#[derive(Default)]
+struct State<'b> {
+    environment: Environment<'b>,
+    /// What is known of values, by their number.
+    facts: HashMap<u32, Fact>,
+    /// What the last instruction with .cc carried.
+    carry: Option<Val<'b>>,
+    /// The first thing that went wrong; after it nothing is built that matters.
+    error: Option<Error>,
+}
+
+impl<'b> Cx<'_, 'b> {
+    fn failed(&self) -> bool {
+        self.state.borrow().error.is_some()
+    }
+
+    fn fail(&self, error: Error) {
+        self.state.borrow_mut().error.get_or_insert(error);
+    }
+
+    /// The line of the module's text, for errors that know no more.
+    fn text_of(&self, line: u32) -> &str {
+        self.text.lines().nth((line as usize).wrapping_sub(1)).unwrap_or("").trim()
+    }
+
+    fn unsupported(&self, what: impl Into<String>) -> Error {
+        Error::unsupported(0, what)
+    }
+
+    /// An instruction, where its predicate holds.
+    fn instr(&self, instr: &Instr) {
+        if self.failed() {
+            return;
+        }
+        *self.line.borrow_mut() = instr.line;
+        self.k.line(instr.line);
+        if let Err(error) = self.guarded(instr) {
+            let (start, end) = instr.span;
+            self.fail(error.of(instr.line, self.text.get(start as usize..end as usize).unwrap_or("")));
+        }
+    }
+
+    /// Can generic addresses be of shared or local memory at all?
+    fn windows(&self) -> Spaces {
+        (if self.shared.is_some() { SHARED } else { 0 }) | (if self.local.is_some() { LOCAL } else { 0 })
+    }
+
+    /// Where something is in its memory.
+    fn offset_of(&self, symbol: Symbol, addend: i64) -> u64 {
+        let offset = match symbol.space {
+            Space::Shared if symbol.offset >= DYNAMIC_SHARED => {
+                self.dynamic_at + (symbol.offset - DYNAMIC_SHARED)
+            }
+            Space::Global | Space::Const => self.data.wrapping_add(symbol.offset),
+            _ => symbol.offset,
+        };
+        offset.wrapping_add(addend as u64)
+    }
+}
