@@ -314,7 +314,8 @@ impl<'b> Builder<'b> {
         if count >= MAX_SHARED_ARRAYS {
             self.fail(BuildErrorKind::TooLarge(format!("more than {MAX_SHARED_ARRAYS} shared arrays")));
         } else {
-            let array = SharedArray { name: name.into(), element, dims: dims.to_vec(), line: self.current_line() };
+            let array =
+                SharedArray { name: name.into(), element, dims: dims.to_vec(), line: self.current_line() };
             self.block.state.borrow_mut().shared.push(array);
         }
         PlaceRef::new(self, Place::Shared(count.min(MAX_SHARED_ARRAYS - 1) as u16), element)

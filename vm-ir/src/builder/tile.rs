@@ -91,7 +91,8 @@ impl<'b> Builder<'b> {
         multicast: bool,
     ) -> ChannelRef<'b> {
         self.new_place_name(name);
-        let channel = Channel { name: name.into(), element, dims, stages, multicast, line: self.current_line() };
+        let channel =
+            Channel { name: name.into(), element, dims, stages, multicast, line: self.current_line() };
         let number = self.with_tile(|tile| {
             tile.channels.push(channel);
             tile.channels.len() - 1
