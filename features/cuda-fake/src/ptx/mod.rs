@@ -66,6 +66,10 @@ fn code(error: &vm_ptx::Error) -> Error {
 
 /// Reads an image.
 pub(crate) fn read(image: &[u8]) -> Result<Arc<dyn module::Program>, Refusal> {
+    // The text that is left of what isn't even a head of machine code.
+    if image == b"\x7fELF" {
+        return Err(Error::InvalidImage.into());
+    }
     let parsed = image::ptx(image, ARCHITECTURE).and_then(|text| Module::parse(&text));
     match parsed {
         Ok(module) => Ok(Arc::new(Shared(Arc::new(Program { module })))),
