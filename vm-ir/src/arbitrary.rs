@@ -159,7 +159,8 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
         let read = view("bytes_read", Access::Read, 203);
         let shared =
             options.together.then(|| k.shared("bytes_shared", Scalar::I8, &[threads * OWN as u32 + 9]));
-        Bytes { read, own, counted, shared }
+        let local = k.local("bytes_local", 40 + (seed % 9) as u32);
+        Bytes { read, own, counted, shared, local }
     });
     let mut values = Vec::new();
     if options.indices {
@@ -276,6 +277,8 @@ struct Bytes<'b> {
     counted: PlaceRef<'b>,
     /// As `own`, of the block's threads.
     shared: Option<PlaceRef<'b>>,
+    /// Each thread's.
+    local: PlaceRef<'b>,
 }
 
 impl<'b> Maker<'b> {
@@ -609,8 +612,9 @@ impl<'b> Maker<'b> {
             1 => any * i64::from(ty.bytes()),
             _ => any & -i64::from(ty.bytes()),
         };
-        let (first, place) = match (self.random.below(6), bytes.shared) {
+        let (first, place) = match (self.random.below(8), bytes.shared) {
             (0 | 1, _) => (None, bytes.read),
+            (6 | 7, _) => (None, bytes.local),
             (2, _) if self.options.together => {
                 // What it gives depends on the order of the threads, and so do sums of different sizes.
                 let amount = self.some(Class::WORD).to(Scalar::I32);
@@ -621,14 +625,16 @@ impl<'b> Maker<'b> {
             (2 | 3, Some(shared)) => (Some(self.thread.to(Scalar::I64)), shared),
             _ => (Some(k.global_id(Axis::X)), bytes.own),
         };
+        let writes = place.place() != bytes.read.place();
         let index = match first {
+            None if writes && self.random.below(2) == 0 => multiple & 31,
             None if self.random.below(3) == 0 => multiple,
             None => multiple & 255,
             Some(thread) => thread * OWN + (multiple & (OWN - 1)),
         };
         let element = place.at([index]).typed(ty.scalar());
         // The bytes of a float could show which NaN it is.
-        if first.is_some() && ty.scalar().is_int() && self.random.below(2) == 0 {
+        if writes && ty.scalar().is_int() && self.random.below(2) == 0 {
             let value = self.of(ty);
             return element.store(value);
         }

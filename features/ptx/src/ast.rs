@@ -195,6 +195,18 @@ pub(crate) enum Operand {
     Sink,
 }
 
+impl Operand {
+    /// Itself and those in it.
+    pub(crate) fn count(&self) -> usize {
+        match self {
+            Operand::Vector(list) | Operand::List(list) => 1 + list.iter().map(Operand::count).sum::<usize>(),
+            Operand::Pair(pair) => 1 + pair.iter().map(Operand::count).sum::<usize>(),
+            Operand::Address(base, _) | Operand::Sum(base, _) => 1 + base.count(),
+            _ => 1,
+        }
+    }
+}
+
 /// An instruction.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Instr {
@@ -211,6 +223,10 @@ impl Instr {
     /// The code without modifiers.
     pub(crate) fn opcode(&self) -> &str {
         self.code.split('.').next().unwrap_or("")
+    }
+
+    pub(crate) fn is_barrier(&self) -> bool {
+        matches!(self.opcode(), "bar" | "barrier")
     }
 
     pub(crate) fn modifiers(&self) -> impl Iterator<Item = &str> {

@@ -42,6 +42,13 @@ pub(crate) struct Block {
     pub(crate) line: u32,
 }
 
+impl Block {
+    /// Does it wait for all threads of the block?
+    pub(crate) fn has_barrier(&self) -> bool {
+        self.instrs.iter().any(|instr| instr.is_barrier() && instr.modifiers().next() != Some("warp"))
+    }
+}
+
 /// The blocks of a kernel that can be reached, the first of them first.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Cfg {

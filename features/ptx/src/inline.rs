@@ -5,7 +5,9 @@
 
 use crate::ast::{Ast, Class, Function, Guard, Instr, Item, Operand, Space, Symbol, Ty, Variable};
 use crate::error::{Error, ErrorKind, Result};
-use crate::limits::{MAX_CALLS, MAX_INSTRUCTIONS, MAX_LOCAL, MAX_PARAMETER_BYTES, MAX_REGISTERS};
+use crate::limits::{
+    MAX_CALLS, MAX_INLINED_OPERANDS, MAX_INSTRUCTIONS, MAX_LOCAL, MAX_PARAMETER_BYTES, MAX_REGISTERS,
+};
 use std::collections::{BTreeSet, HashMap};
 use vm_ir::limits::MAX_SHARED_BYTES;
 
@@ -66,6 +68,7 @@ pub(crate) fn inline(ast: &Ast, text: &str, entry: &Function, data: &HashMap<&st
         variables: ast.variables.iter().map(|v| (&*v.name, v)).collect(),
         shared: HashMap::new(),
         slots: Vec::new(),
+        operands: 0,
         open: Vec::new(),
         code: Code {
             steps: Vec::new(),
@@ -105,6 +108,8 @@ struct Inliner<'a> {
     shared: HashMap<&'a str, u64>,
     /// Where accesses to each parameter of a call begin and end.
     slots: Vec<BTreeSet<i64>>,
+    /// Operands so far.
+    operands: usize,
     /// The functions that are being put in place.
     open: Vec<&'a str>,
     code: Code,
@@ -130,6 +135,16 @@ impl<'a> Inliner<'a> {
     }
 
     fn push(&mut self, line: u32, step: Step) -> Result<()> {
+        if let Step::Instr(instr) = &step {
+            self.operands += instr.operands.iter().map(Operand::count).sum::<usize>();
+        }
+        if self.operands > MAX_INLINED_OPERANDS {
+            return Err(Error::large(
+                line,
+                "operands in a kernel with all that it calls",
+                MAX_INLINED_OPERANDS,
+            ));
+        }
         if self.code.steps.len() >= 2 * MAX_INSTRUCTIONS {
             return Err(Error::large(
                 line,

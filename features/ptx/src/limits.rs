@@ -14,6 +14,14 @@ pub const MAX_DATA: u64 = 1 << 32;
 pub const MAX_INITIALISED: u64 = 16 << 20;
 /// Instructions of a module, and those of a kernel whose calls are inlined.
 pub const MAX_INSTRUCTIONS: usize = 1 << 18;
+/// Operands of a kernel whose calls are inlined.
+pub const MAX_INLINED_OPERANDS: usize = 1 << 20;
+/// Bytes of an instruction's code with its modifiers.
+pub const MAX_CODE: usize = 256;
+/// Places to which parts of a kernel may go on, of all parts together.
+pub const MAX_EXITS: usize = 1 << 20;
+/// Registers that are looked at where regions begin and end, of all of them together.
+pub const MAX_LOOKS: usize = 1 << 26;
 /// Registers of a function, and those of a kernel whose calls are inlined.
 pub const MAX_REGISTERS: usize = 1 << 18;
 /// Operands of an instruction, those in lists included.
@@ -24,8 +32,10 @@ pub const MAX_NESTING: usize = 64;
 pub const MAX_CALLS: usize = 64;
 /// Basic blocks of a kernel.
 pub const MAX_BLOCKS: usize = 1 << 15;
+/// Visits of each basic block, on average, until its live registers are known.
+pub const MAX_LIVE_VISITS: usize = 64;
 /// Bits of the sets of live registers, of all basic blocks together.
-pub const MAX_LIVE_BITS: usize = 1 << 30;
+pub const MAX_LIVE_BITS: usize = 1 << 28;
 /// Regions within regions.
 pub const MAX_DEPTH: usize = vm_ir::limits::MAX_DEPTH - 2;
 /// Bytes of a kernel's parameters.

@@ -3,7 +3,7 @@
 use crate::ast::{Instr, Operand};
 use crate::cfg::{Cfg, End};
 use crate::error::{Error, Result};
-use crate::limits::MAX_LIVE_BITS;
+use crate::limits::{MAX_LIVE_BITS, MAX_LIVE_VISITS};
 
 /// Instructions that define nothing: their first operand is read.
 const NO_RESULT: &[&str] = &[
@@ -28,8 +28,12 @@ const NO_RESULT: &[&str] = &[
 
 /// Calls `visit` for each register that an instruction reads, or for each that it defines.
 pub(crate) fn registers(instr: &Instr, defined: bool, visit: &mut impl FnMut(u32)) {
-    let results = usize::from(!NO_RESULT.contains(&instr.opcode())).min(instr.operands.len());
-    let (first, rest) = instr.operands.split_at(results);
+    let results = usize::from(has_result(instr)).min(instr.operands.len());
+    let (first, mut rest) = instr.operands.split_at(results);
+    // The mask of threads, which all of the warp are in: nobody looks at it.
+    if instr.opcode() == "shfl" || instr.modifiers().next() == Some("warp") {
+        rest = rest.split_last().map_or(rest, |(_, others)| others);
+    }
     if defined {
         first.iter().for_each(|operand| in_operand(operand, false, visit));
         return;
@@ -58,6 +62,49 @@ fn in_operand(operand: &Operand, addresses: bool, visit: &mut impl FnMut(u32)) {
         Operand::Pair(pair) => pair.iter().for_each(|o| in_operand(o, addresses, visit)),
         Operand::Sum(base, _) => in_operand(base, addresses, visit),
         _ => {}
+    }
+}
+
+/// Is its first operand what it gives? So it is of barriers that reduce.
+fn has_result(instr: &Instr) -> bool {
+    !NO_RESULT.contains(&instr.opcode()) || instr.modifiers().any(|modifier| modifier == "red")
+}
+
+/// Does it do more than give its result? The carry is in no register.
+fn has_effect(instr: &Instr) -> bool {
+    let code = instr.opcode();
+    NO_RESULT.contains(&code) || code == "atom" || instr.modifiers().any(|modifier| modifier == "cc")
+}
+
+/// Takes out the instructions whose results decide nothing, not even together: a mask of threads that only other masks are made of
+/// needs no votes.
+pub(crate) fn prune(cfg: &mut Cfg, registers_count: usize) {
+    // The registers that what defines a register reads.
+    let mut reads: Vec<Vec<u32>> = vec![Vec::new(); registers_count];
+    let (mut needed, mut list) = (vec![false; registers_count], Vec::new());
+    for block in &cfg.blocks {
+        for instr in &block.instrs {
+            if has_effect(instr) {
+                registers(instr, false, &mut |register| list.push(register));
+                continue;
+            }
+            registers(instr, true, &mut |to| {
+                registers(instr, false, &mut |from| reads[to as usize].push(from))
+            });
+        }
+        read_by_end(&block.end, &mut |register| list.push(register));
+    }
+    while let Some(register) = list.pop() {
+        if !std::mem::replace(&mut needed[register as usize], true) {
+            list.append(&mut reads[register as usize]);
+        }
+    }
+    for block in &mut cfg.blocks {
+        block.instrs.retain(|instr| {
+            let mut keeps = has_effect(instr);
+            registers(instr, true, &mut |register| keeps |= needed[register as usize]);
+            keeps
+        });
     }
 }
 
@@ -105,8 +152,13 @@ impl Live {
         let mut waiting = vec![true; blocks];
         let mut list: Vec<usize> = (0..blocks).collect();
         let mut set = vec![0u64; words];
+        let mut visits = 0;
         while let Some(at) = list.pop() {
             waiting[at] = false;
+            visits += 1;
+            if visits > MAX_LIVE_VISITS * blocks {
+                return Err(Error::large(0, "visits of its blocks", MAX_LIVE_VISITS * blocks));
+            }
             set.fill(0);
             for to in cfg.blocks[at].end.targets() {
                 if to < blocks {

@@ -4,8 +4,8 @@ use crate::ast::{Ast, Class, Function, Guard, Instr, Item, Operand, Pointer, Reg
 use crate::error::{Error, Result};
 use crate::lex::{Lexer, Spanned, Token};
 use crate::limits::{
-    MAX_DATA, MAX_FUNCTIONS, MAX_INITIALISED, MAX_INSTRUCTIONS, MAX_NESTING, MAX_OPERANDS, MAX_REGISTERS,
-    MAX_TEXT, MAX_VARIABLES,
+    MAX_CODE, MAX_DATA, MAX_FUNCTIONS, MAX_INITIALISED, MAX_INSTRUCTIONS, MAX_NESTING, MAX_OPERANDS,
+    MAX_REGISTERS, MAX_TEXT, MAX_VARIABLES,
 };
 use std::collections::HashMap;
 
@@ -681,6 +681,9 @@ impl<'t> Parser<'t> {
         while let Token::Dot(modifier) = self.next.token {
             code.push('.');
             code.push_str(modifier);
+            if code.len() > MAX_CODE {
+                return Err(Error::large(line, "letters in an instruction's code", MAX_CODE));
+            }
             self.advance()?;
         }
         let mut operands = Vec::new();
@@ -778,7 +781,7 @@ impl<'t> Parser<'t> {
                 self.advance()?;
                 let first = match names.lookup(function, name, line)? {
                     Some(operand) => operand,
-                    None if name.starts_with('%') => {
+                    None if name.starts_with('%') && name.len() < 32 => {
                         let mut special = name[1..].to_owned();
                         if let Token::Dot(axis @ ("x" | "y" | "z" | "w")) = self.next.token {
                             self.advance()?;

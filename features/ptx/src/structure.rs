@@ -8,7 +8,8 @@
 
 use crate::cfg::{Cfg, End};
 use crate::error::{Error, ErrorKind, Result};
-use crate::limits::MAX_DEPTH;
+use crate::limits::{MAX_DEPTH, MAX_EXITS};
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 
 /// A part of the structured kernel, and the blocks at which it may go on.
@@ -38,7 +39,8 @@ pub(crate) enum Kind {
 /// Puts a kernel into regions.
 pub(crate) fn structure(cfg: &Cfg) -> Result<Tree> {
     let all: Vec<usize> = (0..cfg.blocks.len()).collect();
-    Region::of(cfg, &all, 0, None, 1)?.tree(0, 1)
+    let left = Cell::new(MAX_EXITS);
+    Region::of(cfg, &all, 0, None, 1, &left)?.tree(0, 1)
 }
 
 /// Blocks without cycles among them: those of a loop are one node.
@@ -47,6 +49,8 @@ struct Region<'a> {
     nodes: Vec<Node>,
     /// The node of each block that a node begins with.
     heads: HashMap<usize, usize>,
+    /// How many more exits there may be.
+    left: &'a Cell<usize>,
 }
 
 struct Node {
@@ -67,6 +71,7 @@ impl<'a> Region<'a> {
         entry: usize,
         back: Option<usize>,
         depth: usize,
+        left: &'a Cell<usize>,
     ) -> Result<Region<'a>> {
         if depth > MAX_DEPTH {
             let line = cfg.blocks[entry].line;
@@ -95,7 +100,7 @@ impl<'a> Region<'a> {
                 }
             }
         }
-        let mut region = Region { cfg, nodes: Vec::new(), heads: HashMap::new() };
+        let mut region = Region { cfg, nodes: Vec::new(), heads: HashMap::new(), left };
         let mut nodes_succs = Vec::new();
         // Components come last first.
         for (number, members) in components.iter().enumerate().rev() {
@@ -110,7 +115,7 @@ impl<'a> Region<'a> {
                 false => None,
                 true => {
                     let inside: Vec<usize> = members.iter().map(|m| blocks[*m]).collect();
-                    let body = Region::of(cfg, &inside, head, Some(head), depth + 1)?;
+                    let body = Region::of(cfg, &inside, head, Some(head), depth + 1, left)?;
                     Some(body.tree(head, depth + 1)?)
                 }
             };
@@ -194,6 +199,7 @@ impl<'a> Region<'a> {
                         let body = self.tree(*to, depth + 1)?;
                         exits.remove(to);
                         exits.extend(&body.exits);
+                        self.spend(exits.len(), *to)?;
                         let exits = exits.iter().copied().collect();
                         parts.push(Tree { kind: Kind::Guard(*to, Box::new(body)), exits });
                     }
@@ -234,13 +240,23 @@ impl<'a> Region<'a> {
                 if exits.remove(&head) {
                     let body = self.tree(head, depth + 1)?;
                     exits.extend(&body.exits);
+                    self.spend(exits.len(), head)?;
                     let exits = exits.iter().copied().collect();
                     parts.push(Tree { kind: Kind::Guard(head, Box::new(body)), exits });
                 }
             }
         }
+        self.spend(exits.len(), first)?;
         let exits = exits.into_iter().collect();
         Ok(Tree { kind: Kind::Seq(parts), exits })
+    }
+
+    /// Counts exits, of what is at a block.
+    fn spend(&self, exits: usize, at: usize) -> Result<()> {
+        let left = self.left.get().checked_sub(exits);
+        let line = self.cfg.blocks.get(at).map_or(0, |block| block.line);
+        self.left.set(left.ok_or_else(|| Error::large(line, "jumps across regions", MAX_EXITS))?);
+        Ok(())
     }
 
     /// Is it a node of this region to which one jump alone leads, so that it stands where that jump is?

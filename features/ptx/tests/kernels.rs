@@ -8,8 +8,10 @@ const LINE: [u32; 3] = [256, 1, 1];
 
 /// What nvcc makes with and without optimisation.
 const BASICS: &[&str] = &["basics", "basics-debug"];
+const GRIDS: &[&str] = &["grids", "grids-debug"];
+const MATHS: &[&str] = &["maths"];
 /// What it makes for two architectures.
-const SHARED: &[&str] = &["shared", "shared-sm_90"];
+const SHARED: &[&str] = &["shared", "shared-sm_90", "shared-debug"];
 
 #[test]
 fn vector_add() {
@@ -226,6 +228,23 @@ fn scan() {
 }
 
 #[test]
+fn persistent() {
+    each(SHARED, |mut program| {
+        let (input, tiles) = (Random::new(23).i32s(128 * 10, -100, 100), 10);
+        let expect: Vec<i32> = input.chunks(128).flat_map(|tile| tile.iter().rev().copied()).collect();
+        let (at, out, next) = (program.put(&input), program.put(&[0i32; 1280]), program.put(&[0i32]));
+        program.launch(
+            "persistent",
+            [3, 1, 1],
+            [128, 1, 1],
+            &[at.into(), out.into(), next.into(), tiles.into()],
+        );
+        assert_eq!(program.get::<i32>(out, 1280), expect);
+        assert_eq!(program.get::<i32>(next, 1), [tiles + 3]);
+    });
+}
+
+#[test]
 fn transpose() {
     each(SHARED, |mut program| {
         let (width, height) = (37usize, 50usize);
@@ -304,7 +323,7 @@ fn atomics() {
 
 #[test]
 fn stencils() {
-    each(&["grids"], |mut program| {
+    each(GRIDS, |mut program| {
         let (width, height) = (33usize, 21usize);
         let input = Random::new(13).f32s(width * height);
         let mut expect = Vec::new();
@@ -354,7 +373,7 @@ fn stencils() {
 
 #[test]
 fn particles() {
-    each(&["grids"], |mut program| {
+    each(GRIDS, |mut program| {
         let n = 100;
         let input = Random::new(15).f32s(4 * n);
         let (at, out) = (program.put(&input), program.put(&vec![0f32; n]));
@@ -394,7 +413,7 @@ fn particles() {
 
 #[test]
 fn integers() {
-    each(&["maths"], |mut program| {
+    each(MATHS, |mut program| {
         let n = 200;
         let mut random = Random::new(16);
         let (a, b): (Vec<i32>, Vec<i32>) =
@@ -453,7 +472,7 @@ fn integers() {
 
 #[test]
 fn fast() {
-    each(&["maths"], |mut program| {
+    each(MATHS, |mut program| {
         let n = 200;
         let x = Random::new(17).f32s(n);
         let (at, out) = (program.put(&x), program.put(&vec![0f32; 8 * n]));
@@ -492,7 +511,7 @@ fn halves() {
     use vm_ir::Scalar::{Bf16, F16};
     use vm_ir::format::{from_f64, to_f64};
     let f16 = |value: f64| to_f64(F16, from_f64(F16, value));
-    each(&["maths"], |mut program| {
+    each(MATHS, |mut program| {
         let n = 100;
         let mut random = Random::new(18);
         let mut numbers =
@@ -532,5 +551,197 @@ fn halves() {
         assert_eq!(program.get::<f32>(out, 2 * n), expect);
         let pairs_expected: Vec<f64> = expect.iter().flat_map(|v| [f64::from(*v), f64::from(-v)]).collect();
         assert_eq!(program.get::<u16>(pairs, 4 * n), bits(&pairs_expected, Bf16));
+    });
+}
+
+#[test]
+fn numbers() {
+    each(GRIDS, |mut program| {
+        let n = 300;
+        let mut random = Random::new(19);
+        let (a, b) = (random.i32s(n, 0, 5000), random.i32s(n, 1, 5000));
+        let one = |a: i32, b: i32| {
+            let smallest = (2..).take_while(|i| i * i <= a).find(|i| a % i == 0);
+            let prime = a >= 2 && smallest.is_none();
+            let (mut x, mut y) = (a, b);
+            while y != 0 {
+                (x, y) = (y, x % y);
+            }
+            x * 1000 + smallest.unwrap_or(1) * 2 + i32::from(prime)
+        };
+        let expect: Vec<i32> = a.iter().zip(&b).map(|(a, b)| one(*a, *b)).collect();
+        let (a, b, out) = (program.put(&a), program.put(&b), program.put(&vec![0i32; n]));
+        program.launch("numbers", [2, 1, 1], LINE, &[a.into(), b.into(), out.into(), (n as i32).into()]);
+        assert_eq!(program.get::<i32>(out, n), expect);
+    });
+}
+
+#[test]
+fn sort_in_local_memory() {
+    each(GRIDS, |mut program| {
+        for count in [1usize, 7, 16] {
+            let input = Random::new(20).i32s(64 * count, -1000, 1000);
+            let mut expect = input.clone();
+            expect.chunks_mut(count).for_each(<[i32]>::sort_unstable);
+            let (input, out) = (program.put(&input), program.put(&vec![0i32; 64 * count]));
+            program.launch(
+                "sort8",
+                [2, 1, 1],
+                [32, 1, 1],
+                &[input.into(), out.into(), (count as i32).into()],
+            );
+            assert_eq!(program.get::<i32>(out, 64 * count), expect);
+        }
+    });
+}
+
+#[test]
+fn functions() {
+    each(MATHS, |mut program| {
+        let mut random = Random::new(21);
+        let mut x = random.f32s(60);
+        // The long way round the circle, and where functions end.
+        x.extend([
+            1e5,
+            -3.3e7,
+            1.2345e20,
+            3e38,
+            0.0,
+            -0.0,
+            1e-30,
+            88.0,
+            -87.0,
+            120.0,
+            f32::INFINITY,
+            f32::NAN,
+            0.5,
+            1.0,
+        ]);
+        let n = x.len();
+        let (at, out) = (program.put(&x), program.put(&vec![0f32; 16 * n]));
+        program.launch("functions", [1, 1, 1], [128, 1, 1], &[at.into(), out.into(), (n as i32).into()]);
+        let found = program.get::<f32>(out, 16 * n);
+        for (v, found) in x.iter().zip(found.chunks(16)) {
+            let d = f64::from(*v);
+            let expect = [
+                d.exp(),
+                d.abs().ln(),
+                d.sin(),
+                d.cos(),
+                d.tanh(),
+                d.abs().powf(f64::from(1.7f32)),
+                d.abs().sqrt(),
+                1.0 / d.abs().sqrt(),
+                libm::erf(d),
+                d / f64::from(3.7f32),
+                d.atan(),
+                d.floor(),
+                f64::from(v.round_ties_even()),
+                d % 2.5,
+                d.cbrt(),
+                d.abs().ln_1p(),
+            ];
+            for (at, (found, expect)) in found.iter().zip(expect).enumerate() {
+                let expect = expect as f32;
+                let error = (found - expect).abs();
+                // Of few ulps, as CUDA says of these.
+                let fits = *found == expect
+                    || found.is_nan() && expect.is_nan()
+                    || error <= 1.5e-6 * expect.abs().max(1e-6);
+                assert!(fits, "function {at} of {v}: {found}, not {expect}");
+            }
+        }
+    });
+}
+
+#[test]
+fn doubles() {
+    each(MATHS, |mut program| {
+        let mut random = Random::new(22);
+        let mut x: Vec<f64> = (0..40).map(|_| random.between(-20.0, 20.0)).collect();
+        x.extend([1e5, -3.3e9, 1.2345e200, 1e-300, 0.0, 700.0, f64::INFINITY, 0.5, 1.0]);
+        let n = x.len();
+        let (at, out) = (program.put(&x), program.put(&vec![0f64; 8 * n]));
+        program.launch("doubles", [1, 1, 1], [64, 1, 1], &[at.into(), out.into(), (n as i32).into()]);
+        let found = program.get::<f64>(out, 8 * n);
+        for (v, found) in x.iter().zip(found.chunks(8)) {
+            let expect = [
+                v.exp(),
+                v.abs().ln(),
+                v.sin(),
+                v.cos(),
+                v.tanh(),
+                v.abs().powf(1.7),
+                1.0 / v.abs().sqrt(),
+                v / 3.7,
+            ];
+            for (at, (found, expect)) in found.iter().zip(expect).enumerate() {
+                let fits = *found == expect
+                    || found.is_nan() && expect.is_nan()
+                    || (found - expect).abs() <= 2e-15 * expect.abs();
+                assert!(fits, "function {at} of {v}: {found}, not {expect}");
+            }
+        }
+    });
+}
+
+#[test]
+fn matmul_in_registers() {
+    each(SHARED, |mut program| {
+        let n = 64usize;
+        let mut random = Random::new(24);
+        let mut numbers = || random.i32s(n * n, -4, 4).into_iter().map(|v| v as f32).collect::<Vec<_>>();
+        let (a, b) = (numbers(), numbers());
+        let element = |i: usize| (0..n).map(|k| a[i / n * n + k] * b[k * n + i % n]).sum();
+        let expect: Vec<f32> = (0..n * n).map(element).collect();
+        let (a, b, c) = (program.put(&a), program.put(&b), program.put(&vec![0f32; n * n]));
+        let args = [a.into(), b.into(), c.into(), (n as i32).into()];
+        program.launch("matmul_registers", [1, 1, 1], [64, 1, 1], &args);
+        assert_eq!(program.get::<f32>(c, n * n), expect);
+    });
+}
+
+#[test]
+fn rows_of_warps() {
+    each(SHARED, |mut program| {
+        let input = Random::new(25).i32s(128, -100, 100);
+        let expect: Vec<i32> = (0..128).map(|i| if i < 64 { input[i ^ 1] * 2 } else { 0 }).collect();
+        let (at, out) = (program.put(&input), program.put(&[0i32; 128]));
+        program.launch("rows", [1, 1, 1], [32, 4, 1], &[at.into(), out.into()]);
+        assert_eq!(program.get::<i32>(out, 128), expect);
+    });
+}
+
+#[test]
+fn sums_of_halves() {
+    use vm_ir::Scalar::{Bf16, F16};
+    use vm_ir::format::from_f64;
+    each(MATHS, |mut program| {
+        // Before sm_90 CUDA reads numbers of bf16 first, not atomically.
+        program.limits.races = false;
+        let bits = |value: f64| from_f64(F16, value) as u16;
+        let input: Vec<u16> = (0..64).map(|i| bits(f64::from(i % 8))).collect();
+        let (at, out) = (program.put(&input), program.put(&[0u16; 2]));
+        let (pairs, brains) = (program.put(&[0u16; 2]), program.put(&[0u16; 2]));
+        program.launch(
+            "half_sums",
+            [1, 1, 1],
+            [64, 1, 1],
+            &[at.into(), out.into(), pairs.into(), brains.into()],
+        );
+        assert_eq!(program.get::<u16>(out, 2), [bits(96.0), bits(128.0)]);
+        assert_eq!(program.get::<u16>(pairs, 2), [bits(224.0), bits(64.0)]);
+        assert_eq!(program.get::<u16>(brains, 2), [128.0, -64.0].map(|v| from_f64(Bf16, v) as u16));
+    });
+}
+
+#[test]
+fn copies() {
+    each(MATHS, |mut program| {
+        let input = Random::new(26).i32s(256, -100, 100);
+        let expect: Vec<i32> = input.chunks(4).rev().flatten().copied().collect();
+        let (at, out) = (program.put(&input), program.put(&[0i32; 256]));
+        program.launch("copies", [1, 1, 1], [64, 1, 1], &[at.into(), out.into()]);
+        assert_eq!(program.get::<i32>(out, 256), expect);
     });
 }

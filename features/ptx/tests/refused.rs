@@ -9,7 +9,8 @@ fn kernel(body: &str, functions: &str) -> String {
          .visible .entry k(.param .u64 a, .param .u32 n) {{\n\
          .reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>; .shared .align 4 .b8 s[64];\n\
          ld.param.u64 %rd1, [a]; ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x; setp.ge.s32 %p1, %r2, %r1;\n\
-         {body}\n ret;\n}}\n{functions}\n"
+         {body}\n st.global.v4.u32 [%rd1], {{%r1, %r2, %r3, %r4}}; st.global.u64 [%rd1], %rd2; st.global.f32 [%rd1], %f1; ret;\n\
+         }}\n{functions}\n"
     )
 }
 

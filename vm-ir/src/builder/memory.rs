@@ -1,11 +1,11 @@
-//! Views and shared arrays as the kernel's author handles them.
+//! Views and arrays as the kernel's author handles them.
 
 use super::{Builder, Val};
 use crate::module::{Op, Place};
 use crate::op::{Cache, Opcode, Order, Scope};
 use crate::types::{Scalar, Type};
 
-/// A view or a shared array of a kernel that is being written.
+/// A view, a shared or a local array of a kernel that is being written.
 #[derive(Clone, Copy, Debug)]
 pub struct PlaceRef<'b> {
     builder: Builder<'b>,
@@ -18,7 +18,7 @@ impl<'b> PlaceRef<'b> {
         PlaceRef { builder, place, element }
     }
 
-    pub(super) fn place(self) -> Place {
+    pub(crate) fn place(self) -> Place {
         self.place
     }
 
@@ -45,7 +45,7 @@ impl<'b> PlaceRef<'b> {
     pub fn at<const N: usize>(self, indices: [Val<'b>; N]) -> Element<'b> {
         let scope = match self.place {
             Place::View(_) => Scope::Device,
-            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => Scope::Block,
+            Place::Shared(_) | Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => Scope::Block,
         };
         Element {
             place: self,

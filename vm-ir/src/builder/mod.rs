@@ -38,8 +38,8 @@ pub use value::{IntoVal, Val};
 
 use crate::limits::{MAX_PARAMS, MAX_SHARED_ARRAYS};
 use crate::module::{
-    GuestAddr, Kernel, Line, Numbering, Op, Param, ParamKind, Place, Region, SharedArray, TooLarge, Value,
-    is_name,
+    GuestAddr, Kernel, Line, LocalArray, Numbering, Op, Param, ParamKind, Place, Region, SharedArray,
+    TooLarge, Value, is_name,
 };
 use crate::op::{Axis, BarrierScope, Opcode, Order, Scope};
 use crate::tile::Tile;
@@ -110,6 +110,7 @@ struct State {
     resident: u32,
     params: Vec<Param>,
     shared: Vec<SharedArray>,
+    local: Vec<LocalArray>,
     tile: Option<Tile>,
     numbering: Numbering,
     names: HashSet<String>,
@@ -139,6 +140,7 @@ impl IRBlock {
                 resident: 0,
                 params: Vec::new(),
                 shared: Vec::new(),
+                local: Vec::new(),
                 tile: None,
                 numbering: Numbering::default(),
                 names: HashSet::new(),
@@ -181,6 +183,7 @@ impl IRBlock {
             resident: state.resident,
             params: state.params.clone(),
             shared: state.shared.clone(),
+            local: state.local.clone(),
             tile: state.tile.clone().map(Box::new),
             values: state.numbering.values.clone(),
             body: Region { ops: body.ops.clone(), ..Region::default() },
@@ -241,7 +244,7 @@ impl<'b> Builder<'b> {
     }
 
     /// Says of which line of its source what is written from here on is; by default it is that of the Rust file.
-    pub fn line(self, line: u32) {
+    pub fn at_line(self, line: u32) {
         self.block.state.borrow_mut().line = Some(Line(line));
     }
 
@@ -301,7 +304,7 @@ impl<'b> Builder<'b> {
             self.fail(BuildErrorKind::TooLarge(format!("more than {MAX_PARAMS} parameters")));
             return 0;
         }
-        let line = self.current_line();
+        let line = self.line();
         self.block.state.borrow_mut().params.push(Param { name: name.into(), kind, line });
         count as u16
     }
@@ -314,11 +317,24 @@ impl<'b> Builder<'b> {
         if count >= MAX_SHARED_ARRAYS {
             self.fail(BuildErrorKind::TooLarge(format!("more than {MAX_SHARED_ARRAYS} shared arrays")));
         } else {
-            let array =
-                SharedArray { name: name.into(), element, dims: dims.to_vec(), line: self.current_line() };
+            let array = SharedArray { name: name.into(), element, dims: dims.to_vec(), line: self.line() };
             self.block.state.borrow_mut().shared.push(array);
         }
         PlaceRef::new(self, Place::Shared(count.min(MAX_SHARED_ARRAYS - 1) as u16), element)
+    }
+
+    /// Adds an array of bytes that each thread has of its own.
+    #[track_caller]
+    pub fn local(self, name: &str, bytes: u32) -> PlaceRef<'b> {
+        self.new_place_name(name);
+        let count = self.block.state.borrow().local.len();
+        if count >= MAX_SHARED_ARRAYS {
+            self.fail(BuildErrorKind::TooLarge(format!("more than {MAX_SHARED_ARRAYS} local arrays")));
+        } else {
+            let array = LocalArray { name: name.into(), len: bytes, line: self.line() };
+            self.block.state.borrow_mut().local.push(array);
+        }
+        PlaceRef::new(self, Place::Local(count.min(MAX_SHARED_ARRAYS - 1) as u16), Scalar::I8)
     }
 
     #[track_caller]
@@ -327,8 +343,9 @@ impl<'b> Builder<'b> {
             self.fail(BuildErrorKind::Name(name.to_owned()));
         }
         let state = self.block.state.borrow();
-        let taken =
-            state.params.iter().any(|p| &*p.name == name) || state.shared.iter().any(|s| &*s.name == name);
+        let taken = state.params.iter().any(|p| &*p.name == name)
+            || state.shared.iter().any(|s| &*s.name == name)
+            || state.local.iter().any(|l| &*l.name == name);
         let of_tile = state.tile.iter().any(|tile| {
             let fragments = tile.fragments.iter().map(|f| &f.name);
             tile.channels.iter().map(|c| &c.name).chain(fragments).any(|taken| &**taken == name)
@@ -343,7 +360,7 @@ impl<'b> Builder<'b> {
 
     #[track_caller]
     fn fail(self, kind: BuildErrorKind) {
-        let line = self.current_line().0;
+        let line = self.line().0;
         let mut state = self.block.state.borrow_mut();
         if state.error.is_none() {
             state.error = Some(BuildError { kernel: state.name.clone(), guest: state.guest, line, kind });
@@ -394,7 +411,7 @@ impl<'b> Builder<'b> {
     /// Adds an op whose results are defined.
     #[track_caller]
     fn push_op(self, mut op: Op) {
-        op.line = self.current_line();
+        op.line = self.line();
         let counted = self.block.state.borrow_mut().numbering.count_op();
         if let Err(error) = counted {
             self.fail_large(error);
@@ -411,7 +428,7 @@ impl<'b> Builder<'b> {
 
     /// The line of what is written now.
     #[track_caller]
-    fn current_line(self) -> Line {
+    fn line(self) -> Line {
         match self.block.state.borrow().line {
             Some(line) => line,
             None => Line(Location::caller().line()),
@@ -446,7 +463,7 @@ impl<'b> Builder<'b> {
         }
         let result = fill();
         let frame = self.block.state.borrow_mut().open.pop().unwrap_or_default();
-        (Region { args, ops: frame.ops, yields: Vec::new(), yield_line: self.current_line() }, result)
+        (Region { args, ops: frame.ops, yields: Vec::new(), yield_line: self.line() }, result)
     }
 
     // --- constants and ids ---

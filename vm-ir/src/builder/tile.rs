@@ -91,8 +91,7 @@ impl<'b> Builder<'b> {
         multicast: bool,
     ) -> ChannelRef<'b> {
         self.new_place_name(name);
-        let channel =
-            Channel { name: name.into(), element, dims, stages, multicast, line: self.current_line() };
+        let channel = Channel { name: name.into(), element, dims, stages, multicast, line: self.line() };
         let number = self.with_tile(|tile| {
             tile.channels.push(channel);
             tile.channels.len() - 1
@@ -124,7 +123,7 @@ impl<'b> Builder<'b> {
     #[track_caller]
     fn fragment_of(self, name: &str, element: Scalar, rows: u32, columns: Option<u32>) -> FragmentRef<'b> {
         self.new_place_name(name);
-        let fragment = Fragment { name: name.into(), element, rows, columns, line: self.current_line() };
+        let fragment = Fragment { name: name.into(), element, rows, columns, line: self.line() };
         let number = self.with_tile(|tile| {
             tile.fragments.push(fragment);
             tile.fragments.len() - 1

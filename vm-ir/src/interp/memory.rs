@@ -4,12 +4,12 @@ use super::launch::Tensor;
 use super::race::Shadow;
 use crate::valid::Trust;
 
-/// Memory behind a view or a shared array.
+/// Memory behind a view, a shared or a local array.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     pub(super) tensor: Tensor,
     pub(super) shadow: Shadow,
-    /// Is it a shared array?
+    /// Is it a shared or a local array?
     pub(super) shared: bool,
 }
 

@@ -27,8 +27,7 @@ impl Machine<'_> {
         thread: u32,
     ) -> Result<Option<usize>> {
         let trust = self.trust;
-        let rank = self.rank(thread);
-        let element = self.memory(place, rank).and_then(|m| m.element(indices, lane, lanes, trust));
+        let element = self.memory(place, thread).and_then(|m| m.element(indices, lane, lanes, trust));
         match (element, trust) {
             (None, Trust::Trusted) => Err(RunErrorKind::OutOfBounds {
                 place: self.kernel.place_name(place).to_owned(),
@@ -41,10 +40,10 @@ impl Machine<'_> {
 
     /// The first byte of an access by bytes; `None` if it is to be skipped.
     fn bytes(&mut self, op: &Op, place: Place, size: u32, thread: u32) -> Result<Option<usize>> {
-        let (trust, rank) = (self.trust, self.rank(thread));
+        let trust = self.trust;
         let indices = self.indices(op, thread);
         let index = indices.first().copied().unwrap_or(0);
-        let memory = self.memory(place, rank);
+        let memory = self.memory(place, thread);
         let found = memory.map_or(Bytes::Outside, |m| m.bytes(index, size.into(), trust));
         let name = |machine: &Self| machine.kernel.place_name(place).to_owned();
         match (found, trust) {
@@ -119,8 +118,8 @@ impl Machine<'_> {
 
     pub(super) fn read(&mut self, place: Place, element: usize, thread: u32, atomic: bool) -> Result<u64> {
         let (stamp, races, trust) = (self.stamp(place, thread, atomic), self.limits.races, self.trust);
-        let (rank, tile) = (self.rank(thread), self.kernel.tile.is_some());
-        let Some(memory) = self.memory(place, rank) else { return Ok(0) };
+        let tile = self.kernel.tile.is_some();
+        let Some(memory) = self.memory(place, thread) else { return Ok(0) };
         let (bits, kind) = (memory.tensor.bits(element), (memory.tensor.element, memory.shared));
         let uninitialised = memory.shared && trust == Trust::Trusted && !memory.shadow.written(element);
         let race = if races { memory.shadow.read(element, stamp) } else { None };
@@ -149,13 +148,13 @@ impl Machine<'_> {
         thread: u32,
         atomic: bool,
     ) -> Result<()> {
-        self.write_to(self.rank(thread), place, element, bits, thread, atomic)
+        self.write_to(thread, place, element, bits, thread, atomic)
     }
 
-    /// Writes in the block with this number in the cluster.
+    /// Writes to what another thread has, or its block.
     fn write_to(
         &mut self,
-        rank: u32,
+        owner: u32,
         place: Place,
         element: usize,
         bits: u64,
@@ -164,7 +163,7 @@ impl Machine<'_> {
     ) -> Result<()> {
         let (stamp, races) = (self.stamp(place, thread, atomic), self.limits.races);
         let tile = self.kernel.tile.is_some();
-        let Some(memory) = self.memory(place, rank) else { return Ok(()) };
+        let Some(memory) = self.memory(place, owner) else { return Ok(()) };
         memory.tensor.set_bits(element, bits);
         let kind = (memory.tensor.element, memory.shared);
         match memory.shadow.write(element, stamp) {
@@ -233,7 +232,7 @@ impl Machine<'_> {
             let first = (thread / WARP) as usize * lanes.len();
             for rank in 0..self.kernel.cluster() {
                 for (lane, bits) in lanes.iter().enumerate() {
-                    self.write_to(rank, place, first + lane, *bits, thread, false)?;
+                    self.write_to(rank * self.kernel.threads(), place, first + lane, *bits, thread, false)?;
                 }
             }
         }

@@ -187,7 +187,7 @@ impl<'t> Parser<'t> {
     pub(super) fn element(&self, place: Place) -> Option<Scalar> {
         match place {
             Place::Fragment(i) => self.elements.get(usize::from(i)).copied(),
-            Place::View(_) | Place::Shared(_) => self.memory.get(&place).copied(),
+            Place::View(_) | Place::Shared(_) | Place::Local(_) => self.memory.get(&place).copied(),
             Place::Channel(_) => None,
         }
     }

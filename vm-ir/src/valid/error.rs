@@ -137,12 +137,20 @@ pub enum Rule {
     /// A range on something that is not an integer, or an empty one, or one beyond the type.
     #[error("%{0} has a range that is empty, beyond its type or not on an integer")]
     ParamRange(String),
-    /// A shared array with no elements or the wrong number of dimensions.
+    /// An array with no elements or the wrong number of dimensions.
     #[error("@{0} has no elements, or not 1 to 4 dimensions")]
     SharedDims(String),
     /// Too much shared memory.
     #[error("the shared arrays take {bytes} bytes; a block has {limit}")]
     SharedSize {
+        /// The sum, each array rounded up to 16 bytes.
+        bytes: u64,
+        /// The cap.
+        limit: u64,
+    },
+    /// Too much local memory.
+    #[error("the local arrays take {bytes} bytes of each thread; it has {limit}")]
+    LocalSize {
         /// The sum, each array rounded up to 16 bytes.
         bytes: u64,
         /// The cap.

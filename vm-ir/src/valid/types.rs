@@ -16,7 +16,8 @@ impl Checker<'_> {
             PlaceRule::None => "no place",
             PlaceRule::WholeView => "a view",
             PlaceRule::WholeShared => "a shared array, without indices",
-            PlaceRule::Any => "a view or a shared array, with indices",
+            PlaceRule::Any if shape.is_atomic() => "a view or a shared array, with indices",
+            PlaceRule::Any => "a view, a shared or a local array, with indices",
             PlaceRule::Shared => "a shared array, with indices",
             PlaceRule::Box => "a view, with indices",
             PlaceRule::Channel => "a channel",
@@ -30,6 +31,9 @@ impl Checker<'_> {
             }
             (PlaceRule::Any, Some(place @ (Place::View(_) | Place::Shared(_)))) => {
                 self.kernel.place(place).is_some()
+            }
+            (PlaceRule::Any, Some(place @ Place::Local(_))) => {
+                !shape.is_atomic() && self.kernel.place(place).is_some()
             }
             (rule, _) => self.tile_place(op, rule),
         };
@@ -48,7 +52,7 @@ impl Checker<'_> {
         }
         match (self.kernel.by_bytes(op), op.place) {
             (Some(value), Some(place)) => self.by_bytes(value, place),
-            (None, Some(Place::Shared(array))) => self.row(op, array),
+            (None, Some(place @ (Place::Shared(_) | Place::Local(_)))) => self.row(op, place),
             _ => {}
         }
         let Some(Place::View(view)) = op.place else { return };
@@ -81,6 +85,7 @@ impl Checker<'_> {
         };
         let room = match place {
             Place::Shared(array) => self.kernel.shared.get(usize::from(array)).map_or(0, SharedArray::len),
+            Place::Local(array) => self.kernel.local.get(usize::from(array)).map_or(0, |l| l.len.into()),
             _ => u64::MAX,
         };
         let what = if self.kernel.tile.is_some() {
@@ -98,13 +103,18 @@ impl Checker<'_> {
         self.error(Rule::Bytes { name, value, bytes, what });
     }
 
-    /// Checks that a vector fits into a row of a shared array, so that a clamped index leaves room for it.
-    fn row(&mut self, op: &Op, array: u16) {
-        let Some(array) = self.kernel.shared.get(usize::from(array)) else { return };
+    /// Checks that a vector fits into a row of an array, so that a clamped index leaves room for it.
+    fn row(&mut self, op: &Op, place: Place) {
+        let row = match place {
+            Place::Shared(i) => self.kernel.shared.get(usize::from(i)).and_then(|s| s.dims.last().copied()),
+            Place::Local(i) => self.kernel.local.get(usize::from(i)).map(|l| l.len),
+            _ => None,
+        };
         let Some(value) = op.result().or(op.operands.last().copied()) else { return };
-        let (row, lanes) = (array.dims.last().copied().unwrap_or(0), self.ty(value).lanes());
+        let (row, lanes) = (row.unwrap_or(0), self.ty(value).lanes());
         if row < u32::from(lanes) {
-            self.error(Rule::RowTooShort { name: array.name.to_string(), row, lanes });
+            let name = self.kernel.place_name(place).to_owned();
+            self.error(Rule::RowTooShort { name, row, lanes });
         }
     }
 

@@ -423,6 +423,9 @@ impl<'k> Walk<'k> {
                 Place::Shared(array) => {
                     self.kernel.shared().get(usize::from(array)).map(|s| u64::from(s.dims[dimension]))
                 }
+                Place::Local(array) => {
+                    self.kernel.local().get(usize::from(array)).map(|array| u64::from(array.len))
+                }
                 Place::Channel(_) | Place::Fragment(_) => None,
             };
             let below = match place {
@@ -431,7 +434,7 @@ impl<'k> Walk<'k> {
                     let below = |b: &Below| (b.view, b.dimension) == extent && i128::from(b.offset) <= -lanes;
                     fact.below.iter().any(below)
                 }
-                Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => false,
+                Place::Shared(_) | Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => false,
             };
             fact.low >= 0 && (below || fixed.is_some_and(|extent| fact.high <= i128::from(extent) - lanes))
         };
@@ -443,7 +446,7 @@ impl<'k> Walk<'k> {
                 Some(Dim::Any { multiple }) => multiple.trailing_zeros(),
                 None => 0,
             },
-            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => 0,
+            Place::Shared(_) | Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => 0,
         };
         let (within, aligned) = (within(last, lanes), shift >= lanes_shift);
         let lanes = if by_bytes.is_some() && !(within && aligned) {

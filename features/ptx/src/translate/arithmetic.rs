@@ -167,7 +167,16 @@ pub(super) fn add_sub_mul(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>)
         return cx.result(instr, value, ty);
     }
     let [a, b] = cx.values(instr, ty)?;
+    if let (Some(Fact::Parameter(at)), Some(by), "add") =
+        (cx.fact(a), cx.literal(instr.operands.get(2)), instr.opcode())
+    {
+        return cx.result(instr, cx.parameter_address(at.wrapping_add(by)), ty);
+    }
     let (carries, saturates) = (m.take("cc"), m.take("sat"));
+    if let (Some(a), Some(b), false) = (cx.known(a), cx.known(b), carries || saturates) {
+        let sum = if instr.opcode() == "add" { a.wrapping_add(b) } else { a.wrapping_sub(b) };
+        return cx.result(instr, cx.constant(ir(ty)?, sum), ty);
+    }
     let (value, carry) = match instr.opcode() {
         "add" => sum(cx, a, b, None),
         _ => difference(cx, a, b, None),

@@ -4,6 +4,7 @@ use super::Cx;
 use crate::ast::{Instr, Operand, Ty};
 use crate::cfg::End;
 use crate::error::{Error, Result};
+use crate::limits::MAX_LOOKS;
 use crate::live;
 use crate::structure::{Kind, Tree};
 use std::collections::BTreeSet;
@@ -46,15 +47,29 @@ const EFFECTS: &[&str] = &[
 impl<'b> Cx<'_, 'b> {
     /// The kernel.
     pub(super) fn body(&self, tree: &Tree) -> Result<()> {
-        self.tree(tree);
+        self.tree_after(tree, Next::Known(self.cfg.exit()));
         match self.state.borrow_mut().error.take() {
             Some(error) => Err(error),
             None => Ok(()),
         }
     }
 
+    /// What stands in a region of its own.
     fn tree(&self, tree: &Tree) -> Next<'b> {
-        self.tree_after(tree, Next::Known(self.cfg.exit()))
+        let outside = self.together.get();
+        self.together.set(outside && self.agree && self.has_barrier(tree));
+        let next = self.tree_after(tree, Next::Known(self.cfg.exit()));
+        self.together.set(outside);
+        next
+    }
+
+    fn has_barrier(&self, tree: &Tree) -> bool {
+        match &tree.kind {
+            Kind::Block(at) => self.cfg.blocks[*at].has_barrier(),
+            Kind::Goto(_) => false,
+            Kind::Seq(trees) | Kind::Choice(_, trees) => trees.iter().any(|tree| self.has_barrier(tree)),
+            Kind::Guard(_, body) | Kind::Loop(_, body) => self.has_barrier(body),
+        }
     }
 
     /// A part of the tree, behind one that goes on at `next`.
@@ -82,10 +97,12 @@ impl<'b> Cx<'_, 'b> {
     /// The registers that these assign and that are read at one of the blocks.
     fn assigned<'t>(&self, trees: impl IntoIterator<Item = &'t Tree>, read_at: &[usize]) -> Vec<u32> {
         let mut all = BTreeSet::new();
+        let mut looks = 0;
         let mut left: Vec<&Tree> = trees.into_iter().collect();
         while let Some(tree) = left.pop() {
             match &tree.kind {
                 Kind::Block(at) => {
+                    looks += 1 + self.cfg.blocks[*at].instrs.len();
                     for instr in &self.cfg.blocks[*at].instrs {
                         live::registers(instr, true, &mut |register| {
                             if self.live.anywhere(register) {
@@ -98,6 +115,16 @@ impl<'b> Cx<'_, 'b> {
                 Kind::Seq(trees) | Kind::Choice(_, trees) => left.extend(trees),
                 Kind::Guard(_, body) | Kind::Loop(_, body) => left.push(body),
             }
+        }
+        looks += all.len() * read_at.len();
+        match self.looks.get().checked_sub(looks) {
+            Some(left) => self.looks.set(left),
+            None => {
+                self.fail(Error::large(self.line.get(), "registers where regions begin and end", MAX_LOOKS))
+            }
+        }
+        if self.failed() {
+            return Vec::new();
         }
         let read = |register: &u32| read_at.iter().any(|block| self.live.at(*block, *register));
         all.into_iter().filter(read).collect()
@@ -134,7 +161,7 @@ impl<'b> Cx<'_, 'b> {
     }
 
     fn checked<T>(&self, result: Result<T>) -> Option<T> {
-        result.map_err(|error| self.fail(error.of(*self.line.borrow(), ""))).ok()
+        result.map_err(|error| self.fail(error.of(self.line.get(), ""))).ok()
     }
 
     /// Where it goes on as a value: nothing if it is one place anyway, a bool for two, else an i32.
@@ -168,8 +195,8 @@ impl<'b> Cx<'_, 'b> {
     fn choice(&self, at: usize, arms: &[Tree], exits: &[usize]) -> Next<'b> {
         let block = &self.cfg.blocks[at];
         let line = block.instrs.last().map_or(block.line, |instr| instr.line);
-        self.k.line(line);
-        *self.line.borrow_mut() = line;
+        self.k.at_line(line);
+        self.line.set(line);
         let registers = self.assigned(arms, exits);
         match (&block.end, arms) {
             (End::Branch(guard, ..), [then, other]) => {
@@ -230,8 +257,8 @@ impl<'b> Cx<'_, 'b> {
 
     fn repeat(&self, head: usize, body: &Tree, exits: &[usize]) -> Next<'b> {
         let k = self.k;
-        k.line(self.cfg.blocks[head].line);
-        *self.line.borrow_mut() = self.cfg.blocks[head].line;
+        k.at_line(self.cfg.blocks[head].line);
+        self.line.set(self.cfg.blocks[head].line);
         let mut read_at = exits.to_vec();
         read_at.push(head);
         let registers = self.assigned([body], &read_at);

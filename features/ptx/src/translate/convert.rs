@@ -36,7 +36,7 @@ pub(super) fn cvt(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Resu
     let value = match (from.is_float(), to.is_float()) {
         (false, false) if saturates => clamped(cx, value, from, to)?,
         (false, false) if from.is_signed() => value.to(scalar),
-        (false, false) => value.to_u(scalar),
+        (false, false) => cx.fit(value, scalar.into()),
         (false, true) => {
             let exact = from.bits <= 32;
             match rounding {

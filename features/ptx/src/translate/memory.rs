@@ -2,7 +2,7 @@
 
 use super::Cx;
 use super::table::{Modifiers, operands};
-use super::value::ir;
+use super::value::{Fact, ir};
 use crate::ast::{Class, Instr, Operand, Space, Symbol, Ty, int};
 use crate::error::Result;
 use crate::space::{GLOBAL, LOCAL, SHARED};
@@ -57,36 +57,37 @@ impl<'b> Cx<'_, 'b> {
         };
         let known =
             |space, index| Ok(Target { generic: None, choices: vec![(space, self.place(space)?, index)] });
-        let k = self.k;
         match (&**base, space) {
             (Operand::Symbol(symbol), _) => {
-                known(symbol.space, k.i64(self.offset_of(*symbol, *offset) as i64))
+                known(symbol.space, self.constant(Type::I64, self.offset_of(*symbol, *offset)))
             }
             (Operand::Register(_) | Operand::Int(_), Some(space @ (Space::Shared | Space::Local))) => {
                 // Of 32 bits, or of 64 with the upper ones zero.
-                let address = self.get(base, U32)?;
-                let index = if *offset == 0 { address } else { address + k.i32(*offset as i32) };
+                let index = self.plus(self.get(base, U32)?, *offset);
                 known(space, index)
             }
             (Operand::Register(_) | Operand::Int(_), Some(space @ (Space::Global | Space::Const))) => {
-                known(space, self.get(base, B64)? + k.i64(*offset) - self.base)
+                known(space, self.plus(self.get(base, B64)?, *offset) - self.base)
             }
             (Operand::Register(register), None) => {
-                let address = self.get(base, B64)? + k.i64(*offset);
+                let address = self.plus(self.get(base, B64)?, *offset);
                 let found = self.spaces[*register as usize] & (self.windows() | GLOBAL);
                 let found = if found == 0 { GLOBAL } else { found };
                 let mut choices = Vec::new();
                 for (bit, space) in [(SHARED, Space::Shared), (LOCAL, Space::Local), (GLOBAL, Space::Global)]
                 {
                     if found & bit != 0 {
-                        let first = self.window(space).map_or(self.base, |window| k.i64(window as i64));
-                        choices.push((space, self.place(space)?, address - first));
+                        let index = match self.window(space) {
+                            Some(window) => self.plus(address, (window as i64).wrapping_neg()),
+                            None => address - self.base,
+                        };
+                        choices.push((space, self.place(space)?, index));
                     }
                 }
                 Ok(Target { generic: Some(address), choices })
             }
             (Operand::Int(_), None) => {
-                known(Space::Global, self.get(base, B64)? + k.i64(*offset) - self.base)
+                known(Space::Global, self.plus(self.get(base, B64)?, *offset) - self.base)
             }
             _ => Err(self.unsupported("such an address")),
         }
@@ -94,6 +95,15 @@ impl<'b> Cx<'_, 'b> {
 
     /// Does an access where its memory is known, by a test where that is not known before.
     fn access(&self, target: &Target<'b>, does: &dyn Fn(Element<'b>) -> Vec<Val<'b>>) -> Vec<Val<'b>> {
+        self.access_at(target, &|place, index| does(place.at([index])))
+    }
+
+    /// The same with the place and the index in it.
+    fn access_at(
+        &self,
+        target: &Target<'b>,
+        does: &dyn Fn(PlaceRef<'b>, Val<'b>) -> Vec<Val<'b>>,
+    ) -> Vec<Val<'b>> {
         self.access_one_of(target, &target.choices, does)
     }
 
@@ -101,15 +111,35 @@ impl<'b> Cx<'_, 'b> {
         &self,
         target: &Target<'b>,
         choices: &[(Space, PlaceRef<'b>, Val<'b>)],
-        does: &dyn Fn(Element<'b>) -> Vec<Val<'b>>,
+        does: &dyn Fn(PlaceRef<'b>, Val<'b>) -> Vec<Val<'b>>,
     ) -> Vec<Val<'b>> {
         let Some(((space, place, index), rest)) = choices.split_first() else { return Vec::new() };
         match (target.generic, self.window(*space), rest) {
             (Some(address), Some(window), [_, ..]) => {
                 let inside = (address - self.k.i64(window as i64)).lt_u(1u64 << 32);
-                self.k.if_else(inside, || does(place.at([*index])), || self.access_one_of(target, rest, does))
+                self.k.if_else(inside, || does(*place, *index), || self.access_one_of(target, rest, does))
             }
-            _ => does(place.at([*index])),
+            _ => does(*place, *index),
+        }
+    }
+
+    /// Where in the kernel's parameters an address is, if it is there.
+    fn in_parameters(&self, address: &Operand, space: Option<Space>) -> Result<Option<u64>> {
+        let Operand::Address(base, offset) = address else { return Ok(None) };
+        let found = match (&**base, space) {
+            (Operand::Symbol(Symbol { space: Space::Param, offset }), _) => Some(*offset),
+            (Operand::Register(register), None | Some(Space::Param)) => {
+                match self.fact(self.register(*register)?) {
+                    Some(Fact::Parameter(offset)) => Some(offset),
+                    _ => None,
+                }
+            }
+            _ => None,
+        };
+        match (found, space) {
+            (Some(found), _) => Ok(Some(found.wrapping_add(*offset as u64))),
+            (None, Some(Space::Param)) => Err(self.unsupported("a parameter at an address that is computed")),
+            _ => Ok(None),
         }
     }
 
@@ -117,7 +147,8 @@ impl<'b> Cx<'_, 'b> {
     fn parameter(&self, offset: u64, ty: Ty) -> Result<Val<'b>> {
         let size = ty.bytes();
         let found = self.words.iter().find(|(word, _)| {
-            word.offset <= offset && offset + size <= word.offset + u64::from(word.scalar.bytes())
+            word.offset <= offset
+                && offset.saturating_add(size) <= word.offset + u64::from(word.scalar.bytes())
         });
         let Some((word, value)) = found else {
             return Err(self.unsupported("a parameter that is read otherwise than it is declared"));
@@ -176,12 +207,9 @@ pub(super) fn load(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
     if registers.len() != count {
         return Err(cx.unsupported("a vector of another length"));
     }
-    if let (Operand::Address(base, offset), Some(Space::Param)) = (address, space) {
-        let Operand::Symbol(Symbol { offset: at, .. }) = **base else {
-            return Err(cx.unsupported("a parameter at an address that is computed"));
-        };
+    if let Some(at) = cx.in_parameters(address, space)? {
         for (lane, register) in registers.iter().enumerate() {
-            let at = at.wrapping_add(*offset as u64).wrapping_add(lane as u64 * ty.bytes());
+            let at = at.wrapping_add(lane as u64 * ty.bytes());
             let value = cx.parameter(at, ty)?;
             cx.set(register, value, ty.is_signed())?;
         }
@@ -211,6 +239,15 @@ pub(super) fn load(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
         let Some(value) = loaded.first() else { return Err(cx.unsupported("an access without memory")) };
         for (lane, register) in registers.iter().enumerate() {
             let value = if registers.len() > 1 { value.lane(lane as u8) } else { *value };
+            // One address for all: no thread writes there meanwhile, or they would race.
+            let agrees = match target.choices[..] {
+                [(Space::Shared, _, index)] => cx.agree && cx.together.get() && cx.known(index).is_some(),
+                _ => false,
+            };
+            let value = match agrees && instr.guard.is_none() && scalar != Scalar::I64 {
+                true => cx.fit(cx.agreed(cx.fit(value, Type::I32)), value.ty()),
+                false => value,
+            };
             cx.set(register, value, ty.is_signed())?;
         }
     }
@@ -284,7 +321,11 @@ pub(super) fn atomic(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> R
         },
     };
     let [address, values @ ..] = given else { return Err(cx.unsupported("so few operands")) };
-    if ty.lanes > 1 || ty.bits < 32 || ty.bits > 64 {
+    if ty.bits == 16 {
+        let [value, ..] = values else { return Err(cx.unsupported("so few operands")) };
+        return halves(cx, (result, address, space, value), what, ty);
+    }
+    if ty.bits < 32 || ty.bits > 64 {
         return Err(cx.unsupported("an atomic of such a type"));
     }
     let scalar = ir(ty)?.scalar();
@@ -322,6 +363,98 @@ pub(super) fn atomic(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> R
         (Some(result), Some(old)) => cx.set(result, *old, signed),
         _ => Ok(()),
     }
+}
+
+/// A sum in 16 bits, or in both halves of 32: the whole word is compared and exchanged until nobody came between.
+fn halves(
+    cx: &Cx<'_, '_>,
+    (result, address, space, value): (Option<&Operand>, &Operand, Option<Space>, &Operand),
+    what: &str,
+    ty: Ty,
+) -> Result<()> {
+    if what != "add" || !ty.is_float() {
+        return Err(cx.unsupported("an atomic of such a type"));
+    }
+    let k = cx.k;
+    let (value, part) = (cx.get(value, ty)?, ir(ty)?);
+    let target = cx.target(address, space)?;
+    let old = cx.access_at(&target, &|place, index| {
+        // A single number may be the upper half of its word.
+        let (first, shift) = match ty.lanes {
+            1 => {
+                let shift = cx.fit((index & 2) << 3, Type::I32);
+                (index & k.constant(index.ty(), -4), shift)
+            }
+            _ => (index, k.i32(0)),
+        };
+        let element = place.at([first]).typed(Scalar::I32);
+        let before = element.clone().atomic_load();
+        let last = k.while_(
+            vec![k.bool(true), before],
+            |carried| carried[0],
+            |carried| {
+                let old = carried[1];
+                let sum = cx.fit(cx.fit(old.shr_u(shift), part) + value, Type::I32) << shift;
+                let mask = if ty.lanes == 1 { k.i32(0xffff) << shift } else { k.i32(-1) };
+                let found = element.clone().atomic_cas(old, (old & !mask) | sum);
+                vec![found.ne(old), found]
+            },
+        );
+        vec![cx.fit(last[1].shr_u(shift), part)]
+    });
+    match (result, old.first()) {
+        (Some(result), Some(old)) => cx.set(result, *old, false),
+        _ => Ok(()),
+    }
+}
+
+/// `cp.async`, which has come when it returns: what waits for it waits for nothing.
+pub(super) fn copy(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    if !m.take("async") || m.one_of(&["bulk", "reduce", "mbarrier"]).is_some() {
+        return Err(cx.unsupported("a copy other than cp.async"));
+    }
+    if m.one_of(&["commit_group", "wait_group", "wait_all"]).is_some() {
+        return Ok(());
+    }
+    m.drop_all(HINTS);
+    let (true, true) = (m.take("shared") || m.take("shared::cta"), m.take("global")) else {
+        return Err(cx.unsupported("a copy between such memory"));
+    };
+    let [to, from, size, rest @ ..] = &instr.operands[..] else {
+        return Err(cx.unsupported("so few operands"));
+    };
+    let (scalar, lanes) = match cx.literal(Some(size)) {
+        Some(4) => (Scalar::I32, 1),
+        Some(8) => (Scalar::I64, 1),
+        Some(16) => (Scalar::I32, 4),
+        _ => return Err(cx.unsupported("a copy of such a size")),
+    };
+    let k = cx.k;
+    let source = cx.target(from, Some(Space::Global))?;
+    let target = cx.target(to, Some(Space::Shared))?;
+    let loaded = cx.access(&source, &|element| {
+        let element = element.typed(scalar);
+        vec![if lanes > 1 { element.load_vector(lanes) } else { element.load() }]
+    });
+    let Some(mut value) = loaded.first().copied() else { return Err(cx.unsupported("such a copy")) };
+    match rest {
+        [] => {}
+        // So many bytes of it; the others are zero. All or nothing is what compilers ask for.
+        [given] => {
+            let given = cx.get(given, U32)?;
+            let zero = k.bits(value.ty(), 0);
+            value = given.eq(0).select(zero, value);
+            if cx.known(given).is_some_and(|given| given != 0 && Some(given) != cx.literal(Some(size))) {
+                return Err(cx.unsupported("a copy of a part"));
+            }
+        }
+        _ => return Err(cx.unsupported("so many operands")),
+    }
+    cx.access(&target, &|element| {
+        element.typed(scalar).store(value);
+        Vec::new()
+    });
+    Ok(())
 }
 
 /// `inc` and `dec`, which wrap at a bound, by comparing and exchanging until nobody came between.
@@ -366,8 +499,8 @@ pub(super) fn cvta(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
     let a = cx.get(a, ty)?;
     let value = match cx.window(space) {
         None => a,
-        Some(window) if to => a - cx.k.i64(window as i64),
-        Some(window) => a + cx.k.i64(window as i64),
+        Some(window) if to => cx.plus(a, (window as i64).wrapping_neg()),
+        Some(window) => cx.plus(a, window as i64),
     };
     cx.result(instr, value, ty)
 }

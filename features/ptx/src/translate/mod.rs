@@ -13,14 +13,15 @@ mod value;
 mod warp;
 
 use crate::ast::{Ast, Function, Instr, Space, Symbol, Ty};
-use crate::cfg::Cfg;
+use crate::cfg::{Block, Cfg};
 use crate::error::{Error, ErrorKind, Result};
 use crate::inline::{DYNAMIC_SHARED, inline};
-use crate::live::Live;
+use crate::limits::MAX_LOOKS;
+use crate::live::{self, Live};
 use crate::module::{Signature, Word};
 use crate::space::{LOCAL, SHARED, Spaces, spaces};
-use crate::structure::structure;
-use std::cell::RefCell;
+use crate::structure::{Tree, structure};
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use value::{Environment, Fact};
 use vm_ir::builder::{Builder, IRBlock, PlaceRef, Val};
@@ -58,6 +59,8 @@ pub struct Translated {
 /// Where generic addresses of shared and of local memory begin. No memory of a program is there.
 pub(crate) const SHARED_WINDOW: u64 = 0x7000_0000_0000_0000;
 pub(crate) const LOCAL_WINDOW: u64 = 0x7100_0000_0000_0000;
+/// What addresses of parameters count from.
+const PARAMETERS: u64 = 0x7200_0000_0000_0000;
 
 pub(crate) fn translate(
     ast: &Ast,
@@ -81,57 +84,93 @@ pub(crate) fn translate(
     if shared > MAX_SHARED_BYTES {
         return Err(Error::large(function.line, "bytes of shared memory", MAX_SHARED_BYTES as usize));
     }
-    let cfg = Cfg::of(code)?;
+    let mut cfg = Cfg::of(code)?;
+    live::prune(&mut cfg, registers.len());
     let tree = structure(&cfg)?;
     let live = Live::of(&cfg, registers.len())?;
     let spaces = spaces(&cfg, &registers);
-
-    let block = IRBlock::new(GuestAddr(u64::from(function.line)));
-    let k = block.builder();
-    k.line(function.line);
-    k.name(&identifier(&function.name)).block_size(options.block);
-    let ty = ViewType { align: 16, ..ViewType::new(Scalar::I8, 1, Access::ReadWrite) };
-    let memory = k.view_of("memory", ty);
-    let base = k.scalar("base", Type::I64);
-    let scalars = signature.scalars.iter().enumerate();
-    let words = scalars.map(|(i, word)| (*word, k.scalar(&format!("p{i}"), word.scalar.into()))).collect();
-    // As much as the widest access needs, so that there is room for each.
-    let bytes = |bytes: u64| bytes.next_multiple_of(16).max(16);
-    let shared_place = (shared > 0).then(|| k.shared("shared", Scalar::I8, &[bytes(shared) as u32]));
-    let counts =
-        cfg.blocks.iter().flat_map(|block| &block.instrs).any(|instr| {
-            matches!(instr.opcode(), "bar" | "barrier") && instr.modifiers().any(|m| m == "red")
-        });
-    let counter = counts.then(|| k.shared("counter", Scalar::I32, &[1]));
-    let cx = Cx {
-        k,
-        text,
-        cfg: &cfg,
-        live,
-        types: &registers,
-        spaces,
-        memory,
-        base,
-        words,
-        shared: shared_place,
-        local: None,
-        counter,
-        data: options.data,
-        dynamic_at,
-        shared_bytes: shared,
-        dynamic_bytes: options.dynamic_shared,
-        block: options.block,
-        state: RefCell::default(),
-        line: RefCell::new(function.line),
+    let prepared = Prepared { function, text, cfg, tree, live, spaces, registers, dynamic_at, shared, local };
+    let refused = match prepared.write(&signature, options, false) {
+        Ok(module) => return Ok(Translated { module, signature, shared, local }),
+        Err(error) => error,
     };
-    cx.body(&tree)?;
-    let of_line = |line: u32, kind| Error::at(line, kind).of(line, cx.text_of(line));
-    let kernel = block.kernel().map_err(|error| of_line(error.line, ErrorKind::Build(error)))?;
-    let module = validate(kernel.into(), Trust::Guest).map_err(|errors| {
-        let line = errors.0.first().map_or(0, |error| error.line);
-        of_line(line, ErrorKind::Invalid(errors))
-    })?;
-    Ok(Translated { module, signature, shared, local })
+    // A barrier whose condition comes from shared memory: with what all threads of the block read alike passed on by one of them.
+    if matches!(refused.kind, ErrorKind::Invalid(_))
+        && shared > 0
+        && prepared.cfg.blocks.iter().any(Block::has_barrier)
+    {
+        let module = prepared.write(&signature, options, true).map_err(|_| refused)?;
+        return Ok(Translated { module, signature, shared, local });
+    }
+    Err(refused)
+}
+
+/// A kernel whose regions are known.
+struct Prepared<'a> {
+    function: &'a Function,
+    text: &'a str,
+    cfg: Cfg,
+    tree: Tree,
+    live: Live,
+    spaces: Vec<Spaces>,
+    registers: Vec<Ty>,
+    dynamic_at: u64,
+    shared: u64,
+    local: u64,
+}
+
+impl Prepared<'_> {
+    /// Writes the kernel, if `agree` with what threads load from shared memory at one address passed on by one of them.
+    fn write(&self, signature: &Signature, options: &Options, agree: bool) -> Result<ValidModule> {
+        let block = IRBlock::new(GuestAddr(u64::from(self.function.line)));
+        let k = block.builder();
+        k.at_line(self.function.line);
+        k.name(&identifier(&self.function.name)).block_size(options.block);
+        let ty = ViewType { align: 16, ..ViewType::new(Scalar::I8, 1, Access::ReadWrite) };
+        let memory = k.view_of("memory", ty);
+        let base = k.scalar("base", Type::I64);
+        let scalars = signature.scalars.iter().enumerate();
+        let words =
+            scalars.map(|(i, word)| (*word, k.scalar(&format!("p{i}"), word.scalar.into()))).collect();
+        // As much as the widest access needs, so that there is room for each.
+        let bytes = |bytes: u64| bytes.next_multiple_of(16).max(16) as u32;
+        let shared = (self.shared > 0).then(|| k.shared("shared", Scalar::I8, &[bytes(self.shared)]));
+        let local = (self.local > 0).then(|| k.local("stack", bytes(self.local)));
+        let reduces = |instr: &Instr| instr.is_barrier() && instr.modifiers().any(|m| m == "red");
+        let exchanges = agree || self.cfg.blocks.iter().flat_map(|block| &block.instrs).any(reduces);
+        let exchange = exchanges.then(|| k.shared("exchange", Scalar::I32, &[1]));
+        let cx = Cx {
+            k,
+            text: self.text,
+            cfg: &self.cfg,
+            live: &self.live,
+            types: &self.registers,
+            spaces: &self.spaces,
+            memory,
+            base,
+            words,
+            shared,
+            local,
+            exchange,
+            agree,
+            data: options.data,
+            dynamic_at: self.dynamic_at,
+            shared_bytes: self.shared,
+            dynamic_bytes: options.dynamic_shared,
+            block: options.block,
+            state: RefCell::default(),
+            line: Cell::new(self.function.line),
+            looks: Cell::new(MAX_LOOKS),
+            together: Cell::new(true),
+        };
+        cx.body(&self.tree)?;
+        let of_line = |line: u32, kind| Error::at(line, kind).of(line, cx.text_of(line));
+        let kernel = block.kernel().map_err(|error| of_line(error.line, ErrorKind::Build(error)))?;
+        validate(kernel.into(), Trust::Guest).map_err(|errors| {
+            let line = errors.0.first().map_or(0, |error| error.line);
+            of_line(line, ErrorKind::Invalid(errors))
+        })
+    }
 }
 
 /// A name as the IR has them.
@@ -146,16 +185,18 @@ struct Cx<'a, 'b> {
     k: Builder<'b>,
     text: &'a str,
     cfg: &'a Cfg,
-    live: Live,
+    live: &'a Live,
     types: &'a [Ty],
-    spaces: Vec<Spaces>,
+    spaces: &'a [Spaces],
     memory: PlaceRef<'b>,
     base: Val<'b>,
     words: Vec<(Word, Val<'b>)>,
     shared: Option<PlaceRef<'b>>,
     local: Option<PlaceRef<'b>>,
-    /// A word of shared memory in which barriers count.
-    counter: Option<PlaceRef<'b>>,
+    /// A word of shared memory by which the block agrees on a value.
+    exchange: Option<PlaceRef<'b>>,
+    /// Are loads from shared memory at one address agreed upon?
+    agree: bool,
     /// Where the module's data is.
     data: u64,
     /// Where shared memory of the launch's size begins.
@@ -165,7 +206,11 @@ struct Cx<'a, 'b> {
     block: [u32; 3],
     state: RefCell<State<'b>>,
     /// The line of the instruction at hand.
-    line: RefCell<u32>,
+    line: Cell<u32>,
+    /// How many more registers may be looked at.
+    looks: Cell<usize>,
+    /// Is this where barriers are, so that all threads of the block come here?
+    together: Cell<bool>,
 }
 
 /// What changes on the way.
@@ -182,7 +227,7 @@ struct State<'b> {
 
 impl<'b> Cx<'_, 'b> {
     fn failed(&self) -> bool {
-        self.state.borrow().error.is_some()
+        self.state.borrow().error.is_some() || self.k.failed()
     }
 
     fn fail(&self, error: Error) {
@@ -203,8 +248,8 @@ impl<'b> Cx<'_, 'b> {
         if self.failed() {
             return;
         }
-        *self.line.borrow_mut() = instr.line;
-        self.k.line(instr.line);
+        self.line.set(instr.line);
+        self.k.at_line(instr.line);
         if let Err(error) = self.guarded(instr) {
             let (start, end) = instr.span;
             self.fail(error.of(instr.line, self.text.get(start as usize..end as usize).unwrap_or("")));

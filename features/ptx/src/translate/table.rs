@@ -128,8 +128,13 @@ const TABLE: &[Row] = &[
     },
     Row {
         codes: &["atom", "red"],
-        forms: "add min max and or xor exch cas inc dec of 32 and 64 bits, add of f32 and f64",
+        forms: "add min max and or xor exch cas inc dec of 32 and 64 bits, add of f32, f64, f16, bf16 and their pairs",
         translate: memory::atomic,
+    },
+    Row {
+        codes: &["cp"],
+        forms: ".async of 4, 8 and 16 bytes from global to shared memory, which is done at once; its groups",
+        translate: memory::copy,
     },
     Row { codes: &["membar", "fence"], forms: "all scopes but clusters", translate: memory::fence },
     Row {

@@ -1,6 +1,6 @@
 //! Operands as values, and registers as what they hold.
 
-use super::{Cx, LOCAL_WINDOW, SHARED_WINDOW};
+use super::{Cx, LOCAL_WINDOW, PARAMETERS, SHARED_WINDOW};
 use crate::ast::{Operand, Space, Symbol, Ty, int};
 use crate::error::{Error, Result};
 use vm_ir::builder::Val;
@@ -12,6 +12,10 @@ use vm_ir::{Scalar, Type};
 pub(super) enum Fact {
     /// It is the thread's number in its block.
     LocalIndex,
+    /// It is this integer.
+    Constant(u64),
+    /// It is the address of the kernel's parameters, from so many bytes on.
+    Parameter(u64),
 }
 
 /// What registers hold, with what they held before, to go back to.
@@ -89,8 +93,35 @@ impl<'b> Cx<'_, 'b> {
         value
     }
 
+    pub(super) fn fact(&self, value: Val<'b>) -> Option<Fact> {
+        self.state.borrow().facts.get(&(value.value().index() as u32)).copied()
+    }
+
     pub(super) fn knows(&self, value: Val<'b>, fact: Fact) -> bool {
-        self.state.borrow().facts.get(&(value.value().index() as u32)) == Some(&fact)
+        self.fact(value) == Some(fact)
+    }
+
+    /// The bits of an integer that is known.
+    pub(super) fn known(&self, value: Val<'b>) -> Option<u64> {
+        match self.fact(value) {
+            Some(Fact::Constant(bits)) => Some(bits),
+            _ => None,
+        }
+    }
+
+    /// An integer that stays known.
+    pub(super) fn constant(&self, ty: Type, bits: u64) -> Val<'b> {
+        let bits = bits & ty.scalar().mask();
+        self.learn(self.k.bits(ty, bits), Fact::Constant(bits))
+    }
+
+    /// An address so many bytes further.
+    pub(super) fn plus(&self, value: Val<'b>, offset: i64) -> Val<'b> {
+        match self.known(value) {
+            _ if offset == 0 => value,
+            Some(bits) => self.constant(value.ty(), bits.wrapping_add(offset as u64)),
+            None => value + self.k.bits(value.ty(), offset as u64),
+        }
     }
 
     /// The low bits of a value as another type, extended with zeros if it has more.
@@ -104,6 +135,11 @@ impl<'b> Cx<'_, 'b> {
         }
         if to == Type::BOOL {
             return value.ne(0);
+        }
+        if let (Some(bits), true, true) =
+            (self.known(value), from.scalar().is_int(), to.scalar().is_int() && !to.is_vector())
+        {
+            return self.constant(to, bits);
         }
         let (has, wants) = (width(from), width(to));
         let (Some(has_int), Some(wants_int)) = (int(has), int(wants)) else { return value };
@@ -127,7 +163,7 @@ impl<'b> Cx<'_, 'b> {
             }
             Operand::Int(value) => match to == Type::BOOL {
                 true => self.k.bool(*value != 0),
-                false => self.k.bits(to, *value),
+                false => self.constant(to, *value),
             },
             Operand::F32(bits) if to == Type::F32 || !ty.is_float() => self.k.bits(to, u64::from(*bits)),
             Operand::F32(bits) => {
@@ -177,9 +213,15 @@ impl<'b> Cx<'_, 'b> {
         let offset = self.offset_of(symbol, addend) as i64;
         match symbol.space {
             Space::Global | Space::Const => Ok(self.base + self.k.i64(offset)),
-            Space::Shared | Space::Local => Ok(self.k.i64(offset)),
-            Space::Param => Err(self.unsupported("the address of a parameter")),
+            Space::Shared | Space::Local => Ok(self.constant(Type::I64, offset as u64)),
+            Space::Param => Ok(self.parameter_address(offset as u64)),
         }
+    }
+
+    /// An address of parameters, which stands for nothing but where loads from it are.
+    pub(super) fn parameter_address(&self, offset: u64) -> Val<'b> {
+        let address = self.k.i64(PARAMETERS.wrapping_add(offset) as i64);
+        self.learn(address, Fact::Parameter(offset))
     }
 
     /// The address of the first byte of a window, for conversions.
@@ -209,6 +251,12 @@ impl<'b> Cx<'_, 'b> {
         };
         Ok(match register {
             "tid" if axis == Axis::X && self.block[0] == threads => self.local_index(),
+            // Rows of whole warps: in which one a thread is, its warp says.
+            "tid" if axis == Axis::X && self.block[0] == 32 => k.lane_id(),
+            "tid" if axis == Axis::Y && self.block[0].is_multiple_of(32) && self.block[2] == 1 => {
+                let warps = self.block[0] / 32;
+                if warps == 1 { k.warp_id() } else { k.warp_id().div_u(warps) }
+            }
             "tid" => k.thread_id(axis),
             "ntid" => k.i32(self.block[axis as usize] as i32),
             "ctaid" => k.block_id(axis),

@@ -15,6 +15,14 @@ const PREDICATE: Ty = Ty::new(Class::Predicate, 1);
 const ALL: u64 = 0xffff_ffff;
 
 impl<'b> Cx<'_, 'b> {
+    /// A value of 32 bits that all threads of the block have alike, so that the IR sees it: the first thread's.
+    pub(super) fn agreed(&self, value: Val<'b>) -> Val<'b> {
+        let Some(exchange) = self.exchange else { return value };
+        let k = self.k;
+        k.if_(k.local_index().eq(0), || exchange.at([k.i32(0)]).store(value));
+        exchange.at([k.i32(0)]).load_uniform()
+    }
+
     /// Is this the mask of all threads?
     fn is_all(&self, mask: &Operand) -> bool {
         self.literal(Some(mask)).is_some_and(|mask| mask & ALL == ALL)
@@ -50,11 +58,11 @@ pub(super) fn barrier(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> 
     }
     let how = m.one_of(&["popc", "and", "or"]);
     m.ty()?;
-    let (Some(counter), Some(last)) = (cx.counter, instr.operands.last()) else {
+    let (Some(exchange), Some(last)) = (cx.exchange, instr.operands.last()) else {
         return Err(cx.unsupported("such a barrier"));
     };
     let value = cx.get(last, PREDICATE)?;
-    let element = || counter.at([cx.k.i32(0)]);
+    let element = || exchange.at([cx.k.i32(0)]);
     cx.k.barrier();
     let first = cx.k.local_index().eq(0);
     cx.k.if_(first, || element().store(cx.k.i32(0)));

@@ -22,7 +22,7 @@ pub(crate) fn each(files: &[&str], check: impl Fn(Program)) {
     for file in files {
         for machine in [Machine::Interpreter, Machine::Cpu] {
             println!("{file} on {machine:?}");
-            check(Program { machine, ..Program::load(file) });
+            check(Program::on(&text(file), machine));
         }
     }
 }
@@ -92,6 +92,10 @@ pub(crate) fn text(name: &str) -> String {
 impl Program {
     pub(crate) fn load(name: &str) -> Program {
         Program::of(&text(name))
+    }
+
+    pub(crate) fn on(text: &str, machine: Machine) -> Program {
+        Program { machine, ..Program::of(text) }
     }
 
     pub(crate) fn of(text: &str) -> Program {

@@ -59,3 +59,21 @@ extern "C" __global__ void integers(const int *a, const int *b, int *out, int n)
   unsigned long long w = (unsigned long long)ux << 32 | uy;
   o[15] = __clzll(w) + __popcll(w) * 100 + __ffsll(w);
 }
+
+extern "C" __global__ void half_sums(const __half *in, __half *out, __half2 *pairs, __nv_bfloat162 *brains) {
+  __half v = in[threadIdx.x];
+  atomicAdd(&out[threadIdx.x & 1], v);
+  atomicAdd(pairs, __halves2half2(v, __float2half(1.0f)));
+  atomicAdd(brains, __floats2bfloat162_rn(2.0f, -1.0f));
+}
+
+// Copies without a register between.
+extern "C" __global__ void copies(const int4 *in, int4 *out) {
+  __shared__ int4 tile[64];
+  unsigned to = (unsigned)__cvta_generic_to_shared(&tile[threadIdx.x]);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(in + threadIdx.x));
+  asm volatile("cp.async.commit_group;");
+  asm volatile("cp.async.wait_group 0;");
+  __syncthreads();
+  out[threadIdx.x] = tile[63 - threadIdx.x];
+}

@@ -107,3 +107,49 @@ extern "C" __global__ void atomics(int *ints, unsigned *words, unsigned long lon
   int old = ints[2], seen;
   do { seen = old; old = atomicCAS(&ints[2], seen, seen + (v & 3)); } while (old != seen);
 }
+
+// Blocks that take pieces of work in turns; whether there is one all threads read from shared memory.
+extern "C" __global__ void persistent(const int *in, int *out, int *next, int n) {
+  __shared__ int tile, buffer[128];
+  for (;;) {
+    if (threadIdx.x == 0) tile = atomicAdd(next, 1);
+    __syncthreads();
+    int t = tile;
+    if (t >= n) break;
+    buffer[threadIdx.x] = in[t * 128 + threadIdx.x];
+    __syncthreads();
+    out[t * 128 + threadIdx.x] = buffer[127 - threadIdx.x];
+    __syncthreads();
+  }
+}
+
+// A product whose threads compute eight by eight elements each, in registers.
+extern "C" __global__ void matmul_registers(const float *a, const float *b, float *c, int n) {
+  __shared__ float as[8][64], bs[8][64];
+  int t = threadIdx.x, row = blockIdx.y * 64, column = blockIdx.x * 64, y = t / 8 * 8, x = t % 8 * 8;
+  float sums[8][8] = {}, left[8], right[8];
+  for (int k = 0; k < n; k += 8) {
+    for (int i = t; i < 512; i += 64) {
+      as[i % 8][i / 8] = a[(row + i / 8) * n + k + i % 8];
+      bs[i / 64][i % 64] = b[(k + i / 64) * n + column + i % 64];
+    }
+    __syncthreads();
+    for (int i = 0; i < 8; i++) {
+      for (int j = 0; j < 8; j++) left[j] = as[i][y + j], right[j] = bs[i][x + j];
+      for (int j = 0; j < 8; j++)
+        for (int l = 0; l < 8; l++) sums[j][l] += left[j] * right[l];
+    }
+    __syncthreads();
+  }
+  for (int j = 0; j < 8; j++)
+    for (int l = 0; l < 8; l++) c[(row + y + j) * n + column + x + l] = sums[j][l];
+}
+
+// Rows of warps.
+extern "C" __global__ void rows(const int *in, int *out) {
+  int v = in[threadIdx.y * 32 + threadIdx.x];
+  if (threadIdx.y < 2) {
+    v = __shfl_xor_sync(0xffffffff, v, 1);
+    out[threadIdx.y * 32 + threadIdx.x] = v * 2;
+  }
+}

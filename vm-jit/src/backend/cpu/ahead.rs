@@ -138,7 +138,7 @@ impl<'k> Writer<'_, 'k> {
                     let extent = *self.kernel.shared().get(usize::from(array))?.dims.get(dimension)?;
                     self.b.ins().iconst(types::I64, i64::from(extent))
                 }
-                Place::Channel(_) | Place::Fragment(_) => return None,
+                Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => return None,
             };
             let room = if in_row { lanes - 1 } else { 0 };
             let (first, last) = match self.index_ahead(*value, body)? {

@@ -59,7 +59,8 @@ impl Writer<'_, '_> {
         match place {
             Place::View(_) => self.view_row(op, place, known, &indices, count),
             Place::Shared(array) => self.shared_row(usize::from(array), known, &indices, count),
-            Place::Channel(_) | Place::Fragment(_) => None,
+            // Local arrays are parts of shared ones here.
+            Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => None,
         }
     }
 
@@ -433,7 +434,8 @@ impl Writer<'_, '_> {
                 }
                 (between.fixed.abs() < 1 << 24).then_some(between)
             }
-            Place::Channel(_) | Place::Fragment(_) => None,
+            // Local arrays are parts of shared ones here.
+            Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => None,
         }
     }
 
