@@ -42,6 +42,8 @@ pub(crate) struct Client {
     pub(crate) ready: AtomicBool,
     generation: u64,
     pub(crate) kept: Mutex<Kept>,
+    /// What was set last of functions, by the call and its other arguments.
+    pub(crate) set: Mutex<HashMap<(usize, Vec<usize>), usize>>,
     pub(crate) layouts: Mutex<HashMap<u64, Layout>>,
     /// Memory of devices: how long it is by where it begins.
     pub(crate) devices: Mutex<BTreeMap<u64, u64>>,
@@ -97,6 +99,7 @@ impl Client {
             ready: AtomicBool::new(false),
             generation,
             kept: Mutex::default(),
+            set: Mutex::default(),
             layouts: Mutex::default(),
             devices: Mutex::default(),
             windows: Mutex::default(),

@@ -47,8 +47,10 @@ pub struct Parameter {
 /// What a parameter is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
-    /// A number of so many bytes; an address of a device is one.
+    /// A number of so many bytes.
     Number(usize),
+    /// An address of a device, or of any memory.
+    Address,
     /// A floating-point number, which is passed in another register.
     Float,
     /// A handle.

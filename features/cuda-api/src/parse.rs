@@ -46,6 +46,7 @@ fn kind(text: &str, place: &dyn Fn(&str) -> Option<usize>) -> Result<Kind, &'sta
         "out:text" => return Ok(Kind::OutText),
         "pointer" | "callback" => return Ok(Kind::Other),
         "f32" => return Ok(Kind::Float),
+        "address" => return Ok(Kind::Address),
         _ => {}
     }
     let Some((way, of)) = text.split_once(':') else {

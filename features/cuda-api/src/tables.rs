@@ -43,6 +43,15 @@ const NAMES: [(Table, u128); 10] = [
     (Table::Numbers, 0x21318c60_9714_3248_8ca6_41ff7324c8f2),
 ];
 
+/// Tables that runtimes do without where they are refused.
+const SPARED: [u128; 2] = [0xf8cff951_2146_8b4e_b9e2_fb469e7c0dd9, 0x69a28e9f_2449_8b47_b030_c5da330ea4e9];
+
+/// Is it a table that runtimes ask for, and do without?
+#[must_use]
+pub fn is_spared(name: &[u8; 16]) -> bool {
+    SPARED.contains(&u128::from_be_bytes(*name))
+}
+
 /// The table of a name.
 #[must_use]
 pub fn named(name: &[u8; 16]) -> Option<Table> {

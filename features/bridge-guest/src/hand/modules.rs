@@ -135,29 +135,41 @@ pub(crate) fn layout(client: &Arc<Client>, function: u64) -> Result<crate::clien
     Ok(layout)
 }
 
-/// What is known of functions may be another from now on.
-fn set(number: usize, words: &[usize]) -> Result<(), u32> {
+/// What is known of functions may be another from now on. Libraries set the same before each launch: that is not asked again. `value` is the place
+/// of what is set.
+fn set(number: usize, words: &[usize], value: usize) -> Result<(), u32> {
+    let client = client()?;
+    let mut key = words.to_vec();
+    let value = key.remove(value);
+    let mut known = locked(&client.set);
+    if known.get(&(number, key.clone())) == Some(&value) {
+        return Ok(());
+    }
+    // Another call may set the same of the same function.
+    known.retain(|(by, of), _| *by == number && *of != key);
+    drop(known);
     forward::ask(number, words)?;
-    locked(&client()?.kept).clear();
+    locked(&client.kept).clear();
+    locked(&client.set).insert((number, key), value);
     Ok(())
 }
 
 pub(crate) fn cuFuncSetAttribute(number: usize, words: &[usize]) -> Result<(), u32> {
-    set(number, words)
+    set(number, words, 2)
 }
 
 pub(crate) fn cuKernelSetAttribute(number: usize, words: &[usize]) -> Result<(), u32> {
-    set(number, words)
+    set(number, words, 1)
 }
 
 pub(crate) fn cuFuncSetCacheConfig(number: usize, words: &[usize]) -> Result<(), u32> {
-    set(number, words)
+    set(number, words, 1)
 }
 
 pub(crate) fn cuKernelSetCacheConfig(number: usize, words: &[usize]) -> Result<(), u32> {
-    set(number, words)
+    set(number, words, 1)
 }
 
 pub(crate) fn cuFuncSetSharedMemConfig(number: usize, words: &[usize]) -> Result<(), u32> {
-    set(number, words)
+    set(number, words, 1)
 }

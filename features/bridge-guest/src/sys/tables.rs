@@ -65,8 +65,10 @@ static NUMBERS: Entries<95> = table(&[(4, context_number as *const c_void)]);
 /// The table of a name.
 pub(crate) fn find(id: &[u8; 16]) -> Option<usize> {
     let Some(table) = known::named(id) else {
-        let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
-        say::once(&format!("the driver's internal table {hex} is not supported"));
+        if !known::is_spared(id) {
+            let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+            say::once(&format!("the driver's internal table {hex} is not supported"));
+        }
         return None;
     };
     let at = match table {

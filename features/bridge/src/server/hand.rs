@@ -8,10 +8,9 @@
 //! | memory of the host | the program's own, mapped here too, is made known to the driver |
 //! | captures' dependencies | the driver returns an array of its own |
 
-use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use vm_cuda_api::{Object, number};
+use vm_cuda_api::{FUNCTIONS, Object, number};
 
 use super::lane::{Call, Lane};
 use super::pack::Refused;
@@ -60,12 +59,16 @@ const HANDLERS: [(&str, Handler); 27] = [
 ];
 
 /// The handlers by their functions' numbers.
-static BY_NUMBER: LazyLock<HashMap<usize, Handler>> = LazyLock::new(|| {
-    let forms = HANDLERS.iter().flat_map(|(name, handler)| {
-        let names = [(*name).to_owned(), format!("{name}_ptsz"), format!("{name}_ptds")];
-        names.into_iter().filter_map(|name| Some((number(&name)?, *handler)))
-    });
-    forms.collect()
+static BY_NUMBER: LazyLock<Vec<Option<Handler>>> = LazyLock::new(|| {
+    let mut all = vec![None; FUNCTIONS.len()];
+    for (name, handler) in HANDLERS {
+        for name in [name.to_owned(), format!("{name}_ptsz"), format!("{name}_ptds")] {
+            if let Some(at) = number(&name) {
+                all[at] = Some(handler);
+            }
+        }
+    }
+    all
 });
 
 /// Makes a call that is packed by hand; `None` when it is not.
@@ -78,7 +81,7 @@ pub(super) fn make(
     let handler = match u16::try_from(call.number).ok()? {
         own::LAYOUT => layout,
         own::IMAGE => |_: &mut Call<'_>, parts: Parts<'_>| parts.lane.append(parts.reader.0),
-        _ => *BY_NUMBER.get(&call.number)?,
+        _ => (*BY_NUMBER.get(call.number)?)?,
     };
     Some(handler(call, Parts { lane, reader: Reader(payload), reply }))
 }
@@ -190,19 +193,24 @@ fn parameters(
 fn launch(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let reader = &mut parts.reader;
     let id = reader.word()?;
-    let mut words = Vec::with_capacity(11);
-    words.push(Word::Is(call.session.handles().real(Object::Function, id)?));
-    for _ in 0..7 {
-        words.push(Word::Is(reader.word()?));
+    // The last is `extra`, which cooperative ones don't take.
+    let mut words = [Word::Is(0); 11];
+    for word in &mut words[1..8] {
+        *word = Word::Is(reader.word()?);
     }
-    words.push(Word::Is(call.session.handles().real(Object::Stream, reader.word()?)?));
-    let mut memory = Vec::new();
-    words.push(Word::At(parameters(call, id, reader, &mut memory)?));
-    // Cooperative ones take nothing more.
-    if vm_cuda_api::FUNCTIONS[call.number].parameters.len() > words.len() {
-        words.push(Word::Is(0));
+    let stream = reader.word()?;
+    {
+        let handles = call.session.handles();
+        words[0] = Word::Is(handles.real(Object::Function, id)?);
+        words[8] = Word::Is(handles.real(Object::Stream, stream)?);
     }
-    Ok(call.session.driver().make(call.number, &words, &mut memory))
+    let mut memory = std::mem::take(&mut parts.lane.memory);
+    memory.clear();
+    words[9] = Word::At(parameters(call, id, reader, &mut memory)?);
+    let count = FUNCTIONS[call.number].parameters.len();
+    let result = call.session.driver().make(call.number, &words[..count], &mut memory);
+    parts.lane.memory = memory;
+    Ok(result)
 }
 
 /// Words of a `CUlaunchAttribute`, and of a `CUlaunchConfig`.
@@ -283,10 +291,19 @@ fn begin_capture(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> 
     super::pack::make(call.session, call.number, parts.reader.0, parts.reply)
 }
 
+/// Is it memory of a device that the program has?
+pub(super) fn known(call: &Call<'_>, at: u64) -> Result<(), Refused> {
+    if call.session.ranges().has(at) || call.session.has(at, 1) {
+        Ok(())
+    } else {
+        Err(code::INVALID_VALUE.into())
+    }
+}
+
 /// A stream for functions that have one: three or four parameters.
 fn stream_of(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Option<u64>, Refused> {
     let stream = reader.word()?;
-    let has = vm_cuda_api::FUNCTIONS[call.number].parameters.len() == 4;
+    let has = FUNCTIONS[call.number].parameters.len() == 4;
     Ok(if has { Some(call.session.handles().real(Object::Stream, stream)?) } else { None })
 }
 
@@ -294,6 +311,7 @@ fn stream_of(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Option<u64>, Re
 fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let reader = &mut parts.reader;
     let (to, count) = (reader.word()?, reader.word()?);
+    known(call, to)?;
     let stream = stream_of(call, reader)?;
     let from = match reader.word()? {
         0 if count > CHUNK as u64 => return Err(Refused::Malformed),
@@ -321,6 +339,7 @@ fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> 
 fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let reader = &mut parts.reader;
     let (from, count) = (reader.word()?, reader.word()?);
+    known(call, from)?;
     let stream = stream_of(call, reader)?;
     let words = |to: u64| -> Vec<u64> { [to, from, count].into_iter().chain(stream).collect() };
     match reader.word()? {
@@ -338,7 +357,7 @@ fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
             if let Some(stream) = stream {
                 // Copies to memory that is not the driver's have ended when they return; but not all drivers need say so.
                 call.pass();
-                let per_thread = vm_cuda_api::names::is_per_thread(&vm_cuda_api::FUNCTIONS[call.number].name);
+                let per_thread = vm_cuda_api::names::is_per_thread(&FUNCTIONS[call.number].name);
                 let name = if per_thread { "cuStreamSynchronize_ptsz" } else { "cuStreamSynchronize" };
                 let waited = driver.named(name, &[Word::Is(stream)], &mut []);
                 result = if result == 0 { waited } else { result };

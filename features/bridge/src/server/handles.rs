@@ -1,7 +1,6 @@
 //! What a program's handles mean: numbers that the server gave for what it has of the driver.
 
-use std::collections::HashMap;
-
+use rustc_hash::FxHashMap;
 use vm_cuda_api::Object;
 
 use crate::wire::code;
@@ -24,8 +23,8 @@ struct Entry {
 /// The handles of a session.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
-    entries: HashMap<u64, Entry>,
-    numbers: HashMap<(Object, u64), u64>,
+    entries: FxHashMap<u64, Entry>,
+    numbers: FxHashMap<(Object, u64), u64>,
     made: u64,
 }
 

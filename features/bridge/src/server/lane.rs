@@ -199,6 +199,8 @@ pub struct Lane {
     failed: u32,
     /// An image that comes in parts.
     pub(super) image: Vec<u8>,
+    /// Parameters of a launch; kept for the next.
+    pub(super) memory: Vec<u64>,
 }
 
 /// A call whose turn it is.
@@ -226,7 +228,7 @@ impl Lane {
     /// A lane of a session.
     #[must_use]
     pub fn new(session: Arc<Session>) -> Self {
-        Self { session, failed: 0, image: Vec::new() }
+        Self { session, failed: 0, image: Vec::new(), memory: Vec::new() }
     }
 
     fn run(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {

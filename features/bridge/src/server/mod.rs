@@ -7,6 +7,7 @@ mod handles;
 mod lane;
 mod pack;
 mod pointers;
+mod ranges;
 mod session;
 mod strided;
 pub mod sys;

@@ -2,8 +2,9 @@
 
 use vm_cuda_api::{Count, FUNCTIONS, Function, Item, Kind, Object, Way};
 
+use super::ranges::{self, Ranges};
 use super::session::Session;
-use super::sys::{self, Word};
+use super::sys::{self, WORDS, Word};
 use crate::wire::{ITEMS, Malformed, NOTHING, Reader, code, put, put_bytes};
 
 /// The most bytes of a string that is returned.
@@ -60,17 +61,28 @@ pub(super) fn make(
     let function = &FUNCTIONS[number];
     let parameters = &function.parameters;
     let mut reader = Reader(payload);
-    let heads: Vec<u64> = parameters.iter().map(|_| reader.word()).collect::<Result<_, _>>()?;
-    let mut words = vec![Word::Is(0); parameters.len()];
+    let (mut heads, mut words, mut inout) = ([0; WORDS], [Word::Is(0); WORDS], [None; WORDS]);
+    let heads = heads.get_mut(..parameters.len()).ok_or(code::NOT_SUPPORTED)?;
+    for head in heads.iter_mut() {
+        *head = reader.word()?;
+    }
+    let heads = &*heads;
     let mut memory: Vec<u64> = Vec::new();
-    let mut inout = vec![None; parameters.len()];
     let mut returned = Vec::new();
     let mut drops: Option<(Object, u64)> = None;
+    // What a processor reads or writes must be the program's: the driver takes any address of this process for memory of the host.
+    let copies = ranges::copies(number);
     {
         let handles = session.handles();
         for (at, parameter) in parameters.iter().enumerate() {
             match parameter.kind {
                 Kind::Number(_) => words[at] = Word::Is(heads[at]),
+                Kind::Address => {
+                    if copies && !session.ranges().has(heads[at]) && !session.has(heads[at], 1) {
+                        return Err(code::INVALID_VALUE.into());
+                    }
+                    words[at] = Word::Is(heads[at]);
+                }
                 Kind::Handle(object) => words[at] = Word::Is(handles.real(object, heads[at])?),
                 Kind::Drop(object) => {
                     words[at] = Word::Is(handles.real(object, heads[at])?);
@@ -86,7 +98,7 @@ pub(super) fn make(
                     append(&mut memory, bytes);
                 }
                 Kind::Pointer { way: Way::In | Way::InOut, item, count: many } if heads[at] != 0 => {
-                    let many = count(function, many, &heads, &inout)?;
+                    let many = count(function, many, heads, &inout)?;
                     let from = memory.len();
                     words[at] = Word::At(from);
                     append(&mut memory, reader.bytes(many * item.size())?);
@@ -105,14 +117,14 @@ pub(super) fn make(
     for (at, parameter) in parameters.iter().enumerate().filter(|(at, _)| heads[*at] != 0) {
         match parameter.kind {
             Kind::Pointer { way: Way::Out, item, count: many } => {
-                let count = count(function, many, &heads, &inout)?;
+                let count = count(function, many, heads, &inout)?;
                 let from = memory.len();
                 words[at] = Word::At(from);
                 memory.resize(from + (count * item.size()).div_ceil(8), 0);
                 returned.push(Returned { at: from, item, count, is_text: false });
             }
             Kind::Pointer { way: Way::InOut, item, count: many } => {
-                let count = count(function, many, &heads, &inout)?;
+                let count = count(function, many, heads, &inout)?;
                 let Word::At(from) = words[at] else { return Err(Refused::Malformed) };
                 returned.push(Returned { at: from, item, count, is_text: false });
             }
@@ -124,11 +136,18 @@ pub(super) fn make(
             _ => {}
         }
     }
-    let result = session.driver().make(number, &words, &mut memory);
-    if result == 0
-        && let Some((object, id)) = drops
-    {
-        session.handles().end(object, id);
+    let result = session.driver().make(number, &words[..parameters.len()], &mut memory);
+    if result == 0 {
+        if let Some((object, id)) = drops {
+            session.handles().end(object, id);
+        }
+        if Ranges::learns(number) {
+            let value = |at: usize| match words[at] {
+                Word::Is(value) => value,
+                Word::At(at) => memory.get(at).copied().unwrap_or(0),
+            };
+            session.ranges().learn(number, value);
+        }
     }
     for Returned { at, item, count, is_text } in returned {
         match item {

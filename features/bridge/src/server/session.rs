@@ -11,6 +11,7 @@ use vm_cuda_api::Object;
 
 use super::callbacks;
 use super::handles::Handles;
+use super::ranges::Ranges;
 use super::sys::{Driver, Mapping, Word};
 use super::turn::Turn;
 use crate::wire::{Malformed, WINDOW, code};
@@ -41,6 +42,7 @@ pub(super) type Layout = Arc<[(u64, u64)]>;
 pub struct Session {
     driver: Arc<Driver>,
     handles: Mutex<Handles>,
+    ranges: Mutex<Ranges>,
     layouts: Mutex<HashMap<u64, Layout>>,
     windows: Mutex<BTreeMap<u64, Mapping>>,
     lanes: AtomicUsize,
@@ -61,6 +63,7 @@ impl Session {
         Self {
             driver,
             handles: Mutex::default(),
+            ranges: Mutex::default(),
             layouts: Mutex::default(),
             windows: Mutex::default(),
             lanes: AtomicUsize::new(0),
@@ -76,6 +79,11 @@ impl Session {
 
     pub(super) fn handles(&self) -> MutexGuard<'_, Handles> {
         locked(&self.handles)
+    }
+
+    /// Memory of devices that the program has.
+    pub(super) fn ranges(&self) -> MutexGuard<'_, Ranges> {
+        locked(&self.ranges)
     }
 
     /// A capture begins.

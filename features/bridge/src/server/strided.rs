@@ -25,7 +25,7 @@ pub(super) fn copy(
     let mut records = false;
     for (is_target, end) in form.ends().into_iter().enumerate().map(|(at, end)| (at == 1, end)) {
         match words[end.kind] & 0xffff_ffff {
-            DEVICE => {}
+            DEVICE => super::hand::known(call, words[end.device])?,
             ARRAY => {
                 words[end.array] = call.session.handles().real(Object::Array, words[end.array])?;
             }

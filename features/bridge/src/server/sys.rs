@@ -34,7 +34,7 @@ pub struct Driver {
 }
 
 /// The most parameters that a function has.
-const WORDS: usize = 18;
+pub(super) const WORDS: usize = 18;
 
 macro_rules! invoke {
     ($address:expr, $words:expr; $($count:literal: $($at:literal)*;)*) => {
@@ -71,6 +71,12 @@ impl Driver {
         Ok(Self { functions, _library: library })
     }
 
+    /// Starts the driver; what it says of that.
+    #[must_use]
+    pub fn start(&self) -> u32 {
+        self.named("cuInit", &[Word::Is(0)], &mut [])
+    }
+
     /// Calls a function by its number.
     ///
     /// # Safety
@@ -94,20 +100,18 @@ impl Driver {
 
     /// Calls a function by its name: one that takes no pointers but to `memory`, which is passed where a word is [`Word::At`].
     pub(super) fn make(&self, function: usize, words: &[Word], memory: &mut [u64]) -> u32 {
-        let base = memory.as_mut_ptr();
-        let end = memory.len();
-        let words: Option<Vec<u64>> = words
-            .iter()
-            .map(|word| match *word {
-                Word::Is(word) => Some(word),
-                Word::At(at) if at <= end => Some(base.wrapping_add(at) as u64),
-                Word::At(_) => None,
-            })
-            .collect();
-        let Some(words) = words else { return code::INVALID_VALUE };
+        let mut all = [0; WORDS];
+        let Some(all) = all.get_mut(..words.len()) else { return code::NOT_SUPPORTED };
+        for (word, given) in all.iter_mut().zip(words) {
+            *word = match *given {
+                Word::Is(word) => word,
+                Word::At(at) if at <= memory.len() => memory.as_mut_ptr().wrapping_add(at) as u64,
+                Word::At(_) => return code::INVALID_VALUE,
+            };
+        }
         // SAFETY: pointers are to `memory`, which who packs the words has made as large as the function's table says; other words are numbers,
         // addresses of the device, or handles that the driver gave.
-        unsafe { self.call(function, &words) }
+        unsafe { self.call(function, all) }
     }
 
     /// The same by name.

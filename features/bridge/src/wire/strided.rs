@@ -162,6 +162,6 @@ mod tests {
         Form::Two.resize(&mut words, [10, 4, 1]);
         Form::Two.shift(&mut words, true, [1, 2, 9]);
         assert_eq!((words[7], words[8]), (1, 2));
-        assert_eq!(Form::Two.extent(&words, true), Some(51));
+        assert_eq!(Form::Two.extent(&words, true), Some(61));
     }
 }
