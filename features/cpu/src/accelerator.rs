@@ -89,7 +89,7 @@ impl CpuAccelerator {
     }
 
     /// The same where pages of `memory`, a range of addresses, may not be accessed: the kernel ends at the first that it touches, and the
-    /// address is given. From the first call on the process has a handler of `SIGSEGV` and `SIGBUS`, which passes on what is not of a
+    /// address is given; or one next to 0, where the kernel's code goes there with what is out of bounds. From the first call on the process has a handler of `SIGSEGV` and `SIGBUS`, which passes on what is not of a
     /// kernel.
     ///
     /// # Errors
@@ -105,8 +105,7 @@ impl CpuAccelerator {
         arguments: &Arguments,
         memory: &Range<u64>,
     ) -> Result<Option<u64>> {
-        fault::expect(memory)
-            .map_err(|error| Error::Host { what: "handling faults", cause: error.to_string() })?;
+        fault::expect().map_err(|error| Error::Host { what: "handling faults", cause: error.to_string() })?;
         // SAFETY: as the caller promises.
         unsafe { self.launch(kernel, grid, arguments, Some(memory)) }
     }

@@ -34,19 +34,20 @@ thread_local! {
     static FRAME: Cell<*const Frame> = const { Cell::new(null()) };
 }
 
-/// All memory in which there may be faults: a signal elsewhere is none of ours, whatever the thread.
+/// All code that may fault lies between these: of a thread that is elsewhere the handler need not know what it runs.
 static HULL: [AtomicU64; 2] = [AtomicU64::new(u64::MAX), AtomicU64::new(0)];
+
+/// Addresses at which nothing ever is, and where code touches what it knows to be out of bounds.
+const NOWHERE: Range<u64> = 0..4096;
 
 /// Who handled the two signals before.
 static BEFORE: OnceLock<Result<[sigaction; 2], i32>> = OnceLock::new();
 
-/// Has faults in this memory handled, from now on.
+/// Has faults of kernels handled from now on.
 ///
 /// # Errors
 /// The operating system's.
-pub(crate) fn expect(memory: &Range<u64>) -> io::Result<()> {
-    HULL[0].fetch_min(memory.start, Ordering::Relaxed);
-    HULL[1].fetch_max(memory.end, Ordering::Relaxed);
+pub(crate) fn expect() -> io::Result<()> {
     let known = BEFORE.get_or_init(|| Ok([install(SIGSEGV)?, install(SIGBUS)?]));
     known.as_ref().map(drop).map_err(|code| io::Error::from_raw_os_error(*code))
 }
@@ -71,15 +72,15 @@ extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
     let told = unsafe { &*info };
     // SAFETY: of these two signals it says an address.
     let address = unsafe { told.si_addr() } as u64;
-    let hull = HULL[0].load(Ordering::Relaxed)..HULL[1].load(Ordering::Relaxed);
-    if hull.contains(&address) {
+    // SAFETY: the system passes the thread's state.
+    let state = unsafe { &mut *context.cast::<ucontext_t>() };
+    let (at, hull) = (counter(state), [0, 1].map(|end: usize| HULL[end].load(Ordering::Relaxed)));
+    if (hull[0]..hull[1]).contains(&at) {
         // SAFETY: a frame is there while it is noted: its thread is in the kernel.
         let frame = unsafe { FRAME.get().as_ref() };
-        // SAFETY: the system passes the thread's state.
-        let state = unsafe { &mut *context.cast::<ucontext_t>() };
         if let Some(frame) = frame
-            && frame.memory.contains(&address)
-            && frame.code.contains(&counter(state))
+            && (frame.memory.contains(&address) || NOWHERE.contains(&address))
+            && frame.code.contains(&at)
         {
             frame.fault.set(address);
             go_on(state, &frame.resume);
@@ -157,6 +158,8 @@ pub(crate) unsafe fn call(
     end: u64,
     scratch: *mut u8,
 ) -> Option<u64> {
+    HULL[0].fetch_min(code.start, Ordering::Relaxed);
+    HULL[1].fetch_max(code.end, Ordering::Relaxed);
     let frame = Frame { resume: [const { Cell::new(0) }; 4], code, memory, fault: Cell::new(0) };
     let before = FRAME.replace(&raw const frame);
     let faulted: u64;

@@ -18,6 +18,10 @@ use std::{
 };
 use vm_accel::{Arguments, Artifact, Extents, Grid, Memory, MemoryKind, QueueArgument, Scalar};
 use vm_cpu::CpuKernel;
+use vm_jit::{
+    Target,
+    backend::cpu::{Isa, Options},
+};
 use vm_ptx::{Signature, Translated};
 use vm_runtime::{CpuAccelerator, CpuJITCompiler};
 
@@ -37,7 +41,9 @@ static MACHINE: LazyLock<Result<Machine, String>> = LazyLock::new(|| {
     let threads = thread::available_parallelism().map_or(2, NonZero::get).max(2);
     let accelerator = CpuAccelerator::with_threads(NonZero::new(threads).unwrap_or(NonZero::<usize>::MIN));
     let accelerator = Arc::new(accelerator.map_err(|error| error.to_string())?);
-    Ok(Machine { compiler: CpuJITCompiler::new(Arc::clone(&accelerator)), accelerator })
+    let isa = Isa::host().map_err(|error| error.to_string())?;
+    let target = Target::Cpu(Options { strays_fault: true, ..Options::new(isa) });
+    Ok(Machine { compiler: CpuJITCompiler::new(Arc::clone(&accelerator)).target(target), accelerator })
 });
 
 /// Does something on a thread with room for it.

@@ -70,7 +70,10 @@ pub(crate) fn read(image: &[u8]) -> Result<Arc<dyn module::Program>, Refusal> {
     if image == b"\x7fELF" {
         return Err(Error::InvalidImage.into());
     }
-    let parsed = image::ptx(image, ARCHITECTURE).and_then(|text| Module::parse(&text));
+    // Where all of a fat binary's PTX is for newer devices, the oldest of it: there is no code of this one's that would be run instead.
+    let oldest = image::entries(image).ok().and_then(|all| all.iter().map(|entry| entry.architecture).min());
+    let architecture = oldest.map_or(ARCHITECTURE, |oldest| oldest.max(ARCHITECTURE));
+    let parsed = image::ptx(image, architecture).and_then(|text| Module::parse(&text));
     match parsed {
         Ok(module) => Ok(Arc::new(Shared(Arc::new(Program { module })))),
         Err(error) => {
@@ -166,7 +169,8 @@ impl Run for Compiled {
         drop(state);
         let result = self.launch(grid, parameters, &arena).map_err(|failure| match failure {
             machine::Failure::Fault(at) => {
-                tell(&format!("kernel {} touched {at:#x}, where no memory is", self.name()));
+                let place = if arena.contains(&at) { format!("{at:#x}") } else { "an address".to_owned() };
+                tell(&format!("kernel {} touched {place}, where no memory of the device is", self.name()));
                 Error::IllegalAddress
             }
             machine::Failure::Late => Error::LaunchTimeout,
