@@ -7,6 +7,7 @@ use crate::parse::parse;
 use crate::translate::{self, Options, Translated};
 use std::collections::HashMap;
 use vm_ir::Scalar;
+use vm_ir::limits::MAX_PARAMS;
 
 /// A module of PTX.
 #[derive(Clone, Debug)]
@@ -66,7 +67,7 @@ pub struct Signature {
     pub parameters: Vec<Parameter>,
     /// Bytes of all, as one block.
     pub size: u64,
-    /// What the kernel of the IR takes behind its memory and the base address: each a part of the block.
+    /// What the kernel of the IR takes behind its memory and two addresses: each a part of the block.
     pub scalars: Vec<Word>,
 }
 
@@ -122,6 +123,8 @@ impl Signature {
                 }
             }
         }
+        // As many as a kernel of the IR has room for; the others are read from memory.
+        signature.scalars.truncate(MAX_PARAMS - 3);
         Ok(signature)
     }
 }

@@ -9,6 +9,8 @@ pub(crate) type Spaces = u8;
 pub(crate) const GLOBAL: Spaces = 1;
 pub(crate) const SHARED: Spaces = 2;
 pub(crate) const LOCAL: Spaces = 4;
+/// The kernel's parameters.
+pub(crate) const PARAM: Spaces = 8;
 
 /// The spaces that each register's address may be of; none if it is of no address that is known.
 pub(crate) fn spaces(cfg: &Cfg, types: &[Ty]) -> Vec<Spaces> {
@@ -92,6 +94,7 @@ fn of_conversion(instr: &Instr) -> Spaces {
     match instr.modifiers().next() {
         Some("shared" | "shared::cta") => SHARED,
         Some("local") => LOCAL,
+        Some("param" | "param::entry") => PARAM,
         Some("to") => 0,
         _ => GLOBAL,
     }

@@ -745,3 +745,16 @@ fn copies() {
         assert_eq!(program.get::<i32>(out, 256), expect);
     });
 }
+
+#[test]
+fn many_parameters() {
+    each(GRIDS, |mut program| {
+        let values: Vec<i64> = (0..90).map(|i| i * i - 100).collect();
+        let mut many = 80i64.to_le_bytes().to_vec();
+        many.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+        let out = program.put(&[0i64; 90]);
+        program.launch("many", [1, 1, 1], [128, 1, 1], &[many.into(), out.into(), 7i32.into()]);
+        let expect: Vec<i64> = (0..90).map(|i| if i < 80 { values[i] * 7 + values[88] } else { 0 }).collect();
+        assert_eq!(program.get::<i64>(out, 90), expect);
+    });
+}

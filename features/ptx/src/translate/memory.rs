@@ -1,11 +1,11 @@
 //! Memory: addresses to indices, loads, stores and atomics.
 
-use super::Cx;
 use super::table::{Modifiers, operands};
 use super::value::{Fact, ir};
+use super::{Cx, PARAMETERS};
 use crate::ast::{Class, Instr, Operand, Space, Symbol, Ty, int};
 use crate::error::Result;
-use crate::space::{GLOBAL, LOCAL, SHARED};
+use crate::space::{GLOBAL, LOCAL, PARAM, SHARED};
 use vm_ir::builder::{Element, PlaceRef, Val};
 use vm_ir::op::{Opcode, Order, Scope};
 use vm_ir::{Scalar, Type};
@@ -45,7 +45,10 @@ impl<'b> Cx<'_, 'b> {
             Space::Global | Space::Const => Some(self.memory),
             Space::Shared => self.shared,
             Space::Local => self.local,
-            Space::Param => None,
+            Space::Param => {
+                self.block_used.set(true);
+                Some(self.memory)
+            }
         };
         found.ok_or_else(|| self.unsupported("an access to memory of which the kernel has none"))
     }
@@ -66,20 +69,25 @@ impl<'b> Cx<'_, 'b> {
                 let index = self.plus(self.get(base, U32)?, *offset);
                 known(space, index)
             }
+            (Operand::Register(_), Some(Space::Param)) => {
+                let address = self.plus(self.get(base, B64)?, *offset);
+                known(Space::Param, self.in_block(address))
+            }
             (Operand::Register(_) | Operand::Int(_), Some(space @ (Space::Global | Space::Const))) => {
                 known(space, self.plus(self.get(base, B64)?, *offset) - self.base)
             }
             (Operand::Register(register), None) => {
                 let address = self.plus(self.get(base, B64)?, *offset);
-                let found = self.spaces[*register as usize] & (self.windows() | GLOBAL);
+                let found = self.spaces[*register as usize] & (self.windows() | PARAM | GLOBAL);
                 let found = if found == 0 { GLOBAL } else { found };
                 let mut choices = Vec::new();
-                for (bit, space) in [(SHARED, Space::Shared), (LOCAL, Space::Local), (GLOBAL, Space::Global)]
-                {
+                let spaces = [Space::Shared, Space::Local, Space::Param, Space::Global];
+                for (bit, space) in [SHARED, LOCAL, PARAM, GLOBAL].into_iter().zip(spaces) {
                     if found & bit != 0 {
-                        let index = match self.window(space) {
-                            Some(window) => self.plus(address, (window as i64).wrapping_neg()),
-                            None => address - self.base,
+                        let index = match (space, self.window(space)) {
+                            (Space::Param, _) => self.in_block(address),
+                            (_, Some(window)) => self.plus(address, (window as i64).wrapping_neg()),
+                            (_, None) => address - self.base,
                         };
                         choices.push((space, self.place(space)?, index));
                     }
@@ -91,6 +99,11 @@ impl<'b> Cx<'_, 'b> {
             }
             _ => Err(self.unsupported("such an address")),
         }
+    }
+
+    /// Where in the memory an address of parameters is.
+    fn in_block(&self, address: Val<'b>) -> Val<'b> {
+        self.plus(address, (PARAMETERS as i64).wrapping_neg()) + self.block
     }
 
     /// Does an access where its memory is known, by a test where that is not known before.
@@ -136,11 +149,7 @@ impl<'b> Cx<'_, 'b> {
             }
             _ => None,
         };
-        match (found, space) {
-            (Some(found), _) => Ok(Some(found.wrapping_add(*offset as u64))),
-            (None, Some(Space::Param)) => Err(self.unsupported("a parameter at an address that is computed")),
-            _ => Ok(None),
-        }
+        Ok(found.map(|found| found.wrapping_add(*offset as u64)))
     }
 
     /// A parameter of the kernel, from an offset on.
@@ -151,7 +160,11 @@ impl<'b> Cx<'_, 'b> {
                 && offset.saturating_add(size) <= word.offset + u64::from(word.scalar.bytes())
         });
         let Some((word, value)) = found else {
-            return Err(self.unsupported("a parameter that is read otherwise than it is declared"));
+            // What is no scalar is in the memory.
+            let index = self.in_block(self.parameter_address(offset));
+            let scalar = int(ty.bits * u32::from(ty.lanes)).unwrap_or(Scalar::I64);
+            let value = self.place(Space::Param)?.at([index]).typed(scalar).load();
+            return Ok(self.fit(value, ir(ty)?));
         };
         let whole = int(word.scalar.bits()).map_or(Type::I64, Type::from);
         let shift = 8 * (offset - word.offset);
@@ -491,13 +504,14 @@ pub(super) fn fence(cx: &Cx<'_, '_>, _: &Instr, m: &mut Modifiers<'_>) -> Result
 
 pub(super) fn cvta(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
     let to = m.take("to");
-    let Some(space) = space_of(m).filter(|space| *space != Space::Param) else {
+    let Some(space) = space_of(m) else {
         return Err(cx.unsupported("cvta of such a space"));
     };
     let ty = m.ty()?;
     let [_, a] = operands(instr)?;
     let a = cx.get(a, ty)?;
-    let value = match cx.window(space) {
+    let value = match cx.window(space).filter(|_| space != Space::Param) {
+        // An address of parameters is a generic one anyway.
         None => a,
         Some(window) if to => cx.plus(a, (window as i64).wrapping_neg()),
         Some(window) => cx.plus(a, window as i64),

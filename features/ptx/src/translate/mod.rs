@@ -25,7 +25,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use value::{Environment, Fact};
 use vm_ir::builder::{Builder, IRBlock, PlaceRef, Val};
-use vm_ir::limits::{MAX_NAME, MAX_PARAMS, MAX_SHARED_BYTES};
+use vm_ir::limits::{MAX_NAME, MAX_SHARED_BYTES};
 use vm_ir::view::{Access, ViewType};
 use vm_ir::{GuestAddr, Scalar, Trust, Type, ValidModule, validate};
 
@@ -43,13 +43,18 @@ pub struct Options {
 }
 
 /// A translated kernel. Its parameters are `@memory: view<i8, [?], readwrite, align 16>`, all memory that the program has; `%base: i64`,
-/// the address that the program has of its first byte; and [the scalars](Signature::scalars) of the signature.
+/// the address that the program has of its first byte;
+/// `%parameters: i64`, where in the memory the block of parameters is, if it [must be there](Translated::parameters_in_memory); and
+/// [the scalars](Signature::scalars) of the signature.
 #[derive(Clone, Debug)]
 pub struct Translated {
     /// The kernel, alone in a module.
     pub module: ValidModule,
     /// What it takes.
     pub signature: Signature,
+    /// Must the block of parameters be in the memory too, at a multiple of 16? So it is where there are many, and where their
+    /// addresses are computed. Else `%parameters` is any number.
+    pub parameters_in_memory: bool,
     /// Bytes of shared memory of a block, those included whose size the launch says.
     pub shared: u64,
     /// Bytes of local memory of a thread.
@@ -74,9 +79,6 @@ pub(crate) fn translate(
         let what = format!("blocks of {:?} where .reqntid says {required:?}", options.block);
         return Err(Error::unsupported(function.line, what));
     }
-    if signature.scalars.len() + 2 > MAX_PARAMS {
-        return Err(Error::large(function.line, "words of parameters", MAX_PARAMS - 2));
-    }
     let code = inline(ast, text, function, data)?;
     let (registers, local) = (code.registers.clone(), code.local);
     let dynamic_at = code.shared.next_multiple_of(code.shared_align);
@@ -91,16 +93,12 @@ pub(crate) fn translate(
     let spaces = spaces(&cfg, &registers);
     let prepared = Prepared { function, text, cfg, tree, live, spaces, registers, dynamic_at, shared, local };
     let refused = match prepared.write(&signature, options, false) {
-        Ok(module) => return Ok(Translated { module, signature, shared, local }),
-        Err(error) => error,
+        Err(error) if matches!(error.kind, ErrorKind::Invalid(_)) => error,
+        done => return done,
     };
     // A barrier whose condition comes from shared memory: with what all threads of the block read alike passed on by one of them.
-    if matches!(refused.kind, ErrorKind::Invalid(_))
-        && shared > 0
-        && prepared.cfg.blocks.iter().any(Block::has_barrier)
-    {
-        let module = prepared.write(&signature, options, true).map_err(|_| refused)?;
-        return Ok(Translated { module, signature, shared, local });
+    if shared > 0 && prepared.cfg.blocks.iter().any(Block::has_barrier) {
+        return prepared.write(&signature, options, true).map_err(|_| refused);
     }
     Err(refused)
 }
@@ -121,7 +119,7 @@ struct Prepared<'a> {
 
 impl Prepared<'_> {
     /// Writes the kernel, if `agree` with what threads load from shared memory at one address passed on by one of them.
-    fn write(&self, signature: &Signature, options: &Options, agree: bool) -> Result<ValidModule> {
+    fn write(&self, signature: &Signature, options: &Options, agree: bool) -> Result<Translated> {
         let block = IRBlock::new(GuestAddr(u64::from(self.function.line)));
         let k = block.builder();
         k.at_line(self.function.line);
@@ -129,6 +127,7 @@ impl Prepared<'_> {
         let ty = ViewType { align: 16, ..ViewType::new(Scalar::I8, 1, Access::ReadWrite) };
         let memory = k.view_of("memory", ty);
         let base = k.scalar("base", Type::I64);
+        let parameters = k.scalar("parameters", Type::I64);
         let scalars = signature.scalars.iter().enumerate();
         let words =
             scalars.map(|(i, word)| (*word, k.scalar(&format!("p{i}"), word.scalar.into()))).collect();
@@ -148,6 +147,8 @@ impl Prepared<'_> {
             spaces: &self.spaces,
             memory,
             base,
+            block: parameters,
+            block_used: Cell::new(false),
             words,
             shared,
             local,
@@ -157,7 +158,7 @@ impl Prepared<'_> {
             dynamic_at: self.dynamic_at,
             shared_bytes: self.shared,
             dynamic_bytes: options.dynamic_shared,
-            block: options.block,
+            threads: options.block,
             state: RefCell::default(),
             line: Cell::new(self.function.line),
             looks: Cell::new(MAX_LOOKS),
@@ -166,9 +167,16 @@ impl Prepared<'_> {
         cx.body(&self.tree)?;
         let of_line = |line: u32, kind| Error::at(line, kind).of(line, cx.text_of(line));
         let kernel = block.kernel().map_err(|error| of_line(error.line, ErrorKind::Build(error)))?;
-        validate(kernel.into(), Trust::Guest).map_err(|errors| {
+        let module = validate(kernel.into(), Trust::Guest).map_err(|errors| {
             let line = errors.0.first().map_or(0, |error| error.line);
             of_line(line, ErrorKind::Invalid(errors))
+        })?;
+        Ok(Translated {
+            module,
+            signature: signature.clone(),
+            parameters_in_memory: cx.block_used.get(),
+            shared: self.shared,
+            local: self.local,
         })
     }
 }
@@ -190,6 +198,9 @@ struct Cx<'a, 'b> {
     spaces: &'a [Spaces],
     memory: PlaceRef<'b>,
     base: Val<'b>,
+    /// Where the block of parameters is in the memory, and whether anything asks for it.
+    block: Val<'b>,
+    block_used: Cell<bool>,
     words: Vec<(Word, Val<'b>)>,
     shared: Option<PlaceRef<'b>>,
     local: Option<PlaceRef<'b>>,
@@ -203,7 +214,7 @@ struct Cx<'a, 'b> {
     dynamic_at: u64,
     shared_bytes: u64,
     dynamic_bytes: u32,
-    block: [u32; 3],
+    threads: [u32; 3],
     state: RefCell<State<'b>>,
     /// The line of the instruction at hand.
     line: Cell<u32>,

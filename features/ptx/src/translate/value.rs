@@ -229,6 +229,7 @@ impl<'b> Cx<'_, 'b> {
         match space {
             Space::Shared => Some(SHARED_WINDOW),
             Space::Local => Some(LOCAL_WINDOW),
+            Space::Param => Some(PARAMETERS),
             _ => None,
         }
     }
@@ -241,7 +242,7 @@ impl<'b> Cx<'_, 'b> {
 
     fn special(&self, name: &str) -> Result<Val<'b>> {
         let k = self.k;
-        let threads: u32 = self.block.iter().product();
+        let threads: u32 = self.threads.iter().product();
         let (register, axis) = match name.split_once('.') {
             Some((register, "x")) => (register, Axis::X),
             Some((register, "y")) => (register, Axis::Y),
@@ -250,15 +251,15 @@ impl<'b> Cx<'_, 'b> {
             None => (name, Axis::X),
         };
         Ok(match register {
-            "tid" if axis == Axis::X && self.block[0] == threads => self.local_index(),
+            "tid" if axis == Axis::X && self.threads[0] == threads => self.local_index(),
             // Rows of whole warps: in which one a thread is, its warp says.
-            "tid" if axis == Axis::X && self.block[0] == 32 => k.lane_id(),
-            "tid" if axis == Axis::Y && self.block[0].is_multiple_of(32) && self.block[2] == 1 => {
-                let warps = self.block[0] / 32;
+            "tid" if axis == Axis::X && self.threads[0] == 32 => k.lane_id(),
+            "tid" if axis == Axis::Y && self.threads[0].is_multiple_of(32) && self.threads[2] == 1 => {
+                let warps = self.threads[0] / 32;
                 if warps == 1 { k.warp_id() } else { k.warp_id().div_u(warps) }
             }
             "tid" => k.thread_id(axis),
-            "ntid" => k.i32(self.block[axis as usize] as i32),
+            "ntid" => k.i32(self.threads[axis as usize] as i32),
             "ctaid" => k.block_id(axis),
             "nctaid" => k.grid_dim(axis),
             "laneid" => k.lane_id(),

@@ -41,7 +41,7 @@ pub(super) fn barrier(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> 
     if !reduces && !m.take("sync") {
         return Err(cx.unsupported("a barrier other than .sync"));
     }
-    let threads = u64::from(cx.block.iter().product::<u32>());
+    let threads = u64::from(cx.threads.iter().product::<u32>());
     let behind = if reduces { 1 } else { 0 };
     let at = if reduces { 1 } else { 0 };
     let number = cx.literal(instr.operands.get(at));

@@ -171,11 +171,18 @@ impl Program {
             assert_eq!(parameter.size as usize, bytes.len(), "{kernel}");
             parameters[parameter.offset as usize..][..bytes.len()].copy_from_slice(bytes);
         }
-        let scalars = signature.arguments(&parameters);
+        let mut scalars = signature.arguments(&parameters);
+        let length = self.memory.len();
+        let block = match translated.parameters_in_memory {
+            true => self.put(&parameters) - BASE,
+            false => 0xdead_beef,
+        };
+        scalars.insert(0, block);
         let done = match self.machine {
             Machine::Interpreter => self.interpret(&translated, grid, &scalars),
             Machine::Cpu => self.compute(&translated, grid, &scalars),
         };
+        self.memory.truncate(length);
         done.unwrap_or_else(|error| panic!("{kernel}: {error}"));
     }
 
@@ -207,10 +214,10 @@ impl Program {
             let buffer = worker.allocate(memory.len() as u64)?;
             worker.write(&buffer, memory)?;
             let mut arguments = vec![Argument::from(&buffer), Argument::from(Scalar::from_bits(BASE, 8))];
-            let words = kernel.signature.scalars.iter().zip(scalars);
-            arguments.extend(
-                words.map(|(word, bits)| Argument::from(Scalar::from_bits(*bits, word.scalar.bytes()))),
-            );
+            let sizes =
+                std::iter::once(8).chain(kernel.signature.scalars.iter().map(|word| word.scalar.bytes()));
+            let scalars = scalars.iter().zip(sizes);
+            arguments.extend(scalars.map(|(bits, size)| Argument::from(Scalar::from_bits(*bits, size))));
             worker.launch(&loaded, grid, &arguments)?;
             worker.synchronize(Duration::from_secs(60))?;
             worker.read(&buffer, memory)

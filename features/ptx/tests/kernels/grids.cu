@@ -76,3 +76,11 @@ extern "C" __global__ void sort8(const int *in, int *out, int count) {
   }
   for (int k = 0; k < count; k++) out[i * count + k] = v[k];
 }
+
+// Parameters of more words than a kernel takes as numbers, with an index that is computed.
+struct Many { int length; long long values[90]; };
+
+extern "C" __global__ void many(const __grid_constant__ Many many, long long *out, int factor) {
+  int i = threadIdx.x;
+  if (i < many.length) out[i] = many.values[i] * factor + many.values[88];
+}
