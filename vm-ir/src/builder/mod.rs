@@ -422,7 +422,7 @@ impl<'b> Builder<'b> {
     }
 
     /// Could something not be written?
-    fn failed(self) -> bool {
+    pub fn failed(self) -> bool {
         self.block.state.borrow().error.is_some()
     }
 
