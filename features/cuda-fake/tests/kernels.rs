@@ -155,7 +155,7 @@ fn a_link_hands_its_ptx_back() {
         let (mut link, mut linked, mut size) = (0u64, 0u64, 0u64);
         driver.ok("cuLinkCreate_v2", &[0, 0, 0, at(&mut link)]);
         let none = [0, 0, 0, 0];
-        let mut add = |kind: u64, data: &mut Vec<u8>| {
+        let add = |kind: u64, data: &mut Vec<u8>| {
             let (len, data) = (data.len() as u64, at(data.as_mut_slice()));
             driver.call("cuLinkAddData_v2", &[&[link, kind, data, len], none.as_slice()].concat())
         };
@@ -187,8 +187,9 @@ fn modules_have_variables() {
         }
         let (mut address, mut size) = (0u64, 0u64);
         let mut global = |name: &[u8]| {
-            let name = at(name.to_vec().as_mut_slice());
-            let code = driver.call("cuModuleGetGlobal_v2", &[at(&mut address), at(&mut size), module, name]);
+            let mut name = name.to_vec();
+            let arguments = [at(&mut address), at(&mut size), module, at(name.as_mut_slice())];
+            let code = driver.call("cuModuleGetGlobal_v2", &arguments);
             (code, address, size)
         };
         assert_eq!(global(b"none\0").0, NOT_FOUND);
@@ -256,7 +257,7 @@ fn images_that_cannot_run_are_refused_with_the_reason() {
         assert_eq!(driver.call("cuModuleLoadData", &[at(&mut module), at(&mut machine_code)]), NO_BINARY);
         assert_eq!(driver.call("cuModuleLoadData", &[at(&mut module), 0]), INVALID_VALUE);
 
-        let body = ".visible .entry odd() {\n.reg .b32 %r<3>;\nisspacep.odd %r1, %r2;\nret;\n}\n\
+        let body = ".visible .entry odd() {\n.reg .b32 %r<3>;\nbar.sync 1;\nret;\n}\n\
             .visible .entry fine() {\nret;\n}\n";
         let module = self::module(driver, body).unwrap();
         assert_eq!(launch(driver, function(driver, module, "odd"), [1, 1], 0, vec![]), NO_BINARY);

@@ -69,6 +69,7 @@ pub(super) struct Compiled {
     artifact: Artifact,
     kernel: Arc<CpuKernel>,
     signature: Signature,
+    parameters_in_memory: bool,
 }
 
 impl Compiled {
@@ -79,18 +80,25 @@ impl Compiled {
             machine.compiler.compile_module(&translated.module).map_err(|error| error.to_string())?;
         let artifact = compiled.first().ok_or("it was compiled to nothing")?.artifact().clone();
         let kernel = machine.accelerator.load(&artifact).map_err(|error| error.to_string())?;
-        Ok(Self { artifact, kernel, signature: translated.signature })
+        let Translated { signature, parameters_in_memory, .. } = translated;
+        Ok(Self { artifact, kernel, signature, parameters_in_memory })
+    }
+
+    /// Must the block of parameters be in the arena?
+    pub(super) fn parameters_in_memory(&self) -> bool {
+        self.parameters_in_memory
     }
 
     pub(super) fn name(&self) -> &str {
         self.kernel.name()
     }
 
-    /// Runs a grid with this block of parameters, with the arena as its memory, and waits for its end.
+    /// Runs a grid with this block of parameters, which is at this address too where it must be, with the arena as its memory, and waits for its end.
     pub(super) fn launch(
         &self,
         grid: [u32; 3],
         parameters: &[u8],
+        block: Option<u64>,
         arena: &Range<u64>,
     ) -> Result<(), Failure> {
         let other = |error: vm_accel::Error| Failure::Other(error.to_string());
@@ -109,6 +117,7 @@ impl Compiled {
         let first = [
             QueueArgument::View(memory.region(), Extents::WHOLE),
             QueueArgument::Scalar(Scalar::from_bits(arena.start, 8)),
+            QueueArgument::Scalar(Scalar::from_bits(block.map_or(0, |block| block - arena.start), 8)),
         ];
         let mut arguments =
             Arguments::new(&self.artifact, first.into_iter().chain(scalars)).map_err(other)?;

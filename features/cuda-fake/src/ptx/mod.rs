@@ -13,10 +13,11 @@ mod machine;
 
 use crate::{
     error::{Error, Result},
+    memory::{By, Kind},
     module::{self, Refusal, Run, Shape},
     state::{self, State},
 };
-use machine::Compiled;
+use machine::{Compiled, Failure};
 use std::{
     collections::{BTreeSet, HashMap},
     io::Write,
@@ -160,25 +161,46 @@ impl module::Kernel for Kernel {
 impl Run for Compiled {
     fn run(
         &self,
-        state: MutexGuard<'static, State>,
-        _context: u64,
+        mut state: MutexGuard<'static, State>,
+        context: u64,
         grid: [u32; 3],
         parameters: &[u8],
     ) -> (MutexGuard<'static, State>, Result) {
         let arena = state.arena.range();
+        let block = match self.parameters_in_memory() {
+            true => state.place(context, parameters).map(Some),
+            false => Ok(None),
+        };
+        let block = match block {
+            Ok(block) => block,
+            Err(error) => return (state, Err(error)),
+        };
         drop(state);
-        let result = self.launch(grid, parameters, &arena).map_err(|failure| match failure {
-            machine::Failure::Fault(at) => {
+        let result = self.launch(grid, parameters, block, &arena).map_err(|failure| match failure {
+            Failure::Fault(at) => {
                 let place = if arena.contains(&at) { format!("{at:#x}") } else { "an address".to_owned() };
                 tell(&format!("kernel {} touched {place}, where no memory of the device is", self.name()));
                 Error::IllegalAddress
             }
-            machine::Failure::Late => Error::LaunchTimeout,
-            machine::Failure::Other(reason) => {
+            Failure::Late => Error::LaunchTimeout,
+            Failure::Other(reason) => {
                 tell(&format!("kernel {}: {reason}", self.name()));
                 Error::LaunchOutOfResources
             }
         });
-        (state::lock(), result)
+        state = state::lock();
+        let released = block.map_or(Ok(()), |block| state.release(block));
+        (state, result.and(released))
+    }
+}
+
+impl State {
+    /// Puts a block of parameters into a context's memory.
+    fn place(&mut self, context: u64, parameters: &[u8]) -> Result<u64> {
+        let device = self.contexts.get(&context).ok_or(Error::InvalidContext)?.device;
+        let len = parameters.len().max(1);
+        let at = self.allocate(device, context, len as u64, true, |offset| Kind::Data { offset })?;
+        self.reach(at, len, By::Copy(context), 3, false).ok_or(Error::IllegalAddress)?.write(parameters);
+        Ok(at)
     }
 }
