@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+#[path = "../../cuda-fake/tests/common/mod.rs"]
 mod common;
 
 use common::*;
