@@ -1,7 +1,7 @@
 //! The program's session: its connection, and a lane per thread.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,8 +16,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, se
 use vm_bridge::ring::{Near, PLACES};
 use vm_bridge::wire::{Answer, Header, VERSION, code, control};
 
-use crate::say;
 use crate::sys::fork;
+use crate::{counts, say};
 
 /// How long an answer is waited for, but that of a call that waits for the device: compilers may take minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -28,7 +28,7 @@ const BEGIN: Duration = Duration::from_secs(60);
 const DEFAULT: &str = "unix:/run/vm-bridge.sock";
 
 /// What an answer was, kept for the next time.
-type Kept = HashMap<Vec<u8>, Vec<u8>>;
+type Kept = HashMap<Vec<u8>, Arc<[u8]>>;
 
 /// Where a kernel's parameters are: offset and size of each.
 pub(crate) type Layout = Arc<[(usize, usize)]>;
@@ -82,6 +82,7 @@ pub(crate) fn client() -> Result<Arc<Client>, u32> {
 
 impl Client {
     fn connect(generation: u64) -> Result<Self, u32> {
+        counts::begin();
         let place = std::env::var("VM_BRIDGE").unwrap_or_else(|_| DEFAULT.to_owned());
         let failed = |error: io::Error| {
             say::once(&format!(
@@ -210,36 +211,37 @@ impl Client {
         self.ask_bulk(call, [payload, &[]], waits)
     }
 
-    /// Sends calls that wait for the device, some ahead of their answers; `take` gets each of those in order.
-    pub(crate) fn ask_many(
+    /// Sends calls that wait for the device, some ahead of their answers but for the first, which waits for what is before all of them. Each has a place
+    /// for its answer.
+    pub(crate) fn ask_many<'a>(
         self: &Arc<Self>,
         call: usize,
-        payloads: impl Iterator<Item = Vec<u8>>,
-        mut take: impl FnMut(&[u8]) -> Result<(), u32>,
+        calls: impl Iterator<Item = (Vec<u8>, &'a mut [u8])>,
     ) -> Result<(), u32> {
-        let (mut reply, mut result, mut open) = (Vec::new(), Ok(()), 0);
-        let mut finish = |lane: &mut Lane, result: &mut Result<(), u32>| -> io::Result<()> {
-            let code = lane.receive(&mut reply, true)?;
-            if result.is_ok() {
-                *result = if code == 0 { take(&reply) } else { Err(code) };
-            }
-            Ok(())
+        let (mut open, mut result) = (VecDeque::new(), 0);
+        let finish = |lane: &mut Lane, open: &mut VecDeque<&'a mut [u8]>, result: &mut u32| {
+            let Some(to) = open.pop_front() else { return Ok(()) };
+            let code = lane.receive_in(to)?;
+            *result = if *result == 0 { code } else { *result };
+            Ok::<_, io::Error>(())
         };
         self.with_lane(|lane| {
-            for payload in payloads {
-                if open == PLACES {
-                    finish(lane, &mut result)?;
-                    open -= 1;
+            for (at, (payload, to)) in calls.enumerate() {
+                if open.len() == PLACES || at == 1 {
+                    finish(lane, &mut open, &mut result)?;
                 }
-                if result.is_err() {
+                if result != 0 {
                     break;
                 }
                 lane.send(call as u16, true, [&payload, &[]])?;
-                open += 1;
+                open.push_back(to);
             }
-            (0..open).try_for_each(|_| finish(lane, &mut result))
+            while !open.is_empty() {
+                finish(lane, &mut open, &mut result)?;
+            }
+            Ok(())
         })?;
-        result
+        if result == 0 { Ok(()) } else { Err(result) }
     }
 }
 
@@ -276,6 +278,7 @@ impl Lane {
         // Taken last: the calls of other threads wait for what has a ticket.
         let ticket = self.client.tickets.fetch_add(1, Ordering::SeqCst);
         let header = Header { len, call, asks, is_bulk, ticket };
+        counts::count(call, asks);
         match &mut self.way {
             Way::Ring(ring) => ring.send(header, parts, || self.client.is_gone()),
             Way::Stream { stream, buffer, .. } => {
@@ -314,5 +317,17 @@ impl Lane {
                 Ok(answer.code)
             }
         }
+    }
+
+    /// The answer of a call that waits for the device, with its payload in `to`.
+    fn receive_in(&mut self, to: &mut [u8]) -> io::Result<u32> {
+        if let Way::Ring(ring) = &mut self.way {
+            return ring.receive_in(to, None, || self.client.is_gone());
+        }
+        let mut reply = Vec::new();
+        let code = self.receive(&mut reply, true)?;
+        let len = to.len().min(reply.len());
+        to[..len].copy_from_slice(&reply[..len]);
+        Ok(code)
     }
 }

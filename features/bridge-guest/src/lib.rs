@@ -6,9 +6,11 @@
 //! | variable | says |
 //! | --- | --- |
 //! | `VM_BRIDGE` | where the server is: `unix:/path`; `unix:/run/vm-bridge.sock` where it is not set |
+//! | `VM_BRIDGE_COUNTS` | a file that is told, when the program ends, how often each function was sent, and its answer waited for |
 //! | `VM_BRIDGE_LOG` | a file for what is said, which else goes to standard error |
 
 mod client;
+mod counts;
 mod current;
 mod forward;
 mod hand;

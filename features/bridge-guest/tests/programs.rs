@@ -1,5 +1,6 @@
 //! Programs through the bridge, before the fake driver behind a server: they find what they find before it directly.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -25,6 +26,10 @@ const MEMORY: (&str, &str) = ("VM_CUDA_FAKE_MEMORY", "4294967296");
 
 impl Place {
     fn new(program: &str) -> Self {
+        Self::linked(program, &[])
+    }
+
+    fn linked(program: &str, arguments: &[OsString]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         for (name, library) in [("driver", driver()), ("bridge", beside("libvm_bridge_guest.so"))] {
@@ -34,7 +39,7 @@ impl Place {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(program);
         let mut gcc = Command::new("gcc");
         gcc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-pthread", "-o"]).arg(path("program"));
-        assert!(gcc.arg(source).arg("-ldl").status().expect("gcc").success());
+        assert!(gcc.arg(source).args(arguments).arg("-ldl").status().expect("gcc").success());
         let serve = beside("serve").parent().and_then(Path::parent).expect("a folder").join("examples/serve");
         let mut command = Command::new(serve);
         command.arg(path("socket")).arg(driver()).env(MEMORY.0, MEMORY.1).stdout(Stdio::piped());
@@ -83,7 +88,10 @@ impl Drop for Place {
 
 /// A program says the same directly, by memory and by the stream, and what it should.
 fn check(program: &str, arguments: &[&str], says: &str) {
-    let place = Place::new(program);
+    check_in(&Place::new(program), program, arguments, says);
+}
+
+fn check_in(place: &Place, program: &str, arguments: &[&str], says: &str) {
     let directly = place.run("driver", arguments, &[]);
     assert!(directly.contains(says), "{program} {arguments:?}: {directly}");
     for environment in [&[][..], &[("VM_BRIDGE_STREAM", "1")]] {
@@ -92,6 +100,38 @@ fn check(program: &str, arguments: &[&str], says: &str) {
             directly,
             "{program} {arguments:?} {environment:?}"
         );
+    }
+}
+
+/// The folder of NVIDIA's runtimes, or why there is none.
+fn runtimes() -> Result<PathBuf, String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hook-preload/tests/fetch-cudart");
+    let fetched = Command::new(&script).output().map_err(|error| format!("{}: {error}", script.display()))?;
+    match fetched.status.success() {
+        true => Ok(String::from_utf8_lossy(&fetched.stdout).trim().into()),
+        false => Err(String::from_utf8_lossy(&fetched.stderr).trim().to_owned()),
+    }
+}
+
+#[test]
+fn programs_of_the_runtimes_find_the_same() {
+    let runtimes = match runtimes() {
+        Ok(runtimes) => runtimes,
+        Err(reason) => return println!("skipped: no CUDA runtime: {reason}"),
+    };
+    for version in ["11", "12", "13"] {
+        let folder = runtimes.join(version);
+        for library in std::fs::read_dir(&folder).expect("a runtime").map(|file| file.expect("a file").path())
+        {
+            let mut arguments = vec![library.clone().into_os_string()];
+            if library.extension().is_some_and(|extension| extension == "a") {
+                arguments.extend(["-lrt", "-lpthread", "-lstdc++"].map(OsString::from));
+            } else {
+                arguments.push(format!("-Wl,-rpath,{}", folder.display()).into());
+            }
+            let place = Place::linked("tests/runtime.c", &arguments);
+            check_in(&place, &library.display().to_string(), &[], "rows: 0 wrong");
+        }
     }
 }
 

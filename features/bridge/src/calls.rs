@@ -76,6 +76,19 @@ mod tests {
     use super::*;
     use vm_cuda_api::Kind;
 
+    /// How many of the functions that a runtime of CUDA 13 asks for, and that PyTorch 2.11 comes to by it, cross in each way.
+    #[test]
+    fn as_many_cross_as_are_told() {
+        let count = |mode: &str| MODES.iter().filter(|known| known.text() == mode).count();
+        let counts = ["forwarded", "by hand", "answered in the program", "not supported"].map(count);
+        assert_eq!(counts.iter().sum::<usize>(), FUNCTIONS.len());
+        assert_eq!(counts, [286, 96, 12, 364]);
+        for name in include_str!("../tests/pytorch.txt").lines().filter(|line| !line.starts_with('#')) {
+            let at = number(name).expect(name);
+            assert_ne!(MODES[at], Mode::Unsupported, "{name}");
+        }
+    }
+
     #[test]
     fn what_is_forwarded_has_parameters_that_can_be_packed() {
         for (function, mode) in FUNCTIONS.iter().zip(MODES.iter()) {

@@ -9,6 +9,7 @@
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,8 @@ const RING: usize = 8 << 20;
 pub const PLACES: usize = 4;
 /// Bytes of a place for an answer: its head, and a payload.
 const PLACE: usize = (64 + PAYLOAD).next_multiple_of(4096);
+/// How many bytes the server takes before it says so, where there are more.
+const TELL: u64 = RING as u64 / 16;
 const HEADS: usize = 4096;
 /// All of it.
 const SIZE: usize = HEADS + RING + PLACES * PLACE;
@@ -34,8 +37,12 @@ const SKIP: u32 = u32::MAX;
 /// Bytes of a frame with bytes for the driver that are copied: what is before those.
 pub const FRONT: usize = 32;
 
-/// How long each side looks on before it sleeps.
-const LOOK: Duration = Duration::from_micros(50);
+/// How long each side looks on before it sleeps: briefly where the other one may wait for this processor.
+static LOOK: LazyLock<Duration> = LazyLock::new(|| {
+    const ENOUGH: usize = 4;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    Duration::from_micros(if processors < ENOUGH { 5 } else { 50 })
+});
 /// How long it sleeps before it looks whether the other side is there.
 const SLEEP: Duration = Duration::from_millis(100);
 
@@ -79,6 +86,17 @@ impl Memory {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.wrapping_add(at), bytes.len()) };
     }
 
+    /// Replaces what is in `to` by so many bytes.
+    fn read_to(&self, at: usize, len: usize, to: &mut Vec<u8>) {
+        assert!(at + len <= SIZE);
+        to.clear();
+        to.reserve(len);
+        // SAFETY: it is within the mapping, and there is room for it; what the other side writes meanwhile may be seen in part.
+        unsafe { std::ptr::copy_nonoverlapping(self.base.wrapping_add(at), to.as_mut_ptr(), len) };
+        // SAFETY: they were just written.
+        unsafe { to.set_len(len) };
+    }
+
     fn read(&self, at: usize, to: &mut [u8]) {
         assert!(at + to.len() <= SIZE);
         // SAFETY: it is within the mapping; what the other side writes meanwhile may be seen in part.
@@ -101,7 +119,7 @@ impl Memory {
         if is_so() {
             return true;
         }
-        let until = Instant::now() + LOOK;
+        let until = Instant::now() + *LOOK;
         loop {
             for _ in 0..64 {
                 if is_so() {
@@ -143,6 +161,8 @@ fn place(number: u64) -> usize {
 pub struct Near {
     memory: Memory,
     head: u64,
+    /// How far the server had come when that was looked at.
+    tail: u64,
     asked: u64,
     answered: u64,
 }
@@ -156,7 +176,7 @@ impl Near {
         let file = memfd_create("vm-bridge-lane", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, SIZE as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok((Self { memory: Memory::map(&file)?, head: 0, asked: 0, answered: 0 }, file))
+        Ok((Self { memory: Memory::map(&file)?, head: 0, tail: 0, asked: 0, answered: 0 }, file))
     }
 
     /// Sends a request, whose payload is in two parts. `is_gone` says whether the server has ended.
@@ -171,11 +191,13 @@ impl Near {
         let at = self.head as usize % RING;
         let skipped = if RING - at < len { RING - at } else { 0 };
         let end = self.head + (skipped + len) as u64;
-        let tail = |memory: &Memory| memory.long(TAIL).load(Ordering::Acquire);
-        while end.wrapping_sub(tail(&self.memory)) > RING as u64 {
-            if !self.memory.wait(CLIENT_SLEEPS, || end.wrapping_sub(tail(&self.memory)) <= RING as u64)
-                && is_gone()
-            {
+        // The server's word is looked at only where there may be no room: it is in another processor's cache.
+        while end.wrapping_sub(self.tail) > RING as u64 {
+            let before = self.tail;
+            let moved =
+                self.memory.wait(CLIENT_SLEEPS, || self.memory.long(TAIL).load(Ordering::Acquire) != before);
+            self.tail = self.memory.long(TAIL).load(Ordering::Acquire);
+            if !moved && is_gone() {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
         }
@@ -207,6 +229,33 @@ impl Near {
         timeout: Option<Duration>,
         is_gone: impl Fn() -> bool,
     ) -> io::Result<u32> {
+        let (at, answer) = self.await_answer(timeout, is_gone)?;
+        self.memory.read_to(at + 64, answer.len as usize, reply);
+        Ok(answer.code)
+    }
+
+    /// As [`receive`](Self::receive), with the payload, or as much of it as has room, in `reply`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn receive_in(
+        &mut self,
+        reply: &mut [u8],
+        timeout: Option<Duration>,
+        is_gone: impl Fn() -> bool,
+    ) -> io::Result<u32> {
+        let (at, answer) = self.await_answer(timeout, is_gone)?;
+        let len = reply.len().min(answer.len as usize);
+        self.memory.read(at + 64, &mut reply[..len]);
+        Ok(answer.code)
+    }
+
+    /// Waits for the next answer: where it is.
+    fn await_answer(
+        &mut self,
+        timeout: Option<Duration>,
+        is_gone: impl Fn() -> bool,
+    ) -> io::Result<(usize, Answer)> {
         let at = place(self.answered);
         let until = timeout.map(|timeout| Instant::now() + timeout);
         let number = self.answered + 1;
@@ -221,11 +270,8 @@ impl Near {
         }
         let mut head = [0; Answer::SIZE];
         self.memory.read(at + 8, &mut head);
-        let answer = Answer::from_bytes(head).map_err(io::Error::other)?;
-        reply.resize(answer.len as usize, 0);
-        self.memory.read(at + 64, reply);
         self.answered = number;
-        Ok(answer.code)
+        Ok((at, Answer::from_bytes(head).map_err(io::Error::other)?))
     }
 }
 
@@ -240,7 +286,11 @@ impl Drop for Near {
 #[derive(Debug)]
 pub struct Far {
     memory: Memory,
+    /// How far the program had come when that was looked at.
+    head: u64,
     tail: u64,
+    /// What the program was told of that.
+    told: u64,
     /// Where the request ends that was taken last.
     taken: u64,
     answered: u64,
@@ -265,7 +315,7 @@ impl Far {
         if !sealed || fstat(file)?.st_size as usize != SIZE {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        Ok(Self { memory: Memory::map(file)?, tail: 0, taken: 0, answered: 0 })
+        Ok(Self { memory: Memory::map(file)?, head: 0, tail: 0, told: 0, taken: 0, answered: 0 })
     }
 
     /// The next request, its payload in `payload`, but for bytes for the driver, which stay. The last one's room is given back.
@@ -277,14 +327,15 @@ impl Far {
         payload: &mut Vec<u8>,
         has_ended: impl Fn() -> bool,
     ) -> Result<Option<Taken>, Malformed> {
-        if self.tail != self.taken {
-            self.tail = self.taken;
-            self.memory.long(TAIL).store(self.tail, Ordering::Release);
-            self.memory.wake(CLIENT_SLEEPS);
-        }
+        self.tail = self.taken;
         loop {
-            let mut head = self.memory.long(HEAD).load(Ordering::Acquire);
-            while head == self.tail {
+            if self.tail == self.head || self.tail.wrapping_sub(self.told) > TELL {
+                self.told = self.tail;
+                self.memory.long(TAIL).store(self.tail, Ordering::Release);
+                self.memory.wake(CLIENT_SLEEPS);
+                self.head = self.memory.long(HEAD).load(Ordering::Acquire);
+            }
+            while self.head == self.tail {
                 if has_ended() || self.memory.word(CLOSED).load(Ordering::Acquire) != 0 {
                     return Ok(None);
                 }
@@ -292,8 +343,9 @@ impl Far {
                     self.memory.long(HEAD).load(Ordering::Acquire) != self.tail
                         || self.memory.word(CLOSED).load(Ordering::Relaxed) != 0
                 });
-                head = self.memory.long(HEAD).load(Ordering::Acquire);
+                self.head = self.memory.long(HEAD).load(Ordering::Acquire);
             }
+            let head = self.head;
             let there = head.wrapping_sub(self.tail);
             let at = self.tail as usize % RING;
             let mut bytes = [0; Header::SIZE];
@@ -315,8 +367,7 @@ impl Far {
                 return Err(Malformed);
             }
             let copied = if header.is_bulk { FRONT.min(header.len as usize) } else { header.len as usize };
-            payload.resize(copied, 0);
-            self.memory.read(HEADS + at + Header::SIZE, payload);
+            self.memory.read_to(HEADS + at + Header::SIZE, copied, payload);
             self.taken = self.tail + len as u64;
             let place = self.memory.base.wrapping_add(HEADS + at + Header::SIZE + copied) as u64;
             let bulk = header.is_bulk.then_some((place, header.len as usize - copied));
@@ -324,12 +375,29 @@ impl Far {
         }
     }
 
+    /// Where the payload of the next answer goes: room for [`PAYLOAD`] bytes.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.memory.base.wrapping_add(place(self.answered) + 64) as u64
+    }
+
+    /// Where all payloads of answers go, and how many bytes that is.
+    #[must_use]
+    pub fn rooms(&self) -> (u64, u64) {
+        (self.memory.base.wrapping_add(HEADS + RING) as u64, (PLACES * PLACE) as u64)
+    }
+
     /// Gives an answer.
     pub fn answer(&mut self, code: u32, payload: &[u8]) {
+        self.memory.write(place(self.answered) + 64, payload);
+        self.answer_there(code, payload.len().min(PAYLOAD));
+    }
+
+    /// Gives an answer of so many bytes that are in their [room](Self::room) already.
+    pub fn answer_there(&mut self, code: u32, len: usize) {
         let at = place(self.answered);
         self.answered += 1;
-        self.memory.write(at + 8, &Answer { len: payload.len() as u32, code }.to_bytes());
-        self.memory.write(at + 64, payload);
+        self.memory.write(at + 8, &Answer { len: len as u32, code }.to_bytes());
         self.memory.long(at).store(self.answered, Ordering::Release);
         self.memory.wake(CLIENT_SLEEPS);
     }

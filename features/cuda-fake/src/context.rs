@@ -133,7 +133,9 @@ pub(crate) fn destroy(id: u64) -> Result {
             stack.pop();
         }
     })?;
-    destroy_context(state, id)
+    destroy_context(state, id)?;
+    crate::tables::ended(id);
+    Ok(())
 }
 
 /// `cuCtxGetCurrent`: 0 without one.
@@ -272,6 +274,7 @@ pub(crate) fn reset_primary(device: i32) -> Result {
         return Ok(());
     }
     destroy_context(state, id)?;
+    crate::tables::ended(id);
     let mut state = state::lock();
     if state.devices[at].primary_count > 0 {
         state.add_context(id, at, flags);

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     ffi::c_char,
-    sync::{LazyLock, Mutex, PoisonError, atomic::AtomicUsize},
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError, atomic::AtomicUsize},
 };
 
 use crate::{
@@ -112,32 +112,51 @@ extern "C" fn second_buffer(to: *mut u64, len: *mut u64) {
     buffer(to, len, &SECOND);
 }
 
-/// What is kept of contexts by keys. Nobody is told when a context ends.
-static KEPT: LazyLock<Mutex<HashMap<(u64, u64), u64>>> = LazyLock::new(Mutex::default);
-
-fn kept<T>(context: u64, act: impl FnOnce(u64, &mut HashMap<(u64, u64), u64>) -> T) -> Result<T> {
-    let context = if context == 0 { context::get_current()? } else { context };
-    if context == 0 {
-        return Err(Error::InvalidContext);
-    }
-    Ok(act(context, &mut KEPT.lock().unwrap_or_else(PoisonError::into_inner)))
+/// What is kept of a context by a key, and what is called when the context ends.
+struct Kept {
+    value: u64,
+    end: Option<extern "C" fn(u64, u64, u64)>,
 }
 
-extern "C" fn put(context: u64, key: u64, value: u64) -> i32 {
-    code(kept(context, |context, kept| {
-        kept.insert((context, key), value);
+static KEPT: LazyLock<Mutex<HashMap<(u64, u64), Kept>>> = LazyLock::new(Mutex::default);
+
+fn all() -> MutexGuard<'static, HashMap<(u64, u64), Kept>> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The context that is meant: nothing is the current one.
+fn meant(context: u64) -> Result<u64> {
+    match if context == 0 { context::get_current()? } else { context } {
+        0 => Err(Error::InvalidContext),
+        context => Ok(context),
+    }
+}
+
+extern "C" fn put(context: u64, key: u64, value: u64, end: Option<extern "C" fn(u64, u64, u64)>) -> i32 {
+    code(meant(context).map(|context| {
+        all().insert((context, key), Kept { value, end });
     }))
 }
 
 extern "C" fn delete(context: u64, key: u64) -> i32 {
-    code(kept(context, |context, kept| {
-        kept.remove(&(context, key));
+    code(meant(context).map(|context| {
+        all().remove(&(context, key));
     }))
 }
 
 extern "C" fn get(to: *mut u64, context: u64, key: u64) -> i32 {
-    let value = kept(context, |context, kept| kept.get(&(context, key)).copied());
+    let value = meant(context).map(|context| all().get(&(context, key)).map(|kept| kept.value));
     give(to, value.and_then(|value| value.ok_or(Error::InvalidHandle)))
+}
+
+/// What was kept of a context that has ended goes, and who kept it is told.
+pub(crate) fn ended(context: u64) {
+    let ended: Vec<_> = all().extract_if(|(of, _), _| *of == context).collect();
+    for ((context, key), Kept { value, end }) in ended {
+        if let Some(end) = end {
+            end(context, key, value);
+        }
+    }
 }
 
 /// Nothing is special about a context.

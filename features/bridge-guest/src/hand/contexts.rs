@@ -3,7 +3,7 @@
 use vm_bridge::wire::code;
 
 use super::the;
-use crate::client::client;
+use crate::client::{client, locked};
 use crate::sys::{caller, tables};
 use crate::{current, forward};
 
@@ -35,7 +35,7 @@ pub(crate) fn cuCtxDestroy_v2(number: usize, words: &[usize]) -> Result<(), u32>
     if current::get() == context {
         current::pop();
     }
-    Ok(())
+    forget()
 }
 
 pub(crate) fn cuCtxGetCurrent(_: usize, words: &[usize]) -> Result<(), u32> {
@@ -76,11 +76,20 @@ pub(crate) fn cuDevicePrimaryCtxRetain(number: usize, words: &[usize]) -> Result
 }
 
 pub(crate) fn cuDevicePrimaryCtxRelease(number: usize, words: &[usize]) -> Result<(), u32> {
-    forward::ask(number, words)
+    forward::ask(number, words)?;
+    forget()
 }
 
 pub(crate) fn cuDevicePrimaryCtxRelease_v2(number: usize, words: &[usize]) -> Result<(), u32> {
-    forward::ask(number, words)
+    cuDevicePrimaryCtxRelease(number, words)
+}
+
+/// What was asked once may have been of a context that has ended, whose number another one gets.
+fn forget() -> Result<(), u32> {
+    let client = client()?;
+    locked(&client.kept).clear();
+    locked(&client.set).clear();
+    Ok(())
 }
 
 /// Everything of the primary context ends, whatever it is called: what is kept of it goes.
@@ -91,7 +100,8 @@ fn reset(number: usize, words: &[usize]) -> Result<(), u32> {
         forward::ask(the("cuDevicePrimaryCtxRelease_v2")?, words)?;
         tables::end_context(context);
     }
-    forward::ask(number, words)
+    forward::ask(number, words)?;
+    forget()
 }
 
 pub(crate) fn cuDevicePrimaryCtxReset(number: usize, words: &[usize]) -> Result<(), u32> {

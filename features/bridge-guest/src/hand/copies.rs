@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use vm_bridge::wire::{CHUNK, code, put};
+use vm_bridge::wire::{CHUNK, put};
 
 use super::{is_device, is_shared, the_form};
 use crate::client::{Client, client};
 use crate::forward;
 use crate::sys::caller;
+
+/// Copies of so many bytes never wait in the driver: they are staged.
+const STAGED: usize = 64 << 10;
 
 /// What is before the bytes, or in their place.
 fn head(device: usize, len: usize, stream: usize, host: usize) -> Vec<u8> {
@@ -30,8 +33,10 @@ fn to_device(number: usize, to: usize, from: usize, len: usize, stream: Option<u
     for at in (0..len).step_by(CHUNK) {
         let part = CHUNK.min(len - at);
         let (payload, bytes) = (head(to + at, part, of, 0), caller::bytes(from + at, part));
-        // The last one's answer is that of all.
-        if stream.is_none() && at + part == len {
+        // The first may wait for what the stream does before it, and nobody may have to wait for those behind it then. The last one's answer is that of
+        // all.
+        let (is_first, is_last) = (at == 0 && len > STAGED, at + part == len && stream.is_none());
+        if is_first || is_last {
             client.ask_bulk(number, [&payload, bytes], true)?;
         } else {
             client.post_bulk(number, &payload, bytes)?;
@@ -51,13 +56,8 @@ fn to_host(number: usize, to: usize, from: usize, len: usize, stream: Option<usi
             None => client.ask(number, &payload, true).map(drop),
         };
     }
-    let part = |at: usize| CHUNK.min(len - at);
-    let mut done = 0;
-    client.ask_many(number, (0..len).step_by(CHUNK).map(|at| head(from + at, part(at), of, 0)), |reply| {
-        caller::write_bytes(to + done, reply.get(..part(done)).ok_or(code::UNAVAILABLE)?);
-        done += CHUNK;
-        Ok(())
-    })
+    let parts = caller::bytes_mut(to, len).chunks_mut(CHUNK).enumerate();
+    client.ask_many(number, parts.map(|(at, part)| (head(from + at * CHUNK, part.len(), of, 0), part)))
 }
 
 pub(crate) fn cuMemcpyHtoD_v2(number: usize, words: &[usize]) -> Result<(), u32> {

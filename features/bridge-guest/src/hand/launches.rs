@@ -6,6 +6,7 @@ use vm_bridge::wire::{code, put};
 
 use super::layout;
 use crate::client::{Client, client};
+use crate::forward;
 use crate::sys::caller;
 
 /// `CU_LAUNCH_PARAM_…`: what is in `extra`.
@@ -101,7 +102,7 @@ fn clusters(number: usize, words: &[usize]) -> Result<(), u32> {
     let mut payload = Vec::with_capacity(128);
     put(&mut payload, function as u64);
     config(at, &mut payload)?;
-    let reply = client()?.ask(number, &payload, false)?;
+    let reply = forward::kept(number, payload)?;
     caller::write_bytes(to, reply.get(..4).ok_or(code::UNAVAILABLE)?);
     Ok(())
 }

@@ -52,7 +52,7 @@ pub(crate) fn load_module(to: usize, image: usize, options: [usize; 3]) -> Resul
     Ok(())
 }
 
-fn file(path: usize) -> Result<Vec<u8>, u32> {
+pub(super) fn file(path: usize) -> Result<Vec<u8>, u32> {
     let path = caller::text(path).ok_or(code::INVALID_VALUE)?;
     let mut image =
         std::fs::read(OsStr::from_bytes(&path[..path.len() - 1])).map_err(|_| code::FILE_NOT_FOUND)?;

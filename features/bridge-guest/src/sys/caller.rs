@@ -14,6 +14,15 @@ pub(crate) fn bytes<'a>(at: usize, len: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(at as *const u8, len) }
 }
 
+/// So many bytes of the caller's, which the call writes.
+pub(crate) fn bytes_mut<'a>(at: usize, len: usize) -> &'a mut [u8] {
+    if at == 0 || len == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller has so many bytes there, waits until the call returns, and uses them for nothing else meanwhile.
+    unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) }
+}
+
 /// Writes bytes to where the caller wants them.
 pub(crate) fn write_bytes(at: usize, bytes: &[u8]) {
     if at != 0 {

@@ -3,6 +3,7 @@
 
 pub(crate) mod call;
 pub(crate) mod caller;
+pub(crate) mod exit;
 mod export;
 pub(crate) mod fork;
 pub(crate) mod tables;

@@ -12,6 +12,7 @@ use std::sync::LazyLock;
 
 use vm_cuda_api::{FUNCTIONS, Object, number};
 
+use super::handles::Layout;
 use super::lane::{Call, Lane};
 use super::pack::Refused;
 use super::sys::{self, Word};
@@ -87,7 +88,10 @@ pub(super) fn make(
 }
 
 fn layout(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
-    for (offset, size) in call.session.layout(parts.reader.word()?)?.iter() {
+    let function = parts.reader.word()?;
+    call.session.lay_out(function)?;
+    let handles = call.session.handles();
+    for (offset, size) in handles.function(function)?.1.into_iter().flatten() {
         put(parts.reply, *offset);
         put(parts.reply, *size);
     }
@@ -166,20 +170,19 @@ fn library(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
 }
 
 /// Parameters in words, then pointers to them: where the pointers begin.
-fn parameters(
-    call: &Call<'_>,
-    function: u64,
-    reader: &mut Reader<'_>,
-    memory: &mut Vec<u64>,
-) -> Result<usize, Refused> {
-    let layout = call.session.layout(function)?;
+fn parameters(layout: &Layout, reader: &mut Reader<'_>, memory: &mut Vec<u64>) -> Result<usize, Refused> {
     let end = layout.iter().map(|(offset, size)| offset.saturating_add(*size)).max().unwrap_or(0);
     let bytes = reader.bytes(usize::try_from(end).map_err(|_| Malformed)?)?;
     let from = memory.len();
     memory.extend(bytes.chunks(8).map(|chunk| {
-        let mut word = [0; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
-        u64::from_ne_bytes(word)
+        chunk.first_chunk().map_or_else(
+            || {
+                let mut word = [0; 8];
+                word[..chunk.len()].copy_from_slice(chunk);
+                u64::from_ne_bytes(word)
+            },
+            |word| u64::from_ne_bytes(*word),
+        )
     }));
     let pointers = memory.len();
     memory.resize(pointers + layout.len() + 1, 0);
@@ -199,18 +202,21 @@ fn launch(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
         *word = Word::Is(reader.word()?);
     }
     let stream = reader.word()?;
-    {
-        let handles = call.session.handles();
-        words[0] = Word::Is(handles.real(Object::Function, id)?);
-        words[8] = Word::Is(handles.real(Object::Stream, stream)?);
-    }
-    let mut memory = std::mem::take(&mut parts.lane.memory);
+    let memory = &mut parts.lane.memory;
     memory.clear();
-    words[9] = Word::At(parameters(call, id, reader, &mut memory)?);
+    loop {
+        let handles = call.session.handles();
+        if let (function, Some(layout)) = handles.function(id)? {
+            words[0] = Word::Is(function);
+            words[8] = Word::Is(handles.real(Object::Stream, stream)?);
+            words[9] = Word::At(parameters(layout, reader, memory)?);
+            break;
+        }
+        drop(handles);
+        call.session.lay_out(id)?;
+    }
     let count = FUNCTIONS[call.number].parameters.len();
-    let result = call.session.driver().make(call.number, &words[..count], &mut memory);
-    parts.lane.memory = memory;
-    Ok(result)
+    Ok(call.session.driver().make(call.number, &words[..count], memory))
 }
 
 /// Words of a `CUlaunchAttribute`, and of a `CUlaunchConfig`.
@@ -255,9 +261,13 @@ fn place_attributes(memory: &mut [u64]) {
 fn launch_extended(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let reader = &mut parts.reader;
     let id = reader.word()?;
-    let function = call.session.handles().real(Object::Function, id)?;
     let mut memory = config(call, reader)?;
-    let pointers = parameters(call, id, reader, &mut memory)?;
+    call.session.lay_out(id)?;
+    let (function, pointers) = {
+        let handles = call.session.handles();
+        let (function, layout) = handles.function(id)?;
+        (function, parameters(layout.ok_or(code::INVALID_HANDLE)?, reader, &mut memory)?)
+    };
     place_attributes(&mut memory);
     let words = [Word::At(0), Word::Is(function), Word::At(pointers), Word::Is(0)];
     Ok(call.session.driver().make(call.number, &words, &mut memory))
@@ -328,7 +338,8 @@ fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> 
         at if call.session.has(at, count) => at,
         _ => return Err(code::INVALID_VALUE.into()),
     };
-    if stream.is_none() {
+    // Who waits for the answer may wait for the device.
+    if stream.is_none() || call.asks {
         call.pass();
     }
     let words: Vec<u64> = [to, from, count].into_iter().chain(stream).collect();
@@ -348,12 +359,16 @@ fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
             if stream.is_some_and(|stream| records(call, stream)) {
                 return Err(code::NOT_SUPPORTED.into());
             }
-            let mut bytes = vec![0; count as usize];
             if stream.is_none() {
                 call.pass();
             }
             let driver = call.session.driver();
-            let mut result = sys::with_bytes(driver, call.number, &words(sys::place_mut(&mut bytes)));
+            if count == CHUNK as u64 {
+                parts.lane.pin(driver);
+            }
+            let mut bytes = if parts.lane.room.is_some() { Vec::new() } else { vec![0; count as usize] };
+            let to = parts.lane.room.unwrap_or_else(|| sys::place_mut(&mut bytes));
+            let mut result = sys::with_bytes(driver, call.number, &words(to));
             if let Some(stream) = stream {
                 // Copies to memory that is not the driver's have ended when they return; but not all drivers need say so.
                 call.pass();
@@ -362,7 +377,10 @@ fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
                 let waited = driver.named(name, &[Word::Is(stream)], &mut []);
                 result = if result == 0 { waited } else { result };
             }
-            put_bytes(parts.reply, &bytes);
+            match parts.lane.room {
+                Some(_) => parts.lane.there = Some(count as usize),
+                None => put_bytes(parts.reply, &bytes),
+            }
             Ok(result)
         }
         at if call.session.has(at, count) => {

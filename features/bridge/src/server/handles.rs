@@ -18,7 +18,12 @@ struct Entry {
     real: u64,
     /// How often it was given: physical memory is released as often.
     count: u64,
+    /// Where the parameters of a kernel are, once that was asked.
+    layout: Option<Layout>,
 }
+
+/// Where a kernel's parameters are: offset and size of each.
+pub(super) type Layout = Box<[(u64, u64)]>;
 
 /// The handles of a session.
 #[derive(Debug, Default)]
@@ -45,6 +50,23 @@ impl Handles {
         }
     }
 
+    /// A function, or a kernel, and where its parameters are, where that is known.
+    pub(super) fn function(&self, id: u64) -> Result<(u64, Option<&Layout>), u32> {
+        match self.entries.get(&id) {
+            Some(entry) if matches!(entry.object, Object::Function | Object::Kernel) => {
+                Ok((entry.real, entry.layout.as_ref()))
+            }
+            _ => Err(code::INVALID_HANDLE),
+        }
+    }
+
+    /// Where the parameters of a function, or a kernel, are.
+    pub(super) fn lay_out(&mut self, id: u64, layout: Layout) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.layout = Some(layout);
+        }
+    }
+
     /// Is it a kernel, of a library?
     pub(super) fn is_kernel(&self, id: u64) -> bool {
         self.entries.get(&id).is_some_and(|entry| entry.object == Object::Kernel)
@@ -66,7 +88,7 @@ impl Handles {
         }
         let id = FIRST + 16 * self.made;
         self.made += 1;
-        self.entries.insert(id, Entry { object, real, count: 1 });
+        self.entries.insert(id, Entry { object, real, count: 1, layout: None });
         self.numbers.insert((object, real), id);
         Ok(id)
     }

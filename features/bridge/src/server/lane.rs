@@ -12,6 +12,7 @@ use vm_cuda_api::FUNCTIONS;
 use super::hand;
 use super::pack::{self, Refused};
 use super::session::{Session, SessionError};
+use super::sys::{Driver, Word};
 use crate::calls::{MODES, Mode};
 use crate::ring::{Far, Taken};
 use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own};
@@ -103,6 +104,18 @@ pub(super) trait Transport {
     fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError>;
     /// Sends an answer.
     fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError>;
+    /// Where the payload of the next answer may be written, to be answered [there](Self::answer_there).
+    fn room(&self) -> Option<u64> {
+        None
+    }
+    /// Where all rooms are, and how many bytes that is: memory that can be made known to the driver.
+    fn rooms(&self) -> Option<(u64, u64)> {
+        None
+    }
+    /// Sends an answer of so many bytes that are in their room.
+    fn answer_there(&mut self, code: u32, _len: usize) -> Result<(), SessionError> {
+        self.answer(code, &[])
+    }
 }
 
 /// A lane on a stream of bytes.
@@ -189,6 +202,19 @@ impl Transport for Ring {
         self.ring.answer(code, payload);
         Ok(())
     }
+
+    fn room(&self) -> Option<u64> {
+        Some(self.ring.room())
+    }
+
+    fn rooms(&self) -> Option<(u64, u64)> {
+        Some(self.ring.rooms())
+    }
+
+    fn answer_there(&mut self, code: u32, len: usize) -> Result<(), SessionError> {
+        self.ring.answer_there(code, len);
+        Ok(())
+    }
 }
 
 /// The calls of a thread.
@@ -201,6 +227,14 @@ pub struct Lane {
     pub(super) image: Vec<u8>,
     /// Parameters of a launch; kept for the next.
     pub(super) memory: Vec<u64>,
+    /// Where the answer's payload may be written.
+    pub(super) room: Option<u64>,
+    /// How many bytes of it were written there.
+    pub(super) there: Option<usize>,
+    /// Where all rooms are.
+    rooms: Option<(u64, u64)>,
+    /// Was it tried to make them known to the driver?
+    pinned: bool,
 }
 
 /// A call whose turn it is.
@@ -208,6 +242,8 @@ pub(super) struct Call<'a> {
     pub(super) session: &'a Session,
     ticket: u64,
     passed: bool,
+    /// Is its answer waited for?
+    pub(super) asks: bool,
     /// The function's number.
     pub(super) number: usize,
     /// Where its bytes for the driver are, where they are not in its payload.
@@ -228,14 +264,37 @@ impl Lane {
     /// A lane of a session.
     #[must_use]
     pub fn new(session: Arc<Session>) -> Self {
-        Self { session, failed: 0, image: Vec::new(), memory: Vec::new() }
+        Self {
+            session,
+            failed: 0,
+            image: Vec::new(),
+            memory: Vec::new(),
+            room: None,
+            there: None,
+            rooms: None,
+            pinned: false,
+        }
     }
 
     fn run(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
+        self.rooms = transport.rooms();
+        let result = self.serve_all(transport);
+        if let (Some((at, _)), true) = (self.rooms, self.pinned) {
+            // With its context it has gone already.
+            let _ = self.session.driver().named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
+        }
+        result
+    }
+
+    fn serve_all(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
         let (mut payload, mut reply) = (Vec::new(), Vec::new());
         while let Some(taken) = transport.receive(&mut payload)? {
+            self.room = transport.room();
             if let Some(code) = self.serve(taken, &payload, &mut reply)? {
-                transport.answer(code, &reply)?;
+                match self.there.take() {
+                    Some(len) => transport.answer_there(code, len)?,
+                    None => transport.answer(code, &reply)?,
+                }
             }
         }
         Ok(())
@@ -252,11 +311,13 @@ impl Lane {
         reply: &mut Vec<u8>,
     ) -> Result<Option<u32>, Malformed> {
         reply.clear();
+        self.there = None;
         let session = self.session.clone();
         session.turn.wait(header.ticket).map_err(|_| Malformed)?;
         let number = usize::from(header.call);
-        let mut call = Call { session: &session, ticket: header.ticket, passed: false, number, bulk };
-        let result = self.make(&mut call, header.asks, payload, reply);
+        let mut call =
+            Call { session: &session, ticket: header.ticket, passed: false, asks: header.asks, number, bulk };
+        let result = self.make(&mut call, payload, reply);
         call.pass();
         let result = match result {
             Ok(code) => code,
@@ -275,13 +336,7 @@ impl Lane {
         Ok(None)
     }
 
-    fn make(
-        &mut self,
-        call: &mut Call<'_>,
-        asks: bool,
-        payload: &[u8],
-        reply: &mut Vec<u8>,
-    ) -> Result<u32, Refused> {
+    fn make(&mut self, call: &mut Call<'_>, payload: &[u8], reply: &mut Vec<u8>) -> Result<u32, Refused> {
         let mode = match FUNCTIONS.get(call.number) {
             Some(_) => MODES[call.number],
             None if (own::LAYOUT..=own::IMAGE).contains(&(call.number as u16)) => Mode::Hand,
@@ -291,7 +346,7 @@ impl Lane {
             call.pass();
         }
         // What was not waited for and failed is told here, in the place of what this call would have said.
-        if asks && self.failed != 0 && mode != Mode::Waits {
+        if call.asks && self.failed != 0 && mode != Mode::Waits {
             return Ok(std::mem::take(&mut self.failed));
         }
         let result = match mode {
@@ -301,7 +356,23 @@ impl Lane {
                 None => pack::make(call.session, call.number, payload, reply)?,
             },
         };
-        if asks && self.failed != 0 { Ok(std::mem::take(&mut self.failed)) } else { Ok(result) }
+        if call.asks && self.failed != 0 {
+            self.there = None;
+            Ok(std::mem::take(&mut self.failed))
+        } else {
+            Ok(result)
+        }
+    }
+
+    /// Makes the memory of answers known to the driver, once: copies to it are then not staged. Where that fails they are.
+    pub(super) fn pin(&mut self, driver: &Driver) {
+        const PORTABLE: u64 = 1;
+        if let (Some((at, len)), false) = (self.rooms, self.pinned) {
+            let words = [Word::Is(at), Word::Is(len), Word::Is(PORTABLE)];
+            let result = driver.named("cuMemHostRegister_v2", &words, &mut []);
+            tracing::debug!(result, "the memory of a lane's answers is registered");
+            self.pinned = true;
+        }
     }
 
     /// Takes a part of an image.

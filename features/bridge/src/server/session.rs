@@ -1,13 +1,12 @@
 //! A program's session: what it has of the driver.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
-use vm_cuda_api::Object;
 
 use super::callbacks;
 use super::handles::Handles;
@@ -34,16 +33,12 @@ pub enum SessionError {
     Malformed(#[from] Malformed),
 }
 
-/// Where a kernel's parameters are: offset and size of each.
-pub(super) type Layout = Arc<[(u64, u64)]>;
-
 /// What a program has of the driver, over all its lanes.
 #[derive(Debug)]
 pub struct Session {
     driver: Arc<Driver>,
     handles: Mutex<Handles>,
     ranges: Mutex<Ranges>,
-    layouts: Mutex<HashMap<u64, Layout>>,
     windows: Mutex<BTreeMap<u64, Mapping>>,
     lanes: AtomicUsize,
     /// A capture may be running: what reads the program's memory then can't be recorded.
@@ -64,7 +59,6 @@ impl Session {
             driver,
             handles: Mutex::default(),
             ranges: Mutex::default(),
-            layouts: Mutex::default(),
             windows: Mutex::default(),
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
@@ -156,20 +150,17 @@ impl Session {
         locked(&self.windows).get(&at).map(Mapping::len)
     }
 
-    /// Where the parameters of a function, or a kernel, are.
-    pub(super) fn layout(&self, function: u64) -> Result<Layout, u32> {
-        if let Some(layout) = locked(&self.layouts).get(&function) {
-            return Ok(layout.clone());
-        }
+    /// Has it known where the parameters of a function, or a kernel, are.
+    pub(super) fn lay_out(&self, function: u64) -> Result<(), u32> {
         let (real, name) = {
             let handles = self.handles();
+            let (real, known) = handles.function(function)?;
+            if known.is_some() {
+                return Ok(());
+            }
             let is_kernel = handles.is_kernel(function);
-            let name = if is_kernel { "cuKernelGetParamInfo" } else { "cuFuncGetParamInfo" };
-            (handles.real(Object::Function, function)?, name)
+            (real, if is_kernel { "cuKernelGetParamInfo" } else { "cuFuncGetParamInfo" })
         };
-        if real == 0 {
-            return Err(code::INVALID_HANDLE);
-        }
         let mut layout = Vec::new();
         loop {
             let mut memory = [0; 2];
@@ -183,8 +174,7 @@ impl Session {
                 code => return Err(code),
             }
         }
-        let layout = Layout::from(layout);
-        locked(&self.layouts).insert(function, layout.clone());
-        Ok(layout)
+        self.handles().lay_out(function, layout.into());
+        Ok(())
     }
 }
