@@ -102,8 +102,8 @@ fn destroy_context(mut state: MutexGuard<'static, State>, id: u64) -> Result {
     }
     state.defaults.retain(|&(context, _), _| context != id);
     state.events.retain(|_, event| event.context != id);
-    state.functions.retain(|_, function| state.modules.get(&function.0) != Some(&id));
-    state.modules.retain(|_, context| *context != id);
+    state.modules.retain(|_, module| module.context != id);
+    state.functions.retain(|_, function| state.modules.contains_key(&function.module));
     state.contexts.values_mut().for_each(|context| {
         context.peers.remove(&id);
     });

@@ -4,13 +4,14 @@
 
 use crate::{
     array::Array,
-    config::{Config, DEVICES},
+    config::Config,
     context::Context,
     error::{Error, Result},
     event::Event,
     graph::{Capture, Graph},
     host::Allocation,
     memory::{Arena, Span},
+    module::{Function, Module},
     pool::Pool,
     stream::Stream,
     sys,
@@ -59,21 +60,22 @@ pub(crate) struct State {
     pub(crate) streams: BTreeMap<u64, Stream>,
     pub(crate) defaults: HashMap<(u64, Option<ThreadId>), u64>,
     pub(crate) events: BTreeMap<u64, Event>,
-    pub(crate) modules: BTreeMap<u64, u64>,
-    pub(crate) functions: BTreeMap<u64, (u64, crate::module::Kernel)>,
+    pub(crate) modules: BTreeMap<u64, Module>,
+    pub(crate) functions: BTreeMap<u64, Function>,
     pub(crate) libraries: crate::library::Libraries,
     pub(crate) captures: BTreeMap<u64, Capture>,
     pub(crate) graphs: BTreeMap<u64, Graph>,
     pub(crate) execs: BTreeMap<u64, Graph>,
     pub(crate) pools: BTreeMap<u64, Pool>,
     pub(crate) arrays: BTreeMap<u64, Array>,
+    pub(crate) links: BTreeMap<u64, crate::link::Link>,
     ids: u64,
 }
 
 impl State {
     fn new(config: &Config) -> std::io::Result<Self> {
         let mut state = Self { memory: config.memory, ..Self::default() };
-        state.arena = Arena::new(config.devices.clamp(1, DEVICES))?;
+        state.arena = Arena::new()?;
         for device in 0..config.devices {
             let file = sys::memory_file(&format!("vm-cuda-fake-{device}"), FILE)?;
             let (default_pool, primary) = (state.id(), state.id());
