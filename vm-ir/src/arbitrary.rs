@@ -11,6 +11,7 @@ pub use tile::{TileShapes, tile_kernel};
 use crate::builder::{Builder, IRBlock, PlaceRef, Val};
 use crate::format::from_f64;
 use crate::interp::{Argument, Launch, Tensor};
+use crate::limits::MAX_ACCESS_BYTES;
 use crate::module::{GuestAddr, Module};
 use crate::op::{Axis, Opcode, Shape, TABLE, Width};
 use crate::types::{Class, Scalar, Type};
@@ -33,6 +34,8 @@ pub struct Options {
     /// Also views of several dimensions, fixed and divided ones among them, and indices into them that conditions and loops
     /// keep in bounds, or nearly so.
     pub indices: bool,
+    /// Also accesses by bytes, at multiples of their size and elsewhere, in bounds and out.
+    pub bytes: bool,
     /// Also loops that are long, or that nobody knows to be short before they run, so that a guest's are polled.
     pub long: bool,
     /// For kernels that are large and deep, to see what becomes of them in a compiler.
@@ -60,6 +63,7 @@ impl Default for Options {
             vectors: true,
             loops: true,
             indices: true,
+            bytes: true,
             long: false,
             large: None,
         }
@@ -89,6 +93,8 @@ impl Options {
 const SLOTS: i64 = 16;
 /// Elements of each input.
 const INPUT: u64 = 50;
+/// Bytes that are each thread's own, a multiple of the widest access.
+const OWN: i64 = 64;
 /// The deepest nesting of control flow, but for that of large kernels; and of loops with several iterations in any.
 const DEPTH: u32 = 3;
 /// Values that a large kernel's statement chooses from.
@@ -142,6 +148,20 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
         let zeros = k.shared("zeros", Scalar::I32, &[3, 20]);
         shaped.push(Shaped { place: zeros, rank: 2, extents: false });
     }
+    let bytes = options.bytes.then(|| {
+        let mut view = |name: &str, access, extent: u64| {
+            let bits: Vec<u64> = (0..extent).map(|_| random.bits(Scalar::I8)).collect();
+            arguments.push(Argument::Tensor(Tensor::from_bits(Scalar::I8, &[extent], bits)));
+            k.view_of(name, ViewType::new(Scalar::I8, 1, access).aligned(16))
+        };
+        let own = view("bytes_own", Access::ReadWrite, u64::from(threads * grid) * OWN as u64 - 9);
+        let counted = view("bytes_counted", Access::ReadWrite, 45);
+        let read = view("bytes_read", Access::Read, 203);
+        let shared =
+            options.together.then(|| k.shared("bytes_shared", Scalar::I8, &[threads * OWN as u32 + 9]));
+        let local = k.local("bytes_local", 40 + (seed % 9) as u32);
+        Bytes { read, own, counted, shared, local }
+    });
     let mut values = Vec::new();
     if options.indices {
         values.push(k.scalar_in("few", Type::I64, -3, 40));
@@ -182,6 +202,7 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
         uniform,
         depth: 0,
         shaped,
+        bytes,
         counts_far: false,
         // A loop that a guest may be stopped in is not for clusters.
         many: many.filter(|_| cluster == 1),
@@ -227,6 +248,7 @@ struct Maker<'b> {
     depth: u32,
     /// Of several dimensions; nobody writes them.
     shaped: Vec<Shaped<'b>>,
+    bytes: Option<Bytes<'b>>,
     /// Inside of a loop that counts up to an extent?
     counts_far: bool,
     /// A small number that may be large as far as its type says, where there may be long loops.
@@ -244,6 +266,21 @@ struct Shaped<'b> {
     extents: bool,
 }
 
+/// What is accessed by bytes.
+#[derive(Clone, Copy)]
+struct Bytes<'b> {
+    /// Nobody writes it.
+    read: PlaceRef<'b>,
+    /// Each thread has some of it.
+    own: PlaceRef<'b>,
+    /// All add to it.
+    counted: PlaceRef<'b>,
+    /// As `own`, of the block's threads.
+    shared: Option<PlaceRef<'b>>,
+    /// Each thread's.
+    local: PlaceRef<'b>,
+}
+
 impl<'b> Maker<'b> {
     /// Makes statements; `together` if all threads of the block and of the cluster come here.
     fn statements(&mut self, count: u32, together: bool) {
@@ -256,7 +293,7 @@ impl<'b> Maker<'b> {
                     continue;
                 }
             }
-            match self.random.below(16) {
+            match self.random.below(if self.bytes.is_some() { 18 } else { 16 }) {
                 0 if self.depth < DEPTH => self.choice(),
                 1 if self.depth < DEPTH => self.counted(),
                 // A loop that a guest may be stopped in is not for clusters.
@@ -266,6 +303,7 @@ impl<'b> Maker<'b> {
                 6 if self.options.together => self.count(),
                 7 => self.constant(),
                 8 | 9 if self.options.indices => self.indexed(),
+                16 | 17 => self.by_bytes(),
                 10 => match self.many {
                     Some(many) if self.depth < DEPTH && !self.counts_far => self.long(many),
                     _ => self.on_values(),
@@ -555,6 +593,55 @@ impl<'b> Maker<'b> {
         };
         let value = if lanes == 1 { element.load() } else { element.load_vector(lanes).lane(lanes - 1) };
         value.to(Scalar::I32)
+    }
+
+    /// A load, a store or an atomic by bytes. What a thread writes is its own, so that none race.
+    fn by_bytes(&mut self) {
+        let (k, Some(bytes)) = (self.k, self.bytes) else { return };
+        let size = |ty: Type| ty.bytes() <= MAX_ACCESS_BYTES && ty.scalar() != Scalar::I8;
+        let vectors = self.options.vectors;
+        let types: Vec<Type> = Class::DATA
+            .scalars()
+            .flat_map(|s| Type::LANES.into_iter().filter_map(move |n| Type::vector(s, n)))
+            .filter(|ty| size(*ty) && (vectors || !ty.is_vector()))
+            .collect();
+        let ty = self.random.pick(&types);
+        let any = if self.options.indices { self.index(3) } else { self.some(Class::WORD).to(Scalar::I64) };
+        let multiple = match self.random.below(3) {
+            0 => any,
+            1 => any * i64::from(ty.bytes()),
+            _ => any & -i64::from(ty.bytes()),
+        };
+        let (first, place) = match (self.random.below(8), bytes.shared) {
+            (0 | 1, _) => (None, bytes.read),
+            (6 | 7, _) => (None, bytes.local),
+            (2, _) if self.options.together => {
+                // What it gives depends on the order of the threads, and so do sums of different sizes.
+                let amount = self.some(Class::WORD).to(Scalar::I32);
+                let at = if self.random.below(4) == 0 { any } else { multiple & 63 };
+                let _ = bytes.counted.at([at]).typed(Scalar::I32).atomic(self.atomic, amount);
+                return;
+            }
+            (2 | 3, Some(shared)) => (Some(self.thread.to(Scalar::I64)), shared),
+            _ => (Some(k.global_id(Axis::X)), bytes.own),
+        };
+        let writes = place.place() != bytes.read.place();
+        let index = match first {
+            None if writes && self.random.below(2) == 0 => multiple & 31,
+            None if self.random.below(3) == 0 => multiple,
+            None => multiple & 255,
+            Some(thread) => thread * OWN + (multiple & (OWN - 1)),
+        };
+        let element = place.at([index]).typed(ty.scalar());
+        // The bytes of a float could show which NaN it is.
+        if writes && ty.scalar().is_int() && self.random.below(2) == 0 {
+            let value = self.of(ty);
+            return element.store(value);
+        }
+        self.values.push(match ty.lanes() {
+            1 => element.load(),
+            lanes => element.load_vector(lanes),
+        });
     }
 
     fn count(&mut self) {

@@ -28,7 +28,7 @@
 //!
 //! **Values.** A value is a scalar or a vector of 2, 4, 8 or 16 of them. All ops on vectors work lane by
 //! lane. Integers have no sign; the ops have: `.s` and `.u`. There are no pointers and no addresses: a kernel
-//! reaches the views that a launch gave it and its own shared arrays, and no other byte.
+//! reaches the views that a launch gave it and its own arrays, and no other byte.
 //!
 //! **Integers** wrap. Division by zero gives 0 and the remainder then is the dividend; the least integer by
 //! −1 is itself, remainder 0. Shift amounts count modulo the width. Conversions from floats go towards zero
@@ -45,7 +45,13 @@
 //! **Memory.** A view is a base, extents and row strides that the launch supplies and checks against the
 //! view's type; extents and alignment that the type states are facts. A view that may be written overlaps no
 //! other view. Indices are signed. A vector load or store covers consecutive elements of a row; each lane is
-//! in or out of bounds for itself. Shared arrays belong to one block and end with it.
+//! in or out of bounds for itself. Shared arrays belong to one block and end with it, local
+//! arrays to one thread.
+//!
+//! In a local array, and in a view or a shared array of `i8` in one dimension, an access may be of another type: its value lies in so many bytes
+//! from the index on, the lowest first. It is wholly in bounds or not at all: its index is a multiple of the value's size (of
+//! all lanes, at most 16), and so is where the view begins, by the alignment that its type states. One at no such multiple
+//! counts as out of bounds. Hardware moves such a value by one instruction, and never faults on it.
 //!
 //! **Threads and memory.** What a thread does to an element is seen by itself at once, and by others behind a
 //! barrier of the block (or, among a warp, of the warp) that both passed, or through atomics and fences with
@@ -71,8 +77,8 @@
 //! | --- | --- | --- |
 //! | load from a view out of bounds | gives 0 | undefined |
 //! | store or atomic to a view out of bounds | does nothing; an atomic gives 0 | undefined |
-//! | index into a shared array | clamped: to the last element, or the last at which the vector fits; negative counts as huge | out of bounds is undefined |
-//! | shared memory before it is written | zeros | undefined |
+//! | index into a shared or local array | clamped: to the last element, or the last at which the vector fits, of an access by bytes the last multiple of its size; negative counts as huge | out of bounds is undefined |
+//! | shared and local memory before it is written | zeros | undefined |
 //! | loops | end: a launch has fuel and a deadline, and is stopped as a whole | as written |
 //! | ops under "trusted modules only" | refused | allowed |
 //!

@@ -5,11 +5,13 @@
 pub const MAX_KERNELS: usize = 256;
 /// Parameters of a kernel.
 pub const MAX_PARAMS: usize = 64;
-/// Shared arrays of a kernel.
+/// Shared and local arrays of a kernel.
 pub const MAX_SHARED_ARRAYS: usize = 64;
 /// Bytes of all shared arrays of a kernel together: what one block of an sm_90 can have. A target with less
 /// rejects the kernel when it compiles it.
 pub const MAX_SHARED_BYTES: u64 = 232_448;
+/// Bytes of all local arrays of a kernel together, which each thread has.
+pub const MAX_LOCAL_BYTES: u64 = 16 << 10;
 /// Groups of warps of a tile kernel.
 pub const MAX_GROUPS: u32 = 3;
 /// Channels of a tile kernel.
@@ -52,6 +54,8 @@ pub const MAX_GRID_X: u32 = (1 << 31) - 1;
 pub const MAX_GRID_YZ: u32 = 65_535;
 /// The largest unroll hint.
 pub const MAX_UNROLL: u64 = 256;
+/// Bytes of a value that an access by bytes makes of `i8` elements, or takes apart: what one instruction moves.
+pub const MAX_ACCESS_BYTES: u32 = 16;
 /// Largest extent of a view along one dimension.
 pub const MAX_EXTENT: u64 = 1 << 40;
 /// Bytes of a text or binary module.
@@ -67,14 +71,22 @@ pub(crate) struct Caps {
     pub(crate) ops: usize,
     pub(crate) values: usize,
     pub(crate) depth: usize,
+    /// Bytes of shared arrays.
+    pub(crate) shared: u64,
 }
 
 impl Caps {
     /// Of a kernel as it is written and sent.
-    pub(crate) const WRITTEN: Caps = Caps { ops: MAX_OPS, values: MAX_VALUES, depth: MAX_DEPTH };
+    pub(crate) const WRITTEN: Caps =
+        Caps { ops: MAX_OPS, values: MAX_VALUES, depth: MAX_DEPTH, shared: MAX_SHARED_BYTES };
     /// Of a kernel that a compiler [rewrote](crate::builder::Rewrite).
-    pub(crate) const REWRITTEN: Caps =
-        Caps { ops: MAX_REWRITTEN_OPS, values: 2 * MAX_REWRITTEN_OPS, depth: MAX_DEPTH + 4 };
+    pub(crate) const REWRITTEN: Caps = Caps {
+        ops: MAX_REWRITTEN_OPS,
+        values: 2 * MAX_REWRITTEN_OPS,
+        depth: MAX_DEPTH + 4,
+        // The threads' local arrays may be among them.
+        shared: MAX_SHARED_BYTES + MAX_THREADS as u64 * MAX_LOCAL_BYTES,
+    };
 }
 
 impl Default for Caps {

@@ -65,6 +65,8 @@ pub enum Place {
     View(u16),
     /// This shared array of the kernel.
     Shared(u16),
+    /// This local array of the kernel.
+    Local(u16),
     /// This channel of a tile kernel.
     Channel(u16),
     /// This fragment of a tile kernel.
@@ -123,6 +125,24 @@ impl SharedArray {
     /// Size in bytes, rounded up to 16: every array starts on a 16-byte boundary.
     pub fn bytes(&self) -> u64 {
         self.len().saturating_mul(u64::from(self.element.bytes())).saturating_add(15) & !15
+    }
+}
+
+/// Memory of a thread's own: bytes, at which values of any type may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalArray {
+    /// Its name, without `@`.
+    pub name: Box<str>,
+    /// How many bytes.
+    pub len: u32,
+    /// The line it was written on.
+    pub line: Line,
+}
+
+impl LocalArray {
+    /// Size in bytes, rounded up to 16: every array starts on a 16-byte boundary.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.len).next_multiple_of(16)
     }
 }
 
@@ -268,6 +288,7 @@ pub struct Kernel {
     pub(crate) resident: u32,
     pub(crate) params: Vec<Param>,
     pub(crate) shared: Vec<SharedArray>,
+    pub(crate) local: Vec<LocalArray>,
     pub(crate) tile: Option<Box<Tile>>,
     pub(crate) values: Vec<ValueDef>,
     pub(crate) body: Region,
@@ -324,6 +345,16 @@ impl Kernel {
     /// The shared arrays.
     pub fn shared(&self) -> &[SharedArray] {
         &self.shared
+    }
+
+    /// The local arrays.
+    pub fn local(&self) -> &[LocalArray] {
+        &self.local
+    }
+
+    /// Bytes of a thread's local arrays, each rounded up to 16.
+    pub fn local_bytes(&self) -> u64 {
+        self.local.iter().fold(0, |sum, array| sum.saturating_add(array.bytes()))
     }
 
     /// What it has as a tile kernel; `None` for a kernel of threads.
@@ -392,6 +423,7 @@ impl Kernel {
         match place {
             Place::View(i) => self.view(i).map(|v| (v.rank(), v.element)),
             Place::Shared(i) => self.shared.get(usize::from(i)).map(|s| (s.dims.len(), s.element)),
+            Place::Local(i) => self.local.get(usize::from(i)).map(|_| (1, Scalar::I8)),
             Place::Channel(_) => self.channel(place).map(|c| (2, c.element)),
             Place::Fragment(_) => {
                 self.fragment(place).map(|f| (1 + usize::from(f.columns.is_some()), f.element))
@@ -399,11 +431,25 @@ impl Kernel {
         }
     }
 
+    /// The value of an access by bytes: of a load, a store or an atomic of another type than `i8` in a local array, or in a view
+    /// or a shared array of one dimension of `i8`. `None` for any other op.
+    ///
+    /// Its index counts bytes and is a multiple of the value's size, as where the value begins is; so the access is wholly
+    /// within or not at all.
+    pub fn by_bytes(&self, op: &Op) -> Option<Type> {
+        if op.code.shape().place() != PlaceRule::Any || self.place(op.place?)? != (1, Scalar::I8) {
+            return None;
+        }
+        let value = op.result().or(op.operands.last().copied())?;
+        Some(self.type_of(value)).filter(|ty| ty.scalar() != Scalar::I8)
+    }
+
     /// The name of a place, without `@`.
     pub fn place_name(&self, place: Place) -> &str {
         match place {
             Place::View(i) => self.params.get(usize::from(i)).map_or("?", |p| &p.name),
             Place::Shared(i) => self.shared.get(usize::from(i)).map_or("?", |s| &s.name),
+            Place::Local(i) => self.local.get(usize::from(i)).map_or("?", |l| &l.name),
             Place::Channel(_) => self.channel(place).map_or("?", |c| &c.name),
             Place::Fragment(_) => self.fragment(place).map_or("?", |f| &f.name),
         }

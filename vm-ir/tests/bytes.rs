@@ -25,6 +25,31 @@ fn round_trip_with_and_without_lines() {
     }
 }
 
+/// Local arrays are flagged, and flagged only where some kernel has one.
+#[test]
+fn local_arrays() {
+    let source = "vir 1\nkernel @k() at 0x0 block(32) {\n  local @a: i8[5]\n  store @a[0], 1\n}\n";
+    let module = text::parse(source).unwrap();
+    assert_eq!(module.kernels()[0].local_bytes(), 16);
+    assert_eq!(text::parse(&text::print(&module)).unwrap(), module);
+    for lines in [Lines::Keep, Lines::Strip] {
+        let bytes = encode(&module, lines);
+        assert_eq!(bytes[6] & !1, 32);
+        assert_eq!(decode(&bytes).unwrap(), module);
+    }
+    let mut bytes = encode(&module, Lines::Strip);
+    // Without the flag the array's count is that of the body's values.
+    bytes[6] = 0;
+    assert!(decode(&bytes).is_err());
+    let none = text::parse("vir 1\nkernel @k() at 0x0 block(32) {\n}\n").unwrap();
+    let mut bytes = encode(&none, Lines::Strip);
+    assert_eq!(bytes[6], 0);
+    bytes[6] = 32;
+    // No arrays, in front of the body.
+    bytes.insert(bytes.len() - 3, 0);
+    assert_eq!(decode(&bytes).unwrap_err().kind, Kind::Flags(32));
+}
+
 /// Resident blocks are flagged, and flagged only where some kernel asks for them.
 #[test]
 fn resident_blocks() {

@@ -190,7 +190,10 @@ pub fn types_of(op: Opcode) -> Vec<(Scalar, Scalar)> {
 pub(crate) fn key(kernel: &Kernel, op: &vm_ir::module::Op) -> (Scalar, Scalar) {
     let to = op.result().map(|v| kernel.type_of(v).scalar());
     let from = match op.place.filter(|_| op.code.shape().place() != vm_ir::op::PlaceRule::WholeView) {
-        Some(place) => kernel.place(place).map(|(_, element)| element),
+        Some(place) => {
+            let by_bytes = kernel.by_bytes(op).map(|ty| ty.scalar());
+            by_bytes.or_else(|| kernel.place(place).map(|(_, element)| element))
+        }
         None if matches!(op.code.shape(), Shape::Shuffle) => {
             op.operands.first().map(|v| kernel.type_of(*v).scalar())
         }

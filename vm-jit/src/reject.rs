@@ -30,6 +30,16 @@ pub enum RejectKind {
         /// Bytes that one block can have.
         available: u64,
     },
+    /// The local arrays need more than one thread can have.
+    #[error("the local arrays take {needed} bytes, a thread on {target} has {available}; make them smaller")]
+    LocalMemory {
+        /// The target.
+        target: String,
+        /// Bytes of all local arrays.
+        needed: u64,
+        /// Bytes that one thread can have.
+        available: u64,
+    },
     /// The target has no clusters, or no such.
     #[error(
         "{target} has no clusters of {blocks} blocks; compile for sm_90 or newer, or write the kernel without"

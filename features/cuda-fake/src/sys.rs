@@ -179,6 +179,15 @@ pub(crate) fn text(at: *const std::ffi::c_char, limit: usize) -> Option<String> 
     Some(String::from_utf8_lossy(bytes).into_owned())
 }
 
+/// The bytes at an address.
+pub(crate) fn bytes(at: *const c_void, len: usize) -> Option<Vec<u8>> {
+    if len == 0 {
+        return Some(Vec::new());
+    }
+    // SAFETY: the caller of the C function promised so many bytes there.
+    (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec())
+}
+
 /// The fat binary at an address, or that its wrapper points to; `None` where there is neither.
 pub(crate) fn fat_binary(at: *const std::ffi::c_char) -> Option<Vec<u8>> {
     const WRAPPER: u32 = 0x466243b1;
@@ -249,6 +258,7 @@ plain!(
     crate::ffi::Launch
 );
 plain!(crate::ffi::PoolProperties, crate::ffi::Location);
+plain!(crate::ffi::ArrayDescriptor, crate::ffi::ArrayDescriptor3d);
 
 /// This thread, as the C library calls it.
 pub(crate) fn thread() -> u64 {

@@ -76,11 +76,11 @@ extern "C" fn nothing() -> i32 {
 }
 
 extern "C" fn module_of(to: *mut u64, image: *const c_char) -> i32 {
-    give(to, module::load(image))
+    give(to, module::load(image).map_err(Error::from))
 }
 
 extern "C" fn module_in(image: *const c_char, to: *mut u64) -> i32 {
-    give(to, module::load(image))
+    give(to, module::load(image).map_err(Error::from))
 }
 
 extern "C" fn primary(to: *mut u64, device: i32) -> i32 {

@@ -83,7 +83,7 @@ impl Descriptor {
         match self.scratch_bytes {
             0..=SCRATCH => Ok(()),
             bytes => Err(format!(
-                "spills {bytes} bytes of registers a thread, {SCRATCH} are possible: keep fewer values at a time"
+                "spills {bytes} bytes of registers a thread, local arrays included, {SCRATCH} are possible: keep fewer values at a time"
             )),
         }
     }

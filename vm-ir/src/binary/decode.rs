@@ -1,13 +1,16 @@
 //! Bytes to modules. The bytes may come from anyone.
 
-use super::{MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_NAMES, WITH_RESIDENT, WITH_TILES, has_names, has_tiles};
+use super::{
+    MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_LOCALS, WITH_NAMES, WITH_RESIDENT, WITH_TILES, has_names,
+    has_tiles,
+};
 use crate::limits::{
     MAX_CARRIED, MAX_CASES, MAX_CHANNELS, MAX_DEPTH, MAX_FRAGMENTS, MAX_KERNELS, MAX_MODULE_BYTES, MAX_NAME,
     MAX_OPS, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS,
 };
 use crate::module::{
-    GuestAddr, Kernel, Line, Module, Numbering, Op, Param, ParamKind, Place, Region, SharedArray, Value,
-    is_name,
+    GuestAddr, Kernel, Line, LocalArray, Module, Numbering, Op, Param, ParamKind, Place, Region, SharedArray,
+    Value, is_name,
 };
 use crate::op::Opcode;
 use crate::tile::{Channel, Fragment, Tile};
@@ -93,6 +96,7 @@ pub fn decode(bytes: &[u8]) -> Result<Module> {
         lines: false,
         clusters: false,
         resident: false,
+        locals: false,
         tiles: false,
         numbering: Numbering::default(),
         names: HashSet::new(),
@@ -106,6 +110,7 @@ struct Decoder<'b> {
     lines: bool,
     clusters: bool,
     resident: bool,
+    locals: bool,
     tiles: bool,
     numbering: Numbering,
     names: HashSet<Box<str>>,
@@ -262,17 +267,20 @@ impl Decoder<'_> {
             return self.error(DecodeErrorKind::Version(version));
         }
         let flags = self.u16()?;
-        if flags & !(WITH_LINES | WITH_CLUSTERS | WITH_TILES | WITH_NAMES | WITH_RESIDENT) != 0 {
+        let known = WITH_LINES | WITH_CLUSTERS | WITH_TILES | WITH_NAMES | WITH_RESIDENT | WITH_LOCALS;
+        if flags & !known != 0 {
             return self.error(DecodeErrorKind::Flags(flags));
         }
         self.lines = flags & WITH_LINES != 0;
         self.clusters = flags & WITH_CLUSTERS != 0;
         self.resident = flags & WITH_RESIDENT != 0;
+        self.locals = flags & WITH_LOCALS != 0;
         self.tiles = flags & WITH_TILES != 0;
         let count = self.count("kernels", MAX_KERNELS)?;
         let kernels: Vec<Kernel> = (0..count).map(|_| self.kernel()).collect::<Result<_>>()?;
         if self.clusters && kernels.iter().all(|kernel| kernel.cluster == 1)
             || self.resident && kernels.iter().all(|kernel| kernel.resident == 0)
+            || self.locals && kernels.iter().all(|kernel| kernel.local.is_empty())
             || self.tiles && !kernels.iter().any(has_tiles)
             || (flags & WITH_NAMES != 0) != kernels.iter().any(has_names)
         {
@@ -310,10 +318,17 @@ impl Decoder<'_> {
         for _ in 0..self.count("shared arrays", MAX_SHARED_ARRAYS)? {
             shared.push(self.shared_array(&mut places)?);
         }
+        let mut local = Vec::new();
+        if self.locals {
+            for _ in 0..self.count("local arrays", MAX_SHARED_ARRAYS)? {
+                let (name, len) = (self.place_name(&mut places)?, self.narrow("extent")?);
+                local.push(LocalArray { name, len, line: self.line()? });
+            }
+        }
         let tile = if self.tiles { self.tile(&mut places)?.map(Box::new) } else { None };
         let body = self.region(1)?;
         let values = std::mem::take(&mut self.numbering.values);
-        Ok(Kernel { name, guest, block, cluster, resident, params, shared, tile, values, body, line })
+        Ok(Kernel { name, guest, block, cluster, resident, params, shared, local, tile, values, body, line })
     }
 
     fn tile(&mut self, places: &mut HashSet<Box<str>>) -> Result<Option<Tile>> {
@@ -363,6 +378,7 @@ impl Decoder<'_> {
             2 => Place::Shared(self.narrow("shared array")?),
             3 if self.tiles => Place::Channel(self.narrow("channel")?),
             4 if self.tiles => Place::Fragment(self.narrow("fragment")?),
+            5 if self.locals => Place::Local(self.narrow("local array")?),
             kind => return self.error(DecodeErrorKind::Code { what: "place", code: kind.into() }),
         }))
     }

@@ -1,6 +1,9 @@
 //! Modules to bytes.
 
-use super::{MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_NAMES, WITH_RESIDENT, WITH_TILES, has_names, has_tiles};
+use super::{
+    MAGIC, WITH_CLUSTERS, WITH_LINES, WITH_LOCALS, WITH_NAMES, WITH_RESIDENT, WITH_TILES, has_names,
+    has_tiles,
+};
 use crate::module::{Kernel, Line, Module, Op, ParamKind, Place, Region, Value};
 use crate::tile::Tile;
 use crate::view::{Access, Dim};
@@ -19,7 +22,9 @@ pub fn encode(module: &Module, lines: Lines) -> Vec<u8> {
     let clusters = module.kernels.iter().any(|kernel| kernel.cluster != 1);
     let tiles = module.kernels.iter().any(has_tiles);
     let resident = module.kernels.iter().any(|kernel| kernel.resident != 0);
-    let mut out = Encoder { out: Vec::new(), lines: lines == Lines::Keep, clusters, resident, tiles };
+    let locals = module.kernels.iter().any(|kernel| !kernel.local.is_empty());
+    let lines = lines == Lines::Keep;
+    let mut out = Encoder { out: Vec::new(), lines, clusters, resident, locals, tiles };
     out.out.extend_from_slice(&MAGIC);
     out.out.extend_from_slice(&Module::VERSION.to_le_bytes());
     let names = module.kernels.iter().any(has_names);
@@ -29,6 +34,7 @@ pub fn encode(module: &Module, lines: Lines) -> Vec<u8> {
         (tiles, WITH_TILES),
         (names, WITH_NAMES),
         (resident, WITH_RESIDENT),
+        (locals, WITH_LOCALS),
     ];
     let flags = flags.iter().filter(|(set, _)| *set).fold(0, |flags, (_, flag)| flags | flag);
     out.out.extend_from_slice(&flags.to_le_bytes());
@@ -42,6 +48,7 @@ struct Encoder {
     lines: bool,
     clusters: bool,
     resident: bool,
+    locals: bool,
     tiles: bool,
 }
 
@@ -148,6 +155,14 @@ impl Encoder {
             array.dims.iter().for_each(|d| self.number((*d).into()));
             self.line(array.line);
         }
+        if self.locals {
+            self.number(kernel.local.len() as u64);
+            for array in &kernel.local {
+                self.text(&array.name);
+                self.number(array.len.into());
+                self.line(array.line);
+            }
+        }
         if self.tiles {
             self.tile(kernel.tile.as_deref());
         }
@@ -190,6 +205,7 @@ impl Encoder {
             Some(Place::Shared(index)) => (2, index),
             Some(Place::Channel(index)) => (3, index),
             Some(Place::Fragment(index)) => (4, index),
+            Some(Place::Local(index)) => (5, index),
         };
         self.byte(kind);
         self.number(index.into());

@@ -2,18 +2,20 @@
 //!
 //! ```text
 //! module   = 00 'v' 'i' 'r'  version:u16le  flags:u16le  count  kernel*
-//! kernel   = name  guest  line?  block{3}  cluster?  resident?  count param*  count shared*  tile?  region
+//! kernel   = name  guest  line?  block{3}  cluster?  resident?  count param*  count shared*  locals?  tile?  region
 //! param    = name  00 element access align count dim*  |  name  01 type range
 //! dim      = 00 multiple | 01 extent | 02 multiple name
 //! range    = 00 | 01 least greatest
 //! shared   = name  element  count extent*  line?
+//! locals   = count local*
+//! local    = name  extent  line?
 //! region   = count value-def*  count op*  count value*  line?
 //! tile     = 00 | 01 groups  count channel*  count fragment*
 //! channel  = name  element  rows  columns  stages  multicast  line?
 //! fragment = name  element  rows  columns-of  line?
 //! columns-of = 00 | 01 columns
 //! op       = code  attribute*  place  others?  count value*  count immediate*  count region*  count value-def*  line?
-//! place    = 00 | 01 view | 02 array | 03 channel | 04 fragment
+//! place    = 00 | 01 view | 02 array | 03 channel | 04 fragment | 05 local array
 //! others   = count place*
 //! value-def= type  name
 //! ```
@@ -47,6 +49,9 @@ pub(crate) const WITH_NAMES: u16 = 8;
 
 /// Flag: resident blocks are there. It is set if and only if some kernel asks for them.
 pub(crate) const WITH_RESIDENT: u16 = 16;
+
+/// Flag: local arrays are there. It is set if and only if some kernel has any.
+pub(crate) const WITH_LOCALS: u16 = 32;
 
 /// Is there in a kernel what [`WITH_NAMES`] tells of?
 pub(crate) fn has_names(kernel: &Kernel) -> bool {

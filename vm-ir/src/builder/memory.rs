@@ -1,11 +1,11 @@
-//! Views and shared arrays as the kernel's author handles them.
+//! Views and arrays as the kernel's author handles them.
 
 use super::{Builder, Val};
 use crate::module::{Op, Place};
 use crate::op::{Cache, Opcode, Order, Scope};
 use crate::types::{Scalar, Type};
 
-/// A view or a shared array of a kernel that is being written.
+/// A view, a shared or a local array of a kernel that is being written.
 #[derive(Clone, Copy, Debug)]
 pub struct PlaceRef<'b> {
     builder: Builder<'b>,
@@ -18,7 +18,7 @@ impl<'b> PlaceRef<'b> {
         PlaceRef { builder, place, element }
     }
 
-    pub(super) fn place(self) -> Place {
+    pub(crate) fn place(self) -> Place {
         self.place
     }
 
@@ -45,9 +45,16 @@ impl<'b> PlaceRef<'b> {
     pub fn at<const N: usize>(self, indices: [Val<'b>; N]) -> Element<'b> {
         let scope = match self.place {
             Place::View(_) => Scope::Device,
-            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => Scope::Block,
+            Place::Shared(_) | Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => Scope::Block,
         };
-        Element { place: self, indices: indices.to_vec(), cache: Cache::Normal, order: Order::Relaxed, scope }
+        Element {
+            place: self,
+            indices: indices.to_vec(),
+            scalar: self.element,
+            cache: Cache::Normal,
+            order: Order::Relaxed,
+            scope,
+        }
     }
 }
 
@@ -57,12 +64,19 @@ impl<'b> PlaceRef<'b> {
 pub struct Element<'b> {
     place: PlaceRef<'b>,
     indices: Vec<Val<'b>>,
+    scalar: Scalar,
     cache: Cache,
     order: Order,
     scope: Scope,
 }
 
 impl<'b> Element<'b> {
+    /// By bytes: where elements are `i8`, a number of another type that begins at the index, which is a multiple of its size.
+    pub fn typed(mut self, scalar: Scalar) -> Self {
+        self.scalar = scalar;
+        self
+    }
+
     /// With a cache hint.
     pub fn cached(mut self, cache: Cache) -> Self {
         self.cache = cache;
@@ -92,12 +106,12 @@ impl<'b> Element<'b> {
 
     #[track_caller]
     fn giving(&self, code: Opcode, others: &[Val<'b>]) -> Val<'b> {
-        self.place.builder.push_one(self.op(code, others), self.place.element.into())
+        self.place.builder.push_one(self.op(code, others), self.scalar.into())
     }
 
     #[track_caller]
     fn modify(&self, code: Opcode, value: impl super::IntoVal<'b>) -> Val<'b> {
-        let value = value.into_val(self.place.builder, self.place.element.into());
+        let value = value.into_val(self.place.builder, self.scalar.into());
         self.giving(code, &[value])
     }
 
@@ -110,18 +124,18 @@ impl<'b> Element<'b> {
     /// Loads it and its followers in the row.
     #[track_caller]
     pub fn load_vector(self, lanes: u8) -> Val<'b> {
-        let ty = Type::vector(self.place.element, lanes);
+        let ty = Type::vector(self.scalar, lanes);
         if ty.is_none() {
             self.place.builder.fail(super::BuildErrorKind::Lanes(lanes.into()));
         }
         let op = self.op(Opcode::Load, &[]);
-        self.place.builder.push_one(op, ty.unwrap_or(self.place.element.into()))
+        self.place.builder.push_one(op, ty.unwrap_or(self.scalar.into()))
     }
 
     /// Stores a scalar, or a vector's lanes in the row.
     #[track_caller]
     pub fn store(self, value: impl super::IntoVal<'b>) {
-        let value = value.into_val(self.place.builder, self.place.element.into());
+        let value = value.into_val(self.place.builder, self.scalar.into());
         self.place.builder.push(self.op(Opcode::Store, &[value]), &[]);
     }
 
@@ -140,7 +154,7 @@ impl<'b> Element<'b> {
     /// Stores to it atomically.
     #[track_caller]
     pub fn atomic_store(self, value: impl super::IntoVal<'b>) {
-        let value = value.into_val(self.place.builder, self.place.element.into());
+        let value = value.into_val(self.place.builder, self.scalar.into());
         self.place.builder.push(self.op(Opcode::AtomicStore, &[value]), &[]);
     }
 

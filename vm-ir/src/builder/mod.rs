@@ -38,8 +38,8 @@ pub use value::{IntoVal, Val};
 
 use crate::limits::{MAX_PARAMS, MAX_SHARED_ARRAYS};
 use crate::module::{
-    GuestAddr, Kernel, Line, Numbering, Op, Param, ParamKind, Place, Region, SharedArray, TooLarge, Value,
-    is_name,
+    GuestAddr, Kernel, Line, LocalArray, Numbering, Op, Param, ParamKind, Place, Region, SharedArray,
+    TooLarge, Value, is_name,
 };
 use crate::op::{Axis, BarrierScope, Opcode, Order, Scope};
 use crate::tile::Tile;
@@ -110,6 +110,7 @@ struct State {
     resident: u32,
     params: Vec<Param>,
     shared: Vec<SharedArray>,
+    local: Vec<LocalArray>,
     tile: Option<Tile>,
     numbering: Numbering,
     names: HashSet<String>,
@@ -139,6 +140,7 @@ impl IRBlock {
                 resident: 0,
                 params: Vec::new(),
                 shared: Vec::new(),
+                local: Vec::new(),
                 tile: None,
                 numbering: Numbering::default(),
                 names: HashSet::new(),
@@ -181,6 +183,7 @@ impl IRBlock {
             resident: state.resident,
             params: state.params.clone(),
             shared: state.shared.clone(),
+            local: state.local.clone(),
             tile: state.tile.clone().map(Box::new),
             values: state.numbering.values.clone(),
             body: Region { ops: body.ops.clone(), ..Region::default() },
@@ -238,6 +241,11 @@ impl<'b> Builder<'b> {
     pub fn resident_blocks(self, blocks: u32) -> Self {
         self.block.state.borrow_mut().resident = blocks;
         self
+    }
+
+    /// Says of which line of its source what is written from here on is; by default it is that of the Rust file.
+    pub fn at_line(self, line: u32) {
+        self.block.state.borrow_mut().line = Some(Line(line));
     }
 
     /// Adds a parameter for a view of `rank` dimensions of any extent.
@@ -315,14 +323,29 @@ impl<'b> Builder<'b> {
         PlaceRef::new(self, Place::Shared(count.min(MAX_SHARED_ARRAYS - 1) as u16), element)
     }
 
+    /// Adds an array of bytes that each thread has of its own.
+    #[track_caller]
+    pub fn local(self, name: &str, bytes: u32) -> PlaceRef<'b> {
+        self.new_place_name(name);
+        let count = self.block.state.borrow().local.len();
+        if count >= MAX_SHARED_ARRAYS {
+            self.fail(BuildErrorKind::TooLarge(format!("more than {MAX_SHARED_ARRAYS} local arrays")));
+        } else {
+            let array = LocalArray { name: name.into(), len: bytes, line: self.line() };
+            self.block.state.borrow_mut().local.push(array);
+        }
+        PlaceRef::new(self, Place::Local(count.min(MAX_SHARED_ARRAYS - 1) as u16), Scalar::I8)
+    }
+
     #[track_caller]
     fn new_place_name(self, name: &str) {
         if !is_name(name) {
             self.fail(BuildErrorKind::Name(name.to_owned()));
         }
         let state = self.block.state.borrow();
-        let taken =
-            state.params.iter().any(|p| &*p.name == name) || state.shared.iter().any(|s| &*s.name == name);
+        let taken = state.params.iter().any(|p| &*p.name == name)
+            || state.shared.iter().any(|s| &*s.name == name)
+            || state.local.iter().any(|l| &*l.name == name);
         let of_tile = state.tile.iter().any(|tile| {
             let fragments = tile.fragments.iter().map(|f| &f.name);
             tile.channels.iter().map(|c| &c.name).chain(fragments).any(|taken| &**taken == name)
@@ -399,7 +422,7 @@ impl<'b> Builder<'b> {
     }
 
     /// Could something not be written?
-    fn failed(self) -> bool {
+    pub fn failed(self) -> bool {
         self.block.state.borrow().error.is_some()
     }
 

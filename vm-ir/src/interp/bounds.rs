@@ -20,7 +20,7 @@ pub struct OutOfBounds {
     pub extents: Vec<u64>,
     /// The first indices that are not all within.
     pub first: Vec<i64>,
-    /// Lanes of the access: it reaches from the last index over so many elements.
+    /// Lanes of the access, or bytes of one by bytes: it reaches from the last index over so many elements.
     pub lanes: u8,
     /// Accesses of a thread that were not wholly within. A vector counts once.
     pub count: u64,
@@ -66,7 +66,12 @@ impl Observer for BoundsCounter {
         }
         let kernel = state.kernel();
         let Some(value) = op.result().or(op.operands.last().copied()) else { return };
-        let (lanes, extents) = (kernel.type_of(value).lanes(), state.extents(place));
+        let extents = state.extents(place);
+        // Bytes, of an access by those, which must be at a multiple of so many.
+        let (lanes, multiple) = match kernel.by_bytes(op).map(|ty| ty.bytes() as u8) {
+            Some(bytes) => (bytes, i64::from(bytes)),
+            None => (kernel.type_of(value).lanes(), 1),
+        };
         let indices = &op.operands[..index_count(kernel, op).min(op.operands.len())];
         for &thread in threads {
             let index = |value| signed(kernel.type_of(value).scalar(), state.lanes(value, thread)[0]);
@@ -74,7 +79,7 @@ impl Observer for BoundsCounter {
                 let behind = if at + 1 == indices.len() { i64::from(lanes) - 1 } else { 0 };
                 let first = index(*value);
                 let last = first.checked_add(behind).and_then(|last| u64::try_from(last).ok());
-                first >= 0 && last.is_some_and(|last| last < *extent)
+                first >= 0 && first % multiple == 0 && last.is_some_and(|last| last < *extent)
             };
             if indices.iter().zip(extents).enumerate().all(within) {
                 continue;

@@ -95,6 +95,18 @@ pub enum RunErrorKind {
         /// Who.
         thread: Thread,
     },
+    /// A trusted kernel's access by bytes is at no multiple of its size.
+    #[error("{thread} reaches {size} bytes of @{place} at [{index}], which is no multiple of {size}")]
+    Misaligned {
+        /// The view or the array.
+        place: String,
+        /// The index.
+        index: i64,
+        /// Bytes of the access.
+        size: u32,
+        /// Who.
+        thread: Thread,
+    },
     /// A trusted kernel read shared memory that nobody had written.
     #[error("{thread} reads @{place}[{element}], which nobody has written")]
     Uninitialised {

@@ -4,13 +4,13 @@ use super::error::{RunError, RunErrorKind, Thread};
 use super::launch::{Argument, Launch, LaunchError, Limits, Report, Tensor};
 use super::memory::Memory;
 use super::observe::{Observer, State};
-use super::race::Stamp;
+use super::race::{Shadow, Stamp};
 use super::tile::Tiles;
 use crate::limits::WARP;
 use crate::module::{Kernel, Op, ParamKind, Place, Region, Value};
 use crate::op::{BarrierScope, Opcode, Shape};
 use crate::semantics::eval;
-use crate::types::Type;
+use crate::types::{Scalar, Type};
 use crate::valid::{Trust, ValidModule};
 use std::time::Instant;
 
@@ -38,6 +38,8 @@ pub(super) struct Machine<'m> {
     pub(super) views: Vec<Option<Memory>>,
     /// The arrays of the first block, then of the next.
     pub(super) shared: Vec<Memory>,
+    /// The arrays of the first thread of the cluster, then of the next.
+    local: Vec<Memory>,
     /// What a tile kernel has in the place of shared arrays.
     pub(super) tiles: Tiles,
     cluster_epoch: u32,
@@ -106,6 +108,7 @@ impl<'m> Machine<'m> {
             values: vec![Vec::new(); kernel.values().len()],
             value_bytes: 0,
             shared: Vec::new(),
+            local: Vec::new(),
             tiles: Tiles::default(),
             cluster_epoch: 0,
             block_epoch: 0,
@@ -141,6 +144,13 @@ impl<'m> Machine<'m> {
         if tile_bytes > self.limits.memory as u64 {
             return Err(RunErrorKind::Memory(self.limits.memory));
         }
+        let local_bytes = self.kernel.local_bytes() * everyone.len() as u64;
+        // Nobody else sees a thread's own memory; what the host's own kernel has not written yet is noted.
+        let noted = self.trust == Trust::Trusted;
+        let noted_bytes = local_bytes * if noted { Shadow::BYTES } else { 0 };
+        if local_bytes + noted_bytes > self.limits.memory as u64 {
+            return Err(RunErrorKind::Memory(self.limits.memory));
+        }
         for z in 0..self.grid[2] {
             for y in 0..self.grid[1] {
                 for x in (0..self.grid[0]).step_by(cluster as usize) {
@@ -152,11 +162,16 @@ impl<'m> Machine<'m> {
                             Memory::new(Tensor::zeros(array.element, &extents), true, true)
                         })
                         .collect();
+                    self.local = everyone
+                        .iter()
+                        .flat_map(|_| self.kernel.local())
+                        .map(|array| Memory::new(Tensor::zeros(Scalar::I8, &[array.len.into()]), true, noted))
+                        .collect();
                     self.tiles = tile.map(Tiles::of).unwrap_or_default();
                     self.cluster_epoch = 0;
                     self.block_epoch = 0;
                     self.warp_epochs.fill(0);
-                    self.spend(everyone.len() + ((shared_bytes + tile_bytes) / 8) as usize)?;
+                    self.spend(everyone.len() + ((shared_bytes + local_bytes + tile_bytes) / 8) as usize)?;
                     self.region(&self.kernel.body, &everyone)?;
                     self.block_number += u64::from(cluster);
                 }
@@ -185,8 +200,9 @@ impl<'m> Machine<'m> {
             self.op = Some((op.code.mnemonic(), op.line.0));
             self.spend(active.len())?;
             if let Some(observer) = &mut self.observer {
-                let (kernel, values) = (self.kernel, &self.values[..]);
-                observer.op(op, active, &State { kernel, values, views: &self.views, shared: &self.shared });
+                let (kernel, values, views) = (self.kernel, &self.values[..], &self.views[..]);
+                let (shared, local) = (&self.shared[..], &self.local[..]);
+                observer.op(op, active, &State { kernel, values, views, shared, local });
             }
             for result in &op.results {
                 self.room_for(*result)?;
@@ -234,14 +250,18 @@ impl<'m> Machine<'m> {
         thread / self.kernel.threads()
     }
 
-    /// The memory behind a place, which the validator knows to exist; of a shared array, that of the block with this
-    /// number in the cluster.
-    pub(super) fn memory(&mut self, place: Place, rank: u32) -> Option<&mut Memory> {
+    /// The memory behind a place, which the validator knows to exist; of an array, that of this thread of the cluster or of
+    /// its block.
+    pub(super) fn memory(&mut self, place: Place, thread: u32) -> Option<&mut Memory> {
         match place {
             Place::View(i) => self.views.get_mut(usize::from(i))?.as_mut(),
             Place::Shared(i) => {
-                let first = rank as usize * self.kernel.shared().len();
+                let first = self.rank(thread) as usize * self.kernel.shared().len();
                 self.shared.get_mut(first + usize::from(i))
+            }
+            Place::Local(i) => {
+                let first = thread as usize * self.kernel.local().len();
+                self.local.get_mut(first + usize::from(i))
             }
             Place::Channel(_) | Place::Fragment(_) => None,
         }

@@ -4,12 +4,12 @@ use super::launch::Tensor;
 use super::race::Shadow;
 use crate::valid::Trust;
 
-/// Memory behind a view or a shared array.
+/// Memory behind a view, a shared or a local array.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     pub(super) tensor: Tensor,
     pub(super) shadow: Shadow,
-    /// Is it a shared array?
+    /// Is it a shared or a local array?
     pub(super) shared: bool,
 }
 
@@ -43,10 +43,58 @@ impl Memory {
     }
 }
 
+/// Where an access by bytes is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bytes {
+    /// From this byte on.
+    At(usize),
+    /// Not wholly within the place.
+    Outside,
+    /// Not at a multiple of its size.
+    Misaligned,
+}
+
+impl Memory {
+    /// Where a value of `size` bytes is, a power of two. A guest's index into a shared array is clamped: to the last multiple
+    /// at which the value fits, a negative one as if it were huge.
+    pub(super) fn bytes(&self, index: i64, size: u64, trust: Trust) -> Bytes {
+        let length = self.tensor.bytes.len() as u64;
+        let Some(last) = length.checked_sub(size) else { return Bytes::Outside };
+        if self.shared && trust == Trust::Guest {
+            return Bytes::At(((index as u64).min(last) & !(size - 1)) as usize);
+        }
+        match index as u64 {
+            index if index > last => Bytes::Outside,
+            index if index.is_multiple_of(size) => Bytes::At(index as usize),
+            _ => Bytes::Misaligned,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::types::Scalar;
+
+    #[test]
+    fn bytes() {
+        let [view, shared] =
+            [false, true].map(|shared| Memory::new(Tensor::zeros(Scalar::I8, &[14]), shared, false));
+        let check = |memory: &Memory, index, size, trust, expect| {
+            assert_eq!(memory.bytes(index, size, trust), expect, "{index}, {size} bytes");
+        };
+        check(&view, 8, 4, Trust::Guest, Bytes::At(8));
+        check(&view, 12, 4, Trust::Guest, Bytes::Outside);
+        check(&view, 12, 2, Trust::Guest, Bytes::At(12));
+        check(&view, 9, 4, Trust::Guest, Bytes::Misaligned);
+        check(&view, -4, 4, Trust::Guest, Bytes::Outside);
+        check(&view, 0, 16, Trust::Guest, Bytes::Outside);
+        check(&shared, 9, 4, Trust::Guest, Bytes::At(8));
+        check(&shared, 12, 4, Trust::Guest, Bytes::At(8));
+        check(&shared, -1, 2, Trust::Guest, Bytes::At(12));
+        check(&shared, 9, 4, Trust::Trusted, Bytes::Misaligned);
+        check(&shared, 12, 4, Trust::Trusted, Bytes::Outside);
+    }
 
     #[test]
     fn bounds() {

@@ -23,6 +23,7 @@ pub struct State<'a> {
     pub(super) values: &'a [Vec<u64>],
     pub(super) views: &'a [Option<Memory>],
     pub(super) shared: &'a [Memory],
+    pub(super) local: &'a [Memory],
 }
 
 impl State<'_> {
@@ -37,11 +38,12 @@ impl State<'_> {
         &self.values[value.index()][thread as usize * lanes..][..lanes]
     }
 
-    /// The extents of a view or a shared array.
+    /// The extents of a view, a shared or a local array.
     pub fn extents(&self, place: Place) -> &[u64] {
         let memory = match place {
             Place::View(i) => self.views.get(usize::from(i)).and_then(Option::as_ref),
             Place::Shared(i) => self.shared.get(usize::from(i)),
+            Place::Local(i) => self.local.get(usize::from(i)),
             Place::Channel(_) | Place::Fragment(_) => None,
         };
         memory.map_or(&[], |memory| &memory.tensor.extents)

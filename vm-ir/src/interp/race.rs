@@ -95,6 +95,9 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
+    /// Bytes that it takes for each element.
+    pub(super) const BYTES: u64 = size_of::<Touched>() as u64;
+
     pub(super) fn new(elements: usize) -> Shadow {
         Shadow { touched: vec![Touched::default(); elements] }
     }

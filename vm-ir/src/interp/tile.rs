@@ -41,7 +41,7 @@ impl Tiles {
         match place {
             Place::Channel(i) => self.channels.get(usize::from(i))?.back().map(Vec::as_slice),
             Place::Fragment(i) => self.fragments.get(usize::from(i)).map(Vec::as_slice),
-            Place::View(_) | Place::Shared(_) => None,
+            Place::View(_) | Place::Shared(_) | Place::Local(_) => None,
         }
     }
 

@@ -19,6 +19,7 @@ impl Mutator {
     pub fn new(seed: u64) -> Mutator {
         let mut words =
             vec!["{", "}", "%n", "%f", "-1", "0x7fc00000", "18446744073709551615", " : i32", " : vec4<f32>"];
+        words.extend(["i8", "i64", "f16", "align 16", "\n  local @own: i8[20]\n"]);
         words.extend(TABLE.iter().map(|row| row.mnemonic));
         // The one state that such a generator never leaves is 0.
         Mutator { state: seed.max(1), words }

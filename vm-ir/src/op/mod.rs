@@ -325,9 +325,9 @@ ops! {
 
     /// The view's extent in one dimension, in elements.
     Extent 0x90 "extent" Memory Shape::Extent, OF_BLOCK;
-    /// The element at the indices, or as many in a row as T has lanes.
+    /// The element at the indices, or as many in a row as T has lanes; of i8, also another T made of bytes.
     Load 0x91 "load" Memory Shape::Load, LOAD, [Cache];
-    /// Puts a value at the indices, or a vector's lanes in a row.
+    /// Puts a value at the indices, or a vector's lanes in a row; in i8, also the bytes of another T.
     Store 0x92 "store" Memory Shape::Store, STORE, [Cache];
     /// A block barrier, a load from shared memory by indices alike in all threads, and a block barrier: all threads get one value.
     LoadUniform 0x93 "load_uniform" Memory Shape::LoadUniform, BROADCAST;

@@ -113,7 +113,7 @@ pub enum PlaceRule {
     WholeView,
     /// A shared array, without indices.
     WholeShared,
-    /// A view or a shared array, with indices.
+    /// A view, a shared array or, but for atomics, a local array, with indices.
     Any,
     /// A shared array, with indices.
     Shared,
@@ -222,6 +222,11 @@ impl Shape {
     /// Is it an op of tile kernels alone?
     pub const fn is_tile(self) -> bool {
         matches!(self.place(), PlaceRule::Box | PlaceRule::Channel | PlaceRule::Fragment)
+    }
+
+    /// Is it atomic?
+    pub const fn is_atomic(self) -> bool {
+        matches!(self, Shape::AtomicLoad | Shape::AtomicStore | Shape::AtomicRmw(_) | Shape::AtomicCas)
     }
 
     /// Has it regions?

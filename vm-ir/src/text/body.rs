@@ -169,9 +169,9 @@ impl<'t> Parser<'t> {
         } else if self.accept(':')? {
             vec![self.value_type()?]
         } else {
-            let element = op.place.and_then(|place| self.element(place));
-            match element.filter(|_| dropped && shape.may_drop()) {
-                Some(element) => vec![element.into()],
+            let given = operands.iter().find_map(|operand| self.type_of(operand));
+            match self.accessed(op, given).filter(|_| dropped && shape.may_drop()) {
+                Some(ty) => vec![ty],
                 None => return Err(self.expected_behind("\":\" and the type of the result")),
             }
         };

@@ -154,30 +154,40 @@ impl<'t> Parser<'t> {
         operands: &[Operand<'t>],
         result: Option<Type>,
     ) -> Option<Type> {
-        let known = |operand: &Operand<'_>| match operand {
-            Operand::Value(value) => self.numbering.values.get(value.index()).map(|def| def.ty),
-            Operand::Literal(_) => None,
-        };
         match (op.code.shape(), index) {
             (Shape::Select, 0) | (Shape::Vote | Shape::Ballot, _) => Some(Type::BOOL),
             (Shape::Shuffle, 1) => Some(Type::I32),
             (Shape::Splat | Shape::Make, _) | (Shape::Insert, 1) => result.map(|ty| ty.scalar().into()),
             (Shape::Unary(_) | Shape::Binary(_) | Shape::Ternary(_) | Shape::Reduce(_), _)
             | (Shape::Select | Shape::Shuffle | Shape::Insert, _) => result,
-            (Shape::Compare(_), _) => operands.iter().find_map(known),
-            (
-                Shape::Store | Shape::AtomicStore | Shape::AtomicRmw(_) | Shape::AtomicCas | Shape::Gather,
-                _,
-            ) => self.element(op.place?).map(Type::scalar_of),
+            (Shape::Compare(_), _) => operands.iter().find_map(|operand| self.type_of(operand)),
+            (Shape::AtomicRmw(_) | Shape::AtomicCas, _) => self.accessed(op, result),
+            (Shape::Store | Shape::AtomicStore | Shape::Gather, _) => {
+                self.element(op.place?).map(Type::scalar_of)
+            }
             _ => None,
         }
+    }
+
+    /// The type of an operand; `None` for a literal.
+    pub(super) fn type_of(&self, operand: &Operand<'_>) -> Option<Type> {
+        match operand {
+            Operand::Value(value) => self.numbering.values.get(value.index()).map(|def| def.ty),
+            Operand::Literal(_) => None,
+        }
+    }
+
+    /// What an atomic works on: the element of its place, or of bytes what it is given.
+    pub(super) fn accessed(&self, op: &Op, given: Option<Type>) -> Option<Type> {
+        let element = self.element(op.place?)?;
+        Some(given.filter(|_| element == Scalar::I8).unwrap_or(element.into()))
     }
 
     /// What an element of a place is.
     pub(super) fn element(&self, place: Place) -> Option<Scalar> {
         match place {
             Place::Fragment(i) => self.elements.get(usize::from(i)).copied(),
-            Place::View(_) | Place::Shared(_) => self.memory.get(&place).copied(),
+            Place::View(_) | Place::Shared(_) | Place::Local(_) => self.memory.get(&place).copied(),
             Place::Channel(_) => None,
         }
     }

@@ -6,8 +6,8 @@ use super::lexer::{Lexer, Position, Token};
 use super::literal::{Constants, Literal};
 use crate::limits::{MAX_CARRIED, MAX_KERNELS, MAX_MODULE_BYTES, MAX_PARAMS, MAX_RANK, MAX_SHARED_ARRAYS};
 use crate::module::{
-    GuestAddr, Kernel, Line, Module, Numbering, Param, ParamKind, Place, SharedArray, TooLarge, Value,
-    is_name,
+    GuestAddr, Kernel, Line, LocalArray, Module, Numbering, Param, ParamKind, Place, SharedArray, TooLarge,
+    Value, is_name,
 };
 use crate::types::{Scalar, Type};
 use crate::view::{Access, Dim, ViewType};
@@ -43,7 +43,7 @@ pub(super) struct Parser<'t> {
     pub(super) places: HashMap<&'t str, Place>,
     /// The element of each fragment.
     pub(super) elements: Vec<Scalar>,
-    /// The element of each view and shared array.
+    /// The element of each view, shared array and local array.
     pub(super) memory: HashMap<Place, Scalar>,
     /// What the literals among the operands became.
     pub(super) constants: Constants,
@@ -401,12 +401,19 @@ impl<'t> Parser<'t> {
             }
             shared.push(self.shared_array(shared.len() as u16)?);
         }
+        let mut local = Vec::new();
+        while self.token == Token::Word("local") {
+            if local.len() == MAX_SHARED_ARRAYS {
+                return Err(self.too_many("local arrays", MAX_SHARED_ARRAYS));
+            }
+            local.push(self.local_array(local.len() as u16)?);
+        }
         let tile = groups.map(|groups| self.tile(groups)).transpose()?.map(Box::new);
         self.elements = tile.iter().flat_map(|tile| &tile.fragments).map(|f| f.element).collect();
         let body = self.region(1, Vec::new(), &[])?;
         let values = std::mem::take(&mut self.numbering.values);
         let name = name.into();
-        Ok(Kernel { name, guest, block, cluster, resident, params, shared, tile, values, body, line })
+        Ok(Kernel { name, guest, block, cluster, resident, params, shared, local, tile, values, body, line })
     }
 
     pub(super) fn params(&mut self) -> Result<Vec<Param>> {
@@ -464,6 +471,22 @@ impl<'t> Parser<'t> {
         }
         self.expect(')')?;
         Ok(block)
+    }
+
+    pub(super) fn local_array(&mut self, index: u16) -> Result<LocalArray> {
+        let line = self.line();
+        self.expect_word("local")?;
+        let name = self.global("the array's name")?;
+        self.define_place(name, Place::Local(index))?;
+        self.expect(':')?;
+        if !self.accept_word(Scalar::I8.name())? {
+            return Err(self.expected("i8, of which values of other types are made"));
+        }
+        self.memory.insert(Place::Local(index), Scalar::I8);
+        self.expect('[')?;
+        let len = self.integer("number of bytes")?;
+        self.expect(']')?;
+        Ok(LocalArray { name: name.into(), len, line })
     }
 
     pub(super) fn shared_array(&mut self, index: u16) -> Result<SharedArray> {

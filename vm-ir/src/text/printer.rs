@@ -67,6 +67,9 @@ impl Printer<'_> {
             let dims: Vec<String> = array.dims.iter().map(u32::to_string).collect();
             writeln!(self.out, "  shared @{}: {}[{}]", array.name, array.element, dims.join(", "))?;
         }
+        for array in &k.local {
+            writeln!(self.out, "  local @{}: i8[{}]", array.name, array.len)?;
+        }
         for c in k.tile().iter().flat_map(|tile| &tile.channels) {
             let [rows, columns] = c.dims;
             writeln!(

@@ -52,7 +52,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// A view, a shared array, a channel or a fragment, by its name.
+    /// A view, an array, a channel or a fragment, by its name.
     pub(super) fn place(&mut self) -> Result<Place> {
         let Token::Global(name) = self.token else { return Err(self.expected("a name that begins with @")) };
         let Some(place) = self.places.get(name).copied() else {

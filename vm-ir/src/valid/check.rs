@@ -12,7 +12,7 @@ use std::collections::HashMap;
 pub(super) struct Checker<'k> {
     pub(super) kernel: &'k Kernel,
     pub(super) trust: Trust,
-    caps: Caps,
+    pub(super) caps: Caps,
     pub(super) facts: KernelFacts,
     pub(super) errors: Vec<ValidationError>,
     /// How many rules were broken, those beyond the reported ones included.

@@ -137,12 +137,20 @@ pub enum Rule {
     /// A range on something that is not an integer, or an empty one, or one beyond the type.
     #[error("%{0} has a range that is empty, beyond its type or not on an integer")]
     ParamRange(String),
-    /// A shared array with no elements or the wrong number of dimensions.
+    /// An array with no elements or the wrong number of dimensions.
     #[error("@{0} has no elements, or not 1 to 4 dimensions")]
     SharedDims(String),
     /// Too much shared memory.
     #[error("the shared arrays take {bytes} bytes; a block has {limit}")]
     SharedSize {
+        /// The sum, each array rounded up to 16 bytes.
+        bytes: u64,
+        /// The cap.
+        limit: u64,
+    },
+    /// Too much local memory.
+    #[error("the local arrays take {bytes} bytes of each thread; it has {limit}")]
+    LocalSize {
         /// The sum, each array rounded up to 16 bytes.
         bytes: u64,
         /// The cap.
@@ -264,6 +272,18 @@ pub enum Rule {
         row: u32,
         /// The vector's lanes.
         lanes: u8,
+    },
+    /// An access by bytes is too wide, or its view may begin anywhere.
+    #[error("{value} is {bytes} bytes of @{name}; {what}")]
+    Bytes {
+        /// The view or the array.
+        name: String,
+        /// What is loaded or stored.
+        value: Type,
+        /// Its size.
+        bytes: u32,
+        /// What is wrong.
+        what: String,
     },
     /// The array has another size than what is gathered into it.
     #[error("@{name} has {found} elements; the {warps} warps of the cluster give {expected}")]

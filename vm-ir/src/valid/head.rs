@@ -3,8 +3,8 @@
 use super::check::Checker;
 use super::error::Rule;
 use crate::limits::{
-    MAX_BLOCK_XY, MAX_BLOCK_Z, MAX_CLUSTER, MAX_EXTENT, MAX_PARAMS, MAX_RANK, MAX_RESIDENT,
-    MAX_SHARED_ARRAYS, MAX_SHARED_BYTES, MAX_THREADS, WARP,
+    MAX_BLOCK_XY, MAX_BLOCK_Z, MAX_CLUSTER, MAX_EXTENT, MAX_LOCAL_BYTES, MAX_PARAMS, MAX_RANK, MAX_RESIDENT,
+    MAX_SHARED_ARRAYS, MAX_THREADS, WARP,
 };
 use crate::module::{ParamKind, is_name};
 use crate::types::{Class, Type};
@@ -49,7 +49,6 @@ impl<'k> Checker<'k> {
                 }
             }
         }
-        self.cap("shared arrays", kernel.shared.len(), MAX_SHARED_ARRAYS);
         for array in &kernel.shared {
             self.line = array.line;
             self.name(&array.name);
@@ -61,11 +60,25 @@ impl<'k> Checker<'k> {
                 self.error(Rule::SharedDims(array.name.to_string()));
             }
             self.facts.shared_bytes = self.facts.shared_bytes.saturating_add(array.bytes());
-            if self.facts.shared_bytes > MAX_SHARED_BYTES {
-                let bytes = self.facts.shared_bytes;
-                self.error(Rule::SharedSize { bytes, limit: MAX_SHARED_BYTES });
+            if self.facts.shared_bytes > self.caps.shared {
+                let (bytes, limit) = (self.facts.shared_bytes, self.caps.shared);
+                self.error(Rule::SharedSize { bytes, limit });
                 break;
             }
+        }
+        self.cap("arrays", kernel.shared.len() + kernel.local.len(), MAX_SHARED_ARRAYS);
+        for array in &kernel.local {
+            self.line = array.line;
+            self.name(&array.name);
+            if !places.insert(&*array.name) {
+                self.error(Rule::DuplicateName(format!("@{}", array.name)));
+            }
+            if array.len == 0 {
+                self.error(Rule::SharedDims(array.name.to_string()));
+            }
+        }
+        if kernel.local_bytes() > MAX_LOCAL_BYTES {
+            self.error(Rule::LocalSize { bytes: kernel.local_bytes(), limit: MAX_LOCAL_BYTES });
         }
         if let Some(tile) = kernel.tile() {
             self.tile(tile, &mut places);

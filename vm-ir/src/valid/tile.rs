@@ -14,8 +14,8 @@ impl<'k> Checker<'k> {
     /// Checks what a tile kernel has in its head beside what others have.
     pub(super) fn tile(&mut self, tile: &'k Tile, places: &mut HashSet<&'k str>) {
         let kernel = self.kernel;
-        if kernel.block != [1; 3] || !kernel.shared.is_empty() {
-            self.error(Rule::TileHead("a block of one thread and no shared arrays".to_owned()));
+        if kernel.block != [1; 3] || !kernel.shared.is_empty() || !kernel.local.is_empty() {
+            self.error(Rule::TileHead("a block of one thread and no shared or local arrays".to_owned()));
         }
         if !(1..=MAX_GROUPS).contains(&tile.groups) {
             self.error(Rule::TileHead(format!("1 to {MAX_GROUPS} groups")));

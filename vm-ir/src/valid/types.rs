@@ -2,7 +2,8 @@
 
 use super::check::Checker;
 use super::error::Rule;
-use crate::module::{Op, Place, index_count};
+use crate::limits::MAX_ACCESS_BYTES;
+use crate::module::{Op, Place, SharedArray, index_count};
 use crate::op::nearest::any_of;
 use crate::op::{Opcode, Order, PlaceRule, Shape, Width};
 use crate::types::{Class, Scalar, Type};
@@ -15,7 +16,8 @@ impl Checker<'_> {
             PlaceRule::None => "no place",
             PlaceRule::WholeView => "a view",
             PlaceRule::WholeShared => "a shared array, without indices",
-            PlaceRule::Any => "a view or a shared array, with indices",
+            PlaceRule::Any if shape.is_atomic() => "a view or a shared array, with indices",
+            PlaceRule::Any => "a view, a shared or a local array, with indices",
             PlaceRule::Shared => "a shared array, with indices",
             PlaceRule::Box => "a view, with indices",
             PlaceRule::Channel => "a channel",
@@ -29,6 +31,9 @@ impl Checker<'_> {
             }
             (PlaceRule::Any, Some(place @ (Place::View(_) | Place::Shared(_)))) => {
                 self.kernel.place(place).is_some()
+            }
+            (PlaceRule::Any, Some(place @ Place::Local(_))) => {
+                !shape.is_atomic() && self.kernel.place(place).is_some()
             }
             (rule, _) => self.tile_place(op, rule),
         };
@@ -45,8 +50,10 @@ impl Checker<'_> {
         for (i, index) in op.operands[..indices].iter().enumerate() {
             self.operand_class(i, self.ty(*index), Class::WORD, false);
         }
-        if let Some(Place::Shared(array)) = op.place {
-            self.row(op, array);
+        match (self.kernel.by_bytes(op), op.place) {
+            (Some(value), Some(place)) => self.by_bytes(value, place),
+            (None, Some(place @ (Place::Shared(_) | Place::Local(_)))) => self.row(op, place),
+            _ => {}
         }
         let Some(Place::View(view)) = op.place else { return };
         let access = self.kernel.view(view).map(|v| v.access);
@@ -68,13 +75,46 @@ impl Checker<'_> {
         self.error(Rule::Access { name, access: access.map_or("nothing", |a| a.name()), does });
     }
 
-    /// Checks that a vector fits into a row of a shared array, so that a clamped index leaves room for it.
-    fn row(&mut self, op: &Op, array: u16) {
-        let Some(array) = self.kernel.shared.get(usize::from(array)) else { return };
+    /// Checks that an access by bytes is of one instruction, begins where its index says, and fits into a shared array.
+    fn by_bytes(&mut self, value: Type, place: Place) {
+        let bytes = value.bytes();
+        let align = match place {
+            Place::View(view) => self.kernel.view(view).map_or(1, |view| view.align),
+            // Those begin at multiples of 16 bytes.
+            _ => MAX_ACCESS_BYTES,
+        };
+        let room = match place {
+            Place::Shared(array) => self.kernel.shared.get(usize::from(array)).map_or(0, SharedArray::len),
+            Place::Local(array) => self.kernel.local.get(usize::from(array)).map_or(0, |l| l.len.into()),
+            _ => u64::MAX,
+        };
+        let what = if self.kernel.tile.is_some() {
+            "a tile kernel has no such access".to_owned()
+        } else if bytes > MAX_ACCESS_BYTES {
+            format!("at most {MAX_ACCESS_BYTES} at a time are")
+        } else if u64::from(bytes) > room {
+            format!("it has {room}")
+        } else if bytes > align {
+            format!("it begins at a multiple of {align}; write align {MAX_ACCESS_BYTES}")
+        } else {
+            return;
+        };
+        let name = self.kernel.place_name(place).to_owned();
+        self.error(Rule::Bytes { name, value, bytes, what });
+    }
+
+    /// Checks that a vector fits into a row of an array, so that a clamped index leaves room for it.
+    fn row(&mut self, op: &Op, place: Place) {
+        let row = match place {
+            Place::Shared(i) => self.kernel.shared.get(usize::from(i)).and_then(|s| s.dims.last().copied()),
+            Place::Local(i) => self.kernel.local.get(usize::from(i)).map(|l| l.len),
+            _ => None,
+        };
         let Some(value) = op.result().or(op.operands.last().copied()) else { return };
-        let (row, lanes) = (array.dims.last().copied().unwrap_or(0), self.ty(value).lanes());
+        let (row, lanes) = (row.unwrap_or(0), self.ty(value).lanes());
         if row < u32::from(lanes) {
-            self.error(Rule::RowTooShort { name: array.name.to_string(), row, lanes });
+            let name = self.kernel.place_name(place).to_owned();
+            self.error(Rule::RowTooShort { name, row, lanes });
         }
     }
 
@@ -305,9 +345,13 @@ impl Checker<'_> {
         }
     }
 
-    /// What the op's place holds; for an atomic, checked to be something that it works on.
+    /// What the op accesses in its place: an element, or what some bytes make; for an atomic, checked to be something that it
+    /// works on.
     fn element_of(&mut self, op: &Op) -> Option<Scalar> {
-        let element = self.kernel.place(op.place?)?.1;
+        let element = match self.kernel.by_bytes(op) {
+            Some(value) if Class::DATA.contains(value.scalar()) => value.scalar(),
+            _ => self.kernel.place(op.place?)?.1,
+        };
         let class = match op.code.shape() {
             Shape::AtomicRmw(class) => class,
             Shape::AtomicCas => Class::WORD,

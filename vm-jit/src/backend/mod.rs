@@ -73,7 +73,7 @@ impl FromStr for Target {
             Some(("ptx", arch)) => Ok(Target::Ptx(ptx::Options::new(arch.parse()?))),
             Some(("amdgcn", chip)) => Ok(Target::Amdgcn(amdgcn::Options { chip: chip.parse()? })),
             #[cfg(feature = "cpu")]
-            Some(("cpu", isa)) => Ok(Target::Cpu(cpu::Options::new(isa.parse()?))),
+            Some(("cpu", isa)) => Ok(Target::Cpu(isa.parse()?)),
             #[cfg(feature = "cpu")]
             None if text == "cpu" => Ok(Target::Cpu(cpu::Options::new(cpu::Isa::host()?))),
             #[cfg(not(feature = "cpu"))]

@@ -1,5 +1,5 @@
 //! Rewrites kernels so that a target has every op of them: what its table marks as [expanded](Way::Expanded) becomes ops
-//! that it has. It is done once, before anything is learnt of the kernel: what is proved, planned and weighed is what is
+//! that it has, and local arrays parts of shared ones on a processor. It is done once, before anything is learnt of the kernel: what is proved, planned and weighed is what is
 //! written.
 //!
 //! * `sequence`: integers, the lesser and the greater.
@@ -45,16 +45,18 @@ pub(crate) fn legalise<'m>(
     let mut changed = false;
     for kernel in contain::each(module, Phase::Legalise) {
         let reject = |kind| Rejected(vec![Reject::new(kernel, kernel.line().0, kind)]);
+        let available = MAX_REWRITTEN_OPS as u64;
+        let too_large = |_| reject(RejectKind::Size { what: "operations", needed: available + 1, available });
         let mut legal = Cow::Borrowed(kernel);
+        if shares_locals(target) && !kernel.local().is_empty() {
+            legal = Cow::Owned(kernel.share_locals(module.trust()).map_err(too_large)?);
+            changed = true;
+        }
         for _ in 0..MOST_PASSES {
             if first_expanded(&legal, target).is_none() {
                 break;
             }
-            let available = MAX_REWRITTEN_OPS as u64;
-            let rewritten = legal.rewrite(&mut Rules { target });
-            legal = Cow::Owned(rewritten.map_err(|_| {
-                reject(RejectKind::Size { what: "operations", needed: available + 1, available })
-            })?);
+            legal = Cow::Owned(legal.rewrite(&mut Rules { target }).map_err(too_large)?);
             changed = true;
         }
         if let Some(op) = first_expanded(&legal, target) {
@@ -79,6 +81,15 @@ pub(crate) fn legalise<'m>(
             });
             Err(Rejected(rejects.collect()))
         }
+    }
+}
+
+/// Has the target no memory of a thread's own? There one thread of the machine runs those of a block.
+fn shares_locals(target: &Target) -> bool {
+    match target {
+        #[cfg(feature = "cpu")]
+        Target::Cpu(_) => true,
+        _ => false,
     }
 }
 

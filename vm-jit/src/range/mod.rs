@@ -34,6 +34,13 @@ pub enum Lanes {
     Together,
     /// Each may be in or out by itself.
     Each,
+    /// Of an access by bytes: all or none, and not both of these are known.
+    Bytes {
+        /// All are within the extent.
+        within: bool,
+        /// The index is a multiple of their number.
+        aligned: bool,
+    },
 }
 
 /// What is known of an access to a view or to a shared array.
@@ -402,7 +409,9 @@ impl<'k> Walk<'k> {
         let Some(place) = op.place else { return };
         let Some((rank, _)) = self.kernel.place(place) else { return };
         let Some(value) = op.result().or(op.operands.last().copied()) else { return };
-        let lanes = i128::from(self.kernel.type_of(value).lanes());
+        let by_bytes = self.kernel.by_bytes(op);
+        let lanes = by_bytes.map_or(self.kernel.type_of(value).lanes().into(), |ty| ty.bytes());
+        let (lanes, lanes_shift) = (i128::from(lanes), lanes.trailing_zeros());
         let last = rank - 1;
         let within = |dimension: usize, lanes: i128| {
             let fact = self.fact(op.operands[dimension]);
@@ -414,6 +423,9 @@ impl<'k> Walk<'k> {
                 Place::Shared(array) => {
                     self.kernel.shared().get(usize::from(array)).map(|s| u64::from(s.dims[dimension]))
                 }
+                Place::Local(array) => {
+                    self.kernel.local().get(usize::from(array)).map(|array| u64::from(array.len))
+                }
                 Place::Channel(_) | Place::Fragment(_) => None,
             };
             let below = match place {
@@ -422,7 +434,7 @@ impl<'k> Walk<'k> {
                     let below = |b: &Below| (b.view, b.dimension) == extent && i128::from(b.offset) <= -lanes;
                     fact.below.iter().any(below)
                 }
-                Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => false,
+                Place::Shared(_) | Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => false,
             };
             fact.low >= 0 && (below || fixed.is_some_and(|extent| fact.high <= i128::from(extent) - lanes))
         };
@@ -434,12 +446,14 @@ impl<'k> Walk<'k> {
                 Some(Dim::Any { multiple }) => multiple.trailing_zeros(),
                 None => 0,
             },
-            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => 0,
+            Place::Shared(_) | Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => 0,
         };
-        let lanes_shift = (lanes as u32).trailing_zeros();
-        let lanes = if within(last, lanes) {
+        let (within, aligned) = (within(last, lanes), shift >= lanes_shift);
+        let lanes = if by_bytes.is_some() && !(within && aligned) {
+            Lanes::Bytes { within, aligned }
+        } else if within {
             Lanes::All
-        } else if shift >= lanes_shift && multiple >= lanes_shift {
+        } else if aligned && multiple >= lanes_shift {
             Lanes::Together
         } else {
             Lanes::Each

@@ -30,6 +30,8 @@ struct Seen {
     accesses: u64,
     all: u64,
     together: u64,
+    bytes: u64,
+    multiples: u64,
     split: u64,
     exact: u64,
     bounded: u64,
@@ -79,7 +81,9 @@ impl Judge<'_> {
         };
         let extents: Vec<i128> = state.extents(place).iter().map(|extent| i128::from(*extent)).collect();
         let value = op.result().or(op.operands.last().copied());
-        let lanes = value.map_or(1, |value| i128::from(state.kernel().type_of(value).lanes()));
+        let lanes = value.map_or(1, |value| state.kernel().type_of(value).lanes().into());
+        let bytes = state.kernel().by_bytes(op).map(|ty| ty.bytes());
+        let lanes = i128::from(bytes.unwrap_or(lanes));
         for thread in threads {
             let indices: Vec<i128> =
                 (0..extents.len()).map(|i| Self::number(state, op.operands[i], *thread)).collect();
@@ -89,8 +93,10 @@ impl Judge<'_> {
             });
             let (last, extent) = (indices[indices.len() - 1], extents[extents.len() - 1]);
             let all = last >= 0 && last + lanes <= extent;
+            let multiple = bytes.is_none() || last % lanes == 0;
             let inner = match known.lanes {
-                Lanes::All => all,
+                Lanes::All => all && multiple,
+                Lanes::Bytes { within, aligned } => (all || !within) && (multiple || !aligned),
                 Lanes::Together => all || !(0..extent).contains(&last) && (last >= 0 || last + lanes <= 0),
                 Lanes::Each => true,
             };
@@ -100,6 +106,8 @@ impl Judge<'_> {
             self.seen.accesses += 1;
             self.seen.all += u64::from(known.lanes == Lanes::All);
             self.seen.together += u64::from(known.lanes == Lanes::Together && lanes > 1);
+            self.seen.bytes += u64::from(matches!(known.lanes, Lanes::Bytes { within: true, .. }));
+            self.seen.multiples += u64::from(matches!(known.lanes, Lanes::Bytes { aligned: true, .. }));
             self.seen.split += u64::from(by != 0);
             self.hold(outer && inner && aligned && split, || {
                 format!("line {}: {known:?} of {indices:?} in {extents:?}, {lanes} lanes", op.line.0)
@@ -195,13 +203,16 @@ fn judge(seeds: std::ops::Range<u64>) -> Result<Seen, String> {
 fn what_is_known_of_random_kernels_is_so() {
     let seen = judge(0..100).unwrap_or_else(|wrong| panic!("{wrong}"));
     println!("{seen:?}");
-    let Seen { facts, below, accesses, all, together, split, exact, bounded, room, work, polls, long } = seen;
+    let Seen { facts, below, accesses, all, together, bytes, multiples, .. } = seen;
+    let Seen { split, exact, bounded, room, work, polls, long, .. } = seen;
     for (what, count, least) in [
         ("facts", facts, 1 << 20),
         ("extents that something is below", below, 1 << 15),
         ("accesses", accesses, 1 << 17),
         ("accesses in bounds", all, accesses / 16),
         ("accesses as a whole", together, 1 << 8),
+        ("accesses by bytes within", bytes, 1 << 8),
+        ("accesses by bytes at multiples", multiples, 1 << 8),
         ("accesses at a base and a distance", split, 1 << 12),
         ("loops of exactly known iterations", exact, 1 << 10),
         ("loops of bounded iterations", bounded, 1 << 11),

@@ -23,6 +23,13 @@ pub(crate) enum Last {
     Lanes,
     /// All lanes are in bounds or none is: the first decides.
     First,
+    /// By bytes: all are in bounds or none is.
+    Bytes {
+        /// Against the extent.
+        within: bool,
+        /// For a multiple of the access's size.
+        aligned: bool,
+    },
     /// Not at all.
     Unchecked(Check),
 }
@@ -41,6 +48,8 @@ pub(crate) struct Access {
     pub(crate) outer: Vec<Check>,
     /// The last, with all lanes.
     pub(crate) last: Last,
+    /// Bytes of an access by those, which is at a multiple of as many where it is done.
+    pub(crate) bytes: Option<u32>,
     /// The index in the last dimension is a multiple of 2 to this.
     pub(crate) shift: u32,
     /// It is this value plus this constant, without overflow.
@@ -75,10 +84,16 @@ pub(super) fn plan(ranges: &Ranges<'_>, op: &Op, guest: bool) -> Option<Access> 
         (false, false) => Check::Trusted,
     };
     let outer = (0..rank - 1).map(|d| check(known.outer.get(d) == Some(&true))).collect();
+    let bytes = ranges.kernel().by_bytes(op).map(|ty| ty.bytes());
     let last = match (known.lanes, check(known.lanes == Lanes::All)) {
+        (Lanes::Bytes { within, aligned }, Check::Needed) => {
+            Last::Bytes { within: !within, aligned: !aligned }
+        }
+        // Nothing is known of it.
+        (_, Check::Needed) if bytes.is_some() => Last::Bytes { within: true, aligned: true },
         (Lanes::Each, Check::Needed) => Last::Lanes,
         (_, Check::Needed) => Last::First,
         (_, unchecked) => Last::Unchecked(unchecked),
     };
-    Some(Access { outer, last, shift: known.shift, base: known.base })
+    Some(Access { outer, last, bytes, shift: known.shift, base: known.base })
 }

@@ -47,7 +47,9 @@ pub(super) fn begin(kernel: &Kernel, costs: Costs) -> u64 {
         _ => 0,
     };
     let block = BEGIN_BLOCK.saturating_add(ZERO.saturating_mul(shared / 4)).saturating_add(fragments);
-    BEGIN.saturating_add(block.div_ceil(threads.max(1)))
+    // A thread zeroes its own memory, sixteen bytes at a time.
+    let local = ZERO.saturating_mul(kernel.local_bytes() / 16);
+    BEGIN.saturating_add(local).saturating_add(block.div_ceil(threads.max(1)))
 }
 
 /// What an op costs, without what it has inside.

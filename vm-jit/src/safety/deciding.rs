@@ -3,11 +3,11 @@
 //! A guest may change memory while its kernel runs, and a compiler that we don't control takes a plain load for one that
 //! nobody races with: it may reload what it has no register for. What was checked is then not what is used. So where a
 //! value was loaded from and an index, or a condition that the ranges of indices are known by, is computed of it, the load must
-//! be one that is done once.
+//! be one that is done once. A thread's own memory nobody else changes; what was stored there may be loaded from other memory.
 
 use std::collections::HashMap;
 
-use vm_ir::module::{Op, Region};
+use vm_ir::module::{Op, Place, Region};
 use vm_ir::op::{PlaceRule, Shape};
 use vm_ir::{Kernel, Value};
 
@@ -24,6 +24,7 @@ enum Source<'k> {
 pub(super) fn find(kernel: &Kernel) -> Vec<&Op> {
     let mut sources: HashMap<Value, Source<'_>> = HashMap::new();
     let (mut indices, mut conditions): (Vec<Value>, Vec<Value>) = Default::default();
+    let mut stored: HashMap<Place, Vec<Value>> = HashMap::new();
     kernel.for_each_op(&mut |op| {
         sources.extend(op.results.iter().enumerate().map(|(i, value)| (*value, Source::Result(op, i))));
         for region in &op.regions {
@@ -34,6 +35,11 @@ pub(super) fn find(kernel: &Kernel) -> Vec<&Op> {
         if let (PlaceRule::Any | PlaceRule::Shared, Some(place)) = (shape.place(), op.place) {
             let rank = kernel.place(place).map_or(0, |(rank, _)| rank);
             indices.extend(op.operands.iter().take(rank));
+        }
+        if let (Shape::Store, Some(place @ Place::Local(_)), Some(value)) =
+            (shape, op.place, op.operands.last())
+        {
+            stored.entry(place).or_default().push(*value);
         }
         match shape {
             Shape::If | Shape::Switch => conditions.extend(&op.operands),
@@ -53,7 +59,13 @@ pub(super) fn find(kernel: &Kernel) -> Vec<&Op> {
                 _ => continue,
             }
             match sources.get(&value) {
-                Some(Source::Result(op, _)) if op.code.shape() == Shape::Load => found.push(*op),
+                Some(Source::Result(op, _)) if op.code.shape() == Shape::Load => match op.place {
+                    // Each array's once: that is all there is to find through it.
+                    Some(place @ Place::Local(_)) => {
+                        pending.extend(stored.remove(&place).into_iter().flatten())
+                    }
+                    _ => found.push(*op),
+                },
                 Some(Source::Result(op, _)) if !through_floats && compares_floats(kernel, op) => {}
                 Some(source) => pending.extend(made_of(*source)),
                 None => {}

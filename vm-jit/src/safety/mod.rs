@@ -288,8 +288,8 @@ impl<'k> SafetyPlan<'k> {
         self.guest
     }
 
-    /// Is shared memory zeroed, so that nobody sees what was there before?
-    pub(crate) fn zeroes_shared(&self) -> bool {
+    /// Are shared and local arrays zeroed, so that nobody sees what was there before?
+    pub(crate) fn zeroes_arrays(&self) -> bool {
         self.guest
     }
 

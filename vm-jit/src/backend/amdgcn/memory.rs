@@ -1,11 +1,11 @@
-//! Views, shared arrays and atomics.
+//! Views, shared and local arrays, and atomics.
 //!
 //! A guest's access to a view is done where its indices are in bounds, behind a branch; a load gives zero elsewhere. An index
 //! into a shared array is clamped. What is checked is in the [`SafetyPlan`](crate::safety::SafetyPlan).
 
-use super::writer::{Val, View, Writer, float, int, scope_of};
+use super::writer::{LOCAL, Val, View, Writer, float, int, scope_of};
 use crate::safety::{Access, Last};
-use vm_ir::module::{Op, Place};
+use vm_ir::module::{Op, Place, SharedArray};
 use vm_ir::op::{Opcode, Order};
 use vm_ir::{Scalar, Value};
 
@@ -34,7 +34,7 @@ impl Writer<'_> {
     pub(super) fn view(&self, place: Place) -> Option<&View> {
         match place {
             Place::View(i) => self.views.get(usize::from(i))?.as_ref(),
-            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => None,
+            Place::Shared(_) | Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => None,
         }
     }
 
@@ -49,7 +49,18 @@ impl Writer<'_> {
 
     fn address(&mut self, op: &Op, place: Place, known: &Access, lanes: u32) -> Address {
         match place {
-            Place::Shared(array) => self.shared_address(op, usize::from(array), known, lanes),
+            Place::Shared(array) => {
+                let array = usize::from(array);
+                let SharedArray { element, dims, .. } = &self.kernel.shared()[array];
+                let start = (self.shared.clone(), self.shared_offsets[array], 3);
+                self.array_address(op, (element.bytes(), dims), known, lanes, start)
+            }
+            Place::Local(array) => {
+                let local = self.kernel.local();
+                let (before, own) = (&local[..usize::from(array)], &local[usize::from(array)]);
+                let begin = before.iter().map(|array| array.bytes() as u32).sum();
+                self.array_address(op, (1, &[own.len]), known, lanes, (LOCAL.to_owned(), begin, 5))
+            }
             _ => self.view_address(op, place, known),
         }
     }
@@ -57,7 +68,7 @@ impl Writer<'_> {
     fn view_address(&mut self, op: &Op, place: Place, known: &Access) -> Address {
         let (size, align) = match place {
             Place::View(i) => self.kernel.view(i).map_or((1, 1), |v| (v.element.bytes(), v.align)),
-            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => (1, 1),
+            Place::Shared(_) | Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => (1, 1),
         };
         let Some(View { base, strides, .. }) = self.view(place).cloned() else {
             return Address { at: Val::Bits(0), space: 1, align: 1 };
@@ -70,23 +81,33 @@ impl Writer<'_> {
             offset = self.def(format_args!("add i64 {offset}, {bytes}"));
         }
         let at = self.def(format_args!("getelementptr i8, ptr addrspace(1) {base}, i64 {offset}"));
-        Address { at, space: 1, align: align.min(size << known.shift.min(8)) }
+        Address { at, space: 1, align: known.bytes.unwrap_or(align.min(size << known.shift.min(8))) }
     }
 
-    fn shared_address(&mut self, op: &Op, array: usize, known: &Access, lanes: u32) -> Address {
-        let declared = &self.kernel.shared()[array];
-        let (size, dims) = (declared.element.bytes(), declared.dims.clone());
+    /// Where an access to an array is: of elements of a size and extents, which begins so far behind a start in an address
+    /// space.
+    fn array_address(
+        &mut self,
+        op: &Op,
+        (size, dims): (u32, &[u32]),
+        known: &Access,
+        lanes: u32,
+        (start, begin, space): (String, u32, u32),
+    ) -> Address {
         let last = dims.len() - 1;
         let mut align = WIDEST.min(size << known.shift.min(8));
         let mut element = Val::Bits(0);
         for (dimension, extent) in dims.iter().enumerate() {
             let clamp = if dimension == last { known.last.is_checked() } else { known.checks(dimension) };
-            let room = if dimension == last { lanes } else { 1 };
+            let room = if dimension == last { known.bytes.unwrap_or(lanes) } else { 1 };
             let greatest = u64::from(extent - room.min(*extent));
             let mut index = self.wide(op.operands[dimension]);
             if clamp {
                 let greatest = Val::Bits(greatest);
                 index = self.call("i64", "llvm.umin.i64", &[("i64", index), ("i64", greatest)]);
+            }
+            if let Some(bytes) = known.bytes.filter(|_| clamp) {
+                index = self.def(format_args!("and i64 {index}, {}", -i64::from(bytes)));
             }
             if clamp && dimension == last {
                 align = align.min(size << greatest.trailing_zeros().min(8));
@@ -99,11 +120,9 @@ impl Writer<'_> {
             element = self.def(format_args!("add i32 {row}, {index}"));
         }
         let bytes = self.def(format_args!("mul i32 {element}, {size}"));
-        let offset = self.shared_offsets[array];
-        let bytes = self.def(format_args!("add i32 {bytes}, {offset}"));
-        let shared = self.shared.clone();
-        let at = self.def(format_args!("getelementptr i8, ptr addrspace(3) {shared}, i32 {bytes}"));
-        Address { at, space: 3, align }
+        let bytes = self.def(format_args!("add i32 {bytes}, {begin}"));
+        let at = self.def(format_args!("getelementptr i8, ptr addrspace({space}) {start}, i32 {bytes}"));
+        Address { at, space, align: known.bytes.unwrap_or(align) }
     }
 
     /// Where a guest's access to a view is done.
@@ -118,6 +137,20 @@ impl Writer<'_> {
         match known.last {
             Last::Unchecked(_) => outer.map_or(Bounds::Always, Bounds::When),
             Last::Lanes if lanes > 1 => Bounds::Lanes(outer),
+            Last::Bytes { within, aligned } => {
+                let (index, bytes) = (self.wide(op.operands[last]), i64::from(known.bytes.unwrap_or(1)));
+                let mut all = outer;
+                if aligned {
+                    let rest = self.def(format_args!("and i64 {index}, {}", bytes - 1));
+                    all = Some(self.def(format_args!("icmp eq i64 {rest}, 0")));
+                }
+                if within {
+                    // The last multiple of the size, as the index is one.
+                    let limit = self.def(format_args!("and i64 {}, {}", view.extents[last], -bytes));
+                    all = Some(self.within(index, limit, all));
+                }
+                all.map_or(Bounds::Always, Bounds::When)
+            }
             Last::Lanes | Last::First => {
                 let index = self.wide(op.operands[last]);
                 Bounds::When(self.within(index, view.extents[last], outer))
@@ -251,7 +284,8 @@ impl Writer<'_> {
 
     pub(super) fn atomic(&mut self, op: &Op) {
         let Some(place) = op.place else { return };
-        let Some((rank, scalar)) = self.kernel.place(place) else { return };
+        let Some((rank, element)) = self.kernel.place(place) else { return };
+        let scalar = self.kernel.by_bytes(op).map_or(element, |ty| ty.scalar());
         let Some(known) = self.plan.access(op).cloned() else { return };
         let bounds = self.bounds(op, place, &known, 1);
         let address = self.address(op, place, &known, 1);

@@ -16,6 +16,9 @@ use vm_ir::valid::KernelFacts;
 use vm_ir::view::Dim;
 use vm_ir::{Kernel, Scalar, ValidModule, Value};
 
+/// A thread's local arrays, one behind the other.
+pub(super) const LOCAL: &str = "%local";
+
 /// Instructions that a module may come to.
 const MAX_INSTRUCTIONS: u32 = 1 << 18;
 
@@ -241,6 +244,10 @@ impl<'k> Writer<'k> {
     }
 
     fn prologue(&mut self, params: &ParamLayout) {
+        let local = self.kernel.local_bytes();
+        if local > 0 {
+            self.line(format_args!("{LOCAL} = alloca [{local} x i8], align 16, addrspace(5)"));
+        }
         for (param, slot) in self.kernel.params().iter().zip(&params.slots) {
             match (&param.kind, *slot) {
                 (ParamKind::View(view), Slot::View { offset, rank }) => {
@@ -273,7 +280,10 @@ impl<'k> Writer<'k> {
             let fuel = self.param("i64", guard.fuel);
             self.prepare_polls(flag, fuel);
         }
-        if self.facts.shared_bytes > 0 && self.plan.zeroes_shared() {
+        if self.kernel.local_bytes() > 0 && self.plan.zeroes_arrays() {
+            self.zero_local();
+        }
+        if self.facts.shared_bytes > 0 && self.plan.zeroes_arrays() {
             self.zero_shared();
         }
     }
@@ -298,6 +308,21 @@ impl<'k> Writer<'k> {
         self.br(head);
         self.place(done);
         self.barrier();
+    }
+
+    /// Zeroes a thread's local arrays.
+    fn zero_local(&mut self) {
+        let (bytes, from) = (self.kernel.local_bytes(), self.at);
+        let (head, done, next) = (self.label(), self.label(), self.reserve());
+        self.br(head);
+        self.place(head);
+        let at = self.def(format_args!("phi i32 [ 0, {from} ], [ {next}, {head} ]"));
+        let to = self.def(format_args!("getelementptr i8, ptr addrspace(5) {LOCAL}, i32 {at}"));
+        self.line(format_args!("store <4 x i32> zeroinitializer, ptr addrspace(5) {to}, align 16"));
+        self.line(format_args!("{next} = add i32 {at}, 16"));
+        let more = self.def(format_args!("icmp ult i32 {next}, {bytes}"));
+        self.br_if(more, head, done);
+        self.place(done);
     }
 
     /// A line of text.

@@ -6,6 +6,7 @@
 
 use super::lanes::Repr;
 use super::writer::Writer;
+use crate::safety::Last;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{Block, InstBuilder, Value as Ssa, types};
 use vm_ir::Value;
@@ -116,6 +117,9 @@ impl<'k> Writer<'_, 'k> {
         if !matches!(op.code.shape(), Shape::Load) {
             return None;
         }
+        if let Last::Bytes { .. } = known.last {
+            return None;
+        }
         let place = op.place?;
         let (rank, _) = self.kernel.place(place)?;
         let lanes = i64::from(self.kernel.type_of(op.result()?).lanes());
@@ -134,7 +138,7 @@ impl<'k> Writer<'_, 'k> {
                     let extent = *self.kernel.shared().get(usize::from(array))?.dims.get(dimension)?;
                     self.b.ins().iconst(types::I64, i64::from(extent))
                 }
-                Place::Channel(_) | Place::Fragment(_) => return None,
+                Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => return None,
             };
             let room = if in_row { lanes - 1 } else { 0 };
             let (first, last) = match self.index_ahead(*value, body)? {

@@ -14,7 +14,8 @@ impl Writer<'_, '_> {
     /// One thread after the other.
     pub(super) fn atomic(&mut self, op: &Op) {
         let Some(place) = op.place else { return };
-        let Some((rank, scalar)) = self.kernel.place(place) else { return };
+        let Some((rank, element)) = self.kernel.place(place) else { return };
+        let scalar = self.kernel.by_bytes(op).map_or(element, |ty| ty.scalar());
         let Some(known) = self.safety.access(op).cloned() else { return };
         let args: Vec<Vec<Ssa>> = op.operands[rank..].iter().map(|v| self.each(*v)).collect();
         let mut olds = Vec::with_capacity(self.width);

@@ -65,7 +65,7 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.switch_to_block(body);
         let [x, y, z] = self.state_of(state.at);
         self.block = [x, y, z];
-        if self.safety.zeroes_shared() {
+        if self.safety.zeroes_arrays() {
             self.zero_shared();
         }
         self.zero_tiles();
@@ -105,7 +105,7 @@ impl<'a, 'k> Writer<'a, 'k> {
     }
 
     pub(super) fn zero_spare(&mut self) {
-        if self.safety.zeroes_shared() {
+        if self.safety.zeroes_arrays() {
             let zero = self.b.ins().iconst(types::I32, 0);
             let zeros = self.b.ins().splat(types::I32X4, zero);
             for at in (0..SPARE).step_by(16) {

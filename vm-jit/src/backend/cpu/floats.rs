@@ -90,6 +90,10 @@ impl<'k> Maker<'k> {
         let Some(Place::Shared(array)) = op.place else { return };
         let array = self.kernel.values().len() + usize::from(array);
         match (op.code.shape(), op.result(), op.operands.last()) {
+            // Any bytes may make a NaN.
+            _ if self.kernel.by_bytes(op).is_some() => {
+                (self.number[array], self.unsigned_zero[array]) = (false, false);
+            }
             (Shape::Load | Shape::LoadUniform, Some(result), _) => self.flows.push((array, result.index())),
             (Shape::Store | Shape::Gather, _, Some(value)) => self.flows.push((value.index(), array)),
             _ => (self.number[array], self.unsigned_zero[array]) = (false, false),
@@ -98,7 +102,7 @@ impl<'k> Maker<'k> {
 
     fn region(&mut self, region: &'k Region) {
         for op in &region.ops {
-            if op.regions.is_empty() && !is_followed(op) {
+            if op.regions.is_empty() && !is_followed(self.kernel, op) {
                 self.ops.push(op);
             }
             match op.code.shape() {
@@ -196,9 +200,9 @@ impl<'k> Maker<'k> {
 }
 
 /// Is it an access to a shared array whose value is followed?
-fn is_followed(op: &Op) -> bool {
+fn is_followed(kernel: &Kernel, op: &Op) -> bool {
     let plain = matches!(op.code.shape(), Shape::Load | Shape::LoadUniform | Shape::Store | Shape::Gather);
-    plain && matches!(op.place, Some(Place::Shared(_)))
+    plain && matches!(op.place, Some(Place::Shared(_))) && kernel.by_bytes(op).is_none()
 }
 
 /// Is the op's result never NaN, given which of its operands are never?

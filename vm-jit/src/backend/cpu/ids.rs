@@ -175,7 +175,7 @@ impl Writer<'_, '_> {
     pub(super) fn extent(&self, place: Place, dimension: usize) -> Option<Extent> {
         match place {
             Place::View(i) => self.views.get(usize::from(i))?.as_ref()?.extents.get(dimension).copied(),
-            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => None,
+            Place::Shared(_) | Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => None,
         }
     }
 }

@@ -76,7 +76,8 @@ pub(super) fn scratch(kernel: &Kernel) -> u64 {
     }
     kernel.for_each_op(&mut |op| waits |= super::plan::level_of(op) != super::plan::Level::Thread);
     let shared = kernel.shared().iter().fold(0u64, |sum, array| sum.saturating_add(array.bytes()));
-    let shared = shared.saturating_mul(u64::from(kernel.cluster()));
+    let local = kernel.local_bytes().saturating_mul(u64::from(kernel.threads()));
+    let shared = shared.saturating_add(local).saturating_mul(u64::from(kernel.cluster()));
     if !waits {
         return shared;
     }

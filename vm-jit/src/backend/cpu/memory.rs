@@ -29,9 +29,9 @@ pub(super) enum Bounds {
     In,
     /// All are if this holds, and none else.
     If(Ssa),
-    /// Each is if the first holds and the index and its number in the row are below the extent; all are if the last
-    /// holds.
-    Each { outer: Option<Ssa>, index: Ssa, extent: Ssa, all: Ssa },
+    /// Each is if the first holds and the index and its number in the row, in units of which elements have so many, are below
+    /// the extent; all are if the last holds.
+    Each { outer: Option<Ssa>, index: Ssa, extent: Ssa, unit: i64, all: Ssa },
 }
 
 impl Writer<'_, '_> {
@@ -59,13 +59,14 @@ impl Writer<'_, '_> {
         match place {
             Place::View(_) => self.view_row(op, place, known, &indices, count),
             Place::Shared(array) => self.shared_row(usize::from(array), known, &indices, count),
-            Place::Channel(_) | Place::Fragment(_) => None,
+            // Local arrays are parts of shared ones here.
+            Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => None,
         }
     }
 
     fn view_row(
         &mut self,
-        _: &Op,
+        op: &Op,
         place: Place,
         known: &Access,
         indices: &[Ssa],
@@ -94,12 +95,37 @@ impl Writer<'_, '_> {
                 Some(outer) => self.b.ins().band(outer, within),
             });
         }
+        // By bytes, values lie at multiples of their size or none does, and in what of the view are whole multiples.
+        let (bytes, unit) = match (known.bytes, self.kernel.by_bytes(op)) {
+            (Some(bytes), Some(ty)) => (i64::from(bytes), i64::from(ty.scalar().bytes())),
+            _ => (1, 1),
+        };
+        if let Last::Bytes { aligned: true, .. } = known.last {
+            let rest = self.b.ins().band_imm_s(last, bytes - 1);
+            outer = Some(self.b.ins().icmp_imm_s(IntCC::Equal, rest, 0));
+        }
         let and = |w: &mut Self, one: Ssa| match outer {
             None => one,
             Some(outer) => w.b.ins().band(outer, one),
         };
         let bounds = match known.last {
-            Last::Unchecked(_) => outer.map_or(Bounds::In, Bounds::If),
+            Last::Unchecked(_) | Last::Bytes { within: false, .. } => outer.map_or(Bounds::In, Bounds::If),
+            Last::Bytes { .. } => {
+                let extent = self.extent_value(*view.extents.last()?);
+                let extent = self.b.ins().band_imm_s(extent, -bytes);
+                let row = count as i64 * unit;
+                if row <= bytes {
+                    let within = self.b.ins().icmp(IntCC::UnsignedLessThan, last, extent);
+                    Bounds::If(and(self, within))
+                } else {
+                    let limit = self.b.ins().iadd_imm_s(extent, 1 - row);
+                    let zero = self.b.ins().iconst(types::I64, 0);
+                    let limit = self.b.ins().smax(limit, zero);
+                    let all = self.b.ins().icmp(IntCC::UnsignedLessThan, last, limit);
+                    let all = and(self, all);
+                    Bounds::Each { outer, index: last, extent, unit, all }
+                }
+            }
             // Of one thread's lanes, all or none may be known to be in; of neighbouring threads' it is not.
             Last::Lanes | Last::First if count > 1 && (self.width > 1 || known.last == Last::Lanes) => {
                 // The last index at which all fit, plus one; none if the row is too short.
@@ -109,7 +135,7 @@ impl Writer<'_, '_> {
                 let limit = self.b.ins().smax(limit, zero);
                 let all = self.b.ins().icmp(IntCC::UnsignedLessThan, last, limit);
                 let all = and(self, all);
-                Bounds::Each { outer, index: last, extent, all }
+                Bounds::Each { outer, index: last, extent, unit, all }
             }
             _ => {
                 let extent = self.extent_value(*view.extents.last()?);
@@ -130,9 +156,12 @@ impl Writer<'_, '_> {
             let clamped = if in_row { known.last.is_checked() } else { known.checks(dimension) };
             let mut index = indices[dimension];
             if clamped {
-                let room = if in_row { count as u32 } else { 1 };
+                let room = if in_row { known.bytes.unwrap_or(count as u32) } else { 1 };
                 let greatest = self.b.ins().iconst(types::I64, i64::from(extent - room.min(*extent)));
                 index = self.b.ins().umin(index, greatest);
+                if let Some(bytes) = known.bytes {
+                    index = self.b.ins().band_imm_s(index, -i64::from(bytes));
+                }
             }
             element = Some(match element {
                 None => index,
@@ -178,8 +207,12 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// The address if `within` holds, else one that does no harm.
+    /// The address if `within` holds, else one that does no harm, or one that faults.
     pub(super) fn or_spare(&mut self, address: Ssa, within: Ssa, writes: bool) -> Ssa {
+        if self.strays_fault {
+            let nowhere = self.b.ins().iconst(types::I64, 0);
+            return self.b.ins().select(within, address, nowhere);
+        }
         let offset = i64::from(self.spare) + if writes { i64::from(SPARE) } else { 0 };
         let spare = self.b.ins().iadd_imm_s(self.scratch, offset);
         self.b.ins().select(within, address, spare)
@@ -187,8 +220,9 @@ impl Writer<'_, '_> {
 
     /// Where an element is if not all are in bounds.
     fn one_of_row(&mut self, row: &Row, number: Ssa, size: u32, writes: bool) -> Ssa {
-        let Bounds::Each { outer, index, extent, .. } = row.bounds else { return row.address };
-        let at = self.b.ins().iadd(index, number);
+        let Bounds::Each { outer, index, extent, unit, .. } = row.bounds else { return row.address };
+        let by = self.b.ins().imul_imm_s(number, unit);
+        let at = self.b.ins().iadd(index, by);
         let within = self.b.ins().icmp(IntCC::UnsignedLessThan, at, extent);
         let within = match outer {
             None => within,
@@ -345,10 +379,11 @@ impl Writer<'_, '_> {
             return Pattern::Row;
         }
         let all: Vec<Repr> = op.operands[..rank].iter().map(|v| self.repr(*v)).collect();
+        let lanes = self.kernel.by_bytes(op).map_or(lanes as u32, |ty| ty.bytes());
         let (last, outer) = (&all[rank - 1], &all[..rank - 1]);
         let uniform = outer.iter().all(|repr| matches!(repr, Repr::Splat(_)));
         match last {
-            Repr::Affine { stride, .. } if uniform && *stride == lanes as i64 => Pattern::Row,
+            Repr::Affine { stride, .. } if uniform && *stride == i64::from(lanes) => Pattern::Row,
             Repr::Splat(_) if uniform => Pattern::Uniform,
             _ => Pattern::Scattered,
         }
@@ -403,7 +438,8 @@ impl Writer<'_, '_> {
                 }
                 (between.fixed.abs() < 1 << 24).then_some(between)
             }
-            Place::Channel(_) | Place::Fragment(_) => None,
+            // Local arrays are parts of shared ones here.
+            Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => None,
         }
     }
 
@@ -433,7 +469,7 @@ impl Writer<'_, '_> {
 
     pub(super) fn load(&mut self, op: &Op) {
         let (Some(place), Some(result)) = (op.place, op.result()) else { return };
-        let Some((rank, scalar)) = self.kernel.place(place) else { return };
+        let (Some((rank, _)), scalar) = (self.kernel.place(place), self.scalar(result)) else { return };
         let elements = self.elements(result);
         let lanes = elements / self.width;
         let Some(mut known) = self.safety.access(op).cloned() else { return };
@@ -488,7 +524,7 @@ impl Writer<'_, '_> {
 
     pub(super) fn store(&mut self, op: &Op) {
         let (Some(place), Some(value)) = (op.place, op.operands.last().copied()) else { return };
-        let Some((rank, scalar)) = self.kernel.place(place) else { return };
+        let (Some((rank, _)), scalar) = (self.kernel.place(place), self.scalar(value)) else { return };
         let elements = self.elements(value);
         let lanes = elements / self.width;
         let Some(known) = self.safety.access(op).cloned() else { return };

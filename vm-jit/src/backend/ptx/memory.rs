@@ -1,15 +1,15 @@
-//! Views, shared arrays and atomics.
+//! Views, shared and local arrays, and atomics.
 //!
 //! A guest's access to a view is done under the predicate that it is in bounds; a load's registers hold zero
 //! before. Of a vector that may be partly in bounds, each lane then has a predicate of its own, behind a branch
-//! that is taken only there. What is checked is in the
-//! [`SafetyPlan`](crate::safety::SafetyPlan).
+//! that is taken only there. An access by bytes has one predicate: that it is below the last multiple of its size in the
+//! view, and at one. What is checked is in the [`SafetyPlan`](crate::safety::SafetyPlan).
 
 use super::arch::Feature;
 use super::asm::{Arg, Class, Label, Reg, def, when};
 use super::writer::{Extent, View, Writer, class_of, memory_type};
 use crate::safety::{Access, Last};
-use vm_ir::module::{Op, Place};
+use vm_ir::module::{Op, Place, SharedArray};
 use vm_ir::op::{Cache, Opcode, Order, Scope, Shape};
 use vm_ir::view::Access as Rights;
 use vm_ir::{Scalar, Value};
@@ -35,7 +35,7 @@ fn of_words(name: &str, count: u32, bytes: u32) -> String {
 pub(super) struct Address {
     pub(super) base: Reg,
     pub(super) offset: i64,
-    /// `global`, `shared`, or `shared::cluster` for that of another block.
+    /// `global`, `local`, `shared`, or `shared::cluster` for that of another block.
     pub(super) space: &'static str,
     /// What the address is known to be a multiple of, in bytes.
     pub(super) align: u32,
@@ -55,7 +55,7 @@ impl Writer<'_> {
     pub(super) fn view(&self, place: Place) -> Option<&View> {
         match place {
             Place::View(i) => self.views.get(usize::from(i))?.as_ref(),
-            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => None,
+            Place::Shared(_) | Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => None,
         }
     }
 
@@ -71,7 +71,20 @@ impl Writer<'_> {
     fn address(&mut self, op: &Op, place: Place, known: &Access, lanes: u32) -> Address {
         match place {
             Place::View(_) => self.view_address(op, place, known),
-            Place::Shared(array) => self.shared_address(op, usize::from(array), known, lanes),
+            Place::Shared(array) => {
+                let array = usize::from(array);
+                let SharedArray { element, dims, .. } = &self.kernel.shared()[array];
+                let start = self.shared.unwrap_or(Reg::NONE);
+                let offset = self.shared_offsets[array];
+                self.array_address(op, (element.bytes(), dims), known, lanes, (start, offset, "shared"))
+            }
+            Place::Local(array) => {
+                let array = usize::from(array);
+                let len = self.kernel.local()[array].len;
+                let start = self.local.unwrap_or(Reg::NONE);
+                let offset = self.local_offset(array);
+                self.array_address(op, (1, &[len]), known, lanes, (start, offset, "local"))
+            }
             // No load or store has such a place.
             Place::Channel(_) | Place::Fragment(_) => {
                 Address { base: Reg::NONE, offset: 0, space: "shared", align: 1 }
@@ -82,7 +95,7 @@ impl Writer<'_> {
     fn view_address(&mut self, op: &Op, place: Place, known: &Access) -> Address {
         let (size, align) = match place {
             Place::View(i) => self.kernel.view(i).map_or((1, 1), |v| (v.element.bytes(), v.align)),
-            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => (1, 1),
+            Place::Shared(_) | Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => (1, 1),
         };
         let Some(view) = self.view(place).cloned() else {
             return Address { base: Reg::NONE, offset: 0, space: "global", align: 1 };
@@ -116,20 +129,26 @@ impl Writer<'_> {
                 };
             }
         }
-        let align = align.min(size << known.shift.min(8));
+        let align = known.bytes.unwrap_or(align.min(size << known.shift.min(8)));
         Address { base, offset, space: "global", align }
     }
 
-    fn shared_address(&mut self, op: &Op, array: usize, known: &Access, lanes: u32) -> Address {
-        let declared = &self.kernel.shared()[array];
-        let (size, dims) = (declared.element.bytes(), declared.dims.clone());
+    /// Where an access to an array is: of elements of a size and extents, which begins so far behind a start.
+    fn array_address(
+        &mut self,
+        op: &Op,
+        (size, dims): (u32, &[u32]),
+        known: &Access,
+        lanes: u32,
+        (start, begin, space): (Reg, u32, &'static str),
+    ) -> Address {
         let last = dims.len() - 1;
         let mut align = WIDEST.min(size << known.shift.min(8));
         let (mut element, mut offset) = (None, 0);
         for (dimension, extent) in dims.iter().enumerate() {
             let index = op.operands[dimension];
             let clamp = if dimension == last { known.last.is_checked() } else { known.checks(dimension) };
-            let room = if dimension == last { lanes } else { 1 };
+            let room = if dimension == last { known.bytes.unwrap_or(lanes) } else { 1 };
             let mut index = index;
             if let Some(bytes) = split_offset(known, size).filter(|_| dimension == last && !clamp) {
                 (index, offset) = (known.base.0, bytes);
@@ -145,6 +164,10 @@ impl Writer<'_> {
                 (_, true) => def!(self, B32, "min.u32", reg, greatest),
                 (_, false) => reg,
             };
+            let reg = match known.bytes.filter(|_| clamp) {
+                Some(bytes) => def!(self, B32, "and.b32", reg, -i64::from(bytes)),
+                None => reg,
+            };
             if clamp && dimension == last {
                 align = align.min(size << (greatest as u64).trailing_zeros().min(8));
             }
@@ -157,13 +180,12 @@ impl Writer<'_> {
                 }
             });
         }
-        let start = self.shared.unwrap_or(Reg::NONE);
         let base = match element {
             Some(element) => def!(self, B32, "mad.lo.u32", element, i64::from(size), start),
             None => start,
         };
-        let offset = offset + i64::from(self.shared_offsets[array]);
-        Address { base, offset, space: "shared", align }
+        let align = known.bytes.unwrap_or(align);
+        Address { base, offset: offset + i64::from(begin), space, align }
     }
 
     /// The predicate for a guest's access to a view.
@@ -182,6 +204,23 @@ impl Writer<'_> {
         let extent = view.extents[last];
         match known.last {
             Last::Unchecked(_) => outer.map_or(Guard::Always, Guard::When),
+            Last::Bytes { within, aligned } => {
+                let (index, bytes) = (self.wide(index), i64::from(known.bytes.unwrap_or(1)));
+                let mut all = outer;
+                if aligned {
+                    let rest = def!(self, B64, "and.b64", index, bytes - 1);
+                    all = Some(def!(self, Pred, "setp.eq.s64", rest, 0));
+                }
+                if within {
+                    // The last multiple of the size, as the index is one.
+                    let limit = match extent {
+                        Extent::Fixed(extent) => Arg::Int(extent & -bytes),
+                        Extent::Reg(extent) => Arg::Reg(def!(self, B64, "and.b64", extent, -bytes)),
+                    };
+                    all = Some(self.within(index, limit, all));
+                }
+                all.map_or(Guard::Always, Guard::When)
+            }
             Last::Lanes if lanes > 1 => {
                 // The last index at which all lanes fit, plus one; none if the row is too short.
                 let limit = match extent {
@@ -237,7 +276,9 @@ impl Writer<'_> {
             Place::View(i) => {
                 op.result().is_some() && self.kernel.view(i).is_some_and(|v| v.access == Rights::Read)
             }
-            Place::Shared(_) | Place::Channel(_) | Place::Fragment(_) => return String::new(),
+            Place::Shared(_) | Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => {
+                return String::new();
+            }
         };
         let policies = self.has(Feature::EvictionPriority);
         let mut hints = String::new();
@@ -428,7 +469,8 @@ impl Writer<'_> {
 
     pub(super) fn atomic(&mut self, op: &Op) {
         let Some(place) = op.place else { return };
-        let Some((rank, scalar)) = self.kernel.place(place) else { return };
+        let Some((rank, element)) = self.kernel.place(place) else { return };
+        let scalar = self.kernel.by_bytes(op).map_or(element, |ty| ty.scalar());
         let Some(known) = self.plan.access(op).cloned() else { return };
         let guard = match self.guard(op, place, &known, 1) {
             Guard::Always => None,

@@ -28,6 +28,9 @@ const TURNS: &str = ".const .align 4 .b32 turns[8] = {0, 0x28be60db, 0x9391054a,
 /// theirs.
 const DYNAMIC_SHARED: &str = "launch_shared";
 
+/// A thread's local arrays, one behind the other.
+const LOCAL: &str = "locals";
+
 /// Instructions that a module may come to: some times what NVIDIA's assembler takes in a minute.
 const MAX_INSTRUCTIONS: u64 = 1 << 20;
 
@@ -142,6 +145,8 @@ pub(super) struct Writer<'k> {
     /// Address of the shared arrays, and the offset of each.
     pub(super) shared: Option<Reg>,
     pub(super) shared_offsets: Vec<u32>,
+    /// Address of the local arrays.
+    pub(super) local: Option<Reg>,
     /// Ops before which shared memory is zeroed.
     pub(super) zero_at: HashSet<*const Op>,
     /// Is it zeroed at all?
@@ -196,6 +201,7 @@ impl<'k> Writer<'k> {
             views: Vec::new(),
             shared: None,
             shared_offsets,
+            local: None,
             zero_at: HashSet::new(),
             zeroes: false,
             cluster_barriers: ClusterBarriers::default(),
@@ -243,6 +249,9 @@ impl<'k> Writer<'k> {
         let (shared, dynamic) = (self.facts.shared_bytes as u32, self.dynamic_shared());
         if shared > 0 && dynamic == 0 {
             let _ = writeln!(text, "\t.shared .align 16 .b8 arrays[{shared}];");
+        }
+        if kernel.local_bytes() > 0 {
+            let _ = writeln!(text, "\t.local .align 16 .b8 {LOCAL}[{}];", kernel.local_bytes());
         }
         if !self.cluster_barriers.is_empty() {
             let _ = writeln!(text, "\t.shared .align 8 .b8 {BARRIERS}[{BARRIER_BYTES}];");
@@ -319,6 +328,12 @@ impl<'k> Writer<'k> {
             let name = if self.dynamic_shared() > 0 { DYNAMIC_SHARED } else { "arrays" };
             self.shared = Some(def!(self, B32, "mov.u32", name));
             self.begin_shared();
+        }
+        if self.kernel.local_bytes() > 0 {
+            self.local = Some(def!(self, B32, "mov.u32", LOCAL));
+            if self.plan.zeroes_arrays() {
+                self.zero_local();
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! When and how a guest's shared memory is zeroed, and where the blocks of a cluster meet behind that.
+//! When and how a guest's shared and local memory is zeroed, and where the blocks of a cluster meet behind that.
 
 use super::asm::{Arg, Reg, def, ins, when};
 use super::cluster::{ClusterBarriers, gathered_first};
@@ -15,7 +15,7 @@ impl Writer<'_> {
         let kernel = self.kernel;
         // The blocks of a cluster meet behind it, and should do so early.
         let soon = kernel.cluster() > 1 && self.facts.shared_bytes <= u64::from(WIDEST * kernel.threads());
-        if self.plan.zeroes_shared() && !gathered_first(kernel) {
+        if self.plan.zeroes_arrays() && !gathered_first(kernel) {
             match soon {
                 true => self.zero_shared(),
                 false => self.zero_at = self.zero_sites(kernel.body()).into_iter().collect(),
@@ -83,6 +83,35 @@ impl Writer<'_> {
             }
         }
         ins!(self, "bar.sync", 0);
+    }
+
+    /// Zeroes a thread's local arrays.
+    pub(super) fn zero_local(&mut self) {
+        /// The most stores that are written one behind the other.
+        const STRAIGHT: u32 = 8;
+        let (bytes, start) = (self.kernel.local_bytes() as u32, self.local.unwrap_or(Reg::NONE));
+        let zero = self.number(Scalar::I32, 0);
+        let quad = [zero; 4];
+        let store = "st.local.v4.b32";
+        if bytes <= STRAIGHT * WIDEST {
+            for at in (0..bytes).step_by(WIDEST as usize) {
+                ins!(self, store, Arg::At(start, i64::from(at)), Arg::List(&quad));
+            }
+            return;
+        }
+        let to = def!(self, B32, "add.s32", start, 0);
+        let end = def!(self, B32, "add.s32", start, i64::from(bytes));
+        let head = self.asm.new_label();
+        self.asm.place(head);
+        ins!(self, store, Arg::At(to, 0), Arg::List(&quad));
+        ins!(self, "add.s32", to, to, i64::from(WIDEST));
+        let more = def!(self, Pred, "setp.lt.u32", to, end);
+        when!(self, more, true, "bra", Arg::Label(head));
+    }
+
+    /// Where a local array begins.
+    pub(super) fn local_offset(&self, array: usize) -> u32 {
+        self.kernel.local()[..array].iter().map(|array| array.bytes() as u32).sum()
     }
 }
 

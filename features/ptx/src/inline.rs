@@ -1,0 +1,479 @@
+//! A kernel with all that it calls in its place: one list of instructions, with registers of one numbering, and places for its
+//! variables.
+//!
+//! Parameters of calls are registers: one for each part that nobody takes apart further.
+
+use crate::ast::{Ast, Class, Function, Guard, Instr, Item, Operand, Space, Symbol, Ty, Variable};
+use crate::error::{Error, ErrorKind, Result};
+use crate::limits::{
+    MAX_CALLS, MAX_INLINED_OPERANDS, MAX_INSTRUCTIONS, MAX_LOCAL, MAX_PARAMETER_BYTES, MAX_REGISTERS,
+};
+use std::collections::{BTreeSet, HashMap};
+use vm_ir::limits::MAX_SHARED_BYTES;
+
+/// Where shared memory begins whose size the launch says, as offsets of symbols have it.
+pub(crate) const DYNAMIC_SHARED: u64 = 1 << 40;
+
+/// An instruction, or where a label is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Step {
+    Instr(Instr),
+    Label(u32),
+}
+
+/// A kernel without calls.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Code {
+    pub(crate) steps: Vec<Step>,
+    pub(crate) labels: u32,
+    /// The types of registers.
+    pub(crate) registers: Vec<Ty>,
+    /// Bytes of shared memory whose size the kernel says.
+    pub(crate) shared: u64,
+    /// What the rest of shared memory is aligned to.
+    pub(crate) shared_align: u64,
+    /// Does it use the rest?
+    pub(crate) dynamic: bool,
+    /// Bytes of a thread's local memory.
+    pub(crate) local: u64,
+}
+
+/// Offsets one behind the other.
+pub(crate) fn place(at: &mut u64, size: u64, align: u64) -> u64 {
+    let offset = at.next_multiple_of(align.max(1));
+    *at = offset + size;
+    offset
+}
+
+/// Offsets of a kernel's parameters.
+pub(crate) fn parameter_offsets(function: &Function) -> Result<Vec<u64>> {
+    let mut end = 0;
+    let mut offsets = Vec::new();
+    for variable in &function.variables[function.param_range()] {
+        offsets.push(place(&mut end, variable.size, variable.align));
+        if end > MAX_PARAMETER_BYTES {
+            return Err(Error::large(variable.line, "bytes of parameters", MAX_PARAMETER_BYTES as usize));
+        }
+    }
+    Ok(offsets)
+}
+
+/// Puts what a kernel calls into it. `data` has the offsets of the module's variables of memory that outlives a launch.
+pub(crate) fn inline(ast: &Ast, text: &str, entry: &Function, data: &HashMap<&str, u64>) -> Result<Code> {
+    let mut inliner = Inliner {
+        ast,
+        text,
+        data,
+        functions: ast.functions.iter().enumerate().map(|(i, f)| (&*f.name, i)).collect(),
+        variables: ast.variables.iter().map(|v| (&*v.name, v)).collect(),
+        shared: HashMap::new(),
+        slots: Vec::new(),
+        operands: 0,
+        open: Vec::new(),
+        code: Code {
+            steps: Vec::new(),
+            labels: 0,
+            registers: Vec::new(),
+            shared: 0,
+            shared_align: 16,
+            dynamic: false,
+            local: 0,
+        },
+    };
+    let offsets = parameter_offsets(entry)?;
+    let places =
+        offsets.into_iter().map(|offset| Home::Symbol(Symbol { space: Space::Param, offset })).collect();
+    inliner.function(entry, places, None, 0)?;
+    inliner.arguments()?;
+    Ok(inliner.code)
+}
+
+/// Where a variable of a function is.
+#[derive(Clone, Copy, Debug)]
+enum Home {
+    Symbol(Symbol),
+    /// A parameter of a call.
+    Slot(u32),
+    /// A parameter that is a register.
+    Register,
+}
+
+struct Inliner<'a> {
+    ast: &'a Ast,
+    text: &'a str,
+    data: &'a HashMap<&'a str, u64>,
+    functions: HashMap<&'a str, usize>,
+    variables: HashMap<&'a str, &'a Variable>,
+    /// Offsets of the module's shared variables that the kernel uses.
+    shared: HashMap<&'a str, u64>,
+    /// Where accesses to each parameter of a call begin and end.
+    slots: Vec<BTreeSet<i64>>,
+    /// Operands so far.
+    operands: usize,
+    /// The functions that are being put in place.
+    open: Vec<&'a str>,
+    code: Code,
+}
+
+/// A function that is being put in place.
+struct Frame<'a> {
+    homes: Vec<Home>,
+    /// The number of its first register.
+    registers: u32,
+    labels: HashMap<&'a str, u32>,
+    targets: HashMap<&'a str, &'a [Box<str>]>,
+    /// Where it returns to; the kernel ends.
+    back: Option<u32>,
+    /// Where the local memory of what it calls begins.
+    local: u64,
+}
+
+impl<'a> Inliner<'a> {
+    fn label(&mut self) -> u32 {
+        self.code.labels += 1;
+        self.code.labels - 1
+    }
+
+    fn push(&mut self, line: u32, step: Step) -> Result<()> {
+        if let Step::Instr(instr) = &step {
+            self.operands += instr.operands.iter().map(Operand::count).sum::<usize>();
+        }
+        if self.operands > MAX_INLINED_OPERANDS {
+            return Err(Error::large(
+                line,
+                "operands in a kernel with all that it calls",
+                MAX_INLINED_OPERANDS,
+            ));
+        }
+        if self.code.steps.len() >= 2 * MAX_INSTRUCTIONS {
+            return Err(Error::large(
+                line,
+                "instructions in a kernel with all that it calls",
+                MAX_INSTRUCTIONS,
+            ));
+        }
+        self.code.steps.push(step);
+        Ok(())
+    }
+
+    fn new_registers(&mut self, line: u32, types: impl IntoIterator<Item = Ty>) -> Result<u32> {
+        let first = self.code.registers.len() as u32;
+        self.code.registers.extend(types);
+        if self.code.registers.len() > MAX_REGISTERS {
+            return Err(Error::large(line, "registers in a kernel with all that it calls", MAX_REGISTERS));
+        }
+        Ok(first)
+    }
+
+    /// `given` are the homes of what it returns and takes.
+    fn function(
+        &mut self,
+        function: &'a Function,
+        given: Vec<Home>,
+        back: Option<u32>,
+        local: u64,
+    ) -> Result<()> {
+        let name = &*function.name;
+        let Some(items) = &function.body else {
+            return Err(Error::unsupported(function.line, format!("{name}, which is defined elsewhere,")));
+        };
+        if self.open.contains(&name) {
+            return Err(Error::at(function.line, ErrorKind::Recursion(name.to_owned())));
+        }
+        if self.open.len() >= MAX_CALLS {
+            return Err(Error::large(function.line, "calls within calls", MAX_CALLS));
+        }
+        self.open.push(name);
+        let registers = self.new_registers(function.line, function.registers.iter().map(|r| r.ty))?;
+        let mut homes = given;
+        let mut local = local;
+        for variable in &function.variables[homes.len()..] {
+            let home = self.home(variable, &mut local)?;
+            homes.push(home);
+        }
+        self.code.local = self.code.local.max(local);
+        let (mut labels, mut targets) = (HashMap::new(), HashMap::new());
+        for item in items {
+            match item {
+                Item::Label(name, line) => {
+                    let label = self.label();
+                    if labels.insert(&**name, label).is_some() {
+                        return Err(Error::syntax(*line, format!("the label {name} is there twice")));
+                    }
+                }
+                Item::Targets(name, list) => {
+                    targets.insert(&**name, &list[..]);
+                }
+                Item::Instr(_) => {}
+            }
+        }
+        let frame = Frame { homes, registers, labels, targets, back, local };
+        for item in items {
+            match item {
+                Item::Label(name, line) => self.push(*line, Step::Label(frame.labels[&**name]))?,
+                Item::Targets(..) => {}
+                Item::Instr(instr) => self.instr(&frame, instr).map_err(|error| {
+                    let (start, end) = instr.span;
+                    let text = self.text.get(start as usize..end as usize).unwrap_or("");
+                    error.of(instr.line, text)
+                })?,
+            }
+        }
+        self.open.pop();
+        Ok(())
+    }
+
+    /// Finds a place for a variable that a function declares.
+    fn home(&mut self, variable: &Variable, local: &mut u64) -> Result<Home> {
+        let symbol = |space, offset| Ok(Home::Symbol(Symbol { space, offset }));
+        if !variable.bytes.is_empty() {
+            return Err(Error::unsupported(
+                variable.line,
+                format!("{}, initialised in a function,", variable.name),
+            ));
+        }
+        match variable.space {
+            Space::Local => {
+                let offset = place(local, variable.size, variable.align);
+                if *local > MAX_LOCAL {
+                    return Err(Error::large(
+                        variable.line,
+                        "bytes of local memory in a thread",
+                        MAX_LOCAL as usize,
+                    ));
+                }
+                symbol(Space::Local, offset)
+            }
+            Space::Shared => symbol(Space::Shared, self.in_shared(variable)?),
+            Space::Param if variable.register.is_some() => Ok(Home::Register),
+            Space::Param => {
+                self.slots.push(BTreeSet::new());
+                Ok(Home::Slot(self.slots.len() as u32 - 1))
+            }
+            Space::Global | Space::Const => {
+                Err(Error::unsupported(variable.line, format!("{}, global in a function,", variable.name)))
+            }
+        }
+    }
+
+    fn in_shared(&mut self, variable: &Variable) -> Result<u64> {
+        if variable.unsized_array {
+            self.code.dynamic = true;
+            self.code.shared_align = self.code.shared_align.max(variable.align);
+            return Ok(DYNAMIC_SHARED);
+        }
+        let offset = place(&mut self.code.shared, variable.size, variable.align);
+        if self.code.shared > MAX_SHARED_BYTES {
+            return Err(Error::large(variable.line, "bytes of shared memory", MAX_SHARED_BYTES as usize));
+        }
+        Ok(offset)
+    }
+
+    /// A variable of the module.
+    fn global(&mut self, name: &str) -> Result<Symbol> {
+        let Some((key, variable)) = self.variables.get_key_value(name).map(|(k, v)| (*k, *v)) else {
+            let kind = match self.functions.contains_key(name) {
+                true => ErrorKind::Unsupported(format!("the address of the function {name}")),
+                false => ErrorKind::Unknown(name.to_owned()),
+            };
+            return Err(Error::at(0, kind));
+        };
+        let space = variable.space;
+        let offset = match space {
+            Space::Global | Space::Const => self.data.get(name).copied().unwrap_or(0),
+            Space::Shared => match self.shared.get(name) {
+                Some(offset) => *offset,
+                None => {
+                    let offset = self.in_shared(variable)?;
+                    self.shared.insert(key, offset);
+                    offset
+                }
+            },
+            Space::Local | Space::Param => {
+                return Err(Error::unsupported(
+                    variable.line,
+                    format!("{name}, local outside of functions,"),
+                ));
+            }
+        };
+        Ok(Symbol { space, offset })
+    }
+
+    fn instr(&mut self, frame: &Frame<'a>, instr: &'a Instr) -> Result<()> {
+        let guard = instr.guard.map(|g| Guard { register: g.register + frame.registers, ..g });
+        match instr.opcode() {
+            "ret" => {
+                let (code, operands) = match frame.back {
+                    Some(label) => ("bra", vec![Operand::Label(label)]),
+                    None => ("exit", Vec::new()),
+                };
+                return self.push(
+                    instr.line,
+                    Step::Instr(Instr { code: code.into(), operands, guard, ..instr.clone() }),
+                );
+            }
+            "call" => return self.call(frame, instr, guard),
+            "ld" | "st" if instr.modifiers().next() == Some("param") => {
+                if let Some(done) = self.parameter(frame, instr, guard) {
+                    return done;
+                }
+            }
+            _ => {}
+        }
+        let labels = matches!(instr.opcode(), "bra" | "brx");
+        let operands =
+            instr.operands.iter().map(|o| self.operand(frame, o, labels)).collect::<Result<Vec<_>>>()?;
+        self.push(instr.line, Step::Instr(Instr { operands, guard, ..instr.clone() }))
+    }
+
+    fn operand(&mut self, frame: &Frame<'a>, operand: &Operand, labels: bool) -> Result<Operand> {
+        let mut list = |operands: &[Operand]| {
+            operands.iter().map(|o| self.operand(frame, o, labels)).collect::<Result<Vec<_>>>()
+        };
+        Ok(match operand {
+            Operand::Register(register) => Operand::Register(register + frame.registers),
+            Operand::Not(register) => Operand::Not(register + frame.registers),
+            Operand::Variable(at) => match frame.homes[*at as usize] {
+                Home::Symbol(symbol) => Operand::Symbol(symbol),
+                Home::Slot(_) | Home::Register => {
+                    return Err(Error::unsupported(0, "the address of a parameter of a call"));
+                }
+            },
+            Operand::Name(name) if labels => match (frame.labels.get(&**name), frame.targets.get(&**name)) {
+                (Some(label), _) => Operand::Label(*label),
+                (None, Some(targets)) => {
+                    let label = |target: &Box<str>| {
+                        let found = frame.labels.get(&**target).copied().map(Operand::Label);
+                        found.ok_or_else(|| Error::at(0, ErrorKind::Unknown(target.to_string())))
+                    };
+                    Operand::List(targets.iter().map(label).collect::<Result<Vec<_>>>()?)
+                }
+                (None, None) => return Err(Error::at(0, ErrorKind::Unknown(name.to_string()))),
+            },
+            Operand::Name(name) => Operand::Symbol(self.global(name)?),
+            Operand::Vector(operands) => Operand::Vector(list(operands)?),
+            Operand::List(operands) => Operand::List(list(operands)?),
+            Operand::Pair(pair) => {
+                let [a, b] = &**pair;
+                let (a, b) = (self.operand(frame, a, labels)?, self.operand(frame, b, labels)?);
+                Operand::Pair(Box::new([a, b]))
+            }
+            Operand::Address(base, offset) => {
+                Operand::Address(Box::new(self.operand(frame, base, labels)?), *offset)
+            }
+            Operand::Sum(base, offset) => Operand::Sum(Box::new(self.operand(frame, base, labels)?), *offset),
+            other => other.clone(),
+        })
+    }
+
+    /// An access to a parameter of a call, as a move.
+    fn parameter(&mut self, frame: &Frame<'a>, instr: &'a Instr, guard: Option<Guard>) -> Option<Result<()>> {
+        let load = instr.opcode() == "ld";
+        let [first, second] = &instr.operands[..] else { return None };
+        let (address, value) = if load { (second, first) } else { (first, second) };
+        let Operand::Address(base, offset) = address else { return None };
+        let Operand::Variable(at) = **base else { return None };
+        let Home::Slot(slot) = frame.homes[at as usize] else { return None };
+        let ty = instr.modifiers().filter_map(Ty::parse).last()?;
+        Some((|| {
+            let values = match value {
+                Operand::Vector(values) => &values[..],
+                one => std::slice::from_ref(one),
+            };
+            for (lane, value) in values.iter().enumerate() {
+                let value = self.operand(frame, value, false)?;
+                // Beyond what a parameter can have, so that sums of offsets are in bounds.
+                if !(0..=MAX_PARAMETER_BYTES as i64).contains(offset) {
+                    return Err(Error::unsupported(0, "an access beyond a parameter"));
+                }
+                let at = offset + lane as i64 * ty.bytes() as i64;
+                self.slots[slot as usize].extend([at, at + ty.bytes() as i64]);
+                let part = Operand::Argument(slot, at);
+                let operands = if load { vec![value, part] } else { vec![part, value] };
+                let suffix = instr.code.rsplit('.').next().unwrap_or("b32");
+                let code =
+                    format!("{}.{suffix}", if load { "argument.load" } else { "argument.store" }).into();
+                self.push(instr.line, Step::Instr(Instr { code, operands, guard, ..instr.clone() }))?;
+            }
+            Ok(())
+        })())
+    }
+
+    /// Gives parameters of calls their registers.
+    fn arguments(&mut self) -> Result<()> {
+        let mut known: HashMap<(u32, i64), u32> = HashMap::new();
+        let mut steps = std::mem::take(&mut self.code.steps);
+        for step in &mut steps {
+            let Step::Instr(instr) = step else { continue };
+            if instr.opcode() != "argument" {
+                continue;
+            }
+            let size = instr.modifiers().filter_map(Ty::parse).last().map_or(0, Ty::bytes) as i64;
+            for operand in &mut instr.operands {
+                let Operand::Argument(slot, first) = *operand else { continue };
+                let (mut at, mut parts) = (first, Vec::new());
+                while at < first + size {
+                    let end =
+                        self.slots[slot as usize].range(at + 1..).next().copied().unwrap_or(first + size);
+                    // As many bytes as an integer has, from a multiple of that on.
+                    let most = 1 << (end - at).ilog2();
+                    let bytes = if at == 0 { most } else { most.min(1 << at.trailing_zeros().min(3)) };
+                    let register = match known.get(&(slot, at)) {
+                        Some(register) => *register,
+                        None => {
+                            let ty = Ty::new(Class::Bits, bytes as u32 * 8);
+                            let register = self.new_registers(instr.line, [ty])?;
+                            known.insert((slot, at), register);
+                            register
+                        }
+                    };
+                    parts.push(Operand::Register(register));
+                    at += bytes;
+                }
+                *operand = Operand::Vector(parts);
+            }
+        }
+        self.code.steps = steps;
+        Ok(())
+    }
+
+    fn call(&mut self, frame: &Frame<'a>, instr: &'a Instr, guard: Option<Guard>) -> Result<()> {
+        let (returns, name, arguments): (&[Operand], _, &[Operand]) = match &instr.operands[..] {
+            [Operand::List(returns), Operand::Name(name), Operand::List(arguments)] => {
+                (returns, name, arguments)
+            }
+            [Operand::Name(name), Operand::List(arguments)] => (&[], name, arguments),
+            [Operand::List(returns), Operand::Name(name)] => (returns, name, &[]),
+            [Operand::Name(name)] => (&[], name, &[]),
+            _ => return Err(Error::unsupported(0, "a call through a pointer")),
+        };
+        let Some(callee) = self.functions.get(&**name).map(|at| &self.ast.functions[*at]) else {
+            return Err(Error::at(0, ErrorKind::Unknown(name.to_string())));
+        };
+        if callee.entry || callee.body.is_none() {
+            return Err(Error::unsupported(0, format!("a call of {name}")));
+        }
+        if self.open.contains(&&*callee.name) {
+            return Err(Error::at(0, ErrorKind::Recursion(name.to_string())));
+        }
+        if returns.len() != callee.returns || arguments.len() != callee.params {
+            return Err(Error::syntax(0, format!("{name} takes and gives other parameters")));
+        }
+        let given = returns.iter().chain(arguments).map(|operand| match operand {
+            Operand::Variable(at) => Ok(frame.homes[*at as usize]),
+            _ => Err(Error::unsupported(0, "a call that passes registers")),
+        });
+        let homes = given.collect::<Result<Vec<_>>>()?;
+        let over = self.label();
+        if let Some(guard) = guard {
+            let skip = Guard { negated: !guard.negated, ..guard };
+            let operands = vec![Operand::Label(over)];
+            self.push(
+                instr.line,
+                Step::Instr(Instr { code: "bra".into(), operands, guard: Some(skip), ..instr.clone() }),
+            )?;
+        }
+        self.function(callee, homes, Some(over), frame.local)?;
+        self.push(instr.line, Step::Label(over))
+    }
+}

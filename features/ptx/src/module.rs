@@ -1,0 +1,224 @@
+//! A module that was read: its kernels, what they take, and its variables.
+
+use crate::ast::{Ast, Function, Space};
+use crate::error::{Error, ErrorKind, Result};
+use crate::inline::{parameter_offsets, place};
+use crate::parse::parse;
+use crate::translate::{self, Options, Translated};
+use std::collections::HashMap;
+use vm_ir::Scalar;
+use vm_ir::limits::MAX_PARAMS;
+
+/// A module of PTX.
+#[derive(Clone, Debug)]
+pub struct Module {
+    text: Box<str>,
+    ast: Ast,
+    data: Data,
+}
+
+/// Variables that outlive a launch, `.global` and `.const`, one behind the other: where the caller puts them is one range of memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Data {
+    /// Bytes of all.
+    pub size: u64,
+    /// What its address is a multiple of.
+    pub align: u64,
+    /// The variables.
+    pub variables: Vec<Variable>,
+    /// Where an address is to be put, and what of: offsets in the range.
+    pub pointers: Vec<(u64, u64)>,
+}
+
+/// A variable that outlives a launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// What a program calls it.
+    pub name: String,
+    /// Global or const.
+    pub space: Space,
+    /// Where in the range.
+    pub offset: u64,
+    /// Its bytes.
+    pub size: u64,
+    /// The first of them; the others are zero.
+    pub bytes: Vec<u8>,
+}
+
+impl Data {
+    /// What is to be written where, as offsets and bytes, if the range begins at `address` for the program; all else is zero.
+    pub fn at(&self, address: u64) -> Vec<(u64, Vec<u8>)> {
+        let mut all: Vec<_> = self
+            .variables
+            .iter()
+            .filter(|v| !v.bytes.is_empty())
+            .map(|v| (v.offset, v.bytes.clone()))
+            .collect();
+        let pointers = self.pointers.iter();
+        all.extend(pointers.map(|(at, to)| (*at, address.wrapping_add(*to).to_le_bytes().to_vec())));
+        all
+    }
+}
+
+/// What a kernel takes, as a launch passes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Signature {
+    /// Each parameter of the kernel, in order.
+    pub parameters: Vec<Parameter>,
+    /// Bytes of all, as one block.
+    pub size: u64,
+    /// What the kernel of the IR takes behind its memory and two addresses: each a part of the block.
+    pub scalars: Vec<Word>,
+}
+
+/// A parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Where in the block.
+    pub offset: u64,
+    /// Its bytes.
+    pub size: u64,
+}
+
+/// A part of the block of parameters that is a scalar of the IR's kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word {
+    /// Where in the block.
+    pub offset: u64,
+    /// Its bytes; fewer than the type's are extended with zeros.
+    pub size: u64,
+    /// What it is.
+    pub scalar: Scalar,
+}
+
+impl Signature {
+    /// The bits of each scalar, of a block of parameters; bytes beyond its end are zero.
+    pub fn arguments(&self, block: &[u8]) -> Vec<u64> {
+        let bits = |word: &Word| {
+            let bytes =
+                (word.offset..word.offset + word.size).map(|at| block.get(at as usize).copied().unwrap_or(0));
+            bytes.rev().fold(0, |bits, byte| bits << 8 | u64::from(byte))
+        };
+        self.scalars.iter().map(bits).collect()
+    }
+
+    fn of(function: &Function) -> Result<Signature> {
+        let mut signature = Signature::default();
+        for (variable, offset) in
+            function.variables[function.param_range()].iter().zip(parameter_offsets(function)?)
+        {
+            signature.parameters.push(Parameter { offset, size: variable.size });
+            signature.size = offset + variable.size;
+            match variable.ty.scalar() {
+                Some(scalar) if variable.size == variable.ty.bytes() && scalar != Scalar::Bool => {
+                    signature.scalars.push(Word { offset, size: variable.size, scalar });
+                }
+                _ => {
+                    let starts = (0..variable.size).step_by(8);
+                    signature.scalars.extend(starts.map(|start| Word {
+                        offset: offset + start,
+                        size: 8.min(variable.size - start),
+                        scalar: Scalar::I64,
+                    }));
+                }
+            }
+        }
+        // As many as a kernel of the IR has room for; the others are read from memory.
+        signature.scalars.truncate(MAX_PARAMS - 3);
+        Ok(signature)
+    }
+}
+
+impl Module {
+    /// Reads PTX.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is no PTX, that is above a [cap](crate::limits), or that isn't supported wherever it stands.
+    pub fn parse(text: &str) -> Result<Module> {
+        let ast = parse(text)?;
+        let data = layout(&ast)?;
+        Ok(Module { text: text.into(), ast, data })
+    }
+
+    /// `.version`.
+    pub fn version(&self) -> (u32, u32) {
+        self.ast.version
+    }
+
+    /// `.target`: the architecture that it was compiled for.
+    pub fn target(&self) -> &str {
+        &self.ast.target
+    }
+
+    /// The names of its kernels.
+    pub fn kernels(&self) -> impl Iterator<Item = &str> {
+        self.ast.functions.iter().filter(|f| f.entry && f.body.is_some()).map(|f| &*f.name)
+    }
+
+    /// Its variables that outlive a launch.
+    pub fn data(&self) -> &Data {
+        &self.data
+    }
+
+    /// What a kernel takes.
+    ///
+    /// # Errors
+    ///
+    /// There is no such kernel.
+    pub fn signature(&self, kernel: &str) -> Result<Signature> {
+        Signature::of(self.kernel(kernel)?)
+    }
+
+    fn kernel(&self, name: &str) -> Result<&Function> {
+        let found = self.ast.functions.iter().find(|f| f.entry && f.body.is_some() && *f.name == *name);
+        found.ok_or_else(|| Error::at(0, ErrorKind::Unknown(format!("{name} among the kernels"))))
+    }
+
+    /// A kernel for a size of blocks, as a guest's module of the IR.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that isn't supported, with its line and the instruction.
+    pub fn translate(&self, kernel: &str, options: &Options) -> Result<Translated> {
+        let function = self.kernel(kernel)?;
+        let offsets =
+            self.data.variables.iter().map(|v| (v.name.as_str(), v.offset)).collect::<HashMap<_, _>>();
+        let signature = Signature::of(function)?;
+        translate::translate(&self.ast, &self.text, function, signature, &offsets, options)
+    }
+}
+
+/// Puts the variables one behind the other.
+fn layout(ast: &Ast) -> Result<Data> {
+    let mut data = Data { align: 16, ..Data::default() };
+    let lasting = || ast.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const));
+    let mut offsets = HashMap::new();
+    for variable in lasting() {
+        let offset = place(&mut data.size, variable.size, variable.align);
+        data.align = data.align.max(variable.align);
+        if offsets.insert(&*variable.name, offset).is_some() {
+            return Err(Error::syntax(variable.line, format!("{} is defined twice", variable.name)));
+        }
+        data.variables.push(Variable {
+            name: variable.name.to_string(),
+            space: variable.space,
+            offset,
+            size: variable.size,
+            bytes: variable.bytes.clone(),
+        });
+    }
+    for variable in lasting() {
+        for pointer in &variable.pointers {
+            let Some(target) = offsets.get(&*pointer.target) else {
+                return Err(Error::unsupported(
+                    variable.line,
+                    format!("the address of {} in a variable", pointer.target),
+                ));
+            };
+            let to = target.wrapping_add(pointer.addend as u64);
+            data.pointers.push((offsets[&*variable.name] + pointer.offset, to));
+        }
+    }
+    Ok(data)
+}

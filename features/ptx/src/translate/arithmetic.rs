@@ -1,0 +1,657 @@
+//! Moves, integers, bits, comparisons and choice.
+
+use super::Cx;
+use super::float;
+use super::table::{Modifiers, operands};
+use super::value::{Fact, ir};
+use crate::ast::{Class, Instr, Operand, Ty, int};
+use crate::error::Result;
+use vm_ir::Scalar;
+use vm_ir::builder::Val;
+
+const U32: Ty = Ty::new(Class::Unsigned, 32);
+
+pub(super) fn mov<'b>(cx: &Cx<'_, 'b>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let ty = m.ty()?;
+    let [to, from] = operands(instr)?;
+    match (to, from) {
+        (Operand::Vector(lanes), from) => {
+            let part = Ty::new(Class::Bits, ty.bits / lanes.len().max(1) as u32);
+            let value = cx.get(from, ty)?;
+            let ty = ir(part)?;
+            let whole = value.ty();
+            for (at, lane) in lanes.iter().enumerate() {
+                let shift = at as u64 * u64::from(part.bits);
+                let bits = cx.fit(value.shr_u(cx.k.bits(whole, shift)), ty);
+                cx.set(lane, bits, false)?;
+            }
+            Ok(())
+        }
+        (to, Operand::Vector(lanes)) => {
+            let part = Ty::new(Class::Bits, ty.bits / lanes.len().max(1) as u32);
+            let whole = ir(ty)?;
+            let mut value: Option<Val<'b>> = None;
+            for (at, lane) in lanes.iter().enumerate() {
+                let bits = cx.fit(cx.get(lane, part)?, whole);
+                let bits =
+                    if at == 0 { bits } else { bits << cx.k.bits(whole, at as u64 * u64::from(part.bits)) };
+                value = Some(value.map_or(bits, |value| value | bits));
+            }
+            cx.set(to, value.unwrap_or_else(|| cx.k.bits(whole, 0)), false)
+        }
+        (to, from) => {
+            let value = cx.get(from, ty)?;
+            cx.set(to, value, false)
+        }
+    }
+}
+
+/// A parameter of a call: a move between a register and the parts of the parameter, with the type of the access.
+pub(super) fn argument<'b>(cx: &Cx<'_, 'b>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let loads = m.one_of(&["load", "store"]) == Some("load");
+    let ty = m.ty()?;
+    let [to, from] = operands(instr)?;
+    let bits = Ty::new(Class::Bits, ty.bits * u32::from(ty.lanes));
+    let whole = ir(bits)?;
+    let mut at = 0;
+    if !loads {
+        let value = cx.fit(cx.get(from, ty)?, whole);
+        for part in cx.list(to) {
+            let Operand::Register(register) = part else { continue };
+            let shifted = if at == 0 { value } else { value.shr_u(cx.k.bits(whole, at)) };
+            cx.put(*register, shifted)?;
+            at += u64::from(cx.types[*register as usize].bits);
+        }
+        return Ok(());
+    }
+    let mut value: Option<Val<'b>> = None;
+    for part in cx.list(from) {
+        let Operand::Register(register) = part else { continue };
+        let part = cx.fit(cx.register(*register)?, whole);
+        let part = if at == 0 { part } else { part << cx.k.bits(whole, at) };
+        value = Some(value.map_or(part, |value| value | part));
+        at += u64::from(cx.types[*register as usize].bits);
+    }
+    cx.set(to, value.unwrap_or_else(|| cx.k.bits(whole, 0)), ty.is_signed())
+}
+
+impl<'b> Cx<'_, 'b> {
+    /// `a + b`, with the carry that was and the one that comes of it.
+    fn sum(&self, a: Val<'b>, b: Val<'b>, takes: bool, gives: bool) -> Val<'b> {
+        let sum = a + b;
+        let carry = takes.then(|| self.fit(self.carry(), a.ty()));
+        let all = carry.map_or(sum, |carry| sum + carry);
+        if gives {
+            let out = sum.lt_u(a);
+            self.set_carry(carry.map_or(out, |_| out | all.lt_u(sum)));
+        }
+        all
+    }
+
+    /// `a - b`, with the borrow that was and the one that comes of it.
+    fn difference(&self, a: Val<'b>, b: Val<'b>, takes: bool, gives: bool) -> Val<'b> {
+        let difference = a - b;
+        let borrow = takes.then(|| self.fit(self.carry(), a.ty()));
+        let all = borrow.map_or(difference, |borrow| difference - borrow);
+        if gives {
+            let out = a.lt_u(b);
+            self.set_carry(borrow.map_or(out, |borrow| out | difference.lt_u(borrow)));
+        }
+        all
+    }
+
+    /// An integer in more bits.
+    fn extended(&self, value: Val<'b>, to: Scalar, signed: bool) -> Val<'b> {
+        match (self.known(value), signed) {
+            (Some(bits), true) => {
+                self.constant(to.into(), vm_ir::format::signed(value.ty().scalar(), bits) as u64)
+            }
+            (_, true) => value.to(to),
+            (_, false) => self.fit(value, to.into()),
+        }
+    }
+}
+
+impl<'b> Cx<'_, 'b> {
+    /// The carry flag.
+    fn carry(&self) -> Val<'b> {
+        let carry = self.state.borrow().carry;
+        carry.unwrap_or_else(|| self.k.bool(false))
+    }
+
+    fn set_carry(&self, carry: Val<'b>) {
+        self.state.borrow_mut().carry = Some(carry);
+    }
+
+    /// The operands behind the result, as values of a type.
+    pub(super) fn values<const N: usize>(&self, instr: &Instr, ty: Ty) -> Result<[Val<'b>; N]> {
+        let given = instr.operands.get(1..).unwrap_or_default();
+        if given.len() != N {
+            return Err(crate::error::Error::syntax(
+                0,
+                format!("it has {} operands, not {}", N + 1, given.len() + 1),
+            ));
+        }
+        let mut values = [self.k.bool(false); N];
+        for (value, operand) in values.iter_mut().zip(given) {
+            *value = self.get(operand, ty)?;
+        }
+        Ok(values)
+    }
+
+    /// Puts a result of a type into the first operand.
+    pub(super) fn result(&self, instr: &Instr, value: Val<'b>, ty: Ty) -> Result<()> {
+        match instr.operands.first() {
+            Some(operand) => self.set(operand, value, ty.is_signed()),
+            None => Err(self.unsupported("an instruction without operands")),
+        }
+    }
+
+    /// The part of a product that is asked for, and its type.
+    fn product(&self, a: &Operand, b: &Operand, ty: Ty, part: &str) -> Result<(Val<'b>, Ty)> {
+        if part == "wide" {
+            let wide = Ty { bits: ty.bits * 2, ..ty };
+            let to = int(wide.bits).ok_or_else(|| self.unsupported("a product of 128 bits"))?;
+            let extend = |value: Val<'b>| self.extended(value, to, ty.is_signed());
+            return Ok((extend(self.get(a, ty)?) * extend(self.get(b, ty)?), wide));
+        }
+        let (a, b) = (self.get(a, ty)?, self.get(b, ty)?);
+        Ok((
+            match (part, ty.is_signed()) {
+                ("hi", true) => a.mulhi(b),
+                ("hi", false) => a.mulhi_u(b),
+                _ => a * b,
+            },
+            ty,
+        ))
+    }
+}
+
+pub(super) fn add_sub_mul(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let part = m.one_of(&["lo", "hi", "wide"]);
+    let ty = m.ty()?;
+    if ty.is_float() {
+        return float::add_sub_mul(cx, instr, m, ty);
+    }
+    if instr.opcode() == "mul" {
+        let [_, a, b] = operands(instr)?;
+        let (value, ty) = cx.product(a, b, ty, part.unwrap_or("lo"))?;
+        return cx.result(instr, value, ty);
+    }
+    let [a, b] = cx.values(instr, ty)?;
+    if let (Some(Fact::Parameter(at)), Some(by), "add") =
+        (cx.fact(a), cx.literal(instr.operands.get(2)), instr.opcode())
+    {
+        return cx.result(instr, cx.parameter_address(at.wrapping_add(by)), ty);
+    }
+    let (carries, saturates) = (m.take("cc"), m.take("sat"));
+    if let (Some(a), Some(b), false) = (cx.known(a), cx.known(b), carries || saturates) {
+        let sum = if instr.opcode() == "add" { a.wrapping_add(b) } else { a.wrapping_sub(b) };
+        return cx.result(instr, cx.constant(ir(ty)?, sum), ty);
+    }
+    let value = match instr.opcode() {
+        "add" => cx.sum(a, b, false, carries),
+        _ => cx.difference(a, b, false, carries),
+    };
+    if saturates {
+        let (wide_a, wide_b) = (a.to(Scalar::I64), b.to(Scalar::I64));
+        let wide = if instr.opcode() == "add" { wide_a + wide_b } else { wide_a - wide_b };
+        let value = wide.max(i64::from(i32::MIN)).min(i64::from(i32::MAX)).to(Scalar::I32);
+        return cx.result(instr, value, ty);
+    }
+    cx.result(instr, value, ty)
+}
+
+pub(super) fn with_carry(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let ty = m.ty()?;
+    let carries = m.take("cc");
+    let [a, b] = cx.values(instr, ty)?;
+    let value = match instr.opcode() {
+        "addc" => cx.sum(a, b, true, carries),
+        _ => cx.difference(a, b, true, carries),
+    };
+    cx.result(instr, value, ty)
+}
+
+pub(super) fn mad(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let part = m.one_of(&["lo", "hi", "wide"]);
+    let ty = m.ty()?;
+    if ty.is_float() {
+        return float::fused(cx, instr, m, ty);
+    }
+    let [_, a, b, c] = operands(instr)?;
+    let (product, ty) = cx.product(a, b, ty, part.unwrap_or("lo"))?;
+    let c = cx.get(c, ty)?;
+    let carries = m.take("cc");
+    let saturates = m.take("sat");
+    if saturates {
+        return Err(cx.unsupported(".sat of mad"));
+    }
+    let value = cx.sum(product, c, instr.opcode() == "madc", carries);
+    cx.result(instr, value, ty)
+}
+
+pub(super) fn mul24(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let high = m.one_of(&["lo", "hi"]) == Some("hi");
+    let ty = m.ty()?;
+    let low24 = |operand: &Operand| -> Result<_> {
+        let wide = cx.get(operand, ty)?.to_u(Scalar::I64) << 40i64;
+        Ok(if ty.is_signed() { wide >> 40i64 } else { wide.shr_u(40i64) })
+    };
+    let (a, b, c) = match &instr.operands[..] {
+        [_, a, b] => (a, b, None),
+        [_, a, b, c] => (a, b, Some(c)),
+        _ => return Err(cx.unsupported("so many operands")),
+    };
+    let product = low24(a)? * low24(b)?;
+    let product = if high { product >> 16i64 } else { product }.to(Scalar::I32);
+    let value = match c {
+        Some(c) => product + cx.get(c, ty)?,
+        None => product,
+    };
+    cx.result(instr, value, ty)
+}
+
+pub(super) fn div_rem(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let ty = m.ty()?;
+    if ty.is_float() {
+        m.one_of(&["rn", "full", "approx"]);
+        let [a, b] = cx.values(instr, ty)?;
+        return cx.result(instr, a / b, ty);
+    }
+    let [a, b] = cx.values(instr, ty)?;
+    let value = match (instr.opcode(), ty.is_signed()) {
+        ("div", true) => a / b,
+        ("div", false) => a.div_u(b),
+        (_, true) => a % b,
+        (_, false) => a.rem_u(b),
+    };
+    cx.result(instr, value, ty)
+}
+
+pub(super) fn simple(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let ty = m.ty()?;
+    if ty.is_float() {
+        return float::simple(cx, instr, m, ty);
+    }
+    let relu = m.take("relu");
+    let value = match instr.opcode() {
+        "abs" => cx.values::<1>(instr, ty)?[0].abs_s(),
+        "neg" => -cx.values::<1>(instr, ty)?[0],
+        code => {
+            let [a, b] = cx.values(instr, ty)?;
+            match (code, ty.is_signed()) {
+                ("min", true) => a.min(b),
+                ("min", false) => a.min_u(b),
+                (_, true) => a.max(b),
+                (_, false) => a.max_u(b),
+            }
+        }
+    };
+    let value = if relu { value.max(0) } else { value };
+    cx.result(instr, value, ty)
+}
+
+pub(super) fn sad(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let ty = m.ty()?;
+    let [a, b, c] = cx.values(instr, ty)?;
+    let less = if ty.is_signed() { a.lt(b) } else { a.lt_u(b) };
+    cx.result(instr, c + less.select(b - a, a - b), ty)
+}
+
+pub(super) fn dp4a(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    if instr.opcode() != "dp4a" {
+        return Err(cx.unsupported(instr.opcode()));
+    }
+    let (first, second) = (m.ty()?, m.ty()?);
+    let [a, b, c] = cx.values(instr, U32)?;
+    fn value_of_byte(value: Val<'_>, at: i32, signed: bool) -> Val<'_> {
+        let top = value << (24 - 8 * at);
+        if signed { top >> 24 } else { top.shr_u(24) }
+    }
+    let mut sum = c;
+    for at in 0..4 {
+        sum = sum + value_of_byte(a, at, first.is_signed()) * value_of_byte(b, at, second.is_signed());
+    }
+    cx.result(instr, sum, U32)
+}
+
+pub(super) fn logic(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let ty = m.ty()?;
+    let value = match instr.opcode() {
+        "not" => !cx.values::<1>(instr, ty)?[0],
+        "cnot" => {
+            let [a] = cx.values(instr, ty)?;
+            cx.fit(a.eq(0), a.ty())
+        }
+        code => {
+            let [a, b] = cx.values(instr, ty)?;
+            match code {
+                "and" if cx.knows(a, Fact::LocalIndex) && cx.literal(instr.operands.get(2)) == Some(31) => {
+                    cx.k.lane_id()
+                }
+                "and" => a & b,
+                "or" => a | b,
+                _ => a ^ b,
+            }
+        }
+    };
+    cx.result(instr, value, ty)
+}
+
+/// `a` shifted by `by`, an i32 without a sign; from the width on, what shifting further and further gives.
+pub(super) fn shifted<'b>(
+    cx: &Cx<'_, 'b>,
+    code: &str,
+    a: Val<'b>,
+    by: Val<'b>,
+    literal: Option<u64>,
+    signed: bool,
+) -> Val<'b> {
+    let ty = a.ty();
+    let bits = u64::from(ty.scalar().bits());
+    let shift = |by: Val<'b>| match (code, signed) {
+        ("shl", _) => a << by,
+        (_, true) => a >> by,
+        (_, false) => a.shr_u(by),
+    };
+    if let Some(literal) = literal {
+        let literal = literal & u64::from(u32::MAX);
+        return match signed {
+            true => shift(cx.k.bits(ty, literal.min(bits - 1))),
+            false if literal < bits => shift(cx.k.bits(ty, literal)),
+            false => cx.k.bits(ty, 0),
+        };
+    }
+    match signed {
+        true => shift(cx.fit(by.min_u(bits as u32 - 1), ty)),
+        false => by.lt_u(bits as u32).select(shift(cx.fit(by, ty)), cx.k.bits(ty, 0)),
+    }
+}
+
+pub(super) fn shift(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let ty = m.ty()?;
+    let [_, a, by] = operands(instr)?;
+    let (a, literal) = (cx.get(a, ty)?, cx.literal(Some(by)));
+    let by = cx.get(by, U32)?;
+    let code = instr.opcode();
+    if let (true, "shr", Some(count @ 5..=31)) = (cx.knows(a, Fact::LocalIndex), code, literal) {
+        return cx.result(instr, cx.k.warp_id().shr_u(count as i32 - 5), ty);
+    }
+    let value = shifted(cx, code, a, by, literal, code == "shr" && ty.is_signed());
+    cx.result(instr, value, ty)
+}
+
+pub(super) fn funnel(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let left = m.one_of(&["l", "r"]) == Some("l");
+    let clamps = m.one_of(&["wrap", "clamp"]) == Some("clamp");
+    let ty = m.ty()?;
+    let [low, high, by] = cx.values(instr, ty)?;
+    let by = if clamps { by.min_u(32) } else { by & 31 };
+    let both = high.to_u(Scalar::I64) << 32i64 | low.to_u(Scalar::I64);
+    let by = by.to_u(Scalar::I64);
+    let value = if left { (both << by).shr_u(32i64) } else { both.shr_u(by) };
+    cx.result(instr, value.to(Scalar::I32), ty)
+}
+
+pub(super) fn bits(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let amount = m.take("shiftamt");
+    m.one_of(&["clamp"]);
+    let ty = m.ty()?;
+    let whole = ir(ty)?;
+    let width = ty.bits;
+    match instr.opcode() {
+        "brev" => cx.result(instr, cx.values::<1>(instr, ty)?[0].bit_reverse(), ty),
+        "clz" => cx.result(instr, cx.values::<1>(instr, ty)?[0].clz().to(Scalar::I32), U32),
+        "popc" => cx.result(instr, cx.values::<1>(instr, ty)?[0].popcount().to(Scalar::I32), U32),
+        "bfind" => {
+            let [a] = cx.values(instr, ty)?;
+            let a = if ty.is_signed() { a.lt(0).select(!a, a) } else { a };
+            let zeros = a.clz().to(Scalar::I32);
+            let none = zeros.eq(width);
+            let value = if amount { zeros } else { (width as i32 - 1) - zeros };
+            cx.result(instr, none.select(cx.k.i32(-1), value), U32)
+        }
+        "bfe" => {
+            let [_, a, at, count] = operands(instr)?;
+            let a = cx.get(a, ty)?;
+            let (at_literal, count_literal) = (cx.literal(Some(at)), cx.literal(Some(count)));
+            let (at, count) = (cx.get(at, U32)? & 0xff, cx.get(count, U32)? & 0xff);
+            let signed = ty.is_signed();
+            let down = shifted(cx, "shr", a, at, at_literal.map(|v| v & 0xff), signed);
+            let value = match signed {
+                false => {
+                    let ones = cx.k.bits(whole, u64::MAX);
+                    let mask = !shifted(cx, "shl", ones, count, count_literal.map(|v| v & 0xff), false);
+                    down & mask
+                }
+                true => {
+                    // The sign is the field's highest bit, or the value's where the field reaches beyond it.
+                    let room = count.min_u(width);
+                    let up = width as i32 - room;
+                    let up = cx.fit(up, whole);
+                    let value = (down << up) >> up;
+                    count.eq(0).select(cx.k.bits(whole, 0), value)
+                }
+            };
+            cx.result(instr, value, ty)
+        }
+        "bfi" => {
+            let [_, a, b, at, count] = operands(instr)?;
+            let (a, b) = (cx.get(a, ty)?, cx.get(b, ty)?);
+            let (at_literal, count_literal) = (cx.literal(Some(at)), cx.literal(Some(count)));
+            let (at_literal, count_literal) = (at_literal.map(|v| v & 0xff), count_literal.map(|v| v & 0xff));
+            let (at, count) = (cx.get(at, U32)? & 0xff, cx.get(count, U32)? & 0xff);
+            let ones = cx.k.bits(whole, u64::MAX);
+            let field = !shifted(cx, "shl", ones, count, count_literal, false);
+            let mask = shifted(cx, "shl", field, at, at_literal, false);
+            let a = shifted(cx, "shl", a, at, at_literal, false);
+            cx.result(instr, (a & mask) | (b & !mask), ty)
+        }
+        "bmsk" => {
+            let [at, count] = cx.values(instr, U32)?;
+            let ones = cx.k.i32(-1);
+            let field = !shifted(cx, "shl", ones, count, None, false);
+            cx.result(instr, shifted(cx, "shl", field, at, None, false), U32)
+        }
+        _ => {
+            let [a, count] = cx.values(instr, U32)?;
+            let up = 32 - count.min_u(32);
+            let value = shifted(cx, "shl", a, up, None, false);
+            cx.result(instr, shifted(cx, "shr", value, up, None, ty.is_signed()), ty)
+        }
+    }
+}
+
+pub(super) fn prmt(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let ty = m.ty()?;
+    let [low, high, selector] = cx.values(instr, ty)?;
+    let both = high.to_u(Scalar::I64) << 32i64 | low.to_u(Scalar::I64);
+    let literal = cx.literal(instr.operands.get(3));
+    let mut value: Option<Val<'_>> = None;
+    for at in 0..4u32 {
+        let byte = match literal {
+            Some(literal) => {
+                let nibble = literal >> (4 * at) & 15;
+                let byte = both.shr_u(((nibble & 7) * 8) as i64).to(Scalar::I32);
+                if nibble & 8 == 0 { byte & 0xff } else { ((byte << 24) >> 31) & 0xff }
+            }
+            None => {
+                let nibble = selector.shr_u(4 * at);
+                let shift = ((nibble & 7) << 3).to_u(Scalar::I64);
+                let byte = both.shr_u(shift).to(Scalar::I32);
+                let sign = ((byte << 24) >> 31) & 0xff;
+                (nibble & 8).ne(0).select(sign, byte & 0xff)
+            }
+        };
+        let byte = if at == 0 { byte } else { byte << (8 * at) };
+        value = Some(value.map_or(byte, |value| value | byte));
+    }
+    cx.result(instr, value.unwrap_or(low), ty)
+}
+
+pub(super) fn lop3<'b>(cx: &Cx<'_, 'b>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let ty = m.ty()?;
+    let [_, a, b, c, table] = operands(instr)?;
+    let Some(table) = cx.literal(Some(table)) else {
+        return Err(cx.unsupported("a table that is no literal"));
+    };
+    let (a, b, c) = (cx.get(a, ty)?, cx.get(b, ty)?, cx.get(c, ty)?);
+    let value = match table & 0xff {
+        0x80 => a & b & c,
+        0xfe => a | b | c,
+        0x96 => a ^ b ^ c,
+        0xea => (a & b) | c,
+        0xf8 => a | (b & c),
+        0xca => (a & b) | (!a & c),
+        0xe8 => (a & b) | (c & (a | b)),
+        0x78 => a ^ (b & c),
+        0x6a => (a & b) ^ c,
+        0xc0 => a & b,
+        0xfc => a | b,
+        0x3c => a ^ b,
+        table => {
+            // The terms of the table, or what is left of all where there are fewer of those.
+            let inverse = table.count_ones() > 4;
+            let mut value: Option<Val<'_>> = None;
+            for row in (0..8u32).filter(|row| (table >> row & 1 == 1) != inverse) {
+                let pick = |bit: u32, v: Val<'b>| if row >> bit & 1 == 1 { v } else { !v };
+                let term = pick(2, a) & pick(1, b) & pick(0, c);
+                value = Some(value.map_or(term, |value| value | term));
+            }
+            let value = value.unwrap_or_else(|| cx.k.i32(0));
+            if inverse { !value } else { value }
+        }
+    };
+    cx.result(instr, value, ty)
+}
+
+/// Compares two values.
+fn compared<'b>(cx: &Cx<'_, 'b>, how: &str, a: Val<'b>, b: Val<'b>, ty: Ty) -> Result<Val<'b>> {
+    let signed = ty.is_signed();
+    if ty.is_float() {
+        let unordered = a.ne(a) | b.ne(b);
+        return Ok(match how {
+            "eq" => a.eq(b),
+            "ne" => a.ne(b) & !unordered,
+            "lt" => a.lt(b),
+            "le" => a.le(b),
+            "gt" => a.gt(b),
+            "ge" => a.ge(b),
+            "equ" => a.eq(b) | unordered,
+            "neu" => a.ne(b),
+            "ltu" => !a.ge(b),
+            "leu" => !a.gt(b),
+            "gtu" => !a.le(b),
+            "geu" => !a.lt(b),
+            "num" => !unordered,
+            "nan" => unordered,
+            _ => return Err(cx.unsupported(format!("the comparison .{how}"))),
+        });
+    }
+    Ok(match (how, signed) {
+        ("eq", _) => a.eq(b),
+        ("ne", _) => a.ne(b),
+        ("lt", true) => a.lt(b),
+        ("le", true) => a.le(b),
+        ("gt", true) => a.gt(b),
+        ("ge", true) => a.ge(b),
+        ("lt" | "lo", _) => a.lt_u(b),
+        ("le" | "ls", _) => a.le_u(b),
+        ("gt" | "hi", _) => a.gt_u(b),
+        ("ge" | "hs", _) => a.ge_u(b),
+        _ => return Err(cx.unsupported(format!("the comparison .{how}"))),
+    })
+}
+
+/// A comparison of the thread's number with a multiple of a warp's size is one of the warp's, and alike in it.
+fn by_warp<'b>(cx: &Cx<'_, 'b>, how: &str, a: Val<'b>, literal: Option<u64>) -> Option<Val<'b>> {
+    let bound = literal.filter(|_| cx.knows(a, Fact::LocalIndex))? as i32;
+    let (bound, below) = match how {
+        "lt" | "lo" => (bound, true),
+        "le" | "ls" => (bound.checked_add(1)?, true),
+        "ge" | "hs" => (bound, false),
+        "gt" | "hi" => (bound.checked_add(1)?, false),
+        _ => return None,
+    };
+    if bound < 0 || bound % 32 != 0 {
+        return None;
+    }
+    let warp = cx.k.warp_id();
+    Some(if below { warp.lt(bound / 32) } else { warp.ge(bound / 32) })
+}
+
+pub(super) fn compare<'b>(cx: &Cx<'_, 'b>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let Some(how) = m.first() else { return Err(cx.unsupported("a comparison without a kind")) };
+    let combine = m.one_of(&["and", "or", "xor"]);
+    let to = if instr.opcode() == "set" { Some(m.ty()?) } else { None };
+    let ty = m.ty()?;
+    let [result, a, b, rest @ ..] = &instr.operands[..] else {
+        return Err(cx.unsupported("so few operands"));
+    };
+    let (a, literal) = (cx.get(a, ty)?, cx.literal(Some(b)));
+    let b = cx.get(b, ty)?;
+    let value = match by_warp(cx, how, a, literal) {
+        Some(value) if !ty.is_float() => value,
+        _ => compared(cx, how, a, b, ty)?,
+    };
+    let third = match (combine, rest) {
+        (Some(combine), [third]) => Some((combine, cx.get(third, Ty::new(Class::Predicate, 1))?)),
+        (None, []) => None,
+        _ => return Err(cx.unsupported("so many operands")),
+    };
+    let apply = |value: Val<'b>, negated: bool| {
+        let value: Val<'_> = if negated { !value } else { value };
+        match third {
+            Some(("and", c)) => value & c,
+            Some(("or", c)) => value | c,
+            Some((_, c)) => value ^ c,
+            None => value,
+        }
+    };
+    match (result, to) {
+        (Operand::Pair(pair), None) if ty.lanes == 1 => {
+            cx.set(&pair[0], apply(value, false), false)?;
+            cx.set(&pair[1], apply(value, true), false)
+        }
+        // Of pairs of floats: a predicate for each.
+        (Operand::Pair(pair), None) => {
+            cx.set(&pair[0], apply(value.lane(0), false), false)?;
+            cx.set(&pair[1], apply(value.lane(1), false), false)
+        }
+        (result, None) if ty.lanes == 1 => cx.set(result, apply(value, false), false),
+        (_, None) => Err(cx.unsupported("a comparison of pairs into one predicate")),
+        (result, Some(to)) if ty.lanes == 1 && to.lanes == 1 => {
+            let value = apply(value, false);
+            let to_type = ir(to)?;
+            let yes = if to.is_float() { cx.k.constant(to_type, 1.0) } else { cx.k.bits(to_type, u64::MAX) };
+            cx.set(result, value.select(yes, cx.k.bits(to_type, 0)), false)
+        }
+        (result, Some(to)) if ty.lanes == 2 => {
+            // Ones or all bits in each half.
+            let yes = if to.is_float() {
+                vm_ir::format::from_f64(ty.scalar().unwrap_or(Scalar::F16), 1.0)
+            } else {
+                0xffff
+            };
+            let half = |lane: u8| value.lane(lane).select(cx.k.i32(yes as i32), cx.k.i32(0));
+            cx.set(result, half(0) | half(1) << 16, false)
+        }
+        _ => Err(cx.unsupported("such a result of set")),
+    }
+}
+
+pub(super) fn choose(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let ty = m.ty()?;
+    let [_, a, b, c] = operands(instr)?;
+    let (first, second) = (cx.get(a, ty)?, cx.get(b, ty)?);
+    let condition = match instr.opcode() {
+        "selp" => cx.get(c, Ty::new(Class::Predicate, 1))?,
+        _ => {
+            let by = m.ty()?;
+            let c = cx.get(c, by)?;
+            if by.is_float() { c.ge(0.0) } else { c.ge(0) }
+        }
+    };
+    cx.result(instr, condition.select(first, second), ty)
+}

@@ -1,0 +1,271 @@
+//! Single instructions on numbers of all kinds, against the same in Rust.
+
+mod common;
+
+use common::{Machine, Program, Random};
+
+const N: usize = 128;
+
+/// `a` and `b` are in `%rd1` and `%rd2`, their low halves in `%r1` and `%r2`, those as floats in `%f1` and `%f2`; `%rd9` is the result.
+#[track_caller]
+fn check(body: &str, expect: impl Fn(u64, u64) -> u64) {
+    let text = format!(
+        ".version 8.0\n.target sm_75\n.address_size 64\n.global .align 8 .u64 word = 5;\n\
+         .visible .entry k(.param .u64 a, .param .u64 b, .param .u64 out) {{\n\
+         .reg .pred %p<9>; .reg .b16 %rs<9>; .reg .b32 %r<20>; .reg .b64 %rd<30>; .reg .f32 %f<9>; .reg .f64 %fd<9>;\n\
+         .shared .align 8 .b8 s[1024]; .local .align 8 .b8 l[64];\n\
+         ld.param.u64 %rd20, [a]; ld.param.u64 %rd21, [b]; ld.param.u64 %rd22, [out];\n\
+         mov.u32 %r19, %tid.x; mul.wide.u32 %rd23, %r19, 8; add.s64 %rd20, %rd20, %rd23; add.s64 %rd21, %rd21, %rd23;\n\
+         add.s64 %rd22, %rd22, %rd23; ld.global.u64 %rd1, [%rd20]; ld.global.u64 %rd2, [%rd21];\n\
+         cvt.u32.u64 %r1, %rd1; cvt.u32.u64 %r2, %rd2; mov.b32 %f1, %r1; mov.b32 %f2, %r2;\n\
+         mov.b64 %fd1, %rd1; mov.b64 %fd2, %rd2; cvt.u16.u32 %rs1, %r1; cvt.u16.u32 %rs2, %r2;\n\
+         {body}\n st.global.u64 [%rd22], %rd9; ret;\n}}\n"
+    );
+    let mut random = Random::new(1);
+    let mut number = || match random.below(6) {
+        0 => random.below(70),
+        1 => random.below(70).wrapping_neg(),
+        2 => u64::from((random.between(-100.0, 100.0) as f32).to_bits()) | random.next() << 32,
+        3 => random.between(-1e6, 1e6).to_bits(),
+        4 => [0, 1 << 31, u64::MAX, 1 << 63, 0x7fff_ffff, u64::from(f32::NAN.to_bits())]
+            [random.below(6) as usize],
+        _ => random.next(),
+    };
+    let (a, b): (Vec<u64>, Vec<u64>) = (0..N).map(|_| (number(), number())).unzip();
+    let wanted: Vec<u64> = a.iter().zip(&b).map(|(a, b)| expect(*a, *b)).collect();
+    for machine in Machine::all() {
+        let mut program = Program::on(&text, machine);
+        let (at_a, at_b, out) = (program.put(&a), program.put(&b), program.put(&[0u64; N]));
+        program.launch("k", [1, 1, 1], [N as u32, 1, 1], &[at_a.into(), at_b.into(), out.into()]);
+        for (at, (found, wanted)) in program.get::<u64>(out, N).iter().zip(&wanted).enumerate() {
+            assert_eq!(
+                found, wanted,
+                "{body} of {:#x} and {:#x} on {machine:?}: {found:#x}, not {wanted:#x}",
+                a[at], b[at]
+            );
+        }
+    }
+}
+
+/// The same of a result in `%r9`.
+#[track_caller]
+fn check32(body: &str, expect: impl Fn(u32, u32) -> u32) {
+    check(&format!("{body} cvt.u64.u32 %rd9, %r9;"), |a, b| u64::from(expect(a as u32, b as u32)));
+}
+
+#[test]
+fn integers() {
+    check("add.cc.u32 %r3, %r1, %r2; addc.u32 %r4, %r1, 0; mov.b64 %rd9, {%r3, %r4};", |a, b| {
+        let (a, b) = (a & 0xffff_ffff, b & 0xffff_ffff);
+        ((a + b) & 0xffff_ffff) | (a + ((a + b) >> 32)) << 32
+    });
+    check("sub.cc.u64 %rd3, %rd1, %rd2; subc.cc.u64 %rd4, 0, 0; subc.u64 %rd9, %rd3, %rd4;", |a, b| {
+        let borrow = u64::from(a < b);
+        a.wrapping_sub(b).wrapping_sub(0u64.wrapping_sub(borrow)).wrapping_sub(borrow)
+    });
+    check(
+        "mad.lo.cc.u32 %r3, %r1, %r2, %r1; madc.hi.u32 %r4, %r1, %r2, 7; mov.b64 %rd9, {%r3, %r4};",
+        |a, b| {
+            let (a, b) = (a & 0xffff_ffff, b & 0xffff_ffff);
+            let low = (a * b & 0xffff_ffff) + a;
+            low & 0xffff_ffff | (((a * b) >> 32) + 7 + (low >> 32)) << 32
+        },
+    );
+    check32("add.sat.s32 %r9, %r1, %r2;", |a, b| (a as i32).saturating_add(b as i32) as u32);
+    check32("sub.sat.s32 %r9, %r1, %r2;", |a, b| (a as i32).saturating_sub(b as i32) as u32);
+    check("mul.hi.s64 %rd9, %rd1, %rd2;", |a, b| {
+        ((i128::from(a as i64) * i128::from(b as i64)) >> 64) as u64
+    });
+    check("mad.wide.s32 %rd9, %r1, %r2, %rd1;", |a, b| {
+        (i64::from(a as i32) * i64::from(b as i32)).wrapping_add(a as i64) as u64
+    });
+    check32("mul.wide.u16 %r9, %rs1, %rs2;", |a, b| (a & 0xffff) * (b & 0xffff));
+    check("or.b64 %rd3, %rd2, 1; rem.s64 %rd9, %rd1, %rd3;", |a, b| {
+        (a as i64).wrapping_rem(b as i64 | 1) as u64
+    });
+    check32("min.s16 %rs3, %rs1, %rs2; cvt.s32.s16 %r9, %rs3;", |a, b| {
+        i32::from((a as i16).min(b as i16)) as u32
+    });
+    check32("slct.s32.s32 %r9, %r1, %r2, %r1;", |a, b| if a as i32 >= 0 { a } else { b });
+    check32("mul24.lo.s32 %r9, %r1, %r2;", |a, b| {
+        ((a as i32) << 8 >> 8).wrapping_mul((b as i32) << 8 >> 8) as u32
+    });
+}
+
+#[test]
+fn bits() {
+    check32("bfe.u32 %r9, %r1, %r2, 5;", |a, b| if b & 255 > 31 { 0 } else { a >> (b & 255) & 31 });
+    check32("bfe.u32 %r9, %r1, 3, %r2;", |a, b| {
+        let count = b & 255;
+        if count >= 32 { a >> 3 } else { a >> 3 & ((1 << count) - 1) }
+    });
+    check32("bfe.s32 %r9, %r1, 4, 9;", |a, _| ((a as i32) << 19 >> 23) as u32);
+    check32("bfe.s32 %r9, %r1, %r2, 12;", |a, b| {
+        let bit = |at: u32| if at > 31 { a >> 31 } else { a >> at & 1 };
+        let at = b & 255;
+        (0..32).fold(0, |bits, i| bits | bit(if i < 12 { at + i } else { (at + 11).min(31) }) << i)
+    });
+    check("bfi.b64 %rd9, %rd1, %rd2, 10, 20;", |a, b| b & !(0xfffff << 10) | (a & 0xfffff) << 10);
+    check32("bfi.b32 %r9, %r1, 77, %r2, 8;", |a, b| {
+        let at = b & 255;
+        if at > 31 { 77 } else { 77 & !(255u32 << at) | (a & 255) << at }
+    });
+    check32("bfind.u32 %r9, %r1;", |a, _| if a == 0 { u32::MAX } else { 31 - a.leading_zeros() });
+    check32("bfind.s64 %r3, %rd1; bfind.shiftamt.s32 %r4, %r1; add.s32 %r9, %r4, 0;", |a, _| {
+        let a = if (a as i32) < 0 { !a } else { a };
+        if a == 0 { u32::MAX } else { a.leading_zeros() }
+    });
+    check32("shl.b32 %r9, %r1, %r2;", |a, b| if b > 31 { 0 } else { a << b });
+    check32("shr.u32 %r9, %r1, %r2;", |a, b| if b > 31 { 0 } else { a >> b });
+    check32("shr.s32 %r9, %r1, %r2;", |a, b| (a as i32 >> b.min(31)) as u32);
+    check("shl.b64 %rd9, %rd1, 70;", |_, _| 0);
+    check("shr.s64 %rd9, %rd1, %r2;", |a, b| (a as i64 >> (b as u32).min(63)) as u64);
+    check32("shf.l.clamp.b32 %r9, %r1, %r2, %r1;", |a, b| {
+        (((u64::from(b) << 32 | u64::from(a)) << a.min(32)) >> 32) as u32
+    });
+    check32("shf.r.wrap.b32 %r9, %r1, %r2, %r1;", |a, b| {
+        ((u64::from(b) << 32 | u64::from(a)) >> (a & 31)) as u32
+    });
+    for table in [0x1b, 0xd2, 0xe4, 0xca, 0, 0xff] {
+        // By its definition: bit i of the table is for a, b and c as the bits of i.
+        let by_table = move |a: u32, b: u32, c: u32| {
+            (0..32).fold(0, |bits, at| {
+                let row = (a >> at & 1) << 2 | (b >> at & 1) << 1 | c >> at & 1;
+                bits | (table >> row & 1) << at
+            })
+        };
+        check32(&format!("lop3.b32 %r9, %r1, %r2, 0x0f0f3355, {table};"), |a, b| by_table(a, b, 0x0f0f_3355));
+    }
+    check32("set.lt.u32.s32 %r9, %r1, %r2;", |a, b| if (a as i32) < b as i32 { u32::MAX } else { 0 });
+    check32(
+        "setp.lt.s32 %p1|%p2, %r1, %r2; selp.u32 %r3, 1, 0, %p1; selp.u32 %r4, 2, 0, %p2; or.b32 %r9, %r3, %r4;",
+        |a, b| {
+            if (a as i32) < b as i32 { 1 } else { 2 }
+        },
+    );
+    check32(
+        "setp.gt.u32 %p1, %r1, 9; setp.lo.or.u32 %p2, %r1, %r2, !%p1; selp.u32 %r9, 1, 0, %p2;",
+        |a, b| u32::from(a < b || a <= 9),
+    );
+    check32("mov.b32 {%rs3, %rs4}, %r1; mov.b32 %r9, {%rs4, %rs3};", |a, _| a.rotate_left(16));
+}
+
+#[test]
+fn conversions() {
+    check("cvt.s64.s8 %rd9, %r1;", |a, _| i64::from(a as i8) as u64);
+    check32("cvt.u8.u32 %r9, %r1;", |a, _| a & 255);
+    check32("cvt.sat.u8.s32 %r9, %r1;", |a, _| (a as i32).clamp(0, 255) as u32);
+    check("cvt.sat.s16.s64 %rs3, %rd1; cvt.s64.s16 %rd9, %rs3;", |a, _| {
+        (a as i64).clamp(-32768, 32767) as u64
+    });
+    check32("cvt.rni.s32.f32 %r9, %f1;", |a, _| f32::from_bits(a).round_ties_even() as i32 as u32);
+    check32("cvt.rzi.u32.f32 %r9, %f1;", |a, _| f32::from_bits(a) as u32);
+    check32("cvt.rmi.s32.f32 %r9, %f1;", |a, _| f32::from_bits(a).floor() as i32 as u32);
+    check32(
+        "cvt.rpi.f32.f32 %f3, %f1; mov.b32 %r9, %f3; testp.notanumber.f32 %p1, %f3; selp.b32 %r9, 0, %r9, %p1;",
+        |a, _| {
+            let value = f32::from_bits(a).ceil();
+            if value.is_nan() { 0 } else { value.to_bits() }
+        },
+    );
+    for (rounding, way) in [("rz", 0), ("rm", -1), ("rp", 1)] {
+        // The nearest, or its neighbour where that is on the wrong side.
+        let directed = move |exact: f64| {
+            let near = exact as f32;
+            let beyond = match way {
+                0 => f64::from(near).abs() > exact.abs(),
+                -1 => f64::from(near) > exact,
+                _ => f64::from(near) < exact,
+            };
+            let value = match (beyond, way) {
+                (false, _) => near,
+                (true, -1) => near.next_down(),
+                (true, 1) => near.next_up(),
+                (true, _) if near > 0.0 => near.next_down(),
+                (true, _) => near.next_up(),
+            };
+            if value.is_nan() { 0 } else { value.to_bits() }
+        };
+        let number = "mov.b32 %r9, %f3; testp.notanumber.f32 %p1, %f3; selp.b32 %r9, 0, %r9, %p1;";
+        check(&format!("cvt.{rounding}.f32.f64 %f3, %fd1; {number} cvt.u64.u32 %rd9, %r9;"), |a, _| {
+            u64::from(directed(f64::from_bits(a)))
+        });
+        check32(&format!("mul.{rounding}.f32 %f3, %f1, %f2; {number}"), |a, b| {
+            directed(f64::from(f32::from_bits(a)) * f64::from(f32::from_bits(b)))
+        });
+        check32(&format!("cvt.{rounding}.f32.s32 %f3, %r1; {number}"), |a, _| directed(f64::from(a as i32)));
+    }
+    check32("cvt.rn.f16x2.f32 %r9, 0f3FC00000, 0fC0000000;", |_, _| 0x3e00_c000);
+    check32("setp.leu.f32 %p1, %f1, %f2; selp.u32 %r9, 1, 0, %p1;", |a, b| {
+        let (a, b) = (f32::from_bits(a), f32::from_bits(b));
+        u32::from(!(a > b))
+    });
+    check32("copysign.f32 %f3, %f1, %f2; mov.b32 %r9, %f3;", |a, b| a & 1 << 31 | b & !(1 << 31));
+    check32("add.sat.f32 %f3, %f1, %f2; mov.b32 %r9, %f3;", |a, b| {
+        let sum = f32::from_bits(a) + f32::from_bits(b);
+        if sum > 0.0 { sum.min(1.0).to_bits() } else { 0 }
+    });
+}
+
+#[test]
+fn control() {
+    let table = "and.b32 %r3, %r1, 3;\nbrx.idx %r3, targets;\ntargets: .branchtargets one, two, two, three;\n\
+        one: mov.u64 %rd9, 100; bra done;\ntwo: add.s64 %rd9, %rd2, 2; bra done;\nthree: mov.u64 %rd9, 300;\ndone:";
+    check(table, |a, b| match a & 3 {
+        0 => 100,
+        3 => 300,
+        _ => b.wrapping_add(2),
+    });
+    // A loop that ends in two places, with a call in it.
+    let walk = "mov.u64 %rd9, 0; and.b32 %r3, %r1, 31; mov.u32 %r4, 0;\n\
+        again: setp.ge.u32 %p1, %r4, %r3; @%p1 bra over;\n add.u64 %rd9, %rd9, 3; add.u32 %r4, %r4, 1;\n\
+        setp.eq.u32 %p2, %r4, 17; @!%p2 bra again;\n add.u64 %rd9, %rd9, 1000;\nover: @%p1 add.u64 %rd9, %rd9, 1;";
+    check(walk, |a, _| match a & 31 {
+        steps @ 0..17 => steps * 3 + 1,
+        _ => 17 * 3 + 1000,
+    });
+}
+
+#[test]
+fn ways_out() {
+    // More of them than regions can be nested.
+    let mut body = "and.b32 %r3, %r1, 127; mov.u64 %rd9, 0;\n".to_owned();
+    for step in 0..100 {
+        body += &format!("setp.eq.u32 %p1, %r3, {step}; @%p1 bra over; add.u64 %rd9, %rd9, {step};\n");
+    }
+    check(&(body + "over:"), |a, _| (0..(a & 127).min(100)).sum());
+    // A loop in the depth of conditions.
+    let mut body = "and.b32 %r3, %r1, 63; mov.u64 %rd9, 0;\n".to_owned();
+    for step in 0..40 {
+        body += &format!("setp.eq.u32 %p1, %r3, {step}; @%p1 bra over; add.u64 %rd9, %rd9, 1;\n");
+    }
+    body +=
+        "again: add.u64 %rd9, %rd9, 2; add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 70; @%p2 bra again;\nover:";
+    check(&body, |a, _| match a & 63 {
+        exit @ 0..40 => exit,
+        other => 40 + 2 * (70 - other),
+    });
+}
+
+#[test]
+fn memory() {
+    // An address that is of shared, of local or of global memory, which only the run tells.
+    let generic = "mov.u64 %rd3, s; mul.wide.u32 %rd4, %r19, 8; add.u64 %rd3, %rd3, %rd4; cvta.shared.u64 %rd3, %rd3;\n\
+        mov.u64 %rd5, l; cvta.local.u64 %rd5, %rd5; add.u64 %rd5, %rd5, 16;\n\
+        setp.lt.s32 %p1, %r1, 0; setp.lt.s32 %p2, %r2, 0; selp.b64 %rd6, %rd3, %rd5, %p1; selp.b64 %rd6, %rd22, %rd6, %p2;\n\
+        st.u64 [%rd6], %rd1; ld.u64 %rd7, [%rd6]; isspacep.shared %p3, %rd6; isspacep.local %p4, %rd6;\n\
+        selp.u64 %rd8, 1, 0, %p3; selp.u64 %rd10, 2, 0, %p4; add.u64 %rd9, %rd7, %rd8; add.u64 %rd9, %rd9, %rd10;";
+    check(generic, |a, b| match ((a as i32) < 0, (b as i32) < 0) {
+        (_, true) => a,
+        (true, _) => a.wrapping_add(1),
+        (false, _) => a.wrapping_add(2),
+    });
+    check(
+        "st.local.v2.u32 [l+8], {%r1, %r2}; ld.local.u8 %r3, [l+9]; ld.local.s16 %r4, [l+12]; mov.b64 %rd9, {%r3, %r4};",
+        |a, b| a >> 8 & 255 | u64::from(i32::from(b as i16) as u32) << 32,
+    );
+    check(
+        "ld.global.u64 %rd9, [word]; mov.u64 %rd3, word; ld.global.u32 %r3, [%rd3+4]; add.u64 %rd9, %rd9, 1;",
+        |_, _| 6,
+    );
+}

@@ -1,0 +1,110 @@
+//! What is refused, by which words, with the line and the instruction.
+
+use vm_ptx::{Module, Options};
+
+/// A kernel of these lines, the first of which is line 7.
+fn kernel(body: &str, functions: &str) -> String {
+    format!(
+        ".version 8.0\n.target sm_75\n.address_size 64\n\
+         .visible .entry k(.param .u64 a, .param .u32 n) {{\n\
+         .reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>; .shared .align 4 .b8 s[64];\n\
+         ld.param.u64 %rd1, [a]; ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x; setp.ge.s32 %p1, %r2, %r1;\n\
+         {body}\n st.global.v4.u32 [%rd1], {{%r1, %r2, %r3, %r4}}; st.global.u64 [%rd1], %rd2; st.global.f32 [%rd1], %f1; ret;\n\
+         }}\n{functions}\n"
+    )
+}
+
+fn translated(text: &str) -> Result<(), vm_ptx::Error> {
+    let options = Options { block: [64, 1, 1], dynamic_shared: 0, data: 0 };
+    Module::parse(text)?.translate("k", &options).map(|_| ())
+}
+
+#[track_caller]
+fn check(body: &str, functions: &str, line: u32, instruction: &str, words: &str) {
+    let error = translated(&kernel(body, functions)).unwrap_err();
+    assert!(error.kind.to_string().contains(words), "{error}");
+    assert_eq!((error.line, error.instruction.as_str()), (line, instruction), "{error}");
+}
+
+#[test]
+fn instructions() {
+    check("mov.u64 %rd2, %clock64;", "", 7, "mov.u64 %rd2, %clock64;", "%clock64 is not supported");
+    check(
+        "tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [%rd1, {%f1,%f2}];",
+        "",
+        7,
+        "tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [%rd1, {%f1,%f2}];",
+        "tex is not supported",
+    );
+    check(
+        "add.rz.f16 %r1, %r1, %r1;",
+        "",
+        7,
+        "add.rz.f16 %r1, %r1, %r1;",
+        "a rounding other than .rn is not supported",
+    );
+    check("add.s32.foo %r1, %r1, %r1;", "", 7, "add.s32.foo %r1, %r1, %r1;", ".foo of add is not supported");
+    check("bar.sync 1;", "", 7, "bar.sync 1;", "a barrier other than 0 of all threads is not supported");
+    check("trap;", "", 7, "trap;", "trap is not supported");
+    check(
+        "ld.global.f32 %f1, [nowhere];",
+        "",
+        7,
+        "ld.global.f32 %f1, [nowhere];",
+        "nothing is called nowhere",
+    );
+    check("bra away;", "", 7, "bra away;", "nothing is called away");
+}
+
+#[test]
+fn calls() {
+    let print = ".extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);";
+    let call = "{ .param .b64 p0; .param .b64 p1; .param .b32 r0; call.uni (r0), vprintf, (p0, p1); }";
+    check(call, print, 7, "call.uni (r0), vprintf, (p0, p1);", "a call of vprintf is not supported");
+    let own = ".func f(.param .b32 x) { .param .b32 p; call.uni f, (p); ret; }";
+    check("{ .param .b32 p0; call.uni f, (p0); }", own, 10, "call.uni f, (p);", "f calls itself");
+    check(
+        "call (%r1), %rd1, (%r2), proto;",
+        "",
+        7,
+        "call (%r1), %rd1, (%r2), proto;",
+        "a call through a pointer",
+    );
+}
+
+#[test]
+fn control_flow() {
+    // A loop that is entered in its middle.
+    let text = kernel(
+        "@%p1 bra inside;\nhead: add.s32 %r2, %r2, 1;\ninside: setp.lt.s32 %p2, %r2, 9;\n@%p2 bra head;",
+        "",
+    );
+    let error = translated(&text).unwrap_err();
+    assert!(error.to_string().contains("the control flow is irreducible"), "{error}");
+    // A barrier that some threads pass by, who come to another.
+    let text = kernel("@%p1 bra out;\nbar.sync 0;\nst.shared.u32 [s], %r2;\nout: bar.sync 0;", "");
+    let error = translated(&text).unwrap_err();
+    assert_eq!((error.line, error.instruction.as_str()), (8, "bar.sync 0;"), "{error}");
+    let text = kernel("@%p1 bra out;\nshfl.sync.idx.b32 %r3, %r2, 0, 31, -1;\nout: bar.warp.sync -1;", "");
+    let error = translated(&text).unwrap_err();
+    assert_eq!(error.line, 8, "{error}");
+    // The same where all threads go one way: whole warps leave.
+    let by_warp = "setp.ge.s32 %p1, %r2, 32;\n@%p1 bra out;\nshfl.sync.idx.b32 %r3, %r2, 0, 31, -1;\nout:";
+    translated(&kernel(by_warp, "")).unwrap();
+}
+
+#[test]
+fn modules() {
+    let refused = |text: &str, words: &str| {
+        let error = Module::parse(text).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    refused("", "begins with no .version");
+    refused(".version 8.0\n.address_size 32", "line 2: an address size other than 64");
+    refused(".version 8.0\n.global .texref t;", "line 2: .texref is not supported");
+    refused(".version 8.0\n.entry k() { add.s32 %r1; ", "line 2");
+    refused(".version 8.0\n.global .b8 x[99999999999999];", "more than 4294967296 bytes of variables");
+    refused(".version 8.0\n.global .align 8 .u64 x[1] = { generic(y) };", "the address of y");
+    let deep = format!(".version 8.0\n.entry k() {{ {} }}", "{".repeat(1000));
+    refused(&deep, "more than 64 blocks in blocks");
+}
