@@ -1,5 +1,6 @@
 //! `bridge serve`: a program with the bridge's `libcuda.so.1` finds what it finds before the driver, and workers end with their server.
 
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -74,7 +75,11 @@ fn a_program_is_served_by_a_worker_that_ends_with_the_server() {
     assert!(directly.0 && directly.1.contains("wrong: 0"), "{directly:?}");
     assert_eq!(said("bridge"), directly);
     let mut program =
-        command("ways", "bridge").arg("endless").stdout(Stdio::null()).spawn().expect("the program");
+        command("ways", "bridge").arg("endless").stdout(Stdio::piped()).spawn().expect("the program");
+    let mut line = String::new();
+    let mut output = BufReader::new(program.stdout.take().expect("its output"));
+    output.read_line(&mut line).expect("a line");
+    assert_eq!(line, "works\n");
     until("a worker serves it", || workers(&server.0).len() == 1);
     let [worker] = workers(&server.0).try_into().expect("one worker");
     drop(server);

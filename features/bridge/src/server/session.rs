@@ -153,6 +153,19 @@ impl Session {
         })
     }
 
+    /// Is it memory that may be copied: of a device, or that both have? What a graph allocated is known to the driver alone.
+    pub(super) fn may_copy(&self, at: u64) -> bool {
+        /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, and `CU_MEMORYTYPE_DEVICE`.
+        const KIND: u64 = 2;
+        const DEVICE: u64 = 2;
+        self.ranges().has(at) || self.has(at, 1) || {
+            let mut memory = [0];
+            let words = [Word::At(0), Word::Is(KIND), Word::Is(at)];
+            self.driver.named("cuPointerGetAttribute", &words, &mut memory) == 0
+                && memory[0] & 0xffff_ffff == DEVICE
+        }
+    }
+
     /// The length of the memory that both have at an address.
     pub(super) fn window(&self, at: u64) -> Option<u64> {
         locked(&self.windows).get(&at).map(Mapping::len)
