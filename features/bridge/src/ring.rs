@@ -464,6 +464,20 @@ mod tests {
     }
 
     #[test]
+    fn large_answers_come_whole_wherever_they_go() {
+        let (mut near, mut far) = pair();
+        let payload: Vec<u8> = (0..PAYLOAD - 4000).map(|at| (at * 7 + at / 253) as u8).collect();
+        let mut room = vec![0; PAYLOAD + 64];
+        for from in [0, 1, 17, 63] {
+            near.send(Header { asks: true, ..Header::default() }, [&[], &[]], || false).unwrap();
+            far.answer(0, &payload);
+            let to = &mut room[from..from + payload.len()];
+            assert_eq!(near.receive_in(to, None, || false).unwrap(), 0);
+            assert!(*to == payload[..], "{from}");
+        }
+    }
+
+    #[test]
     fn who_waits_for_nobody_is_told() {
         let (mut near, far) = pair();
         drop(far);
