@@ -52,6 +52,10 @@ pub(crate) struct Client {
     pub(crate) devices: Mutex<BTreeMap<u64, u64>>,
     /// Memory that both sides have.
     pub(crate) windows: Mutex<BTreeMap<u64, u64>>,
+    /// Memory of the program that it registered: length and flags.
+    pub(crate) registered: Mutex<BTreeMap<u64, (u64, u32)>>,
+    /// Flags of the devices' primary contexts, and whether they are active, as they were asked last.
+    pub(crate) primaries: Mutex<HashMap<i32, (u32, u32)>>,
     /// Does a thread call what streams call?
     pub(crate) calls: Mutex<bool>,
 }
@@ -109,6 +113,8 @@ impl Client {
             layouts: Mutex::default(),
             devices: Mutex::default(),
             windows: Mutex::default(),
+            registered: Mutex::default(),
+            primaries: Mutex::default(),
             calls: Mutex::default(),
         };
         match client.order([control::HELLO, VERSION.into(), 0], None).and_then(|()| client.send_variables()) {

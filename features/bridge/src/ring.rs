@@ -103,6 +103,22 @@ impl Memory {
         unsafe { std::ptr::copy_nonoverlapping(self.base.wrapping_add(at), to.as_mut_ptr(), to.len()) };
     }
 
+    /// Has this processor fetch the beginning of a frame.
+    fn fetch(&self, at: usize) {
+        const LINE: usize = 64;
+        const LINES: usize = 4;
+        for line in (0..LINES).map(|line| at + line * LINE).filter(|line| *line < SIZE) {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: it is a hint, of an address within the mapping.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T0>(self.base.wrapping_add(line).cast::<i8>());
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = line;
+        }
+    }
+
     /// Wakes who sleeps on a word.
     fn wake(&self, at: usize) {
         fence(Ordering::SeqCst);
@@ -369,6 +385,10 @@ impl Far {
             let copied = if header.is_bulk { FRONT.min(header.len as usize) } else { header.len as usize };
             self.memory.read_to(HEADS + at + Header::SIZE, copied, payload);
             self.taken = self.tail + len as u64;
+            if self.taken.wrapping_add(Header::SIZE as u64) <= head {
+                // The next one comes from the program's processor while this one is with the driver.
+                self.memory.fetch(HEADS + self.taken as usize % RING);
+            }
             let place = self.memory.base.wrapping_add(HEADS + at + Header::SIZE + copied) as u64;
             let bulk = header.is_bulk.then_some((place, header.len as usize - copied));
             return Ok(Some(Taken { header, bulk }));

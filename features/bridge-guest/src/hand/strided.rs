@@ -3,7 +3,7 @@
 use vm_bridge::wire::strided::{DEVICE, Form, HOST, UNIFIED};
 use vm_bridge::wire::{CHUNK, code, put};
 
-use super::{is_device, is_shared};
+use super::{is_elsewhere, is_shared};
 use crate::client::client;
 use crate::sys::caller;
 
@@ -21,7 +21,7 @@ fn copy(number: usize, form: Form, words: &[usize]) -> Result<(), u32> {
     let mut packed = [false; 2];
     for (at, end) in form.ends().into_iter().enumerate() {
         if copy[end.kind] as u32 as u64 == UNIFIED {
-            let device = is_device(&client, copy[end.device] as usize);
+            let device = is_elsewhere(&client, copy[end.device] as usize);
             copy[end.kind] = if device { DEVICE } else { HOST };
             copy[end.host] = copy[end.device];
         }

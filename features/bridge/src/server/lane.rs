@@ -22,6 +22,7 @@ use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own}
 /// # Errors
 /// When the connection fails, or what comes is not what a program sends.
 pub fn serve(connection: &UnixStream, session: &Arc<Session>) -> Result<(), SessionError> {
+    session.connect(connection.try_clone()?);
     let result = orders(connection, session);
     session.end();
     result

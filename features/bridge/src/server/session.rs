@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -44,6 +46,8 @@ pub struct Session {
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
     callbacks: callbacks::Shared,
+    /// The program's connection, by which it sees that the session has ended.
+    connection: Mutex<Option<UnixStream>>,
     /// What the driver reads as long as a linker is there.
     kept: Mutex<BTreeMap<u64, Vec<u64>>>,
     pub(super) turn: Turn,
@@ -65,6 +69,7 @@ impl Session {
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
+            connection: Mutex::default(),
             kept: Mutex::default(),
             turn: Turn::default(),
         }
@@ -123,6 +128,15 @@ impl Session {
     /// Nothing of it goes on.
     pub fn end(&self) {
         self.turn.end();
+        if let Some(connection) = locked(&self.connection).take() {
+            // It may be closed already.
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// It ends with this connection, and this connection with it.
+    pub(super) fn connect(&self, connection: UnixStream) {
+        *locked(&self.connection) = Some(connection);
     }
 
     /// Maps memory of the program where the program has it.
@@ -151,6 +165,19 @@ impl Session {
         found.is_some_and(|(start, mapping)| {
             at.checked_add(len).is_some_and(|end| end <= start + mapping.len())
         })
+    }
+
+    /// Is it memory that may be copied: of a device, or that both have? What a graph allocated is known to the driver alone.
+    pub(super) fn may_copy(&self, at: u64) -> bool {
+        /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, and `CU_MEMORYTYPE_DEVICE`.
+        const KIND: u64 = 2;
+        const DEVICE: u64 = 2;
+        self.ranges().has(at) || self.has(at, 1) || {
+            let mut memory = [0];
+            let words = [Word::At(0), Word::Is(KIND), Word::Is(at)];
+            self.driver.named("cuPointerGetAttribute", &words, &mut memory) == 0
+                && memory[0] & 0xffff_ffff == DEVICE
+        }
     }
 
     /// The length of the memory that both have at an address.
