@@ -802,3 +802,15 @@ fn early_returns() {
         assert_eq!(program.get::<i32>(out, 256), expect);
     });
 }
+
+#[test]
+fn functions_with_shared_memory() {
+    each(SHARED, |mut program| {
+        let input = Random::new(28).i32s(64, -100, 100);
+        let expect: Vec<i32> = (0..64).map(|i| input[i] * 2 + input[63 - i]).collect();
+        let (at, out) = (program.put(&input), program.put(&[0i32; 64]));
+        program.launch("calls", [1, 1, 1], [64, 1, 1], &[at.into(), out.into()]);
+        assert_eq!(program.get::<i32>(out, 64), expect);
+        assert_eq!(program.translate("calls", [64, 1, 1], 0).unwrap().shared, 256);
+    });
+}

@@ -546,6 +546,12 @@ pub(super) fn isspacep(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) ->
     cx.result(instr, value, Ty::new(Class::Predicate, 1))
 }
 
+/// A cache policy, which nobody asks for.
+pub(super) fn policy(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    m.drop_all(&[""]);
+    cx.result(instr, cx.constant(Type::I64, 0), B64)
+}
+
 pub(super) fn nothing(_: &Cx<'_, '_>, _: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
     m.drop_all(&[""]);
     Ok(())

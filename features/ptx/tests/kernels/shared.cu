@@ -176,3 +176,17 @@ extern "C" __global__ void early(const int *in, int *out, int n, int rounds) {
   }
   out[i] = v + __syncthreads_count(v & 1);
 }
+
+// A function with shared memory of its own, which is the same in each call.
+__device__ __noinline__ int exchange(int v) {
+  __shared__ int own[64];
+  own[threadIdx.x] = v;
+  __syncthreads();
+  return own[63 - threadIdx.x];
+}
+
+extern "C" __global__ void calls(const int *in, int *out) {
+  int v = exchange(in[threadIdx.x]);
+  __syncthreads();
+  out[threadIdx.x] = exchange(v * 2) + v;
+}
