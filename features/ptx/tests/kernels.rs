@@ -761,7 +761,7 @@ fn many_parameters() {
 
 #[test]
 fn early_returns() {
-    each(&SHARED[..2], |mut program| {
+    each(SHARED, |mut program| {
         let (n, rounds) = (230usize, 4);
         let input = Random::new(27).i32s(256, 0, 300);
         let mut expect = vec![-1; 256];
