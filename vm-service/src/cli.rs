@@ -16,6 +16,7 @@ use vm_passthrough::sim::{SimDrivers, SimHost};
 
 use crate::commands::SimArgs;
 use crate::commands::attach::AttachArgs;
+use crate::commands::bridge::BridgeArgs;
 use crate::commands::claim::ClaimArgs;
 use crate::commands::detach::DetachArgs;
 use crate::commands::egpu::EgpuArgs;
@@ -127,6 +128,8 @@ pub(crate) enum Command {
     Launch(LaunchArgs),
     /// Measure the variants of a family of kernels on an accelerator, and keep the fastest
     Tune(TuneArgs),
+    /// Serve this machine's GPUs to CUDA programs of machines without
+    Bridge(BridgeArgs),
     /// Print what a shell needs to complete commands and options
     Completions {
         /// The shell
@@ -146,6 +149,17 @@ pub(crate) enum Command {
     #[cfg(feature = "rocm")]
     #[command(hide = true)]
     AcceleratorAssembler,
+    /// Serve a CUDA program; `bridge serve` starts it, with a connection as standard input
+    #[command(hide = true)]
+    BridgeWorker {
+        /// The driver's library
+        driver: PathBuf,
+        /// What it gives up
+        measures: usize,
+        /// Only open the driver
+        #[arg(value_parser = ["probe"])]
+        probe: Option<String>,
+    },
     /// Run a guest; `run` starts it, with a socket as standard input
     #[command(hide = true)]
     GuestVmm,
@@ -300,7 +314,7 @@ impl Command {
     /// Whether it is a process that another one starts, and confines itself.
     fn is_confined(&self) -> bool {
         match self {
-            Self::AcceleratorWorker | Self::GuestVmm => true,
+            Self::AcceleratorWorker | Self::BridgeWorker { .. } | Self::GuestVmm => true,
             #[cfg(feature = "rocm")]
             Self::AcceleratorAssembler => true,
             _ => false,
@@ -318,6 +332,7 @@ impl Command {
             confined if confined.is_confined() => true,
             Self::Egpu(args) => args.only_reads(),
             Self::Vfs(args) => args.only_reads(),
+            Self::Bridge(args) => args.only_reads(),
             _ => false,
         }
     }
@@ -384,6 +399,10 @@ fn execute(
         Command::Compile(args) => commands::compile::run(&mut context, args),
         Command::Launch(args) => commands::launch::run(&mut context, args),
         Command::Tune(args) => commands::tune::run(&mut context, args),
+        Command::Bridge(args) => commands::bridge::run(&mut context, args),
+        Command::BridgeWorker { driver, measures, probe } => {
+            crate::bridge::worker_main(driver, *measures, probe.is_some()).map_err(Failure::failed)
+        }
         Command::Completions { .. } if context.json => {
             Err(Failure::usage("`completions` prints a script for a shell, not JSON; leave `--json` out"))
         }

@@ -3,6 +3,7 @@
 mod asking;
 pub(crate) mod attach;
 pub(crate) mod boot;
+pub(crate) mod bridge;
 pub(crate) mod claim;
 pub(crate) mod claims;
 pub(crate) mod compile;

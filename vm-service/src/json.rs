@@ -182,6 +182,11 @@ pub enum Body {
     },
     /// `egpu benchmark`: how fast a GPU is.
     EgpuBenchmark(EgpuBenchmark),
+    /// `bridge coverage`: the CUDA driver's functions.
+    Bridge {
+        /// The functions, in order of their names.
+        functions: Vec<BridgedFunction>,
+    },
     /// `run`: how the guest ran.
     Run(RunReport),
     /// `guests`: the guests that run.
@@ -232,6 +237,17 @@ pub enum Body {
     Launch(Launched),
     /// `tune`: how fast the variants of a family are, and which was chosen.
     Tune(Tuned),
+}
+
+/// A function of the CUDA driver, and how it crosses the bridge.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct BridgedFunction {
+    /// Its name, as the library exports it.
+    pub name: String,
+    /// The version of CUDA it came with: 11020 is 11.2.
+    pub since: i32,
+    /// `forwarded`, `by hand`, `answered in the program` or `not supported`.
+    pub crosses: String,
 }
 
 /// A function, and whether it can be passed to a guest.

@@ -3,6 +3,7 @@
 
 mod accelerator;
 mod benchmark;
+mod bridge;
 pub mod cli;
 mod commands;
 pub mod config;

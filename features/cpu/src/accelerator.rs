@@ -1,11 +1,13 @@
 //! The device: the processor that this program runs on.
 
 use std::num::NonZero;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use vm_accel::{Accelerator, Arguments, Artifact, DeviceInfo, Error, Grid, QueueOptions, Result};
 
+use crate::fault;
 use crate::host;
 use crate::kernel::{Codes, CpuKernel};
 use crate::pool::Pool;
@@ -82,12 +84,48 @@ impl CpuAccelerator {
     /// arguments.
     #[allow(unsafe_code)]
     pub unsafe fn run(&self, kernel: &Arc<CpuKernel>, grid: Grid, arguments: &Arguments) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(kernel, grid, arguments, None) }.map(drop)
+    }
+
+    /// The same where pages of `memory`, a range of addresses, may not be accessed: the kernel ends at the first that it touches, and the
+    /// address is given; or one next to 0, where the kernel's code goes there with what is out of bounds. From the first call on the process has a handler of `SIGSEGV` and `SIGBUS`, which passes on what is not of a
+    /// kernel.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run), and [`Error::Host`] if the signals can't be handled.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run), but for pages of `memory`.
+    #[allow(unsafe_code)]
+    pub unsafe fn run_within(
+        &self,
+        kernel: &Arc<CpuKernel>,
+        grid: Grid,
+        arguments: &Arguments,
+        memory: &Range<u64>,
+    ) -> Result<Option<u64>> {
+        fault::expect().map_err(|error| Error::Host { what: "handling faults", cause: error.to_string() })?;
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(kernel, grid, arguments, Some(memory)) }
+    }
+
+    /// # Safety
+    /// As for [`run_within`](Self::run_within).
+    #[allow(unsafe_code)]
+    unsafe fn launch(
+        &self,
+        kernel: &Arc<CpuKernel>,
+        grid: Grid,
+        arguments: &Arguments,
+        memory: Option<&Range<u64>>,
+    ) -> Result<Option<u64>> {
         kernel.check(grid, arguments)?;
         let (stop, params, others) = (AtomicBool::new(false), arguments.words(), self.pool.threads() - 1);
         let launch = |scratch: Option<&mut Scratch>| {
             let others = others - usize::from(scratch.is_some()).min(others);
             // SAFETY: the arguments have the kernel's form, and no number of the grid is 0; the caller promises the rest.
-            unsafe { self.pool.launch(kernel, params, grid, scratch, others, &stop) }
+            unsafe { self.pool.launch(kernel, params, grid, scratch, others, &stop, memory) }
         };
         let ran = match kernel.stack() {
             ..=CALLERS_STACK => visit(|scratch| launch(Some(scratch))),

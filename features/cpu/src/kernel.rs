@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -145,15 +146,37 @@ impl CpuKernel {
         Err(Error::Arguments { kernel: self.name().to_owned(), parameter: "all".into(), reason })
     }
 
-    /// Runs the blocks from `first` up to `end` on this thread.
+    /// Stops the launch with these arguments, if it can be.
     ///
     /// # Safety
-    /// `params` was packed for this kernel, and the memory that it names is there meanwhile. `scratch` has as many bytes as
-    /// [`scratch`](Self::scratch) says. `end` is at most the number of the grid's blocks, and no number in `grid` is 0.
-    pub(crate) unsafe fn run(&self, params: &[u64], grid: Grid, first: u64, end: u64, scratch: &mut Scratch) {
+    /// As for [`run`](Self::run).
+    pub(crate) unsafe fn stop(&self, params: &[u64]) {
+        let word =
+            self.stop.and_then(|index| params.get(index)).map_or(std::ptr::null_mut(), |at| *at as *mut u32);
+        if !word.is_null() {
+            // SAFETY: as in `is_stopped`.
+            unsafe { AtomicU32::from_ptr(word) }.store(vm_abi::Guard::STOP, Ordering::Release);
+        }
+    }
+
+    /// Runs the blocks from `first` up to `end` on this thread: where they touched what of `memory` may not be accessed, if they did.
+    ///
+    /// # Safety
+    /// `params` was packed for this kernel, and the memory that it names is there meanwhile, but that pages of `memory` may be
+    /// missing, of which the handler of faults knows. `scratch` has as many bytes as [`scratch`](Self::scratch) says. `end` is at most
+    /// the number of the grid's blocks, and no number in `grid` is 0.
+    pub(crate) unsafe fn run(
+        &self,
+        params: &[u64],
+        grid: Grid,
+        first: u64,
+        end: u64,
+        scratch: &mut Scratch,
+        memory: Option<&Range<u64>>,
+    ) -> Option<u64> {
         // SAFETY: an artifact is made only with the promise that its code has this interface and keeps to its views; the caller
         // promises the rest.
-        unsafe { self.code.call(self.entry, params, &grid.0, first, end, scratch) };
+        unsafe { self.code.call(self.entry, params, &grid.0, first, end, scratch, memory) }
     }
 }
 

@@ -11,6 +11,7 @@
 //! | --- | --- |
 //! | `image` | finds the code in an object, or says why it is none to run |
 //! | `sys` | code memory, writable first and executable then, never both; calls into it |
+//! | `fault` | calls of kernels whose memory may have missing pages |
 //! | `kernel` | a loaded kernel |
 //! | `pool` | the threads that run blocks; the queues of a device share them |
 //! | `stream` | a queue's thread: one command after the other |
@@ -22,6 +23,7 @@
 //! checks every access can give. A fault in it is a fault of this process; run what guests send in a process of its own.
 
 mod accelerator;
+mod fault;
 mod heap;
 mod host;
 mod image;

@@ -3,8 +3,9 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,10 @@ pub(crate) struct Work {
     busy: AtomicUsize,
     given_up: AtomicBool,
     failed: Mutex<Option<io::Error>>,
+    /// Memory of which pages may be missing.
+    memory: Option<Range<u64>>,
+    /// Where a missing one was touched first.
+    fault: OnceLock<u64>,
 }
 
 impl Work {
@@ -60,8 +65,16 @@ impl Work {
                 return;
             }
             let end = self.blocks.min(first + self.run);
+            let memory = self.memory.as_ref();
             // SAFETY: as above; the scratch was made large enough, and `blocks` are the grid's.
-            unsafe { self.kernel.run(&self.params, self.grid, first, end, scratch) };
+            let fault = unsafe { self.kernel.run(&self.params, self.grid, first, end, scratch, memory) };
+            if let Some(at) = fault {
+                let _ = self.fault.set(at);
+                self.given_up.store(true, Ordering::Release);
+                // SAFETY: as above.
+                unsafe { self.kernel.stop(&self.params) };
+                return;
+            }
             done += end - first;
             if late.is_some() && begin.elapsed() > LATE {
                 late.take().inspect(|late| late());
@@ -113,13 +126,15 @@ impl Pool {
 
     /// Runs a launch and waits for its end; `stop` and its own cancel flag give it up between two runs of blocks. The calling thread
     /// helps with its scratch memory; without any, which is for threads whose stacks may be too small, the others do it alone. So many
-    /// others may run blocks at most.
+    /// others may run blocks at most. Where pages of `memory` are missing, it ends at the first that it touches, and gives the address.
     ///
     /// # Errors
     /// There is no scratch memory for it, or no thread.
     ///
     /// # Safety
-    /// `params` was packed for this kernel, the memory that it names is there meanwhile, and no number in `grid` is 0.
+    /// `params` was packed for this kernel, the memory that it names is there meanwhile, but for pages of `memory`, of which the handler of
+    /// faults knows, and no number in `grid` is 0.
+    #[expect(clippy::too_many_arguments)]
     pub(crate) unsafe fn launch(
         &self,
         kernel: &Arc<CpuKernel>,
@@ -128,7 +143,8 @@ impl Pool {
         scratch: Option<&mut Scratch>,
         others: usize,
         stop: &AtomicBool,
-    ) -> io::Result<()> {
+        memory: Option<&Range<u64>>,
+    ) -> io::Result<Option<u64>> {
         let blocks = grid.0.iter().fold(1u64, |product, size| product.saturating_mul(u64::from(*size)));
         let threads = self.threads() as u64;
         let run = kernel.run_of(blocks.div_ceil(threads * RUNS).clamp(1, LONGEST));
@@ -150,6 +166,8 @@ impl Pool {
             busy: AtomicUsize::new(0),
             given_up: AtomicBool::new(false),
             failed: Mutex::new(None),
+            memory: memory.cloned(),
+            fault: OnceLock::new(),
         });
         let call = |helpers: usize| {
             work.busy.fetch_add(helpers, Ordering::AcqRel);
@@ -186,7 +204,7 @@ impl Pool {
         drop(waiting);
         match lock(&work.failed).take() {
             Some(error) => Err(error),
-            None => Ok(()),
+            None => Ok(work.fault.get().copied()),
         }
     }
 }

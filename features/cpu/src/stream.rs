@@ -137,8 +137,9 @@ impl Stream {
             Command::Launch { kernel, params, grid } => {
                 // SAFETY: the queue saw that the arguments have the kernel's form, and the grid no 0; whoever launched it promised
                 // the rest.
-                let ended =
-                    unsafe { pool.launch(kernel, params, *grid, Some(scratch), usize::MAX, &self.stop) };
+                let ended = unsafe {
+                    pool.launch(kernel, params, *grid, Some(scratch), usize::MAX, &self.stop, None)
+                };
                 if let Err(error) = ended {
                     let cause = format!("no scratch memory for kernel {}: {error}", kernel.name());
                     self.lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(cause);

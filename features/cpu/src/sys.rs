@@ -4,12 +4,12 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
-/// A kernel's function.
-type Function = unsafe extern "C" fn(*const u8, *const [u32; 3], u64, u64, *mut u8);
+use crate::fault::{self, Function};
 
 /// Machine code in memory of its own, written once and then only executed.
 #[derive(Debug)]
@@ -57,12 +57,14 @@ impl Code {
         unsafe { std::arch::asm!("dsb ish", "isb") };
     }
 
-    /// Runs the blocks from `first` up to `end` by the function at `entry`.
+    /// Runs the blocks from `first` up to `end` by the function at `entry`: where it touched what of `memory` may not be accessed, if
+    /// it did.
     ///
     /// # Safety
     /// `entry` lies within the code. There is what a compiler made for this interface; `params` is the block of parameters
-    /// that it was made for, with arguments that it admits; `scratch` has as many bytes as it asks for; no number in `grid`
-    /// is 0.
+    /// that it was made for, with arguments that it admits, of which pages of `memory` may be missing; `scratch` has as many bytes as it
+    /// asks for; no number in `grid` is 0. The handler of faults knows of `memory`.
+    #[expect(clippy::too_many_arguments)]
     pub(crate) unsafe fn call(
         &self,
         entry: usize,
@@ -71,13 +73,22 @@ impl Code {
         first: u64,
         end: u64,
         scratch: &mut Scratch,
-    ) {
+        memory: Option<&Range<u64>>,
+    ) -> Option<u64> {
         // SAFETY: `entry` lies within.
         let at = unsafe { self.base.as_ptr().add(entry) };
         // SAFETY: the code has this interface, as the caller promises.
         let function: Function = unsafe { std::mem::transmute::<*mut u8, Function>(at) };
+        let (params, grid, scratch) = (params.as_ptr().cast(), &raw const *grid, scratch.base.as_ptr());
+        let Some(memory) = memory else {
+            // SAFETY: as the caller promises.
+            unsafe { function(params, grid, first, end, scratch) };
+            return None;
+        };
+        let start = self.base.as_ptr() as u64;
+        let code = start..start + self.bytes as u64;
         // SAFETY: as the caller promises.
-        unsafe { function(params.as_ptr().cast(), grid, first, end, scratch.base.as_ptr()) };
+        unsafe { fault::call(function, code, memory.clone(), params, grid, first, end, scratch) }
     }
 }
 

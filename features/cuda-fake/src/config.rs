@@ -15,6 +15,9 @@ pub(crate) struct Config {
     pub(crate) version: i32,
     /// `VM_CUDA_FAKE_DELAY_US`: how long each operation of a stream waits before it runs.
     pub(crate) delay: Duration,
+    /// `VM_CUDA_FAKE_SECONDS`: how long a kernel may run.
+    #[cfg(feature = "cpu")]
+    pub(crate) kernel_time: Duration,
     faults: Vec<(String, u64, i32)>,
     trace: Option<String>,
     calls: Mutex<BTreeMap<&'static str, u64>>,
@@ -33,6 +36,8 @@ impl Config {
             memory: number("VM_CUDA_FAKE_MEMORY", 1 << 30),
             version: number("VM_CUDA_FAKE_VERSION", 13000),
             delay: Duration::from_micros(number("VM_CUDA_FAKE_DELAY_US", 0)),
+            #[cfg(feature = "cpu")]
+            kernel_time: Duration::from_secs(number("VM_CUDA_FAKE_SECONDS", 60)),
             faults: faults.split(',').filter_map(fault).collect(),
             trace: env::var("VM_CUDA_FAKE_TRACE").ok(),
             calls: Mutex::default(),

@@ -1,11 +1,12 @@
 //! The driver's results: what a call returns when it does not succeed.
 
 /// What a part of the driver returns.
-pub(crate) type Result<T = ()> = std::result::Result<T, Error>;
+pub(crate) type Result<T = (), E = Error> = std::result::Result<T, E>;
 
 macro_rules! errors {
     ($($variant:ident = $code:literal, $name:literal, $text:literal;)*) => {
         /// A `CUresult` other than `CUDA_SUCCESS`.
+        #[cfg_attr(not(feature = "cpu"), allow(dead_code))]
         #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
         pub(crate) enum Error {
             $(#[error($text)] $variant,)*
@@ -43,11 +44,14 @@ errors! {
     InvalidDevice = 101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal";
     InvalidImage = 200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid";
     InvalidContext = 201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context";
+    NoBinaryForGpu = 209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device";
     PeerAccessUnsupported = 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access is not supported between these two devices";
+    InvalidPtx = 218, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed";
     InvalidHandle = 400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle";
     NotFound = 500, "CUDA_ERROR_NOT_FOUND", "named symbol not found";
     NotReady = 600, "CUDA_ERROR_NOT_READY", "device not ready";
     IllegalAddress = 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered";
+    LaunchOutOfResources = 701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch";
     LaunchTimeout = 702, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out and was terminated";
     PeerAccessAlreadyEnabled = 704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled";
     PeerAccessNotEnabled = 705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "peer access has not been enabled";

@@ -17,6 +17,8 @@
 //! and are inaccessible otherwise. Copies, memsets and kernels that touch what their context may not access fail with
 //! `CUDA_ERROR_ILLEGAL_ADDRESS`, which the context keeps. Kernels are a few built-in ones (`module`).
 
+mod array;
+mod builtin;
 mod config;
 mod context;
 mod copy;
@@ -28,12 +30,17 @@ mod ffi;
 mod graph;
 mod host;
 mod ipc;
+mod library;
+mod link;
 mod memory;
 mod module;
 mod names;
 mod pointer;
 mod pool;
+#[cfg_attr(not(feature = "cpu"), path = "no_ptx.rs")]
+mod ptx;
 mod state;
 mod stream;
 mod sys;
+mod tables;
 mod virtual_memory;

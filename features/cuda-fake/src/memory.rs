@@ -13,10 +13,10 @@ use std::{collections::BTreeMap, os::fd::AsRawFd, sync::MutexGuard};
 /// The system's pages, and what legacy allocations begin at multiples of.
 pub(crate) const PAGE: u64 = 4096;
 /// What memory is counted in.
-const UNIT: u64 = 512;
+pub(crate) const UNIT: u64 = 512;
 /// The driver's blocks, and the granularity of virtual memory.
 pub(crate) const BLOCK: u64 = 2 << 20;
-/// Address space of a device.
+/// Address space of all devices: what one view of a kernel reaches.
 const REGION: u64 = 1 << 40;
 
 /// Reads and writes, in `CUmemAccess_flags`.
@@ -32,6 +32,8 @@ pub(crate) enum Kind {
     Managed { offset: u64 },
     /// Of `cuMemAllocAsync`.
     Pooled { offset: u64, pool: u64 },
+    /// Of variables of a module.
+    Data { offset: u64 },
     /// Of `cuIpcOpenMemHandle`: the process and its offset, and how often it was opened.
     Imported { from: (u32, u64), count: u64 },
 }
@@ -66,11 +68,20 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    pub(crate) fn new(devices: usize) -> std::io::Result<Self> {
-        let len = REGION * devices as u64;
-        let at = sys::reserve(len + BLOCK)?;
-        let start = at.next_multiple_of(BLOCK);
-        Ok(Self { start, end: start + len, free: BTreeMap::from([(start, len)]) })
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let start = sys::reserve(REGION + BLOCK)?.next_multiple_of(BLOCK);
+        Ok(Self { start, end: start + REGION, free: BTreeMap::from([(start, REGION)]) })
+    }
+
+    /// All of it.
+    #[cfg(feature = "cpu")]
+    pub(crate) fn range(&self) -> std::ops::Range<u64> {
+        self.start..self.end
+    }
+
+    /// Where in it an address is.
+    pub(crate) fn offset(&self, at: u64) -> u64 {
+        at.saturating_sub(self.start)
     }
 
     /// Whether an address is one that only a device can have.
@@ -225,12 +236,19 @@ impl State {
         sys::unmap(at, pages)?;
         self.arena.give(at, pages);
         let device = &mut self.devices[span.device];
-        if let Kind::Legacy { offset } | Kind::Managed { offset } | Kind::Pooled { offset, .. } = span.kind {
+        if let Kind::Legacy { offset }
+        | Kind::Managed { offset }
+        | Kind::Pooled { offset, .. }
+        | Kind::Data { offset } = span.kind
+        {
             // Pages that stay cost memory and nothing else: no other allocation gets their offset.
             let _ = sys::punch(device.file.as_raw_fd(), offset, pages);
         }
-        if let Kind::Legacy { .. } | Kind::Pooled { .. } = span.kind {
+        if let Kind::Legacy { .. } | Kind::Pooled { .. } | Kind::Data { .. } = span.kind {
             device.used -= span.extent();
+        }
+        if let Kind::Pooled { pool, .. } = span.kind {
+            self.keep(pool, span.extent());
         }
         Ok(())
     }

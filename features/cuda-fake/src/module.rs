@@ -1,247 +1,362 @@
-//! Modules: a text whose first line is `vm-cuda-fake`, behind `// ` where it is PTX as well, has these kernels, whatever their grid:
+//! Modules and functions: images that programs load, what is in them, and launches.
 //!
-//! | kernel | parameters | does |
-//! | --- | --- | --- |
-//! | `fill` | address, `u64` n, `u32` value | sets n words |
-//! | `add` | address dst, address a, address b, `u64` n | adds n words, wrapping |
-//! | `copy` | address dst, address src, `u64` n | copies n words |
-//! | `sum` | address out, address src, `u64` n | one word: the sum of n, wrapping |
-//! | `poll` | address, `u32` expected, `u64` microseconds | spins until a word has the value, or the time is over |
-//! | `store` | address, `u32` value | sets a word |
-//! | `empty` | | nothing |
-//!
-//! A word is a `u32`, an address a `u64`. A kernel that touches what it may not has done nothing else.
+//! A text whose first line is `vm-cuda-fake`, behind `// ` where it is PTX as well, or a fat binary that has this somewhere in it, has the
+//! driver's [own kernels](crate::builtin). Others have what their PTX says, where the driver was built to run it (`ptx`).
 
 use crate::{
+    builtin::BuiltIn,
     error::{Error, Result},
-    memory::{By, READ_WRITE},
+    memory::{By, Kind},
     state::{self, State},
     stream::Work,
     sys,
 };
 use std::{
     ffi::{c_char, c_void},
-    sync::MutexGuard,
-    thread,
-    time::{Duration, Instant},
+    sync::{Arc, MutexGuard},
 };
 
 const MAGIC: &str = "vm-cuda-fake";
 const COMMENT: &str = "// ";
+/// The most bytes of a text.
+const TEXT: usize = 16 << 20;
+/// Threads of a block, and blocks of a grid.
+const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
+const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+/// Bytes of all parameters.
+const PARAMETERS: usize = 32_764;
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Kernel {
-    Fill,
-    Add,
-    Copy,
-    Sum,
-    Poll,
-    Store,
-    Empty,
+/// What an image holds.
+pub(crate) trait Program: Send + Sync {
+    /// The names of its kernels.
+    fn kernels(&self) -> Vec<String>;
+
+    fn kernel(&self, name: &str) -> Option<Arc<dyn Kernel>>;
+
+    /// Bytes of its variables, which are one range of each context's memory.
+    fn size(&self) -> u64 {
+        0
+    }
+
+    /// A variable: where in the range, and its bytes.
+    fn variable(&self, _name: &str) -> Option<(u64, u64)> {
+        None
+    }
+
+    /// What is in the range where it begins at this address, all else being zero.
+    fn contents(&self, _address: u64) -> Vec<(u64, Vec<u8>)> {
+        Vec::new()
+    }
 }
 
-impl Kernel {
-    const ALL: [(&'static str, Self, &'static [usize]); 7] = [
-        ("fill", Self::Fill, &[8, 8, 4]),
-        ("add", Self::Add, &[8, 8, 8, 8]),
-        ("copy", Self::Copy, &[8, 8, 8]),
-        ("sum", Self::Sum, &[8, 8, 8]),
-        ("poll", Self::Poll, &[8, 4, 8]),
-        ("store", Self::Store, &[8, 4]),
-        ("empty", Self::Empty, &[]),
-    ];
+/// A kernel of a program.
+pub(crate) trait Kernel: Send + Sync {
+    fn name(&self) -> &str;
 
-    fn named(name: &str) -> Option<Self> {
-        Self::ALL.iter().find(|(known, ..)| *known == name).map(|&(_, kernel, _)| kernel)
-    }
+    /// Offsets and sizes of its parameters.
+    fn parameters(&self) -> Vec<(usize, usize)>;
 
-    fn sizes(self) -> &'static [usize] {
-        Self::ALL.iter().find(|(_, kernel, _)| *kernel == self).map_or(&[], |&(.., sizes)| sizes)
-    }
+    /// `CUfunction_attribute`, as far as the kernel decides it.
+    fn attribute(&self, attribute: i32) -> i32;
 
-    /// Offset and size of a parameter.
-    fn parameter(self, index: usize) -> Result<(usize, usize)> {
-        let sizes = self.sizes();
-        let size = *sizes.get(index).ok_or(Error::InvalidValue)?;
-        Ok((
-            sizes[..index]
-                .iter()
-                .fold(0usize, |at, size| at.next_multiple_of(*size) + size)
-                .next_multiple_of(size),
-            size,
-        ))
-    }
+    /// Its code for launches of this shape.
+    fn prepare(&self, shape: &Shape) -> Result<Arc<dyn Run>>;
+}
+
+/// What a kernel's code may depend on.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(crate) struct Shape {
+    pub(crate) block: [u32; 3],
+    /// Bytes of shared memory that the launch adds.
+    pub(crate) shared: u32,
+    /// Where in the arena the variables of its module begin.
+    pub(crate) data: u64,
+}
+
+/// Code that runs.
+pub(crate) trait Run: Send + Sync {
+    /// Runs a grid, with the state unlocked where that takes long.
+    fn run(
+        &self,
+        state: MutexGuard<'static, State>,
+        context: u64,
+        grid: [u32; 3],
+        parameters: &[u8],
+    ) -> (MutexGuard<'static, State>, Result);
+}
+
+/// A program in a context.
+pub(crate) struct Module {
+    pub(crate) context: u64,
+    program: Arc<dyn Program>,
+    /// Where its variables are; 0 where it has none.
+    data: u64,
+}
+
+/// A kernel in a context.
+pub(crate) struct Function {
+    pub(crate) module: u64,
+    pub(crate) kernel: Arc<dyn Kernel>,
 }
 
 /// A kernel with its parameters.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Launch {
-    kernel: Kernel,
-    parameters: [u64; 4],
+    code: Arc<dyn Run>,
+    grid: [u32; 3],
+    parameters: Arc<[u8]>,
 }
 
 impl Launch {
-    /// Runs it: `poll` with the state unlocked in between.
     pub(crate) fn run(
         &self,
-        mut state: MutexGuard<'static, State>,
+        state: MutexGuard<'static, State>,
         context: u64,
     ) -> (MutexGuard<'static, State>, Result) {
-        if self.kernel != Kernel::Poll {
-            let result = self.compute(&state, context);
-            return (state, result);
-        }
-        let [at, expected, timeout, _] = self.parameters;
-        let start = Instant::now();
-        loop {
-            let Some(word) = state.reach(at, 4, By::Kernel(context), 1, false) else {
-                return (state, Err(Error::IllegalAddress));
-            };
-            let over = start.elapsed() >= Duration::from_micros(timeout) || !state.works(context);
-            if word.load(0) == expected as u32 || over {
-                return (state, Ok(()));
-            }
-            drop(state);
-            thread::sleep(Duration::from_micros(20));
-            state = state::lock();
-        }
-    }
-
-    fn compute(&self, state: &State, context: u64) -> Result {
-        let words = |at: u64, count: u64, need| {
-            let len = usize::try_from(count)
-                .ok()
-                .and_then(|count| count.checked_mul(4))
-                .filter(|len| *len < 1 << 40);
-            len.and_then(|len| state.reach(at, len, By::Kernel(context), need, false))
-                .ok_or(Error::IllegalAddress)
-        };
-        let [a, b, c, d] = self.parameters;
-        match self.kernel {
-            Kernel::Fill => words(a, b, READ_WRITE)?.fill(c as u32, 4),
-            Kernel::Add => {
-                let (dst, x, y) = (words(a, d, READ_WRITE)?, words(b, d, 1)?, words(c, d, 1)?);
-                (0..d as usize).for_each(|i| dst.store(i, x.load(i).wrapping_add(y.load(i))));
-            }
-            Kernel::Copy => words(a, c, READ_WRITE)?.copy_from(words(b, c, 1)?),
-            Kernel::Sum => {
-                let (out, src) = (words(a, 1, READ_WRITE)?, words(b, c, 1)?);
-                out.store(0, (0..c as usize).fold(0, |sum: u32, i| sum.wrapping_add(src.load(i))));
-            }
-            Kernel::Store => words(a, 1, READ_WRITE)?.store(0, b as u32),
-            Kernel::Poll | Kernel::Empty => {}
-        }
-        Ok(())
+        self.code.run(state, context, self.grid, &self.parameters)
     }
 }
 
+/// Why an image is none that can be loaded, in words for who compiled it.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) error: Error,
+    pub(crate) reason: String,
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self { error, reason: error.to_string() }
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        refusal.error
+    }
+}
+
+/// What an image holds.
+pub(crate) fn read(image: *const c_char) -> Result<Arc<dyn Program>, Refusal> {
+    let binary = sys::fat_binary(image);
+    let built_in = match &binary {
+        Some(binary) => binary.windows(MAGIC.len()).any(|bytes| bytes == MAGIC.as_bytes()),
+        None => {
+            let text = sys::text(image, COMMENT.len() + MAGIC.len() + 2).ok_or(Error::InvalidValue)?;
+            let first = text.lines().next().unwrap_or_default();
+            first.strip_prefix(COMMENT).unwrap_or(first) == MAGIC
+        }
+    };
+    if built_in {
+        return Ok(Arc::new(BuiltIn));
+    }
+    let image = match binary {
+        Some(binary) => binary,
+        None => sys::text(image, TEXT).ok_or(Error::InvalidValue)?.into_bytes(),
+    };
+    crate::ptx::read(&image)
+}
+
 /// `cuModuleLoadData`.
-pub(crate) fn load(image: *const c_char) -> Result<u64> {
-    let text = sys::text(image, COMMENT.len() + MAGIC.len() + 2).ok_or(Error::InvalidValue)?;
+pub(crate) fn load(image: *const c_char) -> Result<u64, Refusal> {
+    state::lock().current()?;
+    let program = read(image)?;
     let mut state = state::lock();
     let context = state.current()?;
-    let first = text.lines().next().unwrap_or_default();
-    if first.strip_prefix(COMMENT).unwrap_or(first) != MAGIC {
-        return Err(Error::InvalidImage);
+    Ok(state.add_module(context, program)?)
+}
+
+impl State {
+    /// Puts a program into a context.
+    pub(crate) fn add_module(&mut self, context: u64, program: Arc<dyn Program>) -> Result<u64> {
+        let device = self.contexts.get(&context).ok_or(Error::InvalidContext)?.device;
+        let data = match program.size() {
+            0 => 0,
+            size => self.allocate(device, context, size, true, |offset| Kind::Data { offset })?,
+        };
+        for (offset, bytes) in program.contents(data) {
+            let range = self.reach(data + offset, bytes.len(), By::Copy(context), 3, false);
+            range.ok_or(Error::InvalidImage)?.write(&bytes);
+        }
+        let id = self.id();
+        self.modules.insert(id, Module { context, program, data });
+        Ok(id)
     }
-    let id = state.id();
-    state.modules.insert(id, context);
-    Ok(id)
+
+    /// Removes a module with all that is its.
+    pub(crate) fn remove_module(&mut self, id: u64) -> Result {
+        let module = self.modules.remove(&id).ok_or(Error::InvalidHandle)?;
+        self.functions.retain(|_, function| function.module != id);
+        if module.data == 0 { Ok(()) } else { self.release(module.data) }
+    }
 }
 
 /// `cuModuleLoad`.
 pub(crate) fn load_file(path: *const c_char) -> Result<u64> {
-    let path = sys::text(path, 4096).ok_or(Error::InvalidValue)?;
     state::lock().current()?;
-    let text = std::fs::read(path).map_err(|_| Error::NotFound)?;
-    let text = std::ffi::CString::new(text).map_err(|_| Error::InvalidImage)?;
-    load(text.as_ptr())
+    Ok(load(file(path)?.as_ptr().cast())?)
 }
 
-/// `cuModuleUnload`.
+/// A file, and a zero behind it.
+pub(crate) fn file(path: *const c_char) -> Result<Vec<u8>> {
+    let path = sys::text(path, 4096).ok_or(Error::InvalidValue)?;
+    let mut bytes = std::fs::read(path).map_err(|_| Error::NotFound)?;
+    bytes.extend([0; 16]);
+    Ok(bytes)
+}
+
+/// `cuModuleUnload`: waits for all work of the context's device.
 pub(crate) fn unload(id: u64) -> Result {
-    let mut state = state::lock();
+    let state = state::lock();
     state.current()?;
-    state.modules.remove(&id).ok_or(Error::InvalidHandle)?;
-    state.functions.retain(|_, (module, _)| *module != id);
-    Ok(())
+    let context = state.modules.get(&id).ok_or(Error::InvalidHandle)?.context;
+    let device = state.contexts.get(&context).ok_or(Error::InvalidHandle)?.device;
+    crate::memory::drain_device(state, device)?.remove_module(id)
 }
 
 /// `cuModuleGetFunction`.
 pub(crate) fn function(module: u64, name: *const c_char) -> Result<u64> {
     let name = sys::text(name, 4096).ok_or(Error::InvalidValue)?;
-    let mut state = state::lock();
-    state.current()?;
-    if !state.modules.contains_key(&module) {
-        return Err(Error::InvalidHandle);
-    }
-    let kernel = Kernel::named(&name).ok_or(Error::NotFound)?;
-    let known = state.functions.iter().find(|(_, known)| **known == (module, kernel));
-    if let Some((&id, _)) = known {
-        return Ok(id);
-    }
-    let id = state.id();
-    state.functions.insert(id, (module, kernel));
-    Ok(id)
-}
-
-/// `cuModuleGetGlobal`: there is none.
-pub(crate) fn global(module: u64) -> Result {
     let state = state::lock();
     state.current()?;
-    if state.modules.contains_key(&module) { Err(Error::NotFound) } else { Err(Error::InvalidHandle) }
+    let program = &state.modules.get(&module).ok_or(Error::InvalidHandle)?.program;
+    let kernel = program.kernel(&name).ok_or(Error::NotFound)?;
+    drop(state);
+    Ok(function_of(module, kernel))
+}
+
+/// The function of a kernel in a module.
+pub(crate) fn function_of(module: u64, kernel: Arc<dyn Kernel>) -> u64 {
+    let mut state = state::lock();
+    let same = |function: &Function| function.module == module && function.kernel.name() == kernel.name();
+    if let Some((&id, _)) = state.functions.iter().find(|(_, known)| same(known)) {
+        return id;
+    }
+    let id = state.id();
+    state.functions.insert(id, Function { module, kernel });
+    id
+}
+
+/// `cuModuleGetFunctionCount` and `cuModuleEnumerateFunctions`: all of a module.
+pub(crate) fn functions(module: u64) -> Result<Vec<u64>> {
+    let state = state::lock();
+    let program = Arc::clone(&state.modules.get(&module).ok_or(Error::InvalidHandle)?.program);
+    drop(state);
+    let names = program.kernels().into_iter();
+    Ok(names.filter_map(|name| program.kernel(&name)).map(|kernel| function_of(module, kernel)).collect())
+}
+
+/// `cuModuleGetGlobal`: address and size.
+pub(crate) fn global(module: u64, name: *const c_char) -> Result<(u64, usize)> {
+    let name = sys::text(name, 4096).ok_or(Error::InvalidValue)?;
+    let state = state::lock();
+    state.current()?;
+    let module = state.modules.get(&module).ok_or(Error::InvalidHandle)?;
+    let (offset, size) = module.program.variable(&name).ok_or(Error::NotFound)?;
+    Ok((module.data + offset, size as usize))
 }
 
 /// The module of a function.
 pub(crate) fn module_of(function: u64) -> Result<u64> {
-    state::lock().functions.get(&function).map(|&(module, _)| module).ok_or(Error::InvalidHandle)
+    state::lock().functions.get(&function).map(|function| function.module).ok_or(Error::InvalidHandle)
+}
+
+/// The name of a function or kernel.
+pub(crate) fn name(handle: u64) -> Result<String> {
+    Ok(state::lock().kernel(handle)?.name().to_owned())
+}
+
+/// Offsets and sizes of a function's parameters.
+pub(crate) fn parameters(handle: u64) -> Result<Vec<(usize, usize)>> {
+    Ok(state::lock().kernel(handle)?.parameters())
 }
 
 /// `cuFuncGetParamInfo`: offset and size.
 pub(crate) fn parameter(function: u64, index: usize) -> Result<(usize, usize)> {
-    let state = state::lock();
-    let (_, kernel) = *state.functions.get(&function).ok_or(Error::InvalidHandle)?;
-    kernel.parameter(index)
+    parameters(function)?.get(index).copied().ok_or(Error::InvalidValue)
 }
 
 /// `cuFuncGetAttribute`.
 pub(crate) fn attribute(function: u64, attribute: i32) -> Result<i32> {
-    if !state::lock().functions.contains_key(&function) {
-        return Err(Error::InvalidHandle);
-    }
+    let kernel = state::lock().kernel(function)?;
     match attribute {
         0 => Ok(1024),
-        4 => Ok(16),
-        5 | 6 => Ok(90),
-        1..=15 => Ok(0),
+        8 => Ok(48 << 10),
+        1..=15 => Ok(kernel.attribute(attribute)),
         _ => Err(Error::InvalidValue),
     }
 }
 
+/// A launch as the program says it.
+pub(crate) struct Request {
+    pub(crate) function: u64,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+    pub(crate) stream: u64,
+    pub(crate) parameters: *const *const c_void,
+    pub(crate) extra: *const c_void,
+}
+
 /// Launches a function; parameters are read before it returns.
-pub(crate) fn launch(
-    function: u64,
-    grid: [u32; 3],
-    block: [u32; 3],
-    handle: u64,
-    parameters: *const *const u64,
-    extra: *const c_void,
-) -> Result {
+pub(crate) fn launch(request: &Request) -> Result {
+    let &Request { function, grid, block, shared, stream, parameters, extra } = request;
     let mut state = state::lock();
-    let stream = state.stream(handle)?;
-    let (_, kernel) = *state.functions.get(&function).ok_or(Error::InvalidHandle)?;
-    let threads = block.iter().try_fold(1u32, |all, side| all.checked_mul(*side));
-    if grid.contains(&0) || !threads.is_some_and(|threads| (1..=1024).contains(&threads)) {
+    let stream = state.stream(stream)?;
+    let kernel = state.kernel(function)?;
+    let fits = |sides: [u32; 3], most: [u32; 3]| {
+        sides.iter().zip(most).all(|(side, most)| (1..=most).contains(side))
+    };
+    if !fits(grid, MAX_GRID) || !fits(block, MAX_BLOCK) || block.iter().product::<u32>() > 1024 {
         return Err(Error::InvalidValue);
     }
-    if parameters.is_null() || !extra.is_null() {
+    let parameters = arguments(&kernel.parameters(), parameters, extra)?;
+    drop(state);
+    let function = if module_of(function).is_ok() { function } else { crate::library::function(function)? };
+    let mut state = state::lock();
+    let known = state.functions.get(&function).and_then(|function| state.modules.get(&function.module));
+    let data = known.ok_or(Error::InvalidHandle)?.data;
+    let shape = Shape { block, shared, data: state.arena.offset(data) };
+    drop(state);
+    let code = kernel.prepare(&shape)?;
+    state = state::lock();
+    let launch = Launch { code, grid, parameters: parameters.into() };
+    state.submit(stream, Work::Launch(launch), Vec::new()).map(drop)
+}
+
+/// The block of parameters, of pointers to each or as it is.
+fn arguments(
+    places: &[(usize, usize)],
+    pointers: *const *const c_void,
+    extra: *const c_void,
+) -> Result<Vec<u8>> {
+    let size = places.iter().map(|(at, size)| at + size).max().unwrap_or(0).min(PARAMETERS);
+    let mut block = vec![0; size];
+    if extra.is_null() {
+        for (index, &(at, size)) in places.iter().enumerate() {
+            let from = sys::read_at(pointers, index).ok_or(Error::InvalidValue)?;
+            let bytes = sys::bytes(from, size).ok_or(Error::InvalidValue)?;
+            block.get_mut(at..at + size).ok_or(Error::InvalidValue)?.copy_from_slice(&bytes);
+        }
+        return Ok(block);
+    }
+    if !pointers.is_null() {
         return Err(Error::InvalidValue);
     }
-    let mut values = [0; 4];
-    for (index, (value, size)) in values.iter_mut().zip(kernel.sizes()).enumerate() {
-        let at = sys::read_at(parameters, index).ok_or(Error::InvalidValue)?;
-        let read = if *size == 8 { sys::read(at) } else { sys::read(at.cast::<u32>()).map(u64::from) };
-        *value = read.ok_or(Error::InvalidValue)?;
+    // CU_LAUNCH_PARAM_BUFFER_POINTER, its size, and the end.
+    let (mut from, mut len) = (std::ptr::null(), None);
+    for pair in 0..3usize {
+        let word = |index: usize| {
+            sys::read_at(extra.cast::<*const c_void>(), 2 * pair + index).ok_or(Error::InvalidValue)
+        };
+        match word(0)?.addr() {
+            0 => break,
+            1 => from = word(1)?,
+            2 => len = sys::read(word(1)?.cast::<usize>()),
+            _ => return Err(Error::InvalidValue),
+        }
     }
-    state.submit(stream, Work::Launch(Launch { kernel, parameters: values }), Vec::new()).map(drop)
+    let bytes = sys::bytes(from, len.ok_or(Error::InvalidValue)?.min(size)).ok_or(Error::InvalidValue)?;
+    block[..bytes.len()].copy_from_slice(&bytes);
+    Ok(block)
 }

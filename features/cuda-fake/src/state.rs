@@ -3,13 +3,15 @@
 //! One lock keeps every check true until the access it was made for. Whatever changes what a wait looks at wakes all waits.
 
 use crate::{
-    config::{Config, DEVICES},
+    array::Array,
+    config::Config,
     context::Context,
     error::{Error, Result},
     event::Event,
     graph::{Capture, Graph},
     host::Allocation,
     memory::{Arena, Span},
+    module::{Function, Module},
     pool::Pool,
     stream::Stream,
     sys,
@@ -58,19 +60,22 @@ pub(crate) struct State {
     pub(crate) streams: BTreeMap<u64, Stream>,
     pub(crate) defaults: HashMap<(u64, Option<ThreadId>), u64>,
     pub(crate) events: BTreeMap<u64, Event>,
-    pub(crate) modules: BTreeMap<u64, u64>,
-    pub(crate) functions: BTreeMap<u64, (u64, crate::module::Kernel)>,
+    pub(crate) modules: BTreeMap<u64, Module>,
+    pub(crate) functions: BTreeMap<u64, Function>,
+    pub(crate) libraries: crate::library::Libraries,
     pub(crate) captures: BTreeMap<u64, Capture>,
     pub(crate) graphs: BTreeMap<u64, Graph>,
     pub(crate) execs: BTreeMap<u64, Graph>,
     pub(crate) pools: BTreeMap<u64, Pool>,
+    pub(crate) arrays: BTreeMap<u64, Array>,
+    pub(crate) links: BTreeMap<u64, crate::link::Link>,
     ids: u64,
 }
 
 impl State {
     fn new(config: &Config) -> std::io::Result<Self> {
         let mut state = Self { memory: config.memory, ..Self::default() };
-        state.arena = Arena::new(config.devices.clamp(1, DEVICES))?;
+        state.arena = Arena::new()?;
         for device in 0..config.devices {
             let file = sys::memory_file(&format!("vm-cuda-fake-{device}"), FILE)?;
             let (default_pool, primary) = (state.id(), state.id());
@@ -98,6 +103,11 @@ impl State {
     /// Counts `len` bytes of a device's memory as used, and says at which offset of its file they are.
     pub(crate) fn claim(&mut self, device: usize, len: u64) -> Result<u64> {
         let total = self.memory;
+        let used = self.devices.get(device).ok_or(Error::InvalidDevice)?.used;
+        if used.checked_add(len).is_none_or(|used| used > total) {
+            // As driver 580 does.
+            self.trim_all(device);
+        }
         let device = self.devices.get_mut(device).ok_or(Error::InvalidDevice)?;
         let used = device.used.checked_add(len).filter(|used| *used <= total).ok_or(Error::OutOfMemory)?;
         let pages = len.checked_next_multiple_of(crate::memory::PAGE).ok_or(Error::OutOfMemory)?;

@@ -179,6 +179,33 @@ pub(crate) fn text(at: *const std::ffi::c_char, limit: usize) -> Option<String> 
     Some(String::from_utf8_lossy(bytes).into_owned())
 }
 
+/// The bytes at an address.
+pub(crate) fn bytes(at: *const c_void, len: usize) -> Option<Vec<u8>> {
+    if len == 0 {
+        return Some(Vec::new());
+    }
+    // SAFETY: the caller of the C function promised so many bytes there.
+    (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec())
+}
+
+/// The fat binary at an address, or that its wrapper points to; `None` where there is neither.
+pub(crate) fn fat_binary(at: *const std::ffi::c_char) -> Option<Vec<u8>> {
+    const WRAPPER: u32 = 0x466243b1;
+    const MAGIC: u32 = 0xba55ed50;
+    let word = |at: *const std::ffi::c_char, index: usize| read_at(at.cast::<u64>(), index);
+    let magic = |at: *const std::ffi::c_char| read(at.cast::<u32>());
+    let at = match magic(at)? {
+        WRAPPER => std::ptr::with_exposed_provenance(word(at, 1)? as usize),
+        _ => at,
+    };
+    if magic(at)? != MAGIC {
+        return None;
+    }
+    let len = usize::try_from(word(at, 1)?).ok()?.checked_add((word(at, 0)? >> 48) as usize)?;
+    // SAFETY: the caller of the C function promised an image, which is as long as its head says.
+    Some(unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec())
+}
+
 /// Writes `text` with its NUL into the caller's `len` bytes, cut to fit.
 pub(crate) fn write_text(at: *mut u8, len: usize, text: &CStr) {
     let bytes = text.to_bytes();
@@ -222,7 +249,7 @@ macro_rules! plain {
     )*};
 }
 
-plain!(u8, u16, u32, u64, i32, usize, f32, [u64; 2], [u8; 64], *const c_void, *const u64);
+plain!(u8, u16, u32, u64, i32, usize, f32, [u64; 2], [u8; 16], [u8; 64], *const c_void, *const u64);
 plain!(
     crate::ffi::Properties,
     crate::ffi::AccessOf,
@@ -231,3 +258,10 @@ plain!(
     crate::ffi::Launch
 );
 plain!(crate::ffi::PoolProperties, crate::ffi::Location);
+plain!(crate::ffi::ArrayDescriptor, crate::ffi::ArrayDescriptor3d);
+
+/// This thread, as the C library calls it.
+pub(crate) fn thread() -> u64 {
+    // SAFETY: it takes and changes nothing.
+    unsafe { libc::pthread_self() }
+}

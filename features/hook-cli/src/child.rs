@@ -78,7 +78,7 @@ impl Runner<'_> {
         command.args(arguments).stdin(Stdio::null());
         command.stdout(File::create(&out)?).stderr(File::create(&errors)?);
         // The only difference is the hook.
-        for name in ["LD_PRELOAD", "VMM_MODE", "VMM_LOG_LEVEL", "VMM_LOG_FILE", "VMM_QUOTA"] {
+        for name in ["LD_PRELOAD", "VMM_MODE", "VMM_LOG_LEVEL", "VMM_LOG_FILE", "VMM_QUOTA", "VMM_RESERVE"] {
             command.env_remove(name);
         }
         if mode != Mode::Off {

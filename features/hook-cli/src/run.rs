@@ -15,6 +15,9 @@ pub(crate) struct Run {
     /// Device memory that the process may have, as in 24G
     #[arg(long, value_parser = units::parsed)]
     quota: Option<u64>,
+    /// Page-locked host memory to keep for pauses, as in 16G: devices copy what fits straight there
+    #[arg(long, value_parser = units::parsed)]
+    reserve: Option<u64>,
     /// Call the driver's own functions, and only write the log
     #[arg(long)]
     monitor: bool,
@@ -78,6 +81,9 @@ impl Run {
         }
         if let Some(bytes) = self.quota {
             command.env("VMM_QUOTA", bytes.to_string());
+        }
+        if let Some(bytes) = self.reserve {
+            command.env("VMM_RESERVE", bytes.to_string());
         }
         if let Some(file) = &self.log {
             // The program may change its directory.

@@ -30,6 +30,7 @@ fn a_program_gets_the_hook_and_its_environment() {
     check(&run(&["/no/such/program"]), 1, &["vmhook: can't run /no/such/program: No such file"]);
     check(&["run", "--library", "/no/libvmhook.so", "env"], 1, &["no libvmhook.so at /no/libvmhook.so"]);
     check(&run(&["--quota", "3X", "env"]), 2, &["a number of bytes"]);
+    check(&run(&["--reserve", "1G", "env"]), 0, &["VMM_RESERVE=1073741824\n"]);
     check(&run(&[]), 2, &["required"]);
 }
 

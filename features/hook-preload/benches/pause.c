@@ -1,10 +1,9 @@
 /* How fast a program is paused and resumed, beside the copies of pinned memory, and that its memory is what it was. It works before any driver;
  * benches/pause.sh runs it.
  *
- *     pause limit            GiB/s of pinned copies
  *     pause calls            nanoseconds of a call
  *     pause free             MiB that are free
- *     pause GIB VMHOOK [N]   pauses itself N times, with GIB of memory */
+ *     pause GIB VMHOOK [N]   pauses itself N times, with GIB of memory: a row of a table, of GiB/s each with its least and its most */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -57,20 +56,43 @@ static void write_to(ptr to, const void *from, size_t bytes) {
     CALL("cuMemcpyHtoD_v2", (ptr, const void *, size_t), to, from, bytes);
 }
 
-static void limits(double *there, double *back) {
+/* What a number of turns took, in GiB/s. */
+#define TURNS 100
+struct series {
+    int count;
+    double rates[TURNS];
+};
+
+static void add(struct series *to, double gib, double seconds) { to->rates[to->count++] = gib / (seconds > 0 ? seconds : 1e-9); }
+
+static int compare(const void *one, const void *other) {
+    double a = *(const double *)one, b = *(const double *)other;
+    return (a > b) - (a < b);
+}
+
+static double median(struct series *of) {
+    qsort(of->rates, (size_t)of->count, sizeof *of->rates, compare);
+    return of->rates[of->count / 2];
+}
+
+static void print(struct series *of) {
+    double middle = median(of);
+    printf(" %.1f (%.1f to %.1f) |", middle, of->rates[0], of->rates[of->count - 1]);
+}
+
+/* Copies of pinned memory. */
+static void limits(int turns, struct series *there, struct series *back) {
     size_t bytes = 512 * mib;
     ptr device = allocate(bytes);
     void *host = pinned(bytes);
-    *there = *back = 0;
-    for (int turn = 0; turn < 5; turn++) {
+    /* One more, to warm up. */
+    for (int turn = -1; turn < turns; turn++) {
         double start = now();
         read_back(host, device, bytes);
         double middle = now();
         write_to(device, host, bytes);
         CALL("cuCtxSynchronize", (void));
-        double end = now(), gib = (double)bytes / (1 << 30);
-        if (gib / (middle - start) > *there) *there = gib / (middle - start);
-        if (gib / (end - middle) > *back) *back = gib / (end - middle);
+        if (turn >= 0) add(there, .5, middle - start), add(back, .5, now() - middle);
     }
     CALL("cuMemFree_v2", (ptr), device);
     CALL("cuMemFreeHost", (void *), host);
@@ -91,23 +113,31 @@ static uint32_t *contents(uint32_t number) {
     return block;
 }
 
-/* The milliseconds and the bytes of a command's answer. */
-static void ask(const char *vmhook, const char *what, double *seconds, double *gib, double *wall) {
-    char command[4096], answer[4096] = {0};
+/* The number behind a name in a command's answer. */
+static double number(const char *answer, const char *name) {
+    char *found = strstr(answer, name);
+    if (!found) printf("no %s in %s\n", name, answer), exit(1);
+    return atof(found + strlen(name));
+}
+
+static const char *ask(const char *vmhook, const char *what) {
+    static char answer[1 << 16];
+    char command[4096];
     snprintf(command, sizeof command, "%s %s %d --json", vmhook, what, getpid());
-    double start = now();
     FILE *pipe = popen(command, "r");
     if (!pipe || !fgets(answer, sizeof answer, pipe) || pclose(pipe)) printf("%s fails: %s\n", command, answer), exit(1);
-    *wall = now() - start;
-    char *bytes = strstr(answer, "\"bytes\":"), *time = strstr(answer, "\"milliseconds\":");
-    if (!bytes || !time) printf("%s: %s\n", command, answer), exit(1);
-    *gib = atof(bytes + 8) / (1 << 30), *seconds = atof(time + 15) / 1e3;
+    return answer;
+}
+
+static void change(const char *vmhook, const char *what, struct series *rates) {
+    const char *answer = ask(vmhook, what);
+    add(rates, number(answer, "\"bytes\":") / (1 << 30), number(answer, "\"milliseconds\":") / 1e3);
 }
 
 static void elsewhere(const char *own, const char *when) {
     char command[4096];
-    fflush(stdout);
-    snprintf(command, sizeof command, "printf 'MiB free for others, %s: '; env -u LD_PRELOAD %s free", when, own);
+    fprintf(stderr, "MiB free for others, %s: ", when);
+    snprintf(command, sizeof command, "env -u LD_PRELOAD %s free >&2", own);
     if (system(command)) exit(1);
 }
 
@@ -149,11 +179,6 @@ int main(int count, char **arguments) {
     CALL("cuDevicePrimaryCtxRetain", (void **, int), &context, device);
     CALL("cuCtxSetCurrent", (void *), context);
     if (!strcmp(what, "free")) return printf("%zu\n", free_bytes() / mib), 0;
-    if (!strcmp(what, "limit")) {
-        double there, back;
-        limits(&there, &back);
-        return printf("pinned copies: %.1f GiB/s to the host, %.1f to the device\n", there, back), 0;
-    }
     if (!strcmp(what, "calls")) {
         void *stream;
         CALL("cuStreamCreate", (void **, unsigned), &stream, 1);
@@ -167,9 +192,10 @@ int main(int count, char **arguments) {
     }
     size_t bytes = (size_t)(atof(what) * 1024) * mib / BLOCK * BLOCK, left = bytes, made = 0;
     if (count < 3 || !bytes) return 2;
-    int turns = count > 3 ? atoi(arguments[3]) : 3;
-    double there, back;
-    limits(&there, &back);
+    int turns = count > 3 ? atoi(arguments[3]) : 5;
+    if (turns < 1 || turns > TURNS) return 2;
+    struct series there = {0}, back = {0}, pauses = {0}, resumes = {0};
+    limits(turns, &there, &back);
     /* Half in one allocation, then always smaller ones. */
     ptr memory[4096];
     size_t size[4096];
@@ -179,28 +205,34 @@ int main(int count, char **arguments) {
         memory[made] = allocate(size[made]);
         left -= size[made];
     }
-    uint32_t number = 0, *found = pinned(BLOCK);
+    uint32_t next = 0, *found = pinned(BLOCK);
     capture();
     for (size_t at = 0; at < made; at++)
-        for (size_t done = 0; done < size[at]; done += BLOCK) write_to(memory[at] + done, contents(number++), BLOCK);
+        for (size_t done = 0; done < size[at]; done += BLOCK) write_to(memory[at] + done, contents(next++), BLOCK);
     CALL("cuCtxSynchronize", (void));
-    printf("%.2f GiB in %zu allocations; pinned copies %.1f GiB/s to the host, %.1f to the device\n", (double)bytes / (1 << 30), made, there, back);
+    /* What is reserved is made meanwhile; what can't be had is not waited for. */
+    const char *reserve = getenv("VMM_RESERVE");
+    double reserved = 0, before = -1;
+    for (int second = 0; reserve && reserved > before && second < 120; second++) {
+        sleep(2);
+        before = reserved, reserved = number(ask(arguments[2], "status"), "\"reserved\":") / (1 << 30);
+    }
     for (int turn = 0; turn < turns; turn++) {
-        double seconds, gib, wall;
         if (!turn) elsewhere(arguments[0], "running");
-        ask(arguments[2], "pause", &seconds, &gib, &wall);
-        printf("pause: %.2f GiB in %.3f s (%.3f s with vmhook), %.1f GiB/s, %.2f of the limit\n", gib, seconds, wall, gib / seconds, gib / seconds / there);
+        change(arguments[2], "pause", &pauses);
         if (!turn) elsewhere(arguments[0], "paused");
-        ask(arguments[2], "resume", &seconds, &gib, &wall);
-        printf("resume: %.2f GiB in %.3f s (%.3f s with vmhook), %.1f GiB/s, %.2f of the limit\n", gib, seconds, wall, gib / seconds, gib / seconds / back);
+        change(arguments[2], "resume", &resumes);
         launch(found);
     }
-    number = 0;
+    next = 0;
     for (size_t at = 0; at < made; at++)
         for (size_t done = 0; done < size[at]; done += BLOCK) {
             read_back(found, memory[at] + done, BLOCK);
-            if (memcmp(found, contents(number++), BLOCK)) return printf("block %u is not what it was\n", number - 1), 1;
+            if (memcmp(found, contents(next++), BLOCK)) return printf("block %u is not what it was\n", next - 1), 1;
         }
-    printf("all %u blocks are what they were\n", number);
+    fprintf(stderr, "all %u blocks of %zu allocations are what they were\n", next, made);
+    printf("| %s | %.1f |", what, reserved);
+    print(&there), print(&pauses), printf(" %.2f |", median(&pauses) / median(&there));
+    print(&back), print(&resumes), printf(" %.2f |\n", median(&resumes) / median(&back));
     return 0;
 }

@@ -1,21 +1,34 @@
 #!/bin/sh
-# What the hook's pause, its gate and its handles do on this machine's driver, or on the one in a directory:
+# How fast programs are paused and resumed on this machine's driver, or on the one in a directory, with nothing reserved and with all, beside copies
+# of pinned memory: a table of medians of 5, for each size that the device and the host have room for. What a call takes and whether handles
+# are shared is told on standard error.
 #
-#     features/hook-preload/benches/pause.sh [GIB [DIRECTORY OF libcuda.so.1]]
+#     features/hook-preload/benches/pause.sh ["1 8 16 40" [DIRECTORY OF libcuda.so.1]]
 #
-# `pause.sh build` only builds; with BUILT=target/release nothing is built, so a machine without compilers runs it.
+# What is built in target/quick or target/release, or the directory BUILT, is taken; `pause.sh build` only builds, in target/release.
 set -eu
 cd "$(dirname "$0")/../../.."
-gib=${1:-16}
+sizes=${1:-1 8 16 40}
 driver=${2:-}
-built=${BUILT:-${CARGO_TARGET_DIR:-target}/release}
-built=$(mkdir -p "$built" && cd "$built" && pwd)
-if [ -z "${BUILT:-}" ]; then
+target=${CARGO_TARGET_DIR:-target}
+built=${BUILT:-}
+for folder in "$target/quick" "$target/release"; do
+    if [ -z "$built" ] && [ -e "$folder/libvmhook.so" ] && [ -e "$folder/vmhook" ]; then
+        built=$folder
+    fi
+done
+if [ -z "$built" ] || [ "$sizes" = build ]; then
     cargo build --release --package vm-hook-preload --package vm-hook-cli
-    gcc -std=gnu11 -O2 -o "$built/hook-pause" features/hook-preload/benches/pause.c -ldl
-    gcc -std=gnu11 -O1 -o "$built/hook-share" features/hook-preload/tests/share.c -ldl
+    built=$target/release
 fi
-if [ "$gib" = build ]; then
+built=$(cd "$built" && pwd)
+for program in benches/pause tests/share; do
+    own=$built/hook-${program##*/} source=features/hook-preload/$program.c
+    if [ ! -e "$own" ] || [ "$source" -nt "$own" ] && command -v gcc >/dev/null; then
+        gcc -std=gnu11 -O2 -o "$own" "$source" -ldl
+    fi
+done
+if [ "$sizes" = build ]; then
     exit
 fi
 if [ -n "$driver" ]; then
@@ -25,8 +38,20 @@ hook() { env LD_PRELOAD="$built/libvmhook.so" "$@"; }
 for turn in 1 2 3; do
     printf 'without the hook: ' && "$built/hook-pause" calls
     printf 'with the hook: ' && hook "$built/hook-pause" calls
+done >&2
+printf '| GiB | reserved | pinned, to the host (GiB/s) | pause | of it | pinned, to the device | resume | of it |\n'
+printf '| --- | --- | --- | --- | --- | --- | --- | --- |\n'
+for gib in $sizes; do
+    device=$("$built/hook-pause" free)
+    host=$(awk '/^MemAvailable:/ { print int($2 / 1024) }' /proc/meminfo)
+    needed=$((gib * 1024 + 1024))
+    if [ "$device" -lt "$needed" ] || [ "$host" -lt $((needed + 2048)) ]; then
+        printf 'skipped: %s GiB need more than the %s MiB of the device or the %s of the host\n' "$gib" "$device" "$host" >&2
+        continue
+    fi
+    hook "$built/hook-pause" "$gib" "$built/vmhook"
+    VMM_RESERVE=$((needed - 512))M hook "$built/hook-pause" "$gib" "$built/vmhook"
 done
-hook "$built/hook-pause" "$gib" "$built/vmhook"
 for size in 4 256; do
     without=$("$built/hook-share" $size)
     with=$(hook "$built/hook-share" $size)
@@ -34,5 +59,5 @@ for size in 4 256; do
         printf 'without the hook:\n%s\nwith it:\n%s\n' "$without" "$with"
         exit 1
     fi
-    printf 'processes share %s MiB as without the hook\n' $size
+    printf 'processes share %s MiB as without the hook\n' $size >&2
 done

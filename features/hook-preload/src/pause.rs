@@ -22,8 +22,9 @@ use crate::sys::{self, Saved};
 /// The first moment that calls are kept out for.
 const FIRST: Duration = Duration::from_millis(20);
 /// The longest: longer work is paused only where it ends in time by chance.
-const LONGEST: Duration = Duration::from_secs(30);
-/// How long they may run in between.
+const LONGEST: Duration = Duration::from_secs(10);
+/// How long they may run in between. Behind the longest moments it is as long as these: a program that can't be paused would otherwise stand still until
+/// the timeout, which may be a day.
 const BETWEEN: Duration = Duration::from_millis(5);
 
 /// What an attempt to wait for work left: a thread that still waits.
@@ -85,7 +86,11 @@ pub(crate) fn pause(time: Duration, is_wanted: impl Fn() -> bool) -> Result<Chan
             }
             Err(Not::Busy(_)) if !is_wanted() => return Err("who asked is gone".into()),
             Err(Not::Busy(_)) => {
-                std::thread::sleep(BETWEEN);
+                let next = Instant::now() + if moment == LONGEST { LONGEST } else { BETWEEN };
+                let may_wait = || is_wanted() && !ENDING.load(Ordering::Acquire);
+                while Instant::now() < next.min(deadline) && may_wait() {
+                    std::thread::sleep(BETWEEN);
+                }
                 let left = deadline.saturating_duration_since(Instant::now());
                 moment = (moment * 2).min(LONGEST).min(left.max(FIRST));
             }
@@ -181,6 +186,7 @@ pub(crate) fn leave(context: Context) {
     let current = SYNCHRONIZED.0.lock().unwrap_or_else(PoisonError::into_inner);
     let is_inside = |current: &mut Option<Context>| *current == Some(context);
     drop(SYNCHRONIZED.1.wait_timeout_while(current, Duration::from_secs(10), is_inside));
+    sys::reserve::leave(context);
 }
 
 /// Lets the program go on. What its memory had is returned, to be freed.
@@ -188,7 +194,8 @@ pub(crate) fn resume() -> Result<(Changed, Vec<Saved>), String> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let _control = take(deadline).ok_or("another pause or resume runs: try again")?;
     let _changing = Changing::new();
-    let (report, saved) = with(Manager::resume).map_err(|error| error.to_string())?;
+    let (report, mut saved) = with(Manager::resume).map_err(|error| error.to_string())?;
+    saved.iter_mut().for_each(Saved::give_back);
     gate::open();
     Ok((changed(report), saved))
 }
@@ -199,6 +206,7 @@ pub(crate) fn finish() {
     let control = take(Instant::now() + Duration::from_secs(60));
     gate::end();
     drop(control);
+    sys::reserve::end();
 }
 
 fn take(deadline: Instant) -> Option<MutexGuard<'static, Left>> {

@@ -15,6 +15,9 @@ use vm_hook::control::{self, ANSWER, Answer, Changed, Request, State, Status};
 /// How long anything may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What the log has of a reserve.
+const RESERVE: &str = "\"event\":\"reserve\"";
+
 fn beside(name: &str) -> PathBuf {
     std::env::current_exe().expect("the test's path").with_file_name(name)
 }
@@ -121,6 +124,11 @@ impl Program {
         }
     }
 
+    /// Has it been told what could be reserved?
+    fn is_reserved(&self) -> bool {
+        std::fs::read_to_string(self.runtime.path().join("log")).is_ok_and(|log| log.contains(RESERVE))
+    }
+
     fn count(&mut self) -> u64 {
         self.answer("count").parse().expect("a number")
     }
@@ -211,6 +219,33 @@ fn a_paused_program_has_no_device_memory_and_goes_on_as_it_was() {
 }
 
 #[test]
+fn what_is_reserved_is_copied_to_straight() {
+    let check = |reserve: &str, fails: &str, reserved: u64| {
+        let environment = [("VMM_RESERVE", reserve), ("VM_CUDA_FAKE_FAIL", fails)];
+        let mut program = Program::new(2, 48, &environment);
+        let has = |program: &Program| program.status().memory.expect("accounts").reserved;
+        until("it is reserved", || program.is_reserved());
+        for _ in 0..3 {
+            assert_eq!(has(&program), reserved);
+            assert_eq!(program.pause().bytes, 100 * MIB);
+            assert_eq!(has(&program), reserved);
+            assert_eq!(program.resume().bytes, 100 * MIB);
+        }
+        assert_eq!(program.answer("fork"), "child: 0");
+        program.say("quit");
+        let (said, log) = program.end();
+        assert!(said.starts_with("whole\n") && log.matches(RESERVE).count() == 1, "{said}{log}");
+    };
+    // More than there is to copy: no buffer is asked for.
+    check("120M", "cuMemHostAlloc:1=2", 120 * MIB);
+    // In parts, of which one more can't be had: the rest goes through buffers.
+    check("300M", "cuMemHostRegister:2=1", 256 * MIB);
+    // Less than there is to copy, and no whole pages.
+    check("33000000", "", 32 * MIB);
+    check("64M", "cuMemHostRegister:1=1", 0);
+}
+
+#[test]
 fn many_threads_are_paused_many_times() {
     let mut program = Program::new(8, 2, &[("CHURN", "1"), ("VMM_STACKS", "1")]);
     for _ in 0..50 {
@@ -265,8 +300,12 @@ fn what_cannot_be_paused_is_not_and_runs_on() {
 
 #[test]
 fn what_fails_is_undone() {
-    let check = |fails: &str, pause: Option<&str>, resume: Option<&str>| {
-        let mut program = Program::new(1, 4, &[("VM_CUDA_FAKE_FAIL", fails)]);
+    let check = |reserve: &str, fails: &str, pause: Option<&str>, resume: Option<&str>| {
+        // Copies run still when the next call fails.
+        let environment =
+            [("VMM_RESERVE", reserve), ("VM_CUDA_FAKE_FAIL", fails), ("VM_CUDA_FAKE_DELAY_US", "500")];
+        let mut program = Program::new(1, 4, &environment);
+        until("it is reserved", || program.is_reserved() != reserve.is_empty());
         let ask = |request: Request, fails: Option<&str>| match (program.ask(&request), fails) {
             (Answer::Error(text), Some(says)) => assert!(text.contains(says), "{fails:?}: {text}"),
             (Answer::Paused(_) | Answer::Resumed(_), None) => {}
@@ -283,13 +322,15 @@ fn what_fails_is_undone() {
         program.say("quit");
         assert!(program.end().0.starts_with("whole\n"), "{fails}");
     };
-    check("cuMemHostAlloc:1=2", Some("the host can't hold"), None);
-    check("cuMemcpyDtoHAsync:1=700", Some("CUDA error 700"), None);
-    check("cuMemUnmap:1=999", None, None);
-    // Two allocations were made before.
-    check("cuMemCreate:4=2", None, Some("a device lacks"));
-    check("cuMemMap:4=999", None, Some("CUDA error 999"));
-    check("cuMemcpyHtoDAsync:2=719", None, Some("CUDA error 719"));
+    check("", "cuMemHostAlloc:1=2", Some("the host can't hold"), None);
+    check("", "cuMemUnmap:1=999", None, None);
+    for reserve in ["", "16M"] {
+        check(reserve, "cuMemcpyDtoHAsync:2=700", Some("CUDA error 700"), None);
+        // Two allocations were made before.
+        check(reserve, "cuMemCreate:4=2", None, Some("a device lacks"));
+        check(reserve, "cuMemMap:4=999", None, Some("CUDA error 999"));
+        check(reserve, "cuMemcpyHtoDAsync:2=719", None, Some("CUDA error 719"));
+    }
 }
 
 #[test]
@@ -316,16 +357,16 @@ fn accounts_tell_what_has_how_much() {
         panic!("no status");
     };
     let memory = status.memory.expect("accounts");
-    assert_eq!((memory.quota, memory.allocations), (Some(1 << 30), 5));
+    assert_eq!((memory.quota, memory.allocations), (Some(1 << 30), 6));
     assert_eq!(
         (memory.r#virtual, memory.native, memory.managed, memory.pools),
         (6 * MIB, 4096 + 3072, 8192, 16384)
     );
     assert_eq!(
         memory.largest.iter().map(|of| of.bytes).collect::<Vec<_>>(),
-        [4 * MIB, 2 * MIB, 8192, 4096, 3072]
+        [4 * MIB, 2 * MIB, 16384, 8192, 4096, 3072]
     );
-    // Each of five calls, the one with the most first, and none of the hook's own functions.
+    // Each of six calls, the one with the most first, and none of the hook's own functions.
     let stacks = status.stacks.expect("stacks");
     assert_eq!(
         stacks.iter().map(|of| (of.bytes, of.allocations)).collect::<Vec<_>>()[..2],
@@ -335,7 +376,7 @@ fn accounts_tell_what_has_how_much() {
         assert!(holder.frames[0].file.ends_with("/pause") && holder.frames[0].offset != 0, "{holder:?}");
     }
     let changed = program.pause();
-    assert_eq!((changed.bytes, changed.native), (6 * MIB, 7168));
+    assert_eq!((changed.bytes, changed.native), (6 * MIB, 7168 + 16384));
     program.resume();
     program.say("quit");
     assert!(program.end().0.starts_with("whole\n"));

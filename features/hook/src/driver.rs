@@ -85,16 +85,26 @@ pub trait Driver {
     /// # Errors
     /// The driver's.
     fn free_bytes(&self, context: Context) -> Result<u64>;
+    /// Bytes that memory pools hold, once they have given back what they can if they are to be trimmed.
+    fn pools(&self, trims: bool) -> u64 {
+        let _ = trims;
+        0
+    }
     /// Copies what is at ranges of a context's device to host memory, one behind the other.
     ///
     /// # Errors
     /// [`OUT_OF_MEMORY`] where the host has too little; the driver's.
     fn save(&self, context: Context, ranges: &[Range]) -> Result<Self::Saved>;
-    /// Copies it back to ranges, each from its offset in the host memory on.
+    /// Copies it back to ranges, each from its offset in the host memory on. A range is mapped when it is asked for, ahead of the copies.
     ///
     /// # Errors
-    /// The driver's.
-    fn restore(&self, context: Context, saved: &Self::Saved, ranges: &[(u64, Range)]) -> Result<()>;
+    /// What a range could not be mapped for: no more are asked for; the driver's. Behind an error no copy runs on.
+    fn restore(
+        &self,
+        context: Context,
+        saved: &Self::Saved,
+        ranges: impl Iterator<Item = Result<(u64, Range)>>,
+    ) -> Result<()>;
     /// Makes a range zero.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! Random calls of a program's, with the hook's manager and without: whoever looks sees the same.
 
+mod calls;
 mod threads;
 
 use std::cell::RefCell;
@@ -10,7 +11,8 @@ use crate::driver::{
 };
 use crate::manager::{Cant, Event, Manager};
 use crate::plan::BREAK_EVEN;
-use crate::tracker::Tag;
+use crate::tracker::{Allocation, Tag};
+use calls::{Call, Calls, Expected, Random};
 
 /// A device that has one word for each granule.
 #[derive(Default)]
@@ -36,6 +38,8 @@ struct State {
     /// Is to unmap one of them?
     unmaps_fail: bool,
     copies_fail: bool,
+    /// So many restores failed when they had begun.
+    halfway: u32,
     /// That nothing was done wrong.
     wrong: Vec<String>,
 }
@@ -221,12 +225,19 @@ impl Driver for Simulated {
         words.map(|at| state.word(at).map(|word| *word).ok_or(Failure(700))).collect()
     }
 
-    fn restore(&self, _: Context, saved: &Vec<u64>, ranges: &[(u64, Range)]) -> Result<()> {
-        let mut state = self.state.borrow_mut();
-        for (offset, range) in ranges {
-            state.fault()?;
+    fn restore(
+        &self,
+        _: Context,
+        saved: &Vec<u64>,
+        ranges: impl Iterator<Item = Result<(u64, Range)>>,
+    ) -> Result<()> {
+        for (copied, next) in ranges.enumerate() {
+            let mut state = self.state.borrow_mut();
+            let restored = next.and_then(|next| state.fault().map(|()| next));
+            state.halfway += u32::from(copied != 0 && restored.is_err());
+            let (offset, range) = restored?;
             let saved = &saved[(offset / GRANULE) as usize..];
-            for (at, word) in words(range).zip(saved) {
+            for (at, word) in words(&range).zip(saved) {
                 *state.word(at).ok_or(Failure(700))? = *word;
             }
         }
@@ -245,24 +256,7 @@ fn words(range: &Range) -> impl Iterator<Item = u64> + use<> {
     (range.address..range.address + range.bytes).step_by(GRANULE as usize)
 }
 
-/// A program's allocation, and what must be there: a word for each granule, if it was ever written.
-struct Expected {
-    address: u64,
-    words: Vec<Option<u64>>,
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-}
-
-/// What a run did, to see that it did everything.
+/// What runs did, to see that they did everything.
 #[derive(Debug, Default)]
 struct Did {
     moved: u32,
@@ -273,67 +267,93 @@ struct Did {
     not_paused: u32,
     not_resumed: u32,
     no_room: u32,
+    halfway: u32,
     dropped: u32,
     stayed: u32,
 }
 
-/// Pauses, lets somebody else have the memory, and resumes, with faults; what was dropped is zero.
-fn pause(random: &mut Random, manager: &mut Manager<Simulated>, all: &mut Vec<Expected>, did: &mut Did) {
-    let fails = |random: &mut Random, manager: &mut Manager<Simulated>| {
-        let mut state = manager.driver().state.borrow_mut();
-        state.fails_in = (random.below(3) == 0).then(|| random.below(12) as u32);
-        state.unmaps_fail = true;
-    };
-    fails(random, manager);
-    let free = manager.driver().state.borrow().free;
-    match manager.pause() {
-        Ok(report) => {
-            did.paused += 1;
-            did.dropped += u32::from(report.dropped != 0);
-            did.stayed += u32::from(report.kept.failed != 0);
-            // Settling took memory, if anything.
-            assert!(manager.driver().state.borrow().free <= free + report.bytes);
-            assert_eq!(manager.accounts(0).paused, report.bytes);
-            for of in manager.tracker().all() {
-                assert!(
-                    of.is_pinned || report.kept.failed != 0 || of.pieces.iter().all(|piece| piece.of_host)
-                );
+impl Did {
+    /// Counts what a manager did, in which nothing was wrong.
+    fn look(&mut self, manager: &mut Manager<Simulated>) {
+        for event in manager.events() {
+            match event {
+                Event::Moved { .. } => self.moved += 1,
+                Event::Copied { .. } => self.copied += 1,
+                Event::Filled { of_host: true, .. } => self.of_host += 1,
+                _ => {}
             }
         }
-        Err(error) => {
-            did.not_paused += 1;
-            assert!(!manager.is_paused() && manager.accounts(0).paused == 0, "{error}");
+        let mut state = manager.driver().state.borrow_mut();
+        self.halfway += std::mem::take(&mut state.halfway);
+        assert_eq!(state.wrong, Vec::<String>::new());
+    }
+
+    /// Tries to pause, with faults.
+    fn pause(&mut self, random: &mut Random, manager: &mut Manager<Simulated>) {
+        faults(manager, Some(random));
+        let free = manager.driver().state.borrow().free;
+        match manager.pause() {
+            Ok(report) => {
+                self.paused += 1;
+                self.dropped += u32::from(report.dropped != 0);
+                self.stayed += u32::from(report.kept.failed != 0);
+                // Settling took memory, if anything.
+                assert!(manager.driver().state.borrow().free <= free + report.bytes);
+                assert_eq!(manager.accounts(0).paused, report.bytes);
+                let is_away = |of: &Allocation| of.pieces.iter().all(|piece| piece.of_host);
+                let stays = |of: &Allocation| of.is_pinned || report.kept.failed != 0;
+                assert!(manager.tracker().all().all(|of| stays(of) || is_away(of)));
+            }
+            Err(error) => {
+                self.not_paused += 1;
+                assert!(!manager.is_paused() && manager.accounts(0).paused == 0, "{error}");
+            }
         }
+        faults(manager, None);
     }
-    // A program that ends frees on.
-    if manager.is_paused() && random.below(6) == 0 && !all.is_empty() {
-        manager.driver().state.borrow_mut().fails_in = None;
-        let gone = all.remove(random.below(all.len() as u64) as usize);
-        assert_eq!(manager.free(gone.address), Ok(true));
-    }
-    let dropped: Vec<u64> = manager
-        .tracker()
-        .all()
-        .filter(|of| of.away.iter().any(|away| away.saved.is_none()))
-        .map(|of| of.address)
-        .collect();
-    while manager.is_paused() {
-        fails(random, manager);
+
+    /// Tries to resume, with faults, and while somebody else has some of the memory.
+    fn resume(&mut self, random: &mut Random, manager: &mut Manager<Simulated>) {
+        faults(manager, Some(random));
         let mut state = manager.driver().state.borrow_mut();
         state.taken = random.below(3) / 2 * random.below(state.free / GRANULE + 1) * GRANULE;
         let free = state.free - state.taken;
         drop(state);
+        let away = manager.tracker().all().flat_map(|of| &of.away);
+        let left: u64 = away.filter(|away| away.left.is_some()).map(|away| away.bytes).sum();
         match manager.resume() {
             Ok((_, saved)) => assert!(saved.iter().all(|saved| !saved.is_empty())),
             Err(Cant::NoRoom { bytes, missing }) => {
-                did.no_room += 1;
-                assert!(missing != 0 && bytes - missing <= free);
+                self.no_room += 1;
+                assert!(missing != 0 && bytes - missing <= free + left);
             }
-            Err(_) => did.not_resumed += 1,
+            Err(_) => self.not_resumed += 1,
         }
+        faults(manager, None);
+    }
+}
+
+/// Has a pause or its end fail by chance, or not.
+fn faults(manager: &Manager<Simulated>, random: Option<&mut Random>) {
+    let mut state = manager.driver().state.borrow_mut();
+    state.unmaps_fail = random.is_some();
+    state.fails_in = random.and_then(|random| (random.below(3) == 0).then(|| random.below(12) as u32));
+}
+
+/// Pauses, lets somebody else have the memory, and resumes; what was dropped is zero.
+fn pause(random: &mut Random, manager: &mut Manager<Simulated>, all: &mut Vec<Expected>, did: &mut Did) {
+    did.pause(random, manager);
+    // A program that ends frees on.
+    if manager.is_paused() && random.below(6) == 0 && !all.is_empty() {
+        let gone = all.remove(random.one(all.len()));
+        assert_eq!(manager.free(gone.address), Ok(true));
+    }
+    let is_dropped = |of: &&Allocation| of.away.iter().any(|away| away.saved.is_none());
+    let dropped: Vec<u64> = manager.tracker().all().filter(is_dropped).map(|of| of.address).collect();
+    while manager.is_paused() {
+        did.resume(random, manager);
     }
     let mut state = manager.driver().state.borrow_mut();
-    (state.fails_in, state.unmaps_fail) = (None, false);
     for of in all.iter_mut().filter(|of| dropped.contains(&of.address)) {
         // What stayed is what it was, which a program can't know.
         for (word, expected) in (0..).zip(&mut of.words) {
@@ -344,91 +364,71 @@ fn pause(random: &mut Random, manager: &mut Manager<Simulated>, all: &mut Vec<Ex
     }
 }
 
-/// A program of so many calls. Each is made as the hook makes it: what looks at memory is settled before.
-fn run(seed: u64, calls: u32, did: &mut Did) {
-    let mut random = Random(seed | 1);
+/// A manager of a device.
+fn manager() -> Manager<Simulated> {
     let simulated = Simulated::default();
     simulated.state.borrow_mut().free = 24 * BREAK_EVEN;
-    let mut manager = Manager::new(simulated, None);
+    Manager::new(simulated, None)
+}
+
+/// A program's end: all is what it must be, and is freed.
+fn end(manager: &mut Manager<Simulated>, all: Vec<Expected>) {
+    let mut state = manager.driver().state.borrow_mut();
+    (state.fails_in, state.taken) = (None, 0);
+    drop(state);
+    manager.settle().expect("what is missing");
+    look(manager, &all);
+    for gone in all {
+        assert_eq!(manager.free(gone.address), Ok(true));
+    }
+    let state = manager.driver().state.borrow();
+    assert_eq!(state.wrong, Vec::<String>::new());
+    assert_eq!((state.free, state.mapped.len(), state.reserved.len()), (24 * BREAK_EVEN, 0, 0));
+}
+
+/// A program of so many calls. Each is made as the hook makes it: what looks at memory is settled before.
+fn run(seed: u64, count: u32, did: &mut Did) {
+    let (mut calls, mut manager) = (Calls::new(seed), manager());
     let mut all: Vec<Expected> = Vec::new();
     let mut captures = 0;
-    let mut last = 99;
-    for call in 0..calls {
-        let at = |random: &mut Random, all: &Vec<Expected>| random.below(all.len().max(1) as u64) as usize;
-        // One array that grows, as a rule: what was allocated last takes over another, which is freed.
-        let grows = random.below(4) != 0 && all.len() > 1;
-        let largest = |all: &[Expected]| {
-            (0..all.len().saturating_sub(1)).max_by_key(|at| all[*at].words.len()).unwrap_or(0)
-        };
-        let what = match last {
-            0..30 if grows => 30,
-            30..60 if grows => 60,
-            _ => random.below(100),
-        };
-        let follows = grows && last < 60;
-        last = what;
-        if random.below(40) == 0 {
-            manager.driver().state.borrow_mut().fails_in = Some(random.below(6) as u32);
-        }
-        manager.driver().state.borrow_mut().is_busy = random.below(8) == 0;
+    for number in 0..count {
+        let random = &mut calls.random;
+        manager.driver().state.borrow_mut().weather(random);
         if captures == 0 && random.below(30) == 0 {
             if let Some(of) = all.first().filter(|_| random.below(2) == 0) {
                 let tag = Tag { name: "cache".into(), is_droppable: true };
                 assert!(manager.tag(of.address, tag));
             }
-            pause(&mut random, &mut manager, &mut all, did);
+            pause(random, &mut manager, &mut all, did);
         }
         assert!(captures == 0 || manager.pause() == Err(Cant::Capture));
-        // Somebody else takes memory, or gives it back.
-        if random.below(6) == 0 {
-            let free = manager.driver().state.borrow().free;
-            manager.driver().state.borrow_mut().taken =
-                random.below(3).min(1) * (free / GRANULE - random.below(free / GRANULE + 1) / 2) * GRANULE;
-        }
-        match what {
-            0..30 if all.len() < 6 => {
-                let bytes = match random.below(3) {
-                    0 => (1 + random.below(4)) * GRANULE,
-                    _ => {
-                        BREAK_EVEN + random.below(2 * BREAK_EVEN / GRANULE) * GRANULE - random.below(2) * 4096
+        match calls.next(&all, 6, captures != 0) {
+            Call::Allocate(bytes) => match manager.allocate(7, 0, bytes) {
+                Ok(Some(address)) => {
+                    let words = vec![None; bytes.div_ceil(GRANULE) as usize];
+                    for other in &all {
+                        let end = other.address + other.words.len() as u64 * GRANULE;
+                        assert!(address >= end || address + bytes <= other.address);
                     }
-                };
-                match manager.allocate(7, 0, bytes) {
-                    Ok(Some(address)) => {
-                        let words = vec![None; bytes.div_ceil(GRANULE) as usize];
-                        for other in &all {
-                            let end = other.address + other.words.len() as u64 * GRANULE;
-                            assert!(address >= end || address + bytes <= other.address);
-                        }
-                        all.push(Expected { address, words });
-                    }
-                    Ok(None) => assert!(captures > 0),
-                    Err(_) => did.failed += 1,
+                    all.push(Expected { address, words });
                 }
-            }
-            30..60 if all.len() > 1 => {
-                let (from, to) = match follows {
-                    true => (largest(&all), all.len() - 1),
-                    false => (at(&mut random, &all), at(&mut random, &all)),
-                };
-                let most = all[from].words.len().min(all[to].words.len()) as u64;
-                let words = if random.below(2) == 0 { most } else { random.below(most + 1) };
-                let copy = Copy { to: all[to].address, from: all[from].address, bytes: words * GRANULE };
-                if from == to {
-                    continue;
-                }
-                match manager.copy(copy.to, copy.from, words * GRANULE, copy.clone()) {
+                Ok(None) => assert!(captures > 0),
+                Err(_) => did.failed += 1,
+            },
+            Call::Copy { from, to, words } => {
+                let bytes = words as u64 * GRANULE;
+                let copy = Copy { to: all[to].address, from: all[from].address, bytes };
+                match manager.copy(copy.to, copy.from, bytes, copy.clone()) {
                     Ok(true) => {}
                     Ok(false) => manager.driver().copy(&copy).expect("a copy of what is there"),
                     Err(_) => continue,
                 }
-                for word in 0..words as usize {
+                for word in 0..words {
                     // What nobody wrote may be anything, and is so in both.
                     all[to].words[word] = all[from].words[word];
                 }
             }
-            60..80 if !all.is_empty() => {
-                let gone = if follows { largest(&all) } else { at(&mut random, &all) };
+            Call::Free(gone) | Call::Give(gone) => {
                 let gone = all.remove(gone);
                 // The driver may refuse a wait, or a fault comes in the middle: nothing of it is seen.
                 assert!(
@@ -436,62 +436,32 @@ fn run(seed: u64, calls: u32, did: &mut Did) {
                         || manager.tracker().at(gone.address).is_none()
                 );
             }
-            80..90 if !all.is_empty() => {
-                // A launch that writes.
+            Call::Launch { own, word } => {
                 if manager.settle().is_ok() {
-                    let own = at(&mut random, &all);
-                    let word = random.below(all[own].words.len() as u64);
-                    let value = u64::from(call) << 8 | 1;
-                    let address = all[own].address + word * GRANULE;
+                    let value = u64::from(number) << 8 | 1;
+                    let address = all[own].address + word as u64 * GRANULE;
                     *manager.driver().state.borrow_mut().word(address).expect("memory") = value;
-                    all[own].words[word as usize] = Some(value);
+                    all[own].words[word] = Some(value);
                 }
             }
-            90..93 => {
-                if captures == 0 && manager.begin_capture().is_ok() {
-                    captures = 1;
-                }
-            }
-            93..97 if captures != 0 => {
+            Call::BeginCapture => captures = u32::from(manager.begin_capture().is_ok()),
+            Call::EndCapture => {
                 captures = 0;
                 manager.end_capture().expect("an end");
             }
-            97 if !all.is_empty() => {
-                let own = at(&mut random, &all);
+            Call::Pin(own) => {
                 let _ = manager.pin(all[own].address + GRANULE / 2);
             }
-            _ => {
-                // Somebody looks at everything.
+            Call::Look => {
                 if manager.settle().is_ok() {
                     look(&manager, &all);
                 }
             }
         }
-        for event in manager.events() {
-            match event {
-                Event::Moved { .. } => did.moved += 1,
-                Event::Copied { .. } => did.copied += 1,
-                Event::Filled { of_host: true, .. } => did.of_host += 1,
-                _ => {}
-            }
-        }
-        assert_eq!(manager.driver().state.borrow().wrong, Vec::<String>::new(), "seed {seed}, call {call}");
+        did.look(&mut manager);
     }
-    manager.driver().state.borrow_mut().fails_in = None;
-    manager.driver().state.borrow_mut().taken = 0;
     let _ = manager.end_capture();
-    manager.settle().expect("what is missing");
-    look(&manager, &all);
-    for gone in all {
-        assert_eq!(manager.free(gone.address), Ok(true));
-    }
-    let state = manager.driver().state.borrow();
-    assert_eq!(state.wrong, Vec::<String>::new(), "seed {seed}");
-    assert_eq!(
-        (state.free, state.mapped.len(), state.reserved.len()),
-        (24 * BREAK_EVEN, 0, 0),
-        "seed {seed}"
-    );
+    end(&mut manager, all);
 }
 
 fn look(manager: &Manager<Simulated>, all: &[Expected]) {
@@ -510,9 +480,7 @@ fn look(manager: &Manager<Simulated>, all: &[Expected]) {
 #[test]
 fn the_program_is_told_that_a_copy_failed() {
     let check = |settle: fn(&mut Manager<Simulated>) -> bool| {
-        let simulated = Simulated::default();
-        simulated.state.borrow_mut().free = 24 * BREAK_EVEN;
-        let mut manager = Manager::new(simulated, None);
+        let mut manager = manager();
         let mut allocate = |bytes| manager.allocate(7, 0, bytes).ok().flatten().expect("memory");
         let (from, to) = (allocate(BREAK_EVEN), allocate(2 * BREAK_EVEN));
         let copy = Copy { to, from, bytes: BREAK_EVEN };
@@ -540,5 +508,5 @@ fn nobody_sees_that_memory_is_moved() {
     }
     assert!(did.moved > 100 && did.copied > 20 && did.of_host > 0 && did.failed > 100, "{did:?}");
     assert!(did.paused > 100 && did.not_paused > 20 && did.not_resumed > 20 && did.no_room > 20, "{did:?}");
-    assert!(did.dropped > 20 && did.stayed > 0, "{did:?}");
+    assert!(did.halfway > 20 && did.dropped > 20 && did.stayed > 0, "{did:?}");
 }

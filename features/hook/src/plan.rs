@@ -8,6 +8,15 @@ pub const BREAK_EVEN: u64 = 256 << 20;
 /// What must be free beside an allocation that puts some of it off.
 pub const SPARE: u64 = 64 << 20;
 
+/// The least and the most that memory is mapped again in: the first part is soon done, and none keeps other calls of the driver waiting for long.
+const PART: (u64, u64) = (256 << 20, 1 << 30);
+
+/// How much memory is mapped again at once, behind so much that is. Mapping is several times as fast as the copies that follow it, so these do not
+/// wait for parts that grow.
+pub fn part(mapped: u64) -> u64 {
+    mapped.clamp(PART.0, PART.1)
+}
+
 /// How an allocation is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {

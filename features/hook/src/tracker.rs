@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::driver::{Context, Device, GRANULE, Handle};
+use crate::plan;
 
 /// Physical memory that is mapped as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,8 +18,8 @@ pub struct Piece {
     pub of_host: bool,
 }
 
-/// A piece whose memory was given back while the program is paused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What has no memory while the program is paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Away {
     /// Where it begins, from the allocation's beginning on.
     pub offset: u64,
@@ -80,6 +81,24 @@ impl Allocation {
         self.reserved() - self.missing - self.paused()
     }
 
+    /// Cuts what has no memory into the parts that it gets it in, behind so much of others.
+    pub fn cut(&mut self, mapped: &mut u64) {
+        for mut away in std::mem::take(&mut self.away) {
+            loop {
+                let bytes =
+                    if away.left.is_some() { away.bytes } else { away.bytes.min(plan::part(*mapped)) };
+                *mapped += bytes;
+                self.away.push(Away { bytes, ..away });
+                if bytes == away.bytes {
+                    break;
+                }
+                away.offset += bytes;
+                away.bytes -= bytes;
+                away.saved = away.saved.map(|saved| saved + bytes);
+            }
+        }
+    }
+
     /// How much of it has no memory as the program is paused.
     pub fn paused(&self) -> u64 {
         self.away.iter().map(|away| away.bytes).sum()
@@ -91,6 +110,8 @@ impl Allocation {
 pub struct Tracker {
     by_address: BTreeMap<u64, Allocation>,
     count: u64,
+    /// All that is reserved.
+    reserved: u64,
 }
 
 impl Tracker {
@@ -98,13 +119,26 @@ impl Tracker {
     pub fn insert(&mut self, mut allocation: Allocation) -> &Allocation {
         self.count += 1;
         allocation.number = self.count;
+        self.reserved += allocation.reserved();
         let address = allocation.address;
         self.by_address.entry(address).insert_entry(allocation).into_mut()
     }
 
     /// Takes one out by its address.
     pub fn remove(&mut self, address: u64) -> Option<Allocation> {
-        self.by_address.remove(&address)
+        let removed = self.by_address.remove(&address)?;
+        self.reserved -= removed.reserved();
+        Some(removed)
+    }
+
+    /// How many there have been.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// All that is reserved for them.
+    pub fn reserved(&self) -> u64 {
+        self.reserved
     }
 
     /// The one at an address.

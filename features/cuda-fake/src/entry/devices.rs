@@ -1,11 +1,11 @@
 //! Initialisation, devices, errors' names, and addresses of functions.
 
-use super::{Out, Unused, api, give, put, text};
+use super::{Out, api, give, put, text};
 use crate::{
     device, error,
     error::{Error, describe},
     names::{self, Status},
-    pool, state, sys,
+    pool, state, sys, tables,
 };
 use std::ffi::{CString, c_char};
 
@@ -50,11 +50,7 @@ api! {
     6000 fn cuGetErrorString(error: i32, name: Out<u64>) {
         give(name, || Ok(describe(error).ok_or(Error::InvalidValue)?.1.as_ptr().expose_provenance() as u64))
     }
-    3000 fn cuGetExportTable(table: Out<u64>, id: Unused) {
-        let _ = id;
-        give(table, || Ok(0))?;
-        Err(Error::NotFound)
-    }
+    3000 fn cuGetExportTable(table: Out<u64>, id: *const [u8; 16]) { give(table, || tables::find(id)) }
     11030 fn cuGetProcAddress(symbol: *const c_char, function: Out<usize>, version: i32, flags: u64) {
         let (address, _) = names::find(&text(symbol)?, version, flags)?;
         give(function, || Ok(address))?;

@@ -16,9 +16,10 @@ pub(crate) const INVALID_VALUE: Code = 1;
 pub(crate) const OUT_OF_MEMORY: Code = 2;
 pub(crate) const ILLEGAL_ADDRESS: Code = 700;
 
-/// Where the library is: beside the test's program.
+/// Where the library is that is tested: beside the test's program.
 pub(crate) fn library() -> PathBuf {
-    std::env::current_exe().expect("the test's path").with_file_name("libvm_cuda_fake.so")
+    let name = format!("lib{}.so", env!("CARGO_PKG_NAME").replace('-', "_"));
+    std::env::current_exe().expect("the test's path").with_file_name(name)
 }
 
 /// The driver, loaded.

@@ -3,17 +3,17 @@
 //! ```text
 //! running ──pause──▶ paused     settle, wait for all work, save; then unmap and release
 //!    ▲                  │
-//!    └──────resume──────┘       create and map all, restore; what fails is undone, and the program stays paused
+//!    └──────resume──────┘       create and map, restore meanwhile; what fails is undone, and the program stays paused
 //! ```
 //!
-//! The caller sees to it that no call of the program runs meanwhile. Nothing changes before all is saved, and what can't be unmapped then stays.
+//! Mapping runs ahead of the copies that restore: the driver asks for a range after the other, each of which is mapped then. The caller sees to it that no call of the program runs meanwhile. Nothing changes before all is saved, and what can't be unmapped then stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use thiserror::Error;
 
 use super::{Event, Manager};
-use crate::driver::{Context, Driver, Failure, OUT_OF_MEMORY, Place, Range};
+use crate::driver::{Context, Device, Driver, Failure, OUT_OF_MEMORY, Place, Range};
 use crate::tracker::{Allocation, Away, Piece};
 
 /// Why a program can't be paused or resumed; then it is what it was.
@@ -129,7 +129,11 @@ impl<D: Driver> Manager<D> {
                 }
                 // Its memory is lost to all where this fails, and the program has none there either way.
                 let _ = driver.release(piece.handle);
-                of.away.push(Away { offset: piece.offset, bytes: piece.bytes, saved, left: None });
+                match of.away.last_mut() {
+                    // One piece with the one before it, as its contents are.
+                    Some(last) if last.offset + last.bytes == piece.offset => last.bytes += piece.bytes,
+                    _ => of.away.push(Away { offset: piece.offset, bytes: piece.bytes, saved, left: None }),
+                }
             }
             of.pieces = stays;
         }
@@ -175,43 +179,23 @@ impl<D: Driver> Manager<D> {
             return Ok((Report::default(), Vec::new()));
         }
         let report = self.report();
+        let mut mapped = 0;
+        self.tracker.all_mut().for_each(|of| of.cut(&mut mapped));
         let away: Vec<Allocation> = self.tracker.all().filter(|of| !of.away.is_empty()).cloned().collect();
-        let mut room: BTreeMap<Context, u64> = BTreeMap::new();
-        for of in &away {
-            *room.entry(of.context).or_default() += of.paused();
-        }
+        let contexts: BTreeSet<(Context, Device)> = away.iter().map(|of| (of.context, of.device)).collect();
         let mut made: Vec<(u64, Piece)> = Vec::new();
-        let mut error = None;
-        'all: for of in &away {
-            for away in &of.away {
-                let piece = match away.left {
-                    Some(handle) => {
-                        Ok(Piece { offset: away.offset, bytes: away.bytes, handle, of_host: false })
-                    }
-                    None => {
-                        self.piece(Place::Device(of.device), of.address, away.offset, away.bytes, of.device)
-                    }
-                };
-                match piece {
-                    Ok(piece) => made.push((of.address, piece)),
-                    Err(failure) => {
-                        error = Some((failure, of.context));
-                        break 'all;
-                    }
+        for (context, device) in contexts {
+            let own: Vec<&Allocation> = away.iter().filter(|of| of.context == context).collect();
+            let mut is_full = false;
+            if let Err(failure) = self.bring(context, &own, &mut made, &mut is_full) {
+                self.undo(made);
+                if !is_full {
+                    return Err(Cant::Driver(failure));
                 }
+                let bytes = away.iter().filter(|of| of.device == device).map(Allocation::paused).sum();
+                let free = self.driver.free_bytes(context).unwrap_or(0);
+                return Err(Cant::NoRoom { bytes, missing: bytes.saturating_sub(free) });
             }
-        }
-        let failure = error.map(|(failure, _)| failure).or_else(|| self.refill(&away).err());
-        if let Some(failure) = failure {
-            self.undo(made);
-            return Err(match error {
-                Some((OUT_OF_MEMORY, context)) => {
-                    let bytes = room.get(&context).copied().unwrap_or(0);
-                    let free = self.driver.free_bytes(context).unwrap_or(0);
-                    Cant::NoRoom { bytes, missing: bytes.saturating_sub(free) }
-                }
-                _ => Cant::Driver(failure),
-            });
         }
         for (address, piece) in made {
             if let Some(of) = self.tracker.at_mut(address) {
@@ -225,27 +209,37 @@ impl<D: Driver> Manager<D> {
         Ok((report, std::mem::take(&mut self.saved).into_values().collect()))
     }
 
-    /// Gives what is mapped again its contents.
-    fn refill(&self, away: &[Allocation]) -> Result<(), Failure> {
-        let parts = |of: &Allocation, away: &Away| {
-            (away.saved, Range { address: of.address + away.offset, bytes: away.bytes })
-        };
-        let contexts: BTreeSet<Context> = away.iter().map(|of| of.context).collect();
-        for context in contexts {
-            let all = || {
-                let own = away.iter().filter(move |of| of.context == context);
-                own.flat_map(move |of| of.away.iter().map(move |away| parts(of, away)))
+    /// Maps what a context lacks, and has the driver copy there meanwhile; tells what was made, and whether the device had too little.
+    fn bring(
+        &self,
+        context: Context,
+        own: &[&Allocation],
+        made: &mut Vec<(u64, Piece)>,
+        is_full: &mut bool,
+    ) -> Result<(), Failure> {
+        let all = || own.iter().flat_map(|of| of.away.iter().map(move |away| (of, away)));
+        let range =
+            |of: &Allocation, away: &Away| Range { address: of.address + away.offset, bytes: away.bytes };
+        let mut mapped = all().filter_map(|(of, away)| {
+            let Away { offset, bytes, saved, left } = *away;
+            let piece = match left {
+                Some(handle) => Ok(Piece { offset, bytes, handle, of_host: false }),
+                None => self.piece(Place::Device(of.device), of.address, offset, bytes, of.device),
             };
-            for (_, range) in all().filter(|(saved, _)| saved.is_none()) {
-                self.driver.clear(context, range)?;
+            *is_full = piece == Err(OUT_OF_MEMORY);
+            match piece {
+                Ok(piece) => made.push((of.address, piece)),
+                Err(failure) => return Some(Err(failure)),
             }
-            let ranges: Vec<(u64, Range)> =
-                all().filter_map(|(saved, range)| Some((saved?, range))).collect();
-            if let Some(saved) = self.saved.get(&context).filter(|_| !ranges.is_empty()) {
-                self.driver.restore(context, saved, &ranges)?;
-            }
+            Some(Ok((saved?, range(of, away))))
+        });
+        match self.saved.get(&context) {
+            Some(saved) => self.driver.restore(context, saved, mapped.by_ref())?,
+            None => mapped.try_for_each(|range| range.map(drop))?,
         }
-        Ok(())
+        drop(mapped);
+        let mut dropped = all().filter(|(_, away)| away.saved.is_none());
+        dropped.try_for_each(|(of, away)| self.driver.clear(context, range(of, away)))
     }
 
     /// Unmaps and releases what resuming made.

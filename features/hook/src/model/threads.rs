@@ -1,22 +1,25 @@
 //! Several threads of a program, each of which makes random calls as the hook makes them: one lock for each look at the manager, and the driver's own
-//! function without it. A thread uses what it allocated or was given, as a program's own synchronisation has it; the clock settles in between.
+//! function without it. A thread uses what it allocated or was given, as a program's own synchronisation has it; the clock settles in between, and
+//! somebody pauses and resumes when no call is inside.
 //!
 //! One thread runs at a time, and at every lock, at every look at the flag and before every call of the driver it gives its turn to one that a seed
 //! chooses. So a seed that fails fails again.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::{Copy, Did, Expected, Random, Simulated, look};
+use super::calls::{Call, Calls, Expected, Random};
+use super::{Copy, Did, Simulated, end, look, manager};
 use crate::driver::{Driver as _, Failure, GRANULE, Result};
-use crate::manager::{Event, Freed, Manager};
-use crate::plan::BREAK_EVEN;
+use crate::manager::{Freed, Manager};
 
-/// Threads of the program; one more is the clock.
+/// Threads of the program; two more are the clock, and who pauses.
 const THREADS: usize = 4;
 const CLOCK: usize = THREADS;
+const CONTROL: usize = THREADS + 1;
+const ALL: usize = THREADS + 2;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -25,13 +28,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Whose turn it is.
 struct Turns {
     turn: Mutex<Turn>,
-    wakes: [Condvar; THREADS + 1],
+    wakes: [Condvar; ALL],
 }
 
 struct Turn {
     of: usize,
     random: Random,
-    is_there: [bool; THREADS + 1],
+    is_there: [bool; ALL],
     /// Has a thread panicked?
     is_over: bool,
     /// What the turns were, so that two runs can be compared.
@@ -43,7 +46,7 @@ struct Stopped;
 
 impl Turns {
     fn new(seed: u64) -> Self {
-        let (random, is_there) = (Random(seed | 1), [true; THREADS + 1]);
+        let (random, is_there) = (Random(seed | 1), [true; ALL]);
         let turn = Turn { of: 0, random, is_there, is_over: false, digest: 0 };
         Self { turn: Mutex::new(turn), wakes: Default::default() }
     }
@@ -59,7 +62,7 @@ impl Turns {
     }
 
     fn pass(&self, turn: &mut Turn) {
-        let mut there: Vec<usize> = (0..=THREADS).filter(|of| turn.is_there[*of]).collect();
+        let mut there: Vec<usize> = (0..ALL).filter(|of| turn.is_there[*of]).collect();
         // The clock sleeps most of the time.
         if there.len() > 1 && turn.random.below(8) != 0 {
             there.retain(|of| *of != CLOCK);
@@ -109,6 +112,9 @@ struct Process {
     manager: Mutex<Manager<Simulated>>,
     unsettled: AtomicBool,
     did: Mutex<Did>,
+    /// The gate, and how many calls have passed it.
+    is_closed: AtomicBool,
+    inside: AtomicUsize,
     /// What each thread is given by others.
     given: [Mutex<Vec<Expected>>; THREADS],
 }
@@ -117,9 +123,9 @@ struct Process {
 struct Thread<'a> {
     process: &'a Process,
     me: usize,
-    random: Random,
+    calls: Calls,
     own: Vec<Expected>,
-    captures: u32,
+    is_capturing: bool,
 }
 
 impl Process {
@@ -128,17 +134,8 @@ impl Process {
         self.turns.step(me);
         let mut manager = lock(&self.manager);
         let result = f(&mut manager);
-        let mut did = lock(&self.did);
-        for event in manager.events() {
-            match event {
-                Event::Moved { .. } => did.moved += 1,
-                Event::Copied { .. } => did.copied += 1,
-                Event::Filled { of_host: true, .. } => did.of_host += 1,
-                _ => {}
-            }
-        }
+        lock(&self.did).look(&mut manager);
         self.unsettled.store(manager.is_unsettled(), Ordering::Release);
-        assert_eq!(manager.driver().state.borrow().wrong, Vec::<String>::new());
         result
     }
 
@@ -158,6 +155,38 @@ impl Process {
         if self.is_unsettled(me) { self.with(me, Manager::settle) } else { Ok(()) }
     }
 
+    /// A call passes the gate.
+    fn enter(&self, me: usize) {
+        self.turns.step(me);
+        while self.is_closed.load(Ordering::Acquire) {
+            self.turns.step(me);
+        }
+        self.inside.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Closes the gate now and then, and pauses once nobody is inside; some other time if that takes long.
+    fn control(&self, mut random: Random) {
+        while self.turns.is_running() {
+            self.turns.step(CONTROL);
+            if random.below(100) != 0 {
+                continue;
+            }
+            self.is_closed.store(true, Ordering::Release);
+            let mut moment = random.below(100);
+            while moment != 0 && self.inside.load(Ordering::Acquire) != 0 {
+                self.turns.step(CONTROL);
+                moment -= 1;
+            }
+            if self.inside.load(Ordering::Acquire) == 0 {
+                self.with(CONTROL, |manager| lock(&self.did).pause(&mut random, manager));
+                while self.with(CONTROL, |manager| manager.is_paused()) {
+                    self.with(CONTROL, |manager| lock(&self.did).resume(&mut random, manager));
+                }
+            }
+            self.is_closed.store(false, Ordering::Release);
+        }
+    }
+
     fn clock(&self) {
         while self.turns.is_running() {
             if self.is_unsettled(CLOCK) {
@@ -168,80 +197,45 @@ impl Process {
 }
 
 impl Thread<'_> {
-    fn below(&mut self, n: usize) -> usize {
-        self.random.below(n.max(1) as u64) as usize
-    }
-
     /// So many calls, and what it has then.
-    fn calls(mut self, calls: u32) -> Vec<Expected> {
-        let mut last = 99;
-        for call in 0..calls {
+    fn calls(mut self, count: u32) -> Vec<Expected> {
+        for number in 0..count {
+            self.process.enter(self.me);
             self.own.append(&mut lock(&self.process.given[self.me]));
-            self.weather();
-            // One array that grows, as a rule: what was allocated last takes over another, which is freed.
-            let grows = self.below(4) != 0 && self.own.len() > 1;
-            let what = match last {
-                0..30 if grows => 30,
-                30..60 if grows => 60,
-                _ => self.below(100),
-            };
-            let follows = grows && last < 60;
-            last = what;
-            match what {
-                0..30 if self.own.len() < 4 => self.allocate(),
-                30..60 if self.own.len() > 1 => self.copy(follows),
-                60..75 if !self.own.is_empty() => self.free(follows),
-                75..80 if !self.own.is_empty() => {
-                    let (at, to) = (self.below(self.own.len()), self.below(THREADS));
-                    let gone = self.own.remove(at);
-                    lock(&self.process.given[to]).push(gone);
+            lock(&self.process.manager).driver().state.borrow_mut().weather(&mut self.calls.random);
+            match self.calls.next(&self.own, 4, self.is_capturing) {
+                Call::Allocate(bytes) => self.allocate(bytes),
+                Call::Copy { from, to, words } => self.copy(from, to, words),
+                Call::Free(at) => self.free(at),
+                Call::Give(at) => {
+                    let to = self.calls.random.one(THREADS);
+                    lock(&self.process.given[to]).push(self.own.remove(at));
                 }
-                80..90 if !self.own.is_empty() => self.launch(call),
-                90..92 if self.captures == 0 => {
-                    let begun = self.process.with(self.me, Manager::begin_capture);
-                    self.captures = u32::from(begun.is_ok());
+                Call::Launch { own, word } => self.launch(number, own, word),
+                Call::BeginCapture => {
+                    self.is_capturing = self.process.with(self.me, Manager::begin_capture).is_ok();
                 }
-                92..97 if self.captures != 0 => self.end_capture(),
-                97 if !self.own.is_empty() => {
-                    let at = self.below(self.own.len());
+                Call::EndCapture => self.end_capture(),
+                Call::Pin(at) => {
                     let address = self.own[at].address + GRANULE / 2;
                     let _ = self.process.with(self.me, |manager| manager.pin(address));
                 }
-                _ => {
+                Call::Look => {
                     if self.process.before(self.me).is_ok() {
                         self.process.turns.step(self.me);
                         look(&lock(&self.process.manager), &self.own);
                     }
                 }
             }
+            self.process.inside.fetch_sub(1, Ordering::AcqRel);
         }
-        if self.captures != 0 {
+        if self.is_capturing {
             self.end_capture();
         }
         self.own
     }
 
-    /// What is not the program's doing: faults, work, and somebody else who takes memory and gives it back.
-    fn weather(&mut self) {
-        let (fails, busy, takes) = (self.below(60), self.below(8), self.below(6));
-        let (fails_in, much, part) = (self.below(6), self.below(3), self.random.below(1 << 20));
-        let manager = lock(&self.process.manager);
-        let mut state = manager.driver().state.borrow_mut();
-        state.is_busy = busy == 0;
-        if fails == 0 {
-            state.fails_in = Some(fails_in as u32);
-        }
-        if takes == 0 {
-            let free = state.free / GRANULE;
-            state.taken = much.min(1) as u64 * (free - part % (free + 1) / 2) * GRANULE;
-        }
-    }
-
-    fn allocate(&mut self) {
-        let bytes = match self.below(3) {
-            0 => (1 + self.random.below(4)) * GRANULE,
-            _ => BREAK_EVEN + self.random.below(BREAK_EVEN / GRANULE) * GRANULE - self.random.below(2) * 4096,
-        };
+    fn allocate(&mut self, bytes: u64) {
         match self.process.with(self.me, |manager| manager.allocate(7, 0, bytes)) {
             Ok(Some(address)) => {
                 self.own.push(Expected { address, words: vec![None; bytes.div_ceil(GRANULE) as usize] });
@@ -252,20 +246,7 @@ impl Thread<'_> {
         }
     }
 
-    fn largest(&self) -> usize {
-        (0..self.own.len().saturating_sub(1)).max_by_key(|at| self.own[*at].words.len()).unwrap_or(0)
-    }
-
-    fn copy(&mut self, follows: bool) {
-        let (from, to) = match follows {
-            true => (self.largest(), self.own.len() - 1),
-            false => (self.below(self.own.len()), self.below(self.own.len())),
-        };
-        if from == to {
-            return;
-        }
-        let most = self.own[from].words.len().min(self.own[to].words.len());
-        let words = if self.below(2) == 0 { most } else { self.below(most + 1) };
+    fn copy(&mut self, from: usize, to: usize, words: usize) {
         let bytes = words as u64 * GRANULE;
         let copy = Copy { to: self.own[to].address, from: self.own[from].address, bytes };
         // A target that waits for memory leaves things unsettled.
@@ -287,8 +268,7 @@ impl Thread<'_> {
         }
     }
 
-    fn free(&mut self, follows: bool) {
-        let at = if follows { self.largest() } else { self.below(self.own.len()) };
+    fn free(&mut self, at: usize) {
         let Expected { address, .. } = self.own.remove(at);
         // The driver may refuse a wait, or a fault comes in the middle: nothing of it is seen.
         let freed = self.process.with(self.me, |manager| {
@@ -307,13 +287,11 @@ impl Thread<'_> {
     }
 
     /// A kernel that writes.
-    fn launch(&mut self, call: u32) {
+    fn launch(&mut self, number: u32, at: usize, word: usize) {
         if self.process.before(self.me).is_err() {
             return;
         }
-        let at = self.below(self.own.len());
-        let word = self.below(self.own[at].words.len());
-        let value = (u64::from(call) << 8 | self.me as u64) << 1 | 1;
+        let value = (u64::from(number) << 8 | self.me as u64) << 1 | 1;
         let address = self.own[at].address + word as u64 * GRANULE;
         self.process.driver(self.me, |driver| {
             *driver.state.borrow_mut().word(address).expect("memory") = value;
@@ -322,33 +300,37 @@ impl Thread<'_> {
     }
 
     fn end_capture(&mut self) {
-        self.captures = 0;
+        self.is_capturing = false;
         self.process.with(self.me, Manager::end_capture).expect("an end");
     }
 }
 
 /// A process whose threads make so many calls each. Its digest is the same whenever the seed is.
 fn run(seed: u64, calls: u32, all: &mut Did) -> std::result::Result<u64, String> {
-    let simulated = Simulated::default();
-    simulated.state.borrow_mut().free = 24 * BREAK_EVEN;
     let process = Process {
         turns: Turns::new(seed),
-        manager: Mutex::new(Manager::new(simulated, None)),
+        manager: Mutex::new(manager()),
         unsettled: AtomicBool::new(false),
-        did: Mutex::default(),
+        did: Mutex::new(std::mem::take(all)),
+        is_closed: AtomicBool::new(false),
+        inside: AtomicUsize::new(0),
         given: Default::default(),
     };
     let results: Vec<_> = std::thread::scope(|scope| {
         let process = &process;
         let clock = scope.spawn(|| process.turns.run(CLOCK, || process.clock()));
+        let own = |me: usize| seed ^ (me as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let random = Random(own(CONTROL) | 1);
+        let control = scope.spawn(|| process.turns.run(CONTROL, || process.control(random)));
         let start = |me: usize| {
-            let random = Random((seed ^ (me as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)) | 1);
-            let thread = Thread { process, me, random, own: Vec::new(), captures: 0 };
+            let thread =
+                Thread { process, me, calls: Calls::new(own(me)), own: Vec::new(), is_capturing: false };
             scope.spawn(move || process.turns.run(me, || thread.calls(calls)))
         };
         let threads: Vec<_> = (0..THREADS).map(start).collect();
         let mut results: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("caught")).collect();
-        results.push(clock.join().expect("caught").map(|()| Vec::new()));
+        let others = [clock, control].map(|thread| thread.join().expect("caught").map(|()| Vec::new()));
+        results.extend(others);
         results
     });
     let mut left: Vec<Expected> = Vec::new();
@@ -365,23 +347,10 @@ fn run(seed: u64, calls: u32, all: &mut Did) -> std::result::Result<u64, String>
     }
     left.extend(process.given.iter().flat_map(|given| std::mem::take(&mut *lock(given))));
     let mut manager = lock(&process.manager);
-    manager.driver().state.borrow_mut().fails_in = None;
-    manager.driver().state.borrow_mut().taken = 0;
-    manager.settle().expect("what is missing");
-    look(&manager, &left);
-    for gone in left {
-        assert_eq!(manager.free(gone.address), Ok(true), "seed {seed}");
-    }
-    let state = manager.driver().state.borrow();
-    assert_eq!(state.wrong, Vec::<String>::new(), "seed {seed}");
-    let rest = (state.free, state.mapped.len(), state.reserved.len());
-    assert_eq!(rest, (24 * BREAK_EVEN, 0, 0), "seed {seed}");
-    let did = lock(&process.did);
-    all.moved += did.moved;
-    all.copied += did.copied;
-    all.of_host += did.of_host;
-    all.failed += did.failed;
-    Ok(lock(&process.turns.turn).digest.wrapping_add(state.next))
+    end(&mut manager, left);
+    *all = std::mem::take(&mut lock(&process.did));
+    let next = manager.driver().state.borrow().next;
+    Ok(lock(&process.turns.turn).digest.wrapping_add(next))
 }
 
 #[test]
@@ -396,7 +365,8 @@ fn no_thread_sees_that_memory_is_moved() {
             panic!("{wrong}");
         }
     }
-    assert!(did.moved > 50 && did.copied > 20 && did.of_host > 0 && did.failed > 100, "{did:?}");
+    assert!(did.moved > 30 && did.copied > 20 && did.of_host > 0 && did.failed > 100, "{did:?}");
+    assert!(did.paused > 100 && did.not_paused > 20 && did.not_resumed > 20 && did.halfway > 20, "{did:?}");
 }
 
 #[test]

@@ -207,8 +207,12 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// The address if `within` holds, else one that does no harm.
+    /// The address if `within` holds, else one that does no harm, or one that faults.
     pub(super) fn or_spare(&mut self, address: Ssa, within: Ssa, writes: bool) -> Ssa {
+        if self.strays_fault {
+            let nowhere = self.b.ins().iconst(types::I64, 0);
+            return self.b.ins().select(within, address, nowhere);
+        }
         let offset = i64::from(self.spare) + if writes { i64::from(SPARE) } else { 0 };
         let spare = self.b.ins().iadd_imm_s(self.scratch, offset);
         self.b.ins().select(within, address, spare)

@@ -65,6 +65,7 @@ pub(crate) use legal::way;
 
 pub use isa::{Architecture, Isa, UnknownIsa};
 
+use super::UnknownTarget;
 use crate::artifact::{self, Artifact, Entry, Format};
 use crate::contain::{self, Phase};
 use crate::reject::{Reject, RejectKind, Rejected};
@@ -74,6 +75,7 @@ use cranelift_codegen::ir::{AbiParam, Function, Signature, UserFuncName, types};
 use cranelift_codegen::isa::CallConv;
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use std::fmt;
+use std::str::FromStr;
 use vm_abi::ParamLayout;
 use vm_ir::valid::KernelFacts;
 use vm_ir::{Kernel, ValidModule};
@@ -97,18 +99,36 @@ pub(crate) const SAFETY: Parameters = Parameters {
 pub struct Options {
     /// What it is for.
     pub isa: Isa,
+    /// An access of a guest's kernel to a view that is out of bounds goes to address 0, for those who handle the fault; else to a spare
+    /// place, where it does nothing.
+    pub strays_fault: bool,
 }
 
 impl Options {
     /// Code for a machine.
     pub fn new(isa: Isa) -> Options {
-        Options { isa }
+        Options { isa, strays_fault: false }
+    }
+}
+
+/// Behind the machine, that strays fault.
+const STRAYS: &str = "+faults";
+
+impl FromStr for Options {
+    type Err = UnknownTarget;
+
+    fn from_str(text: &str) -> Result<Options, UnknownTarget> {
+        let (isa, strays_fault) = match text.strip_suffix(STRAYS) {
+            Some(isa) => (isa, true),
+            None => (text, false),
+        };
+        Ok(Options { isa: isa.parse()?, strays_fault })
     }
 }
 
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.isa)
+        write!(f, "{}{}", self.isa, if self.strays_fault { STRAYS } else { "" })
     }
 }
 
@@ -138,7 +158,7 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
     for (kernel, facts) in contain::each(module, Phase::Write).zip(facts) {
         let safety = SafetyPlan::of(kernel, module.trust(), &SAFETY);
         let safety = safety.map_err(|error| Rejected(vec![error]))?;
-        let (code, frame, entry) = function(facts, &safety, options.isa, &generators, &mut contexts)
+        let (code, frame, entry) = function(facts, &safety, options, &generators, &mut contexts)
             .map_err(|kind| reject(kernel, kind))?;
         functions.push(object::Function { symbol: entry.symbol.clone(), code, frame });
         entries.push(entry);
@@ -155,11 +175,11 @@ pub(crate) fn write(module: &ValidModule, options: &Options, target: String) -> 
 fn function(
     facts: &KernelFacts,
     safety: &SafetyPlan<'_>,
-    machine: Isa,
+    options: &Options,
     generators: &emit::Generators,
     contexts: &mut (Context, FunctionBuilderContext),
 ) -> Result<(Vec<u8>, u32, Entry), RejectKind> {
-    let (params, scratch) = written(facts, safety, machine, generators, contexts)?;
+    let (params, scratch) = written(facts, safety, options, generators, contexts)?;
     let (code, frame) = emit::emit(&mut contexts.0, generators)?;
     let kernel = safety.ranges().kernel();
     let entry = Entry {
@@ -180,14 +200,14 @@ fn function(
 fn written(
     facts: &KernelFacts,
     safety: &SafetyPlan<'_>,
-    machine: Isa,
+    options: &Options,
     generators: &emit::Generators,
     (context, builder): &mut (Context, FunctionBuilderContext),
 ) -> Result<(ParamLayout, u32), RejectKind> {
     let kernel = safety.ranges().kernel();
     let plan = plan::Plan::of(facts, safety.ranges());
     let floats = floats::Floats::of(kernel);
-    let tiles = tile::Tiles::of(kernel, machine);
+    let tiles = tile::Tiles::of(kernel, options.isa);
     // Whoever runs the blocks can stop between two, also where the code itself looks at nothing.
     let params = artifact::layout(kernel, &[], safety.is_guests());
     let mut signature = Signature::new(CallConv::SystemV);
@@ -196,7 +216,7 @@ fn written(
     context.func = Function::with_name_signature(UserFuncName::user(0, 0), signature);
     let build = FunctionBuilder::new(&mut context.func, builder);
     let known = writer::Known { facts, safety, plan: &plan, floats: &floats, tiles: &tiles };
-    let build = writer::Build { builder: build, config: generators.thorough.frontend_config(), isa: machine };
+    let build = writer::Build { builder: build, config: generators.thorough.frontend_config(), options };
     let scratch = writer::write(build, known, &params)?;
     Ok((params, scratch))
 }

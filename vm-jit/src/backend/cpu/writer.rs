@@ -1,10 +1,11 @@
 //! A kernel as one function: the loop over blocks or clusters, the loops over warps and threads, and its ops in order.
 
+use super::Options;
 use super::agree::Vote;
 use super::blocks::State;
 use super::control::Cancel;
 use super::floats::{Extreme, Floats};
-use super::isa::{Architecture, Isa};
+use super::isa::Architecture;
 use super::lanes::{Repr, clif, own};
 use super::limits;
 use super::memory::SPARE;
@@ -86,6 +87,7 @@ pub(super) struct Writer<'a, 'k> {
     pub(super) leave: Block,
     /// Where the spare bytes are; see [`SPARE`].
     pub(super) spare: u32,
+    pub(super) strays_fault: bool,
     pub(super) state: State,
     /// Where in the scratch memory [`wide`](super::wide) puts what it computes, on machines that have it.
     pub(super) wide_at: Option<u32>,
@@ -114,7 +116,7 @@ pub(super) struct Known<'a, 'k> {
 pub(super) struct Build<'a> {
     pub(super) builder: FunctionBuilder<'a>,
     pub(super) config: TargetFrontendConfig,
-    pub(super) isa: Isa,
+    pub(super) options: &'a Options,
 }
 
 /// Writes a kernel's body; gives the bytes of scratch memory that it needs.
@@ -127,7 +129,8 @@ pub(super) fn write<'a, 'k>(
     known: Known<'a, 'k>,
     layout: &ParamLayout,
 ) -> Result<u32, RejectKind> {
-    let Build { builder: mut b, config, isa } = function;
+    let Build { builder: mut b, config, options } = function;
+    let isa = options.isa;
     let Known { facts, safety, plan, floats, tiles } = known;
     let kernel = safety.ranges().kernel();
     let entry = b.create_block();
@@ -168,6 +171,7 @@ pub(super) fn write<'a, 'k>(
         parted: false,
         leave,
         spare: bytes,
+        strays_fault: options.strays_fault,
         state: State::from(bytes.saturating_add(2 * SPARE)),
         wide_at: wide::has(isa).then_some(end_of_state),
         routines: HashMap::new(),

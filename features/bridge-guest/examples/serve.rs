@@ -1,0 +1,37 @@
+//! A server for tests and benchmarks: `serve SOCKET DRIVER` serves each program that connects by a process of its own, unconfined. Use
+//! `vm-service bridge serve` for all else.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use vm_bridge::server::{Driver, Session, serve};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.as_slice() {
+        [driver] => {
+            let connection = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+            let session = Arc::new(Session::new(Arc::new(Driver::open(Path::new(driver))?)));
+            let result = serve(&connection, &session);
+            if let Err(error) = &result {
+                eprintln!("{error}");
+            }
+            // Lanes may be in calls that never end.
+            std::process::exit(i32::from(result.is_err()));
+        }
+        [socket, driver] => {
+            let listener = UnixListener::bind(socket)?;
+            println!("ready");
+            for connection in listener.incoming() {
+                let mut command = Command::new(std::env::current_exe()?);
+                let mut child = command.arg(driver).stdin(Stdio::from(OwnedFd::from(connection?))).spawn()?;
+                std::thread::spawn(move || child.wait());
+            }
+            Ok(())
+        }
+        _ => Err("serve SOCKET DRIVER".into()),
+    }
+}

@@ -1,0 +1,366 @@
+//! The program's session: its connection, and a lane per thread.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io::{self, IoSlice, Read};
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+use vm_bridge::ring::{Near, PLACES};
+use vm_bridge::wire::{Answer, Header, VERSION, code, control};
+
+use crate::sys::fork;
+use crate::{counts, say};
+
+/// How long an answer is waited for, but that of a call that waits for the device: compilers may take minutes.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// How long the server may take to begin.
+const BEGIN: Duration = Duration::from_secs(60);
+
+/// Where the server is, where nothing says so.
+const DEFAULT: &str = "unix:/run/vm-bridge.sock";
+
+/// What an answer was, kept for the next time.
+type Kept = HashMap<Vec<u8>, Arc<[u8]>>;
+
+/// Where a kernel's parameters are: offset and size of each.
+pub(crate) type Layout = Arc<[(usize, usize)]>;
+
+/// The session.
+pub(crate) struct Client {
+    /// Never closed: a child closes its copy when it is forked, and the process's end closes it else.
+    control: Mutex<ManuallyDrop<UnixStream>>,
+    tickets: AtomicU64,
+    gone: AtomicBool,
+    /// `cuInit` has succeeded.
+    pub(crate) ready: AtomicBool,
+    generation: u64,
+    /// `CUDA_LAUNCH_BLOCKING` is set: an error is told by the call that made it.
+    is_blocking: bool,
+    pub(crate) kept: Mutex<Kept>,
+    /// What was set last of functions, by the call and its other arguments.
+    pub(crate) set: Mutex<HashMap<(usize, Vec<usize>), usize>>,
+    pub(crate) layouts: Mutex<HashMap<u64, Layout>>,
+    /// Memory of devices: how long it is by where it begins.
+    pub(crate) devices: Mutex<BTreeMap<u64, u64>>,
+    /// Memory that both sides have.
+    pub(crate) windows: Mutex<BTreeMap<u64, u64>>,
+    /// Does a thread call what streams call?
+    pub(crate) calls: Mutex<bool>,
+}
+
+static CLIENT: Mutex<Option<Arc<Client>>> = Mutex::new(None);
+
+thread_local! {
+    static LANE: RefCell<Option<Lane>> = const { RefCell::new(None) };
+}
+
+pub(crate) fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// This process's session, which begins when it is first asked for.
+pub(crate) fn client() -> Result<Arc<Client>, u32> {
+    let generation = fork::generation();
+    let mut client = locked(&CLIENT);
+    if let Some(known) = &*client {
+        if known.generation == generation {
+            return Ok(known.clone());
+        }
+        if known.ready.load(Ordering::Relaxed) {
+            return Err(code::NOT_INITIALIZED);
+        }
+    }
+    let made = Arc::new(Client::connect(generation)?);
+    *client = Some(made.clone());
+    Ok(made)
+}
+
+impl Client {
+    fn connect(generation: u64) -> Result<Self, u32> {
+        counts::begin();
+        let place = std::env::var("VM_BRIDGE").unwrap_or_else(|_| DEFAULT.to_owned());
+        let failed = |error: io::Error| {
+            say::once(&format!(
+                "no server at {place}: {error}; start `vm-service bridge serve` there, or set VM_BRIDGE"
+            ));
+            code::NO_DEVICE
+        };
+        let path = place.strip_prefix("unix:").ok_or_else(|| failed(io::ErrorKind::Unsupported.into()))?;
+        let stream = UnixStream::connect(path).map_err(failed)?;
+        stream.set_read_timeout(Some(BEGIN)).map_err(failed)?;
+        fork::close_in_children(stream.as_raw_fd());
+        let client = Self {
+            control: Mutex::new(ManuallyDrop::new(stream)),
+            tickets: AtomicU64::new(0),
+            gone: AtomicBool::new(false),
+            ready: AtomicBool::new(false),
+            generation,
+            is_blocking: std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value == "1"),
+            kept: Mutex::default(),
+            set: Mutex::default(),
+            layouts: Mutex::default(),
+            devices: Mutex::default(),
+            windows: Mutex::default(),
+            calls: Mutex::default(),
+        };
+        match client.order([control::HELLO, VERSION.into(), 0], None).and_then(|()| client.send_variables()) {
+            Ok(()) => Ok(client),
+            Err(code) => {
+                say::once(&format!("the server at {place} is of another version, or ended: {code}"));
+                Err(code::NO_DEVICE)
+            }
+        }
+    }
+
+    /// Sends what of the environment the driver reads when it starts.
+    fn send_variables(&self) -> Result<(), u32> {
+        for (at, name) in control::VARIABLES.iter().enumerate() {
+            let value = std::env::var(name).ok().filter(|value| value.len() <= control::VALUE);
+            if let Some(value) = value {
+                self.exchange([control::VARIABLE, at as u64, value.len() as u64], value.as_bytes(), None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says something over the connection itself.
+    pub(crate) fn order(&self, words: [u64; 3], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
+        self.exchange(words, &[], file)
+    }
+
+    fn exchange(&self, words: [u64; 3], more: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
+        let mut control = locked(&self.control);
+        let exchange = || -> io::Result<u64> {
+            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            bytes.extend_from_slice(more);
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
+            if !files.is_empty() {
+                ancillary.push(SendAncillaryMessage::ScmRights(&files));
+            }
+            let sent =
+                sendmsg(control.as_fd(), &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+            if sent != bytes.len() {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            let mut answer = [0; 8];
+            control.read_exact(&mut answer)?;
+            Ok(u64::from_ne_bytes(answer))
+        };
+        let mut exchange = exchange;
+        match exchange() {
+            Ok(0) => Ok(()),
+            Ok(code) => Err(code as u32),
+            Err(error) => Err(self.lost(&error)),
+        }
+    }
+
+    /// The server is gone, for ever.
+    fn lost(&self, error: &io::Error) -> u32 {
+        if !self.gone.swap(true, Ordering::SeqCst) {
+            say::once(&format!("the server is gone: {error}; all that this program had there is lost"));
+        }
+        code::UNAVAILABLE
+    }
+
+    /// Has the server closed the connection?
+    fn is_gone(&self) -> bool {
+        let Ok(control) = self.control.try_lock() else { return self.gone.load(Ordering::Relaxed) };
+        let mut fds = [PollFd::new(&**control, PollFlags::RDHUP)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Does something with this thread's lane.
+    fn with_lane<T>(self: &Arc<Self>, act: impl FnOnce(&mut Lane) -> io::Result<T>) -> Result<T, u32> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(code::UNAVAILABLE);
+        }
+        let act = |slot: &mut Option<Lane>| -> Result<T, u32> {
+            if slot.as_ref().is_none_or(|lane| lane.client.generation != self.generation) {
+                *slot = Some(Lane::new(self)?);
+            }
+            let lane = slot.as_mut().ok_or(code::UNAVAILABLE)?;
+            act(lane).map_err(|error| self.lost(&error))
+        };
+        let mut act = Some(act);
+        let made = LANE
+            .try_with(|lane| lane.try_borrow_mut().ok().and_then(|mut lane| Some(act.take()?(&mut lane))));
+        match (made, act) {
+            (Ok(Some(result)), _) => result,
+            // The thread ends, or was interrupted in a call: one lane for this call.
+            (_, Some(act)) => act(&mut None),
+            _ => Err(code::UNAVAILABLE),
+        }
+    }
+
+    /// Sends a call, and goes on, unless the program wants each call to have ended when it returns.
+    pub(crate) fn post(self: &Arc<Self>, call: usize, payload: &[u8]) -> Result<(), u32> {
+        if self.is_blocking {
+            return self.ask(call, payload, true).map(drop);
+        }
+        self.with_lane(|lane| lane.send(call as u16, false, [payload, &[]]))
+    }
+
+    /// Sends a call with bytes for the driver, and goes on.
+    pub(crate) fn post_bulk(self: &Arc<Self>, call: usize, payload: &[u8], bulk: &[u8]) -> Result<(), u32> {
+        self.with_lane(|lane| lane.send(call as u16, false, [payload, bulk]))
+    }
+
+    /// Sends a call with bytes for the driver, and waits for its answer.
+    pub(crate) fn ask_bulk(
+        self: &Arc<Self>,
+        call: usize,
+        parts: [&[u8]; 2],
+        waits: bool,
+    ) -> Result<Vec<u8>, u32> {
+        let mut reply = Vec::new();
+        let code = self.with_lane(|lane| {
+            lane.send(call as u16, true, parts)?;
+            lane.receive(&mut reply, waits)
+        })?;
+        if code == 0 { Ok(reply) } else { Err(code) }
+    }
+
+    /// Sends a call, and waits for its answer, no longer than a call may take where it does not wait for the device.
+    pub(crate) fn ask(self: &Arc<Self>, call: usize, payload: &[u8], waits: bool) -> Result<Vec<u8>, u32> {
+        self.ask_bulk(call, [payload, &[]], waits)
+    }
+
+    /// Sends calls that wait for the device, some ahead of their answers but for the first, which waits for what is before all of them. Each has a place
+    /// for its answer.
+    pub(crate) fn ask_many<'a>(
+        self: &Arc<Self>,
+        call: usize,
+        calls: impl Iterator<Item = (Vec<u8>, &'a mut [u8])>,
+    ) -> Result<(), u32> {
+        let (mut open, mut result) = (VecDeque::new(), 0);
+        let finish = |lane: &mut Lane, open: &mut VecDeque<&'a mut [u8]>, result: &mut u32| {
+            let Some(to) = open.pop_front() else { return Ok(()) };
+            let code = lane.receive_in(to)?;
+            *result = if *result == 0 { code } else { *result };
+            Ok::<_, io::Error>(())
+        };
+        self.with_lane(|lane| {
+            for (at, (payload, to)) in calls.enumerate() {
+                if open.len() == PLACES || at == 1 {
+                    finish(lane, &mut open, &mut result)?;
+                }
+                if result != 0 {
+                    break;
+                }
+                lane.send(call as u16, true, [&payload, &[]])?;
+                open.push_back(to);
+            }
+            while !open.is_empty() {
+                finish(lane, &mut open, &mut result)?;
+            }
+            Ok(())
+        })?;
+        if result == 0 { Ok(()) } else { Err(result) }
+    }
+}
+
+/// A thread's lane.
+struct Lane {
+    client: Arc<Client>,
+    way: ManuallyDrop<Way>,
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // In a child it is still the parent's, whose it would end.
+        if fork::generation() == self.client.generation {
+            fork::end(&mut self.way);
+        }
+    }
+}
+
+/// How its calls go.
+enum Way {
+    Ring(Near),
+    Stream { stream: UnixStream, is_patient: bool, buffer: Vec<u8> },
+}
+
+impl Lane {
+    fn new(client: &Arc<Client>) -> Result<Self, u32> {
+        let way = if std::env::var_os("VM_BRIDGE_STREAM").is_some() {
+            let (stream, theirs) = UnixStream::pair().map_err(|_| code::OUT_OF_MEMORY)?;
+            client.order([control::LANE, 0, 0], Some(theirs.as_fd()))?;
+            stream.set_read_timeout(Some(PATIENCE)).map_err(|_| code::OUT_OF_MEMORY)?;
+            Way::Stream { stream, is_patient: false, buffer: Vec::new() }
+        } else {
+            let (ring, file) = Near::make().map_err(|_| code::OUT_OF_MEMORY)?;
+            client.order([control::RING, 0, 0], Some(file.as_fd()))?;
+            Way::Ring(ring)
+        };
+        Ok(Self { client: client.clone(), way: ManuallyDrop::new(way) })
+    }
+
+    fn send(&mut self, call: u16, asks: bool, parts: [&[u8]; 2]) -> io::Result<()> {
+        let len = (parts[0].len() + parts[1].len()) as u32;
+        let is_bulk = !parts[1].is_empty();
+        // Taken last: the calls of other threads wait for what has a ticket.
+        let ticket = self.client.tickets.fetch_add(1, Ordering::SeqCst);
+        let header = Header { len, call, asks, is_bulk, ticket };
+        counts::count(call, asks);
+        match &mut *self.way {
+            Way::Ring(ring) => ring.send(header, parts, || self.client.is_gone()),
+            Way::Stream { stream, buffer, .. } => {
+                buffer.clear();
+                buffer.extend_from_slice(&header.to_bytes());
+                parts.iter().for_each(|part| buffer.extend_from_slice(part));
+                let mut rest = &buffer[..];
+                while !rest.is_empty() {
+                    // A server that is gone is an error, and no signal.
+                    match send(&*stream, rest, SendFlags::NOSIGNAL) {
+                        Ok(sent) => rest = &rest[sent..],
+                        Err(Errno::INTR) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn receive(&mut self, reply: &mut Vec<u8>, waits: bool) -> io::Result<u32> {
+        // What waits for the device waits as long as that takes; a server that ends ends it.
+        let timeout = if waits { None } else { Some(PATIENCE) };
+        match &mut *self.way {
+            Way::Ring(ring) => ring.receive(reply, timeout, || self.client.is_gone()),
+            Way::Stream { stream, is_patient, .. } => {
+                if waits != *is_patient {
+                    stream.set_read_timeout(timeout)?;
+                    *is_patient = waits;
+                }
+                let mut head = [0; Answer::SIZE];
+                stream.read_exact(&mut head)?;
+                let answer = Answer::from_bytes(head).map_err(io::Error::other)?;
+                reply.resize(answer.len as usize, 0);
+                stream.read_exact(reply)?;
+                Ok(answer.code)
+            }
+        }
+    }
+
+    /// The answer of a call that waits for the device, with its payload in `to`.
+    fn receive_in(&mut self, to: &mut [u8]) -> io::Result<u32> {
+        if let Way::Ring(ring) = &mut *self.way {
+            return ring.receive_in(to, None, || self.client.is_gone());
+        }
+        let mut reply = Vec::new();
+        let code = self.receive(&mut reply, true)?;
+        let len = to.len().min(reply.len());
+        to[..len].copy_from_slice(&reply[..len]);
+        Ok(code)
+    }
+}

@@ -1,0 +1,123 @@
+//! Contexts: which are current is known on this side, and what is kept of them ends with them.
+
+use vm_bridge::wire::code;
+
+use super::the;
+use crate::client::{client, locked};
+use crate::sys::{caller, tables};
+use crate::{current, forward};
+
+/// Makes a context, which is current then.
+fn create(words: [usize; 3]) -> Result<(), u32> {
+    forward::ask(the("cuCtxCreate_v2")?, &words)?;
+    current::push(caller::word(words[0]));
+    Ok(())
+}
+
+pub(crate) fn cuCtxCreate_v2(_: usize, words: &[usize]) -> Result<(), u32> {
+    create([words[0], words[1], words[2]])
+}
+
+pub(crate) fn cuCtxCreate_v3(_: usize, words: &[usize]) -> Result<(), u32> {
+    let [to, affinity, count, flags, device] = *words else { return Err(code::INVALID_VALUE) };
+    if affinity != 0 || count as u32 != 0 { Err(code::NOT_SUPPORTED) } else { create([to, flags, device]) }
+}
+
+pub(crate) fn cuCtxCreate_v4(_: usize, words: &[usize]) -> Result<(), u32> {
+    let [to, parameters, flags, device] = *words else { return Err(code::INVALID_VALUE) };
+    if parameters != 0 { Err(code::NOT_SUPPORTED) } else { create([to, flags, device]) }
+}
+
+pub(crate) fn cuCtxDestroy_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    let context = words[0] as u64;
+    tables::end_context(context);
+    forward::ask(number, words)?;
+    if current::get() == context {
+        current::pop();
+    }
+    forget()
+}
+
+pub(crate) fn cuCtxGetCurrent(_: usize, words: &[usize]) -> Result<(), u32> {
+    if words[0] == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    if !client()?.ready.load(std::sync::atomic::Ordering::Relaxed) {
+        return Err(code::NOT_INITIALIZED);
+    }
+    caller::write(words[0], current::get());
+    Ok(())
+}
+
+pub(crate) fn cuCtxSetCurrent(number: usize, words: &[usize]) -> Result<(), u32> {
+    let context = words[0] as u64;
+    if context != 0 && current::get() == context {
+        return client().map(drop);
+    }
+    forward::ask(number, words)?;
+    current::set(context);
+    Ok(())
+}
+
+pub(crate) fn cuCtxPushCurrent_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    forward::ask(number, words)?;
+    current::push(words[0] as u64);
+    Ok(())
+}
+
+pub(crate) fn cuCtxPopCurrent_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    forward::ask(number, words)?;
+    current::pop();
+    Ok(())
+}
+
+pub(crate) fn cuDevicePrimaryCtxRetain(number: usize, words: &[usize]) -> Result<(), u32> {
+    forward::ask(number, words)
+}
+
+pub(crate) fn cuDevicePrimaryCtxRelease(number: usize, words: &[usize]) -> Result<(), u32> {
+    forward::ask(number, words)?;
+    forget()
+}
+
+pub(crate) fn cuDevicePrimaryCtxRelease_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    cuDevicePrimaryCtxRelease(number, words)
+}
+
+/// What was asked once may have been of a context that has ended, whose number another one gets.
+fn forget() -> Result<(), u32> {
+    let client = client()?;
+    locked(&client.kept).clear();
+    locked(&client.set).clear();
+    Ok(())
+}
+
+/// Everything of the primary context ends, whatever it is called: what is kept of it goes.
+fn reset(number: usize, words: &[usize]) -> Result<(), u32> {
+    let mut context = 0u64;
+    // It has its old number as long as it is retained.
+    if forward::ask(the("cuDevicePrimaryCtxRetain")?, &[&raw mut context as usize, words[0]]).is_ok() {
+        forward::ask(the("cuDevicePrimaryCtxRelease_v2")?, words)?;
+        tables::end_context(context);
+    }
+    forward::ask(number, words)?;
+    forget()
+}
+
+pub(crate) fn cuDevicePrimaryCtxReset(number: usize, words: &[usize]) -> Result<(), u32> {
+    reset(number, words)
+}
+
+pub(crate) fn cuDevicePrimaryCtxReset_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    reset(number, words)
+}
+
+/// The primary context of a device, which the runtime asks for: it is retained from then on.
+pub(crate) fn primary(to: usize, device: i32) -> Result<(), u32> {
+    forward::ask(the("cuDevicePrimaryCtxRetain")?, &[to, device as usize])
+}
+
+/// The number that no other context has or had.
+pub(crate) fn context_number(context: u64, to: usize) -> Result<(), u32> {
+    forward::keep(the("cuCtxGetId")?, &[context as usize, to])
+}

@@ -1,0 +1,107 @@
+//! Copies between the program's memory and a device's: bytes go with the call, but those of memory that both sides have.
+
+use std::sync::Arc;
+
+use vm_bridge::wire::{CHUNK, put};
+
+use super::{is_device, is_shared, the_form};
+use crate::client::{Client, client};
+use crate::forward;
+use crate::sys::caller;
+
+/// Copies of so many bytes never wait in the driver: they are staged.
+const STAGED: usize = 64 << 10;
+
+/// What is before the bytes, or in their place.
+fn head(device: usize, len: usize, stream: usize, host: usize) -> Vec<u8> {
+    let mut payload = Vec::with_capacity(48);
+    [device, len, stream, host].iter().for_each(|word| put(&mut payload, *word as u64));
+    payload
+}
+
+/// Copies to a device; without a stream it has ended when this returns.
+fn to_device(number: usize, to: usize, from: usize, len: usize, stream: Option<usize>) -> Result<(), u32> {
+    let client = client()?;
+    let of = stream.unwrap_or(0);
+    if is_shared(&client, from, len) {
+        let payload = head(to, len, of, from);
+        return match stream {
+            Some(_) => client.post(number, &payload),
+            None => client.ask(number, &payload, true).map(drop),
+        };
+    }
+    for at in (0..len).step_by(CHUNK) {
+        let part = CHUNK.min(len - at);
+        let (payload, bytes) = (head(to + at, part, of, 0), caller::bytes(from + at, part));
+        // The first may wait for what the stream does before it, and nobody may have to wait for those behind it then. The last one's answer is that of
+        // all.
+        let (is_first, is_last) = (at == 0 && len > STAGED, at + part == len && stream.is_none());
+        if is_first || is_last {
+            client.ask_bulk(number, [&payload, bytes], true)?;
+        } else {
+            client.post_bulk(number, &payload, bytes)?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies from a device; to memory that only this side has it has ended when this returns.
+fn to_host(number: usize, to: usize, from: usize, len: usize, stream: Option<usize>) -> Result<(), u32> {
+    let client = client()?;
+    let of = stream.unwrap_or(0);
+    if is_shared(&client, to, len) {
+        let payload = head(from, len, of, to);
+        return match stream {
+            Some(_) => client.post(number, &payload),
+            None => client.ask(number, &payload, true).map(drop),
+        };
+    }
+    let parts = caller::bytes_mut(to, len).chunks_mut(CHUNK).enumerate();
+    client.ask_many(number, parts.map(|(at, part)| (head(from + at * CHUNK, part.len(), of, 0), part)))
+}
+
+pub(crate) fn cuMemcpyHtoD_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    to_device(number, words[0], words[1], words[2], None)
+}
+
+pub(crate) fn cuMemcpyHtoDAsync_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    to_device(number, words[0], words[1], words[2], Some(words[3]))
+}
+
+pub(crate) fn cuMemcpyDtoH_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    to_host(number, words[0], words[1], words[2], None)
+}
+
+pub(crate) fn cuMemcpyDtoHAsync_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    to_host(number, words[0], words[1], words[2], Some(words[3]))
+}
+
+/// Copies between any two places: what each is says its address.
+fn anywhere(number: usize, words: &[usize], stream: Option<usize>) -> Result<(), u32> {
+    let (to, from, len) = (words[0], words[1], words[2]);
+    let client: Arc<Client> = client()?;
+    let form = |with: &str, without: &str| the_form(if stream.is_some() { with } else { without }, number);
+    match (is_device(&client, to), is_device(&client, from)) {
+        (true, true) => {
+            let number = form("cuMemcpyDtoDAsync_v2", "cuMemcpyDtoD_v2")?;
+            let words: Vec<usize> = [to, from, len].into_iter().chain(stream).collect();
+            forward::post(number, &words)
+        }
+        (true, false) => to_device(form("cuMemcpyHtoDAsync_v2", "cuMemcpyHtoD_v2")?, to, from, len, stream),
+        (false, true) => to_host(form("cuMemcpyDtoHAsync_v2", "cuMemcpyDtoH_v2")?, to, from, len, stream),
+        (false, false) => {
+            // Behind what the stream does before, which may write what is read.
+            forward::wait(the_form("cuStreamSynchronize", number)?, &[stream.unwrap_or(0)])?;
+            caller::copy(to, from, len);
+            Ok(())
+        }
+    }
+}
+
+pub(crate) fn cuMemcpy(number: usize, words: &[usize]) -> Result<(), u32> {
+    anywhere(number, words, None)
+}
+
+pub(crate) fn cuMemcpyAsync(number: usize, words: &[usize]) -> Result<(), u32> {
+    anywhere(number, words, Some(words[3]))
+}

@@ -1,0 +1,180 @@
+//! Modules and libraries: an image has no length but its own, and goes in parts.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use vm_bridge::wire::{CHUNK, Reader, code, own, put};
+
+use super::the;
+use crate::client::{Client, client, locked};
+use crate::forward;
+use crate::sys::caller;
+
+/// `CUjit_option` whose values are no pointers, and those that tell how long a log is.
+const PLAIN: [u32; 11] = [0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+const LOG_SIZES: [u32; 2] = [4, 6];
+
+/// Sends an image and what loads it; gives what was loaded.
+fn load(number: usize, image: &[u8], options: [usize; 3]) -> Result<u64, u32> {
+    let [count, kinds, values] = options;
+    let client = client()?;
+    for part in image.chunks(CHUNK) {
+        client.post(own::IMAGE.into(), part)?;
+    }
+    let mut payload = Vec::new();
+    pack_options([count, kinds, values], &mut payload);
+    let reply = client.ask(number, &payload, false)?;
+    Reader(&reply).word().map_err(|_| code::UNAVAILABLE)
+}
+
+/// Packs options of the compiler, but those that are pointers.
+pub(super) fn pack_options([count, kinds, values]: [usize; 3], payload: &mut Vec<u8>) {
+    let mut given = Vec::new();
+    for at in 0..count as u32 as usize {
+        let (kind, value) = (caller::half(kinds + 4 * at), values + 8 * at);
+        if PLAIN.contains(&kind) {
+            given.push((kind, caller::word(value)));
+        } else if LOG_SIZES.contains(&kind) {
+            // Logs of the compiler stay with the server: they are empty here.
+            caller::write(value, 0);
+        }
+    }
+    put(payload, given.len() as u64);
+    for (kind, value) in given {
+        put(payload, kind.into());
+        put(payload, value);
+    }
+}
+
+/// Loads a module of an image in memory.
+pub(crate) fn load_module(to: usize, image: usize, options: [usize; 3]) -> Result<(), u32> {
+    if to == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let image = caller::image(image).ok_or(code::INVALID_VALUE)?;
+    caller::write(to, load(the("cuModuleLoadDataEx")?, image, options)?);
+    Ok(())
+}
+
+pub(super) fn file(path: usize) -> Result<Vec<u8>, u32> {
+    let path = caller::text(path).ok_or(code::INVALID_VALUE)?;
+    let mut image =
+        std::fs::read(OsStr::from_bytes(&path[..path.len() - 1])).map_err(|_| code::FILE_NOT_FOUND)?;
+    // A text of a file has no end of its own.
+    image.push(0);
+    Ok(image)
+}
+
+pub(crate) fn cuModuleLoad(_: usize, words: &[usize]) -> Result<(), u32> {
+    let image = file(words[1])?;
+    caller::write(words[0], load(the("cuModuleLoadDataEx")?, &image, [0; 3])?);
+    Ok(())
+}
+
+pub(crate) fn cuModuleLoadData(_: usize, words: &[usize]) -> Result<(), u32> {
+    load_module(words[0], words[1], [0; 3])
+}
+
+pub(crate) fn cuModuleLoadFatBinary(_: usize, words: &[usize]) -> Result<(), u32> {
+    load_module(words[0], words[1], [0; 3])
+}
+
+pub(crate) fn cuModuleLoadDataEx(_: usize, words: &[usize]) -> Result<(), u32> {
+    load_module(words[0], words[1], [words[2], words[3], words[4]])
+}
+
+pub(crate) fn cuLibraryLoadData(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [to, image, kinds, values, count, ..] = *words else { return Err(code::INVALID_VALUE) };
+    if to == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let image = caller::image(image).ok_or(code::INVALID_VALUE)?;
+    caller::write(to, load(number, image, [count, kinds, values])?);
+    Ok(())
+}
+
+pub(crate) fn cuLibraryLoadFromFile(_: usize, words: &[usize]) -> Result<(), u32> {
+    let [to, path, kinds, values, count, ..] = *words else { return Err(code::INVALID_VALUE) };
+    let image = file(path)?;
+    caller::write(to, load(the("cuLibraryLoadData")?, &image, [count, kinds, values])?);
+    Ok(())
+}
+
+/// A variable of a module or a library: memory of the device.
+fn global(number: usize, words: &[usize]) -> Result<(), u32> {
+    let (mut at, mut len) = (0u64, 0u64);
+    let asked = [&raw mut at as usize, &raw mut len as usize, words[2], words[3]];
+    forward::ask(number, &asked)?;
+    remember(&*client()?, at, len);
+    caller::write(words[0], at);
+    caller::write(words[1], len);
+    Ok(())
+}
+
+fn remember(client: &Client, at: u64, len: u64) {
+    locked(&client.devices).insert(at, len);
+}
+
+pub(crate) fn cuModuleGetGlobal_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    global(number, words)
+}
+
+pub(crate) fn cuLibraryGetGlobal(number: usize, words: &[usize]) -> Result<(), u32> {
+    global(number, words)
+}
+
+/// Keeps what is asked once of each function.
+pub(crate) fn layout(client: &Arc<Client>, function: u64) -> Result<crate::client::Layout, u32> {
+    if let Some(layout) = locked(&client.layouts).get(&function) {
+        return Ok(layout.clone());
+    }
+    let reply = client.ask(own::LAYOUT.into(), &function.to_ne_bytes(), false)?;
+    let mut reader = Reader(&reply);
+    let mut layout = Vec::new();
+    while let (Ok(offset), Ok(size)) = (reader.word(), reader.word()) {
+        layout.push((offset as usize, size as usize));
+    }
+    let layout = crate::client::Layout::from(layout);
+    locked(&client.layouts).insert(function, layout.clone());
+    Ok(layout)
+}
+
+/// What is known of functions may be another from now on. Libraries set the same before each launch: that is not asked again. `value` is the place
+/// of what is set.
+fn set(number: usize, words: &[usize], value: usize) -> Result<(), u32> {
+    let client = client()?;
+    let mut key = words.to_vec();
+    let value = key.remove(value);
+    let mut known = locked(&client.set);
+    if known.get(&(number, key.clone())) == Some(&value) {
+        return Ok(());
+    }
+    // Another call may set the same of the same function.
+    known.retain(|(by, of), _| *by == number && *of != key);
+    drop(known);
+    forward::ask(number, words)?;
+    locked(&client.kept).clear();
+    locked(&client.set).insert((number, key), value);
+    Ok(())
+}
+
+pub(crate) fn cuFuncSetAttribute(number: usize, words: &[usize]) -> Result<(), u32> {
+    set(number, words, 2)
+}
+
+pub(crate) fn cuKernelSetAttribute(number: usize, words: &[usize]) -> Result<(), u32> {
+    set(number, words, 1)
+}
+
+pub(crate) fn cuFuncSetCacheConfig(number: usize, words: &[usize]) -> Result<(), u32> {
+    set(number, words, 1)
+}
+
+pub(crate) fn cuKernelSetCacheConfig(number: usize, words: &[usize]) -> Result<(), u32> {
+    set(number, words, 1)
+}
+
+pub(crate) fn cuFuncSetSharedMemConfig(number: usize, words: &[usize]) -> Result<(), u32> {
+    set(number, words, 1)
+}

@@ -1,0 +1,23 @@
+//! What the user is told.
+
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::sync::{Mutex, PoisonError};
+
+/// Says something, once in a process.
+pub(crate) fn once(text: &str) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    if !said.insert(text.to_owned()) {
+        return;
+    }
+    let line = format!("vm-bridge: {text}\n");
+    let file = std::env::var_os("VM_BRIDGE_LOG")
+        .and_then(|path| OpenOptions::new().create(true).append(true).open(path).ok());
+    // Where nobody listens, nothing is lost but the word.
+    let _ = match file {
+        Some(mut file) => file.write_all(line.as_bytes()),
+        None => std::io::stderr().write_all(line.as_bytes()),
+    };
+}

@@ -1,0 +1,199 @@
+//! Programs through the bridge, before the fake driver behind a server: they find what they find before it directly.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+// cargo builds both libraries. Neither is linked here: they have the same names.
+
+/// A folder with the driver, the bridge, the programs and a server.
+struct Place {
+    folder: tempfile::TempDir,
+    server: Child,
+}
+
+fn beside(name: &str) -> PathBuf {
+    std::env::current_exe().expect("the test's path").with_file_name(name)
+}
+
+fn driver() -> PathBuf {
+    beside("libvm_cuda_fake.so")
+}
+
+/// What the fake driver has, on both ways.
+const MEMORY: (&str, &str) = ("VM_CUDA_FAKE_MEMORY", "4294967296");
+
+impl Place {
+    fn new(program: &str) -> Self {
+        Self::linked(program, &[])
+    }
+
+    fn linked(program: &str, arguments: &[OsString]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        for (name, library) in [("driver", driver()), ("bridge", beside("libvm_bridge_guest.so"))] {
+            std::fs::create_dir(path(name)).expect("a folder");
+            std::os::unix::fs::symlink(library, path(name).join("libcuda.so.1")).expect("a link");
+        }
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(program);
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-pthread", "-o"]).arg(path("program"));
+        assert!(gcc.arg(source).args(arguments).arg("-ldl").status().expect("gcc").success());
+        let serve = beside("serve").parent().and_then(Path::parent).expect("a folder").join("examples/serve");
+        let mut command = Command::new(serve);
+        command.arg(path("socket")).arg(driver()).env(MEMORY.0, MEMORY.1).stdout(Stdio::piped());
+        let mut server = command.spawn().expect("the server");
+        let mut line = String::new();
+        let mut output = BufReader::new(server.stdout.take().expect("its output"));
+        output.read_line(&mut line).expect("a line");
+        assert_eq!(line, "ready\n");
+        Self { folder, server }
+    }
+
+    fn command(&self, way: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.folder.path().join("program"));
+        let socket = format!("unix:{}", self.folder.path().join("socket").display());
+        command.args(arguments).env("LD_LIBRARY_PATH", self.folder.path().join(way)).env(MEMORY.0, MEMORY.1);
+        command.env("VM_BRIDGE", socket);
+        command
+    }
+
+    /// What a program says, which ends well or not.
+    fn run(&self, way: &str, arguments: &[&str], environment: &[(&str, &str)]) -> String {
+        let output =
+            self.command(way, arguments).envs(environment.iter().copied()).output().expect("the program");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let wrong = String::from_utf8_lossy(&output.stderr);
+        format!("{text}{wrong}{}", output.status)
+    }
+
+    fn endless(&self) -> (Child, BufReader<std::process::ChildStdout>) {
+        let mut child =
+            self.command("bridge", &["endless"]).stdout(Stdio::piped()).spawn().expect("the program");
+        let mut output = BufReader::new(child.stdout.take().expect("its output"));
+        let mut line = String::new();
+        output.read_line(&mut line).expect("a line");
+        assert_eq!(line, "works\n");
+        (child, output)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.server.kill().expect("killed");
+        self.server.wait().expect("ended");
+    }
+}
+
+/// A program says the same directly, by memory and by the stream, and what it should.
+fn check(program: &str, arguments: &[&str], says: &str) {
+    check_in(&Place::new(program), program, arguments, says);
+}
+
+fn check_in(place: &Place, program: &str, arguments: &[&str], says: &str) {
+    let directly = place.run("driver", arguments, &[]);
+    assert!(directly.contains(says), "{program} {arguments:?}: {directly}");
+    for environment in [&[][..], &[("VM_BRIDGE_STREAM", "1")]] {
+        assert_eq!(
+            place.run("bridge", arguments, environment),
+            directly,
+            "{program} {arguments:?} {environment:?}"
+        );
+    }
+}
+
+/// The folder of NVIDIA's runtimes, or why there is none.
+fn runtimes() -> Result<PathBuf, String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hook-preload/tests/fetch-cudart");
+    let fetched = Command::new(&script).output().map_err(|error| format!("{}: {error}", script.display()))?;
+    match fetched.status.success() {
+        true => Ok(String::from_utf8_lossy(&fetched.stdout).trim().into()),
+        false => Err(String::from_utf8_lossy(&fetched.stderr).trim().to_owned()),
+    }
+}
+
+#[test]
+fn programs_of_the_runtimes_find_the_same() {
+    let runtimes = match runtimes() {
+        Ok(runtimes) => runtimes,
+        Err(reason) => return println!("skipped: no CUDA runtime: {reason}"),
+    };
+    for version in ["11", "12", "13"] {
+        let folder = runtimes.join(version);
+        for library in std::fs::read_dir(&folder).expect("a runtime").map(|file| file.expect("a file").path())
+        {
+            let mut arguments = vec![library.clone().into_os_string()];
+            if library.extension().is_some_and(|extension| extension == "a") {
+                arguments.extend(["-lrt", "-lpthread", "-lstdc++"].map(OsString::from));
+            } else {
+                arguments.push(format!("-Wl,-rpath,{}", folder.display()).into());
+            }
+            let place = Place::linked("tests/runtime.c", &arguments);
+            check_in(&place, &library.display().to_string(), &[], "rows: 0 wrong");
+        }
+    }
+}
+
+#[test]
+fn programs_find_the_same() {
+    check("tests/add.c", &[], "wrong: 0, time: 1");
+    check("tests/ways.c", &["strided"], "two: 0 wrong, 0 outside");
+    check("tests/ways.c", &["callbacks"], "called: 12344");
+    check("tests/ways.c", &["forks"], "child: 3, 3\nparent: 5");
+    check("tests/ways.c", &["faults"], "fault: 700 700");
+}
+
+#[test]
+fn what_one_thread_does_is_before_what_another_does_then() {
+    check("tests/ways.c", &["threads"], "in turn: 1600");
+}
+
+#[test]
+fn programs_of_the_hook_find_the_same() {
+    check("../hook-preload/tests/grow.c", &["dlsym"], "left: 1");
+    check("../hook-preload/tests/grow.c", &["proc"], "left: 1");
+    check("../hook-preload/tests/traps.c", &[], "replayed: 0 0 22 22");
+}
+
+#[test]
+fn a_program_that_faults_or_is_killed_is_no_other_programs_matter() {
+    let place = Place::new("tests/ways.c");
+    let (mut other, _output) = place.endless();
+    let (mut killed, _killed_output) = place.endless();
+    assert!(place.run("bridge", &["faults"], &[]).contains("fault: 700 700"));
+    killed.kill().expect("killed");
+    killed.wait().expect("ended");
+    assert!(place.run("bridge", &["threads"], &[]).contains("in turn: 1600"));
+    assert!(other.try_wait().expect("asked").is_none(), "it works on");
+    other.kill().expect("killed");
+    other.wait().expect("ended");
+}
+
+/// The processes that a server started.
+fn workers(server: &Child) -> Vec<i32> {
+    let path = format!("/proc/{0}/task/{0}/children", server.id());
+    let text = std::fs::read_to_string(path).expect("children");
+    text.split_whitespace().map(|id| id.parse().expect("a number")).collect()
+}
+
+#[test]
+fn a_program_whose_server_is_gone_is_told_for_ever() {
+    let place = Place::new("tests/ways.c");
+    let (mut program, mut output) = place.endless();
+    for worker in workers(&place.server) {
+        let worker = rustix::process::Pid::from_raw(worker).expect("a process");
+        rustix::process::kill_process(worker, rustix::process::Signal::KILL).expect("killed");
+    }
+    let mut said = String::new();
+    output.read_to_string(&mut said).expect("what it says");
+    assert_eq!(said, "ends: 46 46 CUDA_ERROR_DEVICE_UNAVAILABLE\n");
+    assert!(program.wait().expect("ended").success());
+}
+
+#[test]
+fn without_a_server_there_is_no_device() {
+    let place = Place::new("tests/ways.c");
+    let said = place.run("bridge", &["faults"], &[("VM_BRIDGE", "unix:/nowhere/at/all")]);
+    assert!(said.starts_with("cuInit: 100\n") && said.contains("vm-service bridge serve"), "{said}");
+}

@@ -1,0 +1,251 @@
+/* What programs do in several ways: threads, copies of two dimensions, functions that streams call, captures, forks. Its argument says which. */
+#define ON_FAILURE exit(1)
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include "../../hook-preload/tests/driver.h"
+
+static const char *text = "vm-cuda-fake\n";
+static void *module, *add, *store, *empty;
+
+static void *function(const char *name) {
+    void *found = NULL;
+    CALL("cuModuleGetFunction", (void **, void *, const char *), &found, module, name);
+    return found;
+}
+
+static void load_kernels(void) {
+    CALL("cuModuleLoadData", (void **, const void *), &module, text);
+    add = function("add"), store = function("store"), empty = function("empty");
+}
+
+static void launch(void *kernel, void *stream, void **parameters) {
+    CALL("cuLaunchKernel", (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), kernel, 1, 1, 1, 1, 1,
+         1, 0, stream, parameters, NULL);
+}
+
+/* Each thread waits for the one before it, without a call of the driver, and goes on with what that one did. */
+enum { THREADS = 8, TURNS = 200 };
+static ptr cell;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static int turn;
+
+static void *take_turns(void *argument) {
+    int own = (int)(intptr_t)argument;
+    CALL("cuCtxSetCurrent", (void *), context);
+    for (int i = 0; i < TURNS; i++) {
+        pthread_mutex_lock(&lock);
+        while (turn % THREADS != own) pthread_cond_wait(&changed, &lock);
+        uint64_t one = 1;
+        ptr from = cell + 4 * turn, ones = cell + 4 * (THREADS * TURNS + 4), to = from + 4;
+        void *parameters[] = {&to, &from, &ones, &one};
+        launch(add, NULL, parameters);
+        turn++;
+        pthread_cond_broadcast(&changed);
+        pthread_mutex_unlock(&lock);
+    }
+    return NULL;
+}
+
+static void threads(void) {
+    begin();
+    load_kernels();
+    cell = allocate(64 << 10);
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), cell, 0, THREADS * TURNS + 4);
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), cell + 4 * (THREADS * TURNS + 4), 1, 1);
+    pthread_t all[THREADS];
+    for (intptr_t i = 0; i < THREADS; i++) pthread_create(&all[i], NULL, take_turns, (void *)i);
+    for (int i = 0; i < THREADS; i++) pthread_join(all[i], NULL);
+    printf("in turn: %u\n", word(cell + 4 * THREADS * TURNS));
+}
+
+typedef struct {
+    size_t x, y;
+    unsigned kind;
+    const void *host;
+    ptr device;
+    void *array;
+    size_t pitch;
+} end2;
+typedef struct {
+    end2 from, to;
+    size_t width, height;
+} copy2;
+typedef struct {
+    size_t x, y, z, lod;
+    unsigned kind;
+    const void *host;
+    ptr device;
+    void *array, *reserved;
+    size_t pitch, height;
+} end3;
+typedef struct {
+    end3 from, to;
+    size_t width, height, depth;
+} copy3;
+
+static void strided(void) {
+    begin();
+    enum { W = 300, H = 5000, P = 512 };
+    unsigned char *host = malloc(P * H), *back = calloc(P, H);
+    for (size_t i = 0; i < P * H; i++) host[i] = i * 7 + i / 251;
+    ptr made = 0;
+    size_t pitch = 0;
+    CALL("cuMemAllocPitch_v2", (ptr *, size_t *, size_t, size_t, unsigned), &made, &pitch, W, H, 4);
+    copy2 copy = {.from = {.x = 3, .y = 1, .kind = 1, .host = host, .pitch = P}, .to = {.kind = 2, .device = made, .pitch = pitch}, .width = W - 8, .height = H - 2};
+    CALL("cuMemcpy2D_v2", (copy2 *), &copy);
+    copy2 other = {.from = copy.to, .to = {.x = 3, .y = 1, .kind = 4, .device = (ptr)back, .pitch = P}, .width = W - 8, .height = H - 2};
+    CALL("cuMemcpy2DUnaligned_v2", (copy2 *), &other);
+    size_t wrong = 0, outside = 0;
+    for (size_t y = 0; y < H; y++)
+        for (size_t x = 0; x < P; x++) {
+            int in = y >= 1 && y < H - 1 && x >= 3 && x < W - 5;
+            if (in) wrong += back[y * P + x] != host[y * P + x];
+            else outside += back[y * P + x] != 0;
+        }
+    printf("two: %zu wrong, %zu outside\n", wrong, outside);
+    /* Between places of the device, and on a stream. */
+    void *stream;
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 1);
+    ptr second = allocate(P * H);
+    copy2 within = {.from = copy.to, .to = {.kind = 2, .device = second, .pitch = P}, .width = W - 8, .height = H - 2};
+    memset(back, 0, P * H);
+    copy2 home = {.from = within.to, .to = {.kind = 1, .host = back, .pitch = P}, .width = W - 8, .height = H - 2};
+    CALL("cuMemcpy2DAsync_v2", (copy2 *, void *), &within, stream);
+    CALL("cuMemcpy2DAsync_v2", (copy2 *, void *), &home, stream);
+    CALL("cuStreamSynchronize", (void *), stream);
+    wrong = 0;
+    for (size_t y = 0; y < H - 2; y++) wrong += memcmp(back + y * P, host + (y + 1) * P + 3, W - 8) != 0;
+    printf("on a stream: %zu wrong\n", wrong);
+    /* Three dimensions: layers of 16 rows of 64 bytes. */
+    ptr layers = allocate(64 * 16 * 8);
+    copy3 cube = {.from = {.x = 1, .y = 2, .z = 3, .kind = 1, .host = host, .pitch = 100, .height = 20}, .to = {.kind = 2, .device = layers, .pitch = 64, .height = 16}, .width = 60, .height = 10, .depth = 4};
+    CALL("cuMemcpy3D_v2", (copy3 *), &cube);
+    memset(back, 0, P * H);
+    copy3 uncube = {.from = cube.to, .to = {.kind = 1, .host = back, .pitch = 64, .height = 16}, .width = 60, .height = 10, .depth = 4};
+    CALL("cuMemcpy3D_v2", (copy3 *), &uncube);
+    wrong = 0;
+    for (size_t z = 0; z < 4; z++)
+        for (size_t y = 0; y < 10; y++) wrong += memcmp(back + (z * 16 + y) * 64, host + ((z + 3) * 20 + y + 2) * 100 + 1, 60) != 0;
+    printf("three: %zu wrong\n", wrong);
+    copy.from.kind = 9;
+    printf("no kind: %d\n", TRY("cuMemcpy2D_v2", (copy2 *), &copy) != 0);
+}
+
+static int called;
+static void call(void *argument) { called = called * 10 + (int)(intptr_t)argument; }
+static void call_back(void *stream, int status, void *argument) { called = called * 10 + (stream && !status ? (int)(intptr_t)argument : 0); }
+
+static void callbacks(void) {
+    begin();
+    void *stream;
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 1);
+    CALL("cuLaunchHostFunc", (void *, void (*)(void *), void *), stream, call, (void *)1);
+    CALL("cuStreamAddCallback", (void *, void (*)(void *, int, void *), void *, unsigned), stream, call_back, (void *)2, 0);
+    CALL("cuLaunchHostFunc", (void *, void (*)(void *), void *), stream, call, (void *)3);
+    CALL("cuStreamSynchronize", (void *), stream);
+    printf("called: %d\n", called);
+    /* Recorded, and called as often as it is launched. */
+    void *graph, *exec;
+    int status = 9;
+    CALL("cuStreamIsCapturing", (void *, int *), stream, &status);
+    printf("captures: %d", status);
+    CALL("cuStreamBeginCapture_v2", (void *, int), stream, 0);
+    CALL("cuStreamIsCapturing", (void *, int *), stream, &status);
+    printf(", %d\n", status);
+    CALL("cuLaunchHostFunc", (void *, void (*)(void *), void *), stream, call, (void *)4);
+    CALL("cuStreamEndCapture", (void *, void **), stream, &graph);
+    CALL("cuGraphInstantiateWithFlags", (void **, void *, uint64_t), &exec, graph, 0);
+    CALL("cuGraphLaunch", (void *, void *), exec, stream);
+    CALL("cuGraphLaunch", (void *, void *), exec, stream);
+    CALL("cuStreamSynchronize", (void *), stream);
+    printf("called: %d\n", called);
+    size_t count = 0;
+    CALL("cuGraphGetNodes", (void *, void **, size_t *), graph, NULL, &count);
+    printf("nodes: %zu\n", count);
+    CALL("cuGraphExecDestroy", (void *), exec);
+    CALL("cuGraphDestroy", (void *), graph);
+    int mode = 2;
+    CALL("cuThreadExchangeStreamCaptureMode", (int *), &mode);
+    printf("mode: %d", mode);
+    CALL("cuThreadExchangeStreamCaptureMode", (int *), &mode);
+    printf(", %d\n", mode);
+}
+
+static void forks(void) {
+    load();
+    /* Before the driver is started a child is its own. */
+    fflush(stdout);
+    if (!fork()) {
+        begin();
+        printf("child: %d\n", allocate(4096) != 0);
+        fflush(stdout);
+        _exit(0);
+    }
+    wait(NULL);
+    begin();
+    ptr made = allocate(4096);
+    fflush(stdout);
+    if (!fork()) {
+        ptr other;
+        printf("child: %d, %d\n", TRY("cuMemAlloc_v2", (ptr *, size_t), &other, 4096), TRY("cuInit", (unsigned), 0));
+        fflush(stdout);
+        exit(0);
+    }
+    wait(NULL);
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), made, 5, 1024);
+    printf("parent: %u\n", word(made + 4092));
+}
+
+/* What fails later is told by a later call, and stays of this context. */
+static void faults(void) {
+    begin();
+    load_kernels();
+    ptr none = 0x1000;
+    uint32_t value = 1;
+    void *parameters[] = {&none, &value};
+    launch(store, NULL, parameters);
+    int first = TRY("cuCtxSynchronize", (void)), second = TRY("cuCtxSynchronize", (void));
+    printf("fault: %d %d\n", first, second);
+}
+
+/* Works until it is killed, or the server is: then it says what it gets. */
+static void endless(void) {
+    begin();
+    load_kernels();
+    ptr made = allocate(1 << 20);
+    uint64_t n = 1 << 18;
+    uint32_t value = 3;
+    void *parameters[] = {&made, &value};
+    (void)n;
+    printf("works\n");
+    fflush(stdout);
+    for (;;) {
+        int code = TRY("cuLaunchKernel", (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), store, 1, 1, 1,
+                       1, 1, 1, 0, NULL, parameters, NULL);
+        if (!code) code = TRY("cuStreamSynchronize", (void *), NULL);
+        if (code) {
+            const char *name = "none";
+            int again = TRY("cuMemAlloc_v2", (ptr *, size_t), &made, 4096);
+            TRY("cuGetErrorName", (int, const char **), code, &name);
+            printf("ends: %d %d %s\n", code, again, name);
+            fflush(stdout);
+            return;
+        }
+    }
+}
+
+int main(int count, char **arguments) {
+    const char *what = count > 1 ? arguments[1] : "";
+    if (!strcmp(what, "threads")) threads();
+    else if (!strcmp(what, "strided")) strided();
+    else if (!strcmp(what, "callbacks")) callbacks();
+    else if (!strcmp(what, "forks")) forks();
+    else if (!strcmp(what, "faults")) faults();
+    else if (!strcmp(what, "endless")) endless();
+    else return 2;
+    (void)mib;
+    return 0;
+}

@@ -1,0 +1,436 @@
+//! Calls that no table unpacks.
+//!
+//! | functions | because |
+//! | --- | --- |
+//! | loads of modules and libraries | an image has no length but its own, and may be larger than a frame: it comes in parts |
+//! | launches | parameters are behind an array of pointers, as long as the kernel says |
+//! | copies | bytes of the program's memory go with them, or memory that both have is named |
+//! | memory of the host | the program's own, mapped here too, is made known to the driver |
+//! | textures, surfaces | their description may have an array in it |
+//! | the linker | what it makes is memory of the driver's, of any length |
+//! | functions of the program | they are called there, when the driver calls |
+//! | captures' dependencies | the driver returns an array of its own |
+
+use std::sync::LazyLock;
+
+use vm_cuda_api::{FUNCTIONS, Object, number};
+
+use super::handles::Layout;
+use super::lane::{Call, Lane};
+use super::pack::Refused;
+use super::sys::{self, Word};
+use super::{callbacks, capture, objects, pointers, strided};
+use crate::wire::strided::Form;
+use crate::wire::{CHUNK, Malformed, Reader, code, control, own, put, put_bytes};
+
+/// What a call comes with, and what it returns.
+pub(super) struct Parts<'a> {
+    pub(super) lane: &'a mut Lane,
+    pub(super) reader: Reader<'a>,
+    pub(super) reply: &'a mut Vec<u8>,
+}
+
+type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
+
+const HANDLERS: [(&str, Handler); 33] = [
+    ("cuModuleLoadDataEx", module),
+    ("cuLibraryLoadData", library),
+    ("cuLaunchKernel", launch),
+    ("cuLaunchCooperativeKernel", launch),
+    ("cuLaunchKernelEx", launch_extended),
+    ("cuMemcpyHtoD_v2", to_device),
+    ("cuMemcpyHtoDAsync_v2", to_device),
+    ("cuMemcpyDtoH_v2", to_host),
+    ("cuMemcpyDtoHAsync_v2", to_host),
+    ("cuMemcpy2D_v2", |call, parts| strided::copy(call, parts.reader, Form::Two, parts.reply)),
+    ("cuMemcpy2DUnaligned_v2", |call, parts| strided::copy(call, parts.reader, Form::Two, parts.reply)),
+    ("cuMemcpy2DAsync_v2", |call, parts| strided::copy(call, parts.reader, Form::Two, parts.reply)),
+    ("cuMemcpy3D_v2", |call, parts| strided::copy(call, parts.reader, Form::Three, parts.reply)),
+    ("cuMemcpy3DAsync_v2", |call, parts| strided::copy(call, parts.reader, Form::Three, parts.reply)),
+    ("cuLaunchHostFunc", |call, parts| callbacks::add(call, parts.reader, control::FUNCTION)),
+    ("cuStreamAddCallback", |call, parts| callbacks::add(call, parts.reader, control::CALLBACK)),
+    ("cuOccupancyMaxActiveClusters", clusters),
+    ("cuOccupancyMaxPotentialClusterSize", clusters),
+    ("cuPointerGetAttributes", |call, parts| pointers::attributes(call, parts.reader, parts.reply)),
+    ("cuTexObjectCreate", objects::texture),
+    ("cuSurfObjectCreate", objects::surface),
+    ("cuUserObjectCreate", objects::user),
+    ("cuLinkCreate_v2", objects::link),
+    ("cuLinkAddData_v2", objects::link_data),
+    ("cuLinkComplete", objects::link_complete),
+    ("cuMemFree_v2", free),
+    ("cuMemHostAlloc", host_allocate),
+    ("cuMemFreeHost", host_free),
+    ("cuStreamBeginCapture", begin_capture),
+    ("cuStreamBeginCapture_v2", begin_capture),
+    ("cuStreamBeginCaptureToGraph", begin_capture),
+    ("cuStreamGetCaptureInfo_v2", |call, parts| capture::info(call, parts.reader, false, parts.reply)),
+    ("cuStreamGetCaptureInfo_v3", |call, parts| capture::info(call, parts.reader, true, parts.reply)),
+];
+
+/// The handlers by their functions' numbers.
+static BY_NUMBER: LazyLock<Vec<Option<Handler>>> = LazyLock::new(|| {
+    let mut all = vec![None; FUNCTIONS.len()];
+    for (name, handler) in HANDLERS {
+        for name in [name.to_owned(), format!("{name}_ptsz"), format!("{name}_ptds")] {
+            if let Some(at) = number(&name) {
+                all[at] = Some(handler);
+            }
+        }
+    }
+    all
+});
+
+/// Makes a call that is packed by hand; `None` when it is not.
+pub(super) fn make(
+    lane: &mut Lane,
+    call: &mut Call<'_>,
+    payload: &[u8],
+    reply: &mut Vec<u8>,
+) -> Option<Result<u32, Refused>> {
+    let handler = match u16::try_from(call.number).ok()? {
+        own::LAYOUT => layout,
+        own::LINKED => objects::linked,
+        own::IMAGE => |_: &mut Call<'_>, parts: Parts<'_>| parts.lane.append(parts.reader.0),
+        _ => (*BY_NUMBER.get(call.number)?)?,
+    };
+    Some(handler(call, Parts { lane, reader: Reader(payload), reply }))
+}
+
+fn layout(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let function = parts.reader.word()?;
+    call.session.lay_out(function)?;
+    let handles = call.session.handles();
+    for (offset, size) in handles.function(function)?.1.into_iter().flatten() {
+        put(parts.reply, *offset);
+        put(parts.reply, *size);
+    }
+    Ok(0)
+}
+
+/// Options of the compiler: as many, then each with its value. None of them is a pointer.
+pub(super) fn options(reader: &mut Reader<'_>) -> Result<Vec<(u64, u64)>, Refused> {
+    const MOST: u64 = 64;
+    let count = reader.word()?;
+    if count > MOST {
+        return Err(Refused::Malformed);
+    }
+    (0..count).map(|_| Ok((reader.word()?, reader.word()?))).collect()
+}
+
+/// `CUjit_option` whose values are no pointers.
+pub(crate) const PLAIN_OPTIONS: [u64; 11] = [0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
+/// Memory with options, then their values, as the driver takes them: numbers of 32 bits, then words.
+pub(super) fn with_options(options: &[(u64, u64)]) -> Result<(Vec<u64>, usize), Refused> {
+    if options.iter().any(|(option, _)| !PLAIN_OPTIONS.contains(option)) {
+        return Err(code::NOT_SUPPORTED.into());
+    }
+    let mut memory: Vec<u64> =
+        options.chunks(2).map(|pair| pair[0].0 | pair.get(1).map_or(0, |(option, _)| option << 32)).collect();
+    let values = memory.len();
+    memory.extend(options.iter().map(|(_, value)| value));
+    Ok((memory, values))
+}
+
+/// An image, which the driver reads to its own end: that must be within what came.
+fn image(parts: &mut Parts<'_>) -> Result<Vec<u8>, Refused> {
+    let mut image = std::mem::take(&mut parts.lane.image);
+    if image.is_empty() || crate::wire::image::len(&image).is_none_or(|len| len > image.len()) {
+        return Err(code::INVALID_VALUE.into());
+    }
+    // A text may be read a little beyond its end.
+    image.extend_from_slice(&[0; 16]);
+    Ok(image)
+}
+
+fn module(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let options = options(&mut parts.reader)?;
+    let image = image(&mut parts)?;
+    let (mut memory, values) = with_options(&options)?;
+    let out = memory.len();
+    memory.push(0);
+    let words = [
+        Word::At(out),
+        Word::Is(sys::place(&image)),
+        Word::Is(options.len() as u64),
+        Word::At(0),
+        Word::At(values),
+    ];
+    let result = call.session.driver().make(call.number, &words, &mut memory);
+    let id = if result == 0 { call.session.handles().give(Object::Module, memory[out])? } else { 0 };
+    put(parts.reply, id);
+    Ok(result)
+}
+
+fn library(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let options = options(&mut parts.reader)?;
+    let image = image(&mut parts)?;
+    let (mut memory, values) = with_options(&options)?;
+    let out = memory.len();
+    memory.push(0);
+    let count = Word::Is(options.len() as u64);
+    let (none, no) = (Word::Is(0), Word::Is(0));
+    let at = |at| if options.is_empty() { none } else { Word::At(at) };
+    let words = [Word::At(out), Word::Is(sys::place(&image)), at(0), at(values), count, none, none, no];
+    let result = call.session.driver().make(call.number, &words, &mut memory);
+    let id = if result == 0 { call.session.handles().give(Object::Library, memory[out])? } else { 0 };
+    put(parts.reply, id);
+    Ok(result)
+}
+
+/// Parameters in words, then pointers to them: where the pointers begin.
+fn parameters(layout: &Layout, reader: &mut Reader<'_>, memory: &mut Vec<u64>) -> Result<usize, Refused> {
+    let end = layout.iter().map(|(offset, size)| offset.saturating_add(*size)).max().unwrap_or(0);
+    let bytes = reader.bytes(usize::try_from(end).map_err(|_| Malformed)?)?;
+    let from = memory.len();
+    memory.extend(bytes.chunks(8).map(|chunk| {
+        chunk.first_chunk().map_or_else(
+            || {
+                let mut word = [0; 8];
+                word[..chunk.len()].copy_from_slice(chunk);
+                u64::from_ne_bytes(word)
+            },
+            |word| u64::from_ne_bytes(*word),
+        )
+    }));
+    let pointers = memory.len();
+    memory.resize(pointers + layout.len() + 1, 0);
+    let base = sys::place_words(memory) + 8 * from as u64;
+    for (pointer, (offset, _)) in memory[pointers..].iter_mut().zip(layout.iter()) {
+        *pointer = base + offset;
+    }
+    Ok(pointers)
+}
+
+fn launch(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let reader = &mut parts.reader;
+    let id = reader.word()?;
+    // The last is `extra`, which cooperative ones don't take.
+    let mut words = [Word::Is(0); 11];
+    for word in &mut words[1..8] {
+        *word = Word::Is(reader.word()?);
+    }
+    let stream = reader.word()?;
+    let memory = &mut parts.lane.memory;
+    memory.clear();
+    loop {
+        let handles = call.session.handles();
+        if let (function, Some(layout)) = handles.function(id)? {
+            words[0] = Word::Is(function);
+            words[8] = Word::Is(handles.real(Object::Stream, stream)?);
+            words[9] = Word::At(parameters(layout, reader, memory)?);
+            break;
+        }
+        drop(handles);
+        call.session.lay_out(id)?;
+    }
+    let count = FUNCTIONS[call.number].parameters.len();
+    Ok(call.session.driver().make(call.number, &words[..count], memory))
+}
+
+/// Words of a `CUlaunchAttribute`, and of a `CUlaunchConfig`.
+const ATTRIBUTE: usize = 9;
+const CONFIG: usize = 7;
+/// `CUlaunchAttributeID` without handles or pointers of the host, and those that begin with an event.
+const PLAIN: [u32; 12] = [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 14];
+const EVENTS: [u32; 2] = [7, 12];
+
+/// A `CUlaunchConfig` with its attributes: words that begin with it.
+fn config(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Vec<u64>, Refused> {
+    const MOST: u64 = 32;
+    // Three words of a grid and a block, two numbers each, and one of shared memory: as the structure has them.
+    let mut memory = vec![reader.word()?, reader.word()?, reader.word()?, reader.word()?];
+    memory[3] &= 0xffff_ffff;
+    memory.push(call.session.handles().real(Object::Stream, reader.word()?)?);
+    let count = reader.word()?;
+    if count > MOST {
+        return Err(Refused::Malformed);
+    }
+    memory.extend([0, count]);
+    for _ in 0..count {
+        let from = memory.len();
+        for _ in 0..ATTRIBUTE {
+            memory.push(reader.word()?);
+        }
+        let kind = memory[from] as u32;
+        if EVENTS.contains(&kind) {
+            memory[from + 1] = call.session.handles().real(Object::Event, memory[from + 1])?;
+        } else if !PLAIN.contains(&kind) {
+            return Err(code::NOT_SUPPORTED.into());
+        }
+    }
+    Ok(memory)
+}
+
+/// Says in a configuration where its attributes are. The memory stays where it is from now on.
+fn place_attributes(memory: &mut [u64]) {
+    memory[CONFIG - 2] = sys::place_words(memory) + 8 * CONFIG as u64;
+}
+
+fn launch_extended(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let reader = &mut parts.reader;
+    let id = reader.word()?;
+    let mut memory = config(call, reader)?;
+    call.session.lay_out(id)?;
+    let (function, pointers) = {
+        let handles = call.session.handles();
+        let (function, layout) = handles.function(id)?;
+        (function, parameters(layout.ok_or(code::INVALID_HANDLE)?, reader, &mut memory)?)
+    };
+    place_attributes(&mut memory);
+    let words = [Word::At(0), Word::Is(function), Word::At(pointers), Word::Is(0)];
+    Ok(call.session.driver().make(call.number, &words, &mut memory))
+}
+
+/// How many clusters of a configuration fit, or how large they may be.
+fn clusters(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let function = call.session.handles().real(Object::Function, parts.reader.word()?)?;
+    let mut memory = config(call, &mut parts.reader)?;
+    let out = memory.len();
+    memory.push(0);
+    place_attributes(&mut memory);
+    let words = [Word::At(out), Word::Is(function), Word::At(0)];
+    let result = call.session.driver().make(call.number, &words, &mut memory);
+    put(parts.reply, memory[out]);
+    Ok(result)
+}
+
+/// Whether memory of this process, which will not stay, would be recorded.
+pub(super) fn records(call: &Call<'_>, stream: u64) -> bool {
+    let mut memory = [0];
+    let words = [Word::Is(stream), Word::At(0)];
+    call.session.may_capture() && {
+        let result = call.session.driver().named("cuStreamIsCapturing", &words, &mut memory);
+        result != 0 || memory[0] & 0xffff_ffff != 0
+    }
+}
+
+fn begin_capture(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    call.session.captures();
+    super::pack::make(call.session, call.number, parts.reader.0, parts.reply)
+}
+
+/// Is it memory of a device that the program has?
+pub(super) fn known(call: &Call<'_>, at: u64) -> Result<(), Refused> {
+    if call.session.ranges().has(at) || call.session.has(at, 1) {
+        Ok(())
+    } else {
+        Err(code::INVALID_VALUE.into())
+    }
+}
+
+/// A stream for functions that have one: three or four parameters.
+fn stream_of(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Option<u64>, Refused> {
+    let stream = reader.word()?;
+    let has = FUNCTIONS[call.number].parameters.len() == 4;
+    Ok(if has { Some(call.session.handles().real(Object::Stream, stream)?) } else { None })
+}
+
+/// Device address, count, stream, host address or 0; with 0 the bytes follow.
+fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let reader = &mut parts.reader;
+    let (to, count) = (reader.word()?, reader.word()?);
+    known(call, to)?;
+    let stream = stream_of(call, reader)?;
+    let from = match reader.word()? {
+        0 if count > CHUNK as u64 => return Err(Refused::Malformed),
+        0 => {
+            if stream.is_some_and(|stream| records(call, stream)) {
+                return Err(code::NOT_SUPPORTED.into());
+            }
+            match call.bulk {
+                Some((place, len)) if len as u64 >= count => place,
+                Some(_) => return Err(Refused::Malformed),
+                None => sys::place(reader.bytes(count as usize)?),
+            }
+        }
+        at if call.session.has(at, count) => at,
+        _ => return Err(code::INVALID_VALUE.into()),
+    };
+    // Who waits for the answer may wait for the device.
+    if stream.is_none() || call.asks {
+        call.pass();
+    }
+    let words: Vec<u64> = [to, from, count].into_iter().chain(stream).collect();
+    Ok(sys::with_bytes(call.session.driver(), call.number, &words))
+}
+
+/// Device address, count, stream, host address or 0; with 0 the bytes are returned.
+fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let reader = &mut parts.reader;
+    let (from, count) = (reader.word()?, reader.word()?);
+    known(call, from)?;
+    let stream = stream_of(call, reader)?;
+    let words = |to: u64| -> Vec<u64> { [to, from, count].into_iter().chain(stream).collect() };
+    match reader.word()? {
+        0 if count > CHUNK as u64 => Err(Refused::Malformed),
+        0 => {
+            if stream.is_some_and(|stream| records(call, stream)) {
+                return Err(code::NOT_SUPPORTED.into());
+            }
+            if stream.is_none() {
+                call.pass();
+            }
+            let driver = call.session.driver();
+            if count == CHUNK as u64 {
+                parts.lane.pin(driver);
+            }
+            let mut bytes = if parts.lane.room.is_some() { Vec::new() } else { vec![0; count as usize] };
+            let to = parts.lane.room.unwrap_or_else(|| sys::place_mut(&mut bytes));
+            let mut result = sys::with_bytes(driver, call.number, &words(to));
+            if let Some(stream) = stream {
+                // Copies to memory that is not the driver's have ended when they return; but not all drivers need say so.
+                call.pass();
+                let per_thread = vm_cuda_api::names::is_per_thread(&FUNCTIONS[call.number].name);
+                let name = if per_thread { "cuStreamSynchronize_ptsz" } else { "cuStreamSynchronize" };
+                let waited = driver.named(name, &[Word::Is(stream)], &mut []);
+                result = if result == 0 { waited } else { result };
+            }
+            match parts.lane.room {
+                Some(_) => parts.lane.there = Some(count as usize),
+                None => put_bytes(parts.reply, &bytes),
+            }
+            Ok(result)
+        }
+        at if call.session.has(at, count) => {
+            if stream.is_none() {
+                call.pass();
+            }
+            Ok(sys::with_bytes(call.session.driver(), call.number, &words(at)))
+        }
+        _ => Err(code::INVALID_VALUE.into()),
+    }
+}
+
+/// It waits for the device.
+fn free(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    call.pass();
+    super::pack::make(call.session, call.number, parts.reader.0, parts.reply)
+}
+
+/// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`, which allocations have too.
+const REGISTER_FLAGS: u64 = 3;
+
+/// An address of a window, and flags: its memory is made known to the driver.
+fn host_allocate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let (at, flags) = (parts.reader.word()?, parts.reader.word()?);
+    let len = call.session.window(at).ok_or(code::INVALID_VALUE)?;
+    let words = [Word::Is(at), Word::Is(len), Word::Is(flags & REGISTER_FLAGS)];
+    let result = call.session.driver().named("cuMemHostRegister_v2", &words, &mut []);
+    if result != 0 {
+        call.session.unmap(at);
+    }
+    Ok(result)
+}
+
+fn host_free(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let at = parts.reader.word()?;
+    call.session.window(at).ok_or(code::INVALID_VALUE)?;
+    call.pass();
+    let result = call.session.driver().named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
+    if result == 0 {
+        call.session.unmap(at);
+    }
+    Ok(result)
+}

@@ -1,0 +1,393 @@
+//! A lane: the calls of a thread of the program, made by a thread of the server.
+
+use std::io::{self, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use vm_cuda_api::FUNCTIONS;
+
+use super::hand;
+use super::pack::{self, Refused};
+use super::session::{Session, SessionError};
+use super::sys::{self, Driver, Word};
+use crate::calls::{MODES, Mode};
+use crate::ring::{Far, Taken};
+use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own};
+
+/// Serves a program: until its connection ends.
+///
+/// # Errors
+/// When the connection fails, or what comes is not what a program sends.
+pub fn serve(connection: &UnixStream, session: &Arc<Session>) -> Result<(), SessionError> {
+    let result = orders(connection, session);
+    session.end();
+    result
+}
+
+fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), SessionError> {
+    while let Some((order, file)) = receive(connection)? {
+        let result = match (order, file) {
+            ([control::HELLO, version, _], None) if version == u64::from(VERSION) => 0,
+            ([control::HELLO, ..], None) => code::NOT_SUPPORTED,
+            ([control::LANE, ..], Some(file)) => start(session, Stream::new(UnixStream::from(file))),
+            ([control::RING, ..], Some(file)) => match Far::open(&file) {
+                Ok(ring) => start(session, Ring { ring, session: session.clone() }),
+                Err(_) => code::INVALID_VALUE,
+            },
+            ([control::VARIABLE, name, len], None) if len <= control::VALUE as u64 => {
+                let mut value = vec![0; len as usize];
+                (&*connection).read_exact(&mut value)?;
+                let name = *control::VARIABLES.get(name as usize).ok_or(Malformed)?;
+                sys::set_variable(name, &value).err().unwrap_or(0)
+            }
+            ([control::CALLBACKS, ..], Some(file)) => {
+                session.callbacks().open(UnixStream::from(file));
+                0
+            }
+            ([control::WINDOW, at, len], Some(file)) => session.map(at, len, &file).err().unwrap_or(0),
+            _ => return Err(Malformed.into()),
+        };
+        (&*connection).write_all(&u64::from(result).to_ne_bytes())?;
+    }
+    Ok(())
+}
+
+/// Starts a lane.
+fn start(session: &Arc<Session>, mut transport: impl Transport + Send + 'static) -> u32 {
+    if !session.enter() {
+        return code::OUT_OF_MEMORY;
+    }
+    let of = session.clone();
+    let lane = move || {
+        if let Err(error) = Lane::new(of.clone()).run(&mut transport) {
+            tracing::warn!(%error, "a lane of a CUDA program failed, and its session ends");
+            of.end();
+        }
+        of.leave();
+    };
+    match std::thread::Builder::new().name("lane".into()).spawn(lane) {
+        Ok(_) => 0,
+        Err(_) => {
+            session.leave();
+            code::OUT_OF_MEMORY
+        }
+    }
+}
+
+/// The next order, with a file where one came.
+fn receive(connection: &UnixStream) -> io::Result<Option<([u64; 3], Option<OwnedFd>)>> {
+    let mut bytes = [0; control::SIZE];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let buffer = &mut [io::IoSliceMut::new(&mut bytes)];
+    let received = loop {
+        match recvmsg(connection.as_fd(), buffer, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    let mut files = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    let file = files.next().and_then(|mut files| files.next());
+    drop(files);
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    (&*connection).read_exact(&mut bytes[received.bytes..])?;
+    let mut reader = crate::wire::Reader(&bytes);
+    let mut word = || reader.word().map_err(io::Error::other);
+    Ok(Some(([word()?, word()?, word()?], file)))
+}
+
+/// How requests come and answers go.
+pub(super) trait Transport {
+    /// The next request, its payload in `payload`, but bytes for the driver that stay where they are; `None` when there are no more.
+    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError>;
+    /// Sends an answer.
+    fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError>;
+    /// Where the payload of the next answer may be written, to be answered [there](Self::answer_there).
+    fn room(&self) -> Option<u64> {
+        None
+    }
+    /// Where all rooms are, and how many bytes that is: memory that can be made known to the driver.
+    fn rooms(&self) -> Option<(u64, u64)> {
+        None
+    }
+    /// Sends an answer of so many bytes that are in their room.
+    fn answer_there(&mut self, code: u32, _len: usize) -> Result<(), SessionError> {
+        self.answer(code, &[])
+    }
+}
+
+/// A lane on a stream of bytes.
+struct Stream {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+    read: usize,
+    filled: usize,
+}
+
+/// Bytes that are read at once.
+const BUFFER: usize = 64 << 10;
+
+impl Stream {
+    fn new(stream: UnixStream) -> Self {
+        Self { stream, buffer: vec![0; BUFFER], read: 0, filled: 0 }
+    }
+
+    /// Fills `to`; no when the stream ends before its first byte.
+    fn fill(&mut self, to: &mut [u8]) -> io::Result<bool> {
+        let mut done = 0;
+        while done < to.len() {
+            if self.read == self.filled {
+                let rest = &mut to[done..];
+                // What is large is not read twice.
+                let large = rest.len() >= BUFFER;
+                let len = self.stream.read(if large { rest } else { &mut self.buffer });
+                match len {
+                    Ok(0) if done == 0 => return Ok(false),
+                    Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    Ok(len) if large => done += len,
+                    Ok(len) => (self.read, self.filled) = (0, len),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+                continue;
+            }
+            let len = (self.filled - self.read).min(to.len() - done);
+            to[done..done + len].copy_from_slice(&self.buffer[self.read..self.read + len]);
+            self.read += len;
+            done += len;
+        }
+        Ok(true)
+    }
+}
+
+impl Transport for Stream {
+    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError> {
+        let mut bytes = [0; Header::SIZE];
+        if !self.fill(&mut bytes)? {
+            return Ok(None);
+        }
+        let header = Header::from_bytes(bytes)?;
+        payload.resize(header.len as usize, 0);
+        if !payload.is_empty() && !self.fill(payload)? {
+            return Err(Malformed.into());
+        }
+        Ok(Some(Taken { header, bulk: None }))
+    }
+
+    fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError> {
+        let answer = Answer { len: payload.len() as u32, code }.to_bytes();
+        if payload.len() < BUFFER {
+            Ok(self.stream.write_all(&[&answer, payload].concat())?)
+        } else {
+            self.stream.write_all(&answer)?;
+            Ok(self.stream.write_all(payload)?)
+        }
+    }
+}
+
+/// A lane in memory.
+struct Ring {
+    ring: Far,
+    session: Arc<Session>,
+}
+
+impl Transport for Ring {
+    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError> {
+        Ok(self.ring.take(payload, || self.session.has_ended())?)
+    }
+
+    fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError> {
+        self.ring.answer(code, payload);
+        Ok(())
+    }
+
+    fn room(&self) -> Option<u64> {
+        Some(self.ring.room())
+    }
+
+    fn rooms(&self) -> Option<(u64, u64)> {
+        Some(self.ring.rooms())
+    }
+
+    fn answer_there(&mut self, code: u32, len: usize) -> Result<(), SessionError> {
+        self.ring.answer_there(code, len);
+        Ok(())
+    }
+}
+
+/// The calls of a thread.
+#[derive(Debug)]
+pub struct Lane {
+    session: Arc<Session>,
+    /// What failed of what was not waited for.
+    failed: u32,
+    /// An image that comes in parts.
+    pub(super) image: Vec<u8>,
+    /// Parameters of a launch; kept for the next.
+    pub(super) memory: Vec<u64>,
+    /// Where the answer's payload may be written.
+    pub(super) room: Option<u64>,
+    /// How many bytes of it were written there.
+    pub(super) there: Option<usize>,
+    /// Where all rooms are.
+    rooms: Option<(u64, u64)>,
+    /// Was it tried to make them known to the driver?
+    pinned: bool,
+}
+
+/// A call whose turn it is.
+pub(super) struct Call<'a> {
+    pub(super) session: &'a Session,
+    ticket: u64,
+    passed: bool,
+    /// Is its answer waited for?
+    pub(super) asks: bool,
+    /// The function's number.
+    pub(super) number: usize,
+    /// Where its bytes for the driver are, where they are not in its payload.
+    pub(super) bulk: Option<(u64, usize)>,
+}
+
+impl Call<'_> {
+    /// Lets the calls behind it go on.
+    pub(super) fn pass(&mut self) {
+        if !self.passed {
+            self.passed = true;
+            self.session.turn.pass(self.ticket);
+        }
+    }
+}
+
+impl Lane {
+    /// A lane of a session.
+    #[must_use]
+    pub fn new(session: Arc<Session>) -> Self {
+        Self {
+            session,
+            failed: 0,
+            image: Vec::new(),
+            memory: Vec::new(),
+            room: None,
+            there: None,
+            rooms: None,
+            pinned: false,
+        }
+    }
+
+    fn run(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
+        self.rooms = transport.rooms();
+        let result = self.serve_all(transport);
+        if let (Some((at, _)), true) = (self.rooms, self.pinned) {
+            // With its context it has gone already.
+            let _ = self.session.driver().named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
+        }
+        result
+    }
+
+    fn serve_all(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
+        let (mut payload, mut reply) = (Vec::new(), Vec::new());
+        while let Some(taken) = transport.receive(&mut payload)? {
+            self.room = transport.room();
+            if let Some(code) = self.serve(taken, &payload, &mut reply)? {
+                match self.there.take() {
+                    Some(len) => transport.answer_there(code, len)?,
+                    None => transport.answer(code, &reply)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a call. The result is what is answered, where an answer is waited for.
+    ///
+    /// # Errors
+    /// When it is no call, or not its turn.
+    pub fn serve(
+        &mut self,
+        Taken { header, bulk }: Taken,
+        payload: &[u8],
+        reply: &mut Vec<u8>,
+    ) -> Result<Option<u32>, Malformed> {
+        reply.clear();
+        self.there = None;
+        let session = self.session.clone();
+        session.turn.wait(header.ticket).map_err(|_| Malformed)?;
+        let number = usize::from(header.call);
+        let mut call =
+            Call { session: &session, ticket: header.ticket, passed: false, asks: header.asks, number, bulk };
+        let result = self.make(&mut call, payload, reply);
+        call.pass();
+        let result = match result {
+            Ok(code) => code,
+            Err(Refused::Code(code)) => {
+                reply.clear();
+                code
+            }
+            Err(Refused::Malformed) => return Err(Malformed),
+        };
+        if header.asks {
+            return Ok(Some(result));
+        }
+        if result != 0 && self.failed == 0 {
+            self.failed = result;
+        }
+        Ok(None)
+    }
+
+    fn make(&mut self, call: &mut Call<'_>, payload: &[u8], reply: &mut Vec<u8>) -> Result<u32, Refused> {
+        let mode = match FUNCTIONS.get(call.number) {
+            Some(_) => MODES[call.number],
+            None if (own::LAYOUT..=own::LINKED).contains(&(call.number as u16)) => Mode::Hand,
+            None => return Err(Refused::Malformed),
+        };
+        if mode == Mode::Waits {
+            call.pass();
+        }
+        // What was not waited for and failed is told here, in the place of what this call would have said.
+        if call.asks && self.failed != 0 && mode != Mode::Waits {
+            return Ok(std::mem::take(&mut self.failed));
+        }
+        let result = match mode {
+            Mode::Unsupported | Mode::Here => return Err(code::NOT_SUPPORTED.into()),
+            _ => match hand::make(self, call, payload, reply) {
+                Some(result) => result?,
+                None => pack::make(call.session, call.number, payload, reply)?,
+            },
+        };
+        if call.asks && self.failed != 0 {
+            self.there = None;
+            Ok(std::mem::take(&mut self.failed))
+        } else {
+            Ok(result)
+        }
+    }
+
+    /// Makes the memory of answers known to the driver, once: copies to it are then not staged. Where that fails they are.
+    pub(super) fn pin(&mut self, driver: &Driver) {
+        const PORTABLE: u64 = 1;
+        if let (Some((at, len)), false) = (self.rooms, self.pinned) {
+            let words = [Word::Is(at), Word::Is(len), Word::Is(PORTABLE)];
+            let result = driver.named("cuMemHostRegister_v2", &words, &mut []);
+            tracing::debug!(result, "the memory of a lane's answers is registered");
+            self.pinned = true;
+        }
+    }
+
+    /// Takes a part of an image.
+    pub(super) fn append(&mut self, bytes: &[u8]) -> Result<u32, Refused> {
+        if self.image.len() + bytes.len() > IMAGE {
+            self.image = Vec::new();
+            return Err(code::OUT_OF_MEMORY.into());
+        }
+        self.image.extend_from_slice(bytes);
+        Ok(0)
+    }
+}

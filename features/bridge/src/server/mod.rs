@@ -1,0 +1,19 @@
+//! The far side: a session per program, over a driver that is opened by its path.
+
+mod callbacks;
+mod capture;
+mod hand;
+mod handles;
+mod lane;
+mod objects;
+mod pack;
+mod pointers;
+mod ranges;
+mod session;
+mod strided;
+pub mod sys;
+mod turn;
+
+pub use lane::{Lane, serve};
+pub use session::{Session, SessionError};
+pub use sys::{Driver, OpenError};

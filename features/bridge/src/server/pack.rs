@@ -1,0 +1,181 @@
+//! Calls that the table unpacks.
+
+use vm_cuda_api::{Count, FUNCTIONS, Function, Item, Kind, Object, Way};
+
+use super::ranges::{self, Ranges};
+use super::session::Session;
+use super::sys::{self, WORDS, Word};
+use crate::wire::{ITEMS, Malformed, NOTHING, Reader, code, put, put_bytes};
+
+/// The most bytes of a string that is returned.
+const NAME: usize = 4096;
+
+/// Why a call was not made.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Refused {
+    /// It is no call.
+    Malformed,
+    /// The driver would have refused it.
+    Code(u32),
+}
+
+impl From<Malformed> for Refused {
+    fn from(_: Malformed) -> Self {
+        Self::Malformed
+    }
+}
+
+impl From<u32> for Refused {
+    fn from(code: u32) -> Self {
+        Self::Code(code)
+    }
+}
+
+/// Something to be returned.
+struct Returned {
+    at: usize,
+    item: Item,
+    count: usize,
+    is_text: bool,
+}
+
+/// How many values a parameter points to.
+fn count(function: &Function, count: Count, heads: &[u64], inout: &[Option<u64>]) -> Result<usize, Refused> {
+    let Count::Of(at, less) = count else { return Ok(1) };
+    let said = match function.parameters.get(at).map(|parameter| parameter.kind) {
+        Some(Kind::Number(_)) => heads[at],
+        Some(Kind::Pointer { way: Way::InOut, .. }) => inout[at].unwrap_or(0),
+        _ => return Err(Refused::Malformed),
+    };
+    let said = usize::try_from(said).map_err(|_| code::INVALID_VALUE)?.saturating_sub(less);
+    if said > ITEMS { Err(Refused::Code(code::INVALID_VALUE)) } else { Ok(said) }
+}
+
+/// Unpacks a call, makes it, and packs what it returned.
+pub(super) fn make(
+    session: &Session,
+    number: usize,
+    payload: &[u8],
+    reply: &mut Vec<u8>,
+) -> Result<u32, Refused> {
+    let function = &FUNCTIONS[number];
+    let parameters = &function.parameters;
+    let mut reader = Reader(payload);
+    let (mut heads, mut words, mut inout) = ([0; WORDS], [Word::Is(0); WORDS], [None; WORDS]);
+    let heads = heads.get_mut(..parameters.len()).ok_or(code::NOT_SUPPORTED)?;
+    for head in heads.iter_mut() {
+        *head = reader.word()?;
+    }
+    let heads = &*heads;
+    let mut memory: Vec<u64> = Vec::new();
+    let mut returned = Vec::new();
+    let mut drops: Option<(Object, u64)> = None;
+    // What a processor reads or writes must be the program's: the driver takes any address of this process for memory of the host.
+    let copies = ranges::copies(number);
+    {
+        let handles = session.handles();
+        for (at, parameter) in parameters.iter().enumerate() {
+            match parameter.kind {
+                Kind::Number(_) => words[at] = Word::Is(heads[at]),
+                Kind::Address => {
+                    if copies && !session.ranges().has(heads[at]) && !session.has(heads[at], 1) {
+                        return Err(code::INVALID_VALUE.into());
+                    }
+                    words[at] = Word::Is(heads[at]);
+                }
+                Kind::Handle(object) => words[at] = Word::Is(handles.real(object, heads[at])?),
+                Kind::Drop(object) => {
+                    words[at] = Word::Is(handles.real(object, heads[at])?);
+                    drops = Some((object, heads[at]));
+                }
+                Kind::Text if heads[at] != NOTHING => {
+                    let len = usize::try_from(heads[at]).map_err(|_| Malformed)?;
+                    let bytes = reader.bytes(len.checked_add(1).ok_or(Malformed)?)?;
+                    if !sys::is_text(bytes) {
+                        return Err(Refused::Malformed);
+                    }
+                    words[at] = Word::At(memory.len());
+                    append(&mut memory, bytes);
+                }
+                Kind::Pointer { way: Way::In | Way::InOut, item, count: many } if heads[at] != 0 => {
+                    let many = count(function, many, heads, &inout)?;
+                    let from = memory.len();
+                    words[at] = Word::At(from);
+                    append(&mut memory, reader.bytes(many * item.size())?);
+                    inout[at] = memory.get(from).copied();
+                    if let Item::Handle(object) = item {
+                        for word in &mut memory[from..] {
+                            *word = handles.real(object, *word)?;
+                        }
+                    }
+                }
+                Kind::Text | Kind::Pointer { .. } | Kind::OutText => {}
+                Kind::Float | Kind::Value(_) | Kind::Other => return Err(code::NOT_SUPPORTED.into()),
+            }
+        }
+    }
+    for (at, parameter) in parameters.iter().enumerate().filter(|(at, _)| heads[*at] != 0) {
+        match parameter.kind {
+            Kind::Pointer { way: Way::Out, item, count: many } => {
+                let count = count(function, many, heads, &inout)?;
+                let from = memory.len();
+                words[at] = Word::At(from);
+                memory.resize(from + (count * item.size()).div_ceil(8), 0);
+                returned.push(Returned { at: from, item, count, is_text: false });
+            }
+            Kind::Pointer { way: Way::InOut, item, count: many } => {
+                let count = count(function, many, heads, &inout)?;
+                let Word::At(from) = words[at] else { return Err(Refused::Malformed) };
+                returned.push(Returned { at: from, item, count, is_text: false });
+            }
+            Kind::OutText => {
+                words[at] = Word::At(memory.len());
+                returned.push(Returned { at: memory.len(), item: Item::Bytes(8), count: 1, is_text: true });
+                memory.push(0);
+            }
+            _ => {}
+        }
+    }
+    let result = session.driver().make(number, &words[..parameters.len()], &mut memory);
+    if result == 0 {
+        if let Some((object, id)) = drops {
+            session.handles().end(object, id);
+        }
+        if Ranges::learns(number) {
+            let value = |at: usize| match words[at] {
+                Word::Is(value) => value,
+                Word::At(at) => memory.get(at).copied().unwrap_or(0),
+            };
+            session.ranges().learn(number, value);
+        }
+    }
+    for Returned { at, item, count, is_text } in returned {
+        match item {
+            _ if is_text => {
+                let text = if result == 0 { sys::text(memory[at], NAME) } else { Vec::new() };
+                put(reply, text.len() as u64);
+                put_bytes(reply, &text);
+            }
+            Item::Handle(object) => {
+                for word in &memory[at..at + count] {
+                    let id = if result == 0 { session.handles().give(object, *word)? } else { 0 };
+                    put(reply, id);
+                }
+            }
+            Item::Bytes(bytes) => {
+                let words = (bytes * count).div_ceil(8);
+                memory[at..at + words].iter().for_each(|word| put(reply, *word));
+            }
+        }
+    }
+    Ok(result)
+}
+
+/// Appends bytes as words.
+fn append(memory: &mut Vec<u64>, bytes: &[u8]) {
+    memory.extend(bytes.chunks(8).map(|chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u64::from_ne_bytes(word)
+    }));
+}

@@ -1,0 +1,188 @@
+//! A program's session: what it has of the driver.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thiserror::Error;
+
+use super::callbacks;
+use super::handles::Handles;
+use super::ranges::Ranges;
+use super::sys::{Driver, Mapping, Word};
+use super::turn::Turn;
+use crate::wire::{Malformed, WINDOW, code};
+
+/// The most lanes of a session: threads of its program.
+const LANES: usize = 1024;
+/// The most windows: allocations of the host's memory.
+const WINDOWS: usize = 1 << 16;
+/// The most parameters of a kernel.
+const PARAMETERS: u64 = 4096;
+
+/// Why a session ended that its program did not end.
+#[derive(Debug, Error)]
+pub enum SessionError {
+    /// The connection failed.
+    #[error("the connection of a CUDA program failed: {0}")]
+    Connection(#[from] io::Error),
+    /// It says what it should not.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+/// What a program has of the driver, over all its lanes.
+#[derive(Debug)]
+pub struct Session {
+    driver: Arc<Driver>,
+    handles: Mutex<Handles>,
+    ranges: Mutex<Ranges>,
+    windows: Mutex<BTreeMap<u64, Mapping>>,
+    lanes: AtomicUsize,
+    /// A capture may be running: what reads the program's memory then can't be recorded.
+    captures: AtomicBool,
+    callbacks: callbacks::Shared,
+    /// What the driver reads as long as a linker is there.
+    kept: Mutex<BTreeMap<u64, Vec<u64>>>,
+    pub(super) turn: Turn,
+}
+
+fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    /// A session that has nothing yet.
+    #[must_use]
+    pub fn new(driver: Arc<Driver>) -> Self {
+        Self {
+            driver,
+            handles: Mutex::default(),
+            ranges: Mutex::default(),
+            windows: Mutex::default(),
+            lanes: AtomicUsize::new(0),
+            captures: AtomicBool::new(false),
+            callbacks: callbacks::Shared::default(),
+            kept: Mutex::default(),
+            turn: Turn::default(),
+        }
+    }
+
+    pub(super) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    pub(super) fn handles(&self) -> MutexGuard<'_, Handles> {
+        locked(&self.handles)
+    }
+
+    /// Memory of devices that the program has.
+    pub(super) fn ranges(&self) -> MutexGuard<'_, Ranges> {
+        locked(&self.ranges)
+    }
+
+    /// A capture begins.
+    pub(super) fn captures(&self) {
+        self.captures.store(true, Ordering::Relaxed);
+    }
+
+    /// May a capture be running?
+    pub(super) fn may_capture(&self) -> bool {
+        self.captures.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn callbacks(&self) -> callbacks::Shared {
+        self.callbacks.clone()
+    }
+
+    /// Keeps what the driver reads as long as a linker is there; the next one at its place replaces it.
+    pub(super) fn keep(&self, link: u64, memory: Vec<u64>) {
+        locked(&self.kept).insert(link, memory);
+    }
+
+    /// A lane more, unless there are too many.
+    pub(super) fn enter(&self) -> bool {
+        let entered = self.lanes.fetch_add(1, Ordering::SeqCst) < LANES;
+        if !entered {
+            self.leave();
+        }
+        entered
+    }
+
+    pub(super) fn leave(&self) {
+        self.lanes.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Does nothing of it go on?
+    pub(super) fn has_ended(&self) -> bool {
+        self.turn.has_ended()
+    }
+
+    /// Nothing of it goes on.
+    pub fn end(&self) {
+        self.turn.end();
+    }
+
+    /// Maps memory of the program where the program has it.
+    pub(super) fn map(&self, at: u64, len: u64, memory: &OwnedFd) -> Result<(), u32> {
+        let end = at.checked_add(len).filter(|end| *end <= WINDOW.end).ok_or(code::INVALID_VALUE)?;
+        if at < WINDOW.start || at == end || !at.is_multiple_of(4096) || !len.is_multiple_of(4096) {
+            return Err(code::INVALID_VALUE);
+        }
+        let mut windows = locked(&self.windows);
+        if windows.len() >= WINDOWS {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        windows.insert(at, Mapping::new(at, len, memory).map_err(|_| code::OUT_OF_MEMORY)?);
+        Ok(())
+    }
+
+    /// Forgets memory of the program. Nobody of the server uses it: the driver has let go of it.
+    pub(super) fn unmap(&self, at: u64) {
+        locked(&self.windows).remove(&at);
+    }
+
+    /// Is all of a range memory that both have?
+    pub(super) fn has(&self, at: u64, len: u64) -> bool {
+        let windows = locked(&self.windows);
+        let found = windows.range(..=at).next_back();
+        found.is_some_and(|(start, mapping)| {
+            at.checked_add(len).is_some_and(|end| end <= start + mapping.len())
+        })
+    }
+
+    /// The length of the memory that both have at an address.
+    pub(super) fn window(&self, at: u64) -> Option<u64> {
+        locked(&self.windows).get(&at).map(Mapping::len)
+    }
+
+    /// Has it known where the parameters of a function, or a kernel, are.
+    pub(super) fn lay_out(&self, function: u64) -> Result<(), u32> {
+        let (real, name) = {
+            let handles = self.handles();
+            let (real, known) = handles.function(function)?;
+            if known.is_some() {
+                return Ok(());
+            }
+            let is_kernel = handles.is_kernel(function);
+            (real, if is_kernel { "cuKernelGetParamInfo" } else { "cuFuncGetParamInfo" })
+        };
+        let mut layout = Vec::new();
+        loop {
+            let mut memory = [0; 2];
+            let index = layout.len() as u64;
+            let words = [Word::Is(real), Word::Is(index), Word::At(0), Word::At(1)];
+            match self.driver.named(name, &words, &mut memory) {
+                0 if index < PARAMETERS => layout.push((memory[0], memory[1])),
+                // There are no more.
+                code::INVALID_VALUE => break,
+                0 => return Err(code::INVALID_VALUE),
+                code => return Err(code),
+            }
+        }
+        self.handles().lay_out(function, layout.into());
+        Ok(())
+    }
+}

@@ -1,0 +1,313 @@
+//! Calls of a driver by name, and memory of this process that a call of it reads and writes.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_void};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use rustix::fs::SealFlags;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use thiserror::Error;
+use vm_cuda_api::{FUNCTIONS, number};
+
+use super::callbacks;
+use crate::wire::{code, control};
+
+/// The driver could not be opened.
+#[derive(Debug, Error)]
+#[error(
+    "the CUDA driver {path} can't be opened: {source}; install the GPU's driver, or name its library by --driver"
+)]
+pub struct OpenError {
+    path: PathBuf,
+    source: libloading::Error,
+}
+
+/// A CUDA driver: any library that has its functions.
+#[derive(Debug)]
+pub struct Driver {
+    functions: Vec<usize>,
+    /// Keeps it loaded.
+    _library: Library,
+}
+
+/// The most parameters that a function has.
+pub(super) const WORDS: usize = 18;
+
+macro_rules! invoke {
+    ($address:expr, $words:expr; $($count:literal: $($at:literal)*;)*) => {
+        match $words.len() {
+            $($count => {
+                // SAFETY: it is a driver's function of so many words, integers and pointers, as `functions.txt` says.
+                let function = unsafe {
+                    std::mem::transmute::<usize, unsafe extern "C" fn($(invoke!(@word $at)),*) -> u32>($address)
+                };
+                // SAFETY: the caller vouches for the words.
+                unsafe { function($($words[$at]),*) }
+            })*
+            _ => code::NOT_SUPPORTED,
+        }
+    };
+    (@word $at:literal) => { u64 };
+}
+
+impl Driver {
+    /// Opens a driver.
+    ///
+    /// # Errors
+    /// When the library can't be loaded.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        // SAFETY: the operator names the driver, whose initialisers run.
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+        let library = library.map_err(|source| OpenError { path: path.to_owned(), source })?;
+        let found = |name: &str| {
+            // SAFETY: it is a function's address, which is used as `functions.txt` says.
+            let symbol = unsafe { library.get::<*const c_void>(format!("{name}\0").as_bytes()) };
+            symbol.map_or(0, |symbol| symbol.as_raw_ptr() as usize)
+        };
+        let functions = FUNCTIONS.iter().map(|function| found(&function.name)).collect();
+        Ok(Self { functions, _library: library })
+    }
+
+    /// Starts the driver; what it says of that.
+    #[must_use]
+    pub fn start(&self) -> u32 {
+        self.named("cuInit", &[Word::Is(0)], &mut [])
+    }
+
+    /// Calls a function by its number.
+    ///
+    /// # Safety
+    /// Words that the function takes for pointers are valid for what it does with them.
+    pub(super) unsafe fn call(&self, function: usize, words: &[u64]) -> u32 {
+        let Some(&address) = self.functions.get(function).filter(|address| **address != 0) else {
+            return code::NOT_SUPPORTED;
+        };
+        let mut all = [0; WORDS];
+        let Some(all) = all.get_mut(..words.len()) else { return code::NOT_SUPPORTED };
+        all.copy_from_slice(words);
+        invoke! { address, all;
+            0: ; 1: 0; 2: 0 1; 3: 0 1 2; 4: 0 1 2 3; 5: 0 1 2 3 4; 6: 0 1 2 3 4 5; 7: 0 1 2 3 4 5 6;
+            8: 0 1 2 3 4 5 6 7; 9: 0 1 2 3 4 5 6 7 8; 10: 0 1 2 3 4 5 6 7 8 9; 11: 0 1 2 3 4 5 6 7 8 9 10;
+            12: 0 1 2 3 4 5 6 7 8 9 10 11; 13: 0 1 2 3 4 5 6 7 8 9 10 11 12;
+            14: 0 1 2 3 4 5 6 7 8 9 10 11 12 13; 15: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14;
+            16: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; 17: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16;
+            18: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17;
+        }
+    }
+
+    /// Calls a function by its name: one that takes no pointers but to `memory`, which is passed where a word is [`Word::At`].
+    pub(super) fn make(&self, function: usize, words: &[Word], memory: &mut [u64]) -> u32 {
+        let mut all = [0; WORDS];
+        let Some(all) = all.get_mut(..words.len()) else { return code::NOT_SUPPORTED };
+        for (word, given) in all.iter_mut().zip(words) {
+            *word = match *given {
+                Word::Is(word) => word,
+                Word::At(at) if at <= memory.len() => memory.as_mut_ptr().wrapping_add(at) as u64,
+                Word::At(_) => return code::INVALID_VALUE,
+            };
+        }
+        // SAFETY: pointers are to `memory`, which who packs the words has made as large as the function's table says; other words are numbers,
+        // addresses of the device, or handles that the driver gave.
+        unsafe { self.call(function, all) }
+    }
+
+    /// The same by name.
+    pub(super) fn named(&self, function: &str, words: &[Word], memory: &mut [u64]) -> u32 {
+        number(function).map_or(code::NOT_SUPPORTED, |function| self.make(function, words, memory))
+    }
+}
+
+/// A word of a call.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Word {
+    /// A number, or a handle of the driver's.
+    Is(u64),
+    /// A pointer to a word of the call's memory.
+    At(usize),
+}
+
+/// A string that the driver returned a pointer to: at most so many bytes of it.
+pub(super) fn text(at: u64, most: usize) -> Vec<u8> {
+    if at == 0 {
+        return Vec::new();
+    }
+    let at = at as *const c_char;
+    // SAFETY: the driver's strings end with a zero; no more than `most` bytes are looked at.
+    let len = unsafe { libc::strnlen(at, most) };
+    // SAFETY: these bytes were just looked at, and live as long as their object, which this lane's turn keeps.
+    unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec()
+}
+
+/// Calls a function that copies to or from bytes of this process.
+///
+/// The bytes must stay until the call has returned, by when the driver is done with them.
+pub(super) fn with_bytes(driver: &Driver, function: usize, words: &[u64]) -> u32 {
+    // SAFETY: the caller passes the place of bytes that it owns, as many as it says, or of a window, which is checked.
+    unsafe { driver.call(function, words) }
+}
+
+/// The word of bytes of this process.
+pub(super) fn place(bytes: &[u8]) -> u64 {
+    bytes.as_ptr() as u64
+}
+
+/// The word of bytes of this process that are written.
+pub(super) fn place_mut(bytes: &mut [u8]) -> u64 {
+    bytes.as_mut_ptr() as u64
+}
+
+/// The word of words of this process.
+pub(super) fn place_words(words: &mut [u64]) -> u64 {
+    words.as_mut_ptr() as u64
+}
+
+/// Whether a C string is in bytes.
+pub(super) fn is_text(bytes: &[u8]) -> bool {
+    CStr::from_bytes_until_nul(bytes).is_ok()
+}
+
+/// Memory of the program at the address where the program has it.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    at: u64,
+    len: u64,
+}
+
+impl Mapping {
+    /// Maps a memory file that can't shrink.
+    pub(super) fn new(at: u64, len: u64, memory: &OwnedFd) -> io::Result<Self> {
+        let seals = rustix::fs::fcntl_get_seals(memory)?;
+        if !seals.contains(SealFlags::SHRINK) || rustix::fs::fstat(memory)?.st_size as u64 != len {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: nothing else is mapped there, or it fails; no reference is made to this memory.
+        let mapped = unsafe { mmap(at as *mut c_void, len as usize, protection, flags, memory, 0) }?;
+        let mapping = Self { at: mapped as u64, len };
+        // An old system takes the address for a wish.
+        if mapping.at == at { Ok(mapping) } else { Err(io::ErrorKind::AddrInUse.into()) }
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: it is this mapping's own, and the driver has let go of it.
+        if let Err(error) = unsafe { munmap(self.at as *mut c_void, self.len as usize) } {
+            tracing::error!(%error, "memory of a program can't be unmapped");
+        }
+    }
+}
+
+/// Words that the driver returned a pointer to; none where it is null.
+pub(super) fn words(at: u64, count: usize) -> Vec<u64> {
+    if at == 0 {
+        return Vec::new();
+    }
+    // SAFETY: the driver has said that there are as many, until the next call of this thread.
+    unsafe { std::slice::from_raw_parts(at as *const u64, count) }.to_vec()
+}
+
+/// A function of the program's, for the driver to call by way of this process.
+pub(super) struct Callback {
+    pub(super) callbacks: callbacks::Shared,
+    pub(super) words: [u64; control::CALL],
+    /// Is it called more than once?
+    pub(super) stays: bool,
+}
+
+impl Callback {
+    /// Calls it.
+    ///
+    /// # Safety
+    /// `at` is of [`Box::into_raw`], and is not used any more where it does not stay.
+    unsafe fn call(at: *mut Self, status: u32) {
+        // SAFETY: it is one, which only this call uses or nobody changes.
+        let this = unsafe { &*at };
+        let mut words = this.words;
+        words[control::CALL - 1] = status.into();
+        let (callbacks, stays) = (this.callbacks.clone(), this.stays);
+        callbacks.call(words);
+        if !stays {
+            // SAFETY: this was its last use.
+            drop(unsafe { Box::from_raw(at) });
+        }
+    }
+}
+
+unsafe extern "C" fn function(at: *mut Callback) {
+    // SAFETY: the driver passes what it was given.
+    unsafe { Callback::call(at, 0) }
+}
+
+unsafe extern "C" fn callback(_: *mut c_void, status: u32, at: *mut Callback) {
+    // SAFETY: as above.
+    unsafe { Callback::call(at, status) }
+}
+
+/// Puts a callback on a stream.
+pub(super) fn add_callback(driver: &Driver, number: usize, stream: u64, made: Callback, flags: u64) -> u32 {
+    let is_function = made.words[0] == control::FUNCTION;
+    let at = Box::into_raw(Box::new(made));
+    let words = if is_function {
+        vec![stream, function as *const () as u64, at as u64]
+    } else {
+        vec![stream, callback as *const () as u64, at as u64, flags]
+    };
+    // SAFETY: the driver calls the function with the pointer, once where it is not recorded.
+    let result = unsafe { driver.call(number, &words) };
+    if result != 0 {
+        // SAFETY: the driver has not taken it.
+        drop(unsafe { Box::from_raw(at) });
+    }
+    result
+}
+
+/// Makes an object that calls a function of the program when it ends.
+pub(super) fn user_object(
+    driver: &Driver,
+    number: usize,
+    callback: Callback,
+    [count, flags]: [u64; 2],
+    made: &mut [u64; 1],
+) -> u32 {
+    let at = Box::into_raw(Box::new(callback));
+    let words = [made.as_mut_ptr() as u64, at as u64, function as *const () as u64, count, flags];
+    // SAFETY: the driver writes one word, and calls the function with the pointer once.
+    let result = unsafe { driver.call(number, &words) };
+    if result != 0 {
+        // SAFETY: the driver has not taken it.
+        drop(unsafe { Box::from_raw(at) });
+    }
+    result
+}
+
+/// Bytes that the driver returned a pointer to.
+pub(super) fn bytes(at: u64, len: usize) -> Vec<u8> {
+    if at == 0 {
+        return Vec::new();
+    }
+    // SAFETY: the driver has said that there are as many, until their linker ends.
+    unsafe { std::slice::from_raw_parts(at as *const u8, len) }.to_vec()
+}
+
+/// Sets a variable for the driver to read, unless who started the server has set it.
+pub(super) fn set_variable(name: &str, value: &[u8]) -> Result<(), u32> {
+    let value = std::str::from_utf8(value).map_err(|_| code::INVALID_VALUE)?;
+    if value.contains('\0') {
+        return Err(code::INVALID_VALUE);
+    }
+    if std::env::var_os(name).is_none() {
+        // SAFETY: a program sends it first, before it has lanes: no other thread reads the environment then. One that does otherwise harms its own
+        // worker alone.
+        unsafe { std::env::set_var(name, value) };
+    }
+    Ok(())
+}

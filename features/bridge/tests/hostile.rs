@@ -1,0 +1,113 @@
+//! What no program sends: frames of random words, and frames that were right and are changed. A session answers each or ends, and nothing breaks.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use vm_bridge::calls::{MODES, Mode};
+use vm_bridge::ring::Taken;
+use vm_bridge::server::{Driver, Lane, Session};
+use vm_bridge::wire::{Header, own, put};
+use vm_cuda_api::{FUNCTIONS, number};
+
+/// Keeps the driver's library built.
+use vm_cuda_fake as _;
+
+/// As many frames as take seconds; `VM_BRIDGE_FRAMES` says how many else.
+const FRAMES: u64 = 100_000;
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// A word as it may be: small, a handle, near an end, or anything.
+    fn word(&mut self) -> u64 {
+        match self.below(8) {
+            0 | 1 => self.below(4),
+            2 | 3 => 0x1000 + 16 * self.below(64),
+            4 => u64::MAX - self.below(4),
+            5 => 1 << self.below(64),
+            6 => self.below(1 << 20),
+            _ => self.next(),
+        }
+    }
+}
+
+fn session() -> Arc<Session> {
+    let path: PathBuf =
+        std::env::current_exe().expect("the test's path").with_file_name("libvm_cuda_fake.so");
+    let driver = Driver::open(&path).expect("the driver");
+    assert_eq!(driver.start(), 0);
+    Arc::new(Session::new(Arc::new(driver)))
+}
+
+/// Calls that may take as long as the device does, or that the fake driver, which has no memory protection of its own, takes at their word.
+fn is_left_out(name: &str) -> bool {
+    name.contains("WaitValue")
+        || name.contains("BatchMemOp")
+        || name.contains("HostFunc")
+        || name.contains("AddCallback")
+}
+
+#[test]
+fn random_frames_break_nothing() {
+    let frames = std::env::var("VM_BRIDGE_FRAMES").ok().and_then(|text| text.parse().ok()).unwrap_or(FRAMES);
+    let session = session();
+    let mut lane = Lane::new(session.clone());
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let crossing: Vec<usize> = (0..FUNCTIONS.len())
+        .filter(|at| MODES[*at] != Mode::Unsupported && !is_left_out(&FUNCTIONS[*at].name))
+        .collect();
+    let retain = number("cuDevicePrimaryCtxRetain").expect("a function");
+    let set = number("cuCtxSetCurrent").expect("a function");
+    let (mut ticket, mut reply, mut payload) = (0, Vec::new(), Vec::new());
+    let mut ended = 0u64;
+    let mut succeeded = 0u64;
+    for frame in 0..frames {
+        payload.clear();
+        let call = match random.below(64) {
+            0 => own::LAYOUT + random.below(4) as u16,
+            1 => random.next() as u16,
+            _ => crossing[random.below(crossing.len() as u64) as usize] as u16,
+        };
+        let words = random.below(24);
+        (0..words).for_each(|_| put(&mut payload, random.word()));
+        payload.truncate(payload.len().saturating_sub(random.below(9) as usize));
+        // A context now and then, or all that follows would fail for want of one.
+        let (call, asks) = match frame % 500 {
+            0 => {
+                payload.clear();
+                [1, 0].iter().for_each(|word| put(&mut payload, *word));
+                (retain as u16, true)
+            }
+            1 => {
+                payload.clear();
+                put(&mut payload, 0x1000);
+                (set as u16, true)
+            }
+            _ => (call, random.below(4) > 0),
+        };
+        let is_bulk = random.below(16) == 0;
+        let header = Header { len: payload.len() as u32, call, asks, is_bulk, ticket };
+        match lane.serve(Taken { header, bulk: None }, &payload, &mut reply) {
+            Ok(Some(0)) => succeeded += 1,
+            Ok(_) => {}
+            Err(_) => {
+                // The lane would end its session; this one goes on with the next lane.
+                ended += 1;
+                lane = Lane::new(session.clone());
+            }
+        }
+        ticket += 1;
+    }
+    assert!(ended > frames / 100 && succeeded > frames / 100, "{ended} ended, {succeeded} succeeded");
+}

@@ -1,0 +1,174 @@
+//! The CUDA driver's functions as data: what a library that stands in the driver's place, or forwards its calls, knows of them.
+//!
+//! `functions.txt` has a line per exported name. [`FUNCTIONS`] is that, parsed; a function's number is its place there. [`names`] is how
+//! `cuGetProcAddress` chooses among the versions of a function.
+
+pub mod names;
+mod parse;
+pub mod tables;
+
+use std::sync::LazyLock;
+
+pub use parse::{BadLine, parse};
+
+/// All functions, in the order of their names.
+///
+/// # Panics
+/// Never: a test parses the table.
+pub static FUNCTIONS: LazyLock<Vec<Function>> =
+    LazyLock::new(|| parse(include_str!("../functions.txt")).expect("functions.txt is well formed"));
+
+/// The number of a function.
+#[must_use]
+pub fn number(name: &str) -> Option<usize> {
+    FUNCTIONS.binary_search_by(|function| function.name.as_str().cmp(name)).ok()
+}
+
+/// A function of the driver.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Function {
+    /// The version of CUDA it came with: 11020 is 11.2.
+    pub since: i32,
+    /// Its name, as the library exports it.
+    pub name: String,
+    /// Its parameters in order.
+    pub parameters: Vec<Parameter>,
+}
+
+/// A parameter of a function.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Parameter {
+    /// What the header calls it.
+    pub name: String,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// What a parameter is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kind {
+    /// A number of so many bytes.
+    Number(usize),
+    /// An address of a device, or of any memory.
+    Address,
+    /// A floating-point number, which is passed in another register.
+    Float,
+    /// A handle.
+    Handle(Object),
+    /// A handle of what the call ends.
+    Drop(Object),
+    /// A structure of so many bytes that is passed by value.
+    Value(usize),
+    /// Points to values.
+    Pointer {
+        /// Who reads and who writes them.
+        way: Way,
+        /// What each is.
+        item: Item,
+        /// How many there are.
+        count: Count,
+    },
+    /// A string.
+    Text,
+    /// The call writes a pointer to a string that lives as long as its object.
+    OutText,
+    /// A pointer of another form.
+    Other,
+}
+
+/// Which way values go behind a pointer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Way {
+    /// The call reads them.
+    In,
+    /// It writes them.
+    Out,
+    /// Both.
+    InOut,
+}
+
+/// What a pointer points to.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Item {
+    /// So many bytes without handles or pointers.
+    Bytes(usize),
+    /// A handle.
+    Handle(Object),
+}
+
+impl Item {
+    /// Bytes of one.
+    #[must_use]
+    pub fn size(self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Handle(_) => 8,
+        }
+    }
+}
+
+/// How many values a pointer points to.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Count {
+    /// One.
+    One,
+    /// As many as the parameter of this place says, less so many.
+    Of(usize, usize),
+}
+
+macro_rules! objects {
+    ($($name:ident $text:literal)*) => {
+        /// What a handle is of.
+        #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+        #[allow(missing_docs)]
+        pub enum Object { $($name),* }
+
+        impl Object {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            fn named(name: &str) -> Option<Self> {
+                match name { $($text => Some(Self::$name),)* _ => None }
+            }
+        }
+    };
+}
+
+objects! {
+    Context "context" Stream "stream" Event "event" Module "module" Function "function" Library "library" Kernel "kernel"
+    Graph "graph" Node "node" Exec "exec" Pool "pool" Array "array" Mipmap "mipmap" Link "link" Texture "texture"
+    Surface "surface" UserObject "userobject" Memory "memory" ExternalMemory "extmemory" Semaphore "semaphore"
+    GreenContext "greenctx" TextureReference "texref" SurfaceReference "surfref" Graphics "graphics"
+    Resource "resourcedesc" Conditional "conditional" DeviceNode "devicenode"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_order() {
+        assert_eq!(FUNCTIONS.len(), 758);
+        assert!(FUNCTIONS.is_sorted_by(|a, b| a.name < b.name));
+        for (at, function) in FUNCTIONS.iter().enumerate() {
+            assert_eq!(number(&function.name), Some(at));
+        }
+    }
+
+    #[test]
+    fn parameters_say_what_they_are() {
+        let of = |name: &str| FUNCTIONS[number(name).expect(name)].parameters.clone();
+        let kinds = |name: &str| of(name).iter().map(|parameter| parameter.kind).collect::<Vec<_>>();
+        let out = |item| Kind::Pointer { way: Way::Out, item, count: Count::One };
+        assert_eq!(kinds("cuMemAlloc_v2"), [out(Item::Bytes(8)), Kind::Number(8)]);
+        assert_eq!(
+            kinds("cuGraphGetNodes"),
+            [
+                Kind::Handle(Object::Graph),
+                Kind::Pointer { way: Way::Out, item: Item::Handle(Object::Node), count: Count::Of(2, 0) },
+                Kind::Pointer { way: Way::InOut, item: Item::Bytes(8), count: Count::One },
+            ]
+        );
+        assert_eq!(kinds("cuStreamDestroy_v2"), [Kind::Drop(Object::Stream)]);
+    }
+}

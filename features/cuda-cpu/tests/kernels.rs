@@ -1,0 +1,330 @@
+//! Kernels of PTX by the driver's API: what nvcc made, with and without faults in it, on the host's processor.
+
+#![allow(unsafe_code)]
+
+#[path = "../../cuda-fake/tests/common/mod.rs"]
+mod common;
+
+use common::*;
+use std::path::Path;
+
+const INVALID_HANDLE: Code = 400;
+const NOT_FOUND: Code = 500;
+const NO_BINARY: Code = 209;
+const INVALID_PTX: Code = 218;
+const TIMEOUT: Code = 702;
+
+/// What nvcc made of the kernels of vm-ptx's tests.
+fn file(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ptx/tests/kernels").join(name);
+    let mut bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    bytes.push(0);
+    bytes
+}
+
+/// A module of a text that is not of nvcc.
+fn module(driver: &Driver, body: &str) -> Result<u64, Code> {
+    let mut text = format!(".version 8.0\n.target sm_75\n.address_size 64\n{body}\0").into_bytes();
+    let mut module = 0u64;
+    match driver.call("cuModuleLoadData", &[at(&mut module), at(text.as_mut_slice())]) {
+        0 => Ok(module),
+        code => Err(code),
+    }
+}
+
+fn function(driver: &Driver, module: u64, name: &str) -> u64 {
+    let mut name = [name.as_bytes(), b"\0"].concat();
+    driver.get("cuModuleGetFunction", &[module, at(name.as_mut_slice())])
+}
+
+fn load(driver: &Driver, name: &str) -> u64 {
+    driver.get("cuModuleLoadData", &[at(file(name).as_mut_slice())])
+}
+
+/// Device memory with these bytes.
+fn put(driver: &Driver, bytes: &[u8]) -> u64 {
+    let memory = driver.get("cuMemAlloc_v2", &[bytes.len() as u64]);
+    driver.ok("cuMemcpyHtoD_v2", &[memory, at(bytes.to_vec().as_mut_slice()), bytes.len() as u64]);
+    memory
+}
+
+fn put_floats(driver: &Driver, floats: &[f32]) -> u64 {
+    put(driver, &floats.iter().flat_map(|float| float.to_le_bytes()).collect::<Vec<_>>())
+}
+
+fn floats(driver: &Driver, from: u64, count: usize) -> Vec<f32> {
+    driver.words(from, count).into_iter().map(f32::from_bits).collect()
+}
+
+/// Launches a grid of a line of blocks, and waits.
+fn launch(
+    driver: &Driver,
+    function: u64,
+    [grid, block]: [u64; 2],
+    shared: u64,
+    mut parameters: Vec<u64>,
+) -> Code {
+    let mut pointers: Vec<u64> = parameters.iter_mut().map(at).collect();
+    let pointers = at(pointers.as_mut_slice());
+    match driver.call("cuLaunchKernel", &[function, grid, 1, 1, block, 1, 1, shared, 0, pointers]) {
+        0 => driver.synchronize(),
+        code => code,
+    }
+}
+
+#[test]
+fn vectors_are_added() {
+    alike("vectors_are_added", &[], |driver| {
+        driver.start(0);
+        let (a, b): (Vec<f32>, Vec<f32>) = (0..1000).map(|i| (i as f32, 0.5 * i as f32)).unzip();
+        let expect: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
+        let (a, b) = (put_floats(driver, &a), put_floats(driver, &b));
+        for name in ["basics.ptx", "basics-debug.ptx"] {
+            let add = function(driver, load(driver, name), "vector_add");
+            let sum = put_floats(driver, &[0.0; 1000]);
+            assert_eq!(launch(driver, add, [4, 256], 0, vec![a, b, sum, 1000]), 0);
+            assert_eq!(floats(driver, sum, 1000), expect, "{name}");
+        }
+    });
+}
+
+#[test]
+fn blocks_share_memory() {
+    alike("blocks_share_memory", &[], |driver| {
+        driver.start(0);
+        let values: Vec<f32> = (0..5000u16).map(|i| f32::from(i % 17)).collect();
+        let sum: f32 = values.iter().sum();
+        let module = load(driver, "shared.ptx");
+        let (values, parts, one) =
+            (put_floats(driver, &values), put_floats(driver, &[0.0; 4]), put_floats(driver, &[0.0]));
+        assert_eq!(
+            launch(driver, function(driver, module, "reduce"), [4, 256], 0, vec![values, parts, 5000]),
+            0
+        );
+        assert_eq!(floats(driver, parts, 4).iter().sum::<f32>(), sum);
+        let warps = function(driver, module, "reduce_warps");
+        assert_eq!(launch(driver, warps, [20, 256], 32, vec![values, one, 5000]), 0);
+        assert_eq!(floats(driver, one, 1), [sum]);
+
+        let n = 20usize;
+        let a: Vec<f32> = (0..n * n).map(|i| (i % 7) as f32).collect();
+        let product = |at: usize| (0..n).map(|k| a[at / n * n + k] * a[k * n + at % n]).sum::<f32>();
+        let (at_a, c) = (put_floats(driver, &a), put_floats(driver, &vec![0.0; n * n]));
+        let mut parameters = [at_a, at_a, c, n as u64];
+        let mut pointers = parameters.each_mut().map(at);
+        let matmul = function(driver, module, "matmul");
+        driver.ok("cuLaunchKernel", &[matmul, 2, 2, 1, 16, 16, 1, 0, 0, at(&mut pointers)]);
+        assert_eq!(driver.synchronize(), 0);
+        assert_eq!(floats(driver, c, n * n), (0..n * n).map(product).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn images_of_all_kinds_are_loaded() {
+    alike("images_of_all_kinds_are_loaded", &[], |driver| {
+        driver.start(0);
+        for name in ["small-none.fatbin", "small-size.fatbin", "small-speed.fatbin"] {
+            let mut image = file(name);
+            // The wrapper that nvcc puts around it in programs.
+            let mut wrapper = [0x1_4662_43b1u64, at(image.as_mut_slice()), 0];
+            let modules = [
+                driver.get("cuModuleLoadFatBinary", &[at(image.as_mut_slice())]),
+                driver.get("cuModuleLoadData", &[at(&mut wrapper)]),
+            ];
+            let library = driver.get("cuLibraryLoadData", &[at(&mut wrapper), 0, 0, 0, 0, 0, 0]);
+            let mut symbol = *b"vector_add\0";
+            let kernel = driver.get("cuLibraryGetKernel", &[library, at(&mut symbol)]);
+            let functions = modules.map(|module| function(driver, module, "vector_add"));
+            let of_kernel = driver.get("cuKernelGetFunction", &[kernel]);
+            for add in [functions[0], functions[1], kernel, of_kernel] {
+                let (a, sum) = (put_floats(driver, &[1.0, 2.0]), put_floats(driver, &[0.0; 2]));
+                assert_eq!(launch(driver, add, [1, 32], 0, vec![a, a, sum, 2]), 0);
+                assert_eq!(floats(driver, sum, 2), [2.0, 4.0], "{name}");
+            }
+            driver.ok("cuLibraryUnload", &[library]);
+            assert_eq!(driver.call("cuLaunchKernel", &[kernel, 1, 1, 1, 1, 1, 1, 0, 0, 0]), INVALID_HANDLE);
+        }
+    });
+}
+
+#[test]
+fn a_link_hands_its_ptx_back() {
+    alone("a_link_hands_its_ptx_back", &[], |driver| {
+        driver.start(0);
+        let mut image = file("small-none.fatbin");
+        let mut text = file("basics.ptx");
+        let (mut link, mut linked, mut size) = (0u64, 0u64, 0u64);
+        driver.ok("cuLinkCreate_v2", &[0, 0, 0, at(&mut link)]);
+        let none = [0, 0, 0, 0];
+        let add = |kind: u64, data: &mut Vec<u8>| {
+            let (len, data) = (data.len() as u64, at(data.as_mut_slice()));
+            driver.call("cuLinkAddData_v2", &[&[link, kind, data, len], none.as_slice()].concat())
+        };
+        // Machine code, PTX, and more than one.
+        assert_eq!([add(0, &mut image), add(1, &mut text), add(2, &mut image)], [NO_BINARY, 0, 801]);
+        driver.ok("cuLinkComplete", &[link, at(&mut linked), at(&mut size)]);
+        let module = driver.get("cuModuleLoadData", &[linked]);
+        driver.check(&[("cuLinkDestroy", &[link], 0), ("cuLinkDestroy", &[link], INVALID_HANDLE)]);
+        function(driver, module, "saxpy");
+    });
+}
+
+#[test]
+fn modules_have_variables() {
+    alike("modules_have_variables", &[], |driver| {
+        driver.start(0);
+        let body = ".global .align 4 .u32 count = 5;\n.const .align 4 .b32 table[3] = {7, 8, 9};\n\
+            .global .align 8 .u64 to = generic(count);\n\
+            .visible .entry bump(.param .u64 out) {\n.reg .b64 %x<3>; .reg .b32 %r<4>;\n\
+            ld.param.u64 %x1, [out]; ld.global.u64 %x2, [to]; ld.u32 %r1, [%x2]; add.u32 %r1, %r1, 1; st.u32 [%x2], %r1;\n\
+            ld.const.u32 %r2, [table+4]; add.u32 %r2, %r2, %r1; st.global.u32 [%x1], %r2; ret;\n}\n";
+        let before = driver.used();
+        let module = module(driver, body).unwrap();
+        let out = put(driver, &[0; 4]);
+        let bump = function(driver, module, "bump");
+        for expect in [14, 15] {
+            assert_eq!(launch(driver, bump, [1, 1], 0, vec![out]), 0);
+            assert_eq!(driver.words(out, 1), [expect]);
+        }
+        let (mut address, mut size) = (0u64, 0u64);
+        let mut global = |name: &[u8]| {
+            let mut name = name.to_vec();
+            let arguments = [at(&mut address), at(&mut size), module, at(name.as_mut_slice())];
+            let code = driver.call("cuModuleGetGlobal_v2", &arguments);
+            (code, address, size)
+        };
+        assert_eq!(global(b"none\0").0, NOT_FOUND);
+        let (code, address, size) = global(b"table\0");
+        assert_eq!((code, size, driver.words(address, 3)), (0, 12, vec![7, 8, 9]));
+        let (_, count, size) = global(b"count\0");
+        assert_eq!((size, driver.words(count, 1)), (4, vec![7]));
+        driver.ok("cuMemsetD32_v2", &[count, 1, 1]);
+        assert_eq!(launch(driver, bump, [1, 1], 0, vec![out]), 0);
+        assert_eq!(driver.words(out, 1), [10]);
+        driver.ok("cuMemFree_v2", &[out]);
+        driver.ok("cuModuleUnload", &[module]);
+        driver.uses(before);
+    });
+}
+
+#[test]
+fn parameters_come_in_both_ways() {
+    alike("parameters_come_in_both_ways", &[], |driver| {
+        driver.start(0);
+        let body = ".visible .entry put(.param .u8 a, .param .u64 to, .param .align 4 .b8 pair[12], .param .f64 d) {\n\
+            .reg .b64 %x<4>; .reg .b32 %r<4>; .reg .f64 %d<2>;\n\
+            ld.param.u64 %x1, [to]; ld.param.u8 %r1, [a]; ld.param.u32 %r2, [pair+8]; ld.param.f64 %d1, [d];\n\
+            cvt.rzi.u32.f64 %r3, %d1; st.global.u32 [%x1], %r1; st.global.u32 [%x1+4], %r2; st.global.u32 [%x1+8], %r3; ret;\n}\n";
+        let put_all = function(driver, module(driver, body).unwrap(), "put");
+        let to = put(driver, &[0; 12]);
+        let places = [(0, 1), (8, 8), (16, 12), (32, 8)];
+        for (index, place) in places.into_iter().enumerate() {
+            let (mut offset, mut size) = (0u64, 0u64);
+            driver.ok("cuFuncGetParamInfo", &[put_all, index as u64, at(&mut offset), at(&mut size)]);
+            assert_eq!((offset, size), place);
+        }
+        let mut block = [0u8; 40];
+        block[0] = 200;
+        block[8..16].copy_from_slice(&to.to_le_bytes());
+        block[24..28].copy_from_slice(&77u32.to_le_bytes());
+        block[32..].copy_from_slice(&1234.5f64.to_le_bytes());
+        let mut size = block.len() as u64;
+        let mut extra = [1, at(&mut block), 2, at(&mut size), 0];
+        driver.ok("cuLaunchKernel", &[put_all, 1, 1, 1, 1, 1, 1, 0, 0, 0, at(&mut extra)]);
+        assert_eq!(driver.synchronize(), 0);
+        assert_eq!(driver.words(to, 3), [200, 77, 1234]);
+        driver.ok("cuMemsetD8_v2", &[to, 0, 12]);
+        let mut pointers = places.map(|(offset, _)| at(&mut block[offset as usize..]));
+        driver.ok("cuLaunchKernel", &[put_all, 1, 1, 1, 1, 1, 1, 0, 0, at(&mut pointers), 0]);
+        assert_eq!(driver.synchronize(), 0);
+        assert_eq!(driver.words(to, 3), [200, 77, 1234]);
+    });
+}
+
+#[test]
+fn images_that_cannot_run_are_refused_with_the_reason() {
+    alone("images_that_cannot_run_are_refused_with_the_reason", &[], |driver| {
+        driver.start(0);
+        let mut log = [0u8; 200];
+        let (mut options, mut values) = ([5i32, 6], [at(&mut log), 200]);
+        let mut text =
+            *b".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry k() { add.u32 %r1, }\0";
+        let mut module = 0u64;
+        let arguments = [at(&mut module), at(&mut text), 2, at(&mut options), at(&mut values)];
+        assert_eq!(driver.call("cuModuleLoadDataEx", &arguments), INVALID_PTX);
+        let said = String::from_utf8_lossy(&log).into_owned();
+        assert!(said.contains("line 4"), "{said}");
+        let mut machine_code = *b"\x7fELF\x02\x01\x01\0";
+        assert_eq!(driver.call("cuModuleLoadData", &[at(&mut module), at(&mut machine_code)]), NO_BINARY);
+        assert_eq!(driver.call("cuModuleLoadData", &[at(&mut module), 0]), INVALID_VALUE);
+
+        let body = ".visible .entry odd() {\n.reg .b32 %r<3>;\nbar.sync 1;\nret;\n}\n\
+            .visible .entry fine() {\nret;\n}\n";
+        let module = self::module(driver, body).unwrap();
+        assert_eq!(launch(driver, function(driver, module, "odd"), [1, 1], 0, vec![]), NO_BINARY);
+        assert_eq!(launch(driver, function(driver, module, "fine"), [1, 1], 0, vec![]), 0);
+    });
+}
+
+/// A kernel that writes where it is told.
+const STORE: &str = ".visible .entry store(.param .u64 to) {\n.reg .b64 %x<2>; .reg .b32 %r<2>;\n\
+    ld.param.u64 %x1, [to]; mov.u32 %r1, 9; st.global.u32 [%x1], %r1; ret;\n}\n";
+
+#[test]
+fn what_is_not_there_ends_a_kernel_and_its_context() {
+    alike("what_is_not_there_ends_a_kernel_and_its_context", &[], |driver| {
+        driver.ok("cuInit", &[0]);
+        let well = driver.get("cuCtxCreate_v2", &[0, 0]);
+        let kept = put(driver, &[1, 0, 0, 0]);
+        let reserved = driver.get("cuMemAddressReserve", &[2 * MIB2, 0, 0, 0]);
+        driver.ok("cuMemMap", &[reserved, MIB2, 0, driver.create(MIB2, 0, 0), 0]);
+        assert_eq!(driver.access(reserved, MIB2, 0, 1), 0);
+        // Far beyond an allocation, mapped for reading only, not mapped at all, of no memory at all, and freed.
+        for wild in [kept + (1 << 33), reserved, reserved + MIB2, 16, 1 << 50, u64::MAX - 7, 0] {
+            let context = driver.get("cuCtxCreate_v2", &[0, 0]);
+            let store = function(driver, module(driver, STORE).unwrap(), "store");
+            let freed = put(driver, &[0; 4]);
+            driver.ok("cuMemFree_v2", &[freed]);
+            let wild = if wild == 0 { freed } else { wild };
+            assert_eq!(launch(driver, store, [50, 64], 0, vec![wild]), ILLEGAL_ADDRESS, "{wild:#x}");
+            assert_eq!(driver.synchronize(), ILLEGAL_ADDRESS, "it stays");
+            assert_eq!(launch(driver, store, [1, 1], 0, vec![kept]), ILLEGAL_ADDRESS);
+            driver.ok("cuCtxDestroy_v2", &[context]);
+            driver.ok("cuCtxSetCurrent", &[well]);
+            assert_eq!(driver.words(kept, 1), [1], "the other context is well");
+        }
+        let store = function(driver, module(driver, STORE).unwrap(), "store");
+        assert_eq!(launch(driver, store, [1, 1], 0, vec![kept]), 0);
+        assert_eq!(driver.words(kept, 1), [9]);
+    });
+}
+
+#[test]
+fn a_fault_of_the_program_itself_ends_it() {
+    if std::env::var_os("VM_CUDA_FAKE_TEST_CASE").is_none() {
+        let output = child("a_fault_of_the_program_itself_ends_it", &[]);
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(output.status.signal(), Some(11), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let driver = Driver::load();
+    driver.start(0);
+    let store = function(&driver, module(&driver, STORE).unwrap(), "store");
+    let memory = put(&driver, &[0; 4]);
+    assert_eq!(launch(&driver, store, [1, 1], 0, vec![memory]), 0);
+    driver.ok("cuMemFree_v2", &[memory]);
+    // SAFETY: it is the process's end.
+    unsafe { std::ptr::with_exposed_provenance::<u32>(memory as usize).read_volatile() };
+}
+
+#[test]
+fn a_kernel_without_an_end_is_ended() {
+    alone("a_kernel_without_an_end_is_ended", &[("VM_CUDA_FAKE_SECONDS", "1")], |driver| {
+        driver.start(0);
+        let body = ".visible .entry spin(.param .u64 on) {\n.reg .b64 %x<2>; .reg .b32 %r<2>; .reg .pred %p;\n\
+            ld.param.u64 %x1, [on];\nagain: ld.volatile.global.u32 %r1, [%x1]; setp.eq.u32 %p, %r1, 0; @%p bra again; ret;\n}\n";
+        let spin = function(driver, module(driver, body).unwrap(), "spin");
+        let on = put(driver, &[0; 4]);
+        assert_eq!(launch(driver, spin, [8, 32], 0, vec![on]), TIMEOUT);
+    });
+}

@@ -1,0 +1,206 @@
+//! Programs of PTX, on this machine's processors.
+//!
+//! | part | does |
+//! | --- | --- |
+//! | `vm-ptx` | reads images, and makes a kernel of the IR for each shape of launches |
+//! | `vm-jit` | compiles it as a guest's: what isn't in the arena of device addresses can't be touched |
+//! | `machine` | runs it, with an eye on the time |
+//!
+//! The kernel's memory is the whole arena. What of it is not mapped faults, which ends the launch with
+//! `CUDA_ERROR_ILLEGAL_ADDRESS`.
+
+mod machine;
+
+use crate::{
+    error::{Error, Result},
+    memory::{By, Kind},
+    module::{self, Refusal, Run, Shape},
+    state::{self, State},
+};
+use machine::{Compiled, Failure};
+use std::{
+    collections::{BTreeSet, HashMap},
+    io::Write,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use vm_ptx::{ErrorKind, Module, Options, Signature, image};
+
+/// The architecture that the device says it has.
+const ARCHITECTURE: u32 = 90;
+/// Shapes that are kept of a kernel.
+const SHAPES: usize = 256;
+
+/// A module of PTX.
+struct Program {
+    module: Module,
+}
+
+/// A kernel of it.
+struct Kernel {
+    program: Arc<Program>,
+    name: String,
+    signature: Signature,
+    compiled: Mutex<HashMap<Shape, Arc<Compiled>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says on standard error, once, what of a program is beyond this driver: its own message has only the number of an error.
+fn tell(what: &str) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut told = lock(&TOLD);
+    if told.len() < 64 && told.insert(what.to_owned()) {
+        // Nobody may be there to read it.
+        let _ = writeln!(std::io::stderr(), "CUDA on the CPU: {what}");
+    }
+}
+
+/// Which error of the driver one of PTX is.
+fn code(error: &vm_ptx::Error) -> Error {
+    match error.kind {
+        ErrorKind::Syntax(_) | ErrorKind::Unknown(_) => Error::InvalidPtx,
+        _ => Error::NoBinaryForGpu,
+    }
+}
+
+/// Reads an image.
+pub(crate) fn read(image: &[u8]) -> Result<Arc<dyn module::Program>, Refusal> {
+    // The text that is left of what isn't even a head of machine code.
+    if image == b"\x7fELF" {
+        return Err(Error::InvalidImage.into());
+    }
+    // Where all of a fat binary's PTX is for newer devices, the oldest of it: there is no code of this one's that would be run instead.
+    let oldest = image::entries(image).ok().and_then(|all| all.iter().map(|entry| entry.architecture).min());
+    let architecture = oldest.map_or(ARCHITECTURE, |oldest| oldest.max(ARCHITECTURE));
+    let parsed = image::ptx(image, architecture).and_then(|text| Module::parse(&text));
+    match parsed {
+        Ok(module) => Ok(Arc::new(Shared(Arc::new(Program { module })))),
+        Err(error) => {
+            let (reason, error) = (error.to_string(), code(&error));
+            if error == Error::NoBinaryForGpu {
+                tell(&reason);
+            }
+            Err(Refusal { error, reason })
+        }
+    }
+}
+
+/// The program, which its kernels share.
+struct Shared(Arc<Program>);
+
+impl module::Program for Shared {
+    fn kernels(&self) -> Vec<String> {
+        self.0.module.kernels().map(str::to_owned).collect()
+    }
+
+    fn kernel(&self, name: &str) -> Option<Arc<dyn module::Kernel>> {
+        let signature = self.0.module.signature(name).ok()?;
+        let (program, compiled) = (Arc::clone(&self.0), Mutex::default());
+        Some(Arc::new(Kernel { program, name: name.to_owned(), signature, compiled }))
+    }
+
+    fn size(&self) -> u64 {
+        self.0.module.data().size
+    }
+
+    fn variable(&self, name: &str) -> Option<(u64, u64)> {
+        let variable = self.0.module.data().variables.iter().find(|variable| variable.name == name)?;
+        Some((variable.offset, variable.size))
+    }
+
+    fn contents(&self, address: u64) -> Vec<(u64, Vec<u8>)> {
+        self.0.module.data().at(address)
+    }
+}
+
+impl module::Kernel for Kernel {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn parameters(&self) -> Vec<(usize, usize)> {
+        let place = |parameter: &vm_ptx::Parameter| (parameter.offset as usize, parameter.size as usize);
+        self.signature.parameters.iter().map(place).collect()
+    }
+
+    fn attribute(&self, attribute: i32) -> i32 {
+        match attribute {
+            4 => 32,
+            5 | 6 => ARCHITECTURE as i32,
+            _ => 0,
+        }
+    }
+
+    fn prepare(&self, shape: &Shape) -> Result<Arc<dyn Run>> {
+        let mut compiled = lock(&self.compiled);
+        if let Some(known) = compiled.get(shape) {
+            return Ok(Arc::clone(known) as Arc<dyn Run>);
+        }
+        if compiled.len() >= SHAPES {
+            compiled.clear();
+        }
+        let &Shape { block, shared, data } = shape;
+        let options = Options { block, dynamic_shared: shared, data };
+        let refused = |error: Error, reason: String| {
+            tell(&format!("kernel {}: {reason}", self.name));
+            error
+        };
+        let translate = || {
+            let translated = self.program.module.translate(&self.name, &options);
+            let translated = translated.map_err(|error| refused(code(&error), error.to_string()))?;
+            Compiled::new(translated).map_err(|reason| refused(Error::NoBinaryForGpu, reason))
+        };
+        let made = Arc::new(machine::deep(translate)??);
+        compiled.insert(*shape, Arc::clone(&made));
+        Ok(made)
+    }
+}
+
+impl Run for Compiled {
+    fn run(
+        &self,
+        mut state: MutexGuard<'static, State>,
+        context: u64,
+        grid: [u32; 3],
+        parameters: &[u8],
+    ) -> (MutexGuard<'static, State>, Result) {
+        let arena = state.arena.range();
+        let block = match self.parameters_in_memory() {
+            true => state.place(context, parameters).map(Some),
+            false => Ok(None),
+        };
+        let block = match block {
+            Ok(block) => block,
+            Err(error) => return (state, Err(error)),
+        };
+        drop(state);
+        let result = self.launch(grid, parameters, block, &arena).map_err(|failure| match failure {
+            Failure::Fault(at) => {
+                let place = if arena.contains(&at) { format!("{at:#x}") } else { "an address".to_owned() };
+                tell(&format!("kernel {} touched {place}, where no memory of the device is", self.name()));
+                Error::IllegalAddress
+            }
+            Failure::Late => Error::LaunchTimeout,
+            Failure::Other(reason) => {
+                tell(&format!("kernel {}: {reason}", self.name()));
+                Error::LaunchOutOfResources
+            }
+        });
+        state = state::lock();
+        let released = block.map_or(Ok(()), |block| state.release(block));
+        (state, result.and(released))
+    }
+}
+
+impl State {
+    /// Puts a block of parameters into a context's memory.
+    fn place(&mut self, context: u64, parameters: &[u8]) -> Result<u64> {
+        let device = self.contexts.get(&context).ok_or(Error::InvalidContext)?.device;
+        let len = parameters.len().max(1);
+        let at = self.allocate(device, context, len as u64, true, |offset| Kind::Data { offset })?;
+        self.reach(at, len, By::Copy(context), 3, false).ok_or(Error::IllegalAddress)?.write(parameters);
+        Ok(at)
+    }
+}
