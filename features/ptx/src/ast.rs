@@ -225,6 +225,16 @@ impl Instr {
         self.code.split('.').next().unwrap_or("")
     }
 
+    /// Does it load a parameter of the kernel?
+    pub(crate) fn reads_parameter(&self) -> bool {
+        self.opcode() == "ld" && self.modifiers().any(|modifier| modifier.starts_with("param"))
+    }
+
+    /// Must all threads of the block or the warp come to it?
+    pub(crate) fn converges(&self) -> bool {
+        self.is_barrier() || matches!(self.opcode(), "shfl" | "vote" | "match" | "redux" | "activemask")
+    }
+
     pub(crate) fn is_barrier(&self) -> bool {
         matches!(self.opcode(), "bar" | "barrier")
     }

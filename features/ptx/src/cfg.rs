@@ -3,7 +3,7 @@
 use crate::ast::{Guard, Instr, Operand};
 use crate::error::{Error, Result};
 use crate::inline::{Code, Step};
-use crate::limits::MAX_BLOCKS;
+use crate::limits::{MAX_BLOCKS, MAX_TAIL, MAX_TAILS};
 
 /// How a block ends. Blocks have numbers; the end of the thread is [`Cfg::exit`].
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +46,11 @@ impl Block {
     /// Does it wait for all threads of the block?
     pub(crate) fn has_barrier(&self) -> bool {
         self.instrs.iter().any(|instr| instr.is_barrier() && instr.modifiers().next() != Some("warp"))
+    }
+
+    /// Must all threads of the block or the warp come to it?
+    pub(crate) fn converges(&self) -> bool {
+        self.instrs.iter().any(Instr::converges)
     }
 }
 
@@ -139,8 +144,50 @@ impl Cfg {
     }
 
     /// Without the blocks that nothing leads to, and without branches that lead to one block anyway.
+    /// Does a block end the thread, without others that it would have to wait for?
+    pub(crate) fn is_tail(&self, block: usize) -> bool {
+        self.blocks.get(block).is_some_and(|b| b.end == End::Jump(self.exit()) && !b.converges())
+    }
+
+    /// With short ends of threads, to which several jumps lead, at each of those jumps.
+    pub(crate) fn with_tails(&self) -> Cfg {
+        let exit = self.exit();
+        let mut jumps = vec![0usize; exit + 1];
+        self.blocks.iter().flat_map(|block| block.end.targets()).for_each(|to| jumps[to] += 1);
+        let short = |block: &Block| {
+            block.end == End::Jump(exit) && block.instrs.len() <= MAX_TAIL && !block.converges()
+        };
+        let (mut blocks, mut tails) = (self.blocks.clone(), Vec::new());
+        for block in &mut blocks {
+            let copied = std::cell::RefCell::new(&mut tails);
+            block.end.map(|to| match self.blocks.get(to).filter(|block| jumps[to] > 1 && short(block)) {
+                Some(tail) if copied.borrow().len() < MAX_TAILS => {
+                    copied.borrow_mut().push(tail.clone());
+                    BLOCK + copied.borrow().len() - 1
+                }
+                _ => to,
+            });
+        }
+        let end = exit + tails.len();
+        blocks.append(&mut tails);
+        blocks.iter_mut().for_each(|block| {
+            block.end.map(|to| match to {
+                to if to == exit => end,
+                to if to >= BLOCK => exit + (to - BLOCK),
+                to => to,
+            });
+        });
+        Cfg { blocks }.reachable()
+    }
+
     pub(crate) fn reachable(mut self) -> Cfg {
         let exit = self.exit();
+        // A block that does nothing but end is the end.
+        let ends: Vec<bool> =
+            self.blocks.iter().map(|block| block.instrs.is_empty() && block.end == End::Jump(exit)).collect();
+        self.blocks
+            .iter_mut()
+            .for_each(|block| block.end.map(|to| if ends.get(to) == Some(&true) { exit } else { to }));
         let mut new = vec![usize::MAX; exit];
         let (mut order, mut next) = (vec![0], 0);
         new[0] = 0;

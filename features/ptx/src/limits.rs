@@ -30,6 +30,10 @@ pub const MAX_OPERANDS: usize = 256;
 pub const MAX_NESTING: usize = 64;
 /// Calls within calls.
 pub const MAX_CALLS: usize = 64;
+/// Instructions of an end of threads that is copied to the jumps that lead there.
+pub const MAX_TAIL: usize = 32;
+/// Copies of such ends.
+pub const MAX_TAILS: usize = 256;
 /// Basic blocks of a kernel.
 pub const MAX_BLOCKS: usize = 1 << 15;
 /// Visits of each basic block, on average, until its live registers are known.

@@ -33,7 +33,7 @@ fn check(body: &str, expect: impl Fn(u64, u64) -> u64) {
     };
     let (a, b): (Vec<u64>, Vec<u64>) = (0..N).map(|_| (number(), number())).unzip();
     let wanted: Vec<u64> = a.iter().zip(&b).map(|(a, b)| expect(*a, *b)).collect();
-    for machine in [Machine::Interpreter, Machine::Cpu] {
+    for machine in Machine::all() {
         let mut program = Program::on(&text, machine);
         let (at_a, at_b, out) = (program.put(&a), program.put(&b), program.put(&[0u64; N]));
         program.launch("k", [1, 1, 1], [N as u32, 1, 1], &[at_a.into(), at_b.into(), out.into()]);
@@ -223,6 +223,27 @@ fn control() {
     check(walk, |a, _| match a & 31 {
         steps @ 0..17 => steps * 3 + 1,
         _ => 17 * 3 + 1000,
+    });
+}
+
+#[test]
+fn ways_out() {
+    // More of them than regions can be nested.
+    let mut body = "and.b32 %r3, %r1, 127; mov.u64 %rd9, 0;\n".to_owned();
+    for step in 0..100 {
+        body += &format!("setp.eq.u32 %p1, %r3, {step}; @%p1 bra over; add.u64 %rd9, %rd9, {step};\n");
+    }
+    check(&(body + "over:"), |a, _| (0..(a & 127).min(100)).sum());
+    // A loop in the depth of conditions.
+    let mut body = "and.b32 %r3, %r1, 63; mov.u64 %rd9, 0;\n".to_owned();
+    for step in 0..40 {
+        body += &format!("setp.eq.u32 %p1, %r3, {step}; @%p1 bra over; add.u64 %rd9, %rd9, 1;\n");
+    }
+    body +=
+        "again: add.u64 %rd9, %rd9, 2; add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 70; @%p2 bra again;\nover:";
+    check(&body, |a, _| match a & 63 {
+        exit @ 0..40 => exit,
+        other => 40 + 2 * (70 - other),
     });
 }
 

@@ -758,3 +758,59 @@ fn many_parameters() {
         assert_eq!(program.get::<i64>(out, 90), expect);
     });
 }
+
+#[test]
+fn early_returns() {
+    each(&SHARED[..2], |mut program| {
+        let (n, rounds) = (230usize, 4);
+        let input = Random::new(27).i32s(256, 0, 300);
+        let mut expect = vec![-1; 256];
+        for block in 0..2 {
+            let first = block * 128;
+            let threads = 128.min(n - first);
+            let mut v: Vec<i32> = (0..threads).map(|t| input[first + t] + input[first + (t ^ 1)]).collect();
+            let mut alive = vec![true; threads];
+            for k in 0..rounds {
+                let end = |t: usize, value: i32, alive: &mut Vec<bool>, expect: &mut Vec<i32>| {
+                    alive[t] = false;
+                    expect[first + t] = value;
+                };
+                for t in 0..threads {
+                    if alive[t] && v[t] % 7 == k {
+                        end(t, 1000 + k, &mut alive, &mut expect);
+                    }
+                }
+                let odd: Vec<bool> = (0..threads).map(|t| alive[t] && v[t] & 1 == 1).collect();
+                for t in (0..threads).filter(|t| alive[*t]).collect::<Vec<_>>() {
+                    let warp = t / 32 * 32..threads.min(t / 32 * 32 + 32);
+                    v[t] += odd[warp].iter().filter(|odd| **odd).count() as i32;
+                    for j in 0..(t & 3) as i32 {
+                        if v[t] > 5000 {
+                            end(t, v[t], &mut alive, &mut expect);
+                            break;
+                        }
+                        v[t] += j * 1000;
+                    }
+                }
+            }
+            let odd = (0..threads).filter(|t| alive[*t] && v[*t] & 1 == 1).count() as i32;
+            (0..threads).filter(|t| alive[*t]).for_each(|t| expect[first + t] = v[t] + odd);
+        }
+        let (at, out) = (program.put(&input), program.put(&[-1i32; 256]));
+        let args = [at.into(), out.into(), (n as i32).into(), rounds.into()];
+        program.launch("early", [2, 1, 1], [128, 1, 1], &args);
+        assert_eq!(program.get::<i32>(out, 256), expect);
+    });
+}
+
+#[test]
+fn functions_with_shared_memory() {
+    each(SHARED, |mut program| {
+        let input = Random::new(28).i32s(64, -100, 100);
+        let expect: Vec<i32> = (0..64).map(|i| input[i] * 2 + input[63 - i]).collect();
+        let (at, out) = (program.put(&input), program.put(&[0i32; 64]));
+        program.launch("calls", [1, 1, 1], [64, 1, 1], &[at.into(), out.into()]);
+        assert_eq!(program.get::<i32>(out, 64), expect);
+        assert_eq!(program.translate("calls", [64, 1, 1], 0).unwrap().shared, 256);
+    });
+}

@@ -81,11 +81,11 @@ fn control_flow() {
     );
     let error = translated(&text).unwrap_err();
     assert!(error.to_string().contains("the control flow is irreducible"), "{error}");
-    // A barrier that those who left don't reach.
-    let text = kernel("@%p1 bra out;\nbar.sync 0;\nst.shared.u32 [s], %r2;\nout:", "");
+    // A barrier that some threads pass by, who come to another.
+    let text = kernel("@%p1 bra out;\nbar.sync 0;\nst.shared.u32 [s], %r2;\nout: bar.sync 0;", "");
     let error = translated(&text).unwrap_err();
     assert_eq!((error.line, error.instruction.as_str()), (8, "bar.sync 0;"), "{error}");
-    let text = kernel("@%p1 bra out;\nshfl.sync.idx.b32 %r3, %r2, 0, 31, -1;\nout:", "");
+    let text = kernel("@%p1 bra out;\nshfl.sync.idx.b32 %r3, %r2, 0, 31, -1;\nout: bar.warp.sync -1;", "");
     let error = translated(&text).unwrap_err();
     assert_eq!(error.line, 8, "{error}");
     // The same where all threads go one way: whole warps leave.

@@ -177,7 +177,11 @@ HALF = r"""      if (m := re.match(r'RETURN_DATA\[(31|15)\s*:\s*(16|0)\]', dest)
         return [_wdata(vdst_reg, old | (val.cast(dtypes.uint32) & _c(0xFFFF)) << _c(shift), lane, exec_mask)]
 """
 WHOLE = r"      if (m := re.match(r'RETURN_DATA\[(\d+)\s*:\s*(\d+)\]', dest)):"
+# Where scratch is addressed by registers, they have a sign.
+SIGN = ".bitcast(dtypes.int32).cast(dtypes.int64).cast(dtypes.uint64)"
 mend(emu._compile_mem_op, ("ctx.rvgpr_dyn(vdata_reg", "(ctx.raccvgpr_dyn if use_acc else ctx.rvgpr_dyn)(vdata_reg"),
+     ("vaddr = ctx.rvgpr_dyn(addr_reg, lane).cast(dtypes.uint64)", "vaddr = ctx.rvgpr_dyn(addr_reg, lane)" + SIGN),
+     ("ctx.rsgpr_dyn(saddr_reg).cast(dtypes.uint64), UOp.const(0", "ctx.rsgpr_dyn(saddr_reg)" + SIGN + ", UOp.const(0"),
      ("ctx.rvgpr_dyn(data1_reg", "(ctx.raccvgpr_dyn if use_acc else ctx.rvgpr_dyn)(data1_reg"),
      (WHOLE, HALF + WHOLE))
 

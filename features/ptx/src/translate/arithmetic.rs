@@ -75,27 +75,39 @@ pub(super) fn argument<'b>(cx: &Cx<'_, 'b>, instr: &Instr, m: &mut Modifiers<'_>
     cx.set(to, value.unwrap_or_else(|| cx.k.bits(whole, 0)), ty.is_signed())
 }
 
-/// `a + b` of integers that may carry.
-fn sum<'b>(cx: &Cx<'_, 'b>, a: Val<'b>, b: Val<'b>, carry: Option<Val<'b>>) -> (Val<'b>, Val<'b>) {
-    let sum = a + b;
-    let out = sum.lt_u(a);
-    match carry {
-        None => (sum, out),
-        Some(carry) => {
-            let all = sum + cx.fit(carry, a.ty());
-            (all, out | all.lt_u(sum))
+impl<'b> Cx<'_, 'b> {
+    /// `a + b`, with the carry that was and the one that comes of it.
+    fn sum(&self, a: Val<'b>, b: Val<'b>, takes: bool, gives: bool) -> Val<'b> {
+        let sum = a + b;
+        let carry = takes.then(|| self.fit(self.carry(), a.ty()));
+        let all = carry.map_or(sum, |carry| sum + carry);
+        if gives {
+            let out = sum.lt_u(a);
+            self.set_carry(carry.map_or(out, |_| out | all.lt_u(sum)));
         }
+        all
     }
-}
 
-fn difference<'b>(cx: &Cx<'_, 'b>, a: Val<'b>, b: Val<'b>, borrow: Option<Val<'b>>) -> (Val<'b>, Val<'b>) {
-    let difference = a - b;
-    let out = a.lt_u(b);
-    match borrow {
-        None => (difference, out),
-        Some(borrow) => {
-            let borrow = cx.fit(borrow, a.ty());
-            (difference - borrow, out | difference.lt_u(borrow))
+    /// `a - b`, with the borrow that was and the one that comes of it.
+    fn difference(&self, a: Val<'b>, b: Val<'b>, takes: bool, gives: bool) -> Val<'b> {
+        let difference = a - b;
+        let borrow = takes.then(|| self.fit(self.carry(), a.ty()));
+        let all = borrow.map_or(difference, |borrow| difference - borrow);
+        if gives {
+            let out = a.lt_u(b);
+            self.set_carry(borrow.map_or(out, |borrow| out | difference.lt_u(borrow)));
+        }
+        all
+    }
+
+    /// An integer in more bits.
+    fn extended(&self, value: Val<'b>, to: Scalar, signed: bool) -> Val<'b> {
+        match (self.known(value), signed) {
+            (Some(bits), true) => {
+                self.constant(to.into(), vm_ir::format::signed(value.ty().scalar(), bits) as u64)
+            }
+            (_, true) => value.to(to),
+            (_, false) => self.fit(value, to.into()),
         }
     }
 }
@@ -140,7 +152,7 @@ impl<'b> Cx<'_, 'b> {
         if part == "wide" {
             let wide = Ty { bits: ty.bits * 2, ..ty };
             let to = int(wide.bits).ok_or_else(|| self.unsupported("a product of 128 bits"))?;
-            let extend = |value: Val<'b>| if ty.is_signed() { value.to(to) } else { value.to_u(to) };
+            let extend = |value: Val<'b>| self.extended(value, to, ty.is_signed());
             return Ok((extend(self.get(a, ty)?) * extend(self.get(b, ty)?), wide));
         }
         let (a, b) = (self.get(a, ty)?, self.get(b, ty)?);
@@ -177,13 +189,10 @@ pub(super) fn add_sub_mul(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>)
         let sum = if instr.opcode() == "add" { a.wrapping_add(b) } else { a.wrapping_sub(b) };
         return cx.result(instr, cx.constant(ir(ty)?, sum), ty);
     }
-    let (value, carry) = match instr.opcode() {
-        "add" => sum(cx, a, b, None),
-        _ => difference(cx, a, b, None),
+    let value = match instr.opcode() {
+        "add" => cx.sum(a, b, false, carries),
+        _ => cx.difference(a, b, false, carries),
     };
-    if carries {
-        cx.set_carry(carry);
-    }
     if saturates {
         let (wide_a, wide_b) = (a.to(Scalar::I64), b.to(Scalar::I64));
         let wide = if instr.opcode() == "add" { wide_a + wide_b } else { wide_a - wide_b };
@@ -197,13 +206,10 @@ pub(super) fn with_carry(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) 
     let ty = m.ty()?;
     let carries = m.take("cc");
     let [a, b] = cx.values(instr, ty)?;
-    let (value, carry) = match instr.opcode() {
-        "addc" => sum(cx, a, b, Some(cx.carry())),
-        _ => difference(cx, a, b, Some(cx.carry())),
+    let value = match instr.opcode() {
+        "addc" => cx.sum(a, b, true, carries),
+        _ => cx.difference(a, b, true, carries),
     };
-    if carries {
-        cx.set_carry(carry);
-    }
     cx.result(instr, value, ty)
 }
 
@@ -221,10 +227,7 @@ pub(super) fn mad(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Resu
     if saturates {
         return Err(cx.unsupported(".sat of mad"));
     }
-    let (value, carry) = sum(cx, product, c, (instr.opcode() == "madc").then(|| cx.carry()));
-    if carries {
-        cx.set_carry(carry);
-    }
+    let value = cx.sum(product, c, instr.opcode() == "madc", carries);
     cx.result(instr, value, ty)
 }
 

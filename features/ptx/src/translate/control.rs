@@ -1,8 +1,8 @@
 //! Regions.
 
 use super::Cx;
-use crate::ast::{Instr, Operand, Ty};
-use crate::cfg::End;
+use crate::ast::{Guard, Instr, Operand, Ty};
+use crate::cfg::{Block, End};
 use crate::error::{Error, Result};
 use crate::limits::MAX_LOOKS;
 use crate::live;
@@ -56,26 +56,97 @@ impl<'b> Cx<'_, 'b> {
 
     /// What stands in a region of its own.
     fn tree(&self, tree: &Tree) -> Next<'b> {
-        let outside = self.together.get();
-        self.together.set(outside && self.agree && self.has_barrier(tree));
+        let outside = (self.together.get(), self.converged.get());
+        self.together.set(outside.0 && self.agree && self.any_block(tree, Block::has_barrier));
+        self.converged.set(outside.1 && self.stay && self.any_block(tree, Block::converges));
         let next = self.tree_after(tree, Next::Known(self.cfg.exit()));
-        self.together.set(outside);
+        self.together.set(outside.0);
+        self.converged.set(outside.1);
         next
     }
 
-    fn has_barrier(&self, tree: &Tree) -> bool {
+    /// Does one of the blocks of a tree do that?
+    fn any_block(&self, tree: &Tree, does: fn(&Block) -> bool) -> bool {
         match &tree.kind {
-            Kind::Block(at) => self.cfg.blocks[*at].has_barrier(),
+            Kind::Block(at) => does(&self.cfg.blocks[*at]),
             Kind::Goto(_) => false,
-            Kind::Seq(trees) | Kind::Choice(_, trees) => trees.iter().any(|tree| self.has_barrier(tree)),
-            Kind::Guard(_, body) | Kind::Loop(_, body) => self.has_barrier(body),
+            Kind::Seq(trees) | Kind::Choice(_, trees) => trees.iter().any(|tree| self.any_block(tree, does)),
+            Kind::Guard(_, body) | Kind::Loop(_, body) => self.any_block(body, does),
         }
+    }
+
+    /// The register that says whether the thread has not ended.
+    fn alive(&self) -> u32 {
+        self.types.len() as u32 - 1
+    }
+
+    /// Whether the thread has not ended, where those that have come along.
+    pub(super) fn living(&self) -> Option<Val<'b>> {
+        let here = self.stay && self.converged.get();
+        here.then(|| self.checked(self.register(self.alive()))).flatten()
+    }
+
+    /// What threads come to that have not ended: nothing in it needs the others.
+    fn for_the_living(&self, living: Val<'b>, tree: &Tree, next: Next<'b>) -> Next<'b> {
+        let (registers, exits) = (self.assigned([tree], &tree.exits), &tree.exits[..]);
+        let some = Next::Known(exits.first().copied().unwrap_or(self.cfg.exit()));
+        let yielded = self.k.if_else(
+            living,
+            || {
+                self.region(&registers, exits, || {
+                    self.converged.set(false);
+                    let next = self.tree_after(tree, next);
+                    self.converged.set(true);
+                    next
+                })
+            },
+            || self.region(&registers, exits, || some),
+        );
+        let next = self.take(&registers, exits, &yielded);
+        // Those that ended in it come along from here.
+        let end = self.cfg.exit();
+        let others: Vec<usize> = exits.iter().copied().filter(|exit| *exit != end).collect();
+        match others[..] {
+            [only] if exits.len() == 2 => {
+                self.checked(self.put(self.alive(), living & !self.goes_to(next, end)));
+                Next::Known(only)
+            }
+            _ => next,
+        }
+    }
+
+    /// Of two ways, of which threads end on the first: they come along on the other.
+    fn stay(&self, ends: Val<'b>, ending: &Tree, other: &Tree) -> Next<'b> {
+        let alive = self.alive();
+        let Some(living) = self.checked(self.register(alive)) else { return Next::Known(0) };
+        if !matches!(ending.kind, Kind::Goto(_)) {
+            self.k.if_(living & ends, || {
+                self.region(&[], &[], || self.tree(ending));
+            });
+        }
+        self.checked(self.put(alive, living & !ends));
+        self.tree_after(other, Next::Known(self.cfg.exit()))
     }
 
     /// A part of the tree, behind one that goes on at `next`.
     fn tree_after(&self, tree: &Tree, next: Next<'b>) -> Next<'b> {
         if self.failed() {
             return next;
+        }
+        let structured = match (&tree.kind, next) {
+            // What comes next is known: it is this, or it is not.
+            (Kind::Guard(at, body), Next::Known(to)) => {
+                return if to == *at { self.tree_after(body, next) } else { next };
+            }
+            (Kind::Choice(_, arms), _) => arms.iter().any(|arm| !matches!(arm.kind, Kind::Goto(_))),
+            (Kind::Guard(..) | Kind::Loop(..), _) => true,
+            _ => false,
+        };
+        if let Some(living) = self.living().filter(|_| structured)
+            && !self.any_block(tree, Block::converges)
+            && self.ending(tree).is_none()
+        {
+            return self.for_the_living(living, tree, next);
         }
         match &tree.kind {
             Kind::Block(at) => {
@@ -127,7 +198,8 @@ impl<'b> Cx<'_, 'b> {
             return Vec::new();
         }
         let read = |register: &u32| read_at.iter().any(|block| self.live.at(*block, *register));
-        all.into_iter().filter(read).collect()
+        let alive = self.stay.then(|| self.alive());
+        all.into_iter().filter(read).chain(alive).collect()
     }
 
     /// Runs `fill`, and gives what the registers hold then and where it goes on, as a region yields them; the registers then hold
@@ -202,6 +274,12 @@ impl<'b> Cx<'_, 'b> {
             (End::Branch(guard, ..), [then, other]) => {
                 let Some(value) = self.checked(self.register(guard.register)) else { return Next::Known(0) };
                 let (first, second) = if guard.negated { (other, then) } else { (then, other) };
+                if let (true, Some(at)) = (self.living().is_some(), self.ending_arm(first, second)) {
+                    return match at {
+                        0 => self.stay(value, first, second),
+                        _ => self.stay(!value, second, first),
+                    };
+                }
                 if let (Kind::Goto(a), Kind::Goto(b)) = (&first.kind, &second.kind) {
                     return Next::Either(*a, *b, value);
                 }
@@ -240,6 +318,28 @@ impl<'b> Cx<'_, 'b> {
         }
     }
 
+    /// Which of two ways ends the thread, without others that it would have to wait for. There must be one that does not.
+    fn ending_arm(&self, first: &Tree, second: &Tree) -> Option<usize> {
+        let ends = |tree: &Tree| tree.exits == [self.cfg.exit()] && !self.any_block(tree, Block::converges);
+        match (ends(first), ends(second)) {
+            _ if self.no_way_out.get() => None,
+            (true, false) => Some(0),
+            (false, true) => Some(1),
+            _ => None,
+        }
+    }
+
+    /// The same of a part of the tree that chooses between two.
+    fn ending(&self, tree: &Tree) -> Option<usize> {
+        match &tree.kind {
+            Kind::Choice(_, arms) => match &arms[..] {
+                [first, second] => self.ending_arm(first, second),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     fn guard(&self, at: usize, body: &Tree, exits: &[usize], next: Next<'b>) -> Next<'b> {
         let registers = self.assigned([body], exits);
         let here = self.goes_to(next, at);
@@ -259,6 +359,7 @@ impl<'b> Cx<'_, 'b> {
         let k = self.k;
         k.at_line(self.cfg.blocks[head].line);
         self.line.set(self.cfg.blocks[head].line);
+        let no_way_out = self.no_way_out.replace(exits.iter().all(|exit| *exit == self.cfg.exit()));
         let mut read_at = exits.to_vec();
         read_at.push(head);
         let registers = self.assigned([body], &read_at);
@@ -292,6 +393,7 @@ impl<'b> Cx<'_, 'b> {
                 values
             },
         );
+        self.no_way_out.set(no_way_out);
         self.take(&registers, exits, &last[1..])
     }
 
@@ -331,13 +433,27 @@ impl<'b> Cx<'_, 'b> {
 
     /// An instruction that may have a predicate.
     pub(super) fn guarded(&self, instr: &Instr) -> Result<()> {
-        let Some(guard) = instr.guard else { return self.plain(instr) };
-        let value = self.register(guard.register)?;
-        let condition = if guard.negated { !value } else { value };
+        let effect = EFFECTS.contains(&instr.opcode());
+        // What a thread that has ended may not do, though it comes along.
+        let living = self
+            .living()
+            .filter(|_| effect && !instr.converges() && !instr.reads_parameter() && !self.agrees(instr));
+        let guard = match instr.guard {
+            Some(Guard { register, negated }) => {
+                let value = self.register(register)?;
+                Some(if negated { !value } else { value })
+            }
+            None => None,
+        };
+        let condition = match (guard, living) {
+            (Some(guard), Some(living)) => guard & living,
+            (Some(one), None) | (None, Some(one)) => one,
+            (None, None) => return self.plain(instr),
+        };
         let mut registers = Vec::new();
         live::registers(instr, true, &mut |register| registers.push(register));
         registers.dedup();
-        if EFFECTS.contains(&instr.opcode()) {
+        if effect {
             let mut result = Ok(());
             let yielded = self.k.if_else(
                 condition,

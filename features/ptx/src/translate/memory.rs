@@ -136,6 +136,22 @@ impl<'b> Cx<'_, 'b> {
         }
     }
 
+    /// Is it a load by which the block agrees on a value?
+    pub(super) fn agrees(&self, instr: &Instr) -> bool {
+        let address = instr.operands.get(1).map(|operand| match operand {
+            Operand::Address(base, _) => &**base,
+            other => other,
+        });
+        let known = match address {
+            Some(Operand::Symbol(symbol)) => symbol.space == Space::Shared,
+            Some(Operand::Register(register)) => {
+                self.register(*register).is_ok_and(|value| self.known(value).is_some())
+            }
+            _ => false,
+        };
+        self.agree && self.together.get() && instr.guard.is_none() && instr.opcode() == "ld" && known
+    }
+
     /// Where in the kernel's parameters an address is, if it is there.
     fn in_parameters(&self, address: &Operand, space: Option<Space>) -> Result<Option<u64>> {
         let Operand::Address(base, offset) = address else { return Ok(None) };
@@ -253,11 +269,8 @@ pub(super) fn load(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
         for (lane, register) in registers.iter().enumerate() {
             let value = if registers.len() > 1 { value.lane(lane as u8) } else { *value };
             // One address for all: no thread writes there meanwhile, or they would race.
-            let agrees = match target.choices[..] {
-                [(Space::Shared, _, index)] => cx.agree && cx.together.get() && cx.known(index).is_some(),
-                _ => false,
-            };
-            let value = match agrees && instr.guard.is_none() && scalar != Scalar::I64 {
+            let shared = matches!(target.choices[..], [(Space::Shared, ..)]);
+            let value = match shared && cx.agrees(instr) && scalar != Scalar::I64 {
                 true => cx.fit(cx.agreed(cx.fit(value, Type::I32)), value.ty()),
                 false => value,
             };
@@ -531,6 +544,12 @@ pub(super) fn isspacep(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) ->
         _ => return Err(cx.unsupported("isspacep of such a space")),
     };
     cx.result(instr, value, Ty::new(Class::Predicate, 1))
+}
+
+/// A cache policy, which nobody asks for.
+pub(super) fn policy(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    m.drop_all(&[""]);
+    cx.result(instr, cx.constant(Type::I64, 0), B64)
 }
 
 pub(super) fn nothing(_: &Cx<'_, '_>, _: &Instr, m: &mut Modifiers<'_>) -> Result<()> {

@@ -12,8 +12,8 @@ mod table;
 mod value;
 mod warp;
 
-use crate::ast::{Ast, Function, Instr, Space, Symbol, Ty};
-use crate::cfg::{Block, Cfg};
+use crate::ast::{Ast, Class, Function, Instr, Space, Symbol, Ty};
+use crate::cfg::Cfg;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inline::{DYNAMIC_SHARED, inline};
 use crate::limits::MAX_LOOKS;
@@ -80,7 +80,9 @@ pub(crate) fn translate(
         return Err(Error::unsupported(function.line, what));
     }
     let code = inline(ast, text, function, data)?;
-    let (registers, local) = (code.registers.clone(), code.local);
+    let (mut registers, local) = (code.registers.clone(), code.local);
+    // The last one says whether the thread has not ended yet.
+    registers.push(Ty::new(Class::Predicate, 1));
     let dynamic_at = code.shared.next_multiple_of(code.shared_align);
     let shared = if code.dynamic { dynamic_at + u64::from(options.dynamic_shared) } else { code.shared };
     if shared > MAX_SHARED_BYTES {
@@ -88,19 +90,50 @@ pub(crate) fn translate(
     }
     let mut cfg = Cfg::of(code)?;
     live::prune(&mut cfg, registers.len());
-    let tree = structure(&cfg)?;
     let live = Live::of(&cfg, registers.len())?;
     let spaces = spaces(&cfg, &registers);
-    let prepared = Prepared { function, text, cfg, tree, live, spaces, registers, dynamic_at, shared, local };
-    let refused = match prepared.write(&signature, options, false) {
-        Err(error) if matches!(error.kind, ErrorKind::Invalid(_)) => error,
-        done => return done,
+    let mut prepared = Prepared {
+        function,
+        text,
+        tree: structure(&cfg, NESTING[0], false)?,
+        nesting: NESTING[0],
+        cfg,
+        live,
+        spaces,
+        registers,
+        dynamic_at,
+        shared,
+        local,
     };
-    // A barrier whose condition comes from shared memory: with what all threads of the block read alike passed on by one of them.
-    if shared > 0 && prepared.cfg.blocks.iter().any(Block::has_barrier) {
-        return prepared.write(&signature, options, true).map_err(|_| refused);
+    let mut done = prepared.best(&signature, options);
+    for nesting in &NESTING[1..] {
+        // Where what can't be written is nested too deeply, there is a flatter way.
+        if !matches!(&done, Err(error) if matches!(error.kind, ErrorKind::Build(_))) {
+            break;
+        }
+        prepared.nesting = *nesting;
+        prepared.tree = structure(&prepared.cfg, *nesting, false)?;
+        let flatter = prepared.best(&signature, options);
+        if flatter.is_ok() {
+            done = flatter;
+        }
     }
-    Err(refused)
+    done
+}
+
+/// How deep conditions are nested in each loop, one try after the other.
+const NESTING: [usize; 3] = [20, 5, 1];
+
+/// Ways to write a kernel, tried one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// As it is.
+    Plain,
+    /// What all threads of the block read alike from shared memory, one of them passes on: so it may decide about barriers.
+    Agree,
+    /// Threads that end before others come to a barrier or a shuffle come along, and do nothing to memory. Devices, too, wait for
+    /// no thread that has ended.
+    Stay,
 }
 
 /// A kernel whose regions are known.
@@ -109,6 +142,7 @@ struct Prepared<'a> {
     text: &'a str,
     cfg: Cfg,
     tree: Tree,
+    nesting: usize,
     live: Live,
     spaces: Vec<Spaces>,
     registers: Vec<Ty>,
@@ -118,8 +152,24 @@ struct Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// Writes the kernel, if `agree` with what threads load from shared memory at one address passed on by one of them.
-    fn write(&self, signature: &Signature, options: &Options, agree: bool) -> Result<Translated> {
+    /// Writes the kernel in the one way that is valid, if there is one.
+    fn best(&self, signature: &Signature, options: &Options) -> Result<Translated> {
+        let refused = match self.write(signature, options, Mode::Plain) {
+            Err(error) if matches!(error.kind, ErrorKind::Invalid(_)) => error,
+            done => return done,
+        };
+        if let Ok(done) = self.write(signature, options, Mode::Agree) {
+            return Ok(done);
+        }
+        let cfg = self.cfg.with_tails();
+        let (tree, live) = (structure(&cfg, self.nesting, true)?, Live::of(&cfg, self.registers.len())?);
+        let (spaces, registers) = (self.spaces.clone(), self.registers.clone());
+        let tails = Prepared { cfg, tree, live, spaces, registers, ..*self };
+        tails.write(signature, options, Mode::Stay).map_err(|_| refused)
+    }
+
+    /// Writes the kernel.
+    fn write(&self, signature: &Signature, options: &Options, mode: Mode) -> Result<Translated> {
         let block = IRBlock::new(GuestAddr(u64::from(self.function.line)));
         let k = block.builder();
         k.at_line(self.function.line);
@@ -136,6 +186,7 @@ impl Prepared<'_> {
         let shared = (self.shared > 0).then(|| k.shared("shared", Scalar::I8, &[bytes(self.shared)]));
         let local = (self.local > 0).then(|| k.local("stack", bytes(self.local)));
         let reduces = |instr: &Instr| instr.is_barrier() && instr.modifiers().any(|m| m == "red");
+        let agree = mode != Mode::Plain && self.shared > 0;
         let exchanges = agree || self.cfg.blocks.iter().flat_map(|block| &block.instrs).any(reduces);
         let exchange = exchanges.then(|| k.shared("exchange", Scalar::I32, &[1]));
         let cx = Cx {
@@ -154,6 +205,7 @@ impl Prepared<'_> {
             local,
             exchange,
             agree,
+            stay: mode == Mode::Stay,
             data: options.data,
             dynamic_at: self.dynamic_at,
             shared_bytes: self.shared,
@@ -163,6 +215,8 @@ impl Prepared<'_> {
             line: Cell::new(self.function.line),
             looks: Cell::new(MAX_LOOKS),
             together: Cell::new(true),
+            converged: Cell::new(true),
+            no_way_out: Cell::new(false),
         };
         cx.body(&self.tree)?;
         let of_line = |line: u32, kind| Error::at(line, kind).of(line, cx.text_of(line));
@@ -208,6 +262,8 @@ struct Cx<'a, 'b> {
     exchange: Option<PlaceRef<'b>>,
     /// Are loads from shared memory at one address agreed upon?
     agree: bool,
+    /// Do threads that end stay?
+    stay: bool,
     /// Where the module's data is.
     data: u64,
     /// Where shared memory of the launch's size begins.
@@ -222,6 +278,10 @@ struct Cx<'a, 'b> {
     looks: Cell<usize>,
     /// Is this where barriers are, so that all threads of the block come here?
     together: Cell<bool>,
+    /// Is this where barriers, shuffles or votes are, so that all threads of the warp come here?
+    converged: Cell<bool>,
+    /// Is this in a loop that is left by threads that end alone?
+    no_way_out: Cell<bool>,
 }
 
 /// What changes on the way.

@@ -142,6 +142,7 @@ const TABLE: &[Row] = &[
         forms: "nothing happens",
         translate: memory::nothing,
     },
+    Row { codes: &["createpolicy"], forms: "all; nothing comes of it", translate: memory::policy },
     Row {
         codes: &["bar", "barrier"],
         forms: ".sync of barrier 0 by all threads, .warp.sync, .red.popc .and .or",

@@ -78,7 +78,11 @@ impl<'b> Cx<'_, 'b> {
         let known = self.state.borrow().environment.get(register);
         match known {
             Some(value) => Ok(value),
-            None => Ok(self.k.bits(self.register_type(register)?, 0)),
+            // Of the register that says whether the thread has not ended, that is true.
+            None => {
+                let alive = register as usize == self.types.len() - 1;
+                Ok(self.k.bits(self.register_type(register)?, u64::from(alive)))
+            }
         }
     }
 

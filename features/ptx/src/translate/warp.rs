@@ -23,6 +23,16 @@ impl<'b> Cx<'_, 'b> {
         exchange.at([k.i32(0)]).load_uniform()
     }
 
+    /// Without the threads that have ended.
+    fn and_living(&self, value: Val<'b>) -> Val<'b> {
+        self.living().map_or(value, |living| value & living)
+    }
+
+    /// With the threads that have ended.
+    fn or_ended(&self, value: Val<'b>) -> Val<'b> {
+        self.living().map_or(value, |living| value | !living)
+    }
+
     /// Is this the mask of all threads?
     fn is_all(&self, mask: &Operand) -> bool {
         self.literal(Some(mask)).is_some_and(|mask| mask & ALL == ALL)
@@ -61,7 +71,11 @@ pub(super) fn barrier(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> 
     let (Some(exchange), Some(last)) = (cx.exchange, instr.operands.last()) else {
         return Err(cx.unsupported("such a barrier"));
     };
-    let value = cx.get(last, PREDICATE)?;
+    let given = cx.get(last, PREDICATE)?;
+    let value = match how {
+        Some("and") => cx.or_ended(given),
+        _ => cx.and_living(given),
+    };
     let element = || exchange.at([cx.k.i32(0)]);
     cx.k.barrier();
     let first = cx.k.local_index().eq(0);
@@ -141,7 +155,7 @@ pub(super) fn shuffle(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> 
 
 /// A bit for each thread in the mask whose predicate holds.
 fn ballot<'b>(cx: &Cx<'_, 'b>, value: Val<'b>, mask: &Operand) -> Result<Val<'b>> {
-    let all = value.ballot();
+    let all = cx.and_living(value).ballot();
     Ok(if cx.is_all(mask) { all } else { all & cx.get(mask, U32)? })
 }
 
@@ -156,8 +170,8 @@ pub(super) fn vote(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
     let all = cx.is_all(mask);
     match how {
         Some("ballot") => cx.result(instr, ballot(cx, value, mask)?, U32),
-        Some("any") if all => cx.result(instr, value.any(), PREDICATE),
-        Some("all") if all => cx.result(instr, value.all(), PREDICATE),
+        Some("any") if all => cx.result(instr, cx.and_living(value).any(), PREDICATE),
+        Some("all") if all => cx.result(instr, cx.or_ended(value).all(), PREDICATE),
         Some("any") => cx.result(instr, ballot(cx, value, mask)?.ne(0), PREDICATE),
         Some("all") => cx.result(instr, ballot(cx, !value, mask)?.eq(0), PREDICATE),
         Some("uni") => {
@@ -170,7 +184,7 @@ pub(super) fn vote(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
 
 pub(super) fn active(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
     m.ty()?;
-    cx.result(instr, cx.k.bool(true).ballot(), U32)
+    cx.result(instr, cx.and_living(cx.k.bool(true)).ballot(), U32)
 }
 
 pub(super) fn reduce(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
@@ -182,7 +196,7 @@ pub(super) fn reduce(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> R
     };
     let ty = m.ty()?;
     let [_, value, mask] = operands(instr)?;
-    if !cx.is_all(mask) {
+    if !cx.is_all(mask) || cx.living().is_some() {
         return Err(cx.unsupported("redux of a mask that is not that of all threads"));
     }
     let value = cx.get(value, ty)?;
@@ -209,8 +223,11 @@ pub(super) fn matching(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) ->
     let [result, value, mask] = operands(instr)?;
     let value = cx.get(value, ty)?;
     let k = cx.k;
-    let members =
-        if cx.is_all(mask) { k.bool(true).ballot() } else { cx.get(mask, U32)? & k.bool(true).ballot() };
+    let members = if cx.is_all(mask) {
+        cx.and_living(k.bool(true)).ballot()
+    } else {
+        cx.get(mask, U32)? & cx.and_living(k.bool(true)).ballot()
+    };
     if any {
         let lane = k.lane_id();
         let found = k.range(k.i32(0), 32).fold(k.i32(0), |at, found| {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use vm_ir::Scalar;
 use vm_ir::interp::{Argument, Launch, Limits, Tensor, run};
 use vm_ptx::{Module, Options, Translated};
-use vm_runtime::{CpuAccelerator, CpuJITCompiler, Worker, WorkerOptions};
+use vm_runtime::{CpuAccelerator, CudaAccelerator, JitCompiler, JitTarget, Worker, WorkerOptions};
 
 /// What kernels run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,12 +15,37 @@ pub(crate) enum Machine {
     Interpreter,
     /// This processor, with what vm-jit compiled.
     Cpu,
+    /// The first NVIDIA GPU, if there is one.
+    Cuda,
+}
+
+impl Machine {
+    /// Those that there are.
+    pub(crate) fn all() -> Vec<Machine> {
+        let cuda = cuda().is_some().then_some(Machine::Cuda);
+        [Machine::Interpreter, Machine::Cpu].into_iter().chain(cuda).collect()
+    }
+}
+
+fn cpu() -> &'static Worker<CpuAccelerator> {
+    static WORKER: OnceLock<Worker<CpuAccelerator>> = OnceLock::new();
+    WORKER.get_or_init(|| start(CpuAccelerator::new().unwrap()))
+}
+
+fn cuda() -> Option<&'static Worker<CudaAccelerator>> {
+    static WORKER: OnceLock<Option<Worker<CudaAccelerator>>> = OnceLock::new();
+    let open = || CudaAccelerator::new(0).map_err(|error| println!("skipped: {error}")).ok().map(start);
+    WORKER.get_or_init(open).as_ref()
+}
+
+fn start<A: JitTarget>(accelerator: A) -> Worker<A> {
+    Worker::start(Arc::new(accelerator), WorkerOptions::default()).unwrap()
 }
 
 /// Runs a check of each of these files on each machine.
 pub(crate) fn each(files: &[&str], check: impl Fn(Program)) {
     for file in files {
-        for machine in [Machine::Interpreter, Machine::Cpu] {
+        for machine in Machine::all() {
             println!("{file} on {machine:?}");
             check(Program::on(&text(file), machine));
         }
@@ -180,7 +205,8 @@ impl Program {
         scalars.insert(0, block);
         let done = match self.machine {
             Machine::Interpreter => self.interpret(&translated, grid, &scalars),
-            Machine::Cpu => self.compute(&translated, grid, &scalars),
+            Machine::Cpu => self.compute(cpu(), &translated, grid, &scalars),
+            Machine::Cuda => self.compute(cuda().unwrap(), &translated, grid, &scalars),
         };
         self.memory.truncate(length);
         done.unwrap_or_else(|error| panic!("{kernel}: {error}"));
@@ -201,13 +227,15 @@ impl Program {
         result.map(|_| ()).map_err(|error| error.to_string())
     }
 
-    fn compute(&mut self, kernel: &Translated, grid: [u32; 3], scalars: &[u64]) -> Result<(), String> {
+    fn compute<A: JitTarget>(
+        &mut self,
+        worker: &Worker<A>,
+        kernel: &Translated,
+        grid: [u32; 3],
+        scalars: &[u64],
+    ) -> Result<(), String> {
         use vm_runtime::{Argument, Scalar};
-        static WORKER: OnceLock<Worker<CpuAccelerator>> = OnceLock::new();
-        let worker = WORKER.get_or_init(|| {
-            Worker::start(Arc::new(CpuAccelerator::new().unwrap()), WorkerOptions::default()).unwrap()
-        });
-        let compiler = CpuJITCompiler::new(Arc::clone(worker.accelerator()));
+        let compiler = JitCompiler::new(Arc::clone(worker.accelerator()));
         let compiled = compiler.compile_module(&kernel.module).map_err(|error| error.to_string())?;
         let run = |memory: &mut Vec<u8>| {
             let loaded = worker.load(compiled[0].artifact())?;

@@ -153,3 +153,40 @@ extern "C" __global__ void rows(const int *in, int *out) {
     out[threadIdx.y * 32 + threadIdx.x] = v * 2;
   }
 }
+
+// Threads that return before others come to a barrier or a vote.
+extern "C" __global__ void early(const int *in, int *out, int n, int rounds) {
+  __shared__ int shared[128];
+  int t = threadIdx.x, i = blockIdx.x * 128 + t;
+  if (i >= n) return;
+  int v = in[i];
+  shared[t] = v;
+  __syncthreads();
+  v += shared[t ^ 1];
+  for (int k = 0; k < rounds; k++) {
+    if (v % 7 == k) { out[i] = 1000 + k; return; }
+    __syncthreads();
+    shared[t] = v + k;
+    __syncthreads();
+    v += __popc(__ballot_sync(0xffffffff, v & 1));
+    for (int j = 0; j < (t & 3); j++) {
+      if (v > 5000) { out[i] = v; return; }
+      v += j * 1000;
+    }
+  }
+  out[i] = v + __syncthreads_count(v & 1);
+}
+
+// A function with shared memory of its own, which is the same in each call.
+__device__ __noinline__ int exchange(int v) {
+  __shared__ int own[64];
+  own[threadIdx.x] = v;
+  __syncthreads();
+  return own[63 - threadIdx.x];
+}
+
+extern "C" __global__ void calls(const int *in, int *out) {
+  int v = exchange(in[threadIdx.x]);
+  __syncthreads();
+  out[threadIdx.x] = exchange(v * 2) + v;
+}
