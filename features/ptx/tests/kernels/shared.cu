@@ -190,3 +190,38 @@ extern "C" __global__ void calls(const int *in, int *out) {
   __syncthreads();
   out[threadIdx.x] = exchange(v * 2) + v;
 }
+
+// The last block to come adds up what all have left, as CUDA's samples do it.
+extern "C" __global__ void last_block(const float *in, volatile float *parts, float *out, unsigned *count, int n) {
+  __shared__ float part[128];
+  __shared__ bool last;
+  int t = threadIdx.x;
+  float sum = 0;
+  for (int i = blockIdx.x * 128 + t; i < n; i += 128 * gridDim.x) sum += in[i];
+  part[t] = sum;
+  __syncthreads();
+  for (int s = 64; s > 0; s >>= 1) {
+    if (t < s) part[t] += part[t + s];
+    __syncthreads();
+  }
+  if (t == 0) {
+    parts[blockIdx.x] = part[0];
+    __threadfence();
+    last = atomicInc(count, gridDim.x) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (last) {
+    float sum = 0;
+    for (int i = t; i < gridDim.x; i += 128) sum += parts[i];
+    part[t] = sum;
+    __syncthreads();
+    for (int s = 64; s > 0; s >>= 1) {
+      if (t < s) part[t] += part[t + s];
+      __syncthreads();
+    }
+    if (t == 0) {
+      *out = part[0];
+      *count = 0;
+    }
+  }
+}
