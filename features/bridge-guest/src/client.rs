@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, IoSlice, Read};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,12 +35,15 @@ pub(crate) type Layout = Arc<[(usize, usize)]>;
 
 /// The session.
 pub(crate) struct Client {
-    control: Mutex<UnixStream>,
+    /// Never closed: a child closes its copy when it is forked, and the process's end closes it else.
+    control: Mutex<ManuallyDrop<UnixStream>>,
     tickets: AtomicU64,
     gone: AtomicBool,
     /// `cuInit` has succeeded.
     pub(crate) ready: AtomicBool,
     generation: u64,
+    /// `CUDA_LAUNCH_BLOCKING` is set: an error is told by the call that made it.
+    is_blocking: bool,
     pub(crate) kept: Mutex<Kept>,
     /// What was set last of functions, by the call and its other arguments.
     pub(crate) set: Mutex<HashMap<(usize, Vec<usize>), usize>>,
@@ -49,6 +52,10 @@ pub(crate) struct Client {
     pub(crate) devices: Mutex<BTreeMap<u64, u64>>,
     /// Memory that both sides have.
     pub(crate) windows: Mutex<BTreeMap<u64, u64>>,
+    /// Memory of the program that it registered: length and flags.
+    pub(crate) registered: Mutex<BTreeMap<u64, (u64, u32)>>,
+    /// Flags of the devices' primary contexts, and whether they are active, as they were asked last.
+    pub(crate) primaries: Mutex<HashMap<i32, (u32, u32)>>,
     /// Does a thread call what streams call?
     pub(crate) calls: Mutex<bool>,
 }
@@ -93,20 +100,24 @@ impl Client {
         let path = place.strip_prefix("unix:").ok_or_else(|| failed(io::ErrorKind::Unsupported.into()))?;
         let stream = UnixStream::connect(path).map_err(failed)?;
         stream.set_read_timeout(Some(BEGIN)).map_err(failed)?;
+        fork::close_in_children(stream.as_raw_fd());
         let client = Self {
-            control: Mutex::new(stream),
+            control: Mutex::new(ManuallyDrop::new(stream)),
             tickets: AtomicU64::new(0),
             gone: AtomicBool::new(false),
             ready: AtomicBool::new(false),
             generation,
+            is_blocking: std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value == "1"),
             kept: Mutex::default(),
             set: Mutex::default(),
             layouts: Mutex::default(),
             devices: Mutex::default(),
             windows: Mutex::default(),
+            registered: Mutex::default(),
+            primaries: Mutex::default(),
             calls: Mutex::default(),
         };
-        match client.order([control::HELLO, VERSION.into(), 0], None) {
+        match client.order([control::HELLO, VERSION.into(), 0], None).and_then(|()| client.send_variables()) {
             Ok(()) => Ok(client),
             Err(code) => {
                 say::once(&format!("the server at {place} is of another version, or ended: {code}"));
@@ -115,11 +126,27 @@ impl Client {
         }
     }
 
+    /// Sends what of the environment the driver reads when it starts.
+    fn send_variables(&self) -> Result<(), u32> {
+        for (at, name) in control::VARIABLES.iter().enumerate() {
+            let value = std::env::var(name).ok().filter(|value| value.len() <= control::VALUE);
+            if let Some(value) = value {
+                self.exchange([control::VARIABLE, at as u64, value.len() as u64], value.as_bytes(), None)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Says something over the connection itself.
     pub(crate) fn order(&self, words: [u64; 3], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
+        self.exchange(words, &[], file)
+    }
+
+    fn exchange(&self, words: [u64; 3], more: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
         let mut control = locked(&self.control);
         let exchange = || -> io::Result<u64> {
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            bytes.extend_from_slice(more);
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
             let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
@@ -154,7 +181,7 @@ impl Client {
     /// Has the server closed the connection?
     fn is_gone(&self) -> bool {
         let Ok(control) = self.control.try_lock() else { return self.gone.load(Ordering::Relaxed) };
-        let mut fds = [PollFd::new(&*control, PollFlags::RDHUP)];
+        let mut fds = [PollFd::new(&**control, PollFlags::RDHUP)];
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
@@ -181,8 +208,11 @@ impl Client {
         }
     }
 
-    /// Sends a call, and goes on.
+    /// Sends a call, and goes on, unless the program wants each call to have ended when it returns.
     pub(crate) fn post(self: &Arc<Self>, call: usize, payload: &[u8]) -> Result<(), u32> {
+        if self.is_blocking {
+            return self.ask(call, payload, true).map(drop);
+        }
         self.with_lane(|lane| lane.send(call as u16, false, [payload, &[]]))
     }
 
@@ -248,7 +278,16 @@ impl Client {
 /// A thread's lane.
 struct Lane {
     client: Arc<Client>,
-    way: Way,
+    way: ManuallyDrop<Way>,
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // In a child it is still the parent's, whose it would end.
+        if fork::generation() == self.client.generation {
+            fork::end(&mut self.way);
+        }
+    }
 }
 
 /// How its calls go.
@@ -269,7 +308,7 @@ impl Lane {
             client.order([control::RING, 0, 0], Some(file.as_fd()))?;
             Way::Ring(ring)
         };
-        Ok(Self { client: client.clone(), way })
+        Ok(Self { client: client.clone(), way: ManuallyDrop::new(way) })
     }
 
     fn send(&mut self, call: u16, asks: bool, parts: [&[u8]; 2]) -> io::Result<()> {
@@ -279,7 +318,7 @@ impl Lane {
         let ticket = self.client.tickets.fetch_add(1, Ordering::SeqCst);
         let header = Header { len, call, asks, is_bulk, ticket };
         counts::count(call, asks);
-        match &mut self.way {
+        match &mut *self.way {
             Way::Ring(ring) => ring.send(header, parts, || self.client.is_gone()),
             Way::Stream { stream, buffer, .. } => {
                 buffer.clear();
@@ -302,7 +341,7 @@ impl Lane {
     fn receive(&mut self, reply: &mut Vec<u8>, waits: bool) -> io::Result<u32> {
         // What waits for the device waits as long as that takes; a server that ends ends it.
         let timeout = if waits { None } else { Some(PATIENCE) };
-        match &mut self.way {
+        match &mut *self.way {
             Way::Ring(ring) => ring.receive(reply, timeout, || self.client.is_gone()),
             Way::Stream { stream, is_patient, .. } => {
                 if waits != *is_patient {
@@ -321,7 +360,7 @@ impl Lane {
 
     /// The answer of a call that waits for the device, with its payload in `to`.
     fn receive_in(&mut self, to: &mut [u8]) -> io::Result<u32> {
-        if let Way::Ring(ring) = &mut self.way {
+        if let Way::Ring(ring) = &mut *self.way {
             return ring.receive_in(to, None, || self.client.is_gone());
         }
         let mut reply = Vec::new();

@@ -54,8 +54,9 @@ pub(crate) fn answer(number: usize, words: &[usize], reply: &[u8]) -> Result<(),
     let counts: Vec<usize> = function
         .parameters
         .iter()
-        .map(|parameter| match parameter.kind {
-            Kind::Pointer { count: many, .. } => count(function, many, words),
+        .zip(words)
+        .map(|(parameter, word)| match parameter.kind {
+            Kind::Pointer { count: many, .. } if *word != 0 => count(function, many, words),
             _ => Ok(1),
         })
         .collect::<Result<_, u32>>()?;

@@ -192,7 +192,7 @@ static void forks(void) {
         ptr other;
         printf("child: %d, %d\n", TRY("cuMemAlloc_v2", (ptr *, size_t), &other, 4096), TRY("cuInit", (unsigned), 0));
         fflush(stdout);
-        _exit(0);
+        exit(0);
     }
     wait(NULL);
     CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), made, 5, 1024);

@@ -19,6 +19,8 @@ pub(crate) struct Context {
     pub(crate) peers: BTreeSet<u64>,
     /// `cuCtxSetLimit`.
     pub(crate) limits: [usize; 8],
+    /// How often it is held: by who created it, and by `cuCtxAttach`.
+    holders: u32,
 }
 
 thread_local! {
@@ -57,7 +59,8 @@ impl State {
 
     fn add_context(&mut self, id: u64, device: usize, flags: u32) {
         let limits = [1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0];
-        self.contexts.insert(id, Context { device, flags, error: None, peers: BTreeSet::new(), limits });
+        self.contexts
+            .insert(id, Context { device, flags, error: None, peers: BTreeSet::new(), limits, holders: 1 });
     }
 
     /// Whether a context is there and without error: what runs in it ends otherwise.
@@ -93,6 +96,7 @@ fn destroy_context(mut state: MutexGuard<'static, State>, id: u64) -> Result {
         state.release(at)?;
     }
     state.release_host(id);
+    state.release_arrays(id);
     for (stream, _) in state.marks_of(id) {
         state.retire(stream);
     }
@@ -136,6 +140,34 @@ pub(crate) fn destroy(id: u64) -> Result {
     destroy_context(state, id)?;
     crate::tables::ended(id);
     Ok(())
+}
+
+/// `cuCtxAttach`: holds the current one once more.
+pub(crate) fn attach(flags: u32) -> Result<u64> {
+    let mut state = state::lock();
+    let id = state.current()?;
+    if flags != 0 {
+        return Err(Error::InvalidValue);
+    }
+    if let Some(context) = state.contexts.get_mut(&id) {
+        context.holders += 1;
+    }
+    Ok(id)
+}
+
+/// `cuCtxDetach`: of the current one alone; the last destroys it.
+pub(crate) fn detach(id: u64) -> Result {
+    let mut state = state::lock();
+    if state.current_or_failed()? != id || state.devices.iter().any(|device| device.primary == id) {
+        return Err(Error::InvalidContext);
+    }
+    let context = state.contexts.get_mut(&id).ok_or(Error::InvalidContext)?;
+    if context.holders > 1 {
+        context.holders -= 1;
+        return Ok(());
+    }
+    drop(state);
+    destroy(id)
 }
 
 /// `cuCtxGetCurrent`: 0 without one.

@@ -45,6 +45,26 @@ pub(crate) struct PoolProperties {
     pub(crate) reserved: [u8; 54],
 }
 
+/// `CUDA_ARRAY_DESCRIPTOR`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ArrayDescriptor {
+    pub(crate) sides: [usize; 2],
+    pub(crate) format: u32,
+    pub(crate) channels: u32,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ArrayDescriptor3d {
+    pub(crate) sides: [usize; 3],
+    pub(crate) format: u32,
+    pub(crate) channels: u32,
+    pub(crate) flags: u32,
+    pub(crate) end: u32,
+}
+
 /// One end of a `CUDA_MEMCPY2D`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -20,6 +20,7 @@
 //! `CUDA_ERROR_ILLEGAL_ADDRESS`, which the context keeps. Kernels are a few built-in ones (`builtin`), and
 //! those of PTX (`ptx`).
 
+mod array;
 mod builtin;
 mod config;
 mod context;

@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, os::fd::AsRawFd, sync::MutexGuard};
 /// The system's pages, and what legacy allocations begin at multiples of.
 pub(crate) const PAGE: u64 = 4096;
 /// What memory is counted in.
-const UNIT: u64 = 512;
+pub(crate) const UNIT: u64 = 512;
 /// The driver's blocks, and the granularity of virtual memory.
 pub(crate) const BLOCK: u64 = 2 << 20;
 /// Address space of all devices: what one view of a kernel reaches.
@@ -246,6 +246,9 @@ impl State {
         }
         if let Kind::Legacy { .. } | Kind::Pooled { .. } | Kind::Data { .. } = span.kind {
             device.used -= span.extent();
+        }
+        if let Kind::Pooled { pool, .. } = span.kind {
+            self.keep(pool, span.extent());
         }
         Ok(())
     }

@@ -2,14 +2,16 @@
 
 use crate::{
     error::{Error, Result},
-    memory::Kind,
+    memory::{Kind, UNIT},
     state::{self, State},
     stream::Work,
 };
 
-/// A pool: what is freed is its device's again at once, so it never holds more than is used.
+/// A pool: what is freed is its device's again at once, but for what the threshold lets it keep.
 pub(crate) struct Pool {
     pub(crate) device: usize,
+    /// What it keeps of freed memory.
+    kept: u64,
     threshold: u64,
     reuse: [i32; 3],
     high: u64,
@@ -17,7 +19,7 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub(crate) fn new(device: usize) -> Self {
-        Self { device, threshold: 0, reuse: [1; 3], high: 0 }
+        Self { device, kept: 0, threshold: 0, reuse: [1; 3], high: 0 }
     }
 }
 
@@ -29,6 +31,33 @@ impl State {
             .filter(|span| matches!(span.kind, Kind::Pooled { pool: of, .. } if of == pool));
         of.map(|span| span.extent()).sum()
     }
+
+    /// A pool keeps what it may of memory that was freed, and counted as its device's.
+    pub(crate) fn keep(&mut self, id: u64, len: u64) {
+        let used = self.used_of(id);
+        let Some(pool) = self.pools.get_mut(&id) else { return };
+        let kept = pool.threshold.saturating_sub(used + pool.kept).min(len);
+        pool.kept += kept;
+        self.devices[pool.device].used += kept;
+    }
+
+    /// Gives all back to a device that its pools keep.
+    pub(crate) fn trim_all(&mut self, device: usize) {
+        let pools = self.pools.iter().filter(|(_, pool)| pool.device == device);
+        let pools: Vec<u64> = pools.map(|(id, _)| *id).collect();
+        for pool in pools {
+            self.give_up(pool, u64::MAX);
+        }
+    }
+
+    /// Gives so much at most of what a pool keeps back to its device: how much it was.
+    fn give_up(&mut self, id: u64, len: u64) -> u64 {
+        let Some(pool) = self.pools.get_mut(&id) else { return 0 };
+        let len = pool.kept.min(len);
+        pool.kept -= len;
+        self.devices[pool.device].used -= len;
+        len
+    }
 }
 
 /// `cuMemAllocAsync`, or `cuMemAllocFromPoolAsync` where there is a pool.
@@ -39,7 +68,9 @@ pub(crate) fn alloc(len: usize, pool: Option<u64>, handle: u64) -> Result<u64> {
     let context = state.streams[&stream].context;
     let pool = pool.unwrap_or(state.devices[state.contexts[&context].device].pool);
     let device = state.pools.get(&pool).ok_or(Error::InvalidValue)?.device;
-    let at = state.allocate(device, 0, len as u64, true, |offset| Kind::Pooled { offset, pool })?;
+    let taken = state.give_up(pool, (len as u64).checked_next_multiple_of(UNIT).unwrap_or(0));
+    let made = state.allocate(device, 0, len as u64, true, |offset| Kind::Pooled { offset, pool });
+    let at = made.inspect_err(|_| state.keep(pool, taken))?;
     let used = state.used_of(pool);
     if let Some(pool) = state.pools.get_mut(&pool) {
         pool.high = pool.high.max(used);
@@ -93,6 +124,7 @@ pub(crate) fn destroy(pool: u64) -> Result {
     if !state.pools.contains_key(&pool) || state.devices.iter().any(|device| device.default_pool == pool) {
         return Err(Error::InvalidValue);
     }
+    state.give_up(pool, u64::MAX);
     state.pools.remove(&pool);
     for device in state.devices.iter_mut().filter(|device| device.pool == pool) {
         device.pool = device.default_pool;
@@ -100,9 +132,19 @@ pub(crate) fn destroy(pool: u64) -> Result {
     Ok(())
 }
 
-/// `cuMemPoolTrimTo`: nothing is kept.
-pub(crate) fn trim(pool: u64) -> Result {
+/// Whether it is a pool.
+pub(crate) fn known(pool: u64) -> Result {
     if state::lock().pools.contains_key(&pool) { Ok(()) } else { Err(Error::InvalidValue) }
+}
+
+/// `cuMemPoolTrimTo`: no more is held than so much, or than is used.
+pub(crate) fn trim(pool: u64, keep: usize) -> Result {
+    known(pool)?;
+    let mut state = state::lock();
+    let used = state.used_of(pool);
+    let kept = state.pools.get(&pool).map_or(0, |pool| pool.kept);
+    state.give_up(pool, kept.saturating_sub((keep as u64).saturating_sub(used)));
+    Ok(())
 }
 
 /// `cuMemPoolGetAttribute`: whether it is an `int` (those of reuse), and the value.
@@ -112,7 +154,8 @@ pub(crate) fn attribute(pool: u64, attribute: i32) -> Result<(bool, u64)> {
     match attribute {
         1..=3 => Ok((true, known.reuse[attribute as usize - 1] as u64)),
         4 => Ok((false, known.threshold)),
-        5 | 7 => Ok((false, state.used_of(pool))),
+        5 => Ok((false, state.used_of(pool) + known.kept)),
+        7 => Ok((false, state.used_of(pool))),
         6 | 8 => Ok((false, known.high)),
         _ => Err(Error::InvalidValue),
     }

@@ -3,6 +3,7 @@
 //! One lock keeps every check true until the access it was made for. Whatever changes what a wait looks at wakes all waits.
 
 use crate::{
+    array::Array,
     config::Config,
     context::Context,
     error::{Error, Result},
@@ -66,6 +67,7 @@ pub(crate) struct State {
     pub(crate) graphs: BTreeMap<u64, Graph>,
     pub(crate) execs: BTreeMap<u64, Graph>,
     pub(crate) pools: BTreeMap<u64, Pool>,
+    pub(crate) arrays: BTreeMap<u64, Array>,
     pub(crate) links: BTreeMap<u64, crate::link::Link>,
     ids: u64,
 }
@@ -101,6 +103,11 @@ impl State {
     /// Counts `len` bytes of a device's memory as used, and says at which offset of its file they are.
     pub(crate) fn claim(&mut self, device: usize, len: u64) -> Result<u64> {
         let total = self.memory;
+        let used = self.devices.get(device).ok_or(Error::InvalidDevice)?.used;
+        if used.checked_add(len).is_none_or(|used| used > total) {
+            // As driver 580 does.
+            self.trim_all(device);
+        }
         let device = self.devices.get_mut(device).ok_or(Error::InvalidDevice)?;
         let used = device.used.checked_add(len).filter(|used| *used <= total).ok_or(Error::OutOfMemory)?;
         let pages = len.checked_next_multiple_of(crate::memory::PAGE).ok_or(Error::OutOfMemory)?;

@@ -253,6 +253,7 @@ plain!(
     crate::ffi::Launch
 );
 plain!(crate::ffi::PoolProperties, crate::ffi::Location);
+plain!(crate::ffi::ArrayDescriptor, crate::ffi::ArrayDescriptor3d);
 
 /// This thread, as the C library calls it.
 pub(crate) fn thread() -> u64 {

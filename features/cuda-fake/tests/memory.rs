@@ -261,6 +261,88 @@ fn pools_free_in_the_order_of_a_stream() {
 }
 
 #[test]
+fn pools_keep_what_their_threshold_lets_them() {
+    alone("pools_keep_what_their_threshold_lets_them", &[("VM_CUDA_FAKE_MEMORY", "8388608")], |driver| {
+        driver.start(0);
+        let pool = driver.get("cuDeviceGetDefaultMemPool", &[0]);
+        let held = |attribute| {
+            let mut held = 0u64;
+            driver.ok("cuMemPoolGetAttribute", &[pool, attribute, at(&mut held)]);
+            held
+        };
+        let mut threshold = 3 * MIB2;
+        driver.ok("cuMemPoolSetAttribute", &[pool, 4, at(&mut threshold)]);
+        let memory = driver.get("cuMemAllocAsync", &[4 * MIB2, 0]);
+        driver.check(&[("cuMemFreeAsync", &[memory, 0], 0), ("cuStreamSynchronize", &[0], 0)]);
+        assert_eq!((driver.used(), held(5), held(7)), (3 * MIB2, 3 * MIB2, 0));
+        // It gives that first.
+        let memory = driver.get("cuMemAllocAsync", &[2 * MIB2, 0]);
+        assert_eq!((driver.used(), held(5), held(7)), (3 * MIB2, 3 * MIB2, 2 * MIB2));
+        driver.ok("cuMemPoolTrimTo", &[pool, 5 * MIB2 / 2]);
+        assert_eq!(held(5), 5 * MIB2 / 2);
+        // Who asks for more than is free gets that, too, and no more.
+        let mut none = 0u64;
+        driver.check(&[
+            ("cuMemAllocAsync", &[at(&mut none), 3 * MIB2, 0], 2),
+            ("cuMemAlloc_v2", &[at(&mut none), 2 * MIB2], 0),
+        ]);
+        assert_eq!((driver.used(), held(5)), (4 * MIB2, 2 * MIB2));
+        driver.check(&[("cuMemFree_v2", &[memory], 0), ("cuMemFree_v2", &[none], 0)]);
+        assert_eq!(driver.used(), 2 * MIB2);
+    });
+}
+
+#[test]
+fn arrays_take_what_their_descriptors_say() {
+    alone("arrays_take_what_their_descriptors_say", &[], |driver| {
+        driver.start(0);
+        let mut array = 0u64;
+        // Width, height, depth, format and channels, flags, levels; then the code and the bytes.
+        let mut check =
+            |sides: [u64; 3], format: u64, channels: u64, flags: u64, levels: u64, code: i32, bytes: u64| {
+                let mut descriptor = [sides[0], sides[1], sides[2], channels << 32 | format, flags];
+                let (make, end, arguments): (_, _, &[u64]) = match levels {
+                    0 => ("cuArray3DCreate_v2", "cuArrayDestroy", &[at(&mut array), at(&mut descriptor)]),
+                    _ => (
+                        "cuMipmappedArrayCreate",
+                        "cuMipmappedArrayDestroy",
+                        &[at(&mut array), at(&mut descriptor), levels],
+                    ),
+                };
+                assert_eq!(driver.call(make, arguments), code, "{sides:?} {flags}");
+                if code == 0 {
+                    assert_eq!(driver.used(), bytes, "{sides:?} {flags}");
+                    let other = if levels == 0 { "cuMipmappedArrayDestroy" } else { "cuArrayDestroy" };
+                    driver.check(&[(other, &[array], 400), (end, &[array], 0), (end, &[array], 400)]);
+                }
+                assert_eq!(driver.used(), 0);
+            };
+        check([1024, 0, 0], 0x20, 4, 0, 0, 0, 16 << 10);
+        check([1024, 64, 0], 0x10, 1, 0, 0, 0, 128 << 10);
+        check([64, 64, 64], 1, 1, 0, 0, 0, 64 << 12);
+        check([64, 0, 64], 1, 1, 1, 0, 0, 64 << 6);
+        check([64, 64, 6], 1, 1, 4, 0, 0, 6 << 12);
+        check([64, 64, 0], 1, 2, 0, 99, 0, 11264);
+        check([64, 64, 0], 1, 1, 0x40, 0, 0, 0);
+        check([64, 64, 5], 1, 1, 4, 0, 1, 0);
+        check([64, 0, 64], 1, 1, 0, 0, 1, 0);
+        check([0, 64, 0], 1, 1, 0, 0, 1, 0);
+        check([64, 64, 0], 1, 3, 0, 0, 1, 0);
+        check([1 << 30, 1, 0], 0x20, 4, 0, 0, 2, 0);
+        let mut flat = [1024u64, 512, 1 << 32 | 1];
+        let context = driver.get("cuCtxCreate_v2", &[0, 0]);
+        driver.ok("cuArrayCreate_v2", &[at(&mut array), at(&mut flat)]);
+        assert_eq!(driver.used(), 512 << 10);
+        // Held twice.
+        assert_eq!(driver.get("cuCtxAttach", &[0]), context);
+        driver.check(&[("cuCtxAttach", &[at(&mut array), 1], 1), ("cuCtxDetach", &[context], 0)]);
+        assert_eq!(driver.used(), 512 << 10);
+        driver.check(&[("cuCtxDetach", &[context], 0), ("cuCtxDetach", &[context], 201)]);
+        assert_eq!(driver.used(), 0);
+    });
+}
+
+#[test]
 fn threads_work_at_once() {
     alone("threads_work_at_once", &[], |driver| {
         let context = driver.start(0);

@@ -218,6 +218,8 @@ fn shown_memory(memory: &Accounts) -> String {
         (memory.native, "the driver's own"),
         (memory.managed, "managed"),
         (memory.pools, "in pools"),
+        (memory.physical, "physical, of its own virtual memory"),
+        (memory.arrays, "in arrays"),
         (memory.paused, "paused"),
         (memory.promised, "promised"),
         (memory.reserved, "of the host's, reserved for pauses"),
@@ -226,7 +228,13 @@ fn shown_memory(memory: &Accounts) -> String {
     }
     for owner in &memory.largest {
         let (number, tag) = (owner.number, printable(owner.tag.as_deref().unwrap_or_default(), LONGEST));
-        let words = [(owner.native, "native"), (owner.pinned, "pinned"), (owner.droppable, "droppable")];
+        let kind = printable(&owner.kind, LONGEST);
+        let words = [
+            (owner.native, "native"),
+            (owner.native, &*kind),
+            (owner.pinned, "pinned"),
+            (owner.droppable, "droppable"),
+        ];
         let words: Vec<&str> = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect();
         text +=
             format!("{:>12} {:#x} #{number} {tag} {}", bytes(owner.bytes), owner.address, words.join(" "))
@@ -257,6 +265,7 @@ mod tests {
         let owner = Owner {
             address: 0,
             bytes: 0,
+            kind: evil.into(),
             number: 0,
             tag: Some(evil.into()),
             droppable: false,

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use vm_hook::driver::GRANULE;
+use vm_hook::manager::{Id, Kind};
 
 use crate::trace::{Event, What};
 
@@ -24,10 +25,11 @@ pub(crate) struct Move {
 /// An allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
-    pub(crate) address: u64,
+    /// Of what has no address the handle.
+    pub(crate) id: Id,
     pub(crate) bytes: u64,
-    /// Is it of the driver's own?
-    pub(crate) is_native: bool,
+    /// What it is of the driver's own, if it is.
+    pub(crate) native: Option<Kind>,
     /// When it was allocated.
     pub(crate) since: u64,
     /// When it was freed, if it was.
@@ -49,7 +51,7 @@ pub(crate) struct Block {
 impl Block {
     /// All that is reserved for it.
     fn reserved(&self) -> u64 {
-        if self.is_native { self.bytes } else { self.bytes.next_multiple_of(GRANULE) }
+        if self.native.is_some() { self.bytes } else { self.bytes.next_multiple_of(GRANULE) }
     }
 
     fn lacks(&self) -> u64 {
@@ -104,7 +106,7 @@ impl Sums {
 
     fn add(&mut self, block: &Block, sign: i8) {
         let (taken, lacks) = (block.taken(), block.lacks());
-        let sum = if block.is_native { &mut self.native } else { &mut self.mapped };
+        let sum = if block.native.is_some() { &mut self.native } else { &mut self.mapped };
         // A log that means ill may have more than any machine.
         let apply = |sum: &mut u64, bytes| {
             *sum = if sign > 0 { sum.saturating_add(bytes) } else { sum.saturating_sub(bytes) };
@@ -117,7 +119,7 @@ impl Sums {
 /// What a process has.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
-    live: BTreeMap<u64, Block>,
+    live: BTreeMap<Id, Block>,
     pub(crate) sums: Sums,
     /// The most that was taken at a time.
     pub(crate) peak: u64,
@@ -135,16 +137,16 @@ impl Memory {
     pub(crate) fn apply(&mut self, event: &Event) -> Option<Block> {
         let mut ended = None;
         match event.what {
-            What::Allocated { address, bytes, missing, is_native } => {
+            What::Allocated { id, bytes, missing, native } => {
                 self.counts.allocated += 1;
-                ended = self.end(address, event.time);
+                ended = self.end(id, event.time);
                 if self.live.len() >= MOST {
                     return ended;
                 }
                 let block = Block {
-                    address,
+                    id,
                     bytes,
-                    is_native,
+                    native,
                     since: event.time,
                     until: None,
                     missing,
@@ -155,16 +157,16 @@ impl Memory {
                     family: 0,
                 };
                 self.sums.add(&block, 1);
-                self.live.insert(address, block);
+                self.live.insert(id, block);
             }
-            What::Freed { address } => {
+            What::Freed { id } => {
                 self.counts.freed += 1;
-                ended = self.end(address, event.time);
+                ended = self.end(id, event.time);
             }
             What::Moved { from, to, bytes } => {
                 self.counts.moved += 1;
                 self.counts.moved_bytes = self.counts.moved_bytes.saturating_add(bytes);
-                let family = match self.live.get_mut(&from) {
+                let family = match self.live.get_mut(&Id::Address(from)) {
                     Some(source) if source.family != 0 => source.family,
                     source => {
                         self.families += 1;
@@ -197,15 +199,15 @@ impl Memory {
         ended
     }
 
-    fn end(&mut self, address: u64, time: u64) -> Option<Block> {
-        let mut block = self.live.remove(&address)?;
+    fn end(&mut self, id: Id, time: u64) -> Option<Block> {
+        let mut block = self.live.remove(&id)?;
         self.sums.add(&block, -1);
         block.until = Some(time);
         Some(block)
     }
 
     fn change(&mut self, address: u64, change: impl FnOnce(&mut Block)) {
-        if let Some(block) = self.live.get_mut(&address) {
+        if let Some(block) = self.live.get_mut(&Id::Address(address)) {
             self.sums.add(block, -1);
             change(block);
             self.sums.add(block, 1);
@@ -227,7 +229,7 @@ mod tests {
     }
 
     fn allocated(address: u64, bytes: u64, missing: u64) -> What {
-        What::Allocated { address, bytes, missing, is_native: false }
+        What::Allocated { id: Id::Address(address), bytes, missing, native: None }
     }
 
     #[test]
@@ -238,7 +240,7 @@ mod tests {
                 allocated(10, 4 * MIB, 0),
                 allocated(20, 5 * MIB, 4 * MIB),
                 moved(10, 20),
-                What::Freed { address: 10 },
+                What::Freed { id: Id::Address(10) },
             ]
         };
         let (memory, ended) = all(grown());
@@ -250,7 +252,7 @@ mod tests {
         let (memory, ended) = all(grown().into_iter().chain([
             allocated(30, 6 * MIB, 4 * MIB),
             moved(20, 30),
-            What::Freed { address: 20 },
+            What::Freed { id: Id::Address(20) },
             moved(77, 30),
         ]));
         assert_eq!((ended[1].family, memory.counts.moved, memory.counts.moved_bytes), (1, 3, 12 * MIB));
@@ -263,11 +265,21 @@ mod tests {
             let (memory, _) = all(whats.clone());
             assert_eq!(memory.sums, Sums { native, mapped, missing, paused: 0 }, "{whats:?}");
         };
-        let native = |bytes| What::Allocated { address: 1, bytes, missing: 0, is_native: true };
+        let own =
+            |kind: Kind, bytes| What::Allocated { id: kind.id(1), bytes, missing: 0, native: Some(kind) };
+        let native = |bytes| own(Kind::Device, bytes);
         let filled = What::Filled { address: 9, bytes: 2 * MIB, of_host: true };
         check(vec![native(5)], 5, 0, 0);
         check(vec![native(5), native(7)], 7, 0, 0);
-        check(vec![native(5), What::Freed { address: 1 }, What::Freed { address: 1 }], 0, 0, 0);
+        // What has a handle is not at an address.
+        check(vec![native(5), own(Kind::Array, 7), own(Kind::Physical, 9), own(Kind::Pool, 1)], 17, 0, 0);
+        check(vec![own(Kind::Array, 7), What::Freed { id: Id::Address(1) }], 7, 0, 0);
+        check(
+            vec![native(5), What::Freed { id: Id::Address(1) }, What::Freed { id: Id::Address(1) }],
+            0,
+            0,
+            0,
+        );
         check(vec![allocated(9, 3 * MIB, 2 * MIB)], 0, 2 * MIB, 2 * MIB);
         check(vec![allocated(9, 3 * MIB, 2 * MIB), filled.clone(), filled], 0, 4 * MIB, 0);
         let (memory, _) = all([allocated(9, 4 * MIB, 0), What::Paused { bytes: 3 * MIB }]);

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer};
 
+use vm_hook::manager::{Id, Kind};
+
 use crate::units::printable;
 
 /// How long a line may be.
@@ -29,11 +31,18 @@ pub(crate) enum What {
     /// The log of a process begins.
     Start { mode: String, program: String },
     /// An allocation, of virtual memory or the driver's own.
-    Allocated { address: u64, bytes: u64, missing: u64, is_native: bool },
+    Allocated {
+        /// What names it.
+        id: Id,
+        bytes: u64,
+        missing: u64,
+        /// What it is of the driver's own, if it is.
+        native: Option<Kind>,
+    },
     /// One that failed.
     Failed { bytes: u64, code: u32 },
     /// It was freed.
-    Freed { address: u64 },
+    Freed { id: Id },
     /// One allocation's memory became another's.
     Moved { from: u64, to: u64, bytes: u64 },
     /// What was missing got memory.
@@ -72,6 +81,9 @@ struct Raw<'a> {
     from: Option<u64>,
     #[serde(default, deserialize_with = "address")]
     to: Option<u64>,
+    #[serde(default, deserialize_with = "address")]
+    handle: Option<u64>,
+    kind: Option<String>,
     bytes: Option<u64>,
     missing: Option<u64>,
     code: Option<u32>,
@@ -104,20 +116,35 @@ fn event(line: &[u8]) -> Result<Event, String> {
             _ => Err(format!("{bytes} bytes at {address:#x} are no memory")),
         }
     };
+    // What the driver's own is, and what names it.
+    let named = || {
+        let kind = raw.kind.as_deref().unwrap_or(Kind::Device.name());
+        let kind = Kind::of(kind).ok_or_else(|| format!("{:?} is no kind of memory", printable(kind, 40)))?;
+        let has_address = kind.id(0).address().is_some();
+        let number = if has_address { need(raw.address, "address")? } else { need(raw.handle, "handle")? };
+        Ok::<_, String>((kind, kind.id(number)))
+    };
     let what = match &*raw.event {
         "start" => What::Start {
             mode: printable(raw.mode.as_deref().unwrap_or_default(), 20),
             program: printable(raw.program.as_deref().unwrap_or_default(), 200),
         },
-        "allocated" | "native-allocated" => {
+        "allocated" => {
             let ((address, bytes), missing) = (range(raw.address, "address")?, raw.missing.unwrap_or(0));
             if missing > bytes.next_multiple_of(vm_hook::driver::GRANULE) {
                 return Err(format!("{missing} bytes of {bytes} are missing"));
             }
-            What::Allocated { address, bytes, missing, is_native: raw.event == "native-allocated" }
+            What::Allocated { id: Id::Address(address), bytes, missing, native: None }
+        }
+        "native-allocated" => {
+            let (kind, id) = named()?;
+            let first = if id.address().is_some() { id.number() } else { 0 };
+            let (_, bytes) = range(Some(first), "address")?;
+            What::Allocated { id, bytes, missing: 0, native: Some(kind) }
         }
         "failed" => What::Failed { bytes: need(raw.bytes, "bytes")?, code: raw.code.unwrap_or(0) },
-        "freed" | "native-freed" => What::Freed { address: need(raw.address, "address")? },
+        "freed" => What::Freed { id: Id::Address(need(raw.address, "address")?) },
+        "native-freed" => What::Freed { id: named()?.1 },
         "moved" => {
             let ((from, bytes), (to, _)) = (range(raw.from, "from")?, range(raw.to, "to")?);
             What::Moved { from, to, bytes }
@@ -374,16 +401,24 @@ mod tests {
             assert_eq!((read.what, read.pid, read.time), (what, 7, 10_000_002), "{line}");
         };
         let line = |rest: &str| format!(r#"{{"time":10.000002,"pid":7,"event":{rest}}}"#);
-        check(ALLOCATED, What::Allocated { address: 0x1000, bytes: 5, missing: 2, is_native: false });
+        check(ALLOCATED, What::Allocated { id: Id::Address(0x1000), bytes: 5, missing: 2, native: None });
         check(
             &line(r#""native-allocated","address":"0x1000","bytes":5"#),
-            What::Allocated { address: 0x1000, bytes: 5, missing: 0, is_native: true },
+            What::Allocated { id: Id::Address(0x1000), bytes: 5, missing: 0, native: Some(Kind::Device) },
+        );
+        check(
+            &line(r#""native-allocated","handle":"0x7","bytes":5,"kind":"array""#),
+            What::Allocated { id: Id::Array(7), bytes: 5, missing: 0, native: Some(Kind::Array) },
+        );
+        check(
+            &line(r#""native-freed","handle":"0x7","bytes":5,"kind":"physical""#),
+            What::Freed { id: Id::Physical(7) },
         );
         check(
             &line(r#""failed","bytes":18446744073709551615,"code":2"#),
             What::Failed { bytes: u64::MAX, code: 2 },
         );
-        check(&line(r#""freed","address":"0x10","bytes":0"#), What::Freed { address: 16 });
+        check(&line(r#""freed","address":"0x10","bytes":0"#), What::Freed { id: Id::Address(16) });
         check(
             &line(r#""moved","from":"0x1","to":"0x2","bytes":3"#),
             What::Moved { from: 1, to: 2, bytes: 3 },

@@ -17,6 +17,7 @@ use ratatui::widgets::{Block as Border, Paragraph, Sparkline};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, test_kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use vm_hook::manager::Kind;
 
 use crate::memory::Memory;
 use crate::tail::{News, Tail};
@@ -162,16 +163,21 @@ impl Board {
             format!("             {} asked for at {}: CUDA's error {code}", bytes(*asked), time(*at))
         }));
         let mut largest: Vec<_> = self.memory.live().collect();
-        largest.sort_by_key(|block| std::cmp::Reverse((block.bytes, block.address)));
+        largest.sort_by_key(|block| std::cmp::Reverse((block.bytes, block.id)));
         lines.push("largest".into());
         lines.extend(largest.iter().take(LARGEST).map(|block| {
-            let kind = if block.is_native { "the driver's" } else { "virtual" };
+            let kind = match block.native {
+                None => "virtual".into(),
+                Some(Kind::Device) => "the driver's".into(),
+                Some(kind) => format!("the driver's, {}", kind.name()),
+            };
+            let at = if block.id.address().is_some() { "at" } else { "handle" };
             let since = time(block.since.saturating_sub(self.first.unwrap_or(0)));
             let moved = if block.moved.is_some() { ", moved here" } else { "" };
             format!(
-                "             {:>9} at {:#014x}, {kind}, since {since}{moved}",
+                "             {:>9} {at} {:#014x}, {kind}, since {since}{moved}",
                 bytes(block.bytes),
-                block.address
+                block.id.number()
             )
         }));
         lines
@@ -358,6 +364,7 @@ fn is_quit(wait: Duration, ended: &AtomicBool) -> Result<bool, Error> {
 mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
+    use vm_hook::manager::Id;
 
     use super::*;
 
@@ -380,11 +387,18 @@ mod tests {
             let text = board(whats).lines().join("\n");
             assert!(says.iter().all(|says| text.contains(says)), "{text}");
         };
-        let allocated = |address, bytes| What::Allocated { address, bytes, missing: 0, is_native: false };
+        let allocated =
+            |address, bytes| What::Allocated { id: Id::Address(address), bytes, missing: 0, native: None };
         check(vec![], &["no event yet"]);
         check(
             vec![start(), allocated(0x200000, 4 << 20)],
             &["process 7 (/bin/train), VMM, 1 s since", "taken        4 MiB"],
+        );
+        let array =
+            What::Allocated { id: Id::Array(9), bytes: 1 << 20, missing: 0, native: Some(Kind::Array) };
+        check(
+            vec![start(), array],
+            &["1 MiB of the driver's own", "1 MiB handle 0x000000000009, the driver's, array, since 1 s"],
         );
         check(
             vec![start(), What::Failed { bytes: 3 << 30, code: 2 }],
@@ -404,8 +418,10 @@ mod tests {
 
     #[test]
     fn rates_are_of_an_interval() {
-        let mut board =
-            board([start(), What::Allocated { address: 1, bytes: 2, missing: 0, is_native: true }]);
+        let mut board = board([
+            start(),
+            What::Allocated { id: Id::Array(1), bytes: 2, missing: 0, native: Some(Kind::Array) },
+        ]);
         board.tick(Duration::from_millis(500));
         assert_eq!((board.rate, board.taken.front()), (2.0, Some(&2)));
         board.tick(Duration::from_millis(500));

@@ -215,8 +215,7 @@ fn timed(f: impl FnOnce() -> Result<Changed, String>) -> Result<Changed, String>
 fn status(largest: usize, stacks: bool) -> Status {
     let seen = hook::look(|manager| {
         let state = if manager.is_paused() { State::Paused } else { State::Running };
-        let memory =
-            Accounts { pools: sys::pools(), reserved: sys::reserve::bytes(), ..manager.accounts(largest) };
+        let memory = Accounts { reserved: sys::reserve::bytes(), ..manager.accounts(largest) };
         (state, memory, stacks.then(|| manager.holders()))
     });
     if stacks {

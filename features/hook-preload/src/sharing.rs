@@ -18,7 +18,7 @@ use vm_hook::driver::{Context, Device, Driver as _, Failure, GRANULE, INVALID_VA
 use vm_hook::log::{self, Level, Value};
 
 use crate::hook::{inside, with};
-use crate::sys;
+use crate::sys::{self, Of};
 
 /// How long the exporter may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -69,7 +69,7 @@ fn nonce() -> u64 {
 /// Memory of another process.
 struct Import {
     name: Name,
-    context: Context,
+    of: Of,
     /// How often it was opened.
     count: u32,
     bytes: u64,
@@ -122,7 +122,7 @@ pub(crate) fn open(handle: &[u8; 64]) -> Option<Result<u64>> {
         return Some(Err(OWN));
     };
     let mut imports = IMPORTS.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = imports.iter_mut().find(|(_, import)| (import.name, import.context) == (name, context));
+    let known = imports.iter_mut().find(|(_, import)| (import.name, import.of.context) == (name, context));
     if let Some((address, import)) = known {
         import.count += 1;
         return Some(Ok(*address));
@@ -130,7 +130,7 @@ pub(crate) fn open(handle: &[u8; 64]) -> Option<Result<u64>> {
     let made = ask(name).and_then(|(bytes, pieces, files)| {
         let address = map(&pieces, files, device).map_err(|failure| failure.to_string())?;
         ANY.store(true, Ordering::Release);
-        imports.insert(address, Import { name, context, count: 1, bytes, pieces });
+        imports.insert(address, Import { name, of: Of::context(context), count: 1, bytes, pieces });
         Ok(address)
     });
     Some(made.map_err(|text| {
@@ -236,7 +236,7 @@ pub(crate) fn close(address: u64) -> Option<Result<()>> {
     }
     let import = imports.remove(&address)?;
     drop(imports);
-    Some(inside(|| sys::synchronize(import.context)).and_then(|()| unmap(address, &import)))
+    Some(inside(|| sys::synchronize(import.of.context)).and_then(|()| unmap(address, &import)))
 }
 
 fn unmap(address: u64, import: &Import) -> Result<()> {
@@ -251,14 +251,14 @@ fn unmap(address: u64, import: &Import) -> Result<()> {
     })
 }
 
-/// What an address lies in, if it was imported: its address, bytes and context.
-pub(crate) fn around(address: u64) -> Option<(u64, u64, Context)> {
+/// What an address lies in, if it was imported: its address, bytes, and whose it is.
+pub(crate) fn around(address: u64) -> Option<(u64, u64, Of)> {
     if !ANY.load(Ordering::Acquire) {
         return None;
     }
     let imports = IMPORTS.lock().unwrap_or_else(PoisonError::into_inner);
     let (start, import) = imports.range(..=address).next_back()?;
-    (address - start < import.bytes).then_some((*start, import.bytes, import.context))
+    (address - start < import.bytes).then_some((*start, import.bytes, import.of))
 }
 
 /// All that is mapped: addresses and bytes.
@@ -270,12 +270,12 @@ pub(crate) fn pieces() -> Vec<(u64, u64)> {
     each.collect()
 }
 
-/// A context is gone, and with it what was imported there.
-pub(crate) fn end_context(context: Context) {
+/// A context is gone, and with it what was imported there when there were so many things of contexts.
+pub(crate) fn end_context(context: Context, until: u64) {
     let mut imports = IMPORTS.lock().unwrap_or_else(PoisonError::into_inner);
     imports.retain(|address, import| {
         // It fails only where nothing can be given back anyway.
-        import.context != context || unmap(*address, import).is_err()
+        !import.of.ended(context, until) || unmap(*address, import).is_err()
     });
 }
 

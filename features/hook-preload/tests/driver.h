@@ -47,13 +47,13 @@ static void begin(void) {
     CALL("cuCtxSetCurrent", (void *), context);
 }
 
-static ptr allocate(size_t bytes) {
+static inline ptr allocate(size_t bytes) {
     ptr made = 0;
     CALL("cuMemAlloc_v2", (ptr *, size_t), &made, bytes);
     return made;
 }
 
-static uint32_t word(ptr from) {
+static inline uint32_t word(ptr from) {
     uint32_t value = 0;
     CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), &value, from, sizeof value);
     return value;

@@ -129,6 +129,23 @@ static void ends_contexts(void) {
     printf("destroyed: %zu\n", before - left());
 }
 
+/* One that is held twice ends when nobody holds it. */
+static void detaches_contexts(void) {
+    size_t before = left();
+    for (int turn = 0; turn < 2; turn++) {
+        void *other, *same;
+        CALL("cuCtxCreate_v2", (void **, unsigned, int), &other, 0, 0);
+        CALL("cuCtxAttach", (void **, unsigned), &same, 0);
+        allocate(40 * mib), allocate(mib);
+        CALL("cuCtxDetach", (void *), other);
+        printf("held: %zu, ", before - left());
+        CALL("cuCtxDetach", (void *), other);
+        CALL("cuCtxSetCurrent", (void *), context);
+        printf("left: %zu\n", before - left());
+    }
+    printf("primary: %d\n", TRY("cuCtxDetach", (void *), context));
+}
+
 /* With a quota of 4 MiB. */
 static void has_a_quota(void) {
     ptr managed = 0, pitched = 0;
@@ -220,6 +237,7 @@ static void asks_for_attributes(void) {
     CALL("cuMemcpyDtoD_v2", (ptr, ptr, size_t), grown, array, 256 * mib);
     CALL("cuMemFree_v2", (ptr), array);
     printf("buffer: %d, other: %d\n", attribute(7, grown) == attribute(7, end), attribute(7, grown) == attribute(7, other));
+    printf("block: %d, other: %d\n", attribute(20, grown) == attribute(20, end), attribute(20, grown) == attribute(20, other));
     printf("shared: %d, handles: %d\n", (int)attribute(10, grown), (int)attribute(14, end));
 }
 
@@ -253,6 +271,26 @@ static void frees_behind_work(void) {
     printf("then: %d\n", is_freed);
 }
 
+/* An array grows on a stream that is none, or another context's. */
+static void copies_on_no_stream(void) {
+    void *stream, *other, *theirs;
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 1);
+    CALL("cuStreamDestroy_v2", (void *), stream);
+    CALL("cuCtxCreate_v2", (void **, unsigned, int), &other, 0, 0);
+    CALL("cuStreamCreate", (void **, unsigned), &theirs, 1);
+    CALL("cuCtxSetCurrent", (void *), context);
+    ptr array = allocate(256 * mib);
+    fill(array, 6, 64);
+    CALL("cuCtxSynchronize", (void));
+    ptr grown = allocate(320 * mib);
+    printf("none: %d\n", TRY("cuMemcpyDtoDAsync_v2", (ptr, ptr, size_t, void *), grown, array, 256 * mib, stream));
+    grown = allocate(330 * mib);
+    printf("another's: %d, ", TRY("cuMemcpyDtoDAsync_v2", (ptr, ptr, size_t, void *), grown, array, 256 * mib, theirs));
+    CALL("cuStreamSynchronize", (void *), theirs);
+    CALL("cuMemFree_v2", (ptr), array);
+    printf("grown: %u\n", word(grown));
+}
+
 /* More than there are addresses, beside an array that could grow. */
 static void wants_all(void) {
     const size_t sizes[] = {SIZE_MAX, SIZE_MAX - 4096, SIZE_MAX - 2 * mib + 1, SIZE_MAX / 2};
@@ -277,6 +315,8 @@ int main(int count, char **arguments) {
         {"wants all", wants_all, 0},
         {"ends contexts", ends_contexts, 0},
         {"has a quota", has_a_quota, 0},
+        {"detaches contexts", detaches_contexts, 0},
+        {"copies on no stream", copies_on_no_stream, 0},
         {"leaves a stream", leaves_a_stream, 0},
         {"captures", captures, 0},
         {"uses numbers", uses_numbers, 0},

@@ -61,6 +61,12 @@ fn odd_programs_find_the_same() {
         let environment = [("VMM_QUOTA", "66M"), ("VMM_RESERVE", reserve)];
         check("ends contexts", "reset: 0\ndestroyed: 0\n", &environment);
     }
+    check(
+        "detaches contexts",
+        "held: 41, left: 0\nheld: 41, left: 0\nprimary: 201\n",
+        &[("VMM_QUOTA", "66M")],
+    );
+    check("copies on no stream", "none: 400\nanother's: 0, grown: 6\n", &[]);
     assert_eq!(
         run("has a quota", true, &[("VMM_QUOTA", "4M")]),
         "managed: 0\ncuMemAllocPitch_v2: 2\npitched: 0\ncuMemAlloc_v2: 2\nall: 4\n"
@@ -92,7 +98,7 @@ fn odd_programs_find_the_same() {
     let told = [("VMM_QUOTA", "4M"), ("VMM_LOG_FILE", "relative")];
     assert_eq!(run("clears its environment", true, &told), "8 MiB: 2\n");
     assert!(folder.path().join("relative").exists());
-    check("asks for attributes", "buffer: 1, other: 0\nshared: 1, handles: 0\n", &[]);
+    check("asks for attributes", "buffer: 1, other: 0\nblock: 1, other: 0\nshared: 1, handles: 0\n", &[]);
     let log = folder.path().join("busy");
     let told = [("VMM_LOG_LEVEL", "INFO"), ("VMM_LOG_FILE", log.to_str().expect("a path"))];
     check("destroys a busy stream", "", &told);

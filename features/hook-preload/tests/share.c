@@ -31,6 +31,13 @@ static void receive(int from, void *what, size_t size) {
     if (read(from, what, size) != (ssize_t)size) exit(2);
 }
 
+/* Is it one buffer, and one block of memory? */
+static int is_one(ptr first, ptr last) {
+    uint64_t of[4];
+    for (int at = 0; at < 4; at++) CALL("cuPointerGetAttribute", (void *, int, ptr), &of[at], at / 2 ? 20 : 7, at % 2 ? last : first);
+    return of[0] == of[1] && of[2] == of[3];
+}
+
 /* Opens what it is sent, tells both ends' words, and writes others. */
 static void import(int from, int to) {
     size_t bytes;
@@ -48,7 +55,7 @@ static void import(int from, int to) {
             words[1] = word(at), words[2] = word(at + bytes - 4);
             CALL("cuIpcOpenMemHandle_v2", (ptr *, handle, unsigned), &again, sent, 1);
             CALL("cuMemGetAddressRange_v2", (ptr *, size_t *, ptr), &base, &size, at + bytes / 2);
-            words[3] = again == at, words[4] = base == at && size == bytes;
+            words[3] = again == at, words[4] = base == at && size == bytes && is_one(at, at + bytes - 4);
             fill(at, words[1] + 1, 1), fill(at + bytes - 4, words[2] + 1, 1);
             CALL("cuIpcCloseMemHandle", (ptr), at);
             words[5] = word(at);

@@ -109,8 +109,12 @@ pub struct Accounts {
     pub native: u64,
     /// Memory of both host and devices, which the driver moves itself.
     pub managed: u64,
-    /// What the devices' memory pools hold.
+    /// What the devices' memory pools hold, also of memory that was freed.
     pub pools: u64,
+    /// Physical memory that the program made for its own virtual memory.
+    pub physical: u64,
+    /// Arrays, as their descriptors say: the driver takes as much at least.
+    pub arrays: u64,
     /// What a pause gave back.
     pub paused: u64,
     /// Page-locked memory of the host that is kept for pauses.
@@ -129,7 +133,7 @@ pub struct Accounts {
 /// An allocation.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Owner {
-    /// Where it is.
+    /// Where it is; of physical memory and arrays the handle.
     pub address: u64,
     /// What was asked for.
     pub bytes: u64,
@@ -143,6 +147,8 @@ pub struct Owner {
     pub pinned: bool,
     /// Did the driver allocate it itself?
     pub native: bool,
+    /// `virtual`, or what the driver allocated itself: `device`, `managed`, `pool`, `physical`, `array`.
+    pub kind: String,
 }
 
 /// What a call stack holds.
@@ -454,6 +460,7 @@ mod tests {
         let owner = Owner {
             address: 1 << 40,
             bytes: 7,
+            kind: "virtual".into(),
             number: 1,
             tag: Some("\u{1f600}\"\n".into()),
             droppable: true,

@@ -85,6 +85,11 @@ pub trait Driver {
     /// # Errors
     /// The driver's.
     fn free_bytes(&self, context: Context) -> Result<u64>;
+    /// Bytes that memory pools hold, once they have given back what they can if they are to be trimmed.
+    fn pools(&self, trims: bool) -> u64 {
+        let _ = trims;
+        0
+    }
     /// Copies what is at ranges of a context's device to host memory, one behind the other.
     ///
     /// # Errors

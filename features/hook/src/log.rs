@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
-use crate::manager::Event;
+use crate::manager::{Event, Id, Kind};
 use crate::options::{Mode, Options};
 use crate::sys;
 
@@ -153,6 +153,15 @@ fn file() -> Option<&'static File> {
     opened.map(|opened| &opened.file)
 }
 
+/// Logs what the driver allocated itself, or its end; what has no address has a handle.
+fn native(what: &str, kind: Kind, id: Id, bytes: u64) {
+    let id = match id {
+        Id::Address(address) => ("address", Value::Address(address)),
+        Id::Physical(handle) | Id::Array(handle) => ("handle", Value::Address(handle)),
+    };
+    line(Level::Info, what, &[id, ("bytes", Value::Number(bytes)), ("kind", kind.name().into())]);
+}
+
 /// Logs what a manager did.
 pub fn event(event: &Event) {
     use Value::{Address, Number};
@@ -173,6 +182,8 @@ pub fn event(event: &Event) {
         Event::Freed { address, bytes } => {
             line(Level::Info, "freed", &[("address", Address(address)), ("bytes", Number(bytes))]);
         }
+        Event::NativeAllocated { kind, id, bytes } => native("native-allocated", kind, id, bytes),
+        Event::NativeFreed { kind, id, bytes } => native("native-freed", kind, id, bytes),
         Event::PutOff { from, to } => {
             line(Level::Debug, "put-off", &[("from", Address(from)), ("to", Address(to))])
         }

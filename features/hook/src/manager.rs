@@ -9,11 +9,14 @@ use std::collections::BTreeMap;
 
 use crate::driver::{Context, Device, Driver, Failure, GRANULE, OUT_OF_MEMORY, Place, Result};
 use crate::plan::{self, Backing};
-use crate::tracker::{Allocation, Piece, Stack, Tag, Tracker};
+use crate::tracker::{Allocation, Piece, Tracker};
 
 mod accounts;
+mod native;
 mod pause;
 
+use native::Natives;
+pub use native::{Id, Kind};
 pub use pause::{Cant, Kept, Report};
 
 /// A copy that was put off.
@@ -50,6 +53,24 @@ pub enum Event {
         /// Its address.
         address: u64,
         /// Its size.
+        bytes: u64,
+    },
+    /// The driver allocated itself.
+    NativeAllocated {
+        /// What.
+        kind: Kind,
+        /// Where.
+        id: Id,
+        /// How much.
+        bytes: u64,
+    },
+    /// That was freed.
+    NativeFreed {
+        /// What.
+        kind: Kind,
+        /// Where.
+        id: Id,
+        /// How much.
         bytes: u64,
     },
     /// A copy waits.
@@ -109,16 +130,11 @@ pub enum Freed {
     AfterWork(Allocation),
 }
 
-/// Memory that the driver allocated itself.
-#[derive(Clone, Debug, Default)]
-struct Native {
-    /// Where it was allocated.
-    context: Context,
-    bytes: u64,
-    /// Is it the host's as well, and goes where it is used?
-    is_managed: bool,
-    tag: Option<Tag>,
-    stack: Option<Stack>,
+/// How many allocations there have been.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    own: u64,
+    native: u64,
 }
 
 /// The memory of a process.
@@ -134,8 +150,7 @@ pub struct Manager<D: Driver> {
     puts_off: bool,
     /// Bytes that all allocations together may have.
     quota: Option<u64>,
-    /// Allocations that the driver made itself, with their bytes.
-    native: BTreeMap<u64, Native>,
+    native: Natives,
     events: Vec<Event>,
     /// What a copy that was put off failed with, and nobody was told yet.
     failed: Option<Failure>,
@@ -210,41 +225,6 @@ impl<D: Driver> Manager<D> {
         self.tracker.all().map(|of| of.missing).sum()
     }
 
-    /// All bytes that the program has, and how many it may have.
-    pub fn used(&self) -> (u64, Option<u64>) {
-        (self.native_bytes(false) + self.tracker.all().map(Allocation::reserved).sum::<u64>(), self.quota)
-    }
-
-    /// That so many bytes more are within the quota.
-    ///
-    /// # Errors
-    /// [`OUT_OF_MEMORY`].
-    pub fn admit(&mut self, bytes: u64) -> Result<()> {
-        let (used, quota) = self.used();
-        match quota {
-            Some(quota) if used.saturating_add(bytes) > quota => {
-                self.events.push(Event::Failed { bytes, code: OUT_OF_MEMORY.0 });
-                Err(OUT_OF_MEMORY)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The driver allocated itself; managed memory is where it is used, and has no quota.
-    pub fn native_allocated(&mut self, context: Context, address: u64, bytes: u64, is_managed: bool) {
-        self.native.insert(address, Native { context, bytes, is_managed, ..Native::default() });
-    }
-
-    /// Bytes that the driver allocated itself.
-    fn native_bytes(&self, is_managed: bool) -> u64 {
-        self.native.values().filter(|of| of.is_managed == is_managed).map(|of| of.bytes).sum()
-    }
-
-    /// What it allocated was freed: its bytes.
-    pub fn native_freed(&mut self, address: u64) -> u64 {
-        self.native.remove(&address).map_or(0, |of| of.bytes)
-    }
-
     /// Allocates for a context; none where the driver's own function is to.
     ///
     /// # Errors
@@ -272,7 +252,7 @@ impl<D: Driver> Manager<D> {
             Backing::Whole => 0,
             Backing::Behind(first) => first,
         };
-        self.admit(bytes.next_multiple_of(GRANULE))?;
+        self.admit(bytes.next_multiple_of(GRANULE), Kind::Device)?;
         let made = self.back(context, device, bytes, missing);
         self.events.push(match made {
             Ok(address) => Event::Allocated { address, bytes, missing, device },
@@ -573,21 +553,24 @@ impl<D: Driver> Manager<D> {
         Ok(())
     }
 
-    /// A context is gone: so is its memory.
+    /// How many allocations there have been: a context that ends takes none that come later, as its handle may come again at once.
+    pub fn mark(&self) -> Mark {
+        Mark { own: self.tracker.count(), native: self.native.count() }
+    }
+
+    /// A context is gone: so is its memory, as much of it as there was at the mark.
     ///
     /// # Errors
     /// The driver's.
-    pub fn end_context(&mut self, context: Context) -> Result<()> {
-        self.pending.retain(|pending| self.tracker.at(pending.from).is_none_or(|of| of.context != context));
-        for of in self.zombies.extract_if(.., |of| of.context == context).collect::<Vec<_>>() {
+    pub fn end_context(&mut self, context: Context, until: Mark) -> Result<()> {
+        let is_gone = |of: &Allocation| of.context == context && of.number <= until.own;
+        self.pending.retain(|pending| !self.tracker.at(pending.from).is_some_and(is_gone));
+        for of in self.zombies.extract_if(.., |of| is_gone(of)).collect::<Vec<_>>() {
             self.release(of)?;
         }
         // The driver frees its own.
-        for (address, of) in self.native.extract_if(.., |_, of| of.context == context) {
-            self.events.push(Event::Freed { address, bytes: of.bytes });
-        }
-        let gone: Vec<u64> =
-            self.tracker.all().filter(|of| of.context == context).map(|of| of.address).collect();
+        self.events.extend(self.native.end_context(context, until.native));
+        let gone: Vec<u64> = self.tracker.all().filter(|of| is_gone(of)).map(|of| of.address).collect();
         for address in gone {
             if let Some(of) = self.tracker.remove(address) {
                 self.events.push(Event::Freed { address, bytes: of.bytes });

@@ -110,6 +110,8 @@ impl Allocation {
 pub struct Tracker {
     by_address: BTreeMap<u64, Allocation>,
     count: u64,
+    /// All that is reserved.
+    reserved: u64,
 }
 
 impl Tracker {
@@ -117,13 +119,26 @@ impl Tracker {
     pub fn insert(&mut self, mut allocation: Allocation) -> &Allocation {
         self.count += 1;
         allocation.number = self.count;
+        self.reserved += allocation.reserved();
         let address = allocation.address;
         self.by_address.entry(address).insert_entry(allocation).into_mut()
     }
 
     /// Takes one out by its address.
     pub fn remove(&mut self, address: u64) -> Option<Allocation> {
-        self.by_address.remove(&address)
+        let removed = self.by_address.remove(&address)?;
+        self.reserved -= removed.reserved();
+        Some(removed)
+    }
+
+    /// How many there have been.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// All that is reserved for them.
+    pub fn reserved(&self) -> u64 {
+        self.reserved
     }
 
     /// The one at an address.

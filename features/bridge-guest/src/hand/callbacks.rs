@@ -24,7 +24,7 @@ fn serve(mut stream: UnixStream) {
 }
 
 /// Has the thread running that calls.
-fn begin(client: &Arc<Client>) -> Result<(), u32> {
+pub(super) fn begin_calls(client: &Arc<Client>) -> Result<(), u32> {
     let mut calls = locked(&client.calls);
     if *calls {
         return Ok(());
@@ -39,7 +39,7 @@ fn begin(client: &Arc<Client>) -> Result<(), u32> {
 
 fn add(number: usize, words: [usize; 4]) -> Result<(), u32> {
     let client = client()?;
-    begin(&client)?;
+    begin_calls(&client)?;
     let mut payload = Vec::new();
     words.iter().for_each(|word| put(&mut payload, *word as u64));
     client.ask(number, &payload, false).map(drop)

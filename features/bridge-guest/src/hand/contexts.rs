@@ -72,7 +72,45 @@ pub(crate) fn cuCtxPopCurrent_v2(number: usize, words: &[usize]) -> Result<(), u
 }
 
 pub(crate) fn cuDevicePrimaryCtxRetain(number: usize, words: &[usize]) -> Result<(), u32> {
-    forward::ask(number, words)
+    forward::ask(number, words)?;
+    change()
+}
+
+pub(crate) fn cuDevicePrimaryCtxSetFlags(number: usize, words: &[usize]) -> Result<(), u32> {
+    forward::ask(number, words)?;
+    change()
+}
+
+pub(crate) fn cuDevicePrimaryCtxSetFlags_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    cuDevicePrimaryCtxSetFlags(number, words)
+}
+
+/// Libraries ask this at each of their calls. Only this program changes it.
+pub(crate) fn cuDevicePrimaryCtxGetState(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [device, flags, active] = *words else { return Err(code::INVALID_VALUE) };
+    if flags == 0 || active == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let client = client()?;
+    let mut primaries = locked(&client.primaries);
+    let state = match primaries.get(&(device as i32)) {
+        Some(state) => *state,
+        None => {
+            forward::ask(number, words)?;
+            let state = (caller::half(flags), caller::half(active));
+            primaries.insert(device as i32, state);
+            state
+        }
+    };
+    caller::write_half(flags, state.0);
+    caller::write_half(active, state.1);
+    Ok(())
+}
+
+/// Primary contexts may be in another state from now on.
+fn change() -> Result<(), u32> {
+    locked(&client()?.primaries).clear();
+    Ok(())
 }
 
 pub(crate) fn cuDevicePrimaryCtxRelease(number: usize, words: &[usize]) -> Result<(), u32> {
@@ -89,6 +127,7 @@ fn forget() -> Result<(), u32> {
     let client = client()?;
     locked(&client.kept).clear();
     locked(&client.set).clear();
+    locked(&client.primaries).clear();
     Ok(())
 }
 
@@ -114,7 +153,7 @@ pub(crate) fn cuDevicePrimaryCtxReset_v2(number: usize, words: &[usize]) -> Resu
 
 /// The primary context of a device, which the runtime asks for: it is retained from then on.
 pub(crate) fn primary(to: usize, device: i32) -> Result<(), u32> {
-    forward::ask(the("cuDevicePrimaryCtxRetain")?, &[to, device as usize])
+    cuDevicePrimaryCtxRetain(the("cuDevicePrimaryCtxRetain")?, &[to, device as usize])
 }
 
 /// The number that no other context has or had.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vm_bridge::wire::{CHUNK, put};
 
-use super::{is_device, is_shared, the_form};
+use super::{is_elsewhere, is_shared, the_form};
 use crate::client::{Client, client};
 use crate::forward;
 use crate::sys::caller;
@@ -81,7 +81,7 @@ fn anywhere(number: usize, words: &[usize], stream: Option<usize>) -> Result<(),
     let (to, from, len) = (words[0], words[1], words[2]);
     let client: Arc<Client> = client()?;
     let form = |with: &str, without: &str| the_form(if stream.is_some() { with } else { without }, number);
-    match (is_device(&client, to), is_device(&client, from)) {
+    match (is_elsewhere(&client, to), is_elsewhere(&client, from)) {
         (true, true) => {
             let number = form("cuMemcpyDtoDAsync_v2", "cuMemcpyDtoD_v2")?;
             let words: Vec<usize> = [to, from, len].into_iter().chain(stream).collect();

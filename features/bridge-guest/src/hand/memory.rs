@@ -17,6 +17,53 @@ pub(crate) fn is_device(client: &Client, at: usize) -> bool {
     devices.range(..=at as u64).next_back().is_some_and(|(start, len)| at as u64 - start < *len)
 }
 
+/// Is it an address of a device, as far as can be told? What is mapped nowhere in this process is no memory of it.
+pub(crate) fn is_elsewhere(client: &Client, at: usize) -> bool {
+    is_device(client, at) || !window::is_mapped(at)
+}
+
+/// The registered memory at an address: where it begins, and how long it is.
+pub(crate) fn registered_at(client: &Client, at: usize) -> Option<(u64, u64)> {
+    let registered = locked(&client.registered);
+    let (start, (len, _)) = registered.range(..=at as u64).next_back()?;
+    (at as u64 - start < *len).then_some((*start, *len))
+}
+
+pub(crate) fn cuMemHostRegister_v2(_: usize, words: &[usize]) -> Result<(), u32> {
+    /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
+    const ALREADY: u32 = 712;
+    let (client, at, len, flags) = (client()?, words[0] as u64, words[1] as u64, words[2] as u32);
+    let end = at.checked_add(len).ok_or(code::INVALID_VALUE)?;
+    if at == 0 || len == 0 || flags & !0xf != 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let mut registered = locked(&client.registered);
+    let before = registered.range(..end).next_back();
+    if before.is_some_and(|(start, (len, _))| start + len > at) || is_shared(&client, words[0], 1) {
+        return Err(ALREADY);
+    }
+    registered.insert(at, (len, flags));
+    Ok(())
+}
+
+pub(crate) fn cuMemHostUnregister(_: usize, words: &[usize]) -> Result<(), u32> {
+    /// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
+    const NOT: u32 = 713;
+    // Copies of it have taken their bytes, or have brought them.
+    locked(&client()?.registered).remove(&(words[0] as u64)).map(drop).ok_or(NOT)
+}
+
+pub(crate) fn cuMemHostGetFlags(number: usize, words: &[usize]) -> Result<(), u32> {
+    let flags = locked(&client()?.registered).get(&(words[1] as u64)).map(|(_, flags)| *flags);
+    match flags {
+        Some(flags) => {
+            caller::write_half(words[0], flags);
+            Ok(())
+        }
+        None => forward::ask(number, words),
+    }
+}
+
 /// Is all of a range memory that both sides have?
 pub(crate) fn is_shared(client: &Client, at: usize, len: usize) -> bool {
     if !WINDOW.contains(&(at as u64)) {
@@ -157,6 +204,9 @@ pub(crate) fn cuMemFreeHost(number: usize, words: &[usize]) -> Result<(), u32> {
 
 pub(crate) fn cuMemHostGetDevicePointer_v2(_: usize, words: &[usize]) -> Result<(), u32> {
     let client = client()?;
+    if registered_at(&client, words[1]).is_some() {
+        return Err(code::NOT_SUPPORTED);
+    }
     if words[0] == 0 || words[2] as u32 != 0 || !is_shared(&client, words[1], 1) {
         return Err(code::INVALID_VALUE);
     }

@@ -6,10 +6,10 @@ mod captures;
 mod contexts;
 mod copies;
 mod launches;
-mod links;
 mod memory;
 mod modules;
 mod names;
+mod objects;
 mod pointers;
 mod strided;
 
@@ -18,15 +18,18 @@ pub(crate) use captures::*;
 pub(crate) use contexts::*;
 pub(crate) use copies::*;
 pub(crate) use launches::*;
-pub(crate) use links::*;
 pub(crate) use memory::*;
 pub(crate) use modules::*;
 pub(crate) use names::*;
+pub(crate) use objects::*;
 pub(crate) use pointers::*;
 pub(crate) use strided::*;
 
 use vm_bridge::wire::code;
 use vm_cuda_api::{FUNCTIONS, names::is_per_thread, number};
+
+use callbacks::begin_calls;
+use modules::{file, pack_options};
 
 /// The number of a function.
 fn the(name: &str) -> Result<usize, u32> {

@@ -22,6 +22,14 @@ fn load(number: usize, image: &[u8], options: [usize; 3]) -> Result<u64, u32> {
     for part in image.chunks(CHUNK) {
         client.post(own::IMAGE.into(), part)?;
     }
+    let mut payload = Vec::new();
+    pack_options([count, kinds, values], &mut payload);
+    let reply = client.ask(number, &payload, false)?;
+    Reader(&reply).word().map_err(|_| code::UNAVAILABLE)
+}
+
+/// Packs options of the compiler, but those that are pointers.
+pub(super) fn pack_options([count, kinds, values]: [usize; 3], payload: &mut Vec<u8>) {
     let mut given = Vec::new();
     for at in 0..count as u32 as usize {
         let (kind, value) = (caller::half(kinds + 4 * at), values + 8 * at);
@@ -32,14 +40,11 @@ fn load(number: usize, image: &[u8], options: [usize; 3]) -> Result<u64, u32> {
             caller::write(value, 0);
         }
     }
-    let mut payload = Vec::new();
-    put(&mut payload, given.len() as u64);
+    put(payload, given.len() as u64);
     for (kind, value) in given {
-        put(&mut payload, kind.into());
-        put(&mut payload, value);
+        put(payload, kind.into());
+        put(payload, value);
     }
-    let reply = client.ask(number, &payload, false)?;
-    Reader(&reply).word().map_err(|_| code::UNAVAILABLE)
 }
 
 /// Loads a module of an image in memory.

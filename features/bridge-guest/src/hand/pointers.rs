@@ -2,29 +2,52 @@
 
 use vm_bridge::wire::{Malformed, Reader, WINDOW, code, put};
 
-use super::{is_device, the};
+use super::{is_device, registered_at, the};
 use crate::client::{Client, client};
 use crate::sys::caller;
+use crate::{current, forward};
 
 /// `CUpointer_attribute`, and bytes of its value. Those without a line are words.
-const SIZES: [(u32, usize); 13] = [
-    (2, 4),
-    (5, 16),
-    (6, 4),
-    (8, 4),
-    (9, 4),
-    (10, 4),
-    (13, 4),
-    (14, 4),
-    (16, 4),
-    (17, 8),
-    (18, 4),
-    (19, 8),
-    (21, 4),
-];
+const SIZES: [(u32, usize); 11] =
+    [(2, 4), (5, 16), (6, 4), (8, 4), (9, 4), (10, 4), (13, 4), (14, 4), (15, 4), (16, 4), (21, 4)];
 
 fn size(attribute: u32) -> usize {
     SIZES.iter().find(|(known, _)| *known == attribute).map_or(8, |(_, size)| *size)
+}
+
+/// `CU_POINTER_ATTRIBUTE_CONTEXT`, `…_MEMORY_TYPE`, `…_HOST_POINTER`, `…_IS_MANAGED`, `…_DEVICE_ORDINAL`, `…_RANGE_START_ADDR`, `…_RANGE_SIZE`.
+const OF_REGISTERED: [u32; 7] = [1, 2, 4, 8, ORDINAL, 11, 12];
+/// `CU_MEMORYTYPE_HOST`.
+const HOST: u64 = 1;
+
+/// Of each attribute the result, and its value.
+type Values = Vec<(u32, [u8; 16])>;
+
+/// What is said of registered memory: of this side alone, as the device does not reach it.
+fn registered(at: usize, attributes: &[u32]) -> Result<Option<Values>, u32> {
+    let Some((start, len)) = registered_at(&*client()?, at) else { return Ok(None) };
+    let mut device = 0i32;
+    // Without a context there is no device.
+    if forward::keep(the("cuCtxGetDevice")?, &[&raw mut device as usize]).is_err() {
+        device = 0;
+    }
+    let value = |attribute: &u32| {
+        let [context, kind, pointer, managed, ordinal, first, size] = OF_REGISTERED;
+        let word = match *attribute {
+            known if known == context => current::get(),
+            known if known == kind => HOST,
+            known if known == pointer => at as u64,
+            known if known == managed => 0,
+            known if known == ordinal => device as u32 as u64,
+            known if known == first => start,
+            known if known == size => len,
+            _ => return (code::INVALID_VALUE, [0; 16]),
+        };
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&word.to_ne_bytes());
+        (0, bytes)
+    };
+    Ok(Some(attributes.iter().map(value).collect()))
 }
 
 /// Is it an address that the driver knows?
@@ -33,7 +56,13 @@ fn is_known(client: &Client, at: usize) -> bool {
 }
 
 /// Asks for attributes of an address: the result of each, with its value.
-fn get(at: usize, attributes: &[u32]) -> Result<Vec<(u32, [u8; 16])>, u32> {
+fn get(at: usize, attributes: &[u32]) -> Result<Values, u32> {
+    if let Some(known) = registered(at, attributes)? {
+        return Ok(known);
+    }
+    if !is_known(&*client()?, at) {
+        return Ok(vec![(code::INVALID_VALUE, [0; 16]); attributes.len()]);
+    }
     let mut payload = Vec::new();
     put(&mut payload, at as u64);
     attributes.iter().for_each(|attribute| put(&mut payload, u64::from(*attribute)));
@@ -48,7 +77,7 @@ fn get(at: usize, attributes: &[u32]) -> Result<Vec<(u32, [u8; 16])>, u32> {
 
 pub(crate) fn cuPointerGetAttribute(_: usize, words: &[usize]) -> Result<(), u32> {
     let [to, attribute, at] = *words else { return Err(code::INVALID_VALUE) };
-    if to == 0 || !is_known(&*client()?, at) {
+    if to == 0 {
         return Err(code::INVALID_VALUE);
     }
     match get(at, &[attribute as u32])?.first() {
@@ -72,11 +101,7 @@ pub(crate) fn cuPointerGetAttributes(_: usize, words: &[usize]) -> Result<(), u3
         return Err(code::INVALID_VALUE);
     }
     let attributes: Vec<u32> = (0..count).map(|index| caller::half(attributes + 4 * index)).collect();
-    let got = if is_known(&*client()?, at) {
-        get(at, &attributes)?
-    } else {
-        vec![(code::INVALID_VALUE, [0; 16]); count]
-    };
+    let got = get(at, &attributes)?;
     for (index, (attribute, (code, value))) in attributes.into_iter().zip(got).enumerate() {
         let to = caller::word(data + 8 * index) as usize;
         match code {

@@ -3,7 +3,7 @@
 use vm_bridge::wire::strided::{DEVICE, Form, HOST, UNIFIED};
 use vm_bridge::wire::{CHUNK, code, put};
 
-use super::{is_device, is_shared};
+use super::{is_elsewhere, is_shared};
 use crate::client::client;
 use crate::sys::caller;
 
@@ -21,7 +21,7 @@ fn copy(number: usize, form: Form, words: &[usize]) -> Result<(), u32> {
     let mut packed = [false; 2];
     for (at, end) in form.ends().into_iter().enumerate() {
         if copy[end.kind] as u32 as u64 == UNIFIED {
-            let device = is_device(&client, copy[end.device] as usize);
+            let device = is_elsewhere(&client, copy[end.device] as usize);
             copy[end.kind] = if device { DEVICE } else { HOST };
             copy[end.host] = copy[end.device];
         }
@@ -47,14 +47,11 @@ fn copy(number: usize, form: Form, words: &[usize]) -> Result<(), u32> {
     parts(form, &copy, packed, stream.is_none(), &send)
 }
 
+/// Sends a structure, with bytes behind it, and waits for an answer or does not.
+type Send<'a> = dyn Fn(&[u64], &[u8], bool) -> Result<Vec<u8>, u32> + 'a;
+
 /// Copies part by part.
-fn parts(
-    form: Form,
-    copy: &[u64],
-    packed: [bool; 2],
-    is_sync: bool,
-    send: &dyn Fn(&[u64], &[u8], bool) -> Result<Vec<u8>, u32>,
-) -> Result<(), u32> {
+fn parts(form: Form, copy: &[u64], packed: [bool; 2], is_sync: bool, send: &Send<'_>) -> Result<(), u32> {
     if packed == [true, true] {
         return Err(code::NOT_SUPPORTED);
     }

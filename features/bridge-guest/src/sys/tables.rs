@@ -160,13 +160,15 @@ extern "C" fn storage_put(
     value: usize,
     end: Option<extern "C" fn(u64, usize, usize)>,
 ) -> u32 {
-    result(
-        meant(context).map(|context| stored(|all| drop(all.insert((context, key), Stored { value, end })))),
-    )
+    result(meant(context).map(|context| {
+        stored(|all| all.insert((context, key), Stored { value, end }));
+    }))
 }
 
 extern "C" fn storage_delete(context: u64, key: usize) -> u32 {
-    result(meant(context).map(|context| stored(|all| drop(all.remove(&(context, key))))))
+    result(meant(context).map(|context| {
+        stored(|all| all.remove(&(context, key)));
+    }))
 }
 
 extern "C" fn storage_get(to: usize, context: u64, key: usize) -> u32 {

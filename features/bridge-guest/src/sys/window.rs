@@ -29,3 +29,12 @@ pub(crate) fn free(at: u64, len: u64) {
     // SAFETY: it is memory of `make`, which its owner has freed.
     let _ = unsafe { munmap(at as *mut c_void, len as usize) };
 }
+
+/// Is there any memory of this process at an address?
+pub(crate) fn is_mapped(at: usize) -> bool {
+    const PAGE: usize = 4096;
+    let mut present = 0u8;
+    let page = (at & !(PAGE - 1)) as *mut c_void;
+    // SAFETY: it looks at no memory, and writes a byte for the one page.
+    unsafe { libc::mincore(page, 1, &raw mut present) == 0 }
+}

@@ -6,6 +6,9 @@
 //! | launches | parameters are behind an array of pointers, as long as the kernel says |
 //! | copies | bytes of the program's memory go with them, or memory that both have is named |
 //! | memory of the host | the program's own, mapped here too, is made known to the driver |
+//! | textures, surfaces | their description may have an array in it |
+//! | the linker | what it makes is memory of the driver's, of any length |
+//! | functions of the program | they are called there, when the driver calls |
 //! | captures' dependencies | the driver returns an array of its own |
 
 use std::sync::LazyLock;
@@ -16,20 +19,20 @@ use super::handles::Layout;
 use super::lane::{Call, Lane};
 use super::pack::Refused;
 use super::sys::{self, Word};
-use super::{callbacks, capture, pointers, strided};
+use super::{callbacks, capture, objects, pointers, strided};
 use crate::wire::strided::Form;
 use crate::wire::{CHUNK, Malformed, Reader, code, control, own, put, put_bytes};
 
 /// What a call comes with, and what it returns.
-struct Parts<'a> {
-    lane: &'a mut Lane,
-    reader: Reader<'a>,
-    reply: &'a mut Vec<u8>,
+pub(super) struct Parts<'a> {
+    pub(super) lane: &'a mut Lane,
+    pub(super) reader: Reader<'a>,
+    pub(super) reply: &'a mut Vec<u8>,
 }
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 27] = [
+const HANDLERS: [(&str, Handler); 33] = [
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
     ("cuLaunchKernel", launch),
@@ -49,6 +52,12 @@ const HANDLERS: [(&str, Handler); 27] = [
     ("cuOccupancyMaxActiveClusters", clusters),
     ("cuOccupancyMaxPotentialClusterSize", clusters),
     ("cuPointerGetAttributes", |call, parts| pointers::attributes(call, parts.reader, parts.reply)),
+    ("cuTexObjectCreate", objects::texture),
+    ("cuSurfObjectCreate", objects::surface),
+    ("cuUserObjectCreate", objects::user),
+    ("cuLinkCreate_v2", objects::link),
+    ("cuLinkAddData_v2", objects::link_data),
+    ("cuLinkComplete", objects::link_complete),
     ("cuMemFree_v2", free),
     ("cuMemHostAlloc", host_allocate),
     ("cuMemFreeHost", host_free),
@@ -81,6 +90,7 @@ pub(super) fn make(
 ) -> Option<Result<u32, Refused>> {
     let handler = match u16::try_from(call.number).ok()? {
         own::LAYOUT => layout,
+        own::LINKED => objects::linked,
         own::IMAGE => |_: &mut Call<'_>, parts: Parts<'_>| parts.lane.append(parts.reader.0),
         _ => (*BY_NUMBER.get(call.number)?)?,
     };
@@ -99,7 +109,7 @@ fn layout(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
 }
 
 /// Options of the compiler: as many, then each with its value. None of them is a pointer.
-fn options(reader: &mut Reader<'_>) -> Result<Vec<(u64, u64)>, Refused> {
+pub(super) fn options(reader: &mut Reader<'_>) -> Result<Vec<(u64, u64)>, Refused> {
     const MOST: u64 = 64;
     let count = reader.word()?;
     if count > MOST {
@@ -112,7 +122,7 @@ fn options(reader: &mut Reader<'_>) -> Result<Vec<(u64, u64)>, Refused> {
 pub(crate) const PLAIN_OPTIONS: [u64; 11] = [0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
 /// Memory with options, then their values, as the driver takes them: numbers of 32 bits, then words.
-fn with_options(options: &[(u64, u64)]) -> Result<(Vec<u64>, usize), Refused> {
+pub(super) fn with_options(options: &[(u64, u64)]) -> Result<(Vec<u64>, usize), Refused> {
     if options.iter().any(|(option, _)| !PLAIN_OPTIONS.contains(option)) {
         return Err(code::NOT_SUPPORTED.into());
     }

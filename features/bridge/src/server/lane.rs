@@ -12,7 +12,7 @@ use vm_cuda_api::FUNCTIONS;
 use super::hand;
 use super::pack::{self, Refused};
 use super::session::{Session, SessionError};
-use super::sys::{Driver, Word};
+use super::sys::{self, Driver, Word};
 use crate::calls::{MODES, Mode};
 use crate::ring::{Far, Taken};
 use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own};
@@ -37,6 +37,12 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
                 Ok(ring) => start(session, Ring { ring, session: session.clone() }),
                 Err(_) => code::INVALID_VALUE,
             },
+            ([control::VARIABLE, name, len], None) if len <= control::VALUE as u64 => {
+                let mut value = vec![0; len as usize];
+                (&*connection).read_exact(&mut value)?;
+                let name = *control::VARIABLES.get(name as usize).ok_or(Malformed)?;
+                sys::set_variable(name, &value).err().unwrap_or(0)
+            }
             ([control::CALLBACKS, ..], Some(file)) => {
                 session.callbacks().open(UnixStream::from(file));
                 0
@@ -339,7 +345,7 @@ impl Lane {
     fn make(&mut self, call: &mut Call<'_>, payload: &[u8], reply: &mut Vec<u8>) -> Result<u32, Refused> {
         let mode = match FUNCTIONS.get(call.number) {
             Some(_) => MODES[call.number],
-            None if (own::LAYOUT..=own::IMAGE).contains(&(call.number as u16)) => Mode::Hand,
+            None if (own::LAYOUT..=own::LINKED).contains(&(call.number as u16)) => Mode::Hand,
             None => return Err(Refused::Malformed),
         };
         if mode == Mode::Waits {

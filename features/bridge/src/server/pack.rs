@@ -78,7 +78,7 @@ pub(super) fn make(
             match parameter.kind {
                 Kind::Number(_) => words[at] = Word::Is(heads[at]),
                 Kind::Address => {
-                    if copies && !session.ranges().has(heads[at]) && !session.has(heads[at], 1) {
+                    if copies && !session.may_copy(heads[at]) {
                         return Err(code::INVALID_VALUE.into());
                     }
                     words[at] = Word::Is(heads[at]);

@@ -44,6 +44,8 @@ pub struct Session {
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
     callbacks: callbacks::Shared,
+    /// What the driver reads as long as a linker is there.
+    kept: Mutex<BTreeMap<u64, Vec<u64>>>,
     pub(super) turn: Turn,
 }
 
@@ -63,6 +65,7 @@ impl Session {
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
+            kept: Mutex::default(),
             turn: Turn::default(),
         }
     }
@@ -92,6 +95,11 @@ impl Session {
 
     pub(super) fn callbacks(&self) -> callbacks::Shared {
         self.callbacks.clone()
+    }
+
+    /// Keeps what the driver reads as long as a linker is there; the next one at its place replaces it.
+    pub(super) fn keep(&self, link: u64, memory: Vec<u64>) {
+        locked(&self.kept).insert(link, memory);
     }
 
     /// A lane more, unless there are too many.
@@ -143,6 +151,19 @@ impl Session {
         found.is_some_and(|(start, mapping)| {
             at.checked_add(len).is_some_and(|end| end <= start + mapping.len())
         })
+    }
+
+    /// Is it memory that may be copied: of a device, or that both have? What a graph allocated is known to the driver alone.
+    pub(super) fn may_copy(&self, at: u64) -> bool {
+        /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, and `CU_MEMORYTYPE_DEVICE`.
+        const KIND: u64 = 2;
+        const DEVICE: u64 = 2;
+        self.ranges().has(at) || self.has(at, 1) || {
+            let mut memory = [0];
+            let words = [Word::At(0), Word::Is(KIND), Word::Is(at)];
+            self.driver.named("cuPointerGetAttribute", &words, &mut memory) == 0
+                && memory[0] & 0xffff_ffff == DEVICE
+        }
     }
 
     /// The length of the memory that both have at an address.

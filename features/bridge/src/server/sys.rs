@@ -269,3 +269,45 @@ pub(super) fn add_callback(driver: &Driver, number: usize, stream: u64, made: Ca
     }
     result
 }
+
+/// Makes an object that calls a function of the program when it ends.
+pub(super) fn user_object(
+    driver: &Driver,
+    number: usize,
+    callback: Callback,
+    [count, flags]: [u64; 2],
+    made: &mut [u64; 1],
+) -> u32 {
+    let at = Box::into_raw(Box::new(callback));
+    let words = [made.as_mut_ptr() as u64, at as u64, function as *const () as u64, count, flags];
+    // SAFETY: the driver writes one word, and calls the function with the pointer once.
+    let result = unsafe { driver.call(number, &words) };
+    if result != 0 {
+        // SAFETY: the driver has not taken it.
+        drop(unsafe { Box::from_raw(at) });
+    }
+    result
+}
+
+/// Bytes that the driver returned a pointer to.
+pub(super) fn bytes(at: u64, len: usize) -> Vec<u8> {
+    if at == 0 {
+        return Vec::new();
+    }
+    // SAFETY: the driver has said that there are as many, until their linker ends.
+    unsafe { std::slice::from_raw_parts(at as *const u8, len) }.to_vec()
+}
+
+/// Sets a variable for the driver to read, unless who started the server has set it.
+pub(super) fn set_variable(name: &str, value: &[u8]) -> Result<(), u32> {
+    let value = std::str::from_utf8(value).map_err(|_| code::INVALID_VALUE)?;
+    if value.contains('\0') {
+        return Err(code::INVALID_VALUE);
+    }
+    if std::env::var_os(name).is_none() {
+        // SAFETY: a program sends it first, before it has lanes: no other thread reads the environment then. One that does otherwise harms its own
+        // worker alone.
+        unsafe { std::env::set_var(name, value) };
+    }
+    Ok(())
+}

@@ -54,6 +54,8 @@ pub mod own {
     pub const LAYOUT: u16 = 0x8000;
     /// A part of an image, which the next load takes.
     pub const IMAGE: u16 = 0x8001;
+    /// A part of what the linker made: where it begins, and how long it is.
+    pub const LINKED: u16 = 0x8002;
 }
 
 /// What is before a request.
@@ -195,6 +197,13 @@ pub mod control {
     /// Where the program's functions are called that streams call: the other end of a stream is the file. On it come [`CALL`] words (what it is,
     /// function, argument, stream, status), each answered with a word when it has returned.
     pub const CALLBACKS: u64 = 4;
+    /// A variable of the program's environment that the driver reads when it starts: which of [`VARIABLES`], and the length of its value, which follows.
+    pub const VARIABLE: u64 = 5;
+    /// These variables.
+    pub const VARIABLES: [&str; 4] =
+        ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS"];
+    /// The most bytes of a value.
+    pub const VALUE: usize = 4096;
     /// Words of a call.
     pub const CALL: usize = 5;
     /// A function with its argument.

@@ -20,6 +20,8 @@ api! {
         give(context, || context::create(flags, device))
     }
     4000 fn cuCtxDestroy_v2(context: u64) { context::destroy(context) }
+    2000 fn cuCtxAttach(context: Out<u64>, flags: u32) { give(context, || context::attach(flags)) }
+    2000 fn cuCtxDetach(context: u64) { context::detach(context) }
     4000 fn cuCtxPushCurrent_v2(context: u64) { context::push(context) }
     4000 fn cuCtxPopCurrent_v2(context: Out<u64>) {
         let popped = context::pop()?;

@@ -2,8 +2,9 @@
 
 use super::{Out, Unused, api, give, put, read, stream};
 use crate::{
+    array,
     error::{Error, Result},
-    ffi::{AccessOf, Location, PoolProperties, Properties},
+    ffi::{AccessOf, ArrayDescriptor, ArrayDescriptor3d, Location, PoolProperties, Properties},
     host, ipc, memory,
     pointer::{self, Value},
     pool, sys, virtual_memory,
@@ -129,8 +130,7 @@ api! {
     }
     11020 fn cuMemPoolDestroy(pool: u64) { pool::destroy(pool) }
     11020 fn cuMemPoolTrimTo(pool: u64, keep: usize) {
-        let _ = keep;
-        pool::trim(pool)
+        pool::trim(pool, keep)
     }
     11020 fn cuMemPoolGetAttribute(pool: u64, attribute: i32, value: *mut c_void) {
         let (int, found) = pool::attribute(pool, attribute)?;
@@ -143,11 +143,26 @@ api! {
     }
     11020 fn cuMemPoolSetAccess(pool: u64, map: *const AccessOf, count: usize) {
         let _ = (map, count);
-        pool::trim(pool)
+        pool::known(pool)
     }
     11020 fn cuMemPoolGetAccess(flags: Out<i32>, pool: u64, location: *const Location) {
-        give(flags, || read(location).and_then(|_| pool::trim(pool)).map(|()| 3))
+        give(flags, || read(location).and_then(|_| pool::known(pool)).map(|()| 3))
     }
+
+    3020 fn cuArrayCreate_v2(array: Out<u64>, descriptor: *const ArrayDescriptor) {
+        give(array, || {
+            let ArrayDescriptor { sides: [width, height], format, channels } = read(descriptor)?;
+            array::create(&ArrayDescriptor3d { sides: [width, height, 0], format, channels, flags: 0, end: 0 }, None)
+        })
+    }
+    3020 fn cuArray3DCreate_v2(array: Out<u64>, descriptor: *const ArrayDescriptor3d) {
+        give(array, || array::create(&read(descriptor)?, None))
+    }
+    5000 fn cuMipmappedArrayCreate(array: Out<u64>, descriptor: *const ArrayDescriptor3d, levels: u32) {
+        give(array, || array::create(&read(descriptor)?, Some(levels)))
+    }
+    2000 fn cuArrayDestroy(array: u64) { array::destroy(array, false) }
+    5000 fn cuMipmappedArrayDestroy(array: u64) { array::destroy(array, true) }
 
     4010 fn cuIpcGetMemHandle(handle: Out<ipc::Handle>, dptr: u64) { give(handle, || ipc::handle(dptr)) }
     // The handle is passed by value: as a structure in memory.

@@ -20,10 +20,10 @@ macro_rules! unsupported {
 }
 
 unsupported! {
-    2000 cuArray3DCreate, 3020 cuArray3DCreate_v2, 2000 cuArray3DGetDescriptor,
-    3020 cuArray3DGetDescriptor_v2, 2000 cuArrayCreate, 3020 cuArrayCreate_v2, 2000 cuArrayDestroy,
+    2000 cuArray3DCreate, 2000 cuArray3DGetDescriptor,
+    3020 cuArray3DGetDescriptor_v2, 2000 cuArrayCreate,
     2000 cuArrayGetDescriptor, 3020 cuArrayGetDescriptor_v2, 11060 cuArrayGetMemoryRequirements,
-    11020 cuArrayGetPlane, 11010 cuArrayGetSparseProperties, 2000 cuCtxAttach, 2000 cuCtxDetach,
+    11020 cuArrayGetPlane, 11010 cuArrayGetSparseProperties,
     12040 cuCtxFromGreenCtx, 12040 cuCtxGetDevResource, 11040 cuCtxGetExecAffinity,
     4020 cuCtxGetSharedMemConfig, 12050 cuCtxRecordEvent, 4020 cuCtxSetSharedMemConfig,
     12050 cuCtxWaitEvent, 10000 cuDestroyExternalMemory, 10000 cuDestroyExternalSemaphore,
@@ -90,8 +90,8 @@ unsupported! {
     3020 cuMemcpyAtoHAsync_v2 / cuMemcpyAtoHAsync_v2_ptsz, 3020 cuMemcpyAtoH_v2 / cuMemcpyAtoH_v2_ptds,
     13000 cuMemcpyBatchAsync_v2 / cuMemcpyBatchAsync_v2_ptsz, 3020 cuMemcpyDtoA_v2 / cuMemcpyDtoA_v2_ptds,
     3020 cuMemcpyHtoAAsync_v2 / cuMemcpyHtoAAsync_v2_ptsz, 3020 cuMemcpyHtoA_v2 / cuMemcpyHtoA_v2_ptds,
-    13020 cuMemcpyWithAttributesAsync / cuMemcpyWithAttributesAsync_ptsz, 5000 cuMipmappedArrayCreate,
-    5000 cuMipmappedArrayDestroy, 5000 cuMipmappedArrayGetLevel,
+    13020 cuMemcpyWithAttributesAsync / cuMemcpyWithAttributesAsync_ptsz,
+    5000 cuMipmappedArrayGetLevel,
     11060 cuMipmappedArrayGetMemoryRequirements, 11010 cuMipmappedArrayGetSparseProperties,
     3000 cuModuleGetSurfRef,
     2000 cuModuleGetTexRef, 12010 cuMulticastAddDevice, 12010 cuMulticastBindAddr,

@@ -93,7 +93,8 @@ pub(super) fn draw<DB: DrawingBackend>(
     let layouts: Vec<Layout> = histories
         .iter()
         .map(|of| {
-            Layout::of(of.blocks.iter().map(|block| (block.address, block.address + block.bytes)).collect())
+            let places = |block: &Block| block.id.address().map(|start| (start, start + block.bytes));
+            Layout::of(of.blocks.iter().filter_map(places).collect())
         })
         .collect();
     let most = |of: &History| {
@@ -208,7 +209,7 @@ fn light(RGBColor(r, g, b): RGBColor) -> RGBColor {
 /// A colour of a block that has memory.
 fn solid(block: &Block) -> RGBColor {
     match block {
-        Block { is_native: true, .. } => NATIVE,
+        Block { native: Some(_), .. } => NATIVE,
         Block { of_host: true, .. } => HOST,
         Block { family: 0, .. } => MAPPED,
         Block { family, .. } => FAMILIES[(family - 1) % FAMILIES.len()],
@@ -391,14 +392,13 @@ impl<DB: DrawingBackend> Panel<'_, DB> {
     fn places(&self, block: &Block) -> (Range<i32>, Range<i32>, Range<i32>, Range<i32>) {
         let (start, end) = (self.x(block.since), self.x(block.until.unwrap_or(self.history.length)));
         let x = start..end.max(start + 1);
-        let (top, bottom) = (
-            self.high(self.layout.at(block.address + block.bytes)),
-            self.high(self.layout.at(block.address)),
-        );
+        let start = block.id.number();
+        let (top, bottom) =
+            (self.high(self.layout.at(start + block.bytes)), self.high(self.layout.at(start)));
         let y = top.min(bottom - 1)..bottom;
         // Until it is filled, or for ever.
         let filled = block.filled.map_or(x.end, |time| self.x(time));
-        let part = self.high(self.layout.at(block.address + block.missing.min(block.bytes)))..bottom;
+        let part = self.high(self.layout.at(start + block.missing.min(block.bytes)))..bottom;
         let light_x = x.start..if block.missing == 0 { x.start } else { filled };
         (x, y, light_x, part)
     }
@@ -406,7 +406,8 @@ impl<DB: DrawingBackend> Panel<'_, DB> {
     fn addresses(&self) -> Result<(), DB> {
         let mut pixels = Pixels::new(LEFT..self.right, ADDRESSES);
         let (mut large, mut labels) = (Vec::new(), Vec::new());
-        for block in &self.history.blocks {
+        // What has no address takes memory alone.
+        for block in self.history.blocks.iter().filter(|block| block.id.address().is_some()) {
             let (x, y, light_x, part) = self.places(block);
             let color = solid(block);
             if x.len() < 4 || y.len() < 4 || large.len() >= MOST_BLOCKS {
@@ -450,7 +451,9 @@ impl<DB: DrawingBackend> Panel<'_, DB> {
         let middle = |address: u64, bytes: u64| self.high(self.layout.at(address.saturating_add(bytes / 2)));
         let moves = self.history.blocks.iter().filter_map(|block| block.moved.map(|moved| (block, moved)));
         let mut places: Vec<_> = moves
-            .map(|(block, of)| (self.x(of.time), middle(of.from, of.bytes), middle(block.address, of.bytes)))
+            .map(|(block, of)| {
+                (self.x(of.time), middle(of.from, of.bytes), middle(block.id.number(), of.bytes))
+            })
             .collect();
         places.sort_unstable();
         places.dedup();
@@ -558,10 +561,10 @@ fn legend<DB: DrawingBackend>(canvas: &Canvas<'_, DB>, histories: &[History]) ->
         Ok::<(), DrawingAreaErrorKind<DB::ErrorType>>(())
     };
     let swatch = |color: RGBColor| move |x: i32, y: i32| canvas.rect(x..x + 22, y - 8..y + 8, color);
-    if any(&|block| block.is_native) {
+    if any(&|block| block.native.is_some()) {
         entry(&swatch(NATIVE), 22, "the driver's own")?;
     }
-    if any(&|block| !block.is_native) {
+    if any(&|block| block.native.is_none()) {
         entry(&swatch(MAPPED), 22, "virtual memory, mapped")?;
     }
     if any(&|block| block.missing != 0) {

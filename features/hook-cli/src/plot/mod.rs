@@ -149,6 +149,8 @@ fn encoded((width, height): (u32, u32), pixels: &[u8]) -> Result<Vec<u8>, png::E
 mod tests {
     use std::cell::Cell;
 
+    use vm_hook::manager::{Id, Kind};
+
     use super::*;
     use crate::trace::{Event, Process, What};
 
@@ -170,14 +172,20 @@ mod tests {
             let events = (0..below(60)).map(|_| {
                 let (bytes, missing) = (below(1 << below(57)), below(1 << below(30)));
                 let (address, other) = (below(8) << magnitude.min(53), below(8) << magnitude.min(53));
-                let what = match below(10) {
+                let what = match below(11) {
+                    10 => What::Allocated {
+                        id: Id::Array(address),
+                        bytes,
+                        missing: 0,
+                        native: Some(Kind::Array),
+                    },
                     0..3 => What::Allocated {
-                        address,
+                        id: Id::Address(address),
                         bytes,
                         missing: missing.min(bytes),
-                        is_native: below(2) == 0,
+                        native: (below(2) == 0).then_some(Kind::Pool),
                     },
-                    3 => What::Freed { address },
+                    3 => What::Freed { id: Id::Address(address) },
                     4 => What::Moved { from: address, to: other, bytes },
                     5 => What::Filled { address, bytes, of_host: below(2) == 0 },
                     6 => What::Failed { bytes: bytes.rotate_right(below(64) as u32), code: 2 },

@@ -11,13 +11,13 @@ use std::sync::{Mutex, PoisonError};
 
 use super::copies::{Copy, Form};
 use super::find;
-use super::real::{NOT_FOUND, Real, THREAD_STREAMS, call, done, found, synchronize};
+use super::real::{NOT_FOUND, Of, Property, Real, THREAD_STREAMS, call, done, found, synchronize};
 use super::reserve;
 use crate::hook::{self, before, is_on, with};
 use crate::{control, pause, sharing, stacks};
 use vm_hook::driver::{Failure, INVALID_VALUE, OUT_OF_MEMORY, Result};
 use vm_hook::log::{self, Level, Value};
-use vm_hook::manager::{Event, Freed, Manager};
+use vm_hook::manager::{Event, Freed, Id, Kind, Manager, Mark};
 use vm_hook::options::Options;
 use vm_hook::tracker::Tag;
 
@@ -146,16 +146,22 @@ fn code(result: Result<()>) -> u32 {
     }
 }
 
+mod arrays;
 mod contexts;
 mod ipc;
 mod memory;
+mod physical;
 mod pointer;
+mod pools;
 mod streams;
 
+use arrays::*;
 use contexts::*;
 use ipc::*;
 use memory::*;
+use physical::*;
 use pointer::*;
+use pools::*;
 use streams::*;
 
 #[unsafe(no_mangle)]

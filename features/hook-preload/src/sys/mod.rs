@@ -13,7 +13,7 @@ mod threads;
 
 use std::sync::OnceLock;
 
-pub(crate) use real::{Real, export, import, pools, synchronize};
+pub(crate) use real::{Of, Real, export, import, synchronize};
 pub(crate) use stack::{InFile, file_of, return_addresses};
 pub(crate) use staging::Saved;
 pub(crate) use threads::{at_exit, barrier, close, register_barrier, wait_while, wake_all};

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::copies::{Copy, Form};
@@ -59,10 +59,10 @@ pub(super) fn done(code: u32) -> Result<()> {
 /// `CUmemAllocationProp`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Property {
-    kind: c_int,
+pub(super) struct Property {
+    pub(super) kind: c_int,
     handles: c_int,
-    location: Location,
+    pub(super) location: Location,
     windows: usize,
     flags: [u8; 8],
 }
@@ -70,8 +70,8 @@ struct Property {
 /// `CUmemLocation`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Location {
-    kind: c_int,
+pub(super) struct Location {
+    pub(super) kind: c_int,
     number: c_int,
 }
 
@@ -84,9 +84,9 @@ struct Access {
 }
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
-const PINNED: c_int = 1;
+pub(super) const PINNED: c_int = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
-const ON_DEVICE: c_int = 1;
+pub(super) const ON_DEVICE: c_int = 1;
 /// `CU_MEM_LOCATION_TYPE_HOST_NUMA`.
 const ON_HOST: c_int = 3;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
@@ -98,17 +98,46 @@ const RDMA: c_int = 110;
 /// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`.
 const DESCRIPTORS: c_int = 103;
 
+/// Whose something is: it ends with its context, and not with another that has the same handle later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Of {
+    pub(crate) context: Context,
+    /// Which it was of all such things, counted from 1.
+    pub(crate) number: u64,
+}
+
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+impl Of {
+    /// Something new of a context.
+    pub(crate) fn context(context: Context) -> Self {
+        Of { context, number: COUNT.fetch_add(1, Ordering::Relaxed) + 1 }
+    }
+
+    /// How many there have been.
+    pub(crate) fn count() -> u64 {
+        COUNT.load(Ordering::Relaxed)
+    }
+
+    /// Ended it with a context before which there were so many?
+    pub(crate) fn ended(self, context: Context, until: u64) -> bool {
+        self.context == context && self.number <= until
+    }
+}
+
 /// The driver below.
 #[derive(Default)]
 pub(crate) struct Real {
-    /// Streams that the program made, which may have work, and their contexts.
-    pub(crate) streams: Mutex<BTreeMap<Stream, Context>>,
-    /// Events behind the work of streams that were destroyed before it ended, and their contexts.
-    left: Mutex<Vec<(u64, Context)>>,
-    /// Streams that are captured, and their contexts.
-    pub(crate) captures: Mutex<Vec<(Stream, Context)>>,
-    /// Contexts that it made.
-    pub(crate) contexts: Mutex<BTreeSet<Context>>,
+    /// Streams that the program made, which may have work.
+    pub(crate) streams: Mutex<BTreeMap<Stream, Of>>,
+    /// Events behind the work of streams that were destroyed before it ended.
+    left: Mutex<Vec<(u64, Of)>>,
+    /// Streams that are captured.
+    pub(crate) captures: Mutex<Vec<(Stream, Of)>>,
+    /// Contexts that it made, and how often they are held.
+    pub(crate) contexts: Mutex<BTreeMap<Context, (Of, u32)>>,
+    /// Pools of devices' memory that it made.
+    pub(crate) pools: Mutex<BTreeSet<u64>>,
     /// Devices that have contexts. Each reaches the memory of all: a copy between any two is right of the driver's own memory, and of virtual
     /// memory only where the device that copies has access.
     devices: Mutex<BTreeSet<Device>>,
@@ -138,17 +167,18 @@ pub(crate) fn synchronize(context: Context) -> Result<()> {
     within(context, || done(call!(c"cuCtxSynchronize"()())))
 }
 
-/// Bytes that the devices' own memory pools hold: `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
-pub(crate) fn pools() -> u64 {
-    let mut count: c_int = 0;
-    let _ = call!(c"cuDeviceGetCount" (*mut c_int) (&mut count));
-    let held = |device| {
-        let (mut pool, mut held) = (0u64, 0u64);
-        let known = call!(c"cuDeviceGetDefaultMemPool" (*mut u64, c_int) (&mut pool, device)) == 0
-            && call!(c"cuMemPoolGetAttribute" (u64, c_int, *mut u64) (pool, 5, &mut held)) == 0;
-        if known { held } else { 0 }
-    };
-    (0..count).map(held).sum()
+/// The devices' own pools.
+fn default_pools() -> &'static [u64] {
+    static POOLS: OnceLock<Vec<u64>> = OnceLock::new();
+    POOLS.get_or_init(|| {
+        let mut count: c_int = 0;
+        let _ = call!(c"cuDeviceGetCount" (*mut c_int) (&mut count));
+        let pool = |device| {
+            let mut pool = 0u64;
+            (call!(c"cuDeviceGetDefaultMemPool" (*mut u64, c_int) (&mut pool, device)) == 0).then_some(pool)
+        };
+        (0..count).filter_map(pool).collect()
+    })
 }
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -240,28 +270,34 @@ impl Real {
             && active != 0
     }
 
-    /// Forgets a context that is gone, and its streams, which may not be asked any more; so many captures ended with it.
-    pub(crate) fn forget(&self, context: Context) -> usize {
-        lock(&self.contexts).remove(&context);
-        lock(&self.streams).retain(|_, of| *of != context);
-        lock(&self.left).retain(|(_, of)| *of != context);
-        lock(&self.captures).extract_if(.., |(_, of)| *of == context).count()
+    /// Forgets a context that is gone, and its streams, which may not be asked any more, as far as they were there when so many were; so many
+    /// captures ended with it.
+    pub(crate) fn forget(&self, context: Context, until: u64) -> usize {
+        lock(&self.contexts).retain(|_, (of, _)| !of.ended(context, until));
+        lock(&self.streams).retain(|_, of| !of.ended(context, until));
+        lock(&self.left).retain(|(_, of)| !of.ended(context, until));
+        lock(&self.captures).extract_if(.., |(_, of)| of.ended(context, until)).count()
+    }
+
+    /// The context of a stream that the program made.
+    pub(crate) fn context_of(&self, stream: Stream) -> Option<Context> {
+        lock(&self.streams).get(&stream).map(|of| of.context)
     }
 
     /// Before a stream is destroyed, whose work goes on without it.
-    pub(crate) fn leave(&self, stream: Stream, context: Context) {
+    pub(crate) fn leave(&self, stream: Stream, of: Of) {
         /// `CU_EVENT_DISABLE_TIMING`.
         const UNTIMED: u32 = 2;
         if !lock(&self.captures).is_empty() || call!(c"cuStreamQuery"(u64)(stream)) == 0 {
             return;
         }
-        let event = within(context, || {
+        let event = within(of.context, || {
             let mut event = 0u64;
             done(call!(c"cuEventCreate" (*mut u64, u32) (&mut event, UNTIMED)))?;
             done(call!(c"cuEventRecord"(u64, u64)(event, stream)))?;
             Ok(event)
         });
-        lock(&self.left).extend(event.ok().map(|event| (event, context)));
+        lock(&self.left).extend(event.ok().map(|event| (event, of)));
     }
 
     /// Has the work of streams ended that were destroyed?
@@ -283,11 +319,16 @@ impl Real {
         call!(c"cuStreamIsCapturing" (u64, *mut c_int) (stream, &mut status)) == 0 && status != 0
     }
 
+    /// Is a pool one of a device's memory, and not of the host's?
+    pub(crate) fn is_pool_of_device(&self, pool: u64) -> bool {
+        lock(&self.pools).contains(&pool) || default_pools().contains(&pool)
+    }
+
     /// All contexts that may have work.
     pub(crate) fn contexts(&self) -> BTreeSet<Context> {
         let mut count: c_int = 0;
         let _ = call!(c"cuDeviceGetCount" (*mut c_int) (&mut count));
-        let made = lock(&self.contexts).clone();
+        let made: Vec<Context> = lock(&self.contexts).keys().copied().collect();
         (0..count).filter_map(|device| self.primary(device)).chain(made).collect()
     }
 
@@ -401,6 +442,20 @@ impl Driver for Real {
             done(call!(c"cuMemGetInfo_v2" (*mut usize, *mut usize) (&mut free, &mut all)))?;
             Ok(free as u64)
         })
+    }
+
+    fn pools(&self, trims: bool) -> u64 {
+        /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
+        const RESERVED: c_int = 5;
+        let held = |pool: &u64| {
+            let mut held = 0u64;
+            if trims {
+                let _ = call!(c"cuMemPoolTrimTo"(u64, usize)(*pool, 0));
+            }
+            let _ = call!(c"cuMemPoolGetAttribute" (u64, c_int, *mut u64) (*pool, RESERVED, &mut held));
+            held
+        };
+        lock(&self.pools).iter().chain(default_pools()).map(held).sum()
     }
 
     fn save(&self, context: Context, ranges: &[Range]) -> Result<Saved> {

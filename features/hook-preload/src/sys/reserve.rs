@@ -12,7 +12,7 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use super::plain::{LARGE, Plain};
-use super::real::{NOT_FOUND, call, done, found, within};
+use super::real::{NOT_FOUND, Of, call, done, found, within};
 use super::without_signals;
 use crate::hook;
 use vm_hook::driver::{Context, Result};
@@ -51,7 +51,7 @@ impl State {
 pub(super) struct Part {
     plain: Plain,
     pub(super) bytes: u64,
-    context: Context,
+    of: Of,
 }
 
 impl Part {
@@ -66,7 +66,7 @@ impl Part {
             done(call!(c"cuMemHostRegister_v2" (*mut c_void, usize, c_uint) (start, length, PORTABLE)))
         })?;
         BYTES.fetch_add(bytes, Ordering::AcqRel);
-        Ok(Self { plain, bytes, context })
+        Ok(Self { plain, bytes, of: Of::context(context) })
     }
 
     pub(super) fn start(&self) -> usize {
@@ -158,9 +158,9 @@ pub(crate) fn leave(context: Context) {
     drop(LEFT.wait_timeout_while(state, Duration::from_secs(10), |state| state.inside == Some(context)));
 }
 
-/// A context has ended, and what it registered is not any more.
-pub(crate) fn end_context(context: Context) {
-    let gone: Vec<Part> = lock().free.extract_if(.., |part| part.context == context).collect();
+/// A context has ended, before which there were so many things of contexts, and what it registered is not any more.
+pub(crate) fn end_context(context: Context, until: u64) {
+    let gone: Vec<Part> = lock().free.extract_if(.., |part| part.of.ended(context, until)).collect();
     drop(gone);
 }
 

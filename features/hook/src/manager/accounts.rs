@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Manager;
+use super::{Id, Kind, Manager};
 use crate::control::{Accounts, Holder, Owner};
 use crate::driver::Driver;
 use crate::tracker::{Stack, Tag};
@@ -15,6 +15,7 @@ impl<D: Driver> Manager<D> {
             .map(|of| Owner {
                 address: of.address,
                 bytes: of.bytes,
+                kind: "virtual".into(),
                 number: of.number,
                 tag: of.tag.as_ref().map(|tag| tag.name.clone()),
                 droppable: of.tag.as_ref().is_some_and(|tag| tag.is_droppable),
@@ -22,9 +23,10 @@ impl<D: Driver> Manager<D> {
                 native: false,
             })
             .collect();
-        owners.extend(self.native.iter().map(|(address, of)| Owner {
-            address: *address,
+        owners.extend(self.native.all().map(|(id, of)| Owner {
+            address: id.number(),
             bytes: of.bytes,
+            kind: of.kind.name().into(),
             number: 0,
             tag: of.tag.as_ref().map(|tag| tag.name.clone()),
             droppable: false,
@@ -36,14 +38,16 @@ impl<D: Driver> Manager<D> {
         Accounts {
             quota: self.quota,
             r#virtual: all().map(|of| of.backed()).sum(),
-            native: self.native_bytes(false),
-            managed: self.native_bytes(true),
-            pools: 0,
+            native: self.native.sum(Kind::Device),
+            managed: self.native.sum(Kind::Managed),
+            pools: self.driver.pools(false).max(self.native.sum(Kind::Pool)),
+            physical: self.native.sum(Kind::Physical),
+            arrays: self.native.sum(Kind::Array),
             reserved: 0,
             paused: all().map(|of| of.paused()).sum(),
             promised: self.promised(),
             pinned: all().filter(|of| of.is_pinned).map(|of| of.backed()).sum(),
-            allocations: (self.tracker.all().count() + self.native.len()) as u64,
+            allocations: (self.tracker.all().count() + self.native.all().count()) as u64,
             largest: owners,
         }
     }
@@ -52,7 +56,7 @@ impl<D: Driver> Manager<D> {
     pub fn holders(&self) -> Vec<(Holder, Stack)> {
         let mut sums: BTreeMap<Stack, Holder> = BTreeMap::new();
         let own = self.tracker.all().map(|of| (&of.stack, of.bytes));
-        for (stack, bytes) in own.chain(self.native.values().map(|of| (&of.stack, of.bytes))) {
+        for (stack, bytes) in own.chain(self.native.all().map(|(_, of)| (&of.stack, of.bytes))) {
             let sum = sums.entry(stack.clone().unwrap_or_default()).or_default();
             sum.bytes += bytes;
             sum.allocations += 1;
@@ -62,11 +66,13 @@ impl<D: Driver> Manager<D> {
         holders
     }
 
-    /// Notes which call stack allocated what is at an address.
-    pub fn allocated_by(&mut self, address: u64, stack: Stack) {
-        if let Some(of) = self.tracker.at_mut(address) {
+    /// Notes which call stack allocated something.
+    pub fn allocated_by(&mut self, id: Id, stack: Stack) {
+        if let Id::Address(address) = id
+            && let Some(of) = self.tracker.at_mut(address)
+        {
             of.stack = Some(stack);
-        } else if let Some(of) = self.native.get_mut(&address) {
+        } else if let Some(of) = self.native.get_mut(id) {
             of.stack = Some(stack);
         }
     }
@@ -75,7 +81,7 @@ impl<D: Driver> Manager<D> {
     pub fn tag(&mut self, address: u64, tag: Tag) -> bool {
         if let Some(of) = self.tracker.at_mut(address) {
             of.tag = Some(tag);
-        } else if let Some(of) = self.native.get_mut(&address) {
+        } else if let Some(of) = self.native.get_mut(Id::Address(address)) {
             of.tag = Some(tag);
         } else {
             return false;

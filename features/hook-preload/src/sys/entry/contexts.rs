@@ -1,5 +1,7 @@
 //! Contexts that begin and end.
 
+use std::sync::MutexGuard;
+
 use super::*;
 
 /// A device has a context: it reaches the memory that there is.
@@ -56,7 +58,7 @@ macro_rules! makes {
                 let context = unsafe { *context };
                 let made = with(|manager| {
                     let driver = manager.driver();
-                    driver.contexts.lock().unwrap_or_else(PoisonError::into_inner).insert(context);
+                    held(driver).insert(context, (Of::context(context), 1));
                     // It is the thread's.
                     driver.current()
                 });
@@ -77,17 +79,34 @@ makes! {
     cuCtxCreate_v4 c"cuCtxCreate_v4" (parameters: *const c_void, flags: c_uint, device: c_int);
 }
 
-/// A context is gone, and with it its memory, its streams and their captures.
-fn gone(context: u64) {
-    with(|manager| {
-        let captures = manager.driver().forget(context);
-        let _ = manager.end_context(context);
-        for _ in 0..captures {
-            let _ = manager.end_capture();
-        }
-    });
-    sharing::end_context(context);
-    reserve::end_context(context);
+/// Contexts that the program made, and how often they are held.
+fn held(driver: &Real) -> MutexGuard<'_, BTreeMap<u64, (Of, u32)>> {
+    driver.contexts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What there was before a context ended: all that comes later is of another context, as the driver may give the handle again at once.
+struct Before {
+    memory: Mark,
+    others: u64,
+}
+
+impl Before {
+    fn now() -> Self {
+        with(|manager| Before { memory: manager.mark(), others: Of::count() })
+    }
+
+    /// The context is gone, and with it its memory, its streams and their captures.
+    fn gone(self, context: u64) {
+        with(|manager| {
+            let captures = manager.driver().forget(context, self.others);
+            let _ = manager.end_context(context, self.memory);
+            for _ in 0..captures {
+                let _ = manager.end_capture();
+            }
+        });
+        sharing::end_context(context, self.others);
+        reserve::end_context(context, self.others);
+    }
 }
 
 /// Ends a context, which takes its memory with it; what the driver refuses to end keeps it.
@@ -101,9 +120,52 @@ fn end(context: u64, destroy: impl FnOnce() -> u32) -> u32 {
     // What can't be waited for, or was lost, goes with the context.
     let _ = hook::inside(|| synchronize(context));
     pause::leave(context);
+    let before = Before::now();
     let result = destroy();
     if result == 0 {
-        gone(context);
+        before.gone(context);
+    }
+    result
+}
+
+/// Holds a context once more, which ends when as many have let go of it.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn cuCtxAttach(context: *mut u64, flags: c_uint) -> u32 {
+    let result = real!(c"cuCtxAttach" (*mut u64, c_uint) (context, flags));
+    if result == 0 && hook::is_here() {
+        // SAFETY: the driver has written it.
+        let context = unsafe { *context };
+        with(|manager| {
+            if let Some((_, holders)) = held(manager.driver()).get_mut(&context) {
+                *holders += 1;
+            }
+        });
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn cuCtxDetach(context: u64) -> u32 {
+    let _pass = hook::enter(true);
+    let own = || real!(c"cuCtxDetach"(u64)(context));
+    let holders = |change: fn(&mut u32)| {
+        let change = |(_, holders): &mut (Of, u32)| {
+            change(holders);
+            *holders
+        };
+        hook::is_here()
+            .then(|| with(|manager| held(manager.driver()).get_mut(&context).map(change)))
+            .flatten()
+    };
+    if holders(|_| ()) == Some(1) {
+        return end(context, own);
+    }
+    if let Err(Failure(code)) = before() {
+        return code;
+    }
+    let result = own();
+    if result == 0 {
+        holders(|holders| *holders -= 1);
     }
     result
 }
@@ -133,12 +195,13 @@ macro_rules! primary {
             }
             let context = if hook::is_here() { with(|manager| manager.driver().primary(device)) } else { None };
             context.into_iter().for_each(pause::leave);
+            let before = context.map(|_| Before::now());
             let result = real!($name (c_int) (device));
-            if let Some(context) = context
+            if let (Some(context), Some(before)) = (context, before)
                 // What is retained is there behind a reset, without its memory.
                 && (result == 0 && $resets || !with(|manager| manager.driver().has_primary(device)))
             {
-                gone(context);
+                before.gone(context);
             } else {
                 context.into_iter().for_each(reserve);
             }

@@ -2,51 +2,61 @@
 
 use super::*;
 
-/// Logs an allocation of the driver's own, or its end.
-fn log_native(what: &str, address: u64, bytes: u64) {
-    log::line(Level::Info, what, &[("address", Value::Address(address)), ("bytes", Value::Number(bytes))]);
-}
-
-/// Notes who allocated what is at an address, if that is recorded.
-fn noted(address: u64) {
+/// Notes who allocated something, if that is recorded.
+fn noted(id: Id) {
     if let Some(stack) = stacks::current() {
-        with(|manager| manager.allocated_by(address, stack));
+        with(|manager| manager.allocated_by(id, stack));
     }
 }
 
-/// The driver allocates itself, within the quota; managed memory is where it is used, and has none. `made` tells the address and the bytes, of
-/// which at least `bytes` were asked for.
-fn natively(
+/// The driver allocates itself, within the quota. `made` tells the address or the handle and how many bytes, of which at least `bytes` were asked for.
+pub(super) fn natively(
+    kind: Kind,
     bytes: u64,
-    is_managed: bool,
     allocate: impl FnOnce() -> u32,
     made: impl FnOnce() -> (u64, u64),
 ) -> u32 {
     let own = || {
         done(allocate()).inspect_err(|failure| log::event(&Event::Failed { bytes, code: failure.0 }))?;
-        Ok(made())
+        let (number, bytes) = made();
+        Ok((kind.id(number), bytes))
     };
-    let note = |manager: &mut Manager<Real>, (address, bytes)| {
-        manager.native_allocated(manager.driver().context(), address, bytes, is_managed);
-        (address, bytes)
+    let note = |manager: &mut Manager<Real>, (id, bytes)| {
+        // Pools and physical memory are of a device.
+        let is_of_context = !matches!(kind, Kind::Pool | Kind::Physical);
+        let context = if is_of_context { manager.driver().context() } else { 0 };
+        manager.native_allocated(kind, id, context, bytes);
+        id
     };
-    let allocated = if is_on() && !is_managed && Options::get().quota.is_some() {
+    let allocated = if is_on() && kind != Kind::Managed && Options::get().quota.is_some() {
         // One look at the manager, so that threads do not pass the quota together.
         with(|manager| {
-            manager.admit(bytes)?;
-            let made = own()?;
-            manager.admit(made.1).inspect_err(|_| {
-                let _ = real!(c"cuMemFree_v2"(u64)(made.0));
-            })?;
-            Ok(note(manager, made))
+            manager.admit(bytes, kind)?;
+            let (id, all) = own()?;
+            if all > bytes {
+                manager.admit(all, kind).inspect_err(|_| {
+                    let _ = real!(c"cuMemFree_v2"(u64)(id.number()));
+                })?;
+            }
+            Ok(note(manager, (id, all)))
         })
     } else {
         own().map(|made| with(|manager| note(manager, made)))
     };
-    code(allocated.map(|(address, bytes)| {
-        noted(address);
-        log_native("native-allocated", address, bytes);
-    }))
+    code(allocated.map(noted))
+}
+
+/// What the driver allocated itself is freed.
+pub(super) fn natively_freed(id: Id, free: impl FnOnce() -> u32) -> u32 {
+    if !hook::is_here() {
+        return free();
+    }
+    let number = with(|manager| manager.native_number(id));
+    let result = free();
+    if result == 0 && number.is_some() {
+        with(|manager| manager.native_freed(id, number));
+    }
+    result
 }
 
 #[unsafe(no_mangle)]
@@ -65,7 +75,7 @@ pub(super) unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> u32
             Ok(Some(address)) => {
                 // SAFETY: the caller gives the place of an address.
                 unsafe { *to = address };
-                noted(address);
+                noted(Id::Address(address));
                 return 0;
             }
             Err(OUT_OF_MEMORY) => return OUT_OF_MEMORY.0,
@@ -74,7 +84,7 @@ pub(super) unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> u32
         }
     }
     // SAFETY: the driver has written it.
-    natively(bytes as u64, false, own, || (unsafe { *to }, bytes as u64))
+    natively(Kind::Device, bytes as u64, own, || (unsafe { *to }, bytes as u64))
 }
 
 #[unsafe(no_mangle)]
@@ -88,7 +98,7 @@ pub(super) unsafe extern "C" fn cuMemAllocManaged(to: *mut u64, bytes: usize, fl
         return own();
     }
     // SAFETY: the driver has written it.
-    natively(bytes as u64, true, own, || (unsafe { *to }, bytes as u64))
+    natively(Kind::Managed, bytes as u64, own, || (unsafe { *to }, bytes as u64))
 }
 
 #[unsafe(no_mangle)]
@@ -107,7 +117,7 @@ pub(super) unsafe extern "C" fn cuMemAllocPitch_v2(
     if !hook::is_here() {
         return own();
     }
-    natively((width as u64).saturating_mul(height as u64), false, own, || {
+    natively(Kind::Device, (width as u64).saturating_mul(height as u64), own, || {
         // SAFETY: the driver has written it.
         let address = unsafe { *to };
         // SAFETY: likewise.
@@ -119,23 +129,24 @@ pub(super) unsafe extern "C" fn cuMemAllocPitch_v2(
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn cuMemFree_v2(address: u64) -> u32 {
     let _pass = hook::enter(true);
-    if hook::is_here() {
-        match with(|manager| manager.begin_free(address)) {
-            Ok(Freed::Done) => return 0,
-            Ok(Freed::AfterWork(of)) => {
-                let waited = hook::inside(|| synchronize(of.context));
-                return code(with(|manager| manager.end_free(of, waited)));
-            }
-            Ok(Freed::Not) => {}
-            Err(Failure(code)) => return code,
+    free(address)
+        .unwrap_or_else(|| natively_freed(Id::Address(address), || real!(c"cuMemFree_v2"(u64)(address))))
+}
+
+/// Frees virtual memory behind all work; none where the driver's own function is to.
+pub(super) fn free(address: u64) -> Option<u32> {
+    if !hook::is_here() {
+        return None;
+    }
+    match with(|manager| manager.begin_free(address)) {
+        Ok(Freed::Done) => Some(0),
+        Ok(Freed::AfterWork(of)) => {
+            let waited = hook::inside(|| synchronize(of.context));
+            Some(code(with(|manager| manager.end_free(of, waited))))
         }
+        Ok(Freed::Not) => None,
+        Err(Failure(code)) => Some(code),
     }
-    let result = real!(c"cuMemFree_v2"(u64)(address));
-    if result == 0 && hook::is_here() {
-        let bytes = with(|manager| manager.native_freed(address));
-        log_native("native-freed", address, bytes);
-    }
-    result
 }
 
 /// A copy that may be put off.
@@ -196,6 +207,11 @@ fn put_off(real: *mut c_void, form: Form, to: u64, from: u64, bytes: usize, of_t
     }
     with(|manager| {
         let Some((context, _)) = manager.driver().current() else { return manager.settle().map(|()| false) };
+        // A stream that is none, or another context's, is the driver's to judge at once.
+        let is_known = |stream| stream <= 1 || manager.driver().context_of(stream) == Some(context);
+        if matches!(form, Form::On(stream) if !is_known(stream)) {
+            return manager.settle().map(|()| false);
+        }
         let copy = Copy { function: real as usize, form, context, to, from, bytes };
         manager.copy(to, from, bytes as u64, copy)
     })

@@ -10,6 +10,8 @@ struct Whole {
     context: u64,
     /// 0 of another process's.
     number: u64,
+    /// What no other memory has or has had; the driver's own are small.
+    id: u64,
 }
 
 /// The allocation of virtual memory that an address lies in. It is whole from here on.
@@ -17,12 +19,13 @@ fn whole(address: u64) -> Result<Option<Whole>> {
     if !is_on() {
         return Ok(None);
     }
-    if let Some((start, bytes, context)) = sharing::around(address) {
-        return Ok(Some(Whole { start, bytes, context, number: 0 }));
+    if let Some((start, bytes, Of { context, number })) = sharing::around(address) {
+        return Ok(Some(Whole { start, bytes, context, number: 0, id: 3 << 61 | number }));
     }
     with(|manager| {
         let Some(of) = manager.tracker().around(address) else { return Ok(None) };
-        let found = Whole { start: of.address, bytes: of.bytes, context: of.context, number: of.number };
+        let (start, bytes, context, number) = (of.address, of.bytes, of.context, of.number);
+        let found = Whole { start, bytes, context, number, id: 1 << 62 | number };
         manager.settle()?;
         Ok(Some(found))
     })
@@ -57,7 +60,7 @@ pub(super) unsafe extern "C" fn cuMemGetAddressRange_v2(
 /// # Safety
 /// The driver has written it to `data`.
 unsafe fn as_native(data: *mut c_void, attribute: c_int, of: Whole) {
-    let Whole { start, bytes, context, number } = of;
+    let Whole { start, bytes, context, number, id } = of;
     // SYNC_MEMOPS, IS_LEGACY_CUDA_IPC_CAPABLE, ALLOWED_HANDLE_TYPES: numbers of which the driver has written a byte at least.
     let byte = match attribute {
         6 if number != 0 => {
@@ -75,8 +78,8 @@ unsafe fn as_native(data: *mut c_void, attribute: c_int, of: Whole) {
         // CONTEXT, RANGE_START_ADDR, RANGE_SIZE, MAPPING_SIZE, MAPPING_BASE_ADDR
         1 => context,
         11 | 19 => start,
-        // BUFFER_ID, which each piece has another of; the driver's own are small.
-        7 if number != 0 => 1 << 62 | number,
+        // BUFFER_ID, MEMORY_BLOCK_ID, which each piece has another of
+        7 | 20 => id,
         12 => bytes,
         18 => bytes.next_multiple_of(vm_hook::driver::GRANULE),
         _ => return,
@@ -166,15 +169,6 @@ pub(super) unsafe extern "C" fn cuPointerSetAttribute(
 /// Memory that others come to by a handle stays where it is.
 pub(super) fn pinned(address: u64) -> Result<()> {
     if is_on() { with(|manager| manager.pin(address)) } else { Ok(()) }
-}
-
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) -> u32 {
-    let _pass = hook::enter(false);
-    match pinned(address as u64) {
-        Ok(()) => real!(c"cuMemRetainAllocationHandle" (*mut u64, *mut c_void) (handle, address)),
-        Err(Failure(code)) => code,
-    }
 }
 
 #[unsafe(no_mangle)]

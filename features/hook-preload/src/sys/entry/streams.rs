@@ -12,8 +12,8 @@ unsafe fn made(stream: *mut u64, result: u32) -> u32 {
         let stream = unsafe { *stream };
         with(|manager| {
             let driver = manager.driver();
-            let context = driver.context();
-            driver.streams.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, context);
+            let of = Of::context(driver.context());
+            driver.streams.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, of);
         });
     }
     result
@@ -52,18 +52,18 @@ macro_rules! destroys {
                 return own();
             }
             // Nobody may ask it from here on, and its handle may come again.
-            let streams = |f: &mut dyn FnMut(&mut BTreeMap<u64, u64>)| {
+            let streams = |f: &mut dyn FnMut(&mut BTreeMap<u64, Of>)| {
                 with(|manager| f(&mut manager.driver().streams.lock().unwrap_or_else(PoisonError::into_inner)));
             };
             let mut known = None;
             streams(&mut |streams| known = streams.remove(&stream));
-            if let Some(context) = known {
-                with(|manager| manager.driver().leave(stream, context));
+            if let Some(of) = known {
+                with(|manager| manager.driver().leave(stream, of));
             }
             let result = own();
-            if result != 0 && let Some(context) = known {
+            if result != 0 && let Some(of) = known {
                 streams(&mut |streams| {
-                    streams.insert(stream, context);
+                    streams.insert(stream, of);
                 });
                 return result;
             }
@@ -78,7 +78,7 @@ destroys! {
 }
 
 /// A stream's handle, which is that of the thread's default stream where a function takes 0 for it.
-fn stream_of(name: &str, stream: u64) -> u64 {
+pub(super) fn stream_of(name: &str, stream: u64) -> u64 {
     if stream == 0 && is_of_thread_stream(name) { 2 } else { stream }
 }
 
@@ -94,8 +94,8 @@ fn captured(stream: u64, begin: impl FnOnce() -> u32) -> u32 {
     if result == 0 {
         with(|manager| {
             let driver = manager.driver();
-            let context = driver.context();
-            driver.captures.lock().unwrap_or_else(PoisonError::into_inner).push((stream, context));
+            let of = Of::context(driver.context());
+            driver.captures.lock().unwrap_or_else(PoisonError::into_inner).push((stream, of));
         });
     } else if let Err(Failure(code)) = with(|manager| manager.end_capture()) {
         return code;

@@ -1,0 +1,124 @@
+//! Textures and surfaces, objects that graphs keep, and the linker.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use vm_bridge::wire::{CHUNK, NOTHING, Reader, code, own, put, put_bytes};
+
+use super::{begin_calls, file, pack_options, the};
+use crate::client::{client, locked};
+use crate::forward;
+use crate::sys::caller;
+
+/// Bytes of a `CUDA_RESOURCE_DESC`, a `CUDA_TEXTURE_DESC` and a `CUDA_RESOURCE_VIEW_DESC`.
+const RESOURCE: usize = 144;
+const TEXTURE: usize = 104;
+const VIEW: usize = 112;
+
+/// Asks for a handle, and writes it.
+fn give(number: usize, to: usize, payload: &[u8]) -> Result<(), u32> {
+    if to == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let reply = client()?.ask(number, payload, false)?;
+    caller::write(to, Reader(&reply).word().map_err(|_| code::UNAVAILABLE)?);
+    Ok(())
+}
+
+pub(crate) fn cuTexObjectCreate(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [to, resource, texture, view] = *words else { return Err(code::INVALID_VALUE) };
+    if resource == 0 || texture == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let parts =
+        [caller::bytes(resource, RESOURCE), caller::bytes(texture, TEXTURE), caller::bytes(view, VIEW)];
+    give(number, to, &parts.concat())
+}
+
+pub(crate) fn cuSurfObjectCreate(number: usize, words: &[usize]) -> Result<(), u32> {
+    if words[1] == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    give(number, words[0], caller::bytes(words[1], RESOURCE))
+}
+
+pub(crate) fn cuUserObjectCreate(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [to, argument, function, count, flags] = *words else { return Err(code::INVALID_VALUE) };
+    begin_calls(&client()?)?;
+    let mut payload = Vec::new();
+    [function, argument, count as u32 as usize, flags as u32 as usize]
+        .iter()
+        .for_each(|word| put(&mut payload, *word as u64));
+    give(number, to, &payload)
+}
+
+pub(crate) fn cuLinkCreate_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    let mut payload = Vec::new();
+    pack_options([words[0], words[1], words[2]], &mut payload);
+    give(number, words[3], &payload)
+}
+
+/// Sends an image to the linker.
+fn add(link: usize, kind: usize, image: &[u8], name: usize, options: [usize; 3]) -> Result<(), u32> {
+    let client = client()?;
+    for part in image.chunks(CHUNK) {
+        client.post(own::IMAGE.into(), part)?;
+    }
+    let mut payload = Vec::new();
+    put(&mut payload, link as u64);
+    put(&mut payload, kind as u32 as u64);
+    pack_options(options, &mut payload);
+    match caller::text(name) {
+        Some(text) => {
+            put(&mut payload, text.len() as u64 - 1);
+            put_bytes(&mut payload, text);
+        }
+        None => put(&mut payload, NOTHING),
+    }
+    client.ask(the("cuLinkAddData_v2")?, &payload, false).map(drop)
+}
+
+pub(crate) fn cuLinkAddData_v2(_: usize, words: &[usize]) -> Result<(), u32> {
+    let [link, kind, data, size, name, count, kinds, values] = *words else {
+        return Err(code::INVALID_VALUE);
+    };
+    if data == 0 || size == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    add(link, kind, caller::bytes(data, size), name, [count, kinds, values])
+}
+
+pub(crate) fn cuLinkAddFile_v2(_: usize, words: &[usize]) -> Result<(), u32> {
+    let [link, kind, path, count, kinds, values] = *words else { return Err(code::INVALID_VALUE) };
+    add(link, kind, &file(path)?, path, [count, kinds, values])
+}
+
+/// What linkers made, until they end.
+static LINKED: Mutex<Option<HashMap<usize, Vec<u8>>>> = Mutex::new(None);
+
+pub(crate) fn cuLinkComplete(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [link, to, size] = *words else { return Err(code::INVALID_VALUE) };
+    let client = client()?;
+    let reply = client.ask(number, &(link as u64).to_ne_bytes(), false)?;
+    let len = Reader(&reply).word().map_err(|_| code::UNAVAILABLE)? as usize;
+    let mut image = Vec::new();
+    for at in (0..len).step_by(CHUNK) {
+        let part = CHUNK.min(len - at);
+        let mut payload = Vec::new();
+        put(&mut payload, at as u64);
+        put(&mut payload, part as u64);
+        let reply = client.ask(own::LINKED.into(), &payload, false)?;
+        image.extend_from_slice(reply.get(..part).ok_or(code::UNAVAILABLE)?);
+    }
+    let mut linked = locked(&LINKED);
+    let image = linked.get_or_insert_default().entry(link).insert_entry(image).into_mut();
+    caller::write(to, image.as_ptr() as u64);
+    caller::write(size, len as u64);
+    Ok(())
+}
+
+pub(crate) fn cuLinkDestroy(number: usize, words: &[usize]) -> Result<(), u32> {
+    forward::ask(number, words)?;
+    locked(&LINKED).get_or_insert_default().remove(&words[0]);
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! Textures and surfaces, whose description may have an array in it; objects of the program that graphs keep; and the linker, whose output is memory
+//! of the driver's.
+
+use vm_cuda_api::Object;
+
+use super::hand::{Parts, options, with_options};
+use super::lane::Call;
+use super::pack::Refused;
+use super::sys::{self, Word};
+use crate::wire::{CHUNK, IMAGE, Malformed, NOTHING, code, control, put, put_bytes};
+
+/// Words of a `CUDA_RESOURCE_DESC`, a `CUDA_TEXTURE_DESC` and a `CUDA_RESOURCE_VIEW_DESC`.
+const RESOURCE: usize = 18;
+const TEXTURE: usize = 13;
+const VIEW: usize = 14;
+
+/// A description, of which the first word is what it is of.
+fn resource(call: &Call<'_>, parts: &mut Parts<'_>) -> Result<Vec<u64>, Refused> {
+    let mut words: Vec<u64> = (0..RESOURCE).map(|_| parts.reader.word()).collect::<Result<_, _>>()?;
+    let handles = call.session.handles();
+    match words[0] as u32 {
+        0 => words[1] = handles.real(Object::Array, words[1])?,
+        1 => words[1] = handles.real(Object::Mipmap, words[1])?,
+        2 | 3 => {}
+        _ => return Err(code::INVALID_VALUE.into()),
+    }
+    Ok(words)
+}
+
+/// A resource, a texture, and a view or nothing.
+pub(super) fn texture(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let mut memory = resource(call, &mut parts)?;
+    for _ in 0..TEXTURE {
+        memory.push(parts.reader.word()?);
+    }
+    let view = memory.len();
+    let has_view = !parts.reader.0.is_empty();
+    for _ in 0..if has_view { VIEW } else { 0 } {
+        memory.push(parts.reader.word()?);
+    }
+    let out = memory.len();
+    memory.push(0);
+    let view = if has_view { Word::At(view) } else { Word::Is(0) };
+    give(call, parts, Object::Texture, memory, out, &[Word::At(out), Word::At(0), Word::At(RESOURCE), view])
+}
+
+/// A resource.
+pub(super) fn surface(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let mut memory = resource(call, &mut parts)?;
+    let out = memory.len();
+    memory.push(0);
+    give(call, parts, Object::Surface, memory, out, &[Word::At(out), Word::At(0)])
+}
+
+/// Makes a call, and gives the handle that it returned.
+fn give(
+    call: &Call<'_>,
+    parts: Parts<'_>,
+    object: Object,
+    mut memory: Vec<u64>,
+    out: usize,
+    words: &[Word],
+) -> Result<u32, Refused> {
+    let result = call.session.driver().make(call.number, words, &mut memory);
+    let id = if result == 0 { call.session.handles().give(object, memory[out])? } else { 0 };
+    put(parts.reply, id);
+    Ok(result)
+}
+
+/// A function and its argument, which are called when nobody keeps the object any more; how often it is kept; flags.
+pub(super) fn user(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let (function, argument) = (parts.reader.word()?, parts.reader.word()?);
+    let (count, flags) = (parts.reader.word()?, parts.reader.word()?);
+    if function == 0 {
+        return Err(code::INVALID_VALUE.into());
+    }
+    let words = [control::FUNCTION, function, argument, 0, 0];
+    let callback = sys::Callback { callbacks: call.session.callbacks(), words, stays: false };
+    let mut made = [0];
+    let result = sys::user_object(call.session.driver(), call.number, callback, [count, flags], &mut made);
+    let id = if result == 0 { call.session.handles().give(Object::UserObject, made[0])? } else { 0 };
+    put(parts.reply, id);
+    Ok(result)
+}
+
+/// Options.
+pub(super) fn link(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let options = options(&mut parts.reader)?;
+    let (mut memory, values) = with_options(&options)?;
+    let out = memory.len();
+    memory.push(0);
+    let words = [Word::Is(options.len() as u64), Word::At(0), Word::At(values), Word::At(out)];
+    let result = call.session.driver().make(call.number, &words, &mut memory);
+    let real = memory[out];
+    let id = if result == 0 { call.session.handles().give(Object::Link, real)? } else { 0 };
+    if result == 0 {
+        // The driver may read and write them until the linker is done: they stay where they are.
+        call.session.keep(real, memory);
+    }
+    put(parts.reply, id);
+    Ok(result)
+}
+
+/// The linker, what the image is, options, and its name; the image came before.
+pub(super) fn link_data(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let link = call.session.handles().real(Object::Link, parts.reader.word()?)?;
+    let kind = parts.reader.word()?;
+    let options = options(&mut parts.reader)?;
+    let len = parts.reader.word()?;
+    let mut image = std::mem::take(&mut parts.lane.image);
+    let (mut memory, values) = with_options(&options)?;
+    let name = if len == NOTHING {
+        Word::Is(0)
+    } else {
+        let len = usize::try_from(len).ok().and_then(|len| len.checked_add(1)).ok_or(Malformed)?;
+        let bytes = parts.reader.bytes(len)?;
+        if !sys::is_text(bytes) {
+            return Err(Refused::Malformed);
+        }
+        Word::Is(sys::place(bytes))
+    };
+    let size = image.len() as u64;
+    image.extend_from_slice(&[0; 16]);
+    memory.push(0);
+    let words = [
+        Word::Is(link),
+        Word::Is(kind),
+        Word::Is(sys::place(&image)),
+        Word::Is(size),
+        name,
+        Word::Is(options.len() as u64),
+        Word::At(0),
+        Word::At(values),
+    ];
+    Ok(call.session.driver().make(call.number, &words, &mut memory))
+}
+
+/// The linker: what it made is kept by the lane, and how long it is is returned.
+pub(super) fn link_complete(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let link = call.session.handles().real(Object::Link, parts.reader.word()?)?;
+    let mut memory = [0; 2];
+    let words = [Word::Is(link), Word::At(0), Word::At(1)];
+    let result = call.session.driver().make(call.number, &words, &mut memory);
+    let len = usize::try_from(memory[1]).ok().filter(|len| *len <= IMAGE).ok_or(code::OUT_OF_MEMORY)?;
+    parts.lane.image = if result == 0 { sys::bytes(memory[0], len) } else { Vec::new() };
+    put(parts.reply, parts.lane.image.len() as u64);
+    Ok(result)
+}
+
+/// A part of that: place and length.
+pub(super) fn linked(_: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let (at, len) = (parts.reader.word()?, parts.reader.word()?);
+    let end = at.checked_add(len).filter(|_| len <= CHUNK as u64).ok_or(Malformed)?;
+    let part = parts.lane.image.get(at as usize..end as usize).ok_or(code::INVALID_VALUE)?;
+    put_bytes(parts.reply, part);
+    Ok(0)
+}

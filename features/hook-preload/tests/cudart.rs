@@ -1,0 +1,114 @@
+//! Programs of the CUDA runtimes of versions 11 to 13, linked with the shared and the static library: with the hook they find what they find without.
+//!
+//! A runtime asks the driver for functions by name, as programs do, and then by `cuGetExportTable` for tables that NVIDIA does not document; one of them
+//! is for the runtime to make sure that the driver is NVIDIA's. The fake driver has none: before it, only what comes first is looked at, and the rest needs
+//! NVIDIA's driver.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Keeps the driver's library built.
+use vm_cuda_fake as _;
+
+fn beside(name: &str) -> PathBuf {
+    std::env::current_exe().expect("the test's path").with_file_name(name)
+}
+
+/// The folder of the runtimes, or why there is none.
+fn runtimes() -> Result<PathBuf, String> {
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+        return Err("the runtimes are for Linux on x86-64".into());
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fetch-cudart");
+    let fetched = Command::new(&script).output().map_err(|error| error.to_string())?;
+    match fetched.status.success() {
+        true => Ok(String::from_utf8_lossy(&fetched.stdout).trim().into()),
+        false => {
+            let said = String::from_utf8_lossy(&fetched.stderr);
+            Err(said.trim().lines().last().unwrap_or("tests/fetch-cudart failed").to_owned())
+        }
+    }
+}
+
+/// The runtime's libraries in a folder: each with what it is linked with.
+fn libraries(folder: &Path) -> Vec<(PathBuf, Vec<String>)> {
+    let files = std::fs::read_dir(folder).expect("a runtime").map(|file| file.expect("a file").path());
+    let mut files: Vec<PathBuf> = files.collect();
+    files.sort();
+    let linked = |file: PathBuf| {
+        let arguments = match file.extension().is_some_and(|extension| extension == "a") {
+            true => ["-ldl", "-lrt", "-lpthread", "-lstdc++"].map(str::to_owned).to_vec(),
+            false => vec![format!("-Wl,-rpath,{}", folder.display())],
+        };
+        (file, arguments)
+    };
+    files.into_iter().map(linked).collect()
+}
+
+#[test]
+fn runtimes_find_the_same() {
+    let runtimes = match runtimes() {
+        Ok(runtimes) => runtimes,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let folder = tempfile::tempdir().expect("a directory");
+    let driver = folder.path().join("driver");
+    std::fs::create_dir(&driver).expect("a directory");
+    std::os::unix::fs::symlink(beside("libvm_cuda_fake.so"), driver.join("libcuda.so.1")).expect("a link");
+    let program = folder.path().join("cudart");
+    let log = folder.path().join("log");
+    let run = |what: &str, environment: &[(&str, &str)], hook: bool| {
+        let _ = std::fs::remove_file(&log);
+        let mut command = Command::new(&program);
+        command.envs(environment.iter().copied()).env("XDG_RUNTIME_DIR", folder.path());
+        command.env("VMM_LOG_LEVEL", "INFO").env("VMM_LOG_FILE", &log);
+        if hook {
+            command.env("LD_PRELOAD", beside("libvmhook.so"));
+        }
+        let output = command.output().expect("the program");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let wrong = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{what}, hook {hook}: {}\n{said}{wrong}", output.status);
+        (said, std::fs::read_to_string(&log).unwrap_or_default())
+    };
+    let mut was_real = false;
+    for version in ["11", "12", "13"] {
+        let libraries = libraries(&runtimes.join(version));
+        if libraries.len() < 2 {
+            println!("skipped: NVIDIA's package of version {version} has no libcudart_static.a");
+        }
+        for (library, arguments) in libraries {
+            let mut command = Command::new("gcc");
+            command.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-o"]).arg(&program);
+            command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cudart.c"));
+            assert!(command.arg(&library).args(arguments).status().expect("gcc").success(), "{library:?}");
+            // Drivers of which the oldest has no `cuGetProcAddress`, and the next no second version of it.
+            for fake in ["11020", "11080", "12020", "13000"] {
+                let what = format!("{}, fake driver {fake}", library.display());
+                let path = driver.to_str().expect("a path");
+                let fake = [("LD_LIBRARY_PATH", path), ("VM_CUDA_FAKE_VERSION", fake)];
+                let (with, log) = run(&what, &fake, true);
+                assert_eq!(with, run(&what, &fake, false).0, "{what}\n{log}");
+                assert!(!log.contains("\"unknown\""), "{what}: {log}");
+            }
+            let what = format!("{}, NVIDIA's driver", library.display());
+            let (without, _) = run(&what, &[], false);
+            if !without.contains("no devices") {
+                let (with, log) = run(&what, &[], true);
+                assert_eq!(with, without, "{what}\n{log}");
+                assert!(with.ends_with("after a reset: 1\n"), "{what}: {with}");
+                assert!(
+                    log.contains("\"moved\"") && log.contains("\"pool\"") && !log.contains("\"unknown\""),
+                    "{log}"
+                );
+                was_real = true;
+            }
+        }
+    }
+    if !was_real {
+        println!(
+            "skipped: no runtime has devices without NVIDIA's driver: cuGetExportTable fails for 6bd5fb6c-5bf4-e74a-8987-d93912fd9df9, \
+             and would for d4082055-bde6-704b-8d34-ba123c66e1f2, by which runtimes make sure that it is NVIDIA's"
+        );
+    }
+}

@@ -1,0 +1,99 @@
+//! `bridge serve`: a program with the bridge's `libcuda.so.1` finds what it finds before the driver, and workers end with their server.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+// cargo builds the bridge's library and the fake driver. Neither is linked here: they have the same names.
+
+fn beside(name: &str) -> PathBuf {
+    std::env::current_exe().expect("the test's path").with_file_name(name)
+}
+
+/// A server that is killed when it is dropped.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().expect("killed");
+        self.0.wait().expect("ended");
+    }
+}
+
+fn workers(server: &Child) -> Vec<PathBuf> {
+    let path = format!("/proc/{0}/task/{0}/children", server.id());
+    let text = std::fs::read_to_string(path).expect("children");
+    text.split_whitespace().map(|id| Path::new("/proc").join(id)).collect()
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn serve(driver: &Path, socket: &Path) -> Server {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+    command.args(["bridge", "serve", "--socket"]).arg(socket).arg("--driver").arg(driver);
+    Server(command.stderr(Stdio::null()).spawn().expect("vm-service"))
+}
+
+#[test]
+fn a_program_is_served_by_a_worker_that_ends_with_the_server() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    // Where a worker's user may read it.
+    let driver = beside("libvm_cuda_fake.so");
+    for (name, library) in [("driver", &driver), ("bridge", &beside("libvm_bridge_guest.so"))] {
+        std::fs::create_dir(path(name)).expect("a folder");
+        symlink(library, path(name).join("libcuda.so.1")).expect("a link");
+    }
+    for name in ["add", "ways"] {
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../features/bridge-guest/tests/{name}.c"));
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-std=gnu11", "-pthread", "-o"]).arg(path(name)).arg(source).arg("-ldl");
+        assert!(gcc.status().expect("gcc").success());
+    }
+    let server = serve(&driver, &path("socket"));
+    until("the server listens", || path("socket").exists());
+    let command = |program: &str, way: &str| {
+        let mut command = Command::new(path(program));
+        command.env("LD_LIBRARY_PATH", path(way));
+        command.env("VM_BRIDGE", format!("unix:{}", path("socket").display()));
+        command
+    };
+    let said = |way: &str| {
+        let output = command("add", way).output().expect("the program");
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let directly = said("driver");
+    assert!(directly.0 && directly.1.contains("wrong: 0"), "{directly:?}");
+    assert_eq!(said("bridge"), directly);
+    let mut program =
+        command("ways", "bridge").arg("endless").stdout(Stdio::piped()).spawn().expect("the program");
+    let mut line = String::new();
+    let mut output = BufReader::new(program.stdout.take().expect("its output"));
+    output.read_line(&mut line).expect("a line");
+    assert_eq!(line, "works\n");
+    until("a worker serves it", || workers(&server.0).len() == 1);
+    let [worker] = workers(&server.0).try_into().expect("one worker");
+    drop(server);
+    until("the worker ends", || !worker.exists());
+    // It is told that the server is gone, and ends.
+    assert!(program.wait().expect("ended").success());
+}
+
+#[test]
+fn a_driver_that_does_not_open_is_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+    command.args(["bridge", "serve", "--driver", "libnothing.so.1", "--socket"]);
+    let output = command.arg(folder.path().join("socket")).output().expect("vm-service");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("libnothing.so.1"), "{said}");
+}
