@@ -831,3 +831,23 @@ fn last_block() {
         }
     });
 }
+
+#[test]
+fn parts_of_warps() {
+    each(MATHS, |mut program| {
+        let mut input = Random::new(30).i32s(64, -70, 900);
+        let of_part = |part: &[i32]| part.iter().max().unwrap() * 1000 + part.iter().sum::<i32>();
+        let expect: Vec<i32> = input.chunks(8).flat_map(|part| [of_part(part); 8]).collect();
+        let (at, out) = (program.put(&input), program.put(&[0i32; 64]));
+        program.launch("parts", [1, 1, 1], [64, 1, 1], &[at.into(), out.into()]);
+        assert_eq!(program.get::<i32>(out, 64), expect);
+        // An assertion that fails, and a trap: such launches don't end well.
+        program.limits.fuel = 1 << 20;
+        for wrong in [1000, -77] {
+            input[5] = wrong;
+            let at = program.put(&input);
+            let ended = program.attempt("parts", [1, 1, 1], [64, 1, 1], 0, &[at.into(), out.into()]);
+            assert!(ended.is_err(), "{wrong}");
+        }
+    });
+}

@@ -149,7 +149,9 @@ impl<'b> Cx<'_, 'b> {
             }
             _ => false,
         };
-        self.agree && self.together.get() && instr.guard.is_none() && instr.opcode() == "ld" && known
+        let plain = !instr.modifiers().any(|m| matches!(m, "volatile" | "relaxed" | "acquire"));
+        let load = instr.opcode() == "ld" && instr.guard.is_none() && plain;
+        self.agree && self.together.get() && load && known
     }
 
     /// Where in the kernel's parameters an address is, if it is there.
