@@ -80,7 +80,7 @@ pub enum UnknownTarget {
 impl FromStr for Target {
     type Err = UnknownTarget;
 
-    /// Reads `ptx:ARCHITECTURE`, `amdgcn:CHIP`, `cpu`, `cpu:MACHINE` and `ir`; the other options have their defaults. `cpu` is the most that
+    /// Reads `ptx:ARCHITECTURE`, `amdgcn:CHIP`, `cpu`, `cpu:MACHINE` or `cpu:MACHINE+faults`, and `ir`; the other options have their defaults. `cpu` is the most that
     /// this machine counts as, and is written by that name.
     fn from_str(text: &str) -> Result<Target, UnknownTarget> {
         match text.split_once(':') {
