@@ -13,6 +13,7 @@ const NOT_FOUND: Code = 500;
 const NO_BINARY: Code = 209;
 const INVALID_PTX: Code = 218;
 const TIMEOUT: Code = 702;
+const TOO_LARGE: Code = 720;
 
 /// What nvcc made of the kernels of vm-ptx's tests.
 fn file(name: &str) -> Vec<u8> {
@@ -105,6 +106,10 @@ fn blocks_share_memory() {
         let warps = function(driver, module, "reduce_warps");
         assert_eq!(launch(driver, warps, [20, 256], 32, vec![values, one, 5000]), 0);
         assert_eq!(floats(driver, one, 1), [sum]);
+
+        let mut size = 0u64;
+        driver.ok("cuFuncGetAttribute", &[at(&mut size), 1, function(driver, module, "matmul")]);
+        assert_eq!(size, 2048, "bytes of shared memory");
 
         let n = 20usize;
         let a: Vec<f32> = (0..n * n).map(|i| (i % 7) as f32).collect();
@@ -296,6 +301,31 @@ fn what_is_not_there_ends_a_kernel_and_its_context() {
         let store = function(driver, module(driver, STORE).unwrap(), "store");
         assert_eq!(launch(driver, store, [1, 1], 0, vec![kept]), 0);
         assert_eq!(driver.words(kept, 1), [9]);
+    });
+}
+
+#[test]
+fn kernels_reach_memory_of_the_host() {
+    alike("kernels_reach_memory_of_the_host", &[], |driver| {
+        driver.start(0);
+        let store = function(driver, module(driver, STORE).unwrap(), "store");
+        for memory in [driver.get("cuMemHostAlloc", &[8, 0]), driver.get("cuMemAllocManaged", &[8, 1])] {
+            assert_eq!(launch(driver, store, [1, 1], 0, vec![memory + 4]), 0);
+            // SAFETY: the driver allocated it, and nothing runs.
+            let words =
+                unsafe { std::ptr::with_exposed_provenance::<[u32; 2]>(memory as usize).read_volatile() };
+            assert_eq!(words, [0, 9]);
+        }
+    });
+}
+
+#[test]
+fn blocks_do_not_wait_for_each_other() {
+    alone("blocks_do_not_wait_for_each_other", &[], |driver| {
+        driver.start(0);
+        let fine = function(driver, module(driver, ".visible .entry fine() {\nret;\n}\n").unwrap(), "fine");
+        let launch = |grid| driver.call("cuLaunchCooperativeKernel", &[fine, grid, 1, 1, 32, 1, 1, 0, 0, 0]);
+        assert_eq!([launch(1), launch(2)], [0, TOO_LARGE]);
     });
 }
 

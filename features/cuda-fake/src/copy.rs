@@ -157,7 +157,8 @@ pub(crate) fn submit(handle: u64, mut copy: Copy, waits: bool) -> Result {
         return Ok(());
     }
     // The host's, or managed: not what has a device's address where either may be.
-    let plain = |state: &State, end: &End| end.host && (!state.arena.has(end.at) || state.is_managed(end.at));
+    let reached = |state: &State, at: u64| state.is_managed(at) || state.host_span(at).is_some();
+    let plain = |state: &State, end: &End| end.host && (!state.arena.has(end.at) || reached(state, end.at));
     let pageable = |state: &State, end: &End| {
         plain(state, end) && state.host_span(end.at).is_none() && !state.arena.has(end.at)
     };

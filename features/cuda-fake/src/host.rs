@@ -36,14 +36,21 @@ impl State {
 
     /// Forgets the host memory of a context.
     pub(crate) fn release_host(&mut self, context: u64) {
-        self.host.retain(|&at, allocation| {
-            let keep = allocation.context != context;
-            if !keep && !allocation.registered {
-                // The pages then stay until the process ends, which is all that can be done.
-                let _ = sys::release_pages(at, allocation.len.next_multiple_of(PAGE));
-            }
-            keep
-        });
+        let of = self.host.extract_if(.., |_, allocation| allocation.context == context).collect::<Vec<_>>();
+        for (at, allocation) in of {
+            // Pages that stay cost memory and nothing else.
+            let _ = self.release_pages(at, &allocation);
+        }
+    }
+
+    /// Releases the pages of what was allocated.
+    fn release_pages(&mut self, at: u64, allocation: &Allocation) -> Result {
+        if !allocation.registered {
+            let len = allocation.len.next_multiple_of(PAGE);
+            sys::unmap(at, len)?;
+            self.arena.give(at, len);
+        }
+        Ok(())
     }
 }
 
@@ -56,7 +63,12 @@ pub(crate) fn alloc(len: usize, flags: u32) -> Result<u64> {
     }
     state.refuse_in_capture()?;
     let pages = (len as u64).checked_next_multiple_of(PAGE).ok_or(Error::OutOfMemory)?;
-    let at = sys::pages(pages)?;
+    // In the arena, where kernels find it, too.
+    let at = state.arena.take(pages, PAGE, 0)?;
+    if let Err(error) = sys::map_pages(at, pages) {
+        state.arena.give(at, pages);
+        return Err(error.into());
+    }
     state.add_host(at, len as u64, flags, context, false);
     Ok(at)
 }
@@ -73,10 +85,7 @@ pub(crate) fn free(at: u64) -> Result {
     state.refuse_in_capture()?;
     state = crate::memory::drain_device(state, device)?;
     allocated(&state)?;
-    if let Some(allocation) = state.host.remove(&at) {
-        sys::release_pages(at, allocation.len.next_multiple_of(PAGE))?;
-    }
-    Ok(())
+    state.host.remove(&at).map_or(Ok(()), |allocation| state.release_pages(at, &allocation))
 }
 
 /// `cuMemHostRegister`.

@@ -1,4 +1,5 @@
-//! A CUDA driver over host memory, for tests of programs that hook or forward the driver's API on machines without a GPU.
+//! A CUDA driver over host memory, for tests of programs that hook or forward the driver's API on machines without a GPU; with the feature
+//! `cpu` (`features/cuda-cpu`), for programs that run on the processor what PTX they have.
 //!
 //! The library `libvm_cuda_fake.so` exports the driver's functions. A test links it as `libcuda.so.1` in a directory of
 //! `LD_LIBRARY_PATH`. What it does is what the driver's documentation says, as strictly as it says it; what it has no use
@@ -11,11 +12,13 @@
 //! | `VM_CUDA_FAKE_VERSION` | what `cuDriverGetVersion` says: 13000. `cuGetProcAddress` hides what is newer; `dlsym` does not, as the symbols are there |
 //! | `VM_CUDA_FAKE_DELAY_US` | how long each operation of a stream waits before it runs, so that races show |
 //! | `VM_CUDA_FAKE_FAIL` | calls that fail: `cuMemMap:3=2,cuMemCreate:1=2`, where the third `cuMemMap` returns 2; all versions of a function count as one |
+//! | `VM_CUDA_FAKE_SECONDS` | with the feature `cpu`, how long a kernel may run: 60 |
 //! | `VM_CUDA_FAKE_TRACE` | a file that each call appends a line to: `cuMemFree_v2 dptr=0x7f0000200000 -> 0` |
 //!
 //! Device memory is at addresses of the process that have pages of a memory file while something is mapped there with access,
 //! and are inaccessible otherwise. Copies, memsets and kernels that touch what their context may not access fail with
-//! `CUDA_ERROR_ILLEGAL_ADDRESS`, which the context keeps. Kernels are a few built-in ones (`module`).
+//! `CUDA_ERROR_ILLEGAL_ADDRESS`, which the context keeps. Kernels are a few built-in ones (`builtin`), and
+//! those of PTX (`ptx`).
 
 mod array;
 mod builtin;

@@ -59,6 +59,11 @@ pub(crate) trait Kernel: Send + Sync {
     /// `CUfunction_attribute`, as far as the kernel decides it.
     fn attribute(&self, attribute: i32) -> i32;
 
+    /// Can blocks of a grid wait for each other?
+    fn cooperates(&self) -> bool {
+        true
+    }
+
     /// Its code for launches of this shape.
     fn prepare(&self, shape: &Shape) -> Result<Arc<dyn Run>>;
 }
@@ -294,13 +299,15 @@ pub(crate) struct Request {
     pub(crate) block: [u32; 3],
     pub(crate) shared: u32,
     pub(crate) stream: u64,
+    /// Do its blocks wait for each other?
+    pub(crate) cooperative: bool,
     pub(crate) parameters: *const *const c_void,
     pub(crate) extra: *const c_void,
 }
 
 /// Launches a function; parameters are read before it returns.
 pub(crate) fn launch(request: &Request) -> Result {
-    let &Request { function, grid, block, shared, stream, parameters, extra } = request;
+    let &Request { function, grid, block, shared, stream, cooperative, parameters, extra } = request;
     let mut state = state::lock();
     let stream = state.stream(stream)?;
     let kernel = state.kernel(function)?;
@@ -309,6 +316,9 @@ pub(crate) fn launch(request: &Request) -> Result {
     };
     if !fits(grid, MAX_GRID) || !fits(block, MAX_BLOCK) || block.iter().product::<u32>() > 1024 {
         return Err(Error::InvalidValue);
+    }
+    if cooperative && !kernel.cooperates() && grid != [1; 3] {
+        return Err(Error::CooperativeLaunchTooLarge);
     }
     let parameters = arguments(&kernel.parameters(), parameters, extra)?;
     drop(state);

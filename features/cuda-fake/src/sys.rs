@@ -96,15 +96,10 @@ pub(crate) fn reserve(len: u64) -> io::Result<u64> {
     map_at(0, len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0)
 }
 
-/// Pages of the process, outside the arena.
-pub(crate) fn pages(len: u64) -> io::Result<u64> {
-    map_at(0, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
-}
-
-/// Releases what [`pages`] returned.
-pub(crate) fn release_pages(at: u64, len: u64) -> io::Result<()> {
-    // SAFETY: the caller took the range out of the table of host allocations, so it was returned by pages().
-    check(unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(at as usize), len as usize) })
+/// Maps pages of the process at an address of the arena.
+pub(crate) fn map_pages(at: u64, len: u64) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    map_at(at, len, protection(3), flags, -1, 0).map(drop)
 }
 
 /// Maps a memory file's bytes at an address of the arena.

@@ -3,7 +3,7 @@
 use crate::ast::{Guard, Instr, Operand};
 use crate::error::{Error, Result};
 use crate::inline::{Code, Step};
-use crate::limits::{MAX_BLOCKS, MAX_TAIL, MAX_TAILS};
+use crate::limits::{MAX_BLOCKS, MAX_HOPS, MAX_TAIL, MAX_TAILS};
 
 /// How a block ends. Blocks have numbers; the end of the thread is [`Cfg::exit`].
 #[derive(Clone, Debug, PartialEq)]
@@ -182,12 +182,19 @@ impl Cfg {
 
     pub(crate) fn reachable(mut self) -> Cfg {
         let exit = self.exit();
-        // A block that does nothing but end is the end.
-        let ends: Vec<bool> =
-            self.blocks.iter().map(|block| block.instrs.is_empty() && block.end == End::Jump(exit)).collect();
-        self.blocks
-            .iter_mut()
-            .for_each(|block| block.end.map(|to| if ends.get(to) == Some(&true) { exit } else { to }));
+        // Who jumps to a block that only jumps on may as well go there; not round and round, though.
+        let on = |first: usize| {
+            let mut to = first;
+            for _ in 0..MAX_HOPS {
+                match self.blocks.get(to) {
+                    Some(Block { instrs, end: End::Jump(next), .. }) if instrs.is_empty() => to = *next,
+                    _ => return to,
+                }
+            }
+            first
+        };
+        let targets: Vec<usize> = (0..=exit).map(on).collect();
+        self.blocks.iter_mut().for_each(|block| block.end.map(|to| targets[to]));
         let mut new = vec![usize::MAX; exit];
         let (mut order, mut next) = (vec![0], 0);
         new[0] = 0;

@@ -34,6 +34,8 @@ pub const MAX_CALLS: usize = 64;
 pub const MAX_TAIL: usize = 32;
 /// Copies of such ends.
 pub const MAX_TAILS: usize = 256;
+/// Jumps to jumps that are followed.
+pub const MAX_HOPS: usize = 64;
 /// Basic blocks of a kernel.
 pub const MAX_BLOCKS: usize = 1 << 15;
 /// Visits of each basic block, on average, until its live registers are known.

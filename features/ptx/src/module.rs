@@ -2,7 +2,7 @@
 
 use crate::ast::{Ast, Function, Space};
 use crate::error::{Error, ErrorKind, Result};
-use crate::inline::{parameter_offsets, place};
+use crate::inline::{inline, parameter_offsets, place};
 use crate::parse::parse;
 use crate::translate::{self, Options, Translated};
 use std::collections::HashMap;
@@ -170,6 +170,20 @@ impl Module {
         Signature::of(self.kernel(kernel)?)
     }
 
+    /// Bytes of shared memory of a block, but for those whose size the launch says, and of local memory of a thread.
+    ///
+    /// # Errors
+    ///
+    /// There is no such kernel, or its calls can't be inlined.
+    pub fn memory(&self, kernel: &str) -> Result<(u64, u64)> {
+        let code = inline(&self.ast, &self.text, self.kernel(kernel)?, &self.offsets())?;
+        Ok((code.shared, code.local))
+    }
+
+    fn offsets(&self) -> HashMap<&str, u64> {
+        self.data.variables.iter().map(|v| (v.name.as_str(), v.offset)).collect()
+    }
+
     fn kernel(&self, name: &str) -> Result<&Function> {
         let found = self.ast.functions.iter().find(|f| f.entry && f.body.is_some() && *f.name == *name);
         found.ok_or_else(|| Error::at(0, ErrorKind::Unknown(format!("{name} among the kernels"))))
@@ -182,10 +196,8 @@ impl Module {
     /// The first thing that isn't supported, with its line and the instruction.
     pub fn translate(&self, kernel: &str, options: &Options) -> Result<Translated> {
         let function = self.kernel(kernel)?;
-        let offsets =
-            self.data.variables.iter().map(|v| (v.name.as_str(), v.offset)).collect::<HashMap<_, _>>();
         let signature = Signature::of(function)?;
-        translate::translate(&self.ast, &self.text, function, signature, &offsets, options)
+        translate::translate(&self.ast, &self.text, function, signature, &self.offsets(), options)
     }
 }
 

@@ -761,7 +761,7 @@ fn many_parameters() {
 
 #[test]
 fn early_returns() {
-    each(&SHARED[..2], |mut program| {
+    each(SHARED, |mut program| {
         let (n, rounds) = (230usize, 4);
         let input = Random::new(27).i32s(256, 0, 300);
         let mut expect = vec![-1; 256];
@@ -800,5 +800,54 @@ fn early_returns() {
         let args = [at.into(), out.into(), (n as i32).into(), rounds.into()];
         program.launch("early", [2, 1, 1], [128, 1, 1], &args);
         assert_eq!(program.get::<i32>(out, 256), expect);
+    });
+}
+
+#[test]
+fn functions_with_shared_memory() {
+    each(SHARED, |mut program| {
+        let input = Random::new(28).i32s(64, -100, 100);
+        let expect: Vec<i32> = (0..64).map(|i| input[i] * 2 + input[63 - i]).collect();
+        let (at, out) = (program.put(&input), program.put(&[0i32; 64]));
+        program.launch("calls", [1, 1, 1], [64, 1, 1], &[at.into(), out.into()]);
+        assert_eq!(program.get::<i32>(out, 64), expect);
+        assert_eq!(program.translate("calls", [64, 1, 1], 0).unwrap().shared, 256);
+    });
+}
+
+#[test]
+fn last_block() {
+    each(SHARED, |mut program| {
+        // The last block puts the counter back, which others changed atomically.
+        program.limits.races = false;
+        let input: Vec<f32> = Random::new(29).i32s(3000, -50, 50).iter().map(|v| *v as f32).collect();
+        let (at, parts) = (program.put(&input), program.put(&[0f32; 7]));
+        let (out, count) = (program.put(&[0f32]), program.put(&[0u32]));
+        let args = [at.into(), parts.into(), out.into(), count.into(), 3000i32.into()];
+        for _ in 0..2 {
+            program.launch("last_block", [7, 1, 1], [128, 1, 1], &args);
+            assert_eq!(program.get::<f32>(out, 1), [input.iter().sum::<f32>()]);
+            assert_eq!(program.get::<u32>(count, 1), [0]);
+        }
+    });
+}
+
+#[test]
+fn parts_of_warps() {
+    each(MATHS, |mut program| {
+        let mut input = Random::new(30).i32s(64, -70, 900);
+        let of_part = |part: &[i32]| part.iter().max().unwrap() * 1000 + part.iter().sum::<i32>();
+        let expect: Vec<i32> = input.chunks(8).flat_map(|part| [of_part(part); 8]).collect();
+        let (at, out) = (program.put(&input), program.put(&[0i32; 64]));
+        program.launch("parts", [1, 1, 1], [64, 1, 1], &[at.into(), out.into()]);
+        assert_eq!(program.get::<i32>(out, 64), expect);
+        // An assertion that fails, and a trap: such launches don't end well.
+        program.limits.fuel = 1 << 20;
+        for wrong in [1000, -77] {
+            input[5] = wrong;
+            let at = program.put(&input);
+            let ended = program.attempt("parts", [1, 1, 1], [64, 1, 1], 0, &[at.into(), out.into()]);
+            assert!(ended.is_err(), "{wrong}");
+        }
     });
 }

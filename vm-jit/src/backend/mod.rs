@@ -13,6 +13,20 @@ mod stage;
 use std::fmt;
 use std::str::FromStr;
 
+use vm_ir::Kernel;
+
+use crate::reject::RejectKind;
+
+/// Bytes that a thread's local arrays may have on a GPU. Its driver keeps so much for all threads that may run at once, beside what a guest may have:
+/// on a GPU of 132 multiprocessors that is 1 GiB.
+const LOCAL_BYTES: u64 = 4096;
+
+/// What is wrong with a kernel's local arrays on a GPU.
+fn local_reject(kernel: &Kernel, target: &str) -> Option<RejectKind> {
+    let (needed, available) = (kernel.local_bytes(), LOCAL_BYTES);
+    (needed > available).then(|| RejectKind::LocalMemory { target: target.to_owned(), needed, available })
+}
+
 /// What a module is compiled for, with all options that change the result. Its text form is canonical.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -66,7 +80,7 @@ pub enum UnknownTarget {
 impl FromStr for Target {
     type Err = UnknownTarget;
 
-    /// Reads `ptx:ARCHITECTURE`, `amdgcn:CHIP`, `cpu`, `cpu:MACHINE` and `ir`; the other options have their defaults. `cpu` is the most that
+    /// Reads `ptx:ARCHITECTURE`, `amdgcn:CHIP`, `cpu`, `cpu:MACHINE` or `cpu:MACHINE+faults`, and `ir`; the other options have their defaults. `cpu` is the most that
     /// this machine counts as, and is written by that name.
     fn from_str(text: &str) -> Result<Target, UnknownTarget> {
         match text.split_once(':') {

@@ -354,6 +354,8 @@ impl Lane {
         }
         // What was not waited for and failed is told here, in the place of what this call would have said.
         if call.asks && self.failed != 0 && mode != Mode::Waits {
+            // An image that came for it is not to be a part of the next.
+            self.image = Vec::new();
             return Ok(std::mem::take(&mut self.failed));
         }
         let result = match mode {

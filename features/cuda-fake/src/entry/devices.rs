@@ -24,7 +24,8 @@ api! {
     2000 fn cuDeviceGet(device: Out<i32>, ordinal: i32) { give(device, || device::get(ordinal)) }
     2000 fn cuDeviceGetName(name: *mut u8, len: i32, device: i32) {
         device::get(device)?;
-        put_text(name, len, "CUDA driver fake".to_owned())
+        let name_of = if cfg!(feature = "cpu") { "CUDA on the CPU" } else { "CUDA driver fake" };
+        put_text(name, len, name_of.to_owned())
     }
     2000 fn cuDeviceTotalMem(bytes: Out<u32>, device: i32) { give(bytes, || Ok(device::total(device)? as u32)) }
     3020 fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) { give(bytes, || device::total(device)) }

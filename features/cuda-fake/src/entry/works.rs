@@ -109,7 +109,7 @@ api! {
     }
     3000 fn cuFuncSetCacheConfig(hFunction: u64, config: i32) {
         let _ = config;
-        module::module_of(hFunction).map(drop)
+        module::name(hFunction).map(drop)
     }
     11000 fn cuFuncGetModule(hModule: Out<u64>, hFunction: u64) { give(hModule, || module::module_of(hFunction)) }
     12040 fn cuFuncGetParamInfo(hFunction: u64, index: usize, offset: Out<usize>, size: Out<usize>) {
@@ -175,13 +175,13 @@ api! {
         blocks: Out<i32>, hFunction: u64, block: i32, shared: usize
     ) {
         let _ = shared;
-        give(blocks, || module::module_of(hFunction).map(|_| 2048 / block.clamp(1, 1024)))
+        give(blocks, || module::name(hFunction).map(|_| 2048 / block.clamp(1, 1024)))
     }
     7000 fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
         blocks: Out<i32>, hFunction: u64, block: i32, shared: usize, flags: u32
     ) {
         let _ = (shared, flags);
-        give(blocks, || module::module_of(hFunction).map(|_| 2048 / block.clamp(1, 1024)))
+        give(blocks, || module::name(hFunction).map(|_| 2048 / block.clamp(1, 1024)))
     }
     6050 fn cuOccupancyMaxPotentialBlockSize(
         grid: Out<i32>, block: Out<i32>, hFunction: u64, shared_of: Unused, shared: usize, limit: i32
@@ -209,7 +209,7 @@ api! {
     ) / cuLaunchKernel_ptsz as own {
         let (grid, block) = ([gridX, gridY, gridZ], [blockX, blockY, blockZ]);
         let stream = stream(hStream, own);
-        module::launch(&Request { function: f, grid, block, shared, stream, parameters, extra })
+        module::launch(&Request { function: f, grid, block, shared, stream, cooperative: false, parameters, extra })
     }
     9000 fn cuLaunchCooperativeKernel(
         f: u64, gridX: u32, gridY: u32, gridZ: u32, blockX: u32, blockY: u32, blockZ: u32, shared: u32,
@@ -217,14 +217,14 @@ api! {
     ) / cuLaunchCooperativeKernel_ptsz as own {
         let (grid, block) = ([gridX, gridY, gridZ], [blockX, blockY, blockZ]);
         let (stream, extra) = (stream(hStream, own), std::ptr::null());
-        module::launch(&Request { function: f, grid, block, shared, stream, parameters, extra })
+        module::launch(&Request { function: f, grid, block, shared, stream, cooperative: true, parameters, extra })
     }
     11060 fn cuLaunchKernelEx(
         config: *const Launch, f: u64, parameters: *const *const c_void, extra: Unused
     ) / cuLaunchKernelEx_ptsz as own {
         let Launch { grid, block, shared, stream: handle, .. } = read(config)?;
         let stream = stream(handle, own);
-        module::launch(&Request { function: f, grid, block, shared, stream, parameters, extra })
+        module::launch(&Request { function: f, grid, block, shared, stream, cooperative: false, parameters, extra })
     }
     5050 fn cuLinkCreate(count: u32, options: Unused, values: Unused, state: Out<u64>) {
         let _ = (count, options, values);

@@ -126,11 +126,19 @@ impl module::Kernel for Kernel {
     }
 
     fn attribute(&self, attribute: i32) -> i32 {
+        let memory = || self.program.module.memory(&self.name).unwrap_or_default();
         match attribute {
+            1 => memory().0 as i32,
+            3 => memory().1 as i32,
             4 => 32,
             5 | 6 => ARCHITECTURE as i32,
             _ => 0,
         }
+    }
+
+    /// They run one behind the other.
+    fn cooperates(&self) -> bool {
+        false
     }
 
     fn prepare(&self, shape: &Shape) -> Result<Arc<dyn Run>> {

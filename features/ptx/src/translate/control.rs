@@ -42,6 +42,7 @@ const EFFECTS: &[&str] = &[
     "nanosleep",
     "prefetch",
     "prefetchu",
+    "trap",
 ];
 
 impl<'b> Cx<'_, 'b> {

@@ -149,7 +149,9 @@ impl<'b> Cx<'_, 'b> {
             }
             _ => false,
         };
-        self.agree && self.together.get() && instr.guard.is_none() && instr.opcode() == "ld" && known
+        let plain = !instr.modifiers().any(|m| matches!(m, "volatile" | "relaxed" | "acquire"));
+        let load = instr.opcode() == "ld" && instr.guard.is_none() && plain;
+        self.agree && self.together.get() && load && known
     }
 
     /// Where in the kernel's parameters an address is, if it is there.
@@ -544,6 +546,12 @@ pub(super) fn isspacep(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) ->
         _ => return Err(cx.unsupported("isspacep of such a space")),
     };
     cx.result(instr, value, Ty::new(Class::Predicate, 1))
+}
+
+/// A cache policy, which nobody asks for.
+pub(super) fn policy(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    m.drop_all(&[""]);
+    cx.result(instr, cx.constant(Type::I64, 0), B64)
 }
 
 pub(super) fn nothing(_: &Cx<'_, '_>, _: &Instr, m: &mut Modifiers<'_>) -> Result<()> {

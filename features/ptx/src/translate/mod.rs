@@ -112,7 +112,8 @@ pub(crate) fn translate(
             break;
         }
         prepared.nesting = *nesting;
-        prepared.tree = structure(&prepared.cfg, *nesting, false)?;
+        let Ok(tree) = structure(&prepared.cfg, *nesting, false) else { break };
+        prepared.tree = tree;
         let flatter = prepared.best(&signature, options);
         if flatter.is_ok() {
             done = flatter;
@@ -162,7 +163,11 @@ impl Prepared<'_> {
             return Ok(done);
         }
         let cfg = self.cfg.with_tails();
-        let (tree, live) = (structure(&cfg, self.nesting, true)?, Live::of(&cfg, self.registers.len())?);
+        let (Ok(tree), Ok(live)) =
+            (structure(&cfg, self.nesting, true), Live::of(&cfg, self.registers.len()))
+        else {
+            return Err(refused);
+        };
         let (spaces, registers) = (self.spaces.clone(), self.registers.clone());
         let tails = Prepared { cfg, tree, live, spaces, registers, ..*self };
         tails.write(signature, options, Mode::Stay).map_err(|_| refused)
@@ -170,7 +175,7 @@ impl Prepared<'_> {
 
     /// Writes the kernel.
     fn write(&self, signature: &Signature, options: &Options, mode: Mode) -> Result<Translated> {
-        let block = IRBlock::new(GuestAddr(u64::from(self.function.line)));
+        let block = IRBlock::new(GuestAddr(0));
         let k = block.builder();
         k.at_line(self.function.line);
         k.name(&identifier(&self.function.name)).block_size(options.block);

@@ -138,10 +138,16 @@ const TABLE: &[Row] = &[
     },
     Row { codes: &["membar", "fence"], forms: "all scopes but clusters", translate: memory::fence },
     Row {
-        codes: &["prefetch", "prefetchu", "nanosleep", "applypriority", "discard", "pmevent"],
+        codes: &["prefetch", "prefetchu", "nanosleep", "applypriority", "discard", "pmevent", "brkpt"],
         forms: "nothing happens",
         translate: memory::nothing,
     },
+    Row {
+        codes: &["trap"],
+        forms: "an endless loop, which the launch's limits stop; so is a failed assertion",
+        translate: warp::trap,
+    },
+    Row { codes: &["createpolicy"], forms: "all; nothing comes of it", translate: memory::policy },
     Row {
         codes: &["bar", "barrier"],
         forms: ".sync of barrier 0 by all threads, .warp.sync, .red.popc .and .or",
@@ -150,11 +156,7 @@ const TABLE: &[Row] = &[
     Row { codes: &["shfl"], forms: ".sync: .idx .up .down .bfly", translate: warp::shuffle },
     Row { codes: &["vote"], forms: ".sync: .all .any .uni .ballot", translate: warp::vote },
     Row { codes: &["activemask"], forms: "b32", translate: warp::active },
-    Row {
-        codes: &["redux"],
-        forms: ".sync: .add .min .max .and .or .xor of the whole warp",
-        translate: warp::reduce,
-    },
+    Row { codes: &["redux"], forms: ".sync: .add .min .max .and .or .xor", translate: warp::reduce },
     Row { codes: &["match"], forms: ".sync: .any .all", translate: warp::matching },
 ];
 

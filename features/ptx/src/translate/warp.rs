@@ -196,13 +196,37 @@ pub(super) fn reduce(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> R
     };
     let ty = m.ty()?;
     let [_, value, mask] = operands(instr)?;
-    if !cx.is_all(mask) || cx.living().is_some() {
-        return Err(cx.unsupported("redux of a mask that is not that of all threads"));
-    }
     let value = cx.get(value, ty)?;
+    let signed = ty.is_signed();
+    if !cx.is_all(mask) || cx.living().is_some() {
+        // One thread of the mask after the other.
+        let k = cx.k;
+        let members = cx.and_living(k.bool(true)).ballot() & cx.get(mask, U32)?;
+        let neutral = match (how, signed) {
+            ("min", true) => i32::MAX,
+            ("max", true) => i32::MIN,
+            ("and", _) | ("min", false) => -1,
+            _ => 0,
+        };
+        let value = k.range(k.i32(0), 32).fold(k.i32(neutral), |at, sum| {
+            let other = value.shuffle(at);
+            let both = match (how, signed) {
+                ("add", _) => sum + other,
+                ("and", _) => sum & other,
+                ("or", _) => sum | other,
+                ("xor", _) => sum ^ other,
+                ("min", true) => sum.min(other),
+                ("max", true) => sum.max(other),
+                ("min", false) => sum.min_u(other),
+                _ => sum.max_u(other),
+            };
+            (members.shr_u(at) & 1).ne(0).select(both, sum)
+        });
+        return cx.result(instr, value, ty);
+    }
     // Without a sign the order is that of signed integers whose top bit is flipped.
     let flip = cx.k.bits(Type::I32, 1 << 31);
-    let value = match (how, ty.is_signed()) {
+    let value = match (how, signed) {
         ("add", _) => value.warp_add(),
         ("and", _) => value.warp_and(),
         ("or", _) => value.warp_or(),
@@ -250,4 +274,10 @@ pub(super) fn matching(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) ->
         }
         one => cx.set(one, mask, false),
     }
+}
+
+/// The thread goes no further, and so its launch does not end: what limits the launch stops it, which is an error.
+pub(super) fn trap(cx: &Cx<'_, '_>, _: &Instr, _: &mut Modifiers<'_>) -> Result<()> {
+    cx.k.while_((), |()| cx.k.bool(true), |()| ());
+    Ok(())
 }

@@ -187,6 +187,19 @@ impl Program {
         shared: u32,
         args: &[Arg],
     ) {
+        let done = self.attempt(kernel, grid, block, shared, args);
+        done.unwrap_or_else(|error| panic!("{kernel}: {error}"));
+    }
+
+    /// The same; how the launch ended.
+    pub(crate) fn attempt(
+        &mut self,
+        kernel: &str,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+        args: &[Arg],
+    ) -> Result<(), String> {
         let translated =
             self.translate(kernel, block, shared).unwrap_or_else(|error| panic!("{kernel}: {error}"));
         let signature = &translated.signature;
@@ -209,7 +222,7 @@ impl Program {
             Machine::Cuda => self.compute(cuda().unwrap(), &translated, grid, &scalars),
         };
         self.memory.truncate(length);
-        done.unwrap_or_else(|error| panic!("{kernel}: {error}"));
+        done
     }
 
     fn interpret(&mut self, kernel: &Translated, grid: [u32; 3], scalars: &[u64]) -> Result<(), String> {
@@ -246,7 +259,8 @@ impl Program {
                 std::iter::once(8).chain(kernel.signature.scalars.iter().map(|word| word.scalar.bytes()));
             let scalars = scalars.iter().zip(sizes);
             arguments.extend(scalars.map(|(bits, size)| Argument::from(Scalar::from_bits(*bits, size))));
-            worker.launch(&loaded, grid, &arguments)?;
+            let limits = vm_runtime::Limits { fuel: self.limits.fuel, ..Default::default() };
+            worker.launch(&loaded, vm_runtime::Launch::over(grid).within(limits), &arguments)?;
             worker.synchronize(Duration::from_secs(60))?;
             worker.read(&buffer, memory)
         };

@@ -1,4 +1,5 @@
 // Mathematical functions with their slow paths, halves, and the intrinsics.
+#include <assert.h>
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 
@@ -76,4 +77,13 @@ extern "C" __global__ void copies(const int4 *in, int4 *out) {
   asm volatile("cp.async.wait_group 0;");
   __syncthreads();
   out[threadIdx.x] = tile[63 - threadIdx.x];
+}
+
+// Reductions of parts of warps by an instruction, and assertions.
+extern "C" __global__ void parts(const int *in, int *out) {
+  unsigned lane = threadIdx.x & 31, mask = 0xffu << (lane & 24);
+  int v = in[threadIdx.x];
+  assert(v < 1000);
+  out[threadIdx.x] = __reduce_max_sync(mask, v) * 1000 + __reduce_add_sync(mask, v);
+  if (v == -77) __trap();
 }

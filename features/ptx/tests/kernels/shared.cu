@@ -176,3 +176,52 @@ extern "C" __global__ void early(const int *in, int *out, int n, int rounds) {
   }
   out[i] = v + __syncthreads_count(v & 1);
 }
+
+// A function with shared memory of its own, which is the same in each call.
+__device__ __noinline__ int exchange(int v) {
+  __shared__ int own[64];
+  own[threadIdx.x] = v;
+  __syncthreads();
+  return own[63 - threadIdx.x];
+}
+
+extern "C" __global__ void calls(const int *in, int *out) {
+  int v = exchange(in[threadIdx.x]);
+  __syncthreads();
+  out[threadIdx.x] = exchange(v * 2) + v;
+}
+
+// The last block to come adds up what all have left, as CUDA's samples do it.
+extern "C" __global__ void last_block(const float *in, volatile float *parts, float *out, unsigned *count, int n) {
+  __shared__ float part[128];
+  __shared__ bool last;
+  int t = threadIdx.x;
+  float sum = 0;
+  for (int i = blockIdx.x * 128 + t; i < n; i += 128 * gridDim.x) sum += in[i];
+  part[t] = sum;
+  __syncthreads();
+  for (int s = 64; s > 0; s >>= 1) {
+    if (t < s) part[t] += part[t + s];
+    __syncthreads();
+  }
+  if (t == 0) {
+    parts[blockIdx.x] = part[0];
+    __threadfence();
+    last = atomicInc(count, gridDim.x) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (last) {
+    float sum = 0;
+    for (int i = t; i < gridDim.x; i += 128) sum += parts[i];
+    part[t] = sum;
+    __syncthreads();
+    for (int s = 64; s > 0; s >>= 1) {
+      if (t < s) part[t] += part[t + s];
+      __syncthreads();
+    }
+    if (t == 0) {
+      *out = part[0];
+      *count = 0;
+    }
+  }
+}

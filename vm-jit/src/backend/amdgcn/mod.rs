@@ -38,9 +38,6 @@ use std::fmt;
 use vm_ir::op::{Accuracy, Opcode, Scope};
 use vm_ir::{Kernel, Scalar, ValidModule};
 
-/// Bytes of a thread's local arrays: a runtime reserves its private memory for all threads that may run at once.
-const LOCAL_BYTES: u64 = 4096;
-
 /// Options that change the result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Options {
@@ -101,10 +98,7 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
     if needed > available {
         found.push(RejectKind::SharedMemory { target: target.clone(), needed, available });
     }
-    if kernel.local_bytes() > LOCAL_BYTES {
-        let (needed, available) = (kernel.local_bytes(), LOCAL_BYTES);
-        found.push(RejectKind::LocalMemory { target: target.clone(), needed, available });
-    }
+    found.extend(super::local_reject(kernel, &target));
     if kernel.cluster() > 1 && kernel.tile().is_none() {
         found.push(RejectKind::Cluster { target, blocks: kernel.cluster() });
     }

@@ -147,6 +147,7 @@ pub(crate) fn rejects(options: &Options, kernel: &Kernel) -> Vec<(u32, RejectKin
             available: arch.shared_bytes(),
         });
     }
+    found.extend(super::local_reject(kernel, &arch.to_string()));
     // What a tile kernel means does not depend on its clusters.
     if kernel.cluster() > 1 && kernel.tile().is_none() && !options.has(Feature::Cluster) {
         let (target, blocks) = (format!("{arch} with PTX {version}"), kernel.cluster());

@@ -1,0 +1,186 @@
+// A program of CUDA's runtime, with the kernels of vm-ptx's tests: launches them as programs do, and checks what they compute against
+// the host's own loops. Prints a line for each, and ends with how many are wrong.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cuda_runtime.h>
+#include <vector>
+
+#include "basics.cu"
+#include "grids.cu"
+// Both of them have this name.
+#define calls called
+#include "shared.cu"
+#undef calls
+
+static int wrong;
+
+static void check(const char *what, bool right) {
+  printf("%s: %s\n", what, right ? "right" : "wrong");
+  wrong += !right;
+}
+
+#define TRY(call)                                                      \
+  do {                                                                 \
+    cudaError_t error = (call);                                        \
+    if (error != cudaSuccess) {                                        \
+      printf("%s: %s\n", #call, cudaGetErrorString(error));            \
+      exit(1);                                                         \
+    }                                                                  \
+  } while (0)
+
+template <class T> T *put(const std::vector<T> &from) {
+  T *to;
+  TRY(cudaMalloc(&to, from.size() * sizeof(T)));
+  TRY(cudaMemcpy(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return to;
+}
+
+template <class T> std::vector<T> get(const T *from, size_t count) {
+  std::vector<T> to(count);
+  TRY(cudaGetLastError());
+  TRY(cudaMemcpy(to.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost));
+  return to;
+}
+
+static std::vector<float> floats(int n) {
+  std::vector<float> all(n);
+  for (int i = 0; i < n; i++) all[i] = (i * 37 % 101 - 50) / 8.0f;
+  return all;
+}
+
+static void vectors() {
+  int n = 50000;
+  auto a = floats(n), b = a;
+  std::reverse(b.begin(), b.end());
+  float *x = put(a), *y = put(b), *z = put(std::vector<float>(n));
+  vector_add<<<(n + 255) / 256, 256>>>(x, y, z, n);
+  auto found = get(z, n);
+  bool right = true;
+  for (int i = 0; i < n; i++) right &= found[i] == a[i] + b[i];
+  check("vector_add", right);
+  saxpy<<<30, 128>>>(2, x, y, n);
+  found = get(y, n);
+  right = true;
+  for (int i = 0; i < n; i++) right &= found[i] == std::fma(2.0f, a[i], b[i]);
+  check("saxpy", right);
+}
+
+static void streams() {
+  int n = 10000;
+  float *host, *x, elapsed;
+  TRY(cudaMallocHost(&host, n * sizeof(float)));
+  TRY(cudaMalloc(&x, n * sizeof(float)));
+  for (int i = 0; i < n; i++) host[i] = i;
+  cudaStream_t stream;
+  cudaEvent_t begin, end;
+  TRY(cudaStreamCreate(&stream));
+  TRY(cudaEventCreate(&begin));
+  TRY(cudaEventCreate(&end));
+  TRY(cudaEventRecord(begin, stream));
+  TRY(cudaMemcpyAsync(x, host, n * sizeof(float), cudaMemcpyHostToDevice, stream));
+  for (int i = 0; i < 10; i++) saxpy<<<4, 256, 0, stream>>>(1, x, x, n);
+  TRY(cudaMemcpyAsync(host, x, n * sizeof(float), cudaMemcpyDeviceToHost, stream));
+  TRY(cudaEventRecord(end, stream));
+  TRY(cudaStreamSynchronize(stream));
+  TRY(cudaEventElapsedTime(&elapsed, begin, end));
+  bool right = elapsed >= 0;
+  for (int i = 0; i < n; i++) right &= host[i] == i * 1024.0f;
+  check("streams", right);
+  // What kernels do to the host's own pages.
+  saxpy<<<4, 256>>>(1, host, host, n);
+  TRY(cudaDeviceSynchronize());
+  check("pinned memory", host[3] == 6144.0f);
+  TRY(cudaMallocManaged(&x, n * sizeof(float)));
+  for (int i = 0; i < n; i++) x[i] = 1;
+  saxpy<<<4, 256>>>(2, x, x, n);
+  TRY(cudaDeviceSynchronize());
+  check("managed memory", x[0] == 3 && x[n - 1] == 3);
+}
+
+static void blocks() {
+  int n = 5000;
+  std::vector<float> a(n);
+  for (int i = 0; i < n; i++) a[i] = i % 17;
+  float sum = 0;
+  for (float v : a) sum += v;
+  float *x = put(a), *parts = put(std::vector<float>(4)), *one = put(std::vector<float>(1));
+  reduce<<<4, 256>>>(x, parts, n);
+  auto found = get(parts, 4);
+  check("reduce", found[0] + found[1] + found[2] + found[3] == sum);
+  reduce_warps<<<20, 256, 32>>>(x, one, n);
+  check("reduce_warps", get(one, 1)[0] == sum);
+
+  int side = 40;
+  auto m = floats(side * side);
+  float *p = put(m), *q = put(m);
+  matmul<<<dim3(3, 3), dim3(16, 16)>>>(p, p, q, side);
+  found = get(q, side * side);
+  bool right = true;
+  for (int i = 0; i < side * side; i++) {
+    double expect = 0;
+    for (int k = 0; k < side; k++) expect += double(m[i / side * side + k]) * m[k * side + i % side];
+    right &= std::fabs(found[i] - expect) < 1e-2;
+  }
+  check("matmul", right);
+  transpose<<<dim3(3, 3), dim3(16, 16)>>>(p, q, side, side);
+  found = get(q, side * side);
+  right = true;
+  for (int i = 0; i < side * side; i++) right &= found[i] == m[i % side * side + i / side];
+  check("transpose", right);
+
+  std::vector<unsigned char> bytes(3000);
+  std::vector<unsigned> bins(256);
+  for (size_t i = 0; i < bytes.size(); i++) bins[bytes[i] = i * i % 251]++;
+  unsigned *out = put(std::vector<unsigned>(256));
+  histogram<<<3, 192>>>(put(bytes), out, bytes.size());
+  check("histogram", get(out, 256) == bins);
+
+  std::vector<int> in(1024), sums(1024);
+  for (int i = 0; i < 1024; i++) in[i] = i % 13 - 6, sums[i] = in[i] + (i % 512 ? sums[i - 1] : 0);
+  int *results = put(in);
+  scan<<<2, 512>>>(put(in), results);
+  check("scan", get(results, 1024) == sums);
+  sort8<<<1, 128>>>(put(in), results, 8);
+  for (int i = 0; i < 1024; i += 8) std::sort(in.begin() + i, in.begin() + i + 8);
+  check("sort8", get(results, 1024) == in);
+}
+
+static void variables() {
+  int width = 33, height = 21;
+  auto a = floats(width * height);
+  float *x = put(a), *out = put(a), all[5] = {1, 0, 0, 0, 2};
+  TRY(cudaMemcpyToSymbol(weights, all, sizeof(all)));
+  stencil2<<<dim3(3, 3), dim3(16, 8)>>>(x, out, width, height);
+  auto found = get(out, width * height);
+  bool right = true;
+  for (int i = 0; i < width * height; i++)
+    right &= found[i] == a[i] + (i + width < width * height ? 2 * a[i + width] : 0);
+  check("constant memory", right);
+  Field field = {2.5, -1, 3, 0, {1, 1, 1}};
+  std::vector<Particle> in(100, Particle{{1, 2, 3}, 4});
+  particles<<<1, 128>>>(put(in), out, field, 100);
+  int count;
+  TRY(cudaMemcpyFromSymbol(&count, calls, sizeof(count)));
+  found = get(out, 2);
+  check("structures and variables", count == 100 && found[0] == 7 * 14 + 2 && found[1] == 7 * 14 + 4);
+}
+
+static void facts() {
+  cudaFuncAttributes attributes;
+  TRY(cudaFuncGetAttributes(&attributes, matmul));
+  int most;
+  TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, matmul, 256, 0));
+  check("attributes", attributes.maxThreadsPerBlock == 1024 && attributes.sharedSizeBytes == 2048 && most > 0);
+}
+
+int main() {
+  vectors();
+  streams();
+  blocks();
+  variables();
+  facts();
+  printf("%d wrong\n", wrong);
+  return wrong != 0;
+}
