@@ -140,6 +140,7 @@ fn programs_find_the_same() {
     check("tests/add.c", &[], "wrong: 0, time: 1");
     check("tests/ways.c", &["strided"], "two: 0 wrong, 0 outside");
     check("tests/ways.c", &["callbacks"], "called: 12344");
+    check("tests/ways.c", &["registered"], "kind 1, flags 1, copied 3000");
     check("tests/ways.c", &["forks"], "child: 3, 3\nparent: 5");
     check("tests/ways.c", &["faults"], "fault: 700 700");
 }

@@ -211,6 +211,32 @@ static void faults(void) {
     printf("fault: %d %d\n", first, second);
 }
 
+/* Memory of the program that it registers: it is copied, and known as the host's. */
+static void registered(void) {
+    begin();
+    enum { BYTES = 1 << 16 };
+    uint32_t *host = aligned_alloc(4096, BYTES);
+    for (int i = 0; i < BYTES / 4; i++) host[i] = 3 * i;
+    unsigned kind = 9, flags = 9;
+    printf("before: %d\n", TRY("cuPointerGetAttribute", (void *, int, ptr), &kind, 2, (ptr)host));
+    printf("register: %d", TRY("cuMemHostRegister_v2", (void *, size_t, unsigned), host, BYTES, 1));
+    printf(", again: %d\n", TRY("cuMemHostRegister_v2", (void *, size_t, unsigned), host + 1024, 4096, 0));
+    CALL("cuPointerGetAttribute", (void *, int, ptr), &kind, 2, (ptr)host + 100);
+    CALL("cuMemHostGetFlags", (unsigned *, void *), &flags, host);
+    void *stream;
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 1);
+    ptr made = allocate(BYTES);
+    CALL("cuMemcpyHtoDAsync_v2", (ptr, const void *, size_t, void *), made, host, BYTES, stream);
+    CALL("cuStreamSynchronize", (void *), stream);
+    memset(host, 0, BYTES);
+    CALL("cuMemcpyDtoHAsync_v2", (void *, ptr, size_t, void *), host, made, BYTES, stream);
+    CALL("cuStreamSynchronize", (void *), stream);
+    printf("kind %u, flags %u, copied %u\n", kind, flags & 1, host[1000]);
+    printf("unregister: %d", TRY("cuMemHostUnregister", (void *), host));
+    printf(", again: %d", TRY("cuMemHostUnregister", (void *), host));
+    printf(", after: %d\n", TRY("cuPointerGetAttribute", (void *, int, ptr), &kind, 2, (ptr)host));
+}
+
 /* Works until it is killed, or the server is: then it says what it gets. */
 static void endless(void) {
     begin();
@@ -243,6 +269,7 @@ int main(int count, char **arguments) {
     else if (!strcmp(what, "strided")) strided();
     else if (!strcmp(what, "callbacks")) callbacks();
     else if (!strcmp(what, "forks")) forks();
+    else if (!strcmp(what, "registered")) registered();
     else if (!strcmp(what, "faults")) faults();
     else if (!strcmp(what, "endless")) endless();
     else return 2;
