@@ -305,6 +305,24 @@ fn what_is_not_there_ends_a_kernel_and_its_context() {
 }
 
 #[test]
+fn a_branch_may_end_with_a_warps_barrier() {
+    alike("a_branch_may_end_with_a_warps_barrier", &[], |driver| {
+        driver.start(0);
+        let body = ".visible .entry pair(.param .u64 out) {\n.reg .b64 %x<3>; .reg .b32 %r<5>; .reg .pred %p<3>;\n\
+            .shared .align 4 .b8 s[128];\n\
+            ld.param.u64 %x1, [out]; mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 2; mov.u32 %r3, s; add.s32 %r3, %r3, %r2;\n\
+            st.shared.u32 [%r3], %r1; bar.sync 0; setp.gt.u32 %p1, %r1, 1; @%p1 bra behind;\n\
+            ld.shared.u32 %r4, [%r3+8]; st.shared.u32 [%r3], %r4; bar.warp.sync -1;\n\
+            behind: setp.ne.u32 %p2, %r1, 0; @%p2 bra done;\n\
+            ld.shared.u32 %r4, [s+4]; st.global.u32 [%x1], %r4;\ndone: ret;\n}\n";
+        let pair = function(driver, module(driver, body).unwrap(), "pair");
+        let out = put(driver, &[0; 4]);
+        assert_eq!(launch(driver, pair, [1, 32], 0, vec![out]), 0);
+        assert_eq!(driver.words(out, 1), [3]);
+    });
+}
+
+#[test]
 fn kernels_reach_memory_of_the_host() {
     alike("kernels_reach_memory_of_the_host", &[], |driver| {
         driver.start(0);

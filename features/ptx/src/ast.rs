@@ -239,6 +239,10 @@ impl Instr {
         matches!(self.opcode(), "bar" | "barrier")
     }
 
+    pub(crate) fn is_warp_barrier(&self) -> bool {
+        self.is_barrier() && self.guard.is_none() && self.modifiers().next() == Some("warp")
+    }
+
     pub(crate) fn modifiers(&self) -> impl Iterator<Item = &str> {
         self.code.split('.').skip(1)
     }

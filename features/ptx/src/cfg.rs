@@ -66,6 +66,37 @@ impl Cfg {
         self.blocks.len()
     }
 
+    /// With barriers of warps that end a branch behind it: who does not take the branch waits there, too, so that all come to them
+    /// whatever the branch is taken by.
+    pub(crate) fn with_barriers_behind(mut self) -> Cfg {
+        let exit = self.exit();
+        let mut sources = vec![Vec::new(); exit + 1];
+        for (from, block) in self.blocks.iter().enumerate() {
+            block.end.targets().into_iter().for_each(|to| sources[to].push(from));
+        }
+        for branch in 0..exit {
+            let (End::Jump(behind), [from]) = (&self.blocks[branch].end, &sources[branch][..]) else {
+                continue;
+            };
+            let (behind, from) = (*behind, *from);
+            let around = match self.blocks[from].end {
+                End::Branch(_, then, other) => {
+                    [then, other] == [branch, behind] || [then, other] == [behind, branch]
+                }
+                _ => false,
+            };
+            let met =
+                sources[behind].len() == 2 && sources[behind].iter().all(|at| [branch, from].contains(at));
+            if behind == exit || !around || !met {
+                continue;
+            }
+            while let Some(last) = self.blocks[branch].instrs.pop_if(|last| last.is_warp_barrier()) {
+                self.blocks[behind].instrs.insert(0, last);
+            }
+        }
+        self
+    }
+
     pub(crate) fn of(code: Code) -> Result<Cfg> {
         let none = usize::MAX;
         // The block that each label begins.

@@ -88,7 +88,7 @@ pub(crate) fn translate(
     if shared > MAX_SHARED_BYTES {
         return Err(Error::large(function.line, "bytes of shared memory", MAX_SHARED_BYTES as usize));
     }
-    let mut cfg = Cfg::of(code)?;
+    let mut cfg = Cfg::of(code)?.with_barriers_behind();
     live::prune(&mut cfg, registers.len());
     let live = Live::of(&cfg, registers.len())?;
     let spaces = spaces(&cfg, &registers);
