@@ -17,7 +17,7 @@ use vm_bridge::ring::{Near, PLACES};
 use vm_bridge::wire::{Answer, Header, VERSION, code, control};
 
 use crate::sys::fork;
-use crate::{counts, say};
+use crate::{counts, current, say};
 
 /// How long an answer is waited for, but that of a call that waits for the device: compilers may take minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -202,8 +202,17 @@ impl Client {
             .try_with(|lane| lane.try_borrow_mut().ok().and_then(|mut lane| Some(act.take()?(&mut lane))));
         match (made, act) {
             (Ok(Some(result)), _) => result,
-            // The thread ends, or was interrupted in a call: one lane for this call.
-            (_, Some(act)) => act(&mut None),
+            // The thread ends, or was interrupted in a call: one lane for this call, with the thread's context.
+            (_, Some(act)) => {
+                let mut lane = Lane::new(self)?;
+                let set = vm_cuda_api::number("cuCtxSetCurrent").ok_or(code::UNAVAILABLE)?;
+                let context = current::get();
+                if context != 0 {
+                    let sent = lane.send(set as u16, false, [&context.to_ne_bytes(), &[]]);
+                    sent.map_err(|error| self.lost(&error))?;
+                }
+                act(&mut Some(lane))
+            }
             _ => Err(code::UNAVAILABLE),
         }
     }

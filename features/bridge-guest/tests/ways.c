@@ -49,9 +49,25 @@ static void *take_turns(void *argument) {
     return NULL;
 }
 
+/* A call when a thread's data ends. */
+static pthread_key_t last;
+static uint32_t left;
+static void at_end(void *argument) { CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), &left, (ptr)argument, sizeof left); }
+static void *end_late(void *argument) {
+    CALL("cuCtxSetCurrent", (void *), context);
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), (ptr)argument, 77, 1);
+    pthread_setspecific(last, argument);
+    return NULL;
+}
+
 static void threads(void) {
     begin();
     load_kernels();
+    pthread_t late;
+    pthread_key_create(&last, at_end);
+    pthread_create(&late, NULL, end_late, (void *)allocate(4096));
+    pthread_join(late, NULL);
+    printf("at its end: %u\n", left);
     cell = allocate(64 << 10);
     CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), cell, 0, THREADS * TURNS + 4);
     CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), cell + 4 * (THREADS * TURNS + 4), 1, 1);
