@@ -78,7 +78,7 @@ impl Live {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Context, FunctionBuilderContext, Isa, SAFETY, emit::Generators, written};
+    use super::super::{Context, FunctionBuilderContext, Isa, Options, SAFETY, emit::Generators, written};
     use super::*;
     use crate::safety::SafetyPlan;
     use cranelift_codegen::dominator_tree::DominatorTree;
@@ -92,7 +92,7 @@ mod tests {
         let safety = SafetyPlan::of(kernel, valid.trust(), &SAFETY).unwrap();
         let generators = Generators::new(Isa::X86V3).unwrap();
         let mut contexts = (Context::new(), FunctionBuilderContext::new());
-        written(facts, &safety, Isa::X86V3, &generators, &mut contexts).unwrap();
+        written(facts, &safety, &Options::new(Isa::X86V3), &generators, &mut contexts).unwrap();
         let func = &contexts.0.func;
         let tree = DominatorTree::with_function(func, &ControlFlowGraph::with_function(func));
         let mut spans = vec![None; func.dfg.num_values()];
