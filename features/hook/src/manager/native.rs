@@ -221,7 +221,7 @@ impl<D: Driver> Manager<D> {
 
     /// All bytes of devices that the program has, but for what pools keep.
     fn counted(&self) -> u64 {
-        self.native.of_devices() + self.tracker.reserved()
+        self.native.of_devices() + self.tracker.reserved() + self.leaving
     }
 
     /// All bytes of devices that the program has, and how many it may have.
@@ -272,6 +272,7 @@ mod tests {
 
     use super::*;
     use crate::driver::{Device, GRANULE, Handle, Place, Range};
+    use crate::manager::Freed;
 
     /// Pools that hold so much, and so much once they are trimmed.
     struct Pools {
@@ -376,6 +377,28 @@ mod tests {
         assert_eq!(manager.used().0, 0);
         let freed = Event::NativeFreed { kind: Kind::Physical, id: Id::Physical(7), bytes: 50 };
         assert_eq!(manager.events().last(), Some(&freed));
+    }
+
+    #[test]
+    fn what_is_freed_counts_until_no_work_uses_it() {
+        let check = |is_captured: bool| {
+            let mut manager = manager(0, 0);
+            manager.quota = Some(3 * GRANULE);
+            let made = manager.allocate(1, 0, 2 * GRANULE).expect("memory").expect("virtual");
+            if is_captured {
+                manager.begin_capture().expect("a capture");
+            }
+            let freed = manager.begin_free(made).expect("freed");
+            let refused = manager.admit(2 * GRANULE, Kind::Device);
+            assert_eq!((refused, manager.used().0), (Err(OUT_OF_MEMORY), 2 * GRANULE));
+            match freed {
+                Freed::AfterWork(of) => manager.end_free(of, Ok(())).expect("freed"),
+                _ => manager.end_capture().expect("an end"),
+            }
+            assert_eq!(manager.used().0, 0);
+        };
+        check(false);
+        check(true);
     }
 
     #[test]
