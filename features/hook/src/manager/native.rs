@@ -97,6 +97,8 @@ pub(super) struct Native {
     pub(super) bytes: u64,
     /// Which it was, counted from 1.
     number: u64,
+    /// Is its pool gone?
+    is_orphan: bool,
     /// References and mappings of physical memory, which is freed with the last of them.
     uses: u64,
     pub(super) tag: Option<Tag>,
@@ -114,7 +116,7 @@ pub(super) struct Natives {
     sums: [u64; 5],
     /// What they take of devices.
     taken: u64,
-    /// What those of pools do.
+    /// What those of pools that are there do.
     of_pools: u64,
     /// No less than what pools keep of freed memory.
     kept: u64,
@@ -152,20 +154,25 @@ impl Natives {
         self.sums[kind as usize] += bytes;
         self.taken += kind.taken(bytes);
         self.of_pools += if kind == Kind::Pool { kind.taken(bytes) } else { 0 };
-        let (number, uses, tag, stack) = (self.count, 1, None, None);
-        self.by_id.insert(id, Native { kind, context, bytes, number, uses, tag, stack });
+        let (number, is_orphan, uses, tag, stack) = (self.count, false, 1, None, None);
+        self.by_id.insert(id, Native { kind, context, bytes, number, is_orphan, uses, tag, stack });
         before
     }
 
     fn remove(&mut self, id: Id) -> Option<Event> {
-        let Native { kind, bytes, .. } = self.by_id.remove(&id)?;
+        let Native { kind, bytes, is_orphan, .. } = self.by_id.remove(&id)?;
         self.sums[kind as usize] -= bytes;
         self.taken -= kind.taken(bytes);
-        if kind == Kind::Pool {
+        if kind == Kind::Pool && !is_orphan {
             self.of_pools -= kind.taken(bytes);
             self.kept = self.kept.saturating_add(kind.taken(bytes));
         }
         Some(Event::NativeFreed { kind, id, bytes })
+    }
+
+    /// Bytes of pools that are gone.
+    pub(super) fn orphaned(&self) -> u64 {
+        self.by_id.values().filter(|of| of.is_orphan).map(|of| of.bytes).sum()
     }
 
     /// One use less of physical memory.
@@ -189,6 +196,29 @@ impl<D: Driver> Manager<D> {
     pub fn native_allocated(&mut self, kind: Kind, id: Id, context: Context, bytes: u64) {
         self.events.extend(self.native.insert(kind, id, context, bytes));
         self.events.push(Event::NativeAllocated { kind, id, bytes });
+        if kind == Kind::Pool && self.quota.is_some() {
+            // Another pool than that may keep what was thought to be given.
+            self.ask_to_fit(|manager| {
+                let kept = manager.native.kept;
+                kept == 0 || manager.quota.is_some_and(|quota| manager.counted() + kept <= quota)
+            });
+        }
+    }
+
+    /// Addresses of what was allocated of pools.
+    pub fn of_pools(&self) -> impl Iterator<Item = u64> {
+        self.native.all().filter(|(_, of)| of.kind == Kind::Pool).map(|(id, _)| id.number())
+    }
+
+    /// A pool has ended, and what was allocated of it stays.
+    pub fn end_pool(&mut self, addresses: Vec<u64>) {
+        for address in addresses {
+            if let Some(of) = self.native.get_mut(Id::Address(address)).filter(|of| !of.is_orphan) {
+                of.is_orphan = true;
+                let taken = of.kind.taken(of.bytes);
+                self.native.of_pools -= taken;
+            }
+        }
     }
 
     /// Which of the driver's own allocations it is, to tell it from another that has its place once it is freed.
@@ -256,6 +286,20 @@ impl<D: Driver> Manager<D> {
         self.native.kept = self.driver.pools(trims).saturating_sub(self.native.of_pools);
     }
 
+    /// Asks pools what they keep, then trims them, until what the program has fits.
+    fn ask_to_fit(&mut self, fits: impl Fn(&Self) -> bool) -> bool {
+        // In a capture nothing is done to memory.
+        let asks = if self.captures == 0 { [false, true].as_slice() } else { &[false] };
+        let mut is_fit = fits(self);
+        for trims in asks {
+            if !is_fit {
+                self.ask_pools(*trims);
+                is_fit = fits(self);
+            }
+        }
+        is_fit
+    }
+
     /// That so many bytes more are within the quota.
     ///
     /// # Errors
@@ -269,16 +313,7 @@ impl<D: Driver> Manager<D> {
             let more = if kind == Kind::Pool { kept.max(taken) } else { kept.saturating_add(taken) };
             manager.counted().saturating_add(more) <= quota
         };
-        // In a capture nothing is done to memory.
-        let asks = if self.captures == 0 { [false, true].as_slice() } else { &[false] };
-        let mut is_admitted = fits(self);
-        for trims in asks {
-            if !is_admitted {
-                self.ask_pools(*trims);
-                is_admitted = fits(self);
-            }
-        }
-        if is_admitted {
+        if self.ask_to_fit(fits) {
             return Ok(());
         }
         self.events.push(Event::Failed { bytes, code: OUT_OF_MEMORY.0 });
@@ -422,6 +457,21 @@ mod tests {
         check(Kind::Pool, GRANULE + 1, GRANULE + 512);
         check(Kind::Array, 3, 3);
         assert!(manager(0, 0).admit(u64::MAX, Kind::Device).is_err());
+    }
+
+    #[test]
+    fn what_pools_keep_is_counted_beside_what_outlives_its_own() {
+        let mut manager = manager(GRANULE, GRANULE);
+        for address in [8, 9] {
+            manager.native_allocated(Kind::Pool, Id::Address(address), 0, GRANULE);
+        }
+        manager.end_pool(vec![8]);
+        let number = manager.native_number(Id::Address(9));
+        manager.native_freed(Id::Address(9), number);
+        assert_eq!((manager.used().0, manager.accounts(0).pools), (2 * GRANULE, 2 * GRANULE));
+        let number = manager.native_number(Id::Address(8));
+        manager.native_freed(Id::Address(8), number);
+        assert_eq!((manager.used().0, manager.accounts(0).pools), (GRANULE, GRANULE));
     }
 
     #[test]
