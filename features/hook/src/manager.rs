@@ -143,7 +143,7 @@ pub struct Manager<D: Driver> {
     tracker: Tracker,
     /// No two have an allocation in common.
     pending: Vec<Pending<D::Copy>>,
-    /// What is freed when the captures end, in which no stream may be waited for.
+    /// What is freed when the captures end, in which no stream may be waited for, or with its context, whose work failed.
     zombies: Vec<Allocation>,
     /// Bytes that are freed and still there, as work may use them.
     leaving: u64,
@@ -413,12 +413,11 @@ impl<D: Driver> Manager<D> {
     pub fn end_free(&mut self, of: Allocation, waited: Result<()>) -> Result<()> {
         match waited {
             Ok(()) => self.left(of),
-            // A capture has begun meanwhile, in which nobody waits.
-            Err(_) if self.captures != 0 => {
+            // Either a capture has begun meanwhile, in which nobody waits, or it is freed with its context.
+            Err(failure) => {
                 self.zombies.push(of);
-                Ok(())
+                if self.captures != 0 { Ok(()) } else { Err(failure) }
             }
-            Err(failure) => Err(failure),
         }
     }
 

@@ -326,7 +326,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::driver::{Device, GRANULE, Handle, Place, Range};
+    use crate::driver::{Device, Failure, GRANULE, Handle, Place, Range};
     use crate::manager::Freed;
 
     /// Pools that hold so much, and so much once they are trimmed.
@@ -335,6 +335,8 @@ mod tests {
         trimmed: u64,
         /// What the last address or handle was.
         last: Cell<u64>,
+        /// How much is mapped.
+        mapped: Cell<u64>,
     }
 
     impl Driver for Pools {
@@ -354,10 +356,12 @@ mod tests {
         fn release(&self, _: Handle) -> Result<()> {
             Ok(())
         }
-        fn map(&self, _: u64, _: u64, _: Handle, _: Device) -> Result<()> {
+        fn map(&self, _: u64, bytes: u64, _: Handle, _: Device) -> Result<()> {
+            self.mapped.set(self.mapped.get() + bytes);
             Ok(())
         }
-        fn unmap(&self, _: u64, _: u64) -> Result<()> {
+        fn unmap(&self, _: u64, bytes: u64) -> Result<()> {
+            self.mapped.set(self.mapped.get() - bytes);
             Ok(())
         }
         fn copy(&self, (): &()) -> Result<()> {
@@ -387,7 +391,7 @@ mod tests {
     }
 
     fn manager(held: u64, trimmed: u64) -> Manager<Pools> {
-        Manager::new(Pools { held, trimmed, last: Cell::new(0) }, Some(100 * GRANULE))
+        Manager::new(Pools { held, trimmed, last: Cell::new(0), mapped: Cell::new(0) }, Some(100 * GRANULE))
     }
 
     #[test]
@@ -494,6 +498,18 @@ mod tests {
         };
         check(false);
         check(true);
+    }
+
+    #[test]
+    fn what_work_failed_with_goes_with_its_context() {
+        let mut manager = manager(0, 0);
+        let made = manager.allocate(1, 0, 2 * GRANULE).expect("memory").expect("virtual");
+        let Freed::AfterWork(of) = manager.begin_free(made).expect("freed") else { panic!("work") };
+        let fault = Failure(700);
+        assert_eq!((manager.end_free(of, Err(fault)), manager.used().0), (Err(fault), 2 * GRANULE));
+        let mark = manager.mark();
+        manager.end_context(1, mark).expect("an end");
+        assert_eq!((manager.used().0, manager.driver().mapped.get()), (0, 0));
     }
 
     #[test]
