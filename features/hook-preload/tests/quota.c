@@ -50,6 +50,40 @@ static void ends_pool(memory of) {
     frees_in_order(of);
 }
 
+static void *keeping(void) {
+    struct property made = {1, 0, 1, 0, NULL, {0}};
+    uint64_t all = UINT64_MAX;
+    void *made_pool;
+    CALL("cuMemPoolCreate", (void **, const void *), &made_pool, &made);
+    CALL("cuMemPoolSetAttribute", (void *, int, void *), made_pool, 4, &all);
+    return made_pool;
+}
+static uint64_t held(void *of) {
+    uint64_t held = 0;
+    CALL("cuMemPoolGetAttribute", (void *, int, void *), of, 5, &held);
+    return held / mib;
+}
+static int from(void *of, size_t bytes, ptr *at) {
+    return TRY("cuMemAllocFromPoolAsync", (ptr *, size_t, void *, void *), at, bytes, of, stream);
+}
+
+/* What one pool keeps is not another's, nor hidden by what outlives its own pool. */
+static void several_pools(void) {
+    void *first = keeping(), *second = keeping();
+    ptr whole, rest;
+    int code = from(first, 32 * mib, &whole);
+    frees_in_order((memory){whole, 0});
+    code |= from(second, 32 * mib, &rest);
+    printf("two pools: %d, held %lu, left %zu\n", code, (unsigned long)(held(first) + held(second)), left());
+    frees_in_order((memory){rest, 0});
+    CALL("cuMemPoolTrimTo", (void *, size_t), second, 0);
+    code = from(first, 16 * mib, &whole);
+    CALL("cuMemPoolDestroy", (void *), first);
+    if (!from(second, 16 * mib, &rest)) frees_in_order((memory){rest, 0});
+    code |= TRY("cuMemAlloc_v2", (ptr *, size_t), &rest, piece);
+    printf("outlives its pool: %d, held %lu, left %zu\n", code, (unsigned long)held(second), left());
+}
+
 /* A pool keeps all that is freed. */
 static int kept(memory *of) {
     uint64_t all = UINT64_MAX;
@@ -152,6 +186,7 @@ int main(int count, char **arguments) {
     memory of[MOST];
     begin();
     CALL("cuStreamCreate", (void **, unsigned), &stream, 0);
+    if (count > 1 && !strcmp(arguments[1], "pools")) return several_pools(), 0;
     for (size_t way = 0; way < WAYS; way++) {
         if (count > 1 && strcmp(arguments[1], ways[way].name)) continue;
         for (int turn = 0; turn < 2; turn++) {

@@ -13,10 +13,19 @@ fn beside(name: &str) -> PathBuf {
 
 /// What the program says, and its log.
 fn run(folder: &Path, environment: &[(&str, &str)], hook: bool) -> (String, Vec<serde_json::Value>) {
+    run_as(folder, &[], environment, hook)
+}
+
+fn run_as(
+    folder: &Path,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+    hook: bool,
+) -> (String, Vec<serde_json::Value>) {
     let log = folder.join("log");
     let _ = std::fs::remove_file(&log);
     let mut command = Command::new(folder.join("quota"));
-    command.env("LD_LIBRARY_PATH", folder).env("XDG_RUNTIME_DIR", folder);
+    command.args(arguments).env("LD_LIBRARY_PATH", folder).env("XDG_RUNTIME_DIR", folder);
     command.env("VMM_LOG_LEVEL", "INFO").env("VMM_LOG_FILE", &log).envs(environment.iter().copied());
     if hook {
         command.env("LD_PRELOAD", beside("libvmhook.so"));
@@ -44,6 +53,11 @@ fn a_quota_is_as_a_smaller_device() {
     assert!(without.contains("mapped: 4, then 2, left 0, freed 32\n"), "{without}");
     assert!(without.ends_with("threads, left 32\n"), "{without}");
     let (with, log) = run(folder, &[("VMM_QUOTA", "32M")], true);
+    assert_eq!(with, without, "{log:#?}");
+
+    let (without, _) = run_as(folder, &["pools"], &[("VM_CUDA_FAKE_MEMORY", "33554432")], false);
+    assert!(without.starts_with("two pools: 0, held 32, left 0\noutlives its pool: 0, "), "{without}");
+    let (with, log) = run_as(folder, &["pools"], &[("VMM_QUOTA", "32M")], true);
     assert_eq!(with, without, "{log:#?}");
 
     // Without a quota each allocation and its end is a line of the log.

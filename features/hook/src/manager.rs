@@ -143,8 +143,10 @@ pub struct Manager<D: Driver> {
     tracker: Tracker,
     /// No two have an allocation in common.
     pending: Vec<Pending<D::Copy>>,
-    /// What is freed when the captures end, in which no stream may be waited for.
+    /// What is freed when the captures end, in which no stream may be waited for, or with its context, whose work failed.
     zombies: Vec<Allocation>,
+    /// Bytes that are freed and still there, as work may use them.
+    leaving: u64,
     captures: u32,
     /// Is anything put off at all?
     puts_off: bool,
@@ -164,13 +166,14 @@ impl<D: Driver> Manager<D> {
     /// One without any memory.
     pub fn new(driver: D, quota: Option<u64>) -> Self {
         let (tracker, pending, zombies, native, events) = Default::default();
-        let (captures, puts_off, is_paused, saved) = (0, true, false, BTreeMap::new());
+        let (leaving, captures, puts_off, is_paused, saved) = (0, 0, true, false, BTreeMap::new());
         Self {
             driver,
             tracker,
             pending,
             zombies,
             native,
+            leaving,
             captures,
             puts_off,
             quota,
@@ -409,13 +412,12 @@ impl<D: Driver> Manager<D> {
     /// That; the driver's.
     pub fn end_free(&mut self, of: Allocation, waited: Result<()>) -> Result<()> {
         match waited {
-            Ok(()) => self.release(of),
-            // A capture has begun meanwhile, in which nobody waits.
-            Err(_) if self.captures != 0 => {
+            Ok(()) => self.left(of),
+            // Either a capture has begun meanwhile, in which nobody waits, or it is freed with its context.
+            Err(failure) => {
                 self.zombies.push(of);
-                Ok(())
+                if self.captures != 0 { Ok(()) } else { Err(failure) }
             }
-            Err(failure) => Err(failure),
         }
     }
 
@@ -440,6 +442,7 @@ impl<D: Driver> Manager<D> {
         }
         let Some(of) = self.tracker.remove(address) else { return Ok(Freed::Done) };
         self.events.push(Event::Freed { address, bytes: of.bytes });
+        self.leaving += of.backed();
         if self.captures != 0 {
             self.zombies.push(of);
             return Ok(Freed::Done);
@@ -499,6 +502,14 @@ impl<D: Driver> Manager<D> {
         Ok(true)
     }
 
+    /// Gives back what was freed before.
+    fn left(&mut self, of: Allocation) -> Result<()> {
+        let bytes = of.backed();
+        self.release(of)?;
+        self.leaving -= bytes;
+        Ok(())
+    }
+
     /// Gives back an allocation's memory and addresses.
     fn release(&self, of: Allocation) -> Result<()> {
         for piece in &of.pieces {
@@ -531,7 +542,7 @@ impl<D: Driver> Manager<D> {
         let mut result = Ok(());
         if self.captures == 0 {
             for of in std::mem::take(&mut self.zombies) {
-                let released = self.driver.synchronize(of.context).and_then(|()| self.release(of));
+                let released = self.driver.synchronize(of.context).and_then(|()| self.left(of));
                 result = result.and(released);
             }
         }
@@ -566,7 +577,7 @@ impl<D: Driver> Manager<D> {
         let is_gone = |of: &Allocation| of.context == context && of.number <= until.own;
         self.pending.retain(|pending| !self.tracker.at(pending.from).is_some_and(is_gone));
         for of in self.zombies.extract_if(.., |of| is_gone(of)).collect::<Vec<_>>() {
-            self.release(of)?;
+            self.left(of)?;
         }
         // The driver frees its own.
         self.events.extend(self.native.end_context(context, until.native));

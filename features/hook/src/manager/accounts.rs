@@ -10,6 +10,7 @@ use crate::tracker::{Stack, Tag};
 impl<D: Driver> Manager<D> {
     /// The sums, and the largest allocations.
     pub fn accounts(&self, largest: usize) -> Accounts {
+        let orphaned = self.native.orphaned();
         let all = || self.tracker.all();
         let mut owners: Vec<Owner> = all()
             .map(|of| Owner {
@@ -40,7 +41,7 @@ impl<D: Driver> Manager<D> {
             r#virtual: all().map(|of| of.backed()).sum(),
             native: self.native.sum(Kind::Device),
             managed: self.native.sum(Kind::Managed),
-            pools: self.driver.pools(false).max(self.native.sum(Kind::Pool)),
+            pools: self.driver.pools(false).max(self.native.sum(Kind::Pool) - orphaned) + orphaned,
             physical: self.native.sum(Kind::Physical),
             arrays: self.native.sum(Kind::Array),
             reserved: 0,

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{Event, Manager};
-use crate::driver::{Context, Driver, OUT_OF_MEMORY, Result};
+use crate::driver::{Context, Driver, GRANULE, OUT_OF_MEMORY, Result};
 use crate::tracker::{Stack, Tag};
 
 /// What the driver allocated.
@@ -41,6 +41,17 @@ impl Kind {
     /// The one of a name.
     pub fn of(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|(_, own)| *own == name).map(|(kind, _)| *kind)
+    }
+
+    /// How much of a device's memory so many bytes take, as driver 580 has it: from 1 MiB on no two have a granule in common.
+    fn taken(self, bytes: u64) -> u64 {
+        let unit = match self {
+            Kind::Device if bytes > GRANULE / 2 => GRANULE,
+            Kind::Device | Kind::Pool => 512,
+            Kind::Managed => return 0,
+            Kind::Physical | Kind::Array => 1,
+        };
+        bytes.checked_next_multiple_of(unit).unwrap_or(u64::MAX)
     }
 
     /// What names one of it.
@@ -86,6 +97,8 @@ pub(super) struct Native {
     pub(super) bytes: u64,
     /// Which it was, counted from 1.
     number: u64,
+    /// Is its pool gone?
+    is_orphan: bool,
     /// References and mappings of physical memory, which is freed with the last of them.
     uses: u64,
     pub(super) tag: Option<Tag>,
@@ -101,6 +114,10 @@ pub(super) struct Natives {
     count: u64,
     /// Bytes of each kind.
     sums: [u64; 5],
+    /// What they take of devices.
+    taken: u64,
+    /// What those of pools that are there do.
+    of_pools: u64,
     /// No less than what pools keep of freed memory.
     kept: u64,
 }
@@ -124,7 +141,7 @@ impl Natives {
         self.sums[kind as usize]
     }
 
-    /// Bytes of devices.
+    /// Bytes of devices that were asked for.
     fn of_devices(&self) -> u64 {
         let devices = self.sums.iter().sum::<u64>();
         devices - self.sum(Kind::Managed)
@@ -135,18 +152,27 @@ impl Natives {
         let before = self.remove(id);
         self.count += 1;
         self.sums[kind as usize] += bytes;
-        let (number, uses, tag, stack) = (self.count, 1, None, None);
-        self.by_id.insert(id, Native { kind, context, bytes, number, uses, tag, stack });
+        self.taken += kind.taken(bytes);
+        self.of_pools += if kind == Kind::Pool { kind.taken(bytes) } else { 0 };
+        let (number, is_orphan, uses, tag, stack) = (self.count, false, 1, None, None);
+        self.by_id.insert(id, Native { kind, context, bytes, number, is_orphan, uses, tag, stack });
         before
     }
 
     fn remove(&mut self, id: Id) -> Option<Event> {
-        let Native { kind, bytes, .. } = self.by_id.remove(&id)?;
+        let Native { kind, bytes, is_orphan, .. } = self.by_id.remove(&id)?;
         self.sums[kind as usize] -= bytes;
-        if kind == Kind::Pool {
-            self.kept = self.kept.saturating_add(bytes);
+        self.taken -= kind.taken(bytes);
+        if kind == Kind::Pool && !is_orphan {
+            self.of_pools -= kind.taken(bytes);
+            self.kept = self.kept.saturating_add(kind.taken(bytes));
         }
         Some(Event::NativeFreed { kind, id, bytes })
+    }
+
+    /// Bytes of pools that are gone.
+    pub(super) fn orphaned(&self) -> u64 {
+        self.by_id.values().filter(|of| of.is_orphan).map(|of| of.bytes).sum()
     }
 
     /// One use less of physical memory.
@@ -170,6 +196,29 @@ impl<D: Driver> Manager<D> {
     pub fn native_allocated(&mut self, kind: Kind, id: Id, context: Context, bytes: u64) {
         self.events.extend(self.native.insert(kind, id, context, bytes));
         self.events.push(Event::NativeAllocated { kind, id, bytes });
+        if kind == Kind::Pool && self.quota.is_some() {
+            // Another pool than that may keep what was thought to be given.
+            self.ask_to_fit(|manager| {
+                let kept = manager.native.kept;
+                kept == 0 || manager.quota.is_some_and(|quota| manager.counted() + kept <= quota)
+            });
+        }
+    }
+
+    /// Addresses of what was allocated of pools.
+    pub fn of_pools(&self) -> impl Iterator<Item = u64> {
+        self.native.all().filter(|(_, of)| of.kind == Kind::Pool).map(|(id, _)| id.number())
+    }
+
+    /// A pool has ended, and what was allocated of it stays.
+    pub fn end_pool(&mut self, addresses: Vec<u64>) {
+        for address in addresses {
+            if let Some(of) = self.native.get_mut(Id::Address(address)).filter(|of| !of.is_orphan) {
+                of.is_orphan = true;
+                let taken = of.kind.taken(of.bytes);
+                self.native.of_pools -= taken;
+            }
+        }
     }
 
     /// Which of the driver's own allocations it is, to tell it from another that has its place once it is freed.
@@ -221,7 +270,7 @@ impl<D: Driver> Manager<D> {
 
     /// All bytes of devices that the program has, but for what pools keep.
     fn counted(&self) -> u64 {
-        self.native.of_devices() + self.tracker.reserved()
+        self.native.taken + self.tracker.reserved() + self.leaving
     }
 
     /// All bytes of devices that the program has, and how many it may have.
@@ -234,7 +283,21 @@ impl<D: Driver> Manager<D> {
 
     /// What pools keep, once they have given back what they can if they are to be trimmed.
     fn ask_pools(&mut self, trims: bool) {
-        self.native.kept = self.driver.pools(trims).saturating_sub(self.native.sum(Kind::Pool));
+        self.native.kept = self.driver.pools(trims).saturating_sub(self.native.of_pools);
+    }
+
+    /// Asks pools what they keep, then trims them, until what the program has fits.
+    fn ask_to_fit(&mut self, fits: impl Fn(&Self) -> bool) -> bool {
+        // In a capture nothing is done to memory.
+        let asks = if self.captures == 0 { [false, true].as_slice() } else { &[false] };
+        let mut is_fit = fits(self);
+        for trims in asks {
+            if !is_fit {
+                self.ask_pools(*trims);
+                is_fit = fits(self);
+            }
+        }
+        is_fit
     }
 
     /// That so many bytes more are within the quota.
@@ -243,22 +306,14 @@ impl<D: Driver> Manager<D> {
     /// [`OUT_OF_MEMORY`].
     pub fn admit(&mut self, bytes: u64, kind: Kind) -> Result<()> {
         let Some(quota) = self.quota.filter(|_| kind != Kind::Managed) else { return Ok(()) };
+        let taken = kind.taken(bytes);
         let fits = |manager: &Self| {
             let kept = manager.native.kept;
             // What a pool keeps it gives to who allocates of it.
-            let more = if kind == Kind::Pool { kept.max(bytes) } else { kept.saturating_add(bytes) };
+            let more = if kind == Kind::Pool { kept.max(taken) } else { kept.saturating_add(taken) };
             manager.counted().saturating_add(more) <= quota
         };
-        // In a capture nothing is done to memory.
-        let asks = if self.captures == 0 { [false, true].as_slice() } else { &[false] };
-        let mut is_admitted = fits(self);
-        for trims in asks {
-            if !is_admitted {
-                self.ask_pools(*trims);
-                is_admitted = fits(self);
-            }
-        }
-        if is_admitted {
+        if self.ask_to_fit(fits) {
             return Ok(());
         }
         self.events.push(Event::Failed { bytes, code: OUT_OF_MEMORY.0 });
@@ -271,7 +326,8 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::driver::{Device, GRANULE, Handle, Place, Range};
+    use crate::driver::{Device, Failure, GRANULE, Handle, Place, Range};
+    use crate::manager::Freed;
 
     /// Pools that hold so much, and so much once they are trimmed.
     struct Pools {
@@ -279,6 +335,8 @@ mod tests {
         trimmed: u64,
         /// What the last address or handle was.
         last: Cell<u64>,
+        /// How much is mapped.
+        mapped: Cell<u64>,
     }
 
     impl Driver for Pools {
@@ -298,10 +356,12 @@ mod tests {
         fn release(&self, _: Handle) -> Result<()> {
             Ok(())
         }
-        fn map(&self, _: u64, _: u64, _: Handle, _: Device) -> Result<()> {
+        fn map(&self, _: u64, bytes: u64, _: Handle, _: Device) -> Result<()> {
+            self.mapped.set(self.mapped.get() + bytes);
             Ok(())
         }
-        fn unmap(&self, _: u64, _: u64) -> Result<()> {
+        fn unmap(&self, _: u64, bytes: u64) -> Result<()> {
+            self.mapped.set(self.mapped.get() - bytes);
             Ok(())
         }
         fn copy(&self, (): &()) -> Result<()> {
@@ -331,18 +391,22 @@ mod tests {
     }
 
     fn manager(held: u64, trimmed: u64) -> Manager<Pools> {
-        Manager::new(Pools { held, trimmed, last: Cell::new(0) }, Some(100))
+        Manager::new(Pools { held, trimmed, last: Cell::new(0), mapped: Cell::new(0) }, Some(100 * GRANULE))
     }
 
     #[test]
     fn what_pools_keep_is_counted_until_they_are_trimmed() {
         let check = |held, trimmed, kind, bytes, is_admitted| {
-            let mut manager = manager(held, trimmed);
-            manager.native_allocated(Kind::Pool, Id::Address(8), 0, 60);
+            let mut manager = manager(held * GRANULE, trimmed * GRANULE);
+            manager.native_allocated(Kind::Pool, Id::Address(8), 0, 60 * GRANULE);
             let number = manager.native_number(Id::Address(8));
             manager.native_freed(Id::Address(8), number);
-            manager.native_allocated(Kind::Device, Id::Address(9), 1, 30);
-            assert_eq!(manager.admit(bytes, kind).is_ok(), is_admitted, "{held} {trimmed} {kind:?} {bytes}");
+            manager.native_allocated(Kind::Device, Id::Address(9), 1, 30 * GRANULE);
+            assert_eq!(
+                manager.admit(bytes * GRANULE, kind).is_ok(),
+                is_admitted,
+                "{held} {trimmed} {kind:?} {bytes}"
+            );
         };
         // The pool gave it back long ago, keeps it, keeps it until it is asked, and gives it itself.
         check(0, 0, Kind::Device, 70, true);
@@ -368,7 +432,7 @@ mod tests {
         manager.physical_released(7);
         manager.physical_unmapped(900, 1000);
         manager.physical_unmapped(3000, 50);
-        assert_eq!(manager.used(), (50, Some(100)));
+        assert_eq!(manager.used(), (50, Some(100 * GRANULE)));
         manager.physical_retained(7);
         manager.physical_unmapped(2000, 50);
         assert_eq!(manager.used().0, 50);
@@ -376,6 +440,76 @@ mod tests {
         assert_eq!(manager.used().0, 0);
         let freed = Event::NativeFreed { kind: Kind::Physical, id: Id::Physical(7), bytes: 50 };
         assert_eq!(manager.events().last(), Some(&freed));
+    }
+
+    #[test]
+    fn what_the_driver_takes_is_counted() {
+        let check = |kind: Kind, bytes, taken: u64| {
+            let mut manager = manager(0, 0);
+            manager.native_allocated(kind, kind.id(8), 1, bytes);
+            assert_eq!(manager.used().0, taken, "{kind:?} {bytes}");
+            let number = manager.native_number(kind.id(8));
+            manager.native_freed(kind.id(8), number);
+            assert_eq!(manager.used().0, 0, "{kind:?} {bytes}");
+            manager.quota = Some(taken.saturating_sub(1));
+            assert!(manager.admit(bytes, kind).is_err(), "{kind:?} {bytes}");
+        };
+        check(Kind::Device, 1, 512);
+        check(Kind::Device, GRANULE / 2, GRANULE / 2);
+        check(Kind::Device, GRANULE / 2 + 1, GRANULE);
+        check(Kind::Device, GRANULE + 1, 2 * GRANULE);
+        check(Kind::Pool, GRANULE + 1, GRANULE + 512);
+        check(Kind::Array, 3, 3);
+        assert!(manager(0, 0).admit(u64::MAX, Kind::Device).is_err());
+    }
+
+    #[test]
+    fn what_pools_keep_is_counted_beside_what_outlives_its_own() {
+        let mut manager = manager(GRANULE, GRANULE);
+        for address in [8, 9] {
+            manager.native_allocated(Kind::Pool, Id::Address(address), 0, GRANULE);
+        }
+        manager.end_pool(vec![8]);
+        let number = manager.native_number(Id::Address(9));
+        manager.native_freed(Id::Address(9), number);
+        assert_eq!((manager.used().0, manager.accounts(0).pools), (2 * GRANULE, 2 * GRANULE));
+        let number = manager.native_number(Id::Address(8));
+        manager.native_freed(Id::Address(8), number);
+        assert_eq!((manager.used().0, manager.accounts(0).pools), (GRANULE, GRANULE));
+    }
+
+    #[test]
+    fn what_is_freed_counts_until_no_work_uses_it() {
+        let check = |is_captured: bool| {
+            let mut manager = manager(0, 0);
+            manager.quota = Some(3 * GRANULE);
+            let made = manager.allocate(1, 0, 2 * GRANULE).expect("memory").expect("virtual");
+            if is_captured {
+                manager.begin_capture().expect("a capture");
+            }
+            let freed = manager.begin_free(made).expect("freed");
+            let refused = manager.admit(2 * GRANULE, Kind::Device);
+            assert_eq!((refused, manager.used().0), (Err(OUT_OF_MEMORY), 2 * GRANULE));
+            match freed {
+                Freed::AfterWork(of) => manager.end_free(of, Ok(())).expect("freed"),
+                _ => manager.end_capture().expect("an end"),
+            }
+            assert_eq!(manager.used().0, 0);
+        };
+        check(false);
+        check(true);
+    }
+
+    #[test]
+    fn what_work_failed_with_goes_with_its_context() {
+        let mut manager = manager(0, 0);
+        let made = manager.allocate(1, 0, 2 * GRANULE).expect("memory").expect("virtual");
+        let Freed::AfterWork(of) = manager.begin_free(made).expect("freed") else { panic!("work") };
+        let fault = Failure(700);
+        assert_eq!((manager.end_free(of, Err(fault)), manager.used().0), (Err(fault), 2 * GRANULE));
+        let mark = manager.mark();
+        manager.end_context(1, mark).expect("an end");
+        assert_eq!((manager.used().0, manager.driver().mapped.get()), (0, 0));
     }
 
     #[test]
@@ -397,15 +531,15 @@ mod tests {
     fn what_has_anothers_place_is_not_freed_for_it() {
         let mut manager = manager(0, 0);
         let (first, at) = (3, Id::Address(16));
-        manager.native_allocated(Kind::Device, at, first, 10);
+        manager.native_allocated(Kind::Device, at, first, 512);
         let (number, mark) = (manager.native_number(at), manager.mark());
         // The driver has freed it, and has given another its place before that is told.
-        manager.native_allocated(Kind::Device, at, first, 20);
+        manager.native_allocated(Kind::Device, at, first, 1024);
         manager.native_freed(at, number);
-        assert_eq!(manager.used().0, 20);
+        assert_eq!(manager.used().0, 1024);
         // The same of a context whose handle comes again.
         manager.end_context(first, mark).expect("an end");
-        assert_eq!(manager.used().0, 20);
+        assert_eq!(manager.used().0, 1024);
         manager.end_context(first, manager.mark()).expect("an end");
         assert_eq!(manager.used().0, 0);
         // And of virtual memory.

@@ -100,6 +100,15 @@ pub(super) unsafe extern "C" fn cuMemPoolCreate(pool: *mut u64, property: *const
     result
 }
 
+/// The pool that memory is of.
+fn pool_of(address: u64) -> Option<u64> {
+    /// `CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE`.
+    const POOL: c_int = 17;
+    let mut pool = 0u64;
+    let found = real!(c"cuPointerGetAttribute" (*mut u64, c_int, u64) (&mut pool, POOL, address));
+    (found == 0).then_some(pool)
+}
+
 /// What is allocated of it is there until it is freed.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn cuMemPoolDestroy(pool: u64) -> u32 {
@@ -111,14 +120,16 @@ pub(super) unsafe extern "C" fn cuMemPoolDestroy(pool: u64) -> u32 {
     if !hook::is_here() {
         return own();
     }
-    // Nobody may ask it from here on, and its handle may come again.
-    let pools = |f: &mut dyn FnMut(&mut BTreeSet<u64>) -> bool| {
-        with(|manager| f(&mut manager.driver().pools.lock().unwrap_or_else(PoisonError::into_inner)))
-    };
-    let is_known = pools(&mut |pools| pools.remove(&pool));
-    let result = own();
-    if result != 0 && is_known {
-        pools(&mut |pools| pools.insert(pool));
-    }
-    result
+    // One look at the manager: nobody may ask it meanwhile, and its handle may come again.
+    with(|manager| {
+        let of = manager.of_pools().filter(|address| pool_of(*address) == Some(pool)).collect();
+        let result = own();
+        let mut pools = manager.driver().pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_gone = result == 0 && pools.remove(&pool);
+        drop(pools);
+        if is_gone {
+            manager.end_pool(of);
+        }
+        result
+    })
 }
