@@ -28,8 +28,9 @@ fn pages() -> u64 {
     // SAFETY: new pages, wherever there is room.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), 3 * PAGE as usize, both, flags, -1, 0) };
     assert_ne!(at, libc::MAP_FAILED);
-    // SAFETY: the middle one of these.
-    assert_eq!(unsafe { libc::mprotect(at.byte_add(PAGE as usize), PAGE as usize, none) }, 0);
+    let middle = at.wrapping_byte_add(PAGE as usize);
+    // SAFETY: one of these pages.
+    assert_eq!(unsafe { libc::mprotect(middle, PAGE as usize, none) }, 0);
     at.expose_provenance() as u64
 }
 

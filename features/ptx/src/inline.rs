@@ -356,11 +356,11 @@ impl<'a> Inliner<'a> {
             Operand::Name(name) if labels => match (frame.labels.get(&**name), frame.targets.get(&**name)) {
                 (Some(label), _) => Operand::Label(*label),
                 (None, Some(targets)) => {
-                    let label = |target: &Box<str>| {
-                        let found = frame.labels.get(&**target).copied().map(Operand::Label);
+                    let label = |target: &str| {
+                        let found = frame.labels.get(target).copied().map(Operand::Label);
                         found.ok_or_else(|| Error::at(0, ErrorKind::Unknown(target.to_string())))
                     };
-                    Operand::List(targets.iter().map(label).collect::<Result<Vec<_>>>()?)
+                    Operand::List(targets.iter().map(|target| label(target)).collect::<Result<Vec<_>>>()?)
                 }
                 (None, None) => return Err(Error::at(0, ErrorKind::Unknown(name.to_string()))),
             },

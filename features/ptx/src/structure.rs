@@ -170,8 +170,8 @@ impl<'a> Region<'a> {
         let count = self.nodes.len();
         let mut parent: Vec<Option<usize>> = vec![None; count];
         let mut entries = vec![0; count];
-        for from in 0..count {
-            for to in succs[from].iter().filter(|to| Some(**to) != back) {
+        for (from, succs) in succs.iter().enumerate().take(count) {
+            for to in succs.iter().filter(|to| Some(**to) != back) {
                 let Some(to) = self.heads.get(to).copied() else { continue };
                 entries[to] += 1;
                 parent[to] = Some(match parent[to] {

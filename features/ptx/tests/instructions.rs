@@ -67,7 +67,7 @@ fn integers() {
         "mad.lo.cc.u32 %r3, %r1, %r2, %r1; madc.hi.u32 %r4, %r1, %r2, 7; mov.b64 %rd9, {%r3, %r4};",
         |a, b| {
             let (a, b) = (a & 0xffff_ffff, b & 0xffff_ffff);
-            let low = (a * b & 0xffff_ffff) + a;
+            let low = ((a * b) & 0xffff_ffff) + a;
             low & 0xffff_ffff | (((a * b) >> 32) + 7 + (low >> 32)) << 32
         },
     );
@@ -198,7 +198,7 @@ fn conversions() {
     check32("cvt.rn.f16x2.f32 %r9, 0f3FC00000, 0fC0000000;", |_, _| 0x3e00_c000);
     check32("setp.leu.f32 %p1, %f1, %f2; selp.u32 %r9, 1, 0, %p1;", |a, b| {
         let (a, b) = (f32::from_bits(a), f32::from_bits(b));
-        u32::from(!(a > b))
+        u32::from(a.partial_cmp(&b) != Some(std::cmp::Ordering::Greater))
     });
     check32("copysign.f32 %f3, %f1, %f2; mov.b32 %r9, %f3;", |a, b| a & 1 << 31 | b & !(1 << 31));
     check32("add.sat.f32 %f3, %f1, %f2; mov.b32 %r9, %f3;", |a, b| {

@@ -312,7 +312,7 @@ fn atomics() {
         assert_eq!(program.get::<i32>(ints, 3), [least, most, 5 + steps]);
         // From 2, 256 times up to 6 and round; from 3 down, round to 9.
         let inc = (2 + 256) % 7;
-        let dec = (3 + 10 * 26 - 256) % 10;
+        let dec = 3 + 10 * 26 - 256;
         let expect =
             [or.iter().fold(0, |a, b| a | b), and.iter().fold(u32::MAX, |a, b| a & b), xor, inc, dec];
         assert_eq!(program.get::<u32>(words, 5), expect);
@@ -401,7 +401,7 @@ fn particles() {
                     let (x, y, z, mass) = (p[0], -2.0 * p[1], 0.5 * p[2], p[3] + 3.0);
                     let e = mass * (x * x + y * y + z * z);
                     let table = [2.0, 4.0];
-                    (if on == 1 { e * 2.5 * -1.0 } else { e }) + table[i & 1]
+                    (if on == 1 { -(e * 2.5) } else { e }) + table[i & 1]
                 })
                 .collect();
             let found = program.get::<f32>(out, n);
@@ -441,8 +441,8 @@ fn integers() {
             let wide = u64::from(ux) << 32 | u64::from(uy);
             let low24 = |v: i32| v << 8 >> 8;
             let expect = [
-                (i64::from(x) * i64::from(y) >> 32) as i32,
-                (u64::from(ux) * u64::from(uy) >> 32) as i32,
+                ((i64::from(x) * i64::from(y)) >> 32) as i32,
+                ((u64::from(ux) * u64::from(uy)) >> 32) as i32,
                 permute(ux, uy, 0x3715) as i32,
                 // CUDA's __byte_perm takes three bits of each digit.
                 permute(ux, uy, uy & 0x7777) as i32,
@@ -458,7 +458,7 @@ fn integers() {
                     + 5,
                 (ux / (uy | 1)) as i32,
                 x >> (y & 31),
-                (i64::from(x) * i64::from(y) >> 13) as i32,
+                ((i64::from(x) * i64::from(y)) >> 13) as i32,
                 low24(x).wrapping_mul(low24(y)),
                 wide.leading_zeros() as i32
                     + wide.count_ones() as i32 * 100
