@@ -226,6 +226,16 @@ fn element(cx: &Cx<'_, '_>, ty: Ty, lanes: usize) -> Result<(Scalar, usize)> {
     Ok((scalar, lanes.min(16 / scalar.bytes() as usize)))
 }
 
+/// Where a part of 16 bytes of an access is.
+fn part_of(address: &Operand, part: usize) -> Operand {
+    match address {
+        Operand::Address(base, offset) => {
+            Operand::Address(base.clone(), offset.wrapping_add(part as i64 * 16))
+        }
+        _ => address.clone(),
+    }
+}
+
 pub(super) fn load(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
     let order = order(m);
     let scope = order.and_then(|_| scope(m));
@@ -248,13 +258,7 @@ pub(super) fn load(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
     }
     let (scalar, together) = element(cx, ty, count)?;
     for (part, registers) in registers.chunks(together).enumerate() {
-        let address = match (address, part) {
-            (Operand::Address(base, offset), 1..) => {
-                &Operand::Address(base.clone(), offset.wrapping_add(part as i64 * 16))
-            }
-            _ => address,
-        };
-        let target = cx.target(address, space)?;
+        let target = cx.target(&part_of(address, part), space)?;
         let loaded = cx.access(&target, &|element| {
             let element = element.typed(scalar);
             let loaded = match (order, scalar) {
@@ -297,13 +301,7 @@ pub(super) fn store(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Re
     let (scalar, together) = element(cx, ty, count)?;
     let bits = Ty::new(Class::Bits, scalar.bits());
     for (part, values) in values.chunks(together).enumerate() {
-        let address = match (address, part) {
-            (Operand::Address(base, offset), 1..) => {
-                &Operand::Address(base.clone(), offset.wrapping_add(part as i64 * 16))
-            }
-            _ => address,
-        };
-        let target = cx.target(address, space)?;
+        let target = cx.target(&part_of(address, part), space)?;
         if target.choices.iter().any(|(space, ..)| *space == Space::Const) {
             return Err(cx.unsupported("a store to constant memory"));
         }
