@@ -74,12 +74,17 @@ fn runtimes_find_the_same() {
         if without.contains("no devices") && !must_start {
             return false;
         }
-        let (with, log) = run(what, environment, true);
-        assert_eq!(with, without, "{what}\n{log}");
-        let has = |event: &str| log.contains(&format!("\"{event}\""));
-        assert!(has("moved") && has("pool") && has("array") && !has("unknown"), "{what}: {with}{log}");
         let ends = ["after a reset: 1\n", "no functions of the driver\n"];
-        assert!(ends.iter().any(|end| with.ends_with(end)), "{what}: {with}");
+        assert!(ends.iter().any(|end| without.ends_with(end)), "{what}: {without}");
+        // A copy is put off for 1 ms at most: on a busy machine it may be made before the memory can be moved.
+        let moves = (0..100).any(|_| {
+            let (with, log) = run(what, environment, true);
+            assert_eq!(with, without, "{what}\n{log}");
+            let has = |event: &str| log.contains(&format!("\"{event}\""));
+            assert!(has("pool") && has("array") && !has("unknown"), "{what}: {with}{log}");
+            has("moved")
+        });
+        assert!(moves, "{what}: no memory is ever moved");
         true
     };
     let mut is_real = false;

@@ -62,15 +62,35 @@ fn count(log: &str, event: &str) -> usize {
     log.matches(&format!("\"event\":\"{event}\"")).count()
 }
 
+/// Runs a program with the hook, which must find what it found without, until so many moves are in its log. A copy is put off for 1 ms at
+/// most, so on a busy machine a run may have fewer.
+fn run_until_moved(
+    program: &str,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+    found: &str,
+    moves: usize,
+) -> String {
+    const RUNS: usize = 100;
+    let mut last = String::new();
+    for _ in 0..RUNS {
+        let (with, log) = run_program(program, arguments, true, environment);
+        assert_eq!(with, found, "{arguments:?}\n{log}");
+        if count(&log, "moved") == moves {
+            return log;
+        }
+        last = log;
+    }
+    panic!("{program} {arguments:?} never has {moves} moves:\n{last}");
+}
+
 #[test]
 fn programs_find_the_same() {
     let (without, log) = run(&["dlsym"], false, &[]);
     assert_eq!(log, "");
     assert!(without.contains("3: 7 2 3 3") && without.ends_with("left: 1\n"), "{without}");
     for arguments in [&["dlsym"][..], &["proc"], &["dlsym", "deepbind"], &["proc", "deepbind"]] {
-        let (with, log) = run(arguments, true, &[]);
-        assert_eq!(with, without, "{arguments:?}\n{log}");
-        assert_eq!(count(&log, "moved"), 4, "{arguments:?}\n{log}");
+        let log = run_until_moved("grow", arguments, &[], &without, 4);
         assert!(log.lines().all(|line| line.starts_with("{\"time\":") && line.ends_with('}')), "{log}");
     }
     // Natively, and only told of.
@@ -100,9 +120,7 @@ fn devices_reach_each_others_memory() {
     let two = [("VM_CUDA_FAKE_DEVICES", "2")];
     let (without, _) = run_program("peer", &[], false, &two);
     assert!(without.matches("right").count() == 6 && !without.contains("wrong"), "{without}");
-    let (with, log) = run_program("peer", &[], true, &two);
-    assert_eq!(with, without, "{log}");
-    assert_eq!(count(&log, "moved"), 2, "{log}");
+    let log = run_until_moved("peer", &[], &two, &without, 2);
     assert!(!log.contains("no-access"), "{log}");
 }
 

@@ -47,10 +47,15 @@ fn processes_share_virtual_memory() {
         ] {
             assert!(without.contains(line), "{line}: {without}");
         }
-        let (with, log) = run(&[size], true, &[memory]);
-        assert_eq!(with, without, "{log}");
-        let moved = log.matches("\"event\":\"moved\"").count();
-        assert_eq!(moved, usize::from(size == "256"), "{log}");
+        // A copy is put off for 1 ms at most: on a busy machine it may be made before the memory can be moved.
+        let moves = (0..100).any(|_| {
+            let (with, log) = run(&[size], true, &[memory]);
+            assert_eq!(with, without, "{log}");
+            let moved = log.matches("\"event\":\"moved\"").count();
+            assert!(moved <= usize::from(size == "256"), "{log}");
+            moved == usize::from(size == "256")
+        });
+        assert!(moves, "{size}: the memory is never moved");
         let (monitored, log) = run(&[size], true, &[memory, ("VMM_MODE", "MONITOR")]);
         assert_eq!(monitored, without, "{log}");
     }

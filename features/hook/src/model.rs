@@ -500,13 +500,16 @@ fn the_program_is_told_that_a_copy_failed() {
 #[test]
 fn nobody_sees_that_memory_is_moved() {
     // A million calls where sweeps are whole.
-    let programs = if std::env::var_os("SWEEP_SEED").is_some() { 2_000 } else { 25_000 };
+    let programs: u32 = if std::env::var_os("SWEEP_SEED").is_some() { 2_000 } else { 25_000 };
     let first: u64 = std::env::var("SWEEP_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     let mut did = Did::default();
     for program in 0..programs {
-        run(first.wrapping_add(program).wrapping_mul(0x9e37_79b9_7f4a_7c15), 40, &mut did);
+        run(first.wrapping_add(program.into()).wrapping_mul(0x9e37_79b9_7f4a_7c15), 40, &mut did);
     }
-    assert!(did.moved > 100 && did.copied > 20 && did.of_host > 0 && did.failed > 100, "{did:?}");
-    assert!(did.paused > 100 && did.not_paused > 20 && did.not_resumed > 20 && did.no_room > 20, "{did:?}");
-    assert!(did.halfway > 20 && did.dropped > 20 && did.stayed > 0, "{did:?}");
+    // A part of the sweep meets what is rare less often.
+    let some = programs / 500;
+    assert!(did.moved > 5 * some && did.copied > some && did.of_host > 0, "{did:?}");
+    assert!(did.failed > 5 * some && did.paused > 5 * some && did.not_paused > some, "{did:?}");
+    assert!(did.not_resumed > some && did.no_room > some && did.halfway > some, "{did:?}");
+    assert!(did.dropped > some && did.stayed > 0, "{did:?}");
 }

@@ -356,17 +356,21 @@ fn run(seed: u64, calls: u32, all: &mut Did) -> std::result::Result<u64, String>
 #[test]
 fn no_thread_sees_that_memory_is_moved() {
     // A million calls where sweeps are whole.
-    let (programs, calls) = if std::env::var_os("SWEEP_SEED").is_some() { (100, 250) } else { (1_000, 250) };
+    let (programs, calls): (u32, _) =
+        if std::env::var_os("SWEEP_SEED").is_some() { (100, 250) } else { (1_000, 250) };
     let first: u64 = std::env::var("SWEEP_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     let mut did = Did::default();
     for program in 0..programs {
-        let seed = first.wrapping_add(program).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let seed = first.wrapping_add(program.into()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         if let Err(wrong) = run(seed, calls, &mut did) {
             panic!("{wrong}");
         }
     }
-    assert!(did.moved > 30 && did.copied > 20 && did.of_host > 0 && did.failed > 100, "{did:?}");
-    assert!(did.paused > 100 && did.not_paused > 20 && did.not_resumed > 20 && did.halfway > 20, "{did:?}");
+    // A part of the sweep meets what is rare less often.
+    let some = programs / 25;
+    assert!(did.moved > some && did.copied > some && did.of_host > 0 && did.failed > 5 * some, "{did:?}");
+    assert!(did.paused > 5 * some && did.not_paused > some, "{did:?}");
+    assert!(did.not_resumed > some && did.halfway > some, "{did:?}");
 }
 
 #[test]
