@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::io::{self, IoSlice, Read};
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::io::{self, Read};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,18 +12,18 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+use rustix::net::{SendFlags, send};
+use vm_bridge::orders::{self, Order};
 use vm_bridge::ring::{Near, PLACES};
+use vm_bridge::wire::preamble::{Preamble, Token};
 use vm_bridge::wire::{Answer, Header, VERSION, code, control};
 
+use crate::connect::Place;
 use crate::sys::fork;
 use crate::{counts, current, say};
 
 /// How long an answer is waited for, but that of a call that waits for the device: compilers may take minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// How long the server may take to begin.
-const BEGIN: Duration = Duration::from_secs(60);
-
 /// Where the server is, where nothing says so.
 const DEFAULT: &str = "unix:/run/vm-bridge.sock";
 
@@ -37,6 +37,9 @@ pub(crate) type Layout = Arc<[(usize, usize)]>;
 pub(crate) struct Client {
     /// Never closed: a child closes its copy when it is forked, and the process's end closes it else.
     control: Mutex<ManuallyDrop<UnixStream>>,
+    place: Place,
+    /// Where files don't go over the connection: what names the session to further ones.
+    token: Option<Token>,
     tickets: AtomicU64,
     gone: AtomicBool,
     /// `cuInit` has succeeded.
@@ -90,19 +93,23 @@ pub(crate) fn client() -> Result<Arc<Client>, u32> {
 impl Client {
     fn connect(generation: u64) -> Result<Self, u32> {
         counts::begin();
-        let place = std::env::var("VM_BRIDGE").unwrap_or_else(|_| DEFAULT.to_owned());
+        let place = std::env::var_os("VM_BRIDGE").unwrap_or_else(|| DEFAULT.into());
         let failed = |error: io::Error| {
+            let place = place.display();
             say::once(&format!(
                 "no server at {place}: {error}; start `vm-service bridge serve` there, or set VM_BRIDGE"
             ));
             code::NO_DEVICE
         };
-        let path = place.strip_prefix("unix:").ok_or_else(|| failed(io::ErrorKind::Unsupported.into()))?;
-        let stream = UnixStream::connect(path).map_err(failed)?;
-        stream.set_read_timeout(Some(BEGIN)).map_err(failed)?;
+        let wrong =
+            || io::Error::new(io::ErrorKind::InvalidInput, "it is neither unix:PATH nor vsock:[CID:]PORT");
+        let place = Place::parse(&place).ok_or_else(|| failed(wrong()))?;
+        let (stream, token) = place.begin().map_err(failed)?;
         fork::close_in_children(stream.as_raw_fd());
         let client = Self {
             control: Mutex::new(ManuallyDrop::new(stream)),
+            place,
+            token,
             tickets: AtomicU64::new(0),
             gone: AtomicBool::new(false),
             ready: AtomicBool::new(false),
@@ -117,9 +124,13 @@ impl Client {
             primaries: Mutex::default(),
             calls: Mutex::default(),
         };
-        match client.order([control::HELLO, VERSION.into(), 0], None).and_then(|()| client.send_variables()) {
+        match client
+            .order([control::HELLO, VERSION.into(), 0, 0], None)
+            .and_then(|()| client.send_variables())
+        {
             Ok(()) => Ok(client),
             Err(code) => {
+                let place = &client.place;
                 say::once(&format!("the server at {place} is of another version, or ended: {code}"));
                 Err(code::NO_DEVICE)
             }
@@ -131,43 +142,37 @@ impl Client {
         for (at, name) in control::VARIABLES.iter().enumerate() {
             let value = std::env::var(name).ok().filter(|value| value.len() <= control::VALUE);
             if let Some(value) = value {
-                self.exchange([control::VARIABLE, at as u64, value.len() as u64], value.as_bytes(), None)?;
+                self.exchange([control::VARIABLE, at as u64, value.len() as u64, 0], value.as_bytes(), None)?;
             }
         }
         Ok(())
     }
 
     /// Says something over the connection itself.
-    pub(crate) fn order(&self, words: [u64; 3], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
+    pub(crate) fn order(&self, words: Order, file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
         self.exchange(words, &[], file)
     }
 
-    fn exchange(&self, words: [u64; 3], more: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
-        let mut control = locked(&self.control);
-        let exchange = || -> io::Result<u64> {
-            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            bytes.extend_from_slice(more);
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
-            if !files.is_empty() {
-                ancillary.push(SendAncillaryMessage::ScmRights(&files));
-            }
-            let sent =
-                sendmsg(control.as_fd(), &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
-            if sent != bytes.len() {
-                return Err(io::ErrorKind::WriteZero.into());
-            }
-            let mut answer = [0; 8];
-            control.read_exact(&mut answer)?;
-            Ok(u64::from_ne_bytes(answer))
-        };
-        let mut exchange = exchange;
-        match exchange() {
+    fn exchange(&self, words: Order, more: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
+        match orders::give(&locked(&self.control), words, more, file) {
             Ok(0) => Ok(()),
             Ok(code) => Err(code as u32),
             Err(error) => Err(self.lost(&error)),
         }
+    }
+
+    /// Opens a connection of this session: for a lane, or for calls of its functions.
+    pub(crate) fn open(&self, order: u64) -> Result<UnixStream, u32> {
+        let Some(token) = self.token else {
+            let (ours, theirs) = UnixStream::pair().map_err(|_| code::OUT_OF_MEMORY)?;
+            self.order([order, 0, 0, 0], Some(theirs.as_fd()))?;
+            return Ok(ours);
+        };
+        let preamble = match order {
+            control::LANE => Preamble::Lane(token),
+            _ => Preamble::Callbacks(token),
+        };
+        self.place.open(preamble).map_err(|error| self.lost(&error))
     }
 
     /// The server is gone, for ever.
@@ -307,14 +312,13 @@ enum Way {
 
 impl Lane {
     fn new(client: &Arc<Client>) -> Result<Self, u32> {
-        let way = if std::env::var_os("VM_BRIDGE_STREAM").is_some() {
-            let (stream, theirs) = UnixStream::pair().map_err(|_| code::OUT_OF_MEMORY)?;
-            client.order([control::LANE, 0, 0], Some(theirs.as_fd()))?;
+        let way = if client.token.is_some() || std::env::var_os("VM_BRIDGE_STREAM").is_some() {
+            let stream = client.open(control::LANE)?;
             stream.set_read_timeout(Some(PATIENCE)).map_err(|_| code::OUT_OF_MEMORY)?;
             Way::Stream { stream, is_patient: false, buffer: Vec::new() }
         } else {
             let (ring, file) = Near::make().map_err(|_| code::OUT_OF_MEMORY)?;
-            client.order([control::RING, 0, 0], Some(file.as_fd()))?;
+            client.order([control::RING, 0, 0, 0], Some(file.as_fd()))?;
             Way::Ring(ring)
         };
         Ok(Self { client: client.clone(), way: ManuallyDrop::new(way) })

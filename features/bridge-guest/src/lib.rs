@@ -10,6 +10,7 @@
 //! | `VM_BRIDGE_LOG` | a file for what is said, which else goes to standard error |
 
 mod client;
+mod connect;
 mod counts;
 mod current;
 mod forward;

@@ -8,6 +8,7 @@
 //! numbers that the server gives and looks up: a program can't hand the driver a pointer that it does not have of it.
 
 pub mod calls;
+pub mod orders;
 pub mod ring;
 pub mod server;
 pub mod wire;

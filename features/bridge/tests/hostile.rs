@@ -1,16 +1,14 @@
 //! What no program sends: frames of random words, and frames that were right and are changed. A session answers each or ends, and nothing breaks.
 
-use std::io::{IoSlice, Read as _, Write as _};
-use std::mem::MaybeUninit;
+use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-
 use vm_bridge::calls::{MODES, Mode};
+use vm_bridge::orders;
 use vm_bridge::ring::Taken;
 use vm_bridge::server::{Driver, Lane, Session, serve};
 use vm_bridge::wire::{Header, VERSION, control, own, put};
@@ -57,19 +55,9 @@ fn session() -> Arc<Session> {
     Arc::new(Session::new(Arc::new(driver)))
 }
 
-/// Says something over a connection, with a file where one goes along; what was answered, if anything.
-fn order(connection: &UnixStream, words: [u64; 3], file: Option<&UnixStream>) -> Option<u64> {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
-    if !files.is_empty() {
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&files)));
-    }
-    sendmsg(connection, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL).ok()?;
-    let mut answer = [0; 8];
-    { connection }.read_exact(&mut answer).ok()?;
-    Some(u64::from_ne_bytes(answer))
+/// Gives an order, with a file where one goes along; what was answered, if anything.
+fn order(connection: &UnixStream, words: orders::Order, file: Option<&UnixStream>) -> Option<u64> {
+    orders::give(connection, words, &[], file.map(|file| file.as_fd())).ok()
 }
 
 #[test]
@@ -78,25 +66,25 @@ fn what_is_no_order_or_no_frame_ends_the_connection() {
         let (near, far) = UnixStream::pair().expect("a connection");
         let session = session();
         let server = std::thread::spawn(move || serve(&far, &session).is_err());
-        assert_eq!(order(&near, [control::HELLO, VERSION.into(), 0], None), Some(0));
+        assert_eq!(order(&near, [control::HELLO, VERSION.into(), 0, 0], None), Some(0));
         act(&near);
         near.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         assert_eq!({ &near }.read(&mut [0; 8]).expect("the end"), 0);
         server.join().expect("the server")
     };
     let says_nonsense = check(&|near| {
-        assert_eq!(order(near, [99, 0, 0], None), None);
+        assert_eq!(order(near, [99, 0, 0, 0], None), None);
     });
     assert!(says_nonsense);
     check(&|near| {
         let (ours, theirs) = UnixStream::pair().expect("a lane");
-        assert_eq!(order(near, [control::LANE, 0, 0], Some(&theirs)), Some(0));
+        assert_eq!(order(near, [control::LANE, 0, 0, 0], Some(&theirs)), Some(0));
         { &ours }.write_all(&[0xff; Header::SIZE]).expect("a frame");
     });
     check(&|near| {
         // A ticket that another call has had.
         let (ours, theirs) = UnixStream::pair().expect("a lane");
-        assert_eq!(order(near, [control::LANE, 0, 0], Some(&theirs)), Some(0));
+        assert_eq!(order(near, [control::LANE, 0, 0, 0], Some(&theirs)), Some(0));
         let init = number("cuInit").expect("a function") as u16;
         let frame = Header { len: 8, call: init, ticket: 0, ..Header::default() }.to_bytes();
         for _ in 0..2 {

@@ -76,17 +76,23 @@ impl Process {
     ///
     /// # Errors
     /// The Linux kernel's, and when there is no thread for it.
-    pub(crate) fn start(mut command: Command) -> io::Result<Started> {
+    pub(crate) fn start(command: Command) -> io::Result<Started> {
+        let (socket, theirs) = socketpair()?;
+        let (process, messages) = Self::start_on(command, theirs)?;
+        Ok((process, socket, messages))
+    }
+
+    /// The same with a socket that is there. Answers with the pipe for its messages.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub(crate) fn start_on(mut command: Command, socket: OwnedFd) -> io::Result<(Self, OwnedFd)> {
         inherit_standard(&mut command);
         end_with_parent(&mut command);
-        let start = move || {
-            let (socket, theirs) = socketpair()?;
-            let child = command.stdin(theirs).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-            Ok::<_, io::Error>((child, socket))
-        };
-        let (mut child, socket) = ask(start)??;
+        let start = move || command.stdin(socket).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+        let mut child = ask(start)??;
         let messages = child.stderr.take().ok_or_else(|| io::Error::other("it has no pipe"))?.into();
-        Ok((Self { id: child.id(), parent: Parent::This(Arc::new(Mutex::new(child))) }, socket, messages))
+        Ok((Self { id: child.id(), parent: Parent::This(Arc::new(Mutex::new(child))) }, messages))
     }
 
     /// Starts a worker, here or by the keeper, whose program it is then. One that runs models is told where their libraries are.

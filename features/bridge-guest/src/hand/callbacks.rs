@@ -1,7 +1,6 @@
 //! Functions that streams call: a thread of this process calls them when the server says so.
 
 use std::io::{Read, Write};
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -29,8 +28,9 @@ pub(super) fn begin_calls(client: &Arc<Client>) -> Result<(), u32> {
     if *calls {
         return Ok(());
     }
-    let (ours, theirs) = UnixStream::pair().map_err(|_| code::OUT_OF_MEMORY)?;
-    client.order([control::CALLBACKS, 0, 0], Some(theirs.as_fd()))?;
+    let ours = client.open(control::CALLBACKS)?;
+    // The program may call nothing for as long as it likes.
+    ours.set_read_timeout(None).map_err(|_| code::OUT_OF_MEMORY)?;
     let thread = std::thread::Builder::new().name("vm-bridge".into());
     thread.spawn(|| serve(ours)).map_err(|_| code::OUT_OF_MEMORY)?;
     *calls = true;

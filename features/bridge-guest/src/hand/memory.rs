@@ -157,7 +157,7 @@ fn host_allocate(to: usize, len: usize, flags: u32) -> Result<(), u32> {
         put(&mut payload, at);
         put(&mut payload, flags.into());
         let made = client
-            .order([control::WINDOW, at, len], Some(file.as_fd()))
+            .order([control::WINDOW, at, len, 0], Some(file.as_fd()))
             .and_then(|()| client.ask(the("cuMemHostAlloc")?, &payload, false));
         return match made {
             Ok(_) => {

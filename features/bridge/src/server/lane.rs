@@ -1,12 +1,9 @@
 //! A lane: the calls of a thread of the program, made by a thread of the server.
 
 use std::io::{self, Read, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use vm_cuda_api::FUNCTIONS;
 
 use super::hand;
@@ -14,6 +11,7 @@ use super::pack::{self, Refused};
 use super::session::{Session, SessionError};
 use super::sys::{self, Driver, Word};
 use crate::calls::{MODES, Mode};
+use crate::orders;
 use crate::ring::{Far, Taken};
 use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own};
 
@@ -29,16 +27,16 @@ pub fn serve(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Sess
 }
 
 fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), SessionError> {
-    while let Some((order, file)) = receive(connection)? {
+    while let Some((order, file)) = orders::receive(connection)? {
         let result = match (order, file) {
-            ([control::HELLO, version, _], None) if version == u64::from(VERSION) => 0,
+            ([control::HELLO, version, ..], None) if version == u64::from(VERSION) => 0,
             ([control::HELLO, ..], None) => code::NOT_SUPPORTED,
             ([control::LANE, ..], Some(file)) => start(session, Stream::new(UnixStream::from(file))),
             ([control::RING, ..], Some(file)) => match Far::open(&file) {
                 Ok(ring) => start(session, Ring { ring, session: session.clone() }),
                 Err(_) => code::INVALID_VALUE,
             },
-            ([control::VARIABLE, name, len], None) if len <= control::VALUE as u64 => {
+            ([control::VARIABLE, name, len, _], None) if len <= control::VALUE as u64 => {
                 let mut value = vec![0; len as usize];
                 (&*connection).read_exact(&mut value)?;
                 let name = *control::VARIABLES.get(name as usize).ok_or(Malformed)?;
@@ -48,7 +46,9 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
                 session.callbacks().open(UnixStream::from(file));
                 0
             }
-            ([control::WINDOW, at, len], Some(file)) => session.map(at, len, &file).err().unwrap_or(0),
+            ([control::WINDOW, at, len, offset], Some(file)) => {
+                session.map(at, len, offset, &file).err().unwrap_or(0)
+            }
             _ => return Err(Malformed.into()),
         };
         (&*connection).write_all(&u64::from(result).to_ne_bytes())?;
@@ -76,33 +76,6 @@ fn start(session: &Arc<Session>, mut transport: impl Transport + Send + 'static)
             code::OUT_OF_MEMORY
         }
     }
-}
-
-/// The next order, with a file where one came.
-fn receive(connection: &UnixStream) -> io::Result<Option<([u64; 3], Option<OwnedFd>)>> {
-    let mut bytes = [0; control::SIZE];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let buffer = &mut [io::IoSliceMut::new(&mut bytes)];
-    let received = loop {
-        match recvmsg(connection.as_fd(), buffer, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => {}
-            other => break other?,
-        }
-    };
-    let mut files = ancillary.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(files) => Some(files),
-        _ => None,
-    });
-    let file = files.next().and_then(|mut files| files.next());
-    drop(files);
-    if received.bytes == 0 {
-        return Ok(None);
-    }
-    (&*connection).read_exact(&mut bytes[received.bytes..])?;
-    let mut reader = crate::wire::Reader(&bytes);
-    let mut word = || reader.word().map_err(io::Error::other);
-    Ok(Some(([word()?, word()?, word()?], file)))
 }
 
 /// How requests come and answers go.

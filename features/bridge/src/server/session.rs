@@ -139,17 +139,18 @@ impl Session {
         *locked(&self.connection) = Some(connection);
     }
 
-    /// Maps memory of the program where the program has it.
-    pub(super) fn map(&self, at: u64, len: u64, memory: &OwnedFd) -> Result<(), u32> {
+    /// Maps memory of the program, a part of a file, where the program has it.
+    pub(super) fn map(&self, at: u64, len: u64, offset: u64, memory: &OwnedFd) -> Result<(), u32> {
         let end = at.checked_add(len).filter(|end| *end <= WINDOW.end).ok_or(code::INVALID_VALUE)?;
-        if at < WINDOW.start || at == end || !at.is_multiple_of(4096) || !len.is_multiple_of(4096) {
+        if at < WINDOW.start || at == end || !at.is_multiple_of(4096) || !(len | offset).is_multiple_of(4096)
+        {
             return Err(code::INVALID_VALUE);
         }
         let mut windows = locked(&self.windows);
         if windows.len() >= WINDOWS {
             return Err(code::OUT_OF_MEMORY);
         }
-        windows.insert(at, Mapping::new(at, len, memory).map_err(|_| code::OUT_OF_MEMORY)?);
+        windows.insert(at, Mapping::new(at, len, offset, memory).map_err(|_| code::OUT_OF_MEMORY)?);
         Ok(())
     }
 

@@ -177,16 +177,18 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps a memory file that can't shrink.
-    pub(super) fn new(at: u64, len: u64, memory: &OwnedFd) -> io::Result<Self> {
+    /// Maps a part of a memory file that can't shrink.
+    pub(super) fn new(at: u64, len: u64, offset: u64, memory: &OwnedFd) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(memory)?;
-        if !seals.contains(SealFlags::SHRINK) || rustix::fs::fstat(memory)?.st_size as u64 != len {
+        let size = rustix::fs::fstat(memory)?.st_size as u64;
+        let fits = offset.checked_add(len).is_some_and(|end| end <= size);
+        if !seals.contains(SealFlags::SHRINK) || !fits {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE;
         // SAFETY: nothing else is mapped there, or it fails; no reference is made to this memory.
-        let mapped = unsafe { mmap(at as *mut c_void, len as usize, protection, flags, memory, 0) }?;
+        let mapped = unsafe { mmap(at as *mut c_void, len as usize, protection, flags, memory, offset) }?;
         let mapping = Self { at: mapped as u64, len };
         // An old system takes the address for a wish.
         if mapping.at == at { Ok(mapping) } else { Err(io::ErrorKind::AddrInUse.into()) }

@@ -5,12 +5,13 @@
 //! what is behind pointers that are read, each in whole words. An answer has what was written, in order.
 
 pub mod image;
+pub mod preamble;
 pub mod strided;
 
 use thiserror::Error;
 
 /// What both sides say first. It changes with what is written.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The most bytes of a payload.
 pub const PAYLOAD: usize = (1 << 20) + 4096;
 /// The most bytes of a program's memory that go with one call.
@@ -182,15 +183,17 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What goes over the connection itself, beside lanes: three words and perhaps a file, each answered with a word, a result.
+/// What goes over the connection itself, beside lanes: words and perhaps a file, each answered with a word, a result.
 pub mod control {
-    /// Bytes of an order.
-    pub const SIZE: usize = 24;
+    /// Words of an order.
+    pub const WORDS: usize = 4;
+    /// Bytes of one.
+    pub const SIZE: usize = 8 * WORDS;
     /// The version.
     pub const HELLO: u64 = 0;
     /// A lane on a stream, whose other end is the file.
     pub const LANE: u64 = 1;
-    /// An address and a length: memory that both have there, which is the file.
+    /// An address, a length and an offset: memory that both have there, which is that part of the file.
     pub const WINDOW: u64 = 2;
     /// A lane in memory, which is the file.
     pub const RING: u64 = 3;

@@ -1,0 +1,76 @@
+//! Orders over a session's connection ([`control`]), which may have a file with them.
+
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+
+use crate::wire::{Reader, control};
+
+/// An order's words.
+pub type Order = [u64; control::WORDS];
+
+/// Gives an order with what follows it, and waits for its answer, 0 or what the driver would say.
+///
+/// # Errors
+/// When the connection fails or ends, or no answer comes within its timeout.
+pub fn give(
+    mut connection: &UnixStream,
+    order: Order,
+    more: &[u8],
+    file: Option<BorrowedFd<'_>>,
+) -> io::Result<u64> {
+    let mut bytes: Vec<u8> = order.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    bytes.extend_from_slice(more);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
+    if !files.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(&files));
+    }
+    let sent = sendmsg(connection.as_fd(), &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    if sent != bytes.len() {
+        return Err(io::ErrorKind::WriteZero.into());
+    }
+    let mut answer = [0; 8];
+    connection.read_exact(&mut answer)?;
+    Ok(u64::from_ne_bytes(answer))
+}
+
+/// The next order, with a file where one came; `None` when there are no more.
+///
+/// # Errors
+/// When the connection fails, or ends within an order.
+pub fn receive(mut connection: &UnixStream) -> io::Result<Option<(Order, Option<OwnedFd>)>> {
+    let mut bytes = [0; control::SIZE];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let buffer = &mut [IoSliceMut::new(&mut bytes)];
+    let received = loop {
+        match recvmsg(connection.as_fd(), buffer, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    let mut files = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    let file = files.next().and_then(|mut files| files.next());
+    drop(files);
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    connection.read_exact(&mut bytes[received.bytes..])?;
+    let mut reader = Reader(&bytes);
+    let mut order = [0; control::WORDS];
+    for word in &mut order {
+        *word = reader.word().map_err(io::Error::other)?;
+    }
+    Ok(Some((order, file)))
+}

@@ -1,0 +1,215 @@
+//! Sessions of programs whose connections carry no files: of guests and of other machines.
+//!
+//! Such a program has a connection for its session, and one more for each lane. Each begins with a [`Preamble`], which is all that is read of it here
+//! but for the session's orders, a few words each. Who starts a session is given a token, and connections with that token go to its worker.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use vm_bridge::orders::{self, Order};
+use vm_bridge::wire::preamble::{self, Preamble, TOKEN, Token};
+use vm_bridge::wire::{code, control};
+
+use super::workers::Workers;
+use crate::process::end_of;
+
+/// The most programs at a time.
+pub(super) const PROGRAMS: usize = 256;
+/// The most connections of which it is not known yet what they are.
+const UNKNOWN: usize = 64;
+/// How long one may take to say that, and to give an order that it has begun.
+const SAY: Duration = Duration::from_secs(10);
+/// How long a worker may take to answer an order: its driver opens first.
+const ANSWER: Duration = Duration::from_secs(60);
+/// How long a worker may take to end with its session before it is killed.
+const END: Duration = Duration::from_secs(2);
+
+/// Memory that programs share with their workers.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// A memory file.
+    pub(super) file: OwnedFd,
+    /// Its length.
+    pub(super) bytes: u64,
+}
+
+/// Takes connections, and starts workers for sessions.
+#[derive(Clone, Debug)]
+pub(super) struct Gateway(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    workers: Arc<Workers>,
+    window: Option<Window>,
+    /// The connections to workers, by which they are given orders one at a time.
+    sessions: Mutex<HashMap<Token, Arc<Mutex<UnixStream>>>>,
+    unknown: AtomicUsize,
+}
+
+fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Gateway {
+    pub(super) fn new(workers: Arc<Workers>, window: Option<Window>) -> Self {
+        Self(Arc::new(Inner { workers, window, sessions: Mutex::default(), unknown: AtomicUsize::new(0) }))
+    }
+
+    /// Takes a connection, on a thread of its own. One that can't be served is closed.
+    pub(super) fn accept(&self, connection: OwnedFd) {
+        if self.0.unknown.fetch_add(1, Ordering::SeqCst) >= UNKNOWN {
+            self.0.unknown.fetch_sub(1, Ordering::SeqCst);
+            tracing::warn!("a connection is closed: {UNKNOWN} others have not said what they are");
+            return;
+        }
+        let this = self.clone();
+        let serve = move || {
+            let stream = UnixStream::from(connection);
+            let mut bytes = [0; preamble::SIZE];
+            let said = read_by(&stream, &mut bytes, Instant::now() + SAY);
+            this.0.unknown.fetch_sub(1, Ordering::SeqCst);
+            let served = said.and_then(|()| match Preamble::from_bytes(bytes).map_err(io::Error::other)? {
+                Preamble::Session => this.0.session(&stream),
+                Preamble::Lane(token) => this.0.pass(control::LANE, token, &stream),
+                Preamble::Callbacks(token) => this.0.pass(control::CALLBACKS, token, &stream),
+            });
+            if let Err(error) = served {
+                tracing::debug!(%error, "a connection of a CUDA program is closed");
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("program".into()).spawn(serve) {
+            self.0.unknown.fetch_sub(1, Ordering::SeqCst);
+            tracing::error!(%error, "a CUDA program can't be served: no thread can be started");
+        }
+    }
+}
+
+impl Inner {
+    /// Hands a connection to the worker of its session.
+    fn pass(&self, order: u64, token: Token, mut stream: &UnixStream) -> io::Result<()> {
+        let worker = locked(&self.sessions).get(&token).cloned().ok_or(io::ErrorKind::NotFound)?;
+        let answer = {
+            let worker = locked(&worker);
+            orders::give(&worker, [order, 0, 0, 0], &[], Some(stream.as_fd())).inspect_err(|_| {
+                // Nobody knows what the next answer would be of. It may have ended already.
+                let _ = worker.shutdown(Shutdown::Both);
+            })?
+        };
+        stream.write_all(&answer.to_ne_bytes())
+    }
+
+    /// Serves a session, from its worker's start to that's end.
+    fn session(&self, mut stream: &UnixStream) -> io::Result<()> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_read_timeout(Some(ANSWER))?;
+        let mut token = [0; TOKEN];
+        rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())?;
+        let hears = ours.try_clone()?;
+        let worker = Arc::new(Mutex::new(ours));
+        {
+            let mut sessions = locked(&self.sessions);
+            if sessions.len() >= PROGRAMS {
+                tracing::warn!("a CUDA program is refused: there are {PROGRAMS} already");
+                return stream.write_all(&u64::from(code::NO_DEVICE).to_ne_bytes());
+            }
+            sessions.insert(token, worker.clone());
+        }
+        let result = self.workers.start(theirs.into()).map(|(process, messages)| {
+            let served = stream
+                .write_all(&[&0u64.to_ne_bytes()[..], &token].concat())
+                .and_then(|()| self.orders(stream, &worker, &hears));
+            // With its connection the worker ends, and with that the connections which it has.
+            let _ = hears.shutdown(Shutdown::Both);
+            if !process.wait_until(Instant::now() + END) {
+                let _ = process.kill();
+            }
+            let ended = end_of(&process);
+            messages.wait();
+            tracing::debug!(worker = process.id(), ?ended, ?served, "a CUDA program has ended");
+        });
+        locked(&self.sessions).remove(&token);
+        // It may have been closed.
+        let _ = stream.shutdown(Shutdown::Both);
+        result.inspect_err(
+            |error| tracing::error!(%error, "a worker can't be started; see `ulimit -n` and `ulimit -u`"),
+        )
+    }
+
+    /// Passes a session's orders on, until the program or its worker has gone.
+    fn orders(
+        &self,
+        mut stream: &UnixStream,
+        worker: &Mutex<UnixStream>,
+        hears: &UnixStream,
+    ) -> io::Result<()> {
+        while wants(stream, hears)? {
+            let mut bytes = [0; control::SIZE];
+            let until = Instant::now() + SAY;
+            read_by(stream, &mut bytes, until)?;
+            let mut order: Order = [0; control::WORDS];
+            for (word, bytes) in order.iter_mut().zip(bytes.as_chunks().0) {
+                *word = u64::from_ne_bytes(*bytes);
+            }
+            let mut more = Vec::new();
+            let window = match (order, &self.window) {
+                ([control::HELLO, ..], _) => None,
+                ([control::VARIABLE, _, len, _], _) if len <= control::VALUE as u64 => {
+                    more.resize(len as usize, 0);
+                    read_by(stream, &mut more, until)?;
+                    None
+                }
+                ([control::WINDOW, _, len, offset], Some(window))
+                    if offset.checked_add(len).is_some_and(|end| end <= window.bytes) =>
+                {
+                    Some(window.file.as_fd())
+                }
+                _ => return Err(io::ErrorKind::InvalidData.into()),
+            };
+            let answer = orders::give(&locked(worker), order, &more, window)?;
+            stream.write_all(&answer.to_ne_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits until there is an order: no when the worker has gone.
+fn wants(stream: &UnixStream, worker: &UnixStream) -> io::Result<bool> {
+    loop {
+        // What the worker says is read when it was given an order: only its end is seen here.
+        let mut fds =
+            [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP), PollFd::new(worker, PollFlags::RDHUP)];
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(_) if !fds[1].revents().is_empty() => return Ok(false),
+            Ok(_) => return Ok(true),
+        }
+    }
+}
+
+/// Fills `to` before a time.
+fn read_by(mut stream: &UnixStream, to: &mut [u8], until: Instant) -> io::Result<()> {
+    let mut done = 0;
+    while done < to.len() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut to[done..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(len) => done += len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    // A lane is read for as long as its program lives.
+    stream.set_read_timeout(None)
+}

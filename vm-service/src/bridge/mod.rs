@@ -1,0 +1,61 @@
+//! Serves CUDA programs over the bridge: each by a worker, a process of its own, which opens the driver.
+//!
+//! A worker has no more than its connection. It gives up what a driver's library can do without: new privileges, core dumps, its user, and files
+//! but libraries and the driver's own nodes. Which of these the driver does without is tried once, before the first program is served.
+
+mod gateway;
+mod guest;
+mod serve;
+mod worker;
+mod workers;
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+use vm_bridge::server::{OpenError, SessionError};
+
+pub(crate) use guest::serve as serve_guest;
+pub(crate) use serve::{Places, serve};
+pub(crate) use worker::main as worker_main;
+
+/// Why programs can't be served.
+#[derive(Debug, Error)]
+pub(crate) enum BridgeError {
+    /// There is no socket.
+    #[error("the socket {path} can't be made: {source}; name another by --socket")]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Nothing can be listened at over vsock.
+    #[error(
+        "the port {port} of vsock can't be listened at: {source}; load vhost_vsock for guests, vsock_loopback for this machine"
+    )]
+    Vsock {
+        /// Which.
+        port: u32,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A server listens there.
+    #[error("a server listens on {0} already; name another socket by --socket")]
+    Taken(PathBuf),
+    /// The driver does not open, however little a worker gives up.
+    #[error("the CUDA driver {0} does not open in a worker; its messages above say why")]
+    Driver(PathBuf),
+    /// The worker can't be confined.
+    #[error("the worker can't be confined: {0}")]
+    Confine(String),
+    /// The driver does not open.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The driver has no GPU.
+    #[error("the CUDA driver does not start: {0}; see whether `nvidia-smi` shows a GPU")]
+    Init(u32),
+    /// The program's connection failed.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+}

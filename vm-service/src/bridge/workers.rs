@@ -1,0 +1,111 @@
+//! Starts workers.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::BridgeError;
+use crate::process::{Messages, Process};
+use crate::sandbox::Measures;
+
+/// How long opening the driver may take.
+const OPEN: Duration = Duration::from_secs(60);
+/// Variables that a worker gets: where the driver's libraries are, and what is said to the driver.
+const KEPT: [&str; 4] = ["LD_LIBRARY_PATH", "CUDA_", "NVIDIA_", "VM_CUDA_FAKE_"];
+/// What a worker is told to show that the driver opens, and to end.
+const PROBE: &str = "probe";
+
+/// What it takes to start one.
+#[derive(Debug)]
+pub(super) struct Workers {
+    program: PathBuf,
+    driver: PathBuf,
+    variables: Vec<(&'static str, String)>,
+    /// What they give up, by its place among those to try.
+    measures: usize,
+}
+
+impl Workers {
+    /// Workers of this program over a driver, which get these variables. Tries what the driver can do without.
+    ///
+    /// # Errors
+    /// When the driver does not open.
+    pub(super) fn new(
+        program: PathBuf,
+        driver: PathBuf,
+        variables: Vec<(&'static str, String)>,
+    ) -> Result<Self, BridgeError> {
+        let mut workers = Self { program, driver, variables, measures: 0 };
+        for measures in 0..Measures::to_try("").len() {
+            workers.measures = measures;
+            if workers.opens() {
+                let driver = workers.driver.display();
+                tracing::info!(%driver, measures, "workers of CUDA programs open the driver");
+                return Ok(workers);
+            }
+        }
+        Err(BridgeError::Driver(workers.driver))
+    }
+
+    /// Does the driver open in a worker?
+    fn opens(&self) -> bool {
+        let until = Instant::now() + OPEN;
+        // It ends when it is dropped.
+        let started = UnixStream::pair().and_then(|(_, theirs)| self.start_with(Some(PROBE), theirs.into()));
+        let (process, messages) = match started {
+            Ok(started) => started,
+            Err(error) => {
+                tracing::error!(%error, "a worker can't be started; see `ulimit -n` and `ulimit -u`");
+                return false;
+            }
+        };
+        let opens = loop {
+            match process.try_wait() {
+                Ok(Some(status)) => break status.success(),
+                Ok(None) if Instant::now() < until => sleep(Duration::from_millis(5)),
+                _ => {
+                    tracing::warn!(driver = %self.driver.display(), "the CUDA driver did not open in time");
+                    // It fails on one that has ended.
+                    let _ = process.kill();
+                    break false;
+                }
+            }
+        };
+        messages.wait();
+        opens
+    }
+
+    /// Starts a worker, whose standard input is its connection.
+    ///
+    /// # Errors
+    /// The Linux kernel's, and when there is no thread for it.
+    pub(super) fn start(&self, connection: OwnedFd) -> io::Result<(Process, Messages)> {
+        self.start_with(None, connection)
+    }
+
+    fn start_with(&self, word: Option<&str>, connection: OwnedFd) -> io::Result<(Process, Messages)> {
+        let mut command = Command::new(&self.program);
+        command.arg("bridge-worker").arg(&self.driver).arg(self.measures.to_string()).args(word).env_clear();
+        let kept = |name: &str| KEPT.iter().any(|kept| name.starts_with(kept));
+        command.envs(std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(kept)));
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        // A cache in the user's home is one program's to fill and another's to read.
+        command.env("CUDA_CACHE_DISABLE", "1");
+        command.env("RUST_LOG", std::env::var_os("RUST_LOG").unwrap_or_else(|| "warn".into()));
+        if is_name(&self.driver) {
+            command.current_dir("/");
+        }
+        let (process, messages) = Process::start_on(command, connection)?;
+        let messages = Messages::start(Some(process.id()), std::fs::File::from(messages))?;
+        Ok((process, messages))
+    }
+}
+
+/// Is it a library that is looked for where libraries are?
+pub(super) fn is_name(driver: &Path) -> bool {
+    driver.components().count() == 1
+}
