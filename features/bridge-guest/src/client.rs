@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::io::{self, Read};
+use std::io::{self, Read as _, Write as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -11,14 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{SendFlags, send};
-use vm_bridge::orders::{self, Order};
+use vm_bridge::orders::Order;
 use vm_bridge::ring::{Near, PLACES};
 use vm_bridge::wire::preamble::{Preamble, Token};
 use vm_bridge::wire::{Answer, Header, VERSION, code, control};
 
-use crate::connect::Place;
+use crate::connect::{FORMS, Place};
+use crate::connection::Connection;
 use crate::sys::fork;
 use crate::{counts, current, say};
 
@@ -36,7 +35,7 @@ pub(crate) type Layout = Arc<[(usize, usize)]>;
 /// The session.
 pub(crate) struct Client {
     /// Never closed: a child closes its copy when it is forked, and the process's end closes it else.
-    control: Mutex<ManuallyDrop<UnixStream>>,
+    control: Mutex<ManuallyDrop<Connection>>,
     place: Place,
     /// Where files don't go over the connection: what names the session to further ones.
     token: Option<Token>,
@@ -94,18 +93,15 @@ impl Client {
     fn connect(generation: u64) -> Result<Self, u32> {
         counts::begin();
         let place = std::env::var_os("VM_BRIDGE").unwrap_or_else(|| DEFAULT.into());
-        let failed = |error: io::Error| {
-            let place = place.display();
-            say::once(&format!(
-                "no server at {place}: {error}; start `vm-service bridge serve` there, or set VM_BRIDGE"
-            ));
-            code::NO_DEVICE
+        let Some(place) = Place::parse(&place) else {
+            say::once(&format!("VM_BRIDGE is {}; it must be {FORMS}", place.display()));
+            return Err(code::NO_DEVICE);
         };
-        let wrong =
-            || io::Error::new(io::ErrorKind::InvalidInput, "it is neither unix:PATH nor vsock:[CID:]PORT");
-        let place = Place::parse(&place).ok_or_else(|| failed(wrong()))?;
-        let (stream, token) = place.begin().map_err(failed)?;
-        fork::close_in_children(stream.as_raw_fd());
+        let (stream, token) = place.begin().map_err(|error| {
+            say::once(&format!("no server at {place}: {error}; {}", place.remedy()));
+            code::NO_DEVICE
+        })?;
+        fork::close_in_children(stream.as_fd().as_raw_fd());
         let client = Self {
             control: Mutex::new(ManuallyDrop::new(stream)),
             place,
@@ -154,7 +150,7 @@ impl Client {
     }
 
     fn exchange(&self, words: Order, more: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
-        match orders::give(&locked(&self.control), words, more, file) {
+        match locked(&self.control).give(words, more, file) {
             Ok(0) => Ok(()),
             Ok(code) => Err(code as u32),
             Err(error) => Err(self.lost(&error)),
@@ -162,11 +158,11 @@ impl Client {
     }
 
     /// Opens a connection of this session: for a lane, or for calls of its functions.
-    pub(crate) fn open(&self, order: u64) -> Result<UnixStream, u32> {
+    pub(crate) fn open(&self, order: u64) -> Result<Connection, u32> {
         let Some(token) = self.token else {
             let (ours, theirs) = UnixStream::pair().map_err(|_| code::OUT_OF_MEMORY)?;
             self.order([order, 0, 0, 0], Some(theirs.as_fd()))?;
-            return Ok(ours);
+            return Ok(Connection::Plain(ours));
         };
         let preamble = match order {
             control::LANE => Preamble::Lane(token),
@@ -307,7 +303,7 @@ impl Drop for Lane {
 /// How its calls go.
 enum Way {
     Ring(Near),
-    Stream { stream: UnixStream, is_patient: bool, buffer: Vec<u8> },
+    Stream { stream: Connection, is_patient: bool, buffer: Vec<u8> },
 }
 
 impl Lane {
@@ -337,16 +333,7 @@ impl Lane {
                 buffer.clear();
                 buffer.extend_from_slice(&header.to_bytes());
                 parts.iter().for_each(|part| buffer.extend_from_slice(part));
-                let mut rest = &buffer[..];
-                while !rest.is_empty() {
-                    // A server that is gone is an error, and no signal.
-                    match send(&*stream, rest, SendFlags::NOSIGNAL) {
-                        Ok(sent) => rest = &rest[sent..],
-                        Err(Errno::INTR) => {}
-                        Err(error) => return Err(error.into()),
-                    }
-                }
-                Ok(())
+                stream.write_all(buffer)
             }
         }
     }
