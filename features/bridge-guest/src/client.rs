@@ -6,6 +6,7 @@ use std::io::{self, Read as _, Write as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,6 +20,7 @@ use vm_bridge::wire::{Answer, Header, VERSION, code, control};
 use crate::connect::{FORMS, Place};
 use crate::connection::Connection;
 use crate::sys::fork;
+use crate::sys::window::Window;
 use crate::{counts, current, say};
 
 /// How long an answer is waited for, but that of a call that waits for the device: compilers may take minutes.
@@ -38,7 +40,9 @@ pub(crate) struct Client {
     control: Mutex<ManuallyDrop<Connection>>,
     place: Place,
     /// Where files don't go over the connection: what names the session to further ones.
-    token: Option<Token>,
+    pub(crate) token: Option<Token>,
+    /// Memory that the server has too, where files don't go over the connection.
+    pub(crate) window: Mutex<Option<Arc<Window>>>,
     tickets: AtomicU64,
     gone: AtomicBool,
     /// `cuInit` has succeeded.
@@ -54,6 +58,10 @@ pub(crate) struct Client {
     pub(crate) devices: Mutex<BTreeMap<u64, u64>>,
     /// Memory that both sides have.
     pub(crate) windows: Mutex<BTreeMap<u64, u64>>,
+    /// Where in the window such memory is, of that which is there.
+    pub(crate) parts: Mutex<BTreeMap<u64, u64>>,
+    /// Memory of the host that is this program's own: how long it is by where it begins.
+    pub(crate) own: Mutex<BTreeMap<u64, u64>>,
     /// Memory of the program that it registered: length and flags.
     pub(crate) registered: Mutex<BTreeMap<u64, (u64, u32)>>,
     /// Flags of the devices' primary contexts, and whether they are active, as they were asked last.
@@ -104,6 +112,7 @@ impl Client {
         fork::close_in_children(stream.as_fd().as_raw_fd());
         let client = Self {
             control: Mutex::new(ManuallyDrop::new(stream)),
+            window: Mutex::new(token.and_then(|_| window())),
             place,
             token,
             tickets: AtomicU64::new(0),
@@ -116,6 +125,8 @@ impl Client {
             layouts: Mutex::default(),
             devices: Mutex::default(),
             windows: Mutex::default(),
+            parts: Mutex::default(),
+            own: Mutex::default(),
             registered: Mutex::default(),
             primaries: Mutex::default(),
             calls: Mutex::default(),
@@ -155,6 +166,23 @@ impl Client {
             Ok(code) => Err(code as u32),
             Err(error) => Err(self.lost(&error)),
         }
+    }
+
+    /// Takes a part of the window: where it is, and what is written there.
+    pub(crate) fn take(&self, len: u64) -> Result<(u64, u64), u32> {
+        let mut control = locked(&self.control);
+        let mut take = || match control.give([control::TAKE, len, 0, 0], &[], None)? {
+            0 => Ok(Ok((control.word()?, control.word()?))),
+            code => Ok(Err(code as u32)),
+        };
+        let taken: io::Result<_> = take();
+        drop(control);
+        taken.map_err(|error| self.lost(&error))?
+    }
+
+    /// Can memory of the host be the same on both sides?
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.token.is_none() || locked(&self.window).is_some()
     }
 
     /// Opens a connection of this session: for a lane, or for calls of its functions.
@@ -282,6 +310,24 @@ impl Client {
             Ok(())
         })?;
         if result == 0 { Ok(()) } else { Err(result) }
+    }
+}
+
+/// The window, if there is one.
+fn window() -> Option<Arc<Window>> {
+    let path = PathBuf::from(std::env::var_os("VM_BRIDGE_WINDOW")?);
+    match Window::open(&path, 0) {
+        Ok(window) => {
+            say::quietly(&format!("the window is {}", path.display()));
+            Some(Arc::new(window))
+        }
+        Err(error) => {
+            say::once(&format!(
+                "the window {} can't be opened: {error}; see VM_BRIDGE_WINDOW",
+                path.display()
+            ));
+            None
+        }
     }
 }
 

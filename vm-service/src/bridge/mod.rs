@@ -6,6 +6,7 @@
 mod gateway;
 mod guest;
 mod serve;
+mod window;
 mod worker;
 mod workers;
 

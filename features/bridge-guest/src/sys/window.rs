@@ -1,32 +1,80 @@
-//! Memory that both processes have, at one address.
+//! Memory that both processes have, at one address: files of its own, or parts of a window.
 
 use std::ffi::c_void;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::ptr;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// Makes memory of so many bytes at an address where nothing is.
 pub(crate) fn make(at: u64, len: u64) -> io::Result<OwnedFd> {
     let file = memfd_create("vm-bridge", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, len)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    map(&file, at, 0, len)?;
+    Ok(file)
+}
+
+/// Maps a part of a file at an address where nothing is.
+fn map(file: impl AsFd, at: u64, offset: u64, len: u64) -> io::Result<()> {
     let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE;
     // SAFETY: nothing is mapped there, or it fails.
-    let mapped = unsafe { mmap(at as *mut c_void, len as usize, protection, flags, &file, 0) }?;
+    let mapped = unsafe { mmap(at as *mut c_void, len as usize, READ_WRITE, flags, file, offset) }?;
     if mapped as u64 == at {
-        return Ok(file);
+        return Ok(());
     }
     // An old system takes the address for a wish.
     free(mapped as u64, len);
     Err(io::ErrorKind::AddrInUse.into())
 }
 
-/// Ends memory that [`make`] made.
+/// Memory of this process alone.
+pub(crate) fn own(len: u64) -> io::Result<u64> {
+    // SAFETY: new memory, where nothing is.
+    let at =
+        unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len as usize, READ_WRITE, MapFlags::PRIVATE) }?;
+    Ok(at as u64)
+}
+
+/// Memory that all programs of this system share with the server.
+pub(crate) struct Window {
+    file: File,
+    /// Where it begins in the file.
+    base: u64,
+}
+
+impl Window {
+    /// The window that is a file.
+    pub(crate) fn open(path: &Path, base: u64) -> io::Result<Self> {
+        Ok(Self { file: OpenOptions::new().read(true).write(true).open(path)?, base })
+    }
+
+    /// Maps a part of it at an address where nothing is.
+    pub(crate) fn map(&self, at: u64, offset: u64, len: u64) -> io::Result<()> {
+        let offset = self.base.checked_add(offset).ok_or(io::ErrorKind::InvalidInput)?;
+        map(&self.file, at, offset, len)
+    }
+}
+
+/// The first word of mapped memory, which is replaced by 0.
+pub(crate) fn take_mark(at: u64) -> u64 {
+    let at = at as *mut u64;
+    // SAFETY: who asks has just mapped it, and knows it to be whole pages.
+    let mark = unsafe { at.read_volatile() };
+    // SAFETY: as above.
+    unsafe { at.write_volatile(0) };
+    mark
+}
+
+/// Ends memory that was made or mapped here.
 pub(crate) fn free(at: u64, len: u64) {
-    // SAFETY: it is memory of `make`, which its owner has freed.
+    // SAFETY: it is memory of this module, which its owner has freed.
     let _ = unsafe { munmap(at as *mut c_void, len as usize) };
 }
 
