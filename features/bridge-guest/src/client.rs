@@ -24,9 +24,6 @@ use crate::{counts, current, say};
 
 /// How long an answer is waited for, but that of a call that waits for the device: compilers may take minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Where the server is, where nothing says so.
-const DEFAULT: &str = "unix:/run/vm-bridge.sock";
-
 /// What an answer was, kept for the next time.
 type Kept = HashMap<Vec<u8>, Arc<[u8]>>;
 
@@ -93,9 +90,10 @@ pub(crate) fn client() -> Result<Arc<Client>, u32> {
 impl Client {
     fn connect(generation: u64) -> Result<Self, u32> {
         counts::begin();
-        let place = std::env::var_os("VM_BRIDGE").unwrap_or_else(|| DEFAULT.into());
+        let named = std::env::var_os("VM_BRIDGE");
         let failed = |error: io::Error| {
-            let place = place.display();
+            let place =
+                named.as_ref().map_or_else(|| Place::find().to_string(), |named| named.display().to_string());
             say::once(&format!(
                 "no server at {place}: {error}; start `vm-service bridge serve` there, or set VM_BRIDGE"
             ));
@@ -103,7 +101,10 @@ impl Client {
         };
         let wrong =
             || io::Error::new(io::ErrorKind::InvalidInput, "it is neither unix:PATH nor vsock:[CID:]PORT");
-        let place = Place::parse(&place).ok_or_else(|| failed(wrong()))?;
+        let place = match &named {
+            Some(named) => Place::parse(named).ok_or_else(|| failed(wrong()))?,
+            None => Place::find(),
+        };
         let (stream, token) = place.begin().map_err(failed)?;
         fork::close_in_children(stream.as_raw_fd());
         let client = Self {

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use vm_bridge::wire::preamble::{Preamble, TOKEN, Token};
+use vm_paravirt::Takes;
+use vm_paravirt_guest::linux::Device;
 use vsock::{VMADDR_CID_HOST, VsockStream};
 
 /// How long the server may take to begin.
@@ -30,7 +32,18 @@ impl fmt::Display for Place {
     }
 }
 
+/// Where it is if nothing says so, and this is no guest with an accelerator for CUDA programs.
+const DEFAULT: &str = "/run/vm-bridge.sock";
+
 impl Place {
+    /// Where the server is that nobody has named.
+    pub(crate) fn find() -> Self {
+        match Device::that_takes(Takes::CudaPrograms) {
+            Ok(device) => Self::Vsock { cid: VMADDR_CID_HOST, port: device.config().port },
+            Err(_) => Self::Unix(DEFAULT.into()),
+        }
+    }
+
     /// Reads what `VM_BRIDGE` says: `unix:PATH`, `vsock:PORT` or `vsock:CID:PORT`.
     pub(crate) fn parse(text: &OsString) -> Option<Self> {
         let text = text.to_str()?;

@@ -110,7 +110,7 @@ impl Inner {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(ANSWER))?;
         let mut token = [0; TOKEN];
-        rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())?;
+        std::fs::File::open("/dev/urandom")?.read_exact(&mut token)?;
         let hears = ours.try_clone()?;
         let worker = Arc::new(Mutex::new(ours));
         {
@@ -127,7 +127,7 @@ impl Inner {
                 .and_then(|()| self.orders(stream, &worker, &hears));
             // With its connection the worker ends, and with that the connections which it has.
             let _ = hears.shutdown(Shutdown::Both);
-            if !process.wait_until(Instant::now() + END) {
+            if !process.ends_within(Some(END)).unwrap_or(false) {
                 let _ = process.kill();
             }
             let ended = end_of(&process);
