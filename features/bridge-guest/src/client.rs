@@ -6,7 +6,7 @@ use std::io::{self, Read as _, Write as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,9 +25,6 @@ use crate::{counts, current, say};
 
 /// How long an answer is waited for, but that of a call that waits for the device: compilers may take minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Where the server is, where nothing says so.
-const DEFAULT: &str = "unix:/run/vm-bridge.sock";
-
 /// What an answer was, kept for the next time.
 type Kept = HashMap<Vec<u8>, Arc<[u8]>>;
 
@@ -100,10 +97,12 @@ pub(crate) fn client() -> Result<Arc<Client>, u32> {
 impl Client {
     fn connect(generation: u64) -> Result<Self, u32> {
         counts::begin();
-        let place = std::env::var_os("VM_BRIDGE").unwrap_or_else(|| DEFAULT.into());
-        let Some(place) = Place::parse(&place) else {
-            say::once(&format!("VM_BRIDGE is {}; it must be {FORMS}", place.display()));
-            return Err(code::NO_DEVICE);
+        let place = match std::env::var_os("VM_BRIDGE") {
+            Some(named) => Place::parse(&named).ok_or_else(|| {
+                say::once(&format!("VM_BRIDGE is {}; it must be {FORMS}", named.display()));
+                code::NO_DEVICE
+            })?,
+            None => Place::find(),
         };
         let (stream, token) = place.begin().map_err(|error| {
             say::once(&format!("no server at {place}: {error}; {}", place.remedy()));
@@ -112,7 +111,7 @@ impl Client {
         fork::close_in_children(stream.as_fd().as_raw_fd());
         let client = Self {
             control: Mutex::new(ManuallyDrop::new(stream)),
-            window: Mutex::new(token.and_then(|_| window())),
+            window: Mutex::new(token.and_then(|_| window(&place))),
             place,
             token,
             tickets: AtomicU64::new(0),
@@ -314,18 +313,21 @@ impl Client {
 }
 
 /// The window, if there is one.
-fn window() -> Option<Arc<Window>> {
-    let path = PathBuf::from(std::env::var_os("VM_BRIDGE_WINDOW")?);
-    match Window::open(&path, 0) {
+fn window(place: &Place) -> Option<Arc<Window>> {
+    let opened = match (std::env::var_os("VM_BRIDGE_WINDOW"), place.device()) {
+        (Some(path), _) => Window::open(Path::new(&path)),
+        (None, Some(device)) => {
+            Window::of_device(&device.window_file(), device.window_address(), device.config().window_bytes)
+        }
+        (None, None) => return None,
+    };
+    match opened {
         Ok(window) => {
-            say::quietly(&format!("the window is {}", path.display()));
+            say::quietly(&format!("the window is {window}"));
             Some(Arc::new(window))
         }
         Err(error) => {
-            say::once(&format!(
-                "the window {} can't be opened: {error}; see VM_BRIDGE_WINDOW",
-                path.display()
-            ));
+            say::once(&format!("the window can't be opened: {error}; memory of the host is copied"));
             None
         }
     }

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use vm_bridge::wire::preamble::{Preamble, TOKEN, Token};
+use vm_paravirt::Takes;
+use vm_paravirt_guest::linux::Device;
 use vsock::{VMADDR_CID_HOST, VsockStream};
 
 use crate::connection::Connection;
@@ -47,7 +49,26 @@ impl fmt::Display for Place {
     }
 }
 
+/// Where it is if nothing says so, and this is no guest with an accelerator for CUDA programs.
+const DEFAULT: &str = "/run/vm-bridge.sock";
+
 impl Place {
+    /// Where the server is that nobody has named.
+    pub(crate) fn find() -> Self {
+        match Device::that_takes(Takes::CudaPrograms) {
+            Ok(device) => Self::Vsock { cid: VMADDR_CID_HOST, port: device.config().port },
+            Err(_) => Self::Unix(DEFAULT.into()),
+        }
+    }
+
+    /// The accelerator of this guest that it is, if it is one.
+    pub(crate) fn device(&self) -> Option<Device> {
+        let Self::Vsock { cid: VMADDR_CID_HOST, port: named } = self else { return None };
+        let is_it =
+            |device: &Device| device.config().takes == Takes::CudaPrograms && device.config().port == *named;
+        Device::all().ok()?.into_iter().find(is_it)
+    }
+
     /// Reads what `VM_BRIDGE` says: one of [`FORMS`].
     pub(crate) fn parse(text: &OsString) -> Option<Self> {
         let (kind, address) = text.to_str()?.split_once(':')?;

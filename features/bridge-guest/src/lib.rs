@@ -5,7 +5,7 @@
 //!
 //! | variable | says |
 //! | --- | --- |
-//! | `VM_BRIDGE` | where the server is: `unix:/path`; `unix:/run/vm-bridge.sock` where it is not set |
+//! | `VM_BRIDGE` | where the server is: `unix:/path` or `vsock:PORT`; where it is not set, the accelerator of this guest, else `unix:/run/vm-bridge.sock` |
 //! | `VM_BRIDGE_COUNTS` | a file that is told, when the program ends, how often each function was sent, and its answer waited for |
 //! | `VM_BRIDGE_LOG` | a file for what is said, which else goes to standard error |
 

@@ -27,6 +27,17 @@ pub struct Config {
     pub window_bytes: u64,
     /// The host's vsock port at which the device takes streams; 0 for a device with a queue.
     pub port: u32,
+    /// What those streams are.
+    pub takes: Takes,
+}
+
+/// What a device takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// Batches of operations.
+    Batches,
+    /// Sessions of CUDA programs, whose protocol is the bridge's.
+    CudaPrograms,
 }
 
 impl Config {
@@ -40,6 +51,7 @@ impl Config {
             deadline_us,
             window_bytes: 0,
             port: 0,
+            takes: Takes::Batches,
         }
     }
 
@@ -60,6 +72,10 @@ impl Config {
         bytes[24..32].copy_from_slice(&self.deadline_us.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.window_bytes.to_le_bytes());
         bytes[40..44].copy_from_slice(&self.port.to_le_bytes());
+        bytes[44] = match self.takes {
+            Takes::Batches => 0,
+            Takes::CudaPrograms => 1,
+        };
         bytes
     }
 
@@ -85,8 +101,12 @@ impl Config {
             deadline_us: input.u64()?,
             window_bytes: input.u64()?,
             port: input.u32()?,
+            takes: match input.u32()? {
+                0 => Takes::Batches,
+                1 => Takes::CudaPrograms,
+                _ => return Err(Malformed { offset: 44, what: "the device takes what is not known" }),
+            },
         };
-        input.zero32()?;
         Ok(config)
     }
 }
@@ -102,9 +122,12 @@ mod tests {
         assert_eq!(Config::decode(&bytes), Ok(config));
         let window = config.with_window(64 << 20, 1024);
         assert_eq!(Config::decode(&window.encode()), Ok(window));
-        for (at, what) in [(0, "another device"), (4, "another version"), (6, "reserved"), (44, "reserved")] {
+        let cuda = Config { takes: Takes::CudaPrograms, ..window };
+        assert_eq!(Config::decode(&cuda.encode()), Ok(cuda));
+        for (at, what) in [(0, "another device"), (4, "another version"), (6, "reserved"), (44, "not known")]
+        {
             let mut other = bytes;
-            other[at] ^= 1;
+            other[at] ^= 2;
             assert!(Config::decode(&other).unwrap_err().what.contains(what));
         }
         assert!(Config::decode(&bytes[..47]).is_err());

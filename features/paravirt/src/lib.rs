@@ -38,7 +38,7 @@ mod status;
 mod stream;
 mod wire;
 
-pub use config::{CONFIG_BYTES, Config};
+pub use config::{CONFIG_BYTES, Config, Takes};
 pub use info::{Info, LogEntry, LogReader, LogWriter};
 pub use reply::{Reply, ReplyWriter, Results, reply_bytes};
 pub use request::{

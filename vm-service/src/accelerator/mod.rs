@@ -31,5 +31,5 @@ mod worker;
 pub(crate) use assembler::main as assembler_main;
 pub(crate) use meter::Meter;
 pub(crate) use process::{Ready, WorkerError, WorkerProcess};
-pub(crate) use wire::{Open, Report, Start};
+pub(crate) use wire::{Open, Order, Report, Start};
 pub(crate) use worker::main as worker_main;

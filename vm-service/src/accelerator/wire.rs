@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::Trust;
 use crate::sandbox::{Confinement, Measures};
 
 /// A message of the VMM to a worker.
@@ -40,6 +41,8 @@ pub(crate) struct Open {
     pub(crate) measures: Measures,
     /// The vsock port at which programs of the guest connect; `None` where its driver has a queue.
     pub(crate) port: Option<u32>,
+    /// What it trusts, and where a library is that it names.
+    pub(crate) trust: Trust,
 }
 
 /// The queue as the driver set it up.

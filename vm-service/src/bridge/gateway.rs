@@ -119,7 +119,7 @@ impl Inner {
                 .and_then(|()| self.orders(stream, token, &worker, &hears));
             // With its connection the worker ends, and with that the connections which it has.
             let _ = hears.shutdown(Shutdown::Both);
-            if !process.wait_until(Instant::now() + END) {
+            if !process.ends_within(Some(END)).unwrap_or(false) {
                 let _ = process.kill();
             }
             let ended = end_of(&process);

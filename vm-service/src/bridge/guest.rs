@@ -8,6 +8,7 @@ use super::gateway::Gateway;
 use super::window::Window;
 use super::workers::Workers;
 use crate::accelerator::{Open, Order, Report};
+use crate::config::Trust;
 use crate::process::packets;
 use crate::sandbox::Confinement;
 
@@ -22,10 +23,10 @@ const LIBRARIES: &str = "../lib/vm-service";
 /// When the driver does not open, or the VMM gives another order than it may.
 pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> Result<(), String> {
     let program = std::env::current_exe().map_err(|error| format!("this program has no path: {error}"))?;
-    let driver = match &open.driver {
-        Some(driver) => driver.clone(),
-        None if open.device == "cpu" => cpu_driver(&program)?,
-        None => "libcuda.so.1".into(),
+    let driver = match &open.trust {
+        Trust::Driver { library: Some(driver) } => driver.clone(),
+        _ if open.device == "cpu" => cpu_driver(&program)?,
+        _ => "libcuda.so.1".into(),
     };
     let seconds = open.deadline_us.div_ceil(1_000_000).max(1);
     let variables = match open.device.as_str() {

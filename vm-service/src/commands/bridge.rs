@@ -31,6 +31,9 @@ struct ServeArgs {
     /// The socket, which programs are told by VM_BRIDGE=unix:PATH
     #[arg(long, value_name = "PATH", default_value = "/run/vm-bridge.sock")]
     socket: PathBuf,
+    /// Serve programs of guests over vsock at this port, too, which they are told by VM_BRIDGE=vsock:PORT
+    #[arg(long, value_name = "PORT")]
+    vsock: Option<u32>,
     /// The CUDA driver's library
     #[arg(long, value_name = "LIBRARY", default_value = "libcuda.so.1")]
     driver: PathBuf,
@@ -52,8 +55,9 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
         Action::Serve(_) if context.json => {
             Err(Failure::usage("`bridge serve` prints nothing; leave `--json` out"))
         }
-        Action::Serve(ServeArgs { socket, driver }) => {
-            bridge::serve(&context.program, socket, driver).map_err(Failure::failed)
+        Action::Serve(ServeArgs { socket, vsock, driver }) => {
+            let places = bridge::Places { socket: socket.clone(), vsock: *vsock };
+            bridge::serve(&context.program, &places, driver).map_err(Failure::failed)
         }
         Action::Coverage => {
             let functions = FUNCTIONS.iter().zip(MODES.iter()).map(|(function, mode)| BridgedFunction {

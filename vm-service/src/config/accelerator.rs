@@ -1,6 +1,7 @@
 //! `[[accelerators]]` of a guest file: accelerators of the host that the guest shares.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,20 @@ pub struct SharedAccelerator {
     /// Bytes of the window that programs of the guest share with it, a power of two; `None` where the guest's driver has
     /// a queue instead.
     pub window: Option<u64>,
+    /// What is trusted to keep the guest's code in its bounds.
+    pub trust: Trust,
+}
+
+/// What keeps a guest's code on an accelerator in its bounds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Trust {
+    /// The checks of its kernels, which it sends in the IR.
+    Kernels,
+    /// The CUDA driver, and the device's own address spaces: its programs send PTX and machine code.
+    Driver {
+        /// The driver's library; `None` for the one that is the device's own.
+        library: Option<PathBuf>,
+    },
 }
 
 /// Which accelerator.
@@ -72,7 +87,8 @@ impl Reader<'_> {
         let mut accelerators: Vec<SharedAccelerator> = Vec::new();
         for entry in self.list(root, "accelerators", MAX_ACCELERATORS, RULE) {
             let Some(section) = self.section(&entry, RULE) else { continue };
-            self.known(&section, &["device", "memory", "deadline", "time_slice", "poll", "window"]);
+            let keys = ["device", "memory", "deadline", "time_slice", "poll", "window", "trust", "driver"];
+            self.known(&section, &keys);
             let device = self
                 .required(&section, "device", DEVICE)
                 .and_then(|entry| self.accelerator_device(&entry, &accelerators));
@@ -101,12 +117,15 @@ impl Reader<'_> {
                 Some(entry) => self.window(&entry).map(Some),
                 None => Some(None),
             };
+            let trust = self.trust(&section, device, window.is_none_or(|window| window.is_some()));
             let (Some(device), Some(memory), Some(deadline), Some(time_slice), Some(poll), Some(window)) =
                 (device, memory, deadline, time_slice, poll, window)
             else {
                 continue;
             };
-            accelerators.push(SharedAccelerator { device, memory, deadline, time_slice, poll, window });
+            let Some(trust) = trust else { continue };
+            let accelerator = SharedAccelerator { device, memory, deadline, time_slice, poll, window, trust };
+            accelerators.push(accelerator);
         }
         accelerators
     }
@@ -144,6 +163,42 @@ impl Reader<'_> {
             );
         }
         Some(device)
+    }
+
+    /// `trust` and `driver`, of an accelerator that has a window or not.
+    fn trust(
+        &mut self,
+        section: &Section<'_, '_>,
+        device: Option<AcceleratorDevice>,
+        has_window: bool,
+    ) -> Option<Trust> {
+        const RULE: &str = "write \"kernels\", for kernels of the IR, or \"driver\", for CUDA programs";
+        let driver = self.optional(section, "driver");
+        let entry = self.optional(section, "trust");
+        let text = match &entry {
+            Some(entry) => self.string(entry, RULE)?,
+            None => "kernels",
+        };
+        match (text, &entry, driver) {
+            ("kernels", _, None) => Some(Trust::Kernels),
+            ("kernels", _, Some(driver)) => self.wrong(
+                &driver,
+                "is there without trust = \"driver\"",
+                "write that as well, or leave it out",
+            ),
+            ("driver", Some(entry), _) if matches!(device, Some(AcceleratorDevice::Npu(_))) => {
+                self.wrong(entry, "is \"driver\", and an NPU has no CUDA driver", "leave it out")
+            }
+            ("driver", Some(entry), _) if !has_window => {
+                self.wrong(entry, "is \"driver\" without a window", "write window = \"256M\" as well")
+            }
+            ("driver", _, Some(driver)) => {
+                self.path(&driver).map(|library| Trust::Driver { library: Some(library) })
+            }
+            ("driver", ..) => Some(Trust::Driver { library: None }),
+            (other, Some(entry), _) => self.wrong(entry, &format!("is \"{}\"", shorten(other)), RULE),
+            (_, None, _) => None,
+        }
     }
 
     fn quota(&mut self, entry: &Entry<'_, '_>) -> Option<u64> {

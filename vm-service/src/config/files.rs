@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use super::{ConfigError, GuestConfig, MAX_FILE, MissingFile, RomSetting};
+use super::{ConfigError, GuestConfig, MAX_FILE, MissingFile, RomSetting, Trust};
 
 impl GuestConfig {
     /// Reads a guest from its TOML file.
@@ -54,7 +54,14 @@ impl GuestConfig {
             RomSetting::File(rom) => Some(check_file(&format!("devices[{i}].rom"), rom, false, false)),
             RomSetting::Hidden => None,
         });
-        let checked = std::iter::once(kernel).chain(initrd).chain(roms).chain(disks);
+        let places = self.accelerators.iter().enumerate();
+        let drivers = places.filter_map(|(i, accelerator)| match &accelerator.trust {
+            Trust::Driver { library: Some(library) } => {
+                Some(check_file(&format!("accelerators[{i}].driver"), library, false, false))
+            }
+            _ => None,
+        });
+        let checked = std::iter::once(kernel).chain(initrd).chain(roms).chain(drivers).chain(disks);
         let missing: Vec<_> = checked.filter_map(Result::err).collect();
         if missing.is_empty() { Ok(()) } else { Err(ConfigError::MissingFiles(missing)) }
     }

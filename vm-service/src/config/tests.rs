@@ -42,16 +42,20 @@ deadline = "500ms"
 time_slice = "20ms"
 poll = "0us"
 window = "8M"
+trust = "driver"
+driver = "libcuda.so.1"
 
 [[accelerators]]
 device = "cpu"
 memory = "64M"
 window = "16M"
+trust = "driver"
 
 [[accelerators]]
 device = "npu:0"
 memory = "256M"
 window = "2M"
+trust = "kernels"
 
 [vsock]
 cid = 42
@@ -112,6 +116,7 @@ fn reads_every_key() {
                 time_slice: Duration::from_millis(20),
                 poll: Duration::ZERO,
                 window: Some(8 << 20),
+                trust: Trust::Driver { library: Some("/etc/guests/web1/libcuda.so.1".into()) },
             },
             SharedAccelerator {
                 device: AcceleratorDevice::Cpu,
@@ -120,6 +125,7 @@ fn reads_every_key() {
                 time_slice: TIME_PERIOD,
                 poll: Duration::from_micros(200),
                 window: Some(16 << 20),
+                trust: Trust::Driver { library: None },
             },
             SharedAccelerator {
                 device: AcceleratorDevice::Npu(0),
@@ -128,6 +134,7 @@ fn reads_every_key() {
                 time_slice: TIME_PERIOD,
                 poll: Duration::from_micros(200),
                 window: Some(2 << 20),
+                trust: Trust::Kernels,
             },
         ],
         vsock: Some(Vsock { cid: 42 }),
@@ -844,7 +851,7 @@ web1.toml:9:8: `accelerators[0].poll` is "1s", which is too long; write a time f
 web1.toml:8:10: `accelerators[1].device` is cpu, which is there already; name each device once
   8 | device = "cpu"
     |          ^^^^^
-web1.toml:10:1: unknown key `accelerators[1].colour`; allowed here: device, memory, deadline, time_slice, poll, window
+web1.toml:10:1: unknown key `accelerators[1].colour`; allowed here: device, memory, deadline, time_slice, poll, window, trust, driver
   10 | colour = 1
      | ^^^^^^
 "#,
@@ -892,6 +899,29 @@ web1.toml:5:1: `accelerators[0]` works on the guest's RAM in pages of 4K, and `h
     | ^^^^^^^^^^^^^^^^
 ",
     );
+}
+
+#[test]
+fn every_mistake_in_trust_has_its_message() {
+    let message = |lines: &str| {
+        let file = with(&format!("[[accelerators]]\nmemory = \"2M\"\n{lines}"));
+        parse(&file).map_or_else(|error| error.to_string(), |_| String::new())
+    };
+    for (lines, says) in [
+        ("device = \"cpu\"\ntrust = \"driver\"\nwindow = \"2M\"", ""),
+        ("device = \"cpu\"\ntrust = \"driver\"", "`accelerators[0].trust` is \"driver\" without a window"),
+        ("device = \"npu:0\"\nwindow = \"2M\"\ntrust = \"driver\"", "an NPU has no CUDA driver"),
+        ("device = \"cpu\"\ntrust = \"all\"", "is \"all\"; write \"kernels\", for kernels of the IR, or"),
+        ("device = \"cpu\"\ntrust = 1", "`accelerators[0].trust` is a number"),
+        ("device = \"cpu\"\ndriver = \"/a\"", "`accelerators[0].driver` is there without trust"),
+        (
+            "device = \"cpu\"\nwindow = \"2M\"\ntrust = \"driver\"\ndriver = \"\"",
+            "`accelerators[0].driver` is empty",
+        ),
+    ] {
+        let message = message(lines);
+        assert!(message.contains(says) && message.is_empty() == says.is_empty(), "{lines}: {message}");
+    }
 }
 
 #[test]

@@ -14,7 +14,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use super::{ChildProgram, packets};
@@ -142,6 +144,37 @@ impl Process {
             Parent::This(child) => with(child, Child::kill),
             Parent::Keeper(ended) if ended.get().is_some() => Ok(()),
             Parent::Keeper(_) => request(Request::Kill(self.id)).map(drop),
+        }
+    }
+
+    /// Waits for the end of a child of this process, and answers with how that was.
+    ///
+    /// # Errors
+    /// The Linux kernel's, and when there is no thread for it.
+    pub(crate) fn wait(&self) -> io::Result<ExitStatus> {
+        loop {
+            if let Some(status) = self.try_wait()? {
+                return Ok(status);
+            }
+            self.ends_within(None)?;
+        }
+    }
+
+    /// Whether a child of this process ends, or has ended, within a time; without one it is waited for as long as that takes.
+    ///
+    /// # Errors
+    /// The Linux kernel's.
+    pub(crate) fn ends_within(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        // Its number is its own until it is waited for.
+        let id = i32::try_from(self.id).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+        let process = match pidfd_open(id, PidfdFlags::empty()) {
+            Err(rustix::io::Errno::SRCH) => return Ok(true),
+            process => process?,
+        };
+        let timeout = timeout.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], timeout.as_ref()) {
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            ready => Ok(ready? > 0),
         }
     }
 

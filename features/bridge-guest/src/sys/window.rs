@@ -1,10 +1,11 @@
 //! Memory that both processes have, at one address: files of its own, or parts of a window.
 
 use std::ffi::c_void;
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -44,21 +45,55 @@ pub(crate) fn own(len: u64) -> io::Result<u64> {
 
 /// Memory that all programs of this system share with the server.
 pub(crate) struct Window {
+    path: PathBuf,
     file: File,
     /// Where it begins in the file.
     base: u64,
 }
 
+/// All of the physical memory: what no driver has and is no RAM can be mapped of it, with caches where it was not opened with `O_SYNC`.
+const PHYSICAL: &str = "/dev/mem";
+
 impl Window {
     /// The window that is a file.
-    pub(crate) fn open(path: &Path, base: u64) -> io::Result<Self> {
-        Ok(Self { file: OpenOptions::new().read(true).write(true).open(path)?, base })
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        Self::at(path, 0)
+    }
+
+    /// The window that is a device's. Linux maps it without caches by the file that it has in sysfs, and with them by its physical address,
+    /// where that is known and may be used.
+    pub(crate) fn of_device(path: &Path, address: Option<u64>, bytes: u64) -> io::Result<Self> {
+        let cached = address.and_then(|address| {
+            let window = Self::at(Path::new(PHYSICAL), address).ok()?;
+            // SAFETY: new memory, where nothing is; it is of the device whose address this is, which no program's memory is.
+            let mapped = unsafe {
+                mmap(ptr::null_mut(), bytes as usize, READ_WRITE, MapFlags::SHARED, &window.file, address)
+            };
+            free(mapped.ok()? as u64, bytes);
+            Some(window)
+        });
+        cached.map_or_else(|| Self::open(path), Ok)
+    }
+
+    fn at(path: &Path, base: u64) -> io::Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+        Ok(Self { path: path.to_owned(), file, base })
     }
 
     /// Maps a part of it at an address where nothing is.
     pub(crate) fn map(&self, at: u64, offset: u64, len: u64) -> io::Result<()> {
         let offset = self.base.checked_add(offset).ok_or(io::ErrorKind::InvalidInput)?;
         map(&self.file, at, offset, len)
+    }
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{} at {:#x}", self.path.display(), self.base)
     }
 }
 

@@ -9,7 +9,7 @@ use std::vec::Vec;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use vm_paravirt::{CONFIG_BYTES, Config, PCI_ID, WINDOW_ID};
+use vm_paravirt::{CONFIG_BYTES, Config, PCI_ID, Takes, WINDOW_ID};
 use vsock::{VMADDR_CID_HOST, VsockStream};
 
 use super::stream::Stream;
@@ -35,12 +35,20 @@ pub struct Device {
 }
 
 impl Device {
-    /// The first that there is.
+    /// The first that takes batches.
     ///
     /// # Errors
     /// When there is none, or it can't be looked at: that takes root's rights.
     pub fn find() -> Result<Self, Error> {
-        Self::all()?.into_iter().next().ok_or(Error::Absent)
+        Self::that_takes(Takes::Batches)
+    }
+
+    /// The first that takes this.
+    ///
+    /// # Errors
+    /// As for [`find`](Self::find).
+    pub fn that_takes(takes: Takes) -> Result<Self, Error> {
+        Self::all()?.into_iter().find(|device| device.config.takes == takes).ok_or(Error::Absent)
     }
 
     /// All that there are, in the order of their addresses.
@@ -108,11 +116,25 @@ impl Device {
     /// # Errors
     /// When this program may not.
     pub fn window(&self) -> Result<Window, Error> {
+        Window::open(self.window_file(), self.config.window_bytes)
+    }
+
+    /// The file of its window in sysfs, whose first bytes are the window's.
+    pub fn window_file(&self) -> PathBuf {
         let resource = |suffix: &str| self.directory.join(std::format!("resource{}{suffix}", self.bar));
         // Where there is a choice, the host's memory need not be accessed byte by byte.
         let combined = resource("_wc");
-        let path = if combined.exists() { combined } else { resource("") };
-        Window::open(path, self.config.window_bytes)
+        if combined.exists() { combined } else { resource("") }
+    }
+
+    /// Where its window is in this guest's physical memory, as far as sysfs tells.
+    pub fn window_address(&self) -> Option<u64> {
+        let text = fs::read_to_string(self.directory.join("resource")).ok()?;
+        let mut ends = text.lines().nth(self.bar.into())?.split_whitespace();
+        let mut number = || u64::from_str_radix(ends.next()?.strip_prefix("0x")?, 16).ok();
+        let (start, end) = (number()?, number()?);
+        let fits = end.checked_sub(start)?.checked_add(1)? >= self.config.window_bytes;
+        (start != 0 && fits).then_some(start)
     }
 
     /// Connects to it. What this program makes on it is released when the connection ends.

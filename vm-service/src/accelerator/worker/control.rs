@@ -18,6 +18,7 @@ use super::watch::Watch;
 use crate::accelerator::meter::Meter;
 use crate::accelerator::sys;
 use crate::accelerator::wire::{Order, Report, Start};
+use crate::config::Trust;
 use crate::deadlines::WORKER_LOOK;
 use crate::process::packets;
 use crate::sandbox::{self, Profile};
@@ -41,6 +42,9 @@ fn run(socket: &OwnedFd) -> Result<(), String> {
         Some(_) => return Err("the first order is not to open an accelerator".into()),
         None => return Ok(()),
     };
+    if matches!(open.trust, Trust::Driver { .. }) {
+        return crate::bridge::serve_guest(socket, &open, files);
+    }
     let profile = Profile::of(&open.device);
     let kind = Kind::of(&open.device, open.measures)?;
     let confinement = sandbox::settle(profile, open.measures, kind.nodes(), kind.folder());

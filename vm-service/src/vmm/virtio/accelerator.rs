@@ -10,7 +10,7 @@ use virtio_queue::QueueT as _;
 use vm_memory::{
     Address as _, FileOffset, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _, MmapRegion,
 };
-use vm_paravirt::{Config, DEVICE_ID, FEATURE_IMPORT, FEATURE_WINDOW, QUEUE_SIZE, WINDOW_ID};
+use vm_paravirt::{Config, DEVICE_ID, FEATURE_IMPORT, FEATURE_WINDOW, QUEUE_SIZE, Takes, WINDOW_ID};
 
 use super::programs::Programs;
 use super::supervisor::{Maker, supervise};
@@ -18,7 +18,7 @@ use super::vsock::Peer;
 use super::worker::Worker;
 use super::{Activation, Busy, VirtioDevice};
 use crate::accelerator::{Open, Ready, Start, WorkerProcess};
-use crate::config::SharedAccelerator;
+use crate::config::{SharedAccelerator, Trust};
 use crate::deadlines::ACCELERATOR_STOP;
 use crate::process::ChildProgram;
 use crate::sandbox::Measures;
@@ -79,6 +79,7 @@ impl AcceleratorDevice {
             measures: Measures::to_try(&device)[0],
             ram: Vec::new(),
             port: None,
+            trust: shared.trust.clone(),
         };
         let config = Config::new(shared.memory, micros(shared.deadline));
         let made = |open, files| {
@@ -108,7 +109,11 @@ impl AcceleratorDevice {
         open.ram = vec![(0, bytes)];
         open.port = Some(port);
         let (maker, worker) = made(open, vec![window_file])?;
-        let config = config.with_window(bytes, port).encode();
+        let takes = match shared.trust {
+            Trust::Kernels => Takes::Batches,
+            Trust::Driver { .. } => Takes::CudaPrograms,
+        };
+        let config = Config { takes, ..config.with_window(bytes, port) }.encode();
         let serving = Mutex::new(Serving::Ready(worker));
         let reach = Reach::Programs { window, programs: Arc::new(programs), serving };
         Ok(Self { maker, config, reach })

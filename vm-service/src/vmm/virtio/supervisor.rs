@@ -72,6 +72,7 @@ impl Maker {
             ram: Vec::new(),
             measures: Measures { user: false, files: false },
             port: None,
+            trust: crate::config::Trust::Kernels,
         };
         Self::new(program, open, Vec::new()).unwrap()
     }

@@ -77,6 +77,7 @@ fn orders(port: Option<u32>) -> Open {
         measures: Measures { user: false, files: false },
         ram: Vec::new(),
         port,
+        trust: crate::config::Trust::Kernels,
     }
 }
 
