@@ -86,6 +86,10 @@ impl Window {
 
     /// Maps a part of it at an address where nothing is.
     pub(crate) fn map(&self, at: u64, offset: u64, len: u64) -> io::Result<()> {
+        let metadata = self.file.metadata()?;
+        if metadata.is_file() && offset.checked_add(len).is_none_or(|end| end > metadata.len()) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is shorter than the server's"));
+        }
         let offset = self.base.checked_add(offset).ok_or(io::ErrorKind::InvalidInput)?;
         map(&self.file, at, offset, len)
     }
