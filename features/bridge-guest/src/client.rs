@@ -133,6 +133,7 @@ impl Client {
         match client
             .order([control::HELLO, VERSION.into(), 0, 0], None)
             .and_then(|()| client.send_variables())
+            .and_then(|()| client.check_window())
         {
             Ok(()) => Ok(client),
             Err(code) => {
@@ -177,6 +178,32 @@ impl Client {
         let taken: io::Result<_> = take();
         drop(control);
         taken.map_err(|error| self.lost(&error))?
+    }
+
+    /// Sees whether the window is the server's. One that is full is not known yet.
+    fn check_window(&self) -> Result<(), u32> {
+        const PAGE: u64 = 4096;
+        let Some(window) = locked(&self.window).clone() else { return Ok(()) };
+        match self.take(PAGE) {
+            Ok((offset, mark)) => {
+                if !window.shows(offset, PAGE, mark) {
+                    self.give_window_up("it is not the server's");
+                }
+                self.order([control::GIVE, offset, 0, 0], None)
+            }
+            Err(code::NOT_SUPPORTED) => {
+                self.give_window_up("the server has none");
+                Ok(())
+            }
+            Err(code::OUT_OF_MEMORY) => Ok(()),
+            Err(code) => Err(code),
+        }
+    }
+
+    /// Does without the window from now on.
+    pub(crate) fn give_window_up(&self, why: &str) {
+        say::once(&format!("the window is not used: {why}; memory of the host is copied"));
+        *locked(&self.window) = None;
     }
 
     /// Can memory of the host be the same on both sides?

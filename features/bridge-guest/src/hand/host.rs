@@ -9,8 +9,8 @@ use vm_bridge::wire::{WINDOW, code, control, put};
 
 use super::{is_shared, registered_at, the};
 use crate::client::{Client, client, locked};
+use crate::forward;
 use crate::sys::{caller, window};
-use crate::{forward, say};
 
 const PAGE: u64 = 4096;
 /// `CU_MEMHOSTALLOC_DEVICEMAP`.
@@ -51,7 +51,10 @@ fn share(
         let at = place(client, from, len).ok_or(code::OUT_OF_MEMORY)?;
         let file = match make(at) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(code::NOT_SUPPORTED),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                client.give_window_up("it is not the server's");
+                return Err(code::OUT_OF_MEMORY);
+            }
             Err(_) => {
                 // Something else has it.
                 from = at + len;
@@ -92,19 +95,10 @@ fn place(client: &Client, from: u64, len: u64) -> Option<u64> {
 /// A part of the window, if there is one.
 fn of_window(client: &Arc<Client>, len: u64, flags: u32) -> Result<Option<u64>, u32> {
     let Some(window) = locked(&client.window).clone() else { return Ok(None) };
-    let without = |why: &str| {
-        say::once(&format!("the window is not used: {why}; memory of the host is copied"));
-        *locked(&client.window) = None;
-        Ok(None)
-    };
-    let (offset, mark) = match client.take(len) {
-        Ok(taken) => taken,
-        Err(code::NOT_SUPPORTED) => return without("the server has none"),
-        Err(code) => return Err(code),
-    };
+    let (offset, mark) = client.take(len)?;
     let make = |at| {
         window.map(at, offset, len)?;
-        // Else it would be said to the device that other memory is here.
+        // Else the device would be told of other memory.
         if window::take_mark(at) == mark {
             return Ok(None);
         }
@@ -118,7 +112,7 @@ fn of_window(client: &Arc<Client>, len: u64, flags: u32) -> Result<Option<u64>, 
         }
         Err(code) => {
             client.order([control::GIVE, offset, 0, 0], None)?;
-            if code == code::NOT_SUPPORTED { without("it is not the server's") } else { Err(code) }
+            Err(code)
         }
     }
 }

@@ -84,14 +84,36 @@ impl Window {
         Ok(Self { path: path.to_owned(), file, base })
     }
 
+    /// Is this what a part of it begins with?
+    pub(crate) fn shows(&self, offset: u64, len: u64, mark: u64) -> bool {
+        if !self.has(offset, len) {
+            return false;
+        }
+        // SAFETY: new memory, where nothing is.
+        let mapped = unsafe {
+            mmap(ptr::null_mut(), len as usize, READ_WRITE, MapFlags::SHARED, &self.file, self.base + offset)
+        };
+        mapped.is_ok_and(|at| {
+            let found = take_mark(at as u64);
+            free(at as u64, len);
+            found == mark
+        })
+    }
+
+    /// Does the file have a part? What has no length has all.
+    fn has(&self, offset: u64, len: u64) -> bool {
+        let Some(end) = self.base.checked_add(offset).and_then(|start| start.checked_add(len)) else {
+            return false;
+        };
+        self.file.metadata().is_ok_and(|metadata| !metadata.is_file() || end <= metadata.len())
+    }
+
     /// Maps a part of it at an address where nothing is.
     pub(crate) fn map(&self, at: u64, offset: u64, len: u64) -> io::Result<()> {
-        let metadata = self.file.metadata()?;
-        if metadata.is_file() && offset.checked_add(len).is_none_or(|end| end > metadata.len()) {
+        if !self.has(offset, len) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it is shorter than the server's"));
         }
-        let offset = self.base.checked_add(offset).ok_or(io::ErrorKind::InvalidInput)?;
-        map(&self.file, at, offset, len)
+        map(&self.file, at, self.base + offset, len)
     }
 }
 

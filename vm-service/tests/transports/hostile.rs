@@ -1,0 +1,200 @@
+//! What no program says to the gateway.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use vm_bridge::orders;
+use vm_bridge::wire::preamble::{Preamble, TOKEN, Token};
+use vm_bridge::wire::{VERSION, code, control};
+
+use crate::place::{Place, Way};
+
+fn connect(place: &Place) -> UnixStream {
+    let stream = UnixStream::connect(place.path("stream")).expect("connected");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    stream
+}
+
+/// What is said until the server closes the connection.
+fn rest(mut stream: &UnixStream, what: &str) -> Vec<u8> {
+    let mut said = Vec::new();
+    match stream.read_to_end(&mut said) {
+        Ok(_) => said,
+        // What it had not read is lost.
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => said,
+        Err(error) => panic!("{what}: {error}"),
+    }
+}
+
+fn word(mut stream: &UnixStream) -> u64 {
+    let mut word = [0; 8];
+    stream.read_exact(&mut word).expect("a word");
+    u64::from_ne_bytes(word)
+}
+
+fn begin(place: &Place) -> (UnixStream, Token) {
+    let mut stream = connect(place);
+    stream.write_all(&Preamble::Session.to_bytes()).expect("sent");
+    assert_eq!(word(&stream), 0);
+    let mut token = [0; TOKEN];
+    stream.read_exact(&mut token).expect("a token");
+    assert_eq!(orders::give(&stream, [control::HELLO, VERSION.into(), 0, 0], &[], None).expect("hello"), 0);
+    (stream, token)
+}
+
+#[test]
+fn connections_that_say_nothing_known_are_closed() {
+    let place = Place::new();
+    let (session, token) = begin(&place);
+    let with = |preamble: Preamble, at: usize, byte: u8| {
+        let mut bytes = preamble.to_bytes();
+        bytes[at] ^= byte;
+        bytes
+    };
+    let lane = Preamble::Lane(token);
+    std::thread::scope(|scope| {
+        for (what, bytes) in [
+            ("nothing", &[][..]),
+            ("half a preamble", &lane.to_bytes()[..31]),
+            ("no preamble", &[0xff; 4096]),
+            ("another protocol", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+            ("another version", &with(lane, 8, 1)),
+            ("another kind", &with(lane, 12, 8)),
+            ("a session with a token", &with(Preamble::Session, 31, 1)),
+            ("another token", &with(lane, 31, 1)),
+            ("another token for callbacks", &with(Preamble::Callbacks(token), 16, 0x80)),
+            ("no token", &Preamble::Lane([0; TOKEN]).to_bytes()),
+        ] {
+            let (bytes, place) = (bytes.to_vec(), &place);
+            scope.spawn(move || {
+                let mut stream = connect(place);
+                stream.write_all(&bytes).expect("sent");
+                assert_eq!(rest(&stream, what), [], "{what}");
+            });
+        }
+    });
+    // The session was none of theirs.
+    let mut theirs = connect(&place);
+    theirs.write_all(&lane.to_bytes()).expect("sent");
+    assert_eq!(word(&theirs), 0);
+    assert_eq!(orders::give(&session, [control::TAKE, 4096, 0, 0], &[], None).expect("an answer"), 0);
+    drop(session);
+    assert_eq!(rest(&theirs, "its lane ends with a session"), []);
+    place.until("its worker ends", || place.workers().is_empty());
+}
+
+#[test]
+fn orders_that_are_none_end_their_session() {
+    let place = Place::new();
+    const AT: u64 = 0x2000_0000_0000;
+    let check = |what: &str, order: orders::Order| {
+        let (stream, token) = begin(&place);
+        assert_eq!(orders::give(&stream, [control::TAKE, 8192, 0, 0], &[], None).expect("an answer"), 0);
+        let (offset, _mark) = (word(&stream), word(&stream));
+        assert_eq!(offset, 0, "{what}: what the one before had is free");
+        let bytes: Vec<u8> = order.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        { &stream }.write_all(&bytes).expect("sent");
+        assert_eq!(rest(&stream, what), [], "{what}");
+        let mut late = connect(&place);
+        late.write_all(&Preamble::Lane(token).to_bytes()).expect("sent");
+        let said = rest(&late, what);
+        assert!(said.is_empty() || said[..8] != [0; 8], "{what}: {said:?}");
+        place.until(what, || place.workers().is_empty());
+    };
+    check("no order", [99, 0, 0, 0]);
+    check("anything", [u64::MAX; 4]);
+    check("a lane without its connection", [control::LANE, 0, 0, 0]);
+    check("a ring without its file", [control::RING, 0, 0, 0]);
+    check("callbacks without their connection", [control::CALLBACKS, 0, 0, 0]);
+    check("a variable that is too long", [control::VARIABLE, 0, u64::MAX, 0]);
+    check("a variable that there is not", [control::VARIABLE, 99, 0, 0]);
+    check("a window that it has not", [control::WINDOW, AT, 4096, 8192]);
+    check("a window beyond its own", [control::WINDOW, AT, 12288, 0]);
+    check("a window around the end", [control::WINDOW, AT, u64::MAX - 4095, 4096]);
+    check("a window of nothing", [control::WINDOW, AT, 0, 0]);
+    // What is an order and can't be is answered, and the session goes on.
+    let (stream, _) = begin(&place);
+    let answer = |order| orders::give(&stream, order, &[], None).expect("an answer") as u32;
+    assert_eq!(answer([control::HELLO, 99, 0, 0]), code::NOT_SUPPORTED);
+    assert_eq!(answer([control::TAKE, 65 << 20, 0, 0]), code::OUT_OF_MEMORY);
+    assert_eq!(answer([control::TAKE, u64::MAX, 0, 0]), code::OUT_OF_MEMORY);
+    assert_eq!(answer([control::GIVE, 0, 0, 0]), code::INVALID_VALUE);
+    assert_eq!(answer([control::TAKE, 8192, 0, 0]), 0);
+    let (offset, _mark) = (word(&stream), word(&stream));
+    for (at, len) in
+        [(AT - 4096, 4096), (AT + 1, 4096), (AT, 100), (0x2400_0000_0000, 4096), (u64::MAX, 4096)]
+    {
+        assert_eq!(answer([control::WINDOW, at, len, offset]), code::INVALID_VALUE, "{at:#x} {len}");
+    }
+    assert_eq!(answer([control::WINDOW, AT, 8192, offset]), 0);
+    assert_eq!(answer([control::WINDOW, AT + 4096, 4096, offset]), code::OUT_OF_MEMORY);
+    assert_eq!(answer([control::HELLO, VERSION.into(), 0, 0]), 0);
+}
+
+#[test]
+fn who_says_nothing_keeps_others_out_for_no_longer_than_it_may() {
+    let place = Place::new();
+    let silent: Vec<_> = (0..100).map(|_| connect(&place)).collect();
+    place.until("those that are too many are closed", || place.log().contains("have not said what they are"));
+    silent.iter().for_each(|stream| assert_eq!(rest(stream, "silence"), []));
+    assert!(place.run(Way::Stream, "add", "").contains("wrong: 0"));
+}
+
+/// Descriptors, threads and children of the server.
+fn counts(place: &Place) -> [usize; 3] {
+    let entries = |name: &str| {
+        std::fs::read_dir(format!("/proc/{}/{name}", place.server())).expect("the server").count()
+    };
+    [entries("fd"), entries("task"), place.workers().len()]
+}
+
+#[test]
+fn a_hundred_sessions_leave_nothing() {
+    let place = Place::new();
+    // Once, for what stays: it may take a thread's or an allocator's time to settle.
+    drop(begin(&place));
+    place.until("the first has ended", || place.workers().is_empty());
+    let settled = || {
+        let mut before = counts(&place);
+        place.until("it settles", || {
+            std::thread::sleep(Duration::from_millis(50));
+            let now = counts(&place);
+            std::mem::replace(&mut before, now) == now
+        });
+        before
+    };
+    let before = settled();
+    for round in 0..10 {
+        let sessions: Vec<_> = (0..10)
+            .map(|at| {
+                let (stream, token) = begin(&place);
+                let mut lanes = Vec::new();
+                for preamble in [Preamble::Lane(token), Preamble::Callbacks(token), Preamble::Lane(token)] {
+                    let mut lane = connect(&place);
+                    lane.write_all(&preamble.to_bytes()).expect("sent");
+                    assert_eq!(word(&lane), 0);
+                    lanes.push(lane);
+                }
+                assert_eq!(
+                    orders::give(&stream, [control::TAKE, 4096 * (at + 1), 0, 0], &[], None).expect("taken"),
+                    0
+                );
+                (stream, lanes)
+            })
+            .collect();
+        assert_eq!(place.workers().len(), 10);
+        for (at, (stream, lanes)) in sessions.into_iter().enumerate() {
+            // Either the session's connection goes first or its lanes do.
+            if (at + round) % 2 == 0 {
+                drop(stream);
+                lanes.iter().for_each(|lane| assert_eq!(rest(lane, "a lane"), []));
+            } else {
+                drop(lanes);
+                drop(stream);
+            }
+        }
+        place.until("the workers end", || place.workers().is_empty());
+    }
+    place.until("all is as it was", || counts(&place) == before);
+}

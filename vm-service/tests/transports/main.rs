@@ -1,0 +1,98 @@
+//! `bridge serve` over each of its transports: programs find what they find before the driver, and what is no program's is refused in time.
+
+mod certificates;
+mod hostile;
+mod place;
+mod tls;
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::Stdio;
+
+use place::{Place, Way};
+
+#[test]
+fn programs_find_the_same_over_each_transport() {
+    let place = Place::new();
+    let programs = [
+        ("add", "", "wrong: 0, time: 1"),
+        ("ways", "strided", "two: 0 wrong, 0 outside"),
+        ("ways", "callbacks", "called: 12344"),
+        ("ways", "registered", "kind 1, flags 1, copied 3000"),
+        ("ways", "forks", "child: 3, 3\nparent: 5"),
+        ("ways", "faults", "fault: 700 700"),
+        ("ways", "threads", "in turn: 1600"),
+    ];
+    for (program, argument, says) in programs {
+        let directly = place.run(Way::Driver, program, argument);
+        assert!(directly.contains(says), "{program} {argument}: {directly}");
+        for way in Way::BRIDGED {
+            assert_eq!(place.run(way, program, argument), directly, "{program} {argument} {way:?}");
+        }
+    }
+}
+
+/// What `host.c` finds: whether devices reach memory of the host, what can be allocated, where it is.
+#[test]
+fn memory_of_the_host_is_what_the_transport_allows() {
+    let place = Place::new();
+    let shared =
+        "maps: 1\nplain: 0, pointer: 0, same: 1\nmapped: 0\nchanged: 1, copied: 1\nfreed: 0, again: 1\n";
+    let copied =
+        "maps: 0\nplain: 0, pointer: 801, same: 0\nmapped: 801\nchanged: 1, copied: 1\nfreed: 0, again: 1\n";
+    for (way, says) in [(Way::Unix, shared), (Way::Window, shared), (Way::Stream, copied), (Way::Tls, copied)]
+    {
+        let said = place.run(way, "host", "");
+        assert_eq!(said, format!("{says}exit status: 0"), "{way:?}");
+    }
+    // All of the window and no more, and again what was given back.
+    let said = place.run(Way::Window, "host", "fills");
+    assert_eq!(said, "had: 16, then 2\nagain: 16, then 2\nexit status: 0");
+    // What another program held that was killed is free when its worker has ended.
+    let mut holds =
+        place.command(Way::Window, "host", "holds").stdout(Stdio::piped()).spawn().expect("spawned");
+    let mut line = String::new();
+    BufReader::new(holds.stdout.take().expect("its output")).read_line(&mut line).expect("a line");
+    assert_eq!(line, "had: 16, then 2\n");
+    assert_eq!(place.run(Way::Window, "host", "one"), "one: 2\nexit status: 0");
+    holds.kill().expect("killed");
+    holds.wait().expect("ended");
+    place.until("the window is free", || place.run(Way::Window, "host", "one") == "one: 0\nexit status: 0");
+    // A window that is not the server's is not used.
+    let other = place.path("other");
+    std::fs::File::create(&other).and_then(|file| file.set_len(64 << 20)).expect("a file");
+    let output =
+        place.command(Way::Window, "host", "").env("VM_BRIDGE_WINDOW", &other).output().expect("run");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), copied);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("it is not the server's"), "{said}");
+}
+
+#[test]
+fn who_is_killed_ends_the_other_side_and_nothing_else() {
+    let place = Place::new();
+    for way in Way::BRIDGED {
+        let endless = || {
+            let mut child =
+                place.command(way, "ways", "endless").stdout(Stdio::piped()).spawn().expect("spawned");
+            let mut output = BufReader::new(child.stdout.take().expect("its output"));
+            let mut line = String::new();
+            output.read_line(&mut line).expect("a line");
+            assert_eq!(line, "works\n", "{way:?}");
+            (child, output)
+        };
+        let (mut first, mut said_by_first) = endless();
+        let worker = place.workers()[0];
+        let (mut second, _second_output) = endless();
+        second.kill().expect("killed");
+        second.wait().expect("ended");
+        place.until("its worker ends", || place.workers() == [worker]);
+        assert!(first.try_wait().expect("asked").is_none(), "{way:?}: it works on");
+        let worker = rustix::process::Pid::from_raw(worker).expect("a process");
+        rustix::process::kill_process(worker, rustix::process::Signal::KILL).expect("killed");
+        let mut said = String::new();
+        said_by_first.read_to_string(&mut said).expect("what it says");
+        assert_eq!(said, "ends: 46 46 CUDA_ERROR_DEVICE_UNAVAILABLE\n", "{way:?}");
+        assert!(first.wait().expect("ended").success());
+        place.until("no worker is left", || place.workers().is_empty());
+    }
+}

@@ -1,0 +1,147 @@
+//! Who is refused over TLS, and when.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use rustls::crypto::ring;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use crate::certificates::Authority;
+use crate::place::{Place, Way};
+
+#[test]
+fn programs_without_the_right_certificates_are_refused_and_told_why() {
+    let place = Place::new();
+    let stranger = Authority::new(&place.path(""), "stranger");
+    stranger.sign("strange", "program", false);
+    place.authority.sign("expired", "program", true);
+    let check = |what: &str, environment: &[(&str, &str)], host: &str, says: &str, logs: &str| {
+        let before = place.log().len();
+        let mut command = place.command(Way::Tls, "add", "");
+        command.env("VM_BRIDGE", format!("tls:{host}:{}", place.tls().port()));
+        for (name, file) in environment {
+            let name = format!("VM_BRIDGE_{name}");
+            match *file {
+                "" => command.env_remove(name),
+                file => command.env(name, place.path(file)),
+            };
+        }
+        let output = command.output().expect("the program");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(says), "{what}: {said}");
+        if !logs.is_empty() {
+            place.until(what, || place.log()[before..].contains(logs));
+        }
+    };
+    let wrong = [("CERTIFICATE", "strange.pem"), ("KEY", "strange.key")];
+    check("another authority", &wrong, "localhost", "UnknownCA", "UnknownIssuer");
+    let expired = [("CERTIFICATE", "expired.pem"), ("KEY", "expired.key")];
+    check("expired", &expired, "localhost", "CertificateExpired", "certificate expired");
+    check("the server's authority", &[("CA", "stranger.pem")], "localhost", "UnknownIssuer", "UnknownCA");
+    check("another name", &[], "127.0.0.1", "not valid for name", "refused");
+    check("no certificate", &[("CERTIFICATE", "")], "localhost", "VM_BRIDGE_CERTIFICATE names no file", "");
+    check("no key", &[("KEY", "add")], "localhost", "which VM_BRIDGE_KEY names, is no key", "");
+    check("another key", &[("KEY", "expired.key")], "localhost", "don't fit each other", "");
+    check("no authority", &[("CA", "server.key")], "localhost", "has no certificate", "");
+    assert!(place.run(Way::Tls, "add", "").contains("wrong: 0"));
+}
+
+/// A client of TLS, with a certificate or without.
+fn client(place: &Place) -> ClientConnection {
+    let mut roots = RootCertStore::empty();
+    let authority = CertificateDer::from_pem_file(place.authority.file()).expect("a certificate");
+    roots.add(authority).expect("an authority");
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("TLS")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    ClientConnection::new(Arc::new(config), "localhost".try_into().expect("a name")).expect("a client")
+}
+
+/// Waits until the other side has closed a connection.
+fn closed(mut stream: &TcpStream, what: &str) {
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    let mut said = Vec::new();
+    match stream.read_to_end(&mut said) {
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+        Err(error) => panic!("{what}: {error}"),
+    }
+}
+
+#[test]
+fn what_is_no_client_of_tls_is_closed_in_time_and_holds_nobody_up() {
+    let place = Place::new();
+    let connect = || TcpStream::connect(place.tls()).expect("connected");
+    let mut hello = Vec::new();
+    client(&place).write_tls(&mut hello).expect("a hello");
+    let half = &hello[..hello.len() / 2];
+    scope(|scope| {
+        let mut checks = Vec::new();
+        for (what, bytes) in [
+            ("plain bytes", &b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"[..]),
+            ("a preamble", b"vmbridge\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"),
+            ("nothing", b""),
+            ("half a hello", half),
+            ("a hello alone", &hello),
+        ] {
+            checks.push(scope.spawn(move || {
+                let mut stream = connect();
+                stream.write_all(bytes).expect("sent");
+                closed(&stream, what);
+            }));
+        }
+        // A byte now and then: all of them together have as long.
+        checks.push(scope.spawn(|| {
+            let mut stream = connect();
+            let until = Instant::now() + Duration::from_secs(60);
+            for byte in half.iter().cycle() {
+                if stream.write_all(&[*byte]).is_err() {
+                    return;
+                }
+                assert!(Instant::now() < until, "it is listened to for ever");
+                sleep(Duration::from_millis(100));
+            }
+        }));
+        // Programs are served meanwhile.
+        assert!(place.run(Way::Tls, "add", "").contains("wrong: 0"));
+        checks.into_iter().for_each(|check| check.join().expect("closed"));
+    });
+    let mut anonymous = StreamOwned::new(client(&place), connect());
+    let error = anonymous.read_to_end(&mut Vec::new()).expect_err("refused");
+    assert!(error.to_string().contains("CertificateRequired"), "{error}");
+    place.until("the server says of each why", || place.log().matches("over TLS is refused").count() == 7);
+}
+
+#[test]
+fn files_that_are_wrong_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let authority = Authority::new(folder.path(), "authority");
+    let [certificate, key] = authority.sign("server", "localhost", false);
+    let [_, other] = authority.sign("other", "localhost", false);
+    let clients = authority.file();
+    let nothing = folder.path().join("nothing");
+    let driver = std::env::current_exe().expect("the test's path").with_file_name("libvm_cuda_fake.so");
+    let check = |files: [&std::path::Path; 3], says: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_vm-service"));
+        command.args(["bridge", "serve", "--tls", "127.0.0.1:0", "--driver"]).arg(&driver);
+        command.arg("--socket").arg(folder.path().join("socket"));
+        for (option, file) in ["--certificate", "--key", "--clients"].iter().zip(files) {
+            command.arg(option).arg(file);
+        }
+        let output = command.output().expect("vm-service");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(says), "{said}");
+    };
+    check([&nothing, &key, &clients], "nothing, which --certificate names, can't be read");
+    check([&key, &key, &clients], "server.key, which --certificate names, has no certificate");
+    check([&certificate, &certificate, &clients], "server.pem, which --key names, is no key");
+    check([&certificate, &other, &clients], "--certificate and --key don't fit each other");
+    check([&certificate, &key, &nothing], "nothing, which --clients names, can't be read");
+}
