@@ -2,24 +2,25 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::io::{self, Read};
+use std::io::{self, Read as _, Write as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{SendFlags, send};
-use vm_bridge::orders::{self, Order};
+use vm_bridge::orders::Order;
 use vm_bridge::ring::{Near, PLACES};
 use vm_bridge::wire::preamble::{Preamble, Token};
 use vm_bridge::wire::{Answer, Header, VERSION, code, control};
 
-use crate::connect::Place;
+use crate::connect::{FORMS, Place};
+use crate::connection::Connection;
 use crate::sys::fork;
+use crate::sys::window::Window;
 use crate::{counts, current, say};
 
 /// How long an answer is waited for, but that of a call that waits for the device: compilers may take minutes.
@@ -33,10 +34,12 @@ pub(crate) type Layout = Arc<[(usize, usize)]>;
 /// The session.
 pub(crate) struct Client {
     /// Never closed: a child closes its copy when it is forked, and the process's end closes it else.
-    control: Mutex<ManuallyDrop<UnixStream>>,
+    control: Mutex<ManuallyDrop<Connection>>,
     place: Place,
     /// Where files don't go over the connection: what names the session to further ones.
-    token: Option<Token>,
+    pub(crate) token: Option<Token>,
+    /// Memory that the server has too, where files don't go over the connection.
+    pub(crate) window: Mutex<Option<Arc<Window>>>,
     tickets: AtomicU64,
     gone: AtomicBool,
     /// `cuInit` has succeeded.
@@ -52,6 +55,10 @@ pub(crate) struct Client {
     pub(crate) devices: Mutex<BTreeMap<u64, u64>>,
     /// Memory that both sides have.
     pub(crate) windows: Mutex<BTreeMap<u64, u64>>,
+    /// Where in the window such memory is, of that which is there.
+    pub(crate) parts: Mutex<BTreeMap<u64, u64>>,
+    /// Memory of the host that is this program's own: how long it is by where it begins.
+    pub(crate) own: Mutex<BTreeMap<u64, u64>>,
     /// Memory of the program that it registered: length and flags.
     pub(crate) registered: Mutex<BTreeMap<u64, (u64, u32)>>,
     /// Flags of the devices' primary contexts, and whether they are active, as they were asked last.
@@ -90,25 +97,21 @@ pub(crate) fn client() -> Result<Arc<Client>, u32> {
 impl Client {
     fn connect(generation: u64) -> Result<Self, u32> {
         counts::begin();
-        let named = std::env::var_os("VM_BRIDGE");
-        let failed = |error: io::Error| {
-            let place =
-                named.as_ref().map_or_else(|| Place::find().to_string(), |named| named.display().to_string());
-            say::once(&format!(
-                "no server at {place}: {error}; start `vm-service bridge serve` there, or set VM_BRIDGE"
-            ));
-            code::NO_DEVICE
-        };
-        let wrong =
-            || io::Error::new(io::ErrorKind::InvalidInput, "it is neither unix:PATH nor vsock:[CID:]PORT");
-        let place = match &named {
-            Some(named) => Place::parse(named).ok_or_else(|| failed(wrong()))?,
+        let place = match std::env::var_os("VM_BRIDGE") {
+            Some(named) => Place::parse(&named).ok_or_else(|| {
+                say::once(&format!("VM_BRIDGE is {}; it must be {FORMS}", named.display()));
+                code::NO_DEVICE
+            })?,
             None => Place::find(),
         };
-        let (stream, token) = place.begin().map_err(failed)?;
-        fork::close_in_children(stream.as_raw_fd());
+        let (stream, token) = place.begin().map_err(|error| {
+            say::once(&format!("no server at {place}: {error}; {}", place.remedy()));
+            code::NO_DEVICE
+        })?;
+        fork::close_in_children(stream.as_fd().as_raw_fd());
         let client = Self {
             control: Mutex::new(ManuallyDrop::new(stream)),
+            window: Mutex::new(token.and_then(|_| window(&place))),
             place,
             token,
             tickets: AtomicU64::new(0),
@@ -121,6 +124,8 @@ impl Client {
             layouts: Mutex::default(),
             devices: Mutex::default(),
             windows: Mutex::default(),
+            parts: Mutex::default(),
+            own: Mutex::default(),
             registered: Mutex::default(),
             primaries: Mutex::default(),
             calls: Mutex::default(),
@@ -155,19 +160,36 @@ impl Client {
     }
 
     fn exchange(&self, words: Order, more: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
-        match orders::give(&locked(&self.control), words, more, file) {
+        match locked(&self.control).give(words, more, file) {
             Ok(0) => Ok(()),
             Ok(code) => Err(code as u32),
             Err(error) => Err(self.lost(&error)),
         }
     }
 
+    /// Takes a part of the window: where it is, and what is written there.
+    pub(crate) fn take(&self, len: u64) -> Result<(u64, u64), u32> {
+        let mut control = locked(&self.control);
+        let mut take = || match control.give([control::TAKE, len, 0, 0], &[], None)? {
+            0 => Ok(Ok((control.word()?, control.word()?))),
+            code => Ok(Err(code as u32)),
+        };
+        let taken: io::Result<_> = take();
+        drop(control);
+        taken.map_err(|error| self.lost(&error))?
+    }
+
+    /// Can memory of the host be the same on both sides?
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.token.is_none() || locked(&self.window).is_some()
+    }
+
     /// Opens a connection of this session: for a lane, or for calls of its functions.
-    pub(crate) fn open(&self, order: u64) -> Result<UnixStream, u32> {
+    pub(crate) fn open(&self, order: u64) -> Result<Connection, u32> {
         let Some(token) = self.token else {
             let (ours, theirs) = UnixStream::pair().map_err(|_| code::OUT_OF_MEMORY)?;
             self.order([order, 0, 0, 0], Some(theirs.as_fd()))?;
-            return Ok(ours);
+            return Ok(Connection::Plain(ours));
         };
         let preamble = match order {
             control::LANE => Preamble::Lane(token),
@@ -290,6 +312,27 @@ impl Client {
     }
 }
 
+/// The window, if there is one.
+fn window(place: &Place) -> Option<Arc<Window>> {
+    let opened = match (std::env::var_os("VM_BRIDGE_WINDOW"), place.device()) {
+        (Some(path), _) => Window::open(Path::new(&path)),
+        (None, Some(device)) => {
+            Window::of_device(&device.window_file(), device.window_address(), device.config().window_bytes)
+        }
+        (None, None) => return None,
+    };
+    match opened {
+        Ok(window) => {
+            say::quietly(&format!("the window is {window}"));
+            Some(Arc::new(window))
+        }
+        Err(error) => {
+            say::once(&format!("the window can't be opened: {error}; memory of the host is copied"));
+            None
+        }
+    }
+}
+
 /// A thread's lane.
 struct Lane {
     client: Arc<Client>,
@@ -308,7 +351,7 @@ impl Drop for Lane {
 /// How its calls go.
 enum Way {
     Ring(Near),
-    Stream { stream: UnixStream, is_patient: bool, buffer: Vec<u8> },
+    Stream { stream: Connection, is_patient: bool, buffer: Vec<u8> },
 }
 
 impl Lane {
@@ -338,16 +381,7 @@ impl Lane {
                 buffer.clear();
                 buffer.extend_from_slice(&header.to_bytes());
                 parts.iter().for_each(|part| buffer.extend_from_slice(part));
-                let mut rest = &buffer[..];
-                while !rest.is_empty() {
-                    // A server that is gone is an error, and no signal.
-                    match send(&*stream, rest, SendFlags::NOSIGNAL) {
-                        Ok(sent) => rest = &rest[sent..],
-                        Err(Errno::INTR) => {}
-                        Err(error) => return Err(error.into()),
-                    }
-                }
-                Ok(())
+                stream.write_all(buffer)
             }
         }
     }

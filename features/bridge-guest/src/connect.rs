@@ -1,4 +1,4 @@
-//! Where the server is, and connections to it: by a Unix socket, which carries files, or by vsock, which doesn't.
+//! Where the server is, and connections to it: by a Unix socket that carries files, or by streams that don't.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -13,21 +13,38 @@ use vm_paravirt::Takes;
 use vm_paravirt_guest::linux::Device;
 use vsock::{VMADDR_CID_HOST, VsockStream};
 
+use crate::connection::Connection;
+use crate::tls;
+
 /// How long the server may take to begin.
 pub(crate) const BEGIN: Duration = Duration::from_secs(60);
+/// What `VM_BRIDGE` may say.
+pub(crate) const FORMS: &str = "unix:PATH, stream:PATH, vsock:[CID:]PORT or tls:HOST:PORT";
 
 /// Where the server is.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Place {
     Unix(PathBuf),
-    Vsock { cid: u32, port: u32 },
+    /// A Unix socket that something forwards, without files.
+    Stream(PathBuf),
+    Vsock {
+        cid: u32,
+        port: u32,
+    },
+    Tls {
+        host: String,
+        port: u16,
+    },
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(to, "unix:{}", path.display()),
+            Self::Stream(path) => write!(to, "stream:{}", path.display()),
             Self::Vsock { cid, port } => write!(to, "vsock:{cid}:{port}"),
+            Self::Tls { host, port } if host.contains(':') => write!(to, "tls:[{host}]:{port}"),
+            Self::Tls { host, port } => write!(to, "tls:{host}:{port}"),
         }
     }
 }
@@ -44,22 +61,51 @@ impl Place {
         }
     }
 
-    /// Reads what `VM_BRIDGE` says: `unix:PATH`, `vsock:PORT` or `vsock:CID:PORT`.
+    /// The accelerator of this guest that it is, if it is one.
+    pub(crate) fn device(&self) -> Option<Device> {
+        let Self::Vsock { cid: VMADDR_CID_HOST, port: named } = self else { return None };
+        let is_it =
+            |device: &Device| device.config().takes == Takes::CudaPrograms && device.config().port == *named;
+        Device::all().ok()?.into_iter().find(is_it)
+    }
+
+    /// Reads what `VM_BRIDGE` says: one of [`FORMS`].
     pub(crate) fn parse(text: &OsString) -> Option<Self> {
-        let text = text.to_str()?;
-        if let Some(path) = text.strip_prefix("unix:") {
-            return Some(Self::Unix(path.into()));
+        let (kind, address) = text.to_str()?.split_once(':')?;
+        match kind {
+            "unix" => Some(Self::Unix(address.into())),
+            "stream" => Some(Self::Stream(address.into())),
+            "vsock" => {
+                let (cid, port) = match address.split_once(':') {
+                    Some((cid, port)) => (cid.parse().ok()?, port),
+                    None => (VMADDR_CID_HOST, address),
+                };
+                Some(Self::Vsock { cid, port: port.parse().ok()? })
+            }
+            "tls" => {
+                let (host, port) = address.rsplit_once(':')?;
+                let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+                let host = inner.unwrap_or(host);
+                let is_host = !host.is_empty() && (inner.is_some() || !host.contains(':'));
+                is_host.then_some(Self::Tls { host: host.to_owned(), port: port.parse().ok()? })
+            }
+            _ => None,
         }
-        let address = text.strip_prefix("vsock:")?;
-        let (cid, port) = match address.split_once(':') {
-            Some((cid, port)) => (cid.parse().ok()?, port),
-            None => (VMADDR_CID_HOST, address),
-        };
-        Some(Self::Vsock { cid, port: port.parse().ok()? })
+    }
+
+    /// What to do where there is no server.
+    pub(crate) fn remedy(&self) -> &'static str {
+        match self {
+            Self::Tls { .. } => {
+                "start `vm-service bridge serve --tls` there, and see that VM_BRIDGE_CERTIFICATE and VM_BRIDGE_KEY name what it \
+                 trusts, and VM_BRIDGE_CA who signed its certificate"
+            }
+            _ => "start `vm-service bridge serve` there, or set VM_BRIDGE",
+        }
     }
 
     /// A new session: its connection, and, where files don't go over it, its token.
-    pub(crate) fn begin(&self) -> io::Result<(UnixStream, Option<Token>)> {
+    pub(crate) fn begin(&self) -> io::Result<(Connection, Option<Token>)> {
         let Self::Unix(path) = self else {
             let mut stream = self.open(Preamble::Session)?;
             let mut token = [0; TOKEN];
@@ -68,21 +114,23 @@ impl Place {
         };
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(BEGIN))?;
-        Ok((stream, None))
+        Ok((Connection::Plain(stream), None))
     }
 
     /// A connection which carries no files, that the server has taken.
-    pub(crate) fn open(&self, preamble: Preamble) -> io::Result<UnixStream> {
-        let Self::Vsock { cid, port } = self else { return Err(io::ErrorKind::Unsupported.into()) };
-        let socket = OwnedFd::from(VsockStream::connect_with_cid_port(*cid, *port)?);
-        // Of any stream socket: only what all of them have is used.
-        let mut stream = UnixStream::from(socket);
-        stream.set_read_timeout(Some(BEGIN))?;
-        stream.write_all(&preamble.to_bytes())?;
-        let mut answer = [0; 8];
-        stream.read_exact(&mut answer)?;
-        match u64::from_ne_bytes(answer) {
-            0 => Ok(stream),
+    pub(crate) fn open(&self, preamble: Preamble) -> io::Result<Connection> {
+        let mut connection = match self {
+            Self::Unix(path) | Self::Stream(path) => Connection::Plain(UnixStream::connect(path)?),
+            Self::Vsock { cid, port } => {
+                let socket = OwnedFd::from(VsockStream::connect_with_cid_port(*cid, *port)?);
+                Connection::Plain(UnixStream::from(socket))
+            }
+            Self::Tls { host, port } => Connection::Tls(Box::new(tls::connect(host, *port)?)),
+        };
+        connection.set_read_timeout(Some(BEGIN))?;
+        connection.write_all(&preamble.to_bytes())?;
+        match connection.word()? {
+            0 => Ok(connection),
             code => Err(io::Error::other(format!("the server refuses: CUDA's error {code}"))),
         }
     }
@@ -96,15 +144,20 @@ mod tests {
     fn places_are_read_as_they_are_written() {
         let check = |text: &str, place: Option<Place>| {
             assert_eq!(Place::parse(&text.into()), place, "{text}");
-            if let Some(place) = place.filter(|_| text.matches(':').count() != 1 || text.starts_with("unix"))
-            {
+            if let Some(place) = place.filter(|_| text != "vsock:7") {
                 assert_eq!(place.to_string(), text);
             }
         };
         check("unix:/run/a:b", Some(Place::Unix("/run/a:b".into())));
+        check("stream:/run/v.sock_7", Some(Place::Stream("/run/v.sock_7".into())));
         check("vsock:7", Some(Place::Vsock { cid: 2, port: 7 }));
         check("vsock:1:4294967295", Some(Place::Vsock { cid: 1, port: u32::MAX }));
+        check("tls:gpu.example:7", Some(Place::Tls { host: "gpu.example".into(), port: 7 }));
+        check("tls:[::1]:65535", Some(Place::Tls { host: "::1".into(), port: 65535 }));
         for text in ["", "vsock:", "vsock::1", "vsock:1:2:3", "vsock:-1", "tcp:a:1", "/run/vm-bridge.sock"] {
+            check(text, None);
+        }
+        for text in ["tls:a", "tls::1", "tls:a:65536", "tls:::1:7", "tls:[]:7", "tls:a:"] {
             check(text, None);
         }
     }

@@ -11,6 +11,7 @@
 
 mod client;
 mod connect;
+mod connection;
 mod counts;
 mod current;
 mod forward;
@@ -18,3 +19,4 @@ mod hand;
 mod pack;
 mod say;
 mod sys;
+mod tls;

@@ -1,7 +1,7 @@
 //! What the user is told.
 
 use std::collections::BTreeSet;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 
@@ -13,11 +13,22 @@ pub(crate) fn once(text: &str) {
         return;
     }
     let line = format!("vm-bridge: {text}\n");
-    let file = std::env::var_os("VM_BRIDGE_LOG")
-        .and_then(|path| OpenOptions::new().create(true).append(true).open(path).ok());
     // Where nobody listens, nothing is lost but the word.
-    let _ = match file {
+    let _ = match log() {
         Some(mut file) => file.write_all(line.as_bytes()),
         None => std::io::stderr().write_all(line.as_bytes()),
     };
+}
+
+/// Says something to the log alone, if there is one.
+pub(crate) fn quietly(text: &str) {
+    if let Some(mut file) = log() {
+        // As above.
+        let _ = file.write_all(format!("vm-bridge: {text}\n").as_bytes());
+    }
+}
+
+fn log() -> Option<File> {
+    let path = std::env::var_os("VM_BRIDGE_LOG")?;
+    OpenOptions::new().create(true).append(true).open(path).ok()
 }

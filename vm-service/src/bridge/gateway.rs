@@ -17,6 +17,7 @@ use vm_bridge::orders::{self, Order};
 use vm_bridge::wire::preamble::{self, Preamble, TOKEN, Token};
 use vm_bridge::wire::{code, control};
 
+use super::window::Window;
 use super::workers::Workers;
 use crate::process::end_of;
 
@@ -30,15 +31,6 @@ const SAY: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(60);
 /// How long a worker may take to end with its session before it is killed.
 const END: Duration = Duration::from_secs(2);
-
-/// Memory that programs share with their workers.
-#[derive(Debug)]
-pub(super) struct Window {
-    /// A memory file.
-    pub(super) file: OwnedFd,
-    /// Its length.
-    pub(super) bytes: u64,
-}
 
 /// Takes connections, and starts workers for sessions.
 #[derive(Clone, Debug)]
@@ -110,7 +102,7 @@ impl Inner {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(ANSWER))?;
         let mut token = [0; TOKEN];
-        std::fs::File::open("/dev/urandom")?.read_exact(&mut token)?;
+        random(&mut token)?;
         let hears = ours.try_clone()?;
         let worker = Arc::new(Mutex::new(ours));
         {
@@ -124,7 +116,7 @@ impl Inner {
         let result = self.workers.start(theirs.into()).map(|(process, messages)| {
             let served = stream
                 .write_all(&[&0u64.to_ne_bytes()[..], &token].concat())
-                .and_then(|()| self.orders(stream, &worker, &hears));
+                .and_then(|()| self.orders(stream, token, &worker, &hears));
             // With its connection the worker ends, and with that the connections which it has.
             let _ = hears.shutdown(Shutdown::Both);
             if !process.ends_within(Some(END)).unwrap_or(false) {
@@ -135,6 +127,9 @@ impl Inner {
             tracing::debug!(worker = process.id(), ?ended, ?served, "a CUDA program has ended");
         });
         locked(&self.sessions).remove(&token);
+        if let Some(window) = &self.window {
+            window.forget(token);
+        }
         // It may have been closed.
         let _ = stream.shutdown(Shutdown::Both);
         result.inspect_err(
@@ -146,6 +141,7 @@ impl Inner {
     fn orders(
         &self,
         mut stream: &UnixStream,
+        token: Token,
         worker: &Mutex<UnixStream>,
         hears: &UnixStream,
     ) -> io::Result<()> {
@@ -165,10 +161,14 @@ impl Inner {
                     read_by(stream, &mut more, until)?;
                     None
                 }
-                ([control::WINDOW, _, len, offset], Some(window))
-                    if offset.checked_add(len).is_some_and(|end| end <= window.bytes) =>
-                {
-                    Some(window.file.as_fd())
+                ([control::TAKE | control::GIVE, ..], window) => {
+                    let answer = own_order(order, window.as_ref(), token)?;
+                    let words: Vec<_> = answer.into_iter().map(u64::to_ne_bytes).collect();
+                    stream.write_all(words.as_flattened())?;
+                    continue;
+                }
+                ([control::WINDOW, _, len, offset], Some(window)) => {
+                    Some(window.for_part(offset, len, token).ok_or(io::ErrorKind::InvalidData)?)
                 }
                 _ => return Err(io::ErrorKind::InvalidData.into()),
             };
@@ -177,6 +177,31 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+/// What is answered to an order that is not the worker's.
+fn own_order(order: Order, window: Option<&Window>, token: Token) -> io::Result<Vec<u64>> {
+    let Some(window) = window else { return Ok(vec![code::NOT_SUPPORTED.into()]) };
+    let [control::TAKE, len, ..] = order else {
+        let had = window.give(order[1], token);
+        return Ok(vec![if had { 0 } else { code::INVALID_VALUE.into() }]);
+    };
+    let mut mark = [0; 8];
+    random(&mut mark)?;
+    let mark = u64::from_ne_bytes(mark);
+    match window.take(len, token, mark) {
+        Ok(Some(start)) => Ok(vec![0, start, mark]),
+        Ok(None) => Ok(vec![code::OUT_OF_MEMORY.into()]),
+        Err(error) => {
+            tracing::warn!(%error, "the window has no memory");
+            Ok(vec![code::OUT_OF_MEMORY.into()])
+        }
+    }
+}
+
+/// Fills bytes that nobody guesses.
+fn random(to: &mut [u8]) -> io::Result<()> {
+    std::fs::File::open("/dev/urandom")?.read_exact(to)
 }
 
 /// Waits until there is an order: no when the worker has gone.

@@ -4,7 +4,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::gateway::{Gateway, Window};
+use super::gateway::Gateway;
+use super::window::Window;
 use super::workers::Workers;
 use crate::accelerator::{Open, Order, Report};
 use crate::config::Trust;
@@ -38,7 +39,7 @@ pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> R
     let name = format!("the CUDA driver {}", driver.display());
     let workers = Workers::new(program, driver, variables).map_err(|error| error.to_string())?;
     let window = match (files.drain(..).next(), open.ram.first()) {
-        (Some(file), Some((_, bytes))) => Window { file, bytes: *bytes },
+        (Some(file), Some((_, bytes))) => Window::new(file, *bytes),
         _ => return Err("there is no window".into()),
     };
     let gateway = Gateway::new(Arc::new(workers), Some(window));

@@ -6,10 +6,13 @@
 mod gateway;
 mod guest;
 mod serve;
+mod tls;
+mod window;
 mod worker;
 mod workers;
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use thiserror::Error;
@@ -17,13 +20,14 @@ use vm_bridge::server::{OpenError, SessionError};
 
 pub(crate) use guest::serve as serve_guest;
 pub(crate) use serve::{Places, serve};
+pub(crate) use tls::Tls;
 pub(crate) use worker::main as worker_main;
 
 /// Why programs can't be served.
 #[derive(Debug, Error)]
 pub(crate) enum BridgeError {
     /// There is no socket.
-    #[error("the socket {path} can't be made: {source}; name another by --socket")]
+    #[error("the socket {path} can't be made: {source}; name another by --socket or --stream")]
     Socket {
         /// Where.
         path: PathBuf,
@@ -32,7 +36,7 @@ pub(crate) enum BridgeError {
     },
     /// Nothing can be listened at over vsock.
     #[error(
-        "the port {port} of vsock can't be listened at: {source}; load vhost_vsock for guests, vsock_loopback for this machine"
+        "the port {port} of vsock can't be listened at: {source}; load vhost_vsock, or name another port by --vsock"
     )]
     Vsock {
         /// Which.
@@ -40,8 +44,22 @@ pub(crate) enum BridgeError {
         /// Why not.
         source: io::Error,
     },
+    /// Nothing can be listened at over TCP.
+    #[error("{address} can't be listened at: {source}; name another address of this machine by --tls")]
+    Address {
+        /// Which.
+        address: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The certificates are wrong.
+    #[error("nothing can be served over TLS: {0}")]
+    Tls(String),
+    /// There is no memory for a window.
+    #[error("the window can't be made: {0}; make it smaller by --window")]
+    Window(io::Error),
     /// A server listens there.
-    #[error("a server listens on {0} already; name another socket by --socket")]
+    #[error("a server listens on {0} already; name another socket by --socket or --stream")]
     Taken(PathBuf),
     /// The driver does not open, however little a worker gives up.
     #[error("the CUDA driver {0} does not open in a worker; its messages above say why")]

@@ -1,7 +1,7 @@
-//! The server of CUDA programs: of this machine by a Unix socket, of guests and of this machine over vsock.
+//! The server of CUDA programs: of this machine by a Unix socket, and by streams that carry no files of guests and of other machines.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,11 +9,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-use vsock::{VMADDR_CID_ANY, VsockListener};
+use rustix::fs::MemfdFlags;
+use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockListener};
 
 use super::BridgeError;
 use super::gateway::{Gateway, PROGRAMS};
+use super::tls::{self, Tls};
+use super::window::Window;
 use super::workers::Workers;
+use crate::vmm::memory::memfd;
 
 /// Nothing is tried for as long when something could not be had.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -23,8 +27,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct Places {
     /// A Unix socket's path.
     pub(crate) socket: PathBuf,
-    /// A port of the host's vsock.
+    /// The path of one whose connections carry no files, as something forwards them.
+    pub(crate) stream: Option<PathBuf>,
+    /// A port of the host's vsock, for guests.
     pub(crate) vsock: Option<u32>,
+    /// For other machines.
+    pub(crate) tls: Option<Tls>,
+    /// Bytes of the window.
+    pub(crate) window: Option<u64>,
 }
 
 /// Serves programs until this process is ended, and its workers with it.
@@ -34,8 +44,17 @@ pub(crate) struct Places {
 pub(crate) fn serve(program: &Path, places: &Places, driver: &Path) -> Result<(), BridgeError> {
     let workers = Arc::new(Workers::new(program.to_owned(), driver.to_owned(), Vec::new())?);
     let listener = listen(&places.socket)?;
+    let gateway = Gateway::new(workers.clone(), places.window.map(window).transpose()?);
     if let Some(port) = places.vsock {
-        listen_vsock(port, workers.clone())?;
+        listen_vsock(port, gateway.clone())?;
+    }
+    if let Some(path) = &places.stream {
+        listen_stream(path, gateway)?;
+    }
+    if let Some(tls) = &places.tls {
+        // Other machines have no window.
+        let address = tls::listen(tls, Gateway::new(workers.clone(), None))?;
+        tracing::info!(%address, "CUDA programs are served over TLS");
     }
     tracing::info!(?places, driver = %driver.display(), "CUDA programs are served");
     let programs = Arc::new(AtomicUsize::new(0));
@@ -47,6 +66,14 @@ pub(crate) fn serve(program: &Path, places: &Places, driver: &Path) -> Result<()
         }
     }
     Ok(())
+}
+
+/// Makes a window, which programs of this machine open by the path that is told.
+fn window(bytes: u64) -> Result<Window, BridgeError> {
+    let file = memfd("bridge-window", bytes, MemfdFlags::empty()).map_err(BridgeError::Window)?;
+    let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+    tracing::info!(path, bytes, "programs have a window: VM_BRIDGE_WINDOW tells them where");
+    Ok(Window::new(file.into(), bytes))
 }
 
 /// Serves a program whose connection carries files.
@@ -66,23 +93,40 @@ fn take(connection: UnixStream, workers: &Workers, programs: &Arc<AtomicUsize>) 
     std::thread::Builder::new().name("wait".into()).spawn(wait).map(drop)
 }
 
-/// Serves programs of guests and of this machine that connect over vsock, on a thread.
-fn listen_vsock(port: u32, workers: Arc<Workers>) -> Result<(), BridgeError> {
+/// Serves programs of guests that connect over vsock, on a thread.
+fn listen_vsock(port: u32, gateway: Gateway) -> Result<(), BridgeError> {
     let failed = |source| BridgeError::Vsock { port, source };
     let listener = VsockListener::bind_with_cid_port(VMADDR_CID_ANY, port).map_err(failed)?;
-    let gateway = Gateway::new(workers, None);
+    accept("vsock", move || {
+        let (connection, from) = listener.accept()?;
+        if from.cid() > VMADDR_CID_HOST {
+            gateway.accept(OwnedFd::from(connection));
+        } else {
+            tracing::warn!(cid = from.cid(), "a connection over vsock is closed: it is of no guest");
+        }
+        Ok(())
+    })
+    .map_err(failed)
+}
+
+/// Serves programs whose connections something forwards, on a thread.
+fn listen_stream(path: &Path, gateway: Gateway) -> Result<(), BridgeError> {
+    let listener = listen(path)?;
+    accept("stream", move || listener.accept().map(|(connection, _)| gateway.accept(connection.into())))
+        .map_err(|source| BridgeError::Socket { path: path.to_owned(), source })
+}
+
+/// Takes connections for ever, on a thread.
+fn accept(name: &str, mut take: impl FnMut() -> io::Result<()> + Send + 'static) -> io::Result<()> {
     let accept = move || {
-        for connection in listener.incoming() {
-            match connection {
-                Ok(connection) => gateway.accept(OwnedFd::from(connection)),
-                Err(error) => {
-                    tracing::error!(%error, "a CUDA program can't be served");
-                    sleep(PAUSE);
-                }
+        loop {
+            if let Err(error) = take() {
+                tracing::error!(%error, "a CUDA program can't be served");
+                sleep(PAUSE);
             }
         }
     };
-    std::thread::Builder::new().name("vsock".into()).spawn(accept).map(drop).map_err(failed)
+    std::thread::Builder::new().name(name.into()).spawn(accept).map(drop)
 }
 
 /// Makes the socket; one that nobody listens on is replaced.

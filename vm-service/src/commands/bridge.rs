@@ -1,5 +1,6 @@
 //! `bridge`: CUDA programs of machines without a GPU.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -7,6 +8,7 @@ use vm_bridge::calls::MODES;
 use vm_cuda_api::FUNCTIONS;
 
 use crate::bridge;
+use crate::config::parse_size;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{Body, BridgedFunction};
@@ -31,9 +33,27 @@ struct ServeArgs {
     /// The socket, which programs are told by VM_BRIDGE=unix:PATH
     #[arg(long, value_name = "PATH", default_value = "/run/vm-bridge.sock")]
     socket: PathBuf,
-    /// Serve programs of guests over vsock at this port, too, which they are told by VM_BRIDGE=vsock:PORT
+    /// Serve programs whose connections carry no files by this socket too: VM_BRIDGE=stream:PATH, or whatever is forwarded to it
+    #[arg(long, value_name = "PATH")]
+    stream: Option<PathBuf>,
+    /// Serve programs of guests over vsock at this port too, which they are told by VM_BRIDGE=vsock:PORT
     #[arg(long, value_name = "PORT")]
     vsock: Option<u32>,
+    /// Serve programs of other machines by TLS too, which they are told by VM_BRIDGE=tls:HOST:PORT
+    #[arg(long, value_name = "ADDRESS:PORT", requires_all = ["certificate", "key", "clients"])]
+    tls: Option<SocketAddr>,
+    /// The server's certificate, in PEM, with those between it and an authority's
+    #[arg(long, value_name = "FILE", requires = "tls")]
+    certificate: Option<PathBuf>,
+    /// The key of that certificate
+    #[arg(long, value_name = "FILE", requires = "tls")]
+    key: Option<PathBuf>,
+    /// Certificates of the authorities that sign those of programs: no other program is served by TLS
+    #[arg(long, value_name = "FILE", requires = "tls")]
+    clients: Option<PathBuf>,
+    /// Memory that programs by --stream and --vsock share with their workers, as in 256M
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    window: Option<u64>,
     /// The CUDA driver's library
     #[arg(long, value_name = "LIBRARY", default_value = "libcuda.so.1")]
     driver: PathBuf,
@@ -46,6 +66,14 @@ impl BridgeArgs {
     }
 }
 
+fn size(text: &str) -> Result<u64, String> {
+    match parse_size(text) {
+        Ok(0) => Err("is 0".into()),
+        Ok(bytes) => Ok(bytes),
+        Err(error) => Err(format!("{text} {error}")),
+    }
+}
+
 /// Serves, or lists.
 ///
 /// # Errors
@@ -55,9 +83,24 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
         Action::Serve(_) if context.json => {
             Err(Failure::usage("`bridge serve` prints nothing; leave `--json` out"))
         }
-        Action::Serve(ServeArgs { socket, vsock, driver }) => {
-            let places = bridge::Places { socket: socket.clone(), vsock: *vsock };
-            bridge::serve(&context.program, &places, driver).map_err(Failure::failed)
+        Action::Serve(args) => {
+            let tls = match (args.tls, &args.certificate, &args.key, &args.clients) {
+                (Some(address), Some(certificate), Some(key), Some(clients)) => Some(bridge::Tls {
+                    address,
+                    certificate: certificate.clone(),
+                    key: key.clone(),
+                    clients: clients.clone(),
+                }),
+                _ => None,
+            };
+            let places = bridge::Places {
+                socket: args.socket.clone(),
+                stream: args.stream.clone(),
+                vsock: args.vsock,
+                tls,
+                window: args.window,
+            };
+            bridge::serve(&context.program, &places, &args.driver).map_err(Failure::failed)
         }
         Action::Coverage => {
             let functions = FUNCTIONS.iter().zip(MODES.iter()).map(|(function, mode)| BridgedFunction {

@@ -1,16 +1,16 @@
 //! Functions that streams call: a thread of this process calls them when the server says so.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{Read as _, Write as _};
 use std::sync::Arc;
 
 use vm_bridge::wire::{Reader, code, control, put};
 
 use crate::client::{Client, client, locked};
+use crate::connection::Connection;
 use crate::sys::call;
 
 /// Calls what the server asks for, until it is gone.
-fn serve(mut stream: UnixStream) {
+fn serve(mut stream: Connection) {
     let mut bytes = [0; 8 * control::CALL];
     while stream.read_exact(&mut bytes).is_ok() {
         let mut reader = Reader(&bytes);

@@ -1,15 +1,10 @@
 //! Memory: which addresses are a device's, and which are memory of both sides, is known here.
 
-use std::os::fd::AsFd;
+use vm_bridge::wire::{WINDOW, code};
 
-use vm_bridge::wire::{WINDOW, code, control, put};
-
-use super::the;
 use crate::client::{Client, client, locked};
 use crate::forward;
 use crate::sys::{caller, window};
-
-const PAGE: u64 = 4096;
 
 /// Is it an address of a device?
 pub(crate) fn is_device(client: &Client, at: usize) -> bool {
@@ -49,19 +44,12 @@ pub(crate) fn cuMemHostRegister_v2(_: usize, words: &[usize]) -> Result<(), u32>
 pub(crate) fn cuMemHostUnregister(_: usize, words: &[usize]) -> Result<(), u32> {
     /// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
     const NOT: u32 = 713;
-    // Copies of it have taken their bytes, or have brought them.
-    locked(&client()?.registered).remove(&(words[0] as u64)).map(drop).ok_or(NOT)
-}
-
-pub(crate) fn cuMemHostGetFlags(number: usize, words: &[usize]) -> Result<(), u32> {
-    let flags = locked(&client()?.registered).get(&(words[1] as u64)).map(|(_, flags)| *flags);
-    match flags {
-        Some(flags) => {
-            caller::write_half(words[0], flags);
-            Ok(())
-        }
-        None => forward::ask(number, words),
+    let client = client()?;
+    if locked(&client.own).contains_key(&(words[0] as u64)) {
+        return Err(code::INVALID_VALUE);
     }
+    // Copies of it have taken their bytes, or have brought them.
+    locked(&client.registered).remove(&(words[0] as u64)).map(drop).ok_or(NOT)
 }
 
 /// Is all of a range memory that both sides have?
@@ -129,89 +117,6 @@ pub(crate) fn cuMemFreeAsync(number: usize, words: &[usize]) -> Result<(), u32> 
         Some(_) => forward::post(number, words),
         None => forward::ask(number, words),
     }
-}
-
-/// Allocates memory that both sides have.
-fn host_allocate(to: usize, len: usize, flags: u32) -> Result<(), u32> {
-    /// Places that are tried: another library may have taken one.
-    const TRIES: u32 = 64;
-    if to == 0 || len == 0 || flags & !7 != 0 {
-        return Err(code::INVALID_VALUE);
-    }
-    let client = client()?;
-    let len = (len as u64).checked_next_multiple_of(PAGE).ok_or(code::OUT_OF_MEMORY)?;
-    let mut from = WINDOW.start;
-    for _ in 0..TRIES {
-        let at = place(&client, from, len).ok_or(code::OUT_OF_MEMORY)?;
-        let Ok(file) = window::make(at, len) else {
-            // Something else has it.
-            from = at + len;
-            continue;
-        };
-        locked(&client.windows).insert(at, len);
-        let forget = || {
-            locked(&client.windows).remove(&at);
-            window::free(at, len);
-        };
-        let mut payload = Vec::new();
-        put(&mut payload, at);
-        put(&mut payload, flags.into());
-        let made = client
-            .order([control::WINDOW, at, len, 0], Some(file.as_fd()))
-            .and_then(|()| client.ask(the("cuMemHostAlloc")?, &payload, false));
-        return match made {
-            Ok(_) => {
-                caller::write(to, at);
-                Ok(())
-            }
-            Err(code) => {
-                forget();
-                Err(code)
-            }
-        };
-    }
-    Err(code::OUT_OF_MEMORY)
-}
-
-/// The first free place of the window from an address on.
-fn place(client: &Client, from: u64, len: u64) -> Option<u64> {
-    let mut at = from;
-    for (start, known) in locked(&client.windows).iter() {
-        if *start >= at && start - at >= len {
-            break;
-        }
-        at = at.max(start + known);
-    }
-    (at.checked_add(len)? <= WINDOW.end).then_some(at)
-}
-
-pub(crate) fn cuMemHostAlloc(_: usize, words: &[usize]) -> Result<(), u32> {
-    host_allocate(words[0], words[1], words[2] as u32)
-}
-
-pub(crate) fn cuMemAllocHost_v2(_: usize, words: &[usize]) -> Result<(), u32> {
-    host_allocate(words[0], words[1], 0)
-}
-
-pub(crate) fn cuMemFreeHost(number: usize, words: &[usize]) -> Result<(), u32> {
-    let (client, at) = (client()?, words[0] as u64);
-    let len = locked(&client.windows).get(&at).copied().ok_or(code::INVALID_VALUE)?;
-    client.ask(number, &at.to_ne_bytes(), true)?;
-    window::free(at, len);
-    locked(&client.windows).remove(&at);
-    Ok(())
-}
-
-pub(crate) fn cuMemHostGetDevicePointer_v2(_: usize, words: &[usize]) -> Result<(), u32> {
-    let client = client()?;
-    if registered_at(&client, words[1]).is_some() {
-        return Err(code::NOT_SUPPORTED);
-    }
-    if words[0] == 0 || words[2] as u32 != 0 || !is_shared(&client, words[1], 1) {
-        return Err(code::INVALID_VALUE);
-    }
-    caller::write(words[0], words[1] as u64);
-    Ok(())
 }
 
 /// Bytes of an attribute of a pool: the first three say yes or no.

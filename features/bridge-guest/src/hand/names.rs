@@ -121,7 +121,10 @@ const ABSENT: [u32; 13] = [83, 88, 89, 99, 100, 101, 103, 119, 124, 128, 129, 13
 
 pub(crate) fn cuDeviceGetAttribute(number: usize, words: &[usize]) -> Result<(), u32> {
     forward::keep(number, words)?;
-    if ABSENT.contains(&(words[1] as u32)) {
+    /// `CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY`.
+    const MAPS: u32 = 19;
+    let attribute = words[1] as u32;
+    if ABSENT.contains(&attribute) || attribute == MAPS && !client()?.shares_memory() {
         caller::write_half(words[0], 0);
     }
     Ok(())

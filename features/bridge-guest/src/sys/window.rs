@@ -1,32 +1,119 @@
-//! Memory that both processes have, at one address.
+//! Memory that both processes have, at one address: files of its own, or parts of a window.
 
 use std::ffi::c_void;
+use std::fmt;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::ptr;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// Makes memory of so many bytes at an address where nothing is.
 pub(crate) fn make(at: u64, len: u64) -> io::Result<OwnedFd> {
     let file = memfd_create("vm-bridge", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, len)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    map(&file, at, 0, len)?;
+    Ok(file)
+}
+
+/// Maps a part of a file at an address where nothing is.
+fn map(file: impl AsFd, at: u64, offset: u64, len: u64) -> io::Result<()> {
     let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE;
     // SAFETY: nothing is mapped there, or it fails.
-    let mapped = unsafe { mmap(at as *mut c_void, len as usize, protection, flags, &file, 0) }?;
+    let mapped = unsafe { mmap(at as *mut c_void, len as usize, READ_WRITE, flags, file, offset) }?;
     if mapped as u64 == at {
-        return Ok(file);
+        return Ok(());
     }
     // An old system takes the address for a wish.
     free(mapped as u64, len);
     Err(io::ErrorKind::AddrInUse.into())
 }
 
-/// Ends memory that [`make`] made.
+/// Memory of this process alone.
+pub(crate) fn own(len: u64) -> io::Result<u64> {
+    // SAFETY: new memory, where nothing is.
+    let at =
+        unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len as usize, READ_WRITE, MapFlags::PRIVATE) }?;
+    Ok(at as u64)
+}
+
+/// Memory that all programs of this system share with the server.
+pub(crate) struct Window {
+    path: PathBuf,
+    file: File,
+    /// Where it begins in the file.
+    base: u64,
+}
+
+/// All of the physical memory: what no driver has and is no RAM can be mapped of it, with caches where it was not opened with `O_SYNC`.
+const PHYSICAL: &str = "/dev/mem";
+
+impl Window {
+    /// The window that is a file.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        Self::at(path, 0)
+    }
+
+    /// The window that is a device's. Linux maps it without caches by the file that it has in sysfs, and with them by its physical address,
+    /// where that is known and may be used.
+    pub(crate) fn of_device(path: &Path, address: Option<u64>, bytes: u64) -> io::Result<Self> {
+        let cached = address.and_then(|address| {
+            let window = Self::at(Path::new(PHYSICAL), address).ok()?;
+            // SAFETY: new memory, where nothing is; it is of the device whose address this is, which no program's memory is.
+            let mapped = unsafe {
+                mmap(ptr::null_mut(), bytes as usize, READ_WRITE, MapFlags::SHARED, &window.file, address)
+            };
+            free(mapped.ok()? as u64, bytes);
+            Some(window)
+        });
+        cached.map_or_else(|| Self::open(path), Ok)
+    }
+
+    fn at(path: &Path, base: u64) -> io::Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+        Ok(Self { path: path.to_owned(), file, base })
+    }
+
+    /// Maps a part of it at an address where nothing is.
+    pub(crate) fn map(&self, at: u64, offset: u64, len: u64) -> io::Result<()> {
+        let metadata = self.file.metadata()?;
+        if metadata.is_file() && offset.checked_add(len).is_none_or(|end| end > metadata.len()) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is shorter than the server's"));
+        }
+        let offset = self.base.checked_add(offset).ok_or(io::ErrorKind::InvalidInput)?;
+        map(&self.file, at, offset, len)
+    }
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{} at {:#x}", self.path.display(), self.base)
+    }
+}
+
+/// The first word of mapped memory, which is replaced by 0.
+pub(crate) fn take_mark(at: u64) -> u64 {
+    let at = at as *mut u64;
+    // SAFETY: who asks has just mapped it, and knows it to be whole pages.
+    let mark = unsafe { at.read_volatile() };
+    // SAFETY: as above.
+    unsafe { at.write_volatile(0) };
+    mark
+}
+
+/// Ends memory that was made or mapped here.
 pub(crate) fn free(at: u64, len: u64) {
-    // SAFETY: it is memory of `make`, which its owner has freed.
+    // SAFETY: it is memory of this module, which its owner has freed.
     let _ = unsafe { munmap(at as *mut c_void, len as usize) };
 }
 

@@ -202,6 +202,11 @@ pub mod control {
     pub const CALLBACKS: u64 = 4;
     /// A variable of the program's environment that the driver reads when it starts: which of [`VARIABLES`], and the length of its value, which follows.
     pub const VARIABLE: u64 = 5;
+    /// A length: so much of the window, which no other session has. Two more words are answered where that is 0: where the part begins, and a
+    /// number that is written there, by which a program sees that its window is the server's. It is for sessions whose connection carries no files.
+    pub const TAKE: u64 = 6;
+    /// Where a part of the window begins that the session gives back.
+    pub const GIVE: u64 = 7;
     /// These variables.
     pub const VARIABLES: [&str; 4] =
         ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS"];

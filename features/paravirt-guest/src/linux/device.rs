@@ -127,6 +127,16 @@ impl Device {
         if combined.exists() { combined } else { resource("") }
     }
 
+    /// Where its window is in this guest's physical memory, as far as sysfs tells.
+    pub fn window_address(&self) -> Option<u64> {
+        let text = fs::read_to_string(self.directory.join("resource")).ok()?;
+        let mut ends = text.lines().nth(self.bar.into())?.split_whitespace();
+        let mut number = || u64::from_str_radix(ends.next()?.strip_prefix("0x")?, 16).ok();
+        let (start, end) = (number()?, number()?);
+        let fits = end.checked_sub(start)?.checked_add(1)? >= self.config.window_bytes;
+        (start != 0 && fits).then_some(start)
+    }
+
     /// Connects to it. What this program makes on it is released when the connection ends.
     ///
     /// # Errors

@@ -1,0 +1,182 @@
+//! Memory of the host that programs allocate: a file of both sides, where files go over the connection; a part of the window, where there is one;
+//! else the program's own, which is copied as all of that is.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use vm_bridge::wire::{WINDOW, code, control, put};
+
+use super::{is_shared, registered_at, the};
+use crate::client::{Client, client, locked};
+use crate::sys::{caller, window};
+use crate::{forward, say};
+
+const PAGE: u64 = 4096;
+/// `CU_MEMHOSTALLOC_DEVICEMAP`.
+const DEVICE_MAP: u32 = 2;
+
+/// Allocates memory of the host.
+fn host_allocate(to: usize, len: usize, flags: u32) -> Result<(), u32> {
+    if to == 0 || len == 0 || flags & !7 != 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let client = client()?;
+    let len = (len as u64).checked_next_multiple_of(PAGE).ok_or(code::OUT_OF_MEMORY)?;
+    let at = if client.token.is_none() {
+        share(&client, len, flags, 0, |at| window::make(at, len).map(Some))?
+    } else {
+        match of_window(&client, len, flags)? {
+            Some(at) => at,
+            None if flags & DEVICE_MAP != 0 => return Err(code::NOT_SUPPORTED),
+            None => own(&client, len, flags)?,
+        }
+    };
+    caller::write(to, at);
+    Ok(())
+}
+
+/// Memory at an address that is free on both sides, which `make` makes there. Answers with where.
+fn share(
+    client: &Arc<Client>,
+    len: u64,
+    flags: u32,
+    offset: u64,
+    make: impl Fn(u64) -> io::Result<Option<OwnedFd>>,
+) -> Result<u64, u32> {
+    /// Places that are tried: another library may have taken one.
+    const TRIES: u32 = 64;
+    let mut from = WINDOW.start;
+    for _ in 0..TRIES {
+        let at = place(client, from, len).ok_or(code::OUT_OF_MEMORY)?;
+        let file = match make(at) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(code::NOT_SUPPORTED),
+            Err(_) => {
+                // Something else has it.
+                from = at + len;
+                continue;
+            }
+        };
+        locked(&client.windows).insert(at, len);
+        let mut payload = Vec::new();
+        put(&mut payload, at);
+        put(&mut payload, flags.into());
+        let made = client
+            .order([control::WINDOW, at, len, offset], file.as_ref().map(AsFd::as_fd))
+            .and_then(|()| client.ask(the("cuMemHostAlloc")?, &payload, false));
+        return match made {
+            Ok(_) => Ok(at),
+            Err(code) => {
+                locked(&client.windows).remove(&at);
+                window::free(at, len);
+                Err(code)
+            }
+        };
+    }
+    Err(code::OUT_OF_MEMORY)
+}
+
+/// The first free place of those addresses from one on.
+fn place(client: &Client, from: u64, len: u64) -> Option<u64> {
+    let mut at = from;
+    for (start, known) in locked(&client.windows).iter() {
+        if *start >= at && start - at >= len {
+            break;
+        }
+        at = at.max(start + known);
+    }
+    (at.checked_add(len)? <= WINDOW.end).then_some(at)
+}
+
+/// A part of the window, if there is one.
+fn of_window(client: &Arc<Client>, len: u64, flags: u32) -> Result<Option<u64>, u32> {
+    let Some(window) = locked(&client.window).clone() else { return Ok(None) };
+    let without = |why: &str| {
+        say::once(&format!("the window is not used: {why}; memory of the host is copied"));
+        *locked(&client.window) = None;
+        Ok(None)
+    };
+    let (offset, mark) = match client.take(len) {
+        Ok(taken) => taken,
+        Err(code::NOT_SUPPORTED) => return without("the server has none"),
+        Err(code) => return Err(code),
+    };
+    let make = |at| {
+        window.map(at, offset, len)?;
+        // Else it would be said to the device that other memory is here.
+        if window::take_mark(at) == mark {
+            return Ok(None);
+        }
+        window::free(at, len);
+        Err(io::ErrorKind::InvalidData.into())
+    };
+    match share(client, len, flags, offset, make) {
+        Ok(at) => {
+            locked(&client.parts).insert(at, offset);
+            Ok(Some(at))
+        }
+        Err(code) => {
+            client.order([control::GIVE, offset, 0, 0], None)?;
+            if code == code::NOT_SUPPORTED { without("it is not the server's") } else { Err(code) }
+        }
+    }
+}
+
+/// Memory of this program alone, which the device does not reach.
+fn own(client: &Client, len: u64, flags: u32) -> Result<u64, u32> {
+    // What is wrong before anything can be allocated is told as it is elsewhere.
+    let mut device = 0i32;
+    forward::keep(the("cuCtxGetDevice")?, &[&raw mut device as usize])?;
+    let at = window::own(len).map_err(|_| code::OUT_OF_MEMORY)?;
+    locked(&client.own).insert(at, len);
+    locked(&client.registered).insert(at, (len, flags));
+    Ok(at)
+}
+
+pub(crate) fn cuMemHostAlloc(_: usize, words: &[usize]) -> Result<(), u32> {
+    host_allocate(words[0], words[1], words[2] as u32)
+}
+
+pub(crate) fn cuMemAllocHost_v2(_: usize, words: &[usize]) -> Result<(), u32> {
+    host_allocate(words[0], words[1], 0)
+}
+
+pub(crate) fn cuMemFreeHost(number: usize, words: &[usize]) -> Result<(), u32> {
+    let (client, at) = (client()?, words[0] as u64);
+    let own = locked(&client.own).remove(&at);
+    if let Some(len) = own {
+        locked(&client.registered).remove(&at);
+        window::free(at, len);
+        return Ok(());
+    }
+    let len = locked(&client.windows).get(&at).copied().ok_or(code::INVALID_VALUE)?;
+    client.ask(number, &at.to_ne_bytes(), true)?;
+    window::free(at, len);
+    locked(&client.windows).remove(&at);
+    let part = locked(&client.parts).remove(&at);
+    part.map_or(Ok(()), |offset| client.order([control::GIVE, offset, 0, 0], None))
+}
+
+pub(crate) fn cuMemHostGetDevicePointer_v2(_: usize, words: &[usize]) -> Result<(), u32> {
+    let client = client()?;
+    if registered_at(&client, words[1]).is_some() {
+        return Err(code::NOT_SUPPORTED);
+    }
+    if words[0] == 0 || words[2] as u32 != 0 || !is_shared(&client, words[1], 1) {
+        return Err(code::INVALID_VALUE);
+    }
+    caller::write(words[0], words[1] as u64);
+    Ok(())
+}
+
+pub(crate) fn cuMemHostGetFlags(number: usize, words: &[usize]) -> Result<(), u32> {
+    let flags = locked(&client()?.registered).get(&(words[1] as u64)).map(|(_, flags)| *flags);
+    match flags {
+        Some(flags) => {
+            caller::write_half(words[0], flags);
+            Ok(())
+        }
+        None => forward::ask(number, words),
+    }
+}

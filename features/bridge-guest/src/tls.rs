@@ -1,0 +1,102 @@
+//! Connections to a server of another machine: TLS 1.3, in which each side shows a certificate.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+/// How long it may take until there is a connection.
+const CONNECT: Duration = Duration::from_secs(20);
+
+/// Connects, and shows who this is.
+pub(crate) fn connect(host: &str, port: u16) -> io::Result<StreamOwned<ClientConnection, TcpStream>> {
+    static CONFIG: OnceLock<Result<Arc<ClientConfig>, String>> = OnceLock::new();
+    let config = CONFIG.get_or_init(|| config().map(Arc::new)).clone().map_err(io::Error::other)?;
+    let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+    let mut connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
+    let until = Instant::now() + CONNECT;
+    let mut stream = reach(host, port, until)?;
+    stream.set_nodelay(true)?;
+    keep_alive(&stream)?;
+    stream.set_write_timeout(Some(CONNECT))?;
+    while connection.is_handshaking() || connection.wants_write() {
+        if connection.wants_write() {
+            connection.write_tls(&mut stream)?;
+            continue;
+        }
+        stream.set_read_timeout(Some(left(until)?))?;
+        if connection.read_tls(&mut stream)? == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the server ended the connection before its TLS had begun",
+            ));
+        }
+        if let Err(error) = connection.process_new_packets() {
+            // The server is told why, as far as it listens.
+            let _ = connection.write_tls(&mut stream);
+            return Err(io::Error::other(error));
+        }
+    }
+    stream.set_write_timeout(None)?;
+    Ok(StreamOwned::new(connection, stream))
+}
+
+/// Connects to the first address that answers.
+fn reach(host: &str, port: u16, until: Instant) -> io::Result<TcpStream> {
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, left(until)?) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
+/// A machine that is gone without a word is noticed.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    Ok(sockopt::set_tcp_keepcnt(stream, 6)?)
+}
+
+fn left(until: Instant) -> io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// What the environment says of certificates.
+fn config() -> Result<ClientConfig, String> {
+    let path =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).ok_or_else(|| format!("{name} names no file"));
+    let certificates = |name: &str| {
+        let path = path(name)?;
+        let read = CertificateDer::pem_file_iter(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        match read {
+            Ok(read) if !read.is_empty() => Ok(read),
+            Ok(_) => Err(format!("{}, which {name} names, has no certificate", path.display())),
+            Err(error) => Err(format!("{}, which {name} names, can't be read: {error}", path.display())),
+        }
+    };
+    let mut roots = RootCertStore::empty();
+    for authority in certificates("VM_BRIDGE_CA")? {
+        roots.add(authority).map_err(|error| format!("VM_BRIDGE_CA names what is no authority: {error}"))?;
+    }
+    let key = path("VM_BRIDGE_KEY")?;
+    let key = PrivateKeyDer::from_pem_file(&key)
+        .map_err(|error| format!("{}, which VM_BRIDGE_KEY names, is no key: {error}", key.display()))?;
+    ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(certificates("VM_BRIDGE_CERTIFICATE")?, key)
+        .map_err(|error| format!("VM_BRIDGE_CERTIFICATE and VM_BRIDGE_KEY don't fit each other: {error}"))
+}
