@@ -66,6 +66,9 @@ pub struct Contents {
     pub python: bool,
     /// The same in L1.
     pub python_in_l1: bool,
+    /// A CUDA driver for the processor, beside `vm-service`; in the Linux guest, the bridge's `libcuda.so.1` and a program of CUDA's static
+    /// runtime as nvcc builds it, below `/cuda`.
+    pub cuda: bool,
     /// The library's examples that scenarios run: of a VMM that implements its boundary itself, of two processes that drive
     /// one device, and of what mapping RAM for DMA takes, as `/bin/own_vmm`, `/bin/vfio_edu` and `/bin/map_ram`.
     pub library_examples: bool,
@@ -83,6 +86,7 @@ impl Contents {
         examples: false,
         python: false,
         python_in_l1: false,
+        cuda: false,
         library_examples: false,
         systemd: false,
     };
@@ -98,6 +102,7 @@ impl Contents {
             examples: self.examples || other.examples,
             python: self.python || other.python,
             python_in_l1: self.python_in_l1 || other.python_in_l1,
+            cuda: self.cuda || other.cuda,
             library_examples: self.library_examples || other.library_examples,
             systemd: self.systemd || other.systemd,
         }

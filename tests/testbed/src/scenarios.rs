@@ -29,6 +29,7 @@ mod joint_reset;
 mod linux_accel;
 mod linux_ati;
 mod linux_big_bars;
+mod linux_cuda;
 mod linux_e1000e;
 mod linux_igb;
 mod linux_net;
@@ -61,6 +62,7 @@ pub const ALL: &[Scenario] = &[
     daemon::SCENARIO,
     hostile_accel::SCENARIO,
     linux_accel::SCENARIO,
+    linux_cuda::SCENARIO,
     linux_python::SCENARIO,
     hot_attach::SCENARIO,
     hot_attach_cycles::SCENARIO,

@@ -116,7 +116,7 @@ fn reads_every_key() {
                 time_slice: Duration::from_millis(20),
                 poll: Duration::ZERO,
                 window: Some(8 << 20),
-                trust: Trust::Driver { library: Some("/etc/guests/web1/libcuda.so.1".into()) },
+                trust: Trust::Driver { library: Some("/etc/guests/libcuda.so.1".into()) },
             },
             SharedAccelerator {
                 device: AcceleratorDevice::Cpu,

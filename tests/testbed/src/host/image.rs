@@ -36,12 +36,19 @@ pub(super) fn make_l1(
         if let Some(python) = programs.python.as_ref().filter(|_| contents.python) {
             inner.tree("python", python, python)?;
         }
+        if let Some(cuda) = programs.cuda.as_ref().filter(|_| contents.cuda) {
+            inner.program("cuda/libcuda.so.1", &cuda.bridge)?;
+            inner.program("cuda/program", &cuda.program)?;
+        }
         inner.finish()?;
         tree.file("guest/initrd", 0o644, &guest)?;
         tree.file("guest/kernel", 0o644, &kernel.image)?;
     }
     if let Some(python) = programs.python.as_ref().filter(|_| contents.python_in_l1) {
         tree.tree("python", python, python)?;
+    }
+    if let Some(cuda) = programs.cuda.as_ref().filter(|_| contents.cuda) {
+        tree.program("bin/libvm_cuda_cpu.so", &cuda.driver)?;
     }
     if contents.bare_guest {
         tree.file("guest/bare", 0o755, built(&programs.bare_guest)?)?;

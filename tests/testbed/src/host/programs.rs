@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::agent::{MAP_RAM, OWN_VMM, VFIO_EDU};
 use crate::provision::{Step, say};
@@ -36,10 +36,23 @@ pub struct Programs {
     pub examples: Vec<(&'static str, PathBuf)>,
     /// Python with numpy and the package, if it was asked for.
     pub python: Option<PathBuf>,
+    /// What CUDA programs take, if it was asked for.
+    pub cuda: Option<Cuda>,
     /// The library's examples, by the names that they have in L1; none if they were not asked for.
     pub library_examples: Vec<(&'static str, PathBuf)>,
     /// cloud-hypervisor, static, where there is one to compare with.
     pub cloud_hypervisor: Option<PathBuf>,
+}
+
+/// What CUDA programs take where there is no GPU.
+#[derive(Clone, Debug)]
+pub struct Cuda {
+    /// The driver for the processor.
+    pub driver: PathBuf,
+    /// The library that programs of guests load as `libcuda.so.1`.
+    pub bridge: PathBuf,
+    /// A program with the static runtime.
+    pub program: PathBuf,
 }
 
 /// The root of the checkout.
@@ -75,7 +88,7 @@ impl Programs {
                 // All of the workspace, with examples, so that cargo chooses the same features of other crates as for
                 // `cargo test --workspace`, and what it has compiled for either serves both.
                 command.args(["--workspace", "--example", "linux", "--example", "guest"]);
-                if contents.python {
+                if contents.python || contents.cuda {
                     command.arg("--lib");
                 }
             } else {
@@ -110,6 +123,14 @@ impl Programs {
                 .map(|&(place, name)| Ok((place, stripped(name)?)))
                 .collect::<Result<_>>()?,
             python: contents.python.then(|| python(logs, &built)).transpose()?,
+            cuda: match contents.cuda {
+                true => Some(Cuda {
+                    driver: stripped("libvm_cuda_cpu.so")?,
+                    bridge: stripped("libvm_bridge_guest.so")?,
+                    program: cuda_program(logs)?,
+                }),
+                false => None,
+            },
             library_examples: library_examples
                 .iter()
                 .map(|&name| Ok((name, stripped(&name.replace("/bin/", "examples/"))?)))
@@ -130,6 +151,24 @@ fn python(logs: &Path, built: &Path) -> Result<PathBuf> {
     command.arg(built.join("lib_vmaccel.so")).arg(&tree);
     Step { what: "installing the Python package", log, deadline }.run(&mut command)?;
     Ok(tree)
+}
+
+/// Compiles the CUDA program of scenarios, by NVIDIA's compiler from PyPI. It has PTX, and no machine code.
+fn cuda_program(logs: &Path) -> Result<PathBuf> {
+    say("compiling a CUDA program");
+    let fetch = workspace().join("features/cuda-cpu/tests/fetch-nvcc");
+    let fetched = Command::new(&fetch).output().with_context(|| format!("can't run {}", fetch.display()))?;
+    let said = String::from_utf8_lossy(&fetched.stderr);
+    ensure!(fetched.status.success(), "{} failed: {}", fetch.display(), said.trim());
+    let compiler = PathBuf::from(String::from_utf8_lossy(&fetched.stdout).trim());
+    let program = logs.join("cuda-program");
+    let mut command = Command::new(compiler.join("bin/nvcc"));
+    command.args(["-cudart", "static", "-gencode", "arch=compute_75,code=compute_75", "-L"]);
+    command.arg(compiler.join("lib")).arg("-o").arg(&program);
+    command.arg(workspace().join("tests/testbed/src/scenarios/linux_cuda.cu"));
+    let (log, deadline) = (logs.join("nvcc.log"), Duration::from_secs(10 * 60));
+    Step { what: "compiling a CUDA program", log, deadline }.run(&mut command)?;
+    Ok(program)
 }
 
 /// Builds the bare guest.
