@@ -3,6 +3,7 @@
 mod certificates;
 mod hostile;
 mod place;
+mod runtimes;
 mod tls;
 
 use std::io::{BufRead as _, BufReader, Read as _};
