@@ -59,6 +59,8 @@ pub(crate) struct Client {
     pub(crate) windows: Mutex<BTreeMap<u64, u64>>,
     /// Where in the window such memory is, of that which is there.
     pub(crate) parts: Mutex<BTreeMap<u64, u64>>,
+    /// One connection of this session is opened at a time: the server takes no more than a few that it does not know yet.
+    opening: Mutex<()>,
     /// Lanes of the window that have ended here: what ends when they have there, and where they are.
     closing: Mutex<Vec<(UnixStream, u64)>>,
     /// Memory of the host that is this program's own: how long it is by where it begins.
@@ -129,6 +131,7 @@ impl Client {
             devices: Mutex::default(),
             windows: Mutex::default(),
             parts: Mutex::default(),
+            opening: Mutex::default(),
             closing: Mutex::default(),
             own: Mutex::default(),
             registered: Mutex::default(),
@@ -240,6 +243,7 @@ impl Client {
         let lane = || -> io::Result<Near> {
             // It is as a lane begins before the server sees it.
             let mut ring = window.lane(offset, len, mark)?;
+            let _opening = locked(&self.opening);
             match self.place.open_with(Preamble::Ring(token), &[offset, len])? {
                 Connection::Plain(stream) => ring.wake_by(stream),
                 Connection::Tls(_) => return Err(io::ErrorKind::Unsupported.into()),
@@ -273,6 +277,7 @@ impl Client {
             control::LANE => Preamble::Lane(token),
             _ => Preamble::Callbacks(token),
         };
+        let _opening = locked(&self.opening);
         self.place.open(preamble).map_err(|error| self.lost(&error))
     }
 

@@ -21,9 +21,9 @@ use super::window::Window;
 use super::workers::Workers;
 use crate::process::end_of;
 
-/// The most programs at a time.
-pub(super) const PROGRAMS: usize = 256;
-/// The most connections of which it is not known yet what they are.
+/// The most programs at a time. Each takes some five descriptors, of the 1,024 that processes have as a rule.
+pub(super) const PROGRAMS: usize = 128;
+/// The most connections of which it is not known yet what they are, or that their workers don't have yet.
 const UNKNOWN: usize = 64;
 /// How long one may take to say that, and to give an order that it has begun.
 const SAY: Duration = Duration::from_secs(10);
@@ -58,21 +58,24 @@ impl Gateway {
     pub(super) fn accept(&self, connection: OwnedFd) {
         if self.0.unknown.fetch_add(1, Ordering::SeqCst) >= UNKNOWN {
             self.0.unknown.fetch_sub(1, Ordering::SeqCst);
-            tracing::warn!("a connection is closed: {UNKNOWN} others have not said what they are");
+            tracing::warn!("a connection is closed: {UNKNOWN} others are not yet with their workers");
             return;
         }
         let this = self.clone();
         let serve = move || {
             let stream = UnixStream::from(connection);
             let mut bytes = [0; preamble::SIZE];
-            let said = read_by(&stream, &mut bytes, Instant::now() + SAY);
+            let said = read_by(&stream, &mut bytes, Instant::now() + SAY)
+                .and_then(|()| Preamble::from_bytes(bytes).map_err(io::Error::other));
+            let passed = match said {
+                Ok(Preamble::Session) => None,
+                Ok(Preamble::Lane(token)) => Some(this.0.pass(control::LANE, token, &stream)),
+                Ok(Preamble::Callbacks(token)) => Some(this.0.pass(control::CALLBACKS, token, &stream)),
+                Ok(Preamble::Ring(token)) => Some(this.0.pass_ring(token, &stream)),
+                Err(error) => Some(Err(error)),
+            };
             this.0.unknown.fetch_sub(1, Ordering::SeqCst);
-            let served = said.and_then(|()| match Preamble::from_bytes(bytes).map_err(io::Error::other)? {
-                Preamble::Session => this.0.session(&stream),
-                Preamble::Lane(token) => this.0.pass(control::LANE, token, &stream),
-                Preamble::Callbacks(token) => this.0.pass(control::CALLBACKS, token, &stream),
-                Preamble::Ring(token) => this.0.pass_ring(token, &stream),
-            });
+            let served = passed.unwrap_or_else(|| this.0.session(&stream));
             if let Err(error) = served {
                 tracing::debug!(%error, "a connection of a CUDA program is closed");
             }
