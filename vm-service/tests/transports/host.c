@@ -1,5 +1,6 @@
 /* Memory of the host that the program allocates. Its argument says what it does with that. */
 #define ON_FAILURE exit(1)
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -22,12 +23,40 @@ static int say_fill(const char *name) {
     return count;
 }
 
+/* Threads that all begin at once. */
+enum { THREADS = 200 };
+static pthread_barrier_t all;
+static int made;
+
+static void *make(void *unused) {
+    ptr device;
+    pthread_barrier_wait(&all);
+    CALL("cuCtxSetCurrent", (void *), context);
+    CALL("cuMemAlloc_v2", (ptr *, size_t), &device, 4096);
+    CALL("cuMemFree_v2", (ptr), device);
+    __atomic_fetch_add(&made, 1, __ATOMIC_SEQ_CST);
+    return unused;
+}
+
+static void threads(void) {
+    pthread_t them[THREADS];
+    pthread_barrier_init(&all, NULL, THREADS);
+    for (int i = 0; i < THREADS; i++) pthread_create(&them[i], NULL, make, NULL);
+    for (int i = 0; i < THREADS; i++) pthread_join(them[i], NULL);
+    printf("threads: %d\n", made);
+}
+
 int main(int count, char **arguments) {
     const char *what = count > 1 ? arguments[1] : "";
     begin();
     if (!strcmp(what, "holds")) {
         say_fill("had");
         for (;;) pause();
+    }
+    if (!strcmp(what, "threads")) {
+        threads();
+        threads();
+        return 0;
     }
     if (!strcmp(what, "one")) {
         printf("one: %d\n", TRY("cuMemHostAlloc", (void **, size_t, unsigned), &parts[0], BYTES, 0));

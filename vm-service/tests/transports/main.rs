@@ -22,6 +22,7 @@ fn programs_find_the_same_over_each_transport() {
         ("ways", "forks", "child: 3, 3\nparent: 5"),
         ("ways", "faults", "fault: 700 700"),
         ("ways", "threads", "in turn: 1600"),
+        ("host", "threads", "threads: 200\nthreads: 400"),
     ];
     for (program, argument, says) in programs {
         let directly = place.run(Way::Driver, program, argument);
