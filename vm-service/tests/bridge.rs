@@ -23,9 +23,11 @@ impl Drop for Server {
 }
 
 fn workers(server: &Child) -> Vec<PathBuf> {
-    let path = format!("/proc/{0}/task/{0}/children", server.id());
-    let text = std::fs::read_to_string(path).expect("children");
-    text.split_whitespace().map(|id| Path::new("/proc").join(id)).collect()
+    let threads = std::fs::read_dir(format!("/proc/{}/task", server.id())).expect("threads");
+    // A thread may have ended meanwhile.
+    let children = |thread: PathBuf| std::fs::read_to_string(thread.join("children")).unwrap_or_default();
+    let children: String = threads.map(|thread| children(thread.expect("a thread").path())).collect();
+    children.split_whitespace().map(|id| Path::new("/proc").join(id)).collect()
 }
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {

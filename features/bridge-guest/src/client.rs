@@ -284,7 +284,11 @@ impl Client {
     /// The server is gone, for ever.
     fn lost(&self, error: &io::Error) -> u32 {
         if !self.gone.swap(true, Ordering::SeqCst) {
-            say::once(&format!("the server is gone: {error}; all that this program had there is lost"));
+            let why = match error.kind() {
+                io::ErrorKind::UnexpectedEof => "it has closed the connection".to_owned(),
+                _ => error.to_string(),
+            };
+            say::once(&format!("the server is gone: {why}; all that this program had there is lost"));
         }
         code::UNAVAILABLE
     }

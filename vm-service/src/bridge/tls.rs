@@ -176,6 +176,7 @@ fn pump(connection: &mut ServerConnection, mut stream: &TcpStream, mut inner: &U
     // What came of the program, and how much of it has gone on.
     let (mut came, mut gone) = (Vec::new(), 0);
     let (mut outer_ended, mut inner_ended) = (false, false);
+    let mut until = None;
     // What came with the end of the handshake is there already.
     outer_ended |= take_plain(connection, &mut came)?;
     loop {
@@ -191,7 +192,10 @@ fn pump(connection: &mut ServerConnection, mut stream: &TcpStream, mut inner: &U
         let mut fds = [PollFd::new(&stream, outer_wants), PollFd::new(&inner, inner_wants)];
         // Who has hung up is always ready: there is nothing to wait for but the last bytes of the other.
         let count = if inner_ended { 1 } else { 2 };
-        ready(&mut fds[..count], (outer_ended || inner_ended).then(|| Instant::now() + LAST))?;
+        if outer_ended || inner_ended {
+            until = until.or_else(|| Some(Instant::now() + LAST));
+        }
+        ready(&mut fds[..count], until)?;
         let [outer, inner_is] = [fds[0].revents(), fds[1].revents()];
         if outer.intersects(PollFlags::ERR | PollFlags::HUP) && !outer.contains(PollFlags::IN) {
             return Ok(());
