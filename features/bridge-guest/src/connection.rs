@@ -1,20 +1,20 @@
 //! A connection to the server: any stream socket, and TLS over it where it leaves this machine.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::net::{SendFlags, send};
-use rustls::{ClientConnection, StreamOwned};
 use vm_bridge::orders::{self, Order};
+
+use crate::tls::Tls;
 
 /// A connection.
 pub(crate) enum Connection {
     /// Of whatever family: only what all of them have is used.
     Plain(UnixStream),
-    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+    Tls(Box<Tls>),
 }
 
 impl Connection {

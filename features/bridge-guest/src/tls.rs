@@ -1,12 +1,13 @@
 //! Connections to a server of another machine: TLS 1.3, in which each side shows a certificate.
 
-use std::io;
+use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt;
+use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg, sockopt};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -15,17 +16,56 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 /// How long it may take until there is a connection.
 const CONNECT: Duration = Duration::from_secs(20);
 
+/// A connection.
+pub(crate) type Tls = StreamOwned<ClientConnection, Socket>;
+
+/// A socket whose other end may be gone: writes to it are errors then, and no signal, which would end the program.
+pub(crate) struct Socket(TcpStream);
+
+impl Socket {
+    pub(crate) fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.0.set_read_timeout(timeout)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        self.0.read(to)
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(send(&self.0, bytes, SendFlags::NOSIGNAL)?)
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        Ok(sendmsg(&self.0, parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Connects, and shows who this is.
-pub(crate) fn connect(host: &str, port: u16) -> io::Result<StreamOwned<ClientConnection, TcpStream>> {
+pub(crate) fn connect(host: &str, port: u16) -> io::Result<Tls> {
     static CONFIG: OnceLock<Result<Arc<ClientConfig>, String>> = OnceLock::new();
     let config = CONFIG.get_or_init(|| config().map(Arc::new)).clone().map_err(io::Error::other)?;
     let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
     let mut connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
     let until = Instant::now() + CONNECT;
-    let mut stream = reach(host, port, until)?;
+    let stream = reach(host, port, until)?;
     stream.set_nodelay(true)?;
     keep_alive(&stream)?;
     stream.set_write_timeout(Some(CONNECT))?;
+    let mut stream = Socket(stream);
     while connection.is_handshaking() || connection.wants_write() {
         if connection.wants_write() {
             connection.write_tls(&mut stream)?;
@@ -44,7 +84,7 @@ pub(crate) fn connect(host: &str, port: u16) -> io::Result<StreamOwned<ClientCon
             return Err(io::Error::other(error));
         }
     }
-    stream.set_write_timeout(None)?;
+    stream.0.set_write_timeout(None)?;
     Ok(StreamOwned::new(connection, stream))
 }
 
