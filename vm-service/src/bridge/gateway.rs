@@ -142,19 +142,22 @@ impl Inner {
             let served = stream
                 .write_all(&[&0u64.to_ne_bytes()[..], &token].concat())
                 .and_then(|()| self.orders(stream, token, &worker, &hears));
+            if let Some(window) = &self.window {
+                window.ends();
+            }
             // With its connection the worker ends, and with that the connections which it has.
             let _ = hears.shutdown(Shutdown::Both);
             if !process.ends_within(Some(END)).unwrap_or(false) {
                 let _ = process.kill();
             }
             let ended = end_of(&process);
+            if let Some(window) = &self.window {
+                window.forget(token);
+            }
             messages.wait();
             tracing::debug!(worker = process.id(), ?ended, ?served, "a CUDA program has ended");
         });
         locked(&self.sessions).remove(&token);
-        if let Some(window) = &self.window {
-            window.forget(token);
-        }
         // It may have been closed.
         let _ = stream.shutdown(Shutdown::Both);
         result.inspect_err(

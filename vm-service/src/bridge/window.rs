@@ -5,12 +5,15 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use vm_bridge::wire::preamble::Token;
 
 /// Parts begin and end at multiples of it.
 const PAGE: u64 = 4096;
+/// How long a part is waited for that is another session's which ends.
+const ENDS: Duration = Duration::from_secs(5);
 /// The most parts at a time, of all sessions.
 const PARTS: usize = 1 << 16;
 
@@ -21,6 +24,8 @@ pub(super) struct Window {
     file: File,
     bytes: u64,
     parts: Mutex<Parts>,
+    /// A session has ended.
+    freed: Condvar,
 }
 
 /// A part: where it ends, whose it is, and whether it is a lane.
@@ -31,14 +36,18 @@ struct Part {
     is_lane: bool,
 }
 
-/// By where they begin.
 #[derive(Debug, Default)]
-struct Parts(BTreeMap<u64, Part>);
+struct Parts {
+    /// By where they begin.
+    taken: BTreeMap<u64, Part>,
+    /// How many sessions wait for their worker's end.
+    ending: usize,
+}
 
 impl Window {
     /// One over the first bytes of a memory file that can't shrink.
     pub(super) fn new(file: OwnedFd, bytes: u64) -> Self {
-        Self { file: file.into(), bytes: bytes / PAGE * PAGE, parts: Mutex::default() }
+        Self { file: file.into(), bytes: bytes / PAGE * PAGE, parts: Mutex::default(), freed: Condvar::new() }
     }
 
     fn parts(&self) -> MutexGuard<'_, Parts> {
@@ -51,7 +60,20 @@ impl Window {
     /// # Errors
     /// When the memory can't be had.
     pub(super) fn take(&self, len: u64, token: Token, is_lane: bool, mark: u64) -> io::Result<Option<u64>> {
-        let Some(start) = self.parts().take(self.bytes, len, token, is_lane) else { return Ok(None) };
+        let until = Instant::now() + ENDS;
+        let mut parts = self.parts();
+        let start = loop {
+            if let Some(start) = parts.take(self.bytes, len, token, is_lane) {
+                break start;
+            }
+            // What a program had that has ended is free for the next one.
+            let left = until.saturating_duration_since(Instant::now());
+            if parts.ending == 0 || left.is_zero() {
+                return Ok(None);
+            }
+            parts = self.freed.wait_timeout(parts, left).unwrap_or_else(PoisonError::into_inner).0;
+        };
+        drop(parts);
         if let Err(error) = self.file.write_all_at(&mark.to_ne_bytes(), start) {
             self.parts().give(start, token);
             return Err(error);
@@ -64,9 +86,17 @@ impl Window {
         self.parts().give(start, token)
     }
 
-    /// Takes back all that a session has, whose worker has ended.
+    /// A session's program has ended: its worker will have soon.
+    pub(super) fn ends(&self) {
+        self.parts().ending += 1;
+    }
+
+    /// Takes back all that a session has which [ends](Self::ends), and whose worker has ended.
     pub(super) fn forget(&self, token: Token) {
-        self.parts().0.retain(|_, part| part.owner != token);
+        let mut parts = self.parts();
+        parts.ending -= 1;
+        parts.taken.retain(|_, part| part.owner != token);
+        self.freed.notify_all();
     }
 
     /// The file, for a session's worker to map what the session has.
@@ -78,33 +108,34 @@ impl Window {
 impl Parts {
     fn take(&mut self, bytes: u64, len: u64, owner: Token, is_lane: bool) -> Option<u64> {
         let len = len.checked_next_multiple_of(PAGE).filter(|len| *len > 0)?;
-        let lanes = || self.0.iter().filter(|(_, part)| part.is_lane).map(|(start, part)| part.end - start);
+        let lanes =
+            || self.taken.iter().filter(|(_, part)| part.is_lane).map(|(start, part)| part.end - start);
         let is_too_much = is_lane && (len > bytes / 8 || lanes().sum::<u64>() + len > bytes / 2);
-        if self.0.len() >= PARTS || is_too_much {
+        if self.taken.len() >= PARTS || is_too_much {
             return None;
         }
         let mut start = 0;
-        for (taken, part) in &self.0 {
+        for (taken, part) in &self.taken {
             if taken - start >= len {
                 break;
             }
             start = part.end;
         }
         let end = start.checked_add(len).filter(|end| *end <= bytes)?;
-        self.0.insert(start, Part { end, owner, is_lane });
+        self.taken.insert(start, Part { end, owner, is_lane });
         Some(start)
     }
 
     fn give(&mut self, start: u64, token: Token) -> bool {
-        let had = self.0.get(&start).is_some_and(|part| part.owner == token);
+        let had = self.taken.get(&start).is_some_and(|part| part.owner == token);
         if had {
-            self.0.remove(&start);
+            self.taken.remove(&start);
         }
         had
     }
 
     fn has(&self, start: u64, len: u64, token: Token) -> bool {
-        let found = self.0.get(&start).filter(|part| part.owner == token);
+        let found = self.taken.get(&start).filter(|part| part.owner == token);
         found.is_some_and(|part| len > 0 && start.checked_add(len).is_some_and(|last| last <= part.end))
     }
 }
@@ -135,6 +166,10 @@ mod tests {
         take(8, A, Some(8));
         take(1, B, None);
         take(0, B, None);
+        let end = |token: Token| {
+            window.ends();
+            window.forget(token);
+        };
         let has = |start: u64, len: u64, token: Token| window.for_part(start, len, token).is_some();
         assert!(has(4 * PAGE, 4 * PAGE, B) && has(4 * PAGE, PAGE, B));
         for (start, len, token) in [
@@ -152,17 +187,22 @@ mod tests {
         take(5, B, None);
         take(3, B, Some(4));
         take(1, A, Some(7));
-        window.forget(A);
+        end(A);
         take(4, B, Some(0));
         take(9, B, Some(7));
         take(1, A, None);
         for len in [u64::MAX, u64::MAX - 4094] {
             assert_eq!(window.take(len, A, false, 0).expect("memory"), None);
         }
-        window.forget(B);
+        end(B);
         let lane = |pages: u64| window.take(pages * PAGE, A, true, 0).expect("memory").is_some();
         assert!(!lane(3));
         assert_eq!([(); 5].map(|()| lane(2)), [true, true, true, true, false]);
         take(8, B, Some(8));
+        window.ends();
+        std::thread::scope(|scope| {
+            scope.spawn(|| take(8, A, Some(8)));
+            window.forget(B);
+        });
     }
 }
