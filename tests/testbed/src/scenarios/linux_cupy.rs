@@ -71,6 +71,6 @@ fn l2(l2: &mut L2) -> Result<()> {
     let took = since.elapsed().as_secs();
     l2.prove(
         output.status.success(),
-        format!("the program ends well after {took} s ({}){}", output.status, wrong.trim_end()),
+        format!("the program ends well after {took} s ({}) {}", output.status, wrong.trim()),
     )
 }
