@@ -12,8 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use vm_bridge::orders::Order;
-use vm_bridge::ring::{Near, PLACES};
+use vm_bridge::ring::{Near, PLACES, SIZES};
 use vm_bridge::wire::preamble::{Preamble, Token};
 use vm_bridge::wire::{Answer, Header, VERSION, code, control};
 
@@ -57,6 +59,10 @@ pub(crate) struct Client {
     pub(crate) windows: Mutex<BTreeMap<u64, u64>>,
     /// Where in the window such memory is, of that which is there.
     pub(crate) parts: Mutex<BTreeMap<u64, u64>>,
+    /// One connection of this session is opened at a time: the server takes no more than a few that it does not know yet.
+    opening: Mutex<()>,
+    /// Lanes of the window that have ended here: what ends when they have there, and where they are.
+    closing: Mutex<Vec<(UnixStream, u64)>>,
     /// Memory of the host that is this program's own: how long it is by where it begins.
     pub(crate) own: Mutex<BTreeMap<u64, u64>>,
     /// Memory of the program that it registered: length and flags.
@@ -125,6 +131,8 @@ impl Client {
             devices: Mutex::default(),
             windows: Mutex::default(),
             parts: Mutex::default(),
+            opening: Mutex::default(),
+            closing: Mutex::default(),
             own: Mutex::default(),
             registered: Mutex::default(),
             primaries: Mutex::default(),
@@ -161,17 +169,17 @@ impl Client {
     }
 
     fn exchange(&self, words: Order, more: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
-        match locked(&self.control).give(words, more, file) {
+        match locked(&self.control).give(words, more, file.as_slice()) {
             Ok(0) => Ok(()),
             Ok(code) => Err(code as u32),
             Err(error) => Err(self.lost(&error)),
         }
     }
 
-    /// Takes a part of the window: where it is, and what is written there.
-    pub(crate) fn take(&self, len: u64) -> Result<(u64, u64), u32> {
+    /// Takes a part of the window, for a lane or for all else: where it is, and what is written there.
+    pub(crate) fn take(&self, len: u64, is_lane: bool) -> Result<(u64, u64), u32> {
         let mut control = locked(&self.control);
-        let mut take = || match control.give([control::TAKE, len, 0, 0], &[], None)? {
+        let mut take = || match control.give([control::TAKE, len, is_lane.into(), 0], &[], &[])? {
             0 => Ok(Ok((control.word()?, control.word()?))),
             code => Ok(Err(code as u32)),
         };
@@ -184,7 +192,7 @@ impl Client {
     fn check_window(&self) -> Result<(), u32> {
         const PAGE: u64 = 4096;
         let Some(window) = locked(&self.window).clone() else { return Ok(()) };
-        match self.take(PAGE) {
+        match self.take(PAGE, false) {
             Ok((offset, mark)) => {
                 if !window.shows(offset, PAGE, mark) {
                     self.give_window_up("it is not the server's");
@@ -206,6 +214,53 @@ impl Client {
         *locked(&self.window) = None;
     }
 
+    /// Gives back the parts of lanes that the server has done with.
+    fn give_lanes(&self) {
+        let ended = |stream: &UnixStream| {
+            // A byte may be there that was to wake this side.
+            let mut bytes = [0; 64];
+            loop {
+                match recv(stream, &mut bytes[..], RecvFlags::DONTWAIT) {
+                    Ok((0, _)) => return true,
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(error) => return error != Errno::AGAIN,
+                }
+            }
+        };
+        let ended: Vec<_> = locked(&self.closing).extract_if(.., |(stream, _)| ended(stream)).collect();
+        for (_, offset) in ended {
+            // It fails where the session has ended, and all that it had is given back.
+            let _ = self.order([control::GIVE, offset, 0, 0], None);
+        }
+    }
+
+    /// A lane in the window, if there is room.
+    fn lane_in_window(&self) -> Option<(Near, u64)> {
+        let token = self.token?;
+        let window = locked(&self.window).clone().filter(|window| window.is_cached())?;
+        self.give_lanes();
+        let (len, (offset, mark)) = SIZES.iter().find_map(|len| Some((*len, self.take(*len, true).ok()?)))?;
+        let lane = || -> io::Result<Near> {
+            // It is as a lane begins before the server sees it.
+            let mut ring = window.lane(offset, len, mark)?;
+            let _opening = locked(&self.opening);
+            match self.place.open_with(Preamble::Ring(token), &[offset, len])? {
+                Connection::Plain(stream) => ring.wake_by(stream),
+                Connection::Tls(_) => return Err(io::ErrorKind::Unsupported.into()),
+            }
+            Ok(ring)
+        };
+        match lane() {
+            Ok(ring) => Some((ring, offset)),
+            Err(error) => {
+                say::quietly(&format!("a lane is not in the window: {error}"));
+                // As above.
+                let _ = self.order([control::GIVE, offset, 0, 0], None);
+                None
+            }
+        }
+    }
+
     /// Can memory of the host be the same on both sides?
     pub(crate) fn shares_memory(&self) -> bool {
         self.token.is_none() || locked(&self.window).is_some()
@@ -222,6 +277,7 @@ impl Client {
             control::LANE => Preamble::Lane(token),
             _ => Preamble::Callbacks(token),
         };
+        let _opening = locked(&self.opening);
         self.place.open(preamble).map_err(|error| self.lost(&error))
     }
 
@@ -369,28 +425,47 @@ struct Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         // In a child it is still the parent's, whose it would end.
-        if fork::generation() == self.client.generation {
-            fork::end(&mut self.way);
+        if fork::generation() != self.client.generation {
+            return;
         }
+        let closing = match &mut *self.way {
+            Way::Ring { ring, part: Some(offset) } => ring.close().map(|stream| (stream, *offset)),
+            _ => None,
+        };
+        fork::end(&mut self.way);
+        // The server may go on with calls that were not waited for.
+        locked(&self.client.closing).extend(closing);
     }
 }
 
 /// How its calls go.
 enum Way {
-    Ring(Near),
-    Stream { stream: Connection, is_patient: bool, buffer: Vec<u8> },
+    Ring {
+        ring: Near,
+        /// Where in the window it is.
+        part: Option<u64>,
+    },
+    Stream {
+        stream: Connection,
+        is_patient: bool,
+        buffer: Vec<u8>,
+    },
 }
 
 impl Lane {
     fn new(client: &Arc<Client>) -> Result<Self, u32> {
-        let way = if client.token.is_some() || std::env::var_os("VM_BRIDGE_STREAM").is_some() {
+        let streams = std::env::var_os("VM_BRIDGE_STREAM").is_some();
+        let in_window = if streams { None } else { client.lane_in_window() };
+        let way = if let Some((ring, offset)) = in_window {
+            Way::Ring { ring, part: Some(offset) }
+        } else if client.token.is_some() || streams {
             let stream = client.open(control::LANE)?;
             stream.set_read_timeout(Some(PATIENCE)).map_err(|_| code::OUT_OF_MEMORY)?;
             Way::Stream { stream, is_patient: false, buffer: Vec::new() }
         } else {
             let (ring, file) = Near::make().map_err(|_| code::OUT_OF_MEMORY)?;
             client.order([control::RING, 0, 0, 0], Some(file.as_fd()))?;
-            Way::Ring(ring)
+            Way::Ring { ring, part: None }
         };
         Ok(Self { client: client.clone(), way: ManuallyDrop::new(way) })
     }
@@ -403,7 +478,7 @@ impl Lane {
         let header = Header { len, call, asks, is_bulk, ticket };
         counts::count(call, asks);
         match &mut *self.way {
-            Way::Ring(ring) => ring.send(header, parts, || self.client.is_gone()),
+            Way::Ring { ring, .. } => ring.send(header, parts, || self.client.is_gone()),
             Way::Stream { stream, buffer, .. } => {
                 buffer.clear();
                 buffer.extend_from_slice(&header.to_bytes());
@@ -417,7 +492,7 @@ impl Lane {
         // What waits for the device waits as long as that takes; a server that ends ends it.
         let timeout = if waits { None } else { Some(PATIENCE) };
         match &mut *self.way {
-            Way::Ring(ring) => ring.receive(reply, timeout, || self.client.is_gone()),
+            Way::Ring { ring, .. } => ring.receive(reply, timeout, || self.client.is_gone()),
             Way::Stream { stream, is_patient, .. } => {
                 if waits != *is_patient {
                     stream.set_read_timeout(timeout)?;
@@ -435,7 +510,7 @@ impl Lane {
 
     /// The answer of a call that waits for the device, with its payload in `to`.
     fn receive_in(&mut self, to: &mut [u8]) -> io::Result<u32> {
-        if let Way::Ring(ring) = &mut *self.way {
+        if let Way::Ring { ring, .. } = &mut *self.way {
             return ring.receive_in(to, None, || self.client.is_gone());
         }
         let mut reply = Vec::new();

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use vm_bridge::wire::preamble::{Preamble, TOKEN, Token};
+use vm_bridge::wire::put;
 use vm_paravirt::Takes;
 use vm_paravirt_guest::linux::Device;
 use vsock::{VMADDR_CID_HOST, VsockStream};
@@ -119,6 +120,11 @@ impl Place {
 
     /// A connection which carries no files, that the server has taken.
     pub(crate) fn open(&self, preamble: Preamble) -> io::Result<Connection> {
+        self.open_with(preamble, &[])
+    }
+
+    /// The same, with words behind the preamble.
+    pub(crate) fn open_with(&self, preamble: Preamble, words: &[u64]) -> io::Result<Connection> {
         let mut connection = match self {
             Self::Unix(path) | Self::Stream(path) => Connection::Plain(UnixStream::connect(path)?),
             Self::Vsock { cid, port } => {
@@ -128,7 +134,9 @@ impl Place {
             Self::Tls { host, port } => Connection::Tls(Box::new(tls::connect(host, *port)?)),
         };
         connection.set_read_timeout(Some(BEGIN))?;
-        connection.write_all(&preamble.to_bytes())?;
+        let mut bytes = preamble.to_bytes().to_vec();
+        words.iter().for_each(|word| put(&mut bytes, *word));
+        connection.write_all(&bytes)?;
         match connection.word()? {
             0 => Ok(connection),
             code => Err(io::Error::other(format!("the server refuses: CUDA's error {code}"))),

@@ -26,15 +26,10 @@ impl Connection {
     }
 
     /// Gives an order, and waits for the first word of its answer.
-    pub(crate) fn give(
-        &mut self,
-        order: Order,
-        more: &[u8],
-        file: Option<BorrowedFd<'_>>,
-    ) -> io::Result<u64> {
+    pub(crate) fn give(&mut self, order: Order, more: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<u64> {
         match self {
-            Self::Plain(stream) => orders::give(stream, order, more, file),
-            Self::Tls(_) if file.is_some() => Err(io::ErrorKind::Unsupported.into()),
+            Self::Plain(stream) => orders::give(stream, order, more, files),
+            Self::Tls(_) if !files.is_empty() => Err(io::ErrorKind::Unsupported.into()),
             Self::Tls(_) => {
                 let mut bytes: Vec<u8> = order.iter().flat_map(|word| word.to_ne_bytes()).collect();
                 bytes.extend_from_slice(more);

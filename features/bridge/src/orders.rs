@@ -1,4 +1,4 @@
-//! Orders over a session's connection ([`control`]), which may have a file with them.
+//! Orders over a session's connection ([`control`]), which may have files with them.
 
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -15,6 +15,12 @@ use crate::wire::{Reader, control};
 /// An order's words.
 pub type Order = [u64; control::WORDS];
 
+/// The most files with one.
+const FILES: usize = 2;
+
+/// Files that came with one.
+pub type Files = [Option<OwnedFd>; FILES];
+
 /// Gives an order with what follows it, and waits for its answer, 0 or what the driver would say.
 ///
 /// # Errors
@@ -23,15 +29,14 @@ pub fn give(
     mut connection: &UnixStream,
     order: Order,
     more: &[u8],
-    file: Option<BorrowedFd<'_>>,
+    files: &[BorrowedFd<'_>],
 ) -> io::Result<u64> {
     let mut bytes: Vec<u8> = order.iter().flat_map(|word| word.to_ne_bytes()).collect();
     bytes.extend_from_slice(more);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
-    if !files.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(&files));
+    if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(io::ErrorKind::InvalidInput.into());
     }
     let sent = sendmsg(connection.as_fd(), &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
     if sent != bytes.len() {
@@ -42,13 +47,13 @@ pub fn give(
     Ok(u64::from_ne_bytes(answer))
 }
 
-/// The next order, with a file where one came; `None` when there are no more.
+/// The next order, with the files that came; `None` when there are no more.
 ///
 /// # Errors
 /// When the connection fails, or ends within an order.
-pub fn receive(mut connection: &UnixStream) -> io::Result<Option<(Order, Option<OwnedFd>)>> {
+pub fn receive(mut connection: &UnixStream) -> io::Result<Option<(Order, Files)>> {
     let mut bytes = [0; control::SIZE];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let buffer = &mut [IoSliceMut::new(&mut bytes)];
     let received = loop {
@@ -57,12 +62,14 @@ pub fn receive(mut connection: &UnixStream) -> io::Result<Option<(Order, Option<
             other => break other?,
         }
     };
-    let mut files = ancillary.drain().filter_map(|message| match message {
+    let came = ancillary.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(files) => Some(files),
         _ => None,
     });
-    let file = files.next().and_then(|mut files| files.next());
-    drop(files);
+    let mut files = Files::default();
+    for (to, file) in files.iter_mut().zip(came.flatten()) {
+        *to = Some(file);
+    }
     if received.bytes == 0 {
         return Ok(None);
     }
@@ -72,5 +79,5 @@ pub fn receive(mut connection: &UnixStream) -> io::Result<Option<(Order, Option<
     for word in &mut order {
         *word = reader.word().map_err(io::Error::other)?;
     }
-    Ok(Some((order, file)))
+    Ok(Some((order, files)))
 }

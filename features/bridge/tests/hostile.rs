@@ -57,7 +57,8 @@ fn session() -> Arc<Session> {
 
 /// Gives an order, with a file where one goes along; what was answered, if anything.
 fn order(connection: &UnixStream, words: orders::Order, file: Option<&UnixStream>) -> Option<u64> {
-    orders::give(connection, words, &[], file.map(|file| file.as_fd())).ok()
+    let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
+    orders::give(connection, words, &[], &files).ok()
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,9 +21,9 @@ use super::window::Window;
 use super::workers::Workers;
 use crate::process::end_of;
 
-/// The most programs at a time.
-pub(super) const PROGRAMS: usize = 256;
-/// The most connections of which it is not known yet what they are.
+/// The most programs at a time. Each takes some five descriptors, of the 1,024 that processes have as a rule.
+pub(super) const PROGRAMS: usize = 128;
+/// The most connections of which it is not known yet what they are, or that their workers don't have yet.
 const UNKNOWN: usize = 64;
 /// How long one may take to say that, and to give an order that it has begun.
 const SAY: Duration = Duration::from_secs(10);
@@ -58,20 +58,24 @@ impl Gateway {
     pub(super) fn accept(&self, connection: OwnedFd) {
         if self.0.unknown.fetch_add(1, Ordering::SeqCst) >= UNKNOWN {
             self.0.unknown.fetch_sub(1, Ordering::SeqCst);
-            tracing::warn!("a connection is closed: {UNKNOWN} others have not said what they are");
+            tracing::warn!("a connection is closed: {UNKNOWN} others are not yet with their workers");
             return;
         }
         let this = self.clone();
         let serve = move || {
             let stream = UnixStream::from(connection);
             let mut bytes = [0; preamble::SIZE];
-            let said = read_by(&stream, &mut bytes, Instant::now() + SAY);
+            let said = read_by(&stream, &mut bytes, Instant::now() + SAY)
+                .and_then(|()| Preamble::from_bytes(bytes).map_err(io::Error::other));
+            let passed = match said {
+                Ok(Preamble::Session) => None,
+                Ok(Preamble::Lane(token)) => Some(this.0.pass(control::LANE, token, &stream)),
+                Ok(Preamble::Callbacks(token)) => Some(this.0.pass(control::CALLBACKS, token, &stream)),
+                Ok(Preamble::Ring(token)) => Some(this.0.pass_ring(token, &stream)),
+                Err(error) => Some(Err(error)),
+            };
             this.0.unknown.fetch_sub(1, Ordering::SeqCst);
-            let served = said.and_then(|()| match Preamble::from_bytes(bytes).map_err(io::Error::other)? {
-                Preamble::Session => this.0.session(&stream),
-                Preamble::Lane(token) => this.0.pass(control::LANE, token, &stream),
-                Preamble::Callbacks(token) => this.0.pass(control::CALLBACKS, token, &stream),
-            });
+            let served = passed.unwrap_or_else(|| this.0.session(&stream));
             if let Err(error) = served {
                 tracing::debug!(%error, "a connection of a CUDA program is closed");
             }
@@ -85,11 +89,32 @@ impl Gateway {
 
 impl Inner {
     /// Hands a connection to the worker of its session.
-    fn pass(&self, order: u64, token: Token, mut stream: &UnixStream) -> io::Result<()> {
+    fn pass(&self, order: u64, token: Token, stream: &UnixStream) -> io::Result<()> {
+        self.give([order, 0, 0, 0], token, &[stream.as_fd()], stream)
+    }
+
+    /// The same, with the part of the window where its lane is.
+    fn pass_ring(&self, token: Token, stream: &UnixStream) -> io::Result<()> {
+        let mut words = [[0; 8]; 2];
+        read_by(stream, words.as_flattened_mut(), Instant::now() + SAY)?;
+        let [offset, len] = words.map(u64::from_ne_bytes);
+        let window = self.window.as_ref().and_then(|window| window.for_part(offset, len, token));
+        let window = window.ok_or(io::ErrorKind::InvalidData)?;
+        self.give([control::RING, 0, len, offset], token, &[window, stream.as_fd()], stream)
+    }
+
+    /// Gives an order to a session's worker, and tells a program what was answered.
+    fn give(
+        &self,
+        order: Order,
+        token: Token,
+        files: &[BorrowedFd<'_>],
+        mut stream: &UnixStream,
+    ) -> io::Result<()> {
         let worker = locked(&self.sessions).get(&token).cloned().ok_or(io::ErrorKind::NotFound)?;
         let answer = {
             let worker = locked(&worker);
-            orders::give(&worker, [order, 0, 0, 0], &[], Some(stream.as_fd())).inspect_err(|_| {
+            orders::give(&worker, order, &[], files).inspect_err(|_| {
                 // Nobody knows what the next answer would be of. It may have ended already.
                 let _ = worker.shutdown(Shutdown::Both);
             })?
@@ -172,7 +197,7 @@ impl Inner {
                 }
                 _ => return Err(io::ErrorKind::InvalidData.into()),
             };
-            let answer = orders::give(&locked(worker), order, &more, window)?;
+            let answer = orders::give(&locked(worker), order, &more, window.as_slice())?;
             stream.write_all(&answer.to_ne_bytes())?;
         }
         Ok(())
@@ -182,14 +207,14 @@ impl Inner {
 /// What is answered to an order that is not the worker's.
 fn own_order(order: Order, window: Option<&Window>, token: Token) -> io::Result<Vec<u64>> {
     let Some(window) = window else { return Ok(vec![code::NOT_SUPPORTED.into()]) };
-    let [control::TAKE, len, ..] = order else {
+    let [control::TAKE, len, is_lane, _] = order else {
         let had = window.give(order[1], token);
         return Ok(vec![if had { 0 } else { code::INVALID_VALUE.into() }]);
     };
     let mut mark = [0; 8];
     random(&mut mark)?;
     let mark = u64::from_ne_bytes(mark);
-    match window.take(len, token, mark) {
+    match window.take(len, token, is_lane == 1, mark) {
         Ok(Some(start)) => Ok(vec![0, start, mark]),
         Ok(None) => Ok(vec![code::OUT_OF_MEMORY.into()]),
         Err(error) => {

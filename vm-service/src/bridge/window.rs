@@ -23,9 +23,17 @@ pub(super) struct Window {
     parts: Mutex<Parts>,
 }
 
-/// By where they begin: where they end, and whose they are.
+/// A part: where it ends, whose it is, and whether it is a lane.
+#[derive(Debug)]
+struct Part {
+    end: u64,
+    owner: Token,
+    is_lane: bool,
+}
+
+/// By where they begin.
 #[derive(Debug, Default)]
-struct Parts(BTreeMap<u64, (u64, Token)>);
+struct Parts(BTreeMap<u64, Part>);
 
 impl Window {
     /// One over the first bytes of a memory file that can't shrink.
@@ -37,12 +45,13 @@ impl Window {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the first free part of a length for a session, and writes a mark there. `None` when there is no room.
+    /// Takes the first free part of a length for a session, and writes a mark there. `None` when there is no room. Lanes have half of the window
+    /// at most, and none of them more than an eighth.
     ///
     /// # Errors
     /// When the memory can't be had.
-    pub(super) fn take(&self, len: u64, token: Token, mark: u64) -> io::Result<Option<u64>> {
-        let Some(start) = self.parts().take(self.bytes, len, token) else { return Ok(None) };
+    pub(super) fn take(&self, len: u64, token: Token, is_lane: bool, mark: u64) -> io::Result<Option<u64>> {
+        let Some(start) = self.parts().take(self.bytes, len, token, is_lane) else { return Ok(None) };
         if let Err(error) = self.file.write_all_at(&mark.to_ne_bytes(), start) {
             self.parts().give(start, token);
             return Err(error);
@@ -57,7 +66,7 @@ impl Window {
 
     /// Takes back all that a session has, whose worker has ended.
     pub(super) fn forget(&self, token: Token) {
-        self.parts().0.retain(|_, (_, owner)| *owner != token);
+        self.parts().0.retain(|_, part| part.owner != token);
     }
 
     /// The file, for a session's worker to map what the session has.
@@ -67,25 +76,27 @@ impl Window {
 }
 
 impl Parts {
-    fn take(&mut self, bytes: u64, len: u64, token: Token) -> Option<u64> {
+    fn take(&mut self, bytes: u64, len: u64, owner: Token, is_lane: bool) -> Option<u64> {
         let len = len.checked_next_multiple_of(PAGE).filter(|len| *len > 0)?;
-        if self.0.len() >= PARTS {
+        let lanes = || self.0.iter().filter(|(_, part)| part.is_lane).map(|(start, part)| part.end - start);
+        let is_too_much = is_lane && (len > bytes / 8 || lanes().sum::<u64>() + len > bytes / 2);
+        if self.0.len() >= PARTS || is_too_much {
             return None;
         }
         let mut start = 0;
-        for (taken, (end, _)) in &self.0 {
+        for (taken, part) in &self.0 {
             if taken - start >= len {
                 break;
             }
-            start = *end;
+            start = part.end;
         }
         let end = start.checked_add(len).filter(|end| *end <= bytes)?;
-        self.0.insert(start, (end, token));
+        self.0.insert(start, Part { end, owner, is_lane });
         Some(start)
     }
 
     fn give(&mut self, start: u64, token: Token) -> bool {
-        let had = self.0.get(&start).is_some_and(|(_, owner)| *owner == token);
+        let had = self.0.get(&start).is_some_and(|part| part.owner == token);
         if had {
             self.0.remove(&start);
         }
@@ -93,8 +104,8 @@ impl Parts {
     }
 
     fn has(&self, start: u64, len: u64, token: Token) -> bool {
-        let found = self.0.get(&start).filter(|(_, owner)| *owner == token);
-        found.is_some_and(|(end, _)| len > 0 && start.checked_add(len).is_some_and(|last| last <= *end))
+        let found = self.0.get(&start).filter(|part| part.owner == token);
+        found.is_some_and(|part| len > 0 && start.checked_add(len).is_some_and(|last| last <= part.end))
     }
 }
 
@@ -111,7 +122,7 @@ mod tests {
             crate::vmm::memory::memfd("window", 16 * PAGE, rustix::fs::MemfdFlags::empty()).expect("a file");
         let window = Window::new(file.into(), 16 * PAGE + 7);
         let take = |pages: u64, token: Token, expect: Option<u64>| {
-            let taken = window.take(pages * PAGE, token, 0x1234_5678_9abc).expect("memory");
+            let taken = window.take(pages * PAGE, token, false, 0x1234_5678_9abc).expect("memory");
             assert_eq!(taken, expect.map(|page| page * PAGE), "{pages} {token:?}");
             if let Some(start) = taken {
                 let mut mark = [0; 8];
@@ -146,7 +157,12 @@ mod tests {
         take(9, B, Some(7));
         take(1, A, None);
         for len in [u64::MAX, u64::MAX - 4094] {
-            assert_eq!(window.take(len, A, 0).expect("memory"), None);
+            assert_eq!(window.take(len, A, false, 0).expect("memory"), None);
         }
+        window.forget(B);
+        let lane = |pages: u64| window.take(pages * PAGE, A, true, 0).expect("memory").is_some();
+        assert!(!lane(3));
+        assert_eq!([(); 5].map(|()| lane(2)), [true, true, true, true, false]);
+        take(8, B, Some(8));
     }
 }

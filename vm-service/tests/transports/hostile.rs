@@ -1,6 +1,7 @@
 //! What no program says to the gateway.
 
 use std::io::{Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ fn begin(place: &Place) -> (UnixStream, Token) {
     assert_eq!(word(&stream), 0);
     let mut token = [0; TOKEN];
     stream.read_exact(&mut token).expect("a token");
-    assert_eq!(orders::give(&stream, [control::HELLO, VERSION.into(), 0, 0], &[], None).expect("hello"), 0);
+    assert_eq!(orders::give(&stream, [control::HELLO, VERSION.into(), 0, 0], &[], &[]).expect("hello"), 0);
     (stream, token)
 }
 
@@ -61,6 +62,8 @@ fn connections_that_say_nothing_known_are_closed() {
             ("another protocol", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
             ("another version", &with(lane, 8, 1)),
             ("another kind", &with(lane, 12, 8)),
+            ("a ring that does not say where", &Preamble::Ring(token).to_bytes()),
+            ("a ring that is not the session's", &[&Preamble::Ring(token).to_bytes()[..], &[0; 16]].concat()),
             ("a session with a token", &with(Preamble::Session, 31, 1)),
             ("another token", &with(lane, 31, 1)),
             ("another token for callbacks", &with(Preamble::Callbacks(token), 16, 0x80)),
@@ -78,7 +81,7 @@ fn connections_that_say_nothing_known_are_closed() {
     let mut theirs = connect(&place);
     theirs.write_all(&lane.to_bytes()).expect("sent");
     assert_eq!(word(&theirs), 0);
-    assert_eq!(orders::give(&session, [control::TAKE, 4096, 0, 0], &[], None).expect("an answer"), 0);
+    assert_eq!(orders::give(&session, [control::TAKE, 4096, 0, 0], &[], &[]).expect("an answer"), 0);
     drop(session);
     assert_eq!(rest(&theirs, "its lane ends with a session"), []);
     place.until("its worker ends", || place.workers().is_empty());
@@ -90,7 +93,7 @@ fn orders_that_are_none_end_their_session() {
     const AT: u64 = 0x2000_0000_0000;
     let check = |what: &str, order: orders::Order| {
         let (stream, token) = begin(&place);
-        assert_eq!(orders::give(&stream, [control::TAKE, 8192, 0, 0], &[], None).expect("an answer"), 0);
+        assert_eq!(orders::give(&stream, [control::TAKE, 8192, 0, 0], &[], &[]).expect("an answer"), 0);
         let (offset, _mark) = (word(&stream), word(&stream));
         assert_eq!(offset, 0, "{what}: what the one before had is free");
         let bytes: Vec<u8> = order.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -114,8 +117,8 @@ fn orders_that_are_none_end_their_session() {
     check("a window around the end", [control::WINDOW, AT, u64::MAX - 4095, 4096]);
     check("a window of nothing", [control::WINDOW, AT, 0, 0]);
     // What is an order and can't be is answered, and the session goes on.
-    let (stream, _) = begin(&place);
-    let answer = |order| orders::give(&stream, order, &[], None).expect("an answer") as u32;
+    let (stream, token) = begin(&place);
+    let answer = |order| orders::give(&stream, order, &[], &[]).expect("an answer") as u32;
     assert_eq!(answer([control::HELLO, 99, 0, 0]), code::NOT_SUPPORTED);
     assert_eq!(answer([control::TAKE, 65 << 20, 0, 0]), code::OUT_OF_MEMORY);
     assert_eq!(answer([control::TAKE, u64::MAX, 0, 0]), code::OUT_OF_MEMORY);
@@ -130,6 +133,39 @@ fn orders_that_are_none_end_their_session() {
     assert_eq!(answer([control::WINDOW, AT, 8192, offset]), 0);
     assert_eq!(answer([control::WINDOW, AT + 4096, 4096, offset]), code::OUT_OF_MEMORY);
     assert_eq!(answer([control::HELLO, VERSION.into(), 0, 0]), 0);
+    // What is no lane by its size is answered, too.
+    let mut ring = connect(&place);
+    let words = [offset, 8192].map(u64::to_ne_bytes);
+    ring.write_all(&[&Preamble::Ring(token).to_bytes(), words.as_flattened()].concat()).expect("sent");
+    assert_eq!(word(&ring) as u32, code::INVALID_VALUE);
+}
+
+#[test]
+fn a_lane_in_the_window_that_says_nonsense_ends_its_session() {
+    let place = Place::new();
+    let window = place.window();
+    let check = |head: u64, bytes: &[u8]| {
+        let (stream, token) = begin(&place);
+        let len = vm_bridge::ring::SIZES[1];
+        assert_eq!(orders::give(&stream, [control::TAKE, len, 1, 0], &[], &[]).expect("an answer"), 0);
+        let (offset, mark) = (word(&stream), word(&stream));
+        let mut found = [0; 8];
+        window.read_exact_at(&mut found, offset).expect("the window");
+        assert_eq!(u64::from_ne_bytes(found), mark);
+        window.write_all_at(&[0; 4096], offset).expect("the window");
+        window.write_all_at(bytes, offset + 4096).expect("the window");
+        window.write_all_at(&head.to_ne_bytes(), offset).expect("the window");
+        let mut lane = connect(&place);
+        let words = [offset, len].map(u64::to_ne_bytes);
+        lane.write_all(&[&Preamble::Ring(token).to_bytes(), words.as_flattened()].concat()).expect("sent");
+        rest(&stream, "the session");
+        rest(&lane, "the lane");
+        place.until("its worker ends", || place.workers().is_empty());
+    };
+    check(u64::MAX, &[0; 16]);
+    check(8, &[0; 16]);
+    check(16, &[0xff; 16]);
+    check(1 << 20, &[0xa5; 4096]);
 }
 
 #[test]
@@ -177,7 +213,7 @@ fn a_hundred_sessions_leave_nothing() {
                     lanes.push(lane);
                 }
                 assert_eq!(
-                    orders::give(&stream, [control::TAKE, 4096 * (at + 1), 0, 0], &[], None).expect("taken"),
+                    orders::give(&stream, [control::TAKE, 4096 * (at + 1), 0, 0], &[], &[]).expect("taken"),
                     0
                 );
                 (stream, lanes)

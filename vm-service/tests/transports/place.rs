@@ -123,6 +123,12 @@ impl Place {
         }
     }
 
+    /// The window, as programs open it.
+    pub(crate) fn window(&self) -> std::fs::File {
+        let path = self.logged("where path=\"", '"');
+        std::fs::OpenOptions::new().read(true).write(true).open(path).expect("the window")
+    }
+
     pub(crate) fn server(&self) -> u32 {
         self.server.id()
     }

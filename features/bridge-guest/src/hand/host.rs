@@ -95,7 +95,7 @@ fn place(client: &Client, from: u64, len: u64) -> Option<u64> {
 /// A part of the window, if there is one.
 fn of_window(client: &Arc<Client>, len: u64, flags: u32) -> Result<Option<u64>, u32> {
     let Some(window) = locked(&client.window).clone() else { return Ok(None) };
-    let (offset, mark) = client.take(len)?;
+    let (offset, mark) = client.take(len, false)?;
     let make = |at| {
         window.map(at, offset, len)?;
         // Else the device would be told of other memory.

@@ -10,6 +10,7 @@ use std::ptr;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use vm_bridge::ring::Near;
 
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
@@ -49,6 +50,7 @@ pub(crate) struct Window {
     file: File,
     /// Where it begins in the file.
     base: u64,
+    is_cached: bool,
 }
 
 /// All of the physical memory: what no driver has and is no RAM can be mapped of it, with caches where it was not opened with `O_SYNC`.
@@ -81,7 +83,23 @@ impl Window {
             .write(true)
             .open(path)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
-        Ok(Self { path: path.to_owned(), file, base })
+        // Files of sysfs are mapped without caches.
+        Ok(Self { path: path.to_owned(), file, base, is_cached: !path.starts_with("/sys") })
+    }
+
+    /// Is it memory that writes reach in their order, and reads quickly?
+    pub(crate) fn is_cached(&self) -> bool {
+        self.is_cached
+    }
+
+    /// A lane in a part of it that begins with `mark`, to be woken by what is told next.
+    pub(crate) fn lane(&self, offset: u64, len: u64, mark: u64) -> io::Result<Near> {
+        let lane = if self.has(offset, len) {
+            Near::within(&self.file, self.base + offset, len, mark)?
+        } else {
+            None
+        };
+        lane.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the window is not the server's"))
     }
 
     /// Is this what a part of it begins with?

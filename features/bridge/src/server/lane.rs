@@ -27,26 +27,26 @@ pub fn serve(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Sess
 }
 
 fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), SessionError> {
-    while let Some((order, file)) = orders::receive(connection)? {
-        let result = match (order, file) {
-            ([control::HELLO, version, ..], None) if version == u64::from(VERSION) => 0,
-            ([control::HELLO, ..], None) => code::NOT_SUPPORTED,
-            ([control::LANE, ..], Some(file)) => start(session, Stream::new(UnixStream::from(file))),
-            ([control::RING, ..], Some(file)) => match Far::open(&file) {
-                Ok(ring) => start(session, Ring { ring, session: session.clone() }),
-                Err(_) => code::INVALID_VALUE,
-            },
-            ([control::VARIABLE, name, len, _], None) if len <= control::VALUE as u64 => {
+    while let Some((order, [file, more])) = orders::receive(connection)? {
+        let result = match (order, file, more) {
+            ([control::HELLO, version, ..], None, None) if version == u64::from(VERSION) => 0,
+            ([control::HELLO, ..], None, None) => code::NOT_SUPPORTED,
+            ([control::LANE, ..], Some(file), None) => start(session, Stream::new(UnixStream::from(file))),
+            ([control::RING, ..], Some(file), None) => start_ring(session, Far::open(&file)),
+            ([control::RING, _, len, offset], Some(window), Some(stream)) => {
+                start_ring(session, Far::within(&window, offset, len, stream.into()))
+            }
+            ([control::VARIABLE, name, len, _], None, None) if len <= control::VALUE as u64 => {
                 let mut value = vec![0; len as usize];
                 (&*connection).read_exact(&mut value)?;
                 let name = *control::VARIABLES.get(name as usize).ok_or(Malformed)?;
                 sys::set_variable(name, &value).err().unwrap_or(0)
             }
-            ([control::CALLBACKS, ..], Some(file)) => {
+            ([control::CALLBACKS, ..], Some(file), None) => {
                 session.callbacks().open(UnixStream::from(file));
                 0
             }
-            ([control::WINDOW, at, len, offset], Some(file)) => {
+            ([control::WINDOW, at, len, offset], Some(file), None) => {
                 session.map(at, len, offset, &file).err().unwrap_or(0)
             }
             _ => return Err(Malformed.into()),
@@ -54,6 +54,14 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
         (&*connection).write_all(&u64::from(result).to_ne_bytes())?;
     }
     Ok(())
+}
+
+/// Starts a lane in memory, if it is one.
+fn start_ring(session: &Arc<Session>, ring: io::Result<Far>) -> u32 {
+    match ring {
+        Ok(ring) => start(session, Ring { ring, session: session.clone() }),
+        Err(_) => code::INVALID_VALUE,
+    }
 }
 
 /// Starts a lane.

@@ -195,14 +195,15 @@ pub mod control {
     pub const LANE: u64 = 1;
     /// An address, a length and an offset: memory that both have there, which is that part of the file.
     pub const WINDOW: u64 = 2;
-    /// A lane in memory, which is the file.
+    /// A lane in memory, which is the file; or, with a length and an offset, that part of the file, where a second file is a stream that wakes who
+    /// sleeps.
     pub const RING: u64 = 3;
     /// Where the program's functions are called that streams call: the other end of a stream is the file. On it come [`CALL`] words (what it is,
     /// function, argument, stream, status), each answered with a word when it has returned.
     pub const CALLBACKS: u64 = 4;
     /// A variable of the program's environment that the driver reads when it starts: which of [`VARIABLES`], and the length of its value, which follows.
     pub const VARIABLE: u64 = 5;
-    /// A length: so much of the window, which no other session has. Two more words are answered where that is 0: where the part begins, and a
+    /// A length, and 1 where it is for a lane: so much of the window, which no other session has. Two more words are answered where that is 0: where the part begins, and a
     /// number that is written there, by which a program sees that its window is the server's. It is for sessions whose connection carries no files.
     pub const TAKE: u64 = 6;
     /// Where a part of the window begins that the session gives back.

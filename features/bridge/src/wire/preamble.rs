@@ -21,6 +21,8 @@ pub enum Preamble {
     Session,
     /// A lane of a session.
     Lane(Token),
+    /// A lane of a session in a part of the window, which two words behind this tell: where it begins, and its length.
+    Ring(Token),
     /// Calls of a session's functions ([`CALLBACKS`](super::control::CALLBACKS)).
     Callbacks(Token),
 }
@@ -33,6 +35,7 @@ impl Preamble {
             Self::Session => (0u32, [0; TOKEN]),
             Self::Lane(token) => (1, token),
             Self::Callbacks(token) => (2, token),
+            Self::Ring(token) => (3, token),
         };
         let mut bytes = [0; SIZE];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -56,6 +59,7 @@ impl Preamble {
             0 if token == [0; TOKEN] => Ok(Self::Session),
             1 => Ok(Self::Lane(token)),
             2 => Ok(Self::Callbacks(token)),
+            3 => Ok(Self::Ring(token)),
             _ => Err(Malformed),
         }
     }
@@ -67,7 +71,12 @@ mod tests {
 
     #[test]
     fn it_is_read_as_it_was_written_and_nothing_else_is() {
-        for preamble in [Preamble::Session, Preamble::Lane([7; TOKEN]), Preamble::Callbacks([9; TOKEN])] {
+        for preamble in [
+            Preamble::Session,
+            Preamble::Lane([7; TOKEN]),
+            Preamble::Callbacks([9; TOKEN]),
+            Preamble::Ring([5; TOKEN]),
+        ] {
             let bytes = preamble.to_bytes();
             assert_eq!(Preamble::from_bytes(bytes), Ok(preamble));
             for at in 0..16 {
