@@ -37,7 +37,30 @@ const AGAIN: &str = "again";
 /// A disk by which the guest knows that it has restarted; it is the guest's only one.
 const MARK: &str = "/tmp/mark.raw";
 
+/// What can't be a guest's CUDA driver, and what is said of it before the guest starts.
+const REFUSED: [(&str, &str); 3] = [
+    ("device = \"cpu\"\ndriver = \"/init\"", "the CUDA driver /init does not open in a worker"),
+    ("device = \"cpu\"\ndriver = \"/libcuda.so.1\"", "`accelerators[0].driver`"),
+    ("device = \"ffff:ff:1f.7\"", "ffff:ff:1f.7"),
+];
+
+fn refuses(l1: &mut L1) -> Result<()> {
+    for (keys, expect) in REFUSED {
+        let file =
+            format!("[[accelerators]]\n{keys}\nmemory = \"64M\"\nwindow = \"32M\"\ntrust = \"driver\"\n");
+        let plan = GuestPlan { program: Program::Linux, ..GuestPlan::sharing("refused", "", &file) };
+        let ended = Guest::start(l1, &plan)?.end(TIMEOUT)?;
+        let said = ended.process.stderr.trim();
+        l1.prove(
+            ended.process.code != Some(0) && ended.console.is_empty() && said.contains(expect),
+            format!("no guest starts with {}: {said}", keys.replace('\n', ", ")),
+        )?;
+    }
+    Ok(())
+}
+
 fn l1(l1: &mut L1) -> Result<()> {
+    refuses(l1)?;
     let plan =
         GuestPlan { program: Program::Linux, memory_mib: 256, ..GuestPlan::sharing("cuda", "", SHARED) };
     let mut guest = Guest::start(l1, &plan)?;
