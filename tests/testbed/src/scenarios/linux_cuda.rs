@@ -48,7 +48,11 @@ fn refuses(l1: &mut L1) -> Result<()> {
     for (keys, expect) in REFUSED {
         let file =
             format!("[[accelerators]]\n{keys}\nmemory = \"64M\"\nwindow = \"32M\"\ntrust = \"driver\"\n");
-        let plan = GuestPlan { program: Program::Linux, ..GuestPlan::sharing("refused", "", &file) };
+        let plan = GuestPlan {
+            program: Program::Linux,
+            memory_mib: 256,
+            ..GuestPlan::sharing("refused", "", &file)
+        };
         let ended = Guest::start(l1, &plan)?.end(TIMEOUT)?;
         let said = ended.process.stderr.trim();
         l1.prove(
