@@ -8,6 +8,7 @@ mod apt;
 mod built_kernel;
 mod cache;
 mod command;
+mod disk;
 mod modules;
 mod qemu;
 mod stock_kernel;
@@ -16,6 +17,7 @@ mod systemd;
 pub use built_kernel::provision_built;
 pub use cache::Cache;
 pub use command::{Step, say, tail};
+pub use disk::{make_disk, provision_disk};
 pub use qemu::{libraries_of, provision_qemu, qemu_files};
 pub use stock_kernel::provision_stock;
 pub use systemd::{provision_systemd, systemd_files};
@@ -31,6 +33,8 @@ pub struct LinuxKernel {
     pub image: PathBuf,
     /// Its loadable modules, uncompressed, in the order in which they can be loaded.
     pub modules: Vec<PathBuf>,
+    /// Those of ext4 that are to be loaded after them, for scenarios that mount a disk.
+    pub ext4: Vec<PathBuf>,
 }
 
 impl LinuxKernel {
@@ -40,7 +44,7 @@ impl LinuxKernel {
     /// When there is no such file.
     pub fn from_image(image: &Path) -> Result<Self> {
         ensure!(image.is_file(), "{} is no file; name a bzImage", image.display());
-        Ok(Self { image: image.to_owned(), modules: Vec::new() })
+        Ok(Self { image: image.to_owned(), modules: Vec::new(), ext4: Vec::new() })
     }
 }
 

@@ -47,6 +47,9 @@ pub struct Disk {
     pub mib: u64,
 }
 
+/// In the device arguments, the image of the disk with CuPy.
+pub const CUPY_DISK: &str = "{cupy}";
+
 /// What goes into L1 beside the agent and `vm-service`.
 #[derive(Clone, Copy, Debug)]
 pub struct Contents {
@@ -69,6 +72,9 @@ pub struct Contents {
     /// A CUDA driver for the processor, beside `vm-service`; in the Linux guest, the bridge's `libcuda.so.1` and a program of CUDA's static
     /// runtime as nvcc builds it, below `/cuda`.
     pub cuda: bool,
+    /// CuPy, with this machine's Python, NVIDIA's compiler of kernels and its headers: on a disk for L1, whose image is [`CUPY_DISK`] in the
+    /// device arguments. The Linux guest has the modules of its file system.
+    pub cupy: bool,
     /// The library's examples that scenarios run: of a VMM that implements its boundary itself, of two processes that drive
     /// one device, and of what mapping RAM for DMA takes, as `/bin/own_vmm`, `/bin/vfio_edu` and `/bin/map_ram`.
     pub library_examples: bool,
@@ -87,6 +93,7 @@ impl Contents {
         python: false,
         python_in_l1: false,
         cuda: false,
+        cupy: false,
         library_examples: false,
         systemd: false,
     };
@@ -103,6 +110,7 @@ impl Contents {
             python: self.python || other.python,
             python_in_l1: self.python_in_l1 || other.python_in_l1,
             cuda: self.cuda || other.cuda,
+            cupy: self.cupy || other.cupy,
             library_examples: self.library_examples || other.library_examples,
             systemd: self.systemd || other.systemd,
         }

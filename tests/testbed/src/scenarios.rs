@@ -30,6 +30,7 @@ mod linux_accel;
 mod linux_ati;
 mod linux_big_bars;
 mod linux_cuda;
+mod linux_cupy;
 mod linux_e1000e;
 mod linux_igb;
 mod linux_net;
@@ -63,6 +64,7 @@ pub const ALL: &[Scenario] = &[
     hostile_accel::SCENARIO,
     linux_accel::SCENARIO,
     linux_cuda::SCENARIO,
+    linux_cupy::SCENARIO,
     linux_python::SCENARIO,
     hot_attach::SCENARIO,
     hot_attach_cycles::SCENARIO,

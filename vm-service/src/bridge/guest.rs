@@ -91,6 +91,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_driver_of_the_processor_is_looked_for_beside_the_program_first() {
+        let root = tempfile::tempdir().expect("a folder");
+        let at = |place: &str| root.path().join(place);
+        for folder in ["bin", "lib/vm-service"] {
+            std::fs::create_dir_all(at(folder)).expect("a folder");
+        }
+        let found = || cpu_driver(&at("bin/vm-service"));
+        let error = found().unwrap_err();
+        assert!(error.contains(CPU_DRIVER) && error.contains("accelerators[].driver"), "{error}");
+        for place in ["bin/../lib/vm-service", "bin"] {
+            let driver = at(place).join(CPU_DRIVER);
+            std::fs::write(&driver, "").expect("written");
+            assert_eq!(found(), Ok(driver));
+        }
+    }
+
+    #[test]
     fn a_gpu_is_named_as_its_driver_does() {
         let root = tempfile::tempdir().expect("a folder");
         let gpu = root.path().join("proc/driver/nvidia/gpus/0000:65:00.0");

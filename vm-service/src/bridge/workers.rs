@@ -76,6 +76,10 @@ impl Workers {
             }
         };
         messages.wait();
+        // A guest's server shows errors alone, and this is why it fails.
+        if !opens && !tracing::enabled!(tracing::Level::WARN) {
+            tracing::error!("{}", messages.last());
+        }
         opens
     }
 

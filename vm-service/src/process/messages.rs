@@ -2,6 +2,7 @@
 //! with their limits. A worker that a guest has taken over writes what and as much as it likes.
 
 use std::io::{self, BufRead as _, BufReader, Read};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,10 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The thread that reads them.
 #[derive(Debug)]
-pub(crate) struct Messages(JoinHandle<()>);
+pub(crate) struct Messages {
+    thread: JoinHandle<()>,
+    last: Arc<Mutex<String>>,
+}
 
 impl Messages {
     /// Hears `source` to its end. A VMM is no `worker`.
@@ -22,27 +26,38 @@ impl Messages {
     /// # Errors
     /// When there are no threads left.
     pub(crate) fn start(worker: Option<u32>, source: impl Read + Send + 'static) -> io::Result<Self> {
-        let relay = move || relay(worker, source);
-        Ok(Self(std::thread::Builder::new().name("messages".into()).spawn(relay)?))
+        let last = Arc::<Mutex<String>>::default();
+        let keep = last.clone();
+        let relay = move || relay(worker, source, &keep);
+        Ok(Self { thread: std::thread::Builder::new().name("messages".into()).spawn(relay)?, last })
     }
 
     /// Waits a little until all was read from a worker that is gone.
     pub(crate) fn wait(&self) {
         let until = Instant::now() + LAST_WORDS;
-        while !self.0.is_finished() && Instant::now() < until {
+        while !self.thread.is_finished() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+
+    /// The last line so far, whether it was logged or not.
+    pub(crate) fn last(&self) -> String {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
-fn relay(worker: Option<u32>, source: impl Read) {
+fn relay(worker: Option<u32>, source: impl Read, last: &Mutex<String>) {
     let mut source = BufReader::new(source);
     let mut line = Vec::new();
     loop {
         line.clear();
         match source.by_ref().take(LINE).read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return,
-            Ok(_) => report(worker, &line),
+            Ok(_) => {
+                let line = printable(&String::from_utf8_lossy(&line));
+                report(worker, &line);
+                *last.lock().unwrap_or_else(PoisonError::into_inner) = line;
+            }
         }
         // What of the line was too long.
         while line.last() != Some(&b'\n') {
@@ -56,9 +71,8 @@ fn relay(worker: Option<u32>, source: impl Read) {
 }
 
 /// Tells a line at the level that it begins with, and about what the module behind that logs.
-fn report(worker: Option<u32>, line: &[u8]) {
-    let line = printable(&String::from_utf8_lossy(line));
-    let (level, said) = line.split_once(' ').unwrap_or(("", &line));
+fn report(worker: Option<u32>, line: &str) {
+    let (level, said) = line.split_once(' ').unwrap_or(("", line));
     let (target, text) = of_module(said);
     let text = if log::shows_targets() { said } else { text };
     log::relayed(category_of(target), || match level {
@@ -121,7 +135,7 @@ mod tests {
                     send.send(record()).unwrap();
                 }));
             tracing::subscriber::with_default(subscriber, || {
-                report(Some(7), line.as_bytes());
+                report(Some(7), &printable(line));
                 tracing::info!(target: "EGPU", "its own");
             });
             let records: Vec<_> = receive.iter().collect();
@@ -143,6 +157,9 @@ mod tests {
     #[test]
     fn a_line_without_an_end_takes_no_memory_and_those_behind_it_are_heard() {
         let long = io::repeat(b'x').take(64 << 20).chain(&b"\nlast\n"[..]);
-        Messages::start(Some(1), long).unwrap().0.join().unwrap();
+        let messages = Messages::start(Some(1), long).unwrap();
+        let last = messages.last.clone();
+        messages.thread.join().unwrap();
+        assert_eq!(*last.lock().unwrap(), "last");
     }
 }

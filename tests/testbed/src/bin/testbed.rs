@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::Parser;
 use testbed::host::{Options, Outcome, Programs, Purpose, Run, Verdict, run_all, workspace};
 use testbed::provision::{
-    Cache, LinuxKernel, provision_built, provision_qemu, provision_stock, provision_systemd,
+    Cache, LinuxKernel, provision_built, provision_disk, provision_qemu, provision_stock, provision_systemd,
 };
 use testbed::scenario::{Contents, Scenario, Variant};
 use testbed::scenarios;
@@ -85,6 +85,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     provision_qemu(&cache)?;
     if chosen.iter().any(|(scenario, _)| scenario.contents.systemd) {
         provision_systemd(&cache)?;
+    }
+    if chosen.iter().any(|(scenario, _)| scenario.contents.cupy) {
+        provision_disk(&cache)?;
     }
     let needed = |variant| arguments.provision || chosen.iter().any(|(_, chosen)| *chosen == variant);
     let kernel = |variant| -> Result<LinuxKernel, String> {

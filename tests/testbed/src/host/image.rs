@@ -21,12 +21,12 @@ pub(super) fn make_l1(
     contents: Contents,
 ) -> Result<()> {
     let mut tree = Tree::create(path)?;
-    tree.machine(programs, kernel)?;
+    tree.machine(programs, kernel, false)?;
     tree.program("bin/vm-service", &programs.vm_service)?;
     if contents.linux_guest {
         let guest = path.with_file_name("guest.cpio");
         let mut inner = Tree::create(&guest)?;
-        inner.machine(programs, kernel)?;
+        inner.machine(programs, kernel, contents.cupy)?;
         // What other scenarios asked for is built, too, and would only take this guest's memory.
         if contents.examples {
             for (place, program) in &programs.examples {
@@ -111,14 +111,14 @@ impl Tree {
         })
     }
 
-    /// What every Linux of the testbed has: the agent as init, and the modules.
-    fn machine(&mut self, programs: &Programs, kernel: &LinuxKernel) -> Result<()> {
+    /// What every Linux of the testbed has: the agent as init, and the modules, with those of ext4 or without.
+    fn machine(&mut self, programs: &Programs, kernel: &LinuxKernel, ext4: bool) -> Result<()> {
         for directory in ["dev", "proc", "sys", "run", "tmp"] {
             self.archive.directory(directory)?;
         }
         self.program("init", &programs.agent)?;
         let mut order = String::new();
-        for module in &kernel.modules {
+        for module in kernel.modules.iter().chain(kernel.ext4.iter().filter(|_| ext4)) {
             let name = module.file_name().unwrap_or_default().to_string_lossy().into_owned();
             self.file(&format!("modules/{name}"), 0o644, module)?;
             order.push_str(&name);

@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 
 use super::Run;
 use crate::report::Report;
+use crate::scenario::CUPY_DISK;
 
 /// L1's processor, without fast string operations: with them Linux clears and copies memory by `rep stosb` and `rep movsb`,
 /// which are emulated byte by byte, each a slow one in a page that has held code. A guest's RAM is cleared in a third of the
@@ -68,6 +69,11 @@ impl Files {
         self.directory.join("initrd.cpio")
     }
 
+    /// The disk with CuPy.
+    pub(super) fn cupy(&self) -> PathBuf {
+        self.directory.join("cupy.img")
+    }
+
     pub(super) fn disk(&self, name: &str) -> PathBuf {
         self.directory.join(format!("{name}.img"))
     }
@@ -114,7 +120,7 @@ impl Machine {
             command.arg("-device").arg(format!("pcie-root-port,{place}"));
         }
         for argument in scenario.devices {
-            let mut argument = (*argument).to_owned();
+            let mut argument = argument.replace(CUPY_DISK, &files.cupy().display().to_string());
             for disk in scenario.disks {
                 argument = argument
                     .replace(&format!("{{{}}}", disk.name), &files.disk(disk.name).display().to_string());

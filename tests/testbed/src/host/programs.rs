@@ -1,5 +1,6 @@
 //! Builds the programs that go into L1: programs for Linux, and bare guests.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::agent::{MAP_RAM, OWN_VMM, VFIO_EDU};
-use crate::provision::{Step, say};
+use crate::provision::{Step, libraries_of, make_disk, say};
 use crate::scenario::Contents;
 
 /// Bare guests are for no operating system, and use no vector registers: not every KVM knows them.
@@ -38,6 +39,8 @@ pub struct Programs {
     pub python: Option<PathBuf>,
     /// What CUDA programs take, if it was asked for.
     pub cuda: Option<Cuda>,
+    /// The image of the disk with CuPy, if it was asked for.
+    pub cupy: Option<PathBuf>,
     /// The library's examples, by the names that they have in L1; none if they were not asked for.
     pub library_examples: Vec<(&'static str, PathBuf)>,
     /// cloud-hypervisor, static, where there is one to compare with.
@@ -131,6 +134,7 @@ impl Programs {
                 }),
                 false => None,
             },
+            cupy: contents.cupy.then(|| cupy(logs)).transpose()?,
             library_examples: library_examples
                 .iter()
                 .map(|&name| Ok((name, stripped(&name.replace("/bin/", "examples/"))?)))
@@ -151,6 +155,45 @@ fn python(logs: &Path, built: &Path) -> Result<PathBuf> {
     command.arg(built.join("lib_vmaccel.so")).arg(&tree);
     Step { what: "installing the Python package", log, deadline }.run(&mut command)?;
     Ok(tree)
+}
+
+/// CuPy, and what it compiles its kernels by.
+const CUPY: [&str; 4] =
+    ["cupy-cuda13x==14.2.0", "numpy==2.4.6", "nvidia-cuda-nvrtc==13.5.37", "nvidia-cuda-runtime==13.5.37"];
+
+/// Makes the disk with Python and CuPy, from PyPI by pip.
+fn cupy(logs: &Path) -> Result<PathBuf> {
+    say("making a disk with CuPy for a guest: some 450 MB");
+    let (tree, image) = (logs.join("cupy"), logs.join("cupy.img"));
+    let mut command = Command::new("python3");
+    command.arg(workspace().join("bindings/python/stage")).arg("packages").arg(&tree).args(CUPY);
+    let (log, deadline) = (logs.join("cupy.log"), Duration::from_secs(10 * 60));
+    Step { what: "installing CuPy", log, deadline }.run(&mut command)?;
+    let mut libraries = BTreeSet::new();
+    libraries_below(&tree, &mut libraries)?;
+    let place = tree.join("libraries");
+    std::fs::create_dir(&place)?;
+    for library in libraries.iter().map(Path::new).filter(|library| !library.starts_with(&tree)) {
+        let to = place.join(library.file_name().unwrap_or_default());
+        std::fs::copy(library, to).with_context(|| format!("can't copy {}", library.display()))?;
+    }
+    make_disk(&image, &tree, logs.join("mke2fs.log"))?;
+    std::fs::remove_dir_all(&tree).with_context(|| format!("can't remove {}", tree.display()))?;
+    Ok(image)
+}
+
+/// The libraries that programs and libraries below a directory are linked with.
+fn libraries_below(directory: &Path, libraries: &mut BTreeSet<String>) -> Result<()> {
+    let read = || format!("can't read {}", directory.display());
+    for entry in std::fs::read_dir(directory).with_context(read)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            libraries_below(&path, libraries)?;
+        } else if directory.ends_with("bin") || path.to_string_lossy().contains(".so") {
+            libraries.extend(libraries_of(&path.display().to_string())?);
+        }
+    }
+    Ok(())
 }
 
 /// Compiles the CUDA program of scenarios, by NVIDIA's compiler from PyPI. It has PTX, and no machine code.

@@ -1,6 +1,7 @@
 //! Runs scenarios, several at once and those of one machine in one L1, and tells how each went.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -224,6 +225,9 @@ fn boot(batch: &[&Run], programs: &Programs, files: &Files) -> Result<Machine> {
     fs::create_dir_all(directory).with_context(|| format!("can't make {}", directory.display()))?;
     let contents = batch.iter().fold(Contents::NONE, |all, run| all.union(run.scenario.contents));
     make_l1(&files.initrd(), programs, kernel, contents)?;
+    if let Some(cupy) = programs.cupy.as_ref().filter(|_| contents.cupy) {
+        symlink(cupy, files.cupy()).context("can't link the disk with CuPy")?;
+    }
     Machine::start(batch, &kernel.image, files)
 }
 

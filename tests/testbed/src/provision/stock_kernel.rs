@@ -33,6 +33,9 @@ const MODULES: &[&str] = &[
     "evdev",
 ];
 
+/// What only scenarios with a disk of files load.
+const EXT4: &[&str] = &["crc32c_generic", "ext4"];
+
 /// Matches the Linux 6.12 image packages of Debian 12 and 13.
 const PACKAGE: &str = r"^linux-image-6\.12\.[0-9]+\+deb1[23]-amd64$";
 
@@ -41,7 +44,7 @@ const PACKAGE: &str = r"^linux-image-6\.12\.[0-9]+\+deb1[23]-amd64$";
 /// # Errors
 /// When it is neither cached nor to be had.
 pub fn provision_stock(cache: &Cache) -> Result<LinuxKernel> {
-    let suffix = format!("-stock-{:08x}", fnv1a(MODULES.join(",").as_bytes()) as u32);
+    let suffix = format!("-stock-{:08x}", fnv1a([MODULES, EXT4].concat().join(",").as_bytes()) as u32);
     if let Some(place) = cache.newest("linux-", &suffix) {
         return open(&place);
     }
@@ -78,7 +81,7 @@ fn take_modules(tree: &Path, part: &Path) -> Result<()> {
     let files = modules::find(tree)?;
     let mut order = String::new();
     modules::in_load_order(
-        MODULES,
+        &[MODULES, EXT4].concat(),
         &mut |name| {
             let file = files.get(name).with_context(|| format!("the package holds no module {name}"))?;
             let output = Command::new("xz")
@@ -105,8 +108,9 @@ fn open(place: &Path) -> Result<LinuxKernel> {
     let order = fs::read_to_string(&list)
         .with_context(|| format!("can't read {}; remove its directory", list.display()))?;
     say(format_args!("stock Linux kernel: {}", place.display()));
-    Ok(LinuxKernel {
-        image: place.join("vmlinuz"),
-        modules: order.lines().map(|name| place.join(format!("{name}.ko"))).collect(),
-    })
+    let last = MODULES.last().map(|name| name.replace('-', "_"));
+    let behind = order.lines().position(|name| Some(name) == last.as_deref()).map(|last| last + 1);
+    let mut modules: Vec<_> = order.lines().map(|name| place.join(format!("{name}.ko"))).collect();
+    let ext4 = modules.split_off(behind.unwrap_or(modules.len()));
+    Ok(LinuxKernel { image: place.join("vmlinuz"), modules, ext4 })
 }
