@@ -111,7 +111,7 @@ impl<'b> Cx<'_, 'b> {
         let end = self.cfg.exit();
         let others: Vec<usize> = exits.iter().copied().filter(|exit| *exit != end).collect();
         match others[..] {
-            [only] if exits.len() == 2 => {
+            [only] if exits.len() == 2 && !self.no_way_out.get() => {
                 self.checked(self.put(self.alive(), living & !self.goes_to(next, end)));
                 Next::Known(only)
             }
@@ -301,7 +301,9 @@ impl<'b> Cx<'_, 'b> {
             (End::Branch(guard, ..), [then, other]) => {
                 let Some(value) = self.checked(self.register(guard.register)) else { return Next::Known(0) };
                 let (first, second) = if guard.negated { (other, then) } else { (then, other) };
-                if let (true, Some(at)) = (self.living().is_some(), self.ending_arm(first, second)) {
+                if let (true, Some(at)) =
+                    (self.stay && self.living().is_some(), self.ending_arm(first, second))
+                {
                     return match at {
                         0 => self.stay(value, first, second),
                         _ => self.stay(!value, second, first),
