@@ -19,7 +19,7 @@ use std::{
 const MAGIC: &str = "vm-cuda-fake";
 const COMMENT: &str = "// ";
 /// The most bytes of a text.
-const TEXT: usize = 16 << 20;
+const TEXT: usize = 256 << 20;
 /// Threads of a block, and blocks of a grid.
 const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];

@@ -1,5 +1,6 @@
 //! A module as it is written.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use vm_ir::Scalar;
 
@@ -296,5 +297,22 @@ pub(crate) struct Ast {
     /// `sm_75`.
     pub(crate) target: Box<str>,
     pub(crate) variables: Vec<Variable>,
-    pub(crate) functions: Vec<Function>,
+    pub(crate) functions: Vec<Declared>,
+    /// Functions by their names.
+    pub(crate) names: HashMap<Box<str>, usize>,
+}
+
+/// A function of a module, of which only the head was read.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Declared {
+    /// Without a body.
+    pub(crate) head: Function,
+    /// Where in the text its head begins; without one it is defined elsewhere.
+    pub(crate) at: Option<usize>,
+}
+
+impl Ast {
+    pub(crate) fn function(&self, name: &str) -> Option<&Declared> {
+        self.functions.get(*self.names.get(name)?)
+    }
 }

@@ -3,11 +3,12 @@
 //!
 //! Parameters of calls are registers: one for each part that nobody takes apart further.
 
-use crate::ast::{Ast, Class, Function, Guard, Instr, Item, Operand, Space, Symbol, Ty, Variable};
+use crate::ast::{Ast, Class, Declared, Function, Guard, Instr, Item, Operand, Space, Symbol, Ty, Variable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::{
     MAX_CALLS, MAX_INLINED_OPERANDS, MAX_INSTRUCTIONS, MAX_LOCAL, MAX_PARAMETER_BYTES, MAX_REGISTERS,
 };
+use crate::parse;
 use std::collections::{BTreeSet, HashMap};
 use vm_ir::limits::MAX_SHARED_BYTES;
 
@@ -59,12 +60,13 @@ pub(crate) fn parameter_offsets(function: &Function) -> Result<Vec<u64>> {
 }
 
 /// Puts what a kernel calls into it. `data` has the offsets of the module's variables of memory that outlives a launch.
-pub(crate) fn inline(ast: &Ast, text: &str, entry: &Function, data: &HashMap<&str, u64>) -> Result<Code> {
+pub(crate) fn inline(ast: &Ast, text: &str, entry: &Declared, data: &HashMap<&str, u64>) -> Result<Code> {
+    let functions = needed(ast, text, entry)?;
     let mut inliner = Inliner {
         ast,
         text,
         data,
-        functions: ast.functions.iter().enumerate().map(|(i, f)| (&*f.name, i)).collect(),
+        functions: &functions,
         variables: ast.variables.iter().map(|v| (&*v.name, v)).collect(),
         shared: HashMap::new(),
         own_shared: HashMap::new(),
@@ -81,12 +83,44 @@ pub(crate) fn inline(ast: &Ast, text: &str, entry: &Function, data: &HashMap<&st
             local: 0,
         },
     };
+    let entry = inliner.callee(&entry.head.name)?;
     let offsets = parameter_offsets(entry)?;
     let places =
         offsets.into_iter().map(|offset| Home::Symbol(Symbol { space: Space::Param, offset })).collect();
     inliner.function(entry, places, None, 0)?;
     inliner.arguments()?;
     Ok(inliner.code)
+}
+
+/// Reads a kernel, and what it and others of these call.
+fn needed<'a>(ast: &'a Ast, text: &str, entry: &'a Declared) -> Result<HashMap<&'a str, Function>> {
+    let mut found = HashMap::new();
+    let mut left = vec![entry];
+    let mut count = 0;
+    while let Some(declared) = left.pop() {
+        let line = declared.head.line;
+        let std::collections::hash_map::Entry::Vacant(place) = found.entry(&*declared.head.name) else {
+            continue;
+        };
+        let function = parse::function(text, declared)?;
+        let items = function.body.as_deref().unwrap_or_default();
+        count += items.len();
+        if count > MAX_INSTRUCTIONS {
+            return Err(Error::large(line, "instructions in what a kernel calls", MAX_INSTRUCTIONS));
+        }
+        for item in items {
+            let Item::Instr(instr) = item else { continue };
+            if instr.opcode() == "call" {
+                let names = instr.operands.iter().filter_map(|operand| match operand {
+                    Operand::Name(name) => ast.function(name),
+                    _ => None,
+                });
+                left.extend(names.filter(|called| called.at.is_some() && !called.head.entry));
+            }
+        }
+        place.insert(function);
+    }
+    Ok(found)
 }
 
 /// Where a variable of a function is.
@@ -103,7 +137,8 @@ struct Inliner<'a> {
     ast: &'a Ast,
     text: &'a str,
     data: &'a HashMap<&'a str, u64>,
-    functions: HashMap<&'a str, usize>,
+    /// Those that are called, with their bodies.
+    functions: &'a HashMap<&'a str, Function>,
     variables: HashMap<&'a str, &'a Variable>,
     /// Offsets of the module's shared variables that the kernel uses.
     shared: HashMap<&'a str, u64>,
@@ -132,6 +167,10 @@ struct Frame<'a> {
 }
 
 impl<'a> Inliner<'a> {
+    fn callee(&self, name: &str) -> Result<&'a Function> {
+        self.functions.get(name).ok_or_else(|| Error::unsupported(0, format!("a call of {name}")))
+    }
+
     fn label(&mut self) -> u32 {
         self.code.labels += 1;
         self.code.labels - 1
@@ -286,7 +325,7 @@ impl<'a> Inliner<'a> {
     /// A variable of the module.
     fn global(&mut self, name: &str) -> Result<Symbol> {
         let Some((key, variable)) = self.variables.get_key_value(name).map(|(k, v)| (*k, *v)) else {
-            let kind = match self.functions.contains_key(name) {
+            let kind = match self.ast.function(name).is_some() {
                 true => ErrorKind::Unsupported(format!("the address of the function {name}")),
                 false => ErrorKind::Unknown(name.to_owned()),
             };
@@ -461,15 +500,16 @@ impl<'a> Inliner<'a> {
             [Operand::Name(name)] => (&[], name, &[]),
             _ => return Err(Error::unsupported(0, "a call through a pointer")),
         };
-        let Some(callee) = self.functions.get(&**name).map(|at| &self.ast.functions[*at]) else {
+        let Some(declared) = self.ast.function(name) else {
             return Err(Error::at(0, ErrorKind::Unknown(name.to_string())));
         };
-        if &*callee.name == "__assertfail" && callee.body.is_none() {
+        if &**name == "__assertfail" && declared.at.is_none() {
             let code = "trap".into();
             return self
                 .push(instr.line, Step::Instr(Instr { code, operands: Vec::new(), guard, ..instr.clone() }));
         }
-        if callee.entry || callee.body.is_none() {
+        let callee = self.callee(name)?;
+        if callee.entry {
             return Err(Error::unsupported(0, format!("a call of {name}")));
         }
         if self.open.contains(&&*callee.name) {

@@ -60,6 +60,43 @@ impl<'t> Lexer<'t> {
         self.at += rest.iter().position(|b| *b == b'\n').unwrap_or(rest.len());
     }
 
+    /// Goes on from here.
+    pub(crate) fn skip_to(&mut self, at: usize, line: u32) {
+        (self.at, self.line) = (at, line);
+    }
+
+    /// Skips to behind the brace that closes the one that was read last; false if none does.
+    pub(crate) fn skip_block(&mut self) -> bool {
+        let bytes = self.text.as_bytes();
+        let mut open = 1usize;
+        while let Some(byte) = bytes.get(self.at) {
+            self.at += 1;
+            match byte {
+                b'\n' => self.line += 1,
+                b'{' => open += 1,
+                b'}' => open -= 1,
+                b'"' => {
+                    self.take(|b| b != b'"' && b != b'\n');
+                    self.at += usize::from(self.peek(0) == b'"');
+                }
+                b'/' if self.peek(0) == b'/' => self.skip_line(),
+                b'/' if self.peek(0) == b'*' => {
+                    let Some(length) = self.text.get(self.at + 1..).and_then(|rest| rest.find("*/")) else {
+                        return false;
+                    };
+                    let comment = &bytes[self.at..self.at + 1 + length];
+                    self.line += comment.iter().filter(|b| **b == b'\n').count() as u32;
+                    self.at += length + 3;
+                }
+                _ => {}
+            }
+            if open == 0 {
+                return true;
+            }
+        }
+        false
+    }
+
     fn skip_blanks(&mut self) -> Result<()> {
         loop {
             match (self.peek(0), self.peek(1)) {

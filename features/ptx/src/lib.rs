@@ -27,8 +27,8 @@
 //! ```
 //!
 //! [`supported`] has the table of instructions; `docs/ptx.md` says what becomes of memory, parameters, barriers and floats. A kernel
-//! is tried in up to three ways, each of which the IR's validator judges: as it is; with what a block reads alike from shared memory
-//! passed on by one thread; and with threads that return early coming along to barriers.
+//! is tried in up to four ways, each of which the IR's validator judges: as it is; with what a block reads alike from shared memory
+//! passed on by one thread; with threads that return early coming along to barriers; and with votes on what to do together.
 //!
 //! This crate knows no device, no driver and no operating system. Its input is hostile: every count has a [cap](limits), nothing
 //! recurses further than the caps on nesting say, and what isn't supported is refused by name with its line.

@@ -1,18 +1,22 @@
-//! Caps on every count and size of PTX. A module above one is refused, however little of it is used.
+//! Caps on every count and size of PTX. A module above one of its own is refused, however little of it is used; what is in functions
+//! counts for the kernels that need it.
 
 /// Bytes of a module's text.
-pub const MAX_TEXT: usize = 16 << 20;
+pub const MAX_TEXT: usize = 256 << 20;
+/// Bytes of a text whose functions are all read with the module, so that what is wrong with one is known then. Functions of longer ones
+/// are read for the kernels that need them.
+pub const MAX_EAGER: usize = 1 << 20;
 /// Bytes of an identifier.
 pub const MAX_NAME: usize = 4096;
 /// Functions of a module.
-pub const MAX_FUNCTIONS: usize = 4096;
+pub const MAX_FUNCTIONS: usize = 1 << 16;
 /// Variables of a module, and those of a function.
 pub const MAX_VARIABLES: usize = 1 << 16;
 /// Bytes of a module's variables of memory that outlives a launch.
 pub const MAX_DATA: u64 = 1 << 32;
 /// Initialised bytes of a variable.
 pub const MAX_INITIALISED: u64 = 16 << 20;
-/// Instructions of a module, and those of a kernel whose calls are inlined.
+/// Instructions of a function, those of all that a kernel calls, and those of a kernel whose calls are inlined.
 pub const MAX_INSTRUCTIONS: usize = 1 << 18;
 /// Operands of a kernel whose calls are inlined.
 pub const MAX_INLINED_OPERANDS: usize = 1 << 20;

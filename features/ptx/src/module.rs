@@ -1,9 +1,10 @@
 //! A module that was read: its kernels, what they take, and its variables.
 
-use crate::ast::{Ast, Function, Space};
+use crate::ast::{Ast, Declared, Function, Space};
 use crate::error::{Error, ErrorKind, Result};
 use crate::inline::{inline, parameter_offsets, place};
-use crate::parse::parse;
+use crate::limits::MAX_EAGER;
+use crate::parse::{self, parse};
 use crate::translate::{self, Options, Translated};
 use std::collections::HashMap;
 use vm_ir::Scalar;
@@ -134,9 +135,15 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// The first thing that is no PTX, that is above a [cap](crate::limits), or that isn't supported wherever it stands.
+    /// The first thing that is no PTX, that is above a [cap](crate::limits), or that isn't supported wherever it stands. Of what is in
+    /// the functions of a [long text](MAX_EAGER), it is told by [`Module::translate`].
     pub fn parse(text: &str) -> Result<Module> {
         let ast = parse(text)?;
+        if text.len() <= MAX_EAGER {
+            for declared in ast.functions.iter().filter(|declared| declared.at.is_some()) {
+                parse::function(text, declared)?;
+            }
+        }
         let data = layout(&ast)?;
         Ok(Module { text: text.into(), ast, data })
     }
@@ -153,7 +160,7 @@ impl Module {
 
     /// The names of its kernels.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
-        self.ast.functions.iter().filter(|f| f.entry && f.body.is_some()).map(|f| &*f.name)
+        self.ast.functions.iter().filter(|f| f.head.entry && f.at.is_some()).map(|f| &*f.head.name)
     }
 
     /// Its variables that outlive a launch.
@@ -167,7 +174,7 @@ impl Module {
     ///
     /// There is no such kernel.
     pub fn signature(&self, kernel: &str) -> Result<Signature> {
-        Signature::of(self.kernel(kernel)?)
+        Signature::of(&self.kernel(kernel)?.head)
     }
 
     /// Bytes of shared memory of a block, but for those whose size the launch says, and of local memory of a thread.
@@ -184,8 +191,8 @@ impl Module {
         self.data.variables.iter().map(|v| (v.name.as_str(), v.offset)).collect()
     }
 
-    fn kernel(&self, name: &str) -> Result<&Function> {
-        let found = self.ast.functions.iter().find(|f| f.entry && f.body.is_some() && *f.name == *name);
+    fn kernel(&self, name: &str) -> Result<&Declared> {
+        let found = self.ast.function(name).filter(|f| f.head.entry && f.at.is_some());
         found.ok_or_else(|| Error::at(0, ErrorKind::Unknown(format!("{name} among the kernels"))))
     }
 
@@ -196,7 +203,7 @@ impl Module {
     /// The first thing that isn't supported, with its line and the instruction.
     pub fn translate(&self, kernel: &str, options: &Options) -> Result<Translated> {
         let function = self.kernel(kernel)?;
-        let signature = Signature::of(function)?;
+        let signature = Signature::of(&function.head)?;
         translate::translate(&self.ast, &self.text, function, signature, &self.offsets(), options)
     }
 }

@@ -1,6 +1,8 @@
 //! Text to a module. Debugging information is skipped; names of registers and of variables of functions are resolved.
 
-use crate::ast::{Ast, Class, Function, Guard, Instr, Item, Operand, Pointer, Register, Space, Ty, Variable};
+use crate::ast::{
+    Ast, Class, Declared, Function, Guard, Instr, Item, Operand, Pointer, Register, Space, Ty, Variable,
+};
 use crate::error::{Error, Result};
 use crate::lex::{Lexer, Spanned, Token};
 use crate::limits::{
@@ -9,7 +11,7 @@ use crate::limits::{
 };
 use std::collections::HashMap;
 
-/// Reads a module.
+/// Reads a module: what is in its functions is only looked at for where it ends.
 pub(crate) fn parse(text: &str) -> Result<Ast> {
     if text.len() > MAX_TEXT {
         return Err(Error::large(0, "bytes", MAX_TEXT));
@@ -18,6 +20,18 @@ pub(crate) fn parse(text: &str) -> Result<Ast> {
     let next = lexer.next()?;
     let mut parser = Parser { lexer, next, instructions: 0, last: 0 };
     parser.module()
+}
+
+/// Reads a function of the module that has this text.
+pub(crate) fn function(text: &str, declared: &Declared) -> Result<Function> {
+    let mut lexer = Lexer::new(text);
+    lexer.skip_to(declared.at.unwrap_or(text.len()), declared.head.line);
+    let next = lexer.next()?;
+    let mut parser = Parser { lexer, next, instructions: 0, last: 0 };
+    let (mut function, mut names) = parser.head(declared.head.entry)?;
+    parser.expect(b'{')?;
+    function.body = Some(parser.body(&mut function, &mut names)?);
+    Ok(function)
 }
 
 struct Parser<'t> {
@@ -149,8 +163,13 @@ impl<'t> Parser<'t> {
     }
 
     fn module(&mut self) -> Result<Ast> {
-        let mut ast =
-            Ast { version: (0, 0), target: "".into(), variables: Vec::new(), functions: Vec::new() };
+        let mut ast = Ast {
+            version: (0, 0),
+            target: "".into(),
+            variables: Vec::new(),
+            functions: Vec::new(),
+            names: HashMap::new(),
+        };
         let mut data = 0u64;
         loop {
             let line = self.line();
@@ -464,6 +483,38 @@ impl<'t> Parser<'t> {
     }
 
     fn function(&mut self, ast: &mut Ast, entry: bool) -> Result<()> {
+        let at = self.next.start;
+        let (head, _) = self.head(entry)?;
+        let line = head.line;
+        let at = if self.accept(b';')? { None } else { Some(at) };
+        if at.is_some() {
+            if !self.is(b'{') {
+                return Err(self.unexpected("\"{\""));
+            }
+            if !self.lexer.skip_block() {
+                return Err(Error::syntax(line, format!("{} does not end", head.name)));
+            }
+            self.next = self.lexer.next()?;
+        }
+        let declared = Declared { head, at };
+        match ast.names.get(&declared.head.name).copied() {
+            // Declared first, defined later.
+            Some(known) if ast.functions[known].at.is_none() => ast.functions[known] = declared,
+            Some(_) if at.is_none() => {}
+            Some(_) => return Err(Error::syntax(line, format!("{} is defined twice", declared.head.name))),
+            None if ast.functions.len() >= MAX_FUNCTIONS => {
+                return Err(Error::large(line, "functions", MAX_FUNCTIONS));
+            }
+            None => {
+                ast.names.insert(declared.head.name.clone(), ast.functions.len());
+                ast.functions.push(declared);
+            }
+        }
+        Ok(())
+    }
+
+    /// A function up to its body, and the names that it has there.
+    fn head(&mut self, entry: bool) -> Result<(Function, Names<'t>)> {
         let line = self.line();
         let mut names = Names { scopes: vec![Scope::default()], ..Names::default() };
         let mut function = Function {
@@ -512,23 +563,7 @@ impl<'t> Parser<'t> {
                 _ => break,
             }
         }
-        if !self.accept(b';')? {
-            self.expect(b'{')?;
-            let items = self.body(&mut function, &mut names)?;
-            function.body = Some(items);
-        }
-        let known = ast.functions.iter().position(|f| f.name == function.name);
-        match known {
-            // Declared first, defined later.
-            Some(at) if ast.functions[at].body.is_none() => ast.functions[at] = function,
-            Some(_) if function.body.is_none() => {}
-            Some(_) => return Err(Error::syntax(line, format!("{} is defined twice", function.name))),
-            None if ast.functions.len() >= MAX_FUNCTIONS => {
-                return Err(Error::large(line, "functions", MAX_FUNCTIONS));
-            }
-            None => ast.functions.push(function),
-        }
-        Ok(())
+        Ok((function, names))
     }
 
     /// `(.param .u64 a, .reg .b32 b)`

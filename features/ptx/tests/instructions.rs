@@ -269,3 +269,20 @@ fn memory() {
         |_, _| 6,
     );
 }
+
+/// Structs of 4 bytes lie closer to each other than the words that they are passed in are wide.
+#[test]
+fn small_structs_as_parameters() {
+    let text = ".version 8.0\n.target sm_75\n.address_size 64\n\
+        .visible .entry k(.param .u64 out, .param .align 4 .b8 a[4], .param .align 4 .b8 b[4], .param .u32 c) {\n\
+        .reg .b32 %r<9>; .reg .b64 %rd<9>;\n\
+        ld.param.u64 %rd1, [out]; ld.param.u32 %r1, [a]; ld.param.u32 %r2, [b]; ld.param.u32 %r3, [c];\n\
+        st.global.u32 [%rd1], %r1; st.global.u32 [%rd1+4], %r2; st.global.u32 [%rd1+8], %r3; ret;\n}\n";
+    for machine in Machine::all() {
+        let mut program = Program::on(text, machine);
+        let out = program.put(&[0u32; 3]);
+        let bytes = |n: u32| n.to_le_bytes().to_vec().into();
+        program.launch("k", [1, 1, 1], [1, 1, 1], &[out.into(), bytes(7), bytes(8), 9u32.into()]);
+        assert_eq!(program.get::<u32>(out, 3), [7, 8, 9], "{machine:?}");
+    }
+}

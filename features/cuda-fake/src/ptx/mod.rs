@@ -87,6 +87,12 @@ pub(crate) fn read(image: &[u8]) -> Result<Arc<dyn module::Program>, Refusal> {
     }
 }
 
+/// `sm_75` as 75.
+fn architecture(target: &str) -> i32 {
+    let number = target.strip_prefix("sm_").unwrap_or_default();
+    number.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(ARCHITECTURE as i32)
+}
+
 /// The program, which its kernels share.
 struct Shared(Arc<Program>);
 
@@ -131,7 +137,9 @@ impl module::Kernel for Kernel {
             1 => memory().0 as i32,
             3 => memory().1 as i32,
             4 => 32,
-            5 | 6 => ARCHITECTURE as i32,
+            // Libraries choose the size of blocks by what the code that they get was compiled for.
+            5 => architecture(self.program.module.target()),
+            6 => ARCHITECTURE as i32,
             _ => 0,
         }
     }

@@ -67,7 +67,7 @@ impl<'b> Cx<'_, 'b> {
     }
 
     /// Does one of the blocks of a tree do that?
-    fn any_block(&self, tree: &Tree, does: fn(&Block) -> bool) -> bool {
+    pub(super) fn any_block(&self, tree: &Tree, does: fn(&Block) -> bool) -> bool {
         match &tree.kind {
             Kind::Block(at) => does(&self.cfg.blocks[*at]),
             Kind::Goto(_) => false,
@@ -83,6 +83,9 @@ impl<'b> Cx<'_, 'b> {
 
     /// Whether the thread has not ended, where those that have come along.
     pub(super) fn living(&self) -> Option<Val<'b>> {
+        if self.votes {
+            return self.active.get();
+        }
         let here = self.stay && self.converged.get();
         here.then(|| self.checked(self.register(self.alive()))).flatten()
     }
@@ -108,7 +111,7 @@ impl<'b> Cx<'_, 'b> {
         let end = self.cfg.exit();
         let others: Vec<usize> = exits.iter().copied().filter(|exit| *exit != end).collect();
         match others[..] {
-            [only] if exits.len() == 2 => {
+            [only] if exits.len() == 2 && !self.no_way_out.get() => {
                 self.checked(self.put(self.alive(), living & !self.goes_to(next, end)));
                 Next::Known(only)
             }
@@ -130,7 +133,7 @@ impl<'b> Cx<'_, 'b> {
     }
 
     /// A part of the tree, behind one that goes on at `next`.
-    fn tree_after(&self, tree: &Tree, next: Next<'b>) -> Next<'b> {
+    pub(super) fn tree_after(&self, tree: &Tree, next: Next<'b>) -> Next<'b> {
         if self.failed() {
             return next;
         }
@@ -143,7 +146,13 @@ impl<'b> Cx<'_, 'b> {
             (Kind::Guard(..) | Kind::Loop(..), _) => true,
             _ => false,
         };
-        if let Some(living) = self.living().filter(|_| structured)
+        if self.votes && structured {
+            match (self.any_block(tree, Block::converges), self.active.get()) {
+                (true, _) => return self.together(tree, next),
+                (false, Some(active)) => return self.for_the_active(active, tree, next),
+                (false, None) => {}
+            }
+        } else if let Some(living) = self.living().filter(|_| structured)
             && !self.any_block(tree, Block::converges)
             && self.ending(tree).is_none()
         {
@@ -167,7 +176,11 @@ impl<'b> Cx<'_, 'b> {
     }
 
     /// The registers that these assign and that are read at one of the blocks.
-    fn assigned<'t>(&self, trees: impl IntoIterator<Item = &'t Tree>, read_at: &[usize]) -> Vec<u32> {
+    pub(super) fn assigned<'t>(
+        &self,
+        trees: impl IntoIterator<Item = &'t Tree>,
+        read_at: &[usize],
+    ) -> Vec<u32> {
         let mut all = BTreeSet::new();
         let mut looks = 0;
         let mut left: Vec<&Tree> = trees.into_iter().collect();
@@ -205,7 +218,12 @@ impl<'b> Cx<'_, 'b> {
 
     /// Runs `fill`, and gives what the registers hold then and where it goes on, as a region yields them; the registers then hold
     /// what they did before.
-    fn region(&self, registers: &[u32], exits: &[usize], fill: impl FnOnce() -> Next<'b>) -> Vec<Val<'b>> {
+    pub(super) fn region(
+        &self,
+        registers: &[u32],
+        exits: &[usize],
+        fill: impl FnOnce() -> Next<'b>,
+    ) -> Vec<Val<'b>> {
         let mark = self.mark();
         let next = fill();
         let mut values: Vec<Val<'b>> = self.encode(next, exits).into_iter().collect();
@@ -217,10 +235,18 @@ impl<'b> Cx<'_, 'b> {
     }
 
     /// The registers hold what a region yielded.
-    fn take(&self, registers: &[u32], exits: &[usize], yielded: &[Val<'b>]) -> Next<'b> {
+    pub(super) fn take(&self, registers: &[u32], exits: &[usize], yielded: &[Val<'b>]) -> Next<'b> {
+        let values = self.unpack(yielded, &self.types_of(registers, exits));
+        self.take_unpacked(registers, exits, &values)
+    }
+
+    /// The types of what a region yields.
+    pub(super) fn types_of(&self, registers: &[u32], exits: &[usize]) -> Vec<Type> {
         let types = registers.iter().filter_map(|register| self.checked(self.register_type(*register)));
-        let types: Vec<Type> = selector(exits).into_iter().chain(types).collect();
-        let values = self.unpack(yielded, &types);
+        selector(exits).into_iter().chain(types).collect()
+    }
+
+    pub(super) fn take_unpacked(&self, registers: &[u32], exits: &[usize], values: &[Val<'b>]) -> Next<'b> {
         let (first, rest) = values.split_at(usize::from(exits.len() > 1).min(values.len()));
         for (register, value) in registers.iter().zip(rest) {
             self.checked(self.put(*register, *value));
@@ -233,7 +259,7 @@ impl<'b> Cx<'_, 'b> {
         }
     }
 
-    fn checked<T>(&self, result: Result<T>) -> Option<T> {
+    pub(super) fn checked<T>(&self, result: Result<T>) -> Option<T> {
         result.map_err(|error| self.fail(error.of(self.line.get(), ""))).ok()
     }
 
@@ -255,7 +281,7 @@ impl<'b> Cx<'_, 'b> {
     }
 
     /// Does it go on there?
-    fn goes_to(&self, next: Next<'b>, at: usize) -> Val<'b> {
+    pub(super) fn goes_to(&self, next: Next<'b>, at: usize) -> Val<'b> {
         match next {
             Next::Known(to) => self.k.bool(to == at),
             Next::Either(a, _, value) if a == at => value,
@@ -275,7 +301,9 @@ impl<'b> Cx<'_, 'b> {
             (End::Branch(guard, ..), [then, other]) => {
                 let Some(value) = self.checked(self.register(guard.register)) else { return Next::Known(0) };
                 let (first, second) = if guard.negated { (other, then) } else { (then, other) };
-                if let (true, Some(at)) = (self.living().is_some(), self.ending_arm(first, second)) {
+                if let (true, Some(at)) =
+                    (self.stay && self.living().is_some(), self.ending_arm(first, second))
+                {
                     return match at {
                         0 => self.stay(value, first, second),
                         _ => self.stay(!value, second, first),
@@ -399,7 +427,7 @@ impl<'b> Cx<'_, 'b> {
     }
 
     /// As few values as regions can yield and loops carry: more go in vectors.
-    fn pack(&self, values: Vec<Val<'b>>) -> Vec<Val<'b>> {
+    pub(super) fn pack(&self, values: Vec<Val<'b>>) -> Vec<Val<'b>> {
         if values.len() < MAX_CARRIED {
             return values;
         }
@@ -419,7 +447,7 @@ impl<'b> Cx<'_, 'b> {
             .collect()
     }
 
-    fn unpack(&self, packed: &[Val<'b>], types: &[Type]) -> Vec<Val<'b>> {
+    pub(super) fn unpack(&self, packed: &[Val<'b>], types: &[Type]) -> Vec<Val<'b>> {
         if types.len() < MAX_CARRIED {
             return packed.to_vec();
         }
@@ -446,6 +474,9 @@ impl<'b> Cx<'_, 'b> {
             }
             None => None,
         };
+        if let (true, true, Some(guard)) = (self.votes, instr.converges(), guard) {
+            return self.guarded_together(instr, guard);
+        }
         let condition = match (guard, living) {
             (Some(guard), Some(living)) => guard & living,
             (Some(one), None) | (None, Some(one)) => one,
@@ -478,7 +509,7 @@ impl<'b> Cx<'_, 'b> {
         Ok(())
     }
 
-    fn plain(&self, instr: &Instr) -> Result<()> {
+    pub(super) fn plain(&self, instr: &Instr) -> Result<()> {
         super::table::translate(self, instr)
     }
 
@@ -492,7 +523,7 @@ impl<'b> Cx<'_, 'b> {
 }
 
 /// The type of the value that says where it goes on.
-fn selector(exits: &[usize]) -> Option<Type> {
+pub(super) fn selector(exits: &[usize]) -> Option<Type> {
     match exits.len() {
         0 | 1 => None,
         2 => Some(Type::BOOL),

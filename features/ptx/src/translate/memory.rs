@@ -174,8 +174,7 @@ impl<'b> Cx<'_, 'b> {
     fn parameter(&self, offset: u64, ty: Ty) -> Result<Val<'b>> {
         let size = ty.bytes();
         let found = self.words.iter().find(|(word, _)| {
-            word.offset <= offset
-                && offset.saturating_add(size) <= word.offset + u64::from(word.scalar.bytes())
+            word.offset <= offset && offset.saturating_add(size) <= word.offset + word.size
         });
         let Some((word, value)) = found else {
             // What is no scalar is in the memory.

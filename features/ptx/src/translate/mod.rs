@@ -10,9 +10,10 @@ mod float;
 mod memory;
 mod table;
 mod value;
+mod vote;
 mod warp;
 
-use crate::ast::{Ast, Class, Function, Instr, Space, Symbol, Ty};
+use crate::ast::{Ast, Class, Declared, Function, Instr, Space, Symbol, Ty};
 use crate::cfg::Cfg;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inline::{DYNAMIC_SHARED, inline};
@@ -70,16 +71,17 @@ const PARAMETERS: u64 = 0x7200_0000_0000_0000;
 pub(crate) fn translate(
     ast: &Ast,
     text: &str,
-    function: &Function,
+    declared: &Declared,
     signature: Signature,
     data: &HashMap<&str, u64>,
     options: &Options,
 ) -> Result<Translated> {
+    let function = &declared.head;
     if let Some(required) = function.required.filter(|required| *required != options.block) {
         let what = format!("blocks of {:?} where .reqntid says {required:?}", options.block);
         return Err(Error::unsupported(function.line, what));
     }
-    let code = inline(ast, text, function, data)?;
+    let code = inline(ast, text, declared, data)?;
     let (mut registers, local) = (code.registers.clone(), code.local);
     // The last one says whether the thread has not ended yet.
     registers.push(Ty::new(Class::Predicate, 1));
@@ -135,6 +137,8 @@ enum Mode {
     /// Threads that end before others come to a barrier or a shuffle come along, and do nothing to memory. Devices, too, wait for
     /// no thread that has ended.
     Stay,
+    /// All threads come to what they must come to together as long as one has to.
+    Vote,
 }
 
 /// A kernel whose regions are known.
@@ -170,7 +174,13 @@ impl Prepared<'_> {
         };
         let (spaces, registers) = (self.spaces.clone(), self.registers.clone());
         let tails = Prepared { cfg, tree, live, spaces, registers, ..*self };
-        tails.write(signature, options, Mode::Stay).map_err(|_| refused)
+        if let Ok(done) = tails.write(signature, options, Mode::Stay) {
+            return Ok(done);
+        }
+        self.write(signature, options, Mode::Vote).map_err(|error| match error.kind {
+            ErrorKind::Invalid(_) => refused,
+            _ => error,
+        })
     }
 
     /// Writes the kernel.
@@ -191,8 +201,9 @@ impl Prepared<'_> {
         let shared = (self.shared > 0).then(|| k.shared("shared", Scalar::I8, &[bytes(self.shared)]));
         let local = (self.local > 0).then(|| k.local("stack", bytes(self.local)));
         let reduces = |instr: &Instr| instr.is_barrier() && instr.modifiers().any(|m| m == "red");
-        let agree = mode != Mode::Plain && self.shared > 0;
-        let exchanges = agree || self.cfg.blocks.iter().flat_map(|block| &block.instrs).any(reduces);
+        let agree = matches!(mode, Mode::Agree | Mode::Stay) && self.shared > 0;
+        let votes = mode == Mode::Vote;
+        let exchanges = agree || votes || self.cfg.blocks.iter().flat_map(|block| &block.instrs).any(reduces);
         let exchange = exchanges.then(|| k.shared("exchange", Scalar::I32, &[1]));
         let cx = Cx {
             k,
@@ -211,6 +222,7 @@ impl Prepared<'_> {
             exchange,
             agree,
             stay: mode == Mode::Stay,
+            votes,
             data: options.data,
             dynamic_at: self.dynamic_at,
             shared_bytes: self.shared,
@@ -222,6 +234,7 @@ impl Prepared<'_> {
             together: Cell::new(true),
             converged: Cell::new(true),
             no_way_out: Cell::new(false),
+            active: Cell::new(None),
         };
         cx.body(&self.tree)?;
         let of_line = |line: u32, kind| Error::at(line, kind).of(line, cx.text_of(line));
@@ -269,6 +282,8 @@ struct Cx<'a, 'b> {
     agree: bool,
     /// Do threads that end stay?
     stay: bool,
+    /// Do threads vote on what they must come to together?
+    votes: bool,
     /// Where the module's data is.
     data: u64,
     /// Where shared memory of the launch's size begins.
@@ -287,6 +302,8 @@ struct Cx<'a, 'b> {
     converged: Cell<bool>,
     /// Is this in a loop that is left by threads that end alone?
     no_way_out: Cell<bool>,
+    /// Which threads don't just come along; nothing where all are here for their own sake.
+    active: Cell<Option<Val<'b>>>,
 }
 
 /// What changes on the way.

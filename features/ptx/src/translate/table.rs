@@ -138,7 +138,16 @@ const TABLE: &[Row] = &[
     },
     Row { codes: &["membar", "fence"], forms: "all scopes but clusters", translate: memory::fence },
     Row {
-        codes: &["prefetch", "prefetchu", "nanosleep", "applypriority", "discard", "pmevent", "brkpt"],
+        codes: &[
+            "prefetch",
+            "prefetchu",
+            "nanosleep",
+            "applypriority",
+            "discard",
+            "pmevent",
+            "brkpt",
+            "griddepcontrol",
+        ],
         forms: "nothing happens",
         translate: memory::nothing,
     },
