@@ -13,6 +13,7 @@ use vsock::{VMADDR_CID_ANY, VsockListener};
 
 use super::BridgeError;
 use super::gateway::{Gateway, PROGRAMS};
+use super::limits::Limits;
 use super::workers::Workers;
 
 /// Nothing is tried for as long when something could not be had.
@@ -31,8 +32,13 @@ pub(crate) struct Places {
 ///
 /// # Errors
 /// When nothing can be listened at, or the driver can't be opened.
-pub(crate) fn serve(program: &Path, places: &Places, driver: &Path) -> Result<(), BridgeError> {
-    let workers = Arc::new(Workers::new(program.to_owned(), driver.to_owned(), Vec::new())?);
+pub(crate) fn serve(
+    program: &Path,
+    places: &Places,
+    driver: &Path,
+    limits: &Limits,
+) -> Result<(), BridgeError> {
+    let workers = Arc::new(Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), limits)?);
     let listener = listen(&places.socket)?;
     if let Some(port) = places.vsock {
         listen_vsock(port, workers.clone())?;

@@ -31,9 +31,22 @@ struct ServeArgs {
     /// The socket, which programs are told by VM_BRIDGE=unix:PATH
     #[arg(long, value_name = "PATH", default_value = "/run/vm-bridge.sock")]
     socket: PathBuf,
+    /// The most device memory that programs may have together, as in 2G
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    memory: Option<u64>,
     /// The CUDA driver's library
     #[arg(long, value_name = "LIBRARY", default_value = "libcuda.so.1")]
     driver: PathBuf,
+}
+
+/// A quota. The least is a block of the driver's.
+fn memory(text: &str) -> Result<u64, String> {
+    const LEAST: u64 = 2 << 20;
+    match parse_size(text) {
+        Ok(bytes) if bytes >= LEAST => Ok(bytes),
+        Ok(_) => Err("is less than 2M".into()),
+        Err(error) => Err(format!("{text} {error}")),
+    }
 }
 
 impl BridgeArgs {
