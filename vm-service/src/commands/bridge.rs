@@ -7,6 +7,7 @@ use vm_bridge::calls::MODES;
 use vm_cuda_api::FUNCTIONS;
 
 use crate::bridge;
+use crate::config::parse_size;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{Body, BridgedFunction};
@@ -21,7 +22,7 @@ pub(crate) struct BridgeArgs {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Serve this machine's GPUs to CUDA programs that load the bridge's libcuda.so.1
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// List the CUDA driver's functions, each with how it crosses the bridge
     Coverage,
 }
@@ -65,8 +66,10 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
         Action::Serve(_) if context.json => {
             Err(Failure::usage("`bridge serve` prints nothing; leave `--json` out"))
         }
-        Action::Serve(ServeArgs { socket, driver }) => {
-            bridge::serve(&context.program, socket, driver).map_err(Failure::failed)
+        Action::Serve(args) => {
+            let limits = bridge::Limits { memory: args.memory };
+            let places = bridge::Places { socket: args.socket.clone(), vsock: None };
+            bridge::serve(&context.program, &places, &args.driver, &limits).map_err(Failure::failed)
         }
         Action::Coverage => {
             let functions = FUNCTIONS.iter().zip(MODES.iter()).map(|(function, mode)| BridgedFunction {
