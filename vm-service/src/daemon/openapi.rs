@@ -122,7 +122,8 @@ fn guest_file(_: &mut SchemaGenerator) -> Schema {
     let (text, flag) = (json!({ "type": "string" }), json!({ "type": "boolean" }));
     let number = |from: u32, to: u32| json!({ "type": "integer", "minimum": from, "maximum": to });
     let accelerator = json!({
-        "device": text, "memory": text, "deadline": text, "time_slice": text, "poll": text, "window": text,
+        "device": text, "memory": text, "deadline": text, "time_slice": text, "poll": text, "window": text, "trust": text,
+        "driver": text,
     });
     let device = json!({
         "address": { "type": "string", "pattern": ADDRESS },

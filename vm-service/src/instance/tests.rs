@@ -549,7 +549,8 @@ fn a_vmm_that_misbehaves_is_killed_and_everything_goes_back() {
     );
     check("a_vmm_that_talks_nonsense", "was killed, as it made an invalid report (");
     check("a_vmm_that_answers_something_else", "was killed, as it answered another order than it was given;");
-    check("a_vmm_that_answers_twice", "was killed, as it answered an order that it was not given;");
+    // An order that it was not given, or another one, where the next had been given by then.
+    check("a_vmm_that_answers_twice", "was killed, as it answered an");
     check("a_vmm_that_answers_for_a_slot", "as it answered for a slot that the guest was not asked for;");
     check("a_vmm_that_is_there_unasked", "as it said unasked that it is there;");
     check(
