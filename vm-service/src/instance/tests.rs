@@ -507,7 +507,7 @@ impl Done {
 
 #[test]
 fn a_vmm_that_misbehaves_is_killed_and_everything_goes_back() {
-    let check_with = |vmm: &str, resets: bool, expect: &str| {
+    let check_with = |vmm: &str, resets: bool, expect: &[&str]| {
         let sim = SimHost::new().expect("a host");
         let disk: PciAddress = "0000:01:00.0".parse().expect("an address");
         sim.add(&SimFunction::nvme(disk).group(1).driver("nvme")).expect("a function");
@@ -530,7 +530,8 @@ fn a_vmm_that_misbehaves_is_killed_and_everything_goes_back() {
         let refused = ask(|answer| handle.attach(request, answer)).expect_err("nothing can be opened");
         if resets {
             let refused = ask(|answer| handle.reset(answer)).expect_err("nothing is reset");
-            assert!(refused.to_string().contains(expect), "{refused}");
+            let refused = refused.to_string();
+            assert!(expect.iter().any(|expect| refused.contains(expect)), "{refused}");
         }
         handle.stop();
         while !guest.is_finished() {
@@ -539,18 +540,23 @@ fn a_vmm_that_misbehaves_is_killed_and_everything_goes_back() {
         }
         let (happened, ran) = guest.join().expect("no panic");
         let ran = ran.map_or_else(|errors| errors.join(";"), |end| end.to_string());
-        assert!(format!("{refused} {ran}").contains(expect), "{vmm}: {refused}; {ran}; {happened:?}");
+        let said = format!("{refused} {ran}");
+        assert!(expect.iter().any(|expect| said.contains(expect)), "{vmm}: {said}; {happened:?}");
         assert_eq!(sim.driver_of(disk).as_deref(), Some("nvme"), "{vmm}");
     };
-    let check = |vmm, expect| check_with(vmm, false, expect);
+    let check = |vmm, expect| check_with(vmm, false, &[expect]);
     check(
         "a_vmm_that_does_nothing",
         "was killed, as it did not boot the guest within 2 s; see its messages in the log",
     );
     check("a_vmm_that_talks_nonsense", "was killed, as it made an invalid report (");
     check("a_vmm_that_answers_something_else", "was killed, as it answered another order than it was given;");
-    // An order that it was not given, or another one, where the next had been given by then.
-    check("a_vmm_that_answers_twice", "was killed, as it answered an");
+    // The second answer is to nothing, or not to the next order where that has been given by then.
+    let twice = [
+        "was killed, as it answered an order that it was not given;",
+        "was killed, as it answered another order than it was given;",
+    ];
+    check_with("a_vmm_that_answers_twice", false, &twice);
     check("a_vmm_that_answers_for_a_slot", "as it answered for a slot that the guest was not asked for;");
     check("a_vmm_that_is_there_unasked", "as it said unasked that it is there;");
     check(
@@ -570,7 +576,7 @@ fn a_vmm_that_misbehaves_is_killed_and_everything_goes_back() {
     check("a_vmm_that_hears_what_nobody_told", "was killed, as it did not end the guest within 2 s; see");
     // Its answers wait behind its reports.
     check("a_vmm_that_reports_without_end", "was killed, as it did not ");
-    check_with("a_vmm_that_goes_on", true, "was killed, as it did not reset the guest within 2 s; see");
+    check_with("a_vmm_that_goes_on", true, &["was killed, as it did not reset the guest within 2 s; see"]);
 }
 
 /// It is one that has not been taken over, with a name of its own.

@@ -18,7 +18,8 @@ use crate::wire::{code, control};
 /// The driver could not be opened.
 #[derive(Debug, Error)]
 #[error(
-    "the CUDA driver {path} can't be opened: {source}; install the GPU's driver, or name its library by --driver"
+    "the CUDA driver {path} can't be opened: {source}; install the GPU's driver, or name its library by --driver, or \
+     `accelerators[].driver` of a guest's file"
 )]
 pub struct OpenError {
     path: PathBuf,

@@ -88,7 +88,10 @@ impl AcceleratorDevice {
             let (worker, Ready { name, confinement }) =
                 maker.make(stop).map_err(|error| failed(error.to_string()))?;
             tracing::info!("the guest shares the accelerator {device}, {name}");
-            tracing::info!("the worker of {device} is confined: {confinement}");
+            // Of CUDA programs each has a worker, and this one only starts them.
+            if shared.trust == Trust::Kernels {
+                tracing::info!("the worker of {device} is confined: {confinement}");
+            }
             Ok::<_, MachineError>((Arc::new(maker), worker))
         };
         let Some(bytes) = shared.window else {
