@@ -228,3 +228,27 @@ fn a_context_that_is_reset_gives_all_back() {
     assert_eq!(program.call("cuDevicePrimaryCtxReset_v2", &[0]).0, 0);
     assert_eq!(held(&file), 0);
 }
+
+#[test]
+fn what_a_pool_keeps_counts_until_others_need_it() {
+    let _alone = alone();
+    let file = pot(1);
+    let mut program = Program::new(&file, 0);
+    // Pinned memory of device 0.
+    let pool = program.gives("cuMemPoolCreate", &[1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    const RELEASE_THRESHOLD: u64 = 4;
+    assert_eq!(program.call("cuMemPoolSetAttribute", &[pool, RELEASE_THRESHOLD, 1, u64::MAX]).0, 0);
+    let at = program.gives("cuMemAllocFromPoolAsync", &[1, 40 * MIB, pool, 0]);
+    assert_eq!(program.call("cuMemFreeAsync", &[at, 0]).0, 0);
+    assert_eq!(program.call("cuStreamSynchronize", &[0]).0, 0);
+    assert_eq!(held(&file), 40 * MIB);
+    let other = program.gives("cuMemAlloc_v2", &[1, 30 * MIB]);
+    assert!((30 * MIB..=34 * MIB).contains(&held(&file)), "{}", held(&file));
+    // A pool that is destroyed has its memory until that is freed.
+    let at = program.gives("cuMemAllocFromPoolAsync", &[1, 10 * MIB, pool, 0]);
+    assert_eq!(program.call("cuMemFree_v2", &[other]).0, 0);
+    assert_eq!(program.call("cuMemPoolDestroy", &[pool]).0, 0);
+    assert_eq!(held(&file), 10 * MIB);
+    assert_eq!(program.call("cuMemFreeAsync", &[at, 0]).0, 0);
+    assert_eq!(held(&file), 0);
+}

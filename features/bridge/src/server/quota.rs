@@ -208,7 +208,7 @@ impl Quota {
         let Some(pot) = &self.pot else { return load() };
         let driver = session.driver();
         let mut held = locked(&self.held);
-        if !pot.take(len) {
+        if !held.take(pot, driver, len) {
             return Err(code::OUT_OF_MEMORY);
         }
         let mut missing = u64::MAX;
@@ -287,9 +287,20 @@ fn stacks(driver: &Driver, bytes: u64) -> u64 {
 }
 
 impl Held {
+    /// Takes so much, of what pools keep of freed memory where nothing else is left.
+    fn take(&mut self, pot: &Pot, driver: &Driver, bytes: u64) -> bool {
+        pot.take(bytes) || {
+            for pool in self.pools.keys() {
+                driver.named("cuMemPoolTrimTo", &[Word::Is(*pool), Word::Is(0)], &mut []);
+            }
+            self.refresh(pot, driver);
+            pot.take(bytes)
+        }
+    }
+
     /// Makes a call with what it takes, which it gives back where it fails.
-    fn with(pot: &Pot, bytes: u64, made: &mut Made<'_>) -> u32 {
-        if !pot.take(bytes) {
+    fn with(&mut self, pot: &Pot, bytes: u64, made: &mut Made<'_>) -> u32 {
+        if !self.take(pot, made.driver, bytes) {
             return code::OUT_OF_MEMORY;
         }
         let result = made.make();
@@ -310,7 +321,7 @@ impl Held {
             Rule::Pooled => self.allocate_pooled(pot, made),
             Rule::Create => {
                 let bytes = made.value(1);
-                let result = Self::with(pot, bytes, made);
+                let result = self.with(pot, bytes, made);
                 if result == 0 {
                     self.physical.insert(made.value(0), Physical { bytes, handles: 1, mappings: 0 });
                 }
@@ -318,7 +329,7 @@ impl Held {
             }
             Rule::Array(form) => {
                 let bytes = array(made.behind(1), form);
-                let result = Self::with(pot, bytes, made);
+                let result = self.with(pot, bytes, made);
                 if result == 0 {
                     let object = if form == 4 { Object::Mipmap } else { Object::Array };
                     self.objects.insert((Some(object), made.value(0)), (bytes, current(made.driver)));
@@ -334,7 +345,7 @@ impl Held {
                 };
                 // One for each context: their handles are apart by more than the limits' numbers.
                 let context = current(made.driver);
-                let result = Self::with(pot, bytes, made);
+                let result = self.with(pot, bytes, made);
                 if result == 0
                     && let Some((before, _)) = self.objects.insert((None, context ^ limit), (bytes, context))
                 {
@@ -423,7 +434,7 @@ impl Held {
         least: u64,
         len: impl Fn(&Made<'_>) -> u64,
     ) -> u32 {
-        let result = Self::with(pot, least, made);
+        let result = self.with(pot, least, made);
         if result != 0 {
             return result;
         }
@@ -462,14 +473,8 @@ impl Held {
             // What nodes of a graph allocate is the driver's to keep, and is not told.
             return if asked == 0 { code::NOT_SUPPORTED } else { asked };
         }
-        if !pot.take(len) {
-            for pool in self.pools.keys() {
-                made.driver.named("cuMemPoolTrimTo", &[Word::Is(*pool), Word::Is(0)], &mut []);
-            }
-            self.refresh(pot, made.driver);
-            if !pot.take(len) {
-                return code::OUT_OF_MEMORY;
-            }
+        if !self.take(pot, made.driver, len) {
+            return code::OUT_OF_MEMORY;
         }
         let result = made.make();
         pot.give(len);
