@@ -81,6 +81,13 @@ impl Place {
         (Running(child), input)
     }
 
+    /// Files and threads of the server.
+    fn has(&self) -> [usize; 2] {
+        ["fd", "task"].map(|of| {
+            std::fs::read_dir(format!("/proc/{}/{of}", self.server.0.id())).expect("the server").count()
+        })
+    }
+
     fn workers(&self) -> Vec<u32> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.server.0.id())).expect("its threads");
         let text = tasks.map(|task| {
@@ -117,6 +124,33 @@ fn programs_have_no_more_together_than_they_may() {
         end(holds);
         until("what it held is given back", || place.fill() == FULL);
     }
+}
+
+#[test]
+fn programs_and_workers_that_are_killed_anywhere_leave_nothing() {
+    let place = Place::new();
+    // What the server makes once is there then.
+    assert_eq!(place.fill(), FULL);
+    until("the first worker has ended", || place.workers().is_empty());
+    let before = place.has();
+    for number in 0..100u64 {
+        let mut command = place.command("hold");
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut program = Running(command.spawn().expect("the program"));
+        // Somewhere between its first connection and its last call.
+        std::thread::sleep(Duration::from_micros(number * 7919 % 100 * 300));
+        if number % 2 == 0 {
+            for worker in place.workers() {
+                let worker = rustix::process::Pid::from_raw(worker as i32).expect("a process");
+                // It may have ended.
+                let _ = rustix::process::kill_process(worker, rustix::process::Signal::KILL);
+            }
+        }
+        program.0.kill().expect("killed");
+    }
+    until("all workers have ended", || place.workers().is_empty());
+    until("the server has what it had", || place.has() == before);
+    assert_eq!(place.fill(), FULL);
 }
 
 #[test]
