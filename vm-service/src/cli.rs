@@ -160,10 +160,10 @@ pub(crate) enum Command {
         #[arg(value_parser = ["probe"])]
         probe: Option<String>,
         /// Bytes of device memory for all programs of the pot, which is standard output
-        #[arg(long, requires = "slot")]
+        #[arg(long, hide = true, requires = "slot")]
         memory: Option<u64>,
         /// The worker's place in that
-        #[arg(long, requires = "memory")]
+        #[arg(long, hide = true, requires = "memory")]
         slot: Option<usize>,
     },
     /// Run a guest; `run` starts it, with a socket as standard input
