@@ -1,12 +1,12 @@
 //! Textures and surfaces, objects that graphs keep, and the linker.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use vm_bridge::wire::{CHUNK, NOTHING, Reader, code, own, put, put_bytes};
 
 use super::{begin_calls, file, pack_options, the};
-use crate::client::{client, locked};
+use crate::client::{Client, client, locked};
 use crate::forward;
 use crate::sys::caller;
 
@@ -93,6 +93,20 @@ pub(crate) fn cuLinkAddFile_v2(_: usize, words: &[usize]) -> Result<(), u32> {
     add(link, kind, &file(path)?, path, [count, kinds, values])
 }
 
+/// Fetches so many bytes that the server keeps for this thread.
+pub(super) fn fetch(client: &Arc<Client>, len: usize) -> Result<Vec<u8>, u32> {
+    let mut bytes = Vec::new();
+    for at in (0..len).step_by(CHUNK) {
+        let part = CHUNK.min(len - at);
+        let mut payload = Vec::new();
+        put(&mut payload, at as u64);
+        put(&mut payload, part as u64);
+        let reply = client.ask(own::LINKED.into(), &payload, false)?;
+        bytes.extend_from_slice(reply.get(..part).ok_or(code::UNAVAILABLE)?);
+    }
+    Ok(bytes)
+}
+
 /// What linkers made, until they end.
 static LINKED: Mutex<Option<HashMap<usize, Vec<u8>>>> = Mutex::new(None);
 
@@ -101,15 +115,7 @@ pub(crate) fn cuLinkComplete(number: usize, words: &[usize]) -> Result<(), u32> 
     let client = client()?;
     let reply = client.ask(number, &(link as u64).to_ne_bytes(), false)?;
     let len = Reader(&reply).word().map_err(|_| code::UNAVAILABLE)? as usize;
-    let mut image = Vec::new();
-    for at in (0..len).step_by(CHUNK) {
-        let part = CHUNK.min(len - at);
-        let mut payload = Vec::new();
-        put(&mut payload, at as u64);
-        put(&mut payload, part as u64);
-        let reply = client.ask(own::LINKED.into(), &payload, false)?;
-        image.extend_from_slice(reply.get(..part).ok_or(code::UNAVAILABLE)?);
-    }
+    let image = fetch(&client, len)?;
     let mut linked = locked(&LINKED);
     let image = linked.get_or_insert_default().entry(link).insert_entry(image).into_mut();
     caller::write(to, image.as_ptr() as u64);

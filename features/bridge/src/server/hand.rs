@@ -9,6 +9,7 @@
 //! | textures, surfaces | their description may have an array in it |
 //! | the linker | what it makes is memory of the driver's, of any length |
 //! | functions of the program | they are called there, when the driver calls |
+//! | nodes of graphs by their parameters | their structures have pointers, and memory of the program in them |
 //! | captures' dependencies | the driver returns an array of its own |
 
 use std::sync::LazyLock;
@@ -19,7 +20,8 @@ use super::handles::Layout;
 use super::lane::{Call, Lane};
 use super::pack::Refused;
 use super::sys::{self, Word};
-use super::{callbacks, capture, objects, pointers, strided};
+use super::{callbacks, capture, nodes, objects, pointers, strided};
+use crate::wire::node;
 use crate::wire::strided::Form;
 use crate::wire::{CHUNK, Malformed, Reader, code, control, own, put, put_bytes};
 
@@ -32,7 +34,7 @@ pub(super) struct Parts<'a> {
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 33] = [
+const HANDLERS: [(&str, Handler); 43] = [
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
     ("cuLaunchKernel", launch),
@@ -49,6 +51,16 @@ const HANDLERS: [(&str, Handler); 33] = [
     ("cuMemcpy3DAsync_v2", |call, parts| strided::copy(call, parts.reader, Form::Three, parts.reply)),
     ("cuLaunchHostFunc", |call, parts| callbacks::add(call, parts.reader, control::FUNCTION)),
     ("cuStreamAddCallback", |call, parts| callbacks::add(call, parts.reader, control::CALLBACK)),
+    ("cuGraphKernelNodeGetParams", nodes::kernel_of),
+    ("cuGraphKernelNodeGetParams_v2", nodes::kernel_of),
+    ("cuGraphMemcpyNodeGetParams", nodes::copy_of),
+    ("cuGraphHostNodeGetParams", nodes::function_of),
+    ("cuGraphExecUpdate", nodes::update),
+    ("cuGraphExecUpdate_v2", nodes::update),
+    ("cuGraphInstantiateWithParams", nodes::instantiate),
+    ("cuGraphDebugDotPrint", nodes::print),
+    ("cuGraphDestroy", nodes::destroy),
+    ("cuGraphDestroyNode", nodes::destroy_node),
     ("cuOccupancyMaxActiveClusters", clusters),
     ("cuOccupancyMaxPotentialClusterSize", clusters),
     ("cuPointerGetAttributes", |call, parts| pointers::attributes(call, parts.reader, parts.reply)),
@@ -71,7 +83,8 @@ const HANDLERS: [(&str, Handler); 33] = [
 /// The handlers by their functions' numbers.
 static BY_NUMBER: LazyLock<Vec<Option<Handler>>> = LazyLock::new(|| {
     let mut all = vec![None; FUNCTIONS.len()];
-    for (name, handler) in HANDLERS {
+    let setters = node::SETTERS.map(|(name, _)| (name, nodes::set as Handler));
+    for (name, handler) in HANDLERS.into_iter().chain(setters) {
         for name in [name.to_owned(), format!("{name}_ptsz"), format!("{name}_ptds")] {
             if let Some(at) = number(&name) {
                 all[at] = Some(handler);
@@ -200,7 +213,11 @@ fn library(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
 }
 
 /// Parameters in words, then pointers to them: where the pointers begin.
-fn parameters(layout: &Layout, reader: &mut Reader<'_>, memory: &mut Vec<u64>) -> Result<usize, Refused> {
+pub(super) fn parameters(
+    layout: &Layout,
+    reader: &mut Reader<'_>,
+    memory: &mut Vec<u64>,
+) -> Result<usize, Refused> {
     let end = layout.iter().map(|(offset, size)| offset.saturating_add(*size)).max().unwrap_or(0);
     let bytes = reader.bytes(usize::try_from(end).map_err(|_| Malformed)?)?;
     let from = memory.len();

@@ -5,6 +5,7 @@ mod capture;
 mod hand;
 mod handles;
 mod lane;
+mod nodes;
 mod objects;
 mod pack;
 mod pointers;

@@ -1,6 +1,6 @@
 //! A program's session: what it has of the driver.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -15,14 +15,16 @@ use super::handles::Handles;
 use super::pot::Pot;
 use super::quota::Quota;
 use super::ranges::Ranges;
-use super::sys::{Driver, Mapping, Word};
+use super::sys::{self, Driver, Mapping, Word};
 use super::turn::Turn;
-use crate::wire::{Malformed, WINDOW, code};
+use crate::wire::{Malformed, WINDOW, code, control};
 
 /// The most lanes of a session: threads of its program.
 const LANES: usize = 1024;
 /// The most windows: allocations of the host's memory.
 const WINDOWS: usize = 1 << 16;
+/// The most functions that graphs call.
+const CALLED: usize = 1 << 20;
 /// The most parameters of a kernel.
 const PARAMETERS: u64 = 4096;
 
@@ -53,6 +55,8 @@ pub struct Session {
     callbacks: callbacks::Shared,
     /// The program's connection, by which it sees that the session has ended.
     connection: Mutex<Option<UnixStream>>,
+    /// Functions of the program that graphs call, and what the driver calls each.
+    functions: Mutex<HashMap<[u64; 2], [u64; 2]>>,
     /// What the driver reads as long as a linker is there.
     kept: Mutex<BTreeMap<u64, Vec<u64>>>,
     pub(super) turn: Turn,
@@ -83,6 +87,7 @@ impl Session {
             captures: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
             connection: Mutex::default(),
+            functions: Mutex::default(),
             kept: Mutex::default(),
             turn: Turn::default(),
         }
@@ -117,6 +122,26 @@ impl Session {
 
     pub(super) fn callbacks(&self) -> callbacks::Shared {
         self.callbacks.clone()
+    }
+
+    /// What the driver calls for a function of the program with its argument, as often as graphs with it are launched.
+    pub(super) fn function(&self, function: u64, argument: u64) -> Result<[u64; 2], u32> {
+        let mut functions = locked(&self.functions);
+        if let Some(known) = functions.get(&[function, argument]) {
+            return Ok(*known);
+        }
+        if functions.len() >= CALLED {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let words = [control::FUNCTION, function, argument, 0, 0];
+        let made = sys::keep_callback(sys::Callback { callbacks: self.callbacks(), words, stays: true });
+        functions.insert([function, argument], made);
+        Ok(made)
+    }
+
+    /// The function of the program, with its argument, for which the driver has this argument.
+    pub(super) fn known_function(&self, at: u64) -> Option<[u64; 2]> {
+        locked(&self.functions).iter().find(|(_, made)| made[1] == at).map(|(words, _)| *words)
     }
 
     /// Keeps what the driver reads as long as a linker is there; the next one at its place replaces it.

@@ -5,6 +5,7 @@
 //! what is behind pointers that are read, each in whole words. An answer has what was written, in order.
 
 pub mod image;
+pub mod node;
 pub mod preamble;
 pub mod strided;
 
@@ -41,6 +42,8 @@ pub mod code {
     pub const INVALID_CONTEXT: u32 = 201;
     /// `CUDA_ERROR_FILE_NOT_FOUND`.
     pub const FILE_NOT_FOUND: u32 = 301;
+    /// `CUDA_ERROR_OPERATING_SYSTEM`.
+    pub const OPERATING_SYSTEM: u32 = 304;
     /// `CUDA_ERROR_INVALID_HANDLE`.
     pub const INVALID_HANDLE: u32 = 400;
     /// `CUDA_ERROR_NOT_FOUND`.
