@@ -146,6 +146,15 @@ fn programs_find_the_same() {
 }
 
 #[test]
+fn graphs_that_are_made_by_hand_are_the_same() {
+    let place = Place::new("tests/graphs.c");
+    check_in(&place, "tests/graphs.c", &["graphs"], "made: sum 4416, first 3, last 66, z 77");
+    assert!(place.run("driver", &["own"], &[]).starts_with("own: 0\n"));
+    let own = place.run("bridge", &["own"], &[]);
+    assert!(own.contains("own: 801\n") && own.contains("cuMemHostAlloc makes memory that it can"), "{own}");
+}
+
+#[test]
 fn what_one_thread_does_is_before_what_another_does_then() {
     check("tests/ways.c", &["threads"], "in turn: 1600");
 }

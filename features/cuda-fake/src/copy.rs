@@ -97,6 +97,25 @@ impl Copy {
         Ok(Self { dst: end(&copy.dst)?, src: end(&copy.src)?, width, height, depth, staged: None })
     }
 
+    /// The structure that says the same.
+    pub(crate) fn structure(&self) -> Copy3d {
+        let end = |end: &End| crate::ffi::End3d {
+            x: 0,
+            y: 0,
+            z: 0,
+            lod: 0,
+            memory: if end.host { 1 } else { 2 },
+            host: if end.host { end.at } else { 0 },
+            device: if end.host { 0 } else { end.at },
+            array: 0,
+            context: 0,
+            pitch: end.pitch,
+            height: end.slice.checked_div(end.pitch).unwrap_or(0),
+        };
+        let &Self { width, height, depth, .. } = self;
+        Copy3d { src: end(&self.src), dst: end(&self.dst), width, height, depth }
+    }
+
     fn empty(&self) -> bool {
         self.width == 0 || self.height == 0 || self.depth == 0
     }

@@ -18,6 +18,20 @@ pub(crate) struct Event {
     pub(crate) capture: Option<(u64, u64, usize)>,
 }
 
+impl State {
+    /// An event was recorded.
+    pub(crate) fn mark(&mut self, id: u64, mark: Mark) {
+        if let Some(event) = self.events.get_mut(&id) {
+            (event.mark, event.capture, event.time) = (Some(mark), None, None);
+        }
+    }
+
+    /// Where an event was recorded last.
+    pub(crate) fn mark_of(&self, id: u64) -> Option<Mark> {
+        self.events.get(&id)?.mark
+    }
+}
+
 /// `cuEventCreate`.
 pub(crate) fn create(flags: u32) -> Result<u64> {
     let mut state = state::lock();

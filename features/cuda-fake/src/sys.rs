@@ -177,6 +177,12 @@ pub(crate) type HostFunction = extern "C" fn(u64);
 /// A function of the caller's with stream, status and argument: `CUstreamCallback`.
 pub(crate) type Callback = extern "C" fn(u64, i32, u64);
 
+/// A structure with a function of the caller's.
+pub(crate) fn host_node(at: *const crate::ffi::HostNode) -> Option<crate::ffi::HostNode> {
+    // SAFETY: the caller promised one, in which a function is one of its own or null.
+    (!at.is_null()).then(|| unsafe { at.read_unaligned() })
+}
+
 /// The text at an address, up to its NUL and no longer than `limit` bytes.
 pub(crate) fn text(at: *const std::ffi::c_char, limit: usize) -> Option<String> {
     if at.is_null() {
@@ -268,6 +274,8 @@ plain!(
     crate::ffi::Launch
 );
 plain!(crate::ffi::PoolProperties, crate::ffi::Location);
+plain!(crate::ffi::KernelNode, crate::ffi::KernelNode2, crate::ffi::FillNode, crate::ffi::AnyNode);
+plain!(crate::ffi::Instantiate, crate::ffi::Update);
 plain!(crate::ffi::ArrayDescriptor, crate::ffi::ArrayDescriptor3d);
 
 /// This thread, as the C library calls it.

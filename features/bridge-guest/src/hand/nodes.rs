@@ -53,7 +53,9 @@ fn copy(client: &Client, at: usize, context: u64, to: &mut Vec<u8>) -> Result<()
         if copy[end.kind] as u32 as u64 == HOST
             && !is_shared(client, copy[end.host] as usize, extent as usize)
         {
-            say::once("a node of a graph can't copy memory that only the program has: cuMemHostAlloc makes memory that it can");
+            say::once(
+                "a node of a graph can't copy memory that only the program has: cuMemHostAlloc makes memory that it can",
+            );
             return Err(code::NOT_SUPPORTED);
         }
     }
