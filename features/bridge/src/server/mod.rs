@@ -7,6 +7,7 @@ mod handles;
 mod lane;
 mod nodes;
 mod objects;
+mod options;
 mod pack;
 mod pointers;
 mod pot;

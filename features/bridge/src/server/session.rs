@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use super::callbacks;
 use super::handles::Handles;
+use super::options::Options;
 use super::pot::Pot;
 use super::quota::Quota;
 use super::ranges::Ranges;
@@ -58,7 +59,7 @@ pub struct Session {
     /// Functions of the program that graphs call, and what the driver calls each.
     functions: Mutex<HashMap<[u64; 2], [u64; 2]>>,
     /// What the driver reads as long as a linker is there.
-    kept: Mutex<BTreeMap<u64, Vec<u64>>>,
+    kept: Mutex<BTreeMap<u64, Options>>,
     pub(super) turn: Turn,
 }
 
@@ -144,9 +145,21 @@ impl Session {
         locked(&self.functions).iter().find(|(_, made)| made[1] == at).map(|(words, _)| *words)
     }
 
-    /// Keeps what the driver reads as long as a linker is there; the next one at its place replaces it.
-    pub(super) fn keep(&self, link: u64, memory: Vec<u64>) {
-        locked(&self.kept).insert(link, memory);
+    /// Keeps what the driver reads and writes as long as a linker is there; the next one at its place replaces it.
+    pub(super) fn keep(&self, link: u64, options: Options) {
+        locked(&self.kept).insert(link, options);
+    }
+
+    /// The linker is gone.
+    pub(super) fn forget(&self, link: u64) {
+        locked(&self.kept).remove(&link);
+    }
+
+    /// What is in a linker's logs.
+    pub(super) fn put_logs(&self, link: u64, reply: &mut Vec<u8>) {
+        if let Some(options) = locked(&self.kept).get(&link) {
+            options.put_logs(reply);
+        }
     }
 
     /// A lane more, unless there are too many.

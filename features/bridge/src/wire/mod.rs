@@ -21,6 +21,8 @@ pub const CHUNK: usize = 1 << 20;
 pub const IMAGE: usize = 2 << 30;
 /// The most values behind one pointer.
 pub const ITEMS: usize = 1 << 14;
+/// The most bytes of a log.
+pub const LOG: usize = 256 << 10;
 /// The length of a string that is not there.
 pub const NOTHING: u64 = u64::MAX;
 /// Addresses where memory of the host is the same in both processes: a range that neither uses otherwise.
