@@ -345,11 +345,135 @@ static void own(void) {
     printf("own: %d\n", TRY("cuGraphAddMemcpyNode", ADD_TYPES_IN, &node, new_graph(), NULL, 0, &in, context));
 }
 
+/* Copies between arrays, the program's memory (its own, and that of both sides) and a device's; on a stream, and without. */
+static void copies(void) {
+    prepare();
+    struct {
+        size_t width, height;
+        unsigned format, channels;
+    } line = {1 << 15, 0, 0x20, 1}, plane = {40, 6, 0x20, 1};
+    enum { BYTES = 4 << 15, PART = 4 * N };
+    handle array = NULL, other = NULL, flat = NULL;
+    CALL("cuArrayCreate_v2", (handle *, void *), &array, &line);
+    CALL("cuArrayCreate_v2", (handle *, void *), &other, &line);
+    CALL("cuArrayCreate_v2", (handle *, void *), &flat, &plane);
+    uint32_t *private = malloc(BYTES), *returned = calloc(1, BYTES);
+    for (int i = 0; i < BYTES / 4; i++) private[i] = 3 * i;
+    CALL("cuMemcpyHtoA_v2", (handle, size_t, const void *, size_t), array, 0, private, BYTES);
+    CALL("cuMemcpyAtoA_v2", (handle, size_t, handle, size_t, size_t), other, 8, array, 0, BYTES - 8);
+    CALL("cuMemcpyAtoH_v2", (void *, handle, size_t, size_t), returned, other, 8, BYTES - 8);
+    printf("private: %d, last %u\n", memcmp(private, returned, BYTES - 8), returned[BYTES / 4 - 3]);
+    CALL("cuMemcpyHtoAAsync_v2", (handle, size_t, const void *, size_t, handle), array, 16, host, PART, stream);
+    CALL("cuMemcpyAtoHAsync_v2", (void *, handle, size_t, size_t, handle), back, array, 12, PART, stream);
+    CALL("cuMemcpyAtoHAsync_v2", (void *, handle, size_t, size_t, handle), returned, array, 16, PART, stream);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("of both: %u %u %u, %u\n", back[0], back[1], back[N - 1], returned[N - 1]);
+    CALL("cuMemcpyAtoD_v2", (ptr, handle, size_t, size_t), x, array, 16, PART);
+    CALL("cuMemcpyDtoA_v2", (handle, size_t, ptr, size_t), other, 4, x + 4, PART - 4);
+    CALL("cuMemcpyAtoH_v2", (void *, handle, size_t, size_t), returned, other, 0, PART);
+    printf("of the device: %u, %u, then %u\n", word(x + 4 * (N - 1)), returned[1], returned[N - 1]);
+    copy3 in = {.from = {.kind = 1, .host = private, .pitch = 160}, .to = {.kind = 3, .array = flat}, .width = 160, .height = 6, .depth = 1};
+    copy3 out = {.from = {.kind = 3, .array = flat, .x = 4, .y = 2}, .to = {.kind = 1, .host = returned, .pitch = 40}, .width = 40, .height = 3, .depth = 1};
+    CALL("cuMemcpy3D_v2", (copy3 *), &in);
+    CALL("cuMemcpy3D_v2", (copy3 *), &out);
+    printf("of a plane: %u %u\n", returned[0], returned[29]);
+    printf("too far: %d\n", TRY("cuMemcpyAtoH_v2", (void *, handle, size_t, size_t), returned, array, BYTES, 4) != 0);
+    struct {
+        int order;
+        int rest[5];
+    } attributes[2] = {{1, {0}}, {2, {0}}};
+    ptr to[] = {y, z, (ptr)returned}, from[] = {(ptr)private, (ptr)host, x};
+    size_t sizes[] = {PART, PART, PART}, places[] = {0, 2};
+    memset(returned, 0, PART);
+#define BATCH (ptr *, ptr *, size_t *, size_t, void *, size_t *, size_t, handle)
+    CALL("cuMemcpyBatchAsync_v2", BATCH, to, from, sizes, 3, attributes, places, 2, stream);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("batch: %u %u %u\n", word(y + 4 * (N - 1)), word(z + 4 * (N - 1)), returned[N - 1]);
+    printf("no stream: %d\n", TRY("cuMemcpyBatchAsync_v2", BATCH, to, from, sizes, 3, attributes, places, 2, NULL) != 0);
+}
+
+/* Why a text is no module: as much of that as there is room for. */
+static void logs(void) {
+    prepare();
+    static const char *wrong = "no module\n";
+    for (int room = 200; room > 0; room -= 180) {
+        char error[256], info[256];
+        memset(error, 'x', sizeof error), memset(info, 'x', sizeof info);
+        unsigned options[] = {5, 6, 3, 4};
+        void *values[] = {error, (void *)(uintptr_t)room, info, (void *)(uintptr_t)room};
+        handle loaded = NULL;
+        int code = TRY("cuModuleLoadDataEx", (handle *, const void *, unsigned, unsigned *, void **), &loaded, wrong, 4, options, values);
+        error[room] = error[room] == 'x' ? 0 : '!';
+        printf("%d: %s: %zu, %u %u, %c\n", room, error, strlen(error), (unsigned)(uintptr_t)values[1], (unsigned)(uintptr_t)values[3], info[room]);
+        code |= TRY("cuLibraryLoadData", (handle *, const void *, unsigned *, void **, unsigned, void *, void *, unsigned), &loaded, wrong, options, values, 4, NULL, NULL, 0);
+        printf("refused: %d\n", code != 0);
+    }
+    char error[256] = "", info[256] = "";
+    unsigned options[] = {5, 6, 3, 4};
+    void *values[] = {error, (void *)255, info, (void *)255}, *made = NULL;
+    size_t size = 0;
+    handle linker = NULL, loaded = NULL;
+    CALL("cuLinkCreate_v2", (unsigned, unsigned *, void **, handle *), 4, options, values, &linker);
+    CALL("cuLinkAddData_v2", (handle, int, const void *, size_t, const char *, unsigned, unsigned *, void **), linker, 1, ptx, strlen(ptx) + 1, "text", 0, NULL, NULL);
+    CALL("cuLinkComplete", (handle, void **, size_t *), linker, &made, &size);
+    CALL("cuModuleLoadData", (handle *, const void *), &loaded, made);
+    printf("linked: %d, %s\n", size > 0 && loaded, error);
+    CALL("cuLinkDestroy", (handle), linker);
+    CALL("cuLinkCreate_v2", (unsigned, unsigned *, void **, handle *), 4, options, values, &linker);
+    int code = TRY("cuLinkAddData_v2", (handle, int, const void *, size_t, const char *, unsigned, unsigned *, void **), linker, 1, wrong, strlen(wrong) + 1, "text", 0, NULL, NULL);
+    if (!code) code = TRY("cuLinkComplete", (handle, void **, size_t *), linker, &made, &size);
+    if (!code) code = TRY("cuModuleLoadData", (handle *, const void *), &loaded, made);
+    printf("not linked: %d, %s\n", code != 0, error);
+}
+
+/* Two devices that reach each other's memory. */
+static void peers(void) {
+    prepare();
+    int devices = 0, reaches = 0, second = 0, attribute = 0;
+    CALL("cuDeviceGetCount", (int *), &devices);
+    if (devices < 2) {
+        printf("one device\n");
+        return;
+    }
+    CALL("cuDeviceGet", (int *, int), &second, 1);
+    CALL("cuDeviceCanAccessPeer", (int *, int, int), &reaches, 0, second);
+    CALL("cuDeviceGetP2PAttribute", (int *, int, int, int), &attribute, 2, 0, second);
+    handle other = NULL;
+    CALL("cuDevicePrimaryCtxRetain", (handle *, int), &other, second);
+    CALL("cuCtxSetCurrent", (handle), other);
+    ptr far = allocate(4 * N);
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), far, 6, N);
+    CALL("cuCtxSynchronize", (void));
+    CALL("cuCtxSetCurrent", (handle), context);
+    CALL("cuMemcpyPeer", (ptr, handle, ptr, handle, size_t), x, context, far, other, 4 * N);
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), y, 8, N);
+    CALL("cuCtxSynchronize", (void));
+    CALL("cuMemcpyPeerAsync", (ptr, handle, ptr, handle, size_t, handle), far, other, y, context, 4, stream);
+    copy3 copy = {.from = {.kind = 2, .device = far, .context = other, .pitch = 16}, .to = {.kind = 2, .device = z, .context = context, .pitch = 16}, .width = 12, .height = 4, .depth = 1};
+    CALL("cuMemcpy3DPeerAsync", (copy3 *, handle), &copy, stream);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("reaches: %d %d, copied: %u, back: %u %u\n", reaches, attribute, word(x + 4 * (N - 1)), word(z), word(z + 4));
+    printf("enabled: %d", TRY("cuCtxEnablePeerAccess", (handle, unsigned), other, 0));
+    printf(", again: %d", TRY("cuCtxEnablePeerAccess", (handle, unsigned), other, 0));
+    uint32_t value = 99;
+    void *to_store[] = {&far, &value};
+    CALL("cuLaunchKernel", (handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **), store, 1, 1, 1, 1, 1, 1, 0, stream,
+         to_store, NULL);
+    CALL("cuStreamSynchronize", (handle), stream);
+    CALL("cuMemcpyPeer", (ptr, handle, ptr, handle, size_t), x, context, far, other, 4);
+    printf(", stored: %u", word(x));
+    printf(", disabled: %d", TRY("cuCtxDisablePeerAccess", (handle), other));
+    printf(", again: %d\n", TRY("cuCtxDisablePeerAccess", (handle), other));
+}
+
 int main(int argc, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     const char *what = argc > 1 ? arguments[1] : "";
     if (!strcmp(what, "graphs")) graphs();
     else if (!strcmp(what, "own")) own();
+    else if (!strcmp(what, "copies")) copies();
+    else if (!strcmp(what, "logs")) logs();
+    else if (!strcmp(what, "peers")) peers();
     else return 2;
     (void)mib;
     return 0;

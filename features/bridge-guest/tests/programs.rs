@@ -22,7 +22,7 @@ fn driver() -> PathBuf {
 }
 
 /// What the fake driver has, on both ways.
-const MEMORY: (&str, &str) = ("VM_CUDA_FAKE_MEMORY", "4294967296");
+const DEVICES: [(&str, &str); 2] = [("VM_CUDA_FAKE_MEMORY", "4294967296"), ("VM_CUDA_FAKE_DEVICES", "2")];
 
 impl Place {
     fn new(program: &str) -> Self {
@@ -42,7 +42,7 @@ impl Place {
         assert!(gcc.arg(source).args(arguments).arg("-ldl").status().expect("gcc").success());
         let serve = beside("serve").parent().and_then(Path::parent).expect("a folder").join("examples/serve");
         let mut command = Command::new(serve);
-        command.arg(path("socket")).arg(driver()).env(MEMORY.0, MEMORY.1).stdout(Stdio::piped());
+        command.arg(path("socket")).arg(driver()).envs(DEVICES).stdout(Stdio::piped());
         let mut server = command.spawn().expect("the server");
         let mut line = String::new();
         let mut output = BufReader::new(server.stdout.take().expect("its output"));
@@ -54,7 +54,7 @@ impl Place {
     fn command(&self, way: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.folder.path().join("program"));
         let socket = format!("unix:{}", self.folder.path().join("socket").display());
-        command.args(arguments).env("LD_LIBRARY_PATH", self.folder.path().join(way)).env(MEMORY.0, MEMORY.1);
+        command.args(arguments).env("LD_LIBRARY_PATH", self.folder.path().join(way)).envs(DEVICES);
         command.env("VM_BRIDGE", socket);
         command
     }
@@ -152,6 +152,13 @@ fn graphs_that_are_made_by_hand_are_the_same() {
     assert!(place.run("driver", &["own"], &[]).starts_with("own: 0\n"));
     let own = place.run("bridge", &["own"], &[]);
     assert!(own.contains("own: 801\n") && own.contains("cuMemHostAlloc makes memory that it can"), "{own}");
+}
+
+#[test]
+fn copies_of_arrays_logs_and_peers_are_the_same() {
+    check("tests/graphs.c", &["copies"], "private: 0, last 98295");
+    check("tests/graphs.c", &["logs"], "not linked: 1");
+    check("tests/graphs.c", &["peers"], "reaches: 1 1, copied: 6, back: 8 6");
 }
 
 #[test]

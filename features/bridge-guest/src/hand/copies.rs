@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vm_bridge::wire::{CHUNK, code, put};
+use vm_bridge::wire::{CHUNK, code, put, put_bytes};
 use vm_cuda_api::{FUNCTIONS, names::is_per_thread};
 
 use super::{is_elsewhere, is_shared, the_form};
@@ -54,7 +54,12 @@ fn to_device(
     }
     for at in (0..len).step_by(CHUNK) {
         let part = CHUNK.min(len - at);
-        let (payload, bytes) = (head(to, at, part, of, 0), caller::bytes(from + at, part));
+        let (mut payload, mut bytes) = (head(to, at, part, of, 0), caller::bytes(from + at, part));
+        if to.array.is_some() {
+            // What is before bytes that stay where they are has no room for an array.
+            put_bytes(&mut payload, bytes);
+            bytes = &[];
+        }
         // The first may wait for what the stream does before it, and nobody may have to wait for those behind it then. The last one's answer is that of
         // all.
         let (is_first, is_last) = (at == 0 && len > STAGED, at + part == len && stream.is_none());
