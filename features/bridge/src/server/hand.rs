@@ -10,6 +10,7 @@
 //! | the linker | what it makes is memory of the driver's, of any length |
 //! | functions of the program | they are called there, when the driver calls |
 //! | nodes of graphs by their parameters | their structures have pointers, and memory of the program in them |
+//! | memory of other programs | their handles go by value, and the driver's own go to no program |
 //! | captures' dependencies | the driver returns an array of its own |
 
 use std::sync::LazyLock;
@@ -21,7 +22,7 @@ use super::lane::{Call, Lane};
 use super::options::Options;
 use super::pack::Refused;
 use super::sys::{self, Word};
-use super::{callbacks, capture, nodes, objects, pointers, strided};
+use super::{callbacks, capture, ipc, nodes, objects, pointers, strided};
 use crate::wire::node;
 use crate::wire::strided::Form;
 use crate::wire::{CHUNK, Malformed, Reader, code, control, own, put, put_bytes};
@@ -35,7 +36,7 @@ pub(super) struct Parts<'a> {
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 50] = [
+const HANDLERS: [(&str, Handler); 56] = [
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
     ("cuLaunchKernel", launch),
@@ -78,6 +79,12 @@ const HANDLERS: [(&str, Handler); 50] = [
     ("cuLinkAddData_v2", objects::link_data),
     ("cuLinkComplete", objects::link_complete),
     ("cuLinkDestroy", objects::link_destroy),
+    ("cuIpcGetMemHandle", ipc::export_memory),
+    ("cuIpcOpenMemHandle_v2", ipc::open_memory),
+    ("cuIpcCloseMemHandle", ipc::close_memory),
+    ("cuIpcGetEventHandle", ipc::export_event),
+    ("cuIpcOpenEventHandle", ipc::open_event),
+    ("cuIpcOpenMemHandle", ipc::open_memory),
     ("cuMemFree_v2", free),
     ("cuMemHostAlloc", host_allocate),
     ("cuMemFreeHost", host_free),

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
 use super::callbacks;
+use super::exports::Sharing;
 use super::handles::Handles;
 use super::options::Options;
 use super::pot::Pot;
@@ -54,6 +55,8 @@ pub struct Session {
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
     callbacks: callbacks::Shared,
+    /// Where it is known what other programs share.
+    sharing: Option<Sharing>,
     /// The program's connection, by which it sees that the session has ended.
     connection: Mutex<Option<UnixStream>>,
     /// Functions of the program that graphs call, and what the driver calls each.
@@ -87,11 +90,22 @@ impl Session {
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
+            sharing: None,
             connection: Mutex::default(),
             functions: Mutex::default(),
             kept: Mutex::default(),
             turn: Turn::default(),
         }
+    }
+
+    /// One that shares with others by a connection that their server [serves](super::Exports::serve).
+    #[must_use]
+    pub fn share_by(self, server: UnixStream) -> Self {
+        Self { sharing: Some(Sharing::new(server)), ..self }
+    }
+
+    pub(super) fn sharing(&self) -> Option<&Sharing> {
+        self.sharing.as_ref()
     }
 
     pub(super) fn driver(&self) -> &Driver {

@@ -15,6 +15,7 @@ use thiserror::Error;
 use vm_cuda_api::{FUNCTIONS, number};
 
 use super::callbacks;
+use super::exports::Handle;
 use crate::wire::{IMAGE, code, control};
 
 /// The driver could not be opened.
@@ -90,14 +91,17 @@ impl Driver {
         }
     }
 
+    /// Where a function is.
+    fn address(&self, function: usize) -> Option<usize> {
+        self.functions.get(function).copied().filter(|address| *address != 0)
+    }
+
     /// Calls a function by its number.
     ///
     /// # Safety
     /// Words that the function takes for pointers are valid for what it does with them.
     pub(super) unsafe fn call(&self, function: usize, words: &[u64]) -> u32 {
-        let Some(&address) = self.functions.get(function).filter(|address| **address != 0) else {
-            return code::NOT_SUPPORTED;
-        };
+        let Some(address) = self.address(function) else { return code::NOT_SUPPORTED };
         let mut all = [0; WORDS];
         let Some(all) = all.get_mut(..words.len()) else { return code::NOT_SUPPORTED };
         all.copy_from_slice(words);
@@ -339,6 +343,32 @@ pub(super) fn written(write: impl FnOnce(&[u8]) -> u32) -> io::Result<(u32, Vec<
     file.seek(SeekFrom::Start(0))?;
     file.take(IMAGE as u64).read_to_end(&mut bytes)?;
     Ok((result, bytes))
+}
+
+/// A handle, by value.
+#[repr(C)]
+struct Shared(Handle);
+
+/// Opens memory of another process: what the driver says, and where it is.
+pub(super) fn open_memory(driver: &Driver, number: usize, handle: Handle, flags: u32) -> (u32, u64) {
+    type Open = unsafe extern "C" fn(*mut u64, Shared, u32) -> u32;
+    let Some(address) = driver.address(number) else { return (code::NOT_SUPPORTED, 0) };
+    // SAFETY: it is `cuIpcOpenMemHandle`.
+    let open = unsafe { std::mem::transmute::<usize, Open>(address) };
+    let mut at = 0;
+    // SAFETY: the driver writes one word.
+    (unsafe { open(&raw mut at, Shared(handle), flags) }, at)
+}
+
+/// Opens an event of another process: what the driver says, and the event.
+pub(super) fn open_event(driver: &Driver, number: usize, handle: Handle) -> (u32, u64) {
+    type Open = unsafe extern "C" fn(*mut u64, Shared) -> u32;
+    let Some(address) = driver.address(number) else { return (code::NOT_SUPPORTED, 0) };
+    // SAFETY: it is `cuIpcOpenEventHandle`.
+    let open = unsafe { std::mem::transmute::<usize, Open>(address) };
+    let mut event = 0;
+    // SAFETY: the driver writes one word.
+    (unsafe { open(&raw mut event, Shared(handle)) }, event)
 }
 
 /// Makes an object that calls a function of the program when it ends.
