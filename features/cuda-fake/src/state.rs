@@ -20,7 +20,7 @@ use crate::{
     virtual_memory::Physical,
 };
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     os::fd::OwnedFd,
     sync::{
         Condvar, LazyLock, Mutex, MutexGuard,
@@ -56,6 +56,8 @@ pub(crate) struct State {
     pub(crate) contexts: BTreeMap<u64, Context>,
     pub(crate) arena: Arena,
     pub(crate) spans: BTreeMap<u64, Span>,
+    /// Where memory is that other processes may have.
+    pub(crate) exported: BTreeSet<u64>,
     pub(crate) host: BTreeMap<u64, Allocation>,
     pub(crate) reservations: BTreeMap<u64, u64>,
     pub(crate) physical: BTreeMap<u64, Physical>,
