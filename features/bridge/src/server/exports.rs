@@ -9,7 +9,6 @@ use std::io::{self, Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use super::session::locked;
 use crate::wire::code;
@@ -20,8 +19,6 @@ pub(super) const HANDLE: usize = 64;
 const TOKEN: usize = 16;
 /// The most that a worker exports.
 const MOST: usize = 1 << 12;
-/// How long a worker waits for its server.
-const ANSWER: Duration = Duration::from_secs(30);
 
 /// What is shared.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -141,8 +138,7 @@ impl Sharing {
         let mut server = locked(&self.0);
         let mut answer = [0; 4 + HANDLE];
         let asked = server
-            .set_read_timeout(Some(ANSWER))
-            .and_then(|()| server.write_all(&[&[question][..], &handle].concat()))
+            .write_all(&[&[question][..], &handle].concat())
             .and_then(|()| server.read_exact(&mut answer));
         if let Err(error) = asked {
             tracing::warn!(%error, "the server says no more what programs share");

@@ -98,7 +98,8 @@ impl Session {
         }
     }
 
-    /// One that shares with others by a connection that their server [serves](super::Exports::serve).
+    /// One that shares with others by a connection that their server [serves](super::Exports::serve). Its timeouts are as who made it has set them: a
+    /// worker may not.
     #[must_use]
     pub fn share_by(self, server: UnixStream) -> Self {
         Self { sharing: Some(Sharing::new(server)), ..self }

@@ -34,9 +34,8 @@ fn put_list(at: [*mut u64; 2], count: *mut usize, values: &[(u64, u64)]) -> Resu
     for index in 0..room.min(MOST) {
         let (one, two) = values.get(index).copied().unwrap_or((0, 0));
         // Only edges have a second list.
-        let _ = sys::write(at[0].wrapping_add(index), one);
-        if !at[1].is_null() {
-            let _ = sys::write(at[1].wrapping_add(index), two);
+        for (at, value) in at.into_iter().zip([one, two]).filter(|(at, _)| !at.is_null()) {
+            let _ = sys::write(at.wrapping_add(index), value);
         }
     }
     sys::write(count, values.len().min(room)).ok_or(Error::InvalidValue)
