@@ -1,4 +1,4 @@
-//! The rest of the driver's functions, so that a program finds them: arrays, graphs by hand, libraries, multicast and so on.
+//! The rest of the driver's functions, so that a program finds them: textures, external memory, multicast and so on.
 
 use crate::error::Error;
 
