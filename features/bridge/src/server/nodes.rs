@@ -12,6 +12,8 @@
 //!
 //! A node reads and writes when its graph runs: of the host's memory what both sides have for long, and of a device's what the program has.
 
+use std::collections::HashMap;
+
 use vm_cuda_api::{FUNCTIONS, Object};
 
 use super::hand::{Parts, parameters};
@@ -262,18 +264,63 @@ pub(super) fn instantiate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
     Ok(0)
 }
 
-/// A graph and flags: the text is kept by the lane, and how long it is is returned.
+/// What nodes are called by their kinds.
+const KINDS: [&str; 8] = ["kernel", "copy", "fill", "function", "graph", "empty", "wait", "record"];
+
+/// A graph and flags: a text is kept by the lane, and how long it is is returned. The driver would write a file, which no worker may make: this text has
+/// kinds and edges alone.
 pub(super) fn print(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let graph = call.session.handles().real(Object::Graph, parts.reader.word()?)?;
-    let flags = parts.reader.word()?;
-    let (result, text) = sys::written(|path| {
-        let words = [Word::Is(graph), Word::Is(sys::place(path)), Word::Is(flags)];
-        call.session.driver().make(call.number, &words, &mut [])
-    })
-    .map_err(|_| code::OUT_OF_MEMORY)?;
-    put(parts.reply, text.len() as u64);
-    parts.lane.image = text;
+    let driver = call.session.driver();
+    let nodes = nodes(call, graph)?;
+    let mut text = "digraph dot {\n".to_owned();
+    for (place, node) in nodes.iter().enumerate() {
+        let mut memory = [0];
+        driver.named("cuGraphNodeGetType", &[Word::Is(*node), Word::At(0)], &mut memory);
+        let kind = memory[0] & 0xffff_ffff;
+        let name = KINDS.get(kind as usize).map_or_else(|| format!("kind {kind}"), |name| (*name).to_owned());
+        text += &format!("\"{place}\" [label=\"{name}\"];\n");
+    }
+    let mut memory = vec![0];
+    let none = Word::Is(0);
+    let result =
+        driver.named("cuGraphGetEdges_v2", &[Word::Is(graph), none, none, none, Word::At(0)], &mut memory);
+    let count = if result == 0 { (memory[0] as usize).min(MOST) } else { return Ok(result) };
+    memory = vec![0; 1 + 3 * count];
+    memory[0] = count as u64;
+    let words = [Word::Is(graph), Word::At(1), Word::At(1 + count), Word::At(1 + 2 * count), Word::At(0)];
+    let result = driver.named("cuGraphGetEdges_v2", &words, &mut memory);
+    let places: HashMap<u64, usize> = nodes.into_iter().zip(0..).collect();
+    for (from, to) in memory[1..].iter().zip(&memory[1 + count..1 + 2 * count]) {
+        if let (Some(from), Some(to)) = (places.get(from), places.get(to)) {
+            text += &format!("\"{from}\" -> \"{to}\";\n");
+        }
+    }
+    parts.lane.image = (text + "}\n").into_bytes();
+    put(parts.reply, parts.lane.image.len() as u64);
     Ok(result)
+}
+
+/// The nodes of a graph.
+fn nodes(call: &Call<'_>, graph: u64) -> Result<Vec<u64>, u32> {
+    let driver = call.session.driver();
+    let mut memory = vec![0];
+    let ask = |nodes: Word, memory: &mut [u64]| match driver.named(
+        "cuGraphGetNodes",
+        &[Word::Is(graph), nodes, Word::At(0)],
+        memory,
+    ) {
+        0 => Ok(()),
+        code => Err(code),
+    };
+    ask(Word::Is(0), &mut memory)?;
+    let count = (memory[0] as usize).min(MOST);
+    memory = vec![0; 1 + count];
+    memory[0] = count as u64;
+    if count > 0 {
+        ask(Word::At(1), &mut memory)?;
+    }
+    Ok(memory.split_off(1))
 }
 
 /// A graph ends with its nodes.
@@ -304,20 +351,13 @@ pub(super) fn destroy_node(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32,
 
 /// What a graph has of which the program may have handles.
 fn within(call: &Call<'_>, graph: u64, depth: usize, gone: &mut Vec<(Object, u64)>) {
-    let driver = call.session.driver();
-    let words = |nodes| [Word::Is(graph), nodes, Word::At(0)];
-    let mut memory = vec![0];
-    if graph == 0 || driver.named("cuGraphGetNodes", &words(Word::Is(0)), &mut memory) != 0 {
+    if graph == 0 {
         return;
     }
-    let count = (memory[0] as usize).min(MOST);
-    memory = vec![0; 1 + count];
-    memory[0] = count as u64;
-    if driver.named("cuGraphGetNodes", &words(Word::At(1)), &mut memory) == 0 {
-        for node in &memory[1..] {
-            gone.push((Object::Node, *node));
-            child(call, *node, depth, gone);
-        }
+    // What the driver does not tell is no graph, and is not destroyed either.
+    for node in nodes(call, graph).unwrap_or_default() {
+        gone.push((Object::Node, node));
+        child(call, node, depth, gone);
     }
 }
 

@@ -2,21 +2,20 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
-use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use thiserror::Error;
 use vm_cuda_api::{FUNCTIONS, number};
 
 use super::callbacks;
 use super::exports::Handle;
-use crate::wire::{IMAGE, code, control};
+use crate::wire::{code, control};
 
 /// The driver could not be opened.
 #[derive(Debug, Error)]
@@ -332,17 +331,6 @@ pub(super) fn add_callback(driver: &Driver, number: usize, stream: u64, made: Ca
 pub(super) fn keep_callback(callback: Callback) -> [u64; 2] {
     let kept: &'static mut Callback = Box::leak(Box::new(callback));
     [function as *const () as u64, std::ptr::from_mut(kept) as u64]
-}
-
-/// What is written to a file by its path, of which the bytes end with a zero.
-pub(super) fn written(write: impl FnOnce(&[u8]) -> u32) -> io::Result<(u32, Vec<u8>)> {
-    // A worker has no place for files.
-    let mut file = File::from(rustix::fs::memfd_create("written", MemfdFlags::CLOEXEC)?);
-    let result = write(format!("/proc/self/fd/{}\0", file.as_raw_fd()).as_bytes());
-    let mut bytes = Vec::new();
-    file.seek(SeekFrom::Start(0))?;
-    file.take(IMAGE as u64).read_to_end(&mut bytes)?;
-    Ok((result, bytes))
 }
 
 /// A handle, by value.
