@@ -1,6 +1,7 @@
 //! A program's session: what it has of the driver.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -63,7 +64,19 @@ pub struct Session {
     functions: Mutex<HashMap<[u64; 2], [u64; 2]>>,
     /// What the driver reads as long as a linker is there.
     kept: Mutex<BTreeMap<u64, Options>>,
+    /// What is done once the driver has begun, and before the program is told.
+    start: Start,
     pub(super) turn: Turn,
+}
+
+/// Done once. What it answers is the result of `cuInit`.
+#[derive(Default)]
+struct Start(Mutex<Option<Box<dyn FnOnce() -> u32 + Send>>>);
+
+impl fmt::Debug for Start {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Start")
+    }
 }
 
 pub(super) fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -94,6 +107,7 @@ impl Session {
             connection: Mutex::default(),
             functions: Mutex::default(),
             kept: Mutex::default(),
+            start: Start::default(),
             turn: Turn::default(),
         }
     }
@@ -107,6 +121,22 @@ impl Session {
 
     pub(super) fn sharing(&self) -> Option<&Sharing> {
         self.sharing.as_ref()
+    }
+
+    /// Has something done once the driver has begun: a confined process gives up then what only its beginning takes. It returns a result of the
+    /// driver's, and the session ends where that is an error.
+    pub fn when_started(&self, act: impl FnOnce() -> u32 + Send + 'static) {
+        *locked(&self.start.0) = Some(Box::new(act));
+    }
+
+    /// The driver has begun: the result for the program.
+    pub(super) fn started(&self) -> u32 {
+        let act = locked(&self.start.0).take();
+        let result = act.map_or(0, |act| act());
+        if result != 0 {
+            self.end();
+        }
+        result
     }
 
     pub(super) fn driver(&self) -> &Driver {

@@ -62,6 +62,8 @@ pub mod own {
     pub const IMAGE: u16 = 0x8001;
     /// A part of what the linker made: where it begins, and how long it is.
     pub const LINKED: u16 = 0x8002;
+    /// Where the multiprocessors of the current context's device are: two arrays of bytes, one behind the other.
+    pub const TOPOLOGY: u16 = 0x8003;
 }
 
 /// What is before a request.
