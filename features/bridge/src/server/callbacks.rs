@@ -46,7 +46,7 @@ pub(super) fn add(call: &Call<'_>, mut reader: Reader<'_>, kind: u64) -> Result<
         return Err(Refused::Malformed);
     }
     // What is recorded is called as often as its graph is launched: it is kept until the session ends.
-    let stays = call.session.may_capture();
+    let stays = super::hand::records(call, stream);
     if stays && kind == control::FUNCTION {
         let [made, at] = call.session.function(function, argument)?;
         let words = [Word::Is(stream), Word::Is(made), Word::Is(at)];
