@@ -44,7 +44,8 @@ pub struct Exports(Arc<Mutex<Table>>);
 struct Table {
     workers: u64,
     exported: HashMap<Token, (u64, Kind, Handle)>,
-    tokens: HashMap<(u64, Kind, Handle), Token>,
+    /// What each worker exports.
+    tokens: HashMap<u64, HashMap<(Kind, Handle), Token>>,
 }
 
 impl Exports {
@@ -79,25 +80,23 @@ impl Exports {
         };
         let mut table = locked(&self.0);
         table.exported.retain(|_, (by, ..)| *by != number);
-        table.tokens.retain(|(by, ..), _| *by != number);
+        table.tokens.remove(&number);
         result
     }
 
     /// The token of what a worker exports: always the same of the same.
     fn export(&self, by: u64, kind: Kind, handle: Handle) -> Result<Handle, u32> {
-        let mut table = locked(&self.0);
-        let known = table.tokens.get(&(by, kind, handle)).copied();
-        let token = match known {
-            Some(token) => token,
+        let table = &mut *locked(&self.0);
+        let tokens = table.tokens.entry(by).or_default();
+        let token = match tokens.get(&(kind, handle)) {
+            Some(token) => *token,
+            None if tokens.len() >= MOST => return Err(code::OUT_OF_MEMORY),
             None => {
-                if table.tokens.keys().filter(|(worker, ..)| *worker == by).count() >= MOST {
-                    return Err(code::OUT_OF_MEMORY);
-                }
                 let mut token = [0; TOKEN];
                 let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut token));
                 random.map_err(|_| code::OUT_OF_MEMORY)?;
                 table.exported.insert(token, (by, kind, handle));
-                table.tokens.insert((by, kind, handle), token);
+                tokens.insert((kind, handle), token);
                 token
             }
         };
