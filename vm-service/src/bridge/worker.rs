@@ -1,8 +1,11 @@
 //! The worker of a CUDA program.
 
+use std::fs::File;
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use vm_bridge::server::{Driver, Session, serve};
 use vm_bridge::wire::code;
@@ -19,6 +22,21 @@ pub(super) fn to_try() -> impl Iterator<Item = (Measures, bool)> {
     Measures::to_try("").iter().flat_map(|measures| [(*measures, true), (*measures, false)])
 }
 
+/// How long the server is waited for.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// The connection to the server, which is standard output: that is nothing from now on.
+fn server() -> io::Result<UnixStream> {
+    let server = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?);
+    // What a kernel prints is not to go there.
+    rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
+    // A probe has none, and asks nothing.
+    if server.local_addr().is_ok() {
+        server.set_read_timeout(Some(ANSWER))?;
+    }
+    Ok(server)
+}
+
 /// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot.
 ///
 /// # Errors
@@ -29,7 +47,8 @@ pub(crate) fn main(
     is_probe: bool,
     share: Option<(u64, usize)>,
 ) -> Result<(), BridgeError> {
-    let pot = limits::pot(share).map_err(BridgeError::Memory)?;
+    let server = server().map_err(BridgeError::Server)?;
+    let pot = limits::pot(share, &server).map_err(BridgeError::Memory)?;
     let path = if is_name(driver) {
         driver.to_owned()
     } else {
@@ -65,7 +84,7 @@ pub(crate) fn main(
             code => Err(BridgeError::Init(code)),
         };
     }
-    let session = Arc::new(Session::with_pot(Arc::new(driver), pot));
+    let session = Arc::new(Session::with_pot(Arc::new(driver), pot).share_by(server));
     if lists_calls {
         // The driver begins with calls that are not listed, as of sockets of its own, and after the program has said by variables how it is to begin.
         session.when_started(move || match sandbox::confine(Profile::Driver, &confinement) {

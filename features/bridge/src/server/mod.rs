@@ -2,10 +2,14 @@
 
 mod callbacks;
 mod capture;
+mod exports;
 mod hand;
 mod handles;
+mod ipc;
 mod lane;
+mod nodes;
 mod objects;
+mod options;
 mod pack;
 mod pointers;
 mod pot;
@@ -16,6 +20,7 @@ mod strided;
 pub mod sys;
 mod turn;
 
+pub use exports::Exports;
 pub use lane::{Lane, serve};
 pub use pot::{Pot, SLOT};
 pub use session::{Session, SessionError};
