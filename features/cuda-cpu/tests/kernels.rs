@@ -7,10 +7,13 @@ mod common;
 
 use common::*;
 use std::path::Path;
+use std::process::Command;
 
 const INVALID_HANDLE: Code = 400;
 const NOT_FOUND: Code = 500;
 const NO_BINARY: Code = 209;
+const ILLEGAL_INSTRUCTION: Code = 715;
+const CAPTURE_INVALIDATED: Code = 901;
 const INVALID_PTX: Code = 218;
 const TIMEOUT: Code = 702;
 const TOO_LARGE: Code = 720;
@@ -263,12 +266,63 @@ fn images_that_cannot_run_are_refused_with_the_reason() {
         assert_eq!(driver.call("cuModuleLoadData", &[at(&mut module), at(&mut machine_code)]), NO_BINARY);
         assert_eq!(driver.call("cuModuleLoadData", &[at(&mut module), 0]), INVALID_VALUE);
 
-        let body = ".visible .entry odd() {\n.reg .b32 %r<3>;\nbar.sync 1;\nret;\n}\n\
-            .visible .entry fine() {\nret;\n}\n";
-        let module = self::module(driver, body).unwrap();
-        assert_eq!(launch(driver, function(driver, module, "odd"), [1, 1], 0, vec![]), NO_BINARY);
-        assert_eq!(launch(driver, function(driver, module, "fine"), [1, 1], 0, vec![]), 0);
+        // An error of that call alone.
+        let fine = function(driver, self::module(driver, ODD).unwrap(), "fine");
+        assert_eq!(launch(driver, fine, [1, 1], 0, vec![]), 0);
+        assert_eq!(launch(driver, fine, [1, 1], 1 << 20, vec![]), INVALID_VALUE, "so much shared memory");
+        assert_eq!(launch(driver, fine, [1, 1], 0, vec![]), 0);
     });
+}
+
+/// A kernel that can't run, and one that can.
+const ODD: &str = ".visible .entry odd() {\n.reg .b32 %r<3>;\nmov.u32 %r1, %clock;\nst.global.u32 [%r1], %r1;\nret;\n}\n\
+    .visible .entry fine() {\nret;\n}\n";
+
+#[test]
+fn a_launch_that_is_refused_cannot_be_ignored() {
+    const NAME: &str = "a_launch_that_is_refused_cannot_be_ignored";
+    if std::env::var_os("VM_CUDA_FAKE_TEST_CASE").is_none() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", NAME, "--nocapture"]).env("VM_CUDA_FAKE_TEST_CASE", NAME);
+        let output = child.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        let line = said.lines().filter(|line| line.starts_with("CUDA on the CPU")).collect::<Vec<_>>();
+        assert!(
+            matches!(line[..], [one] if one.contains("kernel odd: line 6: `mov.u32 %r1, %clock;`")),
+            "{said}"
+        );
+        return;
+    }
+    let driver = &Driver::load();
+    driver.ok("cuInit", &[0]);
+    let well = driver.get("cuCtxCreate_v2", &[0, 0]);
+    let kept = put(driver, &[1, 0, 0, 0]);
+    let context = driver.get("cuCtxCreate_v2", &[0, 0]);
+    let module = self::module(driver, ODD).unwrap();
+    let (odd, fine) = (function(driver, module, "odd"), function(driver, module, "fine"));
+    let launch =
+        |function, stream| driver.call("cuLaunchKernel", &[function, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0]);
+    // In a capture nothing runs yet, and there will be no graph of it.
+    let stream = driver.get("cuStreamCreate", &[1]);
+    let mut graph = 0u64;
+    driver.ok("cuStreamBeginCapture_v2", &[stream, 2]);
+    assert_eq!(launch(odd, stream), ILLEGAL_INSTRUCTION);
+    assert_eq!(driver.call("cuStreamEndCapture", &[stream, at(&mut graph)]), CAPTURE_INVALIDATED);
+    assert_eq!((launch(fine, stream), driver.synchronize()), (0, 0));
+    // Else all that the context does is refused from then on.
+    assert_eq!(launch(odd, stream), ILLEGAL_INSTRUCTION);
+    assert_eq!(launch(fine, 0), ILLEGAL_INSTRUCTION);
+    let mut memory = 0u64;
+    driver.check(&[
+        ("cuCtxSynchronize", &[], ILLEGAL_INSTRUCTION),
+        ("cuStreamSynchronize", &[stream], ILLEGAL_INSTRUCTION),
+        ("cuMemAlloc_v2", &[at(&mut memory), 4], ILLEGAL_INSTRUCTION),
+        ("cuMemcpyDtoH_v2", &[at(&mut memory), kept, 4], ILLEGAL_INSTRUCTION),
+        ("cuCtxDestroy_v2", &[context], 0),
+        ("cuCtxSetCurrent", &[well], 0),
+    ]);
+    assert_eq!(driver.words(kept, 1), [1], "the other context is well");
 }
 
 /// A kernel that writes where it is told.

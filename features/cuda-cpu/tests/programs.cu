@@ -175,7 +175,34 @@ static void facts() {
   check("attributes", attributes.maxThreadsPerBlock == 1024 && attributes.sharedSizeBytes == 2048 && most > 0);
 }
 
+__global__ void clocks(long long *out) { *out = clock64(); }
+
+// Of a module that is fine otherwise, a kernel that is beyond the driver.
+static void refused() {
+  std::vector<float> kept(4, 3);
+  float *x = put(kept);
+  clocks<<<1, 1>>>((long long *)x);
+  bool right = cudaGetLastError() == cudaErrorIllegalInstruction;
+  saxpy<<<1, 1>>>(1, x, x, 4);
+  right &= cudaGetLastError() == cudaErrorIllegalInstruction;
+  right &= cudaMemcpy(kept.data(), x, 16, cudaMemcpyDeviceToHost) == cudaErrorIllegalInstruction && kept[0] == 3;
+  right &= cudaDeviceSynchronize() == cudaErrorIllegalInstruction;
+  check("a kernel that is refused", right);
+  TRY(cudaDeviceReset());
+  cudaGetLastError();
+}
+
+// An image that is refused is an error of its load, and of nothing else.
+static void libraries() {
+  cudaLibrary_t library;
+  cudaError_t error = cudaLibraryLoadData(&library, "not PTX", nullptr, nullptr, 0, nullptr, nullptr, 0);
+  check("an image that is refused", error == cudaErrorInvalidPtx && cudaGetLastError() == error);
+  TRY(cudaDeviceSynchronize());
+}
+
 int main() {
+  libraries();
+  refused();
   vectors();
   streams();
   blocks();

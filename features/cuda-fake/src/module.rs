@@ -23,6 +23,8 @@ const TEXT: usize = 256 << 20;
 /// Threads of a block, and blocks of a grid.
 const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+/// Bytes of a block's shared memory.
+const SHARED: u64 = 227 << 10;
 /// Bytes of all parameters.
 const PARAMETERS: usize = 32_764;
 
@@ -317,6 +319,9 @@ pub(crate) fn launch(request: &Request) -> Result {
     if !fits(grid, MAX_GRID) || !fits(block, MAX_BLOCK) || block.iter().product::<u32>() > 1024 {
         return Err(Error::InvalidValue);
     }
+    if u64::from(shared) + kernel.attribute(1).max(0) as u64 > SHARED {
+        return Err(Error::InvalidValue);
+    }
     if cooperative && !kernel.cooperates() && grid != [1; 3] {
         return Err(Error::CooperativeLaunchTooLarge);
     }
@@ -328,10 +333,32 @@ pub(crate) fn launch(request: &Request) -> Result {
     let data = known.ok_or(Error::InvalidHandle)?.data;
     let shape = Shape { block, shared, data: state.arena.offset(data) };
     drop(state);
-    let code = kernel.prepare(&shape)?;
+    let prepared = kernel.prepare(&shape);
     state = state::lock();
+    let code = match prepared {
+        // Some libraries look at no error of a launch: as with a kernel that dies, nothing goes on as if it had run.
+        Err(error) => return Err(state.refuse_launch(stream, error)),
+        Ok(code) => code,
+    };
     let launch = Launch { code, grid, parameters: parameters.into() };
     state.submit(stream, Work::Launch(launch), Vec::new()).map(drop)
+}
+
+impl State {
+    /// What a launch fails with that has no code: a capture ends without a graph, and else the error stays with the context.
+    fn refuse_launch(&mut self, stream: u64, error: Error) -> Error {
+        let error = match error {
+            Error::InvalidPtx | Error::NoBinaryForGpu => Error::IllegalInstruction,
+            // There may be room for the next.
+            other => return other,
+        };
+        match self.streams.get(&stream).map(|stream| (stream.capture, stream.context)) {
+            Some((Some(capture), _)) => self.invalidate(capture),
+            Some((None, context)) => self.fail(context, error),
+            None => {}
+        }
+        error
+    }
 }
 
 /// The block of parameters, of pointers to each or as it is.
