@@ -44,7 +44,13 @@ fn instructions() {
         "a rounding other than .rn is not supported",
     );
     check("add.s32.foo %r1, %r1, %r1;", "", 7, "add.s32.foo %r1, %r1, %r1;", ".foo of add is not supported");
-    check("bar.sync 1;", "", 7, "bar.sync 1;", "a barrier other than 0 of all threads is not supported");
+    check(
+        "bar.sync 1, 32;",
+        "",
+        7,
+        "bar.sync 1, 32;",
+        "a barrier of other than all threads is not supported",
+    );
     check(
         "ld.global.f32 %f1, [nowhere];",
         "",

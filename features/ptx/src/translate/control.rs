@@ -38,6 +38,7 @@ const EFFECTS: &[&str] = &[
     "vote",
     "match",
     "redux",
+    "elect",
     "activemask",
     "nanosleep",
     "prefetch",

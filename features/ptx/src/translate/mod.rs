@@ -139,7 +139,12 @@ enum Mode {
     Stay,
     /// All threads come to what they must come to together as long as one has to.
     Vote,
+    /// The same, where the last warp is not full: threads that have ended before they began fill it.
+    Fill,
 }
+
+/// Threads of a warp.
+const WARP: u32 = 32;
 
 /// A kernel whose regions are known.
 struct Prepared<'a> {
@@ -159,6 +164,10 @@ struct Prepared<'a> {
 impl Prepared<'_> {
     /// Writes the kernel in the one way that is valid, if there is one.
     fn best(&self, signature: &Signature, options: &Options) -> Result<Translated> {
+        let of_warps = self.cfg.blocks.iter().flat_map(|block| &block.instrs).any(Instr::is_of_warps);
+        if of_warps && !options.block.iter().product::<u32>().is_multiple_of(WARP) {
+            return self.write(signature, options, Mode::Fill);
+        }
         let refused = match self.write(signature, options, Mode::Plain) {
             Err(error) if matches!(error.kind, ErrorKind::Invalid(_)) => error,
             done => return done,
@@ -188,7 +197,10 @@ impl Prepared<'_> {
         let block = IRBlock::new(GuestAddr(0));
         let k = block.builder();
         k.at_line(self.function.line);
-        k.name(&identifier(&self.function.name)).block_size(options.block);
+        let threads = options.block.iter().product::<u32>();
+        let filled = (mode == Mode::Fill).then(|| threads.next_multiple_of(WARP));
+        let block_size = filled.map_or(options.block, |filled| [filled, 1, 1]);
+        k.name(&identifier(&self.function.name)).block_size(block_size);
         let ty = ViewType { align: 16, ..ViewType::new(Scalar::I8, 1, Access::ReadWrite) };
         let memory = k.view_of("memory", ty);
         let base = k.scalar("base", Type::I64);
@@ -202,7 +214,7 @@ impl Prepared<'_> {
         let local = (self.local > 0).then(|| k.local("stack", bytes(self.local)));
         let reduces = |instr: &Instr| instr.is_barrier() && instr.modifiers().any(|m| m == "red");
         let agree = matches!(mode, Mode::Agree | Mode::Stay) && self.shared > 0;
-        let votes = mode == Mode::Vote;
+        let votes = matches!(mode, Mode::Vote | Mode::Fill);
         let exchanges = agree || votes || self.cfg.blocks.iter().flat_map(|block| &block.instrs).any(reduces);
         let exchange = exchanges.then(|| k.shared("exchange", Scalar::I32, &[1]));
         let cx = Cx {
@@ -228,6 +240,7 @@ impl Prepared<'_> {
             shared_bytes: self.shared,
             dynamic_bytes: options.dynamic_shared,
             threads: options.block,
+            filled,
             state: RefCell::default(),
             line: Cell::new(self.function.line),
             looks: Cell::new(MAX_LOOKS),
@@ -236,6 +249,7 @@ impl Prepared<'_> {
             no_way_out: Cell::new(false),
             active: Cell::new(None),
         };
+        cx.active.set(filled.map(|_| k.local_index().lt(threads as i32)));
         cx.body(&self.tree)?;
         let of_line = |line: u32, kind| Error::at(line, kind).of(line, cx.text_of(line));
         let kernel = block.kernel().map_err(|error| of_line(error.line, ErrorKind::Build(error)))?;
@@ -291,6 +305,8 @@ struct Cx<'a, 'b> {
     shared_bytes: u64,
     dynamic_bytes: u32,
     threads: [u32; 3],
+    /// Threads of a block, where some fill the last warp.
+    filled: Option<u32>,
     state: RefCell<State<'b>>,
     /// The line of the instruction at hand.
     line: Cell<u32>,

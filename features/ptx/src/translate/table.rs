@@ -159,13 +159,14 @@ const TABLE: &[Row] = &[
     Row { codes: &["createpolicy"], forms: "all; nothing comes of it", translate: memory::policy },
     Row {
         codes: &["bar", "barrier"],
-        forms: ".sync of barrier 0 by all threads, .warp.sync, .red.popc .and .or",
+        forms: ".sync by all threads, of whichever barrier, .warp.sync, .red.popc .and .or",
         translate: warp::barrier,
     },
     Row { codes: &["shfl"], forms: ".sync: .idx .up .down .bfly", translate: warp::shuffle },
     Row { codes: &["vote"], forms: ".sync: .all .any .uni .ballot", translate: warp::vote },
     Row { codes: &["activemask"], forms: "b32", translate: warp::active },
     Row { codes: &["redux"], forms: ".sync: .add .min .max .and .or .xor", translate: warp::reduce },
+    Row { codes: &["elect"], forms: ".sync", translate: warp::elect },
     Row { codes: &["match"], forms: ".sync: .any .all", translate: warp::matching },
 ];
 

@@ -256,6 +256,14 @@ impl<'b> Cx<'_, 'b> {
         };
         Ok(match register {
             "tid" if axis == Axis::X && self.threads[0] == threads => self.local_index(),
+            "tid" if self.filled.is_some() => {
+                let [x, y, _] = self.threads;
+                match axis {
+                    Axis::X => k.local_index().rem_u(x),
+                    Axis::Y => k.local_index().div_u(x).rem_u(y),
+                    Axis::Z => k.local_index().div_u(x * y),
+                }
+            }
             // Rows of whole warps: in which one a thread is, its warp says.
             "tid" if axis == Axis::X && self.threads[0] == 32 => k.lane_id(),
             "tid" if axis == Axis::Y && self.threads[0].is_multiple_of(32) && self.threads[2] == 1 => {
