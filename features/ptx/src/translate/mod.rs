@@ -4,6 +4,7 @@
 //! are values of the IR; what a region assigns and somebody reads later is what it yields.
 
 mod arithmetic;
+mod bits;
 mod control;
 mod convert;
 mod float;

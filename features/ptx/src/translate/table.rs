@@ -1,6 +1,6 @@
 //! What is supported: one row for each instruction.
 
-use super::{Cx, arithmetic, convert, float, memory, warp};
+use super::{Cx, arithmetic, bits, convert, float, memory, warp};
 use crate::ast::{Instr, Operand, Ty};
 use crate::error::{Error, Result};
 
@@ -86,17 +86,18 @@ const TABLE: &[Row] = &[
     Row {
         codes: &["and", "or", "xor", "not", "cnot"],
         forms: "predicates and integers",
-        translate: arithmetic::logic,
+        translate: bits::logic,
     },
-    Row { codes: &["shl", "shr"], forms: "16, 32 and 64 bits", translate: arithmetic::shift },
-    Row { codes: &["shf"], forms: ".l .r, .wrap .clamp", translate: arithmetic::funnel },
+    Row { codes: &["shl", "shr"], forms: "16, 32 and 64 bits", translate: bits::shift },
+    Row { codes: &["shf"], forms: ".l .r, .wrap .clamp", translate: bits::funnel },
     Row {
         codes: &["bfe", "bfi", "bfind", "brev", "clz", "popc", "szext", "bmsk"],
         forms: "32 and 64 bits",
-        translate: arithmetic::bits,
+        translate: bits::bits,
     },
-    Row { codes: &["prmt"], forms: "without a mode", translate: arithmetic::prmt },
-    Row { codes: &["lop3"], forms: "b32", translate: arithmetic::lop3 },
+    Row { codes: &["fns"], forms: "b32", translate: bits::find_nth },
+    Row { codes: &["prmt"], forms: "without a mode", translate: bits::prmt },
+    Row { codes: &["lop3"], forms: "b32", translate: bits::lop3 },
     Row {
         codes: &["setp", "set"],
         forms: "all types and comparisons, .and .or .xor",
