@@ -243,6 +243,7 @@ fn perform(
     match work {
         Work::Callback { function, stream, data } => {
             drop(state);
+            crate::ptx::print::flush();
             function(stream, error.map_or(0, Error::code), data);
             (state::lock(), Ok(()))
         }
@@ -256,6 +257,7 @@ fn perform(
         _ if error.is_some() => (state, Ok(())),
         Work::Host { function, data } => {
             drop(state);
+            crate::ptx::print::flush();
             function(data);
             (state::lock(), Ok(()))
         }

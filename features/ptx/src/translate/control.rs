@@ -44,6 +44,7 @@ const EFFECTS: &[&str] = &[
     "prefetch",
     "prefetchu",
     "trap",
+    "print",
 ];
 
 impl<'b> Cx<'_, 'b> {

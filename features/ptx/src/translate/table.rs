@@ -1,6 +1,6 @@
 //! What is supported: one row for each instruction.
 
-use super::{Cx, arithmetic, bits, convert, float, memory, warp};
+use super::{Cx, arithmetic, bits, convert, float, memory, print, warp};
 use crate::ast::{Instr, Operand, Ty};
 use crate::error::{Error, Result};
 
@@ -157,6 +157,7 @@ const TABLE: &[Row] = &[
         forms: "an endless loop, which the launch's limits stop; so is a failed assertion",
         translate: warp::trap,
     },
+    Row { codes: &["print"], forms: "", translate: print::print },
     Row { codes: &["createpolicy"], forms: "all; nothing comes of it", translate: memory::policy },
     Row {
         codes: &["bar", "barrier"],

@@ -14,6 +14,8 @@ pub(super) enum Fact {
     LocalIndex,
     /// It is this integer.
     Constant(u64),
+    /// It is the address of this byte of the memory.
+    Memory(u64),
     /// It is the address of the kernel's parameters, from so many bytes on.
     Parameter(u64),
 }
@@ -216,7 +218,9 @@ impl<'b> Cx<'_, 'b> {
     fn address_of(&self, symbol: Symbol, addend: i64) -> Result<Val<'b>> {
         let offset = self.offset_of(symbol, addend) as i64;
         match symbol.space {
-            Space::Global | Space::Const => Ok(self.base + self.k.i64(offset)),
+            Space::Global | Space::Const => {
+                Ok(self.learn(self.base + self.k.i64(offset), Fact::Memory(offset as u64)))
+            }
             Space::Shared | Space::Local => Ok(self.constant(Type::I64, offset as u64)),
             Space::Param => Ok(self.parameter_address(offset as u64)),
         }
