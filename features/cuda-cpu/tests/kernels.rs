@@ -6,6 +6,7 @@
 mod common;
 
 use common::*;
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -323,6 +324,83 @@ fn a_launch_that_is_refused_cannot_be_ignored() {
         ("cuCtxSetCurrent", &[well], 0),
     ]);
     assert_eq!(driver.words(kept, 1), [1], "the other context is well");
+}
+
+/// A kernel that prints a format which is a variable, with an int and an address, in blocks as the launch has them.
+const PRINT: &str = ".extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n\
+    .global .align 1 .b8 text[16] = {37, 100, 32, 37, 115, 10, 0};\n\
+    .visible .entry print(.param .u64 string) {\n.reg .b64 %x<9>; .reg .b32 %r<5>; .local .align 8 .b8 depot[16];\n\
+    ld.param.u64 %x1, [string]; mov.u32 %r1, %ctaid.x; mov.u64 %x2, depot; cvta.local.u64 %x3, %x2;\n\
+    st.local.u32 [%x2], %r1; st.local.u64 [%x2+8], %x1; mov.u64 %x4, text; cvta.global.u64 %x5, %x4;\n\
+    { .param .b64 p0; st.param.b64 [p0], %x5; .param .b64 p1; st.param.b64 [p1], %x3; .param .b32 r0;\n\
+    call.uni (r0), vprintf, (p0, p1); ld.param.b32 %r2, [r0]; }\nret;\n}\n";
+
+#[test]
+fn kernels_print() {
+    const NAME: &str = "kernels_print";
+    if std::env::var_os("VM_CUDA_FAKE_TEST_CASE").is_none() {
+        let output = child(NAME, &[]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{said}");
+        let lines: Vec<&str> =
+            said.lines().filter(|line| line.starts_with(|c: char| c == '<' || c.is_ascii_digit())).collect();
+        let wanted = [
+            "<a wait",
+            "0 hello",
+            "<a copy",
+            "0 (null)",
+            "<an event",
+            "0 hello",
+            "<a format",
+            "0%nhello(null)(null)",
+            "<the newest",
+        ];
+        assert_eq!(lines[..wanted.len()], wanted, "{said}");
+        // 32 bytes of each, in 4096.
+        let newest = &lines[wanted.len()..];
+        assert_eq!(newest.len(), 128, "{said}");
+        assert!(newest.iter().all(|line| line.ends_with(" hello")), "{said}");
+        return;
+    }
+    let driver = &Driver::load();
+    driver.start(0);
+    let module = module(driver, PRINT).unwrap();
+    let print = function(driver, module, "print");
+    let string = put(driver, b"hello\0");
+    let mark = |text: &str| {
+        println!("<{text}");
+        std::io::stdout().flush().unwrap();
+    };
+    let start = |blocks, string| {
+        let mut parameter = string;
+        let mut pointer = at(&mut parameter);
+        driver.ok("cuLaunchKernel", &[print, blocks, 1, 1, 1, 1, 1, 0, 0, at(&mut pointer)]);
+    };
+    start(1, string);
+    mark("a wait");
+    assert_eq!(driver.synchronize(), 0);
+    // A string that is nowhere.
+    start(1, 64);
+    mark("a copy");
+    driver.words(string, 1);
+    let event = driver.get("cuEventCreate", &[0]);
+    start(1, string);
+    driver.ok("cuEventRecord", &[event, 0]);
+    mark("an event");
+    driver.ok("cuEventSynchronize", &[event]);
+    // A format that asks for what no argument is.
+    let (mut text, mut size, mut name) = (0u64, 0u64, *b"text\0");
+    driver.ok("cuModuleGetGlobal_v2", &[at(&mut text), at(&mut size), module, at(&mut name)]);
+    let format = |mut bytes: [u8; 12]| driver.ok("cuMemcpyHtoD_v2", &[text, at(&mut bytes), 12]);
+    format(*b"%d%n%s%s%s\n\0");
+    start(1, string);
+    mark("a format");
+    assert_eq!(driver.synchronize(), 0);
+    format(*b"%d %s\n\0     ");
+    driver.ok("cuCtxSetLimit", &[1, 4096]);
+    start(200, string);
+    mark("the newest");
+    assert_eq!(driver.synchronize(), 0);
 }
 
 /// A kernel that writes where it is told.

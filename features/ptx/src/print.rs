@@ -405,7 +405,7 @@ pub fn records(count: u64, ring: &[u8]) -> Vec<Record> {
     let (mut at, mut found) = (count.saturating_sub(size), Vec::new());
     while at < count {
         let (place, words) = (word(at) >> 16, word(at) & 0xffff);
-        let end = at + 8 * words;
+        let end = at.saturating_add(8 * words);
         // What was written over in its middle is no record.
         if place != (at >> 3) & (u64::MAX >> 16)
             || !(2..=2 + MAX_ARGUMENTS / 8).contains(&words)

@@ -46,7 +46,8 @@ pub(super) fn print(cx: &Cx<'_, '_>, instr: &Instr, _: &mut Modifiers<'_>) -> Re
     let place = cx.memory.at([ring]).typed(Scalar::I64).atomic_add(k.i64(8 * words as i64));
     let put = |word: u64, value: Val<'_>| {
         let at = (place + k.i64(8 * word as i64)) & cx.ring_mask();
-        cx.memory.at([ring + k.i64(HEAD as i64) + at]).typed(Scalar::I64).store(value);
+        // Records that are written over are no race.
+        cx.memory.at([ring + k.i64(HEAD as i64) + at]).typed(Scalar::I64).atomic_store(value);
     };
     put(1, cx.get(format, B64)?);
     for word in 0..bytes.div_ceil(8) {
