@@ -23,6 +23,8 @@ const TEXT: usize = 256 << 20;
 /// Threads of a block, and blocks of a grid.
 const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+/// Bytes of a block's shared memory.
+const SHARED: u64 = 227 << 10;
 /// Bytes of all parameters.
 const PARAMETERS: usize = 32_764;
 
@@ -312,7 +314,8 @@ pub(crate) struct Request {
 /// Launches a function; parameters are read before it returns.
 pub(crate) fn launch(request: &Request) -> Result {
     let stream = state::lock().stream(request.stream)?;
-    let launch = prepare(request)?;
+    // Some libraries look at no error of a launch: as with a kernel that dies, nothing goes on as if it had run.
+    let launch = prepare(request).map_err(|error| state::lock().refuse_launch(stream, error))?;
     state::lock().submit(stream, Work::Launch(launch), Vec::new()).map(drop)
 }
 
@@ -325,6 +328,9 @@ pub(crate) fn prepare(request: &Request) -> Result<Launch> {
         sides.iter().zip(most).all(|(side, most)| (1..=most).contains(side))
     };
     if !fits(grid, MAX_GRID) || !fits(block, MAX_BLOCK) || block.iter().product::<u32>() > 1024 {
+        return Err(Error::InvalidValue);
+    }
+    if u64::from(shared) + kernel.attribute(1).max(0) as u64 > SHARED {
         return Err(Error::InvalidValue);
     }
     if cooperative && !kernel.cooperates() && grid != [1; 3] {
@@ -340,6 +346,23 @@ pub(crate) fn prepare(request: &Request) -> Result<Launch> {
     drop(state);
     let code = kernel.prepare(&shape)?;
     Ok(Launch { code, function: named, grid, block, shared, parameters: parameters.into() })
+}
+
+impl State {
+    /// What a launch fails with that has no code: a capture ends without a graph, and else the error stays with the context.
+    fn refuse_launch(&mut self, stream: u64, error: Error) -> Error {
+        let error = match error {
+            Error::InvalidPtx | Error::NoBinaryForGpu => Error::IllegalInstruction,
+            // There may be room for the next.
+            other => return other,
+        };
+        match self.streams.get(&stream).map(|stream| (stream.capture, stream.context)) {
+            Some((Some(capture), _)) => self.invalidate(capture),
+            Some((None, context)) => self.fail(context, error),
+            None => {}
+        }
+        error
+    }
 }
 
 /// The block of parameters, of pointers to each or as it is.

@@ -246,6 +246,7 @@ fn perform(
     match work {
         Work::Callback { function, stream, data } => {
             drop(state);
+            crate::ptx::print::flush();
             function(stream, error.map_or(0, Error::code), data);
             (state::lock(), Ok(()))
         }
@@ -264,6 +265,7 @@ fn perform(
         _ if error.is_some() => (state, Ok(())),
         Work::Host { function, data } => {
             drop(state);
+            crate::ptx::print::flush();
             function(data);
             (state::lock(), Ok(()))
         }

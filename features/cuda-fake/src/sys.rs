@@ -293,6 +293,24 @@ pub(crate) fn to_the_c_library(memory: *mut c_void) {
     unsafe { libc::free(memory) };
 }
 
+unsafe extern "C" {
+    /// The C library's standard output, which programs' own `printf` writes to.
+    static stdout: *mut libc::FILE;
+}
+
+/// Writes to the standard output, behind what the program wrote there itself.
+pub(crate) fn print(text: &[u8]) {
+    // SAFETY: the C library sets it before any code of a program runs, and locks the stream. Where a program closed it, that is its own
+    // library's error.
+    unsafe { libc::fwrite(text.as_ptr().cast(), 1, text.len(), stdout) };
+}
+
+/// Hands what was written to the standard output to the system.
+pub(crate) fn flush() {
+    // SAFETY: as above.
+    unsafe { libc::fflush(stdout) };
+}
+
 /// This thread, as the C library calls it.
 pub(crate) fn thread() -> u64 {
     // SAFETY: it takes and changes nothing.

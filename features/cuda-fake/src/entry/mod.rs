@@ -97,6 +97,7 @@ fn call(name: &'static str, arguments: impl FnOnce() -> String, body: impl FnOnc
         };
         let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or(Err(Error::Unknown));
         let code = result.map_or_else(Error::code, |()| 0);
+        crate::ptx::print::after(name);
         config.trace(|| format!("{name}{} -> {code}\n", arguments()));
         code
     };
