@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
 use vm_bridge::server::{Pot, SLOT};
@@ -20,6 +21,8 @@ const SLOTS: usize = 4 * PROGRAMS;
 pub(crate) struct Limits {
     /// Bytes of device memory; `None` for as much as there is.
     pub(crate) memory: Option<u64>,
+    /// How long what a program has on the device may make no progress; `None` for as long as it likes.
+    pub(crate) deadline: Option<Duration>,
 }
 
 /// The device memory that workers hold, and their places in the file that says how much each.

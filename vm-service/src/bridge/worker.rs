@@ -3,6 +3,7 @@
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use vm_bridge::server::{Driver, Session, serve};
 
@@ -27,6 +28,7 @@ pub(crate) fn main(
     measures: usize,
     is_probe: bool,
     share: Option<(u64, usize)>,
+    deadline: Option<Duration>,
 ) -> Result<(), BridgeError> {
     let pot = limits::pot(share).map_err(BridgeError::Memory)?;
     let path = if is_name(driver) {
@@ -57,7 +59,7 @@ pub(crate) fn main(
         }
         return Ok(());
     }
-    let session = Arc::new(Session::with_pot(Arc::new(driver), pot));
+    let session = Arc::new(Session::with_limits(Arc::new(driver), pot, deadline));
     let served = serve(&UnixStream::from(connection), &session);
     // Its lanes may be in calls that never end: it does not wait for them.
     let status = match served {

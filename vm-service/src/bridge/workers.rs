@@ -30,6 +30,7 @@ pub(super) struct Workers {
     measures: usize,
     /// Where it is counted what they hold.
     places: Option<Places>,
+    deadline: Option<Duration>,
 }
 
 impl Workers {
@@ -45,7 +46,7 @@ impl Workers {
         limits: &Limits,
     ) -> Result<Self, BridgeError> {
         let places = limits.memory.map(Places::new).transpose().map_err(BridgeError::Memory)?;
-        let mut workers = Self { program, driver, variables, measures: 0, places };
+        let mut workers = Self { program, driver, variables, measures: 0, places, deadline: limits.deadline };
         for measures in 0..to_try().count() {
             workers.measures = measures;
             if workers.opens() {
@@ -128,6 +129,9 @@ impl Workers {
         command.env("RUST_LOG", std::env::var_os("RUST_LOG").unwrap_or_else(|| "warn".into()));
         if is_name(&self.driver) {
             command.current_dir("/");
+        }
+        if let (Some(deadline), None) = (self.deadline, word) {
+            command.arg(format!("--deadline={}", deadline.as_micros()));
         }
         command.args(place.map(Place::arguments).into_iter().flatten());
         let file = place.map(Place::file).transpose()?;

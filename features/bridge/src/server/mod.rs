@@ -2,6 +2,8 @@
 
 mod callbacks;
 mod capture;
+mod deadline;
+mod effects;
 mod hand;
 mod handles;
 mod lane;
