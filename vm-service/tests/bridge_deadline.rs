@@ -63,7 +63,14 @@ impl Place {
         if way == "bytes" {
             command.env("VM_BRIDGE_STREAM", "1");
         }
-        let output = command.output().expect("the program");
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program");
+        let end = Instant::now() + Duration::from_secs(120);
+        while child.try_wait().expect("asked").is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // It fails on one that has ended.
+        let _ = child.kill();
+        let output = child.wait_with_output().expect("the program");
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
     }
 

@@ -4,6 +4,7 @@ mod callbacks;
 mod capture;
 mod deadline;
 mod effects;
+pub mod fuzz;
 mod hand;
 mod handles;
 mod lane;
