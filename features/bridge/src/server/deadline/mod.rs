@@ -35,6 +35,8 @@ const MOST: u32 = 64;
 const LOOKS: u32 = 8;
 const OFTENEST: Duration = Duration::from_millis(5);
 const SELDOMEST: Duration = Duration::from_millis(100);
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: u64 = 2;
 /// Handles of default streams: that of the context, and the thread's own.
 const LEGACY: u64 = 1;
 const PER_THREAD: u64 = 2;
@@ -212,13 +214,16 @@ impl Watch {
         let interval = (self.deadline / LOOKS).clamp(OFTENEST, SELDOMEST);
         let (this, of) = (self.clone(), session.clone());
         let look = move || {
-            // What this thread asks must not end captures of others. A driver that has no captures has no such function.
-            let mut relaxed = [2];
-            of.driver().named("cuThreadExchangeStreamCaptureMode", &[Word::At(0)], &mut relaxed);
+            let mut is_relaxed = false;
             let mut before = Instant::now();
             while !of.has_ended() {
                 std::thread::sleep(interval);
                 let now = Instant::now();
+                if !is_relaxed {
+                    // What this thread asks must not end captures of others. That can be said once the driver has begun.
+                    let (name, mut mode) = ("cuThreadExchangeStreamCaptureMode", [RELAXED]);
+                    is_relaxed = of.driver().named(name, &[Word::At(0)], &mut mode) != code::NOT_INITIALIZED;
+                }
                 // A thread that was not let run has seen nothing meanwhile.
                 let passed = (now - before).min(2 * interval);
                 before = now;
