@@ -33,7 +33,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 impl Place {
-    fn new(driver: &str) -> Self {
+    fn new(driver: &str, deadline: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         std::fs::create_dir(path("bridge")).expect("a folder");
@@ -43,7 +43,7 @@ impl Place {
         gcc.args(["-std=gnu11", "-Wall", "-Wextra", "-pthread", "-o"]);
         assert!(gcc.arg(path("program")).arg(source).arg("-ldl").status().expect("gcc").success());
         let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
-        command.args(["bridge", "serve", "--deadline", "2s", "--socket"]).arg(path("socket"));
+        command.args(["bridge", "serve", "--deadline", deadline, "--socket"]).arg(path("socket"));
         command.arg("--stream").arg(path("stream")).arg("--driver").arg(beside(driver));
         // The processor's driver has a limit of its own for a kernel.
         let server = command.env("VM_CUDA_FAKE_SECONDS", "3600").stderr(Stdio::null());
@@ -103,7 +103,7 @@ impl Place {
 
 #[test]
 fn what_makes_no_progress_is_ended_and_nothing_else() {
-    let place = Place::new("libvm_cuda_fake.so");
+    let place = Place::new("libvm_cuda_fake.so", "2s");
     place.check(
         &[],
         &[
@@ -143,8 +143,14 @@ fn what_makes_no_progress_is_ended_and_nothing_else() {
 }
 
 #[test]
+fn the_end_of_a_context_that_waits_for_what_does_not_end_is_late_too() {
+    let place = Place::new("libvm_cuda_fake.so", "50ms");
+    place.check(&[], &[("reset", "memory", true), ("context_destroyed", "stream", true)]);
+}
+
+#[test]
 fn kernels_of_ptx_that_do_not_end_are_ended() {
-    let place = Place::new("libvm_cuda_cpu.so");
+    let place = Place::new("libvm_cuda_cpu.so", "2s");
     place.check(
         &["400", "ptx"],
         &[("free", "memory", true), ("graph", "stream", true), ("hidden", "memory", true)],

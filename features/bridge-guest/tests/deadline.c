@@ -20,6 +20,7 @@ static const char *text =
     "sub.u64 %x2, %x2, 1; setp.ne.u64 %p, %x2, 0; @%p bra look;\n"
     "done: ret;\n}\n";
 
+static const char *image;
 static void *kernel, *empty;
 static ptr word_at;
 static uint64_t piece = 400;
@@ -136,10 +137,27 @@ static int c_released(void) {
     TRY("cuDevicePrimaryCtxRelease_v2", (int), device);
     return ask();
 }
-static int c_reset(void) {
+/* It ends with work under way, which its server is left with. */
+static int c_exits(void) { return spin("cuLaunchKernel", stream(1)), spin("cuLaunchKernel", NULL); }
+static int c_exits_behind_threads(void) {
+    pthread_t threads[8];
+    for (int i = 0; i < 8; i++) pthread_create(&threads[i], NULL, spin_and_end, i % 2 ? "cuLaunchKernel_ptsz" : "cuLaunchKernel");
+    for (int i = 0; i < 8; i++) pthread_join(threads[i], NULL);
+    return 0;
+}
+static int c_exits_after_reset(void) { return queue(stream(1)), queue(NULL), TRY("cuDevicePrimaryCtxReset_v2", (int), 0); }
+/* The end of its context waits for it. */
+static int c_reset(void) { return spin("cuLaunchKernel", stream(1)), TRY("cuDevicePrimaryCtxReset_v2", (int), 0); }
+static int c_context_destroyed(void) {
+    void *made = NULL;
+    CALL("cuCtxCreate_v2", (void **, unsigned, int), &made, 0, 0);
+    void *module, *own;
+    CALL("cuModuleLoadData", (void **, const void *), &module, image);
+    CALL("cuModuleGetFunction", (void **, void *, const char *), &own, module, "poll");
+    kernel = own, word_at = allocate(4096);
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), word_at, 0, 1);
     spin("cuLaunchKernel", stream(1));
-    TRY("cuDevicePrimaryCtxReset_v2", (int), 0);
-    return ask();
+    return TRY("cuCtxDestroy_v2", (void *), made);
 }
 /* Another stream goes on all the while. */
 static int c_hidden(void) {
@@ -253,7 +271,7 @@ static int c_honest_idle(void) { return nothing(NULL), pass(12 * piece), sync_al
 static const struct {
     const char *name;
     int (*run)(void);
-} cases[] = {CASE(legacy), CASE(own), CASE(own_waited), CASE(free), CASE(blocks), CASE(asked), CASE(thread_ended), CASE(destroyed), CASE(released), CASE(reset),
+} cases[] = {CASE(legacy), CASE(own), CASE(own_waited), CASE(free), CASE(blocks), CASE(asked), CASE(thread_ended), CASE(destroyed), CASE(released), CASE(exits), CASE(exits_behind_threads), CASE(exits_after_reset), CASE(reset), CASE(context_destroyed),
              CASE(hidden), CASE(behind_wait), CASE(before_wait), CASE(before_capture), CASE(graph), CASE(full), CASE(honest_queue), CASE(honest_legacy),
              CASE(honest_own), CASE(honest_many), CASE(honest_waits), CASE(honest_implicit), CASE(honest_callback), CASE(honest_value),
              CASE(honest_capture), CASE(honest_idle)};
@@ -263,7 +281,7 @@ int main(int count, char **arguments) {
     void *module;
     if (count > 2) piece = strtoull(arguments[2], NULL, 10);
     begin();
-    const char *image = count > 3 && !strcmp(arguments[3], "ptx") ? strchr(text, '\n') + 1 : text;
+    image = count > 3 && !strcmp(arguments[3], "ptx") ? strchr(text, '\n') + 1 : text;
     CALL("cuModuleLoadData", (void **, const void *), &module, image);
     CALL("cuModuleGetFunction", (void **, void *, const char *), &kernel, module, "poll");
     CALL("cuModuleGetFunction", (void **, void *, const char *), &empty, module, "empty");
@@ -273,6 +291,7 @@ int main(int count, char **arguments) {
         if (count > 1 && !strcmp(arguments[1], cases[i].name)) {
             int code = cases[i].run();
             const char *name = "none";
+            if (!strncmp(arguments[1], "exits", 5)) return printf("%s: %d\n", cases[i].name, code), 0;
             TRY("cuGetErrorName", (int, const char **), code, &name);
             ptr none;
             printf("%s: %d %d %s\n", cases[i].name, code, TRY("cuMemAlloc_v2", (ptr *, size_t), &none, 4096), name);

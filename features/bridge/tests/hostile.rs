@@ -70,7 +70,7 @@ fn session_of(bytes: u64) -> (Arc<Session>, OwnedFd) {
     ftruncate(&file, SLOT).expect("its length");
     fcntl_add_seals(&file, SealFlags::SHRINK).expect("sealed");
     let pot = Pot::open(&file, 0, bytes).expect("a pot");
-    (Arc::new(Session::with_limits(driver(), Some(pot), None)), file)
+    (Arc::new(Session::with_limits(driver(), Some(pot), Some(Duration::from_secs(3600)))), file)
 }
 
 /// Gives an order, with a file where one goes along; what was answered, if anything.

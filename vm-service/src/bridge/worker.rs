@@ -3,6 +3,7 @@
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::sleep;
 use std::time::Duration;
 
 use vm_bridge::server::{Driver, Session, serve};
@@ -18,6 +19,22 @@ const MEMORY: u64 = 32 << 30;
 /// What workers give up, one after the other until the driver opens: what [`settle`](sandbox::settle) tries, with and without a list of system calls.
 pub(super) fn to_try() -> impl Iterator<Item = (Measures, bool)> {
     Measures::to_try("").iter().flat_map(|measures| [(*measures, true), (*measures, false)])
+}
+
+/// How long a worker may take to end once its session has.
+const END: Duration = Duration::from_secs(2);
+
+/// Ends this process when its session has ended, whatever its threads wait for: what it has on the device ends with it.
+fn end_in_any_case(session: Arc<Session>) -> std::io::Result<()> {
+    let end = move || {
+        while !session.has_ended() {
+            sleep(Duration::from_millis(100));
+        }
+        sleep(END);
+        tracing::warn!("a worker of the bridge does not end by itself, and is ended");
+        crate::sys::exit_at_once(1)
+    };
+    std::thread::Builder::new().name("end".into()).spawn(end).map(drop)
 }
 
 /// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot.
@@ -77,6 +94,9 @@ pub(crate) fn main(
                 code::OPERATING_SYSTEM
             }
         });
+    }
+    if deadline.is_some() {
+        end_in_any_case(session.clone()).map_err(|error| BridgeError::Confine(error.to_string()))?;
     }
     let served = serve(&UnixStream::from(connection), &session);
     // Its lanes may be in calls that never end: it does not wait for them.

@@ -178,7 +178,7 @@ impl Session {
     }
 
     /// Does nothing of it go on?
-    pub(super) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.turn.has_ended()
     }
 

@@ -59,7 +59,7 @@ impl Marks {
     /// The place of a stream among those that this lane knows.
     fn find(&mut self, session: &Session, id: u64, own: bool) -> Option<usize> {
         /// A lane that uses more asks anew.
-        const KNOWN: usize = 16;
+        const KNOWN: usize = 32;
         let own = own && id == 0 || id == PER_THREAD;
         let is_it = |(known, is_own, stream): &(u64, bool, Arc<Stream>)| {
             *known == id && *is_own == own && !stream.gone.load(Relaxed)
