@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{RecvFlags, recv};
 use vm_bridge::orders::{self, Order};
 use vm_bridge::wire::preamble::{self, Preamble, TOKEN, Token};
 use vm_bridge::wire::{code, control};
@@ -144,6 +145,11 @@ impl Inner {
                 .and_then(|()| self.orders(stream, token, &worker, &hears));
             if let Some(window) = &self.window {
                 window.ends();
+            }
+            let mut last = [0; 8];
+            if let Ok((8, _)) = recv(&hears, &mut last[..], RecvFlags::DONTWAIT) {
+                // It has said why it ends.
+                let _ = stream.write_all(&last);
             }
             // With its connection the worker ends, and with that the connections which it has.
             let _ = hears.shutdown(Shutdown::Both);

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
 use vm_bridge::orders;
@@ -22,6 +23,8 @@ const SLOTS: usize = 4 * PROGRAMS;
 pub(crate) struct Limits {
     /// Bytes of device memory; `None` for as much as there is.
     pub(crate) memory: Option<u64>,
+    /// How long what a program has on the device may make no progress; `None` for as long as it likes.
+    pub(crate) deadline: Option<Duration>,
 }
 
 /// The device memory that workers hold, and their places in the file that says how much each.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::sleep;
 use std::time::Duration;
 
 use vm_bridge::server::{Driver, Session, serve};
@@ -37,6 +38,22 @@ fn server() -> io::Result<UnixStream> {
     Ok(server)
 }
 
+/// How long a worker may take to end once its session has.
+const END: Duration = Duration::from_secs(2);
+
+/// Ends this process when its session has ended, whatever its threads wait for: what it has on the device ends with it.
+fn end_in_any_case(session: Arc<Session>) -> std::io::Result<()> {
+    let end = move || {
+        while !session.has_ended() {
+            sleep(Duration::from_millis(100));
+        }
+        sleep(END);
+        tracing::warn!("a worker of the bridge does not end by itself, and is ended");
+        crate::sys::exit_at_once(1)
+    };
+    std::thread::Builder::new().name("end".into()).spawn(end).map(drop)
+}
+
 /// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot.
 ///
 /// # Errors
@@ -46,6 +63,7 @@ pub(crate) fn main(
     measures: usize,
     is_probe: bool,
     share: Option<(u64, usize)>,
+    deadline: Option<Duration>,
 ) -> Result<(), BridgeError> {
     let server = server().map_err(BridgeError::Server)?;
     let pot = limits::pot(share, &server).map_err(BridgeError::Memory)?;
@@ -84,7 +102,7 @@ pub(crate) fn main(
             code => Err(BridgeError::Init(code)),
         };
     }
-    let session = Arc::new(Session::with_pot(Arc::new(driver), pot).share_by(server));
+    let session = Arc::new(Session::with_limits(Arc::new(driver), pot, deadline).share_by(server));
     if lists_calls {
         // The driver begins with calls that are not listed, as of sockets of its own, and after the program has said by variables how it is to begin.
         session.when_started(move || match sandbox::confine(Profile::Driver, &confinement) {
@@ -94,6 +112,9 @@ pub(crate) fn main(
                 code::OPERATING_SYSTEM
             }
         });
+    }
+    if deadline.is_some() {
+        end_in_any_case(session.clone()).map_err(|error| BridgeError::Confine(error.to_string()))?;
     }
     let served = serve(&UnixStream::from(connection), &session);
     // Its lanes may be in calls that never end: it does not wait for them.

@@ -36,6 +36,7 @@ pub(super) struct Workers {
     places: Option<Places>,
     /// What their programs share.
     exports: Exports,
+    deadline: Option<Duration>,
 }
 
 impl Workers {
@@ -51,8 +52,15 @@ impl Workers {
         limits: &Limits,
     ) -> Result<Self, BridgeError> {
         let places = limits.memory.map(Places::new).transpose().map_err(BridgeError::Memory)?;
-        let mut workers =
-            Self { program, driver, variables, measures: 0, places, exports: Exports::default() };
+        let mut workers = Self {
+            program,
+            driver,
+            variables,
+            measures: 0,
+            places,
+            exports: Exports::default(),
+            deadline: limits.deadline,
+        };
         for measures in 0..to_try().count() {
             workers.measures = measures;
             if workers.opens() {
@@ -142,6 +150,9 @@ impl Workers {
         command.env("RUST_LOG", std::env::var_os("RUST_LOG").unwrap_or_else(|| "warn".into()));
         if is_name(&self.driver) {
             command.current_dir("/");
+        }
+        if let (Some(deadline), None) = (self.deadline, word) {
+            command.arg(format!("--deadline={}", deadline.as_micros()));
         }
         command.args(place.map(Place::arguments).into_iter().flatten());
         let (process, messages) = Process::start_on(command, connection, control)?;

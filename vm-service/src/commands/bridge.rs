@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use vm_bridge::calls::MODES;
 use vm_cuda_api::FUNCTIONS;
 
 use crate::bridge;
-use crate::config::parse_size;
+use crate::config::{parse_deadline, parse_size};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{Body, BridgedFunction};
@@ -57,6 +58,9 @@ struct ServeArgs {
     /// The most device memory that programs may have together, as in 2G
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<u64>,
+    /// End programs whose work on the device makes no progress for so long, as in 2s
+    #[arg(long, value_name = "TIME", value_parser = parse_deadline)]
+    deadline: Option<Duration>,
     /// The CUDA driver's library
     #[arg(long, value_name = "LIBRARY", default_value = "libcuda.so.1")]
     driver: PathBuf,
@@ -113,7 +117,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
                 tls,
                 window: args.window,
             };
-            let limits = bridge::Limits { memory: args.memory };
+            let limits = bridge::Limits { memory: args.memory, deadline: args.deadline };
             bridge::serve(&context.program, &places, &args.driver, &limits).map_err(Failure::failed)
         }
         Action::Coverage => {

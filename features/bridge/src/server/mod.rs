@@ -2,7 +2,10 @@
 
 mod callbacks;
 mod capture;
+mod deadline;
+mod effects;
 mod exports;
+pub mod fuzz;
 mod hand;
 mod handles;
 mod ipc;

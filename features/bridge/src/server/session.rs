@@ -2,16 +2,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::io;
+use std::io::{self, Write as _};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use thiserror::Error;
 
 use super::callbacks;
+use super::deadline::Watch;
 use super::exports::Sharing;
 use super::handles::Handles;
 use super::options::Options;
@@ -52,6 +54,7 @@ pub struct Session {
     /// The most bytes of all windows.
     host: u64,
     quota: Quota,
+    watch: Option<Arc<Watch>>,
     lanes: AtomicUsize,
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
@@ -87,15 +90,17 @@ impl Session {
     /// A session that has nothing yet, and may have all that there is.
     #[must_use]
     pub fn new(driver: Arc<Driver>) -> Self {
-        Self::with_pot(driver, None)
+        Self::with_limits(driver, None, None)
     }
 
-    /// One that has device memory of a pot. It may have as much memory of the host besides.
+    /// One that has device memory of a pot, and as much memory of the host besides, and whose work on the device has to make progress within a
+    /// deadline.
     #[must_use]
-    pub fn with_pot(driver: Arc<Driver>, pot: Option<Pot>) -> Self {
+    pub fn with_limits(driver: Arc<Driver>, pot: Option<Pot>, deadline: Option<Duration>) -> Self {
         Self {
             host: pot.as_ref().map_or(u64::MAX, Pot::limit),
             quota: Quota::new(pot),
+            watch: deadline.map(|deadline| Arc::new(Watch::new(deadline))),
             driver,
             handles: Mutex::default(),
             ranges: Mutex::default(),
@@ -145,6 +150,11 @@ impl Session {
 
     pub(super) fn quota(&self) -> &Quota {
         &self.quota
+    }
+
+    /// What looks at its streams, where it has a deadline.
+    pub(super) fn watch(&self) -> Option<&Arc<Watch>> {
+        self.watch.as_ref()
     }
 
     pub(super) fn handles(&self) -> MutexGuard<'_, Handles> {
@@ -221,7 +231,7 @@ impl Session {
     }
 
     /// Does nothing of it go on?
-    pub(super) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.turn.has_ended()
     }
 
@@ -232,6 +242,21 @@ impl Session {
             // It may be closed already.
             let _ = connection.shutdown(Shutdown::Both);
         }
+    }
+
+    /// What the program has on the device makes no progress: nothing of it goes on, and the program is told why.
+    pub(super) fn end_late(&self) {
+        tracing::warn!("a CUDA program is ended: what it has on the device makes no progress");
+        if let Some(mut connection) = locked(&self.connection).as_ref() {
+            let word = control::ENDED | u64::from(code::LAUNCH_TIMEOUT);
+            // A program that takes no answers is not waited for.
+            let told =
+                connection.set_nonblocking(true).and_then(|()| connection.write_all(&word.to_ne_bytes()));
+            if let Err(error) = told {
+                tracing::debug!(%error, "it is not told why");
+            }
+        }
+        self.end();
     }
 
     /// It ends with this connection, and this connection with it.

@@ -50,6 +50,10 @@ pub mod code {
     pub const INVALID_HANDLE: u32 = 400;
     /// `CUDA_ERROR_NOT_FOUND`.
     pub const NOT_FOUND: u32 = 500;
+    /// `CUDA_ERROR_NOT_READY`.
+    pub const NOT_READY: u32 = 600;
+    /// `CUDA_ERROR_LAUNCH_TIMEOUT`: what the program has on the device makes no progress.
+    pub const LAUNCH_TIMEOUT: u32 = 702;
     /// `CUDA_ERROR_NOT_SUPPORTED`.
     pub const NOT_SUPPORTED: u32 = 801;
 }
@@ -215,6 +219,8 @@ pub mod control {
     pub const TAKE: u64 = 6;
     /// Where a part of the window begins that the session gives back.
     pub const GIVE: u64 = 7;
+    /// In a word that is not asked for, the last that comes: the session has ended, and what is below this is why, a result for all calls from then on.
+    pub const ENDED: u64 = 1 << 63;
     /// These variables.
     pub const VARIABLES: [&str; 4] =
         ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS"];
