@@ -110,8 +110,12 @@ pub(crate) struct Function {
 #[derive(Clone)]
 pub(crate) struct Launch {
     code: Arc<dyn Run>,
-    grid: [u32; 3],
-    parameters: Arc<[u8]>,
+    /// The function, or the kernel of a library.
+    pub(crate) function: u64,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+    pub(crate) parameters: Arc<[u8]>,
 }
 
 impl Launch {
@@ -309,10 +313,17 @@ pub(crate) struct Request {
 
 /// Launches a function; parameters are read before it returns.
 pub(crate) fn launch(request: &Request) -> Result {
-    let &Request { function, grid, block, shared, stream, cooperative, parameters, extra } = request;
-    let mut state = state::lock();
-    let stream = state.stream(stream)?;
-    let kernel = state.kernel(function)?;
+    let stream = state::lock().stream(request.stream)?;
+    // Some libraries look at no error of a launch: as with a kernel that dies, nothing goes on as if it had run.
+    let launch = prepare(request).map_err(|error| state::lock().refuse_launch(stream, error))?;
+    state::lock().submit(stream, Work::Launch(launch), Vec::new()).map(drop)
+}
+
+/// What launches a function, with its parameters.
+pub(crate) fn prepare(request: &Request) -> Result<Launch> {
+    let &Request { function: named, grid, block, shared, cooperative, parameters, extra, .. } = request;
+    let state = state::lock();
+    let kernel = state.kernel(named)?;
     let fits = |sides: [u32; 3], most: [u32; 3]| {
         sides.iter().zip(most).all(|(side, most)| (1..=most).contains(side))
     };
@@ -327,21 +338,14 @@ pub(crate) fn launch(request: &Request) -> Result {
     }
     let parameters = arguments(&kernel.parameters(), parameters, extra)?;
     drop(state);
-    let function = if module_of(function).is_ok() { function } else { crate::library::function(function)? };
-    let mut state = state::lock();
+    let function = if module_of(named).is_ok() { named } else { crate::library::function(named)? };
+    let state = state::lock();
     let known = state.functions.get(&function).and_then(|function| state.modules.get(&function.module));
     let data = known.ok_or(Error::InvalidHandle)?.data;
     let shape = Shape { block, shared, data: state.arena.offset(data) };
     drop(state);
-    let prepared = kernel.prepare(&shape);
-    state = state::lock();
-    let code = match prepared {
-        // Some libraries look at no error of a launch: as with a kernel that dies, nothing goes on as if it had run.
-        Err(error) => return Err(state.refuse_launch(stream, error)),
-        Ok(code) => code,
-    };
-    let launch = Launch { code, grid, parameters: parameters.into() };
-    state.submit(stream, Work::Launch(launch), Vec::new()).map(drop)
+    let code = kernel.prepare(&shape)?;
+    Ok(Launch { code, function: named, grid, block, shared, parameters: parameters.into() })
 }
 
 impl State {

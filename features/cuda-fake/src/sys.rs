@@ -3,9 +3,13 @@
 
 use std::{
     ffi::{CStr, CString, c_void},
+    fs::File,
     io,
     marker::PhantomData,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd as _, FromRawFd, OwnedFd, RawFd},
+    os::unix::fs::FileExt as _,
+    ptr::null_mut,
+    sync::atomic::AtomicU64,
 };
 
 /// What a mapping allows: nothing (0), reads (1), reads and writes (3), as in `CUmemAccess_flags`.
@@ -136,16 +140,28 @@ pub(crate) fn memory_file(name: &str, len: u64) -> io::Result<OwnedFd> {
     check(fd)?;
     // SAFETY: the descriptor was just opened and has no other owner.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: no memory is passed.
-    check(unsafe { libc::ftruncate(file.as_raw_fd(), len as i64) })?;
+    // Where calls are listed by seccomp, `ftruncate` is none of them.
+    if let Some(last) = len.checked_sub(1) {
+        File::from(file.try_clone()?).write_all_at(&[0], last)?;
+    }
     Ok(file)
 }
 
 /// Gives the pages of a part of a memory file back to the system.
 pub(crate) fn punch(fd: RawFd, offset: u64, len: u64) -> io::Result<()> {
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: no memory is passed.
-    check(unsafe { libc::fallocate(fd, mode, offset as i64, len as i64) })
+    // By a mapping, as `fallocate` is not listed where calls are, either.
+    let len = len as usize;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping, in the place of none.
+    let start = unsafe { libc::mmap(null_mut(), len, access, libc::MAP_SHARED, fd, offset as i64) };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the mapping that was just made, of which nobody has a reference.
+    let punched = check(unsafe { libc::madvise(start, len, libc::MADV_REMOVE) });
+    // SAFETY: as above; it is not used from here on.
+    check(unsafe { libc::munmap(start, len) })?;
+    punched
 }
 
 /// Another descriptor of an open file; the number is the caller's promise, and an error if it is none.
@@ -161,6 +177,12 @@ pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
 pub(crate) type HostFunction = extern "C" fn(u64);
 /// A function of the caller's with stream, status and argument: `CUstreamCallback`.
 pub(crate) type Callback = extern "C" fn(u64, i32, u64);
+
+/// A structure with a function of the caller's.
+pub(crate) fn host_node(at: *const crate::ffi::HostNode) -> Option<crate::ffi::HostNode> {
+    // SAFETY: the caller promised one, in which a function is one of its own or null.
+    (!at.is_null()).then(|| unsafe { at.read_unaligned() })
+}
 
 /// The text at an address, up to its NUL and no longer than `limit` bytes.
 pub(crate) fn text(at: *const std::ffi::c_char, limit: usize) -> Option<String> {
@@ -244,6 +266,7 @@ macro_rules! plain {
     )*};
 }
 
+plain!(*mut c_void);
 plain!(u8, u16, u32, u64, i32, usize, f32, [u64; 2], [u8; 16], [u8; 64], *const c_void, *const u64);
 plain!(
     crate::ffi::Properties,
@@ -253,14 +276,31 @@ plain!(
     crate::ffi::Launch
 );
 plain!(crate::ffi::PoolProperties, crate::ffi::Location);
+plain!(crate::ffi::KernelNode, crate::ffi::KernelNode2, crate::ffi::FillNode, crate::ffi::AnyNode);
+plain!(crate::ffi::Instantiate, crate::ffi::Update);
 plain!(crate::ffi::ArrayDescriptor, crate::ffi::ArrayDescriptor3d);
 
+/// Memory of the C library's with these bytes, which [`to_the_c_library`] gives back.
+pub(crate) fn of_the_c_library(bytes: [u8; 8]) -> *mut c_void {
+    // SAFETY: it takes no memory.
+    let memory = unsafe { libc::malloc(bytes.len()) };
+    write(memory.cast(), u64::from_ne_bytes(bytes));
+    memory
+}
+
+pub(crate) fn to_the_c_library(memory: *mut c_void) {
+    // SAFETY: the caller gives back what `of_the_c_library` gave, once, or null.
+    unsafe { libc::free(memory) };
+}
+
+#[cfg(feature = "cpu")]
 unsafe extern "C" {
     /// The C library's standard output, which programs' own `printf` writes to.
     static stdout: *mut libc::FILE;
 }
 
 /// Writes to the standard output, behind what the program wrote there itself.
+#[cfg(feature = "cpu")]
 pub(crate) fn print(text: &[u8]) {
     // SAFETY: the C library sets it before any code of a program runs, and locks the stream. Where a program closed it, that is its own
     // library's error.
@@ -268,6 +308,7 @@ pub(crate) fn print(text: &[u8]) {
 }
 
 /// Hands what was written to the standard output to the system.
+#[cfg(feature = "cpu")]
 pub(crate) fn flush() {
     // SAFETY: as above.
     unsafe { libc::fflush(stdout) };
@@ -277,4 +318,51 @@ pub(crate) fn flush() {
 pub(crate) fn thread() -> u64 {
     // SAFETY: it takes and changes nothing.
     unsafe { libc::pthread_self() }
+}
+
+/// Two numbers that processes share, in a memory file.
+pub(crate) struct Shared {
+    file: File,
+    at: u64,
+}
+
+/// Bytes of its file.
+const SHARED: u64 = 4096;
+
+impl Shared {
+    pub(crate) fn new() -> io::Result<Self> {
+        Self::map(memory_file("vm-cuda-fake-event", SHARED)?.into())
+    }
+
+    /// That of another process, by its path there.
+    pub(crate) fn open(path: &str) -> io::Result<Self> {
+        let name = std::fs::read_link(path)?;
+        if !name.to_string_lossy().starts_with("/memfd:vm-cuda-fake-event") {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Self::map(File::options().read(true).write(true).open(path)?)
+    }
+
+    fn map(file: File) -> io::Result<Self> {
+        let at = map_at(0, SHARED, protection(3), libc::MAP_SHARED, file.as_raw_fd(), 0)?;
+        Ok(Self { file, at })
+    }
+
+    pub(crate) fn file(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    pub(crate) fn counts(&self) -> &[AtomicU64; 2] {
+        let at = std::ptr::with_exposed_provenance::<[AtomicU64; 2]>(self.at as usize);
+        // SAFETY: a page is mapped there as long as this is, and the numbers are atomic.
+        unsafe { &*at }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let at = std::ptr::with_exposed_provenance_mut(self.at as usize);
+        // SAFETY: the mapping is this one's own, and nobody has a reference any more. It can't fail.
+        unsafe { libc::munmap(at, SHARED as usize) };
+    }
 }

@@ -3,8 +3,10 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::gateway::Gateway;
+use super::limits::Limits;
 use super::window::Window;
 use super::workers::Workers;
 use crate::accelerator::{Open, Order, Report};
@@ -37,7 +39,13 @@ pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> R
         address => vec![("CUDA_VISIBLE_DEVICES", uuid(Path::new("/"), address)?)],
     };
     let name = format!("the CUDA driver {}", driver.display());
-    let workers = Workers::new(program, driver, variables).map_err(|error| error.to_string())?;
+    let deadline = match open.device.as_str() {
+        // That driver ends a kernel by itself, and its program gets the same error.
+        "cpu" => Duration::from_secs(seconds.saturating_add(1)),
+        _ => Duration::from_micros(open.deadline_us),
+    };
+    let limits = Limits { memory: Some(open.memory), deadline: Some(deadline) };
+    let workers = Workers::new(program, driver, variables, &limits).map_err(|error| error.to_string())?;
     let window = match (files.drain(..).next(), open.ram.first()) {
         (Some(file), Some((_, bytes))) => Window::new(file, *bytes),
         _ => return Err("there is no window".into()),

@@ -1,43 +1,121 @@
 //! The worker of a CUDA program.
 
+use std::fs::File;
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
 
 use vm_bridge::server::{Driver, Session, serve};
+use vm_bridge::wire::code;
 
-use super::BridgeError;
 use super::workers::is_name;
+use super::{BridgeError, limits};
 use crate::sandbox::{self, Measures, Nodes, Profile};
 
-/// The worker: serves the program at the other end of standard input, and ends with it.
+/// The most bytes of the host's memory that only this process has.
+const MEMORY: u64 = 32 << 30;
+
+/// What workers give up, one after the other until the driver opens: what [`settle`](sandbox::settle) tries, with and without a list of system calls.
+pub(super) fn to_try() -> impl Iterator<Item = (Measures, bool)> {
+    Measures::to_try("").iter().flat_map(|measures| [(*measures, true), (*measures, false)])
+}
+
+/// How long the server is waited for.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// The connection to the server, which is standard output: that is nothing from now on.
+fn server() -> io::Result<UnixStream> {
+    let server = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?);
+    // What a kernel prints is not to go there.
+    rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
+    // A probe has none, and asks nothing.
+    if server.local_addr().is_ok() {
+        server.set_read_timeout(Some(ANSWER))?;
+    }
+    Ok(server)
+}
+
+/// How long a worker may take to end once its session has.
+const END: Duration = Duration::from_secs(2);
+
+/// Ends this process when its session has ended, whatever its threads wait for: what it has on the device ends with it.
+fn end_in_any_case(session: Arc<Session>) -> std::io::Result<()> {
+    let end = move || {
+        while !session.has_ended() {
+            sleep(Duration::from_millis(100));
+        }
+        sleep(END);
+        tracing::warn!("a worker of the bridge does not end by itself, and is ended");
+        crate::sys::exit_at_once(1)
+    };
+    std::thread::Builder::new().name("end".into()).spawn(end).map(drop)
+}
+
+/// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot.
 ///
 /// # Errors
 /// When it can't be confined, the driver can't be opened, or the connection fails.
-pub(crate) fn main(driver: &Path, measures: usize, is_probe: bool) -> Result<(), BridgeError> {
+pub(crate) fn main(
+    driver: &Path,
+    measures: usize,
+    is_probe: bool,
+    share: Option<(u64, usize)>,
+    deadline: Option<Duration>,
+) -> Result<(), BridgeError> {
+    let server = server().map_err(BridgeError::Server)?;
+    let pot = limits::pot(share, &server).map_err(BridgeError::Memory)?;
     let path = if is_name(driver) {
         driver.to_owned()
     } else {
         std::path::absolute(driver).unwrap_or_else(|_| driver.to_owned())
     };
     let connection = sandbox::enter(Some(sandbox::WORKER_FILES)).map_err(BridgeError::Confine)?;
-    let all = Measures::to_try("");
-    let measures = all.get(measures).unwrap_or(&all[0]);
-    let confinement = sandbox::settle(
+    let tried = to_try().nth(measures).or_else(|| to_try().next());
+    let (measures, lists_calls) = tried.unwrap_or((Measures { user: true, files: true }, true));
+    let mut confinement = sandbox::settle(
         Profile::Driver,
-        *measures,
+        measures,
         Nodes::Nvidia,
         path.parent().filter(|folder| folder.is_absolute()),
     );
+    sandbox::limit_memory(MEMORY, None).map_err(BridgeError::Confine)?;
     let driver = Driver::open(&path)?;
+    if !lists_calls {
+        confinement.missing.push("a list of system calls (the driver does not work so)".into());
+    }
     if is_probe {
-        tracing::info!("a worker of the bridge is confined: {confinement}");
-        return match driver.start() {
-            0 => Ok(()),
+        match driver.start() {
+            0 if lists_calls => {
+                sandbox::confine(Profile::Driver, &confinement).map_err(BridgeError::Confine)?;
+            }
+            0 => {}
+            code => return Err(BridgeError::Init(code)),
+        }
+        return match driver.try_device() {
+            0 => {
+                tracing::info!("a worker of the bridge is confined: {confinement}");
+                Ok(())
+            }
             code => Err(BridgeError::Init(code)),
         };
     }
-    let session = Arc::new(Session::new(Arc::new(driver)));
+    let session = Arc::new(Session::with_limits(Arc::new(driver), pot, deadline).share_by(server));
+    if lists_calls {
+        // The driver begins with calls that are not listed, as of sockets of its own, and after the program has said by variables how it is to begin.
+        session.when_started(move || match sandbox::confine(Profile::Driver, &confinement) {
+            Ok(()) => 0,
+            Err(error) => {
+                tracing::error!(%error, "a worker of the bridge");
+                code::OPERATING_SYSTEM
+            }
+        });
+    }
+    if deadline.is_some() {
+        end_in_any_case(session.clone()).map_err(|error| BridgeError::Confine(error.to_string()))?;
+    }
     let served = serve(&UnixStream::from(connection), &session);
     // Its lanes may be in calls that never end: it does not wait for them.
     let status = match served {

@@ -1,11 +1,14 @@
 //! A lane: the calls of a thread of the program, made by a thread of the server.
 
+use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use vm_cuda_api::FUNCTIONS;
 
+use super::deadline::{Marks, Pending};
 use super::hand;
 use super::pack::{self, Refused};
 use super::session::{Session, SessionError};
@@ -21,6 +24,9 @@ use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own}
 /// When the connection fails, or what comes is not what a program sends.
 pub fn serve(connection: &UnixStream, session: &Arc<Session>) -> Result<(), SessionError> {
     session.connect(connection.try_clone()?);
+    if let Some(watch) = session.watch() {
+        watch.start(session);
+    }
     let result = orders(connection, session);
     session.end();
     result
@@ -31,7 +37,11 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
         let result = match (order, file, more) {
             ([control::HELLO, version, ..], None, None) if version == u64::from(VERSION) => 0,
             ([control::HELLO, ..], None, None) => code::NOT_SUPPORTED,
-            ([control::LANE, ..], Some(file), None) => start(session, Stream::new(UnixStream::from(file))),
+            ([control::LANE, ..], Some(file), None) => {
+                let stream = UnixStream::from(file);
+                stream.set_read_timeout(session.watch().map(|_| IDLE))?;
+                start(session, Stream::new(stream))
+            }
             ([control::RING, ..], Some(file), None) => start_ring(session, Far::open(&file)),
             ([control::RING, _, len, offset], Some(window), Some(stream)) => {
                 start_ring(session, Far::within(&window, offset, len, stream.into()))
@@ -89,7 +99,8 @@ fn start(session: &Arc<Session>, mut transport: impl Transport + Send + 'static)
 /// How requests come and answers go.
 pub(super) trait Transport {
     /// The next request, its payload in `payload`, but bytes for the driver that stay where they are; `None` when there are no more.
-    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError>;
+    /// While none comes the lane is `idle` now and then.
+    fn receive(&mut self, payload: &mut Vec<u8>, idle: &dyn Fn()) -> Result<Option<Taken>, SessionError>;
     /// Sends an answer.
     fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError>;
     /// Where the payload of the next answer may be written, to be answered [there](Self::answer_there).
@@ -114,6 +125,8 @@ struct Stream {
     filled: usize,
 }
 
+/// How long nothing comes before a lane is idle.
+const IDLE: Duration = Duration::from_millis(100);
 /// Bytes that are read at once.
 const BUFFER: usize = 64 << 10;
 
@@ -123,7 +136,7 @@ impl Stream {
     }
 
     /// Fills `to`; no when the stream ends before its first byte.
-    fn fill(&mut self, to: &mut [u8]) -> io::Result<bool> {
+    fn fill(&mut self, to: &mut [u8], idle: &dyn Fn()) -> io::Result<bool> {
         let mut done = 0;
         while done < to.len() {
             if self.read == self.filled {
@@ -137,6 +150,7 @@ impl Stream {
                     Ok(len) if large => done += len,
                     Ok(len) => (self.read, self.filled) = (0, len),
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => idle(),
                     Err(error) => return Err(error),
                 }
                 continue;
@@ -151,14 +165,14 @@ impl Stream {
 }
 
 impl Transport for Stream {
-    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError> {
+    fn receive(&mut self, payload: &mut Vec<u8>, idle: &dyn Fn()) -> Result<Option<Taken>, SessionError> {
         let mut bytes = [0; Header::SIZE];
-        if !self.fill(&mut bytes)? {
+        if !self.fill(&mut bytes, idle)? {
             return Ok(None);
         }
         let header = Header::from_bytes(bytes)?;
         payload.resize(header.len as usize, 0);
-        if !payload.is_empty() && !self.fill(payload)? {
+        if !payload.is_empty() && !self.fill(payload, idle)? {
             return Err(Malformed.into());
         }
         Ok(Some(Taken { header, bulk: None }))
@@ -182,8 +196,15 @@ struct Ring {
 }
 
 impl Transport for Ring {
-    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError> {
-        Ok(self.ring.take(payload, || self.session.has_ended())?)
+    fn receive(&mut self, payload: &mut Vec<u8>, idle: &dyn Fn()) -> Result<Option<Taken>, SessionError> {
+        let waited = Cell::new(false);
+        let has_ended = || {
+            if waited.replace(true) {
+                idle();
+            }
+            self.session.has_ended()
+        };
+        Ok(self.ring.take(payload, has_ended)?)
     }
 
     fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError> {
@@ -209,6 +230,8 @@ impl Transport for Ring {
 #[derive(Debug)]
 pub struct Lane {
     session: Arc<Session>,
+    /// What it marks streams by, where there is a deadline.
+    marks: Option<Marks>,
     /// What failed of what was not waited for.
     failed: u32,
     /// An image that comes in parts.
@@ -253,6 +276,7 @@ impl Lane {
     #[must_use]
     pub fn new(session: Arc<Session>) -> Self {
         Self {
+            marks: session.watch().cloned().map(Marks::new),
             session,
             failed: 0,
             image: Vec::new(),
@@ -267,6 +291,9 @@ impl Lane {
     fn run(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
         self.rooms = transport.rooms();
         let result = self.serve_all(transport);
+        if let Some(marks) = &self.marks {
+            marks.end(&self.session);
+        }
         if let (Some((at, _)), true) = (self.rooms, self.pinned) {
             // With its context it has gone already.
             let _ = self.session.driver().named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
@@ -276,7 +303,13 @@ impl Lane {
 
     fn serve_all(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
         let (mut payload, mut reply) = (Vec::new(), Vec::new());
-        while let Some(taken) = transport.receive(&mut payload)? {
+        loop {
+            let idle = || {
+                if let Some(marks) = &self.marks {
+                    marks.idle(&self.session);
+                }
+            };
+            let Some(taken) = transport.receive(&mut payload, &idle)? else { break };
             self.room = transport.room();
             if let Some(code) = self.serve(taken, &payload, &mut reply)? {
                 match self.there.take() {
@@ -327,25 +360,31 @@ impl Lane {
     fn make(&mut self, call: &mut Call<'_>, payload: &[u8], reply: &mut Vec<u8>) -> Result<u32, Refused> {
         let mode = match FUNCTIONS.get(call.number) {
             Some(_) => MODES[call.number],
-            None if (own::LAYOUT..=own::LINKED).contains(&(call.number as u16)) => Mode::Hand,
+            None if (own::LAYOUT..=own::TOPOLOGY).contains(&(call.number as u16)) => Mode::Hand,
             None => return Err(Refused::Malformed),
         };
-        if mode == Mode::Waits {
-            call.pass();
-        }
         // What was not waited for and failed is told here, in the place of what this call would have said.
         if call.asks && self.failed != 0 && mode != Mode::Waits {
             // An image that came for it is not to be a part of the next.
             self.image = Vec::new();
             return Ok(std::mem::take(&mut self.failed));
         }
-        let result = match mode {
-            Mode::Unsupported | Mode::Here => return Err(code::NOT_SUPPORTED.into()),
-            _ => match hand::make(self, call, payload, reply) {
-                Some(result) => result?,
-                None => pack::make(call.session, call.number, payload, reply)?,
-            },
+        if matches!(mode, Mode::Unsupported | Mode::Here) {
+            return Err(code::NOT_SUPPORTED.into());
+        }
+        let pending = match &mut self.marks {
+            Some(marks) => marks.before(call.session, call.number, payload)?,
+            None => Pending::Nothing,
         };
+        if mode == Mode::Waits {
+            call.pass();
+        }
+        let result = hand::make(self, call, payload, reply)
+            .unwrap_or_else(|| pack::make(call.session, call.number, payload, reply));
+        if let Some(marks) = &mut self.marks {
+            marks.after(call.session, pending, result.as_ref().ok().copied(), reply);
+        }
+        let result = result?;
         if call.asks && self.failed != 0 {
             self.there = None;
             Ok(std::mem::take(&mut self.failed))

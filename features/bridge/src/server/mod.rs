@@ -2,18 +2,29 @@
 
 mod callbacks;
 mod capture;
+mod deadline;
+mod effects;
+mod exports;
+pub mod fuzz;
 mod hand;
 mod handles;
+mod ipc;
 mod lane;
+mod nodes;
 mod objects;
+mod options;
 mod pack;
 mod pointers;
+mod pot;
+mod quota;
 mod ranges;
 mod session;
 mod strided;
 pub mod sys;
 mod turn;
 
+pub use exports::Exports;
 pub use lane::{Lane, serve};
+pub use pot::{Pot, SLOT};
 pub use session::{Session, SessionError};
 pub use sys::{Driver, OpenError};

@@ -5,14 +5,18 @@ use std::ffi::{CStr, c_char, c_void};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+use std::sync::atomic::AtomicU64;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use thiserror::Error;
+use vm_cuda_api::tables::{self, Table};
 use vm_cuda_api::{FUNCTIONS, number};
 
 use super::callbacks;
+use super::exports::Handle;
 use crate::wire::{code, control};
 
 /// The driver could not be opened.
@@ -31,7 +35,7 @@ pub struct OpenError {
 pub struct Driver {
     functions: Vec<usize>,
     /// Keeps it loaded.
-    _library: Library,
+    _library: Option<Library>,
 }
 
 /// The most parameters that a function has.
@@ -69,7 +73,17 @@ impl Driver {
             symbol.map_or(0, |symbol| symbol.as_raw_ptr() as usize)
         };
         let functions = FUNCTIONS.iter().map(|function| found(&function.name)).collect();
-        Ok(Self { functions, _library: library })
+        Ok(Self { functions, _library: Some(library) })
+    }
+
+    /// A driver whose functions say that they have done what was asked, and have done nothing.
+    pub(super) fn that_does_nothing() -> Self {
+        extern "C" fn nothing() -> u32 {
+            0
+        }
+        // It may be called with any number of words: who calls has placed them, and takes them back.
+        let functions = vec![nothing as *const () as usize; FUNCTIONS.len()];
+        Self { functions, _library: None }
     }
 
     /// Starts the driver; what it says of that.
@@ -78,14 +92,71 @@ impl Driver {
         self.named("cuInit", &[Word::Is(0)], &mut [])
     }
 
+    /// Starts the driver, and makes the context of its first device; what it says of that.
+    #[must_use]
+    pub fn try_device(&self) -> u32 {
+        let mut context = [0];
+        match self.start() {
+            0 => self.named("cuDevicePrimaryCtxRetain", &[Word::At(0), Word::Is(0)], &mut context),
+            code => code,
+        }
+    }
+
+    /// Where a function is.
+    fn address(&self, function: usize) -> Option<usize> {
+        self.functions.get(function).copied().filter(|address| *address != 0)
+    }
+
+    /// Where the multiprocessors of the current context's device are, as the driver's own libraries are told: two arrays of as many bytes, one behind the
+    /// other.
+    pub(super) fn topology(&self) -> Result<Vec<u8>, u32> {
+        /// Places in the table: what gives the arrays, which are memory of the C library's, and what takes them back.
+        const GIVE: usize = 4;
+        const TAKE: usize = 13;
+        /// More than any device has.
+        const MOST: usize = 1024;
+        type Give = unsafe extern "C" fn(*mut *mut c_void, *mut *mut c_void) -> u32;
+        type Take = unsafe extern "C" fn(*mut c_void, *mut c_void) -> u32;
+        let id = tables::name_of(Table::Topology);
+        let mut at = [0];
+        match self.named("cuGetExportTable", &[Word::At(0), Word::Is(id.as_ptr() as u64)], &mut at) {
+            0 if at[0] != 0 => {}
+            0 => return Err(code::NOT_FOUND),
+            code => return Err(code),
+        }
+        let table = at[0] as *const usize;
+        // SAFETY: a table of the driver's has its length in its first word.
+        if unsafe { *table } < (TAKE + 1) * size_of::<usize>() {
+            return Err(code::NOT_FOUND);
+        }
+        // SAFETY: it is as long.
+        let entries = unsafe { std::slice::from_raw_parts(table, TAKE + 1) };
+        // SAFETY: a function of this type, by which NVIDIA's own libraries call it.
+        let give = unsafe { std::mem::transmute::<usize, Give>(entries[GIVE]) };
+        // SAFETY: the same.
+        let take = unsafe { std::mem::transmute::<usize, Take>(entries[TAKE]) };
+        let mut arrays = [null_mut(); 2];
+        let [first, second] = &mut arrays;
+        // SAFETY: it writes two pointers.
+        let result = unsafe { give(first, second) };
+        if result != 0 {
+            return Err(result);
+        }
+        // SAFETY: both are the C library's, or null.
+        let lens = arrays.map(|array| unsafe { libc::malloc_usable_size(array) });
+        let len = lens[0].min(lens[1]).min(MOST);
+        let bytes = arrays.iter().flat_map(|array| self::bytes(*array as u64, len)).collect();
+        // SAFETY: they are what was given, and nobody has them any more.
+        unsafe { take(arrays[0], arrays[1]) };
+        Ok(bytes)
+    }
+
     /// Calls a function by its number.
     ///
     /// # Safety
     /// Words that the function takes for pointers are valid for what it does with them.
     pub(super) unsafe fn call(&self, function: usize, words: &[u64]) -> u32 {
-        let Some(&address) = self.functions.get(function).filter(|address| **address != 0) else {
-            return code::NOT_SUPPORTED;
-        };
+        let Some(address) = self.address(function) else { return code::NOT_SUPPORTED };
         let mut all = [0; WORDS];
         let Some(all) = all.get_mut(..words.len()) else { return code::NOT_SUPPORTED };
         all.copy_from_slice(words);
@@ -209,6 +280,45 @@ impl Drop for Mapping {
     }
 }
 
+/// A memory file of numbers that several processes change.
+#[derive(Debug)]
+pub(super) struct Slots {
+    at: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: nothing of it is of a thread, and the numbers are atomic.
+unsafe impl Send for Slots {}
+// SAFETY: as above.
+unsafe impl Sync for Slots {}
+
+impl Slots {
+    /// Maps a file that can't shrink.
+    pub(super) fn map(file: &OwnedFd) -> io::Result<Self> {
+        let size = rustix::fs::fstat(file)?.st_size as usize;
+        let len = size / size_of::<AtomicU64>();
+        if !rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK) || len == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: it is placed where nothing is.
+        let at = unsafe { mmap(std::ptr::null_mut(), size, protection, MapFlags::SHARED, file, 0) }?;
+        Ok(Self { at, len })
+    }
+
+    pub(super) fn all(&self) -> &[AtomicU64] {
+        // SAFETY: as many are mapped as long as this is there, of a file that does not shrink, and all change them as a whole.
+        unsafe { std::slice::from_raw_parts(self.at.cast::<AtomicU64>(), self.len) }
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        // SAFETY: it is this one's own. It can fail only where it was not mapped.
+        let _ = unsafe { munmap(self.at, self.len * size_of::<AtomicU64>()) };
+    }
+}
+
 /// Words that the driver returned a pointer to; none where it is null.
 pub(super) fn words(at: u64, count: usize) -> Vec<u64> {
     if at == 0 {
@@ -273,6 +383,38 @@ pub(super) fn add_callback(driver: &Driver, number: usize, stream: u64, made: Ca
     result
 }
 
+/// What the driver calls for a function of the program, and what it passes to it. It stays as long as this process.
+pub(super) fn keep_callback(callback: Callback) -> [u64; 2] {
+    let kept: &'static mut Callback = Box::leak(Box::new(callback));
+    [function as *const () as u64, std::ptr::from_mut(kept) as u64]
+}
+
+/// A handle, by value.
+#[repr(C)]
+struct Shared(Handle);
+
+/// Opens memory of another process: what the driver says, and where it is.
+pub(super) fn open_memory(driver: &Driver, number: usize, handle: Handle, flags: u32) -> (u32, u64) {
+    type Open = unsafe extern "C" fn(*mut u64, Shared, u32) -> u32;
+    let Some(address) = driver.address(number) else { return (code::NOT_SUPPORTED, 0) };
+    // SAFETY: it is `cuIpcOpenMemHandle`.
+    let open = unsafe { std::mem::transmute::<usize, Open>(address) };
+    let mut at = 0;
+    // SAFETY: the driver writes one word.
+    (unsafe { open(&raw mut at, Shared(handle), flags) }, at)
+}
+
+/// Opens an event of another process: what the driver says, and the event.
+pub(super) fn open_event(driver: &Driver, number: usize, handle: Handle) -> (u32, u64) {
+    type Open = unsafe extern "C" fn(*mut u64, Shared) -> u32;
+    let Some(address) = driver.address(number) else { return (code::NOT_SUPPORTED, 0) };
+    // SAFETY: it is `cuIpcOpenEventHandle`.
+    let open = unsafe { std::mem::transmute::<usize, Open>(address) };
+    let mut event = 0;
+    // SAFETY: the driver writes one word.
+    (unsafe { open(&raw mut event, Shared(handle)) }, event)
+}
+
 /// Makes an object that calls a function of the program when it ends.
 pub(super) fn user_object(
     driver: &Driver,
@@ -297,7 +439,7 @@ pub(super) fn bytes(at: u64, len: usize) -> Vec<u8> {
     if at == 0 {
         return Vec::new();
     }
-    // SAFETY: the driver has said that there are as many, until their linker ends.
+    // SAFETY: the driver has said that there are as many, until their linker ends or they are given back.
     unsafe { std::slice::from_raw_parts(at as *const u8, len) }.to_vec()
 }
 

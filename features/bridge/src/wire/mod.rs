@@ -5,13 +5,14 @@
 //! what is behind pointers that are read, each in whole words. An answer has what was written, in order.
 
 pub mod image;
+pub mod node;
 pub mod preamble;
 pub mod strided;
 
 use thiserror::Error;
 
 /// What both sides say first. It changes with what is written.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The most bytes of a payload.
 pub const PAYLOAD: usize = (1 << 20) + 4096;
 /// The most bytes of a program's memory that go with one call.
@@ -20,6 +21,8 @@ pub const CHUNK: usize = 1 << 20;
 pub const IMAGE: usize = 2 << 30;
 /// The most values behind one pointer.
 pub const ITEMS: usize = 1 << 14;
+/// The most bytes of a log.
+pub const LOG: usize = 256 << 10;
 /// The length of a string that is not there.
 pub const NOTHING: u64 = u64::MAX;
 /// Addresses where memory of the host is the same in both processes: a range that neither uses otherwise.
@@ -41,10 +44,16 @@ pub mod code {
     pub const INVALID_CONTEXT: u32 = 201;
     /// `CUDA_ERROR_FILE_NOT_FOUND`.
     pub const FILE_NOT_FOUND: u32 = 301;
+    /// `CUDA_ERROR_OPERATING_SYSTEM`.
+    pub const OPERATING_SYSTEM: u32 = 304;
     /// `CUDA_ERROR_INVALID_HANDLE`.
     pub const INVALID_HANDLE: u32 = 400;
     /// `CUDA_ERROR_NOT_FOUND`.
     pub const NOT_FOUND: u32 = 500;
+    /// `CUDA_ERROR_NOT_READY`.
+    pub const NOT_READY: u32 = 600;
+    /// `CUDA_ERROR_LAUNCH_TIMEOUT`: what the program has on the device makes no progress.
+    pub const LAUNCH_TIMEOUT: u32 = 702;
     /// `CUDA_ERROR_NOT_SUPPORTED`.
     pub const NOT_SUPPORTED: u32 = 801;
 }
@@ -57,6 +66,8 @@ pub mod own {
     pub const IMAGE: u16 = 0x8001;
     /// A part of what the linker made: where it begins, and how long it is.
     pub const LINKED: u16 = 0x8002;
+    /// Where the multiprocessors of the current context's device are: two arrays of bytes, one behind the other.
+    pub const TOPOLOGY: u16 = 0x8003;
 }
 
 /// What is before a request.
@@ -208,6 +219,8 @@ pub mod control {
     pub const TAKE: u64 = 6;
     /// Where a part of the window begins that the session gives back.
     pub const GIVE: u64 = 7;
+    /// In a word that is not asked for, the last that comes: the session has ended, and what is below this is why, a result for all calls from then on.
+    pub const ENDED: u64 = 1 << 63;
     /// These variables.
     pub const VARIABLES: [&str; 4] =
         ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS"];

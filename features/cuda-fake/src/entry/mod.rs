@@ -4,6 +4,7 @@
 mod contexts;
 mod copies;
 mod devices;
+mod graphs;
 mod memories;
 mod streams;
 mod unsupported;
@@ -171,6 +172,7 @@ pub(crate) fn table() -> Vec<Entry> {
         memories::table(),
         copies::table(),
         streams::table(),
+        graphs::table(),
         works::table(),
         unsupported::table(),
     ]
