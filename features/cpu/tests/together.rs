@@ -277,6 +277,40 @@ kernel @k(%high: i64, @x: view<f32, [?], read>, @z: view<f32, [?], write>) at 0x
     }
 }
 
+/// Indices that count from the end if they are below 0, as Python has them: some never are, and some are.
+#[test]
+fn indices_from_the_end() {
+    let machines = Machine::all();
+    for (ty, sign, before) in [("i64", 63, 0), ("i64", 63, -40), ("i32", 31, 0), ("i32", 31, -70)] {
+        let (own, wide) = match ty {
+            "i64" => ("global_id.x", "add %from, 0"),
+            _ => ("thread_id.x", "sext %from"),
+        };
+        check(
+            &machines,
+            &format!(
+                "vir 1
+kernel @k(@x: view<i8, [?], read, align 16>, @y: view<f32, [?], write>, %n: {ty}) at 0x1000 block(64) {{
+  %own = {own} : {ty}
+  %i = add %own, {before} : {ty}
+  %sign = shr.s %i, {sign} : {ty}
+  %end = and %sign, %n : {ty}
+  %from = add %end, %i : {ty}
+  %wide = {wide} : i64
+  %at = mul %wide, 4 : i64
+  %v = load @x[%at] : f32
+  %to = global_id.x : i64
+  store @y[%to], %v
+}}
+"
+            ),
+            Trust::Guest,
+            2,
+            vec![view(Scalar::I8, &[4 * 150]), view(Scalar::F32, &[128]), Argument::Bits(150)],
+        );
+    }
+}
+
 /// Loops over neighbouring elements by bytes, as programs of grids have them: threads that leave one by one or all at once, numbers that
 /// overflow in some of them on the way, steps back, and what begins at an address of the program's.
 #[test]

@@ -43,6 +43,13 @@ impl Writer<'_, '_> {
                 let base = self.b.ins().sextend(clif(to), *base);
                 Some(Repr::Affine { base, stride: *stride, low: *low, high: *high })
             }
+            // The sign of what is never below 0, by which compilers choose whether an index counts from the end.
+            (Opcode::ShrS, [Repr::Affine { .. }, by])
+                if constant(self, by) == Some(i64::from(to.bits()) - 1)
+                    && self.safety.ranges().operand(op, 0).is_some_and(|known| known.low >= 0) =>
+            {
+                Some(Repr::Splat(self.number(to, 0)))
+            }
             (Opcode::Trunc, [Repr::Affine { base, stride, low, high }]) if fits(to, *low, *high) => {
                 let base = self.b.ins().ireduce(clif(to), *base);
                 Some(Repr::Affine { base, stride: *stride, low: *low, high: *high })
