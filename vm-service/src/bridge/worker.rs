@@ -96,7 +96,7 @@ pub(crate) fn main(
         });
     }
     if deadline.is_some() {
-        end_in_any_case(session.clone()).map_err(|error| BridgeError::Confine(error.to_string()))?;
+        end_in_any_case(session.clone()).map_err(BridgeError::Thread)?;
     }
     let served = serve(&UnixStream::from(connection), &session);
     // Its lanes may be in calls that never end: it does not wait for them.
