@@ -85,7 +85,11 @@ impl Program {
 
     fn loads(&mut self, image: &[u8]) -> (u32, Vec<u64>) {
         assert_eq!(self.send(own::IMAGE, image).0, 0);
-        self.call("cuModuleLoadDataEx", &[0])
+        // No options, and no logs; the driver's result is before the handle.
+        let (code, mut words) = self.call("cuModuleLoadDataEx", &[0, 0, 0]);
+        assert_eq!(code, 0);
+        let code = words.remove(0) as u32;
+        (code, words)
     }
 }
 

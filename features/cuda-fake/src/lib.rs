@@ -22,6 +22,7 @@
 
 mod array;
 mod builtin;
+mod capture;
 mod config;
 mod context;
 mod copy;
@@ -29,6 +30,7 @@ mod device;
 mod entry;
 mod error;
 mod event;
+mod exec;
 mod ffi;
 mod graph;
 mod host;
@@ -46,4 +48,5 @@ mod state;
 mod stream;
 mod sys;
 mod tables;
+mod user_object;
 mod virtual_memory;

@@ -22,7 +22,7 @@ use super::window::Window;
 use super::workers::Workers;
 use crate::process::end_of;
 
-/// The most programs at a time. Each takes some five descriptors, of the 1,024 that processes have as a rule.
+/// The most programs at a time. Each takes some six descriptors, of the 1,024 that processes have as a rule.
 pub(super) const PROGRAMS: usize = 128;
 /// The most connections of which it is not known yet what they are, or that their workers don't have yet.
 const UNKNOWN: usize = 64;

@@ -69,6 +69,11 @@ pub(crate) enum BridgeError {
     /// What workers hold of the device's memory can't be counted.
     #[error("the memory of the device can't be shared out: {0}; see `ulimit -n`")]
     Memory(io::Error),
+    /// The worker has no connection to its server.
+    #[error(
+        "the worker has no connection to its server: {0}; it is started by `vm-service bridge serve` alone"
+    )]
+    Server(io::Error),
     /// The worker can't be confined.
     #[error("the worker can't be confined: {0}")]
     Confine(String),

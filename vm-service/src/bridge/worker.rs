@@ -1,5 +1,7 @@
 //! The worker of a CUDA program.
 
+use std::fs::File;
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -37,6 +39,21 @@ fn end_in_any_case(session: Arc<Session>) -> std::io::Result<()> {
     std::thread::Builder::new().name("end".into()).spawn(end).map(drop)
 }
 
+/// How long the server is waited for.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// The connection to the server, which is standard output: that is nothing from now on.
+fn server() -> io::Result<UnixStream> {
+    let server = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?);
+    // What a kernel prints is not to go there.
+    rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
+    // A probe has none, and asks nothing.
+    if server.local_addr().is_ok() {
+        server.set_read_timeout(Some(ANSWER))?;
+    }
+    Ok(server)
+}
+
 /// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot.
 ///
 /// # Errors
@@ -48,7 +65,8 @@ pub(crate) fn main(
     share: Option<(u64, usize)>,
     deadline: Option<Duration>,
 ) -> Result<(), BridgeError> {
-    let pot = limits::pot(share).map_err(BridgeError::Memory)?;
+    let server = server().map_err(BridgeError::Server)?;
+    let pot = limits::pot(share, &server).map_err(BridgeError::Memory)?;
     let path = if is_name(driver) {
         driver.to_owned()
     } else {
@@ -84,7 +102,8 @@ pub(crate) fn main(
             code => Err(BridgeError::Init(code)),
         };
     }
-    let session = Arc::new(Session::with_limits(Arc::new(driver), pot, deadline));
+    let session = Session::with_limits(Arc::new(driver), pot, deadline).share_by(server);
+    let session = Arc::new(session);
     if lists_calls {
         // The driver begins with calls that are not listed, as of sockets of its own, and after the program has said by variables how it is to begin.
         session.when_started(move || match sandbox::confine(Profile::Driver, &confinement) {

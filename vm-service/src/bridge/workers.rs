@@ -8,6 +8,10 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use vm_bridge::orders;
+use vm_bridge::server::Exports;
+use vm_bridge::wire::control;
+
 use super::BridgeError;
 use super::limits::{Limits, Place, Places};
 use super::worker::to_try;
@@ -31,6 +35,8 @@ pub(super) struct Workers {
     /// Where it is counted what they hold.
     places: Option<Places>,
     deadline: Option<Duration>,
+    /// What their programs share.
+    exports: Exports,
 }
 
 impl Workers {
@@ -46,7 +52,9 @@ impl Workers {
         limits: &Limits,
     ) -> Result<Self, BridgeError> {
         let places = limits.memory.map(Places::new).transpose().map_err(BridgeError::Memory)?;
-        let mut workers = Self { program, driver, variables, measures: 0, places, deadline: limits.deadline };
+        let deadline = limits.deadline;
+        let mut workers =
+            Self { program, driver, variables, measures: 0, places, deadline, exports: Exports::default() };
         for measures in 0..to_try().count() {
             workers.measures = measures;
             if workers.opens() {
@@ -62,8 +70,8 @@ impl Workers {
     fn opens(&self) -> bool {
         let until = Instant::now() + OPEN;
         // It ends when it is dropped.
-        let started =
-            UnixStream::pair().and_then(|(_, theirs)| self.start_with(Some(PROBE), theirs.into(), None));
+        let started = UnixStream::pair()
+            .and_then(|(_, theirs)| self.start_with(Some(PROBE), theirs.into(), None, None));
         let (process, messages) = match started {
             Ok(started) => started,
             Err(error) => {
@@ -96,18 +104,24 @@ impl Workers {
     /// # Errors
     /// The Linux kernel's, and when there is no thread for it.
     pub(super) fn start(&self, connection: OwnedFd) -> io::Result<(Process, Messages)> {
-        let Some(places) = &self.places else { return self.start_with(None, connection, None) };
-        let place = places.take()?;
-        let (process, messages) = self.start_with(None, connection, Some(&place))?;
-        let worker = process.clone();
-        let wait = move || {
+        let place = self.places.as_ref().map(Places::take).transpose()?;
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_read_timeout(Some(OPEN))?;
+        let (process, messages) = self.start_with(None, connection, Some(theirs.into()), place.as_ref())?;
+        let (worker, exports) = (process.clone(), self.exports.clone());
+        let serve = move || {
+            if let Err(error) = attend(&ours, place.as_ref(), &exports) {
+                tracing::warn!(%error, worker = worker.id(), "a worker shares nothing more");
+                // It fails on one that has ended.
+                let _ = worker.kill();
+            }
             if let Err(error) = worker.wait() {
                 tracing::error!(%error, worker = worker.id(), "a worker can't be waited for");
             }
             drop(place);
         };
-        std::thread::Builder::new().name("memory".into()).spawn(wait).inspect_err(|_| {
-            // It fails on one that has ended.
+        std::thread::Builder::new().name("worker".into()).spawn(serve).inspect_err(|_| {
+            // As above.
             let _ = process.kill();
         })?;
         Ok((process, messages))
@@ -117,6 +131,7 @@ impl Workers {
         &self,
         word: Option<&str>,
         connection: OwnedFd,
+        control: Option<OwnedFd>,
         place: Option<&Place>,
     ) -> io::Result<(Process, Messages)> {
         let mut command = Command::new(&self.program);
@@ -134,11 +149,19 @@ impl Workers {
             command.arg(format!("--deadline={}", deadline.as_micros()));
         }
         command.args(place.map(Place::arguments).into_iter().flatten());
-        let file = place.map(Place::file).transpose()?;
-        let (process, messages) = Process::start_on(command, connection, file)?;
+        let (process, messages) = Process::start_on(command, connection, control)?;
         let messages = Messages::start(Some(process.id()), std::fs::File::from(messages))?;
         Ok((process, messages))
     }
+}
+
+/// Gives a worker what it counts its memory in, then answers what it asks of other programs, until it ends.
+fn attend(worker: &UnixStream, place: Option<&Place>, exports: &Exports) -> io::Result<()> {
+    if let Some(place) = place {
+        orders::give(worker, [0; control::WORDS], &[], &[place.file()])?;
+    }
+    worker.set_read_timeout(None)?;
+    exports.serve(worker)
 }
 
 /// Is it a library that is looked for where libraries are?

@@ -68,6 +68,7 @@ fn known(name: &str, stream: Option<usize>) -> Option<Effect> {
         "cuMemcpyHtoDAsync" | "cuMemcpyDtoHAsync" => Effect::Works(Some(2)),
         "cuMemcpy2DAsync" => Effect::Works(Some(Form::Two.words())),
         "cuMemcpy3DAsync" => Effect::Works(Some(Form::Three.words())),
+        "cuMemcpy3DPeerAsync" => Effect::Works(Some(Form::Peer.words())),
         "cuLaunchHostFunc" | "cuStreamAddCallback" => Effect::Waits(0),
         "cuStreamDestroy" => Effect::Destroys,
         "cuDevicePrimaryCtxRetain" => Effect::Retains,

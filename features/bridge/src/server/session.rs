@@ -1,6 +1,6 @@
 //! A program's session: what it has of the driver.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io::{self, Write as _};
 use std::net::Shutdown;
@@ -14,11 +14,13 @@ use thiserror::Error;
 
 use super::callbacks;
 use super::deadline::Watch;
+use super::exports::Sharing;
 use super::handles::Handles;
+use super::options::Options;
 use super::pot::Pot;
 use super::quota::Quota;
 use super::ranges::Ranges;
-use super::sys::{Driver, Mapping, Word};
+use super::sys::{self, Driver, Mapping, Word};
 use super::turn::Turn;
 use crate::wire::{Malformed, WINDOW, code, control};
 
@@ -26,6 +28,8 @@ use crate::wire::{Malformed, WINDOW, code, control};
 const LANES: usize = 1024;
 /// The most windows: allocations of the host's memory.
 const WINDOWS: usize = 1 << 16;
+/// The most functions that graphs call.
+const CALLED: usize = 1 << 20;
 /// The most parameters of a kernel.
 const PARAMETERS: u64 = 4096;
 
@@ -55,10 +59,14 @@ pub struct Session {
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
     callbacks: callbacks::Shared,
+    /// Where it is known what other programs share.
+    sharing: Option<Sharing>,
     /// The program's connection, by which it sees that the session has ended.
     connection: Mutex<Option<UnixStream>>,
+    /// Functions of the program that graphs call, and what the driver calls each.
+    functions: Mutex<HashMap<[u64; 2], [u64; 2]>>,
     /// What the driver reads as long as a linker is there.
-    kept: Mutex<BTreeMap<u64, Vec<u64>>>,
+    kept: Mutex<BTreeMap<u64, Options>>,
     /// What is done once the driver has begun, and before the program is told.
     start: Start,
     pub(super) turn: Turn,
@@ -100,11 +108,24 @@ impl Session {
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
+            sharing: None,
             connection: Mutex::default(),
+            functions: Mutex::default(),
             kept: Mutex::default(),
             start: Start::default(),
             turn: Turn::default(),
         }
+    }
+
+    /// One that shares with others by a connection that their server [serves](super::Exports::serve). Its timeouts are as who made it has set them: a
+    /// worker may not.
+    #[must_use]
+    pub fn share_by(self, server: UnixStream) -> Self {
+        Self { sharing: Some(Sharing::new(server)), ..self }
+    }
+
+    pub(super) fn sharing(&self) -> Option<&Sharing> {
+        self.sharing.as_ref()
     }
 
     /// Has something done once the driver has begun: a confined process gives up then what only its beginning takes. It returns a result of the
@@ -159,9 +180,41 @@ impl Session {
         self.callbacks.clone()
     }
 
-    /// Keeps what the driver reads as long as a linker is there; the next one at its place replaces it.
-    pub(super) fn keep(&self, link: u64, memory: Vec<u64>) {
-        locked(&self.kept).insert(link, memory);
+    /// What the driver calls for a function of the program with its argument, as often as graphs with it are launched.
+    pub(super) fn function(&self, function: u64, argument: u64) -> Result<[u64; 2], u32> {
+        let mut functions = locked(&self.functions);
+        if let Some(known) = functions.get(&[function, argument]) {
+            return Ok(*known);
+        }
+        if functions.len() >= CALLED {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let words = [control::FUNCTION, function, argument, 0, 0];
+        let made = sys::keep_callback(sys::Callback { callbacks: self.callbacks(), words, stays: true });
+        functions.insert([function, argument], made);
+        Ok(made)
+    }
+
+    /// The function of the program, with its argument, for which the driver has this argument.
+    pub(super) fn known_function(&self, at: u64) -> Option<[u64; 2]> {
+        locked(&self.functions).iter().find(|(_, made)| made[1] == at).map(|(words, _)| *words)
+    }
+
+    /// Keeps what the driver reads and writes as long as a linker is there; the next one at its place replaces it.
+    pub(super) fn keep(&self, link: u64, options: Options) {
+        locked(&self.kept).insert(link, options);
+    }
+
+    /// The linker is gone.
+    pub(super) fn forget(&self, link: u64) {
+        locked(&self.kept).remove(&link);
+    }
+
+    /// What is in a linker's logs.
+    pub(super) fn put_logs(&self, link: u64, reply: &mut Vec<u8>) {
+        if let Some(options) = locked(&self.kept).get(&link) {
+            options.put_logs(reply);
+        }
     }
 
     /// A lane more, unless there are too many.

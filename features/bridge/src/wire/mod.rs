@@ -5,13 +5,14 @@
 //! what is behind pointers that are read, each in whole words. An answer has what was written, in order.
 
 pub mod image;
+pub mod node;
 pub mod preamble;
 pub mod strided;
 
 use thiserror::Error;
 
 /// What both sides say first. It changes with what is written.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The most bytes of a payload.
 pub const PAYLOAD: usize = (1 << 20) + 4096;
 /// The most bytes of a program's memory that go with one call.
@@ -20,6 +21,8 @@ pub const CHUNK: usize = 1 << 20;
 pub const IMAGE: usize = 2 << 30;
 /// The most values behind one pointer.
 pub const ITEMS: usize = 1 << 14;
+/// The most bytes of a log.
+pub const LOG: usize = 256 << 10;
 /// The length of a string that is not there.
 pub const NOTHING: u64 = u64::MAX;
 /// Addresses where memory of the host is the same in both processes: a range that neither uses otherwise.
