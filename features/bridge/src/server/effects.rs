@@ -66,6 +66,7 @@ fn known(name: &str, stream: Option<usize>) -> Option<Effect> {
         "cuGraphInstantiate" | "cuGraphInstantiateWithFlags" => Effect::Instantiates,
         "cuGraphExecDestroy" => Effect::DestroysGraph,
         "cuMemcpyHtoDAsync" | "cuMemcpyDtoHAsync" => Effect::Works(Some(2)),
+        "cuMemcpyHtoAAsync" | "cuMemcpyAtoHAsync" => Effect::Works(Some(3)),
         "cuMemcpy2DAsync" => Effect::Works(Some(Form::Two.words())),
         "cuMemcpy3DAsync" => Effect::Works(Some(Form::Three.words())),
         "cuMemcpy3DPeerAsync" => Effect::Works(Some(Form::Peer.words())),
