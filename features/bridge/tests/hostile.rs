@@ -70,12 +70,10 @@ fn session_of(bytes: u64) -> (Arc<Session>, OwnedFd) {
     ftruncate(&file, SLOT).expect("its length");
     fcntl_add_seals(&file, SealFlags::SHRINK).expect("sealed");
     let pot = Pot::open(&file, 0, bytes).expect("a pot");
+    let deadline = Some(Duration::from_secs(3600));
     let (near, far) = UnixStream::pair().expect("a connection");
     std::thread::spawn(move || Exports::default().serve(&far));
-    (
-        Arc::new(Session::with_limits(driver(), Some(pot), Some(Duration::from_secs(3600))).share_by(near)),
-        file,
-    )
+    (Arc::new(Session::with_limits(driver(), Some(pot), deadline).share_by(near)), file)
 }
 
 /// Gives an order, with a file where one goes along; what was answered, if anything.

@@ -77,6 +77,9 @@ pub(crate) enum BridgeError {
     /// The worker can't be confined.
     #[error("the worker can't be confined: {0}")]
     Confine(String),
+    /// There is no thread that ends a worker.
+    #[error("no thread can be started that ends a worker: {0}; see `ulimit -u`")]
+    Thread(io::Error),
     /// The driver does not open.
     #[error(transparent)]
     Open(#[from] OpenError),

@@ -23,21 +23,6 @@ pub(super) fn to_try() -> impl Iterator<Item = (Measures, bool)> {
     Measures::to_try("").iter().flat_map(|measures| [(*measures, true), (*measures, false)])
 }
 
-/// How long the server is waited for.
-const ANSWER: Duration = Duration::from_secs(30);
-
-/// The connection to the server, which is standard output: that is nothing from now on.
-fn server() -> io::Result<UnixStream> {
-    let server = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?);
-    // What a kernel prints is not to go there.
-    rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
-    // A probe has none, and asks nothing.
-    if server.local_addr().is_ok() {
-        server.set_read_timeout(Some(ANSWER))?;
-    }
-    Ok(server)
-}
-
 /// How long a worker may take to end once its session has.
 const END: Duration = Duration::from_secs(2);
 
@@ -52,6 +37,21 @@ fn end_in_any_case(session: Arc<Session>) -> std::io::Result<()> {
         crate::sys::exit_at_once(1)
     };
     std::thread::Builder::new().name("end".into()).spawn(end).map(drop)
+}
+
+/// How long the server is waited for.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// The connection to the server, which is standard output: that is nothing from now on.
+fn server() -> io::Result<UnixStream> {
+    let server = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?);
+    // What a kernel prints is not to go there.
+    rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
+    // A probe has none, and asks nothing.
+    if server.local_addr().is_ok() {
+        server.set_read_timeout(Some(ANSWER))?;
+    }
+    Ok(server)
 }
 
 /// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot.
@@ -102,7 +102,8 @@ pub(crate) fn main(
             code => Err(BridgeError::Init(code)),
         };
     }
-    let session = Arc::new(Session::with_limits(Arc::new(driver), pot, deadline).share_by(server));
+    let session = Session::with_limits(Arc::new(driver), pot, deadline).share_by(server);
+    let session = Arc::new(session);
     if lists_calls {
         // The driver begins with calls that are not listed, as of sockets of its own, and after the program has said by variables how it is to begin.
         session.when_started(move || match sandbox::confine(Profile::Driver, &confinement) {
@@ -114,7 +115,7 @@ pub(crate) fn main(
         });
     }
     if deadline.is_some() {
-        end_in_any_case(session.clone()).map_err(|error| BridgeError::Confine(error.to_string()))?;
+        end_in_any_case(session.clone()).map_err(BridgeError::Thread)?;
     }
     let served = serve(&UnixStream::from(connection), &session);
     // Its lanes may be in calls that never end: it does not wait for them.

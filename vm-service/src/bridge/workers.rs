@@ -34,9 +34,9 @@ pub(super) struct Workers {
     measures: usize,
     /// Where it is counted what they hold.
     places: Option<Places>,
+    deadline: Option<Duration>,
     /// What their programs share.
     exports: Exports,
-    deadline: Option<Duration>,
 }
 
 impl Workers {
@@ -52,15 +52,9 @@ impl Workers {
         limits: &Limits,
     ) -> Result<Self, BridgeError> {
         let places = limits.memory.map(Places::new).transpose().map_err(BridgeError::Memory)?;
-        let mut workers = Self {
-            program,
-            driver,
-            variables,
-            measures: 0,
-            places,
-            exports: Exports::default(),
-            deadline: limits.deadline,
-        };
+        let deadline = limits.deadline;
+        let mut workers =
+            Self { program, driver, variables, measures: 0, places, deadline, exports: Exports::default() };
         for measures in 0..to_try().count() {
             workers.measures = measures;
             if workers.opens() {
