@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use vm_cuda_api::FUNCTIONS;
 
-use super::hand;
 use super::pack::{self, Refused};
 use super::session::{Session, SessionError};
 use super::sys::{self, Driver, Word};
+use super::{facts, hand};
 use crate::calls::{MODES, Mode};
 use crate::orders;
 use crate::ring::{Far, Taken};
-use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own};
+use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own, put, put_bytes};
 
 /// Serves a program: until its connection ends.
 ///
@@ -28,6 +28,7 @@ pub fn serve(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Sess
 
 fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), SessionError> {
     while let Some((order, [file, more])) = orders::receive(connection)? {
+        let mut answer = Vec::new();
         let result = match (order, file, more) {
             ([control::HELLO, version, ..], None, None) if version == u64::from(VERSION) => 0,
             ([control::HELLO, ..], None, None) => code::NOT_SUPPORTED,
@@ -49,9 +50,23 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
             ([control::WINDOW, at, len, offset], Some(file), None) => {
                 session.map(at, len, offset, &file).err().unwrap_or(0)
             }
+            ([control::FACTS, ..], None, None) => facts::facts(session.driver()).map_or_else(
+                |code| code,
+                |facts| {
+                    let facts = facts.to_bytes();
+                    put(&mut answer, facts.len() as u64);
+                    put_bytes(&mut answer, &facts);
+                    0
+                },
+            ),
+            ([control::MEMORY, first, second, _], None, None) => {
+                let memory = facts::memory(session.driver(), [first, second]);
+                memory.iter().flatten().for_each(|word| put(&mut answer, *word));
+                memory.err().unwrap_or(0)
+            }
             _ => return Err(Malformed.into()),
         };
-        (&*connection).write_all(&u64::from(result).to_ne_bytes())?;
+        (&*connection).write_all(&[&u64::from(result).to_ne_bytes(), &answer[..]].concat())?;
     }
     Ok(())
 }

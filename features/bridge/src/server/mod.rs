@@ -2,6 +2,7 @@
 
 mod callbacks;
 mod capture;
+mod facts;
 mod hand;
 mod handles;
 mod lane;

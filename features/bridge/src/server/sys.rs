@@ -1,9 +1,12 @@
 //! Calls of a driver by name, and memory of this process that a call of it reads and writes.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_void};
+pub(super) mod nvml;
+
+use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -76,6 +79,26 @@ impl Driver {
     #[must_use]
     pub fn start(&self) -> u32 {
         self.named("cuInit", &[Word::Is(0)], &mut [])
+    }
+
+    /// NVIDIA's version of the driver, by the name of its file: `libcuda.so.580.95.05`. Other drivers have none.
+    #[must_use]
+    pub fn version(&self) -> Option<String> {
+        let address = self.functions[number("cuInit")?];
+        // SAFETY: it is zeros and null pointers.
+        let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+        // SAFETY: it writes `info`.
+        let found = unsafe { libc::dladdr(address as *const c_void, &raw mut info) };
+        if found == 0 || info.dli_fname.is_null() {
+            return None;
+        }
+        // SAFETY: it is a string as long as the library is there.
+        let name = unsafe { CStr::from_ptr(info.dli_fname) };
+        let file = std::fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()?;
+        let version = file.file_name()?.to_str()?.strip_prefix("libcuda.so.")?;
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        let is_version = version.contains('.') && version.split('.').all(is_number);
+        is_version.then(|| version.to_owned())
     }
 
     /// Calls a function by its number.

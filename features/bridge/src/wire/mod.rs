@@ -4,6 +4,7 @@
 //! is packed by its table the payload has a word per parameter (a number, a handle, a string's length, or whether a pointer is there), then
 //! what is behind pointers that are read, each in whole words. An answer has what was written, in order.
 
+pub mod facts;
 pub mod image;
 pub mod preamble;
 pub mod strided;
@@ -11,7 +12,7 @@ pub mod strided;
 use thiserror::Error;
 
 /// What both sides say first. It changes with what is written.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The most bytes of a payload.
 pub const PAYLOAD: usize = (1 << 20) + 4096;
 /// The most bytes of a program's memory that go with one call.
@@ -208,6 +209,14 @@ pub mod control {
     pub const TAKE: u64 = 6;
     /// Where a part of the window begins that the session gives back.
     pub const GIVE: u64 = 7;
+    /// What the server knows of its driver and devices, without a context: behind a 0 come a length and so many bytes, which are
+    /// [`Facts`](super::facts::Facts).
+    pub const FACTS: u64 = 8;
+    /// A device's UUID in two words: behind a 0 come [`MEMORY_WORDS`], its memory, how much of it is free, and 1 where this session has a primary
+    /// context of it.
+    pub const MEMORY: u64 = 9;
+    /// Words that are answered to [`MEMORY`].
+    pub const MEMORY_WORDS: usize = 3;
     /// These variables.
     pub const VARIABLES: [&str; 4] =
         ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS"];
