@@ -159,6 +159,12 @@ pub(crate) enum Command {
         /// Only open the driver
         #[arg(value_parser = ["probe"])]
         probe: Option<String>,
+        /// Bytes of device memory for all programs of the pot, which is standard output
+        #[arg(long, hide = true, requires = "slot")]
+        memory: Option<u64>,
+        /// The worker's place in that
+        #[arg(long, hide = true, requires = "memory")]
+        slot: Option<usize>,
     },
     /// Run a guest; `run` starts it, with a socket as standard input
     #[command(hide = true)]
@@ -400,8 +406,9 @@ fn execute(
         Command::Launch(args) => commands::launch::run(&mut context, args),
         Command::Tune(args) => commands::tune::run(&mut context, args),
         Command::Bridge(args) => commands::bridge::run(&mut context, args),
-        Command::BridgeWorker { driver, measures, probe } => {
-            crate::bridge::worker_main(driver, *measures, probe.is_some()).map_err(Failure::failed)
+        Command::BridgeWorker { driver, measures, probe, memory, slot } => {
+            let share = memory.zip(*slot);
+            crate::bridge::worker_main(driver, *measures, probe.is_some(), share).map_err(Failure::failed)
         }
         Command::Completions { .. } if context.json => {
             Err(Failure::usage("`completions` prints a script for a shell, not JSON; leave `--json` out"))

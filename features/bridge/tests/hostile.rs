@@ -1,24 +1,26 @@
 //! What no program sends: frames of random words, and frames that were right and are changed. A session answers each or ends, and nothing breaks.
 
 use std::io::{Read as _, Write as _};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_bridge::calls::{MODES, Mode};
 use vm_bridge::orders;
 use vm_bridge::ring::Taken;
-use vm_bridge::server::{Driver, Lane, Session, serve};
+use vm_bridge::server::{Driver, Lane, Pot, SLOT, Session, serve};
 use vm_bridge::wire::{Header, VERSION, control, own, put};
 use vm_cuda_api::{FUNCTIONS, number};
 
 /// Keeps the driver's library built.
 use vm_cuda_fake as _;
 
-/// As many frames as take seconds; `VM_BRIDGE_FRAMES` says how many else.
-const FRAMES: u64 = 100_000;
+/// How many frames: all, or with a number in `SWEEP_SEED` a part that begins at another place.
+const FRAMES: u64 = 1_000_000;
+const PART: u64 = 100_000;
 
 struct Random(u64);
 
@@ -47,12 +49,28 @@ impl Random {
     }
 }
 
-fn session() -> Arc<Session> {
+/// What a session may have where it has a quota.
+const QUOTA: u64 = 256 << 20;
+
+fn driver() -> Arc<Driver> {
     let path: PathBuf =
         std::env::current_exe().expect("the test's path").with_file_name("libvm_cuda_fake.so");
     let driver = Driver::open(&path).expect("the driver");
     assert_eq!(driver.start(), 0);
-    Arc::new(Session::new(Arc::new(driver)))
+    Arc::new(driver)
+}
+
+fn session() -> Arc<Session> {
+    Arc::new(Session::new(driver()))
+}
+
+/// A session with a quota, and the file that has what it holds.
+fn session_of(bytes: u64) -> (Arc<Session>, OwnedFd) {
+    let file = memfd_create("pot", MemfdFlags::ALLOW_SEALING).expect("a file");
+    ftruncate(&file, SLOT).expect("its length");
+    fcntl_add_seals(&file, SealFlags::SHRINK).expect("sealed");
+    let pot = Pot::open(&file, 0, bytes).expect("a pot");
+    (Arc::new(Session::with_pot(driver(), Some(pot))), file)
 }
 
 /// Gives an order, with a file where one goes along; what was answered, if anything.
@@ -104,10 +122,13 @@ fn is_left_out(name: &str) -> bool {
 
 #[test]
 fn random_frames_break_nothing() {
-    let frames = std::env::var("VM_BRIDGE_FRAMES").ok().and_then(|text| text.parse().ok()).unwrap_or(FRAMES);
-    let session = session();
+    let seed =
+        std::env::var("SWEEP_SEED").ok().map(|seed| seed.parse::<u64>().expect("SWEEP_SEED is a number"));
+    let frames = if seed.is_some() { PART } else { FRAMES };
+    let (session, file) = session_of(QUOTA);
     let mut lane = Lane::new(session.clone());
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    // Zero is the one state that stays.
+    let mut random = Random((0x9e37_79b9_7f4a_7c15 ^ seed.unwrap_or(0)).max(1));
     let crossing: Vec<usize> = (0..FUNCTIONS.len())
         .filter(|at| MODES[*at] != Mode::Unsupported && !is_left_out(&FUNCTIONS[*at].name))
         .collect();
@@ -152,6 +173,9 @@ fn random_frames_break_nothing() {
             }
         }
         ticket += 1;
+        let mut held = [0; 8];
+        rustix::io::pread(&file, &mut held, 0).expect("what is held");
+        assert!(u64::from_ne_bytes(held) <= QUOTA, "frame {frame}, seed {seed:?}");
     }
     assert!(ended > frames / 100 && succeeded > frames / 100, "{ended} ended, {succeeded} succeeded");
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::gateway::Gateway;
+use super::limits::Limits;
 use super::window::Window;
 use super::workers::Workers;
 use crate::accelerator::{Open, Order, Report};
@@ -37,7 +38,8 @@ pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> R
         address => vec![("CUDA_VISIBLE_DEVICES", uuid(Path::new("/"), address)?)],
     };
     let name = format!("the CUDA driver {}", driver.display());
-    let workers = Workers::new(program, driver, variables).map_err(|error| error.to_string())?;
+    let limits = Limits { memory: Some(open.memory) };
+    let workers = Workers::new(program, driver, variables, &limits).map_err(|error| error.to_string())?;
     let window = match (files.drain(..).next(), open.ram.first()) {
         (Some(file), Some((_, bytes))) => Window::new(file, *bytes),
         _ => return Err("there is no window".into()),

@@ -5,6 +5,7 @@
 
 mod gateway;
 mod guest;
+mod limits;
 mod serve;
 mod tls;
 mod window;
@@ -19,6 +20,7 @@ use thiserror::Error;
 use vm_bridge::server::{OpenError, SessionError};
 
 pub(crate) use guest::serve as serve_guest;
+pub(crate) use limits::Limits;
 pub(crate) use serve::{Places, serve};
 pub(crate) use tls::Tls;
 pub(crate) use worker::main as worker_main;
@@ -64,6 +66,9 @@ pub(crate) enum BridgeError {
     /// The driver does not open, however little a worker gives up.
     #[error("the CUDA driver {0} does not open in a worker; its messages above say why")]
     Driver(PathBuf),
+    /// What workers hold of the device's memory can't be counted.
+    #[error("the memory of the device can't be shared out: {0}; see `ulimit -n`")]
+    Memory(io::Error),
     /// The worker can't be confined.
     #[error("the worker can't be confined: {0}")]
     Confine(String),

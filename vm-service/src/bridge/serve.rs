@@ -14,6 +14,7 @@ use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockListener};
 
 use super::BridgeError;
 use super::gateway::{Gateway, PROGRAMS};
+use super::limits::Limits;
 use super::tls::{self, Tls};
 use super::window::Window;
 use super::workers::Workers;
@@ -41,8 +42,13 @@ pub(crate) struct Places {
 ///
 /// # Errors
 /// When nothing can be listened at, or the driver can't be opened.
-pub(crate) fn serve(program: &Path, places: &Places, driver: &Path) -> Result<(), BridgeError> {
-    let workers = Arc::new(Workers::new(program.to_owned(), driver.to_owned(), Vec::new())?);
+pub(crate) fn serve(
+    program: &Path,
+    places: &Places,
+    driver: &Path,
+    limits: &Limits,
+) -> Result<(), BridgeError> {
+    let workers = Arc::new(Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), limits)?);
     let listener = listen(&places.socket)?;
     let gateway = Gateway::new(workers.clone(), places.window.map(window).transpose()?);
     if let Some(port) = places.vsock {

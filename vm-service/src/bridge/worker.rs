@@ -6,38 +6,58 @@ use std::sync::Arc;
 
 use vm_bridge::server::{Driver, Session, serve};
 
-use super::BridgeError;
 use super::workers::is_name;
+use super::{BridgeError, limits};
 use crate::sandbox::{self, Measures, Nodes, Profile};
 
-/// The worker: serves the program at the other end of standard input, and ends with it.
+/// The most bytes of the host's memory that only this process has.
+const MEMORY: u64 = 32 << 30;
+
+/// What workers give up, one after the other until the driver opens: what [`settle`](sandbox::settle) tries, with and without a list of system calls.
+pub(super) fn to_try() -> impl Iterator<Item = (Measures, bool)> {
+    Measures::to_try("").iter().flat_map(|measures| [(*measures, true), (*measures, false)])
+}
+
+/// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot.
 ///
 /// # Errors
 /// When it can't be confined, the driver can't be opened, or the connection fails.
-pub(crate) fn main(driver: &Path, measures: usize, is_probe: bool) -> Result<(), BridgeError> {
+pub(crate) fn main(
+    driver: &Path,
+    measures: usize,
+    is_probe: bool,
+    share: Option<(u64, usize)>,
+) -> Result<(), BridgeError> {
+    let pot = limits::pot(share).map_err(BridgeError::Memory)?;
     let path = if is_name(driver) {
         driver.to_owned()
     } else {
         std::path::absolute(driver).unwrap_or_else(|_| driver.to_owned())
     };
     let connection = sandbox::enter(Some(sandbox::WORKER_FILES)).map_err(BridgeError::Confine)?;
-    let all = Measures::to_try("");
-    let measures = all.get(measures).unwrap_or(&all[0]);
-    let confinement = sandbox::settle(
+    let tried = to_try().nth(measures).or_else(|| to_try().next());
+    let (measures, lists_calls) = tried.unwrap_or((Measures { user: true, files: true }, true));
+    let mut confinement = sandbox::settle(
         Profile::Driver,
-        *measures,
+        measures,
         Nodes::Nvidia,
         path.parent().filter(|folder| folder.is_absolute()),
     );
+    sandbox::limit_memory(MEMORY, None).map_err(BridgeError::Confine)?;
     let driver = Driver::open(&path)?;
-    if is_probe {
-        tracing::info!("a worker of the bridge is confined: {confinement}");
-        return match driver.start() {
-            0 => Ok(()),
-            code => Err(BridgeError::Init(code)),
-        };
+    if lists_calls {
+        sandbox::confine(Profile::Driver, &confinement).map_err(BridgeError::Confine)?;
+    } else {
+        confinement.missing.push("a list of system calls (the driver does not start so)".into());
     }
-    let session = Arc::new(Session::new(Arc::new(driver)));
+    if is_probe {
+        match driver.try_device() {
+            0 => tracing::info!("a worker of the bridge is confined: {confinement}"),
+            code => return Err(BridgeError::Init(code)),
+        }
+        return Ok(());
+    }
+    let session = Arc::new(Session::with_pot(Arc::new(driver), pot));
     let served = serve(&UnixStream::from(connection), &session);
     // Its lanes may be in calls that never end: it does not wait for them.
     let status = match served {

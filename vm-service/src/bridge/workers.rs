@@ -9,8 +9,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::BridgeError;
+use super::limits::{Limits, Place, Places};
+use super::worker::to_try;
 use crate::process::{Messages, Process};
-use crate::sandbox::Measures;
 
 /// How long opening the driver may take.
 const OPEN: Duration = Duration::from_secs(60);
@@ -27,20 +28,25 @@ pub(super) struct Workers {
     variables: Vec<(&'static str, String)>,
     /// What they give up, by its place among those to try.
     measures: usize,
+    /// Where it is counted what they hold.
+    places: Option<Places>,
 }
 
 impl Workers {
-    /// Workers of this program over a driver, which get these variables. Tries what the driver can do without.
+    /// Workers of this program over a driver, which get these variables, and have no more together than the limits. Tries what the driver can
+    /// do without.
     ///
     /// # Errors
-    /// When the driver does not open.
+    /// When the driver does not open, or there is no memory file.
     pub(super) fn new(
         program: PathBuf,
         driver: PathBuf,
         variables: Vec<(&'static str, String)>,
+        limits: &Limits,
     ) -> Result<Self, BridgeError> {
-        let mut workers = Self { program, driver, variables, measures: 0 };
-        for measures in 0..Measures::to_try("").len() {
+        let places = limits.memory.map(Places::new).transpose().map_err(BridgeError::Memory)?;
+        let mut workers = Self { program, driver, variables, measures: 0, places };
+        for measures in 0..to_try().count() {
             workers.measures = measures;
             if workers.opens() {
                 let driver = workers.driver.display();
@@ -55,7 +61,8 @@ impl Workers {
     fn opens(&self) -> bool {
         let until = Instant::now() + OPEN;
         // It ends when it is dropped.
-        let started = UnixStream::pair().and_then(|(_, theirs)| self.start_with(Some(PROBE), theirs.into()));
+        let started =
+            UnixStream::pair().and_then(|(_, theirs)| self.start_with(Some(PROBE), theirs.into(), None));
         let (process, messages) = match started {
             Ok(started) => started,
             Err(error) => {
@@ -88,10 +95,29 @@ impl Workers {
     /// # Errors
     /// The Linux kernel's, and when there is no thread for it.
     pub(super) fn start(&self, connection: OwnedFd) -> io::Result<(Process, Messages)> {
-        self.start_with(None, connection)
+        let Some(places) = &self.places else { return self.start_with(None, connection, None) };
+        let place = places.take()?;
+        let (process, messages) = self.start_with(None, connection, Some(&place))?;
+        let worker = process.clone();
+        let wait = move || {
+            if let Err(error) = worker.wait() {
+                tracing::error!(%error, worker = worker.id(), "a worker can't be waited for");
+            }
+            drop(place);
+        };
+        std::thread::Builder::new().name("memory".into()).spawn(wait).inspect_err(|_| {
+            // It fails on one that has ended.
+            let _ = process.kill();
+        })?;
+        Ok((process, messages))
     }
 
-    fn start_with(&self, word: Option<&str>, connection: OwnedFd) -> io::Result<(Process, Messages)> {
+    fn start_with(
+        &self,
+        word: Option<&str>,
+        connection: OwnedFd,
+        place: Option<&Place>,
+    ) -> io::Result<(Process, Messages)> {
         let mut command = Command::new(&self.program);
         command.arg("bridge-worker").arg(&self.driver).arg(self.measures.to_string()).args(word).env_clear();
         let kept = |name: &str| KEPT.iter().any(|kept| name.starts_with(kept));
@@ -103,7 +129,9 @@ impl Workers {
         if is_name(&self.driver) {
             command.current_dir("/");
         }
-        let (process, messages) = Process::start_on(command, connection)?;
+        command.args(place.map(Place::arguments).into_iter().flatten());
+        let file = place.map(Place::file).transpose()?;
+        let (process, messages) = Process::start_on(command, connection, file)?;
         let messages = Messages::start(Some(process.id()), std::fs::File::from(messages))?;
         Ok((process, messages))
     }

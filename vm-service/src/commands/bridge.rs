@@ -23,7 +23,7 @@ pub(crate) struct BridgeArgs {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Serve this machine's GPUs to CUDA programs that load the bridge's libcuda.so.1
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// List the CUDA driver's functions, each with how it crosses the bridge
     Coverage,
 }
@@ -54,9 +54,22 @@ struct ServeArgs {
     /// Memory that programs by --stream and --vsock share with their workers, as in 256M
     #[arg(long, value_name = "SIZE", value_parser = size)]
     window: Option<u64>,
+    /// The most device memory that programs may have together, as in 2G
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    memory: Option<u64>,
     /// The CUDA driver's library
     #[arg(long, value_name = "LIBRARY", default_value = "libcuda.so.1")]
     driver: PathBuf,
+}
+
+/// A quota. The least is a block of the driver's.
+fn memory(text: &str) -> Result<u64, String> {
+    const LEAST: u64 = 2 << 20;
+    match parse_size(text) {
+        Ok(bytes) if bytes >= LEAST => Ok(bytes),
+        Ok(_) => Err("is less than 2M".into()),
+        Err(error) => Err(format!("{text} {error}")),
+    }
 }
 
 impl BridgeArgs {
@@ -100,7 +113,8 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
                 tls,
                 window: args.window,
             };
-            bridge::serve(&context.program, &places, &args.driver).map_err(Failure::failed)
+            let limits = bridge::Limits { memory: args.memory };
+            bridge::serve(&context.program, &places, &args.driver, &limits).map_err(Failure::failed)
         }
         Action::Coverage => {
             let functions = FUNCTIONS.iter().zip(MODES.iter()).map(|(function, mode)| BridgedFunction {

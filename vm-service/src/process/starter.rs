@@ -80,18 +80,23 @@ impl Process {
     /// The Linux kernel's, and when there is no thread for it.
     pub(crate) fn start(command: Command) -> io::Result<Started> {
         let (socket, theirs) = socketpair()?;
-        let (process, messages) = Self::start_on(command, theirs)?;
+        let (process, messages) = Self::start_on(command, theirs, None)?;
         Ok((process, socket, messages))
     }
 
-    /// The same with a socket that is there. Answers with the pipe for its messages.
+    /// The same with a socket that is there, and a file as standard output where one is given. Answers with the pipe for its messages.
     ///
     /// # Errors
     /// As for [`start`](Self::start).
-    pub(crate) fn start_on(mut command: Command, socket: OwnedFd) -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn start_on(
+        mut command: Command,
+        socket: OwnedFd,
+        output: Option<OwnedFd>,
+    ) -> io::Result<(Self, OwnedFd)> {
         inherit_standard(&mut command);
         end_with_parent(&mut command);
-        let start = move || command.stdin(socket).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+        let output = output.map_or_else(Stdio::null, Stdio::from);
+        let start = move || command.stdin(socket).stdout(output).stderr(Stdio::piped()).spawn();
         let mut child = ask(start)??;
         let messages = child.stderr.take().ok_or_else(|| io::Error::other("it has no pipe"))?.into();
         Ok((Self { id: child.id(), parent: Parent::This(Arc::new(Mutex::new(child))) }, messages))

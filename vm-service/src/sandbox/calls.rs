@@ -307,6 +307,10 @@ fn rules(
             // No new files. `O_TMPFILE` is a bit of its own beside `O_DIRECTORY`.
             let new = libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY;
             may(libc::SYS_openat, vec![all(&[masked(2, new as u64, 0)])?]);
+            // On sockets that it has: what `sendmsg` and `recvmsg` may do.
+            let nowhere = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
+            may(libc::SYS_sendto, vec![SeccompRule::new(vec![nowhere.clone()])?]);
+            may(libc::SYS_recvfrom, vec![SeccompRule::new(vec![nowhere])?]);
             // It asks for limits of its own, and changes none: root could raise them.
             let asks = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
             let own = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?;

@@ -1,6 +1,7 @@
 //! What is told of the driver and its devices without a call of the program's: no context is made for it.
 
-use super::sys::{Driver, Word, nvml};
+use super::session::Session;
+use super::sys::{Word, nvml};
 use crate::wire::facts::{DEVICES, Device, Facts, TEXT, uuid_text};
 use crate::wire::{code, control};
 
@@ -18,21 +19,21 @@ fn ask<const N: usize>(driver: &Driver, name: &str, more: &[u64]) -> Result<[u64
 }
 
 /// A number of 32 bits, which is the first half of the word.
-fn number(driver: &Driver, name: &str, more: &[u64]) -> Result<u32, u32> {
-    ask::<1>(driver, name, more).map(|[word]| word as u32)
+fn number(session: &Session, name: &str, more: &[u64]) -> Result<u32, u32> {
+    ask::<1>(session, name, more).map(|[word]| word as u32)
 }
 
 /// Starts the driver, and counts its devices.
-fn count(driver: &Driver) -> Result<u32, u32> {
-    match driver.start() {
-        0 => Ok(number(driver, "cuDeviceGetCount", &[])?.min(DEVICES as u32)),
+fn count(session: &Session) -> Result<u32, u32> {
+    match session.driver().start() {
+        0 => Ok(number(session, "cuDeviceGetCount", &[])?.min(DEVICES as u32)),
         code::NO_DEVICE => Ok(0),
         code => Err(code),
     }
 }
 
-fn uuid(driver: &Driver, device: u32) -> Result<[u64; 2], u32> {
-    ask(driver, "cuDeviceGetUuid_v2", &[device.into()])
+fn uuid(session: &Session, device: u32) -> Result<[u64; 2], u32> {
+    ask(session, "cuDeviceGetUuid_v2", &[device.into()])
 }
 
 fn bytes_of(uuid: [u64; 2]) -> [u8; 16] {
@@ -41,70 +42,76 @@ fn bytes_of(uuid: [u64; 2]) -> [u8; 16] {
     bytes
 }
 
-fn device(driver: &Driver, device: u32) -> Result<Device, u32> {
+fn device(session: &Session, device: u32) -> Result<Device, u32> {
     const WORDS: usize = (TEXT + 1) / 8;
-    let name = ask::<WORDS>(driver, "cuDeviceGetName", &[TEXT as u64, device.into()])?;
+    let name = ask::<WORDS>(session, "cuDeviceGetName", &[TEXT as u64, device.into()])?;
     let name: Vec<u8> =
         name.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
     let mut numbers = [0; ATTRIBUTES.len()];
     for (attribute, number_of) in ATTRIBUTES.iter().zip(&mut numbers) {
-        *number_of = number(driver, "cuDeviceGetAttribute", &[*attribute, device.into()])?;
+        *number_of = number(session, "cuDeviceGetAttribute", &[*attribute, device.into()])?;
     }
     let [domain, bus, place, major, minor, compute_mode] = numbers;
     Ok(Device {
-        uuid: bytes_of(uuid(driver, device)?),
+        uuid: bytes_of(uuid(session, device)?),
         name: String::from_utf8_lossy(&name).into_owned(),
         place: [domain, bus, place],
         capability: [major, minor],
         compute_mode,
-        memory: ask::<1>(driver, "cuDeviceTotalMem_v2", &[device.into()])?[0],
+        memory: ask::<1>(session, "cuDeviceTotalMem_v2", &[device.into()])?[0],
     })
 }
 
 /// What is known of the driver.
-pub(super) fn facts(driver: &Driver) -> Result<Facts, u32> {
-    let count = count(driver)?;
-    let mut devices = (0..count).map(|at| device(driver, at)).collect::<Result<Vec<_>, _>>()?;
+pub(super) fn facts(session: &Session) -> Result<Facts, u32> {
+    let count = count(session)?;
+    let mut devices = (0..count).map(|at| device(session, at)).collect::<Result<Vec<_>, _>>()?;
     devices.sort_by_key(|device| device.place);
-    let cuda = number(driver, "cuDriverGetVersion", &[])?;
+    let cuda = number(session, "cuDriverGetVersion", &[])?;
     let version = || format!("{}.{}", cuda / 1000, cuda % 1000 / 10);
-    Ok(Facts { cuda, driver: driver.version().unwrap_or_else(version), devices })
+    Ok(Facts { cuda, driver: session.driver().version().unwrap_or_else(version), devices })
 }
 
 /// The memory of a device, how much of it is free, and whether this process has a primary context of it.
-pub(super) fn memory(driver: &Driver, wanted: [u64; 2]) -> Result<[u64; control::MEMORY_WORDS], u32> {
-    let is_it = |device: &u32| uuid(driver, *device) == Ok(wanted);
-    let device = (0..count(driver)?).find(is_it).ok_or(code::NOT_FOUND)?;
-    let [total] = ask::<1>(driver, "cuDeviceTotalMem_v2", &[device.into()])?;
+pub(super) fn memory(session: &Session, wanted: [u64; 2]) -> Result<[u64; control::MEMORY_WORDS], u32> {
+    let driver = session.driver();
+    let is_it = |device: &u32| uuid(session, *device) == Ok(wanted);
+    let device = (0..count(session)?).find(is_it).ok_or(code::NOT_FOUND)?;
+    let [total] = ask::<1>(session, "cuDeviceTotalMem_v2", &[device.into()])?;
     let mut state = [0; 2];
     let words = [Word::Is(device.into()), Word::At(0), Word::At(1)];
-    let is_active =
-        driver.named("cuDevicePrimaryCtxGetState", &words, &mut state) == 0 && state[1] as u32 != 0;
+    let is_active = driver.named("cuDevicePrimaryCtxGetState", &words, &mut state) == 0 && state[1] as u32 != 0;
     let free = if is_active {
-        in_primary(driver, device)?
+        in_primary(session, device)?
     } else if driver.version().is_some() {
         nvml::free(&uuid_text(bytes_of(wanted)))?
     } else {
         // Drivers other than NVIDIA's have memory of each process alone, and without a context it has taken none.
         total
     };
-    Ok([total, free.min(total), is_active.into()])
+    Ok([total, free.min(total).min(session.quota().left()), is_active.into()])
 }
 
 /// What is free, as a context says that is there already.
-fn in_primary(driver: &Driver, device: u32) -> Result<u64, u32> {
-    let [context] = ask::<1>(driver, "cuDevicePrimaryCtxRetain", &[device.into()])?;
-    let push = driver.named("cuCtxPushCurrent_v2", &[Word::Is(context)], &mut []);
-    let free = if push == 0 {
-        let mut memory = [0; 2];
-        let code = driver.named("cuMemGetInfo_v2", &[Word::At(0), Word::At(1)], &mut memory);
+fn in_primary(session: &Session, device: u32) -> Result<u64, u32> {
+    let driver = session.driver();
+    let mut context = [0];
+    // It is given back below: the quota does not hear of it.
+    let retained = driver.named("cuDevicePrimaryCtxRetain", &[Word::At(0), Word::Is(device.into())], &mut context);
+    if retained != 0 {
+        return Err(retained);
+    }
+    let pushed = driver.named("cuCtxPushCurrent_v2", &[Word::Is(context[0])], &mut []);
+    let mut memory = [0; 2];
+    let result = match pushed {
+        0 => driver.named("cuMemGetInfo_v2", &[Word::At(0), Word::At(1)], &mut memory),
+        code => code,
+    };
+    if pushed == 0 {
         // It was pushed just now.
         let _ = driver.named("cuCtxPopCurrent_v2", &[Word::At(0)], &mut [0]);
-        if code == 0 { Ok(memory[0]) } else { Err(code) }
-    } else {
-        Err(push)
-    };
+    }
     // It was retained just now.
     let _ = driver.named("cuDevicePrimaryCtxRelease_v2", &[Word::Is(device.into())], &mut []);
-    free
+    if result == 0 { Ok(memory[0]) } else { Err(result) }
 }

@@ -144,6 +144,22 @@ fn image(parts: &mut Parts<'_>) -> Result<Vec<u8>, Refused> {
     Ok(image)
 }
 
+/// Loads an image, and returns its handle.
+fn load(
+    call: &Call<'_>,
+    parts: &mut Parts<'_>,
+    object: Object,
+    image: &[u8],
+    load: impl FnMut() -> Result<u64, u32>,
+) -> Result<u32, Refused> {
+    let (result, id) = match call.session.quota().load(call.session, object, image.len() as u64, load) {
+        Ok(real) => (0, call.session.handles().give(object, real)?),
+        Err(code) => (code, 0),
+    };
+    put(parts.reply, id);
+    Ok(result)
+}
+
 fn module(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let options = options(&mut parts.reader)?;
     let image = image(&mut parts)?;
@@ -157,10 +173,12 @@ fn module(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
         Word::At(0),
         Word::At(values),
     ];
-    let result = call.session.driver().make(call.number, &words, &mut memory);
-    let id = if result == 0 { call.session.handles().give(Object::Module, memory[out])? } else { 0 };
-    put(parts.reply, id);
-    Ok(result)
+    load(call, &mut parts, Object::Module, &image, || {
+        match call.session.driver().make(call.number, &words, &mut memory) {
+            0 => Ok(memory[out]),
+            code => Err(code),
+        }
+    })
 }
 
 fn library(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
@@ -173,10 +191,12 @@ fn library(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let (none, no) = (Word::Is(0), Word::Is(0));
     let at = |at| if options.is_empty() { none } else { Word::At(at) };
     let words = [Word::At(out), Word::Is(sys::place(&image)), at(0), at(values), count, none, none, no];
-    let result = call.session.driver().make(call.number, &words, &mut memory);
-    let id = if result == 0 { call.session.handles().give(Object::Library, memory[out])? } else { 0 };
-    put(parts.reply, id);
-    Ok(result)
+    load(call, &mut parts, Object::Library, &image, || {
+        match call.session.driver().make(call.number, &words, &mut memory) {
+            0 => Ok(memory[out]),
+            code => Err(code),
+        }
+    })
 }
 
 /// Parameters in words, then pointers to them: where the pointers begin.

@@ -50,7 +50,7 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
             ([control::WINDOW, at, len, offset], Some(file), None) => {
                 session.map(at, len, offset, &file).err().unwrap_or(0)
             }
-            ([control::FACTS, ..], None, None) => facts::facts(session.driver()).map_or_else(
+            ([control::FACTS, ..], None, None) => facts::facts(session).map_or_else(
                 |code| code,
                 |facts| {
                     let facts = facts.to_bytes();
@@ -60,7 +60,7 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
                 },
             ),
             ([control::MEMORY, first, second, _], None, None) => {
-                let memory = facts::memory(session.driver(), [first, second]);
+                let memory = facts::memory(session, [first, second]);
                 memory.iter().flatten().for_each(|word| put(&mut answer, *word));
                 memory.err().unwrap_or(0)
             }

@@ -9,6 +9,8 @@ mod lane;
 mod objects;
 mod pack;
 mod pointers;
+mod pot;
+mod quota;
 mod ranges;
 mod session;
 mod strided;
@@ -16,5 +18,6 @@ pub mod sys;
 mod turn;
 
 pub use lane::{Lane, serve};
+pub use pot::{Pot, SLOT};
 pub use session::{Session, SessionError};
 pub use sys::{Driver, OpenError};

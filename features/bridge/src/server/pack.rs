@@ -136,7 +136,7 @@ pub(super) fn make(
             _ => {}
         }
     }
-    let result = session.driver().make(number, &words[..parameters.len()], &mut memory);
+    let result = session.quota().make(session.driver(), number, &words[..parameters.len()], &mut memory);
     if result == 0 {
         if let Some((object, id)) = drops {
             session.handles().end(object, id);

@@ -12,6 +12,8 @@ use thiserror::Error;
 
 use super::callbacks;
 use super::handles::Handles;
+use super::pot::Pot;
+use super::quota::Quota;
 use super::ranges::Ranges;
 use super::sys::{Driver, Mapping, Word};
 use super::turn::Turn;
@@ -42,6 +44,9 @@ pub struct Session {
     handles: Mutex<Handles>,
     ranges: Mutex<Ranges>,
     windows: Mutex<BTreeMap<u64, Mapping>>,
+    /// The most bytes of all windows.
+    host: u64,
+    quota: Quota,
     lanes: AtomicUsize,
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
@@ -53,15 +58,23 @@ pub struct Session {
     pub(super) turn: Turn,
 }
 
-fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Session {
-    /// A session that has nothing yet.
+    /// A session that has nothing yet, and may have all that there is.
     #[must_use]
     pub fn new(driver: Arc<Driver>) -> Self {
+        Self::with_pot(driver, None)
+    }
+
+    /// One that has device memory of a pot. It may have as much memory of the host besides.
+    #[must_use]
+    pub fn with_pot(driver: Arc<Driver>, pot: Option<Pot>) -> Self {
         Self {
+            host: pot.as_ref().map_or(u64::MAX, Pot::limit),
+            quota: Quota::new(pot),
             driver,
             handles: Mutex::default(),
             ranges: Mutex::default(),
@@ -77,6 +90,10 @@ impl Session {
 
     pub(super) fn driver(&self) -> &Driver {
         &self.driver
+    }
+
+    pub(super) fn quota(&self) -> &Quota {
+        &self.quota
     }
 
     pub(super) fn handles(&self) -> MutexGuard<'_, Handles> {
@@ -147,7 +164,8 @@ impl Session {
             return Err(code::INVALID_VALUE);
         }
         let mut windows = locked(&self.windows);
-        if windows.len() >= WINDOWS {
+        let all = windows.values().fold(len, |all, window| all.saturating_add(window.len()));
+        if windows.len() >= WINDOWS || all > self.host {
             return Err(code::OUT_OF_MEMORY);
         }
         windows.insert(at, Mapping::new(at, len, offset, memory).map_err(|_| code::OUT_OF_MEMORY)?);

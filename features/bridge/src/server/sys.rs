@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use rustix::fs::SealFlags;
@@ -99,6 +100,16 @@ impl Driver {
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let is_version = version.contains('.') && version.split('.').all(is_number);
         is_version.then(|| version.to_owned())
+    }
+
+    /// Starts the driver, and makes the context of its first device; what it says of that.
+    #[must_use]
+    pub fn try_device(&self) -> u32 {
+        let mut context = [0];
+        match self.start() {
+            0 => self.named("cuDevicePrimaryCtxRetain", &[Word::At(0), Word::Is(0)], &mut context),
+            code => code,
+        }
     }
 
     /// Calls a function by its number.
@@ -229,6 +240,45 @@ impl Drop for Mapping {
         if let Err(error) = unsafe { munmap(self.at as *mut c_void, self.len as usize) } {
             tracing::error!(%error, "memory of a program can't be unmapped");
         }
+    }
+}
+
+/// A memory file of numbers that several processes change.
+#[derive(Debug)]
+pub(super) struct Slots {
+    at: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: nothing of it is of a thread, and the numbers are atomic.
+unsafe impl Send for Slots {}
+// SAFETY: as above.
+unsafe impl Sync for Slots {}
+
+impl Slots {
+    /// Maps a file that can't shrink.
+    pub(super) fn map(file: &OwnedFd) -> io::Result<Self> {
+        let size = rustix::fs::fstat(file)?.st_size as usize;
+        let len = size / size_of::<AtomicU64>();
+        if !rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK) || len == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: it is placed where nothing is.
+        let at = unsafe { mmap(std::ptr::null_mut(), size, protection, MapFlags::SHARED, file, 0) }?;
+        Ok(Self { at, len })
+    }
+
+    pub(super) fn all(&self) -> &[AtomicU64] {
+        // SAFETY: as many are mapped as long as this is there, of a file that does not shrink, and all change them as a whole.
+        unsafe { std::slice::from_raw_parts(self.at.cast::<AtomicU64>(), self.len) }
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        // SAFETY: it is this one's own. It can fail only where it was not mapped.
+        let _ = unsafe { munmap(self.at, self.len * size_of::<AtomicU64>()) };
     }
 }
 
