@@ -30,6 +30,11 @@ impl Place {
     }
 
     fn linked(program: &str, arguments: &[OsString]) -> Self {
+        Self::with(program, arguments, &[])
+    }
+
+    /// The same, where the server's driver is told more.
+    fn with(program: &str, arguments: &[OsString], variables: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         for (name, library) in [("driver", driver()), ("bridge", beside("libvm_bridge_guest.so"))] {
@@ -42,7 +47,12 @@ impl Place {
         assert!(gcc.arg(source).args(arguments).arg("-ldl").status().expect("gcc").success());
         let serve = beside("serve").parent().and_then(Path::parent).expect("a folder").join("examples/serve");
         let mut command = Command::new(serve);
-        command.arg(path("socket")).arg(driver()).env(MEMORY.0, MEMORY.1).stdout(Stdio::piped());
+        command
+            .arg(path("socket"))
+            .arg(driver())
+            .env(MEMORY.0, MEMORY.1)
+            .envs(variables.iter().copied())
+            .stdout(Stdio::piped());
         let mut server = command.spawn().expect("the server");
         let mut line = String::new();
         let mut output = BufReader::new(server.stdout.take().expect("its output"));
@@ -169,6 +179,87 @@ fn a_program_that_faults_or_is_killed_is_no_other_programs_matter() {
     assert!(other.try_wait().expect("asked").is_none(), "it works on");
     other.kill().expect("killed");
     other.wait().expect("ended");
+}
+
+/// Attributes of devices whose functions do not cross, each with those: it says no whatever the driver says. What of these is supported one day is to be
+/// said of the device, too.
+const ABSENT: [(u32, &[&str]); 30] = [
+    // Managed memory.
+    (
+        83,
+        &[
+            "cuMemAllocManaged",
+            "cuMemAdvise",
+            "cuMemAdvise_v2",
+            "cuMemPrefetchAsync",
+            "cuMemPrefetchAsync_v2",
+        ],
+    ),
+    (88, &["cuMemRangeGetAttribute", "cuMemRangeGetAttributes"]),
+    (89, &["cuStreamAttachMemAsync", "cuMemPrefetchBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"]),
+    (100, &[]),
+    (101, &[]),
+    // Memory that the program registers: it is copied.
+    (91, &[]),
+    (99, &[]),
+    (113, &[]),
+    (96, &["cuLaunchCooperativeKernelMultiDevice"]),
+    // Handles for others than programs of the bridge.
+    (103, &["cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"]),
+    (
+        119,
+        &["cuMemPoolExportToShareableHandle", "cuMemPoolImportFromShareableHandle", "cuMemPoolExportPointer"],
+    ),
+    (124, &["cuMemGetHandleForAddressRange"]),
+    (128, &[]),
+    (146, &[]),
+    (110, &[]),
+    (116, &[]),
+    // Arrays that are mapped in parts.
+    (112, &["cuMemMapArrayAsync"]),
+    (121, &[]),
+    (114, &["cuImportExternalSemaphore", "cuImportExternalMemory"]),
+    (129, &["cuLibraryGetUnifiedFunction"]),
+    (132, &["cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem"]),
+    // Graphics.
+    (135, &["cuGraphicsMapResources"]),
+    (138, &[]),
+    (136, &["cuMemBatchDecompressAsync"]),
+    (137, &[]),
+    // Physical memory and pools of the host.
+    (141, &[]),
+    (142, &[]),
+    (143, &[]),
+    (144, &[]),
+    (145, &[]),
+];
+
+#[test]
+fn devices_say_what_their_functions_do() {
+    let variables = [("VM_CUDA_FAKE_ATTRIBUTES", "7"), ("VM_CUDA_FAKE_DEVICES", "3")];
+    let place = Place::with("tests/attributes.c", &[], &variables);
+    let attributes =
+        |way: &str| -> Vec<String> { place.run(way, &[], &variables).lines().map(str::to_owned).collect() };
+    let natively = attributes("driver");
+    assert_eq!(natively.len(), 3 * 160 + 5 + 1, "{natively:?}");
+    let expected = natively.iter().map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
+        [device, attribute, value] if !line.starts_with("exit") => {
+            let absent = ABSENT.iter().any(|(absent, _)| absent.to_string() == attribute);
+            assert_ne!(value, "0", "the driver says something of attribute {attribute}");
+            format!("{device} {attribute} {}", if absent { "0" } else { value })
+        }
+        _ => line.clone(),
+    });
+    let expected: Vec<_> = expected.collect();
+    assert_eq!(attributes("bridge"), expected);
+    assert_eq!(
+        expected.iter().filter(|line| line.starts_with("managed: ") && line.ends_with(" 0")).count(),
+        5
+    );
+    let functions: Vec<_> = ABSENT.iter().flat_map(|(_, functions)| *functions).copied().collect();
+    let says: String = functions.iter().map(|name| format!("{name}: 801\n")).collect();
+    let said = place.run("bridge", &functions, &[]);
+    assert!(said.starts_with(&says) && said.ends_with("exit status: 0"), "{said}");
 }
 
 /// The processes that a server started.

@@ -129,26 +129,26 @@ fn bus_id([domain, bus, device]: [u32; 3], digits: usize, len: usize) -> Vec<u8>
 const LEGACY: usize = 16;
 const BUS_ID: usize = 32;
 
-/// Numbers of a place, then those of the vendor and the subsystem, which CUDA does not know.
-fn numbers(place: [u32; 3]) -> impl Iterator<Item = u8> {
-    place.into_iter().chain([0; 2]).flat_map(u32::to_ne_bytes)
+/// Numbers of its place, then those of what it is.
+fn numbers(device: &Device) -> impl Iterator<Item = u8> {
+    device.place.into_iter().chain(device.ids).flat_map(u32::to_ne_bytes)
 }
 
 /// `nvmlPciInfo_t`.
 pub(crate) fn pci_info([handle, info, ..]: &Words) -> Answer {
-    let place = device(*handle)?.place;
-    let mut bytes = bus_id(place, 4, LEGACY);
-    bytes.extend(numbers(place));
-    bytes.extend(bus_id(place, 8, BUS_ID));
+    let device = device(*handle)?;
+    let mut bytes = bus_id(device.place, 4, LEGACY);
+    bytes.extend(numbers(&device));
+    bytes.extend(bus_id(device.place, 8, BUS_ID));
     caller::write(to(*info)?, &bytes);
     Ok(())
 }
 
 /// `nvmlPciInfo_v2_t`: as much of it as its first form has, too.
 pub(crate) fn pci_info_old([handle, info, ..]: &Words) -> Answer {
-    let place = device(*handle)?.place;
-    let mut bytes = bus_id(place, 4, LEGACY);
-    bytes.extend(numbers(place).take(16));
+    let device = device(*handle)?;
+    let mut bytes = bus_id(device.place, 4, LEGACY);
+    bytes.extend(numbers(&device).take(16));
     caller::write(to(*info)?, &bytes);
     Ok(())
 }

@@ -7,12 +7,15 @@ use crate::wire::{code, control};
 
 /// `CU_DEVICE_ATTRIBUTE_…`: `PCI_DOMAIN_ID`, `PCI_BUS_ID`, `PCI_DEVICE_ID`, `COMPUTE_CAPABILITY_MAJOR`, `…_MINOR`, `COMPUTE_MODE`.
 const ATTRIBUTES: [u64; 6] = [50, 33, 34, 75, 76, 20];
+/// `CU_DEVICE_ATTRIBUTE_GPU_PCI_DEVICE_ID` and `…_SUBSYSTEM_ID`, which drivers from CUDA 12.8 on have.
+const IDS: [u64; 2] = [139, 140];
 
-/// Asks for what is as long as `memory`.
-fn ask<const N: usize>(driver: &Driver, name: &str, more: &[u64]) -> Result<[u64; N], u32> {
+/// Asks for words, by a function that writes them first, as it answers under the session's quota.
+fn ask<const N: usize>(session: &Session, name: &str, more: &[u64]) -> Result<[u64; N], u32> {
     let mut memory = [0; N];
-    let words: Vec<_> = std::iter::once(Word::At(0)).chain(more.iter().map(|word| Word::Is(*word))).collect();
-    match driver.named(name, &words, &mut memory) {
+    let words: Vec<_> = [Word::At(0)].into_iter().chain(more.iter().map(|word| Word::Is(*word))).collect();
+    let number = vm_cuda_api::number(name).ok_or(code::NOT_SUPPORTED)?;
+    match session.quota().make(session.driver(), number, &words, &mut memory) {
         0 => Ok(memory),
         code => Err(code),
     }
@@ -56,6 +59,7 @@ fn device(session: &Session, device: u32) -> Result<Device, u32> {
         uuid: bytes_of(uuid(session, device)?),
         name: String::from_utf8_lossy(&name).into_owned(),
         place: [domain, bus, place],
+        ids: IDS.map(|id| number(session, "cuDeviceGetAttribute", &[id, device.into()]).unwrap_or(0)),
         capability: [major, minor],
         compute_mode,
         memory: ask::<1>(session, "cuDeviceTotalMem_v2", &[device.into()])?[0],
@@ -80,7 +84,8 @@ pub(super) fn memory(session: &Session, wanted: [u64; 2]) -> Result<[u64; contro
     let [total] = ask::<1>(session, "cuDeviceTotalMem_v2", &[device.into()])?;
     let mut state = [0; 2];
     let words = [Word::Is(device.into()), Word::At(0), Word::At(1)];
-    let is_active = driver.named("cuDevicePrimaryCtxGetState", &words, &mut state) == 0 && state[1] as u32 != 0;
+    let is_active =
+        driver.named("cuDevicePrimaryCtxGetState", &words, &mut state) == 0 && state[1] as u32 != 0;
     let free = if is_active {
         in_primary(session, device)?
     } else if driver.version().is_some() {
@@ -97,7 +102,8 @@ fn in_primary(session: &Session, device: u32) -> Result<u64, u32> {
     let driver = session.driver();
     let mut context = [0];
     // It is given back below: the quota does not hear of it.
-    let retained = driver.named("cuDevicePrimaryCtxRetain", &[Word::At(0), Word::Is(device.into())], &mut context);
+    let retained =
+        driver.named("cuDevicePrimaryCtxRetain", &[Word::At(0), Word::Is(device.into())], &mut context);
     if retained != 0 {
         return Err(retained);
     }

@@ -31,6 +31,8 @@ pub struct Device {
     pub name: String,
     /// Domain, bus and device on PCI.
     pub place: [u32; 3],
+    /// The numbers of vendor and device, and those of the subsystem, each two in a word; 0 where the driver does not know them.
+    pub ids: [u32; 2],
     /// The compute capability.
     pub capability: [u32; 2],
     /// `CUcomputemode`.
@@ -63,7 +65,12 @@ impl Facts {
         for device in devices {
             bytes.extend_from_slice(&device.uuid);
             put_text(&mut bytes, &device.name);
-            let numbers = device.place.iter().chain(&device.capability).chain([&device.compute_mode]);
+            let numbers = device
+                .place
+                .iter()
+                .chain(&device.ids)
+                .chain(&device.capability)
+                .chain([&device.compute_mode]);
             numbers.for_each(|number| put(&mut bytes, u64::from(*number)));
             put(&mut bytes, device.memory);
         }
@@ -91,6 +98,7 @@ fn device(reader: &mut Reader<'_>) -> Result<Device, Malformed> {
         uuid: *reader.bytes(16)?.first_chunk().ok_or(Malformed)?,
         name: text(reader)?,
         place: [number(reader)?, number(reader)?, number(reader)?],
+        ids: [number(reader)?, number(reader)?],
         capability: [number(reader)?, number(reader)?],
         compute_mode: number(reader)?,
         memory: reader.word()?,
@@ -124,6 +132,7 @@ mod tests {
             uuid: [at as u8; 16],
             name: format!("NVIDIA H100 {at}"),
             place: [0x1_0000, 0x65, at as u32],
+            ids: [0x2330_10de, 0x16c1_10de],
             capability: [9, 0],
             compute_mode: 3,
             memory: 85 << 30,
