@@ -182,8 +182,11 @@ pub enum Body {
     },
     /// `egpu benchmark`: how fast a GPU is.
     EgpuBenchmark(EgpuBenchmark),
-    /// `bridge coverage`: the CUDA driver's functions.
+    /// `bridge coverage`: the CUDA driver's functions, or those that a library names.
     Bridge {
+        /// The library, with `--of`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        of: Option<BridgedConsumer>,
         /// The functions, in order of their names.
         functions: Vec<BridgedFunction>,
     },
@@ -248,6 +251,22 @@ pub struct BridgedFunction {
     pub since: i32,
     /// `forwarded`, `by hand`, `answered in the program` or `not supported`.
     pub crosses: String,
+    /// Why it is not supported, where a known library names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
+}
+
+/// A library above the CUDA driver, and how many of the functions that it names cross the bridge.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct BridgedConsumer {
+    /// What `--of` calls it.
+    pub name: String,
+    /// The packages that were looked at, as in `torch==2.9.1`.
+    pub packages: Vec<String>,
+    /// How many functions it names.
+    pub names: usize,
+    /// How many of them cross.
+    pub supported: usize,
 }
 
 /// A function, and whether it can be passed to a guest.

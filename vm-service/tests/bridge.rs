@@ -99,3 +99,25 @@ fn a_driver_that_does_not_open_is_told() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("libnothing.so.1"), "{said}");
 }
+
+#[test]
+fn coverage_is_listed_by_library() {
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+        command.args(["bridge", "coverage"]).args(arguments).output().expect("vm-service")
+    };
+    let text = |arguments: &[&str]| String::from_utf8(run(arguments).stdout).expect("a text");
+    assert!(text(&["--of", "triton"]).ends_with(" of 30 functions that triton names (triton==3.9.0)\n"));
+    let numba = text(&["--of", "numba"]);
+    assert!(numba.contains("not supported            cuMemAllocManaged: managed memory\n"), "{numba}");
+    assert!(numba.contains("by hand                  cuLaunchKernel\n"), "{numba}");
+    let json: serde_json::Value =
+        serde_json::from_str(&text(&["--of", "nvrtc", "--json"])).expect("a document");
+    assert_eq!(json["of"]["names"], 2);
+    assert_eq!(json["functions"].as_array().map(Vec::len), Some(2));
+    let all: serde_json::Value = serde_json::from_str(&text(&["--json"])).expect("a document");
+    assert!(all.get("of").is_none() && all["functions"].as_array().is_some_and(|all| all.len() > 700));
+    let wrong = run(&["--of", "nobody"]);
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert!(!wrong.status.success() && said.contains("cudart") && said.contains("pytorch"), "{said}");
+}

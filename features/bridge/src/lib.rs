@@ -10,6 +10,7 @@
 //! The libraries that a program loads log by [`say`].
 
 pub mod calls;
+pub mod consumers;
 pub mod orders;
 pub mod ring;
 pub mod say;

@@ -3,15 +3,17 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
-use vm_bridge::calls::MODES;
+use vm_bridge::calls::{MODES, Mode};
+use vm_bridge::consumers::{CONSUMERS, reason};
 use vm_cuda_api::FUNCTIONS;
 
 use crate::bridge;
 use crate::config::parse_size;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::json::{Body, BridgedFunction};
+use crate::json::{Body, BridgedConsumer, BridgedFunction};
 
 /// Arguments of `bridge`.
 #[derive(Debug, Args)]
@@ -25,7 +27,18 @@ enum Action {
     /// Serve this machine's GPUs to CUDA programs that load the bridge's libcuda.so.1
     Serve(Box<ServeArgs>),
     /// List the CUDA driver's functions, each with how it crosses the bridge
-    Coverage,
+    Coverage(CoverageArgs),
+}
+
+#[derive(Debug, Args)]
+struct CoverageArgs {
+    /// Only those that a library above the driver names, and how many of them cross
+    #[arg(long, value_name = "LIBRARY", value_parser = consumers())]
+    of: Option<String>,
+}
+
+fn consumers() -> PossibleValuesParser {
+    PossibleValuesParser::new(CONSUMERS.iter().map(|consumer| consumer.name.as_str()))
 }
 
 #[derive(Debug, Args)]
@@ -75,7 +88,7 @@ fn memory(text: &str) -> Result<u64, String> {
 impl BridgeArgs {
     /// Whether it only prints.
     pub(crate) fn only_reads(&self) -> bool {
-        matches!(self.action, Action::Coverage)
+        matches!(self.action, Action::Coverage(_))
     }
 }
 
@@ -116,18 +129,34 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
             let limits = bridge::Limits { memory: args.memory };
             bridge::serve(&context.program, &places, &args.driver, &limits).map_err(Failure::failed)
         }
-        Action::Coverage => {
-            let functions = FUNCTIONS.iter().zip(MODES.iter()).map(|(function, mode)| BridgedFunction {
-                name: function.name.clone(),
-                since: function.since,
-                crosses: mode.text().to_owned(),
-            });
-            let functions: Vec<_> = functions.collect();
-            let text = functions
-                .iter()
-                .map(|function| format!("{:<24} {}\n", function.crosses, function.name))
-                .collect();
-            context.print(|| Body::Bridge { functions }, || text)
-        }
+        Action::Coverage(args) => coverage(context, args.of.as_deref()),
     }
+}
+
+/// Lists functions.
+fn coverage(context: &mut Context<'_>, of: Option<&str>) -> Result<(), Failure> {
+    let consumer = CONSUMERS.iter().find(|consumer| Some(consumer.name.as_str()) == of);
+    let all: Vec<_> = (0..FUNCTIONS.len()).collect();
+    let functions = consumer.map_or(&all, |consumer| &consumer.functions).iter().map(|&at| BridgedFunction {
+        name: FUNCTIONS[at].name.clone(),
+        since: FUNCTIONS[at].since,
+        crosses: MODES[at].text().to_owned(),
+        reason: if MODES[at] == Mode::Unsupported { reason(&FUNCTIONS[at].name) } else { None },
+    });
+    let functions: Vec<_> = functions.collect();
+    let mut text = String::new();
+    for BridgedFunction { name, crosses, reason, .. } in &functions {
+        let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+        text += &format!("{crosses:<24} {name}{reason}\n");
+    }
+    let of = consumer.map(|consumer| BridgedConsumer {
+        name: consumer.name.clone(),
+        packages: consumer.packages.clone(),
+        names: consumer.functions.len(),
+        supported: consumer.supported(),
+    });
+    if let Some(BridgedConsumer { name, packages, names, supported }) = &of {
+        text += &format!("{supported} of {names} functions that {name} names ({})\n", packages.join(", "));
+    }
+    context.print(|| Body::Bridge { of, functions }, || text)
 }
