@@ -2,8 +2,12 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+
+use vm_bridge::recording::{Recording, Report};
 
 // cargo builds both libraries. Neither is linked here: they have the same names.
 
@@ -288,4 +292,47 @@ fn without_a_server_there_is_no_device() {
     let place = Place::new("tests/ways.c");
     let said = place.run("bridge", &["faults"], &[("VM_BRIDGE", "unix:/nowhere/at/all")]);
     assert!(said.starts_with("cuInit: 100\n") && said.contains("vm-service bridge serve"), "{said}");
+}
+
+/// Replays a session of a program before another of the same driver: what came of it.
+fn replay(recording: &Recording, variables: &[(&str, &str)]) -> Report {
+    let (ours, theirs) = UnixStream::pair().expect("a connection");
+    let serve = beside("serve").parent().and_then(Path::parent).expect("a folder").join("examples/serve");
+    let mut command = Command::new(serve);
+    command.arg(driver()).env(MEMORY.0, MEMORY.1).envs(variables.iter().copied());
+    let mut server = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn().expect("the server");
+    let report = vm_bridge::recording::replay(&ours, recording).expect("the server answers");
+    drop(ours);
+    server.wait().expect("ended");
+    report
+}
+
+#[test]
+fn what_was_recorded_is_answered_alike_when_it_is_replayed() {
+    let check = |program: &str, arguments: &[&str], least: usize| {
+        let records = tempfile::tempdir().expect("a folder");
+        let folder = records.path().to_str().expect("a path");
+        let place = Place::with(program, &[], &[("VM_BRIDGE_RECORD", folder)]);
+        for streams in [&[][..], &[("VM_BRIDGE_STREAM", "1")]] {
+            place.run("bridge", arguments, streams);
+        }
+        let files: Vec<_> = std::fs::read_dir(folder).expect("recordings").flatten().collect();
+        assert!(files.len() >= 2, "{program} {arguments:?}");
+        for file in files {
+            let recording =
+                Recording::read(&std::fs::read(file.path()).expect("a file")).expect("a recording");
+            let report = replay(&recording, &[]);
+            assert_eq!(report.differences, [], "{program} {arguments:?}");
+            assert_eq!(report.different, 0);
+            assert!(report.calls >= least, "{program} {arguments:?}: {report:?}");
+            // A driver that answers in another way is told apart.
+            let fails = replay(&recording, &[("VM_CUDA_FAKE_FAIL", "cuInit:1=999")]);
+            assert!(fails.differences.iter().any(|difference| difference.replayed.0 == 999), "{fails:?}");
+        }
+    };
+    check("tests/ways.c", &["threads"], 1600);
+    check("tests/ways.c", &["strided"], 20);
+    check("tests/ways.c", &["callbacks"], 20);
+    check("tests/ways.c", &["registered"], 5);
+    check("tests/add.c", &[], 20);
 }

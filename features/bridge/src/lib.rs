@@ -12,6 +12,7 @@
 pub mod calls;
 pub mod consumers;
 pub mod orders;
+pub mod recording;
 pub mod ring;
 pub mod say;
 pub mod server;

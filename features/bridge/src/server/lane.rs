@@ -12,6 +12,7 @@ use super::sys::{self, Driver, Word};
 use super::{facts, hand};
 use crate::calls::{MODES, Mode};
 use crate::orders;
+use crate::recording::Recorder;
 use crate::ring::{Far, Taken};
 use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own, put, put_bytes};
 
@@ -28,7 +29,7 @@ pub fn serve(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Sess
 
 fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), SessionError> {
     while let Some((order, [file, more])) = orders::receive(connection)? {
-        let mut answer = Vec::new();
+        let (mut answer, mut more_bytes) = (Vec::new(), Vec::new());
         let result = match (order, file, more) {
             ([control::HELLO, version, ..], None, None) if version == u64::from(VERSION) => 0,
             ([control::HELLO, ..], None, None) => code::NOT_SUPPORTED,
@@ -38,10 +39,10 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
                 start_ring(session, Far::within(&window, offset, len, stream.into()))
             }
             ([control::VARIABLE, name, len, _], None, None) if len <= control::VALUE as u64 => {
-                let mut value = vec![0; len as usize];
-                (&*connection).read_exact(&mut value)?;
+                more_bytes.resize(len as usize, 0);
+                (&*connection).read_exact(&mut more_bytes)?;
                 let name = *control::VARIABLES.get(name as usize).ok_or(Malformed)?;
-                sys::set_variable(name, &value).err().unwrap_or(0)
+                sys::set_variable(name, &more_bytes).err().unwrap_or(0)
             }
             ([control::CALLBACKS, ..], Some(file), None) => {
                 session.callbacks().open(UnixStream::from(file));
@@ -66,6 +67,9 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
             }
             _ => return Err(Malformed.into()),
         };
+        if let (Some(recorder), 0) = (session.recorder(), result) {
+            recorder.order(order, &more_bytes);
+        }
         (&*connection).write_all(&[&u64::from(result).to_ne_bytes(), &answer[..]].concat())?;
     }
     Ok(())
@@ -224,6 +228,8 @@ impl Transport for Ring {
 #[derive(Debug)]
 pub struct Lane {
     session: Arc<Session>,
+    /// Its number in the recording.
+    number: u64,
     /// What failed of what was not waited for.
     failed: u32,
     /// An image that comes in parts.
@@ -267,8 +273,10 @@ impl Lane {
     /// A lane of a session.
     #[must_use]
     pub fn new(session: Arc<Session>) -> Self {
+        let number = session.recorder().map_or(0, Recorder::lane);
         Self {
             session,
+            number,
             failed: 0,
             image: Vec::new(),
             memory: Vec::new(),
@@ -330,6 +338,14 @@ impl Lane {
             }
             Err(Refused::Malformed) => return Err(Malformed),
         };
+        if let Some(recorder) = session.recorder() {
+            let bulk = bulk.map(|(at, len)| sys::bytes(at, len)).unwrap_or_default();
+            let reply = match self.there {
+                Some(len) => &vec![0; len],
+                None => &*reply,
+            };
+            recorder.call(self.number, header, [payload, &bulk], (result, reply));
+        }
         if header.asks {
             return Ok(Some(result));
         }

@@ -17,6 +17,7 @@ use super::quota::Quota;
 use super::ranges::Ranges;
 use super::sys::{Driver, Mapping, Word};
 use super::turn::Turn;
+use crate::recording::Recorder;
 use crate::wire::{Malformed, WINDOW, code};
 
 /// The most lanes of a session: threads of its program.
@@ -47,6 +48,7 @@ pub struct Session {
     /// The most bytes of all windows.
     host: u64,
     quota: Quota,
+    recorder: Option<Recorder>,
     lanes: AtomicUsize,
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
@@ -79,6 +81,7 @@ impl Session {
             handles: Mutex::default(),
             ranges: Mutex::default(),
             windows: Mutex::default(),
+            recorder: None,
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
@@ -90,6 +93,16 @@ impl Session {
 
     pub(super) fn driver(&self) -> &Driver {
         &self.driver
+    }
+
+    /// Records what the program does from now on.
+    #[must_use]
+    pub fn recorded_by(self, recorder: Option<Recorder>) -> Self {
+        Self { recorder, ..self }
+    }
+
+    pub(super) fn recorder(&self) -> Option<&Recorder> {
+        self.recorder.as_ref()
     }
 
     pub(super) fn quota(&self) -> &Quota {
