@@ -253,6 +253,44 @@ static void registered(void) {
     printf(", after: %d\n", TRY("cuPointerGetAttribute", (void *, int, ptr), &kind, 2, (ptr)host));
 }
 
+static void count_function(int *counted, void *function, void *owner) {
+    (void)owner;
+    *counted += function != NULL;
+}
+
+/* The driver's tables for NVIDIA's libraries, as far as those call them. */
+static void tables(void) {
+    static const unsigned char ids[3][16] = {
+        {0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2},
+        {0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca},
+        {0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e},
+    };
+    begin();
+    load_kernels();
+    void **numbers, **topology, **functions, *context, *stream, *found;
+    CALL("cuGetExportTable", (void ***, const void *), &numbers, ids[0]);
+    CALL("cuGetExportTable", (void ***, const void *), &topology, ids[1]);
+    CALL("cuGetExportTable", (void ***, const void *), &functions, ids[2]);
+    CALL("cuCtxGetCurrent", (void **), &context);
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 1);
+    for (int i = 0; i < 2; i++) {
+        uint64_t id = 0, known = 1;
+        int first = ((int (*)(void *, void *, void **))numbers[51])(context, i ? stream : NULL, &found);
+        int second = ((int (*)(void *, void *, uint64_t *))numbers[39])(context, found, &id);
+        CALL("cuStreamGetId", (void *, uint64_t *), i ? stream : NULL, &known);
+        printf("stream %d: %d %d %d\n", i, first, second, id == known);
+    }
+    unsigned char *places = NULL, *clusters = NULL;
+    int code = ((int (*)(void *, void *))topology[4])(&places, &clusters);
+    printf("topology: %d, the first two: %d %d, %d %d\n", code, places[0], clusters[0], places[1], clusters[1]);
+    printf("given back: %d\n", ((int (*)(void *, void *))topology[13])(places, clusters));
+    int counted = 0;
+    unsigned count = 0;
+    int64_t said = ((int64_t(*)(void *, void *, void *, void *))functions[7])(context, module, (void *)count_function, &counted);
+    CALL("cuModuleGetFunctionCount", (unsigned *, void *), &count, module);
+    printf("functions: %d %d\n", said == count, counted == (int)count);
+}
+
 /* Works until it is killed, or the server is: then it says what it gets. */
 static void endless(void) {
     begin();
@@ -286,6 +324,7 @@ int main(int count, char **arguments) {
     else if (!strcmp(what, "callbacks")) callbacks();
     else if (!strcmp(what, "forks")) forks();
     else if (!strcmp(what, "registered")) registered();
+    else if (!strcmp(what, "tables")) tables();
     else if (!strcmp(what, "faults")) faults();
     else if (!strcmp(what, "endless")) endless();
     else return 2;

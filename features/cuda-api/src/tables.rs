@@ -26,11 +26,15 @@ pub enum Table {
     Check,
     /// Checks of a context.
     Contexts,
-    /// More of contexts: the number of one.
+    /// More of contexts and streams: the number of each.
     Numbers,
+    /// Where a device's multiprocessors are: which of which cluster each pair is. cuBLASLt chooses by it.
+    Topology,
+    /// More of modules: their functions. cuFFT finds its own by it.
+    Functions,
 }
 
-const NAMES: [(Table, u128); 10] = [
+const NAMES: [(Table, u128); 12] = [
     (Table::Runtime, 0x6bd5fb6c_5bf4_e74a_8987_d93912fd9df9),
     (Table::Threads, 0x42d85a81_23f6_cb47_8298_f6e78a3aecdc),
     (Table::Callbacks, 0xa094798c_2e74_2e74_93f2_0800200c0a66),
@@ -41,12 +45,18 @@ const NAMES: [(Table, u128); 10] = [
     (Table::Check, 0xd4082055_bde6_704b_8d34_ba123c66e1f2),
     (Table::Contexts, 0x263e8860_7cd2_6143_92f6_bbd5006dfa7e),
     (Table::Numbers, 0x21318c60_9714_3248_8ca6_41ff7324c8f2),
+    (Table::Topology, 0x1734dc26_800d_4745_8726_c0f1e7dd8bca),
+    (Table::Functions, 0x6e163fbe_b958_444d_835c_e182aff1991e),
 ];
 
-/// Tables that runtimes do without where they are refused.
-const SPARED: [u128; 2] = [0xf8cff951_2146_8b4e_b9e2_fb469e7c0dd9, 0x69a28e9f_2449_8b47_b030_c5da330ea4e9];
+/// Tables that runtimes, NVML and compilers (for what they keep compiled) do without where they are refused.
+const SPARED: [u128; 3] = [
+    0xf8cff951_2146_8b4e_b9e2_fb469e7c0dd9,
+    0x69a28e9f_2449_8b47_b030_c5da330ea4e9,
+    0xda9151d3_3ae6_cc41_a5c0_4f26d533e328,
+];
 
-/// Is it a table that runtimes ask for, and do without?
+/// Is it a table that who asks for it does without?
 #[must_use]
 pub fn is_spared(name: &[u8; 16]) -> bool {
     SPARED.contains(&u128::from_be_bytes(*name))

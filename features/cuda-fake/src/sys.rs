@@ -259,6 +259,7 @@ macro_rules! plain {
     )*};
 }
 
+plain!(*mut c_void);
 plain!(u8, u16, u32, u64, i32, usize, f32, [u64; 2], [u8; 16], [u8; 64], *const c_void, *const u64);
 plain!(
     crate::ffi::Properties,
@@ -269,6 +270,19 @@ plain!(
 );
 plain!(crate::ffi::PoolProperties, crate::ffi::Location);
 plain!(crate::ffi::ArrayDescriptor, crate::ffi::ArrayDescriptor3d);
+
+/// Memory of the C library's with these bytes, which [`to_the_c_library`] gives back.
+pub(crate) fn of_the_c_library(bytes: [u8; 8]) -> *mut c_void {
+    // SAFETY: it takes no memory.
+    let memory = unsafe { libc::malloc(bytes.len()) };
+    write(memory.cast(), u64::from_ne_bytes(bytes));
+    memory
+}
+
+pub(crate) fn to_the_c_library(memory: *mut c_void) {
+    // SAFETY: the caller gives back what `of_the_c_library` gave, once, or null.
+    unsafe { libc::free(memory) };
+}
 
 /// This thread, as the C library calls it.
 pub(crate) fn thread() -> u64 {

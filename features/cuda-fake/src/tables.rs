@@ -2,14 +2,14 @@
 
 use std::{
     collections::HashMap,
-    ffi::c_char,
+    ffi::{c_char, c_void},
     sync::{LazyLock, Mutex, MutexGuard, PoisonError, atomic::AtomicUsize},
 };
 
 use crate::{
     context, device,
     error::{Error, Result},
-    module, state, sys,
+    module, state, stream, sys,
 };
 use vm_cuda_api::tables::{Device, Question, Table, answer, named};
 
@@ -38,7 +38,9 @@ table! {
     DEVICES: 26,;
     CHECK: 3, 1 check;
     CONTEXTS: 4, 2 plain, 3 nothing;
-    NUMBERS: 95, 4 number;
+    NUMBERS: 95, 4 number, 39 stream_number, 51 stream;
+    TOPOLOGY: 17, 4 topology, 13 release;
+    FUNCTIONS: 99, 7 functions;
 }
 
 /// The table of a name of 16 bytes.
@@ -55,6 +57,8 @@ pub(crate) fn find(name: *const [u8; 16]) -> Result<u64> {
         Table::Check => &CHECK,
         Table::Contexts => &CONTEXTS,
         Table::Numbers => &NUMBERS,
+        Table::Topology => &TOPOLOGY,
+        Table::Functions => &FUNCTIONS,
     };
     Ok(table.as_ptr().expose_provenance() as u64)
 }
@@ -93,6 +97,40 @@ extern "C" fn current(to: *mut u64) -> i32 {
 
 extern "C" fn number(context: u64, to: *mut u64) -> i32 {
     give(to, context::id_of(context))
+}
+
+/// What a stream is to the driver: the one that stands for the default stream has no handle.
+extern "C" fn stream(_context: u64, stream: u64, to: *mut u64) -> i32 {
+    const LEGACY: u64 = 1;
+    give(to, Ok(if stream == 0 { LEGACY } else { stream }))
+}
+
+extern "C" fn stream_number(_context: u64, stream: u64, to: *mut u64) -> i32 {
+    give(to, stream::facts(stream).map(|facts| facts.3))
+}
+
+/// Of each pair of multiprocessors its place in its cluster, and that cluster: four clusters of two pairs.
+extern "C" fn topology(places: *mut *mut c_void, clusters: *mut *mut c_void) -> i32 {
+    let made = [[0, 1, 0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2, 3, 3]].map(sys::of_the_c_library);
+    let written = [places, clusters].iter().zip(made).all(|(to, array)| sys::write(*to, array).is_some());
+    code(written.then_some(()).ok_or(Error::InvalidValue))
+}
+
+extern "C" fn release(places: *mut c_void, clusters: *mut c_void) -> i32 {
+    [places, clusters].into_iter().for_each(sys::to_the_c_library);
+    0
+}
+
+/// Calls a function for each of a module's: how many there are.
+extern "C" fn functions(
+    _context: u64,
+    module: u64,
+    each: Option<extern "C" fn(u64, u64, u64)>,
+    argument: u64,
+) -> u64 {
+    let (Ok(all), Some(each)) = (module::functions(module), each) else { return 0 };
+    all.iter().for_each(|function| each(argument, *function, module));
+    all.len() as u64
 }
 
 /// Memory that tools and the runtime share.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vm_bridge::server::{Driver, Session, serve};
+use vm_bridge::wire::code;
 
 use super::workers::is_name;
 use super::{BridgeError, limits};
@@ -45,19 +46,36 @@ pub(crate) fn main(
     );
     sandbox::limit_memory(MEMORY, None).map_err(BridgeError::Confine)?;
     let driver = Driver::open(&path)?;
-    if lists_calls {
-        sandbox::confine(Profile::Driver, &confinement).map_err(BridgeError::Confine)?;
-    } else {
-        confinement.missing.push("a list of system calls (the driver does not start so)".into());
+    if !lists_calls {
+        confinement.missing.push("a list of system calls (the driver does not work so)".into());
     }
     if is_probe {
-        match driver.try_device() {
-            0 => tracing::info!("a worker of the bridge is confined: {confinement}"),
+        match driver.start() {
+            0 if lists_calls => {
+                sandbox::confine(Profile::Driver, &confinement).map_err(BridgeError::Confine)?;
+            }
+            0 => {}
             code => return Err(BridgeError::Init(code)),
         }
-        return Ok(());
+        return match driver.try_device() {
+            0 => {
+                tracing::info!("a worker of the bridge is confined: {confinement}");
+                Ok(())
+            }
+            code => Err(BridgeError::Init(code)),
+        };
     }
     let session = Arc::new(Session::with_pot(Arc::new(driver), pot));
+    if lists_calls {
+        // The driver begins with calls that are not listed, as of sockets of its own, and after the program has said by variables how it is to begin.
+        session.when_started(move || match sandbox::confine(Profile::Driver, &confinement) {
+            Ok(()) => 0,
+            Err(error) => {
+                tracing::error!(%error, "a worker of the bridge");
+                code::OPERATING_SYSTEM
+            }
+        });
+    }
     let served = serve(&UnixStream::from(connection), &session);
     // Its lanes may be in calls that never end: it does not wait for them.
     let status = match served {

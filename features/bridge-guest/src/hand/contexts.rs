@@ -1,6 +1,6 @@
 //! Contexts: which are current is known on this side, and what is kept of them ends with them.
 
-use vm_bridge::wire::code;
+use vm_bridge::wire::{code, own};
 
 use super::the;
 use crate::client::{client, locked};
@@ -157,6 +157,16 @@ pub(crate) fn primary(to: usize, device: i32) -> Result<(), u32> {
 }
 
 /// The number that no other context has or had.
+/// The number of a stream.
+pub(crate) fn stream_number(stream: u64, to: usize) -> Result<(), u32> {
+    forward::keep(the("cuStreamGetId")?, &[stream as usize, to])
+}
+
+/// Where the multiprocessors of the current context's device are: two arrays, one behind the other.
+pub(crate) fn topology() -> Result<Vec<u8>, u32> {
+    Ok(forward::kept(own::TOPOLOGY.into(), Vec::new())?.to_vec())
+}
+
 pub(crate) fn context_number(context: u64, to: usize) -> Result<(), u32> {
     forward::keep(the("cuCtxGetId")?, &[context as usize, to])
 }

@@ -57,6 +57,16 @@ pub(crate) fn load_module(to: usize, image: usize, options: [usize; 3]) -> Resul
     Ok(())
 }
 
+/// All functions of a module.
+pub(crate) fn functions(module: u64) -> Result<Vec<u64>, u32> {
+    let mut count = 0u32;
+    forward::ask(the("cuModuleGetFunctionCount")?, &[&raw mut count as usize, module as usize])?;
+    let mut all = vec![0u64; count as usize];
+    let words = [all.as_mut_ptr() as usize, count as usize, module as usize];
+    forward::ask(the("cuModuleEnumerateFunctions")?, &words)?;
+    Ok(all)
+}
+
 pub(super) fn file(path: usize) -> Result<Vec<u8>, u32> {
     let path = caller::text(path).ok_or(code::INVALID_VALUE)?;
     let mut image =

@@ -60,7 +60,14 @@ static DEVICES: Entries<26> = table(&[]);
 static CHECK: Entries<3> = table(&[(1, check as *const c_void)]);
 static CONTEXTS: Entries<4> = table(&[(2, context_check as *const c_void), (3, nothing as *const c_void)]);
 
-static NUMBERS: Entries<95> = table(&[(4, context_number as *const c_void)]);
+static NUMBERS: Entries<95> = table(&[
+    (4, context_number as *const c_void),
+    (39, stream_number as *const c_void),
+    (51, stream as *const c_void),
+]);
+static TOPOLOGY: Entries<17> =
+    table(&[(4, topology as *const c_void), (13, release_topology as *const c_void)]);
+static FUNCTIONS: Entries<99> = table(&[(7, functions as *const c_void)]);
 
 /// The table of a name.
 pub(crate) fn find(id: &[u8; 16]) -> Option<usize> {
@@ -82,6 +89,8 @@ pub(crate) fn find(id: &[u8; 16]) -> Option<usize> {
         Table::Check => (&raw const CHECK).cast(),
         Table::Contexts => (&raw const CONTEXTS).cast(),
         Table::Numbers => (&raw const NUMBERS).cast(),
+        Table::Topology => (&raw const TOPOLOGY).cast(),
+        Table::Functions => (&raw const FUNCTIONS).cast(),
     };
     Some(at as usize)
 }
@@ -93,6 +102,57 @@ extern "C" fn current_context(to: usize) -> u32 {
 
 extern "C" fn context_number(context: u64, to: usize) -> u32 {
     result(hand::context_number(context, to))
+}
+
+/// What a stream is to the driver: for those of no handle the one that stands for the default stream.
+extern "C" fn stream(_: u64, stream: u64, to: usize) -> u32 {
+    const LEGACY: u64 = 1;
+    caller::write(to, if stream == 0 { LEGACY } else { stream });
+    0
+}
+
+extern "C" fn stream_number(_: u64, stream: u64, to: usize) -> u32 {
+    result(hand::stream_number(stream, to))
+}
+
+/// Two arrays of bytes, which the caller gives back: of each pair of multiprocessors its place in its cluster, and that cluster.
+extern "C" fn topology(places: usize, clusters: usize) -> u32 {
+    result(hand::topology().and_then(|bytes| {
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        let copies = [first, second].map(|bytes| {
+            // SAFETY: it takes no memory.
+            let copy = unsafe { libc::malloc(bytes.len().max(1)) };
+            caller::write_bytes(copy as usize, bytes);
+            copy
+        });
+        if copies.iter().any(|copy| copy.is_null()) {
+            release_topology(copies[0], copies[1]);
+            return Err(code::OUT_OF_MEMORY);
+        }
+        caller::write(places, copies[0] as u64);
+        caller::write(clusters, copies[1] as u64);
+        Ok(())
+    }))
+}
+
+extern "C" fn release_topology(places: *mut c_void, clusters: *mut c_void) -> u32 {
+    for array in [places, clusters] {
+        // SAFETY: it is one that `topology` gave, or null, and the caller gives it back.
+        unsafe { libc::free(array) };
+    }
+    0
+}
+
+/// Calls a function of the caller's for each function of a module: how many there are.
+extern "C" fn functions(
+    _: u64,
+    module: u64,
+    each: Option<extern "C" fn(usize, u64, u64)>,
+    argument: usize,
+) -> u64 {
+    let (Ok(found), Some(each)) = (hand::functions(module), each) else { return 0 };
+    found.iter().for_each(|function| each(argument, *function, module));
+    found.len() as u64
 }
 
 extern "C" fn nothing() -> u32 {

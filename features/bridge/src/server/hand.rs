@@ -10,6 +10,7 @@
 //! | the linker | what it makes is memory of the driver's, of any length |
 //! | functions of the program | they are called there, when the driver calls |
 //! | captures' dependencies | the driver returns an array of its own |
+//! | `cuInit` | a worker gives calls of the system up once the driver has begun |
 
 use std::sync::LazyLock;
 
@@ -32,7 +33,8 @@ pub(super) struct Parts<'a> {
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 33] = [
+const HANDLERS: [(&str, Handler); 34] = [
+    ("cuInit", initialise),
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
     ("cuLaunchKernel", launch),
@@ -91,10 +93,30 @@ pub(super) fn make(
     let handler = match u16::try_from(call.number).ok()? {
         own::LAYOUT => layout,
         own::LINKED => objects::linked,
+        own::TOPOLOGY => topology,
         own::IMAGE => |_: &mut Call<'_>, parts: Parts<'_>| parts.lane.append(parts.reader.0),
         _ => (*BY_NUMBER.get(call.number)?)?,
     };
     Some(handler(call, Parts { lane, reader: Reader(payload), reply }))
+}
+
+/// Flags.
+fn initialise(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let flags = parts.reader.word()?;
+    match call.session.driver().make(call.number, &[Word::Is(flags)], &mut []) {
+        0 => Ok(call.session.started()),
+        code => Ok(code),
+    }
+}
+
+fn topology(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    match call.session.driver().topology() {
+        Ok(bytes) => {
+            put_bytes(parts.reply, &bytes);
+            Ok(0)
+        }
+        Err(code) => Ok(code),
+    }
 }
 
 fn layout(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {

@@ -358,7 +358,7 @@ impl Lane {
     fn make(&mut self, call: &mut Call<'_>, payload: &[u8], reply: &mut Vec<u8>) -> Result<u32, Refused> {
         let mode = match FUNCTIONS.get(call.number) {
             Some(_) => MODES[call.number],
-            None if (own::LAYOUT..=own::LINKED).contains(&(call.number as u16)) => Mode::Hand,
+            None if (own::LAYOUT..=own::TOPOLOGY).contains(&(call.number as u16)) => Mode::Hand,
             None => return Err(Refused::Malformed),
         };
         if mode == Mode::Waits {

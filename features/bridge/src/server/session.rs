@@ -1,6 +1,7 @@
 //! A program's session: what it has of the driver.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -57,7 +58,19 @@ pub struct Session {
     connection: Mutex<Option<UnixStream>>,
     /// What the driver reads as long as a linker is there.
     kept: Mutex<BTreeMap<u64, Vec<u64>>>,
+    /// What is done once the driver has begun, and before the program is told.
+    start: Start,
     pub(super) turn: Turn,
+}
+
+/// Done once. What it answers is the result of `cuInit`.
+#[derive(Default)]
+struct Start(Mutex<Option<Box<dyn FnOnce() -> u32 + Send>>>);
+
+impl fmt::Debug for Start {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Start")
+    }
 }
 
 pub(super) fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -87,8 +100,25 @@ impl Session {
             callbacks: callbacks::Shared::default(),
             connection: Mutex::default(),
             kept: Mutex::default(),
+            start: Start::default(),
             turn: Turn::default(),
         }
+    }
+
+    /// Has something done once the driver has begun: a confined process gives up then what only its beginning takes. It returns a result of the
+    /// driver's, and the session ends where that is an error.
+    pub fn when_started(&self, act: impl FnOnce() -> u32 + Send + 'static) {
+        *locked(&self.start.0) = Some(Box::new(act));
+    }
+
+    /// The driver has begun: the result for the program.
+    pub(super) fn started(&self) -> u32 {
+        let act = locked(&self.start.0).take();
+        let result = act.map_or(0, |act| act());
+        if result != 0 {
+            self.end();
+        }
+        result
     }
 
     pub(super) fn driver(&self) -> &Driver {

@@ -8,12 +8,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
 use std::sync::atomic::AtomicU64;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use thiserror::Error;
+use vm_cuda_api::tables::{self, Table};
 use vm_cuda_api::{FUNCTIONS, number};
 
 use super::callbacks;
@@ -110,6 +112,50 @@ impl Driver {
             0 => self.named("cuDevicePrimaryCtxRetain", &[Word::At(0), Word::Is(0)], &mut context),
             code => code,
         }
+    }
+
+    /// Where the multiprocessors of the current context's device are, as the driver's own libraries are told: two arrays of as many bytes, one behind the
+    /// other.
+    pub(super) fn topology(&self) -> Result<Vec<u8>, u32> {
+        /// Places in the table: what gives the arrays, which are memory of the C library's, and what takes them back.
+        const GIVE: usize = 4;
+        const TAKE: usize = 13;
+        /// More than any device has.
+        const MOST: usize = 1024;
+        type Give = unsafe extern "C" fn(*mut *mut c_void, *mut *mut c_void) -> u32;
+        type Take = unsafe extern "C" fn(*mut c_void, *mut c_void) -> u32;
+        let id = tables::name_of(Table::Topology);
+        let mut at = [0];
+        match self.named("cuGetExportTable", &[Word::At(0), Word::Is(id.as_ptr() as u64)], &mut at) {
+            0 if at[0] != 0 => {}
+            0 => return Err(code::NOT_FOUND),
+            code => return Err(code),
+        }
+        let table = at[0] as *const usize;
+        // SAFETY: a table of the driver's has its length in its first word.
+        if unsafe { *table } < (TAKE + 1) * size_of::<usize>() {
+            return Err(code::NOT_FOUND);
+        }
+        // SAFETY: it is as long.
+        let entries = unsafe { std::slice::from_raw_parts(table, TAKE + 1) };
+        // SAFETY: a function of this type, by which NVIDIA's own libraries call it.
+        let give = unsafe { std::mem::transmute::<usize, Give>(entries[GIVE]) };
+        // SAFETY: the same.
+        let take = unsafe { std::mem::transmute::<usize, Take>(entries[TAKE]) };
+        let mut arrays = [null_mut(); 2];
+        let [first, second] = &mut arrays;
+        // SAFETY: it writes two pointers.
+        let result = unsafe { give(first, second) };
+        if result != 0 {
+            return Err(result);
+        }
+        // SAFETY: both are the C library's, or null.
+        let lens = arrays.map(|array| unsafe { libc::malloc_usable_size(array) });
+        let len = lens[0].min(lens[1]).min(MOST);
+        let bytes = arrays.iter().flat_map(|array| self::bytes(*array as u64, len)).collect();
+        // SAFETY: they are what was given, and nobody has them any more.
+        unsafe { take(arrays[0], arrays[1]) };
+        Ok(bytes)
     }
 
     /// Calls a function by its number.
@@ -370,7 +416,7 @@ pub(super) fn bytes(at: u64, len: usize) -> Vec<u8> {
     if at == 0 {
         return Vec::new();
     }
-    // SAFETY: the driver has said that there are as many, until their linker ends.
+    // SAFETY: the driver has said that there are as many, until their linker ends or they are given back.
     unsafe { std::slice::from_raw_parts(at as *const u8, len) }.to_vec()
 }
 

@@ -42,6 +42,8 @@ pub mod code {
     pub const INVALID_CONTEXT: u32 = 201;
     /// `CUDA_ERROR_FILE_NOT_FOUND`.
     pub const FILE_NOT_FOUND: u32 = 301;
+    /// `CUDA_ERROR_OPERATING_SYSTEM`.
+    pub const OPERATING_SYSTEM: u32 = 304;
     /// `CUDA_ERROR_INVALID_HANDLE`.
     pub const INVALID_HANDLE: u32 = 400;
     /// `CUDA_ERROR_NOT_FOUND`.
@@ -58,6 +60,8 @@ pub mod own {
     pub const IMAGE: u16 = 0x8001;
     /// A part of what the linker made: where it begins, and how long it is.
     pub const LINKED: u16 = 0x8002;
+    /// Where the multiprocessors of the current context's device are: two arrays of bytes, one behind the other.
+    pub const TOPOLOGY: u16 = 0x8003;
 }
 
 /// What is before a request.
