@@ -165,6 +165,9 @@ pub(crate) enum Command {
         /// The worker's place in that
         #[arg(long, hide = true, requires = "memory")]
         slot: Option<usize>,
+        /// Where the program is recorded
+        #[arg(long, hide = true)]
+        record: Option<PathBuf>,
     },
     /// Run a guest; `run` starts it, with a socket as standard input
     #[command(hide = true)]
@@ -406,9 +409,10 @@ fn execute(
         Command::Launch(args) => commands::launch::run(&mut context, args),
         Command::Tune(args) => commands::tune::run(&mut context, args),
         Command::Bridge(args) => commands::bridge::run(&mut context, args),
-        Command::BridgeWorker { driver, measures, probe, memory, slot } => {
-            let share = memory.zip(*slot);
-            crate::bridge::worker_main(driver, *measures, probe.is_some(), share).map_err(Failure::failed)
+        Command::BridgeWorker { driver, measures, probe, memory, slot, record } => {
+            let (share, record) = (memory.zip(*slot), record.as_deref());
+            crate::bridge::worker_main(driver, *measures, probe.is_some(), share, record)
+                .map_err(Failure::failed)
         }
         Command::Completions { .. } if context.json => {
             Err(Failure::usage("`completions` prints a script for a shell, not JSON; leave `--json` out"))

@@ -190,6 +190,17 @@ pub enum Body {
         /// The functions, in order of their names.
         functions: Vec<BridgedFunction>,
     },
+    /// `bridge replay`: what a driver answers a recorded program.
+    Replay {
+        /// Calls that were made.
+        calls: usize,
+        /// Answers that were compared.
+        answers: usize,
+        /// How many are not as recorded.
+        different: usize,
+        /// The first hundred of those.
+        differences: Vec<ReplayedCall>,
+    },
     /// `run`: how the guest ran.
     Run(RunReport),
     /// `guests`: the guests that run.
@@ -254,6 +265,23 @@ pub struct BridgedFunction {
     /// Why it is not supported, where a known library names it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<&'static str>,
+}
+
+/// A call of a recorded program that is answered in another way.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ReplayedCall {
+    /// Its place in the recording, from 0.
+    pub call: usize,
+    /// Its function.
+    pub function: &'static str,
+    /// The result, of the driver's numbers.
+    pub code: u32,
+    /// The same as it was recorded.
+    pub recorded_code: u32,
+    /// Bytes that are returned.
+    pub bytes: usize,
+    /// The same as they were recorded.
+    pub recorded_bytes: usize,
 }
 
 /// A library above the CUDA driver, and how many of the functions that it names cross the bridge.

@@ -1,9 +1,11 @@
 //! The worker of a CUDA program.
 
+use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
+use vm_bridge::recording::Recorder;
 use vm_bridge::server::{Driver, Session, serve};
 use vm_bridge::wire::code;
 
@@ -19,7 +21,8 @@ pub(super) fn to_try() -> impl Iterator<Item = (Measures, bool)> {
     Measures::to_try("").iter().flat_map(|measures| [(*measures, true), (*measures, false)])
 }
 
-/// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot.
+/// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot;
+/// `record` is where the program is recorded.
 ///
 /// # Errors
 /// When it can't be confined, the driver can't be opened, or the connection fails.
@@ -28,8 +31,15 @@ pub(crate) fn main(
     measures: usize,
     is_probe: bool,
     share: Option<(u64, usize)>,
+    record: Option<&Path>,
 ) -> Result<(), BridgeError> {
     let pot = limits::pot(share).map_err(BridgeError::Memory)?;
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        |source| BridgeError::Record { path, source }
+    };
+    let recorder = record.map(|path| File::create_new(path).and_then(Recorder::new).map_err(failed(path)));
+    let recorder = recorder.transpose()?;
     let path = if is_name(driver) {
         driver.to_owned()
     } else {
@@ -65,7 +75,7 @@ pub(crate) fn main(
             code => Err(BridgeError::Init(code)),
         };
     }
-    let session = Arc::new(Session::with_pot(Arc::new(driver), pot));
+    let session = Arc::new(Session::with_pot(Arc::new(driver), pot).recorded_by(recorder));
     if lists_calls {
         // The driver begins with calls that are not listed, as of sockets of its own, and after the program has said by variables how it is to begin.
         session.when_started(move || match sandbox::confine(Profile::Driver, &confinement) {

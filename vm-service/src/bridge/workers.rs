@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -30,11 +31,13 @@ pub(super) struct Workers {
     measures: usize,
     /// Where it is counted what they hold.
     places: Option<Places>,
+    /// The folder where programs are recorded, and how many were.
+    records: Option<(PathBuf, AtomicU64)>,
 }
 
 impl Workers {
-    /// Workers of this program over a driver, which get these variables, and have no more together than the limits. Tries what the driver can
-    /// do without.
+    /// Workers of this program over a driver, which get these variables, have no more together than the limits, and record their programs into a
+    /// folder. Tries what the driver can do without.
     ///
     /// # Errors
     /// When the driver does not open, or there is no memory file.
@@ -43,9 +46,11 @@ impl Workers {
         driver: PathBuf,
         variables: Vec<(&'static str, String)>,
         limits: &Limits,
+        record: Option<&Path>,
     ) -> Result<Self, BridgeError> {
+        let records = record.map(|folder| (folder.to_owned(), AtomicU64::new(0)));
         let places = limits.memory.map(Places::new).transpose().map_err(BridgeError::Memory)?;
-        let mut workers = Self { program, driver, variables, measures: 0, places };
+        let mut workers = Self { program, driver, variables, measures: 0, places, records };
         for measures in 0..to_try().count() {
             workers.measures = measures;
             if workers.opens() {
@@ -128,6 +133,10 @@ impl Workers {
         command.env("RUST_LOG", std::env::var_os("RUST_LOG").unwrap_or_else(|| "warn".into()));
         if is_name(&self.driver) {
             command.current_dir("/");
+        }
+        if let (Some((folder, count)), None) = (&self.records, word) {
+            let number = count.fetch_add(1, Ordering::Relaxed);
+            command.arg("--record").arg(folder.join(format!("{}-{number}", std::process::id())));
         }
         command.args(place.map(Place::arguments).into_iter().flatten());
         let file = place.map(Place::file).transpose()?;

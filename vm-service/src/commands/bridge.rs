@@ -7,13 +7,14 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use vm_bridge::calls::{MODES, Mode};
 use vm_bridge::consumers::{CONSUMERS, reason};
+use vm_bridge::recording::{Difference, Report};
 use vm_cuda_api::FUNCTIONS;
 
 use crate::bridge;
 use crate::config::parse_size;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::json::{Body, BridgedConsumer, BridgedFunction};
+use crate::json::{Body, BridgedConsumer, BridgedFunction, ReplayedCall};
 
 /// Arguments of `bridge`.
 #[derive(Debug, Args)]
@@ -26,6 +27,8 @@ pub(crate) struct BridgeArgs {
 enum Action {
     /// Serve this machine's GPUs to CUDA programs that load the bridge's libcuda.so.1
     Serve(Box<ServeArgs>),
+    /// Make the calls of a recorded program before a driver again, and compare what they are answered
+    Replay(ReplayArgs),
     /// List the CUDA driver's functions, each with how it crosses the bridge
     Coverage(CoverageArgs),
 }
@@ -70,6 +73,18 @@ struct ServeArgs {
     /// The most device memory that programs may have together, as in 2G
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<u64>,
+    /// Record each program into a file of this folder, which `replay` reads: its calls and kernels, and what they were answered; not its data
+    #[arg(long, value_name = "FOLDER")]
+    record: Option<PathBuf>,
+    /// The CUDA driver's library
+    #[arg(long, value_name = "LIBRARY", default_value = "libcuda.so.1")]
+    driver: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct ReplayArgs {
+    /// The recording
+    file: PathBuf,
     /// The CUDA driver's library
     #[arg(long, value_name = "LIBRARY", default_value = "libcuda.so.1")]
     driver: PathBuf,
@@ -127,9 +142,37 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
                 window: args.window,
             };
             let limits = bridge::Limits { memory: args.memory };
-            bridge::serve(&context.program, &places, &args.driver, &limits).map_err(Failure::failed)
+            let record = args.record.as_deref();
+            bridge::serve(&context.program, &places, &args.driver, &limits, record).map_err(Failure::failed)
         }
+        Action::Replay(args) => replay(context, args),
         Action::Coverage(args) => coverage(context, args.of.as_deref()),
+    }
+}
+
+/// Replays, and says what was answered in another way.
+fn replay(context: &mut Context<'_>, args: &ReplayArgs) -> Result<(), Failure> {
+    let report = bridge::replay(&context.program, &args.file, &args.driver).map_err(Failure::failed)?;
+    let mut text = String::new();
+    for Difference { call, function, recorded, replayed } in &report.differences {
+        let answer = |(code, len): &(u32, usize)| format!("{code} with {len} bytes");
+        text += &format!("{call} {function}: {}, recorded {}\n", answer(replayed), answer(recorded));
+    }
+    let Report { calls, answers, different, .. } = report;
+    text += &format!("{calls} calls, {answers} answers, {different} different\n");
+    let differences = report.differences.into_iter().map(|difference| ReplayedCall {
+        call: difference.call,
+        function: difference.function,
+        code: difference.replayed.0,
+        recorded_code: difference.recorded.0,
+        bytes: difference.replayed.1,
+        recorded_bytes: difference.recorded.1,
+    });
+    let differences = differences.collect();
+    context.print(|| Body::Replay { calls, answers, different, differences }, || text)?;
+    match different {
+        0 => Ok(()),
+        _ => Err(Failure::failed(format!("{different} of {answers} answers are not as recorded"))),
     }
 }
 

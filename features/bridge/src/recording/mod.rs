@@ -83,12 +83,15 @@ fn name(number: u16) -> Option<&'static str> {
         own::LAYOUT => Some("bridge:layout"),
         own::IMAGE => Some("bridge:image"),
         own::LINKED => Some("bridge:linked"),
+        own::TOPOLOGY => Some("bridge:topology"),
         _ => vm_cuda_api::FUNCTIONS.get(usize::from(number)).map(|function| function.name.as_str()),
     }
 }
 
 fn number(of: &str) -> Option<u16> {
-    let own = [own::LAYOUT, own::IMAGE, own::LINKED].into_iter().find(|number| name(*number) == Some(of));
+    let own = [own::LAYOUT, own::IMAGE, own::LINKED, own::TOPOLOGY]
+        .into_iter()
+        .find(|number| name(*number) == Some(of));
     own.or_else(|| u16::try_from(vm_cuda_api::number(of)?).ok())
 }
 

@@ -77,7 +77,7 @@ impl<'a> Reader<'a> {
             _ => return self.bad("a call has unknown flags"),
         };
         let (payload, bulk) = (self.part()?, self.part()?);
-        if payload.len + bulk.len > PAYLOAD {
+        if payload.len + bulk.len.next_multiple_of(8) > PAYLOAD {
             return self.bad("a call is too long");
         }
         let answer = if asks {

@@ -211,7 +211,8 @@ impl Replay<'_> {
             self.window(call)?;
         }
         let asks = call.answer.is_some();
-        let len = (call.payload.len + call.bulk.len) as u32;
+        // Inline they are whole words.
+        let len = (call.payload.len + call.bulk.len.next_multiple_of(8)) as u32;
         let header = Header { len, call: call.number, asks, is_bulk: false, ticket };
         let mut frame = header.to_bytes().to_vec();
         frame.extend_from_slice(&call.payload.kept);

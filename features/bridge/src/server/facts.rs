@@ -29,7 +29,10 @@ fn number(session: &Session, name: &str, more: &[u64]) -> Result<u32, u32> {
 /// Starts the driver, and counts its devices.
 fn count(session: &Session) -> Result<u32, u32> {
     match session.driver().start() {
-        0 => Ok(number(session, "cuDeviceGetCount", &[])?.min(DEVICES as u32)),
+        0 => match session.started() {
+            0 => Ok(number(session, "cuDeviceGetCount", &[])?.min(DEVICES as u32)),
+            code => Err(code),
+        },
         code::NO_DEVICE => Ok(0),
         code => Err(code),
     }
@@ -73,12 +76,19 @@ pub(super) fn facts(session: &Session) -> Result<Facts, u32> {
     devices.sort_by_key(|device| device.place);
     let cuda = number(session, "cuDriverGetVersion", &[])?;
     let version = || format!("{}.{}", cuda / 1000, cuda % 1000 / 10);
-    Ok(Facts { cuda, driver: session.driver().version().unwrap_or_else(version), devices })
+    Ok(Facts { cuda, driver: session.driver().version().map_or_else(version, str::to_owned), devices })
 }
 
 /// The memory of a device, how much of it is free, and whether this process has a primary context of it.
 pub(super) fn memory(session: &Session, wanted: [u64; 2]) -> Result<[u64; control::MEMORY_WORDS], u32> {
     let driver = session.driver();
+    // NVML is opened before this process is confined; one that is answers by its context alone, and a session that begins for this asks NVML.
+    let theirs = match driver.version() {
+        Some(_) if !session.has_started() => nvml::free(&uuid_text(bytes_of(wanted))),
+        Some(_) => Err(code::NOT_SUPPORTED),
+        // Drivers other than NVIDIA's have memory of each process alone, and without a context it has taken none.
+        None => Ok(u64::MAX),
+    };
     let is_it = |device: &u32| uuid(session, *device) == Ok(wanted);
     let device = (0..count(session)?).find(is_it).ok_or(code::NOT_FOUND)?;
     let [total] = ask::<1>(session, "cuDeviceTotalMem_v2", &[device.into()])?;
@@ -86,14 +96,7 @@ pub(super) fn memory(session: &Session, wanted: [u64; 2]) -> Result<[u64; contro
     let words = [Word::Is(device.into()), Word::At(0), Word::At(1)];
     let is_active =
         driver.named("cuDevicePrimaryCtxGetState", &words, &mut state) == 0 && state[1] as u32 != 0;
-    let free = if is_active {
-        in_primary(session, device)?
-    } else if driver.version().is_some() {
-        nvml::free(&uuid_text(bytes_of(wanted)))?
-    } else {
-        // Drivers other than NVIDIA's have memory of each process alone, and without a context it has taken none.
-        total
-    };
+    let free = if is_active { in_primary(session, device)? } else { theirs? };
     Ok([total, free.min(total).min(session.quota().left()), is_active.into()])
 }
 

@@ -65,7 +65,7 @@ pub struct Session {
 
 /// Done once. What it answers is the result of `cuInit`.
 #[derive(Default)]
-struct Start(Mutex<Option<Box<dyn FnOnce() -> u32 + Send>>>);
+struct Start(Mutex<Option<Box<dyn FnOnce() -> u32 + Send>>>, AtomicBool);
 
 impl fmt::Debug for Start {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -113,12 +113,18 @@ impl Session {
 
     /// The driver has begun: the result for the program.
     pub(super) fn started(&self) -> u32 {
+        self.start.1.store(true, Ordering::SeqCst);
         let act = locked(&self.start.0).take();
         let result = act.map_or(0, |act| act());
         if result != 0 {
             self.end();
         }
         result
+    }
+
+    /// Has the driver begun, behind which this process may do less?
+    pub(super) fn has_started(&self) -> bool {
+        self.start.1.load(Ordering::SeqCst)
     }
 
     pub(super) fn driver(&self) -> &Driver {

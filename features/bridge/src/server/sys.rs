@@ -36,6 +36,7 @@ pub struct OpenError {
 #[derive(Debug)]
 pub struct Driver {
     functions: Vec<usize>,
+    version: Option<String>,
     /// Keeps it loaded.
     _library: Library,
 }
@@ -74,8 +75,9 @@ impl Driver {
             let symbol = unsafe { library.get::<*const c_void>(format!("{name}\0").as_bytes()) };
             symbol.map_or(0, |symbol| symbol.as_raw_ptr() as usize)
         };
+        let version = version(found("cuInit"));
         let functions = FUNCTIONS.iter().map(|function| found(&function.name)).collect();
-        Ok(Self { functions, _library: library })
+        Ok(Self { functions, version, _library: library })
     }
 
     /// Starts the driver; what it says of that.
@@ -84,24 +86,10 @@ impl Driver {
         self.named("cuInit", &[Word::Is(0)], &mut [])
     }
 
-    /// NVIDIA's version of the driver, by the name of its file: `libcuda.so.580.95.05`. Other drivers have none.
+    /// NVIDIA's version of the driver; other drivers have none.
     #[must_use]
-    pub fn version(&self) -> Option<String> {
-        let address = self.functions[number("cuInit")?];
-        // SAFETY: it is zeros and null pointers.
-        let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-        // SAFETY: it writes `info`.
-        let found = unsafe { libc::dladdr(address as *const c_void, &raw mut info) };
-        if found == 0 || info.dli_fname.is_null() {
-            return None;
-        }
-        // SAFETY: it is a string as long as the library is there.
-        let name = unsafe { CStr::from_ptr(info.dli_fname) };
-        let file = std::fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()?;
-        let version = file.file_name()?.to_str()?.strip_prefix("libcuda.so.")?;
-        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-        let is_version = version.contains('.') && version.split('.').all(is_number);
-        is_version.then(|| version.to_owned())
+    pub fn version(&self) -> Option<&str> {
+        self.version.as_deref()
     }
 
     /// Starts the driver, and makes the context of its first device; what it says of that.
@@ -199,6 +187,24 @@ impl Driver {
     pub(super) fn named(&self, function: &str, words: &[Word], memory: &mut [u64]) -> u32 {
         number(function).map_or(code::NOT_SUPPORTED, |function| self.make(function, words, memory))
     }
+}
+
+/// NVIDIA's version of the driver that has a function, by the name of its file: `libcuda.so.580.95.05`.
+fn version(function: usize) -> Option<String> {
+    // SAFETY: it is zeros and null pointers.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: it writes `info`.
+    let found = unsafe { libc::dladdr(function as *const c_void, &raw mut info) };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: it is a string as long as the library is there.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    let file = std::fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()?;
+    let version = file.file_name()?.to_str()?.strip_prefix("libcuda.so.")?;
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let is_version = version.contains('.') && version.split('.').all(is_number);
+    is_version.then(|| version.to_owned())
 }
 
 /// A word of a call.
