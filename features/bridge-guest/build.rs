@@ -5,7 +5,15 @@ use std::path::Path;
 use std::{env, fs};
 
 use vm_bridge::calls::{MODES, Mode};
-use vm_cuda_api::{FUNCTIONS, names};
+use vm_cuda_api::{FUNCTIONS, Kind, Parameter, names};
+
+/// A parameter: a word, or a structure.
+fn argument((at, parameter): (usize, &Parameter)) -> String {
+    match parameter.kind {
+        Kind::Value(bytes) => format!("(a{at} Value<{bytes}>)"),
+        _ => format!("(a{at} usize)"),
+    }
+}
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut text, mut table) = (String::new(), String::new());
@@ -20,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Mode::Kept => "forward::keep".to_owned(),
             Mode::Hand | Mode::Here => format!("hand::{plain}"),
         };
-        let arguments: String = (0..function.parameters.len()).map(|at| format!("a{at} ")).collect();
+        let arguments: String = function.parameters.iter().enumerate().map(argument).collect();
         writeln!(text, "export! {{ {at} {name} ({arguments}) {handler} }}")?;
         let since = names::since(name, function.since);
         writeln!(table, "    (\"{name}\", {since}, Code({name} as *const ())),")?;

@@ -36,6 +36,8 @@ pub struct Options {
     pub indices: bool,
     /// Also accesses by bytes, at multiples of their size and elsewhere, in bounds and out.
     pub bytes: bool,
+    /// Also loops in which neighbouring threads take neighbouring elements, by bytes, as programs of grids do.
+    pub strides: bool,
     /// Also loops that are long, or that nobody knows to be short before they run, so that a guest's are polled.
     pub long: bool,
     /// For kernels that are large and deep, to see what becomes of them in a compiler.
@@ -64,6 +66,7 @@ impl Default for Options {
             loops: true,
             indices: true,
             bytes: true,
+            strides: true,
             long: false,
             large: None,
         }
@@ -160,7 +163,10 @@ pub fn kernel(seed: u64, options: Options) -> (Module, Launch) {
         let shared =
             options.together.then(|| k.shared("bytes_shared", Scalar::I8, &[threads * OWN as u32 + 9]));
         let local = k.local("bytes_local", 40 + (seed % 9) as u32);
-        Bytes { read, own, counted, shared, local }
+        let all = threads * grid;
+        let rows =
+            options.strides.then(|| (view("bytes_rows", Access::ReadWrite, u64::from(all) * 16 - 9), all));
+        Bytes { read, own, counted, shared, local, rows }
     });
     let mut values = Vec::new();
     if options.indices {
@@ -279,6 +285,8 @@ struct Bytes<'b> {
     shared: Option<PlaceRef<'b>>,
     /// Each thread's.
     local: PlaceRef<'b>,
+    /// Rows of four bytes for each thread of the grid, which there are so many of.
+    rows: Option<(PlaceRef<'b>, u32)>,
 }
 
 impl<'b> Maker<'b> {
@@ -293,7 +301,11 @@ impl<'b> Maker<'b> {
                     continue;
                 }
             }
-            match self.random.below(if self.bytes.is_some() { 18 } else { 16 }) {
+            let kinds = match &self.bytes {
+                Some(bytes) => 18 + usize::from(bytes.rows.is_some()),
+                None => 16,
+            };
+            match self.random.below(kinds) {
                 0 if self.depth < DEPTH => self.choice(),
                 1 if self.depth < DEPTH => self.counted(),
                 // A loop that a guest may be stopped in is not for clusters.
@@ -304,6 +316,8 @@ impl<'b> Maker<'b> {
                 7 => self.constant(),
                 8 | 9 if self.options.indices => self.indexed(),
                 16 | 17 => self.by_bytes(),
+                // As above.
+                18 if self.depth < DEPTH && self.cluster == 1 => self.strided(),
                 10 => match self.many {
                     Some(many) if self.depth < DEPTH && !self.counts_far => self.long(many),
                     _ => self.on_values(),
@@ -642,6 +656,55 @@ impl<'b> Maker<'b> {
             1 => element.load(),
             lanes => element.load_vector(lanes),
         });
+    }
+
+    /// A loop over neighbouring elements of neighbouring threads, each the same number of them further with each iteration.
+    fn strided(&mut self) {
+        let Some(Bytes { read, rows: Some((rows, all)), .. }) = self.bytes else { return };
+        let k = self.k;
+        let wide = self.random.below(2) == 0;
+        let number = |value: i64| if wide { k.i64(value) } else { k.i32(value as i32) };
+        let own = match wide {
+            true => k.global_id(Axis::X),
+            false => k.block_id(Axis::X) * k.block_dim(Axis::X) + self.thread,
+        };
+        // Some begin where their numbers end.
+        let end = if wide { i64::MAX } else { i64::from(i32::MAX) };
+        let far = self.random.below(4) == 0;
+        let first = if far { own + number(end - self.random.below(90) as i64) } else { own };
+        let bound = match self.random.below(3) {
+            0 => number(end),
+            1 => number(self.random.below(3 * all as usize) as i64),
+            _ => self.some(Class::WORD).to(own.ty().scalar()),
+        };
+        let of_grid = self.random.below(4) > 0;
+        let by = number(if of_grid { all.into() } else { self.random.below(50) as i64 + 1 });
+        // What a program's pointer is: any number, which is taken away again.
+        let pointer = self.some(Class::WORD).to(Scalar::I64);
+        let offset = self.random.pick(&[0i64, 0, 4, -4, 8]);
+        // So no other thread comes there.
+        let writes = !far && of_grid && offset == 0;
+        let rounds = 1 + self.random.below(4) as i32;
+        let float = self.random.below(2) == 0;
+        let initial = vec![first, k.i32(0), k.i32(1)];
+        let result = k.while_(
+            initial,
+            |carried| carried[1].lt(rounds) & carried[0].lt(bound),
+            |carried| {
+                let at = (pointer + carried[0].to(Scalar::I64) * 4 + offset) - pointer;
+                let place = if writes { rows } else { read };
+                let found = place.at([at]).typed(Scalar::I32).load();
+                let next = match float {
+                    true => (carried[2].to(Scalar::F32) + found.to(Scalar::F32)).to(Scalar::I32),
+                    false => carried[2] * 3 + found,
+                };
+                if writes {
+                    place.at([at]).typed(Scalar::I32).store(next);
+                }
+                vec![carried[0] + by, carried[1] + 1, next]
+            },
+        );
+        self.values.push(result[2]);
     }
 
     fn count(&mut self) {

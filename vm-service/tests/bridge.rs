@@ -54,7 +54,7 @@ fn a_program_is_served_by_a_worker_that_ends_with_the_server() {
         std::fs::create_dir(path(name)).expect("a folder");
         symlink(library, path(name).join("libcuda.so.1")).expect("a link");
     }
-    for name in ["add", "ways"] {
+    for name in ["add", "ways", "graphs"] {
         let source =
             Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../features/bridge-guest/tests/{name}.c"));
         let mut gcc = Command::new("gcc");
@@ -69,13 +69,20 @@ fn a_program_is_served_by_a_worker_that_ends_with_the_server() {
         command.env("VM_BRIDGE", format!("unix:{}", path("socket").display()));
         command
     };
-    let said = |way: &str| {
-        let output = command("add", way).output().expect("the program");
-        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    let check = |program: &str, argument: &str, says: &str| {
+        let said = |way: &str| {
+            let output = command(program, way).arg(argument).output().expect("the program");
+            (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        let directly = said("driver");
+        assert!(directly.0 && directly.1.contains(says), "{directly:?}");
+        assert_eq!(said("bridge"), directly);
     };
-    let directly = said("driver");
-    assert!(directly.0 && directly.1.contains("wrong: 0"), "{directly:?}");
-    assert_eq!(said("bridge"), directly);
+    check("add", "", "wrong: 0");
+    // What a worker's confinement may be in the way of.
+    check("graphs", "graphs", "printed: 7 digraph");
+    check("graphs", "copies", "batch: 189 63 63");
+    check("graphs", "logs", "not linked: 1");
     let mut program =
         command("ways", "bridge").arg("endless").stdout(Stdio::piped()).spawn().expect("the program");
     let mut line = String::new();

@@ -49,6 +49,13 @@ fn guest_toml() {
 }
 
 #[test]
+fn bridge() {
+    run("bridge", |data| {
+        vm_bridge::server::fuzz::frames(data);
+    });
+}
+
+#[test]
 fn control() {
     run("control", vm_service::control::fuzz);
 }

@@ -9,18 +9,19 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use vm_bridge::recording::Recorder;
-use vm_bridge::server::{Driver, Session, serve};
+use vm_bridge::server::{Driver, Exports, Session, serve};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.as_slice() {
         [driver] => {
             let connection = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+            let server = UnixStream::from(std::io::stdout().as_fd().try_clone_to_owned()?);
             let recorder = std::env::var_os("VM_BRIDGE_RECORD").map(|folder| {
                 Recorder::new(File::create_new(Path::new(&folder).join(std::process::id().to_string()))?)
             });
             let session = Session::new(Arc::new(Driver::open(Path::new(driver))?));
-            let session = Arc::new(session.recorded_by(recorder.transpose()?));
+            let session = Arc::new(session.share_by(server).recorded_by(recorder.transpose()?));
             let result = serve(&connection, &session);
             if let Err(error) = &result {
                 eprintln!("{error}");
@@ -31,10 +32,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         [socket, driver] => {
             let listener = UnixListener::bind(socket)?;
             println!("ready");
+            let exports = Exports::default();
             for connection in listener.incoming() {
+                let (ours, theirs) = UnixStream::pair()?;
                 let mut command = Command::new(std::env::current_exe()?);
-                let mut child = command.arg(driver).stdin(Stdio::from(OwnedFd::from(connection?))).spawn()?;
-                std::thread::spawn(move || child.wait());
+                let (input, output) = [OwnedFd::from(connection?), theirs.into()].map(Stdio::from).into();
+                let mut child = command.arg(driver).stdin(input).stdout(output).spawn()?;
+                // It would not be closed with the child.
+                drop(command);
+                let exports = exports.clone();
+                std::thread::spawn(move || {
+                    if let Err(error) = exports.serve(&ours) {
+                        eprintln!("{error}");
+                    }
+                    child.wait()
+                });
             }
             Ok(())
         }

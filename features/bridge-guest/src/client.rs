@@ -7,7 +7,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -43,7 +43,8 @@ pub(crate) struct Client {
     /// Memory that the server has too, where files don't go over the connection.
     pub(crate) window: Mutex<Option<Arc<Window>>>,
     tickets: AtomicU64,
-    gone: AtomicBool,
+    /// What all calls say once the server is gone, or has ended the session; 0 before.
+    ended: AtomicU32,
     /// `cuInit` has succeeded.
     pub(crate) ready: AtomicBool,
     generation: u64,
@@ -119,7 +120,7 @@ impl Client {
             place,
             token,
             tickets: AtomicU64::new(0),
-            gone: AtomicBool::new(false),
+            ended: AtomicU32::new(0),
             ready: AtomicBool::new(false),
             generation,
             is_blocking: std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value == "1"),
@@ -163,8 +164,10 @@ impl Client {
     }
 
     fn exchange(&self, words: Order, more: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), u32> {
-        match locked(&self.control).give(words, more, file.as_slice()) {
+        let given = locked(&self.control).give(words, more, file.as_slice());
+        match given {
             Ok(0) => Ok(()),
+            Ok(word) if word & control::ENDED != 0 => Err(self.end(word as u32, "it has ended the session")),
             Ok(code) => Err(code as u32),
             Err(error) => Err(self.lost(&error)),
         }
@@ -282,29 +285,49 @@ impl Client {
         self.place.open(preamble).map_err(|error| self.lost(&error))
     }
 
-    /// The server is gone, for ever.
+    /// The server is gone, for ever; or it has said why the session is.
     fn lost(&self, error: &io::Error) -> u32 {
-        if !self.gone.swap(true, Ordering::SeqCst) {
-            let why = match error.kind() {
-                io::ErrorKind::UnexpectedEof => "it has closed the connection".to_owned(),
-                _ => error.to_string(),
-            };
-            say::once(&format!("the server is gone: {why}; all that this program had there is lost"));
+        let mut control = locked(&self.control);
+        let known = self.ended.load(Ordering::SeqCst);
+        if known != 0 {
+            return known;
         }
-        code::UNAVAILABLE
+        let code = last_word(&mut control).unwrap_or(code::UNAVAILABLE);
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => self.end(code, "it has closed the connection"),
+            _ => self.end(code, &error.to_string()),
+        }
+    }
+
+    /// All calls say this from now on, if they don't say something already.
+    fn end(&self, code: u32, why: &str) -> u32 {
+        match self.ended.compare_exchange(0, code, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) if code == code::LAUNCH_TIMEOUT => {
+                say::once(
+                    "the server has ended this program's session: what it has on the device made no progress within the deadline",
+                );
+                code
+            }
+            Ok(_) => {
+                say::once(&format!("the server is gone: {why}; all that this program had there is lost"));
+                code
+            }
+            Err(known) => known,
+        }
     }
 
     /// Has the server closed the connection?
     fn is_gone(&self) -> bool {
-        let Ok(control) = self.control.try_lock() else { return self.gone.load(Ordering::Relaxed) };
+        let Ok(control) = self.control.try_lock() else { return self.ended.load(Ordering::Relaxed) != 0 };
         let mut fds = [PollFd::new(&**control, PollFlags::RDHUP)];
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// Does something with this thread's lane.
     fn with_lane<T>(self: &Arc<Self>, act: impl FnOnce(&mut Lane) -> io::Result<T>) -> Result<T, u32> {
-        if self.gone.load(Ordering::Relaxed) {
-            return Err(code::UNAVAILABLE);
+        let ended = self.ended.load(Ordering::Relaxed);
+        if ended != 0 {
+            return Err(ended);
         }
         let act = |slot: &mut Option<Lane>| -> Result<T, u32> {
             if slot.as_ref().is_none_or(|lane| lane.client.generation != self.generation) {
@@ -398,6 +421,16 @@ impl Client {
         })?;
         if result == 0 { Ok(()) } else { Err(result) }
     }
+}
+
+/// Why the server has ended the session, if it has said so.
+fn last_word(control: &mut Connection) -> Option<u32> {
+    /// It is on its way already, over whatever is between.
+    const LATE: Duration = Duration::from_secs(5);
+    control.set_read_timeout(Some(LATE)).ok()?;
+    // An answer may be before it that nobody has waited for.
+    let mut words = (0..4).map_while(|_| control.word().ok());
+    words.find(|word| word & control::ENDED != 0).map(|word| word as u32)
 }
 
 /// The window, if there is one.

@@ -1,11 +1,12 @@
 //! Programs through the bridge, before the fake driver behind a server: they find what they find before it directly.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use vm_bridge::recording::{Recording, Report};
 
@@ -26,7 +27,7 @@ fn driver() -> PathBuf {
 }
 
 /// What the fake driver has, on both ways.
-const MEMORY: (&str, &str) = ("VM_CUDA_FAKE_MEMORY", "4294967296");
+const DEVICES: [(&str, &str); 2] = [("VM_CUDA_FAKE_MEMORY", "4294967296"), ("VM_CUDA_FAKE_DEVICES", "2")];
 
 impl Place {
     fn new(program: &str) -> Self {
@@ -37,7 +38,7 @@ impl Place {
         Self::with(program, arguments, &[])
     }
 
-    /// The same, where the server's driver is told more.
+    /// With variables of the server's.
     fn with(program: &str, arguments: &[OsString], variables: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
@@ -51,12 +52,8 @@ impl Place {
         assert!(gcc.arg(source).args(arguments).arg("-ldl").status().expect("gcc").success());
         let serve = beside("serve").parent().and_then(Path::parent).expect("a folder").join("examples/serve");
         let mut command = Command::new(serve);
-        command
-            .arg(path("socket"))
-            .arg(driver())
-            .env(MEMORY.0, MEMORY.1)
-            .envs(variables.iter().copied())
-            .stdout(Stdio::piped());
+        command.arg(path("socket")).arg(driver()).envs(DEVICES).stdout(Stdio::piped());
+        command.envs(variables.iter().copied());
         let mut server = command.spawn().expect("the server");
         let mut line = String::new();
         let mut output = BufReader::new(server.stdout.take().expect("its output"));
@@ -68,7 +65,7 @@ impl Place {
     fn command(&self, way: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.folder.path().join("program"));
         let socket = format!("unix:{}", self.folder.path().join("socket").display());
-        command.args(arguments).env("LD_LIBRARY_PATH", self.folder.path().join(way)).env(MEMORY.0, MEMORY.1);
+        command.args(arguments).env("LD_LIBRARY_PATH", self.folder.path().join(way)).envs(DEVICES);
         command.env("VM_BRIDGE", socket);
         command
     }
@@ -158,6 +155,22 @@ fn programs_find_the_same() {
     check("tests/ways.c", &["forks"], "child: 3, 3\nparent: 5");
     check("tests/ways.c", &["faults"], "fault: 700 700");
     check("tests/ways.c", &["tables"], "topology: 0, the first two: 0 0, 1 0\ngiven back: 0\nfunctions: 1 1");
+}
+
+#[test]
+fn graphs_that_are_made_by_hand_are_the_same() {
+    let place = Place::new("tests/graphs.c");
+    check_in(&place, "tests/graphs.c", &["graphs"], "made: sum 4416, first 3, last 66, z 77");
+    assert!(place.run("driver", &["own"], &[]).starts_with("own: 0\n"));
+    let own = place.run("bridge", &["own"], &[]);
+    assert!(own.contains("own: 801\n") && own.contains("cuMemHostAlloc makes memory that it can"), "{own}");
+}
+
+#[test]
+fn copies_of_arrays_logs_and_peers_are_the_same() {
+    check("tests/graphs.c", &["copies"], "private: 0, last 98295");
+    check("tests/graphs.c", &["logs"], "not linked: 1");
+    check("tests/graphs.c", &["peers"], "reaches: 1 1, copied: 6, back: 8 6");
 }
 
 #[test]
@@ -267,6 +280,118 @@ fn devices_say_what_their_functions_do() {
     assert!(said.starts_with(&says) && said.ends_with("exit status: 0"), "{said}");
 }
 
+/// A program that is spoken to line by line.
+struct Spoken {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Spoken {
+    fn new(place: &Place, way: &str, arguments: &[&str]) -> Self {
+        let mut command = place.command(way, arguments);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program");
+        let output = BufReader::new(child.stdout.take().expect("its output"));
+        Self { child, output }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("a line");
+        line.trim_end().to_owned()
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        self.tell(line);
+        self.line()
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.child.stdin.as_mut().expect("its input"), "{line}").expect("said");
+    }
+
+    /// Ends its input; what it still says.
+    fn end(mut self) -> String {
+        drop(self.child.stdin.take());
+        let mut said = String::new();
+        self.output.read_to_string(&mut said).expect("what it says");
+        assert!(self.child.wait().expect("ended").success(), "{said}");
+        said
+    }
+}
+
+/// One that gives, and its handles.
+fn giver(place: &Place, way: &str) -> (Spoken, [String; 2]) {
+    let mut giver = Spoken::new(place, way, &["give"]);
+    let handles = [giver.line(), giver.line()];
+    assert_eq!(giver.line(), "same: 1, wrong: 1 1");
+    (giver, handles)
+}
+
+#[test]
+fn programs_of_one_server_share_memory_and_events() {
+    let place = Place::new("tests/share.c");
+    // What is found directly is found through the bridge.
+    for way in ["driver", "bridge"] {
+        let (mut one, [memory, event]) = giver(&place, way);
+        let mut two = Spoken::new(&place, way, &["take", &memory, &event]);
+        assert_eq!([two.line(), two.line()], ["opened: 1 1234 1234", "written"], "{way}");
+        assert_eq!(one.ask(""), "found: 4321", "{way}");
+        assert_eq!(two.ask(""), "still: 4321 77", "{way}");
+        assert_eq!(one.ask(""), "found: 77", "{way}");
+        // What was freed is there for who has it.
+        one.tell("free");
+        assert_eq!(one.end(), "");
+        assert_eq!(two.ask(""), "still: 4321 77", "{way}");
+        assert_eq!(two.end(), "closed: 1 1\n", "{way}");
+    }
+}
+
+#[test]
+fn what_a_program_shared_is_there_for_who_has_it_when_it_is_killed() {
+    let place = Place::new("tests/share.c");
+    let (mut one, [memory, event]) = giver(&place, "bridge");
+    let mut two = Spoken::new(&place, "bridge", &["take", &memory, &event]);
+    assert_eq!([two.line(), two.line()], ["opened: 1 1234 1234", "written"]);
+    one.child.kill().expect("killed");
+    one.child.wait().expect("ended");
+    assert_eq!(two.ask(""), "still: 4321 77");
+    // Nobody else finds it once its worker has ended.
+    let end = Instant::now() + Duration::from_secs(60);
+    let refused = || place.run("bridge", &["forge", &memory, &event], &[]).starts_with("refused: 1 1\n");
+    while !refused() {
+        assert!(Instant::now() < end, "what a program that was killed shared is still found");
+    }
+    assert_eq!(two.ask(""), "still: 4321 77");
+    assert_eq!(two.end(), "closed: 1 1\n");
+}
+
+#[test]
+fn nobody_opens_what_no_program_of_its_server_shared() {
+    let place = Place::new("tests/share.c");
+    let (one, [memory, event]) = giver(&place, "bridge");
+    // The driver would say 222: it is not asked.
+    let other = Place::with(
+        "tests/share.c",
+        &[],
+        &[("VM_CUDA_FAKE_FAIL", "cuIpcOpenMemHandle:1=222,cuIpcOpenEventHandle:1=222")],
+    );
+    let (two, [other_memory, other_event]) = giver(&other, "bridge");
+    let check = |memory: &str, event: &str, says: &str| {
+        let said = other.run("bridge", &["forge", memory, event], &[]);
+        assert!(said.starts_with(says), "{memory} {event}: {said}");
+    };
+    check(&memory, &event, "refused: 1 1\n");
+    check(&"00".repeat(64), &"ff".repeat(64), "refused: 1 1\n");
+    check(&other_event, &other_memory, "refused: 1 1\n");
+    // The driver's own handle.
+    let (direct, [direct_memory, direct_event]) = giver(&other, "driver");
+    check(&direct_memory, &direct_event, "refused: 1 1\n");
+    check(&other_memory, &other_event, "refused: 222 222\n");
+    for program in [one, two, direct] {
+        program.end();
+    }
+}
+
 /// The processes that a server started.
 fn workers(server: &Child) -> Vec<i32> {
     let path = format!("/proc/{0}/task/{0}/children", server.id());
@@ -300,7 +425,10 @@ fn replay(recording: &Recording, variables: &[(&str, &str)]) -> Report {
     let (ours, theirs) = UnixStream::pair().expect("a connection");
     let serve = beside("serve").parent().and_then(Path::parent).expect("a folder").join("examples/serve");
     let mut command = Command::new(serve);
-    command.arg(driver()).env(MEMORY.0, MEMORY.1).envs(variables.iter().copied());
+    command.arg(driver()).envs(DEVICES).envs(variables.iter().copied());
+    // What is its standard output is its connection to a server, which a replay has none of.
+    let (_nobody, none) = UnixStream::pair().expect("a connection");
+    command.stdout(Stdio::from(OwnedFd::from(none)));
     let mut server = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn().expect("the server");
     let report = vm_bridge::recording::replay(&ours, recording).expect("the server answers");
     drop(ours);

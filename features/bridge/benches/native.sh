@@ -78,9 +78,9 @@ if native $trained 2>/dev/null | grep -v '^time ' >"$work/alone"; then
     bridged python3 $here/programs/stray.py 25 >"$work/stray" 2>&1 &
     stray=$!
     sleep 2
-    bridged $trained 2>&1 | grep -v '^time ' >"$work/beside1" &
+    bridged $trained 2>"$work/beside.err" | grep -v '^time ' >"$work/beside1" &
     one=$!
-    bridged $trained 2>&1 | grep -v '^time ' >"$work/beside2" &
+    bridged $trained 2>"$work/beside.err" | grep -v '^time ' >"$work/beside2" &
     two=$!
     sleep 3
     for worker in $(pgrep -P $server -f bridge-worker); do

@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use vm_bridge::calls::{MODES, Mode};
 use vm_bridge::orders;
 use vm_bridge::ring::Taken;
-use vm_bridge::server::{Driver, Lane, Pot, SLOT, Session, serve};
+use vm_bridge::server::{Driver, Exports, Lane, Pot, SLOT, Session, serve};
 use vm_bridge::wire::{Header, VERSION, control, own, put};
 use vm_cuda_api::{FUNCTIONS, number};
 
@@ -64,13 +64,18 @@ fn session() -> Arc<Session> {
     Arc::new(Session::new(driver()))
 }
 
-/// A session with a quota, and the file that has what it holds.
+/// A session with a quota that shares with others, and the file that has what it holds.
 fn session_of(bytes: u64) -> (Arc<Session>, OwnedFd) {
     let file = memfd_create("pot", MemfdFlags::ALLOW_SEALING).expect("a file");
     ftruncate(&file, SLOT).expect("its length");
     fcntl_add_seals(&file, SealFlags::SHRINK).expect("sealed");
     let pot = Pot::open(&file, 0, bytes).expect("a pot");
-    (Arc::new(Session::with_pot(driver(), Some(pot))), file)
+    let (near, far) = UnixStream::pair().expect("a connection");
+    std::thread::spawn(move || Exports::default().serve(&far));
+    (
+        Arc::new(Session::with_limits(driver(), Some(pot), Some(Duration::from_secs(3600))).share_by(near)),
+        file,
+    )
 }
 
 /// Gives an order, with a file where one goes along; what was answered, if anything.

@@ -52,7 +52,7 @@ impl Program {
         let driver = Driver::open(&path).expect("the driver");
         assert_eq!(driver.start(), 0);
         let pot = Pot::open(file, slot, QUOTA).expect("a pot");
-        let lane = Lane::new(Arc::new(Session::with_pot(Arc::new(driver), Some(pot))));
+        let lane = Lane::new(Arc::new(Session::with_limits(Arc::new(driver), Some(pot), None)));
         let mut program = Self { lane, ticket: 0, context: 0 };
         program.context = program.gives("cuDevicePrimaryCtxRetain", &[1, 0]);
         assert_eq!(program.call("cuCtxSetCurrent", &[program.context]).0, 0);
@@ -85,7 +85,11 @@ impl Program {
 
     fn loads(&mut self, image: &[u8]) -> (u32, Vec<u64>) {
         assert_eq!(self.send(own::IMAGE, image).0, 0);
-        self.call("cuModuleLoadDataEx", &[0])
+        // No options, and no logs; the driver's result is before the handle.
+        let (code, mut words) = self.call("cuModuleLoadDataEx", &[0, 0, 0]);
+        assert_eq!(code, 0);
+        let code = words.remove(0) as u32;
+        (code, words)
     }
 }
 

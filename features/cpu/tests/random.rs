@@ -39,7 +39,7 @@ fn check(machines: &[Machine], seed: u64) -> Option<String> {
     let limits = Limits { races: false, ..Limits::default() };
     // Without vectors, neighbouring threads are run together in those of the machine.
     let (vectors, loops) = (seed.is_multiple_of(2), !KNOWN.contains(&seed));
-    let options = Options { vectors, loops, indices: loops, ..Options::default() };
+    let options = Options { vectors, loops, indices: loops, strides: loops, ..Options::default() };
     let (module, launch) = kernel(seed, options);
     let valid = validate(module, Trust::Guest).unwrap_or_else(|errors| panic!("seed {seed}: {errors}"));
     let (mut ours, mut theirs) = (launch.clone(), launch);

@@ -276,3 +276,94 @@ kernel @k(%high: i64, @x: view<f32, [?], read>, @z: view<f32, [?], write>) at 0x
         }
     }
 }
+
+/// Loops over neighbouring elements by bytes, as programs of grids have them: threads that leave one by one or all at once, numbers that
+/// overflow in some of them on the way, steps back, and what begins at an address of the program's.
+#[test]
+fn loops_over_rows_of_bytes() {
+    let machines = Machine::all();
+    let most = i64::from(i32::MAX);
+    // The number's type, what comes before it, its step, how it is compared with a bound, and bytes from an element to the next.
+    let cases = [
+        ("i32", 0, "add", 64, "lt.s", 500, 4),
+        ("i32", 0, "add", 64, "lt.s", 487, 4),
+        ("i32", 0, "add", 1, "le.s", 70, 4),
+        ("i32", 400, "sub", 64, "gt.s", 3, 4),
+        ("i32", most - 100, "add", 64, "ge.s", 9, 4),
+        ("i32", most - 40, "add", 7, "ge.s", 9, 4),
+        ("i32", -most - 1, "sub", 3, "lt.s", 0, 4),
+        ("i32", 0, "add", 64, "ne", 320, 8),
+        ("i64", 0, "add", 64, "lt.s", 500, 4),
+        ("i64", 0, "add", 64, "lt.u", 487, 4),
+        ("i64", 3, "add", 61, "lt.s", 500, 8),
+        ("i64", i64::MAX - 90, "add", 33, "gt.s", 100, 4),
+        ("i64", i64::MIN, "sub", 1, "lt.s", 100, 4),
+    ];
+    for (ty, before, op, by, compare, bound, size) in cases {
+        for (trust, pointer) in [(Trust::Guest, 1i64 << 46), (Trust::Guest, i64::MAX - 50), (Trust::Guest, 0)]
+        {
+            let (wide, scalar) = match ty {
+                "i32" => ("sext %i : i64", Scalar::I32),
+                _ => ("add %i, 0 : i64", Scalar::I64),
+            };
+            let arguments = || {
+                vec![
+                    view(Scalar::I8, &[4009]),
+                    view(Scalar::I8, &[4009]),
+                    view(Scalar::F32, &[64]),
+                    number(scalar, before),
+                    number(scalar, by),
+                    number(scalar, bound),
+                    number(Scalar::I64, pointer),
+                ]
+            };
+            check(
+                &machines,
+                &format!(
+                    "vir 1
+kernel @k(@x: view<i8, [?], read, align 16>, @y: view<i8, [?], readwrite, align 16>, @z: view<f32, [?], write>, %before: {ty}, %by: {ty}, %bound: {ty}, %pointer: i64) at 0x1000 block(64) {{
+  %t = thread_id.x : i32
+  %t64 = sext %t : i64
+  %own = {own} : {ty}
+  %first = add %before, %own : {ty}
+  %zero = const 0.0 : f32
+  %none = const 0 : i32
+  %a, %b, %sum, %rounds = while carry(%more: bool = true, %i: {ty} = %first, %s: f32 = %zero, %n: i32 = %none) {{
+    yield %more
+  }} do {{
+    %at = {wide}
+    %from = mul %at, {size} : i64
+    %p = add %pointer, %from : i64
+    %q = sub %p, %pointer : i64
+    %v = load @x[%q] : f32
+    %next4 = add %p, 4 : i64
+    %r = sub %next4, %pointer : i64
+    %w = load @x[%r] : i32
+    %f = sitofp %w : f32
+    %g = fma %v, 2.0, %f : f32
+    store @y[%q], %g
+    %more1 = {compare} %i, %bound : bool
+    %u = {op} %i, %by : {ty}
+    %m = add %n, 1 : i32
+    %few = lt.s %m, 9 : bool
+    %again = and %more1, %few : bool
+    %total = add %s, %g : f32
+    yield %again, %u, %total, %m
+  }}
+  %count = sitofp %rounds : f32
+  %both = add %sum, %count : f32
+  %fit = {last} : f32
+  %all = add %both, %fit : f32
+  store @z[%t64], %all
+}}
+",
+                    own = if ty == "i32" { "add %t, 0" } else { "sext %t" },
+                    last = "sitofp %b",
+                ),
+                trust,
+                1,
+                arguments(),
+            );
+        }
+    }
+}

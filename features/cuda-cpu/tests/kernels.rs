@@ -6,11 +6,15 @@
 mod common;
 
 use common::*;
+use std::io::Write;
 use std::path::Path;
+use std::process::Command;
 
 const INVALID_HANDLE: Code = 400;
 const NOT_FOUND: Code = 500;
 const NO_BINARY: Code = 209;
+const ILLEGAL_INSTRUCTION: Code = 715;
+const CAPTURE_INVALIDATED: Code = 901;
 const INVALID_PTX: Code = 218;
 const TIMEOUT: Code = 702;
 const TOO_LARGE: Code = 720;
@@ -263,12 +267,140 @@ fn images_that_cannot_run_are_refused_with_the_reason() {
         assert_eq!(driver.call("cuModuleLoadData", &[at(&mut module), at(&mut machine_code)]), NO_BINARY);
         assert_eq!(driver.call("cuModuleLoadData", &[at(&mut module), 0]), INVALID_VALUE);
 
-        let body = ".visible .entry odd() {\n.reg .b32 %r<3>;\nbar.sync 1;\nret;\n}\n\
-            .visible .entry fine() {\nret;\n}\n";
-        let module = self::module(driver, body).unwrap();
-        assert_eq!(launch(driver, function(driver, module, "odd"), [1, 1], 0, vec![]), NO_BINARY);
-        assert_eq!(launch(driver, function(driver, module, "fine"), [1, 1], 0, vec![]), 0);
+        // An error of that call alone.
+        let fine = function(driver, self::module(driver, ODD).unwrap(), "fine");
+        assert_eq!(launch(driver, fine, [1, 1], 0, vec![]), 0);
+        assert_eq!(launch(driver, fine, [1, 1], 1 << 20, vec![]), INVALID_VALUE, "so much shared memory");
+        assert_eq!(launch(driver, fine, [1, 1], 0, vec![]), 0);
     });
+}
+
+/// A kernel that can't run, and one that can.
+const ODD: &str = ".visible .entry odd() {\n.reg .b32 %r<3>;\nmov.u32 %r1, %clock;\nst.global.u32 [%r1], %r1;\nret;\n}\n\
+    .visible .entry fine() {\nret;\n}\n";
+
+#[test]
+fn a_launch_that_is_refused_cannot_be_ignored() {
+    const NAME: &str = "a_launch_that_is_refused_cannot_be_ignored";
+    if std::env::var_os("VM_CUDA_FAKE_TEST_CASE").is_none() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", NAME, "--nocapture"]).env("VM_CUDA_FAKE_TEST_CASE", NAME);
+        let output = child.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        let line = said.lines().filter(|line| line.starts_with("CUDA on the CPU")).collect::<Vec<_>>();
+        assert!(
+            matches!(line[..], [one] if one.contains("kernel odd: line 6: `mov.u32 %r1, %clock;`")),
+            "{said}"
+        );
+        return;
+    }
+    let driver = &Driver::load();
+    driver.ok("cuInit", &[0]);
+    let well = driver.get("cuCtxCreate_v2", &[0, 0]);
+    let kept = put(driver, &[1, 0, 0, 0]);
+    let context = driver.get("cuCtxCreate_v2", &[0, 0]);
+    let module = self::module(driver, ODD).unwrap();
+    let (odd, fine) = (function(driver, module, "odd"), function(driver, module, "fine"));
+    let launch =
+        |function, stream| driver.call("cuLaunchKernel", &[function, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0]);
+    // In a capture nothing runs yet, and there will be no graph of it.
+    let stream = driver.get("cuStreamCreate", &[1]);
+    let mut graph = 0u64;
+    driver.ok("cuStreamBeginCapture_v2", &[stream, 2]);
+    assert_eq!(launch(odd, stream), ILLEGAL_INSTRUCTION);
+    assert_eq!(driver.call("cuStreamEndCapture", &[stream, at(&mut graph)]), CAPTURE_INVALIDATED);
+    assert_eq!((launch(fine, stream), driver.synchronize()), (0, 0));
+    // Else all that the context does is refused from then on.
+    assert_eq!(launch(odd, stream), ILLEGAL_INSTRUCTION);
+    assert_eq!(launch(fine, 0), ILLEGAL_INSTRUCTION);
+    let mut memory = 0u64;
+    driver.check(&[
+        ("cuCtxSynchronize", &[], ILLEGAL_INSTRUCTION),
+        ("cuStreamSynchronize", &[stream], ILLEGAL_INSTRUCTION),
+        ("cuMemAlloc_v2", &[at(&mut memory), 4], ILLEGAL_INSTRUCTION),
+        ("cuMemcpyDtoH_v2", &[at(&mut memory), kept, 4], ILLEGAL_INSTRUCTION),
+        ("cuCtxDestroy_v2", &[context], 0),
+        ("cuCtxSetCurrent", &[well], 0),
+    ]);
+    assert_eq!(driver.words(kept, 1), [1], "the other context is well");
+}
+
+/// A kernel that prints a format which is a variable, with an int and an address, in blocks as the launch has them.
+const PRINT: &str = ".extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n\
+    .global .align 1 .b8 text[16] = {37, 100, 32, 37, 115, 10, 0};\n\
+    .visible .entry print(.param .u64 string) {\n.reg .b64 %x<9>; .reg .b32 %r<5>; .local .align 8 .b8 depot[16];\n\
+    ld.param.u64 %x1, [string]; mov.u32 %r1, %ctaid.x; mov.u64 %x2, depot; cvta.local.u64 %x3, %x2;\n\
+    st.local.u32 [%x2], %r1; st.local.u64 [%x2+8], %x1; mov.u64 %x4, text; cvta.global.u64 %x5, %x4;\n\
+    { .param .b64 p0; st.param.b64 [p0], %x5; .param .b64 p1; st.param.b64 [p1], %x3; .param .b32 r0;\n\
+    call.uni (r0), vprintf, (p0, p1); ld.param.b32 %r2, [r0]; }\nret;\n}\n";
+
+#[test]
+fn kernels_print() {
+    const NAME: &str = "kernels_print";
+    if std::env::var_os("VM_CUDA_FAKE_TEST_CASE").is_none() {
+        let output = child(NAME, &[]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{said}");
+        let lines: Vec<&str> =
+            said.lines().filter(|line| line.starts_with(|c: char| c == '<' || c.is_ascii_digit())).collect();
+        let wanted = [
+            "<a wait",
+            "0 hello",
+            "<a copy",
+            "0 (null)",
+            "<an event",
+            "0 hello",
+            "<a format",
+            "0%nhello(null)(null)",
+            "<the newest",
+        ];
+        assert_eq!(lines[..wanted.len()], wanted, "{said}");
+        // 32 bytes of each, in 4096.
+        let newest = &lines[wanted.len()..];
+        assert_eq!(newest.len(), 128, "{said}");
+        assert!(newest.iter().all(|line| line.ends_with(" hello")), "{said}");
+        return;
+    }
+    let driver = &Driver::load();
+    driver.start(0);
+    let module = module(driver, PRINT).unwrap();
+    let print = function(driver, module, "print");
+    let string = put(driver, b"hello\0");
+    let mark = |text: &str| {
+        println!("<{text}");
+        std::io::stdout().flush().unwrap();
+    };
+    let start = |blocks, string| {
+        let mut parameter = string;
+        let mut pointer = at(&mut parameter);
+        driver.ok("cuLaunchKernel", &[print, blocks, 1, 1, 1, 1, 1, 0, 0, at(&mut pointer)]);
+    };
+    start(1, string);
+    mark("a wait");
+    assert_eq!(driver.synchronize(), 0);
+    // A string that is nowhere.
+    start(1, 64);
+    mark("a copy");
+    driver.words(string, 1);
+    let event = driver.get("cuEventCreate", &[0]);
+    start(1, string);
+    driver.ok("cuEventRecord", &[event, 0]);
+    mark("an event");
+    driver.ok("cuEventSynchronize", &[event]);
+    // A format that asks for what no argument is.
+    let (mut text, mut size, mut name) = (0u64, 0u64, *b"text\0");
+    driver.ok("cuModuleGetGlobal_v2", &[at(&mut text), at(&mut size), module, at(&mut name)]);
+    let format = |mut bytes: [u8; 12]| driver.ok("cuMemcpyHtoD_v2", &[text, at(&mut bytes), 12]);
+    format(*b"%d%n%s%s%s\n\0");
+    start(1, string);
+    mark("a format");
+    assert_eq!(driver.synchronize(), 0);
+    format(*b"%d %s\n\0     ");
+    driver.ok("cuCtxSetLimit", &[1, 4096]);
+    start(200, string);
+    mark("the newest");
+    assert_eq!(driver.synchronize(), 0);
 }
 
 /// A kernel that writes where it is told.

@@ -2,6 +2,8 @@
 // the host's own loops. Prints a line for each, and ends with how many are wrong.
 #include <algorithm>
 #include <cmath>
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
 #include <cstdio>
 #include <cstdlib>
 #include <cuda_runtime.h>
@@ -14,6 +16,7 @@
 #include "shared.cu"
 #undef calls
 
+namespace cg = cooperative_groups;
 static int wrong;
 
 static void check(const char *what, bool right) {
@@ -175,11 +178,77 @@ static void facts() {
   check("attributes", attributes.maxThreadsPerBlock == 1024 && attributes.sharedSizeBytes == 2048 && most > 0);
 }
 
+__global__ void grouped(int *tiles, int *active, int *labels) {
+  auto block = cg::this_thread_block();
+  int i = block.thread_rank();
+  auto warp = cg::tiled_partition<32>(block);
+  auto four = cg::tiled_partition<4>(warp);
+  tiles[i] = cg::reduce(four, i, cg::plus<int>()) + 1000 * four.shfl_down(i, 1);
+  if (i % 3 == 0) {
+    auto some = cg::coalesced_threads();
+    active[i] = some.shfl(i, some.size() - 1) + 1000 * some.thread_rank();
+    some.sync();
+  }
+  auto alike = cg::labeled_partition(warp, i % 5);
+  labels[i] = alike.size() + 1000 * cg::reduce(alike, i, cg::greater<int>());
+  block.sync();
+}
+
+// Groups of threads, in blocks of whole warps and others.
+static void groups() {
+  for (int n : {64, 52}) {
+    std::vector<int> none(n, 0);
+    int *tiles = put(none), *active = put(none), *labels = put(none);
+    grouped<<<1, n>>>(tiles, active, labels);
+    auto a = get(tiles, n), b = get(active, n), c = get(labels, n);
+    bool right = true;
+    for (int i = 0; i < n; i++) {
+      int first = i / 32 * 32, last = std::min(first + 32, n), size = 0, most = 0, rank = 0, end = 0;
+      right &= a[i] == 4 * (i & ~3) + 6 + 1000 * (i % 4 == 3 ? i : i + 1);
+      for (int k = first; k < last; k++) {
+        if (k % 3 == 0) rank += k < i, end = k;
+        if (k % 5 == i % 5) size++, most = k;
+      }
+      right &= b[i] == (i % 3 ? 0 : end + 1000 * rank);
+      right &= c[i] == size + 1000 * most;
+    }
+    check("groups of threads", right);
+  }
+}
+
+__global__ void clocks(long long *out) { *out = clock64(); }
+
+// Of a module that is fine otherwise, a kernel that is beyond the driver.
+static void refused() {
+  std::vector<float> kept(4, 3);
+  float *x = put(kept);
+  clocks<<<1, 1>>>((long long *)x);
+  bool right = cudaGetLastError() == cudaErrorIllegalInstruction;
+  saxpy<<<1, 1>>>(1, x, x, 4);
+  right &= cudaGetLastError() == cudaErrorIllegalInstruction;
+  right &= cudaMemcpy(kept.data(), x, 16, cudaMemcpyDeviceToHost) == cudaErrorIllegalInstruction && kept[0] == 3;
+  right &= cudaDeviceSynchronize() == cudaErrorIllegalInstruction;
+  check("a kernel that is refused", right);
+  TRY(cudaDeviceReset());
+  cudaGetLastError();
+}
+
+// An image that is refused is an error of its load, and of nothing else.
+static void libraries() {
+  cudaLibrary_t library;
+  cudaError_t error = cudaLibraryLoadData(&library, "not PTX", nullptr, nullptr, 0, nullptr, nullptr, 0);
+  check("an image that is refused", error == cudaErrorInvalidPtx && cudaGetLastError() == error);
+  TRY(cudaDeviceSynchronize());
+}
+
 int main() {
+  libraries();
+  refused();
   vectors();
   streams();
   blocks();
   variables();
+  groups();
   facts();
   printf("%d wrong\n", wrong);
   return wrong != 0;

@@ -1,9 +1,9 @@
-//! Arrays, with mipmaps and without: what they take is counted, and nothing is copied to them.
+//! Arrays, with mipmaps and without: rows without gaps, one layer behind the other. Nothing reaches the smaller levels.
 
 use crate::{
     error::{Error, Result},
     ffi::ArrayDescriptor3d,
-    memory::UNIT,
+    memory::{Kind, UNIT},
     state::{self, State},
 };
 
@@ -18,6 +18,12 @@ const FLAGS: u32 = 0xff;
 pub(crate) struct Array {
     device: usize,
     context: u64,
+    /// Where its memory is; 0 where it has none.
+    at: u64,
+    /// Bytes of a row, and rows of a layer.
+    row: usize,
+    rows: usize,
+    /// Bytes of all layers of the first level.
     len: u64,
     is_mipmapped: bool,
 }
@@ -60,9 +66,16 @@ fn bytes(descriptor: &ArrayDescriptor3d, levels: u32) -> Result<u64> {
 
 impl State {
     fn release_array(&mut self, id: u64) {
-        if let Some(array) = self.arrays.remove(&id) {
-            self.devices[array.device].used -= array.len;
+        let Some(array) = self.arrays.remove(&id) else { return };
+        if array.at != 0 && self.spans.contains_key(&array.at) {
+            // Pages that stay cost memory and nothing else.
+            let _ = self.release(array.at);
         }
+    }
+
+    fn array(&self, id: u64) -> Result<&Array> {
+        let array = self.arrays.get(&id).filter(|array| !array.is_mipmapped && array.at != 0);
+        array.ok_or(Error::InvalidValue)
     }
 
     /// Frees the arrays of a context.
@@ -83,10 +96,33 @@ pub(crate) fn create(descriptor: &ArrayDescriptor3d, levels: Option<u32>) -> Res
         len = 0;
     }
     let device = state.contexts[&context].device;
-    state.claim(device, len)?;
+    let at = match len {
+        0 => 0,
+        _ => state.allocate(device, context, len, true, |offset| Kind::Data { offset })?,
+    };
     let id = state.id();
-    state.arrays.insert(id, Array { device, context, len, is_mipmapped: levels.is_some() });
+    let [width, height, depth] = descriptor.sides;
+    let row = width * (channel(descriptor.format)? * u64::from(descriptor.channels)) as usize;
+    let rows = height.max(1);
+    let len = (row * rows * depth.max(1)) as u64;
+    state.arrays.insert(id, Array { device, context, at, row, rows, len, is_mipmapped: levels.is_some() });
     Ok(id)
+}
+
+/// So many bytes from an offset of an array on: their address.
+pub(crate) fn bytes_of(id: u64, offset: usize, count: usize) -> Result<u64> {
+    let state = state::lock();
+    state.current()?;
+    let array = state.array(id)?;
+    let end = (offset as u64).checked_add(count as u64).filter(|end| *end <= array.len);
+    end.map(|_| array.at + offset as u64).ok_or(Error::InvalidValue)
+}
+
+/// Where an array is, bytes of its rows, and how many rows a layer has.
+pub(crate) fn place(id: u64) -> Result<(u64, usize, usize)> {
+    let state = state::lock();
+    let array = state.array(id)?;
+    Ok((array.at, array.row, array.rows))
 }
 
 /// `cuArrayDestroy`, `cuMipmappedArrayDestroy`: waits for all work of the device.

@@ -1,6 +1,7 @@
 //! Copies and memsets, of one to three dimensions.
 
 use crate::{
+    array,
     error::{Error, Result},
     ffi::{Copy2d, Copy3d},
     memory::{By, READ_WRITE},
@@ -60,8 +61,12 @@ impl Copy {
     /// The copy that a `CUDA_MEMCPY2D` asks for; with pitches checked, unless `unaligned`.
     pub(crate) fn of_2d(copy: &Copy2d) -> Result<Self> {
         let end = |end: &crate::ffi::End2d| {
-            let (at, host) = operand(end.memory, end.host, end.device)?;
-            let pitch = if end.pitch == 0 { copy.width } else { end.pitch };
+            let (at, host) = operand(end.memory, end.host, end.device, end.array)?;
+            let pitch = match end.memory {
+                ARRAY => array::place(end.array)?.1,
+                _ if end.pitch == 0 => copy.width,
+                _ => end.pitch,
+            };
             if copy.height > 1 && pitch < copy.width {
                 return Err(Error::InvalidValue);
             }
@@ -76,9 +81,14 @@ impl Copy {
     /// The copy that a `CUDA_MEMCPY3D` asks for, or a `CUDA_MEMCPY3D_PEER`, whose ends have contexts.
     pub(crate) fn of_3d(copy: &Copy3d, peer: bool) -> Result<Self> {
         let end = |end: &crate::ffi::End3d| {
-            let (at, host) = operand(end.memory, end.host, end.device)?;
-            let pitch = if end.pitch == 0 { copy.width } else { end.pitch };
-            let rows = if end.height == 0 { copy.height } else { end.height };
+            let (at, host) = operand(end.memory, end.host, end.device, end.array)?;
+            let (pitch, rows) = if end.memory == ARRAY {
+                let (_, pitch, rows) = array::place(end.array)?;
+                (pitch, rows)
+            } else {
+                let rows = if end.height == 0 { copy.height } else { end.height };
+                (if end.pitch == 0 { copy.width } else { end.pitch }, rows)
+            };
             let slice = pitch.checked_mul(rows).ok_or(Error::InvalidValue)?;
             if (copy.height > 1 && pitch < copy.width)
                 || (copy.depth > 1 && rows < copy.height)
@@ -95,6 +105,25 @@ impl Copy {
         };
         let (width, height, depth) = (copy.width, copy.height, copy.depth);
         Ok(Self { dst: end(&copy.dst)?, src: end(&copy.src)?, width, height, depth, staged: None })
+    }
+
+    /// The structure that says the same.
+    pub(crate) fn structure(&self) -> Copy3d {
+        let end = |end: &End| crate::ffi::End3d {
+            x: 0,
+            y: 0,
+            z: 0,
+            lod: 0,
+            memory: if end.host { 1 } else { 2 },
+            host: if end.host { end.at } else { 0 },
+            device: if end.host { 0 } else { end.at },
+            array: 0,
+            context: 0,
+            pitch: end.pitch,
+            height: end.slice.checked_div(end.pitch).unwrap_or(0),
+        };
+        let &Self { width, height, depth, .. } = self;
+        Copy3d { src: end(&self.src), dst: end(&self.dst), width, height, depth }
     }
 
     fn empty(&self) -> bool {
@@ -128,13 +157,16 @@ impl Copy {
     }
 }
 
-/// The address of an end of a pitched copy: host (1), device (2), or unified (4); not arrays (3).
-fn operand(memory: u32, host: u64, device: u64) -> Result<(u64, bool)> {
+/// `CU_MEMORYTYPE_ARRAY`.
+const ARRAY: u32 = 3;
+
+/// The address of an end of a pitched copy: host (1), device (2), array (3), or unified (4).
+fn operand(memory: u32, host: u64, device: u64, array: u64) -> Result<(u64, bool)> {
     match memory {
         1 => Ok((host, true)),
         2 => Ok((device, false)),
         4 => Ok((device, true)),
-        3 => Err(Error::NotSupported),
+        ARRAY => Ok((array::place(array)?.0, false)),
         _ => Err(Error::InvalidValue),
     }
 }

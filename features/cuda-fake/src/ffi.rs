@@ -128,3 +128,71 @@ pub(crate) struct Launch {
     pub(crate) attributes: *const c_void,
     pub(crate) attribute_count: u32,
 }
+
+/// `CUDA_KERNEL_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelNode {
+    pub(crate) function: u64,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+    pub(crate) parameters: *const *const c_void,
+    pub(crate) extra: *const c_void,
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS_v2`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelNode2 {
+    pub(crate) first: KernelNode,
+    pub(crate) kernel: u64,
+    pub(crate) context: u64,
+}
+
+/// `CUDA_MEMSET_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FillNode {
+    pub(crate) at: u64,
+    pub(crate) pitch: usize,
+    pub(crate) value: u32,
+    pub(crate) unit: u32,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+}
+
+/// `CUDA_HOST_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostNode {
+    pub(crate) function: Option<crate::sys::HostFunction>,
+    pub(crate) data: u64,
+}
+
+/// `CUgraphNodeParams`, of which the rest is read by its kind.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AnyNode {
+    pub(crate) kind: i32,
+    pub(crate) reserved: [i32; 3],
+}
+
+/// `CUDA_GRAPH_INSTANTIATE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Instantiate {
+    pub(crate) flags: u64,
+    pub(crate) stream: u64,
+    pub(crate) node: u64,
+    pub(crate) result: u32,
+}
+
+/// `CUgraphExecUpdateResultInfo`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Update {
+    pub(crate) result: u32,
+    pub(crate) node: u64,
+    pub(crate) from: u64,
+}

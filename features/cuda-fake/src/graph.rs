@@ -1,224 +1,175 @@
-//! Captures of streams, and the graphs that they become: what was recorded, in the order it was recorded in.
+//! Graphs: nodes, and which is behind which.
 
 use crate::{
+    copy::{Copy, Fill},
     error::{Error, Result},
+    ffi::{Copy3d, FillNode},
+    module::Launch,
     state::{self, State},
     stream::Work,
+    sys::HostFunction,
+    user_object::{self, Ended, Kept},
 };
-use std::{
-    cell::Cell,
-    collections::BTreeMap,
-    thread::{self, ThreadId},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-const GLOBAL: i32 = 0;
-const THREAD_LOCAL: i32 = 1;
-const RELAXED: i32 = 2;
-
-thread_local! {
-    static MODE: Cell<i32> = const { Cell::new(GLOBAL) };
+/// What a node does.
+#[derive(Clone)]
+pub(crate) enum Task {
+    Kernel(Launch),
+    Copy(Copy),
+    Fill(Fill),
+    Host {
+        function: HostFunction,
+        data: u64,
+    },
+    /// A graph of the node's own.
+    Graph(u64),
+    Nothing,
+    Wait(u64),
+    Record(u64),
+    /// What captures record that no node can be made of by hand.
+    Other(Work),
 }
 
-/// A capture that goes on.
-pub(crate) struct Capture {
-    mode: i32,
-    thread: ThreadId,
-    origin: u64,
+impl Task {
+    /// `CUgraphNodeType`.
+    pub(crate) fn kind(&self) -> i32 {
+        match self {
+            Self::Kernel(_) => 0,
+            Self::Copy(_) => 1,
+            Self::Fill(_) => 2,
+            Self::Host { .. } => 3,
+            Self::Graph(_) => 4,
+            Self::Nothing => 5,
+            Self::Wait(_) => 6,
+            Self::Record(_) => 7,
+            Self::Other(Work::Free { .. }) => 11,
+            Self::Other(_) => 12,
+        }
+    }
+}
+
+pub(crate) struct Node {
     graph: u64,
-    invalid: bool,
-    /// The other streams in it that no stream has joined yet, and the count of nodes behind their last work.
-    open: BTreeMap<u64, usize>,
-    nodes: Vec<Work>,
+    pub(crate) task: Task,
+    pub(crate) behind: Vec<u64>,
+    /// The node that it is a copy of.
+    origin: u64,
+    /// Where each parameter of a kernel is, for who asks.
+    pointers: Box<[u64]>,
 }
 
-/// What a graph does.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct Graph {
-    nodes: Vec<Work>,
+    /// In the order they were made in.
+    pub(crate) nodes: Vec<u64>,
+    /// Is it in a node?
+    is_inner: bool,
+    pub(crate) objects: Kept,
 }
 
 impl State {
-    /// Fails what a capture forbids, and the capture with it, by the rules of `cuThreadExchangeStreamCaptureMode`.
-    pub(crate) fn refuse_in_capture(&mut self) -> Result {
-        let (mode, thread) = (MODE.get(), thread::current().id());
-        let forbids = |capture: &Capture| {
-            let own = capture.thread == thread && capture.mode != RELAXED;
-            match mode {
-                GLOBAL => own || capture.mode == GLOBAL,
-                THREAD_LOCAL => own,
-                _ => false,
+    /// The graph that a capture became.
+    pub(crate) fn add_captured(&mut self, id: u64, works: Vec<Work>) {
+        self.graphs.insert(id, Graph::default());
+        let mut before = None;
+        for work in works {
+            let task = match work {
+                Work::Launch(launch) => Task::Kernel(launch),
+                Work::Copy(copy) => Task::Copy(copy),
+                Work::Fill(fill) => Task::Fill(fill),
+                Work::Host { function, data } => Task::Host { function, data },
+                Work::Nothing => Task::Nothing,
+                work => Task::Other(work),
+            };
+            before = Some(self.put_node(id, before.into_iter().collect(), task, 0));
+        }
+    }
+
+    fn put_node(&mut self, graph: u64, behind: Vec<u64>, task: Task, origin: u64) -> u64 {
+        let id = self.id();
+        self.nodes.insert(id, Node { graph, task, behind, origin, pointers: Box::default() });
+        if let Some(graph) = self.graphs.get_mut(&graph) {
+            graph.nodes.push(id);
+        }
+        id
+    }
+
+    fn graph(&self, id: u64) -> Result<&Graph> {
+        self.graphs.get(&id).ok_or(Error::InvalidValue)
+    }
+
+    fn node(&self, id: u64) -> Result<&Node> {
+        self.nodes.get(&id).ok_or(Error::InvalidValue)
+    }
+
+    /// Nodes of a graph, each once.
+    fn are_of(&self, graph: u64, nodes: &[u64]) -> Result {
+        let of = |id: &u64| self.nodes.get(id).is_some_and(|node| node.graph == graph);
+        let is_set = nodes.iter().collect::<BTreeSet<_>>().len() == nodes.len();
+        if is_set && nodes.iter().all(of) { Ok(()) } else { Err(Error::InvalidValue) }
+    }
+
+    /// A task of a node of its own: a graph in it is a copy.
+    fn own(&mut self, task: Task) -> Result<Task> {
+        Ok(match task {
+            Task::Graph(graph) => Task::Graph(self.copy_graph(graph, true)?),
+            Task::Record(event) | Task::Wait(event) if !self.events.contains_key(&event) => {
+                return Err(Error::InvalidValue);
             }
-        };
-        let mut refused = false;
-        for capture in self.captures.values_mut().filter(|capture| forbids(capture)) {
-            capture.invalid = true;
-            refused = true;
+            task => task,
+        })
+    }
+
+    fn copy_graph(&mut self, graph: u64, is_inner: bool) -> Result<u64> {
+        let (nodes, objects) = (self.graph(graph)?.nodes.clone(), self.graph(graph)?.objects.clone());
+        let id = self.id();
+        let objects = self.keep_objects(&objects);
+        self.graphs.insert(id, Graph { nodes: Vec::new(), is_inner, objects });
+        let mut copies = BTreeMap::new();
+        for node in nodes {
+            let (task, behind) = (self.node(node)?.task.clone(), self.node(node)?.behind.clone());
+            let task = self.own(task)?;
+            copies.insert(node, (self.put_node(id, Vec::new(), task, node), behind));
         }
-        if refused { Err(Error::CaptureUnsupported) } else { Ok(()) }
-    }
-
-    /// Fails waiting for a context of which a stream is being captured, whatever the mode.
-    pub(crate) fn refuse_captured(&mut self, context: u64) -> Result {
-        let captured = self.streams.values().filter(|stream| stream.context == context);
-        let captures: Vec<_> = captured.filter_map(|stream| stream.capture).collect();
-        captures.iter().for_each(|capture| self.invalidate(*capture));
-        if captures.is_empty() { Ok(()) } else { Err(Error::CaptureUnsupported) }
-    }
-
-    /// Fails waiting for a stream that is being captured.
-    pub(crate) fn refuse_capturing(&mut self, stream: u64) -> Result {
-        self.refuse_implicit(stream)?;
-        match self.streams.get(&stream).and_then(|stream| stream.capture) {
-            Some(capture) => {
-                self.invalidate(capture);
-                Err(Error::CaptureUnsupported)
+        for (copy, behind) in copies.values() {
+            let behind = behind.iter().filter_map(|node| copies.get(node)).map(|(copy, _)| *copy).collect();
+            if let Some(node) = self.nodes.get_mut(copy) {
+                node.behind = behind;
             }
-            None => Ok(()),
+        }
+        Ok(id)
+    }
+
+    fn drop_task(&mut self, task: &Task, ended: &mut Ended) {
+        if let Task::Graph(graph) = task {
+            self.drop_graph(*graph, ended);
         }
     }
 
-    /// Fails work of the legacy default stream while a stream that it waits for is being captured.
-    pub(crate) fn refuse_implicit(&mut self, stream: u64) -> Result {
-        let Some(legacy) = self.streams.get(&stream).filter(|stream| stream.legacy) else { return Ok(()) };
-        let context = legacy.context;
-        let waits = |other: &&crate::stream::Stream| other.context == context && other.flags & 1 == 0;
-        let Some(capture) = self.streams.values().filter(waits).find_map(|other| other.capture) else {
-            return Ok(());
-        };
-        self.invalidate(capture);
-        Err(Error::CaptureImplicit)
-    }
-
-    /// Makes a capture fail when it ends.
-    pub(crate) fn invalidate(&mut self, capture: u64) {
-        if let Some(capture) = self.captures.get_mut(&capture) {
-            capture.invalid = true;
+    fn drop_graph(&mut self, graph: u64, ended: &mut Ended) {
+        let Some(graph) = self.graphs.remove(&graph) else { return };
+        for node in graph.nodes {
+            if let Some(node) = self.nodes.remove(&node) {
+                self.drop_task(&node.task, ended);
+            }
         }
+        self.let_objects_go(graph.objects, ended);
     }
 
-    /// Ends a capture without a graph, as the stream that began it is gone.
-    pub(crate) fn abandon(&mut self, origin: u64) {
-        self.captures.retain(|_, capture| capture.origin != origin);
-        for stream in self.streams.values_mut() {
-            stream.capture = stream.capture.filter(|capture| self.captures.contains_key(capture));
+    /// Is a node behind another, by however many?
+    fn is_behind(&self, node: u64, other: u64) -> bool {
+        let (mut left, mut seen) = (vec![node], BTreeSet::new());
+        while let Some(node) = left.pop() {
+            if node == other {
+                return true;
+            }
+            if seen.insert(node) {
+                left.extend(self.nodes.get(&node).into_iter().flat_map(|node| &node.behind));
+            }
         }
+        false
     }
-
-    fn capture_of(&mut self, stream: u64) -> Option<&mut Capture> {
-        let capture = self.streams.get(&stream)?.capture?;
-        self.captures.get_mut(&capture)
-    }
-
-    /// Adds work to the capture that a stream is in.
-    pub(crate) fn record(&mut self, stream: u64, work: Work) -> Result {
-        let capture = self.capture_of(stream).ok_or(Error::CaptureUnmatched)?;
-        if capture.invalid {
-            return Err(Error::CaptureInvalidated);
-        }
-        capture.nodes.push(work);
-        if stream != capture.origin {
-            capture.open.insert(stream, capture.nodes.len());
-        }
-        Ok(())
-    }
-
-    /// Where an event is recorded, in a stream that is being captured.
-    pub(crate) fn capture_point(&mut self, stream: u64) -> Result<Option<(u64, u64, usize)>> {
-        let Some(id) = self.streams.get(&stream).and_then(|stream| stream.capture) else { return Ok(None) };
-        let capture = self.captures.get(&id).ok_or(Error::CaptureUnmatched)?;
-        if capture.invalid {
-            Err(Error::CaptureInvalidated)
-        } else {
-            Ok(Some((id, stream, capture.nodes.len())))
-        }
-    }
-
-    /// Makes a stream wait for an event of a capture, and so a part of it.
-    pub(crate) fn join(&mut self, stream: u64, (id, of, nodes): (u64, u64, usize)) -> Result {
-        let joining = self.streams.get_mut(&stream).ok_or(Error::InvalidHandle)?;
-        let capture = self.captures.get_mut(&id).ok_or(Error::InvalidHandle)?;
-        if capture.invalid {
-            return Err(Error::CaptureInvalidated);
-        }
-        if joining.legacy || joining.capture.is_some_and(|other| other != id) {
-            capture.invalid = true;
-            return Err(if joining.legacy { Error::CaptureImplicit } else { Error::CaptureIsolation });
-        }
-        if stream != of && capture.open.get(&of).is_some_and(|last| nodes >= *last) {
-            capture.open.remove(&of);
-        }
-        if stream != capture.origin {
-            capture.open.insert(stream, capture.nodes.len());
-        }
-        joining.capture = Some(id);
-        Ok(())
-    }
-}
-
-/// `cuThreadExchangeStreamCaptureMode`: the mode before.
-pub(crate) fn exchange_mode(mode: i32) -> Result<i32> {
-    if (GLOBAL..=RELAXED).contains(&mode) { Ok(MODE.replace(mode)) } else { Err(Error::InvalidValue) }
-}
-
-/// `cuStreamBeginCapture`.
-pub(crate) fn begin(handle: u64, mode: i32) -> Result {
-    let mut state = state::lock();
-    let stream = state.stream(handle)?;
-    if !(GLOBAL..=RELAXED).contains(&mode) {
-        return Err(Error::InvalidValue);
-    }
-    if state.streams[&stream].legacy {
-        return Err(Error::CaptureUnsupported);
-    }
-    if state.streams[&stream].capture.is_some() {
-        return Err(Error::InvalidValue);
-    }
-    let (id, graph) = (state.id(), state.id());
-    let (thread, open, nodes) = (thread::current().id(), BTreeMap::new(), Vec::new());
-    state.captures.insert(id, Capture { mode, thread, origin: stream, graph, invalid: false, open, nodes });
-    if let Some(stream) = state.streams.get_mut(&stream) {
-        stream.capture = Some(id);
-    }
-    Ok(())
-}
-
-/// `cuStreamEndCapture`: the graph.
-pub(crate) fn end(handle: u64) -> Result<u64> {
-    let mut state = state::lock();
-    let stream = state.stream(handle)?;
-    let id = state.streams[&stream].capture.ok_or(Error::InvalidValue)?;
-    let capture = state.captures.get_mut(&id).ok_or(Error::InvalidValue)?;
-    if capture.origin != stream {
-        capture.invalid = true;
-        return Err(Error::CaptureUnmatched);
-    }
-    if capture.mode != RELAXED && capture.thread != thread::current().id() {
-        return Err(Error::CaptureWrongThread);
-    }
-    let capture = state.captures.remove(&id).ok_or(Error::InvalidValue)?;
-    state
-        .streams
-        .values_mut()
-        .filter(|stream| stream.capture == Some(id))
-        .for_each(|stream| stream.capture = None);
-    if capture.invalid {
-        return Err(Error::CaptureInvalidated);
-    }
-    if !capture.open.is_empty() {
-        return Err(Error::CaptureUnjoined);
-    }
-    state.graphs.insert(capture.graph, Graph { nodes: capture.nodes });
-    Ok(capture.graph)
-}
-
-/// Status (0 none, 1 active, 2 invalidated), number and graph of the capture that a stream is in.
-pub(crate) fn status(handle: u64) -> Result<(i32, u64, u64)> {
-    let mut state = state::lock();
-    let stream = state.stream(handle)?;
-    state.refuse_implicit(stream)?;
-    let Some(id) = state.streams[&stream].capture else { return Ok((0, 0, 0)) };
-    let capture = state.captures.get(&id).ok_or(Error::InvalidValue)?;
-    Ok((if capture.invalid { 2 } else { 1 }, id, capture.graph))
 }
 
 /// `cuGraphCreate`: an empty one.
@@ -229,35 +180,177 @@ pub(crate) fn create() -> u64 {
     id
 }
 
-/// `cuGraphInstantiate`.
-pub(crate) fn instantiate(graph: u64) -> Result<u64> {
+/// Adds a node behind others.
+pub(crate) fn add(graph: u64, behind: Vec<u64>, task: Task) -> Result<u64> {
     let mut state = state::lock();
-    state.current()?;
-    let exec = state.graphs.get(&graph).ok_or(Error::InvalidValue)?.clone();
-    let id = state.id();
-    state.execs.insert(id, exec);
-    Ok(id)
+    state.graph(graph)?;
+    state.are_of(graph, &behind)?;
+    let task = state.own(task)?;
+    Ok(state.put_node(graph, behind, task, 0))
 }
 
-/// `cuGraphLaunch`.
-pub(crate) fn launch(exec: u64, handle: u64) -> Result {
+/// Gives a node another task of its kind.
+pub(crate) fn set(node: u64, task: Task) -> Result {
     let mut state = state::lock();
-    let stream = state.stream(handle)?;
-    let graph = state.execs.get(&exec).ok_or(Error::InvalidValue)?.clone();
-    graph.nodes.into_iter().try_for_each(|work| state.submit(stream, work, Vec::new()).map(drop))
+    if state.node(node)?.task.kind() != task.kind() || matches!(task, Task::Graph(_)) {
+        return Err(Error::InvalidValue);
+    }
+    let task = state.own(task)?;
+    if let Some(node) = state.nodes.get_mut(&node) {
+        (node.task, node.pointers) = (task, Box::default());
+    }
+    Ok(())
 }
 
-/// `cuGraphDestroy`.
+/// What a node does.
+pub(crate) fn task(node: u64) -> Result<Task> {
+    Ok(state::lock().node(node)?.task.clone())
+}
+
+/// Where the parameters of a node's kernel are: they are the node's.
+pub(crate) fn pointers(node: u64) -> Result<*const *const std::ffi::c_void> {
+    let mut state = state::lock();
+    let Task::Kernel(launch) = &state.node(node)?.task else { return Err(Error::InvalidValue) };
+    let places = state.kernel(launch.function)?.parameters();
+    let base = launch.parameters.as_ptr().expose_provenance();
+    let node = state.nodes.get_mut(&node).ok_or(Error::InvalidValue)?;
+    if node.pointers.is_empty() {
+        node.pointers = places.iter().map(|(offset, _)| (base + offset) as u64).collect();
+    }
+    Ok(node.pointers.as_ptr().cast())
+}
+
+/// `cuGraphAddDependencies`, and with `adds` false `cuGraphRemoveDependencies`: all or none.
+pub(crate) fn depend(graph: u64, from: &[u64], to: &[u64], adds: bool) -> Result {
+    let mut state = state::lock();
+    state.graph(graph)?;
+    let before: Vec<_> =
+        to.iter().map(|to| Ok((*to, state.node(*to)?.behind.clone()))).collect::<Result<_>>()?;
+    let change = |state: &mut State| {
+        for (from, to) in from.iter().zip(to) {
+            state.are_of(graph, &[*from])?;
+            state.are_of(graph, &[*to])?;
+            let has = state.node(*to)?.behind.contains(from);
+            if has == adds || (adds && state.is_behind(*from, *to)) {
+                return Err(Error::InvalidValue);
+            }
+            let Some(node) = state.nodes.get_mut(to) else { return Err(Error::InvalidValue) };
+            if adds {
+                node.behind.push(*from);
+            } else {
+                node.behind.retain(|node| node != from);
+            }
+        }
+        Ok(())
+    };
+    let changed = change(&mut state);
+    if changed.is_err() {
+        for (to, behind) in before {
+            if let Some(node) = state.nodes.get_mut(&to) {
+                node.behind = behind;
+            }
+        }
+    }
+    changed
+}
+
+/// `cuGraphGetNodes`.
+pub(crate) fn nodes(graph: u64) -> Result<Vec<u64>> {
+    Ok(state::lock().graph(graph)?.nodes.clone())
+}
+
+/// `cuGraphGetRootNodes`.
+pub(crate) fn roots(graph: u64) -> Result<Vec<u64>> {
+    let state = state::lock();
+    let nodes = state.graph(graph)?.nodes.iter();
+    Ok(nodes.copied().filter(|node| state.nodes[node].behind.is_empty()).collect())
+}
+
+/// `cuGraphGetEdges`: from which to which.
+pub(crate) fn edges(graph: u64) -> Result<Vec<(u64, u64)>> {
+    let state = state::lock();
+    let edges = |to: &u64| state.nodes[to].behind.iter().map(|from| (*from, *to)).collect::<Vec<_>>();
+    Ok(state.graph(graph)?.nodes.iter().flat_map(edges).collect())
+}
+
+/// `cuGraphNodeGetDependencies`.
+pub(crate) fn before(node: u64) -> Result<Vec<u64>> {
+    Ok(state::lock().node(node)?.behind.clone())
+}
+
+/// `cuGraphNodeGetDependentNodes`.
+pub(crate) fn behind(node: u64) -> Result<Vec<u64>> {
+    let graph = state::lock().node(node)?.graph;
+    Ok(edges(graph)?.into_iter().filter(|(from, _)| *from == node).map(|(_, to)| to).collect())
+}
+
+/// `cuGraphDestroyNode`.
+pub(crate) fn destroy_node(id: u64) -> Result {
+    let mut state = state::lock();
+    let node = state.nodes.remove(&id).ok_or(Error::InvalidValue)?;
+    if let Some(graph) = state.graphs.get_mut(&node.graph) {
+        graph.nodes.retain(|node| *node != id);
+    }
+    state.nodes.values_mut().for_each(|node| node.behind.retain(|node| *node != id));
+    let mut ended = Vec::new();
+    state.drop_task(&node.task, &mut ended);
+    drop(state);
+    user_object::end(ended);
+    Ok(())
+}
+
+/// `cuGraphClone`.
+pub(crate) fn copy(graph: u64) -> Result<u64> {
+    state::lock().copy_graph(graph, false)
+}
+
+/// `cuGraphNodeFindInClone`.
+pub(crate) fn find(node: u64, graph: u64) -> Result<u64> {
+    let state = state::lock();
+    let found = state.graph(graph)?.nodes.iter().find(|copy| state.nodes[copy].origin == node);
+    found.copied().ok_or(Error::InvalidValue)
+}
+
+/// `cuGraphDestroy`: not of one that is in a node.
 pub(crate) fn destroy(graph: u64) -> Result {
-    state::lock().graphs.remove(&graph).map(drop).ok_or(Error::InvalidValue)
+    let mut state = state::lock();
+    if state.graph(graph)?.is_inner {
+        return Err(Error::InvalidValue);
+    }
+    let mut ended = Vec::new();
+    state.drop_graph(graph, &mut ended);
+    drop(state);
+    user_object::end(ended);
+    Ok(())
 }
 
-/// `cuGraphExecDestroy`.
-pub(crate) fn destroy_exec(exec: u64) -> Result {
-    state::lock().execs.remove(&exec).map(drop).ok_or(Error::InvalidValue)
+/// `cuGraphDebugDotPrint`.
+pub(crate) fn print(graph: u64, path: &str) -> Result {
+    let (nodes, edges) = (nodes(graph)?, edges(graph)?);
+    let state = state::lock();
+    let place = |node: &u64| nodes.iter().position(|known| known == node).unwrap_or(0);
+    let mut text = "digraph dot {\n".to_owned();
+    for node in &nodes {
+        text += &format!("\"{}\" [label=\"kind {}\"];\n", place(node), state.nodes[node].task.kind());
+    }
+    for (from, to) in edges {
+        text += &format!("\"{}\" -> \"{}\";\n", place(&from), place(&to));
+    }
+    std::fs::write(path, text + "}\n").map_err(|_| Error::InvalidValue)
 }
 
-/// How many nodes a graph has.
-pub(crate) fn nodes(graph: u64) -> Result<usize> {
-    state::lock().graphs.get(&graph).map(|graph| graph.nodes.len()).ok_or(Error::InvalidValue)
+/// The structure of a fill.
+pub(crate) fn fill(task: &Task) -> Result<FillNode> {
+    let Task::Fill(Fill { at, pitch, value, unit, width, height }) = *task else {
+        return Err(Error::InvalidValue);
+    };
+    Ok(FillNode { at, pitch, value, unit: unit as u32, width, height })
+}
+
+/// The structure of a copy.
+pub(crate) fn copied(task: &Task) -> Result<Copy3d> {
+    match task {
+        Task::Copy(copy) => Ok(copy.structure()),
+        _ => Err(Error::InvalidValue),
+    }
 }

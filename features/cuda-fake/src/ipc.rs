@@ -1,4 +1,4 @@
-//! Legacy memory in other processes: the handle says where in `/proc` its file is.
+//! Legacy memory, and events, in other processes: the handle says where in `/proc` its file is.
 
 use crate::{
     config::DEVICES,
@@ -9,15 +9,16 @@ use crate::{
 use std::{fs::OpenOptions, os::fd::AsRawFd};
 
 const MAGIC: u32 = 0x6661_6b65;
+const EVENT: u32 = 0x6576_6e74;
 
 /// A `CUipcMemHandle`'s 64 bytes.
 pub(crate) type Handle = [u8; 64];
 
 /// `cuIpcGetMemHandle`.
 pub(crate) fn handle(at: u64) -> Result<Handle> {
-    let state = state::lock();
+    let mut state = state::lock();
     state.current()?;
-    let Some((_, Span { kind: Kind::Legacy { offset }, len, device, .. })) = state.span(at) else {
+    let Some((start, Span { kind: Kind::Legacy { offset }, len, device, .. })) = state.span(at) else {
         return Err(Error::InvalidValue);
     };
     let fd = state.devices[*device].file.as_raw_fd() as u32;
@@ -27,6 +28,7 @@ pub(crate) fn handle(at: u64) -> Result<Handle> {
     }
     handle[16..24].copy_from_slice(&offset.to_le_bytes());
     handle[24..32].copy_from_slice(&len.to_le_bytes());
+    state.exported.insert(start);
     Ok(handle)
 }
 
@@ -80,4 +82,26 @@ pub(crate) fn close(at: u64) -> Result {
     };
     *count -= 1;
     if *count == 0 { state.release(at) } else { Ok(()) }
+}
+
+/// `cuIpcGetEventHandle`.
+pub(crate) fn event_handle(event: u64) -> Result<Handle> {
+    let [pid, fd] = crate::event::handle(event)?;
+    let mut handle = [0; 64];
+    for (at, word) in [EVENT, pid, fd].iter().enumerate() {
+        handle[at * 4..][..4].copy_from_slice(&word.to_le_bytes());
+    }
+    Ok(handle)
+}
+
+/// `cuIpcOpenEventHandle`: in another process.
+pub(crate) fn open_event(handle: &Handle) -> Result<u64> {
+    let word = |at: usize| u32::from_le_bytes(handle.as_chunks::<4>().0[at]);
+    if word(0) != EVENT {
+        return Err(Error::InvalidValue);
+    }
+    if word(1) == std::process::id() {
+        return Err(Error::InvalidContext);
+    }
+    crate::event::open(&format!("/proc/{}/fd/{}", word(1), word(2)))
 }

@@ -23,6 +23,7 @@
 
 mod array;
 mod builtin;
+mod capture;
 mod config;
 mod context;
 mod copy;
@@ -30,6 +31,7 @@ mod device;
 mod entry;
 mod error;
 mod event;
+mod exec;
 mod ffi;
 mod graph;
 mod host;
@@ -47,4 +49,5 @@ mod state;
 mod stream;
 mod sys;
 mod tables;
+mod user_object;
 mod virtual_memory;

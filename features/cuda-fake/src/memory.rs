@@ -241,8 +241,10 @@ impl State {
         | Kind::Pooled { offset, .. }
         | Kind::Data { offset } = span.kind
         {
-            // Pages that stay cost memory and nothing else: no other allocation gets their offset.
-            let _ = sys::punch(device.file.as_raw_fd(), offset, pages);
+            // Pages that stay cost memory and nothing else: no other allocation gets their offset. Other processes may have them.
+            if !self.exported.remove(&at) {
+                let _ = sys::punch(device.file.as_raw_fd(), offset, pages);
+            }
         }
         if let Kind::Legacy { .. } | Kind::Pooled { .. } | Kind::Data { .. } = span.kind {
             device.used -= span.extent();

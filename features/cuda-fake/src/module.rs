@@ -23,6 +23,8 @@ const TEXT: usize = 256 << 20;
 /// Threads of a block, and blocks of a grid.
 const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+/// Bytes of a block's shared memory.
+const SHARED: u64 = 227 << 10;
 /// Bytes of all parameters.
 const PARAMETERS: usize = 32_764;
 
@@ -108,8 +110,12 @@ pub(crate) struct Function {
 #[derive(Clone)]
 pub(crate) struct Launch {
     code: Arc<dyn Run>,
-    grid: [u32; 3],
-    parameters: Arc<[u8]>,
+    /// The function, or the kernel of a library.
+    pub(crate) function: u64,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+    pub(crate) parameters: Arc<[u8]>,
 }
 
 impl Launch {
@@ -307,14 +313,24 @@ pub(crate) struct Request {
 
 /// Launches a function; parameters are read before it returns.
 pub(crate) fn launch(request: &Request) -> Result {
-    let &Request { function, grid, block, shared, stream, cooperative, parameters, extra } = request;
-    let mut state = state::lock();
-    let stream = state.stream(stream)?;
-    let kernel = state.kernel(function)?;
+    let stream = state::lock().stream(request.stream)?;
+    // Some libraries look at no error of a launch: as with a kernel that dies, nothing goes on as if it had run.
+    let launch = prepare(request).map_err(|error| state::lock().refuse_launch(stream, error))?;
+    state::lock().submit(stream, Work::Launch(launch), Vec::new()).map(drop)
+}
+
+/// What launches a function, with its parameters.
+pub(crate) fn prepare(request: &Request) -> Result<Launch> {
+    let &Request { function: named, grid, block, shared, cooperative, parameters, extra, .. } = request;
+    let state = state::lock();
+    let kernel = state.kernel(named)?;
     let fits = |sides: [u32; 3], most: [u32; 3]| {
         sides.iter().zip(most).all(|(side, most)| (1..=most).contains(side))
     };
     if !fits(grid, MAX_GRID) || !fits(block, MAX_BLOCK) || block.iter().product::<u32>() > 1024 {
+        return Err(Error::InvalidValue);
+    }
+    if u64::from(shared) + kernel.attribute(1).max(0) as u64 > SHARED {
         return Err(Error::InvalidValue);
     }
     if cooperative && !kernel.cooperates() && grid != [1; 3] {
@@ -322,16 +338,31 @@ pub(crate) fn launch(request: &Request) -> Result {
     }
     let parameters = arguments(&kernel.parameters(), parameters, extra)?;
     drop(state);
-    let function = if module_of(function).is_ok() { function } else { crate::library::function(function)? };
-    let mut state = state::lock();
+    let function = if module_of(named).is_ok() { named } else { crate::library::function(named)? };
+    let state = state::lock();
     let known = state.functions.get(&function).and_then(|function| state.modules.get(&function.module));
     let data = known.ok_or(Error::InvalidHandle)?.data;
     let shape = Shape { block, shared, data: state.arena.offset(data) };
     drop(state);
     let code = kernel.prepare(&shape)?;
-    state = state::lock();
-    let launch = Launch { code, grid, parameters: parameters.into() };
-    state.submit(stream, Work::Launch(launch), Vec::new()).map(drop)
+    Ok(Launch { code, function: named, grid, block, shared, parameters: parameters.into() })
+}
+
+impl State {
+    /// What a launch fails with that has no code: a capture ends without a graph, and else the error stays with the context.
+    fn refuse_launch(&mut self, stream: u64, error: Error) -> Error {
+        let error = match error {
+            Error::InvalidPtx | Error::NoBinaryForGpu => Error::IllegalInstruction,
+            // There may be room for the next.
+            other => return other,
+        };
+        match self.streams.get(&stream).map(|stream| (stream.capture, stream.context)) {
+            Some((Some(capture), _)) => self.invalidate(capture),
+            Some((None, context)) => self.fail(context, error),
+            None => {}
+        }
+        error
+    }
 }
 
 /// The block of parameters, of pointers to each or as it is.

@@ -4,11 +4,13 @@
 
 use crate::{
     array::Array,
+    capture::Capture,
     config::Config,
     context::Context,
     error::{Error, Result},
     event::Event,
-    graph::{Capture, Graph},
+    exec::Exec,
+    graph::{Graph, Node},
     host::Allocation,
     memory::{Arena, Span},
     module::{Function, Module},
@@ -18,7 +20,7 @@ use crate::{
     virtual_memory::Physical,
 };
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     os::fd::OwnedFd,
     sync::{
         Condvar, LazyLock, Mutex, MutexGuard,
@@ -54,6 +56,8 @@ pub(crate) struct State {
     pub(crate) contexts: BTreeMap<u64, Context>,
     pub(crate) arena: Arena,
     pub(crate) spans: BTreeMap<u64, Span>,
+    /// Where memory is that other processes may have.
+    pub(crate) exported: BTreeSet<u64>,
     pub(crate) host: BTreeMap<u64, Allocation>,
     pub(crate) reservations: BTreeMap<u64, u64>,
     pub(crate) physical: BTreeMap<u64, Physical>,
@@ -65,7 +69,9 @@ pub(crate) struct State {
     pub(crate) libraries: crate::library::Libraries,
     pub(crate) captures: BTreeMap<u64, Capture>,
     pub(crate) graphs: BTreeMap<u64, Graph>,
-    pub(crate) execs: BTreeMap<u64, Graph>,
+    pub(crate) nodes: BTreeMap<u64, Node>,
+    pub(crate) execs: BTreeMap<u64, Exec>,
+    pub(crate) user_objects: BTreeMap<u64, crate::user_object::UserObject>,
     pub(crate) pools: BTreeMap<u64, Pool>,
     pub(crate) arrays: BTreeMap<u64, Array>,
     pub(crate) links: BTreeMap<u64, crate::link::Link>,

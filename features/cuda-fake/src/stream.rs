@@ -3,12 +3,13 @@
 use crate::{
     copy::{Copy, Fill},
     error::{Error, Result},
+    event::Awaited,
     memory::{By, READ_WRITE},
     module::Launch,
     state::{self, State},
     sys::{Callback, HostFunction},
 };
-use std::{cell::Cell, collections::VecDeque, sync::MutexGuard, thread, time::Instant};
+use std::{cell::Cell, collections::VecDeque, sync::MutexGuard, thread};
 
 /// `CU_STREAM_LEGACY`.
 pub(crate) const LEGACY: u64 = 1;
@@ -37,6 +38,8 @@ pub(crate) enum Work {
     Record {
         event: u64,
     },
+    /// Until another process has reached it.
+    Await(Awaited),
     /// Only order: what it depends on.
     Nothing,
     /// `cuMemFreeAsync`.
@@ -243,19 +246,26 @@ fn perform(
     match work {
         Work::Callback { function, stream, data } => {
             drop(state);
+            crate::ptx::print::flush();
             function(stream, error.map_or(0, Error::code), data);
             (state::lock(), Ok(()))
         }
         Work::Record { event } => {
             if let Some(event) = state.events.get_mut(&event) {
-                event.time = Some(Instant::now());
+                event.reach();
             }
             (state, Ok(()))
         }
         Work::Nothing => (state, Ok(())),
+        Work::Await(awaited) => {
+            drop(state);
+            let result = awaited.wait();
+            (state::lock(), result)
+        }
         _ if error.is_some() => (state, Ok(())),
         Work::Host { function, data } => {
             drop(state);
+            crate::ptx::print::flush();
             function(data);
             (state::lock(), Ok(()))
         }

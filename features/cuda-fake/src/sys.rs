@@ -6,9 +6,10 @@ use std::{
     fs::File,
     io,
     marker::PhantomData,
-    os::fd::{FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd as _, FromRawFd, OwnedFd, RawFd},
     os::unix::fs::FileExt as _,
     ptr::null_mut,
+    sync::atomic::AtomicU64,
 };
 
 /// What a mapping allows: nothing (0), reads (1), reads and writes (3), as in `CUmemAccess_flags`.
@@ -177,6 +178,12 @@ pub(crate) type HostFunction = extern "C" fn(u64);
 /// A function of the caller's with stream, status and argument: `CUstreamCallback`.
 pub(crate) type Callback = extern "C" fn(u64, i32, u64);
 
+/// A structure with a function of the caller's.
+pub(crate) fn host_node(at: *const crate::ffi::HostNode) -> Option<crate::ffi::HostNode> {
+    // SAFETY: the caller promised one, in which a function is one of its own or null.
+    (!at.is_null()).then(|| unsafe { at.read_unaligned() })
+}
+
 /// The text at an address, up to its NUL and no longer than `limit` bytes.
 pub(crate) fn text(at: *const std::ffi::c_char, limit: usize) -> Option<String> {
     if at.is_null() {
@@ -269,6 +276,8 @@ plain!(
     crate::ffi::Launch
 );
 plain!(crate::ffi::PoolProperties, crate::ffi::Location);
+plain!(crate::ffi::KernelNode, crate::ffi::KernelNode2, crate::ffi::FillNode, crate::ffi::AnyNode);
+plain!(crate::ffi::Instantiate, crate::ffi::Update);
 plain!(crate::ffi::ArrayDescriptor, crate::ffi::ArrayDescriptor3d);
 
 /// Memory of the C library's with these bytes, which [`to_the_c_library`] gives back.
@@ -284,8 +293,76 @@ pub(crate) fn to_the_c_library(memory: *mut c_void) {
     unsafe { libc::free(memory) };
 }
 
+#[cfg(feature = "cpu")]
+unsafe extern "C" {
+    /// The C library's standard output, which programs' own `printf` writes to.
+    static stdout: *mut libc::FILE;
+}
+
+/// Writes to the standard output, behind what the program wrote there itself.
+#[cfg(feature = "cpu")]
+pub(crate) fn print(text: &[u8]) {
+    // SAFETY: the C library sets it before any code of a program runs, and locks the stream. Where a program closed it, that is its own
+    // library's error.
+    unsafe { libc::fwrite(text.as_ptr().cast(), 1, text.len(), stdout) };
+}
+
+/// Hands what was written to the standard output to the system.
+#[cfg(feature = "cpu")]
+pub(crate) fn flush() {
+    // SAFETY: as above.
+    unsafe { libc::fflush(stdout) };
+}
+
 /// This thread, as the C library calls it.
 pub(crate) fn thread() -> u64 {
     // SAFETY: it takes and changes nothing.
     unsafe { libc::pthread_self() }
+}
+
+/// Two numbers that processes share, in a memory file.
+pub(crate) struct Shared {
+    file: File,
+    at: u64,
+}
+
+/// Bytes of its file.
+const SHARED: u64 = 4096;
+
+impl Shared {
+    pub(crate) fn new() -> io::Result<Self> {
+        Self::map(memory_file("vm-cuda-fake-event", SHARED)?.into())
+    }
+
+    /// That of another process, by its path there.
+    pub(crate) fn open(path: &str) -> io::Result<Self> {
+        let name = std::fs::read_link(path)?;
+        if !name.to_string_lossy().starts_with("/memfd:vm-cuda-fake-event") {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Self::map(File::options().read(true).write(true).open(path)?)
+    }
+
+    fn map(file: File) -> io::Result<Self> {
+        let at = map_at(0, SHARED, protection(3), libc::MAP_SHARED, file.as_raw_fd(), 0)?;
+        Ok(Self { file, at })
+    }
+
+    pub(crate) fn file(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    pub(crate) fn counts(&self) -> &[AtomicU64; 2] {
+        let at = std::ptr::with_exposed_provenance::<[AtomicU64; 2]>(self.at as usize);
+        // SAFETY: a page is mapped there as long as this is, and the numbers are atomic.
+        unsafe { &*at }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let at = std::ptr::with_exposed_provenance_mut(self.at as usize);
+        // SAFETY: the mapping is this one's own, and nobody has a reference any more. It can't fail.
+        unsafe { libc::munmap(at, SHARED as usize) };
+    }
 }

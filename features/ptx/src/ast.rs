@@ -233,7 +233,8 @@ impl Instr {
 
     /// Must all threads of the block or the warp come to it?
     pub(crate) fn converges(&self) -> bool {
-        self.is_barrier() || matches!(self.opcode(), "shfl" | "vote" | "match" | "redux" | "activemask")
+        self.is_barrier()
+            || matches!(self.opcode(), "shfl" | "vote" | "match" | "redux" | "elect" | "activemask")
     }
 
     pub(crate) fn is_barrier(&self) -> bool {
@@ -242,6 +243,11 @@ impl Instr {
 
     pub(crate) fn is_warp_barrier(&self) -> bool {
         self.is_barrier() && self.guard.is_none() && self.modifiers().next() == Some("warp")
+    }
+
+    /// Does it take full warps?
+    pub(crate) fn is_of_warps(&self) -> bool {
+        self.converges() && !(self.is_barrier() && self.modifiers().next() != Some("warp"))
     }
 
     pub(crate) fn modifiers(&self) -> impl Iterator<Item = &str> {

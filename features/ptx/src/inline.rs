@@ -39,6 +39,9 @@ pub(crate) struct Code {
     pub(crate) local: u64,
 }
 
+/// Bytes of what `vprintf` gives and takes.
+const PRINTED: [i64; 3] = [4, 8, 8];
+
 /// Offsets one behind the other.
 pub(crate) fn place(at: &mut u64, size: u64, align: u64) -> u64 {
     let offset = at.next_multiple_of(align.max(1));
@@ -458,11 +461,14 @@ impl<'a> Inliner<'a> {
         let mut steps = std::mem::take(&mut self.code.steps);
         for step in &mut steps {
             let Step::Instr(instr) = step else { continue };
-            if instr.opcode() != "argument" {
+            if !matches!(instr.opcode(), "argument" | "print") {
                 continue;
             }
-            let size = instr.modifiers().filter_map(Ty::parse).last().map_or(0, Ty::bytes) as i64;
-            for operand in &mut instr.operands {
+            let sizes = match instr.modifiers().filter_map(Ty::parse).last() {
+                Some(ty) => [ty.bytes() as i64; 3],
+                None => PRINTED,
+            };
+            for (operand, size) in instr.operands.iter_mut().zip(sizes) {
                 let Operand::Argument(slot, first) = *operand else { continue };
                 let (mut at, mut parts) = (first, Vec::new());
                 while at < first + size {
@@ -490,6 +496,31 @@ impl<'a> Inliner<'a> {
         Ok(())
     }
 
+    /// A call of `vprintf`, whose operands are what it gives, the format, and where its arguments are.
+    fn print(
+        &mut self,
+        frame: &Frame<'a>,
+        instr: &'a Instr,
+        passed: Vec<Operand>,
+        guard: Option<Guard>,
+    ) -> Result<()> {
+        if passed.len() != PRINTED.len() {
+            return Err(Error::syntax(0, "vprintf takes and gives other parameters"));
+        }
+        let mut operands = Vec::new();
+        for (passed, size) in passed.iter().zip(PRINTED) {
+            let Operand::Variable(at) = *passed else {
+                return Err(Error::unsupported(0, "a call that passes registers"));
+            };
+            let Home::Slot(slot) = frame.homes[at as usize] else {
+                return Err(Error::unsupported(0, "a call that passes variables"));
+            };
+            self.slots[slot as usize].extend([0, size]);
+            operands.push(Operand::Argument(slot, 0));
+        }
+        self.push(instr.line, Step::Instr(Instr { code: "print".into(), operands, guard, ..instr.clone() }))
+    }
+
     fn call(&mut self, frame: &Frame<'a>, instr: &'a Instr, guard: Option<Guard>) -> Result<()> {
         let (returns, name, arguments): (&[Operand], _, &[Operand]) = match &instr.operands[..] {
             [Operand::List(returns), Operand::Name(name), Operand::List(arguments)] => {
@@ -507,6 +538,9 @@ impl<'a> Inliner<'a> {
             let code = "trap".into();
             return self
                 .push(instr.line, Step::Instr(Instr { code, operands: Vec::new(), guard, ..instr.clone() }));
+        }
+        if &**name == "vprintf" && declared.at.is_none() {
+            return self.print(frame, instr, [returns, arguments].concat(), guard);
         }
         let callee = self.callee(name)?;
         if callee.entry {

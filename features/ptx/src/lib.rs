@@ -43,6 +43,7 @@ pub mod limits;
 mod live;
 mod module;
 mod parse;
+pub mod print;
 mod space;
 mod structure;
 mod translate;

@@ -73,7 +73,9 @@ fn has_result(instr: &Instr) -> bool {
 /// Does it do more than give its result? The carry is in no register.
 fn has_effect(instr: &Instr) -> bool {
     let code = instr.opcode();
-    NO_RESULT.contains(&code) || code == "atom" || instr.modifiers().any(|modifier| modifier == "cc")
+    NO_RESULT.contains(&code)
+        || ["atom", "print"].contains(&code)
+        || instr.modifiers().any(|modifier| modifier == "cc")
 }
 
 /// Takes out the instructions whose results decide nothing, not even together: a mask of threads that only other masks are made of

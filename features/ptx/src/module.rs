@@ -125,7 +125,7 @@ impl Signature {
             }
         }
         // As many as a kernel of the IR has room for; the others are read from memory.
-        signature.scalars.truncate(MAX_PARAMS - 3);
+        signature.scalars.truncate(MAX_PARAMS - 5);
         Ok(signature)
     }
 }

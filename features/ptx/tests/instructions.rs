@@ -53,6 +53,34 @@ fn check32(body: &str, expect: impl Fn(u32, u32) -> u32) {
     check(&format!("{body} cvt.u64.u32 %rd9, %r9;"), |a, b| u64::from(expect(a as u32, b as u32)));
 }
 
+/// `fns` as the PTX ISA writes it down.
+fn find_nth(mask: u32, base: u32, offset: i32) -> u32 {
+    if offset == 0 {
+        return if mask >> base & 1 == 1 { base } else { u32::MAX };
+    }
+    let (mut at, mut count) = (base as i32, offset.unsigned_abs() - 1);
+    while (0..32).contains(&at) {
+        if mask >> at & 1 == 1 {
+            if count == 0 {
+                return at as u32;
+            }
+            count -= 1;
+        }
+        at += offset.signum();
+    }
+    u32::MAX
+}
+
+#[test]
+fn the_nth_bit() {
+    for offset in [0, 1, 3, 32, 33, -1, -2, -40, i32::MIN] {
+        check32(&format!("and.b32 %r3, %r2, 31; fns.b32 %r9, %r1, %r3, {offset};"), |a, b| {
+            find_nth(a, b & 31, offset)
+        });
+    }
+    check32("fns.b32 %r9, %r1, 0, %r2;", |a, b| find_nth(a, 0, b as i32));
+}
+
 #[test]
 fn integers() {
     check("add.cc.u32 %r3, %r1, %r2; addc.u32 %r4, %r1, 0; mov.b64 %rd9, {%r3, %r4};", |a, b| {

@@ -44,7 +44,13 @@ fn instructions() {
         "a rounding other than .rn is not supported",
     );
     check("add.s32.foo %r1, %r1, %r1;", "", 7, "add.s32.foo %r1, %r1, %r1;", ".foo of add is not supported");
-    check("bar.sync 1;", "", 7, "bar.sync 1;", "a barrier other than 0 of all threads is not supported");
+    check(
+        "bar.sync 1, 32;",
+        "",
+        7,
+        "bar.sync 1, 32;",
+        "a barrier of other than all threads is not supported",
+    );
     check(
         "ld.global.f32 %f1, [nowhere];",
         "",
@@ -59,7 +65,13 @@ fn instructions() {
 fn calls() {
     let print = ".extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);";
     let call = "{ .param .b64 p0; .param .b64 p1; .param .b32 r0; call.uni (r0), vprintf, (p0, p1); }";
-    check(call, print, 7, "call.uni (r0), vprintf, (p0, p1);", "a call of vprintf is not supported");
+    check(
+        call,
+        print,
+        7,
+        "call.uni (r0), vprintf, (p0, p1);",
+        "printf of a format that is known to none but the launch is not supported",
+    );
     let own = ".func f(.param .b32 x) { .param .b32 p; call.uni f, (p); ret; }";
     check("{ .param .b32 p0; call.uni f, (p0); }", own, 10, "call.uni f, (p);", "f calls itself");
     check(

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{RecvFlags, recv};
 use vm_bridge::orders::{self, Order};
 use vm_bridge::wire::preamble::{self, Preamble, TOKEN, Token};
 use vm_bridge::wire::{code, control, facts};
@@ -21,7 +22,7 @@ use super::window::Window;
 use super::workers::Workers;
 use crate::process::end_of;
 
-/// The most programs at a time. Each takes some five descriptors, of the 1,024 that processes have as a rule.
+/// The most programs at a time. Each takes some six descriptors, of the 1,024 that processes have as a rule.
 pub(super) const PROGRAMS: usize = 128;
 /// The most connections of which it is not known yet what they are, or that their workers don't have yet.
 const UNKNOWN: usize = 64;
@@ -144,6 +145,11 @@ impl Inner {
                 .and_then(|()| self.orders(stream, token, &worker, &hears));
             if let Some(window) = &self.window {
                 window.ends();
+            }
+            let mut last = [0; 8];
+            if let Ok((8, _)) = recv(&hears, &mut last[..], RecvFlags::DONTWAIT) {
+                // It has said why it ends.
+                let _ = stream.write_all(&last);
             }
             // With its connection the worker ends, and with that the connections which it has.
             let _ = hears.shutdown(Shutdown::Both);

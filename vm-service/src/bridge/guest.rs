@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::gateway::Gateway;
 use super::limits::Limits;
@@ -38,7 +39,12 @@ pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> R
         address => vec![("CUDA_VISIBLE_DEVICES", uuid(Path::new("/"), address)?)],
     };
     let name = format!("the CUDA driver {}", driver.display());
-    let limits = Limits { memory: Some(open.memory) };
+    let deadline = match open.device.as_str() {
+        // That driver ends a kernel by itself, and its program gets the same error.
+        "cpu" => Duration::from_secs(seconds.saturating_add(1)),
+        _ => Duration::from_micros(open.deadline_us),
+    };
+    let limits = Limits { memory: Some(open.memory), deadline: Some(deadline) };
     let workers =
         Workers::new(program, driver, variables, &limits, None).map_err(|error| error.to_string())?;
     let window = match (files.drain(..).next(), open.ram.first()) {

@@ -1,12 +1,15 @@
 //! What programs may have of the device: of a server, or of a guest, all together.
 
 use std::fs::File;
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
+use vm_bridge::orders;
 use vm_bridge::server::{Pot, SLOT};
 
 use super::gateway::PROGRAMS;
@@ -20,6 +23,8 @@ const SLOTS: usize = 4 * PROGRAMS;
 pub(crate) struct Limits {
     /// Bytes of device memory; `None` for as much as there is.
     pub(crate) memory: Option<u64>,
+    /// How long what a program has on the device may make no progress; `None` for as long as it likes.
+    pub(crate) deadline: Option<Duration>,
 }
 
 /// The device memory that workers hold, and their places in the file that says how much each.
@@ -74,11 +79,8 @@ impl Place {
     }
 
     /// The file that it is a place of.
-    ///
-    /// # Errors
-    /// The Linux kernel's.
-    pub(super) fn file(&self) -> io::Result<OwnedFd> {
-        self.of.0.file.try_clone().map(OwnedFd::from)
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.of.0.file.as_fd()
     }
 }
 
@@ -95,15 +97,16 @@ impl Drop for Place {
     }
 }
 
-/// The pot of a worker that was given these bytes and this slot, with the file as standard output, which is nothing from now on.
+/// The pot of a worker that was given these bytes and this slot, in a file that its server gives.
 ///
 /// # Errors
-/// When the file is not one.
-pub(super) fn pot(share: Option<(u64, usize)>) -> io::Result<Option<Pot>> {
+/// When the file does not come, or is not one.
+pub(super) fn pot(share: Option<(u64, usize)>, mut server: &UnixStream) -> io::Result<Option<Pot>> {
     let Some((memory, slot)) = share else { return Ok(None) };
-    let file = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
-    // What a kernel prints is not to land in it.
-    rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
+    let Some((_, [Some(file), None])) = orders::receive(server)? else {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    };
+    server.write_all(&0u64.to_ne_bytes())?;
     Pot::open(&file, slot, memory).map(Some)
 }
 

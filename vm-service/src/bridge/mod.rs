@@ -97,6 +97,11 @@ pub(crate) enum BridgeError {
     /// The worker can't be started.
     #[error("a worker can't be started: {0}; see `ulimit -n` and `ulimit -u`")]
     Worker(io::Error),
+    /// The worker has no connection to its server.
+    #[error(
+        "the worker has no connection to its server: {0}; it is started by `vm-service bridge serve` alone"
+    )]
+    Server(io::Error),
     /// The worker can't be confined.
     #[error("the worker can't be confined: {0}")]
     Confine(String),

@@ -1,9 +1,12 @@
 //! The worker of a CUDA program.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
 
 use vm_bridge::recording::Recorder;
 use vm_bridge::server::{Driver, Session, serve};
@@ -21,6 +24,37 @@ pub(super) fn to_try() -> impl Iterator<Item = (Measures, bool)> {
     Measures::to_try("").iter().flat_map(|measures| [(*measures, true), (*measures, false)])
 }
 
+/// How long the server is waited for.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// The connection to the server, which is standard output: that is nothing from now on.
+fn server() -> io::Result<UnixStream> {
+    let server = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?);
+    // What a kernel prints is not to go there.
+    rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
+    // A probe has none, and asks nothing.
+    if server.local_addr().is_ok() {
+        server.set_read_timeout(Some(ANSWER))?;
+    }
+    Ok(server)
+}
+
+/// How long a worker may take to end once its session has.
+const END: Duration = Duration::from_secs(2);
+
+/// Ends this process when its session has ended, whatever its threads wait for: what it has on the device ends with it.
+fn end_in_any_case(session: Arc<Session>) -> std::io::Result<()> {
+    let end = move || {
+        while !session.has_ended() {
+            sleep(Duration::from_millis(100));
+        }
+        sleep(END);
+        tracing::warn!("a worker of the bridge does not end by itself, and is ended");
+        crate::sys::exit_at_once(1)
+    };
+    std::thread::Builder::new().name("end".into()).spawn(end).map(drop)
+}
+
 /// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot;
 /// `record` is where the program is recorded.
 ///
@@ -31,9 +65,11 @@ pub(crate) fn main(
     measures: usize,
     is_probe: bool,
     share: Option<(u64, usize)>,
+    deadline: Option<Duration>,
     record: Option<&Path>,
 ) -> Result<(), BridgeError> {
-    let pot = limits::pot(share).map_err(BridgeError::Memory)?;
+    let server = server().map_err(BridgeError::Server)?;
+    let pot = limits::pot(share, &server).map_err(BridgeError::Memory)?;
     let failed = |path: &Path| {
         let path = path.to_owned();
         |source| BridgeError::Record { path, source }
@@ -75,7 +111,9 @@ pub(crate) fn main(
             code => Err(BridgeError::Init(code)),
         };
     }
-    let session = Arc::new(Session::with_pot(Arc::new(driver), pot).recorded_by(recorder));
+    let session =
+        Session::with_limits(Arc::new(driver), pot, deadline).share_by(server).recorded_by(recorder);
+    let session = Arc::new(session);
     if lists_calls {
         // The driver begins with calls that are not listed, as of sockets of its own, and after the program has said by variables how it is to begin.
         session.when_started(move || match sandbox::confine(Profile::Driver, &confinement) {
@@ -85,6 +123,9 @@ pub(crate) fn main(
                 code::OPERATING_SYSTEM
             }
         });
+    }
+    if deadline.is_some() {
+        end_in_any_case(session.clone()).map_err(|error| BridgeError::Confine(error.to_string()))?;
     }
     let served = serve(&UnixStream::from(connection), &session);
     // Its lanes may be in calls that never end: it does not wait for them.

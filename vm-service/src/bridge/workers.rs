@@ -9,6 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use vm_bridge::orders;
+use vm_bridge::server::Exports;
+use vm_bridge::wire::control;
+
 use super::BridgeError;
 use super::limits::{Limits, Place, Places};
 use super::worker::to_try;
@@ -33,6 +37,9 @@ pub(super) struct Workers {
     places: Option<Places>,
     /// The folder where programs are recorded, and how many were.
     records: Option<(PathBuf, AtomicU64)>,
+    /// What their programs share.
+    exports: Exports,
+    deadline: Option<Duration>,
 }
 
 impl Workers {
@@ -50,7 +57,16 @@ impl Workers {
     ) -> Result<Self, BridgeError> {
         let records = record.map(|folder| (folder.to_owned(), AtomicU64::new(0)));
         let places = limits.memory.map(Places::new).transpose().map_err(BridgeError::Memory)?;
-        let mut workers = Self { program, driver, variables, measures: 0, places, records };
+        let mut workers = Self {
+            program,
+            driver,
+            variables,
+            measures: 0,
+            places,
+            exports: Exports::default(),
+            deadline: limits.deadline,
+            records,
+        };
         for measures in 0..to_try().count() {
             workers.measures = measures;
             if workers.opens() {
@@ -66,8 +82,8 @@ impl Workers {
     fn opens(&self) -> bool {
         let until = Instant::now() + OPEN;
         // It ends when it is dropped.
-        let started =
-            UnixStream::pair().and_then(|(_, theirs)| self.start_with(Some(PROBE), theirs.into(), None));
+        let started = UnixStream::pair()
+            .and_then(|(_, theirs)| self.start_with(Some(PROBE), theirs.into(), None, None));
         let (process, messages) = match started {
             Ok(started) => started,
             Err(error) => {
@@ -100,18 +116,24 @@ impl Workers {
     /// # Errors
     /// The Linux kernel's, and when there is no thread for it.
     pub(super) fn start(&self, connection: OwnedFd) -> io::Result<(Process, Messages)> {
-        let Some(places) = &self.places else { return self.start_with(None, connection, None) };
-        let place = places.take()?;
-        let (process, messages) = self.start_with(None, connection, Some(&place))?;
-        let worker = process.clone();
-        let wait = move || {
+        let place = self.places.as_ref().map(Places::take).transpose()?;
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_read_timeout(Some(OPEN))?;
+        let (process, messages) = self.start_with(None, connection, Some(theirs.into()), place.as_ref())?;
+        let (worker, exports) = (process.clone(), self.exports.clone());
+        let serve = move || {
+            if let Err(error) = attend(&ours, place.as_ref(), &exports) {
+                tracing::warn!(%error, worker = worker.id(), "a worker shares nothing more");
+                // It fails on one that has ended.
+                let _ = worker.kill();
+            }
             if let Err(error) = worker.wait() {
                 tracing::error!(%error, worker = worker.id(), "a worker can't be waited for");
             }
             drop(place);
         };
-        std::thread::Builder::new().name("memory".into()).spawn(wait).inspect_err(|_| {
-            // It fails on one that has ended.
+        std::thread::Builder::new().name("worker".into()).spawn(serve).inspect_err(|_| {
+            // As above.
             let _ = process.kill();
         })?;
         Ok((process, messages))
@@ -121,6 +143,7 @@ impl Workers {
         &self,
         word: Option<&str>,
         connection: OwnedFd,
+        control: Option<OwnedFd>,
         place: Option<&Place>,
     ) -> io::Result<(Process, Messages)> {
         let mut command = Command::new(&self.program);
@@ -138,12 +161,23 @@ impl Workers {
             let number = count.fetch_add(1, Ordering::Relaxed);
             command.arg("--record").arg(folder.join(format!("{}-{number}", std::process::id())));
         }
+        if let (Some(deadline), None) = (self.deadline, word) {
+            command.arg(format!("--deadline={}", deadline.as_micros()));
+        }
         command.args(place.map(Place::arguments).into_iter().flatten());
-        let file = place.map(Place::file).transpose()?;
-        let (process, messages) = Process::start_on(command, connection, file)?;
+        let (process, messages) = Process::start_on(command, connection, control)?;
         let messages = Messages::start(Some(process.id()), std::fs::File::from(messages))?;
         Ok((process, messages))
     }
+}
+
+/// Gives a worker what it counts its memory in, then answers what it asks of other programs, until it ends.
+fn attend(worker: &UnixStream, place: Option<&Place>, exports: &Exports) -> io::Result<()> {
+    if let Some(place) = place {
+        orders::give(worker, [0; control::WORDS], &[], &[place.file()])?;
+    }
+    worker.set_read_timeout(None)?;
+    exports.serve(worker)
 }
 
 /// Is it a library that is looked for where libraries are?

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
@@ -11,7 +12,7 @@ use vm_bridge::recording::{Difference, Report};
 use vm_cuda_api::FUNCTIONS;
 
 use crate::bridge;
-use crate::config::parse_size;
+use crate::config::{parse_deadline, parse_size};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{Body, BridgedConsumer, BridgedFunction, ReplayedCall};
@@ -73,6 +74,9 @@ struct ServeArgs {
     /// The most device memory that programs may have together, as in 2G
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<u64>,
+    /// End programs whose work on the device makes no progress for so long, as in 2s
+    #[arg(long, value_name = "TIME", value_parser = parse_deadline)]
+    deadline: Option<Duration>,
     /// Record each program into a file of this folder, which `replay` reads: its calls and kernels, and what they were answered; not its data
     #[arg(long, value_name = "FOLDER")]
     record: Option<PathBuf>,
@@ -141,7 +145,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
                 tls,
                 window: args.window,
             };
-            let limits = bridge::Limits { memory: args.memory };
+            let limits = bridge::Limits { memory: args.memory, deadline: args.deadline };
             let record = args.record.as_deref();
             bridge::serve(&context.program, &places, &args.driver, &limits, record).map_err(Failure::failed)
         }

@@ -253,6 +253,18 @@ fn npu_number(text: &str) -> Option<u32> {
     text.parse().ok().filter(|number: &u32| number.to_string() == text)
 }
 
+/// Parses a deadline, as a guest's file has one.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_deadline(text: &str) -> Result<Duration, &'static str> {
+    match parse_duration(text)? {
+        time if time < MIN_DEADLINE => Err("is less than 10ms"),
+        time if time > MAX_DEADLINE => Err("is more than 3600s"),
+        time => Ok(time),
+    }
+}
+
 /// Parses a whole number with a unit, `us`, `ms` or `s`.
 fn parse_duration(text: &str) -> Result<Duration, &'static str> {
     const UNITS: [(&str, u64); 3] = [("us", 1), ("ms", 1000), ("s", 1_000_000)];

@@ -59,6 +59,7 @@ const DRIVER: &[i64] = &[
     libc::SYS_access,
     libc::SYS_arch_prctl,
     libc::SYS_clock_getres,
+    libc::SYS_dup,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_wait,

@@ -123,6 +123,12 @@ pub(crate) fn cuDevicePrimaryCtxRelease_v2(number: usize, words: &[usize]) -> Re
 }
 
 /// What was asked once may have been of a context that has ended, whose number another one gets.
+pub(crate) fn cuCtxSetLimit(number: usize, words: &[usize]) -> Result<(), u32> {
+    forward::ask(number, words)?;
+    locked(&client()?.kept).clear();
+    Ok(())
+}
+
 fn forget() -> Result<(), u32> {
     let client = client()?;
     locked(&client.kept).clear();

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use vm_bridge::wire::{CHUNK, put};
+use vm_bridge::wire::{CHUNK, code, put, put_bytes};
+use vm_cuda_api::{FUNCTIONS, names::is_per_thread};
 
 use super::{is_elsewhere, is_shared, the_form};
 use crate::client::{Client, client};
@@ -12,19 +13,40 @@ use crate::sys::caller;
 /// Copies of so many bytes never wait in the driver: they are staged.
 const STAGED: usize = 64 << 10;
 
+/// A device's end of a copy: an address, or an offset in an array.
+#[derive(Clone, Copy)]
+struct End {
+    array: Option<usize>,
+    at: usize,
+}
+
+impl From<usize> for End {
+    fn from(at: usize) -> Self {
+        Self { array: None, at }
+    }
+}
+
 /// What is before the bytes, or in their place.
-fn head(device: usize, len: usize, stream: usize, host: usize) -> Vec<u8> {
+fn head(end: End, from: usize, len: usize, stream: usize, host: usize) -> Vec<u8> {
     let mut payload = Vec::with_capacity(48);
-    [device, len, stream, host].iter().for_each(|word| put(&mut payload, *word as u64));
+    let words = [end.at + from, len, stream, host];
+    end.array.iter().chain(&words).for_each(|word| put(&mut payload, *word as u64));
     payload
 }
 
 /// Copies to a device; without a stream it has ended when this returns.
-fn to_device(number: usize, to: usize, from: usize, len: usize, stream: Option<usize>) -> Result<(), u32> {
+fn to_device(
+    number: usize,
+    to: impl Into<End>,
+    from: usize,
+    len: usize,
+    stream: Option<usize>,
+) -> Result<(), u32> {
+    let to = to.into();
     let client = client()?;
     let of = stream.unwrap_or(0);
     if is_shared(&client, from, len) {
-        let payload = head(to, len, of, from);
+        let payload = head(to, 0, len, of, from);
         return match stream {
             Some(_) => client.post(number, &payload),
             None => client.ask(number, &payload, true).map(drop),
@@ -32,7 +54,12 @@ fn to_device(number: usize, to: usize, from: usize, len: usize, stream: Option<u
     }
     for at in (0..len).step_by(CHUNK) {
         let part = CHUNK.min(len - at);
-        let (payload, bytes) = (head(to + at, part, of, 0), caller::bytes(from + at, part));
+        let (mut payload, mut bytes) = (head(to, at, part, of, 0), caller::bytes(from + at, part));
+        if to.array.is_some() {
+            // What is before bytes that stay where they are has no room for an array.
+            put_bytes(&mut payload, bytes);
+            bytes = &[];
+        }
         // The first may wait for what the stream does before it, and nobody may have to wait for those behind it then. The last one's answer is that of
         // all.
         let (is_first, is_last) = (at == 0 && len > STAGED, at + part == len && stream.is_none());
@@ -46,18 +73,25 @@ fn to_device(number: usize, to: usize, from: usize, len: usize, stream: Option<u
 }
 
 /// Copies from a device; to memory that only this side has it has ended when this returns.
-fn to_host(number: usize, to: usize, from: usize, len: usize, stream: Option<usize>) -> Result<(), u32> {
+fn to_host(
+    number: usize,
+    to: usize,
+    from: impl Into<End>,
+    len: usize,
+    stream: Option<usize>,
+) -> Result<(), u32> {
+    let from = from.into();
     let client = client()?;
     let of = stream.unwrap_or(0);
     if is_shared(&client, to, len) {
-        let payload = head(from, len, of, to);
+        let payload = head(from, 0, len, of, to);
         return match stream {
             Some(_) => client.post(number, &payload),
             None => client.ask(number, &payload, true).map(drop),
         };
     }
     let parts = caller::bytes_mut(to, len).chunks_mut(CHUNK).enumerate();
-    client.ask_many(number, parts.map(|(at, part)| (head(from + at * CHUNK, part.len(), of, 0), part)))
+    client.ask_many(number, parts.map(|(at, part)| (head(from, at * CHUNK, part.len(), of, 0), part)))
 }
 
 pub(crate) fn cuMemcpyHtoD_v2(number: usize, words: &[usize]) -> Result<(), u32> {
@@ -104,4 +138,67 @@ pub(crate) fn cuMemcpy(number: usize, words: &[usize]) -> Result<(), u32> {
 
 pub(crate) fn cuMemcpyAsync(number: usize, words: &[usize]) -> Result<(), u32> {
     anywhere(number, words, Some(words[3]))
+}
+
+pub(crate) fn cuMemcpyHtoA_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    to_device(number, End { array: Some(words[0]), at: words[1] }, words[2], words[3], None)
+}
+
+pub(crate) fn cuMemcpyHtoAAsync_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    to_device(number, End { array: Some(words[0]), at: words[1] }, words[2], words[3], Some(words[4]))
+}
+
+pub(crate) fn cuMemcpyAtoH_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    to_host(number, words[0], End { array: Some(words[1]), at: words[2] }, words[3], None)
+}
+
+pub(crate) fn cuMemcpyAtoHAsync_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    to_host(number, words[0], End { array: Some(words[1]), at: words[2] }, words[3], Some(words[4]))
+}
+
+/// Bytes of a `CUmemcpyAttributes`, which begins with when what is copied may be read: one of these three.
+const ATTRIBUTES: usize = 24;
+const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;
+/// What is said where none of a batch failed alone.
+const NONE: u64 = u64::MAX;
+
+/// Many copies, which may be made in any order: they are made one after the other.
+fn batch(number: usize, words: &[usize], fail_to: usize) -> Result<(), u32> {
+    let [to, from, lens, count, attributes, places, many, ..] = *words else {
+        return Err(code::INVALID_VALUE);
+    };
+    let stream = *words.last().ok_or(code::INVALID_VALUE)?;
+    caller::write(fail_to, NONE);
+    let is_legacy = stream == 1 || stream == 0 && !is_per_thread(&FUNCTIONS[number].name);
+    if [to, from, lens, attributes, places].contains(&0)
+        || is_legacy
+        || count == 0
+        || !(1..=count).contains(&many)
+    {
+        return Err(code::INVALID_VALUE);
+    }
+    let word = |at: usize, index: usize| caller::word(at + 8 * index) as usize;
+    let places: Vec<_> = (0..many).map(|index| word(places, index)).collect();
+    let orders = (0..many).map(|index| caller::half(attributes + ATTRIBUTES * index));
+    if places[0] != 0
+        || !places.is_sorted_by(|a, b| a < b)
+        || places[many - 1] >= count
+        || !orders.into_iter().all(|order| ORDERS.contains(&order))
+    {
+        return Err(code::INVALID_VALUE);
+    }
+    let copy = the_form("cuMemcpyAsync", number)?;
+    for index in 0..count {
+        let words = [word(to, index), word(from, index), word(lens, index), stream];
+        anywhere(copy, &words, Some(stream)).inspect_err(|_| caller::write(fail_to, index as u64))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn cuMemcpyBatchAsync(number: usize, words: &[usize]) -> Result<(), u32> {
+    batch(number, words, words[7])
+}
+
+pub(crate) fn cuMemcpyBatchAsync_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    batch(number, words, 0)
 }

@@ -15,7 +15,7 @@ const BUFFER: u64 = 1;
 const SIZE: u64 = 2;
 
 /// Packs a kernel's parameters.
-fn parameters(
+pub(super) fn parameters(
     client: &Arc<Client>,
     function: usize,
     [pointers, extra]: [usize; 2],

@@ -4,16 +4,45 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use vm_bridge::wire::{CHUNK, Reader, code, own, put};
+use vm_bridge::wire::{CHUNK, LOG, Reader, code, own, put};
 
 use super::the;
 use crate::client::{Client, client, locked};
 use crate::forward;
 use crate::sys::caller;
 
-/// `CUjit_option` whose values are no pointers, and those that tell how long a log is.
+/// `CUjit_option` whose values are no pointers.
 const PLAIN: [u32; 11] = [0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15];
-const LOG_SIZES: [u32; 2] = [4, 6];
+/// `CU_JIT_INFO_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER`; the option behind each is its size.
+const LOGS: [u32; 2] = [3, 5];
+
+/// A log of the program's: where it is, how long it is, and where that is said.
+#[derive(Clone, Copy, Default)]
+struct Log {
+    at: usize,
+    len: usize,
+    size_at: usize,
+}
+
+/// The logs that options name.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Logs([Log; 2]);
+
+impl Logs {
+    /// Fills them, each with no more than it has room for.
+    pub(super) fn fill(&self, reader: &mut Reader<'_>) -> Result<(), u32> {
+        for log in &self.0 {
+            let (said, len) = (reader.word(), reader.word());
+            let (Ok(said), Ok(len)) = (said, len) else { return Err(code::UNAVAILABLE) };
+            let bytes = reader.bytes(len as usize).map_err(|_| code::UNAVAILABLE)?;
+            if log.len > 0 {
+                caller::write_bytes(log.at, &bytes[..bytes.len().min(log.len)]);
+            }
+            caller::write(log.size_at, said);
+        }
+        Ok(())
+    }
+}
 
 /// Sends an image and what loads it; gives what was loaded.
 fn load(number: usize, image: &[u8], options: [usize; 3]) -> Result<u64, u32> {
@@ -23,21 +52,33 @@ fn load(number: usize, image: &[u8], options: [usize; 3]) -> Result<u64, u32> {
         client.post(own::IMAGE.into(), part)?;
     }
     let mut payload = Vec::new();
-    pack_options([count, kinds, values], &mut payload);
+    let logs = pack_options([count, kinds, values], &mut payload);
     let reply = client.ask(number, &payload, false)?;
-    Reader(&reply).word().map_err(|_| code::UNAVAILABLE)
+    let mut reader = Reader(&reply);
+    let (Ok(result), Ok(loaded)) = (reader.word(), reader.word()) else { return Err(code::UNAVAILABLE) };
+    logs.fill(&mut reader)?;
+    if result == 0 { Ok(loaded) } else { Err(result as u32) }
 }
 
-/// Packs options of the compiler, but those that are pointers.
-pub(super) fn pack_options([count, kinds, values]: [usize; 3], payload: &mut Vec<u8>) {
-    let mut given = Vec::new();
+/// Packs options of the compiler, and how long its logs may be.
+pub(super) fn pack_options([count, kinds, values]: [usize; 3], payload: &mut Vec<u8>) -> Logs {
+    let (mut given, mut logs) = (Vec::new(), Logs::default());
     for at in 0..count as u32 as usize {
         let (kind, value) = (caller::half(kinds + 4 * at), values + 8 * at);
         if PLAIN.contains(&kind) {
             given.push((kind, caller::word(value)));
-        } else if LOG_SIZES.contains(&kind) {
-            // Logs of the compiler stay with the server: they are empty here.
-            caller::write(value, 0);
+        }
+        for (log, buffer) in logs.0.iter_mut().zip(LOGS) {
+            if kind == buffer {
+                log.at = caller::word(value) as usize;
+            } else if kind == buffer + 1 {
+                (log.len, log.size_at) = ((caller::word(value) as u32 as usize).min(LOG), value);
+            }
+        }
+    }
+    for log in &mut logs.0 {
+        if log.at == 0 {
+            log.len = 0;
         }
     }
     put(payload, given.len() as u64);
@@ -45,6 +86,8 @@ pub(super) fn pack_options([count, kinds, values]: [usize; 3], payload: &mut Vec
         put(payload, kind.into());
         put(payload, value);
     }
+    logs.0.iter().for_each(|log| put(payload, log.len as u64));
+    logs
 }
 
 /// Loads a module of an image in memory.

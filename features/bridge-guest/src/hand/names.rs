@@ -63,7 +63,7 @@ pub(crate) fn cuGetExportTable(_: usize, words: &[usize]) -> Result<(), u32> {
 fn describe(number: usize, words: &[usize], own: fn(u32) -> Option<&'static str>) -> Result<(), u32> {
     let [error, to] = *words else { return Err(code::INVALID_VALUE) };
     match forward::keep(number, words) {
-        Err(code::UNAVAILABLE | code::NO_DEVICE | code::NOT_INITIALIZED) => {
+        Err(code::UNAVAILABLE | code::NO_DEVICE | code::NOT_INITIALIZED | code::LAUNCH_TIMEOUT) => {
             let text = own(error as u32).ok_or(code::INVALID_VALUE)?;
             caller::write(to, pack::kept(text.as_bytes()) as u64);
             Ok(())
@@ -79,6 +79,7 @@ pub(crate) fn cuGetErrorName(number: usize, words: &[usize]) -> Result<(), u32> 
             code::NOT_INITIALIZED => "CUDA_ERROR_NOT_INITIALIZED",
             code::UNAVAILABLE => "CUDA_ERROR_DEVICE_UNAVAILABLE",
             code::NO_DEVICE => "CUDA_ERROR_NO_DEVICE",
+            code::LAUNCH_TIMEOUT => "CUDA_ERROR_LAUNCH_TIMEOUT",
             code::NOT_SUPPORTED => "CUDA_ERROR_NOT_SUPPORTED",
             _ => return None,
         })
@@ -92,6 +93,7 @@ pub(crate) fn cuGetErrorString(number: usize, words: &[usize]) -> Result<(), u32
             code::NOT_INITIALIZED => "initialization error",
             code::UNAVAILABLE => "the server of this program's GPU is gone",
             code::NO_DEVICE => "no CUDA-capable device is detected",
+            code::LAUNCH_TIMEOUT => "the launch timed out and was terminated",
             code::NOT_SUPPORTED => "operation not supported",
             _ => return None,
         })

@@ -1,12 +1,13 @@
 //! Textures and surfaces, objects that graphs keep, and the linker.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use vm_bridge::wire::{CHUNK, NOTHING, Reader, code, own, put, put_bytes};
 
+use super::modules::Logs;
 use super::{begin_calls, file, pack_options, the};
-use crate::client::{client, locked};
+use crate::client::{Client, client, locked};
 use crate::forward;
 use crate::sys::caller;
 
@@ -54,8 +55,35 @@ pub(crate) fn cuUserObjectCreate(number: usize, words: &[usize]) -> Result<(), u
 
 pub(crate) fn cuLinkCreate_v2(number: usize, words: &[usize]) -> Result<(), u32> {
     let mut payload = Vec::new();
-    pack_options([words[0], words[1], words[2]], &mut payload);
-    give(number, words[3], &payload)
+    let logs = pack_options([words[0], words[1], words[2]], &mut payload);
+    give(number, words[3], &payload)?;
+    let linker = Linker { logs, made: Vec::new() };
+    locked(&LINKERS).get_or_insert_default().insert(caller::word(words[3]) as usize, linker);
+    Ok(())
+}
+
+/// A linker: the program's logs, which it fills until it ends, and what it made.
+#[derive(Default)]
+struct Linker {
+    logs: Logs,
+    made: Vec<u8>,
+}
+
+static LINKERS: Mutex<Option<HashMap<usize, Linker>>> = Mutex::new(None);
+
+/// Has a linker do something: words that it returns, after what the driver says.
+fn ask_linker<const N: usize>(number: usize, link: usize, payload: &[u8]) -> Result<[u64; N], u32> {
+    let reply = client()?.ask(number, payload, false)?;
+    let mut reader = Reader(&reply);
+    let result = reader.word().map_err(|_| code::UNAVAILABLE)?;
+    let mut words = [0; N];
+    for word in &mut words {
+        *word = reader.word().map_err(|_| code::UNAVAILABLE)?;
+    }
+    if let Some(linker) = locked(&LINKERS).get_or_insert_default().get(&link) {
+        linker.logs.fill(&mut reader)?;
+    }
+    if result == 0 { Ok(words) } else { Err(result as u32) }
 }
 
 /// Sends an image to the linker.
@@ -75,7 +103,7 @@ fn add(link: usize, kind: usize, image: &[u8], name: usize, options: [usize; 3])
         }
         None => put(&mut payload, NOTHING),
     }
-    client.ask(the("cuLinkAddData_v2")?, &payload, false).map(drop)
+    ask_linker::<0>(the("cuLinkAddData_v2")?, link, &payload).map(drop)
 }
 
 pub(crate) fn cuLinkAddData_v2(_: usize, words: &[usize]) -> Result<(), u32> {
@@ -93,32 +121,35 @@ pub(crate) fn cuLinkAddFile_v2(_: usize, words: &[usize]) -> Result<(), u32> {
     add(link, kind, &file(path)?, path, [count, kinds, values])
 }
 
-/// What linkers made, until they end.
-static LINKED: Mutex<Option<HashMap<usize, Vec<u8>>>> = Mutex::new(None);
-
-pub(crate) fn cuLinkComplete(number: usize, words: &[usize]) -> Result<(), u32> {
-    let [link, to, size] = *words else { return Err(code::INVALID_VALUE) };
-    let client = client()?;
-    let reply = client.ask(number, &(link as u64).to_ne_bytes(), false)?;
-    let len = Reader(&reply).word().map_err(|_| code::UNAVAILABLE)? as usize;
-    let mut image = Vec::new();
+/// Fetches so many bytes that the server keeps for this thread.
+pub(super) fn fetch(client: &Arc<Client>, len: usize) -> Result<Vec<u8>, u32> {
+    let mut bytes = Vec::new();
     for at in (0..len).step_by(CHUNK) {
         let part = CHUNK.min(len - at);
         let mut payload = Vec::new();
         put(&mut payload, at as u64);
         put(&mut payload, part as u64);
         let reply = client.ask(own::LINKED.into(), &payload, false)?;
-        image.extend_from_slice(reply.get(..part).ok_or(code::UNAVAILABLE)?);
+        bytes.extend_from_slice(reply.get(..part).ok_or(code::UNAVAILABLE)?);
     }
-    let mut linked = locked(&LINKED);
-    let image = linked.get_or_insert_default().entry(link).insert_entry(image).into_mut();
-    caller::write(to, image.as_ptr() as u64);
-    caller::write(size, len as u64);
+    Ok(bytes)
+}
+
+pub(crate) fn cuLinkComplete(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [link, to, size] = *words else { return Err(code::INVALID_VALUE) };
+    let client = client()?;
+    let [len] = ask_linker(number, link, &(link as u64).to_ne_bytes())?;
+    let image = fetch(&client, len as usize)?;
+    let mut linkers = locked(&LINKERS);
+    let linker = linkers.get_or_insert_default().entry(link).or_default();
+    linker.made = image;
+    caller::write(to, linker.made.as_ptr() as u64);
+    caller::write(size, len);
     Ok(())
 }
 
 pub(crate) fn cuLinkDestroy(number: usize, words: &[usize]) -> Result<(), u32> {
     forward::ask(number, words)?;
-    locked(&LINKED).get_or_insert_default().remove(&words[0]);
+    locked(&LINKERS).get_or_insert_default().remove(&words[0]);
     Ok(())
 }

@@ -111,3 +111,11 @@ pub(crate) fn cuMemcpy3D_v2(number: usize, words: &[usize]) -> Result<(), u32> {
 pub(crate) fn cuMemcpy3DAsync_v2(number: usize, words: &[usize]) -> Result<(), u32> {
     copy(number, Form::Three, words)
 }
+
+pub(crate) fn cuMemcpy3DPeer(number: usize, words: &[usize]) -> Result<(), u32> {
+    copy(number, Form::Peer, words)
+}
+
+pub(crate) fn cuMemcpy3DPeerAsync(number: usize, words: &[usize]) -> Result<(), u32> {
+    copy(number, Form::Peer, words)
+}

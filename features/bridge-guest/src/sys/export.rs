@@ -20,12 +20,34 @@ fn enter(number: usize, words: &[usize], handler: fn(usize, &[usize]) -> Result<
     }
 }
 
+/// A structure that is passed by value.
+#[repr(C)]
+struct Value<const N: usize>([u8; N]);
+
+/// An argument as a word.
+trait Word {
+    fn word(&self) -> usize;
+}
+
+impl Word for usize {
+    fn word(&self) -> usize {
+        *self
+    }
+}
+
+impl<const N: usize> Word for Value<N> {
+    /// Where it is, until the call returns.
+    fn word(&self) -> usize {
+        self.0.as_ptr() as usize
+    }
+}
+
 macro_rules! export {
-    ($number:literal $name:ident ($($argument:ident)*) $handler:path) => {
+    ($number:literal $name:ident ($(($argument:ident $kind:ty))*) $handler:path) => {
         // SAFETY: the name is the driver's, which this library stands for; nothing else of the process defines it.
         #[unsafe(no_mangle)]
-        extern "C" fn $name($($argument: usize),*) -> u32 {
-            enter($number, &[$($argument),*], $handler)
+        extern "C" fn $name($($argument: $kind),*) -> u32 {
+            enter($number, &[$($argument.word()),*], $handler)
         }
     };
 }

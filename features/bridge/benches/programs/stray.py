@@ -7,7 +7,7 @@ import time
 STRAY = """
 import cupy as cp
 kernel = cp.RawKernel('extern "C" __global__ void stray(long n) { *(int *)(n + 64 * threadIdx.x) = 7; }', "stray")
-kernel((64,), (256,), (0x10000000000,))
+kernel((64,), (256,), (0x600000000000,))
 try:
     cp.cuda.runtime.deviceSynchronize()
 except cp.cuda.runtime.CUDARuntimeError as error:

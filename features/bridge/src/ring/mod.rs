@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
 use crate::wire::{Answer, Header, Malformed, PAYLOAD};
-use sys::{Memory, Wake};
+use sys::{Awaited, Memory, Wake};
 
 /// Bytes of requests.
 const RING: usize = 8 << 20;
@@ -127,8 +127,9 @@ impl Near {
         // The server's word is looked at only where there may be no room: it is in another processor's cache.
         while end.wrapping_sub(self.tail) > ring as u64 {
             let before = self.tail;
-            let moved =
-                self.memory.wait(CLIENT_SLEEPS, || self.memory.long(TAIL).load(Ordering::Acquire) != before);
+            let moved = self.memory.wait(CLIENT_SLEEPS, Awaited::Peer, || {
+                self.memory.long(TAIL).load(Ordering::Acquire) != before
+            });
             self.tail = self.memory.long(TAIL).load(Ordering::Acquire);
             if !moved && (self.memory.hung_up() || is_gone()) {
                 return Err(io::ErrorKind::BrokenPipe.into());
@@ -192,7 +193,10 @@ impl Near {
         let at = self.memory.place(self.answered);
         let until = timeout.map(|timeout| Instant::now() + timeout);
         let number = self.answered + 1;
-        while !self.memory.wait(CLIENT_SLEEPS, || self.memory.long(at).load(Ordering::Acquire) == number) {
+        // What has no end waits for the device.
+        let awaited = if until.is_none() { Awaited::Device } else { Awaited::Peer };
+        let has_come = || self.memory.long(at).load(Ordering::Acquire) == number;
+        while !self.memory.wait(CLIENT_SLEEPS, awaited, has_come) {
             // An answer that was given before the server ended counts.
             let gone = self.memory.hung_up() || is_gone();
             if gone && self.memory.long(at).load(Ordering::Acquire) != number {
@@ -296,7 +300,7 @@ impl Far {
                 {
                     return Ok(None);
                 }
-                self.memory.wait(SERVER_SLEEPS, || {
+                self.memory.wait(SERVER_SLEEPS, Awaited::Peer, || {
                     self.memory.long(HEAD).load(Ordering::Acquire) != self.tail
                         || self.memory.word(CLOSED).load(Ordering::Relaxed) != 0
                 });

@@ -17,12 +17,30 @@ use rustix::thread::futex;
 
 use super::{HEADS, PLACE, PLACES};
 
-/// How long each side looks on before it sleeps: briefly where the other one may wait for this processor.
-static LOOK: LazyLock<Duration> = LazyLock::new(|| {
-    const ENOUGH: usize = 4;
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    Duration::from_micros(if processors < ENOUGH { 5 } else { 50 })
-});
+/// What is waited for: that decides how long it is looked for before who waits sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Awaited {
+    /// The other side.
+    Peer,
+    /// The device, for which the driver itself looks as long as it takes.
+    Device,
+}
+
+impl Awaited {
+    /// How long it is looked for: briefly where the other side may wait for this processor.
+    fn look(self) -> Duration {
+        static HAS_ENOUGH: LazyLock<bool> = LazyLock::new(|| {
+            const ENOUGH: usize = 4;
+            std::thread::available_parallelism().map_or(1, usize::from) >= ENOUGH
+        });
+        Duration::from_micros(match (*HAS_ENOUGH, self) {
+            (false, _) => 5,
+            (true, Self::Peer) => 50,
+            (true, Self::Device) => 1000,
+        })
+    }
+}
+
 /// How long it sleeps before it looks whether the other side is there.
 const SLEEP: Duration = Duration::from_millis(100);
 
@@ -142,11 +160,11 @@ impl Memory {
     }
 
     /// Waits until something is so: no longer than a while, at whose end it may still not be.
-    pub(super) fn wait(&self, sleeps: usize, mut is_so: impl FnMut() -> bool) -> bool {
+    pub(super) fn wait(&self, sleeps: usize, awaited: Awaited, mut is_so: impl FnMut() -> bool) -> bool {
         if is_so() {
             return true;
         }
-        let until = Instant::now() + *LOOK;
+        let until = Instant::now() + awaited.look();
         loop {
             for _ in 0..64 {
                 if is_so() {

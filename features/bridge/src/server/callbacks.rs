@@ -8,7 +8,7 @@ use vm_cuda_api::Object;
 
 use super::lane::Call;
 use super::pack::Refused;
-use super::sys;
+use super::sys::{self, Word};
 use crate::wire::{Reader, code, control};
 
 /// The connection for them, once the program has made one.
@@ -46,7 +46,12 @@ pub(super) fn add(call: &Call<'_>, mut reader: Reader<'_>, kind: u64) -> Result<
         return Err(Refused::Malformed);
     }
     // What is recorded is called as often as its graph is launched: it is kept until the session ends.
-    let stays = call.session.may_capture();
+    let stays = super::hand::records(call, stream);
+    if stays && kind == control::FUNCTION {
+        let [made, at] = call.session.function(function, argument)?;
+        let words = [Word::Is(stream), Word::Is(made), Word::Is(at)];
+        return Ok(call.session.driver().make(call.number, &words, &mut []));
+    }
     let callback = sys::Callback {
         callbacks: call.session.callbacks(),
         words: [kind, function, argument, id, 0],

@@ -9,18 +9,22 @@
 //! | textures, surfaces | their description may have an array in it |
 //! | the linker | what it makes is memory of the driver's, of any length |
 //! | functions of the program | they are called there, when the driver calls |
+//! | nodes of graphs by their parameters | their structures have pointers, and memory of the program in them |
+//! | memory of other programs | their handles go by value, and the driver's own go to no program |
 //! | captures' dependencies | the driver returns an array of its own |
 //! | `cuInit` | a worker gives calls of the system up once the driver has begun |
 
 use std::sync::LazyLock;
 
-use vm_cuda_api::{FUNCTIONS, Object, number};
+use vm_cuda_api::{FUNCTIONS, Kind, Object, number};
 
 use super::handles::Layout;
 use super::lane::{Call, Lane};
+use super::options::Options;
 use super::pack::Refused;
 use super::sys::{self, Word};
-use super::{callbacks, capture, objects, pointers, strided};
+use super::{callbacks, capture, ipc, nodes, objects, pointers, strided};
+use crate::wire::node;
 use crate::wire::strided::Form;
 use crate::wire::{CHUNK, Malformed, Reader, code, control, own, put, put_bytes};
 
@@ -33,7 +37,7 @@ pub(super) struct Parts<'a> {
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 34] = [
+const HANDLERS: [(&str, Handler); 57] = [
     ("cuInit", initialise),
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
@@ -44,13 +48,29 @@ const HANDLERS: [(&str, Handler); 34] = [
     ("cuMemcpyHtoDAsync_v2", to_device),
     ("cuMemcpyDtoH_v2", to_host),
     ("cuMemcpyDtoHAsync_v2", to_host),
+    ("cuMemcpyHtoA_v2", to_device),
+    ("cuMemcpyHtoAAsync_v2", to_device),
+    ("cuMemcpyAtoH_v2", to_host),
+    ("cuMemcpyAtoHAsync_v2", to_host),
     ("cuMemcpy2D_v2", |call, parts| strided::copy(call, parts.reader, Form::Two, parts.reply)),
     ("cuMemcpy2DUnaligned_v2", |call, parts| strided::copy(call, parts.reader, Form::Two, parts.reply)),
     ("cuMemcpy2DAsync_v2", |call, parts| strided::copy(call, parts.reader, Form::Two, parts.reply)),
     ("cuMemcpy3D_v2", |call, parts| strided::copy(call, parts.reader, Form::Three, parts.reply)),
     ("cuMemcpy3DAsync_v2", |call, parts| strided::copy(call, parts.reader, Form::Three, parts.reply)),
+    ("cuMemcpy3DPeer", |call, parts| strided::copy(call, parts.reader, Form::Peer, parts.reply)),
+    ("cuMemcpy3DPeerAsync", |call, parts| strided::copy(call, parts.reader, Form::Peer, parts.reply)),
     ("cuLaunchHostFunc", |call, parts| callbacks::add(call, parts.reader, control::FUNCTION)),
     ("cuStreamAddCallback", |call, parts| callbacks::add(call, parts.reader, control::CALLBACK)),
+    ("cuGraphKernelNodeGetParams", nodes::kernel_of),
+    ("cuGraphKernelNodeGetParams_v2", nodes::kernel_of),
+    ("cuGraphMemcpyNodeGetParams", nodes::copy_of),
+    ("cuGraphHostNodeGetParams", nodes::function_of),
+    ("cuGraphExecUpdate", nodes::update),
+    ("cuGraphExecUpdate_v2", nodes::update),
+    ("cuGraphInstantiateWithParams", nodes::instantiate),
+    ("cuGraphDebugDotPrint", nodes::print),
+    ("cuGraphDestroy", nodes::destroy),
+    ("cuGraphDestroyNode", nodes::destroy_node),
     ("cuOccupancyMaxActiveClusters", clusters),
     ("cuOccupancyMaxPotentialClusterSize", clusters),
     ("cuPointerGetAttributes", |call, parts| pointers::attributes(call, parts.reader, parts.reply)),
@@ -60,6 +80,13 @@ const HANDLERS: [(&str, Handler); 34] = [
     ("cuLinkCreate_v2", objects::link),
     ("cuLinkAddData_v2", objects::link_data),
     ("cuLinkComplete", objects::link_complete),
+    ("cuLinkDestroy", objects::link_destroy),
+    ("cuIpcGetMemHandle", ipc::export_memory),
+    ("cuIpcOpenMemHandle_v2", ipc::open_memory),
+    ("cuIpcCloseMemHandle", ipc::close_memory),
+    ("cuIpcGetEventHandle", ipc::export_event),
+    ("cuIpcOpenEventHandle", ipc::open_event),
+    ("cuIpcOpenMemHandle", ipc::open_memory),
     ("cuMemFree_v2", free),
     ("cuMemHostAlloc", host_allocate),
     ("cuMemFreeHost", host_free),
@@ -73,7 +100,8 @@ const HANDLERS: [(&str, Handler); 34] = [
 /// The handlers by their functions' numbers.
 static BY_NUMBER: LazyLock<Vec<Option<Handler>>> = LazyLock::new(|| {
     let mut all = vec![None; FUNCTIONS.len()];
-    for (name, handler) in HANDLERS {
+    let setters = node::SETTERS.map(|(name, _)| (name, nodes::set as Handler));
+    for (name, handler) in HANDLERS.into_iter().chain(setters) {
         for name in [name.to_owned(), format!("{name}_ptsz"), format!("{name}_ptds")] {
             if let Some(at) = number(&name) {
                 all[at] = Some(handler);
@@ -130,31 +158,6 @@ fn layout(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     Ok(0)
 }
 
-/// Options of the compiler: as many, then each with its value. None of them is a pointer.
-pub(super) fn options(reader: &mut Reader<'_>) -> Result<Vec<(u64, u64)>, Refused> {
-    const MOST: u64 = 64;
-    let count = reader.word()?;
-    if count > MOST {
-        return Err(Refused::Malformed);
-    }
-    (0..count).map(|_| Ok((reader.word()?, reader.word()?))).collect()
-}
-
-/// `CUjit_option` whose values are no pointers.
-pub(crate) const PLAIN_OPTIONS: [u64; 11] = [0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15];
-
-/// Memory with options, then their values, as the driver takes them: numbers of 32 bits, then words.
-pub(super) fn with_options(options: &[(u64, u64)]) -> Result<(Vec<u64>, usize), Refused> {
-    if options.iter().any(|(option, _)| !PLAIN_OPTIONS.contains(option)) {
-        return Err(code::NOT_SUPPORTED.into());
-    }
-    let mut memory: Vec<u64> =
-        options.chunks(2).map(|pair| pair[0].0 | pair.get(1).map_or(0, |(option, _)| option << 32)).collect();
-    let values = memory.len();
-    memory.extend(options.iter().map(|(_, value)| value));
-    Ok((memory, values))
-}
-
 /// An image, which the driver reads to its own end: that must be within what came.
 fn image(parts: &mut Parts<'_>) -> Result<Vec<u8>, Refused> {
     let mut image = std::mem::take(&mut parts.lane.image);
@@ -166,7 +169,7 @@ fn image(parts: &mut Parts<'_>) -> Result<Vec<u8>, Refused> {
     Ok(image)
 }
 
-/// Loads an image, and returns its handle.
+/// Loads an image: what the driver says, and its handle.
 fn load(
     call: &Call<'_>,
     parts: &mut Parts<'_>,
@@ -178,51 +181,38 @@ fn load(
         Ok(real) => (0, call.session.handles().give(object, real)?),
         Err(code) => (code, 0),
     };
+    put(parts.reply, result.into());
     put(parts.reply, id);
-    Ok(result)
+    Ok(0)
 }
 
 fn module(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
-    let options = options(&mut parts.reader)?;
+    let mut options = Options::read(&mut parts.reader)?;
     let image = image(&mut parts)?;
-    let (mut memory, values) = with_options(&options)?;
-    let out = memory.len();
-    memory.push(0);
-    let words = [
-        Word::At(out),
-        Word::Is(sys::place(&image)),
-        Word::Is(options.len() as u64),
-        Word::At(0),
-        Word::At(values),
-    ];
-    load(call, &mut parts, Object::Module, &image, || {
-        match call.session.driver().make(call.number, &words, &mut memory) {
-            0 => Ok(memory[out]),
-            code => Err(code),
-        }
-    })
+    let [count, kinds, values] = options.words();
+    let words = [options.out(), Word::Is(sys::place(&image)), count, kinds, values];
+    load(call, &mut parts, Object::Module, &image, || options.make(call, &words))?;
+    options.put_logs(parts.reply);
+    Ok(0)
 }
 
 fn library(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
-    let options = options(&mut parts.reader)?;
+    let mut options = Options::read(&mut parts.reader)?;
     let image = image(&mut parts)?;
-    let (mut memory, values) = with_options(&options)?;
-    let out = memory.len();
-    memory.push(0);
-    let count = Word::Is(options.len() as u64);
     let (none, no) = (Word::Is(0), Word::Is(0));
-    let at = |at| if options.is_empty() { none } else { Word::At(at) };
-    let words = [Word::At(out), Word::Is(sys::place(&image)), at(0), at(values), count, none, none, no];
-    load(call, &mut parts, Object::Library, &image, || {
-        match call.session.driver().make(call.number, &words, &mut memory) {
-            0 => Ok(memory[out]),
-            code => Err(code),
-        }
-    })
+    let [count, kinds, values] = options.words();
+    let words = [options.out(), Word::Is(sys::place(&image)), kinds, values, count, none, none, no];
+    load(call, &mut parts, Object::Library, &image, || options.make(call, &words))?;
+    options.put_logs(parts.reply);
+    Ok(0)
 }
 
 /// Parameters in words, then pointers to them: where the pointers begin.
-fn parameters(layout: &Layout, reader: &mut Reader<'_>, memory: &mut Vec<u64>) -> Result<usize, Refused> {
+pub(super) fn parameters(
+    layout: &Layout,
+    reader: &mut Reader<'_>,
+    memory: &mut Vec<u64>,
+) -> Result<usize, Refused> {
     let end = layout.iter().map(|(offset, size)| offset.saturating_add(*size)).max().unwrap_or(0);
     let bytes = reader.bytes(usize::try_from(end).map_err(|_| Malformed)?)?;
     let from = memory.len();
@@ -362,18 +352,32 @@ pub(super) fn known(call: &Call<'_>, at: u64) -> Result<(), Refused> {
     }
 }
 
-/// A stream for functions that have one: three or four parameters.
+/// A stream for functions that have one, as their last parameter.
 fn stream_of(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Option<u64>, Refused> {
     let stream = reader.word()?;
-    let has = FUNCTIONS[call.number].parameters.len() == 4;
+    let has = FUNCTIONS[call.number]
+        .parameters
+        .last()
+        .is_some_and(|last| last.kind == Kind::Handle(Object::Stream));
     Ok(if has { Some(call.session.handles().real(Object::Stream, stream)?) } else { None })
 }
 
-/// Device address, count, stream, host address or 0; with 0 the bytes follow.
+/// The device's end of a copy: an address, or an array and an offset.
+fn end_of(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Vec<u64>, Refused> {
+    let is_array = |kind: &Kind| *kind == Kind::Handle(Object::Array);
+    if FUNCTIONS[call.number].parameters.iter().any(|each| is_array(&each.kind)) {
+        return Ok(vec![call.session.handles().real(Object::Array, reader.word()?)?, reader.word()?]);
+    }
+    let at = reader.word()?;
+    known(call, at)?;
+    Ok(vec![at])
+}
+
+/// The device's end, count, stream, host address or 0; with 0 the bytes follow.
 fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let reader = &mut parts.reader;
-    let (to, count) = (reader.word()?, reader.word()?);
-    known(call, to)?;
+    let mut words = end_of(call, reader)?;
+    let count = reader.word()?;
     let stream = stream_of(call, reader)?;
     let from = match reader.word()? {
         0 if count > CHUNK as u64 => return Err(Refused::Malformed),
@@ -394,17 +398,19 @@ fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> 
     if stream.is_none() || call.asks {
         call.pass();
     }
-    let words: Vec<u64> = [to, from, count].into_iter().chain(stream).collect();
+    words.extend([from, count].into_iter().chain(stream));
     Ok(sys::with_bytes(call.session.driver(), call.number, &words))
 }
 
-/// Device address, count, stream, host address or 0; with 0 the bytes are returned.
+/// The device's end, count, stream, host address or 0; with 0 the bytes are returned.
 fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let reader = &mut parts.reader;
-    let (from, count) = (reader.word()?, reader.word()?);
-    known(call, from)?;
+    let from = end_of(call, reader)?;
+    let count = reader.word()?;
     let stream = stream_of(call, reader)?;
-    let words = |to: u64| -> Vec<u64> { [to, from, count].into_iter().chain(stream).collect() };
+    let words = |to: u64| -> Vec<u64> {
+        [to].into_iter().chain(from.iter().copied()).chain([count]).chain(stream).collect()
+    };
     match reader.word()? {
         0 if count > CHUNK as u64 => Err(Refused::Malformed),
         0 => {

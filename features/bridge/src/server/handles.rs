@@ -93,6 +93,18 @@ impl Handles {
         Ok(id)
     }
 
+    /// Does the program have a handle of what the driver calls so?
+    pub(super) fn knows(&self, object: Object, real: u64) -> bool {
+        self.numbers.contains_key(&(object, real))
+    }
+
+    /// What the driver calls so was ended with something else.
+    pub(super) fn end_real(&mut self, object: Object, real: u64) {
+        if let Some(id) = self.numbers.get(&(object, real)).copied() {
+            self.end(object, id);
+        }
+    }
+
     /// It was ended.
     pub(super) fn end(&mut self, object: Object, id: u64) {
         let Some(entry) = self.entries.get_mut(&id).filter(|entry| entry.object == object) else { return };

@@ -1,11 +1,14 @@
 //! A lane: the calls of a thread of the program, made by a thread of the server.
 
+use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use vm_cuda_api::FUNCTIONS;
 
+use super::deadline::{Marks, Pending};
 use super::pack::{self, Refused};
 use super::session::{Session, SessionError};
 use super::sys::{self, Driver, Word};
@@ -22,6 +25,9 @@ use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own,
 /// When the connection fails, or what comes is not what a program sends.
 pub fn serve(connection: &UnixStream, session: &Arc<Session>) -> Result<(), SessionError> {
     session.connect(connection.try_clone()?);
+    if let Some(watch) = session.watch() {
+        watch.start(session);
+    }
     let result = orders(connection, session);
     session.end();
     result
@@ -33,7 +39,11 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
         let result = match (order, file, more) {
             ([control::HELLO, version, ..], None, None) if version == u64::from(VERSION) => 0,
             ([control::HELLO, ..], None, None) => code::NOT_SUPPORTED,
-            ([control::LANE, ..], Some(file), None) => start(session, Stream::new(UnixStream::from(file))),
+            ([control::LANE, ..], Some(file), None) => {
+                let stream = UnixStream::from(file);
+                stream.set_read_timeout(session.watch().map(|_| IDLE))?;
+                start(session, Stream::new(stream))
+            }
             ([control::RING, ..], Some(file), None) => start_ring(session, Far::open(&file)),
             ([control::RING, _, len, offset], Some(window), Some(stream)) => {
                 start_ring(session, Far::within(&window, offset, len, stream.into()))
@@ -108,7 +118,8 @@ fn start(session: &Arc<Session>, mut transport: impl Transport + Send + 'static)
 /// How requests come and answers go.
 pub(super) trait Transport {
     /// The next request, its payload in `payload`, but bytes for the driver that stay where they are; `None` when there are no more.
-    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError>;
+    /// While none comes the lane is `idle` now and then.
+    fn receive(&mut self, payload: &mut Vec<u8>, idle: &dyn Fn()) -> Result<Option<Taken>, SessionError>;
     /// Sends an answer.
     fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError>;
     /// Where the payload of the next answer may be written, to be answered [there](Self::answer_there).
@@ -133,6 +144,8 @@ struct Stream {
     filled: usize,
 }
 
+/// How long nothing comes before a lane is idle.
+const IDLE: Duration = Duration::from_millis(100);
 /// Bytes that are read at once.
 const BUFFER: usize = 64 << 10;
 
@@ -142,7 +155,7 @@ impl Stream {
     }
 
     /// Fills `to`; no when the stream ends before its first byte.
-    fn fill(&mut self, to: &mut [u8]) -> io::Result<bool> {
+    fn fill(&mut self, to: &mut [u8], idle: &dyn Fn()) -> io::Result<bool> {
         let mut done = 0;
         while done < to.len() {
             if self.read == self.filled {
@@ -156,6 +169,7 @@ impl Stream {
                     Ok(len) if large => done += len,
                     Ok(len) => (self.read, self.filled) = (0, len),
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => idle(),
                     Err(error) => return Err(error),
                 }
                 continue;
@@ -170,14 +184,14 @@ impl Stream {
 }
 
 impl Transport for Stream {
-    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError> {
+    fn receive(&mut self, payload: &mut Vec<u8>, idle: &dyn Fn()) -> Result<Option<Taken>, SessionError> {
         let mut bytes = [0; Header::SIZE];
-        if !self.fill(&mut bytes)? {
+        if !self.fill(&mut bytes, idle)? {
             return Ok(None);
         }
         let header = Header::from_bytes(bytes)?;
         payload.resize(header.len as usize, 0);
-        if !payload.is_empty() && !self.fill(payload)? {
+        if !payload.is_empty() && !self.fill(payload, idle)? {
             return Err(Malformed.into());
         }
         Ok(Some(Taken { header, bulk: None }))
@@ -201,8 +215,15 @@ struct Ring {
 }
 
 impl Transport for Ring {
-    fn receive(&mut self, payload: &mut Vec<u8>) -> Result<Option<Taken>, SessionError> {
-        Ok(self.ring.take(payload, || self.session.has_ended())?)
+    fn receive(&mut self, payload: &mut Vec<u8>, idle: &dyn Fn()) -> Result<Option<Taken>, SessionError> {
+        let waited = Cell::new(false);
+        let has_ended = || {
+            if waited.replace(true) {
+                idle();
+            }
+            self.session.has_ended()
+        };
+        Ok(self.ring.take(payload, has_ended)?)
     }
 
     fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError> {
@@ -230,6 +251,8 @@ pub struct Lane {
     session: Arc<Session>,
     /// Its number in the recording.
     number: u64,
+    /// What it marks streams by, where there is a deadline.
+    marks: Option<Marks>,
     /// What failed of what was not waited for.
     failed: u32,
     /// An image that comes in parts.
@@ -275,6 +298,7 @@ impl Lane {
     pub fn new(session: Arc<Session>) -> Self {
         let number = session.recorder().map_or(0, Recorder::lane);
         Self {
+            marks: session.watch().cloned().map(Marks::new),
             session,
             number,
             failed: 0,
@@ -290,6 +314,9 @@ impl Lane {
     fn run(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
         self.rooms = transport.rooms();
         let result = self.serve_all(transport);
+        if let Some(marks) = &self.marks {
+            marks.end(&self.session);
+        }
         if let (Some((at, _)), true) = (self.rooms, self.pinned) {
             // With its context it has gone already.
             let _ = self.session.driver().named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
@@ -299,7 +326,13 @@ impl Lane {
 
     fn serve_all(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
         let (mut payload, mut reply) = (Vec::new(), Vec::new());
-        while let Some(taken) = transport.receive(&mut payload)? {
+        loop {
+            let idle = || {
+                if let Some(marks) = &self.marks {
+                    marks.idle(&self.session);
+                }
+            };
+            let Some(taken) = transport.receive(&mut payload, &idle)? else { break };
             self.room = transport.room();
             if let Some(code) = self.serve(taken, &payload, &mut reply)? {
                 match self.there.take() {
@@ -361,22 +394,28 @@ impl Lane {
             None if (own::LAYOUT..=own::TOPOLOGY).contains(&(call.number as u16)) => Mode::Hand,
             None => return Err(Refused::Malformed),
         };
-        if mode == Mode::Waits {
-            call.pass();
-        }
         // What was not waited for and failed is told here, in the place of what this call would have said.
         if call.asks && self.failed != 0 && mode != Mode::Waits {
             // An image that came for it is not to be a part of the next.
             self.image = Vec::new();
             return Ok(std::mem::take(&mut self.failed));
         }
-        let result = match mode {
-            Mode::Unsupported | Mode::Here => return Err(code::NOT_SUPPORTED.into()),
-            _ => match hand::make(self, call, payload, reply) {
-                Some(result) => result?,
-                None => pack::make(call.session, call.number, payload, reply)?,
-            },
+        if matches!(mode, Mode::Unsupported | Mode::Here) {
+            return Err(code::NOT_SUPPORTED.into());
+        }
+        let pending = match &mut self.marks {
+            Some(marks) => marks.before(call.session, call.number, payload)?,
+            None => Pending::Nothing,
         };
+        if mode == Mode::Waits {
+            call.pass();
+        }
+        let result = hand::make(self, call, payload, reply)
+            .unwrap_or_else(|| pack::make(call.session, call.number, payload, reply));
+        if let Some(marks) = &mut self.marks {
+            marks.after(call.session, pending, result.as_ref().ok().copied(), reply);
+        }
+        let result = result?;
         if call.asks && self.failed != 0 {
             self.there = None;
             Ok(std::mem::take(&mut self.failed))

@@ -2,11 +2,18 @@
 
 mod callbacks;
 mod capture;
+mod deadline;
+mod effects;
+mod exports;
 mod facts;
+pub mod fuzz;
 mod hand;
 mod handles;
+mod ipc;
 mod lane;
+mod nodes;
 mod objects;
+mod options;
 mod pack;
 mod pointers;
 mod pot;
@@ -17,6 +24,7 @@ mod strided;
 pub mod sys;
 mod turn;
 
+pub use exports::Exports;
 pub use lane::{Lane, serve};
 pub use pot::{Pot, SLOT};
 pub use session::{Session, SessionError};

@@ -3,8 +3,9 @@
 
 use vm_cuda_api::Object;
 
-use super::hand::{Parts, options, with_options};
+use super::hand::Parts;
 use super::lane::Call;
+use super::options::Options;
 use super::pack::Refused;
 use super::sys::{self, Word};
 use crate::wire::{CHUNK, IMAGE, Malformed, NOTHING, code, control, put, put_bytes};
@@ -83,32 +84,28 @@ pub(super) fn user(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Ref
     Ok(result)
 }
 
-/// Options.
+/// Options. What is answered of the linker has its logs behind it.
 pub(super) fn link(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
-    let options = options(&mut parts.reader)?;
-    let (mut memory, values) = with_options(&options)?;
-    let out = memory.len();
-    memory.push(0);
-    let words = [Word::Is(options.len() as u64), Word::At(0), Word::At(values), Word::At(out)];
-    let result = call.session.driver().make(call.number, &words, &mut memory);
-    let real = memory[out];
-    let id = if result == 0 { call.session.handles().give(Object::Link, real)? } else { 0 };
-    if result == 0 {
-        // The driver may read and write them until the linker is done: they stay where they are.
-        call.session.keep(real, memory);
-    }
-    put(parts.reply, id);
-    Ok(result)
+    let mut options = Options::read(&mut parts.reader)?;
+    let [count, kinds, values] = options.words();
+    let words = [count, kinds, values, options.out()];
+    let real = match options.make(call, &words) {
+        Ok(real) => real,
+        Err(code) => return Ok(code),
+    };
+    put(parts.reply, call.session.handles().give(Object::Link, real)?);
+    // The driver reads and writes them until the linker ends: they stay where they are.
+    call.session.keep(real, options);
+    Ok(0)
 }
 
 /// The linker, what the image is, options, and its name; the image came before.
 pub(super) fn link_data(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let link = call.session.handles().real(Object::Link, parts.reader.word()?)?;
     let kind = parts.reader.word()?;
-    let options = options(&mut parts.reader)?;
+    let mut options = Options::read(&mut parts.reader)?;
     let len = parts.reader.word()?;
     let mut image = std::mem::take(&mut parts.lane.image);
-    let (mut memory, values) = with_options(&options)?;
     let name = if len == NOTHING {
         Word::Is(0)
     } else {
@@ -119,20 +116,15 @@ pub(super) fn link_data(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32
         }
         Word::Is(sys::place(bytes))
     };
-    let size = image.len() as u64;
+    let size = Word::Is(image.len() as u64);
     image.extend_from_slice(&[0; 16]);
-    memory.push(0);
-    let words = [
-        Word::Is(link),
-        Word::Is(kind),
-        Word::Is(sys::place(&image)),
-        Word::Is(size),
-        name,
-        Word::Is(options.len() as u64),
-        Word::At(0),
-        Word::At(values),
-    ];
-    Ok(call.session.driver().make(call.number, &words, &mut memory))
+    let [count, kinds, values] = options.words();
+    let data = Word::Is(sys::place(&image));
+    let words = [Word::Is(link), Word::Is(kind), data, size, name, count, kinds, values];
+    let result = options.make(call, &words).err().unwrap_or(0);
+    put(parts.reply, result.into());
+    call.session.put_logs(link, parts.reply);
+    Ok(0)
 }
 
 /// The linker: what it made is kept by the lane, and how long it is is returned.
@@ -143,7 +135,19 @@ pub(super) fn link_complete(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result
     let result = call.session.driver().make(call.number, &words, &mut memory);
     let len = usize::try_from(memory[1]).ok().filter(|len| *len <= IMAGE).ok_or(code::OUT_OF_MEMORY)?;
     parts.lane.image = if result == 0 { sys::bytes(memory[0], len) } else { Vec::new() };
+    put(parts.reply, result.into());
     put(parts.reply, parts.lane.image.len() as u64);
+    call.session.put_logs(link, parts.reply);
+    Ok(0)
+}
+
+/// The linker ends, and its options.
+pub(super) fn link_destroy(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    let link = call.session.handles().real(Object::Link, parts.reader.clone().word()?)?;
+    let result = super::pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
+    if result == 0 {
+        call.session.forget(link);
+    }
     Ok(result)
 }
 

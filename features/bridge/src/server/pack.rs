@@ -58,6 +58,17 @@ pub(super) fn make(
     payload: &[u8],
     reply: &mut Vec<u8>,
 ) -> Result<u32, Refused> {
+    make_with(session, number, payload, reply, None)
+}
+
+/// The same with what is at the pointer that no table unpacks: it stays there until this returns.
+pub(super) fn make_with(
+    session: &Session,
+    number: usize,
+    payload: &[u8],
+    reply: &mut Vec<u8>,
+    other: Option<u64>,
+) -> Result<u32, Refused> {
     let function = &FUNCTIONS[number];
     let parameters = &function.parameters;
     let mut reader = Reader(payload);
@@ -110,7 +121,8 @@ pub(super) fn make(
                     }
                 }
                 Kind::Text | Kind::Pointer { .. } | Kind::OutText => {}
-                Kind::Float | Kind::Value(_) | Kind::Other => return Err(code::NOT_SUPPORTED.into()),
+                Kind::Other => words[at] = Word::Is(other.ok_or(code::NOT_SUPPORTED)?),
+                Kind::Float | Kind::Value(_) => return Err(code::NOT_SUPPORTED.into()),
             }
         }
     }

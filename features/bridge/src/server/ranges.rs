@@ -51,12 +51,37 @@ pub(super) fn copies(number: usize) -> bool {
 
 /// The ranges of a session.
 #[derive(Debug, Default)]
-pub(super) struct Ranges(BTreeMap<u64, u64>);
+pub(super) struct Ranges {
+    known: BTreeMap<u64, u64>,
+    /// Those that are another program's, by how often they were opened.
+    opened: BTreeMap<u64, u64>,
+}
 
 impl Ranges {
     /// Is it an address in one?
     pub(super) fn has(&self, at: u64) -> bool {
-        self.0.range(..=at).next_back().is_some_and(|(start, len)| at - start < *len)
+        self.known.range(..=at).next_back().is_some_and(|(start, len)| at - start < *len)
+    }
+
+    /// Memory of another program was opened.
+    pub(super) fn open(&mut self, at: u64, len: u64) {
+        self.known.insert(at, len);
+        *self.opened.entry(at).or_default() += 1;
+    }
+
+    /// Is memory of another program open there?
+    pub(super) fn is_open(&self, at: u64) -> bool {
+        self.opened.contains_key(&at)
+    }
+
+    /// It was closed, as often as it was opened at last.
+    pub(super) fn close(&mut self, at: u64) {
+        let Some(count) = self.opened.get_mut(&at) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.opened.remove(&at);
+            self.known.remove(&at);
+        }
     }
 
     /// Does a function that succeeded change them?
@@ -69,10 +94,10 @@ impl Ranges {
         match BY_NUMBER[number] {
             Some(Effect::Gives(at, len, times)) => {
                 let len = value(len).saturating_mul(times.map_or(1, &value));
-                self.0.insert(value(at), len);
+                self.known.insert(value(at), len);
             }
             Some(Effect::Takes(at)) => {
-                self.0.remove(&value(at));
+                self.known.remove(&value(at));
             }
             None => {}
         }
@@ -90,6 +115,13 @@ mod tests {
         ranges.learn(call("cuMemAllocPitch_v2"), |at| [0x1000, 64, 0, 3][at]);
         ranges.learn(call("cuMemAllocAsync_ptsz"), |at| [0x2000, 16][at]);
         assert!(ranges.has(0x1000) && ranges.has(0x10bf) && !ranges.has(0x10c0) && ranges.has(0x200f));
+        ranges.open(0x3000, 16);
+        ranges.open(0x3000, 16);
+        ranges.close(0x3000);
+        assert!(ranges.has(0x300f) && ranges.is_open(0x3000) && !ranges.is_open(0x1000));
+        ranges.close(0x3000);
+        ranges.close(0x3000);
+        assert!(!ranges.has(0x3000) && !ranges.is_open(0x3000));
         ranges.learn(call("cuMemFree_v2"), |_| 0x1000);
         assert!(!ranges.has(0x1000) && !ranges.has(0));
         assert!(copies(call("cuMemsetD8_v2_ptds")) && !copies(call("cuMemFree_v2")));

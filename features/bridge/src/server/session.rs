@@ -1,30 +1,36 @@
 //! A program's session: what it has of the driver.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::io;
+use std::io::{self, Write as _};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use thiserror::Error;
 
 use super::callbacks;
+use super::deadline::Watch;
+use super::exports::Sharing;
 use super::handles::Handles;
+use super::options::Options;
 use super::pot::Pot;
 use super::quota::Quota;
 use super::ranges::Ranges;
-use super::sys::{Driver, Mapping, Word};
+use super::sys::{self, Driver, Mapping, Word};
 use super::turn::Turn;
 use crate::recording::Recorder;
-use crate::wire::{Malformed, WINDOW, code};
+use crate::wire::{Malformed, WINDOW, code, control};
 
 /// The most lanes of a session: threads of its program.
 const LANES: usize = 1024;
 /// The most windows: allocations of the host's memory.
 const WINDOWS: usize = 1 << 16;
+/// The most functions that graphs call.
+const CALLED: usize = 1 << 20;
 /// The most parameters of a kernel.
 const PARAMETERS: u64 = 4096;
 
@@ -50,14 +56,19 @@ pub struct Session {
     host: u64,
     quota: Quota,
     recorder: Option<Recorder>,
+    watch: Option<Arc<Watch>>,
     lanes: AtomicUsize,
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
     callbacks: callbacks::Shared,
+    /// Where it is known what other programs share.
+    sharing: Option<Sharing>,
     /// The program's connection, by which it sees that the session has ended.
     connection: Mutex<Option<UnixStream>>,
+    /// Functions of the program that graphs call, and what the driver calls each.
+    functions: Mutex<HashMap<[u64; 2], [u64; 2]>>,
     /// What the driver reads as long as a linker is there.
-    kept: Mutex<BTreeMap<u64, Vec<u64>>>,
+    kept: Mutex<BTreeMap<u64, Options>>,
     /// What is done once the driver has begun, and before the program is told.
     start: Start,
     pub(super) turn: Turn,
@@ -81,15 +92,17 @@ impl Session {
     /// A session that has nothing yet, and may have all that there is.
     #[must_use]
     pub fn new(driver: Arc<Driver>) -> Self {
-        Self::with_pot(driver, None)
+        Self::with_limits(driver, None, None)
     }
 
-    /// One that has device memory of a pot. It may have as much memory of the host besides.
+    /// One that has device memory of a pot, and as much memory of the host besides, and whose work on the device has to make progress within a
+    /// deadline.
     #[must_use]
-    pub fn with_pot(driver: Arc<Driver>, pot: Option<Pot>) -> Self {
+    pub fn with_limits(driver: Arc<Driver>, pot: Option<Pot>, deadline: Option<Duration>) -> Self {
         Self {
             host: pot.as_ref().map_or(u64::MAX, Pot::limit),
             quota: Quota::new(pot),
+            watch: deadline.map(|deadline| Arc::new(Watch::new(deadline))),
             driver,
             handles: Mutex::default(),
             ranges: Mutex::default(),
@@ -98,11 +111,24 @@ impl Session {
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
+            sharing: None,
             connection: Mutex::default(),
+            functions: Mutex::default(),
             kept: Mutex::default(),
             start: Start::default(),
             turn: Turn::default(),
         }
+    }
+
+    /// One that shares with others by a connection that their server [serves](super::Exports::serve). Its timeouts are as who made it has set them: a
+    /// worker may not.
+    #[must_use]
+    pub fn share_by(self, server: UnixStream) -> Self {
+        Self { sharing: Some(Sharing::new(server)), ..self }
+    }
+
+    pub(super) fn sharing(&self) -> Option<&Sharing> {
+        self.sharing.as_ref()
     }
 
     /// Has something done once the driver has begun: a confined process gives up then what only its beginning takes. It returns a result of the
@@ -145,6 +171,11 @@ impl Session {
         &self.quota
     }
 
+    /// What looks at its streams, where it has a deadline.
+    pub(super) fn watch(&self) -> Option<&Arc<Watch>> {
+        self.watch.as_ref()
+    }
+
     pub(super) fn handles(&self) -> MutexGuard<'_, Handles> {
         locked(&self.handles)
     }
@@ -168,9 +199,41 @@ impl Session {
         self.callbacks.clone()
     }
 
-    /// Keeps what the driver reads as long as a linker is there; the next one at its place replaces it.
-    pub(super) fn keep(&self, link: u64, memory: Vec<u64>) {
-        locked(&self.kept).insert(link, memory);
+    /// What the driver calls for a function of the program with its argument, as often as graphs with it are launched.
+    pub(super) fn function(&self, function: u64, argument: u64) -> Result<[u64; 2], u32> {
+        let mut functions = locked(&self.functions);
+        if let Some(known) = functions.get(&[function, argument]) {
+            return Ok(*known);
+        }
+        if functions.len() >= CALLED {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let words = [control::FUNCTION, function, argument, 0, 0];
+        let made = sys::keep_callback(sys::Callback { callbacks: self.callbacks(), words, stays: true });
+        functions.insert([function, argument], made);
+        Ok(made)
+    }
+
+    /// The function of the program, with its argument, for which the driver has this argument.
+    pub(super) fn known_function(&self, at: u64) -> Option<[u64; 2]> {
+        locked(&self.functions).iter().find(|(_, made)| made[1] == at).map(|(words, _)| *words)
+    }
+
+    /// Keeps what the driver reads and writes as long as a linker is there; the next one at its place replaces it.
+    pub(super) fn keep(&self, link: u64, options: Options) {
+        locked(&self.kept).insert(link, options);
+    }
+
+    /// The linker is gone.
+    pub(super) fn forget(&self, link: u64) {
+        locked(&self.kept).remove(&link);
+    }
+
+    /// What is in a linker's logs.
+    pub(super) fn put_logs(&self, link: u64, reply: &mut Vec<u8>) {
+        if let Some(options) = locked(&self.kept).get(&link) {
+            options.put_logs(reply);
+        }
     }
 
     /// A lane more, unless there are too many.
@@ -187,7 +250,7 @@ impl Session {
     }
 
     /// Does nothing of it go on?
-    pub(super) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.turn.has_ended()
     }
 
@@ -198,6 +261,21 @@ impl Session {
             // It may be closed already.
             let _ = connection.shutdown(Shutdown::Both);
         }
+    }
+
+    /// What the program has on the device makes no progress: nothing of it goes on, and the program is told why.
+    pub(super) fn end_late(&self) {
+        tracing::warn!("a CUDA program is ended: what it has on the device makes no progress");
+        if let Some(mut connection) = locked(&self.connection).as_ref() {
+            let word = control::ENDED | u64::from(code::LAUNCH_TIMEOUT);
+            // A program that takes no answers is not waited for.
+            let told =
+                connection.set_nonblocking(true).and_then(|()| connection.write_all(&word.to_ne_bytes()));
+            if let Err(error) = told {
+                tracing::debug!(%error, "it is not told why");
+            }
+        }
+        self.end();
     }
 
     /// It ends with this connection, and this connection with it.

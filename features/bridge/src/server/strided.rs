@@ -24,6 +24,9 @@ pub(super) fn copy(
     let mut returns = false;
     let mut records = false;
     for (is_target, end) in form.ends().into_iter().enumerate().map(|(at, end)| (at == 1, end)) {
+        if let Some(context) = end.context {
+            words[context] = call.session.handles().real(Object::Context, words[context])?;
+        }
         match words[end.kind] & 0xffff_ffff {
             DEVICE => super::hand::known(call, words[end.device])?,
             ARRAY => {

@@ -19,6 +19,7 @@ use vm_cuda_api::tables::{self, Table};
 use vm_cuda_api::{FUNCTIONS, number};
 
 use super::callbacks;
+use super::exports::Handle;
 use crate::wire::{code, control};
 
 /// The driver could not be opened.
@@ -38,7 +39,7 @@ pub struct Driver {
     functions: Vec<usize>,
     version: Option<String>,
     /// Keeps it loaded.
-    _library: Library,
+    _library: Option<Library>,
 }
 
 /// The most parameters that a function has.
@@ -77,7 +78,17 @@ impl Driver {
         };
         let version = version(found("cuInit"));
         let functions = FUNCTIONS.iter().map(|function| found(&function.name)).collect();
-        Ok(Self { functions, version, _library: library })
+        Ok(Self { functions, version, _library: Some(library) })
+    }
+
+    /// A driver whose functions say that they have done what was asked, and have done nothing.
+    pub(super) fn that_does_nothing() -> Self {
+        extern "C" fn nothing() -> u32 {
+            0
+        }
+        // It may be called with any number of words: who calls has placed them, and takes them back.
+        let functions = vec![nothing as *const () as usize; FUNCTIONS.len()];
+        Self { functions, version: None, _library: None }
     }
 
     /// Starts the driver; what it says of that.
@@ -100,6 +111,11 @@ impl Driver {
             0 => self.named("cuDevicePrimaryCtxRetain", &[Word::At(0), Word::Is(0)], &mut context),
             code => code,
         }
+    }
+
+    /// Where a function is.
+    fn address(&self, function: usize) -> Option<usize> {
+        self.functions.get(function).copied().filter(|address| *address != 0)
     }
 
     /// Where the multiprocessors of the current context's device are, as the driver's own libraries are told: two arrays of as many bytes, one behind the
@@ -151,9 +167,7 @@ impl Driver {
     /// # Safety
     /// Words that the function takes for pointers are valid for what it does with them.
     pub(super) unsafe fn call(&self, function: usize, words: &[u64]) -> u32 {
-        let Some(&address) = self.functions.get(function).filter(|address| **address != 0) else {
-            return code::NOT_SUPPORTED;
-        };
+        let Some(address) = self.address(function) else { return code::NOT_SUPPORTED };
         let mut all = [0; WORDS];
         let Some(all) = all.get_mut(..words.len()) else { return code::NOT_SUPPORTED };
         all.copy_from_slice(words);
@@ -396,6 +410,38 @@ pub(super) fn add_callback(driver: &Driver, number: usize, stream: u64, made: Ca
         drop(unsafe { Box::from_raw(at) });
     }
     result
+}
+
+/// What the driver calls for a function of the program, and what it passes to it. It stays as long as this process.
+pub(super) fn keep_callback(callback: Callback) -> [u64; 2] {
+    let kept: &'static mut Callback = Box::leak(Box::new(callback));
+    [function as *const () as u64, std::ptr::from_mut(kept) as u64]
+}
+
+/// A handle, by value.
+#[repr(C)]
+struct Shared(Handle);
+
+/// Opens memory of another process: what the driver says, and where it is.
+pub(super) fn open_memory(driver: &Driver, number: usize, handle: Handle, flags: u32) -> (u32, u64) {
+    type Open = unsafe extern "C" fn(*mut u64, Shared, u32) -> u32;
+    let Some(address) = driver.address(number) else { return (code::NOT_SUPPORTED, 0) };
+    // SAFETY: it is `cuIpcOpenMemHandle`.
+    let open = unsafe { std::mem::transmute::<usize, Open>(address) };
+    let mut at = 0;
+    // SAFETY: the driver writes one word.
+    (unsafe { open(&raw mut at, Shared(handle), flags) }, at)
+}
+
+/// Opens an event of another process: what the driver says, and the event.
+pub(super) fn open_event(driver: &Driver, number: usize, handle: Handle) -> (u32, u64) {
+    type Open = unsafe extern "C" fn(*mut u64, Shared) -> u32;
+    let Some(address) = driver.address(number) else { return (code::NOT_SUPPORTED, 0) };
+    // SAFETY: it is `cuIpcOpenEventHandle`.
+    let open = unsafe { std::mem::transmute::<usize, Open>(address) };
+    let mut event = 0;
+    // SAFETY: the driver writes one word.
+    (unsafe { open(&raw mut event, Shared(handle)) }, event)
 }
 
 /// Makes an object that calls a function of the program when it ends.

@@ -6,6 +6,7 @@
 
 pub mod facts;
 pub mod image;
+pub mod node;
 pub mod preamble;
 pub mod strided;
 
@@ -21,6 +22,8 @@ pub const CHUNK: usize = 1 << 20;
 pub const IMAGE: usize = 2 << 30;
 /// The most values behind one pointer.
 pub const ITEMS: usize = 1 << 14;
+/// The most bytes of a log.
+pub const LOG: usize = 256 << 10;
 /// The length of a string that is not there.
 pub const NOTHING: u64 = u64::MAX;
 /// Addresses where memory of the host is the same in both processes: a range that neither uses otherwise.
@@ -48,6 +51,10 @@ pub mod code {
     pub const INVALID_HANDLE: u32 = 400;
     /// `CUDA_ERROR_NOT_FOUND`.
     pub const NOT_FOUND: u32 = 500;
+    /// `CUDA_ERROR_NOT_READY`.
+    pub const NOT_READY: u32 = 600;
+    /// `CUDA_ERROR_LAUNCH_TIMEOUT`: what the program has on the device makes no progress.
+    pub const LAUNCH_TIMEOUT: u32 = 702;
     /// `CUDA_ERROR_NOT_SUPPORTED`.
     pub const NOT_SUPPORTED: u32 = 801;
 }
@@ -221,6 +228,8 @@ pub mod control {
     pub const MEMORY: u64 = 9;
     /// Words that are answered to [`MEMORY`].
     pub const MEMORY_WORDS: usize = 3;
+    /// In a word that is not asked for, the last that comes: the session has ended, and what is below this is why, a result for all calls from then on.
+    pub const ENDED: u64 = 1 << 63;
     /// These variables.
     pub const VARIABLES: [&str; 4] =
         ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS"];

@@ -16,6 +16,8 @@ pub enum Form {
     Two,
     /// `CUDA_MEMCPY3D`.
     Three,
+    /// `CUDA_MEMCPY3D_PEER`: the same, of which each end has a context.
+    Peer,
 }
 
 /// Where an end's words are.
@@ -31,6 +33,8 @@ pub struct End {
     pub device: usize,
     /// An array.
     pub array: usize,
+    /// The context that it is of, between peers.
+    pub context: Option<usize>,
     /// Bytes of a row.
     pub pitch: usize,
     /// Rows of a layer; missing of two.
@@ -43,7 +47,7 @@ impl Form {
     pub fn words(self) -> usize {
         match self {
             Self::Two => 16,
-            Self::Three => 25,
+            Self::Three | Self::Peer => 25,
         }
     }
 
@@ -57,15 +61,17 @@ impl Form {
                 host: at + 3,
                 device: at + 4,
                 array: at + 5,
+                context: None,
                 pitch: at + 6,
                 height: None,
             }),
-            Self::Three => [0, 11].map(|at| End {
+            Self::Three | Self::Peer => [0, 11].map(|at| End {
                 origin: [Some(at), Some(at + 1), Some(at + 2)],
                 kind: at + 4,
                 host: at + 5,
                 device: at + 6,
                 array: at + 7,
+                context: (self == Self::Peer).then_some(at + 8),
                 pitch: at + 9,
                 height: Some(at + 10),
             }),
@@ -77,7 +83,7 @@ impl Form {
     pub fn size(self, words: &[u64]) -> [u64; 3] {
         match self {
             Self::Two => [words[14], words[15], 1],
-            Self::Three => [words[22], words[23], words[24]],
+            Self::Three | Self::Peer => [words[22], words[23], words[24]],
         }
     }
 
@@ -85,7 +91,7 @@ impl Form {
     pub fn resize(self, words: &mut [u64], size: [u64; 3]) {
         match self {
             Self::Two => words[14..16].copy_from_slice(&size[..2]),
-            Self::Three => words[22..25].copy_from_slice(&size),
+            Self::Three | Self::Peer => words[22..25].copy_from_slice(&size),
         }
     }
 

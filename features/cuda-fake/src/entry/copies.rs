@@ -1,15 +1,22 @@
 //! Copies and memsets: plain ones, those of a stream, and what they are of.
 
-use super::{api, read, stream};
+use super::{Unused, api, read, stream};
 use crate::{
     copy::{self, Copy, End, Fill},
     error::{Error, Result},
     ffi::{Copy2d, Copy3d},
+    stream::LEGACY,
+    sys,
 };
 
 /// An end in a context of its own.
 fn peer(at: u64, context: u64) -> End {
     End { context, ..End::device(at) }
+}
+
+/// So many bytes of an array, from an offset on.
+fn array(array: u64, offset: usize, count: usize) -> Result<End> {
+    Ok(End::device(crate::array::bytes_of(array, offset, count)?))
 }
 
 /// A memset of bytes, of one row where `rows` has no pitch and height.
@@ -59,6 +66,46 @@ api! {
     }
     4000 fn cuMemcpyPeerAsync(dst: u64, dstContext: u64, src: u64, srcContext: u64, count: usize, hStream: u64) / cuMemcpyPeerAsync_ptsz as own {
         copy::submit(stream(hStream, own), Copy::bytes(peer(dst, dstContext), peer(src, srcContext), count), false)
+    }
+    3020 fn cuMemcpyHtoA_v2(dst: u64, offset: usize, src: u64, count: usize) / cuMemcpyHtoA_v2_ptds as own {
+        copy::submit(own, Copy::bytes(array(dst, offset, count)?, End::host(src), count), true)
+    }
+    3020 fn cuMemcpyHtoAAsync_v2(dst: u64, offset: usize, src: u64, count: usize, hStream: u64) / cuMemcpyHtoAAsync_v2_ptsz as own {
+        copy::submit(stream(hStream, own), Copy::bytes(array(dst, offset, count)?, End::host(src), count), false)
+    }
+    3020 fn cuMemcpyAtoH_v2(dst: u64, src: u64, offset: usize, count: usize) / cuMemcpyAtoH_v2_ptds as own {
+        copy::submit(own, Copy::bytes(End::host(dst), array(src, offset, count)?, count), true)
+    }
+    3020 fn cuMemcpyAtoHAsync_v2(dst: u64, src: u64, offset: usize, count: usize, hStream: u64) / cuMemcpyAtoHAsync_v2_ptsz as own {
+        copy::submit(stream(hStream, own), Copy::bytes(End::host(dst), array(src, offset, count)?, count), false)
+    }
+    3020 fn cuMemcpyDtoA_v2(dst: u64, offset: usize, src: u64, count: usize) / cuMemcpyDtoA_v2_ptds as own {
+        copy::submit(own, Copy::bytes(array(dst, offset, count)?, End::device(src), count), true)
+    }
+    3020 fn cuMemcpyAtoD_v2(dst: u64, src: u64, offset: usize, count: usize) / cuMemcpyAtoD_v2_ptds as own {
+        copy::submit(own, Copy::bytes(End::device(dst), array(src, offset, count)?, count), true)
+    }
+    3020 fn cuMemcpyAtoA_v2(dst: u64, to: usize, src: u64, from: usize, count: usize) / cuMemcpyAtoA_v2_ptds as own {
+        copy::submit(own, Copy::bytes(array(dst, to, count)?, array(src, from, count)?, count), true)
+    }
+    13000 fn cuMemcpyBatchAsync_v2(
+        dsts: *const u64, srcs: *const u64, sizes: *const usize, count: usize, attributes: Unused, places: *const usize,
+        many: usize, hStream: u64
+    ) / cuMemcpyBatchAsync_v2_ptsz as own {
+        let _ = attributes;
+        let stream = stream(hStream, own);
+        let first = sys::read_at(places, 0).ok_or(Error::InvalidValue)?;
+        if stream == LEGACY || count == 0 || !(1..=count).contains(&many) || first != 0 {
+            return Err(Error::InvalidValue);
+        }
+        for index in 0..count {
+            let (Some(dst), Some(src)) = (sys::read_at(dsts, index), sys::read_at(srcs, index)) else {
+                return Err(Error::InvalidValue);
+            };
+            let size = sys::read_at(sizes, index).ok_or(Error::InvalidValue)?;
+            copy::submit(stream, Copy::bytes(End::host(dst), End::host(src), size), false)?;
+        }
+        Ok(())
     }
     3020 fn cuMemcpy2D_v2(copy: *const Copy2d) / cuMemcpy2D_v2_ptds as own {
         copy::submit(own, Copy::of_2d(&read(copy)?)?, true)

@@ -172,6 +172,8 @@ api! {
     4010 fn cuIpcOpenMemHandle(dptr: Out<u64>, handle: Handle, flags: u32) {
         give(dptr, || ipc::open(&handle.0, flags))
     }
+    4010 fn cuIpcGetEventHandle(handle: Out<ipc::Handle>, event: u64) { give(handle, || ipc::event_handle(event)) }
+    4010 fn cuIpcOpenEventHandle(event: Out<u64>, handle: Handle) { give(event, || ipc::open_event(&handle.0)) }
     4010 fn cuIpcCloseMemHandle(dptr: u64) { ipc::close(dptr) }
 
     4000 fn cuPointerGetAttribute(data: *mut c_void, attribute: i32, ptr: u64) {

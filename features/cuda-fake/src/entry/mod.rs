@@ -4,6 +4,7 @@
 mod contexts;
 mod copies;
 mod devices;
+mod graphs;
 mod memories;
 mod streams;
 mod unsupported;
@@ -96,6 +97,7 @@ fn call(name: &'static str, arguments: impl FnOnce() -> String, body: impl FnOnc
         };
         let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or(Err(Error::Unknown));
         let code = result.map_or_else(Error::code, |()| 0);
+        crate::ptx::print::after(name);
         config.trace(|| format!("{name}{} -> {code}\n", arguments()));
         code
     };
@@ -170,6 +172,7 @@ pub(crate) fn table() -> Vec<Entry> {
         memories::table(),
         copies::table(),
         streams::table(),
+        graphs::table(),
         works::table(),
         unsupported::table(),
     ]

@@ -2,8 +2,9 @@
 
 use super::{Out, api, give, put, stream};
 use crate::{
+    capture,
     error::Error,
-    event, graph,
+    event,
     stream::{self as streams, Work},
     sys::{Callback, HostFunction},
 };
@@ -124,27 +125,27 @@ api! {
 
     10010 fn cuThreadExchangeStreamCaptureMode(mode: *mut i32) {
         let wanted = crate::sys::read(mode.cast_const()).ok_or(Error::InvalidValue)?;
-        crate::sys::write(mode, graph::exchange_mode(wanted)?).ok_or(Error::InvalidValue)
+        crate::sys::write(mode, capture::exchange_mode(wanted)?).ok_or(Error::InvalidValue)
     }
     10000 fn cuStreamBeginCapture(hStream: u64) / cuStreamBeginCapture_ptsz as own {
-        graph::begin(stream(hStream, own), 0)
+        capture::begin(stream(hStream, own), 0)
     }
     10010 fn cuStreamBeginCapture_v2(hStream: u64, mode: i32) / cuStreamBeginCapture_v2_ptsz as own {
-        graph::begin(stream(hStream, own), mode)
+        capture::begin(stream(hStream, own), mode)
     }
     10000 fn cuStreamEndCapture(hStream: u64, phGraph: Out<u64>) / cuStreamEndCapture_ptsz as own {
         let out = phGraph.ok_or(Error::InvalidValue)?;
-        let ended = graph::end(stream(hStream, own));
+        let ended = capture::end(stream(hStream, own));
         out.write(ended.unwrap_or(0));
         ended.map(drop)
     }
     10000 fn cuStreamIsCapturing(hStream: u64, status: Out<i32>) / cuStreamIsCapturing_ptsz as own {
-        give(status, || Ok(graph::status(stream(hStream, own))?.0))
+        give(status, || Ok(capture::status(stream(hStream, own))?.0))
     }
     10010 fn cuStreamGetCaptureInfo(
         hStream: u64, status: Out<i32>, id: Out<u64>
     ) / cuStreamGetCaptureInfo_ptsz as own {
-        let (now, number, _) = graph::status(stream(hStream, own))?;
+        let (now, number, _) = capture::status(stream(hStream, own))?;
         give(status, || Ok(now))?;
         put(id, number);
         Ok(())
@@ -152,7 +153,7 @@ api! {
     11030 fn cuStreamGetCaptureInfo_v2(
         hStream: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>, dependencies: Out<u64>, count: Out<usize>
     ) / cuStreamGetCaptureInfo_v2_ptsz as own {
-        let (now, number, made) = graph::status(stream(hStream, own))?;
+        let (now, number, made) = capture::status(stream(hStream, own))?;
         give(status, || Ok(now))?;
         put(id, number);
         put(graph, made);
@@ -164,7 +165,7 @@ api! {
         hStream: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>, dependencies: Out<u64>, edges: Out<u64>,
         count: Out<usize>
     ) / cuStreamGetCaptureInfo_v3_ptsz as own {
-        let (now, number, made) = graph::status(stream(hStream, own))?;
+        let (now, number, made) = capture::status(stream(hStream, own))?;
         give(status, || Ok(now))?;
         put(id, number);
         put(graph, made);
@@ -173,41 +174,4 @@ api! {
         put(count, 0);
         Ok(())
     }
-    10000 fn cuGraphCreate(phGraph: Out<u64>, flags: u32) {
-        if flags != 0 {
-            return Err(Error::InvalidValue);
-        }
-        give(phGraph, || Ok(graph::create()))
-    }
-    10000 fn cuGraphGetNodes(hGraph: u64, nodes: *mut u64, count: Out<usize>) {
-        if !nodes.is_null() {
-            return Err(Error::NotSupported);
-        }
-        give(count, || graph::nodes(hGraph))
-    }
-    11000 fn cuGraphInstantiate_v2(exec: Out<u64>, hGraph: u64, node: Out<u64>, log: *mut u8, len: usize) {
-        let _ = (log, len);
-        put(node, 0);
-        give(exec, || graph::instantiate(hGraph))
-    }
-    10000 fn cuGraphInstantiate(exec: Out<u64>, hGraph: u64, node: Out<u64>, log: *mut u8, len: usize) {
-        let _ = (log, len);
-        put(node, 0);
-        give(exec, || graph::instantiate(hGraph))
-    }
-    11040 fn cuGraphInstantiateWithFlags(exec: Out<u64>, hGraph: u64, flags: u64) {
-        if flags & !15 != 0 {
-            return Err(Error::InvalidValue);
-        }
-        give(exec, || graph::instantiate(hGraph))
-    }
-    10000 fn cuGraphLaunch(exec: u64, hStream: u64) / cuGraphLaunch_ptsz as own {
-        graph::launch(exec, stream(hStream, own))
-    }
-    11010 fn cuGraphUpload(exec: u64, hStream: u64) / cuGraphUpload_ptsz as own {
-        let _ = (exec, stream(hStream, own));
-        Ok(())
-    }
-    10000 fn cuGraphDestroy(hGraph: u64) { graph::destroy(hGraph) }
-    10000 fn cuGraphExecDestroy(exec: u64) { graph::destroy_exec(exec) }
 }

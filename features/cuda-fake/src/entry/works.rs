@@ -27,17 +27,23 @@ fn logged<T>(
     values: *const *const c_void,
 ) -> Result<T> {
     loaded.map_err(|refusal| {
-        let mut buffer = (std::ptr::null_mut(), 0);
+        let (mut buffer, mut size_at) = ((std::ptr::null_mut(), 0), std::ptr::null());
         for index in 0..count.min(64) as usize {
             match (sys::read_at(options, index), sys::read_at(values, index)) {
                 (Some(ERROR_LOG), Some(value)) => buffer.0 = value.cast_mut().cast::<u8>(),
-                (Some(ERROR_LOG_SIZE), Some(value)) => buffer.1 = value.addr() & u32::MAX as usize,
+                (Some(ERROR_LOG_SIZE), Some(value)) => {
+                    buffer.1 = value.addr() & u32::MAX as usize;
+                    size_at = values.wrapping_add(index);
+                }
                 _ => {}
             }
         }
         let text = refusal.reason.replace('\0', " ");
         if let Ok(text) = CString::new(text) {
             sys::write_text(buffer.0, buffer.1, &text);
+            let written = text.count_bytes().min(buffer.1.saturating_sub(1));
+            // Null where the program does not ask.
+            let _ = sys::write(size_at.cast_mut().cast::<u32>(), written as u32);
         }
         refusal.error
     })

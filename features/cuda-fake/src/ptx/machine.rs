@@ -1,7 +1,7 @@
 //! The processors: what is compiled for them, and launches.
 #![allow(unsafe_code)]
 
-use super::lock;
+use super::{lock, print::Ring};
 use crate::{
     error::{Error, Result},
     state,
@@ -70,6 +70,7 @@ pub(super) struct Compiled {
     kernel: Arc<CpuKernel>,
     signature: Signature,
     parameters_in_memory: bool,
+    prints: bool,
 }
 
 impl Compiled {
@@ -80,8 +81,8 @@ impl Compiled {
             machine.compiler.compile_module(&translated.module).map_err(|error| error.to_string())?;
         let artifact = compiled.first().ok_or("it was compiled to nothing")?.artifact().clone();
         let kernel = machine.accelerator.load(&artifact).map_err(|error| error.to_string())?;
-        let Translated { signature, parameters_in_memory, .. } = translated;
-        Ok(Self { artifact, kernel, signature, parameters_in_memory })
+        let Translated { signature, parameters_in_memory, prints, .. } = translated;
+        Ok(Self { artifact, kernel, signature, parameters_in_memory, prints })
     }
 
     /// Must the block of parameters be in the arena?
@@ -89,16 +90,23 @@ impl Compiled {
         self.parameters_in_memory
     }
 
+    /// Does it print?
+    pub(super) fn prints(&self) -> bool {
+        self.prints
+    }
+
     pub(super) fn name(&self) -> &str {
         self.kernel.name()
     }
 
     /// Runs a grid with this block of parameters, which is at this address too where it must be, with the arena as its memory, and waits for its end.
+    /// What it prints goes to the ring.
     pub(super) fn launch(
         &self,
         grid: [u32; 3],
         parameters: &[u8],
         block: Option<u64>,
+        ring: Option<&Ring>,
         arena: &Range<u64>,
     ) -> Result<(), Failure> {
         let other = |error: vm_accel::Error| Failure::Other(error.to_string());
@@ -119,8 +127,10 @@ impl Compiled {
             QueueArgument::Scalar(Scalar::from_bits(arena.start, 8)),
             QueueArgument::Scalar(Scalar::from_bits(block.map_or(0, |block| block - arena.start), 8)),
         ];
+        let ring = ring.map(|ring| [ring.address() - arena.start, ring.mask()]);
+        let ring = ring.into_iter().flatten().map(|bits| QueueArgument::Scalar(Scalar::from_bits(bits, 8)));
         let mut arguments =
-            Arguments::new(&self.artifact, first.into_iter().chain(scalars)).map_err(other)?;
+            Arguments::new(&self.artifact, first.into_iter().chain(scalars).chain(ring)).map_err(other)?;
         arguments.guard(&self.artifact, flag.region(), FUEL).map_err(other)?;
         let timer = Timer::start(&stop);
         // SAFETY: the memory that the arguments name is the arena, of which pages may be missing, and the flag, which is set.

@@ -10,6 +10,7 @@
 //! `CUDA_ERROR_ILLEGAL_ADDRESS`.
 
 mod machine;
+pub(crate) mod print;
 
 use crate::{
     error::{Error, Result},
@@ -187,26 +188,38 @@ impl Run for Compiled {
             true => state.place(context, parameters).map(Some),
             false => Ok(None),
         };
-        let block = match block {
-            Ok(block) => block,
-            Err(error) => return (state, Err(error)),
+        let ring = if self.prints() { state.ring(context).map(Some) } else { Ok(None) };
+        let (block, ring) = match (block, ring) {
+            (Ok(block), Ok(ring)) => (block, ring),
+            (block, ring) => {
+                // Nothing stays behind of a launch that there is no room for.
+                let released =
+                    block.as_ref().map_or(Ok(()), |block| block.map_or(Ok(()), |at| state.release(at)));
+                return (state, block.map(drop).and(ring.map(drop)).and(released));
+            }
         };
         drop(state);
-        let result = self.launch(grid, parameters, block, &arena).map_err(|failure| match failure {
-            Failure::Fault(at) => {
-                let place = if arena.contains(&at) { format!("{at:#x}") } else { "an address".to_owned() };
-                tell(&format!("kernel {} touched {place}, where no memory of the device is", self.name()));
-                Error::IllegalAddress
-            }
-            Failure::Late => Error::LaunchTimeout,
-            Failure::Other(reason) => {
-                tell(&format!("kernel {}: {reason}", self.name()));
-                Error::LaunchOutOfResources
-            }
-        });
+        let result =
+            self.launch(grid, parameters, block, ring.as_ref(), &arena).map_err(|failure| match failure {
+                Failure::Fault(at) => {
+                    let place =
+                        if arena.contains(&at) { format!("{at:#x}") } else { "an address".to_owned() };
+                    tell(&format!(
+                        "kernel {} touched {place}, where no memory of the device is",
+                        self.name()
+                    ));
+                    Error::IllegalAddress
+                }
+                Failure::Late => Error::LaunchTimeout,
+                Failure::Other(reason) => {
+                    tell(&format!("kernel {}: {reason}", self.name()));
+                    Error::LaunchOutOfResources
+                }
+            });
         state = state::lock();
         let released = block.map_or(Ok(()), |block| state.release(block));
-        (state, result.and(released))
+        let printed = ring.map_or(Ok(()), |ring| state.collect(context, &ring));
+        (state, result.and(released).and(printed))
     }
 }
 

@@ -38,11 +38,13 @@ const EFFECTS: &[&str] = &[
     "vote",
     "match",
     "redux",
+    "elect",
     "activemask",
     "nanosleep",
     "prefetch",
     "prefetchu",
     "trap",
+    "print",
 ];
 
 impl<'b> Cx<'_, 'b> {

@@ -101,6 +101,13 @@ impl<'b> Cx<'_, 'b> {
         }
     }
 
+    /// 32 bits at an address and so many bytes further.
+    pub(super) fn load_word(&self, address: &Operand, offset: i64) -> Result<Val<'b>> {
+        let target = self.target(&Operand::Address(Box::new(address.clone()), offset), None)?;
+        let loaded = self.access(&target, &|element| vec![element.typed(Scalar::I32).load()]);
+        loaded.first().copied().ok_or_else(|| self.unsupported("an access without memory"))
+    }
+
     /// Where in the memory an address of parameters is.
     fn in_block(&self, address: Val<'b>) -> Val<'b> {
         self.plus(address, (PARAMETERS as i64).wrapping_neg()) + self.block

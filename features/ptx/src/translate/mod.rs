@@ -4,10 +4,12 @@
 //! are values of the IR; what a region assigns and somebody reads later is what it yields.
 
 mod arithmetic;
+mod bits;
 mod control;
 mod convert;
 mod float;
 mod memory;
+mod print;
 mod table;
 mod value;
 mod vote;
@@ -23,7 +25,8 @@ use crate::module::{Signature, Word};
 use crate::space::{LOCAL, SHARED, Spaces, spaces};
 use crate::structure::{Tree, structure};
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
 use value::{Environment, Fact};
 use vm_ir::builder::{Builder, IRBlock, PlaceRef, Val};
 use vm_ir::limits::{MAX_NAME, MAX_SHARED_BYTES};
@@ -46,7 +49,8 @@ pub struct Options {
 /// A translated kernel. Its parameters are `@memory: view<i8, [?], readwrite, align 16>`, all memory that the program has; `%base: i64`,
 /// the address that the program has of its first byte;
 /// `%parameters: i64`, where in the memory the block of parameters is, if it [must be there](Translated::parameters_in_memory); and
-/// [the scalars](Signature::scalars) of the signature.
+/// [the scalars](Signature::scalars) of the signature. One that [prints](Translated::prints) takes `%ring: i64` behind them, where in the memory a
+/// [ring](crate::print) is that nothing else is put into, at a multiple of 8, and `%ring_mask: i64`, one less than its size, which is a power of two.
 #[derive(Clone, Debug)]
 pub struct Translated {
     /// The kernel, alone in a module.
@@ -56,6 +60,8 @@ pub struct Translated {
     /// Must the block of parameters be in the memory too, at a multiple of 16? So it is where there are many, and where their
     /// addresses are computed. Else `%parameters` is any number.
     pub parameters_in_memory: bool,
+    /// Does it print?
+    pub prints: bool,
     /// Bytes of shared memory of a block, those included whose size the launch says.
     pub shared: u64,
     /// Bytes of local memory of a thread.
@@ -94,8 +100,14 @@ pub(crate) fn translate(
     live::prune(&mut cfg, registers.len());
     let live = Live::of(&cfg, registers.len())?;
     let spaces = spaces(&cfg, &registers);
+    let texts = ast
+        .variables
+        .iter()
+        .filter_map(|variable| Some((*data.get(&*variable.name)?, &variable.bytes[..])))
+        .collect();
     let mut prepared = Prepared {
         function,
+        texts: Rc::new(texts),
         text,
         tree: structure(&cfg, NESTING[0], false)?,
         nesting: NESTING[0],
@@ -139,12 +151,19 @@ enum Mode {
     Stay,
     /// All threads come to what they must come to together as long as one has to.
     Vote,
+    /// The same, where the last warp is not full: threads that have ended before they began fill it.
+    Fill,
 }
+
+/// Threads of a warp.
+const WARP: u32 = 32;
 
 /// A kernel whose regions are known.
 struct Prepared<'a> {
     function: &'a Function,
     text: &'a str,
+    /// What the module's variables begin with, by their offsets.
+    texts: Rc<BTreeMap<u64, &'a [u8]>>,
     cfg: Cfg,
     tree: Tree,
     nesting: usize,
@@ -159,6 +178,10 @@ struct Prepared<'a> {
 impl Prepared<'_> {
     /// Writes the kernel in the one way that is valid, if there is one.
     fn best(&self, signature: &Signature, options: &Options) -> Result<Translated> {
+        let of_warps = self.cfg.blocks.iter().flat_map(|block| &block.instrs).any(Instr::is_of_warps);
+        if of_warps && !options.block.iter().product::<u32>().is_multiple_of(WARP) {
+            return self.write(signature, options, Mode::Fill);
+        }
         let refused = match self.write(signature, options, Mode::Plain) {
             Err(error) if matches!(error.kind, ErrorKind::Invalid(_)) => error,
             done => return done,
@@ -173,7 +196,8 @@ impl Prepared<'_> {
             return Err(refused);
         };
         let (spaces, registers) = (self.spaces.clone(), self.registers.clone());
-        let tails = Prepared { cfg, tree, live, spaces, registers, ..*self };
+        let texts = Rc::clone(&self.texts);
+        let tails = Prepared { cfg, tree, live, spaces, registers, texts, ..*self };
         if let Ok(done) = tails.write(signature, options, Mode::Stay) {
             return Ok(done);
         }
@@ -188,7 +212,10 @@ impl Prepared<'_> {
         let block = IRBlock::new(GuestAddr(0));
         let k = block.builder();
         k.at_line(self.function.line);
-        k.name(&identifier(&self.function.name)).block_size(options.block);
+        let threads = options.block.iter().product::<u32>();
+        let filled = (mode == Mode::Fill).then(|| threads.next_multiple_of(WARP));
+        let block_size = filled.map_or(options.block, |filled| [filled, 1, 1]);
+        k.name(&identifier(&self.function.name)).block_size(block_size);
         let ty = ViewType { align: 16, ..ViewType::new(Scalar::I8, 1, Access::ReadWrite) };
         let memory = k.view_of("memory", ty);
         let base = k.scalar("base", Type::I64);
@@ -196,13 +223,16 @@ impl Prepared<'_> {
         let scalars = signature.scalars.iter().enumerate();
         let words =
             scalars.map(|(i, word)| (*word, k.scalar(&format!("p{i}"), word.scalar.into()))).collect();
+        let prints =
+            self.cfg.blocks.iter().flat_map(|block| &block.instrs).any(|instr| instr.opcode() == "print");
+        let ring = prints.then(|| [k.scalar("ring", Type::I64), k.scalar("ring_mask", Type::I64)]);
         // As much as the widest access needs, so that there is room for each.
         let bytes = |bytes: u64| bytes.next_multiple_of(16).max(16) as u32;
         let shared = (self.shared > 0).then(|| k.shared("shared", Scalar::I8, &[bytes(self.shared)]));
         let local = (self.local > 0).then(|| k.local("stack", bytes(self.local)));
         let reduces = |instr: &Instr| instr.is_barrier() && instr.modifiers().any(|m| m == "red");
         let agree = matches!(mode, Mode::Agree | Mode::Stay) && self.shared > 0;
-        let votes = mode == Mode::Vote;
+        let votes = matches!(mode, Mode::Vote | Mode::Fill);
         let exchanges = agree || votes || self.cfg.blocks.iter().flat_map(|block| &block.instrs).any(reduces);
         let exchange = exchanges.then(|| k.shared("exchange", Scalar::I32, &[1]));
         let cx = Cx {
@@ -212,6 +242,9 @@ impl Prepared<'_> {
             live: &self.live,
             types: &self.registers,
             spaces: &self.spaces,
+            texts: &self.texts,
+            ring,
+            local_bytes: self.local,
             memory,
             base,
             block: parameters,
@@ -228,6 +261,7 @@ impl Prepared<'_> {
             shared_bytes: self.shared,
             dynamic_bytes: options.dynamic_shared,
             threads: options.block,
+            filled,
             state: RefCell::default(),
             line: Cell::new(self.function.line),
             looks: Cell::new(MAX_LOOKS),
@@ -236,6 +270,7 @@ impl Prepared<'_> {
             no_way_out: Cell::new(false),
             active: Cell::new(None),
         };
+        cx.active.set(filled.map(|_| k.local_index().lt(threads as i32)));
         cx.body(&self.tree)?;
         let of_line = |line: u32, kind| Error::at(line, kind).of(line, cx.text_of(line));
         let kernel = block.kernel().map_err(|error| of_line(error.line, ErrorKind::Build(error)))?;
@@ -247,6 +282,7 @@ impl Prepared<'_> {
             module,
             signature: signature.clone(),
             parameters_in_memory: cx.block_used.get(),
+            prints,
             shared: self.shared,
             local: self.local,
         })
@@ -268,6 +304,10 @@ struct Cx<'a, 'b> {
     live: &'a Live,
     types: &'a [Ty],
     spaces: &'a [Spaces],
+    texts: &'a BTreeMap<u64, &'a [u8]>,
+    /// Where what is to be printed goes.
+    ring: Option<[Val<'b>; 2]>,
+    local_bytes: u64,
     memory: PlaceRef<'b>,
     base: Val<'b>,
     /// Where the block of parameters is in the memory, and whether anything asks for it.
@@ -291,6 +331,8 @@ struct Cx<'a, 'b> {
     shared_bytes: u64,
     dynamic_bytes: u32,
     threads: [u32; 3],
+    /// Threads of a block, where some fill the last warp.
+    filled: Option<u32>,
     state: RefCell<State<'b>>,
     /// The line of the instruction at hand.
     line: Cell<u32>,
@@ -347,6 +389,23 @@ impl<'b> Cx<'_, 'b> {
             let (start, end) = instr.span;
             self.fail(error.of(instr.line, self.text.get(start as usize..end as usize).unwrap_or("")));
         }
+    }
+
+    /// The text at a place in the memory, which the module begins with there.
+    fn text_at(&self, at: u64) -> Option<&[u8]> {
+        let offset = at.checked_sub(self.data)?;
+        let (from, bytes) = self.texts.range(..=offset).next_back()?;
+        let bytes = bytes.get((offset - from) as usize..)?;
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+        Some(&bytes[..end])
+    }
+
+    fn ring(&self) -> Val<'b> {
+        self.ring.map_or_else(|| self.k.i64(0), |[ring, _]| ring)
+    }
+
+    fn ring_mask(&self) -> Val<'b> {
+        self.ring.map_or_else(|| self.k.i64(0), |[_, mask]| mask)
     }
 
     /// Can generic addresses be of shared or local memory at all?

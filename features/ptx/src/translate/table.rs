@@ -1,6 +1,6 @@
 //! What is supported: one row for each instruction.
 
-use super::{Cx, arithmetic, convert, float, memory, warp};
+use super::{Cx, arithmetic, bits, convert, float, memory, print, warp};
 use crate::ast::{Instr, Operand, Ty};
 use crate::error::{Error, Result};
 
@@ -86,17 +86,18 @@ const TABLE: &[Row] = &[
     Row {
         codes: &["and", "or", "xor", "not", "cnot"],
         forms: "predicates and integers",
-        translate: arithmetic::logic,
+        translate: bits::logic,
     },
-    Row { codes: &["shl", "shr"], forms: "16, 32 and 64 bits", translate: arithmetic::shift },
-    Row { codes: &["shf"], forms: ".l .r, .wrap .clamp", translate: arithmetic::funnel },
+    Row { codes: &["shl", "shr"], forms: "16, 32 and 64 bits", translate: bits::shift },
+    Row { codes: &["shf"], forms: ".l .r, .wrap .clamp", translate: bits::funnel },
     Row {
         codes: &["bfe", "bfi", "bfind", "brev", "clz", "popc", "szext", "bmsk"],
         forms: "32 and 64 bits",
-        translate: arithmetic::bits,
+        translate: bits::bits,
     },
-    Row { codes: &["prmt"], forms: "without a mode", translate: arithmetic::prmt },
-    Row { codes: &["lop3"], forms: "b32", translate: arithmetic::lop3 },
+    Row { codes: &["fns"], forms: "b32", translate: bits::find_nth },
+    Row { codes: &["prmt"], forms: "without a mode", translate: bits::prmt },
+    Row { codes: &["lop3"], forms: "b32", translate: bits::lop3 },
     Row {
         codes: &["setp", "set"],
         forms: "all types and comparisons, .and .or .xor",
@@ -156,16 +157,18 @@ const TABLE: &[Row] = &[
         forms: "an endless loop, which the launch's limits stop; so is a failed assertion",
         translate: warp::trap,
     },
+    Row { codes: &["print"], forms: "", translate: print::print },
     Row { codes: &["createpolicy"], forms: "all; nothing comes of it", translate: memory::policy },
     Row {
         codes: &["bar", "barrier"],
-        forms: ".sync of barrier 0 by all threads, .warp.sync, .red.popc .and .or",
+        forms: ".sync by all threads, of whichever barrier, .warp.sync, .red.popc .and .or",
         translate: warp::barrier,
     },
     Row { codes: &["shfl"], forms: ".sync: .idx .up .down .bfly", translate: warp::shuffle },
     Row { codes: &["vote"], forms: ".sync: .all .any .uni .ballot", translate: warp::vote },
     Row { codes: &["activemask"], forms: "b32", translate: warp::active },
     Row { codes: &["redux"], forms: ".sync: .add .min .max .and .or .xor", translate: warp::reduce },
+    Row { codes: &["elect"], forms: ".sync", translate: warp::elect },
     Row { codes: &["match"], forms: ".sync: .any .all", translate: warp::matching },
 ];
 

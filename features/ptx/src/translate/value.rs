@@ -14,6 +14,8 @@ pub(super) enum Fact {
     LocalIndex,
     /// It is this integer.
     Constant(u64),
+    /// It is the address of this byte of the memory.
+    Memory(u64),
     /// It is the address of the kernel's parameters, from so many bytes on.
     Parameter(u64),
 }
@@ -216,7 +218,9 @@ impl<'b> Cx<'_, 'b> {
     fn address_of(&self, symbol: Symbol, addend: i64) -> Result<Val<'b>> {
         let offset = self.offset_of(symbol, addend) as i64;
         match symbol.space {
-            Space::Global | Space::Const => Ok(self.base + self.k.i64(offset)),
+            Space::Global | Space::Const => {
+                Ok(self.learn(self.base + self.k.i64(offset), Fact::Memory(offset as u64)))
+            }
             Space::Shared | Space::Local => Ok(self.constant(Type::I64, offset as u64)),
             Space::Param => Ok(self.parameter_address(offset as u64)),
         }
@@ -256,6 +260,14 @@ impl<'b> Cx<'_, 'b> {
         };
         Ok(match register {
             "tid" if axis == Axis::X && self.threads[0] == threads => self.local_index(),
+            "tid" if self.filled.is_some() => {
+                let [x, y, _] = self.threads;
+                match axis {
+                    Axis::X => k.local_index().rem_u(x),
+                    Axis::Y => k.local_index().div_u(x).rem_u(y),
+                    Axis::Z => k.local_index().div_u(x * y),
+                }
+            }
             // Rows of whole warps: in which one a thread is, its warp says.
             "tid" if axis == Axis::X && self.threads[0] == 32 => k.lane_id(),
             "tid" if axis == Axis::Y && self.threads[0].is_multiple_of(32) && self.threads[2] == 1 => {

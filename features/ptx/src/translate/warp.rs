@@ -59,8 +59,9 @@ pub(super) fn barrier(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> 
         length if length > at + 1 + behind => cx.literal(instr.operands.get(at + 1)),
         _ => Some(threads),
     };
-    if number != Some(0) || count != Some(threads) {
-        return Err(cx.unsupported("a barrier other than 0 of all threads"));
+    // Whichever of a block's barriers: all threads come to it.
+    if !matches!(number, Some(0..16)) || count != Some(threads) {
+        return Err(cx.unsupported("a barrier of other than all threads"));
     }
     if !reduces {
         cx.k.barrier();
@@ -84,7 +85,7 @@ pub(super) fn barrier(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> 
     element().atomic_add(cx.fit(value, Type::I32));
     let sum = element().load_uniform();
     let (value, ty) = match how {
-        Some("and") => (sum.eq(threads as i32), PREDICATE),
+        Some("and") => (sum.eq(cx.filled.unwrap_or(threads as u32) as i32), PREDICATE),
         Some("or") => (sum.ne(0), PREDICATE),
         _ => (sum, U32),
     };
@@ -237,6 +238,19 @@ pub(super) fn reduce(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> R
         _ => (value ^ flip).warp_max() ^ flip,
     };
     cx.result(instr, value, ty)
+}
+
+/// The first thread of the mask is chosen.
+pub(super) fn elect(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    if !m.take("sync") {
+        return Err(cx.unsupported("elect without .sync"));
+    }
+    let [result, mask] = operands(instr)?;
+    let members = ballot(cx, cx.k.bool(true), mask)?;
+    let leader = members.ctz();
+    let Operand::Pair(pair) = result else { return Err(cx.unsupported("elect without a predicate")) };
+    cx.set(&pair[0], leader, false)?;
+    cx.set(&pair[1], leader.eq(cx.k.lane_id()), false)
 }
 
 /// Compares with each thread in turn.

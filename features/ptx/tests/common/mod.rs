@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use vm_ir::Scalar;
 use vm_ir::interp::{Argument, Launch, Limits, Tensor, run};
+use vm_ptx::print::{HEAD, Record, records};
 use vm_ptx::{Module, Options, Translated};
 use vm_runtime::{CpuAccelerator, CudaAccelerator, JitCompiler, JitTarget, Worker, WorkerOptions};
 
@@ -55,6 +56,9 @@ pub(crate) fn each(files: &[&str], check: impl Fn(Program)) {
 /// The address that programs have of the first byte.
 pub(crate) const BASE: u64 = 0x7f12_3400_0000;
 
+/// Bytes of what a launch may print.
+const RING: usize = 4096;
+
 /// A module with its memory.
 pub(crate) struct Program {
     pub(crate) module: Module,
@@ -62,6 +66,8 @@ pub(crate) struct Program {
     data: u64,
     machine: Machine,
     pub(crate) limits: Limits,
+    /// What the last launch printed, of at most 4 KiB.
+    pub(crate) printed: Vec<Record>,
 }
 
 /// A parameter of a launch, as bytes.
@@ -130,6 +136,7 @@ impl Program {
             data: 0,
             machine: Machine::Interpreter,
             limits: Limits::default(),
+            printed: Vec::new(),
             module,
         };
         let data = program.module.data().clone();
@@ -216,11 +223,17 @@ impl Program {
             false => 0xdead_beef,
         };
         scalars.insert(0, block);
+        let ring = translated.prints.then(|| self.put(&vec![0u8; HEAD as usize + RING]));
+        scalars.extend(ring.into_iter().flat_map(|ring| [ring - BASE, RING as u64 - 1]));
         let done = match self.machine {
             Machine::Interpreter => self.interpret(&translated, grid, &scalars),
             Machine::Cpu => self.compute(cpu(), &translated, grid, &scalars),
             Machine::Cuda => self.compute(cuda().unwrap(), &translated, grid, &scalars),
         };
+        if let Some(ring) = ring {
+            let count = self.get::<u64>(ring, 1)[0];
+            self.printed = records(count, &self.get::<u8>(ring + HEAD, RING));
+        }
         self.memory.truncate(length);
         done
     }
@@ -257,6 +270,7 @@ impl Program {
             let mut arguments = vec![Argument::from(&buffer), Argument::from(Scalar::from_bits(BASE, 8))];
             let sizes =
                 std::iter::once(8).chain(kernel.signature.scalars.iter().map(|word| word.scalar.bytes()));
+            let sizes = sizes.chain([8; 2]);
             let scalars = scalars.iter().zip(sizes);
             arguments.extend(scalars.map(|(bits, size)| Argument::from(Scalar::from_bits(*bits, size))));
             let limits = vm_runtime::Limits { fuel: self.limits.fuel, ..Default::default() };

@@ -157,16 +157,23 @@ fn python(logs: &Path, built: &Path) -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// CuPy, and what it compiles its kernels by.
-const CUPY: [&str; 4] =
-    ["cupy-cuda13x==14.2.0", "numpy==2.4.6", "nvidia-cuda-nvrtc==13.5.37", "nvidia-cuda-runtime==13.5.37"];
+/// What a script fetches that tests of the driver on the processor share: a folder.
+fn fetched(script: &str, arguments: &[&str]) -> Result<PathBuf> {
+    let script = workspace().join("features/cuda-cpu/tests").join(script);
+    let run = || format!("can't run {}", script.display());
+    let fetched = Command::new(&script).args(arguments).output().with_context(run)?;
+    let said = String::from_utf8_lossy(&fetched.stderr);
+    ensure!(fetched.status.success(), "{} failed: {}", script.display(), said.trim());
+    Ok(PathBuf::from(String::from_utf8_lossy(&fetched.stdout).trim()))
+}
 
-/// Makes the disk with Python and CuPy, from PyPI by pip.
+/// Makes the disk with Python and CuPy.
 fn cupy(logs: &Path) -> Result<PathBuf> {
     say("making a disk with CuPy for a guest: some 450 MB");
     let (tree, image) = (logs.join("cupy"), logs.join("cupy.img"));
     let mut command = Command::new("python3");
-    command.arg(workspace().join("bindings/python/stage")).arg("packages").arg(&tree).args(CUPY);
+    command.arg(workspace().join("bindings/python/stage")).arg("packages").arg(&tree);
+    command.arg(fetched("fetch-python", &["cupy"])?);
     let (log, deadline) = (logs.join("cupy.log"), Duration::from_secs(10 * 60));
     Step { what: "installing CuPy", log, deadline }.run(&mut command)?;
     let mut libraries = BTreeSet::new();
@@ -199,11 +206,7 @@ fn libraries_below(directory: &Path, libraries: &mut BTreeSet<String>) -> Result
 /// Compiles the CUDA program of scenarios, by NVIDIA's compiler from PyPI. It has PTX, and no machine code.
 fn cuda_program(logs: &Path) -> Result<PathBuf> {
     say("compiling a CUDA program");
-    let fetch = workspace().join("features/cuda-cpu/tests/fetch-nvcc");
-    let fetched = Command::new(&fetch).output().with_context(|| format!("can't run {}", fetch.display()))?;
-    let said = String::from_utf8_lossy(&fetched.stderr);
-    ensure!(fetched.status.success(), "{} failed: {}", fetch.display(), said.trim());
-    let compiler = PathBuf::from(String::from_utf8_lossy(&fetched.stdout).trim());
+    let compiler = fetched("fetch-nvcc", &[])?;
     let program = logs.join("cuda-program");
     let mut command = Command::new(compiler.join("bin/nvcc"));
     command.args(["-cudart", "static", "-gencode", "arch=compute_75,code=compute_75", "-L"]);

@@ -228,6 +228,9 @@ impl<'a, 'k> Writer<'a, 'k> {
 
     fn while_op(&mut self, op: &'k Op, split: Split<'a, 'k>) {
         let [condition, _] = &op.regions[..] else { return };
+        if split.is_none() && self.while_in_steps(op) {
+            return;
+        }
         let end = self.join(&op.results, split);
         let head = self.join(&condition.args, split);
         let initial = self.pass(&op.operands, &condition.args, split);

@@ -88,6 +88,18 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.masks_of(&repr, 4, self.width)
     }
 
+    /// The same of a bool that differs.
+    pub(super) fn vote_of(
+        &mut self,
+        condition: Value,
+        all: (Block, &[BlockArg]),
+        some: Block,
+        none: (Block, &[BlockArg]),
+    ) {
+        let masks = self.masks(condition);
+        self.vote_on(Some(condition), &masks, all, some, none);
+    }
+
     /// To `all` if every one agrees on what is a condition's masks, to `none` with `args` if none does, else to `some`.
     fn vote_on(
         &mut self,
@@ -287,7 +299,13 @@ impl<'a, 'k> Writer<'a, 'k> {
 
     /// Does `body` for each thread by itself, and goes to `end` with the results of `op`, which it defines. `now` are
     /// values that the op defines and that are at hand already.
-    fn apart(&mut self, op: &'k Op, now: &[(Value, Repr)], end: Block, body: impl FnOnce(&mut Self)) {
+    pub(super) fn apart(
+        &mut self,
+        op: &'k Op,
+        now: &[(Value, Repr)],
+        end: Block,
+        body: impl FnOnce(&mut Self),
+    ) {
         self.apart_of(op, now, end, None, body);
     }
 

@@ -7,7 +7,7 @@
 //!   that are checked before they begin.
 //! * `floats`: what is known of the floats of a kernel.
 //! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `wide`: ops
-//!   on them; `steps`: integers that go in steps from thread to thread; `ids`: where threads are; `memory`: views and shared
+//!   on them; `steps`: integers that go in steps from thread to thread, `stepped` loops that carry them; `ids`: where threads are; `memory`: views and shared
 //!   arrays, `atomics`; `warp`: ops between threads. `tile`: tile kernels.
 //! * `routine`: our own routines, `wide` for functions of floats, `chunks` for copies and `micro` for products.
 //! * `emit`: from the function to machine code; `limits` how large it may become, `live` how far its values live, `schedule`
@@ -54,6 +54,7 @@ mod plan;
 mod routine;
 mod schedule;
 mod spoil;
+mod stepped;
 mod steps;
 mod tile;
 mod value;

@@ -9,13 +9,28 @@ use vm_ir::Scalar;
 use vm_ir::module::Op;
 use vm_ir::op::Opcode;
 
+/// The range of 64-bit integers of which none is known: they may wrap, the same way in every element.
+const UNKNOWN: (i64, i64) = (i64::MIN, i64::MAX);
+/// The longest step of such ones.
+const LONGEST: i64 = 1 << 40;
+
+fn fits(scalar: Scalar, low: i64, high: i64) -> bool {
+    let most = (scalar.mask() >> 1) as i64;
+    low >= -most && high <= most
+}
+
+/// Step and range, times a positive number; products of 64 bits may wrap.
+fn scaled(to: Scalar, [stride, low, high]: [i64; 3], by: i64) -> Option<(i64, i64, i64)> {
+    let stride = stride.checked_mul(by)?;
+    let range = low.checked_mul(by).zip(high.checked_mul(by)).filter(|(low, high)| fits(to, *low, *high));
+    let unknown = (to == Scalar::I64 && stride.abs() <= LONGEST).then_some(UNKNOWN);
+    let (low, high) = range.or(unknown)?;
+    Some((stride, low, high))
+}
+
 impl Writer<'_, '_> {
     /// A step from element to element stays one through sums, products with constants, and widening.
     pub(super) fn affine(&mut self, op: &Op, from: Scalar, to: Scalar, args: &[Repr]) -> Option<Repr> {
-        let fits = |scalar: Scalar, low: i64, high: i64| {
-            let most = (scalar.mask() >> 1) as i64;
-            low >= -most && high <= most
-        };
         let constant = |this: &Self, repr: &Repr| match repr {
             Repr::Splat(one) => this.constant(*one),
             _ => None,
@@ -38,12 +53,11 @@ impl Writer<'_, '_> {
             }
             (Opcode::Add | Opcode::Sub, [Repr::Affine { base, stride, low, high }, Repr::Splat(other)]) => {
                 // What is not known to fit is added in 64 bits only: those wrap the same way in every element.
-                let by = constant(self, &args[1]);
-                let (low, high) = match by {
-                    Some(by) if op.code == Opcode::Add => (low.checked_add(by)?, high.checked_add(by)?),
-                    Some(by) => (low.checked_sub(by)?, high.checked_sub(by)?),
-                    None => (i64::MIN, i64::MAX),
-                };
+                let range = constant(self, &args[1]).and_then(|by| match op.code {
+                    Opcode::Add => low.checked_add(by).zip(high.checked_add(by)),
+                    _ => low.checked_sub(by).zip(high.checked_sub(by)),
+                });
+                let (low, high) = range.unwrap_or(UNKNOWN);
                 let within = to == Scalar::I64 || fits(to, low, high);
                 if !within && (to != Scalar::I32 || self.alone.is_none()) {
                     return None;
@@ -59,21 +73,15 @@ impl Writer<'_, '_> {
             }
             (Opcode::Mul, [Repr::Affine { base, stride, low, high }, by]) => {
                 let by = constant(self, by).filter(|by| *by > 0)?;
-                let (low, high) = (low.checked_mul(by)?, high.checked_mul(by)?);
-                if !fits(to, low, high) {
-                    return None;
-                }
+                let (stride, low, high) = scaled(to, [*stride, *low, *high], by)?;
                 let base = self.b.ins().imul_imm_s(*base, by);
-                Some(Repr::Affine { base, stride: stride.checked_mul(by)?, low, high })
+                Some(Repr::Affine { base, stride, low, high })
             }
             (Opcode::Shl, [Repr::Affine { base, stride, low, high }, by]) => {
                 let by = constant(self, by).filter(|by| (0..31).contains(by))?;
-                let (low, high) = (low.checked_mul(1 << by)?, high.checked_mul(1 << by)?);
-                if !fits(to, low, high) {
-                    return None;
-                }
+                let (stride, low, high) = scaled(to, [*stride, *low, *high], 1 << by)?;
                 let base = self.b.ins().ishl_imm_s(*base, by);
-                Some(Repr::Affine { base, stride: stride.checked_mul(1 << by)?, low, high })
+                Some(Repr::Affine { base, stride, low, high })
             }
             _ => None,
         }

@@ -1,0 +1,306 @@
+//! Nodes of graphs by their parameters. A node reads and writes when its graph runs, so memory of the host that it names must be of both sides: what
+//! only this program has is refused.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, Mutex};
+
+use vm_bridge::wire::node::{self, FILL, GRID};
+use vm_bridge::wire::strided::{DEVICE, Form, HOST, UNIFIED};
+use vm_bridge::wire::{Reader, code, put};
+use vm_cuda_api::FUNCTIONS;
+
+use super::launches::parameters;
+use super::objects::fetch;
+use super::{begin_calls, is_elsewhere, is_shared, layout};
+use crate::client::{Client, client, locked};
+use crate::sys::caller;
+use crate::{forward, pack, say};
+
+/// Where what is of the kind begins in a `CUgraphNodeParams`.
+const UNION: usize = 16;
+/// Where in a `CUDA_KERNEL_NODE_PARAMS` the pointers to parameters are, those that are one buffer, and, in the second form, the kernel and the context.
+const POINTERS: usize = 40;
+const EXTRA: usize = 48;
+const LIBRARY_KERNEL: usize = 56;
+const CONTEXT: usize = 64;
+
+/// Packs a kernel, whose structure ends earlier in its first form.
+fn kernel(client: &Arc<Client>, at: usize, is_first: bool, to: &mut Vec<u8>) -> Result<(), u32> {
+    let rest = |offset: usize| if is_first { 0 } else { caller::word(at + offset) };
+    let id = match caller::word(at) {
+        0 => rest(LIBRARY_KERNEL),
+        function => function,
+    };
+    put(to, id);
+    (1..=GRID).for_each(|word| put(to, caller::word(at + 8 * word)));
+    put(to, rest(CONTEXT));
+    let pointers = [POINTERS, EXTRA].map(|offset| caller::word(at + offset) as usize);
+    parameters(client, id as usize, pointers, to)
+}
+
+fn copy(client: &Client, at: usize, context: u64, to: &mut Vec<u8>) -> Result<(), u32> {
+    let form = Form::Three;
+    let mut copy: Vec<u64> = (0..form.words()).map(|word| caller::word(at + 8 * word)).collect();
+    for (is_target, end) in [false, true].into_iter().zip(form.ends()) {
+        if copy[end.kind] as u32 as u64 == UNIFIED {
+            let device = is_elsewhere(client, copy[end.device] as usize);
+            copy[end.kind] = if device { DEVICE } else { HOST };
+            copy[end.host] = copy[end.device];
+        }
+        let extent = form.extent(&copy, is_target).ok_or(code::INVALID_VALUE)?;
+        if copy[end.kind] as u32 as u64 == HOST
+            && !is_shared(client, copy[end.host] as usize, extent as usize)
+        {
+            say::once(
+                "a node of a graph can't copy memory that only the program has: cuMemHostAlloc makes memory that it can",
+            );
+            return Err(code::NOT_SUPPORTED);
+        }
+    }
+    put(to, context);
+    copy.iter().for_each(|word| put(to, *word));
+    Ok(())
+}
+
+/// Packs what is put into a node: its kind, and the structure.
+fn structure(client: &Arc<Client>, number: usize, at: usize, to: &mut Vec<u8>) -> Result<(), u32> {
+    let name = &FUNCTIONS[number].name;
+    if at == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let known = node::kind(name);
+    let kind = known.unwrap_or_else(|| caller::half(at).into());
+    let (is_any, at) = (known.is_none(), if known.is_none() { at + UNION } else { at });
+    put(to, kind);
+    match kind {
+        node::KERNEL => kernel(client, at, !is_any && !name.ends_with("_v2"), to),
+        // Flags, and the context, are before the copy.
+        node::COPY if is_any => copy(client, at + 16, caller::word(at + 8), to),
+        node::COPY => copy(client, at, 0, to),
+        node::FILL_KIND => {
+            (0..FILL).for_each(|word| put(to, caller::word(at + 8 * word)));
+            put(to, if is_any { caller::word(at + 8 * FILL) } else { 0 });
+            Ok(())
+        }
+        node::FUNCTION => {
+            begin_calls(client)?;
+            (0..2).for_each(|word| put(to, caller::word(at + 8 * word)));
+            Ok(())
+        }
+        // A graph may be given away, which is no copy of it.
+        node::GRAPH if caller::half(at + 8) != 0 => Err(code::NOT_SUPPORTED),
+        node::GRAPH | node::WAIT | node::RECORD => {
+            put(to, caller::word(at));
+            Ok(())
+        }
+        node::EMPTY => Ok(()),
+        kind => {
+            say::once(&format!("nodes of graphs of the kind {kind} are not supported"));
+            Err(code::NOT_SUPPORTED)
+        }
+    }
+}
+
+fn set(number: usize, words: &[usize]) -> Result<(), u32> {
+    let client = client()?;
+    let at = FUNCTIONS[number].parameters.iter().position(|each| each.kind == vm_cuda_api::Kind::Other);
+    let at = at.and_then(|at| words.get(at)).copied().ok_or(code::INVALID_VALUE)?;
+    let mut payload = Vec::with_capacity(512);
+    structure(&client, number, at, &mut payload)?;
+    pack::request(number, words, &mut payload)?;
+    pack::answer(number, words, &client.ask(number, &payload, false)?)
+}
+
+macro_rules! setters {
+    ($($name:ident)*) => { $(pub(crate) fn $name(number: usize, words: &[usize]) -> Result<(), u32> { set(number, words) })* };
+}
+
+setters! {
+    cuGraphAddKernelNode cuGraphAddKernelNode_v2 cuGraphKernelNodeSetParams cuGraphKernelNodeSetParams_v2 cuGraphExecKernelNodeSetParams
+    cuGraphExecKernelNodeSetParams_v2 cuGraphAddMemcpyNode cuGraphMemcpyNodeSetParams cuGraphExecMemcpyNodeSetParams cuGraphAddMemsetNode
+    cuGraphMemsetNodeSetParams cuGraphExecMemsetNodeSetParams cuGraphAddHostNode cuGraphHostNodeSetParams cuGraphExecHostNodeSetParams
+    cuGraphAddNode cuGraphAddNode_v2 cuGraphNodeSetParams cuGraphExecNodeSetParams
+}
+
+/// Parameters of a node's kernel, and pointers to each.
+struct Shown {
+    bytes: Box<[u8]>,
+    pointers: Box<[u64]>,
+}
+
+/// Those that programs were shown, by the nodes: they stay until the node has others, or ends.
+static SHOWN: Mutex<Option<HashMap<usize, Shown>>> = Mutex::new(None);
+
+/// Where pointers to a node's parameters are.
+fn show(node: usize, layout: &[(usize, usize)], bytes: &[u8]) -> u64 {
+    if layout.is_empty() {
+        return 0;
+    }
+    let mut all = locked(&SHOWN);
+    let all = all.get_or_insert_default();
+    let is_new = all.get(&node).is_none_or(|shown| *shown.bytes != *bytes);
+    if is_new {
+        let bytes: Box<[u8]> = bytes.into();
+        let pointers = layout.iter().map(|(offset, _)| (bytes.as_ptr() as usize + offset) as u64).collect();
+        all.insert(node, Shown { bytes, pointers });
+    }
+    all.get(&node).map_or(0, |shown| shown.pointers.as_ptr() as u64)
+}
+
+fn kernel_of(number: usize, words: &[usize], is_first: bool) -> Result<(), u32> {
+    let [node, to] = *words else { return Err(code::INVALID_VALUE) };
+    if to == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let client = client()?;
+    let reply = client.ask(number, &(node as u64).to_ne_bytes(), false)?;
+    let mut reader = Reader(&reply);
+    let mut word = || reader.word().map_err(|_| code::UNAVAILABLE);
+    let function = word()?;
+    let grid = (0..GRID).map(|_| word()).collect::<Result<Vec<_>, _>>()?;
+    let (kernel, context) = (word()?, word()?);
+    let layout = layout(&client, if function == 0 { kernel } else { function })?;
+    let end = layout.iter().map(|(offset, size)| offset + size).max().unwrap_or(0);
+    let bytes = reader.bytes(end).map_err(|_| code::UNAVAILABLE)?;
+    caller::write(to, function);
+    // The last of these words is a number of 32 bits.
+    for (at, word) in grid.iter().enumerate() {
+        caller::write_bytes(to + 8 + 8 * at, &word.to_ne_bytes()[..if at + 1 == GRID { 4 } else { 8 }]);
+    }
+    caller::write(to + POINTERS, show(node, &layout, bytes));
+    caller::write(to + EXTRA, 0);
+    if !is_first {
+        caller::write(to + LIBRARY_KERNEL, kernel);
+        caller::write(to + CONTEXT, context);
+    }
+    Ok(())
+}
+
+pub(crate) fn cuGraphKernelNodeGetParams(number: usize, words: &[usize]) -> Result<(), u32> {
+    kernel_of(number, words, true)
+}
+
+pub(crate) fn cuGraphKernelNodeGetParams_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    kernel_of(number, words, false)
+}
+
+/// Asks for so many words of a node.
+fn words_of(number: usize, words: &[usize], count: usize) -> Result<(), u32> {
+    let [node, to] = *words else { return Err(code::INVALID_VALUE) };
+    if to == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let reply = client()?.ask(number, &(node as u64).to_ne_bytes(), false)?;
+    caller::write_bytes(to, reply.get(..8 * count).ok_or(code::UNAVAILABLE)?);
+    Ok(())
+}
+
+pub(crate) fn cuGraphMemcpyNodeGetParams(number: usize, words: &[usize]) -> Result<(), u32> {
+    words_of(number, words, Form::Three.words())
+}
+
+pub(crate) fn cuGraphHostNodeGetParams(number: usize, words: &[usize]) -> Result<(), u32> {
+    words_of(number, words, 2)
+}
+
+/// Asks what is answered with the driver's result, then what is there in either case.
+fn ask_result<const N: usize>(number: usize, payload: &[u64]) -> Result<(u32, [u64; N]), u32> {
+    let mut bytes = Vec::new();
+    payload.iter().for_each(|word| put(&mut bytes, *word));
+    let reply = client()?.ask(number, &bytes, false)?;
+    let mut reader = Reader(&reply);
+    let result = reader.word().map_err(|_| code::UNAVAILABLE)? as u32;
+    let mut words = [0; N];
+    for word in &mut words {
+        *word = reader.word().map_err(|_| code::UNAVAILABLE)?;
+    }
+    Ok((result, words))
+}
+
+/// The driver's result.
+fn told(result: u32) -> Result<(), u32> {
+    if result == 0 { Ok(()) } else { Err(result) }
+}
+
+pub(crate) fn cuGraphExecUpdate(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [exec, graph, node_to, result_to] = *words else { return Err(code::INVALID_VALUE) };
+    let (result, [why, node, _]) = ask_result(number, &[exec as u64, graph as u64])?;
+    caller::write(node_to, node);
+    caller::write_half(result_to, why as u32);
+    told(result)
+}
+
+pub(crate) fn cuGraphExecUpdate_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [exec, graph, to] = *words else { return Err(code::INVALID_VALUE) };
+    if to == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let (result, [why, node, from]) = ask_result(number, &[exec as u64, graph as u64])?;
+    caller::write_half(to, why as u32);
+    caller::write(to + 8, node);
+    caller::write(to + 16, from);
+    told(result)
+}
+
+pub(crate) fn cuGraphInstantiateWithParams(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [to, graph, at] = *words else { return Err(code::INVALID_VALUE) };
+    if to == 0 || at == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let payload = [graph as u64, caller::word(at), caller::word(at + 8)];
+    let (result, [exec, node, why]) = ask_result(number, &payload)?;
+    caller::write(at + 16, node);
+    caller::write_half(at + 24, why as u32);
+    told(result)?;
+    caller::write(to, exec);
+    Ok(())
+}
+
+pub(crate) fn cuGraphDebugDotPrint(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [graph, path, flags] = *words else { return Err(code::INVALID_VALUE) };
+    let path = caller::text(path).ok_or(code::INVALID_VALUE)?;
+    let mut payload = Vec::new();
+    put(&mut payload, graph as u64);
+    put(&mut payload, flags as u32 as u64);
+    let client = client()?;
+    let reply = client.ask(number, &payload, false)?;
+    let len = Reader(&reply).word().map_err(|_| code::UNAVAILABLE)? as usize;
+    let text = fetch(&client, len)?;
+    std::fs::write(OsStr::from_bytes(&path[..path.len() - 1]), text).map_err(|_| code::OPERATING_SYSTEM)
+}
+
+/// What programs were shown of these nodes is no more.
+fn hide(nodes: &[usize]) {
+    if let Some(all) = &mut *locked(&SHOWN) {
+        nodes.iter().for_each(|node| drop(all.remove(node)));
+    }
+}
+
+pub(crate) fn cuGraphDestroyNode(number: usize, words: &[usize]) -> Result<(), u32> {
+    forward::ask(number, words)?;
+    hide(words);
+    Ok(())
+}
+
+pub(crate) fn cuGraphDestroy(number: usize, words: &[usize]) -> Result<(), u32> {
+    let nodes = if locked(&SHOWN).as_ref().is_some_and(|all| !all.is_empty()) {
+        nodes_of(words[0]).unwrap_or_default()
+    } else {
+        Vec::new()
+    };
+    forward::ask(number, words)?;
+    hide(&nodes);
+    Ok(())
+}
+
+/// The nodes of a graph.
+fn nodes_of(graph: usize) -> Result<Vec<usize>, u32> {
+    let number = super::the("cuGraphGetNodes")?;
+    let mut count = 0usize;
+    forward::ask(number, &[graph, 0, &raw mut count as usize])?;
+    let mut nodes = vec![0; count];
+    forward::ask(number, &[graph, nodes.as_mut_ptr() as usize, &raw mut count as usize])?;
+    Ok(nodes)
+}

@@ -1,0 +1,87 @@
+//! Memory and events of other programs of the server: the program has tokens, the driver its handles ([`exports`](super::exports)).
+
+use vm_cuda_api::Object;
+
+use super::exports::{HANDLE, Handle, Kind};
+use super::hand::Parts;
+use super::lane::Call;
+use super::pack::Refused;
+use super::sys::{self, Word};
+use crate::wire::{Malformed, code, put, put_bytes};
+
+/// Gives what a program is given for what a function exports.
+fn export(call: &Call<'_>, parts: Parts<'_>, kind: Kind, real: u64) -> Result<u32, Refused> {
+    let sharing = call.session.sharing().ok_or(code::NOT_SUPPORTED)?;
+    let mut memory = [0u64; HANDLE / 8];
+    let result = call.session.driver().make(call.number, &[Word::At(0), Word::Is(real)], &mut memory);
+    if result == 0 {
+        let bytes: Vec<u8> = memory.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let handle: Handle = bytes.try_into().map_err(|_| Malformed)?;
+        put_bytes(parts.reply, &sharing.export(kind, handle)?);
+    }
+    Ok(result)
+}
+
+/// The driver's handle for what a program gives.
+fn find(call: &Call<'_>, parts: &mut Parts<'_>, kind: Kind) -> Result<Handle, Refused> {
+    let given = *parts.reader.bytes(HANDLE)?.first_chunk().ok_or(Malformed)?;
+    Ok(call.session.sharing().ok_or(code::NOT_SUPPORTED)?.find(kind, given)?)
+}
+
+/// An address of memory that the program has.
+pub(super) fn export_memory(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let at = parts.reader.word()?;
+    if !call.session.ranges().has(at) {
+        return Err(code::INVALID_VALUE.into());
+    }
+    export(call, parts, Kind::Memory, at)
+}
+
+/// An event.
+pub(super) fn export_event(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let event = call.session.handles().real(Object::Event, parts.reader.word()?)?;
+    export(call, parts, Kind::Event, event)
+}
+
+/// What the program was given, and flags: the address, and how long the memory is.
+pub(super) fn open_memory(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let handle = find(call, &mut parts, Kind::Memory)?;
+    let flags = parts.reader.word()? as u32;
+    let (result, at) = sys::open_memory(call.session.driver(), call.number, handle, flags);
+    if result != 0 {
+        return Ok(result);
+    }
+    let mut memory = [0; 2];
+    let words = [Word::At(0), Word::At(1), Word::Is(at)];
+    let result = call.session.driver().named("cuMemGetAddressRange_v2", &words, &mut memory);
+    let len = if result == 0 { memory[1].saturating_sub(at - memory[0].min(at)) } else { 0 };
+    call.session.ranges().open(at, len);
+    put(parts.reply, at);
+    put(parts.reply, len);
+    Ok(0)
+}
+
+/// Where such memory begins.
+pub(super) fn close_memory(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let at = parts.reader.word()?;
+    if !call.session.ranges().is_open(at) {
+        return Err(code::INVALID_VALUE.into());
+    }
+    // It waits for the device.
+    call.pass();
+    let result = call.session.driver().make(call.number, &[Word::Is(at)], &mut []);
+    if result == 0 {
+        call.session.ranges().close(at);
+    }
+    Ok(result)
+}
+
+/// What the program was given.
+pub(super) fn open_event(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let handle = find(call, &mut parts, Kind::Event)?;
+    let (result, event) = sys::open_event(call.session.driver(), call.number, handle);
+    if result == 0 {
+        put(parts.reply, call.session.handles().give(Object::Event, event)?);
+    }
+    Ok(result)
+}

@@ -1,0 +1,378 @@
+//! Nodes of graphs by their parameters: structures with handles, pointers to a kernel's parameters, and memory that is copied.
+//!
+//! What is put into a node is its kind, then by that:
+//!
+//! | kind | words |
+//! | --- | --- |
+//! | kernel | function or kernel, grid, block and shared memory as `CUDA_KERNEL_NODE_PARAMS` has them, context, parameters |
+//! | copy | context, a `CUDA_MEMCPY3D` |
+//! | fill | a `CUDA_MEMSET_NODE_PARAMS`, context |
+//! | function | it, its argument |
+//! | graph, event | it |
+//!
+//! A node reads and writes when its graph runs: of the host's memory what both sides have for long, and of a device's what the program has.
+
+use std::collections::HashMap;
+
+use vm_cuda_api::{FUNCTIONS, Object};
+
+use super::hand::{Parts, parameters};
+use super::lane::Call;
+use super::pack::{self, Refused};
+use super::sys::{self, Word};
+use crate::wire::node::{self, FILL, GRID};
+use crate::wire::strided::{ARRAY, DEVICE, Form, HOST};
+use crate::wire::{Reader, code, put, put_bytes};
+
+/// Words of a `CUDA_KERNEL_NODE_PARAMS_v2`, and where in it the parameters, the kernel of a library and the context are.
+const KERNEL: usize = 9;
+const POINTERS: usize = 5;
+const LIBRARY_KERNEL: usize = 7;
+const CONTEXT: usize = 8;
+/// Words of a `CUgraphNodeParams`, and those before what is of the kind.
+const ANY: usize = 32;
+const HEAD: usize = 2;
+/// How many graphs within graphs are looked through, and how many nodes of each.
+const DEPTH: usize = 16;
+const MOST: usize = 1 << 20;
+
+/// A structure, and memory that it points to.
+struct Made {
+    words: Vec<u64>,
+    /// Parameters of a kernel, and where pointers to them begin.
+    arguments: Option<(Vec<u64>, usize)>,
+}
+
+fn kernel(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
+    let id = reader.word()?;
+    let mut words = vec![0];
+    for _ in 0..GRID {
+        words.push(reader.word()?);
+    }
+    let context = reader.word()?;
+    call.session.lay_out(id)?;
+    let handles = call.session.handles();
+    let (function, layout) = handles.function(id)?;
+    let mut arguments = Vec::new();
+    let pointers = parameters(layout.ok_or(code::INVALID_HANDLE)?, reader, &mut arguments)?;
+    words.extend([0, 0, 0, handles.real(Object::Context, context)?]);
+    // Structures of before libraries have no place of their own for their kernels.
+    let has_place = is_second(call) || is_any(call);
+    let place = if handles.is_kernel(id) && has_place { LIBRARY_KERNEL } else { 0 };
+    words[place] = function;
+    Ok(Made { words, arguments: Some((arguments, pointers)) })
+}
+
+fn copy(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
+    let form = Form::Three;
+    let context = call.session.handles().real(Object::Context, reader.word()?)?;
+    let mut copy: Vec<u64> = (0..form.words()).map(|_| reader.word()).collect::<Result<_, _>>()?;
+    for (is_target, end) in [false, true].into_iter().zip(form.ends()) {
+        let extent = form.extent(&copy, is_target).ok_or(code::INVALID_VALUE)?;
+        match copy[end.kind] & 0xffff_ffff {
+            DEVICE => reaches(call, copy[end.device], extent)?,
+            ARRAY => copy[end.array] = call.session.handles().real(Object::Array, copy[end.array])?,
+            HOST if call.session.has(copy[end.host], extent) => {}
+            HOST => return Err(code::INVALID_VALUE.into()),
+            _ => return Err(code::NOT_SUPPORTED.into()),
+        }
+    }
+    let mut words = if is_any(call) { vec![0, context] } else { Vec::new() };
+    words.extend(copy);
+    Ok(Made { words, arguments: None })
+}
+
+/// Is it memory of a device that the program has, or memory of both as far as it goes?
+fn reaches(call: &Call<'_>, at: u64, len: u64) -> Result<(), Refused> {
+    let fits = if call.session.has(at, 0) { call.session.has(at, len) } else { call.session.may_copy(at) };
+    if fits { Ok(()) } else { Err(code::INVALID_VALUE.into()) }
+}
+
+fn fill(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
+    let mut words: Vec<u64> = (0..FILL).map(|_| reader.word()).collect::<Result<_, _>>()?;
+    let [at, pitch, unit, width, height] = words[..] else { return Err(Refused::Malformed) };
+    let rows = height.saturating_sub(1).checked_mul(pitch);
+    let len = width.checked_mul(unit >> 32).and_then(|row| rows?.checked_add(row));
+    reaches(call, at, len.ok_or(code::INVALID_VALUE)?)?;
+    let context = call.session.handles().real(Object::Context, reader.word()?)?;
+    if is_any(call) {
+        words.push(context);
+    }
+    Ok(Made { words, arguments: None })
+}
+
+/// Functions of which the structure says itself what kind it is.
+fn is_any(call: &Call<'_>) -> bool {
+    node::kind(&FUNCTIONS[call.number].name).is_none()
+}
+
+/// Is it the second form of its function?
+fn is_second(call: &Call<'_>) -> bool {
+    FUNCTIONS[call.number].name.ends_with("_v2")
+}
+
+/// The structure of a node.
+fn structure(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
+    let kind = reader.word()?;
+    if node::kind(&FUNCTIONS[call.number].name).is_some_and(|known| known != kind) {
+        return Err(Refused::Malformed);
+    }
+    let one = |reader: &mut Reader<'_>, object| -> Result<Made, Refused> {
+        let real = call.session.handles().real(object, reader.word()?)?;
+        if real == 0 {
+            return Err(code::INVALID_VALUE.into());
+        }
+        Ok(Made { words: vec![real], arguments: None })
+    };
+    let mut made = match kind {
+        node::KERNEL => kernel(call, reader)?,
+        node::COPY => copy(call, reader)?,
+        node::FILL_KIND => fill(call, reader)?,
+        node::FUNCTION => {
+            let (function, argument) = (reader.word()?, reader.word()?);
+            if function == 0 {
+                return Err(code::INVALID_VALUE.into());
+            }
+            Made { words: call.session.function(function, argument)?.to_vec(), arguments: None }
+        }
+        node::GRAPH => one(reader, Object::Graph)?,
+        node::EMPTY => Made { words: Vec::new(), arguments: None },
+        node::WAIT | node::RECORD => one(reader, Object::Event)?,
+        _ => return Err(code::NOT_SUPPORTED.into()),
+    };
+    let mut at = 0;
+    if is_any(call) {
+        at = HEAD;
+        let mut words = vec![kind, 0];
+        words.append(&mut made.words);
+        words.resize(ANY, 0);
+        made.words = words;
+    }
+    if let Some((arguments, pointers)) = &mut made.arguments {
+        made.words[at + POINTERS] = sys::place_words(arguments) + 8 * *pointers as u64;
+    }
+    Ok(made)
+}
+
+/// What is put into a node, then what the table says.
+pub(super) fn set(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let mut made = structure(call, &mut parts.reader)?;
+    let place = sys::place_words(&mut made.words);
+    pack::make_with(call.session, call.number, parts.reader.0, parts.reply, Some(place))
+}
+
+/// A node: its kernel, and that's parameters.
+pub(super) fn kernel_of(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let node = call.session.handles().real(Object::Node, parts.reader.word()?)?;
+    let mut memory = [0; KERNEL];
+    let result = call.session.driver().make(call.number, &[Word::Is(node), Word::At(0)], &mut memory);
+    if result != 0 {
+        return Ok(result);
+    }
+    let (function, kernel) = {
+        let mut handles = call.session.handles();
+        let object = if handles.knows(Object::Kernel, memory[0]) { Object::Kernel } else { Object::Function };
+        (handles.give(object, memory[0])?, handles.give(Object::Kernel, memory[LIBRARY_KERNEL])?)
+    };
+    let id = if function == 0 { kernel } else { function };
+    call.session.lay_out(id)?;
+    let mut handles = call.session.handles();
+    let layout = handles.function(id)?.1.ok_or(code::INVALID_HANDLE)?;
+    let end = layout.iter().map(|(offset, size)| offset + size).max().unwrap_or(0);
+    let mut bytes = vec![0; usize::try_from(end).map_err(|_| code::INVALID_VALUE)?];
+    let pointers = sys::words(memory[POINTERS], layout.len());
+    if pointers.len() != layout.len() {
+        return Err(code::NOT_SUPPORTED.into());
+    }
+    for (pointer, (offset, size)) in pointers.into_iter().zip(layout) {
+        let value = sys::bytes(pointer, *size as usize);
+        bytes[*offset as usize..][..value.len()].copy_from_slice(&value);
+    }
+    put(parts.reply, function);
+    memory[1..=GRID].iter().for_each(|word| put(parts.reply, *word));
+    put(parts.reply, kernel);
+    put(parts.reply, handles.give(Object::Context, memory[CONTEXT])?);
+    put_bytes(parts.reply, &bytes);
+    Ok(0)
+}
+
+/// A node: its copy.
+pub(super) fn copy_of(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let node = call.session.handles().real(Object::Node, parts.reader.word()?)?;
+    let mut memory = vec![0; Form::Three.words()];
+    let result = call.session.driver().make(call.number, &[Word::Is(node), Word::At(0)], &mut memory);
+    if result == 0 {
+        for end in Form::Three.ends() {
+            memory[end.array] = call.session.handles().give(Object::Array, memory[end.array])?;
+        }
+        memory.iter().for_each(|word| put(parts.reply, *word));
+    }
+    Ok(result)
+}
+
+/// A node: its function of the program.
+pub(super) fn function_of(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let node = call.session.handles().real(Object::Node, parts.reader.word()?)?;
+    let mut memory = [0; 2];
+    let result = call.session.driver().make(call.number, &[Word::Is(node), Word::At(0)], &mut memory);
+    if result == 0 {
+        let known = call.session.known_function(memory[1]).ok_or(code::NOT_SUPPORTED)?;
+        known.iter().for_each(|word| put(parts.reply, *word));
+    }
+    Ok(result)
+}
+
+/// An executable graph, and the graph that it is to be as. Answered with what the driver says, which is also why not: the result, and two nodes.
+pub(super) fn update(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let (exec, graph) = {
+        let handles = call.session.handles();
+        (
+            handles.real(Object::Exec, parts.reader.word()?)?,
+            handles.real(Object::Graph, parts.reader.word()?)?,
+        )
+    };
+    // The result and two nodes: a structure, or a node and the result.
+    let mut memory = [0; 3];
+    let mut words = vec![Word::Is(exec), Word::Is(graph)];
+    words.extend(if is_second(call) { vec![Word::At(0)] } else { vec![Word::At(1), Word::At(0)] });
+    let result = call.session.driver().make(call.number, &words, &mut memory);
+    let mut handles = call.session.handles();
+    put(parts.reply, result.into());
+    put(parts.reply, memory[0] & 0xffff_ffff);
+    for node in &memory[1..] {
+        put(parts.reply, handles.give(Object::Node, *node)?);
+    }
+    Ok(0)
+}
+
+/// A graph, flags and a stream. Answered with what the driver says, and with that the executable graph, a node and the result.
+pub(super) fn instantiate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let (graph, flags, stream) = {
+        let handles = call.session.handles();
+        let graph = handles.real(Object::Graph, parts.reader.word()?)?;
+        let flags = parts.reader.word()?;
+        (graph, flags, handles.real(Object::Stream, parts.reader.word()?)?)
+    };
+    let mut memory = [0, flags, stream, 0, 0];
+    let words = [Word::At(0), Word::Is(graph), Word::At(1)];
+    let result = call.session.driver().make(call.number, &words, &mut memory);
+    let mut handles = call.session.handles();
+    put(parts.reply, result.into());
+    put(parts.reply, handles.give(Object::Exec, if result == 0 { memory[0] } else { 0 })?);
+    put(parts.reply, handles.give(Object::Node, memory[3])?);
+    put(parts.reply, memory[4] & 0xffff_ffff);
+    Ok(0)
+}
+
+/// What nodes are called by their kinds.
+const KINDS: [&str; 8] = ["kernel", "copy", "fill", "function", "graph", "empty", "wait", "record"];
+
+/// A graph and flags: a text is kept by the lane, and how long it is is returned. The driver would write a file, which no worker may make: this text has
+/// kinds and edges alone.
+pub(super) fn print(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let graph = call.session.handles().real(Object::Graph, parts.reader.word()?)?;
+    let driver = call.session.driver();
+    let nodes = nodes(call, graph)?;
+    let mut text = "digraph dot {\n".to_owned();
+    for (place, node) in nodes.iter().enumerate() {
+        let mut memory = [0];
+        driver.named("cuGraphNodeGetType", &[Word::Is(*node), Word::At(0)], &mut memory);
+        let kind = memory[0] & 0xffff_ffff;
+        let name = KINDS.get(kind as usize).map_or_else(|| format!("kind {kind}"), |name| (*name).to_owned());
+        text += &format!("\"{place}\" [label=\"{name}\"];\n");
+    }
+    let mut memory = vec![0];
+    let none = Word::Is(0);
+    let result =
+        driver.named("cuGraphGetEdges_v2", &[Word::Is(graph), none, none, none, Word::At(0)], &mut memory);
+    let count = if result == 0 { (memory[0] as usize).min(MOST) } else { return Ok(result) };
+    memory = vec![0; 1 + 3 * count];
+    memory[0] = count as u64;
+    let words = [Word::Is(graph), Word::At(1), Word::At(1 + count), Word::At(1 + 2 * count), Word::At(0)];
+    let result = driver.named("cuGraphGetEdges_v2", &words, &mut memory);
+    let places: HashMap<u64, usize> = nodes.into_iter().zip(0..).collect();
+    for (from, to) in memory[1..].iter().zip(&memory[1 + count..1 + 2 * count]) {
+        if let (Some(from), Some(to)) = (places.get(from), places.get(to)) {
+            text += &format!("\"{from}\" -> \"{to}\";\n");
+        }
+    }
+    parts.lane.image = (text + "}\n").into_bytes();
+    put(parts.reply, parts.lane.image.len() as u64);
+    Ok(result)
+}
+
+/// The nodes of a graph.
+fn nodes(call: &Call<'_>, graph: u64) -> Result<Vec<u64>, u32> {
+    let driver = call.session.driver();
+    let mut memory = vec![0];
+    let ask = |nodes: Word, memory: &mut [u64]| match driver.named(
+        "cuGraphGetNodes",
+        &[Word::Is(graph), nodes, Word::At(0)],
+        memory,
+    ) {
+        0 => Ok(()),
+        code => Err(code),
+    };
+    ask(Word::Is(0), &mut memory)?;
+    let count = (memory[0] as usize).min(MOST);
+    memory = vec![0; 1 + count];
+    memory[0] = count as u64;
+    if count > 0 {
+        ask(Word::At(1), &mut memory)?;
+    }
+    Ok(memory.split_off(1))
+}
+
+/// A graph ends with its nodes.
+pub(super) fn destroy(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    let graph = call.session.handles().real(Object::Graph, parts.reader.clone().word()?)?;
+    let mut gone = Vec::new();
+    within(call, graph, DEPTH, &mut gone);
+    let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
+    if result == 0 {
+        let mut handles = call.session.handles();
+        gone.into_iter().for_each(|(object, real)| handles.end_real(object, real));
+    }
+    Ok(result)
+}
+
+/// A node ends, and the graph that is in it.
+pub(super) fn destroy_node(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    let node = call.session.handles().real(Object::Node, parts.reader.clone().word()?)?;
+    let mut gone = Vec::new();
+    child(call, node, DEPTH, &mut gone);
+    let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
+    if result == 0 {
+        let mut handles = call.session.handles();
+        gone.into_iter().for_each(|(object, real)| handles.end_real(object, real));
+    }
+    Ok(result)
+}
+
+/// What a graph has of which the program may have handles.
+fn within(call: &Call<'_>, graph: u64, depth: usize, gone: &mut Vec<(Object, u64)>) {
+    if graph == 0 {
+        return;
+    }
+    // What the driver does not tell is no graph, and is not destroyed either.
+    for node in nodes(call, graph).unwrap_or_default() {
+        gone.push((Object::Node, node));
+        child(call, node, depth, gone);
+    }
+}
+
+/// The same of the graph in a node.
+fn child(call: &Call<'_>, node: u64, depth: usize, gone: &mut Vec<(Object, u64)>) {
+    let mut memory = [0; 2];
+    let driver = call.session.driver();
+    let Some(depth) = depth.checked_sub(1) else { return };
+    if node == 0 || driver.named("cuGraphNodeGetType", &[Word::Is(node), Word::At(0)], &mut memory) != 0 {
+        return;
+    }
+    if memory[0] & 0xffff_ffff == node::GRAPH
+        && driver.named("cuGraphChildGraphNodeGetGraph", &[Word::Is(node), Word::At(1)], &mut memory) == 0
+    {
+        gone.push((Object::Graph, memory[1]));
+        within(call, memory[1], depth, gone);
+    }
+}

@@ -1,0 +1,197 @@
+//! Graphs that run: copies of what nodes did when each was made, which can be changed.
+
+use crate::{
+    error::{Error, Result},
+    graph::Task,
+    state::{self, State},
+    stream::Work,
+    user_object::{self, Kept},
+};
+use std::collections::BTreeMap;
+
+/// `CUgraphExecUpdateResult`.
+const TOPOLOGY: u32 = 2;
+const KIND: u32 = 3;
+
+/// A graph that runs.
+#[derive(Clone)]
+pub(crate) struct Exec {
+    flags: u64,
+    steps: Vec<Step>,
+    objects: Kept,
+}
+
+/// A node of it.
+#[derive(Clone)]
+struct Step {
+    node: u64,
+    task: Task,
+    /// Those that it is behind, by their places.
+    behind: Vec<usize>,
+    enabled: bool,
+    /// What a graph in it does.
+    inner: Vec<Step>,
+}
+
+impl State {
+    /// What the nodes of a graph do now.
+    fn steps(&self, graph: u64) -> Result<Vec<Step>> {
+        let nodes = &self.graphs.get(&graph).ok_or(Error::InvalidValue)?.nodes;
+        let places: BTreeMap<u64, usize> = nodes.iter().copied().zip(0..).collect();
+        let step = |id: &u64| {
+            let node = &self.nodes[id];
+            let behind = node.behind.iter().filter_map(|node| places.get(node).copied()).collect();
+            let inner = if let Task::Graph(graph) = node.task { self.steps(graph)? } else { Vec::new() };
+            Ok(Step { node: *id, task: node.task.clone(), behind, enabled: true, inner })
+        };
+        nodes.iter().map(step).collect()
+    }
+
+    fn run(&mut self, stream: u64, steps: &[Step]) -> Result {
+        let mut done = vec![false; steps.len()];
+        for _ in steps {
+            // Of those that may run the last is taken, so that a dependency that is missing shows.
+            let ready = |at: &usize| !done[*at] && steps[*at].behind.iter().all(|before| done[*before]);
+            let at = (0..steps.len()).rev().find(ready).ok_or(Error::InvalidValue)?;
+            done[at] = true;
+            let step = &steps[at];
+            if !step.enabled {
+                continue;
+            }
+            let work = match &step.task {
+                Task::Graph(_) => {
+                    self.run(stream, &step.inner)?;
+                    continue;
+                }
+                Task::Record(event) => {
+                    let mark = self.submit(stream, Work::Record { event: *event }, Vec::new())?;
+                    self.mark(*event, mark);
+                    continue;
+                }
+                Task::Wait(event) => {
+                    let behind = self.mark_of(*event).into_iter().collect();
+                    self.submit(stream, Work::Nothing, behind)?;
+                    continue;
+                }
+                Task::Kernel(launch) => Work::Launch(launch.clone()),
+                Task::Copy(copy) => Work::Copy(copy.clone()),
+                Task::Fill(fill) => Work::Fill(fill.clone()),
+                Task::Host { function, data } => Work::Host { function: *function, data: *data },
+                Task::Nothing => Work::Nothing,
+                Task::Other(work) => work.clone(),
+            };
+            self.submit(stream, work, Vec::new())?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, exec: u64, node: u64) -> Result<&mut Step> {
+        let exec = self.execs.get_mut(&exec).ok_or(Error::InvalidValue)?;
+        exec.steps.iter_mut().find(|step| step.node == node).ok_or(Error::InvalidValue)
+    }
+}
+
+/// `cuGraphInstantiate`.
+pub(crate) fn instantiate(graph: u64, flags: u64) -> Result<u64> {
+    let mut state = state::lock();
+    state.current()?;
+    if flags & !15 != 0 {
+        return Err(Error::InvalidValue);
+    }
+    let steps = state.steps(graph)?;
+    let objects = state.graphs[&graph].objects.clone();
+    let objects = state.keep_objects(&objects);
+    let id = state.id();
+    state.execs.insert(id, Exec { flags, steps, objects });
+    Ok(id)
+}
+
+/// `cuGraphLaunch`.
+pub(crate) fn launch(exec: u64, handle: u64) -> Result {
+    let mut state = state::lock();
+    let stream = state.stream(handle)?;
+    let exec = state.execs.get(&exec).ok_or(Error::InvalidValue)?.clone();
+    state.run(stream, &exec.steps)
+}
+
+/// `cuGraphExecGetFlags`.
+pub(crate) fn flags(exec: u64) -> Result<u64> {
+    Ok(state::lock().execs.get(&exec).ok_or(Error::InvalidValue)?.flags)
+}
+
+/// Gives a node of an executable graph another task of its kind.
+pub(crate) fn set(exec: u64, node: u64, task: Task) -> Result {
+    let mut state = state::lock();
+    let inner = match task {
+        Task::Graph(graph) => state.steps(graph)?,
+        Task::Record(event) | Task::Wait(event) if !state.events.contains_key(&event) => {
+            return Err(Error::InvalidValue);
+        }
+        _ => Vec::new(),
+    };
+    let step = state.step(exec, node)?;
+    if step.task.kind() != task.kind() || differs(&step.inner, &inner).is_some() {
+        return Err(Error::InvalidValue);
+    }
+    (step.task, step.inner) = (task, inner);
+    Ok(())
+}
+
+/// Why one can't become the other: the result, and the place.
+fn differs(old: &[Step], new: &[Step]) -> Option<(u32, usize)> {
+    if old.len() != new.len() {
+        return Some((TOPOLOGY, new.len().min(old.len())));
+    }
+    old.iter().zip(new).enumerate().find_map(|(at, (old, new))| {
+        let why = if old.task.kind() != new.task.kind() {
+            KIND
+        } else if old.behind != new.behind || differs(&old.inner, &new.inner).is_some() {
+            TOPOLOGY
+        } else {
+            return None;
+        };
+        Some((why, at))
+    })
+}
+
+/// `cuGraphExecUpdate`: why not, and at which node.
+pub(crate) fn update(exec: u64, graph: u64) -> Result<Option<(u32, u64)>> {
+    let mut state = state::lock();
+    let new = state.steps(graph)?;
+    let exec = state.execs.get_mut(&exec).ok_or(Error::InvalidValue)?;
+    if let Some((why, at)) = differs(&exec.steps, &new) {
+        return Ok(Some((why, new.get(at).map_or(0, |step| step.node))));
+    }
+    for (old, new) in exec.steps.iter_mut().zip(new) {
+        // Nodes are still found by those that it was made of.
+        (old.task, old.inner) = (new.task, new.inner);
+    }
+    Ok(None)
+}
+
+/// `cuGraphNodeSetEnabled`: of kernels, copies and fills.
+pub(crate) fn enable(exec: u64, node: u64, enabled: bool) -> Result {
+    let mut state = state::lock();
+    let step = state.step(exec, node)?;
+    if step.task.kind() > 2 {
+        return Err(Error::InvalidValue);
+    }
+    step.enabled = enabled;
+    Ok(())
+}
+
+/// `cuGraphNodeGetEnabled`.
+pub(crate) fn is_enabled(exec: u64, node: u64) -> Result<bool> {
+    Ok(state::lock().step(exec, node)?.enabled)
+}
+
+/// `cuGraphExecDestroy`.
+pub(crate) fn destroy(exec: u64) -> Result {
+    let mut state = state::lock();
+    let exec = state.execs.remove(&exec).ok_or(Error::InvalidValue)?;
+    let mut ended = Vec::new();
+    state.let_objects_go(exec.objects, &mut ended);
+    drop(state);
+    user_object::end(ended);
+    Ok(())
+}
