@@ -165,6 +165,9 @@ pub(crate) enum Command {
         /// The worker's place in that
         #[arg(long, hide = true, requires = "memory")]
         slot: Option<usize>,
+        /// Where the program is recorded
+        #[arg(long, hide = true)]
+        record: Option<PathBuf>,
         /// How long its work on the device may make no progress, in microseconds
         #[arg(long, hide = true)]
         deadline: Option<u64>,
@@ -409,10 +412,11 @@ fn execute(
         Command::Launch(args) => commands::launch::run(&mut context, args),
         Command::Tune(args) => commands::tune::run(&mut context, args),
         Command::Bridge(args) => commands::bridge::run(&mut context, args),
-        Command::BridgeWorker { driver, measures, probe, memory, slot, deadline } => {
+        Command::BridgeWorker { driver, measures, probe, memory, slot, deadline, record } => {
             let share = memory.zip(*slot);
             let deadline = deadline.map(Duration::from_micros);
-            crate::bridge::worker_main(driver, *measures, probe.is_some(), share, deadline)
+            let is_probe = probe.is_some();
+            crate::bridge::worker_main(driver, *measures, is_probe, share, deadline, record.as_deref())
                 .map_err(Failure::failed)
         }
         Command::Completions { .. } if context.json => {

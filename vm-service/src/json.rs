@@ -182,10 +182,24 @@ pub enum Body {
     },
     /// `egpu benchmark`: how fast a GPU is.
     EgpuBenchmark(EgpuBenchmark),
-    /// `bridge coverage`: the CUDA driver's functions.
+    /// `bridge coverage`: the CUDA driver's functions, or those that a library names.
     Bridge {
+        /// The library, with `--of`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        of: Option<BridgedConsumer>,
         /// The functions, in order of their names.
         functions: Vec<BridgedFunction>,
+    },
+    /// `bridge replay`: what a driver answers a recorded program.
+    Replay {
+        /// Calls that were made.
+        calls: usize,
+        /// Answers that were compared.
+        answers: usize,
+        /// How many are not as recorded.
+        different: usize,
+        /// The first hundred of those.
+        differences: Vec<ReplayedCall>,
     },
     /// `run`: how the guest ran.
     Run(RunReport),
@@ -248,6 +262,39 @@ pub struct BridgedFunction {
     pub since: i32,
     /// `forwarded`, `by hand`, `answered in the program` or `not supported`.
     pub crosses: String,
+    /// Why it is not supported, where a known library names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
+}
+
+/// A call of a recorded program that is answered in another way.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ReplayedCall {
+    /// Its place in the recording, from 0.
+    pub call: usize,
+    /// Its function.
+    pub function: &'static str,
+    /// The result, of the driver's numbers.
+    pub code: u32,
+    /// The same as it was recorded.
+    pub recorded_code: u32,
+    /// Bytes that are returned.
+    pub bytes: usize,
+    /// The same as they were recorded.
+    pub recorded_bytes: usize,
+}
+
+/// A library above the CUDA driver, and how many of the functions that it names cross the bridge.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct BridgedConsumer {
+    /// What `--of` calls it.
+    pub name: String,
+    /// The packages that were looked at, as in `torch==2.9.1`.
+    pub packages: Vec<String>,
+    /// How many functions it names.
+    pub names: usize,
+    /// How many of them cross.
+    pub supported: usize,
 }
 
 /// A function, and whether it can be passed to a guest.

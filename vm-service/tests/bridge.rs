@@ -106,3 +106,84 @@ fn a_driver_that_does_not_open_is_told() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("libnothing.so.1"), "{said}");
 }
+
+#[test]
+fn coverage_is_listed_by_library() {
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+        command.args(["bridge", "coverage"]).args(arguments).output().expect("vm-service")
+    };
+    let text = |arguments: &[&str]| String::from_utf8(run(arguments).stdout).expect("a text");
+    assert!(text(&["--of", "triton"]).ends_with(" of 30 functions that triton names (triton==3.9.0)\n"));
+    let numba = text(&["--of", "numba"]);
+    assert!(numba.contains("not supported            cuMemAllocManaged: managed memory\n"), "{numba}");
+    assert!(numba.contains("by hand                  cuLaunchKernel\n"), "{numba}");
+    let json: serde_json::Value =
+        serde_json::from_str(&text(&["--of", "nvrtc", "--json"])).expect("a document");
+    assert_eq!(json["of"]["names"], 2);
+    assert_eq!(json["functions"].as_array().map(Vec::len), Some(2));
+    let all: serde_json::Value = serde_json::from_str(&text(&["--json"])).expect("a document");
+    assert!(all.get("of").is_none() && all["functions"].as_array().is_some_and(|all| all.len() > 700));
+    let wrong = run(&["--of", "nobody"]);
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert!(!wrong.status.success() && said.contains("cudart") && said.contains("pytorch"), "{said}");
+}
+
+/// What `bridge replay` prints of a recording, and whether it was answered alike.
+fn replayed(recording: &Path, driver: &str, variables: &[(&str, &str)]) -> (bool, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+    command.args(["bridge", "replay"]).arg(recording).arg("--driver").arg(beside(driver));
+    let output = command.envs(variables.iter().copied()).output().expect("vm-service");
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+#[test]
+fn a_program_that_was_recorded_is_replayed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    std::fs::create_dir(path("records")).expect("a folder");
+    std::fs::create_dir(path("bridge")).expect("a folder");
+    symlink(beside("libvm_bridge_guest.so"), path("bridge").join("libcuda.so.1")).expect("a link");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge-guest/tests/add.c");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-std=gnu11", "-pthread", "-o"]).arg(path("add")).arg(source).arg("-ldl");
+    assert!(gcc.status().expect("gcc").success());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+    command.args(["bridge", "serve", "--socket"]).arg(path("socket")).arg("--record").arg(path("records"));
+    command.arg("--driver").arg(beside("libvm_cuda_fake.so"));
+    let server = Server(command.stderr(Stdio::null()).spawn().expect("vm-service"));
+    until("the server listens", || path("socket").exists());
+    let mut program = Command::new(path("add"));
+    program.env("LD_LIBRARY_PATH", path("bridge"));
+    program.env("VM_BRIDGE", format!("unix:{}", path("socket").display()));
+    assert!(program.stdout(Stdio::null()).status().expect("the program").success());
+    until("its worker ends", || workers(&server.0).is_empty());
+    drop(server);
+    let [record] = std::fs::read_dir(path("records"))
+        .expect("records")
+        .flatten()
+        .collect::<Vec<_>>()
+        .try_into()
+        .expect("one");
+    let fake = "libvm_cuda_fake.so";
+    let (is_alike, said) = replayed(&record.path(), fake, &[]);
+    assert!(is_alike && said.ends_with(" answers, 0 different\n"), "{said}");
+    let (is_alike, said) = replayed(&record.path(), fake, &[("VM_CUDA_FAKE_FAIL", "cuMemAlloc_v2:1=2")]);
+    assert!(
+        !is_alike && said.contains("cuMemAlloc_v2: 2 with ") && said.contains("not as recorded"),
+        "{said}"
+    );
+    let (is_alike, said) = replayed(Path::new("/dev/null"), fake, &[]);
+    assert!(!is_alike && said.contains("at byte 0 of the recording"), "{said}");
+    let (is_alike, said) = replayed(&path("none"), fake, &[]);
+    assert!(!is_alike && said.contains("can't be read"), "{said}");
+}
+
+/// A program of nvcc, with the static runtime of CUDA 13, as it was recorded before the driver on the processor.
+#[test]
+fn a_program_of_nvcc_is_answered_as_when_it_was_recorded() {
+    let record = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge/tests/recordings/nvcc");
+    let (is_alike, said) = replayed(&record, "libvm_cuda_cpu.so", &[]);
+    assert!(is_alike && said.ends_with(" answers, 0 different\n"), "{said}");
+}

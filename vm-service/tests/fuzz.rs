@@ -74,3 +74,8 @@ fn config_space() {
 fn ledger() {
     run("ledger", vm_passthrough::ledger::fuzz_record);
 }
+
+#[test]
+fn recording() {
+    run("recording", vm_bridge::recording::fuzz);
+}

@@ -1,12 +1,14 @@
-//! A server for tests and benchmarks: `serve SOCKET DRIVER` serves each program that connects by a process of its own, unconfined. Use
-//! `vm-service bridge serve` for all else.
+//! A server for tests and benchmarks: `serve SOCKET DRIVER` serves each program that connects by a process of its own, unconfined, and records it
+//! into the folder that `VM_BRIDGE_RECORD` names. Use `vm-service bridge serve` for all else.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
+use vm_bridge::recording::Recorder;
 use vm_bridge::server::{Driver, Exports, Session, serve};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -15,8 +17,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         [driver] => {
             let connection = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
             let server = UnixStream::from(std::io::stdout().as_fd().try_clone_to_owned()?);
+            let recorder = std::env::var_os("VM_BRIDGE_RECORD").map(|folder| {
+                Recorder::new(File::create_new(Path::new(&folder).join(std::process::id().to_string()))?)
+            });
             let session = Session::new(Arc::new(Driver::open(Path::new(driver))?));
-            let session = Arc::new(session.share_by(server));
+            let session = Arc::new(session.share_by(server).recorded_by(recorder.transpose()?));
             let result = serve(&connection, &session);
             if let Err(error) = &result {
                 eprintln!("{error}");

@@ -19,7 +19,7 @@ use vm_bridge::ring::{Near, PLACES, SIZES};
 use vm_bridge::wire::preamble::{Preamble, Token};
 use vm_bridge::wire::{Answer, Header, VERSION, code, control};
 
-use crate::connect::{FORMS, Place};
+use crate::connect::Place;
 use crate::connection::Connection;
 use crate::sys::fork;
 use crate::sys::window::Window;
@@ -101,20 +101,18 @@ pub(crate) fn client() -> Result<Arc<Client>, u32> {
     Ok(made)
 }
 
+/// This process's session, if it has begun and works.
+pub(crate) fn known() -> Option<Arc<Client>> {
+    let generation = fork::generation();
+    let known = locked(&CLIENT).clone()?;
+    (known.generation == generation && known.ready.load(Ordering::Relaxed)).then_some(known)
+}
+
 impl Client {
     fn connect(generation: u64) -> Result<Self, u32> {
         counts::begin();
-        let place = match std::env::var_os("VM_BRIDGE") {
-            Some(named) => Place::parse(&named).ok_or_else(|| {
-                say::once(&format!("VM_BRIDGE is {}; it must be {FORMS}", named.display()));
-                code::NO_DEVICE
-            })?,
-            None => Place::find(),
-        };
-        let (stream, token) = place.begin().map_err(|error| {
-            say::once(&format!("no server at {place}: {error}; {}", place.remedy()));
-            code::NO_DEVICE
-        })?;
+        let place = Place::named()?;
+        let (stream, token) = place.session()?;
         fork::close_in_children(stream.as_fd().as_raw_fd());
         let client = Self {
             control: Mutex::new(ManuallyDrop::new(stream)),
@@ -145,11 +143,7 @@ impl Client {
             .and_then(|()| client.check_window())
         {
             Ok(()) => Ok(client),
-            Err(code) => {
-                let place = &client.place;
-                say::once(&format!("the server at {place} is of another version, or ended: {code}"));
-                Err(code::NO_DEVICE)
-            }
+            Err(code) => Err(client.place.refused(code)),
         }
     }
 
@@ -179,16 +173,23 @@ impl Client {
         }
     }
 
+    /// Asks for the memory of a device, by its UUID.
+    pub(crate) fn memory(&self, [first, second]: [u64; 2]) -> Result<[u64; control::MEMORY_WORDS], u32> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(code::UNAVAILABLE);
+        }
+        let mut control = locked(&self.control);
+        let asked = control.give_for_words([control::MEMORY, first, second, 0]);
+        drop(control);
+        asked.map_err(|error| self.lost(&error))?
+    }
+
     /// Takes a part of the window, for a lane or for all else: where it is, and what is written there.
     pub(crate) fn take(&self, len: u64, is_lane: bool) -> Result<(u64, u64), u32> {
         let mut control = locked(&self.control);
-        let mut take = || match control.give([control::TAKE, len, is_lane.into(), 0], &[], &[])? {
-            0 => Ok(Ok((control.word()?, control.word()?))),
-            code => Ok(Err(code as u32)),
-        };
-        let taken: io::Result<_> = take();
+        let taken = control.give_for_words([control::TAKE, len, is_lane.into(), 0]);
         drop(control);
-        taken.map_err(|error| self.lost(&error))?
+        taken.map_err(|error| self.lost(&error))?.map(|[start, mark]| (start, mark))
     }
 
     /// Sees whether the window is the server's. One that is full is not known yet.

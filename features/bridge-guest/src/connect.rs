@@ -9,18 +9,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use vm_bridge::wire::preamble::{Preamble, TOKEN, Token};
-use vm_bridge::wire::put;
+use vm_bridge::wire::{code, put};
 use vm_paravirt::Takes;
 use vm_paravirt_guest::linux::Device;
 use vsock::{VMADDR_CID_HOST, VsockStream};
 
 use crate::connection::Connection;
-use crate::tls;
+use crate::{say, tls};
 
 /// How long the server may take to begin.
 pub(crate) const BEGIN: Duration = Duration::from_secs(60);
 /// What `VM_BRIDGE` may say.
-pub(crate) const FORMS: &str = "unix:PATH, stream:PATH, vsock:[CID:]PORT or tls:HOST:PORT";
+const FORMS: &str = "unix:PATH, stream:PATH, vsock:[CID:]PORT or tls:HOST:PORT";
 
 /// Where the server is.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -54,8 +54,31 @@ impl fmt::Display for Place {
 const DEFAULT: &str = "/run/vm-bridge.sock";
 
 impl Place {
+    /// Where it is, as `VM_BRIDGE` says.
+    pub(crate) fn named() -> Result<Self, u32> {
+        let Some(named) = std::env::var_os("VM_BRIDGE") else { return Ok(Self::find()) };
+        Self::parse(&named).ok_or_else(|| {
+            say::once(&format!("VM_BRIDGE is {}; it must be {FORMS}", named.display()));
+            code::NO_DEVICE
+        })
+    }
+
+    /// A new session; where there is none the user is told why.
+    pub(crate) fn session(&self) -> Result<(Connection, Option<Token>), u32> {
+        self.begin().map_err(|error| {
+            say::once(&format!("no server at {self}: {error}; {}", self.remedy()));
+            code::NO_DEVICE
+        })
+    }
+
+    /// Tells the user that the server has not taken the session.
+    pub(crate) fn refused(&self, why: u32) -> u32 {
+        say::once(&format!("the server at {self} is of another version, or ended: {why}"));
+        code::NO_DEVICE
+    }
+
     /// Where the server is that nobody has named.
-    pub(crate) fn find() -> Self {
+    fn find() -> Self {
         match Device::that_takes(Takes::CudaPrograms) {
             Ok(device) => Self::Vsock { cid: VMADDR_CID_HOST, port: device.config().port },
             Err(_) => Self::Unix(DEFAULT.into()),
@@ -106,7 +129,7 @@ impl Place {
     }
 
     /// A new session: its connection, and, where files don't go over it, its token.
-    pub(crate) fn begin(&self) -> io::Result<(Connection, Option<Token>)> {
+    fn begin(&self) -> io::Result<(Connection, Option<Token>)> {
         let Self::Unix(path) = self else {
             let mut stream = self.open(Preamble::Session)?;
             let mut token = [0; TOKEN];

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use rustix::net::{SendFlags, send};
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use vm_bridge::orders::{self, Order};
 
 use crate::tls::Tls;
@@ -25,6 +25,12 @@ impl Connection {
         }
     }
 
+    /// Ends it on both sides, whoever has it too.
+    pub(crate) fn end(&self) {
+        // It may have ended already.
+        let _ = shutdown(self.as_fd(), Shutdown::Both);
+    }
+
     /// Gives an order, and waits for the first word of its answer.
     pub(crate) fn give(&mut self, order: Order, more: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<u64> {
         match self {
@@ -37,6 +43,22 @@ impl Connection {
                 self.word()
             }
         }
+    }
+
+    /// Gives an order that is answered with words: these, or what the driver would say.
+    pub(crate) fn give_for_words<const N: usize>(
+        &mut self,
+        order: Order,
+    ) -> io::Result<Result<[u64; N], u32>> {
+        let code = self.give(order, &[], &[])?;
+        if code != 0 {
+            return Ok(Err(code as u32));
+        }
+        let mut words = [0; N];
+        for word in &mut words {
+            *word = self.word()?;
+        }
+        Ok(Ok(words))
     }
 
     /// The next word that comes.

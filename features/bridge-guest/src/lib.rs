@@ -14,9 +14,11 @@ mod connect;
 mod connection;
 mod counts;
 mod current;
+mod describe;
 mod forward;
 mod hand;
 mod pack;
-mod say;
 mod sys;
 mod tls;
+
+use vm_bridge::say;

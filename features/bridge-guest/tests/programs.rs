@@ -2,9 +2,13 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use vm_bridge::recording::{Recording, Report};
 
 // cargo builds both libraries. Neither is linked here: they have the same names.
 
@@ -195,6 +199,87 @@ fn a_program_that_faults_or_is_killed_is_no_other_programs_matter() {
     other.wait().expect("ended");
 }
 
+/// Attributes of devices whose functions do not cross, each with those: it says no whatever the driver says. What of these is supported one day is to be
+/// said of the device, too.
+const ABSENT: [(u32, &[&str]); 30] = [
+    // Managed memory.
+    (
+        83,
+        &[
+            "cuMemAllocManaged",
+            "cuMemAdvise",
+            "cuMemAdvise_v2",
+            "cuMemPrefetchAsync",
+            "cuMemPrefetchAsync_v2",
+        ],
+    ),
+    (88, &["cuMemRangeGetAttribute", "cuMemRangeGetAttributes"]),
+    (89, &["cuStreamAttachMemAsync", "cuMemPrefetchBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"]),
+    (100, &[]),
+    (101, &[]),
+    // Memory that the program registers: it is copied.
+    (91, &[]),
+    (99, &[]),
+    (113, &[]),
+    (96, &["cuLaunchCooperativeKernelMultiDevice"]),
+    // Handles for others than programs of the bridge.
+    (103, &["cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"]),
+    (
+        119,
+        &["cuMemPoolExportToShareableHandle", "cuMemPoolImportFromShareableHandle", "cuMemPoolExportPointer"],
+    ),
+    (124, &["cuMemGetHandleForAddressRange"]),
+    (128, &[]),
+    (146, &[]),
+    (110, &[]),
+    (116, &[]),
+    // Arrays that are mapped in parts.
+    (112, &["cuMemMapArrayAsync"]),
+    (121, &[]),
+    (114, &["cuImportExternalSemaphore", "cuImportExternalMemory"]),
+    (129, &["cuLibraryGetUnifiedFunction"]),
+    (132, &["cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem"]),
+    // Graphics.
+    (135, &["cuGraphicsMapResources"]),
+    (138, &[]),
+    (136, &["cuMemBatchDecompressAsync"]),
+    (137, &[]),
+    // Physical memory and pools of the host.
+    (141, &[]),
+    (142, &[]),
+    (143, &[]),
+    (144, &[]),
+    (145, &[]),
+];
+
+#[test]
+fn devices_say_what_their_functions_do() {
+    let variables = [("VM_CUDA_FAKE_ATTRIBUTES", "7"), ("VM_CUDA_FAKE_DEVICES", "3")];
+    let place = Place::with("tests/attributes.c", &[], &variables);
+    let attributes =
+        |way: &str| -> Vec<String> { place.run(way, &[], &variables).lines().map(str::to_owned).collect() };
+    let natively = attributes("driver");
+    assert_eq!(natively.len(), 3 * 160 + 5 + 1, "{natively:?}");
+    let expected = natively.iter().map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
+        [device, attribute, value] if !line.starts_with("exit") => {
+            let absent = ABSENT.iter().any(|(absent, _)| absent.to_string() == attribute);
+            assert_ne!(value, "0", "the driver says something of attribute {attribute}");
+            format!("{device} {attribute} {}", if absent { "0" } else { value })
+        }
+        _ => line.clone(),
+    });
+    let expected: Vec<_> = expected.collect();
+    assert_eq!(attributes("bridge"), expected);
+    assert_eq!(
+        expected.iter().filter(|line| line.starts_with("managed: ") && line.ends_with(" 0")).count(),
+        5
+    );
+    let functions: Vec<_> = ABSENT.iter().flat_map(|(_, functions)| *functions).copied().collect();
+    let says: String = functions.iter().map(|name| format!("{name}: 801\n")).collect();
+    let said = place.run("bridge", &functions, &[]);
+    assert!(said.starts_with(&says) && said.ends_with("exit status: 0"), "{said}");
+}
+
 /// A program that is spoken to line by line.
 struct Spoken {
     child: Child,
@@ -333,4 +418,50 @@ fn without_a_server_there_is_no_device() {
     let place = Place::new("tests/ways.c");
     let said = place.run("bridge", &["faults"], &[("VM_BRIDGE", "unix:/nowhere/at/all")]);
     assert!(said.starts_with("cuInit: 100\n") && said.contains("vm-service bridge serve"), "{said}");
+}
+
+/// Replays a session of a program before another of the same driver: what came of it.
+fn replay(recording: &Recording, variables: &[(&str, &str)]) -> Report {
+    let (ours, theirs) = UnixStream::pair().expect("a connection");
+    let serve = beside("serve").parent().and_then(Path::parent).expect("a folder").join("examples/serve");
+    let mut command = Command::new(serve);
+    command.arg(driver()).envs(DEVICES).envs(variables.iter().copied());
+    // What is its standard output is its connection to a server, which a replay has none of.
+    let (_nobody, none) = UnixStream::pair().expect("a connection");
+    command.stdout(Stdio::from(OwnedFd::from(none)));
+    let mut server = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn().expect("the server");
+    let report = vm_bridge::recording::replay(&ours, recording).expect("the server answers");
+    drop(ours);
+    server.wait().expect("ended");
+    report
+}
+
+#[test]
+fn what_was_recorded_is_answered_alike_when_it_is_replayed() {
+    let check = |program: &str, arguments: &[&str], least: usize| {
+        let records = tempfile::tempdir().expect("a folder");
+        let folder = records.path().to_str().expect("a path");
+        let place = Place::with(program, &[], &[("VM_BRIDGE_RECORD", folder)]);
+        for streams in [&[][..], &[("VM_BRIDGE_STREAM", "1")]] {
+            place.run("bridge", arguments, streams);
+        }
+        let files: Vec<_> = std::fs::read_dir(folder).expect("recordings").flatten().collect();
+        assert!(files.len() >= 2, "{program} {arguments:?}");
+        for file in files {
+            let recording =
+                Recording::read(&std::fs::read(file.path()).expect("a file")).expect("a recording");
+            let report = replay(&recording, &[]);
+            assert_eq!(report.differences, [], "{program} {arguments:?}");
+            assert_eq!(report.different, 0);
+            assert!(report.calls >= least, "{program} {arguments:?}: {report:?}");
+            // A driver that answers in another way is told apart.
+            let fails = replay(&recording, &[("VM_CUDA_FAKE_FAIL", "cuInit:1=999")]);
+            assert!(fails.differences.iter().any(|difference| difference.replayed.0 == 999), "{fails:?}");
+        }
+    };
+    check("tests/ways.c", &["threads"], 1600);
+    check("tests/ways.c", &["strided"], 20);
+    check("tests/ways.c", &["callbacks"], 20);
+    check("tests/ways.c", &["registered"], 5);
+    check("tests/add.c", &[], 20);
 }

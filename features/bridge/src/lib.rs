@@ -6,9 +6,14 @@
 //! A program's calls are in one order over all its threads: each takes the next *ticket*, and the server makes them in that order. Each
 //! thread of the program has a *lane*, which a thread of the server serves, so that what the driver keeps per thread is kept so. Handles are
 //! numbers that the server gives and looks up: a program can't hand the driver a pointer that it does not have of it.
+//!
+//! The libraries that a program loads log by [`say`].
 
 pub mod calls;
+pub mod consumers;
 pub mod orders;
+pub mod recording;
 pub mod ring;
+pub mod say;
 pub mod server;
 pub mod wire;

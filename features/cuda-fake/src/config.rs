@@ -13,6 +13,8 @@ pub(crate) struct Config {
     pub(crate) memory: u64,
     /// `VM_CUDA_FAKE_VERSION`: what `cuDriverGetVersion` says.
     pub(crate) version: i32,
+    /// `VM_CUDA_FAKE_ATTRIBUTES`: what devices say of all that is 0 else.
+    pub(crate) attributes: i32,
     /// `VM_CUDA_FAKE_DELAY_US`: how long each operation of a stream waits before it runs.
     pub(crate) delay: Duration,
     /// `VM_CUDA_FAKE_SECONDS`: how long a kernel may run.
@@ -35,6 +37,7 @@ impl Config {
             devices: number("VM_CUDA_FAKE_DEVICES", 1).min(DEVICES),
             memory: number("VM_CUDA_FAKE_MEMORY", 1 << 30),
             version: number("VM_CUDA_FAKE_VERSION", 13000),
+            attributes: number("VM_CUDA_FAKE_ATTRIBUTES", 0),
             delay: Duration::from_micros(number("VM_CUDA_FAKE_DELAY_US", 0)),
             #[cfg(feature = "cpu")]
             kernel_time: Duration::from_secs(number("VM_CUDA_FAKE_SECONDS", 60)),

@@ -10,6 +10,7 @@
 //! | `VM_CUDA_FAKE_DEVICES` | how many devices there are: 1 |
 //! | `VM_CUDA_FAKE_MEMORY` | bytes of memory of each: 1 GiB |
 //! | `VM_CUDA_FAKE_VERSION` | what `cuDriverGetVersion` says: 13000. `cuGetProcAddress` hides what is newer; `dlsym` does not, as the symbols are there |
+//! | `VM_CUDA_FAKE_ATTRIBUTES` | what devices say of attributes that are 0 else |
 //! | `VM_CUDA_FAKE_DELAY_US` | how long each operation of a stream waits before it runs, so that races show |
 //! | `VM_CUDA_FAKE_FAIL` | calls that fail: `cuMemMap:3=2,cuMemCreate:1=2`, where the third `cuMemMap` returns 2; all versions of a function count as one |
 //! | `VM_CUDA_FAKE_SECONDS` | with the feature `cpu`, how long a kernel may run: 60 |

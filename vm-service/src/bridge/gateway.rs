@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 use vm_bridge::orders::{self, Order};
 use vm_bridge::wire::preamble::{self, Preamble, TOKEN, Token};
-use vm_bridge::wire::{code, control};
+use vm_bridge::wire::{code, control, facts};
 
 use super::window::Window;
 use super::workers::Workers;
@@ -189,7 +189,7 @@ impl Inner {
             }
             let mut more = Vec::new();
             let window = match (order, &self.window) {
-                ([control::HELLO, ..], _) => None,
+                ([control::HELLO | control::FACTS | control::MEMORY, ..], _) => None,
                 ([control::VARIABLE, _, len, _], _) if len <= control::VALUE as u64 => {
                     more.resize(len as usize, 0);
                     read_by(stream, &mut more, until)?;
@@ -206,10 +206,40 @@ impl Inner {
                 }
                 _ => return Err(io::ErrorKind::InvalidData.into()),
             };
-            let answer = orders::give(&locked(worker), order, &more, window.as_slice())?;
-            stream.write_all(&answer.to_ne_bytes())?;
+            let answer = {
+                let worker = locked(worker);
+                let answer = orders::give(&worker, order, &more, window.as_slice())?;
+                let mut bytes = answer.to_ne_bytes().to_vec();
+                if answer == 0 {
+                    pass_answer(order[0], &worker, &mut bytes)?;
+                }
+                bytes
+            };
+            stream.write_all(&answer)?;
         }
         Ok(())
+    }
+}
+
+/// Takes what a worker answers an order with, behind its result.
+fn pass_answer(order: u64, mut worker: &UnixStream, to: &mut Vec<u8>) -> io::Result<()> {
+    let from = to.len();
+    let mut more = |len: usize| {
+        let at = to.len();
+        to.resize(at + len, 0);
+        worker.read_exact(&mut to[at..])
+    };
+    match order {
+        control::MEMORY => more(8 * control::MEMORY_WORDS),
+        control::FACTS => {
+            more(8)?;
+            let len = to[from..].first_chunk().map_or(u64::MAX, |word| u64::from_ne_bytes(*word));
+            let len = usize::try_from(len).ok().filter(|len| *len <= facts::MOST && len.is_multiple_of(8));
+            let at = to.len();
+            to.resize(at + len.ok_or(io::ErrorKind::InvalidData)?, 0);
+            worker.read_exact(&mut to[at..])
+        }
+        _ => Ok(()),
     }
 }
 

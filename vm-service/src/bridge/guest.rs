@@ -45,7 +45,8 @@ pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> R
         _ => Duration::from_micros(open.deadline_us),
     };
     let limits = Limits { memory: Some(open.memory), deadline: Some(deadline) };
-    let workers = Workers::new(program, driver, variables, &limits).map_err(|error| error.to_string())?;
+    let workers =
+        Workers::new(program, driver, variables, &limits, None).map_err(|error| error.to_string())?;
     let window = match (files.drain(..).next(), open.ram.first()) {
         (Some(file), Some((_, bytes))) => Window::new(file, *bytes),
         _ => return Err("there is no window".into()),

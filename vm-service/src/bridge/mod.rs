@@ -6,6 +6,7 @@
 mod gateway;
 mod guest;
 mod limits;
+mod replay;
 mod serve;
 mod tls;
 mod window;
@@ -17,10 +18,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use thiserror::Error;
+use vm_bridge::recording::{BadRecording, ReplayError};
 use vm_bridge::server::{OpenError, SessionError};
 
 pub(crate) use guest::serve as serve_guest;
 pub(crate) use limits::Limits;
+pub(crate) use replay::replay;
 pub(crate) use serve::{Places, serve};
 pub(crate) use tls::Tls;
 pub(crate) use worker::main as worker_main;
@@ -69,6 +72,31 @@ pub(crate) enum BridgeError {
     /// What workers hold of the device's memory can't be counted.
     #[error("the memory of the device can't be shared out: {0}; see `ulimit -n`")]
     Memory(io::Error),
+    /// There is no room for a recording.
+    #[error("the recording {path} can't be written: {source}; name a folder that is there by --record")]
+    Record {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The recording can't be read.
+    #[error("the recording {path} can't be read: {source}")]
+    Read {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It is none.
+    #[error(transparent)]
+    Recording(#[from] BadRecording),
+    /// It can't be replayed.
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    /// The worker can't be started.
+    #[error("a worker can't be started: {0}; see `ulimit -n` and `ulimit -u`")]
+    Worker(io::Error),
     /// The worker has no connection to its server.
     #[error(
         "the worker has no connection to its server: {0}; it is started by `vm-service bridge serve` alone"

@@ -47,8 +47,15 @@ pub(crate) fn serve(
     places: &Places,
     driver: &Path,
     limits: &Limits,
+    record: Option<&Path>,
 ) -> Result<(), BridgeError> {
-    let workers = Arc::new(Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), limits)?);
+    // Workers are elsewhere.
+    let record = record.map(|path| {
+        path.canonicalize().map_err(|source| BridgeError::Record { path: path.to_owned(), source })
+    });
+    let record = record.transpose()?;
+    let workers = Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), limits, record.as_deref())?;
+    let workers = Arc::new(workers);
     let listener = listen(&places.socket)?;
     let gateway = Gateway::new(workers.clone(), places.window.map(window).transpose()?);
     if let Some(port) = places.vsock {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
+use vm_bridge::recording::Recorder;
 use vm_bridge::server::{Driver, Session, serve};
 use vm_bridge::wire::code;
 
@@ -21,6 +22,21 @@ const MEMORY: u64 = 32 << 30;
 /// What workers give up, one after the other until the driver opens: what [`settle`](sandbox::settle) tries, with and without a list of system calls.
 pub(super) fn to_try() -> impl Iterator<Item = (Measures, bool)> {
     Measures::to_try("").iter().flat_map(|measures| [(*measures, true), (*measures, false)])
+}
+
+/// How long the server is waited for.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// The connection to the server, which is standard output: that is nothing from now on.
+fn server() -> io::Result<UnixStream> {
+    let server = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?);
+    // What a kernel prints is not to go there.
+    rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
+    // A probe has none, and asks nothing.
+    if server.local_addr().is_ok() {
+        server.set_read_timeout(Some(ANSWER))?;
+    }
+    Ok(server)
 }
 
 /// How long a worker may take to end once its session has.
@@ -39,22 +55,8 @@ fn end_in_any_case(session: Arc<Session>) -> std::io::Result<()> {
     std::thread::Builder::new().name("end".into()).spawn(end).map(drop)
 }
 
-/// How long the server is waited for.
-const ANSWER: Duration = Duration::from_secs(30);
-
-/// The connection to the server, which is standard output: that is nothing from now on.
-fn server() -> io::Result<UnixStream> {
-    let server = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?);
-    // What a kernel prints is not to go there.
-    rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
-    // A probe has none, and asks nothing.
-    if server.local_addr().is_ok() {
-        server.set_read_timeout(Some(ANSWER))?;
-    }
-    Ok(server)
-}
-
-/// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot.
+/// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot;
+/// `record` is where the program is recorded.
 ///
 /// # Errors
 /// When it can't be confined, the driver can't be opened, or the connection fails.
@@ -64,9 +66,16 @@ pub(crate) fn main(
     is_probe: bool,
     share: Option<(u64, usize)>,
     deadline: Option<Duration>,
+    record: Option<&Path>,
 ) -> Result<(), BridgeError> {
     let server = server().map_err(BridgeError::Server)?;
     let pot = limits::pot(share, &server).map_err(BridgeError::Memory)?;
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        |source| BridgeError::Record { path, source }
+    };
+    let recorder = record.map(|path| File::create_new(path).and_then(Recorder::new).map_err(failed(path)));
+    let recorder = recorder.transpose()?;
     let path = if is_name(driver) {
         driver.to_owned()
     } else {
@@ -102,7 +111,8 @@ pub(crate) fn main(
             code => Err(BridgeError::Init(code)),
         };
     }
-    let session = Session::with_limits(Arc::new(driver), pot, deadline).share_by(server);
+    let session =
+        Session::with_limits(Arc::new(driver), pot, deadline).share_by(server).recorded_by(recorder);
     let session = Arc::new(session);
     if lists_calls {
         // The driver begins with calls that are not listed, as of sockets of its own, and after the program has said by variables how it is to begin.

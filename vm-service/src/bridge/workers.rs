@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -34,14 +35,16 @@ pub(super) struct Workers {
     measures: usize,
     /// Where it is counted what they hold.
     places: Option<Places>,
-    deadline: Option<Duration>,
+    /// The folder where programs are recorded, and how many were.
+    records: Option<(PathBuf, AtomicU64)>,
     /// What their programs share.
     exports: Exports,
+    deadline: Option<Duration>,
 }
 
 impl Workers {
-    /// Workers of this program over a driver, which get these variables, and have no more together than the limits. Tries what the driver can
-    /// do without.
+    /// Workers of this program over a driver, which get these variables, have no more together than the limits, and record their programs into a
+    /// folder. Tries what the driver can do without.
     ///
     /// # Errors
     /// When the driver does not open, or there is no memory file.
@@ -50,11 +53,20 @@ impl Workers {
         driver: PathBuf,
         variables: Vec<(&'static str, String)>,
         limits: &Limits,
+        record: Option<&Path>,
     ) -> Result<Self, BridgeError> {
+        let records = record.map(|folder| (folder.to_owned(), AtomicU64::new(0)));
         let places = limits.memory.map(Places::new).transpose().map_err(BridgeError::Memory)?;
-        let deadline = limits.deadline;
-        let mut workers =
-            Self { program, driver, variables, measures: 0, places, deadline, exports: Exports::default() };
+        let mut workers = Self {
+            program,
+            driver,
+            variables,
+            measures: 0,
+            places,
+            exports: Exports::default(),
+            deadline: limits.deadline,
+            records,
+        };
         for measures in 0..to_try().count() {
             workers.measures = measures;
             if workers.opens() {
@@ -144,6 +156,10 @@ impl Workers {
         command.env("RUST_LOG", std::env::var_os("RUST_LOG").unwrap_or_else(|| "warn".into()));
         if is_name(&self.driver) {
             command.current_dir("/");
+        }
+        if let (Some((folder, count)), None) = (&self.records, word) {
+            let number = count.fetch_add(1, Ordering::Relaxed);
+            command.arg("--record").arg(folder.join(format!("{}-{number}", std::process::id())));
         }
         if let (Some(deadline), None) = (self.deadline, word) {
             command.arg(format!("--deadline={}", deadline.as_micros()));

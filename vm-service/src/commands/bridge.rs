@@ -4,15 +4,18 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
-use vm_bridge::calls::MODES;
+use vm_bridge::calls::{MODES, Mode};
+use vm_bridge::consumers::{CONSUMERS, reason};
+use vm_bridge::recording::{Difference, Report};
 use vm_cuda_api::FUNCTIONS;
 
 use crate::bridge;
 use crate::config::{parse_deadline, parse_size};
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::json::{Body, BridgedFunction};
+use crate::json::{Body, BridgedConsumer, BridgedFunction, ReplayedCall};
 
 /// Arguments of `bridge`.
 #[derive(Debug, Args)]
@@ -25,8 +28,21 @@ pub(crate) struct BridgeArgs {
 enum Action {
     /// Serve this machine's GPUs to CUDA programs that load the bridge's libcuda.so.1
     Serve(Box<ServeArgs>),
+    /// Make the calls of a recorded program before a driver again, and compare what they are answered
+    Replay(ReplayArgs),
     /// List the CUDA driver's functions, each with how it crosses the bridge
-    Coverage,
+    Coverage(CoverageArgs),
+}
+
+#[derive(Debug, Args)]
+struct CoverageArgs {
+    /// Only those that a library above the driver names, and how many of them cross
+    #[arg(long, value_name = "LIBRARY", value_parser = consumers())]
+    of: Option<String>,
+}
+
+fn consumers() -> PossibleValuesParser {
+    PossibleValuesParser::new(CONSUMERS.iter().map(|consumer| consumer.name.as_str()))
 }
 
 #[derive(Debug, Args)]
@@ -61,6 +77,18 @@ struct ServeArgs {
     /// End programs whose work on the device makes no progress for so long, as in 2s
     #[arg(long, value_name = "TIME", value_parser = parse_deadline)]
     deadline: Option<Duration>,
+    /// Record each program into a file of this folder, which `replay` reads: its calls and kernels, and what they were answered; not its data
+    #[arg(long, value_name = "FOLDER")]
+    record: Option<PathBuf>,
+    /// The CUDA driver's library
+    #[arg(long, value_name = "LIBRARY", default_value = "libcuda.so.1")]
+    driver: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct ReplayArgs {
+    /// The recording
+    file: PathBuf,
     /// The CUDA driver's library
     #[arg(long, value_name = "LIBRARY", default_value = "libcuda.so.1")]
     driver: PathBuf,
@@ -79,7 +107,7 @@ fn memory(text: &str) -> Result<u64, String> {
 impl BridgeArgs {
     /// Whether it only prints.
     pub(crate) fn only_reads(&self) -> bool {
-        matches!(self.action, Action::Coverage)
+        matches!(self.action, Action::Coverage(_))
     }
 }
 
@@ -118,20 +146,64 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
                 window: args.window,
             };
             let limits = bridge::Limits { memory: args.memory, deadline: args.deadline };
-            bridge::serve(&context.program, &places, &args.driver, &limits).map_err(Failure::failed)
+            let record = args.record.as_deref();
+            bridge::serve(&context.program, &places, &args.driver, &limits, record).map_err(Failure::failed)
         }
-        Action::Coverage => {
-            let functions = FUNCTIONS.iter().zip(MODES.iter()).map(|(function, mode)| BridgedFunction {
-                name: function.name.clone(),
-                since: function.since,
-                crosses: mode.text().to_owned(),
-            });
-            let functions: Vec<_> = functions.collect();
-            let text = functions
-                .iter()
-                .map(|function| format!("{:<24} {}\n", function.crosses, function.name))
-                .collect();
-            context.print(|| Body::Bridge { functions }, || text)
-        }
+        Action::Replay(args) => replay(context, args),
+        Action::Coverage(args) => coverage(context, args.of.as_deref()),
     }
+}
+
+/// Replays, and says what was answered in another way.
+fn replay(context: &mut Context<'_>, args: &ReplayArgs) -> Result<(), Failure> {
+    let report = bridge::replay(&context.program, &args.file, &args.driver).map_err(Failure::failed)?;
+    let mut text = String::new();
+    for Difference { call, function, recorded, replayed } in &report.differences {
+        let answer = |(code, len): &(u32, usize)| format!("{code} with {len} bytes");
+        text += &format!("{call} {function}: {}, recorded {}\n", answer(replayed), answer(recorded));
+    }
+    let Report { calls, answers, different, .. } = report;
+    text += &format!("{calls} calls, {answers} answers, {different} different\n");
+    let differences = report.differences.into_iter().map(|difference| ReplayedCall {
+        call: difference.call,
+        function: difference.function,
+        code: difference.replayed.0,
+        recorded_code: difference.recorded.0,
+        bytes: difference.replayed.1,
+        recorded_bytes: difference.recorded.1,
+    });
+    let differences = differences.collect();
+    context.print(|| Body::Replay { calls, answers, different, differences }, || text)?;
+    match different {
+        0 => Ok(()),
+        _ => Err(Failure::failed(format!("{different} of {answers} answers are not as recorded"))),
+    }
+}
+
+/// Lists functions.
+fn coverage(context: &mut Context<'_>, of: Option<&str>) -> Result<(), Failure> {
+    let consumer = CONSUMERS.iter().find(|consumer| Some(consumer.name.as_str()) == of);
+    let all: Vec<_> = (0..FUNCTIONS.len()).collect();
+    let functions = consumer.map_or(&all, |consumer| &consumer.functions).iter().map(|&at| BridgedFunction {
+        name: FUNCTIONS[at].name.clone(),
+        since: FUNCTIONS[at].since,
+        crosses: MODES[at].text().to_owned(),
+        reason: if MODES[at] == Mode::Unsupported { reason(&FUNCTIONS[at].name) } else { None },
+    });
+    let functions: Vec<_> = functions.collect();
+    let mut text = String::new();
+    for BridgedFunction { name, crosses, reason, .. } in &functions {
+        let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+        text += &format!("{crosses:<24} {name}{reason}\n");
+    }
+    let of = consumer.map(|consumer| BridgedConsumer {
+        name: consumer.name.clone(),
+        packages: consumer.packages.clone(),
+        names: consumer.functions.len(),
+        supported: consumer.supported(),
+    });
+    if let Some(BridgedConsumer { name, packages, names, supported }) = &of {
+        text += &format!("{supported} of {names} functions that {name} names ({})\n", packages.join(", "));
+    }
+    context.print(|| Body::Bridge { of, functions }, || text)
 }

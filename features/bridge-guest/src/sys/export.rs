@@ -3,9 +3,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use vm_bridge::wire::code;
 use vm_cuda_api::names::Symbol;
 
-use crate::{forward, hand};
+use super::caller;
+use crate::{describe, forward, hand};
 
 /// `CUDA_ERROR_UNKNOWN`.
 const UNKNOWN: u32 = 999;
@@ -48,6 +50,27 @@ macro_rules! export {
             enter($number, &[$($argument.word()),*], $handler)
         }
     };
+}
+
+/// What NVML's library asks for, by which it knows this one: 0 and nothing, what is known of the server's driver and devices; 1 and a UUID, a
+/// device's memory. Writes up to `room` bytes to `to`, and how many there are to `len`.
+// SAFETY: the name is the bridge's own.
+#[unsafe(no_mangle)]
+extern "C" fn vm_bridge_describe(what: usize, uuid: usize, to: usize, room: usize, len: usize) -> u32 {
+    enter(what, &[uuid, to, room, len], |what, words| {
+        let [uuid, to, room, len] = *words else { return Err(code::INVALID_VALUE) };
+        let bytes = match what {
+            0 => describe::facts()?,
+            1 => {
+                let memory = describe::memory([caller::word(uuid), caller::word(uuid + 8)])?;
+                memory.iter().flat_map(|word| word.to_ne_bytes()).collect()
+            }
+            _ => return Err(code::NOT_SUPPORTED),
+        };
+        caller::write(len, bytes.len() as u64);
+        caller::write_bytes(to, bytes.get(..room.min(bytes.len())).unwrap_or_default());
+        Ok(())
+    })
 }
 
 /// The address of a function.

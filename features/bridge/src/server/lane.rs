@@ -9,14 +9,15 @@ use std::time::Duration;
 use vm_cuda_api::FUNCTIONS;
 
 use super::deadline::{Marks, Pending};
-use super::hand;
 use super::pack::{self, Refused};
 use super::session::{Session, SessionError};
 use super::sys::{self, Driver, Word};
+use super::{facts, hand};
 use crate::calls::{MODES, Mode};
 use crate::orders;
+use crate::recording::Recorder;
 use crate::ring::{Far, Taken};
-use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own};
+use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own, put, put_bytes};
 
 /// Serves a program: until its connection ends.
 ///
@@ -34,6 +35,7 @@ pub fn serve(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Sess
 
 fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), SessionError> {
     while let Some((order, [file, more])) = orders::receive(connection)? {
+        let (mut answer, mut more_bytes) = (Vec::new(), Vec::new());
         let result = match (order, file, more) {
             ([control::HELLO, version, ..], None, None) if version == u64::from(VERSION) => 0,
             ([control::HELLO, ..], None, None) => code::NOT_SUPPORTED,
@@ -47,10 +49,10 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
                 start_ring(session, Far::within(&window, offset, len, stream.into()))
             }
             ([control::VARIABLE, name, len, _], None, None) if len <= control::VALUE as u64 => {
-                let mut value = vec![0; len as usize];
-                (&*connection).read_exact(&mut value)?;
+                more_bytes.resize(len as usize, 0);
+                (&*connection).read_exact(&mut more_bytes)?;
                 let name = *control::VARIABLES.get(name as usize).ok_or(Malformed)?;
-                sys::set_variable(name, &value).err().unwrap_or(0)
+                sys::set_variable(name, &more_bytes).err().unwrap_or(0)
             }
             ([control::CALLBACKS, ..], Some(file), None) => {
                 session.callbacks().open(UnixStream::from(file));
@@ -59,9 +61,26 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
             ([control::WINDOW, at, len, offset], Some(file), None) => {
                 session.map(at, len, offset, &file).err().unwrap_or(0)
             }
+            ([control::FACTS, ..], None, None) => facts::facts(session).map_or_else(
+                |code| code,
+                |facts| {
+                    let facts = facts.to_bytes();
+                    put(&mut answer, facts.len() as u64);
+                    put_bytes(&mut answer, &facts);
+                    0
+                },
+            ),
+            ([control::MEMORY, first, second, _], None, None) => {
+                let memory = facts::memory(session, [first, second]);
+                memory.iter().flatten().for_each(|word| put(&mut answer, *word));
+                memory.err().unwrap_or(0)
+            }
             _ => return Err(Malformed.into()),
         };
-        (&*connection).write_all(&u64::from(result).to_ne_bytes())?;
+        if let (Some(recorder), 0) = (session.recorder(), result) {
+            recorder.order(order, &more_bytes);
+        }
+        (&*connection).write_all(&[&u64::from(result).to_ne_bytes(), &answer[..]].concat())?;
     }
     Ok(())
 }
@@ -230,6 +249,8 @@ impl Transport for Ring {
 #[derive(Debug)]
 pub struct Lane {
     session: Arc<Session>,
+    /// Its number in the recording.
+    number: u64,
     /// What it marks streams by, where there is a deadline.
     marks: Option<Marks>,
     /// What failed of what was not waited for.
@@ -275,9 +296,11 @@ impl Lane {
     /// A lane of a session.
     #[must_use]
     pub fn new(session: Arc<Session>) -> Self {
+        let number = session.recorder().map_or(0, Recorder::lane);
         Self {
             marks: session.watch().cloned().map(Marks::new),
             session,
+            number,
             failed: 0,
             image: Vec::new(),
             memory: Vec::new(),
@@ -348,6 +371,14 @@ impl Lane {
             }
             Err(Refused::Malformed) => return Err(Malformed),
         };
+        if let Some(recorder) = session.recorder() {
+            let bulk = bulk.map(|(at, len)| sys::bytes(at, len)).unwrap_or_default();
+            let reply = match self.there {
+                Some(len) => &vec![0; len],
+                None => &*reply,
+            };
+            recorder.call(self.number, header, [payload, &bulk], (result, reply));
+        }
         if header.asks {
             return Ok(Some(result));
         }

@@ -5,6 +5,7 @@ mod capture;
 mod deadline;
 mod effects;
 mod exports;
+mod facts;
 pub mod fuzz;
 mod hand;
 mod handles;

@@ -191,6 +191,11 @@ impl Quota {
         }
     }
 
+    /// How much more all may hold.
+    pub(super) fn left(&self) -> u64 {
+        self.pot.as_ref().map_or(u64::MAX, Pot::left)
+    }
+
     fn refresh(&self, driver: &Driver) {
         if let Some(pot) = &self.pot {
             locked(&self.held).refresh(pot, driver);

@@ -22,6 +22,7 @@ use super::quota::Quota;
 use super::ranges::Ranges;
 use super::sys::{self, Driver, Mapping, Word};
 use super::turn::Turn;
+use crate::recording::Recorder;
 use crate::wire::{Malformed, WINDOW, code, control};
 
 /// The most lanes of a session: threads of its program.
@@ -54,6 +55,7 @@ pub struct Session {
     /// The most bytes of all windows.
     host: u64,
     quota: Quota,
+    recorder: Option<Recorder>,
     watch: Option<Arc<Watch>>,
     lanes: AtomicUsize,
     /// A capture may be running: what reads the program's memory then can't be recorded.
@@ -74,7 +76,7 @@ pub struct Session {
 
 /// Done once. What it answers is the result of `cuInit`.
 #[derive(Default)]
-struct Start(Mutex<Option<Box<dyn FnOnce() -> u32 + Send>>>);
+struct Start(Mutex<Option<Box<dyn FnOnce() -> u32 + Send>>>, AtomicBool);
 
 impl fmt::Debug for Start {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -105,6 +107,7 @@ impl Session {
             handles: Mutex::default(),
             ranges: Mutex::default(),
             windows: Mutex::default(),
+            recorder: None,
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
@@ -136,6 +139,7 @@ impl Session {
 
     /// The driver has begun: the result for the program.
     pub(super) fn started(&self) -> u32 {
+        self.start.1.store(true, Ordering::SeqCst);
         let act = locked(&self.start.0).take();
         let result = act.map_or(0, |act| act());
         if result != 0 {
@@ -144,8 +148,23 @@ impl Session {
         result
     }
 
+    /// Has the driver begun, behind which this process may do less?
+    pub(super) fn has_started(&self) -> bool {
+        self.start.1.load(Ordering::SeqCst)
+    }
+
     pub(super) fn driver(&self) -> &Driver {
         &self.driver
+    }
+
+    /// Records what the program does from now on.
+    #[must_use]
+    pub fn recorded_by(self, recorder: Option<Recorder>) -> Self {
+        Self { recorder, ..self }
+    }
+
+    pub(super) fn recorder(&self) -> Option<&Recorder> {
+        self.recorder.as_ref()
     }
 
     pub(super) fn quota(&self) -> &Quota {

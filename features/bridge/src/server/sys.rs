@@ -1,9 +1,12 @@
 //! Calls of a driver by name, and memory of this process that a call of it reads and writes.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_void};
+pub(super) mod nvml;
+
+use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicU64;
@@ -34,6 +37,7 @@ pub struct OpenError {
 #[derive(Debug)]
 pub struct Driver {
     functions: Vec<usize>,
+    version: Option<String>,
     /// Keeps it loaded.
     _library: Option<Library>,
 }
@@ -72,8 +76,9 @@ impl Driver {
             let symbol = unsafe { library.get::<*const c_void>(format!("{name}\0").as_bytes()) };
             symbol.map_or(0, |symbol| symbol.as_raw_ptr() as usize)
         };
+        let version = version(found("cuInit"));
         let functions = FUNCTIONS.iter().map(|function| found(&function.name)).collect();
-        Ok(Self { functions, _library: Some(library) })
+        Ok(Self { functions, version, _library: Some(library) })
     }
 
     /// A driver whose functions say that they have done what was asked, and have done nothing.
@@ -83,13 +88,19 @@ impl Driver {
         }
         // It may be called with any number of words: who calls has placed them, and takes them back.
         let functions = vec![nothing as *const () as usize; FUNCTIONS.len()];
-        Self { functions, _library: None }
+        Self { functions, version: None, _library: None }
     }
 
     /// Starts the driver; what it says of that.
     #[must_use]
     pub fn start(&self) -> u32 {
         self.named("cuInit", &[Word::Is(0)], &mut [])
+    }
+
+    /// NVIDIA's version of the driver; other drivers have none.
+    #[must_use]
+    pub fn version(&self) -> Option<&str> {
+        self.version.as_deref()
     }
 
     /// Starts the driver, and makes the context of its first device; what it says of that.
@@ -190,6 +201,24 @@ impl Driver {
     pub(super) fn named(&self, function: &str, words: &[Word], memory: &mut [u64]) -> u32 {
         number(function).map_or(code::NOT_SUPPORTED, |function| self.make(function, words, memory))
     }
+}
+
+/// NVIDIA's version of the driver that has a function, by the name of its file: `libcuda.so.580.95.05`.
+fn version(function: usize) -> Option<String> {
+    // SAFETY: it is zeros and null pointers.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: it writes `info`.
+    let found = unsafe { libc::dladdr(function as *const c_void, &raw mut info) };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: it is a string as long as the library is there.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    let file = std::fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()?;
+    let version = file.file_name()?.to_str()?.strip_prefix("libcuda.so.")?;
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let is_version = version.contains('.') && version.split('.').all(is_number);
+    is_version.then(|| version.to_owned())
 }
 
 /// A word of a call.

@@ -4,6 +4,7 @@
 //! is packed by its table the payload has a word per parameter (a number, a handle, a string's length, or whether a pointer is there), then
 //! what is behind pointers that are read, each in whole words. An answer has what was written, in order.
 
+pub mod facts;
 pub mod image;
 pub mod node;
 pub mod preamble;
@@ -219,6 +220,14 @@ pub mod control {
     pub const TAKE: u64 = 6;
     /// Where a part of the window begins that the session gives back.
     pub const GIVE: u64 = 7;
+    /// What the server knows of its driver and devices, without a context: behind a 0 come a length and so many bytes, which are
+    /// [`Facts`](super::facts::Facts).
+    pub const FACTS: u64 = 8;
+    /// A device's UUID in two words: behind a 0 come [`MEMORY_WORDS`], its memory, how much of it is free, and 1 where this session has a primary
+    /// context of it.
+    pub const MEMORY: u64 = 9;
+    /// Words that are answered to [`MEMORY`].
+    pub const MEMORY_WORDS: usize = 3;
     /// In a word that is not asked for, the last that comes: the session has ended, and what is below this is why, a result for all calls from then on.
     pub const ENDED: u64 = 1 << 63;
     /// These variables.

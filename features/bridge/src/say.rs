@@ -1,4 +1,4 @@
-//! What the user is told.
+//! What the user of a program is told by the libraries that it loads.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -6,7 +6,7 @@ use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 
 /// Says something, once in a process.
-pub(crate) fn once(text: &str) {
+pub fn once(text: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
     if !said.insert(text.to_owned()) {
@@ -21,7 +21,7 @@ pub(crate) fn once(text: &str) {
 }
 
 /// Says something to the log alone, if there is one.
-pub(crate) fn quietly(text: &str) {
+pub fn quietly(text: &str) {
     if let Some(mut file) = log() {
         // As above.
         let _ = file.write_all(format!("vm-bridge: {text}\n").as_bytes());

@@ -1,0 +1,112 @@
+use std::io::{Read as _, Seek as _};
+
+use super::{Answer, BadRecording, Call, MAGIC, Part, Recorder, Recording, number};
+use crate::wire::{Header, control, own};
+
+fn all(bytes: &[u8]) -> Part {
+    Part { len: bytes.len(), kept: bytes.to_vec(), crc: 0 }
+}
+
+/// A recording as it is written.
+fn written(act: impl FnOnce(&Recorder)) -> Vec<u8> {
+    let mut file = tempfile::tempfile().expect("a file");
+    let recorder = Recorder::new(file.try_clone().expect("a file")).expect("a recorder");
+    act(&recorder);
+    let mut bytes = Vec::new();
+    file.rewind().expect("the front");
+    file.read_to_end(&mut bytes).expect("the bytes");
+    bytes
+}
+
+fn header(name: &str, asks: bool, ticket: u64) -> Header {
+    Header { call: number(name).expect("a function"), asks, ticket, ..Header::default() }
+}
+
+fn sample() -> Vec<u8> {
+    written(|recorder| {
+        recorder.order([control::VARIABLE, 1, 3, 0], b"FIFO");
+        recorder.order([control::WINDOW, 0x2000_0000_0000, 4096, 0], &[]);
+        let (one, two) = (recorder.lane(), recorder.lane());
+        recorder.call(two, header("cuMemcpyHtoDAsync_v2", false, 2), [&[7; 1000], &[1, 2, 3]], (0, &[]));
+        recorder.call(one, header("cuInit", true, 0), [&[0; 8], &[]], (0, &[]));
+        recorder.call(one, header("bridge:image", false, 1), [&[5; 9000], &[]], (0, &[]));
+        recorder.call(one, header("cuInit", true, 3), [&[1; 8], &[]], (1, &[9; 100]));
+    })
+}
+
+#[test]
+fn a_recording_is_read_as_it_was_written() {
+    let recording = Recording::read(&sample()).expect("a recording");
+    assert_eq!(recording.orders[0], ([control::VARIABLE, 1, 3, 0], b"FIFO".to_vec()));
+    let tickets: Vec<_> = recording.calls.iter().map(|call| (call.lane, call.ticket, call.number)).collect();
+    let [init, copy] = ["cuInit", "cuMemcpyHtoDAsync_v2"].map(|name| number(name).expect("a function"));
+    assert_eq!(tickets, [(0, 0, init), (0, 1, own::IMAGE), (1, 2, copy), (0, 3, init)]);
+    let [first, image, copied, last] = &recording.calls[..] else { panic!("four calls") };
+    assert_eq!(first.answer, Some(Answer { code: 0, reply: all(&[]) }));
+    assert_eq!((&image.payload, &image.answer), (&all(&[5; 9000]), &None));
+    assert_eq!((copied.payload.len, &copied.payload.kept[..]), (1000, &[7; 512][..]));
+    assert_eq!(copied.payload.crc, crc32fast::hash(&[7; 1000]));
+    assert_eq!((copied.bulk.len, copied.bulk.kept.len()), (3, 0));
+    let Answer { code, reply } = last.answer.as_ref().expect("an answer");
+    assert_eq!((*code, reply.len, reply.kept.len()), (1, 100, 64));
+}
+
+#[test]
+fn what_is_no_recording_is_told() {
+    let check = |bytes: &[u8], what: &str| {
+        let BadRecording { what: told, .. } = Recording::read(bytes).expect_err(what);
+        assert_eq!(told, what);
+    };
+    let with = |event: &[u8]| [&MAGIC[..], event].concat();
+    check(b"", "it ends within an event");
+    check(b"something", "it is no recording of this form");
+    check(&with(&[9]), "there is no such event");
+    check(&with(&[0, 2, b'c', b'u']), "there is no such function");
+    check(&with(&[1, 0, 0, 0]), "a function has no name");
+    check(&with(&[1, 0xff, 0xff, 1]), "there are too many lanes");
+    check(&with(&[2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2]), "a number is too large");
+    let named = |call: &[u8]| with(&[&[0, 6][..], b"cuInit", &[1], call].concat());
+    check(&named(&[0, 0, 0, 2]), "a call has unknown flags");
+    check(&named(&[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 1]), "a part is too long");
+    check(&named(&[0, 0, 0, 0, 1, 2]), "more is kept than there was");
+    let call = [1, 0, 5, 0, 0, 0, 0, 0, 0];
+    check(&with(&[&[0, 6][..], b"cuInit", &call, &call].concat()), "two calls have one ticket");
+}
+
+#[test]
+fn what_is_cut_or_changed_breaks_nothing() {
+    let sample = sample();
+    let whole = Recording::read(&sample).expect("a recording");
+    for len in MAGIC.len()..sample.len() {
+        // What a worker that was killed leaves: fewer calls.
+        let recording = Recording::read(&sample[..len]).expect("a recording");
+        assert!(recording.calls.iter().all(|call| whole.calls.contains(call)), "{len}");
+    }
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as usize
+    };
+    let (mut read, mut refused) = (0, 0);
+    for _ in 0..20_000 {
+        let mut bytes = sample.clone();
+        for _ in 0..=random() % 4 {
+            let at = random() % bytes.len();
+            bytes[at] = random() as u8;
+        }
+        match Recording::read(&bytes) {
+            Ok(recording) => {
+                read += 1;
+                let fits = |call: &Call| call.payload.len + call.bulk.len <= crate::wire::PAYLOAD;
+                assert!(recording.calls.iter().all(fits));
+            }
+            Err(BadRecording { at, .. }) => {
+                refused += 1;
+                assert!(at <= bytes.len());
+            }
+        }
+    }
+    assert!(read > 100 && refused > 100, "{read} read, {refused} refused");
+}

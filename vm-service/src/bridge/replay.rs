@@ -1,0 +1,35 @@
+//! Replays a recording of a program before a driver, in a worker as the program had one.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use vm_bridge::recording::{self, Recording, Report};
+
+use super::BridgeError;
+use super::limits::Limits;
+use super::workers::Workers;
+
+/// The most bytes of a recording that are read: more than any has that a server writes.
+const MOST: u64 = 2 << 30;
+
+/// Replays the recording at a path; what came of it.
+///
+/// # Errors
+/// When it is no recording, the driver can't be opened, or the worker ends.
+pub(crate) fn replay(program: &Path, path: &Path, driver: &Path) -> Result<Report, BridgeError> {
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(MOST).read_to_end(&mut bytes))
+        .map_err(|source| BridgeError::Read { path: path.to_owned(), source })?;
+    let recording = Recording::read(&bytes)?;
+    let workers = Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), &Limits::default(), None)?;
+    let (ours, theirs) = UnixStream::pair().map_err(BridgeError::Worker)?;
+    let (process, _messages) = workers.start(theirs.into()).map_err(BridgeError::Worker)?;
+    let result = recording::replay(&ours, &recording);
+    // It ends with its connection; a call that it is in may never end.
+    drop(ours);
+    let _ = process.kill();
+    Ok(result?)
+}

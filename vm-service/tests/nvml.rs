@@ -1,0 +1,218 @@
+//! NVML of the bridge: what programs and scripts read of a server's driver and devices by `libnvidia-ml.so.1`.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+// cargo builds the libraries. None is linked here: they have the names of others.
+
+fn beside(name: &str) -> PathBuf {
+    std::env::current_exe().expect("the test's path").with_file_name(name)
+}
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge-nvml").join(name)
+}
+
+fn gcc(to: &Path, source: &Path, more: &[&str]) {
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-std=gnu11", "-pthread", "-o"]).arg(to).arg(source).arg("-ldl").args(more);
+    assert!(gcc.status().expect("gcc").success());
+}
+
+/// A server of two devices, and a folder with the bridge's libraries and the program.
+struct Place {
+    folder: tempfile::TempDir,
+    server: Child,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self::with(|_, _| beside("libvm_cuda_fake.so"))
+    }
+
+    /// The same with another driver, and what else the server gets.
+    fn with(driver: impl Fn(&Path, &mut Command) -> PathBuf) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        std::fs::create_dir(path("bridge")).expect("a folder");
+        for (name, library) in
+            [("libcuda.so.1", "libvm_bridge_guest.so"), ("libnvidia-ml.so.1", "libvm_bridge_nvml.so")]
+        {
+            symlink(beside(library), path("bridge").join(name)).expect("a link");
+        }
+        gcc(&path("program"), &source("tests/nvml.c"), &[]);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+        let driver = driver(folder.path(), &mut command);
+        command.args(["bridge", "serve", "--socket"]).arg(path("socket")).arg("--driver").arg(driver);
+        command.env("VM_CUDA_FAKE_DEVICES", "2");
+        let server = command.stderr(Stdio::null()).spawn().expect("vm-service");
+        let end = Instant::now() + Duration::from_secs(60);
+        while !path("socket").exists() {
+            assert!(Instant::now() < end, "the server listens");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Self { folder, server }
+    }
+
+    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env("LD_LIBRARY_PATH", self.folder.path().join("bridge"));
+        command.env("VM_BRIDGE", format!("unix:{}", self.folder.path().join("socket").display()));
+        command.env("VM_BRIDGE_LOG", self.folder.path().join("log"));
+        // NVML lists the machine's devices whatever is set here.
+        command.env("CUDA_VISIBLE_DEVICES", "1");
+        command
+    }
+
+    fn program(&self) -> Command {
+        self.command(self.folder.path().join("program"))
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    fn kill(&mut self) {
+        self.server.kill().expect("killed");
+        self.server.wait().expect("ended");
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn says(command: &mut Command) -> String {
+    let output = command.output().expect("the program");
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// The folder of nvidia-ml-py, or why there is none.
+fn pynvml() -> Result<PathBuf, String> {
+    let fetched = Command::new(source("tests/fetch-nvml")).output().map_err(|error| error.to_string())?;
+    match fetched.status.success() {
+        true => Ok(String::from_utf8_lossy(&fetched.stdout).trim().into()),
+        false => Err(String::from_utf8_lossy(&fetched.stderr).trim().to_owned()),
+    }
+}
+
+const SAYS: &str = "\
+before: NVMLError_Uninitialized
+driver: 13.0 13.13.0 13000
+device: 0 vm-cuda-fake GPU-766d2d63-7564-612d-6661-6b6500000000 00000000:01:00.0 0000:01:00.0 0 1 0
+memory: 1073741824 1073741824 0 0
+facts: (9, 0) 9 0 0
+found: [0, 0, 0]
+processes: []
+nvmlDeviceGetUtilizationRates NVMLError_NotSupported
+nvmlDeviceGetPowerUsage NVMLError_NotSupported
+nvmlDeviceGetPersistenceMode NVMLError_NotSupported
+nvmlDeviceGetMinorNumber NVMLError_NotSupported
+device: 1 vm-cuda-fake GPU-766d2d63-7564-612d-6661-6b6500000001 00000000:02:00.0 0000:02:00.0 0 2 0
+memory: 1073741824 1073741824 0 0
+facts: (9, 0) 9 0 0
+found: [1, 1, 1]
+processes: []
+nvmlDeviceGetUtilizationRates NVMLError_NotSupported
+nvmlDeviceGetPowerUsage NVMLError_NotSupported
+nvmlDeviceGetPersistenceMode NVMLError_NotSupported
+nvmlDeviceGetMinorNumber NVMLError_NotSupported
+none: NVMLError_NotFound NVMLError_InvalidArgument NVMLError_InvalidArgument
+after: NVMLError_Uninitialized NVMLError_Uninitialized
+";
+
+#[test]
+fn a_script_of_nvidias_module_reads_what_the_server_has() {
+    let pynvml = match pynvml() {
+        Ok(pynvml) => pynvml,
+        Err(reason) => return println!("skipped: no nvidia-ml-py: {reason}"),
+    };
+    let place = Place::new();
+    let mut python = place.command("python3");
+    let said = says(python.arg(source("tests/nvml.py")).env("PYTHONPATH", pynvml));
+    // The fake driver's name depends on whether it is built with what runs kernels.
+    assert_eq!(said.replace("CUDA on the CPU", "vm-cuda-fake"), SAYS);
+    let line = "vm-bridge: nvmlDeviceGetPowerUsage is not supported\n";
+    assert_eq!(place.log().matches(line).count(), 1, "{}", place.log());
+}
+
+#[test]
+fn programs_are_answered_whatever_they_do() {
+    let place = Place::new();
+    let names = source("names.txt").display().to_string();
+    let check = |arguments: &[&str]| {
+        let said = says(place.program().env_remove("CUDA_VISIBLE_DEVICES").args(arguments));
+        assert_eq!(said, "right\n", "{arguments:?}");
+    };
+    check(&["arguments", &names]);
+    check(&["forks"]);
+    check(&["threads"]);
+}
+
+#[test]
+fn a_server_that_is_gone_is_an_error() {
+    for way in ["gone", "lost"] {
+        let mut place = Place::new();
+        let mut program = place.program();
+        program.arg(way).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut program = program.env_remove("CUDA_VISIBLE_DEVICES").spawn().expect("the program");
+        let mut output = BufReader::new(program.stdout.take().expect("its output")).lines();
+        assert_eq!(output.next().expect("a line").expect("a line"), "ready");
+        place.kill();
+        program.stdin.take().expect("its input").write_all(b"\n").expect("a line");
+        let rest: Vec<_> = output.map(|line| line.expect("a line")).collect();
+        assert_eq!(rest, ["right"], "{way}");
+        assert!(program.wait().expect("ended").success());
+        place.server = Command::new("true").spawn().expect("a program");
+    }
+}
+
+#[test]
+fn without_the_bridge_there_is_no_nvml() {
+    let place = Place::new();
+    let check = |name: &str, value: &str, code: u32, says_why: &str| {
+        let mut program = place.program();
+        program.arg("init").env(name, value);
+        assert_eq!(says(&mut program), format!("init: {code}\nright\n"), "{says_why}");
+        assert!(place.log().contains(says_why), "{says_why}: {}", place.log());
+    };
+    check("VM_BRIDGE", "unix:/nowhere", 9, "vm-service bridge serve");
+    check("VM_BRIDGE", "nonsense", 9, "it must be unix:PATH");
+    let theirs = place.folder.path().join("theirs");
+    std::fs::create_dir(&theirs).expect("a folder");
+    symlink(beside("libvm_bridge_nvml.so"), theirs.join("libnvidia-ml.so.1")).expect("a link");
+    let theirs_text = theirs.to_str().expect("a path");
+    check("LD_LIBRARY_PATH", theirs_text, 12, "there is no libcuda.so.1");
+    symlink(beside("libvm_cuda_fake.so"), theirs.join("libcuda.so.1")).expect("a link");
+    check("LD_LIBRARY_PATH", theirs_text, 12, "is not the bridge's");
+}
+
+/// NVIDIA's driver is known by its file's name, and what is free of its devices where there is no context is what NVIDIA's NVML says.
+#[test]
+fn of_nvidias_driver_the_server_asks_nvidias_nvml() {
+    let pynvml = match pynvml() {
+        Ok(pynvml) => pynvml,
+        Err(reason) => return println!("skipped: no nvidia-ml-py: {reason}"),
+    };
+    let place = Place::with(|folder, server| {
+        let theirs = folder.join("theirs");
+        std::fs::create_dir(&theirs).expect("a folder");
+        gcc(&theirs.join("libnvidia-ml.so.1"), &source("tests/theirs.c"), &["-shared", "-fPIC"]);
+        let driver = theirs.join("libcuda.so.580.95.05");
+        std::fs::copy(beside("libvm_cuda_fake.so"), &driver).expect("a copy");
+        symlink(&driver, theirs.join("libcuda.so.1")).expect("a link");
+        server.env("LD_LIBRARY_PATH", &theirs);
+        theirs.join("libcuda.so.1")
+    });
+    let script = "from pynvml import *\nnvmlInit()\nprint(nvmlSystemGetDriverVersion(), nvmlSystemGetNVMLVersion())\n\
+                  for at in range(2):\n  try: print(nvmlDeviceGetMemoryInfo(nvmlDeviceGetHandleByIndex(at)).free)\n  \
+                  except NVMLError as error: print(error)\n";
+    let mut python = place.command("python3");
+    let said = says(python.args(["-c", script]).env("PYTHONPATH", pynvml));
+    assert_eq!(said, "580.95.05 13.580.95.05\n3145728\nGPU is lost\n");
+}
