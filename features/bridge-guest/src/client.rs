@@ -175,8 +175,9 @@ impl Client {
 
     /// Asks for the memory of a device, by its UUID.
     pub(crate) fn memory(&self, [first, second]: [u64; 2]) -> Result<[u64; control::MEMORY_WORDS], u32> {
-        if self.gone.load(Ordering::Relaxed) {
-            return Err(code::UNAVAILABLE);
+        let ended = self.ended.load(Ordering::Relaxed);
+        if ended != 0 {
+            return Err(ended);
         }
         let mut control = locked(&self.control);
         let asked = control.give_for_words([control::MEMORY, first, second, 0]);
