@@ -123,7 +123,7 @@ fn programs_that_end_with_work_under_way_leave_nothing() {
         assert_eq!(said, format!("{case}: 0\n"));
         until("its worker has ended", || place.workers() == 0);
     }
-    until("the server has what it had", || has(&server) == before);
+    until("the server has what it had", || has(&server).iter().zip(&before).all(|(now, then)| now <= then));
 }
 
 #[test]
@@ -159,6 +159,6 @@ fn a_device_that_is_lost_is_what_the_driver_says() {
             let said = place.run("ways", "endless");
             assert!(said.starts_with(&format!("works\n{says}")), "{fails}: {said}");
         }
-        until("all workers have ended", || place.workers() == 0 && has(&server)[0] == before[0]);
+        until("all workers have ended", || place.workers() == 0 && has(&server)[0] <= before[0]);
     }
 }

@@ -312,6 +312,8 @@ fn rules(
             let nowhere = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
             may(libc::SYS_sendto, vec![SeccompRule::new(vec![nowhere.clone()])?]);
             may(libc::SYS_recvfrom, vec![SeccompRule::new(vec![nowhere])?]);
+            let receives = [equal(1, libc::SOL_SOCKET as u64), equal(2, libc::SO_RCVTIMEO as u64)];
+            may(libc::SYS_setsockopt, vec![all(&receives)?]);
             // It asks for limits of its own, and changes none: root could raise them.
             let asks = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
             let own = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?;

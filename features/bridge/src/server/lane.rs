@@ -41,7 +41,9 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
             ([control::HELLO, ..], None, None) => code::NOT_SUPPORTED,
             ([control::LANE, ..], Some(file), None) => {
                 let stream = UnixStream::from(file);
-                stream.set_read_timeout(session.watch().map(|_| IDLE))?;
+                if session.watch().is_some() {
+                    stream.set_read_timeout(Some(IDLE))?;
+                }
                 start(session, Stream::new(stream))
             }
             ([control::RING, ..], Some(file), None) => start_ring(session, Far::open(&file)),
