@@ -169,7 +169,7 @@ fn a_program_that_was_recorded_is_replayed() {
     let fake = "libvm_cuda_fake.so";
     let (is_alike, said) = replayed(&record.path(), fake, &[]);
     assert!(is_alike && said.ends_with(" answers, 0 different\n"), "{said}");
-    let (is_alike, said) = replayed(&record.path(), fake, &[("VM_CUDA_FAKE_FAIL", "cuMemAlloc_v2:1=2")]);
+    let (is_alike, said) = replayed(&record.path(), fake, &[("VM_CUDA_FAKE_FAIL", "cuMemAlloc:1=2")]);
     assert!(
         !is_alike && said.contains("cuMemAlloc_v2: 2 with ") && said.contains("not as recorded"),
         "{said}"
