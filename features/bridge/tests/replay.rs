@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use vm_bridge::recording::{Recording, ReplayError, Report, replay};
@@ -11,7 +11,11 @@ use vm_bridge::server::{Driver, Session, serve};
 /// Keeps the driver's library built.
 use vm_cuda_fake as _;
 
+/// The driver's contexts are the process's: one program at a time has them.
+static DRIVER: Mutex<()> = Mutex::new(());
+
 fn played(recording: &Recording) -> Result<Report, ReplayError> {
+    let _alone = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
     let path = std::env::current_exe().expect("the test's path").with_file_name("libvm_cuda_fake.so");
     let session = Arc::new(Session::new(Arc::new(Driver::open(&path).expect("the driver"))));
     let (ours, theirs) = UnixStream::pair().expect("a connection");

@@ -8,6 +8,9 @@ use std::sync::Arc;
 
 /// Nothing prints.
 pub(crate) mod print {
+    /// Ahead of a call.
+    pub(crate) fn before(_call: &str) {}
+
     /// Behind a call.
     pub(crate) fn after(_call: &str) {}
 

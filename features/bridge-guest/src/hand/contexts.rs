@@ -25,7 +25,10 @@ pub(crate) fn cuCtxCreate_v3(_: usize, words: &[usize]) -> Result<(), u32> {
 
 pub(crate) fn cuCtxCreate_v4(_: usize, words: &[usize]) -> Result<(), u32> {
     let [to, parameters, flags, device] = *words else { return Err(code::INVALID_VALUE) };
-    if parameters != 0 { Err(code::NOT_SUPPORTED) } else { create([to, flags, device]) }
+    // A `CUctxCreateParams`: affinities, how many, and graphics. All of it may be nothing.
+    let asks = parameters != 0
+        && (caller::half(parameters + 8) != 0 || [0, 16].iter().any(|at| caller::word(parameters + at) != 0));
+    if asks { Err(code::NOT_SUPPORTED) } else { create([to, flags, device]) }
 }
 
 pub(crate) fn cuCtxDestroy_v2(number: usize, words: &[usize]) -> Result<(), u32> {

@@ -25,6 +25,16 @@ struct Entry {
 /// Where a kernel's parameters are: offset and size of each.
 pub(super) type Layout = Box<[(u64, u64)]>;
 
+/// Where a handle's entry is. Kernels are given textures and surfaces as the driver calls them: so do programs, and those have places of their own.
+const fn key(object: Object, id: u64) -> u64 {
+    const OWN: u64 = 1 << 63;
+    match object {
+        Object::Texture => id | OWN,
+        Object::Surface => id | OWN | OWN >> 1,
+        _ => id,
+    }
+}
+
 /// The handles of a session.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
@@ -43,7 +53,7 @@ impl Handles {
         let fits = |entry: &&Entry| {
             entry.object == object || (object == Object::Function && entry.object == Object::Kernel)
         };
-        match self.entries.get(&id).filter(fits) {
+        match self.entries.get(&key(object, id)).filter(fits) {
             Some(entry) => Ok(entry.real),
             None if object == Object::Context => Err(code::INVALID_CONTEXT),
             None => Err(code::INVALID_HANDLE),
@@ -78,7 +88,7 @@ impl Handles {
             return Ok(real);
         }
         if let Some(id) = self.numbers.get(&(object, real)) {
-            if let Some(entry) = self.entries.get_mut(id) {
+            if let Some(entry) = self.entries.get_mut(&key(object, *id)) {
                 entry.count += 1;
             }
             return Ok(*id);
@@ -86,9 +96,13 @@ impl Handles {
         if self.entries.len() >= MOST {
             return Err(code::OUT_OF_MEMORY);
         }
-        let id = FIRST + 16 * self.made;
-        self.made += 1;
-        self.entries.insert(id, Entry { object, real, count: 1, layout: None });
+        let id = if matches!(object, Object::Texture | Object::Surface) {
+            real
+        } else {
+            self.made += 1;
+            FIRST + 16 * (self.made - 1)
+        };
+        self.entries.insert(key(object, id), Entry { object, real, count: 1, layout: None });
         self.numbers.insert((object, real), id);
         Ok(id)
     }
@@ -107,11 +121,12 @@ impl Handles {
 
     /// It was ended.
     pub(super) fn end(&mut self, object: Object, id: u64) {
-        let Some(entry) = self.entries.get_mut(&id).filter(|entry| entry.object == object) else { return };
+        let place = key(object, id);
+        let Some(entry) = self.entries.get_mut(&place).filter(|entry| entry.object == object) else { return };
         entry.count -= 1;
         if object != Object::Memory || entry.count == 0 {
             let real = entry.real;
-            self.entries.remove(&id);
+            self.entries.remove(&place);
             self.numbers.remove(&(object, real));
         }
     }
@@ -135,6 +150,19 @@ mod tests {
         handles.end(Object::Event, event);
         assert_eq!(handles.real(Object::Event, event), Err(code::INVALID_HANDLE));
         assert!(handles.give(Object::Event, 0xabc0).unwrap() > event);
+        // Kernels get these as they are, whatever else has such a number.
+        let stream = handles.give(Object::Stream, 0xabc0).unwrap();
+        for object in [Object::Texture, Object::Surface] {
+            for real in [1, stream] {
+                assert_eq!(handles.give(object, real), Ok(real));
+                assert_eq!(handles.real(object, real), Ok(real));
+            }
+            assert_eq!(handles.real(Object::Stream, stream), Ok(0xabc0));
+            assert_eq!(handles.real(Object::Event, key(object, 1)), Err(code::INVALID_HANDLE));
+            handles.end(object, stream);
+            assert_eq!(handles.real(object, stream), Err(code::INVALID_HANDLE));
+        }
+        assert_eq!(handles.real(Object::Stream, stream), Ok(0xabc0));
         let memory = handles.give(Object::Memory, 5).unwrap();
         handles.give(Object::Memory, 5).unwrap();
         handles.end(Object::Memory, memory);

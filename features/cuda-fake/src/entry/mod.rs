@@ -89,6 +89,7 @@ impl Argument for Option<crate::sys::Callback> {
 fn call(name: &'static str, arguments: impl FnOnce() -> String, body: impl FnOnce() -> Result) -> i32 {
     let guarded = || {
         let config = state::config();
+        crate::ptx::print::before(name);
         let run = || match config.fault(name) {
             Some(0) | None if state::forked() => Err(Error::NotInitialized),
             Some(0) | None if crate::stream::works() => Err(Error::NotPermitted),

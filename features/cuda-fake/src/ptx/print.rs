@@ -33,10 +33,17 @@ static WAITING: Mutex<Waiting> = Mutex::new(Waiting { texts: VecDeque::new(), by
 /// Whether there are any.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Calls of the driver that wait, or come before what does: behind them all is printed.
+/// Ahead of a call: a launch prints what waits. What it starts itself may be done when it returns, and is not printed then.
+pub(crate) fn before(call: &str) {
+    if ANY.load(Ordering::Acquire) && (call.starts_with("cuLaunch") || call.starts_with("cuGraphLaunch")) {
+        flush();
+    }
+}
+
+/// Calls of the driver that wait: behind them all is printed.
 fn waits(call: &str) -> bool {
     let named = |names: &[&str]| names.iter().any(|name| call.starts_with(name));
-    named(&["cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuLaunch", "cuGraphLaunch"])
+    named(&["cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"])
         || named(&[
             "cuModuleLoad",
             "cuModuleUnload",
