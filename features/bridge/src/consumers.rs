@@ -33,6 +33,15 @@ impl Consumer {
 pub static CONSUMERS: LazyLock<Vec<Consumer>> =
     LazyLock::new(|| parse(include_str!("../consumers.txt")).expect("consumers.txt is well formed"));
 
+/// The names of all, without what they name: each start of a command line that takes one asks.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    let lines = include_str!("../consumers.txt").lines();
+    lines
+        .filter(|line| !line.starts_with(['#', ' ']))
+        .filter_map(|line| line.split(' ').next())
+        .filter(|name| !name.is_empty())
+}
+
 /// Why a function is not supported, as far as somebody names it: `unsupported.txt`.
 #[must_use]
 pub fn reason(function: &str) -> Option<&'static str> {
@@ -89,6 +98,11 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn names_are_of_consumers() {
+        assert!(names().eq(CONSUMERS.iter().map(|consumer| consumer.name.as_str())));
+    }
 
     #[test]
     fn names_mean_functions() {

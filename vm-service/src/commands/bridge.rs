@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use vm_bridge::calls::{MODES, Mode};
-use vm_bridge::consumers::{CONSUMERS, reason};
+use vm_bridge::consumers::{CONSUMERS, names, reason};
 use vm_bridge::recording::{Difference, Report};
 use vm_cuda_api::FUNCTIONS;
 
@@ -42,7 +42,7 @@ struct CoverageArgs {
 }
 
 fn consumers() -> PossibleValuesParser {
-    PossibleValuesParser::new(CONSUMERS.iter().map(|consumer| consumer.name.as_str()))
+    PossibleValuesParser::new(names())
 }
 
 #[derive(Debug, Args)]
