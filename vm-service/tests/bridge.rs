@@ -134,7 +134,7 @@ fn replayed(recording: &Path, driver: &str, variables: &[(&str, &str)]) -> (bool
     let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
     command.args(["bridge", "replay"]).arg(recording).arg("--driver").arg(beside(driver));
     let output = command.envs(variables.iter().copied()).output().expect("vm-service");
-    let text = [output.stdout, output.stderr].concat();
+    let text = [output.stderr, output.stdout].concat();
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
