@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 use vm_bridge::orders::{self, Order};
-use vm_bridge::wire::preamble::{self, Preamble, TOKEN, Token};
+use vm_bridge::wire::preamble::{self, Preamble, Token, random};
 use vm_bridge::wire::{code, control, facts};
 
 use super::window::Window;
@@ -127,8 +127,7 @@ impl Inner {
     fn session(&self, mut stream: &UnixStream) -> io::Result<()> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(ANSWER))?;
-        let mut token = [0; TOKEN];
-        random(&mut token)?;
+        let token: Token = random()?;
         let hears = ours.try_clone()?;
         let worker = Arc::new(Mutex::new(ours));
         {
@@ -250,9 +249,7 @@ fn own_order(order: Order, window: Option<&Window>, token: Token) -> io::Result<
         let had = window.give(order[1], token);
         return Ok(vec![if had { 0 } else { code::INVALID_VALUE.into() }]);
     };
-    let mut mark = [0; 8];
-    random(&mut mark)?;
-    let mark = u64::from_ne_bytes(mark);
+    let mark = u64::from_ne_bytes(random()?);
     match window.take(len, token, is_lane == 1, mark) {
         Ok(Some(start)) => Ok(vec![0, start, mark]),
         Ok(None) => Ok(vec![code::OUT_OF_MEMORY.into()]),
@@ -261,11 +258,6 @@ fn own_order(order: Order, window: Option<&Window>, token: Token) -> io::Result<
             Ok(vec![code::OUT_OF_MEMORY.into()])
         }
     }
-}
-
-/// Fills bytes that nobody guesses.
-fn random(to: &mut [u8]) -> io::Result<()> {
-    std::fs::File::open("/dev/urandom")?.read_exact(to)
 }
 
 /// Waits until there is an order: no when the worker has gone.

@@ -4,7 +4,6 @@
 //! and what it makes up reaches no driver. A worker that was taken over finds what its program could find. What it exports is gone with it.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -12,11 +11,10 @@ use std::sync::{Arc, Mutex};
 
 use super::session::locked;
 use crate::wire::code;
+use crate::wire::preamble::{TOKEN, Token, random};
 
 /// Bytes of a `CUipcMemHandle`, and of a `CUipcEventHandle`.
 pub(super) const HANDLE: usize = 64;
-/// Bytes of a token, with which a program's handle begins; the others are zero.
-const TOKEN: usize = 16;
 /// The most that a worker exports.
 const MOST: usize = 1 << 12;
 
@@ -29,7 +27,6 @@ pub(super) enum Kind {
 
 /// A handle of either side.
 pub(super) type Handle = [u8; HANDLE];
-type Token = [u8; TOKEN];
 
 /// What a worker asks: 0 to export and 2 to find, and 1 more for events.
 fn question(kind: Kind, finds: bool) -> u8 {
@@ -92,9 +89,7 @@ impl Exports {
             Some(token) => *token,
             None if tokens.len() >= MOST => return Err(code::OUT_OF_MEMORY),
             None => {
-                let mut token = [0; TOKEN];
-                let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut token));
-                random.map_err(|_| code::OUT_OF_MEMORY)?;
+                let token = random().map_err(|_| code::OUT_OF_MEMORY)?;
                 table.exported.insert(token, (by, kind, handle));
                 tokens.insert((kind, handle), token);
                 token

@@ -92,10 +92,7 @@ pub(super) fn memory(session: &Session, wanted: [u64; 2]) -> Result<[u64; contro
     let is_it = |device: &u32| uuid(session, *device) == Ok(wanted);
     let device = (0..count(session)?).find(is_it).ok_or(code::NOT_FOUND)?;
     let [total] = ask::<1>(session, "cuDeviceTotalMem_v2", &[device.into()])?;
-    let mut state = [0; 2];
-    let words = [Word::Is(device.into()), Word::At(0), Word::At(1)];
-    let is_active =
-        driver.named("cuDevicePrimaryCtxGetState", &words, &mut state) == 0 && state[1] as u32 != 0;
+    let is_active = driver.has_primary(device.into()) == Ok(true);
     let free = if is_active { in_primary(session, device)? } else { theirs? };
     Ok([total, free.min(total).min(session.quota().left()), is_active.into()])
 }

@@ -412,13 +412,8 @@ impl Held {
             Rule::RetainPrimary => {
                 self.primaries.insert(made.value(1), made.value(0));
             }
-            Rule::DropPrimary => {
-                let mut memory = [0; 2];
-                let words = [Word::Is(key), Word::At(0), Word::At(1)];
-                let asked = made.driver.named("cuDevicePrimaryCtxGetState", &words, &mut memory);
-                if asked == 0 && memory[1] & 0xffff_ffff == 0 {
-                    self.drop_primary(pot, made.driver, key);
-                }
+            Rule::DropPrimary if made.driver.has_primary(key) == Ok(false) => {
+                self.drop_primary(pot, made.driver, key);
             }
             Rule::ResetPrimary => self.drop_primary(pot, made.driver, key),
             Rule::Info => {

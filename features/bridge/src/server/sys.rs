@@ -113,6 +113,19 @@ impl Driver {
         }
     }
 
+    /// Does this process have a device's primary context?
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(super) fn has_primary(&self, device: u64) -> Result<bool, u32> {
+        let mut memory = [0; 2];
+        let words = [Word::Is(device), Word::At(0), Word::At(1)];
+        match self.named("cuDevicePrimaryCtxGetState", &words, &mut memory) {
+            0 => Ok(memory[1] as u32 != 0),
+            code => Err(code),
+        }
+    }
+
     /// Where a function is.
     fn address(&self, function: usize) -> Option<usize> {
         self.functions.get(function).copied().filter(|address| *address != 0)

@@ -3,6 +3,9 @@
 //! A session's own connection is answered with a word, 0 where there is a worker, and its token; orders follow. The others name that token,
 //! and are answered with a word once the worker has them.
 
+use std::fs::File;
+use std::io::{self, Read as _};
+
 use super::{Malformed, VERSION};
 
 /// Bytes of one.
@@ -13,6 +16,16 @@ const MAGIC: [u8; 8] = *b"vmbridge";
 
 /// Names a session: who knows it may open connections of it.
 pub type Token = [u8; TOKEN];
+
+/// Bytes that nobody guesses.
+///
+/// # Errors
+/// When the system gives none.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -10,7 +10,6 @@ use vm_cuda_api::Object;
 use super::{Entry, GROUP, Key, LEGACY, PER_THREAD, Stream, Watch};
 use crate::server::effects::{self, Effect};
 use crate::server::session::{Session, locked};
-use crate::server::sys::Word;
 use crate::wire::{Reader, code};
 
 /// A call that is under way: what is learned of it when it has been made.
@@ -240,18 +239,12 @@ impl Marks {
 
     /// Knows of streams again what is not of a context that has ended.
     fn ended(watch: &Watch, session: &Session, ending: Ending, (entries, events): Known, done: bool) {
-        let is_active = |device: u64| {
-            let mut memory = [0; 2];
-            let words = [Word::Is(device), Word::At(0), Word::At(1)];
-            let result = session.driver().named("cuDevicePrimaryCtxGetState", &words, &mut memory);
-            result == 0 && memory[1] & 0xffff_ffff != 0
-        };
         let mut state = locked(&watch.state);
         let primary = |device: u64| state.primaries.get(&device).copied();
         let gone = match ending {
             _ if !done => None,
             Ending::Context(context) => Some(context),
-            Ending::Releases(device) if is_active(device) => None,
+            Ending::Releases(device) if session.driver().has_primary(device) == Ok(true) => None,
             Ending::Releases(device) | Ending::Resets(device) => primary(device),
         };
         for (number, entry) in entries {
