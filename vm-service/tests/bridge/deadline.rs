@@ -1,35 +1,16 @@
 //! `bridge serve --deadline`: a program whose work on the device makes no progress is ended and told so, and no other is.
 
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-// cargo builds the bridge's library and the drivers. None is linked here: they have the same names.
+use crate::process::{Running, beside, until};
 
-fn beside(name: &str) -> PathBuf {
-    std::env::current_exe().expect("the test's path").with_file_name(name)
-}
-
-/// A server with a deadline, which is killed when it is dropped, and the program.
+/// A server with a deadline, and the program.
 struct Place {
-    server: Child,
+    server: Running,
     folder: tempfile::TempDir,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.server.kill().expect("killed");
-        self.server.wait().expect("ended");
-    }
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 impl Place {
@@ -47,7 +28,7 @@ impl Place {
         command.arg("--stream").arg(path("stream")).arg("--driver").arg(beside(driver));
         // The processor's driver has a limit of its own for a kernel.
         let server = command.env("VM_CUDA_FAKE_SECONDS", "3600").stderr(Stdio::null());
-        let server = server.spawn().expect("vm-service");
+        let server = Running(server.spawn().expect("vm-service"));
         until("the server listens", || path("stream").exists());
         Self { server, folder }
     }
@@ -89,15 +70,7 @@ impl Place {
                 assert_eq!(run.join().expect("a program"), format!("{name}: {ends}\n"), "{way}");
             }
         });
-        until("all workers have ended", || self.workers() == 0);
-    }
-
-    fn workers(&self) -> usize {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.server.id())).expect("its threads");
-        let text = tasks.map(|task| {
-            std::fs::read_to_string(task.expect("a thread").path().join("children")).unwrap_or_default()
-        });
-        text.map(|text| text.split_whitespace().count()).sum()
+        until("all workers have ended", || self.server.workers().is_empty());
     }
 }
 

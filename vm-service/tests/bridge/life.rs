@@ -3,33 +3,10 @@
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
 
-// cargo builds the bridge's library and the fake driver. Neither is linked here: they have the same names.
-
-fn beside(name: &str) -> PathBuf {
-    std::env::current_exe().expect("the test's path").with_file_name(name)
-}
-
-/// A process that is killed when it is dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It fails on one that has ended.
-        let _ = self.0.kill();
-        self.0.wait().expect("ended");
-    }
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+use crate::process::{Running, beside, until};
 
 /// A folder with a driver, which only this has, and programs.
 struct Place(tempfile::TempDir);
@@ -105,25 +82,19 @@ fn ends(program: &mut Running) -> ExitStatus {
     program.0.wait().expect("ended")
 }
 
-/// Files and threads of a server.
-fn has(server: &Running) -> [usize; 2] {
-    ["fd", "task"]
-        .map(|of| std::fs::read_dir(format!("/proc/{}/{of}", server.0.id())).expect("the server").count())
-}
-
 #[test]
 fn programs_that_end_with_work_under_way_leave_nothing() {
     let place = Place::new();
     let server = place.serve("");
     assert_eq!(place.run("deadline", "honest_many"), "honest_many: 0 0 CUDA_SUCCESS\n");
     until("the first worker has ended", || place.workers() == 0);
-    let before = has(&server);
+    let before = server.has();
     for case in ["exits", "exits_behind_threads", "exits_after_reset"] {
         let said = place.run("deadline", case);
         assert_eq!(said, format!("{case}: 0\n"));
         until("its worker has ended", || place.workers() == 0);
     }
-    until("the server has what it had", || has(&server).iter().zip(&before).all(|(now, then)| now <= then));
+    until("the server has what it had", || server.has().iter().zip(&before).all(|(now, then)| now <= then));
 }
 
 #[test]
@@ -153,12 +124,12 @@ fn a_device_that_is_lost_is_what_the_driver_says() {
         ("cuStreamSynchronize:9=700,cuMemAlloc:2=700", "ends: 700 700 "),
     ] {
         let server = place.serve(fails);
-        let before = has(&server);
+        let before = server.has();
         // The next one has a worker of its own, and a driver that begins anew.
         for _ in 0..2 {
             let said = place.run("ways", "endless");
             assert!(said.starts_with(&format!("works\n{says}")), "{fails}: {said}");
         }
-        until("all workers have ended", || place.workers() == 0 && has(&server)[0] <= before[0]);
+        until("all workers have ended", || place.workers() == 0 && server.has()[0] <= before[0]);
     }
 }

@@ -2,34 +2,11 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::{ChildStdin, Command, Stdio};
+use std::time::Duration;
 
-// cargo builds the bridge's library and the fake driver. Neither is linked here: they have the same names.
-
-fn beside(name: &str) -> PathBuf {
-    std::env::current_exe().expect("the test's path").with_file_name(name)
-}
-
-/// A process that is killed when it is dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It fails on one that has ended.
-        let _ = self.0.kill();
-        self.0.wait().expect("ended");
-    }
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+use crate::process::{Running, beside, until};
 
 /// A server with 64 MiB for all programs, and the program.
 struct Place {
@@ -80,22 +57,6 @@ impl Place {
         assert_eq!(line, "holds\n");
         (Running(child), input)
     }
-
-    /// Files and threads of the server.
-    fn has(&self) -> [usize; 2] {
-        ["fd", "task"].map(|of| {
-            std::fs::read_dir(format!("/proc/{}/{of}", self.server.0.id())).expect("the server").count()
-        })
-    }
-
-    fn workers(&self) -> Vec<u32> {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.server.0.id())).expect("its threads");
-        let text = tasks.map(|task| {
-            std::fs::read_to_string(task.expect("a thread").path().join("children")).unwrap_or_default()
-        });
-        let text: Vec<String> = text.collect();
-        text.iter().flat_map(|text| text.split_whitespace()).map(|id| id.parse().expect("a number")).collect()
-    }
 }
 
 const FULL: &str = "made 8, then 2, of 64 MiB\n";
@@ -106,7 +67,7 @@ fn programs_have_no_more_together_than_they_may() {
     assert_eq!(place.fill(), FULL);
     let kill_program = |(mut program, _input): (Running, ChildStdin)| program.0.kill().expect("killed");
     let kill_worker = |(_program, _input): (Running, ChildStdin)| {
-        let [worker] = place.workers().try_into().expect("one worker");
+        let [worker] = place.server.workers().try_into().expect("one worker");
         let worker = rustix::process::Pid::from_raw(worker as i32).expect("a process");
         rustix::process::kill_process(worker, rustix::process::Signal::KILL).expect("killed");
     };
@@ -116,11 +77,11 @@ fn programs_have_no_more_together_than_they_may() {
     };
     let ends: [&dyn Fn((Running, ChildStdin)); 3] = [&kill_program, &kill_worker, &end];
     for end in ends {
-        until("the workers before have ended", || place.workers().is_empty());
+        until("the workers before have ended", || place.server.workers().is_empty());
         let holds = place.hold();
         let said = place.fill();
         assert_eq!(said, "made 3, then 2, of 64 MiB\n");
-        until("the worker of the other has ended", || place.workers().len() == 1);
+        until("the worker of the other has ended", || place.server.workers().len() == 1);
         end(holds);
         until("what it held is given back", || place.fill() == FULL);
     }
@@ -131,8 +92,8 @@ fn programs_and_workers_that_are_killed_anywhere_leave_nothing() {
     let place = Place::new();
     // What the server makes once is there then.
     assert_eq!(place.fill(), FULL);
-    until("the first worker has ended", || place.workers().is_empty());
-    let before = place.has();
+    until("the first worker has ended", || place.server.workers().is_empty());
+    let before = place.server.has();
     for number in 0..100u64 {
         let mut command = place.command("hold");
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -140,7 +101,7 @@ fn programs_and_workers_that_are_killed_anywhere_leave_nothing() {
         // Somewhere between its first connection and its last call.
         std::thread::sleep(Duration::from_micros(number * 7919 % 100 * 300));
         if number % 2 == 0 {
-            for worker in place.workers() {
+            for worker in place.server.workers() {
                 let worker = rustix::process::Pid::from_raw(worker as i32).expect("a process");
                 // It may have ended.
                 let _ = rustix::process::kill_process(worker, rustix::process::Signal::KILL);
@@ -148,8 +109,10 @@ fn programs_and_workers_that_are_killed_anywhere_leave_nothing() {
         }
         program.0.kill().expect("killed");
     }
-    until("all workers have ended", || place.workers().is_empty());
-    until("the server has what it had", || place.has().iter().zip(&before).all(|(now, then)| now <= then));
+    until("all workers have ended", || place.server.workers().is_empty());
+    until("the server has what it had", || {
+        place.server.has().iter().zip(&before).all(|(now, then)| now <= then)
+    });
     assert_eq!(place.fill(), FULL);
 }
 
@@ -157,7 +120,7 @@ fn programs_and_workers_that_are_killed_anywhere_leave_nothing() {
 fn a_worker_has_a_list_of_system_calls() {
     let place = Place::new();
     let (_program, _input) = place.hold();
-    let [worker] = place.workers().try_into().expect("one worker");
+    let [worker] = place.server.workers().try_into().expect("one worker");
     let status = std::fs::read_to_string(format!("/proc/{worker}/status")).expect("its status");
     for line in ["Seccomp:\t2", "NoNewPrivs:\t1"] {
         assert!(status.lines().any(|said| said == line), "{line}: {status}");

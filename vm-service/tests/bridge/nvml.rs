@@ -3,14 +3,9 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
-// cargo builds the libraries. None is linked here: they have the names of others.
-
-fn beside(name: &str) -> PathBuf {
-    std::env::current_exe().expect("the test's path").with_file_name(name)
-}
+use crate::process::{Running, beside, until};
 
 fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge-nvml").join(name)
@@ -25,7 +20,7 @@ fn gcc(to: &Path, source: &Path, more: &[&str]) {
 /// A server of two devices, and a folder with the bridge's libraries and the program.
 struct Place {
     folder: tempfile::TempDir,
-    server: Child,
+    server: Running,
 }
 
 impl Place {
@@ -48,12 +43,8 @@ impl Place {
         let driver = driver(folder.path(), &mut command);
         command.args(["bridge", "serve", "--socket"]).arg(path("socket")).arg("--driver").arg(driver);
         command.env("VM_CUDA_FAKE_DEVICES", "2");
-        let server = command.stderr(Stdio::null()).spawn().expect("vm-service");
-        let end = Instant::now() + Duration::from_secs(60);
-        while !path("socket").exists() {
-            assert!(Instant::now() < end, "the server listens");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let server = Running(command.stderr(Stdio::null()).spawn().expect("vm-service"));
+        until("the server listens", || path("socket").exists());
         Self { folder, server }
     }
 
@@ -76,14 +67,8 @@ impl Place {
     }
 
     fn kill(&mut self) {
-        self.server.kill().expect("killed");
-        self.server.wait().expect("ended");
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.kill();
+        self.server.0.kill().expect("killed");
+        self.server.0.wait().expect("ended");
     }
 }
 
@@ -168,7 +153,6 @@ fn a_server_that_is_gone_is_an_error() {
         let rest: Vec<_> = output.map(|line| line.expect("a line")).collect();
         assert_eq!(rest, ["right"], "{way}");
         assert!(program.wait().expect("ended").success());
-        place.server = Command::new("true").spawn().expect("a program");
     }
 }
 

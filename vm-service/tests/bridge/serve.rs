@@ -2,46 +2,15 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
-// cargo builds the bridge's library and the fake driver. Neither is linked here: they have the same names.
+use crate::process::{Running, beside, until};
 
-fn beside(name: &str) -> PathBuf {
-    std::env::current_exe().expect("the test's path").with_file_name(name)
-}
-
-/// A server that is killed when it is dropped.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.0.kill().expect("killed");
-        self.0.wait().expect("ended");
-    }
-}
-
-fn workers(server: &Child) -> Vec<PathBuf> {
-    let threads = std::fs::read_dir(format!("/proc/{}/task", server.id())).expect("threads");
-    // A thread may have ended meanwhile.
-    let children = |thread: PathBuf| std::fs::read_to_string(thread.join("children")).unwrap_or_default();
-    let children: String = threads.map(|thread| children(thread.expect("a thread").path())).collect();
-    children.split_whitespace().map(|id| Path::new("/proc").join(id)).collect()
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-fn serve(driver: &Path, socket: &Path) -> Server {
+fn serve(driver: &Path, socket: &Path) -> Running {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
     command.args(["bridge", "serve", "--socket"]).arg(socket).arg("--driver").arg(driver);
-    Server(command.stderr(Stdio::null()).spawn().expect("vm-service"))
+    Running(command.stderr(Stdio::null()).spawn().expect("vm-service"))
 }
 
 #[test]
@@ -89,10 +58,10 @@ fn a_program_is_served_by_a_worker_that_ends_with_the_server() {
     let mut output = BufReader::new(program.stdout.take().expect("its output"));
     output.read_line(&mut line).expect("a line");
     assert_eq!(line, "works\n");
-    until("a worker serves it", || workers(&server.0).len() == 1);
-    let [worker] = workers(&server.0).try_into().expect("one worker");
+    until("a worker serves it", || server.workers().len() == 1);
+    let [worker] = server.workers().try_into().expect("one worker");
     drop(server);
-    until("the worker ends", || !worker.exists());
+    until("the worker ends", || !Path::new(&format!("/proc/{worker}")).exists());
     // It is told that the server is gone, and ends.
     assert!(program.wait().expect("ended").success());
 }
@@ -152,13 +121,13 @@ fn a_program_that_was_recorded_is_replayed() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
     command.args(["bridge", "serve", "--socket"]).arg(path("socket")).arg("--record").arg(path("records"));
     command.arg("--driver").arg(beside("libvm_cuda_fake.so"));
-    let server = Server(command.stderr(Stdio::null()).spawn().expect("vm-service"));
+    let server = Running(command.stderr(Stdio::null()).spawn().expect("vm-service"));
     until("the server listens", || path("socket").exists());
     let mut program = Command::new(path("add"));
     program.env("LD_LIBRARY_PATH", path("bridge"));
     program.env("VM_BRIDGE", format!("unix:{}", path("socket").display()));
     assert!(program.stdout(Stdio::null()).status().expect("the program").success());
-    until("its worker ends", || workers(&server.0).is_empty());
+    until("its worker ends", || server.workers().is_empty());
     drop(server);
     let [record] = std::fs::read_dir(path("records"))
         .expect("records")

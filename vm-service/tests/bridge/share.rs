@@ -2,26 +2,11 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-// cargo builds the bridge's library and the fake driver. Neither is linked here: they have the same names.
-
-fn beside(name: &str) -> PathBuf {
-    std::env::current_exe().expect("the test's path").with_file_name(name)
-}
-
-/// A process that is killed when it is dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It fails on one that has ended.
-        let _ = self.0.kill();
-        self.0.wait().expect("ended");
-    }
-}
+use crate::process::{Running, beside, until};
 
 /// A folder with the program, and a server with these arguments, over a driver that is told to fail when a worker first asks it to open something.
 struct Place {
@@ -49,11 +34,7 @@ impl Place {
         command.env("VM_CUDA_FAKE_FAIL", "cuIpcOpenMemHandle:1=222,cuIpcOpenEventHandle:1=222");
         command.arg("--driver").arg(beside("libvm_cuda_fake.so")).stderr(Stdio::null());
         let server = Running(command.spawn().expect("vm-service"));
-        let end = Instant::now() + Duration::from_secs(60);
-        while !path("socket").exists() {
-            assert!(Instant::now() < end, "the server listens");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until("the server listens", || path("socket").exists());
         Self { _server: server, folder }
     }
 

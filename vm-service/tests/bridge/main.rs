@@ -1,0 +1,9 @@
+//! CUDA programs through `bridge serve`, each with its confined worker.
+
+mod deadline;
+mod life;
+mod limits;
+mod nvml;
+mod process;
+mod serve;
+mod share;
