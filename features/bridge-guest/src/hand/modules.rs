@@ -102,8 +102,13 @@ pub(crate) fn load_module(to: usize, image: usize, options: [usize; 3]) -> Resul
 
 /// All functions of a module.
 pub(crate) fn functions(module: u64) -> Result<Vec<u64>, u32> {
+    /// More than any module has: a server that says more lies.
+    const MOST: u32 = 1 << 20;
     let mut count = 0u32;
     forward::ask(the("cuModuleGetFunctionCount")?, &[&raw mut count as usize, module as usize])?;
+    if count > MOST {
+        return Err(code::UNAVAILABLE);
+    }
     let mut all = vec![0u64; count as usize];
     let words = [all.as_mut_ptr() as usize, count as usize, module as usize];
     forward::ask(the("cuModuleEnumerateFunctions")?, &words)?;
