@@ -41,6 +41,7 @@ mod link;
 mod memory;
 mod module;
 mod names;
+mod occupancy;
 mod pointer;
 mod pool;
 #[cfg_attr(not(feature = "cpu"), path = "no_ptx.rs")]
