@@ -3,6 +3,7 @@
 #define ON_FAILURE exit(1)
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include "../../hook-preload/tests/driver.h"
 
 /* The first line is for the fake driver, which has these kernels. */
@@ -336,13 +337,204 @@ static void graphs(void) {
            TRY("cuGraphAddKernelNode_v2", ADD_TYPES, &launch, graph, NULL, 0, NULL) != 0);
 }
 
-/* A node keeps memory that only the program has: a driver of this process can copy it, the bridge says that it can't. */
-static void own(void) {
+/* Copies of memory that only the program has: read when the node runs, and written before anybody sees that it has. */
+static uint32_t *mine, *theirs;
+static void write_up(void *argument) {
+    for (int i = 0; i < N; i++) mine[i] = i + (unsigned)(uintptr_t)argument;
+}
+static void add_theirs(void *argument) {
+    sum = 0;
+    for (int i = 0; i < N; i++) sum += theirs[i] * (unsigned long)(uintptr_t)argument;
+}
+static uint32_t *memory_of(size_t words, uint32_t first) {
+    uint32_t *made = malloc(4 * words);
+    for (size_t i = 0; i < words; i++) made[i] = first + i;
+    return made;
+}
+static void launch(handle exec, const char *what) {
+    sum = 0;
+    CALL("cuGraphLaunch", (handle, handle), exec, stream);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("%s: sum %lu, mine %u, theirs %u %u\n", what, sum, mine[0], theirs[0], theirs[N - 1]);
+}
+static handle runs(handle graph) {
+    handle exec = NULL;
+    CALL("cuGraphInstantiateWithFlags", (handle *, handle, unsigned long long), &exec, graph, 0);
+    return exec;
+}
+
+static void hostmem(void) {
     prepare();
-    uint32_t *private = malloc(4 * N);
-    copy3 in = to_device(y, private);
-    handle node = NULL;
-    printf("own: %d\n", TRY("cuGraphAddMemcpyNode", ADD_TYPES_IN, &node, new_graph(), NULL, 0, &in, context));
+    mine = memory_of(N, 10), theirs = memory_of(N, 0);
+    uint32_t *other = memory_of(N, 5000), *third = memory_of(N, 0);
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), x, 7, N);
+    CALL("cuCtxSynchronize", (void));
+    /* A function writes what is read behind it, and another reads what is written before it. */
+    handle graph = new_graph(), first = NULL, in_node = NULL, out_node = NULL, last = NULL;
+    host_node writes = {write_up, (void *)10}, reads = {add_theirs, (void *)1};
+    copy3 in = to_device(y, mine), out = to_host(theirs, z);
+    CALL("cuGraphAddHostNode", ADD_TYPES, &first, graph, NULL, 0, &writes);
+    CALL("cuGraphAddMemcpyNode", ADD_TYPES_IN, &in_node, graph, &first, 1, &in, context);
+    void *to_add[] = {&z, &x, &y, &count};
+    kernel_node kernel = {.function = add, .grid = {1, 1, 1}, .block = {N, 1, 1}, .parameters = to_add};
+    CALL("cuGraphAddKernelNode_v2", ADD_TYPES, &added, graph, &in_node, 1, &kernel);
+    any_node any = {.kind = 1, .of.copy = {0, 0, context, out}};
+    CALL("cuGraphAddNode", ADD_TYPES, &out_node, graph, &added, 1, &any);
+    CALL("cuGraphAddHostNode", ADD_TYPES, &last, graph, &out_node, 1, &reads);
+    handle exec = runs(graph);
+    launch(exec, "made");
+    writes.data = (void *)100;
+    CALL("cuGraphExecHostNodeSetParams", (handle, handle, const host_node *), exec, first, &writes);
+    launch(exec, "written anew");
+    size_t nodes = 0;
+    int kinds[2] = {-1, -1};
+    copy3 shown = {0};
+    CALL("cuGraphGetNodes", (handle, handle *, size_t *), graph, NULL, &nodes);
+    CALL("cuGraphNodeGetType", (handle, int *), in_node, &kinds[0]);
+    CALL("cuGraphNodeGetType", (handle, int *), out_node, &kinds[1]);
+    CALL("cuGraphMemcpyNodeGetParams", (handle, copy3 *), in_node, &shown);
+    printf("nodes: %zu, kinds %d %d, from %d, to %d, width %zu\n", nodes, kinds[0], kinds[1], shown.from.host == mine, shown.to.device == y, shown.width);
+    handle child = NULL;
+    printf("a graph in it: %d\n", TRY("cuGraphChildGraphNodeGetGraph", (handle, handle *), in_node, &child) != 0);
+    /* Other memory, of what runs alone, then of the graph. */
+    copy3 changed = to_device(y, other);
+    CALL("cuGraphExecMemcpyNodeSetParams", (handle, handle, const copy3 *, handle), exec, in_node, &changed, context);
+    launch(exec, "changed");
+    copy3 to_third = to_host(third, z);
+    CALL("cuGraphMemcpyNodeSetParams", (handle, const copy3 *), out_node, &to_third);
+    launch(exec, "still");
+    struct {
+        unsigned result;
+        handle node, from;
+    } info = {9, NULL, NULL};
+    CALL("cuGraphExecUpdate_v2", (handle, handle, void *), exec, graph, &info);
+    memset(theirs, 0, 4 * N);
+    launch(exec, "updated");
+    printf("third: %u %u\n", third[0], third[N - 1]);
+    /* Several that run at once, of one graph, of its clone, and of one that it is in. */
+    CALL("cuGraphMemcpyNodeSetParams", (handle, const copy3 *), out_node, &out);
+    handle clone = NULL, found = NULL, outer = new_graph(), node = NULL, streams[3] = {0}, all[3];
+    CALL("cuGraphClone", (handle *, handle), &clone, graph);
+    CALL("cuGraphNodeFindInClone", (handle *, handle, handle), &found, out_node, clone);
+    CALL("cuGraphNodeGetType", (handle, int *), found, &kinds[0]);
+    CALL("cuGraphMemcpyNodeSetParams", (handle, const copy3 *), found, &to_third);
+    CALL("cuGraphAddChildGraphNode", ADD_TYPES, &node, outer, NULL, 0, graph);
+    CALL("cuGraphChildGraphNodeGetGraph", (handle, handle *), node, &child);
+    handle inside[8] = {0};
+    size_t room = 8;
+    CALL("cuGraphGetNodes", (handle, handle *, size_t *), child, inside, &room);
+    int copies_inside = 0;
+    for (size_t i = 0; i < room; i++) {
+        int kind = -1;
+        CALL("cuGraphNodeGetType", (handle, int *), inside[i], &kind);
+        copies_inside += kind == 1;
+    }
+    printf("clone: %d, inside: %zu %d\n", kinds[0], room, copies_inside);
+    all[0] = runs(graph), all[1] = runs(clone), all[2] = runs(outer);
+    CALL("cuGraphDestroy", (handle), clone);
+    CALL("cuGraphDestroy", (handle), graph);
+    CALL("cuGraphDestroy", (handle), outer);
+    CALL("cuGraphExecDestroy", (handle), exec);
+    for (int i = 0; i < 3; i++) CALL("cuStreamCreate", (handle *, unsigned), &streams[i], 1);
+    for (int round = 0; round < 20; round++)
+        for (int i = 0; i < 3; i++) CALL("cuGraphLaunch", (handle, handle), all[i], streams[i]);
+    for (int i = 0; i < 3; i++) {
+        CALL("cuGraphExecDestroy", (handle), all[i]);
+        CALL("cuStreamSynchronize", (handle), streams[i]);
+    }
+    printf("at once: %u %u, %u %u\n", theirs[0], theirs[N - 1], third[0], third[N - 1]);
+    /* As captures have them: of one dimension and two, and from the program's memory to the program's memory. */
+    enum { WIDTH = 96, HEIGHT = 5 };
+    unsigned char *plane = malloc(200 * HEIGHT), *back_plane = calloc(HEIGHT, 120);
+    for (int i = 0; i < 200 * HEIGHT; i++) plane[i] = i * 7;
+    ptr pitched = allocate(128 * HEIGHT);
+    struct {
+        size_t x, y;
+        unsigned kind;
+        const void *host;
+        ptr device;
+        handle array;
+        size_t pitch, to_x, to_y;
+        unsigned to_kind;
+        const void *to_host;
+        ptr to_device;
+        handle to_array;
+        size_t to_pitch, width, height;
+    } in2 = {3, 1, 1, plane, 0, NULL, 200, 0, 0, 2, NULL, pitched, NULL, 128, WIDTH, HEIGHT - 1},
+      out2 = {0, 0, 2, NULL, pitched, NULL, 128, 4, 0, 1, back_plane, 0, NULL, 120, WIDTH, HEIGHT - 1};
+    CALL("cuStreamBeginCapture_v2", (handle, int), stream, 2);
+    CALL("cuMemcpyHtoDAsync_v2", (ptr, const void *, size_t, handle), y, mine, 4 * N, stream);
+    CALL("cuLaunchKernel", (handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **), add, 1, 1, 1, N, 1, 1, 0, stream, to_add,
+         NULL);
+    CALL("cuMemcpyDtoHAsync_v2", (void *, ptr, size_t, handle), theirs, z, 4 * N, stream);
+    CALL("cuLaunchHostFunc", (handle, void (*)(void *), void *), stream, add_theirs, (void *)2);
+    CALL("cuMemcpy2DAsync_v2", (void *, handle), &in2, stream);
+    CALL("cuMemcpy2DAsync_v2", (void *, handle), &out2, stream);
+    CALL("cuMemcpyAsync", (ptr, ptr, size_t, handle), (ptr)third, (ptr)theirs, 4 * N, stream);
+    CALL("cuStreamEndCapture", (handle, handle *), stream, &graph);
+    room = 8;
+    CALL("cuGraphGetNodes", (handle, handle *, size_t *), graph, inside, &room);
+    int kinds_inside[8] = {0};
+    for (size_t i = 0; i < room; i++) CALL("cuGraphNodeGetType", (handle, int *), inside[i], &kinds_inside[i]);
+    printf("captured: %zu,", room);
+    int counts[5] = {0};
+    for (size_t i = 0; i < room; i++) counts[kinds_inside[i] < 5 ? kinds_inside[i] : 4]++;
+    printf(" kinds %d %d %d %d %d\n", counts[0], counts[1], counts[2], counts[3], counts[4]);
+    exec = runs(graph);
+    for (int round = 0; round < 3; round++) {
+        write_up((void *)(uintptr_t)(1000 * round));
+        launch(exec, "captured");
+        int same = 0;
+        for (int row = 0; row < HEIGHT - 1; row++) same += !memcmp(back_plane + 120 * row + 4, plane + 200 * (row + 1) + 3, WIDTH);
+        printf("rows %d, gaps %d, third %u\n", same, back_plane[3] | back_plane[4 + WIDTH], third[N - 1]);
+        memset(plane, round + 1, 200 * HEIGHT);
+    }
+    /* A copy behind the capture is none of it. */
+    CALL("cuMemcpyHtoDAsync_v2", (ptr, const void *, size_t, handle), y, other, 4 * N, stream);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("behind: %u\n", word(y));
+    /* More than goes at once. */
+    enum { LARGE = 5 << 20 };
+    char *large = malloc(LARGE), *returned = calloc(1, LARGE);
+    for (int i = 0; i < LARGE; i++) large[i] = i % 251;
+    ptr far = allocate(LARGE);
+    graph = new_graph();
+    in = (copy3){.from = {.kind = 1, .host = large, .pitch = 1 << 20, .height = 5}, .to = {.kind = 2, .device = far, .pitch = 1 << 20, .height = 5}, .width = (1 << 20) - 8, .height = 5, .depth = 1};
+    out = (copy3){.from = {.kind = 2, .device = far, .pitch = 1 << 20}, .to = {.kind = 1, .host = returned, .pitch = LARGE}, .width = LARGE, .height = 1, .depth = 1};
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), far, 0, LARGE / 4);
+    CALL("cuCtxSynchronize", (void));
+    CALL("cuGraphAddMemcpyNode", ADD_TYPES_IN, &in_node, graph, NULL, 0, &in, context);
+    CALL("cuGraphAddMemcpyNode", ADD_TYPES_IN, &out_node, graph, &in_node, 1, &out, context);
+    exec = runs(graph);
+    CALL("cuGraphLaunch", (handle, handle), exec, stream);
+    CALL("cuStreamSynchronize", (handle), stream);
+    int wrong = 0;
+    for (int i = 0; i < LARGE; i++) wrong += returned[i] != (i % (1 << 20) < (1 << 20) - 8 ? large[i] : 0);
+    printf("large: %d wrong\n", wrong);
+    CALL("cuGraphExecDestroy", (handle), exec);
+    CALL("cuGraphDestroy", (handle), graph);
+}
+
+/* Memory that is not there any more when its graph runs: through the bridge that is told. */
+static void gone(void) {
+    prepare();
+    for (int writes = 0; writes < 2; writes++) {
+        char *memory = mmap(NULL, 3 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        ptr far = allocate(3 << 20);
+        copy3 copy = writes ? to_host(memory, far) : to_device(far, memory);
+        copy.from.pitch = copy.to.pitch = copy.width = 3 << 20;
+        handle graph = new_graph(), node = NULL;
+        CALL("cuGraphAddMemcpyNode", ADD_TYPES_IN, &node, graph, NULL, 0, &copy, context);
+        handle exec = runs(graph);
+        CALL("cuGraphLaunch", (handle, handle), exec, stream);
+        CALL("cuStreamSynchronize", (handle), stream);
+        printf("there: 0\n");
+        if (!writes) continue;
+        munmap(memory + (2 << 20), 4096);
+        int code = TRY("cuGraphLaunch", (handle, handle), exec, stream);
+        if (!code) code = TRY("cuStreamSynchronize", (handle), stream);
+        printf("gone: %d\n", code);
+    }
 }
 
 /* Copies between arrays, the program's memory (its own, and that of both sides) and a device's; on a stream, and without. */
@@ -470,7 +662,8 @@ int main(int argc, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     const char *what = argc > 1 ? arguments[1] : "";
     if (!strcmp(what, "graphs")) graphs();
-    else if (!strcmp(what, "own")) own();
+    else if (!strcmp(what, "hostmem")) hostmem();
+    else if (!strcmp(what, "gone")) gone();
     else if (!strcmp(what, "copies")) copies();
     else if (!strcmp(what, "logs")) logs();
     else if (!strcmp(what, "peers")) peers();

@@ -61,7 +61,7 @@ share() {
     sed -n '4,$p' "$work/$1.give"
 }
 
-for what in graphs copies logs peers share; do
+for what in graphs hostmem copies logs peers share; do
     for way in $ways; do
         case $what in
         share) share "$way" ;;
@@ -77,5 +77,5 @@ for what in graphs copies logs peers share; do
         fi
     done
 done
-by free "$work/graphs" own || true
+by free "$work/graphs" gone || true
 cat "$work"/*.log

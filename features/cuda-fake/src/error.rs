@@ -48,6 +48,7 @@ errors! {
     PeerAccessUnsupported = 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access is not supported between these two devices";
     InvalidPtx = 218, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed";
     InvalidHandle = 400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle";
+    IllegalState = 401, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state";
     NotFound = 500, "CUDA_ERROR_NOT_FOUND", "named symbol not found";
     NotReady = 600, "CUDA_ERROR_NOT_READY", "device not ready";
     IllegalAddress = 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered";

@@ -29,8 +29,20 @@ struct Step {
     /// Those that it is behind, by their places.
     behind: Vec<usize>,
     enabled: bool,
-    /// What a graph in it does.
+    /// What a graph in it does, and the objects that graph keeps.
     inner: Vec<Step>,
+    objects: Kept,
+}
+
+/// Objects that steps keep, those of graphs within graphs too.
+fn kept(steps: &[Step]) -> Kept {
+    let mut all = Kept::new();
+    for step in steps {
+        for (id, count) in step.objects.iter().map(|(id, count)| (*id, *count)).chain(kept(&step.inner)) {
+            *all.entry(id).or_default() += count;
+        }
+    }
+    all
 }
 
 impl State {
@@ -41,8 +53,11 @@ impl State {
         let step = |id: &u64| {
             let node = &self.nodes[id];
             let behind = node.behind.iter().filter_map(|node| places.get(node).copied()).collect();
-            let inner = if let Task::Graph(graph) = node.task { self.steps(graph)? } else { Vec::new() };
-            Ok(Step { node: *id, task: node.task.clone(), behind, enabled: true, inner })
+            let (inner, objects) = match node.task {
+                Task::Graph(graph) => (self.steps(graph)?, self.graphs[&graph].objects.clone()),
+                _ => Default::default(),
+            };
+            Ok(Step { node: *id, task: node.task.clone(), behind, enabled: true, inner, objects })
         };
         nodes.iter().map(step).collect()
     }
@@ -100,7 +115,8 @@ pub(crate) fn instantiate(graph: u64, flags: u64) -> Result<u64> {
     }
     let steps = state.steps(graph)?;
     let objects = state.graphs[&graph].objects.clone();
-    let objects = state.keep_objects(&objects);
+    state.keep_objects(&objects);
+    state.keep_objects(&kept(&steps));
     let id = state.id();
     state.execs.insert(id, Exec { flags, steps, objects });
     Ok(id)
@@ -111,7 +127,16 @@ pub(crate) fn launch(exec: u64, handle: u64) -> Result {
     let mut state = state::lock();
     let stream = state.stream(handle)?;
     let exec = state.execs.get(&exec).ok_or(Error::InvalidValue)?.clone();
-    state.run(stream, &exec.steps)
+    state.run(stream, &exec.steps)?;
+    if state.streams[&stream].capture.is_some() {
+        return Ok(());
+    }
+    // What it keeps is there until it has run, whatever becomes of it meanwhile.
+    for kept in [exec.objects, kept(&exec.steps)].into_iter().filter(|kept| !kept.is_empty()) {
+        state.keep_objects(&kept);
+        state.submit(stream, Work::LetGo(kept), Vec::new())?;
+    }
+    Ok(())
 }
 
 /// `cuGraphExecGetFlags`.
@@ -122,18 +147,20 @@ pub(crate) fn flags(exec: u64) -> Result<u64> {
 /// Gives a node of an executable graph another task of its kind.
 pub(crate) fn set(exec: u64, node: u64, task: Task) -> Result {
     let mut state = state::lock();
-    let inner = match task {
-        Task::Graph(graph) => state.steps(graph)?,
+    let (inner, objects) = match task {
+        Task::Graph(graph) => (state.steps(graph)?, state.graphs[&graph].objects.clone()),
         Task::Record(event) | Task::Wait(event) if !state.events.contains_key(&event) => {
             return Err(Error::InvalidValue);
         }
-        _ => Vec::new(),
+        _ => Default::default(),
     };
     let step = state.step(exec, node)?;
     if step.task.kind() != task.kind() || differs(&step.inner, &inner).is_some() {
         return Err(Error::InvalidValue);
     }
-    (step.task, step.inner) = (task, inner);
+    let new = Step { node, task, behind: step.behind.clone(), enabled: step.enabled, inner, objects };
+    let old = std::mem::replace(step, new.clone());
+    state.exchange_objects(kept(&[old]), kept(&[new]));
     Ok(())
 }
 
@@ -162,10 +189,12 @@ pub(crate) fn update(exec: u64, graph: u64) -> Result<Option<(u32, u64)>> {
     if let Some((why, at)) = differs(&exec.steps, &new) {
         return Ok(Some((why, new.get(at).map_or(0, |step| step.node))));
     }
+    let (old, now) = (kept(&exec.steps), kept(&new));
     for (old, new) in exec.steps.iter_mut().zip(new) {
         // Nodes are still found by those that it was made of.
-        (old.task, old.inner) = (new.task, new.inner);
+        (old.task, old.inner, old.objects) = (new.task, new.inner, new.objects);
     }
+    state.exchange_objects(old, now);
     Ok(None)
 }
 
@@ -190,6 +219,7 @@ pub(crate) fn destroy(exec: u64) -> Result {
     let mut state = state::lock();
     let exec = state.execs.remove(&exec).ok_or(Error::InvalidValue)?;
     let mut ended = Vec::new();
+    state.let_objects_go(kept(&exec.steps), &mut ended);
     state.let_objects_go(exec.objects, &mut ended);
     drop(state);
     user_object::end(ended);

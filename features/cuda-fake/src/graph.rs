@@ -69,21 +69,17 @@ pub(crate) struct Graph {
 }
 
 impl State {
-    /// The graph that a capture became.
-    pub(crate) fn add_captured(&mut self, id: u64, works: Vec<Work>) {
-        self.graphs.insert(id, Graph::default());
-        let mut before = None;
-        for work in works {
-            let task = match work {
-                Work::Launch(launch) => Task::Kernel(launch),
-                Work::Copy(copy) => Task::Copy(copy),
-                Work::Fill(fill) => Task::Fill(fill),
-                Work::Host { function, data } => Task::Host { function, data },
-                Work::Nothing => Task::Nothing,
-                work => Task::Other(work),
-            };
-            before = Some(self.put_node(id, before.into_iter().collect(), task, 0));
-        }
+    /// A node that a capture records.
+    pub(crate) fn put_captured(&mut self, graph: u64, behind: Vec<u64>, work: Work) -> u64 {
+        let task = match work {
+            Work::Launch(launch) => Task::Kernel(launch),
+            Work::Copy(copy) => Task::Copy(copy),
+            Work::Fill(fill) => Task::Fill(fill),
+            Work::Host { function, data } => Task::Host { function, data },
+            Work::Nothing => Task::Nothing,
+            work => Task::Other(work),
+        };
+        self.put_node(graph, behind, task, 0)
     }
 
     fn put_node(&mut self, graph: u64, behind: Vec<u64>, task: Task, origin: u64) -> u64 {
@@ -104,7 +100,7 @@ impl State {
     }
 
     /// Nodes of a graph, each once.
-    fn are_of(&self, graph: u64, nodes: &[u64]) -> Result {
+    pub(crate) fn are_of(&self, graph: u64, nodes: &[u64]) -> Result {
         let of = |id: &u64| self.nodes.get(id).is_some_and(|node| node.graph == graph);
         let is_set = nodes.iter().collect::<BTreeSet<_>>().len() == nodes.len();
         if is_set && nodes.iter().all(of) { Ok(()) } else { Err(Error::InvalidValue) }
@@ -147,7 +143,7 @@ impl State {
         }
     }
 
-    fn drop_graph(&mut self, graph: u64, ended: &mut Ended) {
+    pub(crate) fn drop_graph(&mut self, graph: u64, ended: &mut Ended) {
         let Some(graph) = self.graphs.remove(&graph) else { return };
         for node in graph.nodes {
             if let Some(node) = self.nodes.remove(&node) {

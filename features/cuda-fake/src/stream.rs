@@ -8,6 +8,7 @@ use crate::{
     module::Launch,
     state::{self, State},
     sys::{Callback, HostFunction},
+    user_object::{self, Kept},
 };
 use std::{cell::Cell, collections::VecDeque, sync::MutexGuard, thread};
 
@@ -42,6 +43,8 @@ pub(crate) enum Work {
     Await(Awaited),
     /// Only order: what it depends on.
     Nothing,
+    /// Objects that a graph kept until it had run.
+    LetGo(Kept),
     /// `cuMemFreeAsync`.
     Free {
         at: u64,
@@ -257,6 +260,13 @@ fn perform(
             (state, Ok(()))
         }
         Work::Nothing => (state, Ok(())),
+        Work::LetGo(kept) => {
+            let mut ended = Vec::new();
+            state.let_objects_go(kept, &mut ended);
+            drop(state);
+            user_object::end(ended);
+            (state::lock(), Ok(()))
+        }
         Work::Await(awaited) => {
             drop(state);
             let result = awaited.wait();

@@ -39,6 +39,16 @@ impl State {
         kept.into_iter().for_each(|(id, count)| self.let_object_go(id, count, ended));
     }
 
+    /// Keeps some in the place of others. What nobody keeps then ends by a thread of its own, as the caller has locked the state.
+    pub(crate) fn exchange_objects(&mut self, old: Kept, new: Kept) {
+        self.keep_objects(&new);
+        let mut ended = Vec::new();
+        self.let_objects_go(old, &mut ended);
+        if !ended.is_empty() {
+            std::thread::spawn(|| end(ended));
+        }
+    }
+
     /// Keeps what another graph keeps.
     pub(crate) fn keep_objects(&mut self, kept: &Kept) -> Kept {
         for (id, count) in kept {

@@ -1,5 +1,4 @@
-//! Nodes of graphs by their parameters. A node reads and writes when its graph runs, so memory of the host that it names must be of both sides: what
-//! only this program has is refused.
+//! Nodes of graphs by their parameters. A node reads and writes when its graph runs: memory that only this program has the server asks for then.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -40,7 +39,7 @@ fn kernel(client: &Arc<Client>, at: usize, is_first: bool, to: &mut Vec<u8>) -> 
     parameters(client, id as usize, pointers, to)
 }
 
-fn copy(client: &Client, at: usize, context: u64, to: &mut Vec<u8>) -> Result<(), u32> {
+fn copy(client: &Arc<Client>, at: usize, context: u64, to: &mut Vec<u8>) -> Result<(), u32> {
     let form = Form::Three;
     let mut copy: Vec<u64> = (0..form.words()).map(|word| caller::word(at + 8 * word)).collect();
     for (is_target, end) in [false, true].into_iter().zip(form.ends()) {
@@ -53,10 +52,7 @@ fn copy(client: &Client, at: usize, context: u64, to: &mut Vec<u8>) -> Result<()
         if copy[end.kind] as u32 as u64 == HOST
             && !is_shared(client, copy[end.host] as usize, extent as usize)
         {
-            say::once(
-                "a node of a graph can't copy memory that only the program has: cuMemHostAlloc makes memory that it can",
-            );
-            return Err(code::NOT_SUPPORTED);
+            begin_calls(client)?;
         }
     }
     put(to, context);

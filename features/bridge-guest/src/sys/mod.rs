@@ -7,6 +7,7 @@ pub(crate) mod exit;
 mod export;
 pub(crate) mod fork;
 pub(crate) mod tables;
+pub(crate) mod there;
 pub(crate) mod window;
 
 pub(crate) use export::symbols;

@@ -23,7 +23,7 @@ use super::lane::{Call, Lane};
 use super::options::Options;
 use super::pack::Refused;
 use super::sys::{self, Word};
-use super::{callbacks, capture, ipc, nodes, objects, pointers, strided};
+use super::{callbacks, capture, ipc, nodes, objects, pointers, staged, strided};
 use crate::wire::node;
 use crate::wire::strided::Form;
 use crate::wire::{CHUNK, Malformed, Reader, code, control, own, put, put_bytes};
@@ -37,7 +37,7 @@ pub(super) struct Parts<'a> {
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 57] = [
+const HANDLERS: [(&str, Handler); 63] = [
     ("cuInit", initialise),
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
@@ -69,6 +69,12 @@ const HANDLERS: [(&str, Handler); 57] = [
     ("cuGraphExecUpdate_v2", nodes::update),
     ("cuGraphInstantiateWithParams", nodes::instantiate),
     ("cuGraphDebugDotPrint", nodes::print),
+    ("cuGraphNodeGetType", staged::kind),
+    ("cuGraphChildGraphNodeGetGraph", staged::child),
+    ("cuGraphInstantiate", |call, parts| staged::make_of(call, parts, 1)),
+    ("cuGraphInstantiate_v2", |call, parts| staged::make_of(call, parts, 1)),
+    ("cuGraphInstantiateWithFlags", |call, parts| staged::make_of(call, parts, 1)),
+    ("cuGraphExecChildGraphNodeSetParams", |call, parts| staged::make_of(call, parts, 2)),
     ("cuGraphDestroy", nodes::destroy),
     ("cuGraphDestroyNode", nodes::destroy_node),
     ("cuOccupancyMaxActiveClusters", clusters),

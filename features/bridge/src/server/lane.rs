@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use vm_cuda_api::FUNCTIONS;
@@ -418,6 +419,11 @@ impl Lane {
             marks.after(call.session, pending, result.as_ref().ok().copied(), reply);
         }
         let result = result?;
+        let failed = call.session.staged().failed.load(Ordering::SeqCst);
+        if call.asks && result == 0 && failed != 0 {
+            self.there = None;
+            return Ok(failed);
+        }
         if call.asks && self.failed != 0 {
             self.there = None;
             Ok(std::mem::take(&mut self.failed))

@@ -20,6 +20,7 @@ use super::options::Options;
 use super::pot::Pot;
 use super::quota::Quota;
 use super::ranges::Ranges;
+use super::staged::Counts;
 use super::sys::{self, Driver, Mapping, Word};
 use super::turn::Turn;
 use crate::recording::Recorder;
@@ -61,6 +62,8 @@ pub struct Session {
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
     callbacks: callbacks::Shared,
+    /// Copies in graphs of memory that only the program has.
+    staged: Arc<Counts>,
     /// Where it is known what other programs share.
     sharing: Option<Sharing>,
     /// The program's connection, by which it sees that the session has ended.
@@ -111,6 +114,7 @@ impl Session {
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
+            staged: Arc::default(),
             sharing: None,
             connection: Mutex::default(),
             functions: Mutex::default(),
@@ -197,6 +201,16 @@ impl Session {
 
     pub(super) fn callbacks(&self) -> callbacks::Shared {
         self.callbacks.clone()
+    }
+
+    /// What copies in graphs of memory that only the program has have in common.
+    pub(super) fn staged(&self) -> &Arc<Counts> {
+        &self.staged
+    }
+
+    /// The most bytes of the host's memory.
+    pub(super) fn host_limit(&self) -> u64 {
+        self.host
     }
 
     /// What the driver calls for a function of the program with its argument, as often as graphs with it are launched.

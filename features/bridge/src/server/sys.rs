@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 pub(super) mod nvml;
+pub(super) mod staged;
 
 use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::io;

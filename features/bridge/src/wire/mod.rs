@@ -13,7 +13,7 @@ pub mod strided;
 use thiserror::Error;
 
 /// What both sides say first. It changes with what is written.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The most bytes of a payload.
 pub const PAYLOAD: usize = (1 << 20) + 4096;
 /// The most bytes of a program's memory that go with one call.
@@ -241,4 +241,9 @@ pub mod control {
     pub const FUNCTION: u64 = 0;
     /// One that gets its stream and the status as well.
     pub const CALLBACK: u64 = 1;
+    /// Memory of the program that is read, no more than [`CHUNK`](super::CHUNK): an address, a width, a pitch and rows. Behind a 0 its bytes are answered; what is
+    /// not 0 says that the program does not have it.
+    pub const FETCH: u64 = 2;
+    /// Memory of the program that is written: the same, and the bytes.
+    pub const STORE: u64 = 3;
 }

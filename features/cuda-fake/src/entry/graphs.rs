@@ -18,7 +18,7 @@ const MOST: usize = 1 << 20;
 const HEAD: usize = 16;
 
 /// Handles that a pointer points to.
-fn list(at: *const u64, count: usize) -> Result<Vec<u64>> {
+pub(super) fn list(at: *const u64, count: usize) -> Result<Vec<u64>> {
     if count > MOST {
         return Err(Error::InvalidValue);
     }

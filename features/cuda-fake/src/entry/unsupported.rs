@@ -85,8 +85,6 @@ unsupported! {
     11000 cuStreamGetAttribute / cuStreamGetAttribute_ptsz,
     13010 cuStreamGetDevResource / cuStreamGetDevResource_ptsz, 12040 cuStreamGetGreenCtx,
     11000 cuStreamSetAttribute / cuStreamSetAttribute_ptsz,
-    11030 cuStreamUpdateCaptureDependencies / cuStreamUpdateCaptureDependencies_ptsz,
-    12030 cuStreamUpdateCaptureDependencies_v2 / cuStreamUpdateCaptureDependencies_v2_ptsz,
     5000 cuSurfObjectCreate, 5000 cuSurfObjectDestroy, 5000 cuSurfObjectGetResourceDesc,
     12000 cuTensorMapEncodeIm2col, 12080 cuTensorMapEncodeIm2colWide, 12000 cuTensorMapEncodeTiled,
     12000 cuTensorMapReplaceAddress, 13050 cuTensorMapSetAllocationClass, 5000 cuTexObjectCreate,
