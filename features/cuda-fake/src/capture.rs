@@ -97,14 +97,24 @@ impl State {
 
     /// Ends a capture without a graph, as the stream that began it is gone.
     pub(crate) fn abandon(&mut self, origin: u64) {
-        for (_, capture) in
-            self.captures.extract_if(.., |_, capture| capture.origin == origin).collect::<Vec<_>>()
-        {
-            // What it kept is nobody's yet.
-            self.drop_graph(capture.graph, &mut Vec::new());
-        }
+        let abandoned: Vec<_> = self
+            .captures
+            .extract_if(.., |_, capture| capture.origin == origin)
+            .map(|(_, capture)| capture.graph)
+            .collect();
+        let mut ended = Vec::new();
+        abandoned.into_iter().for_each(|graph| self.drop_graph(graph, &mut ended));
+        user_object::end_later(ended);
         for stream in self.streams.values_mut() {
             stream.capture = stream.capture.filter(|capture| self.captures.contains_key(capture));
+        }
+    }
+
+    /// The graph that a stream is captured into.
+    pub(crate) fn graph_of(&mut self, stream: u64) -> Result<Option<u64>> {
+        match self.capture_of(stream) {
+            Some(capture) if capture.invalid => Err(Error::CaptureInvalidated),
+            capture => Ok(capture.map(|capture| capture.graph)),
         }
     }
 

@@ -16,6 +16,7 @@ const KIND: u32 = 3;
 /// A graph that runs.
 #[derive(Clone)]
 pub(crate) struct Exec {
+    graph: u64,
     flags: u64,
     steps: Vec<Step>,
     objects: Kept,
@@ -23,14 +24,14 @@ pub(crate) struct Exec {
 
 /// A node of it.
 #[derive(Clone)]
-struct Step {
+pub(crate) struct Step {
     node: u64,
-    task: Task,
+    pub(crate) task: Task,
     /// Those that it is behind, by their places.
     behind: Vec<usize>,
     enabled: bool,
-    /// What a graph in it does, and the objects that graph keeps.
-    inner: Vec<Step>,
+    /// What a graph in it does, and the objects that graph keeps. Of a condition each of its graphs is a step.
+    pub(crate) inner: Vec<Step>,
     objects: Kept,
 }
 
@@ -53,8 +54,17 @@ impl State {
         let step = |id: &u64| {
             let node = &self.nodes[id];
             let behind = node.behind.iter().filter_map(|node| places.get(node).copied()).collect();
-            let (inner, objects) = match node.task {
-                Task::Graph(graph) => (self.steps(graph)?, self.graphs[&graph].objects.clone()),
+            let within =
+                |graph: &u64| Ok::<_, Error>((self.steps(*graph)?, self.graphs[graph].objects.clone()));
+            let (inner, objects) = match &node.task {
+                Task::Graph(graph) => within(graph)?,
+                Task::Conditional { graphs, .. } => {
+                    let step = |graph: &u64| {
+                        let ((inner, objects), task) = (within(graph)?, Task::Graph(*graph));
+                        Ok(Step { node: *graph, task, behind: Vec::new(), enabled: true, inner, objects })
+                    };
+                    (graphs.iter().map(step).collect::<Result<_>>()?, Kept::new())
+                }
                 _ => Default::default(),
             };
             Ok(Step { node: *id, task: node.task.clone(), behind, enabled: true, inner, objects })
@@ -63,12 +73,7 @@ impl State {
     }
 
     fn run(&mut self, stream: u64, steps: &[Step]) -> Result {
-        let mut done = vec![false; steps.len()];
-        for _ in steps {
-            // Of those that may run the last is taken, so that a dependency that is missing shows.
-            let ready = |at: &usize| !done[*at] && steps[*at].behind.iter().all(|before| done[*before]);
-            let at = (0..steps.len()).rev().find(ready).ok_or(Error::InvalidValue)?;
-            done[at] = true;
+        for at in order(steps)? {
             let step = &steps[at];
             if !step.enabled {
                 continue;
@@ -93,6 +98,15 @@ impl State {
                 Task::Fill(fill) => Work::Fill(fill.clone()),
                 Task::Host { function, data } => Work::Host { function: *function, data: *data },
                 Task::Nothing => Work::Nothing,
+                Task::Values { operations, .. } => {
+                    for work in works(operations)? {
+                        self.submit(stream, work, Vec::new())?;
+                    }
+                    continue;
+                }
+                Task::Conditional { handle, how, .. } => {
+                    Work::Conditional { handle: *handle, how: *how, graphs: step.inner.clone() }
+                }
                 Task::Other(work) => work.clone(),
             };
             self.submit(stream, work, Vec::new())?;
@@ -106,6 +120,32 @@ impl State {
     }
 }
 
+/// In which order steps run.
+pub(crate) fn order(steps: &[Step]) -> Result<Vec<usize>> {
+    let mut done = vec![false; steps.len()];
+    let next = |_| {
+        // Of those that may run the last is taken, so that a dependency that is missing shows.
+        let ready = |at: &usize| !done[*at] && steps[*at].behind.iter().all(|before| done[*before]);
+        let at = (0..steps.len()).rev().find(ready).ok_or(Error::InvalidValue)?;
+        done[at] = true;
+        Ok(at)
+    };
+    steps.iter().map(next).collect()
+}
+
+/// What operations on values do.
+pub(crate) fn works(operations: &[[u64; 6]]) -> Result<Vec<Work>> {
+    let work = |&[operation, at, value, flags, ..]: &[u64; 6]| match operation as u32 {
+        1 => Ok(Work::Wait { at, value: value & 0xffff_ffff, wide: false, flags: flags as u32 }),
+        2 => Ok(Work::Write { at, value: value & 0xffff_ffff, wide: false }),
+        4 => Ok(Work::Wait { at, value, wide: true, flags: flags as u32 }),
+        5 => Ok(Work::Write { at, value, wide: true }),
+        3 | 6 => Ok(Work::Nothing),
+        _ => Err(Error::InvalidValue),
+    };
+    operations.iter().map(work).collect()
+}
+
 /// `cuGraphInstantiate`.
 pub(crate) fn instantiate(graph: u64, flags: u64) -> Result<u64> {
     let mut state = state::lock();
@@ -114,11 +154,15 @@ pub(crate) fn instantiate(graph: u64, flags: u64) -> Result<u64> {
         return Err(Error::InvalidValue);
     }
     let steps = state.steps(graph)?;
+    let has_memory = steps.iter().any(|step| State::is_of_memory(&step.task));
+    if has_memory && state.execs.values().any(|exec| exec.graph == graph) {
+        return Err(Error::NotSupported);
+    }
     let objects = state.graphs[&graph].objects.clone();
     state.keep_objects(&objects);
     state.keep_objects(&kept(&steps));
     let id = state.id();
-    state.execs.insert(id, Exec { flags, steps, objects });
+    state.execs.insert(id, Exec { graph, flags, steps, objects });
     Ok(id)
 }
 
@@ -127,6 +171,9 @@ pub(crate) fn launch(exec: u64, handle: u64) -> Result {
     let mut state = state::lock();
     let stream = state.stream(handle)?;
     let exec = state.execs.get(&exec).ok_or(Error::InvalidValue)?.clone();
+    if exec.steps.iter().any(|step| matches!(step.task, Task::Conditional { .. })) {
+        state.submit(stream, Work::Assign(exec.steps.clone()), Vec::new())?;
+    }
     state.run(stream, &exec.steps)?;
     if state.streams[&stream].capture.is_some() {
         return Ok(());

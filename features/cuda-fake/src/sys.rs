@@ -267,7 +267,7 @@ macro_rules! plain {
 }
 
 plain!(*mut c_void);
-plain!(u8, u16, u32, u64, i32, usize, f32, [u64; 2], [u8; 16], [u8; 64], *const c_void, *const u64);
+plain!(u8, u16, u32, u64, i32, usize, f32, [u64; 2], [u64; 8], [u8; 16], [u8; 64], *const c_void, *const u64);
 plain!(
     crate::ffi::Properties,
     crate::ffi::AccessOf,
