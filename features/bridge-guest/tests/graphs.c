@@ -537,6 +537,155 @@ static void gone(void) {
     }
 }
 
+/* Graphs that run as conditions say. Where the driver has a kernel that says so, a loop. */
+static void conditional(void) {
+    prepare();
+    handle setter = NULL;
+    int has_setter = !TRY("cuModuleGetFunction", (handle *, handle, const char *), &setter, module, "condition");
+    for (int kind = 0; kind < 3; kind++)
+        for (unsigned value = 0; value < 3; value++) {
+            handle graph = new_graph(), node = NULL, *bodies = NULL;
+            unsigned long long condition = 0;
+            CALL("cuGraphConditionalHandleCreate", (unsigned long long *, handle, handle, unsigned, unsigned), &condition, graph, context, value, 1);
+            struct {
+                int kind, reserved[3];
+                unsigned long long handle;
+                unsigned type, size;
+                handle *graphs, context;
+                long long rest[26];
+            } of = {.kind = 13, .handle = condition, .type = kind, .size = kind == 2 ? 3 : 1, .context = context};
+            CALL("cuGraphAddNode", ADD_TYPES, &node, graph, NULL, 0, &of);
+            bodies = of.graphs;
+            for (unsigned i = 0; i < of.size; i++) {
+                fill_node fill = {.at = x + 4 * i, .value = 100 + i, .unit = 4, .width = 1, .height = 1};
+                handle filled = NULL, set = NULL;
+                CALL("cuGraphAddMemsetNode", ADD_TYPES_IN, &filled, bodies[i], NULL, 0, &fill, context);
+                if (kind != 1 || !has_setter) continue;
+                unsigned zero = 0;
+                void *to_set[] = {&condition, &zero};
+                kernel_node kernel = {.function = setter, .grid = {1, 1, 1}, .block = {1, 1, 1}, .parameters = to_set};
+                CALL("cuGraphAddKernelNode_v2", ADD_TYPES, &set, bodies[i], &filled, 1, &kernel);
+            }
+            /* A loop that nothing ends is none that a test runs. */
+            if (kind == 1 && value && !has_setter) continue;
+            int type = 0;
+            CALL("cuGraphNodeGetType", (handle, int *), node, &type);
+            CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), x, 0, 3);
+            CALL("cuCtxSynchronize", (void));
+            handle exec = runs(graph);
+            CALL("cuGraphLaunch", (handle, handle), exec, stream);
+            CALL("cuStreamSynchronize", (handle), stream);
+            printf("kind %d, condition %u: type %d, %u %u %u\n", kind, value, type, word(x), word(x + 4), word(x + 8));
+            CALL("cuGraphExecDestroy", (handle), exec);
+            CALL("cuGraphDestroy", (handle), graph);
+        }
+    handle graph = new_graph(), node = NULL;
+    any_node wrong = {.kind = 13, .of.words = {0x12345, 1LL << 32, 0, 0}};
+    printf("no condition: %d\n", TRY("cuGraphAddNode", ADD_TYPES, &node, graph, NULL, 0, &wrong) != 0);
+}
+
+/* Memory that graphs allocate, by nodes and in captures; what waits for values of memory, and attributes of kernels' nodes. */
+static void allocs(void) {
+    prepare();
+    struct {
+        int type, handles, location, device;
+        void *security;
+        size_t most;
+        unsigned short usage;
+        char reserved[54];
+        void *access;
+        size_t count, bytes;
+        ptr at;
+    } of = {.type = 1, .location = 1, .bytes = 4 * N};
+    _Static_assert(sizeof of == 120, "as the driver has it");
+    handle graph = new_graph(), made = NULL, filled = NULL, kept = NULL, freed = NULL;
+    CALL("cuGraphAddMemAllocNode", ADD_TYPES, &made, graph, NULL, 0, &of);
+    fill_node fill = {.at = of.at, .value = 55, .unit = 4, .width = N, .height = 1};
+    CALL("cuGraphAddMemsetNode", ADD_TYPES_IN, &filled, graph, &made, 1, &fill, context);
+    copy3 out = to_host(back, of.at);
+    CALL("cuGraphAddMemcpyNode", ADD_TYPES_IN, &kept, graph, &filled, 1, &out, context);
+    CALL("cuGraphAddMemFreeNode", (handle *, handle, const handle *, size_t, ptr), &freed, graph, &kept, 1, of.at);
+    ptr where = 0, first = of.at;
+    of.at = 0, of.bytes = 0;
+    CALL("cuGraphMemAllocNodeGetParams", (handle, void *), made, &of);
+    CALL("cuGraphMemFreeNodeGetParams", (handle, ptr *), freed, &where);
+    int types[2];
+    CALL("cuGraphNodeGetType", (handle, int *), made, &types[0]);
+    CALL("cuGraphNodeGetType", (handle, int *), freed, &types[1]);
+    printf("types %d %d, %zu bytes, the same: %d %d\n", types[0], types[1], of.bytes, of.at == first, where == first);
+    handle exec = runs(graph);
+    for (int round = 0; round < 2; round++) {
+        back[N - 1] = 0;
+        CALL("cuGraphLaunch", (handle, handle), exec, stream);
+        CALL("cuStreamSynchronize", (handle), stream);
+        printf("of the graph: %u\n", back[N - 1]);
+    }
+    CALL("cuGraphExecDestroy", (handle), exec);
+    CALL("cuGraphDestroy", (handle), graph);
+    /* What is not freed in the graph is the program's, until it frees it. */
+    ptr ours = 0;
+    CALL("cuStreamBeginCapture_v2", (handle, int), stream, 2);
+    CALL("cuMemAllocAsync", (ptr *, size_t, handle), &ours, 4 * N, stream);
+    CALL("cuMemsetD32Async", (ptr, unsigned, size_t, handle), ours, 66, N, stream);
+    CALL("cuStreamEndCapture", (handle, handle *), stream, &graph);
+    exec = runs(graph);
+    for (int round = 0; round < 2; round++) {
+        CALL("cuGraphLaunch", (handle, handle), exec, stream);
+        CALL("cuStreamSynchronize", (handle), stream);
+        printf("of the capture: %u\n", word(ours + 4 * (N - 1)));
+        CALL("cuMemFreeAsync", (ptr, handle), ours, stream);
+        CALL("cuStreamSynchronize", (handle), stream);
+    }
+    CALL("cuGraphExecDestroy", (handle), exec);
+    CALL("cuGraphDestroy", (handle), graph);
+    /* Values: a write, and a wait that has its value already. */
+    struct {
+        unsigned operation, pad;
+        ptr at;
+        uint64_t value;
+        unsigned flags, pad2;
+        ptr alias, rest;
+    } operations[2] = {{.operation = 2, .at = x, .value = 91}, {.operation = 1, .at = x, .value = 91, .flags = 1}};
+    struct {
+        handle context;
+        unsigned count;
+        void *list;
+        unsigned flags;
+    } values = {context, 2, operations, 0};
+    handle node = NULL, changed = NULL;
+    graph = new_graph();
+    CALL("cuGraphAddBatchMemOpNode", ADD_TYPES, &node, graph, NULL, 0, &values);
+    exec = runs(graph);
+    CALL("cuGraphLaunch", (handle, handle), exec, stream);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("written: %u", word(x));
+    operations[0].value = operations[1].value = 92;
+    CALL("cuGraphExecBatchMemOpNodeSetParams", (handle, handle, const void *), exec, node, &values);
+    CALL("cuGraphLaunch", (handle, handle), exec, stream);
+    CALL("cuStreamSynchronize", (handle), stream);
+    memset(&values, 0, sizeof values);
+    CALL("cuGraphBatchMemOpNodeGetParams", (handle, void *), node, &values);
+    printf(", then %u, %u operations, the first of %llu\n", word(x), values.count, *(unsigned long long *)((char *)values.list + 16));
+    CALL("cuGraphExecDestroy", (handle), exec);
+    /* Attributes: priority, then that it works with others. */
+    ptr d = z;
+    uint32_t value = 5;
+    void *to_store[] = {&d, &value};
+    kernel_node kernel = {.function = store, .grid = {1, 1, 1}, .block = {1, 1, 1}, .parameters = to_store};
+    CALL("cuGraphAddKernelNode_v2", ADD_TYPES, &node, graph, NULL, 0, &kernel);
+    CALL("cuGraphAddKernelNode_v2", ADD_TYPES, &changed, graph, NULL, 0, &kernel);
+    union {
+        char bytes[64];
+        int number;
+    } attribute = {{0}}, got = {{0}}, copied = {{0}};
+    attribute.number = 1;
+    CALL("cuGraphKernelNodeSetAttribute", (handle, int, const void *), node, 2, &attribute);
+    CALL("cuGraphKernelNodeGetAttribute", (handle, int, void *), node, 2, &got);
+    CALL("cuGraphKernelNodeCopyAttributes", (handle, handle), changed, node);
+    CALL("cuGraphKernelNodeGetAttribute", (handle, int, void *), changed, 2, &copied);
+    printf("attributes: %d %d, refused: %d\n", got.number, copied.number, TRY("cuGraphKernelNodeGetAttribute", (handle, int, void *), graph, 2, &got) != 0);
+}
+
 /* Copies between arrays, the program's memory (its own, and that of both sides) and a device's; on a stream, and without. */
 static void copies(void) {
     prepare();
@@ -663,6 +812,8 @@ int main(int argc, char **arguments) {
     const char *what = argc > 1 ? arguments[1] : "";
     if (!strcmp(what, "graphs")) graphs();
     else if (!strcmp(what, "hostmem")) hostmem();
+    else if (!strcmp(what, "conditional")) conditional();
+    else if (!strcmp(what, "allocs")) allocs();
     else if (!strcmp(what, "gone")) gone();
     else if (!strcmp(what, "copies")) copies();
     else if (!strcmp(what, "logs")) logs();

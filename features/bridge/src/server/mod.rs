@@ -20,6 +20,7 @@ mod pot;
 mod quota;
 mod ranges;
 mod session;
+mod special;
 mod staged;
 mod strided;
 pub mod sys;

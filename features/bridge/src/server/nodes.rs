@@ -19,6 +19,7 @@ use vm_cuda_api::{FUNCTIONS, Kind, Object};
 use super::hand::{Parts, parameters};
 use super::lane::Call;
 use super::pack::{self, Refused};
+use super::special;
 use super::staged::{self, Plan};
 use super::sys::{self, Driver, Word};
 use crate::wire::node::{self, FILL, GRID};
@@ -38,12 +39,19 @@ pub(super) const DEPTH: usize = 16;
 const MOST: usize = 1 << 20;
 
 /// A structure, and memory that it points to.
-struct Made {
+pub(super) struct Made {
     words: Vec<u64>,
     /// A copy, which may be of memory that only the program has.
     plan: Option<Plan>,
-    /// Parameters of a kernel, and where pointers to them begin.
-    arguments: Option<(Vec<u64>, usize)>,
+    /// Memory that it points to, from where, and the word that points there: of a kernel, pointers to its parameters.
+    pub(super) behind: Option<(Vec<u64>, usize, usize)>,
+}
+
+impl Made {
+    /// One that points to nothing.
+    pub(super) fn plain(words: Vec<u64>) -> Self {
+        Self { words, plan: None, behind: None }
+    }
 }
 
 fn kernel(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
@@ -63,7 +71,7 @@ fn kernel(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
     let has_place = is_second(call) || is_any(call);
     let place = if handles.is_kernel(id) && has_place { LIBRARY_KERNEL } else { 0 };
     words[place] = function;
-    Ok(Made { words, arguments: Some((arguments, pointers)), plan: None })
+    Ok(Made { words, behind: Some((arguments, pointers, POINTERS)), plan: None })
 }
 
 fn copy(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
@@ -84,11 +92,11 @@ fn copy(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
     let mut words = if is_any(call) { vec![0, context] } else { Vec::new() };
     words.extend(&copy);
     let own = staged::own_ends(call, &copy);
-    Ok(Made { words, arguments: None, plan: Some(Plan { copy, context, own }) })
+    Ok(Made { words, behind: None, plan: Some(Plan { copy, context, own }) })
 }
 
 /// Is it memory of a device that the program has, or memory of both as far as it goes?
-fn reaches(call: &Call<'_>, at: u64, len: u64) -> Result<(), Refused> {
+pub(super) fn reaches(call: &Call<'_>, at: u64, len: u64) -> Result<(), Refused> {
     let fits = if call.session.has(at, 0) { call.session.has(at, len) } else { call.session.may_copy(at) };
     if fits { Ok(()) } else { Err(code::INVALID_VALUE.into()) }
 }
@@ -103,11 +111,11 @@ fn fill(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
     if is_any(call) {
         words.push(context);
     }
-    Ok(Made { words, arguments: None, plan: None })
+    Ok(Made::plain(words))
 }
 
 /// Functions of which the structure says itself what kind it is.
-fn is_any(call: &Call<'_>) -> bool {
+pub(super) fn is_any(call: &Call<'_>) -> bool {
     node::kind(&FUNCTIONS[call.number].name).is_none()
 }
 
@@ -127,7 +135,7 @@ fn structure(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> 
         if real == 0 {
             return Err(code::INVALID_VALUE.into());
         }
-        Ok(Made { words: vec![real], arguments: None, plan: None })
+        Ok(Made::plain(vec![real]))
     };
     let mut made = match kind {
         node::KERNEL => kernel(call, reader)?,
@@ -138,15 +146,19 @@ fn structure(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> 
             if function == 0 {
                 return Err(code::INVALID_VALUE.into());
             }
-            Made { words: call.session.function(function, argument)?.to_vec(), arguments: None, plan: None }
+            Made::plain(call.session.function(function, argument)?.to_vec())
         }
         node::GRAPH => {
             let made = one(reader, Object::Graph)?;
             staged::renew(call, made.words[0])?;
             made
         }
-        node::EMPTY => Made { words: Vec::new(), arguments: None, plan: None },
+        node::EMPTY => Made::plain(Vec::new()),
         node::WAIT | node::RECORD => one(reader, Object::Event)?,
+        node::ALLOCATE => special::allocation(call, reader)?,
+        node::FREE => Made::plain(vec![reader.word()?]),
+        node::VALUES => special::values(call, reader)?,
+        node::CONDITIONAL => special::conditional(call, reader)?,
         _ => return Err(code::NOT_SUPPORTED.into()),
     };
     let mut at = 0;
@@ -154,8 +166,8 @@ fn structure(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> 
         at = HEAD;
         made.words = any(kind, made.words);
     }
-    if let Some((arguments, pointers)) = &mut made.arguments {
-        made.words[at + POINTERS] = sys::place_words(arguments) + 8 * *pointers as u64;
+    if let Some((memory, from, word)) = &mut made.behind {
+        made.words[at + *word] = sys::place_words(memory) + 8 * *from as u64;
     }
     Ok(made)
 }
@@ -170,6 +182,7 @@ pub(super) fn any(kind: u64, of: Vec<u64>) -> Vec<u64> {
 
 /// What is put into a node, then what the table says.
 pub(super) fn set(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let kind = parts.reader.clone().word()?;
     let mut made = structure(call, &mut parts.reader)?;
     if let Some(plan) = &mut made.plan {
         // A copy's function says its context behind the dependencies.
@@ -181,7 +194,11 @@ pub(super) fn set(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refu
         }
     }
     let place = sys::place_words(&mut made.words);
-    pack::make_with(call.session, call.number, parts.reader.0, parts.reply, Some(place))
+    let result = pack::make_with(call.session, call.number, parts.reader.0, parts.reply, Some(place))?;
+    if result == 0 && special::adds(call) {
+        special::returned(call, kind, special::of_kind(call, &made.words, HEAD), parts.reply)?;
+    }
+    Ok(result)
 }
 
 /// The context that a function of copies says: its last parameter, or the current one.
@@ -310,7 +327,22 @@ pub(super) fn instantiate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
 }
 
 /// What nodes are called by their kinds.
-const KINDS: [&str; 8] = ["kernel", "copy", "fill", "function", "graph", "empty", "wait", "record"];
+const KINDS: [&str; 14] = [
+    "kernel",
+    "copy",
+    "fill",
+    "function",
+    "graph",
+    "empty",
+    "wait",
+    "record",
+    "signal",
+    "wait for a signal",
+    "allocate",
+    "free",
+    "values",
+    "condition",
+];
 
 /// A graph and flags: a text is kept by the lane, and how long it is is returned. The driver would write a file, which no worker may make: this text has
 /// kinds and edges alone.
@@ -378,13 +410,22 @@ pub(super) fn few(driver: &Driver, graph: u64, most: usize) -> Option<Vec<u64>> 
 pub(super) fn destroy(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
     let graph = call.session.handles().real(Object::Graph, parts.reader.clone().word()?)?;
     let mut gone = Vec::new();
+    gone.push((Object::Graph, graph));
     within(call, graph, DEPTH, &mut gone);
     let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
     if result == 0 {
-        let mut handles = call.session.handles();
-        gone.into_iter().for_each(|(object, real)| handles.end_real(object, real));
+        end(call, gone);
     }
     Ok(result)
+}
+
+/// What the program has handles of is no more.
+fn end(call: &Call<'_>, gone: Vec<(Object, u64)>) {
+    let (mut handles, mut conditions) = (call.session.handles(), call.session.conditions());
+    for (object, real) in gone {
+        conditions.end(object, real).into_iter().for_each(|id| handles.end(Object::Conditional, id));
+        handles.end_real(object, real);
+    }
 }
 
 /// A node ends, and the graph that is in it.
@@ -392,10 +433,10 @@ pub(super) fn destroy_node(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32,
     let node = call.session.handles().real(Object::Node, parts.reader.clone().word()?)?;
     let mut gone = Vec::new();
     child(call, node, DEPTH, &mut gone);
+    gone.push((Object::Node, node));
     let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
     if result == 0 {
-        let mut handles = call.session.handles();
-        gone.into_iter().for_each(|(object, real)| handles.end_real(object, real));
+        end(call, gone);
     }
     Ok(result)
 }
@@ -415,7 +456,9 @@ fn within(call: &Call<'_>, graph: u64, depth: usize, gone: &mut Vec<(Object, u64
 /// The same of the graphs in a node.
 fn child(call: &Call<'_>, node: u64, depth: usize, gone: &mut Vec<(Object, u64)>) {
     let Some(depth) = depth.checked_sub(1) else { return };
-    for graph in graphs_in(call.session.driver(), node) {
+    let mut graphs = graphs_in(call.session.driver(), node);
+    graphs.extend(call.session.conditions().graphs.get(&node).into_iter().flatten());
+    for graph in graphs {
         gone.push((Object::Graph, graph));
         within(call, graph, depth, gone);
     }

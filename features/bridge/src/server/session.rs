@@ -20,6 +20,7 @@ use super::options::Options;
 use super::pot::Pot;
 use super::quota::Quota;
 use super::ranges::Ranges;
+use super::special::Conditions;
 use super::staged::Counts;
 use super::sys::{self, Driver, Mapping, Word};
 use super::turn::Turn;
@@ -64,6 +65,8 @@ pub struct Session {
     callbacks: callbacks::Shared,
     /// Copies in graphs of memory that only the program has.
     staged: Arc<Counts>,
+    /// What the driver does not tell of conditions of graphs.
+    conditions: Mutex<Conditions>,
     /// Where it is known what other programs share.
     sharing: Option<Sharing>,
     /// The program's connection, by which it sees that the session has ended.
@@ -115,6 +118,7 @@ impl Session {
             captures: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
             staged: Arc::default(),
+            conditions: Mutex::default(),
             sharing: None,
             connection: Mutex::default(),
             functions: Mutex::default(),
@@ -206,6 +210,10 @@ impl Session {
     /// What copies in graphs of memory that only the program has have in common.
     pub(super) fn staged(&self) -> &Arc<Counts> {
         &self.staged
+    }
+
+    pub(super) fn conditions(&self) -> MutexGuard<'_, Conditions> {
+        locked(&self.conditions)
     }
 
     /// The most bytes of the host's memory.
