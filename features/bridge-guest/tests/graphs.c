@@ -686,6 +686,60 @@ static void allocs(void) {
     printf("attributes: %d %d, refused: %d\n", got.number, copied.number, TRY("cuGraphKernelNodeGetAttribute", (handle, int, void *), graph, 2, &got) != 0);
 }
 
+/* What kernels print is the program's, and is there once it has waited; an assertion that fails is told on standard error. */
+static const char *printing =
+    "// vm-cuda-fake\n"
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
+    ".extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);\n"
+    ".extern .func __assertfail (.param .b64 m, .param .b64 f, .param .b32 l, .param .b64 n, .param .b64 c);\n"
+    ".global .align 1 .b8 text[9] = {115, 97, 105, 100, 32, 37, 117, 10, 0};\n"
+    ".global .align 1 .b8 right[6] = {114, 105, 103, 104, 116, 0};\n"
+    ".global .align 1 .b8 file[8] = {115, 116, 111, 114, 101, 46, 99, 0};\n"
+    ".global .align 1 .b8 name[5] = {102, 97, 105, 108, 0};\n"
+    ".visible .entry say(.param .u32 v) {\n"
+    ".local .align 8 .b8 depot[8]; .reg .b64 %x<6>; .reg .b32 %r<4>;\n"
+    "ld.param.u32 %r1, [v]; mov.u64 %x1, depot; cvta.local.u64 %x2, %x1; st.local.u32 [%x1], %r1;\n"
+    "mov.u64 %x3, text; cvta.global.u64 %x4, %x3;\n"
+    "{ .param .b64 p0; st.param.b64 [p0+0], %x4; .param .b64 p1; st.param.b64 [p1+0], %x2; .param .b32 q;\n"
+    "call.uni (q), vprintf, (p0, p1); ld.param.b32 %r2, [q+0]; }\nret;\n}\n"
+    ".visible .entry fail() {\n"
+    ".reg .b64 %x<8>; .reg .b32 %r<2>;\n"
+    "mov.u64 %x1, right; cvta.global.u64 %x2, %x1; mov.u64 %x3, file; cvta.global.u64 %x4, %x3;\n"
+    "mov.u64 %x5, name; cvta.global.u64 %x6, %x5; mov.u64 %x7, 1; mov.u32 %r1, 7;\n"
+    "{ .param .b64 p0; st.param.b64 [p0+0], %x2; .param .b64 p1; st.param.b64 [p1+0], %x4; .param .b32 p2; st.param.b32 [p2+0], %r1;\n"
+    ".param .b64 p3; st.param.b64 [p3+0], %x6; .param .b64 p4; st.param.b64 [p4+0], %x7;\n"
+    "call.uni __assertfail, (p0, p1, p2, p3, p4); }\nret;\n}\n";
+
+static void launch_one(handle of, void **parameters) {
+    CALL("cuLaunchKernel", (handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **), of, 1, 1, 1, 1, 1, 1, 0, stream,
+         parameters, NULL);
+}
+static void speak(void *argument) { printf("called with %u\n", (unsigned)(uintptr_t)argument); }
+
+static void prints(void) {
+    prepare();
+    CALL("cuModuleLoadData", (handle *, const void *), &module, printing);
+    handle say = function("say"), fail = function("fail");
+    unsigned value = 1;
+    void *to_say[] = {&value};
+    printf("before\n");
+    launch_one(say, to_say);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("between\n");
+    for (value = 2; value < 5; value++) launch_one(say, to_say);
+    CALL("cuCtxSynchronize", (void));
+    printf("behind\n");
+    launch_one(say, to_say);
+    CALL("cuLaunchHostFunc", (handle, void (*)(void *), void *), stream, speak, (void *)6);
+    CALL("cuStreamSynchronize", (handle), stream);
+    for (value = 0; value < 3000; value++) launch_one(say, to_say);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("many\n");
+    fflush(stdout);
+    launch_one(fail, NULL);
+    printf("asserted: %d\n", TRY("cuStreamSynchronize", (handle), stream));
+}
+
 /* Copies between arrays, the program's memory (its own, and that of both sides) and a device's; on a stream, and without. */
 static void copies(void) {
     prepare();
@@ -814,6 +868,7 @@ int main(int argc, char **arguments) {
     else if (!strcmp(what, "hostmem")) hostmem();
     else if (!strcmp(what, "conditional")) conditional();
     else if (!strcmp(what, "allocs")) allocs();
+    else if (!strcmp(what, "prints")) prints();
     else if (!strcmp(what, "gone")) gone();
     else if (!strcmp(what, "copies")) copies();
     else if (!strcmp(what, "logs")) logs();

@@ -169,6 +169,12 @@ fn graphs_that_are_made_by_hand_are_the_same() {
 }
 
 #[test]
+fn what_kernels_print_is_the_programs() {
+    check("tests/graphs.c", &["prints"], "behind\nsaid 5\ncalled with 6\nsaid 0\n");
+    check("tests/graphs.c", &["prints"], "said 2999\nmany\nasserted: 710\nstore.c:7: fail: ");
+}
+
+#[test]
 fn copies_of_arrays_logs_and_peers_are_the_same() {
     check("tests/graphs.c", &["copies"], "private: 0, last 98295");
     check("tests/graphs.c", &["logs"], "not linked: 1");

@@ -9,6 +9,8 @@
 //! | `poll` | address, `u32` expected, `u64` microseconds | spins until a word has the value, or the time is over |
 //! | `store` | address, `u32` value | sets a word |
 //! | `condition` | `u64` handle, `u32` value | sets a condition of a graph, as `cudaGraphSetConditional` does |
+//! | `say` | `u32` value | prints `said `, the value and a line's end |
+//! | `fail` | | fails as an assertion does |
 //! | `empty` | | nothing |
 //!
 //! A word is a `u32`, an address a `u64`. A kernel that touches what it may not has done nothing else.
@@ -18,6 +20,7 @@ use crate::{
     memory::{By, READ_WRITE},
     module::{self, Program, Run, Shape},
     state::{self, State},
+    sys,
 };
 use std::{
     sync::{Arc, MutexGuard},
@@ -48,11 +51,13 @@ enum Kernel {
     Poll,
     Store,
     Condition,
+    Say,
+    Fail,
     Empty,
 }
 
 impl Kernel {
-    const ALL: [(&'static str, Self, &'static [usize]); 8] = [
+    const ALL: [(&'static str, Self, &'static [usize]); 10] = [
         ("fill", Self::Fill, &[8, 8, 4]),
         ("add", Self::Add, &[8, 8, 8, 8]),
         ("copy", Self::Copy, &[8, 8, 8]),
@@ -60,6 +65,8 @@ impl Kernel {
         ("poll", Self::Poll, &[8, 4, 8]),
         ("store", Self::Store, &[8, 4]),
         ("condition", Self::Condition, &[8, 4]),
+        ("say", Self::Say, &[4]),
+        ("fail", Self::Fail, &[]),
         ("empty", Self::Empty, &[]),
     ];
 }
@@ -161,6 +168,14 @@ impl Kernel {
                 out.store(0, (0..c as usize).fold(0, |sum: u32, i| sum.wrapping_add(src.load(i))));
             }
             Kernel::Store => words(a, 1, READ_WRITE)?.store(0, b as u32),
+            Kernel::Say => {
+                sys::print(format!("said {a}\n").as_bytes());
+                sys::flush();
+            }
+            Kernel::Fail => {
+                eprintln!("store.c:7: fail: block: [0,0,0], thread: [0,0,0] Assertion `right` failed.");
+                return Err(Error::Assert);
+            }
             Kernel::Poll | Kernel::Condition | Kernel::Empty => {}
         }
         Ok(())

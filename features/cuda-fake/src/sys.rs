@@ -293,14 +293,12 @@ pub(crate) fn to_the_c_library(memory: *mut c_void) {
     unsafe { libc::free(memory) };
 }
 
-#[cfg(feature = "cpu")]
 unsafe extern "C" {
     /// The C library's standard output, which programs' own `printf` writes to.
     static stdout: *mut libc::FILE;
 }
 
 /// Writes to the standard output, behind what the program wrote there itself.
-#[cfg(feature = "cpu")]
 pub(crate) fn print(text: &[u8]) {
     // SAFETY: the C library sets it before any code of a program runs, and locks the stream. Where a program closed it, that is its own
     // library's error.
@@ -308,7 +306,6 @@ pub(crate) fn print(text: &[u8]) {
 }
 
 /// Hands what was written to the standard output to the system.
-#[cfg(feature = "cpu")]
 pub(crate) fn flush() {
     // SAFETY: as above.
     unsafe { libc::fflush(stdout) };

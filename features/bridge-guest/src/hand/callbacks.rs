@@ -8,7 +8,7 @@ use vm_bridge::wire::{CHUNK, Reader, code, control, put};
 
 use crate::client::{Client, client, locked};
 use crate::connection::Connection;
-use crate::sys::{call, there};
+use crate::sys::{call, print, there};
 
 /// What is answered where the program does not have the memory.
 const ABSENT: u64 = 1;
@@ -22,6 +22,7 @@ fn serve(mut stream: Connection) {
         let answered = match words[0] {
             control::FETCH => fetch(&mut stream, words, &mut memory),
             control::STORE => store(&mut stream, words, &mut memory),
+            control::PRINT => print(&mut stream, words, &mut memory),
             _ => {
                 call::call(words);
                 stream.write_all(&0u64.to_ne_bytes())
@@ -41,6 +42,21 @@ fn rows(
     let width = all.map(|_| width as usize).ok_or(io::ErrorKind::InvalidData)?;
     let row = move |row| (at.wrapping_add(pitch.wrapping_mul(row)) as usize, width * row as usize);
     Ok((0..if width == 0 { 0 } else { rows }).map(row).map(move |(at, from)| (at, from..from + width)))
+}
+
+/// Prints what comes.
+fn print(
+    stream: &mut Connection,
+    [_, to, len, ..]: [u64; control::CALL],
+    memory: &mut Vec<u8>,
+) -> io::Result<()> {
+    if len > CHUNK as u64 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    memory.resize(len as usize, 0);
+    stream.read_exact(memory)?;
+    print::print(to, memory);
+    stream.write_all(&0u64.to_ne_bytes())
 }
 
 /// Answers with the program's memory, or that it is not there.

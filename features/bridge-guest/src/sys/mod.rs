@@ -6,6 +6,7 @@ pub(crate) mod caller;
 pub(crate) mod exit;
 mod export;
 pub(crate) mod fork;
+pub(crate) mod print;
 pub(crate) mod tables;
 pub(crate) mod there;
 pub(crate) mod window;

@@ -2,18 +2,19 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use vm_cuda_api::Object;
 
 use super::lane::Call;
 use super::pack::Refused;
+use super::prints::Prints;
 use super::sys::{self, Word};
 use crate::wire::{Reader, code, control};
 
 /// The connection for them, once the program has made one.
 #[derive(Debug, Default)]
-pub(super) struct Callbacks(Mutex<Option<UnixStream>>);
+pub(super) struct Callbacks(Mutex<Option<UnixStream>>, OnceLock<Arc<Prints>>);
 
 impl Callbacks {
     /// Calls are made over this from now on.
@@ -21,10 +22,26 @@ impl Callbacks {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
     }
 
+    /// What is printed is told before each call from now on.
+    pub(super) fn print(&self, prints: Arc<Prints>) {
+        // A session has one.
+        let _ = self.1.set(prints);
+    }
+
     /// Has one called, and waits until it has returned; a program that is gone calls nothing any more.
     pub(super) fn call(&self, words: [u64; control::CALL]) {
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(open) = &mut *stream else { return };
+        if let Some(prints) = self.1.get() {
+            // What was printed before is seen before.
+            prints.look();
+            while let Some((to, bytes)) = prints.take() {
+                if ask(open, [control::PRINT, to, bytes.len() as u64, 0, 0], &bytes).is_err() {
+                    *stream = None;
+                    return;
+                }
+            }
+        }
         // It takes as long as the program takes: its end ends it.
         if ask(open, words, &[]).is_err() {
             *stream = None;

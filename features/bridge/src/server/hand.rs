@@ -133,6 +133,7 @@ pub(super) fn make(
         own::LAYOUT => layout,
         own::LINKED => objects::linked,
         own::TOPOLOGY => topology,
+        own::PRINTED => printed,
         own::IMAGE => |_: &mut Call<'_>, parts: Parts<'_>| parts.lane.append(parts.reader.0),
         _ => (*BY_NUMBER.get(call.number)?)?,
     };
@@ -156,6 +157,15 @@ fn topology(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
         }
         Err(code) => Ok(code),
     }
+}
+
+fn printed(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    if let Some((to, bytes)) = call.session.prints().and_then(|prints| prints.take()) {
+        put(parts.reply, to);
+        put(parts.reply, bytes.len() as u64);
+        put_bytes(parts.reply, &bytes);
+    }
+    Ok(0)
 }
 
 fn layout(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {

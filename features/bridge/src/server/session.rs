@@ -18,6 +18,7 @@ use super::exports::Sharing;
 use super::handles::Handles;
 use super::options::Options;
 use super::pot::Pot;
+use super::prints::Prints;
 use super::quota::Quota;
 use super::ranges::Ranges;
 use super::special::Conditions;
@@ -63,6 +64,7 @@ pub struct Session {
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
     callbacks: callbacks::Shared,
+    prints: Option<Arc<Prints>>,
     /// Copies in graphs of memory that only the program has.
     staged: Arc<Counts>,
     /// What the driver does not tell of conditions of graphs.
@@ -117,6 +119,7 @@ impl Session {
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
+            prints: None,
             staged: Arc::default(),
             conditions: Mutex::default(),
             sharing: None,
@@ -133,6 +136,17 @@ impl Session {
     #[must_use]
     pub fn share_by(self, server: UnixStream) -> Self {
         Self { sharing: Some(Sharing::new(server)), ..self }
+    }
+
+    /// One whose program is given what the driver prints in this process.
+    #[must_use]
+    pub fn printing(self, prints: Arc<Prints>) -> Self {
+        self.callbacks.print(prints.clone());
+        Self { prints: Some(prints), ..self }
+    }
+
+    pub(super) fn prints(&self) -> Option<&Arc<Prints>> {
+        self.prints.as_ref()
     }
 
     pub(super) fn sharing(&self) -> Option<&Sharing> {

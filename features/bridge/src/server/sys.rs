@@ -477,6 +477,12 @@ pub(super) fn user_object(
     result
 }
 
+/// Has the C library write what it keeps of what was printed.
+pub(super) fn flush() {
+    // SAFETY: it locks what it writes.
+    unsafe { libc::fflush(null_mut()) };
+}
+
 /// Bytes that the driver returned a pointer to.
 pub(super) fn bytes(at: u64, len: usize) -> Vec<u8> {
     if at == 0 {

@@ -69,6 +69,8 @@ pub mod own {
     pub const LINKED: u16 = 0x8002;
     /// Where the multiprocessors of the current context's device are: two arrays of bytes, one behind the other.
     pub const TOPOLOGY: u16 = 0x8003;
+    /// What was printed for the program: a descriptor (1 or 2), how many bytes, and these; nothing where there is nothing more.
+    pub const PRINTED: u16 = 0x8004;
 }
 
 /// What is before a request.
@@ -129,6 +131,8 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// In the result: something was printed for the program, which may ask for it.
+    pub const PRINTED: u32 = 1 << 31;
     /// Bytes of one.
     pub const SIZE: usize = 8;
 
@@ -246,4 +250,6 @@ pub mod control {
     pub const FETCH: u64 = 2;
     /// Memory of the program that is written: the same, and the bytes.
     pub const STORE: u64 = 3;
+    /// What was printed for the program: a descriptor (1 or 2), how many bytes, no more than [`CHUNK`](super::CHUNK), two zeros, and the bytes.
+    pub const PRINT: u64 = 4;
 }
