@@ -192,6 +192,10 @@ impl Accelerator for CudaAccelerator {
         &self.info
     }
 
+    fn uuid(&self) -> Result<Option<[u8; 16]>> {
+        self.device.uuid(driver()?).map(Some)
+    }
+
     fn open(&self, options: &QueueOptions) -> Result<CudaQueue> {
         self.open_by(driver()?, options)
     }
