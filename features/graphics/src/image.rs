@@ -1,0 +1,110 @@
+//! Images.
+
+use std::fmt;
+use std::sync::Arc;
+
+use vm_accel::{Error, ExternalMemory, Result, Shareable};
+
+use crate::format::Format;
+use crate::gpu::Gpu;
+use crate::sys::{Place, RawImage};
+
+/// How the pixels of an image lie that is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// How each pixel is stored.
+    pub format: Format,
+    /// Pixels of a row.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// Bytes from one row to the next.
+    pub pitch: u64,
+}
+
+impl Rows {
+    /// Extents of the image as a kernel sees it whose elements are pixels: rows, and pixels of a row.
+    pub fn extents(&self) -> [u64; 2] {
+        [u64::from(self.height), u64::from(self.width)]
+    }
+
+    /// Bytes from the first pixel to behind the last.
+    fn bytes(&self) -> u64 {
+        self.pitch * u64::from(self.height - 1) + u64::from(self.width * self.format.bytes())
+    }
+}
+
+/// A 2D image of a [`Gpu`], whose rows lie one behind the other.
+pub struct Image {
+    name: String,
+    rows: Rows,
+    offset: u64,
+    pub(crate) raw: Arc<RawImage>,
+    /// What is rendered to, and copied from, where the device renders to no image with such rows.
+    pub(crate) canvas: Option<Arc<RawImage>>,
+}
+
+impl Image {
+    pub(crate) fn new(gpu: &Gpu, name: &str, format: Format, size: [u32; 2]) -> Result<Self> {
+        let [width, height] = size;
+        let bytes = u64::from(width) * u64::from(height);
+        if bytes == 0 {
+            return Err(Error::OutOfRange { offset: 0, bytes, size: u64::MAX });
+        }
+        let (device, place) = (gpu.device(), Place::Shared(gpu.shares()));
+        let raw = Arc::new(RawImage::new(device, format.vulkan(), size, true, place)?);
+        let (offset, pitch) = raw.rows.ok_or_else(|| device.unsupported("images of rows"))?;
+        let canvas = match raw.renders {
+            true => None,
+            false => Some(Arc::new(RawImage::new(device, format.vulkan(), size, false, Place::Device)?)),
+        };
+        let rows = Rows { format, width, height, pitch };
+        let this = Self { name: name.to_owned(), rows, offset, raw, canvas };
+        let mut frame = gpu.frame()?;
+        frame.begin(&this);
+        frame.submit()?;
+        Ok(this)
+    }
+
+    /// How its pixels are stored.
+    pub fn format(&self) -> Format {
+        self.rows.format
+    }
+
+    /// Width and height.
+    pub fn size(&self) -> [u32; 2] {
+        [self.rows.width, self.rows.height]
+    }
+
+    /// Whether the device renders into it; if not, it renders beside it and copies there, on the device.
+    pub fn renders_in_place(&self) -> bool {
+        self.canvas.is_none()
+    }
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image").field("name", &self.name).field("rows", &self.rows).finish_non_exhaustive()
+    }
+}
+
+impl Shareable for Image {
+    type Layout = Rows;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn layout(&self) -> Rows {
+        self.rows
+    }
+
+    fn export(&self) -> Result<ExternalMemory> {
+        let Some(memory) = &self.raw.memory else {
+            return Err(self.raw.device.unsupported("sharing an image without memory"));
+        };
+        let (fd, kind) = memory.export()?;
+        let (allocation, dedicated) = (memory.bytes, memory.dedicated);
+        Ok(ExternalMemory { fd, kind, allocation, offset: self.offset, bytes: self.rows.bytes(), dedicated })
+    }
+}
