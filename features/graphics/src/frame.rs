@@ -71,6 +71,12 @@ impl fmt::Debug for Frame<'_> {
     }
 }
 
+/// Bytes of an image's pixels, row by row.
+fn image_bytes(image: &Image) -> u64 {
+    let [width, height] = image.size().map(u64::from);
+    width * height * u64::from(image.format().bytes())
+}
+
 impl<'a> Frame<'a> {
     pub(crate) fn new(gpu: &'a Gpu, recorder: Recorder<'a>) -> Self {
         Self { recorder, images: Vec::new(), buffers: Vec::new(), ready: 0, gpu }
@@ -182,11 +188,10 @@ impl<'a> Frame<'a> {
     /// # Errors
     /// The driver's.
     pub fn read_image(&mut self, image: &'a Image) -> Result<Readback> {
-        let [width, height] = image.size().map(u64::from);
-        let read = self.readback(width * height * u64::from(image.format().bytes()))?;
+        let raw = self.host_buffer(image_bytes(image))?;
         self.take_image(image);
-        self.recorder.image_to_buffer(&image.raw, &read.raw);
-        Ok(read)
+        self.recorder.image_to_buffer(&image.raw, &raw);
+        Ok(Readback { raw })
     }
 
     /// Copies a buffer to the host.
@@ -194,16 +199,49 @@ impl<'a> Frame<'a> {
     /// # Errors
     /// The driver's.
     pub fn read_buffer(&mut self, buffer: &'a Buffer) -> Result<Readback> {
-        let read = self.readback(buffer.bytes())?;
+        let raw = self.host_buffer(buffer.bytes())?;
         self.take_buffer(buffer);
-        self.recorder.copy(&buffer.raw, &read.raw, [0, 0, buffer.bytes()]);
-        Ok(read)
+        self.recorder.copy(&buffer.raw, &raw, [0, 0, buffer.bytes()]);
+        Ok(Readback { raw })
     }
 
-    fn readback(&mut self, bytes: u64) -> Result<Readback> {
+    /// Copies pixels of the host's, row by row, into an image.
+    ///
+    /// # Errors
+    /// [`Error::Lengths`]; the driver's.
+    pub fn write_image(&mut self, image: &'a Image, pixels: &[u8]) -> Result<()> {
+        let staged = self.staged(image_bytes(image), pixels)?;
+        self.take_image(image);
+        self.recorder.buffer_to_image(&staged, &image.raw);
+        Ok(())
+    }
+
+    /// Copies bytes of the host's into a buffer.
+    ///
+    /// # Errors
+    /// [`Error::Lengths`]; the driver's.
+    pub fn write_buffer(&mut self, buffer: &'a Buffer, bytes: &[u8]) -> Result<()> {
+        let staged = self.staged(buffer.bytes(), bytes)?;
+        self.take_buffer(buffer);
+        self.recorder.copy(&staged, &buffer.raw, [0, 0, buffer.bytes()]);
+        Ok(())
+    }
+
+    fn staged(&mut self, wanted: u64, bytes: &[u8]) -> Result<Arc<RawBuffer>> {
+        if bytes.len() as u64 != wanted {
+            return Err(Error::Lengths { source_bytes: bytes.len() as u64, destination_bytes: wanted });
+        }
+        let staged = self.host_buffer(wanted)?;
+        let memory = staged.memory.as_ref().ok_or(Error::NotHostVisible { kind: "no" })?;
+        memory.write(bytes)?;
+        Ok(staged)
+    }
+
+    /// A buffer that the host reaches, kept until the frame has run.
+    fn host_buffer(&mut self, bytes: u64) -> Result<Arc<RawBuffer>> {
         let raw = Arc::new(RawBuffer::new(self.gpu.device(), bytes, Place::Host)?);
         self.recorder.keep(Arc::clone(&raw) as _);
-        Ok(Readback { raw })
+        Ok(raw)
     }
 
     /// Submits what uses nothing that is registered.

@@ -84,7 +84,11 @@ impl Image {
 
 impl fmt::Debug for Image {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Image").field("name", &self.name).field("rows", &self.rows).finish_non_exhaustive()
+        f.debug_struct("Image")
+            .field("name", &self.name)
+            .field("rows", &self.rows)
+            .field("renders_in_place", &self.renders_in_place())
+            .finish_non_exhaustive()
     }
 }
 

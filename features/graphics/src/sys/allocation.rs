@@ -226,6 +226,14 @@ impl Allocation {
         Ok(())
     }
 
+    /// Copies `bytes` to where the device reads them.
+    pub(crate) fn write(&self, bytes: &[u8]) -> Result<()> {
+        let to = self.host_at(bytes.len())?;
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
     fn host_at(&self, bytes: usize) -> Result<NonNull<u8>> {
         if bytes as u64 > self.bytes {
             return Err(Error::OutOfRange { offset: 0, bytes: bytes as u64, size: self.bytes });

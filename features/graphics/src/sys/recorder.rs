@@ -273,6 +273,17 @@ impl Recorder<'_> {
         unsafe { device.cmd_copy_image_to_buffer(self.buffer(), from.handle, layout, to.handle, &[part]) };
     }
 
+    /// The other way.
+    pub(crate) fn buffer_to_image(&self, from: &RawBuffer, to: &RawImage) {
+        let [width, height] = to.size;
+        let part = vk::BufferImageCopy::default()
+            .image_subresource(Self::layers())
+            .image_extent(vk::Extent3D { width, height, depth: 1 });
+        let (layout, device) = (vk::ImageLayout::GENERAL, self.device());
+        // SAFETY: as above, of both.
+        unsafe { device.cmd_copy_buffer_to_image(self.buffer(), from.handle, to.handle, layout, &[part]) };
+    }
+
     /// Copies an image to another of the same size and format.
     pub(crate) fn image_to_image(&self, from: &RawImage, to: &RawImage) {
         let [width, height] = from.size;

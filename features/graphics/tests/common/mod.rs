@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vm_accel::{Kernel, Mapped, Registered, Shareable, Worker, WorkerOptions, arguments};
-use vm_graphics::{Buffer, Format, Gpu, GpuOptions, Image, Interop, Pattern, Rows};
+use vm_graphics::{Buffer, Format, Frame, Gpu, GpuOptions, Image, Interop, Pattern, Rows};
 use vm_ir::op::Axis;
 use vm_ir::view::Access;
 use vm_ir::{GuestAddr, IRBlock, Scalar};
@@ -59,10 +59,14 @@ fn kernel() -> IRBlock {
 }
 
 impl Rig {
+    /// With the validation layer, where it is installed.
     pub(crate) fn new() -> Outcome<Self> {
+        Self::with(true)
+    }
+
+    pub(crate) fn with(validate: bool) -> Outcome<Self> {
         let accelerator = Arc::new(AnyAccelerator::open(&spec())?);
         let worker = Worker::start(Arc::clone(&accelerator), WorkerOptions::default())?;
-        let validate = std::env::var_os("VM_GRAPHICS_UNWATCHED").is_none();
         let interop = Interop::open(&worker, GpuOptions { timeout: TIMEOUT, validate })?;
         let compiled = JitCompiler::new(accelerator).compile(&kernel())?;
         let kernel = worker.load(compiled.artifact())?;
@@ -76,27 +80,43 @@ impl Rig {
 
     /// An image and a buffer that both sides use, the sums all 0.
     pub(crate) fn scene(&self, [width, height]: [u32; 2]) -> Outcome<Scene> {
+        let (image, sums, private) = self.resources([width, height])?;
+        Ok(Scene { image: self.interop.register(image)?, sums: self.interop.register(sums)?, private })
+    }
+
+    /// The same, not registered.
+    pub(crate) fn resources(&self, [width, height]: [u32; 2]) -> Outcome<(Image, Buffer, Buffer)> {
         let bytes = 4 * u64::from(width) * u64::from(height);
-        let image =
-            self.interop.register(self.gpu().image("image", Format::Rgba8Unorm, [width, height])?)?;
-        let sums = self.gpu().buffer("sums", bytes)?;
-        let private = self.gpu().private_buffer("private", bytes)?;
+        let image = self.gpu().image("image", Format::Rgba8Unorm, [width, height])?;
+        let (sums, private) =
+            (self.gpu().buffer("sums", bytes)?, self.gpu().private_buffer("private", bytes)?);
         let mut frame = self.gpu().frame()?;
         frame.fill(&sums, 0);
         frame.submit()?;
         self.gpu().finish()?;
-        Ok(Scene { image, sums: self.interop.register(sums)?, private })
+        Ok((image, sums, private))
     }
 
-    /// Renders the frame with a number, and moves each sum to the place before it.
+    /// Records the frame with a number, which moves each sum to the place before it.
+    pub(crate) fn record<'a>(
+        &'a self,
+        frame: &mut Frame<'a>,
+        (image, sums, private): (&'a Image, &'a Buffer, &'a Buffer),
+        number: u32,
+    ) -> Outcome<()> {
+        let bytes = sums.bytes();
+        frame.draw(&self.pattern, image, number)?;
+        frame.copy((sums, 0), (private, 0), bytes)?;
+        frame.copy((private, 4), (sums, 0), bytes - 4)?;
+        frame.copy((private, 0), (sums, bytes - 4), 4)?;
+        Ok(())
+    }
+
+    /// Submits the frame with a number.
     pub(crate) fn render(&self, scene: &Scene, number: u32) -> Outcome<u64> {
         let mut frame = self.gpu().frame()?;
         let (image, sums) = (frame.acquire(&scene.image), frame.acquire(&scene.sums));
-        frame.draw(&self.pattern, image, number)?;
-        let bytes = sums.bytes();
-        frame.copy((sums, 0), (&scene.private, 0), bytes)?;
-        frame.copy((&scene.private, 4), (sums, 0), bytes - 4)?;
-        frame.copy((&scene.private, 0), (sums, bytes - 4), 4)?;
+        self.record(&mut frame, (image, sums, &scene.private), number)?;
         Ok(self.interop.submit(frame)?)
     }
 
