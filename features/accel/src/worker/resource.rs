@@ -1,6 +1,7 @@
 //! Resources of graphics that a worker uses in turns with it: registered, mapped for kernels, unmapped, unregistered.
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::buffer::Buffer;
 use super::link::{Link, Turns};
@@ -8,7 +9,6 @@ use super::{Shared, Worker, current};
 use crate::accelerator::{Accelerator, Queue};
 use crate::error::{Error, Result};
 use crate::external::ExternalMemory;
-use std::sync::Arc;
 
 /// What graphics can share with a worker: a buffer, or an image.
 pub trait Shareable: Send + Sync + 'static {
@@ -29,7 +29,7 @@ pub trait Shareable: Send + Sync + 'static {
 }
 
 /// A step that was not taken: what was to take it stays as it was, and comes back.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{name} stays {state}: {error}")]
 pub struct Refused<T> {
     /// Why.
@@ -41,6 +41,12 @@ pub struct Refused<T> {
     pub state: &'static str,
     /// What was to take the step.
     pub resource: T,
+}
+
+impl<T> fmt::Debug for Refused<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl<T> From<Box<Refused<T>>> for Error {
