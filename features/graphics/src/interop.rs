@@ -64,6 +64,11 @@ impl<A: Accelerator> Interop<A> {
         &self.link
     }
 
+    /// The timeline that graphics signals, and the one that the worker does.
+    pub fn timelines(&self) -> (&Timeline, &Timeline) {
+        (&self.graphics, &self.computed)
+    }
+
     /// Registers a buffer or an image with the worker.
     ///
     /// # Errors

@@ -609,8 +609,12 @@ fn serve<A: Accelerator>(shared: Arc<Shared<A>>, opened: Completer<()>, finished
         }
     });
     let ended = guarded(|| session.close());
-    // A link that was made meanwhile sees this, or is seen.
-    shared.ended.store(!shared.stuck.load(Ordering::Acquire), Ordering::Release);
+    if !shared.stuck.load(Ordering::Acquire) {
+        // A link that was made meanwhile sees this, or is seen.
+        shared.ended.store(true, Ordering::Release);
+        // A lost device left there what waited for it.
+        let _ = guarded(|| Ok(drop(shared.take_frees(u64::MAX))));
+    }
     shared.end_links();
     drop(shared);
     finished.complete(ended);
