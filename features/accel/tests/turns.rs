@@ -106,7 +106,11 @@ fn a_failed_import_gives_the_resource_back() {
     assert_eq!(refused.to_string(), "bytes stays unregistered: a test failed: planted");
     let registered = rig.worker.register_resource(refused.resource).unwrap();
     assert_eq!((rig.device.imported(), dropped.try_recv()), (64, Err(mpsc::TryRecvError::Empty)));
+    assert_eq!(rig.worker.resources(), [("bytes".to_owned(), "registered")]);
+    let held = rig.worker.holds_none().unwrap_err().to_string();
+    assert!(held.starts_with("still held: bytes (registered);"), "{held}");
     drop(registered.unregister().unwrap());
+    assert_eq!(rig.worker.resources(), []);
     assert_eq!((rig.device.imported(), dropped.try_recv()), (0, Ok(())));
     rig.worker.stop(TIMEOUT).unwrap();
 }

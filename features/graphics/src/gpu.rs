@@ -200,6 +200,19 @@ impl Gpu {
         self.0.ring.finish(self.deadline())
     }
 
+    /// How it was opened.
+    pub fn options(&self) -> GpuOptions {
+        self.0.options
+    }
+
+    /// Waits for all that was submitted, and lets go of what is kept for further frames.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`], [`Error::Lost`].
+    pub fn release(&self) -> Result<()> {
+        self.0.ring.release(self.deadline())
+    }
+
     /// An image's pixels, row by row, once all that was submitted has run.
     ///
     /// # Errors

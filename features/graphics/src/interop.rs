@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use vm_accel::{Accelerator, Link, RefusedResource, Registered, Result, Shareable, Worker};
+use vm_accel::{Accelerator, Error, Link, RefusedResource, Registered, Result, Shareable, Worker, deadline};
 
 use crate::frame::Frame;
 use crate::gpu::{Gpu, GpuOptions};
@@ -77,11 +77,48 @@ impl<A: Accelerator> Interop<A> {
         self.worker.register_resource(resource)
     }
 
+    /// Lets go of all that both sides keep, in this order: what is registered, the worker's free memory, graphics' frames with what
+    /// they use. Then both are ready to start anew, with timelines at 0; a side that is lost or has stopped is opened again, and
+    /// kernels are to be loaded again on a new [`worker`](Self::worker). Nothing is left half done: who calls it again goes on.
+    ///
+    /// # Errors
+    /// [`Error::Held`] as long as anything is registered, with its name and state; [`Error::Deadline`]; what a side that is lost fails
+    /// with when it is opened again: a CUDA device is to be had in a new process only.
+    pub fn reset(&mut self) -> Result<()> {
+        self.worker.holds_none()?;
+        let gone = |error: &Error| error.is_lost() || matches!(error, Error::Stopped);
+        let deadline = deadline(self.worker.options().queue.timeout);
+        // What was dropped is unregistered when the device has done what came before, and only then is it graphics' to let go.
+        let unregistered = self.worker.submit_and_wait(deadline, |session| {
+            session.poll();
+            session.synchronize(deadline)?;
+            session.poll();
+            session.trim()
+        });
+        match unregistered {
+            Err(error) if gone(&error) => {
+                let ended = self.worker.stop(self.worker.options().queue.timeout);
+                ended.or_else(|error| if error.is_lost() { Ok(()) } else { Err(error) })?;
+                let (accelerator, options) = (Arc::clone(self.worker.accelerator()), self.worker.options());
+                self.worker = Worker::start(accelerator, options.clone())?;
+            }
+            other => other?,
+        }
+        match self.gpu.release() {
+            Err(error) if gone(&error) => {
+                self.gpu = Gpu::beside(&**self.worker.accelerator(), self.gpu.options())?;
+            }
+            released => released?,
+        }
+        *self = Self::over(&self.worker, self.gpu.clone())?;
+        Ok(())
+    }
+
     /// Submits a frame. It begins when the worker has given back what it uses, and the result is the value of graphics'
     /// timeline when it has run, for [`Registered::map`]. Nobody waits on the host.
     ///
     /// # Errors
-    /// [`Error::Lost`](vm_accel::Error::Lost); the driver's.
+    /// [`Error::Lost`]; the driver's.
     pub fn submit(&self, frame: Frame<'_>) -> Result<u64> {
         let mut submitted = self.submitted.lock().unwrap_or_else(PoisonError::into_inner);
         let value = *submitted + 1;

@@ -128,6 +128,37 @@ fn what_can_not_be_is_refused() {
     });
 }
 
+#[test]
+fn a_reset_lets_go_of_all_and_begins_anew() {
+    check(|mut rig| {
+        for stops in [false, false, true] {
+            let scene = rig.frame(rig.scene(SIZE)?, 1)?;
+            let rendered = rig.render(&scene, 2)?;
+            let mapped = scene.image.map(rig.interop.link(), rendered)?;
+            assert_eq!(
+                rig.interop.reset().unwrap_err().to_string(),
+                "still held: image (mapped), sums (registered); drop them, or unmap and unregister them, and try again"
+            );
+            assert_eq!(rig.worker.resources().len(), 2, "a reset that is refused changes nothing");
+            drop((mapped, scene.sums, scene.private));
+            let cached = rig.worker.allocate(1 << 20)?;
+            drop(cached);
+            if stops {
+                rig.worker.stop(TIMEOUT)?;
+            }
+            rig.interop.reset()?;
+            rig.interop.reset()?;
+            assert_eq!(rig.interop.worker().statistics().cached, 0);
+            let (graphics, computed) = rig.interop.timelines();
+            assert_eq!((graphics.value()?, computed.value()?), (0, 0));
+            rig.reload()?;
+            let (image, _) = rig.read(rig.frame(rig.scene(SIZE)?, 3)?)?;
+            same("image", &image, &pixels(SIZE, |x, y| after(x, y, 3)));
+        }
+        Ok(rig)
+    });
+}
+
 /// A frame that waits for a worker's turn, which does not come, ends no wait of the host's but by its deadline.
 #[test]
 fn waits_have_deadlines() {

@@ -117,6 +117,7 @@ struct Shared<A: Accelerator> {
     stuck: AtomicBool,
     /// Where graphics takes turns with this.
     links: Mutex<Vec<Weak<link::Turns<A>>>>,
+    held: Mutex<resource::Held>,
     /// Set when the queue is gone, and the device uses nothing any more.
     ended: AtomicBool,
 }
@@ -137,6 +138,7 @@ impl<A: Accelerator> Shared<A> {
             has_frees: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
             links: Mutex::default(),
+            held: Mutex::default(),
             ended: AtomicBool::new(false),
             options,
         }
@@ -276,6 +278,11 @@ impl<A: Accelerator> Worker<A> {
     /// The device.
     pub fn accelerator(&self) -> &Arc<A> {
         &self.0.shared.accelerator
+    }
+
+    /// How it was started.
+    pub fn options(&self) -> &WorkerOptions {
+        &self.0.shared.options
     }
 
     /// Runs `f` on the worker's thread; the result is a future.
@@ -613,7 +620,10 @@ fn serve<A: Accelerator>(shared: Arc<Shared<A>>, opened: Completer<()>, finished
         // A link that was made meanwhile sees this, or is seen.
         shared.ended.store(true, Ordering::Release);
         // A lost device left there what waited for it.
-        let _ = guarded(|| Ok(drop(shared.take_frees(u64::MAX))));
+        let _ = guarded(|| {
+            shared.take_frees(u64::MAX).clear();
+            Ok(())
+        });
     }
     shared.end_links();
     drop(shared);

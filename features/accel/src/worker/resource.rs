@@ -1,7 +1,9 @@
 //! Resources of graphics that a worker uses in turns with it: registered, mapped for kernels, unmapped, unregistered.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::buffer::Buffer;
 use super::link::{Link, Turns};
@@ -55,15 +57,25 @@ impl<T> From<Box<Refused<T>>> for Error {
     }
 }
 
+/// What is registered with a worker, by number: its name, and its state.
+pub(super) type Held = HashMap<u64, (String, &'static str)>;
+
 /// The import of a resource, which ends before the resource does.
 struct Import<A: Accelerator, R: Shareable> {
     buffer: Option<Buffer<A>>,
     resource: Option<R>,
     layout: R::Layout,
+    number: u64,
     shared: Arc<Shared<A>>,
 }
 
 impl<A: Accelerator, R: Shareable> Import<A, R> {
+    fn becomes(&self, state: &'static str) {
+        if let Some((_, now)) = self.shared.held().get_mut(&self.number) {
+            *now = state;
+        }
+    }
+
     fn name(&self) -> String {
         self.resource.as_ref().map_or_else(String::new, |resource| resource.name().to_owned())
     }
@@ -71,6 +83,7 @@ impl<A: Accelerator, R: Shareable> Import<A, R> {
 
 impl<A: Accelerator, R: Shareable> Drop for Import<A, R> {
     fn drop(&mut self) {
+        self.shared.held().remove(&self.number);
         drop(self.buffer.take());
         if let Some(resource) = self.resource.take() {
             self.shared.keep(resource);
@@ -130,7 +143,37 @@ pub struct Mapped<A: Accelerator, R: Shareable> {
     turns: Arc<Turns<A>>,
 }
 
+impl<A: Accelerator> Shared<A> {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hold(&self, name: &str) -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        self.held().insert(number, (name.to_owned(), "registered"));
+        number
+    }
+}
+
 impl<A: Accelerator> Worker<A> {
+    /// The resources that are registered: the name of each, and its state.
+    pub fn resources(&self) -> Vec<(String, &'static str)> {
+        let mut all: Vec<_> = self.0.shared.held().values().cloned().collect();
+        all.sort();
+        all
+    }
+
+    /// That no resource is registered.
+    ///
+    /// # Errors
+    /// [`Error::Held`], with those that are.
+    pub fn holds_none(&self) -> Result<()> {
+        let held: Vec<_> =
+            self.resources().into_iter().map(|(name, state)| format!("{name} ({state})")).collect();
+        if held.is_empty() { Ok(()) } else { Err(Error::Held { resources: held.join(", ") }) }
+    }
+
     /// Registers a resource of graphics, which is the caller's again when it is unregistered.
     ///
     /// # Errors
@@ -149,8 +192,8 @@ impl<A: Accelerator> Worker<A> {
                 shared.pool.adopt(memory.bytes());
                 let bytes = memory.bytes();
                 let buffer = Some(Buffer::new(memory, bytes, 0, &shared));
-                let layout = resource.layout();
-                let import = Import { buffer, resource: Some(resource), layout, shared };
+                let (layout, number) = (resource.layout(), shared.hold(resource.name()));
+                let import = Import { buffer, resource: Some(resource), layout, number, shared };
                 Ok(Registered { import, ready: 0 })
             }
             Err(error) => {
@@ -185,7 +228,10 @@ impl<A: Accelerator, R: Shareable> Registered<A, R> {
         let turns = &link.0;
         let waits = self.import.shared.own("link", &turns.shared).and_then(|_| turns.wait(value));
         match waits {
-            Ok(()) => Ok(Mapped { import: Some(self.import), turns: Arc::clone(turns) }),
+            Ok(()) => {
+                self.import.becomes("mapped");
+                Ok(Mapped { import: Some(self.import), turns: Arc::clone(turns) })
+            }
             Err(error) => {
                 let name = self.import.name();
                 Err(Box::new(Refused { error, name, state: "registered", resource: self }))
@@ -252,7 +298,10 @@ impl<A: Accelerator, R: Shareable> Mapped<A, R> {
     /// before.
     pub fn unmap(mut self) -> Result<Registered<A, R>, Box<Refused<Self>>> {
         match (self.turns.signal(), self.import.take()) {
-            (Ok(ready), Some(import)) => Ok(Registered { import, ready }),
+            (Ok(ready), Some(import)) => {
+                import.becomes("registered");
+                Ok(Registered { import, ready })
+            }
             (Err(error), import) => {
                 let name = import.as_ref().map_or_else(String::new, Import::name);
                 self.import = import;

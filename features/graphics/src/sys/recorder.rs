@@ -134,6 +134,17 @@ impl Ring {
         self.reap(&mut self.lock())
     }
 
+    /// The same, and keeps nothing for further frames.
+    pub(crate) fn release(&self, deadline: Instant) -> Result<()> {
+        self.finish(deadline)?;
+        let mut slots = self.lock();
+        let free = std::mem::take(&mut slots.free);
+        slots.made -= free.len();
+        drop(slots);
+        drop(free);
+        Ok(())
+    }
+
     /// Whether the device is lost: then nothing runs any more.
     fn is_lost(&self) -> bool {
         self.done.value().is_err_and(|error| error.is_lost())

@@ -74,6 +74,14 @@ impl Rig {
         Ok(Self { interop, worker, kernel, pattern })
     }
 
+    /// The kernel again, for a worker that is new.
+    pub(crate) fn reload(&mut self) -> Outcome<()> {
+        self.worker = self.interop.worker().clone();
+        let compiled = JitCompiler::new(Arc::clone(self.worker.accelerator())).compile(&kernel())?;
+        self.kernel = self.worker.load(compiled.artifact())?;
+        Ok(self.pattern = self.interop.gpu().pattern(Format::Rgba8Unorm)?)
+    }
+
     pub(crate) fn gpu(&self) -> &Gpu {
         self.interop.gpu()
     }
