@@ -10,6 +10,7 @@ use crate::gpu::Gpu;
 use crate::image::Image;
 use crate::pattern::Pattern;
 use crate::sys::{Place, RawBuffer, RawImage, RawTimeline, Recorder, Target};
+use crate::timeline::Timeline;
 
 /// Commands of one submission. It borrows what it uses until it is submitted, so none of that can be mapped for kernels before.
 ///
@@ -254,6 +255,21 @@ impl<'a> Frame<'a> {
             return Err(Error::OutOfOrder);
         }
         self.submit_with(&[], &[])
+    }
+
+    /// Submits it to begin when each of `waits` has reached its value, and to signal each of `signals`: for turns with another
+    /// process, which has what it uses. Values of a timeline only grow.
+    ///
+    /// # Errors
+    /// As [`Frame::submit`].
+    pub fn submit_between(self, waits: &[(&Timeline, u64)], signals: &[(&Timeline, u64)]) -> Result<()> {
+        if self.ready > 0 {
+            return Err(Error::OutOfOrder);
+        }
+        let raw = |all: &[(&Timeline, u64)]| -> Vec<_> {
+            all.iter().map(|(timeline, value)| (Arc::clone(&timeline.0), *value)).collect()
+        };
+        self.submit_with(&raw(waits), &raw(signals))
     }
 
     pub(crate) fn submit_with(

@@ -1,6 +1,7 @@
 //! A device that renders, and reads back.
 
 use std::fmt;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use crate::buffer::Buffer;
 use crate::format::Format;
 use crate::frame::Frame;
 use crate::image::Image;
+use crate::parcel::receive_timeline;
 use crate::pattern::Pattern;
 use crate::sys::{Device, Instance, Physical, Place, Ring};
 use crate::timeline::Timeline;
@@ -58,7 +60,7 @@ impl fmt::Debug for Gpu {
 }
 
 /// A UUID in its usual form.
-fn shown(uuid: [u8; 16]) -> String {
+pub(crate) fn shown(uuid: [u8; 16]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let [a, b, c, d, e] = [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex);
     format!("{a}-{b}-{c}-{d}-{e}")
@@ -182,6 +184,15 @@ impl Gpu {
     /// The driver's.
     pub fn timeline(&self) -> Result<Timeline> {
         Timeline::new(self.device())
+    }
+
+    /// A timeline of the same device that another process [sent](Timeline::send); none at the end of the connection.
+    ///
+    /// # Errors
+    /// [`Error::Host`] when the socket fails, and for what is no timeline of the device; the driver's.
+    pub fn receive_timeline(&self, socket: &UnixStream) -> Result<Option<Timeline>> {
+        let fd = receive_timeline(socket, self.uuid())?;
+        fd.map(|fd| Timeline::import(self.device(), fd)).transpose()
     }
 
     /// A frame to record. It waits as long as too many are on their way.

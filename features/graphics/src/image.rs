@@ -28,6 +28,14 @@ impl Rows {
         [u64::from(self.height), u64::from(self.width)]
     }
 
+    /// Rows that lie in so many bytes, and not in each other.
+    pub(crate) fn checked(format: Format, [width, height]: [u64; 2], pitch: u64, bytes: u64) -> Option<Self> {
+        let row = width.checked_mul(format.bytes().into()).filter(|row| *row > 0 && *row <= pitch)?;
+        let end = pitch.checked_mul(height.checked_sub(1)?)?.checked_add(row)?;
+        let (width, height) = (u32::try_from(width).ok()?, u32::try_from(height).ok()?);
+        (end <= bytes).then_some(Self { format, width, height, pitch })
+    }
+
     /// Bytes from the first pixel to behind the last.
     fn bytes(&self) -> u64 {
         self.pitch * u64::from(self.height - 1) + u64::from(self.width * self.format.bytes())

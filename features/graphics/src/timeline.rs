@@ -1,11 +1,14 @@
 //! Timelines.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
 use vm_accel::{ExternalSemaphore, Result};
 
+use crate::parcel::send_timeline;
 use crate::sys::{Device, RawTimeline};
 
 /// A timeline semaphore of a [`Gpu`](crate::Gpu): a number that only grows. Clones are the same timeline.
@@ -15,6 +18,23 @@ pub struct Timeline(pub(crate) Arc<RawTimeline>);
 impl Timeline {
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
         RawTimeline::new(device).map(|raw| Self(Arc::new(raw)))
+    }
+
+    pub(crate) fn import(device: &Arc<Device>, fd: OwnedFd) -> Result<Self> {
+        let raw = RawTimeline::new(device)?;
+        raw.import(fd)?;
+        Ok(Self(Arc::new(raw)))
+    }
+
+    /// Sends it to another process, which [receives](crate::Gpu::receive_timeline) it.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](vm_accel::Error::Unsupported) where timelines have no descriptors;
+    /// [`Error::Host`](vm_accel::Error::Host) when the socket fails.
+    pub fn send(&self, socket: &UnixStream) -> Result<()> {
+        let device = &self.0.device;
+        let fd = self.0.export()?.ok_or_else(|| device.unsupported("timelines of other processes"))?;
+        send_timeline(socket, fd, device.physical.uuid)
     }
 
     /// How far it has come.

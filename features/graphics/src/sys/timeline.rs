@@ -1,6 +1,6 @@
 //! Timeline semaphores.
 
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::{Device, failed};
 /// A timeline semaphore.
 pub(crate) struct RawTimeline {
     pub(super) handle: vk::Semaphore,
-    device: Arc<Device>,
+    pub(crate) device: Arc<Device>,
 }
 
 impl RawTimeline {
@@ -44,6 +44,23 @@ impl RawTimeline {
         let fd = fd.map_err(failed("vkGetSemaphoreFdKHR"))?;
         // SAFETY: the driver gave a new descriptor, which is the caller's.
         Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Makes it that of a descriptor, for good.
+    pub(crate) fn import(&self, fd: OwnedFd) -> Result<()> {
+        if !self.device.traits.semaphore_fd {
+            return Err(self.device.unsupported("timelines of other processes"));
+        }
+        let info = vk::ImportSemaphoreFdInfoKHR::default()
+            .semaphore(self.handle)
+            .handle_type(vk::ExternalSemaphoreHandleTypeFlags::OPAQUE_FD)
+            .fd(fd.as_raw_fd());
+        // SAFETY: nobody uses the semaphore yet; the descriptor is open.
+        unsafe { self.device.semaphore_fd.import_semaphore_fd(&info) }
+            .map_err(failed("vkImportSemaphoreFdKHR"))?;
+        // It is the driver's now.
+        let _ = fd.into_raw_fd();
+        Ok(())
     }
 
     pub(crate) fn value(&self) -> Result<u64> {

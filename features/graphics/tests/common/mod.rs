@@ -22,7 +22,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const SIZE: [u32; 2] = [333, 77];
 
 /// Which accelerator: `cpu`, or what `VM_GRAPHICS_ACCELERATOR` names, as `cuda:0`.
-fn spec() -> String {
+pub(crate) fn spec() -> String {
     std::env::var("VM_GRAPHICS_ACCELERATOR").unwrap_or_else(|_| "cpu".into())
 }
 
@@ -79,7 +79,8 @@ impl Rig {
         self.worker = self.interop.worker().clone();
         let compiled = JitCompiler::new(Arc::clone(self.worker.accelerator())).compile(&kernel())?;
         self.kernel = self.worker.load(compiled.artifact())?;
-        Ok(self.pattern = self.interop.gpu().pattern(Format::Rgba8Unorm)?)
+        self.pattern = self.interop.gpu().pattern(Format::Rgba8Unorm)?;
+        Ok(())
     }
 
     pub(crate) fn gpu(&self) -> &Gpu {
