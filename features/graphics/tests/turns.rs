@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{SIZE, after, check, pixels, same, sums};
+use common::{SIZE, after, before, check, pixels, same, sums};
 
 #[test]
 fn one_frame() {
@@ -11,6 +11,25 @@ fn one_frame() {
         let (image, found) = rig.read(scene)?;
         same("image", &image, &pixels(SIZE, |x, y| after(x, y, 1)));
         same("sums", &found, &sums(SIZE, 1));
+        Ok(rig)
+    });
+}
+
+#[test]
+fn before_and_after_the_kernel() {
+    check(|rig| {
+        let scene = rig.scene(SIZE)?;
+        let mut frame = rig.gpu().frame()?;
+        let image = frame.acquire(&scene.image);
+        frame.draw(&rig.pattern, image, 9)?;
+        let first = frame.read_image(image)?;
+        let rendered = rig.interop.submit(frame)?;
+        let image = scene.image.map(rig.interop.link(), rendered)?;
+        let sums = scene.sums.map(rig.interop.link(), rendered)?;
+        rig.launch(&image, &sums)?;
+        let image = image.unmap()?.unregister()?;
+        same("before", &first.bytes()?, &pixels(SIZE, |x, y| before(x, y, 9)));
+        same("after", &rig.gpu().read_image(&image)?, &pixels(SIZE, |x, y| after(x, y, 9)));
         Ok(rig)
     });
 }
