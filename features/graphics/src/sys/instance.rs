@@ -12,20 +12,24 @@ use super::failed;
 const LIBRARY: &str = "libvulkan.so.1";
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
 
+/// There is no Vulkan here.
+fn unavailable(cause: &str) -> Error {
+    Error::Unavailable {
+        library: LIBRARY.into(),
+        cause: cause.lines().next().unwrap_or("no reason given").to_owned(),
+        remedy: "install Vulkan's loader (Debian and Ubuntu: libvulkan1, Fedora: vulkan-loader) and a driver: that of the GPU, or \
+                 mesa-vulkan-drivers"
+            .into(),
+    }
+}
+
 /// The loader, opened once for the process.
 fn entry() -> Result<&'static ash::Entry> {
     static ENTRY: OnceLock<Result<(ash::Entry, Library)>> = OnceLock::new();
     let loaded = ENTRY.get_or_init(|| {
         let missing = |error: libloading::Error| {
             use std::error::Error as _;
-            let cause = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-            Error::Unavailable {
-                library: LIBRARY.into(),
-                cause: cause.lines().next().unwrap_or("no reason given").to_owned(),
-                remedy: "install Vulkan's loader (Debian and Ubuntu: libvulkan1, Fedora: vulkan-loader) and a driver: that of the \
-                         GPU, or mesa-vulkan-drivers"
-                    .into(),
-            }
+            unavailable(&error.source().map_or_else(|| error.to_string(), ToString::to_string))
         };
         // SAFETY: the loader's constructors are made to be loaded so.
         let library = unsafe { Library::new(LIBRARY) }.map_err(missing)?;
@@ -81,7 +85,10 @@ impl Instance {
             info = info.enabled_layer_names(&names).enabled_extension_names(&extensions);
         }
         // SAFETY: what the structure names are locals.
-        let handle = unsafe { entry.create_instance(&info, None) }.map_err(failed("vkCreateInstance"))?;
+        let handle = match unsafe { entry.create_instance(&info, None) } {
+            Err(vk::Result::ERROR_INCOMPATIBLE_DRIVER) => return Err(unavailable("it finds no driver")),
+            made => made.map_err(failed("vkCreateInstance"))?,
+        };
         let mut this = Self { handle, messenger: None, messages: Box::default() };
         if validate {
             let debug = ext::debug_utils::Instance::new(entry, &this.handle);
@@ -109,9 +116,18 @@ impl Instance {
     /// The devices that can be used.
     pub(crate) fn devices(&self) -> Result<Vec<Physical>> {
         // SAFETY: the instance is live.
-        let found = unsafe { self.handle.enumerate_physical_devices() };
-        let found = found.map_err(failed("vkEnumeratePhysicalDevices"))?;
-        found.into_iter().map(|handle| self.physical(handle)).collect()
+        let found = match unsafe { self.handle.enumerate_physical_devices() } {
+            // A driver that has none says so.
+            Err(vk::Result::ERROR_INITIALIZATION_FAILED) => Vec::new(),
+            found => found.map_err(failed("vkEnumeratePhysicalDevices"))?,
+        };
+        Ok(found
+            .into_iter()
+            .filter_map(|handle| {
+                let physical = self.physical(handle);
+                physical.inspect_err(|error| tracing::warn!(%error, "a Vulkan device is left out")).ok()
+            })
+            .collect())
     }
 
     fn physical(&self, handle: vk::PhysicalDevice) -> Result<Physical> {
