@@ -192,6 +192,7 @@ impl<'a> Frame<'a> {
         let raw = self.host_buffer(image_bytes(image))?;
         self.take_image(image);
         self.recorder.image_to_buffer(&image.raw, &raw);
+        self.recorder.show_host();
         Ok(Readback { raw })
     }
 
@@ -203,6 +204,7 @@ impl<'a> Frame<'a> {
         let raw = self.host_buffer(buffer.bytes())?;
         self.take_buffer(buffer);
         self.recorder.copy(&buffer.raw, &raw, [0, 0, buffer.bytes()]);
+        self.recorder.show_host();
         Ok(Readback { raw })
     }
 

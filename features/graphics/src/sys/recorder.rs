@@ -213,6 +213,16 @@ impl Recorder<'_> {
         self.barrier(&vk::DependencyInfo::default().memory_barriers(&all));
     }
 
+    /// Lets the host see what was copied to where it reads: without this it may stay in the device's caches.
+    pub(crate) fn show_host(&self) {
+        let all = [vk::MemoryBarrier2::default()
+            .src_stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)
+            .src_access_mask(vk::AccessFlags2::MEMORY_WRITE)
+            .dst_stage_mask(vk::PipelineStageFlags2::HOST)
+            .dst_access_mask(vk::AccessFlags2::HOST_READ)];
+        self.barrier(&vk::DependencyInfo::default().memory_barriers(&all));
+    }
+
     /// Takes an image from another API, or gives it one, or begins it.
     pub(crate) fn image_owner(&self, image: &RawImage, from: Option<bool>) {
         let mut change = vk::ImageMemoryBarrier2::default()
