@@ -136,6 +136,11 @@ impl Gpu {
         self.device().physical.uuid
     }
 
+    /// Whether it renders on the host's processor.
+    pub fn is_software(&self) -> bool {
+        self.device().physical.software
+    }
+
     /// How memory is shared with the accelerator.
     pub fn shares(&self) -> ExternalKind {
         self.0.kind

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use vm_accel::{Error, ExternalMemory, Result, Shareable};
+use vm_accel::{Accelerator, Error, ExternalMemory, Result, Shaped, Shareable, View};
 
 use crate::format::Format;
 use crate::gpu::Gpu;
@@ -26,6 +26,17 @@ impl Rows {
     /// Extents of the image as a kernel sees it whose elements are pixels: rows, and pixels of a row.
     pub fn extents(&self) -> [u64; 2] {
         [u64::from(self.height), u64::from(self.width)]
+    }
+
+    /// The rows of an image's memory as a kernel sees them whose elements are the numbers of pixels: rows, pixels of a row, numbers of
+    /// a pixel.
+    ///
+    /// # Errors
+    /// [`Error::Extents`].
+    pub fn lanes<'a, A: Accelerator>(&self, memory: &'a vm_accel::Buffer<A>) -> Result<Shaped<'a, A>> {
+        let [height, width] = self.extents();
+        let (pixel, lanes) = (u64::from(self.format.bytes()), u64::from(self.format.lanes()));
+        View::from(memory).of(self.format.element()).strided(&[height, width, lanes], &[self.pitch, pixel])
     }
 
     /// Rows that lie in so many bytes, and not in each other.
