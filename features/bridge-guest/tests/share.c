@@ -41,7 +41,7 @@ static int give(void) {
     /* Neither an address that is none, nor an event that was not made for it. */
     void *plain = NULL;
     CALL("cuEventCreate", (void **, unsigned), &plain, 0);
-    printf("same: %d, wrong: %d %d\n", !memcmp(&memory, &again, sizeof memory), TRY("cuIpcGetMemHandle", (shared *, ptr), &again, 64) != 0,
+    printf("wrong: %d %d\n", TRY("cuIpcGetMemHandle", (shared *, ptr), &again, 64) != 0,
            TRY("cuIpcGetEventHandle", (shared *, void *), &again, plain) != 0);
     char line[64];
     while (fgets(line, sizeof line, stdin)) {
