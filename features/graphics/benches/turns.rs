@@ -29,7 +29,7 @@ fn main() -> Outcome<()> {
         [width, height, frames] => ([width, height], frames.max(1)),
         _ => ([256, 256], 100),
     };
-    let bench = Bench { rig: Rig::with(false)?, size, frames };
+    let bench = Bench { rig: Rig::with(common::options())?, size, frames };
     let (renders, computes) = (bench.rig.gpu().name(), &bench.rig.worker.accelerator().info().name);
     println!(
         "{renders} renders, {computes} computes: {}x{}, {frames} frames, median of {ROUNDS}",

@@ -7,9 +7,9 @@ use vm_accel::{Accelerator, Error, Registered, Result, Shareable};
 
 use crate::buffer::Buffer;
 use crate::gpu::Gpu;
-use crate::image::Image;
+use crate::image::{Image, Store};
 use crate::pattern::Pattern;
-use crate::sys::{Place, RawBuffer, RawImage, RawTimeline, Recorder, Target};
+use crate::sys::{Place, RawBuffer, RawImage, RawTimeline, Recorder};
 use crate::timeline::Timeline;
 
 /// Commands of one submission. It borrows what it uses until it is submitted, so none of that can be mapped for kernels before.
@@ -72,10 +72,14 @@ impl fmt::Debug for Frame<'_> {
     }
 }
 
+/// Bytes of the pixels of a row.
+fn row_bytes(image: &Image) -> u64 {
+    u64::from(image.size()[0]) * u64::from(image.format().bytes())
+}
+
 /// Bytes of an image's pixels, row by row.
 fn image_bytes(image: &Image) -> u64 {
-    let [width, height] = image.size().map(u64::from);
-    width * height * u64::from(image.format().bytes())
+    row_bytes(image) * u64::from(image.size()[1])
 }
 
 impl<'a> Frame<'a> {
@@ -83,16 +87,15 @@ impl<'a> Frame<'a> {
         Self { recorder, images: Vec::new(), buffers: Vec::new(), ready: 0, gpu }
     }
 
-    /// Brings a new image, and its canvas, into the layout that they keep.
+    /// Brings a new image into the layout that it keeps.
     pub(crate) fn begin(&mut self, image: &Image) {
-        self.recorder.keep(Arc::clone(&image.raw) as _);
-        self.recorder.image_owner(&image.raw, None);
-        if let Some(canvas) = &image.canvas {
-            self.recorder.keep(Arc::clone(canvas) as _);
-            self.recorder.image_owner(canvas, None);
+        let target = image.store.target();
+        self.recorder.keep(Arc::clone(target) as _);
+        self.recorder.image_owner(target, None);
+        if image.renders_in_place() {
+            // From here on each frame takes it and gives it back.
+            self.recorder.image_owner(target, Some(false));
         }
-        // From here on each frame takes it and gives it back.
-        self.recorder.image_owner(&image.raw, Some(false));
     }
 
     /// A registered resource, for this frame, which begins when the worker has given it back.
@@ -107,29 +110,51 @@ impl<'a> Frame<'a> {
     }
 
     fn take_image(&mut self, image: &'a Image) {
-        if !self.images.iter().any(|taken| std::ptr::eq(*taken, &*image.raw)) {
-            self.recorder.keep(Arc::clone(&image.raw) as _);
-            self.recorder.image_owner(&image.raw, Some(true));
-            self.images.push(&image.raw);
-        }
-        self.recorder.order();
-    }
-
-    fn take_buffer(&mut self, buffer: &'a Buffer) {
-        if !self.buffers.iter().any(|taken| std::ptr::eq(*taken, &*buffer.raw)) {
-            self.recorder.keep(Arc::clone(&buffer.raw) as _);
-            if buffer.shared {
-                self.recorder.buffer_owner(&buffer.raw, true);
-                self.buffers.push(&buffer.raw);
+        match &image.store {
+            Store::InPlace(raw, _) => {
+                if !self.images.iter().any(|taken| std::ptr::eq(*taken, &**raw)) {
+                    self.recorder.keep(Arc::clone(raw) as _);
+                    self.recorder.image_owner(raw, Some(true));
+                    self.images.push(raw);
+                }
+            }
+            Store::Beside { canvas, rows } => {
+                self.recorder.keep(Arc::clone(canvas) as _);
+                self.take_shared(rows);
             }
         }
         self.recorder.order();
     }
 
+    fn take_buffer(&mut self, buffer: &'a Buffer) {
+        match buffer.shared {
+            true => self.take_shared(&buffer.raw),
+            false => self.recorder.keep(Arc::clone(&buffer.raw) as _),
+        }
+        self.recorder.order();
+    }
+
+    fn take_shared(&mut self, raw: &'a Arc<RawBuffer>) {
+        if !self.buffers.iter().any(|taken| std::ptr::eq(*taken, &**raw)) {
+            self.recorder.keep(Arc::clone(raw) as _);
+            self.recorder.buffer_owner(raw, true);
+            self.buffers.push(raw);
+        }
+    }
+
+    /// Brings what was rendered beside them to the rows that are shared.
+    fn rendered(&mut self, image: &'a Image) {
+        if let Store::Beside { canvas, rows } = &image.store {
+            self.recorder.order();
+            self.recorder.image_to_buffer(canvas, rows, image.row());
+        }
+    }
+
     /// Sets all of an image to one color.
     pub fn clear(&mut self, image: &'a Image, color: [f32; 4]) {
         self.take_image(image);
-        self.recorder.clear(&image.raw, color);
+        self.recorder.clear(image.store.target(), color);
+        self.rendered(image);
     }
 
     /// Draws the pattern of the frame with a number.
@@ -146,13 +171,8 @@ impl<'a> Frame<'a> {
         }
         self.take_image(image);
         self.recorder.keep(Arc::clone(&pattern.pipeline) as _);
-        let target = image.canvas.as_ref().unwrap_or(&image.raw);
-        self.recorder.draw(&pattern.pipeline, &Target { image: target, size: image.size() }, number);
-        if let Some(canvas) = &image.canvas {
-            self.recorder.keep(Arc::clone(canvas) as _);
-            self.recorder.order();
-            self.recorder.image_to_image(canvas, &image.raw);
-        }
+        self.recorder.draw(&pattern.pipeline, image.store.target(), number);
+        self.rendered(image);
         Ok(())
     }
 
@@ -191,7 +211,13 @@ impl<'a> Frame<'a> {
     pub fn read_image(&mut self, image: &'a Image) -> Result<Readback> {
         let raw = self.host_buffer(image_bytes(image))?;
         self.take_image(image);
-        self.recorder.image_to_buffer(&image.raw, &raw);
+        let (row, pitch) = (row_bytes(image), image.layout().pitch);
+        match &image.store {
+            Store::InPlace(from, _) => self.recorder.image_to_buffer(from, &raw, 0),
+            Store::Beside { rows, .. } => {
+                self.recorder.copy_rows((rows, pitch), (&raw, row), image.size()[1], row)
+            }
+        }
         self.recorder.show_host();
         Ok(Readback { raw })
     }
@@ -215,7 +241,13 @@ impl<'a> Frame<'a> {
     pub fn write_image(&mut self, image: &'a Image, pixels: &[u8]) -> Result<()> {
         let staged = self.staged(image_bytes(image), pixels)?;
         self.take_image(image);
-        self.recorder.buffer_to_image(&staged, &image.raw);
+        let (row, pitch) = (row_bytes(image), image.layout().pitch);
+        match &image.store {
+            Store::InPlace(to, _) => self.recorder.buffer_to_image(&staged, to, 0),
+            Store::Beside { rows, .. } => {
+                self.recorder.copy_rows((&staged, row), (rows, pitch), image.size()[1], row);
+            }
+        }
         Ok(())
     }
 

@@ -23,11 +23,13 @@ pub struct GpuOptions {
     pub timeout: Duration,
     /// Whether the validation layer watches, where it is installed.
     pub validate: bool,
+    /// Whether images are rendered beside what is shared, as GPUs do it, also where the device could render there.
+    pub beside: bool,
 }
 
 impl Default for GpuOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(10), validate: false }
+        Self { timeout: Duration::from_secs(10), validate: false, beside: false }
     }
 }
 
@@ -136,11 +138,6 @@ impl Gpu {
         self.device().physical.uuid
     }
 
-    /// Whether it renders on the host's processor.
-    pub fn is_software(&self) -> bool {
-        self.device().physical.software
-    }
-
     /// How memory is shared with the accelerator.
     pub fn shares(&self) -> ExternalKind {
         self.0.kind
@@ -167,7 +164,7 @@ impl Gpu {
         Buffer::new(self, name, bytes, Place::Device)
     }
 
-    /// An image that can be registered with a worker: its rows lie one behind the other.
+    /// An image that can be registered with a worker, which sees its rows one behind the other.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] for one without pixels; [`Error::Unsupported`]; the driver's.

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use vm_accel::{Accelerator, Error, ExternalMemory, Result, Shaped, Shareable, View};
+use vm_accel::{Accelerator, Error, ExternalKind, ExternalMemory, Result, Shaped, Shareable, View};
 
 use crate::format::Format;
 use crate::gpu::Gpu;
-use crate::sys::{Place, RawImage};
+use crate::sys::{Device, Place, RawBuffer, RawImage};
 
 /// How the pixels of an image lie that is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,14 +53,29 @@ impl Rows {
     }
 }
 
-/// A 2D image of a [`Gpu`], whose rows lie one behind the other.
+/// A 2D image of a [`Gpu`], whose rows lie one behind the other for kernels.
 pub struct Image {
     name: String,
     rows: Rows,
-    offset: u64,
-    pub(crate) raw: Arc<RawImage>,
-    /// What is rendered to, and copied from, where the device renders to no image with such rows.
-    pub(crate) canvas: Option<Arc<RawImage>>,
+    pub(crate) store: Store,
+}
+
+/// Where an image is.
+pub(crate) enum Store {
+    /// In memory that is shared, with its first byte there.
+    InPlace(Arc<RawImage>, u64),
+    /// In memory of its own, and its rows, which are shared, in a buffer. A GPU may keep an image compressed, also one whose rows
+    /// lie one behind the other, and does not see then what others wrote there.
+    Beside { canvas: Arc<RawImage>, rows: Arc<RawBuffer> },
+}
+
+impl Store {
+    /// What is rendered to.
+    pub(crate) fn target(&self) -> &Arc<RawImage> {
+        match self {
+            Self::InPlace(image, _) | Self::Beside { canvas: image, .. } => image,
+        }
+    }
 }
 
 impl Image {
@@ -70,19 +85,41 @@ impl Image {
         if bytes == 0 {
             return Err(Error::OutOfRange { offset: 0, bytes, size: u64::MAX });
         }
-        let (device, place) = (gpu.device(), Place::Shared(gpu.shares()));
-        let raw = Arc::new(RawImage::new(device, format.vulkan(), size, true, place)?);
-        let (offset, pitch) = raw.rows.ok_or_else(|| device.unsupported("images of rows"))?;
-        let canvas = match raw.renders {
-            true => None,
-            false => Some(Arc::new(RawImage::new(device, format.vulkan(), size, false, Place::Device)?)),
+        let (device, kind) = (gpu.device(), gpu.shares());
+        let place = Place::Shared(kind);
+        let in_place = match kind == ExternalKind::HostFd && !gpu.options().beside {
+            true => RawImage::new(device, format.vulkan(), size, true, place),
+            false => Err(device.unsupported("rendering in place")),
+        };
+        let (store, pitch) = match in_place {
+            Ok(image) => {
+                let (offset, pitch) = image.rows.ok_or_else(|| device.unsupported("images of rows"))?;
+                (Store::InPlace(Arc::new(image), offset), pitch)
+            }
+            Err(Error::Unsupported { .. }) => {
+                let pixel = u64::from(format.bytes());
+                let pitch = (u64::from(width) * pixel).next_multiple_of(device.traits.row_alignment.max(64));
+                let canvas = RawImage::new(device, format.vulkan(), size, false, Place::Device)?;
+                let rows = RawBuffer::new(device, pitch * u64::from(height), place)?;
+                (Store::Beside { canvas: Arc::new(canvas), rows: Arc::new(rows) }, pitch)
+            }
+            Err(error) => return Err(error),
         };
         let rows = Rows { format, width, height, pitch };
-        let this = Self { name: name.to_owned(), rows, offset, raw, canvas };
+        let this = Self { name: name.to_owned(), rows, store };
         let mut frame = gpu.frame()?;
         frame.begin(&this);
         frame.submit()?;
         Ok(this)
+    }
+
+    /// Pixels from one row of the shared memory to the next.
+    pub(crate) fn row(&self) -> u32 {
+        (self.rows.pitch / u64::from(self.rows.format.bytes())) as u32
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.store.target().device
     }
 
     /// How its pixels are stored.
@@ -95,9 +132,9 @@ impl Image {
         [self.rows.width, self.rows.height]
     }
 
-    /// Whether the device renders into it; if not, it renders beside it and copies there, on the device.
+    /// Whether the device renders into the memory that is shared; if not, it renders beside it and copies there, on the device.
     pub fn renders_in_place(&self) -> bool {
-        self.canvas.is_none()
+        matches!(self.store, Store::InPlace(..))
     }
 }
 
@@ -123,11 +160,15 @@ impl Shareable for Image {
     }
 
     fn export(&self) -> Result<ExternalMemory> {
-        let Some(memory) = &self.raw.memory else {
-            return Err(self.raw.device.unsupported("sharing an image without memory"));
+        let (memory, offset) = match &self.store {
+            Store::InPlace(image, offset) => (&image.memory, *offset),
+            Store::Beside { rows, .. } => (&rows.memory, 0),
+        };
+        let Some(memory) = memory else {
+            return Err(self.device().unsupported("sharing an image without memory"));
         };
         let (fd, kind) = memory.export()?;
         let (allocation, dedicated) = (memory.bytes, memory.dedicated);
-        Ok(ExternalMemory { fd, kind, allocation, offset: self.offset, bytes: self.rows.bytes(), dedicated })
+        Ok(ExternalMemory { fd, kind, allocation, offset, bytes: self.rows.bytes(), dedicated })
     }
 }

@@ -158,7 +158,7 @@ impl Image {
     /// # Errors
     /// As [`Buffer::send`].
     pub fn send(&self, socket: &UnixStream) -> Result<()> {
-        message(self.name(), self.export()?, Some(self.layout()), self.raw.device.physical.uuid).send(socket)
+        message(self.name(), self.export()?, Some(self.layout()), self.device().physical.uuid).send(socket)
     }
 }
 

@@ -79,7 +79,8 @@ fn what_is_registered_when_the_worker_stops_is_graphics_again() {
 #[test]
 fn resources_outlive_what_made_them() {
     check(|rig| {
-        let gpu = Gpu::beside(&**rig.worker.accelerator(), GpuOptions { timeout: TIMEOUT, validate: true })?;
+        let gpu =
+            Gpu::beside(&**rig.worker.accelerator(), GpuOptions { validate: true, ..rig.gpu().options() })?;
         let (image, buffer) = (gpu.image("image", Format::Rgba8Unorm, SIZE)?, gpu.buffer("buffer", 4096)?);
         for _ in 0..20 {
             let mut frame = gpu.frame()?;
@@ -163,7 +164,7 @@ fn a_reset_lets_go_of_all_and_begins_anew() {
 #[test]
 fn waits_have_deadlines() {
     check(|rig| {
-        let options = GpuOptions { timeout: Duration::from_millis(50), validate: true };
+        let options = GpuOptions { timeout: Duration::from_millis(50), ..rig.gpu().options() };
         let gpu = Gpu::beside(&**rig.worker.accelerator(), options)?;
         let timeline = gpu.timeline()?;
         assert!(!timeline.wait(1, Instant::now() + Duration::from_millis(10))?);

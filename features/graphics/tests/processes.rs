@@ -9,13 +9,15 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use common::{Outcome, SIZE, TIMEOUT, after, check, pixels, spec};
+use common::{Outcome, SIZE, TIMEOUT, after, check, options, pixels, spec};
 use vm_accel::{Link, Mapped, Registered, Timeline as _, arguments};
 use vm_graphics::{Foreign, Format, Gpu, GpuOptions, Timeline};
 use vm_runtime::AnyAccelerator;
 
 /// Where the child finds its parent.
 const SOCKET: &str = "VM_GRAPHICS_SOCKET";
+/// Set where it renders beside what is shared.
+const BESIDE: &str = "VM_GRAPHICS_BESIDE";
 
 // What the parent asks the child for; each is followed by the frame's number, and answered by a byte.
 const RENDER: u8 = 1;
@@ -36,7 +38,8 @@ fn child() {
         let mut socket = UnixStream::connect(path)?;
         socket.set_read_timeout(Some(TIMEOUT))?;
         let accelerator = AnyAccelerator::open(&spec())?;
-        let gpu = Gpu::beside(&accelerator, GpuOptions::default())?;
+        let beside = std::env::var_os(BESIDE).is_some();
+        let gpu = Gpu::beside(&accelerator, GpuOptions { beside, ..options() })?;
         let (graphics, computed) = (gpu.timeline()?, gpu.timeline()?);
         let pattern = gpu.pattern(Format::Rgba8Unorm)?;
         let image = gpu.image("theirs", Format::Rgba8Unorm, SIZE)?;
@@ -92,6 +95,7 @@ impl Peer {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["--exact", "child", "--nocapture"])
             .env(SOCKET, &path)
+            .envs(rig.gpu().options().beside.then_some((BESIDE, "1")))
             .spawn()?;
         let end = Instant::now() + TIMEOUT;
         let socket = loop {

@@ -18,7 +18,7 @@ pub(crate) use allocation::Place;
 pub(crate) use device::Device;
 pub(crate) use instance::{Instance, Physical};
 pub(crate) use pattern::Pipeline;
-pub(crate) use recorder::{Recorder, Ring, Target};
+pub(crate) use recorder::{Recorder, Ring};
 pub(crate) use resource::{RawBuffer, RawImage};
 pub(crate) use timeline::RawTimeline;
 

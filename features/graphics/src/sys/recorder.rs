@@ -164,12 +164,6 @@ impl Ring {
     }
 }
 
-/// What is drawn into.
-pub(crate) struct Target<'a> {
-    pub(crate) image: &'a RawImage,
-    pub(crate) size: [u32; 2],
-}
-
 /// Commands that are being recorded. Dropping it forgets them.
 pub(crate) struct Recorder<'a> {
     slot: Option<Slot>,
@@ -274,57 +268,58 @@ impl Recorder<'_> {
 
     /// Copies bytes from one buffer to another; the caller has checked that both have them.
     pub(crate) fn copy(&self, from: &RawBuffer, to: &RawBuffer, [at_from, at_to, bytes]: [u64; 3]) {
-        let part = vk::BufferCopy::default().src_offset(at_from).dst_offset(at_to).size(bytes);
+        self.copy_parts(
+            from,
+            to,
+            &[vk::BufferCopy::default().src_offset(at_from).dst_offset(at_to).size(bytes)],
+        );
+    }
+
+    /// Copies rows of so many bytes, which begin at multiples of a pitch in each buffer; as above.
+    pub(crate) fn copy_rows(&self, from: (&RawBuffer, u64), to: (&RawBuffer, u64), rows: u32, bytes: u64) {
+        let part =
+            |row: u64| vk::BufferCopy::default().src_offset(row * from.1).dst_offset(row * to.1).size(bytes);
+        let parts: Vec<_> = (0..u64::from(rows)).map(part).collect();
+        self.copy_parts(from.0, to.0, &parts);
+    }
+
+    fn copy_parts(&self, from: &RawBuffer, to: &RawBuffer, parts: &[vk::BufferCopy]) {
         // SAFETY: as above, of both.
-        unsafe { self.device().cmd_copy_buffer(self.buffer(), from.handle, to.handle, &[part]) };
+        unsafe { self.device().cmd_copy_buffer(self.buffer(), from.handle, to.handle, parts) };
     }
 
     fn layers() -> vk::ImageSubresourceLayers {
         vk::ImageSubresourceLayers::default().aspect_mask(vk::ImageAspectFlags::COLOR).layer_count(1)
     }
 
-    /// Copies an image's pixels into a buffer, row by row; the caller has checked that it has room.
-    pub(crate) fn image_to_buffer(&self, from: &RawImage, to: &RawBuffer) {
-        let [width, height] = from.size;
-        let part = vk::BufferImageCopy::default()
+    fn all_of(image: &RawImage, row: u32) -> vk::BufferImageCopy {
+        let [width, height] = image.size;
+        vk::BufferImageCopy::default()
+            .buffer_row_length(row)
             .image_subresource(Self::layers())
-            .image_extent(vk::Extent3D { width, height, depth: 1 });
-        let (layout, device) = (vk::ImageLayout::GENERAL, self.device());
+            .image_extent(vk::Extent3D { width, height, depth: 1 })
+    }
+
+    /// Copies an image's pixels into a buffer in rows of so many pixels; the caller has checked that it has room.
+    pub(crate) fn image_to_buffer(&self, from: &RawImage, to: &RawBuffer, row: u32) {
+        let (part, layout, device) = (Self::all_of(from, row), vk::ImageLayout::GENERAL, self.device());
         // SAFETY: as above, of both.
         unsafe { device.cmd_copy_image_to_buffer(self.buffer(), from.handle, layout, to.handle, &[part]) };
     }
 
     /// The other way.
-    pub(crate) fn buffer_to_image(&self, from: &RawBuffer, to: &RawImage) {
-        let [width, height] = to.size;
-        let part = vk::BufferImageCopy::default()
-            .image_subresource(Self::layers())
-            .image_extent(vk::Extent3D { width, height, depth: 1 });
-        let (layout, device) = (vk::ImageLayout::GENERAL, self.device());
+    pub(crate) fn buffer_to_image(&self, from: &RawBuffer, to: &RawImage, row: u32) {
+        let (part, layout, device) = (Self::all_of(to, row), vk::ImageLayout::GENERAL, self.device());
         // SAFETY: as above, of both.
         unsafe { device.cmd_copy_buffer_to_image(self.buffer(), from.handle, to.handle, layout, &[part]) };
     }
 
-    /// Copies an image to another of the same size and format.
-    pub(crate) fn image_to_image(&self, from: &RawImage, to: &RawImage) {
-        let [width, height] = from.size;
-        let part = vk::ImageCopy::default()
-            .src_subresource(Self::layers())
-            .dst_subresource(Self::layers())
-            .extent(vk::Extent3D { width, height, depth: 1 });
-        let (layout, device) = (vk::ImageLayout::GENERAL, self.device());
-        // SAFETY: as above, of both.
-        unsafe {
-            device.cmd_copy_image(self.buffer(), from.handle, layout, to.handle, layout, &[part]);
-        };
-    }
-
-    /// Draws a pipeline's triangle over all of a target that can be rendered to.
-    pub(crate) fn draw(&self, pipeline: &Pipeline, target: &Target<'_>, number: u32) {
+    /// Draws a pipeline's triangle over all of an image.
+    pub(crate) fn draw(&self, pipeline: &Pipeline, target: &RawImage, number: u32) {
         let [width, height] = target.size;
         let area = vk::Rect2D { extent: vk::Extent2D { width, height }, ..vk::Rect2D::default() };
         let colors = [vk::RenderingAttachmentInfo::default()
-            .image_view(target.image.view)
+            .image_view(target.view)
             .image_layout(vk::ImageLayout::GENERAL)
             .load_op(vk::AttachmentLoadOp::DONT_CARE)
             .store_op(vk::AttachmentStoreOp::STORE)];
@@ -333,7 +328,7 @@ impl Recorder<'_> {
         let view =
             vk::Viewport { width: width as f32, height: height as f32, max_depth: 1.0, ..Default::default() };
         let (fragment, graphics) = (vk::ShaderStageFlags::FRAGMENT, vk::PipelineBindPoint::GRAPHICS);
-        // SAFETY: the buffer is being recorded; the image is live and can be rendered to.
+        // SAFETY: the buffer is being recorded; the image is live.
         unsafe { device.cmd_begin_rendering(buffer, &info) };
         // SAFETY: as above; the pipeline is live, and kept.
         unsafe { device.cmd_bind_pipeline(buffer, graphics, pipeline.handle) };

@@ -71,13 +71,11 @@ fn check_features(
     }
 }
 
-/// A 2D image of one level and one layer.
+/// A 2D image of one level and one layer, which can be rendered to.
 pub(crate) struct RawImage {
     pub(super) handle: vk::Image,
     pub(super) view: vk::ImageView,
     pub(crate) size: [u32; 2],
-    /// Whether it can be rendered to.
-    pub(crate) renders: bool,
     /// First byte and bytes of a row, of an image whose rows lie one behind the other.
     pub(crate) rows: Option<(u64, u64)>,
     pub(crate) memory: Option<Allocation>,
@@ -93,25 +91,11 @@ impl RawImage {
         linear: bool,
         place: Place,
     ) -> Result<Self> {
-        // SAFETY: the device is one of the instance.
-        let has = unsafe {
-            device.instance.handle.get_physical_device_format_properties(device.physical.handle, format)
-        };
-        let (tiling, has) = match linear {
-            true => (vk::ImageTiling::LINEAR, has.linear_tiling_features),
-            false => (vk::ImageTiling::OPTIMAL, has.optimal_tiling_features),
-        };
-        let mut usage = vk::ImageUsageFlags::TRANSFER_SRC | vk::ImageUsageFlags::TRANSFER_DST;
-        let mut renders = has.contains(vk::FormatFeatureFlags::COLOR_ATTACHMENT);
-        if renders {
-            let with = usage | vk::ImageUsageFlags::COLOR_ATTACHMENT;
-            renders = check_image(device, format, tiling, with, place).is_ok();
-        }
-        if renders {
-            usage |= vk::ImageUsageFlags::COLOR_ATTACHMENT;
-        } else {
-            check_image(device, format, tiling, usage, place)?;
-        }
+        let tiling = if linear { vk::ImageTiling::LINEAR } else { vk::ImageTiling::OPTIMAL };
+        let usage = vk::ImageUsageFlags::TRANSFER_SRC
+            | vk::ImageUsageFlags::TRANSFER_DST
+            | vk::ImageUsageFlags::COLOR_ATTACHMENT;
+        check_image(device, format, tiling, usage, place)?;
         let mut external = vk::ExternalMemoryImageCreateInfo::default();
         let mut info = image_info(format, tiling, usage, size);
         if let Place::Shared(kind) = place {
@@ -121,8 +105,7 @@ impl RawImage {
         // SAFETY: what the structure names are locals.
         let handle = unsafe { device.handle.create_image(&info, None) }.map_err(failed("vkCreateImage"))?;
         let view = vk::ImageView::null();
-        let mut this =
-            Self { handle, view, size, renders, rows: None, memory: None, device: Arc::clone(device) };
+        let mut this = Self { handle, view, size, rows: None, memory: None, device: Arc::clone(device) };
         let memory = Allocation::new(device, For::Image(handle), place)?;
         memory.bind(For::Image(handle))?;
         this.memory = Some(memory);
@@ -132,16 +115,14 @@ impl RawImage {
             let layout = unsafe { device.handle.get_image_subresource_layout(handle, part) };
             this.rows = Some((layout.offset, layout.row_pitch));
         }
-        if renders {
-            let info = vk::ImageViewCreateInfo::default()
-                .image(handle)
-                .view_type(vk::ImageViewType::TYPE_2D)
-                .format(format)
-                .subresource_range(WHOLE);
-            // SAFETY: the image is live and has its memory.
-            let view = unsafe { device.handle.create_image_view(&info, None) };
-            this.view = view.map_err(failed("vkCreateImageView"))?;
-        }
+        let info = vk::ImageViewCreateInfo::default()
+            .image(handle)
+            .view_type(vk::ImageViewType::TYPE_2D)
+            .format(format)
+            .subresource_range(WHOLE);
+        // SAFETY: the image is live and has its memory.
+        let view = unsafe { device.handle.create_image_view(&info, None) };
+        this.view = view.map_err(failed("vkCreateImageView"))?;
         Ok(this)
     }
 }

@@ -61,13 +61,13 @@ fn kernel() -> IRBlock {
 impl Rig {
     /// With the validation layer, where it is installed.
     pub(crate) fn new() -> Outcome<Self> {
-        Self::with(true)
+        Self::with(GpuOptions { validate: true, ..options() })
     }
 
-    pub(crate) fn with(validate: bool) -> Outcome<Self> {
+    pub(crate) fn with(options: GpuOptions) -> Outcome<Self> {
         let accelerator = Arc::new(AnyAccelerator::open(&spec())?);
         let worker = Worker::start(Arc::clone(&accelerator), WorkerOptions::default())?;
-        let interop = Interop::open(&worker, GpuOptions { timeout: TIMEOUT, validate })?;
+        let interop = Interop::open(&worker, options)?;
         let compiled = JitCompiler::new(accelerator).compile(&kernel())?;
         let kernel = worker.load(compiled.artifact())?;
         let pattern = interop.gpu().pattern(Format::Rgba8Unorm)?;
@@ -209,19 +209,27 @@ pub(crate) fn same(what: &str, found: &[u8], wanted: &[u8]) {
     }
 }
 
-/// Runs a test, if there is what it needs, and checks that the validation layer had nothing to say.
-pub(crate) fn check(test: impl FnOnce(Rig) -> Outcome<Rig>) {
-    let rig = match Rig::new() {
-        Ok(rig) => rig,
-        Err(error) if std::env::var_os("VM_GRAPHICS_ACCELERATOR").is_none() && is_missing(&*error) => {
-            return println!("skipped: {error}");
+/// How tests open the device that renders.
+pub(crate) fn options() -> GpuOptions {
+    GpuOptions { timeout: TIMEOUT, ..GpuOptions::default() }
+}
+
+/// Runs a test, if there is what it needs, with images that are rendered in place and beside, and checks that the validation layer
+/// had nothing to say.
+pub(crate) fn check(test: impl Fn(Rig) -> Outcome<Rig>) {
+    let named = std::env::var_os("VM_GRAPHICS_ACCELERATOR").is_some();
+    // A GPU renders beside anyway.
+    for beside in [false, true].into_iter().take(if spec() == "cpu" { 2 } else { 1 }) {
+        let rig = match Rig::with(GpuOptions { validate: true, beside, ..options() }) {
+            Ok(rig) => rig,
+            Err(error) if !named && is_missing(&*error) => return println!("skipped: {error}"),
+            Err(error) => panic!("{error}"),
+        };
+        let rig = test(rig).unwrap_or_else(|error| panic!("beside {beside}: {error}"));
+        match rig.stop().unwrap_or_else(|error| panic!("beside {beside}: {error}")) {
+            Some(messages) => assert!(messages.is_empty(), "{}", messages.join("\n")),
+            None => println!("the validation layer is not installed"),
         }
-        Err(error) => panic!("{error}"),
-    };
-    let rig = test(rig).unwrap_or_else(|error| panic!("{error}"));
-    match rig.stop().unwrap_or_else(|error| panic!("{error}")) {
-        Some(messages) => assert!(messages.is_empty(), "{}", messages.join("\n")),
-        None => println!("the validation layer is not installed"),
     }
 }
 
