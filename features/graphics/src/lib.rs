@@ -1,4 +1,4 @@
-//! Buffers and images that Vulkan and an accelerator's worker use in turns: no copy, and no wait on the host.
+//! Buffers and images that Vulkan and an accelerator's worker use in turns: no copy and no wait by the host.
 //!
 //! [`Interop`] is both sides of one device. Graphics records a [`Frame`] with what is
 //! [`Registered`](vm_accel::Registered), and submits it; the worker maps that for kernels, launches them, and unmaps it; the
