@@ -62,7 +62,7 @@ share() {
     sed -n '4,$p' "$work/$1.give"
 }
 
-for what in graphs copies logs peers occupancy share; do
+for what in graphs hostmem conditional allocs prints copies logs peers occupancy share; do
     for way in $ways; do
         case $what in
         share) share "$way" ;;
@@ -78,5 +78,5 @@ for what in graphs copies logs peers occupancy share; do
         fi
     done
 done
-by free "$work/graphs" own || true
+by free "$work/graphs" gone || true
 cat "$work"/*.log

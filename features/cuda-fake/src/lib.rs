@@ -25,6 +25,7 @@
 mod array;
 mod builtin;
 mod capture;
+mod conditional;
 mod config;
 mod context;
 mod copy;
@@ -35,6 +36,7 @@ mod event;
 mod exec;
 mod ffi;
 mod graph;
+mod graph_memory;
 mod host;
 mod ipc;
 mod library;
