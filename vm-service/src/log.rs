@@ -22,7 +22,9 @@ mod settings;
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{self, IsTerminal as _, Write};
+use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
@@ -202,6 +204,20 @@ pub(crate) fn flush() {
     }
 }
 
+/// Where this process logs once standard error is another's.
+static STAYS: OnceLock<File> = OnceLock::new();
+
+/// Has this process log where its standard error is now, whatever becomes of that.
+///
+/// # Errors
+/// When the process has no more descriptors.
+pub(crate) fn stay() -> io::Result<()> {
+    let file = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    // The first is as good.
+    let _ = STAYS.set(file);
+    Ok(())
+}
+
 /// Says something whatever the log's level is.
 pub(crate) fn say(text: std::fmt::Arguments<'_>) {
     // A message is one piece, so that it is said as a whole or not at all. Writing to the queue does not fail, and nothing
@@ -215,7 +231,12 @@ pub(crate) struct Messages;
 
 impl Write for Messages {
     fn write(&mut self, message: &[u8]) -> io::Result<usize> {
-        let Some(queue) = QUEUE.get() else { return io::stderr().write(message) };
+        let Some(queue) = QUEUE.get() else {
+            return match STAYS.get() {
+                Some(file) => (&*file).write(message),
+                None => io::stderr().write(message),
+            };
+        };
         let left_out = LEFT_OUT.swap(0, Ordering::Relaxed);
         let note = match left_out {
             0 => String::new(),

@@ -2,6 +2,7 @@
 //! into the folder that `VM_BRIDGE_RECORD` names. Use `vm-service bridge serve` for all else.
 
 use std::fs::File;
+use std::io::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use vm_bridge::recording::Recorder;
-use vm_bridge::server::{Driver, Exports, Session, serve};
+use vm_bridge::server::{Driver, Exports, Prints, Session, serve};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -21,10 +22,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 Recorder::new(File::create_new(Path::new(&folder).join(std::process::id().to_string()))?)
             });
             let session = Session::new(Arc::new(Driver::open(Path::new(driver))?));
-            let session = Arc::new(session.share_by(server).recorded_by(recorder.transpose()?));
+            let mut log = File::from(std::io::stderr().as_fd().try_clone_to_owned()?);
+            let session =
+                session.share_by(server).recorded_by(recorder.transpose()?).printing(Prints::begin()?);
+            let session = Arc::new(session);
             let result = serve(&connection, &session);
             if let Err(error) = &result {
-                eprintln!("{error}");
+                writeln!(log, "{error}")?;
             }
             // Lanes may be in calls that never end.
             std::process::exit(i32::from(result.is_err()));

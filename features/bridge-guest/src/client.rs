@@ -17,12 +17,12 @@ use rustix::net::{RecvFlags, recv};
 use vm_bridge::orders::Order;
 use vm_bridge::ring::{Near, PLACES, SIZES};
 use vm_bridge::wire::preamble::{Preamble, Token};
-use vm_bridge::wire::{Answer, Header, VERSION, code, control};
+use vm_bridge::wire::{Answer, Header, Reader, VERSION, code, control, own};
 
 use crate::connect::Place;
 use crate::connection::Connection;
-use crate::sys::fork;
 use crate::sys::window::Window;
+use crate::sys::{fork, print};
 use crate::{counts, current, say};
 
 /// How long an answer is waited for, but that of a call that waits for the device: compilers may take minutes.
@@ -378,11 +378,33 @@ impl Client {
         waits: bool,
     ) -> Result<Vec<u8>, u32> {
         let mut reply = Vec::new();
-        let code = self.with_lane(|lane| {
+        let (code, printed) = self.with_lane(|lane| {
             lane.send(call as u16, true, parts)?;
-            lane.receive(&mut reply, waits)
+            Ok((lane.receive(&mut reply, waits)?, lane.printed()))
         })?;
+        if printed {
+            self.print();
+        }
         if code == 0 { Ok(reply) } else { Err(code) }
+    }
+
+    /// Prints what the driver has printed for this program.
+    fn print(self: &Arc<Self>) {
+        /// So much that nobody prints more between two calls.
+        const MOST: usize = 64;
+        for _ in 0..MOST {
+            let mut reply = Vec::new();
+            let asked = self.with_lane(|lane| {
+                lane.send(own::PRINTED, true, [&[], &[]])?;
+                let code = lane.receive(&mut reply, false)?;
+                lane.printed();
+                Ok(code)
+            });
+            let mut reader = Reader(&reply);
+            let (Ok(0), Ok(to), Ok(len)) = (asked, reader.word(), reader.word()) else { return };
+            let Ok(bytes) = reader.bytes(len as usize) else { return };
+            print::print(to, bytes);
+        }
     }
 
     /// Sends a call, and waits for its answer, no longer than a call may take where it does not wait for the device.
@@ -404,7 +426,7 @@ impl Client {
             *result = if *result == 0 { code } else { *result };
             Ok::<_, io::Error>(())
         };
-        self.with_lane(|lane| {
+        let printed = self.with_lane(|lane| {
             for (at, (payload, to)) in calls.enumerate() {
                 if open.len() == PLACES || at == 1 {
                     finish(lane, &mut open, &mut result)?;
@@ -418,8 +440,11 @@ impl Client {
             while !open.is_empty() {
                 finish(lane, &mut open, &mut result)?;
             }
-            Ok(())
+            Ok(lane.printed())
         })?;
+        if printed {
+            self.print();
+        }
         if result == 0 { Ok(()) } else { Err(result) }
     }
 }
@@ -459,6 +484,8 @@ fn window(place: &Place) -> Option<Arc<Window>> {
 struct Lane {
     client: Arc<Client>,
     way: ManuallyDrop<Way>,
+    /// Has an answer said that something was printed?
+    printed: bool,
 }
 
 impl Drop for Lane {
@@ -506,7 +533,7 @@ impl Lane {
             client.order([control::RING, 0, 0, 0], Some(file.as_fd()))?;
             Way::Ring { ring, part: None }
         };
-        Ok(Self { client: client.clone(), way: ManuallyDrop::new(way) })
+        Ok(Self { client: client.clone(), way: ManuallyDrop::new(way), printed: false })
     }
 
     fn send(&mut self, call: u16, asks: bool, parts: [&[u8]; 2]) -> io::Result<()> {
@@ -527,11 +554,22 @@ impl Lane {
         }
     }
 
+    /// A result without whether something was printed, which is kept.
+    fn result(&mut self, code: u32) -> u32 {
+        self.printed |= code & Answer::PRINTED != 0;
+        code & !Answer::PRINTED
+    }
+
+    /// Has an answer since the last time said that something was printed?
+    fn printed(&mut self) -> bool {
+        std::mem::take(&mut self.printed)
+    }
+
     fn receive(&mut self, reply: &mut Vec<u8>, waits: bool) -> io::Result<u32> {
         // What waits for the device waits as long as that takes; a server that ends ends it.
         let timeout = if waits { None } else { Some(PATIENCE) };
-        match &mut *self.way {
-            Way::Ring { ring, .. } => ring.receive(reply, timeout, || self.client.is_gone()),
+        let code = match &mut *self.way {
+            Way::Ring { ring, .. } => ring.receive(reply, timeout, || self.client.is_gone())?,
             Way::Stream { stream, is_patient, .. } => {
                 if waits != *is_patient {
                     stream.set_read_timeout(timeout)?;
@@ -542,15 +580,17 @@ impl Lane {
                 let answer = Answer::from_bytes(head).map_err(io::Error::other)?;
                 reply.resize(answer.len as usize, 0);
                 stream.read_exact(reply)?;
-                Ok(answer.code)
+                answer.code
             }
-        }
+        };
+        Ok(self.result(code))
     }
 
     /// The answer of a call that waits for the device, with its payload in `to`.
     fn receive_in(&mut self, to: &mut [u8]) -> io::Result<u32> {
         if let Way::Ring { ring, .. } = &mut *self.way {
-            return ring.receive_in(to, None, || self.client.is_gone());
+            let code = ring.receive_in(to, None, || self.client.is_gone())?;
+            return Ok(self.result(code));
         }
         let mut reply = Vec::new();
         let code = self.receive(&mut reply, true)?;

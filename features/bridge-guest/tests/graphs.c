@@ -3,6 +3,7 @@
 #define ON_FAILURE exit(1)
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include "../../hook-preload/tests/driver.h"
 
 /* The first line is for the fake driver, which has these kernels. */
@@ -336,13 +337,407 @@ static void graphs(void) {
            TRY("cuGraphAddKernelNode_v2", ADD_TYPES, &launch, graph, NULL, 0, NULL) != 0);
 }
 
-/* A node keeps memory that only the program has: a driver of this process can copy it, the bridge says that it can't. */
-static void own(void) {
+/* Copies of memory that only the program has: read when the node runs, and written before anybody sees that it has. */
+static uint32_t *mine, *theirs;
+static void write_up(void *argument) {
+    for (int i = 0; i < N; i++) mine[i] = i + (unsigned)(uintptr_t)argument;
+}
+static void add_theirs(void *argument) {
+    sum = 0;
+    for (int i = 0; i < N; i++) sum += theirs[i] * (unsigned long)(uintptr_t)argument;
+}
+static uint32_t *memory_of(size_t words, uint32_t first) {
+    uint32_t *made = malloc(4 * words);
+    for (size_t i = 0; i < words; i++) made[i] = first + i;
+    return made;
+}
+static void launch(handle exec, const char *what) {
+    sum = 0;
+    CALL("cuGraphLaunch", (handle, handle), exec, stream);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("%s: sum %lu, mine %u, theirs %u %u\n", what, sum, mine[0], theirs[0], theirs[N - 1]);
+}
+static handle runs(handle graph) {
+    handle exec = NULL;
+    CALL("cuGraphInstantiateWithFlags", (handle *, handle, unsigned long long), &exec, graph, 0);
+    return exec;
+}
+
+static void hostmem(void) {
     prepare();
-    uint32_t *private = malloc(4 * N);
-    copy3 in = to_device(y, private);
-    handle node = NULL;
-    printf("own: %d\n", TRY("cuGraphAddMemcpyNode", ADD_TYPES_IN, &node, new_graph(), NULL, 0, &in, context));
+    mine = memory_of(N, 10), theirs = memory_of(N, 0);
+    uint32_t *other = memory_of(N, 5000), *third = memory_of(N, 0);
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), x, 7, N);
+    CALL("cuCtxSynchronize", (void));
+    /* A function writes what is read behind it, and another reads what is written before it. */
+    handle graph = new_graph(), first = NULL, in_node = NULL, out_node = NULL, last = NULL;
+    host_node writes = {write_up, (void *)10}, reads = {add_theirs, (void *)1};
+    copy3 in = to_device(y, mine), out = to_host(theirs, z);
+    CALL("cuGraphAddHostNode", ADD_TYPES, &first, graph, NULL, 0, &writes);
+    CALL("cuGraphAddMemcpyNode", ADD_TYPES_IN, &in_node, graph, &first, 1, &in, context);
+    void *to_add[] = {&z, &x, &y, &count};
+    kernel_node kernel = {.function = add, .grid = {1, 1, 1}, .block = {N, 1, 1}, .parameters = to_add};
+    CALL("cuGraphAddKernelNode_v2", ADD_TYPES, &added, graph, &in_node, 1, &kernel);
+    any_node any = {.kind = 1, .of.copy = {0, 0, context, out}};
+    CALL("cuGraphAddNode", ADD_TYPES, &out_node, graph, &added, 1, &any);
+    CALL("cuGraphAddHostNode", ADD_TYPES, &last, graph, &out_node, 1, &reads);
+    handle exec = runs(graph);
+    launch(exec, "made");
+    writes.data = (void *)100;
+    CALL("cuGraphExecHostNodeSetParams", (handle, handle, const host_node *), exec, first, &writes);
+    launch(exec, "written anew");
+    size_t nodes = 0;
+    int kinds[2] = {-1, -1};
+    copy3 shown = {0};
+    CALL("cuGraphGetNodes", (handle, handle *, size_t *), graph, NULL, &nodes);
+    CALL("cuGraphNodeGetType", (handle, int *), in_node, &kinds[0]);
+    CALL("cuGraphNodeGetType", (handle, int *), out_node, &kinds[1]);
+    CALL("cuGraphMemcpyNodeGetParams", (handle, copy3 *), in_node, &shown);
+    printf("nodes: %zu, kinds %d %d, from %d, to %d, width %zu\n", nodes, kinds[0], kinds[1], shown.from.host == mine, shown.to.device == y, shown.width);
+    handle child = NULL;
+    printf("a graph in it: %d\n", TRY("cuGraphChildGraphNodeGetGraph", (handle, handle *), in_node, &child) != 0);
+    /* Other memory, of what runs alone, then of the graph. */
+    copy3 changed = to_device(y, other);
+    CALL("cuGraphExecMemcpyNodeSetParams", (handle, handle, const copy3 *, handle), exec, in_node, &changed, context);
+    launch(exec, "changed");
+    copy3 to_third = to_host(third, z);
+    CALL("cuGraphMemcpyNodeSetParams", (handle, const copy3 *), out_node, &to_third);
+    launch(exec, "still");
+    struct {
+        unsigned result;
+        handle node, from;
+    } info = {9, NULL, NULL};
+    CALL("cuGraphExecUpdate_v2", (handle, handle, void *), exec, graph, &info);
+    memset(theirs, 0, 4 * N);
+    launch(exec, "updated");
+    printf("third: %u %u\n", third[0], third[N - 1]);
+    /* Several that run at once, of one graph, of its clone, and of one that it is in. */
+    CALL("cuGraphMemcpyNodeSetParams", (handle, const copy3 *), out_node, &out);
+    handle clone = NULL, found = NULL, outer = new_graph(), node = NULL, streams[3] = {0}, all[3];
+    CALL("cuGraphClone", (handle *, handle), &clone, graph);
+    CALL("cuGraphNodeFindInClone", (handle *, handle, handle), &found, out_node, clone);
+    CALL("cuGraphNodeGetType", (handle, int *), found, &kinds[0]);
+    CALL("cuGraphMemcpyNodeSetParams", (handle, const copy3 *), found, &to_third);
+    CALL("cuGraphAddChildGraphNode", ADD_TYPES, &node, outer, NULL, 0, graph);
+    CALL("cuGraphChildGraphNodeGetGraph", (handle, handle *), node, &child);
+    handle inside[8] = {0};
+    size_t room = 8;
+    CALL("cuGraphGetNodes", (handle, handle *, size_t *), child, inside, &room);
+    int copies_inside = 0;
+    for (size_t i = 0; i < room; i++) {
+        int kind = -1;
+        CALL("cuGraphNodeGetType", (handle, int *), inside[i], &kind);
+        copies_inside += kind == 1;
+    }
+    printf("clone: %d, inside: %zu %d\n", kinds[0], room, copies_inside);
+    all[0] = runs(graph), all[1] = runs(clone), all[2] = runs(outer);
+    CALL("cuGraphDestroy", (handle), clone);
+    CALL("cuGraphDestroy", (handle), graph);
+    CALL("cuGraphDestroy", (handle), outer);
+    CALL("cuGraphExecDestroy", (handle), exec);
+    for (int i = 0; i < 3; i++) CALL("cuStreamCreate", (handle *, unsigned), &streams[i], 1);
+    for (int round = 0; round < 20; round++)
+        for (int i = 0; i < 3; i++) CALL("cuGraphLaunch", (handle, handle), all[i], streams[i]);
+    for (int i = 0; i < 3; i++) {
+        CALL("cuGraphExecDestroy", (handle), all[i]);
+        CALL("cuStreamSynchronize", (handle), streams[i]);
+    }
+    printf("at once: %u %u, %u %u\n", theirs[0], theirs[N - 1], third[0], third[N - 1]);
+    /* As captures have them: of one dimension and two, and from the program's memory to the program's memory. */
+    enum { WIDTH = 96, HEIGHT = 5 };
+    unsigned char *plane = malloc(200 * HEIGHT), *back_plane = calloc(HEIGHT, 120);
+    for (int i = 0; i < 200 * HEIGHT; i++) plane[i] = i * 7;
+    ptr pitched = allocate(128 * HEIGHT);
+    struct {
+        size_t x, y;
+        unsigned kind;
+        const void *host;
+        ptr device;
+        handle array;
+        size_t pitch, to_x, to_y;
+        unsigned to_kind;
+        const void *to_host;
+        ptr to_device;
+        handle to_array;
+        size_t to_pitch, width, height;
+    } in2 = {3, 1, 1, plane, 0, NULL, 200, 0, 0, 2, NULL, pitched, NULL, 128, WIDTH, HEIGHT - 1},
+      out2 = {0, 0, 2, NULL, pitched, NULL, 128, 4, 0, 1, back_plane, 0, NULL, 120, WIDTH, HEIGHT - 1};
+    CALL("cuStreamBeginCapture_v2", (handle, int), stream, 2);
+    CALL("cuMemcpyHtoDAsync_v2", (ptr, const void *, size_t, handle), y, mine, 4 * N, stream);
+    CALL("cuLaunchKernel", (handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **), add, 1, 1, 1, N, 1, 1, 0, stream, to_add,
+         NULL);
+    CALL("cuMemcpyDtoHAsync_v2", (void *, ptr, size_t, handle), theirs, z, 4 * N, stream);
+    CALL("cuLaunchHostFunc", (handle, void (*)(void *), void *), stream, add_theirs, (void *)2);
+    CALL("cuMemcpy2DAsync_v2", (void *, handle), &in2, stream);
+    CALL("cuMemcpy2DAsync_v2", (void *, handle), &out2, stream);
+    CALL("cuMemcpyAsync", (ptr, ptr, size_t, handle), (ptr)third, (ptr)theirs, 4 * N, stream);
+    CALL("cuStreamEndCapture", (handle, handle *), stream, &graph);
+    room = 8;
+    CALL("cuGraphGetNodes", (handle, handle *, size_t *), graph, inside, &room);
+    int kinds_inside[8] = {0};
+    for (size_t i = 0; i < room; i++) CALL("cuGraphNodeGetType", (handle, int *), inside[i], &kinds_inside[i]);
+    printf("captured: %zu,", room);
+    int counts[5] = {0};
+    for (size_t i = 0; i < room; i++) counts[kinds_inside[i] < 5 ? kinds_inside[i] : 4]++;
+    printf(" kinds %d %d %d %d %d\n", counts[0], counts[1], counts[2], counts[3], counts[4]);
+    exec = runs(graph);
+    for (int round = 0; round < 3; round++) {
+        write_up((void *)(uintptr_t)(1000 * round));
+        launch(exec, "captured");
+        int same = 0;
+        for (int row = 0; row < HEIGHT - 1; row++) same += !memcmp(back_plane + 120 * row + 4, plane + 200 * (row + 1) + 3, WIDTH);
+        printf("rows %d, gaps %d, third %u\n", same, back_plane[3] | back_plane[4 + WIDTH], third[N - 1]);
+        memset(plane, round + 1, 200 * HEIGHT);
+    }
+    /* A copy behind the capture is none of it. */
+    CALL("cuMemcpyHtoDAsync_v2", (ptr, const void *, size_t, handle), y, other, 4 * N, stream);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("behind: %u\n", word(y));
+    /* More than goes at once. */
+    enum { LARGE = 5 << 20 };
+    char *large = malloc(LARGE), *returned = calloc(1, LARGE);
+    for (int i = 0; i < LARGE; i++) large[i] = i % 251;
+    ptr far = allocate(LARGE);
+    graph = new_graph();
+    in = (copy3){.from = {.kind = 1, .host = large, .pitch = 1 << 20, .height = 5}, .to = {.kind = 2, .device = far, .pitch = 1 << 20, .height = 5}, .width = (1 << 20) - 8, .height = 5, .depth = 1};
+    out = (copy3){.from = {.kind = 2, .device = far, .pitch = 1 << 20}, .to = {.kind = 1, .host = returned, .pitch = LARGE}, .width = LARGE, .height = 1, .depth = 1};
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), far, 0, LARGE / 4);
+    CALL("cuCtxSynchronize", (void));
+    CALL("cuGraphAddMemcpyNode", ADD_TYPES_IN, &in_node, graph, NULL, 0, &in, context);
+    CALL("cuGraphAddMemcpyNode", ADD_TYPES_IN, &out_node, graph, &in_node, 1, &out, context);
+    exec = runs(graph);
+    CALL("cuGraphLaunch", (handle, handle), exec, stream);
+    CALL("cuStreamSynchronize", (handle), stream);
+    int wrong = 0;
+    for (int i = 0; i < LARGE; i++) wrong += returned[i] != (i % (1 << 20) < (1 << 20) - 8 ? large[i] : 0);
+    printf("large: %d wrong\n", wrong);
+    CALL("cuGraphExecDestroy", (handle), exec);
+    CALL("cuGraphDestroy", (handle), graph);
+}
+
+/* Memory that is not there any more when its graph runs: through the bridge that is told. */
+static void gone(void) {
+    prepare();
+    for (int writes = 0; writes < 2; writes++) {
+        char *memory = mmap(NULL, 3 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        ptr far = allocate(3 << 20);
+        copy3 copy = writes ? to_host(memory, far) : to_device(far, memory);
+        copy.from.pitch = copy.to.pitch = copy.width = 3 << 20;
+        handle graph = new_graph(), node = NULL;
+        CALL("cuGraphAddMemcpyNode", ADD_TYPES_IN, &node, graph, NULL, 0, &copy, context);
+        handle exec = runs(graph);
+        CALL("cuGraphLaunch", (handle, handle), exec, stream);
+        CALL("cuStreamSynchronize", (handle), stream);
+        printf("there: 0\n");
+        if (!writes) continue;
+        munmap(memory + (2 << 20), 4096);
+        int code = TRY("cuGraphLaunch", (handle, handle), exec, stream);
+        if (!code) code = TRY("cuStreamSynchronize", (handle), stream);
+        printf("gone: %d\n", code);
+    }
+}
+
+/* Graphs that run as conditions say. Where the driver has a kernel that says so, a loop. */
+static void conditional(void) {
+    prepare();
+    handle setter = NULL;
+    int has_setter = !TRY("cuModuleGetFunction", (handle *, handle, const char *), &setter, module, "condition");
+    for (int kind = 0; kind < 3; kind++)
+        for (unsigned value = 0; value < 3; value++) {
+            handle graph = new_graph(), node = NULL, *bodies = NULL;
+            unsigned long long condition = 0;
+            CALL("cuGraphConditionalHandleCreate", (unsigned long long *, handle, handle, unsigned, unsigned), &condition, graph, context, value, 1);
+            struct {
+                int kind, reserved[3];
+                unsigned long long handle;
+                unsigned type, size;
+                handle *graphs, context;
+                long long rest[26];
+            } of = {.kind = 13, .handle = condition, .type = kind, .size = kind == 2 ? 3 : 1, .context = context};
+            CALL("cuGraphAddNode", ADD_TYPES, &node, graph, NULL, 0, &of);
+            bodies = of.graphs;
+            for (unsigned i = 0; i < of.size; i++) {
+                fill_node fill = {.at = x + 4 * i, .value = 100 + i, .unit = 4, .width = 1, .height = 1};
+                handle filled = NULL, set = NULL;
+                CALL("cuGraphAddMemsetNode", ADD_TYPES_IN, &filled, bodies[i], NULL, 0, &fill, context);
+                if (kind != 1 || !has_setter) continue;
+                unsigned zero = 0;
+                void *to_set[] = {&condition, &zero};
+                kernel_node kernel = {.function = setter, .grid = {1, 1, 1}, .block = {1, 1, 1}, .parameters = to_set};
+                CALL("cuGraphAddKernelNode_v2", ADD_TYPES, &set, bodies[i], &filled, 1, &kernel);
+            }
+            /* A loop that nothing ends is none that a test runs. */
+            if (kind == 1 && value && !has_setter) continue;
+            int type = 0;
+            CALL("cuGraphNodeGetType", (handle, int *), node, &type);
+            CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), x, 0, 3);
+            CALL("cuCtxSynchronize", (void));
+            handle exec = runs(graph);
+            CALL("cuGraphLaunch", (handle, handle), exec, stream);
+            CALL("cuStreamSynchronize", (handle), stream);
+            printf("kind %d, condition %u: type %d, %u %u %u\n", kind, value, type, word(x), word(x + 4), word(x + 8));
+            CALL("cuGraphExecDestroy", (handle), exec);
+            CALL("cuGraphDestroy", (handle), graph);
+        }
+    handle graph = new_graph(), node = NULL;
+    any_node wrong = {.kind = 13, .of.words = {0x12345, 1LL << 32, 0, 0}};
+    printf("no condition: %d\n", TRY("cuGraphAddNode", ADD_TYPES, &node, graph, NULL, 0, &wrong) != 0);
+}
+
+/* Memory that graphs allocate, by nodes and in captures; what waits for values of memory, and attributes of kernels' nodes. */
+static void allocs(void) {
+    prepare();
+    struct {
+        int type, handles, location, device;
+        void *security;
+        size_t most;
+        unsigned short usage;
+        char reserved[54];
+        void *access;
+        size_t count, bytes;
+        ptr at;
+    } of = {.type = 1, .location = 1, .bytes = 4 * N};
+    _Static_assert(sizeof of == 120, "as the driver has it");
+    handle graph = new_graph(), made = NULL, filled = NULL, kept = NULL, freed = NULL;
+    CALL("cuGraphAddMemAllocNode", ADD_TYPES, &made, graph, NULL, 0, &of);
+    fill_node fill = {.at = of.at, .value = 55, .unit = 4, .width = N, .height = 1};
+    CALL("cuGraphAddMemsetNode", ADD_TYPES_IN, &filled, graph, &made, 1, &fill, context);
+    copy3 out = to_host(back, of.at);
+    CALL("cuGraphAddMemcpyNode", ADD_TYPES_IN, &kept, graph, &filled, 1, &out, context);
+    CALL("cuGraphAddMemFreeNode", (handle *, handle, const handle *, size_t, ptr), &freed, graph, &kept, 1, of.at);
+    ptr where = 0, first = of.at;
+    of.at = 0, of.bytes = 0;
+    CALL("cuGraphMemAllocNodeGetParams", (handle, void *), made, &of);
+    CALL("cuGraphMemFreeNodeGetParams", (handle, ptr *), freed, &where);
+    int types[2];
+    CALL("cuGraphNodeGetType", (handle, int *), made, &types[0]);
+    CALL("cuGraphNodeGetType", (handle, int *), freed, &types[1]);
+    printf("types %d %d, %zu bytes, the same: %d %d\n", types[0], types[1], of.bytes, of.at == first, where == first);
+    handle exec = runs(graph);
+    for (int round = 0; round < 2; round++) {
+        back[N - 1] = 0;
+        CALL("cuGraphLaunch", (handle, handle), exec, stream);
+        CALL("cuStreamSynchronize", (handle), stream);
+        printf("of the graph: %u\n", back[N - 1]);
+    }
+    CALL("cuGraphExecDestroy", (handle), exec);
+    CALL("cuGraphDestroy", (handle), graph);
+    /* What is not freed in the graph is the program's, until it frees it. */
+    ptr ours = 0;
+    CALL("cuStreamBeginCapture_v2", (handle, int), stream, 2);
+    CALL("cuMemAllocAsync", (ptr *, size_t, handle), &ours, 4 * N, stream);
+    CALL("cuMemsetD32Async", (ptr, unsigned, size_t, handle), ours, 66, N, stream);
+    CALL("cuStreamEndCapture", (handle, handle *), stream, &graph);
+    exec = runs(graph);
+    for (int round = 0; round < 2; round++) {
+        CALL("cuGraphLaunch", (handle, handle), exec, stream);
+        CALL("cuStreamSynchronize", (handle), stream);
+        printf("of the capture: %u\n", word(ours + 4 * (N - 1)));
+        CALL("cuMemFreeAsync", (ptr, handle), ours, stream);
+        CALL("cuStreamSynchronize", (handle), stream);
+    }
+    CALL("cuGraphExecDestroy", (handle), exec);
+    CALL("cuGraphDestroy", (handle), graph);
+    /* Values: a write, and a wait that has its value already. */
+    struct {
+        unsigned operation, pad;
+        ptr at;
+        uint64_t value;
+        unsigned flags, pad2;
+        ptr alias, rest;
+    } operations[2] = {{.operation = 2, .at = x, .value = 91}, {.operation = 1, .at = x, .value = 91, .flags = 1}};
+    struct {
+        handle context;
+        unsigned count;
+        void *list;
+        unsigned flags;
+    } values = {context, 2, operations, 0};
+    handle node = NULL, changed = NULL;
+    graph = new_graph();
+    CALL("cuGraphAddBatchMemOpNode", ADD_TYPES, &node, graph, NULL, 0, &values);
+    exec = runs(graph);
+    CALL("cuGraphLaunch", (handle, handle), exec, stream);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("written: %u", word(x));
+    operations[0].value = operations[1].value = 92;
+    CALL("cuGraphExecBatchMemOpNodeSetParams", (handle, handle, const void *), exec, node, &values);
+    CALL("cuGraphLaunch", (handle, handle), exec, stream);
+    CALL("cuStreamSynchronize", (handle), stream);
+    memset(&values, 0, sizeof values);
+    CALL("cuGraphBatchMemOpNodeGetParams", (handle, void *), node, &values);
+    printf(", then %u, %u operations, the first of %llu\n", word(x), values.count, *(unsigned long long *)((char *)values.list + 16));
+    CALL("cuGraphExecDestroy", (handle), exec);
+    /* Attributes: priority, then that it works with others. */
+    ptr d = z;
+    uint32_t value = 5;
+    void *to_store[] = {&d, &value};
+    kernel_node kernel = {.function = store, .grid = {1, 1, 1}, .block = {1, 1, 1}, .parameters = to_store};
+    CALL("cuGraphAddKernelNode_v2", ADD_TYPES, &node, graph, NULL, 0, &kernel);
+    CALL("cuGraphAddKernelNode_v2", ADD_TYPES, &changed, graph, NULL, 0, &kernel);
+    union {
+        char bytes[64];
+        int number;
+    } attribute = {{0}}, got = {{0}}, copied = {{0}};
+    attribute.number = 1;
+    CALL("cuGraphKernelNodeSetAttribute", (handle, int, const void *), node, 2, &attribute);
+    CALL("cuGraphKernelNodeGetAttribute", (handle, int, void *), node, 2, &got);
+    CALL("cuGraphKernelNodeCopyAttributes", (handle, handle), changed, node);
+    CALL("cuGraphKernelNodeGetAttribute", (handle, int, void *), changed, 2, &copied);
+    printf("attributes: %d %d, refused: %d\n", got.number, copied.number, TRY("cuGraphKernelNodeGetAttribute", (handle, int, void *), graph, 2, &got) != 0);
+}
+
+/* What kernels print is the program's, and is there once it has waited; an assertion that fails is told on standard error. */
+static const char *printing =
+    "// vm-cuda-fake\n"
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
+    ".extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);\n"
+    ".extern .func __assertfail (.param .b64 m, .param .b64 f, .param .b32 l, .param .b64 n, .param .b64 c);\n"
+    ".global .align 1 .b8 text[9] = {115, 97, 105, 100, 32, 37, 117, 10, 0};\n"
+    ".global .align 1 .b8 right[6] = {114, 105, 103, 104, 116, 0};\n"
+    ".global .align 1 .b8 file[8] = {115, 116, 111, 114, 101, 46, 99, 0};\n"
+    ".global .align 1 .b8 name[5] = {102, 97, 105, 108, 0};\n"
+    ".visible .entry say(.param .u32 v) {\n"
+    ".local .align 8 .b8 depot[8]; .reg .b64 %x<6>; .reg .b32 %r<4>;\n"
+    "ld.param.u32 %r1, [v]; mov.u64 %x1, depot; cvta.local.u64 %x2, %x1; st.local.u32 [%x1], %r1;\n"
+    "mov.u64 %x3, text; cvta.global.u64 %x4, %x3;\n"
+    "{ .param .b64 p0; st.param.b64 [p0+0], %x4; .param .b64 p1; st.param.b64 [p1+0], %x2; .param .b32 q;\n"
+    "call.uni (q), vprintf, (p0, p1); ld.param.b32 %r2, [q+0]; }\nret;\n}\n"
+    ".visible .entry fail() {\n"
+    ".reg .b64 %x<8>; .reg .b32 %r<2>;\n"
+    "mov.u64 %x1, right; cvta.global.u64 %x2, %x1; mov.u64 %x3, file; cvta.global.u64 %x4, %x3;\n"
+    "mov.u64 %x5, name; cvta.global.u64 %x6, %x5; mov.u64 %x7, 1; mov.u32 %r1, 7;\n"
+    "{ .param .b64 p0; st.param.b64 [p0+0], %x2; .param .b64 p1; st.param.b64 [p1+0], %x4; .param .b32 p2; st.param.b32 [p2+0], %r1;\n"
+    ".param .b64 p3; st.param.b64 [p3+0], %x6; .param .b64 p4; st.param.b64 [p4+0], %x7;\n"
+    "call.uni __assertfail, (p0, p1, p2, p3, p4); }\nret;\n}\n";
+
+static void launch_one(handle of, void **parameters) {
+    CALL("cuLaunchKernel", (handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **), of, 1, 1, 1, 1, 1, 1, 0, stream,
+         parameters, NULL);
+}
+static void speak(void *argument) { printf("called with %u\n", (unsigned)(uintptr_t)argument); }
+
+static void prints(void) {
+    prepare();
+    CALL("cuModuleLoadData", (handle *, const void *), &module, printing);
+    handle say = function("say"), fail = function("fail");
+    unsigned value = 1;
+    void *to_say[] = {&value};
+    printf("before\n");
+    launch_one(say, to_say);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("between\n");
+    for (value = 2; value < 5; value++) launch_one(say, to_say);
+    CALL("cuCtxSynchronize", (void));
+    printf("behind\n");
+    launch_one(say, to_say);
+    CALL("cuLaunchHostFunc", (handle, void (*)(void *), void *), stream, speak, (void *)6);
+    CALL("cuStreamSynchronize", (handle), stream);
+    for (value = 0; value < 3000; value++) launch_one(say, to_say);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("many\n");
+    fflush(stdout);
+    launch_one(fail, NULL);
+    printf("asserted: %d\n", TRY("cuStreamSynchronize", (handle), stream));
 }
 
 /* Copies between arrays, the program's memory (its own, and that of both sides) and a device's; on a stream, and without. */
@@ -466,14 +861,37 @@ static void peers(void) {
     printf(", again: %d\n", TRY("cuCtxDisablePeerAccess", (handle), other));
 }
 
+static size_t shared_of(int threads) {
+    return 64 * (size_t)threads;
+}
+
+/* The block with which most threads are resident. */
+static void occupancy(void) {
+    prepare();
+    for (int limit = 0; limit <= 300; limit += 100) {
+        int grid[3] = {0}, block[3] = {0};
+        CALL("cuOccupancyMaxPotentialBlockSize", (int *, int *, handle, size_t (*)(int), size_t, int), grid, block, add, NULL, 0, limit);
+        CALL("cuOccupancyMaxPotentialBlockSize", (int *, int *, handle, size_t (*)(int), size_t, int), grid + 1, block + 1, add, shared_of, 7, limit);
+        CALL("cuOccupancyMaxPotentialBlockSizeWithFlags", (int *, int *, handle, size_t (*)(int), size_t, int, unsigned), grid + 2, block + 2, add, NULL, 40 << 10, limit, 1);
+        printf("%d: %d %d, %d %d, %d %d\n", limit, grid[0], block[0], grid[1], block[1], grid[2], block[2]);
+    }
+    int grid = 0;
+    printf("wrong: %d\n", TRY("cuOccupancyMaxPotentialBlockSize", (int *, int *, handle, size_t (*)(int), size_t, int), &grid, NULL, add, NULL, 0, 0));
+}
+
 int main(int argc, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     const char *what = argc > 1 ? arguments[1] : "";
     if (!strcmp(what, "graphs")) graphs();
-    else if (!strcmp(what, "own")) own();
+    else if (!strcmp(what, "hostmem")) hostmem();
+    else if (!strcmp(what, "conditional")) conditional();
+    else if (!strcmp(what, "allocs")) allocs();
+    else if (!strcmp(what, "prints")) prints();
+    else if (!strcmp(what, "gone")) gone();
     else if (!strcmp(what, "copies")) copies();
     else if (!strcmp(what, "logs")) logs();
     else if (!strcmp(what, "peers")) peers();
+    else if (!strcmp(what, "occupancy")) occupancy();
     else return 2;
     (void)mib;
     return 0;

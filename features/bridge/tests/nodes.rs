@@ -123,17 +123,20 @@ fn fill(at: u64, pitch: u64, unit: u64, width: u64, height: u64) -> Vec<u64> {
 fn memory_that_the_program_has_not_is_in_no_node() {
     let mut place = Place::new();
     // Memory of this process, as it would be the worker's own.
-    let secret = [0u64; 64];
+    let secret = [77u64; 64];
     let (own, memory) = (secret.as_ptr() as u64, place.memory);
+    assert_eq!(place.call("cuMemsetD32_v2", &[memory, 5, 1024]), Ok((0, vec![])));
     let mut check = |name: &str, of: Vec<u64>, expect: u32| {
-        let payload = place.add(&of, true);
+        let payload = place.add(&of, name != "cuGraphAddNode");
         let (code, _) = place.call(name, &payload).expect(name);
         assert_eq!(code, expect, "{name} {of:?}");
     };
     const BAD: u32 = code::INVALID_VALUE;
     check("cuGraphAddMemcpyNode", copy((2, memory), (2, memory + 64)), 0);
-    check("cuGraphAddMemcpyNode", copy((1, own), (2, memory)), BAD);
-    check("cuGraphAddMemcpyNode", copy((2, memory), (1, own)), BAD);
+    // The program is asked for it: it may have memory at the same address.
+    check("cuGraphAddMemcpyNode", copy((1, own), (2, memory)), 0);
+    check("cuGraphAddMemcpyNode", copy((2, memory), (1, own)), 0);
+    check("cuGraphAddNode", copy((1, own), (1, own)), 0);
     check("cuGraphAddMemcpyNode", copy((2, own), (2, memory)), BAD);
     check("cuGraphAddMemcpyNode", copy((2, memory), (2, own)), BAD);
     check("cuGraphAddMemcpyNode", copy((1, 0), (2, memory)), BAD);
@@ -146,15 +149,36 @@ fn memory_that_the_program_has_not_is_in_no_node() {
     check("cuGraphAddMemsetNode", fill(own, 0, 4, 16, 1), BAD);
     check("cuGraphAddMemsetNode", fill(memory, u64::MAX, 4, 16, 3), BAD);
     check("cuGraphAddMemsetNode", fill(memory, 0, 4, u64::MAX, 1), BAD);
-    // As it is put into a node that is there, and into what runs.
+    // Nor does the driver read or write it there.
+    let exec = place.get("cuGraphInstantiateWithFlags", &[1, place.graph, 0]);
+    assert_eq!(place.call("cuGraphLaunch", &[exec, 0]), Ok((0, vec![])));
+    assert_eq!(place.call("cuCtxSynchronize", &[]), Ok((0, vec![])));
+    let (code, found) = place.call("cuMemcpyDtoH_v2", &[memory, 128, 0, 0]).expect("a copy");
+    assert_eq!((code, &secret), (0, &[77; 64]));
+    assert!(!found.contains(&77), "{found:?}");
+    // As it is put into a node that is there, and into what runs: one of another kind to the driver.
+    const OTHER: u32 = code::NOT_SUPPORTED;
     let payload = place.add(&copy((2, memory), (2, memory + 64)), true);
     let node = place.get("cuGraphAddMemcpyNode", &payload);
     let exec = place.get("cuGraphInstantiateWithFlags", &[1, place.graph, 0]);
     let set = |tail: &[u64]| [&copy((1, own), (2, memory))[..], tail].concat();
-    assert_eq!(place.call("cuGraphMemcpyNodeSetParams", &set(&[node, 0])), Ok((BAD, vec![])));
+    assert_eq!(place.call("cuGraphMemcpyNodeSetParams", &set(&[node, 0])), Ok((OTHER, vec![])));
     let tail = [exec, node, 0, place.context];
-    assert_eq!(place.call("cuGraphExecMemcpyNodeSetParams", &set(&tail)), Ok((BAD, vec![])));
-    assert_eq!(place.call("cuGraphNodeSetParams", &set(&[node, 0])), Ok((BAD, vec![])));
+    assert_eq!(place.call("cuGraphExecMemcpyNodeSetParams", &set(&tail)), Ok((OTHER, vec![])));
+    assert_eq!(place.call("cuGraphNodeSetParams", &set(&[node, 0])), Ok((OTHER, vec![])));
+    // Longer than any memory, and than what an address reaches.
+    for (width, pitch, rows, expect) in
+        [(1 << 50, 0, 1, code::OUT_OF_MEMORY), (64, u64::MAX, 3, BAD), (0, 0, 1, BAD)]
+    {
+        let mut of = copy((1, own), (2, memory));
+        (of[2 + 22], of[2 + 9], of[2 + 23]) = (width, pitch, rows);
+        let payload = place.add(&of, true);
+        assert_eq!(
+            place.call("cuGraphAddMemcpyNode", &payload),
+            Ok((expect, vec![])),
+            "{width} {pitch} {rows}"
+        );
+    }
 }
 
 #[test]
@@ -188,7 +212,7 @@ fn handles_are_of_their_kind() {
     check("cuGraphAddEmptyNode", &[1, graph, 1, 1, event], NONE);
     check("cuGraphAddDependencies", &[graph, 1, 1, 1, node, event], NONE);
     // Kinds that do not cross, and those that there are not.
-    for kind in [8, 9, 10, 11, 12, 13, 99, u64::MAX] {
+    for kind in [8, 9, 14, 99, u64::MAX] {
         check("cuGraphAddNode", &[kind, 0, 0, 0, 1, graph, 0, 0, 0], code::NOT_SUPPORTED);
     }
     // Nodes are gone with their graph, and the graph that is in one with it.

@@ -8,6 +8,9 @@
 //! | `sum` | address out, address src, `u64` n | one word: the sum of n, wrapping |
 //! | `poll` | address, `u32` expected, `u64` microseconds | spins until a word has the value, or the time is over |
 //! | `store` | address, `u32` value | sets a word |
+//! | `condition` | `u64` handle, `u32` value | sets a condition of a graph, as `cudaGraphSetConditional` does |
+//! | `say` | `u32` value | prints `said `, the value and a line's end |
+//! | `fail` | | fails as an assertion does |
 //! | `empty` | | nothing |
 //!
 //! A word is a `u32`, an address a `u64`. A kernel that touches what it may not has done nothing else.
@@ -17,6 +20,7 @@ use crate::{
     memory::{By, READ_WRITE},
     module::{self, Program, Run, Shape},
     state::{self, State},
+    sys,
 };
 use std::{
     sync::{Arc, MutexGuard},
@@ -46,17 +50,23 @@ enum Kernel {
     Sum,
     Poll,
     Store,
+    Condition,
+    Say,
+    Fail,
     Empty,
 }
 
 impl Kernel {
-    const ALL: [(&'static str, Self, &'static [usize]); 7] = [
+    const ALL: [(&'static str, Self, &'static [usize]); 10] = [
         ("fill", Self::Fill, &[8, 8, 4]),
         ("add", Self::Add, &[8, 8, 8, 8]),
         ("copy", Self::Copy, &[8, 8, 8]),
         ("sum", Self::Sum, &[8, 8, 8]),
         ("poll", Self::Poll, &[8, 4, 8]),
         ("store", Self::Store, &[8, 4]),
+        ("condition", Self::Condition, &[8, 4]),
+        ("say", Self::Say, &[4]),
+        ("fail", Self::Fail, &[]),
         ("empty", Self::Empty, &[]),
     ];
 }
@@ -85,11 +95,7 @@ impl module::Kernel for Named {
     }
 
     fn attribute(&self, attribute: i32) -> i32 {
-        match attribute {
-            4 => 16,
-            5 | 6 => 90,
-            _ => 0,
-        }
+        module::without_code(attribute)
     }
 
     fn prepare(&self, _shape: &Shape) -> Result<Arc<dyn Run>> {
@@ -110,6 +116,10 @@ impl Run for Named {
         for (value, (at, size)) in values.iter_mut().zip(module::Kernel::parameters(self)) {
             let bytes = parameters.get(at..at + size).unwrap_or_default();
             *value = bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
+        }
+        if self.kernel == Kernel::Condition {
+            let result = state.set_condition(values[0], values[1] as u32);
+            return (state, result);
         }
         if self.kernel != Kernel::Poll {
             let result = self.kernel.compute(values, &state, context);
@@ -154,7 +164,15 @@ impl Kernel {
                 out.store(0, (0..c as usize).fold(0, |sum: u32, i| sum.wrapping_add(src.load(i))));
             }
             Kernel::Store => words(a, 1, READ_WRITE)?.store(0, b as u32),
-            Kernel::Poll | Kernel::Empty => {}
+            Kernel::Say => {
+                sys::print(format!("said {a}\n").as_bytes());
+                sys::flush();
+            }
+            Kernel::Fail => {
+                eprintln!("store.c:7: fail: block: [0,0,0], thread: [0,0,0] Assertion `right` failed.");
+                return Err(Error::Assert);
+            }
+            Kernel::Poll | Kernel::Condition | Kernel::Empty => {}
         }
         Ok(())
     }

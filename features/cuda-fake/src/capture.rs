@@ -2,8 +2,10 @@
 
 use crate::{
     error::{Error, Result},
+    graph::Graph,
     state::{self, State},
     stream::Work,
+    user_object,
 };
 use std::{
     cell::Cell,
@@ -28,7 +30,10 @@ pub(crate) struct Capture {
     invalid: bool,
     /// The other streams in it that no stream has joined yet, and the count of nodes behind their last work.
     open: BTreeMap<u64, usize>,
-    nodes: Vec<Work>,
+    /// How often something was recorded.
+    count: usize,
+    /// What the next node is behind.
+    last: Vec<u64>,
 }
 
 impl State {
@@ -92,9 +97,24 @@ impl State {
 
     /// Ends a capture without a graph, as the stream that began it is gone.
     pub(crate) fn abandon(&mut self, origin: u64) {
-        self.captures.retain(|_, capture| capture.origin != origin);
+        let abandoned: Vec<_> = self
+            .captures
+            .extract_if(.., |_, capture| capture.origin == origin)
+            .map(|(_, capture)| capture.graph)
+            .collect();
+        let mut ended = Vec::new();
+        abandoned.into_iter().for_each(|graph| self.drop_graph(graph, &mut ended));
+        user_object::end_later(ended);
         for stream in self.streams.values_mut() {
             stream.capture = stream.capture.filter(|capture| self.captures.contains_key(capture));
+        }
+    }
+
+    /// The graph that a stream is captured into.
+    pub(crate) fn graph_of(&mut self, stream: u64) -> Result<Option<u64>> {
+        match self.capture_of(stream) {
+            Some(capture) if capture.invalid => Err(Error::CaptureInvalidated),
+            capture => Ok(capture.map(|capture| capture.graph)),
         }
     }
 
@@ -109,9 +129,18 @@ impl State {
         if capture.invalid {
             return Err(Error::CaptureInvalidated);
         }
-        capture.nodes.push(work);
+        let (graph, behind) = (capture.graph, std::mem::take(&mut capture.last));
+        let node = self.put_captured(graph, behind, work);
+        self.go_on(stream, vec![node])
+    }
+
+    /// What a capture records next is behind these nodes.
+    fn go_on(&mut self, stream: u64, nodes: Vec<u64>) -> Result {
+        let capture = self.capture_of(stream).ok_or(Error::CaptureUnmatched)?;
+        capture.last = nodes;
+        capture.count += 1;
         if stream != capture.origin {
-            capture.open.insert(stream, capture.nodes.len());
+            capture.open.insert(stream, capture.count);
         }
         Ok(())
     }
@@ -120,11 +149,7 @@ impl State {
     pub(crate) fn capture_point(&mut self, stream: u64) -> Result<Option<(u64, u64, usize)>> {
         let Some(id) = self.streams.get(&stream).and_then(|stream| stream.capture) else { return Ok(None) };
         let capture = self.captures.get(&id).ok_or(Error::CaptureUnmatched)?;
-        if capture.invalid {
-            Err(Error::CaptureInvalidated)
-        } else {
-            Ok(Some((id, stream, capture.nodes.len())))
-        }
+        if capture.invalid { Err(Error::CaptureInvalidated) } else { Ok(Some((id, stream, capture.count))) }
     }
 
     /// Makes a stream wait for an event of a capture, and so a part of it.
@@ -142,7 +167,7 @@ impl State {
             capture.open.remove(&of);
         }
         if stream != capture.origin {
-            capture.open.insert(stream, capture.nodes.len());
+            capture.open.insert(stream, capture.count);
         }
         joining.capture = Some(id);
         Ok(())
@@ -168,8 +193,19 @@ pub(crate) fn begin(handle: u64, mode: i32) -> Result {
         return Err(Error::InvalidValue);
     }
     let (id, graph) = (state.id(), state.id());
-    let (thread, open, nodes) = (thread::current().id(), BTreeMap::new(), Vec::new());
-    state.captures.insert(id, Capture { mode, thread, origin: stream, graph, invalid: false, open, nodes });
+    state.graphs.insert(graph, Graph::default());
+    let thread = thread::current().id();
+    let capture = Capture {
+        mode,
+        thread,
+        origin: stream,
+        graph,
+        invalid: false,
+        open: BTreeMap::new(),
+        count: 0,
+        last: Vec::new(),
+    };
+    state.captures.insert(id, capture);
     if let Some(stream) = state.streams.get_mut(&stream) {
         stream.capture = Some(id);
     }
@@ -195,14 +231,18 @@ pub(crate) fn end(handle: u64) -> Result<u64> {
         .values_mut()
         .filter(|stream| stream.capture == Some(id))
         .for_each(|stream| stream.capture = None);
-    if capture.invalid {
-        return Err(Error::CaptureInvalidated);
-    }
-    if !capture.open.is_empty() {
-        return Err(Error::CaptureUnjoined);
-    }
-    state.add_captured(capture.graph, capture.nodes);
-    Ok(capture.graph)
+    let failed = if capture.invalid {
+        Error::CaptureInvalidated
+    } else if !capture.open.is_empty() {
+        Error::CaptureUnjoined
+    } else {
+        return Ok(capture.graph);
+    };
+    let mut ended = Vec::new();
+    state.drop_graph(capture.graph, &mut ended);
+    drop(state);
+    user_object::end(ended);
+    Err(failed)
 }
 
 /// Status (0 none, 1 active, 2 invalidated), number and graph of the capture that a stream is in.
@@ -213,4 +253,40 @@ pub(crate) fn status(handle: u64) -> Result<(i32, u64, u64)> {
     let Some(id) = state.streams[&stream].capture else { return Ok((0, 0, 0)) };
     let capture = state.captures.get(&id).ok_or(Error::InvalidValue)?;
     Ok((if capture.invalid { 2 } else { 1 }, id, capture.graph))
+}
+
+thread_local! {
+    static SHOWN: Cell<Box<[u64]>> = Cell::default();
+}
+
+/// What a stream's next node is behind, as an array that stays until the thread's next such call: where, and how many.
+pub(crate) fn last(handle: u64) -> Result<(u64, usize)> {
+    let mut state = state::lock();
+    let stream = state.stream(handle)?;
+    let last =
+        state.capture_of(stream).filter(|capture| !capture.invalid).map(|capture| capture.last.clone());
+    let shown: Box<[u64]> = last.unwrap_or_default().into();
+    let at = if shown.is_empty() { 0 } else { shown.as_ptr().expose_provenance() as u64 };
+    let count = shown.len();
+    SHOWN.set(shown);
+    Ok((at, count))
+}
+
+/// `cuStreamUpdateCaptureDependencies`: nodes are what the next is behind, as well or alone.
+pub(crate) fn update(handle: u64, nodes: Vec<u64>, flags: u32) -> Result {
+    const SET: u32 = 1;
+    let mut state = state::lock();
+    let stream = state.stream(handle)?;
+    // CUDA_ERROR_ILLEGAL_STATE where nothing is captured.
+    let capture = state.capture_of(stream).ok_or(Error::IllegalState)?;
+    if capture.invalid {
+        return Err(Error::CaptureInvalidated);
+    }
+    if flags > SET {
+        return Err(Error::InvalidValue);
+    }
+    let (graph, mut last) = (capture.graph, if flags == SET { Vec::new() } else { capture.last.clone() });
+    state.are_of(graph, &nodes)?;
+    last.extend(nodes.into_iter().filter(|node| !last.contains(node)).collect::<Vec<_>>());
+    state.go_on(stream, last)
 }

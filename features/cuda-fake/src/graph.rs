@@ -1,9 +1,11 @@
 //! Graphs: nodes, and which is behind which.
 
 use crate::{
+    conditional::How,
     copy::{Copy, Fill},
     error::{Error, Result},
     ffi::{Copy3d, FillNode},
+    graph_memory::Wanted,
     module::Launch,
     state::{self, State},
     stream::Work,
@@ -27,6 +29,17 @@ pub(crate) enum Task {
     Nothing,
     Wait(u64),
     Record(u64),
+    /// Waits for values of memory, and writes there, as `CUstreamBatchMemOpParams` says.
+    Values {
+        context: u64,
+        operations: Vec<[u64; 6]>,
+        flags: u32,
+    },
+    Conditional {
+        handle: u64,
+        how: How,
+        graphs: Vec<u64>,
+    },
     /// What captures record that no node can be made of by hand.
     Other(Work),
 }
@@ -43,8 +56,10 @@ impl Task {
             Self::Nothing => 5,
             Self::Wait(_) => 6,
             Self::Record(_) => 7,
-            Self::Other(Work::Free { .. }) => 11,
-            Self::Other(_) => 12,
+            Self::Other(Work::Allocate { .. }) => 10,
+            Self::Other(Work::Free { .. } | Work::Unallocate { .. }) => 11,
+            Self::Other(_) | Self::Values { .. } => 12,
+            Self::Conditional { .. } => 13,
         }
     }
 }
@@ -55,8 +70,22 @@ pub(crate) struct Node {
     pub(crate) behind: Vec<u64>,
     /// The node that it is a copy of.
     origin: u64,
-    /// Where each parameter of a kernel is, for who asks.
+    /// Where each parameter of a kernel is, for who asks; the graphs of a conditional node; operations on values.
     pointers: Box<[u64]>,
+    /// Attributes of a kernel that were set.
+    attributes: BTreeMap<u32, [u64; 8]>,
+}
+
+impl Graph {
+    /// One that runs as a condition says.
+    pub(crate) fn of_condition() -> Self {
+        Self { is_inner: true, is_conditional: true, ..Self::default() }
+    }
+
+    /// May it have a node? Graphs that run as a condition says have work of devices alone.
+    fn takes(&self, task: &Task) -> bool {
+        !self.is_conditional || matches!(task.kind(), 0..=2 | 4 | 5 | 13)
+    }
 }
 
 #[derive(Default)]
@@ -65,30 +94,32 @@ pub(crate) struct Graph {
     pub(crate) nodes: Vec<u64>,
     /// Is it in a node?
     is_inner: bool,
+    /// Is that node a conditional one?
+    is_conditional: bool,
     pub(crate) objects: Kept,
 }
 
 impl State {
-    /// The graph that a capture became.
-    pub(crate) fn add_captured(&mut self, id: u64, works: Vec<Work>) {
-        self.graphs.insert(id, Graph::default());
-        let mut before = None;
-        for work in works {
-            let task = match work {
-                Work::Launch(launch) => Task::Kernel(launch),
-                Work::Copy(copy) => Task::Copy(copy),
-                Work::Fill(fill) => Task::Fill(fill),
-                Work::Host { function, data } => Task::Host { function, data },
-                Work::Nothing => Task::Nothing,
-                work => Task::Other(work),
-            };
-            before = Some(self.put_node(id, before.into_iter().collect(), task, 0));
-        }
+    /// A node that a capture records.
+    pub(crate) fn put_captured(&mut self, graph: u64, behind: Vec<u64>, work: Work) -> u64 {
+        let task = match work {
+            Work::Launch(launch) => Task::Kernel(launch),
+            Work::Copy(copy) => Task::Copy(copy),
+            Work::Fill(fill) => Task::Fill(fill),
+            Work::Host { function, data } => Task::Host { function, data },
+            Work::Nothing => Task::Nothing,
+            work => Task::Other(work),
+        };
+        self.put_node(graph, behind, task, 0)
     }
 
     fn put_node(&mut self, graph: u64, behind: Vec<u64>, task: Task, origin: u64) -> u64 {
         let id = self.id();
-        self.nodes.insert(id, Node { graph, task, behind, origin, pointers: Box::default() });
+        let pointers = match &task {
+            Task::Conditional { graphs, .. } => graphs.as_slice().into(),
+            _ => Box::default(),
+        };
+        self.nodes.insert(id, Node { graph, task, behind, origin, pointers, attributes: BTreeMap::new() });
         if let Some(graph) = self.graphs.get_mut(&graph) {
             graph.nodes.push(id);
         }
@@ -104,7 +135,7 @@ impl State {
     }
 
     /// Nodes of a graph, each once.
-    fn are_of(&self, graph: u64, nodes: &[u64]) -> Result {
+    pub(crate) fn are_of(&self, graph: u64, nodes: &[u64]) -> Result {
         let of = |id: &u64| self.nodes.get(id).is_some_and(|node| node.graph == graph);
         let is_set = nodes.iter().collect::<BTreeSet<_>>().len() == nodes.len();
         if is_set && nodes.iter().all(of) { Ok(()) } else { Err(Error::InvalidValue) }
@@ -117,15 +148,30 @@ impl State {
             Task::Record(event) | Task::Wait(event) if !self.events.contains_key(&event) => {
                 return Err(Error::InvalidValue);
             }
+            // Their graphs can't be copied.
+            Task::Conditional { .. } => return Err(Error::NotSupported),
+            task if Self::is_of_memory(&task) => return Err(Error::NotSupported),
             task => task,
         })
+    }
+
+    /// A task of a new node.
+    fn own_new(&mut self, graph: u64, task: Task) -> Result<Task> {
+        match task {
+            Task::Conditional { handle, how, graphs } => {
+                let graphs = self.graphs_for(graph, handle, how, graphs.len() as u32)?;
+                Ok(Task::Conditional { handle, how, graphs })
+            }
+            task if Self::is_of_memory(&task) => Ok(task),
+            task => self.own(task),
+        }
     }
 
     fn copy_graph(&mut self, graph: u64, is_inner: bool) -> Result<u64> {
         let (nodes, objects) = (self.graph(graph)?.nodes.clone(), self.graph(graph)?.objects.clone());
         let id = self.id();
         let objects = self.keep_objects(&objects);
-        self.graphs.insert(id, Graph { nodes: Vec::new(), is_inner, objects });
+        self.graphs.insert(id, Graph { is_inner, objects, ..Graph::default() });
         let mut copies = BTreeMap::new();
         for node in nodes {
             let (task, behind) = (self.node(node)?.task.clone(), self.node(node)?.behind.clone());
@@ -142,12 +188,17 @@ impl State {
     }
 
     fn drop_task(&mut self, task: &Task, ended: &mut Ended) {
-        if let Task::Graph(graph) = task {
-            self.drop_graph(*graph, ended);
+        match task {
+            Task::Graph(graph) => self.drop_graph(*graph, ended),
+            Task::Conditional { graphs, .. } => {
+                graphs.iter().for_each(|graph| self.drop_graph(*graph, ended))
+            }
+            _ => {}
         }
     }
 
-    fn drop_graph(&mut self, graph: u64, ended: &mut Ended) {
+    pub(crate) fn drop_graph(&mut self, graph: u64, ended: &mut Ended) {
+        self.conditions.retain(|_, condition| !condition.is_of(graph));
         let Some(graph) = self.graphs.remove(&graph) else { return };
         for node in graph.nodes {
             if let Some(node) = self.nodes.remove(&node) {
@@ -183,16 +234,21 @@ pub(crate) fn create() -> u64 {
 /// Adds a node behind others.
 pub(crate) fn add(graph: u64, behind: Vec<u64>, task: Task) -> Result<u64> {
     let mut state = state::lock();
-    state.graph(graph)?;
+    if !state.graph(graph)?.takes(&task) {
+        return Err(Error::NotSupported);
+    }
     state.are_of(graph, &behind)?;
-    let task = state.own(task)?;
+    let task = state.own_new(graph, task)?;
     Ok(state.put_node(graph, behind, task, 0))
 }
 
 /// Gives a node another task of its kind.
 pub(crate) fn set(node: u64, task: Task) -> Result {
     let mut state = state::lock();
-    if state.node(node)?.task.kind() != task.kind() || matches!(task, Task::Graph(_)) {
+    if state.node(node)?.task.kind() != task.kind()
+        || matches!(task, Task::Graph(_) | Task::Conditional { .. })
+        || State::is_of_memory(&task)
+    {
         return Err(Error::InvalidValue);
     }
     let task = state.own(task)?;
@@ -284,9 +340,78 @@ pub(crate) fn behind(node: u64) -> Result<Vec<u64>> {
     Ok(edges(graph)?.into_iter().filter(|(from, _)| *from == node).map(|(_, to)| to).collect())
 }
 
-/// `cuGraphDestroyNode`.
+/// Adds a node that allocates memory of a device: that, and where the memory is.
+pub(crate) fn add_memory(graph: u64, behind: Vec<u64>, wanted: Wanted) -> Result<(u64, u64)> {
+    let mut state = state::lock();
+    state.are_of(graph, &behind)?;
+    if state.graph(graph)?.is_conditional {
+        return Err(Error::NotSupported);
+    }
+    let at = state.reserve_for(graph, wanted)?;
+    Ok((state.put_node(graph, behind, Task::Other(Work::Allocate { at }), 0), at))
+}
+
+/// A task that frees what a graph's node has allocated.
+pub(crate) fn freed(at: u64) -> Result<Task> {
+    let is_graphs = state::lock().is_graphs(at);
+    is_graphs.then_some(Task::Other(Work::Unallocate { at })).ok_or(Error::InvalidValue)
+}
+
+/// Where a node's memory is, and what it is.
+pub(crate) fn memory(node: u64) -> Result<(u64, Wanted)> {
+    let state = state::lock();
+    state.wanted(state.node(node)?)
+}
+
+/// Where the list is that a node has: graphs of a condition, or operations.
+pub(crate) fn listed(node: u64) -> Result<u64> {
+    let mut state = state::lock();
+    let operations = match &state.node(node)?.task {
+        Task::Values { operations, .. } => Some(operations.as_flattened().into()),
+        Task::Conditional { .. } => None,
+        _ => return Err(Error::InvalidValue),
+    };
+    let node = state.nodes.get_mut(&node).ok_or(Error::InvalidValue)?;
+    if let Some(operations) = operations {
+        node.pointers = operations;
+    }
+    Ok(node.pointers.as_ptr().expose_provenance() as u64)
+}
+
+/// `CUlaunchAttributeID` that nodes have.
+const ATTRIBUTES: [u32; 7] = [1, 2, 4, 5, 8, 9, 10];
+
+/// `cuGraphKernelNodeGetAttribute` and `cuGraphKernelNodeSetAttribute`: the value, which another is put in the place of.
+pub(crate) fn attribute(node: u64, attribute: u32, new: Option<[u64; 8]>) -> Result<[u64; 8]> {
+    let mut state = state::lock();
+    let node = state.nodes.get_mut(&node).ok_or(Error::InvalidValue)?;
+    if !matches!(node.task, Task::Kernel(_)) || !ATTRIBUTES.contains(&attribute) {
+        return Err(Error::InvalidValue);
+    }
+    let old = node.attributes.get(&attribute).copied().unwrap_or_default();
+    new.map(|new| node.attributes.insert(attribute, new));
+    Ok(old)
+}
+
+/// `cuGraphKernelNodeCopyAttributes`.
+pub(crate) fn copy_attributes(to: u64, from: u64) -> Result {
+    let mut state = state::lock();
+    let are_kernels =
+        [to, from].iter().all(|node| matches!(state.node(*node), Ok(Node { task: Task::Kernel(_), .. })));
+    if !are_kernels {
+        return Err(Error::InvalidValue);
+    }
+    let attributes = state.node(from)?.attributes.clone();
+    state.nodes.get_mut(&to).ok_or(Error::InvalidValue)?.attributes = attributes;
+    Ok(())
+}
+
+/// `cuGraphDestroyNode`: not of one that allocates or frees.
 pub(crate) fn destroy_node(id: u64) -> Result {
     let mut state = state::lock();
+    if State::is_of_memory(&state.node(id)?.task) {
+        return Err(Error::NotSupported);
+    }
     let node = state.nodes.remove(&id).ok_or(Error::InvalidValue)?;
     if let Some(graph) = state.graphs.get_mut(&node.graph) {
         graph.nodes.retain(|node| *node != id);

@@ -32,6 +32,8 @@ pub(crate) enum Kind {
     Managed { offset: u64 },
     /// Of `cuMemAllocAsync`.
     Pooled { offset: u64, pool: u64 },
+    /// Of a graph's node, and whether it is allocated.
+    Graph { offset: u64, there: bool },
     /// Of variables of a module.
     Data { offset: u64 },
     /// Of `cuIpcOpenMemHandle`: the process and its offset, and how often it was opened.
@@ -174,6 +176,7 @@ impl State {
         let (By::Copy(context) | By::Kernel(context)) = by;
         let Some(context) = self.contexts.get(&context) else { return false };
         match (&span.kind, by) {
+            (Kind::Graph { there: false, .. }, _) => false,
             (Kind::Virtual { .. }, _) => span.access[context.device] & need == need,
             (Kind::Managed { .. }, _) | (_, By::Copy(_)) => true,
             (_, By::Kernel(_)) => span.device == context.device || context.peers.contains(&span.context),
@@ -239,6 +242,7 @@ impl State {
         if let Kind::Legacy { offset }
         | Kind::Managed { offset }
         | Kind::Pooled { offset, .. }
+        | Kind::Graph { offset, .. }
         | Kind::Data { offset } = span.kind
         {
             // Pages that stay cost memory and nothing else: no other allocation gets their offset. Other processes may have them.
@@ -246,7 +250,8 @@ impl State {
                 let _ = sys::punch(device.file.as_raw_fd(), offset, pages);
             }
         }
-        if let Kind::Legacy { .. } | Kind::Pooled { .. } | Kind::Data { .. } = span.kind {
+        if let Kind::Legacy { .. } | Kind::Pooled { .. } | Kind::Graph { .. } | Kind::Data { .. } = span.kind
+        {
             device.used -= span.extent();
         }
         if let Kind::Pooled { pool, .. } = span.kind {
@@ -296,6 +301,7 @@ pub(crate) fn free(at: u64) -> Result {
     state.refuse_in_capture()?;
     let kind = |state: &State| match state.spans.get(&at).map(|span| (&span.kind, span.device)) {
         Some((Kind::Legacy { .. } | Kind::Managed { .. } | Kind::Pooled { .. }, device)) => Ok(device),
+        Some((Kind::Graph { there: true, .. }, device)) => Ok(device),
         _ => Err(Error::InvalidValue),
     };
     let device = kind(&state)?;
@@ -303,7 +309,7 @@ pub(crate) fn free(at: u64) -> Result {
     // It waited unlocked: another thread may have freed it, or the work have failed.
     state.current()?;
     kind(&state)?;
-    state.release(at)
+    if state.is_graphs(at) { state.set_there(at, false) } else { state.release(at) }
 }
 
 /// Waits for all work of a device's contexts.

@@ -2,6 +2,7 @@
 
 use crate::{
     error::{Error, Result},
+    graph_memory::Wanted,
     memory::{Kind, UNIT},
     state::{self, State},
     stream::Work,
@@ -64,8 +65,17 @@ impl State {
 pub(crate) fn alloc(len: usize, pool: Option<u64>, handle: u64) -> Result<u64> {
     let mut state = state::lock();
     let stream = state.stream(handle)?;
-    state.refuse_capturing(stream)?;
+    state.refuse_implicit(stream)?;
     let context = state.streams[&stream].context;
+    if let Some(graph) = state.graph_of(stream)? {
+        let device = match pool {
+            Some(pool) => state.pools.get(&pool).ok_or(Error::InvalidValue)?.device,
+            None => state.contexts[&context].device,
+        };
+        let at = state.reserve_for(graph, Wanted { device, len: len as u64 })?;
+        state.record(stream, Work::Allocate { at })?;
+        return Ok(at);
+    }
     let pool = pool.unwrap_or(state.devices[state.contexts[&context].device].pool);
     let device = state.pools.get(&pool).ok_or(Error::InvalidValue)?.device;
     let taken = state.give_up(pool, (len as u64).checked_next_multiple_of(UNIT).unwrap_or(0));
@@ -82,6 +92,10 @@ pub(crate) fn alloc(len: usize, pool: Option<u64>, handle: u64) -> Result<u64> {
 pub(crate) fn free(at: u64, handle: u64) -> Result {
     let mut state = state::lock();
     let stream = state.stream(handle)?;
+    state.refuse_implicit(stream)?;
+    if state.is_graphs(at) {
+        return state.submit(stream, Work::Unallocate { at }, Vec::new()).map(drop);
+    }
     state.refuse_capturing(stream)?;
     match state.spans.get(&at).map(|span| &span.kind) {
         Some(Kind::Pooled { .. } | Kind::Legacy { .. }) => {

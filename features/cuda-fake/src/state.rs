@@ -72,6 +72,7 @@ pub(crate) struct State {
     pub(crate) nodes: BTreeMap<u64, Node>,
     pub(crate) execs: BTreeMap<u64, Exec>,
     pub(crate) user_objects: BTreeMap<u64, crate::user_object::UserObject>,
+    pub(crate) conditions: BTreeMap<u64, crate::conditional::Condition>,
     pub(crate) pools: BTreeMap<u64, Pool>,
     pub(crate) arrays: BTreeMap<u64, Array>,
     pub(crate) links: BTreeMap<u64, crate::link::Link>,

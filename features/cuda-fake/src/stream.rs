@@ -1,13 +1,16 @@
 //! Streams: each runs its work in order in a thread of its own, behind what the rules of default streams and events say.
 
 use crate::{
+    conditional::{self, How},
     copy::{Copy, Fill},
     error::{Error, Result},
     event::Awaited,
+    exec::Step,
     memory::{By, READ_WRITE},
     module::Launch,
     state::{self, State},
     sys::{Callback, HostFunction},
+    user_object::{self, Kept},
 };
 use std::{cell::Cell, collections::VecDeque, sync::MutexGuard, thread};
 
@@ -42,6 +45,23 @@ pub(crate) enum Work {
     Await(Awaited),
     /// Only order: what it depends on.
     Nothing,
+    /// A graph's memory is there.
+    Allocate {
+        at: u64,
+    },
+    /// It is there no more.
+    Unallocate {
+        at: u64,
+    },
+    /// Conditions are as at a launch of these.
+    Assign(Vec<Step>),
+    Conditional {
+        handle: u64,
+        how: How,
+        graphs: Vec<Step>,
+    },
+    /// Objects that a graph kept until it had run.
+    LetGo(Kept),
     /// `cuMemFreeAsync`.
     Free {
         at: u64,
@@ -237,7 +257,7 @@ fn run(id: u64) {
 
 /// Does one thing, unlocked where it is the caller's or may take long. A context that failed does nothing more, but its
 /// callbacks are called and its events recorded, so that nobody waits for ever.
-fn perform(
+pub(crate) fn perform(
     mut state: MutexGuard<'static, State>,
     context: u64,
     work: Work,
@@ -257,6 +277,13 @@ fn perform(
             (state, Ok(()))
         }
         Work::Nothing => (state, Ok(())),
+        Work::LetGo(kept) => {
+            let mut ended = Vec::new();
+            state.let_objects_go(kept, &mut ended);
+            drop(state);
+            user_object::end(ended);
+            (state::lock(), Ok(()))
+        }
         Work::Await(awaited) => {
             drop(state);
             let result = awaited.wait();
@@ -283,6 +310,19 @@ fn perform(
             let result = state.release(at);
             (state, result)
         }
+        Work::Allocate { at } => {
+            let result = state.set_there(at, true);
+            (state, result)
+        }
+        Work::Unallocate { at } => {
+            let result = state.set_there(at, false);
+            (state, result)
+        }
+        Work::Assign(steps) => {
+            state.assign(&steps);
+            (state, Ok(()))
+        }
+        Work::Conditional { handle, how, graphs } => conditional::run(state, context, handle, how, &graphs),
         Work::Write { at, value, wide } => {
             let result = write_value(&state, context, at, value, wide);
             (state, result)

@@ -175,6 +175,8 @@ pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
 
 /// A function of the caller's with its argument: `CUhostFn`.
 pub(crate) type HostFunction = extern "C" fn(u64);
+/// What a block of so many threads takes of shared memory.
+pub(crate) type SharedOf = extern "C" fn(i32) -> usize;
 /// A function of the caller's with stream, status and argument: `CUstreamCallback`.
 pub(crate) type Callback = extern "C" fn(u64, i32, u64);
 
@@ -267,7 +269,7 @@ macro_rules! plain {
 }
 
 plain!(*mut c_void);
-plain!(u8, u16, u32, u64, i32, usize, f32, [u64; 2], [u8; 16], [u8; 64], *const c_void, *const u64);
+plain!(u8, u16, u32, u64, i32, usize, f32, [u64; 2], [u64; 8], [u8; 16], [u8; 64], *const c_void, *const u64);
 plain!(
     crate::ffi::Properties,
     crate::ffi::AccessOf,
@@ -293,14 +295,12 @@ pub(crate) fn to_the_c_library(memory: *mut c_void) {
     unsafe { libc::free(memory) };
 }
 
-#[cfg(feature = "cpu")]
 unsafe extern "C" {
     /// The C library's standard output, which programs' own `printf` writes to.
     static stdout: *mut libc::FILE;
 }
 
 /// Writes to the standard output, behind what the program wrote there itself.
-#[cfg(feature = "cpu")]
 pub(crate) fn print(text: &[u8]) {
     // SAFETY: the C library sets it before any code of a program runs, and locks the stream. Where a program closed it, that is its own
     // library's error.
@@ -308,7 +308,6 @@ pub(crate) fn print(text: &[u8]) {
 }
 
 /// Hands what was written to the standard output to the system.
-#[cfg(feature = "cpu")]
 pub(crate) fn flush() {
     // SAFETY: as above.
     unsafe { libc::fflush(stdout) };

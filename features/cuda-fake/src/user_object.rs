@@ -23,6 +23,20 @@ pub(crate) fn end(ended: Ended) {
     ended.into_iter().for_each(|(function, data)| function(data));
 }
 
+/// The same by a thread of its own, as the caller has locked the state.
+pub(crate) fn end_later(ended: Ended) {
+    if !ended.is_empty() {
+        std::thread::spawn(|| end(ended));
+    }
+}
+
+impl UserObject {
+    /// One that one graph keeps.
+    pub(crate) fn new(function: HostFunction, data: u64) -> Self {
+        Self { function, data, count: 1 }
+    }
+}
+
 impl State {
     /// Gives references up.
     fn let_object_go(&mut self, id: u64, count: u32, ended: &mut Ended) {
@@ -37,6 +51,14 @@ impl State {
     /// Gives all up that a graph keeps.
     pub(crate) fn let_objects_go(&mut self, kept: Kept, ended: &mut Ended) {
         kept.into_iter().for_each(|(id, count)| self.let_object_go(id, count, ended));
+    }
+
+    /// Keeps some in the place of others.
+    pub(crate) fn exchange_objects(&mut self, old: Kept, new: Kept) {
+        self.keep_objects(&new);
+        let mut ended = Vec::new();
+        self.let_objects_go(old, &mut ended);
+        end_later(ended);
     }
 
     /// Keeps what another graph keeps.

@@ -108,6 +108,9 @@ pub(crate) enum BridgeError {
     /// There is no thread that ends a worker.
     #[error("no thread can be started that ends a worker: {0}; see `ulimit -u`")]
     Thread(io::Error),
+    /// What kernels print has no way to their program.
+    #[error("what kernels print can't be taken: {0}; see `ulimit -n` and `ulimit -u`")]
+    Print(io::Error),
     /// The driver does not open.
     #[error(transparent)]
     Open(#[from] OpenError),

@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use vm_bridge::recording::Recorder;
-use vm_bridge::server::{Driver, Session, serve};
+use vm_bridge::server::{Driver, Prints, Session, serve};
 use vm_bridge::wire::code;
 
 use super::workers::is_name;
@@ -30,7 +30,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 /// The connection to the server, which is standard output: that is nothing from now on.
 fn server() -> io::Result<UnixStream> {
     let server = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?);
-    // What a kernel prints is not to go there.
+    // What is printed before there is a program is not to go there.
     rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
     // A probe has none, and asks nothing.
     if server.local_addr().is_ok() {
@@ -114,7 +114,9 @@ pub(crate) fn main(
     }
     let watched = deadline.is_some() || slice.is_some();
     let session = Session::with_limits(Arc::new(driver), pot, deadline, slice);
-    let session = Arc::new(session.share_by(server).recorded_by(recorder));
+    // What kernels print is the program's; what this process logs stays where it was.
+    let printing = crate::log::stay().and_then(|()| Prints::begin()).map_err(BridgeError::Print)?;
+    let session = Arc::new(session.share_by(server).recorded_by(recorder).printing(printing));
     if lists_calls {
         // The driver begins with calls that are not listed, as of sockets of its own, and after the program has said by variables how it is to begin.
         session.when_started(move || match sandbox::confine(Profile::Driver, &confinement) {

@@ -2,9 +2,13 @@
 //! an array that lives until the thread's next call.
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use vm_bridge::wire::{Reader, code, put};
+use vm_cuda_api::FUNCTIONS;
+use vm_cuda_api::names::is_per_thread;
+
+use super::{the, the_form};
 
 use crate::client::client;
 use crate::forward;
@@ -12,6 +16,8 @@ use crate::sys::caller;
 
 /// Did a capture ever begin in this process?
 static ANY: AtomicBool = AtomicBool::new(false);
+/// How many go on: no fewer than there are.
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// This thread's mode: `CU_STREAM_CAPTURE_MODE_GLOBAL` at first.
@@ -60,7 +66,58 @@ pub(crate) fn cuStreamGetCaptureInfo_v3(number: usize, words: &[usize]) -> Resul
 
 fn begin(number: usize, words: &[usize]) -> Result<(), u32> {
     ANY.store(true, Ordering::SeqCst);
-    forward::ask(number, words)
+    RUNNING.fetch_add(1, Ordering::SeqCst);
+    forward::ask(number, words).inspect_err(|_| end())
+}
+
+/// One less.
+fn end() {
+    let less = |running: usize| running.checked_sub(1);
+    // There may be none where the program ends what it has not begun.
+    let _ = RUNNING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+}
+
+pub(crate) fn cuStreamEndCapture(number: usize, words: &[usize]) -> Result<(), u32> {
+    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` and `…_UNJOINED`: it has ended without a graph.
+    const ENDED: [u32; 2] = [901, 904];
+    let result = forward::ask(number, words);
+    if result.is_ok() || result.is_err_and(|code| ENDED.contains(&code)) {
+        end();
+    }
+    result
+}
+
+/// Is a copy to or from a stream recorded?
+pub(super) fn records(stream: usize, like: usize) -> Result<bool, u32> {
+    const LEGACY: usize = 1;
+    let is_legacy = stream == LEGACY || stream == 0 && !is_per_thread(&FUNCTIONS[like].name);
+    if is_legacy || RUNNING.load(Ordering::SeqCst) == 0 {
+        return Ok(false);
+    }
+    let mut status = 0u32;
+    forward::ask(the_form("cuStreamIsCapturing", like)?, &[stream, &raw mut status as usize])?;
+    Ok(status != 0)
+}
+
+/// Records a copy of memory that only this program has, a `CUDA_MEMCPY3D`: as a node that is put where the capture is.
+pub(super) fn record(stream: usize, like: usize, copy: &[u64]) -> Result<(), u32> {
+    const SET: usize = 1;
+    let (mut status, mut graph, mut nodes, mut count) = (0u32, 0usize, 0usize, 0usize);
+    let to = [
+        &raw mut status as usize,
+        0,
+        &raw mut graph as usize,
+        &raw mut nodes as usize,
+        0,
+        &raw mut count as usize,
+    ];
+    info(the_form("cuStreamGetCaptureInfo_v2", like)?, stream, to)?;
+    let mut node = 0usize;
+    let at = &raw mut node as usize;
+    let context = crate::current::get() as usize;
+    let words = [at, graph, nodes, count, copy.as_ptr() as usize, context];
+    super::cuGraphAddMemcpyNode(the("cuGraphAddMemcpyNode")?, &words)?;
+    forward::ask(the_form("cuStreamUpdateCaptureDependencies", like)?, &[stream, at, 1, SET])
 }
 
 pub(crate) fn cuStreamBeginCapture(number: usize, words: &[usize]) -> Result<(), u32> {

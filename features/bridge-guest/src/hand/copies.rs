@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use vm_bridge::wire::strided::{ARRAY, DEVICE, Form, HOST};
 use vm_bridge::wire::{CHUNK, code, put, put_bytes};
 use vm_cuda_api::{FUNCTIONS, names::is_per_thread};
 
+use super::captures::{record, records};
 use super::{is_elsewhere, is_shared, the_form};
 use crate::client::{Client, client};
 use crate::forward;
@@ -18,6 +20,27 @@ const STAGED: usize = 64 << 10;
 struct End {
     array: Option<usize>,
     at: usize,
+}
+
+impl End {
+    /// A copy between it and memory of the program, as a `CUDA_MEMCPY3D`.
+    fn copy(self, host: usize, len: usize, to_host: bool) -> Vec<u64> {
+        let form = Form::Three;
+        let mut copy = vec![0; form.words()];
+        let [from, to] = form.ends();
+        let (device, program) = if to_host { (from, to) } else { (to, from) };
+        (copy[program.kind], copy[program.host]) = (HOST, host as u64);
+        match self.array {
+            Some(array) => {
+                (copy[device.kind], copy[device.array]) = (ARRAY, array as u64);
+                copy[device.origin[0].unwrap_or(0)] = self.at as u64;
+            }
+            None => (copy[device.kind], copy[device.device]) = (DEVICE, self.at as u64),
+        }
+        [from, to].iter().for_each(|end| copy[end.pitch] = len as u64);
+        form.resize(&mut copy, [len as u64, 1, 1]);
+        copy
+    }
 }
 
 impl From<usize> for End {
@@ -51,6 +74,11 @@ fn to_device(
             Some(_) => client.post(number, &payload),
             None => client.ask(number, &payload, true).map(drop),
         };
+    }
+    if let Some(stream) = stream
+        && records(stream, number)?
+    {
+        return record(stream, number, &to.copy(from, len, false));
     }
     for at in (0..len).step_by(CHUNK) {
         let part = CHUNK.min(len - at);
@@ -90,6 +118,11 @@ fn to_host(
             None => client.ask(number, &payload, true).map(drop),
         };
     }
+    if let Some(stream) = stream
+        && records(stream, number)?
+    {
+        return record(stream, number, &from.copy(to, len, true));
+    }
     let parts = caller::bytes_mut(to, len).chunks_mut(CHUNK).enumerate();
     client.ask_many(number, parts.map(|(at, part)| (head(from, at * CHUNK, part.len(), of, 0), part)))
 }
@@ -124,6 +157,14 @@ fn anywhere(number: usize, words: &[usize], stream: Option<usize>) -> Result<(),
         (true, false) => to_device(form("cuMemcpyHtoDAsync_v2", "cuMemcpyHtoD_v2")?, to, from, len, stream),
         (false, true) => to_host(form("cuMemcpyDtoHAsync_v2", "cuMemcpyDtoH_v2")?, to, from, len, stream),
         (false, false) => {
+            if let Some(stream) = stream
+                && records(stream, number)?
+            {
+                let mut copy = End::from(0).copy(from, len, false);
+                let [_, target] = Form::Three.ends();
+                (copy[target.kind], copy[target.host]) = (HOST, to as u64);
+                return record(stream, number, &copy);
+            }
             // Behind what the stream does before, which may write what is read.
             forward::wait(the_form("cuStreamSynchronize", number)?, &[stream.unwrap_or(0)])?;
             caller::copy(to, from, len);

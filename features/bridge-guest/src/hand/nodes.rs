@@ -1,14 +1,15 @@
-//! Nodes of graphs by their parameters. A node reads and writes when its graph runs, so memory of the host that it names must be of both sides: what
-//! only this program has is refused.
+//! Nodes of graphs by their parameters. A node reads and writes when its graph runs: memory that only this program has the server asks for then.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex};
 
-use vm_bridge::wire::node::{self, FILL, GRID};
+use vm_bridge::wire::node::{
+    self, ACCESS, ALLOCATION, AT, DESCRIPTION, DESCRIPTIONS, FILL, GRID, LEN, OPERATION, OPERATIONS,
+};
 use vm_bridge::wire::strided::{DEVICE, Form, HOST, UNIFIED};
-use vm_bridge::wire::{Reader, code, put};
+use vm_bridge::wire::{Reader, code, put, put_bytes};
 use vm_cuda_api::FUNCTIONS;
 
 use super::launches::parameters;
@@ -20,6 +21,8 @@ use crate::{forward, pack, say};
 
 /// Where what is of the kind begins in a `CUgraphNodeParams`.
 const UNION: usize = 16;
+/// Words of one.
+const ANY: usize = 32;
 /// Where in a `CUDA_KERNEL_NODE_PARAMS` the pointers to parameters are, those that are one buffer, and, in the second form, the kernel and the context.
 const POINTERS: usize = 40;
 const EXTRA: usize = 48;
@@ -40,7 +43,7 @@ fn kernel(client: &Arc<Client>, at: usize, is_first: bool, to: &mut Vec<u8>) -> 
     parameters(client, id as usize, pointers, to)
 }
 
-fn copy(client: &Client, at: usize, context: u64, to: &mut Vec<u8>) -> Result<(), u32> {
+fn copy(client: &Arc<Client>, at: usize, context: u64, to: &mut Vec<u8>) -> Result<(), u32> {
     let form = Form::Three;
     let mut copy: Vec<u64> = (0..form.words()).map(|word| caller::word(at + 8 * word)).collect();
     for (is_target, end) in [false, true].into_iter().zip(form.ends()) {
@@ -53,10 +56,7 @@ fn copy(client: &Client, at: usize, context: u64, to: &mut Vec<u8>) -> Result<()
         if copy[end.kind] as u32 as u64 == HOST
             && !is_shared(client, copy[end.host] as usize, extent as usize)
         {
-            say::once(
-                "a node of a graph can't copy memory that only the program has: cuMemHostAlloc makes memory that it can",
-            );
-            return Err(code::NOT_SUPPORTED);
+            begin_calls(client)?;
         }
     }
     put(to, context);
@@ -96,6 +96,36 @@ fn structure(client: &Arc<Client>, number: usize, at: usize, to: &mut Vec<u8>) -
             Ok(())
         }
         node::EMPTY => Ok(()),
+        node::ALLOCATE => {
+            [0, 1, 3, 4].iter().for_each(|word| put(to, caller::word(at + 8 * word)));
+            let (list, count) = (caller::word(at + 8 * ACCESS) as usize, caller::word(at + 8 * (ACCESS + 1)));
+            if count > DESCRIPTIONS || (count > 0 && list == 0) {
+                return Err(code::INVALID_VALUE);
+            }
+            put(to, count);
+            put_bytes(to, caller::bytes(list, count as usize * DESCRIPTION));
+            put(to, caller::word(at + 8 * LEN));
+            Ok(())
+        }
+        node::FREE => {
+            put(to, caller::word(at));
+            Ok(())
+        }
+        node::VALUES => {
+            let (count, list) = (caller::half(at + 8), caller::word(at + 16) as usize);
+            if u64::from(count) > OPERATIONS || (count > 0 && list == 0) {
+                return Err(code::INVALID_VALUE);
+            }
+            [caller::word(at), count.into(), caller::half(at + 24).into()]
+                .iter()
+                .for_each(|word| put(to, *word));
+            put_bytes(to, caller::bytes(list, count as usize * 8 * OPERATION));
+            Ok(())
+        }
+        node::CONDITIONAL => {
+            [0, 1, 3].iter().for_each(|word| put(to, caller::word(at + 8 * word)));
+            Ok(())
+        }
         kind => {
             say::once(&format!("nodes of graphs of the kind {kind} are not supported"));
             Err(code::NOT_SUPPORTED)
@@ -110,7 +140,34 @@ fn set(number: usize, words: &[usize]) -> Result<(), u32> {
     let mut payload = Vec::with_capacity(512);
     structure(&client, number, at, &mut payload)?;
     pack::request(number, words, &mut payload)?;
-    pack::answer(number, words, &client.ask(number, &payload, false)?)
+    let reply = client.ask(number, &payload, false)?;
+    pack::answer(number, words, &reply)?;
+    let name = &FUNCTIONS[number].name;
+    if !name.starts_with("cuGraphAdd") {
+        return Ok(());
+    }
+    let known = node::kind(name);
+    returned(
+        &client,
+        known.unwrap_or_else(|| caller::half(at).into()),
+        if known.is_none() { at + UNION } else { at },
+        &reply,
+    )
+}
+
+/// What was written into the structure of a new node: where its memory is, or its graphs, which stay where they are as long as it is there.
+fn returned(client: &Client, kind: u64, at: usize, reply: &[u8]) -> Result<(), u32> {
+    let words: Vec<u64> = reply.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+    let (Some(first), Some(last)) = (words.first(), words.last()) else { return Ok(()) };
+    match kind {
+        node::ALLOCATE => {
+            caller::write(at + 8 * AT, *last);
+            locked(&client.devices).insert(*last, caller::word(at + 8 * LEN));
+        }
+        node::CONDITIONAL => caller::write(at + 16, keep(*first as usize, &words[1..])),
+        _ => {}
+    }
+    Ok(())
 }
 
 macro_rules! setters {
@@ -121,6 +178,7 @@ setters! {
     cuGraphAddKernelNode cuGraphAddKernelNode_v2 cuGraphKernelNodeSetParams cuGraphKernelNodeSetParams_v2 cuGraphExecKernelNodeSetParams
     cuGraphExecKernelNodeSetParams_v2 cuGraphAddMemcpyNode cuGraphMemcpyNodeSetParams cuGraphExecMemcpyNodeSetParams cuGraphAddMemsetNode
     cuGraphMemsetNodeSetParams cuGraphExecMemsetNodeSetParams cuGraphAddHostNode cuGraphHostNodeSetParams cuGraphExecHostNodeSetParams
+    cuGraphAddMemAllocNode cuGraphAddBatchMemOpNode cuGraphBatchMemOpNodeSetParams cuGraphExecBatchMemOpNodeSetParams
     cuGraphAddNode cuGraphAddNode_v2 cuGraphNodeSetParams cuGraphExecNodeSetParams
 }
 
@@ -147,6 +205,107 @@ fn show(node: usize, layout: &[(usize, usize)], bytes: &[u8]) -> u64 {
         all.insert(node, Shown { bytes, pointers });
     }
     all.get(&node).map_or(0, |shown| shown.pointers.as_ptr() as u64)
+}
+
+/// Words that a node has as long as it is there, or until others are.
+fn keep(node: usize, words: &[u64]) -> u64 {
+    if words.is_empty() {
+        return 0;
+    }
+    let mut all = locked(&SHOWN);
+    let shown = all.get_or_insert_default().entry(node);
+    let shown = shown.or_insert_with(|| Shown { bytes: Box::default(), pointers: Box::default() });
+    if *shown.pointers != *words {
+        shown.pointers = words.into();
+    }
+    shown.pointers.as_ptr() as u64
+}
+
+/// A node's structure, in words, and those that it points to.
+fn structure_of(number: usize, words: &[usize], len: usize) -> Result<(Vec<u64>, Vec<u64>), u32> {
+    let [node, to] = *words else { return Err(code::INVALID_VALUE) };
+    if to == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let reply = client()?.ask(number, &(node as u64).to_ne_bytes(), false)?;
+    let mut all: Vec<u64> = reply.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+    if all.len() < len {
+        return Err(code::UNAVAILABLE);
+    }
+    let behind = all.split_off(len);
+    Ok((all, behind))
+}
+
+pub(crate) fn cuGraphMemAllocNodeGetParams(number: usize, words: &[usize]) -> Result<(), u32> {
+    let (mut all, behind) = structure_of(number, words, ALLOCATION)?;
+    all[ACCESS] = keep(words[0], &behind);
+    all.iter().enumerate().for_each(|(at, word)| caller::write(words[1] + 8 * at, *word));
+    Ok(())
+}
+
+pub(crate) fn cuGraphBatchMemOpNodeGetParams(number: usize, words: &[usize]) -> Result<(), u32> {
+    let (all, behind) = structure_of(number, words, 3)?;
+    let all = [all[0], all[1], keep(words[0], &behind), all[2]];
+    all.iter().enumerate().for_each(|(at, word)| caller::write(words[1] + 8 * at, *word));
+    Ok(())
+}
+
+/// A node's structure that says its kind: by the function of the kind.
+pub(crate) fn cuGraphNodeGetParams(_: usize, words: &[usize]) -> Result<(), u32> {
+    let [node, to] = *words else { return Err(code::INVALID_VALUE) };
+    if to == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let mut kind = 0u32;
+    forward::ask(super::the("cuGraphNodeGetType")?, &[node, &raw mut kind as usize])?;
+    let mut all = [0u64; ANY];
+    all[0] = kind.into();
+    let base = all.as_mut_ptr() as usize;
+    let place = |word: usize| base + 8 * word;
+    let (of, context) = (place(UNION / 8), crate::current::get());
+    let by = |name: &str, of: usize| Ok::<_, u32>((super::the(name)?, [node, of]));
+    match u64::from(kind) {
+        node::KERNEL => {
+            let (number, words) = by("cuGraphKernelNodeGetParams_v2", of)?;
+            cuGraphKernelNodeGetParams_v2(number, &words)?;
+        }
+        node::COPY => {
+            let (number, words) = by("cuGraphMemcpyNodeGetParams", of + 16)?;
+            cuGraphMemcpyNodeGetParams(number, &words)?;
+            caller::write(of + 8, context);
+        }
+        node::FILL_KIND => {
+            let (number, words) = by("cuGraphMemsetNodeGetParams", of)?;
+            forward::ask(number, &words)?;
+            caller::write(of + 8 * FILL, context);
+        }
+        node::FUNCTION => {
+            let (number, words) = by("cuGraphHostNodeGetParams", of)?;
+            cuGraphHostNodeGetParams(number, &words)?;
+        }
+        node::ALLOCATE => {
+            let (number, words) = by("cuGraphMemAllocNodeGetParams", of)?;
+            cuGraphMemAllocNodeGetParams(number, &words)?;
+        }
+        node::VALUES => {
+            let (number, words) = by("cuGraphBatchMemOpNodeGetParams", of)?;
+            cuGraphBatchMemOpNodeGetParams(number, &words)?;
+        }
+        node::EMPTY => {}
+        kind => {
+            let name = match kind {
+                node::GRAPH => "cuGraphChildGraphNodeGetGraph",
+                node::WAIT => "cuGraphEventWaitNodeGetEvent",
+                node::RECORD => "cuGraphEventRecordNodeGetEvent",
+                node::FREE => "cuGraphMemFreeNodeGetParams",
+                _ => return Err(code::NOT_SUPPORTED),
+            };
+            let (number, words) = by(name, of)?;
+            forward::ask(number, &words)?;
+        }
+    }
+    (0..ANY).for_each(|word| caller::write(to + 8 * word, caller::word(place(word))));
+    Ok(())
 }
 
 fn kernel_of(number: usize, words: &[usize], is_first: bool) -> Result<(), u32> {

@@ -3,6 +3,7 @@
 use vm_bridge::wire::strided::{DEVICE, Form, HOST, UNIFIED};
 use vm_bridge::wire::{CHUNK, code, put};
 
+use super::captures::{record, records};
 use super::{is_elsewhere, is_shared};
 use crate::client::client;
 use crate::sys::caller;
@@ -43,6 +44,12 @@ fn copy(number: usize, form: Form, words: &[usize]) -> Result<(), u32> {
     };
     if packed == [false; 2] {
         return send(&copy, &[], stream.is_none()).map(drop);
+    }
+    if let Some(stream) = stream
+        && form != Form::Peer
+        && records(stream, number)?
+    {
+        return record(stream, number, &form.to_three(&copy));
     }
     parts(form, &copy, packed, stream.is_none(), &send)
 }

@@ -6,7 +6,9 @@ pub(crate) mod caller;
 pub(crate) mod exit;
 mod export;
 pub(crate) mod fork;
+pub(crate) mod print;
 pub(crate) mod tables;
+pub(crate) mod there;
 pub(crate) mod window;
 
 pub(crate) use export::symbols;

@@ -230,6 +230,7 @@ impl Replay<'_> {
         let answer = wire::Answer::from_bytes(head).map_err(io::Error::other)?;
         let mut reply = vec![0; answer.len as usize];
         lane.read_exact(&mut reply)?;
-        Ok(Some((answer.code, reply)))
+        // What is printed is this process's, and is not asked for.
+        Ok(Some((answer.code & !wire::Answer::PRINTED, reply)))
     }
 }

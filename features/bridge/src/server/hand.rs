@@ -23,7 +23,7 @@ use super::lane::{Call, Lane};
 use super::options::Options;
 use super::pack::Refused;
 use super::sys::{self, Word};
-use super::{callbacks, capture, ipc, nodes, objects, pointers, strided};
+use super::{callbacks, capture, ipc, nodes, objects, pointers, special, staged, strided};
 use crate::wire::node;
 use crate::wire::strided::Form;
 use crate::wire::{CHUNK, Malformed, Reader, code, control, own, put, put_bytes};
@@ -37,7 +37,7 @@ pub(super) struct Parts<'a> {
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 57] = [
+const HANDLERS: [(&str, Handler); 69] = [
     ("cuInit", initialise),
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
@@ -69,6 +69,17 @@ const HANDLERS: [(&str, Handler); 57] = [
     ("cuGraphExecUpdate_v2", nodes::update),
     ("cuGraphInstantiateWithParams", nodes::instantiate),
     ("cuGraphDebugDotPrint", nodes::print),
+    ("cuGraphMemAllocNodeGetParams", special::allocation_of),
+    ("cuGraphBatchMemOpNodeGetParams", special::values_of),
+    ("cuGraphConditionalHandleCreate", special::condition),
+    ("cuGraphKernelNodeGetAttribute", special::attribute),
+    ("cuGraphKernelNodeSetAttribute", special::attribute),
+    ("cuGraphNodeGetType", staged::kind),
+    ("cuGraphChildGraphNodeGetGraph", staged::child),
+    ("cuGraphInstantiate", |call, parts| staged::make_of(call, parts, 1)),
+    ("cuGraphInstantiate_v2", |call, parts| staged::make_of(call, parts, 1)),
+    ("cuGraphInstantiateWithFlags", |call, parts| staged::make_of(call, parts, 1)),
+    ("cuGraphExecChildGraphNodeSetParams", |call, parts| staged::make_of(call, parts, 2)),
     ("cuGraphDestroy", nodes::destroy),
     ("cuGraphDestroyNode", nodes::destroy_node),
     ("cuOccupancyMaxActiveClusters", clusters),
@@ -87,6 +98,7 @@ const HANDLERS: [(&str, Handler); 57] = [
     ("cuIpcGetEventHandle", ipc::export_event),
     ("cuIpcOpenEventHandle", ipc::open_event),
     ("cuIpcOpenMemHandle", ipc::open_memory),
+    ("cuEventCreate", ipc::event),
     ("cuMemFree_v2", free),
     ("cuMemHostAlloc", host_allocate),
     ("cuMemFreeHost", host_free),
@@ -122,6 +134,7 @@ pub(super) fn make(
         own::LAYOUT => layout,
         own::LINKED => objects::linked,
         own::TOPOLOGY => topology,
+        own::PRINTED => printed,
         own::IMAGE => |_: &mut Call<'_>, parts: Parts<'_>| parts.lane.append(parts.reader.0),
         _ => (*BY_NUMBER.get(call.number)?)?,
     };
@@ -145,6 +158,15 @@ fn topology(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
         }
         Err(code) => Ok(code),
     }
+}
+
+fn printed(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    if let Some((to, bytes)) = call.session.prints().and_then(|prints| prints.take()) {
+        put(parts.reply, to);
+        put(parts.reply, bytes.len() as u64);
+        put_bytes(parts.reply, &bytes);
+    }
+    Ok(0)
 }
 
 fn layout(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
@@ -264,8 +286,7 @@ fn launch(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
 /// Words of a `CUlaunchAttribute`, and of a `CUlaunchConfig`.
 const ATTRIBUTE: usize = 9;
 const CONFIG: usize = 7;
-/// `CUlaunchAttributeID` without handles or pointers of the host, and those that begin with an event.
-const PLAIN: [u32; 12] = [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 14];
+/// `CUlaunchAttributeID` of those that begin with an event.
 const EVENTS: [u32; 2] = [7, 12];
 
 /// A `CUlaunchConfig` with its attributes: words that begin with it.
@@ -288,7 +309,7 @@ fn config(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Vec<u64>, Refused>
         let kind = memory[from] as u32;
         if EVENTS.contains(&kind) {
             memory[from + 1] = call.session.handles().real(Object::Event, memory[from + 1])?;
-        } else if !PLAIN.contains(&kind) {
+        } else if !node::PLAIN.contains(&kind) {
             return Err(code::NOT_SUPPORTED.into());
         }
     }
@@ -345,11 +366,7 @@ fn begin_capture(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> 
 
 /// Is it memory of a device that the program has?
 pub(super) fn known(call: &Call<'_>, at: u64) -> Result<(), Refused> {
-    if call.session.ranges().has(at) || call.session.has(at, 1) {
-        Ok(())
-    } else {
-        Err(code::INVALID_VALUE.into())
-    }
+    if call.session.may_copy(at) { Ok(()) } else { Err(code::INVALID_VALUE.into()) }
 }
 
 /// A stream for functions that have one, as their last parameter.

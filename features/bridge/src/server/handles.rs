@@ -25,20 +25,21 @@ struct Entry {
 /// Where a kernel's parameters are: offset and size of each.
 pub(super) type Layout = Box<[(u64, u64)]>;
 
-/// Where a handle's entry is. Kernels are given textures and surfaces as the driver calls them: so do programs, and those have places of their own.
-const fn key(object: Object, id: u64) -> u64 {
-    const OWN: u64 = 1 << 63;
+/// Where a handle's entry is. Kernels are given textures, surfaces and conditions as the driver calls them: so are programs, and those have places of
+/// their own.
+const fn key(object: Object, id: u64) -> (u8, u64) {
     match object {
-        Object::Texture => id | OWN,
-        Object::Surface => id | OWN | OWN >> 1,
-        _ => id,
+        Object::Texture => (1, id),
+        Object::Surface => (2, id),
+        Object::Conditional => (3, id),
+        _ => (0, id),
     }
 }
 
 /// The handles of a session.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
-    entries: FxHashMap<u64, Entry>,
+    entries: FxHashMap<(u8, u64), Entry>,
     numbers: FxHashMap<(Object, u64), u64>,
     made: u64,
 }
@@ -62,7 +63,7 @@ impl Handles {
 
     /// A function, or a kernel, and where its parameters are, where that is known.
     pub(super) fn function(&self, id: u64) -> Result<(u64, Option<&Layout>), u32> {
-        match self.entries.get(&id) {
+        match self.entries.get(&(0, id)) {
             Some(entry) if matches!(entry.object, Object::Function | Object::Kernel) => {
                 Ok((entry.real, entry.layout.as_ref()))
             }
@@ -72,14 +73,14 @@ impl Handles {
 
     /// Where the parameters of a function, or a kernel, are.
     pub(super) fn lay_out(&mut self, id: u64, layout: Layout) {
-        if let Some(entry) = self.entries.get_mut(&id) {
+        if let Some(entry) = self.entries.get_mut(&(0, id)) {
             entry.layout = Some(layout);
         }
     }
 
     /// Is it a kernel, of a library?
     pub(super) fn is_kernel(&self, id: u64) -> bool {
-        self.entries.get(&id).is_some_and(|entry| entry.object == Object::Kernel)
+        self.entries.get(&(0, id)).is_some_and(|entry| entry.object == Object::Kernel)
     }
 
     /// The number of what the driver gave.
@@ -96,7 +97,7 @@ impl Handles {
         if self.entries.len() >= MOST {
             return Err(code::OUT_OF_MEMORY);
         }
-        let id = if matches!(object, Object::Texture | Object::Surface) {
+        let id = if matches!(object, Object::Texture | Object::Surface | Object::Conditional) {
             real
         } else {
             self.made += 1;
@@ -152,13 +153,12 @@ mod tests {
         assert!(handles.give(Object::Event, 0xabc0).unwrap() > event);
         // Kernels get these as they are, whatever else has such a number.
         let stream = handles.give(Object::Stream, 0xabc0).unwrap();
-        for object in [Object::Texture, Object::Surface] {
+        for object in [Object::Texture, Object::Surface, Object::Conditional] {
             for real in [1, stream] {
                 assert_eq!(handles.give(object, real), Ok(real));
                 assert_eq!(handles.real(object, real), Ok(real));
             }
             assert_eq!(handles.real(Object::Stream, stream), Ok(0xabc0));
-            assert_eq!(handles.real(Object::Event, key(object, 1)), Err(code::INVALID_HANDLE));
             handles.end(object, stream);
             assert_eq!(handles.real(object, stream), Err(code::INVALID_HANDLE));
         }

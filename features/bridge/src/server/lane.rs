@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use vm_cuda_api::FUNCTIONS;
@@ -12,7 +13,7 @@ use super::deadline::{Marks, Pending};
 use super::pack::{self, Refused};
 use super::session::{Session, SessionError};
 use super::sys::{self, Driver, Word};
-use super::{facts, hand};
+use super::{facts, hand, prints};
 use crate::calls::{MODES, Mode};
 use crate::orders;
 use crate::recording::Recorder;
@@ -368,7 +369,9 @@ impl Lane {
             let nap = if self.marks.as_ref().is_some_and(Marks::is_unseen) { NAP } else { IDLE };
             let Some(taken) = transport.receive(&mut payload, nap, &idle)? else { break };
             self.room = transport.room();
+            let number = usize::from(taken.header.call);
             if let Some(code) = self.serve(taken, &payload, &mut reply)? {
+                let code = self.with_prints(number, code);
                 match self.there.take() {
                     Some(len) => transport.answer_there(code, len)?,
                     None => transport.answer(code, &reply)?,
@@ -376,6 +379,15 @@ impl Lane {
             }
         }
         Ok(())
+    }
+
+    /// A result, with whether something was printed.
+    fn with_prints(&self, number: usize, code: u32) -> u32 {
+        let Some(prints) = self.session.prints() else { return code };
+        if prints::flushes(number) {
+            prints.look();
+        }
+        if prints.has_any() { code | Answer::PRINTED } else { code }
     }
 
     /// Makes a call. The result is what is answered, where an answer is waited for.
@@ -405,7 +417,8 @@ impl Lane {
             }
             Err(Refused::Malformed) => return Err(Malformed),
         };
-        if let Some(recorder) = session.recorder() {
+        // Who replays it has another's prints, if any.
+        if let Some(recorder) = session.recorder().filter(|_| header.call != own::PRINTED) {
             let bulk = bulk.map(|(at, len)| sys::bytes(at, len)).unwrap_or_default();
             let reply = match self.there {
                 Some(len) => &vec![0; len],
@@ -425,11 +438,12 @@ impl Lane {
     fn make(&mut self, call: &mut Call<'_>, payload: &[u8], reply: &mut Vec<u8>) -> Result<u32, Refused> {
         let mode = match FUNCTIONS.get(call.number) {
             Some(_) => MODES[call.number],
-            None if (own::LAYOUT..=own::TOPOLOGY).contains(&(call.number as u16)) => Mode::Hand,
+            None if (own::LAYOUT..=own::PRINTED).contains(&(call.number as u16)) => Mode::Hand,
             None => return Err(Refused::Malformed),
         };
         // What was not waited for and failed is told here, in the place of what this call would have said.
-        if call.asks && self.failed != 0 && mode != Mode::Waits {
+        let tells = call.asks && call.number != usize::from(own::PRINTED);
+        if tells && self.failed != 0 && mode != Mode::Waits {
             // An image that came for it is not to be a part of the next.
             self.image = Vec::new();
             return Ok(std::mem::take(&mut self.failed));
@@ -450,7 +464,12 @@ impl Lane {
             marks.after(call.session, pending, result.as_ref().ok().copied(), reply);
         }
         let result = result?;
-        if call.asks && self.failed != 0 {
+        let failed = call.session.staged().failed.load(Ordering::SeqCst);
+        if tells && result == 0 && failed != 0 {
+            self.there = None;
+            return Ok(failed);
+        }
+        if tells && self.failed != 0 {
             self.there = None;
             Ok(std::mem::take(&mut self.failed))
         } else {

@@ -14,12 +14,14 @@
 
 use std::collections::HashMap;
 
-use vm_cuda_api::{FUNCTIONS, Object};
+use vm_cuda_api::{FUNCTIONS, Kind, Object};
 
 use super::hand::{Parts, parameters};
 use super::lane::Call;
 use super::pack::{self, Refused};
-use super::sys::{self, Word};
+use super::special;
+use super::staged::{self, Plan};
+use super::sys::{self, Driver, Word};
 use crate::wire::node::{self, FILL, GRID};
 use crate::wire::strided::{ARRAY, DEVICE, Form, HOST};
 use crate::wire::{Reader, code, put, put_bytes};
@@ -33,14 +35,23 @@ const CONTEXT: usize = 8;
 const ANY: usize = 32;
 const HEAD: usize = 2;
 /// How many graphs within graphs are looked through, and how many nodes of each.
-const DEPTH: usize = 16;
+pub(super) const DEPTH: usize = 16;
 const MOST: usize = 1 << 20;
 
 /// A structure, and memory that it points to.
-struct Made {
+pub(super) struct Made {
     words: Vec<u64>,
-    /// Parameters of a kernel, and where pointers to them begin.
-    arguments: Option<(Vec<u64>, usize)>,
+    /// A copy, which may be of memory that only the program has.
+    plan: Option<Plan>,
+    /// Memory that it points to, from where, and the word that points there: of a kernel, pointers to its parameters.
+    pub(super) behind: Option<(Vec<u64>, usize, usize)>,
+}
+
+impl Made {
+    /// One that points to nothing.
+    pub(super) fn plain(words: Vec<u64>) -> Self {
+        Self { words, plan: None, behind: None }
+    }
 }
 
 fn kernel(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
@@ -60,7 +71,7 @@ fn kernel(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
     let has_place = is_second(call) || is_any(call);
     let place = if handles.is_kernel(id) && has_place { LIBRARY_KERNEL } else { 0 };
     words[place] = function;
-    Ok(Made { words, arguments: Some((arguments, pointers)) })
+    Ok(Made { words, behind: Some((arguments, pointers, POINTERS)), plan: None })
 }
 
 fn copy(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
@@ -72,18 +83,20 @@ fn copy(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
         match copy[end.kind] & 0xffff_ffff {
             DEVICE => reaches(call, copy[end.device], extent)?,
             ARRAY => copy[end.array] = call.session.handles().real(Object::Array, copy[end.array])?,
-            HOST if call.session.has(copy[end.host], extent) => {}
+            // What only the program has is asked of it.
+            HOST if copy[end.host] != 0 => {}
             HOST => return Err(code::INVALID_VALUE.into()),
             _ => return Err(code::NOT_SUPPORTED.into()),
         }
     }
     let mut words = if is_any(call) { vec![0, context] } else { Vec::new() };
-    words.extend(copy);
-    Ok(Made { words, arguments: None })
+    words.extend(&copy);
+    let own = staged::own_ends(call, &copy);
+    Ok(Made { words, behind: None, plan: Some(Plan { copy, context, own }) })
 }
 
 /// Is it memory of a device that the program has, or memory of both as far as it goes?
-fn reaches(call: &Call<'_>, at: u64, len: u64) -> Result<(), Refused> {
+pub(super) fn reaches(call: &Call<'_>, at: u64, len: u64) -> Result<(), Refused> {
     let fits = if call.session.has(at, 0) { call.session.has(at, len) } else { call.session.may_copy(at) };
     if fits { Ok(()) } else { Err(code::INVALID_VALUE.into()) }
 }
@@ -98,11 +111,11 @@ fn fill(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
     if is_any(call) {
         words.push(context);
     }
-    Ok(Made { words, arguments: None })
+    Ok(Made::plain(words))
 }
 
 /// Functions of which the structure says itself what kind it is.
-fn is_any(call: &Call<'_>) -> bool {
+pub(super) fn is_any(call: &Call<'_>) -> bool {
     node::kind(&FUNCTIONS[call.number].name).is_none()
 }
 
@@ -122,7 +135,7 @@ fn structure(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> 
         if real == 0 {
             return Err(code::INVALID_VALUE.into());
         }
-        Ok(Made { words: vec![real], arguments: None })
+        Ok(Made::plain(vec![real]))
     };
     let mut made = match kind {
         node::KERNEL => kernel(call, reader)?,
@@ -133,32 +146,73 @@ fn structure(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> 
             if function == 0 {
                 return Err(code::INVALID_VALUE.into());
             }
-            Made { words: call.session.function(function, argument)?.to_vec(), arguments: None }
+            Made::plain(call.session.function(function, argument)?.to_vec())
         }
-        node::GRAPH => one(reader, Object::Graph)?,
-        node::EMPTY => Made { words: Vec::new(), arguments: None },
+        node::GRAPH => {
+            let made = one(reader, Object::Graph)?;
+            staged::renew(call, made.words[0])?;
+            made
+        }
+        node::EMPTY => Made::plain(Vec::new()),
         node::WAIT | node::RECORD => one(reader, Object::Event)?,
+        node::ALLOCATE => special::allocation(call, reader)?,
+        node::FREE => Made::plain(vec![reader.word()?]),
+        node::VALUES => special::values(call, reader)?,
+        node::CONDITIONAL => special::conditional(call, reader)?,
         _ => return Err(code::NOT_SUPPORTED.into()),
     };
     let mut at = 0;
     if is_any(call) {
         at = HEAD;
-        let mut words = vec![kind, 0];
-        words.append(&mut made.words);
-        words.resize(ANY, 0);
-        made.words = words;
+        made.words = any(kind, made.words);
     }
-    if let Some((arguments, pointers)) = &mut made.arguments {
-        made.words[at + POINTERS] = sys::place_words(arguments) + 8 * *pointers as u64;
+    if let Some((memory, from, word)) = &mut made.behind {
+        made.words[at + *word] = sys::place_words(memory) + 8 * *from as u64;
     }
     Ok(made)
 }
 
+/// A structure that says its kind.
+pub(super) fn any(kind: u64, of: Vec<u64>) -> Vec<u64> {
+    let mut words = vec![kind, 0];
+    words.extend(of);
+    words.resize(ANY, 0);
+    words
+}
+
 /// What is put into a node, then what the table says.
 pub(super) fn set(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let kind = parts.reader.clone().word()?;
     let mut made = structure(call, &mut parts.reader)?;
+    if let Some(plan) = &mut made.plan {
+        // A copy's function says its context behind the dependencies.
+        if !is_any(call) && plan.own != [false; 2] {
+            plan.context = context_of(call, parts.reader)?;
+        }
+        if let Some(done) = staged::put_copy(call, &mut parts, plan) {
+            return done;
+        }
+    }
     let place = sys::place_words(&mut made.words);
-    pack::make_with(call.session, call.number, parts.reader.0, parts.reply, Some(place))
+    let result = pack::make_with(call.session, call.number, parts.reader.0, parts.reply, Some(place))?;
+    if result == 0 && special::adds(call) {
+        special::returned(call, kind, special::of_kind(call, &made.words, HEAD), parts.reply)?;
+    }
+    Ok(result)
+}
+
+/// The context that a function of copies says: its last parameter, or the current one.
+fn context_of(call: &Call<'_>, mut reader: Reader<'_>) -> Result<u64, Refused> {
+    let parameters = &FUNCTIONS[call.number].parameters;
+    if parameters.last().is_none_or(|last| last.kind != Kind::Handle(Object::Context)) {
+        let mut memory = [0];
+        let result = call.session.driver().named("cuCtxGetCurrent", &[Word::At(0)], &mut memory);
+        return if result == 0 { Ok(memory[0]) } else { Err(result.into()) };
+    }
+    for _ in 1..parameters.len() {
+        reader.word()?;
+    }
+    Ok(call.session.handles().real(Object::Context, reader.word()?)?)
 }
 
 /// A node: its kernel, and that's parameters.
@@ -200,7 +254,13 @@ pub(super) fn kernel_of(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32
 pub(super) fn copy_of(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let node = call.session.handles().real(Object::Node, parts.reader.word()?)?;
     let mut memory = vec![0; Form::Three.words()];
-    let result = call.session.driver().make(call.number, &[Word::Is(node), Word::At(0)], &mut memory);
+    let result = match staged::copy_of(call, node) {
+        Some(copy) => {
+            memory = copy;
+            0
+        }
+        None => call.session.driver().make(call.number, &[Word::Is(node), Word::At(0)], &mut memory),
+    };
     if result == 0 {
         for end in Form::Three.ends() {
             memory[end.array] = call.session.handles().give(Object::Array, memory[end.array])?;
@@ -231,6 +291,7 @@ pub(super) fn update(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, R
             handles.real(Object::Graph, parts.reader.word()?)?,
         )
     };
+    staged::renew(call, graph)?;
     // The result and two nodes: a structure, or a node and the result.
     let mut memory = [0; 3];
     let mut words = vec![Word::Is(exec), Word::Is(graph)];
@@ -253,6 +314,7 @@ pub(super) fn instantiate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
         let flags = parts.reader.word()?;
         (graph, flags, handles.real(Object::Stream, parts.reader.word()?)?)
     };
+    staged::renew(call, graph)?;
     let mut memory = [0, flags, stream, 0, 0];
     let words = [Word::At(0), Word::Is(graph), Word::At(1)];
     let result = call.session.driver().make(call.number, &words, &mut memory);
@@ -265,19 +327,34 @@ pub(super) fn instantiate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
 }
 
 /// What nodes are called by their kinds.
-const KINDS: [&str; 8] = ["kernel", "copy", "fill", "function", "graph", "empty", "wait", "record"];
+const KINDS: [&str; 14] = [
+    "kernel",
+    "copy",
+    "fill",
+    "function",
+    "graph",
+    "empty",
+    "wait",
+    "record",
+    "signal",
+    "wait for a signal",
+    "allocate",
+    "free",
+    "values",
+    "condition",
+];
 
 /// A graph and flags: a text is kept by the lane, and how long it is is returned. The driver would write a file, which no worker may make: this text has
 /// kinds and edges alone.
 pub(super) fn print(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let graph = call.session.handles().real(Object::Graph, parts.reader.word()?)?;
     let driver = call.session.driver();
-    let nodes = nodes(call, graph)?;
+    let nodes = nodes(driver, graph)?;
     let mut text = "digraph dot {\n".to_owned();
     for (place, node) in nodes.iter().enumerate() {
         let mut memory = [0];
         driver.named("cuGraphNodeGetType", &[Word::Is(*node), Word::At(0)], &mut memory);
-        let kind = memory[0] & 0xffff_ffff;
+        let kind = if staged::copy_of(call, *node).is_some() { node::COPY } else { memory[0] & 0xffff_ffff };
         let name = KINDS.get(kind as usize).map_or_else(|| format!("kind {kind}"), |name| (*name).to_owned());
         text += &format!("\"{place}\" [label=\"{name}\"];\n");
     }
@@ -302,8 +379,7 @@ pub(super) fn print(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Re
 }
 
 /// The nodes of a graph.
-fn nodes(call: &Call<'_>, graph: u64) -> Result<Vec<u64>, u32> {
-    let driver = call.session.driver();
+pub(super) fn nodes(driver: &Driver, graph: u64) -> Result<Vec<u64>, u32> {
     let mut memory = vec![0];
     let ask = |nodes: Word, memory: &mut [u64]| match driver.named(
         "cuGraphGetNodes",
@@ -323,17 +399,33 @@ fn nodes(call: &Call<'_>, graph: u64) -> Result<Vec<u64>, u32> {
     Ok(memory.split_off(1))
 }
 
+/// The nodes of a graph that has no more than a few.
+pub(super) fn few(driver: &Driver, graph: u64, most: usize) -> Option<Vec<u64>> {
+    let mut memory = [0];
+    let result = driver.named("cuGraphGetNodes", &[Word::Is(graph), Word::Is(0), Word::At(0)], &mut memory);
+    (result == 0 && memory[0] <= most as u64).then(|| nodes(driver, graph).ok()).flatten()
+}
+
 /// A graph ends with its nodes.
 pub(super) fn destroy(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
     let graph = call.session.handles().real(Object::Graph, parts.reader.clone().word()?)?;
     let mut gone = Vec::new();
+    gone.push((Object::Graph, graph));
     within(call, graph, DEPTH, &mut gone);
     let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
     if result == 0 {
-        let mut handles = call.session.handles();
-        gone.into_iter().for_each(|(object, real)| handles.end_real(object, real));
+        end(call, gone);
     }
     Ok(result)
+}
+
+/// What the program has handles of is no more.
+fn end(call: &Call<'_>, gone: Vec<(Object, u64)>) {
+    let (mut handles, mut conditions) = (call.session.handles(), call.session.conditions());
+    for (object, real) in gone {
+        conditions.end(object, real).into_iter().for_each(|id| handles.end(Object::Conditional, id));
+        handles.end_real(object, real);
+    }
 }
 
 /// A node ends, and the graph that is in it.
@@ -341,10 +433,10 @@ pub(super) fn destroy_node(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32,
     let node = call.session.handles().real(Object::Node, parts.reader.clone().word()?)?;
     let mut gone = Vec::new();
     child(call, node, DEPTH, &mut gone);
+    gone.push((Object::Node, node));
     let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
     if result == 0 {
-        let mut handles = call.session.handles();
-        gone.into_iter().for_each(|(object, real)| handles.end_real(object, real));
+        end(call, gone);
     }
     Ok(result)
 }
@@ -355,24 +447,31 @@ fn within(call: &Call<'_>, graph: u64, depth: usize, gone: &mut Vec<(Object, u64
         return;
     }
     // What the driver does not tell is no graph, and is not destroyed either.
-    for node in nodes(call, graph).unwrap_or_default() {
+    for node in nodes(call.session.driver(), graph).unwrap_or_default() {
         gone.push((Object::Node, node));
         child(call, node, depth, gone);
     }
 }
 
-/// The same of the graph in a node.
+/// The same of the graphs in a node.
 fn child(call: &Call<'_>, node: u64, depth: usize, gone: &mut Vec<(Object, u64)>) {
-    let mut memory = [0; 2];
-    let driver = call.session.driver();
     let Some(depth) = depth.checked_sub(1) else { return };
+    let mut graphs = graphs_in(call.session.driver(), node);
+    graphs.extend(call.session.conditions().graphs.get(&node).into_iter().flatten());
+    for graph in graphs {
+        gone.push((Object::Graph, graph));
+        within(call, graph, depth, gone);
+    }
+}
+
+/// The graphs in a node.
+pub(super) fn graphs_in(driver: &Driver, node: u64) -> Vec<u64> {
+    let mut memory = [0; 2];
     if node == 0 || driver.named("cuGraphNodeGetType", &[Word::Is(node), Word::At(0)], &mut memory) != 0 {
-        return;
+        return Vec::new();
     }
-    if memory[0] & 0xffff_ffff == node::GRAPH
-        && driver.named("cuGraphChildGraphNodeGetGraph", &[Word::Is(node), Word::At(1)], &mut memory) == 0
-    {
-        gone.push((Object::Graph, memory[1]));
-        within(call, memory[1], depth, gone);
-    }
+    let is_graph = memory[0] & 0xffff_ffff == node::GRAPH;
+    let asked = is_graph
+        && driver.named("cuGraphChildGraphNodeGetGraph", &[Word::Is(node), Word::At(1)], &mut memory) == 0;
+    if asked { vec![memory[1]] } else { Vec::new() }
 }

@@ -184,7 +184,7 @@ pub(super) fn make_with(
 }
 
 /// Appends bytes as words.
-fn append(memory: &mut Vec<u64>, bytes: &[u8]) {
+pub(super) fn append(memory: &mut Vec<u64>, bytes: &[u8]) {
     memory.extend(bytes.chunks(8).map(|chunk| {
         let mut word = [0; 8];
         word[..chunk.len()].copy_from_slice(chunk);

@@ -191,6 +191,11 @@ impl Quota {
         }
     }
 
+    /// Is there one?
+    pub(super) fn is_limited(&self) -> bool {
+        self.pot.is_some()
+    }
+
     /// How much more all may hold.
     pub(super) fn left(&self) -> u64 {
         self.pot.as_ref().map_or(u64::MAX, Pot::left)

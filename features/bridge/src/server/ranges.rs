@@ -63,6 +63,11 @@ impl Ranges {
         self.known.range(..=at).next_back().is_some_and(|(start, len)| at - start < *len)
     }
 
+    /// Memory was allocated.
+    pub(super) fn add(&mut self, at: u64, len: u64) {
+        self.known.insert(at, len);
+    }
+
     /// Memory of another program was opened.
     pub(super) fn open(&mut self, at: u64, len: u64) {
         self.known.insert(at, len);

@@ -18,9 +18,12 @@ use super::exports::Sharing;
 use super::handles::Handles;
 use super::options::Options;
 use super::pot::Pot;
+use super::prints::Prints;
 use super::quota::Quota;
 use super::ranges::Ranges;
 use super::slice::Slice;
+use super::special::Conditions;
+use super::staged::Counts;
 use super::sys::{self, Driver, Mapping, Word};
 use super::turn::Turn;
 use crate::recording::Recorder;
@@ -62,6 +65,11 @@ pub struct Session {
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
     callbacks: callbacks::Shared,
+    prints: Option<Arc<Prints>>,
+    /// Copies in graphs of memory that only the program has.
+    staged: Arc<Counts>,
+    /// What the driver does not tell of conditions of graphs.
+    conditions: Mutex<Conditions>,
     /// Where it is known what other programs share.
     sharing: Option<Sharing>,
     /// The program's connection, by which it sees that the session has ended.
@@ -118,6 +126,9 @@ impl Session {
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
+            prints: None,
+            staged: Arc::default(),
+            conditions: Mutex::default(),
             sharing: None,
             connection: Mutex::default(),
             functions: Mutex::default(),
@@ -132,6 +143,17 @@ impl Session {
     #[must_use]
     pub fn share_by(self, server: UnixStream) -> Self {
         Self { sharing: Some(Sharing::new(server)), ..self }
+    }
+
+    /// One whose program is given what the driver prints in this process.
+    #[must_use]
+    pub fn printing(self, prints: Arc<Prints>) -> Self {
+        self.callbacks.print(prints.clone());
+        Self { prints: Some(prints), ..self }
+    }
+
+    pub(super) fn prints(&self) -> Option<&Arc<Prints>> {
+        self.prints.as_ref()
     }
 
     pub(super) fn sharing(&self) -> Option<&Sharing> {
@@ -204,6 +226,20 @@ impl Session {
 
     pub(super) fn callbacks(&self) -> callbacks::Shared {
         self.callbacks.clone()
+    }
+
+    /// What copies in graphs of memory that only the program has have in common.
+    pub(super) fn staged(&self) -> &Arc<Counts> {
+        &self.staged
+    }
+
+    pub(super) fn conditions(&self) -> MutexGuard<'_, Conditions> {
+        locked(&self.conditions)
+    }
+
+    /// The most bytes of the host's memory.
+    pub(super) fn host_limit(&self) -> u64 {
+        self.host
     }
 
     /// What the driver calls for a function of the program with its argument, as often as graphs with it are launched.

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 pub(super) mod nvml;
+pub(super) mod staged;
 
 use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::io;
@@ -474,6 +475,12 @@ pub(super) fn user_object(
         drop(unsafe { Box::from_raw(at) });
     }
     result
+}
+
+/// Has the C library write what it keeps of what was printed.
+pub(super) fn flush() {
+    // SAFETY: it locks what it writes.
+    unsafe { libc::fflush(null_mut()) };
 }
 
 /// Bytes that the driver returned a pointer to.

@@ -13,7 +13,7 @@ pub mod strided;
 use thiserror::Error;
 
 /// What both sides say first. It changes with what is written.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The most bytes of a payload.
 pub const PAYLOAD: usize = (1 << 20) + 4096;
 /// The most bytes of a program's memory that go with one call.
@@ -51,6 +51,8 @@ pub mod code {
     pub const INVALID_HANDLE: u32 = 400;
     /// `CUDA_ERROR_NOT_FOUND`.
     pub const NOT_FOUND: u32 = 500;
+    /// `CUDA_ERROR_MAP_FAILED`.
+    pub const MAP_FAILED: u32 = 205;
     /// `CUDA_ERROR_NOT_READY`.
     pub const NOT_READY: u32 = 600;
     /// `CUDA_ERROR_LAUNCH_TIMEOUT`: what the program has on the device makes no progress.
@@ -69,6 +71,8 @@ pub mod own {
     pub const LINKED: u16 = 0x8002;
     /// Where the multiprocessors of the current context's device are: two arrays of bytes, one behind the other.
     pub const TOPOLOGY: u16 = 0x8003;
+    /// What was printed for the program: a descriptor (1 or 2), how many bytes, and these; nothing where there is nothing more.
+    pub const PRINTED: u16 = 0x8004;
 }
 
 /// What is before a request.
@@ -129,6 +133,8 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// In the result: something was printed for the program, which may ask for it.
+    pub const PRINTED: u32 = 1 << 31;
     /// Bytes of one.
     pub const SIZE: usize = 8;
 
@@ -241,4 +247,11 @@ pub mod control {
     pub const FUNCTION: u64 = 0;
     /// One that gets its stream and the status as well.
     pub const CALLBACK: u64 = 1;
+    /// Memory of the program that is read, no more than [`CHUNK`](super::CHUNK): an address, a width, a pitch and rows. Behind a 0 its bytes are answered; what is
+    /// not 0 says that the program does not have it.
+    pub const FETCH: u64 = 2;
+    /// Memory of the program that is written: the same, and the bytes.
+    pub const STORE: u64 = 3;
+    /// What was printed for the program: a descriptor (1 or 2), how many bytes, no more than [`CHUNK`](super::CHUNK), two zeros, and the bytes.
+    pub const PRINT: u64 = 4;
 }

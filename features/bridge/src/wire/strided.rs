@@ -95,6 +95,31 @@ impl Form {
         }
     }
 
+    /// The same copy as a `CUDA_MEMCPY3D`; of one between peers without its contexts.
+    #[must_use]
+    pub fn to_three(self, words: &[u64]) -> Vec<u64> {
+        let mut copy = vec![0; Self::Three.words()];
+        for (old, new) in self.ends().into_iter().zip(Self::Three.ends()) {
+            for (old, new) in old.origin.iter().zip(new.origin) {
+                if let (Some(old), Some(new)) = (old, new) {
+                    copy[new] = words[*old];
+                }
+            }
+            for (old, new) in [
+                (Some(old.kind), new.kind),
+                (Some(old.host), new.host),
+                (Some(old.device), new.device),
+                (Some(old.array), new.array),
+                (Some(old.pitch), new.pitch),
+                (old.height, new.height.unwrap_or(new.pitch + 1)),
+            ] {
+                copy[new] = old.map_or(0, |old| words[old]);
+            }
+        }
+        Self::Three.resize(&mut copy, self.size(words));
+        copy
+    }
+
     fn end(self, is_target: bool) -> End {
         self.ends()[usize::from(is_target)]
     }
@@ -168,6 +193,10 @@ mod tests {
         Form::Two.resize(&mut words, [10, 4, 1]);
         Form::Two.shift(&mut words, true, [1, 2, 9]);
         assert_eq!((words[7], words[8]), (1, 2));
+        words[3] = 77;
+        let three = Form::Two.to_three(&words);
+        assert_eq!((Form::Three.size(&three), three[5], three[11], three[12]), ([10, 4, 1], 77, 1, 2));
+        assert_eq!(Form::Three.extent(&three, true), Form::Two.extent(&words, true));
         assert_eq!(Form::Two.extent(&words, true), Some(61));
     }
 }

@@ -2,12 +2,16 @@
 
 use super::{Out, api, give, put, read, stream, text};
 use crate::{
+    conditional::{self, How},
     copy::{Copy, Fill},
     error::{Error, Result},
     exec,
     ffi::{AnyNode, Copy3d, FillNode, HostNode, Instantiate, KernelNode, KernelNode2, Update},
     graph::{self, Task},
+    graph_memory::Wanted,
     module::{self, Request},
+    state,
+    stream::Work,
     sys::{self, HostFunction},
     user_object,
 };
@@ -18,7 +22,7 @@ const MOST: usize = 1 << 20;
 const HEAD: usize = 16;
 
 /// Handles that a pointer points to.
-fn list(at: *const u64, count: usize) -> Result<Vec<u64>> {
+pub(super) fn list(at: *const u64, count: usize) -> Result<Vec<u64>> {
     if count > MOST {
         return Err(Error::InvalidValue);
     }
@@ -100,7 +104,81 @@ fn any_at(at: *const AnyNode) -> Result<Task> {
         5 => Ok(Task::Nothing),
         6 => Ok(Task::Wait(word()?)),
         7 => Ok(Task::Record(word()?)),
+        11 => graph::freed(word()?),
+        12 => values_at(rest.cast()),
+        13 => {
+            let word = |index| sys::read_at(rest.cast::<u64>(), index).ok_or(Error::InvalidValue);
+            let (kind, count) = (word(1)? as u32, (word(1)? >> 32) as usize);
+            let graphs = vec![0; Some(count).filter(|count| *count <= MOST).ok_or(Error::InvalidValue)?];
+            Ok(Task::Conditional { handle: word(0)?, how: How::named(kind)?, graphs })
+        }
         _ => Err(Error::NotSupported),
+    }
+}
+
+/// What a `CUDA_BATCH_MEM_OP_NODE_PARAMS` says.
+fn values_at(at: *const u64) -> Result<Task> {
+    let word = |index| sys::read_at(at, index).ok_or(Error::InvalidValue);
+    let (context, count, operations, flags) =
+        (word(0)?, word(1)? as u32 as usize, word(2)? as usize, word(3)? as u32);
+    if count == 0 || count > MOST || flags != 0 {
+        return Err(Error::InvalidValue);
+    }
+    if context != 0 {
+        crate::context::device_of(context)?;
+    }
+    let words = list(std::ptr::with_exposed_provenance(operations), 6 * count)?;
+    let operations = words.as_chunks().0.to_vec();
+    exec::works(&operations)?;
+    Ok(Task::Values { context, operations, flags })
+}
+
+fn values_of(node: u64, to: *mut u64) -> Result {
+    let Task::Values { context, operations, flags } = graph::task(node)? else {
+        return Err(Error::InvalidValue);
+    };
+    let words = [context, operations.len() as u64, graph::listed(node)?, flags.into()];
+    (0..4).try_for_each(|at| sys::write(to.wrapping_add(at), words[at]).ok_or(Error::InvalidValue))
+}
+
+/// Words of a `CUDA_MEM_ALLOC_NODE_PARAMS`: access descriptions, how many, how much, and where it is.
+const ACCESS: usize = 11;
+const LEN: usize = 13;
+const AT: usize = 14;
+
+fn wanted_at(at: *const u64) -> Result<Wanted> {
+    const PINNED: u64 = 1;
+    const DEVICE: u64 = 1;
+    let word = |index| sys::read_at(at, index).ok_or(Error::InvalidValue);
+    let (location, len) = (word(1)?, word(LEN)?);
+    if word(0)? != PINNED || location & 0xffff_ffff != DEVICE || len == 0 {
+        return Err(Error::InvalidValue);
+    }
+    let device = state::lock().device((location >> 32) as i32)?;
+    Ok(Wanted { device, len })
+}
+
+/// Adds a node that allocates, and says where.
+fn add_memory(node: Out<u64>, graph: u64, behind: *const u64, count: usize, params: *mut u64) -> Result {
+    let wanted = wanted_at(params.cast_const())?;
+    give(node, || {
+        let (node, at) = graph::add_memory(graph, list(behind, count)?, wanted)?;
+        sys::write(params.wrapping_add(AT), at).ok_or(Error::InvalidValue)?;
+        Ok(node)
+    })
+}
+
+/// Adds a node of a structure that says its kind, and writes there what comes of it.
+fn add_any(node: Out<u64>, graph: u64, behind: *const u64, count: usize, params: *mut AnyNode) -> Result {
+    let rest = params.wrapping_byte_add(HEAD).cast::<u64>();
+    match read(params.cast_const())?.kind {
+        10 => add_memory(node, graph, behind, count, rest),
+        13 => give(node, || {
+            let node = graph::add(graph, list(behind, count)?, any_at(params.cast_const())?)?;
+            sys::write(rest.wrapping_add(2), graph::listed(node)?).ok_or(Error::InvalidValue)?;
+            Ok(node)
+        }),
+        _ => add(node, graph, behind, count, || any_at(params.cast_const())),
     }
 }
 
@@ -172,13 +250,53 @@ api! {
     11010 fn cuGraphAddEventWaitNode(node: Out<u64>, hGraph: u64, behind: *const u64, count: usize, event: u64) {
         add(node, hGraph, behind, count, || Ok(Task::Wait(event)))
     }
-    12020 fn cuGraphAddNode(node: Out<u64>, hGraph: u64, behind: *const u64, count: usize, params: *const AnyNode) {
-        add(node, hGraph, behind, count, || any_at(params))
+    12020 fn cuGraphAddNode(node: Out<u64>, hGraph: u64, behind: *const u64, count: usize, params: *mut AnyNode) {
+        add_any(node, hGraph, behind, count, params)
     }
-    12030 fn cuGraphAddNode_v2(node: Out<u64>, hGraph: u64, behind: *const u64, data: *const u64, count: usize, params: *const AnyNode) {
+    12030 fn cuGraphAddNode_v2(node: Out<u64>, hGraph: u64, behind: *const u64, data: *const u64, count: usize, params: *mut AnyNode) {
         let _ = data;
-        add(node, hGraph, behind, count, || any_at(params))
+        add_any(node, hGraph, behind, count, params)
     }
+    11040 fn cuGraphAddMemAllocNode(node: Out<u64>, hGraph: u64, behind: *const u64, count: usize, params: *mut u64) {
+        add_memory(node, hGraph, behind, count, params)
+    }
+    11040 fn cuGraphMemAllocNodeGetParams(node: u64, params: *mut u64) {
+        let (at, wanted) = graph::memory(node)?;
+        let mut words = [0; AT + 1];
+        (words[0], words[1]) = (1, 1 | (wanted.device as u64) << 32);
+        (words[ACCESS], words[LEN], words[AT]) = (0, wanted.len, at);
+        (0..words.len()).try_for_each(|at| sys::write(params.wrapping_add(at), words[at]).ok_or(Error::InvalidValue))
+    }
+    11040 fn cuGraphAddMemFreeNode(node: Out<u64>, hGraph: u64, behind: *const u64, count: usize, dptr: u64) {
+        add(node, hGraph, behind, count, || graph::freed(dptr))
+    }
+    11040 fn cuGraphMemFreeNodeGetParams(node: u64, dptr: Out<u64>) {
+        give(dptr, || match graph::task(node)? {
+            Task::Other(Work::Unallocate { at }) => Ok(at),
+            _ => Err(Error::InvalidValue),
+        })
+    }
+    11070 fn cuGraphAddBatchMemOpNode(node: Out<u64>, hGraph: u64, behind: *const u64, count: usize, params: *const u64) {
+        add(node, hGraph, behind, count, || values_at(params))
+    }
+    11070 fn cuGraphBatchMemOpNodeGetParams(node: u64, params: *mut u64) { values_of(node, params) }
+    11070 fn cuGraphBatchMemOpNodeSetParams(node: u64, params: *const u64) { graph::set(node, values_at(params)?) }
+    11070 fn cuGraphExecBatchMemOpNodeSetParams(exec: u64, node: u64, params: *const u64) {
+        exec::set(exec, node, values_at(params)?)
+    }
+    12030 fn cuGraphConditionalHandleCreate(handle: Out<u64>, hGraph: u64, context: u64, default: u32, flags: u32) {
+        if context != 0 {
+            crate::context::device_of(context)?;
+        }
+        give(handle, || conditional::create(hGraph, default, flags))
+    }
+    11000 fn cuGraphKernelNodeGetAttribute(node: u64, attribute: u32, value: *mut [u64; 8]) {
+        sys::write(value, graph::attribute(node, attribute, None)?).ok_or(Error::InvalidValue)
+    }
+    11000 fn cuGraphKernelNodeSetAttribute(node: u64, attribute: u32, value: *const [u64; 8]) {
+        graph::attribute(node, attribute, Some(read(value)?)).map(drop)
+    }
+    11000 fn cuGraphKernelNodeCopyAttributes(dst: u64, src: u64) { graph::copy_attributes(dst, src) }
     10000 fn cuGraphAddDependencies(hGraph: u64, from: *const u64, to: *const u64, count: usize) {
         graph::depend(hGraph, &list(from, count)?, &list(to, count)?, true)
     }

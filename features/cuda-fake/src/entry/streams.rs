@@ -1,6 +1,6 @@
 //! Streams, events, and memory operations of streams.
 
-use super::{Out, api, give, put, stream};
+use super::{Out, api, give, graphs::list, put, stream};
 use crate::{
     capture,
     error::Error,
@@ -157,8 +157,9 @@ api! {
         give(status, || Ok(now))?;
         put(id, number);
         put(graph, made);
-        put(dependencies, 0);
-        put(count, 0);
+        let (last, many) = capture::last(stream(hStream, own))?;
+        put(dependencies, last);
+        put(count, many);
         Ok(())
     }
     12030 fn cuStreamGetCaptureInfo_v3(
@@ -169,9 +170,21 @@ api! {
         give(status, || Ok(now))?;
         put(id, number);
         put(graph, made);
-        put(dependencies, 0);
+        let (last, many) = capture::last(stream(hStream, own))?;
+        put(dependencies, last);
         put(edges, 0);
-        put(count, 0);
+        put(count, many);
         Ok(())
+    }
+    11030 fn cuStreamUpdateCaptureDependencies(
+        hStream: u64, nodes: *const u64, count: usize, flags: u32
+    ) / cuStreamUpdateCaptureDependencies_ptsz as own {
+        capture::update(stream(hStream, own), list(nodes, count)?, flags)
+    }
+    12030 fn cuStreamUpdateCaptureDependencies_v2(
+        hStream: u64, nodes: *const u64, data: *const u64, count: usize, flags: u32
+    ) / cuStreamUpdateCaptureDependencies_v2_ptsz as own {
+        let _ = data;
+        capture::update(stream(hStream, own), list(nodes, count)?, flags)
     }
 }

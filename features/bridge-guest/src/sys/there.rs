@@ -1,0 +1,56 @@
+//! Memory of this process that may not be there, as a graph names it that runs later.
+
+use std::ffi::c_void;
+use std::io;
+
+use super::window;
+
+/// Moves bytes between memory of this library and an address, by the system, which looks at every page.
+fn move_by_system(ours: *mut c_void, at: usize, len: usize, writes: bool) -> io::Result<usize> {
+    let local = libc::iovec { iov_base: ours, iov_len: len };
+    let remote = libc::iovec { iov_base: at as *mut c_void, iov_len: len };
+    // SAFETY: it asks for the number of this process.
+    let process = unsafe { libc::getpid() };
+    let moved = if writes {
+        // SAFETY: the first is memory of this library, as long as is said; the system looks whether the other is there.
+        unsafe { libc::process_vm_writev(process, &raw const local, 1, &raw const remote, 1, 0) }
+    } else {
+        // SAFETY: as above, and the caller has lent it to be written.
+        unsafe { libc::process_vm_readv(process, &raw const local, 1, &raw const remote, 1, 0) }
+    };
+    usize::try_from(moved).map_err(|_| io::Error::last_os_error())
+}
+
+/// Is every page there? It is asked where a system refuses more to sandboxed programs.
+fn is_mapped(at: usize, len: usize) -> bool {
+    const PAGE: usize = 4096;
+    (at & !(PAGE - 1)..at.saturating_add(len)).step_by(PAGE).all(window::is_mapped)
+}
+
+/// Reads bytes, if all are there.
+pub(crate) fn read(at: usize, to: &mut [u8]) -> bool {
+    match move_by_system(to.as_mut_ptr().cast(), at, to.len(), false) {
+        Ok(moved) => moved == to.len(),
+        Err(error) if error.raw_os_error() == Some(libc::EFAULT) => false,
+        Err(_) if is_mapped(at, to.len()) => {
+            // SAFETY: the program has said that it has so many bytes there, and they are mapped.
+            unsafe { std::ptr::copy_nonoverlapping(at as *const u8, to.as_mut_ptr(), to.len()) };
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+/// Writes bytes, if there is room for all.
+pub(crate) fn write(at: usize, from: &[u8]) -> bool {
+    match move_by_system(from.as_ptr().cast_mut().cast(), at, from.len(), true) {
+        Ok(moved) => moved == from.len(),
+        Err(error) if error.raw_os_error() == Some(libc::EFAULT) => false,
+        Err(_) if is_mapped(at, from.len()) => {
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), at as *mut u8, from.len()) };
+            true
+        }
+        Err(_) => false,
+    }
+}
