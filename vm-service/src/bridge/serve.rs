@@ -102,8 +102,8 @@ fn take(connection: UnixStream, workers: &Workers, programs: &Arc<AtomicUsize>) 
     let programs = programs.clone();
     let wait = move || {
         // One that was taken over may go on without its program.
-        let goes_on = || Ok(!process.ends_before(&seen)? && !process.ends_within(Some(END))?);
-        if goes_on().unwrap_or_else(|_: io::Error| true) {
+        let goes_on = || io::Result::Ok(!process.ends_before(&seen)? && !process.ends_within(Some(END))?);
+        if goes_on().unwrap_or(true) {
             tracing::warn!(worker = process.id(), "a worker does not end with its program, and is killed");
             // It fails on one that has ended.
             let _ = process.kill();
