@@ -130,7 +130,7 @@ fn programs_at_once_are_charged_once_and_have_the_slice_together() {
 
 #[test]
 fn a_program_that_is_killed_in_debt_owes_when_it_is_started_anew() {
-    let place = Place::new("libvm_cuda_fake.so", &["--time-slice", "5ms"]);
+    let place = Place::new("libvm_cuda_fake.so", &["--time-slice", "1ms"]);
     let mut program = Running(
         place
             .command("slice", &["longs", "60000", "1000", "fake"])
@@ -139,17 +139,17 @@ fn a_program_that_is_killed_in_debt_owes_when_it_is_started_anew() {
             .expect("it"),
     );
     let owed = || place.word(DUE).saturating_sub(now());
-    // Half a second at a twentieth takes ten.
+    // Two kernels are on their way at once, and each takes three seconds to pay.
     until("it is in debt", || owed() > 3_000_000_000);
     program.0.kill().expect("killed");
     program.0.wait().expect("ended");
     until("its worker has ended", || place.server.workers().is_empty());
     let (due, charged) = (place.word(DUE), place.word(CHARGED));
-    assert!(due > now() && charged >= 100_000_000);
+    assert!(charged >= 30_000_000);
     // Its first work comes when all but a period's is paid: by this clock, however long it has run.
     assert!(place.work("long", "1", "fake") > 0);
     assert!(now() >= due - 100_000_000, "it did not wait");
-    assert!(place.word(CHARGED) > charged);
+    assert!(place.word(CHARGED) > charged && place.word(DUE) > due);
 }
 
 #[test]
