@@ -170,7 +170,7 @@ fn listen(path: &Path) -> Result<UnixListener, BridgeError> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::PermissionsExt;
     use std::time::Instant;
 
     use super::*;
