@@ -31,7 +31,7 @@ const SAY: Duration = Duration::from_secs(10);
 /// How long a worker may take to answer an order: its driver opens first.
 const ANSWER: Duration = Duration::from_secs(60);
 /// How long a worker may take to end with its session before it is killed.
-const END: Duration = Duration::from_secs(2);
+pub(super) const END: Duration = Duration::from_secs(2);
 
 /// Takes connections, and starts workers for sessions.
 #[derive(Clone, Debug)]

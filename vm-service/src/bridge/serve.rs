@@ -13,7 +13,7 @@ use rustix::fs::MemfdFlags;
 use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockListener};
 
 use super::BridgeError;
-use super::gateway::{Gateway, PROGRAMS};
+use super::gateway::{END, Gateway, PROGRAMS};
 use super::limits::Limits;
 use super::tls::{self, Tls};
 use super::window::Window;
@@ -96,10 +96,20 @@ fn take(connection: UnixStream, workers: &Workers, programs: &Arc<AtomicUsize>) 
         tracing::warn!("a CUDA program is refused: there are {PROGRAMS} already");
         return Ok(());
     }
+    let seen = connection.try_clone()?;
     let (process, _messages) = workers.start(connection.into())?;
     programs.fetch_add(1, Ordering::SeqCst);
     let programs = programs.clone();
     let wait = move || {
+        // One that was taken over may go on without its program.
+        let goes_on = || io::Result::Ok(!process.ends_before(&seen)? && !process.ends_within(Some(END))?);
+        if goes_on().unwrap_or(true) {
+            tracing::warn!(worker = process.id(), "a worker does not end with its program, and is killed");
+            // It fails on one that has ended.
+            let _ = process.kill();
+        }
+        // By its end the program sees that its worker has ended.
+        drop(seen);
         let ended = process.wait();
         programs.fetch_sub(1, Ordering::SeqCst);
         tracing::debug!(worker = process.id(), ?ended, "a CUDA program has ended");
@@ -155,5 +165,36 @@ fn listen(path: &Path) -> Result<UnixListener, BridgeError> {
             UnixListener::bind(path).map_err(failed)
         }
         bound => bound.map_err(failed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_worker_that_ignores_everything_is_killed_when_its_program_has_gone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let worker = folder.path().join("worker");
+        // It opens every driver, and then does nothing that it should.
+        let text = "#!/bin/sh\nfor word; do [ \"$word\" = probe ] && exit 0; done\n\
+                    trap '' HUP INT TERM PIPE\nexec sleep 1000\n";
+        std::fs::write(&worker, text).expect("written");
+        std::fs::set_permissions(&worker, PermissionsExt::from_mode(0o755)).expect("permissions");
+        let workers = Workers::new(worker, "driver".into(), Vec::new(), &Limits::default(), None, None);
+        let workers = workers.expect("workers");
+        let programs = Arc::new(AtomicUsize::new(0));
+        let (ours, theirs) = UnixStream::pair().expect("a connection");
+        take(theirs, &workers, &programs).expect("a worker");
+        assert_eq!(programs.load(Ordering::SeqCst), 1);
+        drop(ours);
+        let end = Instant::now() + Duration::from_secs(60);
+        while programs.load(Ordering::SeqCst) > 0 {
+            assert!(Instant::now() < end, "it goes on");
+            sleep(Duration::from_millis(10));
+        }
     }
 }

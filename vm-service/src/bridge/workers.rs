@@ -1,10 +1,11 @@
 //! Starts workers.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ pub(super) struct Workers {
     /// What their programs share.
     exports: Exports,
     deadline: Option<Duration>,
-    slice: Option<Share>,
+    slice: Option<Arc<Share>>,
 }
 
 impl Workers {
@@ -68,7 +69,7 @@ impl Workers {
             places,
             exports: Exports::default(),
             deadline: limits.deadline,
-            slice,
+            slice: slice.map(Arc::new),
             records,
         };
         for measures in 0..to_try().count() {
@@ -125,9 +126,10 @@ impl Workers {
         ours.set_read_timeout(Some(OPEN))?;
         let (process, messages) = self.start_with(None, connection, Some(theirs.into()), place.as_ref())?;
         let (worker, exports) = (process.clone(), self.exports.clone());
-        let time = self.slice.as_ref().map(|slice| slice.file().try_clone_to_owned()).transpose()?;
+        let slice = self.slice.clone();
         let serve = move || {
-            let files: Vec<_> = place.iter().map(Place::file).chain(time.as_ref().map(AsFd::as_fd)).collect();
+            let files: Vec<_> =
+                place.iter().map(Place::file).chain(slice.iter().map(|slice| slice.file())).collect();
             if let Err(error) = attend(&ours, &files, &exports) {
                 tracing::warn!(%error, worker = worker.id(), "a worker shares nothing more");
                 // It fails on one that has ended.
@@ -170,7 +172,7 @@ impl Workers {
         if let (Some(deadline), None) = (self.deadline, word) {
             command.arg(format!("--deadline={}", deadline.as_micros()));
         }
-        command.args(self.slice.as_ref().filter(|_| word.is_none()).map(Share::argument));
+        command.args(self.slice.as_ref().filter(|_| word.is_none()).map(|slice| slice.argument()));
         command.args(place.map(Place::arguments).into_iter().flatten());
         let (process, messages) = Process::start_on(command, connection, control)?;
         let messages = Messages::start(Some(process.id()), std::fs::File::from(messages))?;

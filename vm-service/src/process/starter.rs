@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Sender, channel, sync_channel};
@@ -180,6 +180,26 @@ impl Process {
         match poll(&mut [PollFd::new(&process, PollFlags::IN)], timeout.as_ref()) {
             Err(rustix::io::Errno::INTR) => Ok(false),
             ready => Ok(ready? > 0),
+        }
+    }
+
+    /// Whether a child of this process has ended; no when the other end of a connection has gone before.
+    ///
+    /// # Errors
+    /// The Linux kernel's.
+    pub(crate) fn ends_before(&self, connection: impl AsFd) -> io::Result<bool> {
+        let id = i32::try_from(self.id).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+        let process = match pidfd_open(id, PidfdFlags::empty()) {
+            Err(rustix::io::Errno::SRCH) => return Ok(true),
+            process => process?,
+        };
+        loop {
+            let mut fds = [PollFd::new(&process, PollFlags::IN), PollFd::new(&connection, PollFlags::RDHUP)];
+            match poll(&mut fds, None) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) => return Ok(!fds[0].revents().is_empty()),
+            }
         }
     }
 

@@ -7,3 +7,4 @@ mod nvml;
 mod process;
 mod serve;
 mod share;
+mod slice;

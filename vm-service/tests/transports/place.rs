@@ -43,10 +43,19 @@ fn beside(name: &str) -> PathBuf {
 
 impl Place {
     pub(crate) fn new() -> Self {
-        Self::before(&beside("libvm_cuda_fake.so"))
+        Self::with(&[], false)
     }
 
     pub(crate) fn before(driver: &Path) -> Self {
+        Self::started(driver, &[], false)
+    }
+
+    /// One with options, whose server's certificate may have expired.
+    pub(crate) fn with(options: &[&str], is_expired: bool) -> Self {
+        Self::started(&beside("libvm_cuda_fake.so"), options, is_expired)
+    }
+
+    fn started(driver: &Path, options: &[&str], is_expired: bool) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         for (name, library) in [("driver", driver), ("bridge", &beside("libvm_bridge_guest.so"))] {
@@ -57,6 +66,7 @@ impl Place {
         for (name, source) in [
             ("add", "../features/bridge-guest/tests/add.c"),
             ("ways", "../features/bridge-guest/tests/ways.c"),
+            ("deadline", "../features/bridge-guest/tests/deadline.c"),
             ("host", "tests/transports/host.c"),
         ] {
             let mut gcc = Command::new("gcc");
@@ -67,10 +77,10 @@ impl Place {
             assert!(gcc.status().expect("gcc").success());
         }
         let authority = Authority::new(folder.path(), "authority");
-        let [certificate, key] = authority.sign("server", "localhost", false);
+        let [certificate, key] = authority.sign("server", "localhost", is_expired);
         authority.sign("program", "program", false);
         let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
-        command.args(["bridge", "serve", "--window", "64M", "--tls", "127.0.0.1:0"]);
+        command.args(["bridge", "serve", "--window", "64M", "--tls", "127.0.0.1:0"]).args(options);
         for (option, file) in [
             ("--driver", driver.to_owned()),
             ("--socket", path("socket")),

@@ -51,6 +51,34 @@ fn programs_without_the_right_certificates_are_refused_and_told_why() {
     assert!(place.run(Way::Tls, "add", "").contains("wrong: 0"));
 }
 
+#[test]
+fn a_server_whose_certificate_has_expired_is_refused_by_programs() {
+    let place = Place::with(&["--deadline", "2s"], true);
+    let output = place.command(Way::Tls, "add", "").output().expect("the program");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("certificate expired"), "{said}");
+    place.until("the server is told", || place.log().contains("CertificateExpired"));
+    // Those that need none are served.
+    assert!(place.run(Way::Unix, "add", "").contains("wrong: 0"));
+}
+
+#[test]
+fn what_makes_no_progress_is_ended_on_all_transports() {
+    let place = Place::with(&["--deadline", "1s"], false);
+    scope(|scope| {
+        let runs = Way::BRIDGED.map(|way| {
+            let place = &place;
+            (way, scope.spawn(move || place.run(way, "deadline", "free")))
+        });
+        for (way, run) in runs {
+            let said = run.join().expect("a program");
+            assert!(said.starts_with("free: 702 702 CUDA_ERROR_LAUNCH_TIMEOUT\n"), "{way:?}: {said}");
+        }
+    });
+    place.until("all workers have ended", || place.workers().is_empty());
+    assert!(place.run(Way::Tls, "add", "").contains("wrong: 0"));
+}
+
 /// A client of TLS, with a certificate or without.
 fn client(place: &Place) -> ClientConnection {
     let mut roots = RootCertStore::empty();
