@@ -686,6 +686,24 @@ static void allocs(void) {
     printf("attributes: %d %d, refused: %d\n", got.number, copied.number, TRY("cuGraphKernelNodeGetAttribute", (handle, int, void *), graph, 2, &got) != 0);
 }
 
+/* Kernels reach memory of the host that the driver has allocated. */
+static void mapped(void) {
+    prepare();
+    ptr there = 0;
+    CALL("cuMemHostGetDevicePointer_v2", (ptr *, void *, unsigned), &there, host, 0);
+    uint32_t value = 77;
+    ptr at = there + 4;
+    void *to_store[] = {&at, &value};
+    CALL("cuLaunchKernel", (handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **), store, 1, 1, 1, 1, 1, 1, 0, stream,
+         to_store, NULL);
+    ptr to = (ptr)back;
+    void *to_add[] = {&to, &there, &there, &count};
+    CALL("cuLaunchKernel", (handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **), add, 1, 1, 1, N, 1, 1, 0, stream, to_add,
+         NULL);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("mapped: %d, %u %u, %u %u\n", there == (ptr)host, host[0], host[1], back[1], back[N - 1]);
+}
+
 /* What kernels print is the program's, and is there once it has waited; an assertion that fails is told on standard error. */
 static const char *printing =
     "// vm-cuda-fake\n"
@@ -784,6 +802,26 @@ static void copies(void) {
     CALL("cuMemcpyBatchAsync_v2", BATCH, to, from, sizes, 3, attributes, places, 2, stream);
     CALL("cuStreamSynchronize", (handle), stream);
     printf("batch: %u %u %u\n", word(y + 4 * (N - 1)), word(z + 4 * (N - 1)), returned[N - 1]);
+    /* The same of three dimensions: two layers of three rows, from a corner of the program's memory and back, and on the device. */
+    struct {
+        struct {
+            int type, pad;
+            ptr at;
+            size_t row, rows;
+            int hint[2];
+        } from, to;
+        size_t extent[3];
+        int order, flags;
+    } operations[2] = {{{1, 0, (ptr)private, 64, 4, {0}}, {1, 0, x, 0, 0, {0}}, {24, 3, 2}, 1, 0}, {{1, 0, z, 128, 1, {0}}, {1, 0, y, 16, 1, {0}}, {16, 1, 2}, 1, 0}};
+    _Static_assert(sizeof operations[0] == 112, "as the driver has it");
+    if (dlsym(library, "cuMemcpy3DBatchAsync_v2")) {
+        CALL("cuMemcpy3DBatchAsync_v2", (size_t, void *, unsigned long long, handle), 2, operations, 0, stream);
+        CALL("cuStreamSynchronize", (handle), stream);
+        printf("layers: %u %u %u, %u %u\n", word(x), word(x + 24), word(x + 24 * 3), word(y), word(y + 16));
+    }
+    handle attached = NULL;
+    printf("attached: %d %d, ", TRY("cuCtxAttach", (handle *, unsigned), &attached, 0), attached == context);
+    printf("%d\n", TRY("cuCtxAttach", (handle *, unsigned), &attached, 1));
     printf("no stream: %d\n", TRY("cuMemcpyBatchAsync_v2", BATCH, to, from, sizes, 3, attributes, places, 2, NULL) != 0);
 }
 
@@ -869,6 +907,7 @@ int main(int argc, char **arguments) {
     else if (!strcmp(what, "conditional")) conditional();
     else if (!strcmp(what, "allocs")) allocs();
     else if (!strcmp(what, "prints")) prints();
+    else if (!strcmp(what, "mapped")) mapped();
     else if (!strcmp(what, "gone")) gone();
     else if (!strcmp(what, "copies")) copies();
     else if (!strcmp(what, "logs")) logs();

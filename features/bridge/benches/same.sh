@@ -61,7 +61,7 @@ share() {
     sed -n '4,$p' "$work/$1.give"
 }
 
-for what in graphs hostmem conditional allocs prints copies logs peers share; do
+for what in graphs hostmem conditional allocs prints mapped copies logs peers share; do
     for way in $ways; do
         case $what in
         share) share "$way" ;;
