@@ -171,6 +171,9 @@ pub(crate) enum Command {
         /// How long its work on the device may make no progress, in microseconds
         #[arg(long, hide = true)]
         deadline: Option<u64>,
+        /// How long of every 100 ms programs may keep the device busy together, in microseconds
+        #[arg(long, hide = true)]
+        time_slice: Option<u64>,
     },
     /// Run a guest; `run` starts it, with a socket as standard input
     #[command(hide = true)]
@@ -412,11 +415,13 @@ fn execute(
         Command::Launch(args) => commands::launch::run(&mut context, args),
         Command::Tune(args) => commands::tune::run(&mut context, args),
         Command::Bridge(args) => commands::bridge::run(&mut context, args),
-        Command::BridgeWorker { driver, measures, probe, memory, slot, deadline, record } => {
+        Command::BridgeWorker { driver, measures, probe, memory, slot, deadline, time_slice, record } => {
             let share = memory.zip(*slot);
             let deadline = deadline.map(Duration::from_micros);
+            let slice = time_slice.map(Duration::from_micros);
             let is_probe = probe.is_some();
-            crate::bridge::worker_main(driver, *measures, is_probe, share, deadline, record.as_deref())
+            let record = record.as_deref();
+            crate::bridge::worker_main(driver, *measures, is_probe, share, deadline, slice, record)
                 .map_err(Failure::failed)
         }
         Command::Completions { .. } if context.json => {

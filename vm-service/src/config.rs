@@ -15,7 +15,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use vm_passthrough::PciAddress;
 
-pub use accelerator::{AcceleratorDevice, SharedAccelerator, TIME_PERIOD, Trust, parse_deadline};
+pub use accelerator::{
+    AcceleratorDevice, SharedAccelerator, TIME_PERIOD, Trust, parse_deadline, parse_time_slice,
+};
 pub use device::{DeviceSettings, RomSetting};
 pub use error::{ConfigError, MissingFile, Problem};
 pub(crate) use files::open_file;

@@ -899,6 +899,24 @@ static void peers(void) {
     printf(", again: %d\n", TRY("cuCtxDisablePeerAccess", (handle), other));
 }
 
+static size_t shared_of(int threads) {
+    return 64 * (size_t)threads;
+}
+
+/* The block with which most threads are resident. */
+static void occupancy(void) {
+    prepare();
+    for (int limit = 0; limit <= 300; limit += 100) {
+        int grid[3] = {0}, block[3] = {0};
+        CALL("cuOccupancyMaxPotentialBlockSize", (int *, int *, handle, size_t (*)(int), size_t, int), grid, block, add, NULL, 0, limit);
+        CALL("cuOccupancyMaxPotentialBlockSize", (int *, int *, handle, size_t (*)(int), size_t, int), grid + 1, block + 1, add, shared_of, 7, limit);
+        CALL("cuOccupancyMaxPotentialBlockSizeWithFlags", (int *, int *, handle, size_t (*)(int), size_t, int, unsigned), grid + 2, block + 2, add, NULL, 40 << 10, limit, 1);
+        printf("%d: %d %d, %d %d, %d %d\n", limit, grid[0], block[0], grid[1], block[1], grid[2], block[2]);
+    }
+    int grid = 0;
+    printf("wrong: %d\n", TRY("cuOccupancyMaxPotentialBlockSize", (int *, int *, handle, size_t (*)(int), size_t, int), &grid, NULL, add, NULL, 0, 0));
+}
+
 int main(int argc, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     const char *what = argc > 1 ? arguments[1] : "";
@@ -912,6 +930,7 @@ int main(int argc, char **arguments) {
     else if (!strcmp(what, "copies")) copies();
     else if (!strcmp(what, "logs")) logs();
     else if (!strcmp(what, "peers")) peers();
+    else if (!strcmp(what, "occupancy")) occupancy();
     else return 2;
     (void)mib;
     return 0;

@@ -50,8 +50,9 @@ share() {
     mkfifo "$work/$1.in"
     by "$1" "$work/share" give <"$work/$1.in" >"$work/$1.give" &
     giver=$!
-    exec 3>"$work/$1.in"
-    for _ in $(seq 300); do [ "$(wc -l <"$work/$1.give")" -ge 3 ] && break; sleep 0.1; done
+    exec 3<>"$work/$1.in"
+    for _ in $(seq 300); do [ "$(wc -l <"$work/$1.give")" -ge 3 ] || ! kill -0 $giver 2>/dev/null && break; sleep 0.1; done
+    [ "$(wc -l <"$work/$1.give")" -ge 3 ] || { cat "$work/$1.give"; return; }
     sed -n 3p "$work/$1.give"
     # shellcheck disable=SC2046 # Two handles.
     echo | by "$1" "$work/share" take $(sed -n 1,2p "$work/$1.give") || echo "ended: $?"
@@ -61,7 +62,7 @@ share() {
     sed -n '4,$p' "$work/$1.give"
 }
 
-for what in graphs hostmem conditional allocs prints mapped copies logs peers share; do
+for what in graphs hostmem conditional allocs prints mapped copies logs peers occupancy share; do
     for way in $ways; do
         case $what in
         share) share "$way" ;;

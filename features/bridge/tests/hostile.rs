@@ -73,7 +73,7 @@ fn session_of(bytes: u64) -> (Arc<Session>, OwnedFd) {
     let deadline = Some(Duration::from_secs(3600));
     let (near, far) = UnixStream::pair().expect("a connection");
     std::thread::spawn(move || Exports::default().serve(&far));
-    (Arc::new(Session::with_limits(driver(), Some(pot), deadline).share_by(near)), file)
+    (Arc::new(Session::with_limits(driver(), Some(pot), deadline, None).share_by(near)), file)
 }
 
 /// Gives an order, with a file where one goes along; what was answered, if anything.

@@ -52,7 +52,7 @@ impl Program {
         let driver = Driver::open(&path).expect("the driver");
         assert_eq!(driver.start(), 0);
         let pot = Pot::open(file, slot, QUOTA).expect("a pot");
-        let lane = Lane::new(Arc::new(Session::with_limits(Arc::new(driver), Some(pot), None)));
+        let lane = Lane::new(Arc::new(Session::with_limits(Arc::new(driver), Some(pot), None, None)));
         let mut program = Self { lane, ticket: 0, context: 0 };
         program.context = program.gives("cuDevicePrimaryCtxRetain", &[1, 0]);
         assert_eq!(program.call("cuCtxSetCurrent", &[program.context]).0, 0);

@@ -95,11 +95,7 @@ impl module::Kernel for Named {
     }
 
     fn attribute(&self, attribute: i32) -> i32 {
-        match attribute {
-            4 => 16,
-            5 | 6 => 90,
-            _ => 0,
-        }
+        module::without_code(attribute)
     }
 
     fn prepare(&self, _shape: &Shape) -> Result<Arc<dyn Run>> {

@@ -1,6 +1,7 @@
 //! What the environment says: devices, memory, version, delays, faults and the trace.
 
-use std::{collections::BTreeMap, env, fs::OpenOptions, io::Write, sync::Mutex, time::Duration};
+use crate::named::Named;
+use std::{collections::BTreeMap, env, fs, fs::OpenOptions, io::Write, sync::Mutex, time::Duration};
 
 /// The most devices that there can be.
 pub(crate) const DEVICES: usize = 16;
@@ -17,6 +18,8 @@ pub(crate) struct Config {
     pub(crate) attributes: i32,
     /// `VM_CUDA_FAKE_DELAY_US`: how long each operation of a stream waits before it runs.
     pub(crate) delay: Duration,
+    /// `VM_CUDA_FAKE_KERNELS`: the kernels of a file, where it can be read.
+    pub(crate) kernels: Option<Named>,
     /// `VM_CUDA_FAKE_SECONDS`: how long a kernel may run.
     #[cfg(feature = "cpu")]
     pub(crate) kernel_time: Duration,
@@ -39,6 +42,10 @@ impl Config {
             version: number("VM_CUDA_FAKE_VERSION", 13000),
             attributes: number("VM_CUDA_FAKE_ATTRIBUTES", 0),
             delay: Duration::from_micros(number("VM_CUDA_FAKE_DELAY_US", 0)),
+            kernels: env::var("VM_CUDA_FAKE_KERNELS")
+                .ok()
+                .and_then(|path| fs::read_to_string(path).ok())
+                .map(|text| Named::read(&text)),
             #[cfg(feature = "cpu")]
             kernel_time: Duration::from_secs(number("VM_CUDA_FAKE_SECONDS", 60)),
             faults: faults.split(',').filter_map(fault).collect(),

@@ -13,6 +13,7 @@
 //! | `VM_CUDA_FAKE_ATTRIBUTES` | what devices say of attributes that are 0 else |
 //! | `VM_CUDA_FAKE_DELAY_US` | how long each operation of a stream waits before it runs, so that races show |
 //! | `VM_CUDA_FAKE_FAIL` | calls that fail: `cuMemMap:3=2,cuMemCreate:1=2`, where the third `cuMemMap` returns 2; all versions of a function count as one |
+//! | `VM_CUDA_FAKE_KERNELS` | a file of kernels, which do nothing: every image is of these then (`named`) |
 //! | `VM_CUDA_FAKE_SECONDS` | with the feature `cpu`, how long a kernel may run: 60 |
 //! | `VM_CUDA_FAKE_TRACE` | a file that each call appends a line to: `cuMemFree_v2 dptr=0x7f0000200000 -> 0` |
 //!
@@ -42,7 +43,9 @@ mod library;
 mod link;
 mod memory;
 mod module;
+mod named;
 mod names;
+mod occupancy;
 mod pointer;
 mod pool;
 #[cfg_attr(not(feature = "cpu"), path = "no_ptx.rs")]

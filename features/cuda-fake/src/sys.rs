@@ -175,6 +175,8 @@ pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
 
 /// A function of the caller's with its argument: `CUhostFn`.
 pub(crate) type HostFunction = extern "C" fn(u64);
+/// What a block of so many threads takes of shared memory.
+pub(crate) type SharedOf = extern "C" fn(i32) -> usize;
 /// A function of the caller's with stream, status and argument: `CUstreamCallback`.
 pub(crate) type Callback = extern "C" fn(u64, i32, u64);
 

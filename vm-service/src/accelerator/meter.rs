@@ -10,9 +10,11 @@ use std::time::Duration;
 use rustix::fs::MemfdFlags;
 use rustix::time::{ClockId, clock_gettime};
 
+use vm_bridge::server::SLICE;
+
 use crate::vmm::memory::memfd;
 
-/// Three numbers of 8 bytes.
+/// Three numbers of 8 bytes. Behind them is what workers of CUDA programs say.
 const BYTES: usize = 24;
 
 /// The time that has passed since the machine was started: the same for the VMM and its workers.
@@ -42,7 +44,7 @@ impl Meter {
     /// # Errors
     /// The Linux kernel's.
     pub(crate) fn new() -> io::Result<Self> {
-        let file = memfd("guest-time", BYTES as u64, MemfdFlags::empty())?;
+        let file = memfd("guest-time", SLICE, MemfdFlags::empty())?;
         // Its page is there from now on, so that no worker's write fails.
         file.write_all_at(&[0; BYTES], 0)?;
         Ok(Self(file))

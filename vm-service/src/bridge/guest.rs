@@ -44,10 +44,15 @@ pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> R
         "cpu" => Duration::from_secs(seconds.saturating_add(1)),
         _ => Duration::from_micros(open.deadline_us),
     };
-    let limits = Limits { memory: Some(open.memory), deadline: Some(deadline) };
+    let limits = Limits {
+        memory: Some(open.memory),
+        deadline: Some(deadline),
+        time_slice: Some(Duration::from_micros(open.time_slice_us)),
+    };
+    let time = files.pop();
     let workers =
-        Workers::new(program, driver, variables, &limits, None).map_err(|error| error.to_string())?;
-    let window = match (files.drain(..).next(), open.ram.first()) {
+        Workers::new(program, driver, variables, &limits, time, None).map_err(|error| error.to_string())?;
+    let window = match (files.pop(), open.ram.first()) {
         (Some(file), Some((_, bytes))) => Window::new(file, *bytes),
         _ => return Err("there is no window".into()),
     };

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
 use vm_bridge::orders;
-use vm_bridge::server::{Pot, SLOT};
+use vm_bridge::server::{Pot, SLICE, SLOT, Slice};
 
 use super::gateway::PROGRAMS;
+use crate::config::TIME_PERIOD;
 use crate::vmm::memory::memfd;
 
 /// Places for workers: programs that are served, by each way, and as many that end.
@@ -25,6 +26,40 @@ pub(crate) struct Limits {
     pub(crate) memory: Option<u64>,
     /// How long what a program has on the device may make no progress; `None` for as long as it likes.
     pub(crate) deadline: Option<Duration>,
+    /// How long of every [`TIME_PERIOD`] they may keep the device busy; `None`, and the period itself, for all of it.
+    pub(crate) time_slice: Option<Duration>,
+}
+
+/// A time slice, and the file that says what is owed.
+#[derive(Debug)]
+pub(super) struct Share {
+    slice: Duration,
+    file: File,
+}
+
+impl Share {
+    /// The slice, if it is one, of a file that is there already, or of one of which nothing is owed.
+    ///
+    /// # Errors
+    /// The Linux kernel's.
+    pub(super) fn new(slice: Option<Duration>, file: Option<OwnedFd>) -> io::Result<Option<Self>> {
+        let Some(slice) = slice.filter(|slice| *slice < TIME_PERIOD) else { return Ok(None) };
+        let file = match file {
+            Some(file) => file.into(),
+            None => memfd("bridge-time", SLICE, MemfdFlags::empty())?,
+        };
+        Ok(Some(Self { slice, file }))
+    }
+
+    /// The argument for a worker.
+    pub(super) fn argument(&self) -> String {
+        format!("--time-slice={}", self.slice.as_micros())
+    }
+
+    /// The file.
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
 }
 
 /// The device memory that workers hold, and their places in the file that says how much each.
@@ -97,17 +132,25 @@ impl Drop for Place {
     }
 }
 
-/// The pot of a worker that was given these bytes and this slot, in a file that its server gives.
+/// What a worker may have: the pot of these bytes and this slot, and a time slice, in files that its server gives in one order.
 ///
 /// # Errors
-/// When the file does not come, or is not one.
-pub(super) fn pot(share: Option<(u64, usize)>, mut server: &UnixStream) -> io::Result<Option<Pot>> {
-    let Some((memory, slot)) = share else { return Ok(None) };
-    let Some((_, [Some(file), None])) = orders::receive(server)? else {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    };
+/// When the files do not come, or are not what they should be.
+pub(super) fn given(
+    share: Option<(u64, usize)>,
+    slice: Option<Duration>,
+    mut server: &UnixStream,
+) -> io::Result<(Option<Pot>, Option<Slice>)> {
+    if share.is_none() && slice.is_none() {
+        return Ok((None, None));
+    }
+    let (_, files) = orders::receive(server)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let mut files = files.into_iter().flatten();
+    let mut next = || files.next().ok_or(io::Error::from(io::ErrorKind::UnexpectedEof));
+    let pot = share.map(|(memory, slot)| Pot::open(&next()?, slot, memory)).transpose()?;
+    let slice = slice.map(|slice| Slice::open(&next()?, slice)).transpose()?;
     server.write_all(&0u64.to_ne_bytes())?;
-    Pot::open(&file, slot, memory).map(Some)
+    Ok((pot, slice))
 }
 
 #[cfg(test)]

@@ -69,9 +69,9 @@ pub(crate) enum BridgeError {
     /// The driver does not open, however little a worker gives up.
     #[error("the CUDA driver {0} does not open in a worker; its messages above say why")]
     Driver(PathBuf),
-    /// What workers hold of the device's memory can't be counted.
-    #[error("the memory of the device can't be shared out: {0}; see `ulimit -n`")]
-    Memory(io::Error),
+    /// What workers have of the device's memory and time can't be counted.
+    #[error("the memory and the time of the device can't be shared out: {0}; see `ulimit -n`")]
+    Share(io::Error),
     /// There is no room for a recording.
     #[error("the recording {path} can't be written: {source}; name a folder that is there by --record")]
     Record {

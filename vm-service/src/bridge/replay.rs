@@ -24,7 +24,8 @@ pub(crate) fn replay(program: &Path, path: &Path, driver: &Path) -> Result<Repor
         .and_then(|file| file.take(MOST).read_to_end(&mut bytes))
         .map_err(|source| BridgeError::Read { path: path.to_owned(), source })?;
     let recording = Recording::read(&bytes)?;
-    let workers = Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), &Limits::default(), None)?;
+    let workers =
+        Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), &Limits::default(), None, None)?;
     let (ours, theirs) = UnixStream::pair().map_err(BridgeError::Worker)?;
     let (process, _messages) = workers.start(theirs.into()).map_err(BridgeError::Worker)?;
     let result = recording::replay(&ours, &recording);

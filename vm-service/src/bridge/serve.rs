@@ -54,7 +54,8 @@ pub(crate) fn serve(
         path.canonicalize().map_err(|source| BridgeError::Record { path: path.to_owned(), source })
     });
     let record = record.transpose()?;
-    let workers = Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), limits, record.as_deref())?;
+    let workers =
+        Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), limits, None, record.as_deref())?;
     let workers = Arc::new(workers);
     let listener = listen(&places.socket)?;
     let gateway = Gateway::new(workers.clone(), places.window.map(window).transpose()?);

@@ -55,8 +55,8 @@ fn end_in_any_case(session: Arc<Session>) -> std::io::Result<()> {
     std::thread::Builder::new().name("end".into()).spawn(end).map(drop)
 }
 
-/// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot;
-/// `record` is where the program is recorded.
+/// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot,
+/// `slice` that of the device's time; `record` is where the program is recorded.
 ///
 /// # Errors
 /// When it can't be confined, the driver can't be opened, or the connection fails.
@@ -66,10 +66,11 @@ pub(crate) fn main(
     is_probe: bool,
     share: Option<(u64, usize)>,
     deadline: Option<Duration>,
+    slice: Option<Duration>,
     record: Option<&Path>,
 ) -> Result<(), BridgeError> {
     let server = server().map_err(BridgeError::Server)?;
-    let pot = limits::pot(share, &server).map_err(BridgeError::Memory)?;
+    let (pot, slice) = limits::given(share, slice, &server).map_err(BridgeError::Share)?;
     let failed = |path: &Path| {
         let path = path.to_owned();
         |source| BridgeError::Record { path, source }
@@ -111,12 +112,11 @@ pub(crate) fn main(
             code => Err(BridgeError::Init(code)),
         };
     }
-    let session =
-        Session::with_limits(Arc::new(driver), pot, deadline).share_by(server).recorded_by(recorder);
+    let watched = deadline.is_some() || slice.is_some();
+    let session = Session::with_limits(Arc::new(driver), pot, deadline, slice);
     // What kernels print is the program's; what this process logs stays where it was.
     let printing = crate::log::stay().and_then(|()| Prints::begin()).map_err(BridgeError::Print)?;
-    let session = session.printing(printing);
-    let session = Arc::new(session);
+    let session = Arc::new(session.share_by(server).recorded_by(recorder).printing(printing));
     if lists_calls {
         // The driver begins with calls that are not listed, as of sockets of its own, and after the program has said by variables how it is to begin.
         session.when_started(move || match sandbox::confine(Profile::Driver, &confinement) {
@@ -127,7 +127,7 @@ pub(crate) fn main(
             }
         });
     }
-    if deadline.is_some() {
+    if watched {
         end_in_any_case(session.clone()).map_err(BridgeError::Thread)?;
     }
     let served = serve(&UnixStream::from(connection), &session);

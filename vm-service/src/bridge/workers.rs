@@ -1,7 +1,7 @@
 //! Starts workers.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use vm_bridge::server::Exports;
 use vm_bridge::wire::control;
 
 use super::BridgeError;
-use super::limits::{Limits, Place, Places};
+use super::limits::{Limits, Place, Places, Share};
 use super::worker::to_try;
 use crate::process::{Messages, Process};
 
@@ -40,11 +40,12 @@ pub(super) struct Workers {
     /// What their programs share.
     exports: Exports,
     deadline: Option<Duration>,
+    slice: Option<Share>,
 }
 
 impl Workers {
     /// Workers of this program over a driver, which get these variables, have no more together than the limits, and record their programs into a
-    /// folder. Tries what the driver can do without.
+    /// folder. What they owe of their time is in the file `time`, where it outlives them. Tries what the driver can do without.
     ///
     /// # Errors
     /// When the driver does not open, or there is no memory file.
@@ -53,10 +54,12 @@ impl Workers {
         driver: PathBuf,
         variables: Vec<(&'static str, String)>,
         limits: &Limits,
+        time: Option<OwnedFd>,
         record: Option<&Path>,
     ) -> Result<Self, BridgeError> {
         let records = record.map(|folder| (folder.to_owned(), AtomicU64::new(0)));
-        let places = limits.memory.map(Places::new).transpose().map_err(BridgeError::Memory)?;
+        let places = limits.memory.map(Places::new).transpose().map_err(BridgeError::Share)?;
+        let slice = Share::new(limits.time_slice, time).map_err(BridgeError::Share)?;
         let mut workers = Self {
             program,
             driver,
@@ -65,6 +68,7 @@ impl Workers {
             places,
             exports: Exports::default(),
             deadline: limits.deadline,
+            slice,
             records,
         };
         for measures in 0..to_try().count() {
@@ -121,8 +125,10 @@ impl Workers {
         ours.set_read_timeout(Some(OPEN))?;
         let (process, messages) = self.start_with(None, connection, Some(theirs.into()), place.as_ref())?;
         let (worker, exports) = (process.clone(), self.exports.clone());
+        let time = self.slice.as_ref().map(|slice| slice.file().try_clone_to_owned()).transpose()?;
         let serve = move || {
-            if let Err(error) = attend(&ours, place.as_ref(), &exports) {
+            let files: Vec<_> = place.iter().map(Place::file).chain(time.as_ref().map(AsFd::as_fd)).collect();
+            if let Err(error) = attend(&ours, &files, &exports) {
                 tracing::warn!(%error, worker = worker.id(), "a worker shares nothing more");
                 // It fails on one that has ended.
                 let _ = worker.kill();
@@ -164,6 +170,7 @@ impl Workers {
         if let (Some(deadline), None) = (self.deadline, word) {
             command.arg(format!("--deadline={}", deadline.as_micros()));
         }
+        command.args(self.slice.as_ref().filter(|_| word.is_none()).map(Share::argument));
         command.args(place.map(Place::arguments).into_iter().flatten());
         let (process, messages) = Process::start_on(command, connection, control)?;
         let messages = Messages::start(Some(process.id()), std::fs::File::from(messages))?;
@@ -171,10 +178,10 @@ impl Workers {
     }
 }
 
-/// Gives a worker what it counts its memory in, then answers what it asks of other programs, until it ends.
-fn attend(worker: &UnixStream, place: Option<&Place>, exports: &Exports) -> io::Result<()> {
-    if let Some(place) = place {
-        orders::give(worker, [0; control::WORDS], &[], &[place.file()])?;
+/// Gives a worker what it counts its memory and its time in, then answers what it asks of other programs, until it ends.
+fn attend(worker: &UnixStream, files: &[BorrowedFd<'_>], exports: &Exports) -> io::Result<()> {
+    if !files.is_empty() {
+        orders::give(worker, [0; control::WORDS], &[], files)?;
     }
     worker.set_read_timeout(None)?;
     exports.serve(worker)

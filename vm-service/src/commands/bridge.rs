@@ -12,7 +12,7 @@ use vm_bridge::recording::{Difference, Report};
 use vm_cuda_api::FUNCTIONS;
 
 use crate::bridge;
-use crate::config::{parse_deadline, parse_size};
+use crate::config::{parse_deadline, parse_size, parse_time_slice};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{Body, BridgedConsumer, BridgedFunction, ReplayedCall};
@@ -77,6 +77,9 @@ struct ServeArgs {
     /// End programs whose work on the device makes no progress for so long, as in 2s
     #[arg(long, value_name = "TIME", value_parser = parse_deadline)]
     deadline: Option<Duration>,
+    /// How long of every 100 ms programs may keep the device busy together, from 1ms to 100ms
+    #[arg(long, value_name = "TIME", value_parser = parse_time_slice)]
+    time_slice: Option<Duration>,
     /// Record each program into a file of this folder, which `replay` reads: its calls and kernels, and what they were answered; not its data
     #[arg(long, value_name = "FOLDER")]
     record: Option<PathBuf>,
@@ -145,7 +148,8 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
                 tls,
                 window: args.window,
             };
-            let limits = bridge::Limits { memory: args.memory, deadline: args.deadline };
+            let limits =
+                bridge::Limits { memory: args.memory, deadline: args.deadline, time_slice: args.time_slice };
             let record = args.record.as_deref();
             bridge::serve(&context.program, &places, &args.driver, &limits, record).map_err(Failure::failed)
         }

@@ -265,6 +265,18 @@ pub fn parse_deadline(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
+/// Parses a time slice, as a guest's file has one.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_time_slice(text: &str) -> Result<Duration, &'static str> {
+    match parse_duration(text)? {
+        time if time < MIN_SLICE => Err("is less than 1ms"),
+        time if time > TIME_PERIOD => Err("is more than 100ms"),
+        time => Ok(time),
+    }
+}
+
 /// Parses a whole number with a unit, `us`, `ms` or `s`.
 fn parse_duration(text: &str) -> Result<Duration, &'static str> {
     const UNITS: [(&str, u64); 3] = [("us", 1), ("ms", 1000), ("s", 1_000_000)];

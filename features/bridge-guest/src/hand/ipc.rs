@@ -3,8 +3,8 @@
 use vm_bridge::wire::{Reader, code, put, put_bytes};
 
 use crate::client::{client, locked};
-use crate::forward;
 use crate::sys::caller;
+use crate::{forward, say};
 
 /// Bytes of a handle.
 const HANDLE: usize = 64;
@@ -17,6 +17,18 @@ fn export(number: usize, words: &[usize]) -> Result<(), u32> {
     let reply = client()?.ask(number, &(of as u64).to_ne_bytes(), false)?;
     caller::write_bytes(to, reply.get(..HANDLE).ok_or(code::UNAVAILABLE)?);
     Ok(())
+}
+
+pub(crate) fn cuEventCreate(number: usize, words: &[usize]) -> Result<(), u32> {
+    /// `CU_EVENT_INTERPROCESS`.
+    const INTERPROCESS: usize = 4;
+    let made = forward::ask(number, words);
+    if made == Err(code::NOT_SUPPORTED) && words.get(1).is_some_and(|flags| flags & INTERPROCESS != 0) {
+        say::once(
+            "an event for other processes is not supported: the server's confined workers have no files for it",
+        );
+    }
+    made
 }
 
 pub(crate) fn cuIpcGetMemHandle(number: usize, words: &[usize]) -> Result<(), u32> {

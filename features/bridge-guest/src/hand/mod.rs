@@ -14,6 +14,7 @@ mod modules;
 mod names;
 mod nodes;
 mod objects;
+mod occupancy;
 mod pointers;
 mod strided;
 
@@ -30,6 +31,7 @@ pub(crate) use modules::*;
 pub(crate) use names::*;
 pub(crate) use nodes::*;
 pub(crate) use objects::*;
+pub(crate) use occupancy::*;
 pub(crate) use pointers::*;
 pub(crate) use strided::*;
 

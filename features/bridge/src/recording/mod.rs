@@ -3,6 +3,7 @@
 //! A recording is [`MAGIC`] and events, of numbers (LEB128) and [`Part`]s. Functions are named, so a recording holds where the table of functions has
 //! others before them. Of what is long the front is kept, with the length and the CRC-32 of all: images of kernels are whole, copies are not.
 
+mod kernels;
 mod read;
 mod replay;
 #[cfg(test)]
@@ -11,6 +12,7 @@ mod write;
 
 use thiserror::Error;
 
+pub use kernels::Parameters;
 pub use read::BadRecording;
 pub use replay::{Difference, Report, replay};
 pub use write::Recorder;

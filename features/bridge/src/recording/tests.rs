@@ -52,6 +52,41 @@ fn a_recording_is_read_as_it_was_written() {
 }
 
 #[test]
+fn a_recording_is_written_as_it_was_read() {
+    let recording = Recording::read(&sample()).expect("a recording");
+    assert_eq!(Recording::read(&recording.to_bytes(usize::MAX)), Ok(recording.clone()));
+    let cut = Recording::read(&recording.to_bytes(100)).expect("a recording");
+    let image = &cut.calls[1].payload;
+    assert_eq!((image.len, &image.kept[..], image.crc), (9000, &[5; 100][..], crc32fast::hash(&[5; 9000])));
+    // What is cut once more is of the same image.
+    let again = Recording::read(&cut.to_bytes(10)).expect("a recording");
+    assert_eq!((again.calls[1].payload.kept.len(), again.calls[1].payload.crc), (10, image.crc));
+    assert_eq!(again.calls[2..], recording.calls[2..]);
+}
+
+#[test]
+fn kernels_have_the_parameters_that_were_told() {
+    let ask = |recorder: &Recorder, ticket, name: &str, payload: &[u64], reply: &[u64]| {
+        let bytes = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
+        recorder.call(0, header(name, true, ticket), [&bytes(payload), &[]], (0, &bytes(reply)));
+    };
+    let text = |name: &[u8; 8]| u64::from_ne_bytes(*name);
+    let bytes = written(|recorder| {
+        ask(recorder, 0, "cuLibraryGetKernel", &[1, 9, 3, text(b"add\0\0\0\0\0")], &[70]);
+        ask(recorder, 1, "cuModuleGetFunction", &[1, 9, 4, text(b"fill\0\0\0\0")], &[71]);
+        ask(recorder, 2, "cuKernelGetFunction", &[1, 70], &[72]);
+        ask(recorder, 3, "bridge:layout", &[72], &[0, 8, 8, 4, 16, 8, 24, 8, 32, 8, 40, 8]);
+        // Longer than what was sent.
+        ask(recorder, 4, "cuLibraryGetKernel", &[1, 9, 999, 0], &[73]);
+        ask(recorder, 5, "bridge:layout", &[99], &[0, 8]);
+    });
+    let kernels = Recording::read(&bytes).expect("a recording").kernels();
+    let kernels: Vec<_> = kernels.into_iter().collect();
+    let add = vec![(0, 8), (8, 4), (16, 8), (24, 8), (32, 8), (40, 8)];
+    assert_eq!(kernels, [("add".to_owned(), add), ("fill".to_owned(), vec![])]);
+}
+
+#[test]
 fn what_is_no_recording_is_told() {
     let check = |bytes: &[u8], what: &str| {
         let BadRecording { what: told, .. } = Recording::read(bytes).expect_err(what);

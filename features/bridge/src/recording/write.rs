@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::{ASKS, MAGIC, event, name};
+use super::{ASKS, Answer, Call, MAGIC, Part, Recording, event, name};
 use crate::orders::Order;
 use crate::wire::{Header, own};
 
@@ -29,7 +29,7 @@ pub struct Recorder {
 #[derive(Debug)]
 struct State {
     file: File,
-    names: HashMap<u16, u64>,
+    names: Names,
     written: u64,
     has_ended: bool,
 }
@@ -43,14 +43,50 @@ pub(super) fn put(to: &mut Vec<u8>, mut number: u64) {
     to.push(number as u8);
 }
 
-/// Appends bytes, or the front of them.
-fn put_part(to: &mut Vec<u8>, bytes: &[u8], most: usize) {
-    let kept = if bytes.len() <= most { bytes } else { &bytes[..most] };
-    put(to, bytes.len() as u64);
-    put(to, kept.len() as u64);
-    to.extend_from_slice(kept);
-    if kept.len() < bytes.len() {
-        to.extend_from_slice(&crc32fast::hash(bytes).to_le_bytes());
+/// Bytes of which the front is kept.
+fn part(bytes: &[u8], most: usize) -> Part {
+    let kept = bytes.get(..most).unwrap_or(bytes).to_vec();
+    let crc = if kept.len() < bytes.len() { crc32fast::hash(bytes) } else { 0 };
+    Part { len: bytes.len(), kept, crc }
+}
+
+fn put_part(to: &mut Vec<u8>, part: &Part) {
+    put(to, part.len as u64);
+    put(to, part.kept.len() as u64);
+    to.extend_from_slice(&part.kept);
+    if part.kept.len() < part.len {
+        to.extend_from_slice(&part.crc.to_le_bytes());
+    }
+}
+
+fn put_order(to: &mut Vec<u8>, order: Order, more: &[u8]) {
+    to.push(event::ORDER);
+    order.iter().for_each(|word| put(to, *word));
+    put_part(to, &part(more, usize::MAX));
+}
+
+/// Numbers of functions, in the order in which they were named.
+type Names = HashMap<u16, u64>;
+
+/// Appends a call, before it its function's name where that is new; none of a function that has no name.
+fn put_call(to: &mut Vec<u8>, names: &mut Names, call: &Call) {
+    let Some(name) = name(call.number) else { return };
+    let next = names.len() as u64;
+    let id = *names.entry(call.number).or_insert(next);
+    if id == next {
+        to.push(event::NAME);
+        put(to, name.len() as u64);
+        to.extend_from_slice(name.as_bytes());
+    }
+    to.push(event::CALL);
+    for number in [call.lane, call.ticket, id, if call.answer.is_some() { ASKS } else { 0 }] {
+        put(to, number);
+    }
+    put_part(to, &call.payload);
+    put_part(to, &call.bulk);
+    if let Some(Answer { code, reply }) = &call.answer {
+        put(to, (*code).into());
+        put_part(to, reply);
     }
 }
 
@@ -70,7 +106,7 @@ impl Recorder {
     /// When the file can't be written.
     pub fn new(mut file: File) -> io::Result<Self> {
         file.write_all(&MAGIC)?;
-        let state = State { file, names: HashMap::new(), written: MAGIC.len() as u64, has_ended: false };
+        let state = State { file, names: Names::new(), written: MAGIC.len() as u64, has_ended: false };
         Ok(Self { file: Mutex::new(state), lanes: AtomicU64::new(0) })
     }
 
@@ -87,34 +123,26 @@ impl Recorder {
         [payload, bulk]: [&[u8]; 2],
         (code, reply): (u32, &[u8]),
     ) {
-        let Some(name) = name(header.call) else { return };
-        let mut state = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        // What a kernel takes is all of it, so that another driver can have such kernels.
+        let longest = if header.call == own::LAYOUT { LONG } else { REPLY };
+        let call = Call {
+            lane,
+            ticket: header.ticket,
+            number: header.call,
+            payload: part(payload, most(header.call)),
+            bulk: part(bulk, 0),
+            answer: header.asks.then(|| Answer { code, reply: part(reply, longest) }),
+        };
         let mut bytes = Vec::with_capacity(256);
-        let next = state.names.len() as u64;
-        let id = *state.names.entry(header.call).or_insert(next);
-        if id == next {
-            bytes.push(event::NAME);
-            put(&mut bytes, name.len() as u64);
-            bytes.extend_from_slice(name.as_bytes());
-        }
-        bytes.push(event::CALL);
-        for number in [lane, header.ticket, id, if header.asks { ASKS } else { 0 }] {
-            put(&mut bytes, number);
-        }
-        put_part(&mut bytes, payload, most(header.call));
-        put_part(&mut bytes, bulk, 0);
-        if header.asks {
-            put(&mut bytes, code.into());
-            put_part(&mut bytes, reply, REPLY);
-        }
+        let mut state = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        put_call(&mut bytes, &mut state.names, &call);
         state.write(&bytes);
     }
 
     /// An order has come over the connection.
     pub(crate) fn order(&self, order: Order, more: &[u8]) {
-        let mut bytes = vec![event::ORDER];
-        order.iter().for_each(|word| put(&mut bytes, *word));
-        put_part(&mut bytes, more, usize::MAX);
+        let mut bytes = Vec::new();
+        put_order(&mut bytes, order, more);
         self.file.lock().unwrap_or_else(PoisonError::into_inner).write(&bytes);
     }
 }
@@ -135,5 +163,27 @@ impl State {
             tracing::warn!(%error, "the recording of a CUDA program ends");
             self.has_ended = true;
         }
+    }
+}
+
+impl Recording {
+    /// A recording of this, with no more than so many bytes of each part of an image.
+    #[must_use]
+    pub fn to_bytes(&self, images: usize) -> Vec<u8> {
+        let (mut bytes, mut names) = (MAGIC.to_vec(), Names::new());
+        self.orders.iter().for_each(|(order, more)| put_order(&mut bytes, *order, more));
+        for call in &self.calls {
+            if call.number == own::IMAGE && call.payload.kept.len() > images {
+                let payload = if call.payload.kept.len() == call.payload.len {
+                    part(&call.payload.kept, images)
+                } else {
+                    Part { kept: call.payload.kept[..images].to_vec(), ..call.payload }
+                };
+                put_call(&mut bytes, &mut names, &Call { payload, ..call.clone() });
+            } else {
+                put_call(&mut bytes, &mut names, call);
+            }
+        }
+        bytes
     }
 }

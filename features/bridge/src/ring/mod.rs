@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
 use crate::wire::{Answer, Header, Malformed, PAYLOAD};
-use sys::{Awaited, Memory, Wake};
+use sys::{Awaited, Memory, SLEEP, Wake};
 
 /// Bytes of requests.
 const RING: usize = 8 << 20;
@@ -231,6 +231,7 @@ pub struct Far {
     /// Where the request ends that was taken last.
     taken: u64,
     answered: u64,
+    nap: Duration,
 }
 
 /// A request that was taken: its header, and where its bytes for the driver are, if there are any.
@@ -272,7 +273,12 @@ impl Far {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let memory = Memory::map(file, offset, len as usize, wake)?;
-        Ok(Self { memory, head: 0, tail: 0, told: 0, taken: 0, answered: 0 })
+        Ok(Self { memory, head: 0, tail: 0, told: 0, taken: 0, answered: 0, nap: SLEEP })
+    }
+
+    /// Sleeps no longer than so before it looks for the next time, once, whether all has ended.
+    pub fn nap(&mut self, nap: Duration) {
+        self.nap = nap;
     }
 
     /// The next request, its payload in `payload`, but for bytes for the driver, which stay. The last one's room is given back.
@@ -300,7 +306,8 @@ impl Far {
                 {
                     return Ok(None);
                 }
-                self.memory.wait(SERVER_SLEEPS, Awaited::Peer, || {
+                let nap = std::mem::replace(&mut self.nap, SLEEP);
+                self.memory.wait_for(SERVER_SLEEPS, Awaited::Peer, nap, || {
                     self.memory.long(HEAD).load(Ordering::Acquire) != self.tail
                         || self.memory.word(CLOSED).load(Ordering::Relaxed) != 0
                 });

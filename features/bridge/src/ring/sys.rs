@@ -42,7 +42,7 @@ impl Awaited {
 }
 
 /// How long it sleeps before it looks whether the other side is there.
-const SLEEP: Duration = Duration::from_millis(100);
+pub(super) const SLEEP: Duration = Duration::from_millis(100);
 
 /// How who sleeps is woken.
 #[derive(Debug)]
@@ -160,7 +160,18 @@ impl Memory {
     }
 
     /// Waits until something is so: no longer than a while, at whose end it may still not be.
-    pub(super) fn wait(&self, sleeps: usize, awaited: Awaited, mut is_so: impl FnMut() -> bool) -> bool {
+    pub(super) fn wait(&self, sleeps: usize, awaited: Awaited, is_so: impl FnMut() -> bool) -> bool {
+        self.wait_for(sleeps, awaited, SLEEP, is_so)
+    }
+
+    /// As [`wait`](Self::wait), with a sleep of so long.
+    pub(super) fn wait_for(
+        &self,
+        sleeps: usize,
+        awaited: Awaited,
+        sleep: Duration,
+        mut is_so: impl FnMut() -> bool,
+    ) -> bool {
         if is_so() {
             return true;
         }
@@ -180,7 +191,7 @@ impl Memory {
         word.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if !is_so()
-            && let Ok(timeout) = SLEEP.try_into()
+            && let Ok(timeout) = sleep.try_into()
         {
             // Woken, interrupted or late: what is waited for is looked at again.
             match &self.wake {

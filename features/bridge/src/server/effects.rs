@@ -1,4 +1,4 @@
-//! What calls do to streams, as the [deadline](super::deadline) counts it: by their functions, and where in their payload a stream's handle is.
+//! What calls do to streams, as the [deadline](super::deadline) and the time slice count it: by their functions, and where in their payload a stream's handle is.
 
 use std::sync::LazyLock;
 
@@ -13,8 +13,10 @@ use crate::wire::strided::Form;
 pub(super) enum Effect {
     /// A kernel is launched on the stream whose handle is that word of the payload.
     Launches(usize),
-    /// Other work of a stream, or of the default one.
-    Works(Option<usize>),
+    /// A copy or a fill on such a stream, or on the default one.
+    Copies(Option<usize>),
+    /// What else a stream has to do, which does not keep the device busy.
+    Works(usize),
     /// A graph, which is the first word, is launched on the stream of the second.
     LaunchesGraph,
     /// An executable graph, the first that is returned, is made of the graph of the second word.
@@ -65,11 +67,11 @@ fn known(name: &str, stream: Option<usize>) -> Option<Effect> {
         "cuGraphLaunch" => Effect::LaunchesGraph,
         "cuGraphInstantiate" | "cuGraphInstantiateWithFlags" => Effect::Instantiates,
         "cuGraphExecDestroy" => Effect::DestroysGraph,
-        "cuMemcpyHtoDAsync" | "cuMemcpyDtoHAsync" => Effect::Works(Some(2)),
-        "cuMemcpyHtoAAsync" | "cuMemcpyAtoHAsync" => Effect::Works(Some(3)),
-        "cuMemcpy2DAsync" => Effect::Works(Some(Form::Two.words())),
-        "cuMemcpy3DAsync" => Effect::Works(Some(Form::Three.words())),
-        "cuMemcpy3DPeerAsync" => Effect::Works(Some(Form::Peer.words())),
+        "cuMemcpyHtoDAsync" | "cuMemcpyDtoHAsync" => Effect::Copies(Some(2)),
+        "cuMemcpyHtoAAsync" | "cuMemcpyAtoHAsync" => Effect::Copies(Some(3)),
+        "cuMemcpy2DAsync" => Effect::Copies(Some(Form::Two.words())),
+        "cuMemcpy3DAsync" => Effect::Copies(Some(Form::Three.words())),
+        "cuMemcpy3DPeerAsync" => Effect::Copies(Some(Form::Peer.words())),
         "cuLaunchHostFunc" | "cuStreamAddCallback" => Effect::Waits(0),
         "cuStreamDestroy" => Effect::Destroys,
         "cuDevicePrimaryCtxRetain" => Effect::Retains,
@@ -82,13 +84,13 @@ fn known(name: &str, stream: Option<usize>) -> Option<Effect> {
         _ if name.starts_with("cuStreamWait") || name.starts_with("cuStreamBatchMemOp") => {
             Effect::Waits(stream?)
         }
-        _ if name.starts_with("cuMemcpy") || name.starts_with("cuMemset") => Effect::Works(stream),
+        _ if name.starts_with("cuMemcpy") || name.starts_with("cuMemset") => Effect::Copies(stream),
         _ if name.ends_with("Async")
             || name.starts_with("cuStreamWrite")
             || name.starts_with("cuEventRecord")
             || name == "cuGraphUpload" =>
         {
-            Effect::Works(Some(stream?))
+            Effect::Works(stream?)
         }
         _ => return None,
     })
@@ -105,14 +107,14 @@ mod tests {
             assert_eq!(of(number(name).expect(name)), effect, "{name}");
         };
         check("cuLaunchKernel_ptsz", Some((Effect::Launches(8), true)));
-        check("cuMemcpyDtoD_v2", Some((Effect::Works(None), false)));
-        check("cuMemsetD8_v2_ptds", Some((Effect::Works(None), true)));
-        check("cuMemcpyDtoDAsync_v2", Some((Effect::Works(Some(3)), false)));
-        check("cuMemAllocAsync", Some((Effect::Works(Some(2)), false)));
+        check("cuMemcpyDtoD_v2", Some((Effect::Copies(None), false)));
+        check("cuMemsetD8_v2_ptds", Some((Effect::Copies(None), true)));
+        check("cuMemcpyDtoDAsync_v2", Some((Effect::Copies(Some(3)), false)));
+        check("cuMemAllocAsync", Some((Effect::Works(2), false)));
         check("cuStreamWaitEvent_ptsz", Some((Effect::Waits(0), true)));
         check("cuStreamBatchMemOp_v2", Some((Effect::Waits(0), false)));
         check("cuStreamBeginCapture_v2", Some((Effect::Captures(0), false)));
-        check("cuEventRecord", Some((Effect::Works(Some(1)), false)));
+        check("cuEventRecord", Some((Effect::Works(1), false)));
         check("cuStreamQuery", None);
         check("cuMemFree_v2", None);
         for (at, function) in FUNCTIONS.iter().enumerate().filter(|(at, _)| MODES[*at] == Mode::Posted) {

@@ -20,7 +20,7 @@ pub fn frames(mut bytes: &[u8]) -> usize {
     }
     assert!(image::len(bytes).is_none_or(|len| len > 0));
     let deadline = Some(Duration::from_secs(1));
-    let session = Arc::new(Session::with_limits(Arc::new(Driver::that_does_nothing()), None, deadline));
+    let session = Arc::new(Session::with_limits(Arc::new(Driver::that_does_nothing()), None, deadline, None));
     let mut lane = Lane::new(session.clone());
     let (mut reply, mut ticket, mut served) = (Vec::new(), 0, 0);
     while let Some((head, rest)) = bytes.split_first_chunk() {

@@ -37,7 +37,7 @@ pub(super) struct Parts<'a> {
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 68] = [
+const HANDLERS: [(&str, Handler); 69] = [
     ("cuInit", initialise),
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
@@ -98,6 +98,7 @@ const HANDLERS: [(&str, Handler); 68] = [
     ("cuIpcGetEventHandle", ipc::export_event),
     ("cuIpcOpenEventHandle", ipc::open_event),
     ("cuIpcOpenMemHandle", ipc::open_memory),
+    ("cuEventCreate", ipc::event),
     ("cuMemFree_v2", free),
     ("cuMemHostAlloc", host_allocate),
     ("cuMemFreeHost", host_free),

@@ -7,7 +7,19 @@ use super::hand::Parts;
 use super::lane::Call;
 use super::pack::Refused;
 use super::sys::{self, Word};
-use crate::wire::{Malformed, code, put, put_bytes};
+use crate::wire::{Malformed, Reader, code, put, put_bytes};
+
+/// Flags. An event for other processes is a file in `/dev/shm` to NVIDIA's driver, where a confined worker opens none: the driver says that a mapping failed.
+pub(super) fn event(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    /// `CU_EVENT_INTERPROCESS`.
+    const INTERPROCESS: u64 = 4;
+    let mut reader = Reader(parts.reader.0);
+    let (_, flags) = (reader.word()?, reader.word()?);
+    match super::pack::make(call.session, call.number, parts.reader.0, parts.reply)? {
+        code::MAP_FAILED if flags & INTERPROCESS != 0 => Ok(code::NOT_SUPPORTED),
+        result => Ok(result),
+    }
+}
 
 /// Gives what a program is given for what a function exports.
 fn export(call: &Call<'_>, parts: Parts<'_>, kind: Kind, real: u64) -> Result<u32, Refused> {

@@ -41,11 +41,7 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
             ([control::HELLO, version, ..], None, None) if version == u64::from(VERSION) => 0,
             ([control::HELLO, ..], None, None) => code::NOT_SUPPORTED,
             ([control::LANE, ..], Some(file), None) => {
-                let stream = UnixStream::from(file);
-                if session.watch().is_some() {
-                    stream.set_read_timeout(Some(IDLE))?;
-                }
-                start(session, Stream::new(stream))
+                start(session, Stream::new(UnixStream::from(file), session.watch().is_some()))
             }
             ([control::RING, ..], Some(file), None) => start_ring(session, Far::open(&file)),
             ([control::RING, _, len, offset], Some(window), Some(stream)) => {
@@ -121,8 +117,13 @@ fn start(session: &Arc<Session>, mut transport: impl Transport + Send + 'static)
 /// How requests come and answers go.
 pub(super) trait Transport {
     /// The next request, its payload in `payload`, but bytes for the driver that stay where they are; `None` when there are no more.
-    /// While none comes the lane is `idle` now and then.
-    fn receive(&mut self, payload: &mut Vec<u8>, idle: &dyn Fn()) -> Result<Option<Taken>, SessionError>;
+    /// While none comes the lane is `idle` after a `nap`, then now and then.
+    fn receive(
+        &mut self,
+        payload: &mut Vec<u8>,
+        nap: Duration,
+        idle: &dyn Fn(),
+    ) -> Result<Option<Taken>, SessionError>;
     /// Sends an answer.
     fn answer(&mut self, code: u32, payload: &[u8]) -> Result<(), SessionError>;
     /// Where the payload of the next answer may be written, to be answered [there](Self::answer_there).
@@ -145,16 +146,29 @@ struct Stream {
     buffer: Vec<u8>,
     read: usize,
     filled: usize,
+    /// Is it idle now and then?
+    watched: bool,
+    nap: Duration,
 }
 
-/// How long nothing comes before a lane is idle.
+/// How long nothing comes before a lane is idle, and where something has to be seen soon.
 const IDLE: Duration = Duration::from_millis(100);
+const NAP: Duration = Duration::from_millis(1);
 /// Bytes that are read at once.
 const BUFFER: usize = 64 << 10;
 
 impl Stream {
-    fn new(stream: UnixStream) -> Self {
-        Self { stream, buffer: vec![0; BUFFER], read: 0, filled: 0 }
+    fn new(stream: UnixStream, watched: bool) -> Self {
+        Self { stream, buffer: vec![0; BUFFER], read: 0, filled: 0, watched, nap: Duration::ZERO }
+    }
+
+    /// Reads no longer than so at once, where what is put on a stream has to be seen.
+    fn nap(&mut self, nap: Duration) -> io::Result<()> {
+        if self.nap != nap {
+            self.stream.set_read_timeout(Some(nap))?;
+            self.nap = nap;
+        }
+        Ok(())
     }
 
     /// Fills `to`; no when the stream ends before its first byte.
@@ -172,7 +186,10 @@ impl Stream {
                     Ok(len) if large => done += len,
                     Ok(len) => (self.read, self.filled) = (0, len),
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => idle(),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        idle();
+                        self.nap(IDLE)?;
+                    }
                     Err(error) => return Err(error),
                 }
                 continue;
@@ -187,7 +204,15 @@ impl Stream {
 }
 
 impl Transport for Stream {
-    fn receive(&mut self, payload: &mut Vec<u8>, idle: &dyn Fn()) -> Result<Option<Taken>, SessionError> {
+    fn receive(
+        &mut self,
+        payload: &mut Vec<u8>,
+        nap: Duration,
+        idle: &dyn Fn(),
+    ) -> Result<Option<Taken>, SessionError> {
+        if self.watched {
+            self.nap(nap)?;
+        }
         let mut bytes = [0; Header::SIZE];
         if !self.fill(&mut bytes, idle)? {
             return Ok(None);
@@ -218,7 +243,12 @@ struct Ring {
 }
 
 impl Transport for Ring {
-    fn receive(&mut self, payload: &mut Vec<u8>, idle: &dyn Fn()) -> Result<Option<Taken>, SessionError> {
+    fn receive(
+        &mut self,
+        payload: &mut Vec<u8>,
+        nap: Duration,
+        idle: &dyn Fn(),
+    ) -> Result<Option<Taken>, SessionError> {
         let waited = Cell::new(false);
         let has_ended = || {
             if waited.replace(true) {
@@ -226,6 +256,7 @@ impl Transport for Ring {
             }
             self.session.has_ended()
         };
+        self.ring.nap(nap);
         Ok(self.ring.take(payload, has_ended)?)
     }
 
@@ -254,7 +285,7 @@ pub struct Lane {
     session: Arc<Session>,
     /// Its number in the recording.
     number: u64,
-    /// What it marks streams by, where there is a deadline.
+    /// What it marks streams by, where there is a deadline or a time slice.
     marks: Option<Marks>,
     /// What failed of what was not waited for.
     failed: u32,
@@ -335,7 +366,8 @@ impl Lane {
                     marks.idle(&self.session);
                 }
             };
-            let Some(taken) = transport.receive(&mut payload, &idle)? else { break };
+            let nap = if self.marks.as_ref().is_some_and(Marks::is_unseen) { NAP } else { IDLE };
+            let Some(taken) = transport.receive(&mut payload, nap, &idle)? else { break };
             self.room = transport.room();
             let number = usize::from(taken.header.call);
             if let Some(code) = self.serve(taken, &payload, &mut reply)? {

@@ -21,6 +21,7 @@ use super::pot::Pot;
 use super::prints::Prints;
 use super::quota::Quota;
 use super::ranges::Ranges;
+use super::slice::Slice;
 use super::special::Conditions;
 use super::staged::Counts;
 use super::sys::{self, Driver, Mapping, Word};
@@ -100,17 +101,23 @@ impl Session {
     /// A session that has nothing yet, and may have all that there is.
     #[must_use]
     pub fn new(driver: Arc<Driver>) -> Self {
-        Self::with_limits(driver, None, None)
+        Self::with_limits(driver, None, None, None)
     }
 
-    /// One that has device memory of a pot, and as much memory of the host besides, and whose work on the device has to make progress within a
-    /// deadline.
+    /// One that has device memory of a pot, and as much memory of the host besides, whose work on the device has to make progress within a
+    /// deadline, and that keeps the device busy for no more than a slice.
     #[must_use]
-    pub fn with_limits(driver: Arc<Driver>, pot: Option<Pot>, deadline: Option<Duration>) -> Self {
+    pub fn with_limits(
+        driver: Arc<Driver>,
+        pot: Option<Pot>,
+        deadline: Option<Duration>,
+        slice: Option<Slice>,
+    ) -> Self {
+        let watches = deadline.is_some() || slice.is_some();
         Self {
             host: pot.as_ref().map_or(u64::MAX, Pot::limit),
             quota: Quota::new(pot),
-            watch: deadline.map(|deadline| Arc::new(Watch::new(deadline))),
+            watch: watches.then(|| Arc::new(Watch::new(deadline, slice))),
             driver,
             handles: Mutex::default(),
             ranges: Mutex::default(),
@@ -193,7 +200,7 @@ impl Session {
         &self.quota
     }
 
-    /// What looks at its streams, where it has a deadline.
+    /// What looks at its streams, where it has a deadline or a time slice.
     pub(super) fn watch(&self) -> Option<&Arc<Watch>> {
         self.watch.as_ref()
     }

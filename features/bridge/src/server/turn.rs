@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 /// How long a call waits for those before it: none takes longer but what lets others go on, and compilers.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// How often one that waits looks whether a call before it is held up, whose time does not count.
+const STEP: Duration = Duration::from_secs(10);
 /// How often a call looks for its turn before it sleeps.
 const SPINS: u32 = 2000;
 
@@ -14,6 +16,7 @@ const SPINS: u32 = 2000;
 pub(super) struct Turn {
     next: AtomicU64,
     waiting: AtomicUsize,
+    held: AtomicUsize,
     ended: AtomicBool,
     lock: Mutex<()>,
     changed: Condvar,
@@ -33,12 +36,15 @@ impl Turn {
                 _ => std::hint::spin_loop(),
             }
         }
-        let until = Instant::now() + PATIENCE;
+        let mut until = Instant::now() + PATIENCE;
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let result = loop {
             let next = self.next.load(Ordering::SeqCst);
-            let left = until.saturating_duration_since(Instant::now());
+            if self.is_held() {
+                until = Instant::now() + PATIENCE;
+            }
+            let left = until.saturating_duration_since(Instant::now()).min(STEP);
             if next == ticket {
                 break Ok(());
             }
@@ -56,9 +62,36 @@ impl Turn {
     pub(super) fn pass(&self, ticket: u64) {
         self.next.store(ticket + 1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
-            self.changed.notify_all();
+            self.look();
         }
+    }
+
+    /// Holds up the call whose turn it is, and so those behind it, for a time at most, until something is so or nobody waits any more. Who makes it so
+    /// [says](Self::look) that.
+    pub(super) fn hold(&self, time: Duration, is_so: impl Fn() -> bool) {
+        let until = Instant::now() + time;
+        self.held.fetch_add(1, Ordering::SeqCst);
+        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.ended.load(Ordering::SeqCst) || is_so() {
+                break;
+            }
+            guard = self.changed.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(guard);
+        self.held.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Is a call held up?
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::SeqCst) > 0
+    }
+
+    /// Has those who wait look again.
+    pub(super) fn look(&self) {
+        drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.notify_all();
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -68,8 +101,7 @@ impl Turn {
     /// Nobody waits any more.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
-        drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
-        self.changed.notify_all();
+        self.look();
     }
 }
 

@@ -51,6 +51,8 @@ pub mod code {
     pub const INVALID_HANDLE: u32 = 400;
     /// `CUDA_ERROR_NOT_FOUND`.
     pub const NOT_FOUND: u32 = 500;
+    /// `CUDA_ERROR_MAP_FAILED`.
+    pub const MAP_FAILED: u32 = 205;
     /// `CUDA_ERROR_NOT_READY`.
     pub const NOT_READY: u32 = 600;
     /// `CUDA_ERROR_LAUNCH_TIMEOUT`: what the program has on the device makes no progress.

@@ -79,6 +79,12 @@ impl Argument for Option<crate::sys::HostFunction> {
     }
 }
 
+impl Argument for Option<crate::sys::SharedOf> {
+    fn show(&self) -> String {
+        format!("{self:?}")
+    }
+}
+
 impl Argument for Option<crate::sys::Callback> {
     fn show(&self) -> String {
         format!("{self:?}")

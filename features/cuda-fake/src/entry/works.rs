@@ -6,7 +6,8 @@ use crate::{
     ffi::Launch,
     library, link,
     module::{self, Refusal, Request},
-    sys,
+    occupancy,
+    sys::{self, SharedOf},
 };
 use std::{
     collections::BTreeMap,
@@ -180,30 +181,30 @@ api! {
     6050 fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: Out<i32>, hFunction: u64, block: i32, shared: usize
     ) {
-        let _ = shared;
-        give(blocks, || module::name(hFunction).map(|_| 2048 / block.clamp(1, 1024)))
+        give(blocks, || module::name(hFunction).map(|_| occupancy::resident(block, shared)))
     }
     7000 fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
         blocks: Out<i32>, hFunction: u64, block: i32, shared: usize, flags: u32
     ) {
-        let _ = (shared, flags);
-        give(blocks, || module::name(hFunction).map(|_| 2048 / block.clamp(1, 1024)))
+        let _ = flags;
+        give(blocks, || module::name(hFunction).map(|_| occupancy::resident(block, shared)))
     }
     6050 fn cuOccupancyMaxPotentialBlockSize(
-        grid: Out<i32>, block: Out<i32>, hFunction: u64, shared_of: Unused, shared: usize, limit: i32
+        grid: Out<i32>, block: Out<i32>, hFunction: u64, shared_of: Option<SharedOf>, shared: usize, limit: i32
     ) {
-        let _ = (shared_of, shared);
         module::name(hFunction)?;
-        give(grid, || Ok(8))?;
-        give(block, || Ok(if limit > 0 { limit.min(1024) } else { 1024 }))
+        let (blocks, threads) = occupancy::most(shared_of, shared, limit)?;
+        give(grid, || Ok(blocks))?;
+        give(block, || Ok(threads))
     }
     7000 fn cuOccupancyMaxPotentialBlockSizeWithFlags(
-        grid: Out<i32>, block: Out<i32>, hFunction: u64, shared_of: Unused, shared: usize, limit: i32, flags: u32
+        grid: Out<i32>, block: Out<i32>, hFunction: u64, shared_of: Option<SharedOf>, shared: usize, limit: i32, flags: u32
     ) {
-        let _ = (shared_of, shared, flags);
+        let _ = flags;
         module::name(hFunction)?;
-        give(grid, || Ok(8))?;
-        give(block, || Ok(if limit > 0 { limit.min(1024) } else { 1024 }))
+        let (blocks, threads) = occupancy::most(shared_of, shared, limit)?;
+        give(grid, || Ok(blocks))?;
+        give(block, || Ok(threads))
     }
     10020 fn cuOccupancyAvailableDynamicSMemPerBlock(bytes: Out<usize>, hFunction: u64, blocks: i32, block: i32) {
         let _ = (blocks, block);

@@ -16,8 +16,12 @@ use crate::wire::{Reader, code};
 pub(in crate::server) enum Pending {
     /// Nothing.
     Nothing,
-    /// So much more is on a stream, by its place among those that the lane knows.
-    Puts(usize, u64),
+    /// So much more is on a stream, by its place among those that the lane knows; or so much is copied.
+    Puts {
+        at: usize,
+        weight: u64,
+        copies: bool,
+    },
     /// A stream waits.
     Waits(Arc<Stream>, bool),
     Captures,
@@ -87,6 +91,11 @@ impl Marks {
         }
     }
 
+    /// Is something on the default stream of this thread that nobody sees, and that has to be seen soon?
+    pub(in crate::server) fn is_unseen(&self) -> bool {
+        self.watch.pace.is_some() && self.known.iter().any(|(_, own, stream)| *own && stream.has_tail())
+    }
+
     /// A call comes, in its turn.
     pub(in crate::server) fn before(
         &mut self,
@@ -101,8 +110,8 @@ impl Marks {
         }
         let Some((effect, own)) = effect else { return Ok(Pending::Nothing) };
         let (id, weight) = match effect {
-            Effect::Launches(at) | Effect::Works(Some(at)) => (word(at), 1),
-            Effect::Works(None) => (0, 1),
+            Effect::Launches(at) | Effect::Copies(Some(at)) | Effect::Works(at) => (word(at), 1),
+            Effect::Copies(None) => (0, 1),
             Effect::LaunchesGraph => {
                 (word(1), locked(&self.watch.state).graphs.get(&word(0)).copied().unwrap_or(GROUP))
             }
@@ -127,9 +136,20 @@ impl Marks {
         };
         let Some(at) = self.find(session, id, own) else { return Ok(Pending::Nothing) };
         let stream = &self.known[at].2;
+        if matches!(effect, Effect::Launches(_) | Effect::LaunchesGraph | Effect::Copies(_)) {
+            self.watch.hold(session, stream);
+            if session.has_ended() {
+                return Err(code::UNAVAILABLE);
+            }
+        }
         self.watch.order(session, stream);
         if weight > 0 {
-            return Ok(Pending::Puts(at, weight));
+            let copies = matches!(effect, Effect::Copies(_));
+            if copies {
+                stream.copying.fetch_add(1, SeqCst);
+                self.watch.puts();
+            }
+            return Ok(Pending::Puts { at, weight, copies });
         }
         self.watch.close(session, stream);
         // A wait for what is captured makes a stream a part of the capture.
@@ -185,11 +205,17 @@ impl Marks {
         let returned = || Reader(reply).word().unwrap_or(0);
         match pending {
             Pending::Nothing => {}
-            Pending::Puts(at, weight) => {
-                let Some((_, _, stream)) = self.known.get(at).filter(|_| done) else { return };
-                let put = stream.put.fetch_add(weight, SeqCst) + weight;
-                if put - stream.marked.load(Relaxed).min(put) >= GROUP {
-                    watch.mark(session, stream, false);
+            Pending::Puts { at, weight, copies } => {
+                let Some((_, _, stream)) = self.known.get(at) else { return };
+                if copies {
+                    stream.copying.fetch_sub(1, SeqCst);
+                }
+                if done {
+                    let put = stream.put.fetch_add(weight, SeqCst) + weight;
+                    watch.puts();
+                    if put - stream.marked.load(Relaxed).min(put) >= watch.group() {
+                        watch.mark(session, stream, false);
+                    }
                 }
             }
             Pending::Waits(stream, may_capture) => {

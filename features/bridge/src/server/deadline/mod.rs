@@ -12,8 +12,12 @@
 //! | the default stream and those that it waits for | as if they waited for each other's events |
 //!
 //! Only a lane can name the default stream of its thread: it marks that before whatever else may take long, when it is idle, and at its end.
+//!
+//! The same marks say when a program keeps a device busy, where it has a [time slice](pace).
 
 mod marks;
+mod pace;
+mod threads;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -22,21 +26,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::session::{Session, locked};
+use super::slice::Slice;
 use super::sys::{Driver, Word};
 use crate::wire::code;
 
 pub(super) use marks::{Marks, Pending};
+use pace::{AHEAD, Looked, Pace};
 
 /// How much a stream is marked behind.
 const GROUP: u64 = 32;
 /// The most deadlines that work between two marks has.
 const MOST: u32 = 64;
-/// How often the streams are looked at, of the deadline.
-const LOOKS: u32 = 8;
-const OFTENEST: Duration = Duration::from_millis(5);
-const SELDOMEST: Duration = Duration::from_millis(100);
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
-const RELAXED: u64 = 2;
 /// Handles of default streams: that of the context, and the thread's own.
 const LEGACY: u64 = 1;
 const PER_THREAD: u64 = 2;
@@ -83,6 +83,8 @@ pub(super) struct Stream {
     marked: AtomicU64,
     /// How much of the default stream's work it is known to be behind.
     seen: AtomicU64,
+    /// Copies and fills that are being made.
+    copying: AtomicU32,
     gone: AtomicBool,
 }
 
@@ -105,6 +107,7 @@ pub(super) struct Mark {
     upto: u64,
     /// Is it behind a wait?
     is_gate: bool,
+    at: Instant,
 }
 
 /// A stream, as who looks at it knows it.
@@ -116,7 +119,28 @@ pub(super) struct Entry {
     reached: u64,
     /// How long nothing of it was; `None` while there is nothing to do.
     waited: Option<Duration>,
+    /// When it was last seen that it had waited.
+    freed: Option<Instant>,
     destroyed: bool,
+}
+
+impl Entry {
+    /// Does it wait for what is no work of its own?
+    fn waits(&self) -> bool {
+        self.marks.front().is_some_and(|mark| mark.is_gate)
+    }
+
+    /// How long ago a mark was put there, and what was waited for before it had come.
+    fn since(&self, mark: &Mark) -> Duration {
+        self.freed.map_or(mark.at, |freed| freed.max(mark.at)).elapsed()
+    }
+
+    /// Is anything on it, as far as who looks can know?
+    fn has_any(&self) -> bool {
+        let stream = &*self.stream;
+        let has_tail = !stream.is_own() && !self.destroyed && stream.put.load(SeqCst) > self.reached;
+        !self.marks.is_empty() || has_tail || stream.copying.load(SeqCst) > 0
+    }
 }
 
 #[derive(Debug, Default)]
@@ -138,7 +162,8 @@ struct State {
 /// What looks at a session's streams.
 #[derive(Debug)]
 pub(super) struct Watch {
-    deadline: Duration,
+    deadline: Option<Duration>,
+    pace: Option<Pace>,
     state: Mutex<State>,
     lanes: AtomicU64,
     /// Captures that begin now: no stream is asked meanwhile, which would end them.
@@ -198,9 +223,10 @@ fn current(driver: &Driver) -> u64 {
 }
 
 impl Watch {
-    pub(super) fn new(deadline: Duration) -> Self {
+    pub(super) fn new(deadline: Option<Duration>, slice: Option<Slice>) -> Self {
         Self {
             deadline,
+            pace: slice.map(Pace::new),
             state: Mutex::default(),
             lanes: AtomicU64::new(0),
             beginning: AtomicU32::new(0),
@@ -209,81 +235,59 @@ impl Watch {
         }
     }
 
-    /// Starts to look at a session's streams, until it has ended. Without a thread for that nothing may go on.
-    pub(super) fn start(self: &Arc<Self>, session: &Arc<Session>) {
-        let interval = (self.deadline / LOOKS).clamp(OFTENEST, SELDOMEST);
-        let (this, of) = (self.clone(), session.clone());
-        let look = move || {
-            let mut is_relaxed = false;
-            let mut before = Instant::now();
-            while !of.has_ended() {
-                std::thread::sleep(interval);
-                let now = Instant::now();
-                if !is_relaxed {
-                    // What this thread asks must not end captures of others. That can be said once the driver has begun.
-                    let (name, mut mode) = ("cuThreadExchangeStreamCaptureMode", [RELAXED]);
-                    is_relaxed = of.driver().named(name, &[Word::At(0)], &mut mode) != code::NOT_INITIALIZED;
-                }
-                // A thread that was not let run has seen nothing meanwhile.
-                let passed = (now - before).min(2 * interval);
-                before = now;
-                if this.look(&of, passed) {
-                    of.end_late();
-                }
-                this.missed.store(0, SeqCst);
-            }
-        };
-        // The driver may keep the one who asks waiting for what does not end.
-        let (this, of) = (self.clone(), session.clone());
-        let patience = self.deadline.saturating_mul(MOST).div_duration_f64(interval).min(1e9) as u32 + LOOKS;
-        let guard = move || {
-            while !of.has_ended() {
-                std::thread::sleep(interval);
-                if this.missed.fetch_add(1, SeqCst) > patience {
-                    of.end_late();
-                }
-            }
-        };
-        let spawn = |name: &str, act: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(name.into()).spawn(act).map(drop)
-        };
-        let spawned = spawn("deadline", Box::new(look)).and_then(|()| spawn("guard", Box::new(guard)));
-        if let Err(error) = spawned {
-            tracing::error!(%error, "a CUDA program is not served: no thread can keep its deadline");
-            session.end();
-        }
+    /// How much a stream is marked behind.
+    fn group(&self) -> u64 {
+        self.pace.as_ref().map_or(GROUP, Pace::group)
     }
 
-    /// Looks at all streams; whether one is late. So much time has passed since the last look.
-    fn look(&self, session: &Session, passed: Duration) -> bool {
+    /// Looks at all streams. So much time has passed since the last look.
+    fn look(&self, session: &Session, passed: Duration) -> Looked {
         let mut state = locked(&self.state);
         let State { entries, events, ending, .. } = &mut *state;
+        let mut looked = Looked::default();
         if ending.1 > 0 {
             ending.0 += passed;
-            if ending.0 > self.deadline.saturating_mul(MOST) {
-                return true;
-            }
+            looked.late = self.deadline.is_some_and(|deadline| ending.0 > deadline.saturating_mul(MOST));
         }
-        let mut late = false;
+        let passed = match &self.pace {
+            // It may be what is held up that is waited for. As much counts as the slice is, so that it does not wait for ever.
+            Some(pace) if session.turn.is_held() => pace.share(passed),
+            _ => passed,
+        };
         entries.retain(|_, entry| {
-            let progress = self.advance(session, entry, events);
+            let progress = self.advance(session, entry, events, &mut looked);
             let left = entry.marks.front().map_or(entry.stream.put.load(Relaxed), |mark| mark.upto);
             let work = left.saturating_sub(entry.reached);
-            let waits = entry.marks.front().is_some_and(|mark| mark.is_gate);
+            let waits = entry.waits();
             entry.waited = match entry.waited {
                 _ if entry.marks.is_empty() && (work == 0 || entry.stream.is_own()) => None,
                 Some(waited) if !progress && !waits => Some(waited + passed),
                 _ => Some(Duration::ZERO),
             };
-            let allowed = self.deadline.saturating_mul((work.min(MOST.into()) as u32).max(1));
-            late |= entry.waited.is_some_and(|waited| waited > allowed);
+            if let (Some(deadline), Some(waited)) = (self.deadline, entry.waited) {
+                looked.late |= waited > deadline.saturating_mul((work.min(MOST.into()) as u32).max(1));
+            }
+            let any = entry.has_any();
+            looked.any |= any;
+            looked.busy |= any && !waits;
+            looked.ahead += entry.marks.iter().take_while(|mark| !mark.is_gate).count() as u32;
+            looked.slow |= !waits && entry.marks.front().is_some_and(|mark| entry.since(mark) > AHEAD);
             !(entry.destroyed && entry.marks.is_empty())
         });
-        late
+        if let Some(pace) = &self.pace {
+            pace.are_ahead(looked.ahead);
+        }
+        looked
     }
 
     /// Learns what of a stream is done; whether anything more is.
-    fn advance(&self, session: &Session, entry: &mut Entry, events: &mut HashMap<u64, Vec<u64>>) -> bool {
+    fn advance(
+        &self,
+        session: &Session,
+        entry: &mut Entry,
+        events: &mut HashMap<u64, Vec<u64>>,
+        looked: &mut Looked,
+    ) -> bool {
         let stream = &*entry.stream;
         let on = On { driver: session.driver(), context: stream.context };
         let mut progress = false;
@@ -292,6 +296,13 @@ impl Watch {
             let asked = on.within(|on| on.call("cuEventQuery", &[Word::Is(mark.event)], &mut [0]));
             if asked == code::NOT_READY {
                 return progress;
+            }
+            let since = entry.since(mark);
+            if mark.is_gate {
+                entry.freed = Some(Instant::now());
+            } else {
+                looked.soon |= since <= AHEAD;
+                looked.slow |= since > AHEAD;
             }
             entry.reached = entry.reached.max(mark.upto);
             events.entry(stream.context).or_default().push(mark.event);
@@ -302,7 +313,8 @@ impl Watch {
         if put == entry.reached || entry.destroyed || stream.is_own() {
             return progress;
         }
-        let _asking = locked(&self.asking);
+        // Who is idle has it, and may wait for what is locked here.
+        let Ok(_asking) = self.asking.try_lock() else { return progress };
         if self.beginning.load(SeqCst) > 0 {
             return progress;
         }
@@ -333,7 +345,13 @@ impl Watch {
         });
         let mut state = locked(&self.state);
         match (event, state.entries.get_mut(&stream.number)) {
-            (Ok(event), Some(entry)) => entry.marks.push_back(Mark { event, upto, is_gate }),
+            (Ok(event), Some(entry)) => {
+                entry.marks.push_back(Mark { event, upto, is_gate, at: Instant::now() });
+                if let Some(pace) = self.pace.as_ref().filter(|_| !is_gate) {
+                    pace.marked();
+                    pace.put();
+                }
+            }
             (Ok(event) | Err(Some(event)), _) => {
                 state.events.entry(stream.context).or_default().push(event);
             }
@@ -379,6 +397,7 @@ impl Watch {
             put: AtomicU64::new(0),
             marked: AtomicU64::new(0),
             seen: AtomicU64::new(0),
+            copying: AtomicU32::new(0),
             gone: AtomicBool::new(false),
         });
         let entry = Entry {
@@ -386,6 +405,7 @@ impl Watch {
             marks: VecDeque::new(),
             reached: 0,
             waited: None,
+            freed: None,
             destroyed: false,
         };
         state.entries.insert(number, entry);

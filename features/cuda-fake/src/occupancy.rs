@@ -1,0 +1,29 @@
+//! How many blocks a multiprocessor has room for: of 2,048 threads, and of 227 KiB of shared memory.
+
+use crate::device;
+use crate::error::Result;
+use crate::sys::SharedOf;
+
+const THREADS: i32 = 2048;
+const SHARED: usize = 227 << 10;
+const WARP: i32 = 32;
+const BLOCK: i32 = 1024;
+const MULTIPROCESSORS: i32 = 16;
+
+/// Blocks of so many threads, each with so much shared memory.
+pub(crate) fn resident(block: i32, shared: usize) -> i32 {
+    let by_shared =
+        SHARED.checked_div(shared).map_or(i32::MAX, |blocks| i32::try_from(blocks).unwrap_or(i32::MAX));
+    (THREADS / block.clamp(1, BLOCK)).min(by_shared)
+}
+
+/// The grid that fills the device, and the block with which most threads are resident: of whole warps, or as large as `limit` says where that is more than 0.
+pub(crate) fn most(shared_of: Option<SharedOf>, shared: usize, limit: i32) -> Result<(i32, i32)> {
+    let largest = if limit > 0 { limit.min(BLOCK) } else { BLOCK };
+    let tried = (1..=(largest + WARP - 1) / WARP).map(|warps| (warps * WARP).min(largest));
+    let blocks = |block| resident(block, shared_of.map_or(shared, |shared_of| shared_of(block)));
+    let best =
+        tried.map(|block| (blocks(block), block)).max_by_key(|(blocks, block)| (blocks * block, *block));
+    let (blocks, block) = best.unwrap_or_default();
+    Ok((blocks * device::attribute(MULTIPROCESSORS, 0)?, block))
+}
