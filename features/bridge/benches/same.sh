@@ -68,6 +68,11 @@ for what in graphs hostmem conditional allocs prints mapped copies logs peers oc
         share) share "$way" ;;
         *) by "$way" "$work/graphs" $what || echo "ended: $?" ;;
         esac >"$work/$what.$way" 2>&1
+        # What NVIDIA's driver makes of events takes files that confined workers have not.
+        if grep -q '^no events: 801, ' "$work/$what.$way"; then
+            echo "$what, $way: memory alone, no events"
+            sed -i '/^vm-bridge: an event/d; s/^no events: 801, //' "$work/$what.$way"
+        fi
         if [ "$way" = native ]; then
             sed "s/^/$what: /" "$work/$what.native"
         elif cmp -s "$work/$what.native" "$work/$what.$way"; then

@@ -1,9 +1,12 @@
 //! `bridge serve`: a program with the bridge's `libcuda.so.1` finds what it finds before the driver, and workers end with their server.
 
-use std::io::{BufRead as _, BufReader};
-use std::os::unix::fs::symlink;
+use std::fs::Permissions;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use vm_bridge::recording::Recording;
 
 use crate::process::{Running, beside, until};
 
@@ -184,5 +187,28 @@ fn a_program_that_was_recorded_is_replayed() {
 fn a_program_of_nvcc_is_answered_as_when_it_was_recorded() {
     let record = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge/tests/recordings/nvcc");
     let (is_alike, said) = replayed(&record, "libvm_cuda_cpu.so", &[]);
+    assert!(is_alike && said.ends_with(" answers, 0 different\n"), "{said}");
+}
+
+/// A training of PyTorch as it was recorded on an H200, without the code of its kernels: the fake driver has such kernels, and what the bridge answers is the same.
+#[test]
+fn a_training_of_pytorch_is_answered_as_on_a_gpu() {
+    let record = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge/tests/recordings/pytorch");
+    let recording = Recording::read(&std::fs::read(&record).expect("a recording")).expect("a recording");
+    let kernels = recording.kernels();
+    assert!(kernels.len() > 20, "{kernels:?}");
+    let mut table = String::new();
+    for (name, parameters) in kernels {
+        table += &name;
+        parameters.iter().for_each(|(at, size)| table += &format!(" {at}:{size}"));
+        table += "\n";
+    }
+    // A confined worker reads what is beside the driver.
+    let mut file = tempfile::NamedTempFile::new_in(beside("").parent().expect("a folder")).expect("a file");
+    file.write_all(table.as_bytes()).expect("written");
+    std::fs::set_permissions(file.path(), Permissions::from_mode(0o644)).expect("readable");
+    let path = file.path().to_str().expect("a path");
+    let variables = [("VM_CUDA_FAKE_KERNELS", path), ("VM_CUDA_FAKE_MEMORY", "150000000000")];
+    let (is_alike, said) = replayed(&record, "libvm_cuda_fake.so", &variables);
     assert!(is_alike && said.ends_with(" answers, 0 different\n"), "{said}");
 }
