@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::artifact::Artifact;
 use crate::device::{DeviceInfo, MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
+use crate::external::{ExternalMemory, ExternalSemaphore, Semaphore};
 use crate::launch::{Arguments, Grid};
 use crate::memory::{Memory, MemoryKind, Region};
 
@@ -16,6 +17,14 @@ pub trait Accelerator: Send + Sync + 'static {
 
     /// Identity and limits.
     fn info(&self) -> &DeviceInfo;
+
+    /// The number by which other APIs, as Vulkan, know the device; none where it is no device of theirs.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn uuid(&self) -> Result<Option<[u8; 16]>> {
+        Ok(None)
+    }
 
     /// Opens a context and one stream in it, for the calling thread.
     ///
@@ -117,6 +126,43 @@ pub trait Queue: 'static {
     /// the queue dropped.
     #[allow(unsafe_code)]
     unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Memory>;
+
+    /// Makes memory of another API reachable for the device, as memory of kind [`MemoryKind::External`]. [`Queue::free`] lets
+    /// go of it, once the commands before have run.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a descriptor that the device does not take; [`Error::OutOfRange`]; the driver's.
+    fn import_memory(&self, memory: ExternalMemory) -> Result<Memory> {
+        Err(memory.refused("this accelerator"))
+    }
+
+    /// Takes a timeline semaphore of another API.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device can't wait for it; the driver's.
+    fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {
+        drop(semaphore);
+        Err(Error::Unsupported { what: "semaphores of other APIs".into(), device: "this accelerator".into() })
+    }
+
+    /// Lets the commands that follow begin when a semaphore has reached a value, which may be long after this call. The calling
+    /// thread does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`], [`Error::WrongWorker`]; the driver's.
+    fn wait_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
+        let _ = (semaphore, value);
+        Err(Error::WrongWorker { what: "semaphore" })
+    }
+
+    /// Sets a semaphore to a value, larger than all before, when the commands so far have run.
+    ///
+    /// # Errors
+    /// As [`Queue::wait_semaphore`].
+    fn signal_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
+        let _ = (semaphore, value);
+        Err(Error::WrongWorker { what: "semaphore" })
+    }
 
     /// Sets every byte, of which there is at least one, to `value`.
     ///

@@ -203,6 +203,12 @@ pub enum Error {
          the memory goes back when it is gone"
     )]
     InGraph,
+    /// Resources of graphics that were to be let go are still held.
+    #[error("still held: {resources}; drop them, or unmap and unregister them, and try again")]
+    Held {
+        /// Name and state of each.
+        resources: String,
+    },
     /// Something that can't be part of a graph was done while one was captured.
     #[error("{what} can't be captured into a graph: do it before or after")]
     Capturing {

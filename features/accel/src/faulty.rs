@@ -10,6 +10,7 @@ use crate::artifact::Artifact;
 use crate::checksum::Direction;
 use crate::device::{DeviceInfo, MemoryInfo, QueueOptions};
 use crate::error::Result;
+use crate::external::{ExternalMemory, ExternalSemaphore, Semaphore};
 use crate::launch::{Arguments, Grid};
 use crate::memory::{Memory, MemoryKind, Region};
 
@@ -48,6 +49,10 @@ impl<A: Accelerator> Accelerator for Faulty<A> {
 
     fn info(&self) -> &DeviceInfo {
         self.inner.info()
+    }
+
+    fn uuid(&self) -> Result<Option<[u8; 16]>> {
+        self.inner.uuid()
     }
 
     fn open(&self, options: &QueueOptions) -> Result<Self::Queue> {
@@ -101,6 +106,22 @@ impl<Q: Queue> Queue for FaultyQueue<Q> {
     unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Memory> {
         // SAFETY: as the caller promises.
         unsafe { self.inner.register(host, bytes) }
+    }
+
+    fn import_memory(&self, memory: ExternalMemory) -> Result<Memory> {
+        self.inner.import_memory(memory)
+    }
+
+    fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {
+        self.inner.import_semaphore(semaphore)
+    }
+
+    fn wait_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
+        self.inner.wait_semaphore(semaphore, value)
+    }
+
+    fn signal_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
+        self.inner.signal_semaphore(semaphore, value)
     }
 
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {

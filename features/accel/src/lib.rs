@@ -60,6 +60,7 @@ mod equal;
 mod error;
 mod executor;
 mod extents;
+mod external;
 #[cfg(all(feature = "fake", not(loom)))]
 pub mod fake;
 #[cfg(all(feature = "fake", not(loom)))]
@@ -81,6 +82,7 @@ pub use device::{DeviceInfo, MemoryInfo, QueueOptions, deadline};
 pub use error::{Error, Result};
 pub use executor::job::Job;
 pub use extents::Extents;
+pub use external::{ExternalKind, ExternalMemory, ExternalSemaphore, Semaphore, Timeline};
 pub use launch::{Arguments, Grid, Launch, Limits, Other, QueueArgument, Scalar};
 pub use memory::{Memory, MemoryKind, Region};
 pub use pool::{PoolOptions, PoolStatistics};
@@ -90,6 +92,6 @@ pub use vm_abi::{
     ParamLayout, Slot, Swizzle, TensorMap, Tile,
 };
 pub use worker::{
-    Argument, Batch, Buffer, ElementType, Event, Graph, Kernel, Scope, ScopedStream, Session, Shaped,
-    TypedBuffer, View, Worker, WorkerOptions,
+    Argument, Batch, Buffer, ElementType, Event, Graph, Kernel, Link, Mapped, RefusedResource, Registered,
+    Scope, ScopedStream, Session, Shaped, Shareable, TypedBuffer, View, Worker, WorkerOptions,
 };

@@ -20,6 +20,8 @@ pub enum MemoryKind {
     Unified,
     /// The host's own, registered with the driver: both.
     Registered,
+    /// Another API's, as Vulkan's, imported: the device, in turns with that API.
+    External,
 }
 
 impl MemoryKind {
@@ -30,7 +32,12 @@ impl MemoryKind {
 
     /// Whether the host can read and write it.
     pub fn host_visible(self) -> bool {
-        !matches!(self, Self::Device)
+        !matches!(self, Self::Device | Self::External)
+    }
+
+    /// Whether it is somebody else's, lent to the device.
+    pub(crate) fn is_lent(self) -> bool {
+        matches!(self, Self::Registered | Self::External)
     }
 }
 

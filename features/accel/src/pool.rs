@@ -159,7 +159,7 @@ impl Pool {
         let mut state = self.lock();
         state.statistics.buffers -= 1;
         state.statistics.in_use -= memory.bytes();
-        if memory.kind() == MemoryKind::Registered {
+        if memory.kind().is_lent() {
             state.registered -= memory.bytes();
         }
         if !state.held.is_empty()
@@ -234,7 +234,7 @@ impl State {
         if self.closed {
             return None;
         }
-        if memory.kind() == MemoryKind::Registered {
+        if memory.kind().is_lent() {
             return Some(memory);
         }
         self.cache(memory, ready);

@@ -1,6 +1,7 @@
 //! The conformance suite on the simulated accelerator, and what only a simulated one can show: faults.
 #![cfg(not(loom))]
 
+use std::fs::File;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,6 +26,12 @@ fn soon() -> Instant {
     Instant::now() + TIMEOUT
 }
 
+fn shared_file() -> File {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(8192).unwrap();
+    file
+}
+
 #[test]
 fn conforms() {
     let device = Arc::new(FakeAccelerator::new());
@@ -34,7 +41,8 @@ fn conforms() {
     );
     let other = Arc::new(FakeAccelerator::new());
     vm_accel::conformance::events_between(&device, &other);
-    assert_eq!((device.used(), other.used()), (0, 0));
+    vm_accel::conformance::turns(&device, &FakeAccelerator::artifact, &shared_file);
+    assert_eq!((device.used(), other.used(), device.imported()), (0, 0, 0));
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn check_of(
 
 #[test]
 fn reductions_are_alike() {
-    for (shape, axes) in [
+    for (shape, axes) in part([
         (&[1u64][..], &[0i64][..]),
         (&[4096], &[0]),
         (&[100_003], &[0]),
@@ -57,7 +57,7 @@ fn reductions_are_alike() {
         (&[3, 4, 5, 6], &[1, 3]),
         (&[2, 9000, 3], &[1]),
         (&[40, 33], &[0, 1]),
-    ] {
+    ]) {
         for dtype in [DType::Float32, DType::Int64, DType::Int8, DType::Float16, DType::Complex64] {
             check("sum", dtype, shape, |x| x.reduce(Reduction::Sum, Some(axes), false, None));
             check("sum of squares", dtype, shape, |x| {
@@ -164,12 +164,12 @@ fn signs(dtype: DType) -> impl Fn(u64) -> [u64; 2] {
 #[test]
 fn scans_are_alike() {
     // Every type in all launches; every length in few types.
-    for dtype in DType::ALL {
+    for dtype in part(DType::ALL) {
         for shape in [&[9001u64][..], &[3, 33], &[2, 1024]] {
             check("sums", *dtype, shape, |x| x.scan(Reduction::Sum, -1, None));
         }
     }
-    for shape in [
+    for shape in part([
         &[1u64][..],
         &[15],
         &[16],
@@ -181,22 +181,22 @@ fn scans_are_alike() {
         &[5, 4096],
         &[2, 8193],
         &[2000, 600],
-    ] {
+    ]) {
         check("sums", DType::Float32, shape, |x| x.scan(Reduction::Sum, -1, None));
         check("sums in float32", DType::UInt8, shape, |x| x.scan(Reduction::Sum, -1, Some(DType::Float32)));
         check_of("products", DType::Int32, shape, signs(DType::Int32), |x| x.scan(Reduction::Prod, -1, None));
     }
-    for (from, to) in [
+    for (from, to) in part([
         (DType::Bool, DType::Int32),
         (DType::Int32, DType::Int8),
         (DType::Int64, DType::Complex128),
         (DType::Complex64, DType::Float32),
-    ] {
+    ]) {
         check(&format!("sums in {to}"), from, &[5000], |x| x.scan(Reduction::Sum, -1, Some(to)));
     }
     let of_signs = signs(DType::Complex64);
     check_of("products", DType::Complex64, &[5000], of_signs, |x| x.scan(Reduction::Prod, -1, None));
-    for shape in [[9000, 3], [9000, 20], [16, 5], [600, 1]] {
+    for shape in part([[9000, 3], [9000, 20], [16, 5], [600, 1]]) {
         check("down columns", DType::Int32, &shape, |x| x.scan(Reduction::Sum, 0, None));
         check("down columns", DType::Complex64, &[2, shape[0], shape[1]], |x| {
             x.scan(Reduction::Sum, 1, None)

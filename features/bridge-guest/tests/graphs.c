@@ -686,22 +686,43 @@ static void allocs(void) {
     printf("attributes: %d %d, refused: %d\n", got.number, copied.number, TRY("cuGraphKernelNodeGetAttribute", (handle, int, void *), graph, 2, &got) != 0);
 }
 
+/* Kernels reach memory of the host that the driver has allocated. */
+static void mapped(void) {
+    prepare();
+    ptr there = 0;
+    CALL("cuMemHostGetDevicePointer_v2", (ptr *, void *, unsigned), &there, host, 0);
+    uint32_t value = 77;
+    ptr at = there + 4;
+    void *to_store[] = {&at, &value};
+    CALL("cuLaunchKernel", (handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **), store, 1, 1, 1, 1, 1, 1, 0, stream,
+         to_store, NULL);
+    ptr to = (ptr)back;
+    void *to_add[] = {&to, &there, &there, &count};
+    CALL("cuLaunchKernel", (handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **), add, 1, 1, 1, N, 1, 1, 0, stream, to_add,
+         NULL);
+    CALL("cuStreamSynchronize", (handle), stream);
+    printf("mapped: %d, %u %u, %u %u\n", there == (ptr)host, host[0], host[1], back[1], back[N - 1]);
+}
+
 /* What kernels print is the program's, and is there once it has waited; an assertion that fails is told on standard error. */
 static const char *printing =
     "// vm-cuda-fake\n"
     ".version 7.0\n.target sm_70\n.address_size 64\n"
     ".extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);\n"
-    ".extern .func __assertfail (.param .b64 m, .param .b64 f, .param .b32 l, .param .b64 n, .param .b64 c);\n"
     ".global .align 1 .b8 text[9] = {115, 97, 105, 100, 32, 37, 117, 10, 0};\n"
-    ".global .align 1 .b8 right[6] = {114, 105, 103, 104, 116, 0};\n"
-    ".global .align 1 .b8 file[8] = {115, 116, 111, 114, 101, 46, 99, 0};\n"
-    ".global .align 1 .b8 name[5] = {102, 97, 105, 108, 0};\n"
     ".visible .entry say(.param .u32 v) {\n"
     ".local .align 8 .b8 depot[8]; .reg .b64 %x<6>; .reg .b32 %r<4>;\n"
     "ld.param.u32 %r1, [v]; mov.u64 %x1, depot; cvta.local.u64 %x2, %x1; st.local.u32 [%x1], %r1;\n"
     "mov.u64 %x3, text; cvta.global.u64 %x4, %x3;\n"
     "{ .param .b64 p0; st.param.b64 [p0+0], %x4; .param .b64 p1; st.param.b64 [p1+0], %x2; .param .b32 q;\n"
-    "call.uni (q), vprintf, (p0, p1); ld.param.b32 %r2, [q+0]; }\nret;\n}\n"
+    "call.uni (q), vprintf, (p0, p1); ld.param.b32 %r2, [q+0]; }\nret;\n}\n";
+static const char *failing =
+    "// vm-cuda-fake\n"
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
+    ".extern .func __assertfail (.param .b64 m, .param .b64 f, .param .b32 l, .param .b64 n, .param .b64 c);\n"
+    ".global .align 1 .b8 right[6] = {114, 105, 103, 104, 116, 0};\n"
+    ".global .align 1 .b8 file[8] = {115, 116, 111, 114, 101, 46, 99, 0};\n"
+    ".global .align 1 .b8 name[5] = {102, 97, 105, 108, 0};\n"
     ".visible .entry fail() {\n"
     ".reg .b64 %x<8>; .reg .b32 %r<2>;\n"
     "mov.u64 %x1, right; cvta.global.u64 %x2, %x1; mov.u64 %x3, file; cvta.global.u64 %x4, %x3;\n"
@@ -719,7 +740,7 @@ static void speak(void *argument) { printf("called with %u\n", (unsigned)(uintpt
 static void prints(void) {
     prepare();
     CALL("cuModuleLoadData", (handle *, const void *), &module, printing);
-    handle say = function("say"), fail = function("fail");
+    handle say = function("say");
     unsigned value = 1;
     void *to_say[] = {&value};
     printf("before\n");
@@ -736,7 +757,11 @@ static void prints(void) {
     CALL("cuStreamSynchronize", (handle), stream);
     printf("many\n");
     fflush(stdout);
-    launch_one(fail, NULL);
+    if (TRY("cuModuleLoadData", (handle *, const void *), &module, failing)) {
+        printf("no assertions\n");
+        return;
+    }
+    launch_one(function("fail"), NULL);
     printf("asserted: %d\n", TRY("cuStreamSynchronize", (handle), stream));
 }
 
@@ -784,6 +809,26 @@ static void copies(void) {
     CALL("cuMemcpyBatchAsync_v2", BATCH, to, from, sizes, 3, attributes, places, 2, stream);
     CALL("cuStreamSynchronize", (handle), stream);
     printf("batch: %u %u %u\n", word(y + 4 * (N - 1)), word(z + 4 * (N - 1)), returned[N - 1]);
+    /* The same of three dimensions: two layers of three rows, from a corner of the program's memory and back, and on the device. */
+    struct {
+        struct {
+            int type, pad;
+            ptr at;
+            size_t row, rows;
+            int hint[2];
+        } from, to;
+        size_t extent[3];
+        int order, flags;
+    } operations[2] = {{{1, 0, (ptr)private, 64, 4, {0}}, {1, 0, x, 0, 0, {0}}, {24, 3, 2}, 1, 0}, {{1, 0, z, 128, 1, {0}}, {1, 0, y, 16, 1, {0}}, {16, 1, 2}, 1, 0}};
+    _Static_assert(sizeof operations[0] == 112, "as the driver has it");
+    if (dlsym(library, "cuMemcpy3DBatchAsync_v2")) {
+        CALL("cuMemcpy3DBatchAsync_v2", (size_t, void *, unsigned long long, handle), 2, operations, 0, stream);
+        CALL("cuStreamSynchronize", (handle), stream);
+        printf("layers: %u %u %u, %u %u\n", word(x), word(x + 24), word(x + 24 * 3), word(y), word(y + 16));
+    }
+    handle attached = NULL;
+    printf("attached: %d %d, ", TRY("cuCtxAttach", (handle *, unsigned), &attached, 0), attached == context);
+    printf("%d\n", TRY("cuCtxAttach", (handle *, unsigned), &attached, 1));
     printf("no stream: %d\n", TRY("cuMemcpyBatchAsync_v2", BATCH, to, from, sizes, 3, attributes, places, 2, NULL) != 0);
 }
 
@@ -887,6 +932,7 @@ int main(int argc, char **arguments) {
     else if (!strcmp(what, "conditional")) conditional();
     else if (!strcmp(what, "allocs")) allocs();
     else if (!strcmp(what, "prints")) prints();
+    else if (!strcmp(what, "mapped")) mapped();
     else if (!strcmp(what, "gone")) gone();
     else if (!strcmp(what, "copies")) copies();
     else if (!strcmp(what, "logs")) logs();

@@ -177,6 +177,8 @@ fn what_kernels_print_is_the_programs() {
 #[test]
 fn copies_of_arrays_logs_and_peers_are_the_same() {
     check("tests/graphs.c", &["copies"], "private: 0, last 98295");
+    check("tests/graphs.c", &["copies"], "layers: 0 48 192, ");
+    check("tests/graphs.c", &["mapped"], "mapped: 1, 0 77, 154 126");
     check("tests/graphs.c", &["logs"], "not linked: 1");
     check("tests/graphs.c", &["peers"], "reaches: 1 1, copied: 6, back: 8 6");
     check("tests/graphs.c", &["occupancy"], "100: ");

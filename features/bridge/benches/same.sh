@@ -62,7 +62,7 @@ share() {
     sed -n '4,$p' "$work/$1.give"
 }
 
-for what in graphs hostmem conditional allocs prints copies logs peers occupancy share; do
+for what in graphs hostmem conditional allocs prints mapped copies logs peers occupancy share; do
     for way in $ways; do
         case $what in
         share) share "$way" ;;

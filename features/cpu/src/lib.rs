@@ -23,6 +23,7 @@
 //! checks every access can give. A fault in it is a fault of this process; run what guests send in a process of its own.
 
 mod accelerator;
+mod external;
 mod fault;
 mod heap;
 mod host;

@@ -10,9 +10,11 @@ use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use vm_accel::{
-    Arguments, Artifact, Error, Grid, Memory, MemoryInfo, MemoryKind, Queue, QueueOptions, Region, Result,
+    Arguments, Artifact, Error, ExternalMemory, ExternalSemaphore, Grid, Memory, MemoryInfo, MemoryKind,
+    Queue, QueueOptions, Region, Result, Semaphore, Timeline,
 };
 
+use crate::external::Mapping;
 use crate::heap::Heap;
 use crate::host;
 use crate::kernel::{Codes, CpuKernel};
@@ -38,6 +40,8 @@ struct Context {
     codes: RefCell<Codes>,
     /// Ranges of registered memory: first byte and length.
     registered: RefCell<Vec<(u64, u64)>>,
+    /// Memory of other APIs. Kernels that do not end keep it.
+    imported: RefCell<Vec<Mapping>>,
     heap: Arc<Heap>,
     options: QueueOptions,
     device: String,
@@ -61,6 +65,7 @@ impl CpuQueue {
             pool,
             codes: RefCell::default(),
             registered: RefCell::default(),
+            imported: RefCell::default(),
             heap: Arc::default(),
             options: *options,
             device: device.to_owned(),
@@ -100,6 +105,14 @@ impl CpuQueue {
         self.commands.send(command).map_err(|_| Error::Lost { cause: "the queue's thread has ended".into() })
     }
 
+    /// Gives the stream a turn with another API, which no graph has.
+    fn turn(&self, command: Command) -> Result<()> {
+        if self.capture.borrow().is_some() {
+            return Err(Error::Capturing { what: "a turn with another API" });
+        }
+        self.push(command)
+    }
+
     /// Waits until all commands so far have run.
     fn drain(&self) -> Result<()> {
         let mark = Arc::new(Mark::default());
@@ -128,8 +141,8 @@ impl Queue for CpuQueue {
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory> {
         self.check()?;
-        if kind == MemoryKind::Registered {
-            return Err(self.unsupported("allocating registered memory"));
+        if matches!(kind, MemoryKind::Registered | MemoryKind::External) {
+            return Err(self.unsupported(&format!("allocating {} memory", kind.name())));
         }
         let (free, total) = host::memory()?;
         let memory = if bytes <= free { self.context.heap.allocate(kind, bytes) } else { None };
@@ -144,6 +157,11 @@ impl Queue for CpuQueue {
             // The host may take it away as soon as this returns.
             self.drain()?;
             self.context.registered.borrow_mut().retain(|(at, _)| *at != memory.address());
+            return Ok(());
+        }
+        if memory.kind() == MemoryKind::External {
+            self.drain()?;
+            self.context.imported.borrow_mut().retain(|mapping| mapping.address != memory.address());
             return Ok(());
         }
         self.send(Command::Free { address: memory.address() })
@@ -175,6 +193,30 @@ impl Queue for CpuQueue {
         registered.push((address, bytes));
         // SAFETY: the caller keeps it mapped until it is freed or the queue is dropped.
         Ok(unsafe { Memory::from_raw(MemoryKind::Registered, address, address, bytes) })
+    }
+
+    fn import_memory(&self, memory: ExternalMemory) -> Result<Memory> {
+        self.check()?;
+        let mapping = Mapping::new(&memory, &self.context.device)?;
+        let address = mapping.address;
+        self.context.imported.borrow_mut().push(mapping);
+        // SAFETY: it is mapped until it is freed or the context ends.
+        Ok(unsafe { Memory::from_raw(MemoryKind::External, address, 0, memory.bytes) })
+    }
+
+    fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {
+        self.check()?;
+        Ok(Semaphore::new(semaphore.host))
+    }
+
+    fn wait_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
+        let timeline = Arc::clone(semaphore.imported::<Arc<dyn Timeline>>()?);
+        self.turn(Command::Await { timeline, value })
+    }
+
+    fn signal_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
+        let timeline = Arc::clone(semaphore.imported::<Arc<dyn Timeline>>()?);
+        self.turn(Command::Signal { timeline, value })
     }
 
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {
@@ -282,6 +324,7 @@ impl Drop for CpuQueue {
         let Some(thread) = self.thread.take() else { return };
         if !waited {
             // The thread keeps the memory and the code that its kernel works with.
+            std::mem::forget(std::mem::take(&mut *self.context.imported.borrow_mut()));
             tracing::error!("a kernel does not end: its queue's thread and memory are left to it");
         } else if thread.join().is_err() {
             tracing::error!("a queue's thread panicked");

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use vm_accel::Grid;
+use vm_accel::{Grid, Timeline};
 
 use crate::heap::{self, Heap};
 use crate::kernel::CpuKernel;
@@ -43,6 +43,16 @@ pub(crate) enum Command {
     Record(Arc<Mark>),
     /// Nothing behind it runs before the mark, of any stream, is reached.
     Wait(Arc<Mark>),
+    /// Nothing behind it runs before another API has come so far.
+    Await {
+        timeline: Arc<dyn Timeline>,
+        value: u64,
+    },
+    /// Tells another API how far this has come.
+    Signal {
+        timeline: Arc<dyn Timeline>,
+        value: u64,
+    },
     Replay(Arc<[Command]>),
     Stop,
 }
@@ -128,6 +138,8 @@ impl Stream {
             Command::Record(mark) => mark.reach(),
             // SAFETY: whoever had the memory gave it back, and commands that use it have run.
             Command::Free { address } => unsafe { self.heap.free(*address) },
+            // So that the other side does not wait for ever.
+            Command::Signal { timeline, value } => self.lose(timeline.signal(*value).err()),
             _ if self.stop.load(Ordering::Acquire) || self.is_lost() => {}
             // SAFETY: the region was part of memory that is freed by a command behind this one at the earliest, or by the
             // host after that has run; the host reaches it by copies only.
@@ -140,16 +152,32 @@ impl Stream {
                 let ended = unsafe {
                     pool.launch(kernel, params, *grid, Some(scratch), usize::MAX, &self.stop, None)
                 };
-                if let Err(error) = ended {
-                    let cause = format!("no scratch memory for kernel {}: {error}", kernel.name());
-                    self.lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(cause);
-                }
+                self.lose(
+                    ended
+                        .err()
+                        .map(|error| format!("no scratch memory for kernel {}: {error}", kernel.name())),
+                );
             }
             Command::Wait(mark) => {
                 while !mark.wait(Instant::now() + POLL) && !self.stop.load(Ordering::Acquire) {}
             }
+            Command::Await { timeline, value } => loop {
+                match timeline.wait(*value, Instant::now() + POLL) {
+                    Ok(false) if !self.stop.load(Ordering::Acquire) => {}
+                    Ok(_) => break,
+                    Err(error) => break self.lose(Some(error)),
+                }
+            },
             Command::Replay(commands) => commands.iter().for_each(|command| self.run(command, pool, scratch)),
             Command::Stop => {}
+        }
+    }
+
+    /// Lets nothing run any more, if there is a cause.
+    fn lose(&self, cause: Option<impl ToString>) {
+        if let Some(cause) = cause {
+            let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+            lost.get_or_insert_with(|| cause.to_string());
         }
     }
 

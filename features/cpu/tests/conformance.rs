@@ -3,10 +3,13 @@
 
 mod common;
 
+use std::fs::File;
 use std::num::NonZero;
 use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_accel::programs::{Program, SOURCE};
-use vm_accel::{Accelerator, Artifact, Error, Queue, QueueOptions};
+use vm_accel::{Accelerator, Artifact, Error, ExternalKind, ExternalMemory, Queue, QueueOptions};
 use vm_cpu::CpuAccelerator;
 use vm_ir::{Trust, text, validate};
 use vm_jit::Target;
@@ -27,6 +30,43 @@ fn program(program: Program) -> Artifact {
     unsafe { Artifact::new(half, artifact.signature().clone()) }.unwrap()
 }
 
+/// Host memory that is shared.
+fn shared(seals: SealFlags, bytes: u64) -> File {
+    let fd = memfd_create("shared", MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&fd, bytes).unwrap();
+    fcntl_add_seals(&fd, seals).unwrap();
+    fd.into()
+}
+
+/// What could end this process later is refused: what others can cut off, and what is not as long as is said.
+#[test]
+fn hostile_memory_is_refused() {
+    let device = CpuAccelerator::with_threads(NonZero::<usize>::MIN).unwrap();
+    let queue = device.open(&QueueOptions::default()).unwrap();
+    let check = |file: File, kind: ExternalKind, [allocation, offset, bytes]: [u64; 3], what: &str| {
+        let memory = ExternalMemory { fd: file.into(), kind, allocation, offset, bytes, dedicated: false };
+        match queue.import_memory(memory) {
+            Ok(memory) => {
+                assert_eq!((what, memory.bytes()), ("", bytes));
+                queue.free(memory).unwrap();
+            }
+            Err(error) => assert!(!what.is_empty() && error.to_string().contains(what), "{what}: {error}"),
+        }
+    };
+    let sealed = || shared(SealFlags::SHRINK, 8192);
+    check(sealed(), ExternalKind::HostFd, [8192, 0, 8192], "");
+    check(sealed(), ExternalKind::HostFd, [100, 7, 93], "");
+    check(shared(SealFlags::GROW, 8192), ExternalKind::HostFd, [8192, 0, 8192], "F_SEAL_SHRINK");
+    check(tempfile::tempfile().unwrap(), ExternalKind::HostFd, [1, 0, 1], "no memfd");
+    check(sealed(), ExternalKind::HostFd, [8193, 0, 1], "8192 bytes, not 8193");
+    check(sealed(), ExternalKind::HostFd, [u64::MAX, 0, 1], "8192 bytes");
+    check(sealed(), ExternalKind::HostFd, [8192, 8192, 1], "do not lie in");
+    check(sealed(), ExternalKind::HostFd, [8192, u64::MAX, 2], "do not lie in");
+    check(sealed(), ExternalKind::HostFd, [8192, 0, 0], "do not lie in");
+    check(sealed(), ExternalKind::OpaqueFd, [8192, 0, 8192], "shared as opaque-fd");
+    check(sealed(), ExternalKind::DmaBuf, [8192, 0, 8192], "shared as dma-buf");
+}
+
 #[test]
 fn conforms() {
     for threads in [1, 3] {
@@ -34,6 +74,7 @@ fn conforms() {
         assert!(vm_accel::conformance::check(&device, &program) >= vm_accel::conformance::CASES);
         let other = CpuAccelerator::with_threads(NonZero::new(threads).unwrap()).unwrap();
         vm_accel::conformance::events_between(&device, &Arc::new(other));
+        vm_accel::conformance::turns(&device, &program, &|| shared(SealFlags::SHRINK, 8192));
     }
 }
 

@@ -49,7 +49,7 @@ pub(crate) struct Copy {
     pub(crate) height: usize,
     pub(crate) depth: usize,
     /// The source's bytes, where it was pageable memory.
-    staged: Option<Arc<[u8]>>,
+    pub(crate) staged: Option<Arc<[u8]>>,
 }
 
 impl Copy {

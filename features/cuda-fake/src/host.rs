@@ -17,6 +17,13 @@ pub(crate) struct Allocation {
     registered: bool,
 }
 
+impl Allocation {
+    #[cfg(feature = "cpu")]
+    pub(crate) fn is_registered(&self) -> bool {
+        self.registered
+    }
+}
+
 impl State {
     /// The host memory at an address, and where it begins.
     pub(crate) fn host_span(&self, at: u64) -> Option<(u64, &Allocation)> {

@@ -18,6 +18,11 @@ pub(crate) const UNIT: u64 = 512;
 pub(crate) const BLOCK: u64 = 2 << 20;
 /// Address space of all devices: what one view of a kernel reaches.
 const REGION: u64 = 1 << 40;
+/// Where it is if that is free: right behind addresses at which a process may have memory that it registers for kernels, as the bridge does.
+const HOME: u64 = 0x2400_0000_0000;
+/// How many such addresses there are.
+#[cfg(feature = "cpu")]
+const BEFORE: u64 = 4 << 40;
 
 /// Reads and writes, in `CUmemAccess_flags`.
 pub(crate) const READ_WRITE: Access = 3;
@@ -71,14 +76,8 @@ pub(crate) struct Arena {
 
 impl Arena {
     pub(crate) fn new() -> std::io::Result<Self> {
-        let start = sys::reserve(REGION + BLOCK)?.next_multiple_of(BLOCK);
+        let start = sys::reserve(HOME, REGION + BLOCK)?.next_multiple_of(BLOCK);
         Ok(Self { start, end: start + REGION, free: BTreeMap::from([(start, REGION)]) })
-    }
-
-    /// All of it.
-    #[cfg(feature = "cpu")]
-    pub(crate) fn range(&self) -> std::ops::Range<u64> {
-        self.start..self.end
     }
 
     /// Where in it an address is.
@@ -170,6 +169,16 @@ impl State {
             next = start + span.extent();
         }
         Some(Range::promised(self, at, len))
+    }
+
+    /// What kernels reach: the arena, and memory right before it that the program has registered. Nothing else is mapped there, or it is the program's own
+    /// matter.
+    #[cfg(feature = "cpu")]
+    pub(crate) fn kernels_range(&self) -> std::ops::Range<u64> {
+        let Arena { start, end, .. } = self.arena;
+        let before = if start == HOME { start - BEFORE } else { start };
+        let first = self.host.range(before..start).find(|(_, allocation)| allocation.is_registered());
+        first.map_or(start, |(at, _)| *at & !(PAGE - 1))..end
     }
 
     fn allows(&self, span: &Span, by: By, need: Access) -> bool {

@@ -95,9 +95,9 @@ fn map_at(at: u64, len: u64, protection: i32, flags: i32, fd: RawFd, offset: u64
     if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(at.expose_provenance() as u64) }
 }
 
-/// Address space that nothing backs and nobody can access.
-pub(crate) fn reserve(len: u64) -> io::Result<u64> {
-    map_at(0, len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0)
+/// Address space that nothing backs and nobody can access, at an address if that is free.
+pub(crate) fn reserve(wish: u64, len: u64) -> io::Result<u64> {
+    map_at(wish, len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0)
 }
 
 /// Maps pages of the process at an address of the arena.

@@ -192,6 +192,10 @@ impl Accelerator for CudaAccelerator {
         &self.info
     }
 
+    fn uuid(&self) -> Result<Option<[u8; 16]>> {
+        self.device.uuid(driver()?).map(Some)
+    }
+
     fn open(&self, options: &QueueOptions) -> Result<CudaQueue> {
         self.open_by(driver()?, options)
     }
@@ -199,7 +203,11 @@ impl Accelerator for CudaAccelerator {
 
 #[cfg(test)]
 mod tests {
-    use vm_accel::{MemoryKind, Queue};
+    use std::os::fd::OwnedFd;
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use vm_accel::{ExternalKind, ExternalMemory, ExternalSemaphore, MemoryKind, Queue, Semaphore, Timeline};
 
     use super::*;
     use crate::fake::{calls, context, driver as fake, set_current, stack};
@@ -316,6 +324,67 @@ mod tests {
         right.fill(right.allocate(MemoryKind::Device, 1).unwrap().region(), 1).unwrap();
         drop(right);
         assert_eq!(stack(), []);
+    }
+
+    struct Host;
+
+    impl Timeline for Host {
+        fn wait(&self, _: u64, _: Instant) -> Result<bool> {
+            Ok(true)
+        }
+
+        fn signal(&self, _: u64) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_other_apis_share_is_imported_and_let_go_of_in_order() {
+        let driver = fake();
+        set_current(&[]);
+        let queue = device(driver, 0).open_by(driver, &QueueOptions::default()).unwrap();
+        let fd = || OwnedFd::from(tempfile::tempfile().unwrap());
+        let memory = |kind, [allocation, offset, bytes]: [u64; 3], dedicated| {
+            queue.import_memory(ExternalMemory { fd: fd(), kind, allocation, offset, bytes, dedicated })
+        };
+        calls();
+        let first = memory(ExternalKind::OpaqueFd, [4096, 256, 1024], true).unwrap();
+        assert_eq!((first.kind(), first.bytes()), (MemoryKind::External, 1024));
+        assert_eq!(calls(), ["import 4096 bytes as 1, flags 1", "map 1024 bytes from 256"]);
+        let second = memory(ExternalKind::DmaBuf, [64, 0, 64], true).unwrap();
+        assert_eq!(calls(), ["import 64 bytes as 9, flags 0", "map 64 bytes from 0"]);
+        let refused = [
+            memory(ExternalKind::HostFd, [64, 0, 64], false).unwrap_err(),
+            memory(ExternalKind::OpaqueFd, [64, 1, 64], false).unwrap_err(),
+            queue.import_semaphore(ExternalSemaphore { fd: None, host: Arc::new(Host) }).unwrap_err(),
+        ];
+        let words = ["shared as host-fd", "bytes 1..1+64 do not lie in", "semaphores without a descriptor"];
+        for (error, word) in refused.iter().zip(words) {
+            assert!(error.to_string().contains(word), "{error}");
+        }
+        assert_eq!(calls(), [""; 0]);
+
+        let semaphore =
+            queue.import_semaphore(ExternalSemaphore { fd: Some(fd()), host: Arc::new(Host) }).unwrap();
+        queue.wait_semaphore(&semaphore, 7).unwrap();
+        queue.signal_semaphore(&semaphore, u64::MAX).unwrap();
+        let turns = ["wait for 7 of 1 on 100", "signal 18446744073709551615 of 1 on 100"];
+        assert_eq!(calls(), [&["import a semaphore as 9"], &turns[..]].concat());
+        let other = Semaphore::new(0);
+        assert_eq!(queue.wait_semaphore(&other, 1), Err(Error::WrongWorker { what: "semaphore" }));
+
+        queue.free(first).unwrap();
+        let freed = calls();
+        assert_eq!(freed[freed.len() - 2..], ["cuMemFree_v2", "cuDestroyExternalMemory"], "{freed:?}");
+        assert_eq!(freed.iter().filter(|call| *call == "cuEventQuery").count(), 1, "it waits: {freed:?}");
+        drop((semaphore, second));
+        assert_eq!(calls(), ["cuDestroyExternalSemaphore"]);
+        drop(queue);
+        let ended = calls();
+        let place = |call: &str| ended.iter().position(|other| other == call);
+        assert!(place("cuMemFree_v2") < place("cuDestroyExternalMemory"), "{ended:?}");
+        assert!(place("cuDestroyExternalMemory") < place("cuStreamDestroy_v2"), "{ended:?}");
+        assert!(place("cuMemFree_v2").is_some(), "{ended:?}");
     }
 
     #[test]

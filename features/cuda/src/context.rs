@@ -9,7 +9,9 @@ use vm_accel::image::Images;
 use vm_accel::{Arguments, Artifact, Error, MemoryKind, QueueOptions, Result};
 
 use crate::queue::CudaKernel;
-use crate::result::{Context, Device, Entered, Function, Maps, Module, OUT_OF_MEMORY, Pool, Stream};
+use crate::result::{
+    Context, Device, Entered, Function, ImportedMemory, Maps, Module, OUT_OF_MEMORY, Pool, Stream,
+};
 use crate::sys::{Driver, Status};
 
 /// What a queue must know of its device.
@@ -50,6 +52,8 @@ pub(crate) struct Shared {
     pub(crate) options: QueueOptions,
     /// What was allocated and not freed, by address.
     pub(crate) live: RefCell<HashMap<u64, Live>>,
+    /// What of it was imported.
+    pub(crate) imports: RefCell<HashMap<u64, ImportedMemory>>,
     images: RefCell<Images<Module>>,
     maps: RefCell<Maps>,
     /// Set when the device did not finish in time: what it may still use is left to the end of the process.
@@ -68,6 +72,7 @@ impl Shared {
             traits,
             options: *options,
             live: RefCell::default(),
+            imports: RefCell::default(),
             images: RefCell::default(),
             maps: RefCell::default(),
             stuck: Cell::new(false),
@@ -162,6 +167,10 @@ impl Shared {
             }
             // SAFETY: it was registered here; the caller promises the rest.
             MemoryKind::Registered => unsafe { self.driver.unregister(live.host) },
+            MemoryKind::External => {
+                drop(self.imports.borrow_mut().remove(&address));
+                Ok(())
+            }
         }
     }
 
@@ -205,6 +214,7 @@ impl Drop for Shared {
         if self.stuck.get() {
             // Ending these would wait for the device, without a deadline.
             std::mem::forget(self.pool.take());
+            std::mem::forget(std::mem::take(&mut *self.imports.borrow_mut()));
             std::mem::forget(Arc::clone(&self.context));
         }
     }

@@ -5,7 +5,11 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_uint};
 use std::ptr;
 
-use crate::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemoryPool, CUstream, Driver, Status};
+use crate::sys::{
+    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC,
+    CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, CUcontext, CUdevice,
+    CUdeviceptr, CUevent, CUexternalMemory, CUexternalSemaphore, CUmemoryPool, CUstream, Driver, Status,
+};
 
 thread_local! {
     static STACK: RefCell<Vec<CUcontext>> = const { RefCell::new(Vec::new()) };
@@ -129,6 +133,61 @@ unsafe extern "C" fn allocate(address: *mut CUdeviceptr, _: usize, _: CUmemoryPo
     unsafe { give(address, next::<u8>().addr() as CUdeviceptr) }
 }
 
+unsafe extern "C" fn import_memory(
+    memory: *mut CUexternalMemory,
+    description: *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
+) -> Status {
+    // SAFETY: as the caller promises.
+    let CUDA_EXTERNAL_MEMORY_HANDLE_DESC { type_, size, flags, .. } = unsafe { *description };
+    note(&format!("import {size} bytes as {}, flags {flags}", type_ as u32));
+    // SAFETY: as the caller promises.
+    unsafe { give(memory, next()) }
+}
+
+unsafe extern "C" fn map_buffer(
+    address: *mut CUdeviceptr,
+    _: CUexternalMemory,
+    part: *const CUDA_EXTERNAL_MEMORY_BUFFER_DESC,
+) -> Status {
+    // SAFETY: as the caller promises.
+    let CUDA_EXTERNAL_MEMORY_BUFFER_DESC { offset, size, .. } = unsafe { *part };
+    note(&format!("map {size} bytes from {offset}"));
+    // SAFETY: as the caller promises.
+    unsafe { give(address, next::<u8>().addr() as CUdeviceptr) }
+}
+
+unsafe extern "C" fn import_semaphore(
+    semaphore: *mut CUexternalSemaphore,
+    description: *const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC,
+) -> Status {
+    // SAFETY: as the caller promises.
+    note(&format!("import a semaphore as {}", unsafe { (*description).type_ } as u32));
+    // SAFETY: as the caller promises.
+    unsafe { give(semaphore, next()) }
+}
+
+unsafe extern "C" fn wait_semaphore(
+    _: *const CUexternalSemaphore,
+    how: *const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS,
+    count: c_uint,
+    stream: CUstream,
+) -> Status {
+    // SAFETY: as the caller promises.
+    let value = unsafe { (*how).params.fence.value };
+    note(&format!("wait for {value} of {count} on {}", stream.addr()))
+}
+
+unsafe extern "C" fn signal_semaphore(
+    _: *const CUexternalSemaphore,
+    how: *const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS,
+    count: c_uint,
+    stream: CUstream,
+) -> Status {
+    // SAFETY: as the caller promises.
+    let value = unsafe { (*how).params.fence.value };
+    note(&format!("signal {value} of {count} on {}", stream.addr()))
+}
+
 /// A driver of such functions. Those that are not here note their names.
 pub(crate) fn driver() -> &'static Driver {
     let mut driver = Driver::fake();
@@ -146,5 +205,10 @@ pub(crate) fn driver() -> &'static Driver {
     driver.cuEventRecord = record;
     driver.cuMemsetD8Async = fill;
     driver.cuMemAllocFromPoolAsync = allocate;
+    driver.cuImportExternalMemory = import_memory;
+    driver.cuExternalMemoryGetMappedBuffer = map_buffer;
+    driver.cuImportExternalSemaphore = import_semaphore;
+    driver.cuWaitExternalSemaphoresAsync = wait_semaphore;
+    driver.cuSignalExternalSemaphoresAsync = signal_semaphore;
     Box::leak(Box::new(driver))
 }

@@ -4,12 +4,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use vm_accel::{
-    Arguments, Artifact, Error, GraphNode, Grid, Memory, MemoryInfo, MemoryKind, Queue, Region, Result,
-    deadline,
+    Arguments, Artifact, Error, ExternalMemory, ExternalSemaphore, GraphNode, Grid, Memory, MemoryInfo,
+    MemoryKind, Queue, Region, Result, Semaphore, deadline,
 };
 
 use crate::context::{Live, Shared};
-use crate::result::{Event, Function, Graph, Stream};
+use crate::result::{Event, Function, Graph, ImportedMemory, ImportedSemaphore, Stream};
 use crate::sys::{BorrowedStream, CUstream};
 
 /// A loaded kernel.
@@ -54,6 +54,12 @@ pub struct CudaQueue {
 impl CudaQueue {
     pub(crate) fn new(shared: Shared, stream: impl FnOnce(&Shared) -> Result<Stream>) -> Result<Self> {
         Ok(Self { stream: stream(&shared)?, shared: Rc::new(shared) })
+    }
+
+    /// What was imported in this context.
+    fn semaphore<'a>(&self, semaphore: &'a Semaphore) -> Result<&'a ImportedSemaphore> {
+        let imported = semaphore.imported::<ImportedSemaphore>()?;
+        imported.check(&self.shared.context).map(|()| imported)
     }
 
     /// Waits for all that was started.
@@ -122,7 +128,9 @@ impl Queue for CudaQueue {
                 let address = self.shared.allocate_unified(bytes)?;
                 (address, address)
             }
-            MemoryKind::Registered => return Err(self.shared.unsupported("allocating registered memory")),
+            MemoryKind::Registered | MemoryKind::External => {
+                return Err(self.shared.unsupported(&format!("allocating {} memory", kind.name())));
+            }
         };
         self.shared.live.borrow_mut().insert(address, Live { kind, host, bytes });
         // SAFETY: the driver keeps the memory until it is freed, which happens once: here when it comes back, or when
@@ -189,6 +197,30 @@ impl Queue for CudaQueue {
         self.shared.live.borrow_mut().insert(address, Live { kind, host, bytes });
         // SAFETY: as above.
         Ok(unsafe { Memory::from_raw(kind, address, host, bytes) })
+    }
+
+    #[allow(unsafe_code)]
+    fn import_memory(&self, memory: ExternalMemory) -> Result<Memory> {
+        let (kind, host, bytes) = (MemoryKind::External, 0, memory.bytes);
+        let imported = ImportedMemory::new(&self.shared.context, memory, &self.shared.traits.name)?;
+        let address = imported.address();
+        self.shared.live.borrow_mut().insert(address, Live { kind, host, bytes });
+        self.shared.imports.borrow_mut().insert(address, imported);
+        // SAFETY: it is mapped until it is freed or the queue is dropped, and the driver keeps what it imported.
+        Ok(unsafe { Memory::from_raw(kind, address, host, bytes) })
+    }
+
+    fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {
+        let fd = semaphore.fd.ok_or_else(|| self.shared.unsupported("semaphores without a descriptor"))?;
+        ImportedSemaphore::new(&self.shared.context, fd).map(Semaphore::new)
+    }
+
+    fn wait_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
+        self.semaphore(semaphore)?.wait(&self.stream, value)
+    }
+
+    fn signal_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
+        self.semaphore(semaphore)?.signal(&self.stream, value)
     }
 
     #[allow(unsafe_code)]

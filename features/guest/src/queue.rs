@@ -300,7 +300,9 @@ impl Queue for GuestQueue {
             MemoryKind::Device => self.context.allocate_device(bytes),
             MemoryKind::Pinned => self.context.allocate_pinned(bytes),
             MemoryKind::Unified => Err(self.context.unsupported("unified memory")),
-            MemoryKind::Registered => Err(self.context.unsupported("allocating registered memory")),
+            kind @ (MemoryKind::Registered | MemoryKind::External) => {
+                Err(self.context.unsupported(&format!("allocating {} memory", kind.name())))
+            }
         }
     }
 

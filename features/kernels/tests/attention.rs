@@ -1,8 +1,11 @@
-//! Attention and its gradients against their definitions, in the interpreter.
+//! Attention and its gradients against their definitions, in the interpreter and on this machine's processor: as each of the machines that it can
+//! be, or with a number in `SWEEP_SEED` as one of them for each kernel.
 
 #[path = "../../cpu/tests/common/mod.rs"]
 mod machine;
 mod reference;
+#[path = "../../../vm-jit/tests/ptxas/sweep.rs"]
+mod sweep;
 
 use machine::Machine;
 
@@ -31,7 +34,7 @@ fn on_processor(
 ) -> Result<Vec<Argument>, Box<dyn std::error::Error>> {
     let module = validate(Module::from(kernel.clone()), Trust::Guest)?;
     let mut launch = Launch { kernel: kernel.name().to_owned(), grid, arguments };
-    for machine in Machine::all() {
+    for machine in sweep::taken(kernel.name(), Machine::all()) {
         match machine.run(&module, &mut launch, 1 << 40) {
             Ok(0) => {}
             other => return Err(format!("{} on {}: {other:?}", kernel.name(), machine.name()).into()),

@@ -1,5 +1,5 @@
 //! No variant that a table of products or attention has spills registers on Hopper. Always assembled is what each kind of problem has first of
-//! the largest tiles, as a guest's; all that is first in a table without a number in `SWEEP_SEED`, and with one a part of all variants.
+//! the largest tiles, as a guest's; all that is first in a table without a number in `SWEEP_SEED`, and with one a variant of every third table.
 
 #[path = "../../../vm-jit/tests/ptxas/assembler.rs"]
 #[allow(dead_code)]
@@ -76,6 +76,7 @@ fn no_variant_spills() {
     for (number, table) in tables().into_iter().enumerate() {
         let all = table.iter().flat_map(|choice| both.map(|trust| (choice, trust)));
         let taken = match sweep::seed() {
+            Some(_) if !sweep::part(&format!("whether table {number}"), 3) => Vec::new(),
             Some(_) => sweep::taken(&format!("table {number}"), all),
             None => all.filter(|((.., first), trust)| *first && *trust == Trust::Guest).collect(),
         };

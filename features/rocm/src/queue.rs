@@ -175,7 +175,9 @@ impl Queue for RocmQueue {
         let shared = &self.shared;
         self.not_capturing("allocating memory")?;
         match kind {
-            MemoryKind::Registered => return Err(shared.unsupported("allocating registered memory")),
+            MemoryKind::Registered | MemoryKind::External => {
+                return Err(shared.unsupported(&format!("allocating {} memory", kind.name())));
+            }
             MemoryKind::Unified if !shared.unified => {
                 return Err(shared.unsupported("unified memory that host and device use at once"));
             }

@@ -148,8 +148,13 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// Whether L1 is the same machine for both, so that they can be run in it one after the other.
+    /// Whether L1 is the same machine for both, so that they can be run in it one after the other. What is large in it, or in its guests, only
+    /// takes memory of those that did not ask for it.
     pub fn has_machine_of(&self, other: &Self) -> bool {
-        (self.ports, self.devices, self.disks) == (other.ports, other.devices, other.disks)
+        let devices = |of: &Self| (of.ports, of.devices, of.disks);
+        let large = |Contents { examples, python, python_in_l1, cuda, cupy, peers, systemd, .. }| {
+            [examples, python, python_in_l1, cuda, cupy, peers, systemd]
+        };
+        devices(self) == devices(other) && large(self.contents) == large(other.contents)
     }
 }

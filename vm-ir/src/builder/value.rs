@@ -187,6 +187,20 @@ impl<'b> Val<'b> {
         self.builder.emit(code, &[self], self.ty().with_scalar(to))
     }
 
+    /// The float from 0 to 1 that this unsigned integer, of at most 16 bits, stands for in an image (unorm).
+    #[track_caller]
+    pub fn from_unorm(self) -> Val<'b> {
+        let most = self.ty().scalar().mask() as f32;
+        self.to_u(Scalar::I32).to_u(Scalar::F32) / most
+    }
+
+    /// The integer of such a scalar that stands for this float: the nearest, that of an end for what is beyond it, 0 for a NaN.
+    #[track_caller]
+    pub fn to_unorm(self, scalar: Scalar) -> Val<'b> {
+        let most = scalar.mask() as f32;
+        (self.max(0.0f32).min(1.0f32) * most).round().to_u(Scalar::I32).to_u(scalar)
+    }
+
     /// The same bits as another type.
     #[track_caller]
     pub fn bitcast(self, ty: impl Into<Type>) -> Val<'b> {

@@ -13,54 +13,84 @@ fn serve(driver: &Path, socket: &Path) -> Running {
     Running(command.stderr(Stdio::null()).spawn().expect("vm-service"))
 }
 
-#[test]
-fn a_program_is_served_by_a_worker_that_ends_with_the_server() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = |name: &str| folder.path().join(name);
-    // Where a worker's user may read it.
-    let driver = beside("libvm_cuda_fake.so");
-    for (name, library) in [("driver", &driver), ("bridge", &beside("libvm_bridge_guest.so"))] {
-        std::fs::create_dir(path(name)).expect("a folder");
-        symlink(library, path(name).join("libcuda.so.1")).expect("a link");
+/// Programs, a driver, and a server of it.
+struct Place {
+    folder: tempfile::TempDir,
+    server: Running,
+}
+
+impl Place {
+    fn new(driver: &str, programs: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        // Where a worker's user may read it.
+        let driver = beside(driver);
+        for (name, library) in [("driver", &driver), ("bridge", &beside("libvm_bridge_guest.so"))] {
+            std::fs::create_dir(path(name)).expect("a folder");
+            symlink(library, path(name).join("libcuda.so.1")).expect("a link");
+        }
+        for name in programs {
+            let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join(format!("../features/bridge-guest/tests/{name}.c"));
+            let mut gcc = Command::new("gcc");
+            gcc.args(["-std=gnu11", "-pthread", "-o"]).arg(path(name)).arg(source).arg("-ldl");
+            assert!(gcc.status().expect("gcc").success());
+        }
+        let server = serve(&driver, &path("socket"));
+        until("the server listens", || path("socket").exists());
+        Self { folder, server }
     }
-    for name in ["add", "ways", "graphs"] {
-        let source =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../features/bridge-guest/tests/{name}.c"));
-        let mut gcc = Command::new("gcc");
-        gcc.args(["-std=gnu11", "-pthread", "-o"]).arg(path(name)).arg(source).arg("-ldl");
-        assert!(gcc.status().expect("gcc").success());
-    }
-    let server = serve(&driver, &path("socket"));
-    until("the server listens", || path("socket").exists());
-    let command = |program: &str, way: &str| {
+
+    fn command(&self, program: &str, way: &str) -> Command {
+        let path = |name: &str| self.folder.path().join(name);
         let mut command = Command::new(path(program));
         command.env("LD_LIBRARY_PATH", path(way));
         command.env("VM_BRIDGE", format!("unix:{}", path("socket").display()));
         command
-    };
-    let check = |program: &str, argument: &str, says: &str| {
+    }
+
+    /// A program says the same directly and by a worker.
+    fn check(&self, program: &str, argument: &str, says: &str) {
         let said = |way: &str| {
-            let output = command(program, way).arg(argument).output().expect("the program");
+            let output = self.command(program, way).arg(argument).output().expect("the program");
             (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
         };
         let directly = said("driver");
-        assert!(directly.0 && directly.1.contains(says), "{directly:?}");
-        assert_eq!(said("bridge"), directly);
-    };
-    check("add", "", "wrong: 0");
+        assert!(directly.0 && directly.1.contains(says), "{argument}: {directly:?}");
+        assert_eq!(said("bridge"), directly, "{argument}");
+    }
+}
+
+#[test]
+fn programs_find_the_same_on_the_processor() {
+    let place = Place::new("libvm_cuda_cpu.so", &["graphs"]);
+    place.check("graphs", "hostmem", "large: 0 wrong");
+    place.check("graphs", "prints", "behind\nsaid 5\ncalled with 6\nsaid 0\n");
+    place.check("graphs", "prints", "said 2999\nmany\nasserted: 710\n");
+    place.check("graphs", "mapped", "mapped: 1, 0 77, 154 126");
+}
+
+#[test]
+fn a_program_is_served_by_a_worker_that_ends_with_the_server() {
+    let place = Place::new("libvm_cuda_fake.so", &["add", "ways", "graphs"]);
+    place.check("add", "", "wrong: 0");
     // What a worker's confinement may be in the way of.
-    check("graphs", "graphs", "printed: 7 digraph");
-    check("graphs", "copies", "batch: 189 63 63");
-    check("graphs", "logs", "not linked: 1");
+    place.check("graphs", "graphs", "printed: 7 digraph");
+    place.check("graphs", "hostmem", "large: 0 wrong");
+    place.check("graphs", "conditional", "kind 2, condition 2: type 13, 0 0 102");
+    place.check("graphs", "allocs", "attributes: 1 1, refused: 1");
+    place.check("graphs", "prints", "said 2999\nmany\nasserted: 710\n");
+    place.check("graphs", "copies", "batch: 189 63 63");
+    place.check("graphs", "logs", "not linked: 1");
     let mut program =
-        command("ways", "bridge").arg("endless").stdout(Stdio::piped()).spawn().expect("the program");
+        place.command("ways", "bridge").arg("endless").stdout(Stdio::piped()).spawn().expect("the program");
     let mut line = String::new();
     let mut output = BufReader::new(program.stdout.take().expect("its output"));
     output.read_line(&mut line).expect("a line");
     assert_eq!(line, "works\n");
-    until("a worker serves it", || server.workers().len() == 1);
-    let [worker] = server.workers().try_into().expect("one worker");
-    drop(server);
+    until("a worker serves it", || place.server.workers().len() == 1);
+    let [worker] = place.server.workers().try_into().expect("one worker");
+    drop(place);
     until("the worker ends", || !Path::new(&format!("/proc/{worker}")).exists());
     // It is told that the server is gone, and ends.
     assert!(program.wait().expect("ended").success());

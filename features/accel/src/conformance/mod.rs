@@ -26,12 +26,14 @@ mod launch;
 mod queue;
 mod registered;
 mod streams;
+mod turns;
 mod worker;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use streams::events_between;
+pub use turns::turns;
 
 use crate::accelerator::Accelerator;
 use crate::artifact::Artifact;

@@ -43,6 +43,12 @@ pub enum FakeCall {
     Record,
     /// [`Queue::wait_event`](crate::Queue::wait_event).
     WaitEvent,
+    /// [`Queue::import_memory`](crate::Queue::import_memory), [`Queue::import_semaphore`](crate::Queue::import_semaphore).
+    Import,
+    /// [`Queue::wait_semaphore`](crate::Queue::wait_semaphore).
+    WaitSemaphore,
+    /// [`Queue::signal_semaphore`](crate::Queue::signal_semaphore).
+    SignalSemaphore,
     /// [`Queue::launch`](crate::Queue::launch).
     Launch,
     /// [`Queue::end_capture`](crate::Queue::end_capture).
@@ -68,6 +74,7 @@ struct Controls {
     memory: AtomicU64,
     used: AtomicU64,
     registered: AtomicU64,
+    imported: AtomicU64,
 }
 
 impl Controls {
@@ -182,6 +189,11 @@ impl FakeAccelerator {
     /// The bytes of host memory that are registered with queues.
     pub fn registered(&self) -> u64 {
         self.controls.registered.load(Ordering::Acquire)
+    }
+
+    /// The bytes of other APIs' memory that queues have imported.
+    pub fn imported(&self) -> u64 {
+        self.controls.imported.load(Ordering::Acquire)
     }
 
     /// A program, for this device.

@@ -14,6 +14,7 @@ use crate::accelerator::{GraphNode, Queue};
 use crate::artifact::Artifact;
 use crate::device::{MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
+use crate::external::{ExternalKind, ExternalMemory, ExternalSemaphore, Semaphore, Timeline};
 use crate::launch::{Arguments, Grid};
 use crate::memory::{Memory, MemoryKind, Region};
 use crate::programs::Program;
@@ -100,6 +101,14 @@ impl FakeQueue {
         self.controls().check(call)
     }
 
+    fn turn(&self, command: Command) -> Result<()> {
+        if self.capture.borrow().is_some() {
+            return Err(Error::Capturing { what: "a turn with another API" });
+        }
+        self.push(command);
+        Ok(())
+    }
+
     fn push(&self, command: Command) {
         match self.capture.borrow_mut().as_mut() {
             Some(captured) => captured.push(command),
@@ -136,9 +145,9 @@ impl Queue for FakeQueue {
         let total = self.controls().memory.load(Ordering::Acquire);
         let used = self.controls().used.load(Ordering::Acquire);
         let out = Error::OutOfMemory { kind: kind.name(), bytes, free: total - used, total };
-        if kind == MemoryKind::Registered {
+        if kind.is_lent() {
             return Err(Error::Unsupported {
-                what: "allocating registered memory".into(),
+                what: format!("allocating {} memory", kind.name()),
                 device: "the simulated accelerator".into(),
             });
         }
@@ -182,6 +191,40 @@ impl Queue for FakeQueue {
         self.stream.context.insert(host as u64, bytes, Owner::Registered);
         // SAFETY: the caller keeps it mapped until it is freed or the queue is dropped.
         Ok(unsafe { Memory::from_raw(MemoryKind::Registered, host as u64, host as u64, bytes) })
+    }
+
+    #[allow(unsafe_code)]
+    fn import_memory(&self, memory: ExternalMemory) -> Result<Memory> {
+        self.check(FakeCall::Import)?;
+        memory.check()?;
+        if memory.kind != ExternalKind::HostFd {
+            return Err(memory.refused("the simulated accelerator"));
+        }
+        let (kind, bytes) = (MemoryKind::External, memory.bytes);
+        let address = heap().allocate(bytes).ok_or(Error::OutOfMemory {
+            kind: kind.name(),
+            bytes,
+            free: 0,
+            total: 0,
+        })?;
+        self.stream.context.import(address, memory);
+        // SAFETY: the heap keeps the copy until it is freed or its context ends.
+        Ok(unsafe { Memory::from_raw(kind, address, 0, bytes) })
+    }
+
+    fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {
+        self.check(FakeCall::Import)?;
+        Ok(Semaphore::new(semaphore.host))
+    }
+
+    fn wait_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
+        self.check(FakeCall::WaitSemaphore)?;
+        self.turn(Command::Await(Arc::clone(semaphore.imported::<Arc<dyn Timeline>>()?), value))
+    }
+
+    fn signal_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
+        self.check(FakeCall::SignalSemaphore)?;
+        self.turn(Command::Signal(Arc::clone(semaphore.imported::<Arc<dyn Timeline>>()?), value))
     }
 
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {

@@ -1,13 +1,17 @@
 //! A simulated stream: commands in a list, run when somebody polls.
 
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use super::Controls;
 use super::heap::heap;
 use super::programs::{Progress, Run};
 use crate::error::{Error, Result};
+use crate::external::{ExternalMemory, Timeline};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -32,6 +36,19 @@ pub(super) enum Command {
     Record(Arc<State>),
     /// Nothing behind it runs before the other stream has come so far.
     Wait(Arc<State>),
+    /// Nothing behind it runs before another API has come so far; what that wrote is seen from here on.
+    Await(Arc<dyn Timeline>, u64),
+    /// Another API sees what was written, and is told how far this has come.
+    Signal(Arc<dyn Timeline>, u64),
+}
+
+/// Memory of another API, of which the device has a copy: what is not seen in turns is not seen.
+struct Import {
+    file: File,
+    offset: u64,
+    bytes: u64,
+    /// What both sides had when they agreed last.
+    agreed: Vec<u8>,
 }
 
 /// One recording of an event.
@@ -60,6 +77,7 @@ pub(super) struct Context {
     clock: AtomicU64,
     /// What was allocated or registered here, by address: its bytes, and whether they are the device's.
     live: Mutex<HashMap<u64, (u64, Owner)>>,
+    imports: Mutex<HashMap<u64, Import>>,
 }
 
 /// Whose memory it is.
@@ -68,11 +86,18 @@ pub(super) enum Owner {
     Device,
     Host,
     Registered,
+    External,
 }
 
 impl Context {
     pub(super) fn new(controls: Arc<Controls>) -> Self {
-        Self { controls, lost: Mutex::default(), clock: AtomicU64::new(0), live: Mutex::default() }
+        Self {
+            controls,
+            lost: Mutex::default(),
+            clock: AtomicU64::new(0),
+            live: Mutex::default(),
+            imports: Mutex::default(),
+        }
     }
 
     /// What ended it, if anything did.
@@ -84,6 +109,7 @@ impl Context {
         match owner {
             Owner::Device => Some(&self.controls.used),
             Owner::Registered => Some(&self.controls.registered),
+            Owner::External => Some(&self.controls.imported),
             Owner::Host => None,
         }
     }
@@ -95,9 +121,38 @@ impl Context {
         });
     }
 
+    /// Takes memory of another API.
+    pub(super) fn import(&self, address: u64, memory: ExternalMemory) {
+        let ExternalMemory { fd, offset, bytes, .. } = memory;
+        self.insert(address, bytes, Owner::External);
+        lock(&self.imports).insert(address, Import { file: fd.into(), offset, bytes, agreed: Vec::new() });
+    }
+
+    /// Sees what the other API wrote.
+    fn pull(&self) -> Option<()> {
+        lock(&self.imports).iter_mut().try_for_each(|(address, import)| {
+            import.agreed.resize(usize::try_from(import.bytes).ok()?, 0);
+            import.file.read_exact_at(&mut import.agreed, import.offset).ok()?;
+            heap().write(*address, &import.agreed)
+        })
+    }
+
+    /// Lets it see what was written here.
+    fn push(&self) -> Option<()> {
+        lock(&self.imports).iter_mut().try_for_each(|(address, import)| {
+            let bytes = heap().read(*address, import.bytes)?;
+            if bytes != import.agreed {
+                import.file.write_all_at(&bytes, import.offset).ok()?;
+                import.agreed = bytes;
+            }
+            Some(())
+        })
+    }
+
     /// Frees what begins at an address; false if nothing of this context does.
     pub(super) fn free(&self, address: u64) -> bool {
         let Some((bytes, owner)) = lock(&self.live).remove(&address) else { return false };
+        lock(&self.imports).remove(&address);
         self.counter(owner).inspect(|counter| {
             counter.fetch_sub(bytes, Ordering::AcqRel);
         });
@@ -108,7 +163,7 @@ impl Context {
     pub(super) fn bytes(&self) -> u64 {
         lock(&self.live)
             .values()
-            .filter(|(_, owner)| *owner != Owner::Registered)
+            .filter(|(_, owner)| !matches!(owner, Owner::Registered | Owner::External))
             .map(|(bytes, _)| bytes)
             .sum()
     }
@@ -173,6 +228,11 @@ impl Stream {
                     continue;
                 }
             }
+            if let Command::Await(timeline, value) = command
+                && !timeline.wait(*value, Instant::now()).unwrap_or(true)
+            {
+                return Ok(());
+            }
             self.context.clock.fetch_add(1, Ordering::AcqRel);
             match self.execute(command) {
                 Progress::Running => return Ok(()),
@@ -209,6 +269,10 @@ impl Stream {
                 Some(())
             }
             Command::Wait(_) => Some(()),
+            Command::Await(..) => self.context.pull(),
+            Command::Signal(ref timeline, value) => {
+                self.context.push().and_then(|()| timeline.signal(value).ok())
+            }
         };
         done.map_or(Progress::Fault, |()| Progress::Done)
     }

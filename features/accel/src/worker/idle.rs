@@ -163,6 +163,7 @@ impl<A: Accelerator> Session<A> {
         }
         self.poll_pending();
         self.shared.executor.close();
+        self.shared.end_links();
         if matches!(done, Err(Error::Deadline { .. })) {
             self.leave();
         }

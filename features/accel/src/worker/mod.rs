@@ -13,7 +13,9 @@ mod guarded;
 mod hash;
 mod idle;
 mod launch;
+mod link;
 mod raw;
+mod resource;
 mod session;
 mod stream;
 mod streams;
@@ -24,7 +26,7 @@ mod watch;
 use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -32,6 +34,8 @@ use bytemuck::Pod;
 
 pub use batch::Batch;
 pub use buffer::{Argument, Buffer, Graph, Kernel, Shaped, View};
+pub use link::Link;
+pub use resource::{Mapped, Refused as RefusedResource, Registered, Shareable};
 pub use session::Session;
 pub use streams::{Event, Scope, ScopedStream};
 pub use typed::{ElementType, TypedBuffer};
@@ -111,6 +115,11 @@ struct Shared<A: Accelerator> {
     has_frees: AtomicBool,
     /// Set when it is not known that the device has finished: what it may still use is left to the end of the process.
     stuck: AtomicBool,
+    /// Where graphics takes turns with this.
+    links: Mutex<Vec<Weak<link::Turns<A>>>>,
+    held: Mutex<resource::Held>,
+    /// Set when the queue is gone, and the device uses nothing any more.
+    ended: AtomicBool,
 }
 
 impl<A: Accelerator> Shared<A> {
@@ -128,6 +137,9 @@ impl<A: Accelerator> Shared<A> {
             frees: Mutex::new(Vec::new()),
             has_frees: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
+            links: Mutex::default(),
+            held: Mutex::default(),
+            ended: AtomicBool::new(false),
             options,
         }
     }
@@ -138,6 +150,11 @@ impl<A: Accelerator> Shared<A> {
 
     fn name(&self) -> &str {
         &self.options.name
+    }
+
+    /// Whether the queue is gone, and the device uses nothing any more.
+    fn ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
     }
 
     fn alive(&self) -> Result<()> {
@@ -261,6 +278,11 @@ impl<A: Accelerator> Worker<A> {
     /// The device.
     pub fn accelerator(&self) -> &Arc<A> {
         &self.0.shared.accelerator
+    }
+
+    /// How it was started.
+    pub fn options(&self) -> &WorkerOptions {
+        &self.0.shared.options
     }
 
     /// Runs `f` on the worker's thread; the result is a future.
@@ -405,7 +427,7 @@ impl<A: Accelerator> Worker<A> {
     pub fn free(&self, buffer: Buffer<A>) -> Result<()> {
         let shared = &self.0.shared;
         shared.own("buffer", &buffer.shared)?;
-        if buffer.kind() == MemoryKind::Registered {
+        if buffer.kind().is_lent() {
             // A job comes before what others queued while it ran, and the buffer may have been theirs.
             if current::is(shared.id) && !shared.executor.runs_the_last() {
                 return Err(Error::OutOfOrder);
@@ -594,6 +616,16 @@ fn serve<A: Accelerator>(shared: Arc<Shared<A>>, opened: Completer<()>, finished
         }
     });
     let ended = guarded(|| session.close());
+    if !shared.stuck.load(Ordering::Acquire) {
+        // A link that was made meanwhile sees this, or is seen.
+        shared.ended.store(true, Ordering::Release);
+        // A lost device left there what waited for it.
+        let _ = guarded(|| {
+            shared.take_frees(u64::MAX).clear();
+            Ok(())
+        });
+    }
+    shared.end_links();
     drop(shared);
     finished.complete(ended);
 }

@@ -119,13 +119,11 @@ impl<A: Accelerator> Session<A> {
     /// or with the session.
     pub fn free(&self, buffer: Buffer<A>) -> Result<()> {
         self.shared.own("buffer", &buffer.shared)?;
-        match buffer.kind() {
-            MemoryKind::Registered => self.unregister(buffer),
-            _ => {
-                drop(buffer);
-                Ok(())
-            }
+        if buffer.kind().is_lent() {
+            return self.unregister(buffer);
         }
+        drop(buffer);
+        Ok(())
     }
 
     /// A batch of launches for [`Session::launch_batch`], without any yet.
@@ -342,6 +340,10 @@ impl<A: Accelerator> Session<A> {
         self.shared.own("buffer", view.shared())?;
         if view.ready() > self.shared.executor.position() {
             return Err(Error::OutOfOrder);
+        }
+        if view.region().kind() == MemoryKind::External {
+            // A replay would come when it is graphics' turn.
+            self.not_capturing("the use of a resource of graphics")?;
         }
         if let Some(uses) = self.graphs.capture.borrow_mut().as_mut()
             && !uses.memory.contains(&view.base())

@@ -1,5 +1,8 @@
 //! Contexts: which are current is known on this side, and what is kept of them ends with them.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
 use vm_bridge::wire::{code, own};
 
 use super::the;
@@ -35,10 +38,40 @@ pub(crate) fn cuCtxDestroy_v2(number: usize, words: &[usize]) -> Result<(), u32>
     let context = words[0] as u64;
     tables::end_context(context);
     forward::ask(number, words)?;
+    locked(&ATTACHED).remove(&context);
     if current::get() == context {
         current::pop();
     }
     forget()
+}
+
+/// How often contexts were attached to, beside by who made them.
+static ATTACHED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+
+pub(crate) fn cuCtxAttach(_: usize, words: &[usize]) -> Result<(), u32> {
+    let context = current::get();
+    if context == 0 {
+        return Err(code::INVALID_CONTEXT);
+    }
+    if words[0] == 0 || words[1] as u32 != 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    *locked(&ATTACHED).entry(context).or_default() += 1;
+    caller::write(words[0], context);
+    Ok(())
+}
+
+/// Of the current context alone; the last ends it.
+pub(crate) fn cuCtxDetach(_: usize, words: &[usize]) -> Result<(), u32> {
+    let context = words[0] as u64;
+    if context == 0 || current::get() != context {
+        return Err(code::INVALID_CONTEXT);
+    }
+    if let Some(count) = locked(&ATTACHED).get_mut(&context).filter(|count| **count > 0) {
+        *count -= 1;
+        return Ok(());
+    }
+    cuCtxDestroy_v2(the("cuCtxDestroy_v2")?, words)
 }
 
 pub(crate) fn cuCtxGetCurrent(_: usize, words: &[usize]) -> Result<(), u32> {

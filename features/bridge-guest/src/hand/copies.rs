@@ -199,9 +199,9 @@ pub(crate) fn cuMemcpyAtoHAsync_v2(number: usize, words: &[usize]) -> Result<(),
 
 /// Bytes of a `CUmemcpyAttributes`, which begins with when what is copied may be read: one of these three.
 const ATTRIBUTES: usize = 24;
-const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;
+pub(super) const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;
 /// What is said where none of a batch failed alone.
-const NONE: u64 = u64::MAX;
+pub(super) const NONE: u64 = u64::MAX;
 
 /// Many copies, which may be made in any order: they are made one after the other.
 fn batch(number: usize, words: &[usize], fail_to: usize) -> Result<(), u32> {

@@ -1,6 +1,7 @@
 //! Calls that no table packs, or that this side must know of. Each is named as the driver names it, and is of the form for per-thread streams too.
 #![allow(non_snake_case)]
 
+mod batches;
 mod callbacks;
 mod captures;
 mod contexts;
@@ -17,6 +18,7 @@ mod occupancy;
 mod pointers;
 mod strided;
 
+pub(crate) use batches::*;
 pub(crate) use callbacks::*;
 pub(crate) use captures::*;
 pub(crate) use contexts::*;

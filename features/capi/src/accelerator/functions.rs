@@ -222,7 +222,7 @@ pub(crate) fn memory_get_size(memory: &Memory, bytes: Output<'_, u64>) -> Done {
 
 pub(crate) fn memory_get_kind(memory: &Memory, kind: Output<'_, vma_memory_kind>) -> Done {
     kind.put(match memory.buffer.kind() {
-        MemoryKind::Device => VMA_DEVICE_MEMORY,
+        MemoryKind::Device | MemoryKind::External => VMA_DEVICE_MEMORY,
         MemoryKind::Pinned | MemoryKind::Registered => VMA_PINNED_MEMORY,
         MemoryKind::Unified => VMA_UNIFIED_MEMORY,
     });

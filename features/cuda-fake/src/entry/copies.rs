@@ -36,6 +36,28 @@ fn set(
     copy::fill(handle, Fill { at, pitch, value, unit, width, height }, waits)
 }
 
+/// The copy that a `CUDA_MEMCPY3D_BATCH_OP` asks for, of addresses: rows and layers are told in bytes and rows.
+fn batched(at: *const u64) -> Result<Copy> {
+    const POINTER: u64 = 1;
+    let word = |index| sys::read_at(at, index).ok_or(Error::InvalidValue);
+    let (width, height, depth) = (word(10)? as usize, word(11)? as usize, word(12)? as usize);
+    if [width, height, depth].contains(&0) || !(1..=3).contains(&(word(13)? as u32)) {
+        return Err(Error::InvalidValue);
+    }
+    let end = |from| {
+        let at = word(from + 1)?;
+        let (row, rows) = (word(from + 2)? as usize, word(from + 3)? as usize);
+        let [row, rows] =
+            [(row, width), (rows, height)].map(|(said, least)| if said == 0 { least } else { said });
+        if word(from)? & 0xffff_ffff != POINTER || row < width || rows < height {
+            return Err(Error::InvalidValue);
+        }
+        let slice = row.checked_mul(rows).ok_or(Error::InvalidValue)?;
+        Ok(End { pitch: row, slice, ..End::host(at) })
+    };
+    Ok(Copy { height, depth, ..Copy::bytes(end(5)?, end(0)?, width) })
+}
+
 api! {
     3020 fn cuMemcpyHtoD_v2(dst: u64, src: u64, count: usize) / cuMemcpyHtoD_v2_ptds as own {
         copy::submit(own, Copy::bytes(End::device(dst), End::host(src), count), true)
@@ -106,6 +128,15 @@ api! {
             copy::submit(stream, Copy::bytes(End::host(dst), End::host(src), size), false)?;
         }
         Ok(())
+    }
+    13000 fn cuMemcpy3DBatchAsync_v2(
+        count: usize, list: *const u64, flags: u64, hStream: u64
+    ) / cuMemcpy3DBatchAsync_v2_ptsz as own {
+        let stream = stream(hStream, own);
+        if stream == LEGACY || count == 0 || flags != 0 {
+            return Err(Error::InvalidValue);
+        }
+        (0..count).try_for_each(|index| copy::submit(stream, batched(list.wrapping_add(14 * index))?, false))
     }
     3020 fn cuMemcpy2D_v2(copy: *const Copy2d) / cuMemcpy2D_v2_ptds as own {
         copy::submit(own, Copy::of_2d(&read(copy)?)?, true)

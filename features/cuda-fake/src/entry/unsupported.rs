@@ -56,7 +56,6 @@ unsupported! {
     11020 cuMemPoolExportToShareableHandle, 11020 cuMemPoolImportFromShareableHandle,
     11020 cuMemPoolImportPointer, 13000 cuMemPrefetchBatchAsync / cuMemPrefetchBatchAsync_ptsz,
     8000 cuMemRangeGetAttribute, 8000 cuMemRangeGetAttributes, 13000 cuMemSetMemPool,
-    13000 cuMemcpy3DBatchAsync_v2 / cuMemcpy3DBatchAsync_v2_ptsz,
     13020 cuMemcpy3DWithAttributesAsync / cuMemcpy3DWithAttributesAsync_ptsz,
     13020 cuMemcpyWithAttributesAsync / cuMemcpyWithAttributesAsync_ptsz,
     5000 cuMipmappedArrayGetLevel,

@@ -183,7 +183,7 @@ impl Run for Compiled {
         grid: [u32; 3],
         parameters: &[u8],
     ) -> (MutexGuard<'static, State>, Result) {
-        let arena = state.arena.range();
+        let arena = state.kernels_range();
         let block = match self.parameters_in_memory() {
             true => state.place(context, parameters).map(Some),
             false => Ok(None),

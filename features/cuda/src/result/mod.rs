@@ -4,6 +4,7 @@
 //! are given handles that are live.
 #![allow(unsafe_code)]
 
+mod external;
 mod graph;
 mod link;
 mod log;
@@ -20,6 +21,7 @@ use std::thread::ThreadId;
 
 use vm_accel::{Error, Result};
 
+pub(crate) use external::{ImportedMemory, ImportedSemaphore};
 pub(crate) use graph::Graph;
 pub(crate) use link::link;
 pub(crate) use memory::Pool;
@@ -28,7 +30,7 @@ pub use pointer::{Allocation, Place};
 pub(crate) use stream::{Event, Stream};
 pub(crate) use tensor::Maps;
 
-use crate::sys::{BorrowedContext, CUcontext, CUdevice, CUdevice_attribute, Driver, Status};
+use crate::sys::{BorrowedContext, CUcontext, CUdevice, CUdevice_attribute, CUuuid, Driver, Status};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub(crate) const OUT_OF_MEMORY: Status = 2;
@@ -146,6 +148,14 @@ impl Device {
     /// The PCI address in the Linux kernel's form.
     pub(crate) fn address(self, driver: &Driver) -> Result<String> {
         Ok(text(driver, "cuDeviceGetPCIBusId", driver.cuDeviceGetPCIBusId, self.0)?.to_ascii_lowercase())
+    }
+
+    /// The number by which other APIs know the device, or the part of it that MIG made.
+    pub(crate) fn uuid(self, driver: &Driver) -> Result<[u8; 16]> {
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        // SAFETY: the pointer is to a local.
+        unsafe { driver.cuDeviceGetUuid_v2(&raw mut uuid, self.0) }?;
+        Ok(uuid.bytes.map(|byte| byte.cast_unsigned()))
     }
 
     pub(crate) fn memory(self, driver: &Driver) -> Result<u64> {

@@ -12,11 +12,16 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 pub use cudarc::driver::sys::{
-    CUDA_KERNEL_NODE_PARAMS_v2, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
-    CUfunction_attribute, CUgraph, CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlinkState,
-    CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute,
-    CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute, CUstream, CUtensorMap, CUtensorMapDataType,
-    CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
+    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
+    CUDA_EXTERNAL_MEMORY_HANDLE_DESC_st__bindgen_ty_1, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC,
+    CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC_st__bindgen_ty_1, CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS,
+    CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, CUDA_KERNEL_NODE_PARAMS_v2, CUcontext, CUdevice, CUdevice_attribute,
+    CUdeviceptr, CUevent, CUexternalMemory, CUexternalMemoryHandleType, CUexternalSemaphore,
+    CUexternalSemaphoreHandleType, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec, CUgraphNode,
+    CUjit_option, CUjitInputType, CUlinkState, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation,
+    CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute,
+    CUstream, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
+    CUtensorMapL2promotion, CUtensorMapSwizzle, CUuuid,
 };
 use libloading::Library;
 use vm_accel::{Error, Result};
@@ -130,6 +135,8 @@ driver! {
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
     /// `domain:bus:device.function`.
     fn cuDeviceGetPCIBusId(address: *mut c_char, length: c_int, device: CUdevice);
+    /// The number by which other APIs know the device.
+    fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
     /// The device's own memory pool.
     fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: CUdevice);
     /// Takes the device's primary context.
@@ -216,6 +223,30 @@ driver! {
     fn cuMemsetD8Async(target: CUdeviceptr, value: u8, bytes: usize, stream: CUstream);
     /// Free and total bytes of the device.
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    /// Takes memory of another API.
+    fn cuImportExternalMemory(memory: *mut CUexternalMemory, description: *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC);
+    /// Maps a part of such memory, until it is freed.
+    fn cuExternalMemoryGetMappedBuffer(
+        address: *mut CUdeviceptr, memory: CUexternalMemory, part: *const CUDA_EXTERNAL_MEMORY_BUFFER_DESC
+    );
+    /// Lets go of it.
+    fn cuDestroyExternalMemory(memory: CUexternalMemory);
+    /// Takes a semaphore of another API.
+    fn cuImportExternalSemaphore(
+        semaphore: *mut CUexternalSemaphore, description: *const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC
+    );
+    /// Lets a stream wait for semaphores.
+    fn cuWaitExternalSemaphoresAsync(
+        semaphores: *const CUexternalSemaphore, how: *const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, count: c_uint,
+        stream: CUstream
+    );
+    /// Lets a stream signal semaphores.
+    fn cuSignalExternalSemaphoresAsync(
+        semaphores: *const CUexternalSemaphore, how: *const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, count: c_uint,
+        stream: CUstream
+    );
+    /// Lets go of it.
+    fn cuDestroyExternalSemaphore(semaphore: CUexternalSemaphore);
     /// Loads PTX or a cubin.
     fn cuModuleLoadDataEx(
         module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut CUjit_option,

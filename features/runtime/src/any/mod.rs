@@ -13,8 +13,8 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use vm_accel::{
-    Accelerator, Arguments, Artifact, DeviceInfo, Error, GraphNode, Grid, Memory, MemoryInfo, MemoryKind,
-    Queue, QueueOptions, Region, Result,
+    Accelerator, Arguments, Artifact, DeviceInfo, Error, ExternalMemory, ExternalSemaphore, GraphNode, Grid,
+    Memory, MemoryInfo, MemoryKind, Queue, QueueOptions, Region, Result, Semaphore,
 };
 use vm_jit::Target;
 
@@ -152,6 +152,10 @@ impl Accelerator for AnyAccelerator {
         each!(self, Self, one => one.info())
     }
 
+    fn uuid(&self) -> Result<Option<[u8; 16]>> {
+        each!(self, Self, one => Accelerator::uuid(one))
+    }
+
     fn open(&self, options: &QueueOptions) -> Result<AnyQueue> {
         each!(self, Self, one => AnyQueue(Accelerator::open(one, options)))
     }
@@ -204,6 +208,22 @@ impl Queue for AnyQueue {
     unsafe fn register(&self, host: *mut u8, bytes: u64) -> Result<Memory> {
         // SAFETY: as the caller promises.
         each!(self, Self, queue => unsafe { queue.register(host, bytes) })
+    }
+
+    fn import_memory(&self, memory: ExternalMemory) -> Result<Memory> {
+        each!(self, Self, queue => queue.import_memory(memory))
+    }
+
+    fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {
+        each!(self, Self, queue => queue.import_semaphore(semaphore))
+    }
+
+    fn wait_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
+        each!(self, Self, queue => queue.wait_semaphore(semaphore, value))
+    }
+
+    fn signal_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
+        each!(self, Self, queue => queue.signal_semaphore(semaphore, value))
     }
 
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {

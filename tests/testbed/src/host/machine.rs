@@ -29,8 +29,9 @@ pub(super) struct Machine {
     /// Commands for its monitor.
     monitor: File,
     reports: Receiver<Report>,
-    started: Instant,
-    /// Counted from its start.
+    /// When the scenario began that it runs.
+    began: Instant,
+    /// Counted from then.
     deadline: Duration,
 }
 
@@ -41,7 +42,7 @@ pub(super) enum Next {
     Report(Report),
     /// L1 has powered off or QEMU ended.
     Ended,
-    /// So long after its start.
+    /// So long after the scenario began.
     TooLate(Duration),
 }
 
@@ -85,7 +86,6 @@ impl Machine {
         let Run { scenario, variant, processors, sweep, .. } = batch.first().context("no scenario")?;
         let names: Vec<&str> = batch.iter().map(|run| run.scenario.name).collect();
         let memory_mib = batch.iter().map(|run| run.scenario.memory_mib).max().unwrap_or_default();
-        let deadline: Duration = batch.iter().map(|run| run.scenario.deadline).sum();
         for disk in scenario.disks {
             let path = files.disk(disk.name);
             let file = File::create(&path).with_context(|| format!("can't create {}", path.display()))?;
@@ -162,7 +162,12 @@ impl Machine {
                 }
             }
         });
-        Ok(Self { qemu, monitor, reports, started: Instant::now(), deadline })
+        Ok(Self { qemu, monitor, reports, began: Instant::now(), deadline: scenario.deadline })
+    }
+
+    /// Counts from now what the next scenario takes.
+    pub(super) fn begin(&mut self, deadline: Duration) {
+        (self.began, self.deadline) = (Instant::now(), deadline);
     }
 
     /// Gives a command to QEMU's monitor.
@@ -177,7 +182,7 @@ impl Machine {
     /// Waits for the next report.
     pub(super) fn next(&mut self) -> Next {
         loop {
-            let left = self.deadline.saturating_sub(self.started.elapsed());
+            let left = self.deadline.saturating_sub(self.began.elapsed());
             match self.reports.recv_timeout(left.min(SILENCE)) {
                 Ok(report) => return Next::Report(report),
                 Err(RecvTimeoutError::Disconnected) => return Next::Ended,

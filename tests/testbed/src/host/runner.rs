@@ -66,8 +66,8 @@ pub struct Outcome {
     pub logs: PathBuf,
 }
 
-/// A batch's deadlines add up to no more, unless it is of one scenario: long ones run beside others.
-const BATCH: Duration = Duration::from_secs(1200);
+/// How many scenarios one L1 runs at most: the last batch runs alone once the others have ended.
+const BATCH: usize = 4;
 
 /// How scenarios are run.
 #[derive(Clone, Copy, Debug)]
@@ -108,10 +108,9 @@ fn batches(runs: &[Run]) -> Vec<Vec<&Run>> {
     let mut batches: Vec<Vec<&Run>> = Vec::new();
     for run in runs {
         let joins = |batch: &&mut Vec<&Run>| {
-            let deadlines: Duration = batch.iter().map(|other| other.scenario.deadline).sum();
             let same =
                 |other: &&Run| other.variant == run.variant && other.scenario.has_machine_of(run.scenario);
-            batch.first().is_some_and(same) && deadlines + run.scenario.deadline <= BATCH
+            batch.first().is_some_and(same) && batch.len() < BATCH
         };
         match batches.iter_mut().find(joins) {
             Some(batch) => batch.push(run),
@@ -187,7 +186,10 @@ fn run_in_one(batch: &[&Run], programs: &Programs, verbose: bool, suffix: &str) 
             None => boot(batch, programs, &files).map(|booted| machine.insert(booted)),
             Some(machine) => Ok(machine),
         };
-        let verdict = verdict.and_then(|machine| follow(machine, verbose, &files, &mut outcome));
+        let verdict = verdict.and_then(|machine| {
+            machine.begin(run.scenario.deadline);
+            follow(machine, verbose, &files, &mut outcome)
+        });
         outcome.verdict = verdict.unwrap_or_else(|error| Verdict::Failed(format!("{error:#}")));
         let failed = matches!(outcome.verdict, Verdict::Failed(_));
         if !failed && at + 1 == batch.len() {
@@ -280,4 +282,40 @@ fn evidence(files: &Files) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scenarios_of_one_machine_share_an_l1() {
+        let all = crate::scenarios::ALL.iter();
+        let runs: Vec<Run> = all
+            .flat_map(|scenario| scenario.variants.iter().map(move |variant| (scenario, *variant)))
+            .map(|(scenario, variant)| Run {
+                scenario,
+                variant,
+                processors: 1,
+                sweep: Sweep::default(),
+                kernel: Err("it is not booted".to_owned()),
+            })
+            .collect();
+        let batches = batches(&runs);
+        assert_eq!(batches.iter().map(Vec::len).sum::<usize>(), runs.len());
+        for batch in &batches {
+            let alike = |run: &&Run| {
+                run.variant == batch[0].variant && run.scenario.has_machine_of(batch[0].scenario)
+            };
+            assert!(batch.len() <= BATCH && batch.iter().all(alike));
+        }
+        // Two batches that are not full have not the same machine.
+        let open: Vec<_> = batches.iter().filter(|batch| batch.len() < BATCH).map(|batch| batch[0]).collect();
+        for (at, one) in open.iter().enumerate() {
+            let joins =
+                |other: &&Run| one.variant == other.variant && one.scenario.has_machine_of(other.scenario);
+            assert!(!open[at + 1..].iter().any(joins), "{}", one.scenario.name);
+        }
+        println!("{} runs in {} machines", runs.len(), batches.len());
+    }
 }

@@ -39,7 +39,7 @@ const GUEST: &str = "/tmp/killed.toml";
 /// Whoever changes a function has the file of its address in here open.
 const LOCKS: &str = "/run/vm-passthrough/locks";
 /// A part of the sweep has one of so many calls, and all writes to sysfs.
-const EVERY: usize = 4;
+const EVERY: usize = 8;
 /// Longer than a command takes that finds nobody at work.
 const AT_WORK: Duration = Duration::from_secs(1);
 

@@ -25,7 +25,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 /// A part of the sweep has one of so many calls, beside the writes to sysfs.
-const EVERY: usize = 4;
+const EVERY: usize = 8;
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// It makes fewer calls that change something.
 const MOST: usize = 300;

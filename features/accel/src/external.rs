@@ -1,0 +1,111 @@
+//! Memory and semaphores that another API shares with a device: Vulkan, or another process by way of it.
+
+use std::any::Any;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::error::{Error, Result};
+
+/// What a descriptor of shared memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display)]
+#[strum(serialize_all = "kebab-case")]
+pub enum ExternalKind {
+    /// The driver's own; only drivers of the same device know what is in it.
+    OpaqueFd,
+    /// A buffer of the Linux kernel's dma-buf.
+    DmaBuf,
+    /// Host memory: a memfd that is sealed against shrinking, whose bytes are those of the memory.
+    HostFd,
+}
+
+/// Memory that another API allocated, or a part of it, to be imported by [`Queue::import_memory`](crate::Queue::import_memory).
+#[derive(Debug)]
+pub struct ExternalMemory {
+    /// The memory. Whoever imports it takes it.
+    pub fd: OwnedFd,
+    /// What the descriptor is.
+    pub kind: ExternalKind,
+    /// The bytes of the whole allocation.
+    pub allocation: u64,
+    /// The first byte that the device is to reach.
+    pub offset: u64,
+    /// How many bytes it is to reach, at least 1.
+    pub bytes: u64,
+    /// Whether the allocation is for one resource alone, as the API calls it.
+    pub dedicated: bool,
+}
+
+impl ExternalMemory {
+    /// That the part lies in the allocation, and is not empty.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn check(&self) -> Result<()> {
+        let Self { allocation: size, offset, bytes, .. } = *self;
+        match offset.checked_add(bytes) {
+            Some(end) if bytes > 0 && end <= size => Ok(()),
+            _ => Err(Error::OutOfRange { offset, bytes, size }),
+        }
+    }
+
+    /// The error of a device that takes no such descriptors.
+    pub fn refused(&self, device: &str) -> Error {
+        Error::Unsupported { what: format!("memory shared as {}", self.kind), device: device.to_owned() }
+    }
+}
+
+/// The host's side of a timeline semaphore: a number that only grows. Every wait for a value ends when it is reached.
+pub trait Timeline: Send + Sync + 'static {
+    /// Waits until `value` is reached; false if that did not happen by the deadline.
+    ///
+    /// # Errors
+    /// The API's, as when its device is lost.
+    fn wait(&self, value: u64, deadline: Instant) -> Result<bool>;
+
+    /// Sets the number to `value`, unless it has got so far already.
+    ///
+    /// # Errors
+    /// The API's, as when its device is lost.
+    fn signal(&self, value: u64) -> Result<()>;
+}
+
+/// A timeline semaphore of another API, to be imported by [`Queue::import_semaphore`](crate::Queue::import_semaphore).
+pub struct ExternalSemaphore {
+    /// The driver's descriptor of it, where the API gives one; whoever imports it takes it. Without one a device waits and
+    /// signals by the host's side, if it has a thread for that.
+    pub fd: Option<OwnedFd>,
+    /// The host's side of the same semaphore.
+    pub host: Arc<dyn Timeline>,
+}
+
+impl fmt::Debug for ExternalSemaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExternalSemaphore").field("fd", &self.fd).finish_non_exhaustive()
+    }
+}
+
+/// A timeline semaphore that a queue has imported. Dropping it ends the import, behind all commands with it.
+pub struct Semaphore(Box<dyn Any + Send + Sync>);
+
+impl Semaphore {
+    /// The semaphore that is `imported` for an implementation of [`Queue`](crate::Queue).
+    pub fn new(imported: impl Any + Send + Sync) -> Self {
+        Self(Box::new(imported))
+    }
+
+    /// What the implementation made of it.
+    ///
+    /// # Errors
+    /// [`Error::WrongWorker`] for one of an accelerator of another kind.
+    pub fn imported<T: Any>(&self) -> Result<&T> {
+        self.0.downcast_ref().ok_or(Error::WrongWorker { what: "semaphore" })
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,336 @@
+//! Resources of graphics that a worker uses in turns with it: registered, mapped for kernels, unmapped, unregistered.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use super::buffer::Buffer;
+use super::link::{Link, Turns};
+use super::{Shared, Worker, current};
+use crate::accelerator::{Accelerator, Queue};
+use crate::error::{Error, Result};
+use crate::external::ExternalMemory;
+
+/// What graphics can share with a worker: a buffer, or an image.
+pub trait Shareable: Send + Sync + 'static {
+    /// How its memory is laid out.
+    type Layout: Copy + fmt::Debug + Send + Sync;
+
+    /// What it is called in messages.
+    fn name(&self) -> &str;
+
+    /// How its memory is laid out.
+    fn layout(&self) -> Self::Layout;
+
+    /// Its memory, for the worker's device.
+    ///
+    /// # Errors
+    /// The API's.
+    fn export(&self) -> Result<ExternalMemory>;
+}
+
+/// A step that was not taken: what was to take it stays as it was, and comes back.
+#[derive(thiserror::Error)]
+#[error("{name} stays {state}: {error}")]
+pub struct Refused<T> {
+    /// Why.
+    #[source]
+    pub error: Error,
+    /// The resource's name.
+    pub name: String,
+    /// Unregistered, registered or mapped.
+    pub state: &'static str,
+    /// What was to take the step.
+    pub resource: T,
+}
+
+impl<T> fmt::Debug for Refused<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl<T> From<Box<Refused<T>>> for Error {
+    fn from(refused: Box<Refused<T>>) -> Self {
+        refused.error
+    }
+}
+
+/// What is registered with a worker, by number: its name, and its state.
+pub(super) type Held = HashMap<u64, (String, &'static str)>;
+
+/// The import of a resource, which ends before the resource does.
+struct Import<A: Accelerator, R: Shareable> {
+    buffer: Option<Buffer<A>>,
+    resource: Option<R>,
+    layout: R::Layout,
+    number: u64,
+    shared: Arc<Shared<A>>,
+}
+
+impl<A: Accelerator, R: Shareable> Import<A, R> {
+    fn becomes(&self, state: &'static str) {
+        if let Some((_, now)) = self.shared.held().get_mut(&self.number) {
+            *now = state;
+        }
+    }
+
+    fn name(&self) -> String {
+        self.resource.as_ref().map_or_else(String::new, |resource| resource.name().to_owned())
+    }
+}
+
+impl<A: Accelerator, R: Shareable> Drop for Import<A, R> {
+    fn drop(&mut self) {
+        self.shared.held().remove(&self.number);
+        drop(self.buffer.take());
+        if let Some(resource) = self.resource.take() {
+            self.shared.keep(resource);
+        }
+    }
+}
+
+/// A resource that a worker has registered, and graphics uses now.
+///
+/// Kernels can't: it has no buffer until it is mapped.
+///
+/// ```compile_fail,E0599
+/// # use vm_accel::{Accelerator, Registered, Shareable};
+/// fn early<A: Accelerator, R: Shareable>(resource: &Registered<A, R>) -> u64 {
+///     resource.buffer().bytes()
+/// }
+/// ```
+///
+/// Dropping it unregisters it once the commands so far have run; the resource itself is dropped after that.
+#[must_use = "dropping it unregisters the resource"]
+pub struct Registered<A: Accelerator, R: Shareable> {
+    import: Import<A, R>,
+    ready: u64,
+}
+
+/// A resource that kernels of a worker use now.
+///
+/// Graphics can't: the resource is not to be had until it is unmapped.
+///
+/// ```compile_fail,E0382
+/// # use vm_accel::{Accelerator, Error, Link, Registered, Shareable};
+/// # fn main() {}
+/// fn late<A: Accelerator, R: Shareable>(resource: Registered<A, R>, link: &Link<A>) -> Result<(), Error> {
+///     let mapped = resource.map(link, 1)?;
+///     println!("{}", resource.resource().name());
+///     # drop(mapped);
+///     Ok(())
+/// }
+/// ```
+///
+/// Nor can kernels, once it is unmapped:
+///
+/// ```compile_fail,E0505
+/// # use vm_accel::{Accelerator, Error, Mapped, Shareable, Worker};
+/// # fn main() {}
+/// fn late<A: Accelerator, R: Shareable>(worker: &Worker<A>, mapped: Mapped<A, R>) -> Result<(), Error> {
+///     let view = mapped.buffer().view(0, 4)?;
+///     let _registered = mapped.unmap()?;
+///     worker.fill(view, 0)
+/// }
+/// ```
+///
+/// When it is dropped, as by a job that failed, graphics is signalled all the same, and the resource unregistered.
+#[must_use = "dropping it unmaps and unregisters the resource"]
+pub struct Mapped<A: Accelerator, R: Shareable> {
+    import: Option<Import<A, R>>,
+    turns: Arc<Turns<A>>,
+}
+
+impl<A: Accelerator> Shared<A> {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hold(&self, name: &str) -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        self.held().insert(number, (name.to_owned(), "registered"));
+        number
+    }
+}
+
+impl<A: Accelerator> Worker<A> {
+    /// The resources that are registered: the name of each, and its state.
+    pub fn resources(&self) -> Vec<(String, &'static str)> {
+        let mut all: Vec<_> = self.0.shared.held().values().cloned().collect();
+        all.sort();
+        all
+    }
+
+    /// That no resource is registered.
+    ///
+    /// # Errors
+    /// [`Error::Held`], with those that are.
+    pub fn holds_none(&self) -> Result<()> {
+        let held: Vec<_> =
+            self.resources().into_iter().map(|(name, state)| format!("{name} ({state})")).collect();
+        if held.is_empty() { Ok(()) } else { Err(Error::Held { resources: held.join(", ") }) }
+    }
+
+    /// Registers a resource of graphics, which is the caller's again when it is unregistered.
+    ///
+    /// # Errors
+    /// What [`Shareable::export`] fails with; [`Error::Unsupported`] for what the device can't import; [`Error::Capturing`],
+    /// [`Error::Deadline`], [`Error::Stopped`], [`Error::Lost`]; the device's.
+    pub fn register_resource<R: Shareable>(&self, resource: R) -> Result<Registered<A, R>, Box<Refused<R>>> {
+        let imported = resource.export().and_then(|memory| {
+            self.submit_and_wait(self.0.deadline(), move |session| {
+                session.not_capturing("an import")?;
+                session.note(session.queue().import_memory(memory))
+            })
+        });
+        let shared = Arc::clone(&self.0.shared);
+        match imported {
+            Ok(memory) => {
+                shared.pool.adopt(memory.bytes());
+                let bytes = memory.bytes();
+                let buffer = Some(Buffer::new(memory, bytes, 0, &shared));
+                let (layout, number) = (resource.layout(), shared.hold(resource.name()));
+                let import = Import { buffer, resource: Some(resource), layout, number, shared };
+                Ok(Registered { import, ready: 0 })
+            }
+            Err(error) => {
+                let name = resource.name().to_owned();
+                Err(Box::new(Refused { error, name, state: "unregistered", resource }))
+            }
+        }
+    }
+}
+
+impl<A: Accelerator, R: Shareable> Registered<A, R> {
+    /// The resource, for graphics. What it does there begins when the worker's timeline has reached [`Registered::ready`].
+    pub fn resource(&self) -> &R {
+        match &self.import.resource {
+            Some(resource) => resource,
+            None => unreachable!("an import has its resource until it is dropped"),
+        }
+    }
+
+    /// The value of the worker's timeline from which the resource is graphics'.
+    pub fn ready(&self) -> u64 {
+        self.ready
+    }
+
+    /// Gives it to kernels: what the worker is given from here on begins when graphics' timeline has reached `value`. Nobody
+    /// waits on the host. The time of a guarded launch runs while it waits.
+    ///
+    /// # Errors
+    /// [`Error::WrongWorker`] for a link of another one, [`Error::OutOfOrder`] in a job with commands of the link behind it, and
+    /// what a turn of the link failed with before; [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`].
+    pub fn map(self, link: &Link<A>, value: u64) -> Result<Mapped<A, R>, Box<Refused<Self>>> {
+        let turns = &link.0;
+        let waits = self.import.shared.own("link", &turns.shared).and_then(|_| turns.wait(value));
+        match waits {
+            Ok(()) => {
+                self.import.becomes("mapped");
+                Ok(Mapped { import: Some(self.import), turns: Arc::clone(turns) })
+            }
+            Err(error) => {
+                let name = self.import.name();
+                Err(Box::new(Refused { error, name, state: "registered", resource: self }))
+            }
+        }
+    }
+
+    /// Unregisters the resource, which is graphics' alone when this returns.
+    ///
+    /// # Errors
+    /// [`Error::OutOfOrder`] in a job with commands behind it; [`Error::Capturing`], [`Error::Deadline`] and the device's. The
+    /// resource is then dropped, once the device has let go of it.
+    pub fn unregister(mut self) -> Result<R> {
+        let shared = Arc::clone(&self.import.shared);
+        let buffer = self.import.buffer.take();
+        if let Some(buffer) = buffer
+            && !shared.ended()
+        {
+            unregister(&shared, buffer)?;
+        }
+        self.import.resource.take().ok_or(Error::Stopped)
+    }
+}
+
+fn unregister<A: Accelerator>(shared: &Arc<Shared<A>>, buffer: Buffer<A>) -> Result<()> {
+    if current::is(shared.id) {
+        if !shared.executor.runs_the_last() {
+            return Err(Error::OutOfOrder);
+        }
+        return current::with(shared, |session| session.unregister(buffer)).unwrap_or(Err(Error::Stopped));
+    }
+    shared.alive()?;
+    let deadline = shared.options.queue.deadline();
+    shared.executor.submit_and_wait(deadline, move |session| session.unregister(buffer))
+}
+
+impl<A: Accelerator, R: Shareable> Mapped<A, R> {
+    fn import(&self) -> &Import<A, R> {
+        match &self.import {
+            Some(import) => import,
+            None => unreachable!("what is mapped has its import until it is unmapped"),
+        }
+    }
+
+    /// Its memory.
+    pub fn buffer(&self) -> &Buffer<A> {
+        match &self.import().buffer {
+            Some(buffer) => buffer,
+            None => unreachable!("an import has its buffer until it is dropped"),
+        }
+    }
+
+    /// How its memory is laid out.
+    pub fn layout(&self) -> R::Layout {
+        self.import().layout
+    }
+
+    /// Gives it back to graphics, once the worker's timeline has reached [`Registered::ready`] of the result, behind all that the
+    /// worker was given. Nobody waits on the host.
+    ///
+    /// # Errors
+    /// [`Error::OutOfOrder`] in a job, while another thread gives the link a command. After [`Error::QueueFull`],
+    /// [`Error::Stopped`] and the device's the resource is still mapped, and to drop it tells graphics, at the worker's end if not
+    /// before.
+    pub fn unmap(mut self) -> Result<Registered<A, R>, Box<Refused<Self>>> {
+        match (self.turns.signal(), self.import.take()) {
+            (Ok(ready), Some(import)) => {
+                import.becomes("registered");
+                Ok(Registered { import, ready })
+            }
+            (Err(error), import) => {
+                let name = import.as_ref().map_or_else(String::new, Import::name);
+                self.import = import;
+                Err(Box::new(Refused { error, name, state: "mapped", resource: self }))
+            }
+            (Ok(_), None) => unreachable!("what is mapped has its import until it is unmapped"),
+        }
+    }
+}
+
+impl<A: Accelerator, R: Shareable> Drop for Mapped<A, R> {
+    fn drop(&mut self) {
+        if let Some(import) = &self.import
+            && let Err(error) = self.turns.signal()
+        {
+            tracing::warn!(resource = import.name(), %error, "graphics is told later");
+        }
+    }
+}
+
+impl<A: Accelerator, R: Shareable> fmt::Debug for Registered<A, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registered").field("name", &self.import.name()).field("ready", &self.ready).finish()
+    }
+}
+
+impl<A: Accelerator, R: Shareable> fmt::Debug for Mapped<A, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.import.as_ref().map_or_else(String::new, Import::name);
+        f.debug_struct("Mapped").field("name", &name).finish()
+    }
+}

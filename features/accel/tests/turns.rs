@@ -1,0 +1,166 @@
+//! Turns with another API on a device that fails: the other side is never left waiting.
+#![cfg(not(loom))]
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use vm_accel::fake::{FakeAccelerator, FakeCall};
+use vm_accel::{
+    Error, ExternalKind, ExternalMemory, ExternalSemaphore, Link, Mapped, Result, Shareable, Timeline,
+    Worker, WorkerOptions,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+#[derive(Default)]
+struct Value(AtomicU64);
+
+impl Timeline for Value {
+    fn wait(&self, value: u64, _: Instant) -> Result<bool> {
+        Ok(self.0.load(Ordering::Acquire) >= value)
+    }
+
+    fn signal(&self, value: u64) -> Result<()> {
+        self.0.fetch_max(value, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+struct Bytes(File, mpsc::Sender<()>);
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        let _ = self.1.send(());
+    }
+}
+
+impl Shareable for Bytes {
+    type Layout = ();
+
+    fn name(&self) -> &str {
+        "bytes"
+    }
+
+    fn layout(&self) {}
+
+    fn export(&self) -> Result<ExternalMemory> {
+        let fd: OwnedFd = self.0.try_clone().unwrap().into();
+        Ok(ExternalMemory {
+            fd,
+            kind: ExternalKind::HostFd,
+            allocation: 64,
+            offset: 0,
+            bytes: 64,
+            dedicated: false,
+        })
+    }
+}
+
+struct Rig {
+    device: Arc<FakeAccelerator>,
+    worker: Worker<FakeAccelerator>,
+    link: Link<FakeAccelerator>,
+    value: Arc<Value>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let device = Arc::new(FakeAccelerator::new());
+        let worker = Worker::start(Arc::clone(&device), WorkerOptions::default()).unwrap();
+        let value = Arc::new(Value::default());
+        let external = |host: Arc<Value>| ExternalSemaphore { fd: None, host };
+        let link = worker.link(external(Arc::default()), external(Arc::clone(&value))).unwrap();
+        Self { device, worker, link, value }
+    }
+
+    fn bytes() -> (Bytes, mpsc::Receiver<()>) {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        (Bytes(file, sender), receiver)
+    }
+
+    fn mapped(&self) -> (Mapped<FakeAccelerator, Bytes>, mpsc::Receiver<()>) {
+        let (bytes, dropped) = Self::bytes();
+        (self.worker.register_resource(bytes).unwrap().map(&self.link, 0).unwrap(), dropped)
+    }
+
+    fn value(&self) -> u64 {
+        self.value.0.load(Ordering::Acquire)
+    }
+}
+
+fn planted() -> Error {
+    Error::Host { what: "a test", cause: "planted".into() }
+}
+
+#[test]
+fn a_failed_import_gives_the_resource_back() {
+    let rig = Rig::new();
+    rig.device.fail_next(FakeCall::Import, planted());
+    let (bytes, dropped) = Rig::bytes();
+    let refused = rig.worker.register_resource(bytes).unwrap_err();
+    assert_eq!(refused.to_string(), "bytes stays unregistered: a test failed: planted");
+    let registered = rig.worker.register_resource(refused.resource).unwrap();
+    assert_eq!((rig.device.imported(), dropped.try_recv()), (64, Err(mpsc::TryRecvError::Empty)));
+    assert_eq!(rig.worker.resources(), [("bytes".to_owned(), "registered")]);
+    let held = rig.worker.holds_none().unwrap_err().to_string();
+    assert!(held.starts_with("still held: bytes (registered);"), "{held}");
+    drop(registered.unregister().unwrap());
+    assert_eq!(rig.worker.resources(), []);
+    assert_eq!((rig.device.imported(), dropped.try_recv()), (0, Ok(())));
+    rig.worker.stop(TIMEOUT).unwrap();
+}
+
+#[test]
+fn a_wait_that_fails_breaks_the_link() {
+    let rig = Rig::new();
+    rig.device.fail_next(FakeCall::WaitSemaphore, planted());
+    let (mapped, _dropped) = rig.mapped();
+    assert_eq!(rig.worker.synchronize(TIMEOUT), Err(planted()));
+    let registered = mapped.unmap().unwrap();
+    rig.worker.synchronize(TIMEOUT).unwrap();
+    assert_eq!(rig.value(), registered.ready());
+    let refused = registered.map(&rig.link, 1).unwrap_err();
+    assert_eq!((&refused.error, refused.state), (&planted(), "registered"));
+    drop(refused.resource.unregister().unwrap());
+    rig.worker.stop(TIMEOUT).unwrap();
+}
+
+#[test]
+fn a_signal_that_fails_is_the_hosts() {
+    let rig = Rig::new();
+    rig.device.fail_next(FakeCall::SignalSemaphore, planted());
+    let (mapped, _dropped) = rig.mapped();
+    let registered = mapped.unmap().unwrap();
+    assert_eq!(rig.worker.synchronize(TIMEOUT), Err(planted()));
+    assert_eq!(rig.value(), registered.ready());
+    rig.worker.stop(TIMEOUT).unwrap();
+}
+
+#[test]
+fn a_lost_device_keeps_nobody_waiting() {
+    let rig = Rig::new();
+    let ((first, first_dropped), (second, _), (third, third_dropped)) =
+        (rig.mapped(), rig.mapped(), rig.mapped());
+    rig.worker.synchronize(TIMEOUT).unwrap();
+    rig.device.pause();
+    let first = first.unmap().unwrap();
+    rig.worker.fill(second.buffer(), 1).unwrap();
+    rig.device.lose();
+    assert!(rig.worker.synchronize(TIMEOUT).unwrap_err().is_lost());
+    let second = second.unmap().unwrap();
+    assert_eq!((second.ready(), rig.value()), (2, 2), "the host signals what the device does not");
+    drop(third);
+    assert_eq!(rig.value(), 3);
+    assert!(first.unregister().err().unwrap().is_lost());
+    assert!(rig.worker.stop(TIMEOUT).unwrap_err().is_lost());
+    for dropped in [first_dropped, third_dropped] {
+        dropped.recv_timeout(TIMEOUT).unwrap();
+    }
+    // What is still held comes back.
+    drop(second.unregister().unwrap());
+}

@@ -1,0 +1,52 @@
+//! Buffers and images that Vulkan and an accelerator's worker use in turns: no copy and no wait by the host.
+//!
+//! [`Interop`] is both sides of one device. Graphics records a [`Frame`] with what is
+//! [`Registered`](vm_accel::Registered), and submits it; the worker maps that for kernels, launches them, and unmaps it; the
+//! next frame sees what they wrote. Each step is queued at once and begins when the step before it has ended, by timeline
+//! semaphores on the device.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//! use vm_accel::{Accelerator, Error, Worker, WorkerOptions};
+//! use vm_graphics::{Format, GpuOptions, Interop};
+//!
+//! fn one_frame<A: Accelerator>(accelerator: Arc<A>) -> Result<Vec<u8>, Error> {
+//!     let worker = Worker::start(accelerator, WorkerOptions::default())?;
+//!     let interop = Interop::open(&worker, GpuOptions::default())?;
+//!     let pattern = interop.gpu().pattern(Format::Rgba8Unorm)?;
+//!     let image = interop.register(interop.gpu().image("frame", Format::Rgba8Unorm, [640, 480])?)?;
+//!     let mut frame = interop.gpu().frame()?;
+//!     let target = frame.acquire(&image);
+//!     frame.draw(&pattern, target, 1)?;
+//!     let rendered = interop.submit(frame)?;
+//!     let mapped = image.map(interop.link(), rendered)?;
+//!     worker.fill(mapped.buffer(), 0x80)?;
+//!     let image = mapped.unmap()?.unregister()?;
+//!     interop.gpu().read_image(&image)
+//! }
+//! ```
+//!
+//! Building needs no Vulkan; running needs its loader, `libvulkan.so.1`, and a driver. Where one is missing, the error says which
+//! package has it.
+
+mod buffer;
+mod format;
+mod frame;
+mod gpu;
+mod image;
+mod interop;
+mod parcel;
+mod pattern;
+mod sys;
+mod timeline;
+
+pub use buffer::Buffer;
+pub use format::Format;
+pub use frame::{Frame, Readback};
+pub use gpu::{Gpu, GpuOptions};
+pub use image::{Image, Rows};
+pub use interop::Interop;
+pub use parcel::Foreign;
+pub use pattern::Pattern;
+pub use timeline::Timeline;
