@@ -5,7 +5,8 @@
 #   features/bridge/benches/slice.sh [DRIVER]
 #
 # Each line of a case has what was done in a second, without a slice and with one, and the share: it must be no more than 1.25 times the slice's, and no
-# less than .6 of it, and ends in `ok` then. TIME is how long each program goes on, in ms. The last lines are a summary.
+# less than .6 of it, and ends in `ok` then. Of copies to the program's memory, in which the device works for a part of the time, it is the share of the
+# device's time that was charged which must be no more, and what was done no less. TIME is how long each program goes on, in ms. The last lines are a summary.
 set -eu
 driver=${1:-libcuda.so.1}
 profile=${PROFILE:-release}
@@ -26,6 +27,7 @@ serve() {
     shift
     VM_CUDA_FAKE_SECONDS=3600 "$built/vm-service" bridge serve --socket "$work/$name" --driver "$driver" "$@" >"$work/$name.log" 2>&1 &
     servers="$servers $!"
+    eval "pid_$name=$!"
     for _ in $(seq 300); do [ -S "$work/$name" ] || sleep 0.2; done
 }
 # What a program says: its server, its case, and how long it goes on.
@@ -46,11 +48,19 @@ looks=$(bridged plain looks 1)
 echo "a kernel that polls looks $looks times in a ms"
 failed=0
 
+# How many nanoseconds a server has charged ever: the sixth word of its file.
+charged() {
+    eval "pid=\$pid_$1"
+    for file in /proc/$pid/fd/*; do
+        case $(readlink "$file") in *bridge-time*) od -An -t u8 -j 40 -N 8 "$file" | tr -d ' ' ;; esac
+    done
+}
+
 # A case, what was done without a slice, what with it, and the slice of 100 ms.
 share() {
-    line=$(echo "$1 $2 $3 $4" | awk '{
-        got = $2 > 0 ? $3 / $2 : 0; want = $4 / 100
-        print $1, "without", $2, "with", $3, "share", sprintf("%.3f", got), "of", want, (got <= 1.25 * want && got >= .6 * want ? "ok" : "WRONG") }')
+    line=$(echo "$@" | awk '{
+        got = $2 > 0 ? $3 / $2 : 0; want = $4 / 100; most = NF > 4 ? $5 : got
+        print $1, "without", $2, "with", $3, "share", sprintf("%.3f", got), "of", want, (NF > 4 ? sprintf("(charged %.3f) ", $5) : "") (most <= 1.25 * want && got >= .6 * want ? "ok" : "WRONG") }')
     echo "$line"
     echo "$line" >>"$work/summary"
 }
@@ -60,7 +70,11 @@ for case in short queue long longs graph copy back own; do
     for slice in 20 50; do
         way=$([ $slice = 20 ] && echo fifth || echo half)
         # What was not used before is free: it is paid back first.
-        share "$case-$slice" "$without" "$(rate $way $case "$time")" $slice
+        before=$(charged $way)
+        begun=$(date +%s%N)
+        with=$(rate $way $case "$time")
+        part=$(awk -v before="$before" -v after="$(charged $way)" -v begun="$begun" -v ended="$(date +%s%N)" 'BEGIN { print (after - before) / (ended - begun) }')
+        share "$case-$slice" "$without" "$with" $slice $([ $case != back ] || echo "$part")
         sleep 1
     done
 done

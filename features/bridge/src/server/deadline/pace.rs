@@ -44,6 +44,8 @@ pub(super) struct Pace {
     owes: AtomicBool,
     /// How many lanes wait until less is on its way.
     full: AtomicU32,
+    /// Was half of what may be on its way, or all, since the last look?
+    pressed: AtomicBool,
     /// Does nobody look, as there is nothing on the streams?
     rests: AtomicBool,
     thread: OnceLock<Thread>,
@@ -107,6 +109,7 @@ impl Pace {
             reach: AtomicU32::new(NEAREST),
             owes: AtomicBool::new(false),
             full: AtomicU32::new(0),
+            pressed: AtomicBool::new(false),
             rests: AtomicBool::new(false),
             thread: OnceLock::new(),
         }
@@ -136,6 +139,7 @@ impl Pace {
         let ahead = self.ahead.fetch_add(1, SeqCst) + 1;
         // What has been reached is learned before it would be too many.
         if ahead == self.limit().div_ceil(2) && ahead > 1 {
+            self.pressed.store(true, Relaxed);
             self.wake();
         }
     }
@@ -194,7 +198,7 @@ impl Pace {
         let reach = self.reach.load(Relaxed);
         if looked.slow {
             self.reach.store((reach / 2).max(NEAREST), Relaxed);
-        } else if looked.soon && self.full.load(SeqCst) > 0 {
+        } else if looked.soon && (self.pressed.swap(false, Relaxed) || self.full.load(SeqCst) > 0) {
             self.reach.store((reach * 2).min(FARTHEST), Relaxed);
         }
     }
