@@ -18,7 +18,7 @@ pub(crate) struct Context {
     /// The contexts whose memory its kernels may access.
     pub(crate) peers: BTreeSet<u64>,
     /// `cuCtxSetLimit`.
-    pub(crate) limits: [usize; 8],
+    pub(crate) limits: [usize; 10],
     /// How often it is held: by who created it, and by `cuCtxAttach`.
     holders: u32,
 }
@@ -58,7 +58,7 @@ impl State {
     }
 
     fn add_context(&mut self, id: u64, device: usize, flags: u32) {
-        let limits = [1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0];
+        let limits = [1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0];
         self.contexts
             .insert(id, Context { device, flags, error: None, peers: BTreeSet::new(), limits, holders: 1 });
     }

@@ -2,7 +2,8 @@
 
 use crate::device;
 use crate::error::Result;
-use crate::sys::SharedOf;
+use crate::ffi::Launch;
+use crate::sys::{self, SharedOf};
 
 const THREADS: i32 = 2048;
 const SHARED: usize = 227 << 10;
@@ -26,4 +27,19 @@ pub(crate) fn most(shared_of: Option<SharedOf>, shared: usize, limit: i32) -> Re
         tried.map(|block| (blocks(block), block)).max_by_key(|(blocks, block)| (blocks * block, *block));
     let (blocks, block) = best.unwrap_or_default();
     Ok((blocks * device::attribute(MULTIPROCESSORS, 0)?, block))
+}
+
+/// How many clusters of blocks run at once: as many blocks each as an attribute of the launch says.
+pub(crate) fn clusters(launch: &Launch) -> Result<i32> {
+    /// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`, which is three numbers behind the head of an attribute; words of one.
+    const CLUSTER: u32 = 4;
+    const WORDS: usize = 18;
+    let word =
+        |attribute: usize, at: usize| sys::read_at(launch.attributes.cast::<u32>(), attribute * WORDS + at);
+    let of = (0..launch.attribute_count as usize).find(|attribute| word(*attribute, 0) == Some(CLUSTER));
+    let sides = |attribute| (2..5).map(move |at| word(attribute, at).unwrap_or(1));
+    let blocks: u32 = of.map_or(1, |attribute| sides(attribute).product()).max(1);
+    let threads: u32 = launch.block.iter().product();
+    let resident = resident(i32::try_from(threads).unwrap_or(BLOCK), launch.shared as usize);
+    Ok(resident * device::attribute(MULTIPROCESSORS, 0)? / i32::try_from(blocks).unwrap_or(i32::MAX))
 }

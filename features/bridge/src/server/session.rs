@@ -64,6 +64,8 @@ pub struct Session {
     lanes: AtomicUsize,
     /// A capture may be running: what reads the program's memory then can't be recorded.
     captures: AtomicBool,
+    /// Does it end as something of it makes no progress?
+    is_late: AtomicBool,
     callbacks: callbacks::Shared,
     prints: Option<Arc<Prints>>,
     /// Copies in graphs of memory that only the program has.
@@ -125,6 +127,7 @@ impl Session {
             recorder: None,
             lanes: AtomicUsize::new(0),
             captures: AtomicBool::new(false),
+            is_late: AtomicBool::new(false),
             callbacks: callbacks::Shared::default(),
             prints: None,
             staged: Arc::default(),
@@ -306,9 +309,15 @@ impl Session {
         }
     }
 
+    /// What calls are answered that are under way when it ends.
+    pub(super) fn end_code(&self) -> u32 {
+        if self.is_late.load(Ordering::SeqCst) { code::LAUNCH_TIMEOUT } else { code::UNAVAILABLE }
+    }
+
     /// What the program has on the device makes no progress: nothing of it goes on, and the program is told why.
     pub(super) fn end_late(&self) {
         tracing::warn!("a CUDA program is ended: what it has on the device makes no progress");
+        self.is_late.store(true, Ordering::SeqCst);
         if let Some(mut connection) = locked(&self.connection).as_ref() {
             let word = control::ENDED | u64::from(code::LAUNCH_TIMEOUT);
             // A program that takes no answers is not waited for.

@@ -64,8 +64,6 @@ unsupported! {
     2000 cuModuleGetTexRef, 12010 cuMulticastAddDevice, 12010 cuMulticastBindAddr,
     13010 cuMulticastBindAddr_v2, 12010 cuMulticastBindMem, 13010 cuMulticastBindMem_v2,
     12010 cuMulticastCreate, 12010 cuMulticastGetGranularity, 12010 cuMulticastUnbind,
-    11070 cuOccupancyMaxActiveClusters,
-        11070 cuOccupancyMaxPotentialClusterSize,
     10000 cuSignalExternalSemaphoresAsync / cuSignalExternalSemaphoresAsync_ptsz,
     6000 cuStreamAttachMemAsync / cuStreamAttachMemAsync_ptsz,
     8000 cuStreamBatchMemOp / cuStreamBatchMemOp_ptsz,

@@ -206,6 +206,15 @@ api! {
         give(grid, || Ok(blocks))?;
         give(block, || Ok(threads))
     }
+    11070 fn cuOccupancyMaxActiveClusters(clusters: Out<i32>, hFunction: u64, config: *const Launch) {
+        module::name(hFunction)?;
+        give(clusters, || occupancy::clusters(&read(config)?))
+    }
+    11070 fn cuOccupancyMaxPotentialClusterSize(size: Out<i32>, hFunction: u64, config: *const Launch) {
+        module::name(hFunction)?;
+        read(config)?;
+        give(size, || Ok(8))
+    }
     10020 fn cuOccupancyAvailableDynamicSMemPerBlock(bytes: Out<usize>, hFunction: u64, blocks: i32, block: i32) {
         let _ = (blocks, block);
         give(bytes, || module::name(hFunction).map(|_| 48 << 10))

@@ -139,7 +139,7 @@ impl Marks {
         if matches!(effect, Effect::Launches(_) | Effect::LaunchesGraph | Effect::Copies(_)) {
             self.watch.hold(session, stream);
             if session.has_ended() {
-                return Err(code::UNAVAILABLE);
+                return Err(session.end_code());
             }
         }
         self.watch.order(session, stream);
