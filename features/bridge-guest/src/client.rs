@@ -66,6 +66,8 @@ pub(crate) struct Client {
     closing: Mutex<Vec<(UnixStream, u64)>>,
     /// Memory of the host that is this program's own: how long it is by where it begins.
     pub(crate) own: Mutex<BTreeMap<u64, u64>>,
+    /// Has a graph a copy that reads memory which only this program has?
+    pub(crate) fetches: AtomicBool,
     /// Memory of the program that it registered: length and flags.
     pub(crate) registered: Mutex<BTreeMap<u64, (u64, u32)>>,
     /// Flags of the devices' primary contexts, and whether they are active, as they were asked last.
@@ -133,6 +135,7 @@ impl Client {
             opening: Mutex::default(),
             closing: Mutex::default(),
             own: Mutex::default(),
+            fetches: AtomicBool::new(false),
             registered: Mutex::default(),
             primaries: Mutex::default(),
             calls: Mutex::default(),

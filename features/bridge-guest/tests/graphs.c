@@ -369,7 +369,7 @@ static void hostmem(void) {
     uint32_t *other = memory_of(N, 5000), *third = memory_of(N, 0);
     CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), x, 7, N);
     CALL("cuCtxSynchronize", (void));
-    /* A function writes what is read behind it, and another reads what is written before it. */
+    /* A function writes what is there already, and another reads what is written before it. */
     handle graph = new_graph(), first = NULL, in_node = NULL, out_node = NULL, last = NULL;
     host_node writes = {write_up, (void *)10}, reads = {add_theirs, (void *)1};
     copy3 in = to_device(y, mine), out = to_host(theirs, z);
@@ -385,6 +385,8 @@ static void hostmem(void) {
     launch(exec, "made");
     writes.data = (void *)100;
     CALL("cuGraphExecHostNodeSetParams", (handle, handle, const host_node *), exec, first, &writes);
+    /* A driver may read it when the graph is launched, or when the node runs. */
+    write_up((void *)100);
     launch(exec, "written anew");
     size_t nodes = 0;
     int kinds[2] = {-1, -1};

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 
 use vm_bridge::wire::node::{
@@ -57,6 +58,9 @@ fn copy(client: &Arc<Client>, at: usize, context: u64, to: &mut Vec<u8>) -> Resu
             && !is_shared(client, copy[end.host] as usize, extent as usize)
         {
             begin_calls(client)?;
+            if !is_target {
+                client.fetches.store(true, SeqCst);
+            }
         }
     }
     put(to, context);
@@ -462,4 +466,9 @@ fn nodes_of(graph: usize) -> Result<Vec<usize>, u32> {
     let mut nodes = vec![0; count];
     forward::ask(number, &[graph, nodes.as_mut_ptr() as usize, &raw mut count as usize])?;
     Ok(nodes)
+}
+
+/// What is launched is waited for once a graph may read memory which only this program has: that is read when its node runs, and natively before the launch returns.
+pub(crate) fn cuGraphLaunch(number: usize, words: &[usize]) -> Result<(), u32> {
+    if client()?.fetches.load(SeqCst) { forward::wait(number, words) } else { forward::post(number, words) }
 }

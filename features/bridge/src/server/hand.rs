@@ -37,7 +37,7 @@ pub(super) struct Parts<'a> {
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 69] = [
+const HANDLERS: [(&str, Handler); 70] = [
     ("cuInit", initialise),
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
@@ -74,6 +74,7 @@ const HANDLERS: [(&str, Handler); 69] = [
     ("cuGraphConditionalHandleCreate", special::condition),
     ("cuGraphKernelNodeGetAttribute", special::attribute),
     ("cuGraphKernelNodeSetAttribute", special::attribute),
+    ("cuGraphLaunch", staged::launch),
     ("cuGraphNodeGetType", staged::kind),
     ("cuGraphChildGraphNodeGetGraph", staged::child),
     ("cuGraphInstantiate", |call, parts| staged::make_of(call, parts, 1)),

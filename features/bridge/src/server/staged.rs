@@ -3,20 +3,22 @@
 //! To the driver such a copy is a graph in a node: a function that fetches what is read from the program to memory of this process, the copy, and a
 //! function that stores there what was written. So bytes are read when the node runs, and are written before anybody can see that it has: the driver
 //! orders it, in clones, updates and graphs within graphs as well. Its memory is kept by an object of the driver's, as long as a graph has it. To the
-//! program it is a node of a copy.
+//! program it is a node of a copy. Natively such memory is read before a launch returns, so a launch is waited for where a graph may read it.
 //!
 //! Two graphs that run never have the same memory: what a graph has is made anew each time before what runs is made of it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
+use vm_cuda_api::names::is_per_thread;
 use vm_cuda_api::{FUNCTIONS, Object, number};
 
 use super::callbacks;
-use super::hand::Parts;
+use super::hand::{Parts, records};
 use super::lane::Call;
 use super::nodes::{self, DEPTH};
 use super::pack::{self, Refused};
+use super::session::{Session, locked};
 use super::sys::staged::{Memory, keep_staged, move_function, with_staged};
 use super::sys::{self, Word};
 use crate::wire::strided::{Form, HOST};
@@ -26,6 +28,8 @@ use crate::wire::{CHUNK, Reader, code, node, put};
 const ILLEGAL_ADDRESS: u32 = 700;
 /// `CU_GRAPH_USER_OBJECT_MOVE`.
 const MOVE: u64 = 1;
+/// Memory of no more bytes is taken for whatever is less.
+const SMALL: u64 = 64 << 10;
 
 /// Rows of the program's memory, `layers` times.
 #[derive(Clone, Copy, Debug)]
@@ -76,8 +80,45 @@ pub(super) struct Counts {
     bytes: AtomicU64,
     /// Was there ever one?
     any: AtomicU32,
+    /// Memory of copies that are no more.
+    spare: Mutex<Vec<Memory>>,
     /// What failed, which all calls say then; 0 before.
     pub(super) failed: AtomicU32,
+}
+
+impl Counts {
+    /// Memory of so many bytes, which the driver knows: of other memory it reads what is there when a graph is launched, before anything was fetched.
+    fn take(&self, session: &Session, len: u64) -> Result<Memory, u32> {
+        /// `CU_MEMHOSTREGISTER_PORTABLE`, and `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
+        const PORTABLE: u64 = 1;
+        const KNOWN: u32 = 712;
+        let driver = session.driver();
+        let mut spare = locked(&self.spare);
+        let fits = |memory: &Memory| memory.len() >= len && memory.len() <= len.saturating_mul(2).max(SMALL);
+        let memory = match spare.iter().position(fits) {
+            Some(at) => spare.swap_remove(at),
+            None => {
+                // Others make room.
+                while self.bytes.load(Ordering::Relaxed).saturating_add(len) > session.host_limit() {
+                    let memory = spare.pop().ok_or(code::OUT_OF_MEMORY)?;
+                    // With its context it is known no more.
+                    driver.named("cuMemHostUnregister", &[Word::Is(memory.at())], &mut []);
+                    self.bytes.fetch_sub(memory.len(), Ordering::Relaxed);
+                }
+                let memory = Memory::new(len).ok_or(code::OUT_OF_MEMORY)?;
+                self.bytes.fetch_add(memory.len(), Ordering::Relaxed);
+                memory
+            }
+        };
+        let words = [memory.at(), memory.len(), PORTABLE].map(Word::Is);
+        match driver.named("cuMemHostRegister_v2", &words, &mut []) {
+            0 | KNOWN => Ok(memory),
+            code => {
+                spare.push(memory);
+                Err(code)
+            }
+        }
+    }
 }
 
 /// A copy.
@@ -96,8 +137,8 @@ pub(super) struct Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        let bytes = self.memory.iter().flatten().map(Memory::len).sum::<u64>();
-        self.counts.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        // The driver calls this, and may not be called by it: it knows the memory on.
+        locked(&self.counts.spare).extend(self.memory.iter_mut().filter_map(Option::take));
     }
 }
 
@@ -143,10 +184,7 @@ impl Plan {
             let rows = Rows::of(&self.copy, end == 1).ok_or(code::INVALID_VALUE)?;
             let len = rows.width.checked_mul(rows.rows).and_then(|len| len.checked_mul(rows.layers));
             let len = len.filter(|len| *len > 0).ok_or(code::INVALID_VALUE)?;
-            let all = staged.counts.bytes.load(Ordering::Relaxed).saturating_add(len);
-            let fits = all <= call.session.host_limit();
-            staged.memory[end] = Some(Memory::new(len).filter(|_| fits).ok_or(code::OUT_OF_MEMORY)?);
-            staged.counts.bytes.fetch_add(len, Ordering::Relaxed);
+            staged.memory[end] = Some(staged.counts.take(call.session, len)?);
             staged.ends[end] = Some(rows);
         }
         Ok(staged)
@@ -422,6 +460,25 @@ pub(super) fn child(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refuse
         return Err(code::INVALID_VALUE.into());
     }
     pack::make(call.session, call.number, parts.reader.0, parts.reply)
+}
+
+/// A graph that runs, and a stream: that is waited for if the program waits, whose memory is then read.
+pub(super) fn launch(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    let mut reader = parts.reader;
+    let (_, stream) = (reader.word()?, reader.word()?);
+    let stream = call.session.handles().real(Object::Stream, stream)?;
+    let records = records(call, stream);
+    let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
+    if result != 0 || !call.asks || records {
+        return Ok(result);
+    }
+    call.pass();
+    let name = if is_per_thread(&FUNCTIONS[call.number].name) {
+        "cuStreamSynchronize_ptsz"
+    } else {
+        "cuStreamSynchronize"
+    };
+    Ok(call.session.driver().named(name, &[Word::Is(stream)], &mut []))
 }
 
 /// What makes something that runs of a graph, which is the parameter at a place.

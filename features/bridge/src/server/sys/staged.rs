@@ -7,6 +7,7 @@ use super::{Driver, Word};
 use crate::server::staged::Staged;
 
 /// Memory of this process that the driver copies to or from.
+#[derive(Debug)]
 pub(in crate::server) struct Memory {
     at: NonNull<u8>,
     layout: Layout,
@@ -20,8 +21,9 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// So many bytes, at least one, if there are as many.
     pub(in crate::server) fn new(len: u64) -> Option<Self> {
-        const ALIGN: usize = 64;
-        let len = usize::try_from(len).ok().filter(|len| *len > 0)?;
+        // Whole pages: the driver knows no page twice.
+        const ALIGN: usize = 4096;
+        let len = usize::try_from(len).ok().filter(|len| *len > 0)?.checked_next_multiple_of(ALIGN)?;
         let layout = Layout::from_size_align(len, ALIGN).ok()?;
         // SAFETY: it is not empty.
         let at = NonNull::new(unsafe { alloc_zeroed(layout) })?;
