@@ -5,7 +5,7 @@ use std::path::Path;
 use std::{env, fs};
 
 /// What is answered, by what of `answers.rs`; forms of a function that are alike have a line each. The others are not supported.
-const ANSWERED: [(&str, &str); 33] = [
+const ANSWERED: [(&str, &str); 34] = [
     ("nvmlInit", "init"),
     ("nvmlInit_v2", "init"),
     ("nvmlInitWithFlags", "init"),
@@ -33,6 +33,7 @@ const ANSWERED: [(&str, &str); 33] = [
     ("nvmlDeviceGetBrand", "brand"),
     ("nvmlDeviceGetArchitecture", "architecture"),
     ("nvmlDeviceGetComputeMode", "compute_mode"),
+    ("nvmlDeviceGetP2PStatus", "peer_status"),
     ("nvmlDeviceGetComputeRunningProcesses", "processes_old"),
     ("nvmlDeviceGetComputeRunningProcesses_v2", "processes"),
     ("nvmlDeviceGetComputeRunningProcesses_v3", "processes"),

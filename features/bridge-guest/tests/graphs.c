@@ -411,6 +411,7 @@ static void hostmem(void) {
     } info = {9, NULL, NULL};
     CALL("cuGraphExecUpdate_v2", (handle, handle, void *), exec, graph, &info);
     memset(theirs, 0, 4 * N);
+    write_up((void *)10);
     launch(exec, "updated");
     printf("third: %u %u\n", third[0], third[N - 1]);
     /* Several that run at once, of one graph, of its clone, and of one that it is in. */
@@ -502,7 +503,7 @@ static void hostmem(void) {
     ptr far = allocate(LARGE);
     graph = new_graph();
     in = (copy3){.from = {.kind = 1, .host = large, .pitch = 1 << 20, .height = 5}, .to = {.kind = 2, .device = far, .pitch = 1 << 20, .height = 5}, .width = (1 << 20) - 8, .height = 5, .depth = 1};
-    out = (copy3){.from = {.kind = 2, .device = far, .pitch = 1 << 20}, .to = {.kind = 1, .host = returned, .pitch = LARGE}, .width = LARGE, .height = 1, .depth = 1};
+    out = (copy3){.from = {.kind = 2, .device = far, .pitch = LARGE}, .to = {.kind = 1, .host = returned, .pitch = LARGE}, .width = LARGE, .height = 1, .depth = 1};
     CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), far, 0, LARGE / 4);
     CALL("cuCtxSynchronize", (void));
     CALL("cuGraphAddMemcpyNode", ADD_TYPES_IN, &in_node, graph, NULL, 0, &in, context);

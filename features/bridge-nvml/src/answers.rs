@@ -184,6 +184,23 @@ pub(crate) fn capability([handle, major, minor, ..]: &Words) -> Answer {
     write_number(*minor, minor_of_device)
 }
 
+/// `nvmlDeviceGetP2PStatus`: whether one device reads and writes the memory of another, as CUDA has it.
+pub(crate) fn peer_status([handle, other, index, status, ..]: &Words) -> Answer {
+    /// `NVML_P2P_CAPS_INDEX_READ` and `_WRITE`, and the last of them; `NVML_P2P_STATUS_NOT_SUPPORTED`.
+    const READ: u32 = 0;
+    const WRITE: u32 = 1;
+    const LAST: u32 = 4;
+    const NONE: u32 = 5;
+    let (at, facts) = state::index(*handle)?;
+    let (of, _) = state::index(*other)?;
+    let reaches = at == of || facts.devices.get(at).is_some_and(|device| device.peers >> of & 1 != 0);
+    match *index as u32 {
+        READ | WRITE => write_number(*status, if reaches { 0 } else { NONE }),
+        index if index <= LAST => write_number(*status, NONE),
+        _ => Err(Error::InvalidArgument),
+    }
+}
+
 /// `NVML_BRAND_UNKNOWN`: CUDA does not know it.
 pub(crate) fn brand([handle, number, ..]: &Words) -> Answer {
     device(*handle)?;

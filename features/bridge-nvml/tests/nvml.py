@@ -21,6 +21,8 @@ for index in range(nvmlDeviceGetCount()):
     print("memory:", memory.total, memory.free, memory.used, nvmlDeviceGetMemoryInfo(device, nvmlMemory_v2).used)
     print("facts:", nvmlDeviceGetCudaComputeCapability(device), nvmlDeviceGetArchitecture(device), nvmlDeviceGetBrand(device), nvmlDeviceGetComputeMode(device))
     same = [nvmlDeviceGetHandleByUUID(uuid), nvmlDeviceGetHandleByPciBusId(pci.busId), nvmlDeviceGetHandleByPciBusId(pci.busIdLegacy)]
+    others = [nvmlDeviceGetHandleByIndex(other) for other in range(nvmlDeviceGetCount())]
+    print("peers:", [[nvmlDeviceGetP2PStatus(device, other, index) for index in range(3)] for other in others], fails(nvmlDeviceGetP2PStatus, device, device, 5))
     print("found:", [nvmlDeviceGetIndex(found) for found in same])
     print("processes:", [process.pid == os.getpid() for process in nvmlDeviceGetComputeRunningProcesses(device)])
     for act in nvmlDeviceGetUtilizationRates, nvmlDeviceGetPowerUsage, nvmlDeviceGetPersistenceMode, nvmlDeviceGetMinorNumber:

@@ -92,6 +92,7 @@ driver: 13.0 13.13.0 13000
 device: 0 vm-cuda-fake GPU-766d2d63-7564-612d-6661-6b6500000000 00000000:01:00.0 0000:01:00.0 0 1 0
 memory: 1073741824 1073741824 0 0
 facts: (9, 0) 9 0 0
+peers: [[0, 0, 5], [0, 0, 5]] NVMLError_InvalidArgument
 found: [0, 0, 0]
 processes: []
 nvmlDeviceGetUtilizationRates NVMLError_NotSupported
@@ -101,6 +102,7 @@ nvmlDeviceGetMinorNumber NVMLError_NotSupported
 device: 1 vm-cuda-fake GPU-766d2d63-7564-612d-6661-6b6500000001 00000000:02:00.0 0000:02:00.0 0 2 0
 memory: 1073741824 1073741824 0 0
 facts: (9, 0) 9 0 0
+peers: [[0, 0, 5], [0, 0, 5]] NVMLError_InvalidArgument
 found: [1, 1, 1]
 processes: []
 nvmlDeviceGetUtilizationRates NVMLError_NotSupported

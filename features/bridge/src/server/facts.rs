@@ -66,14 +66,23 @@ fn device(session: &Session, device: u32) -> Result<Device, u32> {
         capability: [major, minor],
         compute_mode,
         memory: ask::<1>(session, "cuDeviceTotalMem_v2", &[device.into()])?[0],
+        peers: 0,
     })
 }
 
 /// What is known of the driver.
 pub(super) fn facts(session: &Session) -> Result<Facts, u32> {
     let count = count(session)?;
-    let mut devices = (0..count).map(|at| device(session, at)).collect::<Result<Vec<_>, _>>()?;
-    devices.sort_by_key(|device| device.place);
+    let mut devices = (0..count).map(|at| Ok((at, device(session, at)?))).collect::<Result<Vec<_>, u32>>()?;
+    devices.sort_by_key(|(_, device)| device.place);
+    let ordinals: Vec<u32> = devices.iter().map(|(ordinal, _)| *ordinal).collect();
+    for (from, device) in &mut devices {
+        let reaches =
+            |to: u32| number(session, "cuDeviceCanAccessPeer", &[(*from).into(), to.into()]) == Ok(1);
+        let bits = ordinals.iter().enumerate().map(|(at, to)| u64::from(to != from && reaches(*to)) << at);
+        device.peers = bits.sum();
+    }
+    let devices = devices.into_iter().map(|(_, device)| device).collect();
     let cuda = number(session, "cuDriverGetVersion", &[])?;
     let version = || format!("{}.{}", cuda / 1000, cuda % 1000 / 10);
     Ok(Facts { cuda, driver: session.driver().version().map_or_else(version, str::to_owned), devices })

@@ -39,6 +39,8 @@ pub struct Device {
     pub compute_mode: u32,
     /// Bytes of its memory.
     pub memory: u64,
+    /// Which devices' memory its kernels reach (`cuDeviceCanAccessPeer`): a bit for each, in the order of [`Facts::devices`].
+    pub peers: u64,
 }
 
 /// A device's UUID as NVIDIA's tools write it.
@@ -73,6 +75,7 @@ impl Facts {
                 .chain([&device.compute_mode]);
             numbers.for_each(|number| put(&mut bytes, u64::from(*number)));
             put(&mut bytes, device.memory);
+            put(&mut bytes, device.peers);
         }
         bytes
     }
@@ -102,6 +105,7 @@ fn device(reader: &mut Reader<'_>) -> Result<Device, Malformed> {
         capability: [number(reader)?, number(reader)?],
         compute_mode: number(reader)?,
         memory: reader.word()?,
+        peers: reader.word()?,
     })
 }
 
@@ -136,6 +140,7 @@ mod tests {
             capability: [9, 0],
             compute_mode: 3,
             memory: 85 << 30,
+            peers: 5 << at,
         };
         Facts { cuda: 13000, driver: "580.95.05".into(), devices: (0..devices).map(device).collect() }
     }
