@@ -16,13 +16,13 @@ pub(crate) const PAGE: u64 = 4096;
 pub(crate) const UNIT: u64 = 512;
 /// The driver's blocks, and the granularity of virtual memory.
 pub(crate) const BLOCK: u64 = 2 << 20;
-/// Address space of all devices: what one view of a kernel reaches.
-const REGION: u64 = 1 << 40;
-/// Where it is if that is free: right behind addresses at which a process may have memory that it registers for kernels, as the bridge does.
-const HOME: u64 = 0x2400_0000_0000;
-/// How many such addresses there are.
+/// Address space of all devices: half of what one view of a kernel reaches.
+const REGION: u64 = 1 << 39;
+/// Where it is if that is free: right before addresses at which a process may have memory that it registers for kernels, as the bridge does.
+const HOME: u64 = 0x2000_0000_0000 - BLOCK - REGION;
+/// How many such addresses kernels reach, behind the arena.
 #[cfg(feature = "cpu")]
-const BEFORE: u64 = 4 << 40;
+const BEHIND: u64 = (1 << 40) - REGION;
 
 /// Reads and writes, in `CUmemAccess_flags`.
 pub(crate) const READ_WRITE: Access = 3;
@@ -171,14 +171,17 @@ impl State {
         Some(Range::promised(self, at, len))
     }
 
-    /// What kernels reach: the arena, and memory right before it that the program has registered. Nothing else is mapped there, or it is the program's own
+    /// What kernels reach: the arena, and memory right behind it that the program has registered. Nothing else is mapped there, or it is the program's own
     /// matter.
     #[cfg(feature = "cpu")]
     pub(crate) fn kernels_range(&self) -> std::ops::Range<u64> {
         let Arena { start, end, .. } = self.arena;
-        let before = if start == HOME { start - BEFORE } else { start };
-        let first = self.host.range(before..start).find(|(_, allocation)| allocation.is_registered());
-        first.map_or(start, |(at, _)| *at & !(PAGE - 1))..end
+        let most = if start == HOME { start + REGION + BEHIND } else { end };
+        let mut behind =
+            self.host.range(end..most).rev().filter(|(_, allocation)| allocation.is_registered());
+        let last =
+            behind.next().map(|(at, allocation)| at.saturating_add(allocation.len).next_multiple_of(PAGE));
+        start..last.map_or(end, |last| last.min(most))
     }
 
     fn allows(&self, span: &Span, by: By, need: Access) -> bool {

@@ -113,7 +113,7 @@ impl Compiled {
         let machine = MACHINE.as_ref().map_err(|reason| Failure::Other(reason.clone()))?;
         let stop = Arc::new(AtomicU32::new(0));
         let len = arena.end - arena.start;
-        // SAFETY: the arena is reserved as long as the process is, what is before it the program has registered for kernels, and neither is freed by this
+        // SAFETY: the arena is reserved as long as the process is, what is behind it the program has registered for kernels, and neither is freed by this
         // value; where no memory is in it, accesses fault, which `run_within` is told.
         let memory = unsafe { Memory::from_raw(MemoryKind::Device, arena.start, 0, len) };
         // SAFETY: the flag lives until the launch has ended, and is reached as an atomic only.

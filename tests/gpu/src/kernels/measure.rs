@@ -219,7 +219,7 @@ impl Bench {
             let launch = |kernel, set: usize| session.launch(kernel, [self.blocks, 1, 1], &arguments[set]);
             let copy = |set: usize| session.copy(&self.sets[set].output, &self.sets[set].inputs[0]);
             let mut set = 0;
-            let mut several = |f: &dyn Fn(usize) -> vm_accel::Result<()>| {
+            let mut several = |f: &dyn Fn(usize) -> vm_accel::Result<()>| -> vm_accel::Result<f64> {
                 let mut launches = |count: usize| {
                     (0..count).try_for_each(|_| {
                         set = (set + 1) % self.sets.len();

@@ -178,7 +178,7 @@ impl Bench {
         let times = self.worker.submit_and_wait(deadline(), |session| {
             let mut times = Times::default();
             let mut set = 0;
-            let mut several = |f: &dyn Fn(usize) -> vm_accel::Result<()>| {
+            let mut several = |f: &dyn Fn(usize) -> vm_accel::Result<()>| -> vm_accel::Result<f64> {
                 let mut launches = |count: usize| {
                     (0..count).try_for_each(|_| {
                         set = (set + 1) % sets as usize;
