@@ -242,4 +242,6 @@ NOTHING(cuMemFreeHost) NOTHING(cuMemHostRegister_v2) NOTHING(cuMemHostUnregister
 NOTHING(cuMemsetD8Async) NOTHING(cuMemGetInfo_v2) NOTHING(cuModuleUnload) NOTHING(cuLinkCreate_v2) NOTHING(cuLinkAddData_v2)
 NOTHING(cuLinkComplete) NOTHING(cuLinkDestroy) NOTHING(cuGraphCreate) NOTHING(cuGraphAddKernelNode_v2)
 NOTHING(cuGraphAddEventRecordNode) NOTHING(cuGraphExecKernelNodeSetParams_v2) NOTHING(cuGraphInstantiateWithFlags)
-NOTHING(cuGraphLaunch) NOTHING(cuGraphExecDestroy) NOTHING(cuGraphDestroy)
+NOTHING(cuGraphLaunch) NOTHING(cuGraphExecDestroy) NOTHING(cuGraphDestroy) NOTHING(cuDeviceGetUuid_v2) NOTHING(cuImportExternalMemory)
+NOTHING(cuExternalMemoryGetMappedBuffer) NOTHING(cuDestroyExternalMemory) NOTHING(cuImportExternalSemaphore)
+NOTHING(cuWaitExternalSemaphoresAsync) NOTHING(cuSignalExternalSemaphoresAsync) NOTHING(cuDestroyExternalSemaphore)

@@ -140,7 +140,7 @@ mod tests {
             capability: [9, 0],
             compute_mode: 3,
             memory: 85 << 30,
-            peers: 5 << at,
+            peers: 5_u64.rotate_left(at as u32),
         };
         Facts { cuda: 13000, driver: "580.95.05".into(), devices: (0..devices).map(device).collect() }
     }
