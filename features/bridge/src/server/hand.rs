@@ -447,10 +447,7 @@ fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
             let mut result = sys::with_bytes(driver, call.number, &words(to));
             if let Some(stream) = stream {
                 // Copies to memory that is not the driver's have ended when they return; but not all drivers need say so.
-                call.pass();
-                let per_thread = vm_cuda_api::names::is_per_thread(&FUNCTIONS[call.number].name);
-                let name = if per_thread { "cuStreamSynchronize_ptsz" } else { "cuStreamSynchronize" };
-                let waited = driver.named(name, &[Word::Is(stream)], &mut []);
+                let waited = call.wait_for(stream);
                 result = if result == 0 { waited } else { result };
             }
             match parts.lane.room {

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use vm_cuda_api::FUNCTIONS;
+use vm_cuda_api::names::is_per_thread;
 
 use super::deadline::{Marks, Pending};
 use super::pack::{self, Refused};
@@ -323,6 +324,14 @@ impl Call<'_> {
             self.passed = true;
             self.session.turn.pass(self.ticket);
         }
+    }
+
+    /// Waits for a stream, as this call's form means it, while the calls behind go on: what the driver says.
+    pub(super) fn wait_for(&mut self, stream: u64) -> u32 {
+        self.pass();
+        let per_thread = is_per_thread(&FUNCTIONS[self.number].name);
+        let name = if per_thread { "cuStreamSynchronize_ptsz" } else { "cuStreamSynchronize" };
+        self.session.driver().named(name, &[Word::Is(stream)], &mut [])
     }
 }
 

@@ -10,7 +10,6 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use vm_cuda_api::names::is_per_thread;
 use vm_cuda_api::{FUNCTIONS, Object, number};
 
 use super::callbacks;
@@ -464,21 +463,17 @@ pub(super) fn child(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refuse
 
 /// A graph that runs, and a stream: that is waited for if the program waits, whose memory is then read.
 pub(super) fn launch(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    if !call.asks {
+        return pack::make(call.session, call.number, parts.reader.0, parts.reply);
+    }
     let mut reader = parts.reader;
     let (_, stream) = (reader.word()?, reader.word()?);
     let stream = call.session.handles().real(Object::Stream, stream)?;
     let records = records(call, stream);
-    let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
-    if result != 0 || !call.asks || records {
-        return Ok(result);
+    match pack::make(call.session, call.number, parts.reader.0, parts.reply)? {
+        0 if !records => Ok(call.wait_for(stream)),
+        result => Ok(result),
     }
-    call.pass();
-    let name = if is_per_thread(&FUNCTIONS[call.number].name) {
-        "cuStreamSynchronize_ptsz"
-    } else {
-        "cuStreamSynchronize"
-    };
-    Ok(call.session.driver().named(name, &[Word::Is(stream)], &mut []))
 }
 
 /// What makes something that runs of a graph, which is the parameter at a place.

@@ -1,6 +1,6 @@
 //! Copies of two and three dimensions. Memory of the program that is not this side's too goes packed: rows without gaps, one layer at a time.
 
-use vm_cuda_api::{Object, names::is_per_thread};
+use vm_cuda_api::Object;
 
 use super::lane::Call;
 use super::pack::Refused;
@@ -72,10 +72,7 @@ pub(super) fn copy(
     let mut result = driver.make(call.number, &arguments, &mut words);
     if returns {
         if let Some(stream) = stream.filter(|_| result == 0) {
-            let per_thread = is_per_thread(&vm_cuda_api::FUNCTIONS[call.number].name);
-            let name = if per_thread { "cuStreamSynchronize_ptsz" } else { "cuStreamSynchronize" };
-            call.pass();
-            result = driver.named(name, &[Word::Is(stream)], &mut []);
+            result = call.wait_for(stream);
         }
         put_bytes(reply, &packed);
     }
