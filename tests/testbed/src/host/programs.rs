@@ -257,6 +257,13 @@ fn cargo(
 ) -> Result<()> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(workspace()).arg("build");
+    // What `cargo run` says of this package: build scripts that read it would run again.
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_"].iter().any(|of| name.starts_with(of)) {
+            command.env_remove(&*name);
+        }
+    }
     arguments(&mut command);
     Step { what, log: logs.join(log), deadline: Duration::from_secs(20 * 60) }.run(&mut command)
 }
