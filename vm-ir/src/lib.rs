@@ -48,6 +48,10 @@
 //! in or out of bounds for itself. Shared arrays belong to one block and end with it, local
 //! arrays to one thread.
 //!
+//! A surface is a view of pixels. Its last extent is the lanes of a pixel, which has no index of its own: an access is of all lanes,
+//! at an index for each other dimension. Out of bounds, and by an index of any size, a load gives zeros and a store does nothing, also
+//! in a module of the host's own.
+//!
 //! In a local array, and in a view or a shared array of `i8` in one dimension, an access may be of another type: its value lies in so many bytes
 //! from the index on, the lowest first. It is wholly in bounds or not at all: its index is a multiple of the value's size (of
 //! all lanes, at most 16), and so is where the view begins, by the alignment that its type states. One at no such multiple

@@ -418,10 +418,23 @@ impl Kernel {
         self.params.iter().zip(0..=view).find_map(first).unwrap_or(own)
     }
 
+    /// The surface that is this place.
+    pub fn surface(&self, place: Place) -> Option<&ViewType> {
+        match place {
+            Place::View(i) => self.view(i).filter(|view| view.surface),
+            _ => None,
+        }
+    }
+
+    /// The parameters that are surfaces.
+    pub fn surfaces(&self) -> impl Iterator<Item = &Param> {
+        self.params.iter().filter(|param| matches!(&param.kind, ParamKind::View(view) if view.surface))
+    }
+
     /// Number of indices and the element of a place; `None` if the kernel has no such place.
     pub fn place(&self, place: Place) -> Option<(usize, Scalar)> {
         match place {
-            Place::View(i) => self.view(i).map(|v| (v.rank(), v.element)),
+            Place::View(i) => self.view(i).map(|v| (v.indices(), v.element)),
             Place::Shared(i) => self.shared.get(usize::from(i)).map(|s| (s.dims.len(), s.element)),
             Place::Local(i) => self.local.get(usize::from(i)).map(|_| (1, Scalar::I8)),
             Place::Channel(_) => self.channel(place).map(|c| (2, c.element)),

@@ -4,6 +4,9 @@
 //! whose elements lie one behind the other. The launch supplies them and is refused unless they fit the
 //! view's type, so what the type says may be relied upon: that is what range analysis and vector accesses
 //! stand on. Extents of one kernel that have the same name are equal, whatever the views.
+//!
+//! A surface is a view of the pixels of an image, which lie as the device likes: each has the lanes of the last dimension, and
+//! is loaded and stored whole.
 
 use crate::limits::MAX_RANK;
 use crate::types::Scalar;
@@ -94,13 +97,38 @@ pub struct ViewType {
     /// The base address and every stride are multiples of this many bytes: a power of two from the element's
     /// size to 256.
     pub align: u32,
+    /// Is it a surface? Its dimensions are the rows, the pixels of each and the fixed lanes of one, behind the layers if it has
+    /// any; indices are those of a pixel.
+    pub surface: bool,
 }
 
 impl ViewType {
     /// A view of `rank` dimensions of any extent, aligned to its element.
     pub fn new(element: Scalar, rank: usize, access: Access) -> ViewType {
         let names = Default::default();
-        ViewType { element, dims: vec![Dim::ANY; rank], names, access, align: element.bytes() }
+        ViewType {
+            element,
+            dims: vec![Dim::ANY; rank],
+            names,
+            access,
+            align: element.bytes(),
+            surface: false,
+        }
+    }
+
+    /// A surface whose pixels are found by `rank` indices and have N lanes: 2 for rows and columns, 3 for layers before them.
+    pub fn surface(element: Scalar, rank: usize, lanes: u8, access: Access) -> ViewType {
+        let mut view = ViewType { surface: true, ..ViewType::new(element, rank, access) };
+        view.dims.push(Dim::Fixed(lanes.into()));
+        view
+    }
+
+    /// The lanes of a pixel; `None` if it is no surface.
+    pub fn pixel(&self) -> Option<u8> {
+        match self.dims.last() {
+            Some(Dim::Fixed(lanes)) if self.surface => u8::try_from(*lanes).ok(),
+            _ => None,
+        }
     }
 
     /// The same view with names for its extents, slowest dimension first; `""` leaves one without. Names beyond
@@ -128,11 +156,16 @@ impl ViewType {
     pub fn rank(&self) -> usize {
         self.dims.len()
     }
+
+    /// Number of indices of an access.
+    pub fn indices(&self) -> usize {
+        self.rank().saturating_sub(self.surface.into())
+    }
 }
 
 impl fmt::Display for ViewType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "view<{}, [", self.element)?;
+        write!(f, "{}<{}, [", if self.surface { "surface" } else { "view" }, self.element)?;
         for (i, dim) in self.dims.iter().enumerate() {
             f.write_str(if i == 0 { "" } else { ", " })?;
             match (self.names.get(i).and_then(Option::as_deref), dim) {

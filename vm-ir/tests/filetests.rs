@@ -19,7 +19,7 @@ fn files(folder: &str) -> Vec<(PathBuf, String)> {
 
 #[test]
 fn run() {
-    for (path, text) in files("run").into_iter().chain(files("tile")) {
+    for (path, text) in ["run", "surface", "tile"].into_iter().flat_map(files) {
         match vm_ir::filetest::run_file(&text) {
             Ok(cases) => assert!(cases > 0, "{} runs nothing", path.display()),
             Err(failure) => panic!("{}: {failure}", path.display()),
@@ -29,7 +29,7 @@ fn run() {
 
 #[test]
 fn every_file_round_trips() {
-    for (path, text) in files("run").into_iter().chain(files("tile")).chain(files("validate")) {
+    for (path, text) in ["run", "surface", "tile", "validate"].into_iter().flat_map(files) {
         let Ok(module) = text::parse(&text) else { continue };
         let printed = text::print(&module);
         assert_eq!(text::parse(&printed).as_ref(), Ok(&module), "{}", path.display());

@@ -55,6 +55,17 @@ pub enum RejectKind {
         "a guest's kernel that gathers in a cluster may be stopped in a loop while its neighbours go on; let no loop take more than 4096 iterations, known beforehand"
     )]
     StoppedCluster,
+    /// The target has no surfaces.
+    #[error(
+        "{target} has no surfaces, as @{surface} is one; copy the image into a buffer, and take a view of that"
+    )]
+    #[strum(serialize = "unsupported-surface")]
+    Surface {
+        /// The target.
+        target: String,
+        /// The parameter.
+        surface: String,
+    },
     /// The parameters take more bytes than a launch can pass.
     #[error("the parameters take {needed} bytes, a launch passes {available}; split the kernel")]
     Parameters {

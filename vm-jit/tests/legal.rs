@@ -339,3 +339,29 @@ fn the_way_of_products_is_told() {
     check("ptx:sm_90a", &[&one[..], &[unaligned]].concat(), &[&wgmma[..], &[&also, &named]].concat());
     check("ptx:sm_80", &one, &[&format!("line 48: {mma}")]);
 }
+
+#[test]
+fn surfaces_are_where_images_are() {
+    let source = std::fs::read_to_string("../vm-ir/filetests/surface/pixels.vir").unwrap();
+    let module = text::parse(&source).unwrap();
+    let valid = validate(module.clone(), Trust::Guest).unwrap();
+    for arch in ["sm_75", "sm_90a"] {
+        let code = compile(&valid, &format!("ptx:{arch}").parse().unwrap()).unwrap();
+        let text = code.text().unwrap();
+        for access in [
+            "suld.b.2d.v4.b8.zero {",
+            "sust.b.2d.v4.b8.zero [",
+            "suld.b.2d.v2.b16.zero {",
+            "suld.b.a2d.b32.zero {",
+            "sust.b.a2d.b32.zero [",
+        ] {
+            assert!(text.contains(access), "{arch}: {access}");
+        }
+    }
+    let target: Target = "amdgcn:gfx942".parse().unwrap();
+    let found = rejects(&module, &target);
+    assert_eq!(found.len(), 6, "{found:?}");
+    assert!(found.iter().all(|one| one.kind.code() == "unsupported-surface"), "{found:?}");
+    let first = found[0].to_string();
+    assert!(first.contains("gfx942 has no surfaces, as @image is one"), "{first}");
+}

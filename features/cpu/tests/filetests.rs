@@ -1,4 +1,4 @@
-//! Every run of `vm-ir/filetests/run` and `tile`, and of the bench's own kernel, on this machine.
+//! Every run of `vm-ir/filetests/run`, `surface` and `tile`, and of the bench's own kernel, on this machine.
 
 mod common;
 
@@ -13,7 +13,7 @@ const FUEL: u64 = 100_000;
 #[test]
 fn every_file() {
     let machines = Machine::all();
-    let folders = ["run", "tile"]
+    let folders = ["run", "surface", "tile"]
         .map(|name| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm-ir/filetests").join(name));
     let (mut ran, mut failures) = (0, String::new());
     let only = std::env::var("VM_CPU_FILE").ok();

@@ -386,7 +386,7 @@ impl Decoder<'_> {
     fn param(&mut self) -> Result<Param> {
         let name = self.name()?;
         let kind = match self.byte()? {
-            0 => {
+            code @ (0 | 2) => {
                 let element = self.scalar()?;
                 let access = self.byte()?;
                 let Some(access) = Access::ALL.get(usize::from(access)).copied() else {
@@ -398,7 +398,7 @@ impl Decoder<'_> {
                 for name in names.iter_mut().take(rank) {
                     dims.push(self.dim(name)?);
                 }
-                ParamKind::View(ViewType { element, dims, names, access, align })
+                ParamKind::View(ViewType { element, dims, names, access, align, surface: code == 2 })
             }
             1 => {
                 let ty = self.value_type()?;

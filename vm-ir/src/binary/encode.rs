@@ -110,7 +110,7 @@ impl Encoder {
             self.text(&param.name);
             match &param.kind {
                 ParamKind::View(view) => {
-                    self.byte(0);
+                    self.byte(if view.surface { 2 } else { 0 });
                     self.byte(view.element.code());
                     self.byte(Access::ALL.iter().position(|a| *a == view.access).unwrap_or(0) as u8);
                     self.number(view.align.into());

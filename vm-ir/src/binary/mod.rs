@@ -3,7 +3,7 @@
 //! ```text
 //! module   = 00 'v' 'i' 'r'  version:u16le  flags:u16le  count  kernel*
 //! kernel   = name  guest  line?  block{3}  cluster?  resident?  count param*  count shared*  locals?  tile?  region
-//! param    = name  00 element access align count dim*  |  name  01 type range
+//! param    = name  (00 | 02) element access align count dim*  |  name  01 type range
 //! dim      = 00 multiple | 01 extent | 02 multiple name
 //! range    = 00 | 01 least greatest
 //! shared   = name  element  count extent*  line?

@@ -70,6 +70,7 @@ impl Observer for BoundsCounter {
         // Bytes, of an access by those, which must be at a multiple of so many.
         let (lanes, multiple) = match kernel.by_bytes(op).map(|ty| ty.bytes() as u8) {
             Some(bytes) => (bytes, i64::from(bytes)),
+            None if kernel.surface(place).is_some() => (1, 1),
             None => (kernel.type_of(value).lanes(), 1),
         };
         let indices = &op.operands[..index_count(kernel, op).min(op.operands.len())];

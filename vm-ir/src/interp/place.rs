@@ -14,7 +14,10 @@ use crate::valid::Trust;
 impl Machine<'_> {
     fn indices(&self, op: &Op, thread: u32) -> Vec<i64> {
         let count = index_count(self.kernel, op);
-        op.operands[..count].iter().map(|v| signed(self.ty(*v).scalar(), self.get(*v, thread))).collect()
+        let indices = op.operands[..count].iter().map(|v| signed(self.ty(*v).scalar(), self.get(*v, thread)));
+        // A pixel begins at its first lane.
+        let surface = op.place.and_then(|place| self.kernel.surface(place));
+        indices.chain(surface.map(|_| 0)).collect()
     }
 
     /// The element that a lane of an access is at; `None` if the access is to be skipped.
@@ -26,7 +29,7 @@ impl Machine<'_> {
         lanes: u8,
         thread: u32,
     ) -> Result<Option<usize>> {
-        let trust = self.trust;
+        let trust = if self.kernel.surface(place).is_some() { Trust::Guest } else { self.trust };
         let element = self.memory(place, thread).and_then(|m| m.element(indices, lane, lanes, trust));
         match (element, trust) {
             (None, Trust::Trusted) => Err(RunErrorKind::OutOfBounds {

@@ -241,7 +241,10 @@ impl<'t> Parser<'t> {
     }
 
     pub(super) fn view_type(&mut self) -> Result<ViewType> {
-        self.expect_word("view")?;
+        let surface = self.accept_word("surface")?;
+        if !surface {
+            self.expect_word("view")?;
+        }
         self.expect('<')?;
         let element = self.scalar()?;
         self.expect(',')?;
@@ -275,7 +278,7 @@ impl<'t> Parser<'t> {
             align = self.integer("number of bytes")?;
         }
         self.expect('>')?;
-        Ok(ViewType { element, dims, names, access, align })
+        Ok(ViewType { element, dims, names, access, align, surface })
     }
 
     pub(super) fn dim(&mut self) -> Result<Dim> {

@@ -108,6 +108,14 @@ pub enum Rule {
         /// The element's size.
         least: u32,
     },
+    /// A surface of a type that no image has, or an op that does not work on its pixels.
+    #[error("@{name} is a surface: {what}")]
+    Surface {
+        /// The surface.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
     /// The name of an extent is none, or does not fit the extent.
     #[error("@{view} names an extent {name:?}, {what}")]
     ExtentName {

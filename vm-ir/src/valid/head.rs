@@ -130,6 +130,25 @@ impl<'k> Checker<'k> {
         if !view.align.is_power_of_two() || view.align < least || view.align > 256 {
             self.error(Rule::ViewAlign { name: name.to_owned(), align: view.align, least });
         }
+        if view.surface {
+            self.surface(name, view);
+        }
+    }
+
+    fn surface(&mut self, name: &str, view: &ViewType) {
+        use crate::types::Scalar::{F16, F32, I8, I16, I32};
+        let what = if self.kernel.tile.is_some() {
+            "a tile kernel has none"
+        } else if !matches!(view.element, I8 | I16 | I32 | F16 | F32) {
+            "its elements are i8, i16, i32, f16 or f32"
+        } else if !matches!(view.rank(), 3 | 4) || !matches!(view.pixel(), Some(1 | 2 | 4)) {
+            "it has rows, columns and 1, 2 or 4 lanes, as in [?, ?, 4], behind its layers if it has any"
+        } else if view.align != view.element.bytes() {
+            "its pixels have no addresses to align"
+        } else {
+            return;
+        };
+        self.error(Rule::Surface { name: name.to_owned(), what: what.to_owned() });
     }
 
     /// Checks the names of a view's extents; `multiples` are those of the names before.

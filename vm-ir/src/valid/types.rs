@@ -56,6 +56,7 @@ impl Checker<'_> {
             _ => {}
         }
         let Some(Place::View(view)) = op.place else { return };
+        self.pixel(op);
         let access = self.kernel.view(view).map(|v| v.access);
         let does = match shape {
             Shape::Load if access.is_some_and(|a| !a.reads()) => "reads",
@@ -73,6 +74,23 @@ impl Checker<'_> {
         };
         let name = self.kernel.place_name(Place::View(view)).to_owned();
         self.error(Rule::Access { name, access: access.map_or("nothing", |a| a.name()), does });
+    }
+
+    /// Checks that an access to a surface is of a whole pixel.
+    fn pixel(&mut self, op: &Op) {
+        let Some(surface) = op.place.and_then(|place| self.kernel.surface(place)) else { return };
+        let value = op.result().or(op.operands.last().copied()).map(|value| self.ty(value));
+        let lanes = surface.pixel().unwrap_or(1);
+        let what = match (op.code.shape(), value) {
+            (Shape::Load | Shape::Store, Some(ty)) if ty.lanes() != lanes => {
+                let pixel = Type::vector(surface.element, lanes).unwrap_or(surface.element.into());
+                format!("a pixel is {pixel}, not {ty}")
+            }
+            (Shape::Load | Shape::Store | Shape::Extent, _) => return,
+            _ => "its pixels are loaded and stored, nothing else".to_owned(),
+        };
+        let Some(place) = op.place else { return };
+        self.error(Rule::Surface { name: self.kernel.place_name(place).to_owned(), what });
     }
 
     /// Checks that an access by bytes is of one instruction, begins where its index says, and fits into a shared array.

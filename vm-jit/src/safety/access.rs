@@ -44,7 +44,7 @@ impl Last {
 /// How an access is done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
-    /// Each index but the last.
+    /// Each index but the last; of a surface each, as the last is that of the lanes.
     pub(crate) outer: Vec<Check>,
     /// The last, with all lanes.
     pub(crate) last: Last,
@@ -76,6 +76,11 @@ pub(super) fn plan(ranges: &Ranges<'_>, op: &Op, guest: bool) -> Option<Access> 
     }
     let (rank, _) = ranges.kernel().place(op.place?)?;
     let last = *op.operands.get(rank.checked_sub(1)?)?;
+    if ranges.kernel().surface(op.place?).is_some() {
+        // Whoever's the module is: that a pixel out of bounds is nothing is what a surface means.
+        let (outer, last_of) = (vec![Check::Needed; rank], Last::Unchecked(Check::Proven));
+        return Some(Access { outer, last: last_of, bytes: None, shift: 0, base: (last, 0) });
+    }
     let nothing = || range::Access { outer: Vec::new(), lanes: Lanes::Each, shift: 0, base: (last, 0) };
     let known = ranges.access(op).cloned().unwrap_or_else(nothing);
     let check = |proven: bool| match (proven, guest) {

@@ -1,4 +1,4 @@
-//! The kernels under vm-ir/filetests/run.
+//! The kernels under vm-ir/filetests/run and surface.
 
 use crate::assembler::{TARGETS, assemble, assemble_for_all, with_ptxas};
 use std::path::Path;
@@ -8,8 +8,9 @@ use vm_jit::{RejectKind, Target};
 
 /// All kernels.
 fn kernels() -> Vec<Kernel> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests/run");
-    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm-ir/filetests");
+    let of = |name| std::fs::read_dir(folder.join(name)).unwrap().map(|entry| entry.unwrap().path());
+    let files = ["run", "surface"].into_iter().flat_map(of);
     let parse = |path| text::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
     let kernels: Vec<Kernel> = files.flat_map(|path| parse(path).kernels().to_vec()).collect();
     assert!(kernels.len() >= 15);

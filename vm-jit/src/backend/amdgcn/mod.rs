@@ -99,6 +99,9 @@ pub(crate) fn head_rejects(options: &Options, kernel: &Kernel) -> Vec<RejectKind
         found.push(RejectKind::SharedMemory { target: target.clone(), needed, available });
     }
     found.extend(super::local_reject(kernel, &target));
+    for param in kernel.surfaces() {
+        found.push(RejectKind::Surface { target: target.clone(), surface: param.name.to_string() });
+    }
     if kernel.cluster() > 1 && kernel.tile().is_none() {
         found.push(RejectKind::Cluster { target, blocks: kernel.cluster() });
     }

@@ -124,7 +124,7 @@ impl<'k> Writer<'_, 'k> {
         let (rank, _) = self.kernel.place(place)?;
         let lanes = i64::from(self.kernel.type_of(op.result()?).lanes());
         for (dimension, value) in op.operands[..rank].iter().enumerate() {
-            let in_row = dimension + 1 == rank;
+            let in_row = dimension + 1 == rank && self.kernel.surface(place).is_none();
             let checked = if in_row { known.last.is_checked() } else { known.checks(dimension) };
             if !checked {
                 continue;

@@ -55,7 +55,11 @@ impl Writer<'_, '_> {
         indices: &[Ssa],
         count: usize,
     ) -> Option<Row> {
-        let indices: Vec<Ssa> = indices.iter().map(|index| self.wide(*index)).collect();
+        let mut indices: Vec<Ssa> = indices.iter().map(|index| self.wide(*index)).collect();
+        if self.kernel.surface(place).is_some() {
+            // That of the lanes.
+            indices.push(self.b.ins().iconst(types::I64, 0));
+        }
         match place {
             Place::View(_) => self.view_row(op, place, known, &indices, count),
             Place::Shared(array) => self.shared_row(usize::from(array), known, &indices, count),
@@ -382,8 +386,9 @@ impl Writer<'_, '_> {
         let lanes = self.kernel.by_bytes(op).map_or(lanes as u32, |ty| ty.bytes());
         let (last, outer) = (&all[rank - 1], &all[..rank - 1]);
         let uniform = outer.iter().all(|repr| matches!(repr, Repr::Splat(_)));
+        let pixels = op.place.is_some_and(|place| self.kernel.surface(place).is_some());
         match last {
-            Repr::Affine { stride, .. } if uniform && *stride == i64::from(lanes) => Pattern::Row,
+            Repr::Affine { stride, .. } if uniform && !pixels && *stride == i64::from(lanes) => Pattern::Row,
             Repr::Splat(_) if uniform => Pattern::Uniform,
             _ => Pattern::Scattered,
         }
@@ -398,9 +403,10 @@ impl Writer<'_, '_> {
         known: &Access,
         lanes: usize,
     ) -> Option<Between> {
-        let mut steps = Vec::with_capacity(rank);
+        let mut steps = Vec::with_capacity(rank + 1);
+        let pixels = self.kernel.surface(place).is_some();
         for (dimension, value) in op.operands[..rank].iter().enumerate() {
-            let checked = match dimension + 1 == rank {
+            let checked = match dimension + 1 == rank && !pixels {
                 true => known.last.is_checked(),
                 false => known.checks(dimension),
             };
@@ -411,8 +417,9 @@ impl Writer<'_, '_> {
                 _ => return None,
             });
         }
+        steps.extend(pixels.then_some(0));
         let size = i64::from(self.kernel.place(place)?.1.bytes());
-        let mut between = Between { fixed: steps[rank - 1].checked_mul(size)?, given: None };
+        let mut between = Between { fixed: steps.last()?.checked_mul(size)?, given: None };
         match place {
             Place::Shared(array) => {
                 let dims = &self.kernel.shared().get(usize::from(array))?.dims;

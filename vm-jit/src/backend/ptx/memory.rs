@@ -3,7 +3,8 @@
 //! A guest's access to a view is done under the predicate that it is in bounds; a load's registers hold zero
 //! before. Of a vector that may be partly in bounds, each lane then has a predicate of its own, behind a branch
 //! that is taken only there. An access by bytes has one predicate: that it is below the last multiple of its size in the
-//! view, and at one. What is checked is in the [`SafetyPlan`](crate::safety::SafetyPlan).
+//! view, and at one. A surface's pixel is accessed by an instruction of its own, by whoever, under the predicate that all of its
+//! coordinates are in bounds. What is checked is in the [`SafetyPlan`](crate::safety::SafetyPlan).
 
 use super::arch::Feature;
 use super::asm::{Arg, Class, Label, Reg, def, when};
@@ -200,10 +201,12 @@ impl Writer<'_> {
             let index = self.wide(op.operands[dimension]);
             outer = Some(self.within(index, view.extents[dimension].into(), outer));
         }
+        if let Last::Unchecked(_) = known.last {
+            return outer.map_or(Guard::Always, Guard::When);
+        }
         let index = op.operands[last];
         let extent = view.extents[last];
         match known.last {
-            Last::Unchecked(_) => outer.map_or(Guard::Always, Guard::When),
             Last::Bytes { within, aligned } => {
                 let (index, bytes) = (self.wide(index), i64::from(known.bytes.unwrap_or(1)));
                 let mut all = outer;
@@ -317,8 +320,67 @@ impl Writer<'_> {
         }
     }
 
+    /// Loads a pixel of a surface or stores one, and tells whether the place is such. What the instruction itself makes of
+    /// coordinates out of bounds is the same.
+    fn pixel(&mut self, op: &Op, place: Place, value: Value) -> bool {
+        let Some(surface) = self.kernel.surface(place) else { return false };
+        let (Some(view), Some(known)) = (self.view(place).cloned(), self.plan.access(op).cloned()) else {
+            return true;
+        };
+        let (scalar, lanes) = (surface.element, self.lanes(value) as i64);
+        let guard = match self.guard(op, place, &known, lanes as u32) {
+            Guard::Always => None,
+            Guard::When(reg) | Guard::EachLane(reg, _) => Some(reg),
+        };
+        let at: Vec<Value> = op.operands[..surface.indices()].iter().rev().copied().collect();
+        let mut at: Vec<Reg> = at.into_iter().map(|index| self.narrow(index)).collect();
+        at[0] = def!(self, B32, "mul.lo.u32", at[0], i64::from(scalar.bytes()) * lanes);
+        let kind = match at[..] {
+            [x, y, layer] => {
+                // The last is ignored.
+                at = vec![layer, x, y, y];
+                "a2d"
+            }
+            _ => "2d",
+        };
+        let vector = if lanes > 1 { format!(".v{lanes}") } else { String::new() };
+        let name = |op: &str| format!("{op}.b.{kind}{vector}.b{}.zero", scalar.bits());
+        let class = if scalar.bytes() < 4 { Class::B16 } else { Class::B32 };
+        let convert = class_of(scalar) != class;
+        let pixel = Arg::Tensor(view.base, &at);
+        if op.result().is_some() {
+            let regs: Vec<Reg> = (0..lanes).map(|_| self.asm.new_reg(class)).collect();
+            regs.iter().for_each(|reg| self.zero(*reg));
+            self.under(guard, &name("suld"), &[Arg::List(&regs), pixel]);
+            let to = format!("cvt.u32.u{}", scalar.bits());
+            let all: Vec<Reg> =
+                regs.into_iter().map(|reg| if convert { def!(self, B32, &to, reg) } else { reg }).collect();
+            self.set_all(value, &all);
+        } else {
+            let all = self.all(value);
+            let regs: Vec<Reg> = all
+                .into_iter()
+                .map(|reg| if convert { def!(self, B16, "cvt.u16.u32", reg) } else { reg })
+                .collect();
+            self.under(guard, &name("sust"), &[pixel, Arg::List(&regs)]);
+        }
+        true
+    }
+
+    /// An index that is in bounds, in 32 bits.
+    fn narrow(&mut self, index: Value) -> Reg {
+        let reg = self.get(index, 0);
+        match reg.class {
+            Class::B64 => def!(self, B32, "cvt.u32.u64", reg),
+            _ => reg,
+        }
+    }
+
     pub(super) fn load(&mut self, op: &Op) {
         let (Some(place), Some(result)) = (op.place, op.result()) else { return };
+        if self.pixel(op, place, result) {
+            return;
+        }
         let scalar = self.ty(result).scalar();
         let lanes = self.lanes(result) as u32;
         let Some(known) = self.plan.access(op).cloned() else { return };
@@ -399,6 +461,9 @@ impl Writer<'_> {
 
     pub(super) fn store(&mut self, op: &Op) {
         let (Some(place), Some(value)) = (op.place, op.operands.last().copied()) else { return };
+        if self.pixel(op, place, value) {
+            return;
+        }
         let scalar = self.ty(value).scalar();
         let regs = self.all(value);
         let lanes = regs.len() as u32;

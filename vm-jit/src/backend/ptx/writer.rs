@@ -278,7 +278,11 @@ impl<'k> Writer<'k> {
             match (&param.kind, *slot) {
                 (ParamKind::View(view), Slot::View { offset, rank }) => {
                     let generic = def!(self, B64, "ld.param.b64", at(offset));
-                    let base = def!(self, B64, "cvta.to.global.u64", generic);
+                    let base = match view.surface {
+                        // A handle.
+                        true => generic,
+                        false => def!(self, B64, "cvta.to.global.u64", generic),
+                    };
                     let mut extents = Vec::new();
                     for (i, dim) in view.dims.iter().enumerate() {
                         extents.push(match dim {

@@ -491,6 +491,13 @@ impl<A: Accelerator> Server<A> {
         };
         let module = vm_ir::binary::decode(ir).map_err(|error| refused(&error))?;
         let valid = vm_ir::validate(module, Trust::Guest).map_err(|errors| refused(&errors))?;
+        if let Some((kernel, surface)) =
+            valid.kernels().iter().find_map(|kernel| Some((kernel, kernel.surfaces().next()?)))
+        {
+            let (kernel, surface) = (kernel.name(), &surface.name);
+            let what = format!("kernel @{kernel} takes the surface @{surface}; guests are given no images");
+            return Err(refused(&what));
+        }
         let count = valid.kernels().len() as u64;
         let charge = self.charge(&[(Resource::Modules, 1), (Resource::Kernels, count)])?;
         let artifacts = compiler.compile(&valid).map_err(|error| refused(&error))?;
