@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::artifact::Artifact;
 use crate::device::{DeviceInfo, MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
-use crate::external::{ExternalMemory, ExternalSemaphore, Semaphore};
+use crate::external::{ExternalMemory, ExternalSemaphore, Pixels, Semaphore};
 use crate::launch::{Arguments, Grid};
 use crate::memory::{Memory, MemoryKind, Region};
 
@@ -134,6 +134,16 @@ pub trait Queue: 'static {
     /// [`Error::Unsupported`] for a descriptor that the device does not take; [`Error::OutOfRange`]; the driver's.
     fn import_memory(&self, memory: ExternalMemory) -> Result<Memory> {
         Err(memory.refused("this accelerator"))
+    }
+
+    /// Makes an image of another API reachable for kernels, whose pixels lie as the device likes: memory of kind
+    /// [`MemoryKind::Surface`] for each of its levels, to be freed as that of [`Queue::import_memory`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a device without surfaces; as [`Queue::import_memory`].
+    fn import_image(&self, memory: ExternalMemory, pixels: &Pixels) -> Result<Vec<Memory>> {
+        let _ = (memory, pixels);
+        Err(Error::Unsupported { what: "images of its own tiling".into(), device: "this accelerator".into() })
     }
 
     /// Takes a timeline semaphore of another API.

@@ -52,6 +52,15 @@ pub enum ParameterKind {
         /// Whether the kernel writes through it. Such a view may overlap no other of the launch.
         writes: bool,
     },
+    /// A surface, by its handle.
+    Surface {
+        /// As of a view: layers if it has any, rows, pixels of a row, numbers of a pixel.
+        extents: Vec<Extent>,
+        /// The numbers of a pixel.
+        element: Element,
+        /// Whether the kernel writes it. Such a surface is no other of the launch.
+        writes: bool,
+    },
     /// A number.
     Scalar {
         /// How many there are: 1, 2, 4 or 8.
@@ -59,6 +68,16 @@ pub enum ParameterKind {
         /// The least and the greatest value, as a signed integer of that size.
         range: Option<(i64, i64)>,
     },
+}
+
+impl ParameterKind {
+    /// What the kernel wants of the extents of a view or a surface.
+    pub(crate) fn extents(&self) -> &[Extent] {
+        match self {
+            Self::View { extents, .. } | Self::Surface { extents, .. } => extents,
+            Self::Scalar { .. } => &[],
+        }
+    }
 }
 
 /// One parameter of a kernel.
@@ -97,8 +116,8 @@ impl Signature {
     /// Where the parameters lie.
     fn layout(&self) -> ParamLayout {
         let fields = self.parameters.iter().map(|parameter| match &parameter.kind {
-            ParameterKind::View { extents, .. } => Field::View { rank: extents.len() as u32 },
             ParameterKind::Scalar { bytes, .. } => Field::Scalar { bytes: *bytes },
+            of_extents => Field::View { rank: of_extents.extents().len() as u32 },
         });
         ParamLayout::new(fields, self.tiles.iter().copied(), self.guarded)
     }
@@ -106,7 +125,7 @@ impl Signature {
     /// Whether a parameter is a view with this dimension.
     fn has_extent(&self, parameter: u32, dimension: u32) -> bool {
         let kind = self.parameters.get(parameter as usize).map(|parameter| &parameter.kind);
-        matches!(kind, Some(ParameterKind::View { extents, .. }) if (dimension as usize) < extents.len())
+        kind.is_some_and(|kind| (dimension as usize) < kind.extents().len())
     }
 
     /// Where the parameters lie, if a kernel can have them.
@@ -122,14 +141,19 @@ impl Signature {
         }
         for (index, Parameter { name, kind }) in (0..).zip(&self.parameters) {
             match kind {
-                ParameterKind::View { extents, element, align, .. } => {
+                ParameterKind::View { extents, element, .. }
+                | ParameterKind::Surface { extents, element, .. } => {
+                    let align = match kind {
+                        ParameterKind::View { align, .. } => *align,
+                        _ => element.bytes(),
+                    };
                     if !(1..=MAX_RANK).contains(&extents.len()) {
                         return Err(format!(
                             "the view {name} has {} dimensions, not 1 to {MAX_RANK}",
                             extents.len()
                         ));
                     }
-                    if !align.is_power_of_two() || *align < element.bytes() {
+                    if !align.is_power_of_two() || align < element.bytes() {
                         return Err(format!("the view {name} is aligned to {align} bytes"));
                     }
                     if extents.contains(&Extent::Multiple(0)) {
@@ -178,13 +202,14 @@ impl Layout {
     /// That a view of such elements is what the parameter with this number wants, if it wants a view.
     pub(crate) fn check_element(&self, index: usize, given: Element) -> Result<()> {
         match self.signature.parameters.get(index) {
-            Some(Parameter { name, kind: ParameterKind::View { element, .. } }) if *element != given => {
-                Err(Error::Arguments {
-                    kernel: self.signature.entry.clone(),
-                    parameter: name.clone(),
-                    reason: format!("elements of {element} are wanted, {given} were given"),
-                })
-            }
+            Some(Parameter {
+                name,
+                kind: ParameterKind::View { element, .. } | ParameterKind::Surface { element, .. },
+            }) if *element != given => Err(Error::Arguments {
+                kernel: self.signature.entry.clone(),
+                parameter: name.clone(),
+                reason: format!("elements of {element} are wanted, {given} were given"),
+            }),
             _ => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! Extents that must be equal, among the arguments of a launch.
 
-use crate::artifact::{Extent, Layout, ParameterKind};
+use crate::artifact::{Extent, Layout};
 use crate::error::Result;
 use crate::launch::{Arguments, refused};
 
@@ -13,8 +13,7 @@ impl Arguments {
             self.words().get(slot.extent_offset(dimension)? as usize / 8).copied()
         };
         for (index, parameter) in (0..).zip(parameters) {
-            let ParameterKind::View { extents, .. } = &parameter.kind else { continue };
-            for (dimension, wanted) in (0..).zip(extents) {
+            for (dimension, wanted) in (0..).zip(parameter.kind.extents()) {
                 let Extent::Same { parameter: first, dimension: at } = *wanted else { continue };
                 let (found, wanted) = (extent(index, dimension), extent(first, at));
                 if found != wanted {

@@ -6,6 +6,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use vm_abi::Element;
+
 use crate::error::{Error, Result};
 
 /// What a descriptor of shared memory is.
@@ -53,6 +55,55 @@ impl ExternalMemory {
     /// The error of a device that takes no such descriptors.
     pub fn refused(&self, device: &str) -> Error {
         Error::Unsupported { what: format!("memory shared as {}", self.kind), device: device.to_owned() }
+    }
+}
+
+/// The pixels of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pixels {
+    /// What each number of a pixel is to a kernel.
+    pub element: Element,
+    /// Numbers of a pixel: 1, 2 or 4.
+    pub lanes: u32,
+    /// Width and height of the first level.
+    pub size: [u32; 2],
+    /// How many layers there are; none if kernels index no layer.
+    pub layers: Option<u32>,
+    /// How many levels there are, each half as wide and as high as the one before.
+    pub levels: u32,
+    /// Bytes from one row to the next, of an image of one level and no layers whose rows lie one behind the other; none if the
+    /// pixels lie as the device likes.
+    pub pitch: Option<u64>,
+}
+
+impl Pixels {
+    /// Width and height of a level, of which there are fewer than 32.
+    pub fn size_of(&self, level: u32) -> [u32; 2] {
+        self.size.map(|side| side.checked_shr(level).unwrap_or(0).max(1))
+    }
+
+    /// Extents of a level as a kernel sees it: layers if there are any, rows, pixels of a row, numbers of a pixel.
+    pub fn extents(&self, level: u32) -> Vec<u64> {
+        let [width, height] = self.size_of(level);
+        self.layers.into_iter().chain([height, width, self.lanes]).map(u64::from).collect()
+    }
+}
+
+/// How the memory of a resource of graphics is laid out: its bytes, or [`Pixels`].
+pub trait Layout: Copy + fmt::Debug + Send + Sync + 'static {
+    /// The pixels of an image.
+    fn pixels(&self) -> Option<Pixels>;
+}
+
+impl Layout for u64 {
+    fn pixels(&self) -> Option<Pixels> {
+        None
+    }
+}
+
+impl Layout for Pixels {
+    fn pixels(&self) -> Option<Pixels> {
+        Some(*self)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::artifact::{Artifact, Layout, Parameter, ParameterKind, Signature};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::extents::{Extents, Place};
-use crate::memory::Region;
+use crate::memory::{MemoryKind, Region};
 use crate::tensor::Tensor;
 
 /// Blocks of a grid in each dimension.
@@ -258,6 +258,18 @@ impl Arguments {
         argument: QueueArgument<'_>,
     ) -> Result<(), String> {
         match (&parameter.kind, argument) {
+            (ParameterKind::Surface { extents, element, .. }, QueueArgument::View(region, given))
+                if region.kind() == MemoryKind::Surface =>
+            {
+                let place = given.resolve(extents, element.bytes(), element.bytes(), u64::MAX)?;
+                self.set_place(slot, region.address(), &place);
+                Ok(())
+            }
+            (ParameterKind::View { .. }, QueueArgument::View(region, _))
+                if region.kind() == MemoryKind::Surface =>
+            {
+                Err("a buffer is wanted, a surface was given".into())
+            }
             (ParameterKind::View { extents, element, align, writes }, QueueArgument::View(region, given)) => {
                 if !region.address().is_multiple_of(u64::from(*align)) {
                     return Err(format!("address {:#x} is not aligned to {align}", region.address()));
@@ -266,12 +278,7 @@ impl Arguments {
                 if *writes && !place.distinct() {
                     return Err("its rows overlap, and the kernel writes it".into());
                 }
-                let first = slot.offset() as usize / 8;
-                let values = [region.address()];
-                let values = values.iter().chain(place.extents()).chain(place.strides());
-                for (index, &value) in values.enumerate() {
-                    self.set_word(first + index, value);
-                }
+                self.set_place(slot, region.address(), &place);
                 Ok(())
             }
             (&ParameterKind::Scalar { bytes, range }, QueueArgument::Scalar(scalar))
@@ -290,9 +297,30 @@ impl Arguments {
         }
     }
 
-    /// That no view that is written shares a byte with another.
+    fn set_place(&mut self, slot: Slot, address: u64, place: &Place) {
+        let first = slot.offset() as usize / 8;
+        for (index, &value) in [address].iter().chain(place.extents()).chain(place.strides()).enumerate() {
+            self.set_word(first + index, value);
+        }
+    }
+
+    /// That no view that is written shares a byte with another, and that no surface that is written is another.
     fn check_overlaps(&self, layout: &Layout) -> Result<()> {
         let parameters = || layout.signature.parameters.iter().zip(&layout.params.slots).enumerate();
+        let surfaces = || {
+            parameters().filter_map(|(index, (parameter, slot))| match parameter.kind {
+                ParameterKind::Surface { writes, .. } => {
+                    Some((index, parameter, self.words()[slot.offset() as usize / 8], writes))
+                }
+                _ => None,
+            })
+        };
+        for (index, written, handle, _) in surfaces().filter(|(.., writes)| *writes) {
+            if let Some((_, other, ..)) = surfaces().find(|other| other.0 != index && other.2 == handle) {
+                let reason = format!("it is written, and is the surface {} too", other.name);
+                return Err(refused(layout, &written.name, reason));
+            }
+        }
         for (index, (written, slot)) in parameters() {
             let Some((place, at, true)) = self.place(written, *slot) else { continue };
             for (other_index, (other, slot)) in parameters() {
@@ -525,6 +553,7 @@ pub(crate) fn refused(layout: &Layout, parameter: &str, reason: String) -> Error
 fn mismatch(kind: &ParameterKind, argument: QueueArgument<'_>) -> String {
     let wanted = match kind {
         ParameterKind::View { .. } => "a buffer is wanted".to_owned(),
+        ParameterKind::Surface { .. } => "a surface is wanted".to_owned(),
         ParameterKind::Scalar { bytes, .. } => format!("a scalar of {bytes} bytes is wanted"),
     };
     let given = match argument {

@@ -22,6 +22,8 @@ pub enum MemoryKind {
     Registered,
     /// Another API's, as Vulkan's, imported: the device, in turns with that API.
     External,
+    /// A level of such an image, which has no bytes but only pixels: its address is the handle that kernels take.
+    Surface,
 }
 
 impl MemoryKind {
@@ -32,12 +34,12 @@ impl MemoryKind {
 
     /// Whether the host can read and write it.
     pub fn host_visible(self) -> bool {
-        !matches!(self, Self::Device | Self::External)
+        !matches!(self, Self::Device | Self::External | Self::Surface)
     }
 
     /// Whether it is somebody else's, lent to the device.
     pub(crate) fn is_lent(self) -> bool {
-        matches!(self, Self::Registered | Self::External)
+        matches!(self, Self::Registered | Self::External | Self::Surface)
     }
 }
 

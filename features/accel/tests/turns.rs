@@ -38,13 +38,15 @@ impl Drop for Bytes {
 }
 
 impl Shareable for Bytes {
-    type Layout = ();
+    type Layout = u64;
 
     fn name(&self) -> &str {
         "bytes"
     }
 
-    fn layout(&self) {}
+    fn layout(&self) -> u64 {
+        64
+    }
 
     fn export(&self) -> Result<ExternalMemory> {
         let fd: OwnedFd = self.0.try_clone().unwrap().into();

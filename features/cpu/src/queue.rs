@@ -141,7 +141,7 @@ impl Queue for CpuQueue {
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Memory> {
         self.check()?;
-        if matches!(kind, MemoryKind::Registered | MemoryKind::External) {
+        if matches!(kind, MemoryKind::Registered | MemoryKind::External | MemoryKind::Surface) {
             return Err(self.unsupported(&format!("allocating {} memory", kind.name())));
         }
         let (free, total) = host::memory()?;

@@ -207,7 +207,10 @@ mod tests {
     use std::sync::Arc;
     use std::time::Instant;
 
-    use vm_accel::{ExternalKind, ExternalMemory, ExternalSemaphore, MemoryKind, Queue, Semaphore, Timeline};
+    use vm_accel::{
+        Element, ExternalKind, ExternalMemory, ExternalSemaphore, MemoryKind, Pixels, Queue, Semaphore,
+        Timeline,
+    };
 
     use super::*;
     use crate::fake::{calls, context, driver as fake, set_current, stack};
@@ -364,6 +367,47 @@ mod tests {
         }
         assert_eq!(calls(), [""; 0]);
 
+        let pixels = Pixels {
+            element: Element::U8,
+            lanes: 4,
+            size: [64, 16],
+            layers: Some(3),
+            levels: 2,
+            pitch: None,
+        };
+        let image = |kind| {
+            let (allocation, offset, bytes) = (8192, 0, 8192);
+            queue.import_image(
+                ExternalMemory { fd: fd(), kind, allocation, offset, bytes, dedicated: true },
+                &pixels,
+            )
+        };
+        assert!(image(ExternalKind::HostFd).unwrap_err().to_string().contains("shared as host-fd"));
+        let levels = image(ExternalKind::OpaqueFd).unwrap();
+        let [import, map, rest @ ..] = &calls()[..] else { panic!("nothing was imported") };
+        assert_eq!(import, "import 8192 bytes as 1, flags 1");
+        assert_eq!(map, "map 2 levels of [64, 16, 3] from 0, 4 of 1, flags 0x23");
+        let [zero, first_surface, one, second_surface] = rest else { panic!("{rest:?}") };
+        assert_eq!((&**zero, &**one), ("level 0", "level 1"));
+        assert!(first_surface.starts_with("surface of ") && first_surface != second_surface, "{rest:?}");
+        let described: Vec<_> = levels.iter().map(|level| (level.kind(), level.bytes())).collect();
+        assert_eq!(described, [(MemoryKind::Surface, 0); 2]);
+        for level in levels {
+            queue.free(level).unwrap();
+        }
+        let let_go = calls();
+        let let_go: Vec<_> =
+            let_go.iter().filter(|call| call.contains("Destroy") && !call.contains("Event")).collect();
+        let order = [
+            "cuSurfObjectDestroy",
+            "cuSurfObjectDestroy",
+            "cuMipmappedArrayDestroy",
+            "cuDestroyExternalMemory",
+        ];
+        assert_eq!(let_go, order);
+        let kept = image(ExternalKind::OpaqueFd).unwrap();
+        calls();
+
         let semaphore =
             queue.import_semaphore(ExternalSemaphore { fd: Some(fd()), host: Arc::new(Host) }).unwrap();
         queue.wait_semaphore(&semaphore, 7).unwrap();
@@ -377,7 +421,7 @@ mod tests {
         let freed = calls();
         assert_eq!(freed[freed.len() - 2..], ["cuMemFree_v2", "cuDestroyExternalMemory"], "{freed:?}");
         assert_eq!(freed.iter().filter(|call| *call == "cuEventQuery").count(), 1, "it waits: {freed:?}");
-        drop((semaphore, second));
+        drop((semaphore, second, kept));
         assert_eq!(calls(), ["cuDestroyExternalSemaphore"]);
         drop(queue);
         let ended = calls();
@@ -385,6 +429,8 @@ mod tests {
         assert!(place("cuMemFree_v2") < place("cuDestroyExternalMemory"), "{ended:?}");
         assert!(place("cuDestroyExternalMemory") < place("cuStreamDestroy_v2"), "{ended:?}");
         assert!(place("cuMemFree_v2").is_some(), "{ended:?}");
+        assert!(place("cuSurfObjectDestroy") < place("cuMipmappedArrayDestroy"), "{ended:?}");
+        assert!(place("cuSurfObjectDestroy").is_some(), "{ended:?}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use vm_accel::{Arguments, Artifact, Error, MemoryKind, QueueOptions, Result};
 
 use crate::queue::CudaKernel;
 use crate::result::{
-    Context, Device, Entered, Function, ImportedMemory, Maps, Module, OUT_OF_MEMORY, Pool, Stream,
+    Context, Device, Entered, Function, ImportedMemory, Maps, Module, OUT_OF_MEMORY, Pool, Stream, Surface,
 };
 use crate::sys::{Driver, Status};
 
@@ -54,6 +54,8 @@ pub(crate) struct Shared {
     pub(crate) live: RefCell<HashMap<u64, Live>>,
     /// What of it was imported.
     pub(crate) imports: RefCell<HashMap<u64, ImportedMemory>>,
+    /// The levels of images that were imported, by their handles.
+    pub(crate) surfaces: RefCell<HashMap<u64, Surface>>,
     images: RefCell<Images<Module>>,
     maps: RefCell<Maps>,
     /// Set when the device did not finish in time: what it may still use is left to the end of the process.
@@ -73,6 +75,7 @@ impl Shared {
             options: *options,
             live: RefCell::default(),
             imports: RefCell::default(),
+            surfaces: RefCell::default(),
             images: RefCell::default(),
             maps: RefCell::default(),
             stuck: Cell::new(false),
@@ -167,6 +170,8 @@ impl Shared {
             }
             // SAFETY: it was registered here; the caller promises the rest.
             MemoryKind::Registered => unsafe { self.driver.unregister(live.host) },
+            // Those are among the surfaces.
+            MemoryKind::Surface => Err(Error::WrongWorker { what: "surface" }),
             MemoryKind::External => {
                 drop(self.imports.borrow_mut().remove(&address));
                 Ok(())
@@ -199,6 +204,7 @@ impl Shared {
                 tracing::debug!(%error, "memory was not freed");
             }
         }
+        self.surfaces.borrow_mut().clear();
         let _entered = self.enter();
         for module in self.images.borrow_mut().drain() {
             // SAFETY: nobody launches its kernels any more; all commands have run.
@@ -215,6 +221,7 @@ impl Drop for Shared {
             // Ending these would wait for the device, without a deadline.
             std::mem::forget(self.pool.take());
             std::mem::forget(std::mem::take(&mut *self.imports.borrow_mut()));
+            std::mem::forget(std::mem::take(&mut *self.surfaces.borrow_mut()));
             std::mem::forget(Arc::clone(&self.context));
         }
     }

@@ -6,9 +6,11 @@ use std::ffi::{c_int, c_uint};
 use std::ptr;
 
 use crate::sys::{
-    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC,
-    CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, CUcontext, CUdevice,
-    CUdeviceptr, CUevent, CUexternalMemory, CUexternalSemaphore, CUmemoryPool, CUstream, Driver, Status,
+    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
+    CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC,
+    CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, CUDA_RESOURCE_DESC, CUarray,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUexternalMemory, CUexternalSemaphore, CUmemoryPool,
+    CUmipmappedArray, CUstream, CUsurfObject, Driver, Status,
 };
 
 thread_local! {
@@ -156,6 +158,39 @@ unsafe extern "C" fn map_buffer(
     unsafe { give(address, next::<u8>().addr() as CUdeviceptr) }
 }
 
+unsafe extern "C" fn map_image(
+    array: *mut CUmipmappedArray,
+    _: CUexternalMemory,
+    image: *const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC,
+) -> Status {
+    // SAFETY: as the caller promises.
+    let CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC { offset, arrayDesc: of, numLevels, .. } =
+        unsafe { *image };
+    let (sides, format) = ([of.Width, of.Height, of.Depth], of.Format as u32);
+    note(&format!(
+        "map {numLevels} levels of {sides:?} from {offset}, {} of {format}, flags {:#x}",
+        of.NumChannels, of.Flags
+    ));
+    // SAFETY: as the caller promises.
+    unsafe { give(array, next()) }
+}
+
+unsafe extern "C" fn level(level: *mut CUarray, _: CUmipmappedArray, number: c_uint) -> Status {
+    note(&format!("level {number}"));
+    // SAFETY: as the caller promises.
+    unsafe { give(level, next()) }
+}
+
+unsafe extern "C" fn create_surface(
+    surface: *mut CUsurfObject,
+    resource: *const CUDA_RESOURCE_DESC,
+) -> Status {
+    // SAFETY: as the caller promises, of an array.
+    note(&format!("surface of {}", unsafe { (*resource).res.array.hArray }.addr()));
+    // SAFETY: as the caller promises.
+    unsafe { give(surface, next::<u8>().addr() as CUsurfObject) }
+}
+
 unsafe extern "C" fn import_semaphore(
     semaphore: *mut CUexternalSemaphore,
     description: *const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC,
@@ -207,6 +242,9 @@ pub(crate) fn driver() -> &'static Driver {
     driver.cuMemAllocFromPoolAsync = allocate;
     driver.cuImportExternalMemory = import_memory;
     driver.cuExternalMemoryGetMappedBuffer = map_buffer;
+    driver.cuExternalMemoryGetMappedMipmappedArray = map_image;
+    driver.cuMipmappedArrayGetLevel = level;
+    driver.cuSurfObjectCreate = create_surface;
     driver.cuImportExternalSemaphore = import_semaphore;
     driver.cuWaitExternalSemaphoresAsync = wait_semaphore;
     driver.cuSignalExternalSemaphoresAsync = signal_semaphore;

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use vm_accel::{
     Arguments, Artifact, Error, ExternalMemory, ExternalSemaphore, GraphNode, Grid, Memory, MemoryInfo,
-    MemoryKind, Queue, Region, Result, Semaphore, deadline,
+    MemoryKind, Pixels, Queue, Region, Result, Semaphore, deadline,
 };
 
 use crate::context::{Live, Shared};
-use crate::result::{Event, Function, Graph, ImportedMemory, ImportedSemaphore, Stream};
+use crate::result::{Event, Function, Graph, ImportedMemory, ImportedSemaphore, Stream, Surface};
 use crate::sys::{BorrowedStream, CUstream};
 
 /// A loaded kernel.
@@ -128,7 +128,7 @@ impl Queue for CudaQueue {
                 let address = self.shared.allocate_unified(bytes)?;
                 (address, address)
             }
-            MemoryKind::Registered | MemoryKind::External => {
+            MemoryKind::Registered | MemoryKind::External | MemoryKind::Surface => {
                 return Err(self.shared.unsupported(&format!("allocating {} memory", kind.name())));
             }
         };
@@ -161,6 +161,14 @@ impl Queue for CudaQueue {
     #[allow(unsafe_code)]
     fn free(&self, memory: Memory) -> Result<()> {
         let address = memory.address();
+        if memory.kind() == MemoryKind::Surface {
+            if !self.shared.surfaces.borrow().contains_key(&address) {
+                return Err(Error::WrongWorker { what: "surface" });
+            }
+            self.drained()?;
+            drop(self.shared.surfaces.borrow_mut().remove(&address));
+            return Ok(());
+        }
         let live =
             self.shared.live.borrow().get(&address).copied().ok_or(Error::WrongWorker { what: "buffer" })?;
         if live.kind != MemoryKind::Device {
@@ -208,6 +216,19 @@ impl Queue for CudaQueue {
         self.shared.imports.borrow_mut().insert(address, imported);
         // SAFETY: it is mapped until it is freed or the queue is dropped, and the driver keeps what it imported.
         Ok(unsafe { Memory::from_raw(kind, address, host, bytes) })
+    }
+
+    #[allow(unsafe_code)]
+    fn import_image(&self, memory: ExternalMemory, pixels: &Pixels) -> Result<Vec<Memory>> {
+        let levels = Surface::of_image(&self.shared.context, memory, pixels, &self.shared.traits.name)?;
+        let mut surfaces = self.shared.surfaces.borrow_mut();
+        let memory = levels.into_iter().map(|surface| {
+            let handle = surface.handle();
+            surfaces.insert(handle, surface);
+            // SAFETY: it has no bytes, and kernels take its handle until it is freed or the queue is dropped.
+            unsafe { Memory::from_raw(MemoryKind::Surface, handle, 0, 0) }
+        });
+        Ok(memory.collect())
     }
 
     fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {

@@ -8,11 +8,13 @@
 #[path = "../tests/common/mod.rs"]
 mod common;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Outcome, Rig, TIMEOUT, same, sums};
+use common::{Outcome, Rig, TIMEOUT, kernel, same, sums};
 use vm_accel::{Accelerator as _, arguments};
 use vm_graphics::Format;
+use vm_runtime::JitCompiler;
 
 /// How often each figure is taken.
 const ROUNDS: u32 = 5;
@@ -89,17 +91,14 @@ impl Bench {
     }
 
     fn kernel(&self) -> Outcome<Duration> {
-        let [width, height] = self.size;
-        let (extents, bytes) =
-            ([u64::from(height), u64::from(width)], 4 * u64::from(width) * u64::from(height));
-        let worker = &self.rig.worker;
-        let (image, sums) = (worker.allocate_zeroed(bytes)?, worker.allocate_zeroed(bytes)?);
+        let (scene, link) = (self.rig.scene(self.size)?, self.rig.interop.link());
+        let rendered = self.rig.render(&scene, 1)?;
+        let (image, sums) = (scene.image.map(link, rendered)?, scene.sums.map(link, rendered)?);
         self.time(|_| {
             for _ in 0..self.frames {
-                let given = arguments![image.shaped(&extents)?, sums.shaped(&extents)?];
-                worker.launch(&self.rig.kernel, [width.div_ceil(64), height, 1], &given)?;
+                self.rig.launch(&image, &sums)?;
             }
-            Ok(worker.synchronize(TIMEOUT)?)
+            Ok(self.rig.worker.synchronize(TIMEOUT)?)
         })
     }
 
@@ -124,6 +123,8 @@ impl Bench {
         let (extents, bytes) =
             ([u64::from(height), u64::from(width)], 4 * u64::from(width) * u64::from(height));
         let (worker, gpu) = (&self.rig.worker, self.rig.gpu());
+        let compiled = JitCompiler::new(Arc::clone(worker.accelerator())).compile(&kernel(false))?;
+        let kernel = worker.load(compiled.artifact())?;
         let (image, buffer, private) = self.rig.resources(self.size)?;
         let (pixels, counts) = (worker.allocate(bytes)?, worker.allocate(bytes)?);
         let mut found = vec![0u8; bytes as usize];
@@ -137,7 +138,7 @@ impl Bench {
                 worker.write(&pixels, &drawn.bytes()?)?;
                 worker.write(&counts, &moved.bytes()?)?;
                 let given = arguments![pixels.shaped(&extents)?, counts.shaped(&extents)?];
-                worker.launch(&self.rig.kernel, [width.div_ceil(64), height, 1], &given)?;
+                worker.launch(&kernel, [width.div_ceil(64), height, 1], &given)?;
                 let mut frame = gpu.frame()?;
                 worker.read(&pixels, &mut found)?;
                 frame.write_image(&image, &found)?;

@@ -7,7 +7,7 @@ use vm_accel::{Accelerator, Error, Registered, Result, Shareable};
 
 use crate::buffer::Buffer;
 use crate::gpu::Gpu;
-use crate::image::{Image, Store};
+use crate::image::Image;
 use crate::pattern::Pattern;
 use crate::sys::{Place, RawBuffer, RawImage, RawTimeline, Recorder};
 use crate::timeline::Timeline;
@@ -72,14 +72,10 @@ impl fmt::Debug for Frame<'_> {
     }
 }
 
-/// Bytes of the pixels of a row.
-fn row_bytes(image: &Image) -> u64 {
-    u64::from(image.size()[0]) * u64::from(image.format().bytes())
-}
-
-/// Bytes of an image's pixels, row by row.
-fn image_bytes(image: &Image) -> u64 {
-    row_bytes(image) * u64::from(image.size()[1])
+/// Bytes of a level's pixels, row by row.
+fn level_bytes(image: &Image, level: u32) -> u64 {
+    let pixels = image.layout().size_of(level).map(u64::from);
+    pixels.iter().product::<u64>() * u64::from(image.format().bytes())
 }
 
 impl<'a> Frame<'a> {
@@ -89,13 +85,10 @@ impl<'a> Frame<'a> {
 
     /// Brings a new image into the layout that it keeps.
     pub(crate) fn begin(&mut self, image: &Image) {
-        let target = image.store.target();
-        self.recorder.keep(Arc::clone(target) as _);
-        self.recorder.image_owner(target, None);
-        if image.renders_in_place() {
-            // From here on each frame takes it and gives it back.
-            self.recorder.image_owner(target, Some(false));
-        }
+        self.recorder.keep(Arc::clone(&image.raw) as _);
+        self.recorder.image_owner(&image.raw, None);
+        // From here on each frame takes it and gives it back.
+        self.recorder.image_owner(&image.raw, Some(false));
     }
 
     /// A registered resource, for this frame, which begins when the worker has given it back.
@@ -110,18 +103,11 @@ impl<'a> Frame<'a> {
     }
 
     fn take_image(&mut self, image: &'a Image) {
-        match &image.store {
-            Store::InPlace(raw, _) => {
-                if !self.images.iter().any(|taken| std::ptr::eq(*taken, &**raw)) {
-                    self.recorder.keep(Arc::clone(raw) as _);
-                    self.recorder.image_owner(raw, Some(true));
-                    self.images.push(raw);
-                }
-            }
-            Store::Beside { canvas, rows } => {
-                self.recorder.keep(Arc::clone(canvas) as _);
-                self.take_shared(rows);
-            }
+        let raw = &image.raw;
+        if !self.images.iter().any(|taken| std::ptr::eq(*taken, &**raw)) {
+            self.recorder.keep(Arc::clone(raw) as _);
+            self.recorder.image_owner(raw, Some(true));
+            self.images.push(raw);
         }
         self.recorder.order();
     }
@@ -142,22 +128,13 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Brings what was rendered beside them to the rows that are shared.
-    fn rendered(&mut self, image: &'a Image) {
-        if let Store::Beside { canvas, rows } = &image.store {
-            self.recorder.order();
-            self.recorder.image_to_buffer(canvas, rows, image.row());
-        }
-    }
-
-    /// Sets all of an image to one color.
+    /// Sets all of an image, each level and layer, to one color.
     pub fn clear(&mut self, image: &'a Image, color: [f32; 4]) {
         self.take_image(image);
-        self.recorder.clear(image.store.target(), color);
-        self.rendered(image);
+        self.recorder.clear(&image.raw, color);
     }
 
-    /// Draws the pattern of the frame with a number.
+    /// Draws the pattern of the frame with a number, in the first level and layer.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for an image of another format.
@@ -171,8 +148,7 @@ impl<'a> Frame<'a> {
         }
         self.take_image(image);
         self.recorder.keep(Arc::clone(&pattern.pipeline) as _);
-        self.recorder.draw(&pattern.pipeline, image.store.target(), number);
-        self.rendered(image);
+        self.recorder.draw(&pattern.pipeline, &image.raw, number);
         Ok(())
     }
 
@@ -204,20 +180,28 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
-    /// Copies an image's pixels to the host, row by row.
+    /// Copies the pixels of an image's first level and layer to the host, row by row.
     ///
     /// # Errors
     /// The driver's.
     pub fn read_image(&mut self, image: &'a Image) -> Result<Readback> {
-        let raw = self.host_buffer(image_bytes(image))?;
-        self.take_image(image);
-        let (row, pitch) = (row_bytes(image), image.layout().pitch);
-        match &image.store {
-            Store::InPlace(from, _) => self.recorder.image_to_buffer(from, &raw, 0),
-            Store::Beside { rows, .. } => {
-                self.recorder.copy_rows((rows, pitch), (&raw, row), image.size()[1], row)
+        self.read_part(image, 0, 0)
+    }
+
+    /// Copies the pixels of a level of a layer to the host, row by row.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for a level or a layer that it has not; the driver's.
+    pub fn read_part(&mut self, image: &'a Image, level: u32, layer: u32) -> Result<Readback> {
+        let pixels = image.layout();
+        for (at, count) in [(level, pixels.levels), (layer, pixels.layers.unwrap_or(1))] {
+            if at >= count {
+                return Err(Error::OutOfRange { offset: at.into(), bytes: 1, size: count.into() });
             }
         }
+        let raw = self.host_buffer(level_bytes(image, level))?;
+        self.take_image(image);
+        self.recorder.image_to_buffer(&image.raw, &raw, [level, layer]);
         self.recorder.show_host();
         Ok(Readback { raw })
     }
@@ -234,20 +218,14 @@ impl<'a> Frame<'a> {
         Ok(Readback { raw })
     }
 
-    /// Copies pixels of the host's, row by row, into an image.
+    /// Copies pixels of the host's, row by row, into the first level and layer of an image.
     ///
     /// # Errors
     /// [`Error::Lengths`]; the driver's.
     pub fn write_image(&mut self, image: &'a Image, pixels: &[u8]) -> Result<()> {
-        let staged = self.staged(image_bytes(image), pixels)?;
+        let staged = self.staged(level_bytes(image, 0), pixels)?;
         self.take_image(image);
-        let (row, pitch) = (row_bytes(image), image.layout().pitch);
-        match &image.store {
-            Store::InPlace(to, _) => self.recorder.buffer_to_image(&staged, to, 0),
-            Store::Beside { rows, .. } => {
-                self.recorder.copy_rows((&staged, row), (rows, pitch), image.size()[1], row);
-            }
-        }
+        self.recorder.buffer_to_image(&staged, &image.raw);
         Ok(())
     }
 

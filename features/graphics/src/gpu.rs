@@ -10,7 +10,7 @@ use vm_accel::{Accelerator, Error, ExternalKind, Result};
 use crate::buffer::Buffer;
 use crate::format::Format;
 use crate::frame::Frame;
-use crate::image::Image;
+use crate::image::{Image, ImageOptions};
 use crate::parcel::receive_timeline;
 use crate::pattern::Pattern;
 use crate::sys::{Device, Instance, Physical, Place, Ring};
@@ -23,13 +23,11 @@ pub struct GpuOptions {
     pub timeout: Duration,
     /// Whether the validation layer watches, where it is installed.
     pub validate: bool,
-    /// Whether images are rendered beside what is shared, as GPUs do it, also where the device could render there.
-    pub beside: bool,
 }
 
 impl Default for GpuOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(10), validate: false, beside: false }
+        Self { timeout: Duration::from_secs(10), validate: false }
     }
 }
 
@@ -164,12 +162,27 @@ impl Gpu {
         Buffer::new(self, name, bytes, Place::Device)
     }
 
-    /// An image that can be registered with a worker, which sees its rows one behind the other.
+    /// An image that can be registered with a worker, of one level and without layers.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for one without pixels; [`Error::Unsupported`]; the driver's.
+    /// As [`Gpu::image_with`].
     pub fn image(&self, name: &str, format: Format, size: [u32; 2]) -> Result<Image> {
-        Image::new(self, name, format, size)
+        self.image_with(name, format, size, ImageOptions::default())
+    }
+
+    /// The same with levels and layers.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for one without pixels, of more levels than halve its size to one pixel, or that the device does not have or
+    /// can't share; the driver's.
+    pub fn image_with(
+        &self,
+        name: &str,
+        format: Format,
+        size: [u32; 2],
+        options: ImageOptions,
+    ) -> Result<Image> {
+        Image::new(self, name, format, size, options)
     }
 
     /// The pattern that tests and examples draw, for images of a format.

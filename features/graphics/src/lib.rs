@@ -8,11 +8,12 @@
 //! ```no_run
 //! use std::sync::Arc;
 //! use std::time::Duration;
-//! use vm_accel::{Accelerator, Error, Worker, WorkerOptions};
+//! use vm_accel::{Accelerator, Artifact, Error, Worker, WorkerOptions, arguments};
 //! use vm_graphics::{Format, GpuOptions, Interop};
 //!
-//! fn one_frame<A: Accelerator>(accelerator: Arc<A>) -> Result<Vec<u8>, Error> {
+//! fn one_frame<A: Accelerator>(accelerator: Arc<A>, kernel: &Artifact) -> Result<Vec<u8>, Error> {
 //!     let worker = Worker::start(accelerator, WorkerOptions::default())?;
+//!     let kernel = &worker.load(kernel)?;
 //!     let interop = Interop::open(&worker, GpuOptions::default())?;
 //!     let pattern = interop.gpu().pattern(Format::Rgba8Unorm)?;
 //!     let image = interop.register(interop.gpu().image("frame", Format::Rgba8Unorm, [640, 480])?)?;
@@ -21,7 +22,7 @@
 //!     frame.draw(&pattern, target, 1)?;
 //!     let rendered = interop.submit(frame)?;
 //!     let mapped = image.map(interop.link(), rendered)?;
-//!     worker.fill(mapped.buffer(), 0x80)?;
+//!     worker.launch(kernel, [10, 480], &arguments![mapped.surface(0)?])?;
 //!     let image = mapped.unmap()?.unregister()?;
 //!     interop.gpu().read_image(&image)
 //! }
@@ -45,7 +46,7 @@ pub use buffer::Buffer;
 pub use format::Format;
 pub use frame::{Frame, Readback};
 pub use gpu::{Gpu, GpuOptions};
-pub use image::{Image, Rows};
+pub use image::{Image, ImageOptions};
 pub use interop::Interop;
 pub use parcel::Foreign;
 pub use pattern::Pattern;

@@ -5,11 +5,12 @@ mod common;
 use std::sync::Arc;
 
 use common::{Outcome, Rig, check, same};
-use vm_accel::{Element, Kernel, arguments};
-use vm_graphics::Format;
+use vm_accel::{Element, ExternalKind, Kernel, arguments};
+use vm_graphics::{Format, ImageOptions};
+use vm_ir::builder::Val;
 use vm_ir::op::Axis;
-use vm_ir::view::Access;
-use vm_ir::{GuestAddr, IRBlock, Scalar};
+use vm_ir::view::{Access, ViewType};
+use vm_ir::{GuestAddr, IRBlock, Scalar, Type};
 use vm_runtime::{AnyAccelerator, JitCompiler};
 
 fn load(rig: &Rig, block: &IRBlock) -> Outcome<Kernel<AnyAccelerator>> {
@@ -17,26 +18,102 @@ fn load(rig: &Rig, block: &IRBlock) -> Outcome<Kernel<AnyAccelerator>> {
     Ok(rig.worker.load(compiled.artifact())?)
 }
 
-/// Takes each number of each pixel from 1.
-fn from_one(element: Element) -> IRBlock {
-    let scalar = match element {
+/// The scalar that an image's element is.
+fn scalar_of(element: Element) -> Scalar {
+    match element {
         Element::U8 => Scalar::I8,
         Element::F16 => Scalar::F16,
         _ => Scalar::F32,
-    };
+    }
+}
+
+/// Takes each number of each pixel from 1, and stores all over the edges too, where nothing is.
+fn from_one(format: Format) -> IRBlock {
+    let (scalar, lanes) = (scalar_of(format.element()), format.lanes() as u8);
     let block = IRBlock::new(GuestAddr(0x1000));
     let k = block.builder();
     k.name("from_one").block_size([64, 1, 1]);
-    let image = k.view("image", scalar, 3, Access::ReadWrite);
-    let (x, y, lane) = (k.global_id(Axis::X), k.global_id(Axis::Y), k.global_id(Axis::Z));
-    k.if_(x.lt(image.extent(1)), || {
-        let number = image.at([y, x, lane]).load();
-        image.at([y, x, lane]).store(match element {
-            Element::U8 => (-number.from_unorm() + 1.0f32).to_unorm(scalar),
-            _ => (-number.to(Scalar::F32) + 1.0f32).to(scalar),
-        });
-    });
+    let image = k.view_of("image", ViewType::surface(scalar, 2, lanes, Access::ReadWrite));
+    let (x, y) = (k.global_id(Axis::X), k.global_id(Axis::Y) - 1i64);
+    let at = || image.at([y, x]);
+    if lanes == 1 {
+        at().store(one_less(at().load(), scalar));
+    } else {
+        let pixel = at().load_vector(lanes);
+        at().store(
+            (0..lanes).fold(pixel, |all, lane| all.with_lane(lane, one_less(pixel.lane(lane), scalar))),
+        );
+    }
     block
+}
+
+/// 1 less a number of a pixel.
+fn one_less(number: Val<'_>, scalar: Scalar) -> Val<'_> {
+    match scalar {
+        Scalar::I8 => (-number.from_unorm() + 1.0f32).to_unorm(scalar),
+        Scalar::F16 => (-number.to(Scalar::F32) + 1.0f32).to(scalar),
+        _ => -number + 1.0f32,
+    }
+}
+
+/// Sets each byte of each pixel to a number of its place, through a surface of layers.
+fn places() -> IRBlock {
+    let block = IRBlock::new(GuestAddr(0x1000));
+    let k = block.builder();
+    k.name("places").block_size([64, 1, 1]);
+    let image = k.view_of("image", ViewType::surface(Scalar::I8, 3, 4, Access::Write));
+    let level = k.scalar("level", Type::I32);
+    let (x, y, layer) = (k.global_id(Axis::X), k.global_id(Axis::Y), k.global_id(Axis::Z));
+    let [x32, y32, layer32] = [x, y, layer].map(|one| one.to(Scalar::I32));
+    let number = x32 + y32 * 256 + layer32 * 65_536 + level * 16_777_216;
+    if let Some(bytes) = Type::vector(Scalar::I8, 4) {
+        image.at([layer, y, x]).store(number.bitcast(bytes));
+    }
+    block
+}
+
+/// All levels and layers of an image of the GPU's own tiling are reached; a renderer that shares rows says that it has none.
+#[test]
+fn kernels_see_levels_and_layers() {
+    const SIZE: [u32; 2] = [100, 52];
+    check(|rig| {
+        let options = ImageOptions { levels: 4, layers: Some(3) };
+        let image = rig.gpu().image_with("layers", Format::Rgba8Unorm, SIZE, options);
+        if rig.gpu().shares() == ExternalKind::HostFd {
+            let error = image.map(drop).unwrap_err().to_string();
+            assert!(error.contains("levels or layers"), "{error}");
+            return Ok(rig);
+        }
+        let kernel = load(&rig, &places())?;
+        let image = rig.interop.register(image?)?;
+        let mut frame = rig.gpu().frame()?;
+        let target = frame.acquire(&image);
+        frame.clear(target, [1.0; 4]);
+        let rendered = rig.interop.submit(frame)?;
+        let mapped = image.map(rig.interop.link(), rendered)?;
+        for level in 0..4u32 {
+            // More blocks than there are pixels and layers: what is out of bounds is left alone.
+            let given = arguments![mapped.surface(level)?, level];
+            rig.worker.launch(&kernel, [2, 52, 4], &given)?;
+        }
+        assert!(mapped.surface(4).is_err());
+        let image = mapped.unmap()?.unregister()?;
+        let mut read = Vec::new();
+        let mut frame = rig.gpu().frame()?;
+        for (level, layer) in (0..4).flat_map(|level| (0..3).map(move |layer| (level, layer))) {
+            read.push((level, layer, frame.read_part(&image, level, layer)?));
+        }
+        frame.submit()?;
+        rig.gpu().finish()?;
+        for (level, layer, found) in read {
+            let [width, height] = SIZE.map(|side| side >> level);
+            let at = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
+            let wanted: Vec<u8> =
+                at.flat_map(|(x, y)| [x as u8, y as u8, layer as u8, level as u8]).collect();
+            same(&format!("level {level} of layer {layer}"), &found.bytes()?, &wanted);
+        }
+        Ok(rig)
+    });
 }
 
 #[test]
@@ -53,7 +130,7 @@ fn kernels_see_each_format() {
             (Format::R32Float, [0.1, 0.5, 0.75, 1.0], f32(&[1.0 - 0.1])),
             (Format::Rgba32Float, [0.25, 0.5, -8.0, 1e9], f32(&[0.75, 0.5, 9.0, 1.0 - 1e9])),
         ] {
-            let kernel = load(&rig, &from_one(format.element()))?;
+            let kernel = load(&rig, &from_one(format))?;
             let name = format.to_string();
             let image = rig.interop.register(rig.gpu().image(&name, format, SIZE)?)?;
             let mut frame = rig.gpu().frame()?;
@@ -61,8 +138,8 @@ fn kernels_see_each_format() {
             frame.clear(target, color);
             let rendered = rig.interop.submit(frame)?;
             let mapped = image.map(rig.interop.link(), rendered)?;
-            let grid = [SIZE[0].div_ceil(64), SIZE[1], format.lanes()];
-            rig.worker.launch(&kernel, grid, &arguments![mapped.layout().lanes(mapped.buffer())?])?;
+            let grid = [SIZE[0].div_ceil(64), SIZE[1] + 2, 1];
+            rig.worker.launch(&kernel, grid, &arguments![mapped.surface(0)?])?;
             let image = mapped.unmap()?.unregister()?;
             same(&name, &rig.gpu().read_image(&image)?, &pixel.repeat((SIZE[0] * SIZE[1]) as usize));
         }

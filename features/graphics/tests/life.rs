@@ -28,8 +28,8 @@ fn a_job_that_fails_in_its_turn_keeps_nobody_waiting() {
             let sums = scene.sums.map(rig.interop.link(), rendered)?;
             let (worker, kernel) = (rig.worker.clone(), rig.kernel.clone());
             let failed = rig.worker.submit_and_wait(soon(), move |_| {
-                let [height, width] = image.layout().extents();
-                let pixels = image.buffer().strided(&[height, width], &[image.layout().pitch])?;
+                let [width, height] = image.layout().size.map(u64::from);
+                let pixels = image.surface(0)?;
                 worker.launch(
                     &kernel,
                     [1, 1, 1],
@@ -107,7 +107,7 @@ fn what_can_not_be_is_refused() {
             |error: Error, what: &str| assert!(error.to_string().contains(what), "{error}, not {what}");
         refused(gpu.buffer("none", 0).map(drop).unwrap_err(), "0..0+0");
         refused(gpu.buffer("odd", 7).map(drop).unwrap_err(), "do not lie in");
-        refused(gpu.image("none", Format::Rgba8Unorm, [0, 4]).map(drop).unwrap_err(), "do not lie in");
+        refused(gpu.image("none", Format::Rgba8Unorm, [0, 4]).map(drop).unwrap_err(), "0x4 pixels");
         let (small, large) = (gpu.buffer("small", 16)?, gpu.buffer("large", 4096)?);
         let mut frame = gpu.frame()?;
         refused(frame.copy((&small, 0), (&large, 0), 20).unwrap_err(), "16 bytes");

@@ -10,14 +10,12 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use common::{Outcome, SIZE, TIMEOUT, after, check, options, pixels, spec};
-use vm_accel::{Link, Mapped, Registered, Timeline as _, arguments};
-use vm_graphics::{Foreign, Format, Gpu, GpuOptions, Timeline};
+use vm_accel::{Link, Mapped, Pixels, Registered, Timeline as _, arguments};
+use vm_graphics::{Foreign, Format, Gpu, Timeline};
 use vm_runtime::AnyAccelerator;
 
 /// Where the child finds its parent.
 const SOCKET: &str = "VM_GRAPHICS_SOCKET";
-/// Set where it renders beside what is shared.
-const BESIDE: &str = "VM_GRAPHICS_BESIDE";
 
 // What the parent asks the child for; each is followed by the frame's number, and answered by a byte.
 const RENDER: u8 = 1;
@@ -38,8 +36,7 @@ fn child() {
         let mut socket = UnixStream::connect(path)?;
         socket.set_read_timeout(Some(TIMEOUT))?;
         let accelerator = AnyAccelerator::open(&spec())?;
-        let beside = std::env::var_os(BESIDE).is_some();
-        let gpu = Gpu::beside(&accelerator, GpuOptions { beside, ..options() })?;
+        let gpu = Gpu::beside(&accelerator, options())?;
         let (graphics, computed) = (gpu.timeline()?, gpu.timeline()?);
         let pattern = gpu.pattern(Format::Rgba8Unorm)?;
         let image = gpu.image("theirs", Format::Rgba8Unorm, SIZE)?;
@@ -83,7 +80,7 @@ struct Peer {
     graphics: Timeline,
     computed: Timeline,
     shares: bool,
-    image: Option<Registered<AnyAccelerator, Foreign>>,
+    image: Option<Registered<AnyAccelerator, Foreign<Pixels>>>,
 }
 
 impl Peer {
@@ -95,7 +92,6 @@ impl Peer {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["--exact", "child", "--nocapture"])
             .env(SOCKET, &path)
-            .envs(rig.gpu().options().beside.then_some((BESIDE, "1")))
             .spawn()?;
         let end = Instant::now() + TIMEOUT;
         let socket = loop {
@@ -112,7 +108,7 @@ impl Peer {
         };
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(Some(TIMEOUT))?;
-        let image = Foreign::receive(&socket)?.ok_or("the child has ended")?;
+        let image = Foreign::<Pixels>::receive(&socket)?.ok_or("the child has ended")?;
         image.check(&**rig.worker.accelerator())?;
         let mut shares = [0];
         (&socket).read_exact(&mut shares)?;
@@ -129,15 +125,12 @@ impl Peer {
         Ok(Self { child, socket, link, graphics, computed, shares, image })
     }
 
-    fn launch(&self, rig: &common::Rig, image: &Mapped<AnyAccelerator, Foreign>) -> Outcome<()> {
-        let rows = image.layout().ok_or("no image")?;
-        let [height, width] = rows.extents();
-        let sums = rig.worker.allocate_zeroed(4 * height * width)?;
-        let given = arguments![
-            image.buffer().strided(&[height, width], &[rows.pitch])?,
-            sums.shaped(&[height, width])?
-        ];
-        Ok(rig.worker.launch(&rig.kernel, [rows.width.div_ceil(64), rows.height, 1], &given)?)
+    fn launch(&self, rig: &common::Rig, image: &Mapped<AnyAccelerator, Foreign<Pixels>>) -> Outcome<()> {
+        let [width, height] = image.layout().size;
+        let extents = [height, width].map(u64::from);
+        let sums = rig.worker.allocate_zeroed(4 * extents[0] * extents[1])?;
+        let given = arguments![image.surface(0)?, sums.shaped(&extents)?];
+        Ok(rig.worker.launch(&rig.kernel, [width.div_ceil(64), height, 1], &given)?)
     }
 
     fn turn(&mut self, rig: &common::Rig, number: u8) -> Outcome<()> {

@@ -300,7 +300,7 @@ impl Queue for GuestQueue {
             MemoryKind::Device => self.context.allocate_device(bytes),
             MemoryKind::Pinned => self.context.allocate_pinned(bytes),
             MemoryKind::Unified => Err(self.context.unsupported("unified memory")),
-            kind @ (MemoryKind::Registered | MemoryKind::External) => {
+            kind @ (MemoryKind::Registered | MemoryKind::External | MemoryKind::Surface) => {
                 Err(self.context.unsupported(&format!("allocating {} memory", kind.name())))
             }
         }

@@ -175,7 +175,7 @@ impl Queue for RocmQueue {
         let shared = &self.shared;
         self.not_capturing("allocating memory")?;
         match kind {
-            MemoryKind::Registered | MemoryKind::External => {
+            MemoryKind::Registered | MemoryKind::External | MemoryKind::Surface => {
                 return Err(shared.unsupported(&format!("allocating {} memory", kind.name())));
             }
             MemoryKind::Unified if !shared.unified => {

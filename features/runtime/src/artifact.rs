@@ -8,22 +8,35 @@ use std::sync::Arc;
 
 use vm_accel::{Artifact, Error, Extent, Parameter, ParameterKind, Signature};
 use vm_ir::module::ParamKind;
-use vm_ir::view::Dim;
+use vm_ir::view::{Dim, ViewType};
 use vm_ir::{Kernel, ValidModule};
-use vm_jit::Entry;
+use vm_jit::{Entry, Format};
 
 /// The artifact of a kernel. `image` is the code that vm-jit made of `module` for `entry`, or what an assembler made of
-/// that code.
+/// that code, which is of a format.
 ///
 /// # Errors
 /// [`Error::Load`] when the entry is not one of this module's.
-pub(super) fn of(module: &ValidModule, entry: &Entry, image: &Arc<[u8]>) -> Result<Artifact, Error> {
+pub(super) fn of(
+    module: &ValidModule,
+    entry: &Entry,
+    format: Format,
+    image: &Arc<[u8]>,
+) -> Result<Artifact, Error> {
     let bad = |reason: &str| Error::Load { kernel: entry.kernel.clone(), reason: reason.into() };
     let kernel = module.kernel(&entry.kernel).ok_or_else(|| bad("it is not of this module"))?;
     let parameters = (0..).zip(kernel.params()).map(|(index, param)| {
+        let extents =
+            |view: &ViewType| (0..).zip(&view.dims).map(|(at, dim)| extent(kernel, index, at, dim)).collect();
         let kind = match &param.kind {
+            // Elsewhere its pixels lie in rows, as those of a view.
+            ParamKind::View(view) if view.surface && format == Format::Ptx => ParameterKind::Surface {
+                extents: extents(view),
+                element: vm_jit::artifact::element(view.element),
+                writes: view.access.writes(),
+            },
             ParamKind::View(view) => ParameterKind::View {
-                extents: (0..).zip(&view.dims).map(|(at, dim)| extent(kernel, index, at, dim)).collect(),
+                extents: extents(view),
                 element: vm_jit::artifact::element(view.element),
                 align: view.align,
                 writes: view.access.writes(),

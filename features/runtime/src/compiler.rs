@@ -247,7 +247,7 @@ impl<A: JitTarget> JitCompiler<A> {
         }
         let compiled = self.cache.compile(module, &target)?;
         let image = match &self.assembler {
-            None => Arc::from(compiled.code),
+            None => Arc::from(compiled.code.as_slice()),
             Some(assembler) => assembled(&self.cache, &**assembler, module, &target, &compiled.code)?,
         };
         let format = self.assembler.as_ref().map_or(compiled.format.to_string(), |a| a.product());
@@ -255,7 +255,7 @@ impl<A: JitTarget> JitCompiler<A> {
             .entries
             .iter()
             .map(|entry| {
-                let artifact = artifact::of(module, entry, &image)?;
+                let artifact = artifact::of(module, entry, compiled.format, &image)?;
                 Ok(CompiledKernel {
                     name: entry.kernel.clone(),
                     target: target.clone(),

@@ -169,7 +169,7 @@ impl Assemble for FakeAssembler {
             let cpu = vm_jit::compile(module, &"cpu".parse()?)?;
             let image = Arc::from(cpu.code.as_slice());
             let kernels = gpu.entries.iter().zip(&cpu.entries).map(|(gpu, cpu)| {
-                let cpu = artifact::of(module, cpu, &image)?;
+                let cpu = artifact::of(module, cpu, vm_jit::Format::Elf, &image)?;
                 Ok(rocm::fake::Kernel { symbol: gpu.symbol.clone(), params: gpu.params.clone(), cpu })
             });
             let (chip, kernels) = (options.chip.name(), kernels.collect::<Result<_, Error>>()?);

@@ -169,7 +169,8 @@ fn ids(run: &Run, heap: &Heap) -> Option<()> {
 pub(super) fn same_layout(given: &Signature, known: &Signature) -> bool {
     let plain = |signature: &Signature| {
         let kinds = signature.parameters.iter().map(|parameter| match &parameter.kind {
-            ParameterKind::View { extents, element, .. } => (extents.len(), Some(*element)),
+            ParameterKind::View { extents, element, .. }
+            | ParameterKind::Surface { extents, element, .. } => (extents.len(), Some(*element)),
             ParameterKind::Scalar { .. } => (0, None),
         });
         (kinds.collect::<Vec<_>>(), signature.tiles.clone(), signature.guarded, signature.block)

@@ -147,6 +147,39 @@ fn numbers_out_of_range_and_views_that_overlap_are_refused() {
 }
 
 #[test]
+#[allow(unsafe_code)]
+fn surfaces_are_given_for_surfaces_alone() {
+    let extents = || vec![Extent::Any, Extent::Any, Extent::Fixed(4)];
+    let surface = |writes| ParameterKind::Surface { extents: extents(), element: Element::U8, writes };
+    let view = ParameterKind::View { extents: extents(), element: Element::U8, align: 1, writes: false };
+    // SAFETY: nothing runs that would reach them.
+    let level = |handle| unsafe { Memory::from_raw(MemoryKind::Surface, handle, 0, 0) };
+    let (one, other, buffer) = (level(7), level(8), memory(0x1000, 0x1000));
+    let of = |memory: &'static Memory, extents: &[u64]| {
+        QueueArgument::View(memory.region(), Extents::packed(extents).unwrap())
+    };
+    let [one, other, buffer] = [one, other, buffer].map(|memory| &*Box::leak(Box::new(memory)));
+    let size = [16, 32, 4];
+    let check = |kinds: [ParameterKind; 2], given: [QueueArgument<'_>; 2], want: Option<&str>| {
+        let got = Arguments::new(&artifact(kinds.to_vec(), false), given);
+        match (got, want) {
+            (Ok(packed), None) => assert_eq!(packed.words()[..4], [7, 16, 32, 4]),
+            (Err(error), Some(want)) => assert!(error.to_string().contains(want), "{error}, not {want}"),
+            (got, want) => panic!("{:?}, not {want:?}", got.map(|_| ())),
+        }
+    };
+    check([surface(true), surface(false)], [of(one, &size), of(other, &size)], None);
+    check([surface(false), surface(false)], [of(one, &size), of(one, &size)], None);
+    let same = Some("p1: it is written, and is the surface p0 too");
+    check([surface(false), surface(true)], [of(one, &size), of(one, &size)], same);
+    check([surface(true), surface(false)], [of(one, &[16, 32, 2]), of(other, &size)], Some("is not 4"));
+    let wanted = Some("a surface is wanted, a buffer was given");
+    check([surface(true), surface(false)], [of(one, &size), of(buffer, &size)], wanted);
+    let wanted = Some("a buffer is wanted, a surface was given");
+    check([surface(true), view], [of(one, &size), of(other, &[0, 0, 4])], wanted);
+}
+
+#[test]
 fn blocks_of_any_size_are_packed() {
     for count in [1u32, 63, 64, 65, 512] {
         let kinds = (0..count).map(|_| ParameterKind::Scalar { bytes: 8, range: None });

@@ -5,17 +5,19 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Shaped, View};
 use super::link::{Link, Turns};
+use super::session::Session;
 use super::{Shared, Worker, current};
 use crate::accelerator::{Accelerator, Queue};
 use crate::error::{Error, Result};
-use crate::external::ExternalMemory;
+use crate::external::{ExternalMemory, Layout, Pixels};
+use crate::memory::Memory;
 
 /// What graphics can share with a worker: a buffer, or an image.
 pub trait Shareable: Send + Sync + 'static {
-    /// How its memory is laid out.
-    type Layout: Copy + fmt::Debug + Send + Sync;
+    /// How its memory is laid out: the bytes of a buffer, the [`Pixels`] of an image.
+    type Layout: Layout;
 
     /// What it is called in messages.
     fn name(&self) -> &str;
@@ -62,7 +64,8 @@ pub(super) type Held = HashMap<u64, (String, &'static str)>;
 
 /// The import of a resource, which ends before the resource does.
 struct Import<A: Accelerator, R: Shareable> {
-    buffer: Option<Buffer<A>>,
+    /// A buffer, or a surface for each level.
+    memory: Vec<Buffer<A>>,
     resource: Option<R>,
     layout: R::Layout,
     number: u64,
@@ -84,7 +87,7 @@ impl<A: Accelerator, R: Shareable> Import<A, R> {
 impl<A: Accelerator, R: Shareable> Drop for Import<A, R> {
     fn drop(&mut self) {
         self.shared.held().remove(&self.number);
-        drop(self.buffer.take());
+        self.memory.clear();
         if let Some(resource) = self.resource.take() {
             self.shared.keep(resource);
         }
@@ -93,11 +96,11 @@ impl<A: Accelerator, R: Shareable> Drop for Import<A, R> {
 
 /// A resource that a worker has registered, and graphics uses now.
 ///
-/// Kernels can't: it has no buffer until it is mapped.
+/// Kernels can't: it has neither buffer nor surface until it is mapped.
 ///
 /// ```compile_fail,E0599
 /// # use vm_accel::{Accelerator, Registered, Shareable};
-/// fn early<A: Accelerator, R: Shareable>(resource: &Registered<A, R>) -> u64 {
+/// fn early<A: Accelerator, R: Shareable<Layout = u64>>(resource: &Registered<A, R>) -> u64 {
 ///     resource.buffer().bytes()
 /// }
 /// ```
@@ -129,7 +132,7 @@ pub struct Registered<A: Accelerator, R: Shareable> {
 /// ```compile_fail,E0505
 /// # use vm_accel::{Accelerator, Error, Mapped, Shareable, Worker};
 /// # fn main() {}
-/// fn late<A: Accelerator, R: Shareable>(worker: &Worker<A>, mapped: Mapped<A, R>) -> Result<(), Error> {
+/// fn late<A: Accelerator, R: Shareable<Layout = u64>>(worker: &Worker<A>, mapped: Mapped<A, R>) -> Result<(), Error> {
 ///     let view = mapped.buffer().view(0, 4)?;
 ///     let _registered = mapped.unmap()?;
 ///     worker.fill(view, 0)
@@ -180,20 +183,27 @@ impl<A: Accelerator> Worker<A> {
     /// What [`Shareable::export`] fails with; [`Error::Unsupported`] for what the device can't import; [`Error::Capturing`],
     /// [`Error::Deadline`], [`Error::Stopped`], [`Error::Lost`]; the device's.
     pub fn register_resource<R: Shareable>(&self, resource: R) -> Result<Registered<A, R>, Box<Refused<R>>> {
+        let layout = resource.layout();
         let imported = resource.export().and_then(|memory| {
             self.submit_and_wait(self.0.deadline(), move |session| {
                 session.not_capturing("an import")?;
-                session.note(session.queue().import_memory(memory))
+                session.note(match layout.pixels() {
+                    Some(pixels) if pixels.pitch.is_none() => session.queue().import_image(memory, &pixels),
+                    _ => session.queue().import_memory(memory).map(|memory| vec![memory]),
+                })
             })
         });
         let shared = Arc::clone(&self.0.shared);
         match imported {
             Ok(memory) => {
-                shared.pool.adopt(memory.bytes());
-                let bytes = memory.bytes();
-                let buffer = Some(Buffer::new(memory, bytes, 0, &shared));
-                let (layout, number) = (resource.layout(), shared.hold(resource.name()));
-                let import = Import { buffer, resource: Some(resource), layout, number, shared };
+                let adopt = |memory: Memory| {
+                    let bytes = memory.bytes();
+                    shared.pool.adopt(bytes);
+                    Buffer::new(memory, bytes, 0, &shared)
+                };
+                let memory = memory.into_iter().map(adopt).collect();
+                let number = shared.hold(resource.name());
+                let import = Import { memory, resource: Some(resource), layout, number, shared };
                 Ok(Registered { import, ready: 0 })
             }
             Err(error) => {
@@ -246,26 +256,25 @@ impl<A: Accelerator, R: Shareable> Registered<A, R> {
     /// resource is then dropped, once the device has let go of it.
     pub fn unregister(mut self) -> Result<R> {
         let shared = Arc::clone(&self.import.shared);
-        let buffer = self.import.buffer.take();
-        if let Some(buffer) = buffer
-            && !shared.ended()
-        {
-            unregister(&shared, buffer)?;
+        let memory = std::mem::take(&mut self.import.memory);
+        if !shared.ended() {
+            unregister(&shared, memory)?;
         }
         self.import.resource.take().ok_or(Error::Stopped)
     }
 }
 
-fn unregister<A: Accelerator>(shared: &Arc<Shared<A>>, buffer: Buffer<A>) -> Result<()> {
+fn unregister<A: Accelerator>(shared: &Arc<Shared<A>>, memory: Vec<Buffer<A>>) -> Result<()> {
+    let each = |session: &Session<A>| memory.into_iter().try_for_each(|one| session.unregister(one));
     if current::is(shared.id) {
         if !shared.executor.runs_the_last() {
             return Err(Error::OutOfOrder);
         }
-        return current::with(shared, |session| session.unregister(buffer)).unwrap_or(Err(Error::Stopped));
+        return current::with(shared, each).unwrap_or(Err(Error::Stopped));
     }
     shared.alive()?;
     let deadline = shared.options.queue.deadline();
-    shared.executor.submit_and_wait(deadline, move |session| session.unregister(buffer))
+    shared.executor.submit_and_wait(deadline, each)
 }
 
 impl<A: Accelerator, R: Shareable> Mapped<A, R> {
@@ -273,14 +282,6 @@ impl<A: Accelerator, R: Shareable> Mapped<A, R> {
         match &self.import {
             Some(import) => import,
             None => unreachable!("what is mapped has its import until it is unmapped"),
-        }
-    }
-
-    /// Its memory.
-    pub fn buffer(&self) -> &Buffer<A> {
-        match &self.import().buffer {
-            Some(buffer) => buffer,
-            None => unreachable!("an import has its buffer until it is dropped"),
         }
     }
 
@@ -308,6 +309,37 @@ impl<A: Accelerator, R: Shareable> Mapped<A, R> {
                 Err(Box::new(Refused { error, name, state: "mapped", resource: self }))
             }
             (Ok(_), None) => unreachable!("what is mapped has its import until it is unmapped"),
+        }
+    }
+}
+
+impl<A: Accelerator, R: Shareable<Layout = u64>> Mapped<A, R> {
+    /// Its memory.
+    pub fn buffer(&self) -> &Buffer<A> {
+        match self.import().memory.first() {
+            Some(buffer) => buffer,
+            None => unreachable!("an import has its buffer until it is dropped"),
+        }
+    }
+}
+
+impl<A: Accelerator, R: Shareable<Layout = Pixels>> Mapped<A, R> {
+    /// A level of the image, for a parameter that is a surface: the pixels themselves, wherever they lie.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for a level that it has not.
+    pub fn surface(&self, level: u32) -> Result<Shaped<'_, A>> {
+        let (pixels, memory) = (self.layout(), &self.import().memory);
+        let Some(memory) = memory.get(level as usize) else {
+            return Err(Error::OutOfRange { offset: level.into(), bytes: 1, size: memory.len() as u64 });
+        };
+        let view = View::from(memory).of(pixels.element);
+        match pixels.pitch {
+            Some(pitch) => {
+                let pixel = u64::from(pixels.element.bytes() * pixels.lanes);
+                view.strided(&pixels.extents(level), &[pitch, pixel])
+            }
+            None => view.shaped(&pixels.extents(level)),
         }
     }
 }

@@ -341,7 +341,7 @@ impl<A: Accelerator> Session<A> {
         if view.ready() > self.shared.executor.position() {
             return Err(Error::OutOfOrder);
         }
-        if view.region().kind() == MemoryKind::External {
+        if matches!(view.region().kind(), MemoryKind::External | MemoryKind::Surface) {
             // A replay would come when it is graphics' turn.
             self.not_capturing("the use of a resource of graphics")?;
         }

@@ -222,7 +222,7 @@ pub(crate) fn memory_get_size(memory: &Memory, bytes: Output<'_, u64>) -> Done {
 
 pub(crate) fn memory_get_kind(memory: &Memory, kind: Output<'_, vma_memory_kind>) -> Done {
     kind.put(match memory.buffer.kind() {
-        MemoryKind::Device | MemoryKind::External => VMA_DEVICE_MEMORY,
+        MemoryKind::Device | MemoryKind::External | MemoryKind::Surface => VMA_DEVICE_MEMORY,
         MemoryKind::Pinned | MemoryKind::Registered => VMA_PINNED_MEMORY,
         MemoryKind::Unified => VMA_UNIFIED_MEMORY,
     });
@@ -452,6 +452,9 @@ pub(crate) fn kernel_get_parameter(
             }
         }
         ParameterKind::Scalar { bytes, .. } => (told.kind, told.bytes) = (VMA_SCALAR, *bytes),
+        ParameterKind::Surface { .. } => {
+            return Err(Failure::invalid("index", "is that of a surface, which nothing here gives"));
+        }
     }
     parameter.put(told);
     Ok(())

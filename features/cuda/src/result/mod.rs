@@ -21,7 +21,7 @@ use std::thread::ThreadId;
 
 use vm_accel::{Error, Result};
 
-pub(crate) use external::{ImportedMemory, ImportedSemaphore};
+pub(crate) use external::{ImportedMemory, ImportedSemaphore, Surface};
 pub(crate) use graph::Graph;
 pub(crate) use link::link;
 pub(crate) use memory::Pool;

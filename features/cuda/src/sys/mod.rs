@@ -12,16 +12,19 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 pub use cudarc::driver::sys::{
-    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
-    CUDA_EXTERNAL_MEMORY_HANDLE_DESC_st__bindgen_ty_1, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC,
-    CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC_st__bindgen_ty_1, CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS,
-    CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, CUDA_KERNEL_NODE_PARAMS_v2, CUcontext, CUdevice, CUdevice_attribute,
-    CUdeviceptr, CUevent, CUexternalMemory, CUexternalMemoryHandleType, CUexternalSemaphore,
-    CUexternalSemaphoreHandleType, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec, CUgraphNode,
-    CUjit_option, CUjitInputType, CUlinkState, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation,
-    CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute,
-    CUstream, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
-    CUtensorMapL2promotion, CUtensorMapSwizzle, CUuuid,
+    CUDA_ARRAY3D_DESCRIPTOR, CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
+    CUDA_EXTERNAL_MEMORY_HANDLE_DESC_st__bindgen_ty_1, CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC,
+    CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC_st__bindgen_ty_1,
+    CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, CUDA_KERNEL_NODE_PARAMS_v2,
+    CUDA_RESOURCE_DESC, CUDA_RESOURCE_DESC_st__bindgen_ty_1,
+    CUDA_RESOURCE_DESC_st__bindgen_ty_1__bindgen_ty_1, CUarray, CUarray_format, CUcontext, CUdevice,
+    CUdevice_attribute, CUdeviceptr, CUevent, CUexternalMemory, CUexternalMemoryHandleType,
+    CUexternalSemaphore, CUexternalSemaphoreHandleType, CUfunction, CUfunction_attribute, CUgraph,
+    CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlinkState, CUmemAllocationHandleType,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool,
+    CUmipmappedArray, CUmodule, CUpointer_attribute, CUresourcetype, CUstream, CUsurfObject, CUtensorMap,
+    CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
+    CUtensorMapSwizzle, CUuuid,
 };
 use libloading::Library;
 use vm_accel::{Error, Result};
@@ -229,6 +232,19 @@ driver! {
     fn cuExternalMemoryGetMappedBuffer(
         address: *mut CUdeviceptr, memory: CUexternalMemory, part: *const CUDA_EXTERNAL_MEMORY_BUFFER_DESC
     );
+    /// Maps an image that such memory is, until the array is destroyed.
+    fn cuExternalMemoryGetMappedMipmappedArray(
+        array: *mut CUmipmappedArray, memory: CUexternalMemory,
+        image: *const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC
+    );
+    /// A level of it, which is there as long as it is.
+    fn cuMipmappedArrayGetLevel(level: *mut CUarray, array: CUmipmappedArray, number: c_uint);
+    /// Unmaps it.
+    fn cuMipmappedArrayDestroy(array: CUmipmappedArray);
+    /// By which kernels reach an array.
+    fn cuSurfObjectCreate(surface: *mut CUsurfObject, resource: *const CUDA_RESOURCE_DESC);
+    /// Lets go of that.
+    fn cuSurfObjectDestroy(surface: CUsurfObject);
     /// Lets go of it.
     fn cuDestroyExternalMemory(memory: CUexternalMemory);
     /// Takes a semaphore of another API.

@@ -18,8 +18,6 @@ pub(crate) struct Traits {
     pub(crate) semaphore_fd: bool,
     /// What host memory that is imported begins and ends at multiples of.
     pub(crate) host_alignment: u64,
-    /// What rows in buffers had best begin at multiples of.
-    pub(crate) row_alignment: u64,
 }
 
 /// A device with one queue, and the extensions that it has for sharing.
@@ -42,8 +40,6 @@ impl Device {
             return Err(lacks("Vulkan 1.3"));
         }
         let family = physical.family.ok_or_else(|| lacks("queues that render"))?;
-        // SAFETY: the device is one of the instance.
-        let limits = unsafe { instance.handle.get_physical_device_properties(physical.handle) }.limits;
         let mut traits = Traits {
             opaque_fd: physical.has(khr::external_memory_fd::NAME),
             dma_buf: physical.has(khr::external_memory_fd::NAME)
@@ -51,7 +47,6 @@ impl Device {
             host_memory: physical.has(ext::external_memory_host::NAME),
             semaphore_fd: physical.has(khr::external_semaphore_fd::NAME),
             host_alignment: 0,
-            row_alignment: limits.optimal_buffer_copy_row_pitch_alignment.next_power_of_two(),
         };
         traits.semaphore_fd = traits.semaphore_fd && exports_timelines(&instance, &physical);
         if traits.host_memory {

@@ -268,48 +268,33 @@ impl Recorder<'_> {
 
     /// Copies bytes from one buffer to another; the caller has checked that both have them.
     pub(crate) fn copy(&self, from: &RawBuffer, to: &RawBuffer, [at_from, at_to, bytes]: [u64; 3]) {
-        self.copy_parts(
-            from,
-            to,
-            &[vk::BufferCopy::default().src_offset(at_from).dst_offset(at_to).size(bytes)],
-        );
-    }
-
-    /// Copies rows of so many bytes, which begin at multiples of a pitch in each buffer; as above.
-    pub(crate) fn copy_rows(&self, from: (&RawBuffer, u64), to: (&RawBuffer, u64), rows: u32, bytes: u64) {
-        let part =
-            |row: u64| vk::BufferCopy::default().src_offset(row * from.1).dst_offset(row * to.1).size(bytes);
-        let parts: Vec<_> = (0..u64::from(rows)).map(part).collect();
-        self.copy_parts(from.0, to.0, &parts);
-    }
-
-    fn copy_parts(&self, from: &RawBuffer, to: &RawBuffer, parts: &[vk::BufferCopy]) {
+        let part = vk::BufferCopy::default().src_offset(at_from).dst_offset(at_to).size(bytes);
         // SAFETY: as above, of both.
-        unsafe { self.device().cmd_copy_buffer(self.buffer(), from.handle, to.handle, parts) };
+        unsafe { self.device().cmd_copy_buffer(self.buffer(), from.handle, to.handle, &[part]) };
     }
 
-    fn layers() -> vk::ImageSubresourceLayers {
-        vk::ImageSubresourceLayers::default().aspect_mask(vk::ImageAspectFlags::COLOR).layer_count(1)
+    /// All pixels of a level of a layer.
+    fn part(image: &RawImage, [level, layer]: [u32; 2]) -> vk::BufferImageCopy {
+        let [width, height] = image.size.map(|side| (side >> level).max(1));
+        let part = vk::ImageSubresourceLayers::default()
+            .aspect_mask(vk::ImageAspectFlags::COLOR)
+            .mip_level(level)
+            .base_array_layer(layer)
+            .layer_count(1);
+        let extent = vk::Extent3D { width, height, depth: 1 };
+        vk::BufferImageCopy::default().image_subresource(part).image_extent(extent)
     }
 
-    fn all_of(image: &RawImage, row: u32) -> vk::BufferImageCopy {
-        let [width, height] = image.size;
-        vk::BufferImageCopy::default()
-            .buffer_row_length(row)
-            .image_subresource(Self::layers())
-            .image_extent(vk::Extent3D { width, height, depth: 1 })
-    }
-
-    /// Copies an image's pixels into a buffer in rows of so many pixels; the caller has checked that it has room.
-    pub(crate) fn image_to_buffer(&self, from: &RawImage, to: &RawBuffer, row: u32) {
-        let (part, layout, device) = (Self::all_of(from, row), vk::ImageLayout::GENERAL, self.device());
+    /// Copies the pixels of a level of a layer into a buffer; the caller has checked that there is one, and room.
+    pub(crate) fn image_to_buffer(&self, from: &RawImage, to: &RawBuffer, part: [u32; 2]) {
+        let (part, layout, device) = (Self::part(from, part), vk::ImageLayout::GENERAL, self.device());
         // SAFETY: as above, of both.
         unsafe { device.cmd_copy_image_to_buffer(self.buffer(), from.handle, layout, to.handle, &[part]) };
     }
 
-    /// The other way.
-    pub(crate) fn buffer_to_image(&self, from: &RawBuffer, to: &RawImage, row: u32) {
-        let (part, layout, device) = (Self::all_of(to, row), vk::ImageLayout::GENERAL, self.device());
+    /// The other way, of the first level and layer.
+    pub(crate) fn buffer_to_image(&self, from: &RawBuffer, to: &RawImage) {
+        let (part, layout, device) = (Self::part(to, [0, 0]), vk::ImageLayout::GENERAL, self.device());
         // SAFETY: as above, of both.
         unsafe { device.cmd_copy_buffer_to_image(self.buffer(), from.handle, to.handle, layout, &[part]) };
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ash::vk;
-use vm_accel::{ExternalKind, Result};
+use vm_accel::{ExternalKind, Pixels, Result};
 
 use super::allocation::{Allocation, For, Place};
 use super::device::handle_type;
@@ -71,7 +71,7 @@ fn check_features(
     }
 }
 
-/// A 2D image of one level and one layer, which can be rendered to.
+/// A 2D image, whose first level and layer can be rendered to.
 pub(crate) struct RawImage {
     pub(super) handle: vk::Image,
     pub(super) view: vk::ImageView,
@@ -87,7 +87,7 @@ impl RawImage {
     pub(crate) fn new(
         device: &Arc<Device>,
         format: vk::Format,
-        size: [u32; 2],
+        pixels: &Pixels,
         linear: bool,
         place: Place,
     ) -> Result<Self> {
@@ -95,9 +95,9 @@ impl RawImage {
         let usage = vk::ImageUsageFlags::TRANSFER_SRC
             | vk::ImageUsageFlags::TRANSFER_DST
             | vk::ImageUsageFlags::COLOR_ATTACHMENT;
-        check_image(device, format, tiling, usage, place)?;
         let mut external = vk::ExternalMemoryImageCreateInfo::default();
-        let mut info = image_info(format, tiling, usage, size);
+        let mut info = image_info(format, tiling, usage, pixels);
+        check_image(device, &info, place)?;
         if let Place::Shared(kind) = place {
             external = external.handle_types(handle_type(kind));
             info = info.push_next(&mut external);
@@ -105,7 +105,8 @@ impl RawImage {
         // SAFETY: what the structure names are locals.
         let handle = unsafe { device.handle.create_image(&info, None) }.map_err(failed("vkCreateImage"))?;
         let view = vk::ImageView::null();
-        let mut this = Self { handle, view, size, rows: None, memory: None, device: Arc::clone(device) };
+        let (size, device_of) = (pixels.size, Arc::clone(device));
+        let mut this = Self { handle, view, size, rows: None, memory: None, device: device_of };
         let memory = Allocation::new(device, For::Image(handle), place)?;
         memory.bind(For::Image(handle))?;
         this.memory = Some(memory);
@@ -119,7 +120,7 @@ impl RawImage {
             .image(handle)
             .view_type(vk::ImageViewType::TYPE_2D)
             .format(format)
-            .subresource_range(WHOLE);
+            .subresource_range(vk::ImageSubresourceRange { level_count: 1, layer_count: 1, ..WHOLE });
         // SAFETY: the image is live and has its memory.
         let view = unsafe { device.handle.create_image_view(&info, None) };
         this.view = view.map_err(failed("vkCreateImageView"))?;
@@ -140,41 +141,37 @@ impl Drop for RawImage {
 pub(super) const WHOLE: vk::ImageSubresourceRange = vk::ImageSubresourceRange {
     aspect_mask: vk::ImageAspectFlags::COLOR,
     base_mip_level: 0,
-    level_count: 1,
+    level_count: vk::REMAINING_MIP_LEVELS,
     base_array_layer: 0,
-    layer_count: 1,
+    layer_count: vk::REMAINING_ARRAY_LAYERS,
 };
 
 fn image_info(
     format: vk::Format,
     tiling: vk::ImageTiling,
     usage: vk::ImageUsageFlags,
-    [width, height]: [u32; 2],
+    pixels: &Pixels,
 ) -> vk::ImageCreateInfo<'static> {
+    let [width, height] = pixels.size;
     vk::ImageCreateInfo::default()
         .image_type(vk::ImageType::TYPE_2D)
         .format(format)
         .extent(vk::Extent3D { width, height, depth: 1 })
-        .mip_levels(1)
-        .array_layers(1)
+        .mip_levels(pixels.levels)
+        .array_layers(pixels.layers.unwrap_or(1))
         .samples(vk::SampleCountFlags::TYPE_1)
         .tiling(tiling)
         .usage(usage)
 }
 
-fn check_image(
-    device: &Device,
-    format: vk::Format,
-    tiling: vk::ImageTiling,
-    usage: vk::ImageUsageFlags,
-    place: Place,
-) -> Result<()> {
+fn check_image(device: &Device, image: &vk::ImageCreateInfo<'_>, place: Place) -> Result<()> {
+    let (format, tiling) = (image.format, image.tiling);
     let mut external = vk::PhysicalDeviceExternalImageFormatInfo::default();
     let mut info = vk::PhysicalDeviceImageFormatInfo2::default()
         .format(format)
         .ty(vk::ImageType::TYPE_2D)
         .tiling(tiling)
-        .usage(usage);
+        .usage(image.usage);
     let mut shared = vk::ExternalImageFormatProperties::default();
     let mut found = vk::ImageFormatProperties2::default();
     if let Place::Shared(kind) = place {
@@ -192,9 +189,22 @@ fn check_image(
         }
         (Err(vk::Result::ERROR_FORMAT_NOT_SUPPORTED), _) => Err(device.unsupported(what)),
         (Err(other), _) => Err(failed("vkGetPhysicalDeviceImageFormatProperties2")(other)),
+        (Ok(()), _) if !fits(image, &found.image_format_properties) => {
+            let vk::Extent3D { width, height, .. } = image.extent;
+            let (levels, layers) = (image.mip_levels, image.array_layers);
+            Err(device
+                .unsupported(format!("{what} of {width}x{height}, {levels} levels and {layers} layers")))
+        }
         (Ok(()), Place::Shared(kind)) => {
             check_features(device, shared.external_memory_properties, kind, &what)
         }
         (Ok(()), _) => Ok(()),
     }
+}
+
+fn fits(image: &vk::ImageCreateInfo<'_>, most: &vk::ImageFormatProperties) -> bool {
+    image.extent.width <= most.max_extent.width
+        && image.extent.height <= most.max_extent.height
+        && image.mip_levels <= most.max_mip_levels
+        && image.array_layers <= most.max_array_layers
 }

@@ -36,7 +36,7 @@ impl Device {
                 // SAFETY: the pointer is to a local.
                 unsafe { self.hip.hipMallocManaged(&raw mut at, size, GLOBAL) }?;
             }
-            MemoryKind::Pinned | MemoryKind::Registered | MemoryKind::External => {
+            MemoryKind::Pinned | MemoryKind::Registered | MemoryKind::External | MemoryKind::Surface => {
                 // SAFETY: the pointer is to a local.
                 unsafe { self.hip.hipHostMalloc(&raw mut at, size, PORTABLE_AND_MAPPED | COHERENT) }?;
                 let address = self.device_address(at).inspect_err(|_| {
@@ -79,7 +79,9 @@ impl Device {
             // SAFETY: `hipHostMalloc` gave it; the caller promises the rest.
             MemoryKind::Pinned => unsafe { self.hip.hipHostFree(host) },
             // SAFETY: it was registered here; the caller promises the rest.
-            MemoryKind::Registered | MemoryKind::External => unsafe { self.hip.hipHostUnregister(host) },
+            MemoryKind::Registered | MemoryKind::External | MemoryKind::Surface => unsafe {
+                self.hip.hipHostUnregister(host)
+            },
         }
     }
 
