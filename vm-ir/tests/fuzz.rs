@@ -20,7 +20,7 @@ const ONE_INPUT: Duration = Duration::from_secs(20);
 /// The text of every file, without comments.
 fn seeds() -> Vec<String> {
     let mut paths = Vec::new();
-    for folder in ["run", "tile", "validate"] {
+    for folder in ["run", "surface", "tile", "validate"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("filetests").join(folder);
         paths.extend(std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));
     }

@@ -31,7 +31,7 @@ const LAUNCHES: usize = 2;
 /// What is changed.
 fn seeds() -> Modules {
     let mut seeds = Modules::default();
-    for folder in ["run", "tile", "validate"] {
+    for folder in ["run", "surface", "tile", "validate"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm-ir/filetests").join(folder);
         let mut paths: Vec<_> =
             std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();

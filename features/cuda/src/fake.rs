@@ -185,8 +185,10 @@ unsafe extern "C" fn create_surface(
     surface: *mut CUsurfObject,
     resource: *const CUDA_RESOURCE_DESC,
 ) -> Status {
-    // SAFETY: as the caller promises, of an array.
-    note(&format!("surface of {}", unsafe { (*resource).res.array.hArray }.addr()));
+    // SAFETY: as the caller promises.
+    let resource = unsafe { (*resource).res };
+    // SAFETY: as above, it is one of an array.
+    note(&format!("surface of {}", unsafe { resource.array.hArray }.addr()));
     // SAFETY: as the caller promises.
     unsafe { give(surface, next::<u8>().addr() as CUsurfObject) }
 }
