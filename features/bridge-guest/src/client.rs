@@ -77,6 +77,8 @@ pub(crate) struct Client {
     pub(crate) own: Mutex<BTreeMap<u64, u64>>,
     /// Has a graph a copy that reads memory which only this program has?
     pub(crate) fetches: AtomicBool,
+    /// Other ends of the files that the program was given for memory, and what they say.
+    pub(crate) exported: Mutex<Vec<(UnixStream, [u64; 2])>>,
     /// Memory of the program that it registered.
     pub(crate) registered: Mutex<BTreeMap<u64, Registered>>,
     /// Flags of the devices' primary contexts, and whether they are active, as they were asked last.
@@ -145,6 +147,7 @@ impl Client {
             closing: Mutex::default(),
             own: Mutex::default(),
             fetches: AtomicBool::new(false),
+            exported: Mutex::default(),
             registered: Mutex::default(),
             primaries: Mutex::default(),
             calls: Mutex::default(),

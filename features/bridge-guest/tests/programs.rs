@@ -213,7 +213,7 @@ fn a_program_that_faults_or_is_killed_is_no_other_programs_matter() {
 
 /// Attributes of devices whose functions do not cross, each with those: it says no whatever the driver says. What of these is supported one day is to be
 /// said of the device, too.
-const ABSENT: [(u32, &[&str]); 30] = [
+const ABSENT: [(u32, &[&str]); 29] = [
     // Managed memory.
     (
         83,
@@ -235,7 +235,6 @@ const ABSENT: [(u32, &[&str]); 30] = [
     (113, &[]),
     (96, &["cuLaunchCooperativeKernelMultiDevice"]),
     // Handles for others than programs of the bridge.
-    (103, &["cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"]),
     (
         119,
         &["cuMemPoolExportToShareableHandle", "cuMemPoolImportFromShareableHandle", "cuMemPoolExportPointer"],

@@ -6,7 +6,7 @@ pub(super) mod staged;
 
 use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -457,6 +457,13 @@ pub(super) fn open_event(driver: &Driver, number: usize, handle: Handle) -> (u32
     let mut event = 0;
     // SAFETY: the driver writes one word.
     (unsafe { open(&raw mut event, Shared(handle)) }, event)
+}
+
+/// The file that the driver returned, in the half of a word: it is the caller's.
+pub(super) fn given_file(word: u64) -> Option<OwnedFd> {
+    let file = i32::try_from(word as u32).ok()?;
+    // SAFETY: the driver has opened it for who asked, and nobody else closes it.
+    Some(unsafe { OwnedFd::from_raw_fd(file) })
 }
 
 /// Makes an object that calls a function of the program when it ends.
