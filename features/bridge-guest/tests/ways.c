@@ -1,8 +1,10 @@
 /* What programs do in several ways: threads, copies of two dimensions, functions that streams call, captures, forks. Its argument says which. */
+#define _GNU_SOURCE
 #define ON_FAILURE exit(1)
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include "../../hook-preload/tests/driver.h"
 
@@ -253,6 +255,41 @@ static void registered(void) {
     printf(", after: %d\n", TRY("cuPointerGetAttribute", (void *, int, ptr), &kind, 2, (ptr)host));
 }
 
+/* Memory that several processes have, of a file with a name, of one that has none any more, and of none: what is registered of it the device reaches,
+ * whoever wrote it. The last page is not whole, and what is registered begins within a page. */
+static void files(void) {
+    begin();
+    enum { BYTES = 3 * 4096 + 100, FROM = 4096 + 64 };
+    for (int way = 0; way < 3; way++) {
+        char name[] = "/dev/shm/vm-bridge-XXXXXX";
+        int file = way == 2 ? memfd_create("a name", 0) : mkstemp(name);
+        if (file < 0 || ftruncate(file, BYTES)) exit(1);
+        char *one = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        char *two = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (way == 1) unlink(name);
+        int code = TRY("cuMemHostRegister_v2", (void *, size_t, unsigned), one + FROM, BYTES - FROM, 3);
+        ptr device = 0, known = 1, made = allocate(4096);
+        printf("%d: %d", way, code);
+        printf(" %d", TRY("cuMemHostGetDevicePointer_v2", (ptr *, void *, unsigned), &device, one + FROM + 8, 0));
+        CALL("cuPointerGetAttribute", (void *, int, ptr), &known, 3, (ptr)one + FROM + 8);
+        strcpy(two + FROM + 8, "of another");
+        CALL("cuMemcpyDtoD_v2", (ptr, ptr, size_t), made, device, 16);
+        CALL("cuMemsetD8_v2", (ptr, unsigned char, size_t), device + 100, 'x', 3);
+        CALL("cuCtxSynchronize", (void));
+        char back[16] = "";
+        CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), back, made, 16);
+        printf(" %d %s, %.3s", known == device, back, two + FROM + 108);
+        strcpy(one + BYTES - 4, "end");
+        CALL("cuMemcpyHtoD_v2", (ptr, const void *, size_t), made, one + BYTES - 4, 4);
+        CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), back, made, 4);
+        printf(", %s, %d", back, TRY("cuMemHostRegister_v2", (void *, size_t, unsigned), one + FROM + 64, 64, 0));
+        printf(" %d", TRY("cuMemHostUnregister", (void *), one + FROM));
+        printf(" %d\n", TRY("cuMemHostUnregister", (void *), one + FROM));
+        munmap(one, BYTES), munmap(two, BYTES), close(file);
+        if (!way) unlink(name);
+    }
+}
+
 static void count_function(int *counted, void *function, void *owner) {
     (void)owner;
     *counted += function != NULL;
@@ -324,6 +361,7 @@ int main(int count, char **arguments) {
     else if (!strcmp(what, "callbacks")) callbacks();
     else if (!strcmp(what, "forks")) forks();
     else if (!strcmp(what, "registered")) registered();
+    else if (!strcmp(what, "files")) files();
     else if (!strcmp(what, "tables")) tables();
     else if (!strcmp(what, "faults")) faults();
     else if (!strcmp(what, "endless")) endless();
