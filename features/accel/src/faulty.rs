@@ -10,7 +10,7 @@ use crate::artifact::Artifact;
 use crate::checksum::Direction;
 use crate::device::{DeviceInfo, MemoryInfo, QueueOptions};
 use crate::error::Result;
-use crate::external::{ExternalMemory, ExternalSemaphore, Semaphore};
+use crate::external::{ExternalMemory, ExternalSemaphore, Pixels, Semaphore};
 use crate::launch::{Arguments, Grid};
 use crate::memory::{Memory, MemoryKind, Region};
 
@@ -110,6 +110,10 @@ impl<Q: Queue> Queue for FaultyQueue<Q> {
 
     fn import_memory(&self, memory: ExternalMemory) -> Result<Memory> {
         self.inner.import_memory(memory)
+    }
+
+    fn import_image(&self, memory: ExternalMemory, pixels: &Pixels) -> Result<Vec<Memory>> {
+        self.inner.import_image(memory, pixels)
     }
 
     fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {

@@ -8,9 +8,10 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use vm_accel::fake::{FakeAccelerator, FakeCall};
+use vm_accel::programs::Program;
 use vm_accel::{
-    Error, ExternalKind, ExternalMemory, ExternalSemaphore, Link, Mapped, Result, Shareable, Timeline,
-    Worker, WorkerOptions,
+    Element, Error, ExternalKind, ExternalMemory, ExternalSemaphore, Link, Mapped, Pixels, Result, Shareable,
+    Timeline, Worker, WorkerOptions, arguments,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -58,6 +59,26 @@ impl Shareable for Bytes {
             bytes: 64,
             dedicated: false,
         })
+    }
+}
+
+/// An image of the device's own tiling.
+struct Picture(Bytes);
+
+impl Shareable for Picture {
+    type Layout = Pixels;
+
+    fn name(&self) -> &str {
+        "picture"
+    }
+
+    fn layout(&self) -> Pixels {
+        let (element, lanes) = (Element::U32, 4);
+        Pixels { element, lanes, size: [5, 2], layers: Some(3), levels: 2, pitch: None }
+    }
+
+    fn export(&self) -> Result<ExternalMemory> {
+        self.0.export()
     }
 }
 
@@ -114,6 +135,26 @@ fn a_failed_import_gives_the_resource_back() {
     drop(registered.unregister().unwrap());
     assert_eq!(rig.worker.resources(), []);
     assert_eq!((rig.device.imported(), dropped.try_recv()), (0, Ok(())));
+    rig.worker.stop(TIMEOUT).unwrap();
+}
+
+#[test]
+fn an_image_is_a_surface_of_each_level_while_it_is_mapped() {
+    let rig = Rig::new();
+    let kernel = rig.worker.load(&FakeAccelerator::artifact(Program::Add)).unwrap();
+    let buffer = rig.worker.allocate_zeroed(64).unwrap();
+    let (bytes, dropped) = Rig::bytes();
+    let registered = rig.worker.register_resource(Picture(bytes)).unwrap();
+    let mapped = registered.map(&rig.link, 0).unwrap();
+    assert_eq!(mapped.layout().extents(1), [3, 1, 2, 4]);
+    assert!(matches!(mapped.surface(2), Err(Error::OutOfRange { offset: 2, size: 2, .. })));
+    let levels = [0, 1].map(|level| mapped.surface(level).unwrap());
+    for level in levels {
+        let refused = rig.worker.launch(&kernel, 1, &arguments![level, &buffer, 1u32]).unwrap_err();
+        assert!(refused.to_string().contains("a buffer is wanted, a surface was given"), "{refused}");
+    }
+    drop(mapped.unmap().unwrap().unregister().unwrap());
+    assert_eq!((rig.worker.resources(), dropped.try_recv()), (vec![], Ok(())));
     rig.worker.stop(TIMEOUT).unwrap();
 }
 

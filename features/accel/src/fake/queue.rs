@@ -14,7 +14,7 @@ use crate::accelerator::{GraphNode, Queue};
 use crate::artifact::Artifact;
 use crate::device::{MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
-use crate::external::{ExternalKind, ExternalMemory, ExternalSemaphore, Semaphore, Timeline};
+use crate::external::{ExternalKind, ExternalMemory, ExternalSemaphore, Pixels, Semaphore, Timeline};
 use crate::launch::{Arguments, Grid};
 use crate::memory::{Memory, MemoryKind, Region};
 use crate::programs::Program;
@@ -210,6 +210,22 @@ impl Queue for FakeQueue {
         self.stream.context.import(address, memory);
         // SAFETY: the heap keeps the copy until it is freed or its context ends.
         Ok(unsafe { Memory::from_raw(kind, address, 0, bytes) })
+    }
+
+    #[allow(unsafe_code)]
+    fn import_image(&self, memory: ExternalMemory, pixels: &Pixels) -> Result<Vec<Memory>> {
+        self.check(FakeCall::Import)?;
+        memory.check()?;
+        // No program takes a surface: what is there is a handle for each level.
+        let level = |_| {
+            let kind = MemoryKind::Surface;
+            let out = Error::OutOfMemory { kind: kind.name(), bytes: 1, free: 0, total: 0 };
+            let handle = heap().allocate(1).ok_or(out)?;
+            self.stream.context.insert(handle, 1, Owner::Host);
+            // SAFETY: it has no bytes; the heap keeps what its handle is until it is freed or its context ends.
+            Ok(unsafe { Memory::from_raw(kind, handle, 0, 0) })
+        };
+        (0..pixels.levels).map(level).collect()
     }
 
     fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use vm_accel::{
     Accelerator, Arguments, Artifact, DeviceInfo, Error, ExternalMemory, ExternalSemaphore, GraphNode, Grid,
-    Memory, MemoryInfo, MemoryKind, Queue, QueueOptions, Region, Result, Semaphore,
+    Memory, MemoryInfo, MemoryKind, Pixels, Queue, QueueOptions, Region, Result, Semaphore,
 };
 use vm_jit::Target;
 
@@ -212,6 +212,10 @@ impl Queue for AnyQueue {
 
     fn import_memory(&self, memory: ExternalMemory) -> Result<Memory> {
         each!(self, Self, queue => queue.import_memory(memory))
+    }
+
+    fn import_image(&self, memory: ExternalMemory, pixels: &Pixels) -> Result<Vec<Memory>> {
+        each!(self, Self, queue => queue.import_image(memory, pixels))
     }
 
     fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {
