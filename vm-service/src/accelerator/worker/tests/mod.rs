@@ -284,7 +284,8 @@ fn launches_in_a_row_all_run_up_to_the_one_that_is_wrong() {
 fn a_kernel_that_takes_a_surface_is_refused_by_name() {
     let mut bench = Bench::new();
     let ir = module("kernel @add(@image: surface<i8, [?, ?, 4], readwrite>) at 0x1 block(1) {}");
-    bench.check(|batch| batch.create_module(1, &ir), Err((0, Status::Module)));
+    let reply = bench.run(|batch| batch.create_module(1, &ir));
+    assert_eq!(Reply::decode(&reply).unwrap().check(), Err((0, Status::Module)));
     let log = bench.log().concat();
     assert!(log.contains("@add takes the surface @image; guests are given no images"), "{log}");
 }
