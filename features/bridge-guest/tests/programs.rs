@@ -153,6 +153,11 @@ fn programs_find_the_same() {
     check("tests/ways.c", &["callbacks"], "called: 12344");
     check("tests/ways.c", &["registered"], "kind 1, flags 1, copied 3000");
     check("tests/ways.c", &["files"], "2: 0 0 1 of another, xxx, end, 712 0 713");
+    check(
+        "tests/ways.c",
+        &["handles"],
+        "child: 7, a socket: 1, none: 1\nparent: 8\nthen: 8\nended: 0, of the host: 1",
+    );
     check("tests/ways.c", &["forks"], "child: 3, 3\nparent: 5");
     check("tests/ways.c", &["faults"], "fault: 700 700");
     check("tests/ways.c", &["tables"], "topology: 0, the first two: 0 0, 1 0\ngiven back: 0\nfunctions: 1 1");

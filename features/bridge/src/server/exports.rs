@@ -261,6 +261,33 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_found_until_who_exported_it_forgets_it() {
+        let exports = Exports::default();
+        let ((one, ended), (two, _)) = (worker(&exports), worker(&exports));
+        let file = |name| rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let number = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
+        let token = |given: Handle| [0, 8].map(|at| u64::from_ne_bytes(*given[at..].first_chunk().unwrap()));
+        let (first, second) = (file("first"), file("second"));
+        let given = one.export_file(&first).unwrap();
+        let other = one.export_file(&second).unwrap();
+        assert_eq!(two.find_file(given).map(|file| number(&file)), Ok(number(&first)));
+        assert_eq!(two.find(Kind::Memory, given), Err(code::INVALID_VALUE));
+        // It is not its own to forget.
+        two.forget(token(given)).unwrap();
+        assert!(two.find_file(given).is_ok());
+        one.forget(token(given)).unwrap();
+        assert!(matches!(two.find_file(given), Err(code::INVALID_VALUE)));
+        assert_eq!(two.find_file(other).map(|file| number(&file)), Ok(number(&second)));
+        for _ in 1..MOST_FILES {
+            one.export_file(&first).unwrap();
+        }
+        assert_eq!(one.export_file(&first), Err(code::OUT_OF_MEMORY));
+        drop(one);
+        ended.join().unwrap().unwrap();
+        assert!(matches!(two.find_file(other), Err(code::INVALID_VALUE)));
+    }
+
+    #[test]
     fn a_worker_exports_no_more_than_it_may_and_asks_for_nothing_else() {
         let exports = Exports::default();
         let (one, _) = worker(&exports);
