@@ -82,7 +82,7 @@ pub use device::{DeviceInfo, MemoryInfo, QueueOptions, deadline};
 pub use error::{Error, Result};
 pub use executor::job::Job;
 pub use extents::Extents;
-pub use external::{ExternalKind, ExternalMemory, ExternalSemaphore, Semaphore, Timeline};
+pub use external::{ExternalKind, ExternalMemory, ExternalSemaphore, HostTimeline, Semaphore, Timeline};
 pub use launch::{Arguments, Grid, Launch, Limits, Other, QueueArgument, Scalar};
 pub use memory::{Memory, MemoryKind, Region};
 pub use pool::{PoolOptions, PoolStatistics};
