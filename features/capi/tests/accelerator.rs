@@ -238,6 +238,7 @@ impl Fixture {
             ("uint32_t", "index") | (_, "options" | "limits") => 0,
             ("uint32_t" | "uint8_t", _) => 1,
             (_, "timeout_ns") => LONG,
+            ("int32_t", "fd") => u64::MAX,
             ("uint64_t" | "vma_memory_kind", _) => 0,
             (kind, _) if kind.ends_with("_function") => 1,
             _ => pointer(self.room.as_mut_ptr().cast()),

@@ -47,7 +47,7 @@ static const uint64_t MINUTE = 60000000000u, MOMENT = 10000000u;
 
 static const char source[] =
     "vir 1\n"
-    "kernel @bump(@x: view<i32, [n], readwrite>, @by: i32) at 0x1000 block(64) {\n"
+    "kernel @bump(@x: view<i32, [n], readwrite>, %by: i32) at 0x1000 block(64) {\n"
     "  %i = global_id.x : i64\n"
     "  %n = extent @x, 0 : i64\n"
     "  %in = lt.s %i, %n : bool\n"
@@ -418,10 +418,11 @@ static int never_hangs(void) {
 
     /* The worker stops while a function runs, and one is waited for behind it. */
     vma_job last;
+    CHECK(vma_resource_map(frame, both.link, 1, &memory));
+    CHECK(vma_synchronize(both.worker, MINUTE));
     CHECK(vma_submit(both.worker, hold, &number, &job));
     CHECK(vma_submit(both.worker, nothing, NULL, &last));
     sem_wait(&begun);
-    CHECK(vma_resource_map(frame, both.link, 1, &memory));
     HOLDS(pthread_create(&thread, NULL, stop, &both.worker) == 0);
     vma_status status;
     vma_job refused = 1;
