@@ -33,6 +33,15 @@ type Kept = HashMap<Vec<u8>, Arc<[u8]>>;
 /// Where a kernel's parameters are: offset and size of each.
 pub(crate) type Layout = Arc<[(usize, usize)]>;
 
+/// Memory of the program that it registered.
+#[derive(Clone, Copy)]
+pub(crate) struct Registered {
+    pub(crate) len: u64,
+    pub(crate) flags: u32,
+    /// Where both sides have it too, if they do: it is mapped from a file.
+    pub(crate) shared: Option<u64>,
+}
+
 /// The session.
 pub(crate) struct Client {
     /// Never closed: a child closes its copy when it is forked, and the process's end closes it else.
@@ -68,8 +77,10 @@ pub(crate) struct Client {
     pub(crate) own: Mutex<BTreeMap<u64, u64>>,
     /// Has a graph a copy that reads memory which only this program has?
     pub(crate) fetches: AtomicBool,
-    /// Memory of the program that it registered: length and flags.
-    pub(crate) registered: Mutex<BTreeMap<u64, (u64, u32)>>,
+    /// Other ends of the files that the program was given for memory, and what they say.
+    pub(crate) exported: Mutex<Vec<(UnixStream, [u64; 2])>>,
+    /// Memory of the program that it registered.
+    pub(crate) registered: Mutex<BTreeMap<u64, Registered>>,
     /// Flags of the devices' primary contexts, and whether they are active, as they were asked last.
     pub(crate) primaries: Mutex<HashMap<i32, (u32, u32)>>,
     /// Does a thread call what streams call?
@@ -136,6 +147,7 @@ impl Client {
             closing: Mutex::default(),
             own: Mutex::default(),
             fetches: AtomicBool::new(false),
+            exported: Mutex::default(),
             registered: Mutex::default(),
             primaries: Mutex::default(),
             calls: Mutex::default(),

@@ -152,6 +152,12 @@ fn programs_find_the_same() {
     check("tests/ways.c", &["strided"], "two: 0 wrong, 0 outside");
     check("tests/ways.c", &["callbacks"], "called: 12344");
     check("tests/ways.c", &["registered"], "kind 1, flags 1, copied 3000");
+    check("tests/ways.c", &["files"], "2: 0 0 1 of another, xxx, end, 712 0 713");
+    check(
+        "tests/ways.c",
+        &["handles"],
+        "child: 7, a socket: 1, none: 1\nparent: 8\nthen: 8\nended: 0, of the host: 1",
+    );
     check("tests/ways.c", &["forks"], "child: 3, 3\nparent: 5");
     check("tests/ways.c", &["faults"], "fault: 700 700");
     check("tests/ways.c", &["tables"], "topology: 0, the first two: 0 0, 1 0\ngiven back: 0\nfunctions: 1 1");
@@ -212,7 +218,7 @@ fn a_program_that_faults_or_is_killed_is_no_other_programs_matter() {
 
 /// Attributes of devices whose functions do not cross, each with those: it says no whatever the driver says. What of these is supported one day is to be
 /// said of the device, too.
-const ABSENT: [(u32, &[&str]); 30] = [
+const ABSENT: [(u32, &[&str]); 29] = [
     // Managed memory.
     (
         83,
@@ -234,7 +240,6 @@ const ABSENT: [(u32, &[&str]); 30] = [
     (113, &[]),
     (96, &["cuLaunchCooperativeKernelMultiDevice"]),
     // Handles for others than programs of the bridge.
-    (103, &["cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"]),
     (
         119,
         &["cuMemPoolExportToShareableHandle", "cuMemPoolImportFromShareableHandle", "cuMemPoolExportPointer"],

@@ -1,8 +1,11 @@
 /* What programs do in several ways: threads, copies of two dimensions, functions that streams call, captures, forks. Its argument says which. */
+#define _GNU_SOURCE
 #define ON_FAILURE exit(1)
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include "../../hook-preload/tests/driver.h"
 
@@ -253,6 +256,105 @@ static void registered(void) {
     printf(", after: %d\n", TRY("cuPointerGetAttribute", (void *, int, ptr), &kind, 2, (ptr)host));
 }
 
+/* Memory that several processes have, of a file with a name, of one that has none any more, and of none: what is registered of it the device reaches,
+ * whoever wrote it. The last page is not whole, and what is registered begins within a page. */
+static void files(void) {
+    begin();
+    enum { BYTES = 3 * 4096 + 100, FROM = 4096 + 64 };
+    for (int way = 0; way < 3; way++) {
+        char name[] = "/dev/shm/vm-bridge-XXXXXX";
+        int file = way == 2 ? memfd_create("a name", 0) : mkstemp(name);
+        if (file < 0 || ftruncate(file, BYTES)) exit(1);
+        char *one = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        char *two = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (way == 1) unlink(name);
+        int code = TRY("cuMemHostRegister_v2", (void *, size_t, unsigned), one + FROM, BYTES - FROM, 3);
+        ptr device = 0, known = 1, made = allocate(4096);
+        printf("%d: %d", way, code);
+        printf(" %d", TRY("cuMemHostGetDevicePointer_v2", (ptr *, void *, unsigned), &device, one + FROM + 8, 0));
+        CALL("cuPointerGetAttribute", (void *, int, ptr), &known, 3, (ptr)one + FROM + 8);
+        strcpy(two + FROM + 8, "of another");
+        CALL("cuMemcpyDtoD_v2", (ptr, ptr, size_t), made, device, 16);
+        CALL("cuMemsetD8_v2", (ptr, unsigned char, size_t), device + 100, 'x', 3);
+        CALL("cuCtxSynchronize", (void));
+        char back[16] = "";
+        CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), back, made, 16);
+        printf(" %d %s, %.3s", known == device, back, two + FROM + 108);
+        strcpy(one + BYTES - 4, "end");
+        CALL("cuMemcpyHtoD_v2", (ptr, const void *, size_t), made, one + BYTES - 4, 4);
+        CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), back, made, 4);
+        printf(", %s, %d", back, TRY("cuMemHostRegister_v2", (void *, size_t, unsigned), one + FROM + 64, 64, 0));
+        printf(" %d", TRY("cuMemHostUnregister", (void *), one + FROM));
+        printf(" %d\n", TRY("cuMemHostUnregister", (void *), one + FROM));
+        munmap(one, BYTES), munmap(two, BYTES), close(file);
+        if (!way) unlink(name);
+    }
+}
+
+/* Maps memory of `cuMemCreate`. */
+static ptr map_memory(uint64_t memory) {
+    ptr at = 0;
+    int access[] = {1, 0, 3};
+    CALL("cuMemAddressReserve", (ptr *, size_t, size_t, ptr, uint64_t), &at, 2 * mib, 0, 0, 0);
+    CALL("cuMemMap", (ptr, size_t, size_t, uint64_t, uint64_t), at, 2 * mib, 0, memory, 0);
+    CALL("cuMemSetAccess", (ptr, size_t, const int *, size_t), at, 2 * mib, access, 1);
+    return at;
+}
+
+/* Memory of another process, by a file that goes over a socket: as processes of NCCL have it. */
+static void handles(void) {
+    int pair[2], file = -1, code;
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) exit(1);
+    int child = fork() == 0;
+    begin();
+    struct { int kind, handles, location, device; void *none; uint64_t flags; } wanted = {1, 1, 1, 0, NULL, 0};
+    uint64_t memory = 0;
+    char letter = 'x', space[CMSG_SPACE(sizeof file)] = {0};
+    struct iovec bytes = {&letter, 1};
+    struct msghdr message = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+    if (child) {
+        if (recvmsg(pair[1], &message, 0) != 1) exit(1);
+        memcpy(&file, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof file);
+        CALL("cuMemImportFromShareableHandle", (uint64_t *, void *, int), &memory, (void *)(intptr_t)file, 1);
+        close(file);
+        ptr at = map_memory(memory);
+        CALL("cuMemRelease", (uint64_t), memory);
+        printf("child: %u", word(at + 4));
+        code = TRY("cuMemImportFromShareableHandle", (uint64_t *, void *, int), &memory, (void *)(intptr_t)pair[1], 1);
+        printf(", a socket: %d, none: %d\n", code != 0, TRY("cuMemImportFromShareableHandle", (uint64_t *, void *, int), &memory, (void *)-1, 1) != 0);
+        CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), at, 8, 2);
+        CALL("cuCtxSynchronize", (void));
+        fflush(stdout);
+        if (write(pair[1], &letter, 1) != 1 || read(pair[1], &letter, 1) != 1) exit(1);
+        printf("then: %u\n", word(at + 4));
+        exit(0);
+    }
+    CALL("cuMemCreate", (uint64_t *, size_t, void *, uint64_t), &memory, 2 * mib, &wanted, 0);
+    ptr at = map_memory(memory);
+    CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), at, 7, 2);
+    CALL("cuMemExportToShareableHandle", (int *, uint64_t, int, uint64_t), &file, memory, 1, 0);
+    struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+    *head = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof file)};
+    memcpy(CMSG_DATA(head), &file, sizeof file);
+    if (sendmsg(pair[0], &message, 0) != 1) exit(1);
+    close(file);
+    if (read(pair[0], &letter, 1) != 1) exit(1);
+    printf("parent: %u\n", word(at));
+    fflush(stdout);
+    CALL("cuMemUnmap", (ptr, size_t), at, 2 * mib);
+    CALL("cuMemRelease", (uint64_t), memory);
+    if (write(pair[0], &letter, 1) != 1) exit(1);
+    wait(&code);
+    /* Many, each of which is closed before the next. */
+    CALL("cuMemCreate", (uint64_t *, size_t, void *, uint64_t), &memory, 2 * mib, &wanted, 0);
+    for (int i = 0; i < 300; i++) {
+        CALL("cuMemExportToShareableHandle", (int *, uint64_t, int, uint64_t), &file, memory, 1, 0);
+        close(file);
+    }
+    wanted.location = 3;
+    printf("ended: %d, of the host: %d\n", code, TRY("cuMemCreate", (uint64_t *, size_t, void *, uint64_t), &memory, 2 * mib, &wanted, 0) != 0);
+}
+
 static void count_function(int *counted, void *function, void *owner) {
     (void)owner;
     *counted += function != NULL;
@@ -324,6 +426,8 @@ int main(int count, char **arguments) {
     else if (!strcmp(what, "callbacks")) callbacks();
     else if (!strcmp(what, "forks")) forks();
     else if (!strcmp(what, "registered")) registered();
+    else if (!strcmp(what, "files")) files();
+    else if (!strcmp(what, "handles")) handles();
     else if (!strcmp(what, "tables")) tables();
     else if (!strcmp(what, "faults")) faults();
     else if (!strcmp(what, "endless")) endless();

@@ -33,15 +33,7 @@ pub fn give(
 ) -> io::Result<u64> {
     let mut bytes: Vec<u8> = order.iter().flat_map(|word| word.to_ne_bytes()).collect();
     bytes.extend_from_slice(more);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let sent = sendmsg(connection.as_fd(), &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
-    if sent != bytes.len() {
-        return Err(io::ErrorKind::WriteZero.into());
-    }
+    send(connection, &bytes, files)?;
     let mut answer = [0; 8];
     connection.read_exact(&mut answer)?;
     Ok(u64::from_ne_bytes(answer))
@@ -51,11 +43,33 @@ pub fn give(
 ///
 /// # Errors
 /// When the connection fails, or ends within an order.
-pub fn receive(mut connection: &UnixStream) -> io::Result<Option<(Order, Files)>> {
+pub fn receive(connection: &UnixStream) -> io::Result<Option<(Order, Files)>> {
     let mut bytes = [0; control::SIZE];
+    let Some(files) = take(connection, &mut bytes)? else { return Ok(None) };
+    let mut reader = Reader(&bytes);
+    let mut order = [0; control::WORDS];
+    for word in &mut order {
+        *word = reader.word().map_err(io::Error::other)?;
+    }
+    Ok(Some((order, files)))
+}
+
+/// Sends bytes with files.
+pub(crate) fn send(connection: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let sent = sendmsg(connection.as_fd(), &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+/// Waits for so many bytes, and takes the files that came with the first; `None` when there are no more.
+pub(crate) fn take(mut connection: &UnixStream, bytes: &mut [u8]) -> io::Result<Option<Files>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let buffer = &mut [IoSliceMut::new(&mut bytes)];
+    let buffer = &mut [IoSliceMut::new(bytes)];
     let received = loop {
         match recvmsg(connection.as_fd(), buffer, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
             Err(rustix::io::Errno::INTR) => {}
@@ -74,10 +88,5 @@ pub fn receive(mut connection: &UnixStream) -> io::Result<Option<(Order, Files)>
         return Ok(None);
     }
     connection.read_exact(&mut bytes[received.bytes..])?;
-    let mut reader = Reader(&bytes);
-    let mut order = [0; control::WORDS];
-    for word in &mut order {
-        *word = reader.word().map_err(io::Error::other)?;
-    }
-    Ok(Some((order, files)))
+    Ok(Some(files))
 }

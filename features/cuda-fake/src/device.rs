@@ -66,7 +66,9 @@ pub(crate) fn attribute(attribute: i32, device: i32) -> Result<i32> {
         5 => i32::MAX,
         6 | 7 => 65535,
         // Shared memory, constant memory, warp, pitch, registers, clock, alignment.
-        8 | 81 | 97 => 48 << 10,
+        8 => 48 << 10,
+        81 => 228 << 10,
+        97 => 227 << 10,
         9 => 64 << 10,
         10 => 32,
         11 => i32::MAX,

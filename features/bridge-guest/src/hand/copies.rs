@@ -7,7 +7,7 @@ use vm_bridge::wire::{CHUNK, code, put, put_bytes};
 use vm_cuda_api::{FUNCTIONS, names::is_per_thread};
 
 use super::captures::{record, records};
-use super::{is_elsewhere, is_shared, the_form};
+use super::{is_elsewhere, shared_at, the_form};
 use crate::client::{Client, client};
 use crate::forward;
 use crate::sys::caller;
@@ -68,8 +68,8 @@ fn to_device(
     let to = to.into();
     let client = client()?;
     let of = stream.unwrap_or(0);
-    if is_shared(&client, from, len) {
-        let payload = head(to, 0, len, of, from);
+    if let Some(shared) = shared_at(&client, from, len) {
+        let payload = head(to, 0, len, of, shared);
         return match stream {
             Some(_) => client.post(number, &payload),
             None => client.ask(number, &payload, true).map(drop),
@@ -111,8 +111,8 @@ fn to_host(
     let from = from.into();
     let client = client()?;
     let of = stream.unwrap_or(0);
-    if is_shared(&client, to, len) {
-        let payload = head(from, 0, len, of, to);
+    if let Some(shared) = shared_at(&client, to, len) {
+        let payload = head(from, 0, len, of, shared);
         return match stream {
             Some(_) => client.post(number, &payload),
             None => client.ask(number, &payload, true).map(drop),

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use vm_bridge::wire::{WINDOW, code, control, put};
 
-use super::{is_shared, registered_at, the};
-use crate::client::{Client, client, locked};
-use crate::forward;
+use super::{registered_at, shared_at, the};
+use crate::client::{Client, Registered, client, locked};
 use crate::sys::{caller, window};
+use crate::{forward, mapped};
 
 const PAGE: u64 = 4096;
 /// `CU_MEMHOSTALLOC_DEVICEMAP`.
@@ -80,6 +80,35 @@ fn share(
     Err(code::OUT_OF_MEMORY)
 }
 
+/// Shares memory that the program has mapped from a file, where files go over the connection: where `start` is on both sides.
+pub(crate) fn share_mapped(client: &Arc<Client>, start: u64, end: u64, flags: u32) -> Option<u64> {
+    if client.token.is_some() {
+        return None;
+    }
+    let (first, end) = (start / PAGE * PAGE, end.checked_next_multiple_of(PAGE)?);
+    let (file, offset) = mapped::file_of(first, end)?;
+    let make = |at| {
+        window::map(&file, at, offset, end - first)?;
+        Ok(Some(file.try_clone()?.into()))
+    };
+    // Without, it is copied as all memory of the program's own is.
+    let shared = share(client, end - first, flags, offset, make).ok()?;
+    Some(shared + (start - first))
+}
+
+/// Ends what [`share_mapped`] began.
+pub(crate) fn unshare(client: &Arc<Client>, shared: u64) -> Result<(), u32> {
+    end_share(client, the("cuMemFreeHost")?, shared / PAGE * PAGE)
+}
+
+fn end_share(client: &Arc<Client>, number: usize, at: u64) -> Result<(), u32> {
+    let len = locked(&client.windows).get(&at).copied().ok_or(code::INVALID_VALUE)?;
+    client.ask(number, &at.to_ne_bytes(), true)?;
+    window::free(at, len);
+    locked(&client.windows).remove(&at);
+    Ok(())
+}
+
 /// The first free place of those addresses from one on.
 fn place(client: &Client, from: u64, len: u64) -> Option<u64> {
     let mut at = from;
@@ -124,7 +153,7 @@ fn own(client: &Client, len: u64, flags: u32) -> Result<u64, u32> {
     forward::keep(the("cuCtxGetDevice")?, &[&raw mut device as usize])?;
     let at = window::own(len).map_err(|_| code::OUT_OF_MEMORY)?;
     locked(&client.own).insert(at, len);
-    locked(&client.registered).insert(at, (len, flags));
+    locked(&client.registered).insert(at, Registered { len, flags, shared: None });
     Ok(at)
 }
 
@@ -144,28 +173,26 @@ pub(crate) fn cuMemFreeHost(number: usize, words: &[usize]) -> Result<(), u32> {
         window::free(at, len);
         return Ok(());
     }
-    let len = locked(&client.windows).get(&at).copied().ok_or(code::INVALID_VALUE)?;
-    client.ask(number, &at.to_ne_bytes(), true)?;
-    window::free(at, len);
-    locked(&client.windows).remove(&at);
+    end_share(&client, number, at)?;
     let part = locked(&client.parts).remove(&at);
     part.map_or(Ok(()), |offset| client.order([control::GIVE, offset, 0, 0], None))
 }
 
 pub(crate) fn cuMemHostGetDevicePointer_v2(_: usize, words: &[usize]) -> Result<(), u32> {
     let client = client()?;
-    if registered_at(&client, words[1]).is_some() {
-        return Err(code::NOT_SUPPORTED);
-    }
-    if words[0] == 0 || words[2] as u32 != 0 || !is_shared(&client, words[1], 1) {
+    if words[0] == 0 || words[2] as u32 != 0 {
         return Err(code::INVALID_VALUE);
     }
-    caller::write(words[0], words[1] as u64);
+    match shared_at(&client, words[1], 1) {
+        Some(at) => caller::write(words[0], at as u64),
+        None if registered_at(&client, words[1]).is_some() => return Err(code::NOT_SUPPORTED),
+        None => return Err(code::INVALID_VALUE),
+    }
     Ok(())
 }
 
 pub(crate) fn cuMemHostGetFlags(number: usize, words: &[usize]) -> Result<(), u32> {
-    let flags = locked(&client()?.registered).get(&(words[1] as u64)).map(|(_, flags)| *flags);
+    let flags = locked(&client()?.registered).get(&(words[1] as u64)).map(|memory| memory.flags);
     match flags {
         Some(flags) => {
             caller::write_half(words[0], flags);

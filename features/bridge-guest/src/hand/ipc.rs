@@ -1,6 +1,10 @@
 //! Memory and events of other programs of the server: a handle is a token that the server gave.
 
-use vm_bridge::wire::{Reader, code, put, put_bytes};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::IntoRawFd as _;
+use std::os::unix::net::UnixStream;
+
+use vm_bridge::wire::{Reader, code, control, put, put_bytes};
 
 use crate::client::{client, locked};
 use crate::sys::caller;
@@ -73,4 +77,64 @@ pub(crate) fn cuIpcOpenEventHandle(number: usize, words: &[usize]) -> Result<(),
     let reply = client()?.ask(number, caller::bytes(handle, HANDLE), false)?;
     caller::write(to, Reader(&reply).word().map_err(|_| code::UNAVAILABLE)?);
     Ok(())
+}
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const FILE: u32 = 1;
+
+/// Has the server close what the program has no file of any more.
+fn forget_closed() -> Result<(), u32> {
+    let client = client()?;
+    let closed: Vec<_> = {
+        let mut exported = locked(&client.exported);
+        let is_open = |(end, _): &mut (UnixStream, _)| {
+            // Nobody writes to it.
+            matches!(end.read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        };
+        exported.extract_if(.., |of| !is_open(of)).map(|(_, token)| token).collect()
+    };
+    closed.into_iter().try_for_each(|[first, second]| client.order([control::FORGET, first, second, 0], None))
+}
+
+/// The program's file is an end of a stream, in which what the server gave waits for who looks at it: once all who have it have closed it, the
+/// other end shows that.
+pub(crate) fn cuMemExportToShareableHandle(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [to, memory, kind, flags] = *words else { return Err(code::INVALID_VALUE) };
+    if to == 0 || flags != 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    if kind as u32 != FILE {
+        return Err(code::NOT_SUPPORTED);
+    }
+    forget_closed()?;
+    let client = client()?;
+    let pair = UnixStream::pair().and_then(|(near, far)| near.set_nonblocking(true).map(|()| (near, far)));
+    let (mut near, far) = pair.map_err(|_| code::OPERATING_SYSTEM)?;
+    let reply = client.ask(number, &(memory as u64).to_ne_bytes(), false)?;
+    let given = reply.get(..HANDLE).ok_or(code::UNAVAILABLE)?;
+    near.write_all(given).map_err(|_| code::OPERATING_SYSTEM)?;
+    let mut reader = Reader(given);
+    let (Ok(first), Ok(second)) = (reader.word(), reader.word()) else { return Err(code::UNAVAILABLE) };
+    locked(&client.exported).push((near, [first, second]));
+    caller::write_half(to, far.into_raw_fd() as u32);
+    Ok(())
+}
+
+pub(crate) fn cuMemImportFromShareableHandle(number: usize, words: &[usize]) -> Result<(), u32> {
+    let [to, file, kind] = *words else { return Err(code::INVALID_VALUE) };
+    if to == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    if kind as u32 != FILE {
+        return Err(code::NOT_SUPPORTED);
+    }
+    let given = caller::peek::<HANDLE>(file as i32).ok_or(code::INVALID_VALUE)?;
+    let reply = client()?.ask(number, &given, false)?;
+    caller::write(to, Reader(&reply).word().map_err(|_| code::UNAVAILABLE)?);
+    Ok(())
+}
+
+pub(crate) fn cuMemRelease(number: usize, words: &[usize]) -> Result<(), u32> {
+    forward::ask(number, words)?;
+    forget_closed()
 }

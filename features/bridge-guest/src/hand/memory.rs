@@ -2,7 +2,8 @@
 
 use vm_bridge::wire::{WINDOW, code};
 
-use crate::client::{Client, client, locked};
+use super::{share_mapped, unshare};
+use crate::client::{Client, Registered, client, locked};
 use crate::forward;
 use crate::sys::{caller, window};
 
@@ -17,11 +18,11 @@ pub(crate) fn is_elsewhere(client: &Client, at: usize) -> bool {
     is_device(client, at) || !window::is_mapped(at)
 }
 
-/// The registered memory at an address: where it begins, and how long it is.
-pub(crate) fn registered_at(client: &Client, at: usize) -> Option<(u64, u64)> {
+/// The registered memory at an address, and where it begins.
+pub(crate) fn registered_at(client: &Client, at: usize) -> Option<(u64, Registered)> {
     let registered = locked(&client.registered);
-    let (start, (len, _)) = registered.range(..=at as u64).next_back()?;
-    (at as u64 - start < *len).then_some((*start, *len))
+    let (start, memory) = registered.range(..=at as u64).next_back()?;
+    (at as u64 - start < memory.len).then_some((*start, *memory))
 }
 
 pub(crate) fn cuMemHostRegister_v2(_: usize, words: &[usize]) -> Result<(), u32> {
@@ -32,12 +33,20 @@ pub(crate) fn cuMemHostRegister_v2(_: usize, words: &[usize]) -> Result<(), u32>
     if at == 0 || len == 0 || flags & !0xf != 0 {
         return Err(code::INVALID_VALUE);
     }
-    let mut registered = locked(&client.registered);
-    let before = registered.range(..end).next_back();
-    if before.is_some_and(|(start, (len, _))| start + len > at) || is_shared(&client, words[0], 1) {
-        return Err(ALREADY);
+    {
+        let mut registered = locked(&client.registered);
+        let before = registered.range(..end).next_back();
+        if before.is_some_and(|(start, memory)| start + memory.len > at) || is_shared(&client, words[0], 1) {
+            return Err(ALREADY);
+        }
+        registered.insert(at, Registered { len, flags, shared: None });
     }
-    registered.insert(at, (len, flags));
+    let Some(shared) = share_mapped(&client, at, end, flags) else { return Ok(()) };
+    match locked(&client.registered).get_mut(&at) {
+        Some(memory) => memory.shared = Some(shared),
+        // Another thread has been quicker to unregister it.
+        None => unshare(&client, shared)?,
+    }
     Ok(())
 }
 
@@ -49,11 +58,23 @@ pub(crate) fn cuMemHostUnregister(_: usize, words: &[usize]) -> Result<(), u32> 
         return Err(code::INVALID_VALUE);
     }
     // Copies of it have taken their bytes, or have brought them.
-    locked(&client.registered).remove(&(words[0] as u64)).map(drop).ok_or(NOT)
+    let memory = locked(&client.registered).remove(&(words[0] as u64)).ok_or(NOT)?;
+    memory.shared.map_or(Ok(()), |shared| unshare(&client, shared))
+}
+
+/// Where both sides have all of a range.
+pub(crate) fn shared_at(client: &Client, at: usize, len: usize) -> Option<usize> {
+    if is_shared(client, at, len) {
+        return Some(at);
+    }
+    let (start, memory) = registered_at(client, at)?;
+    let from = at as u64 - start;
+    let is_whole = from.checked_add(len as u64).is_some_and(|end| end <= memory.len);
+    memory.shared.filter(|_| is_whole).map(|shared| (shared + from) as usize)
 }
 
 /// Is all of a range memory that both sides have?
-pub(crate) fn is_shared(client: &Client, at: usize, len: usize) -> bool {
+fn is_shared(client: &Client, at: usize, len: usize) -> bool {
     if !WINDOW.contains(&(at as u64)) {
         return false;
     }

@@ -120,9 +120,9 @@ pub(crate) fn check(question: Question) -> Result<[u64; 2], u32> {
 /// `CU_DEVICE_ATTRIBUTE_…` of what does not cross: managed memory, memory of the program that is registered or reached as it is, launches on several
 /// devices, handles that others open, other devices that reach the memory, arrays that are mapped in parts, multicast, decompression, physical memory
 /// and pools of the host.
-const ABSENT: [u32; 30] = [
-    83, 88, 89, 91, 96, 99, 100, 101, 103, 110, 112, 113, 114, 116, 119, 121, 124, 128, 129, 132, 135, 136,
-    137, 138, 141, 142, 143, 144, 145, 146,
+const ABSENT: [u32; 29] = [
+    83, 88, 89, 91, 96, 99, 100, 101, 110, 112, 113, 114, 116, 119, 121, 124, 128, 129, 132, 135, 136, 137,
+    138, 141, 142, 143, 144, 145, 146,
 ];
 
 pub(crate) fn cuDeviceGetAttribute(number: usize, words: &[usize]) -> Result<(), u32> {

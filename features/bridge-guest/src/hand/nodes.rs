@@ -15,7 +15,7 @@ use vm_cuda_api::FUNCTIONS;
 
 use super::launches::parameters;
 use super::objects::fetch;
-use super::{begin_calls, is_elsewhere, is_shared, layout};
+use super::{begin_calls, is_elsewhere, layout, shared_at};
 use crate::client::{Client, client, locked};
 use crate::sys::caller;
 use crate::{forward, pack, say};
@@ -54,9 +54,12 @@ fn copy(client: &Arc<Client>, at: usize, context: u64, to: &mut Vec<u8>) -> Resu
             copy[end.host] = copy[end.device];
         }
         let extent = form.extent(&copy, is_target).ok_or(code::INVALID_VALUE)?;
-        if copy[end.kind] as u32 as u64 == HOST
-            && !is_shared(client, copy[end.host] as usize, extent as usize)
-        {
+        if copy[end.kind] as u32 as u64 != HOST {
+            continue;
+        }
+        if let Some(shared) = shared_at(client, copy[end.host] as usize, extent as usize) {
+            copy[end.host] = shared as u64;
+        } else {
             begin_calls(client)?;
             if !is_target {
                 client.fetches.store(true, SeqCst);

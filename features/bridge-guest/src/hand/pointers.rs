@@ -15,32 +15,35 @@ fn size(attribute: u32) -> usize {
     SIZES.iter().find(|(known, _)| *known == attribute).map_or(8, |(_, size)| *size)
 }
 
-/// `CU_POINTER_ATTRIBUTE_CONTEXT`, `…_MEMORY_TYPE`, `…_HOST_POINTER`, `…_IS_MANAGED`, `…_DEVICE_ORDINAL`, `…_RANGE_START_ADDR`, `…_RANGE_SIZE`.
-const OF_REGISTERED: [u32; 7] = [1, 2, 4, 8, ORDINAL, 11, 12];
+/// `CU_POINTER_ATTRIBUTE_CONTEXT`, `…_MEMORY_TYPE`, `…_DEVICE_POINTER`, `…_HOST_POINTER`, `…_IS_MANAGED`, `…_DEVICE_ORDINAL`, `…_RANGE_START_ADDR`, `…_RANGE_SIZE`.
+const OF_REGISTERED: [u32; 8] = [1, 2, 3, 4, 8, ORDINAL, 11, 12];
 /// `CU_MEMORYTYPE_HOST`.
 const HOST: u64 = 1;
 
 /// Of each attribute the result, and its value.
 type Values = Vec<(u32, [u8; 16])>;
 
-/// What is said of registered memory: of this side alone, as the device does not reach it.
+/// What is said of registered memory, by this side alone: the server knows its file by another address, if it does.
 fn registered(at: usize, attributes: &[u32]) -> Result<Option<Values>, u32> {
-    let Some((start, len)) = registered_at(&*client()?, at) else { return Ok(None) };
+    let Some((start, memory)) = registered_at(&*client()?, at) else { return Ok(None) };
     let mut device = 0i32;
     // Without a context there is no device.
     if forward::keep(the("cuCtxGetDevice")?, &[&raw mut device as usize]).is_err() {
         device = 0;
     }
     let value = |attribute: &u32| {
-        let [context, kind, pointer, managed, ordinal, first, size] = OF_REGISTERED;
+        let [context, kind, reached, pointer, managed, ordinal, first, size] = OF_REGISTERED;
         let word = match *attribute {
             known if known == context => current::get(),
             known if known == kind => HOST,
             known if known == pointer => at as u64,
+            known if known == reached && memory.shared.is_some() => {
+                memory.shared.unwrap_or(0) + (at as u64 - start)
+            }
             known if known == managed => 0,
             known if known == ordinal => device as u32 as u64,
             known if known == first => start,
-            known if known == size => len,
+            known if known == size => memory.len,
             _ => return (code::INVALID_VALUE, [0; 16]),
         };
         let mut bytes = [0; 16];

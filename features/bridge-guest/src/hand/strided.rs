@@ -4,7 +4,7 @@ use vm_bridge::wire::strided::{DEVICE, Form, HOST, UNIFIED};
 use vm_bridge::wire::{CHUNK, code, put};
 
 use super::captures::{record, records};
-use super::{is_elsewhere, is_shared};
+use super::{is_elsewhere, shared_at};
 use crate::client::client;
 use crate::sys::caller;
 
@@ -28,7 +28,10 @@ fn copy(number: usize, form: Form, words: &[usize]) -> Result<(), u32> {
         }
         if copy[end.kind] as u32 as u64 == HOST {
             let extent = form.extent(&copy, at == 1).ok_or(code::INVALID_VALUE)?;
-            packed[at] = !is_shared(&client, copy[end.host] as usize, extent as usize);
+            match shared_at(&client, copy[end.host] as usize, extent as usize) {
+                Some(shared) => copy[end.host] = shared as u64,
+                None => packed[at] = true,
+            }
         }
     }
     let send = |copy: &[u64], bulk: &[u8], asks: bool| -> Result<Vec<u8>, u32> {

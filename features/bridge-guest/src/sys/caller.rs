@@ -51,6 +51,15 @@ pub(crate) fn write_half(at: usize, half: u32) {
     write_bytes(at, &half.to_ne_bytes());
 }
 
+/// So many bytes that wait in a stream of the caller's, which it keeps.
+pub(crate) fn peek<const LEN: usize>(stream: i32) -> Option<[u8; LEN]> {
+    let mut bytes = [0; LEN];
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: it writes into these bytes alone, whatever the number is.
+    let read = unsafe { libc::recv(stream, bytes.as_mut_ptr().cast(), LEN, flags) };
+    (read == LEN as isize).then_some(bytes)
+}
+
 /// The caller's string, with its zero.
 pub(crate) fn text<'a>(at: usize) -> Option<&'a [u8]> {
     if at == 0 {

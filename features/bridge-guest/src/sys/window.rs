@@ -24,7 +24,7 @@ pub(crate) fn make(at: u64, len: u64) -> io::Result<OwnedFd> {
 }
 
 /// Maps a part of a file at an address where nothing is.
-fn map(file: impl AsFd, at: u64, offset: u64, len: u64) -> io::Result<()> {
+pub(crate) fn map(file: impl AsFd, at: u64, offset: u64, len: u64) -> io::Result<()> {
     let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE;
     // SAFETY: nothing is mapped there, or it fails.
     let mapped = unsafe { mmap(at as *mut c_void, len as usize, READ_WRITE, flags, file, offset) }?;

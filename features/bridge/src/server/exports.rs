@@ -4,12 +4,14 @@
 //! and what it makes up reaches no driver. A worker that was taken over finds what its program could find. What it exports is gone with it.
 
 use std::collections::HashMap;
-use std::io::{self, Read as _, Write as _};
+use std::io;
 use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use super::session::locked;
+use crate::orders;
 use crate::wire::code;
 use crate::wire::preamble::{TOKEN, Token, random};
 
@@ -17,6 +19,8 @@ use crate::wire::preamble::{TOKEN, Token, random};
 pub(super) const HANDLE: usize = 64;
 /// The most that a worker exports.
 const MOST: usize = 1 << 12;
+/// The most files that it does: the server keeps them open.
+const MOST_FILES: usize = 64;
 
 /// What is shared.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -33,6 +37,9 @@ fn question(kind: Kind, finds: bool) -> u8 {
     u8::from(kind == Kind::Event) + if finds { 2 } else { 0 }
 }
 
+/// Exports a file, finds one, and forgets one.
+const FILES: [u8; 3] = [4, 5, 6];
+
 /// What all workers of a server export.
 #[derive(Clone, Debug, Default)]
 pub struct Exports(Arc<Mutex<Table>>);
@@ -41,6 +48,8 @@ pub struct Exports(Arc<Mutex<Table>>);
 struct Table {
     workers: u64,
     exported: HashMap<Token, (u64, Kind, Handle)>,
+    /// The driver's files of memory, by token, and whose they are.
+    files: HashMap<Token, (u64, Arc<OwnedFd>)>,
     /// What each worker exports.
     tokens: HashMap<u64, HashMap<(Kind, Handle), Token>>,
 }
@@ -50,7 +59,7 @@ impl Exports {
     ///
     /// # Errors
     /// When the connection fails, or a worker asks for something else.
-    pub fn serve(&self, mut worker: &UnixStream) -> io::Result<()> {
+    pub fn serve(&self, worker: &UnixStream) -> io::Result<()> {
         let number = {
             let mut table = locked(&self.0);
             table.workers += 1;
@@ -58,25 +67,40 @@ impl Exports {
         };
         let result = loop {
             let mut asked = [0; 1 + HANDLE];
-            match worker.read_exact(&mut asked) {
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break Ok(()),
+            let mut files = match orders::take(worker, &mut asked) {
                 Err(error) => break Err(error),
-                Ok(()) => {}
-            }
+                Ok(None) => break Ok(()),
+                Ok(Some(files)) => files,
+            };
             let [question, handle @ ..] = asked;
             let kind = if question & 1 == 0 { Kind::Memory } else { Kind::Event };
-            let answer = match question {
-                0 | 1 => self.export(number, kind, handle),
-                2 | 3 => self.find(kind, handle),
+            let mut found = None;
+            let [export_file, find_file, forget_file] = FILES;
+            let answer = match (question, files[0].take()) {
+                (0 | 1, None) => self.export(number, kind, handle),
+                (2 | 3, None) => self.find(kind, handle),
+                (of, Some(file)) if of == export_file => self.export_file(number, file),
+                (of, None) if of == find_file => self.find_file(&handle).map(|file| {
+                    found = Some(file);
+                    handle
+                }),
+                (of, None) if of == forget_file => {
+                    self.forget_file(number, &handle);
+                    Ok(handle)
+                }
                 _ => break Err(io::ErrorKind::InvalidData.into()),
             };
             let (code, handle) = answer.map_or_else(|code| (code, [0; HANDLE]), |handle| (0, handle));
-            if let Err(error) = worker.write_all(&[&code.to_ne_bytes()[..], &handle].concat()) {
+            let found = found.as_ref().map(|file| file.as_fd());
+            if let Err(error) =
+                orders::send(worker, &[&code.to_ne_bytes()[..], &handle].concat(), found.as_slice())
+            {
                 break Err(error);
             }
         };
         let mut table = locked(&self.0);
         table.exported.retain(|_, (by, ..)| *by != number);
+        table.files.retain(|_, (by, _)| *by != number);
         table.tokens.remove(&number);
         result
     }
@@ -98,6 +122,28 @@ impl Exports {
         let mut given = [0; HANDLE];
         given[..TOKEN].copy_from_slice(&token);
         Ok(given)
+    }
+
+    fn export_file(&self, by: u64, file: OwnedFd) -> Result<Handle, u32> {
+        let files = &mut locked(&self.0).files;
+        if files.values().filter(|(of, _)| *of == by).count() >= MOST_FILES {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let token = random().map_err(|_| code::OUT_OF_MEMORY)?;
+        files.insert(token, (by, Arc::new(file)));
+        let mut given = [0; HANDLE];
+        given[..TOKEN].copy_from_slice(&token);
+        Ok(given)
+    }
+
+    fn find_file(&self, given: &Handle) -> Result<Arc<OwnedFd>, u32> {
+        let token = given.first_chunk().ok_or(code::INVALID_VALUE)?;
+        locked(&self.0).files.get(token).map(|(_, file)| Arc::clone(file)).ok_or(code::INVALID_VALUE)
+    }
+
+    /// Only who exported it does.
+    fn forget_file(&self, by: u64, given: &Handle) {
+        locked(&self.0).files.retain(|token, (of, _)| *of != by || given.first_chunk() != Some(token));
     }
 
     fn find(&self, kind: Kind, given: Handle) -> Result<Handle, u32> {
@@ -128,21 +174,49 @@ impl Sharing {
         self.ask(question(kind, true), given)
     }
 
+    /// What a program is given for a file of the driver.
+    pub(super) fn export_file(&self, file: &OwnedFd) -> Result<Handle, u32> {
+        self.exchange(FILES[0], [0; HANDLE], Some(file.as_fd())).map(|(given, _)| given)
+    }
+
+    /// The driver's file for what a program was given.
+    pub(super) fn find_file(&self, given: Handle) -> Result<OwnedFd, u32> {
+        self.exchange(FILES[1], given, None)?.1.ok_or(code::INVALID_VALUE)
+    }
+
+    /// Has what a program exported closed, of which it has no file any more.
+    pub(super) fn forget(&self, token: [u64; 2]) -> Result<(), u32> {
+        let mut given = [0; HANDLE];
+        token.iter().zip(given.chunks_mut(8)).for_each(|(word, to)| to.copy_from_slice(&word.to_ne_bytes()));
+        self.ask(FILES[2], given).map(drop)
+    }
+
     fn ask(&self, question: u8, handle: Handle) -> Result<Handle, u32> {
-        let mut server = locked(&self.0);
+        self.exchange(question, handle, None).map(|(handle, _)| handle)
+    }
+
+    fn exchange(
+        &self,
+        question: u8,
+        handle: Handle,
+        file: Option<BorrowedFd<'_>>,
+    ) -> Result<(Handle, Option<OwnedFd>), u32> {
+        let server = locked(&self.0);
         let mut answer = [0; 4 + HANDLE];
-        let asked = server
-            .write_all(&[&[question][..], &handle].concat())
-            .and_then(|()| server.read_exact(&mut answer));
-        if let Err(error) = asked {
+        let asked =
+            orders::send(&server, &[&[question][..], &handle].concat(), file.as_slice()).and_then(|()| {
+                orders::take(&server, &mut answer)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+            });
+        let files = asked.map_err(|error| {
             tracing::warn!(%error, "the server says no more what programs share");
             // Nobody knows what the next answer would be of. It may have been closed already.
             let _ = server.shutdown(Shutdown::Both);
-            return Err(code::NOT_SUPPORTED);
-        }
+            code::NOT_SUPPORTED
+        })?;
         let [a, b, c, d, handle @ ..] = answer;
+        let [file, _] = files;
         match u32::from_ne_bytes([a, b, c, d]) {
-            0 => Ok(handle),
+            0 => Ok((handle, file)),
             code => Err(code),
         }
     }
@@ -184,6 +258,33 @@ mod tests {
         drop(one);
         ended.join().unwrap().unwrap();
         assert_eq!(two.find(Kind::Memory, given), refused);
+    }
+
+    #[test]
+    fn a_file_is_found_until_who_exported_it_forgets_it() {
+        let exports = Exports::default();
+        let ((one, ended), (two, _)) = (worker(&exports), worker(&exports));
+        let file = |name| rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let number = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
+        let token = |given: Handle| [0, 8].map(|at| u64::from_ne_bytes(*given[at..].first_chunk().unwrap()));
+        let (first, second) = (file("first"), file("second"));
+        let given = one.export_file(&first).unwrap();
+        let other = one.export_file(&second).unwrap();
+        assert_eq!(two.find_file(given).map(|file| number(&file)), Ok(number(&first)));
+        assert_eq!(two.find(Kind::Memory, given), Err(code::INVALID_VALUE));
+        // It is not its own to forget.
+        two.forget(token(given)).unwrap();
+        assert!(two.find_file(given).is_ok());
+        one.forget(token(given)).unwrap();
+        assert!(matches!(two.find_file(given), Err(code::INVALID_VALUE)));
+        assert_eq!(two.find_file(other).map(|file| number(&file)), Ok(number(&second)));
+        for _ in 1..MOST_FILES {
+            one.export_file(&first).unwrap();
+        }
+        assert_eq!(one.export_file(&first), Err(code::OUT_OF_MEMORY));
+        drop(one);
+        ended.join().unwrap().unwrap();
+        assert!(matches!(two.find_file(other), Err(code::INVALID_VALUE)));
     }
 
     #[test]

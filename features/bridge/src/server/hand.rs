@@ -37,7 +37,7 @@ pub(super) struct Parts<'a> {
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 70] = [
+const HANDLERS: [(&str, Handler); 72] = [
     ("cuInit", initialise),
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
@@ -93,6 +93,8 @@ const HANDLERS: [(&str, Handler); 70] = [
     ("cuLinkAddData_v2", objects::link_data),
     ("cuLinkComplete", objects::link_complete),
     ("cuLinkDestroy", objects::link_destroy),
+    ("cuMemExportToShareableHandle", ipc::export_file),
+    ("cuMemImportFromShareableHandle", ipc::import_file),
     ("cuIpcGetMemHandle", ipc::export_memory),
     ("cuIpcOpenMemHandle_v2", ipc::open_memory),
     ("cuIpcCloseMemHandle", ipc::close_memory),

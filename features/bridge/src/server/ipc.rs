@@ -1,4 +1,6 @@
-//! Memory and events of other programs of the server: the program has tokens, the driver its handles ([`exports`](super::exports)).
+//! Memory and events of other programs of the server: the program has tokens, the driver its handles and files ([`exports`](super::exports)).
+
+use std::os::fd::AsRawFd;
 
 use vm_cuda_api::Object;
 
@@ -94,6 +96,37 @@ pub(super) fn open_event(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u3
     let (result, event) = sys::open_event(call.session.driver(), call.number, handle);
     if result == 0 {
         put(parts.reply, call.session.handles().give(Object::Event, event)?);
+    }
+    Ok(result)
+}
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const FILE: u64 = 1;
+
+/// Memory of `cuMemCreate`.
+pub(super) fn export_file(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let sharing = call.session.sharing().ok_or(code::NOT_SUPPORTED)?;
+    let real = call.session.handles().real(Object::Memory, parts.reader.word()?)?;
+    let mut memory = [u64::MAX];
+    let words = [Word::At(0), Word::Is(real), Word::Is(FILE), Word::Is(0)];
+    let result = call.session.driver().make(call.number, &words, &mut memory);
+    if result == 0 {
+        let file = sys::given_file(memory[0]).ok_or(code::INVALID_VALUE)?;
+        put_bytes(parts.reply, &sharing.export_file(&file)?);
+    }
+    Ok(result)
+}
+
+/// What the program found in its file.
+pub(super) fn import_file(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let given = *parts.reader.bytes(HANDLE)?.first_chunk().ok_or(Malformed)?;
+    let file = call.session.sharing().ok_or(code::NOT_SUPPORTED)?.find_file(given)?;
+    let mut memory = [0];
+    let words = [Word::At(0), Word::Is(file.as_raw_fd() as u64), Word::Is(FILE)];
+    let result = call.session.driver().make(call.number, &words, &mut memory);
+    if result == 0 {
+        call.session.quota().import(memory[0]);
+        put(parts.reply, call.session.handles().give(Object::Memory, memory[0])?);
     }
     Ok(result)
 }

@@ -70,6 +70,9 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
                     0
                 },
             ),
+            ([control::FORGET, first, second, _], None, None) => {
+                session.sharing().map_or(0, |sharing| sharing.forget([first, second]).err().unwrap_or(0))
+            }
             ([control::MEMORY, first, second, _], None, None) => {
                 let memory = facts::memory(session, [first, second]);
                 memory.iter().flatten().for_each(|word| put(&mut answer, *word));

@@ -9,6 +9,8 @@ use crate::wire::{ITEMS, Malformed, NOTHING, Reader, code, put, put_bytes};
 
 /// The most bytes of a string that is returned.
 const NAME: usize = 4096;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`, behind which are those of the host.
+const DEVICE: u32 = 1;
 
 /// Why a call was not made.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -147,6 +149,13 @@ pub(super) fn make_with(
             }
             _ => {}
         }
+    }
+    if let Some((at, word)) = ranges::location(number)
+        && let Word::At(from) = words[at]
+        && memory.get(from + word).is_some_and(|location| *location as u32 > DEVICE)
+    {
+        // Memory of this host: the program doesn't reach it, and no quota counts it.
+        return Err(code::NOT_SUPPORTED.into());
     }
     let result = session.quota().make(session.driver(), number, &words[..parameters.len()], &mut memory);
     if result == 0 {

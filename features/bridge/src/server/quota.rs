@@ -191,6 +191,15 @@ impl Quota {
         }
     }
 
+    /// Memory of another program was opened.
+    pub(super) fn import(&self, handle: u64) {
+        if self.pot.is_none() {
+            return;
+        }
+        let none = Physical { bytes: 0, handles: 0, mappings: 0 };
+        locked(&self.held).physical.entry(handle).or_insert(none).handles += 1;
+    }
+
     /// Is there one?
     pub(super) fn is_limited(&self) -> bool {
         self.pot.is_some()
@@ -334,6 +343,16 @@ impl Held {
                 let result = self.with(pot, bytes, made);
                 if result == 0 {
                     self.physical.insert(made.value(0), Physical { bytes, handles: 1, mappings: 0 });
+                }
+                result
+            }
+            // How much it is that another program made shows here first.
+            Rule::Map if self.physical.get(&made.value(3)).is_some_and(|memory| memory.bytes == 0) => {
+                let [at, bytes, handle] = [0, 1, 3].map(|parameter| made.value(parameter));
+                let result = self.with(pot, bytes, made);
+                if result == 0 {
+                    self.physical.entry(handle).and_modify(|memory| memory.bytes = bytes);
+                    self.learn(pot, rule, at, made);
                 }
                 result
             }

@@ -49,6 +49,24 @@ pub(super) fn copies(number: usize) -> bool {
     COPIES.get(number).copied().unwrap_or(false)
 }
 
+/// Functions with a parameter that points to a `CUmemLocation`, or to what has one: which, and the place in it, in words.
+const LOCATIONS: [(&str, usize, usize); 4] = [
+    ("cuMemCreate", 2, 1),
+    ("cuMemPoolCreate", 1, 1),
+    ("cuMemGetDefaultMemPool", 1, 0),
+    ("cuMemGetMemPool", 1, 0),
+];
+
+static PLACES: LazyLock<Vec<Option<(usize, usize)>>> = LazyLock::new(|| {
+    let place = |name: &str| LOCATIONS.iter().find(|(of, ..)| *of == name).map(|(_, at, word)| (*at, *word));
+    FUNCTIONS.iter().map(|function| place(&function.name)).collect()
+});
+
+/// The parameter of a function that says where memory is to be, and which of its words does.
+pub(super) fn location(number: usize) -> Option<(usize, usize)> {
+    PLACES.get(number).copied().flatten()
+}
+
 /// The ranges of a session.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {

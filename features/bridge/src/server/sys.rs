@@ -6,7 +6,7 @@ pub(super) mod staged;
 
 use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -292,12 +292,13 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps a part of a memory file that can't shrink.
+    /// Maps a part of a memory file, of memory or of tmpfs. One that shrinks ends this process by `SIGBUS`, and with it the program's session.
     pub(super) fn new(at: u64, len: u64, offset: u64, memory: &OwnedFd) -> io::Result<Self> {
-        let seals = rustix::fs::fcntl_get_seals(memory)?;
-        let size = rustix::fs::fstat(memory)?.st_size as u64;
-        let fits = offset.checked_add(len).is_some_and(|end| end <= size);
-        if !seals.contains(SealFlags::SHRINK) || !fits {
+        // No other file has seals: one of a file system in user space would have its reader wait.
+        rustix::fs::fcntl_get_seals(memory)?;
+        // The last page is whole.
+        let size = (rustix::fs::fstat(memory)?.st_size as u64).checked_next_multiple_of(4096);
+        if offset.checked_add(len).is_none_or(|end| size.is_none_or(|size| end > size)) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -456,6 +457,13 @@ pub(super) fn open_event(driver: &Driver, number: usize, handle: Handle) -> (u32
     let mut event = 0;
     // SAFETY: the driver writes one word.
     (unsafe { open(&raw mut event, Shared(handle)) }, event)
+}
+
+/// The file that the driver returned, in the half of a word: it is the caller's.
+pub(super) fn given_file(word: u64) -> Option<OwnedFd> {
+    let file = i32::try_from(word as u32).ok()?;
+    // SAFETY: the driver has opened it for who asked, and nobody else closes it.
+    Some(unsafe { OwnedFd::from_raw_fd(file) })
 }
 
 /// Makes an object that calls a function of the program when it ends.

@@ -13,7 +13,7 @@ pub mod strided;
 use thiserror::Error;
 
 /// What both sides say first. It changes with what is written.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The most bytes of a payload.
 pub const PAYLOAD: usize = (1 << 20) + 4096;
 /// The most bytes of a program's memory that go with one call.
@@ -232,6 +232,8 @@ pub mod control {
     /// A device's UUID in two words: behind a 0 come [`MEMORY_WORDS`], its memory, how much of it is free, and 1 where this session has a primary
     /// context of it.
     pub const MEMORY: u64 = 9;
+    /// Two words of what the program was given for memory that it exported as a file: it has closed that.
+    pub const FORGET: u64 = 10;
     /// Words that are answered to [`MEMORY`].
     pub const MEMORY_WORDS: usize = 3;
     /// In a word that is not asked for, the last that comes: the session has ended, and what is below this is why, a result for all calls from then on.
