@@ -40,6 +40,8 @@ const (
 	StatusQueueFull Status = -12
 	// The device can't do this.
 	StatusNotSupported Status = -13
+	// What a handle is of is in a state in which this can't be: as a resource that is mapped twice, or used by a kernel while graphics has it.
+	StatusInvalidState Status = -14
 )
 
 // MemoryKind: Where memory lies, and who reaches it.
@@ -86,6 +88,28 @@ const (
 	ParameterView ParameterKind = 0
 	// A number.
 	ParameterScalar ParameterKind = 1
+)
+
+// ExternalKind: What a descriptor of shared memory is.
+type ExternalKind int32
+
+const (
+	// The driver's own, as of VK_KHR_external_memory_fd; only drivers of the same device know what is in it.
+	OpaqueFd ExternalKind = 0
+	// A buffer of the Linux kernel's dma-buf.
+	DmaBuf ExternalKind = 1
+	// Host memory, for the processor: a memfd that is sealed against shrinking (F_SEAL_SHRINK).
+	HostFd ExternalKind = 2
+)
+
+// ResourceState: Who uses a resource now.
+type ResourceState int32
+
+const (
+	// Graphics.
+	Registered ResourceState = 0
+	// Kernels.
+	Mapped ResourceState = 1
 )
 
 func vmaHandleCount(count *C.uint64_t) error {
@@ -240,6 +264,10 @@ func vmaSubmit(worker C.vma_worker, function C.vma_function, data unsafe.Pointer
 	return call(func() C.vma_status { return C.vma_submit(worker, function, data, job) })
 }
 
+func vmaSubmitWithin(worker C.vma_worker, function C.vma_function, data unsafe.Pointer, timeoutNs C.uint64_t, result *C.int32_t, job *C.vma_job) error {
+	return call(func() C.vma_status { return C.vma_submit_within(worker, function, data, timeoutNs, result, job) })
+}
+
 func vmaJobWait(job C.vma_job, timeoutNs C.uint64_t, result *C.int32_t) error {
 	return call(func() C.vma_status { return C.vma_job_wait(job, timeoutNs, result) })
 }
@@ -254,4 +282,56 @@ func vmaJobCancel(job C.vma_job, cancelled *C.int32_t) error {
 
 func vmaJobFree(job C.vma_job) error {
 	return call(func() C.vma_status { return C.vma_job_free(job) })
+}
+
+func vmaTimelineCreate(timeline *C.vma_timeline) error {
+	return call(func() C.vma_status { return C.vma_timeline_create(timeline) })
+}
+
+func vmaTimelineImport(fd C.int32_t, wait C.vma_wait_function, signal C.vma_signal_function, release C.vma_release_function, data unsafe.Pointer, timeline *C.vma_timeline) error {
+	return call(func() C.vma_status { return C.vma_timeline_import(fd, wait, signal, release, data, timeline) })
+}
+
+func vmaTimelineWait(timeline C.vma_timeline, value C.uint64_t, timeoutNs C.uint64_t) error {
+	return call(func() C.vma_status { return C.vma_timeline_wait(timeline, value, timeoutNs) })
+}
+
+func vmaTimelineSignal(timeline C.vma_timeline, value C.uint64_t) error {
+	return call(func() C.vma_status { return C.vma_timeline_signal(timeline, value) })
+}
+
+func vmaTimelineFree(timeline C.vma_timeline) error {
+	return call(func() C.vma_status { return C.vma_timeline_free(timeline) })
+}
+
+func vmaLinkCreate(worker C.vma_worker, graphics C.vma_timeline, computed C.vma_timeline, link *C.vma_link) error {
+	return call(func() C.vma_status { return C.vma_link_create(worker, graphics, computed, link) })
+}
+
+func vmaLinkFree(link C.vma_link) error {
+	return call(func() C.vma_status { return C.vma_link_free(link) })
+}
+
+func vmaResourceRegister(worker C.vma_worker, name *C.char, memory *C.vma_external_memory, resource *C.vma_resource) error {
+	return call(func() C.vma_status { return C.vma_resource_register(worker, name, memory, resource) })
+}
+
+func vmaResourceGetState(resource C.vma_resource, state *C.vma_resource_state) error {
+	return call(func() C.vma_status { return C.vma_resource_get_state(resource, state) })
+}
+
+func vmaResourceMap(resource C.vma_resource, link C.vma_link, value C.uint64_t, memory *C.vma_memory) error {
+	return call(func() C.vma_status { return C.vma_resource_map(resource, link, value, memory) })
+}
+
+func vmaResourceUnmap(resource C.vma_resource, value *C.uint64_t) error {
+	return call(func() C.vma_status { return C.vma_resource_unmap(resource, value) })
+}
+
+func vmaResourceUnregister(resource C.vma_resource) error {
+	return call(func() C.vma_status { return C.vma_resource_unregister(resource) })
+}
+
+func vmaReset(worker C.vma_worker) error {
+	return call(func() C.vma_status { return C.vma_reset(worker) })
 }

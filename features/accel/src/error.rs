@@ -209,6 +209,12 @@ pub enum Error {
         /// Name and state of each.
         resources: String,
     },
+    /// Memory of another API that is not what it was said to be, or not safe to use.
+    #[error("this memory can't be shared: {cause}")]
+    NotShareable {
+        /// What is wrong with it.
+        cause: String,
+    },
     /// Something that can't be part of a graph was done while one was captured.
     #[error("{what} can't be captured into a graph: do it before or after")]
     Capturing {

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use vm_abi::Element;
@@ -120,6 +120,45 @@ pub trait Timeline: Send + Sync + 'static {
     /// # Errors
     /// The API's, as when its device is lost.
     fn signal(&self, value: u64) -> Result<()>;
+}
+
+/// A timeline of the host's own, at 0, for devices that wait and signal by the host's side.
+#[derive(Debug, Default)]
+pub struct HostTimeline {
+    value: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl HostTimeline {
+    /// How far it has come.
+    pub fn value(&self) -> u64 {
+        *self.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, u64> {
+        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Timeline for HostTimeline {
+    fn wait(&self, value: u64, deadline: Instant) -> Result<bool> {
+        let mut now = self.lock();
+        while *now < value {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            now = self.changed.wait_timeout(now, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(true)
+    }
+
+    fn signal(&self, value: u64) -> Result<()> {
+        let mut now = self.lock();
+        *now = (*now).max(value);
+        self.changed.notify_all();
+        Ok(())
+    }
 }
 
 /// A timeline semaphore of another API, to be imported by [`Queue::import_semaphore`](crate::Queue::import_semaphore).

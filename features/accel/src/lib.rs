@@ -82,7 +82,9 @@ pub use device::{DeviceInfo, MemoryInfo, QueueOptions, deadline};
 pub use error::{Error, Result};
 pub use executor::job::Job;
 pub use extents::Extents;
-pub use external::{ExternalKind, ExternalMemory, ExternalSemaphore, Layout, Pixels, Semaphore, Timeline};
+pub use external::{
+    ExternalKind, ExternalMemory, ExternalSemaphore, HostTimeline, Layout, Pixels, Semaphore, Timeline,
+};
 pub use launch::{Arguments, Grid, Launch, Limits, Other, QueueArgument, Scalar};
 pub use memory::{Memory, MemoryKind, Region};
 pub use pool::{PoolOptions, PoolStatistics};

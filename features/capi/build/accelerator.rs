@@ -222,7 +222,11 @@ fn rust_type(kind: &str) -> String {
 }
 
 /// How a parameter is looked at, if it is, and how it is passed on; `None` for one that says how many another has.
-fn passed(parameter: &Parameter, handles: &[&str], counts: &[&String]) -> Option<(Option<String>, String)> {
+fn passed(
+    parameter: &Parameter,
+    [handles, callbacks]: [&[&str]; 2],
+    counts: &[&String],
+) -> Option<(Option<String>, String)> {
     let Parameter { kind, name, count, optional, ends } = parameter;
     if counts.contains(&name) {
         return None;
@@ -251,7 +255,7 @@ fn passed(parameter: &Parameter, handles: &[&str], counts: &[&String]) -> Option
             let look = format!("let {name} = given::find::<{of}>(\"{name}\", {name})?;");
             Some((Some(look), format!("&{name}")))
         }
-        ("vma_function", None) => {
+        (kind, None) if callbacks.contains(&kind) && !optional => {
             Some((Some(format!("let {name} = given::function(\"{name}\", {name})?;")), name.clone()))
         }
         _ => Some((None, name.clone())),
@@ -265,6 +269,10 @@ pub(crate) fn write(items: &[Item]) -> (String, Vec<String>) {
     let handles: Vec<&str> = items
         .iter()
         .filter_map(|item| if let Kind::Handle(name) = &item.kind { Some(name.as_str()) } else { None })
+        .collect();
+    let callbacks: Vec<&str> = items
+        .iter()
+        .filter_map(|item| if let Kind::Callback(name, _) = &item.kind { Some(name.as_str()) } else { None })
         .collect();
     for Item { comment, kind } in items {
         let comment: String = comment.iter().map(|line| format!("/// {line}\n")).collect();
@@ -324,8 +332,10 @@ pub(crate) fn write(items: &[Item]) -> (String, Vec<String>) {
                 let given: Vec<String> =
                     parameters.iter().map(|one| format!("{}: {}", one.name, rust_type(&one.kind))).collect();
                 let counts: Vec<&String> = parameters.iter().filter_map(|one| one.count.as_ref()).collect();
-                let looked: Vec<(Option<String>, String)> =
-                    parameters.iter().filter_map(|one| passed(one, &handles, &counts)).collect();
+                let looked: Vec<(Option<String>, String)> = parameters
+                    .iter()
+                    .filter_map(|one| passed(one, [&handles, &callbacks], &counts))
+                    .collect();
                 let looks: String = looked
                     .iter()
                     .flat_map(|(look, _)| look)
@@ -351,7 +361,9 @@ pub(crate) fn write(items: &[Item]) -> (String, Vec<String>) {
                     kind if kind.starts_with('*') => {
                         format!("std::ptr::with_exposed_provenance_mut::<c_void>(w{at} as usize).cast()")
                     }
-                    kind if kind == "vma_function" => format!("callback(w{at})"),
+                    kind if callbacks.contains(&kind.as_str()) => {
+                        format!("if w{at} == 0 {{ None }} else {{ callbacks.{kind} }}")
+                    }
                     kind => format!("w{at} as {kind}"),
                 };
                 let casts: Vec<String> = parameters.iter().enumerate().map(cast).collect();
@@ -369,10 +381,12 @@ pub(crate) fn write(items: &[Item]) -> (String, Vec<String>) {
         "/// Where C has what, by its own words, for tests.\n#[cfg(feature = \"checks\")]\npub const LAYOUT: &[(&str, usize)] = &[\n{layout}];\n\n\
          /// The functions that return a status: the type and name of each parameter, and whether it may be NULL; for tests.\n\
          #[cfg(feature = \"checks\")]\npub const ACCELERATOR: &[(&str, &[(&str, &str, bool)])] = &[\n{entries}];\n\n\
-         /// Calls a function with a word for each parameter; `None` if there is none of that name with as many.\n///\n\
+         /// Functions of a caller's.\n#[cfg(feature = \"checks\")]\n#[allow(missing_docs)]\npub struct Callbacks {{\n{}}}\n\n\
+         /// Calls a function with a word for each parameter, for a callback 0 or not; `None` if there is none of that name with as many.\n///\n\
          /// # Safety\n/// What the function asks for.\n#[cfg(feature = \"checks\")]\n#[allow(clippy::unnecessary_cast)]\n\
-         pub unsafe fn call_accelerator(name: &str, words: &[u64], callback: fn(u64) -> vma_function) -> Option<vma_status> {{\n    \
-         Some(match (name, words) {{\n{calls}        _ => return None,\n    }})\n}}\n"
+         pub unsafe fn call_accelerator(name: &str, words: &[u64], callbacks: &Callbacks) -> Option<vma_status> {{\n    \
+         Some(match (name, words) {{\n{calls}        _ => return None,\n    }})\n}}\n",
+        callbacks.iter().map(|name| format!("    pub {name}: {name},\n")).collect::<String>()
     );
     (out, names)
 }

@@ -51,7 +51,9 @@ enum {
     /* The worker's queue stayed full. */
     VMA_QUEUE_FULL = -12,
     /* The device can't do this. */
-    VMA_NOT_SUPPORTED = -13
+    VMA_NOT_SUPPORTED = -13,
+    /* What a handle is of is in a state in which this can't be: as a resource that is mapped twice, or used by a kernel while graphics has it. */
+    VMA_INVALID_STATE = -14
 };
 
 /* Where memory lies, and who reaches it. */
@@ -97,6 +99,26 @@ enum {
     VMA_SCALAR = 1
 };
 
+/* What a descriptor of shared memory is. */
+typedef int32_t vma_external_kind;
+enum {
+    /* The driver's own, as of VK_KHR_external_memory_fd; only drivers of the same device know what is in it. */
+    VMA_OPAQUE_FD = 0,
+    /* A buffer of the Linux kernel's dma-buf. */
+    VMA_DMA_BUF = 1,
+    /* Host memory, for the processor: a memfd that is sealed against shrinking (F_SEAL_SHRINK). */
+    VMA_HOST_FD = 2
+};
+
+/* Who uses a resource now. */
+typedef int32_t vma_resource_state;
+enum {
+    /* Graphics. */
+    VMA_REGISTERED = 0,
+    /* Kernels. */
+    VMA_MAPPED = 1
+};
+
 /* A device. */
 typedef uint64_t vma_device;
 
@@ -118,8 +140,28 @@ typedef uint64_t vma_event;
 /* A function that was submitted to a worker. */
 typedef uint64_t vma_job;
 
+/* A timeline semaphore: a number that only grows. */
+typedef uint64_t vma_timeline;
+
+/* How a worker and graphics take turns: by two timelines. */
+typedef uint64_t vma_link;
+
+/* Memory of graphics that a worker uses in turns with it. */
+typedef uint64_t vma_resource;
+
 /* What a worker runs for its caller. It returns what is then given to who waits for it. It must neither throw nor end the thread. */
 typedef int32_t (*vma_function)(void *data);
+
+/* Waits until a timeline has reached a value, for timeout_ns at most: 1 if it has, 0 if not. What is below 0 says that it can't be told
+   any more, as when its device is lost. The library's threads call it, at the same time as others do. It must neither throw nor end the thread. */
+typedef int32_t (*vma_wait_function)(void *data, uint64_t value, uint64_t timeout_ns);
+
+/* Sets a timeline to a value, unless it has got so far: 0, or below 0 if it can't. Else as vma_wait_function. */
+typedef int32_t (*vma_signal_function)(void *data, uint64_t value);
+
+/* Says that a timeline's data is not used any more: once, by any thread, and nothing of the library may be called there. What it returns is not
+   looked at. */
+typedef int32_t (*vma_release_function)(void *data);
 
 /* What a device is. Names are cut to their field, and end with a zero. */
 typedef struct vma_device_info {
@@ -245,6 +287,22 @@ typedef struct vma_limits {
     uint64_t time_ns;
 } vma_limits;
 
+/* Memory of another API, or a part of it. */
+typedef struct vma_external_memory {
+    /* What the descriptor is. */
+    vma_external_kind kind;
+    /* The descriptor, which stays the caller's to close, at any time. */
+    int32_t fd;
+    /* The bytes of the whole allocation. */
+    uint64_t allocation_bytes;
+    /* The first byte that kernels are to reach. */
+    uint64_t offset;
+    /* How many bytes they are to reach, at least 1. */
+    uint64_t bytes;
+    /* Not 0: the allocation is for one buffer or image alone (VkMemoryDedicatedAllocateInfo). */
+    int32_t dedicated;
+} vma_external_memory;
+
 /* What was wrong with the calling thread's last call that failed: which function and parameter, and what to do. Valid until the thread's next call. */
 const char *vma_last_error(void);
 
@@ -364,12 +422,17 @@ vma_status vma_kernel_get_parameter(vma_kernel kernel, uint32_t index, vma_param
 vma_status vma_launch(vma_kernel kernel, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, const vma_argument *arguments, uint32_t count, const vma_limits *limits);
 
 /* Runs a function on a worker's thread, behind what it was given so far, and waits for its result. What has not started in time is taken back;
-   what has started is waited for. In a job of the same worker it runs at once. */
+   what has started is waited for: a thread that must never hang calls vma_submit_within. In a job of the same worker it runs at once. */
 vma_status vma_submit_and_wait(vma_worker worker, vma_function function, void *data, uint64_t timeout_ns, int32_t *result);
 
 /* The same without waiting: job is a handle to wait for, unless it is NULL. data must stay until the job has ended. Jobs that a stop finds
    waiting are run. */
 vma_status vma_submit(vma_worker worker, vma_function function, void *data, vma_job *job);
+
+/* The same for no longer than timeout_ns, whatever the function and the worker do: for threads that must never hang, as those that draw a user interface. With
+   VMA_TIMEOUT job is 0 if the function was taken back before it started; else it runs, job is a handle to wait for, and data must stay until it
+   has ended. In all other cases job is 0, and nothing is left that uses data. */
+vma_status vma_submit_within(vma_worker worker, vma_function function, void *data, uint64_t timeout_ns, int32_t *result, vma_job *job);
 
 /* Waits for a job. It may be waited for again, and by several threads. A job that runs is not ended by the end of a wait. */
 vma_status vma_job_wait(vma_job job, uint64_t timeout_ns, int32_t *result);
@@ -382,6 +445,52 @@ vma_status vma_job_cancel(vma_job job, int32_t *cancelled);
 
 /* Ends the handle of a job, which runs all the same. */
 vma_status vma_job_free(vma_job job);
+
+/* Makes a timeline of the library's own, at 0: for workers of the processor. Others refuse to link it. */
+vma_status vma_timeline_create(vma_timeline *timeline);
+
+/* Makes a timeline of one that the caller has, as a VkSemaphore of the type VK_SEMAPHORE_TYPE_TIMELINE: its descriptor (opaque, of
+   VK_KHR_external_semaphore_fd), by which a GPU waits and signals, or -1 without one, and functions that do the same on the host. Workers of the
+   processor use these; others signal by them what the device does not signal any more. fd stays the caller's to close. data is used until release was
+   called; if this fails, it is not used, and release not called. */
+vma_status vma_timeline_import(int32_t fd, vma_wait_function wait, vma_signal_function signal, vma_release_function release, void *data, vma_timeline *timeline);
+
+/* Waits on the calling thread until a timeline has reached a value; with a timeout of 0 it only looks. */
+vma_status vma_timeline_wait(vma_timeline timeline, uint64_t value, uint64_t timeout_ns);
+
+/* Sets a timeline to a value on the host, unless it has got so far. One that a worker signals is refused. */
+vma_status vma_timeline_signal(vma_timeline timeline, uint64_t value);
+
+/* Ends the handle of a timeline. Links go on with it. */
+vma_status vma_timeline_free(vma_timeline timeline);
+
+/* Links a worker with graphics. Graphics alone signals the first timeline, which may be that of several links; this worker alone the second one,
+   which was never linked. Whatever vma_resource_unmap has promised is reached: when the device is lost, and at the latest when the worker has ended. */
+vma_status vma_link_create(vma_worker worker, vma_timeline graphics, vma_timeline computed, vma_link *link);
+
+/* Ends the handle of a link. Resources that are mapped by it stay so, and what was promised is kept. */
+vma_status vma_link_free(vma_link link);
+
+/* Registers memory of graphics with a worker, by a name for errors. It is graphics' until it is mapped. */
+vma_status vma_resource_register(vma_worker worker, const char *name, const vma_external_memory *memory, vma_resource *resource);
+
+/* Who uses a resource now. What another thread is about to change is as before. */
+vma_status vma_resource_get_state(vma_resource resource, vma_resource_state *state);
+
+/* Gives a resource to kernels: what its worker is given from here on begins when the link's first timeline has reached a value. Nobody waits on the host.
+   memory is its memory, for all functions that take some, with the same handle each time. It is refused while the resource is not mapped. */
+vma_status vma_resource_map(vma_resource resource, vma_link link, uint64_t value, vma_memory *memory);
+
+/* Gives a resource back to graphics, as soon as the link's second timeline has reached value, behind all that its worker was given. Nobody waits on the host. */
+vma_status vma_resource_unmap(vma_resource resource, uint64_t *value);
+
+/* Ends a resource and its memory, once the device has done what its worker was given so far. It is graphics' alone when this returns. One that is mapped is
+   refused; else the handle ends in any case, and an error says why the device has not let go of it yet, or never will. */
+vma_status vma_resource_unregister(vma_resource resource);
+
+/* Waits for the device and lets go of all that was freed: resources, timelines of links, then memory. While a resource is registered it is refused, with
+   the names and states of all that are. A worker that was stopped, or is lost, can't begin again: free it, and start another. */
+vma_status vma_reset(vma_worker worker);
 
 #ifdef __cplusplus
 }

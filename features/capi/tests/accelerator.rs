@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_void};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::ptr::{from_mut, from_ref, null, null_mut};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -123,22 +124,51 @@ unsafe extern "C" fn nothing(_: *mut c_void) -> i32 {
     7
 }
 
+unsafe extern "C" fn reached(_: *mut c_void, _: u64, _: u64) -> i32 {
+    1
+}
+
+unsafe extern "C" fn signalled(_: *mut c_void, _: u64) -> i32 {
+    0
+}
+
+const CALLBACKS: Callbacks = Callbacks {
+    vma_function: Some(nothing),
+    vma_wait_function: Some(reached),
+    vma_signal_function: Some(signalled),
+    vma_release_function: Some(nothing),
+};
+
+fn timeline() -> vma_timeline {
+    given(|timeline| call!(vma_timeline_create(timeline)))
+}
+
 /// One of each, and words with which each function succeeds.
 struct Fixture {
     handles: Vec<(&'static str, u64)>,
     /// Of each kind one that was freed.
     freed: Vec<(&'static str, u64)>,
     arguments: [vma_argument; 3],
+    /// A worker of the processor, whose link and resource it is.
+    host: vma_worker,
+    external: Box<vma_external_memory>,
     texts: Vec<(&'static str, CString)>,
     /// Where results go, and what is read and written.
     room: Box<[u64; 512]>,
     _file: tempfile::NamedTempFile,
+    _shared: OwnedFd,
 }
 
 impl Fixture {
     fn new() -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), SOURCE).unwrap();
+        let shared = shared();
+        let (kind, fd) = (VMA_HOST_FD, shared.as_raw_fd());
+        let external =
+            vma_external_memory { kind, fd, allocation_bytes: 64, bytes: 64, ..Default::default() };
+        let on = given(|device| call!(vma_device_open(c"cpu".as_ptr(), device)));
+        let host = start(on);
         let handles = || {
             let on = device();
             let worker = start(on);
@@ -147,6 +177,13 @@ impl Fixture {
             ok(call!(vma_event_synchronize(event, LONG)));
             let job = given(|job| call!(vma_submit(worker, Some(nothing), null_mut(), job)));
             ok(call!(vma_job_wait(job, LONG, null_mut())));
+            let graphics = timeline();
+            // Whatever is waited for has been reached.
+            ok(call!(vma_timeline_signal(graphics, u64::MAX)));
+            let link = given(|link| call!(vma_link_create(host, graphics, timeline(), link)));
+            let resource = given(|resource| {
+                call!(vma_resource_register(host, c"x".as_ptr(), &raw const external, resource))
+            });
             vec![
                 ("vma_device", on),
                 ("vma_worker", worker),
@@ -155,6 +192,9 @@ impl Fixture {
                 ("vma_kernel", kernel(module, "add")),
                 ("vma_event", event),
                 ("vma_job", job),
+                ("vma_timeline", graphics),
+                ("vma_link", link),
+                ("vma_resource", resource),
             ]
         };
         let (handles, freed) = (handles(), handles());
@@ -163,7 +203,8 @@ impl Fixture {
         let arguments = [view(handles[2].1), view(other), number(VMA_F32, 0)];
         let path = file.path().to_str().unwrap();
         let texts = [("spec", "cpu"), ("path", path), ("name", "add")].map(|(of, value)| (of, text(value)));
-        Self { handles, freed, arguments, texts: texts.into(), room: Box::new([0; 512]), _file: file }
+        let (texts, room, external) = (texts.into(), Box::new([0; 512]), Box::new(external));
+        Self { handles, freed, arguments, host, external, texts, room, _file: file, _shared: shared }
     }
 
     fn of<'a>(handles: &'a [(&'static str, u64)], kind: &str) -> Option<&'a u64> {
@@ -175,6 +216,11 @@ impl Fixture {
         if name == "target" {
             return self.arguments[1].memory;
         }
+        match (function, name) {
+            ("vma_link_create" | "vma_resource_register", "worker") => return self.host,
+            (_, "computed") => return timeline(),
+            _ => {}
+        }
         if let Some(handle) = Self::of(&self.handles, kind) {
             return *handle;
         }
@@ -183,6 +229,7 @@ impl Fixture {
             ("const char *", _) => {
                 pointer(self.texts.iter().find(|(of, _)| *of == name).unwrap().1.as_ptr().cast())
             }
+            ("const vma_external_memory *", _) => pointer((&raw const *self.external).cast()),
             ("const vma_argument *", _) => pointer(self.arguments.as_ptr().cast()),
             ("const void *", "code") => pointer(SOURCE.as_ptr().cast()),
             ("uint64_t", "bytes") if function == "vma_module_load" => SOURCE.len() as u64,
@@ -191,16 +238,41 @@ impl Fixture {
             ("uint32_t", "index") | (_, "options" | "limits") => 0,
             ("uint32_t" | "uint8_t", _) => 1,
             (_, "timeout_ns") => LONG,
+            ("int32_t", "fd") => u64::MAX,
             ("uint64_t" | "vma_memory_kind", _) => 0,
-            ("vma_function", _) => 1,
+            (kind, _) if kind.ends_with("_function") => 1,
             _ => pointer(self.room.as_mut_ptr().cast()),
         }
     }
+
+    /// Has the resource be in the state that a function wants.
+    fn bring(&self, function: &str) {
+        let resource = *Self::of(&self.handles, "vma_resource").unwrap();
+        let state: vma_resource_state = given(|state| call!(vma_resource_get_state(resource, state)));
+        let wanted = if function == "vma_resource_unmap" { VMA_MAPPED } else { VMA_REGISTERED };
+        if state != wanted && wanted == VMA_MAPPED {
+            let link = *Self::of(&self.handles, "vma_link").unwrap();
+            let _: vma_memory = given(|memory| call!(vma_resource_map(resource, link, 0, memory)));
+        } else if state != wanted {
+            let _: u64 = given(|value| call!(vma_resource_unmap(resource, value)));
+        }
+    }
+}
+
+/// Host memory that may be shared.
+fn shared() -> OwnedFd {
+    let memfd = rustix::fs::memfd_create("shared", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&memfd, 64).unwrap();
+    rustix::fs::fcntl_add_seals(&memfd, rustix::fs::SealFlags::SHRINK).unwrap();
+    memfd
 }
 
 /// Frees one of each kind.
 fn free(handles: &[(&'static str, u64)]) {
     let of = |kind| *Fixture::of(handles, kind).unwrap();
+    ok(call!(vma_resource_unregister(of("vma_resource"))));
+    ok(call!(vma_link_free(of("vma_link"))));
+    ok(call!(vma_timeline_free(of("vma_timeline"))));
     ok(call!(vma_job_free(of("vma_job"))));
     ok(call!(vma_event_free(of("vma_event"))));
     ok(call!(vma_module_free(of("vma_module"))));
@@ -209,16 +281,12 @@ fn free(handles: &[(&'static str, u64)]) {
     ok(call!(vma_device_close(of("vma_device"))));
 }
 
-fn callback(word: u64) -> vma_function {
-    if word == 0 { None } else { Some(nothing) }
-}
-
 #[test]
 fn every_function_refuses() {
     let mut fixture = Fixture::new();
     let run = |function: &str, words: &[u64]| {
         // SAFETY: pointers are NULL, askew, or to the fixture's own.
-        unsafe { call_accelerator(function, words, callback) }.unwrap()
+        unsafe { call_accelerator(function, words, &CALLBACKS) }.unwrap()
     };
     for (function, parameters) in ACCELERATOR {
         let words = |fixture: &mut Fixture| -> Vec<u64> {
@@ -229,6 +297,7 @@ fn every_function_refuses() {
             let with = |word: u64| {
                 let mut given = given.clone();
                 given[at] = word;
+                fixture.bring(function);
                 run(function, &given)
             };
             let refused = |word: u64, wanted: vma_status| {
@@ -251,7 +320,8 @@ fn every_function_refuses() {
                     refused(0, VMA_INVALID_VALUE);
                     refused(c"\xff".as_ptr().expose_provenance() as u64, VMA_INVALID_VALUE);
                 }
-                "vma_function" => refused(0, VMA_INVALID_VALUE),
+                kind if kind.ends_with("_function") && *optional => ok(with(0)),
+                kind if kind.ends_with("_function") => refused(0, VMA_INVALID_VALUE),
                 "void *" if *optional => ok(with(0)),
                 kind if kind.ends_with('*') => {
                     if *optional {
@@ -278,9 +348,10 @@ fn every_function_refuses() {
         }
         // With what it wants it succeeds, also after all that.
         let given = words(&mut fixture);
+        fixture.bring(function);
         if let [(kind, _, _)] = parameters
             && Fixture::of(&fixture.handles, kind).is_some()
-            && (function.ends_with("_free") || function.ends_with("_close"))
+            && ["_free", "_close", "_unregister"].iter().any(|end| function.ends_with(end))
         {
             ok(run(function, &given));
             fails(run(function, &given), VMA_INVALID_HANDLE, "that was freed");

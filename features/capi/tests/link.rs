@@ -53,6 +53,16 @@ fn processes_with_accelerators() {
     }
 }
 
+/// A renderer and a worker in turns: a resource's life, what is refused, and what ends whatever the worker does.
+#[test]
+fn resources_of_graphics() {
+    let (_folder, program) = compile("graphics", "tests/graphics.c", &["-lvmkernels"]);
+    let library = common::installed().join("lib");
+    for what in ["life", "misuse", "never-hangs"] {
+        common::run_command(Command::new(&program).arg(what).env("LD_LIBRARY_PATH", &library));
+    }
+}
+
 /// The examples of accelerators reach no memory that is not theirs, and leave none.
 #[test]
 fn valgrind_finds_nothing() {

@@ -25,14 +25,15 @@ impl Mapping {
             return Err(memory.refused(device));
         }
         let host = |cause: String| Error::Host { what: "mapping shared memory", cause };
-        let seals = fcntl_get_seals(&memory.fd).map_err(|error| host(format!("it is no memfd: {error}")))?;
+        let wrong = |cause: String| Error::NotShareable { cause };
+        let seals = fcntl_get_seals(&memory.fd).map_err(|error| wrong(format!("it is no memfd: {error}")))?;
         if !seals.contains(SealFlags::SHRINK) {
-            return Err(host("it is not sealed against shrinking (F_SEAL_SHRINK)".into()));
+            return Err(wrong("it is not sealed against shrinking (F_SEAL_SHRINK)".into()));
         }
         let size = fstat(&memory.fd).map_err(|error| host(error.to_string()))?.st_size;
         let bytes =
             usize::try_from(memory.allocation).ok().filter(|_| memory.allocation <= size.max(0) as u64);
-        let bytes = bytes.ok_or_else(|| host(format!("it has {size} bytes, not {}", memory.allocation)))?;
+        let bytes = bytes.ok_or_else(|| wrong(format!("it has {size} bytes, not {}", memory.allocation)))?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping, at no address in particular.
         let base = unsafe { mmap(null_mut(), bytes, access, flags, &memory.fd, 0) };

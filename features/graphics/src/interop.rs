@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use vm_accel::{Accelerator, Error, Link, RefusedResource, Registered, Result, Shareable, Worker, deadline};
+use vm_accel::{Accelerator, Error, Link, RefusedResource, Registered, Result, Shareable, Worker};
 
 use crate::frame::Frame;
 use crate::gpu::{Gpu, GpuOptions};
@@ -85,17 +85,9 @@ impl<A: Accelerator> Interop<A> {
     /// [`Error::Held`] as long as anything is registered, with its name and state; [`Error::Deadline`]; what a side that is lost fails
     /// with when it is opened again: a CUDA device is to be had in a new process only.
     pub fn reset(&mut self) -> Result<()> {
-        self.worker.holds_none()?;
         let gone = |error: &Error| error.is_lost() || matches!(error, Error::Stopped);
-        let deadline = deadline(self.worker.options().queue.timeout);
-        // What was dropped is unregistered when the device has done what came before, and only then is it graphics' to let go.
-        let unregistered = self.worker.submit_and_wait(deadline, |session| {
-            session.poll();
-            session.synchronize(deadline)?;
-            session.poll();
-            session.trim()
-        });
-        match unregistered {
+        // What is unregistered only then is graphics' to let go.
+        match self.worker.reset() {
             Err(error) if gone(&error) => {
                 let ended = self.worker.stop(self.worker.options().queue.timeout);
                 ended.or_else(|error| if error.is_lost() { Ok(()) } else { Err(error) })?;

@@ -2,14 +2,13 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
 
 use super::{Programs, TIMEOUT, soon, start, stop};
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
-use crate::external::{ExternalKind, ExternalMemory, ExternalSemaphore, Timeline};
+use crate::external::{ExternalKind, ExternalMemory, ExternalSemaphore, HostTimeline, Timeline};
 use crate::pool::PoolOptions;
 use crate::programs::Program;
 use crate::worker::{Link, Mapped, Registered, Shareable, Worker};
@@ -20,42 +19,8 @@ const BYTES: u64 = 4 * NUMBERS as u64;
 /// Where the numbers begin in the file.
 const OFFSET: u64 = 4096;
 
-/// A timeline of the host's.
-#[derive(Default)]
-struct HostTimeline {
-    value: Mutex<u64>,
-    changed: Condvar,
-}
-
-impl HostTimeline {
-    fn value(&self) -> u64 {
-        *self.value.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn external(self: &Arc<Self>) -> ExternalSemaphore {
-        ExternalSemaphore { fd: None, host: Arc::clone(self) as Arc<dyn Timeline> }
-    }
-}
-
-impl Timeline for HostTimeline {
-    fn wait(&self, value: u64, deadline: Instant) -> Result<bool> {
-        let mut now = self.value.lock().unwrap_or_else(PoisonError::into_inner);
-        while *now < value {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(false);
-            }
-            now = self.changed.wait_timeout(now, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        Ok(true)
-    }
-
-    fn signal(&self, value: u64) -> Result<()> {
-        let mut now = self.value.lock().unwrap_or_else(PoisonError::into_inner);
-        *now = (*now).max(value);
-        self.changed.notify_all();
-        Ok(())
-    }
+fn external(timeline: &Arc<HostTimeline>) -> ExternalSemaphore {
+    ExternalSemaphore { fd: None, host: Arc::clone(timeline) as Arc<dyn Timeline> }
 }
 
 /// A file that is shared, which tells when it is dropped.
@@ -119,7 +84,7 @@ impl<A: Accelerator> Both<A> {
     fn new(accelerator: &Arc<A>, file: &Arc<File>) -> Self {
         let worker = start(accelerator, PoolOptions::default());
         let (host, device): (Arc<HostTimeline>, Arc<HostTimeline>) = Default::default();
-        let link = worker.link(host.external(), device.external()).expect("a link");
+        let link = worker.link(external(&host), external(&device)).expect("a link");
         Self { worker, link, host, device, file: Arc::clone(file) }
     }
 

@@ -177,6 +177,24 @@ impl<A: Accelerator> Worker<A> {
         if held.is_empty() { Ok(()) } else { Err(Error::Held { resources: held.join(", ") }) }
     }
 
+    /// Waits for the device and lets go of all that was dropped, in this order: resources and semaphores of graphics, then the free
+    /// memory. The worker is then as it was when it started, but for buffers and kernels that are held.
+    ///
+    /// # Errors
+    /// [`Error::Held`] as long as a resource is registered, with its name and state; [`Error::Deadline`], [`Error::Stopped`],
+    /// [`Error::Lost`]; the device's. It can be called again.
+    pub fn reset(&self) -> Result<()> {
+        self.holds_none()?;
+        let deadline = self.0.deadline();
+        // What was dropped is unregistered when the device has done what came before.
+        self.submit_and_wait(deadline, |session| {
+            session.poll();
+            session.synchronize(deadline)?;
+            session.poll();
+            session.trim()
+        })
+    }
+
     /// Registers a resource of graphics, which is the caller's again when it is unregistered.
     ///
     /// # Errors

@@ -25,6 +25,23 @@ pub(crate) enum Failure {
         /// What it is, and what is needed.
         what: String,
     },
+    /// What a handle is of is in a state in which this can't be.
+    #[error("{parameter} {what}")]
+    State {
+        /// The parameter.
+        parameter: String,
+        /// The state, and what to do.
+        what: String,
+    },
+    /// A resource did not take a step.
+    #[error("{what}")]
+    Refused {
+        /// Which, its state, and why.
+        what: String,
+        /// Why.
+        #[source]
+        error: Device,
+    },
     /// The process can't use accelerators, or not any more.
     #[error("{0}")]
     Process(&'static str),
@@ -51,9 +68,15 @@ impl Failure {
         Self::Invalid { parameter: parameter.into(), what: what.into() }
     }
 
+    /// That what a parameter is of is in a state in which this can't be.
+    pub(crate) fn state(parameter: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::State { parameter: parameter.into(), what: what.into() }
+    }
+
     /// What C is told.
     pub(crate) fn status(&self) -> abi::vma_status {
         match self {
+            Self::State { .. } => abi::VMA_INVALID_STATE,
             Self::Invalid { .. } => abi::VMA_INVALID_VALUE,
             Self::Handle { .. } => abi::VMA_INVALID_HANDLE,
             Self::Process(_) | Self::Open(OpenError::Feature { .. } | OpenError::Unusable { .. }) => {
@@ -62,7 +85,7 @@ impl Failure {
             Self::Open(_) => abi::VMA_INVALID_VALUE,
             Self::Source(_) | Self::Compile(_) => abi::VMA_COMPILE_FAILED,
             Self::Bug(_) => abi::VMA_FAILED,
-            Self::Device(error) => match error {
+            Self::Device(error) | Self::Refused { error, .. } => match error {
                 Device::Unavailable { .. } | Device::NoDevice { .. } => abi::VMA_NOT_AVAILABLE,
                 Device::OutOfMemory { .. } | Device::PoolLimit { .. } => abi::VMA_OUT_OF_MEMORY,
                 Device::OutOfRange { .. }
@@ -72,7 +95,9 @@ impl Failure {
                 | Device::Grid { .. }
                 | Device::Extents { .. }
                 | Device::WrongWorker { .. }
+                | Device::NotShareable { .. }
                 | Device::OutOfOrder => abi::VMA_INVALID_VALUE,
+                Device::Held { .. } => abi::VMA_INVALID_STATE,
                 Device::Load { .. } => abi::VMA_COMPILE_FAILED,
                 Device::QueueFull { .. } => abi::VMA_QUEUE_FULL,
                 Device::Deadline { .. } => abi::VMA_TIMEOUT,

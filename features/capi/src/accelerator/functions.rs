@@ -11,13 +11,15 @@ use vm_accel::{
     PoolOptions, Queue as _, QueueOptions, Scalar, View, WorkerOptions, deadline,
 };
 use vm_ir::{Trust, binary, text, validate};
-use vm_runtime::{AnyAccelerator, AnyQueue};
+use vm_runtime::{AnyAccelerator, AnyQueue, Buffer};
 
 use super::error::Failure;
-use super::objects::{Device, Event, Job, Kernel, Memory, Module, Worker, devices};
+use super::objects::{Device, Event, Holds, Job, Kernel, Lent, Memory, Module, Worker, devices};
 use super::pending::Pending;
 use super::registry::HANDLES;
 use crate::sys::accelerator::*;
+
+pub(crate) use super::graphics::*;
 
 type Done = Result<(), Failure>;
 
@@ -211,17 +213,24 @@ pub(crate) fn memory_allocate(
         return Err(Failure::invalid("bytes", "is 0: memory has at least one byte"));
     }
     let buffer = worker.worker.allocate_kind(kind, bytes)?;
-    memory.put(HANDLES.insert(Arc::new(Memory { buffer, of: Arc::clone(worker) })));
+    memory.put(HANDLES.insert(Arc::new(Memory { holds: Holds::Own(buffer), of: Arc::clone(worker) })));
     Ok(())
 }
 
 pub(crate) fn memory_get_size(memory: &Memory, bytes: Output<'_, u64>) -> Done {
-    bytes.put(memory.buffer.bytes());
+    bytes.put(match &memory.holds {
+        Holds::Own(buffer) => buffer.bytes(),
+        Holds::Resource(resource) => resource.bytes(),
+    });
     Ok(())
 }
 
 pub(crate) fn memory_get_kind(memory: &Memory, kind: Output<'_, vma_memory_kind>) -> Done {
-    kind.put(match memory.buffer.kind() {
+    let Holds::Own(buffer) = &memory.holds else {
+        kind.put(VMA_DEVICE_MEMORY);
+        return Ok(());
+    };
+    kind.put(match buffer.kind() {
         MemoryKind::Device | MemoryKind::External | MemoryKind::Surface => VMA_DEVICE_MEMORY,
         MemoryKind::Pinned | MemoryKind::Registered => VMA_PINNED_MEMORY,
         MemoryKind::Unified => VMA_UNIFIED_MEMORY,
@@ -230,23 +239,28 @@ pub(crate) fn memory_get_kind(memory: &Memory, kind: Output<'_, vma_memory_kind>
 }
 
 pub(crate) fn memory_get_host_pointer(memory: &Memory, pointer: Output<'_, *mut c_void>) -> Done {
-    let address =
-        memory.buffer.host_address().ok_or(Error::NotHostVisible { kind: memory.buffer.kind().name() })?;
+    let buffer = memory.buffer("memory")?;
+    let address = buffer.host_address().ok_or(Error::NotHostVisible { kind: buffer.kind().name() })?;
     pointer.put(std::ptr::with_exposed_provenance_mut(address as usize));
     Ok(())
 }
 
 pub(crate) fn memory_free(memory: vma_memory) -> Done {
+    if let Holds::Resource(resource) = &HANDLES.find::<Memory>("memory", memory)?.holds {
+        return Err(resource.refused("memory", "vma_resource_unregister ends it"));
+    }
     HANDLES.take::<Memory>("memory", memory).map(drop)
 }
 
 pub(crate) fn write(memory: &Memory, offset: u64, data: Array<'_, u8>) -> Done {
-    let view = memory.buffer.view(offset, data.count())?;
+    let buffer = memory.buffer("memory")?;
+    let view = buffer.view(offset, data.count())?;
     Ok(memory.of.worker.write(view, data.get(view.bytes())?)?)
 }
 
 pub(crate) fn read(memory: &Memory, offset: u64, data: ArrayMut<'_, u8>) -> Done {
-    let view = memory.buffer.view(offset, data.count())?;
+    let buffer = memory.buffer("memory")?;
+    let view = buffer.view(offset, data.count())?;
     Ok(memory.of.worker.read(view, data.get(view.bytes())?)?)
 }
 
@@ -257,8 +271,9 @@ pub(crate) fn copy(
     source_offset: u64,
     bytes: u64,
 ) -> Done {
-    let to = target.buffer.view(target_offset, bytes)?;
-    let from = source.buffer.view(source_offset, bytes)?;
+    let (target_buffer, source_buffer) = (target.buffer("target")?, source.buffer("source")?);
+    let to = target_buffer.view(target_offset, bytes)?;
+    let from = source_buffer.view(source_offset, bytes)?;
     if Arc::ptr_eq(&target.of, &source.of) {
         return Ok(target.of.worker.copy(to, from)?);
     }
@@ -267,15 +282,16 @@ pub(crate) fn copy(
     while at < bytes {
         let count = CHUNK.min(bytes - at);
         let part = &mut chunk[..count as usize];
-        source.of.worker.read(source.buffer.view(source_offset + at, count)?, part)?;
-        target.of.worker.write(target.buffer.view(target_offset + at, count)?, part)?;
+        source.of.worker.read(source_buffer.view(source_offset + at, count)?, part)?;
+        target.of.worker.write(target_buffer.view(target_offset + at, count)?, part)?;
         at += count;
     }
     Ok(())
 }
 
 pub(crate) fn fill(memory: &Memory, offset: u64, bytes: u64, value: u8) -> Done {
-    Ok(memory.of.worker.fill(memory.buffer.view(offset, bytes)?, value)?)
+    let buffer = memory.buffer("memory")?;
+    Ok(memory.of.worker.fill(buffer.view(offset, bytes)?, value)?)
 }
 
 /// Does something with a worker's queue, on its thread.
@@ -483,6 +499,7 @@ pub(crate) fn launch(
         }
     };
     let memory = given.iter().enumerate().map(memory).collect::<Result<Vec<_>, _>>()?;
+    let memory = memory.iter().enumerate().map(lent).collect::<Result<Vec<_>, _>>()?;
     let packed = given.iter().zip(&memory).enumerate().map(|(at, (argument, memory))| {
         let element = element_of(argument.type_).ok_or_else(|| {
             Failure::invalid(
@@ -510,16 +527,21 @@ pub(crate) fn launch(
     Ok(kernel.of.worker.launch(&kernel.kernel, launch, &packed)?)
 }
 
+/// The buffer of an argument that has one.
+fn lent<'a>((at, memory): (usize, &'a Option<Arc<Memory>>)) -> Result<Option<Lent<'a>>, Failure> {
+    memory.as_ref().map(|memory| memory.buffer(format_args!("arguments[{at}].memory"))).transpose()
+}
+
 /// A view as an argument says.
 fn view<'a>(
     at: usize,
     argument: &vma_argument,
-    memory: &'a Memory,
+    memory: &'a Buffer<AnyAccelerator>,
     element: Option<Element>,
 ) -> Result<Argument<'a, AnyAccelerator>, Failure> {
     let vma_argument { offset, bytes, rank, extents, strides, strided, .. } = argument;
-    let rest = memory.buffer.bytes().saturating_sub(*offset);
-    let view: View<'_, _> = memory.buffer.view(*offset, if *bytes == 0 { rest } else { *bytes })?;
+    let rest = memory.bytes().saturating_sub(*offset);
+    let view: View<'_, _> = memory.view(*offset, if *bytes == 0 { rest } else { *bytes })?;
     let view = element.map_or(view, |element| view.of(element));
     Ok(match (*rank as usize, strided) {
         (0, _) => view.into(),
@@ -548,22 +570,67 @@ pub(crate) fn submit_and_wait(
     Ok(())
 }
 
+/// Submits a function, as soon as there is room in the queue.
+fn submitted(
+    worker: &Arc<Worker>,
+    function: Function,
+    data: *mut c_void,
+    until: Instant,
+) -> vm_accel::Result<vm_accel::Job<i32>> {
+    loop {
+        let (call, of) = (Call::new(function, data), Arc::clone(worker));
+        match worker.worker.submit(move |_| Ok(call.run(number(&of)))) {
+            Err(Error::QueueFull { .. }) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            submitted => return submitted,
+        }
+    }
+}
+
+pub(crate) fn submit_within(
+    worker: &Arc<Worker>,
+    function: Function,
+    data: *mut c_void,
+    timeout_ns: u64,
+    result: Option<Output<'_, i32>>,
+    job: Output<'_, vma_job>,
+) -> Done {
+    if in_job_of(worker) {
+        submit_and_wait(worker, function, data, timeout_ns, result)?;
+        job.put(0);
+        return Ok(());
+    }
+    let until = deadline(Duration::from_nanos(timeout_ns));
+    let late = || Failure::from(Error::Deadline { what: "the job".into() });
+    let submitted = match submitted(worker, function, data, until) {
+        Err(error) => {
+            job.put(0);
+            return Err(if let Error::QueueFull { .. } = error { late() } else { error.into() });
+        }
+        Ok(submitted) => submitted,
+    };
+    if !submitted.ends_by(until) {
+        let runs = !submitted.cancel();
+        // What has just ended is as what runs: who waits for it has its result at once.
+        job.put(if runs { HANDLES.insert(Arc::new(Job(Pending::new(submitted)))) } else { 0 });
+        return Err(late());
+    }
+    job.put(0);
+    let returned = submitted.wait(until)?;
+    if let Some(result) = result {
+        result.put(returned);
+    }
+    Ok(())
+}
+
 pub(crate) fn submit(
     worker: &Arc<Worker>,
     function: Function,
     data: *mut c_void,
     job: Option<Output<'_, vma_job>>,
 ) -> Done {
-    let until = deadline(worker.timeout);
-    let submitted = loop {
-        let (call, of) = (Call::new(function, data), Arc::clone(worker));
-        match worker.worker.submit(move |_| Ok(call.run(number(&of)))) {
-            Err(Error::QueueFull { .. }) if Instant::now() < until => {
-                std::thread::sleep(Duration::from_micros(50));
-            }
-            submitted => break submitted?,
-        }
-    };
+    let submitted = submitted(worker, function, data, deadline(worker.timeout))?;
     if let Some(job) = job {
         job.put(HANDLES.insert(Arc::new(Job(Pending::new(submitted)))));
     }

@@ -7,7 +7,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use rustc_hash::FxBuildHasher;
 
 use super::error::Failure;
-use super::objects::{Device, Event, Job, Kernel, Memory, Module, Worker};
+use super::objects::{Device, Event, Job, Kernel, Link, Memory, Module, Worker};
+use super::resource::Resource;
+use super::timeline::Timeline;
 
 /// Where a handle has its kind; below is its number.
 const KIND: u32 = 56;
@@ -67,6 +69,9 @@ objects! {
     Kernel 5 "a kernel" "vma_module_find_kernel";
     Event 6 "an event" "vma_event_record";
     Job 7 "a job" "vma_submit";
+    Timeline 8 "a timeline" "vma_timeline_create";
+    Link 9 "a link" "vma_link_create";
+    Resource 10 "a resource" "vma_resource_register";
 }
 
 /// All handles of the process.

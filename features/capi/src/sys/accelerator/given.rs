@@ -2,9 +2,9 @@
 
 use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
+use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::sync::Arc;
 
-use super::vma_function;
 use crate::accelerator::{Failure, HANDLES, Handled};
 
 /// A function of the caller's.
@@ -230,8 +230,23 @@ pub(super) unsafe fn optional_output<'a, T>(
 ///
 /// # Errors
 /// It is NULL.
-pub(super) fn function(parameter: &'static str, given: vma_function) -> Result<Function, Failure> {
+pub(super) fn function<F>(parameter: &'static str, given: Option<F>) -> Result<F, Failure> {
     given.ok_or_else(|| Failure::invalid(parameter, "is NULL"))
+}
+
+/// A descriptor of the caller's, which stays its own: a new one of the same.
+///
+/// # Errors
+/// It is none.
+pub(crate) fn descriptor(parameter: &str, fd: i32) -> Result<OwnedFd, Failure> {
+    // SAFETY: whatever the number is, the call looks it up.
+    let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if own < 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Failure::invalid(parameter, format!("is {fd}, which is no open descriptor: {error}")));
+    }
+    // SAFETY: it is new, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(own) })
 }
 
 /// What a handle is of.

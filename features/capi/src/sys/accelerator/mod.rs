@@ -4,18 +4,22 @@
 mod given;
 mod job;
 mod process;
+mod timeline;
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::abi::{keep, version, vmk_last_error};
 use super::run::Uncancelled;
-use crate::accelerator::objects::{Device, Event, Job, Kernel, Memory, Module, Worker};
+use crate::accelerator::objects::{Device, Event, Job, Kernel, Link, Memory, Module, Worker};
+use crate::accelerator::resource::Resource;
+use crate::accelerator::timeline::Timeline;
 use crate::accelerator::{Failure, functions};
 
-pub(crate) use given::{Array, ArrayMut, Function, Output};
+pub(crate) use given::{Array, ArrayMut, Function, Output, descriptor};
 pub(crate) use job::{Call, running_job};
 pub(crate) use process::end_at_exit;
+pub(crate) use timeline::{SignalFunction, Theirs, WaitFunction};
 
 include!(concat!(env!("OUT_DIR"), "/accelerator.rs"));
 
