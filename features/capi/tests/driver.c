@@ -244,4 +244,6 @@ NOTHING(cuLinkComplete) NOTHING(cuLinkDestroy) NOTHING(cuGraphCreate) NOTHING(cu
 NOTHING(cuGraphAddEventRecordNode) NOTHING(cuGraphExecKernelNodeSetParams_v2) NOTHING(cuGraphInstantiateWithFlags)
 NOTHING(cuGraphLaunch) NOTHING(cuGraphExecDestroy) NOTHING(cuGraphDestroy) NOTHING(cuDeviceGetUuid_v2) NOTHING(cuImportExternalMemory)
 NOTHING(cuExternalMemoryGetMappedBuffer) NOTHING(cuDestroyExternalMemory) NOTHING(cuImportExternalSemaphore)
+NOTHING(cuExternalMemoryGetMappedMipmappedArray) NOTHING(cuMipmappedArrayGetLevel) NOTHING(cuMipmappedArrayDestroy)
+NOTHING(cuSurfObjectCreate) NOTHING(cuSurfObjectDestroy)
 NOTHING(cuWaitExternalSemaphoresAsync) NOTHING(cuSignalExternalSemaphoresAsync) NOTHING(cuDestroyExternalSemaphore)
