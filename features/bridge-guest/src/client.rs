@@ -17,7 +17,7 @@ use rustix::net::{RecvFlags, recv};
 use vm_bridge::orders::Order;
 use vm_bridge::ring::{Near, PLACES, SIZES};
 use vm_bridge::wire::preamble::{Preamble, Token};
-use vm_bridge::wire::{Answer, Header, Reader, VERSION, code, control, own};
+use vm_bridge::wire::{Answer, Header, Reader, VERSION, WINDOW, code, control, own};
 
 use crate::connect::Place;
 use crate::connection::Connection;
@@ -40,6 +40,8 @@ pub(crate) struct Registered {
     pub(crate) flags: u32,
     /// Where both sides have it too, if they do: it is mapped from a file.
     pub(crate) shared: Option<u64>,
+    /// The context in which it was registered, with which that ends.
+    pub(crate) context: u64,
 }
 
 /// The session.
@@ -77,6 +79,9 @@ pub(crate) struct Client {
     pub(crate) own: Mutex<BTreeMap<u64, u64>>,
     /// Has a graph a copy that reads memory which only this program has?
     pub(crate) fetches: AtomicBool,
+    /// Where memory of both sides is placed next. No place is taken again before all have been: what still has an address of the driver's finds
+    /// nothing there then, and no other memory.
+    pub(crate) next_place: AtomicU64,
     /// Other ends of the files that the program was given for memory, and what they say.
     pub(crate) exported: Mutex<Vec<(UnixStream, [u64; 2])>>,
     /// Memory of the program that it registered.
@@ -147,6 +152,7 @@ impl Client {
             closing: Mutex::default(),
             own: Mutex::default(),
             fetches: AtomicBool::new(false),
+            next_place: AtomicU64::new(WINDOW.start),
             exported: Mutex::default(),
             registered: Mutex::default(),
             primaries: Mutex::default(),

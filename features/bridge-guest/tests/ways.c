@@ -332,6 +332,7 @@ static void handles(void) {
     CALL("cuMemCreate", (uint64_t *, size_t, void *, uint64_t), &memory, 2 * mib, &wanted, 0);
     ptr at = map_memory(memory);
     CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), at, 7, 2);
+    CALL("cuCtxSynchronize", (void));
     CALL("cuMemExportToShareableHandle", (int *, uint64_t, int, uint64_t), &file, memory, 1, 0);
     struct cmsghdr *head = CMSG_FIRSTHDR(&message);
     *head = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof file)};

@@ -1,12 +1,13 @@
 //! A session has no more of a device's memory than its pot, by whatever call it asks for it, and what it gives back is there again.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_bridge::ring::Taken;
-use vm_bridge::server::{Driver, Lane, Pot, SLOT, Session};
+use vm_bridge::server::{Driver, Exports, Lane, Pot, SLOT, Session};
 use vm_bridge::wire::{Header, own, put};
 use vm_cuda_api::number;
 
@@ -47,12 +48,20 @@ fn held(file: &OwnedFd) -> u64 {
 
 impl Program {
     fn new(file: &OwnedFd, slot: usize) -> Self {
+        Self::sharing(file, slot, &Exports::default())
+    }
+
+    fn sharing(file: &OwnedFd, slot: usize, exports: &Exports) -> Self {
+        let (near, far) = UnixStream::pair().expect("a stream");
+        let exports = exports.clone();
+        std::thread::spawn(move || exports.serve(&far));
         let path: PathBuf =
             std::env::current_exe().expect("the test's path").with_file_name("libvm_cuda_fake.so");
         let driver = Driver::open(&path).expect("the driver");
         assert_eq!(driver.start(), 0);
         let pot = Pot::open(file, slot, QUOTA).expect("a pot");
-        let lane = Lane::new(Arc::new(Session::with_limits(Arc::new(driver), Some(pot), None, None)));
+        let session = Session::with_limits(Arc::new(driver), Some(pot), None, None).share_by(near);
+        let lane = Lane::new(Arc::new(session));
         let mut program = Self { lane, ticket: 0, context: 0 };
         program.context = program.gives("cuDevicePrimaryCtxRetain", &[1, 0]);
         assert_eq!(program.call("cuCtxSetCurrent", &[program.context]).0, 0);
@@ -205,6 +214,32 @@ fn physical_memory_counts_until_nothing_holds_it() {
     assert_eq!(held(&file), 32 * MIB, "it has a handle");
     assert_eq!(program.call("cuMemRelease", &[handle]).0, 0);
     assert_eq!(held(&file), 0);
+}
+
+#[test]
+fn memory_that_is_a_file_counts_for_who_exported_it_and_who_has_it() {
+    let _alone = alone();
+    let file = pot(2);
+    let exports = Exports::default();
+    let (mut one, mut two) = (Program::sharing(&file, 0, &exports), Program::sharing(&file, 1, &exports));
+    let handle = one.gives("cuMemCreate", &[1, 16 * MIB, 1, 0, 1 | 1 << 32, 1, 0, 0]);
+    let (code, token) = one.call("cuMemExportToShareableHandle", &[handle]);
+    assert_eq!(code, 0);
+    assert_eq!(one.call("cuMemRelease", &[handle]).0, 0);
+    assert_eq!(held(&file), 16 * MIB, "whoever has the file opens it");
+    let opened = two.gives("cuMemImportFromShareableHandle", &token);
+    assert_eq!(held(&file), 32 * MIB);
+    let again = two.gives("cuMemImportFromShareableHandle", &token);
+    assert_eq!(held(&file), 32 * MIB, "it is the same memory");
+    let other = one.gives("cuMemCreate", &[1, 24 * MIB, 1, 0, 1 | 1 << 32, 1, 0, 0]);
+    let (_, second) = one.call("cuMemExportToShareableHandle", &[other]);
+    assert_eq!(two.call("cuMemImportFromShareableHandle", &second).0, OUT_OF_MEMORY);
+    for (handle, left) in [(opened, 56 * MIB), (again, 40 * MIB)] {
+        assert_eq!(two.call("cuMemRelease", &[handle]).0, 0);
+        assert_eq!(held(&file), left);
+    }
+    let made_up: Vec<u64> = token.iter().map(|word| word ^ 1).collect();
+    assert_eq!(two.call("cuMemImportFromShareableHandle", &made_up).0, 1);
 }
 
 #[test]

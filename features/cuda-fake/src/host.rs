@@ -110,18 +110,20 @@ pub(crate) fn register(at: u64, len: usize, flags: u32) -> Result {
     Ok(())
 }
 
-/// `cuMemHostUnregister`.
+/// `cuMemHostUnregister`: waits as [`free`] does.
 pub(crate) fn unregister(at: u64) -> Result {
     let mut state = state::lock();
     state.current()?;
-    match state.host.get(&at) {
-        Some(allocation) if allocation.registered => {
-            state.host.remove(&at);
-            Ok(())
-        }
+    let registered = |state: &State| match state.host.get(&at) {
+        Some(allocation) if allocation.registered => Ok(allocation.device),
         Some(_) => Err(Error::InvalidValue),
         None => Err(Error::HostMemoryNotRegistered),
-    }
+    };
+    let device = registered(&state)?;
+    state = crate::memory::drain_device(state, device)?;
+    registered(&state)?;
+    state.host.remove(&at);
+    Ok(())
 }
 
 /// `cuMemHostGetDevicePointer`: its own address.

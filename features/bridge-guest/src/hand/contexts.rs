@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use vm_bridge::wire::{code, own};
 
-use super::the;
+use super::{end_registered, the};
 use crate::client::{client, locked};
 use crate::sys::{caller, tables};
 use crate::{current, forward};
@@ -39,6 +39,7 @@ pub(crate) fn cuCtxDestroy_v2(number: usize, words: &[usize]) -> Result<(), u32>
     tables::end_context(context);
     forward::ask(number, words)?;
     locked(&ATTACHED).remove(&context);
+    end_registered(&client()?, context);
     if current::get() == context {
         current::pop();
     }
@@ -182,6 +183,7 @@ fn reset(number: usize, words: &[usize]) -> Result<(), u32> {
         tables::end_context(context);
     }
     forward::ask(number, words)?;
+    end_registered(&client()?, context);
     forget()
 }
 

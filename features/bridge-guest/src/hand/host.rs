@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use vm_bridge::wire::{WINDOW, code, control, put};
 
@@ -46,9 +47,10 @@ fn share(
 ) -> Result<u64, u32> {
     /// Places that are tried: another library may have taken one.
     const TRIES: u32 = 64;
-    let mut from = WINDOW.start;
+    let mut from = client.next_place.load(Ordering::Relaxed);
     for _ in 0..TRIES {
-        let at = place(client, from, len).ok_or(code::OUT_OF_MEMORY)?;
+        let found = place(client, from, len).or_else(|| place(client, WINDOW.start, len));
+        let at = found.ok_or(code::OUT_OF_MEMORY)?;
         let file = match make(at) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
@@ -61,6 +63,7 @@ fn share(
                 continue;
             }
         };
+        client.next_place.store(at + len, Ordering::Relaxed);
         locked(&client.windows).insert(at, len);
         let mut payload = Vec::new();
         put(&mut payload, at);
@@ -87,6 +90,10 @@ pub(crate) fn share_mapped(client: &Arc<Client>, start: u64, end: u64, flags: u3
     }
     let (first, end) = (start / PAGE * PAGE, end.checked_next_multiple_of(PAGE)?);
     let (file, offset) = mapped::file_of(first, end)?;
+    // Whoever writes where there is no room for a page is ended.
+    if !window::populate(first, end - first) {
+        return None;
+    }
     let make = |at| {
         window::map(&file, at, offset, end - first)?;
         Ok(Some(file.try_clone()?.into()))
@@ -99,6 +106,20 @@ pub(crate) fn share_mapped(client: &Arc<Client>, start: u64, end: u64, flags: u3
 /// Ends what [`share_mapped`] began.
 pub(crate) fn unshare(client: &Arc<Client>, shared: u64) -> Result<(), u32> {
     end_share(client, the("cuMemFreeHost")?, shared / PAGE * PAGE)
+}
+
+/// The same where the driver has let go of it already.
+pub(crate) fn share_ended(client: &Arc<Client>, shared: u64) {
+    let at = shared / PAGE * PAGE;
+    let Some(len) = locked(&client.windows).remove(&at) else { return };
+    let mut payload = Vec::new();
+    put(&mut payload, at);
+    put(&mut payload, 1);
+    if let Ok(number) = the("cuMemFreeHost") {
+        // Whatever the driver says of it: nobody has asked.
+        let _ = client.ask(number, &payload, true);
+    }
+    window::free(at, len);
 }
 
 fn end_share(client: &Arc<Client>, number: usize, at: u64) -> Result<(), u32> {
@@ -153,7 +174,7 @@ fn own(client: &Client, len: u64, flags: u32) -> Result<u64, u32> {
     forward::keep(the("cuCtxGetDevice")?, &[&raw mut device as usize])?;
     let at = window::own(len).map_err(|_| code::OUT_OF_MEMORY)?;
     locked(&client.own).insert(at, len);
-    locked(&client.registered).insert(at, Registered { len, flags, shared: None });
+    locked(&client.registered).insert(at, Registered { len, flags, shared: None, context: 0 });
     Ok(at)
 }
 
@@ -172,6 +193,10 @@ pub(crate) fn cuMemFreeHost(number: usize, words: &[usize]) -> Result<(), u32> {
         locked(&client.registered).remove(&at);
         window::free(at, len);
         return Ok(());
+    }
+    let is_registered = |memory: &Registered| memory.shared.is_some_and(|shared| shared / PAGE == at / PAGE);
+    if locked(&client.registered).values().any(is_registered) {
+        return Err(code::INVALID_VALUE);
     }
     end_share(&client, number, at)?;
     let part = locked(&client.parts).remove(&at);

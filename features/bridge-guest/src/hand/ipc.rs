@@ -87,9 +87,9 @@ fn forget_closed() -> Result<(), u32> {
     let client = client()?;
     let closed: Vec<_> = {
         let mut exported = locked(&client.exported);
-        let is_open = |(end, _): &mut (UnixStream, _)| {
-            // Nobody writes to it.
-            matches!(end.read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        let is_open = |(end, _): &mut (UnixStream, _)| match end.read(&mut [0]) {
+            Ok(bytes) => bytes > 0,
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
         };
         exported.extract_if(.., |of| !is_open(of)).map(|(_, token)| token).collect()
     };

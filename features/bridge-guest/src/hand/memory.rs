@@ -1,11 +1,13 @@
 //! Memory: which addresses are a device's, and which are memory of both sides, is known here.
 
+use std::sync::Arc;
+
 use vm_bridge::wire::{WINDOW, code};
 
-use super::{share_mapped, unshare};
+use super::{share_ended, share_mapped, the, unshare};
 use crate::client::{Client, Registered, client, locked};
-use crate::forward;
 use crate::sys::{caller, window};
+use crate::{current, forward};
 
 /// Is it an address of a device?
 pub(crate) fn is_device(client: &Client, at: usize) -> bool {
@@ -33,13 +35,21 @@ pub(crate) fn cuMemHostRegister_v2(_: usize, words: &[usize]) -> Result<(), u32>
     if at == 0 || len == 0 || flags & !0xf != 0 {
         return Err(code::INVALID_VALUE);
     }
+    // What is wrong before anything can be registered is told as it is elsewhere.
+    let mut device = 0i32;
+    forward::keep(the("cuCtxGetDevice")?, &[&raw mut device as usize])?;
+    let last = end as usize - 1;
+    if !window::is_mapped(words[0]) || !window::is_mapped(last) {
+        return Err(code::INVALID_VALUE);
+    }
+    let context = current::get();
     {
         let mut registered = locked(&client.registered);
         let before = registered.range(..end).next_back();
         if before.is_some_and(|(start, memory)| start + memory.len > at) || is_shared(&client, words[0], 1) {
             return Err(ALREADY);
         }
-        registered.insert(at, Registered { len, flags, shared: None });
+        registered.insert(at, Registered { len, flags, shared: None, context });
     }
     let Some(shared) = share_mapped(&client, at, end, flags) else { return Ok(()) };
     match locked(&client.registered).get_mut(&at) {
@@ -60,6 +70,13 @@ pub(crate) fn cuMemHostUnregister(_: usize, words: &[usize]) -> Result<(), u32> 
     // Copies of it have taken their bytes, or have brought them.
     let memory = locked(&client.registered).remove(&(words[0] as u64)).ok_or(NOT)?;
     memory.shared.map_or(Ok(()), |shared| unshare(&client, shared))
+}
+
+/// What was registered in a context has ended with it.
+pub(crate) fn end_registered(client: &Arc<Client>, context: u64) {
+    let of = |_: &u64, memory: &mut Registered| memory.context == context;
+    let ended: Vec<_> = locked(&client.registered).extract_if(.., of).collect();
+    ended.into_iter().filter_map(|(_, memory)| memory.shared).for_each(|shared| share_ended(client, shared));
 }
 
 /// Where both sides have all of a range.

@@ -36,6 +36,13 @@ pub(crate) fn map(file: impl AsFd, at: u64, offset: u64, len: u64) -> io::Result
     Err(io::ErrorKind::AddrInUse.into())
 }
 
+/// Has all pages of mapped memory of a file be there; false where there is no room for one. A system that can't tell has room.
+pub(crate) fn populate(at: u64, len: u64) -> bool {
+    // SAFETY: it is mapped to be read and written, and keeps what is in it.
+    let populated = unsafe { libc::madvise(at as *mut c_void, len as usize, libc::MADV_POPULATE_WRITE) };
+    populated == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+}
+
 /// Memory of this process alone.
 pub(crate) fn own(len: u64) -> io::Result<u64> {
     // SAFETY: new memory, where nothing is.

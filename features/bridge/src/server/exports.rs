@@ -40,6 +40,17 @@ fn question(kind: Kind, finds: bool) -> u8 {
 /// Exports a file, finds one, and forgets one.
 const FILES: [u8; 3] = [4, 5, 6];
 
+/// Words in place of a handle.
+fn with_words<const COUNT: usize>(words: [u64; COUNT]) -> Handle {
+    let mut handle = [0; HANDLE];
+    words.iter().zip(handle.chunks_mut(8)).for_each(|(word, to)| to.copy_from_slice(&word.to_ne_bytes()));
+    handle
+}
+
+fn first_word(bytes: &[u8]) -> u64 {
+    bytes.first_chunk().map_or(0, |word| u64::from_ne_bytes(*word))
+}
+
 /// What all workers of a server export.
 #[derive(Clone, Debug, Default)]
 pub struct Exports(Arc<Mutex<Table>>);
@@ -48,8 +59,8 @@ pub struct Exports(Arc<Mutex<Table>>);
 struct Table {
     workers: u64,
     exported: HashMap<Token, (u64, Kind, Handle)>,
-    /// The driver's files of memory, by token, and whose they are.
-    files: HashMap<Token, (u64, Arc<OwnedFd>)>,
+    /// The driver's files of memory, by token: whose they are, and how much memory it is.
+    files: HashMap<Token, (u64, Arc<OwnedFd>, u64)>,
     /// What each worker exports.
     tokens: HashMap<u64, HashMap<(Kind, Handle), Token>>,
 }
@@ -79,10 +90,10 @@ impl Exports {
             let answer = match (question, files[0].take()) {
                 (0 | 1, None) => self.export(number, kind, handle),
                 (2 | 3, None) => self.find(kind, handle),
-                (of, Some(file)) if of == export_file => self.export_file(number, file),
-                (of, None) if of == find_file => self.find_file(&handle).map(|file| {
+                (of, Some(file)) if of == export_file => self.export_file(number, file, first_word(&handle)),
+                (of, None) if of == find_file => self.find_file(&handle).map(|(file, bytes)| {
                     found = Some(file);
-                    handle
+                    with_words([bytes])
                 }),
                 (of, None) if of == forget_file => {
                     self.forget_file(number, &handle);
@@ -100,7 +111,7 @@ impl Exports {
         };
         let mut table = locked(&self.0);
         table.exported.retain(|_, (by, ..)| *by != number);
-        table.files.retain(|_, (by, _)| *by != number);
+        table.files.retain(|_, (by, ..)| *by != number);
         table.tokens.remove(&number);
         result
     }
@@ -124,26 +135,28 @@ impl Exports {
         Ok(given)
     }
 
-    fn export_file(&self, by: u64, file: OwnedFd) -> Result<Handle, u32> {
+    fn export_file(&self, by: u64, file: OwnedFd, bytes: u64) -> Result<Handle, u32> {
         let files = &mut locked(&self.0).files;
-        if files.values().filter(|(of, _)| *of == by).count() >= MOST_FILES {
+        if files.values().filter(|(of, ..)| *of == by).count() >= MOST_FILES {
             return Err(code::OUT_OF_MEMORY);
         }
         let token = random().map_err(|_| code::OUT_OF_MEMORY)?;
-        files.insert(token, (by, Arc::new(file)));
+        files.insert(token, (by, Arc::new(file), bytes));
         let mut given = [0; HANDLE];
         given[..TOKEN].copy_from_slice(&token);
         Ok(given)
     }
 
-    fn find_file(&self, given: &Handle) -> Result<Arc<OwnedFd>, u32> {
+    fn find_file(&self, given: &Handle) -> Result<(Arc<OwnedFd>, u64), u32> {
         let token = given.first_chunk().ok_or(code::INVALID_VALUE)?;
-        locked(&self.0).files.get(token).map(|(_, file)| Arc::clone(file)).ok_or(code::INVALID_VALUE)
+        let table = locked(&self.0);
+        let (_, file, bytes) = table.files.get(token).ok_or(code::INVALID_VALUE)?;
+        Ok((Arc::clone(file), *bytes))
     }
 
     /// Only who exported it does.
     fn forget_file(&self, by: u64, given: &Handle) {
-        locked(&self.0).files.retain(|token, (of, _)| *of != by || given.first_chunk() != Some(token));
+        locked(&self.0).files.retain(|token, (of, ..)| *of != by || given.first_chunk() != Some(token));
     }
 
     fn find(&self, kind: Kind, given: Handle) -> Result<Handle, u32> {
@@ -174,21 +187,21 @@ impl Sharing {
         self.ask(question(kind, true), given)
     }
 
-    /// What a program is given for a file of the driver.
-    pub(super) fn export_file(&self, file: &OwnedFd) -> Result<Handle, u32> {
-        self.exchange(FILES[0], [0; HANDLE], Some(file.as_fd())).map(|(given, _)| given)
+    /// What a program is given for a file of the driver, of so much memory, and what it says when that is closed.
+    pub(super) fn export_file(&self, file: &OwnedFd, bytes: u64) -> Result<(Handle, [u64; 2]), u32> {
+        let (given, _) = self.exchange(FILES[0], with_words([bytes]), Some(file.as_fd()))?;
+        Ok((given, [first_word(&given), first_word(&given[8..])]))
     }
 
-    /// The driver's file for what a program was given.
-    pub(super) fn find_file(&self, given: Handle) -> Result<OwnedFd, u32> {
-        self.exchange(FILES[1], given, None)?.1.ok_or(code::INVALID_VALUE)
+    /// The driver's file for what a program was given, and how much memory it is.
+    pub(super) fn find_file(&self, given: Handle) -> Result<(OwnedFd, u64), u32> {
+        let (answer, file) = self.exchange(FILES[1], given, None)?;
+        Ok((file.ok_or(code::INVALID_VALUE)?, first_word(&answer)))
     }
 
     /// Has what a program exported closed, of which it has no file any more.
     pub(super) fn forget(&self, token: [u64; 2]) -> Result<(), u32> {
-        let mut given = [0; HANDLE];
-        token.iter().zip(given.chunks_mut(8)).for_each(|(word, to)| to.copy_from_slice(&word.to_ne_bytes()));
-        self.ask(FILES[2], given).map(drop)
+        self.ask(FILES[2], with_words(token)).map(drop)
     }
 
     fn ask(&self, question: u8, handle: Handle) -> Result<Handle, u32> {
@@ -266,22 +279,24 @@ mod tests {
         let ((one, ended), (two, _)) = (worker(&exports), worker(&exports));
         let file = |name| rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let number = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
-        let token = |given: Handle| [0, 8].map(|at| u64::from_ne_bytes(*given[at..].first_chunk().unwrap()));
         let (first, second) = (file("first"), file("second"));
-        let given = one.export_file(&first).unwrap();
-        let other = one.export_file(&second).unwrap();
-        assert_eq!(two.find_file(given).map(|file| number(&file)), Ok(number(&first)));
+        let (given, token) = one.export_file(&first, 77).unwrap();
+        let (other, _) = one.export_file(&second, 0).unwrap();
+        assert_eq!(
+            two.find_file(given).map(|(file, bytes)| (number(&file), bytes)),
+            Ok((number(&first), 77))
+        );
         assert_eq!(two.find(Kind::Memory, given), Err(code::INVALID_VALUE));
         // It is not its own to forget.
-        two.forget(token(given)).unwrap();
+        two.forget(token).unwrap();
         assert!(two.find_file(given).is_ok());
-        one.forget(token(given)).unwrap();
+        one.forget(token).unwrap();
         assert!(matches!(two.find_file(given), Err(code::INVALID_VALUE)));
-        assert_eq!(two.find_file(other).map(|file| number(&file)), Ok(number(&second)));
+        assert_eq!(two.find_file(other).map(|(file, _)| number(&file)), Ok(number(&second)));
         for _ in 1..MOST_FILES {
-            one.export_file(&first).unwrap();
+            one.export_file(&first, 0).unwrap();
         }
-        assert_eq!(one.export_file(&first), Err(code::OUT_OF_MEMORY));
+        assert_eq!(one.export_file(&first, 0), Err(code::OUT_OF_MEMORY));
         drop(one);
         ended.join().unwrap().unwrap();
         assert!(matches!(two.find_file(other), Err(code::INVALID_VALUE)));

@@ -489,12 +489,19 @@ fn host_allocate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refus
     Ok(result)
 }
 
+/// An address, and 1 where its context has ended, and the driver has let go of it with that.
 fn host_free(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let at = parts.reader.word()?;
+    let has_ended = parts.reader.word().is_ok_and(|word| word == 1);
     call.session.window(at).ok_or(code::INVALID_VALUE)?;
     call.pass();
-    let result = call.session.driver().named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
-    if result == 0 {
+    let driver = call.session.driver();
+    if !call.session.may_capture() {
+        // What uses it has run then; where that failed, the next call says so. A capture would end by it.
+        driver.named("cuCtxSynchronize", &[], &mut []);
+    }
+    let result = driver.named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
+    if result == 0 || has_ended {
         call.session.unmap(at);
     }
     Ok(result)

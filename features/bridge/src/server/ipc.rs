@@ -112,7 +112,10 @@ pub(super) fn export_file(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
     let result = call.session.driver().make(call.number, &words, &mut memory);
     if result == 0 {
         let file = sys::given_file(memory[0]).ok_or(code::INVALID_VALUE)?;
-        put_bytes(parts.reply, &sharing.export_file(&file)?);
+        let quota = call.session.quota();
+        let (given, token) = sharing.export_file(&file, quota.bytes(real))?;
+        quota.export(token, real);
+        put_bytes(parts.reply, &given);
     }
     Ok(result)
 }
@@ -120,13 +123,15 @@ pub(super) fn export_file(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
 /// What the program found in its file.
 pub(super) fn import_file(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let given = *parts.reader.bytes(HANDLE)?.first_chunk().ok_or(Malformed)?;
-    let file = call.session.sharing().ok_or(code::NOT_SUPPORTED)?.find_file(given)?;
-    let mut memory = [0];
-    let words = [Word::At(0), Word::Is(file.as_raw_fd() as u64), Word::Is(FILE)];
-    let result = call.session.driver().make(call.number, &words, &mut memory);
+    let (file, bytes) = call.session.sharing().ok_or(code::NOT_SUPPORTED)?.find_file(given)?;
+    let driver = call.session.driver();
+    let (result, real) = call.session.quota().import(driver, bytes, || {
+        let mut memory = [0];
+        let words = [Word::At(0), Word::Is(file.as_raw_fd() as u64), Word::Is(FILE)];
+        (driver.make(call.number, &words, &mut memory), memory[0])
+    });
     if result == 0 {
-        call.session.quota().import(memory[0]);
-        put(parts.reply, call.session.handles().give(Object::Memory, memory[0])?);
+        put(parts.reply, call.session.handles().give(Object::Memory, real)?);
     }
     Ok(result)
 }

@@ -71,6 +71,7 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
                 },
             ),
             ([control::FORGET, first, second, _], None, None) => {
+                session.quota().forget([first, second]);
                 session.sharing().map_or(0, |sharing| sharing.forget([first, second]).err().unwrap_or(0))
             }
             ([control::MEMORY, first, second, _], None, None) => {

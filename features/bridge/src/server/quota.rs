@@ -146,6 +146,8 @@ struct Held {
     /// What contexts have: bytes and context. The second word is a handle, or a limit.
     objects: FxHashMap<(Option<Object>, u64), (u64, u64)>,
     physical: FxHashMap<u64, Physical>,
+    /// Physical memory that is exported as files.
+    exported: FxHashMap<[u64; 2], u64>,
     /// Mappings: length and handle.
     mappings: BTreeMap<u64, (u64, u64)>,
     /// What pools reserve.
@@ -191,13 +193,52 @@ impl Quota {
         }
     }
 
-    /// Memory of another program was opened.
-    pub(super) fn import(&self, handle: u64) {
-        if self.pot.is_none() {
-            return;
+    /// Memory was exported as a file: it counts until all have closed that.
+    pub(super) fn export(&self, token: [u64; 2], handle: u64) {
+        let held = &mut *locked(&self.held);
+        if let Some(memory) = held.physical.get_mut(&handle) {
+            memory.handles += 1;
+            held.exported.insert(token, handle);
         }
-        let none = Physical { bytes: 0, handles: 0, mappings: 0 };
-        locked(&self.held).physical.entry(handle).or_insert(none).handles += 1;
+    }
+
+    /// Those files are closed.
+    pub(super) fn forget(&self, token: [u64; 2]) {
+        let held = &mut *locked(&self.held);
+        if let (Some(pot), Some(handle)) = (&self.pot, held.exported.remove(&token)) {
+            held.settle(pot, handle, |memory| memory.handles = memory.handles.saturating_sub(1));
+        }
+    }
+
+    /// How much physical memory is.
+    pub(super) fn bytes(&self, handle: u64) -> u64 {
+        locked(&self.held).physical.get(&handle).map_or(0, |memory| memory.bytes)
+    }
+
+    /// Opens memory of another program, so much: it counts here too.
+    pub(super) fn import(
+        &self,
+        driver: &Driver,
+        bytes: u64,
+        open: impl FnOnce() -> (u32, u64),
+    ) -> (u32, u64) {
+        let Some(pot) = &self.pot else { return open() };
+        let held = &mut *locked(&self.held);
+        if !held.take(pot, driver, bytes) {
+            return (code::OUT_OF_MEMORY, 0);
+        }
+        let (result, handle) = open();
+        match held.physical.get_mut(&handle) {
+            _ if result != 0 => pot.give(bytes),
+            Some(memory) => {
+                memory.handles += 1;
+                pot.give(bytes);
+            }
+            None => {
+                held.physical.insert(handle, Physical { bytes, handles: 1, mappings: 0 });
+            }
+        }
+        (result, handle)
     }
 
     /// Is there one?
@@ -343,16 +384,6 @@ impl Held {
                 let result = self.with(pot, bytes, made);
                 if result == 0 {
                     self.physical.insert(made.value(0), Physical { bytes, handles: 1, mappings: 0 });
-                }
-                result
-            }
-            // How much it is that another program made shows here first.
-            Rule::Map if self.physical.get(&made.value(3)).is_some_and(|memory| memory.bytes == 0) => {
-                let [at, bytes, handle] = [0, 1, 3].map(|parameter| made.value(parameter));
-                let result = self.with(pot, bytes, made);
-                if result == 0 {
-                    self.physical.entry(handle).and_modify(|memory| memory.bytes = bytes);
-                    self.learn(pot, rule, at, made);
                 }
                 result
             }
