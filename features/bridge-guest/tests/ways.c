@@ -273,13 +273,17 @@ static void files(void) {
         printf("%d: %d", way, code);
         printf(" %d", TRY("cuMemHostGetDevicePointer_v2", (ptr *, void *, unsigned), &device, one + FROM + 8, 0));
         CALL("cuPointerGetAttribute", (void *, int, ptr), &known, 3, (ptr)one + FROM + 8);
+        /* Whether it is mapped; and the synchronisation of copies, which may be asked of any. */
+        int mapped = 7, synchronous = 7;
+        CALL("cuPointerGetAttribute", (void *, int, ptr), &mapped, 13, (ptr)one + FROM + 8);
+        CALL("cuPointerGetAttribute", (void *, int, ptr), &synchronous, 6, (ptr)one + FROM + 8);
         strcpy(two + FROM + 8, "of another");
         CALL("cuMemcpyDtoD_v2", (ptr, ptr, size_t), made, device, 16);
         CALL("cuMemsetD8_v2", (ptr, unsigned char, size_t), device + 100, 'x', 3);
         CALL("cuCtxSynchronize", (void));
         char back[16] = "";
         CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), back, made, 16);
-        printf(" %d %s, %.3s", known == device, back, two + FROM + 108);
+        printf(" %d %d %d %s, %.3s", mapped, synchronous, known == device, back, two + FROM + 108);
         strcpy(one + BYTES - 4, "end");
         CALL("cuMemcpyHtoD_v2", (ptr, const void *, size_t), made, one + BYTES - 4, 4);
         CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), back, made, 4);

@@ -2,7 +2,7 @@
 
 use vm_bridge::wire::{Malformed, Reader, WINDOW, code, put};
 
-use super::{is_device, registered_at, the};
+use super::{is_device, registered_at, shared_at, the};
 use crate::client::{Client, client};
 use crate::sys::caller;
 use crate::{current, forward};
@@ -61,11 +61,23 @@ fn is_known(client: &Client, at: usize) -> bool {
 /// Asks for attributes of an address: the result of each, with its value.
 fn get(at: usize, attributes: &[u32]) -> Result<Values, u32> {
     if let Some(known) = registered(at, attributes)? {
-        return Ok(known);
+        let Some(shared) = shared_at(&*client()?, at, 1) else { return Ok(known) };
+        // The driver knows the rest, of where it has the memory.
+        let rest = ask(shared, attributes)?;
+        return Ok(known
+            .into_iter()
+            .zip(rest)
+            .map(|(known, rest)| if known.0 == 0 { known } else { rest })
+            .collect());
     }
     if !is_known(&*client()?, at) {
         return Ok(vec![(code::INVALID_VALUE, [0; 16]); attributes.len()]);
     }
+    ask(at, attributes)
+}
+
+/// Asks the driver.
+fn ask(at: usize, attributes: &[u32]) -> Result<Values, u32> {
     let mut payload = Vec::new();
     put(&mut payload, at as u64);
     attributes.iter().for_each(|attribute| put(&mut payload, u64::from(*attribute)));
