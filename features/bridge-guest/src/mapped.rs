@@ -50,13 +50,11 @@ fn open(area: &Area) -> Option<File> {
     let named = area.path.starts_with('/').then(|| Path::new(&area.path).to_owned());
     let descriptors = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten().map(|entry| entry.path());
     [of_area].into_iter().chain(named).chain(descriptors).find_map(|path| {
-        let is_it = |of: fs::Metadata| of.is_file() && (of.dev(), of.ino()) == (area.device, area.inode);
+        let is_it = |of: &fs::Metadata| of.is_file() && (of.dev(), of.ino()) == (area.device, area.inode);
         // A name may be another file's by now, and no pipe is opened to find out.
-        let file = fs::metadata(&path)
-            .ok()
-            .filter(|of| is_it(of.clone()))
-            .and_then(|_| OpenOptions::new().read(true).write(true).open(&path).ok())?;
-        file.metadata().is_ok_and(is_it).then_some(file)
+        fs::metadata(&path).ok().filter(is_it)?;
+        let file = OpenOptions::new().read(true).write(true).open(&path).ok()?;
+        file.metadata().is_ok_and(|of| is_it(&of)).then_some(file)
     })
 }
 

@@ -10,15 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <vmaccel.h>
-
-#define CHECK(call)                                                                    \
-    do {                                                                               \
-        if ((call) != VMA_SUCCESS) {                                                   \
-            fprintf(stderr, "%d: %s: %s\n", __LINE__, #call, vma_last_error());        \
-            _exit(1);                                                                  \
-        }                                                                              \
-    } while (0)
+#include "check.h"
 
 static const uint64_t MINUTE = 60000000000u;
 

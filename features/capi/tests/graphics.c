@@ -13,15 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <vmaccel.h>
-
-#define CHECK(call)                                                                    \
-    do {                                                                               \
-        if ((call) != VMA_SUCCESS) {                                                   \
-            fprintf(stderr, "%d: %s: %s\n", __LINE__, #call, vma_last_error());        \
-            _exit(1);                                                                  \
-        }                                                                              \
-    } while (0)
+#include "check.h"
 
 /* That a call is refused with a status and a text that has a part. */
 #define REFUSED(call, status, part)                                                              \

@@ -195,6 +195,13 @@ pub(crate) fn cuDevicePrimaryCtxReset_v2(number: usize, words: &[usize]) -> Resu
     reset(number, words)
 }
 
+/// The device of the current context, or what is wrong before anything can be allocated, as it is told elsewhere.
+pub(crate) fn current_device() -> Result<i32, u32> {
+    let mut device = 0i32;
+    forward::keep(the("cuCtxGetDevice")?, &[&raw mut device as usize])?;
+    Ok(device)
+}
+
 /// The primary context of a device, which the runtime asks for: it is retained from then on.
 pub(crate) fn primary(to: usize, device: i32) -> Result<(), u32> {
     cuDevicePrimaryCtxRetain(the("cuDevicePrimaryCtxRetain")?, &[to, device as usize])

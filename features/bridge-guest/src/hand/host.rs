@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use vm_bridge::wire::{WINDOW, code, control, put};
 
-use super::{registered_at, shared_at, the};
+use super::{current_device, registered_at, shared_at, the};
 use crate::client::{Client, Registered, client, locked};
 use crate::sys::{caller, window};
 use crate::{forward, mapped};
@@ -63,7 +63,12 @@ fn share(
                 continue;
             }
         };
-        client.next_place.store(at + len, Ordering::Relaxed);
+        if at < from {
+            // From the first place on again.
+            client.next_place.store(at + len, Ordering::Relaxed);
+        } else {
+            client.next_place.fetch_max(at + len, Ordering::Relaxed);
+        }
         locked(&client.windows).insert(at, len);
         let mut payload = Vec::new();
         put(&mut payload, at);
@@ -90,44 +95,36 @@ pub(crate) fn share_mapped(client: &Arc<Client>, start: u64, end: u64, flags: u3
     }
     let (first, end) = (start / PAGE * PAGE, end.checked_next_multiple_of(PAGE)?);
     let (file, offset) = mapped::file_of(first, end)?;
-    // Whoever writes where there is no room for a page is ended.
-    if !window::populate(first, end - first) {
-        return None;
-    }
     let make = |at| {
         window::map(&file, at, offset, end - first)?;
         Ok(Some(file.try_clone()?.into()))
     };
     // Without, it is copied as all memory of the program's own is.
     let shared = share(client, end - first, flags, offset, make).ok()?;
+    // Whoever writes where there is no room for a page is ended.
+    if !window::populate(shared, end - first) {
+        unshare(client, shared, false).ok()?;
+        return None;
+    }
     Some(shared + (start - first))
 }
 
-/// Ends what [`share_mapped`] began.
-pub(crate) fn unshare(client: &Arc<Client>, shared: u64) -> Result<(), u32> {
-    end_share(client, the("cuMemFreeHost")?, shared / PAGE * PAGE)
+/// Ends what [`share_mapped`] began. Where its context has ended the driver has let go of it already.
+pub(crate) fn unshare(client: &Arc<Client>, shared: u64, has_ended: bool) -> Result<(), u32> {
+    end_share(client, the("cuMemFreeHost")?, shared / PAGE * PAGE, has_ended)
 }
 
-/// The same where the driver has let go of it already.
-pub(crate) fn share_ended(client: &Arc<Client>, shared: u64) {
-    let at = shared / PAGE * PAGE;
-    let Some(len) = locked(&client.windows).remove(&at) else { return };
+fn end_share(client: &Arc<Client>, number: usize, at: u64, has_ended: bool) -> Result<(), u32> {
+    let len = locked(&client.windows).get(&at).copied().ok_or(code::INVALID_VALUE)?;
     let mut payload = Vec::new();
     put(&mut payload, at);
-    put(&mut payload, 1);
-    if let Ok(number) = the("cuMemFreeHost") {
-        // Whatever the driver says of it: nobody has asked.
-        let _ = client.ask(number, &payload, true);
+    put(&mut payload, has_ended.into());
+    let ended = client.ask(number, &payload, true);
+    if ended.is_ok() || has_ended {
+        window::free(at, len);
+        locked(&client.windows).remove(&at);
     }
-    window::free(at, len);
-}
-
-fn end_share(client: &Arc<Client>, number: usize, at: u64) -> Result<(), u32> {
-    let len = locked(&client.windows).get(&at).copied().ok_or(code::INVALID_VALUE)?;
-    client.ask(number, &at.to_ne_bytes(), true)?;
-    window::free(at, len);
-    locked(&client.windows).remove(&at);
-    Ok(())
+    ended.map(drop)
 }
 
 /// The first free place of those addresses from one on.
@@ -169,9 +166,7 @@ fn of_window(client: &Arc<Client>, len: u64, flags: u32) -> Result<Option<u64>, 
 
 /// Memory of this program alone, which the device does not reach.
 fn own(client: &Client, len: u64, flags: u32) -> Result<u64, u32> {
-    // What is wrong before anything can be allocated is told as it is elsewhere.
-    let mut device = 0i32;
-    forward::keep(the("cuCtxGetDevice")?, &[&raw mut device as usize])?;
+    current_device()?;
     let at = window::own(len).map_err(|_| code::OUT_OF_MEMORY)?;
     locked(&client.own).insert(at, len);
     locked(&client.registered).insert(at, Registered { len, flags, shared: None, context: 0 });
@@ -198,7 +193,7 @@ pub(crate) fn cuMemFreeHost(number: usize, words: &[usize]) -> Result<(), u32> {
     if locked(&client.registered).values().any(is_registered) {
         return Err(code::INVALID_VALUE);
     }
-    end_share(&client, number, at)?;
+    end_share(&client, number, at, false)?;
     let part = locked(&client.parts).remove(&at);
     part.map_or(Ok(()), |offset| client.order([control::GIVE, offset, 0, 0], None))
 }

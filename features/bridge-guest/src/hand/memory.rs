@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vm_bridge::wire::{WINDOW, code};
 
-use super::{share_ended, share_mapped, the, unshare};
+use super::{current_device, share_mapped, unshare};
 use crate::client::{Client, Registered, client, locked};
 use crate::sys::{caller, window};
 use crate::{current, forward};
@@ -35,9 +35,7 @@ pub(crate) fn cuMemHostRegister_v2(_: usize, words: &[usize]) -> Result<(), u32>
     if at == 0 || len == 0 || flags & !0xf != 0 {
         return Err(code::INVALID_VALUE);
     }
-    // What is wrong before anything can be registered is told as it is elsewhere.
-    let mut device = 0i32;
-    forward::keep(the("cuCtxGetDevice")?, &[&raw mut device as usize])?;
+    current_device()?;
     let last = end as usize - 1;
     if !window::is_mapped(words[0]) || !window::is_mapped(last) {
         return Err(code::INVALID_VALUE);
@@ -55,7 +53,7 @@ pub(crate) fn cuMemHostRegister_v2(_: usize, words: &[usize]) -> Result<(), u32>
     match locked(&client.registered).get_mut(&at) {
         Some(memory) => memory.shared = Some(shared),
         // Another thread has been quicker to unregister it.
-        None => unshare(&client, shared)?,
+        None => unshare(&client, shared, false)?,
     }
     Ok(())
 }
@@ -69,14 +67,17 @@ pub(crate) fn cuMemHostUnregister(_: usize, words: &[usize]) -> Result<(), u32> 
     }
     // Copies of it have taken their bytes, or have brought them.
     let memory = locked(&client.registered).remove(&(words[0] as u64)).ok_or(NOT)?;
-    memory.shared.map_or(Ok(()), |shared| unshare(&client, shared))
+    memory.shared.map_or(Ok(()), |shared| unshare(&client, shared, false))
 }
 
 /// What was registered in a context has ended with it.
 pub(crate) fn end_registered(client: &Arc<Client>, context: u64) {
     let of = |_: &u64, memory: &mut Registered| memory.context == context;
     let ended: Vec<_> = locked(&client.registered).extract_if(.., of).collect();
-    ended.into_iter().filter_map(|(_, memory)| memory.shared).for_each(|shared| share_ended(client, shared));
+    for shared in ended.into_iter().filter_map(|(_, memory)| memory.shared) {
+        // Whatever the driver says of it: nobody has asked.
+        let _ = unshare(client, shared, true);
+    }
 }
 
 /// Where both sides have all of a range.

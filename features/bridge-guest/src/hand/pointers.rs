@@ -2,10 +2,10 @@
 
 use vm_bridge::wire::{Malformed, Reader, WINDOW, code, put};
 
-use super::{is_device, registered_at, shared_at, the};
+use super::{current_device, is_device, registered_at, shared_at, the};
 use crate::client::{Client, client};
+use crate::current;
 use crate::sys::caller;
-use crate::{current, forward};
 
 /// `CUpointer_attribute`, and bytes of its value. Those without a line are words.
 const SIZES: [(u32, usize); 11] =
@@ -26,11 +26,8 @@ type Values = Vec<(u32, [u8; 16])>;
 /// What is said of registered memory, by this side alone: the server knows its file by another address, if it does.
 fn registered(at: usize, attributes: &[u32]) -> Result<Option<Values>, u32> {
     let Some((start, memory)) = registered_at(&*client()?, at) else { return Ok(None) };
-    let mut device = 0i32;
     // Without a context there is no device.
-    if forward::keep(the("cuCtxGetDevice")?, &[&raw mut device as usize]).is_err() {
-        device = 0;
-    }
+    let device = current_device().unwrap_or(0);
     let value = |attribute: &u32| {
         let [context, kind, reached, pointer, managed, ordinal, first, size] = OF_REGISTERED;
         let word = match *attribute {
