@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
-/// What is answered, by what of `answers.rs`; forms of a function that are alike have a line each. The others are not supported.
+/// What is answered, by what of `answers.rs`; forms of a function that are alike have a line each. The others are the server's NVML's, or not supported.
 const ANSWERED: [(&str, &str); 34] = [
     ("nvmlInit", "init"),
     ("nvmlInit_v2", "init"),
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for name in names.into_iter().filter(|name| *name != "nvmlErrorString") {
         match ANSWERED.iter().find(|(answered, _)| *answered == name) {
             Some((_, answer)) => writeln!(text, "export! {{ {name} answers::{answer} }}")?,
-            None => writeln!(text, "export! {{ {name} |_| answers::unsupported(\"{name}\") }}")?,
+            None => writeln!(text, "export! {{ {name} |words| answers::other(\"{name}\", words) }}")?,
         }
     }
     fs::write(Path::new(&env::var("OUT_DIR")?).join("exports.rs"), text)?;

@@ -2,13 +2,16 @@
 //! it first asks the driver for something, and a child that is forked until then begins one itself.
 
 use std::io::{self, Read as _};
+use std::sync::Mutex;
+use std::time::Duration;
 
 use vm_bridge::orders::Order;
-use vm_bridge::wire::{VERSION, code, control, facts};
+use vm_bridge::wire::{VERSION, code, control, facts, nvml};
 
-use crate::client;
+use crate::client::{self, locked};
 use crate::connect::Place;
 use crate::connection::Connection;
+use crate::sys::fork::PerProcess;
 
 /// A session for a question. Devices are as PCI has them, and all that the server has, whatever the program's environment says.
 struct Short {
@@ -27,6 +30,18 @@ impl Short {
             short.give([control::VARIABLE, at as u64, ORDER.1.len() as u64, 0], ORDER.1)?;
         }
         Ok(short)
+    }
+
+    /// Gives an order that is answered with bytes, and how many these are.
+    fn give_for_bytes(&mut self, order: Order, more: &[u8], most: usize) -> io::Result<Result<Vec<u8>, u32>> {
+        let code = self.connection.give(order, more, &[])?;
+        if code != 0 {
+            return Ok(Err(code as u32));
+        }
+        let len = usize::try_from(self.connection.word()?).ok().filter(|len| *len <= most);
+        let mut bytes = vec![0; len.ok_or(io::ErrorKind::InvalidData)?];
+        self.connection.read_exact(&mut bytes)?;
+        Ok(Ok(bytes))
     }
 
     fn give(&mut self, order: Order, more: &[u8]) -> Result<(), u32> {
@@ -52,12 +67,42 @@ impl Drop for Short {
 /// What the server knows of its driver and devices: [`facts::Facts`].
 pub(crate) fn facts() -> Result<Vec<u8>, u32> {
     let mut short = Short::begin()?;
-    let asked = short.connection.give_for_words([control::FACTS, 0, 0, 0]);
-    let [len] = asked.map_err(|error| short.failed(error))??;
-    let len = usize::try_from(len).ok().filter(|len| *len <= facts::MOST).ok_or(code::UNAVAILABLE)?;
-    let mut bytes = vec![0; len];
-    short.connection.read_exact(&mut bytes).map_err(|error| short.failed(error))?;
-    Ok(bytes)
+    let asked = short.give_for_bytes([control::FACTS, 0, 0, 0], &[], facts::MOST);
+    asked.map_err(|error| short.failed(error))?
+}
+
+/// How long NVML may take for an answer.
+const ANSWER: Duration = Duration::from_secs(20);
+
+/// The session that asks NVML, from one question to the next: it begins with the driver, which takes longer than most questions.
+static ASKS: PerProcess<Mutex<Option<Short>>> = PerProcess::new();
+
+/// Asks by that session, and by a new one if it has ended: the server ends one that asks nothing for a while.
+fn ask<T>(question: impl Fn(&mut Short) -> io::Result<Result<T, u32>>) -> Result<T, u32> {
+    let mut session = locked(ASKS.get());
+    if let Some(mut short) = session.take() {
+        match question(&mut short) {
+            Ok(answer) => {
+                *session = Some(short);
+                return answer;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(code::TIMEOUT),
+            Err(_) => {}
+        }
+    }
+    let mut short = Short::begin()?;
+    let answer = question(&mut short).map_err(|error| short.failed(error))?;
+    // The driver has begun now.
+    if short.connection.set_read_timeout(Some(ANSWER)).is_ok() {
+        *session = Some(short);
+    }
+    answer
+}
+
+/// Asks NVIDIA's NVML: the answer to a [`Question`](nvml::Question).
+pub(crate) fn nvml(question: &[u8]) -> Result<Vec<u8>, u32> {
+    let order = [control::NVML, question.len() as u64, 0, 0];
+    ask(|short| short.give_for_bytes(order, question, nvml::MOST))
 }
 
 /// The memory of a device, how much of it is free, and whether this program has a context of it: as its own session says, if it sees the device.
@@ -68,7 +113,5 @@ pub(crate) fn memory(uuid: [u64; 2]) -> Result<[u64; control::MEMORY_WORDS], u32
             result => return result,
         }
     }
-    let mut short = Short::begin()?;
-    let asked = short.connection.give_for_words([control::MEMORY, uuid[0], uuid[1], 0]);
-    asked.map_err(|error| short.failed(error))?
+    ask(|short| short.connection.give_for_words([control::MEMORY, uuid[0], uuid[1], 1]))
 }

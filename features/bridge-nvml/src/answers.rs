@@ -4,6 +4,7 @@ use vm_bridge::say;
 use vm_bridge::wire::facts::{Device, uuid_text};
 
 use crate::errors::Error;
+use crate::forward;
 use crate::state::{self, device, facts};
 use crate::sys::{caller, driver};
 
@@ -11,11 +12,13 @@ use crate::sys::{caller, driver};
 pub(crate) type Words = [usize; 6];
 type Answer = Result<(), Error>;
 
-/// What is not answered.
-pub(crate) fn unsupported(name: &str) -> Answer {
+/// What is not answered here: the server's NVML is asked, or it is not supported.
+pub(crate) fn other(name: &str, words: &Words) -> Answer {
     facts()?;
-    say::once(&format!("{name} is not supported"));
-    Err(Error::NotSupported)
+    forward::by_name(name, words)?.ok_or_else(|| {
+        say::once(&format!("{name} is not supported"));
+        Error::NotSupported
+    })
 }
 
 pub(crate) fn init(_: &Words) -> Answer {
@@ -184,8 +187,12 @@ pub(crate) fn capability([handle, major, minor, ..]: &Words) -> Answer {
     write_number(*minor, minor_of_device)
 }
 
-/// `nvmlDeviceGetP2PStatus`: whether one device reads and writes the memory of another, as CUDA has it.
-pub(crate) fn peer_status([handle, other, index, status, ..]: &Words) -> Answer {
+/// `nvmlDeviceGetP2PStatus`: whether one device reads and writes the memory of another; where there is no other NVML, as CUDA has it.
+pub(crate) fn peer_status(words: &Words) -> Answer {
+    if forward::by_name("nvmlDeviceGetP2PStatus", words)?.is_some() {
+        return Ok(());
+    }
+    let [handle, other, index, status, ..] = words;
     /// `NVML_P2P_CAPS_INDEX_READ` and `_WRITE`, and the last of them; `NVML_P2P_STATUS_NOT_SUPPORTED`.
     const READ: u32 = 0;
     const WRITE: u32 = 1;
@@ -201,8 +208,12 @@ pub(crate) fn peer_status([handle, other, index, status, ..]: &Words) -> Answer 
     }
 }
 
-/// `NVML_BRAND_UNKNOWN`: CUDA does not know it.
-pub(crate) fn brand([handle, number, ..]: &Words) -> Answer {
+/// CUDA does not know it: `NVML_BRAND_UNKNOWN`.
+pub(crate) fn brand(words: &Words) -> Answer {
+    if forward::by_name("nvmlDeviceGetBrand", words)?.is_some() {
+        return Ok(());
+    }
+    let [handle, number, ..] = words;
     device(*handle)?;
     write_number(*number, 0)
 }
@@ -223,7 +234,11 @@ fn architecture_of([major, minor]: [u32; 2]) -> u32 {
     }
 }
 
-pub(crate) fn architecture([handle, number, ..]: &Words) -> Answer {
+pub(crate) fn architecture(words: &Words) -> Answer {
+    if forward::by_name("nvmlDeviceGetArchitecture", words)?.is_some() {
+        return Ok(());
+    }
+    let [handle, number, ..] = words;
     write_number(*number, architecture_of(device(*handle)?.capability))
 }
 

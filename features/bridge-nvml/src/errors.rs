@@ -6,26 +6,47 @@ use vm_bridge::wire::code;
 
 /// A result that is none: `nvmlReturn_t`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[repr(u32)]
 pub(crate) enum Error {
-    Uninitialized = 1,
-    InvalidArgument = 2,
-    NotSupported = 3,
-    NotFound = 6,
-    InsufficientSize = 7,
-    DriverNotLoaded = 9,
-    LibraryNotFound = 12,
-    GpuIsLost = 15,
-    VersionMismatch = 25,
-    Unknown = 999,
+    Uninitialized,
+    InvalidArgument,
+    NotSupported,
+    NotFound,
+    InsufficientSize,
+    DriverNotLoaded,
+    Timeout,
+    LibraryNotFound,
+    GpuIsLost,
+    VersionMismatch,
+    Unknown,
+    /// What the server's NVML says.
+    Theirs(u32),
 }
 
 impl Error {
+    /// The result.
+    pub(crate) fn code(self) -> u32 {
+        match self {
+            Self::Uninitialized => 1,
+            Self::InvalidArgument => 2,
+            Self::NotSupported => 3,
+            Self::NotFound => 6,
+            Self::InsufficientSize => 7,
+            Self::DriverNotLoaded => 9,
+            Self::Timeout => 10,
+            Self::LibraryNotFound => 12,
+            Self::GpuIsLost => 15,
+            Self::VersionMismatch => 25,
+            Self::Unknown => 999,
+            Self::Theirs(code) => code,
+        }
+    }
+
     /// What a result of CUDA's driver, or of the bridge, is here.
     pub(crate) fn of_driver(result: u32) -> Self {
         match result {
             code::NO_DEVICE => Self::DriverNotLoaded,
             code::NOT_SUPPORTED => Self::NotSupported,
+            code::TIMEOUT => Self::Timeout,
             code::UNAVAILABLE | code::NOT_FOUND => Self::GpuIsLost,
             _ => Self::Unknown,
         }

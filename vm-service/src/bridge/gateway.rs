@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 use vm_bridge::orders::{self, Order};
 use vm_bridge::wire::preamble::{self, Preamble, Token, random};
-use vm_bridge::wire::{code, control, facts};
+use vm_bridge::wire::{code, control, facts, nvml};
 
 use super::window::Window;
 use super::workers::Workers;
@@ -189,7 +189,9 @@ impl Inner {
             let mut more = Vec::new();
             let window = match (order, &self.window) {
                 ([control::HELLO | control::FACTS | control::MEMORY, ..], _) => None,
-                ([control::VARIABLE, _, len, _], _) if len <= control::VALUE as u64 => {
+                ([control::VARIABLE, _, len, _] | [control::NVML, len, ..], _)
+                    if len <= longest(order[0]) =>
+                {
                     more.resize(len as usize, 0);
                     read_by(stream, &mut more, until)?;
                     None
@@ -220,6 +222,11 @@ impl Inner {
     }
 }
 
+/// The most bytes that follow an order.
+fn longest(order: u64) -> u64 {
+    if order == control::NVML { nvml::MOST as u64 } else { control::VALUE as u64 }
+}
+
 /// Takes what a worker answers an order with, behind its result.
 fn pass_answer(order: u64, mut worker: &UnixStream, to: &mut Vec<u8>) -> io::Result<()> {
     let from = to.len();
@@ -230,10 +237,11 @@ fn pass_answer(order: u64, mut worker: &UnixStream, to: &mut Vec<u8>) -> io::Res
     };
     match order {
         control::MEMORY => more(8 * control::MEMORY_WORDS),
-        control::FACTS => {
+        control::FACTS | control::NVML => {
             more(8)?;
+            let most = if order == control::FACTS { facts::MOST } else { nvml::MOST };
             let len = to[from..].first_chunk().map_or(u64::MAX, |word| u64::from_ne_bytes(*word));
-            let len = usize::try_from(len).ok().filter(|len| *len <= facts::MOST && len.is_multiple_of(8));
+            let len = usize::try_from(len).ok().filter(|len| *len <= most && len.is_multiple_of(8));
             let at = to.len();
             to.resize(at + len.ok_or(io::ErrorKind::InvalidData)?, 0);
             worker.read_exact(&mut to[at..])

@@ -53,18 +53,19 @@ macro_rules! export {
 }
 
 /// What NVML's library asks for, by which it knows this one: 0 and nothing, what is known of the server's driver and devices; 1 and a UUID, a
-/// device's memory. Writes up to `room` bytes to `to`, and how many there are to `len`.
+/// device's memory; 2 and a length with so many bytes, NVIDIA's NVML. Writes up to `room` bytes to `to`, and how many there are to `len`.
 // SAFETY: the name is the bridge's own.
 #[unsafe(no_mangle)]
-extern "C" fn vm_bridge_describe(what: usize, uuid: usize, to: usize, room: usize, len: usize) -> u32 {
-    enter(what, &[uuid, to, room, len], |what, words| {
-        let [uuid, to, room, len] = *words else { return Err(code::INVALID_VALUE) };
+extern "C" fn vm_bridge_describe(what: usize, of: usize, to: usize, room: usize, len: usize) -> u32 {
+    enter(what, &[of, to, room, len], |what, words| {
+        let [of, to, room, len] = *words else { return Err(code::INVALID_VALUE) };
         let bytes = match what {
             0 => describe::facts()?,
             1 => {
-                let memory = describe::memory([caller::word(uuid), caller::word(uuid + 8)])?;
+                let memory = describe::memory([caller::word(of), caller::word(of + 8)])?;
                 memory.iter().flat_map(|word| word.to_ne_bytes()).collect()
             }
+            2 => describe::nvml(caller::bytes(of + 8, caller::word(of) as usize))?,
             _ => return Err(code::NOT_SUPPORTED),
         };
         caller::write(len, bytes.len() as u64);

@@ -1,8 +1,9 @@
 //! A child of this process has no session: neither its connection nor its lanes.
 
 use std::mem::ManuallyDrop;
+use std::ptr::null_mut;
 use std::sync::Once;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
 /// How many forks are between the first process and this one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -39,4 +40,32 @@ pub(crate) fn generation() -> u64 {
         let _ = unsafe { libc::pthread_atfork(None, None, Some(child)) };
     });
     GENERATION.load(Ordering::SeqCst)
+}
+
+/// What each process has of its own. A child that is forked does not wait for a lock in its parent's.
+pub(crate) struct PerProcess<T: 'static>(AtomicPtr<(u64, T)>);
+
+impl<T: Default> PerProcess<T> {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicPtr::new(null_mut()))
+    }
+
+    /// This process's.
+    pub(crate) fn get(&self) -> &'static T {
+        let generation = generation();
+        loop {
+            let known = self.0.load(Ordering::Acquire);
+            // SAFETY: it is null, or was made below and is never freed.
+            if let Some((of, it)) = unsafe { known.as_ref() }
+                && *of == generation
+            {
+                return it;
+            }
+            let made = Box::into_raw(Box::new((generation, T::default())));
+            if self.0.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                // SAFETY: it was made just now, and nobody else has it.
+                drop(unsafe { Box::from_raw(made) });
+            }
+        }
+    }
 }

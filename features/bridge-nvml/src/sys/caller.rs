@@ -15,6 +15,12 @@ pub(crate) fn number(at: usize) -> u32 {
     unsafe { std::ptr::read_unaligned(at as *const u32) }
 }
 
+/// So many bytes of the caller's.
+pub(crate) fn bytes(at: usize, len: usize) -> Vec<u8> {
+    // SAFETY: the caller has so many bytes there, which NVML writes.
+    unsafe { std::slice::from_raw_parts(at as *const u8, len) }.to_vec()
+}
+
 /// The caller's string.
 pub(crate) fn text<'a>(at: usize) -> &'a [u8] {
     // SAFETY: the caller passes a string.

@@ -8,12 +8,13 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use vm_bridge::say;
 use vm_bridge::wire::control::MEMORY_WORDS;
 use vm_bridge::wire::facts::{Facts, MOST};
+use vm_bridge::wire::nvml::{self, Question};
 
 use crate::errors::Error;
 
 const NAME: &str = "libcuda.so.1";
 
-/// `vm_bridge_describe`: what is asked, a UUID, where the answer goes, how long it may be and is.
+/// `vm_bridge_describe`: what is asked, a UUID or a question, where the answer goes, how long it may be and is.
 type Describe = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> u32;
 
 /// The memory of a device.
@@ -53,8 +54,8 @@ fn library() -> Option<Library> {
     })
 }
 
-/// Asks it; how long the answer is.
-fn describe(what: usize, uuid: &[u8; 16], to: &mut [u8]) -> Result<usize, Error> {
+/// Asks it of what is in some bytes; how long the answer is.
+fn describe(what: usize, of: &[u8], to: &mut [u8]) -> Result<usize, Error> {
     let library = library().ok_or_else(|| {
         say::once(&format!(
             "there is no {NAME}: NVML asks the bridge's, which is linked beside {}",
@@ -71,8 +72,8 @@ fn describe(what: usize, uuid: &[u8; 16], to: &mut [u8]) -> Result<usize, Error>
     };
     let mut len = 0usize;
     let (at, room) = (to.as_mut_ptr() as usize, to.len());
-    // SAFETY: it reads a UUID, and writes to as much memory as it is told, and a word.
-    let result = unsafe { function(what, uuid.as_ptr() as usize, at, room, &raw mut len as usize) };
+    // SAFETY: it reads a UUID, or as much as the first word of a question says, and writes to as much memory as it is told, and a word.
+    let result = unsafe { function(what, of.as_ptr() as usize, at, room, &raw mut len as usize) };
     match result {
         0 if len <= room => Ok(len),
         0 => Err(Error::Unknown),
@@ -95,4 +96,18 @@ pub(crate) fn memory(uuid: [u8; 16]) -> Result<Memory, Error> {
     }
     let [total, free, is_used] = words.map(u64::from_ne_bytes);
     Ok(Memory { total, free: free.min(total), is_used: is_used != 0 })
+}
+
+/// What NVIDIA's NVML on the server answers: its result, and what memory of the question is then. None where the server has none.
+pub(crate) fn ask(question: &mut Question) -> Result<Option<u32>, Error> {
+    let mut of = vec![0; 8];
+    of.extend(question.to_bytes());
+    let len = (of.len() - 8) as u64;
+    of[..8].copy_from_slice(&len.to_ne_bytes());
+    let mut to = vec![0; nvml::MOST];
+    match describe(2, &of, &mut to) {
+        Ok(len) => question.take(&to[..len]).map(Some).map_err(|_| Error::Unknown),
+        Err(Error::NotSupported) => Ok(None),
+        Err(error) => Err(error),
+    }
 }

@@ -11,8 +11,8 @@ use crate::errors::{self, Error};
 fn enter(words: &Words, answer: fn(&Words) -> Result<(), Error>) -> u32 {
     match catch_unwind(|| answer(words)) {
         Ok(Ok(())) => 0,
-        Ok(Err(error)) => error as u32,
-        Err(_) => Error::Unknown as u32,
+        Ok(Err(error)) => error.code(),
+        Err(_) => Error::Unknown.code(),
     }
 }
 

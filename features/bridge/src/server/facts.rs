@@ -1,8 +1,9 @@
 //! What is told of the driver and its devices without a call of the program's: no context is made for it.
 
+use super::nvml;
 use super::session::Session;
-use super::sys::{Word, nvml};
-use crate::wire::facts::{DEVICES, Device, Facts, TEXT, uuid_text};
+use super::sys::Word;
+use crate::wire::facts::{DEVICES, Device, Facts, TEXT};
 use crate::wire::{code, control};
 
 /// `CU_DEVICE_ATTRIBUTE_…`: `PCI_DOMAIN_ID`, `PCI_BUS_ID`, `PCI_DEVICE_ID`, `COMPUTE_CAPABILITY_MAJOR`, `…_MINOR`, `COMPUTE_MODE`.
@@ -26,16 +27,30 @@ fn number(session: &Session, name: &str, more: &[u64]) -> Result<u32, u32> {
     ask::<1>(session, name, more).map(|[word]| word as u32)
 }
 
-/// Starts the driver, and counts its devices.
-fn count(session: &Session) -> Result<u32, u32> {
+/// Starts the driver, has something done with its devices counted, and then no longer does what only that takes.
+fn start<T>(session: &Session, act: impl FnOnce(u32) -> Result<T, u32>) -> Result<T, u32> {
     match session.driver().start() {
-        0 => match session.started() {
-            0 => Ok(number(session, "cuDeviceGetCount", &[])?.min(DEVICES as u32)),
-            code => Err(code),
-        },
-        code::NO_DEVICE => Ok(0),
+        0 => {
+            let done =
+                number(session, "cuDeviceGetCount", &[]).and_then(|count| act(count.min(DEVICES as u32)));
+            match session.started() {
+                0 => done,
+                code => Err(code),
+            }
+        }
+        code::NO_DEVICE => act(0),
         code => Err(code),
     }
+}
+
+/// Starts the driver, and counts its devices.
+fn count(session: &Session) -> Result<u32, u32> {
+    start(session, Ok)
+}
+
+/// Starts the driver, and finds its devices by their UUIDs.
+pub(super) fn find<T: FromIterator<U>, U>(session: &Session, find: impl Fn([u8; 16]) -> U) -> Result<T, u32> {
+    start(session, |count| (0..count).map(|at| uuid(session, at).map(|uuid| find(bytes_of(uuid)))).collect())
 }
 
 fn uuid(session: &Session, device: u32) -> Result<[u64; 2], u32> {
@@ -91,10 +106,8 @@ pub(super) fn facts(session: &Session) -> Result<Facts, u32> {
 /// The memory of a device, how much of it is free, and whether this process has a primary context of it.
 pub(super) fn memory(session: &Session, wanted: [u64; 2]) -> Result<[u64; control::MEMORY_WORDS], u32> {
     let driver = session.driver();
-    // NVML is opened before this process is confined; one that is answers by its context alone, and a session that begins for this asks NVML.
     let theirs = match driver.version() {
-        Some(_) if !session.has_started() => nvml::free(&uuid_text(bytes_of(wanted))),
-        Some(_) => Err(code::NOT_SUPPORTED),
+        Some(_) => nvml::free(session, bytes_of(wanted)),
         // Drivers other than NVIDIA's have memory of each process alone, and without a context it has taken none.
         None => Ok(u64::MAX),
     };

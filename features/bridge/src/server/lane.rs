@@ -5,8 +5,10 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use vm_cuda_api::FUNCTIONS;
 use vm_cuda_api::names::is_per_thread;
 
@@ -14,11 +16,12 @@ use super::deadline::{Marks, Pending};
 use super::pack::{self, Refused};
 use super::session::{Session, SessionError};
 use super::sys::{self, Driver, Word};
-use super::{facts, hand, prints};
+use super::{facts, hand, nvml, prints};
 use crate::calls::{MODES, Mode};
 use crate::orders;
 use crate::recording::Recorder;
 use crate::ring::{Far, Taken};
+use crate::wire::nvml::{MOST, Question};
 use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own, put, put_bytes};
 
 /// Serves a program: until its connection ends.
@@ -36,6 +39,7 @@ pub fn serve(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Sess
 }
 
 fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), SessionError> {
+    let mut has_asked = false;
     while let Some((order, [file, more])) = orders::receive(connection)? {
         let (mut answer, mut more_bytes) = (Vec::new(), Vec::new());
         let result = match (order, file, more) {
@@ -61,32 +65,57 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
             ([control::WINDOW, at, len, offset], Some(file), None) => {
                 session.map(at, len, offset, &file).err().unwrap_or(0)
             }
-            ([control::FACTS, ..], None, None) => facts::facts(session).map_or_else(
-                |code| code,
-                |facts| {
-                    let facts = facts.to_bytes();
-                    put(&mut answer, facts.len() as u64);
-                    put_bytes(&mut answer, &facts);
-                    0
-                },
-            ),
+            ([control::FACTS, ..], None, None) => facts::facts(session)
+                .map_or_else(|code| code, |facts| with_length(&facts.to_bytes(), &mut answer)),
+            ([control::NVML, len, ..], None, None) if len <= MOST as u64 => {
+                more_bytes.resize(len as usize, 0);
+                (&*connection).read_exact(&mut more_bytes)?;
+                let answered = nvml::ask(session, &mut Question::from_bytes(&more_bytes)?);
+                has_asked = true;
+                answered.map_or_else(|code| code, |bytes| with_length(&bytes, &mut answer))
+            }
             ([control::FORGET, first, second, _], None, None) => {
                 session.quota().forget([first, second]);
                 session.sharing().map_or(0, |sharing| sharing.forget([first, second]).err().unwrap_or(0))
             }
-            ([control::MEMORY, first, second, _], None, None) => {
+            ([control::MEMORY, first, second, alone], None, None) => {
+                has_asked |= alone == 1;
                 let memory = facts::memory(session, [first, second]);
                 memory.iter().flatten().for_each(|word| put(&mut answer, *word));
                 memory.err().unwrap_or(0)
             }
             _ => return Err(Malformed.into()),
         };
-        if let (Some(recorder), 0) = (session.recorder(), result) {
+        // What NVML says is no matter of another driver's.
+        if let (Some(recorder), 0, false) = (session.recorder(), result, order[0] == control::NVML) {
             recorder.order(order, &more_bytes);
         }
         (&*connection).write_all(&[&u64::from(result).to_ne_bytes(), &answer[..]].concat())?;
+        if has_asked && session.is_empty() && !says_more(connection)? {
+            break;
+        }
     }
     Ok(())
+}
+
+/// Answers with bytes, and how many these are.
+fn with_length(bytes: &[u8], answer: &mut Vec<u8>) -> u32 {
+    put(answer, bytes.len() as u64);
+    put_bytes(answer, bytes);
+    0
+}
+
+/// Does something come within [`control::QUIET`]?
+fn says_more(connection: &UnixStream) -> io::Result<bool> {
+    let until = Instant::now() + control::QUIET;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(connection, PollFlags::IN)], Some(&left)) {
+            Err(Errno::INTR) => {}
+            comes => return Ok(comes? > 0),
+        }
+    }
 }
 
 /// Starts a lane in memory, if it is one.

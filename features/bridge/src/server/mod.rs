@@ -12,6 +12,7 @@ mod handles;
 mod ipc;
 mod lane;
 mod nodes;
+mod nvml;
 mod objects;
 mod options;
 mod pack;

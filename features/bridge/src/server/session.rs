@@ -16,6 +16,7 @@ use super::callbacks;
 use super::deadline::Watch;
 use super::exports::Sharing;
 use super::handles::Handles;
+use super::nvml::Asked;
 use super::options::Options;
 use super::pot::Pot;
 use super::prints::Prints;
@@ -74,6 +75,8 @@ pub struct Session {
     conditions: Mutex<Conditions>,
     /// Where it is known what other programs share.
     sharing: Option<Sharing>,
+    /// What it has asked NVML.
+    asked: Asked,
     /// The program's connection, by which it sees that the session has ended.
     connection: Mutex<Option<UnixStream>>,
     /// Functions of the program that graphs call, and what the driver calls each.
@@ -133,6 +136,7 @@ impl Session {
             staged: Arc::default(),
             conditions: Mutex::default(),
             sharing: None,
+            asked: Asked::default(),
             connection: Mutex::default(),
             functions: Mutex::default(),
             kept: Mutex::default(),
@@ -236,6 +240,10 @@ impl Session {
         &self.staged
     }
 
+    pub(super) fn asked(&self) -> &Asked {
+        &self.asked
+    }
+
     pub(super) fn conditions(&self) -> MutexGuard<'_, Conditions> {
         locked(&self.conditions)
     }
@@ -289,6 +297,11 @@ impl Session {
             self.leave();
         }
         entered
+    }
+
+    /// Has it no lanes?
+    pub(super) fn is_empty(&self) -> bool {
+        self.lanes.load(Ordering::SeqCst) == 0
     }
 
     pub(super) fn leave(&self) {

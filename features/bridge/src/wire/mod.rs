@@ -7,13 +7,14 @@
 pub mod facts;
 pub mod image;
 pub mod node;
+pub mod nvml;
 pub mod preamble;
 pub mod strided;
 
 use thiserror::Error;
 
 /// What both sides say first. It changes with what is written.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// The most bytes of a payload.
 pub const PAYLOAD: usize = (1 << 20) + 4096;
 /// The most bytes of a program's memory that go with one call.
@@ -59,6 +60,8 @@ pub mod code {
     pub const LAUNCH_TIMEOUT: u32 = 702;
     /// `CUDA_ERROR_NOT_SUPPORTED`.
     pub const NOT_SUPPORTED: u32 = 801;
+    /// `CUDA_ERROR_TIMEOUT`: what is asked of a device is not answered.
+    pub const TIMEOUT: u32 = 909;
 }
 
 /// Calls of the bridge's own, with numbers behind those of the driver's functions.
@@ -203,6 +206,8 @@ impl<'a> Reader<'a> {
 
 /// What goes over the connection itself, beside lanes: words and perhaps a file, each answered with a word, a result.
 pub mod control {
+    use std::time::Duration;
+
     /// Words of an order.
     pub const WORDS: usize = 4;
     /// Bytes of one.
@@ -229,11 +234,16 @@ pub mod control {
     /// What the server knows of its driver and devices, without a context: behind a 0 come a length and so many bytes, which are
     /// [`Facts`](super::facts::Facts).
     pub const FACTS: u64 = 8;
-    /// A device's UUID in two words: behind a 0 come [`MEMORY_WORDS`], its memory, how much of it is free, and 1 where this session has a primary
+    /// A device's UUID in two words, and 1 where the session is for questions alone, as with [`NVML`]: behind a 0 come [`MEMORY_WORDS`], its memory, how much of it is free, and 1 where this session has a primary
     /// context of it.
     pub const MEMORY: u64 = 9;
     /// Two words of what the program was given for memory that it exported as a file: it has closed that.
     pub const FORGET: u64 = 10;
+    /// A length: a [`Question`](super::nvml::Question) of so many bytes for NVIDIA's NVML follows. Behind a 0 come a length and so many bytes, its answer. A session
+    /// that has asked, and has no lane, ends when nothing comes for [`QUIET`].
+    pub const NVML: u64 = 11;
+    /// How long that is.
+    pub const QUIET: Duration = Duration::from_secs(10);
     /// Words that are answered to [`MEMORY`].
     pub const MEMORY_WORDS: usize = 3;
     /// In a word that is not asked for, the last that comes: the session has ended, and what is below this is why, a result for all calls from then on.
