@@ -8,6 +8,8 @@
 static void *nvml;
 static void *devices[64];
 static unsigned count;
+/* Of a function's arguments, where the first is that a row tells of: behind the device, if it takes one. */
+static int first;
 
 /* A function, and what it takes behind a device, in words: `p` another device, `iN` each number below N, `cN` that number, `4` and `8` a number of so many
    bytes that is written, `t` a text, `bN` so many bytes, `vX` a structure of that version, `nN` a list of at most N numbers. What moves has the least and
@@ -111,7 +113,7 @@ static void call(const struct row *row, const char *takes, uintptr_t *words, int
     }
     int code = function(words[0], words[1], words[2], words[3], words[4], words[5]);
     printf("%s%s: %d", row->name, said, code);
-    at = 1;
+    at = first;
     for (const char *next = row->takes; !code && *next; at += 1 + (*next == 't' || *next == 'n'), next = strchr(next, ' ') ? strchr(next, ' ') + 1 : "") {
         unsigned char *place = memory[at % 6];
         uint64_t number = *next == '4' ? *(unsigned *)place : *(uint64_t *)place;
@@ -144,7 +146,7 @@ struct field {
 static void fields(void *device) {
     static const struct {
         unsigned first, last, scopes;
-    } stay[] = {{1, 2, 1}, {90, 91, 1}, {156, 156, 18}, {160, 161, 1}, {170, 170, 1}, {171, 172, 2}};
+    } stay[] = {{1, 2, 1}, {90, 91, 1}, {164, 166, 18}, {170, 170, 1}, {171, 172, 2}};
     static struct field fields[300];
     int (*ask)(void *, int, struct field *) = (int (*)(void *, int, struct field *))dlsym(nvml, "nvmlDeviceGetFieldValues");
     memset(fields, 0, sizeof fields);
@@ -196,7 +198,6 @@ static void of_system(void) {
         {"nvmlSystemGetConfComputeGpusReadyState", "4"}, {"nvmlSystemGetDriverBranch", "v01000054 c80"}, {"nvmlSystemGetNvlinkBwMode", "4"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        /* These take no device: what is behind it is passed in its place. */
         uintptr_t words[8] = {0};
         call(&rows[i], rows[i].takes, words, 0, "");
     }
@@ -214,6 +215,7 @@ int main(void) {
     printf("devices: %u\n", count);
     for (unsigned i = 0; i < count && i < 64; i++) find(i, &devices[i]);
     of_system();
+    first = 1;
     for (unsigned i = 0; i < count && i < 64; i++) {
         printf("device %u\n", i);
         for (size_t at = 0; at < sizeof rows / sizeof *rows; at++) {
