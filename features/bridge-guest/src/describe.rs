@@ -72,7 +72,7 @@ pub(crate) fn facts() -> Result<Vec<u8>, u32> {
 }
 
 /// How long NVML may take for an answer.
-const ANSWER: Duration = Duration::from_secs(20);
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// The session that asks NVML, from one question to the next: it begins with the driver, which takes longer than most questions.
 static ASKS: PerProcess<Mutex<Option<Short>>> = PerProcess::new();
@@ -86,17 +86,22 @@ fn ask<T>(question: impl Fn(&mut Short) -> io::Result<Result<T, u32>>) -> Result
                 *session = Some(short);
                 return answer;
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(code::TIMEOUT),
+            Err(error) if is_late(&error) => return Err(code::TIMEOUT),
             Err(_) => {}
         }
     }
     let mut short = Short::begin()?;
-    let answer = question(&mut short).map_err(|error| short.failed(error))?;
+    let asked = question(&mut short);
+    let answer = asked.map_err(|error| if is_late(&error) { code::TIMEOUT } else { short.failed(error) })?;
     // The driver has begun now.
     if short.connection.set_read_timeout(Some(ANSWER)).is_ok() {
         *session = Some(short);
     }
     answer
+}
+
+fn is_late(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 /// Asks NVIDIA's NVML: the answer to a [`Question`](nvml::Question).

@@ -235,8 +235,8 @@ int nvmlDeviceGetPowerUsage(void *device, unsigned *to) {
     return *to = 71234 + (unsigned)at, OK;
 }
 /* A device that does not answer. */
-int nvmlDeviceGetFanSpeedRPM(void *device, unsigned *to) {
-    KNOWN(device, to)
+int nvmlDeviceGetNvLinkUtilizationControl(void *device, unsigned link, unsigned counter, unsigned *to) {
+    KNOWN(device, to && link < LINKS && counter < 2)
     for (;;) pause();
 }
 
@@ -290,6 +290,10 @@ ONE(nvmlDeviceGetPowerState)
 ONE(nvmlDeviceGetAdaptiveClockInfoStatus)
 ONE(nvmlDeviceGetDefaultEccMode)
 ONE(nvmlDeviceGetRetiredPagesPendingStatus)
+ONE(nvmlDeviceGetGpcClkVfOffset)
+ONE(nvmlDeviceGetMemClkVfOffset)
+TWO(nvmlDeviceGetGpcClkMinMaxVfOffset)
+TWO(nvmlDeviceGetMemClkMinMaxVfOffset)
 TWO(nvmlDeviceGetGspFirmwareMode)
 TWO(nvmlDeviceGetMigMode)
 TWO(nvmlDeviceGetMinMaxFanSpeed)
@@ -315,6 +319,8 @@ KIND(nvmlDeviceGetMaxClockInfo, 4)
 KIND(nvmlDeviceGetApplicationsClock, 4)
 KIND(nvmlDeviceGetDefaultApplicationsClock, 4)
 KIND(nvmlDeviceGetMaxCustomerBoostClock, 4)
+KIND(nvmlDeviceGetFanControlPolicy_v2, 2)
+KIND(nvmlDeviceGetTargetFanSpeed, 2)
 KINDS(nvmlDeviceGetNvLinkErrorCounter)
 KINDS(nvmlDeviceGetTotalEccErrors)
 BYTES(nvmlDeviceGetAttributes_v2, 40)
@@ -339,6 +345,23 @@ int nvmlDeviceGetClock(void *device, unsigned kind, unsigned id, unsigned *to) {
     KNOWN(device, to && kind < 4 && id < 4)
     return *to = 345 + 10 * kind + id, OK;
 }
+int nvmlDeviceGetDramEncryptionMode(void *device, unsigned *now, unsigned *then) {
+    KNOWN(device, now && then)
+    if (*now != 0x01000008 || *then != 0x01000008) return VERSION;
+    return now[1] = 1, then[1] = 2, OK;
+}
+int nvmlDeviceGetNvLinkUtilizationCounter(void *device, unsigned link, unsigned counter, unsigned long long *in, unsigned long long *out) {
+    KNOWN(device, in && out && link < LINKS && counter < 2)
+    return *in = 1ull << 40, *out = counter, OK;
+}
+VERSIONS(nvmlDeviceGetPerformanceModes, 0x01000804, 0)
+VERSIONS(nvmlDeviceGetCurrentClockFreqs, 0x01000804, 0)
+VERSIONS(nvmlDeviceGetCoolerInfo, 0x01000010, 0)
+VERSIONS(nvmlDeviceGetFanSpeedRPM, 0x0100000c, 0)
+VERSIONS(nvmlDeviceGetClockOffsets, 0x01000018, 0)
+VERSIONS(nvmlDeviceGetRepairStatus, 0x0100000c, 0)
+BYTES(nvmlDeviceGetAttributes, 40)
+NONE(nvmlDeviceGetDriverModel_v2)
 NONE(nvmlDeviceGetDriverModel)
 NONE(nvmlDeviceGetGpuOperationMode)
 NONE(nvmlDeviceGetVirtualizationMode)

@@ -16,7 +16,7 @@ static int wrong;
         if (code != (expected)) printf("%d: %s: %d\n", __LINE__, symbol, code), wrong = 1;                 \
     } while (0)
 
-enum { UNINITIALIZED = 1, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, SHORT = 7, LOST = 15, VERSION = 25 };
+enum { UNINITIALIZED = 1, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, SHORT = 7, TIMEOUT = 10, LOST = 15, VERSION = 25 };
 
 /* Each function of a file, with null pointers. */
 static void all(const char *path, int initialised) {
@@ -179,6 +179,76 @@ static void gone(int has_session) {
     CHECK(UNINITIALIZED, "nvmlShutdown");
 }
 
+/* What the server's NVML says: the temperatures of `host.c`, or what is expected in their place. */
+static void temperature(int expected) {
+    for (unsigned i = 0; i < 2; i++) {
+        void *device = NULL;
+        unsigned is = 0;
+        CHECK(0, "nvmlDeviceGetHandleByIndex_v2", i, &device);
+        CHECK(expected, "nvmlDeviceGetTemperature", device, 0, &is);
+        if (is != (expected ? 0 : 41 + i)) wrong = 1;
+    }
+}
+
+static void *temperatures(void *argument) {
+    (void)argument;
+    for (int i = 0; i < 200; i++) temperature(0);
+    return NULL;
+}
+
+/* Threads ask while others fork, and children ask. */
+static void telemetry(void) {
+    pthread_t others[4];
+    CHECK(0, "nvmlInit_v2");
+    temperature(0);
+    for (int i = 0; i < 4; i++) pthread_create(&others[i], NULL, temperatures, NULL);
+    for (int i = 0; i < 8; i++) {
+        pid_t child = fork();
+        if (!child) {
+            alarm(60);
+            temperature(0);
+            used();
+            _exit(wrong);
+        }
+        int status = 1;
+        waitpid(child, &status, 0);
+        if (status) wrong = 1;
+    }
+    for (int i = 0; i < 4; i++) pthread_join(others[i], NULL);
+    temperature(0);
+    CHECK(0, "nvmlShutdown");
+}
+
+/* One question is never answered, of a server whose devices else answer. */
+static void hangs(void) {
+    void *device = NULL;
+    unsigned to[2];
+    CHECK(0, "nvmlInit_v2");
+    temperature(0);
+    CHECK(0, "nvmlDeviceGetHandleByIndex_v2", 0, &device);
+    CHECK(TIMEOUT, "nvmlDeviceGetNvLinkUtilizationControl", device, 0, 0, to);
+    temperature(0);
+}
+
+/* It asks, and again when a line comes. */
+static void quiet(void) {
+    CHECK(0, "nvmlInit_v2");
+    temperature(0);
+    used();
+    printf("ready\n");
+    fflush(stdout);
+    if (getchar() == EOF) wrong = 1;
+    used();
+    temperature(0);
+}
+
+/* The server has no other NVML, or one that lacks the function. */
+static void without(int expected) {
+    CHECK(0, "nvmlInit_v2");
+    temperature(expected);
+    temperature(expected);
+}
+
 int main(int count, char **argument) {
     nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     if (!nvml || count < 2) return printf("no NVML\n"), 1;
@@ -187,6 +257,10 @@ int main(int count, char **argument) {
     if (!strcmp(argument[1], "threads")) threads();
     if (!strcmp(argument[1], "gone")) gone(0);
     if (!strcmp(argument[1], "lost")) gone(1);
+    if (!strcmp(argument[1], "telemetry")) telemetry();
+    if (!strcmp(argument[1], "hangs")) hangs();
+    if (!strcmp(argument[1], "quiet")) quiet();
+    if (!strcmp(argument[1], "without")) without(atoi(argument[2]));
     if (!strcmp(argument[1], "init")) printf("init: %d\n", ((int (*)(void))dlsym(nvml, "nvmlInit_v2"))());
     printf(wrong ? "wrong\n" : "right\n");
     return wrong;

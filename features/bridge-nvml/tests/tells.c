@@ -64,6 +64,12 @@ static const struct row rows[] = {
     {"nvmlDeviceGetEccMode", "4 4"}, {"nvmlDeviceGetDefaultEccMode", "4"}, {"nvmlDeviceGetTotalEccErrors", "i2 i2 8"},
     {"nvmlDeviceGetDetailedEccErrors", "i2 i2 b32"}, {"nvmlDeviceGetMemoryErrorCounter", "i2 i2 i7 8"}, {"nvmlDeviceGetSramEccErrorStatus", "v01000068"},
     {"nvmlDeviceGetRemappedRows", "4 4 4 4"}, {"nvmlDeviceGetRowRemapperHistogram", "b20"}, {"nvmlDeviceGetRetiredPagesPendingStatus", "4"},
+    {"nvmlDeviceGetDriverModel_v2", "4 4"}, {"nvmlDeviceGetAttributes", "b40"}, {"nvmlDeviceGetNvLinkUtilizationCounter", "i20 i2 8 8", ANY},
+    {"nvmlDeviceGetPerformanceModes", "v01000804"}, {"nvmlDeviceGetCurrentClockFreqs", "v01000804", ANY}, {"nvmlDeviceGetCoolerInfo", "v01000010", ANY},
+    {"nvmlDeviceGetFanControlPolicy_v2", "i2 4"}, {"nvmlDeviceGetFanSpeedRPM", "v0100000c", ANY}, {"nvmlDeviceGetTargetFanSpeed", "c0 4", 0, 200},
+    {"nvmlDeviceGetClockOffsets", "v01000018"}, {"nvmlDeviceGetGpcClkMinMaxVfOffset", "4 4"}, {"nvmlDeviceGetMemClkMinMaxVfOffset", "4 4"},
+    {"nvmlDeviceGetGpcClkVfOffset", "4"}, {"nvmlDeviceGetMemClkVfOffset", "4"}, {"nvmlDeviceGetDramEncryptionMode", "v01000008 v01000008"},
+    {"nvmlDeviceGetRepairStatus", "v0100000c"},
     /* What is wrong. */
     {"nvmlDeviceGetNvLinkState", "c60 4"}, {"nvmlDeviceGetNvLinkState", "c4000000000 4"}, {"nvmlDeviceGetClockInfo", "c9 4"},
     {"nvmlDeviceGetTemperature", "c0 c0"}, {"nvmlDeviceGetNvLinkRemotePciInfo_v2", "c0 c0"}, {"nvmlDeviceGetTemperatureV", "v05000123"},

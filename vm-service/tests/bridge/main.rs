@@ -4,6 +4,7 @@ mod deadline;
 mod life;
 mod limits;
 mod nvml;
+mod nvml_host;
 mod process;
 mod serve;
 mod share;

@@ -7,29 +7,29 @@ use std::process::{Command, Stdio};
 
 use crate::process::{Running, beside, until};
 
-fn source(name: &str) -> PathBuf {
+pub(crate) fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge-nvml").join(name)
 }
 
-fn gcc(to: &Path, source: &Path, more: &[&str]) {
+pub(crate) fn gcc(to: &Path, source: &Path, more: &[&str]) {
     let mut gcc = Command::new("gcc");
     gcc.args(["-std=gnu11", "-pthread", "-o"]).arg(to).arg(source).arg("-ldl").args(more);
     assert!(gcc.status().expect("gcc").success());
 }
 
 /// A server of two devices, and a folder with the bridge's libraries and the program.
-struct Place {
-    folder: tempfile::TempDir,
-    server: Running,
+pub(crate) struct Place {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) server: Running,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(|_, _| beside("libvm_cuda_fake.so"))
     }
 
     /// The same with another driver, and what else the server gets.
-    fn with(driver: impl Fn(&Path, &mut Command) -> PathBuf) -> Self {
+    pub(crate) fn with(driver: impl Fn(&Path, &mut Command) -> PathBuf) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         std::fs::create_dir(path("bridge")).expect("a folder");
@@ -40,15 +40,15 @@ impl Place {
         }
         gcc(&path("program"), &source("tests/nvml.c"), &[]);
         let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+        command.args(["bridge", "serve", "--socket"]).arg(path("socket")).env("VM_CUDA_FAKE_DEVICES", "2");
         let driver = driver(folder.path(), &mut command);
-        command.args(["bridge", "serve", "--socket"]).arg(path("socket")).arg("--driver").arg(driver);
-        command.env("VM_CUDA_FAKE_DEVICES", "2");
+        command.arg("--driver").arg(driver);
         let server = Running(command.stderr(Stdio::null()).spawn().expect("vm-service"));
         until("the server listens", || path("socket").exists());
         Self { folder, server }
     }
 
-    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env("LD_LIBRARY_PATH", self.folder.path().join("bridge"));
         command.env("VM_BRIDGE", format!("unix:{}", self.folder.path().join("socket").display()));
@@ -58,11 +58,11 @@ impl Place {
         command
     }
 
-    fn program(&self) -> Command {
+    pub(crate) fn program(&self) -> Command {
         self.command(self.folder.path().join("program"))
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
@@ -72,7 +72,7 @@ impl Place {
     }
 }
 
-fn says(command: &mut Command) -> String {
+pub(crate) fn says(command: &mut Command) -> String {
     let output = command.output().expect("the program");
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
@@ -178,6 +178,18 @@ fn without_the_bridge_there_is_no_nvml() {
     check("LD_LIBRARY_PATH", theirs_text, 12, "is not the bridge's");
 }
 
+/// A folder with a driver that is NVIDIA's, by its file's name, and an NVML beside it.
+pub(crate) fn theirs(folder: &Path, server: &mut Command, nvml: &str) -> PathBuf {
+    let theirs = folder.join("theirs");
+    std::fs::create_dir(&theirs).expect("a folder");
+    gcc(&theirs.join("libnvidia-ml.so.1"), &source("tests").join(nvml), &["-shared", "-fPIC"]);
+    let driver = theirs.join("libcuda.so.580.95.05");
+    std::fs::copy(beside("libvm_cuda_fake.so"), &driver).expect("a copy");
+    symlink(&driver, theirs.join("libcuda.so.1")).expect("a link");
+    server.env("LD_LIBRARY_PATH", &theirs);
+    theirs.join("libcuda.so.1")
+}
+
 /// NVIDIA's driver is known by its file's name, and what is free of its devices where there is no context is what NVIDIA's NVML says.
 #[test]
 fn of_nvidias_driver_the_server_asks_nvidias_nvml() {
@@ -185,16 +197,7 @@ fn of_nvidias_driver_the_server_asks_nvidias_nvml() {
         Ok(pynvml) => pynvml,
         Err(reason) => return println!("skipped: no nvidia-ml-py: {reason}"),
     };
-    let place = Place::with(|folder, server| {
-        let theirs = folder.join("theirs");
-        std::fs::create_dir(&theirs).expect("a folder");
-        gcc(&theirs.join("libnvidia-ml.so.1"), &source("tests/theirs.c"), &["-shared", "-fPIC"]);
-        let driver = theirs.join("libcuda.so.580.95.05");
-        std::fs::copy(beside("libvm_cuda_fake.so"), &driver).expect("a copy");
-        symlink(&driver, theirs.join("libcuda.so.1")).expect("a link");
-        server.env("LD_LIBRARY_PATH", &theirs);
-        theirs.join("libcuda.so.1")
-    });
+    let place = Place::with(|folder, server| theirs(folder, server, "theirs.c"));
     let script = "from pynvml import *\nnvmlInit()\nprint(nvmlSystemGetDriverVersion(), nvmlSystemGetNVMLVersion())\n\
                   for at in range(2):\n  try: print(nvmlDeviceGetMemoryInfo(nvmlDeviceGetHandleByIndex(at)).free)\n  \
                   except NVMLError as error: print(error)\n";
