@@ -87,3 +87,16 @@ pub(crate) fn by_name(name: &str, words: &Words) -> Result<Option<()>, Error> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_is_asked_is_exported() {
+        let names: Vec<&str> = include_str!("../names.txt").lines().collect();
+        for function in FUNCTIONS {
+            assert!(names.contains(&function.name), "{}", function.name);
+        }
+    }
+}

@@ -164,9 +164,14 @@ struct field {
     unsigned long long value;
 };
 int nvmlDeviceGetFieldValues(void *device, int count, struct field *fields) {
+    enum { LINK_STATE = 165 };
     KNOWN(device, fields && count > 0)
     for (int i = 0; i < count; i++) {
         struct field *field = &fields[i];
+        if (field->id == LINK_STATE && field->scope < LINKS) {
+            field->result = OK, field->type = 1, field->value = field->scope < UP;
+            continue;
+        }
         field->result = field->id % 3 && field->scope < LINKS ? OK : UNSUPPORTED, field->time = 5;
         if (field->result == OK) field->type = field->id % 2, field->value = (1ull << 34) + 100 * field->id + field->scope;
     }

@@ -20,6 +20,13 @@ fn place() -> Place {
     })
 }
 
+/// Kinds of transport with their sockets' names.
+const WAYS: [[&str; 2]; 2] = [["unix", "socket"], ["stream", "stream"]];
+
+fn by(place: &Place, [kind, name]: [&str; 2]) -> String {
+    format!("{kind}:{}", place.folder.path().join(name).display())
+}
+
 #[test]
 fn a_program_is_told_what_the_servers_nvml_tells() {
     let place = place();
@@ -41,14 +48,13 @@ fn a_program_is_told_what_the_servers_nvml_tells() {
         let line = natively.lines().find(|told| told.starts_with(&line)).expect("a link");
         assert!(line.contains(bus), "{line}");
     }
-    for way in ["unix:socket", "stream:stream"] {
-        let (kind, name) = way.split_once(':').expect("a way");
+    for way in WAYS {
         let mut command = place.command(&program);
-        command.env("VM_BRIDGE", format!("{kind}:{}", place.folder.path().join(name).display()));
+        command.env("VM_BRIDGE", by(&place, way));
         // The fake driver's name depends on whether it is built with what runs kernels.
         let bridged = says(&mut command).replace("CUDA on the CPU", "vm-cuda-fake");
         let differ = natively.lines().zip(bridged.lines()).find(|(first, second)| first != second);
-        assert_eq!((differ, bridged.lines().count()), (None, natively.lines().count()), "{way}");
+        assert_eq!((differ, bridged.lines().count()), (None, natively.lines().count()), "{way:?}");
     }
     // Each function that is asked for is compared there, but one which host.c does not answer.
     let text = std::fs::read_to_string(source("tests/tells.c")).expect("the program");
@@ -69,18 +75,21 @@ fn threads_children_and_devices_that_hang_are_answered() {
 #[test]
 fn a_session_of_questions_ends_and_begins_anew() {
     let place = place();
-    let mut program = place.program();
-    program.arg("quiet").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut program = program.spawn().expect("the program");
-    let mut output = BufReader::new(program.stdout.take().expect("its output")).lines();
-    assert_eq!(output.next().expect("a line").expect("a line"), "ready");
-    // One for all that it asked.
-    until("one worker is left", || place.server.workers().len() <= 1);
-    until("the worker ends", || place.server.workers().is_empty());
-    program.stdin.take().expect("its input").write_all(b"\n").expect("a line");
-    let rest: Vec<_> = output.map(|line| line.expect("a line")).collect();
-    assert_eq!(rest, ["right"]);
-    assert!(program.wait().expect("ended").success());
+    let programs = WAYS.map(|way| {
+        let mut program = place.program();
+        program.arg("quiet").env("VM_BRIDGE", by(&place, way)).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut program = program.spawn().expect("the program");
+        let mut output = BufReader::new(program.stdout.take().expect("its output")).lines();
+        assert_eq!(output.next().expect("a line").expect("a line"), "ready");
+        (program, output)
+    });
+    until("the workers end", || place.server.workers().is_empty());
+    for (mut program, output) in programs {
+        program.stdin.take().expect("its input").write_all(b"\n").expect("a line");
+        let rest: Vec<_> = output.map(|line| line.expect("a line")).collect();
+        assert_eq!(rest, ["right"]);
+        assert!(program.wait().expect("ended").success());
+    }
 }
 
 #[test]
