@@ -5,10 +5,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use vm_cuda_api::FUNCTIONS;
 use vm_cuda_api::names::is_per_thread;
 
@@ -91,7 +89,7 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
             recorder.order(order, &more_bytes);
         }
         (&*connection).write_all(&[&u64::from(result).to_ne_bytes(), &answer[..]].concat())?;
-        if has_asked && session.is_empty() && !says_more(connection)? {
+        if has_asked && session.is_empty() && !nvml::asks_more(connection)? {
             break;
         }
     }
@@ -103,19 +101,6 @@ fn with_length(bytes: &[u8], answer: &mut Vec<u8>) -> u32 {
     put(answer, bytes.len() as u64);
     put_bytes(answer, bytes);
     0
-}
-
-/// Does something come within [`control::QUIET`]?
-fn says_more(connection: &UnixStream) -> io::Result<bool> {
-    let until = Instant::now() + control::QUIET;
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(connection, PollFlags::IN)], Some(&left)) {
-            Err(Errno::INTR) => {}
-            comes => return Ok(comes? > 0),
-        }
-    }
 }
 
 /// Starts a lane in memory, if it is one.

@@ -3,15 +3,20 @@
 //! It is asked in the worker of who asks: who asks in a loop, or finds NVML waiting for a device, holds up no other program.
 
 use std::collections::HashMap;
+use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, OnceLock};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use super::facts;
 use super::session::{Session, locked};
 use super::sys::nvml::{self, Handle, Nvml};
 use crate::wire::nvml::Question;
-use crate::wire::{code, facts::uuid_text};
+use crate::wire::{code, control, facts::uuid_text};
 
 /// How many questions may be asked at once, and how long it is until there may be one more: what a program asks when it begins is not held up, and
 /// who goes on asking does not keep the driver from what others have it do.
@@ -93,6 +98,19 @@ pub(super) fn ask(session: &Session, question: &mut Question) -> Result<Vec<u8>,
     sleep(locked(&session.asked().pace).take(Instant::now()));
     let result = nvml.ask(question, |uuid| devices.get(&uuid).copied().flatten());
     Ok(question.answer(result))
+}
+
+/// Does something come of a session of questions within [`control::QUIET`]?
+pub(super) fn asks_more(connection: &UnixStream) -> io::Result<bool> {
+    let until = Instant::now() + control::QUIET;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(connection, PollFlags::IN)], Some(&left)) {
+            Err(Errno::INTR) => {}
+            comes => return Ok(comes? > 0),
+        }
+    }
 }
 
 #[cfg(test)]
