@@ -49,6 +49,8 @@ struct Import {
     bytes: u64,
     /// What both sides had when they agreed last.
     agreed: Vec<u8>,
+    /// Whether it is mapped, of what the simulated driver maps: the other API sees what was written when it is let go of.
+    mapped: Option<Arc<AtomicBool>>,
 }
 
 /// One recording of an event.
@@ -125,7 +127,16 @@ impl Context {
     pub(super) fn import(&self, address: u64, memory: ExternalMemory) {
         let ExternalMemory { fd, offset, bytes, .. } = memory;
         self.insert(address, bytes, Owner::External);
-        lock(&self.imports).insert(address, Import { file: fd.into(), offset, bytes, agreed: Vec::new() });
+        let import = Import { file: fd.into(), offset, bytes, agreed: Vec::new(), mapped: None };
+        lock(&self.imports).insert(address, import);
+    }
+
+    /// Maps a file that another API writes no more.
+    pub(super) fn map(&self, address: u64, file: File, bytes: u64, mapped: Arc<AtomicBool>) -> Option<()> {
+        self.insert(address, bytes, Owner::External);
+        let import = Import { file, offset: 0, bytes, agreed: Vec::new(), mapped: Some(mapped) };
+        lock(&self.imports).insert(address, import);
+        self.pull()
     }
 
     /// Sees what the other API wrote.
@@ -152,7 +163,11 @@ impl Context {
     /// Frees what begins at an address; false if nothing of this context does.
     pub(super) fn free(&self, address: u64) -> bool {
         let Some((bytes, owner)) = lock(&self.live).remove(&address) else { return false };
-        lock(&self.imports).remove(&address);
+        if let Some(Import { file, mapped: Some(mapped), .. }) = lock(&self.imports).remove(&address) {
+            let written = heap().read(address, bytes).map(|bytes| file.write_all_at(&bytes, 0));
+            debug_assert!(matches!(written, Some(Ok(()))), "{written:?}");
+            mapped.store(false, Ordering::Release);
+        }
         self.counter(owner).inspect(|counter| {
             counter.fetch_sub(bytes, Ordering::AcqRel);
         });
