@@ -155,23 +155,28 @@ pub trait Queue: 'static {
         Err(Error::Unsupported { what: "images of its own tiling".into(), device: "this accelerator".into() })
     }
 
-    /// Takes a resource that the device's driver itself hands to and fro between kernels and the API that made it.
+    /// Takes a resource that the device's driver itself hands to and fro between kernels and the API that made it: a buffer, or an
+    /// image with such pixels.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where there are no such; the driver's.
-    fn register_resource(&self, resource: BorrowedResource) -> Result<DriverResource> {
-        drop(resource);
+    fn register_resource(
+        &self,
+        resource: BorrowedResource,
+        pixels: Option<&Pixels>,
+    ) -> Result<DriverResource> {
+        let _ = (resource, pixels);
         Err(Error::Unsupported { what: "resources that it maps".into(), device: "this accelerator".into() })
     }
 
     /// Maps such a resource: what the queue is given next runs behind what the API was given for it. The result is the memory of
-    /// kind [`MemoryKind::External`] of a buffer, or that of kind [`MemoryKind::Surface`] of each level of an image with such pixels. It
-    /// is another one each time. Once all of it was [freed](Queue::free), the resource is that API's again.
+    /// kind [`MemoryKind::External`] of a buffer, or that of kind [`MemoryKind::Surface`] of each level of an image, another one each
+    /// time. Once all of it was [freed](Queue::free), the resource is that API's again.
     ///
     /// # Errors
     /// [`Error::WrongWorker`]; the driver's, as for one that is mapped.
-    fn map_resource(&self, resource: &DriverResource, pixels: Option<&Pixels>) -> Result<Vec<Memory>> {
-        let _ = (resource, pixels);
+    fn map_resource(&self, resource: &DriverResource) -> Result<Vec<Memory>> {
+        let _ = resource;
         Err(Error::WrongWorker { what: "resource" })
     }
 

@@ -231,7 +231,7 @@ impl Queue for FakeQueue {
         (0..pixels.levels).map(level).collect()
     }
 
-    fn register_resource(&self, resource: BorrowedResource) -> Result<DriverResource> {
+    fn register_resource(&self, resource: BorrowedResource, _: Option<&Pixels>) -> Result<DriverResource> {
         self.check(FakeCall::Import)?;
         let wrong = |_| Error::NotShareable { cause: "it is no FakeResource".into() };
         let file = resource.into_parts().1.downcast::<FakeResource>().map_err(wrong)?;
@@ -239,7 +239,7 @@ impl Queue for FakeQueue {
     }
 
     #[allow(unsafe_code)]
-    fn map_resource(&self, resource: &DriverResource, _: Option<&Pixels>) -> Result<Vec<Memory>> {
+    fn map_resource(&self, resource: &DriverResource) -> Result<Vec<Memory>> {
         self.check(FakeCall::Import)?;
         let failed = |cause: String| Error::Host { what: "mapping a resource", cause };
         let (FakeResource { file, bytes }, mapped) =

@@ -233,8 +233,8 @@ impl<A: Accelerator> Worker<A> {
         let imported = match resource.driver_maps() {
             Some(resource) => self.submit_and_wait(self.0.deadline(), move |session| {
                 session.not_capturing("an import")?;
-                let driver = session.note(session.queue().register_resource(resource))?;
-                Ok((vec![], Some(Arc::new(driver))))
+                let driver = session.queue().register_resource(resource, layout.pixels().as_ref());
+                Ok((vec![], Some(Arc::new(session.note(driver)?))))
             }),
             None => resource.export().and_then(|memory| {
                 self.submit_and_wait(self.0.deadline(), move |session| {
@@ -299,13 +299,12 @@ impl<A: Accelerator, R: Shareable> Registered<A, R> {
     /// # Errors
     /// [`Error::Unsupported`] for memory that is shared; as [`Worker::register_resource`].
     pub fn map_by_driver(mut self) -> Result<Mapped<A, R>, Box<Refused<Self>>> {
-        let (import, pixels) = (&self.import, self.import.layout.pixels());
+        let import = &self.import;
         let mapped = import.is_by_driver(true).and_then(|()| {
             let driver = import.driver.clone();
             on_worker(&import.shared, move |session| {
                 session.not_capturing("a wait for graphics")?;
-                let map = |driver: &Arc<_>| session.queue().map_resource(driver, pixels.as_ref());
-                session.note(driver.as_ref().map_or(Ok(vec![]), map))
+                session.note(driver.map_or(Ok(vec![]), |driver| session.queue().map_resource(&driver)))
             })
         });
         let mapped = mapped.map(|memory| self.import.memory = adopt(memory, &self.import.shared));
