@@ -287,3 +287,21 @@ fn what_the_driver_maps_is_handed_to_and_fro() {
     assert_eq!((seen(), rig.device.imported(), dropped.try_recv()), ([0x71; 64], 0, Ok(())));
     rig.worker.stop(TIMEOUT).unwrap();
 }
+
+#[test]
+fn a_mutex_is_acquired_with_one_key_and_released_with_another() {
+    let rig = Rig::new();
+    let (kind, host) = (SemaphoreKind::D3d11KeyedMutex, Arc::clone(&rig.value));
+    let link = rig.worker.link_mutex(ExternalSemaphore { fd: None, kind, host }).unwrap();
+    let (bytes, _dropped) = Rig::bytes();
+    let mut registered = rig.worker.register_resource(bytes).unwrap();
+    for (key, next) in [(0, 1), (1, 2), (2, 3)] {
+        assert_eq!((link.promised(), rig.value()), (key, key));
+        let mapped = registered.map(&link, key).unwrap();
+        registered = mapped.unmap().unwrap();
+        rig.worker.synchronize(TIMEOUT).unwrap();
+        assert_eq!((registered.ready(), link.promised(), rig.value()), (next, next, next));
+    }
+    drop(registered.unregister().unwrap());
+    rig.worker.stop(TIMEOUT).unwrap();
+}

@@ -21,6 +21,13 @@ impl<A: Accelerator> Clone for Link<A> {
     }
 }
 
+impl<A: Accelerator> Link<A> {
+    /// The last value that graphics was promised, 0 before the first.
+    pub fn promised(&self) -> u64 {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).promised
+    }
+}
+
 impl<A: Accelerator> fmt::Debug for Link<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("broken", &self.0.broken.get()).finish_non_exhaustive()
@@ -29,8 +36,8 @@ impl<A: Accelerator> fmt::Debug for Link<A> {
 
 /// A link, as the worker's commands have it.
 pub(super) struct Turns<A: Accelerator> {
-    /// What graphics signals and what the worker does, until they are given up.
-    semaphores: Option<(Semaphore, Semaphore)>,
+    /// What graphics signals and what the worker does, until they are given up: for a mutex the same.
+    semaphores: Option<(Arc<Semaphore>, Arc<Semaphore>)>,
     /// The host's side of the second.
     host: Arc<dyn Timeline>,
     state: Mutex<State>,
@@ -177,12 +184,27 @@ impl<A: Accelerator> Worker<A> {
     /// [`Error::Unsupported`] where the device can't wait for them; [`Error::Deadline`], [`Error::Stopped`], [`Error::Lost`]; the
     /// device's.
     pub fn link(&self, graphics: ExternalSemaphore, worker: ExternalSemaphore) -> Result<Link<A>> {
+        self.link_by(worker, Some(graphics))
+    }
+
+    /// Takes a mutex that graphics releases with one key and this worker with another: [`Registered::map`](super::Registered::map)
+    /// acquires it with the key that it is given, and [`Registered::ready`](super::Registered::ready) is that with which it is released.
+    ///
+    /// # Errors
+    /// As [`Worker::link`].
+    pub fn link_mutex(&self, mutex: ExternalSemaphore) -> Result<Link<A>> {
+        self.link_by(mutex, None)
+    }
+
+    fn link_by(&self, worker: ExternalSemaphore, graphics: Option<ExternalSemaphore>) -> Result<Link<A>> {
         let shared = &self.0.shared;
         let host = Arc::clone(&worker.host);
         let semaphores = self.submit_and_wait(self.0.deadline(), move |session| {
             session.not_capturing("an import")?;
-            let theirs = session.note(session.queue().import_semaphore(graphics))?;
-            Ok((theirs, session.note(session.queue().import_semaphore(worker))?))
+            let import = |semaphore| session.note(session.queue().import_semaphore(semaphore)).map(Arc::new);
+            let theirs = graphics.map(import).transpose()?;
+            let ours = import(worker)?;
+            Ok((theirs.unwrap_or_else(|| Arc::clone(&ours)), ours))
         })?;
         let turns = Arc::new(Turns {
             semaphores: Some(semaphores),
