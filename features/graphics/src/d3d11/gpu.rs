@@ -100,7 +100,7 @@ impl Gpu {
                 .unsupported(format!("a texture of {width}x{height}, {levels} levels and {layers:?} layers"))
         })?;
         let made = self.0.texture(format, size, [levels, layers.unwrap_or(1)], sharing.flags())?;
-        Texture::with(self, name, made, pixels)
+        Texture::with(self, name, made, (format, pixels))
     }
 
     /// A fence at 0.

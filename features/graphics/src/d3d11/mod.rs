@@ -20,8 +20,8 @@
 //!     let interop = Interop::over(worker, gpu.clone())?;
 //!     let target = interop.register(gpu.texture("target", format, size, one, Sharing::Fence)?)?;
 //!     let mut frame = interop.frame();
-//!     let texture = frame.acquire(&target)?;
-//!     // Draw into texture.object() by gpu.context().
+//!     let _texture = frame.acquire(&target)?;
+//!     // Draw into _texture.object() by gpu.context().
 //!     let drawn = frame.submit()?;
 //!     let mapped = target.map(interop.link(), drawn)?;
 //!     worker.launch(kernel, [10, 480], &arguments![mapped.surface(0)?])?;

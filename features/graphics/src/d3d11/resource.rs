@@ -10,7 +10,6 @@ use windows::Win32::Graphics::Direct3D11::{
     D3D11_RESOURCE_MISC_SHARED, D3D11_RESOURCE_MISC_SHARED_KEYEDMUTEX, D3D11_RESOURCE_MISC_SHARED_NTHANDLE,
     D3D11_USAGE, D3D11_USAGE_DEFAULT, ID3D11Buffer, ID3D11Resource, ID3D11Texture2D,
 };
-use windows::core::Interface;
 
 use super::gpu::Gpu;
 use super::mutex::{KeyedMutex, MutexTurns};
@@ -172,7 +171,7 @@ impl Buffer {
     /// [`Error::Unsupported`] for one of another device, or for the host to write; the driver's.
     pub fn of(gpu: &Gpu, name: &str, buffer: ID3D11Buffer) -> Result<Self> {
         let told = sys::about_buffer(&buffer);
-        let resource = sys_resource(&buffer);
+        let resource = buffer.clone().into();
         let mut shared = Shared::new(gpu, name, resource, told.Usage, told.MiscFlags)?;
         shared.bytes = told.ByteWidth.into();
         Ok(Self { object: buffer, layout: shared.bytes, shared })
@@ -182,6 +181,7 @@ impl Buffer {
 /// A 2D texture.
 pub struct Texture {
     object: ID3D11Texture2D,
+    format: Format,
     layout: Pixels,
     shared: Shared,
 }
@@ -199,35 +199,33 @@ impl Texture {
         let format = Format::iter().find(|format| sys::dxgi(*format) == told.Format);
         let layers = Some(told.ArraySize).filter(|slices| *slices > 1);
         let options = ImageOptions { levels: told.MipLevels, layers };
-        let pixels = format
-            .filter(|_| told.SampleDesc.Count == 1)
-            .and_then(|format| options.pixels(format, [told.Width, told.Height]));
-        let pixels = pixels.ok_or_else(|| {
+        let found = format.filter(|_| told.SampleDesc.Count == 1);
+        let pixels = found.and_then(|format| options.pixels(format, [told.Width, told.Height]));
+        let (format, pixels) = found.zip(pixels).ok_or_else(|| {
             let (format, samples) = (told.Format.0, told.SampleDesc.Count);
             gpu.0.unsupported(format!("turns at a texture of DXGI format {format} and {samples} samples"))
         })?;
-        Self::with(gpu, name, texture, pixels)
+        Self::with(gpu, name, texture, (format, pixels))
     }
 
-    pub(super) fn with(gpu: &Gpu, name: &str, texture: ID3D11Texture2D, pixels: Pixels) -> Result<Self> {
+    pub(super) fn with(
+        gpu: &Gpu,
+        name: &str,
+        texture: ID3D11Texture2D,
+        (format, pixels): (Format, Pixels),
+    ) -> Result<Self> {
         let told = sys::about_texture(&texture);
-        let resource = sys_resource(&texture);
+        let resource = texture.clone().into();
         let mut shared = Shared::new(gpu, name, resource, told.Usage, told.MiscFlags)?;
         // Direct3D does not tell how many there are; these are those that its pixels take.
         let pixel = u64::from(pixels.element.bytes() * pixels.lanes) * u64::from(told.ArraySize);
         let level = |level| pixels.size_of(level).map(u64::from).iter().product::<u64>();
         shared.bytes = (0..pixels.levels).map(level).sum::<u64>() * pixel;
-        Ok(Self { object: texture, layout: pixels, shared })
+        Ok(Self { object: texture, format, layout: pixels, shared })
     }
 
     /// How its pixels are stored.
-    pub fn format(&self) -> Option<Format> {
-        let told = sys::about_texture(&self.object);
-        Format::iter().find(|format| sys::dxgi(*format) == told.Format)
+    pub fn format(&self) -> Format {
+        self.format
     }
-}
-
-/// A buffer or texture as the resource that it is.
-fn sys_resource<T: Interface + Into<ID3D11Resource> + Clone>(object: &T) -> ID3D11Resource {
-    object.clone().into()
 }
