@@ -1,12 +1,15 @@
 //! A driver for tests: contexts, streams and events are numbers, and each thread has its stack of contexts.
 #![allow(unsafe_code, non_snake_case)]
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
 
+use vm_accel::sys::BorrowedResource;
+
 use crate::sys::{
-    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
+    BorrowedAdapter, CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
     CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC,
     CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, CUDA_RESOURCE_DESC, CUarray,
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUexternalMemory, CUexternalSemaphore, CUgraphicsResource,
@@ -266,6 +269,18 @@ unsafe extern "C" fn register_graphics(
 
 unsafe extern "C" fn unregister_graphics(_: CUgraphicsResource) -> Status {
     note("unregister")
+}
+
+/// What somebody has at an address.
+pub(crate) fn resource(address: usize, keeper: impl Any + Send + Sync) -> BorrowedResource {
+    // SAFETY: this driver takes numbers.
+    unsafe { BorrowedResource::new(ptr::without_provenance_mut(address), keeper) }
+}
+
+/// The adapter that is the device with a number.
+pub(crate) fn adapter(device: usize) -> BorrowedAdapter {
+    // SAFETY: as above.
+    unsafe { BorrowedAdapter::new(ptr::without_provenance_mut(device)) }
 }
 
 /// The resource at 0xbad is not mapped twice.

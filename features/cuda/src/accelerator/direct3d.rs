@@ -1,12 +1,10 @@
 //! What the driver is asked for Direct3D 11's sake, on a driver that notes it. No test has run on Windows.
 
 use std::os::fd::OwnedFd;
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use vm_accel::sys::BorrowedResource;
 use vm_accel::{
     DriverResource, Element, ExternalKind, ExternalMemory, ExternalSemaphore, MemoryKind, Pixels, Queue,
     SemaphoreKind,
@@ -14,7 +12,7 @@ use vm_accel::{
 
 use super::tests::{Host, device};
 use super::*;
-use crate::fake::{calls, driver as fake, set_current};
+use crate::fake::{adapter, calls, driver as fake, resource, set_current};
 
 fn open() -> CudaQueue {
     let driver = fake();
@@ -41,7 +39,6 @@ impl Drop for Keeper {
     }
 }
 
-#[allow(unsafe_code)]
 fn registered(
     queue: &CudaQueue,
     address: usize,
@@ -49,9 +46,7 @@ fn registered(
 ) -> (DriverResource, Arc<AtomicBool>) {
     let dropped = Arc::new(AtomicBool::new(false));
     let keeper = Keeper(Arc::clone(&dropped));
-    // SAFETY: this driver takes numbers.
-    let resource = unsafe { BorrowedResource::new(ptr::without_provenance_mut(address), keeper) };
-    (queue.register_resource(resource, pixels.as_ref()).unwrap(), dropped)
+    (queue.register_resource(resource(address, keeper), pixels.as_ref()).unwrap(), dropped)
 }
 
 #[test]
@@ -134,12 +129,10 @@ fn what_the_driver_maps_is_unmapped_when_its_memory_is_freed() {
 }
 
 #[test]
-#[allow(unsafe_code)]
 fn windows_numbers_and_adapters_name_a_device() {
     let driver = fake();
     assert_eq!(device(driver, 3).device.luid(driver), Ok(Some([3; 8])));
-    // SAFETY: this driver takes numbers.
-    let adapter = unsafe { BorrowedAdapter::new(ptr::without_provenance_mut(2)) };
+    let adapter = adapter(2);
     assert_eq!(driver.device_of(&adapter).unwrap().0, 2);
     let elsewhere = Driver::fake();
     assert_eq!(driver.device(0).unwrap().luid(&elsewhere), Ok(None));
