@@ -12,7 +12,7 @@ use super::{Shared, Worker, current};
 use crate::accelerator::{Accelerator, Queue};
 use crate::error::{Error, Result};
 use crate::external::{ExternalMemory, Layout, Pixels};
-use crate::memory::Memory;
+use crate::memory::{Memory, Region};
 
 /// What graphics can share with a worker: a buffer, or an image.
 pub trait Shareable: Send + Sync + 'static {
@@ -81,6 +81,11 @@ impl<A: Accelerator, R: Shareable> Import<A, R> {
 
     fn name(&self) -> String {
         self.resource.as_ref().map_or_else(String::new, |resource| resource.name().to_owned())
+    }
+
+    /// Its memory, for commands, which come before that of its end.
+    fn regions(&self) -> Vec<Region<'static>> {
+        self.memory.iter().map(|buffer| View::from(buffer).region()).collect()
     }
 }
 
@@ -254,7 +259,11 @@ impl<A: Accelerator, R: Shareable> Registered<A, R> {
     /// what a turn of the link failed with before; [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`].
     pub fn map(self, link: &Link<A>, value: u64) -> Result<Mapped<A, R>, Box<Refused<Self>>> {
         let turns = &link.0;
-        let waits = self.import.shared.own("link", &turns.shared).and_then(|_| turns.wait(value));
+        let waits = self
+            .import
+            .shared
+            .own("link", &turns.shared)
+            .and_then(|_| turns.wait(value, self.import.regions()));
         match waits {
             Ok(()) => {
                 self.import.becomes("mapped");
@@ -316,7 +325,7 @@ impl<A: Accelerator, R: Shareable> Mapped<A, R> {
     /// [`Error::Stopped`] and the device's the resource is still mapped, and to drop it tells graphics, at the worker's end if not
     /// before.
     pub fn unmap(mut self) -> Result<Registered<A, R>, Box<Refused<Self>>> {
-        match (self.turns.signal(), self.import.take()) {
+        match (self.turns.signal(self.import().regions()), self.import.take()) {
             (Ok(ready), Some(import)) => {
                 import.becomes("registered");
                 Ok(Registered { import, ready })
@@ -365,7 +374,7 @@ impl<A: Accelerator, R: Shareable<Layout = Pixels>> Mapped<A, R> {
 impl<A: Accelerator, R: Shareable> Drop for Mapped<A, R> {
     fn drop(&mut self) {
         if let Some(import) = &self.import
-            && let Err(error) = self.turns.signal()
+            && let Err(error) = self.turns.signal(import.regions())
         {
             tracing::warn!(resource = import.name(), %error, "graphics is told later");
         }
