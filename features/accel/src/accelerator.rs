@@ -208,6 +208,26 @@ pub trait Queue: 'static {
         Err(Error::WrongWorker { what: "semaphore" })
     }
 
+    /// Makes what another API wrote in memory that was imported from it seen by the commands that follow: called for each such memory
+    /// when it is mapped, behind the wait for that API's semaphore, and to be done in the order of the commands.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn acquire(&self, memory: Region<'_>) -> Result<()> {
+        let _ = memory;
+        Ok(())
+    }
+
+    /// Makes what the commands so far wrote there seen by that API: called when it is unmapped, before its semaphore is signalled, and
+    /// also where the wait or [`Queue::acquire`] failed.
+    ///
+    /// # Errors
+    /// The driver's. The API is signalled all the same.
+    fn release(&self, memory: Region<'_>) -> Result<()> {
+        let _ = memory;
+        Ok(())
+    }
+
     /// Sets every byte, of which there is at least one, to `value`.
     ///
     /// # Errors

@@ -145,6 +145,14 @@ impl<Q: Queue> Queue for FaultyQueue<Q> {
         self.inner.signal_semaphore(semaphore, value)
     }
 
+    fn acquire(&self, memory: Region<'_>) -> Result<()> {
+        self.inner.acquire(memory)
+    }
+
+    fn release(&self, memory: Region<'_>) -> Result<()> {
+        self.inner.release(memory)
+    }
+
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {
         self.inner.fill(target, value)
     }

@@ -188,28 +188,32 @@ fn an_image_is_a_surface_of_each_level_while_it_is_mapped() {
 
 #[test]
 fn a_wait_that_fails_breaks_the_link() {
-    let rig = Rig::new();
-    rig.device.fail_next(FakeCall::WaitSemaphore, planted());
-    let (mapped, _dropped) = rig.mapped();
-    assert_eq!(rig.worker.synchronize(TIMEOUT), Err(planted()));
-    let registered = mapped.unmap().unwrap();
-    rig.worker.synchronize(TIMEOUT).unwrap();
-    assert_eq!(rig.value(), registered.ready());
-    let refused = registered.map(&rig.link, 1).unwrap_err();
-    assert_eq!((&refused.error, refused.state), (&planted(), "registered"));
-    drop(refused.resource.unregister().unwrap());
-    rig.worker.stop(TIMEOUT).unwrap();
+    for call in [FakeCall::WaitSemaphore, FakeCall::Acquire] {
+        let rig = Rig::new();
+        rig.device.fail_next(call, planted());
+        let (mapped, _dropped) = rig.mapped();
+        assert_eq!(rig.worker.synchronize(TIMEOUT), Err(planted()), "{call:?}");
+        let registered = mapped.unmap().unwrap();
+        rig.worker.synchronize(TIMEOUT).unwrap();
+        assert_eq!(rig.value(), registered.ready());
+        let refused = registered.map(&rig.link, 1).unwrap_err();
+        assert_eq!((&refused.error, refused.state), (&planted(), "registered"));
+        drop(refused.resource.unregister().unwrap());
+        rig.worker.stop(TIMEOUT).unwrap();
+    }
 }
 
 #[test]
 fn a_signal_that_fails_is_the_hosts() {
-    let rig = Rig::new();
-    rig.device.fail_next(FakeCall::SignalSemaphore, planted());
-    let (mapped, _dropped) = rig.mapped();
-    let registered = mapped.unmap().unwrap();
-    assert_eq!(rig.worker.synchronize(TIMEOUT), Err(planted()));
-    assert_eq!(rig.value(), registered.ready());
-    rig.worker.stop(TIMEOUT).unwrap();
+    for call in [FakeCall::SignalSemaphore, FakeCall::Release] {
+        let rig = Rig::new();
+        rig.device.fail_next(call, planted());
+        let (mapped, _dropped) = rig.mapped();
+        let registered = mapped.unmap().unwrap();
+        assert_eq!(rig.worker.synchronize(TIMEOUT), Err(planted()), "{call:?}");
+        assert_eq!(rig.value(), registered.ready());
+        rig.worker.stop(TIMEOUT).unwrap();
+    }
 }
 
 #[test]

@@ -61,6 +61,10 @@ pub enum FakeCall {
     WaitSemaphore,
     /// [`Queue::signal_semaphore`](crate::Queue::signal_semaphore).
     SignalSemaphore,
+    /// [`Queue::acquire`](crate::Queue::acquire).
+    Acquire,
+    /// [`Queue::release`](crate::Queue::release).
+    Release,
     /// [`Queue::launch`](crate::Queue::launch).
     Launch,
     /// [`Queue::end_capture`](crate::Queue::end_capture).

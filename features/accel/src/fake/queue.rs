@@ -272,6 +272,16 @@ impl Queue for FakeQueue {
         self.turn(Command::Signal(Arc::clone(semaphore.imported::<Arc<dyn Timeline>>()?), value))
     }
 
+    fn acquire(&self, memory: Region<'_>) -> Result<()> {
+        self.check(FakeCall::Acquire)?;
+        self.turn(Command::Acquire(memory.address()))
+    }
+
+    fn release(&self, memory: Region<'_>) -> Result<()> {
+        self.check(FakeCall::Release)?;
+        self.turn(Command::Release(memory.address()))
+    }
+
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {
         self.check(FakeCall::Fill)?;
         self.push(Command::Fill { address: target.address(), bytes: target.bytes(), value });

@@ -12,7 +12,7 @@ use super::{Shared, Worker, current};
 use crate::accelerator::{Accelerator, Queue};
 use crate::error::{Error, Result};
 use crate::external::{DriverResource, ExternalMemory, Layout, Pixels};
-use crate::memory::Memory;
+use crate::memory::{Memory, Region};
 use crate::sys::BorrowedResource;
 
 /// What graphics can share with a worker: a buffer, or an image.
@@ -89,6 +89,11 @@ impl<A: Accelerator, R: Shareable> Import<A, R> {
 
     fn name(&self) -> String {
         self.resource.as_ref().map_or_else(String::new, |resource| resource.name().to_owned())
+    }
+
+    /// Its memory, for commands, which come before that of its end.
+    fn regions(&self) -> Vec<Region<'static>> {
+        self.memory.iter().map(|buffer| View::from(buffer).region()).collect()
     }
 
     /// That the driver maps it, or that it does not.
@@ -289,7 +294,9 @@ impl<A: Accelerator, R: Shareable> Registered<A, R> {
     pub fn map(self, link: &Link<A>, value: u64) -> Result<Mapped<A, R>, Box<Refused<Self>>> {
         let turns = &link.0;
         let own = self.import.shared.own("link", &turns.shared);
-        let waits = own.and_then(|_| self.import.is_by_driver(false)).and_then(|()| turns.wait(value));
+        let waits = own
+            .and_then(|_| self.import.is_by_driver(false))
+            .and_then(|()| turns.wait(value, self.import.regions()));
         self.becomes_mapped(waits, Some(Arc::clone(turns)))
     }
 
@@ -382,7 +389,7 @@ impl<A: Accelerator, R: Shareable> Mapped<A, R> {
     /// worker's end if not before.
     pub fn unmap(mut self) -> Result<Registered<A, R>, Box<Refused<Self>>> {
         let ended = match &self.turns {
-            Some(turns) => turns.signal(),
+            Some(turns) => turns.signal(self.import().regions()),
             None => self.unmap_by_driver().map(|()| 0),
         };
         match (ended, self.import.take()) {
@@ -454,7 +461,7 @@ impl<A: Accelerator, R: Shareable<Layout = Pixels>> Mapped<A, R> {
 impl<A: Accelerator, R: Shareable> Drop for Mapped<A, R> {
     fn drop(&mut self) {
         if let (Some(import), Some(turns)) = (&self.import, &self.turns)
-            && let Err(error) = turns.signal()
+            && let Err(error) = turns.signal(import.regions())
         {
             tracing::warn!(resource = import.name(), %error, "graphics is told later");
         }

@@ -247,6 +247,14 @@ impl Queue for AnyQueue {
         each!(self, Self, queue => queue.signal_semaphore(semaphore, value))
     }
 
+    fn acquire(&self, memory: Region<'_>) -> Result<()> {
+        each!(self, Self, queue => queue.acquire(memory))
+    }
+
+    fn release(&self, memory: Region<'_>) -> Result<()> {
+        each!(self, Self, queue => queue.release(memory))
+    }
+
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {
         each!(self, Self, queue => queue.fill(target, value))
     }
