@@ -24,11 +24,14 @@ pub struct GpuOptions {
     pub timeout: Duration,
     /// Whether the validation layer watches, where it is installed.
     pub validate: bool,
+    /// Whether memory is shared as [dma-bufs](ExternalKind::DmaBuf), and not as the accelerator likes best. The images have rows then, one
+    /// level and no layers.
+    pub dma_buf: bool,
 }
 
 impl Default for GpuOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(10), validate: false }
+        Self { timeout: Duration::from_secs(10), validate: false, dma_buf: false }
     }
 }
 
@@ -75,15 +78,16 @@ impl Gpu {
     /// those that there are; [`Error::Unsupported`] for one that can't share or render; the driver's.
     pub fn beside<A: Accelerator>(accelerator: &A, options: GpuOptions) -> Result<Self> {
         let name = &accelerator.info().name;
+        let kind = |best| if options.dma_buf { ExternalKind::DmaBuf } else { best };
         match accelerator.uuid()? {
             Some(uuid) => {
                 let wanted = format!("{name} ({})", shown(uuid));
-                Self::open(options, &wanted, ExternalKind::OpaqueFd, |device| device.uuid == uuid)
+                Self::open(options, &wanted, kind(ExternalKind::OpaqueFd), |device| device.uuid == uuid)
             }
             None => {
                 let wanted =
                     format!("{name}: a renderer on the host's processor, as mesa-vulkan-drivers has");
-                Self::open(options, &wanted, ExternalKind::HostFd, |device| device.software)
+                Self::open(options, &wanted, kind(ExternalKind::HostFd), |device| device.software)
             }
         }
     }
@@ -110,7 +114,9 @@ impl Gpu {
         let device = Device::new(instance, found.clone())?;
         let has = match kind {
             ExternalKind::OpaqueFd => device.traits.opaque_fd && device.traits.semaphore_fd,
-            ExternalKind::DmaBuf => device.traits.dma_buf,
+            ExternalKind::DmaBuf => {
+                device.traits.dma_buf && (device.physical.software || device.traits.semaphore_fd)
+            }
             ExternalKind::HostFd => device.traits.host_memory,
             ExternalKind::D3d11Resource => false,
         };

@@ -44,7 +44,7 @@ impl Image {
             ))
         })?;
         // A renderer on the processor shares rows, which kernels there take for a surface.
-        let in_rows = kind == ExternalKind::HostFd;
+        let in_rows = kind != ExternalKind::OpaqueFd;
         if in_rows && options != ImageOptions::default() {
             return Err(device.unsupported("sharing an image of levels or layers, as it shares rows of one,"));
         }
