@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use crate::artifact::Artifact;
 use crate::device::{DeviceInfo, MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
-use crate::external::{ExternalMemory, ExternalSemaphore, Pixels, Semaphore};
+use crate::external::{DriverResource, ExternalMemory, ExternalSemaphore, Pixels, Semaphore};
 use crate::launch::{Arguments, Grid};
 use crate::memory::{Memory, MemoryKind, Region};
+use crate::sys::BorrowedResource;
 
 /// One device. Any thread may hold it; the work goes through a [`Queue`] that one thread owns.
 pub trait Accelerator: Send + Sync + 'static {
@@ -23,6 +24,14 @@ pub trait Accelerator: Send + Sync + 'static {
     /// # Errors
     /// The driver's.
     fn uuid(&self) -> Result<Option<[u8; 16]>> {
+        Ok(None)
+    }
+
+    /// The number by which Windows knows the adapter that it is; none elsewhere.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn luid(&self) -> Result<Option<[u8; 8]>> {
         Ok(None)
     }
 
@@ -146,7 +155,32 @@ pub trait Queue: 'static {
         Err(Error::Unsupported { what: "images of its own tiling".into(), device: "this accelerator".into() })
     }
 
-    /// Takes a timeline semaphore of another API.
+    /// Takes a resource that the device's driver itself hands to and fro between kernels and the API that made it: a buffer, or an
+    /// image with such pixels.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where there are no such; the driver's.
+    fn register_resource(
+        &self,
+        resource: BorrowedResource,
+        pixels: Option<&Pixels>,
+    ) -> Result<DriverResource> {
+        let _ = (resource, pixels);
+        Err(Error::Unsupported { what: "resources that it maps".into(), device: "this accelerator".into() })
+    }
+
+    /// Maps such a resource: what the queue is given next runs behind what the API was given for it. The result is the memory of
+    /// kind [`MemoryKind::External`] of a buffer, or that of kind [`MemoryKind::Surface`] of each level of an image, another one each
+    /// time. Once all of it was [freed](Queue::free), the resource is that API's again.
+    ///
+    /// # Errors
+    /// [`Error::WrongWorker`]; the driver's, as for one that is mapped.
+    fn map_resource(&self, resource: &DriverResource) -> Result<Vec<Memory>> {
+        let _ = resource;
+        Err(Error::WrongWorker { what: "resource" })
+    }
+
+    /// Takes a semaphore of another API.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the device can't wait for it; the driver's.
@@ -172,6 +206,26 @@ pub trait Queue: 'static {
     fn signal_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
         let _ = (semaphore, value);
         Err(Error::WrongWorker { what: "semaphore" })
+    }
+
+    /// Makes what another API wrote in memory that was imported from it seen by the commands that follow: called for each such memory
+    /// when it is mapped, behind the wait for that API's semaphore, and to be done in the order of the commands.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn acquire(&self, memory: Region<'_>) -> Result<()> {
+        let _ = memory;
+        Ok(())
+    }
+
+    /// Makes what the commands so far wrote there seen by that API: called when it is unmapped, before its semaphore is signalled, and
+    /// also where the wait or [`Queue::acquire`] failed.
+    ///
+    /// # Errors
+    /// The driver's. The API is signalled all the same.
+    fn release(&self, memory: Region<'_>) -> Result<()> {
+        let _ = memory;
+        Ok(())
     }
 
     /// Sets every byte, of which there is at least one, to `value`.

@@ -1,14 +1,27 @@
-//! Memory and semaphores that another API shares with a device: Vulkan, or another process by way of it.
+//! Memory and semaphores that another API shares with a device: Vulkan, Direct3D, or another process by way of them.
 
 use std::any::Any;
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use vm_abi::Element;
 
 use crate::error::{Error, Result};
+
+/// By what the system knows memory and semaphores that are shared: a file descriptor.
+#[cfg(unix)]
+pub type OsHandle = std::os::fd::OwnedFd;
+
+/// By what the system knows memory and semaphores that are shared.
+#[cfg(windows)]
+#[derive(Debug)]
+pub enum OsHandle {
+    /// An NT handle.
+    Nt(std::os::windows::io::OwnedHandle),
+    /// A handle of the graphics kernel's own (KMT), which is nobody's to close: it is good as long as what it names is there.
+    Kmt(usize),
+}
 
 /// What a descriptor of shared memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display)]
@@ -20,13 +33,15 @@ pub enum ExternalKind {
     DmaBuf,
     /// Host memory: a memfd that is sealed against shrinking, whose bytes are those of the memory.
     HostFd,
+    /// A resource of Direct3D 11, by a handle of its own.
+    D3d11Resource,
 }
 
 /// Memory that another API allocated, or a part of it, to be imported by [`Queue::import_memory`](crate::Queue::import_memory).
 #[derive(Debug)]
 pub struct ExternalMemory {
     /// The memory. Whoever imports it takes it.
-    pub fd: OwnedFd,
+    pub fd: OsHandle,
     /// What the descriptor is.
     pub kind: ExternalKind,
     /// The bytes of the whole allocation.
@@ -161,41 +176,71 @@ impl Timeline for HostTimeline {
     }
 }
 
-/// A timeline semaphore of another API, to be imported by [`Queue::import_semaphore`](crate::Queue::import_semaphore).
+/// What the descriptor of a semaphore is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display)]
+#[strum(serialize_all = "kebab-case")]
+pub enum SemaphoreKind {
+    /// Vulkan's timeline semaphore.
+    Timeline,
+    /// A fence of Direct3D 11, which is a timeline too.
+    D3d11Fence,
+    /// The keyed mutex of a resource of Direct3D 11. Its values are keys: to wait for one is to acquire the mutex once it was released
+    /// with that key, for as long as the queue's timeout says, and to signal one is to release it with that key.
+    D3d11KeyedMutex,
+}
+
+/// A semaphore of another API, to be imported by [`Queue::import_semaphore`](crate::Queue::import_semaphore).
 pub struct ExternalSemaphore {
     /// The driver's descriptor of it, where the API gives one; whoever imports it takes it. Without one a device waits and
     /// signals by the host's side, if it has a thread for that.
-    pub fd: Option<OwnedFd>,
+    pub fd: Option<OsHandle>,
+    /// What the descriptor is.
+    pub kind: SemaphoreKind,
     /// The host's side of the same semaphore.
     pub host: Arc<dyn Timeline>,
 }
 
 impl fmt::Debug for ExternalSemaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExternalSemaphore").field("fd", &self.fd).finish_non_exhaustive()
+        f.debug_struct("ExternalSemaphore")
+            .field("fd", &self.fd)
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
     }
 }
 
-/// A timeline semaphore that a queue has imported. Dropping it ends the import, behind all commands with it.
-pub struct Semaphore(Box<dyn Any + Send + Sync>);
+macro_rules! imported {
+    ($($(#[$meta:meta])* $name:ident, $what:literal;)*) => {$(
+        $(#[$meta])*
+        pub struct $name(Box<dyn Any + Send + Sync>);
 
-impl Semaphore {
-    /// The semaphore that is `imported` for an implementation of [`Queue`](crate::Queue).
-    pub fn new(imported: impl Any + Send + Sync) -> Self {
-        Self(Box::new(imported))
-    }
+        impl $name {
+            /// What is `imported` for an implementation of [`Queue`](crate::Queue).
+            pub fn new(imported: impl Any + Send + Sync) -> Self {
+                Self(Box::new(imported))
+            }
 
-    /// What the implementation made of it.
-    ///
-    /// # Errors
-    /// [`Error::WrongWorker`] for one of an accelerator of another kind.
-    pub fn imported<T: Any>(&self) -> Result<&T> {
-        self.0.downcast_ref().ok_or(Error::WrongWorker { what: "semaphore" })
-    }
+            /// What the implementation made of it.
+            ///
+            /// # Errors
+            /// [`Error::WrongWorker`] for one of an accelerator of another kind.
+            pub fn imported<T: Any>(&self) -> Result<&T> {
+                self.0.downcast_ref().ok_or(Error::WrongWorker { what: $what })
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name)).finish_non_exhaustive()
+            }
+        }
+    )*};
 }
 
-impl fmt::Debug for Semaphore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Semaphore").finish_non_exhaustive()
-    }
+imported! {
+    /// A semaphore that a queue has imported. Dropping it ends the import, behind all commands with it.
+    Semaphore, "semaphore";
+    /// A resource of graphics that a device's driver has registered, to map and unmap it in turns with the API that made it. Dropping it
+    /// unregisters it, when nothing of it is mapped.
+    DriverResource, "resource";
 }

@@ -10,9 +10,10 @@ use crate::artifact::Artifact;
 use crate::checksum::Direction;
 use crate::device::{DeviceInfo, MemoryInfo, QueueOptions};
 use crate::error::Result;
-use crate::external::{ExternalMemory, ExternalSemaphore, Pixels, Semaphore};
+use crate::external::{DriverResource, ExternalMemory, ExternalSemaphore, Pixels, Semaphore};
 use crate::launch::{Arguments, Grid};
 use crate::memory::{Memory, MemoryKind, Region};
+use crate::sys::BorrowedResource;
 
 /// How long a copy from the device may take whose bit is flipped.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -53,6 +54,10 @@ impl<A: Accelerator> Accelerator for Faulty<A> {
 
     fn uuid(&self) -> Result<Option<[u8; 16]>> {
         self.inner.uuid()
+    }
+
+    fn luid(&self) -> Result<Option<[u8; 8]>> {
+        self.inner.luid()
     }
 
     fn open(&self, options: &QueueOptions) -> Result<Self::Queue> {
@@ -116,6 +121,18 @@ impl<Q: Queue> Queue for FaultyQueue<Q> {
         self.inner.import_image(memory, pixels)
     }
 
+    fn register_resource(
+        &self,
+        resource: BorrowedResource,
+        pixels: Option<&Pixels>,
+    ) -> Result<DriverResource> {
+        self.inner.register_resource(resource, pixels)
+    }
+
+    fn map_resource(&self, resource: &DriverResource) -> Result<Vec<Memory>> {
+        self.inner.map_resource(resource)
+    }
+
     fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {
         self.inner.import_semaphore(semaphore)
     }
@@ -126,6 +143,14 @@ impl<Q: Queue> Queue for FaultyQueue<Q> {
 
     fn signal_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
         self.inner.signal_semaphore(semaphore, value)
+    }
+
+    fn acquire(&self, memory: Region<'_>) -> Result<()> {
+        self.inner.acquire(memory)
+    }
+
+    fn release(&self, memory: Region<'_>) -> Result<()> {
+        self.inner.release(memory)
     }
 
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {

@@ -43,7 +43,8 @@
 //! # Where it is trusted
 //! What can't be checked is promised at `unsafe` functions: [`Artifact::new`] (the code keeps to its views),
 //! [`Memory::from_raw`] (an implementation's allocation is its own), [`Queue::register`], [`Worker::register`] and
-//! [`Session::register`] (host memory stays mapped), [`sys::BorrowedMemory::new`] (its owner keeps it), [`Queue::stream`],
+//! [`Session::register`] (host memory stays mapped), [`sys::BorrowedMemory::new`] and [`sys::BorrowedResource::new`] (its owner
+//! keeps it), [`Queue::stream`],
 //! [`Queue::launch`] and [`Queue::replay`] (nothing is freed that commands use).
 //!
 //! # What this crate does not know
@@ -83,7 +84,8 @@ pub use error::{Error, Result};
 pub use executor::job::Job;
 pub use extents::Extents;
 pub use external::{
-    ExternalKind, ExternalMemory, ExternalSemaphore, HostTimeline, Layout, Pixels, Semaphore, Timeline,
+    DriverResource, ExternalKind, ExternalMemory, ExternalSemaphore, HostTimeline, Layout, OsHandle, Pixels,
+    Semaphore, SemaphoreKind, Timeline,
 };
 pub use launch::{Arguments, Grid, Launch, Limits, Other, QueueArgument, Scalar};
 pub use memory::{Memory, MemoryKind, Region};

@@ -3,15 +3,17 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use vm_accel::fake::{FakeAccelerator, FakeCall};
+use vm_accel::fake::{FakeAccelerator, FakeCall, FakeResource};
 use vm_accel::programs::Program;
+use vm_accel::sys::BorrowedResource;
 use vm_accel::{
-    Element, Error, ExternalKind, ExternalMemory, ExternalSemaphore, Link, Mapped, Pixels, Result, Shareable,
-    Timeline, Worker, WorkerOptions, arguments,
+    Element, Error, ExternalKind, ExternalMemory, ExternalSemaphore, Link, Mapped, Pixels, Result,
+    SemaphoreKind, Shareable, Timeline, Worker, WorkerOptions, arguments,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -82,6 +84,32 @@ impl Shareable for Picture {
     }
 }
 
+/// What the driver maps, and no link does.
+struct Handed(Bytes);
+
+impl Shareable for Handed {
+    type Layout = u64;
+
+    fn name(&self) -> &str {
+        "handed"
+    }
+
+    fn layout(&self) -> u64 {
+        64
+    }
+
+    fn export(&self) -> Result<ExternalMemory> {
+        Err(planted())
+    }
+
+    #[allow(unsafe_code)]
+    fn driver_maps(&self) -> Option<BorrowedResource> {
+        let file = self.0.0.try_clone().unwrap();
+        // SAFETY: the simulated driver takes the file, and nothing at the address.
+        Some(unsafe { BorrowedResource::new(std::ptr::null_mut(), FakeResource { file, bytes: 64 }) })
+    }
+}
+
 struct Rig {
     device: Arc<FakeAccelerator>,
     worker: Worker<FakeAccelerator>,
@@ -94,7 +122,7 @@ impl Rig {
         let device = Arc::new(FakeAccelerator::new());
         let worker = Worker::start(Arc::clone(&device), WorkerOptions::default()).unwrap();
         let value = Arc::new(Value::default());
-        let external = |host: Arc<Value>| ExternalSemaphore { fd: None, host };
+        let external = |host: Arc<Value>| ExternalSemaphore { fd: None, kind: SemaphoreKind::Timeline, host };
         let link = worker.link(external(Arc::default()), external(Arc::clone(&value))).unwrap();
         Self { device, worker, link, value }
     }
@@ -160,28 +188,32 @@ fn an_image_is_a_surface_of_each_level_while_it_is_mapped() {
 
 #[test]
 fn a_wait_that_fails_breaks_the_link() {
-    let rig = Rig::new();
-    rig.device.fail_next(FakeCall::WaitSemaphore, planted());
-    let (mapped, _dropped) = rig.mapped();
-    assert_eq!(rig.worker.synchronize(TIMEOUT), Err(planted()));
-    let registered = mapped.unmap().unwrap();
-    rig.worker.synchronize(TIMEOUT).unwrap();
-    assert_eq!(rig.value(), registered.ready());
-    let refused = registered.map(&rig.link, 1).unwrap_err();
-    assert_eq!((&refused.error, refused.state), (&planted(), "registered"));
-    drop(refused.resource.unregister().unwrap());
-    rig.worker.stop(TIMEOUT).unwrap();
+    for call in [FakeCall::WaitSemaphore, FakeCall::Acquire] {
+        let rig = Rig::new();
+        rig.device.fail_next(call, planted());
+        let (mapped, _dropped) = rig.mapped();
+        assert_eq!(rig.worker.synchronize(TIMEOUT), Err(planted()), "{call:?}");
+        let registered = mapped.unmap().unwrap();
+        rig.worker.synchronize(TIMEOUT).unwrap();
+        assert_eq!(rig.value(), registered.ready());
+        let refused = registered.map(&rig.link, 1).unwrap_err();
+        assert_eq!((&refused.error, refused.state), (&planted(), "registered"));
+        drop(refused.resource.unregister().unwrap());
+        rig.worker.stop(TIMEOUT).unwrap();
+    }
 }
 
 #[test]
 fn a_signal_that_fails_is_the_hosts() {
-    let rig = Rig::new();
-    rig.device.fail_next(FakeCall::SignalSemaphore, planted());
-    let (mapped, _dropped) = rig.mapped();
-    let registered = mapped.unmap().unwrap();
-    assert_eq!(rig.worker.synchronize(TIMEOUT), Err(planted()));
-    assert_eq!(rig.value(), registered.ready());
-    rig.worker.stop(TIMEOUT).unwrap();
+    for call in [FakeCall::SignalSemaphore, FakeCall::Release] {
+        let rig = Rig::new();
+        rig.device.fail_next(call, planted());
+        let (mapped, _dropped) = rig.mapped();
+        let registered = mapped.unmap().unwrap();
+        assert_eq!(rig.worker.synchronize(TIMEOUT), Err(planted()), "{call:?}");
+        assert_eq!(rig.value(), registered.ready());
+        rig.worker.stop(TIMEOUT).unwrap();
+    }
 }
 
 #[test]
@@ -206,4 +238,74 @@ fn a_lost_device_keeps_nobody_waiting() {
     }
     // What is still held comes back.
     drop(second.unregister().unwrap());
+}
+
+#[test]
+fn what_the_driver_maps_is_handed_to_and_fro() {
+    let rig = Rig::new();
+    let (bytes, dropped) = Rig::bytes();
+    let file = bytes.0.try_clone().unwrap();
+    let seen = || {
+        let mut seen = [0; 64];
+        file.read_exact_at(&mut seen, 0).unwrap();
+        seen
+    };
+    rig.device.fail_next(FakeCall::Import, planted());
+    let refused = rig.worker.register_resource(Handed(bytes)).unwrap_err();
+    assert_eq!((&refused.error, refused.state), (&planted(), "unregistered"));
+    let registered = rig.worker.register_resource(refused.resource).unwrap();
+
+    // By the driver alone, whose refusals change nothing.
+    let refused = registered.map(&rig.link, 1).unwrap_err();
+    assert!(refused.to_string().contains("handed stays registered: "), "{refused}");
+    rig.device.fail_next(FakeCall::Import, planted());
+    let refused = refused.resource.map_by_driver().unwrap_err();
+    assert_eq!((&refused.error, refused.state), (&planted(), "registered"));
+    let mut registered = refused.resource;
+    let (shared, _kept) = Rig::bytes();
+    let shared = rig.worker.register_resource(shared).unwrap().map_by_driver().unwrap_err();
+    assert!(matches!(shared.error, Error::Unsupported { .. }), "{shared}");
+    drop(shared.resource.unregister().unwrap());
+
+    for turn in 1..=3 {
+        file.write_all_at(&[turn; 32], 0).unwrap();
+        let mapped = registered.map_by_driver().unwrap();
+        assert_eq!(rig.worker.resources(), [("handed".to_owned(), "mapped")]);
+        let mut found = [0; 64];
+        rig.worker.read(mapped.buffer(), &mut found).unwrap();
+        assert_eq!((found[..32].to_vec(), found[32]), (vec![turn; 32], if turn == 1 { 0 } else { 0x70 }));
+        rig.worker.fill(mapped.buffer(), 0x70).unwrap();
+        registered = mapped.unmap().unwrap();
+        assert_eq!((seen(), registered.ready()), ([0x70; 64], 0), "it is there when unmap returns");
+    }
+
+    // A device that does not end what it was given keeps it mapped, with its memory.
+    let mapped = registered.map_by_driver().unwrap();
+    rig.device.fail_next(FakeCall::Record, planted());
+    let refused = mapped.unmap().unwrap_err();
+    assert_eq!((&refused.error, refused.state), (&planted(), "mapped"));
+    let mapped = refused.resource;
+    rig.worker.fill(mapped.buffer(), 0x71).unwrap();
+    drop(mapped);
+    rig.worker.reset().unwrap();
+    assert_eq!((seen(), rig.device.imported(), dropped.try_recv()), ([0x71; 64], 0, Ok(())));
+    rig.worker.stop(TIMEOUT).unwrap();
+}
+
+#[test]
+fn a_mutex_is_acquired_with_one_key_and_released_with_another() {
+    let rig = Rig::new();
+    let (kind, host) = (SemaphoreKind::D3d11KeyedMutex, Arc::clone(&rig.value));
+    let link = rig.worker.link_mutex(ExternalSemaphore { fd: None, kind, host }).unwrap();
+    let (bytes, _dropped) = Rig::bytes();
+    let mut registered = rig.worker.register_resource(bytes).unwrap();
+    for (key, next) in [(0, 1), (1, 2), (2, 3)] {
+        assert_eq!((link.promised(), rig.value()), (key, key));
+        let mapped = registered.map(&link, key).unwrap();
+        registered = mapped.unmap().unwrap();
+        rig.worker.synchronize(TIMEOUT).unwrap();
+        assert_eq!((registered.ready(), link.promised(), rig.value()), (next, next, next));
+    }
+    drop(registered.unregister().unwrap());
+    rig.worker.stop(TIMEOUT).unwrap();
 }

@@ -12,18 +12,30 @@
 //!
 //! `vm-cuda` has `ptxas` in this way, and `vm-rocm` LLVM.
 
+//!
+//! On Windows there are only [`elf`] and the limits.
+
 pub mod elf;
+#[cfg(unix)]
 mod error;
+#[cfg(unix)]
 pub mod find;
+#[cfg(unix)]
 mod job;
+#[cfg(unix)]
 mod process;
+#[cfg(unix)]
 mod spawn;
 
 use std::time::{Duration, Instant};
 
+#[cfg(unix)]
 pub use error::{AssembleError, failed};
+#[cfg(unix)]
 pub use job::Job;
+#[cfg(unix)]
 pub use process::{Memory, Program, Scratch};
+#[cfg(unix)]
 pub use spawn::end_all;
 
 /// What an assembler's process may use.
@@ -32,7 +44,7 @@ pub struct Limits {
     /// Until it is killed; its processor time is limited to as much, in whole seconds. All processes that one piece of code
     /// needs share it.
     pub time: Duration,
-    /// Bytes of memory, as [`Memory`] counts them.
+    /// Bytes of memory, as `Memory` counts them.
     pub memory: u64,
     /// Bytes of each file that it writes: the code, the messages.
     pub output: u64,

@@ -1,9 +1,15 @@
-//! Host memory that another API shares, mapped.
+//! Memory that another API shares, mapped: the host's, and dma-bufs.
 #![allow(unsafe_code)]
 
+use std::os::fd::OwnedFd;
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::time::Duration;
 
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, fstat, fstatfs, seek};
+use rustix::io::Errno;
+use rustix::ioctl::{Setter, ioctl, opcode};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use vm_accel::{Error, ExternalKind, ExternalMemory, Result};
 
@@ -14,32 +20,36 @@ pub(crate) struct Mapping {
     bytes: usize,
     /// Where the part begins.
     pub(crate) address: u64,
+    pub(crate) dma_buf: Option<Arc<DmaBuf>>,
+}
+
+fn host(cause: impl ToString) -> Error {
+    Error::Host { what: "mapping shared memory", cause: cause.to_string() }
+}
+
+fn wrong(cause: impl Into<String>) -> Error {
+    Error::NotShareable { cause: cause.into() }
 }
 
 impl Mapping {
-    /// Maps what is host memory. Nobody can make it smaller: what is not sealed against that is refused, as whoever does so would
+    /// Maps what nobody can make smaller: a dma-buf, or host memory that is sealed against that. Whoever made other memory smaller would
     /// have this process killed at its next access.
-    pub(crate) fn new(memory: &ExternalMemory, device: &str) -> Result<Self> {
+    pub(crate) fn new(memory: ExternalMemory, device: &str) -> Result<Self> {
         memory.check()?;
-        if memory.kind != ExternalKind::HostFd {
-            return Err(memory.refused(device));
-        }
-        let host = |cause: String| Error::Host { what: "mapping shared memory", cause };
-        let wrong = |cause: String| Error::NotShareable { cause };
-        let seals = fcntl_get_seals(&memory.fd).map_err(|error| wrong(format!("it is no memfd: {error}")))?;
-        if !seals.contains(SealFlags::SHRINK) {
-            return Err(wrong("it is not sealed against shrinking (F_SEAL_SHRINK)".into()));
-        }
-        let size = fstat(&memory.fd).map_err(|error| host(error.to_string()))?.st_size;
-        let bytes =
-            usize::try_from(memory.allocation).ok().filter(|_| memory.allocation <= size.max(0) as u64);
+        let size = match memory.kind {
+            ExternalKind::HostFd => sealed_size(&memory.fd)?,
+            ExternalKind::DmaBuf => DmaBuf::size(&memory.fd)?,
+            _ => return Err(memory.refused(device)),
+        };
+        let bytes = usize::try_from(memory.allocation).ok().filter(|_| memory.allocation <= size);
         let bytes = bytes.ok_or_else(|| wrong(format!("it has {size} bytes, not {}", memory.allocation)))?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping, at no address in particular.
         let base = unsafe { mmap(null_mut(), bytes, access, flags, &memory.fd, 0) };
-        let base = NonNull::new(base.map_err(|error| host(error.to_string()))?.cast::<u8>());
-        let base = base.ok_or_else(|| host("it is mapped at address 0".into()))?;
-        Ok(Self { base, bytes, address: base.as_ptr() as u64 + memory.offset })
+        let base = NonNull::new(base.map_err(host)?.cast::<u8>());
+        let base = base.ok_or_else(|| host("it is mapped at address 0"))?;
+        let dma_buf = (memory.kind == ExternalKind::DmaBuf).then(|| Arc::new(DmaBuf(memory.fd)));
+        Ok(Self { base, bytes, address: base.as_ptr() as u64 + memory.offset, dma_buf })
     }
 }
 
@@ -49,6 +59,74 @@ impl Drop for Mapping {
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
         if let Err(error) = unmapped {
             tracing::debug!(%error, "shared memory stays mapped");
+        }
+    }
+}
+
+/// The bytes of a memfd that is sealed against shrinking.
+fn sealed_size(fd: &OwnedFd) -> Result<u64> {
+    let seals = fcntl_get_seals(fd).map_err(|error| wrong(format!("it is no memfd: {error}")))?;
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err(wrong("it is not sealed against shrinking (F_SEAL_SHRINK)"));
+    }
+    Ok(fstat(fd).map_err(host)?.st_size.max(0) as u64)
+}
+
+/// A dma-buf, at which the processor takes turns with devices.
+///
+/// Linux, `Documentation/driver-api/dma-buf.rst`, "CPU Access to DMA Buffer Objects" and "Implicit Fence Poll Support".
+#[derive(Debug)]
+pub(crate) struct DmaBuf(OwnedFd);
+
+/// `DMA_BUF_MAGIC`, what its file system is.
+const MAGIC: i64 = 0x444d_4142;
+/// `DMA_BUF_IOCTL_SYNC`.
+const SYNC: rustix::ioctl::Opcode = opcode::write::<u64>(b'b', 0);
+/// `DMA_BUF_SYNC_RW`, with `DMA_BUF_SYNC_START` and with `DMA_BUF_SYNC_END`.
+const START: u64 = 3;
+const END: u64 = 3 | 4;
+
+impl DmaBuf {
+    fn size(fd: &OwnedFd) -> Result<u64> {
+        let system = fstatfs(fd).map_err(host)?;
+        if system.f_type != MAGIC {
+            return Err(wrong("it is no dma-buf"));
+        }
+        seek(fd, SeekFrom::End(0)).map_err(|error| wrong(format!("it does not say how long it is: {error}")))
+    }
+
+    /// Whether devices have done what they do with it now, by then.
+    pub(crate) fn is_idle(&self, within: Duration) -> Result<bool> {
+        // Behind all that read or write it, as the processor may write it.
+        let mut polled = [PollFd::new(&self.0, PollFlags::OUT)];
+        let within = Timespec::try_from(within).map_err(host)?;
+        match poll(&mut polled, Some(&within)) {
+            Ok(0) | Err(Errno::INTR) => Ok(false),
+            Ok(_) if polled[0].revents().contains(PollFlags::OUT) => Ok(true),
+            Ok(_) => Err(host("waiting for a dma-buf failed")),
+            Err(error) => Err(host(error)),
+        }
+    }
+
+    /// The processor sees what devices wrote.
+    pub(crate) fn begin(&self) -> Result<()> {
+        self.sync(START)
+    }
+
+    /// Devices see what the processor wrote.
+    pub(crate) fn end(&self) -> Result<()> {
+        self.sync(END)
+    }
+
+    fn sync(&self, flags: u64) -> Result<()> {
+        loop {
+            // SAFETY: the request reads 64 bits.
+            let request = unsafe { Setter::<SYNC, u64>::new(flags) };
+            // SAFETY: the descriptor is a dma-buf's, and the request changes nothing but who sees what of its memory.
+            match unsafe { ioctl(&self.0, request) } {
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                other => return other.map_err(|error| host(format!("DMA_BUF_IOCTL_SYNC: {error}"))),
+            }
         }
     }
 }

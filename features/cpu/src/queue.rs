@@ -14,7 +14,7 @@ use vm_accel::{
     Queue, QueueOptions, Region, Result, Semaphore, Timeline,
 };
 
-use crate::external::Mapping;
+use crate::external::{DmaBuf, Mapping};
 use crate::heap::Heap;
 use crate::host;
 use crate::kernel::{Codes, CpuKernel};
@@ -103,6 +103,11 @@ impl CpuQueue {
 
     fn send(&self, command: Command) -> Result<()> {
         self.commands.send(command).map_err(|_| Error::Lost { cause: "the queue's thread has ended".into() })
+    }
+
+    fn dma_buf(&self, address: u64) -> Option<Arc<DmaBuf>> {
+        let imported = self.context.imported.borrow();
+        imported.iter().find(|mapping| mapping.address == address)?.dma_buf.clone()
     }
 
     /// Gives the stream a turn with another API, which no graph has.
@@ -197,11 +202,12 @@ impl Queue for CpuQueue {
 
     fn import_memory(&self, memory: ExternalMemory) -> Result<Memory> {
         self.check()?;
-        let mapping = Mapping::new(&memory, &self.context.device)?;
+        let bytes = memory.bytes;
+        let mapping = Mapping::new(memory, &self.context.device)?;
         let address = mapping.address;
         self.context.imported.borrow_mut().push(mapping);
         // SAFETY: it is mapped until it is freed or the context ends.
-        Ok(unsafe { Memory::from_raw(MemoryKind::External, address, 0, memory.bytes) })
+        Ok(unsafe { Memory::from_raw(MemoryKind::External, address, 0, bytes) })
     }
 
     fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {
@@ -217,6 +223,14 @@ impl Queue for CpuQueue {
     fn signal_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
         let timeline = Arc::clone(semaphore.imported::<Arc<dyn Timeline>>()?);
         self.turn(Command::Signal { timeline, value })
+    }
+
+    fn acquire(&self, memory: Region<'_>) -> Result<()> {
+        self.dma_buf(memory.address()).map_or(Ok(()), |buffer| self.turn(Command::Begin(buffer)))
+    }
+
+    fn release(&self, memory: Region<'_>) -> Result<()> {
+        self.dma_buf(memory.address()).map_or(Ok(()), |buffer| self.turn(Command::End(buffer)))
     }
 
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {

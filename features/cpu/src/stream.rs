@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use vm_accel::{Grid, Timeline};
 
+use crate::external::DmaBuf;
 use crate::heap::{self, Heap};
 use crate::kernel::CpuKernel;
 use crate::pool::Pool;
@@ -53,6 +54,10 @@ pub(crate) enum Command {
         timeline: Arc<dyn Timeline>,
         value: u64,
     },
+    /// Begins the turn at a dma-buf.
+    Begin(Arc<DmaBuf>),
+    /// Ends it.
+    End(Arc<DmaBuf>),
     Replay(Arc<[Command]>),
     Stop,
 }
@@ -140,6 +145,7 @@ impl Stream {
             Command::Free { address } => unsafe { self.heap.free(*address) },
             // So that the other side does not wait for ever.
             Command::Signal { timeline, value } => self.lose(timeline.signal(*value).err()),
+            Command::End(buffer) => self.lose(buffer.end().err()),
             _ if self.stop.load(Ordering::Acquire) || self.is_lost() => {}
             // SAFETY: the region was part of memory that is freed by a command behind this one at the earliest, or by the
             // host after that has run; the host reaches it by copies only.
@@ -165,6 +171,13 @@ impl Stream {
                 match timeline.wait(*value, Instant::now() + POLL) {
                     Ok(false) if !self.stop.load(Ordering::Acquire) => {}
                     Ok(_) => break,
+                    Err(error) => break self.lose(Some(error)),
+                }
+            },
+            Command::Begin(buffer) => loop {
+                match buffer.is_idle(POLL) {
+                    Ok(false) if !self.stop.load(Ordering::Acquire) => {}
+                    Ok(_) => break self.lose(buffer.begin().err()),
                     Err(error) => break self.lose(Some(error)),
                 }
             },

@@ -6,7 +6,9 @@ use crate::context::{Shared, Traits};
 use crate::launcher::CudaLauncher;
 use crate::queue::CudaQueue;
 use crate::result::{Context, Device, Stream};
-use crate::sys::{BorrowedContext, BorrowedStream, CUdevice_attribute as Attribute, Driver, driver};
+use crate::sys::{
+    BorrowedAdapter, BorrowedContext, BorrowedStream, CUdevice_attribute as Attribute, Driver, driver,
+};
 
 /// One CUDA device.
 #[derive(Debug)]
@@ -69,6 +71,16 @@ impl CudaAccelerator {
             }
         }
         Err(Error::NoDevice { wanted: format!("at {address}"), found })
+    }
+
+    /// The device that an adapter of Windows is.
+    ///
+    /// # Errors
+    /// As [`CudaAccelerator::new`]; [`Error::Unavailable`] elsewhere.
+    pub fn of_adapter(adapter: &BorrowedAdapter) -> Result<Self> {
+        let driver = driver()?;
+        let device = driver.device_of(adapter)?;
+        Ok(Self { device, info: info(driver, device)? })
     }
 
     /// The device's number, as the driver counts those that it shows this process.
@@ -196,10 +208,17 @@ impl Accelerator for CudaAccelerator {
         self.device.uuid(driver()?).map(Some)
     }
 
+    fn luid(&self) -> Result<Option<[u8; 8]>> {
+        self.device.luid(driver()?)
+    }
+
     fn open(&self, options: &QueueOptions) -> Result<CudaQueue> {
         self.open_by(driver()?, options)
     }
 }
+
+#[cfg(test)]
+mod direct3d;
 
 #[cfg(test)]
 mod tests {
@@ -209,7 +228,7 @@ mod tests {
 
     use vm_accel::{
         Element, ExternalKind, ExternalMemory, ExternalSemaphore, MemoryKind, Pixels, Queue, Semaphore,
-        Timeline,
+        SemaphoreKind, Timeline,
     };
 
     use super::*;
@@ -217,7 +236,7 @@ mod tests {
     use crate::sys::CUcontext;
 
     /// A device of the fake driver.
-    fn device(driver: &'static Driver, ordinal: u32) -> CudaAccelerator {
+    pub(super) fn device(driver: &'static Driver, ordinal: u32) -> CudaAccelerator {
         let info = DeviceInfo {
             name: "GPU".into(),
             backend: "cuda",
@@ -329,7 +348,7 @@ mod tests {
         assert_eq!(stack(), []);
     }
 
-    struct Host;
+    pub(super) struct Host;
 
     impl Timeline for Host {
         fn wait(&self, _: u64, _: Instant) -> Result<bool> {
@@ -347,6 +366,7 @@ mod tests {
         set_current(&[]);
         let queue = device(driver, 0).open_by(driver, &QueueOptions::default()).unwrap();
         let fd = || OwnedFd::from(tempfile::tempfile().unwrap());
+        let semaphore = |fd| ExternalSemaphore { fd, kind: SemaphoreKind::Timeline, host: Arc::new(Host) };
         let memory = |kind, [allocation, offset, bytes]: [u64; 3], dedicated| {
             queue.import_memory(ExternalMemory { fd: fd(), kind, allocation, offset, bytes, dedicated })
         };
@@ -359,7 +379,7 @@ mod tests {
         let refused = [
             memory(ExternalKind::HostFd, [64, 0, 64], false).unwrap_err(),
             memory(ExternalKind::OpaqueFd, [64, 1, 64], false).unwrap_err(),
-            queue.import_semaphore(ExternalSemaphore { fd: None, host: Arc::new(Host) }).unwrap_err(),
+            queue.import_semaphore(semaphore(None)).unwrap_err(),
         ];
         let words = ["shared as host-fd", "bytes 1..1+64 do not lie in", "semaphores without a descriptor"];
         for (error, word) in refused.iter().zip(words) {
@@ -408,8 +428,7 @@ mod tests {
         let kept = image(ExternalKind::OpaqueFd).unwrap();
         calls();
 
-        let semaphore =
-            queue.import_semaphore(ExternalSemaphore { fd: Some(fd()), host: Arc::new(Host) }).unwrap();
+        let semaphore = queue.import_semaphore(semaphore(Some(fd()))).unwrap();
         queue.wait_semaphore(&semaphore, 7).unwrap();
         queue.signal_semaphore(&semaphore, u64::MAX).unwrap();
         let turns = ["wait for 7 of 1 on 100", "signal 18446744073709551615 of 1 on 100"];

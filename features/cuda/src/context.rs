@@ -1,5 +1,6 @@
 //! What the queues of a context share: memory, loaded images, tensor maps.
 
+use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,9 +10,7 @@ use vm_accel::image::Images;
 use vm_accel::{Arguments, Artifact, Error, MemoryKind, QueueOptions, Result};
 
 use crate::queue::CudaKernel;
-use crate::result::{
-    Context, Device, Entered, Function, ImportedMemory, Maps, Module, OUT_OF_MEMORY, Pool, Stream, Surface,
-};
+use crate::result::{Context, Device, Entered, Function, Maps, Module, OUT_OF_MEMORY, Pool, Stream, Surface};
 use crate::sys::{Driver, Status};
 
 /// What a queue must know of its device.
@@ -52,8 +51,8 @@ pub(crate) struct Shared {
     pub(crate) options: QueueOptions,
     /// What was allocated and not freed, by address.
     pub(crate) live: RefCell<HashMap<u64, Live>>,
-    /// What of it was imported.
-    pub(crate) imports: RefCell<HashMap<u64, ImportedMemory>>,
+    /// What of it is another API's: to drop it is to let go of it.
+    pub(crate) imports: RefCell<HashMap<u64, Box<dyn Any>>>,
     /// The levels of images that were imported, by their handles.
     pub(crate) surfaces: RefCell<HashMap<u64, Surface>>,
     images: RefCell<Images<Module>>,

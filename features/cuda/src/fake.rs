@@ -1,16 +1,19 @@
 //! A driver for tests: contexts, streams and events are numbers, and each thread has its stack of contexts.
 #![allow(unsafe_code, non_snake_case)]
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
 
+use vm_accel::sys::BorrowedResource;
+
 use crate::sys::{
-    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
+    BorrowedAdapter, CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
     CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC,
     CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, CUDA_RESOURCE_DESC, CUarray,
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUexternalMemory, CUexternalSemaphore, CUmemoryPool,
-    CUmipmappedArray, CUstream, CUsurfObject, Driver, Status,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUexternalMemory, CUexternalSemaphore, CUgraphicsResource,
+    CUmemoryPool, CUmipmappedArray, CUstream, CUsurfObject, Driver, Status,
 };
 
 thread_local! {
@@ -198,9 +201,18 @@ unsafe extern "C" fn import_semaphore(
     description: *const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC,
 ) -> Status {
     // SAFETY: as the caller promises.
-    note(&format!("import a semaphore as {}", unsafe { (*description).type_ } as u32));
+    SEMAPHORE.set(unsafe { (*description).type_ } as u32);
+    note(&format!("import a semaphore as {}", SEMAPHORE.get()));
     // SAFETY: as the caller promises.
     unsafe { give(semaphore, next()) }
+}
+
+/// The type of a keyed mutex, whose values are keys.
+const KEYED_MUTEX: u32 = 7;
+
+thread_local! {
+    /// The type of the semaphore that was imported last.
+    static SEMAPHORE: Cell<u32> = const { Cell::new(0) };
 }
 
 unsafe extern "C" fn wait_semaphore(
@@ -210,8 +222,12 @@ unsafe extern "C" fn wait_semaphore(
     stream: CUstream,
 ) -> Status {
     // SAFETY: as the caller promises.
-    let value = unsafe { (*how).params.fence.value };
-    note(&format!("wait for {value} of {count} on {}", stream.addr()))
+    let params = unsafe { (*how).params };
+    if SEMAPHORE.get() == KEYED_MUTEX {
+        note(&format!("acquire {} within {} ms", params.keyedMutex.key, params.keyedMutex.timeoutMs));
+        return if params.keyedMutex.key == u64::MAX { 909 } else { 0 };
+    }
+    note(&format!("wait for {} of {count} on {}", params.fence.value, stream.addr()))
 }
 
 unsafe extern "C" fn signal_semaphore(
@@ -221,8 +237,89 @@ unsafe extern "C" fn signal_semaphore(
     stream: CUstream,
 ) -> Status {
     // SAFETY: as the caller promises.
-    let value = unsafe { (*how).params.fence.value };
-    note(&format!("signal {value} of {count} on {}", stream.addr()))
+    let how = unsafe { &*how };
+    let (fence, mutex) = (how.params.fence, how.params.keyedMutex);
+    if SEMAPHORE.get() == KEYED_MUTEX {
+        return note(&format!("release {}", mutex.key));
+    }
+    note(&format!("signal {} of {count} on {}", fence.value, stream.addr()))
+}
+
+unsafe extern "C" fn luid(luid: *mut c_char, node: *mut c_uint, device: CUdevice) -> Status {
+    // SAFETY: as the caller promises.
+    unsafe { give(luid.cast(), [device as u8; 8]) };
+    // SAFETY: as above.
+    unsafe { give(node, 1) }
+}
+
+unsafe extern "C" fn device_of_adapter(device: *mut CUdevice, adapter: *mut c_void) -> Status {
+    // SAFETY: as the caller promises.
+    unsafe { give(device, adapter.addr() as c_int) }
+}
+
+unsafe extern "C" fn register_graphics(
+    resource: *mut CUgraphicsResource,
+    object: *mut c_void,
+    flags: c_uint,
+) -> Status {
+    note(&format!("register {:#x}, flags {flags}", object.addr()));
+    // SAFETY: as the caller promises.
+    unsafe { give(resource, object.cast()) }
+}
+
+unsafe extern "C" fn unregister_graphics(_: CUgraphicsResource) -> Status {
+    note("unregister")
+}
+
+/// What somebody has at an address.
+pub(crate) fn resource(address: usize, keeper: impl Any + Send + Sync) -> BorrowedResource {
+    // SAFETY: this driver takes numbers.
+    unsafe { BorrowedResource::new(ptr::without_provenance_mut(address), keeper) }
+}
+
+/// The adapter that is the device with a number.
+pub(crate) fn adapter(device: usize) -> BorrowedAdapter {
+    // SAFETY: as above.
+    unsafe { BorrowedAdapter::new(ptr::without_provenance_mut(device)) }
+}
+
+/// The resource at 0xbad is not mapped twice.
+unsafe extern "C" fn map_graphics(_: c_uint, resources: *mut CUgraphicsResource, stream: CUstream) -> Status {
+    note(&format!("map on {}", stream.addr()));
+    // SAFETY: as the caller promises.
+    if unsafe { *resources }.addr() == 0xbad { 208 } else { 0 }
+}
+
+unsafe extern "C" fn unmap_graphics(_: c_uint, _: *mut CUgraphicsResource, _: CUstream) -> Status {
+    note("unmap")
+}
+
+unsafe extern "C" fn mapped_buffer(
+    address: *mut CUdeviceptr,
+    bytes: *mut usize,
+    _: CUgraphicsResource,
+) -> Status {
+    // SAFETY: as the caller promises.
+    unsafe { give(bytes, 4096) };
+    // SAFETY: as above.
+    unsafe { give(address, next::<u8>().addr() as CUdeviceptr) }
+}
+
+unsafe extern "C" fn mapped_level(
+    array: *mut CUarray,
+    _: CUgraphicsResource,
+    layer: c_uint,
+    number: c_uint,
+) -> Status {
+    note(&format!("level {number} of layer {layer}"));
+    // SAFETY: as the caller promises.
+    unsafe { give(array, next()) }
+}
+
+unsafe extern "C" fn mapped_image(array: *mut CUmipmappedArray, _: CUgraphicsResource) -> Status {
+    note("all levels");
+    // SAFETY: as the caller promises.
+    unsafe { give(array, next()) }
 }
 
 /// A driver of such functions. Those that are not here note their names.
@@ -250,5 +347,14 @@ pub(crate) fn driver() -> &'static Driver {
     driver.cuImportExternalSemaphore = import_semaphore;
     driver.cuWaitExternalSemaphoresAsync = wait_semaphore;
     driver.cuSignalExternalSemaphoresAsync = signal_semaphore;
+    driver.cuDeviceGetLuid = Some(luid);
+    driver.cuD3D11GetDevice = Some(device_of_adapter);
+    driver.cuGraphicsD3D11RegisterResource = Some(register_graphics);
+    driver.cuGraphicsUnregisterResource = Some(unregister_graphics);
+    driver.cuGraphicsMapResources = Some(map_graphics);
+    driver.cuGraphicsUnmapResources = Some(unmap_graphics);
+    driver.cuGraphicsResourceGetMappedPointer_v2 = Some(mapped_buffer);
+    driver.cuGraphicsSubResourceGetMappedArray = Some(mapped_level);
+    driver.cuGraphicsResourceGetMappedMipmappedArray = Some(mapped_image);
     Box::leak(Box::new(driver))
 }

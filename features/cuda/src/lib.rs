@@ -2,8 +2,8 @@
 //!
 //! Three layers: [`sys`] is the driver's functions as they are, found at run time; `result` owns the driver's objects
 //! and turns its status into errors; [`CudaAccelerator`] and [`CudaQueue`] are what [`vm_accel`] asks for. Building
-//! needs no CUDA; running needs the driver's `libcuda.so.1`, and [`nvml`] its `libnvidia-ml.so.1`. Where one is missing,
-//! the error says which package has it.
+//! needs no CUDA; running needs the driver's `libcuda.so.1` (on Windows `nvcuda.dll`), and [`nvml`] its `libnvidia-ml.so.1`. Where one is
+//! missing, the error says which package has it.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -39,6 +39,7 @@
 //! the device again. So each guest's GPU work belongs in a process of its own.
 
 mod accelerator;
+#[cfg(unix)]
 pub mod assemble;
 mod context;
 #[cfg(test)]

@@ -1,15 +1,21 @@
 //! A stream of a context: the queue of a CUDA device.
 
+use std::any::Any;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
+use vm_accel::sys::BorrowedResource;
 use vm_accel::{
-    Arguments, Artifact, Error, ExternalMemory, ExternalSemaphore, GraphNode, Grid, Memory, MemoryInfo,
-    MemoryKind, Pixels, Queue, Region, Result, Semaphore, deadline,
+    Arguments, Artifact, DriverResource, Error, ExternalMemory, ExternalSemaphore, GraphNode, Grid, Memory,
+    MemoryInfo, MemoryKind, Pixels, Queue, Region, Result, Semaphore, deadline,
 };
 
 use crate::context::{Live, Shared};
-use crate::result::{Event, Function, Graph, ImportedMemory, ImportedSemaphore, Stream, Surface};
+use crate::result::{
+    Event, Function, Graph, GraphicsResource, ImportedMemory, ImportedSemaphore, MappedResource, Stream,
+    Surface,
+};
 use crate::sys::{BorrowedStream, CUstream};
 
 /// A loaded kernel.
@@ -60,6 +66,28 @@ impl CudaQueue {
     fn semaphore<'a>(&self, semaphore: &'a Semaphore) -> Result<&'a ImportedSemaphore> {
         let imported = semaphore.imported::<ImportedSemaphore>()?;
         imported.check(&self.shared.context).map(|()| imported)
+    }
+
+    /// Keeps what is another API's until its memory is freed.
+    #[allow(unsafe_code)]
+    fn keep(&self, address: u64, bytes: u64, import: impl Any) -> Memory {
+        let (kind, host) = (MemoryKind::External, 0);
+        self.shared.live.borrow_mut().insert(address, Live { kind, host, bytes });
+        self.shared.imports.borrow_mut().insert(address, Box::new(import));
+        // SAFETY: it is mapped until it is freed or the queue is dropped, and the driver keeps what it imported.
+        unsafe { Memory::from_raw(kind, address, host, bytes) }
+    }
+
+    #[allow(unsafe_code)]
+    fn keep_levels(&self, levels: Vec<Surface>) -> Vec<Memory> {
+        let mut surfaces = self.shared.surfaces.borrow_mut();
+        let memory = levels.into_iter().map(|surface| {
+            let handle = surface.handle();
+            surfaces.insert(handle, surface);
+            // SAFETY: it has no bytes, and kernels take its handle until it is freed or the queue is dropped.
+            unsafe { Memory::from_raw(MemoryKind::Surface, handle, 0, 0) }
+        });
+        memory.collect()
     }
 
     /// Waits for all that was started.
@@ -207,33 +235,42 @@ impl Queue for CudaQueue {
         Ok(unsafe { Memory::from_raw(kind, address, host, bytes) })
     }
 
-    #[allow(unsafe_code)]
     fn import_memory(&self, memory: ExternalMemory) -> Result<Memory> {
-        let (kind, host, bytes) = (MemoryKind::External, 0, memory.bytes);
+        let bytes = memory.bytes;
         let imported = ImportedMemory::new(&self.shared.context, memory, &self.shared.traits.name)?;
-        let address = imported.address();
-        self.shared.live.borrow_mut().insert(address, Live { kind, host, bytes });
-        self.shared.imports.borrow_mut().insert(address, imported);
-        // SAFETY: it is mapped until it is freed or the queue is dropped, and the driver keeps what it imported.
-        Ok(unsafe { Memory::from_raw(kind, address, host, bytes) })
+        Ok(self.keep(imported.address(), bytes, imported))
     }
 
-    #[allow(unsafe_code)]
     fn import_image(&self, memory: ExternalMemory, pixels: &Pixels) -> Result<Vec<Memory>> {
         let levels = Surface::of_image(&self.shared.context, memory, pixels, &self.shared.traits.name)?;
-        let mut surfaces = self.shared.surfaces.borrow_mut();
-        let memory = levels.into_iter().map(|surface| {
-            let handle = surface.handle();
-            surfaces.insert(handle, surface);
-            // SAFETY: it has no bytes, and kernels take its handle until it is freed or the queue is dropped.
-            unsafe { Memory::from_raw(MemoryKind::Surface, handle, 0, 0) }
-        });
-        Ok(memory.collect())
+        Ok(self.keep_levels(levels))
+    }
+
+    fn register_resource(
+        &self,
+        resource: BorrowedResource,
+        pixels: Option<&Pixels>,
+    ) -> Result<DriverResource> {
+        let registered = GraphicsResource::new(&self.shared.context, resource, pixels.copied())?;
+        Ok(DriverResource::new(Arc::new(registered)))
+    }
+
+    fn map_resource(&self, resource: &DriverResource) -> Result<Vec<Memory>> {
+        let (resource, context) = (resource.imported::<Arc<GraphicsResource>>()?, &self.shared.context);
+        resource.check(context)?;
+        let mapped = MappedResource::new(resource, &self.stream)?;
+        if let Some(pixels) = resource.pixels() {
+            return Ok(self.keep_levels(Surface::of_resource(context, mapped, pixels)?));
+        }
+        let (address, bytes) = mapped.buffer()?;
+        Ok(vec![self.keep(address, bytes, mapped)])
     }
 
     fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {
-        let fd = semaphore.fd.ok_or_else(|| self.shared.unsupported("semaphores without a descriptor"))?;
-        ImportedSemaphore::new(&self.shared.context, fd).map(Semaphore::new)
+        let ExternalSemaphore { fd, kind, .. } = semaphore;
+        let fd = fd.ok_or_else(|| self.shared.unsupported("semaphores without a descriptor"))?;
+        let (context, timeout) = (&self.shared.context, self.shared.options.timeout);
+        ImportedSemaphore::new(context, fd, kind, timeout).map(Semaphore::new)
     }
 
     fn wait_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {

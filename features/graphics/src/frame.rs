@@ -1,13 +1,14 @@
 //! Frames: what graphics does in one submission.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use vm_accel::{Accelerator, Error, Registered, Result, Shareable};
 
 use crate::buffer::Buffer;
 use crate::gpu::Gpu;
 use crate::image::Image;
+use crate::interop::Interop;
 use crate::pattern::Pattern;
 use crate::sys::{Place, RawBuffer, RawImage, RawTimeline, Recorder};
 use crate::timeline::Timeline;
@@ -297,5 +298,24 @@ impl<'a> Frame<'a> {
             self.recorder.buffer_owner(buffer, false);
         }
         self.recorder.submit(waits, signals)
+    }
+}
+
+impl<A: Accelerator> Interop<A> {
+    /// Submits a frame. It begins when the worker has given back what it uses, and the result is the value of graphics'
+    /// timeline when it has run, for [`Registered::map`]. Nobody waits on the host.
+    ///
+    /// # Errors
+    /// [`Error::Lost`]; the driver's.
+    pub fn submit(&self, frame: Frame<'_>) -> Result<u64> {
+        let mut submitted = self.submitted.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = *submitted + 1;
+        let waits = match frame.ready() {
+            0 => None,
+            ready => Some((Arc::clone(&self.computed.0), ready)),
+        };
+        frame.submit_with(waits.as_slice(), &[(Arc::clone(&self.graphics.0), value)])?;
+        *submitted = value;
+        Ok(value)
     }
 }

@@ -5,12 +5,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vm_accel::{Accelerator, Error, ExternalKind, Result};
+use vm_accel::{Accelerator, Error, ExternalKind, ExternalSemaphore, Result, Worker};
 
 use crate::buffer::Buffer;
-use crate::format::Format;
+use crate::format::{Format, ImageOptions};
 use crate::frame::Frame;
-use crate::image::{Image, ImageOptions};
+use crate::image::Image;
+use crate::interop::{Graphics, Interop};
 use crate::parcel::receive_timeline;
 use crate::pattern::Pattern;
 use crate::sys::{Device, Instance, Physical, Place, Ring};
@@ -23,11 +24,14 @@ pub struct GpuOptions {
     pub timeout: Duration,
     /// Whether the validation layer watches, where it is installed.
     pub validate: bool,
+    /// Whether memory is shared as [dma-bufs](ExternalKind::DmaBuf), and not as the accelerator likes best. The images have rows then, one
+    /// level and no layers.
+    pub dma_buf: bool,
 }
 
 impl Default for GpuOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(10), validate: false }
+        Self { timeout: Duration::from_secs(10), validate: false, dma_buf: false }
     }
 }
 
@@ -74,15 +78,16 @@ impl Gpu {
     /// those that there are; [`Error::Unsupported`] for one that can't share or render; the driver's.
     pub fn beside<A: Accelerator>(accelerator: &A, options: GpuOptions) -> Result<Self> {
         let name = &accelerator.info().name;
+        let kind = |best| if options.dma_buf { ExternalKind::DmaBuf } else { best };
         match accelerator.uuid()? {
             Some(uuid) => {
                 let wanted = format!("{name} ({})", shown(uuid));
-                Self::open(options, &wanted, ExternalKind::OpaqueFd, |device| device.uuid == uuid)
+                Self::open(options, &wanted, kind(ExternalKind::OpaqueFd), |device| device.uuid == uuid)
             }
             None => {
                 let wanted =
                     format!("{name}: a renderer on the host's processor, as mesa-vulkan-drivers has");
-                Self::open(options, &wanted, ExternalKind::HostFd, |device| device.software)
+                Self::open(options, &wanted, kind(ExternalKind::HostFd), |device| device.software)
             }
         }
     }
@@ -109,8 +114,11 @@ impl Gpu {
         let device = Device::new(instance, found.clone())?;
         let has = match kind {
             ExternalKind::OpaqueFd => device.traits.opaque_fd && device.traits.semaphore_fd,
-            ExternalKind::DmaBuf => device.traits.dma_buf,
+            ExternalKind::DmaBuf => {
+                device.traits.dma_buf && (device.physical.software || device.traits.semaphore_fd)
+            }
             ExternalKind::HostFd => device.traits.host_memory,
+            ExternalKind::D3d11Resource => false,
         };
         if !has {
             return Err(device.unsupported(format!("memory and timelines shared as {kind}")));
@@ -231,14 +239,6 @@ impl Gpu {
         self.0.options
     }
 
-    /// Waits for all that was submitted, and lets go of what is kept for further frames.
-    ///
-    /// # Errors
-    /// [`Error::Deadline`], [`Error::Lost`].
-    pub fn release(&self) -> Result<()> {
-        self.0.ring.release(self.deadline())
-    }
-
     /// An image's pixels, row by row, once all that was submitted has run.
     ///
     /// # Errors
@@ -261,5 +261,33 @@ impl Gpu {
         frame.submit()?;
         self.finish()?;
         read.bytes()
+    }
+}
+
+impl Graphics for Gpu {
+    type Timeline = Timeline;
+
+    fn shared_timeline(&self) -> Result<(Timeline, ExternalSemaphore)> {
+        let timeline = self.timeline()?;
+        let shared = timeline.export()?;
+        Ok((timeline, shared))
+    }
+
+    fn release(&self) -> Result<()> {
+        self.0.ring.release(self.deadline())
+    }
+
+    fn reopen<A: Accelerator>(&self, accelerator: &A) -> Result<Self> {
+        Self::beside(accelerator, self.options())
+    }
+}
+
+impl<A: Accelerator> Interop<A> {
+    /// Opens the Vulkan device that the worker's accelerator is, and links them.
+    ///
+    /// # Errors
+    /// As [`Gpu::beside`] and [`Worker::link`].
+    pub fn open(worker: &Worker<A>, options: GpuOptions) -> Result<Self> {
+        Self::over(worker, Gpu::beside(&**worker.accelerator(), options)?)
     }
 }

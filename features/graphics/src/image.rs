@@ -5,35 +5,9 @@ use std::sync::Arc;
 
 use vm_accel::{ExternalKind, ExternalMemory, Pixels, Result, Shareable};
 
-use crate::format::Format;
+use crate::format::{Format, ImageOptions};
 use crate::gpu::Gpu;
-use crate::sys::{Device, Place, RawImage};
-
-/// How many levels and layers an image has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImageOptions {
-    /// Its levels, each half as wide and as high as the one before.
-    pub levels: u32,
-    /// Its layers; none for an image in which kernels index no layer.
-    pub layers: Option<u32>,
-}
-
-impl Default for ImageOptions {
-    fn default() -> Self {
-        Self { levels: 1, layers: None }
-    }
-}
-
-impl ImageOptions {
-    /// The pixels of an image of that, if there is one.
-    pub(crate) fn pixels(self, format: Format, [width, height]: [u32; 2]) -> Option<Pixels> {
-        let Self { levels, layers } = self;
-        let most = u32::BITS - width.max(height).leading_zeros();
-        let is = width > 0 && height > 0 && (1..=most).contains(&levels) && layers != Some(0);
-        let (element, lanes, size) = (format.element(), format.lanes(), [width, height]);
-        is.then_some(Pixels { element, lanes, size, layers, levels, pitch: None })
-    }
-}
+use crate::sys::{self, Device, Place, RawImage};
 
 /// Bytes from the first pixel of rows to behind the last, if such rows do not lie in each other.
 pub(crate) fn row_bytes(pixels: &Pixels, pitch: u64) -> Option<u64> {
@@ -70,11 +44,11 @@ impl Image {
             ))
         })?;
         // A renderer on the processor shares rows, which kernels there take for a surface.
-        let in_rows = kind == ExternalKind::HostFd;
+        let in_rows = kind != ExternalKind::OpaqueFd;
         if in_rows && options != ImageOptions::default() {
             return Err(device.unsupported("sharing an image of levels or layers, as it shares rows of one,"));
         }
-        let raw = RawImage::new(device, format.vulkan(), &pixels, in_rows, Place::Shared(kind))?;
+        let raw = RawImage::new(device, sys::format(format), &pixels, in_rows, Place::Shared(kind))?;
         let shared = match raw.rows {
             Some((offset, pitch)) => {
                 pixels.pitch = Some(pitch);

@@ -1,27 +1,54 @@
 //! A worker and graphics on the same device, in turns.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use vm_accel::{Accelerator, Error, Link, RefusedResource, Registered, Result, Shareable, Worker};
+use vm_accel::{
+    Accelerator, Error, ExternalSemaphore, Link, RefusedResource, Registered, Result, Shareable, Worker,
+};
 
-use crate::frame::Frame;
-use crate::gpu::{Gpu, GpuOptions};
-use crate::timeline::Timeline;
+#[cfg(windows)]
+use crate::d3d11::Gpu;
+#[cfg(unix)]
+use crate::gpu::Gpu;
 
-/// A [`Gpu`] beside a worker of the same device, with the two timelines by which they take turns.
-pub struct Interop<A: Accelerator> {
+/// A device of graphics that takes turns with a worker: Vulkan's, or Direct3D's.
+pub trait Graphics: Clone + fmt::Debug {
+    /// Its timelines.
+    type Timeline;
+
+    /// A timeline at 0, and it for a worker to import.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where it has none that can be shared; the driver's.
+    fn shared_timeline(&self) -> Result<(Self::Timeline, ExternalSemaphore)>;
+
+    /// Waits for all that was submitted, and lets go of what is kept for more of it.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`], [`Error::Lost`].
+    fn release(&self) -> Result<()>;
+
+    /// The same device anew, after it was lost.
+    ///
+    /// # Errors
+    /// The driver's; [`Error::Lost`] for one that is somebody else's to open.
+    fn reopen<A: Accelerator>(&self, accelerator: &A) -> Result<Self>;
+}
+
+/// A device of graphics beside a worker of the same device, with the two timelines by which they take turns.
+pub struct Interop<A: Accelerator, G: Graphics = Gpu> {
     link: Link<A>,
     worker: Worker<A>,
     /// What graphics signals, and the last value that it was to reach.
-    graphics: Timeline,
-    submitted: Mutex<u64>,
+    pub(crate) graphics: G::Timeline,
+    pub(crate) submitted: Mutex<u64>,
     /// What the worker signals.
-    computed: Timeline,
-    gpu: Gpu,
+    pub(crate) computed: G::Timeline,
+    gpu: G,
 }
 
-impl<A: Accelerator> fmt::Debug for Interop<A> {
+impl<A: Accelerator, G: Graphics> fmt::Debug for Interop<A, G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Interop")
             .field("gpu", &self.gpu)
@@ -30,27 +57,19 @@ impl<A: Accelerator> fmt::Debug for Interop<A> {
     }
 }
 
-impl<A: Accelerator> Interop<A> {
-    /// Opens the Vulkan device that the worker's accelerator is, and links them.
-    ///
-    /// # Errors
-    /// As [`Gpu::beside`] and [`Worker::link`].
-    pub fn open(worker: &Worker<A>, options: GpuOptions) -> Result<Self> {
-        Self::over(worker, Gpu::beside(&**worker.accelerator(), options)?)
-    }
-
+impl<A: Accelerator, G: Graphics> Interop<A, G> {
     /// Links a worker and a device that was opened [beside](Gpu::beside) its accelerator.
     ///
     /// # Errors
-    /// As [`Worker::link`].
-    pub fn over(worker: &Worker<A>, gpu: Gpu) -> Result<Self> {
-        let (graphics, computed) = (gpu.timeline()?, gpu.timeline()?);
-        let link = worker.link(graphics.export()?, computed.export()?)?;
+    /// As [`Graphics::shared_timeline`] and [`Worker::link`].
+    pub fn over(worker: &Worker<A>, gpu: G) -> Result<Self> {
+        let ((graphics, theirs), (computed, ours)) = (gpu.shared_timeline()?, gpu.shared_timeline()?);
+        let link = worker.link(theirs, ours)?;
         Ok(Self { link, worker: worker.clone(), graphics, submitted: Mutex::new(0), computed, gpu })
     }
 
     /// The device that renders.
-    pub fn gpu(&self) -> &Gpu {
+    pub fn gpu(&self) -> &G {
         &self.gpu
     }
 
@@ -65,7 +84,7 @@ impl<A: Accelerator> Interop<A> {
     }
 
     /// The timeline that graphics signals, and the one that the worker does.
-    pub fn timelines(&self) -> (&Timeline, &Timeline) {
+    pub fn timelines(&self) -> (&G::Timeline, &G::Timeline) {
         (&self.graphics, &self.computed)
     }
 
@@ -98,28 +117,11 @@ impl<A: Accelerator> Interop<A> {
         }
         match self.gpu.release() {
             Err(error) if gone(&error) => {
-                self.gpu = Gpu::beside(&**self.worker.accelerator(), self.gpu.options())?;
+                self.gpu = self.gpu.reopen(&**self.worker.accelerator())?;
             }
             released => released?,
         }
         *self = Self::over(&self.worker, self.gpu.clone())?;
         Ok(())
-    }
-
-    /// Submits a frame. It begins when the worker has given back what it uses, and the result is the value of graphics'
-    /// timeline when it has run, for [`Registered::map`]. Nobody waits on the host.
-    ///
-    /// # Errors
-    /// [`Error::Lost`]; the driver's.
-    pub fn submit(&self, frame: Frame<'_>) -> Result<u64> {
-        let mut submitted = self.submitted.lock().unwrap_or_else(PoisonError::into_inner);
-        let value = *submitted + 1;
-        let waits = match frame.ready() {
-            0 => None,
-            ready => Some((Arc::clone(&self.computed.0), ready)),
-        };
-        frame.submit_with(waits.as_slice(), &[(Arc::clone(&self.graphics.0), value)])?;
-        *submitted = value;
-        Ok(value)
     }
 }

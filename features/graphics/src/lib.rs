@@ -29,25 +29,38 @@
 //! ```
 //!
 //! Building needs no Vulkan; running needs its loader, `libvulkan.so.1`, and a driver. Where one is missing, the error says which
-//! package has it.
+//! package has it. On Windows it is Direct3D 11 instead: `d3d11`, whose images and buffers are the caller's device's.
 
+#[cfg(unix)]
 mod buffer;
+#[cfg(windows)]
+pub mod d3d11;
 mod format;
+#[cfg(unix)]
 mod frame;
+#[cfg(unix)]
 mod gpu;
+#[cfg(unix)]
 mod image;
 mod interop;
+#[cfg(unix)]
 mod parcel;
+#[cfg(unix)]
 mod pattern;
+#[cfg(unix)]
 mod sys;
+#[cfg(unix)]
 mod timeline;
 
-pub use buffer::Buffer;
-pub use format::Format;
-pub use frame::{Frame, Readback};
-pub use gpu::{Gpu, GpuOptions};
-pub use image::{Image, ImageOptions};
-pub use interop::Interop;
-pub use parcel::Foreign;
-pub use pattern::Pattern;
-pub use timeline::Timeline;
+pub use format::{Format, ImageOptions};
+pub use interop::{Graphics, Interop};
+#[cfg(unix)]
+pub use {
+    buffer::Buffer,
+    frame::{Frame, Readback},
+    gpu::{Gpu, GpuOptions},
+    image::Image,
+    parcel::Foreign,
+    pattern::Pattern,
+    timeline::Timeline,
+};

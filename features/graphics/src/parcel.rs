@@ -14,9 +14,9 @@ use strum::IntoEnumIterator as _;
 use vm_accel::{Accelerator, Error, ExternalKind, ExternalMemory, Layout, Pixels, Result, Shareable};
 
 use crate::buffer::Buffer;
-use crate::format::Format;
+use crate::format::{Format, ImageOptions};
 use crate::gpu::shown;
-use crate::image::{Image, ImageOptions, row_bytes};
+use crate::image::{Image, row_bytes};
 
 /// `vm-gfx 1`, as a number.
 const MAGIC: u64 = u64::from_le_bytes(*b"vm-gfx 1");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vm_accel::Result;
 
 use crate::format::Format;
-use crate::sys::{Device, Pipeline};
+use crate::sys::{self, Device, Pipeline};
 
 // Made by `glslangValidator -V --target-env vulkan1.3` of the file beside it.
 const VERTEX: &[u8] = include_bytes!("../shaders/pattern.vert.spv");
@@ -20,7 +20,7 @@ pub struct Pattern {
 
 impl Pattern {
     pub(crate) fn new(device: &Arc<Device>, format: Format) -> Result<Self> {
-        let pipeline = Pipeline::new(device, format.vulkan(), VERTEX, FRAGMENT)?;
+        let pipeline = Pipeline::new(device, sys::format(format), VERTEX, FRAGMENT)?;
         Ok(Self { pipeline: Arc::new(pipeline), format })
     }
 

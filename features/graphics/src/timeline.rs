@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use vm_accel::{ExternalSemaphore, Result};
+use vm_accel::{ExternalSemaphore, Result, SemaphoreKind};
 
 use crate::parcel::send_timeline;
 use crate::sys::{Device, RawTimeline};
@@ -50,7 +50,8 @@ impl Timeline {
     /// # Errors
     /// The driver's.
     pub fn export(&self) -> Result<ExternalSemaphore> {
-        Ok(ExternalSemaphore { fd: self.0.export()?, host: Arc::new(self.clone()) })
+        let (fd, kind) = (self.0.export()?, SemaphoreKind::Timeline);
+        Ok(ExternalSemaphore { fd, kind, host: Arc::new(self.clone()) })
     }
 }
 

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use common::{Outcome, SIZE, TIMEOUT, after, before, check, pixels, same, sums};
 use vm_accel::fake::{FakeAccelerator, FakeQueue};
 use vm_accel::{
-    Accelerator, DeviceInfo, Error, QueueOptions, Timeline as _, Worker, WorkerOptions, arguments,
+    Accelerator, DeviceInfo, Error, ExternalKind, QueueOptions, Timeline as _, Worker, WorkerOptions,
+    arguments,
 };
 use vm_graphics::{Format, Gpu, GpuOptions};
 
@@ -117,8 +118,13 @@ fn what_can_not_be_is_refused() {
         refused(frame.write_buffer(&small, &[0; 15]).unwrap_err(), "same length");
         drop(frame);
         let private = gpu.private_buffer("private", 16)?;
-        let refused = rig.interop.register(private).map(drop).unwrap_err();
-        assert!(refused.to_string().starts_with("private stays unregistered: "), "{refused}");
+        let unregistered = rig.interop.register(private).map(drop).unwrap_err();
+        assert!(unregistered.to_string().starts_with("private stays unregistered: "), "{unregistered}");
+        let shared = Gpu::beside(&**rig.worker.accelerator(), GpuOptions { dma_buf: true, ..gpu.options() });
+        match shared {
+            Ok(gpu) => assert_eq!(gpu.shares(), ExternalKind::DmaBuf),
+            Err(error) => refused(error, "shared as dma-buf"),
+        }
         // A frame that uses what a worker has had is none to be submitted without waiting for it.
         let scene = rig.frame(rig.scene(SIZE)?, 1)?;
         let mut frame = gpu.frame()?;

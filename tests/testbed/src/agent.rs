@@ -29,7 +29,7 @@ pub use disk::{Disk, NvmeDisk};
 pub use guest::{CLOUD_HYPERVISOR, Ended, Engine, Guest, GuestPlan, Program, processes};
 pub use hold::Holder;
 pub use killer::{At, Fate, Meanwhile, SAID, Victim, kill_at};
-pub use l1::{Finished, L1, MAP_RAM, OWN_VMM, VFIO_EDU, VM_SERVICE};
+pub use l1::{DMA_BUF, Finished, L1, MAP_RAM, OWN_VMM, VFIO_EDU, VM_SERVICE};
 pub use l2::L2;
 pub use limits::with_locked_memory;
 pub use log::kernel_log;

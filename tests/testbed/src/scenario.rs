@@ -76,7 +76,8 @@ pub struct Contents {
     /// device arguments. The Linux guest has the modules of its file system.
     pub cupy: bool,
     /// The library's examples that scenarios run: of a VMM that implements its boundary itself, of two processes that drive
-    /// one device, and of what mapping RAM for DMA takes, as `/bin/own_vmm`, `/bin/vfio_edu` and `/bin/map_ram`.
+    /// one device, of what mapping RAM for DMA takes, and of turns at a dma-buf, as `/bin/own_vmm`, `/bin/vfio_edu`, `/bin/map_ram` and
+    /// `/bin/dma_buf`.
     pub library_examples: bool,
     /// This machine's systemd, with the units of the project's package.
     pub systemd: bool,

@@ -16,6 +16,7 @@ mod daemon_kill9;
 mod device_errors;
 mod device_kinds;
 mod device_state;
+mod dma_buf;
 mod dma_limits;
 mod e1000;
 mod egpu;
@@ -86,6 +87,7 @@ pub const ALL: &[Scenario] = &[
     linux_nvme::SCENARIO,
     device_kinds::SCENARIO,
     group_not_viable::SCENARIO,
+    dma_buf::SCENARIO,
     dma_limits::SCENARIO,
     silent_device::SCENARIO,
     scan_explain::SCENARIO,

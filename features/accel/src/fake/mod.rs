@@ -11,6 +11,7 @@ mod script;
 mod stream;
 
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -25,6 +26,16 @@ use crate::programs::Program;
 
 /// The image that the simulated device takes; the entry says which program it is.
 const IMAGE: &[u8] = b"fake";
+
+/// What the simulated driver maps, as the keeper of a [`BorrowedResource`](crate::sys::BorrowedResource): a file's bytes, which it takes
+/// when they are mapped, and gives back when they are freed.
+#[derive(Debug)]
+pub struct FakeResource {
+    /// The file, which is as long.
+    pub file: File,
+    /// How many bytes it has.
+    pub bytes: u64,
+}
 
 /// A call in which a fault can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +54,17 @@ pub enum FakeCall {
     Record,
     /// [`Queue::wait_event`](crate::Queue::wait_event).
     WaitEvent,
-    /// [`Queue::import_memory`](crate::Queue::import_memory), [`Queue::import_semaphore`](crate::Queue::import_semaphore).
+    /// [`Queue::import_memory`](crate::Queue::import_memory), [`Queue::import_semaphore`](crate::Queue::import_semaphore),
+    /// [`Queue::register_resource`](crate::Queue::register_resource), [`Queue::map_resource`](crate::Queue::map_resource).
     Import,
     /// [`Queue::wait_semaphore`](crate::Queue::wait_semaphore).
     WaitSemaphore,
     /// [`Queue::signal_semaphore`](crate::Queue::signal_semaphore).
     SignalSemaphore,
+    /// [`Queue::acquire`](crate::Queue::acquire).
+    Acquire,
+    /// [`Queue::release`](crate::Queue::release).
+    Release,
     /// [`Queue::launch`](crate::Queue::launch).
     Launch,
     /// [`Queue::end_capture`](crate::Queue::end_capture).

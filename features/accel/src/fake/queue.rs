@@ -1,7 +1,7 @@
 //! The simulated stream: commands in a list, run when somebody polls.
 
 use std::cell::RefCell;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,15 +9,18 @@ use super::heap::heap;
 use super::programs::{Run, WORDS, same_layout};
 use super::script::{Script, Scripted};
 use super::stream::{Command, Context, Owner, State, Stream};
-use super::{Controls, FakeCall, IMAGE};
+use super::{Controls, FakeCall, FakeResource, IMAGE};
 use crate::accelerator::{GraphNode, Queue};
 use crate::artifact::Artifact;
 use crate::device::{MemoryInfo, QueueOptions};
 use crate::error::{Error, Result};
-use crate::external::{ExternalKind, ExternalMemory, ExternalSemaphore, Pixels, Semaphore, Timeline};
+use crate::external::{
+    DriverResource, ExternalKind, ExternalMemory, ExternalSemaphore, Pixels, Semaphore, Timeline,
+};
 use crate::launch::{Arguments, Grid};
 use crate::memory::{Memory, MemoryKind, Region};
 use crate::programs::Program;
+use crate::sys::BorrowedResource;
 
 /// A point in a simulated stream.
 pub struct FakeEvent {
@@ -228,6 +231,32 @@ impl Queue for FakeQueue {
         (0..pixels.levels).map(level).collect()
     }
 
+    fn register_resource(&self, resource: BorrowedResource, _: Option<&Pixels>) -> Result<DriverResource> {
+        self.check(FakeCall::Import)?;
+        let wrong = |_| Error::NotShareable { cause: "it is no FakeResource".into() };
+        let file = resource.into_parts().1.downcast::<FakeResource>().map_err(wrong)?;
+        Ok(DriverResource::new((*file, Arc::new(AtomicBool::new(false)))))
+    }
+
+    #[allow(unsafe_code)]
+    fn map_resource(&self, resource: &DriverResource) -> Result<Vec<Memory>> {
+        self.check(FakeCall::Import)?;
+        let failed = |cause: String| Error::Host { what: "mapping a resource", cause };
+        let (FakeResource { file, bytes }, mapped) =
+            resource.imported::<(FakeResource, Arc<AtomicBool>)>()?;
+        if mapped.swap(true, Ordering::AcqRel) {
+            return Err(failed("it is mapped".into()));
+        }
+        let (kind, bytes) = (MemoryKind::External, *bytes);
+        let out = Error::OutOfMemory { kind: kind.name(), bytes, free: 0, total: 0 };
+        let (address, file) = (heap().allocate(bytes).ok_or(out)?, file.try_clone());
+        let file = file.map_err(|error| failed(error.to_string()))?;
+        let read = self.stream.context.map(address, file, bytes, Arc::clone(mapped));
+        read.ok_or_else(|| failed("its file is too short".into()))?;
+        // SAFETY: the heap keeps the copy until it is freed or its context ends.
+        Ok(vec![unsafe { Memory::from_raw(kind, address, 0, bytes) }])
+    }
+
     fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {
         self.check(FakeCall::Import)?;
         Ok(Semaphore::new(semaphore.host))
@@ -241,6 +270,16 @@ impl Queue for FakeQueue {
     fn signal_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
         self.check(FakeCall::SignalSemaphore)?;
         self.turn(Command::Signal(Arc::clone(semaphore.imported::<Arc<dyn Timeline>>()?), value))
+    }
+
+    fn acquire(&self, memory: Region<'_>) -> Result<()> {
+        self.check(FakeCall::Acquire)?;
+        self.turn(Command::Acquire(memory.address()))
+    }
+
+    fn release(&self, memory: Region<'_>) -> Result<()> {
+        self.check(FakeCall::Release)?;
+        self.turn(Command::Release(memory.address()))
     }
 
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {

@@ -36,9 +36,13 @@ pub(super) enum Command {
     Record(Arc<State>),
     /// Nothing behind it runs before the other stream has come so far.
     Wait(Arc<State>),
-    /// Nothing behind it runs before another API has come so far; what that wrote is seen from here on.
+    /// Nothing behind it runs before another API has come so far.
     Await(Arc<dyn Timeline>, u64),
-    /// Another API sees what was written, and is told how far this has come.
+    /// What that API wrote at an address is seen from here on.
+    Acquire(u64),
+    /// It sees what was written there.
+    Release(u64),
+    /// It is told how far this has come.
     Signal(Arc<dyn Timeline>, u64),
 }
 
@@ -49,6 +53,8 @@ struct Import {
     bytes: u64,
     /// What both sides had when they agreed last.
     agreed: Vec<u8>,
+    /// Whether it is mapped, of what the simulated driver maps: the other API sees what was written when it is let go of.
+    mapped: Option<Arc<AtomicBool>>,
 }
 
 /// One recording of an event.
@@ -125,34 +131,48 @@ impl Context {
     pub(super) fn import(&self, address: u64, memory: ExternalMemory) {
         let ExternalMemory { fd, offset, bytes, .. } = memory;
         self.insert(address, bytes, Owner::External);
-        lock(&self.imports).insert(address, Import { file: fd.into(), offset, bytes, agreed: Vec::new() });
+        let import = Import { file: fd.into(), offset, bytes, agreed: Vec::new(), mapped: None };
+        lock(&self.imports).insert(address, import);
+    }
+
+    /// Maps a file that another API writes no more.
+    pub(super) fn map(&self, address: u64, file: File, bytes: u64, mapped: Arc<AtomicBool>) -> Option<()> {
+        self.insert(address, bytes, Owner::External);
+        let import = Import { file, offset: 0, bytes, agreed: Vec::new(), mapped: Some(mapped) };
+        lock(&self.imports).insert(address, import);
+        self.pull(address)
     }
 
     /// Sees what the other API wrote.
-    fn pull(&self) -> Option<()> {
-        lock(&self.imports).iter_mut().try_for_each(|(address, import)| {
-            import.agreed.resize(usize::try_from(import.bytes).ok()?, 0);
-            import.file.read_exact_at(&mut import.agreed, import.offset).ok()?;
-            heap().write(*address, &import.agreed)
-        })
+    fn pull(&self, address: u64) -> Option<()> {
+        let mut imports = lock(&self.imports);
+        // A surface has no bytes here.
+        let Some(import) = imports.get_mut(&address) else { return Some(()) };
+        import.agreed.resize(usize::try_from(import.bytes).ok()?, 0);
+        import.file.read_exact_at(&mut import.agreed, import.offset).ok()?;
+        heap().write(address, &import.agreed)
     }
 
     /// Lets it see what was written here.
-    fn push(&self) -> Option<()> {
-        lock(&self.imports).iter_mut().try_for_each(|(address, import)| {
-            let bytes = heap().read(*address, import.bytes)?;
-            if bytes != import.agreed {
-                import.file.write_all_at(&bytes, import.offset).ok()?;
-                import.agreed = bytes;
-            }
-            Some(())
-        })
+    fn push(&self, address: u64) -> Option<()> {
+        let mut imports = lock(&self.imports);
+        let Some(import) = imports.get_mut(&address) else { return Some(()) };
+        let bytes = heap().read(address, import.bytes)?;
+        if bytes != import.agreed {
+            import.file.write_all_at(&bytes, import.offset).ok()?;
+            import.agreed = bytes;
+        }
+        Some(())
     }
 
     /// Frees what begins at an address; false if nothing of this context does.
     pub(super) fn free(&self, address: u64) -> bool {
         let Some((bytes, owner)) = lock(&self.live).remove(&address) else { return false };
-        lock(&self.imports).remove(&address);
+        if let Some(Import { file, mapped: Some(mapped), .. }) = lock(&self.imports).remove(&address) {
+            let written = heap().read(address, bytes).map(|bytes| file.write_all_at(&bytes, 0));
+            debug_assert!(matches!(written, Some(Ok(()))), "{written:?}");
+            mapped.store(false, Ordering::Release);
+        }
         self.counter(owner).inspect(|counter| {
             counter.fetch_sub(bytes, Ordering::AcqRel);
         });
@@ -269,10 +289,10 @@ impl Stream {
                 Some(())
             }
             Command::Wait(_) => Some(()),
-            Command::Await(..) => self.context.pull(),
-            Command::Signal(ref timeline, value) => {
-                self.context.push().and_then(|()| timeline.signal(value).ok())
-            }
+            Command::Await(..) => Some(()),
+            Command::Acquire(address) => self.context.pull(address),
+            Command::Release(address) => self.context.push(address),
+            Command::Signal(ref timeline, value) => timeline.signal(value).ok(),
         };
         done.map_or(Progress::Fault, |()| Progress::Done)
     }

@@ -8,6 +8,7 @@ use super::{DeferredFree, Shared, Worker, current};
 use crate::accelerator::{Accelerator, Queue};
 use crate::error::{Error, Result};
 use crate::external::{ExternalSemaphore, Semaphore, Timeline};
+use crate::memory::Region;
 
 /// How a worker and graphics wait for each other, without the host. Clones are the same link.
 ///
@@ -21,6 +22,13 @@ impl<A: Accelerator> Clone for Link<A> {
     }
 }
 
+impl<A: Accelerator> Link<A> {
+    /// The last value that graphics was promised, 0 before the first.
+    pub fn promised(&self) -> u64 {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).promised
+    }
+}
+
 impl<A: Accelerator> fmt::Debug for Link<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("broken", &self.0.broken.get()).finish_non_exhaustive()
@@ -29,8 +37,8 @@ impl<A: Accelerator> fmt::Debug for Link<A> {
 
 /// A link, as the worker's commands have it.
 pub(super) struct Turns<A: Accelerator> {
-    /// What graphics signals and what the worker does, until they are given up.
-    semaphores: Option<(Semaphore, Semaphore)>,
+    /// What graphics signals and what the worker does, until they are given up: for a mutex the same.
+    semaphores: Option<(Arc<Semaphore>, Arc<Semaphore>)>,
     /// The host's side of the second.
     host: Arc<dyn Timeline>,
     state: Mutex<State>,
@@ -94,8 +102,8 @@ impl<A: Accelerator> Turns<A> {
         current::is(self.shared.id) && state.ready <= self.shared.executor.position()
     }
 
-    /// Lets what follows begin when graphics has signalled `value`.
-    pub(super) fn wait(self: &Arc<Self>, value: u64) -> Result<()> {
+    /// Lets what follows begin when graphics has signalled `value`, with what it wrote in `memory`.
+    pub(super) fn wait(self: &Arc<Self>, value: u64, memory: Vec<Region<'static>>) -> Result<()> {
         self.check()?;
         self.shared.alive()?;
         let mut state = self.lock()?;
@@ -103,7 +111,7 @@ impl<A: Accelerator> Turns<A> {
             return Err(Error::Stopped);
         }
         let this = Arc::clone(self);
-        let command = move |session: &Session<A>| this.broke(this.start_wait(session, value));
+        let command = move |session: &Session<A>| this.broke(this.start_wait(session, value, &memory));
         if self.is_inline(&state) {
             return current::with(&self.shared, command).unwrap_or(Err(Error::Stopped));
         }
@@ -113,17 +121,18 @@ impl<A: Accelerator> Turns<A> {
         self.push(&mut state, command)
     }
 
-    fn start_wait(&self, session: &Session<A>, value: u64) -> Result<()> {
+    fn start_wait(&self, session: &Session<A>, value: u64, memory: &[Region<'_>]) -> Result<()> {
         session.not_capturing("a wait for graphics")?;
         let Some((theirs, _)) = &self.semaphores else { return Err(Error::Stopped) };
-        session.note(session.queue().wait_semaphore(theirs, value))
+        session.note(session.queue().wait_semaphore(theirs, value))?;
+        memory.iter().try_for_each(|one| session.note(session.queue().acquire(*one)))
     }
 
-    /// Promises graphics a value that is reached behind what was given so far.
+    /// Promises graphics a value that is reached behind what was given so far, with what was written in `memory`.
     ///
     /// # Errors
     /// [`Error::OutOfOrder`], with nothing promised. After others the value is signalled by the host, now or at the worker's end.
-    pub(super) fn signal(self: &Arc<Self>) -> Result<u64> {
+    pub(super) fn signal(self: &Arc<Self>, memory: Vec<Region<'static>>) -> Result<u64> {
         let mut state = self.lock()?;
         state.promised += 1;
         let value = state.promised;
@@ -131,7 +140,7 @@ impl<A: Accelerator> Turns<A> {
             return self.host.signal(value).map(|()| value);
         }
         let this = Arc::clone(self);
-        let command = move |session: &Session<A>| this.broke(this.start_signal(session, value));
+        let command = move |session: &Session<A>| this.broke(this.start_signal(session, value, &memory));
         let given = match self.is_inline(&state) {
             true => current::with(&self.shared, command).unwrap_or(Err(Error::Stopped)),
             false => self.push(&mut state, command),
@@ -139,10 +148,11 @@ impl<A: Accelerator> Turns<A> {
         self.broke(given).map(|()| value)
     }
 
-    fn start_signal(&self, session: &Session<A>, value: u64) -> Result<()> {
+    fn start_signal(&self, session: &Session<A>, value: u64, memory: &[Region<'_>]) -> Result<()> {
         let Some((_, ours)) = &self.semaphores else { return Err(Error::Stopped) };
         let signalled = session
             .not_capturing("a signal to graphics")
+            .and_then(|()| memory.iter().try_for_each(|one| session.note(session.queue().release(*one))))
             .and_then(|()| session.note(session.queue().signal_semaphore(ours, value)));
         if signalled.is_err()
             && let Err(error) = self.host.signal(value)
@@ -177,12 +187,27 @@ impl<A: Accelerator> Worker<A> {
     /// [`Error::Unsupported`] where the device can't wait for them; [`Error::Deadline`], [`Error::Stopped`], [`Error::Lost`]; the
     /// device's.
     pub fn link(&self, graphics: ExternalSemaphore, worker: ExternalSemaphore) -> Result<Link<A>> {
+        self.link_by(worker, Some(graphics))
+    }
+
+    /// Takes a mutex that graphics releases with one key and this worker with another: [`Registered::map`](super::Registered::map)
+    /// acquires it with the key that it is given, and [`Registered::ready`](super::Registered::ready) is that with which it is released.
+    ///
+    /// # Errors
+    /// As [`Worker::link`].
+    pub fn link_mutex(&self, mutex: ExternalSemaphore) -> Result<Link<A>> {
+        self.link_by(mutex, None)
+    }
+
+    fn link_by(&self, worker: ExternalSemaphore, graphics: Option<ExternalSemaphore>) -> Result<Link<A>> {
         let shared = &self.0.shared;
         let host = Arc::clone(&worker.host);
         let semaphores = self.submit_and_wait(self.0.deadline(), move |session| {
             session.not_capturing("an import")?;
-            let theirs = session.note(session.queue().import_semaphore(graphics))?;
-            Ok((theirs, session.note(session.queue().import_semaphore(worker))?))
+            let import = |semaphore| session.note(session.queue().import_semaphore(semaphore)).map(Arc::new);
+            let theirs = graphics.map(import).transpose()?;
+            let ours = import(worker)?;
+            Ok((theirs.unwrap_or_else(|| Arc::clone(&ours)), ours))
         })?;
         let turns = Arc::new(Turns {
             semaphores: Some(semaphores),

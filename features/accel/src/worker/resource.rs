@@ -11,8 +11,9 @@ use super::session::Session;
 use super::{Shared, Worker, current};
 use crate::accelerator::{Accelerator, Queue};
 use crate::error::{Error, Result};
-use crate::external::{ExternalMemory, Layout, Pixels};
-use crate::memory::Memory;
+use crate::external::{DriverResource, ExternalMemory, Layout, Pixels};
+use crate::memory::{Memory, Region};
+use crate::sys::BorrowedResource;
 
 /// What graphics can share with a worker: a buffer, or an image.
 pub trait Shareable: Send + Sync + 'static {
@@ -30,6 +31,11 @@ pub trait Shareable: Send + Sync + 'static {
     /// # Errors
     /// The API's.
     fn export(&self) -> Result<ExternalMemory>;
+
+    /// Itself, if its memory is not shared, but the device's driver maps it: then [`Registered::map_by_driver`] does.
+    fn driver_maps(&self) -> Option<BorrowedResource> {
+        None
+    }
 }
 
 /// A step that was not taken: what was to take it stays as it was, and comes back.
@@ -64,8 +70,10 @@ pub(super) type Held = HashMap<u64, (String, &'static str)>;
 
 /// The import of a resource, which ends before the resource does.
 struct Import<A: Accelerator, R: Shareable> {
-    /// A buffer, or a surface for each level.
+    /// A buffer, or a surface for each level; nothing where the driver maps the resource, and has not.
     memory: Vec<Buffer<A>>,
+    /// What the driver maps.
+    driver: Option<Arc<DriverResource>>,
     resource: Option<R>,
     layout: R::Layout,
     number: u64,
@@ -82,12 +90,36 @@ impl<A: Accelerator, R: Shareable> Import<A, R> {
     fn name(&self) -> String {
         self.resource.as_ref().map_or_else(String::new, |resource| resource.name().to_owned())
     }
+
+    /// Its memory, for commands, which come before that of its end.
+    fn regions(&self) -> Vec<Region<'static>> {
+        self.memory.iter().map(|buffer| View::from(buffer).region()).collect()
+    }
+
+    /// That the driver maps it, or that it does not.
+    fn is_by_driver(&self, wanted: bool) -> Result<()> {
+        let what = if wanted { "mapping shared memory by the driver" } else { "turns of a link at it" };
+        let refused = || Error::Unsupported { what: what.into(), device: self.name() };
+        if self.driver.is_some() == wanted { Ok(()) } else { Err(refused()) }
+    }
+}
+
+fn adopt<A: Accelerator>(memory: Vec<Memory>, shared: &Arc<Shared<A>>) -> Vec<Buffer<A>> {
+    let adopt = |memory: Memory| {
+        let bytes = memory.bytes();
+        shared.pool.adopt(bytes);
+        Buffer::new(memory, bytes, 0, shared)
+    };
+    memory.into_iter().map(adopt).collect()
 }
 
 impl<A: Accelerator, R: Shareable> Drop for Import<A, R> {
     fn drop(&mut self) {
         self.shared.held().remove(&self.number);
         self.memory.clear();
+        if let Some(driver) = self.driver.take() {
+            self.shared.keep(driver);
+        }
         if let Some(resource) = self.resource.take() {
             self.shared.keep(resource);
         }
@@ -143,7 +175,8 @@ pub struct Registered<A: Accelerator, R: Shareable> {
 #[must_use = "dropping it unmaps and unregisters the resource"]
 pub struct Mapped<A: Accelerator, R: Shareable> {
     import: Option<Import<A, R>>,
-    turns: Arc<Turns<A>>,
+    /// None where the driver maps it.
+    turns: Option<Arc<Turns<A>>>,
 }
 
 impl<A: Accelerator> Shared<A> {
@@ -202,26 +235,31 @@ impl<A: Accelerator> Worker<A> {
     /// [`Error::Deadline`], [`Error::Stopped`], [`Error::Lost`]; the device's.
     pub fn register_resource<R: Shareable>(&self, resource: R) -> Result<Registered<A, R>, Box<Refused<R>>> {
         let layout = resource.layout();
-        let imported = resource.export().and_then(|memory| {
-            self.submit_and_wait(self.0.deadline(), move |session| {
+        let imported = match resource.driver_maps() {
+            Some(resource) => self.submit_and_wait(self.0.deadline(), move |session| {
                 session.not_capturing("an import")?;
-                session.note(match layout.pixels() {
-                    Some(pixels) if pixels.pitch.is_none() => session.queue().import_image(memory, &pixels),
-                    _ => session.queue().import_memory(memory).map(|memory| vec![memory]),
+                let driver = session.queue().register_resource(resource, layout.pixels().as_ref());
+                Ok((vec![], Some(Arc::new(session.note(driver)?))))
+            }),
+            None => resource.export().and_then(|memory| {
+                self.submit_and_wait(self.0.deadline(), move |session| {
+                    session.not_capturing("an import")?;
+                    let memory = session.note(match layout.pixels() {
+                        Some(pixels) if pixels.pitch.is_none() => {
+                            session.queue().import_image(memory, &pixels)
+                        }
+                        _ => session.queue().import_memory(memory).map(|memory| vec![memory]),
+                    })?;
+                    Ok((memory, None))
                 })
-            })
-        });
+            }),
+        };
         let shared = Arc::clone(&self.0.shared);
         match imported {
-            Ok(memory) => {
-                let adopt = |memory: Memory| {
-                    let bytes = memory.bytes();
-                    shared.pool.adopt(bytes);
-                    Buffer::new(memory, bytes, 0, &shared)
-                };
-                let memory = memory.into_iter().map(adopt).collect();
+            Ok((memory, driver)) => {
+                let memory = adopt(memory, &shared);
                 let number = shared.hold(resource.name());
-                let import = Import { memory, resource: Some(resource), layout, number, shared };
+                let import = Import { memory, driver, resource: Some(resource), layout, number, shared };
                 Ok(Registered { import, ready: 0 })
             }
             Err(error) => {
@@ -251,14 +289,44 @@ impl<A: Accelerator, R: Shareable> Registered<A, R> {
     ///
     /// # Errors
     /// [`Error::WrongWorker`] for a link of another one, [`Error::OutOfOrder`] in a job with commands of the link behind it, and
-    /// what a turn of the link failed with before; [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`].
+    /// what a turn of the link failed with before; [`Error::QueueFull`], [`Error::Stopped`], [`Error::Lost`]; [`Error::Unsupported`]
+    /// for what the [driver maps](Registered::map_by_driver).
     pub fn map(self, link: &Link<A>, value: u64) -> Result<Mapped<A, R>, Box<Refused<Self>>> {
         let turns = &link.0;
-        let waits = self.import.shared.own("link", &turns.shared).and_then(|_| turns.wait(value));
-        match waits {
+        let own = self.import.shared.own("link", &turns.shared);
+        let waits = own
+            .and_then(|_| self.import.is_by_driver(false))
+            .and_then(|()| turns.wait(value, self.import.regions()));
+        self.becomes_mapped(waits, Some(Arc::clone(turns)))
+    }
+
+    /// The same for a resource that the driver maps: it orders what the worker is given from here on behind what graphics was
+    /// given before. This waits for the worker's thread, and maybe for graphics.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for memory that is shared; as [`Worker::register_resource`].
+    pub fn map_by_driver(mut self) -> Result<Mapped<A, R>, Box<Refused<Self>>> {
+        let import = &self.import;
+        let mapped = import.is_by_driver(true).and_then(|()| {
+            let driver = import.driver.clone();
+            on_worker(&import.shared, move |session| {
+                session.not_capturing("a wait for graphics")?;
+                session.note(driver.map_or(Ok(vec![]), |driver| session.queue().map_resource(&driver)))
+            })
+        });
+        let mapped = mapped.map(|memory| self.import.memory = adopt(memory, &self.import.shared));
+        self.becomes_mapped(mapped, None)
+    }
+
+    fn becomes_mapped(
+        self,
+        mapped: Result<()>,
+        turns: Option<Arc<Turns<A>>>,
+    ) -> Result<Mapped<A, R>, Box<Refused<Self>>> {
+        match mapped {
             Ok(()) => {
                 self.import.becomes("mapped");
-                Ok(Mapped { import: Some(self.import), turns: Arc::clone(turns) })
+                Ok(Mapped { import: Some(self.import), turns })
             }
             Err(error) => {
                 let name = self.import.name();
@@ -276,23 +344,27 @@ impl<A: Accelerator, R: Shareable> Registered<A, R> {
         let shared = Arc::clone(&self.import.shared);
         let memory = std::mem::take(&mut self.import.memory);
         if !shared.ended() {
-            unregister(&shared, memory)?;
+            on_worker(&shared, |session| memory.into_iter().try_for_each(|one| session.unregister(one)))?;
         }
+        self.import.driver = None;
         self.import.resource.take().ok_or(Error::Stopped)
     }
 }
 
-fn unregister<A: Accelerator>(shared: &Arc<Shared<A>>, memory: Vec<Buffer<A>>) -> Result<()> {
-    let each = |session: &Session<A>| memory.into_iter().try_for_each(|one| session.unregister(one));
+/// Does something on the worker's thread behind all that it was given, and waits for that.
+fn on_worker<A: Accelerator, T: Send>(
+    shared: &Arc<Shared<A>>,
+    job: impl FnOnce(&Session<A>) -> Result<T> + Send,
+) -> Result<T> {
     if current::is(shared.id) {
         if !shared.executor.runs_the_last() {
             return Err(Error::OutOfOrder);
         }
-        return current::with(shared, each).unwrap_or(Err(Error::Stopped));
+        return current::with(shared, job).unwrap_or(Err(Error::Stopped));
     }
     shared.alive()?;
     let deadline = shared.options.queue.deadline();
-    shared.executor.submit_and_wait(deadline, each)
+    shared.executor.submit_and_wait(deadline, job)
 }
 
 impl<A: Accelerator, R: Shareable> Mapped<A, R> {
@@ -309,14 +381,18 @@ impl<A: Accelerator, R: Shareable> Mapped<A, R> {
     }
 
     /// Gives it back to graphics, once the worker's timeline has reached [`Registered::ready`] of the result, behind all that the
-    /// worker was given. Nobody waits on the host.
+    /// worker was given. Nobody waits on the host. What the driver maps is graphics' when this returns, which waits for the device.
     ///
     /// # Errors
     /// [`Error::OutOfOrder`] in a job, while another thread gives the link a command. After [`Error::QueueFull`],
-    /// [`Error::Stopped`] and the device's the resource is still mapped, and to drop it tells graphics, at the worker's end if not
-    /// before.
+    /// [`Error::Deadline`], [`Error::Stopped`] and the device's the resource is still mapped, and to drop it tells graphics, at the
+    /// worker's end if not before.
     pub fn unmap(mut self) -> Result<Registered<A, R>, Box<Refused<Self>>> {
-        match (self.turns.signal(), self.import.take()) {
+        let ended = match &self.turns {
+            Some(turns) => turns.signal(self.import().regions()),
+            None => self.unmap_by_driver().map(|()| 0),
+        };
+        match (ended, self.import.take()) {
             (Ok(ready), Some(import)) => {
                 import.becomes("registered");
                 Ok(Registered { import, ready })
@@ -328,6 +404,26 @@ impl<A: Accelerator, R: Shareable> Mapped<A, R> {
             }
             (Ok(_), None) => unreachable!("what is mapped has its import until it is unmapped"),
         }
+    }
+
+    fn unmap_by_driver(&mut self) -> Result<()> {
+        let Some(import) = &mut self.import else { return Ok(()) };
+        let shared = Arc::clone(&import.shared);
+        if shared.ended() {
+            return Ok(());
+        }
+        let deadline = shared.options.queue.deadline();
+        let mut memory = std::mem::take(&mut import.memory);
+        let ended = on_worker(&shared, |session| {
+            session.synchronize(deadline)?;
+            session.defer(memory.drain(..).try_for_each(|one| session.unregister(one)));
+            Ok(())
+        });
+        if ended.is_err() {
+            // Nothing of it was let go of.
+            import.memory = memory;
+        }
+        ended
     }
 }
 
@@ -364,8 +460,8 @@ impl<A: Accelerator, R: Shareable<Layout = Pixels>> Mapped<A, R> {
 
 impl<A: Accelerator, R: Shareable> Drop for Mapped<A, R> {
     fn drop(&mut self) {
-        if let Some(import) = &self.import
-            && let Err(error) = self.turns.signal()
+        if let (Some(import), Some(turns)) = (&self.import, &self.turns)
+            && let Err(error) = turns.signal(import.regions())
         {
             tracing::warn!(resource = import.name(), %error, "graphics is told later");
         }

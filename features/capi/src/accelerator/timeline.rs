@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vm_accel::{Error, ExternalSemaphore, HostTimeline};
+use vm_accel::{Error, ExternalSemaphore, HostTimeline, SemaphoreKind};
 
 use super::error::Failure;
 use crate::sys::accelerator::Theirs;
@@ -39,7 +39,8 @@ impl Timeline {
         let fd = self.fd.as_ref().map(OwnedFd::try_clone).transpose();
         let failed =
             |error: std::io::Error| Error::Host { what: "sharing a timeline", cause: error.to_string() };
-        Ok(ExternalSemaphore { fd: fd.map_err(failed)?, host: Arc::clone(&self.host) })
+        let kind = SemaphoreKind::Timeline;
+        Ok(ExternalSemaphore { fd: fd.map_err(failed)?, kind, host: Arc::clone(&self.host) })
     }
 
     /// Has it be graphics' from now on.

@@ -13,7 +13,7 @@ use vm_accel::{Error, Result};
 use super::Process;
 use crate::sys::one_line;
 
-const LIBRARY: &str = "libnvidia-ml.so.1";
+const LIBRARY: &str = if cfg!(windows) { "nvml.dll" } else { "libnvidia-ml.so.1" };
 type Status = c_uint;
 type Handle = *mut c_void;
 

@@ -25,6 +25,7 @@ impl Log {
     }
 
     /// With one more option, whose value is a number.
+    #[cfg(unix)]
     pub(super) fn with(mut self, option: CUjit_option, value: usize) -> Self {
         self.options.push(option);
         self.values.push(ptr::without_provenance_mut(value));

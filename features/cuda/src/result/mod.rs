@@ -6,12 +6,18 @@
 
 mod external;
 mod graph;
+mod graphics;
+#[cfg_attr(unix, path = "handle_unix.rs")]
+#[cfg_attr(windows, path = "handle_windows.rs")]
+mod handle;
+#[cfg(unix)]
 mod link;
 mod log;
 mod memory;
 mod module;
 mod pointer;
 mod stream;
+mod surface;
 mod tensor;
 
 use std::ffi::{CStr, c_char};
@@ -21,16 +27,21 @@ use std::thread::ThreadId;
 
 use vm_accel::{Error, Result};
 
-pub(crate) use external::{ImportedMemory, ImportedSemaphore, Surface};
+pub(crate) use external::{ImportedMemory, ImportedSemaphore};
 pub(crate) use graph::Graph;
+pub(crate) use graphics::{GraphicsResource, MappedResource};
+#[cfg(unix)]
 pub(crate) use link::link;
 pub(crate) use memory::Pool;
 pub(crate) use module::{Function, Module};
 pub use pointer::{Allocation, Place};
 pub(crate) use stream::{Event, Stream};
+pub(crate) use surface::Surface;
 pub(crate) use tensor::Maps;
 
-use crate::sys::{BorrowedContext, CUcontext, CUdevice, CUdevice_attribute, CUuuid, Driver, Status};
+use crate::sys::{
+    BorrowedAdapter, BorrowedContext, CUcontext, CUdevice, CUdevice_attribute, CUuuid, Driver, Status,
+};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub(crate) const OUT_OF_MEMORY: Status = 2;
@@ -81,6 +92,14 @@ impl Driver {
         let mut device = 0;
         // SAFETY: the pointer is to a local.
         unsafe { self.cuDeviceGet(&raw mut device, ordinal as i32) }?;
+        Ok(Device(device))
+    }
+
+    /// The device that an adapter of Windows is.
+    pub(crate) fn device_of(&self, adapter: &BorrowedAdapter) -> Result<Device> {
+        let mut device = 0;
+        // SAFETY: the adapter is there; the pointer is to a local.
+        unsafe { self.cuD3D11GetDevice(&raw mut device, adapter.address()) }?;
         Ok(Device(device))
     }
 
@@ -156,6 +175,17 @@ impl Device {
         // SAFETY: the pointer is to a local.
         unsafe { driver.cuDeviceGetUuid_v2(&raw mut uuid, self.0) }?;
         Ok(uuid.bytes.map(|byte| byte.cast_unsigned()))
+    }
+
+    /// The number by which Windows knows the device; none elsewhere.
+    pub(crate) fn luid(self, driver: &Driver) -> Result<Option<[u8; 8]>> {
+        if driver.cuDeviceGetLuid.is_none() {
+            return Ok(None);
+        }
+        let (mut luid, mut node) = ([0u8; 8], 0);
+        // SAFETY: the pointers are to locals, of which the first has the 8 bytes that such a number has.
+        unsafe { driver.cuDeviceGetLuid(luid.as_mut_ptr().cast(), &raw mut node, self.0) }?;
+        Ok(Some(luid))
     }
 
     pub(crate) fn memory(self, driver: &Driver) -> Result<u64> {

@@ -1,6 +1,26 @@
 //! What others own, and promise to keep.
 
+use std::ffi::c_void;
+
 use super::{CUcontext, CUstream};
+
+/// An adapter of Windows that somebody else has: an `IDXGIAdapter`.
+#[derive(Debug)]
+pub struct BorrowedAdapter(*mut c_void);
+
+impl BorrowedAdapter {
+    /// The adapter at an address.
+    ///
+    /// # Safety
+    /// It is an `IDXGIAdapter`, and there as long as this value.
+    pub unsafe fn new(adapter: *mut c_void) -> Self {
+        Self(adapter)
+    }
+
+    pub(crate) fn address(&self) -> *mut c_void {
+        self.0
+    }
+}
 
 /// A context that somebody else made and ends.
 #[derive(Debug)]

@@ -1,12 +1,13 @@
 //! The functions of libcuda as they are, found when the program runs. Everything here is as unsafe as C.
 //!
 //! [`BorrowedContext`] and [`BorrowedStream`] are what somebody else's code made by the same functions, for
-//! [`CudaAccelerator::borrow`](crate::CudaAccelerator::borrow).
+//! [`CudaAccelerator::borrow`](crate::CudaAccelerator::borrow), and [`BorrowedAdapter`] is Windows', for
+//! [`CudaAccelerator::of_adapter`](crate::CudaAccelerator::of_adapter).
 #![allow(unsafe_code, non_snake_case)]
 
 mod borrowed;
 
-pub use borrowed::{BorrowedContext, BorrowedStream};
+pub use borrowed::{BorrowedAdapter, BorrowedContext, BorrowedStream};
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -20,11 +21,16 @@ pub use cudarc::driver::sys::{
     CUDA_RESOURCE_DESC_st__bindgen_ty_1__bindgen_ty_1, CUarray, CUarray_format, CUcontext, CUdevice,
     CUdevice_attribute, CUdeviceptr, CUevent, CUexternalMemory, CUexternalMemoryHandleType,
     CUexternalSemaphore, CUexternalSemaphoreHandleType, CUfunction, CUfunction_attribute, CUgraph,
-    CUgraphExec, CUgraphNode, CUjit_option, CUjitInputType, CUlinkState, CUmemAllocationHandleType,
-    CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool,
-    CUmipmappedArray, CUmodule, CUpointer_attribute, CUresourcetype, CUstream, CUsurfObject, CUtensorMap,
-    CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
-    CUtensorMapSwizzle, CUuuid,
+    CUgraphExec, CUgraphNode, CUgraphicsResource, CUjit_option, CUjitInputType, CUlinkState,
+    CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute,
+    CUmemPoolProps, CUmemoryPool, CUmipmappedArray, CUmodule, CUpointer_attribute, CUresourcetype, CUstream,
+    CUsurfObject, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
+    CUtensorMapL2promotion, CUtensorMapSwizzle, CUuuid,
+};
+#[cfg(windows)]
+pub use cudarc::driver::sys::{
+    CUDA_EXTERNAL_MEMORY_HANDLE_DESC_st__bindgen_ty_1__bindgen_ty_1,
+    CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC_st__bindgen_ty_1__bindgen_ty_1,
 };
 use libloading::Library;
 use vm_accel::{Error, Result};
@@ -33,19 +39,17 @@ use vm_accel::{Error, Result};
 pub type Status = c_uint;
 
 /// The library.
-const LIBRARY: &str = "libcuda.so.1";
+const LIBRARY: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
 
 macro_rules! driver {
-    ($($(#[$meta:meta])* fn $name:ident($($argument:ident: $type:ty),*);)*) => {
+    (
+        $($(#[$meta:meta])* fn $name:ident($($argument:ident: $type:ty),*);)*
+        optional: $($(#[$about:meta])* fn $optional:ident($($given:ident: $of:ty),*);)*
+    ) => {
         /// The driver's functions. <https://docs.nvidia.com/cuda/cuda-driver-api/> says what each does.
         pub struct Driver {
             $($(#[$meta])* pub $name: unsafe extern "C" fn($($argument: $type),*) -> Status,)*
-            /// `cuFuncGetParamInfo`, from CUDA 12.4 on.
-            pub cuFuncGetParamInfo: Option<unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> Status>,
-            /// `cuFuncLoad`, from CUDA 12.4 on.
-            pub cuFuncLoad: Option<unsafe extern "C" fn(CUfunction) -> Status>,
-            /// `cuCtxGetId`, from CUDA 12.0 on.
-            pub cuCtxGetId: Option<unsafe extern "C" fn(CUcontext, *mut c_ulonglong) -> Status>,
+            $($(#[$about])* pub $optional: Option<unsafe extern "C" fn($($of),*) -> Status>,)*
             /// What they are in; a test's are in none.
             _library: Option<Library>,
         }
@@ -61,9 +65,7 @@ macro_rules! driver {
                         }
                         noted
                     },)*
-                    cuFuncGetParamInfo: None,
-                    cuFuncLoad: None,
-                    cuCtxGetId: None,
+                    $($optional: None,)*
                     _library: None,
                 }
             }
@@ -81,6 +83,16 @@ macro_rules! driver {
                 // SAFETY: as the caller promises.
                 self.check(stringify!($name), unsafe { (self.$name)($($argument),*) })
             })*
+
+            $($(#[$about])*
+            ///
+            /// # Safety
+            /// What the driver's manual asks for.
+            pub unsafe fn $optional(&self, $($given: $of),*) -> Result<()> {
+                let function = self.$optional.ok_or_else(|| lacking(stringify!($optional)))?;
+                // SAFETY: as the caller promises.
+                self.check(stringify!($optional), unsafe { function($($given),*) })
+            })*
         }
 
         impl Driver {
@@ -95,21 +107,11 @@ macro_rules! driver {
                         ) };
                         *symbol.map_err(|error| too_old(&error))?
                     },)*
-                    cuFuncGetParamInfo: {
+                    $($optional: {
                         // SAFETY: as above.
-                        let symbol = unsafe { library.get(b"cuFuncGetParamInfo\0") };
+                        let symbol = unsafe { library.get(concat!(stringify!($optional), "\0").as_bytes()) };
                         symbol.ok().map(|symbol| *symbol)
-                    },
-                    cuFuncLoad: {
-                        // SAFETY: as above.
-                        let symbol = unsafe { library.get(b"cuFuncLoad\0") };
-                        symbol.ok().map(|symbol| *symbol)
-                    },
-                    cuCtxGetId: {
-                        // SAFETY: as above.
-                        let symbol = unsafe { library.get(b"cuCtxGetId\0") };
-                        symbol.ok().map(|symbol| *symbol)
-                    },
+                    },)*
                     _library: Some(library),
                 })
             }
@@ -327,6 +329,46 @@ driver! {
     fn cuGraphExecDestroy(executable: CUgraphExec);
     /// Ends a graph.
     fn cuGraphDestroy(graph: CUgraph);
+
+    optional:
+    /// Where a parameter of a kernel lies, from CUDA 12.4 on.
+    fn cuFuncGetParamInfo(function: CUfunction, number: usize, offset: *mut usize, bytes: *mut usize);
+    /// Loads a kernel before its first launch, from CUDA 12.4 on.
+    fn cuFuncLoad(function: CUfunction);
+    /// A context's number, from CUDA 12.0 on.
+    fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong);
+    /// The number by which Windows knows the device, and its node there.
+    fn cuDeviceGetLuid(luid: *mut c_char, node: *mut c_uint, device: CUdevice);
+    /// The device that an `IDXGIAdapter` is, on Windows.
+    fn cuD3D11GetDevice(device: *mut CUdevice, adapter: *mut c_void);
+    /// Takes an `ID3D11Resource`, on Windows.
+    fn cuGraphicsD3D11RegisterResource(
+        resource: *mut CUgraphicsResource, object: *mut c_void, flags: c_uint
+    );
+    /// Lets go of a resource of graphics.
+    fn cuGraphicsUnregisterResource(resource: CUgraphicsResource);
+    /// Hands resources from graphics to a stream.
+    fn cuGraphicsMapResources(count: c_uint, resources: *mut CUgraphicsResource, stream: CUstream);
+    /// Hands them back.
+    fn cuGraphicsUnmapResources(count: c_uint, resources: *mut CUgraphicsResource, stream: CUstream);
+    /// The device's address of a mapped buffer, until it is unmapped.
+    fn cuGraphicsResourceGetMappedPointer_v2(
+        address: *mut CUdeviceptr, bytes: *mut usize, resource: CUgraphicsResource
+    );
+    /// A level of a layer of a mapped image, until it is unmapped.
+    fn cuGraphicsSubResourceGetMappedArray(
+        array: *mut CUarray, resource: CUgraphicsResource, layer: c_uint, level: c_uint
+    );
+    /// All of a mapped image, until it is unmapped.
+    fn cuGraphicsResourceGetMappedMipmappedArray(array: *mut CUmipmappedArray, resource: CUgraphicsResource);
+}
+
+fn lacking(function: &str) -> Error {
+    Error::Unavailable {
+        library: LIBRARY.into(),
+        cause: format!("it has no {function}"),
+        remedy: "Direct3D is Windows' alone; there, install a newer NVIDIA driver".into(),
+    }
 }
 
 fn missing(error: &libloading::Error) -> Error {

@@ -156,5 +156,6 @@ pub(crate) fn handle_type(kind: ExternalKind) -> vk::ExternalMemoryHandleTypeFla
         ExternalKind::OpaqueFd => vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD,
         ExternalKind::DmaBuf => vk::ExternalMemoryHandleTypeFlags::DMA_BUF_EXT,
         ExternalKind::HostFd => vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT,
+        ExternalKind::D3d11Resource => vk::ExternalMemoryHandleTypeFlags::D3D11_TEXTURE,
     }
 }

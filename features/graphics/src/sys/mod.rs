@@ -22,6 +22,20 @@ pub(crate) use recorder::{Recorder, Ring};
 pub(crate) use resource::{RawBuffer, RawImage};
 pub(crate) use timeline::RawTimeline;
 
+use crate::format::Format;
+
+/// What a format is to Vulkan.
+pub(crate) fn format(format: Format) -> vk::Format {
+    match format {
+        Format::Rgba8Unorm => vk::Format::R8G8B8A8_UNORM,
+        Format::Bgra8Unorm => vk::Format::B8G8R8A8_UNORM,
+        Format::R8Unorm => vk::Format::R8_UNORM,
+        Format::Rgba16Float => vk::Format::R16G16B16A16_SFLOAT,
+        Format::R32Float => vk::Format::R32_SFLOAT,
+        Format::Rgba32Float => vk::Format::R32G32B32A32_SFLOAT,
+    }
+}
+
 /// The error of a call.
 pub(crate) fn failed(call: &'static str) -> impl Fn(vk::Result) -> Error {
     move |result| match result {

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use vm_accel::sys::BorrowedResource;
 use vm_accel::{
-    Accelerator, Arguments, Artifact, DeviceInfo, Error, ExternalMemory, ExternalSemaphore, GraphNode, Grid,
-    Memory, MemoryInfo, MemoryKind, Pixels, Queue, QueueOptions, Region, Result, Semaphore,
+    Accelerator, Arguments, Artifact, DeviceInfo, DriverResource, Error, ExternalMemory, ExternalSemaphore,
+    GraphNode, Grid, Memory, MemoryInfo, MemoryKind, Pixels, Queue, QueueOptions, Region, Result, Semaphore,
 };
 use vm_jit::Target;
 
@@ -156,6 +157,10 @@ impl Accelerator for AnyAccelerator {
         each!(self, Self, one => Accelerator::uuid(one))
     }
 
+    fn luid(&self) -> Result<Option<[u8; 8]>> {
+        each!(self, Self, one => Accelerator::luid(one))
+    }
+
     fn open(&self, options: &QueueOptions) -> Result<AnyQueue> {
         each!(self, Self, one => AnyQueue(Accelerator::open(one, options)))
     }
@@ -218,6 +223,18 @@ impl Queue for AnyQueue {
         each!(self, Self, queue => queue.import_image(memory, pixels))
     }
 
+    fn register_resource(
+        &self,
+        resource: BorrowedResource,
+        pixels: Option<&Pixels>,
+    ) -> Result<DriverResource> {
+        each!(self, Self, queue => queue.register_resource(resource, pixels))
+    }
+
+    fn map_resource(&self, resource: &DriverResource) -> Result<Vec<Memory>> {
+        each!(self, Self, queue => queue.map_resource(resource))
+    }
+
     fn import_semaphore(&self, semaphore: ExternalSemaphore) -> Result<Semaphore> {
         each!(self, Self, queue => queue.import_semaphore(semaphore))
     }
@@ -228,6 +245,14 @@ impl Queue for AnyQueue {
 
     fn signal_semaphore(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
         each!(self, Self, queue => queue.signal_semaphore(semaphore, value))
+    }
+
+    fn acquire(&self, memory: Region<'_>) -> Result<()> {
+        each!(self, Self, queue => queue.acquire(memory))
+    }
+
+    fn release(&self, memory: Region<'_>) -> Result<()> {
+        each!(self, Self, queue => queue.release(memory))
     }
 
     fn fill(&self, target: Region<'_>, value: u8) -> Result<()> {

@@ -21,6 +21,8 @@ pub const OWN_VMM: &str = "/bin/own_vmm";
 pub const VFIO_EDU: &str = "/bin/vfio_edu";
 /// The example that measures mapping RAM for DMA.
 pub const MAP_RAM: &str = "/bin/map_ram";
+/// The example of a dma-buf that the processor uses in turns with others.
+pub const DMA_BUF: &str = "/bin/dma_buf";
 
 /// L1 and its line to the testbed.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::agent::{MAP_RAM, OWN_VMM, VFIO_EDU};
+use crate::agent::{DMA_BUF, MAP_RAM, OWN_VMM, VFIO_EDU};
 use crate::provision::{Step, libraries_of, make_disk, say};
 use crate::scenario::Contents;
 
@@ -79,7 +79,7 @@ impl Programs {
             Purpose::Benchmark => ("quick", "quick"),
         };
         let library_examples: &[&str] =
-            if contents.library_examples { &[OWN_VMM, VFIO_EDU, MAP_RAM] } else { &[] };
+            if contents.library_examples { &[OWN_VMM, VFIO_EDU, MAP_RAM, DMA_BUF] } else { &[] };
         let examples: &[(&str, &str)] = match contents.examples {
             true => &[("bin/softmax", "examples/linux"), ("bin/worker", "examples/guest")],
             false => &[],
@@ -103,6 +103,9 @@ impl Programs {
                     "--package",
                     "vm-passthrough",
                 ]);
+                if contents.library_examples {
+                    command.args(["--package", "vm-cpu"]);
+                }
                 command.arg("--no-default-features");
             }
             for program in library_examples {
