@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::agent::{
     Fate, Finished, Function, L1, NvmeDisk, VM_SERVICE, Victim, kill_at, processes, wait_until,
 };
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 use crate::scenarios::bare_edu::EDU;
 use crate::scenarios::daemon::mount_terminals;
 use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
@@ -22,7 +22,7 @@ use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "daemon-kill9",
     about: "a daemon that is killed at any step of a guest's start, attach, detach or stop leaves nothing that its next can't do",
-    variants: &[Variant::Iommufd],
+    variants: Variants::Only(Variant::Iommufd),
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

@@ -18,13 +18,13 @@ use super::linux_nvme::NVME;
 use super::linux_storage::VIRTIO_BLOCK;
 use super::topology;
 use crate::agent::{Disk, Ended, Engine, Function, Guest, GuestPlan, L1, L2, net};
-use crate::scenario::{self, Contents, Scenario, Side, Variant};
+use crate::scenario::{self, Contents, Scenario, Side, Variant, Variants};
 use crate::scenarios::bare_edu::EDU;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "rack",
     about: "one host with a dozen kinds of device: each is explained, used by a Linux guest, and given back",
-    variants: Variant::ALL,
+    variants: Variants::Both,
     ports: 13,
     devices: &[
         // The host's console is on the first, so that it is on no other.
