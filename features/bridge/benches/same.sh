@@ -1,5 +1,5 @@
 #!/bin/sh
-# Whether programs of graphs, copies, logs, peers and shared memory find the same with the driver of this machine's GPU and through the bridge. Run from the
+# Whether programs of graphs, copies, logs, peers, registered and shared memory find the same with the driver of this machine's GPU and through the bridge. Run from the
 # repository's root:
 #
 #   features/bridge/benches/same.sh [DRIVER]
@@ -18,7 +18,7 @@ trap 'kill $servers 2>/dev/null; rm -rf "$work"' EXIT
 mkdir "$work/guest" "$work/native"
 ln -s "$built/libvm_bridge_guest.so" "$work/guest/libcuda.so.1"
 case $driver in */*) ln -s "$(realpath "$driver")" "$work/native/libcuda.so.1" ;; esac
-for program in graphs share; do
+for program in graphs share ways; do
     gcc -std=gnu11 -O1 -o "$work/$program" "features/bridge-guest/tests/$program.c" -ldl
 done
 
@@ -62,10 +62,11 @@ share() {
     sed -n '4,$p' "$work/$1.give"
 }
 
-for what in graphs hostmem conditional allocs prints mapped copies logs peers occupancy share; do
+for what in graphs hostmem conditional allocs prints mapped copies logs peers occupancy registered files handles share; do
     for way in $ways; do
         case $what in
         share) share "$way" ;;
+        registered | files | handles) by "$way" "$work/ways" $what || echo "ended: $?" ;;
         *) by "$way" "$work/graphs" $what || echo "ended: $?" ;;
         esac >"$work/$what.$way" 2>&1
         # What NVIDIA's driver makes of events takes files that confined workers have not.

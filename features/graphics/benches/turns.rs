@@ -38,7 +38,7 @@ fn main() -> Outcome<()> {
         size[0], size[1]
     );
     let (alone, kernel) = (bench.alone()?, bench.kernel()?);
-    let (both, copied) = (bench.both()?, bench.copied()?);
+    let (both, copied, empty) = (bench.both()?, bench.copied()?, bench.empty()?);
     for (what, time) in [
         ("Vulkan alone", alone),
         ("the kernel alone", kernel),
@@ -52,6 +52,7 @@ fn main() -> Outcome<()> {
         "in place, beyond both alone",
         micros(both) - micros(alone) - micros(kernel)
     );
+    println!("{:<32} {:>10.1} us", "turns with nothing in them", micros(empty));
     bench.steps()?;
     bench.rig.stop()?;
     Ok(())
@@ -115,6 +116,21 @@ impl Bench {
             same("sums", &self.rig.read(scene)?.1, &sums(self.size, ROUNDS * self.frames));
         }
         Ok(time)
+    }
+
+    /// Turns in which neither side does anything: what it takes the device to go from one to the other and back.
+    fn empty(&self) -> Outcome<Duration> {
+        let mut sums = Some(self.rig.scene(self.size)?.sums);
+        self.time(|_| {
+            for _ in 0..self.frames {
+                let Some(before) = sums.take() else { return Err("the buffer is lost".into()) };
+                let mut frame = self.rig.gpu().frame()?;
+                frame.acquire(&before);
+                let rendered = self.rig.interop.submit(frame)?;
+                sums = Some(before.map(self.rig.interop.link(), rendered)?.unmap()?);
+            }
+            Ok(self.rig.worker.synchronize(TIMEOUT)?)
+        })
     }
 
     /// As it is without interop: what both use is copied to the host and from there, and each waits for the other.

@@ -60,7 +60,7 @@ fn load(number: usize, image: &[u8], options: [usize; 3]) -> Result<u64, u32> {
     if result == 0 { Ok(loaded) } else { Err(result as u32) }
 }
 
-/// Packs options of the compiler, and how long its logs may be.
+/// Packs options of the compiler, and how long its logs may be, each with the byte that is last in it: drivers count that one, too, where a log is cut.
 pub(super) fn pack_options([count, kinds, values]: [usize; 3], payload: &mut Vec<u8>) -> Logs {
     let (mut given, mut logs) = (Vec::new(), Logs::default());
     for at in 0..count as u32 as usize {
@@ -86,7 +86,10 @@ pub(super) fn pack_options([count, kinds, values]: [usize; 3], payload: &mut Vec
         put(payload, kind.into());
         put(payload, value);
     }
-    logs.0.iter().for_each(|log| put(payload, log.len as u64));
+    for log in &logs.0 {
+        let last = if log.len > 0 { caller::bytes(log.at + log.len - 1, 1)[0] } else { 0 };
+        put(payload, u64::from(last) << 32 | log.len as u64);
+    }
     logs
 }
 

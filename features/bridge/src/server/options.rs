@@ -19,6 +19,8 @@ struct Log {
     size: usize,
     at: usize,
     len: usize,
+    /// What is last in the program's.
+    last: u8,
 }
 
 /// Options as the driver takes them: numbers of 32 bits, then words, then a word that a call may return, then buffers. None of it moves.
@@ -31,7 +33,7 @@ pub(super) struct Options {
 }
 
 impl Options {
-    /// As many, each with its value, then how long the logs may be.
+    /// As many, each with its value, then how long the logs may be and what is last in them.
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, Refused> {
         let count = reader.word()?;
         if count > MOST {
@@ -44,7 +46,9 @@ impl Options {
         }
         let mut logs = [Log::default(); 2];
         for (log, option) in logs.iter_mut().zip(BUFFERS) {
-            log.len = usize::try_from(reader.word()?).ok().filter(|len| *len <= LOG).ok_or(Malformed)?;
+            let word = reader.word()?;
+            log.len = usize::try_from(word as u32).ok().filter(|len| *len <= LOG).ok_or(Malformed)?;
+            log.last = u8::try_from(word >> 32).map_err(|_| Malformed)?;
             if log.len > 0 {
                 all.extend([(option, 0), (option + 1, log.len as u64)]);
                 log.size = all.len() - 1;
@@ -62,6 +66,8 @@ impl Options {
         let base = sys::place_words(&mut memory);
         for log in logs.iter().filter(|log| log.len > 0) {
             memory[log.size - 1] = base + 8 * log.at as u64;
+            let last = log.len - 1;
+            memory[log.at + last / 8] |= u64::from(log.last) << (8 * (last % 8));
         }
         Ok(Self { memory, count: all.len(), values, logs })
     }

@@ -41,8 +41,14 @@ fn logged<T>(
         }
         let text = refusal.reason.replace('\0', " ");
         if let Ok(text) = CString::new(text) {
+            // A text that is cut is as long as there is room, but for a last byte that is 0 already, as the driver has it.
+            let last = buffer.1.saturating_sub(1);
+            let kept = sys::read_at(buffer.0, last).is_some_and(|byte| byte != 0);
             sys::write_text(buffer.0, buffer.1, &text);
-            let written = text.count_bytes().min(buffer.1.saturating_sub(1));
+            let written = match text.count_bytes() {
+                count if count <= last => count,
+                _ => last + usize::from(kept),
+            };
             // Null where the program does not ask.
             let _ = sys::write(size_at.cast_mut().cast::<u32>(), written as u32);
         }
