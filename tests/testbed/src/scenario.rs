@@ -63,7 +63,9 @@ impl Variants {
     /// Those that a sweep takes; `place` is the scenario's among others.
     pub fn taken(self, place: usize, sweep: Sweep) -> impl Iterator<Item = Variant> {
         let (all, either) = (self.all(), self == Self::Either);
-        let takes = move |at: usize| !either || sweep.takes(place * all.len() + at, all.len());
+        // Far from the points that scenarios have, so that these are taken on either.
+        let first = (place + (1 << 32)) * all.len();
+        let takes = move |at: usize| !either || sweep.takes(first + at, all.len());
         all.iter().enumerate().filter(move |(at, _)| takes(*at)).map(|(_, variant)| *variant)
     }
 }
