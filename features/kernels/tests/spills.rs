@@ -1,6 +1,6 @@
-//! No variant that a table of products or attention has spills registers on Hopper. Assembled is what each kind of problem has first of
-//! the largest tiles, as a guest's, and all that is first in a table; with a number in `SWEEP_SEED` a third of the former, and a variant of
-//! every sixth table.
+//! No variant that a table of products or attention has spills registers on Hopper. Assembled is what each kind of problem has first of the
+//! largest tiles, as a guest's, and all that is first in a table; with a number in `SWEEP_SEED` half of the former and of a variant of every
+//! third table.
 
 #[path = "../../../vm-jit/tests/ptxas/assembler.rs"]
 #[allow(dead_code)]
@@ -61,11 +61,11 @@ fn the_first_of_the_largest_tiles_does_not_spill() {
     let mut modules = Vec::new();
     for table in tables() {
         let largest = table.iter().rev().find(|(.., first)| *first).unwrap();
-        if seen.insert(largest.0.clone()) && sweep::part(&largest.0, 3) {
+        if seen.insert(largest.0.clone()) {
             modules.push(module(largest, Trust::Guest));
         }
     }
-    assert!(seen.len() > 40 && !modules.is_empty(), "{}, {}", seen.len(), modules.len());
+    assert!(modules.len() > 40, "{}", modules.len());
     check(&modules);
 }
 
@@ -77,7 +77,7 @@ fn no_variant_spills() {
     for (number, table) in tables().into_iter().enumerate() {
         let all = table.iter().flat_map(|choice| both.map(|trust| (choice, trust)));
         let taken = match sweep::seed() {
-            Some(_) if !sweep::part(&format!("whether table {number}"), 6) => Vec::new(),
+            Some(_) if !sweep::part(&format!("whether table {number}"), 3) => Vec::new(),
             Some(_) => sweep::taken(&format!("table {number}"), all),
             None => all.filter(|((.., first), trust)| *first && *trust == Trust::Guest).collect(),
         };
