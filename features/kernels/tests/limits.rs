@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::rc::Rc;
 use vm_ir::interp::Tensor;
 use vm_ir::limits::MAX_GRID_YZ;
 use vm_ir::{Scalar, Trust};
@@ -150,7 +151,7 @@ fn of(
     let numbers: Vec<_> = buffers.iter().map(Tensor::to_f64s).collect();
     let (buffer, values) = edit(&mut buffers, &numbers);
     let name = format!("{function:?}");
-    Case { name, function: Box::new(function), buffers, expected: vec![Expected::new(buffer, values, 1e-4)] }
+    Case { name, function: Rc::new(function), buffers, expected: vec![Expected::new(buffer, values, 1e-4)] }
 }
 
 #[test]

@@ -22,7 +22,8 @@ enum On<'m> {
 
 /// The bits of the buffers behind a call.
 fn call(on: On<'_>, function: Box<dyn Function>, buffers: Vec<Tensor>) -> Vec<Vec<u64>> {
-    let case = Case { name: format!("{function:?}"), function, buffers, expected: Vec::new() };
+    let case =
+        Case { name: format!("{function:?}"), function: function.into(), buffers, expected: Vec::new() };
     let mut launch = |module: &_, launch: &mut _, _: &[_]| match on {
         On::Interpreter => run(module, launch, &Limits::default()).map(|_| ()).map_err(|e| e.to_string()),
         On::Processor(machine) => machine.run(module, launch, 1 << 40).map(|_| ()),

@@ -1,5 +1,6 @@
-//! No variant that a table of products or attention has spills registers on Hopper. Always assembled is what each kind of problem has first of
-//! the largest tiles, as a guest's; all that is first in a table without a number in `SWEEP_SEED`, and with one a variant of every third table.
+//! No variant that a table of products or attention has spills registers on Hopper. Assembled is what each kind of problem has first of the
+//! largest tiles, as a guest's, and all that is first in a table; with a number in `SWEEP_SEED` half of the former and of a variant of every
+//! third table.
 
 #[path = "../../../vm-jit/tests/ptxas/assembler.rs"]
 #[allow(dead_code)]

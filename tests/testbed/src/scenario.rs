@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::agent::{L1, L2};
+use crate::sweep::Sweep;
 
 /// Which VFIO back end L1 has, and so which Linux kernel it boots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +36,44 @@ impl Variant {
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// The variants that a scenario runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variants {
+    /// This one.
+    Only(Variant),
+    /// Both: much of what it does is the back end's.
+    Both,
+    /// Both, but one in a part of the sweep: little of what it does is the back end's.
+    Either,
+}
+
+impl Variants {
+    /// All of them.
+    pub fn all(self) -> &'static [Variant] {
+        match self {
+            Self::Only(Variant::Group) => &[Variant::Group],
+            Self::Only(Variant::Iommufd) => &[Variant::Iommufd],
+            Self::Both | Self::Either => Variant::ALL,
+        }
+    }
+
+    /// Those that a sweep takes; `place` is the scenario's among others.
+    pub fn taken(self, place: usize, sweep: Sweep) -> impl Iterator<Item = Variant> {
+        let (all, either) = (self.all(), self == Self::Either);
+        // Far from the points that scenarios have, so that these are taken on either.
+        let first = (place + (1 << 32)) * all.len();
+        let takes = move |at: usize| !either || sweep.takes(first + at, all.len());
+        all.iter().enumerate().filter(move |(at, _)| takes(*at)).map(|(_, variant)| *variant)
+    }
+}
+
+impl fmt::Display for Variants {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.all().iter().map(|variant| variant.name()).collect();
+        f.pad(&names.join(if *self == Self::Either { "/" } else { "," }))
     }
 }
 
@@ -129,7 +168,7 @@ pub struct Scenario {
     /// What it proves, in a sentence.
     pub about: &'static str,
     /// The variants that it runs on.
-    pub variants: &'static [Variant],
+    pub variants: Variants,
     /// How many PCI Express root ports L1 has: `port0`, `port1` …, as devices 4, 5 … of its root bus.
     pub ports: u8,
     /// QEMU's arguments for L1's other devices.
@@ -161,5 +200,29 @@ impl Scenario {
         devices(self) == devices(other)
             && large(self.contents) == large(other.contents)
             && !self.devices.contains(&EXTERNAL_PORTS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_the_sweep_takes_turns_with_variants() {
+        let taken = |variants: Variants, place: usize, seed: Option<u64>| -> Vec<Variant> {
+            let seed = seed.map(|seed| seed.to_string());
+            variants.taken(place, Sweep::parse(seed.as_deref()).expect("a seed")).collect()
+        };
+        for place in 0..50 {
+            let mut turns = [0; 2];
+            for seed in 0..20 {
+                let [one] = taken(Variants::Either, place, Some(seed))[..] else { panic!("not one") };
+                turns[usize::from(one == Variant::Iommufd)] += 1;
+                assert_eq!(taken(Variants::Both, place, Some(seed)), Variant::ALL);
+                assert_eq!(taken(Variants::Only(Variant::Group), place, Some(seed)), [Variant::Group]);
+            }
+            assert!(turns.iter().all(|&turns| turns > 0), "{turns:?}");
+            assert_eq!(taken(Variants::Either, place, None), Variant::ALL);
+        }
     }
 }

@@ -41,7 +41,10 @@ pub(crate) fn installed() -> &'static Path {
         // test meanwhile would be written once more.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
-            if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_"].iter().any(|of| name.starts_with(of)) {
+            if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "OUT_DIR"]
+                .iter()
+                .any(|of| name.starts_with(of))
+            {
                 build.env_remove(&*name);
             }
         }

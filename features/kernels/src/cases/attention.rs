@@ -5,6 +5,7 @@ use super::numbers;
 use super::{Case, Expected, random};
 use crate::attention::{DotProductAttention, DotProductAttentionBackward, Fp8Scales, Mask};
 use crate::call::Function as _;
+use std::rc::Rc;
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
 
@@ -217,7 +218,7 @@ fn case(function: DotProductAttention) -> Case {
         expected.push(Expected::new(buffers.len(), log_sums, tolerance));
         buffers.push(nothing(Scalar::F32, &buffer.extents));
     }
-    Case { name, function: Box::new(function), buffers, expected }
+    Case { name, function: Rc::new(function), buffers, expected }
 }
 
 /// The gradients, from what attention must come to.
@@ -240,7 +241,7 @@ fn gradients(function: DotProductAttention) -> Case {
     buffers.extend(specified[6..].iter().map(|buffer| nothing(element, &buffer.extents)));
     let tolerance = if element == Scalar::F32 { 1e-3 } else { 3e-2 };
     let expected = (6..).zip(gradients).map(|(at, gradient)| Expected::new(at, gradient, tolerance));
-    Case { name, function: Box::new(function), buffers, expected: expected.collect() }
+    Case { name, function: Rc::new(function), buffers, expected: expected.collect() }
 }
 
 /// The definition's gradients are the slopes of its sums of products with O's gradient.

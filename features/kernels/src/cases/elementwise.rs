@@ -2,6 +2,7 @@
 
 use super::{Case, Expected, LONG, numbers, random, tolerance};
 use crate::elementwise::{Along, Chain, Elementwise, Op};
+use std::rc::Rc;
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
 
@@ -111,7 +112,7 @@ fn case(what: &str, function: Elementwise, definition: Definition) -> Case {
     buffers[output] = random(1, element, &specified[output].extents);
     Case {
         name: format!("{what} of {} to {element}, {count} elements in {rows}", specified[0].element),
-        function: Box::new(function),
+        function: Rc::new(function),
         buffers,
         expected: vec![Expected::new(output, expected, tolerance(element))],
     }
@@ -130,7 +131,7 @@ fn special() -> Case {
     let relu = vec![INF, 0.0, f64::NAN, 0.0, 0.0, 0.0, 200.0];
     Case {
         name: "silu and relu of special values".into(),
-        function: Box::new(Elementwise::of(chain, 7)),
+        function: Rc::new(Elementwise::of(chain, 7)),
         buffers: vec![
             Tensor::from_f64s(Scalar::F32, &[1, 7], x),
             random(1, Scalar::F32, &[1, 7]),
@@ -160,7 +161,7 @@ fn every(element: Scalar) -> Case {
     let back: Vec<f64> = y.to_f64s().iter().map(nearest).collect();
     Case {
         name: format!("every number of {element} as f32, and others in it"),
-        function: Box::new(Elementwise::of(chain, 256)),
+        function: Rc::new(Elementwise::of(chain, 256)),
         buffers: vec![x, y, random(1, Scalar::F32, &[1, 256]), random(1, element, &[1, 256])],
         expected: vec![Expected::exact(2, all), Expected::exact(3, back)],
     }
@@ -190,7 +191,7 @@ fn broadcast(extents: [u64; 2], element: Scalar) -> Case {
     let second = all.map(|(x, row, _)| x + row).collect();
     Case {
         name: format!("chain with a row and a column of {element}, {rows} x {columns}"),
-        function: Box::new(function),
+        function: Rc::new(function),
         buffers: vec![x, row, column, random(1, Scalar::F32, &extents), random(1, element, &extents)],
         expected: vec![Expected::new(3, first, 1e-5), Expected::new(4, second, tolerance(element))],
     }

@@ -6,6 +6,7 @@ use super::{Case, Expected, random};
 use crate::call::Function as _;
 use crate::flat;
 use crate::gemm::{Activation, Auxiliary, Batch, Epilogue, Multiply, Product};
+use std::rc::Rc;
 use vm_ir::Scalar;
 
 pub(super) fn cases() -> Vec<Case> {
@@ -94,7 +95,7 @@ fn product_of(product: Product) -> Case {
     let (a, b, batch) = (order(a_transposed), order(b_transposed), product.batch.suffix());
     Case {
         name: format!("gemm{batch}_{a}{b} of {element}, {m} x {n} x {k}, {activation:?}, aux {aux:?}"),
-        function: Box::new(function),
+        function: Rc::new(function),
         buffers,
         expected,
     }

@@ -2,6 +2,7 @@
 
 use super::{Case, Expected, LONG, numbers, odd_shapes, random, shapes, tolerance};
 use crate::loss::{CrossEntropy, CrossEntropyBackward, LossOptions, Reduction};
+use std::rc::Rc;
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
 
@@ -140,10 +141,10 @@ fn both(
     }
     let gradient = Expected::new(written, gradient, tolerance(element));
     [
-        Case { name: format!("cross-entropy {described}"), function: Box::new(forward), buffers, expected },
+        Case { name: format!("cross-entropy {described}"), function: Rc::new(forward), buffers, expected },
         Case {
             name: format!("gradient of a cross-entropy {described}"),
-            function: Box::new(backward),
+            function: Rc::new(backward),
             buffers: given,
             expected: vec![gradient],
         },

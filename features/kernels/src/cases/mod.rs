@@ -20,6 +20,7 @@ mod tables;
 mod tokens;
 mod training;
 
+use std::rc::Rc;
 use vm_ir::interp::{Argument, Launch, Tensor};
 use vm_ir::{GuestAddr, Module, Scalar, Trust, ValidModule, validate};
 
@@ -31,7 +32,7 @@ pub struct Case {
     /// Its name, which tells it from all others.
     pub name: String,
     /// What is called.
-    pub function: Box<dyn Function>,
+    pub function: Rc<dyn Function>,
     /// What the buffers hold before.
     pub buffers: Vec<Tensor>,
     /// What some of them hold behind.
@@ -39,6 +40,7 @@ pub struct Case {
 }
 
 /// What a buffer holds behind a call.
+#[derive(Clone)]
 pub struct Expected {
     /// The buffer's number.
     pub buffer: usize,
@@ -69,7 +71,7 @@ pub type Launcher<'a> = dyn FnMut(&ValidModule, &mut Launch, &[Vec<u64>]) -> Res
 /// All cases.
 pub fn all() -> Vec<Case> {
     let mut all = dense();
-    all.extend(strided::cases(dense()));
+    all.extend(strided::cases(&all));
     all
 }
 
@@ -100,7 +102,7 @@ fn case(
     buffers: Vec<Tensor>,
     expected: Vec<Expected>,
 ) -> Case {
-    Case { name, function: Box::new(function), buffers, expected }
+    Case { name, function: Rc::new(function), buffers, expected }
 }
 
 impl Case {

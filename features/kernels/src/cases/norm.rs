@@ -2,6 +2,7 @@
 
 use super::{Case, Expected, LONG, numbers, random, shapes, tolerance};
 use crate::norm::{Norm, NormBackward, NormForward};
+use std::rc::Rc;
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
 
@@ -112,7 +113,7 @@ fn forward_with(
     };
     let with = with(residual, all);
     let name = format!("{} of {input} to {output}, {rows} x {columns}, {with}", norm.name());
-    Case { name, function: Box::new(function), buffers, expected }
+    Case { name, function: Rc::new(function), buffers, expected }
 }
 
 /// In words.
@@ -180,5 +181,5 @@ fn backward_with(norm: Norm, extents: [u64; 2], element: Scalar, residual: bool,
         NormBackward { norm, rows, columns, element, weight: element, residual, bias: all, align: 16 };
     let with = with(residual, all);
     let name = format!("gradient of {} of {element}, {rows} x {columns}, {with}", norm.name());
-    Case { name, function: Box::new(function), buffers, expected }
+    Case { name, function: Rc::new(function), buffers, expected }
 }

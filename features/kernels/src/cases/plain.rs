@@ -1,5 +1,6 @@
 //! Functions in their plain form, as programs in C call them.
 
+use std::rc::Rc;
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
 
@@ -38,7 +39,7 @@ fn elementwise(name: &str, chain: Chain, element: Scalar, of: fn(f64) -> f64) ->
     let expected = buffers[0].to_f64s().into_iter().map(of).collect();
     Case {
         name: format!("{name} of {element}"),
-        function: Box::new(function),
+        function: Rc::new(function),
         buffers,
         expected: vec![Expected::new(1, expected, tolerance(element))],
     }
@@ -49,7 +50,7 @@ fn zero(element: Scalar) -> Case {
     let before = Tensor::from_f64s(element, &[1001], vec![f64::NAN; 1001]);
     Case {
         name: format!("zeros of {element}"),
-        function: Box::new(function),
+        function: Rc::new(function),
         buffers: vec![before],
         expected: vec![Expected::exact(0, vec![0.0; 1001])],
     }
@@ -79,7 +80,7 @@ fn products(element: Scalar) -> Case {
     let expected = (0..COUNT * m * n).map(value).collect();
     Case {
         name: format!("gemm of {element}, batched"),
-        function: Box::new(function),
+        function: Rc::new(function),
         buffers,
         expected: vec![Expected::new(2, expected, if element == Scalar::F32 { 1e-3 } else { 1e-2 })],
     }
@@ -119,7 +120,7 @@ fn rope(element: Scalar) -> Case {
     });
     Case {
         name: format!("rope of {element}, as in C"),
-        function: Box::new(function),
+        function: Rc::new(function),
         buffers,
         expected: expected.into(),
     }
@@ -148,7 +149,7 @@ fn losses(element: Scalar, log_probs: Option<Scalar>) -> Case {
     let more = log_probs.map_or("", |_| " and logarithms");
     Case {
         name: format!("cross-entropy of {element} by rows{more}, targets of i32"),
-        function: Box::new(function),
+        function: Rc::new(function),
         buffers,
         expected,
     }

@@ -3,6 +3,7 @@
 use super::{Case, Expected, LONG, numbers};
 use crate::sample::{Argmax, CHUNK, Logits, Sample, SoftmaxTopK, TopK, TopKSample, TopPSample};
 use std::cmp::Ordering;
+use std::rc::Rc;
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
 
@@ -140,7 +141,7 @@ impl Matrix {
         let expected = self.each_row().into_iter().map(|row| ranked(&row, Ordering::Greater)[0] as f64);
         Case {
             name: self.name("argmax"),
-            function: Box::new(Argmax { logits: self.logits() }),
+            function: Rc::new(Argmax { logits: self.logits() }),
             buffers: vec![self.tensor(), output],
             expected: vec![Expected::exact(1, expected.collect())],
         }
@@ -157,7 +158,7 @@ impl Matrix {
             .flat_map(|(row, ranked)| ranked[..k as usize].iter().map(|at| row[*at]).collect::<Vec<_>>());
         Case {
             name: self.name(&format!("top {k}")),
-            function: Box::new(TopK { logits: self.logits(), k }),
+            function: Rc::new(TopK { logits: self.logits(), k }),
             buffers: vec![self.tensor(), zeros(self.element, &extents), zeros(Scalar::I32, &extents)],
             expected: vec![Expected::exact(1, values.collect()), Expected::exact(2, indices.collect())],
         }
@@ -179,7 +180,7 @@ impl Matrix {
         let plain = if renormalised { ", renormalised" } else { "" };
         Case {
             name: self.name(&format!("softmax and top {k}{plain}")),
-            function: Box::new(SoftmaxTopK { logits: self.logits(), k, renormalised }),
+            function: Rc::new(SoftmaxTopK { logits: self.logits(), k, renormalised }),
             buffers: vec![self.tensor(), zeros(self.element, &extents), zeros(Scalar::I32, &extents)],
             expected: vec![Expected::new(1, weights, tolerance), Expected::exact(2, indices)],
         }
@@ -187,7 +188,7 @@ impl Matrix {
 
     fn sample(&self, temperature: f32) -> Case {
         let function = Sample { logits: self.logits(), temperature };
-        self.drawn(&format!("sample at {temperature}"), Box::new(function), temperature, |row, seed| {
+        self.drawn(&format!("sample at {temperature}"), Rc::new(function), temperature, |row, seed| {
             row.draw(seed, 0, None)
         })
     }
@@ -195,7 +196,7 @@ impl Matrix {
     fn top_k_sample(&self, k: u64, temperature: f32) -> Case {
         let function = TopKSample { logits: self.logits(), k, temperature };
         let columns = self.columns;
-        self.drawn(&format!("sample of top {k}"), Box::new(function), temperature, |row, seed| {
+        self.drawn(&format!("sample of top {k}"), Rc::new(function), temperature, |row, seed| {
             if k >= columns {
                 row.draw(seed, 0, None)
             } else if k > 1024 {
@@ -211,7 +212,7 @@ impl Matrix {
 
     fn top_p_sample(&self, p: f32, temperature: f32) -> Case {
         let function = TopPSample { logits: self.logits(), p, temperature };
-        self.drawn(&format!("sample of top {p}"), Box::new(function), temperature, |row, seed| {
+        self.drawn(&format!("sample of top {p}"), Rc::new(function), temperature, |row, seed| {
             if p == 1.0 {
                 return row.draw(seed, 0, None);
             }
@@ -227,7 +228,7 @@ impl Matrix {
     fn drawn(
         &self,
         what: &str,
-        function: Box<dyn crate::call::Function>,
+        function: Rc<dyn crate::call::Function>,
         temperature: f32,
         draw: impl Fn(&Row, u64) -> Option<usize>,
     ) -> Case {

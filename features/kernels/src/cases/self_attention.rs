@@ -5,6 +5,7 @@ use super::{Case, Expected, random};
 use crate::append::{AdvanceLengths, QkvAppend};
 use crate::attention::{DotProductAttention, Mask, SelfAttention, SelfAttentionBackward};
 use crate::call::Function;
+use std::rc::Rc;
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
 
@@ -43,7 +44,7 @@ pub(super) fn cases() -> Vec<Case> {
         let after = before.iter().map(|length| length + f64::from(by)).collect();
         cases.push(Case {
             name: format!("{count} lengths advanced by {by}"),
-            function: Box::new(AdvanceLengths { count: count as u64, by }),
+            function: Rc::new(AdvanceLengths { count: count as u64, by }),
             buffers: vec![Tensor::from_f64s(Scalar::I32, &[count as u64], before)],
             expected: vec![Expected::exact(0, after)],
         });
@@ -87,7 +88,7 @@ fn trained(function: SelfAttention) -> [Case; 2] {
     );
     let forward = Case {
         name: name.clone(),
-        function: Box::new(function),
+        function: Rc::new(function),
         buffers: vec![qkv.clone(), nothing(element, &of_o), nothing(Scalar::F32, &of_sums)],
         expected: vec![Expected::new(1, o.clone(), 2e-2), Expected::new(2, log_sums.clone(), 1e-3)],
     };
@@ -99,7 +100,7 @@ fn trained(function: SelfAttention) -> [Case; 2] {
         nothing(element, &of_qkv),
     ];
     let expected = vec![Expected::new(4, dx, 3e-2)];
-    let function = Box::new(SelfAttentionBackward(function));
+    let function = Rc::new(SelfAttentionBackward(function));
     [forward, Case { name: format!("gradients of {name}"), function, buffers, expected }]
 }
 
@@ -135,7 +136,7 @@ fn append([batch, tokens, heads, shared, dim]: [u64; 5], element: Scalar, align:
         name: format!(
             "append of keys and values of {element}, {batch} x {tokens} x {heads}/{shared} x {dim}"
         ),
-        function: Box::new(function),
+        function: Rc::new(function),
         buffers: vec![tensor(0, qkv), tensor(1, k), tensor(2, v), lengths],
         expected: vec![Expected::exact(1, k_after), Expected::exact(2, v_after)],
     }

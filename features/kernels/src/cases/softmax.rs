@@ -2,6 +2,7 @@
 
 use super::{Case, Expected, LONG, numbers, odd_shapes, random, shapes, tolerance};
 use crate::softmax::{Softmax, SoftmaxBackward};
+use std::rc::Rc;
 use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
 
@@ -48,7 +49,7 @@ fn forward(extents: [u64; 2], input: Scalar, output: Scalar, log: bool) -> Case 
     let scale = if log { 1.0 } else { 1.0 / columns.max(1) as f64 };
     Case {
         name: format!("{}softmax of {input} to {output}, {rows} x {columns}", if log { "log " } else { "" }),
-        function: Box::new(Softmax { output, log, ..Softmax::of(rows, columns, input) }),
+        function: Rc::new(Softmax { output, log, ..Softmax::of(rows, columns, input) }),
         buffers: vec![x, random(1, output, &extents)],
         expected: vec![Expected { scale, ..Expected::new(1, expected, tolerance(output)) }],
     }
@@ -76,7 +77,7 @@ fn backward(extents: [u64; 2], input: Scalar, output: Scalar, log: bool) -> Case
             "gradient of a {}softmax of {input} to {output}, {rows} x {columns}",
             if log { "log " } else { "" }
         ),
-        function: Box::new(SoftmaxBackward { rows, columns, input, output, log, align: 16 }),
+        function: Rc::new(SoftmaxBackward { rows, columns, input, output, log, align: 16 }),
         buffers: vec![y, dy, random(1, output, &extents)],
         expected: vec![Expected { scale, ..Expected::new(2, expected, tolerance(output)) }],
     }
@@ -97,7 +98,7 @@ fn special() -> Case {
     let expected = rows.iter().flat_map(|(_, y)| *y).collect();
     Case {
         name: "softmax of special values".into(),
-        function: Box::new(Softmax::of(6, 4, Scalar::F32)),
+        function: Rc::new(Softmax::of(6, 4, Scalar::F32)),
         buffers: vec![Tensor::from_f64s(Scalar::F32, &[6, 4], x), random(1, Scalar::F32, &[6, 4])],
         expected: vec![Expected::new(1, expected, 1e-6)],
     }

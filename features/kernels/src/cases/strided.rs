@@ -1,9 +1,12 @@
 //! Calls of functions with strided rows: what other cases compute, of other places in memory.
 
 use super::Case;
-use crate::call::{Buffer, CallError, Function};
+use crate::call::{Buffer, Call, CallError, Function};
 use crate::family::{Kind, Resources};
+use crate::graph::NoGraph;
 use crate::strided::Strided;
+use std::rc::Rc;
+use vm_graph::ValidGraph;
 use vm_ir::interp::Tensor;
 
 /// The most elements of a case.
@@ -37,42 +40,58 @@ impl Lie {
 }
 
 /// Of cases the small ones with several rows, each in one of the ways that its function can take.
-pub(super) fn cases(dense: Vec<Case>) -> Vec<Case> {
+pub(super) fn cases(dense: &[Case]) -> Vec<Case> {
     const WAYS: [Lie; 3] = [Lie::Odd, Lie::Wide, Lie::Mixed];
-    let small = dense.into_iter().filter(|case| case.buffers.iter().map(Tensor::len).sum::<usize>() <= MOST);
-    let mut cases = Vec::new();
-    for (number, Case { name, function, buffers, expected }) in small.enumerate() {
-        let mut found = Err(function);
-        for way in number..number + WAYS.len() {
-            found = found.or_else(|function| strided(function, WAYS[way % WAYS.len()]));
-        }
-        cases.extend(found.ok().map(|(strided, lie)| Case {
-            name: format!("{name}, strided rows: {lie:?}"),
-            function: Box::new(strided),
-            buffers,
-            expected,
-        }));
-    }
-    cases
+    let small = dense.iter().filter(|case| case.buffers.iter().map(Tensor::len).sum::<usize>() <= MOST);
+    let cases = small.enumerate().filter_map(|(number, case)| {
+        let mut ways = (number..number + WAYS.len()).map(|way| WAYS[way % WAYS.len()]);
+        let (strided, lie) = ways.find_map(|lie| Some((strided(&case.function, lie)?, lie)))?;
+        Some(Case {
+            name: format!("{}, strided rows: {lie:?}", case.name),
+            function: Rc::new(strided),
+            buffers: case.buffers.clone(),
+            expected: case.expected.clone(),
+        })
+    });
+    cases.collect()
 }
 
-/// A function with rows that lie so, but for buffers that it takes in one piece; itself if there are no others.
-fn strided(function: Box<dyn Function>, lie: Lie) -> Result<(Strided, Lie), Box<dyn Function>> {
+/// A function with rows that lie so, but for buffers that it takes in one piece; none if there are no others.
+fn strided(function: &Rc<dyn Function>, lie: Lie) -> Option<Strided> {
     let buffers = function.buffers();
     let several: Vec<_> = buffers.iter().filter(|buffer| buffer.rows() > 1 && buffer.row() > 0).collect();
     let several: Vec<_> = several.into_iter().filter(|buffer| buffer.counted > 0).collect();
     let count = several.len() as u64;
-    let mut strided = Strided::new(function);
+    let mut strided = Strided::new(Box::new(function.clone()));
     for (number, buffer) in (0..).zip(several) {
         strided = strided.rows(buffer.name, lie.stride(buffer.row(), number, count));
     }
     loop {
         if !strided.buffers().iter().any(Buffer::is_strided) {
-            return Err(strided.function);
+            return None;
         }
         match strided.call(&GPU) {
             Err(CallError::Stride { buffer, .. }) => strided.strides.retain(|(name, _)| *name != buffer),
-            _ => return Ok((strided, lie)),
+            _ => return Some(strided),
         }
+    }
+}
+
+/// A function that a case has dense, and another with strided rows.
+impl Function for Rc<dyn Function> {
+    fn buffers(&self) -> Vec<Buffer> {
+        (**self).buffers()
+    }
+
+    fn graph(&self) -> Result<ValidGraph, NoGraph> {
+        (**self).graph()
+    }
+
+    fn call(&self, resources: &Resources) -> Result<Call, CallError> {
+        (**self).call(resources)
+    }
+
+    fn call_strided(&self, buffers: &[Buffer], resources: &Resources) -> Result<Call, CallError> {
+        (**self).call_strided(buffers, resources)
     }
 }

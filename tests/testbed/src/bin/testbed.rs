@@ -71,13 +71,12 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.list {
         for scenario in scenarios::ALL.iter().chain(scenarios::BENCHMARKS) {
-            let variants: Vec<&str> = scenario.variants.iter().map(|variant| variant.name()).collect();
-            println!("{:18} {:15} {}", scenario.name, variants.join(","), scenario.about);
+            println!("{:18} {:15} {}", scenario.name, scenario.variants, scenario.about);
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let chosen = choose(arguments)?;
     let sweep = Sweep::of_environment()?;
+    let chosen = choose(arguments, sweep)?;
     if let Some(seed) = sweep.seed() {
         eprintln!("testbed: parts of sweeps, chosen by {VARIABLE}={seed}");
     }
@@ -158,8 +157,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The runs that the arguments ask for.
-fn choose(arguments: &Arguments) -> Result<Vec<(&'static Scenario, Variant)>> {
+/// The runs that the arguments ask for, and the sweep takes.
+fn choose(arguments: &Arguments, sweep: Sweep) -> Result<Vec<(&'static Scenario, Variant)>> {
     let only = match arguments.variant.as_deref() {
         None => None,
         Some(name) => match Variant::parse(name) {
@@ -177,11 +176,15 @@ fn choose(arguments: &Arguments) -> Result<Vec<(&'static Scenario, Variant)>> {
     if scenarios.is_empty() {
         scenarios.extend(scenarios::ALL);
     }
-    Ok(scenarios
-        .into_iter()
-        .flat_map(|scenario| scenario.variants.iter().map(move |variant| (scenario, *variant)))
-        .filter(|(_, variant)| only.is_none_or(|only| only == *variant))
-        .collect())
+    let mut runs = Vec::new();
+    for scenario in scenarios {
+        let place = scenarios::ALL.iter().position(|other| other.name == scenario.name).unwrap_or_default();
+        match only {
+            Some(only) => runs.extend(scenario.variants.all().contains(&only).then_some((scenario, only))),
+            None => runs.extend(scenario.variants.taken(place, sweep).map(|variant| (scenario, variant))),
+        }
+    }
+    Ok(runs)
 }
 
 fn as_json(outcome: &Outcome) -> serde_json::Value {

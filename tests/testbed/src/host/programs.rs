@@ -263,7 +263,8 @@ fn cargo(
     // What `cargo run` says of this package: build scripts that read it would run again.
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
-        if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_"].iter().any(|of| name.starts_with(of)) {
+        if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "OUT_DIR"].iter().any(|of| name.starts_with(of))
+        {
             command.env_remove(&*name);
         }
     }

@@ -56,6 +56,8 @@ pub struct Outcome {
     pub flaky: Option<String>,
     /// How long it took.
     pub took: Duration,
+    /// How long processors ran for its machine.
+    pub processor: Duration,
     /// What was checked and held.
     pub proved: Vec<String>,
     /// What was measured: name, value, unit.
@@ -128,7 +130,11 @@ fn announce(outcome: &Outcome) {
             say(format_args!("FLAKY   {name}: it failed the first time, and passed the second"));
         }
         Verdict::Passed => {
-            say(format_args!("ok      {name} in {seconds:.1} s, {} checks", outcome.proved.len()))
+            let processor = outcome.processor.as_secs_f64();
+            let checks = outcome.proved.len();
+            say(format_args!(
+                "ok      {name} in {seconds:.1} s ({processor:.1} s of processor), {checks} checks"
+            ));
         }
         Verdict::Skipped(reason) => say(format_args!("skipped {name}: {reason}")),
         Verdict::Failed(reason) => {
@@ -177,6 +183,7 @@ fn run_in_one(batch: &[&Run], programs: &Programs, verbose: bool, suffix: &str) 
             verdict: Verdict::Passed,
             flaky: None,
             took: Duration::ZERO,
+            processor: Duration::ZERO,
             proved: Vec::new(),
             figures: Vec::new(),
             unmeasured: Vec::new(),
@@ -188,7 +195,10 @@ fn run_in_one(batch: &[&Run], programs: &Programs, verbose: bool, suffix: &str) 
         };
         let verdict = verdict.and_then(|machine| {
             machine.begin(run.scenario.deadline);
-            follow(machine, verbose, &files, &mut outcome)
+            let before = machine.processor_time();
+            let verdict = follow(machine, verbose, &files, &mut outcome);
+            outcome.processor = machine.processor_time().saturating_sub(before);
+            verdict
         });
         outcome.verdict = verdict.unwrap_or_else(|error| Verdict::Failed(format!("{error:#}")));
         let failed = matches!(outcome.verdict, Verdict::Failed(_));
@@ -242,10 +252,11 @@ fn follow(machine: &mut Machine, verbose: bool, files: &Files, outcome: &mut Out
             Next::Report(report) => {
                 if verbose {
                     say(format_args!(
-                        "{} ({}) {:6.2} s  {}",
+                        "{} ({}) {:6.2} s {:6.2} s  {}",
                         outcome.scenario,
                         outcome.variant,
                         start.elapsed().as_secs_f64(),
+                        machine.processor_time().as_secs_f64(),
                         report.line()
                     ));
                 }
@@ -292,7 +303,7 @@ mod tests {
     fn scenarios_of_one_machine_share_an_l1() {
         let all = crate::scenarios::ALL.iter();
         let runs: Vec<Run> = all
-            .flat_map(|scenario| scenario.variants.iter().map(move |variant| (scenario, *variant)))
+            .flat_map(|scenario| scenario.variants.all().iter().map(move |variant| (scenario, *variant)))
             .map(|(scenario, variant)| Run {
                 scenario,
                 variant,

@@ -9,14 +9,14 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::agent::{Function, Guest, GuestPlan, L1, NvmeDisk};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 use crate::scenarios::bare_edu::EDU;
 use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "bad-ledger",
     about: "a full disk under the ledger, and damaged records: nothing is lost, and the remedies work",
-    variants: &[Variant::Iommufd],
+    variants: Variants::Only(Variant::Iommufd),
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

@@ -5,13 +5,13 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::agent::{Guest, GuestPlan, L1};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "bare-accel",
     about: "a bare guest launches kernels on its own memory through a shared accelerator; one that never ends is stopped; a matrix product and attention are right",
     // No device is passed, so the two would not differ.
-    variants: &[Variant::Group],
+    variants: Variants::Only(Variant::Group),
     ports: 0,
     devices: &[],
     disks: &[],

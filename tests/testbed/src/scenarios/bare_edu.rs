@@ -6,13 +6,13 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::agent::{Canary, Function, Guest, GuestPlan, L1, kernel_log};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 use crate::scenarios::linux_nvme::{DISK, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "bare-edu",
     about: "a bare guest drives edu: MMIO, DMA both ways, MSI and INTx with no exit; DMA outside its memory changes nothing",
-    variants: Variant::ALL,
+    variants: Variants::Both,
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

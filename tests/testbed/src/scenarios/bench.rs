@@ -18,13 +18,13 @@ use serde_json::Value;
 
 use crate::agent::{Engine, Function, Guest, GuestPlan, L1, L2, NvmeDisk};
 use crate::report::Report;
-use crate::scenario::{Contents, Disk, Scenario, Variant};
+use crate::scenario::{Contents, Disk, Scenario, Variants};
 use crate::scenarios::linux_nvme::NVME;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "bench",
     about: "measures run to first I/O beside QEMU and cloud-hypervisor, claim, and release",
-    variants: Variant::ALL,
+    variants: Variants::Both,
     ports: 1,
     devices: &[
         // Or the first to use it would wait for this machine to make it.

@@ -12,12 +12,12 @@ use super::bench::{median, tell};
 use super::e1000::{self, E1000};
 use crate::agent::{Engine, Function, Guest, GuestPlan, L1, L2, Registers, net};
 use crate::report::Report;
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "bench-intx",
     about: "measures interrupts of a device that has INTx alone, and exits for each, beside QEMU",
-    variants: &[Variant::Iommufd],
+    variants: Variants::Only(Variant::Iommufd),
     ports: 1,
     devices: &[
         "-mem-prealloc",

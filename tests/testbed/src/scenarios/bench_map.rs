@@ -14,12 +14,12 @@ use anyhow::{Context as _, Result, ensure};
 use super::bare_edu::EDU;
 use super::bench::{median, tell};
 use crate::agent::{Function, L1, MAP_RAM};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "bench-map",
     about: "measures prefaulting 4 GiB of RAM and mapping it for DMA, with 1 and with 2 threads",
-    variants: Variant::ALL,
+    variants: Variants::Both,
     ports: 1,
     // Or the first to use its memory would wait for this machine to make it.
     devices: &["-mem-prealloc", "-device", "edu,bus=port0,dma_mask=0xffffffffffffffff"],

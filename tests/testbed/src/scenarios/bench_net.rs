@@ -10,12 +10,12 @@ use anyhow::{Context as _, Result, ensure};
 use super::bench::{median, tell};
 use crate::agent::{Engine, Guest, GuestPlan, L1, L2, Program, net, wait_until};
 use crate::report::Report;
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "bench-net",
     about: "measures data and round trips over a tap beside QEMU, by vhost-net and without",
-    variants: &[Variant::Iommufd],
+    variants: Variants::Only(Variant::Iommufd),
     ports: 0,
     devices: &["-mem-prealloc"],
     disks: &[],

@@ -17,12 +17,12 @@ use super::bench::{median, tell};
 use super::linux_python::python;
 use crate::agent::{Guest, GuestPlan, L1, L2, Program};
 use crate::report::Report;
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "bench-python",
     about: "measures Python's arrays in a Linux guest beside the same program on the host",
-    variants: &[Variant::Group],
+    variants: Variants::Only(Variant::Group),
     ports: 0,
     devices: &[],
     disks: &[],

@@ -15,13 +15,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::agent::{Fate, Function, L1, NvmeDisk, VM_SERVICE, Victim, kill_at, wait_until};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "claim-kill9",
     about: "claim, release and run, killed before each changing system call, leave nothing that can't be undone",
-    variants: Variant::ALL,
+    variants: Variants::Either,
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

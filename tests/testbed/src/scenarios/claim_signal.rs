@@ -7,13 +7,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::agent::{At, Fate, Function, L1, NvmeDisk, Victim, kill_at};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "claim-signal",
     about: "claim, asked to end before each changing system call, has released what it took when it ends",
-    variants: &[Variant::Iommufd],
+    variants: Variants::Only(Variant::Iommufd),
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

@@ -12,7 +12,7 @@ use rustix::mount::{MountFlags, mount};
 
 use crate::agent::{Finished, Function, L1, L2, NvmeDisk, VM_SERVICE, wait_until};
 use crate::report::Report;
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 use crate::scenarios::device_state;
 use crate::scenarios::linux_e1000e::E1000E;
 use crate::scenarios::linux_nvme::{DISK, NVME};
@@ -20,7 +20,7 @@ use crate::scenarios::linux_nvme::{DISK, NVME};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "daemon",
     about: "a daemon's guest gets a disk while it runs, and gives it back though the daemon was killed meanwhile; another counts",
-    variants: Variant::ALL,
+    variants: Variants::Either,
     ports: 2,
     devices: DEVICES,
     disks: DISK,

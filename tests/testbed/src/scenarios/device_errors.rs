@@ -11,13 +11,13 @@ use anyhow::{Context, Result, anyhow};
 
 use crate::agent::{Function, Guest, GuestPlan, L1, L2, VM_SERVICE, kernel_log, net, wait_until};
 use crate::report::Report;
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 use crate::scenarios::linux_e1000e::{CARDS, E1000E, GUEST, HOST, PORT};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "device-errors",
     about: "a Linux guest's driver recovers from errors of PCI Express, not fatal and fatal, which its operator hears of",
-    variants: Variant::ALL,
+    variants: Variants::Either,
     ports: 2,
     devices: CARDS,
     disks: &[],

@@ -9,14 +9,14 @@ use rustix::process::Signal;
 
 use super::vmm_killed::signal;
 use crate::agent::{Function, Guest, GuestPlan, Holder, L1};
-use crate::scenario::{Contents, Disk, Scenario, Variant};
+use crate::scenario::{Contents, Disk, Scenario, Variant, Variants};
 use crate::scenarios::bare_edu::EDU;
 use crate::scenarios::linux_igb::{IGB, IGB_VF};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "device-kinds",
     about: "explain and VFIO agree on each kind of device in each place; behind a bridge of shpchp the remedies work",
-    variants: Variant::ALL,
+    variants: Variants::Both,
     ports: 13,
     devices: &[
         // Without ACPI's hot-plug Linux's own drivers serve the slots: pciehp, and shpchp on the conventional bridge.

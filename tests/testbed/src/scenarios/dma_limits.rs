@@ -11,14 +11,14 @@ use rustix::thread::CapabilitySet;
 use crate::agent::{
     Finished, Function, Guest, GuestPlan, L1, NvmeDisk, VM_SERVICE, processes, wait_until, with_locked_memory,
 };
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 use crate::scenarios::bare_edu::EDU;
 use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dma-limits",
     about: "too few DMA entries or huge pages, too little locked memory: run and attach refuse, nothing stays touched, and the remedies work",
-    variants: Variant::ALL,
+    variants: Variants::Both,
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

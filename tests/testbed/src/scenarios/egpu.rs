@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::agent::{Finished, Function, Guest, GuestPlan, L1, L2, PortSlot, VM_SERVICE, wait_until};
 use crate::report::Report;
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 use crate::scenarios::bare_edu::EDU;
 use crate::scenarios::host_wants_back::Others;
 
@@ -33,7 +33,7 @@ pub(super) const SURPRISE: Scenario = Scenario {
 pub(super) const RECONNECT: Scenario = Scenario {
     name: "egpu-reconnect",
     about: "an enclosure's cable is pulled while a Linux guest uses it; it comes back, is connected, and the guest gets it again",
-    variants: Variant::ALL,
+    variants: Variants::Either,
     ports: 4,
     devices: &[
         // Ports do hot-plug themselves, and the firmware calls all external but the last.

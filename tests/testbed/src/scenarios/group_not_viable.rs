@@ -6,14 +6,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::agent::{Function, Guest, GuestPlan, L1, NvmeDisk};
-use crate::scenario::{Contents, Disk, Scenario, Variant};
+use crate::scenario::{Contents, Disk, Scenario, Variants};
 use crate::scenarios::linux_e1000e::E1000E;
 use crate::scenarios::linux_nvme::NVME;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "group-not-viable",
     about: "a function whose group holds another driver's device is refused untouched; --with-group takes both, after a boot too",
-    variants: Variant::ALL,
+    variants: Variants::Both,
     ports: 1,
     devices: &[
         "-device",

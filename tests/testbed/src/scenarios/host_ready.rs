@@ -6,13 +6,13 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::agent::{Function, L1};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 use crate::scenarios::linux_nvme::{DISK, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "host-ready",
     about: "L1 has KVM, an IOMMU and the VFIO back end of its variant; a device behind a root port has its own group",
-    variants: Variant::ALL,
+    variants: Variants::Both,
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

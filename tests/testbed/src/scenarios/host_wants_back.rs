@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::agent::{Function, Guest, GuestPlan, L1, wait_until};
-use crate::scenario::{Contents, Disk, Scenario, Variant};
+use crate::scenario::{Contents, Disk, Scenario, Variant, Variants};
 use crate::scenarios::bare_edu::EDU;
 use crate::scenarios::linux_nvme::NVME;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "host-wants-back",
     about: "a device that the host removes, unbinds, unplugs or switches off is let go at once, and truthfully",
-    variants: Variant::ALL,
+    variants: Variants::Either,
     ports: 6,
     devices: DEVICES,
     disks: DISKS,
@@ -55,7 +55,7 @@ pub(super) const DEVICES: &[&str] = &[
 pub(super) const BY_ACPI: Scenario = Scenario {
     name: "host-wants-back-acpi",
     about: "a device that is unplugged through ACPI is let go at once, and truthfully",
-    variants: &[Variant::Iommufd],
+    variants: Variants::Only(Variant::Iommufd),
     ports: 2,
     devices: &[
         "-device",

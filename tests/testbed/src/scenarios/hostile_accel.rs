@@ -6,13 +6,13 @@ use anyhow::Result;
 
 use super::bare_accel::{SHARED, TIMEOUT};
 use crate::agent::{Guest, GuestPlan, L1};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "hostile-accel",
     about: "garbage frames, looping chains, ranges outside memory, endless kernels: errors for the guest, right results for its neighbour",
     // No device is passed, so the two would not differ.
-    variants: &[Variant::Group],
+    variants: Variants::Only(Variant::Group),
     ports: 0,
     devices: &[],
     disks: &[],

@@ -9,13 +9,13 @@ use anyhow::{Context, Result, ensure};
 
 use crate::agent::{Function, Guest, GuestPlan, L1, L2, NvmeDisk, VM_SERVICE, kernel_log, wait_until};
 use crate::report::Report;
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 use crate::scenarios::linux_nvme::{DISK, NVME};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "hot-attach",
     about: "a Linux guest gets an NVMe disk while it runs, and loses it orderly, by surprise and to the host",
-    variants: Variant::ALL,
+    variants: Variants::Both,
     ports: 2,
     devices: DEVICES,
     disks: DISK,

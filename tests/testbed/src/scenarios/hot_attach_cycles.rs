@@ -8,13 +8,14 @@ use anyhow::{Context as _, Result};
 
 use crate::agent::{Function, Guest, GuestPlan, L1, L2, NvmeDisk, VM_SERVICE, wait_until};
 use crate::report::Report;
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, Variants};
 use crate::scenarios::hot_attach;
 use crate::scenarios::linux_nvme::NVME;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "hot-attach-cycles",
     about: "a Linux guest gets and loses a disk again and again, and nothing of that is left in its processes",
+    variants: Variants::Either,
     l1,
     l2: Some(l2),
     ..hot_attach::SCENARIO

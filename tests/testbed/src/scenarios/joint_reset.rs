@@ -8,12 +8,12 @@ use rustix::process::Signal;
 use super::device_kinds::XHCI;
 use super::vmm_killed::signal;
 use crate::agent::{Function, Guest, GuestPlan, L1};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "joint-reset",
     about: "functions without a reset of their own are reset together, which a register shows; explain says which of them need which",
-    variants: Variant::ALL,
+    variants: Variants::Both,
     ports: 2,
     devices: &[
         "-global",

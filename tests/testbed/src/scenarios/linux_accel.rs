@@ -20,13 +20,13 @@ use crate::agent::{
     wait_until,
 };
 use crate::report::Report;
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-accel",
     about: "programs of a stock Linux guest launch kernels over vsock on a shared accelerator, well and badly",
     // The self-built Linux kernel has no vsock, and no device is passed.
-    variants: &[Variant::Group],
+    variants: Variants::Only(Variant::Group),
     ports: 0,
     devices: &[],
     disks: &[],

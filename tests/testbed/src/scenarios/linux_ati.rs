@@ -8,12 +8,12 @@ use anyhow::{Context, Result, ensure};
 
 use crate::agent::{Function, Guest, GuestPlan, L1, L2};
 use crate::provision::fnv1a;
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-ati",
     about: "a Linux guest reads of a GPU of AMD's, which has INTx alone, the same ROM and ports as the host, or a ROM from a file",
-    variants: Variant::ALL,
+    variants: Variants::Either,
     ports: 1,
     // The host's console is on the first, so that it is not on the other.
     devices: &["-device", "VGA,addr=2.0", "-device", "ati-vga,model=rv100,bus=port0"],

@@ -10,13 +10,13 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::agent::{Guest, GuestPlan, L1, L2, Program, processes, wait_until};
 use crate::report::Report;
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-cuda",
     about: "unmodified CUDA programs of a stock Linux guest, where no GPU is anywhere, compute on the host's processor",
     // The self-built Linux kernel has no vsock, and no device is passed.
-    variants: &[Variant::Group],
+    variants: Variants::Only(Variant::Group),
     ports: 0,
     devices: &[],
     disks: &[],

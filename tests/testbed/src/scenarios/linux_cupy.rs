@@ -8,13 +8,13 @@ use anyhow::{Context, Result};
 use rustix::mount::{MountFlags, mount};
 
 use crate::agent::{Guest, GuestPlan, L1, L2, Program, wait_until};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-cupy",
     about: "CuPy in a stock Linux guest, where no GPU is anywhere, computes on the host's processor as numpy does",
     // The self-built Linux kernel has no vsock, and no device is passed.
-    variants: &[Variant::Group],
+    variants: Variants::Only(Variant::Group),
     ports: 0,
     devices: &[
         "-drive",

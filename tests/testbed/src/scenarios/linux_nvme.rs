@@ -9,12 +9,12 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use super::topology;
 use crate::agent::{Function, Guest, GuestPlan, L1, L2, NvmeDisk};
-use crate::scenario::{Contents, Disk, Scenario, Variant};
+use crate::scenario::{Contents, Disk, Scenario, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-nvme",
     about: "a Linux guest reads and writes an NVMe disk taken from the host by address; the host then has its data",
-    variants: Variant::ALL,
+    variants: Variants::Either,
     ports: 1,
     devices: &[
         "-drive",

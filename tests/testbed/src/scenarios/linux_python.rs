@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::agent::{Guest, GuestPlan, L1, L2, Program};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-python",
     about: "Python in a stock Linux guest computes arrays, and kernels of its own, on a shared accelerator",
     // The self-built Linux kernel has no vsock, and no device is passed.
-    variants: &[Variant::Group],
+    variants: Variants::Only(Variant::Group),
     ports: 0,
     devices: &[],
     disks: &[],

@@ -11,12 +11,12 @@ use super::device_kinds::XHCI;
 use super::linux_nvme::NVME;
 use super::topology;
 use crate::agent::{Disk, Function, Guest, GuestPlan, L1, L2};
-use crate::scenario::{self, Contents, Scenario, Variant};
+use crate::scenario::{self, Contents, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-storage",
     about: "a Linux guest uses disks behind a switch, a bridge, an IOMMU's virtio and a USB controller",
-    variants: Variant::ALL,
+    variants: Variants::Either,
     ports: 4,
     devices: &[
         "-drive",

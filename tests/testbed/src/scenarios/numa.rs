@@ -12,13 +12,13 @@ use super::linux_nvme::NVME;
 use super::topology;
 use super::vmm_killed::signal;
 use crate::agent::{Function, Guest, GuestPlan, L1, L2, NvmeDisk, kernel_log};
-use crate::scenario::{Contents, Disk, Scenario, Variant};
+use crate::scenario::{Contents, Disk, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "numa",
     about: "RAM on the NUMA node of the device, and a guest with devices of two nodes sees both, as far apart as the host's",
     // Linux as the testbed builds it knows of no nodes; Debian's does.
-    variants: &[Variant::Group],
+    variants: Variants::Only(Variant::Group),
     ports: 0,
     devices: &[
         "-object",

@@ -8,13 +8,13 @@ use anyhow::Result;
 use super::bare_edu::EDU;
 use super::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 use crate::agent::{Function, L1, NvmeDisk, OWN_VMM, VFIO_EDU};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "own-vmm",
     about: "a VMM unlike vm-service plugs an NVMe controller into a bare guest, which copies blocks by RAM added later; a process \
             without rights drives edu by the descriptors that another gives it",
-    variants: Variant::ALL,
+    variants: Variants::Both,
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

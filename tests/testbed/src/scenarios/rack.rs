@@ -1,5 +1,5 @@
 //! One host with a dozen kinds of device, in every place on the bus: each is explained, attached, used by a Linux guest and
-//! given back to the driver that it had. In a part of the sweep each kind is taken on one of the two back ends. `bench-rack` does the same with QEMU beside.
+//! given back to the driver that it had. In a part of the sweep one of two kinds is taken, on one of the two back ends. `bench-rack` does the same with QEMU beside.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -18,13 +18,13 @@ use super::linux_nvme::NVME;
 use super::linux_storage::VIRTIO_BLOCK;
 use super::topology;
 use crate::agent::{Disk, Ended, Engine, Function, Guest, GuestPlan, L1, L2, net};
-use crate::scenario::{self, Contents, Scenario, Side, Variant};
+use crate::scenario::{self, Contents, Scenario, Side, Variant, Variants};
 use crate::scenarios::bare_edu::EDU;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "rack",
     about: "one host with a dozen kinds of device: each is explained, used by a Linux guest, and given back",
-    variants: Variant::ALL,
+    variants: Variants::Either,
     ports: 13,
     devices: &[
         // The host's console is on the first, so that it is on no other.
@@ -179,7 +179,7 @@ fn each(l1: &mut L1, engines: &[Engine]) -> Result<()> {
             ensure!(l1.variant == Variant::Iommufd, "there is no driver of USB");
             continue;
         }
-        // Each is the one of two neighbours on one back end, and the other on the other.
+        // Each is the one of two neighbours on one back end, and the other on the other; a part of the sweep has one of these.
         let is_turn = l1.sweep.takes(number, 2) == (l1.variant == Variant::Group);
         if engines.len() == 1 && !l1.sweep.is_whole() && !is_turn && kind.ids != XHCI {
             continue;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::agent::{Function, L1, NvmeDisk};
-use crate::scenario::{Contents, Disk, Scenario, Variant};
+use crate::scenario::{Contents, Disk, Scenario, Variants};
 use crate::scenarios::bare_edu::EDU;
 use crate::scenarios::linux_ati::ATI;
 use crate::scenarios::linux_e1000e::E1000E;
@@ -16,7 +16,7 @@ use crate::scenarios::linux_nvme::NVME;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "scan-explain",
     about: "list, info and explain agree with sysfs on types, groups and drivers, and name what blocks a device",
-    variants: Variant::ALL,
+    variants: Variants::Both,
     ports: 5,
     devices: &[
         "-drive",

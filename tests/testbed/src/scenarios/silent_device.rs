@@ -11,14 +11,14 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::agent::{
     Fate, Function, Guest, GuestPlan, L1, NvmeDisk, PortSlot, SAID, VM_SERVICE, Victim, kill_at, wait_until,
 };
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 use crate::scenarios::bare_edu::EDU;
 use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "silent-device",
     about: "a device that stops answering at any step of a claim or a release, or in a guest, keeps nothing waiting, and comes back",
-    variants: Variant::ALL,
+    variants: Variants::Either,
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

@@ -6,12 +6,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::agent::{Finished, L1, Systemd, VM_SERVICE, wait_until};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "systemd",
     about: "systemd starts guests by their units, and the daemon when it is asked, whose guests outlive it",
-    variants: &[Variant::Iommufd],
+    variants: Variants::Only(Variant::Iommufd),
     ports: 0,
     devices: &[],
     disks: &[],

@@ -7,14 +7,14 @@ use anyhow::{Context, Result};
 
 use crate::agent::{Canary, Function, Guest, GuestPlan, L1, L2, NvmeDisk, ProcessMemory};
 use crate::report::Report;
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 use crate::scenarios::bare_edu::EDU;
 use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "two-guests",
     about: "two guests at once, each with its device, each blind to the other's device and memory",
-    variants: Variant::ALL,
+    variants: Variants::Either,
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

@@ -6,13 +6,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::agent::{Function, Holder, L1, NvmeDisk, wait_until};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "unbind-stuck",
     about: "release of a function that a process holds open ends in time and names process and file",
-    variants: Variant::ALL,
+    variants: Variants::Either,
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 
 use super::linux_igb::{IGB, IGB_VF};
 use crate::agent::{Function, Guest, GuestPlan, Holder, L1};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "vf-token",
     about: "a virtual function of a user-space driver's card is opened with its token, and with no other",
     // The other back end asks for no token, before Linux 6.18.
-    variants: &[Variant::Group],
+    variants: Variants::Only(Variant::Group),
     ports: 1,
     devices: &["-device", "igb,bus=port0"],
     disks: &[],

@@ -10,12 +10,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::bare_edu::EDU;
 use super::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 use crate::agent::{Function, Guest, GuestPlan, L1, NvmeDisk, VM_SERVICE, processes, wait_until};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "vmm-killed",
     about: "a guest's VMM or keeper is killed, or hangs, while the guest uses its device: that is reset, and works for host and guests",
-    variants: Variant::ALL,
+    variants: Variants::Both,
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,
