@@ -5,13 +5,13 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::agent::{DMA_BUF, L1};
-use crate::scenario::{Contents, Scenario, Variant};
+use crate::scenario::{Contents, Scenario, Variant, Variants};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dma-buf",
     about: "a worker on the processor and another program take turns at a dma-buf",
     // The stock kernel may be without /dev/udmabuf.
-    variants: &[Variant::Iommufd],
+    variants: Variants::Only(Variant::Iommufd),
     ports: 0,
     devices: &[],
     disks: &[],
