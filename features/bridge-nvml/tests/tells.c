@@ -33,7 +33,7 @@ static const struct row rows[] = {
     {"nvmlDeviceGetVirtualizationMode", "4"}, {"nvmlDeviceGetAccountingMode", "4"}, {"nvmlDeviceGetCapabilities", "v01000008"},
     {"nvmlDeviceGetAddressingMode", "v01000008"}, {"nvmlDeviceGetPdi", "v01000010"}, {"nvmlDeviceGetPlatformInfo", "v0100002c"},
     {"nvmlDeviceGetPlatformInfo", "v0200002c"}, {"nvmlDeviceGetC2cModeInfoV", "4"},
-    {"nvmlDeviceGetPciInfo_v3", "b68"}, {"nvmlDeviceGetPciInfoExt", "v01000040"}, {"nvmlDeviceGetMaxPcieLinkGeneration", "4"},
+    {"nvmlDeviceGetPciInfo_v3", "b68"}, {"nvmlDeviceGetMaxPcieLinkGeneration", "4"},
     {"nvmlDeviceGetGpuMaxPcieLinkGeneration", "4"}, {"nvmlDeviceGetMaxPcieLinkWidth", "4"}, {"nvmlDeviceGetPcieLinkMaxSpeed", "4"},
     {"nvmlDeviceGetCurrPcieLinkGeneration", "4", 1, 7}, {"nvmlDeviceGetCurrPcieLinkWidth", "4", 1, 16}, {"nvmlDeviceGetPcieSpeed", "4", 1000, 128000},
     {"nvmlDeviceGetPcieThroughput", "i2 4", 0, 200000000}, {"nvmlDeviceGetPcieReplayCounter", "4"},

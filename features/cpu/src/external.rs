@@ -4,6 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -48,7 +49,8 @@ impl Mapping {
         let base = unsafe { mmap(null_mut(), bytes, access, flags, &memory.fd, 0) };
         let base = NonNull::new(base.map_err(host)?.cast::<u8>());
         let base = base.ok_or_else(|| host("it is mapped at address 0"))?;
-        let dma_buf = (memory.kind == ExternalKind::DmaBuf).then(|| Arc::new(DmaBuf(memory.fd)));
+        let dma_buf = (memory.kind == ExternalKind::DmaBuf)
+            .then(|| Arc::new(DmaBuf { fd: memory.fd, begun: AtomicU32::new(0) }));
         Ok(Self { base, bytes, address: base.as_ptr() as u64 + memory.offset, dma_buf })
     }
 }
@@ -76,7 +78,11 @@ fn sealed_size(fd: &OwnedFd) -> Result<u64> {
 ///
 /// Linux, `Documentation/driver-api/dma-buf.rst`, "CPU Access to DMA Buffer Objects" and "Implicit Fence Poll Support".
 #[derive(Debug)]
-pub(crate) struct DmaBuf(OwnedFd);
+pub(crate) struct DmaBuf {
+    fd: OwnedFd,
+    /// How many turns have begun and not ended.
+    begun: AtomicU32,
+}
 
 /// `DMA_BUF_MAGIC`, what its file system is.
 const MAGIC: i64 = 0x444d_4142;
@@ -98,7 +104,7 @@ impl DmaBuf {
     /// Whether devices have done what they do with it now, by then.
     pub(crate) fn is_idle(&self, within: Duration) -> Result<bool> {
         // Behind all that read or write it, as the processor may write it.
-        let mut polled = [PollFd::new(&self.0, PollFlags::OUT)];
+        let mut polled = [PollFd::new(&self.fd, PollFlags::OUT)];
         let within = Timespec::try_from(within).map_err(host)?;
         match poll(&mut polled, Some(&within)) {
             Ok(0) | Err(Errno::INTR) => Ok(false),
@@ -110,12 +116,18 @@ impl DmaBuf {
 
     /// The processor sees what devices wrote.
     pub(crate) fn begin(&self) -> Result<()> {
-        self.sync(START)
+        self.sync(START)?;
+        self.begun.fetch_add(1, Ordering::AcqRel);
+        Ok(())
     }
 
-    /// Devices see what the processor wrote.
+    /// Devices see what the processor wrote, if a turn has begun.
     pub(crate) fn end(&self) -> Result<()> {
-        self.sync(END)
+        let one_less = |begun: u32| begun.checked_sub(1);
+        match self.begun.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less) {
+            Ok(_) => self.sync(END),
+            Err(_) => Ok(()),
+        }
     }
 
     fn sync(&self, flags: u64) -> Result<()> {
@@ -123,9 +135,20 @@ impl DmaBuf {
             // SAFETY: the request reads 64 bits.
             let request = unsafe { Setter::<SYNC, u64>::new(flags) };
             // SAFETY: the descriptor is a dma-buf's, and the request changes nothing but who sees what of its memory.
-            match unsafe { ioctl(&self.0, request) } {
+            match unsafe { ioctl(&self.fd, request) } {
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 other => return other.map_err(|error| host(format!("DMA_BUF_IOCTL_SYNC: {error}"))),
+            }
+        }
+    }
+}
+
+impl Drop for DmaBuf {
+    fn drop(&mut self) {
+        // Turns that nobody ended, as the queue was lost in them.
+        for _ in 0..*self.begun.get_mut() {
+            if let Err(error) = self.sync(END) {
+                tracing::debug!(%error, "a turn at a dma-buf does not end");
             }
         }
     }

@@ -176,8 +176,9 @@ impl Stream {
             },
             Command::Begin(buffer) => loop {
                 match buffer.is_idle(POLL) {
-                    Ok(false) if !self.stop.load(Ordering::Acquire) => {}
-                    Ok(_) => break self.lose(buffer.begin().err()),
+                    Ok(true) => break self.lose(buffer.begin().err()),
+                    Ok(false) if self.stop.load(Ordering::Acquire) => break,
+                    Ok(false) => {}
                     Err(error) => break self.lose(Some(error)),
                 }
             },

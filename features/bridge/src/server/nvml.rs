@@ -89,6 +89,7 @@ fn found(session: &Session) -> Result<(&'static Nvml, &Devices), u32> {
 /// What is free of a device's memory.
 pub(super) fn free(session: &Session, uuid: [u8; 16]) -> Result<u64, u32> {
     let (nvml, devices) = found(session)?;
+    sleep(locked(&session.asked().pace).take(Instant::now()));
     nvml.free(devices.get(&uuid).copied().flatten().ok_or(code::NOT_FOUND)?).ok_or(code::NOT_SUPPORTED)
 }
 

@@ -95,7 +95,6 @@ pub const FUNCTIONS: &[Function] = &[
     function("nvmlDeviceGetModuleId", &[Device, TO]),
     function("nvmlDeviceGetMultiGpuBoard", &[Device, TO]),
     function("nvmlDeviceGetNumGpuCores", &[Device, TO]),
-    function("nvmlDeviceGetPciInfoExt", &[Device, Version(&[0x0100_0040])]),
     function("nvmlDeviceGetPdi", &[Device, Version(&[0x0100_0010])]),
     function("nvmlDeviceGetPersistenceMode", &[Device, TO]),
     function("nvmlDeviceGetPlatformInfo", &[Device, Version(&[0x0100_002c, 0x0200_002c])]),

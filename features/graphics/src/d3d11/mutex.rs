@@ -53,20 +53,23 @@ impl KeyedMutex {
 
     /// Acquires it behind the worker's turns so far.
     fn acquire(&self, promised: u64) -> Result<()> {
-        let mut keys = self.keys();
-        let key = keys.next(promised);
+        let key = self.keys().next(promised);
+        // Meanwhile the worker may end, and release it with that key.
         if !self.handle.acquire(key, vm_accel::deadline(self.timeout))? {
             return Err(Error::Deadline { what: format!("the keyed mutex with key {key}") });
         }
+        let mut keys = self.keys();
         keys.seen = promised.max(keys.seen);
         Ok(())
     }
 
     fn release(&self) -> Result<()> {
         let mut keys = self.keys();
+        let key = GRAPHICS | (keys.released + 1);
+        self.handle.release(key)?;
         keys.released += 1;
-        keys.last = GRAPHICS | keys.released;
-        self.handle.release(keys.last)
+        keys.last = key;
+        Ok(())
     }
 }
 
@@ -123,15 +126,18 @@ impl<A: Accelerator> MutexTurns<A> {
     /// # Errors
     /// As [`Registered::map`].
     pub fn map<R: Shareable>(&self, registered: Registered<A, R>) -> Result<Mapped<A, R>, Refused<A, R>> {
-        let key = self.mutex.keys().next(self.link.promised());
+        // The link has its lock when it takes that of the keys.
+        let promised = self.link.promised();
+        let key = self.mutex.keys().next(promised);
         registered.map(&self.link, key)
     }
 }
 
 impl<A: Accelerator> Drop for MutexTurns<A> {
     fn drop(&mut self) {
+        let promised = self.link.promised();
         let mut keys = self.mutex.keys();
-        keys.last = keys.next(self.link.promised());
+        keys.last = keys.next(promised);
     }
 }
 
