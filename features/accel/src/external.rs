@@ -200,6 +200,13 @@ pub struct ExternalSemaphore {
     pub host: Arc<dyn Timeline>,
 }
 
+impl ExternalSemaphore {
+    /// A timeline that the host alone has.
+    pub fn of_host(host: Arc<dyn Timeline>) -> Self {
+        Self { fd: None, kind: SemaphoreKind::Timeline, host }
+    }
+}
+
 impl fmt::Debug for ExternalSemaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ExternalSemaphore")

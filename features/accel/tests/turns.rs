@@ -122,7 +122,7 @@ impl Rig {
         let device = Arc::new(FakeAccelerator::new());
         let worker = Worker::start(Arc::clone(&device), WorkerOptions::default()).unwrap();
         let value = Arc::new(Value::default());
-        let external = |host: Arc<Value>| ExternalSemaphore { fd: None, kind: SemaphoreKind::Timeline, host };
+        let external = |host: Arc<Value>| ExternalSemaphore::of_host(host);
         let link = worker.link(external(Arc::default()), external(Arc::clone(&value))).unwrap();
         Self { device, worker, link, value }
     }

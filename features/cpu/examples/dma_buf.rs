@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_accel::{
-    ExternalKind, ExternalMemory, ExternalSemaphore, HostTimeline, Result, SemaphoreKind, Shareable,
-    Timeline, Worker, WorkerOptions,
+    ExternalKind, ExternalMemory, ExternalSemaphore, HostTimeline, Result, Shareable, Timeline, Worker,
+    WorkerOptions,
 };
 use vm_cpu::CpuAccelerator;
 
@@ -76,11 +76,6 @@ impl Shareable for Frame {
     }
 }
 
-fn shared(timeline: &Arc<HostTimeline>) -> ExternalSemaphore {
-    let host = Arc::clone(timeline) as Arc<dyn Timeline>;
-    ExternalSemaphore { fd: None, kind: SemaphoreKind::Timeline, host }
-}
-
 fn pattern(turn: u64) -> Vec<u8> {
     (0..HALF).map(|at| (at * 7 + turn) as u8).collect()
 }
@@ -97,6 +92,7 @@ fn main() -> std::result::Result<(), Box<dyn StdError>> {
     let accelerator = Arc::new(CpuAccelerator::with_threads(NonZero::<usize>::MIN)?);
     let worker = Worker::start(accelerator, WorkerOptions::default())?;
     let (host, computed): (Arc<HostTimeline>, Arc<HostTimeline>) = Default::default();
+    let shared = |timeline: &Arc<HostTimeline>| ExternalSemaphore::of_host(Arc::clone(timeline) as _);
     let link = worker.link(shared(&host), shared(&computed))?;
     let mut frame = worker.register_resource(Frame(buffer.into()))?;
     for turn in 1..=TURNS {

@@ -8,9 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use super::{Programs, TIMEOUT, soon, start, stop};
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
-use crate::external::{
-    ExternalKind, ExternalMemory, ExternalSemaphore, HostTimeline, SemaphoreKind, Timeline,
-};
+use crate::external::{ExternalKind, ExternalMemory, ExternalSemaphore, HostTimeline, Timeline};
 use crate::pool::PoolOptions;
 use crate::programs::Program;
 use crate::worker::{Link, Mapped, Registered, Shareable, Worker};
@@ -22,11 +20,7 @@ const BYTES: u64 = 4 * NUMBERS as u64;
 const OFFSET: u64 = 4096;
 
 fn external(timeline: &Arc<HostTimeline>) -> ExternalSemaphore {
-    ExternalSemaphore {
-        fd: None,
-        kind: SemaphoreKind::Timeline,
-        host: Arc::clone(timeline) as Arc<dyn Timeline>,
-    }
+    ExternalSemaphore::of_host(Arc::clone(timeline) as _)
 }
 
 /// A file that is shared, which tells when it is dropped.

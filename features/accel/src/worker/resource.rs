@@ -96,11 +96,18 @@ impl<A: Accelerator, R: Shareable> Import<A, R> {
         self.memory.iter().map(|buffer| View::from(buffer).region()).collect()
     }
 
-    /// That the driver maps it, or that it does not.
-    fn is_by_driver(&self, wanted: bool) -> Result<()> {
-        let what = if wanted { "mapping shared memory by the driver" } else { "turns of a link at it" };
-        let refused = || Error::Unsupported { what: what.into(), device: self.name() };
-        if self.driver.is_some() == wanted { Ok(()) } else { Err(refused()) }
+    fn unsupported(&self, what: &str) -> Error {
+        Error::Unsupported { what: what.into(), device: self.name() }
+    }
+
+    /// What the driver maps.
+    fn by_driver(&self) -> Result<Arc<DriverResource>> {
+        self.driver.clone().ok_or_else(|| self.unsupported("mapping shared memory by the driver"))
+    }
+
+    /// That its memory is shared.
+    fn by_link(&self) -> Result<()> {
+        if self.driver.is_none() { Ok(()) } else { Err(self.unsupported("turns of a link at it")) }
     }
 }
 
@@ -294,9 +301,8 @@ impl<A: Accelerator, R: Shareable> Registered<A, R> {
     pub fn map(self, link: &Link<A>, value: u64) -> Result<Mapped<A, R>, Box<Refused<Self>>> {
         let turns = &link.0;
         let own = self.import.shared.own("link", &turns.shared);
-        let waits = own
-            .and_then(|_| self.import.is_by_driver(false))
-            .and_then(|()| turns.wait(value, self.import.regions()));
+        let waits =
+            own.and_then(|_| self.import.by_link()).and_then(|()| turns.wait(value, self.import.regions()));
         self.becomes_mapped(waits, Some(Arc::clone(turns)))
     }
 
@@ -307,11 +313,10 @@ impl<A: Accelerator, R: Shareable> Registered<A, R> {
     /// [`Error::Unsupported`] for memory that is shared; as [`Worker::register_resource`].
     pub fn map_by_driver(mut self) -> Result<Mapped<A, R>, Box<Refused<Self>>> {
         let import = &self.import;
-        let mapped = import.is_by_driver(true).and_then(|()| {
-            let driver = import.driver.clone();
+        let mapped = import.by_driver().and_then(|driver| {
             on_worker(&import.shared, move |session| {
                 session.not_capturing("a wait for graphics")?;
-                session.note(driver.map_or(Ok(vec![]), |driver| session.queue().map_resource(&driver)))
+                session.note(session.queue().map_resource(&driver))
             })
         });
         let mapped = mapped.map(|memory| self.import.memory = adopt(memory, &self.import.shared));
