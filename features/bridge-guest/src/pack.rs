@@ -29,7 +29,7 @@ pub(crate) fn request(number: usize, words: &[usize], to: &mut Vec<u8>) -> Resul
             Kind::Number(bytes) if bytes < 8 => *word as u64 & ((1 << (8 * bytes)) - 1),
             Kind::Text => caller::text(*word).map_or(NOTHING, |text| text.len() as u64 - 1),
             Kind::Pointer { .. } | Kind::OutText => u64::from(*word != 0),
-            Kind::Number(_) | Kind::Address | Kind::Handle(_) | Kind::Drop(_) => *word as u64,
+            Kind::Number(_) | Kind::Address(_) | Kind::Handle(_) | Kind::Drop(_) => *word as u64,
             Kind::Float | Kind::Value(_) | Kind::Other => 0,
         };
         put(to, head);

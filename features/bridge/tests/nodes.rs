@@ -170,7 +170,7 @@ fn memory_that_the_program_has_not_is_in_no_node() {
     for (width, pitch, rows, expect) in
         [(1 << 50, 0, 1, code::OUT_OF_MEMORY), (64, u64::MAX, 3, BAD), (0, 0, 1, BAD)]
     {
-        let mut of = copy((1, own), (2, memory));
+        let mut of = copy((1, own), (1, own));
         (of[2 + 22], of[2 + 9], of[2 + 23]) = (width, pitch, rows);
         let payload = place.add(&of, true);
         assert_eq!(

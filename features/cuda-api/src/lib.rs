@@ -49,8 +49,8 @@ pub struct Parameter {
 pub enum Kind {
     /// A number of so many bytes.
     Number(usize),
-    /// An address of a device, or of any memory.
-    Address,
+    /// An address of a device, or of any memory, and how much of it the call reads or writes.
+    Address(Extent),
     /// A floating-point number, which is passed in another register.
     Float,
     /// A handle.
@@ -85,6 +85,51 @@ pub enum Way {
     Out,
     /// Both.
     InOut,
+}
+
+/// How many bytes behind an address a call reads or writes. Numbers of parameters are places in [`Function::parameters`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Extent {
+    /// None: the call only names the memory.
+    None,
+    /// A fixed number.
+    Bytes(u64),
+    /// As many elements of `unit` bytes as a parameter says.
+    Elements {
+        /// The parameter.
+        count: usize,
+        /// Bytes of an element.
+        unit: u64,
+    },
+    /// Rows of such elements.
+    Rows {
+        /// The parameter with the elements of a row.
+        count: usize,
+        /// Bytes of an element.
+        unit: u64,
+        /// The parameter with the number of rows.
+        rows: usize,
+        /// The parameter with the bytes from row to row.
+        pitch: usize,
+    },
+}
+
+impl Extent {
+    /// Returns the number of bytes from the address to the last byte that a call with these parameters reaches; `None` if no address reaches as far.
+    pub fn bytes(self, parameter: impl Fn(usize) -> u64) -> Option<u64> {
+        match self {
+            Self::None => Some(0),
+            Self::Bytes(bytes) => Some(bytes),
+            Self::Elements { count, unit } => parameter(count).checked_mul(unit),
+            Self::Rows { count, unit, rows, pitch } => {
+                let (count, rows) = (parameter(count), parameter(rows));
+                if count == 0 || rows == 0 {
+                    return Some(0);
+                }
+                (rows - 1).checked_mul(parameter(pitch))?.checked_add(count.checked_mul(unit)?)
+            }
+        }
+    }
 }
 
 /// What a pointer points to.
@@ -170,5 +215,25 @@ mod tests {
             ]
         );
         assert_eq!(kinds("cuStreamDestroy_v2"), [Kind::Drop(Object::Stream)]);
+    }
+
+    #[test]
+    fn an_address_reaches_as_far_as_its_parameters_say() {
+        let check = |name: &str, at: usize, parameters: &[u64], expect: Option<u64>| {
+            let Kind::Address(extent) = FUNCTIONS[number(name).expect(name)].parameters[at].kind else {
+                panic!("{name} {at} is not an address")
+            };
+            assert_eq!(extent.bytes(|at| parameters[at]), expect, "{name} {parameters:?}");
+        };
+        check("cuMemcpyPeer", 2, &[1, 2, 3, 4, 5], Some(5));
+        check("cuMemFree_v2", 0, &[1], Some(0));
+        check("cuStreamWriteValue64_v2", 1, &[0, 8, 1, 0], Some(8));
+        check("cuMemsetD32Async_ptsz", 0, &[1, 7, 5, 0], Some(20));
+        check("cuMemsetD32Async_ptsz", 0, &[1, 7, 1 << 62, 0], None);
+        check("cuMemsetD2D16_v2", 0, &[1, 100, 7, 10, 3], Some(220));
+        check("cuMemsetD2D16_v2", 0, &[1, u64::MAX, 7, 10, 1], Some(20));
+        check("cuMemsetD2D16_v2", 0, &[1, u64::MAX, 7, 10, 2], None);
+        check("cuMemsetD2D16_v2", 0, &[1, u64::MAX, 7, 10, 0], Some(0));
+        check("cuMemsetD2D16_v2", 0, &[1, u64::MAX, 7, 0, 9], Some(0));
     }
 }

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::{Count, Function, Item, Kind, Object, Parameter, Way};
+use crate::{Count, Extent, Function, Item, Kind, Object, Parameter, Way};
 
 /// A line that is not one of the table's.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
@@ -33,11 +33,39 @@ fn function(line: &str) -> Result<Function, &'static str> {
     let pairs: Vec<(&str, &str)> =
         words.map(|word| word.split_once('=').ok_or("no kind")).collect::<Result<_, _>>()?;
     let place = |name: &str| pairs.iter().position(|(known, _)| *known == name);
+    let size =
+        |name: &str| place(name).filter(|at| pairs[*at].1 == "size").ok_or("no parameter of kind size");
     let parameters = pairs
         .iter()
-        .map(|(name, text)| Ok(Parameter { name: (*name).to_owned(), kind: kind(text, &place)? }))
+        .map(|(name, text)| {
+            let kind = match text.strip_prefix("address:") {
+                Some(extent) => Kind::Address(self::extent(extent, &size)?),
+                None => kind(text, &place)?,
+            };
+            Ok(Parameter { name: (*name).to_owned(), kind })
+        })
         .collect::<Result<_, &'static str>>()?;
     Ok(Function { since, name, parameters })
+}
+
+/// `none`, `8`, `N`, `N*4` or `WIDTH*4*ROWS@PITCH`.
+fn extent(text: &str, size: &dyn Fn(&str) -> Result<usize, &'static str>) -> Result<Extent, &'static str> {
+    let unit = |text: &str| text.parse().map_err(|_| "no number");
+    if text == "none" {
+        return Ok(Extent::None);
+    }
+    if let Ok(bytes) = text.parse() {
+        return Ok(Extent::Bytes(bytes));
+    }
+    let Some((count, rest)) = text.split_once('*') else {
+        return Ok(Extent::Elements { count: size(text)?, unit: 1 });
+    };
+    let count = size(count)?;
+    let Some((elements, rest)) = rest.split_once('*') else {
+        return Ok(Extent::Elements { count, unit: unit(rest)? });
+    };
+    let (rows, pitch) = rest.split_once('@').ok_or("no pitch")?;
+    Ok(Extent::Rows { count, unit: unit(elements)?, rows: size(rows)?, pitch: size(pitch)? })
 }
 
 fn kind(text: &str, place: &dyn Fn(&str) -> Option<usize>) -> Result<Kind, &'static str> {
@@ -46,7 +74,7 @@ fn kind(text: &str, place: &dyn Fn(&str) -> Option<usize>) -> Result<Kind, &'sta
         "out:text" => return Ok(Kind::OutText),
         "pointer" | "callback" => return Ok(Kind::Other),
         "f32" => return Ok(Kind::Float),
-        "address" => return Ok(Kind::Address),
+        "address" => return Err("an address without an extent"),
         _ => {}
     }
     let Some((way, of)) = text.split_once(':') else {
@@ -101,5 +129,10 @@ mod tests {
         check("2000 cuInit flags=i31", "an unknown kind");
         check("2000 cuInit flags=at:i32", "an unknown way");
         check("2000 cuInit flags=out:i32*n", "an unknown count");
+        check("2000 cuInit at=address", "an address without an extent");
+        check("2000 cuInit at=address:n", "no parameter of kind size");
+        check("2000 cuInit at=address:n n=u32", "no parameter of kind size");
+        check("2000 cuInit at=address:n*x n=size", "no number");
+        check("2000 cuInit at=address:n*2*n n=size", "no pitch");
     }
 }

@@ -98,7 +98,7 @@ pub(super) fn add(call: &Call<'_>, mut reader: Reader<'_>, kind: u64) -> Result<
     if stays && kind == control::FUNCTION {
         let [made, at] = call.session.function(function, argument)?;
         let words = [Word::Is(stream), Word::Is(made), Word::Is(at)];
-        return Ok(call.session.driver().make(call.number, &words, &mut []));
+        return Ok(call.make(&words, &mut [])?);
     }
     let callback = sys::Callback {
         callbacks: call.session.callbacks(),

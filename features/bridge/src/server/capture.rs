@@ -24,7 +24,7 @@ pub(super) fn info(
         words.push(Word::At(4));
     }
     words.push(Word::At(5));
-    let result = call.session.driver().make(call.number, &words, &mut memory);
+    let result = call.make(&words, &mut memory)?;
     let [status, id, graph, nodes, data, count] = memory;
     if result != 0 {
         return Ok(result);

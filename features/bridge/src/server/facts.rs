@@ -1,6 +1,7 @@
 //! What is told of the driver and its devices without a call of the program's: no context is made for it.
 
 use super::nvml;
+use super::reach::Checked;
 use super::session::Session;
 use super::sys::Word;
 use crate::wire::facts::{DEVICES, Device, Facts, TEXT};
@@ -16,7 +17,7 @@ fn ask<const N: usize>(session: &Session, name: &str, more: &[u64]) -> Result<[u
     let mut memory = [0; N];
     let words: Vec<_> = [Word::At(0)].into_iter().chain(more.iter().map(|word| Word::Is(*word))).collect();
     let number = vm_cuda_api::number(name).ok_or(code::NOT_SUPPORTED)?;
-    match session.quota().make(session.driver(), number, &words, &mut memory) {
+    match session.quota().make(session.driver(), Checked::of_server(number, &words), &mut memory) {
         0 => Ok(memory),
         code => Err(code),
     }

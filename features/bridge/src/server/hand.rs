@@ -37,7 +37,7 @@ pub(super) struct Parts<'a> {
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 72] = [
+const HANDLERS: [(&str, Handler); 75] = [
     ("cuInit", initialise),
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
@@ -74,6 +74,9 @@ const HANDLERS: [(&str, Handler); 72] = [
     ("cuGraphConditionalHandleCreate", special::condition),
     ("cuGraphKernelNodeGetAttribute", special::attribute),
     ("cuGraphKernelNodeSetAttribute", special::attribute),
+    ("cuStreamSetAttribute", special::attribute),
+    ("cuStreamBatchMemOp", special::batch),
+    ("cuStreamBatchMemOp_v2", special::batch),
     ("cuGraphLaunch", staged::launch),
     ("cuGraphNodeGetType", staged::kind),
     ("cuGraphChildGraphNodeGetGraph", staged::child),
@@ -126,6 +129,12 @@ static BY_NUMBER: LazyLock<Vec<Option<Handler>>> = LazyLock::new(|| {
     all
 });
 
+/// Is a function unpacked by hand?
+#[cfg(test)]
+pub(super) fn is_made_by_hand(number: usize) -> bool {
+    BY_NUMBER[number].is_some()
+}
+
 /// Makes a call that is packed by hand; `None` when it is not.
 pub(super) fn make(
     lane: &mut Lane,
@@ -147,7 +156,7 @@ pub(super) fn make(
 /// Flags.
 fn initialise(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let flags = parts.reader.word()?;
-    match call.session.driver().make(call.number, &[Word::Is(flags)], &mut []) {
+    match call.make(&[Word::Is(flags)], &mut [])? {
         0 => Ok(call.session.started()),
         code => Ok(code),
     }
@@ -283,7 +292,7 @@ fn launch(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
         call.session.lay_out(id)?;
     }
     let count = FUNCTIONS[call.number].parameters.len();
-    Ok(call.session.driver().make(call.number, &words[..count], memory))
+    Ok(call.make(&words[..count], memory)?)
 }
 
 /// Words of a `CUlaunchAttribute`, and of a `CUlaunchConfig`.
@@ -336,7 +345,7 @@ fn launch_extended(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Ref
     };
     place_attributes(&mut memory);
     let words = [Word::At(0), Word::Is(function), Word::At(pointers), Word::Is(0)];
-    Ok(call.session.driver().make(call.number, &words, &mut memory))
+    Ok(call.make(&words, &mut memory)?)
 }
 
 /// How many clusters of a configuration fit, or how large they may be.
@@ -347,7 +356,7 @@ fn clusters(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     memory.push(0);
     place_attributes(&mut memory);
     let words = [Word::At(out), Word::Is(function), Word::At(0)];
-    let result = call.session.driver().make(call.number, &words, &mut memory);
+    let result = call.make(&words, &mut memory)?;
     put(parts.reply, memory[out]);
     Ok(result)
 }
@@ -367,11 +376,6 @@ fn begin_capture(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> 
     super::pack::make(call.session, call.number, parts.reader.0, parts.reply)
 }
 
-/// Is it memory of a device that the program has?
-pub(super) fn known(call: &Call<'_>, at: u64) -> Result<(), Refused> {
-    if call.session.may_copy(at) { Ok(()) } else { Err(code::INVALID_VALUE.into()) }
-}
-
 /// A stream for functions that have one, as their last parameter.
 fn stream_of(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Option<u64>, Refused> {
     let stream = reader.word()?;
@@ -388,9 +392,13 @@ fn end_of(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Vec<u64>, Refused>
     if FUNCTIONS[call.number].parameters.iter().any(|each| is_array(&each.kind)) {
         return Ok(vec![call.session.handles().real(Object::Array, reader.word()?)?, reader.word()?]);
     }
-    let at = reader.word()?;
-    known(call, at)?;
-    Ok(vec![at])
+    Ok(vec![reader.word()?])
+}
+
+/// Makes a copy of these words, of which one is a place of this process.
+fn copy(call: &Call<'_>, words: &[u64]) -> Result<u32, Refused> {
+    let words: Vec<Word> = words.iter().map(|word| Word::Is(*word)).collect();
+    Ok(call.make(&words, &mut [])?)
 }
 
 /// The device's end, count, stream, host address or 0; with 0 the bytes follow.
@@ -419,7 +427,7 @@ fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> 
         call.pass();
     }
     words.extend([from, count].into_iter().chain(stream));
-    Ok(sys::with_bytes(call.session.driver(), call.number, &words))
+    copy(call, &words)
 }
 
 /// The device's end, count, stream, host address or 0; with 0 the bytes are returned.
@@ -446,7 +454,7 @@ fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
             }
             let mut bytes = if parts.lane.room.is_some() { Vec::new() } else { vec![0; count as usize] };
             let to = parts.lane.room.unwrap_or_else(|| sys::place_mut(&mut bytes));
-            let mut result = sys::with_bytes(driver, call.number, &words(to));
+            let mut result = copy(call, &words(to))?;
             if let Some(stream) = stream {
                 // Copies to memory that is not the driver's have ended when they return; but not all drivers need say so.
                 let waited = call.wait_for(stream);
@@ -462,7 +470,7 @@ fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
             if stream.is_none() {
                 call.pass();
             }
-            Ok(sys::with_bytes(call.session.driver(), call.number, &words(at)))
+            copy(call, &words(at))
         }
         _ => Err(code::INVALID_VALUE.into()),
     }

@@ -27,7 +27,7 @@ pub(super) fn event(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refuse
 fn export(call: &Call<'_>, parts: Parts<'_>, kind: Kind, real: u64) -> Result<u32, Refused> {
     let sharing = call.session.sharing().ok_or(code::NOT_SUPPORTED)?;
     let mut memory = [0u64; HANDLE / 8];
-    let result = call.session.driver().make(call.number, &[Word::At(0), Word::Is(real)], &mut memory);
+    let result = call.make(&[Word::At(0), Word::Is(real)], &mut memory)?;
     if result == 0 {
         let bytes: Vec<u8> = memory.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let handle: Handle = bytes.try_into().map_err(|_| Malformed)?;
@@ -45,7 +45,7 @@ fn find(call: &Call<'_>, parts: &mut Parts<'_>, kind: Kind) -> Result<Handle, Re
 /// An address of memory that the program has.
 pub(super) fn export_memory(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let at = parts.reader.word()?;
-    if !call.session.ranges().has(at) {
+    if !call.session.ranges().has(at, 1) {
         return Err(code::INVALID_VALUE.into());
     }
     export(call, parts, Kind::Memory, at)
@@ -83,7 +83,7 @@ pub(super) fn close_memory(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<
     }
     // It waits for the device.
     call.pass();
-    let result = call.session.driver().make(call.number, &[Word::Is(at)], &mut []);
+    let result = call.make(&[Word::Is(at)], &mut [])?;
     if result == 0 {
         call.session.ranges().close(at);
     }
@@ -109,7 +109,7 @@ pub(super) fn export_file(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
     let real = call.session.handles().real(Object::Memory, parts.reader.word()?)?;
     let mut memory = [u64::MAX];
     let words = [Word::At(0), Word::Is(real), Word::Is(FILE), Word::Is(0)];
-    let result = call.session.driver().make(call.number, &words, &mut memory);
+    let result = call.make(&words, &mut memory)?;
     if result == 0 {
         let file = sys::given_file(memory[0]).ok_or(code::INVALID_VALUE)?;
         let quota = call.session.quota();
@@ -128,7 +128,7 @@ pub(super) fn import_file(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
     let (result, real) = call.session.quota().import(driver, bytes, || {
         let mut memory = [0];
         let words = [Word::At(0), Word::Is(file.as_raw_fd() as u64), Word::Is(FILE)];
-        (driver.make(call.number, &words, &mut memory), memory[0])
+        (call.make(&words, &mut memory).unwrap_or_else(|code| code), memory[0])
     });
     if result == 0 {
         put(parts.reply, call.session.handles().give(Object::Memory, real)?);

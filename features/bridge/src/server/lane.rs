@@ -12,6 +12,7 @@ use vm_cuda_api::names::is_per_thread;
 
 use super::deadline::{Marks, Pending};
 use super::pack::{self, Refused};
+use super::reach::Checked;
 use super::session::{Session, SessionError};
 use super::sys::{self, Driver, Word};
 use super::{facts, hand, nvml, prints};
@@ -336,6 +337,14 @@ pub(super) struct Call<'a> {
 }
 
 impl Call<'_> {
+    /// Makes the program's call: what the driver says.
+    ///
+    /// # Errors
+    /// When it reaches memory that the program does not have.
+    pub(super) fn make(&self, words: &[Word], memory: &mut [u64]) -> Result<u32, u32> {
+        Ok(self.session.driver().make(Checked::new(self.session, self.number, words)?, memory))
+    }
+
     /// Lets the calls behind it go on.
     pub(super) fn pass(&mut self) {
         if !self.passed {

@@ -21,6 +21,7 @@ mod pot;
 mod prints;
 mod quota;
 mod ranges;
+mod reach;
 mod session;
 mod slice;
 mod special;

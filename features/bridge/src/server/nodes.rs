@@ -19,6 +19,7 @@ use vm_cuda_api::{FUNCTIONS, Kind, Object};
 use super::hand::{Parts, parameters};
 use super::lane::Call;
 use super::pack::{self, Refused};
+use super::reach::reach;
 use super::special;
 use super::staged::{self, Plan};
 use super::sys::{self, Driver, Word};
@@ -81,7 +82,7 @@ fn copy(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
     for (is_target, end) in [false, true].into_iter().zip(form.ends()) {
         let extent = form.extent(&copy, is_target).ok_or(code::INVALID_VALUE)?;
         match copy[end.kind] & 0xffff_ffff {
-            DEVICE => reaches(call, copy[end.device], extent)?,
+            DEVICE => reach(call.session, copy[end.device], Some(extent))?,
             ARRAY => copy[end.array] = call.session.handles().real(Object::Array, copy[end.array])?,
             // What only the program has is asked of it.
             HOST if copy[end.host] != 0 => {}
@@ -95,18 +96,12 @@ fn copy(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
     Ok(Made { words, behind: None, plan: Some(Plan { copy, context, own }) })
 }
 
-/// Is it memory of a device that the program has, or memory of both as far as it goes?
-pub(super) fn reaches(call: &Call<'_>, at: u64, len: u64) -> Result<(), Refused> {
-    let fits = if call.session.has(at, 0) { call.session.has(at, len) } else { call.session.may_copy(at) };
-    if fits { Ok(()) } else { Err(code::INVALID_VALUE.into()) }
-}
-
 fn fill(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
     let mut words: Vec<u64> = (0..FILL).map(|_| reader.word()).collect::<Result<_, _>>()?;
     let [at, pitch, unit, width, height] = words[..] else { return Err(Refused::Malformed) };
     let rows = height.saturating_sub(1).checked_mul(pitch);
     let len = width.checked_mul(unit >> 32).and_then(|row| rows?.checked_add(row));
-    reaches(call, at, len.ok_or(code::INVALID_VALUE)?)?;
+    reach(call.session, at, len)?;
     let context = call.session.handles().real(Object::Context, reader.word()?)?;
     if is_any(call) {
         words.push(context);
@@ -219,7 +214,7 @@ fn context_of(call: &Call<'_>, mut reader: Reader<'_>) -> Result<u64, Refused> {
 pub(super) fn kernel_of(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let node = call.session.handles().real(Object::Node, parts.reader.word()?)?;
     let mut memory = [0; KERNEL];
-    let result = call.session.driver().make(call.number, &[Word::Is(node), Word::At(0)], &mut memory);
+    let result = call.make(&[Word::Is(node), Word::At(0)], &mut memory)?;
     if result != 0 {
         return Ok(result);
     }
@@ -259,7 +254,7 @@ pub(super) fn copy_of(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, 
             memory = copy;
             0
         }
-        None => call.session.driver().make(call.number, &[Word::Is(node), Word::At(0)], &mut memory),
+        None => call.make(&[Word::Is(node), Word::At(0)], &mut memory)?,
     };
     if result == 0 {
         for end in Form::Three.ends() {
@@ -274,7 +269,7 @@ pub(super) fn copy_of(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, 
 pub(super) fn function_of(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let node = call.session.handles().real(Object::Node, parts.reader.word()?)?;
     let mut memory = [0; 2];
-    let result = call.session.driver().make(call.number, &[Word::Is(node), Word::At(0)], &mut memory);
+    let result = call.make(&[Word::Is(node), Word::At(0)], &mut memory)?;
     if result == 0 {
         let known = call.session.known_function(memory[1]).ok_or(code::NOT_SUPPORTED)?;
         known.iter().for_each(|word| put(parts.reply, *word));
@@ -296,7 +291,7 @@ pub(super) fn update(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, R
     let mut memory = [0; 3];
     let mut words = vec![Word::Is(exec), Word::Is(graph)];
     words.extend(if is_second(call) { vec![Word::At(0)] } else { vec![Word::At(1), Word::At(0)] });
-    let result = call.session.driver().make(call.number, &words, &mut memory);
+    let result = call.make(&words, &mut memory)?;
     let mut handles = call.session.handles();
     put(parts.reply, result.into());
     put(parts.reply, memory[0] & 0xffff_ffff);
@@ -317,7 +312,7 @@ pub(super) fn instantiate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
     staged::renew(call, graph)?;
     let mut memory = [0, flags, stream, 0, 0];
     let words = [Word::At(0), Word::Is(graph), Word::At(1)];
-    let result = call.session.driver().make(call.number, &words, &mut memory);
+    let result = call.make(&words, &mut memory)?;
     let mut handles = call.session.handles();
     put(parts.reply, result.into());
     put(parts.reply, handles.give(Object::Exec, if result == 0 { memory[0] } else { 0 })?);

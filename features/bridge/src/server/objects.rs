@@ -7,6 +7,7 @@ use super::hand::Parts;
 use super::lane::Call;
 use super::options::Options;
 use super::pack::Refused;
+use super::reach::reach;
 use super::sys::{self, Word};
 use crate::wire::{CHUNK, IMAGE, Malformed, NOTHING, code, control, put, put_bytes};
 
@@ -15,6 +16,17 @@ const RESOURCE: usize = 18;
 const TEXTURE: usize = 13;
 const VIEW: usize = 14;
 
+/// Bytes that rows of texels of a format reach, by width, height and pitch.
+fn rows(format: u64, [width, height, pitch]: [u64; 3]) -> Option<u64> {
+    let texel = match format as u32 {
+        1 | 8 => 1,
+        2 | 9 | 0x10 => 2,
+        _ => 4,
+    };
+    let row = width.checked_mul(texel)?.checked_mul(format >> 32)?;
+    height.saturating_sub(1).checked_mul(pitch)?.checked_add(row)
+}
+
 /// A description, of which the first word is what it is of.
 fn resource(call: &Call<'_>, parts: &mut Parts<'_>) -> Result<Vec<u64>, Refused> {
     let mut words: Vec<u64> = (0..RESOURCE).map(|_| parts.reader.word()).collect::<Result<_, _>>()?;
@@ -22,7 +34,9 @@ fn resource(call: &Call<'_>, parts: &mut Parts<'_>) -> Result<Vec<u64>, Refused>
     match words[0] as u32 {
         0 => words[1] = handles.real(Object::Array, words[1])?,
         1 => words[1] = handles.real(Object::Mipmap, words[1])?,
-        2 | 3 => {}
+        // An address, a format, and a size; or a format, a width, a height and a pitch.
+        2 => reach(call.session, words[1], Some(words[3]))?,
+        3 => reach(call.session, words[1], rows(words[2], [words[3], words[4], words[5]]))?,
         _ => return Err(code::INVALID_VALUE.into()),
     }
     Ok(words)
@@ -62,7 +76,7 @@ fn give(
     out: usize,
     words: &[Word],
 ) -> Result<u32, Refused> {
-    let result = call.session.driver().make(call.number, words, &mut memory);
+    let result = call.make(words, &mut memory)?;
     let id = if result == 0 { call.session.handles().give(object, memory[out])? } else { 0 };
     put(parts.reply, id);
     Ok(result)
@@ -132,7 +146,7 @@ pub(super) fn link_complete(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result
     let link = call.session.handles().real(Object::Link, parts.reader.word()?)?;
     let mut memory = [0; 2];
     let words = [Word::Is(link), Word::At(0), Word::At(1)];
-    let result = call.session.driver().make(call.number, &words, &mut memory);
+    let result = call.make(&words, &mut memory)?;
     let len = usize::try_from(memory[1]).ok().filter(|len| *len <= IMAGE).ok_or(code::OUT_OF_MEMORY)?;
     parts.lane.image = if result == 0 { sys::bytes(memory[0], len) } else { Vec::new() };
     put(parts.reply, result.into());

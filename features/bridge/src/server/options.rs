@@ -85,7 +85,7 @@ impl Options {
 
     /// Makes a call with them, which returns a word.
     pub(super) fn make(&mut self, call: &Call<'_>, words: &[Word]) -> Result<u64, u32> {
-        match call.session.driver().make(call.number, words, &mut self.memory) {
+        match call.make(words, &mut self.memory)? {
             0 => Ok(self.memory[self.values + self.count]),
             code => Err(code),
         }

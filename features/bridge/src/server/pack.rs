@@ -3,6 +3,7 @@
 use vm_cuda_api::{Count, FUNCTIONS, Function, Item, Kind, Object, Way};
 
 use super::ranges::{self, Ranges};
+use super::reach::Checked;
 use super::session::Session;
 use super::sys::{self, WORDS, Word};
 use crate::wire::{ITEMS, Malformed, NOTHING, Reader, code, put, put_bytes};
@@ -83,19 +84,11 @@ pub(super) fn make_with(
     let mut memory: Vec<u64> = Vec::new();
     let mut returned = Vec::new();
     let mut drops: Option<(Object, u64)> = None;
-    // What a processor reads or writes must be the program's: the driver takes any address of this process for memory of the host.
-    let copies = ranges::copies(number);
     {
         let handles = session.handles();
         for (at, parameter) in parameters.iter().enumerate() {
             match parameter.kind {
-                Kind::Number(_) => words[at] = Word::Is(heads[at]),
-                Kind::Address => {
-                    if copies && !session.may_copy(heads[at]) {
-                        return Err(code::INVALID_VALUE.into());
-                    }
-                    words[at] = Word::Is(heads[at]);
-                }
+                Kind::Number(_) | Kind::Address(_) => words[at] = Word::Is(heads[at]),
                 Kind::Handle(object) => words[at] = Word::Is(handles.real(object, heads[at])?),
                 Kind::Drop(object) => {
                     words[at] = Word::Is(handles.real(object, heads[at])?);
@@ -157,7 +150,8 @@ pub(super) fn make_with(
         // Memory of this host: the program doesn't reach it, and no quota counts it.
         return Err(code::NOT_SUPPORTED.into());
     }
-    let result = session.quota().make(session.driver(), number, &words[..parameters.len()], &mut memory);
+    let checked = Checked::new(session, number, &words[..parameters.len()])?;
+    let result = session.quota().make(session.driver(), checked, &mut memory);
     if result == 0 {
         if let Some((object, id)) = drops {
             session.handles().end(object, id);
@@ -167,7 +161,7 @@ pub(super) fn make_with(
                 Word::Is(value) => value,
                 Word::At(at) => memory.get(at).copied().unwrap_or(0),
             };
-            session.ranges().learn(number, value);
+            session.ranges().learn(number, value, |device| session.driver().has_primary(device) == Ok(true));
         }
     }
     for Returned { at, item, count, is_text } in returned {

@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 use vm_cuda_api::{FUNCTIONS, Object, names::base};
 
 use super::pot::Pot;
+use super::reach::Checked;
 use super::session::{Session, locked};
 use super::sys::{Driver, Word};
 use crate::wire::code;
@@ -93,19 +94,18 @@ static BY_NUMBER: LazyLock<Vec<Option<Rule>>> = LazyLock::new(|| {
 /// A call and its memory.
 struct Made<'a> {
     driver: &'a Driver,
-    number: usize,
-    words: &'a [Word],
+    call: Checked<'a>,
     memory: &'a mut [u64],
 }
 
 impl Made<'_> {
     fn make(&mut self) -> u32 {
-        self.driver.make(self.number, self.words, self.memory)
+        self.driver.make(self.call, self.memory)
     }
 
     /// A parameter, or what is at its place.
     fn value(&self, at: usize) -> u64 {
-        match self.words.get(at) {
+        match self.call.words().get(at) {
             Some(Word::Is(value)) => *value,
             Some(Word::At(at)) => self.memory.get(*at).copied().unwrap_or(0),
             None => 0,
@@ -114,14 +114,14 @@ impl Made<'_> {
 
     /// Words behind a parameter that points to them.
     fn behind(&self, at: usize) -> &[u64] {
-        match self.words.get(at) {
+        match self.call.words().get(at) {
             Some(Word::At(at)) => self.memory.get(*at..).unwrap_or(&[]),
             _ => &[],
         }
     }
 
     fn set(&mut self, at: usize, to: impl FnOnce(u64) -> u64) {
-        if let Some(Word::At(at)) = self.words.get(at)
+        if let Some(Word::At(at)) = self.call.words().get(at)
             && let Some(word) = self.memory.get_mut(*at)
         {
             *word = to(*word);
@@ -170,9 +170,9 @@ impl Quota {
     }
 
     /// Makes a call that the table unpacked, and counts what it does.
-    pub(super) fn make(&self, driver: &Driver, number: usize, words: &[Word], memory: &mut [u64]) -> u32 {
-        let mut made = Made { driver, number, words, memory };
-        match (&self.pot, BY_NUMBER[number]) {
+    pub(super) fn make(&self, driver: &Driver, call: Checked<'_>, memory: &mut [u64]) -> u32 {
+        let mut made = Made { driver, call, memory };
+        match (&self.pot, BY_NUMBER[call.number()]) {
             (Some(_), Some(Rule::Waits)) => {
                 // It may take as long as the device does: nothing is locked meanwhile.
                 let result = made.make();
@@ -519,8 +519,9 @@ impl Held {
     fn allocate_pooled(&mut self, pot: &Pot, made: &mut Made<'_>) -> u32 {
         /// `CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE`.
         const POOL: u64 = 17;
-        let (len, has_pool) = (made.value(1), made.words.len() == 4);
-        let stream = made.value(made.words.len() - 1);
+        let count = made.call.words().len();
+        let (len, has_pool) = (made.value(1), count == 4);
+        let stream = made.value(count - 1);
         let mut memory = [0];
         let words = [Word::Is(stream), Word::At(0)];
         let asked = made.driver.named("cuStreamIsCapturing", &words, &mut memory);

@@ -3,28 +3,52 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use vm_cuda_api::{FUNCTIONS, names::base, number};
+use vm_cuda_api::{FUNCTIONS, number};
 
 /// What a call that succeeds does to them: parameters by their places.
 #[derive(Clone, Copy, Debug)]
 enum Effect {
     /// A range that begins where one says, as long as another says, times a third.
-    Gives(usize, usize, Option<usize>),
+    Gives(Kind, usize, usize, Option<usize>),
     /// The range that begins there is gone.
     Takes(usize),
+    /// A module ends, and with it its variables.
+    Unloads,
+    /// A context ends, and with it its memory.
+    Ends,
+    /// The same, unless the primary context of that device is still there.
+    Releases(usize),
 }
 
-const EFFECTS: [(&str, Effect); 10] = [
-    ("cuMemAlloc_v2", Effect::Gives(0, 1, None)),
-    ("cuMemAllocPitch_v2", Effect::Gives(0, 1, Some(3))),
-    ("cuMemAllocAsync", Effect::Gives(0, 1, None)),
-    ("cuMemAllocFromPoolAsync", Effect::Gives(0, 1, None)),
-    ("cuMemAddressReserve", Effect::Gives(0, 1, None)),
-    ("cuModuleGetGlobal_v2", Effect::Gives(0, 1, None)),
-    ("cuLibraryGetGlobal", Effect::Gives(0, 1, None)),
+/// What a range ends with, if it is not freed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Kind {
+    /// A context.
+    Memory,
+    /// A module.
+    Variable,
+    /// Nothing.
+    Reserved,
+}
+
+const EFFECTS: [(&str, Effect); 17] = [
+    ("cuMemAlloc_v2", Effect::Gives(Kind::Memory, 0, 1, None)),
+    ("cuMemAllocPitch_v2", Effect::Gives(Kind::Memory, 0, 1, Some(3))),
+    ("cuMemAllocAsync", Effect::Gives(Kind::Memory, 0, 1, None)),
+    ("cuMemAllocFromPoolAsync", Effect::Gives(Kind::Memory, 0, 1, None)),
+    ("cuMemAddressReserve", Effect::Gives(Kind::Reserved, 0, 1, None)),
+    ("cuModuleGetGlobal_v2", Effect::Gives(Kind::Variable, 0, 1, None)),
+    ("cuLibraryGetGlobal", Effect::Gives(Kind::Variable, 0, 1, None)),
     ("cuMemFree_v2", Effect::Takes(0)),
     ("cuMemFreeAsync", Effect::Takes(0)),
     ("cuMemAddressFree", Effect::Takes(0)),
+    ("cuModuleUnload", Effect::Unloads),
+    ("cuLibraryUnload", Effect::Unloads),
+    ("cuCtxDestroy_v2", Effect::Ends),
+    ("cuDevicePrimaryCtxRelease", Effect::Releases(0)),
+    ("cuDevicePrimaryCtxRelease_v2", Effect::Releases(0)),
+    ("cuDevicePrimaryCtxReset", Effect::Ends),
+    ("cuDevicePrimaryCtxReset_v2", Effect::Ends),
 ];
 
 static BY_NUMBER: LazyLock<Vec<Option<Effect>>> = LazyLock::new(|| {
@@ -38,16 +62,6 @@ static BY_NUMBER: LazyLock<Vec<Option<Effect>>> = LazyLock::new(|| {
     }
     all
 });
-
-static COPIES: LazyLock<Vec<bool>> = LazyLock::new(|| {
-    let copies = |name: &str| ["cuMemcpy", "cuMemset"].iter().any(|begin| base(name).starts_with(begin));
-    FUNCTIONS.iter().map(|function| copies(&function.name)).collect()
-});
-
-/// Does a function copy, or fill, memory?
-pub(super) fn copies(number: usize) -> bool {
-    COPIES.get(number).copied().unwrap_or(false)
-}
 
 /// Functions with a parameter that points to a `CUmemLocation`, or to what has one: which, and the place in it, in words.
 const LOCATIONS: [(&str, usize, usize); 4] = [
@@ -70,25 +84,26 @@ pub(super) fn location(number: usize) -> Option<(usize, usize)> {
 /// The ranges of a session.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
-    known: BTreeMap<u64, u64>,
+    known: BTreeMap<u64, (u64, Kind)>,
     /// Those that are another program's, by how often they were opened.
     opened: BTreeMap<u64, u64>,
 }
 
 impl Ranges {
-    /// Is it an address in one?
-    pub(super) fn has(&self, at: u64) -> bool {
-        self.known.range(..=at).next_back().is_some_and(|(start, len)| at - start < *len)
+    /// Returns whether one of them has all bytes of `at..at + len`.
+    pub(super) fn has(&self, at: u64, len: u64) -> bool {
+        let found = self.known.range(..=at).next_back();
+        found.is_some_and(|(start, (size, _))| size.checked_sub(at - start).is_some_and(|left| len <= left))
     }
 
     /// Memory was allocated.
     pub(super) fn add(&mut self, at: u64, len: u64) {
-        self.known.insert(at, len);
+        self.known.insert(at, (len, Kind::Memory));
     }
 
     /// Memory of another program was opened.
     pub(super) fn open(&mut self, at: u64, len: u64) {
-        self.known.insert(at, len);
+        self.known.insert(at, (len, Kind::Memory));
         *self.opened.entry(at).or_default() += 1;
     }
 
@@ -112,12 +127,24 @@ impl Ranges {
         BY_NUMBER[number].is_some()
     }
 
-    /// Learns from a call that succeeded: what its parameters were, and what it returned in their places.
-    pub(super) fn learn(&mut self, number: usize, value: impl Fn(usize) -> u64) {
+    /// Learns from a call that succeeded: what its parameters were, and what it returned in their places; and whether a device has its primary context.
+    ///
+    /// What is forgotten too early is asked of the driver.
+    pub(super) fn learn(
+        &mut self,
+        number: usize,
+        value: impl Fn(usize) -> u64,
+        has_primary: impl Fn(u64) -> bool,
+    ) {
         match BY_NUMBER[number] {
-            Some(Effect::Gives(at, len, times)) => {
+            Some(Effect::Gives(kind, at, len, times)) => {
                 let len = value(len).saturating_mul(times.map_or(1, &value));
-                self.known.insert(value(at), len);
+                self.known.insert(value(at), (len, kind));
+            }
+            Some(Effect::Unloads) => self.known.retain(|_, (_, kind)| *kind != Kind::Variable),
+            Some(Effect::Releases(device)) if has_primary(value(device)) => {}
+            Some(Effect::Ends | Effect::Releases(_)) => {
+                self.known.retain(|_, (_, kind)| *kind == Kind::Reserved);
             }
             Some(Effect::Takes(at)) => {
                 self.known.remove(&value(at));
@@ -130,23 +157,56 @@ impl Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    fn of(name: &str) -> usize {
+        number(name).unwrap()
+    }
 
     #[test]
     fn a_range_is_there_until_it_is_freed() {
         let mut ranges = Ranges::default();
-        let call = |name: &str| number(name).unwrap();
-        ranges.learn(call("cuMemAllocPitch_v2"), |at| [0x1000, 64, 0, 3][at]);
-        ranges.learn(call("cuMemAllocAsync_ptsz"), |at| [0x2000, 16][at]);
-        assert!(ranges.has(0x1000) && ranges.has(0x10bf) && !ranges.has(0x10c0) && ranges.has(0x200f));
+        let mut learn = |name: &str, values: &[u64], primary| {
+            ranges.learn(of(name), |at| values[at], |_| primary);
+            let has = |at| ranges.has(at, 16);
+            [0x1000, 0x1100, 0x2000, 0x3000, 0x4000].map(has)
+        };
+        assert_eq!(learn("cuMemAllocPitch_v2", &[0x1000, 64, 0, 3], true), [true, false, false, false, false]);
+        assert_eq!(learn("cuMemAllocAsync_ptsz", &[0x2000, 16], true), [true, false, true, false, false]);
+        learn("cuModuleGetGlobal_v2", &[0x3000, 16], true);
+        assert_eq!(learn("cuMemAddressReserve", &[0x4000, 16], true), [true, false, true, true, true]);
+        assert_eq!(learn("cuModuleUnload", &[1], true), [true, false, true, false, true]);
+        assert_eq!(learn("cuMemFree_v2", &[0x1000], true), [false, false, true, false, true]);
+        assert_eq!(learn("cuDevicePrimaryCtxRelease_v2", &[0], true), [false, false, true, false, true]);
+        assert_eq!(learn("cuDevicePrimaryCtxRelease_v2", &[0], false), [false, false, false, false, true]);
+        assert_eq!(learn("cuMemAddressFree", &[0x4000, 16], true), [false; 5]);
+    }
+
+    #[test]
+    fn opened_memory_is_there_until_it_is_closed_as_often() {
+        let mut ranges = Ranges::default();
+        ranges.add(0x1000, 16);
         ranges.open(0x3000, 16);
         ranges.open(0x3000, 16);
         ranges.close(0x3000);
-        assert!(ranges.has(0x300f) && ranges.is_open(0x3000) && !ranges.is_open(0x1000));
+        assert!(ranges.has(0x300f, 1) && ranges.is_open(0x3000) && !ranges.is_open(0x1000));
         ranges.close(0x3000);
         ranges.close(0x3000);
-        assert!(!ranges.has(0x3000) && !ranges.is_open(0x3000));
-        ranges.learn(call("cuMemFree_v2"), |_| 0x1000);
-        assert!(!ranges.has(0x1000) && !ranges.has(0));
-        assert!(copies(call("cuMemsetD8_v2_ptds")) && !copies(call("cuMemFree_v2")));
+        assert!(!ranges.has(0x3000, 1) && !ranges.is_open(0x3000) && ranges.has(0x1000, 16));
+    }
+
+    proptest! {
+        #[test]
+        fn a_range_has_what_is_in_it_alone(at in any::<u64>(), size in any::<u64>(), from in any::<i8>(), len in any::<u64>()) {
+            let mut ranges = Ranges::default();
+            ranges.add(at, size);
+            for start in [at.wrapping_add_signed(from.into()), at.wrapping_add(size).wrapping_add_signed(from.into())] {
+                for len in [0, 1, len, size, size.wrapping_add_signed(from.into())] {
+                    let [at, size, start, len] = [at, size, start, len].map(u128::from);
+                    let expect = start >= at && start + len <= at + size;
+                    prop_assert_eq!(ranges.has(start as u64, len as u64), expect);
+                }
+            }
+        }
     }
 }

@@ -369,7 +369,7 @@ impl Session {
         locked(&self.windows).remove(&at);
     }
 
-    /// Is all of a range memory that both have?
+    /// Returns whether a window has all of a range.
     pub(super) fn has(&self, at: u64, len: u64) -> bool {
         let windows = locked(&self.windows);
         let found = windows.range(..=at).next_back();
@@ -378,17 +378,25 @@ impl Session {
         })
     }
 
-    /// Is it memory that may be copied: of a device, or that both have? What a graph allocated is known to the driver alone.
-    pub(super) fn may_copy(&self, at: u64) -> bool {
-        /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, and `CU_MEMORYTYPE_DEVICE`.
-        const KIND: u64 = 2;
-        const DEVICE: u64 = 2;
-        self.ranges().has(at) || self.has(at, 1) || {
-            let mut memory = [0];
-            let words = [Word::At(0), Word::Is(KIND), Word::Is(at)];
+    /// Returns whether the program has all of a range, in one allocation of a device or in one window: the driver rejects a copy that goes from one
+    /// allocation to the next. Every address reaches 0 bytes.
+    pub(super) fn reaches(&self, at: u64, len: u64) -> bool {
+        len == 0 || self.ranges().has(at, len) || self.has(at, len) || self.is_of_device(at, len)
+    }
+
+    /// Asks the driver whether a range is in an allocation of a device: it alone knows what graphs allocate.
+    fn is_of_device(&self, at: u64, len: u64) -> bool {
+        /// `CU_POINTER_ATTRIBUTE_…`: `MEMORY_TYPE`, `RANGE_START_ADDR` and `RANGE_SIZE`; and `CU_MEMORYTYPE_DEVICE`.
+        const ATTRIBUTES: [u64; 3] = [2, 11, 12];
+        const DEVICE: u32 = 2;
+        let mut memory = [0; 3];
+        let known = ATTRIBUTES.into_iter().enumerate().all(|(to, attribute)| {
+            let words = [Word::At(to), Word::Is(attribute), Word::Is(at)];
             self.driver.named("cuPointerGetAttribute", &words, &mut memory) == 0
-                && memory[0] & 0xffff_ffff == DEVICE
-        }
+        });
+        let [kind, start, size] = memory;
+        let end = |at: u64, len| at.checked_add(len);
+        known && kind as u32 == DEVICE && start <= at && end(at, len).is_some_and(|to| Some(to) <= end(start, size))
     }
 
     /// The length of the memory that both have at an address.

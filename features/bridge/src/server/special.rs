@@ -15,8 +15,9 @@ use vm_cuda_api::{FUNCTIONS, Object};
 
 use super::hand::Parts;
 use super::lane::Call;
-use super::nodes::{Made, is_any, reaches};
+use super::nodes::{Made, is_any};
 use super::pack::{self, Refused};
+use super::reach::reach;
 use super::sys::{self, Word};
 use crate::wire::node::{
     ACCESS, ALLOCATE, ALLOCATION, AT, CONDITIONAL, DESCRIPTION, DESCRIPTIONS, LEN, OPERATION, OPERATIONS,
@@ -72,22 +73,42 @@ pub(super) fn allocation(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Mad
     Ok(made)
 }
 
-pub(super) fn values(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
-    /// Operations that have no address.
-    const FLUSH: u64 = 3;
-    const BARRIER: u64 = 6;
-    let (context, count, flags) = (reader.word()?, reader.word()?, reader.word()?);
+/// Reads as many `CUstreamBatchMemOpParams`, and checks their addresses.
+fn operations(call: &Call<'_>, reader: &mut Reader<'_>, count: u64) -> Result<Vec<u64>, Refused> {
+    /// `CU_STREAM_MEM_OP_…`: those with an address, by how many bytes it is of, and those without. The driver does not know others.
+    const FOUR: [u64; 2] = [1, 2];
+    const EIGHT: [u64; 2] = [4, 5];
+    const NONE: [u64; 2] = [3, 6];
     if count > OPERATIONS {
         return Err(Refused::Malformed);
     }
     let mut memory = Vec::new();
     pack::append(&mut memory, reader.bytes(8 * OPERATION * count as usize)?);
     for operation in memory.chunks(OPERATION) {
-        match operation[0] & 0xffff_ffff {
-            FLUSH | BARRIER => {}
-            kind => reaches(call, operation[1], if kind < FLUSH { 4 } else { 8 })?,
-        }
+        let len = match operation[0] & 0xffff_ffff {
+            kind if FOUR.contains(&kind) => 4,
+            kind if EIGHT.contains(&kind) => 8,
+            kind if NONE.contains(&kind) => 0,
+            _ => return Err(code::NOT_SUPPORTED.into()),
+        };
+        reach(call.session, operation[1], Some(len))?;
     }
+    Ok(memory)
+}
+
+/// A stream, how many operations, whether they are there, flags, and these.
+pub(super) fn batch(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    let mut reader = parts.reader;
+    let (_, count, is_there, _) = (reader.word()?, reader.word()?, reader.word()?, reader.word()?);
+    if is_there != 0 {
+        operations(call, &mut reader, count)?;
+    }
+    pack::make(call.session, call.number, parts.reader.0, parts.reply)
+}
+
+pub(super) fn values(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
+    let (context, count, flags) = (reader.word()?, reader.word()?, reader.word()?);
+    let memory = operations(call, reader, count)?;
     let context = call.session.handles().real(Object::Context, context)?;
     let mut made = Made::plain(vec![context, count, 0, flags & 0xffff_ffff]);
     made.behind = Some((memory, 0, 2));
@@ -139,7 +160,7 @@ pub(super) fn condition(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Re
     Ok(result)
 }
 
-/// A node and an attribute: those alone that have neither handles nor addresses of the host.
+/// A node or a stream, and an attribute: those alone that have neither handles nor addresses of the host.
 pub(super) fn attribute(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
     let mut reader = parts.reader;
     reader.word()?;
@@ -153,7 +174,7 @@ pub(super) fn attribute(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Re
 fn ask(call: &Call<'_>, mut reader: Reader<'_>, len: usize) -> Result<(u32, Vec<u64>), Refused> {
     let node = call.session.handles().real(Object::Node, reader.word()?)?;
     let mut memory = vec![0; len];
-    let result = call.session.driver().make(call.number, &[Word::Is(node), Word::At(0)], &mut memory);
+    let result = call.make(&[Word::Is(node), Word::At(0)], &mut memory)?;
     Ok((result, memory))
 }
 

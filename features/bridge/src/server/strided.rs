@@ -4,6 +4,7 @@ use vm_cuda_api::Object;
 
 use super::lane::Call;
 use super::pack::Refused;
+use super::reach::reach;
 use super::sys::{self, Word};
 use crate::wire::strided::{ARRAY, DEVICE, Form, HOST};
 use crate::wire::{CHUNK, Reader, code, put_bytes};
@@ -28,7 +29,7 @@ pub(super) fn copy(
             words[context] = call.session.handles().real(Object::Context, words[context])?;
         }
         match words[end.kind] & 0xffff_ffff {
-            DEVICE => super::hand::known(call, words[end.device])?,
+            DEVICE => reach(call.session, words[end.device], form.extent(&words, is_target))?,
             ARRAY => {
                 words[end.array] = call.session.handles().real(Object::Array, words[end.array])?;
             }
@@ -68,8 +69,7 @@ pub(super) fn copy(
         call.pass();
     }
     let arguments: Vec<Word> = [Word::At(0)].into_iter().chain(stream.map(Word::Is)).collect();
-    let driver = call.session.driver();
-    let mut result = driver.make(call.number, &arguments, &mut words);
+    let mut result = call.make(&arguments, &mut words)?;
     if returns {
         if let Some(stream) = stream.filter(|_| result == 0) {
             result = call.wait_for(stream);

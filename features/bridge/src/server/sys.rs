@@ -21,6 +21,7 @@ use vm_cuda_api::{FUNCTIONS, number};
 
 use super::callbacks;
 use super::exports::Handle;
+use super::reach::Checked;
 use crate::wire::{code, control};
 
 /// The driver could not be opened.
@@ -195,8 +196,9 @@ impl Driver {
         }
     }
 
-    /// Calls a function by its name: one that takes no pointers but to `memory`, which is passed where a word is [`Word::At`].
-    pub(super) fn make(&self, function: usize, words: &[Word], memory: &mut [u64]) -> u32 {
+    /// Makes a call that takes no pointers but to `memory`, which is passed where a word is [`Word::At`].
+    pub(super) fn make(&self, call: Checked<'_>, memory: &mut [u64]) -> u32 {
+        let words = call.words();
         let mut all = [0; WORDS];
         let Some(all) = all.get_mut(..words.len()) else { return code::NOT_SUPPORTED };
         for (word, given) in all.iter_mut().zip(words) {
@@ -207,13 +209,14 @@ impl Driver {
             };
         }
         // SAFETY: pointers are to `memory`, which who packs the words has made as large as the function's table says; other words are numbers,
-        // addresses of the device, or handles that the driver gave.
-        unsafe { self.call(function, all) }
+        // addresses that were checked, places of bytes that the caller owns and keeps until this returns, or handles that the driver gave.
+        unsafe { self.call(call.number(), all) }
     }
 
-    /// The same by name.
+    /// Makes a call of the server's own by the function's name.
     pub(super) fn named(&self, function: &str, words: &[Word], memory: &mut [u64]) -> u32 {
-        number(function).map_or(code::NOT_SUPPORTED, |function| self.make(function, words, memory))
+        let call = |function| self.make(Checked::of_server(function, words), memory);
+        number(function).map_or(code::NOT_SUPPORTED, call)
     }
 }
 
@@ -254,14 +257,6 @@ pub(super) fn text(at: u64, most: usize) -> Vec<u8> {
     let len = unsafe { libc::strnlen(at, most) };
     // SAFETY: these bytes were just looked at, and live as long as their object, which this lane's turn keeps.
     unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec()
-}
-
-/// Calls a function that copies to or from bytes of this process.
-///
-/// The bytes must stay until the call has returned, by when the driver is done with them.
-pub(super) fn with_bytes(driver: &Driver, function: usize, words: &[u64]) -> u32 {
-    // SAFETY: the caller passes the place of bytes that it owns, as many as it says, or of a window, which is checked.
-    unsafe { driver.call(function, words) }
 }
 
 /// The word of bytes of this process.
