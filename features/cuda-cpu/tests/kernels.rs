@@ -403,6 +403,31 @@ fn kernels_print() {
     assert_eq!(driver.synchronize(), 0);
 }
 
+/// A kernel that prints for ever, its own block's number.
+const PRINT_ON: &str = ".extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n\
+    .global .align 1 .b8 text[8] = {60, 111, 110, 10, 0};\n\
+    .visible .entry print(.param .u64 first) {\n.reg .b64 %x<9>; .reg .b32 %r<5>; .local .align 8 .b8 depot[16];\n\
+    mov.u64 %x2, depot; cvta.local.u64 %x3, %x2; mov.u64 %x4, text; cvta.global.u64 %x5, %x4;\n\
+    again: { .param .b64 p0; st.param.b64 [p0], %x5; .param .b64 p1; st.param.b64 [p1], %x3; .param .b32 r0;\n\
+    call.uni (r0), vprintf, (p0, p1); ld.param.b32 %r2, [r0]; }\nbra again;\n}\n";
+
+#[test]
+fn a_kernel_that_is_stopped_prints_nothing() {
+    const NAME: &str = "a_kernel_that_is_stopped_prints_nothing";
+    if std::env::var_os("VM_CUDA_FAKE_TEST_CASE").is_none() {
+        let output = child(NAME, &[("VM_CUDA_FAKE_SECONDS", "1")]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{said}");
+        assert!(said.contains("<stopped") && !said.contains("<on"), "{said}");
+        return;
+    }
+    let driver = &Driver::load();
+    driver.start(0);
+    let print = function(driver, module(driver, PRINT_ON).unwrap(), "print");
+    assert_eq!(launch(driver, print, [1, 1], 0, vec![0]), TIMEOUT);
+    println!("<stopped");
+}
+
 /// A kernel that writes where it is told.
 const STORE: &str = ".visible .entry store(.param .u64 to) {\n.reg .b64 %x<2>; .reg .b32 %r<2>;\n\
     ld.param.u64 %x1, [to]; mov.u32 %r1, 9; st.global.u32 [%x1], %r1; ret;\n}\n";

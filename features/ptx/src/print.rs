@@ -391,18 +391,17 @@ pub struct Record {
     pub arguments: Vec<u8>,
 }
 
-/// The records of a ring, the oldest first, of which the newest are there if more was put into it than it has room for.
-pub fn records(count: u64, ring: &[u8]) -> Vec<Record> {
+/// Returns the records of a ring, the oldest first. A ring that overflowed has the newest ones. Records are read lazily.
+pub fn records(count: u64, ring: &[u8]) -> impl DoubleEndedIterator<Item = Record> {
     let size = ring.len() as u64;
-    if size < 8 || !size.is_power_of_two() {
-        return Vec::new();
-    }
-    let count = count & !7;
-    let word = |at: u64| {
-        let at = (at & (size - 1)) as usize;
+    let is_ring = size >= 8 && size.is_power_of_two();
+    let count = if is_ring { count & !7 } else { 0 };
+    let word = move |at: u64| {
+        let at = (at & size.wrapping_sub(1)) as usize;
         ring.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
     };
-    let (mut at, mut found) = (count.saturating_sub(size), Vec::new());
+    let first = count.saturating_sub(size);
+    let (mut at, mut found) = (first, Vec::new());
     while at < count {
         let (place, words) = (word(at) >> 16, word(at) & 0xffff);
         let end = at.saturating_add(8 * words);
@@ -414,9 +413,14 @@ pub fn records(count: u64, ring: &[u8]) -> Vec<Record> {
             at += 8;
             continue;
         }
-        let arguments = (at + 16..end).step_by(8).flat_map(|at| word(at).to_le_bytes()).collect();
-        found.push(Record { format: word(at + 8), arguments });
+        // In words, of which a ring has fewer than 2^32.
+        found.push(((at - first) / 8) as u32);
         at = end;
     }
-    found
+    found.into_iter().map(move |place| {
+        let at = first + 8 * u64::from(place);
+        let words = word(at) & 0xffff;
+        let arguments = (2..words).flat_map(|index| word(at + 8 * index).to_le_bytes()).collect();
+        Record { format: word(at + 8), arguments }
+    })
 }

@@ -158,7 +158,7 @@ fn a_ring_keeps_the_newest_records() {
     for (length, kept) in [(0, 0), (1, 1), (100, 30), (3000, 30)] {
         let (mut count, mut ring) = (0, vec![0; 1024]);
         (0..length).for_each(|number| put(&mut count, &mut ring, &record(number)));
-        let found = records(count, &ring);
+        let found: Vec<_> = records(count, &ring).collect();
         assert!(found.len() >= kept, "{} of {length}", found.len());
         let first = length - found.len() as u64;
         assert_eq!(found, (first..length).map(record).collect::<Vec<_>>());
@@ -178,8 +178,8 @@ fn a_ring_of_anything_does_no_harm() {
             assert!(record.arguments.len() as u64 <= MAX_ARGUMENTS);
         }
     }
-    assert_eq!(records(u64::MAX, &[]), []);
-    assert_eq!(records(64, &[0; 24]), []);
+    assert_eq!(records(u64::MAX, &[]).count(), 0);
+    assert_eq!(records(64, &[0; 24]).count(), 0);
 }
 
 /// The text of a kernel that prints once per thread that a line of PTX lets through, with these arguments.

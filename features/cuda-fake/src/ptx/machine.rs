@@ -108,17 +108,17 @@ impl Compiled {
         block: Option<u64>,
         ring: Option<&Ring>,
         arena: &Range<u64>,
+        timer: &Timer,
     ) -> Result<(), Failure> {
         let other = |error: vm_accel::Error| Failure::Other(error.to_string());
         let machine = MACHINE.as_ref().map_err(|reason| Failure::Other(reason.clone()))?;
-        let stop = Arc::new(AtomicU32::new(0));
         let len = arena.end - arena.start;
         // SAFETY: the arena is reserved as long as the process is, what is behind it the program has registered for kernels, and neither is freed by this
         // value; where no memory is in it, accesses fault, which `run_within` is told.
         let memory = unsafe { Memory::from_raw(MemoryKind::Device, arena.start, 0, len) };
-        // SAFETY: the flag lives until the launch has ended, and is reached as an atomic only.
-        let flag =
-            unsafe { Memory::from_raw(MemoryKind::Pinned, stop.as_ptr() as u64, stop.as_ptr() as u64, 4) };
+        let flag = timer.0.as_ptr() as u64;
+        // SAFETY: the flag is the timer's, which outlives the launch, and is reached as an atomic only.
+        let flag = unsafe { Memory::from_raw(MemoryKind::Pinned, flag, flag, 4) };
         let scalars = self.signature.scalars.iter().zip(self.signature.arguments(parameters));
         let scalars =
             scalars.map(|(word, bits)| QueueArgument::Scalar(Scalar::from_bits(bits, word.scalar.bytes())));
@@ -132,13 +132,11 @@ impl Compiled {
         let mut arguments =
             Arguments::new(&self.artifact, first.into_iter().chain(scalars).chain(ring)).map_err(other)?;
         arguments.guard(&self.artifact, flag.region(), FUEL).map_err(other)?;
-        let timer = Timer::start(&stop);
         // SAFETY: the memory that the arguments name is the arena, of which pages may be missing, and the flag, which is set.
         let ran = unsafe { machine.accelerator.run_within(&self.kernel, Grid(grid), &arguments, arena) };
-        drop(timer);
         match ran.map_err(other)? {
             Some(at) => Err(Failure::Fault(at)),
-            None if stop.load(Ordering::Acquire) != 0 => Err(Failure::Late),
+            None if timer.is_late() => Err(Failure::Late),
             None => Ok(()),
         }
     }
@@ -178,18 +176,24 @@ impl Timers {
     }
 }
 
-/// While it lives, a launch is stopped when its time is up.
-struct Timer(Arc<AtomicU32>);
+/// The time limit of a launch and of collecting its output. Stops the launch at the limit.
+pub(super) struct Timer(Arc<AtomicU32>);
 
 impl Timer {
-    fn start(stop: &Arc<AtomicU32>) -> Self {
+    pub(super) fn start() -> Self {
+        let stop = Arc::new(AtomicU32::new(0));
         let mut running = lock(&TIMERS.running);
-        running.push((Instant::now() + state::config().kernel_time, Arc::clone(stop)));
+        running.push((Instant::now() + state::config().kernel_time, Arc::clone(&stop)));
         // The thread is awake before the end of those that run already.
         if running.len() == 1 {
             TIMERS.changed.notify_one();
         }
-        Self(Arc::clone(stop))
+        Self(stop)
+    }
+
+    /// Returns whether the limit has passed.
+    pub(super) fn is_late(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     module::{self, Refusal, Run, Shape},
     state::{self, State},
 };
-use machine::{Compiled, Failure};
+use machine::{Compiled, Failure, Timer};
 use std::{
     collections::{BTreeSet, HashMap},
     io::Write,
@@ -199,26 +199,28 @@ impl Run for Compiled {
             }
         };
         drop(state);
-        let result =
-            self.launch(grid, parameters, block, ring.as_ref(), &arena).map_err(|failure| match failure {
-                Failure::Fault(at) => {
-                    let place =
-                        if arena.contains(&at) { format!("{at:#x}") } else { "an address".to_owned() };
-                    tell(&format!(
-                        "kernel {} touched {place}, where no memory of the device is",
-                        self.name()
-                    ));
-                    Error::IllegalAddress
-                }
-                Failure::Late => Error::LaunchTimeout,
-                Failure::Other(reason) => {
-                    tell(&format!("kernel {}: {reason}", self.name()));
-                    Error::LaunchOutOfResources
-                }
-            });
+        let timer = Timer::start();
+        let launched = self.launch(grid, parameters, block, ring.as_ref(), &arena, &timer);
+        let result = launched.map_err(|failure| match failure {
+            Failure::Fault(at) => {
+                let place = if arena.contains(&at) { format!("{at:#x}") } else { "an address".to_owned() };
+                tell(&format!("kernel {} touched {place}, where no memory of the device is", self.name()));
+                Error::IllegalAddress
+            }
+            Failure::Late => Error::LaunchTimeout,
+            Failure::Other(reason) => {
+                tell(&format!("kernel {}: {reason}", self.name()));
+                Error::LaunchOutOfResources
+            }
+        });
+        let printed = match ring {
+            Some(ring) if timer.is_late() => ring.release(),
+            Some(ring) => ring.collect(context, || timer.is_late()),
+            None => Ok(()),
+        };
+        drop(timer);
         state = state::lock();
         let released = block.map_or(Ok(()), |block| state.release(block));
-        let printed = ring.map_or(Ok(()), |ring| state.collect(context, &ring));
         (state, result.and(released).and(printed))
     }
 }

@@ -4,7 +4,7 @@ use super::lock;
 use crate::{
     error::{Error, Result},
     memory::{By, Kind},
-    state::State,
+    state::{self, State},
     sys,
 };
 use std::{
@@ -14,22 +14,43 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
-use vm_ptx::print::{HEAD, format, records};
+use vm_ptx::print::{HEAD, Record, format, records};
 
 /// Bytes of a format, of a string, and of what one call of `printf` prints.
 const TEXT: usize = 8 << 10;
 /// The least and the most bytes of a ring.
-const RING: [usize; 2] = [4 << 10, 256 << 20];
+const RING: [usize; 2] = [4 << 10, 64 << 20];
+/// The most bytes of all texts that wait.
+const TEXTS: usize = 64 << 20;
 /// How much longer texts may be, all together, than the records that they were made of.
 const GROWTH: usize = 16;
+/// Bytes of a ring that are read at once, with the driver locked.
+const PART: usize = 1 << 20;
 
-/// Texts that nobody has waited for yet, each with the bytes that count of it.
-struct Waiting {
-    texts: VecDeque<(usize, Vec<u8>)>,
-    bytes: usize,
+/// Texts that are not yet printed, the oldest first.
+#[derive(Default)]
+struct Texts {
+    bytes: VecDeque<u8>,
+    /// The length of each text, and the ring bytes that it counts as.
+    lens: VecDeque<(usize, usize)>,
+    counts: usize,
 }
 
-static WAITING: Mutex<Waiting> = Mutex::new(Waiting { texts: VecDeque::new(), bytes: 0 });
+impl Texts {
+    /// Appends a text and drops the oldest ones beyond the limits.
+    fn push(&mut self, text: &[u8], counts: usize, room: usize) {
+        self.bytes.extend(text);
+        self.lens.push_back((text.len(), counts));
+        self.counts += counts;
+        while self.counts > room || self.bytes.len() > TEXTS {
+            let Some((len, counts)) = self.lens.pop_front() else { break };
+            self.bytes.drain(..len);
+            self.counts -= counts;
+        }
+    }
+}
+
+static WAITING: Mutex<Texts> = Mutex::new(Texts { bytes: VecDeque::new(), lens: VecDeque::new(), counts: 0 });
 /// Whether there are any.
 static ANY: AtomicBool = AtomicBool::new(false);
 
@@ -66,12 +87,13 @@ pub(crate) fn flush() {
     if !ANY.swap(false, Ordering::AcqRel) {
         return;
     }
-    let mut waiting = lock(&WAITING);
-    waiting.bytes = 0;
-    // The lock is held, so that texts of several threads stay in order.
-    for (_, text) in std::mem::take(&mut waiting.texts) {
-        sys::print(&text);
-    }
+    // Texts of several threads stay in order. Launches can add texts while the program's reader blocks this thread.
+    static PRINTING: Mutex<()> = Mutex::new(());
+    let _printing = lock(&PRINTING);
+    let texts = std::mem::take(&mut *lock(&WAITING));
+    let (first, second) = texts.bytes.as_slices();
+    sys::print(first);
+    sys::print(second);
     sys::flush();
 }
 
@@ -90,6 +112,70 @@ impl Ring {
     pub(super) fn mask(&self) -> u64 {
         self.size as u64 - 1
     }
+
+    /// Formats the records that a kernel left, and releases the ring. Locks the driver for short reads only.
+    ///
+    /// # Errors
+    /// `LaunchTimeout` once `is_late`; then nothing is printed.
+    pub(super) fn collect(self, context: u64, is_late: impl Fn() -> bool) -> Result {
+        let collected = self.put_aside(context, is_late);
+        collected.and(self.release())
+    }
+
+    /// Releases the ring.
+    pub(super) fn release(self) -> Result {
+        state::lock().release(self.at)
+    }
+
+    fn put_aside(&self, context: u64, is_late: impl Fn() -> bool) -> Result {
+        let read =
+            |at: u64, len: usize| Some(state::lock().reach(at, len, By::Copy(context), 1, false)?.bytes());
+        let head = read(self.at, 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
+        if head == 0 {
+            return Ok(());
+        }
+        let mut bytes = Vec::with_capacity(self.size);
+        while bytes.len() < self.size {
+            let part = read(self.at + HEAD + bytes.len() as u64, PART.min(self.size - bytes.len()));
+            bytes.extend(part.ok_or(Error::IllegalAddress)?);
+        }
+        let text = |record: &Record| {
+            let string = |at| state::lock().string(context, at);
+            format(&string(record.format).unwrap_or_default(), &record.arguments, TEXT, string)
+        };
+        let newest = newest(records(head, &bytes), self.size, text, is_late).ok_or(Error::LaunchTimeout)?;
+        let mut waiting = lock(&WAITING);
+        for (text, counts) in newest {
+            waiting.push(&text, counts, self.size);
+        }
+        ANY.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// Formats the newest records that fit in `room`, and returns their texts, the oldest first, each with the ring bytes that it counts as. Formats no
+/// text that would not be kept. Returns `None` once `is_late`.
+fn newest(
+    records: impl DoubleEndedIterator<Item = Record>,
+    room: usize,
+    mut text: impl FnMut(&Record) -> Vec<u8>,
+    is_late: impl Fn() -> bool,
+) -> Option<impl Iterator<Item = (Vec<u8>, usize)>> {
+    let (mut room, mut bytes) = (room, TEXTS);
+    let mut found = Vec::new();
+    for record in records.rev() {
+        if is_late() {
+            return None;
+        }
+        let text = text(&record).into_boxed_slice();
+        let counts = (16 + record.arguments.len()).max(text.len() / GROWTH);
+        match (room.checked_sub(counts), bytes.checked_sub(text.len())) {
+            (Some(less), Some(fewer)) => (room, bytes) = (less, fewer),
+            _ => break,
+        }
+        found.push((text, counts));
+    }
+    Some(found.into_iter().rev().map(|(text, counts)| (text.into_vec(), counts)))
 }
 
 impl State {
@@ -100,30 +186,6 @@ impl State {
         let (device, len) = (context_.device, HEAD + size as u64);
         let at = self.allocate(device, context, len, true, |offset| Kind::Data { offset })?;
         Ok(Ring { at, size })
-    }
-
-    /// Puts aside what a kernel left in a ring, the oldest first; where there is no room for all, it's the oldest that goes.
-    pub(super) fn collect(&mut self, context: u64, ring: &Ring) -> Result {
-        let read = |at: u64, len: usize| Some(self.reach(at, len, By::Copy(context), 1, false)?.bytes());
-        let head = read(ring.at, 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
-        if head > 0 {
-            let bytes = read(ring.at + HEAD, ring.size).unwrap_or_default();
-            let mut waiting = lock(&WAITING);
-            for record in records(head, &bytes) {
-                let text = self.string(context, record.format).unwrap_or_default();
-                let string = |at| self.string(context, at);
-                let text = format(&text, &record.arguments, TEXT, string);
-                let counts = (16 + record.arguments.len()).max(text.len() / GROWTH);
-                waiting.bytes += counts;
-                waiting.texts.push_back((counts, text));
-                while waiting.bytes > ring.size {
-                    let Some((counts, _)) = waiting.texts.pop_front() else { break };
-                    waiting.bytes -= counts;
-                }
-            }
-            ANY.store(true, Ordering::Release);
-        }
-        self.release(ring.at)
     }
 
     /// What is at an address up to its NUL, as far as it is there.
@@ -144,5 +206,64 @@ impl State {
             at = at.checked_add(part.len() as u64)?;
         }
         Some(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    fn records(count: u64) -> impl DoubleEndedIterator<Item = Record> {
+        (0..count).map(|format| Record { format, arguments: Vec::new() })
+    }
+
+    #[test]
+    fn no_text_is_made_once_the_time_is_up() {
+        let (asked, made) = (Cell::new(0), Cell::new(0));
+        let text = |_: &Record| {
+            made.set(made.get() + 1);
+            vec![b'x'; 10]
+        };
+        let is_late = || {
+            asked.set(asked.get() + 1);
+            asked.get() > 100
+        };
+        assert!(newest(records(u64::from(u32::MAX)), usize::MAX, text, is_late).is_none());
+        assert_eq!((asked.get(), made.get()), (101, 100));
+    }
+
+    #[test]
+    fn texts_are_made_of_the_newest_records_that_are_kept() {
+        let check = |room: usize, len: usize, expect: u64| {
+            let made = Cell::new(0);
+            let text = |record: &Record| {
+                made.set(made.get() + 1);
+                let mut text = record.format.to_le_bytes().to_vec();
+                text.resize(len, 0);
+                text
+            };
+            let found: Vec<_> = newest(records(1_000_000), room, text, || false).unwrap().collect();
+            let first = u64::from_le_bytes(*found[0].0.first_chunk().unwrap());
+            assert_eq!((found.len() as u64, first), (expect, 1_000_000 - expect), "{room} {len}");
+            assert_eq!(made.get(), expect + 1, "{room} {len}");
+        };
+        check(1600, 8, 100);
+        check(1600, 1600, 16);
+        check(usize::MAX, TEXT, (TEXTS / TEXT) as u64);
+    }
+
+    #[test]
+    fn waiting_texts_are_bounded() {
+        let mut texts = Texts::default();
+        for byte in 0..=255 {
+            texts.push(&[byte; 10], 100, 1000);
+        }
+        assert_eq!((texts.lens.len(), texts.counts, texts.bytes.len()), (10, 1000, 100));
+        assert_eq!((texts.bytes[0], texts.bytes[99]), (246, 255));
+        for _ in 0..2 * TEXTS / TEXT {
+            texts.push(&[7; TEXT], 0, 1000);
+        }
+        assert_eq!(texts.bytes.len(), TEXTS);
     }
 }

@@ -232,7 +232,7 @@ impl Program {
         };
         if let Some(ring) = ring {
             let count = self.get::<u64>(ring, 1)[0];
-            self.printed = records(count, &self.get::<u8>(ring + HEAD, RING));
+            self.printed = records(count, &self.get::<u8>(ring + HEAD, RING)).collect();
         }
         self.memory.truncate(length);
         done
