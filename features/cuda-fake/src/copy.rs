@@ -199,7 +199,8 @@ pub(crate) fn submit(handle: u64, mut copy: Copy, waits: bool) -> Result {
     let mut blocks = waits && host;
     if !capturing && !waits {
         blocks |= pageable(&state, &copy.dst);
-        if pageable(&state, &copy.src) && copy.height == 1 && copy.depth == 1 {
+        let is_row = copy.height == 1 && copy.depth == 1;
+        if pageable(&state, &copy.src) && is_row && stream::may_stage(copy.width) {
             let bytes = state.reach(copy.src.at, copy.width, By::Copy(0), 1, true).map(Range::bytes);
             copy.staged = bytes.map(Arc::from);
         } else {

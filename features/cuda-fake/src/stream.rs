@@ -12,7 +12,15 @@ use crate::{
     sys::{Callback, HostFunction},
     user_object::{self, Kept},
 };
-use std::{cell::Cell, collections::VecDeque, sync::MutexGuard, thread};
+use std::{
+    cell::Cell,
+    collections::VecDeque,
+    sync::{
+        MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
 
 /// `CU_STREAM_LEGACY`.
 pub(crate) const LEGACY: u64 = 1;
@@ -82,6 +90,7 @@ pub(crate) enum Work {
 struct Item {
     work: Work,
     behind: Vec<Mark>,
+    _queued: Queued,
 }
 
 pub(crate) struct Stream {
@@ -102,6 +111,47 @@ impl Stream {
     fn blocks(&self) -> bool {
         !self.legacy && self.flags & NON_BLOCKING == 0
     }
+}
+
+/// Bytes of the work queued on all streams.
+static QUEUED: AtomicU64 = AtomicU64::new(0);
+/// The limit of queued work. A GPU's driver has room for some thousand launches, and blocks then.
+const MOST_QUEUED: u64 = 1 << 30;
+/// Beyond this many queued bytes, a copy of pageable memory blocks instead of being staged.
+const MOST_STAGED: u64 = 256 << 20;
+
+/// The bytes of one queued item.
+struct Queued(u64);
+
+impl Queued {
+    /// Counts an item, or fails if the limit is reached. Items that only free memory always succeed.
+    fn new(work: &Work) -> Result<Self> {
+        /// Bytes of an item.
+        const ITEM: u64 = 256;
+        let bytes = ITEM
+            + match work {
+                Work::Copy(Copy { staged: Some(bytes), .. }) => bytes.len() as u64,
+                Work::Launch(launch) => launch.parameters.len() as u64,
+                _ => 0,
+            };
+        let frees = matches!(work, Work::Free { .. } | Work::Unallocate { .. } | Work::LetGo(_));
+        if QUEUED.load(Ordering::Relaxed) + bytes > MOST_QUEUED && !frees {
+            return Err(Error::OutOfMemory);
+        }
+        QUEUED.fetch_add(bytes, Ordering::Relaxed);
+        Ok(Self(bytes))
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        QUEUED.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// Returns whether a copy of so many bytes may be staged.
+pub(crate) fn may_stage(bytes: usize) -> bool {
+    QUEUED.load(Ordering::Relaxed) + bytes as u64 <= MOST_STAGED
 }
 
 impl State {
@@ -179,6 +229,7 @@ impl State {
 
     /// Adds work to a stream behind what the legacy default stream orders it behind.
     pub(crate) fn enqueue(&mut self, id: u64, work: Work, mut behind: Vec<Mark>) -> Result<Mark> {
+        let queued = Queued::new(&work)?;
         let stream = self.streams.get(&id).ok_or(Error::InvalidHandle)?;
         let (context, legacy, blocks) = (stream.context, stream.legacy, stream.blocks());
         let waits = |other: &Stream| (legacy && other.blocks()) || (blocks && other.legacy);
@@ -191,7 +242,7 @@ impl State {
             thread::Builder::new().name(name).spawn(move || run(id)).map_err(|_| Error::OutOfMemory)?;
             stream.started = true;
         }
-        stream.queue.push_back(Item { work, behind });
+        stream.queue.push_back(Item { work, behind, _queued: queued });
         stream.submitted += 1;
         let mark = (id, stream.submitted);
         state::changed();
