@@ -174,6 +174,9 @@ pub(crate) enum Command {
         /// How long of every 100 ms programs may keep the device busy together, in microseconds
         #[arg(long, hide = true)]
         time_slice: Option<u64>,
+        /// The most bytes of host memory that the worker holds for its program
+        #[arg(long, hide = true)]
+        host_memory: Option<u64>,
     },
     /// Run a guest; `run` starts it, with a socket as standard input
     #[command(hide = true)]
@@ -415,13 +418,27 @@ fn execute(
         Command::Launch(args) => commands::launch::run(&mut context, args),
         Command::Tune(args) => commands::tune::run(&mut context, args),
         Command::Bridge(args) => commands::bridge::run(&mut context, args),
-        Command::BridgeWorker { driver, measures, probe, memory, slot, deadline, time_slice, record } => {
+        Command::BridgeWorker {
+            driver,
+            measures,
+            probe,
+            memory,
+            slot,
+            deadline,
+            time_slice,
+            record,
+            host_memory,
+        } => {
             let share = memory.zip(*slot);
-            let deadline = deadline.map(Duration::from_micros);
-            let slice = time_slice.map(Duration::from_micros);
+            let limits = crate::bridge::Limits {
+                memory: *memory,
+                host_memory: *host_memory,
+                deadline: deadline.map(Duration::from_micros),
+                time_slice: time_slice.map(Duration::from_micros),
+            };
             let is_probe = probe.is_some();
             let record = record.as_deref();
-            crate::bridge::worker_main(driver, *measures, is_probe, share, deadline, slice, record)
+            crate::bridge::worker_main(driver, *measures, is_probe, share, &limits, record)
                 .map_err(Failure::failed)
         }
         Command::Completions { .. } if context.json => {

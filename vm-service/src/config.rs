@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use vm_passthrough::PciAddress;
 
 pub use accelerator::{
-    AcceleratorDevice, SharedAccelerator, TIME_PERIOD, Trust, parse_deadline, parse_time_slice,
+    AcceleratorDevice, MIN_HOST_MEMORY, SharedAccelerator, TIME_PERIOD, Trust, parse_deadline,
+    parse_time_slice,
 };
 pub use device::{DeviceSettings, RomSetting};
 pub use error::{ConfigError, MissingFile, Problem};

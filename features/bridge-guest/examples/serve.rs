@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use vm_bridge::recording::Recorder;
-use vm_bridge::server::{Driver, Exports, Prints, Session, serve};
+use vm_bridge::server::{Driver, Exports, HostMemory, Prints, Session, serve};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -23,8 +23,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             });
             let session = Session::new(Arc::new(Driver::open(Path::new(driver))?));
             let mut log = File::from(std::io::stderr().as_fd().try_clone_to_owned()?);
-            let session =
-                session.share_by(server).recorded_by(recorder.transpose()?).printing(Prints::begin()?);
+            let session = session
+                .share_by(server)
+                .recorded_by(recorder.transpose()?)
+                .printing(Prints::begin(&HostMemory::new(u64::MAX))?);
             let session = Arc::new(session);
             let result = serve(&connection, &session);
             if let Err(error) = &result {

@@ -26,7 +26,7 @@ const LIBRARIES: &str = "../lib/vm-service";
 pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> Result<(), String> {
     let program = std::env::current_exe().map_err(|error| format!("this program has no path: {error}"))?;
     let driver = match &open.trust {
-        Trust::Driver { library: Some(driver) } => driver.clone(),
+        Trust::Driver { library: Some(driver), .. } => driver.clone(),
         _ if open.device == "cpu" => cpu_driver(&program)?,
         _ => "libcuda.so.1".into(),
     };
@@ -46,6 +46,10 @@ pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> R
     };
     let limits = Limits {
         memory: Some(open.memory),
+        host_memory: match open.trust {
+            Trust::Driver { host_memory, .. } => host_memory,
+            Trust::Kernels => None,
+        },
         deadline: Some(deadline),
         time_slice: Some(Duration::from_micros(open.time_slice_us)),
     };

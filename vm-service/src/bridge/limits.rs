@@ -19,15 +19,30 @@ use crate::vmm::memory::memfd;
 /// Places for workers: programs that are served, by each way, and as many that end.
 const SLOTS: usize = 4 * PROGRAMS;
 
+/// Host memory of a program where neither it nor the device's is limited.
+const HOST_MEMORY: u64 = 4 << 30;
+/// The least that a limit of device memory implies: images of large libraries take as much.
+const LEAST_DEFAULT: u64 = 256 << 20;
+
 /// What all programs together may have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// Bytes of device memory; `None` for as much as there is.
     pub(crate) memory: Option<u64>,
+    /// Bytes of host memory that each worker may hold for its program; see [`Limits::host_memory`].
+    pub(crate) host_memory: Option<u64>,
     /// How long what a program has on the device may make no progress; `None` for as long as it likes.
     pub(crate) deadline: Option<Duration>,
     /// How long of every [`TIME_PERIOD`] they may keep the device busy; `None`, and the period itself, for all of it.
     pub(crate) time_slice: Option<Duration>,
+}
+
+impl Limits {
+    /// Returns how much host memory each worker may hold for its program: by default as much as device memory.
+    pub(super) fn host_memory(&self) -> u64 {
+        let device = || self.memory.map_or(HOST_MEMORY, |memory| memory.max(LEAST_DEFAULT));
+        self.host_memory.unwrap_or_else(device)
+    }
 }
 
 /// A time slice, and the file that says what is owed.
@@ -156,6 +171,18 @@ pub(super) fn given(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn host_memory_is_as_much_as_device_memory_by_default() {
+        let check = |memory, host_memory, expect: u64| {
+            let limits = Limits { memory, host_memory, ..Limits::default() };
+            assert_eq!(limits.host_memory(), expect << 20, "{limits:?}");
+        };
+        check(None, None, 4096);
+        check(Some(64 << 20), None, 256);
+        check(Some(8 << 30), None, 8192);
+        check(Some(8 << 30), Some(32 << 20), 32);
+    }
 
     #[test]
     fn what_a_worker_held_is_given_back_with_its_place() {

@@ -9,9 +9,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use vm_bridge::recording::Recorder;
-use vm_bridge::server::{Driver, Prints, Session, serve};
+use vm_bridge::server::{Driver, HostMemory, Prints, Session, serve};
 use vm_bridge::wire::code;
 
+use super::limits::Limits;
 use super::workers::is_name;
 use super::{BridgeError, limits};
 use crate::sandbox::{self, Measures, Nodes, Profile};
@@ -55,8 +56,23 @@ fn end_in_any_case(session: Arc<Session>) -> std::io::Result<()> {
     std::thread::Builder::new().name("end".into()).spawn(end).map(drop)
 }
 
+/// Added to the server's `oom_score_adj`, in thousandths of the host's memory.
+const OOM_SCORE: i32 = 500;
+
+/// Has Linux kill this process before its server when the host runs out of memory.
+fn volunteer_for_oom_kill() {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    let raised = std::fs::read_to_string(FILE).and_then(|text| {
+        let score = text.trim().parse::<i32>().map_err(io::Error::other)?;
+        std::fs::write(FILE, score.saturating_add(OOM_SCORE).min(1000).to_string())
+    });
+    if let Err(error) = raised {
+        tracing::warn!(%error, "cannot raise the worker's oom_score_adj: the host may kill others for its memory");
+    }
+}
+
 /// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot,
-/// `slice` that of the device's time; `record` is where the program is recorded.
+/// `limits` the rest that it may have; `record` is where the program is recorded.
 ///
 /// # Errors
 /// When it can't be confined, the driver can't be opened, or the connection fails.
@@ -65,12 +81,12 @@ pub(crate) fn main(
     measures: usize,
     is_probe: bool,
     share: Option<(u64, usize)>,
-    deadline: Option<Duration>,
-    slice: Option<Duration>,
+    limits: &Limits,
     record: Option<&Path>,
 ) -> Result<(), BridgeError> {
+    volunteer_for_oom_kill();
     let server = server().map_err(BridgeError::Server)?;
-    let (pot, slice) = limits::given(share, slice, &server).map_err(BridgeError::Share)?;
+    let (pot, slice) = limits::given(share, limits.time_slice, &server).map_err(BridgeError::Share)?;
     let failed = |path: &Path| {
         let path = path.to_owned();
         |source| BridgeError::Record { path, source }
@@ -112,10 +128,12 @@ pub(crate) fn main(
             code => Err(BridgeError::Init(code)),
         };
     }
+    let deadline = limits.deadline;
     let watched = deadline.is_some() || slice.is_some();
-    let session = Session::with_limits(Arc::new(driver), pot, deadline, slice);
+    let host = HostMemory::new(limits.host_memory());
+    let session = Session::with_limits(Arc::new(driver), pot, deadline, slice).with_host_memory(host.clone());
     // What kernels print is the program's; what this process logs stays where it was.
-    let printing = crate::log::stay().and_then(|()| Prints::begin()).map_err(BridgeError::Print)?;
+    let printing = crate::log::stay().and_then(|()| Prints::begin(&host)).map_err(BridgeError::Print)?;
     let session = Arc::new(session.share_by(server).recorded_by(recorder).printing(printing));
     if lists_calls {
         // The driver begins with calls that are not listed, as of sockets of its own, and after the program has said by variables how it is to begin.

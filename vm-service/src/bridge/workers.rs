@@ -41,6 +41,7 @@ pub(super) struct Workers {
     /// What their programs share.
     exports: Exports,
     deadline: Option<Duration>,
+    host_memory: u64,
     slice: Option<Arc<Share>>,
 }
 
@@ -69,6 +70,7 @@ impl Workers {
             places,
             exports: Exports::default(),
             deadline: limits.deadline,
+            host_memory: limits.host_memory(),
             slice: slice.map(Arc::new),
             records,
         };
@@ -171,6 +173,9 @@ impl Workers {
         }
         if let (Some(deadline), None) = (self.deadline, word) {
             command.arg(format!("--deadline={}", deadline.as_micros()));
+        }
+        if word.is_none() {
+            command.arg(format!("--host-memory={}", self.host_memory));
         }
         command.args(self.slice.as_ref().filter(|_| word.is_none()).map(|slice| slice.argument()));
         command.args(place.map(Place::arguments).into_iter().flatten());

@@ -12,7 +12,7 @@ use vm_bridge::recording::{Difference, Report};
 use vm_cuda_api::FUNCTIONS;
 
 use crate::bridge;
-use crate::config::{parse_deadline, parse_size, parse_time_slice};
+use crate::config::{MIN_HOST_MEMORY, parse_deadline, parse_size, parse_time_slice};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{Body, BridgedConsumer, BridgedFunction, ReplayedCall};
@@ -74,6 +74,9 @@ struct ServeArgs {
     /// The most device memory that programs may have together, as in 2G
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<u64>,
+    /// The most host memory that the worker of each program may hold for it, as in 4G; by default as much as --memory, but at least 256M, and 4G without it
+    #[arg(long, value_name = "SIZE", value_parser = host_memory)]
+    host_memory: Option<u64>,
     /// End programs whose work on the device makes no progress for so long, as in 2s
     #[arg(long, value_name = "TIME", value_parser = parse_deadline)]
     deadline: Option<Duration>,
@@ -103,6 +106,15 @@ fn memory(text: &str) -> Result<u64, String> {
     match parse_size(text) {
         Ok(bytes) if bytes >= LEAST => Ok(bytes),
         Ok(_) => Err("is less than 2M".into()),
+        Err(error) => Err(format!("{text} {error}")),
+    }
+}
+
+/// Parses a budget of host memory. The minimum suffices for a program with a few threads.
+fn host_memory(text: &str) -> Result<u64, String> {
+    match parse_size(text) {
+        Ok(bytes) if bytes >= MIN_HOST_MEMORY => Ok(bytes),
+        Ok(_) => Err("is less than 32M".into()),
         Err(error) => Err(format!("{text} {error}")),
     }
 }
@@ -148,8 +160,12 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
                 tls,
                 window: args.window,
             };
-            let limits =
-                bridge::Limits { memory: args.memory, deadline: args.deadline, time_slice: args.time_slice };
+            let limits = bridge::Limits {
+                memory: args.memory,
+                host_memory: args.host_memory,
+                deadline: args.deadline,
+                time_slice: args.time_slice,
+            };
             let record = args.record.as_deref();
             bridge::serve(&context.program, &places, &args.driver, &limits, record).map_err(Failure::failed)
         }

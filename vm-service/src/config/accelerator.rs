@@ -40,6 +40,8 @@ pub enum Trust {
     Driver {
         /// The driver's library; `None` for the one that is the device's own.
         library: Option<PathBuf>,
+        /// The most host memory that the worker of each program may hold for it; `None` for as much as `memory`.
+        host_memory: Option<u64>,
     },
 }
 
@@ -79,6 +81,9 @@ const MAX_POLL: Duration = Duration::from_millis(10);
 /// The least memory: a page table's granule of GPUs.
 const MIN_QUOTA: u64 = 2 << 20;
 
+/// The least host memory that the worker of a CUDA program holds for it.
+pub const MIN_HOST_MEMORY: u64 = 32 << 20;
+
 impl Reader<'_> {
     pub(super) fn accelerators(&mut self, root: &Section<'_, '_>) -> Vec<SharedAccelerator> {
         const RULE: &str =
@@ -87,8 +92,18 @@ impl Reader<'_> {
         let mut accelerators: Vec<SharedAccelerator> = Vec::new();
         for entry in self.list(root, "accelerators", MAX_ACCELERATORS, RULE) {
             let Some(section) = self.section(&entry, RULE) else { continue };
-            let keys = ["device", "memory", "deadline", "time_slice", "poll", "window", "trust", "driver"];
-            self.known(&section, &keys);
+            const KEYS: [&str; 9] = [
+                "device",
+                "memory",
+                "deadline",
+                "time_slice",
+                "poll",
+                "window",
+                "trust",
+                "driver",
+                "host_memory",
+            ];
+            self.known(&section, &KEYS);
             let device = self
                 .required(&section, "device", DEVICE)
                 .and_then(|entry| self.accelerator_device(&entry, &accelerators));
@@ -165,7 +180,7 @@ impl Reader<'_> {
         Some(device)
     }
 
-    /// `trust` and `driver`, of an accelerator that has a window or not.
+    /// `trust`, `driver` and `host_memory`, of an accelerator that has a window or not.
     fn trust(
         &mut self,
         section: &Section<'_, '_>,
@@ -173,19 +188,24 @@ impl Reader<'_> {
         has_window: bool,
     ) -> Option<Trust> {
         const RULE: &str = "write \"kernels\", for kernels of the IR, or \"driver\", for CUDA programs";
+        const ALONE: &str = "is there without trust = \"driver\"";
         let driver = self.optional(section, "driver");
+        let host = self.optional(section, "host_memory");
         let entry = self.optional(section, "trust");
         let text = match &entry {
             Some(entry) => self.string(entry, RULE)?,
             None => "kernels",
         };
+        let host_memory = match &host {
+            Some(entry) if text == "kernels" => {
+                return self.wrong(entry, ALONE, "write that as well, or leave it out");
+            }
+            Some(entry) => Some(self.size(entry, MIN_HOST_MEMORY, "32M")?),
+            None => None,
+        };
         match (text, &entry, driver) {
             ("kernels", _, None) => Some(Trust::Kernels),
-            ("kernels", _, Some(driver)) => self.wrong(
-                &driver,
-                "is there without trust = \"driver\"",
-                "write that as well, or leave it out",
-            ),
+            ("kernels", _, Some(driver)) => self.wrong(&driver, ALONE, "write that as well, or leave it out"),
             ("driver", Some(entry), _) if matches!(device, Some(AcceleratorDevice::Npu(_))) => {
                 self.wrong(entry, "is \"driver\", and an NPU has no CUDA driver", "leave it out")
             }
@@ -193,24 +213,29 @@ impl Reader<'_> {
                 self.wrong(entry, "is \"driver\" without a window", "write window = \"256M\" as well")
             }
             ("driver", _, Some(driver)) => {
-                self.path(&driver).map(|library| Trust::Driver { library: Some(library) })
+                self.path(&driver).map(|library| Trust::Driver { library: Some(library), host_memory })
             }
-            ("driver", ..) => Some(Trust::Driver { library: None }),
+            ("driver", ..) => Some(Trust::Driver { library: None, host_memory }),
             (other, Some(entry), _) => self.wrong(entry, &format!("is \"{}\"", shorten(other)), RULE),
             (_, None, _) => None,
         }
     }
 
     fn quota(&mut self, entry: &Entry<'_, '_>) -> Option<u64> {
-        const RULE: &str = "write a size from 2M to 16T, as in \"512M\" or \"4G\"";
-        let text = self.string(entry, RULE)?;
+        self.size(entry, MIN_QUOTA, "2M")
+    }
+
+    /// A size of at least so many bytes, which are written so.
+    fn size(&mut self, entry: &Entry<'_, '_>, least: u64, from: &str) -> Option<u64> {
+        let rule = format!("write a size from {from} to 16T, as in \"512M\" or \"4G\"");
+        let text = self.string(entry, &rule)?;
         let what = match parse_size(text) {
             Err(what) => what,
-            Ok(bytes) if bytes < MIN_QUOTA => "is too small",
+            Ok(bytes) if bytes < least => "is too small",
             Ok(bytes) if bytes > MAX_MEMORY => "is too large",
             Ok(bytes) => return Some(bytes),
         };
-        self.wrong(entry, &format!("is \"{}\", which {what}", shorten(text)), RULE)
+        self.wrong(entry, &format!("is \"{}\", which {what}", shorten(text)), &rule)
     }
 
     fn window(&mut self, entry: &Entry<'_, '_>) -> Option<u64> {

@@ -56,7 +56,7 @@ impl GuestConfig {
         });
         let places = self.accelerators.iter().enumerate();
         let drivers = places.filter_map(|(i, accelerator)| match &accelerator.trust {
-            Trust::Driver { library: Some(library) } => {
+            Trust::Driver { library: Some(library), .. } => {
                 Some(check_file(&format!("accelerators[{i}].driver"), library, false, false))
             }
             _ => None,

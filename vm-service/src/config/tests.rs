@@ -44,6 +44,7 @@ poll = "0us"
 window = "8M"
 trust = "driver"
 driver = "libcuda.so.1"
+host_memory = "1G"
 
 [[accelerators]]
 device = "cpu"
@@ -116,7 +117,10 @@ fn reads_every_key() {
                 time_slice: Duration::from_millis(20),
                 poll: Duration::ZERO,
                 window: Some(8 << 20),
-                trust: Trust::Driver { library: Some("/etc/guests/libcuda.so.1".into()) },
+                trust: Trust::Driver {
+                    library: Some("/etc/guests/libcuda.so.1".into()),
+                    host_memory: Some(1 << 30),
+                },
             },
             SharedAccelerator {
                 device: AcceleratorDevice::Cpu,
@@ -125,7 +129,7 @@ fn reads_every_key() {
                 time_slice: TIME_PERIOD,
                 poll: Duration::from_micros(200),
                 window: Some(16 << 20),
-                trust: Trust::Driver { library: None },
+                trust: Trust::Driver { library: None, host_memory: None },
             },
             SharedAccelerator {
                 device: AcceleratorDevice::Npu(0),
@@ -851,7 +855,7 @@ web1.toml:9:8: `accelerators[0].poll` is "1s", which is too long; write a time f
 web1.toml:8:10: `accelerators[1].device` is cpu, which is there already; name each device once
   8 | device = "cpu"
     |          ^^^^^
-web1.toml:10:1: unknown key `accelerators[1].colour`; allowed here: device, memory, deadline, time_slice, poll, window, trust, driver
+web1.toml:10:1: unknown key `accelerators[1].colour`; allowed here: device, memory, deadline, time_slice, poll, window, trust, driver, host_memory
   10 | colour = 1
      | ^^^^^^
 "#,
@@ -914,6 +918,11 @@ fn every_mistake_in_trust_has_its_message() {
         ("device = \"cpu\"\ntrust = \"all\"", "is \"all\"; write \"kernels\", for kernels of the IR, or"),
         ("device = \"cpu\"\ntrust = 1", "`accelerators[0].trust` is a number"),
         ("device = \"cpu\"\ndriver = \"/a\"", "`accelerators[0].driver` is there without trust"),
+        ("device = \"cpu\"\nhost_memory = \"1G\"", "`accelerators[0].host_memory` is there without trust"),
+        (
+            "device = \"cpu\"\nwindow = \"2M\"\ntrust = \"driver\"\nhost_memory = \"2M\"",
+            "`accelerators[0].host_memory` is \"2M\", which is too small; write a size from 32M to 16T",
+        ),
         (
             "device = \"cpu\"\nwindow = \"2M\"\ntrust = \"driver\"\ndriver = \"\"",
             "`accelerators[0].driver` is empty",

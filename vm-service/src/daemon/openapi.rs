@@ -123,7 +123,7 @@ fn guest_file(_: &mut SchemaGenerator) -> Schema {
     let number = |from: u32, to: u32| json!({ "type": "integer", "minimum": from, "maximum": to });
     let accelerator = json!({
         "device": text, "memory": text, "deadline": text, "time_slice": text, "poll": text, "window": text, "trust": text,
-        "driver": text,
+        "driver": text, "host_memory": text,
     });
     let device = json!({
         "address": { "type": "string", "pattern": ADDRESS },

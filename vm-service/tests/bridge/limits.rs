@@ -1,10 +1,15 @@
-//! `bridge serve --memory`: programs have no more together than they may, and what one held is there again when it or its worker ends.
+//! `bridge serve --memory` and `--host-memory`: programs have no more together than they may, and what one held is there again when it or its worker
+//! ends.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
+
+use vm_bridge::wire::{Answer, CHUNK, Header, VERSION, control, own, put};
 
 use crate::process::{Running, beside, until};
 
@@ -25,7 +30,8 @@ impl Place {
         gcc.args(["-std=gnu11", "-o"]).arg(path("program")).arg(source).arg("-ldl");
         assert!(gcc.status().expect("gcc").success());
         let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
-        command.args(["bridge", "serve", "--memory", "64M", "--socket"]).arg(path("socket"));
+        command.args(["bridge", "serve", "--memory", "64M", "--host-memory", "64M", "--socket"]);
+        command.arg(path("socket"));
         command.arg("--driver").arg(beside("libvm_cuda_fake.so")).stderr(Stdio::null());
         let server = Running(command.spawn().expect("vm-service"));
         until("the server listens", || path("socket").exists());
@@ -127,15 +133,81 @@ fn a_worker_has_a_list_of_system_calls() {
     }
 }
 
+/// A number in a line of a process's status, in KiB.
+fn kib(process: u32, line: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("its status");
+    let found = status.lines().find_map(|said| said.strip_prefix(line)).expect(line);
+    found.trim_matches(|c: char| !c.is_ascii_digit()).parse().expect("a number")
+}
+
+#[test]
+fn a_worker_that_is_sent_images_without_end_holds_no_more_than_its_budget() {
+    let place = Place::new();
+    let connection = UnixStream::connect(place.folder.path().join("socket")).expect("a connection");
+    let order = |words, file: Option<&UnixStream>| {
+        let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
+        vm_bridge::orders::give(&connection, words, &[], &files).expect("an answer")
+    };
+    assert_eq!(order([control::HELLO, VERSION.into(), 0, 0], None), 0);
+    let (lane, theirs) = UnixStream::pair().expect("a lane");
+    lane.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    assert_eq!(order([control::LANE, 0, 0, 0], Some(&theirs)), 0);
+    let mut ticket = 0;
+    let mut send = |call: u16, asks, payload: &[u8]| {
+        let header = Header { len: payload.len() as u32, call, asks, is_bulk: false, ticket };
+        ticket += 1;
+        { &lane }.write_all(&[&header.to_bytes()[..], payload].concat()).expect("sent");
+    };
+    let answer = || {
+        let mut bytes = [0; Answer::SIZE];
+        { &lane }.read_exact(&mut bytes).expect("an answer");
+        let answer = Answer::from_bytes(bytes).expect("an answer");
+        { &lane }.read_exact(&mut vec![0; answer.len as usize]).expect("its payload");
+        answer.code
+    };
+    let version = vm_cuda_api::number("cuDriverGetVersion").expect("a function") as u16;
+    let mut word = Vec::new();
+    put(&mut word, 1);
+    let [worker] = place.server.workers().try_into().expect("one worker");
+    let before = kib(worker, "VmRSS:");
+    let image = vec![b'x'; CHUNK];
+    let mut codes = Vec::new();
+    for _ in 0..4 {
+        (0..100).for_each(|_| send(own::IMAGE, false, &image));
+        send(version, true, &word);
+        codes.push(answer());
+    }
+    // The parts are refused, and the session goes on.
+    assert_eq!(codes, [2; 4]);
+    send(version, true, &word);
+    assert_eq!(answer(), 0);
+    let peak = kib(worker, "VmHWM:");
+    assert!(peak - before < 80 << 10, "{before} KiB, then {peak}");
+}
+
+#[test]
+fn a_worker_is_killed_before_its_server_when_the_host_has_no_memory() {
+    let place = Place::new();
+    let (_program, _input) = place.hold();
+    let [worker] = place.server.workers().try_into().expect("one worker");
+    let score = |process: u32| {
+        let text = std::fs::read_to_string(format!("/proc/{process}/oom_score_adj")).expect("its score");
+        text.trim().parse::<i32>().expect("a number")
+    };
+    assert_eq!(score(worker), (score(place.server.0.id()) + 500).min(1000));
+}
+
 #[test]
 fn a_quota_that_is_none_is_refused() {
-    let check = |memory: &str, says: &str| {
+    let check = |option: &str, memory: &str, says: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
-        let output = command.args(["bridge", "serve", "--memory", memory]).output().expect("vm-service");
+        let output = command.args(["bridge", "serve", option, memory]).output().expect("vm-service");
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains(says), "{memory}: {said}");
+        assert!(!output.status.success() && said.contains(says), "{option} {memory}: {said}");
     };
-    check("64", "does not end in K, M, G or T");
-    check("1K", "is less than 2M");
-    check("99999999999999T", "is too large");
+    check("--memory", "64", "does not end in K, M, G or T");
+    check("--memory", "1K", "is less than 2M");
+    check("--memory", "99999999999999T", "is too large");
+    check("--host-memory", "64", "does not end in K, M, G or T");
+    check("--host-memory", "31M", "is less than 32M");
 }

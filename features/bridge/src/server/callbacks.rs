@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use vm_cuda_api::Object;
 
+use super::host::ENTRY;
 use super::lane::Call;
 use super::pack::Refused;
 use super::prints::Prints;
@@ -104,6 +105,7 @@ pub(super) fn add(call: &Call<'_>, mut reader: Reader<'_>, kind: u64) -> Result<
         callbacks: call.session.callbacks(),
         words: [kind, function, argument, id, 0],
         stays,
+        _charge: call.session.host().charge(ENTRY),
     };
     Ok(sys::add_callback(call.session.driver(), call.number, stream, callback, flags))
 }

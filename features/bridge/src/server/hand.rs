@@ -19,6 +19,7 @@ use std::sync::LazyLock;
 use vm_cuda_api::{FUNCTIONS, Kind, Object, number};
 
 use super::handles::Layout;
+use super::host::Image;
 use super::lane::{Call, Lane};
 use super::options::Options;
 use super::pack::Refused;
@@ -37,7 +38,7 @@ pub(super) struct Parts<'a> {
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 75] = [
+const HANDLERS: [(&str, Handler); 78] = [
     ("cuInit", initialise),
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
@@ -111,6 +112,9 @@ const HANDLERS: [(&str, Handler); 75] = [
     ("cuStreamBeginCapture", begin_capture),
     ("cuStreamBeginCapture_v2", begin_capture),
     ("cuStreamBeginCaptureToGraph", begin_capture),
+    ("cuStreamEndCapture", end_capture),
+    ("cuGraphClone", |call, parts| nodes::copy_graph(call, parts, 1, Object::Graph)),
+    ("cuGraphAddChildGraphNode", |call, parts| nodes::copy_graph(call, parts, 4, Object::Node)),
     ("cuStreamGetCaptureInfo_v2", |call, parts| capture::info(call, parts.reader, false, parts.reply)),
     ("cuStreamGetCaptureInfo_v3", |call, parts| capture::info(call, parts.reader, true, parts.reply)),
 ];
@@ -129,7 +133,7 @@ static BY_NUMBER: LazyLock<Vec<Option<Handler>>> = LazyLock::new(|| {
     all
 });
 
-/// Is a function unpacked by hand?
+/// Returns whether a function has a handler.
 #[cfg(test)]
 pub(super) fn is_made_by_hand(number: usize) -> bool {
     BY_NUMBER[number].is_some()
@@ -193,28 +197,31 @@ fn layout(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
 }
 
 /// An image, which the driver reads to its own end: that must be within what came.
-fn image(parts: &mut Parts<'_>) -> Result<Vec<u8>, Refused> {
-    let mut image = std::mem::take(&mut parts.lane.image);
-    if image.is_empty() || crate::wire::image::len(&image).is_none_or(|len| len > image.len()) {
+fn image(parts: &mut Parts<'_>) -> Result<Image, Refused> {
+    let mut image = parts.lane.image.take();
+    let bytes = &mut image.bytes;
+    if bytes.is_empty() || crate::wire::image::len(bytes).is_none_or(|len| len > bytes.len()) {
         return Err(code::INVALID_VALUE.into());
     }
     // A text may be read a little beyond its end.
-    image.extend_from_slice(&[0; 16]);
+    bytes.extend_from_slice(&[0; 16]);
     Ok(image)
 }
 
-/// Loads an image: what the driver says, and its handle.
+/// Loads an image and replies with the driver's result and the handle. The driver keeps a copy of the image.
 fn load(
     call: &Call<'_>,
     parts: &mut Parts<'_>,
     object: Object,
-    image: &[u8],
+    image: Image,
     load: impl FnMut() -> Result<u64, u32>,
 ) -> Result<u32, Refused> {
-    let (result, id) = match call.session.quota().load(call.session, object, image.len() as u64, load) {
+    let len = image.bytes.len() as u64;
+    let (result, id) = match call.session.quota().load(call.session, object, len, load) {
         Ok(real) => (0, call.session.handles().give(object, real)?),
         Err(code) => (code, 0),
     };
+    call.session.handles().hold(object, id, image.charge);
     put(parts.reply, result.into());
     put(parts.reply, id);
     Ok(0)
@@ -224,8 +231,8 @@ fn module(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let mut options = Options::read(&mut parts.reader)?;
     let image = image(&mut parts)?;
     let [count, kinds, values] = options.words();
-    let words = [options.out(), Word::Is(sys::place(&image)), count, kinds, values];
-    load(call, &mut parts, Object::Module, &image, || options.make(call, &words))?;
+    let words = [options.out(), Word::Is(sys::place(&image.bytes)), count, kinds, values];
+    load(call, &mut parts, Object::Module, image, || options.make(call, &words))?;
     options.put_logs(parts.reply);
     Ok(0)
 }
@@ -235,8 +242,8 @@ fn library(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let image = image(&mut parts)?;
     let (none, no) = (Word::Is(0), Word::Is(0));
     let [count, kinds, values] = options.words();
-    let words = [options.out(), Word::Is(sys::place(&image)), kinds, values, count, none, none, no];
-    load(call, &mut parts, Object::Library, &image, || options.make(call, &words))?;
+    let words = [options.out(), Word::Is(sys::place(&image.bytes)), kinds, values, count, none, none, no];
+    load(call, &mut parts, Object::Library, image, || options.make(call, &words))?;
     options.put_logs(parts.reply);
     Ok(0)
 }
@@ -372,8 +379,27 @@ pub(super) fn records(call: &Call<'_>, stream: u64) -> bool {
 }
 
 fn begin_capture(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    let stream = call.session.handles().real(Object::Stream, Reader(parts.reader.0).word()?)?;
     call.session.captures();
-    super::pack::make(call.session, call.number, parts.reader.0, parts.reply)
+    let result = super::pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
+    if result == 0 {
+        call.session.begins_capture(stream);
+    }
+    Ok(result)
+}
+
+/// Payload: a stream. The returned graph is charged for its nodes.
+fn end_capture(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    let stream = call.session.handles().real(Object::Stream, Reader(parts.reader.0).word()?)?;
+    let result = super::pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
+    let id = Reader(parts.reply).word().unwrap_or(0);
+    let graph = call.session.handles().real(Object::Graph, id);
+    if let (0, Ok(graph)) = (result, graph) {
+        let bytes = nodes::size(call, graph);
+        call.session.handles().hold(Object::Graph, id, call.session.host().charge(bytes));
+    }
+    call.session.ends_capture(stream);
+    Ok(result)
 }
 
 /// A stream for functions that have one, as their last parameter.
@@ -395,7 +421,7 @@ fn end_of(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Vec<u64>, Refused>
     Ok(vec![reader.word()?])
 }
 
-/// Makes a copy of these words, of which one is a place of this process.
+/// Makes a copy with these arguments, one of which may be a buffer of this process.
 fn copy(call: &Call<'_>, words: &[u64]) -> Result<u32, Refused> {
     let words: Vec<Word> = words.iter().map(|word| Word::Is(*word)).collect();
     Ok(call.make(&words, &mut [])?)

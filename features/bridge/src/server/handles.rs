@@ -3,6 +3,7 @@
 use rustc_hash::FxHashMap;
 use vm_cuda_api::Object;
 
+use super::host::{Charge, HostMemory, cost};
 use crate::wire::code;
 
 /// The most handles of a session.
@@ -20,6 +21,7 @@ struct Entry {
     count: u64,
     /// Where the parameters of a kernel are, once that was asked.
     layout: Option<Layout>,
+    charge: Charge,
 }
 
 /// Where a kernel's parameters are: offset and size of each.
@@ -37,14 +39,31 @@ const fn key(object: Object, id: u64) -> (u8, u64) {
 }
 
 /// The handles of a session.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Handles {
+    host: HostMemory,
     entries: FxHashMap<(u8, u64), Entry>,
     numbers: FxHashMap<(Object, u64), u64>,
     made: u64,
 }
 
 impl Handles {
+    pub(super) fn new(host: HostMemory) -> Self {
+        Self { host, entries: FxHashMap::default(), numbers: FxHashMap::default(), made: 0 }
+    }
+
+    /// Has an object hold this memory too, until it is ended.
+    pub(super) fn hold(&mut self, object: Object, id: u64, charge: Charge) {
+        if let Some(entry) = self.entries.get_mut(&key(object, id)) {
+            entry.charge.merge(charge);
+        }
+    }
+
+    /// Returns how much memory an object holds.
+    pub(super) fn held(&self, object: Object, id: u64) -> u64 {
+        self.entries.get(&key(object, id)).map_or(0, |entry| entry.charge.bytes())
+    }
+
     /// What the driver calls it. Nothing is nothing.
     pub(super) fn real(&self, object: Object, id: u64) -> Result<u64, u32> {
         if id == 0 || (object == Object::Stream && DEFAULT_STREAMS.contains(&id)) {
@@ -103,7 +122,8 @@ impl Handles {
             self.made += 1;
             FIRST + 16 * (self.made - 1)
         };
-        self.entries.insert(key(object, id), Entry { object, real, count: 1, layout: None });
+        let charge = self.host.charge(cost(object));
+        self.entries.insert(key(object, id), Entry { object, real, count: 1, layout: None, charge });
         self.numbers.insert((object, real), id);
         Ok(id)
     }
@@ -139,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_number_means_what_it_was_given_for() {
-        let mut handles = Handles::default();
+        let mut handles = Handles::new(HostMemory::new(u64::MAX));
         let event = handles.give(Object::Event, 0xabc0).unwrap();
         assert_eq!(handles.give(Object::Event, 0xabc0), Ok(event));
         assert_eq!(handles.real(Object::Event, event), Ok(0xabc0));

@@ -3,14 +3,16 @@
 use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use vm_cuda_api::FUNCTIONS;
 use vm_cuda_api::names::is_per_thread;
+use vm_cuda_api::{FUNCTIONS, Function, Item, Kind, Object, Way};
 
 use super::deadline::{Marks, Pending};
+use super::effects::{self, Effect};
+use super::host::{Image, NODE};
 use super::pack::{self, Refused};
 use super::reach::Checked;
 use super::session::{Session, SessionError};
@@ -21,7 +23,9 @@ use crate::orders;
 use crate::recording::Recorder;
 use crate::ring::{Far, Taken};
 use crate::wire::nvml::{MOST, Question};
-use crate::wire::{Answer, Header, IMAGE, Malformed, VERSION, code, control, own, put, put_bytes};
+use crate::wire::{
+    Answer, Header, IMAGE, Malformed, PAYLOAD, Reader, VERSION, code, control, own, put, put_bytes,
+};
 
 /// Serves a program: until its connection ends.
 ///
@@ -117,8 +121,13 @@ fn start(session: &Arc<Session>, mut transport: impl Transport + Send + 'static)
     if !session.enter() {
         return code::OUT_OF_MEMORY;
     }
+    let Ok(charge) = session.host().take(MEMORY) else {
+        session.leave();
+        return code::OUT_OF_MEMORY;
+    };
     let of = session.clone();
     let lane = move || {
+        let _charge = charge;
         if let Err(error) = Lane::new(of.clone()).run(&mut transport) {
             tracing::warn!(%error, "a lane of a CUDA program failed, and its session ends");
             of.end();
@@ -133,6 +142,9 @@ fn start(session: &Arc<Session>, mut transport: impl Transport + Send + 'static)
         }
     }
 }
+
+/// The most memory of a lane: a request, an answer, a read buffer and a stack.
+const MEMORY: u64 = 2 * PAYLOAD as u64 + BUFFER as u64 + (64 << 10);
 
 /// How requests come and answers go.
 pub(super) trait Transport {
@@ -310,7 +322,7 @@ pub struct Lane {
     /// What failed of what was not waited for.
     failed: u32,
     /// An image that comes in parts.
-    pub(super) image: Vec<u8>,
+    pub(super) image: Image,
     /// Parameters of a launch; kept for the next.
     pub(super) memory: Vec<u64>,
     /// Where the answer's payload may be written.
@@ -321,6 +333,34 @@ pub struct Lane {
     rooms: Option<(u64, u64)>,
     /// Was it tried to make them known to the driver?
     pinned: bool,
+}
+
+/// Returns whether a call makes an object that is charged to the budget: a handle, a range of addresses, a function of the program.
+fn grows(number: usize) -> bool {
+    static GROWS: LazyLock<Vec<bool>> = LazyLock::new(|| {
+        const OTHERS: [&str; 8] = [
+            "cuMemAddressReserve",
+            "cuMemMap",
+            "cuMemAlloc",
+            "cuLaunchHostFunc",
+            "cuStreamAddCallback",
+            "cuIpcOpenMemHandle",
+            "cuGraph",
+            "cuLinkAddData",
+        ];
+        let gives = |kind: &Kind| {
+            matches!(kind, Kind::Pointer { way: Way::Out | Way::InOut, item: Item::Handle(_), .. })
+        };
+        let grows = |function: &Function| {
+            let name = &function.name;
+            let others = ["Get", "Pop", "EndCapture", "Destroy", "Release", "cuGraphLaunch"];
+            let is_none = others.iter().any(|word| name.contains(word));
+            let gives = function.parameters.iter().any(|parameter| gives(&parameter.kind));
+            !is_none && (gives || OTHERS.iter().any(|begin| name.starts_with(begin)))
+        };
+        FUNCTIONS.iter().map(grows).collect()
+    });
+    GROWS.get(number).copied().unwrap_or(false)
 }
 
 /// A call whose turn it is.
@@ -337,10 +377,10 @@ pub(super) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Makes the program's call: what the driver says.
+    /// Makes the program's call and returns the driver's result.
     ///
     /// # Errors
-    /// When it reaches memory that the program does not have.
+    /// If the call reaches memory that the program does not have.
     pub(super) fn make(&self, words: &[Word], memory: &mut [u64]) -> Result<u32, u32> {
         Ok(self.session.driver().make(Checked::new(self.session, self.number, words)?, memory))
     }
@@ -369,10 +409,10 @@ impl Lane {
         let number = session.recorder().map_or(0, Recorder::lane);
         Self {
             marks: session.watch().cloned().map(Marks::new),
+            image: Image::new(session.host()),
             session,
             number,
             failed: 0,
-            image: Vec::new(),
             memory: Vec::new(),
             room: None,
             there: None,
@@ -481,11 +521,19 @@ impl Lane {
         let tells = call.asks && call.number != usize::from(own::PRINTED);
         if tells && self.failed != 0 && mode != Mode::Waits {
             // An image that came for it is not to be a part of the next.
-            self.image = Vec::new();
+            self.image.take();
             return Ok(std::mem::take(&mut self.failed));
         }
         if matches!(mode, Mode::Unsupported | Mode::Here) {
             return Err(code::NOT_SUPPORTED.into());
+        }
+        if grows(call.number) {
+            call.session.host().check()?;
+        }
+        if let (Some((effect, _)), true) = (effects::of(call.number), call.session.may_capture()) {
+            let graph = if effect == Effect::LaunchesGraph { Reader(payload).word()? } else { 0 };
+            let more = call.session.handles().held(Object::Exec, graph);
+            call.session.record(NODE + payload.len() as u64 + more)?;
         }
         let pending = match &mut self.marks {
             Some(marks) => marks.before(call.session, call.number, payload)?,
@@ -526,11 +574,7 @@ impl Lane {
 
     /// Takes a part of an image.
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<u32, Refused> {
-        if self.image.len() + bytes.len() > IMAGE {
-            self.image = Vec::new();
-            return Err(code::OUT_OF_MEMORY.into());
-        }
-        self.image.extend_from_slice(bytes);
+        self.image.append(bytes, IMAGE)?;
         Ok(0)
     }
 }

@@ -9,6 +9,7 @@ mod facts;
 pub mod fuzz;
 mod hand;
 mod handles;
+mod host;
 mod ipc;
 mod lane;
 mod nodes;
@@ -31,6 +32,7 @@ pub mod sys;
 mod turn;
 
 pub use exports::Exports;
+pub use host::HostMemory;
 pub use lane::{Lane, serve};
 pub use pot::{Pot, SLOT};
 pub use prints::Prints;

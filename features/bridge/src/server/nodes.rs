@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use vm_cuda_api::{FUNCTIONS, Kind, Object};
 
 use super::hand::{Parts, parameters};
+use super::host::{Charge, NODE, cost};
 use super::lane::Call;
 use super::pack::{self, Refused};
 use super::reach::reach;
@@ -46,12 +47,14 @@ pub(super) struct Made {
     plan: Option<Plan>,
     /// Memory that it points to, from where, and the word that points there: of a kernel, pointers to its parameters.
     pub(super) behind: Option<(Vec<u64>, usize, usize)>,
+    /// Charge for the copy of a graph that the node contains.
+    charge: Option<Charge>,
 }
 
 impl Made {
     /// One that points to nothing.
     pub(super) fn plain(words: Vec<u64>) -> Self {
-        Self { words, plan: None, behind: None }
+        Self { words, plan: None, behind: None, charge: None }
     }
 }
 
@@ -72,7 +75,7 @@ fn kernel(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
     let has_place = is_second(call) || is_any(call);
     let place = if handles.is_kernel(id) && has_place { LIBRARY_KERNEL } else { 0 };
     words[place] = function;
-    Ok(Made { words, behind: Some((arguments, pointers, POINTERS)), plan: None })
+    Ok(Made { behind: Some((arguments, pointers, POINTERS)), ..Made::plain(words) })
 }
 
 fn copy(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
@@ -93,7 +96,7 @@ fn copy(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
     let mut words = if is_any(call) { vec![0, context] } else { Vec::new() };
     words.extend(&copy);
     let own = staged::own_ends(call, &copy);
-    Ok(Made { words, behind: None, plan: Some(Plan { copy, context, own }) })
+    Ok(Made { plan: Some(Plan { copy, context, own }), ..Made::plain(words) })
 }
 
 fn fill(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
@@ -144,8 +147,9 @@ fn structure(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> 
             Made::plain(call.session.function(function, argument)?.to_vec())
         }
         node::GRAPH => {
-            let made = one(reader, Object::Graph)?;
+            let mut made = one(reader, Object::Graph)?;
             staged::renew(call, made.words[0])?;
+            made.charge = Some(call.session.host().take(size(call, made.words[0]))?);
             made
         }
         node::EMPTY => Made::plain(Vec::new()),
@@ -178,6 +182,7 @@ pub(super) fn any(kind: u64, of: Vec<u64>) -> Vec<u64> {
 /// What is put into a node, then what the table says.
 pub(super) fn set(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let kind = parts.reader.clone().word()?;
+    let len = parts.reader.0.len() as u64;
     let mut made = structure(call, &mut parts.reader)?;
     if let Some(plan) = &mut made.plan {
         // A copy's function says its context behind the dependencies.
@@ -191,6 +196,9 @@ pub(super) fn set(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refu
     let place = sys::place_words(&mut made.words);
     let result = pack::make_with(call.session, call.number, parts.reader.0, parts.reply, Some(place))?;
     if result == 0 && special::adds(call) {
+        let mut charge = call.session.host().charge(len);
+        charge.merge(made.charge.take().unwrap_or_else(|| call.session.host().charge(0)));
+        call.session.handles().hold(Object::Node, Reader(parts.reply).word()?, charge);
         special::returned(call, kind, special::of_kind(call, &made.words, HEAD), parts.reply)?;
     }
     Ok(result)
@@ -310,12 +318,15 @@ pub(super) fn instantiate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
         (graph, flags, handles.real(Object::Stream, parts.reader.word()?)?)
     };
     staged::renew(call, graph)?;
+    let charge = call.session.host().take(size(call, graph))?;
     let mut memory = [0, flags, stream, 0, 0];
     let words = [Word::At(0), Word::Is(graph), Word::At(1)];
     let result = call.make(&words, &mut memory)?;
     let mut handles = call.session.handles();
     put(parts.reply, result.into());
-    put(parts.reply, handles.give(Object::Exec, if result == 0 { memory[0] } else { 0 })?);
+    let id = handles.give(Object::Exec, if result == 0 { memory[0] } else { 0 })?;
+    handles.hold(Object::Exec, id, charge);
+    put(parts.reply, id);
     put(parts.reply, handles.give(Object::Node, memory[3])?);
     put(parts.reply, memory[4] & 0xffff_ffff);
     Ok(0)
@@ -368,8 +379,49 @@ pub(super) fn print(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Re
             text += &format!("\"{from}\" -> \"{to}\";\n");
         }
     }
-    parts.lane.image = (text + "}\n").into_bytes();
-    put(parts.reply, parts.lane.image.len() as u64);
+    text += "}\n";
+    parts.lane.image.set(text.len(), || text.into_bytes())?;
+    put(parts.reply, parts.lane.image.bytes.len() as u64);
+    Ok(result)
+}
+
+/// Returns an upper bound of the host memory of a graph and the graphs in it. Stops counting when a copy would exceed the budget.
+pub(super) fn size(call: &Call<'_>, graph: u64) -> u64 {
+    let (driver, most) = (call.session.driver(), call.session.host().left());
+    let (mut bytes, mut left) = (0u64, vec![graph]);
+    while let Some(graph) = left.pop() {
+        // The driver itself rejects a handle that is no graph.
+        let nodes = nodes(driver, graph).unwrap_or_default();
+        bytes = bytes.saturating_add(cost(Object::Graph) + NODE * nodes.len() as u64);
+        if bytes > most {
+            break;
+        }
+        for node in nodes {
+            left.extend(graphs_in(driver, node));
+            left.extend(call.session.conditions().graphs.get(&node).into_iter().flatten());
+        }
+    }
+    bytes
+}
+
+/// Makes a call that copies a graph, parameter `at`, into the object that it returns first. Charges the copy to that object.
+pub(super) fn copy_graph(
+    call: &Call<'_>,
+    parts: Parts<'_>,
+    at: usize,
+    object: Object,
+) -> Result<u32, Refused> {
+    let mut reader: Reader<'_> = parts.reader;
+    for _ in 0..at {
+        reader.word()?;
+    }
+    let graph = call.session.handles().real(Object::Graph, reader.word()?)?;
+    let charge = call.session.host().take(size(call, graph))?;
+    let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
+    if result == 0 {
+        let id = Reader(parts.reply).word()?;
+        call.session.handles().hold(object, id, charge);
+    }
     Ok(result)
 }
 

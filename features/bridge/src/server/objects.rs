@@ -4,6 +4,7 @@
 use vm_cuda_api::Object;
 
 use super::hand::Parts;
+use super::host::ENTRY;
 use super::lane::Call;
 use super::options::Options;
 use super::pack::Refused;
@@ -90,7 +91,9 @@ pub(super) fn user(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Ref
         return Err(code::INVALID_VALUE.into());
     }
     let words = [control::FUNCTION, function, argument, 0, 0];
-    let callback = sys::Callback { callbacks: call.session.callbacks(), words, stays: false };
+    let charge = call.session.host().charge(ENTRY);
+    let callback =
+        sys::Callback { callbacks: call.session.callbacks(), words, stays: false, _charge: charge };
     let mut made = [0];
     let result = sys::user_object(call.session.driver(), call.number, callback, [count, flags], &mut made);
     let id = if result == 0 { call.session.handles().give(Object::UserObject, made[0])? } else { 0 };
@@ -115,11 +118,12 @@ pub(super) fn link(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Ref
 
 /// The linker, what the image is, options, and its name; the image came before.
 pub(super) fn link_data(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
-    let link = call.session.handles().real(Object::Link, parts.reader.word()?)?;
+    let id = parts.reader.word()?;
+    let link = call.session.handles().real(Object::Link, id)?;
     let kind = parts.reader.word()?;
     let mut options = Options::read(&mut parts.reader)?;
     let len = parts.reader.word()?;
-    let mut image = std::mem::take(&mut parts.lane.image);
+    let mut image = parts.lane.image.take();
     let name = if len == NOTHING {
         Word::Is(0)
     } else {
@@ -130,12 +134,14 @@ pub(super) fn link_data(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32
         }
         Word::Is(sys::place(bytes))
     };
-    let size = Word::Is(image.len() as u64);
-    image.extend_from_slice(&[0; 16]);
+    let size = Word::Is(image.bytes.len() as u64);
+    image.bytes.extend_from_slice(&[0; 16]);
     let [count, kinds, values] = options.words();
-    let data = Word::Is(sys::place(&image));
+    let data = Word::Is(sys::place(&image.bytes));
     let words = [Word::Is(link), Word::Is(kind), data, size, name, count, kinds, values];
     let result = options.make(call, &words).err().unwrap_or(0);
+    // The linker may keep a copy.
+    call.session.handles().hold(Object::Link, id, image.charge);
     put(parts.reply, result.into());
     call.session.put_logs(link, parts.reply);
     Ok(0)
@@ -148,9 +154,10 @@ pub(super) fn link_complete(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result
     let words = [Word::Is(link), Word::At(0), Word::At(1)];
     let result = call.make(&words, &mut memory)?;
     let len = usize::try_from(memory[1]).ok().filter(|len| *len <= IMAGE).ok_or(code::OUT_OF_MEMORY)?;
-    parts.lane.image = if result == 0 { sys::bytes(memory[0], len) } else { Vec::new() };
+    let len = if result == 0 { len } else { 0 };
+    parts.lane.image.set(len, || sys::bytes(memory[0], len))?;
     put(parts.reply, result.into());
-    put(parts.reply, parts.lane.image.len() as u64);
+    put(parts.reply, parts.lane.image.bytes.len() as u64);
     call.session.put_logs(link, parts.reply);
     Ok(0)
 }
@@ -169,7 +176,7 @@ pub(super) fn link_destroy(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32,
 pub(super) fn linked(_: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let (at, len) = (parts.reader.word()?, parts.reader.word()?);
     let end = at.checked_add(len).filter(|_| len <= CHUNK as u64).ok_or(Malformed)?;
-    let part = parts.lane.image.get(at as usize..end as usize).ok_or(code::INVALID_VALUE)?;
+    let part = parts.lane.image.bytes.get(at as usize..end as usize).ok_or(code::INVALID_VALUE)?;
     put_bytes(parts.reply, part);
     Ok(0)
 }

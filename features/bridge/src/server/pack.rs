@@ -153,6 +153,9 @@ pub(super) fn make_with(
     let checked = Checked::new(session, number, &words[..parameters.len()])?;
     let result = session.quota().make(session.driver(), checked, &mut memory);
     if result == 0 {
+        if let (Some((Object::Stream, _)), Word::Is(real)) = (drops, words[0]) {
+            session.ends_capture(real);
+        }
         if let Some((object, id)) = drops {
             session.handles().end(object, id);
         }

@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use vm_cuda_api::{FUNCTIONS, names::base};
 
+use super::host::{Charge, HostMemory};
 use super::session::locked;
 use super::sys;
 use crate::wire::CHUNK;
@@ -26,7 +27,7 @@ const BUFFER: usize = 64 << 10;
 /// Standard output and error of this process.
 #[derive(Debug)]
 pub struct Prints {
-    ends: Mutex<[(PipeReader, Vec<u8>); 2]>,
+    ends: Mutex<[(PipeReader, Vec<u8>, Charge); 2]>,
     any: AtomicBool,
 }
 
@@ -34,11 +35,11 @@ pub struct Prints {
 const OUTPUT: u64 = 1;
 
 impl Prints {
-    /// Takes what this process prints from now on: nothing else of it may write there.
+    /// Takes what this process prints from now on, as far as its program's budget has room for it: nothing else of it may write there.
     ///
     /// # Errors
     /// When there are no pipes, or no threads.
-    pub fn begin() -> io::Result<Arc<Self>> {
+    pub fn begin(host: &HostMemory) -> io::Result<Arc<Self>> {
         let end = || {
             let (read, write) = io::pipe()?;
             fcntl_setfl(&read, fcntl_getfl(&read)? | OFlags::NONBLOCK)?;
@@ -49,7 +50,7 @@ impl Prints {
             [output.as_fd().try_clone_to_owned()?, error.as_fd().try_clone_to_owned()?];
         rustix::stdio::dup2_stdout(to_output)?;
         rustix::stdio::dup2_stderr(to_error)?;
-        let ends = Mutex::new([(output, Vec::new()), (error, Vec::new())]);
+        let ends = Mutex::new([output, error].map(|pipe| (pipe, Vec::new(), host.charge(0))));
         let prints = Arc::new(Self { ends, any: AtomicBool::new(false) });
         let reading = prints.clone();
         std::thread::Builder::new().name("prints".into()).spawn(move || {
@@ -68,10 +69,15 @@ impl Prints {
     /// Reads what is there.
     fn read(&self) {
         let (mut ends, mut buffer) = (locked(&self.ends), [0; BUFFER]);
-        for (pipe, kept) in &mut *ends {
-            // It fails where nothing is there.
-            while let Ok(len @ 1..) = pipe.read(&mut buffer) {
+        for (pipe, kept, charge) in &mut *ends {
+            // It fails where nothing is there. What prints without end is read no longer than this.
+            let mut left = KEPT;
+            while left > 0
+                && let Ok(len @ 1..) = pipe.read(&mut buffer)
+            {
+                left = left.saturating_sub(len);
                 let room = KEPT.saturating_sub(kept.len()).min(len);
+                let room = if charge.grow(room as u64).is_ok() { room } else { 0 };
                 kept.extend_from_slice(&buffer[..room]);
                 self.any.store(true, Ordering::Release);
             }
@@ -92,13 +98,14 @@ impl Prints {
     /// Takes some: a descriptor, and bytes; nothing where there is nothing.
     pub(super) fn take(&self) -> Option<(u64, Vec<u8>)> {
         let mut ends = locked(&self.ends);
-        let at = ends.iter().position(|(_, kept)| !kept.is_empty());
+        let at = ends.iter().position(|(_, kept, _)| !kept.is_empty());
         let taken = at.map(|at| {
-            let kept = &mut ends[at].1;
+            let (_, kept, charge) = &mut ends[at];
             let rest = kept.split_off(kept.len().min(CHUNK));
+            charge.shrink(rest.len() as u64);
             (OUTPUT + at as u64, std::mem::replace(kept, rest))
         });
-        if ends.iter().all(|(_, kept)| kept.is_empty()) {
+        if ends.iter().all(|(_, kept, _)| kept.is_empty()) {
             self.any.store(false, Ordering::Release);
         }
         taken

@@ -5,6 +5,8 @@ use std::sync::LazyLock;
 
 use vm_cuda_api::{FUNCTIONS, number};
 
+use super::host::{Charge, ENTRY, HostMemory};
+
 /// What a call that succeeds does to them: parameters by their places.
 #[derive(Clone, Copy, Debug)]
 enum Effect {
@@ -12,15 +14,19 @@ enum Effect {
     Gives(Kind, usize, usize, Option<usize>),
     /// The range that begins there is gone.
     Takes(usize),
-    /// A module ends, and with it its variables.
+    /// Maps memory at the address in a parameter.
+    Maps(usize),
+    /// Unmaps all mappings in a range: the parameters with its address and its length.
+    Unmaps(usize, usize),
+    /// Unloads a module with its variables.
     Unloads,
-    /// A context ends, and with it its memory.
+    /// Destroys a context with its memory.
     Ends,
-    /// The same, unless the primary context of that device is still there.
+    /// Releases the primary context of a device, which may still be retained.
     Releases(usize),
 }
 
-/// What a range ends with, if it is not freed.
+/// The object whose end frees a range.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Kind {
     /// A context.
@@ -31,7 +37,7 @@ enum Kind {
     Reserved,
 }
 
-const EFFECTS: [(&str, Effect); 17] = [
+const EFFECTS: [(&str, Effect); 19] = [
     ("cuMemAlloc_v2", Effect::Gives(Kind::Memory, 0, 1, None)),
     ("cuMemAllocPitch_v2", Effect::Gives(Kind::Memory, 0, 1, Some(3))),
     ("cuMemAllocAsync", Effect::Gives(Kind::Memory, 0, 1, None)),
@@ -42,6 +48,8 @@ const EFFECTS: [(&str, Effect); 17] = [
     ("cuMemFree_v2", Effect::Takes(0)),
     ("cuMemFreeAsync", Effect::Takes(0)),
     ("cuMemAddressFree", Effect::Takes(0)),
+    ("cuMemMap", Effect::Maps(0)),
+    ("cuMemUnmap", Effect::Unmaps(0, 1)),
     ("cuModuleUnload", Effect::Unloads),
     ("cuLibraryUnload", Effect::Unloads),
     ("cuCtxDestroy_v2", Effect::Ends),
@@ -82,28 +90,43 @@ pub(super) fn location(number: usize) -> Option<(usize, usize)> {
 }
 
 /// The ranges of a session.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Ranges {
-    known: BTreeMap<u64, (u64, Kind)>,
+    host: HostMemory,
+    known: BTreeMap<u64, (u64, Kind, Charge)>,
+    /// Memory that is mapped.
+    mapped: BTreeMap<u64, Charge>,
     /// Those that are another program's, by how often they were opened.
     opened: BTreeMap<u64, u64>,
 }
 
 impl Ranges {
+    pub(super) fn new(host: HostMemory) -> Self {
+        Self { host, known: BTreeMap::new(), mapped: BTreeMap::new(), opened: BTreeMap::new() }
+    }
+
+    fn insert(&mut self, at: u64, len: u64, kind: Kind) {
+        // A call that was not asked for the address returns none.
+        if at == 0 {
+            return;
+        }
+        self.known.insert(at, (len, kind, self.host.charge(ENTRY)));
+    }
+
     /// Returns whether one of them has all bytes of `at..at + len`.
     pub(super) fn has(&self, at: u64, len: u64) -> bool {
         let found = self.known.range(..=at).next_back();
-        found.is_some_and(|(start, (size, _))| size.checked_sub(at - start).is_some_and(|left| len <= left))
+        found.is_some_and(|(start, (size, ..))| size.checked_sub(at - start).is_some_and(|left| len <= left))
     }
 
     /// Memory was allocated.
     pub(super) fn add(&mut self, at: u64, len: u64) {
-        self.known.insert(at, (len, Kind::Memory));
+        self.insert(at, len, Kind::Memory);
     }
 
     /// Memory of another program was opened.
     pub(super) fn open(&mut self, at: u64, len: u64) {
-        self.known.insert(at, (len, Kind::Memory));
+        self.insert(at, len, Kind::Memory);
         *self.opened.entry(at).or_default() += 1;
     }
 
@@ -127,9 +150,10 @@ impl Ranges {
         BY_NUMBER[number].is_some()
     }
 
-    /// Learns from a call that succeeded: what its parameters were, and what it returned in their places; and whether a device has its primary context.
+    /// Updates the ranges after a call that succeeded. `value` returns a parameter, or what the call returned in its place; `has_primary` whether a
+    /// device still has its primary context.
     ///
-    /// What is forgotten too early is asked of the driver.
+    /// A range may be dropped too early: the session then asks the driver.
     pub(super) fn learn(
         &mut self,
         number: usize,
@@ -139,12 +163,20 @@ impl Ranges {
         match BY_NUMBER[number] {
             Some(Effect::Gives(kind, at, len, times)) => {
                 let len = value(len).saturating_mul(times.map_or(1, &value));
-                self.known.insert(value(at), (len, kind));
+                self.insert(value(at), len, kind);
             }
-            Some(Effect::Unloads) => self.known.retain(|_, (_, kind)| *kind != Kind::Variable),
+            Some(Effect::Maps(at)) => {
+                self.mapped.insert(value(at), self.host.charge(ENTRY));
+            }
+            Some(Effect::Unmaps(at, len)) => {
+                let at = value(at);
+                let gone = self.mapped.extract_if(at..at.saturating_add(value(len)), |_, _| true);
+                gone.for_each(drop);
+            }
+            Some(Effect::Unloads) => self.known.retain(|_, (_, kind, _)| *kind != Kind::Variable),
             Some(Effect::Releases(device)) if has_primary(value(device)) => {}
             Some(Effect::Ends | Effect::Releases(_)) => {
-                self.known.retain(|_, (_, kind)| *kind == Kind::Reserved);
+                self.known.retain(|_, (_, kind, _)| *kind == Kind::Reserved);
             }
             Some(Effect::Takes(at)) => {
                 self.known.remove(&value(at));
@@ -165,13 +197,16 @@ mod tests {
 
     #[test]
     fn a_range_is_there_until_it_is_freed() {
-        let mut ranges = Ranges::default();
+        let mut ranges = Ranges::new(HostMemory::new(u64::MAX));
         let mut learn = |name: &str, values: &[u64], primary| {
             ranges.learn(of(name), |at| values[at], |_| primary);
             let has = |at| ranges.has(at, 16);
             [0x1000, 0x1100, 0x2000, 0x3000, 0x4000].map(has)
         };
-        assert_eq!(learn("cuMemAllocPitch_v2", &[0x1000, 64, 0, 3], true), [true, false, false, false, false]);
+        assert_eq!(
+            learn("cuMemAllocPitch_v2", &[0x1000, 64, 0, 3], true),
+            [true, false, false, false, false]
+        );
         assert_eq!(learn("cuMemAllocAsync_ptsz", &[0x2000, 16], true), [true, false, true, false, false]);
         learn("cuModuleGetGlobal_v2", &[0x3000, 16], true);
         assert_eq!(learn("cuMemAddressReserve", &[0x4000, 16], true), [true, false, true, true, true]);
@@ -183,8 +218,15 @@ mod tests {
     }
 
     #[test]
+    fn an_address_that_was_not_asked_for_is_no_range() {
+        let mut ranges = Ranges::new(HostMemory::new(u64::MAX));
+        ranges.learn(of("cuModuleGetGlobal_v2"), |at| [0, u64::MAX][at], |_| true);
+        assert!(!ranges.has(0x800, 16));
+    }
+
+    #[test]
     fn opened_memory_is_there_until_it_is_closed_as_often() {
-        let mut ranges = Ranges::default();
+        let mut ranges = Ranges::new(HostMemory::new(u64::MAX));
         ranges.add(0x1000, 16);
         ranges.open(0x3000, 16);
         ranges.open(0x3000, 16);
@@ -198,7 +240,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_range_has_what_is_in_it_alone(at in any::<u64>(), size in any::<u64>(), from in any::<i8>(), len in any::<u64>()) {
-            let mut ranges = Ranges::default();
+            let mut ranges = Ranges::new(HostMemory::new(u64::MAX));
             ranges.add(at, size);
             for start in [at.wrapping_add_signed(from.into()), at.wrapping_add(size).wrapping_add_signed(from.into())] {
                 for len in [0, 1, len, size, size.wrapping_add_signed(from.into())] {

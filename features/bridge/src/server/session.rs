@@ -1,6 +1,6 @@
 //! A program's session: what it has of the driver.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::io::{self, Write as _};
 use std::net::Shutdown;
@@ -16,6 +16,7 @@ use super::callbacks;
 use super::deadline::Watch;
 use super::exports::Sharing;
 use super::handles::Handles;
+use super::host::{Charge, ENTRY, HostMemory};
 use super::nvml::Asked;
 use super::options::Options;
 use super::pot::Pot;
@@ -56,9 +57,8 @@ pub struct Session {
     driver: Arc<Driver>,
     handles: Mutex<Handles>,
     ranges: Mutex<Ranges>,
-    windows: Mutex<BTreeMap<u64, Mapping>>,
-    /// The most bytes of all windows.
-    host: u64,
+    windows: Mutex<BTreeMap<u64, (Mapping, Charge)>>,
+    host: HostMemory,
     quota: Quota,
     recorder: Option<Recorder>,
     watch: Option<Arc<Watch>>,
@@ -83,6 +83,8 @@ pub struct Session {
     functions: Mutex<HashMap<[u64; 2], [u64; 2]>>,
     /// What the driver reads as long as a linker is there.
     kept: Mutex<BTreeMap<u64, Options>>,
+    /// Streams being captured, and the charge for all that they record.
+    recorded: Mutex<(HashSet<u64>, Charge)>,
     /// What is done once the driver has begun, and before the program is told.
     start: Start,
     pub(super) turn: Turn,
@@ -109,8 +111,8 @@ impl Session {
         Self::with_limits(driver, None, None, None)
     }
 
-    /// One that has device memory of a pot, and as much memory of the host besides, whose work on the device has to make progress within a
-    /// deadline, and that keeps the device busy for no more than a slice.
+    /// One that has device memory of a pot, whose work on the device has to make progress within a deadline, and that keeps the device busy for no
+    /// more than a slice.
     #[must_use]
     pub fn with_limits(
         driver: Arc<Driver>,
@@ -119,13 +121,15 @@ impl Session {
         slice: Option<Slice>,
     ) -> Self {
         let watches = deadline.is_some() || slice.is_some();
+        let host = HostMemory::new(u64::MAX);
         Self {
-            host: pot.as_ref().map_or(u64::MAX, Pot::limit),
+            handles: Mutex::new(Handles::new(host.clone())),
+            ranges: Mutex::new(Ranges::new(host.clone())),
+            recorded: Mutex::new((HashSet::new(), host.charge(0))),
+            host,
             quota: Quota::new(pot),
             watch: watches.then(|| Arc::new(Watch::new(deadline, slice))),
             driver,
-            handles: Mutex::default(),
-            ranges: Mutex::default(),
             windows: Mutex::default(),
             recorder: None,
             lanes: AtomicUsize::new(0),
@@ -150,6 +154,22 @@ impl Session {
     #[must_use]
     pub fn share_by(self, server: UnixStream) -> Self {
         Self { sharing: Some(Sharing::new(server)), ..self }
+    }
+
+    /// Sets the budget of host memory.
+    #[must_use]
+    pub fn with_host_memory(self, host: HostMemory) -> Self {
+        Self {
+            handles: Mutex::new(Handles::new(host.clone())),
+            ranges: Mutex::new(Ranges::new(host.clone())),
+            recorded: Mutex::new((HashSet::new(), host.charge(0))),
+            host,
+            ..self
+        }
+    }
+
+    pub(super) fn host(&self) -> &HostMemory {
+        &self.host
     }
 
     /// One whose program is given what the driver prints in this process.
@@ -221,9 +241,28 @@ impl Session {
         locked(&self.ranges)
     }
 
-    /// A capture begins.
+    /// Notes that a capture may begin.
     pub(super) fn captures(&self) {
         self.captures.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that the capture of a stream has begun.
+    pub(super) fn begins_capture(&self, stream: u64) {
+        locked(&self.recorded).0.insert(stream);
+    }
+
+    /// Notes that the capture of a stream, or the stream, has ended. The graph has its own charge.
+    pub(super) fn ends_capture(&self, stream: u64) {
+        let (streams, recorded) = &mut *locked(&self.recorded);
+        if streams.remove(&stream) && streams.is_empty() {
+            recorded.shrink(0);
+        }
+    }
+
+    /// Takes memory for what a call may record, while a stream is captured.
+    pub(super) fn record(&self, bytes: u64) -> Result<(), u32> {
+        let (streams, recorded) = &mut *locked(&self.recorded);
+        if streams.is_empty() { Ok(()) } else { recorded.grow(bytes) }
     }
 
     /// May a capture be running?
@@ -248,11 +287,6 @@ impl Session {
         locked(&self.conditions)
     }
 
-    /// The most bytes of the host's memory.
-    pub(super) fn host_limit(&self) -> u64 {
-        self.host
-    }
-
     /// What the driver calls for a function of the program with its argument, as often as graphs with it are launched.
     pub(super) fn function(&self, function: u64, argument: u64) -> Result<[u64; 2], u32> {
         let mut functions = locked(&self.functions);
@@ -263,7 +297,13 @@ impl Session {
             return Err(code::OUT_OF_MEMORY);
         }
         let words = [control::FUNCTION, function, argument, 0, 0];
-        let made = sys::keep_callback(sys::Callback { callbacks: self.callbacks(), words, stays: true });
+        let charge = self.host.charge(ENTRY);
+        let made = sys::keep_callback(sys::Callback {
+            callbacks: self.callbacks(),
+            words,
+            stays: true,
+            _charge: charge,
+        });
         functions.insert([function, argument], made);
         Ok(made)
     }
@@ -356,11 +396,12 @@ impl Session {
             return Err(code::INVALID_VALUE);
         }
         let mut windows = locked(&self.windows);
-        let all = windows.values().fold(len, |all, window| all.saturating_add(window.len()));
-        if windows.len() >= WINDOWS || all > self.host {
+        if windows.len() >= WINDOWS {
             return Err(code::OUT_OF_MEMORY);
         }
-        windows.insert(at, Mapping::new(at, len, offset, memory).map_err(|_| code::OUT_OF_MEMORY)?);
+        let charge = self.host.take(len)?;
+        let mapping = Mapping::new(at, len, offset, memory).map_err(|_| code::OUT_OF_MEMORY)?;
+        windows.insert(at, (mapping, charge));
         Ok(())
     }
 
@@ -373,7 +414,7 @@ impl Session {
     pub(super) fn has(&self, at: u64, len: u64) -> bool {
         let windows = locked(&self.windows);
         let found = windows.range(..=at).next_back();
-        found.is_some_and(|(start, mapping)| {
+        found.is_some_and(|(start, (mapping, _))| {
             at.checked_add(len).is_some_and(|end| end <= start + mapping.len())
         })
     }
@@ -396,12 +437,15 @@ impl Session {
         });
         let [kind, start, size] = memory;
         let end = |at: u64, len| at.checked_add(len);
-        known && kind as u32 == DEVICE && start <= at && end(at, len).is_some_and(|to| Some(to) <= end(start, size))
+        known
+            && kind as u32 == DEVICE
+            && start <= at
+            && end(at, len).is_some_and(|to| Some(to) <= end(start, size))
     }
 
     /// The length of the memory that both have at an address.
     pub(super) fn window(&self, at: u64) -> Option<u64> {
-        locked(&self.windows).get(&at).map(Mapping::len)
+        locked(&self.windows).get(&at).map(|(mapping, _)| mapping.len())
     }
 
     /// Has it known where the parameters of a function, or a kernel, are.

@@ -96,7 +96,7 @@ fn operations(call: &Call<'_>, reader: &mut Reader<'_>, count: u64) -> Result<Ve
     Ok(memory)
 }
 
-/// A stream, how many operations, whether they are there, flags, and these.
+/// Payload: a stream, the number of operations, whether the array is there, flags, and the operations.
 pub(super) fn batch(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
     let mut reader = parts.reader;
     let (_, count, is_there, _) = (reader.word()?, reader.word()?, reader.word()?, reader.word()?);

@@ -75,8 +75,6 @@ impl Rows {
 /// What a session's copies have in common.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    /// Bytes of all.
-    bytes: AtomicU64,
     /// Was there ever one?
     any: AtomicU32,
     /// Memory of copies that are no more.
@@ -97,16 +95,14 @@ impl Counts {
         let memory = match spare.iter().position(fits) {
             Some(at) => spare.swap_remove(at),
             None => {
+                let mut charge = session.host().charge(0);
                 // Others make room.
-                while self.bytes.load(Ordering::Relaxed).saturating_add(len) > session.host_limit() {
+                while charge.grow(Memory::size(len).ok_or(code::OUT_OF_MEMORY)?).is_err() {
                     let memory = spare.pop().ok_or(code::OUT_OF_MEMORY)?;
                     // With its context it is known no more.
                     driver.named("cuMemHostUnregister", &[Word::Is(memory.at())], &mut []);
-                    self.bytes.fetch_sub(memory.len(), Ordering::Relaxed);
                 }
-                let memory = Memory::new(len).ok_or(code::OUT_OF_MEMORY)?;
-                self.bytes.fetch_add(memory.len(), Ordering::Relaxed);
-                memory
+                Memory::new(len, charge).ok_or(code::OUT_OF_MEMORY)?
             }
         };
         let words = [memory.at(), memory.len(), PORTABLE].map(Word::Is);
@@ -484,7 +480,10 @@ pub(super) fn make_of(call: &mut Call<'_>, parts: Parts<'_>, at: usize) -> Resul
     }
     let graph = call.session.handles().real(Object::Graph, reader.word()?)?;
     renew(call, graph)?;
-    pack::make(call.session, call.number, parts.reader.0, parts.reply)
+    if at > 1 {
+        return pack::make(call.session, call.number, parts.reader.0, parts.reply);
+    }
+    nodes::copy_graph(call, parts, at, Object::Exec)
 }
 
 /// Which ends of a copy are memory that only the program has.

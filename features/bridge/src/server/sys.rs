@@ -21,6 +21,7 @@ use vm_cuda_api::{FUNCTIONS, number};
 
 use super::callbacks;
 use super::exports::Handle;
+use super::host::Charge;
 use super::reach::Checked;
 use crate::wire::{code, control};
 
@@ -373,6 +374,8 @@ pub(super) struct Callback {
     pub(super) words: [u64; control::CALL],
     /// Is it called more than once?
     pub(super) stays: bool,
+    /// Its memory.
+    pub(super) _charge: Charge,
 }
 
 impl Callback {

@@ -4,6 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use super::{Driver, Word};
+use crate::server::host::Charge;
 use crate::server::staged::Staged;
 
 /// Memory of this process that the driver copies to or from.
@@ -11,7 +12,11 @@ use crate::server::staged::Staged;
 pub(in crate::server) struct Memory {
     at: NonNull<u8>,
     layout: Layout,
+    _charge: Charge,
 }
+
+/// Whole pages: the driver knows no page twice.
+const ALIGN: u64 = 4096;
 
 // SAFETY: it is nobody's but the driver's, and of who is called by the driver between copies.
 unsafe impl Send for Memory {}
@@ -19,15 +24,18 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// So many bytes, at least one, if there are as many.
-    pub(in crate::server) fn new(len: u64) -> Option<Self> {
-        // Whole pages: the driver knows no page twice.
-        const ALIGN: usize = 4096;
-        let len = usize::try_from(len).ok().filter(|len| *len > 0)?.checked_next_multiple_of(ALIGN)?;
-        let layout = Layout::from_size_align(len, ALIGN).ok()?;
+    /// Returns what memory of so many bytes takes.
+    pub(in crate::server) fn size(len: u64) -> Option<u64> {
+        len.checked_next_multiple_of(ALIGN)
+    }
+
+    /// So many bytes, at least one, if there are as many; they are charged.
+    pub(in crate::server) fn new(len: u64, charge: Charge) -> Option<Self> {
+        let len = usize::try_from(Self::size(len)?).ok().filter(|len| *len > 0)?;
+        let layout = Layout::from_size_align(len, ALIGN as usize).ok()?;
         // SAFETY: it is not empty.
         let at = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Self { at, layout })
+        Some(Self { at, layout, _charge: charge })
     }
 
     pub(in crate::server) fn len(&self) -> u64 {

@@ -1,0 +1,246 @@
+//! A worker holds no more host memory for its program than the budget, whatever the program sends, and goes on serving it.
+
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use vm_bridge::orders;
+use vm_bridge::ring::Taken;
+use vm_bridge::server::{Driver, HostMemory, Lane, Session, serve};
+use vm_bridge::wire::{CHUNK, Header, VERSION, WINDOW, control, own, put, put_bytes};
+use vm_cuda_api::number;
+
+/// Keeps the driver's library built.
+use vm_cuda_fake as _;
+
+const OK: u32 = 0;
+const OUT_OF_MEMORY: u32 = 2;
+const MIB: u64 = 1 << 20;
+const BUDGET: u64 = 32 * MIB;
+
+static DRIVER: LazyLock<Arc<Driver>> = LazyLock::new(|| {
+    let path: PathBuf =
+        std::env::current_exe().expect("the test's path").with_file_name("libvm_cuda_fake.so");
+    let driver = Driver::open(&path).expect("the driver");
+    assert_eq!(driver.start(), 0);
+    Arc::new(driver)
+});
+
+/// One program at a time: they have one driver.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A program with a budget and two threads.
+struct Program {
+    connection: UnixStream,
+    session: Arc<Session>,
+    lanes: [Lane; 2],
+    ticket: u64,
+    /// Where the last window was tried.
+    mapped: u64,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Program {
+    fn new() -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let session = Arc::new(Session::new(DRIVER.clone()).with_host_memory(HostMemory::new(BUDGET)));
+        let (connection, far) = UnixStream::pair().expect("a connection");
+        let served = session.clone();
+        std::thread::spawn(move || serve(&far, &served));
+        let lanes = [Lane::new(session.clone()), Lane::new(session.clone())];
+        let mut program = Self { connection, session, lanes, ticket: 0, mapped: 0, _alone: alone };
+        assert_eq!(program.order([control::HELLO, VERSION.into(), 0, 0], &[]), 0);
+        for lane in 0..2 {
+            let context = program.call(lane, "cuDevicePrimaryCtxRetain", &[1, 0]).1[0];
+            assert_eq!(program.call(lane, "cuCtxSetCurrent", &[context]).0, OK);
+        }
+        program
+    }
+
+    fn order(&self, words: orders::Order, files: &[std::os::fd::BorrowedFd<'_>]) -> u64 {
+        orders::give(&self.connection, words, &[], files).expect("an answer")
+    }
+
+    fn send(&mut self, lane: usize, call: u16, asks: bool, payload: &[u8]) -> (Option<u32>, Vec<u64>) {
+        let header = Header { len: payload.len() as u32, call, asks, is_bulk: false, ticket: self.ticket };
+        self.ticket += 1;
+        let mut reply = Vec::new();
+        let code = self.lanes[lane].serve(Taken { header, bulk: None }, payload, &mut reply).expect("a call");
+        (code, reply.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect())
+    }
+
+    fn call(&mut self, lane: usize, name: &str, words: &[u64]) -> (u32, Vec<u64>) {
+        let mut payload = Vec::new();
+        words.iter().for_each(|word| put(&mut payload, *word));
+        let (code, words) = self.send(lane, number(name).expect(name) as u16, true, &payload);
+        (code.expect("an answer"), words)
+    }
+
+    /// Sends a part of an image without waiting for an answer, and returns the result of the next call.
+    fn image(&mut self, lane: usize, len: usize) -> u32 {
+        assert_eq!(self.send(lane, own::IMAGE, false, &vec![b'x'; len]).0, None);
+        self.call(lane, "cuDriverGetVersion", &[1]).0
+    }
+
+    /// Returns how often a call succeeds until it is out of memory, and checks that the session goes on.
+    fn until_full(&mut self, most: u64, mut call: impl FnMut(&mut Self, u64) -> u32) -> u64 {
+        for count in 0..most {
+            match call(self, count) {
+                OK => {}
+                OUT_OF_MEMORY => {
+                    assert_eq!(self.call(0, "cuDriverGetVersion", &[1]).0, OK);
+                    return count;
+                }
+                code => panic!("call {count} said {code}"),
+            }
+        }
+        panic!("{most} calls found memory")
+    }
+
+    /// Maps windows of 1 MiB until the budget is used up, and returns their number.
+    fn windows(&mut self) -> u64 {
+        let memory = memfd_create("window", MemfdFlags::ALLOW_SEALING).expect("memory");
+        ftruncate(&memory, MIB).expect("its length");
+        let first = self.mapped;
+        let next = |at: &mut u64| {
+            *at += MIB;
+            self.order([control::WINDOW, WINDOW.start + *at, MIB, 0], &[memory.as_fd()]) == 0
+        };
+        let mut at = first;
+        while next(&mut at) {}
+        self.mapped = at;
+        (at - first) / MIB - 1
+    }
+
+    /// Returns a kernel of the fake driver and an empty graph.
+    fn kernel_and_graph(&mut self) -> [u64; 2] {
+        assert_eq!(self.send(0, own::IMAGE, true, b"vm-cuda-fake\n\0").0, Some(OK));
+        let module = self.call(0, "cuModuleLoadDataEx", &[0, 0, 0]).1[1];
+        let mut payload = Vec::new();
+        [1, module, 5].iter().for_each(|word| put(&mut payload, *word));
+        put_bytes(&mut payload, b"store\0");
+        let (code, words) = self.send(0, number("cuModuleGetFunction").unwrap() as u16, true, &payload);
+        assert_eq!(code, Some(OK));
+        [words[0], self.call(0, "cuGraphCreate", &[1, 0]).1[0]]
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.session.end();
+        if !std::thread::panicking() {
+            assert_eq!(self.call(0, "cuDevicePrimaryCtxReset_v2", &[0]).0, OK);
+        }
+    }
+}
+
+#[test]
+fn parts_of_images_without_end_are_refused() {
+    let mut program = Program::new();
+    let count = program.until_full(1000, |program, _| program.image(0, CHUNK));
+    assert!((BUDGET / MIB - 2..=BUDGET / MIB).contains(&count), "{count}");
+    // The parts were dropped. Threads share the budget.
+    assert_eq!(program.image(0, CHUNK), OK);
+    let more = program.until_full(1000, |program, _| program.image(1, CHUNK));
+    assert!((count - 2..count).contains(&more), "{count}, then {more}");
+    // Windows and lanes count in the same budget.
+    assert!((count - 2..count).contains(&program.windows()));
+    let (_ours, theirs) = UnixStream::pair().expect("a lane");
+    assert_eq!(program.order([control::LANE, 0, 0, 0], &[theirs.as_fd()]), OUT_OF_MEMORY.into());
+}
+
+#[test]
+fn a_module_has_its_image_as_long_as_it_is_there() {
+    let mut program = Program::new();
+    let mut text = b"vm-cuda-fake\n".to_vec();
+    text.resize(10 * CHUNK, b' ');
+    text.push(0);
+    let load = |program: &mut Program| {
+        for part in text.chunks(CHUNK) {
+            program.send(0, own::IMAGE, false, part);
+        }
+        let (code, words) = program.call(0, "cuModuleLoadDataEx", &[0, 0, 0]);
+        if code == OK { (words[0] as u32, words[1]) } else { (code, 0) }
+    };
+    let modules = [load(&mut program), load(&mut program), load(&mut program)];
+    assert_eq!(modules.map(|(code, _)| code), [OK; 3]);
+    assert_eq!(load(&mut program).0, OUT_OF_MEMORY);
+    assert_eq!(program.call(0, "cuModuleUnload", &[modules[1].1]).0, OK);
+    assert_eq!(load(&mut program).0, OK);
+    assert_eq!(load(&mut program).0, OUT_OF_MEMORY);
+}
+
+#[test]
+fn handles_and_addresses_without_end_are_refused() {
+    let mut program = Program::new();
+    let mut first = 0;
+    let events = program.until_full(BUDGET, |program, count| {
+        let (code, words) = program.call(0, "cuEventCreate", &[1, 0]);
+        if count == 0 {
+            first = words[0];
+        }
+        code
+    });
+    assert!(events > 1000, "{events}");
+    // Destroying one makes room for another.
+    assert_eq!(program.call(0, "cuEventDestroy_v2", &[first]).0, OK);
+    assert_eq!(program.call(0, "cuEventCreate", &[1, 0]).0, OK);
+    assert_eq!(program.call(0, "cuEventCreate", &[1, 0]).0, OUT_OF_MEMORY);
+    for (name, words) in
+        [("cuMemAddressReserve", &[1, 2 * MIB, 0, 0, 0][..]), ("cuMemMap", &[0, 2 * MIB, 0, 0, 0])]
+    {
+        assert_eq!(program.call(0, name, words).0, OUT_OF_MEMORY, "{name}");
+    }
+    assert_eq!(program.call(0, "cuMemAlloc_v2", &[1, 16]).0, OUT_OF_MEMORY);
+}
+
+#[test]
+fn copies_of_graphs_are_counted_with_all_that_is_in_them() {
+    let mut program = Program::new();
+    let [_, graph] = program.kernel_and_graph();
+    assert_eq!(program.call(0, "cuGraphAddEmptyNode", &[1, graph, 0, 0]).0, OK);
+    // Each graph contains the previous one twice: the last would have 2^60 nodes.
+    let mut inner = graph;
+    let depth = program.until_full(60, |program, _| {
+        let (code, words) = program.call(0, "cuGraphCreate", &[1, 0]);
+        if code != OK {
+            return code;
+        }
+        let outer = words[0];
+        for _ in 0..2 {
+            let (code, _) = program.call(0, "cuGraphAddChildGraphNode", &[1, outer, 0, 0, inner]);
+            if code != OK {
+                return code;
+            }
+        }
+        inner = outer;
+        OK
+    });
+    assert!((5..20).contains(&depth), "{depth}");
+    for (name, words) in [("cuGraphClone", &[1, inner][..]), ("cuGraphInstantiateWithFlags", &[1, inner, 0])]
+    {
+        let count = program.until_full(10_000, |program, _| program.call(0, name, words).0);
+        assert!(count < 10_000, "{name} {count}");
+    }
+}
+
+#[test]
+fn a_capture_without_end_is_refused() {
+    let mut program = Program::new();
+    let [kernel, _] = program.kernel_and_graph();
+    let stream = program.call(0, "cuStreamCreate", &[1, 1]).1[0];
+    assert_eq!(program.call(0, "cuStreamBeginCapture_v2", &[stream, 2]).0, OK);
+    let memory = 64;
+    let one = 1 | 1 << 32;
+    let launch = [kernel, 1, 1, 1, 1, 1, 1, 0, stream, memory, one];
+    let launches = program.until_full(100_000, |program, _| program.call(0, "cuLaunchKernel", &launch).0);
+    assert!(launches > 1000, "{launches}");
+    let (code, words) = program.call(0, "cuStreamEndCapture", &[stream, 1]);
+    assert_eq!(code, OK);
+    // The graph is charged for the nodes until it is destroyed.
+    assert!(program.windows() < BUDGET / MIB / 4);
+    assert_eq!(program.call(0, "cuGraphDestroy", &[words[0]]).0, OK);
+    assert!(program.windows() > BUDGET / MIB / 2);
+}
