@@ -161,7 +161,7 @@ impl Client {
         match client
             .order([control::HELLO, VERSION.into(), 0, 0], None)
             .and_then(|()| client.send_variables())
-            .and_then(|()| client.check_window())
+            .and_then(|()| client.prove_window())
         {
             Ok(()) => Ok(client),
             Err(code) => Err(client.place.refused(code)),
@@ -214,24 +214,23 @@ impl Client {
         taken.map_err(|error| self.lost(&error))?.map(|[start, mark]| (start, mark))
     }
 
-    /// Sees whether the window is the server's. One that is full is not known yet.
-    fn check_window(&self) -> Result<(), u32> {
-        const PAGE: u64 = 4096;
+    /// Proves to the server that this program maps its window.
+    fn prove_window(&self) -> Result<(), u32> {
         let Some(window) = locked(&self.window).clone() else { return Ok(()) };
-        match self.take(PAGE, false) {
-            Ok((offset, mark)) => {
-                if !window.shows(offset, PAGE, mark) {
-                    self.give_window_up("it is not the server's");
-                }
-                self.order([control::GIVE, offset, 0, 0], None)
-            }
-            Err(code::NOT_SUPPORTED) => {
-                self.give_window_up("the server has none");
-                Ok(())
-            }
-            Err(code::OUT_OF_MEMORY) => Ok(()),
-            Err(code) => Err(code),
-        }
+        let challenged = locked(&self.control).give_for_words([control::CHALLENGE, 0, 0, 0]);
+        let why = match challenged.map_err(|error| self.lost(&error))? {
+            Ok([offset]) => match window.challenge(offset) {
+                Some([first, second]) => match self.order([control::PROVE, first, second, 0], None) {
+                    Err(code::INVALID_VALUE) => "it is not the server's",
+                    proven => return proven,
+                },
+                None => "it is shorter than the server's",
+            },
+            Err(code::NOT_SUPPORTED) => "the server has none",
+            Err(code) => return Err(code),
+        };
+        self.give_window_up(why);
+        Ok(())
     }
 
     /// Does without the window from now on.

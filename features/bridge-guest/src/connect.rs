@@ -19,6 +19,9 @@ use crate::{say, tls};
 
 /// How long the server may take to begin.
 pub(crate) const BEGIN: Duration = Duration::from_secs(60);
+/// Why a server answers a new connection with `CUDA_ERROR_NO_DEVICE`.
+const FULL: &str = "the server cannot take another program or connection of this peer: its limit is reached; end programs, or raise the \
+                    server's limit of open files";
 /// What `VM_BRIDGE` may say.
 const FORMS: &str = "unix:PATH, stream:PATH, vsock:[CID:]PORT or tls:HOST:PORT";
 
@@ -73,7 +76,10 @@ impl Place {
 
     /// Tells the user that the server has not taken the session.
     pub(crate) fn refused(&self, why: u32) -> u32 {
-        say::once(&format!("the server at {self} is of another version, or ended: {why}"));
+        say::once(&match why {
+            code::NO_DEVICE => format!("no session at {self}: {FULL}"),
+            why => format!("the server at {self} is of another version, or ended: {why}"),
+        });
         code::NO_DEVICE
     }
 
@@ -162,6 +168,7 @@ impl Place {
         connection.write_all(&bytes)?;
         match connection.word()? {
             0 => Ok(connection),
+            full if full == u64::from(code::NO_DEVICE) => Err(io::Error::other(FULL)),
             code => Err(io::Error::other(format!("the server refuses: CUDA's error {code}"))),
         }
     }

@@ -2,11 +2,14 @@
 //!
 //! Such a program has a connection for its session, and one more for each lane. Each begins with a [`Preamble`], which is all that is read of it here
 //! but for the session's orders, a few words each. Who starts a session is given a token, and connections with that token go to its worker.
+//!
+//! The gateway decides which part of the window is whose. A worker gets a part only in an order that is given while its session has that part, and a part is
+//! free again only when the worker has confirmed that it maps nothing of it, or has exited.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,16 +21,14 @@ use vm_bridge::orders::{self, Order};
 use vm_bridge::wire::preamble::{self, Preamble, Token, random};
 use vm_bridge::wire::{code, control, facts, nvml};
 
-use super::window::Window;
+use super::capacity::{Amount, Capacity, Peer};
+use super::waiting::{Entered, SAY, WAITING, Waiting};
+use super::window::{Challenge, Window};
 use super::workers::Workers;
 use crate::process::end_of;
 
-/// The most programs at a time. Each takes some six descriptors, of the 1,024 that processes have as a rule.
-pub(super) const PROGRAMS: usize = 128;
-/// The most connections of which it is not known yet what they are, or that their workers don't have yet.
-const UNKNOWN: usize = 64;
-/// How long one may take to say that, and to give an order that it has begun.
-const SAY: Duration = Duration::from_secs(10);
+/// The most connections of a session that its worker doesn't have yet. Programs open one at a time.
+const OPENING: usize = 8;
 /// How long a worker may take to answer an order: its driver opens first.
 const ANSWER: Duration = Duration::from_secs(60);
 /// How long a worker may take to end with its session before it is killed.
@@ -41,9 +42,27 @@ pub(super) struct Gateway(Arc<Inner>);
 struct Inner {
     workers: Arc<Workers>,
     window: Option<Window>,
-    /// The connections to workers, by which they are given orders one at a time.
-    sessions: Mutex<HashMap<Token, Arc<Mutex<UnixStream>>>>,
-    unknown: AtomicUsize,
+    capacity: Capacity,
+    waiting: Waiting,
+    sessions: Mutex<HashMap<Token, Arc<Running>>>,
+}
+
+/// A session that runs.
+#[derive(Debug)]
+struct Running {
+    /// The connection to its worker. Whoever has locked it also decides which parts of the window the worker may map, and which are free again.
+    worker: Mutex<UnixStream>,
+    /// Connections that the worker doesn't have yet.
+    opening: AtomicUsize,
+}
+
+/// One of these connections, until this is dropped.
+struct Opening(Arc<Running>);
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.0.opening.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -51,71 +70,76 @@ fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Gateway {
-    pub(super) fn new(workers: Arc<Workers>, window: Option<Window>) -> Self {
-        Self(Arc::new(Inner { workers, window, sessions: Mutex::default(), unknown: AtomicUsize::new(0) }))
+    pub(super) fn new(workers: Arc<Workers>, capacity: Capacity, window: Option<Window>) -> Self {
+        let waiting = Waiting::new(WAITING);
+        Self(Arc::new(Inner { workers, window, capacity, waiting, sessions: Mutex::default() }))
     }
 
-    /// Takes a connection, on a thread of its own. One that can't be served is closed.
-    pub(super) fn accept(&self, connection: OwnedFd) {
-        if self.0.unknown.fetch_add(1, Ordering::SeqCst) >= UNKNOWN {
-            self.0.unknown.fetch_sub(1, Ordering::SeqCst);
-            tracing::warn!("a connection is closed: {UNKNOWN} others are not yet with their workers");
-            return;
-        }
+    /// Serves a connection of a peer on a thread. Waits while too many connections have not shown yet what they are.
+    pub(super) fn accept(&self, connection: OwnedFd, peer: Peer) {
+        let stream = Arc::new(UnixStream::from(connection));
+        let entered = self.0.waiting.enter(stream.clone(), peer.clone());
         let this = self.clone();
         let serve = move || {
-            let stream = UnixStream::from(connection);
-            let mut bytes = [0; preamble::SIZE];
-            let said = read_by(&stream, &mut bytes, Instant::now() + SAY)
-                .and_then(|()| Preamble::from_bytes(bytes).map_err(io::Error::other));
-            let passed = match said {
-                Ok(Preamble::Session) => None,
-                Ok(Preamble::Lane(token)) => Some(this.0.pass(control::LANE, token, &stream)),
-                Ok(Preamble::Callbacks(token)) => Some(this.0.pass(control::CALLBACKS, token, &stream)),
-                Ok(Preamble::Ring(token)) => Some(this.0.pass_ring(token, &stream)),
-                Err(error) => Some(Err(error)),
-            };
-            this.0.unknown.fetch_sub(1, Ordering::SeqCst);
-            let served = passed.unwrap_or_else(|| this.0.session(&stream));
-            if let Err(error) = served {
+            if let Err(error) = this.0.serve(entered, &stream, &peer) {
                 tracing::debug!(%error, "a connection of a CUDA program is closed");
             }
         };
         if let Err(error) = std::thread::Builder::new().name("program".into()).spawn(serve) {
-            self.0.unknown.fetch_sub(1, Ordering::SeqCst);
             tracing::error!(%error, "a CUDA program can't be served: no thread can be started");
         }
     }
 }
 
 impl Inner {
-    /// Hands a connection to the worker of its session.
-    fn pass(&self, order: u64, token: Token, stream: &UnixStream) -> io::Result<()> {
-        self.give([order, 0, 0, 0], token, &[stream.as_fd()], stream)
+    fn serve(&self, mut entered: Entered, stream: &UnixStream, peer: &Peer) -> io::Result<()> {
+        let mut bytes = [0; preamble::SIZE];
+        entered.read(&mut bytes)?;
+        let (order, token) = match Preamble::from_bytes(bytes).map_err(io::Error::other)? {
+            Preamble::Session => {
+                entered.know();
+                return self.session(stream, peer);
+            }
+            Preamble::Lane(token) => (control::LANE, token),
+            Preamble::Callbacks(token) => (control::CALLBACKS, token),
+            Preamble::Ring(token) => (control::RING, token),
+        };
+        let opening = self.open(token)?;
+        // From now on it counts for its session alone.
+        drop(entered);
+        self.pass(order, token, &opening.0, stream)
     }
 
-    /// The same, with the part of the window where its lane is.
-    fn pass_ring(&self, token: Token, stream: &UnixStream) -> io::Result<()> {
+    /// Adds a connection to those that a session's worker doesn't have yet.
+    fn open(&self, token: Token) -> io::Result<Opening> {
+        let session = locked(&self.sessions).get(&token).cloned().ok_or(io::ErrorKind::NotFound)?;
+        let before = session.opening.fetch_add(1, Ordering::SeqCst);
+        let opening = Opening(session);
+        if before < OPENING {
+            Ok(opening)
+        } else {
+            Err(io::Error::other("the program opens too many at a time"))
+        }
+    }
+
+    /// Hands a connection to its session's worker, one for a ring with its part of the window, and passes on what that answers.
+    fn pass(&self, order: u64, token: Token, session: &Running, mut stream: &UnixStream) -> io::Result<()> {
         let mut words = [[0; 8]; 2];
-        read_by(stream, words.as_flattened_mut(), Instant::now() + SAY)?;
+        if order == control::RING {
+            read_by(stream, words.as_flattened_mut(), Instant::now() + SAY)?;
+        }
         let [offset, len] = words.map(u64::from_ne_bytes);
-        let window = self.window.as_ref().and_then(|window| window.for_part(offset, len, token));
-        let window = window.ok_or(io::ErrorKind::InvalidData)?;
-        self.give([control::RING, 0, len, offset], token, &[window, stream.as_fd()], stream)
-    }
-
-    /// Gives an order to a session's worker, and tells a program what was answered.
-    fn give(
-        &self,
-        order: Order,
-        token: Token,
-        files: &[BorrowedFd<'_>],
-        mut stream: &UnixStream,
-    ) -> io::Result<()> {
-        let worker = locked(&self.sessions).get(&token).cloned().ok_or(io::ErrorKind::NotFound)?;
         let answer = {
-            let worker = locked(&worker);
-            orders::give(&worker, order, &[], files).inspect_err(|_| {
+            let worker = locked(&session.worker);
+            let (order, window) = match &self.window {
+                _ if order != control::RING => ([order, 0, 0, 0], None),
+                window => {
+                    let file = window.as_ref().and_then(|window| window.for_part(offset, len, token));
+                    ([order, 0, len, offset], Some(file.ok_or(io::ErrorKind::InvalidData)?))
+                }
+            };
+            let files: Vec<_> = window.into_iter().chain([stream.as_fd()]).collect();
+            orders::give(&worker, order, &[], &files).inspect_err(|_| {
                 // Nobody knows what the next answer would be of. It may have ended already.
                 let _ = worker.shutdown(Shutdown::Both);
             })?
@@ -124,24 +148,25 @@ impl Inner {
     }
 
     /// Serves a session, from its worker's start to that's end.
-    fn session(&self, mut stream: &UnixStream) -> io::Result<()> {
+    fn session(&self, mut stream: &UnixStream, peer: &Peer) -> io::Result<()> {
+        let Some(reserved) = self.capacity.reserve(peer, Amount::SESSION) else {
+            tracing::warn!(
+                ?peer,
+                "a CUDA program is refused: its peer has as many as it may, or the server has"
+            );
+            return stream.write_all(&u64::from(code::NO_DEVICE).to_ne_bytes());
+        };
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(ANSWER))?;
         let token: Token = random()?;
         let hears = ours.try_clone()?;
-        let worker = Arc::new(Mutex::new(ours));
-        {
-            let mut sessions = locked(&self.sessions);
-            if sessions.len() >= PROGRAMS {
-                tracing::warn!("a CUDA program is refused: there are {PROGRAMS} already");
-                return stream.write_all(&u64::from(code::NO_DEVICE).to_ne_bytes());
-            }
-            sessions.insert(token, worker.clone());
-        }
-        let result = self.workers.start(theirs.into()).map(|(process, messages)| {
+        let worker = Arc::new(Running { worker: Mutex::new(ours), opening: AtomicUsize::new(0) });
+        locked(&self.sessions).insert(token, worker.clone());
+        let reserved = Arc::new(reserved);
+        let result = self.workers.start(theirs.into(), Some(reserved.clone())).map(|(process, messages)| {
             let served = stream
                 .write_all(&[&0u64.to_ne_bytes()[..], &token].concat())
-                .and_then(|()| self.orders(stream, token, &worker, &hears));
+                .and_then(|()| self.orders(stream, token, &worker.worker, &hears));
             if let Some(window) = &self.window {
                 window.ends();
             }
@@ -155,9 +180,16 @@ impl Inner {
             if !process.ends_within(Some(END)).unwrap_or(false) {
                 let _ = process.kill();
             }
-            let ended = end_of(&process);
+            let mut ended = end_of(&process);
+            if ended.is_none() {
+                tracing::warn!(
+                    worker = process.id(),
+                    "a killed worker has not ended yet; its parts of the window stay in use"
+                );
+                ended = process.wait().map(|status| status.to_string()).ok();
+            }
             if let Some(window) = &self.window {
-                window.forget(token);
+                window.forget(token, ended.is_some());
             }
             messages.wait();
             tracing::debug!(worker = process.id(), ?ended, ?served, "a CUDA program has ended");
@@ -178,6 +210,7 @@ impl Inner {
         worker: &Mutex<UnixStream>,
         hears: &UnixStream,
     ) -> io::Result<()> {
+        let mut access = Access::default();
         while wants(stream, hears)? {
             let mut bytes = [0; control::SIZE];
             let until = Instant::now() + SAY;
@@ -187,36 +220,54 @@ impl Inner {
                 *word = u64::from_ne_bytes(*bytes);
             }
             let mut more = Vec::new();
+            if let ([control::TAKE | control::CHALLENGE | control::PROVE, ..], window)
+            | ([control::GIVE, ..], window @ None) = (order, &self.window)
+            {
+                let answer = own_order(order, window.as_ref(), token, &mut access);
+                let words: Vec<_> = answer.into_iter().map(u64::to_ne_bytes).collect();
+                stream.write_all(words.as_flattened())?;
+                continue;
+            }
+            if let [control::VARIABLE, _, len, _] | [control::NVML, len, ..] = order
+                && len <= longest(order[0])
+            {
+                more.resize(len as usize, 0);
+                read_by(stream, &mut more, until)?;
+            }
+            let worker = locked(worker);
+            let mut frees = None;
             let window = match (order, &self.window) {
                 ([control::HELLO | control::FACTS | control::MEMORY, ..], _) => None,
                 ([control::VARIABLE, _, len, _] | [control::NVML, len, ..], _)
-                    if len <= longest(order[0]) =>
+                    if len == more.len() as u64 =>
                 {
-                    more.resize(len as usize, 0);
-                    read_by(stream, &mut more, until)?;
                     None
                 }
-                ([control::TAKE | control::GIVE, ..], window) => {
-                    let answer = own_order(order, window.as_ref(), token)?;
-                    let words: Vec<_> = answer.into_iter().map(u64::to_ne_bytes).collect();
-                    stream.write_all(words.as_flattened())?;
-                    continue;
+                ([control::GIVE, start, ..], Some(window)) => {
+                    let Some(len) = window.len_of(start, token) else {
+                        stream.write_all(&u64::from(code::INVALID_VALUE).to_ne_bytes())?;
+                        continue;
+                    };
+                    order = [control::GIVE, start, len, 0];
+                    frees = Some((window, start));
+                    None
                 }
                 ([control::WINDOW, _, len, offset], Some(window)) => {
                     Some(window.for_part(offset, len, token).ok_or(io::ErrorKind::InvalidData)?)
                 }
                 _ => return Err(io::ErrorKind::InvalidData.into()),
             };
-            let answer = {
-                let worker = locked(worker);
-                let answer = orders::give(&worker, order, &more, window.as_slice())?;
-                let mut bytes = answer.to_ne_bytes().to_vec();
-                if answer == 0 {
-                    pass_answer(order[0], &worker, &mut bytes)?;
+            let answer = orders::give(&worker, order, &more, window.as_slice())?;
+            let mut bytes = answer.to_ne_bytes().to_vec();
+            if answer == 0 {
+                pass_answer(order[0], &worker, &mut bytes)?;
+                if let Some((window, start)) = frees {
+                    // The worker has confirmed that it maps nothing of it.
+                    window.give(start, token);
                 }
-                bytes
-            };
-            stream.write_all(&answer)?;
+            }
+            drop(worker);
+            stream.write_all(&bytes)?;
         }
         Ok(())
     }
@@ -250,21 +301,50 @@ fn pass_answer(order: u64, mut worker: &UnixStream, to: &mut Vec<u8>) -> io::Res
     }
 }
 
+/// Whether a session's program has proven that it maps the window.
+#[derive(Default)]
+struct Access<'a> {
+    challenge: Option<Challenge<'a>>,
+    is_proven: bool,
+}
+
 /// What is answered to an order that is not the worker's.
-fn own_order(order: Order, window: Option<&Window>, token: Token) -> io::Result<Vec<u64>> {
-    let Some(window) = window else { return Ok(vec![code::NOT_SUPPORTED.into()]) };
-    let [control::TAKE, len, is_lane, _] = order else {
-        let had = window.give(order[1], token);
-        return Ok(vec![if had { 0 } else { code::INVALID_VALUE.into() }]);
+fn own_order<'a>(
+    order: Order,
+    window: Option<&'a Window>,
+    token: Token,
+    access: &mut Access<'a>,
+) -> Vec<u64> {
+    let Some(window) = window else { return vec![code::NOT_SUPPORTED.into()] };
+    let failed = |error: io::Error| {
+        tracing::warn!(%error, "the window has no memory");
+        vec![code::OUT_OF_MEMORY.into()]
     };
-    let mark = u64::from_ne_bytes(random()?);
-    match window.take(len, token, is_lane == 1, mark) {
-        Ok(Some(start)) => Ok(vec![0, start, mark]),
-        Ok(None) => Ok(vec![code::OUT_OF_MEMORY.into()]),
-        Err(error) => {
-            tracing::warn!(%error, "the window has no memory");
-            Ok(vec![code::OUT_OF_MEMORY.into()])
+    match order {
+        [control::CHALLENGE, ..] => {
+            access.challenge = None;
+            match window.challenge() {
+                Ok(Some(challenge)) => vec![0, access.challenge.insert(challenge).offset()],
+                Ok(None) => vec![code::OUT_OF_MEMORY.into()],
+                Err(error) => failed(error),
+            }
         }
+        [control::PROVE, first, second, _] => {
+            let challenge = access.challenge.take();
+            access.is_proven |= challenge.is_some_and(|challenge| challenge.is_answer([first, second]));
+            vec![if access.is_proven { 0 } else { code::INVALID_VALUE.into() }]
+        }
+        [_, len, is_lane, _] if access.is_proven => {
+            match random()
+                .map(u64::from_ne_bytes)
+                .and_then(|mark| Ok((mark, window.take(len, token, is_lane == 1, mark)?)))
+            {
+                Ok((mark, Some(start))) => vec![0, start, mark],
+                Ok((_, None)) => vec![code::OUT_OF_MEMORY.into()],
+                Err(error) => failed(error),
+            }
+        }
+        _ => vec![code::NOT_PERMITTED.into()],
     }
 }
 

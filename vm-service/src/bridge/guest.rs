@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::capacity::{Capacity, Peer};
 use super::gateway::Gateway;
 use super::limits::Limits;
+use super::waiting::WAITING;
 use super::window::Window;
 use super::workers::Workers;
 use crate::accelerator::{Open, Order, Report};
@@ -60,7 +62,8 @@ pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> R
         (Some(file), Some((_, bytes))) => Window::new(file, *bytes),
         _ => return Err("there is no window".into()),
     };
-    let gateway = Gateway::new(Arc::new(workers), Some(window));
+    let capacity = Capacity::new(WAITING).map_err(|error| error.to_string())?;
+    let gateway = Gateway::new(Arc::new(workers), capacity, Some(window));
     let gone = |error: std::io::Error| format!("nothing can be said to the VMM: {error}");
     let confinement = Confinement::default();
     packets::send(socket, &Report::Ready { name, target: "ptx".into(), confinement }, &[]).map_err(gone)?;
@@ -68,7 +71,10 @@ pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> R
         match packets::receive::<Order>(socket).map_err(gone)? {
             None => return Ok(()),
             Some((Order::Ping, _)) => packets::send(socket, &Report::Here, &[]).map_err(gone)?,
-            Some((Order::Connect, files)) => files.into_iter().for_each(|socket| gateway.accept(socket)),
+            Some((Order::Connect, files)) => {
+                // The VMM has closed those of other guests.
+                files.into_iter().for_each(|socket| gateway.accept(socket, Peer::Guest(0)));
+            }
             Some((Order::Open(_) | Order::Start(_), _)) => {
                 return Err("the VMM gives an order that is for a worker of kernels".into());
             }

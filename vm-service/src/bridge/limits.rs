@@ -12,12 +12,12 @@ use rustix::fs::MemfdFlags;
 use vm_bridge::orders;
 use vm_bridge::server::{Pot, SLICE, SLOT, Slice};
 
-use super::gateway::PROGRAMS;
+use super::capacity::PROGRAMS;
 use crate::config::TIME_PERIOD;
 use crate::vmm::memory::memfd;
 
-/// Places for workers: programs that are served, by each way, and as many that end.
-const SLOTS: usize = 4 * PROGRAMS;
+/// Places for workers: programs that are served, and as many that end.
+const SLOTS: usize = 2 * PROGRAMS;
 
 /// Host memory of a program where neither it nor the device's is limited.
 const HOST_MEMORY: u64 = 4 << 30;

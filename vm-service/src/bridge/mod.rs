@@ -3,12 +3,14 @@
 //! A worker has no more than its connection. It gives up what a driver's library can do without: new privileges, core dumps, its user, and files
 //! but libraries and the driver's own nodes. Which of these the driver does without is tried once, before the first program is served.
 
+mod capacity;
 mod gateway;
 mod guest;
 mod limits;
 mod replay;
 mod serve;
 mod tls;
+mod waiting;
 mod window;
 mod worker;
 mod workers;
@@ -60,6 +62,17 @@ pub(crate) enum BridgeError {
     /// The certificates are wrong.
     #[error("nothing can be served over TLS: {0}")]
     Tls(String),
+    /// This process may open too few files.
+    #[error(
+        "no programs can be served: this process may open {limit} files, and two programs and connections that wait take {needed}; raise the hard limit \
+         (`ulimit -Hn`, or LimitNOFILE={needed} in the systemd unit)"
+    )]
+    Files {
+        /// How many.
+        limit: u64,
+        /// How many it needs.
+        needed: u64,
+    },
     /// There is no memory for a window.
     #[error("the window can't be made: {0}; make it smaller by --window")]
     Window(io::Error),

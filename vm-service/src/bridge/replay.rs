@@ -27,7 +27,7 @@ pub(crate) fn replay(program: &Path, path: &Path, driver: &Path) -> Result<Repor
     let workers =
         Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), &Limits::default(), None, None)?;
     let (ours, theirs) = UnixStream::pair().map_err(BridgeError::Worker)?;
-    let (process, _messages) = workers.start(theirs.into()).map_err(BridgeError::Worker)?;
+    let (process, _messages) = workers.start(theirs.into(), None).map_err(BridgeError::Worker)?;
     let result = recording::replay(&ours, &recording);
     // It ends with its connection; a call that it is in may never end.
     drop(ours);

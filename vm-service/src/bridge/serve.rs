@@ -1,22 +1,24 @@
 //! The server of CUDA programs: of this machine by a Unix socket, and by streams that carry no files of guests and of other machines.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
+use vm_bridge::wire::code;
 use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockListener};
 
 use super::BridgeError;
-use super::gateway::{END, Gateway, PROGRAMS};
+use super::capacity::{Amount, Capacity, Peer};
+use super::gateway::{END, Gateway};
 use super::limits::Limits;
-use super::tls::{self, Tls};
-use super::window::Window;
+use super::tls::{self, HANDSHAKES, Tls};
+use super::waiting::{Entered, WAITING, Waiting};
+use super::window::{PAGE, Window};
 use super::workers::Workers;
 use crate::vmm::memory::memfd;
 
@@ -54,11 +56,14 @@ pub(crate) fn serve(
         path.canonicalize().map_err(|source| BridgeError::Record { path: path.to_owned(), source })
     });
     let record = record.transpose()?;
+    // By --socket, by --stream and --vsock, and over TLS. What comes over TLS waits a second time, in descriptors of its peer.
+    let capacity = Capacity::new(2 * WAITING + HANDSHAKES)?;
     let workers =
         Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), limits, None, record.as_deref())?;
     let workers = Arc::new(workers);
     let listener = listen(&places.socket)?;
-    let gateway = Gateway::new(workers.clone(), places.window.map(window).transpose()?);
+    let window = places.window.map(window).transpose()?;
+    let gateway = Gateway::new(workers.clone(), capacity.clone(), window);
     if let Some(port) = places.vsock {
         listen_vsock(port, gateway.clone())?;
     }
@@ -67,13 +72,14 @@ pub(crate) fn serve(
     }
     if let Some(tls) = &places.tls {
         // Other machines have no window.
-        let address = tls::listen(tls, Gateway::new(workers.clone(), None))?;
+        let gateway = Gateway::new(workers.clone(), capacity.clone(), None);
+        let address = tls::listen(tls, gateway, capacity.clone())?;
         tracing::info!(%address, "CUDA programs are served over TLS");
     }
     tracing::info!(?places, driver = %driver.display(), "CUDA programs are served");
-    let programs = Arc::new(AtomicUsize::new(0));
+    let local = Local { workers, capacity, waiting: Waiting::new(WAITING) };
     for connection in listener.incoming() {
-        if let Err(error) = connection.and_then(|connection| take(connection, &workers, &programs)) {
+        if let Err(error) = connection.and_then(|connection| local.accept(connection)) {
             tracing::error!(%error, "a CUDA program can't be served");
             // Whatever there is too little of may be there again then.
             sleep(PAUSE);
@@ -84,23 +90,52 @@ pub(crate) fn serve(
 
 /// Makes a window, which programs of this machine open by the path that is told.
 fn window(bytes: u64) -> Result<Window, BridgeError> {
-    let file = memfd("bridge-window", bytes, MemfdFlags::empty()).map_err(BridgeError::Window)?;
+    // The last page is the gateway's.
+    let len = bytes.checked_next_multiple_of(PAGE).and_then(|bytes| bytes.checked_add(PAGE));
+    let len = len.ok_or_else(|| BridgeError::Window(io::ErrorKind::OutOfMemory.into()))?;
+    let file = memfd("bridge-window", len, MemfdFlags::empty()).map_err(BridgeError::Window)?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
     tracing::info!(path, bytes, "programs have a window: VM_BRIDGE_WINDOW tells them where");
-    Ok(Window::new(file.into(), bytes))
+    Ok(Window::new(file.into(), len))
 }
 
-/// Serves a program whose connection carries files.
-fn take(connection: UnixStream, workers: &Workers, programs: &Arc<AtomicUsize>) -> io::Result<()> {
-    if programs.load(Ordering::SeqCst) >= PROGRAMS {
-        tracing::warn!("a CUDA program is refused: there are {PROGRAMS} already");
-        return Ok(());
+/// Serves programs whose connections carry files.
+#[derive(Clone, Debug)]
+struct Local {
+    workers: Arc<Workers>,
+    capacity: Capacity,
+    waiting: Waiting,
+}
+
+impl Local {
+    /// Serves a program on a thread, once it has begun to speak.
+    fn accept(&self, connection: UnixStream) -> io::Result<()> {
+        let peer = Peer::of_socket(&connection)?;
+        let connection = Arc::new(connection);
+        let entered = self.waiting.enter(connection.clone(), peer.clone());
+        let this = self.clone();
+        let serve = move || {
+            if let Err(error) = this.serve(entered, connection, &peer) {
+                tracing::error!(%error, "a CUDA program can't be served");
+            }
+        };
+        std::thread::Builder::new().name("program".into()).spawn(serve).map(drop)
     }
-    let seen = connection.try_clone()?;
-    let (process, _messages) = workers.start(connection.into())?;
-    programs.fetch_add(1, Ordering::SeqCst);
-    let programs = programs.clone();
-    let wait = move || {
+
+    fn serve(&self, mut entered: Entered, seen: Arc<UnixStream>, peer: &Peer) -> io::Result<()> {
+        if let Err(error) = entered.await_bytes() {
+            tracing::debug!(%error, "a connection that has sent nothing is closed");
+            return Ok(());
+        }
+        entered.know();
+        let Some(reserved) = self.capacity.reserve(peer, Amount::SESSION).map(Arc::new) else {
+            tracing::warn!(
+                ?peer,
+                "a CUDA program is refused: its peer has as many as it may, or the server has"
+            );
+            return (&*seen).write_all(&u64::from(code::NO_DEVICE).to_ne_bytes());
+        };
+        let (process, _messages) = self.workers.start(seen.try_clone()?.into(), Some(reserved.clone()))?;
         // One that was taken over may go on without its program.
         let goes_on = || io::Result::Ok(!process.ends_before(&seen)? && !process.ends_within(Some(END))?);
         if goes_on().unwrap_or(true) {
@@ -109,12 +144,12 @@ fn take(connection: UnixStream, workers: &Workers, programs: &Arc<AtomicUsize>) 
             let _ = process.kill();
         }
         // By its end the program sees that its worker has ended.
-        drop(seen);
+        drop((entered, seen));
         let ended = process.wait();
-        programs.fetch_sub(1, Ordering::SeqCst);
+        drop(reserved);
         tracing::debug!(worker = process.id(), ?ended, "a CUDA program has ended");
-    };
-    std::thread::Builder::new().name("wait".into()).spawn(wait).map(drop)
+        Ok(())
+    }
 }
 
 /// Serves programs of guests that connect over vsock, on a thread.
@@ -124,7 +159,7 @@ fn listen_vsock(port: u32, gateway: Gateway) -> Result<(), BridgeError> {
     accept("vsock", move || {
         let (connection, from) = listener.accept()?;
         if from.cid() > VMADDR_CID_HOST {
-            gateway.accept(OwnedFd::from(connection));
+            gateway.accept(OwnedFd::from(connection), Peer::Guest(from.cid()));
         } else {
             tracing::warn!(cid = from.cid(), "a connection over vsock is closed: it is of no guest");
         }
@@ -136,8 +171,13 @@ fn listen_vsock(port: u32, gateway: Gateway) -> Result<(), BridgeError> {
 /// Serves programs whose connections something forwards, on a thread.
 fn listen_stream(path: &Path, gateway: Gateway) -> Result<(), BridgeError> {
     let listener = listen(path)?;
-    accept("stream", move || listener.accept().map(|(connection, _)| gateway.accept(connection.into())))
-        .map_err(|source| BridgeError::Socket { path: path.to_owned(), source })
+    accept("stream", move || {
+        let (connection, _) = listener.accept()?;
+        let peer = Peer::of_socket(&connection)?;
+        gateway.accept(connection.into(), peer);
+        Ok(())
+    })
+    .map_err(|source| BridgeError::Socket { path: path.to_owned(), source })
 }
 
 /// Takes connections for ever, on a thread.
@@ -185,16 +225,21 @@ mod tests {
         std::fs::write(&worker, text).expect("written");
         std::fs::set_permissions(&worker, PermissionsExt::from_mode(0o755)).expect("permissions");
         let workers = Workers::new(worker, "driver".into(), Vec::new(), &Limits::default(), None, None);
-        let workers = workers.expect("workers");
-        let programs = Arc::new(AtomicUsize::new(0));
-        let (ours, theirs) = UnixStream::pair().expect("a connection");
-        take(theirs, &workers, &programs).expect("a worker");
-        assert_eq!(programs.load(Ordering::SeqCst), 1);
+        let workers = Arc::new(workers.expect("workers"));
+        let capacity = Capacity::new(WAITING).expect("descriptors");
+        let local = Local { workers, capacity: capacity.clone(), waiting: Waiting::new(WAITING) };
+        let until = |is_so: &dyn Fn() -> bool| {
+            let end = Instant::now() + Duration::from_secs(60);
+            while !is_so() {
+                assert!(Instant::now() < end, "it goes on");
+                sleep(Duration::from_millis(10));
+            }
+        };
+        let (mut ours, theirs) = UnixStream::pair().expect("a connection");
+        local.accept(theirs).expect("a thread");
+        ours.write_all(&[0]).expect("it begins to speak");
+        until(&|| !capacity.is_unused());
         drop(ours);
-        let end = Instant::now() + Duration::from_secs(60);
-        while programs.load(Ordering::SeqCst) > 0 {
-            assert!(Instant::now() < end, "it goes on");
-            sleep(Duration::from_millis(10));
-        }
+        until(&|| capacity.is_unused());
     }
 }

@@ -2,11 +2,10 @@
 //! socket that its bytes are pumped through.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -17,18 +16,19 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use vm_bridge::wire::code;
 
 use super::BridgeError;
+use super::capacity::{Amount, Capacity, Peer};
 use super::gateway::Gateway;
+use super::waiting::{Entered, Waiting};
 
 /// How long a program may take to show its certificate.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long the last bytes may take when the other side has ended.
 const LAST: Duration = Duration::from_secs(10);
 /// The most connections of which no certificate is known yet.
-const UNKNOWN: usize = 64;
-/// The most connections.
-const CONNECTIONS: usize = 4096;
+pub(super) const HANDSHAKES: usize = 256;
 /// Bytes that are on their way, each way.
 const BUFFER: usize = 256 << 10;
 /// Nothing is tried for as long when something could not be had.
@@ -51,16 +51,16 @@ pub(crate) struct Tls {
 ///
 /// # Errors
 /// When the address or the files are wrong.
-pub(super) fn listen(tls: &Tls, gateway: Gateway) -> Result<SocketAddr, BridgeError> {
+pub(super) fn listen(tls: &Tls, gateway: Gateway, capacity: Capacity) -> Result<SocketAddr, BridgeError> {
     let config = Arc::new(config(tls).map_err(BridgeError::Tls)?);
     let failed = |source| BridgeError::Address { address: tls.address, source };
     let listener = TcpListener::bind(tls.address).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
-    let counts = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+    let server = Server { config, gateway, capacity, waiting: Waiting::new(HANDSHAKES) };
     let accept = move || {
         loop {
             match listener.accept() {
-                Ok((stream, peer)) => take(stream, peer, &config, &gateway, &counts),
+                Ok((stream, peer)) => server.accept(stream, peer),
                 Err(error) => {
                     tracing::error!(%error, "a CUDA program can't be served");
                     sleep(PAUSE);
@@ -72,53 +72,71 @@ pub(super) fn listen(tls: &Tls, gateway: Gateway) -> Result<SocketAddr, BridgeEr
     Ok(address)
 }
 
-/// What is counted goes down when this is dropped.
-struct Counted(Arc<[AtomicUsize; 2]>, usize);
-
-impl Counted {
-    fn new(counts: &Arc<[AtomicUsize; 2]>, of: usize, most: usize) -> Option<Self> {
-        let counted = Self(counts.clone(), of);
-        (counts[of].fetch_add(1, Ordering::SeqCst) < most).then_some(counted)
-    }
+/// What connections have in common.
+#[derive(Clone)]
+struct Server {
+    config: Arc<ServerConfig>,
+    gateway: Gateway,
+    capacity: Capacity,
+    waiting: Waiting,
 }
 
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0[self.1].fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Serves a connection on a thread of its own, or closes it.
-fn take(
-    stream: TcpStream,
-    peer: SocketAddr,
-    config: &Arc<ServerConfig>,
-    gateway: &Gateway,
-    counts: &Arc<[AtomicUsize; 2]>,
-) {
-    let counted = Counted::new(counts, 0, CONNECTIONS).zip(Counted::new(counts, 1, UNKNOWN));
-    let Some((connected, unknown)) = counted else {
-        tracing::warn!(%peer, "a connection over TLS is closed: there are too many");
-        return;
-    };
-    let (config, gateway) = (config.clone(), gateway.clone());
-    let serve = move || {
-        let _connected = connected;
-        let mut connection = match shake_hands(&stream, config) {
-            Ok(connection) => connection,
-            Err(error) => return tracing::warn!(%peer, %error, "a connection over TLS is refused"),
+impl Server {
+    /// Serves a connection on a thread. Waits while too many connections have shown no certificate yet.
+    fn accept(&self, stream: TcpStream, address: SocketAddr) {
+        let stream = Arc::new(stream);
+        let entered = self.waiting.enter(stream.clone(), Peer::of_address(address.ip()));
+        let this = self.clone();
+        let serve = move || match this.serve(entered, &stream) {
+            Ok(pumped) => tracing::debug!(%address, ?pumped, "a connection over TLS has ended"),
+            Err(error) => tracing::warn!(%address, %error, "a connection over TLS is refused"),
         };
-        drop(unknown);
-        let pumped = UnixStream::pair().and_then(|(ours, theirs)| {
-            ours.set_nonblocking(true)?;
-            gateway.accept(theirs.into());
-            pump(&mut connection, &stream, &ours)
-        });
-        tracing::debug!(%peer, ?pumped, "a connection over TLS has ended");
-    };
-    if let Err(error) = std::thread::Builder::new().name("tls-program".into()).spawn(serve) {
-        tracing::error!(%error, "a CUDA program can't be served: no thread can be started");
+        if let Err(error) = std::thread::Builder::new().name("tls-program".into()).spawn(serve) {
+            tracing::error!(%error, "a CUDA program can't be served: no thread can be started");
+        }
     }
+
+    /// Returns how the connection has ended, if it was not refused.
+    fn serve(&self, mut entered: Entered, stream: &TcpStream) -> io::Result<io::Result<()>> {
+        let mut connection = shake_hands(stream, self.config.clone())?;
+        // The peer's address counts as known as long as the connection lasts.
+        entered.know();
+        let certificate = connection.peer_certificates().and_then(|certificates| certificates.first());
+        let peer = Peer::Certificate(certificate.ok_or(io::ErrorKind::PermissionDenied)?.as_ref().into());
+        let Some(_reserved) = self.capacity.reserve(&peer, Amount::TLS) else {
+            if let Err(error) = refuse(&mut connection, stream) {
+                tracing::debug!(%error, "a program does not read why it is refused");
+            }
+            return Err(io::Error::other(
+                "its certificate has as many connections as it may, or the server has",
+            ));
+        };
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        self.gateway.accept(theirs.into(), peer);
+        Ok(pump(&mut connection, stream, &ours))
+    }
+}
+
+/// Answers a program, whatever it has asked, that there is no room for it.
+fn refuse(connection: &mut ServerConnection, mut stream: &TcpStream) -> io::Result<()> {
+    connection.writer().write_all(&u64::from(code::NO_DEVICE).to_ne_bytes())?;
+    connection.send_close_notify();
+    let until = Instant::now() + LAST;
+    while connection.wants_write() {
+        ready(&mut [PollFd::new(&stream, PollFlags::OUT)], Some(until))?;
+        connection.write_tls(&mut stream)?;
+    }
+    // What has come and was not read would reset the connection, and with it the answer.
+    stream.shutdown(Shutdown::Write)?;
+    while drain(stream, until)? {}
+    Ok(())
+}
+
+/// Reads and drops bytes. Returns whether more may come.
+fn drain(mut stream: &TcpStream, until: Instant) -> io::Result<bool> {
+    ready(&mut [PollFd::new(&stream, PollFlags::IN)], Some(until))?;
+    Ok(stream.read(&mut [0; 4096])? > 0)
 }
 
 /// Waits until one of some descriptors is ready, or until a time.

@@ -11,10 +11,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use vm_bridge::orders;
-use vm_bridge::server::Exports;
+use vm_bridge::server::{Exports, Permit};
 use vm_bridge::wire::control;
 
 use super::BridgeError;
+use super::capacity::{Amount, Reserved};
 use super::limits::{Limits, Place, Places, Share};
 use super::worker::to_try;
 use crate::process::{Messages, Process};
@@ -118,11 +119,15 @@ impl Workers {
         opens
     }
 
-    /// Starts a worker, whose standard input is its connection.
+    /// Starts a worker, whose standard input is its connection. Files that it exports are reserved for the peer of its session.
     ///
     /// # Errors
     /// The Linux kernel's, and when there is no thread for it.
-    pub(super) fn start(&self, connection: OwnedFd) -> io::Result<(Process, Messages)> {
+    pub(super) fn start(
+        &self,
+        connection: OwnedFd,
+        reserved: Option<Arc<Reserved>>,
+    ) -> io::Result<(Process, Messages)> {
         let place = self.places.as_ref().map(Places::take).transpose()?;
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(OPEN))?;
@@ -132,7 +137,7 @@ impl Workers {
         let serve = move || {
             let files: Vec<_> =
                 place.iter().map(Place::file).chain(slice.iter().map(|slice| slice.file())).collect();
-            if let Err(error) = attend(&ours, &files, &exports) {
+            if let Err(error) = attend(&ours, &files, &exports, reserved.as_deref()) {
                 tracing::warn!(%error, worker = worker.id(), "a worker shares nothing more");
                 // It fails on one that has ended.
                 let _ = worker.kill();
@@ -140,7 +145,7 @@ impl Workers {
             if let Err(error) = worker.wait() {
                 tracing::error!(%error, worker = worker.id(), "a worker can't be waited for");
             }
-            drop(place);
+            drop((place, reserved));
         };
         std::thread::Builder::new().name("worker".into()).spawn(serve).inspect_err(|_| {
             // As above.
@@ -186,12 +191,18 @@ impl Workers {
 }
 
 /// Gives a worker what it counts its memory and its time in, then answers what it asks of other programs, until it ends.
-fn attend(worker: &UnixStream, files: &[BorrowedFd<'_>], exports: &Exports) -> io::Result<()> {
+fn attend(
+    worker: &UnixStream,
+    files: &[BorrowedFd<'_>],
+    exports: &Exports,
+    reserved: Option<&Reserved>,
+) -> io::Result<()> {
     if !files.is_empty() {
         orders::give(worker, [0; control::WORDS], &[], files)?;
     }
     worker.set_read_timeout(None)?;
-    exports.serve(worker)
+    let Some(reserved) = reserved else { return exports.serve(worker) };
+    exports.serve_with(worker, &|| reserved.more(Amount::FILE).map(|file| Box::new(file) as Permit))
 }
 
 /// Is it a library that is looked for where libraries are?

@@ -46,16 +46,21 @@ impl Place {
         Self::with(&[], false)
     }
 
+    /// One that may open so many files.
+    pub(crate) fn limited(files: u32) -> Self {
+        Self::started(&beside("libvm_cuda_fake.so"), &[], false, Some(files))
+    }
+
     pub(crate) fn before(driver: &Path) -> Self {
-        Self::started(driver, &[], false)
+        Self::started(driver, &[], false, None)
     }
 
     /// One with options, whose server's certificate may have expired.
     pub(crate) fn with(options: &[&str], is_expired: bool) -> Self {
-        Self::started(&beside("libvm_cuda_fake.so"), options, is_expired)
+        Self::started(&beside("libvm_cuda_fake.so"), options, is_expired, None)
     }
 
-    fn started(driver: &Path, options: &[&str], is_expired: bool) -> Self {
+    fn started(driver: &Path, options: &[&str], is_expired: bool, files: Option<u32>) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         for (name, library) in [("driver", driver), ("bridge", &beside("libvm_bridge_guest.so"))] {
@@ -79,7 +84,9 @@ impl Place {
         let authority = Authority::new(folder.path(), "authority");
         let [certificate, key] = authority.sign("server", "localhost", is_expired);
         authority.sign("program", "program", false);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+        let mut command = Command::new("sh");
+        let limit = files.map_or_else(String::new, |files| format!("ulimit -n {files}; "));
+        command.args(["-c", &format!("{limit}exec \"$@\""), "sh", env!("CARGO_BIN_EXE_vm-service")]);
         command.args(["bridge", "serve", "--window", "64M", "--tls", "127.0.0.1:0"]).args(options);
         for (option, file) in [
             ("--driver", driver.to_owned()),

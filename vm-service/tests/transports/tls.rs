@@ -7,9 +7,10 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use rustls::crypto::ring;
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use vm_bridge::wire::preamble::Preamble;
 
 use crate::certificates::Authority;
 use crate::place::{Place, Way};
@@ -90,6 +91,43 @@ fn client(place: &Place) -> ClientConnection {
         .with_root_certificates(roots)
         .with_no_client_auth();
     ClientConnection::new(Arc::new(config), "localhost".try_into().expect("a name")).expect("a client")
+}
+
+/// A connection with a certificate.
+pub(crate) struct Connection(StreamOwned<ClientConnection, TcpStream>);
+
+impl Connection {
+    /// Opens it as the program of a certificate, and sends its preamble.
+    pub(crate) fn begin(place: &Place, name: &str, preamble: Preamble) -> std::io::Result<Self> {
+        let mut roots = RootCertStore::empty();
+        let authority = CertificateDer::from_pem_file(place.authority.file()).expect("a certificate");
+        roots.add(authority).expect("an authority");
+        let certificate =
+            CertificateDer::from_pem_file(place.path(&format!("{name}.pem"))).expect("a certificate");
+        let key = PrivateKeyDer::from_pem_file(place.path(&format!("{name}.key"))).expect("a key");
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("TLS")
+            .with_root_certificates(roots)
+            .with_client_auth_cert(vec![certificate], key)
+            .expect("they fit");
+        let client = ClientConnection::new(Arc::new(config), "localhost".try_into().expect("a name"));
+        let stream = TcpStream::connect(place.tls())?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let mut connection = Self(StreamOwned::new(client.expect("a client"), stream));
+        connection.0.write_all(&preamble.to_bytes())?;
+        Ok(connection)
+    }
+
+    /// The next bytes, if they come.
+    pub(crate) fn bytes<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        self.0.read_exact(&mut bytes).ok().map(|()| bytes)
+    }
+
+    pub(crate) fn word(&mut self) -> Option<u64> {
+        self.bytes().map(u64::from_ne_bytes)
+    }
 }
 
 /// Waits until the other side has closed a connection.

@@ -109,20 +109,25 @@ impl Window {
         lane.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the window is not the server's"))
     }
 
-    /// Is this what a part of it begins with?
-    pub(crate) fn shows(&self, offset: u64, len: u64, mark: u64) -> bool {
-        if !self.has(offset, len) {
-            return false;
+    /// Reads the two words of a challenge. `None` when there is no such place in the window.
+    pub(crate) fn challenge(&self, offset: u64) -> Option<[u64; 2]> {
+        const PAGE: u64 = 4096;
+        const LAST: u64 = PAGE - 16;
+        let (page, at) = (offset / PAGE * PAGE, offset % PAGE);
+        if at > LAST || !offset.is_multiple_of(8) || !self.has(page, PAGE) {
+            return None;
         }
         // SAFETY: new memory, where nothing is.
         let mapped = unsafe {
-            mmap(ptr::null_mut(), len as usize, READ_WRITE, MapFlags::SHARED, &self.file, self.base + offset)
+            mmap(ptr::null_mut(), PAGE as usize, READ_WRITE, MapFlags::SHARED, &self.file, self.base + page)
         };
-        mapped.is_ok_and(|at| {
-            let found = take_mark(at as u64);
-            free(at as u64, len);
-            found == mark
-        })
+        let mapped = mapped.ok()? as u64;
+        let words = [at, at + 8].map(|at| {
+            // SAFETY: it is within the page that was just mapped, and aligned.
+            unsafe { ((mapped + at) as *const u64).read_volatile() }
+        });
+        free(mapped, PAGE);
+        Some(words)
     }
 
     /// Does the file have a part? What has no length has all.

@@ -276,6 +276,15 @@ impl Far {
         Ok(Self { memory, head: 0, tail: 0, told: 0, taken: 0, answered: 0, nap: SLEEP })
     }
 
+    /// Returns the stream, which the program sees end, of a lane in a window. The lane must be dropped then.
+    #[must_use]
+    pub fn close(&mut self) -> Option<UnixStream> {
+        match std::mem::replace(&mut self.memory.wake, Wake::Futex) {
+            Wake::Futex => None,
+            Wake::Stream(stream) => Some(stream),
+        }
+    }
+
     /// Sleeps no longer than so before it looks for the next time, once, whether all has ended.
     pub fn nap(&mut self, nap: Duration) {
         self.nap = nap;

@@ -4,6 +4,7 @@
 //! and what it makes up reaches no driver. A worker that was taken over finds what its program could find. What it exports is gone with it.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -51,18 +52,35 @@ fn first_word(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |word| u64::from_ne_bytes(*word))
 }
 
+/// The server's permission to keep a file open, which ends when it is dropped.
+pub type Permit = Box<dyn Send>;
+
+/// A file of memory.
+struct Exported {
+    by: u64,
+    file: Arc<OwnedFd>,
+    bytes: u64,
+    _permit: Permit,
+}
+
 /// What all workers of a server export.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Exports(Arc<Mutex<Table>>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Table {
     workers: u64,
     exported: HashMap<Token, (u64, Kind, Handle)>,
-    /// The driver's files of memory, by token: whose they are, and how much memory it is.
-    files: HashMap<Token, (u64, Arc<OwnedFd>, u64)>,
+    /// The driver's files of memory, by token.
+    files: HashMap<Token, Exported>,
     /// What each worker exports.
     tokens: HashMap<u64, HashMap<(Kind, Handle), Token>>,
+}
+
+impl fmt::Debug for Exports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Exports")
+    }
 }
 
 impl Exports {
@@ -71,6 +89,14 @@ impl Exports {
     /// # Errors
     /// When the connection fails, or a worker asks for something else.
     pub fn serve(&self, worker: &UnixStream) -> io::Result<()> {
+        self.serve_with(worker, &|| Some(Box::new(())))
+    }
+
+    /// The same, where each file that the worker exports takes a permit.
+    ///
+    /// # Errors
+    /// As for [`serve`](Self::serve).
+    pub fn serve_with(&self, worker: &UnixStream, permit: &dyn Fn() -> Option<Permit>) -> io::Result<()> {
         let number = {
             let mut table = locked(&self.0);
             table.workers += 1;
@@ -90,7 +116,9 @@ impl Exports {
             let answer = match (question, files[0].take()) {
                 (0 | 1, None) => self.export(number, kind, handle),
                 (2 | 3, None) => self.find(kind, handle),
-                (of, Some(file)) if of == export_file => self.export_file(number, file, first_word(&handle)),
+                (of, Some(file)) if of == export_file => {
+                    self.export_file(number, file, first_word(&handle), permit)
+                }
                 (of, None) if of == find_file => self.find_file(&handle).map(|(file, bytes)| {
                     found = Some(file);
                     with_words([bytes])
@@ -111,7 +139,7 @@ impl Exports {
         };
         let mut table = locked(&self.0);
         table.exported.retain(|_, (by, ..)| *by != number);
-        table.files.retain(|_, (by, ..)| *by != number);
+        table.files.retain(|_, file| file.by != number);
         table.tokens.remove(&number);
         result
     }
@@ -135,13 +163,20 @@ impl Exports {
         Ok(given)
     }
 
-    fn export_file(&self, by: u64, file: OwnedFd, bytes: u64) -> Result<Handle, u32> {
+    fn export_file(
+        &self,
+        by: u64,
+        file: OwnedFd,
+        bytes: u64,
+        permit: &dyn Fn() -> Option<Permit>,
+    ) -> Result<Handle, u32> {
         let files = &mut locked(&self.0).files;
-        if files.values().filter(|(of, ..)| *of == by).count() >= MOST_FILES {
+        if files.values().filter(|file| file.by == by).count() >= MOST_FILES {
             return Err(code::OUT_OF_MEMORY);
         }
+        let permit = permit().ok_or(code::OUT_OF_MEMORY)?;
         let token = random().map_err(|_| code::OUT_OF_MEMORY)?;
-        files.insert(token, (by, Arc::new(file), bytes));
+        files.insert(token, Exported { by, file: Arc::new(file), bytes, _permit: permit });
         let mut given = [0; HANDLE];
         given[..TOKEN].copy_from_slice(&token);
         Ok(given)
@@ -150,13 +185,13 @@ impl Exports {
     fn find_file(&self, given: &Handle) -> Result<(Arc<OwnedFd>, u64), u32> {
         let token = given.first_chunk().ok_or(code::INVALID_VALUE)?;
         let table = locked(&self.0);
-        let (_, file, bytes) = table.files.get(token).ok_or(code::INVALID_VALUE)?;
-        Ok((Arc::clone(file), *bytes))
+        let found = table.files.get(token).ok_or(code::INVALID_VALUE)?;
+        Ok((Arc::clone(&found.file), found.bytes))
     }
 
     /// Only who exported it does.
     fn forget_file(&self, by: u64, given: &Handle) {
-        locked(&self.0).files.retain(|token, (of, ..)| *of != by || given.first_chunk() != Some(token));
+        locked(&self.0).files.retain(|token, file| file.by != by || given.first_chunk() != Some(token));
     }
 
     fn find(&self, kind: Kind, given: Handle) -> Result<Handle, u32> {
@@ -314,5 +349,28 @@ mod tests {
         assert_eq!(exports.export(1, Kind::Memory, [9; HANDLE]), Err(code::OUT_OF_MEMORY));
         assert_eq!(one.ask(9, [0; HANDLE]), Err(code::NOT_SUPPORTED));
         assert_eq!(one.find(Kind::Memory, [0; HANDLE]), Err(code::NOT_SUPPORTED));
+    }
+
+    #[test]
+    fn a_file_is_exported_with_a_permit_that_ends_with_it() {
+        let exports = Exports::default();
+        let (near, far) = UnixStream::pair().unwrap();
+        let permits = Arc::new(());
+        let server = std::thread::spawn(move || {
+            let permit = || (Arc::strong_count(&permits) < 4).then(|| Box::new(permits.clone()) as Permit);
+            let served = exports.serve_with(&far, &permit);
+            (served, Arc::strong_count(&permits))
+        });
+        let worker = Sharing::new(near);
+        let file = rustix::fs::memfd_create("file", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let [(_, first), ..] = [(); 3].map(|()| worker.export_file(&file, 0).unwrap());
+        assert_eq!(worker.export_file(&file, 0), Err(code::OUT_OF_MEMORY));
+        worker.forget(first).unwrap();
+        worker.export_file(&file, 0).unwrap();
+        assert_eq!(worker.export_file(&file, 0), Err(code::OUT_OF_MEMORY));
+        drop(worker);
+        let (served, left) = server.join().unwrap();
+        served.unwrap();
+        assert_eq!(left, 1);
     }
 }

@@ -514,11 +514,11 @@ const REGISTER_FLAGS: u64 = 3;
 /// An address of a window, and flags: its memory is made known to the driver.
 fn host_allocate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let (at, flags) = (parts.reader.word()?, parts.reader.word()?);
-    let len = call.session.window(at).ok_or(code::INVALID_VALUE)?;
+    let len = call.session.begin_registration(at)?;
     let words = [Word::Is(at), Word::Is(len), Word::Is(flags & REGISTER_FLAGS)];
     let result = call.session.driver().named("cuMemHostRegister_v2", &words, &mut []);
     if result != 0 {
-        call.session.unmap(at);
+        call.session.unmap(at, true);
     }
     Ok(result)
 }
@@ -536,7 +536,7 @@ fn host_free(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> 
     }
     let result = driver.named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
     if result == 0 || has_ended {
-        call.session.unmap(at);
+        call.session.unmap(at, result == 0);
     }
     Ok(result)
 }

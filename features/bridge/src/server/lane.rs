@@ -15,7 +15,7 @@ use super::effects::{self, Effect};
 use super::host::{Image, NODE};
 use super::pack::{self, Refused};
 use super::reach::Checked;
-use super::session::{Session, SessionError};
+use super::session::{Claim, Session, SessionError};
 use super::sys::{self, Driver, Word};
 use super::{facts, hand, nvml, prints};
 use crate::calls::{MODES, Mode};
@@ -51,10 +51,12 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
             ([control::LANE, ..], Some(file), None) => {
                 start(session, Stream::new(UnixStream::from(file), session.watch().is_some()))
             }
-            ([control::RING, ..], Some(file), None) => start_ring(session, Far::open(&file)),
+            ([control::RING, ..], Some(file), None) => start_ring(session, Far::open(&file), None),
             ([control::RING, _, len, offset], Some(window), Some(stream)) => {
-                start_ring(session, Far::within(&window, offset, len, stream.into()))
+                let claim = session.claim(offset, len);
+                start_ring(session, Far::within(&window, offset, len, stream.into()), Some(claim))
             }
+            ([control::GIVE, offset, len, _], None, None) => session.release(offset, len),
             ([control::VARIABLE, name, len, _], None, None) if len <= control::VALUE as u64 => {
                 more_bytes.resize(len as usize, 0);
                 (&*connection).read_exact(&mut more_bytes)?;
@@ -109,9 +111,9 @@ fn with_length(bytes: &[u8], answer: &mut Vec<u8>) -> u32 {
 }
 
 /// Starts a lane in memory, if it is one.
-fn start_ring(session: &Arc<Session>, ring: io::Result<Far>) -> u32 {
+fn start_ring(session: &Arc<Session>, ring: io::Result<Far>, claim: Option<Claim>) -> u32 {
     match ring {
-        Ok(ring) => start(session, Ring { ring, session: session.clone() }),
+        Ok(ring) => start(session, Ring { ring, claim, stream: None, session: session.clone() }),
         Err(_) => code::INVALID_VALUE,
     }
 }
@@ -166,6 +168,8 @@ pub(super) trait Transport {
     fn rooms(&self) -> Option<(u64, u64)> {
         None
     }
+    /// The driver may keep the memory of the rooms pinned after the lane's end.
+    fn keep_rooms(&mut self) {}
     /// Sends an answer of so many bytes that are in their room.
     fn answer_there(&mut self, code: u32, _len: usize) -> Result<(), SessionError> {
         self.answer(code, &[])
@@ -268,10 +272,19 @@ impl Transport for Stream {
     }
 }
 
-/// A lane in memory.
+/// A lane in memory. The order of its fields is that of its end: the memory is unmapped, it is no longer claimed, and the program sees that.
 struct Ring {
     ring: Far,
+    /// Where it is a part of the window.
+    claim: Option<Claim>,
+    stream: Option<UnixStream>,
     session: Arc<Session>,
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.stream = self.ring.close();
+    }
 }
 
 impl Transport for Ring {
@@ -305,6 +318,10 @@ impl Transport for Ring {
         Some(self.ring.rooms())
     }
 
+    fn keep_rooms(&mut self) {
+        self.claim.take().into_iter().for_each(Claim::leak);
+    }
+
     fn answer_there(&mut self, code: u32, len: usize) -> Result<(), SessionError> {
         self.ring.answer_there(code, len);
         Ok(())
@@ -331,8 +348,8 @@ pub struct Lane {
     pub(super) there: Option<usize>,
     /// Where all rooms are.
     rooms: Option<(u64, u64)>,
-    /// Was it tried to make them known to the driver?
-    pinned: bool,
+    /// What the driver answered when they were registered, if that was tried.
+    pinned: Option<u32>,
 }
 
 /// Returns whether a call makes an object that is charged to the budget: a handle, a range of addresses, a function of the program.
@@ -417,7 +434,7 @@ impl Lane {
             room: None,
             there: None,
             rooms: None,
-            pinned: false,
+            pinned: None,
         }
     }
 
@@ -427,9 +444,11 @@ impl Lane {
         if let Some(marks) = &self.marks {
             marks.end(&self.session);
         }
-        if let (Some((at, _)), true) = (self.rooms, self.pinned) {
-            // With its context it has gone already.
-            let _ = self.session.driver().named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
+        if let (Some((at, _)), Some(0)) = (self.rooms, self.pinned) {
+            let result = self.session.driver().named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
+            if result != 0 {
+                transport.keep_rooms();
+            }
         }
         result
     }
@@ -564,11 +583,11 @@ impl Lane {
     /// Makes the memory of answers known to the driver, once: copies to it are then not staged. Where that fails they are.
     pub(super) fn pin(&mut self, driver: &Driver) {
         const PORTABLE: u64 = 1;
-        if let (Some((at, len)), false) = (self.rooms, self.pinned) {
+        if let (Some((at, len)), None) = (self.rooms, self.pinned) {
             let words = [Word::Is(at), Word::Is(len), Word::Is(PORTABLE)];
             let result = driver.named("cuMemHostRegister_v2", &words, &mut []);
             tracing::debug!(result, "the memory of a lane's answers is registered");
-            self.pinned = true;
+            self.pinned = Some(result);
         }
     }
 

@@ -31,7 +31,7 @@ mod strided;
 pub mod sys;
 mod turn;
 
-pub use exports::Exports;
+pub use exports::{Exports, Permit};
 pub use host::HostMemory;
 pub use lane::{Lane, serve};
 pub use pot::{Pot, SLOT};

@@ -57,7 +57,7 @@ pub struct Session {
     driver: Arc<Driver>,
     handles: Mutex<Handles>,
     ranges: Mutex<Ranges>,
-    windows: Mutex<BTreeMap<u64, (Mapping, Charge)>>,
+    windows: Mutex<Windows>,
     host: HostMemory,
     quota: Quota,
     recorder: Option<Recorder>,
@@ -88,6 +88,49 @@ pub struct Session {
     /// What is done once the driver has begun, and before the program is told.
     start: Start,
     pub(super) turn: Turn,
+}
+
+/// Memory of the program's files that this process maps.
+#[derive(Debug, Default)]
+struct Windows {
+    /// Memory of the host, by its address.
+    mapped: BTreeMap<u64, Mapped>,
+    /// Ranges of the window that lanes map, and those that the driver may still have pinned although they are unmapped here.
+    claims: Vec<(u64, u64)>,
+}
+
+/// Memory of the host at the address where the program has it.
+#[derive(Debug)]
+struct Mapped {
+    mapping: Mapping,
+    /// Where it begins in its file.
+    offset: u64,
+    /// Set before the driver registers it, and cleared by its removal alone.
+    is_registered: bool,
+    _charge: Charge,
+}
+
+/// A range of the window that a lane maps, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Claim {
+    session: Arc<Session>,
+    range: (u64, u64),
+}
+
+impl Claim {
+    /// Keeps the range from being freed as long as this process lives: the driver may have pages of it pinned.
+    pub(super) fn leak(self) {
+        locked(&self.session.windows).claims.push(self.range);
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let claims = &mut locked(&self.session.windows).claims;
+        if let Some(at) = claims.iter().position(|claim| *claim == self.range) {
+            claims.swap_remove(at);
+        }
+    }
 }
 
 /// Done once. What it answers is the result of `cuInit`.
@@ -395,27 +438,68 @@ impl Session {
         {
             return Err(code::INVALID_VALUE);
         }
-        let mut windows = locked(&self.windows);
-        if windows.len() >= WINDOWS {
+        let mapped = &mut locked(&self.windows).mapped;
+        if mapped.len() >= WINDOWS {
             return Err(code::OUT_OF_MEMORY);
         }
         let charge = self.host.take(len)?;
         let mapping = Mapping::new(at, len, offset, memory).map_err(|_| code::OUT_OF_MEMORY)?;
-        windows.insert(at, (mapping, charge));
+        mapped.insert(at, Mapped { mapping, offset, is_registered: false, _charge: charge });
         Ok(())
     }
 
-    /// Forgets memory of the program. Nobody of the server uses it: the driver has let go of it.
-    pub(super) fn unmap(&self, at: u64) {
-        locked(&self.windows).remove(&at);
+    /// Returns the length of memory that the driver is about to register. From now on only [`unmap`](Self::unmap) removes it.
+    pub(super) fn begin_registration(&self, at: u64) -> Result<u64, u32> {
+        let windows = &mut locked(&self.windows);
+        let found = windows.mapped.get_mut(&at).filter(|mapped| !mapped.is_registered);
+        let mapped = found.ok_or(code::INVALID_VALUE)?;
+        mapped.is_registered = true;
+        Ok(mapped.mapping.len())
+    }
+
+    /// Unmaps memory of the program. Unless the driver has confirmed that its pages are not pinned, the part of the window stays in use.
+    pub(super) fn unmap(&self, at: u64, is_unpinned: bool) {
+        let windows = &mut *locked(&self.windows);
+        if let Some(mapped) = windows.mapped.remove(&at)
+            && !is_unpinned
+        {
+            let claim = (mapped.offset, mapped.mapping.len());
+            if !windows.claims.contains(&claim) {
+                windows.claims.push(claim);
+            }
+        }
+    }
+
+    /// Claims a range of the window for a lane.
+    pub(super) fn claim(self: &Arc<Self>, offset: u64, len: u64) -> Claim {
+        let range = (offset, len);
+        locked(&self.windows).claims.push(range);
+        Claim { session: self.clone(), range }
+    }
+
+    /// Unmaps what this process maps of a part of the window and the driver never had. `NOT_READY` if it maps more of it, or the driver does.
+    pub(super) fn release(&self, offset: u64, len: u64) -> u32 {
+        let overlaps = |start: u64, bytes: u64| {
+            start < offset.saturating_add(len) && offset < start.saturating_add(bytes)
+        };
+        let windows = &mut *locked(&self.windows);
+        let is_of_part = |mapped: &Mapped| overlaps(mapped.offset, mapped.mapping.len());
+        windows.mapped.retain(|_, mapped| mapped.is_registered || !is_of_part(mapped));
+        let is_used = windows.mapped.values().any(is_of_part)
+            || windows.claims.iter().any(|(start, bytes)| overlaps(*start, *bytes));
+        if is_used { code::NOT_READY } else { 0 }
     }
 
     /// Returns whether a window has all of a range.
     pub(super) fn has(&self, at: u64, len: u64) -> bool {
         let windows = locked(&self.windows);
-        let found = windows.range(..=at).next_back();
-        found.is_some_and(|(start, (mapping, _))| {
-            at.checked_add(len).is_some_and(|end| end <= start + mapping.len())
+        let mapped = &mut locked(&self.windows).mapped;
+        if mapped.len() >= WINDOWS {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let charge = self.host.take(len)?;
+        let mapping = Mapping::new(at, len, offset, memory).map_err(|_| code::OUT_OF_MEMORY)?;
+        mapped.insert(at, Mapped { mapping, offset, is_registered: false, _charge: charge });
         })
     }
 
@@ -445,7 +529,13 @@ impl Session {
 
     /// The length of the memory that both have at an address.
     pub(super) fn window(&self, at: u64) -> Option<u64> {
-        locked(&self.windows).get(&at).map(|(mapping, _)| mapping.len())
+        let mapped = &mut locked(&self.windows).mapped;
+        if mapped.len() >= WINDOWS {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let charge = self.host.take(len)?;
+        let mapping = Mapping::new(at, len, offset, memory).map_err(|_| code::OUT_OF_MEMORY)?;
+        mapped.insert(at, Mapped { mapping, offset, is_registered: false, _charge: charge });
     }
 
     /// Has it known where the parameters of a function, or a kernel, are.

@@ -14,7 +14,7 @@ pub mod strided;
 use thiserror::Error;
 
 /// What both sides say first. It changes with what is written.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// The most bytes of a payload.
 pub const PAYLOAD: usize = (1 << 20) + 4096;
 /// The most bytes of a program's memory that go with one call.
@@ -58,6 +58,8 @@ pub mod code {
     pub const NOT_READY: u32 = 600;
     /// `CUDA_ERROR_LAUNCH_TIMEOUT`: what the program has on the device makes no progress.
     pub const LAUNCH_TIMEOUT: u32 = 702;
+    /// `CUDA_ERROR_NOT_PERMITTED`.
+    pub const NOT_PERMITTED: u32 = 800;
     /// `CUDA_ERROR_NOT_SUPPORTED`.
     pub const NOT_SUPPORTED: u32 = 801;
     /// `CUDA_ERROR_TIMEOUT`: what is asked of a device is not answered.
@@ -226,10 +228,11 @@ pub mod control {
     pub const CALLBACKS: u64 = 4;
     /// A variable of the program's environment that the driver reads when it starts: which of [`VARIABLES`], and the length of its value, which follows.
     pub const VARIABLE: u64 = 5;
-    /// A length, and 1 where it is for a lane: so much of the window, which no other session has. Two more words are answered where that is 0: where the part begins, and a
-    /// number that is written there, by which a program sees that its window is the server's. It is for sessions whose connection carries no files.
+    /// A length, and 1 where it is for a lane: allocates a part of the window, filled with zeros, for this session alone. Behind a 0 come two words: where the part begins,
+    /// and a number that is written there. Only sessions whose connection carries no files, and that have answered a [`CHALLENGE`], may.
     pub const TAKE: u64 = 6;
-    /// Where a part of the window begins that the session gives back.
+    /// Where a part of the window begins: frees it. The gateway passes the order to the worker with the part's length as the second word, and the worker answers
+    /// [`NOT_READY`](super::code::NOT_READY) while it maps any of the part.
     pub const GIVE: u64 = 7;
     /// What the server knows of its driver and devices, without a context: behind a 0 come a length and so many bytes, which are
     /// [`Facts`](super::facts::Facts).
@@ -244,6 +247,10 @@ pub mod control {
     pub const NVML: u64 = 11;
     /// How long that is.
     pub const QUIET: Duration = Duration::from_secs(10);
+    /// Asks for a challenge: behind a 0 comes where in the window the server has written 16 random bytes.
+    pub const CHALLENGE: u64 = 12;
+    /// Those bytes as two words, which prove that the program maps the window. A challenge can be answered once.
+    pub const PROVE: u64 = 13;
     /// Words that are answered to [`MEMORY`].
     pub const MEMORY_WORDS: usize = 3;
     /// In a word that is not asked for, the last that comes: the session has ended, and what is below this is why, a result for all calls from then on.
