@@ -4,8 +4,10 @@
 //! commute and what they return is not used, and no op shows which NaN a NaN is. Ops that are not correctly
 //! rounded are left out unless asked for. Indices are often out of bounds, so it is a guest's module.
 
+mod rows;
 mod tile;
 
+pub use rows::{RowShapes, row_kernel};
 pub use tile::{TileShapes, tile_kernel};
 
 use crate::builder::{Builder, IRBlock, PlaceRef, Val};

@@ -1,9 +1,9 @@
 //! Random kernels are valid, survive both forms, and run.
 
 use std::collections::HashSet;
-use vm_ir::arbitrary::{Options, TileShapes, kernel, tile_kernel};
+use vm_ir::arbitrary::{Options, RowShapes, TileShapes, kernel, row_kernel, tile_kernel};
 use vm_ir::binary::{Lines, decode, encode};
-use vm_ir::interp::{Limits, run};
+use vm_ir::interp::{BoundsCounter, Limits, observe, run};
 use vm_ir::op::Opcode;
 use vm_ir::{Trust, text, validate};
 
@@ -62,4 +62,23 @@ fn random_tile_kernels_are_valid_and_run() {
     let tiles = vm_ir::op::TABLE.iter().map(|row| row.opcode).filter(|op| of_tiles(*op));
     let missing: Vec<_> = tiles.filter(|op| !ops.contains(op)).collect();
     assert!(missing.is_empty(), "never made: {missing:?}");
+}
+
+#[test]
+fn random_kernels_of_rows_are_valid_and_run() {
+    let mut outside = 0;
+    for (seed, shapes) in (0..300).flat_map(|seed| RowShapes::ALL.map(|shapes| (seed, shapes))) {
+        let (module, mut launch) = row_kernel("random", seed, shapes);
+        let printed = text::print(&module);
+        let valid = validate(module.clone(), Trust::Guest)
+            .unwrap_or_else(|e| panic!("seed {seed}, {shapes:?}: {e}\n{printed}"));
+        assert_eq!(valid.kernels().len(), 1, "seed {seed}, {shapes:?}: the builder refused it");
+        assert_eq!(text::parse(&printed).as_ref(), Ok(&module), "seed {seed}, {shapes:?}");
+        let mut counter = BoundsCounter::default();
+        observe(&valid, &mut launch, &Limits::default(), &mut counter)
+            .unwrap_or_else(|e| panic!("seed {seed}, {shapes:?}: {e}\n{printed}"));
+        outside += usize::from(!counter.found().is_empty());
+        assert_eq!(row_kernel("random", seed, shapes).0, module, "seed {seed}, {shapes:?} gives two kernels");
+    }
+    assert!(outside > 600, "only {outside} have accesses out of bounds");
 }

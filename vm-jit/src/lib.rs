@@ -66,7 +66,7 @@ use contain::Phase;
 use vm_ir::ValidModule;
 
 /// Of code that is not the same for the same input any more; it is part of cache keys.
-pub const VERSION: u32 = 29;
+pub const VERSION: u32 = 30;
 
 /// Compiles a module.
 ///

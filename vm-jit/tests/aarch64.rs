@@ -6,7 +6,7 @@ mod program;
 
 use program::Emulator;
 use std::path::Path;
-use vm_ir::arbitrary::{Options, TileShapes, kernel, tile_kernel};
+use vm_ir::arbitrary::{Options, RowShapes, TileShapes, kernel, row_kernel, tile_kernel};
 use vm_ir::filetest::{
     Ending, Random, Tolerance, cases, compare, is_on_values, op_kernel, op_launch, op_tolerance,
 };
@@ -74,8 +74,11 @@ fn random_kernels() {
     let limits = Limits { races: false, ..Limits::default() };
     for seed in 0..RANDOM {
         let options = Options { vectors: seed % 2 == 0, ..Options::default() };
-        let (module, launch) =
-            if seed % 4 == 3 { tile_kernel(seed, TileShapes::Odd) } else { kernel(seed, options) };
+        let (module, launch) = match seed % 4 {
+            1 => row_kernel("random", seed, RowShapes::ALL[(seed / 4 % 3) as usize]),
+            3 => tile_kernel(seed, TileShapes::Odd),
+            _ => kernel(seed, options),
+        };
         let valid = validate(module, Trust::Guest).unwrap();
         let (mut ours, mut theirs) = (launch.clone(), launch);
         run(&valid, &mut theirs, &limits).unwrap();

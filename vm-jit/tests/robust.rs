@@ -3,7 +3,7 @@
 //! one on.
 
 use std::path::Path;
-use vm_ir::arbitrary::{self, TileShapes, kernel, tile_kernel};
+use vm_ir::arbitrary::{self, RowShapes, TileShapes, kernel, row_kernel, tile_kernel};
 use vm_ir::binary::{Lines, decode, encode};
 use vm_ir::{Trust, text, validate};
 use vm_jit::backend::ptx::{Arch, Options};
@@ -92,6 +92,21 @@ fn random_kernels_compile_or_are_rejected() {
     }
     println!("{compiled} compiled");
     assert!(compiled > count / 2, "{compiled}");
+}
+
+/// Random kernels of rows compile for every kind of target.
+#[test]
+fn random_kernels_of_rows_compile() {
+    let targets =
+        ["ptx:sm_70", "ptx:sm_90a", "amdgcn:gfx942", "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:aarch64"];
+    let seeds = part().map_or(0..60, |seed| seed % 60..seed % 60 + 6);
+    for (seed, shapes) in seeds.flat_map(|seed| RowShapes::ALL.map(|shapes| (seed, shapes))) {
+        let valid = validate(row_kernel("random", seed, shapes).0, Trust::Guest).unwrap();
+        for target in targets {
+            let compiled = compile(&valid, &target.parse().unwrap());
+            assert!(compiled.is_ok(), "seed {seed}, {shapes:?} for {target}: {}", compiled.unwrap_err());
+        }
+    }
 }
 
 /// Most of those with shapes for warp groups' instructions go by these.

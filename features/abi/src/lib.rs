@@ -13,9 +13,9 @@
 //!
 //! On CUDA the block is the kernel's one parameter.
 //!
-//! Whoever launches must have checked the arguments against the kernel's parameters: extents and alignment as the view's
-//! type says, each extent at most [`MAX_EXTENT`], scalars in range, no view that is written overlapping another, and the
-//! memory of each view really there. A guest's kernel then touches no byte outside of its views.
+//! A launch must have checked that the grid has 1 to [`MAX_GRID`] blocks along each axis, and the arguments against the
+//! kernel's parameters: extents and alignment as the view's type says, each extent at most [`MAX_EXTENT`], scalars in range, no
+//! view that is written overlapping another, and the memory of each view really there. A guest's kernel then touches no byte outside of its views.
 
 use std::fmt;
 
@@ -26,9 +26,23 @@ use serde::{Deserialize, Serialize};
 pub const MAX_RANK: usize = 4;
 /// The greatest extent of a view in one dimension, in elements.
 pub const MAX_EXTENT: u64 = 1 << 40;
+/// The most blocks of a grid along x, y and z. Compilers assume these limits, so launches enforce them even if a device has higher
+/// ones.
+pub const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 /// Behind the name of a kernel's symbol in an object for a processor, the name of an absolute symbol: the bytes of stack that the kernel
 /// needs.
 pub const STACK_SUFFIX: &str = ".stack";
+/// Bytes of each of three areas below the scratch memory of a CPU kernel, from the lowest address up: read-only zeros
+/// ([`SCRATCH_ZEROS`]), a sink that is written and never read ([`SCRATCH_SINK`]), and a guard without access. Code redirects loads
+/// that are out of bounds to the zeros, and stores to the sink.
+///
+/// It is a multiple of the page sizes of all processors, and longer than any access of a kernel, so a redirected access does not
+/// reach another area.
+pub const SCRATCH_AREA: u32 = 64 << 10;
+/// Bytes from the begin of the zeros to the scratch memory.
+pub const SCRATCH_ZEROS: u32 = 3 * SCRATCH_AREA;
+/// Bytes from the begin of the sink to the scratch memory.
+pub const SCRATCH_SINK: u32 = 2 * SCRATCH_AREA;
 /// Bytes of parameters that every device takes.
 pub const PARAMETER_BYTES: u32 = 4096;
 /// Bytes of parameters that CUDA takes from CUDA 12.1 on, with PTX 8.1 on sm_70 and newer; and CPUs. No device takes more.

@@ -327,7 +327,7 @@ pub trait Queue: 'static {
     fn unload(&self, kernel: Self::Kernel) -> Result<()>;
 
     /// Launches a kernel, in the blocks that its artifact says, with arguments that were packed for it. The grid was
-    /// checked against [`DeviceInfo::grid`].
+    /// checked against [`DeviceInfo::grid`]; the queue checks it by [`Grid::check_compiled`].
     ///
     /// # Errors
     /// The driver's.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-use vm_abi::{MAP_BYTES, Slot, TensorMap};
+use vm_abi::{MAP_BYTES, MAX_GRID, Slot, TensorMap};
 
 use crate::artifact::{Artifact, Layout, Parameter, ParameterKind, Signature};
 use crate::device::DeviceInfo;
@@ -18,29 +18,44 @@ use crate::tensor::Tensor;
 pub struct Grid(pub [u32; 3]);
 
 impl Grid {
-    /// Checks the grid against a device's limits and a kernel's clusters.
+    /// Checks the grid against a device's limits, and as [`check_compiled`](Self::check_compiled) does.
     ///
     /// # Errors
     /// [`Error::Grid`], naming the limit that is passed, or the multiple that it must be.
     pub fn check(&self, signature: &Signature, info: &DeviceInfo) -> Result<()> {
+        self.check_compiled(signature)?;
+        self.check_within(signature, info.grid, &info.name)
+    }
+
+    /// Checks the grid against the limits that compilers assume ([`vm_abi::MAX_GRID`]) and a kernel's clusters. Queues call it
+    /// at each launch, since a device's limits may be higher.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn check_compiled(&self, signature: &Signature) -> Result<()> {
+        self.check_within(signature, MAX_GRID, "a kernel")
+    }
+
+    fn check_within(&self, signature: &Signature, limits: [u32; 3], of: &str) -> Result<()> {
         let fits = |(size, limit): (u32, u32)| size != 0 && size <= limit;
         let whole = self.0[0].is_multiple_of(signature.cluster);
-        if whole && self.0.into_iter().zip(info.grid).all(fits) {
+        if whole && self.0.into_iter().zip(limits).all(fits) {
             Ok(())
         } else {
-            Err(self.refused(signature, info))
+            Err(self.refused(signature, limits, of))
         }
     }
 
     #[cold]
-    fn refused(&self, signature: &Signature, info: &DeviceInfo) -> Error {
-        let reason = ["x", "y", "z"].iter().zip(self.0.into_iter().zip(info.grid)).find_map(
-            |(axis, (size, limit))| match size {
-                0 => Some(format!("it has no blocks along {axis}")),
-                size if size > limit => Some(format!("{} takes at most {limit} along {axis}", info.name)),
-                _ => None,
-            },
-        );
+    fn refused(&self, signature: &Signature, limits: [u32; 3], of: &str) -> Error {
+        let reason =
+            ["x", "y", "z"].iter().zip(self.0.into_iter().zip(limits)).find_map(|(axis, (size, limit))| {
+                match size {
+                    0 => Some(format!("it has no blocks along {axis}")),
+                    size if size > limit => Some(format!("{of} takes at most {limit} along {axis}")),
+                    _ => None,
+                }
+            });
         let parts = || format!("its clusters need a multiple of {} along x", signature.cluster);
         Error::Grid { kernel: signature.entry.clone(), grid: *self, reason: reason.unwrap_or_else(parts) }
     }

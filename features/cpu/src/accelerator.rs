@@ -52,7 +52,7 @@ impl CpuAccelerator {
             warp_size: 32,
             block_threads: 1024,
             block: [1024, 1024, 64],
-            grid: [i32::MAX as u32, 65535, 65535],
+            grid: vm_abi::MAX_GRID,
             // The code's scratch memory is asked for as shared memory.
             shared_bytes: 1 << 30,
             parameter_bytes: vm_accel::MAX_PARAMETER_BYTES,
@@ -76,7 +76,7 @@ impl CpuAccelerator {
     /// must be another.
     ///
     /// # Errors
-    /// [`Error::Arguments`] for a grid without blocks or arguments of another kernel; [`Error::Host`] where there is no memory or thread to
+    /// [`Error::Grid`] for a grid beyond the limits of compilers; [`Error::Arguments`] for arguments of another kernel; [`Error::Host`] where there is no memory or thread to
     /// run it.
     ///
     /// # Safety

@@ -134,15 +134,16 @@ impl CpuKernel {
         !word.is_null() && unsafe { AtomicU32::from_ptr(word) }.load(Ordering::Acquire) != 0
     }
 
-    /// That the arguments have this kernel's form, and the grid has blocks.
+    /// Checks that the arguments were packed for a kernel of this form, and that the grid is within the limits of compilers.
     ///
     /// # Errors
-    /// [`Error::Arguments`].
+    /// [`Error::Grid`], [`Error::Arguments`].
     pub(crate) fn check(&self, grid: Grid, arguments: &Arguments) -> Result<()> {
-        if arguments.bytes() == self.artifact.parameter_bytes() && !grid.0.contains(&0) {
+        grid.check_compiled(self.artifact.signature())?;
+        if arguments.bytes() == self.artifact.parameter_bytes() {
             return Ok(());
         }
-        let reason = "they were packed for another kernel, or the grid has no blocks".into();
+        let reason = "they were packed for another kernel".into();
         Err(Error::Arguments { kernel: self.name().to_owned(), parameter: "all".into(), reason })
     }
 

@@ -1,7 +1,6 @@
 //! Code memory, and calls into it.
 #![allow(unsafe_code)]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::io;
 use std::ops::Range;
@@ -101,7 +100,12 @@ impl Drop for Code {
     }
 }
 
-/// Memory of one thread for a kernel, aligned to 64 bytes. It grows and is kept.
+/// Scratch memory of one thread, aligned to pages. It grows and is reused. Its mapping also contains the areas below it that
+/// [`vm_abi::SCRATCH_AREA`] describes, and a guard after it:
+///
+/// ```text
+/// zeros (read-only) | sink | guard | scratch memory | guard
+/// ```
 #[derive(Debug)]
 pub(crate) struct Scratch {
     base: NonNull<u8>,
@@ -111,38 +115,65 @@ pub(crate) struct Scratch {
 // SAFETY: the memory is this value's own.
 unsafe impl Send for Scratch {}
 
-/// What scratch memory is aligned to.
-const ALIGN: usize = 64;
+/// Bytes of each area.
+const AREA: usize = vm_abi::SCRATCH_AREA as usize;
+/// Bytes below the scratch memory.
+const BELOW: usize = vm_abi::SCRATCH_ZEROS as usize;
+/// A multiple of the page sizes of all supported processors.
+const PAGES: usize = 64 << 10;
+
+const _: () = assert!(AREA.is_multiple_of(PAGES) && BELOW == 3 * AREA);
 
 impl Scratch {
-    /// None yet.
+    /// Maps nothing.
     pub(crate) const fn new() -> Scratch {
         Scratch { base: NonNull::dangling(), bytes: 0 }
     }
 
-    /// Makes it at least so large.
+    /// Makes it at least this large. Its contents are lost if it grows.
     ///
     /// # Errors
-    /// There is not so much memory.
+    /// Memory cannot be mapped.
     pub(crate) fn reserve(&mut self, bytes: usize) -> io::Result<()> {
-        let bytes = bytes.max(ALIGN).next_multiple_of(ALIGN);
-        if bytes <= self.bytes {
+        if self.bytes > 0 && bytes <= self.bytes {
             return Ok(());
         }
-        let layout = Layout::from_size_align(bytes, ALIGN).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        // SAFETY: the layout's size is not 0.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(io::ErrorKind::OutOfMemory)?;
+        let bytes = bytes.max(1).checked_next_multiple_of(rustix::param::page_size());
+        let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
+        let whole = bytes.checked_add(BELOW + AREA).ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: a new anonymous mapping, at no address in particular.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::empty(), MapFlags::PRIVATE) }?;
+        // SAFETY: the mapping is longer than that.
+        let base = unsafe { start.cast::<u8>().add(BELOW) };
         self.release();
-        (self.base, self.bytes) = (base, bytes);
-        Ok(())
+        (self.base, self.bytes) = (NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?, bytes);
+        let allow = |below: u32, bytes: usize, flags| {
+            // SAFETY: the mapping begins `BELOW` bytes below `base`, and `below` is at most that.
+            let part = unsafe { base.sub(below as usize) };
+            // SAFETY: the part lies in the mapping, to which no other pointer exists.
+            unsafe { mprotect(part.cast(), bytes, flags) }
+        };
+        let allowed = allow(vm_abi::SCRATCH_ZEROS, AREA, MprotectFlags::READ)
+            .and_then(|()| allow(vm_abi::SCRATCH_SINK, AREA, MprotectFlags::READ | MprotectFlags::WRITE))
+            .and_then(|()| allow(0, bytes, MprotectFlags::READ | MprotectFlags::WRITE));
+        if allowed.is_err() {
+            self.release();
+        }
+        Ok(allowed?)
     }
 
     fn release(&mut self) {
-        if let (false, Ok(layout)) = (self.bytes == 0, Layout::from_size_align(self.bytes, ALIGN)) {
-            // SAFETY: it was allocated with this layout, and is freed once: a new one takes its place, or the value ends.
-            unsafe { dealloc(self.base.as_ptr(), layout) };
+        if self.bytes > 0 {
+            let whole = self.bytes + BELOW + AREA;
+            // SAFETY: the mapping begins there.
+            let start = unsafe { self.base.as_ptr().sub(BELOW) };
+            // SAFETY: it is the whole mapping. It is unmapped once, since `base` and `bytes` are reset below.
+            if let Err(error) = unsafe { munmap(start.cast(), whole) } {
+                tracing::warn!(%error, "scratch memory could not be unmapped");
+            }
         }
-        self.bytes = 0;
+        (self.base, self.bytes) = (NonNull::dangling(), 0);
     }
 }
 
@@ -228,4 +259,47 @@ pub(crate) fn visit<R>(run: impl FnOnce(&mut Scratch) -> R) -> R {
     let done = run(&mut scratch);
     let _ = VISITOR.try_with(|kept| kept.set(scratch));
     done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the protection of the page at an address, from `/proc/self/maps`; `None` if it is not mapped.
+    fn protection(address: u64) -> Option<String> {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().find_map(|line| {
+            let (range, rest) = line.split_once(' ')?;
+            let (start, end) = range.split_once('-')?;
+            let [start, end] = [start, end].map(|number| u64::from_str_radix(number, 16).unwrap());
+            (start..end).contains(&address).then(|| rest[..3].to_owned())
+        })
+    }
+
+    #[test]
+    fn scratch_memory_lies_between_guards() {
+        let mut scratch = Scratch::new();
+        for bytes in [0, 1, 100_000, 64] {
+            scratch.reserve(bytes).unwrap();
+            assert!(scratch.bytes >= bytes);
+            let base = scratch.base.as_ptr().addr() as u64;
+            let (area, end) = (AREA as u64, base + scratch.bytes as u64);
+            let zeros = base - u64::from(vm_abi::SCRATCH_ZEROS);
+            let sink = base - u64::from(vm_abi::SCRATCH_SINK);
+            for (what, at, wanted) in [
+                ("zeros", zeros, "r--"),
+                ("the end of the zeros", zeros + area - 1, "r--"),
+                ("the sink", sink, "rw-"),
+                ("the end of the sink", sink + area - 1, "rw-"),
+                ("the guard behind the sink", sink + area, "---"),
+                ("the guard before the scratch memory", base - 1, "---"),
+                ("the scratch memory", base, "rw-"),
+                ("its end", end - 1, "rw-"),
+                ("the guard behind it", end, "---"),
+                ("the end of that", end + area - 1, "---"),
+            ] {
+                assert_eq!(protection(at).as_deref(), Some(wanted), "{what}, of {bytes} bytes");
+            }
+        }
+    }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::Machine;
 use vm_accel::Artifact;
-use vm_ir::arbitrary::{self, Options, TileShapes};
+use vm_ir::arbitrary::{self, Options, RowShapes, TileShapes};
 use vm_ir::mutate::{Modules, Mutator, launch};
 use vm_ir::{Trust, text, validate};
 
@@ -44,6 +44,9 @@ fn seeds() -> Modules {
         seeds.take(&arbitrary::kernel(seed, options).0);
     }
     (0..RANDOM).for_each(|seed| seeds.take(&arbitrary::tile_kernel(seed, TileShapes::Odd).0));
+    for (seed, shapes) in (0..RANDOM).zip(RowShapes::ALL.into_iter().cycle()) {
+        seeds.take(&arbitrary::row_kernel("random", seed, shapes).0);
+    }
     seeds
 }
 

@@ -1,6 +1,10 @@
 //! Random kernels on this machine and on the interpreter: they must agree in every bit but those of NaNs. Ops that are not
 //! exact the interpreter does in another way; with them, this machine must agree with what it does as an older one.
 //!
+//! Half of the kernels of rows are compiled as large kernels are. They must also find a planted fault that once let a guest
+//! escape: accesses out of bounds were redirected to areas of 128 bytes in the scratch memory, and rows of whole warps overran
+//! them. `vm-jit/src/backend/cpu/spoil.rs` plants it in kernels whose names end with `_with_narrow_spare`.
+//!
 //! With a number in `SWEEP_SEED` a sixth of them is taken, from another one on.
 //! `VM_CPU_SEEDS=FROM..TO cargo test --release -p vm-cpu --test random -- --nocapture` runs as many as wanted.
 
@@ -8,10 +12,12 @@ mod common;
 
 use common::Machine;
 use common::large::same;
+use std::io::Write as _;
 use std::num::NonZero;
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use vm_ir::arbitrary::{Options, TileShapes, kernel, tile_kernel};
+use vm_ir::arbitrary::{Options, RowShapes, TileShapes, kernel, row_kernel, tile_kernel};
 use vm_ir::interp::{Limits, run};
 use vm_ir::{Trust, text, validate};
 
@@ -99,6 +105,84 @@ fn check_inexact(machines: &[Machine], seed: u64) -> Option<String> {
         }
     }
     None
+}
+
+/// The same of the kernel of rows of a seed.
+fn check_rows(machines: &[Machine], seed: u64) -> Option<String> {
+    check_rows_of("random", machines, seed)
+}
+
+/// The same for a kernel with a name that may plant a fault.
+fn check_rows_of(name: &str, machines: &[Machine], seed: u64) -> Option<String> {
+    let shapes = RowShapes::ALL[(seed % 3) as usize];
+    let (seed, effort) = (seed / 3, (seed / 3) % 2);
+    let machine = &machines[(seed / 2 % machines.len() as u64) as usize];
+    let name =
+        if effort == 1 { name.replacen("random", "random_as_a_large_one", 1) } else { name.to_owned() };
+    let limits = Limits { races: false, ..Limits::default() };
+    let (module, launch) = row_kernel(&name, seed, shapes);
+    let seed = format!("rows of seed {seed}, {shapes:?}");
+    let valid = validate(module, Trust::Guest).unwrap_or_else(|errors| panic!("{seed}: {errors}"));
+    let (mut ours, mut theirs) = (launch.clone(), launch);
+    run(&valid, &mut theirs, &limits).unwrap_or_else(|error| panic!("{seed}: {error}"));
+    let result = machine.run(&valid, &mut ours, 1 << 40).and_then(|stop| match stop {
+        0 => same(&ours, &theirs),
+        word => Err(format!("stopped with {word:#x}")),
+    });
+    let error = result.err()?;
+    if std::env::var_os("VM_CPU_PRINT").is_some() {
+        println!("{}", text::print(&valid));
+    }
+    Some(format!("{seed}, as {name} on {}: {error}", machine.name()))
+}
+
+/// If set to a seed, this process searches for a kernel that shows the planted fault, from that seed on, and exits with an error
+/// at the first one.
+const SEARCH: &str = "VM_CPU_SEARCH";
+/// The most kernels of a search.
+const WITHIN: u64 = 1000;
+/// First seeds of the searches: ten arbitrary numbers.
+const SEARCHES: [u64; 10] =
+    [0, 1 << 20, 77_777, 3_141_593, 27_182_818, 123_456_789, 999_999_937, 1 << 40, 42, 8191];
+
+/// Each search runs in a process of its own, since a kernel that escapes may crash it.
+#[test]
+fn the_layout_that_let_a_guest_escape_is_found() {
+    const NAME: &str = "the_layout_that_let_a_guest_escape_is_found";
+    if let Ok(first) = std::env::var(SEARCH) {
+        let (first, machines) = (first.parse::<u64>().unwrap(), Machine::all());
+        for number in 0..WITHIN {
+            println!("kernel {}", number + 1);
+            std::io::stdout().flush().unwrap();
+            if let Some(found) = check_rows_of("random_with_narrow_spare", &machines, first + number) {
+                println!("found: {found}");
+                std::io::stdout().flush().unwrap();
+                // Skips destructors, which would wait for a kernel that may not end.
+                std::process::exit(1);
+            }
+        }
+        return;
+    }
+    let searches = match std::env::var("SWEEP_SEED").ok() {
+        Some(seed) => vec![SEARCHES[seed.parse::<usize>().unwrap() % SEARCHES.len()]],
+        None => SEARCHES.to_vec(),
+    };
+    for first in searches {
+        let mut search = Command::new(std::env::current_exe().unwrap());
+        search.args([NAME, "--exact", "--nocapture"]).env(SEARCH, first.to_string());
+        let done = search.output().unwrap();
+        let said = String::from_utf8_lossy(&done.stdout);
+        let count = said.lines().filter(|line| line.starts_with("kernel ")).count();
+        let how = said.lines().find_map(|line| line.strip_prefix("found: "));
+        println!("from {first}: {count} kernels, {}: {}", done.status, how.unwrap_or("it ended the process"));
+        assert!(count > 0 && !done.status.success(), "not found in {count} kernels from {first}:\n{said}");
+    }
+}
+
+#[test]
+fn the_interpreter_agrees_on_rows() {
+    let count = on_all_cores(&seeds(), check_rows);
+    println!("{count} kernels of rows, every one as on the interpreter");
 }
 
 #[test]

@@ -401,3 +401,81 @@ kernel @k(@x: view<i8, [?], read, align 16>, @y: view<i8, [?], readwrite, align 
         }
     }
 }
+
+/// An outer index puts the row of a whole warp out of bounds. The store must not change what a load out of bounds returns, nor the
+/// number of the next block. The load must return zeros.
+#[test]
+fn dropped_rows_of_whole_warps() {
+    let machines = Machine::all();
+    let stored = [("i32", "%p"), ("i64", "%wide"), ("f32", "%float")];
+    for ((store, value), load) in
+        stored.into_iter().flat_map(|one| ["i64", "i32", "f32"].map(|load| (one, load)))
+    {
+        let source = format!(
+            "vir 1
+kernel @k(@m: view<{load}, [?, 32], read>, @y: view<{store}, [?, 32], readwrite>, %row: i32, @o: view<{load}, [?, 32], write>, @seen: view<i32, [?, 32], write>) at 0x0 block(32) {{
+  %t = thread_id.x : i32
+  %b = block_id.x : i32
+  %c = block_id.y : i32
+  %x = shuffle.xor %t, 1 : i32
+  %p = add %x, 1000 : i32
+  %wide = sext %p : i64
+  %float = sitofp %p : f32
+  %out = add %row, %b : i32
+  store @y[%out, %t], {value}
+  %v = load @m[%out, %t] : {load}
+  store @o[%b, %t], %v
+  %sum = add %b, %c : i32
+  store @seen[%b, %t], %sum
+}}
+"
+        );
+        let scalar = |name: &str| match name {
+            "i32" => Scalar::I32,
+            "i64" => Scalar::I64,
+            _ => Scalar::F32,
+        };
+        // Each thread of the device runs several of 100 blocks.
+        for row in [-1000, 4, i64::from(i32::MAX), i64::from(i32::MIN)] {
+            let arguments = vec![
+                view(scalar(load), &[4, 32]),
+                view(scalar(store), &[4, 32]),
+                number(Scalar::I32, row),
+                view(scalar(load), &[100, 32]),
+                view(Scalar::I32, &[100, 32]),
+            ];
+            check(&machines, &source, Trust::Guest, 100, arguments);
+        }
+    }
+}
+
+/// The same for accesses by bytes that are known to be within the view, but may be misaligned.
+#[test]
+fn dropped_rows_of_whole_warps_by_bytes() {
+    let machines = Machine::all();
+    let source = "vir 1
+kernel @k(@m: view<i8, [272], read, align 16>, @y: view<i8, [272], readwrite, align 16>, %few: i32 in [0, 8], @o: view<i64, [?, 32], write>, @seen: view<i32, [?, 32], write>) at 0x0 block(32) {
+  %t = thread_id.x : i32
+  %b = block_id.x : i32
+  %x = shuffle.xor %t, 1 : i32
+  %p = add %x, 1000 : i32
+  %wide = sext %p : i64
+  %eight = mul %t, 8 : i32
+  %at = add %eight, %few : i32
+  store @y[%at], %wide
+  %v = load @m[%at] : i64
+  store @o[%b, %t], %v
+  store @seen[%b, %t], %b
+}
+";
+    for few in [0, 1, 4, 7, 8] {
+        let arguments = vec![
+            view(Scalar::I8, &[272]),
+            view(Scalar::I8, &[272]),
+            number(Scalar::I32, few),
+            view(Scalar::I64, &[100, 32]),
+            view(Scalar::I32, &[100, 32]),
+        ];
+        check(&machines, source, Trust::Guest, 100, arguments);
+    }
+}

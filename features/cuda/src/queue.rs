@@ -360,6 +360,7 @@ impl Queue for CudaQueue {
 
     #[allow(unsafe_code)]
     unsafe fn launch(&self, kernel: &CudaKernel, grid: Grid, arguments: &Arguments) -> Result<()> {
+        grid.check_compiled(kernel.artifact.signature())?;
         let whole = self.shared.with_maps(kernel, arguments)?;
         let arguments = whole.as_ref().unwrap_or(arguments);
         // SAFETY: the kernel is of this context, which unloads none that is there; the caller promises the rest.
@@ -376,6 +377,7 @@ impl Queue for CudaQueue {
 
     #[allow(unsafe_code)]
     fn graph_exec(&self, nodes: &[GraphNode<'_, Self>]) -> Result<CudaGraph> {
+        nodes.iter().try_for_each(|node| node.grid.check_compiled(node.kernel.artifact.signature()))?;
         let whole = nodes.iter().map(|node| self.shared.with_maps(node.kernel, &node.arguments));
         let whole = whole.collect::<Result<Vec<_>>>()?;
         let launches = nodes.iter().zip(&whole).map(|(node, whole)| {
@@ -395,6 +397,7 @@ impl Queue for CudaQueue {
         grid: Grid,
         arguments: &Arguments,
     ) -> Result<()> {
+        grid.check_compiled(kernel.artifact.signature())?;
         let whole = self.shared.with_maps(kernel, arguments)?;
         let arguments = whole.as_ref().unwrap_or(arguments);
         let _entered = self.shared.enter()?;

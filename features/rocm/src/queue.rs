@@ -332,6 +332,7 @@ impl Queue for RocmQueue {
                 reason: format!("{given} bytes given, {wanted} wanted"),
             });
         }
+        grid.check_compiled(artifact.signature())?;
         // HIP counts threads in 32 bits.
         let threads =
             grid.0.iter().zip(function.block()).map(|(&blocks, size)| u64::from(blocks) * u64::from(size));

@@ -9,7 +9,10 @@
 //!
 //! The work is linear in the kernel: each op is looked at once, a fact has a most of extents, and of a condition no more
 //! than [`MAX_LEARNT`] values are narrowed. What is behind that stays as it was, which is always true.
+//!
+//! [`assumed`] lists what it assumes about a launch, and which code enforces that.
 
+pub mod assumed;
 mod fact;
 #[cfg(test)]
 mod facts;
@@ -119,10 +122,8 @@ impl<'k> Ranges<'k> {
             all,
             same: same_extents(kernel),
         };
-        for param in kernel.params() {
-            if let ParamKind::Scalar { value, range: Some((low, high)) } = param.kind {
-                walk.facts[value.index()] = Fact::between(i128::from(low), i128::from(high));
-            }
+        for (value, fact) in assumed::of_parameters(kernel) {
+            walk.facts[value.index()] = fact;
         }
         walk.region(kernel.body());
         walk.ranges

@@ -1,10 +1,8 @@
 //! How facts go through ops, and what a condition teaches.
 
-use super::{Below, Fact, MAX_LEARNT, Walk};
-use vm_ir::limits::{MAX_EXTENT, MAX_GRID_X, MAX_GRID_YZ, WARP};
+use super::{Below, Fact, MAX_LEARNT, Walk, assumed};
 use vm_ir::module::{Op, Place};
-use vm_ir::op::{Axis, Opcode};
-use vm_ir::view::Dim;
+use vm_ir::op::Opcode;
 use vm_ir::{Scalar, Value};
 
 /// How far back a condition is followed.
@@ -121,39 +119,12 @@ impl Walk<'_> {
     }
 
     fn id(&self, op: &Op) -> Option<Fact> {
-        let axis = op.axis();
-        let size = i128::from(self.kernel.block()[axis as usize]);
-        let threads = i128::from(self.kernel.threads());
-        let grid = i128::from(if axis == Axis::X { MAX_GRID_X } else { MAX_GRID_YZ });
-        Some(match op.code {
-            Opcode::ThreadId => Fact::between(0, size - 1),
-            Opcode::BlockId => Fact::between(0, grid - 1),
-            Opcode::ClusterRank => Fact::between(0, i128::from(self.kernel.cluster()) - 1),
-            Opcode::ClusterId => Fact::between(0, grid / i128::from(self.kernel.cluster()) - 1),
-            Opcode::BlockDim => Fact::between(size, size),
-            Opcode::GridDim => Fact::between(1, grid),
-            Opcode::GlobalId => Fact::between(0, grid * size - 1),
-            Opcode::LocalIndex => Fact::between(0, threads - 1),
-            Opcode::LaneId => Fact::between(0, threads.min(i128::from(WARP)) - 1),
-            Opcode::WarpId => Fact::between(0, (threads - 1) / i128::from(WARP)),
-            Opcode::Extent => {
-                let Some(Place::View(view)) = op.place else { return None };
-                let dimension = *op.immediates.first()? as usize;
-                match self.kernel.view(view)?.dims.get(dimension)? {
-                    Dim::Fixed(extent) => Fact::between(i128::from(*extent), i128::from(*extent)),
-                    Dim::Any { multiple } => {
-                        let (view, dimension) = self.same_extent(view, dimension as u8);
-                        Fact {
-                            low: 0,
-                            high: i128::from(MAX_EXTENT),
-                            shift: multiple.trailing_zeros(),
-                            below: vec![Below { view, dimension, offset: 0 }],
-                        }
-                    }
-                }
-            }
-            _ => return None,
-        })
+        let (Opcode::Extent, Some(Place::View(view))) = (op.code, op.place) else {
+            return assumed::of_place(self.kernel, op);
+        };
+        let dimension = *op.immediates.first()?;
+        let dim = self.kernel.view(view)?.dims.get(dimension as usize)?;
+        Some(assumed::of_extent(*dim, self.same_extent(view, dimension as u8)))
     }
 
     /// Narrows what is known by a condition that holds, or does not.

@@ -148,7 +148,8 @@ fn program(artifact: &Artifact, entry: &Entry, launch: &Launch, memory: &Memory)
     let section = symbol.section_index().ok_or("no section")?;
     let section = image.section_by_index(section).map_err(|error| error.to_string())?;
     let kernel = section.data().map_err(|error| error.to_string())?;
-    let scratch = DATA + memory.bytes.len().next_multiple_of(64) as u64;
+    // The areas below it are zeros when the program starts.
+    let scratch = DATA + memory.bytes.len().next_multiple_of(64) as u64 + u64::from(vm_abi::SCRATCH_ZEROS);
     let stack = (scratch + u64::from(entry.dynamic_shared)).next_multiple_of(4096) + STACK;
     let blocks: u64 = launch.grid.iter().map(|blocks| u64::from(*blocks)).product();
     let start = CODE + HEADERS as u64 + KERNEL as u64 + symbol.address();

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use vm_abi::MAX_RANK;
+use vm_abi::{MAX_EXTENT, MAX_GRID, MAX_RANK};
 
 use super::{Programs, TIMEOUT, numbers, soon, start, stop};
 use crate::accelerator::{Accelerator, Queue};
 use crate::arguments;
+use crate::artifact::{Artifact, Extent, ParameterKind, Signature};
 use crate::device::QueueOptions;
 use crate::error::Error;
 use crate::extents::Extents;
@@ -14,6 +15,7 @@ use crate::launch::{Arguments, Grid, QueueArgument};
 use crate::memory::MemoryKind;
 use crate::pool::PoolOptions;
 use crate::programs::Program;
+use crate::worker::{Argument, Kernel};
 
 pub(super) fn by_hand<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
     let queue = accelerator.open(&QueueOptions::default()).expect("a queue opens");
@@ -53,6 +55,83 @@ pub(super) fn grids<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>
     let want = |value: &u32| value.wrapping_add(3 * grids.len() as u32);
     assert!(values.iter().zip(&back).all(|(value, sum)| want(value) == *sum));
     drop(data);
+    stop(&worker);
+}
+
+/// Launches that violate an assumption of compilers (`vm_jit::range::assumed`) are rejected, and the device still works.
+pub(super) fn refused<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) {
+    let worker = start(accelerator, PoolOptions::default());
+    let [data, other] = [0; 2].map(|_| worker.allocate(4096).expect("memory"));
+    let part = |offset, bytes| data.view(offset, bytes).expect("a view");
+    let shaped = |offset, bytes, extents: &[u64]| part(offset, bytes).shaped(extents).expect("extents");
+    let with = |program: Program, change: &dyn Fn(&mut Signature)| {
+        let made = programs(program);
+        let mut signature = made.signature().clone();
+        change(&mut signature);
+        // SAFETY: it takes the same parameters as before, of fewer values.
+        #[allow(unsafe_code)]
+        let narrowed = unsafe { Artifact::new(made.image(), signature) }.expect("a signature");
+        worker.load(&narrowed).expect("the program loads")
+    };
+    let check = |what: &str, kernel: &Kernel<A>, grid: [u32; 3], arguments: &[Argument<'_, A>]| {
+        let launched = worker.launch(kernel, grid, arguments);
+        assert!(
+            matches!(launched, Err(Error::Grid { .. } | Error::Arguments { .. })),
+            "{what}: {launched:?}"
+        );
+    };
+    fn extents(signature: &mut Signature, index: usize) -> &mut [Extent] {
+        match &mut signature.parameters[index].kind {
+            ParameterKind::View { extents, .. } => extents,
+            _ => unreachable!("a scalar"),
+        }
+    }
+    let plain = with(Program::Bump, &|_| {});
+    let (one, good) = ([1; 3], arguments![part(0, 64), 1u32]);
+    for (axis, most) in MAX_GRID.into_iter().enumerate() {
+        for size in [0, most + 1, u32::MAX] {
+            let mut grid = one;
+            grid[axis] = size;
+            check("the grid", &plain, grid, &good);
+        }
+    }
+    let clusters = with(Program::Bump, &|signature| signature.cluster = 4);
+    check("clusters", &clusters, [6, 1, 1], &good);
+    let rows = with(Program::Copy2, &|_| {});
+    let target = other.shaped(&[4, 4]).expect("extents");
+    for wrong in [[MAX_EXTENT + 1, 0], [0, MAX_EXTENT + 1], [u64::MAX, 0]] {
+        check("extents", &rows, one, &arguments![shaped(0, 64, &wrong), target]);
+    }
+    let fixed = with(Program::Copy2, &|signature| extents(signature, 0)[1] = Extent::Fixed(4));
+    for wrong in [[4, 3], [4, 5], [4, 0]] {
+        check("fixed extents", &fixed, one, &arguments![shaped(0, 128, &wrong), target]);
+    }
+    let multiple = with(Program::Copy2, &|signature| extents(signature, 0)[1] = Extent::Multiple(4));
+    check("multiples", &multiple, one, &arguments![shaped(0, 128, &[4, 6]), target]);
+    let named = with(Program::Copy2, &|signature| {
+        extents(signature, 1)[1] = Extent::Same { parameter: 0, dimension: 1 };
+    });
+    check("named extents", &named, one, &arguments![shaped(0, 128, &[4, 5]), target]);
+    let ranged = with(Program::Bump, &|signature| {
+        signature.parameters[1].kind = ParameterKind::Scalar { bytes: 4, range: Some((-1, 8)) };
+    });
+    for wrong in [9u32, -2i32 as u32, i32::MIN as u32] {
+        check("ranges of scalars", &ranged, one, &arguments![part(0, 64), wrong]);
+    }
+    check("an address's alignment", &plain, one, &arguments![part(2, 8), 1u32]);
+    let strided = |strides: &[u64]| data.strided(&[2, 4], strides).expect("extents");
+    check("a stride's alignment", &rows, one, &arguments![strided(&[18]), target]);
+    for wrong in [4096, 4084, !3, 1 << 63] {
+        check("memory", &rows, one, &arguments![strided(&[wrong]), target]);
+    }
+    check("memory", &rows, one, &arguments![shaped(0, 64, &[4, 5]), target]);
+    check("memory", &rows, one, &arguments![shaped(0, 64, &[MAX_EXTENT, MAX_EXTENT]), target]);
+    check("views apart", &rows, one, &arguments![shaped(0, 64, &[4, 4]), shaped(60, 64, &[4, 4])]);
+    let target = other.strided(&[4, 4], &[8]).expect("extents");
+    check("rows apart", &rows, one, &arguments![shaped(0, 64, &[4, 4]), target]);
+    worker.launch(&plain, 1, &good).expect("a launch");
+    worker.synchronize(TIMEOUT).expect("a wait");
+    drop((data, other));
     stop(&worker);
 }
 

@@ -45,7 +45,7 @@ use crate::worker::{Worker, WorkerOptions};
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How many cases there are.
-pub const CASES: usize = 48;
+pub const CASES: usize = 49;
 
 /// Where the suite gets its programs from, compiled for the accelerator.
 pub type Programs<'a> = &'a (dyn Fn(Program) -> Artifact + Sync);
@@ -71,6 +71,7 @@ pub fn check<A: Accelerator>(accelerator: &Arc<A>, programs: Programs<'_>) -> us
         ("limits of memory, blocks and images", queue::limits),
         ("a launch by hand", launch::by_hand),
         ("grids of any size do all the work", launch::grids),
+        ("launches that break what compilers assume", launch::refused),
         ("views of one to four dimensions", launch::ranks),
         ("views without elements", launch::empty),
         ("scalars of every size", launch::scalars),

@@ -53,12 +53,13 @@ fn grids_that_do_not_fit_are_refused() {
         guards: false,
     };
     let signature = |cluster| Signature { cluster, ..artifact(vec![], false).signature().clone() };
-    let check = |grid: [u32; 3], cluster, wanted: Option<&str>| {
-        let found = Grid(grid).check(&signature(cluster), &info).err().map(|error| error.to_string());
+    let check_on = |info: &DeviceInfo, grid: [u32; 3], cluster, wanted: Option<&str>| {
+        let found = Grid(grid).check(&signature(cluster), info).err().map(|error| error.to_string());
         assert_eq!(found.is_some(), wanted.is_some(), "{found:?}");
         let said = found.unwrap_or_default();
         assert!(said.contains(wanted.unwrap_or_default()), "{said}");
     };
+    let check = |grid, cluster, wanted| check_on(&info, grid, cluster, wanted);
     check([1000, 10, 10], 1, None);
     check([1001, 1, 1], 1, Some("the device takes at most 1000 along x"));
     check([1, 11, 1], 1, Some("at most 10 along y"));
@@ -66,6 +67,14 @@ fn grids_that_do_not_fit_are_refused() {
     check([8, 3, 1], 4, None);
     check([6, 4, 1], 4, Some("its clusters need a multiple of 4 along x"));
     check([0, 1, 1], 4, Some("no blocks along x"));
+    // A device's limits do not raise those that compilers assume.
+    let all = DeviceInfo { grid: [u32::MAX; 3], ..info.clone() };
+    let check = |grid, wanted| check_on(&all, grid, 1, wanted);
+    check([i32::MAX as u32, 1, 1], None);
+    check([1, 65_535, 65_535], None);
+    check([1 << 31, 1, 1], Some("a kernel takes at most 2147483647 along x"));
+    check([1, 65_536, 1], Some("a kernel takes at most 65535 along y"));
+    check([1, 1, 65_536], Some("a kernel takes at most 65535 along z"));
 }
 
 #[test]

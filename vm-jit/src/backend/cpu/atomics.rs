@@ -3,7 +3,9 @@
 
 use super::lanes::{Repr, clif, own};
 use super::memory::Bounds;
+use super::redirect::Direction;
 use super::writer::Writer;
+use crate::reject::RejectKind;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{AtomicRmwOp, InstBuilder, Value as Ssa};
 use vm_ir::Scalar;
@@ -20,10 +22,18 @@ impl Writer<'_, '_> {
         let args: Vec<Vec<Ssa>> = op.operands[rank..].iter().map(|v| self.each(*v)).collect();
         let mut olds = Vec::with_capacity(self.width);
         for (thread, indices) in self.each_indices(op, rank).into_iter().enumerate() {
-            let Some(row) = self.row(op, place, &known, &indices, 1) else { return };
+            let Some(row) = self.row(op, place, &known, &indices, (scalar, 1)) else { return };
             let (address, within) = match row.bounds {
-                Bounds::If(within) => (self.or_spare(row.address, within, true), Some(within)),
-                _ => (row.address, None),
+                Bounds::In => (row.address, None),
+                Bounds::If(within) => {
+                    let address =
+                        self.redirect_out_of_bounds(row.address, within, Direction::Store, row.bytes());
+                    (address, Some(within))
+                }
+                Bounds::Each { .. } => {
+                    let what = "an atomic of one element would be checked as several".to_owned();
+                    return self.refuse(RejectKind::Generator { what });
+                }
             };
             let args: Vec<Ssa> = args.iter().map(|arg| arg[thread]).collect();
             let plain = matches!(place, Place::Shared(_));

@@ -1,31 +1,31 @@
 //! The loop over the blocks of a launch, or over its clusters.
 
 use super::lanes::own;
-use super::memory::SPARE;
 use super::plan::Step;
+use super::spoil;
 use super::writer::Writer;
 use cranelift_codegen::ir::condcodes::IntCC;
-use cranelift_codegen::ir::{InstBuilder, Value as Ssa, types};
+use cranelift_codegen::ir::{InstBuilder, StackSlot, StackSlotData, StackSlotKind, Value as Ssa, types};
+use cranelift_frontend::FunctionBuilder;
 
-/// Where the scratch memory has what the loop over blocks knows.
+/// State of the loop over blocks. Range analysis assumes limits of block numbers, so the state is kept on the stack, which no
+/// address of a kernel's access can reach.
 #[derive(Clone, Copy)]
-pub(super) struct State {
-    /// The number of the block at hand.
-    linear: i32,
-    /// That of the first that is not to be run.
-    end: i32,
-    /// The place of the block along each axis.
-    at: i32,
-    /// The blocks along each axis.
-    grid: i32,
-}
+pub(super) struct State(StackSlot);
 
 impl State {
-    pub(super) const BYTES: u32 = 64;
+    /// Offset of the number of the current block.
+    const LINEAR: i32 = 0;
+    /// Offset of the number of the first block that is not run.
+    const END: i32 = 8;
+    /// Offset of the position of the block along each axis.
+    const AT: i32 = 16;
+    /// Offset of the number of blocks along each axis.
+    const GRID: i32 = 28;
+    pub(super) const BYTES: u32 = 40;
 
-    pub(super) fn from(offset: u32) -> State {
-        let offset = offset as i32;
-        State { linear: offset, end: offset + 8, at: offset + 16, grid: offset + 28 }
+    pub(super) fn of(b: &mut FunctionBuilder<'_>) -> State {
+        State(b.create_sized_stack_slot(StackSlotData::new(StackSlotKind::ExplicitSlot, State::BYTES, 3)))
     }
 }
 
@@ -47,23 +47,24 @@ impl<'a, 'k> Writer<'a, 'k> {
         let z = self.b.ins().udiv(row, rows);
         let at = [x, y, z].map(|at| self.b.ins().ireduce(types::I32, at));
         // Kept in memory: it is used once for a block, and registers are for the threads.
-        let state = self.state;
-        self.b.ins().store(own(), end, self.scratch, state.end);
-        for (i, size) in self.grid.into_iter().enumerate() {
-            self.b.ins().store(own(), size, self.scratch, state.grid + 4 * i as i32);
+        let state = self.state_address();
+        self.b.ins().store(own(), end, state, State::END);
+        for (offset, size) in (State::GRID..).step_by(4).zip(self.grid) {
+            self.b.ins().store(own(), size, state, offset);
         }
         self.next_block(first, at);
         let (head, body, done) = (self.b.create_block(), self.b.create_block(), self.b.create_block());
         self.b.ins().jump(head, &[]);
         self.b.switch_to_block(head);
-        let linear = self.b.ins().load(types::I64, own(), self.scratch, state.linear);
-        let end = self.b.ins().load(types::I64, own(), self.scratch, state.end);
+        let state = self.state_address();
+        let linear = self.b.ins().load(types::I64, own(), state, State::LINEAR);
+        let end = self.b.ins().load(types::I64, own(), state, State::END);
         let more = self.b.ins().icmp(IntCC::UnsignedLessThan, linear, end);
         self.b.ins().brif(more, body, &[], done, &[]);
         self.b.seal_block(body);
         self.b.seal_block(done);
         self.b.switch_to_block(body);
-        let [x, y, z] = self.state_of(state.at);
+        let [x, y, z] = self.state_of(State::AT);
         self.block = [x, y, z];
         if self.safety.zeroes_arrays() {
             self.zero_shared();
@@ -74,11 +75,12 @@ impl<'a, 'k> Writer<'a, 'k> {
             self.refuel();
         }
         self.run(&plan.steps);
-        let linear = self.b.ins().load(types::I64, own(), self.scratch, state.linear);
+        let state = self.state_address();
+        let linear = self.b.ins().load(types::I64, own(), state, State::LINEAR);
         let next = self.b.ins().iadd_imm_s(linear, cluster);
-        let (zero, mut at) = (self.b.ins().iconst(types::I32, 0), self.state_of(state.at));
+        let (zero, mut at) = (self.b.ins().iconst(types::I32, 0), self.state_of(State::AT));
         let mut carry = self.b.ins().iconst(types::I32, cluster);
-        for (at, size) in at.iter_mut().zip(self.state_of(state.grid)) {
+        for (at, size) in at.iter_mut().zip(self.state_of(State::GRID)) {
             let up = self.b.ins().iadd(*at, carry);
             let over = self.b.ins().icmp(IntCC::Equal, up, size);
             *at = self.b.ins().select(over, zero, up);
@@ -90,27 +92,25 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.b.switch_to_block(done);
     }
 
+    fn state_address(&mut self) -> Ssa {
+        if let Some(spare) = spoil::narrow_spare() {
+            return self.b.ins().iadd_imm_s(self.scratch, self.plan.bytes as i64 + 2 * spare);
+        }
+        self.b.ins().stack_addr(types::I64, self.state.0, 0)
+    }
+
     /// Three numbers of the state.
     fn state_of(&mut self, offset: i32) -> [Ssa; 3] {
-        [0, 4, 8].map(|by| self.b.ins().load(types::I32, own(), self.scratch, offset + by))
+        let state = self.state_address();
+        [0, 4, 8].map(|by| self.b.ins().load(types::I32, own(), state, offset + by))
     }
 
     /// Remembers which block comes next, and where it is.
     fn next_block(&mut self, linear: Ssa, at: [Ssa; 3]) {
-        let state = self.state;
-        self.b.ins().store(own(), linear, self.scratch, state.linear);
-        for (i, at) in at.into_iter().enumerate() {
-            self.b.ins().store(own(), at, self.scratch, state.at + 4 * i as i32);
-        }
-    }
-
-    pub(super) fn zero_spare(&mut self) {
-        if self.safety.zeroes_arrays() {
-            let zero = self.b.ins().iconst(types::I32, 0);
-            let zeros = self.b.ins().splat(types::I32X4, zero);
-            for at in (0..SPARE).step_by(16) {
-                self.b.ins().store(own(), zeros, self.scratch, (self.spare + at) as i32);
-            }
+        let state = self.state_address();
+        self.b.ins().store(own(), linear, state, State::LINEAR);
+        for (offset, at) in (State::AT..).step_by(4).zip(at) {
+            self.b.ins().store(own(), at, state, offset);
         }
     }
 

@@ -447,10 +447,7 @@ impl<'a, 'k> Writer<'a, 'k> {
 
     /// Scratch memory for what each thread has of a value.
     fn room(&mut self, value: Value) -> i32 {
-        let at = self.spill_at;
-        self.spill_at += (self.width as u32 * bytes_of(self.kernel, value)).next_multiple_of(16);
-        self.spill_end = self.spill_end.max(self.spill_at);
-        at as i32
+        self.spill(self.width as u64 * u64::from(bytes_of(self.kernel, value)))
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::isa::{Effort, Isa, UnknownIsa};
 use super::live::Live;
-use super::spoil::{Stage, spoil};
+use super::spoil::{self, Stage, spoil};
 use super::{limits, routine, schedule};
 use crate::reject::RejectKind;
 use cranelift_codegen::isa::{OwnedTargetIsa, TargetIsa};
@@ -44,7 +44,9 @@ pub(super) fn emit(context: &mut Context, generators: &Generators) -> Result<(Ve
     context.func.dfg.resolve_all_aliases();
     let live = limits::live(&context.func, &context.cfg)?;
     let live = optimise(context, &*generators.thorough)?.unwrap_or(live);
-    let small = context.func.dfg.num_insts() <= limits::THOROUGH && live.steps <= limits::THOROUGH_LIVE;
+    let small = !spoil::is_large()
+        && context.func.dfg.num_insts() <= limits::THOROUGH
+        && live.steps <= limits::THOROUGH_LIVE;
     let (isa, effort) = match small {
         true => (&*generators.thorough, Effort::Thorough),
         false => (isa, Effort::Linear),

@@ -115,7 +115,6 @@ impl Writer<'_, '_> {
     fn slot(&mut self, value: Value) -> Option<(Ssa, i32, Room)> {
         let slot = self.plan.slots[value.index()]?;
         let size = i64::from(super::plan::bytes_of(self.kernel, value));
-        let offset = i32::try_from(slot.offset).ok()?;
         let index = match slot.room {
             Room::Block => None,
             Room::Warp => self.warp_index(),
@@ -128,7 +127,7 @@ impl Writer<'_, '_> {
                 self.b.ins().iadd(self.scratch, at)
             }
         };
-        Some((base, offset, slot.room))
+        Some((base, slot.offset, slot.room))
     }
 
     pub(super) fn store_slot(&mut self, value: Value, repr: &Repr) {

@@ -1,27 +1,34 @@
 //! Views and shared arrays.
 //!
-//! A guest's access to a view that may be out of bounds goes to a spare place instead: a load to zeros, a store or an
-//! atomic to bytes that nobody reads. The address is chosen without a branch, so it is not even speculated upon. Of
-//! several elements in a row that may be partly out of bounds, each is asked for itself, behind a branch. What is
-//! checked is in the [`SafetyPlan`](crate::safety::SafetyPlan).
+//! A guest's access to a view that may be out of bounds is [redirected](super::redirect). Of several elements in a row that may
+//! be partly out of bounds, each is checked by itself, behind a branch. What is checked is in the
+//! [`SafetyPlan`](crate::safety::SafetyPlan).
 
 use super::lanes::{Repr, clif, loose, own};
+use super::redirect::{Direction, WIDEST_ROW};
 use super::writer::{Extent, Writer};
 use crate::safety::{Access, Last};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value as Ssa, types};
 use vm_ir::Scalar;
+use vm_ir::limits::WARP;
 use vm_ir::module::{Op, Place};
 
-/// Bytes of zeros, and of bytes that nobody reads, at the end of the scratch memory.
-pub(super) const SPARE: u32 = 128;
-
-/// Elements in a row.
+/// A row of elements. Exactly the elements that were checked when it was made are loaded or stored.
 pub(super) struct Row {
     pub(super) address: Ssa,
+    scalar: Scalar,
+    elements: usize,
     /// How many of the elements may be there at all.
     count: usize,
     pub(super) bounds: Bounds,
+}
+
+impl Row {
+    /// Returns the bytes of all elements.
+    pub(super) fn bytes(&self) -> u64 {
+        self.elements as u64 * u64::from(self.scalar.bytes())
+    }
 }
 
 pub(super) enum Bounds {
@@ -46,14 +53,14 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Where `count` elements in a row are, and whether they are in bounds.
+    /// Where so many elements in a row are, and whether they are in bounds.
     pub(super) fn row(
         &mut self,
         op: &Op,
         place: Place,
         known: &Access,
         indices: &[Ssa],
-        count: usize,
+        elements: (Scalar, usize),
     ) -> Option<Row> {
         let mut indices: Vec<Ssa> = indices.iter().map(|index| self.wide(*index)).collect();
         if self.kernel.surface(place).is_some() {
@@ -61,8 +68,8 @@ impl Writer<'_, '_> {
             indices.push(self.b.ins().iconst(types::I64, 0));
         }
         match place {
-            Place::View(_) => self.view_row(op, place, known, &indices, count),
-            Place::Shared(array) => self.shared_row(usize::from(array), known, &indices, count),
+            Place::View(_) => self.view_row(op, place, known, &indices, elements),
+            Place::Shared(array) => self.shared_row(usize::from(array), known, &indices, elements),
             // Local arrays are parts of shared ones here.
             Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => None,
         }
@@ -74,7 +81,7 @@ impl Writer<'_, '_> {
         place: Place,
         known: &Access,
         indices: &[Ssa],
-        count: usize,
+        (scalar, count): (Scalar, usize),
     ) -> Option<Row> {
         let Place::View(number) = place else { return None };
         let view = self.views.get(usize::from(number))?.clone()?;
@@ -147,10 +154,16 @@ impl Writer<'_, '_> {
                 Bounds::If(and(self, within))
             }
         };
-        Some(Row { address, count, bounds })
+        Some(Row { address, scalar, elements: count, count, bounds })
     }
 
-    fn shared_row(&mut self, array: usize, known: &Access, indices: &[Ssa], count: usize) -> Option<Row> {
+    fn shared_row(
+        &mut self,
+        array: usize,
+        known: &Access,
+        indices: &[Ssa],
+        (scalar, elements): (Scalar, usize),
+    ) -> Option<Row> {
         let declared = self.kernel.shared().get(array)?;
         let (size, dims) = (i64::from(declared.element.bytes()), declared.dims.clone());
         let last = dims.len() - 1;
@@ -160,7 +173,7 @@ impl Writer<'_, '_> {
             let clamped = if in_row { known.last.is_checked() } else { known.checks(dimension) };
             let mut index = indices[dimension];
             if clamped {
-                let room = if in_row { known.bytes.unwrap_or(count as u32) } else { 1 };
+                let room = if in_row { known.bytes.unwrap_or(elements as u32) } else { 1 };
                 let greatest = self.b.ins().iconst(types::I64, i64::from(extent - room.min(*extent)));
                 index = self.b.ins().umin(index, greatest);
                 if let Some(bytes) = known.bytes {
@@ -179,8 +192,8 @@ impl Writer<'_, '_> {
         let by = self.b.ins().iadd_imm_s(by, i64::from(self.plan.shared[array]));
         let arrays = self.arrays();
         let address = self.b.ins().iadd(arrays, by);
-        let count = if known.last.is_checked() { count.min(dims[last] as usize) } else { count };
-        Some(Row { address, count, bounds: Bounds::In })
+        let count = if known.last.is_checked() { elements.min(dims[last] as usize) } else { elements };
+        Some(Row { address, scalar, elements, count, bounds: Bounds::In })
     }
 
     /// Where the shared arrays of the block at hand begin.
@@ -205,25 +218,15 @@ impl Writer<'_, '_> {
         let at = self.b.ins().iadd(self.scratch, by);
         for block in 0..self.kernel.cluster() {
             let start = block * self.plan.block_bytes + self.plan.shared[usize::from(array)];
-            for (lane, one) in all.iter().enumerate() {
-                self.b.ins().store(own(), *one, at, (start + lane as u32 * size) as i32);
+            for (lane, one) in (0..).zip(&all) {
+                let offset = self.offset(u64::from(start) + lane * u64::from(size));
+                self.b.ins().store(own(), *one, at, offset);
             }
         }
     }
 
-    /// The address if `within` holds, else one that does no harm, or one that faults.
-    pub(super) fn or_spare(&mut self, address: Ssa, within: Ssa, writes: bool) -> Ssa {
-        if self.strays_fault {
-            let nowhere = self.b.ins().iconst(types::I64, 0);
-            return self.b.ins().select(within, address, nowhere);
-        }
-        let offset = i64::from(self.spare) + if writes { i64::from(SPARE) } else { 0 };
-        let spare = self.b.ins().iadd_imm_s(self.scratch, offset);
-        self.b.ins().select(within, address, spare)
-    }
-
     /// Where an element is if not all are in bounds.
-    fn one_of_row(&mut self, row: &Row, number: Ssa, size: u32, writes: bool) -> Ssa {
+    fn one_of_row(&mut self, row: &Row, number: Ssa, direction: Direction) -> Ssa {
         let Bounds::Each { outer, index, extent, unit, .. } = row.bounds else { return row.address };
         let by = self.b.ins().imul_imm_s(number, unit);
         let at = self.b.ins().iadd(index, by);
@@ -232,47 +235,43 @@ impl Writer<'_, '_> {
             None => within,
             Some(outer) => self.b.ins().band(outer, within),
         };
+        let size = row.scalar.bytes();
         let by = self.b.ins().imul_imm_s(number, i64::from(size));
         let address = self.b.ins().iadd(row.address, by);
-        self.or_spare(address, within, writes)
+        self.redirect_out_of_bounds(address, within, direction, size.into())
     }
 
     /// Goes through the elements of a row one by one, of which some may be out of bounds: `one` is given the address of each, and
-    /// that of its place in scratch memory, where they lie behind one another from the address and offset on that this gives.
+    /// that of its place in scratch memory without the offset at which those begin.
     ///
     /// A loop, as it is seldom run: written out, its addresses would be computed ahead, and take the registers of what is run often.
-    fn each_of_row(
-        &mut self,
-        row: &Row,
-        size: u32,
-        elements: usize,
-        writes: bool,
-        one: impl FnOnce(&mut Self, Ssa, Ssa, i32),
-    ) {
-        let at = self.row_at(size, elements);
-        let count = self.b.ins().iconst(types::I64, elements as i64);
+    fn each_of_row(&mut self, row: &Row, direction: Direction, one: impl FnOnce(&mut Self, Ssa, Ssa)) {
+        let count = self.b.ins().iconst(types::I64, row.elements as i64);
         self.counted(count, 1, |w, number| {
             if let Some(head) = w.b.current_block() {
                 w.b.set_cold_block(head);
             }
-            let address = w.one_of_row(row, number, size, writes);
-            let by = w.b.ins().imul_imm_s(number, i64::from(size));
+            let address = w.one_of_row(row, number, direction);
+            let by = w.b.ins().imul_imm_s(number, i64::from(row.scalar.bytes()));
             let place = w.b.ins().iadd(w.scratch, by);
-            one(w, address, place, at);
+            one(w, address, place);
         });
         if let Some(behind) = self.b.current_block() {
             self.b.set_cold_block(behind);
         }
     }
 
-    /// Scratch memory for the elements of a row.
-    fn row_at(&mut self, size: u32, elements: usize) -> i32 {
-        let at = self.spill_at.next_multiple_of(16);
-        self.spill_end = self.spill_end.max(at + size * elements as u32);
-        at as i32
+    /// Scratch memory for the elements of a row: its offset.
+    fn row_at(&mut self, row: &Row) -> i32 {
+        let (before, at) = (self.spill_at, self.spill_at.next_multiple_of(16));
+        self.spill_at = at;
+        let at = self.spill(row.bytes());
+        self.spill_at = before;
+        at
     }
 
-    fn load_row(&mut self, row: &Row, scalar: Scalar, elements: usize) -> Repr {
+    fn load_row(&mut self, row: &Row) -> Repr {
+        let &Row { scalar, elements, .. } = row;
         let flags = self.flags(elements);
         let scratch = self.scratch;
         match row.bounds {
@@ -284,7 +283,7 @@ impl Writer<'_, '_> {
             }
             Bounds::In => self.load_elements(flags, row.address, 0, scalar, elements),
             Bounds::If(within) => {
-                let address = self.or_spare(row.address, within, false);
+                let address = self.redirect_out_of_bounds(row.address, within, Direction::Load, row.bytes());
                 self.load_elements(flags, address, 0, scalar, elements)
             }
             Bounds::Each { all, .. } => {
@@ -311,8 +310,8 @@ impl Writer<'_, '_> {
                 self.b.ins().jump(end, &args);
                 self.b.set_cold_block(parts);
                 self.b.switch_to_block(parts);
-                let at = self.row_at(scalar.bytes(), elements);
-                self.each_of_row(row, scalar.bytes(), elements, false, |w, address, place, at| {
+                let at = self.row_at(row);
+                self.each_of_row(row, Direction::Load, |w, address, place| {
                     let one = w.b.ins().load(clif(scalar), own(), address, 0);
                     w.b.ins().store(own(), one, place, at);
                 });
@@ -337,7 +336,8 @@ impl Writer<'_, '_> {
         if elements == 1 { own() } else { loose() }
     }
 
-    fn store_row(&mut self, row: &Row, scalar: Scalar, repr: &Repr, elements: usize) {
+    fn store_row(&mut self, row: &Row, repr: &Repr) {
+        let &Row { scalar, elements, .. } = row;
         let flags = self.flags(elements);
         match row.bounds {
             Bounds::In if row.count < elements => {
@@ -350,7 +350,7 @@ impl Writer<'_, '_> {
             }
             Bounds::In => self.store_elements(flags, row.address, 0, scalar, repr, elements),
             Bounds::If(within) => {
-                let address = self.or_spare(row.address, within, true);
+                let address = self.redirect_out_of_bounds(row.address, within, Direction::Store, row.bytes());
                 self.store_elements(flags, address, 0, scalar, repr, elements);
             }
             Bounds::Each { all, .. } => {
@@ -364,9 +364,9 @@ impl Writer<'_, '_> {
                 self.b.ins().jump(end, &[]);
                 self.b.set_cold_block(parts);
                 self.b.switch_to_block(parts);
-                let (scratch, at) = (self.scratch, self.row_at(scalar.bytes(), elements));
+                let (scratch, at) = (self.scratch, self.row_at(row));
                 self.store_elements(own(), scratch, at, scalar, repr, elements);
-                self.each_of_row(row, scalar.bytes(), elements, true, |w, address, place, at| {
+                self.each_of_row(row, Direction::Store, |w, address, place| {
                     let one = w.b.ins().load(clif(scalar), own(), place, at);
                     w.b.ins().store(own(), one, address, 0);
                 });
@@ -419,31 +419,28 @@ impl Writer<'_, '_> {
         }
         steps.extend(pixels.then_some(0));
         let size = i64::from(self.kernel.place(place)?.1.bytes());
-        let mut between = Between { fixed: steps.last()?.checked_mul(size)?, given: None };
         match place {
             Place::Shared(array) => {
                 let dims = &self.kernel.shared().get(usize::from(array))?.dims;
-                let mut pitch = size;
+                let (mut fixed, mut pitch) = (0i64, size);
                 for (step, extent) in steps.iter().zip(dims).rev() {
-                    between.fixed = match pitch == size {
-                        true => step.checked_mul(size)?,
-                        false => between.fixed.checked_add(step.checked_mul(pitch)?)?,
-                    };
+                    fixed = fixed.checked_add(step.checked_mul(pitch)?)?;
                     pitch = pitch.checked_mul(i64::from(*extent))?;
                 }
-                // No array has so many bytes.
-                (between.fixed.abs() < 1 << 24).then_some(between)
+                Between::of(fixed, None)
             }
             Place::View(number) => {
                 let strides = self.views.get(usize::from(number))?.as_ref()?.strides.clone();
+                let fixed = steps.last()?.checked_mul(size)?;
+                let mut given: Option<Ssa> = None;
                 for (step, stride) in steps.iter().zip(strides).filter(|(step, _)| **step != 0) {
                     let by = self.b.ins().imul_imm_s(stride, *step);
-                    between.given = Some(match between.given {
+                    given = Some(match given {
                         None => by,
                         Some(sum) => self.b.ins().iadd(sum, by),
                     });
                 }
-                (between.fixed.abs() < 1 << 24).then_some(between)
+                Between::of(fixed, given)
             }
             // Local arrays are parts of shared ones here.
             Place::Local(_) | Place::Channel(_) | Place::Fragment(_) => None,
@@ -458,7 +455,7 @@ impl Writer<'_, '_> {
             if let Some(by) = between.given.filter(|_| thread > 0) {
                 address = self.b.ins().iadd(address, by);
             }
-            all.push((address, thread * between.fixed as i32));
+            all.push((address, thread * between.fixed));
         }
         all
     }
@@ -489,13 +486,13 @@ impl Writer<'_, '_> {
         let repr = match pattern {
             Pattern::Row if self.width == 1 || !clamped => {
                 let indices = self.first_indices(op, rank);
-                let Some(row) = self.row(op, place, &known, &indices, elements) else { return };
-                self.load_row(&row, scalar, elements)
+                let Some(row) = self.row(op, place, &known, &indices, (scalar, elements)) else { return };
+                self.load_row(&row)
             }
             Pattern::Uniform => {
                 let indices = self.first_indices(op, rank);
-                let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
-                let repr = self.load_row(&row, scalar, lanes);
+                let Some(row) = self.row(op, place, &known, &indices, (scalar, lanes)) else { return };
+                let repr = self.load_row(&row);
                 self.tiled(repr, result)
             }
             _ => {
@@ -503,7 +500,7 @@ impl Writer<'_, '_> {
                 let mut all = Vec::with_capacity(elements);
                 if let Some(between) = self.bytes_between(op, rank, place, &known, lanes) {
                     let indices = self.first_indices(op, rank);
-                    let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
+                    let Some(row) = self.row(op, place, &known, &indices, (scalar, lanes)) else { return };
                     let flags = self.flags(lanes);
                     for (address, offset) in self.addresses(row.address, between) {
                         let repr = self.load_elements(flags, address, offset, scalar, lanes);
@@ -516,8 +513,8 @@ impl Writer<'_, '_> {
                     return;
                 }
                 for indices in self.each_indices(op, rank) {
-                    let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
-                    let repr = self.load_row(&row, scalar, lanes);
+                    let Some(row) = self.row(op, place, &known, &indices, (scalar, lanes)) else { return };
+                    let repr = self.load_row(&row);
                     all.extend(match vectors {
                         true => self.chunks_of(&repr, scalar, lanes),
                         false => self.each_of(&repr, scalar, lanes),
@@ -539,9 +536,9 @@ impl Writer<'_, '_> {
         let clamped = matches!(place, Place::Shared(_)) && known.last.is_checked();
         if matches!(pattern, Pattern::Row) && (self.width == 1 || !clamped) {
             let indices = self.first_indices(op, rank);
-            let Some(row) = self.row(op, place, &known, &indices, elements) else { return };
+            let Some(row) = self.row(op, place, &known, &indices, (scalar, elements)) else { return };
             let repr = self.repr(value);
-            self.store_row(&row, scalar, &repr, elements);
+            self.store_row(&row, &repr);
             return;
         }
         let repr = self.repr(value);
@@ -555,7 +552,7 @@ impl Writer<'_, '_> {
             |part: &[Ssa]| if vectors { Repr::Chunks(part.to_vec()) } else { Repr::Each(part.to_vec()) };
         if let Some(between) = self.bytes_between(op, rank, place, &known, lanes).filter(|_| self.width > 1) {
             let indices = self.first_indices(op, rank);
-            let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
+            let Some(row) = self.row(op, place, &known, &indices, (scalar, lanes)) else { return };
             let flags = self.flags(lanes);
             for ((address, offset), part) in self.addresses(row.address, between).into_iter().zip(parts) {
                 self.store_elements(flags, address, offset, scalar, &as_repr(part), lanes);
@@ -563,8 +560,8 @@ impl Writer<'_, '_> {
             return;
         }
         for (indices, part) in self.each_indices(op, rank).into_iter().zip(parts) {
-            let Some(row) = self.row(op, place, &known, &indices, lanes) else { return };
-            self.store_row(&row, scalar, &as_repr(part), lanes);
+            let Some(row) = self.row(op, place, &known, &indices, (scalar, lanes)) else { return };
+            self.store_row(&row, &as_repr(part));
         }
     }
 }
@@ -572,9 +569,20 @@ impl Writer<'_, '_> {
 /// Bytes from one thread's elements to the next one's.
 #[derive(Clone, Copy)]
 struct Between {
-    fixed: i64,
+    fixed: i32,
     /// What is added to that, by strides that the launch gives.
     given: Option<Ssa>,
+}
+
+impl Between {
+    /// The most bytes between two threads at which the offsets of a warp's rows fit into an `i32`.
+    const MOST: i32 = i32::MAX / WARP as i32 - 2 * WIDEST_ROW as i32;
+
+    /// Returns `None` if the offsets of a warp's rows may not fit.
+    fn of(fixed: i64, given: Option<Ssa>) -> Option<Between> {
+        let fixed = i32::try_from(fixed).ok()?;
+        (fixed.unsigned_abs() < Between::MOST.unsigned_abs()).then_some(Between { fixed, given })
+    }
 }
 
 /// How vectorised threads access memory.

@@ -8,7 +8,7 @@
 //! * `floats`: what is known of the floats of a kernel.
 //! * `lanes`: values; `arrange` the lanes of vectors of several threads; `value`, `convert`, `function`, `wide`: ops
 //!   on them; `steps`: integers that go in steps from thread to thread, `stepped` loops that carry them; `ids`: where threads are; `memory`: views and shared
-//!   arrays, `atomics`; `warp`: ops between threads. `tile`: tile kernels.
+//!   arrays, `redirect` what is out of bounds of them, `atomics`; `warp`: ops between threads. `tile`: tile kernels.
 //! * `routine`: our own routines, `wide` for functions of floats, `chunks` for copies and `micro` for products.
 //! * `emit`: from the function to machine code; `limits` how large it may become, `live` how far its values live, `schedule`
 //!   the order of instructions, `object` the ELF object, `spoil` what tests make of it.
@@ -24,7 +24,7 @@
 //! that runs the blocks with numbers from `first` up to `end`, counted through x, then y, then z. `params` is the block of
 //! parameters, `grid` the blocks along each axis, none of them 0. `scratch` is aligned to 64 bytes, has
 //! [`Entry::dynamic_shared`](crate::Entry) bytes, and is one thread's alone while the function runs; what it holds before
-//! and after means nothing. Any number of threads may run different blocks at once. The function calls nothing that is
+//! and after means nothing. Below it lie the areas that [`vm_abi::SCRATCH_AREA`] describes. Any number of threads may run different blocks at once. The function calls nothing that is
 //! not part of its symbol, and needs up to [`STACK`] bytes of stack: how many,
 //! the value of an absolute symbol tells that has its name and `.stack` behind it.
 
@@ -51,6 +51,7 @@ mod memory;
 mod micro;
 mod object;
 mod plan;
+mod redirect;
 mod routine;
 mod schedule;
 mod spoil;
@@ -100,8 +101,8 @@ pub(crate) const SAFETY: Parameters = Parameters {
 pub struct Options {
     /// What it is for.
     pub isa: Isa,
-    /// An access of a guest's kernel to a view that is out of bounds goes to address 0, for those who handle the fault; else to a spare
-    /// place, where it does nothing.
+    /// An access of a guest's kernel to a view that is out of bounds goes to address 0, for those who handle the fault; else to
+    /// an area below the scratch memory, where it does nothing.
     pub strays_fault: bool,
 }
 

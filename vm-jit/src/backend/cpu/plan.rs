@@ -82,7 +82,7 @@ pub(super) enum Room {
 /// Where a value is kept in the scratch memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
-    pub(super) offset: u32,
+    pub(super) offset: i32,
     pub(super) room: Room,
 }
 

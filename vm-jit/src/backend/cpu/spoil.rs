@@ -23,6 +23,32 @@ pub(super) enum Stage {
 #[cfg(not(feature = "faults"))]
 pub(super) fn spoil(_: &mut Function, _: Stage) {}
 
+/// Plants a fault in kernels whose names end with `_with_narrow_spare`: a layout that let a guest escape. Returns the bytes of
+/// each of two areas in the scratch memory to which accesses out of bounds are redirected. Rows of whole warps overrun them, and
+/// the state of the loop over blocks follows them.
+#[cfg(feature = "faults")]
+pub(super) fn narrow_spare() -> Option<i64> {
+    contain::name().ends_with("_with_narrow_spare").then_some(128)
+}
+
+#[cfg(not(feature = "faults"))]
+pub(super) const fn narrow_spare() -> Option<i64> {
+    None
+}
+
+/// Returns whether a kernel is compiled as a large one is, whatever its size. Its name asks for that by `_as_a_large_one`.
+pub(super) fn is_large() -> bool {
+    #[cfg(feature = "faults")]
+    return contain::name().contains("_as_a_large_one");
+    #[cfg(not(feature = "faults"))]
+    false
+}
+
+/// Returns the bytes that the planted layout adds to the scratch memory.
+pub(super) fn narrow_layout() -> u32 {
+    narrow_spare().map_or(0, |spare| 2 * spare as u32 + super::blocks::State::BYTES)
+}
+
 /// Spoils a function of a kernel with a name like `ill_typed_when_written`.
 #[cfg(feature = "faults")]
 pub(super) fn spoil(func: &mut Function, stage: Stage) {

@@ -79,7 +79,7 @@ impl<'k> Writer<'_, 'k> {
             let from = self.b.ins().iadd(first, from);
             let at = self.b.ins().imul_imm_s(from, size);
             let at = self.b.ins().iadd(self.scratch, at);
-            let offset = slot.offset as i32;
+            let offset = slot.offset;
             let repr = self.load_elements(own(), at, offset, scalar, lanes);
             if self.width == 1 {
                 self.set(result, repr);
@@ -129,11 +129,10 @@ impl<'k> Writer<'_, 'k> {
             None => self.scratch,
         };
         if scalar == Scalar::Bool {
-            let halves =
-                [0, 16].map(|at| self.b.ins().load(types::I8X16, own(), base, slot.offset as i32 + at));
+            let halves = [0, 16].map(|at| self.b.ins().load(types::I8X16, own(), base, slot.offset + at));
             return Repr::Chunks(halves.to_vec());
         }
-        let all = self.load_elements(own(), base, slot.offset as i32, scalar, WARP as usize);
+        let all = self.load_elements(own(), base, slot.offset, scalar, WARP as usize);
         match vector(scalar) {
             Some(_) => all,
             None => Repr::Each(self.each_of(&all, scalar, WARP as usize)),

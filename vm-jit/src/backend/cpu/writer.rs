@@ -5,11 +5,12 @@ use super::agree::Vote;
 use super::blocks::State;
 use super::control::Cancel;
 use super::floats::{Extreme, Floats};
-use super::isa::Architecture;
+use super::isa::{Architecture, Isa};
 use super::lanes::{Repr, clif, own};
+use super::legal;
 use super::limits;
-use super::memory::SPARE;
 use super::plan::{BLOCK, Plan, Scope, Step};
+use super::spoil;
 use super::tile::Tiles;
 use super::wide;
 use crate::legal::key;
@@ -85,8 +86,6 @@ pub(super) struct Writer<'a, 'k> {
     pub(super) parted: bool,
     /// Where to go when the launch is stopped.
     pub(super) leave: Block,
-    /// Where the spare bytes are; see [`SPARE`].
-    pub(super) spare: u32,
     pub(super) strays_fault: bool,
     pub(super) state: State,
     /// Where in the scratch memory [`wide`](super::wide) puts what it computes, on machines that have it.
@@ -119,6 +118,34 @@ pub(super) struct Build<'a> {
     pub(super) options: &'a Options,
 }
 
+/// Offsets of the parts of the scratch memory that follow shared arrays and values.
+struct Scratch {
+    /// Results of [`wide`] routines, on machines that have them.
+    wide: Option<u32>,
+    tiles: u32,
+    spill: u32,
+}
+
+/// The most bytes of scratch memory of a kernel. Offsets into it are positive `i32`s.
+const MOST_SCRATCH: u64 = 2 * legal::MAX_SCRATCH;
+
+const _: () = assert!(MOST_SCRATCH < i32::MAX as u64);
+
+impl Scratch {
+    /// # Errors
+    /// It would become too large.
+    fn of(values: u64, tiles: u64, isa: Isa) -> Result<Scratch, RejectKind> {
+        let needed = values.saturating_add(tiles);
+        if needed > legal::MAX_SCRATCH {
+            return Err(RejectKind::Scratch { needed, available: legal::MAX_SCRATCH });
+        }
+        let end = (values as u32 + spoil::narrow_layout()).next_multiple_of(wide::BYTES);
+        let wide = wide::has(isa).then_some(end);
+        let at = end + wide.map_or(0, |_| wide::BYTES);
+        Ok(Scratch { wide, tiles: at, spill: at + tiles as u32 })
+    }
+}
+
 /// Writes a kernel's body; gives the bytes of scratch memory that it needs.
 ///
 /// # Errors
@@ -141,10 +168,8 @@ pub(super) fn write<'a, 'k>(
     let given: Vec<Ssa> = b.block_params(entry).to_vec();
     let [params, grid_at, first, end, scratch] = given[..] else { return Ok(0) };
     let grid = [0, 4, 8].map(|at| b.ins().load(types::I32, own().with_readonly(), grid_at, at));
-    let bytes = u32::try_from(plan.bytes).unwrap_or(u32::MAX);
-    let end_of_state = (bytes.saturating_add(2 * SPARE + State::BYTES)).next_multiple_of(wide::BYTES);
-    let tiles_at = end_of_state + if wide::has(isa) { wide::BYTES } else { 0 };
-    let spill = tiles_at.saturating_add(u32::try_from(tiles.bytes).unwrap_or(u32::MAX));
+    let room = Scratch::of(plan.bytes, tiles.bytes, isa)?;
+    let state = State::of(&mut b);
     let mut writer = Writer {
         b,
         kernel,
@@ -170,18 +195,17 @@ pub(super) fn write<'a, 'k>(
         alone: None,
         parted: false,
         leave,
-        spare: bytes,
         strays_fault: options.strays_fault,
-        state: State::from(bytes.saturating_add(2 * SPARE)),
-        wide_at: wide::has(isa).then_some(end_of_state),
+        state,
+        wide_at: room.wide,
         routines: HashMap::new(),
         tiles,
-        tiles_at,
-        spill_at: spill,
-        spill_end: spill,
+        tiles_at: room.tiles,
+        spill_at: room.spill,
+        spill_end: room.spill,
         full: None,
     };
-    writer.zero_spare();
+    writer.zero_narrow_spare();
     writer.parameters(layout);
     if let Some(guard) = layout.guard {
         writer.prepare_polls(guard);
@@ -437,6 +461,26 @@ impl<'a, 'k> Writer<'a, 'k> {
             self.full = limits::growing(self.b.func).err();
         }
         self.full.is_some()
+    }
+
+    /// Allocates scratch memory and returns its offset. The caller frees it by restoring `spill_at`.
+    pub(super) fn spill(&mut self, bytes: u64) -> i32 {
+        let (at, end) = (self.spill_at, u64::from(self.spill_at).saturating_add(bytes).next_multiple_of(16));
+        if end > MOST_SCRATCH {
+            self.refuse(RejectKind::Scratch { needed: end, available: MOST_SCRATCH });
+        } else {
+            self.spill_at = end as u32;
+            self.spill_end = self.spill_end.max(self.spill_at);
+        }
+        self.offset(at.into())
+    }
+
+    /// Converts an offset into the scratch memory to the type that instructions take.
+    pub(super) fn offset(&mut self, at: u64) -> i32 {
+        i32::try_from(at).unwrap_or_else(|_| {
+            self.refuse(RejectKind::Scratch { needed: at, available: MOST_SCRATCH });
+            0
+        })
     }
 
     /// Gives the function up.

@@ -127,7 +127,10 @@ impl<'k> Maker<'k, '_> {
                 Room::Warp => threads.div_ceil(u64::from(WARP)),
                 Room::Thread => threads,
             };
-            slots[index] = Some(Slot { offset: take(count * u64::from(definition.ty.bytes())), room });
+            let offset = take(count * u64::from(definition.ty.bytes()));
+            // What does not fit is too much for the scratch memory.
+            let offset = i32::try_from(offset).unwrap_or(i32::MAX);
+            slots[index] = Some(Slot { offset, room });
         }
         for (index, carried) in later {
             slots[index] = slots[carried.index()];

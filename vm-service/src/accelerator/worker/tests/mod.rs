@@ -387,6 +387,74 @@ fn an_endless_kernel_is_stopped_and_the_next_one_runs() {
     bench.check(|batch| spin(batch, 10, 0), Err((0, Status::Lost)));
 }
 
+/// A guest's launches that violate an assumption of range analysis are rejected.
+#[cfg(feature = "cpu")]
+#[test]
+fn launches_that_break_what_compilers_assume_are_refused() {
+    use vm_jit::range::assumed::Assumption;
+    use vm_passthrough::accelerator::{CpuAccelerator, JitCompiler, JitTarget as _};
+
+    let device = Arc::new(CpuAccelerator::new().unwrap());
+    let target = device.target().unwrap().to_string();
+    let compiler = backend::Jit { compiler: JitCompiler::new(device.clone()), target };
+    let mut bench = Bench::on(device, Compiler::Kernels(Arc::new(compiler)));
+    let ir = module(
+        "kernel @k(@x: view<i32, [?*4], read, align 16>, @y: view<i32, [n, 8], write>, @z: view<i32, [n], read>, %s: i32 in [1, 4]) at 0x1 block(32) {}
+         kernel @c() at 0x2 block(32) cluster(4) {}",
+    );
+    bench.check(
+        |batch| {
+            batch.create_module(1, &ir)?;
+            batch.create_buffer(1, 4096)
+        },
+        Ok(()),
+    );
+    let view = |offset, extents: &[u64]| Argument::view(1, offset, extents).unwrap();
+    let strided = |offset, extents: &[u64], stride| Argument::strided(1, offset, extents, &[stride]).unwrap();
+    let good = [view(0, &[8]), view(1024, &[2, 8]), view(2048, &[2]), Argument::i32(2)];
+    let with = |index: usize, other: Argument| {
+        let mut arguments = good;
+        arguments[index] = other;
+        ([1; 3], arguments)
+    };
+    bench.check(|batch| batch.launch(1, 0, [1; 3], &good), Ok(()));
+    bench.check(|batch| batch.launch(1, 1, [8, 1, 1], &[]), Ok(()));
+    for assumption in Assumption::ALL {
+        let (most, far) = (vm_ir::limits::MAX_EXTENT, 1 << 62);
+        let cases = match assumption {
+            Assumption::Grid => {
+                [[0, 1, 1], [1, 65_536, 1], [1, 1, 65_536], [1, 1, 0]].map(|grid| (grid, good)).to_vec()
+            }
+            Assumption::Clusters => {
+                bench.check(|batch| batch.launch(1, 1, [6, 1, 1], &[]), Err((0, Status::Arguments)));
+                continue;
+            }
+            // A launch does not choose these.
+            Assumption::Block | Assumption::Warp => continue,
+            Assumption::Extents => vec![with(2, view(2048, &[most + 1])), with(0, view(0, &[u64::MAX]))],
+            Assumption::FixedExtents => vec![with(1, view(1024, &[2, 7])), with(1, view(1024, &[2, 9]))],
+            Assumption::Multiples => vec![with(0, view(0, &[6])), with(0, view(0, &[1]))],
+            Assumption::NamedExtents => vec![with(2, view(2048, &[3])), with(1, view(1024, &[1, 8]))],
+            Assumption::ScalarRanges => [0, 5, -1, i32::MIN].map(|s| with(3, Argument::i32(s))).to_vec(),
+            Assumption::Alignment => {
+                vec![with(0, view(4, &[8])), with(2, view(2050, &[2])), with(1, strided(1024, &[2, 8], 34))]
+            }
+            Assumption::Memory => vec![
+                with(0, view(4080, &[8])),
+                with(1, strided(1024, &[2, 8], 3072)),
+                with(1, strided(1024, &[2, 8], far)),
+                with(1, strided(1024, &[2, 8], !3)),
+            ],
+            Assumption::Apart => vec![with(1, view(16, &[2, 8])), with(1, strided(1024, &[2, 8], 16))],
+        };
+        for (grid, arguments) in cases {
+            println!("{assumption:?}: {grid:?}, {arguments:?}");
+            bench.check(|batch| batch.launch(1, 0, grid, &arguments), Err((0, Status::Arguments)));
+        }
+    }
+    bench.check(|batch| batch.launch(1, 0, [1; 3], &good), Ok(()));
+}
+
 /// Machine code of real kernels, each of which keeps all of its module's.
 #[cfg(feature = "cpu")]
 #[test]
