@@ -93,9 +93,7 @@ impl Walk<'_> {
                 b.below.iter().for_each(|x| fact.add_below(*x));
                 fact
             }
-            (Opcode::MaxS, Some(a), Some(b)) => {
-                Fact { low: a.low.max(b.low), high: a.high.max(b.high), ..a.join(b) }
-            }
+            (Opcode::MaxS, Some(a), Some(b)) => Fact { low: a.low.max(b.low), ..a.join(b) },
             (Opcode::Sext, Some(a), _) => a.clone(),
             (Opcode::Zext, Some(a), _) => {
                 let from = self.kernel.type_of(op.operands[0]).scalar();
