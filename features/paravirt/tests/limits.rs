@@ -192,6 +192,13 @@ fn reserved_bytes_are_zero() {
     assert_eq!((fill(255), fill(256)), (None, Some("a byte is larger than 255")));
 }
 
+/// Numbers that drivers have compiled in.
+#[test]
+fn numbers_of_the_device_stay() {
+    assert_eq!((vm_paravirt::FEATURE_IMPORT, vm_paravirt::FEATURE_WINDOW), (1, 2));
+    assert_eq!(vm_paravirt::PCI_ID, (0x1af4, 0x107f));
+}
+
 #[test]
 fn headers_are_checked() {
     let bytes = raw(&[(10, &[])]);

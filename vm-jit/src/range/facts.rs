@@ -744,3 +744,26 @@ fn accesses_by_bytes() {
     check_access(&inside("@b", "i16", 0), "[] Bytes { within: false, aligned: true } /16 +0");
     check_access(&inside("@b16", "i", 0), "[] Bytes { within: false, aligned: false } /1 +0");
 }
+
+/// The work is counted by op, operand, and value of which something is learnt; a service bounds it by that.
+#[test]
+fn steps_are_counted() {
+    let steps = |body: &str| Ranges::of(&module(body).kernels()[0]).steps();
+    let base = steps("");
+    let more = |body: &str| steps(body) - base;
+    // An op, its operands, and its result.
+    assert_eq!(more("%v = add %i, %4 : i64"), 1 + 2 + 1);
+    assert_eq!(more("%v = lane_id : i32"), 1 + 1);
+    // The same again has the fact of the first.
+    assert_eq!(more("%v = add %i, %4 : i64\n%u = add %i, %4 : i64"), 4 + 3);
+    // Two operands whose facts are kept.
+    assert_eq!(more("%v = div.s %i, %4 : i64"), 1 + 2 + 1 + 2);
+    let learnt = |condition: &str| {
+        let compared = format!("%no = const false : bool\n%v = zext %no : i64\n%c = {condition} : bool\n");
+        more(&format!("{compared}if %c {{\n}} else {{\n}}")) - more(&compared)
+    };
+    // The `if` and its operand, and its condition in both regions; then what that says of the operands.
+    assert_eq!(learnt("eq %f, %f"), 2 + 2);
+    assert_eq!(learnt("lt.s %i, %4"), 2 + 2 + 3 + 3);
+    assert_eq!(learnt("lt.s %v, %1"), 2 + 2 + 3 + 3);
+}
