@@ -102,7 +102,7 @@ fn operations() -> Vec<(Write, u16, Vec<u32>)> {
     ]
 }
 
-/// An operation is written as these bytes where they have room, and not at all where they don't.
+/// The writer writes exactly these bytes, and nothing if there is one byte too little room.
 #[test]
 fn operations_have_their_bytes() {
     for (write, code, body) in operations() {
@@ -125,6 +125,14 @@ fn operations_have_their_bytes() {
         assert_eq!((writer.len(), writer.finish()), (0, HEADER));
         assert_eq!(short[..HEADER], raw(&[]));
     }
+    // All operations in one batch, with room to spare.
+    let all: Vec<_> = operations().into_iter().map(|(_, code, body)| (code, words(&body))).collect();
+    let all: Vec<_> = all.iter().map(|(code, body)| (*code, &body[..])).collect();
+    let mut bytes = vec![0xaa; 4096];
+    let mut writer = BatchWriter::new(&mut bytes).unwrap();
+    operations().iter().for_each(|(write, ..)| write(&mut writer).unwrap());
+    let len = writer.finish();
+    assert_eq!(bytes[..len], raw(&all));
     assert!(Batch::decode(&raw(&[])).unwrap().is_empty());
     assert!(BatchWriter::new(&mut [0; HEADER - 1]).is_err());
     assert!(BatchWriter::new(&mut [0; HEADER]).is_ok());
@@ -154,7 +162,7 @@ fn operations_have_their_length() {
         bytes[HEADER + 4] = len;
         assert_eq!(wrong(&bytes), expected, "{len}");
     }
-    // Longer than what is left of the batch.
+    // An operation longer than the rest of the batch.
     let mut bytes = raw(&[(10, &[])]);
     bytes[HEADER + 4] = 16;
     assert_eq!(wrong(&bytes), Some((HEADER + 8, "it ends early")));
@@ -197,6 +205,8 @@ fn reserved_bytes_are_zero() {
 fn numbers_of_the_device_stay() {
     assert_eq!((vm_paravirt::FEATURE_IMPORT, vm_paravirt::FEATURE_WINDOW), (1, 2));
     assert_eq!(vm_paravirt::PCI_ID, (0x1af4, 0x107f));
+    let config = vm_paravirt::Config::new(1, 2).with_window(3, 4);
+    assert_eq!((config.memory_bytes, config.deadline_us, config.window_bytes, config.port), (1, 2, 3, 4));
 }
 
 #[test]
@@ -406,6 +416,13 @@ fn replies_are_written_where_they_have_room() {
     assert!(ReplyWriter::new(&mut [0; HEADER], Status::Ok).is_ok());
     let mut bytes = vec![0; MAX_REPLY_BYTES + 64];
     assert_eq!(ReplyWriter::new(&mut bytes, Status::Ok).unwrap().room(), MAX_REPLY_BYTES - HEADER);
+    let mut writer = ReplyWriter::new(&mut bytes, Status::Ok).unwrap();
+    writer.result(Status::Ok, b"a").unwrap();
+    writer.result(Status::Quota, b"b").unwrap();
+    let len = writer.finish();
+    assert_eq!(len, reply_bytes(2, 16));
+    let read: Vec<_> = Reply::decode(&bytes[..len]).unwrap().results().map(Result::unwrap).collect();
+    assert_eq!(read, [(Status::Ok, &b"a\0\0\0\0\0\0\0"[..]), (Status::Quota, b"b\0\0\0\0\0\0\0")]);
     // The first that failed, and a batch that was not begun.
     let mut writer = ReplyWriter::new(&mut bytes, Status::Ok).unwrap();
     for status in [Status::Ok, Status::Range, Status::Skipped] {
@@ -466,7 +483,7 @@ fn texts_are_cut() {
         let mut writer = LogWriter::new(&mut bytes[..size - 1]);
         writer.entry(&entry(text)).unwrap_err();
         assert_eq!(writer.finish(), 0);
-        // What ends early ends the log.
+        // A truncated entry ends the log.
         let mut short = LogReader::new(&bytes[..size - 1]);
         assert!(short.next().unwrap().is_err());
         assert_eq!(short.next(), None);

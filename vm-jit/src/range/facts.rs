@@ -308,16 +308,16 @@ fn a_base_is_visible() {
     });
 }
 
-/// Of an `i64` and an `i32` of which nothing is known.
+/// The facts of an `i64` and an `i32` that may have any value.
 const ANY: &str = "-9223372036854775808..=9223372036854775807";
 const ANY_32: &str = "-2147483648..=2147483647";
 
-/// What `op` gives for these operands.
+/// A snippet that shows the result of `op`.
 fn of(op: &str, operands: &str, ty: &str) -> String {
     format!("%v = {op} {operands} : {ty}\n%r = bitreverse %v : {ty}")
 }
 
-/// What is known of a value where the condition holds, or does not.
+/// A snippet that shows a value where the condition holds, or where it does not.
 fn where_so(condition: &str, holds: bool, value: &str, ty: &str) -> String {
     let (then, or_else) = match holds {
         true => (format!("%r = bitreverse {value} : {ty}"), String::new()),
@@ -391,7 +391,7 @@ fn divisions() {
     check(&of_100("div.u", "%y"), "20..=100");
     check(&of_100("rem.s", "%y"), "0..=4");
     check(&of_100("shr.s", "%two"), "25..=50");
-    // By what may be zero or negative, or of what may be negative.
+    // The divisor may be zero or negative, or the dividend negative.
     check(&of("div.s", "%t, %few", "i32"), ANY_32);
     check(&of("div.u", "%t, %few", "i32"), ANY_32);
     check(&of("div.u", "%4, %near", "i64"), ANY);
@@ -403,7 +403,7 @@ fn divisions() {
     let small = "%seven = const 7 : i32\n%far = const 1000 : i32\n";
     check(&format!("{small}{}", of("rem.s", "%few, %seven", "i32")), "0..=6");
     check(&format!("{small}{}", of("rem.s", "%few, %far", "i32")), "0..=100");
-    // A power of two that divides the number divides the quotient by one, less so; by another number it may not.
+    // A quotient by a power of two keeps the rest of the powers of two; a quotient by another number keeps none.
     let sixteen = |op: &str, by: i64| {
         format!(
             "%16 = const 16 : i32\n%x = mul %few, %16 : i32\n%by = const {by} : i32\n{}",
@@ -435,7 +435,7 @@ fn powers_of_two_that_divide() {
     check(&format!("{fours}{}", of("min.s", "%x, %four", "i32")), "0..=4 /4");
     check(&format!("{fours}{}", of("min.s", "%x, %t", "i32")), "0..=63");
     check(&format!("{fours}{}", of("max.s", "%x, %four", "i32")), "4..=400 /4");
-    // Bounds are drawn in to multiples, from both sides.
+    // Both bounds are rounded inwards to multiples.
     let between = "%v = mul %i, %4 : i64\n%low = const -6 : i64\n%high = const 10 : i64\n%a = ge.s %v, %low : bool\n\
                    %o = lt.s %v, %high : bool\n";
     check(&format!("{between}{}", where_so("and %a, %o", true, "%v", "i64")), "-4..=8 /4");
@@ -456,7 +456,7 @@ fn extents_that_results_are_below() {
     check(&inside(&of("min.u", "%4, %i", "i64")), "0..=4 <=x.0-1");
     check(&inside(&of("max.s", "%i, %0", "i64")), "0..=1099511627775");
     check(&inside(&of("max.s", "%i, %n", "i64")), "1..=1099511627776 <=x.0+0");
-    // A negative number is below an extent, and its lower bits may not be.
+    // A negative number is below an extent, but its lower bits may exceed it.
     check(&under(&of("and", "%i, %4", "i64")), "0..=4 /4");
     check(&under(&of("shr.u", "%i, %1", "i64")), "0..=9223372036854775807");
 }
@@ -474,7 +474,7 @@ fn several_extents() {
     check(&both("@x, 0"), &format!("{low} <=x.0-1"));
     let rows = format!("{}%l = lt.s %i, %w : bool\n%m = lt.s %i, %e : bool\n", extent("e", "@q, 0"));
     check(&format!("{rows}{}", where_so("and %l, %m", true, "%i", "i64")), &format!("{low} <=q.1-1 <=q.0-1"));
-    // One of two values is below what both are below, by the lesser distance.
+    // A selected value is below only the extents that both values are below, at the smaller distance.
     let one_of = |a: &str, o: &str| {
         format!("{}{}{}", extent("e", a), extent("g", o), of("select", "%b, %e, %g", "i64"))
     };
@@ -482,7 +482,7 @@ fn several_extents() {
     check(&one_of("@q, 0", "@q, 1"), "0..=1099511627776");
     check(&one_of("@q, 1", "@q, 1"), "0..=1099511627776 /4 <=q.1+0");
     check("%v = select %b, %n, %1 : i64\n%r = bitreverse %v : i64", "0..=1099511627776");
-    // More than eight are forgotten.
+    // At most eight extents are kept.
     let all: Vec<_> =
         ["@x, 0", "@q, 0", "@q, 1", "@a, 0", "@a, 1", "@c, 1", "@d, 0", "@d, 1", "@d, 2", "@d, 3"]
             .into_iter()
@@ -501,7 +501,7 @@ fn every_comparison_teaches() {
     let below = "-9223372036854775808..=1099511627775 <=x.0-1";
     let at_most = "-9223372036854775808..=1099511627776 <=x.0+0";
     let (above, at_least) = ("1..=9223372036854775807", "0..=9223372036854775807");
-    // Of `%i`, compared with an extent and by it.
+    // Facts about `%i`, as the left operand and as the right one.
     for (op, reverse, then, or_else) in [
         ("lt.s", "gt.s", below, at_least),
         ("le.s", "ge.s", at_most, above),
@@ -519,13 +519,13 @@ fn every_comparison_teaches() {
         check(&where_so(&format!("{reverse} %n, %i"), true, "%i", "i64"), then);
         check(&where_so(&format!("{reverse} %n, %i"), false, "%i", "i64"), or_else);
     }
-    // Both sides are learnt of where neither is negative.
+    // An unsigned comparison teaches about both operands if neither is negative.
     let v = "%v = zext %t : i64\n";
     check(&format!("{v}{}", where_so("gt.u %v, %n", true, "%v", "i64")), "1..=63");
     check(&format!("{v}{}", where_so("gt.u %v, %n", true, "%n", "i64")), "0..=62 <=x.0+0");
     check(&format!("{v}{}", where_so("lt.u %v, %n", false, "%n", "i64")), "0..=63 <=x.0+0");
     check(&where_so("eq %i, %4", true, "%i", "i64"), "4..=4");
-    // Where nothing can be, nothing is learnt.
+    // A condition that cannot hold teaches nothing.
     let beyond = "%most = const 100 : i32\n";
     check(&format!("{beyond}{}", where_so("gt.s %few, %most", true, "%few", "i32")), "0..=100");
     check(&format!("{beyond}{}", where_so("ge.s %few, %most", true, "%few", "i32")), "100..=100");
@@ -533,25 +533,29 @@ fn every_comparison_teaches() {
 
 #[test]
 fn joined_conditions_teach() {
-    let two = |join: &str, a: &str, o: &str| {
-        format!("%l = {a} : bool\n%m = {o} : bool\n%p = {join} %l, %m : bool\n")
-    };
-    let if_p = |holds: bool, value: &str| {
-        where_so("and %p, %p", holds, value, "i64").replace("and %p, %p : bool", "not %q : bool")
-    };
-    let not_p = |holds: bool, value: &str| format!("%q = not %p : bool\n{}", if_p(holds, value));
     let (low, high) = ("ge.s %i, %0", "lt.s %near, %1");
-    check(&(two("and", low, high) + &not_p(true, "%i")), "0..=9223372036854775807");
-    check(&(two("and", low, high) + &not_p(true, "%near")), "-8..=0");
-    check(&(two("and", low, high) + &not_p(false, "%i")), ANY);
-    check(&(two("or", low, high) + &not_p(false, "%i")), "-9223372036854775808..=-1");
-    check(&(two("or", low, high) + &not_p(false, "%near")), "1..=8");
-    check(&(two("or", low, high) + &not_p(true, "%near")), "-8..=8");
-    // Floats teach nothing of integers.
+    for negated in [false, true] {
+        let joined = |join: &str, holds: bool, value: &str| {
+            let both = format!("%l = {low} : bool\n%m = {high} : bool\n%p = {join} %l, %m : bool\n");
+            let branch = match negated {
+                false => where_so("and %p, %p", holds, value, "i64"),
+                true => where_so("not %p", !holds, value, "i64"),
+            };
+            format!("{both}{branch}")
+        };
+        check(&joined("and", true, "%i"), "0..=9223372036854775807");
+        check(&joined("and", true, "%near"), "-8..=0");
+        check(&joined("and", false, "%i"), ANY);
+        check(&joined("and", false, "%near"), "-8..=8");
+        check(&joined("or", false, "%i"), if negated { "-9223372036854775808..=-1" } else { ANY });
+        check(&joined("or", false, "%near"), if negated { "1..=8" } else { "-8..=8" });
+        check(&joined("or", true, "%near"), "-8..=8");
+    }
+    // A comparison of floats teaches nothing about integers.
     check(&where_so("eq %f, %f", true, "%i", "i64"), ANY);
 }
 
-/// A condition is followed eight definitions deep.
+/// A condition is followed through eight definitions.
 #[test]
 fn conditions_are_followed_so_far() {
     let few = "%c0 = lt.s %j, %few : bool\n";
@@ -571,7 +575,7 @@ fn conditions_are_followed_so_far() {
         check(&chain(9, each, few), ANY_32);
     }
 
-    // The same of sums.
+    // The limit holds for sums and extensions too.
     let sums = |count: usize, of: &str, last: &str, ty: &str, bound: &str| {
         let ones = (0..count).map(|n| format!("%s{} = add %s{n}, %one : {of}\n", n + 1)).collect::<String>();
         format!("%one = const 1 : {of}\n%s0 = add %few, %one : i32\n{ones}{last}%c = lt.s %v, %{bound} : bool\nif %c {{\n\
@@ -596,7 +600,7 @@ fn conditions_are_followed_so_far() {
     }
 }
 
-/// A condition teaches something of so many values: of the left ones first.
+/// A condition narrows a limited number of values, the left ones first.
 #[test]
 fn conditions_teach_so_much() {
     fn all(from: usize, to: usize, text: &mut String) -> String {
@@ -614,7 +618,7 @@ fn conditions_teach_so_much() {
     let mut text = String::new();
     let joined = all(100, 132, &mut text);
     let of = |value: usize| format!("{text}if {joined} {{\n%r = bitreverse %v{value} : i64\n}}");
-    // Each leaf is three steps with what is learnt of its constant.
+    // 32 comparisons exceed the limit.
     check(&of(101), "-9223372036854775808..=0");
     check(&of(131), ANY);
 }
@@ -625,9 +629,9 @@ fn operands_of_what_is_compared() {
     check(&(v("sext %j") + &where_so("lt.s %v, %4", true, "%j", "i32")), "-2147483648..=3");
     check(&(v("sext %j") + &where_so("lt.s %v, %n", true, "%j", "i32")), "-2147483648..=2147483647 <=x.0-1");
     check(&(v("zext %few") + &where_so("lt.s %v, %4", true, "%few", "i32")), "0..=3");
-    // Of a number that may be negative its extension says nothing.
+    // The zero extension of a number that may be negative tells nothing about the number.
     check(&(v("zext %j") + &where_so("gt.s %v, %4", true, "%j", "i32")), ANY_32);
-    // Of a sum that does not wrap, both parts.
+    // A sum that does not wrap narrows both operands.
     let sum =
         "%t64 = zext %t : i64\n%v = add %t64, %near : i64\n%10 = const 10 : i64\n%20 = const 20 : i64\n";
     check(&format!("{sum}{}", where_so("lt.s %v, %10", true, "%t64", "i64")), "0..=17");
@@ -635,7 +639,7 @@ fn operands_of_what_is_compared() {
     check(&format!("{sum}{}", where_so("lt.s %v, %n", true, "%t64", "i64")), "0..=63 <=x.0+7");
     check(&format!("{sum}{}", where_so("lt.s %v, %n", true, "%near", "i64")), "-8..=8 <=x.0-1");
     check(&format!("{sum}{}", where_so("gt.s %v, %20", true, "%near", "i64")), "-8..=8");
-    // One that comes up to the last number does not wrap, and one that may go beyond either end does.
+    // A sum that reaches the last number does not wrap; one that may pass either end does.
     let zero = "%z = const 0 : i32\n%v = add %j, %z : i32\n";
     check(&format!("{zero}{}", where_so("lt.s %v, %few", true, "%j", "i32")), "-2147483648..=99");
     let wraps = "%less = const -4 : i64\n%v = add %i, %less : i64\n";
@@ -643,7 +647,7 @@ fn operands_of_what_is_compared() {
     check(&format!("{wraps}{}", where_so("gt.s %v, %n", true, "%i", "i64")), ANY);
 }
 
-/// Memory changes: what was compared is not what is loaded again. What is computed again is.
+/// Only a pure op repeats its value: memory may change between two loads.
 #[test]
 fn only_pure_ops_repeat() {
     let twice = |op: &str| {
@@ -664,7 +668,7 @@ fn branches_join() {
     check(&joined("if %b", "yield %n\n} else {\nyield %4\n"), "0..=1099511627776");
     let cases = "case 0 {\nyield %near\n}\ncase 1 {\nyield %n\n}\ndefault {\nyield %4\n}\n";
     check(&joined("switch %t", cases), "-8..=1099511627776");
-    // What is learnt in one region is not known in the next, nor behind.
+    // A fact from one region does not hold in the next one, nor after the switch.
     let learns = "%c = lt.s %i, %4 : bool\nif %c {\n%u = add %i, %i : i64\n}\nyield %4\n";
     let cases = format!("case 0 {{\n{learns}}}\ndefault {{\nyield %i\n}}\n");
     check(&joined("switch %t", &cases), ANY);
@@ -687,7 +691,7 @@ fn counts_of_loops() {
     check(&fixed(3, 15, 5, count), "3..=13");
     check(&fixed(5, 5, 1, count), "5..=5");
     check(&fixed(4, 20, 8, count), "4..=12 /4");
-    // The step's least counts, and the room its most.
+    // The smallest step bounds the iterations, the largest one the room.
     let step = "%s = add %up, %20 : i64\nfor %c: i64 = %0 to %h step %s {\n}";
     let body = format!("%20 = const 20 : i64\n%h = const 100 : i64\n{step}");
     check_loop(&body, 7, None, true, (most - 100) / 27);
@@ -705,16 +709,16 @@ fn accesses_at_their_bounds() {
     check_access(&at(-1, "@m[%4, %v] : f32"), "[true] Together /1 -1");
     check_access(&at(8, "@s[%v] : f32"), "[] All /1 +8");
     check_access(&at(9, "@s[%v] : f32"), "[] Together /1 +9");
-    // The outer index, of 5 rows.
+    // The outer index: `@m` has 5 rows.
     let row = |row: i64| format!("{half}%row = const {row} : i64\n%a = load @m[%row, %half] : f32");
     check_access(&row(4), "[true] All /1 +0");
     check_access(&row(5), "[false] All /1 +0");
     check_access(&row(-1), "[false] All /1 +0");
-    // Eight at a multiple of eight, in rows of a multiple of four or sixteen.
+    // Eight lanes at a multiple of eight, in rows of a multiple of 4 and of 16.
     let eights = "%8 = const 8 : i64\n%i8 = mul %i, %8 : i64\n";
     check_access(&format!("{eights}%a = load @q[%0, %i8] : vec8<f32>"), "[false] Each /8 +0");
     check_access(&format!("{eights}%a = load @m[%0, %i8] : vec8<f32>"), "[true] Together /8 +0");
-    // A sum that may wrap at either end is no distance; one of a constant before the number is one.
+    // A sum that may wrap is no distance. The constant may be the first operand.
     check_access("%m = const -4 : i64\n%v = add %i, %m : i64\n%a = load @x[%v] : f32", "[] Together /1 +0");
     check_access("%v = add %i, %1 : i64\n%a = load @x[%v] : f32", "[] Together /1 +0");
     check_access(
@@ -739,30 +743,30 @@ fn accesses_by_bytes() {
     let unknown = |index: &str| format!("{sixteen}%a = load @b16[%{index}] : vec4<f32>");
     check_access(&unknown("i"), "[] Bytes { within: false, aligned: false } /1 +0");
     check_access(&unknown("i16"), "[] Bytes { within: false, aligned: true } /16 +0");
-    // A multiple of sixteen that is below an extent of one is sixteen below.
+    // Both index and extent are multiples of 16, so the index is at least 16 below.
     check_access(&inside("@b16", "i16", 0), "[] All /16 +0");
     check_access(&inside("@b", "i16", 0), "[] Bytes { within: false, aligned: true } /16 +0");
     check_access(&inside("@b16", "i", 0), "[] Bytes { within: false, aligned: false } /1 +0");
 }
 
-/// The work is counted by op, operand, and value of which something is learnt; a service bounds it by that.
+/// Steps count ops, operands and narrowed values; a service limits its work by them.
 #[test]
 fn steps_are_counted() {
     let steps = |body: &str| Ranges::of(&module(body).kernels()[0]).steps();
     let base = steps("");
     let more = |body: &str| steps(body) - base;
-    // An op, its operands, and its result.
+    // One for the op, one for each operand, one for the result.
     assert_eq!(more("%v = add %i, %4 : i64"), 1 + 2 + 1);
     assert_eq!(more("%v = lane_id : i32"), 1 + 1);
-    // The same again has the fact of the first.
+    // A repeated op reuses the fact of the first one.
     assert_eq!(more("%v = add %i, %4 : i64\n%u = add %i, %4 : i64"), 4 + 3);
-    // Two operands whose facts are kept.
+    // The facts of a division's two operands are kept.
     assert_eq!(more("%v = div.s %i, %4 : i64"), 1 + 2 + 1 + 2);
     let learnt = |condition: &str| {
         let compared = format!("%no = const false : bool\n%v = zext %no : i64\n%c = {condition} : bool\n");
         more(&format!("{compared}if %c {{\n}} else {{\n}}")) - more(&compared)
     };
-    // The `if` and its operand, and its condition in both regions; then what that says of the operands.
+    // The `if` and its operand, its condition in both regions, and the narrowed operands.
     assert_eq!(learnt("eq %f, %f"), 2 + 2);
     assert_eq!(learnt("lt.s %i, %4"), 2 + 2 + 3 + 3);
     assert_eq!(learnt("lt.s %v, %1"), 2 + 2 + 3 + 3);

@@ -370,7 +370,7 @@ fn hostile_lists_end() {
     check(|c| _ = c.extended(3, 0xffc, &[]).put(0x100, &[0x10, 0, 1, 0xff]), &[], &[]);
 }
 
-/// A capability is shown up to its last byte, which may be the last of config space, and is hidden if it would reach further.
+/// A capability that ends with config space is shown, and one that would end after it is hidden.
 #[test]
 fn capabilities_end_in_config_space() {
     #[track_caller]
@@ -406,7 +406,7 @@ fn capabilities_end_in_config_space() {
 #[test]
 fn vendor_specific_capabilities_are_as_long_as_they_state() {
     const FILL: u8 = 0x5a;
-    // What the guest reads of the 8 bytes behind the header, and what reaches the device of zeros that it writes there.
+    // Reads 8 bytes as the guest, writes zeros to them, and checks which zeros reached the device.
     #[track_caller]
     fn check(rig: &Rig, offset: u16, seen: [u8; 8], left: [u8; 8]) {
         assert_eq!(std::array::from_fn(|index| rig.read8(offset + index as u16)), seen);
@@ -447,7 +447,7 @@ fn the_first_of_two_capabilities_is_shown() {
     assert_eq!(extended(&rig), [(1, 0x100)]);
 }
 
-/// Vectors that VFIO does not have are not shown.
+/// The guest sees no more vectors than VFIO has.
 #[test]
 fn interrupts_that_vfio_lacks_are_hidden() {
     let mut config = SimConfig::new(1, 2, 3);
@@ -470,7 +470,7 @@ fn interrupts_that_vfio_lacks_are_hidden() {
     assert_eq!(shown(64, 0), (vec![(5, 0x40)], 0x18a, 0));
 }
 
-/// The MSI-X table and the pending bits lie in a BAR, beside each other.
+/// The MSI-X table and the pending bits lie inside a BAR and do not overlap.
 #[test]
 fn msix_structures_lie_apart_in_a_bar() {
     // 4 vectors: 64 bytes of table, 8 bytes of pending bits, in a BAR of 64 KiB.
@@ -483,20 +483,20 @@ fn msix_structures_lie_apart_in_a_bar() {
     }
     check(0x1000, 0x2000, true);
     check(0x2000, 0x1000, true);
-    // Up to the end of the BAR, and beyond.
+    // A structure ends with the BAR, or after it.
     check(0xffc0, 0x0000, true);
     check(0xffc8, 0x0000, false);
     check(0x0000, 0xfff8, true);
     check(0x0000, 0x1_0000, false);
     check(0xffff_fff8, 0x0000, false);
     check(0x0000, 0xffff_fff8, false);
-    // One behind the other, and over each other.
+    // Adjacent structures, and overlapping ones.
     check(0x1000, 0x1040, true);
     check(0x1000, 0x1038, false);
     check(0x1000, 0x1000, false);
     check(0x1008, 0x1000, true);
     check(0x1008, 0x1008, false);
-    // BARs that are not there.
+    // BARs that do not exist.
     check(0x1001, 0x2000, false);
     check(0x1000, 0x2006, false);
     check(0x1007, 0x2007, false);
@@ -520,7 +520,7 @@ fn express_of_version_1_has_no_more_registers() {
     // Legacy endpoints are endpoints, and versions to come are version 2.
     check(0x12, 0x0012_0010, [0x0040, 0x001f, 0x00fe, 0x000f]);
     check(0x03, 0x0002_0010, [0x0040, 0x001f, 0x00fe, 0x000f]);
-    // Integrated ones have a link that is not the device's.
+    // An integrated endpoint shows a link that the device does not have.
     check(0x92, 0x0002_0010, [0, 0x001f, 0, 0]);
     // The interrupt message number is the host's.
     let rig = patched(|c| _ = c.capability(0x10, 0x40, &express(0x02)).put(0x43, &[0x3e]));
