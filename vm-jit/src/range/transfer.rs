@@ -235,7 +235,8 @@ impl Walk<'_> {
         // What holds for the result of these holds for an operand.
         match op.code {
             Opcode::Sext => self.narrow(op.operands[0], low, high, below, depth + 1),
-            Opcode::Zext if self.fact(op.operands[0]).low >= 0 && self.is_int(op.operands[0]) => {
+            // A bool's fact is that of its type, -1 to 0.
+            Opcode::Zext if self.fact(op.operands[0]).low >= 0 => {
                 self.narrow(op.operands[0], low, high, below, depth + 1)
             }
             Opcode::Add => {
@@ -255,10 +256,6 @@ impl Walk<'_> {
             }
             _ => {}
         }
-    }
-
-    fn is_int(&self, value: Value) -> bool {
-        self.kernel.type_of(value).scalar().is_int()
     }
 }
 
