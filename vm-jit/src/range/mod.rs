@@ -382,22 +382,20 @@ impl<'k> Walk<'k> {
             let fact = self.transfer(op, ty.scalar());
             self.set(result, fact);
         }
-        if matches!(op.code.shape(), Shape::Binary(_)) && ty.scalar().is_int() {
-            let guarded = matches!(
-                op.code,
-                Opcode::DivS
-                    | Opcode::DivU
-                    | Opcode::RemS
-                    | Opcode::RemU
-                    | Opcode::Shl
-                    | Opcode::ShrS
-                    | Opcode::ShrU
-                    | Opcode::Rotl
-            );
-            if guarded {
-                let facts = self.facts_of(&op.operands);
-                self.ranges.facts.insert(std::ptr::from_ref(op), facts);
-            }
+        let guarded = matches!(
+            op.code,
+            Opcode::DivS
+                | Opcode::DivU
+                | Opcode::RemS
+                | Opcode::RemU
+                | Opcode::Shl
+                | Opcode::ShrS
+                | Opcode::ShrU
+                | Opcode::Rotl
+        );
+        if guarded {
+            let facts = self.facts_of(&op.operands);
+            self.ranges.facts.insert(std::ptr::from_ref(op), facts);
         }
     }
 

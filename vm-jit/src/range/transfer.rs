@@ -91,9 +91,7 @@ impl Walk<'_> {
                 b.below.iter().for_each(|x| fact.add_below(*x));
                 fact
             }
-            (Opcode::MaxS, Some(a), Some(b)) => {
-                Fact { low: a.low.max(b.low), high: a.high.max(b.high), ..a.join(b) }
-            }
+            (Opcode::MaxS, Some(a), Some(b)) => Fact { low: a.low.max(b.low), ..a.join(b) },
             (Opcode::Sext, Some(a), _) => a.clone(),
             (Opcode::Zext, Some(a), _) => {
                 let from = self.kernel.type_of(op.operands[0]).scalar();
@@ -208,7 +206,8 @@ impl Walk<'_> {
         // What holds for the result of these holds for an operand.
         match op.code {
             Opcode::Sext => self.narrow(op.operands[0], low, high, below, depth + 1),
-            Opcode::Zext if self.fact(op.operands[0]).low >= 0 && self.is_int(op.operands[0]) => {
+            // A bool's fact is that of its type, -1 to 0.
+            Opcode::Zext if self.fact(op.operands[0]).low >= 0 => {
                 self.narrow(op.operands[0], low, high, below, depth + 1)
             }
             Opcode::Add => {
@@ -228,10 +227,6 @@ impl Walk<'_> {
             }
             _ => {}
         }
-    }
-
-    fn is_int(&self, value: Value) -> bool {
-        self.kernel.type_of(value).scalar().is_int()
     }
 }
 

@@ -257,3 +257,281 @@ fn wrong_plans_are_found_out() {
     check(&around("c", "%j", 0, &constant("d", 100, 0, store)), cheap, "operations between two polls");
     check(store, |decision| decision.access = None, "nothing is planned");
 }
+
+/// Checks the planned accesses in text order: outer indices, last index, bytes of an access by bytes.
+#[track_caller]
+fn check_accesses(trust: Trust, body: &str, expect: &[&str]) {
+    let text = format!(
+        "vir 1\nkernel @k(@m: view<f32, [5, 48], readwrite>, @q: view<f32, [?, ?*12], readwrite>, \
+         @b: view<i8, [?*16], readwrite, align 16>, @p: surface<f32, [?, ?, 4], readwrite>, %f: f32, %i: i64, \
+         %row: i64 in [0, 4], %below: i64 in [0, 5], %column: i64 in [0, 44]) at 0x0 block(32) {{\n\
+         shared @s: f32[40]\n%4 = const 4 : i64\n%16 = const 16 : i64\n%i4 = mul %i, %4 : i64\n\
+         %i16 = mul %i, %16 : i64\n{body}\n}}"
+    );
+    let module = validate(text::parse(&text).unwrap(), trust).unwrap_or_else(|e| panic!("{text}: {e}"));
+    let kernel = &module.kernels()[0];
+    for parameters in [ptx(), crate::backend::cpu::SAFETY] {
+        let plan = SafetyPlan::of(kernel, trust, &parameters).unwrap();
+        let mut found = Vec::new();
+        kernel.for_each_op(&mut |op| {
+            found.extend(plan.access(op).map(|a| format!("{:?} {:?} {:?}", a.outer, a.last, a.bytes)));
+        });
+        assert_eq!(found, expect, "{body}");
+    }
+}
+
+#[test]
+fn accesses_are_checked_unless_they_are_proven() {
+    let guest = |body: &str, expect: &str| check_accesses(Trust::Guest, body, &[expect]);
+    guest("%a = load @m[%row, %column] : f32", "[Proven] Unchecked(Proven) None");
+    guest("%a = load @m[%below, %column] : f32", "[Needed] Unchecked(Proven) None");
+    guest("%a = load @m[%row, %column] : vec4<f32>", "[Proven] Unchecked(Proven) None");
+    guest("%a = load @m[%row, %column] : vec8<f32>", "[Proven] Lanes None");
+    guest("%a = load @m[%row, %i] : f32", "[Proven] First None");
+    guest("%a = load @m[%row, %i] : vec4<f32>", "[Proven] Lanes None");
+    guest("%a = load @m[%row, %i4] : vec4<f32>", "[Proven] First None");
+    guest("store @q[%i, %i4], %f", "[Needed] First None");
+    guest("%a = load @s[%column] : f32", "[] First None");
+    guest("%a = load @s[%row] : f32", "[] Unchecked(Proven) None");
+    // An access by bytes is checked for whatever is not proven.
+    guest("%a = load @b[%i] : vec4<f32>", "[] Bytes { within: true, aligned: true } Some(16)");
+    guest("%a = load @b[%i16] : vec4<f32>", "[] Bytes { within: true, aligned: false } Some(16)");
+    let below = |index: &str| {
+        format!(
+            "%n = extent @b, 0 : i64\n%15 = const 15 : i64\n%e = add %{index}, %15 : i64\n%l = lt.s %e, %n : bool\n\
+             %h = lt.u %{index}, %n : bool\n%c = and %h, %l : bool\nif %c {{\n%a = load @b[%{index}] : vec4<f32>\n}}"
+        )
+    };
+    guest(&below("i16"), "[] Unchecked(Proven) Some(16)");
+    // Pixels are checked for trusted kernels too; the lanes' index counts as an outer one.
+    let pixel = "%a = load @p[%row, %row] : vec4<f32>";
+    for trust in [Trust::Guest, Trust::Trusted] {
+        check_accesses(trust, pixel, &["[Needed, Needed, Needed] Unchecked(Proven) None"]);
+    }
+    let trusted = |body: &str, expect: &str| check_accesses(Trust::Trusted, body, &[expect]);
+    trusted("%a = load @m[%row, %i] : vec4<f32>", "[Proven] Unchecked(Trusted) None");
+    trusted("%a = load @m[%i, %column] : f32", "[Trusted] Unchecked(Proven) None");
+    trusted("%a = load @b[%i] : vec4<f32>", "[] Unchecked(Trusted) Some(16)");
+}
+
+#[test]
+fn checks_are_asked_for_by_dimension() {
+    let module = text::parse("vir 1\nkernel @k(%i: i64) at 0x0 block(32) {\n}").unwrap();
+    let module = validate(module, Trust::Guest).unwrap();
+    let mut values = Vec::new();
+    for param in module.kernels()[0].params() {
+        if let vm_ir::module::ParamKind::Scalar { value, .. } = param.kind {
+            values.push(value);
+        }
+    }
+    use super::access::Check::{Needed, Proven, Trusted};
+    let access = Access {
+        outer: vec![Needed, Proven, Trusted],
+        last: Last::Lanes,
+        bytes: None,
+        shift: 0,
+        base: (values[0], 0),
+    };
+    // A dimension without an entry is checked.
+    assert_eq!([0, 1, 2, 3].map(|dimension| access.checks(dimension)), [true, false, false, true]);
+    let proven = access.proven();
+    assert_eq!((&proven.outer[..], proven.last), (&[Proven; 3][..], Last::Unchecked(Proven)));
+    let bytes = Last::Bytes { within: true, aligned: false };
+    for (last, checked) in [
+        (Last::Lanes, true),
+        (Last::First, true),
+        (bytes, true),
+        (Last::Unchecked(Proven), false),
+        (Last::Unchecked(Trusted), false),
+    ] {
+        assert_eq!(last.is_checked(), checked, "{last:?}");
+    }
+}
+
+/// Checks which loads are done once, in text order.
+#[track_caller]
+fn check_once(body: &str, expect: &[bool]) {
+    let text = format!(
+        "vir 1\nkernel @k({PARAMS}, @l: view<i64, [?], readwrite>) at 0x0 block(32) {{\nlocal @t: i64[4]\n\
+         %0 = const 0 : i64\n%1 = const 1 : i64\n%8 = const 8 : i64\n{body}\n}}"
+    );
+    for (trust, parameters) in
+        [(Trust::Guest, ptx()), (Trust::Guest, crate::backend::cpu::SAFETY), (Trust::Trusted, ptx())]
+    {
+        let module = validate(text::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}")), trust)
+            .unwrap_or_else(|e| panic!("{text}: {e}"));
+        let kernel = &module.kernels()[0];
+        let plan = SafetyPlan::of(kernel, trust, &parameters).unwrap();
+        let mut found = Vec::new();
+        kernel.for_each_op(&mut |op| {
+            if op.code.shape() == Shape::Load {
+                found.push(plan.loads_once(op));
+            }
+        });
+        let expect: Vec<_> = expect.iter().map(|once| *once && trust == Trust::Guest).collect();
+        assert_eq!(found, expect, "{trust:?}: {body}");
+    }
+}
+
+#[test]
+fn loads_that_decide_are_done_once() {
+    let load = "%a = load @l[%i] : i64\n";
+    let after = |body: &str, expect: &[bool]| check_once(&format!("{load}{body}"), expect);
+    let at = |index: &str| format!("store @x[%{index}], %v");
+    // A loaded value becomes an index, directly or by computation.
+    after(&at("a"), &[true]);
+    after("store @l[%i], %a", &[false]);
+    after(&format!("%b = add %i, %a : i64\n{}", at("b")), &[true]);
+    after(&format!("%b = load @l[%a] : i64\n{}", at("b")), &[true, true]);
+    after("%b = load @l[%a] : i64\nstore @l[%i], %b", &[true, false]);
+    // A loaded value decides a branch; a comparison of floats counts only if it selects an index.
+    let under = |condition: &str| format!("{condition} : bool\nif %c {{\nstore @x[%i], %v\n}}");
+    after(&under("%c = lt.s %a, %i"), &[true]);
+    after(&under("%f = sitofp %a : f32\n%c = lt %f, %v"), &[false]);
+    let chosen = "%f = sitofp %a : f32\n%c = lt %f, %v : bool\n%k = select %c, %i, %0 : i64\n";
+    after(&format!("{chosen}{}", at("k")), &[true]);
+    after("switch %a {\ncase 0 {\nstore @x[%i], %v\n}\ndefault {\n}\n}", &[true]);
+    // Bounds of loops.
+    for bounds in ["%a to %8 step %1", "%0 to %a step %1", "%0 to %8 step %a"] {
+        after(&format!("for %c: i64 = {bounds} {{\nstore @x[%i], %v\n}}"), &[true]);
+    }
+    after(&format!("for %c: i64 = %a to %8 step %1 {{\n{}\n}}", at("c")), &[true]);
+    // Carried values: the initial value and the yielded one, each apart from its neighbor's.
+    let carried = |first: &str, second: &str, body: &str, index: &str| {
+        format!(
+            "%e, %g = for %c: i64 = %0 to %8 step %1 carry(%p: i64 = %{first}, %q: i64 = %{second}) {{\n{body}\n}}\n{index}"
+        )
+    };
+    for (index, first, second) in [("e", true, false), ("g", false, true)] {
+        let (index, same) = (at(index), "yield %p, %q");
+        after(&carried("a", "i", same, &index), &[first]);
+        after(&carried("i", "a", same, &index), &[second]);
+        let yields = |values: &str| format!("%y = load @l[%i] : i64\nyield {values}");
+        check_once(&carried("i", "i", &yields("%y, %q"), &index), &[first]);
+        check_once(&carried("i", "i", &yields("%p, %y"), &index), &[second]);
+    }
+    for (index, first, second) in [("p", true, false), ("q", false, true)] {
+        let inside = format!("{}\nyield %p, %q", at(index));
+        after(&carried("a", "i", &inside, ""), &[first]);
+        after(&carried("i", "a", &inside, ""), &[second]);
+        let yields = |values: &str| format!("{}\n%y = load @l[%i] : i64\nyield {values}", at(index));
+        check_once(&carried("i", "i", &yields("%y, %q"), ""), &[first]);
+        check_once(&carried("i", "i", &yields("%p, %y"), ""), &[second]);
+    }
+    let looped = |initial: &str, condition: &str, body: &str| {
+        format!("%e = while carry(%p: i64 = %{initial}) {{\n{condition}\nyield %c\n}} do {{\n{body}\n}}\n")
+    };
+    let short = "%c = lt.s %i, %8 : bool";
+    after(&(looped("a", short, "yield %p") + &at("e")), &[true]);
+    after(&(looped("a", short, "yield %p") + &at("i")), &[false]);
+    after(&(looped("i", short, "yield %a") + &at("e")), &[true]);
+    check_once(&looped("i", "%b = load @l[%i] : i64\n%c = lt.s %b, %8 : bool", "yield %p"), &[true]);
+    // Values that branches yield.
+    let either = |then: &str, or_else: &str| {
+        format!(
+            "%t = lt.s %i, %8 : bool\n%e = if %t : i64 {{\nyield %{then}\n}} else {{\nyield %{or_else}\n}}\n"
+        )
+    };
+    after(&(either("a", "i") + &at("e")), &[true]);
+    after(&(either("i", "a") + &at("e")), &[true]);
+    after(&(either("i", "a") + &at("i")), &[false]);
+    // A thread's own array holds what was loaded from elsewhere.
+    let kept = |index: &str| format!("store @t[%0], %a\n%b = load @t[%1] : i64\n{}", at(index));
+    after(&kept("b"), &[true, false]);
+    after(&kept("i"), &[false, false]);
+}
+
+#[test]
+fn charges_are_taken_where_iterations_are_long() {
+    let poll = |iteration: u64, takes_fuel: bool| Poll { every: 1, takes_fuel, iteration, interval: 1 << 20 };
+    // QUANTUM iterations of 256 take exactly one interval.
+    assert_eq!(poll(256, true).charge(1), None);
+    assert_eq!(poll(257, true).charge(1), Some(257));
+    assert_eq!(poll(128, true).charge(2), None);
+    assert_eq!(poll(129, true).charge(2), Some(258));
+    assert_eq!(poll(1, false).charge(1), Some(1));
+    assert_eq!(poll(1 << 20, true).charge(1), Some(1 << 20));
+    assert_eq!(poll((1 << 20) + 1, true).charge(1), Some((1 << 20) + 1));
+    assert_eq!(poll(u64::MAX, true).charge(u64::MAX), Some((1 << 20) + 1));
+}
+
+#[test]
+fn loops_over_threads_are_charged() {
+    let cpu = crate::backend::cpu::SAFETY;
+    let check = |body: &str,
+                 trust: Trust,
+                 parameters: &Parameters,
+                 threads: u64,
+                 expect: Option<ThreadsCharge>| {
+        let text = format!("vir 1\nkernel @k({PARAMS}) at 0x0 block(32) {{\n{body}\n}}");
+        let module = validate(text::parse(&text).unwrap(), trust).unwrap();
+        let kernel = &module.kernels()[0];
+        let plan = SafetyPlan::of(kernel, trust, parameters).unwrap();
+        let ops: Vec<_> = kernel.body().ops.iter().collect();
+        assert_eq!(plan.charge_of_threads(&ops, threads, 8), expect, "{body}");
+        assert_eq!((plan.is_guests(), plan.zeroes_arrays()), (trust == Trust::Guest, trust == Trust::Guest));
+        assert_eq!(plan.interval(), parameters.interval as i64);
+    };
+    let store = "store @x[%i], %v";
+    check(store, Trust::Guest, &cpu, 1024, Some(ThreadsCharge::All(16 * 1024)));
+    // An atomic op costs 256, so 1024 threads cost exactly `in_loops`.
+    check(ATOMIC, Trust::Guest, &cpu, 1024, Some(ThreadsCharge::All(1 << 18)));
+    check(ATOMIC, Trust::Guest, &cpu, 1025, Some(ThreadsCharge::Each(256 * 8)));
+    check(&format!("{ATOMIC}\n{store}"), Trust::Guest, &cpu, 1024, Some(ThreadsCharge::Each(272 * 8)));
+    check(store, Trust::Trusted, &cpu, 1024, None);
+    check(store, Trust::Guest, &ptx(), 1024, None);
+}
+
+/// `verify` rejects a plan whose bound, or a loop's cost, is one too small.
+#[test]
+fn the_bound_is_the_least_that_holds() {
+    let store = "store @x[%i], %v";
+    let branch = format!("%c = lt.s %j, %j : bool\nif %c {{\n{ATOMIC}\n}} else {{\n{store}\n}}");
+    let bodies = [
+        store.to_owned(),
+        branch,
+        constant("c", 10, 0, store),
+        constant("c", 10, 4, store),
+        around("c", "%j", 0, store),
+        around("c", "%many", 64, &constant("d", 100, 0, store)),
+        format!("{}\n{}", constant("c", 4000, 0, store), constant("d", 100, 0, store)),
+        constant("c", 256, 256, &constant("d", 4096, 0, store)),
+        ENDLESS.to_owned(),
+    ];
+    for body in bodies {
+        let text = format!("vir 1\nkernel @k({PARAMS}) at 0x0 block(32) {{\n{body}\n}}");
+        let module = validate(text::parse(&text).unwrap(), Trust::Guest).unwrap();
+        let kernel = &module.kernels()[0];
+        for parameters in [ptx(), crate::backend::cpu::SAFETY] {
+            let mut plan = SafetyPlan::of(kernel, Trust::Guest, &parameters).unwrap();
+            let bound = plan.bound;
+            plan.bound -= 1;
+            let error = plan.verify().unwrap_err();
+            assert_eq!(error, verify::Unsafe::Bound { found: bound, bound: bound - 1 }, "{body}");
+            plan.bound = bound;
+            // Reject a loop whose iteration is too cheap, or whose poll points are missing or too far apart.
+            let loops: Vec<_> =
+                (0..plan.decisions.len()).filter(|n| plan.decisions[*n].looped.is_some()).collect();
+            for number in loops {
+                let known = plan.decisions[number].looped;
+                let mut damaged = |change: &dyn Fn(&mut Loop)| {
+                    plan.decisions[number].looped.iter_mut().for_each(change);
+                    let verified = plan.verify();
+                    plan.decisions[number].looped = known;
+                    verified
+                };
+                damaged(&|_| ()).unwrap();
+                damaged(&|planned| planned.iteration -= 1).unwrap_err();
+                if let Some(Loop { poll: Some(_), unroll, .. }) = known {
+                    damaged(&|planned| planned.poll.iter_mut().for_each(|poll| poll.every = 0)).unwrap_err();
+                    let copies = match unroll {
+                        Unroll::None => 1,
+                        Unroll::Full(n) | Unroll::Partial(n) => n,
+                    };
+                    damaged(&|planned| planned.poll.iter_mut().for_each(|poll| poll.every = copies + 1))
+                        .unwrap_err();
+                }
+            }
+        }
+    }
+}

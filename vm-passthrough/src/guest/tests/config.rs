@@ -317,13 +317,21 @@ fn an_integrated_endpoint_becomes_one_with_a_link() {
     }
 }
 
+/// An attached device with these bytes, 32 vectors of MSI, 4 of MSI-X, and a BAR 0 of 64 KiB.
+fn patched(patch: impl Fn(&mut SimConfig)) -> Rig {
+    let mut config = SimConfig::new(1, 2, 3);
+    patch(&mut config);
+    let sim = SimDeviceBuilder::new(config.bytes()).bar(0, 1 << 16, &[]).msi(32).msix(4, false);
+    let rig = Rig::with(sim);
+    rig.device.attach().unwrap();
+    rig
+}
+
 #[test]
 fn hostile_lists_end() {
+    #[track_caller]
     fn check(patch: impl Fn(&mut SimConfig), plain: &[(u8, u8)], more: &[(u16, u16)]) {
-        let mut config = SimConfig::new(1, 2, 3);
-        patch(&mut config);
-        let rig = Rig::with(SimDeviceBuilder::new(config.bytes()).msi(32).msix(2048, false));
-        rig.device.attach().unwrap();
+        let rig = patched(patch);
         assert_eq!(capabilities(&rig), plain);
         assert_eq!(extended(&rig), more);
     }
@@ -360,6 +368,187 @@ fn hostile_lists_end() {
     );
     check(|c| _ = c.extended(3, 0x100, &[]).put(0x102, &[1, 0x04]), &[], &[(3, 0x100)]);
     check(|c| _ = c.extended(3, 0xffc, &[]).put(0x100, &[0x10, 0, 1, 0xff]), &[], &[]);
+}
+
+/// A capability that ends with config space is shown, and one that would end after it is hidden.
+#[test]
+fn capabilities_end_in_config_space() {
+    #[track_caller]
+    fn check(id: u8, body: &[u8], last: u8) {
+        let rig = patched(|c| _ = c.capability(id, last, body));
+        assert_eq!(capabilities(&rig), [(id, last)], "{body:x?} at {last:#x}");
+        let rig = patched(|c| _ = c.capability(id, last + 4, body));
+        assert_eq!(capabilities(&rig), [], "{body:x?} at {:#x}", last + 4);
+    }
+    check(0x01, &[], 0xf8);
+    // MSI: with an address of 32 or 64 bits, without and with mask bits.
+    check(0x05, &[0x00, 0x00], 0xf4);
+    check(0x05, &[0x80, 0x00], 0xf0);
+    check(0x05, &[0x00, 0x01], 0xec);
+    check(0x05, &[0x80, 0x01], 0xe8);
+    // PCI Express: version 1, version 2.
+    check(0x10, &[0x01], 0xec);
+    check(0x10, &[0x02], 0xc4);
+    check(0x11, &[3, 0, 0, 0, 0, 0, 0, 0x10], 0xf4);
+
+    #[track_caller]
+    fn check_extended(id: u16, body: &[u8], last: u16) {
+        let rig = patched(|c| _ = c.extended(2, 0x100, &[]).extended(id, last, body));
+        assert_eq!(extended(&rig), [(id, last)]);
+        let rig = patched(|c| _ = c.extended(2, 0x100, &[]).extended(id, last + 4, body));
+        assert_eq!(extended(&rig), []);
+    }
+    check_extended(0x0001, &[], 0xfd4);
+    check_extended(0x0003, &[], 0xff4);
+    check_extended(0x000b, &[0, 0, 0x81, 0], 0xff8);
+}
+
+#[test]
+fn vendor_specific_capabilities_are_as_long_as_they_state() {
+    const FILL: u8 = 0x5a;
+    // Reads 8 bytes as the guest, writes zeros to them, and checks which zeros reached the device.
+    #[track_caller]
+    fn check(rig: &Rig, offset: u16, seen: [u8; 8], left: [u8; 8]) {
+        assert_eq!(std::array::from_fn(|index| rig.read8(offset + index as u16)), seen);
+        rig.device.config_write(offset, &[0; 8]);
+        assert_eq!(rig.sim.config()[offset.into()..][..8], left);
+    }
+    let plain = |len: u8| {
+        patched(move |c| _ = c.capability(9, 0x40, &[len, FILL, FILL, FILL, FILL, FILL, FILL, FILL]))
+    };
+    assert_eq!(capabilities(&plain(1)), []);
+    let rig = plain(2);
+    assert_eq!(capabilities(&rig), [(9, 0x40)]);
+    check(&rig, 0x42, [0; 8], [2, FILL, FILL, FILL, FILL, FILL, FILL, FILL]);
+    check(&plain(5), 0x42, [5, FILL, FILL, 0, 0, 0, 0, 0], [0, 0, 0, FILL, FILL, FILL, FILL, FILL]);
+
+    let long = |len: u16| {
+        let [low, high] = (len << 4).to_le_bytes();
+        let body = [FILL, FILL, low, high, FILL, FILL, FILL, FILL];
+        patched(move |c| _ = c.extended(0xb, 0x100, &body))
+    };
+    // The header and the length take 8 bytes.
+    assert_eq!(extended(&long(4)), []);
+    assert_eq!(extended(&long(7)), []);
+    let rig = long(8);
+    assert_eq!(extended(&rig), [(0xb, 0x100)]);
+    let raw = |len| [FILL, FILL, len, 0, FILL, FILL, FILL, FILL];
+    check(&rig, 0x104, [FILL, FILL, 0x80, 0, 0, 0, 0, 0], raw(0x80));
+    check(&long(10), 0x104, [FILL, FILL, 0xa0, 0, FILL, FILL, 0, 0], raw(0xa0));
+}
+
+#[test]
+fn the_first_of_two_capabilities_is_shown() {
+    for (id, body) in [(0x01, &[][..]), (0x05, &[]), (0x10, &[0x02]), (0x11, &[3, 0, 0, 0, 0, 0, 0, 0x10])] {
+        let rig = patched(|c| _ = c.capability(id, 0x40, body).capability(id, 0x80, body));
+        assert_eq!(capabilities(&rig), [(id, 0x40)]);
+    }
+    let rig = patched(|c| _ = c.extended(1, 0x100, &[]).extended(1, 0x200, &[]));
+    assert_eq!(extended(&rig), [(1, 0x100)]);
+}
+
+/// The guest sees no more vectors than VFIO has.
+#[test]
+fn interrupts_that_vfio_lacks_are_hidden() {
+    let mut config = SimConfig::new(1, 2, 3);
+    config.capability(5, 0x40, &[0x8e, 1]).capability(0x11, 0x60, &[3, 0, 0, 0, 0, 0, 0, 0x10]);
+    let shown = |msi: u32, msix: u32| {
+        let sim = SimDeviceBuilder::new(config.bytes()).bar(0, 1 << 16, &[]).msi(msi).msix(msix, false);
+        let rig = Rig::with(sim);
+        rig.device.attach().unwrap();
+        let control = |offset| rig.read16(offset);
+        (capabilities(&rig), control(0x42), control(0x62))
+    };
+    assert_eq!(shown(0, 0), (vec![], 0, 0));
+    assert_eq!(shown(0, 1), (vec![(0x11, 0x60)], 0, 0));
+    // 2 vectors of the device's 4; as many as the device has.
+    assert_eq!(shown(0, 2), (vec![(0x11, 0x60)], 0, 1));
+    assert_eq!(shown(0, 9), (vec![(0x11, 0x60)], 0, 3));
+    // 64 bits, mask bits, and 1, 2 or 32 vectors: those of VFIO, in powers of two.
+    assert_eq!(shown(1, 0), (vec![(5, 0x40)], 0x180, 0));
+    assert_eq!(shown(3, 0), (vec![(5, 0x40)], 0x182, 0));
+    assert_eq!(shown(64, 0), (vec![(5, 0x40)], 0x18a, 0));
+}
+
+/// The MSI-X table and the pending bits lie inside a BAR and do not overlap.
+#[test]
+fn msix_structures_lie_apart_in_a_bar() {
+    // 4 vectors: 64 bytes of table, 8 bytes of pending bits, in a BAR of 64 KiB.
+    #[track_caller]
+    fn check(table: u32, pending: u32, shown: bool) {
+        let mut body = vec![3, 0];
+        body.extend(table.to_le_bytes().into_iter().chain(pending.to_le_bytes()));
+        let rig = patched(|c| _ = c.capability(0x11, 0x40, &body));
+        assert_eq!(!capabilities(&rig).is_empty(), shown, "{table:#x} {pending:#x}");
+    }
+    check(0x1000, 0x2000, true);
+    check(0x2000, 0x1000, true);
+    // A structure ends with the BAR, or after it.
+    check(0xffc0, 0x0000, true);
+    check(0xffc8, 0x0000, false);
+    check(0x0000, 0xfff8, true);
+    check(0x0000, 0x1_0000, false);
+    check(0xffff_fff8, 0x0000, false);
+    check(0x0000, 0xffff_fff8, false);
+    // Adjacent structures, and overlapping ones.
+    check(0x1000, 0x1040, true);
+    check(0x1000, 0x1038, false);
+    check(0x1000, 0x1000, false);
+    check(0x1008, 0x1000, true);
+    check(0x1008, 0x1008, false);
+    // BARs that do not exist.
+    check(0x1001, 0x2000, false);
+    check(0x1000, 0x2006, false);
+    check(0x1007, 0x2007, false);
+}
+
+#[test]
+fn express_of_version_1_has_no_more_registers() {
+    #[track_caller]
+    fn check(flags: u8, header: u32, controls: [u16; 4]) {
+        let rig = patched(|c| _ = c.capability(0x10, 0x40, &express(flags)));
+        assert_eq!(rig.read32(0x40), header);
+        let found = [0x10, 0x28, 0x2c, 0x30].map(|register| {
+            rig.write16(0x40 + register, u16::MAX);
+            rig.read16(0x40 + register)
+        });
+        assert_eq!(found, controls);
+    }
+    // Link Control, Device Control 2, Link Capabilities 2, Link Control 2.
+    check(0x02, 0x0002_0010, [0x0040, 0x001f, 0x00fe, 0x000f]);
+    check(0x01, 0x0001_0010, [0x0040, 0, 0, 0]);
+    // Legacy endpoints are endpoints, and versions to come are version 2.
+    check(0x12, 0x0012_0010, [0x0040, 0x001f, 0x00fe, 0x000f]);
+    check(0x03, 0x0002_0010, [0x0040, 0x001f, 0x00fe, 0x000f]);
+    // An integrated endpoint shows a link that the device does not have.
+    check(0x92, 0x0002_0010, [0, 0x001f, 0, 0]);
+    // The interrupt message number is the host's.
+    let rig = patched(|c| _ = c.capability(0x10, 0x40, &express(0x02)).put(0x43, &[0x3e]));
+    assert_eq!(rig.read32(0x40), 0x0002_0010);
+}
+
+#[test]
+fn severities_are_the_guests_but_for_the_reported_error() {
+    const AER: u16 = 0x140;
+    let rig = Rig::new();
+    for _ in 0..2 {
+        rig.device.report_error(ErrorSeverity::NonFatal);
+        assert_eq!((rig.read32(AER + 4), rig.read32(AER + 0xc)), (1 << 22, 0x0006_2030));
+    }
+    for _ in 0..2 {
+        rig.device.report_error(ErrorSeverity::Fatal);
+        assert_eq!((rig.read32(AER + 4), rig.read32(AER + 0xc)), (1 << 22, 0x0046_2030));
+    }
+    // Without the capability nothing is shown, and no message sent.
+    let rig = patched(|c| _ = c.capability(0x10, 0x40, &express(0x02)));
+    rig.write16(0x48, 0x7);
+    assert!(!rig.device.report_error(ErrorSeverity::Fatal));
+    assert_eq!(extended(&rig), []);
+    // Without PCI Express only SERR asks for messages.
+    let rig = patched(|c| _ = c.extended(1, 0x100, &[]));
+    assert!(!rig.device.report_error(ErrorSeverity::Fatal));
+    rig.write16(4, 1 << 8);
+    assert!(rig.device.report_error(ErrorSeverity::Fatal));
 }
 
 #[test]
