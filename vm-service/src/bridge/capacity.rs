@@ -34,7 +34,7 @@ pub(super) fn is_within_share(held: u64, wanted: u64, free: u64) -> bool {
     left.is_some_and(|left| held.saturating_add(wanted) <= left.saturating_mul(SHARE))
 }
 
-/// Who is at the other end of a connection, as far as its transport proves it.
+/// The other end of a connection, as its transport proves it.
 #[derive(Clone, Eq, Hash, PartialEq)]
 pub(super) enum Peer {
     /// A user of this system.

@@ -56,7 +56,7 @@ pub(crate) fn serve(
         path.canonicalize().map_err(|source| BridgeError::Record { path: path.to_owned(), source })
     });
     let record = record.transpose()?;
-    // By --socket, by --stream and --vsock, and over TLS. What comes over TLS waits a second time, in descriptors of its peer.
+    // Connections wait for --socket, for --stream and --vsock, and for TLS handshakes. After its handshake a TLS connection uses descriptors of its peer.
     let capacity = Capacity::new(2 * WAITING + HANDSHAKES)?;
     let workers =
         Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), limits, None, record.as_deref())?;

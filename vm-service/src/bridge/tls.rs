@@ -118,7 +118,7 @@ impl Server {
     }
 }
 
-/// Answers a program, whatever it has asked, that there is no room for it.
+/// Answers a program's first request with an error, and closes the connection.
 fn refuse(connection: &mut ServerConnection, mut stream: &TcpStream) -> io::Result<()> {
     connection.writer().write_all(&u64::from(code::NO_DEVICE).to_ne_bytes())?;
     connection.send_close_notify();
@@ -127,7 +127,7 @@ fn refuse(connection: &mut ServerConnection, mut stream: &TcpStream) -> io::Resu
         ready(&mut [PollFd::new(&stream, PollFlags::OUT)], Some(until))?;
         connection.write_tls(&mut stream)?;
     }
-    // What has come and was not read would reset the connection, and with it the answer.
+    // Closing a socket with unread bytes resets the connection, and the program would lose the answer.
     stream.shutdown(Shutdown::Write)?;
     while drain(stream, until)? {}
     Ok(())

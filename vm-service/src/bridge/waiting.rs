@@ -278,7 +278,7 @@ mod tests {
         let closed = serve(entered);
         let (mut ready, entered) = enter(&waiting, &Peer::User(3));
         assert!(closed.join().expect("a thread").is_err() && is_closed(&stranger));
-        // What has sent everything stays, so that one of the program's user has to go.
+        // A connection that has sent its bytes stays, so one of the program's user is closed.
         ready.write_all(b"here").expect("sent");
         let closed = serve(one.1);
         let (late, _late) = enter(&waiting, &Peer::User(4));

@@ -176,7 +176,7 @@ impl Window {
         self.parts().ending += 1;
     }
 
-    /// Frees all parts of a session that [ends](Self::ends), if its worker has exited. Else they stay in use.
+    /// Frees all parts of a session that [ends](Self::ends), if its worker has exited.
     pub(super) fn forget(&self, token: Token, has_exited: bool) {
         let mut parts = self.parts();
         parts.ending -= 1;

@@ -202,7 +202,7 @@ fn one_certificate_cannot_use_up_the_servers_descriptors() {
         }
     };
     assert!(held.len() > 20, "{}", held.len());
-    assert_eq!(refused, Some(code::NO_DEVICE.into()), "it is told that there is no room");
+    assert_eq!(refused, Some(code::NO_DEVICE.into()), "the server answers that its limit is reached");
     place.until("the log says why", || {
         place.log().contains("its certificate has as many connections as it may")
     });

@@ -69,7 +69,7 @@ fn memory_of_the_host_is_what_the_transport_allows() {
     place.until("the window is free", || place.run(Way::Window, "host", "one") == "one: 0\nexit status: 0");
     // A window that is not the server's is not used.
     let other = place.path("other");
-    std::fs::File::create(&other).and_then(|file| file.set_len(64 << 20)).expect("a file");
+    std::fs::File::create(&other).and_then(|file| file.set_len(65 << 20)).expect("a file");
     let output =
         place.command(Way::Window, "host", "").env("VM_BRIDGE_WINDOW", &other).output().expect("run");
     assert_eq!(String::from_utf8_lossy(&output.stdout), copied);

@@ -1,4 +1,4 @@
-//! A client of the gateway that sends what it likes.
+//! A client of the gateway that can send anything.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -19,12 +19,12 @@ pub(crate) fn connect(place: &Place) -> UnixStream {
     stream
 }
 
-/// What is said until the server closes the connection.
+/// Reads until the server closes the connection.
 pub(crate) fn rest(mut stream: &UnixStream, what: &str) -> Vec<u8> {
     let mut said = Vec::new();
     match stream.read_to_end(&mut said) {
         Ok(_) => said,
-        // What it had not read is lost.
+        // The server closed it before it had read everything.
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => said,
         Err(error) => panic!("{what}: {error}"),
     }

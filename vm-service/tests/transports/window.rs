@@ -1,4 +1,4 @@
-//! Who has which part of the window, when it is free again, and what is in it: with sessions that don't keep to the rules.
+//! The window: hostile sessions cannot reach or read another session's parts.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -66,7 +66,7 @@ fn a_part_is_free_when_its_worker_maps_nothing_of_it() {
     assert_eq!(second, start + 4 * PAGE);
     assert_eq!(lane.call("cuMemFreeHost", &[AT, 0], &[]).0, 0);
     assert_eq!(write(&mut lane, AT), code::INVALID_VALUE);
-    // What it never had is unmapped.
+    // The worker unmaps memory that was never registered.
     assert_eq!(give(&stream, [control::WINDOW, AT, 2 * PAGE, start]), 0);
     assert_eq!(give(&stream, [control::WINDOW, AT + 2 * PAGE, 2 * PAGE, start]), 0);
     assert_eq!(write(&mut lane, AT), 0);
@@ -87,7 +87,7 @@ fn a_part_is_free_when_its_worker_maps_nothing_of_it() {
     ring.shutdown(std::net::Shutdown::Write).expect("shut down");
     assert!(crate::raw::rest(&ring, "the lane").len() < 64);
     assert_eq!(give(&other, [control::GIVE, start, 0, 0]), 0);
-    // What the driver does not confirm to have unpinned stays in use until the worker has exited.
+    // A part stays in use until the worker has exited, unless the driver confirms that it has unpinned its pages.
     let (start, _) = take(&stream, PAGE, false).expect("a part");
     assert_eq!(give(&stream, [control::WINDOW, AT, PAGE, start]), 0);
     assert_eq!(lane.call("cuMemHostAlloc", &[AT, 0], &[]).0, 0);
@@ -137,7 +137,7 @@ fn foreign_in(bytes: &[u8], own: &[u64]) -> Option<(u64, u64)> {
     (0u64..).zip(words).find(|(_, word)| *word != 0 && !own.contains(word))
 }
 
-/// What a hostile session does. Parts and mappings are chosen among those that it knows, of both sessions.
+/// An action of a hostile session. It chooses among the parts of both sessions.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Take {
@@ -197,7 +197,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// What is known of a part.
+/// A part, as the test knows it.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     end: u64,
@@ -207,7 +207,7 @@ struct Part {
     has_ring: bool,
 }
 
-/// What both sessions and the test know.
+/// State that both sessions share with the test.
 struct World<'a> {
     place: &'a Place,
     window: File,
@@ -219,7 +219,7 @@ struct World<'a> {
 /// A session of one side.
 struct Hostile<'a> {
     world: &'a World<'a>,
-    /// What its worker writes.
+    /// The word that its worker writes.
     tag: u64,
     own: Vec<u64>,
     stream: UnixStream,
@@ -403,7 +403,7 @@ impl<'a> Hostile<'a> {
                     crate::raw::rest(&ring, "a lane");
                 }
             }
-            // What is registered then is not let go of by name.
+            // Without a current context the driver unregisters nothing.
             Act::ResetContext => {
                 self.lane.call("cuCtxSetCurrent", &[0], &[]);
                 self.context = false;

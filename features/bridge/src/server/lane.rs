@@ -348,7 +348,7 @@ pub struct Lane {
     pub(super) there: Option<usize>,
     /// Where all rooms are.
     rooms: Option<(u64, u64)>,
-    /// What the driver answered when they were registered, if that was tried.
+    /// The driver's result of registering them. `None` before the attempt.
     pinned: Option<u32>,
 }
 
