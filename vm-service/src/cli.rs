@@ -18,6 +18,7 @@ use crate::commands::SimArgs;
 use crate::commands::attach::AttachArgs;
 use crate::commands::bridge::BridgeArgs;
 use crate::commands::claim::ClaimArgs;
+use crate::commands::console::ConsoleArgs;
 use crate::commands::detach::DetachArgs;
 use crate::commands::egpu::EgpuArgs;
 use crate::commands::events::EventsArgs;
@@ -119,7 +120,7 @@ pub(crate) enum Command {
     /// Print what happens to guests, as it happens
     Events(EventsArgs),
     /// Use this terminal as a guest's console
-    Console(GuestArgs),
+    Console(ConsoleArgs),
     /// Print what the process of a guest logged
     Logs(LogsArgs),
     /// Compile a kernel file for an accelerator
