@@ -18,6 +18,7 @@ use crate::commands::SimArgs;
 use crate::commands::attach::AttachArgs;
 use crate::commands::bridge::BridgeArgs;
 use crate::commands::claim::ClaimArgs;
+use crate::commands::console::ConsoleArgs;
 use crate::commands::detach::DetachArgs;
 use crate::commands::egpu::EgpuArgs;
 use crate::commands::events::EventsArgs;
@@ -40,6 +41,7 @@ use crate::kernel::args::{CompileArgs, LaunchArgs};
 use crate::kernel::engine::ASSEMBLE;
 use crate::kernel::tune::TuneArgs;
 use crate::kernel::{assembler, wait};
+use crate::sandbox::Measure;
 use crate::{commands, limits, log, sys, table};
 
 const EXIT_HELP: &str = "Exit status:
@@ -119,7 +121,7 @@ pub(crate) enum Command {
     /// Print what happens to guests, as it happens
     Events(EventsArgs),
     /// Use this terminal as a guest's console
-    Console(GuestArgs),
+    Console(ConsoleArgs),
     /// Print what the process of a guest logged
     Logs(LogsArgs),
     /// Compile a kernel file for an accelerator
@@ -154,8 +156,9 @@ pub(crate) enum Command {
     BridgeWorker {
         /// The driver's library
         driver: PathBuf,
-        /// What it gives up
-        measures: usize,
+        /// Parts of its confinement that are waived
+        #[arg(long, hide = true, value_delimiter = ',')]
+        unconfined: Vec<Measure>,
         /// Only open the driver
         #[arg(value_parser = ["probe"])]
         probe: Option<String>,
@@ -166,8 +169,11 @@ pub(crate) enum Command {
         #[arg(long, hide = true, requires = "memory")]
         slot: Option<usize>,
         /// Where the program is recorded
-        #[arg(long, hide = true)]
+        #[arg(long, hide = true, requires = "record_limit")]
         record: Option<PathBuf>,
+        /// The most bytes of that
+        #[arg(long, hide = true, requires = "record")]
+        record_limit: Option<u64>,
         /// How long its work on the device may make no progress, in microseconds
         #[arg(long, hide = true)]
         deadline: Option<u64>,
@@ -420,7 +426,7 @@ fn execute(
         Command::Bridge(args) => commands::bridge::run(&mut context, args),
         Command::BridgeWorker {
             driver,
-            measures,
+            unconfined,
             probe,
             memory,
             slot,
@@ -428,6 +434,7 @@ fn execute(
             time_slice,
             record,
             host_memory,
+            record_limit,
         } => {
             let share = memory.zip(*slot);
             let limits = crate::bridge::Limits {
@@ -437,8 +444,8 @@ fn execute(
                 time_slice: time_slice.map(Duration::from_micros),
             };
             let is_probe = probe.is_some();
-            let record = record.as_deref();
-            crate::bridge::worker_main(driver, *measures, is_probe, share, &limits, record)
+            let record = record.as_deref().zip(*record_limit);
+            crate::bridge::worker_main(driver, unconfined, is_probe, share, &limits, record)
                 .map_err(Failure::failed)
         }
         Command::Completions { .. } if context.json => {

@@ -92,17 +92,18 @@ fn bind() -> Result<UnixListener, String> {
 }
 
 fn bind_in(folder: &Path) -> io::Result<(UnixListener, PathBuf)> {
-    client::prepare(folder)?;
+    let opened = client::prepare(folder)?;
     remove_stale(folder);
     let path = control::socket(folder, std::process::id());
     if std::fs::symlink_metadata(&path).is_ok() {
         return Err(io::Error::other("a process of this number answers there already"));
     }
     // Who finds it finds one that is listened to: others remove what nobody listens to.
-    let new = path.with_extension("new");
-    let _ = std::fs::remove_file(&new);
+    let [new, there] =
+        ["new", "sock"].map(|end| client::within(&opened, format!("{}.{end}", std::process::id())));
+    client::remove_stale(&new);
     let listener = UnixListener::bind(&new)?;
-    std::fs::rename(&new, &path)?;
+    std::fs::rename(&new, &there)?;
     Ok((listener, path))
 }
 
@@ -111,10 +112,8 @@ fn remove_stale(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten().take(1000) {
         let path = entry.path();
-        if path.extension().is_some_and(|end| end == "sock")
-            && client::reach(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-        {
-            let _ = std::fs::remove_file(path);
+        if path.extension().is_some_and(|end| end == "sock") {
+            client::remove_stale(&path);
         }
     }
 }

@@ -461,3 +461,42 @@ fn a_directory_that_others_may_enter_is_not_used() {
     check(&|path| std::os::unix::fs::symlink("/tmp", path).expect("a link"), "it is no directory");
     check(&|path| std::fs::write(path, "").expect("a file"), "it is no directory");
 }
+
+#[test]
+fn a_directory_that_another_user_made_first_is_not_used() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root makes another user's directory");
+    }
+    let runtime = tempfile::tempdir().expect("a directory");
+    let folder = runtime.path().join("vmhook");
+    drop(client::prepare(&folder).expect("a directory"));
+    std::os::unix::fs::chown(&folder, Some(65534), None).expect("another owner");
+    let refused = client::prepare(&folder).expect_err("a refusal").to_string();
+    assert!(refused.contains("it belongs to user 65534"), "{refused}");
+    let program = Program::within(runtime, 1, 2, &[]);
+    assert!(!program.socket().exists());
+    program.end();
+}
+
+#[test]
+fn only_sockets_that_nobody_listens_on_are_removed() {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    let runtime = tempfile::tempdir().expect("a directory");
+    let folder = runtime.path().join("vmhook");
+    drop(client::prepare(&folder).expect("a directory"));
+    let path = |name: &str| folder.join(name);
+    std::fs::write(path("file.sock"), "precious").expect("written");
+    drop(UnixListener::bind(path("stale.sock")).expect("a socket"));
+    drop(UnixListener::bind(path("target")).expect("a socket"));
+    symlink(path("target"), path("link.sock")).expect("a link");
+    let _live = UnixListener::bind(path("live.sock")).expect("a socket");
+    let program = Program::within(runtime, 1, 2, &[]);
+    let is_there = |name: &str| path(name).symlink_metadata().is_ok();
+    assert!(!is_there("stale.sock"));
+    for name in ["file.sock", "live.sock", "link.sock", "target"] {
+        assert!(is_there(name), "{name}");
+    }
+    program.end();
+}

@@ -135,3 +135,18 @@ fn memory_is_what_the_drivers_own_is() {
     let (with, log) = run_program("traps", &[], true, &old);
     assert_eq!(with, run_program("traps", &[], false, &old).0, "{log}");
 }
+
+/// The log tells of a program's memory.
+#[test]
+fn a_new_log_is_the_users_alone_whatever_the_umask() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let place = tempfile::tempdir().expect("a folder");
+    let log = place.path().join("log");
+    let mut command = Command::new("sh");
+    command.args(["-c", "umask 0; exec \"$@\"", "sh"]).arg(folder().join("grow")).args(["1", "2"]);
+    command.env("LD_LIBRARY_PATH", folder()).env("XDG_RUNTIME_DIR", folder());
+    command.env("VMM_LOG_FILE", &log).env("LD_PRELOAD", beside("libvmhook.so"));
+    command.output().expect("the program");
+    assert_eq!(log.metadata().expect("a log").permissions().mode() & 0o777, 0o600);
+}

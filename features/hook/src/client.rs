@@ -1,11 +1,13 @@
 //! The way to a program's socket, for who asks it and for who makes it: the directories, which are the user's alone.
 
+use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags, open};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
 use thiserror::Error;
@@ -54,25 +56,41 @@ pub fn folders() -> Vec<PathBuf> {
     control::folders(runtime.as_deref(), geteuid().as_raw())
 }
 
-/// That a directory is this user's alone.
+/// Opens a directory, and checks that it is this user's alone.
 ///
 /// # Errors
 /// What is wrong with it; the system's.
-pub fn check(folder: &Path) -> io::Result<()> {
-    let of = std::fs::symlink_metadata(folder)?;
+pub fn check(folder: &Path) -> io::Result<File> {
+    // The open descriptor is checked, so that no link can take the path in between.
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = File::from(open(folder, flags, Mode::empty())?);
+    let of = file.metadata()?;
     control::is_private(of.is_dir(), of.uid(), of.mode() & 0o7777, geteuid().as_raw())
-        .map_err(io::Error::other)
+        .map_err(io::Error::other)?;
+    Ok(file)
 }
 
-/// Makes a directory for sockets, if there is none, and checks it.
+/// Makes a directory for sockets, if there is none, then opens and checks it.
 ///
 /// # Errors
 /// As [`check`].
-pub fn prepare(folder: &Path) -> io::Result<()> {
+pub fn prepare(folder: &Path) -> io::Result<File> {
     match std::fs::DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => check(folder),
     }
+}
+
+/// The path of a file in an open directory, whatever its own path leads to by now.
+pub fn within(folder: &File, name: impl AsRef<Path>) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name)
+}
+
+/// Removes a stale socket, and returns whether it did. Never removes anything but a socket.
+pub fn remove_stale(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|data| data.file_type().is_socket())
+        && reach(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        && std::fs::remove_file(path).is_ok()
 }
 
 /// Connects to a socket at once, or not at all.
@@ -108,7 +126,7 @@ pub fn program(pid: u32) -> Result<UnixStream, Unreachable> {
             Ok(stream) => Ok(stream),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 // Nobody has it open any more. Who can't remove it has said what counts.
-                let _ = std::fs::remove_file(socket);
+                remove_stale(socket);
                 Err(Unreachable::Ended(pid))
             }
             Err(source) => Err(Unreachable::Connect { socket: socket.clone(), source }),

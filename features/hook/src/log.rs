@@ -114,7 +114,9 @@ impl Log {
     /// Opens one to append. A FIFO that nobody reads is refused, not waited for.
     fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::NONBLOCK.bits().cast_signed();
-        let file = OpenOptions::new().append(true).create(true).custom_flags(flags).open(path)?;
+        let mut options = OpenOptions::new();
+        // It tells of the program's memory: whatever the umask, no other user reads it.
+        let file = options.append(true).create(true).mode(0o600).custom_flags(flags).open(path)?;
         // Who reads slowly loses nothing.
         let flags = fcntl_getfl(&file)?;
         fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;

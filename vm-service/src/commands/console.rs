@@ -1,20 +1,31 @@
 //! `console`: this terminal on a guest's console.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, IsTerminal as _, Read as _, Write};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
 use super::asking::Asking;
 use super::guests::GuestArgs;
-use crate::console::{Input, Keyboard, RawTerminal};
+use crate::console::{Filtered, Input, Keyboard, RESTORE, RawTerminal};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::log;
+
+/// Arguments of `console`.
+#[derive(Debug, Args)]
+pub(crate) struct ConsoleArgs {
+    #[command(flatten)]
+    guest: GuestArgs,
+    /// Pass every control sequence of the guest to this terminal, also those that change its title or clipboard, or have it type
+    #[arg(long)]
+    raw: bool,
+}
 
 /// How often is looked whether the operator leaves.
 const POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -25,7 +36,8 @@ const HELP: &str = "Ctrl-A x leaves the console, Ctrl-A Ctrl-A sends Ctrl-A, Ctr
 ///
 /// # Errors
 /// When no such guest runs, or its console is no pseudo-terminal.
-pub(crate) fn run(context: &mut Context<'_>, args: &GuestArgs) -> Result<(), Failure> {
+pub(crate) fn run(context: &mut Context<'_>, args: &ConsoleArgs) -> Result<(), Failure> {
+    let ConsoleArgs { guest: args, raw } = args;
     if context.json {
         return Err(Failure::usage("`console` is a terminal, not JSON; leave `--json` out"));
     }
@@ -36,12 +48,12 @@ pub(crate) fn run(context: &mut Context<'_>, args: &GuestArgs) -> Result<(), Fai
             args.guest
         ))
     })?;
-    attach(&args.guest, Path::new(&path)).map_err(|error| {
+    attach(&args.guest, Path::new(&path), *raw).map_err(|error| {
         Failure::failed(format_args!("the console {path} of {} can't be used: {error}", args.guest))
     })
 }
 
-fn attach(guest: &str, path: &Path) -> io::Result<()> {
+fn attach(guest: &str, path: &Path, raw: bool) -> io::Result<()> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let mut console = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let (leaves, stdin) = (Arc::new(AtomicBool::new(false)), io::stdin());
@@ -58,6 +70,9 @@ fn attach(guest: &str, path: &Path) -> io::Result<()> {
         Input::Quit => left.store(true, Ordering::SeqCst),
     })?;
     let mut bytes = [0; 4096];
+    let filters = io::stdout().is_terminal() && !raw;
+    let mut output: Box<dyn Write> =
+        if filters { Box::new(Filtered::new(io::stdout())) } else { Box::new(io::stdout()) };
     let ended = loop {
         if leaves.load(Ordering::SeqCst) {
             break Ok(());
@@ -66,12 +81,16 @@ fn attach(guest: &str, path: &Path) -> io::Result<()> {
         match polled.map_err(io::Error::from).and_then(|_| console.read(&mut bytes)) {
             // The other side is gone, with the guest.
             Ok(0) => break Ok(()),
-            Ok(read) => io::stdout().write_all(&bytes[..read]).and_then(|()| io::stdout().flush())?,
+            Ok(read) => output.write_all(&bytes[..read]).and_then(|()| output.flush())?,
             Err(error) if error.raw_os_error() == Some(libc::EIO) => break Ok(()),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             Err(error) => break Err(error),
         }
     };
+    if filters {
+        // The terminal may have gone.
+        let _ = io::stdout().write_all(RESTORE).and_then(|()| io::stdout().flush());
+    }
     // Keys that come later are the shell's.
     drop((keyboard, terminal));
     ended

@@ -49,7 +49,7 @@ use shutdown::Shutdown;
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) boot: BootArgs,
-    /// Where the guest's serial console goes: stdio, none, pty, pty=LINK or file=PATH
+    /// Where the guest's serial console goes: stdio, stdio=raw, none, pty, pty=LINK or file=PATH. A terminal gets only control sequences that place, color and edit text, unless it is raw
     #[arg(long, value_name = "WHERE", default_value = "stdio")]
     pub(crate) console: Console,
     /// Have a session of its own, the guest's directory whose lock is standard input, and who hears of it at standard output, as the daemon starts it

@@ -81,3 +81,34 @@ fn what_is_no_file_is_answered_with_the_usage() {
         assert_eq!(folder.path().read_dir().expect("a folder").count(), 0, "{args:?}");
     }
 }
+
+/// It runs as root, and others may write to the directory that is named, as to /tmp.
+#[test]
+fn an_output_that_is_a_link_is_not_followed_and_others_do_not_read_it() {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    let sim = busy();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let capture = |name: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "umask 0; exec \"$@\"", "sh", concat!(env!("CARGO_MANIFEST_DIR"), "/capture")]);
+        command.arg(path(name)).env("ROOT", sim.root()).output().expect("a shell")
+    };
+    std::fs::write(path("precious"), "precious").expect("written");
+    symlink(path("precious"), path("link.tar")).expect("a link");
+    symlink(path("none"), path("dangling.tar")).expect("a link");
+    std::fs::create_dir(path("folder.tar")).expect("a folder");
+    for name in ["link.tar", "dangling.tar", "folder.tar"] {
+        let ended = capture(name);
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(!ended.status.success() && said.contains("it is no regular file; "), "{name}: {said}");
+    }
+    assert_eq!(std::fs::read(path("precious")).expect("the file"), b"precious");
+    assert!(!path("none").exists());
+    for _ in 0..2 {
+        assert!(capture("host.tar").status.success());
+        assert_eq!(path("host.tar").metadata().expect("a file").permissions().mode() & 0o777, 0o600);
+    }
+    assert_eq!(folder.path().read_dir().expect("a folder").count(), 5, "nothing else is left");
+}

@@ -1,14 +1,14 @@
 //! The guest's serial console, where the command line wants it.
 
 use std::fs::{File, FileType};
-use std::io::{self, PipeReader, Write};
+use std::io::{self, IsTerminal as _, PipeReader, Write};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use crate::console::{Escape, Input, Keyboard, Link, Pty, RawTerminal};
+use crate::console::{Escape, Filtered, Input, Keyboard, Link, Pty, RawTerminal};
 use crate::output::Standard;
 use crate::vmm::{self, PowerButton, Stop};
 use crate::{log, save};
@@ -16,8 +16,10 @@ use crate::{log, save};
 /// Where a guest's serial console goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Console {
-    /// This process's standard input and output.
+    /// This process's standard input and output. A terminal gets what passes the filter.
     Stdio,
+    /// The same, and a terminal gets all.
+    RawStdio,
     /// Nowhere.
     None,
     /// A pseudo-terminal, with a link to it where a path is given.
@@ -32,12 +34,13 @@ impl std::str::FromStr for Console {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "stdio" => Ok(Self::Stdio),
+            "stdio=raw" => Ok(Self::RawStdio),
             "none" => Ok(Self::None),
             "pty" => Ok(Self::Pty(None)),
             _ => match text.split_once('=') {
                 Some(("pty", link)) if !link.is_empty() => Ok(Self::Pty(Some(link.into()))),
                 Some(("file", path)) if !path.is_empty() => Ok(Self::File(path.into())),
-                _ => Err("write stdio, none, pty, pty=LINK or file=PATH"),
+                _ => Err("write stdio, stdio=raw, none, pty, pty=LINK or file=PATH"),
             },
         }
     }
@@ -81,7 +84,7 @@ pub(super) fn open(
             Ok((vmm::Console { output, input: None }, silent))
         }
         Console::Pty(link) => pty(link.as_deref(), stop, button),
-        Console::Stdio => stdio(json, stop, button)
+        Console::Stdio | Console::RawStdio => stdio(*console == Console::RawStdio, json, stop, button)
             .map_err(|error| format!("the console can't be opened: {error}; try `--console none`")),
     }
 }
@@ -134,8 +137,18 @@ impl Write for Fifo {
     }
 }
 
-fn stdio(json: bool, stop: &Stop, button: &PowerButton) -> io::Result<(vmm::Console, ConsoleService)> {
-    let output = Box::new(if json { Standard::Error } else { Standard::Output });
+fn stdio(
+    raw: bool,
+    json: bool,
+    stop: &Stop,
+    button: &PowerButton,
+) -> io::Result<(vmm::Console, ConsoleService)> {
+    let (output, is_terminal) = match json {
+        true => (Standard::Error, io::stderr().is_terminal()),
+        false => (Standard::Output, io::stdout().is_terminal()),
+    };
+    let output: Box<dyn Write + Send> =
+        if is_terminal && !raw { Box::new(Filtered::new(output)) } else { Box::new(output) };
     let stdin = io::stdin();
     let terminal = RawTerminal::enter(&stdin)?;
     let (keyboard, input) = keyboard(stdin.as_fd(), stop, button)?;
