@@ -12,10 +12,12 @@ use vm_ir::text;
 
 /// How long each form runs at most, unless the number of inputs is asked for.
 const LIMIT: Duration = Duration::from_secs(5);
+/// How many inputs each form gets at least, however slow the machine, so that some of each kind are among them.
+const LEAST: u64 = 1000;
 /// How many inputs each form gets at most.
 const INPUTS: u64 = 50_000;
-/// How long one input may take, on a loaded machine without optimisation.
-const ONE_INPUT: Duration = Duration::from_secs(20);
+/// How long one input may take, without optimisation. It is far from what any takes, and far from no end.
+const ONE_INPUT: Duration = Duration::from_secs(120);
 
 /// The text of every file, without comments.
 fn seeds() -> Vec<String> {
@@ -47,7 +49,7 @@ fn run(
     let started = Instant::now();
     let mut mutator = Mutator::new(0x9e37_79b9_7f4a_7c15);
     for number in 0..asked.unwrap_or(INPUTS) {
-        if asked.is_none() && started.elapsed() > LIMIT {
+        if asked.is_none() && number >= LEAST && started.elapsed() > LIMIT {
             break;
         }
         let mut data = match mutator.below(32) {

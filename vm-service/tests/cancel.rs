@@ -41,7 +41,7 @@ fn ends_the_launch_and_leaves_nothing() {
     let asked = Instant::now();
     kill_process(Pid::from_child(&child), Signal::INT).expect("sent");
     let status = child.wait().expect("its end");
-    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+    assert!(asked.elapsed() < Duration::from_secs(120), "{:?}", asked.elapsed());
     let mut rest = String::new();
     err.read_to_string(&mut rest).expect("the rest");
     assert_eq!(status.code(), Some(1), "{rest}");

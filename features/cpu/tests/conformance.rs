@@ -170,5 +170,5 @@ fn a_dropped_queue_gives_up() {
     }
     let start = std::time::Instant::now();
     drop(queue);
-    assert!(start.elapsed() < std::time::Duration::from_secs(10), "{:?}", start.elapsed());
+    assert!(start.elapsed() < std::time::Duration::from_secs(300), "{:?}", start.elapsed());
 }

@@ -13,7 +13,7 @@ use vm_hook::client;
 use vm_hook::control::{self, ANSWER, Answer, Changed, Request, State, Status};
 
 /// How long anything may take.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// What the log has of a reserve.
 const RESERVE: &str = "\"event\":\"reserve\"";

@@ -354,7 +354,7 @@ mod tests {
         let start = Instant::now();
         let error = write(&path, "0000:01:00.0", Duration::from_millis(200), None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert!(start.elapsed() >= Duration::from_millis(200) && start.elapsed() < SECOND * 5);
+        assert!(start.elapsed() >= Duration::from_millis(200) && start.elapsed() < SECOND * 60);
         // The child is still there and writes when it can.
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "0000:01:00.0");
         assert_eq!(read(&path, Duration::ZERO).unwrap_err().kind(), io::ErrorKind::TimedOut);

@@ -157,12 +157,13 @@ fn shown(nodes: &[PathBuf]) -> String {
 fn sysfs(case: &mut Case<'_>) {
     let sys = &case.host.sys;
     let dir = case.host.pci_device(case.function.address);
-    if case.facts.sys_read_only {
+    if let Some(directory) = &case.facts.sys_read_only {
         case.blocker(
             BlockerCode::Permission,
-            format!("{} is mounted read-only, so no driver can be bound", sys.display()),
+            format!("{} is mounted read-only, so no driver can be bound", directory.display()),
             format!(
-                "mount -o remount,rw {}; a container needs --privileged, or a claim from outside",
+                "mount -o remount,rw {}; a container needs --privileged, or a claim from outside; a systemd unit with \
+                 ProtectKernelTunables=yes needs ReadWritePaths={0}/bus/pci {0}/devices",
                 sys.display()
             ),
         );

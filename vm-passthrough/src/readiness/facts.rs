@@ -16,8 +16,8 @@ pub(super) struct HostFacts {
     pub(super) mounts: Mounts,
     /// Who else may use disks, read when a function has any.
     disks: OnceLock<DiskFacts>,
-    /// Whether sysfs is mounted read-only.
-    pub(super) sys_read_only: bool,
+    /// The directory of sysfs that is mounted read-only, of those through which drivers are bound.
+    pub(super) sys_read_only: Option<PathBuf>,
     /// Devices that are swapped to, as in `/dev/dm-1`.
     pub(super) swaps: Vec<String>,
     /// Network interfaces that default routes go through, with the file that says so.
@@ -171,13 +171,11 @@ impl HostFacts {
         let first = files::read(&host.proc.join("1/mountinfo")).ok().flatten().unwrap_or_default();
         for (text, is_own) in [(&first, false), (&own, true)] {
             self.mounts.add(host, text, "");
-            for line in text.lines().filter(|_| is_own) {
-                // Mount ID, parent ID, device number, root, mount point, options (proc_pid_mountinfo(5)).
-                let mut words = line.split(' ').skip(4);
-                if words.next().is_some_and(|point| Path::new(point) == host.sys) {
-                    let options = words.next().unwrap_or_default();
-                    self.sys_read_only = options.split(',').any(|option| option == "ro");
-                }
+            if is_own {
+                self.sys_read_only = ["devices", "bus/pci"]
+                    .map(|of| host.sys.join(of))
+                    .into_iter()
+                    .find(|directory| is_read_only(text, &host.sys, directory));
             }
         }
     }
@@ -270,6 +268,20 @@ impl HostFacts {
         let limit = |file: PathBuf| Some((files::read_trimmed(&file)?.parse().ok()?, file));
         self.memory_limit = files.filter_map(limit).min();
     }
+}
+
+/// Whether a directory of sysfs is on a read-only mount, by a `mountinfo`.
+fn is_read_only(mountinfo: &str, sys: &Path, directory: &Path) -> bool {
+    let covering = mountinfo.lines().filter_map(|line| {
+        // Mount ID, parent ID, device number, root, mount point, options (proc_pid_mountinfo(5)).
+        let mut words = line.split(' ').skip(4);
+        let point = Path::new(words.next()?);
+        let covers = point.starts_with(sys) && directory.starts_with(point);
+        covers.then_some((point.components().count(), words.next()?))
+    });
+    // The deepest is seen, and of several there the last.
+    let seen = covering.max_by_key(|(depth, _)| *depth);
+    seen.is_some_and(|(_, options)| options.split(',').any(|option| option == "ro"))
 }
 
 fn is_name(part: Component<'_>) -> bool {

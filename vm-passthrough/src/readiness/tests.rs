@@ -405,14 +405,24 @@ fn permission() {
         .write("sys/bus/pci/devices/0000:01:00.0/vfio-dev/vfio0/dev", "511:0\n");
     assert_eq!(mode(cdev, "dev/vfio/devices/vfio0", 0o666).explain().blockers, []);
     // sysfs in a container.
-    let scene = Scene::new();
-    let line = format!("24 1 0:21 / {} ro,nosuid - sysfs sysfs ro\n", scene.sim.path("sys").display());
-    scene.write("proc/self/mountinfo", &line).check(
-        Code::Permission,
-        Blocks,
-        &["mounted read-only"],
-        &["remount,rw"],
-    );
+    let mounted = |mounts: &[(&str, &str)]| {
+        let scene = Scene::new();
+        let line = |(place, options): &(&str, &str)| {
+            format!("24 1 0:21 / {} {options},nosuid - sysfs sysfs rw\n", scene.sim.path(place).display())
+        };
+        let lines: String = mounts.iter().map(line).collect();
+        scene.write("proc/self/mountinfo", &lines)
+    };
+    let blocks = |mounts: &[(&str, &str)], which: &str| {
+        mounted(mounts).check(Code::Permission, Blocks, &[which, "mounted read-only"], &["remount,rw"]);
+    };
+    blocks(&[("sys", "ro")], "sys/devices");
+    blocks(&[("sys", "rw"), ("sys", "ro")], "sys/devices");
+    // A unit of systemd with ProtectKernelTunables=, which lets devices be bound all the same, or only some of what that takes.
+    blocks(&[("sys", "ro"), ("sys/devices", "rw")], "sys/bus/pci");
+    blocks(&[("sys/bus/pci", "rw"), ("sys", "ro")], "sys/devices");
+    let unit = mounted(&[("sys", "ro"), ("sys/devices", "rw"), ("sys/bus/pci", "rw"), ("sys/kernel", "ro")]);
+    assert_eq!(unit.explain().blockers, []);
 }
 
 #[test]

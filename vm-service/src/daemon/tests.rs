@@ -18,7 +18,7 @@ use guest::{NEVER, Threads};
 
 use crate::json::Problem;
 
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// How often the daemon looks for guests here.
 const INTERVAL: Duration = Duration::from_millis(2);
 

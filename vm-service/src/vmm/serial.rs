@@ -349,7 +349,7 @@ mod tests {
         let flood = |stopping: bool| {
             let begin = Instant::now();
             while console.uart().lost == 0 {
-                assert!(begin.elapsed() < Duration::from_secs(30));
+                assert!(begin.elapsed() < Duration::from_secs(120));
                 console.write(DATA, b'x', || stopping);
             }
             let held = Instant::now();
@@ -364,11 +364,12 @@ mod tests {
         console.uart().lost = 0;
         let after = flood(false);
         assert!(console.uart().stalled && console.uart().lost > 1000);
-        assert!(after < HOLD, "{after:?}");
+        // Each of the thousand would be held otherwise.
+        assert!(after < 100 * HOLD, "{after:?}");
         let begin = Instant::now();
         console.finish();
         assert!(
-            begin.elapsed() >= TIMEOUT && begin.elapsed() < Duration::from_secs(20),
+            begin.elapsed() >= TIMEOUT && begin.elapsed() < Duration::from_secs(120),
             "{:?}",
             begin.elapsed()
         );

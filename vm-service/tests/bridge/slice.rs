@@ -139,13 +139,13 @@ fn a_program_that_is_killed_in_debt_owes_when_it_is_started_anew() {
             .expect("it"),
     );
     let owed = || place.word(DUE).saturating_sub(now());
-    // Two kernels are on their way at once, and each takes three seconds to pay.
-    until("it is in debt", || owed() > 3_000_000_000);
+    // A kernel takes three seconds to pay. On a slow machine the first of two is charged before the second is launched.
+    until("it is in debt", || owed() > 2_000_000_000);
     program.0.kill().expect("killed");
     program.0.wait().expect("ended");
     until("its worker has ended", || place.server.workers().is_empty());
     let (due, charged) = (place.word(DUE), place.word(CHARGED));
-    assert!(charged >= 30_000_000);
+    assert!(charged >= 20_000_000);
     // Its first work comes when all but a period's is paid: by this clock, however long it has run.
     assert!(place.work("long", "1", "fake") > 0);
     assert!(now() >= due - 100_000_000, "it did not wait");
@@ -154,19 +154,24 @@ fn a_program_that_is_killed_in_debt_owes_when_it_is_started_anew() {
 
 #[test]
 fn what_waits_for_its_time_ends_with_its_program_and_is_not_late() {
+    let longs = |place: &Place, looks: &str| {
+        let mut program = place.command("slice", &["longs", "600000", looks, "fake"]);
+        Running(program.stdout(Stdio::null()).spawn().expect("it"))
+    };
     let place = Place::new("libvm_cuda_fake.so", &["--time-slice", "1ms", "--deadline", "1s"]);
-    let mut program = Running(
-        place
-            .command("slice", &["longs", "60000", "1000", "fake"])
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("it"),
-    );
-    until("it owes more than its deadline", || place.word(DUE).saturating_sub(now()) > 5_000_000_000);
+    let mut program = longs(&place, "1000");
+    // Kernels take 30 ms each and three seconds to pay. One that comes later has waited for longer than the deadline.
+    until("it goes on", || place.charged() > 100);
+    assert!(program.0.try_wait().expect("asked").is_none());
+    drop((program, place));
+    // The worker does not wait for the debt of a program that is gone: a kernel of three seconds takes minutes to pay.
+    let place = Place::new("libvm_cuda_fake.so", &["--time-slice", "1ms", "--deadline", "60s"]);
+    let mut program = longs(&place, "100000");
+    until("it owes more than its deadline", || place.word(DUE).saturating_sub(now()) > 200_000_000_000);
     assert!(program.0.try_wait().expect("asked").is_none());
     program.0.kill().expect("killed");
-    // What is held up is not waited for.
     until("its worker has ended", || place.server.workers().is_empty());
+    assert!(now() < place.word(DUE), "its debt was waited for");
     drop(place);
     // What makes no progress is ended all the same.
     let place = Place::new("libvm_cuda_fake.so", &["--time-slice", "50ms", "--deadline", "1s"]);

@@ -133,7 +133,7 @@ impl Place {
     }
 
     pub(crate) fn until(&self, what: impl Display, mut is_so: impl FnMut() -> bool) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_secs(600);
         while !is_so() {
             assert!(Instant::now() < end, "{what}: {}", self.log());
             std::thread::sleep(Duration::from_millis(5));

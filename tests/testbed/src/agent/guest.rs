@@ -42,6 +42,9 @@ impl Engine {
 /// Where L1 has cloud-hypervisor, when the testbed was given one.
 pub const CLOUD_HYPERVISOR: &str = "/usr/bin/cloud-hypervisor";
 
+/// How long a process may take to end after it has closed its sockets: it may write a core file.
+const ENDING: Duration = Duration::from_secs(20);
+
 /// What the guest boots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
@@ -405,6 +408,17 @@ impl Guest {
         // What can't be read of its console is not there.
         let _ = self.read_console();
         &self.text
+    }
+
+    /// Adds the process's exit status and the end of its output and of the console to an error.
+    pub fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
+        // One that has closed its sockets is about to end.
+        let ended = wait_until("its end", ENDING, || self.process.try_wait().ok().flatten());
+        let fate = match ended {
+            Ok(status) => format!("the process of guest {} ended with {status}", self.name),
+            Err(_) => format!("the process of guest {} still runs", self.name),
+        };
+        error.context(format!("{fate}\n{}", self.said()))
     }
 
     /// The end of what it and its process have said so far.

@@ -39,13 +39,16 @@ pub(super) fn turn_interface_on(interface: &str) -> io::Result<()> {
     interface_ioctl(libc::SIOCSIFFLAGS, &mut ifreq)
 }
 
-/// Makes a tap, as `ip tuntap add` does.
+/// Makes a tap that belongs to root, as `ip tuntap add … user root` does. One that belongs to nobody takes CAP_NET_ADMIN to open.
 pub(super) fn make_tap(name: &str) -> io::Result<()> {
     let tun = File::options().read(true).write(true).open("/dev/net/tun")?;
     let mut ifreq = named(name)?;
     ifreq.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
     // SAFETY: the request reads and writes one ifreq.
     check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut ifreq) })?;
+    const ROOT: libc::c_ulong = 0;
+    // SAFETY: the request takes a number.
+    check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETOWNER, ROOT) })?;
     // SAFETY: the request takes a number.
     check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETPERSIST, 1) })?;
     Ok(())

@@ -67,7 +67,9 @@ pub(super) fn make_l1(
                 None => tree.program(place.trim_start_matches('/'), &source)?,
             }
         }
-        for entry in std::fs::read_dir(workspace().join("vm-service/package"))? {
+        let folders = ["vm-service/package", "vm-service/package/enabled"];
+        let folders = folders.map(|folder| std::fs::read_dir(workspace().join(folder)));
+        for entry in folders.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten() {
             let unit = entry?.path();
             if unit.extension().is_some_and(|kind| kind == "service" || kind == "socket") {
                 let name = unit.file_name().unwrap_or_default().to_string_lossy();

@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::agent::{Function, Guest, GuestPlan, L1, L2, NvmeDisk, VM_SERVICE, wait_until};
 use crate::report::Report;
@@ -78,17 +79,15 @@ pub(super) fn wear(
     cycles: usize,
 ) -> Result<[(&'static str, [Footprint; 2]); 2]> {
     let name = "worn";
-    // It ends after its last cycle.
-    let mut guest = Guest::start(l1, &without_device(name, nvme, &format!("cycles={}", cycles + 2)))?;
+    let cmdline = format!("cycles={}", cycles + 1);
+    let plan = GuestPlan { arguments: PATIENT, ..without_device(name, nvme, &cmdline) };
+    let mut guest = Guest::start(l1, &plan)?;
     wait_for(&mut guest, "ready")?;
     let cycle = |l1: &mut L1, guest: &mut Guest, number: usize| -> Result<[Footprint; 2]> {
         l1.vm_service(&["attach", &nvme.address, "--guest", name], TIMEOUT)?.succeeded()?;
         wait_for(guest, &format!("used {number}"))?;
         l1.vm_service(&["detach", &nvme.address, "--surprise"], TIMEOUT)?.succeeded()?;
         wait_for(guest, &format!("gone {number}"))?;
-        if number > cycles {
-            return Ok([Footprint { descriptors: 0, mappings: 0, kib: 0 }; 2]);
-        }
         Ok([Footprint::of(guest.pid())?, Footprint::of(guest.vmm()?)?])
     };
     let first = cycle(l1, &mut guest, 0)?;
@@ -96,9 +95,25 @@ pub(super) fn wear(
     for number in 1..=cycles {
         last = cycle(l1, &mut guest, number)?;
     }
-    cycle(l1, &mut guest, cycles + 1)?;
-    guest.end(TIMEOUT)?.succeeded(l1)?;
+    end(l1, guest, press_power_button)?;
     Ok([("keeper", [first[0], last[0]]), ("VMM", [first[1], last[1]])])
+}
+
+/// Arguments of `vm-service run`: a guest has all the time that it needs to power itself off.
+pub(super) const PATIENT: &[&str] = &["--shutdown-timeout", "600"];
+
+/// Presses the power button of a guest that `vm-service run` runs.
+pub(super) fn press_power_button(guest: &Guest) -> Result<()> {
+    let process = Pid::from_raw(guest.pid().cast_signed()).context("it has no process")?;
+    Ok(kill_process(process, Signal::TERM)?)
+}
+
+/// Ends a guest, whose agent waits for the power button after its last cycle. If the guest powered itself off instead, its VMM could end
+/// before it has reported the last removal.
+pub(super) fn end(l1: &mut L1, mut guest: Guest, press: impl FnOnce(&Guest) -> Result<()>) -> Result<()> {
+    wait_for(&mut guest, "power-button")?;
+    press(&guest).map_err(|error| guest.explain(error))?;
+    guest.end(TIMEOUT)?.succeeded(l1).map(drop)
 }
 
 pub(super) fn without_device<'a>(name: &'a str, nvme: &'a Function, cmdline: &'a str) -> GuestPlan<'a> {
@@ -142,5 +157,5 @@ pub(super) fn l2(l2: &mut L2) -> Result<()> {
         wait_until("the device to go", TIMEOUT, || Function::find(NVME.0, NVME.1).is_err().then_some(()))?;
         tell(format!("gone {cycle}"));
     }
-    Ok(())
+    l2.await_power_button(TIMEOUT)
 }

@@ -148,7 +148,7 @@ mod tests {
         let begin = Instant::now();
         let free = pace(crate::config::TIME_PERIOD);
         let permits = [free.permit(), free.permit()];
-        assert!(begin.elapsed() < Duration::from_secs(5));
+        assert!(begin.elapsed() < Duration::from_secs(60));
         drop(permits);
     }
 

@@ -10,7 +10,7 @@ use super::*;
 use crate::control::{CallError, Connection as Client, GuestHome};
 use crate::json::{EventKind, GuestState};
 
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A guest whose devices come when they are sent for.
 struct Fake {

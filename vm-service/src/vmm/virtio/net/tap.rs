@@ -57,7 +57,8 @@ impl Tap {
             Some(libc::EINVAL) => format!("{name} is no tap; name another interface, or make one with {make}"),
             Some(libc::EBUSY) => "another process uses it; end that, or name another tap".to_owned(),
             Some(libc::EPERM) => format!(
-                "it is another user's; delete it (`ip link del {name}`) and make it with {make} for the user that runs this"
+                "it belongs to another user or to none; delete it (`ip link del {name}`) and make it with {make} for the user \
+                 that runs this, or run this with CAP_NET_ADMIN"
             ),
             _ => failed(error),
         })?;
