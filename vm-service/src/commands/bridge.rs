@@ -213,7 +213,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
 
 /// Replays, and says what was answered in another way.
 fn replay(context: &mut Context<'_>, args: &ReplayArgs) -> Result<(), Failure> {
-    let limits = bridge::Limits { memory: args.memory, deadline: args.deadline, time_slice: None };
+    let limits = bridge::Limits { memory: args.memory, deadline: args.deadline, ..bridge::Limits::default() };
     let DriverArgs { driver, unconfined } = &args.driver;
     let report = bridge::replay(&context.program, &args.file, driver, unconfined, &limits);
     let report = report.map_err(Failure::failed)?;

@@ -493,13 +493,9 @@ impl Session {
     /// Returns whether a window has all of a range.
     pub(super) fn has(&self, at: u64, len: u64) -> bool {
         let windows = locked(&self.windows);
-        let mapped = &mut locked(&self.windows).mapped;
-        if mapped.len() >= WINDOWS {
-            return Err(code::OUT_OF_MEMORY);
-        }
-        let charge = self.host.take(len)?;
-        let mapping = Mapping::new(at, len, offset, memory).map_err(|_| code::OUT_OF_MEMORY)?;
-        mapped.insert(at, Mapped { mapping, offset, is_registered: false, _charge: charge });
+        let found = windows.mapped.range(..=at).next_back();
+        found.is_some_and(|(start, mapped)| {
+            at.checked_add(len).is_some_and(|end| end <= start + mapped.mapping.len())
         })
     }
 
@@ -529,13 +525,7 @@ impl Session {
 
     /// The length of the memory that both have at an address.
     pub(super) fn window(&self, at: u64) -> Option<u64> {
-        let mapped = &mut locked(&self.windows).mapped;
-        if mapped.len() >= WINDOWS {
-            return Err(code::OUT_OF_MEMORY);
-        }
-        let charge = self.host.take(len)?;
-        let mapping = Mapping::new(at, len, offset, memory).map_err(|_| code::OUT_OF_MEMORY)?;
-        mapped.insert(at, Mapped { mapping, offset, is_registered: false, _charge: charge });
+        locked(&self.windows).mapped.get(&at).map(|mapped| mapped.mapping.len())
     }
 
     /// Has it known where the parameters of a function, or a kernel, are.
