@@ -41,6 +41,7 @@ use crate::kernel::args::{CompileArgs, LaunchArgs};
 use crate::kernel::engine::ASSEMBLE;
 use crate::kernel::tune::TuneArgs;
 use crate::kernel::{assembler, wait};
+use crate::sandbox::Measure;
 use crate::{commands, limits, log, sys, table};
 
 const EXIT_HELP: &str = "Exit status:
@@ -155,8 +156,9 @@ pub(crate) enum Command {
     BridgeWorker {
         /// The driver's library
         driver: PathBuf,
-        /// What it gives up
-        measures: usize,
+        /// Parts of its confinement that are waived
+        #[arg(long, hide = true, value_delimiter = ',')]
+        unconfined: Vec<Measure>,
         /// Only open the driver
         #[arg(value_parser = ["probe"])]
         probe: Option<String>,
@@ -167,8 +169,11 @@ pub(crate) enum Command {
         #[arg(long, hide = true, requires = "memory")]
         slot: Option<usize>,
         /// Where the program is recorded
-        #[arg(long, hide = true)]
+        #[arg(long, hide = true, requires = "record_limit")]
         record: Option<PathBuf>,
+        /// The most bytes of that
+        #[arg(long, hide = true, requires = "record")]
+        record_limit: Option<u64>,
         /// How long its work on the device may make no progress, in microseconds
         #[arg(long, hide = true)]
         deadline: Option<u64>,
@@ -416,13 +421,23 @@ fn execute(
         Command::Launch(args) => commands::launch::run(&mut context, args),
         Command::Tune(args) => commands::tune::run(&mut context, args),
         Command::Bridge(args) => commands::bridge::run(&mut context, args),
-        Command::BridgeWorker { driver, measures, probe, memory, slot, deadline, time_slice, record } => {
+        Command::BridgeWorker {
+            driver,
+            unconfined,
+            probe,
+            memory,
+            slot,
+            deadline,
+            time_slice,
+            record,
+            record_limit,
+        } => {
             let share = memory.zip(*slot);
             let deadline = deadline.map(Duration::from_micros);
             let slice = time_slice.map(Duration::from_micros);
             let is_probe = probe.is_some();
-            let record = record.as_deref();
-            crate::bridge::worker_main(driver, *measures, is_probe, share, deadline, slice, record)
+            let record = record.as_deref().zip(*record_limit);
+            crate::bridge::worker_main(driver, unconfined, is_probe, share, deadline, slice, record)
                 .map_err(Failure::failed)
         }
         Command::Completions { .. } if context.json => {

@@ -15,6 +15,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use vm_passthrough::PciAddress;
 
+use crate::sandbox::Measure;
+
 pub use accelerator::{
     AcceleratorDevice, SharedAccelerator, TIME_PERIOD, Trust, parse_deadline, parse_time_slice,
 };
@@ -22,14 +24,14 @@ pub use device::{DeviceSettings, RomSetting};
 pub use error::{ConfigError, MissingFile, Problem};
 pub(crate) use files::open_file;
 pub use net::{MacAddress, Net};
-pub(crate) use read::{is_name, memory_argument, uneven, vcpus_argument};
+pub(crate) use read::{GUEST_WAIVERS, is_name, memory_argument, name_rule, uneven, vcpus_argument};
 pub use size::{format_size, parse_size};
 pub use vsock::Vsock;
 
 /// One guest, as its file describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestConfig {
-    /// Its name: letters, digits, `-` and `_`, at most 64.
+    /// Its name: letters, digits, `-` and `_`, at most 64, of which the first is not `-`.
     pub name: String,
     /// Number of vCPUs, 1 to 255.
     pub vcpus: u8,
@@ -57,6 +59,8 @@ pub struct GuestConfig {
     pub disks: Vec<Disk>,
     /// Its network interfaces, in order.
     pub nets: Vec<Net>,
+    /// Measures of its VMM's confinement that the operator waived.
+    pub unconfined: Vec<Measure>,
 }
 
 impl GuestConfig {

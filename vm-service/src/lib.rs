@@ -32,6 +32,7 @@ mod sandbox;
 mod save;
 mod saved;
 pub mod signals;
+mod socket;
 #[cfg(test)]
 mod sweep;
 mod sys;

@@ -371,3 +371,114 @@ fn a_pseudo_terminal_that_is_not_read_does_not_hold_up_the_end() {
     assert_eq!(guest.wait(), Some(0), "{}", guest.read("messages"));
     drop(terminal);
 }
+
+/// A pseudo-terminal in raw mode: the side to read, and the one for a process.
+fn screen() -> (File, File) {
+    use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
+    use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
+
+    let controller =
+        openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
+    unlockpt(&controller).expect("a terminal");
+    let name = ptsname(&controller, Vec::new()).expect("its name");
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let terminal = rustix::fs::open(&name, flags, Mode::empty()).expect("the terminal");
+    let mut raw = tcgetattr(&terminal).expect("its mode");
+    raw.make_raw();
+    tcsetattr(&terminal, OptionalActions::Now, &raw).expect("a mode");
+    rustix::io::ioctl_fionbio(&controller, true).expect("non-blocking");
+    (controller.into(), terminal.into())
+}
+
+/// Runs a command on a terminal, types what a hostile guest then echoes, and compares what comes to the terminal.
+fn shows(command: &mut Command, is_raw: bool, runs: impl Fn() -> bool) {
+    use std::io::Write as _;
+
+    const DROPPED: &[u8] = b"\x1b]52;c;Y3VybA==\x07\x1b[21t\x1bP$qm\x1b\\\x05";
+    const SHOWN: &[u8] = b"\x1b[31mred\x1b[0m.";
+    let (mut screen, terminal) = screen();
+    let mut process = command.stdin(Stdio::piped()).stdout(terminal).spawn().expect("vm-service");
+    let typed = [DROPPED, SHOWN].concat();
+    let mut keys = process.stdin.take().expect("its input");
+    let deadline = Instant::now() + TIMEOUT;
+    while !runs() {
+        assert!(Instant::now() < deadline, "the guest does not start");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    keys.write_all(&typed).expect("typed");
+    let (mut got, mut bytes, deadline) = (Vec::new(), [0; 256], Instant::now() + TIMEOUT);
+    while !got.ends_with(SHOWN) {
+        if let Ok(count) = screen.read(&mut bytes) {
+            got.extend(&bytes[..count]);
+        }
+        assert!(Instant::now() < deadline, "it takes too long: {}", String::from_utf8_lossy(&got));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = process.kill();
+    process.wait().expect("ended");
+    assert_eq!(String::from_utf8_lossy(&got), String::from_utf8_lossy(if is_raw { &typed } else { SHOWN }));
+}
+
+/// A command that reads nothing of this process's environment.
+fn vm_service(files: &Path, arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+    command.args(["--log-dir", "", "--state", "state"]).args(arguments.split_whitespace());
+    command.current_dir(files).env_remove("RUST_LOG").stderr(Stdio::null());
+    command
+}
+
+#[test]
+fn a_terminal_gets_no_control_sequence_of_the_guest_that_acts_on_the_operator() {
+    for (console, is_raw) in [("stdio", false), ("stdio=raw", true)] {
+        let Some(files) = Guest::files(ECHO) else { return };
+        let path = files.path().join("messages");
+        let mut run = vm_service(files.path(), &format!("run guest.toml --console {console}"));
+        run.stderr(File::create(&path).expect("a file"));
+        // A guest finds no key that came before its machine was reset.
+        let runs = || fs::read_to_string(&path).is_ok_and(|said| said.contains("starts after"));
+        shows(&mut run, is_raw, runs);
+    }
+    let Some(files) = Guest::files(ECHO) else { return };
+    let daemon = vm_service(files.path(), "serve").stdin(Stdio::null()).spawn().expect("vm-service");
+    let socket = files.path().join("state/daemon.sock");
+    let mut daemon = Guest { process: daemon, files };
+    daemon.wait_until("the daemon", |_| socket.exists());
+    let start = vm_service(daemon.files.path(), "start guest.toml").output().expect("vm-service");
+    assert!(start.status.success(), "{start:?}");
+    for (options, is_raw) in [("", false), ("--raw", true)] {
+        shows(&mut vm_service(daemon.files.path(), &format!("console a {options}")), is_raw, || true);
+    }
+    let stop = vm_service(daemon.files.path(), "stop a --now").status().expect("vm-service");
+    assert!(stop.success(), "{stop}");
+}
+
+/// As in a container without these capabilities.
+#[test]
+fn root_that_cannot_give_a_vmm_a_user_runs_guests_only_with_a_waiver() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: VMMs have users of their own only for root");
+    }
+    let start = |options: &str| {
+        let files = Guest::files(ECHO)?;
+        let run = vm_service(files.path(), &format!("run guest.toml --console none {options}"));
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-setuid,-setgid", "--inh-caps=-setuid,-setgid"]);
+        command.arg(run.get_program()).args(run.get_args()).current_dir(files.path());
+        let messages = File::create(files.path().join("messages")).expect("a file");
+        let process = command.stdin(Stdio::null()).stderr(messages).spawn().expect("setpriv");
+        Some(Guest { process, files })
+    };
+    let Some(mut guest) = start("") else { return };
+    assert_eq!(guest.wait(), Some(1), "{}", guest.read("messages"));
+    let said = guest.read("messages");
+    let says = "the guest's VMM cannot be confined: cannot give it a user of its own: ";
+    assert!(said.contains(says) && said.contains("`--unconfined user`"), "{said}");
+    let Some(mut guest) = start("--unconfined user") else { return };
+    let says = "the guest's VMM is confined: system calls, files";
+    guest.wait_until("the guest", |guest| guest.read("messages").contains(says));
+    assert!(
+        guest.read("messages").contains("without a user of its own (waived)"),
+        "{}",
+        guest.read("messages")
+    );
+}

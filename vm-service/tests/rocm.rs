@@ -127,7 +127,7 @@ fn the_assemblers_process_is_confined_and_assembles() {
         .stdout(Stdio::null())
         .spawn()
         .expect("it starts");
-    send(&socket, r#"{"Begin":{"user":true,"files":true}}"#, &[]);
+    send(&socket, r#"{"Begin":{"user":true,"files":true,"calls":true}}"#, &[]);
     let mut begun = vec![0; 4096];
     let (bytes, _) = recv(&socket, &mut begun[..], RecvFlags::empty()).expect("an answer");
     let begun = String::from_utf8_lossy(&begun[..bytes]).into_owned();

@@ -19,7 +19,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let connection = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
             let server = UnixStream::from(std::io::stdout().as_fd().try_clone_to_owned()?);
             let recorder = std::env::var_os("VM_BRIDGE_RECORD").map(|folder| {
-                Recorder::new(File::create_new(Path::new(&folder).join(std::process::id().to_string()))?)
+                Recorder::new(
+                    File::create_new(Path::new(&folder).join(std::process::id().to_string()))?,
+                    1 << 30,
+                )
             });
             let session = Session::new(Arc::new(Driver::open(Path::new(driver))?));
             let mut log = File::from(std::io::stderr().as_fd().try_clone_to_owned()?);

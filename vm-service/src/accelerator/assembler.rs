@@ -158,7 +158,9 @@ fn readable(file: impl std::os::fd::AsFd, until: Instant) -> io::Result<()> {
 pub(crate) fn main() -> Result<(), String> {
     let socket = sandbox::enter(Some(sandbox::WORKER_FILES))?;
     let ended = serve(&socket, |measures| {
-        let confinement = sandbox::settle(Profile::Driver, measures, Nodes::None, None);
+        // It starts programs, so that its system calls are not listed.
+        let measures = Measures { calls: false, ..measures };
+        let confinement = sandbox::settle(Profile::Driver, measures, Nodes::None, &[])?;
         tracing::debug!(%confinement, "the assembler is confined");
         Assembler::find()
             .map_err(|error| format!("{error}, below a folder that this process may open: see {VARIABLE}"))
@@ -246,7 +248,7 @@ pub(super) fn here() -> Result<Remote, String> {
         // What was wrong the other end is told.
         let _ = serve(&theirs, |_| Assembler::find().map_err(|error| error.to_string()));
     });
-    Remote::begin(socket, Measures { user: false, files: false })
+    Remote::begin(socket, Measures::without(&sandbox::Measure::ALL))
 }
 
 #[cfg(test)]
@@ -296,7 +298,7 @@ mod tests {
         let order = |ours: &OwnedFd, order: &Order| packets::send(ours, order, &[]).unwrap();
         let early = ended(&|ours| order(ours, &Order::Assemble("gfx942".into())));
         assert_eq!(early, Err("the first order is not to begin".into()));
-        let begin = Order::Begin(Measures { user: false, files: false });
+        let begin = Order::Begin(Measures::without(&sandbox::Measure::ALL));
         let no = ended(&|ours| order(ours, &begin));
         // The other end has gone before it is told.
         assert!(no.is_err(), "{no:?}");

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config::Trust;
-use crate::sandbox::{Confinement, Measures};
+use crate::sandbox::{Confinement, Measure};
 
 /// A message of the VMM to a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,8 +37,8 @@ pub(crate) struct Open {
     /// The parts of the guest's memory that buffers can be made over: address and length. That is the RAM with its
     /// guest-physical addresses, or the window, which begins at 0.
     pub(crate) ram: Vec<(u64, u64)>,
-    /// What the worker gives up beyond what it must.
-    pub(crate) measures: Measures,
+    /// The measures of its confinement that the operator waived.
+    pub(crate) unconfined: Vec<Measure>,
     /// The vsock port at which programs of the guest connect; `None` where its driver has a queue.
     pub(crate) port: Option<u32>,
     /// What it trusts, and where a library is that it names.

@@ -12,7 +12,6 @@ use super::workers::Workers;
 use crate::accelerator::{Open, Order, Report};
 use crate::config::Trust;
 use crate::process::packets;
-use crate::sandbox::Confinement;
 
 /// The driver whose device is the processor.
 const CPU_DRIVER: &str = "libvm_cuda_cpu.so";
@@ -50,15 +49,15 @@ pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> R
         time_slice: Some(Duration::from_micros(open.time_slice_us)),
     };
     let time = files.pop();
-    let workers =
-        Workers::new(program, driver, variables, &limits, time, None).map_err(|error| error.to_string())?;
+    let workers = Workers::new(program, driver, variables, &open.unconfined, &limits, time, None)
+        .map_err(|error| error.to_string())?;
     let window = match (files.pop(), open.ram.first()) {
         (Some(file), Some((_, bytes))) => Window::new(file, *bytes),
         _ => return Err("there is no window".into()),
     };
+    let confinement = workers.confinement().clone();
     let gateway = Gateway::new(Arc::new(workers), Some(window));
     let gone = |error: std::io::Error| format!("nothing can be said to the VMM: {error}");
-    let confinement = Confinement::default();
     packets::send(socket, &Report::Ready { name, target: "ptx".into(), confinement }, &[]).map_err(gone)?;
     loop {
         match packets::receive::<Order>(socket).map_err(gone)? {

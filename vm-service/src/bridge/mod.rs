@@ -1,11 +1,12 @@
 //! Serves CUDA programs over the bridge: each by a worker, a process of its own, which opens the driver.
 //!
-//! A worker has no more than its connection. It gives up what a driver's library can do without: new privileges, core dumps, its user, and files
-//! but libraries and the driver's own nodes. Which of these the driver does without is tried once, before the first program is served.
+//! A worker has no more than its connection. It gives up new privileges, core dumps, its user, all files but libraries and the driver's own nodes,
+//! and all system calls but listed ones. A server whose driver does not open in such a worker does not start, unless the operator waives a part by name.
 
 mod gateway;
 mod guest;
 mod limits;
+mod records;
 mod replay;
 mod serve;
 mod tls;
@@ -23,22 +24,20 @@ use vm_bridge::server::{OpenError, SessionError};
 
 pub(crate) use guest::serve as serve_guest;
 pub(crate) use limits::Limits;
+pub(crate) use records::RecordOptions;
 pub(crate) use replay::replay;
 pub(crate) use serve::{Places, serve};
 pub(crate) use tls::Tls;
 pub(crate) use worker::main as worker_main;
 
+use crate::socket::ListenError;
+
 /// Why programs can't be served.
 #[derive(Debug, Error)]
 pub(crate) enum BridgeError {
     /// There is no socket.
-    #[error("the socket {path} can't be made: {source}; name another by --socket or --stream")]
-    Socket {
-        /// Where.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Socket(#[from] ListenError),
     /// Nothing can be listened at over vsock.
     #[error(
         "the port {port} of vsock can't be listened at: {source}; load vhost_vsock, or name another port by --vsock"
@@ -63,17 +62,28 @@ pub(crate) enum BridgeError {
     /// There is no memory for a window.
     #[error("the window can't be made: {0}; make it smaller by --window")]
     Window(io::Error),
-    /// A server listens there.
-    #[error("a server listens on {0} already; name another socket by --socket or --stream")]
-    Taken(PathBuf),
-    /// The driver does not open, however little a worker gives up.
-    #[error("the CUDA driver {0} does not open in a worker; its messages above say why")]
+    /// The driver does not open, however little a worker is confined.
+    #[error("cannot open the CUDA driver {0} in a worker; its messages above say why")]
     Driver(PathBuf),
+    /// The driver opens only in a worker that is less confined.
+    #[error(
+        "cannot open the CUDA driver {driver} in a confined worker; put it where all users may read it, or run workers \
+         without this part of their confinement by `--unconfined {names}`, or `unconfined = [\"{list}\"]` in the \
+         accelerator's section of a guest's file"
+    )]
+    Unconfined {
+        /// Which.
+        driver: PathBuf,
+        /// The measures without which it opens, as the command line has them.
+        names: String,
+        /// The same as a list of TOML, without the outer quotes.
+        list: String,
+    },
     /// What workers have of the device's memory and time can't be counted.
     #[error("the memory and the time of the device can't be shared out: {0}; see `ulimit -n`")]
     Share(io::Error),
     /// There is no room for a recording.
-    #[error("the recording {path} can't be written: {source}; name a folder that is there by --record")]
+    #[error("cannot record into {path}: {source}; name a directory of this user's by --record")]
     Record {
         /// Where.
         path: PathBuf,
@@ -103,8 +113,11 @@ pub(crate) enum BridgeError {
     )]
     Server(io::Error),
     /// The worker can't be confined.
-    #[error("the worker can't be confined: {0}")]
+    #[error("a worker of the bridge cannot be confined: {0}")]
     Confine(String),
+    /// The reader of a recording can't be confined.
+    #[error("the reader of the recording cannot be confined: {0}")]
+    ConfineReplay(String),
     /// There is no thread that ends a worker.
     #[error("no thread can be started that ends a worker: {0}; see `ulimit -u`")]
     Thread(io::Error),

@@ -10,6 +10,7 @@ use vm_bridge::recording::{self, Recording, Report};
 use super::BridgeError;
 use super::limits::Limits;
 use super::workers::Workers;
+use crate::sandbox::{self, Measure, Measures};
 
 /// The most bytes of a recording that are read: more than any has that a server writes.
 const MOST: u64 = 2 << 30;
@@ -18,16 +19,25 @@ const MOST: u64 = 2 << 30;
 ///
 /// # Errors
 /// When it is no recording, the driver can't be opened, or the worker ends.
-pub(crate) fn replay(program: &Path, path: &Path, driver: &Path) -> Result<Report, BridgeError> {
+pub(crate) fn replay(
+    program: &Path,
+    path: &Path,
+    driver: &Path,
+    unconfined: &[Measure],
+    limits: &Limits,
+) -> Result<Report, BridgeError> {
     let mut bytes = Vec::new();
     File::open(path)
         .and_then(|file| file.take(MOST).read_to_end(&mut bytes))
         .map_err(|source| BridgeError::Read { path: path.to_owned(), source })?;
-    let recording = Recording::read(&bytes)?;
     let workers =
-        Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), &Limits::default(), None, None)?;
+        Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), unconfined, limits, None, None)?;
     let (ours, theirs) = UnixStream::pair().map_err(BridgeError::Worker)?;
     let (process, _messages) = workers.start(theirs.into()).map_err(BridgeError::Worker)?;
+    tracing::info!("the recording is replayed; its worker is confined: {}", workers.confinement());
+    // A recording may be anybody's: what reads it opens nothing.
+    sandbox::open_nothing(Measures::without(unconfined)).map_err(BridgeError::ConfineReplay)?;
+    let recording = Recording::read(&bytes)?;
     let result = recording::replay(&ours, &recording);
     // It ends with its connection; a call that it is in may never end.
     drop(ours);

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,9 +15,12 @@ use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockListener};
 use super::BridgeError;
 use super::gateway::{END, Gateway, PROGRAMS};
 use super::limits::Limits;
+use super::records::RecordOptions;
 use super::tls::{self, Tls};
 use super::window::Window;
 use super::workers::Workers;
+use crate::sandbox::Measure;
+use crate::socket::listen;
 use crate::vmm::memory::memfd;
 
 /// Nothing is tried for as long when something could not be had.
@@ -46,18 +49,14 @@ pub(crate) fn serve(
     program: &Path,
     places: &Places,
     driver: &Path,
+    unconfined: &[Measure],
     limits: &Limits,
-    record: Option<&Path>,
+    record: Option<&RecordOptions>,
 ) -> Result<(), BridgeError> {
-    // Workers are elsewhere.
-    let record = record.map(|path| {
-        path.canonicalize().map_err(|source| BridgeError::Record { path: path.to_owned(), source })
-    });
-    let record = record.transpose()?;
     let workers =
-        Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), limits, None, record.as_deref())?;
+        Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), unconfined, limits, None, record)?;
     let workers = Arc::new(workers);
-    let listener = listen(&places.socket)?;
+    let listener = listen(&places.socket, None)?;
     let gateway = Gateway::new(workers.clone(), places.window.map(window).transpose()?);
     if let Some(port) = places.vsock {
         listen_vsock(port, gateway.clone())?;
@@ -70,6 +69,7 @@ pub(crate) fn serve(
         let address = tls::listen(tls, Gateway::new(workers.clone(), None))?;
         tracing::info!(%address, "CUDA programs are served over TLS");
     }
+    tracing::info!("workers of CUDA programs are confined: {:#}", workers.confinement());
     tracing::info!(?places, driver = %driver.display(), "CUDA programs are served");
     let programs = Arc::new(AtomicUsize::new(0));
     for connection in listener.incoming() {
@@ -135,9 +135,9 @@ fn listen_vsock(port: u32, gateway: Gateway) -> Result<(), BridgeError> {
 
 /// Serves programs whose connections something forwards, on a thread.
 fn listen_stream(path: &Path, gateway: Gateway) -> Result<(), BridgeError> {
-    let listener = listen(path)?;
+    let listener = listen(path, None)?;
     accept("stream", move || listener.accept().map(|(connection, _)| gateway.accept(connection.into())))
-        .map_err(|source| BridgeError::Socket { path: path.to_owned(), source })
+        .map_err(BridgeError::Thread)
 }
 
 /// Takes connections for ever, on a thread.
@@ -153,38 +153,27 @@ fn accept(name: &str, mut take: impl FnMut() -> io::Result<()> + Send + 'static)
     std::thread::Builder::new().name(name.into()).spawn(accept).map(drop)
 }
 
-/// Makes the socket; one that nobody listens on is replaced.
-fn listen(path: &Path) -> Result<UnixListener, BridgeError> {
-    let failed = |source| BridgeError::Socket { path: path.to_owned(), source };
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            if UnixStream::connect(path).is_ok() {
-                return Err(BridgeError::Taken(path.to_owned()));
-            }
-            std::fs::remove_file(path).map_err(failed)?;
-            UnixListener::bind(path).map_err(failed)
-        }
-        bound => bound.map_err(failed),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::time::Instant;
 
     use super::*;
+    use crate::sandbox::Confinement;
 
     #[test]
     fn a_worker_that_ignores_everything_is_killed_when_its_program_has_gone() {
         let folder = tempfile::tempdir().expect("a folder");
         let worker = folder.path().join("worker");
         // It opens every driver, and then does nothing that it should.
-        let text = "#!/bin/sh\nfor word; do [ \"$word\" = probe ] && exit 0; done\n\
-                    trap '' HUP INT TERM PIPE\nexec sleep 1000\n";
+        let said = serde_json::to_string(&Confinement::default()).expect("JSON");
+        let text = format!(
+            "#!/bin/sh\nfor word; do [ \"$word\" = probe ] && echo '{said}' >&0 && exit 0; done\n\
+                    trap '' HUP INT TERM PIPE\nexec sleep 1000\n"
+        );
         std::fs::write(&worker, text).expect("written");
         std::fs::set_permissions(&worker, PermissionsExt::from_mode(0o755)).expect("permissions");
-        let workers = Workers::new(worker, "driver".into(), Vec::new(), &Limits::default(), None, None);
+        let workers = Workers::new(worker, "driver".into(), Vec::new(), &[], &Limits::default(), None, None);
         let workers = workers.expect("workers");
         let programs = Arc::new(AtomicUsize::new(0));
         let (ours, theirs) = UnixStream::pair().expect("a connection");

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,15 +15,11 @@ use vm_bridge::wire::code;
 
 use super::workers::is_name;
 use super::{BridgeError, limits};
-use crate::sandbox::{self, Measures, Nodes, Profile};
+use crate::process::packets;
+use crate::sandbox::{self, Measure, Measures, Nodes, Profile};
 
 /// The most bytes of the host's memory that only this process has.
 const MEMORY: u64 = 32 << 30;
-
-/// What workers give up, one after the other until the driver opens: what [`settle`](sandbox::settle) tries, with and without a list of system calls.
-pub(super) fn to_try() -> impl Iterator<Item = (Measures, bool)> {
-    Measures::to_try("").iter().flat_map(|measures| [(*measures, true), (*measures, false)])
-}
 
 /// How long the server is waited for.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -56,18 +53,18 @@ fn end_in_any_case(session: Arc<Session>) -> std::io::Result<()> {
 }
 
 /// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot,
-/// `slice` that of the device's time; `record` is where the program is recorded.
+/// `slice` that of the device's time; `record` is where the program is recorded, and in how many bytes.
 ///
 /// # Errors
 /// When it can't be confined, the driver can't be opened, or the connection fails.
 pub(crate) fn main(
     driver: &Path,
-    measures: usize,
+    unconfined: &[Measure],
     is_probe: bool,
     share: Option<(u64, usize)>,
     deadline: Option<Duration>,
     slice: Option<Duration>,
-    record: Option<&Path>,
+    record: Option<(&Path, u64)>,
 ) -> Result<(), BridgeError> {
     let server = server().map_err(BridgeError::Server)?;
     let (pot, slice) = limits::given(share, slice, &server).map_err(BridgeError::Share)?;
@@ -75,7 +72,12 @@ pub(crate) fn main(
         let path = path.to_owned();
         |source| BridgeError::Record { path, source }
     };
-    let recorder = record.map(|path| File::create_new(path).and_then(Recorder::new).map_err(failed(path)));
+    let recorder = record.map(|(path, limit)| {
+        // It may hold a program's secrets. A link at its name is not followed (`O_EXCL`).
+        let mut options = File::options();
+        let file = options.write(true).create_new(true).mode(0o600).open(path);
+        file.and_then(|file| Recorder::new(file, limit)).map_err(failed(path))
+    });
     let recorder = recorder.transpose()?;
     let path = if is_name(driver) {
         driver.to_owned()
@@ -83,32 +85,25 @@ pub(crate) fn main(
         std::path::absolute(driver).unwrap_or_else(|_| driver.to_owned())
     };
     let connection = sandbox::enter(Some(sandbox::WORKER_FILES)).map_err(BridgeError::Confine)?;
-    let tried = to_try().nth(measures).or_else(|| to_try().next());
-    let (measures, lists_calls) = tried.unwrap_or((Measures { user: true, files: true }, true));
-    let mut confinement = sandbox::settle(
-        Profile::Driver,
-        measures,
-        Nodes::Nvidia,
-        path.parent().filter(|folder| folder.is_absolute()),
-    );
+    let measures = Measures::without(unconfined);
+    // Where the library is, and where links to it lead.
+    let real = path.canonicalize().ok();
+    let folders = [Some(&path), real.as_ref()].into_iter().flatten().filter_map(|path| path.parent());
+    let folders: Vec<_> = folders.filter(|folder| folder.is_absolute()).collect();
+    let confinement = sandbox::settle(Profile::Driver, measures, Nodes::Nvidia, &folders);
+    let confinement = confinement.map_err(BridgeError::Confine)?;
     sandbox::limit_memory(MEMORY, None).map_err(BridgeError::Confine)?;
     let driver = Driver::open(&path)?;
-    if !lists_calls {
-        confinement.missing.push("a list of system calls (the driver does not work so)".into());
-    }
     if is_probe {
         match driver.start() {
-            0 if lists_calls => {
+            0 if measures.calls => {
                 sandbox::confine(Profile::Driver, &confinement).map_err(BridgeError::Confine)?;
             }
             0 => {}
             code => return Err(BridgeError::Init(code)),
         }
         return match driver.try_device() {
-            0 => {
-                tracing::info!("a worker of the bridge is confined: {confinement}");
-                Ok(())
-            }
+            0 => packets::send(&connection, &confinement, &[]).map_err(BridgeError::Server),
             code => Err(BridgeError::Init(code)),
         };
     }
@@ -117,7 +112,7 @@ pub(crate) fn main(
     // What kernels print is the program's; what this process logs stays where it was.
     let printing = crate::log::stay().and_then(|()| Prints::begin()).map_err(BridgeError::Print)?;
     let session = Arc::new(session.share_by(server).recorded_by(recorder).printing(printing));
-    if lists_calls {
+    if measures.calls {
         // The driver begins with calls that are not listed, as of sockets of its own, and after the program has said by variables how it is to begin.
         session.when_started(move || match sandbox::confine(Profile::Driver, &confinement) {
             Ok(()) => 0,

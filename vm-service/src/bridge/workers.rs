@@ -6,7 +6,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -16,8 +15,9 @@ use vm_bridge::wire::control;
 
 use super::BridgeError;
 use super::limits::{Limits, Place, Places, Share};
-use super::worker::to_try;
-use crate::process::{Messages, Process};
+use super::records::{Record, RecordOptions, Records};
+use crate::process::{Messages, Process, packets};
+use crate::sandbox::{Confinement, Measure, further_waivers};
 
 /// How long opening the driver may take.
 const OPEN: Duration = Duration::from_secs(60);
@@ -32,12 +32,14 @@ pub(super) struct Workers {
     program: PathBuf,
     driver: PathBuf,
     variables: Vec<(&'static str, String)>,
-    /// What they give up, by its place among those to try.
-    measures: usize,
+    /// The measures of their confinement that the operator waived.
+    unconfined: Vec<Measure>,
+    /// How a worker was confined that opened the driver.
+    confinement: Confinement,
     /// Where it is counted what they hold.
     places: Option<Places>,
-    /// The folder where programs are recorded, and how many were.
-    records: Option<(PathBuf, AtomicU64)>,
+    /// Where programs are recorded.
+    records: Option<Records>,
     /// What their programs share.
     exports: Exports,
     deadline: Option<Duration>,
@@ -46,54 +48,70 @@ pub(super) struct Workers {
 
 impl Workers {
     /// Workers of this program over a driver, which get these variables, have no more together than the limits, and record their programs into a
-    /// folder. What they owe of their time is in the file `time`, where it outlives them. Tries what the driver can do without.
+    /// folder. What they owe of their time is in the file `time`, where it outlives them. Opens the driver once, in a worker that is
+    /// confined but for what the operator waived.
     ///
     /// # Errors
-    /// When the driver does not open, or there is no memory file.
+    /// When the driver does not open, with what could be waived so that it does; when there is no memory file.
     pub(super) fn new(
         program: PathBuf,
         driver: PathBuf,
         variables: Vec<(&'static str, String)>,
+        unconfined: &[Measure],
         limits: &Limits,
         time: Option<OwnedFd>,
-        record: Option<&Path>,
+        record: Option<&RecordOptions>,
     ) -> Result<Self, BridgeError> {
-        let records = record.map(|folder| (folder.to_owned(), AtomicU64::new(0)));
+        let records = record.map(Records::open).transpose()?;
         let places = limits.memory.map(Places::new).transpose().map_err(BridgeError::Share)?;
         let slice = Share::new(limits.time_slice, time).map_err(BridgeError::Share)?;
         let mut workers = Self {
             program,
             driver,
             variables,
-            measures: 0,
+            unconfined: unconfined.to_vec(),
+            confinement: Confinement::default(),
             places,
             exports: Exports::default(),
             deadline: limits.deadline,
             slice: slice.map(Arc::new),
             records,
         };
-        for measures in 0..to_try().count() {
-            workers.measures = measures;
-            if workers.opens() {
-                let driver = workers.driver.display();
-                tracing::info!(%driver, measures, "workers of CUDA programs open the driver");
-                return Ok(workers);
-            }
+        if let Some(confinement) = workers.opens() {
+            workers.confinement = confinement;
+            return Ok(workers);
         }
-        Err(BridgeError::Driver(workers.driver))
+        let helps = further_waivers(&Measure::ALL, unconfined).find(|waived| {
+            workers.unconfined.clone_from(waived);
+            workers.opens().is_some()
+        });
+        Err(match helps {
+            Some(waived) => {
+                let names = Measure::names(&waived);
+                let list = names.replace(',', "\", \"");
+                BridgeError::Unconfined { driver: workers.driver, names, list }
+            }
+            None => BridgeError::Driver(workers.driver),
+        })
     }
 
-    /// Does the driver open in a worker?
-    fn opens(&self) -> bool {
+    /// How far workers are confined.
+    pub(super) fn confinement(&self) -> &Confinement {
+        &self.confinement
+    }
+
+    /// How a worker is confined that opens the driver; `None` when it does not open.
+    fn opens(&self) -> Option<Confinement> {
         let until = Instant::now() + OPEN;
         // It ends when it is dropped.
-        let started = UnixStream::pair()
-            .and_then(|(_, theirs)| self.start_with(Some(PROBE), theirs.into(), None, None));
-        let (process, messages) = match started {
+        let started = UnixStream::pair().and_then(|(ours, theirs)| {
+            Ok((ours, self.start_with(Some(PROBE), theirs.into(), None, None, None)?))
+        });
+        let (ours, (process, messages)) = match started {
             Ok(started) => started,
             Err(error) => {
                 tracing::error!(%error, "a worker can't be started; see `ulimit -n` and `ulimit -u`");
-                return false;
+                return None;
             }
         };
         let opens = loop {
@@ -113,7 +131,13 @@ impl Workers {
         if !opens && !tracing::enabled!(tracing::Level::WARN) {
             tracing::error!("{}", messages.last());
         }
-        opens
+        if !opens || ours.set_nonblocking(true).is_err() {
+            return None;
+        }
+        // It has ended, and said that before.
+        let said = packets::receive::<Confinement>(&ours);
+        let said = said.inspect_err(|error| tracing::error!(%error, "cannot read how a worker is confined"));
+        said.ok().flatten().map(|(confinement, _)| confinement)
     }
 
     /// Starts a worker, whose standard input is its connection.
@@ -122,9 +146,11 @@ impl Workers {
     /// The Linux kernel's, and when there is no thread for it.
     pub(super) fn start(&self, connection: OwnedFd) -> io::Result<(Process, Messages)> {
         let place = self.places.as_ref().map(Places::take).transpose()?;
+        let record = self.records.as_ref().and_then(Records::take);
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(OPEN))?;
-        let (process, messages) = self.start_with(None, connection, Some(theirs.into()), place.as_ref())?;
+        let (process, messages) =
+            self.start_with(None, connection, Some(theirs.into()), place.as_ref(), record.as_ref())?;
         let (worker, exports) = (process.clone(), self.exports.clone());
         let slice = self.slice.clone();
         let serve = move || {
@@ -138,7 +164,7 @@ impl Workers {
             if let Err(error) = worker.wait() {
                 tracing::error!(%error, worker = worker.id(), "a worker can't be waited for");
             }
-            drop(place);
+            drop((place, record));
         };
         std::thread::Builder::new().name("worker".into()).spawn(serve).inspect_err(|_| {
             // As above.
@@ -153,9 +179,13 @@ impl Workers {
         connection: OwnedFd,
         control: Option<OwnedFd>,
         place: Option<&Place>,
+        record: Option<&Record>,
     ) -> io::Result<(Process, Messages)> {
         let mut command = Command::new(&self.program);
-        command.arg("bridge-worker").arg(&self.driver).arg(self.measures.to_string()).args(word).env_clear();
+        command.arg("bridge-worker").arg(&self.driver).args(word).env_clear();
+        if !self.unconfined.is_empty() {
+            command.arg(format!("--unconfined={}", Measure::names(&self.unconfined)));
+        }
         let kept = |name: &str| KEPT.iter().any(|kept| name.starts_with(kept));
         command.envs(std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(kept)));
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
@@ -165,9 +195,8 @@ impl Workers {
         if is_name(&self.driver) {
             command.current_dir("/");
         }
-        if let (Some((folder, count)), None) = (&self.records, word) {
-            let number = count.fetch_add(1, Ordering::Relaxed);
-            command.arg("--record").arg(folder.join(format!("{}-{number}", std::process::id())));
+        if let Some(Record { path, limit, .. }) = record {
+            command.arg("--record").arg(path).arg(format!("--record-limit={limit}"));
         }
         if let (Some(deadline), None) = (self.deadline, word) {
             command.arg(format!("--deadline={}", deadline.as_micros()));

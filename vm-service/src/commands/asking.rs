@@ -9,7 +9,7 @@ use serde_json::Value;
 use vm_passthrough::PciAddress;
 
 use super::serve::DaemonArgs;
-use crate::config::is_name;
+use crate::config::{is_name, name_rule};
 use crate::context::Context;
 use crate::daemon::{Api, ApiError};
 use crate::deadlines::API_ANSWER;
@@ -99,7 +99,8 @@ pub(super) fn path(guest: &str, of: &str) -> Result<String, Failure> {
     if !is_name(guest) {
         let guest = printable(guest);
         return Err(Failure::usage(format_args!(
-            "`{guest}` is no guest's name; `vm-service guests` lists those that run"
+            "`{guest}` is no guest's name ({}); `vm-service guests` lists those that run",
+            name_rule()
         )));
     }
     Ok(format!("/v1/guests/{guest}{of}"))

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,7 @@ use super::explain::Accept;
 use crate::config::{self, GuestConfig, MAX_DEVICES, Net};
 use crate::deadlines::{self, SHUTDOWN};
 use crate::failure::Failure;
+use crate::sandbox::Measure;
 
 /// The guest, as its file and the command line describe it.
 #[derive(Debug, Args)]
@@ -53,10 +55,20 @@ pub(crate) struct StartOptions {
     /// End when the guest asks for a reboot, or crashes into one, instead of restarting it
     #[arg(long)]
     pub(crate) no_reboot: bool,
+    /// Run although the guest's processes cannot have these parts of their confinement: user, files
+    #[arg(long, value_delimiter = ',', value_name = "MEASURES", value_parser = waivers(&config::GUEST_WAIVERS))]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) unconfined: Vec<Measure>,
     /// How long the guest has to power itself off when a signal comes, before its power is cut; 0 cuts it at once, 30 when left out
     #[arg(long = "shutdown-timeout", value_name = "SECONDS", value_parser = milliseconds)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) shutdown_timeout_ms: Option<u64>,
+}
+
+/// Reads the measures of a confinement that can be waived.
+pub(crate) fn waivers(may: &[Measure]) -> impl TypedValueParser<Value = Measure> {
+    let names = PossibleValuesParser::new(may.iter().filter_map(ValueEnum::to_possible_value));
+    names.try_map(|name| Measure::from_str(&name, false))
 }
 
 fn milliseconds(text: &str) -> Result<u64, &'static str> {
@@ -98,6 +110,10 @@ impl BootArgs {
             )));
         }
         config.add_nets(&self.nets).map_err(Failure::usage)?;
+        let accelerators = config.accelerators.iter_mut().map(|shared| &mut shared.unconfined);
+        for waived in accelerators.chain([&mut config.unconfined]) {
+            waived.extend(&self.options.unconfined);
+        }
         Ok(config)
     }
 }
@@ -117,7 +133,9 @@ impl StartOptions {
         let timeout = self
             .shutdown_timeout_ms
             .map(|time| format!("--shutdown-timeout={}", Duration::from_millis(time).as_secs_f64()));
-        flags.chain(accept).chain(backend).chain(timeout).collect()
+        let unconfined = Some(&self.unconfined).filter(|waived| !waived.is_empty());
+        let unconfined = unconfined.map(|waived| format!("--unconfined={}", Measure::names(waived)));
+        flags.chain(accept).chain(backend).chain(unconfined).chain(timeout).collect()
     }
 }
 
@@ -185,6 +203,7 @@ mod tests {
         check("--with-group --no-reboot");
         check("--accept=no-reset --backend=group --shutdown-timeout=90");
         check("--shutdown-timeout=0.5");
+        check("--unconfined=user,files");
         check("--accept=no-reset --accept=no-reset --backend=iommufd");
     }
 }

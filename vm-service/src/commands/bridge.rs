@@ -11,11 +11,13 @@ use vm_bridge::consumers::{CONSUMERS, names, reason};
 use vm_bridge::recording::{Difference, Report};
 use vm_cuda_api::FUNCTIONS;
 
+use super::boot::waivers;
 use crate::bridge;
 use crate::config::{parse_deadline, parse_size, parse_time_slice};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::{Body, BridgedConsumer, BridgedFunction, ReplayedCall};
+use crate::sandbox::Measure;
 
 /// Arguments of `bridge`.
 #[derive(Debug, Args)]
@@ -80,21 +82,42 @@ struct ServeArgs {
     /// How long of every 100 ms programs may keep the device busy together, from 1ms to 100ms
     #[arg(long, value_name = "TIME", value_parser = parse_time_slice)]
     time_slice: Option<Duration>,
-    /// Record each program into a file of this folder, which `replay` reads: its calls and kernels, and what they were answered; not its data
+    /// Record each program into a file of this folder, which `replay` reads: its calls with their parameters, its kernels, the results, and the first 512 bytes of each copy
     #[arg(long, value_name = "FOLDER")]
     record: Option<PathBuf>,
+    /// The most bytes of a recording, at which it ends
+    #[arg(long, value_name = "SIZE", value_parser = record_size, requires = "record", default_value = "256M")]
+    record_limit: u64,
+    /// The most bytes of all files in that folder; programs beyond are served without a recording
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "record", default_value = "4G")]
+    record_total: u64,
+    #[command(flatten)]
+    driver: DriverArgs,
+}
+
+/// The driver that workers open.
+#[derive(Debug, Args)]
+struct DriverArgs {
     /// The CUDA driver's library
     #[arg(long, value_name = "LIBRARY", default_value = "libcuda.so.1")]
     driver: PathBuf,
+    /// Serve although workers cannot have these parts of their confinement: user, files, calls
+    #[arg(long, value_delimiter = ',', value_name = "MEASURES", value_parser = waivers(&Measure::ALL))]
+    unconfined: Vec<Measure>,
 }
 
 #[derive(Debug, Args)]
 struct ReplayArgs {
     /// The recording
     file: PathBuf,
-    /// The CUDA driver's library
-    #[arg(long, value_name = "LIBRARY", default_value = "libcuda.so.1")]
-    driver: PathBuf,
+    /// The most device memory that it may have, as in 2G
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    memory: Option<u64>,
+    /// End it when its work on the device makes no progress for so long, as in 2s
+    #[arg(long, value_name = "TIME", value_parser = parse_deadline)]
+    deadline: Option<Duration>,
+    #[command(flatten)]
+    driver: DriverArgs,
 }
 
 /// A quota. The least is a block of the driver's.
@@ -104,6 +127,14 @@ fn memory(text: &str) -> Result<u64, String> {
         Ok(bytes) if bytes >= LEAST => Ok(bytes),
         Ok(_) => Err("is less than 2M".into()),
         Err(error) => Err(format!("{text} {error}")),
+    }
+}
+
+/// The most bytes of a recording: what a replay reads has fewer than 2 GiB.
+fn record_size(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        bytes if (4 << 10..2 << 30).contains(&bytes) => Ok(bytes),
+        _ => Err("is not from 4K to 2047M".into()),
     }
 }
 
@@ -150,8 +181,14 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
             };
             let limits =
                 bridge::Limits { memory: args.memory, deadline: args.deadline, time_slice: args.time_slice };
-            let record = args.record.as_deref();
-            bridge::serve(&context.program, &places, &args.driver, &limits, record).map_err(Failure::failed)
+            let record = args.record.clone().map(|folder| bridge::RecordOptions {
+                folder,
+                limit: args.record_limit,
+                total: args.record_total,
+            });
+            let DriverArgs { driver, unconfined } = &args.driver;
+            bridge::serve(&context.program, &places, driver, unconfined, &limits, record.as_ref())
+                .map_err(Failure::failed)
         }
         Action::Replay(args) => replay(context, args),
         Action::Coverage(args) => coverage(context, args.of.as_deref()),
@@ -160,7 +197,10 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
 
 /// Replays, and says what was answered in another way.
 fn replay(context: &mut Context<'_>, args: &ReplayArgs) -> Result<(), Failure> {
-    let report = bridge::replay(&context.program, &args.file, &args.driver).map_err(Failure::failed)?;
+    let limits = bridge::Limits { memory: args.memory, deadline: args.deadline, time_slice: None };
+    let DriverArgs { driver, unconfined } = &args.driver;
+    let report = bridge::replay(&context.program, &args.file, driver, unconfined, &limits);
+    let report = report.map_err(Failure::failed)?;
     let mut text = String::new();
     for Difference { call, function, recorded, replayed } in &report.differences {
         let answer = |(code, len): &(u32, usize)| format!("{code} with {len} bytes");

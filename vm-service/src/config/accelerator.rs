@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use toml::de::DeValue;
 use vm_passthrough::PciAddress;
 
-use super::read::{Entry, Reader, Section, printable, shorten};
+use super::read::{Entry, GUEST_WAIVERS, Reader, Section, printable, shorten};
 use super::{MAX_ACCELERATORS, MAX_MEMORY, parse_size};
+use crate::sandbox::Measure;
 
 /// An accelerator of the host that a guest shares with others, and what it may use of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +30,8 @@ pub struct SharedAccelerator {
     pub window: Option<u64>,
     /// What is trusted to keep the guest's code in its bounds.
     pub trust: Trust,
+    /// Measures of its workers' confinement that the operator waived.
+    pub unconfined: Vec<Measure>,
 }
 
 /// What keeps a guest's code on an accelerator in its bounds.
@@ -87,7 +90,17 @@ impl Reader<'_> {
         let mut accelerators: Vec<SharedAccelerator> = Vec::new();
         for entry in self.list(root, "accelerators", MAX_ACCELERATORS, RULE) {
             let Some(section) = self.section(&entry, RULE) else { continue };
-            let keys = ["device", "memory", "deadline", "time_slice", "poll", "window", "trust", "driver"];
+            let keys = [
+                "device",
+                "memory",
+                "deadline",
+                "time_slice",
+                "poll",
+                "window",
+                "trust",
+                "driver",
+                "unconfined",
+            ];
             self.known(&section, &keys);
             let device = self
                 .required(&section, "device", DEVICE)
@@ -124,8 +137,21 @@ impl Reader<'_> {
                 continue;
             };
             let Some(trust) = trust else { continue };
-            let accelerator = SharedAccelerator { device, memory, deadline, time_slice, poll, window, trust };
-            accelerators.push(accelerator);
+            let may: &[_] = match trust {
+                Trust::Kernels => &GUEST_WAIVERS,
+                Trust::Driver { .. } => &Measure::ALL,
+            };
+            let Some(unconfined) = self.unconfined(&section, may) else { continue };
+            accelerators.push(SharedAccelerator {
+                device,
+                memory,
+                deadline,
+                time_slice,
+                poll,
+                window,
+                trust,
+                unconfined,
+            });
         }
         accelerators
     }

@@ -16,6 +16,7 @@ use super::{
     MAX_FILE, MAX_HOT_PLUG_SLOTS, MAX_MEMORY, MAX_NAME, MAX_NUMA_NODES, MEMORY_STEP, MIN_MEMORY, format_size,
     parse_size,
 };
+use crate::sandbox::Measure;
 
 /// What `vcpus` may be.
 const VCPUS: &str = "write a number from 1 to 255";
@@ -28,6 +29,9 @@ const NUMA_NODES: &str =
     "write a list of up to 8 different numbers of nodes of the host, as in [0, 1], or leave it out";
 /// What `hot_plug_slots` may be.
 const HOT_PLUG_SLOTS: &str = "write a number from 0 to 16";
+/// The measures that can be waived for the processes of a guest, but for those that serve CUDA programs: what vCPUs and kernels
+/// need of system calls is known.
+pub(crate) const GUEST_WAIVERS: [Measure; 2] = [Measure::User, Measure::Files];
 /// Most mistakes that are reported at once.
 const MAX_PROBLEMS: usize = 20;
 
@@ -110,10 +114,16 @@ pub(crate) fn uneven(memory: u64, hugepages: u64) -> Option<String> {
     (!memory.is_multiple_of(hugepages)).then(text)
 }
 
-/// Whether a guest may have this name.
+/// Whether a guest may have this name. One that starts with `-` would be an option of the commands that it is an argument of.
 pub(crate) fn is_name(text: &str) -> bool {
     (1..=MAX_NAME).contains(&text.len())
+        && !text.starts_with('-')
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+}
+
+/// The names that guests may have.
+pub(crate) fn name_rule() -> String {
+    format!("use 1 to {MAX_NAME} letters, digits, `-` and `_`, of which the first is not `-`")
 }
 
 fn vcpus(digits: &str, radix: u32) -> Option<u8> {
@@ -188,6 +198,7 @@ impl Reader<'_> {
                 "vsock",
                 "disks",
                 "net",
+                "unconfined",
             ],
         );
         let name = self.required(&root, "name", "write name = \"NAME\"").and_then(|entry| self.name(&entry));
@@ -238,7 +249,9 @@ impl Reader<'_> {
         let vsock = self.vsock(&root);
         let disks = self.disks(&root);
         let nets = self.nets(&root);
+        let unconfined = self.unconfined(&root, &GUEST_WAIVERS);
         let (name, vcpus, memory, boot, peer_to_peer) = (name?, vcpus?, memory?, boot?, peer_to_peer?);
+        let unconfined = unconfined?;
         Some(GuestConfig {
             name,
             vcpus,
@@ -254,22 +267,45 @@ impl Reader<'_> {
             vsock,
             disks,
             nets,
+            unconfined,
         })
     }
 
     fn name(&mut self, entry: &Entry<'_, '_>) -> Option<String> {
-        let rule = format!("use 1 to {MAX_NAME} letters, digits, `-` and `_`");
+        let rule = name_rule();
         let text = self.string(entry, &rule)?;
         let what = if text.is_empty() {
             "is empty"
         } else if text.len() > MAX_NAME {
             "is too long"
+        } else if text.starts_with('-') {
+            "starts with `-`"
         } else if !is_name(text) {
             "has a character that is not allowed"
         } else {
             return Some(text.to_owned());
         };
         self.wrong(entry, what, &rule)
+    }
+
+    /// The measures of a confinement that the operator waives, of those that `may` be waived.
+    pub(super) fn unconfined(&mut self, section: &Section<'_, '_>, may: &[Measure]) -> Option<Vec<Measure>> {
+        let Some(entry) = self.optional(section, "unconfined") else { return Some(Vec::new()) };
+        let names: Vec<_> = may.iter().map(|measure| format!("\"{}\"", measure.name())).collect();
+        let rule = format!("write a list of {}, each once, or leave it out", names.join(", "));
+        let DeValue::Array(array) = entry.value else { return self.wrong_type(&entry, &rule) };
+        let mut measures = Vec::new();
+        for value in array {
+            let named = match value.get_ref() {
+                DeValue::String(text) => may.iter().copied().find(|measure| measure.name() == text),
+                _ => None,
+            };
+            match named {
+                Some(measure) if !measures.contains(&measure) => measures.push(measure),
+                _ => return self.wrong(&entry, "has something else", &rule),
+            }
+        }
+        Some(measures)
     }
 
     fn vcpus(&mut self, entry: &Entry<'_, '_>) -> Option<u8> {

@@ -19,6 +19,7 @@ hugepages = "1G"
 numa_nodes = [1, 0]
 peer_to_peer = false
 hot_plug_slots = 2
+unconfined = ["user"]
 
 [boot]
 kernel = "/boot/vmlinuz"
@@ -44,6 +45,7 @@ poll = "0us"
 window = "8M"
 trust = "driver"
 driver = "libcuda.so.1"
+unconfined = ["calls", "files"]
 
 [[accelerators]]
 device = "cpu"
@@ -117,6 +119,7 @@ fn reads_every_key() {
                 poll: Duration::ZERO,
                 window: Some(8 << 20),
                 trust: Trust::Driver { library: Some("/etc/guests/libcuda.so.1".into()) },
+                unconfined: vec![Measure::Calls, Measure::Files],
             },
             SharedAccelerator {
                 device: AcceleratorDevice::Cpu,
@@ -126,6 +129,7 @@ fn reads_every_key() {
                 poll: Duration::from_micros(200),
                 window: Some(16 << 20),
                 trust: Trust::Driver { library: None },
+                unconfined: Vec::new(),
             },
             SharedAccelerator {
                 device: AcceleratorDevice::Npu(0),
@@ -135,6 +139,7 @@ fn reads_every_key() {
                 poll: Duration::from_micros(200),
                 window: Some(2 << 20),
                 trust: Trust::Kernels,
+                unconfined: Vec::new(),
             },
         ],
         vsock: Some(Vsock { cid: 42 }),
@@ -150,6 +155,7 @@ fn reads_every_key() {
                 vhost: Some(false),
             },
         ],
+        unconfined: vec![Measure::User],
     };
     assert_eq!(parse(FULL).expect("a guest"), expect);
 }
@@ -199,6 +205,7 @@ fn leaves_out_what_may_be_missing() {
             vsock: None,
             disks: vec![],
             nets: vec![],
+            unconfined: vec![],
         }
     );
 }
@@ -228,15 +235,31 @@ fn every_mistake_has_its_message() {
     check(
         &with(r#"name = """#),
         r#"
-web1.toml:3:8: `name` is empty; use 1 to 64 letters, digits, `-` and `_`
+web1.toml:3:8: `name` is empty; use 1 to 64 letters, digits, `-` and `_`, of which the first is not `-`
   3 | name = ""
     |        ^^
 "#,
     );
     check(
+        &with(r#"name = "-a""#),
+        r#"
+web1.toml:3:8: `name` starts with `-`; use 1 to 64 letters, digits, `-` and `_`, of which the first is not `-`
+  3 | name = "-a"
+    |        ^^^^
+"#,
+    );
+    check(
+        &with(r#"unconfined = ["user", "calls"]"#),
+        r#"
+web1.toml:4:14: `unconfined` has something else; write a list of "user", "files", each once, or leave it out
+  4 | unconfined = ["user", "calls"]
+    |              ^^^^^^^^^^^^^^^^^
+"#,
+    );
+    check(
         &with(r#"name = "a b""#),
         r#"
-web1.toml:3:8: `name` has a character that is not allowed; use 1 to 64 letters, digits, `-` and `_`
+web1.toml:3:8: `name` has a character that is not allowed; use 1 to 64 letters, digits, `-` and `_`, of which the first is not `-`
   3 | name = "a b"
     |        ^^^^^
 "#,
@@ -244,7 +267,7 @@ web1.toml:3:8: `name` has a character that is not allowed; use 1 to 64 letters, 
     check(
         &with(r#"name = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx""#),
         r#"
-web1.toml:3:8: `name` is too long; use 1 to 64 letters, digits, `-` and `_`
+web1.toml:3:8: `name` is too long; use 1 to 64 letters, digits, `-` and `_`, of which the first is not `-`
   3 | name = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
     |        ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 "#,
@@ -252,7 +275,7 @@ web1.toml:3:8: `name` is too long; use 1 to 64 letters, digits, `-` and `_`
     check(
         &with("name = 3"),
         "
-web1.toml:3:8: `name` is a number; use 1 to 64 letters, digits, `-` and `_`
+web1.toml:3:8: `name` is a number; use 1 to 64 letters, digits, `-` and `_`, of which the first is not `-`
   3 | name = 3
     |        ^
 ",
@@ -675,7 +698,7 @@ web1.toml:4:1: unknown key `Vcpus`; did you mean `vcpus`?
     check(
         &with(r#"colour = "red""#),
         r#"
-web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, hugepages, numa_nodes, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net
+web1.toml:4:1: unknown key `colour`; allowed here: name, vcpus, memory, hugepages, numa_nodes, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net, unconfined
   4 | colour = "red"
     | ^^^^^^
 "#,
@@ -778,7 +801,7 @@ web1.toml:1:9: `vcpus` is 0; write a number from 1 to 255
 web1.toml:2:10: `memory` is a number; write a size from 2M to 16T in steps of 2M, as in "512M" or "4G"
   2 | memory = 3
     |          ^
-web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, hugepages, numa_nodes, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net
+web1.toml:3:1: unknown key `color`; allowed here: name, vcpus, memory, hugepages, numa_nodes, boot, devices, peer_to_peer, hot_plug_slots, accelerators, vsock, disks, net, unconfined
   3 | color = 1
     | ^^^^^
 web1.toml:4:1: `boot.kernel` is missing; write kernel = "PATH" of a bzImage, vmlinux or ELF program
@@ -851,7 +874,7 @@ web1.toml:9:8: `accelerators[0].poll` is "1s", which is too long; write a time f
 web1.toml:8:10: `accelerators[1].device` is cpu, which is there already; name each device once
   8 | device = "cpu"
     |          ^^^^^
-web1.toml:10:1: unknown key `accelerators[1].colour`; allowed here: device, memory, deadline, time_slice, poll, window, trust, driver
+web1.toml:10:1: unknown key `accelerators[1].colour`; allowed here: device, memory, deadline, time_slice, poll, window, trust, driver, unconfined
   10 | colour = 1
      | ^^^^^^
 "#,

@@ -7,7 +7,7 @@
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -171,9 +171,7 @@ impl GuestHome {
     /// # Errors
     /// When it can't be made.
     pub(crate) fn listen(&self) -> io::Result<UnixListener> {
-        let listener = in_folder(&self.path, "control", UnixListener::bind)?;
-        fs::set_permissions(self.path.join("control"), fs::Permissions::from_mode(0o600))?;
-        Ok(listener)
+        crate::socket::listen(&self.path.join("control"), Some(0o600)).map_err(io::Error::other)
     }
 
     /// Removes all but these files.
@@ -265,6 +263,8 @@ fn remove(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use vm_passthrough::sim::SimHost;
+
+    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
 

@@ -20,7 +20,7 @@ use super::watch::Watched;
 use super::{LogOptions, StopOptions};
 use crate::commands::boot::StartOptions;
 use crate::commands::info;
-use crate::config::{ConfigError, GuestConfig, is_name};
+use crate::config::{ConfigError, GuestConfig, is_name, name_rule};
 use crate::control::{
     self, AttachRequest, CallError, Connection, DetachRequest, GuestHome, HomeError, LOG, PREVIOUS_LOG,
 };
@@ -412,7 +412,7 @@ fn check_name(name: &str) -> Result<()> {
     if is_name(name) {
         return Ok(());
     }
-    Err(Refusal::invalid("name", "a guest's name has 1 to 64 letters, digits, `-` and `_`"))
+    Err(Refusal::invalid("name", format!("no guest may have this name; {}", name_rule())))
 }
 
 /// The text of a guest's file and the guest, from the file as JSON.

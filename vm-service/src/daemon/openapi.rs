@@ -5,7 +5,9 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
+use crate::config::GUEST_WAIVERS;
 use crate::json::Problem;
+use crate::sandbox::Measure;
 
 type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 
@@ -111,7 +113,7 @@ impl<S> Operation<S> {
 }
 
 /// What a guest's name is, as a regular expression of ECMA-262.
-const NAME: &str = "^[A-Za-z0-9_-]{1,64}$";
+const NAME: &str = "^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$";
 /// What a PCI address is.
 const ADDRESS: &str = r"^([0-9A-Fa-f]{1,8}:)?[0-9A-Fa-f]{1,2}:[01]?[0-9A-Fa-f]\.[0-7]$";
 
@@ -121,9 +123,10 @@ fn guest_file(_: &mut SchemaGenerator) -> Schema {
     let list = |items: Value| json!({ "type": "array", "items": items });
     let (text, flag) = (json!({ "type": "string" }), json!({ "type": "boolean" }));
     let number = |from: u32, to: u32| json!({ "type": "integer", "minimum": from, "maximum": to });
+    let waivers = |may: &[Measure]| json!({ "type": "array", "items": { "enum": may }, "uniqueItems": true });
     let accelerator = json!({
         "device": text, "memory": text, "deadline": text, "time_slice": text, "poll": text, "window": text, "trust": text,
-        "driver": text,
+        "driver": text, "unconfined": waivers(&Measure::ALL),
     });
     let device = json!({
         "address": { "type": "string", "pattern": ADDRESS },
@@ -147,6 +150,7 @@ fn guest_file(_: &mut SchemaGenerator) -> Schema {
             "vsock": object(&["cid"], json!({ "cid": number(3, u32::MAX - 1) })),
             "disks": list(object(&["path"], json!({ "path": text, "read_only": flag }))),
             "net": list(object(&["tap"], json!({ "tap": text, "mac": text, "vhost": flag }))),
+            "unconfined": waivers(&GUEST_WAIVERS),
         }),
     );
     let mut file = Schema::try_from(file).unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -11,8 +11,8 @@ use thiserror::Error;
 use vm_passthrough::Host;
 
 use super::socket_of;
-use crate::control::{in_folder, reach};
-use crate::flock::{folder_of, has_locked, lock_folder_of};
+use crate::flock::{has_locked, lock_folder_of};
+use crate::socket::{self, Cause, ListenError};
 
 /// The name of the file that a daemon locks in its state directory.
 const LOCK: &str = "daemon.lock";
@@ -26,6 +26,9 @@ pub(super) enum SocketError {
     /// A daemon, or whatever it is, listens there.
     #[error("another daemon listens on {}; stop it first, or choose another place with `--socket`", .0.display())]
     Listened(PathBuf),
+    /// The path is taken by something else.
+    #[error(transparent)]
+    Listen(ListenError),
     /// It can't be made.
     #[error("{} can't be made: {source}", .path.display())]
     Unusable {
@@ -104,11 +107,12 @@ pub(super) fn listen(host: &Host, named: Option<&PathBuf>) -> Result<Listening, 
     let (listener, made) = match passed {
         Some(passed) => (passed, None),
         None => {
-            let (listener, made) = make(&path).map_err(|source| match source.kind() {
-                io::ErrorKind::AddrInUse => SocketError::Listened(path.clone()),
-                _ => unusable(source),
+            let listener = socket::listen(&path, Some(0o600)).map_err(|error| match error.cause {
+                Cause::Listened => SocketError::Listened(path.clone()),
+                _ => SocketError::Listen(error),
             })?;
-            (listener, Some(made))
+            let id = id_of(&path).map_err(unusable)?;
+            (listener, Some(Made { path: path.clone(), id }))
         }
     };
     listener.set_nonblocking(true).map_err(unusable)?;
@@ -122,26 +126,4 @@ fn lock(state: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let lock = File::from(openat(CWD, state.join(LOCK), flags, Mode::RUSR | Mode::WUSR)?);
     Ok(has_locked(&lock)?.then_some(lock))
-}
-
-/// Makes a socket, in the place of one that a killed daemon left.
-fn make(path: &Path) -> io::Result<(UnixListener, Made)> {
-    let name = path.file_name().and_then(|name| name.to_str());
-    let name = name.ok_or_else(|| io::Error::other("its path has no name"))?;
-    let (folder, _locked) = (folder_of(path), lock_folder_of(path)?);
-    match path.symlink_metadata() {
-        Ok(there) if there.file_type().is_socket() => {
-            match reach(folder, name) {
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-                _ => return Err(io::ErrorKind::AddrInUse.into()),
-            }
-            fs::remove_file(path)?;
-        }
-        Ok(_) => return Err(io::Error::other("something that is no socket is there")),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
-    }
-    let listener = in_folder(folder, name, UnixListener::bind)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    Ok((listener, Made { path: path.to_owned(), id: id_of(path)? }))
 }

@@ -680,5 +680,5 @@ fn one_daemon_serves_and_takes_the_place_of_one_that_was_killed() {
     world.end();
     std::fs::write(&path, "precious").expect("written");
     let refused = socket::listen(&world.host, None).expect_err("a file is there");
-    assert!(refused.to_string().contains("no socket"), "{refused}");
+    assert!(refused.to_string().contains("a regular file is there"), "{refused}");
 }

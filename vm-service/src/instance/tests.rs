@@ -59,6 +59,7 @@ fn config(kernel: &std::path::Path) -> GuestConfig {
         vsock: None,
         disks: Vec::new(),
         nets: Vec::new(),
+        unconfined: Vec::new(),
     }
 }
 

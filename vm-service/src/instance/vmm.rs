@@ -22,7 +22,7 @@ use super::keeper::Remote;
 use super::wire::{self, Done, Failed, Make, Open, Order, Report};
 use crate::limits;
 use crate::process::{packets, starter};
-use crate::sandbox::{self, Confinement, Measures, Nodes, Profile};
+use crate::sandbox::{self, Confinement, Measure, Measures, Nodes, Profile};
 use crate::vmm::memory::Prefault;
 use crate::vmm::{Console, Machine, MachineError, MachineHandle, MachineOptions, Opened, PowerButton, Stop};
 
@@ -62,14 +62,18 @@ pub(crate) fn main() -> Result<(), String> {
 
 /// Gives up what is not needed once all is open; other threads begin after that. What the guest has as `memory` devices may
 /// have locked.
-fn settle(memory: u64) -> Confinement {
+fn settle(memory: u64, unconfined: &[Measure]) -> Result<Confinement, String> {
     let locked = sandbox::limit_locked(memory.saturating_add(LOCKED));
-    let mut confinement =
-        sandbox::settle(Profile::Vmm, Measures { user: true, files: true }, Nodes::None, None);
+    let measures = Measures::without(unconfined);
+    // Landlock holds for this thread and those that it begins.
+    if measures.files && !sandbox::is_alone() {
+        return Err(Measure::Files.refused(&"other threads run already"));
+    }
+    let mut confinement = sandbox::settle(Profile::Vmm, measures, Nodes::None, &[])?;
     if let (Err(reason), Some(_)) = (locked, confinement.user) {
         confinement.missing.push(format!("the right to lock the guest's RAM for devices ({reason})"));
     }
-    confinement
+    Ok(confinement)
 }
 
 /// Has a thread reset the guest whenever `event` says so.
@@ -112,7 +116,7 @@ impl Vmm {
     fn make(make: Make, files: Vec<OwnedFd>, keeper: Arc<OwnedFd>) -> Result<(Self, Confinement), Failed> {
         let failed = |reason: &dyn std::fmt::Display| Failed::from(reason.to_string());
         let Make { config, kvm, on_reboot, numa, expected } = make;
-        let memory = config.memory;
+        let (memory, unconfined) = (config.memory, config.unconfined.clone());
         let mut files = files.into_iter();
         let mut file = || files.next().ok_or_else(|| failed(&"a descriptor is missing"));
         let stop = Stop::received(file()?);
@@ -124,7 +128,7 @@ impl Vmm {
         let follows = stop.clone();
         let opened = move || {
             // Who waits for it waits below.
-            let _ = tell.send(settle(memory));
+            let _ = tell.send(settle(memory, &unconfined));
             // For those who look at no event.
             follows.hear(Stop::request).map_err(|source| MachineError::Thread { what: "stop", source })
         };
@@ -147,6 +151,8 @@ impl Vmm {
             .try_for_each(|function| machine.expect(function))
             .map_err(|error| failed(&error))?;
         let confinement = confined.recv().map_err(|error| failed(&error))?;
+        let confinement = confinement
+            .map_err(|reason| failed(&format_args!("the guest's VMM cannot be confined: {reason}")))?;
         let locks = limits::check_locked(memory);
         if !config.devices.is_empty() {
             locks.clone().map_err(Failed::from)?;

@@ -83,15 +83,11 @@ fn nodes(folder: &Path, starts: &[&str]) -> Vec<PathBuf> {
 }
 
 /// From here on this thread, and those that it begins, read what the machine says of itself. A driver's library also reads
-/// libraries, also those in `folder`, and opens `devices` for whatever it likes.
+/// libraries, also those in `folders`, and opens `devices` for whatever it likes.
 ///
 /// # Errors
 /// The Linux kernel's.
-pub(super) fn restrict(
-    profile: Profile,
-    devices: &[PathBuf],
-    folder: Option<&Path>,
-) -> Result<Reach, String> {
+pub(super) fn restrict(profile: Profile, devices: &[PathBuf], folders: &[&Path]) -> Result<Reach, String> {
     let read = AccessFs::from_read(VERSION);
     let node = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::ReadDir | AccessFs::IoctlDev;
     // As the VMM named them; an empty entry would be the working directory, which is the root.
@@ -116,7 +112,7 @@ pub(super) fn restrict(
             .add_rules(path_beneath_rules(machine, read))?
             .add_rules(path_beneath_rules(libraries, read))?
             .add_rules(path_beneath_rules(named, read))?
-            .add_rules(path_beneath_rules(folder, read))?
+            .add_rules(path_beneath_rules(folders, read))?
             .add_rules(path_beneath_rules(threads, write))?
             .add_rules(path_beneath_rules(harmless, AccessFs::ReadFile | AccessFs::WriteFile))?
             .add_rules(path_beneath_rules(devices, node))?
@@ -132,6 +128,16 @@ pub(super) fn restrict(
 pub(super) fn restrict_signals() -> Result<Reach, String> {
     let restricted = || Ruleset::default().scope(Scope::from_all(VERSION))?.create()?.restrict_self();
     in_force(restricted()).map(|reach| Reach { files: false, ..reach })
+}
+
+/// From here on this thread, and those that it begins, open no files. Whether that is in force.
+///
+/// # Errors
+/// The Linux kernel's.
+pub(super) fn restrict_all() -> Result<bool, String> {
+    let restricted =
+        || Ruleset::default().handle_access(AccessFs::from_all(VERSION))?.create()?.restrict_self();
+    in_force(restricted()).map(|reach| reach.files)
 }
 
 /// From here on this thread, and those that it begins, only read what is below `folder`, wherever links lead, and use the

@@ -10,9 +10,9 @@
 //! confine    system calls, and their arguments, on all threads
 //! ```
 //!
-//! The first and the last are essential: a worker that can't have them does not start. A machine may refuse the second
-//! (a container without the right to change users, a Linux kernel without Landlock); the worker then goes on without, and
-//! [`Confinement`] says so.
+//! A process that cannot have all of them does not start, unless the operator [waives](Measure) a measure by name. Only what the
+//! platform cannot offer is left out without a waiver: a user of its own where this process is not root's, and Landlock's limit on
+//! signals before Linux 6.12, where seccomp alone refuses them. [`Confinement`] lists the parts in force and the missing ones.
 //!
 //! A guest's VMM goes the same way: it enters, opens all that the guest is made of, settles before it begins a thread, makes the
 //! machine, and is confined before the guest runs. In it the threads of vCPUs and devices are [confined](spawn) further before they
@@ -32,13 +32,15 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use clap::ValueEnum;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, setrlimit};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use calls::confine;
 pub(crate) use files::{Nodes, restrict_to};
 pub(crate) use sys::{end_with_parent, inherit_standard, join_cgroup};
-pub(crate) use threads::spawn;
+pub(crate) use threads::{is_alone, spawn};
 
 /// Descriptors that a worker may have: those of a GPU's driver are dozens.
 pub(crate) const WORKER_FILES: u64 = 1024;
@@ -46,6 +48,9 @@ pub(crate) const WORKER_FILES: u64 = 1024;
 const THREADS: u64 = 4096;
 /// How far its first stack may grow.
 const STACK: u64 = 64 << 20;
+
+/// Why files are not confined.
+const NO_LANDLOCK: &str = "this Linux kernel has no Landlock (5.13 or newer, with `landlock` in `lsm=`)";
 
 /// Addresses for code, and for what the C library reserves for the heaps of threads. Page tables take a 512th.
 const RESERVED: u64 = 64 << 30;
@@ -76,34 +81,89 @@ impl Profile {
     }
 }
 
-/// What [`settle`] tries.
+/// A part of the confinement that an operator can waive by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Measure {
+    /// A user that no other process has, without capabilities
+    User,
+    /// Landlock's limits on the files that the process opens
+    Files,
+    /// The list of system calls that the process may make
+    Calls,
+}
+
+impl Measure {
+    /// All of them.
+    pub(crate) const ALL: [Self; 3] = [Self::User, Self::Files, Self::Calls];
+
+    /// Its name on the command line and in guest files.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Files => "files",
+            Self::Calls => "calls",
+        }
+    }
+
+    /// The names of several, as the command line has them.
+    pub(crate) fn names(measures: &[Self]) -> String {
+        measures.iter().map(|measure| measure.name()).collect::<Vec<_>>().join(",")
+    }
+
+    /// The error of a process that cannot have it.
+    pub(crate) fn refused(self, reason: &dyn fmt::Display) -> String {
+        let (name, what) = (self.name(), self.what());
+        format!(
+            "cannot give it {what}: {reason}; to run without, waive it by `--unconfined {name}`, or by `unconfined = \
+             [\"{name}\"]` in the guest's file"
+        )
+    }
+
+    fn what(self) -> &'static str {
+        match self {
+            Self::User => "a user of its own",
+            Self::Files => "Landlock's limits on files",
+            Self::Calls => "a list of system calls",
+        }
+    }
+}
+
+/// The measures that a process must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Measures {
     /// Becomes a user that nobody else is.
     pub(crate) user: bool,
     /// Opens only what it needs.
     pub(crate) files: bool,
+    /// Makes only the system calls that it needs.
+    pub(crate) calls: bool,
 }
 
 impl Measures {
-    /// What to try, one after the other, until the accelerator opens: a driver's library may have been put where only root
-    /// gets at it. The CPU opens with all of them.
-    pub(crate) fn to_try(device: &str) -> &'static [Self] {
-        const ALL: &[Measures] = &[
-            Measures { user: true, files: true },
-            Measures { user: true, files: false },
-            Measures { user: false, files: false },
-        ];
-        match Profile::of(device) {
-            Profile::Driver | Profile::Npu => ALL,
-            Profile::Own | Profile::Machine | Profile::Vmm => &ALL[..1],
-        }
+    /// All but those that the operator waived.
+    pub(crate) fn without(waived: &[Measure]) -> Self {
+        let [user, files, calls] = Measure::ALL.map(|measure| !waived.contains(&measure));
+        Self { user, files, calls }
     }
+}
+
+/// Lists the waivers to try when an accelerator does not open: each measure alone, then all of them.
+pub(crate) fn further_waivers<'a>(
+    may: &'a [Measure],
+    waived: &'a [Measure],
+) -> impl Iterator<Item = Vec<Measure>> + 'a {
+    let left: Vec<_> = may.iter().copied().filter(|measure| !waived.contains(measure)).collect();
+    let all = Some(left.clone()).filter(|left| left.len() > 1);
+    let more = left.into_iter().map(|measure| vec![measure]).chain(all);
+    more.map(|more| waived.iter().copied().chain(more).collect())
 }
 
 /// How far a worker or a VMM is confined, beyond what all are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Confinement {
+    /// Whether it makes only the system calls that it needs.
+    pub(crate) calls: bool,
     /// The user that only this process is.
     pub(crate) user: Option<u32>,
     /// Whether it can open only what it needs, and reaches no other process through `/proc`.
@@ -116,15 +176,15 @@ pub(crate) struct Confinement {
 
 impl fmt::Display for Confinement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("system calls")?;
-        if self.files {
-            f.write_str(", files")?;
-        }
-        if self.signals {
-            f.write_str(", signals")?;
-        }
-        if let Some(user) = self.user {
-            write!(f, ", as user {user}")?;
+        let parts = [("system calls", self.calls), ("files", self.files), ("signals", self.signals)];
+        let parts: Vec<_> = parts.iter().filter(|(_, is_on)| *is_on).map(|(part, _)| *part).collect();
+        f.write_str(if parts.is_empty() { "nothing listed" } else { "" })?;
+        f.write_str(&parts.join(", "))?;
+        match self.user {
+            // Of several processes, of which each has another one.
+            Some(_) if f.alternate() => f.write_str(", each as a user of its own")?,
+            Some(user) => write!(f, ", as user {user}")?,
+            None => {}
         }
         for missing in &self.missing {
             write!(f, "; without {missing}")?;
@@ -159,15 +219,18 @@ pub(crate) fn enter(files: Option<u64>) -> Result<OwnedFd, String> {
     Ok(socket)
 }
 
-/// The second part, while there is one thread. What can't be had is reported in the answer. Of device nodes only these can be opened, and a library
-/// of an NPU is read below `folder`.
+/// The second part, while there is one thread. Of device nodes only `nodes` can be opened, and libraries are also read in
+/// `folders`.
+///
+/// # Errors
+/// When one of the measures cannot be had.
 pub(crate) fn settle(
     profile: Profile,
     measures: Measures,
     nodes: Nodes,
-    folder: Option<&Path>,
-) -> Confinement {
-    settle_below(Path::new("/"), profile, measures, nodes, folder)
+    folders: &[&Path],
+) -> Result<Confinement, String> {
+    settle_below(Path::new("/"), profile, measures, nodes, folders)
 }
 
 /// The same, with device nodes below a folder.
@@ -176,56 +239,68 @@ fn settle_below(
     profile: Profile,
     measures: Measures,
     nodes: Nodes,
-    folder: Option<&Path>,
-) -> Confinement {
+    folders: &[&Path],
+) -> Result<Confinement, String> {
     let devices = nodes.below(root);
-    let mut confinement = Confinement::default();
+    let mut confinement = Confinement { calls: measures.calls, ..Confinement::default() };
     let missing = &mut confinement.missing;
     // It takes a right that goes with the user. Who is not root gains nothing without new privileges.
-    if let (true, Err(error)) = (rustix::process::geteuid().is_root(), user::bound_capabilities()) {
-        missing.push(format!("an end to capabilities of other programs ({error})"));
-    }
+    let is_root = rustix::process::geteuid().is_root();
+    let bounded = if is_root { user::bound_capabilities() } else { Ok(()) };
     // The user then: changing it takes rights and a signal between threads that Landlock could refuse.
-    if measures.user {
-        match user::become_nobody_else(&devices)
-            .and_then(|user| limit(Resource::Nproc, THREADS).map(|()| user))
-        {
-            Ok(user) => confinement.user = Some(user),
-            Err(reason) => missing.push(format!("a user of its own ({reason})")),
+    match (measures.user, is_root) {
+        (true, true) => {
+            bounded
+                .map_err(|error| Measure::User.refused(&format_args!("its capabilities stay: {error}")))?;
+            let user = user::become_nobody_else(&devices)
+                .and_then(|user| limit(Resource::Nproc, THREADS).map(|()| user));
+            confinement.user = Some(user.map_err(|reason| Measure::User.refused(&reason))?);
         }
-    } else {
-        missing.push("a user of its own (the accelerator does not open so)".into());
+        (true, false) => missing.push("a user of its own (vm-service does not run as root)".into()),
+        (false, _) => {
+            missing.push("a user of its own (waived)".into());
+            if let Err(error) = bounded {
+                missing.push(format!("an end to capabilities of other programs ({error})"));
+            }
+        }
     }
     // It would be reset by a change of the user. Whoever starts workers is a thread that stays.
-    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
-        missing.push(format!("its end with the VMM's ({error})"));
-    }
-    if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        missing.push(format!("protection from other processes of its user ({error})"));
-    }
-    if profile == Profile::Vmm && !threads::is_alone() {
-        missing.push("Landlock's limits on threads that began before".into());
-    }
-    let landlock = match measures.files {
-        true => files::restrict(profile, &devices, folder),
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| format!("cannot end with its parent: {error}"))?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|error| format!("cannot be kept from other processes of its user: {error}"))?;
+    let reach = match measures.files {
+        true => files::restrict(profile, &devices, folders).and_then(|reach| match reach.files {
+            true => Ok(reach),
+            false => Err(NO_LANDLOCK.into()),
+        }),
         false => {
-            missing.push("Landlock's limits on files (the accelerator does not open so)".into());
+            missing.push("Landlock's limits on files (waived)".into());
             files::restrict_signals()
         }
     };
-    match landlock {
-        Ok(reach) => {
-            (confinement.files, confinement.signals) = (reach.files, reach.signals);
-            if measures.files && !reach.files {
-                missing.push("Landlock's limits on files (the Linux kernel has none)".into());
-            }
-            if !reach.signals {
-                missing.push("Landlock's limits on signals (Linux has them from 6.12 on)".into());
-            }
-        }
-        Err(reason) => missing.push(format!("Landlock ({reason})")),
+    let reach = reach.map_err(|reason| Measure::Files.refused(&reason))?;
+    (confinement.files, confinement.signals) = (reach.files, reach.signals);
+    if !reach.signals {
+        missing.push("Landlock's limits on signals (Linux has them from 6.12 on)".into());
     }
-    confinement
+    if !measures.calls {
+        missing.push("a list of system calls (waived)".into());
+    }
+    Ok(confinement)
+}
+
+/// From here on this thread, and those that it begins, gain no privileges and open no files.
+///
+/// # Errors
+/// When this cannot be had.
+pub(crate) fn open_nothing(measures: Measures) -> Result<(), String> {
+    if !measures.files {
+        return Ok(());
+    }
+    files::restrict_all()
+        .and_then(|is_on| is_on.then_some(()).ok_or_else(|| NO_LANDLOCK.into()))
+        .map_err(|reason: String| Measure::Files.refused(&reason))
 }
 
 /// Limits the memory that only this process has (`RLIMIT_DATA`) to `bytes`: the guest's RAM does not count. Mappings that

@@ -268,9 +268,9 @@ fn attack(order: &str) {
     assert_eq!(std::os::fd::IntoRawFd::into_raw_fd(socket), 3);
     if profile == Profile::Machine {
         threads::confine().unwrap();
-        println!("{}", Confinement::default());
+        println!("{}", Confinement { calls: true, ..Confinement::default() });
     } else {
-        let confinement = settle(profile, Measures { user: true, files: true }, Nodes::None, None);
+        let confinement = settle(profile, Measures::without(&[]), Nodes::None, &[]).unwrap();
         // What this has already is more than a limit would be.
         limit_memory(512 << 20, (profile == Profile::Own).then_some(0)).unwrap();
         println!("{confinement}");
@@ -401,8 +401,7 @@ const WORKER: &str = "VM_SERVICE_TEST_NODES";
 fn opens(order: &str) {
     let (nodes, root) = order.split_once(' ').unwrap();
     let (nodes, root) = (ALL_NODES[nodes.parse::<usize>().unwrap()].0, std::path::Path::new(root));
-    let measures = Measures { user: rustix::process::geteuid().is_root(), files: true };
-    let confinement = settle_below(root, Profile::Driver, measures, nodes, None);
+    let confinement = settle_below(root, Profile::Driver, Measures::without(&[]), nodes, &[]).unwrap();
     println!("{confinement}");
     for node in ALL_NODES.iter().flat_map(|(_, nodes)| *nodes) {
         let open = std::fs::File::options().read(true).write(true).open(root.join("dev").join(node));
@@ -462,4 +461,31 @@ fn each_worker_opens_its_own_drivers_nodes_alone() {
             "{nodes:?}: {said}"
         );
     }
+}
+
+#[test]
+fn what_confines_a_process_is_told_in_words() {
+    let check = |confinement: &Confinement, one: &str, several: &str| {
+        assert_eq!((format!("{confinement}"), format!("{confinement:#}")), (one.into(), several.into()));
+    };
+    let all = Confinement { calls: true, files: true, signals: true, user: Some(7), missing: Vec::new() };
+    check(
+        &all,
+        "system calls, files, signals, as user 7",
+        "system calls, files, signals, each as a user of its own",
+    );
+    let none = Confinement { missing: vec!["a (b)".into(), "c".into()], ..Confinement::default() };
+    let text = "nothing listed; without a (b); without c";
+    check(&none, text, text);
+}
+
+#[test]
+fn what_could_be_waived_is_tried_alone_and_then_together() {
+    let further = |may: &[Measure], waived: &[Measure]| -> Vec<String> {
+        further_waivers(may, waived).map(|waived| Measure::names(&waived)).collect()
+    };
+    assert_eq!(further(&Measure::ALL, &[]), ["user", "files", "calls", "user,files,calls"]);
+    assert_eq!(further(&Measure::ALL, &[Measure::Files]), ["files,user", "files,calls", "files,user,calls"]);
+    assert_eq!(further(&[Measure::User], &[]), ["user"]);
+    assert!(further(&[Measure::User], &[Measure::User]).is_empty());
 }

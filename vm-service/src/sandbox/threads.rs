@@ -41,7 +41,7 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
 
 /// Whether this is the process's only thread, but for those of vhost, which are the Linux kernel's. One that was joined is there
 /// for a moment more.
-pub(super) fn is_alone() -> bool {
+pub(crate) fn is_alone() -> bool {
     let is_ours = |task: &DirEntry| {
         fs::read_to_string(task.path().join("comm")).is_ok_and(|name| !name.starts_with("vhost-"))
     };

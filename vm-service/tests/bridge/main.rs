@@ -5,6 +5,7 @@ mod life;
 mod limits;
 mod nvml;
 mod nvml_host;
+mod operate;
 mod process;
 mod serve;
 mod share;

@@ -9,8 +9,13 @@ fn all(bytes: &[u8]) -> Part {
 
 /// A recording as it is written.
 fn written(act: impl FnOnce(&Recorder)) -> Vec<u8> {
+    limited(u64::MAX, act)
+}
+
+/// The same, in as many bytes.
+fn limited(bytes: u64, act: impl FnOnce(&Recorder)) -> Vec<u8> {
     let mut file = tempfile::tempfile().expect("a file");
-    let recorder = Recorder::new(file.try_clone().expect("a file")).expect("a recorder");
+    let recorder = Recorder::new(file.try_clone().expect("a file"), bytes).expect("a recorder");
     act(&recorder);
     let mut bytes = Vec::new();
     file.rewind().expect("the front");
@@ -49,6 +54,23 @@ fn a_recording_is_read_as_it_was_written() {
     assert_eq!((copied.bulk.len, copied.bulk.kept.len()), (3, 0));
     let Answer { code, reply } = last.answer.as_ref().expect("an answer");
     assert_eq!((*code, reply.len, reply.kept.len()), (1, 100, 64));
+}
+
+#[test]
+fn a_recording_ends_with_the_last_event_that_its_limit_has_room_for() {
+    let act = |recorder: &Recorder| {
+        for ticket in 0..100 {
+            recorder.call(0, header("cuInit", true, ticket), [&[0; 8], &[]], (0, &[]));
+        }
+    };
+    let whole = written(act);
+    for limit in [MAGIC.len() as u64, 40, 41, 100, 1000] {
+        let bytes = limited(limit, act);
+        assert!(bytes.len() as u64 <= limit && whole.starts_with(&bytes), "{limit}");
+        let recording = Recording::read(&bytes).expect("a recording");
+        assert_eq!(recording.to_bytes(usize::MAX), bytes, "{limit}: no event is cut");
+        assert!(recording.calls.len() as u64 >= limit / 20 - 1, "{limit}: {}", recording.calls.len());
+    }
 }
 
 #[test]

@@ -10,8 +10,6 @@ use super::{ASKS, Answer, Call, MAGIC, Part, Recording, event, name};
 use crate::orders::Order;
 use crate::wire::{Header, own};
 
-/// The most bytes of a recording: it ends then.
-const MOST: u64 = 1 << 30;
 /// Of what is longer the front alone is kept, but of images, which have no bytes of the program's data.
 const LONG: usize = 8 << 10;
 /// The same of copies, whose bytes are the program's.
@@ -31,6 +29,7 @@ struct State {
     file: File,
     names: Names,
     written: u64,
+    limit: u64,
     has_ended: bool,
 }
 
@@ -100,13 +99,13 @@ fn most(number: u16) -> usize {
 }
 
 impl Recorder {
-    /// Begins a recording.
+    /// Begins a recording, which ends with the last event that is whole in `limit` bytes.
     ///
     /// # Errors
     /// When the file can't be written.
-    pub fn new(mut file: File) -> io::Result<Self> {
+    pub fn new(mut file: File, limit: u64) -> io::Result<Self> {
         file.write_all(&MAGIC)?;
-        let state = State { file, names: Names::new(), written: MAGIC.len() as u64, has_ended: false };
+        let state = State { file, names: Names::new(), written: MAGIC.len() as u64, limit, has_ended: false };
         Ok(Self { file: Mutex::new(state), lanes: AtomicU64::new(0) })
     }
 
@@ -154,12 +153,10 @@ impl State {
             return;
         }
         self.written += bytes.len() as u64;
-        let result = if self.written > MOST {
-            Err(io::Error::other(format!("it has {MOST} bytes, which is the most")))
-        } else {
-            self.file.write_all(bytes)
-        };
-        if let Err(error) = result {
+        if self.written > self.limit {
+            tracing::warn!("the recording of a CUDA program ends: it has its {} bytes", self.limit);
+            self.has_ended = true;
+        } else if let Err(error) = self.file.write_all(bytes) {
             tracing::warn!(%error, "the recording of a CUDA program ends");
             self.has_ended = true;
         }

@@ -25,13 +25,19 @@ use crate::wire::{code, control};
 
 /// The driver could not be opened.
 #[derive(Debug, Error)]
-#[error(
-    "the CUDA driver {path} can't be opened: {source}; install the GPU's driver, or name its library by --driver, or \
-     `accelerators[].driver` of a guest's file"
-)]
+#[error("cannot open the CUDA driver {path}: {source}; {fix}", fix = fix(path))]
 pub struct OpenError {
     path: PathBuf,
     source: libloading::Error,
+}
+
+fn fix(path: &Path) -> &'static str {
+    match path.components().count() {
+        1 => {
+            "install the GPU's driver, or name its library by --driver, or `accelerators[].driver` of a guest's file"
+        }
+        _ => "see that all users may read it, and search the directories above it",
+    }
 }
 
 /// A CUDA driver: any library that has its functions.

@@ -21,7 +21,7 @@ use crate::accelerator::wire::{Order, Report, Start};
 use crate::config::Trust;
 use crate::deadlines::WORKER_LOOK;
 use crate::process::packets;
-use crate::sandbox::{self, Profile};
+use crate::sandbox::{self, Measures, Profile};
 
 /// How many programs of the guest are served at a time.
 const PROGRAMS: usize = 16;
@@ -46,8 +46,9 @@ fn run(socket: &OwnedFd) -> Result<(), String> {
         return crate::bridge::serve_guest(socket, &open, files);
     }
     let profile = Profile::of(&open.device);
-    let kind = Kind::of(&open.device, open.measures)?;
-    let confinement = sandbox::settle(profile, open.measures, kind.nodes(), kind.folder());
+    let measures = Measures::without(&open.unconfined);
+    let kind = Kind::of(&open.device, measures)?;
+    let confinement = sandbox::settle(profile, measures, kind.nodes(), kind.folder().as_slice())?;
     let meter = files.pop().map(Meter::from).ok_or("there is no file for the guest's time")?;
     let ram = Arc::new(Ram::new(&open.ram, files)?);
     let deadline = Duration::from_micros(open.deadline_us);

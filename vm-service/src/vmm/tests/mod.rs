@@ -57,6 +57,7 @@ fn config(kernel: &Path, vcpus: u8) -> GuestConfig {
         vsock: None,
         disks: Vec::new(),
         nets: Vec::new(),
+        unconfined: Vec::new(),
     }
 }
 

@@ -21,7 +21,6 @@ use crate::accelerator::{Open, Ready, Start, WorkerProcess};
 use crate::config::{SharedAccelerator, Trust};
 use crate::deadlines::ACCELERATOR_STOP;
 use crate::process::ChildProgram;
-use crate::sandbox::Measures;
 use crate::vmm::error::MachineError;
 use crate::vmm::{Stop, memory, sys};
 
@@ -76,10 +75,10 @@ impl AcceleratorDevice {
             deadline_us: micros(shared.deadline),
             time_slice_us: micros(shared.time_slice),
             poll_us: micros(shared.poll),
-            measures: Measures::to_try(&device)[0],
             ram: Vec::new(),
             port: None,
             trust: shared.trust.clone(),
+            unconfined: shared.unconfined.clone(),
         };
         let config = Config::new(shared.memory, micros(shared.deadline));
         let made = |open, files| {
@@ -88,9 +87,10 @@ impl AcceleratorDevice {
             let (worker, Ready { name, confinement }) =
                 maker.make(stop).map_err(|error| failed(error.to_string()))?;
             tracing::info!("the guest shares the accelerator {device}, {name}");
-            // Of CUDA programs each has a worker, and this one only starts them.
-            if shared.trust == Trust::Kernels {
-                tracing::info!("the worker of {device} is confined: {confinement}");
+            match shared.trust {
+                Trust::Kernels => tracing::info!("the worker of {device} is confined: {confinement}"),
+                // Each CUDA program has a worker of its own.
+                Trust::Driver { .. } => tracing::info!("workers of {device} are confined: {confinement:#}"),
             }
             Ok::<_, MachineError>((Arc::new(maker), worker))
         };

@@ -10,12 +10,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::programs::Programs;
 use crate::accelerator::{Meter, Open, Ready, Report, WorkerError, WorkerProcess};
+use crate::config::Trust;
 use crate::deadlines::{PING, PING_PERIOD, WORKER_INTERVAL};
 use crate::process::{ChildProgram, printable};
-use crate::sandbox::Measures;
+use crate::sandbox::{Measure, Profile, further_waivers};
 use crate::vmm::{Stop, sys};
 
-/// How soon an accelerator must be refused for another try with fewer measures.
+/// How soon an accelerator must be refused for a look whether a waiver helps.
 const RETRY: Duration = Duration::from_secs(20);
 
 /// What it takes to make a worker.
@@ -27,8 +28,8 @@ pub(super) struct Maker {
     meter: Meter,
     /// When the last one was started.
     last: Mutex<Option<Instant>>,
-    /// With what of the measures to try the accelerator opens, as the first one found, before the guest ran.
-    measures: OnceLock<Measures>,
+    /// Whether the accelerator opened once.
+    opened: OnceLock<()>,
 }
 
 impl Maker {
@@ -37,14 +38,8 @@ impl Maker {
     /// # Errors
     /// When there are no files left.
     pub(super) fn new(program: ChildProgram, open: Open, memory: Vec<File>) -> io::Result<Self> {
-        Ok(Self {
-            program,
-            open,
-            memory,
-            meter: Meter::new()?,
-            last: Mutex::new(None),
-            measures: OnceLock::new(),
-        })
+        let (meter, last, opened) = (Meter::new()?, Mutex::new(None), OnceLock::new());
+        Ok(Self { program, open, memory, meter, last, opened })
     }
 
     /// What a worker is sent first.
@@ -70,44 +65,46 @@ impl Maker {
             time_slice_us: 0,
             poll_us: 0,
             ram: Vec::new(),
-            measures: Measures { user: false, files: false },
             port: None,
-            trust: crate::config::Trust::Kernels,
+            unconfined: Measure::ALL.to_vec(),
+            trust: Trust::Kernels,
         };
         Self::new(program, open, Vec::new()).unwrap()
     }
 
-    /// Starts a worker, unless `end` is requested before its accelerator is open. The first finds out how far it can be confined
-    /// with the accelerator still opening; those that follow are confined as far, whatever the guest did meanwhile.
+    /// Starts a worker, unless `end` is requested before its accelerator is open. When the accelerator does not open before the
+    /// guest ran, the error names what the operator could waive so that it does.
     ///
     /// # Errors
     /// When it can't be started, the accelerator can't be opened, or it is to end.
     pub(super) fn make(&self, end: &Stop) -> Result<(WorkerProcess, Ready), WorkerError> {
-        if let Some(measures) = self.measures.get() {
-            return self.make_with(*measures, end);
-        }
-        let (begin, mut to_try) = (Instant::now(), Measures::to_try(&self.open.device).iter());
-        let mut first = None;
-        loop {
-            let measures = *to_try.next().unwrap_or(&self.open.measures);
-            let made = match self.make_with(measures, end) {
-                Err(error @ WorkerError::Refused { .. }) if to_try.len() > 0 && begin.elapsed() < RETRY => {
-                    first.get_or_insert(error);
-                    continue;
-                }
-                made => made?,
-            };
-            if let Some(error) = first {
-                let (Open { guest, device, .. }, error) = (&self.open, printable(&error.to_string()));
-                tracing::warn!(%guest, accelerator = %device, "the worker is confined less than others: {error}");
+        let begin = Instant::now();
+        match self.make_with(&self.open.unconfined, end) {
+            Err(WorkerError::Refused { device, reason })
+                if self.opened.get().is_none() && begin.elapsed() < RETRY =>
+            {
+                let helps = self.waiver_that_helps(end).map(|waived| {
+                    format!("; it opens with `unconfined = {waived:?}` in its section of the guest's file")
+                });
+                Err(WorkerError::Refused { device, reason: reason + &helps.unwrap_or_default() })
             }
-            // Nobody else makes the first.
-            let _ = self.measures.set(measures);
-            return Ok(made);
+            made => made.inspect(|_| self.opened.set(()).unwrap_or_default()),
         }
     }
 
-    fn make_with(&self, measures: Measures, end: &Stop) -> Result<(WorkerProcess, Ready), WorkerError> {
+    /// The names of the measures without which the accelerator opens. A driver's library may lie where only root reads it; the
+    /// CPU opens with all of them.
+    fn waiver_that_helps(&self, end: &Stop) -> Option<Vec<&'static str>> {
+        const MAY: [Measure; 2] = [Measure::Files, Measure::User];
+        // Workers that serve CUDA programs find that out themselves.
+        let is_probed = matches!(Profile::of(&self.open.device), Profile::Driver | Profile::Npu)
+            && self.open.trust == Trust::Kernels;
+        let mut waivers = further_waivers(&MAY, &self.open.unconfined).take_while(|_| is_probed);
+        let opens = |waived: &Vec<Measure>| self.make_with(waived, end).is_ok();
+        Some(waivers.find(opens)?.into_iter().map(Measure::name).collect())
+    }
+
+    fn make_with(&self, unconfined: &[Measure], end: &Stop) -> Result<(WorkerProcess, Ready), WorkerError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = *last {
             std::thread::sleep(WORKER_INTERVAL.saturating_sub(last.elapsed()));
@@ -115,7 +112,7 @@ impl Maker {
         *last = Some(Instant::now());
         drop(last);
         let memory: Vec<BorrowedFd<'_>> = self.memory.iter().map(File::as_fd).collect();
-        let open = Open { measures, ..self.open.clone() };
+        let open = Open { unconfined: unconfined.to_vec(), ..self.open.clone() };
         WorkerProcess::spawn(&self.program, &open, &memory, &self.meter, end)
     }
 }

@@ -51,7 +51,7 @@ impl Host {
             device: std::env::var("SHARED_DEVICE").unwrap_or_else(|_| "cpu".into()),
             memory,
             deadline_us: deadline.as_micros() as u64,
-            measures: Measures { user: true, files: true },
+            unconfined: Vec::new(),
             ram: vec![(0, WINDOW)],
             ..orders(Some(1))
         };

@@ -54,7 +54,7 @@ impl Host {
             device: format!("npu:{number}"),
             memory: MEMORY,
             deadline_us: deadline.as_micros() as u64,
-            measures: Measures { user: true, files: true },
+            unconfined: Vec::new(),
             ram: vec![(0, WINDOW)],
             ..orders(Some(1))
         };

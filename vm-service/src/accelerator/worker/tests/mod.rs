@@ -35,7 +35,7 @@ use crate::accelerator::worker::session::{Guest, serve};
 use crate::accelerator::worker::usage::Usage;
 use crate::accelerator::worker::watch::Watch;
 use crate::accelerator::{Meter, Open, Start};
-use crate::sandbox::Measures;
+use crate::sandbox::Measure;
 
 const RAM: u64 = 64 << 10;
 const QUOTA: u64 = 1 << 20;
@@ -74,7 +74,7 @@ fn orders(port: Option<u32>) -> Open {
         deadline_us: 200_000,
         time_slice_us: 100_000,
         poll_us: 200,
-        measures: Measures { user: false, files: false },
+        unconfined: Measure::ALL.to_vec(),
         ram: Vec::new(),
         port,
         trust: crate::config::Trust::Kernels,

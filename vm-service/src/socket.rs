@@ -1,0 +1,124 @@
+//! Listening Unix sockets at paths.
+
+use std::fs::{self, FileType};
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::control::{in_folder, reach};
+use crate::flock::{folder_of, lock_folder_of};
+
+/// A path on which nothing can listen.
+#[derive(Debug, Error)]
+#[error("cannot listen on {path}: {cause}; {fix}", path = path.display(), fix = cause.fix())]
+pub(crate) struct ListenError {
+    path: PathBuf,
+    /// The cause.
+    pub(crate) cause: Cause,
+}
+
+/// The cause of a [`ListenError`].
+#[derive(Debug, Error)]
+pub(crate) enum Cause {
+    /// Another process listens on the path.
+    #[error("another process listens there")]
+    Listened,
+    /// The path names another kind of file.
+    #[error("{0} is there")]
+    Other(&'static str),
+    /// The Linux kernel's.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Cause {
+    fn fix(&self) -> &'static str {
+        match self {
+            Self::Listened => "stop that process, or choose another path",
+            Self::Other(_) => "remove it yourself if nobody needs it, or choose another path",
+            Self::Io(_) => "choose another path",
+        }
+    }
+}
+
+/// Listens on a path, and sets its permissions to `mode` if given. Replaces a stale socket, never anything else, and follows no symbolic
+/// link.
+///
+/// # Errors
+/// When the path is in use, or the Linux kernel refuses.
+pub(crate) fn listen(path: &Path, mode: Option<u32>) -> Result<UnixListener, ListenError> {
+    make(path, mode).map_err(|cause| ListenError { path: path.to_owned(), cause })
+}
+
+fn make(path: &Path, mode: Option<u32>) -> Result<UnixListener, Cause> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name = name.ok_or_else(|| io::Error::other("its path has no name"))?;
+    // Under the lock only one of several processes replaces a stale socket.
+    let (folder, _locked) = (folder_of(path), lock_folder_of(path)?);
+    match path.symlink_metadata() {
+        Ok(there) if there.file_type().is_socket() => {
+            match reach(folder, name) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                _ => return Err(Cause::Listened),
+            }
+            fs::remove_file(path)?;
+        }
+        Ok(there) => return Err(Cause::Other(kind(there.file_type()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error.into()),
+    }
+    let listener = in_folder(folder, name, UnixListener::bind)?;
+    if let Some(mode) = mode {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    }
+    Ok(listener)
+}
+
+fn kind(of: FileType) -> &'static str {
+    match () {
+        () if of.is_symlink() => "a symbolic link",
+        () if of.is_dir() => "a directory",
+        () if of.is_fifo() => "a FIFO",
+        () if of.is_file() => "a regular file",
+        () => "a device",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+
+    use super::*;
+
+    #[test]
+    fn only_a_socket_that_nobody_listens_on_is_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        let refused = |name: &str, says: &str| {
+            let said = listen(&path(name), None).expect_err(name).to_string();
+            let begins = format!("cannot listen on {}: {says}", path(name).display());
+            assert!(said.starts_with(&begins) && said.contains("; "), "{said}");
+        };
+        fs::write(path("file"), "precious").expect("written");
+        symlink(path("file"), path("link")).expect("a link");
+        fs::create_dir(path("folder")).expect("a folder");
+        rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .expect("a FIFO");
+        refused("file", "a regular file is there");
+        refused("link", "a symbolic link is there");
+        refused("folder", "a directory is there");
+        refused("fifo", "a FIFO is there");
+        refused("none/socket", "No such file");
+        assert_eq!(fs::read(path("link")).expect("through the link"), b"precious");
+        let first = listen(&path("socket"), Some(0o600)).expect("a socket");
+        assert_eq!(path("socket").metadata().expect("a socket").mode() & 0o777, 0o600);
+        refused("socket", "another process listens there");
+        symlink(path("socket"), path("to-socket")).expect("a link");
+        drop(first);
+        refused("to-socket", "a symbolic link is there");
+        listen(&path("socket"), None).expect("in the place of a stale one");
+    }
+}
