@@ -138,7 +138,7 @@ impl Scratch {
         if self.bytes > 0 && bytes <= self.bytes {
             return Ok(());
         }
-        let bytes = bytes.max(1).checked_next_multiple_of(rustix::param::page_size());
+        let bytes = bytes.max(1).checked_next_multiple_of(PAGES);
         let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
         let whole = bytes.checked_add(BELOW + AREA).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: a new anonymous mapping, at no address in particular.
