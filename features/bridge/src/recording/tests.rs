@@ -67,7 +67,8 @@ fn a_recording_ends_with_the_last_event_that_its_limit_has_room_for() {
     };
     for limit in [MAGIC.len() as u64, 40, 41, 100, 1000] {
         let bytes = limited(limit, calls(100));
-        let whole = (0..100).map(|count| written(calls(count))).take_while(|whole| whole.len() as u64 <= limit);
+        let whole =
+            (0..100).map(|count| written(calls(count))).take_while(|whole| whole.len() as u64 <= limit);
         assert_eq!(Some(bytes), whole.last(), "{limit}");
     }
 }
