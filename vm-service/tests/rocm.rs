@@ -233,7 +233,7 @@ fn a_worker() {
         .spawn()
         .expect("it starts");
     std::fs::write(Path::new(&folder).join("assembler"), child.id().to_string()).expect("written");
-    send(&socket, r#"{"Begin":{"user":true,"files":false}}"#, &[]);
+    send(&socket, r#"{"Begin":{"user":true,"files":false,"calls":true}}"#, &[]);
     let mut begun = vec![0; 4096];
     recv(&socket, &mut begun[..], RecvFlags::empty()).expect("an answer");
     let input = rustix::fs::memfd_create("ir", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");

@@ -23,7 +23,7 @@ fn wrong_command_lines_have_status_2_and_say_why() {
     );
     check("run a.toml --memory 512", "it does not end in K, M, G or T; write a size");
     check("run a.toml --memory 17T", "it is too large; write a size");
-    check("run a.toml --console pty=", "write stdio, none, pty, pty=LINK or file=PATH");
+    check("run a.toml --console pty=", "write stdio, stdio=raw, none, pty, pty=LINK or file=PATH");
     check("claim", "<ADDR>...");
     check("claim --restore 65:00.0", "cannot be used with");
     check("claim --restore --persist", "cannot be used with");

@@ -39,7 +39,7 @@ const MARK: &str = "/tmp/mark.raw";
 
 /// What can't be a guest's CUDA driver, and what is said of it before the guest starts.
 const REFUSED: [(&str, &str); 3] = [
-    ("device = \"cpu\"\ndriver = \"/init\"", "the CUDA driver /init can't be opened: dlopen failed"),
+    ("device = \"cpu\"\ndriver = \"/init\"", "cannot open the CUDA driver /init: dlopen failed"),
     ("device = \"cpu\"\ndriver = \"/libcuda.so.1\"", "`accelerators[0].driver`"),
     ("device = \"ffff:ff:1f.7\"", "ffff:ff:1f.7"),
 ];
