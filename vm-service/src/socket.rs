@@ -70,11 +70,14 @@ fn make(path: &Path, mode: Option<u32>) -> Result<UnixListener, Cause> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error.into()),
     }
-    let listener = in_folder(folder, name, UnixListener::bind)?;
-    if let Some(mode) = mode {
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-    }
-    Ok(listener)
+    // The path appears once connections succeed and the permissions are set: whoever waits for it may connect at once.
+    Ok(in_folder(folder, name, |path| {
+        let prepared = tempfile::Builder::new().make_in(folder_of(&path), |path| UnixListener::bind(path))?;
+        if let Some(mode) = mode {
+            fs::set_permissions(prepared.path(), fs::Permissions::from_mode(mode))?;
+        }
+        Ok(prepared.persist_noclobber(&path)?)
+    })?)
 }
 
 fn kind(of: FileType) -> &'static str {
@@ -90,6 +93,7 @@ fn kind(of: FileType) -> &'static str {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{MetadataExt as _, symlink};
+    use std::os::unix::net::UnixStream;
 
     use super::*;
 
@@ -113,8 +117,19 @@ mod tests {
         refused("fifo", "a FIFO is there");
         refused("none/socket", "No such file");
         assert_eq!(fs::read(path("link")).expect("through the link"), b"precious");
-        let first = listen(&path("socket"), Some(0o600)).expect("a socket");
-        assert_eq!(path("socket").metadata().expect("a socket").mode() & 0o777, 0o600);
+        let (found, first) = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                loop {
+                    if path("socket").exists() {
+                        break UnixStream::connect(path("socket"))
+                            .map(|_| path("socket").metadata().expect("a socket").mode());
+                    }
+                }
+            });
+            let first = listen(&path("socket"), Some(0o600)).expect("a socket");
+            (waits.join().expect("no panic").expect("connected"), first)
+        });
+        assert_eq!(found & 0o777, 0o600);
         refused("socket", "another process listens there");
         symlink(path("socket"), path("to-socket")).expect("a link");
         drop(first);
