@@ -24,6 +24,8 @@ mod error;
 mod head;
 mod regions;
 mod split;
+#[cfg(test)]
+mod tests;
 mod tile;
 mod types;
 mod uniform;
