@@ -142,6 +142,11 @@ fn errors_inside_a_wrong_op_are_found_and_no_more_than_a_limit_are_reported() {
     let inside =
         broken_kernel("%n: i32", "block(1)", "%c = const true : bool\nif %c {\n%x = add %n, %c : i32\n}");
     assert_eq!(inside, ["operand"]);
+    let wrong_twice = changed("%c = const true : bool\nif %c {\n%x = add %n, %n : f32\n}", |k| {
+        let condition = k.body.ops[1].operands[0];
+        k.body.ops[1].operands.push(condition);
+    });
+    assert_eq!(wrong_twice, ["operand-count", "result"]);
     let many = |count: usize| {
         let body: String = (0..count).map(|i| format!("%x{i} = add %n, %n : f32\n")).collect();
         broken_kernel("%n: i32", "block(1)", &body).len()
