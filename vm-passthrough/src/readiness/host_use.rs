@@ -9,7 +9,7 @@ use crate::deadlines::LEDGER_READ;
 use crate::files;
 use crate::iommu::is_vfio_driver;
 use crate::ledger::{self, LedgerError};
-use crate::pci::{BarKind, PciFunction};
+use crate::pci::{BarKind, PciFunction, Sriov};
 
 /// How many processes are named.
 const MOST_SHOWN: usize = 5;
@@ -65,17 +65,17 @@ fn boot_display(case: &mut Case<'_>, function: &PciFunction) {
     );
 }
 
-/// Names of the things in a class whose directories lie below the function's.
-pub(super) fn children<'a>(all: &'a [(String, PathBuf)], function: &PciFunction) -> Vec<&'a str> {
-    let address = function.address.to_string();
-    let is_below = |path: &Path| path.components().any(|part| part == Component::Normal(address.as_ref()));
+/// Names of the members of a class whose directories lie below that of a device.
+pub(super) fn below<'a>(all: &'a [(String, PathBuf)], device: &str) -> Vec<&'a str> {
+    let is_below = |path: &Path| path.components().any(|part| part == Component::Normal(device.as_ref()));
     all.iter().filter(|(_, path)| is_below(path)).map(|(name, _)| name.as_str()).collect()
 }
 
-fn routes(case: &mut Case<'_>, function: &PciFunction) {
+/// The default routes through the network interfaces of a device.
+pub(super) fn default_routes(case: &Case<'_>, device: &str) -> Vec<String> {
     let class = case.host.sys.join("class/net");
     let mut pending: Vec<(String, String)> =
-        children(&case.facts.nets, function).into_iter().map(|name| (name.into(), name.into())).collect();
+        below(&case.facts.nets, device).into_iter().map(|name| (name.into(), name.into())).collect();
     let mut seen = BTreeSet::new();
     let mut uses = Vec::new();
     while let Some((name, way)) = pending.pop() {
@@ -92,17 +92,28 @@ fn routes(case: &mut Case<'_>, function: &PciFunction) {
             }
         }
     }
+    uses.sort_unstable();
+    uses
+}
+
+fn routes(case: &mut Case<'_>, function: &PciFunction) {
+    let uses = default_routes(case, &function.address.to_string());
     if uses.is_empty() {
         return;
     }
-    uses.sort_unstable();
+    let virtual_function = match function.sriov {
+        Some(Sriov::Physical { total_vfs: 1.., .. }) => "; a virtual function of the card may do as well",
+        _ => "",
+    };
     case.add(
         BlockerCode::DefaultRoute,
         Severity::Blocker,
         function.address,
         uses.join("; "),
-        "move the default route to another interface (ip route replace default via GATEWAY dev OTHER), or take the \
-         interface out of the bond; a virtual function of the card may do as well",
+        format!(
+            "move the default route to another interface (ip route replace default via GATEWAY dev OTHER), or take the \
+             interface out of the bond{virtual_function}"
+        ),
     );
 }
 

@@ -11,6 +11,7 @@ use crate::sim::{SimFunction, SimHost};
 
 mod disks;
 mod guest;
+mod removal;
 mod tunnel;
 mod usable;
 
