@@ -56,6 +56,7 @@ pub(super) struct HostFacts {
 pub(super) enum CpuVendor {
     Intel,
     Amd,
+    Arm,
     #[default]
     Other,
 }
@@ -241,8 +242,10 @@ impl HostFacts {
             .and_then(|text| text.split(' ').next()?.parse().ok())
             .filter(|bits| (32..=64).contains(bits));
         self.vendor = match field("vendor_id") {
-            Some("GenuineIntel") => CpuVendor::Intel,
+            // Zhaoxin's processors have VT-d too.
+            Some("GenuineIntel" | "CentaurHauls" | "Shanghai") => CpuVendor::Intel,
             Some("AuthenticAMD" | "HygonGenuine") => CpuVendor::Amd,
+            _ if field("CPU implementer").or_else(|| field("CPU part")).is_some() => CpuVendor::Arm,
             _ => CpuVendor::Other,
         };
         // The processor says so on x86; elsewhere the firmware does.

@@ -2,7 +2,7 @@
 
 use super::facts::CpuVendor;
 use super::removal::Spare;
-use super::{BlockerCode, Case, Severity, name};
+use super::{BlockerCode, Case, Severity, iommu_setup, name};
 use crate::iommu::{self, InterruptRemapping, ReservedKind, in_the_way};
 use crate::{PciAddress, files, pci};
 
@@ -22,7 +22,7 @@ pub(super) fn judge(case: &mut Case<'_>) {
 
 fn no_iommu(case: &mut Case<'_>) {
     let switch = match case.facts.vendor {
-        CpuVendor::Other if case.facts.is_virtual => {
+        CpuVendor::Arm | CpuVendor::Other if case.facts.is_virtual => {
             "this host is a virtual machine: give it an IOMMU (QEMU: -machine virt,iommu=smmuv3)"
         }
         // A guest on a processor of AMD's takes Intel's, too.
@@ -30,25 +30,33 @@ fn no_iommu(case: &mut Case<'_>) {
             "this host is a virtual machine: give it an IOMMU (QEMU: -machine q35,kernel-irqchip=split -device \
              intel-iommu,intremap=on,caching-mode=on; libvirt: <iommu model='intel'>) and boot Linux in it with intel_iommu=on"
         }
-        CpuVendor::Intel => "enable VT-d in the firmware setup and boot Linux with intel_iommu=on",
-        CpuVendor::Amd => {
-            "enable the IOMMU (AMD-Vi) in the firmware setup and boot Linux without amd_iommu=off"
-        }
-        CpuVendor::Other => "enable the IOMMU (SMMU) in the firmware setup and in the Linux kernel",
+        _ => "",
     };
+    let (why, fix) = match switch {
+        "" => iommu_setup::missing(case),
+        switch => (String::new(), switch.to_owned()),
+    };
+    let why = if why.is_empty() { why } else { format!("; {why}") };
     let sys = case.host.sys.display();
     let group = case.host.pci_device(case.function.address).join("iommu_group");
     let (evidence, remedy) = if case.group.is_some() {
         (
             format!("the group that {} names is VFIO's own, made without an IOMMU", group.display()),
-            format!("{switch}, and set vfio's enable_unsafe_noiommu_mode to N"),
+            format!("{fix}, and set vfio's enable_unsafe_noiommu_mode to N"),
         )
     } else if iommu::is_present(case.host) {
         (
             format!("{} is missing, though the host has an IOMMU", group.display()),
             case.remedy(
-                "check that the IOMMU covers this slot (in the firmware setup, and DMAR: or AMD-Vi: in dmesg), or use another \
-                 slot",
+                match case.facts.vendor {
+                    CpuVendor::Arm | CpuVendor::Other => {
+                        "check that the SMMU covers this slot (IORT, or iommu-map of the device tree), or use another slot"
+                    }
+                    _ => {
+                        "check that the IOMMU covers this slot (in the firmware setup, and DMAR: or AMD-Vi: in dmesg), or use \
+                         another slot"
+                    }
+                },
                 "put it behind the IOMMU of the virtual machine that this host is (QEMU: on a bus without bypass_iommu=on; \
                  DMAR: in dmesg)",
             )
@@ -57,10 +65,10 @@ fn no_iommu(case: &mut Case<'_>) {
     } else {
         (
             format!(
-                "{} is missing, {sys}/class/iommu and {sys}/kernel/iommu_groups are empty",
+                "{} is missing, {sys}/class/iommu and {sys}/kernel/iommu_groups are empty{why}",
                 group.display()
             ),
-            switch.into(),
+            fix,
         )
     };
     case.blocker(BlockerCode::NoIommu, evidence, remedy);
@@ -198,7 +206,8 @@ fn interrupts(case: &mut Case<'_>) {
         CpuVendor::Intel => {
             "enable VT-d interrupt remapping in the firmware setup and boot without intremap=off"
         }
-        _ => "enable interrupt remapping in the firmware setup and boot without intremap=off",
+        CpuVendor::Amd => "enable interrupt remapping in the firmware setup and boot without intremap=off",
+        _ => "use a host whose interrupt controller isolates message-signaled interrupts (GICv3 with ITS)",
     };
     let address = case.function.address;
     match allowed {

@@ -26,6 +26,7 @@ mod guest;
 mod holders;
 mod host_use;
 mod huge_pages;
+mod iommu_setup;
 mod isolation;
 mod memory;
 mod removal;

@@ -11,6 +11,7 @@ use crate::sim::{SimFunction, SimHost};
 
 mod disks;
 mod guest;
+mod iommu_setup;
 mod removal;
 mod tunnel;
 mod usable;
