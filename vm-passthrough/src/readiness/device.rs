@@ -2,6 +2,7 @@
 
 use super::removal::Spare;
 use super::{BlockerCode, Case, Severity};
+use crate::iommu::is_vfio_driver;
 use crate::pci::config::{ConfigSource as _, HEADER_SIZE};
 use crate::pci::{self, BarKind, PciFunction, PowerState, ResetMethod, Sriov, regs};
 use crate::{PciAddress, files};
@@ -83,10 +84,20 @@ fn power(case: &mut Case<'_>, function: &PciFunction) {
     let (severity, remedy) = if wakes {
         (Severity::Warning, format!("nothing, Linux wakes it when it is used; to wake it now: {on}"))
     } else {
+        // vfio-pci suspends functions that no guest has, and some do not wake again.
+        let parameter = case.host.sys.join("module/vfio_pci/parameters/disable_idle_d3");
+        let suspends = function.driver.as_deref().is_some_and(is_vfio_driver)
+            && files::read_trimmed(&parameter).as_deref() != Some("Y");
+        let keep = match suspends {
+            true => {
+                "boot Linux with vfio-pci.disable_idle_d3=1, so that vfio-pci does not suspend it between guests; "
+            }
+            false => "",
+        };
         (
             Severity::Blocker,
             format!(
-                "wake it: {on}; if it stays off, {}",
+                "wake it: {on}; {keep}if it stays off, {}",
                 case.remedy(
                     "power its slot on (or what switched it off, such as bbswitch)",
                     "take it from this virtual machine and add it again"
