@@ -230,3 +230,39 @@ fn disks_behind_vmd() {
     assert_eq!(found.iter().map(|found| found.code).collect::<Vec<_>>(), [Code::MountedDisk], "{readiness}");
     assert!(found[0].remedy.contains("leave it with the host"), "{readiness}");
 }
+
+/// Functions of one slot go together, and a host whose default route is on one of them keeps them all.
+#[test]
+fn ethernet_in_the_slot_of_the_audio_function_keeps_it() {
+    let sim = SimHost::new().unwrap();
+    let (audio, ethernet) = ("0000:00:1f.3", "0000:00:1f.6");
+    let function = SimFunction::new(address(audio), 0x8086, 0x51c8, 0x04_0380).group(14).resets("flr");
+    sim.add(&function.driver("snd_hda_intel")).unwrap();
+    sim.add(&SimFunction::network(address(ethernet)).group(14).driver("e1000e")).unwrap();
+    let scene = Scene { sim, options: ExplainOptions::default() };
+    use_it(&scene, ethernet, "default route");
+    for function in [audio, ethernet] {
+        let readiness = explain(&scene.sim.plain_host(), address(function), &scene.options).unwrap();
+        let [found] = &readiness.blockers[..] else { panic!("{readiness}") };
+        assert_eq!((found.code, found.function), (Code::DefaultRoute, address(ethernet)), "{readiness}");
+        assert!(!found.remedy.contains("virtual function"), "it has none: {readiness}");
+    }
+}
+
+/// The functions of a processor's GPU: a guest gets the virtual ones.
+#[test]
+fn virtual_functions_of_the_boot_display_are_ready() {
+    let physical = "0000:00:02.0";
+    let gpu = |text| SimFunction::gpu(address(text)).resets("flr");
+    let sim = SimHost::new().unwrap();
+    sim.add(&gpu(physical).driver("i915").group(2).boot_display(true).sriov(7)).unwrap();
+    sim.add(&gpu("0000:00:02.1").virtual_of(address(physical)).group(15)).unwrap();
+    sim.add(&gpu("0000:00:02.2").virtual_of(address(physical)).group(16).driver("i915")).unwrap();
+    let host = sim.plain_host();
+    let explained = |text| explain(&host, address(text), &ExplainOptions::default()).unwrap();
+    for ready in ["0000:00:02.1", "0000:00:02.2"] {
+        assert!(explained(ready).is_ready(), "{}", explained(ready));
+    }
+    let codes: Vec<_> = explained(physical).blockers.iter().map(|found| found.code).collect();
+    assert_eq!(codes, [Code::BootDisplay, Code::VfsInUse]);
+}
