@@ -8,7 +8,7 @@ use super::{Case, Severity, disks};
 use crate::PciAddress;
 use crate::pci::{self, PciFunction};
 
-/// Devices that the host can do without.
+/// Devices that passed the host-use checks.
 pub(super) struct Spare(String);
 
 impl Spare {
@@ -112,7 +112,7 @@ impl Spare {
     }
 }
 
-/// Why the host can't do without a function.
+/// Returns why a fix must not take a function from the host, `None` if it may.
 fn needed_for(case: &Case<'_>, function: &PciFunction) -> Option<String> {
     let address = function.address;
     if case.function.controller == Some(address) {
@@ -121,7 +121,7 @@ fn needed_for(case: &Case<'_>, function: &PciFunction) -> Option<String> {
     host_needs(case, function)
 }
 
-/// What the host, or another guest, uses a function for.
+/// Returns the first use of a function by the host or by another guest.
 fn host_needs(case: &Case<'_>, function: &PciFunction) -> Option<String> {
     let mut alone = Case {
         host: case.host,

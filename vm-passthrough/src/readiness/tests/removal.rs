@@ -217,7 +217,7 @@ fn disks_behind_vmd() {
     manager.claim(address(VMD), &ClaimOptions::default()).unwrap();
     assert!(pci::scan(&drivers.host()).unwrap().iter().all(|function| function.address.domain() == 0));
 
-    // It is not, with the root disk behind it.
+    // With the root disk behind it, the controller is not free.
     let sim = vmd();
     sim.add_child(address(BEHIND[0]), "block", "nvme/nvme0/nvme0n1", &[("dev", "259:0\n")]).unwrap();
     sim.write("proc/self/mountinfo", "29 1 259:0 / / rw,relatime - ext4 /dev/nvme0n1 rw\n").unwrap();
