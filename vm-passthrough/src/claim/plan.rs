@@ -140,8 +140,8 @@ pub enum Refusal {
     },
     /// Other devices of its IOMMU group are in use by the host.
     #[error(
-        "IOMMU group {group} of {address} holds other functions that the host's drivers have: {}; {}unbind them, or move the card to another slot",
-        list(.others), if *.with_group_helps { "claim the whole group, or " } else { "" }
+        "IOMMU group {group} of {address} holds functions that the host's drivers use: {}; explain {address} lists the fixes{}",
+        list(.others), if *.with_group_helps { ", such as a claim of the whole group" } else { "" }
     )]
     GroupNotViable {
         /// The function that was asked for.
@@ -208,7 +208,7 @@ impl Plan {
 
         let in_group = || functions.iter().filter(|other| other.iommu_group == Some(group));
         let in_the_way: Vec<_> =
-            in_group().filter_map(|other| iommu::in_the_way(other, target, options.with_group)).collect();
+            in_group().filter_map(|other| iommu::in_the_way(other, function, options.with_group)).collect();
         if !in_the_way.is_empty() {
             let with_group_helps = in_the_way.iter().all(|other| other.with_group_helps);
             let others = in_the_way.iter().map(|other| (other.function.address, other.driver.to_owned()));
@@ -221,7 +221,7 @@ impl Plan {
         }
 
         let mut members: Vec<_> = in_group()
-            .map(|other| (other, Part::of(other, target, options.with_group)))
+            .map(|other| (other, Part::of(other, function, options.with_group)))
             .filter(|(_, part)| matches!(part, Part::Taken | Part::Parked))
             .collect();
         members.sort_by_key(|(member, _)| std::cmp::Reverse(member.address));
@@ -285,6 +285,7 @@ mod tests {
             resets: Vec::new(),
             capabilities: Vec::new(),
             extended_capabilities: Vec::new(),
+            controller: None,
             boot_display: false,
         }
     }
@@ -339,7 +340,13 @@ mod tests {
                 "unbind 0000:01:00.0 from nvidia, bind it to vfio-pci",
             ]),
         );
-        check(&[gpu.clone(), card.clone()], false, Err("0000:01:01.0 (e1000e); claim the whole group"));
+        check(
+            &[gpu.clone(), card.clone()],
+            false,
+            Err(
+                "0000:01:01.0 (e1000e); explain 0000:01:00.0 lists the fixes, such as a claim of the whole group",
+            ),
+        );
         check(
             &[gpu.clone(), card.clone(), idle.clone()],
             true,
@@ -357,15 +364,25 @@ mod tests {
         check(
             &[gpu.clone(), bridge_on("shpchp")],
             false,
-            Err("0000:00:01.0 (shpchp); claim the whole group, or unbind them"),
+            Err(
+                "0000:00:01.0 (shpchp); explain 0000:01:00.0 lists the fixes, such as a claim of the whole group",
+            ),
         );
         check(
             &[gpu.clone(), bridge_on("shpchp")],
             true,
             Ok(&["unbind 0000:01:00.0 from nvidia, bind it to vfio-pci", "unbind 0000:00:01.0 from shpchp"]),
         );
-        check(&[gpu.clone(), bridge_on("unknown")], false, Err("0000:00:01.0 (unknown); unbind them"));
-        check(&[gpu.clone(), bridge_on("unknown")], true, Err("0000:00:01.0 (unknown); unbind them"));
+        check(
+            &[gpu.clone(), bridge_on("unknown")],
+            false,
+            Err("0000:00:01.0 (unknown); explain 0000:01:00.0 lists the fixes"),
+        );
+        check(
+            &[gpu.clone(), bridge_on("unknown")],
+            true,
+            Err("0000:00:01.0 (unknown); explain 0000:01:00.0 lists the fixes"),
+        );
         // The host's own bridge is never taken; without a driver it is in nobody's way.
         let mut host_bridge = function("0:1:2.0", Some(1), None);
         host_bridge.class = PciClass(0x06_0000);

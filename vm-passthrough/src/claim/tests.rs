@@ -252,7 +252,7 @@ fn a_group_goes_with_the_hot_plug_driver_of_its_bridge() {
     let mut alone = manager(SimDrivers::new(&sim).host());
     fails(alone.claim(gpu(), &ClaimOptions::default()), &["0000:00:05.0", "shpchp", "option with-group"]);
     let force = ClaimOptions { force: true, ..ClaimOptions::default() };
-    fails(alone.claim(gpu(), &force), &["0000:00:05.0 (shpchp)", "claim the whole group"]);
+    fails(alone.claim(gpu(), &force), &["0000:00:05.0 (shpchp)", "a claim of the whole group"]);
     assert_eq!(bindings(&sim), before);
 
     let claim = alone.claim(gpu(), &options).unwrap();

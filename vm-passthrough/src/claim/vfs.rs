@@ -44,11 +44,11 @@ impl Default for VfOptions {
 pub enum VfError {
     /// The function has no SR-IOV capability, or is a virtual function itself.
     #[error(
-        "{0} is no physical function: it has no SR-IOV; see `sriov_totalvfs` of the host's other functions"
+        "{0} is no physical function: it has no SR-IOV capability; if its model has SR-IOV, enable that in the firmware setup of the host, or in the card's own firmware (NVIDIA ConnectX: mstconfig set SRIOV_EN=1 NUM_OF_VFS=N)"
     )]
     NotPhysical(PciAddress),
     /// It can't have as many, or none was asked for.
-    #[error("{address} can have from 1 to {total} virtual functions, not {asked}")]
+    #[error("{}", count_text(*address, *asked, *total))]
     Count {
         /// The physical function.
         address: PciAddress,
@@ -90,6 +90,16 @@ pub enum VfError {
         /// What to do.
         remedy: String,
     },
+}
+
+fn count_text(address: PciAddress, asked: u16, total: u16) -> String {
+    match total {
+        0 => format!(
+            "cannot create virtual functions of {address}: its firmware offers none (sriov_totalvfs is 0); enable SR-IOV in the \
+             firmware setup of the host, or in the card's own firmware (NVIDIA ConnectX: mstconfig set SRIOV_EN=1 NUM_OF_VFS=N)"
+        ),
+        _ => format!("{address} can have from 1 to {total} virtual functions, not {asked}"),
+    }
 }
 
 impl From<LedgerError> for VfError {

@@ -48,8 +48,16 @@ pub(crate) enum Part {
 
 impl Part {
     /// The part of `other` in a claim of `target`.
-    pub(crate) fn of(other: &PciFunction, target: PciAddress, with_group: bool) -> Self {
-        if !other.is_bridge() && (with_group || other.address.same_slot(target)) {
+    pub(crate) fn of(other: &PciFunction, target: &PciFunction, with_group: bool) -> Self {
+        if target.controller == Some(other.address) {
+            // The target vanishes when its controller's driver is unbound.
+            return Self::InTheWay;
+        }
+        if other.controller.is_some_and(|controller| with_group || controller == target.address) {
+            // It vanishes when its controller is claimed.
+            return Self::Stays;
+        }
+        if !other.is_bridge() && (with_group || other.address.same_slot(target.address)) {
             return Self::Taken;
         }
         match other.driver.as_deref() {
@@ -72,7 +80,11 @@ pub(crate) struct InTheWay<'a> {
 }
 
 /// `other`, if it keeps a claim of `target` from being used.
-pub(crate) fn in_the_way(other: &PciFunction, target: PciAddress, with_group: bool) -> Option<InTheWay<'_>> {
+pub(crate) fn in_the_way<'a>(
+    other: &'a PciFunction,
+    target: &PciFunction,
+    with_group: bool,
+) -> Option<InTheWay<'a>> {
     if Part::of(other, target, with_group) != Part::InTheWay {
         return None;
     }

@@ -23,6 +23,9 @@ pub struct PciFunction {
     pub header_type: u8,
     /// The function of the bridge right above it, `None` on a root bus.
     pub upstream: Option<PciAddress>,
+    /// The function whose driver created this function's PCI domain, such as Intel's Volume Management Device. The IOMMU sees
+    /// the DMA of the whole domain as that of the controller.
+    pub controller: Option<PciAddress>,
     /// The BARs that exist, in order of their index.
     pub bars: Vec<Bar>,
     /// The BARs that can be given other sizes; empty like the list of extended capabilities.

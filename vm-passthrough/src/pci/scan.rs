@@ -239,8 +239,11 @@ fn read(
     let power_state = attributes.read("power_state", buffer)?.map_or(PowerState::Unknown, text::power_state);
     let (class, mut ids) = identity(&attributes, source, buffer)?;
     // The bridge right above, from where the function's directory lies.
-    let upstream =
-        link_target(devices, &name, buffer)?.and_then(|target| target.rsplit('/').nth(1)?.parse().ok());
+    let path = link_target(devices, &name, buffer)?.unwrap_or_default();
+    let upstream = path.rsplit('/').nth(1).and_then(|name| name.parse().ok());
+    // `pciDOMAIN:BUS` is a host bridge; only a controller's lies below another function.
+    let controller = path.rsplit('/').skip_while(|name| !name.starts_with("pci")).nth(1);
+    let controller = controller.and_then(|name| name.parse().ok());
     let driver = attributes.link("driver", buffer)?.map(str::to_owned);
     let device_type =
         kind::refine(kind::from_ids(class, &ids), driver.as_deref(), || attributes.has("accel"));
@@ -305,6 +308,7 @@ fn read(
         device_type,
         header_type,
         upstream,
+        controller,
         bars,
         resizable,
         rom,

@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
+use super::facts::CpuVendor;
 use super::{BlockerCode, Case, Severity};
 use crate::iommu::{DriverReason, VFIO_DRIVER, is_vfio_driver};
 use crate::{PciAddress, files};
@@ -76,7 +77,12 @@ fn driver(case: &mut Case<'_>, name: &str) {
             format!("{} is missing and {} has no vfio-pci", registered.display(), list.display()),
             format!(
                 "install the modules of Linux {release}, or a Linux kernel built with CONFIG_VFIO_PCI \
-                 (Debian: apt install linux-image-amd64)"
+                 (Debian: apt install linux-image-{})",
+                match case.facts.vendor {
+                    CpuVendor::Arm => "arm64",
+                    CpuVendor::Other => "ARCHITECTURE",
+                    _ => "amd64",
+                }
             ),
         )
     };

@@ -1,6 +1,8 @@
 //! The state of the functions themselves: what they are, power, reset, virtual functions, BARs.
 
+use super::removal::Spare;
 use super::{BlockerCode, Case, Severity};
+use crate::iommu::is_vfio_driver;
 use crate::pci::config::{ConfigSource as _, HEADER_SIZE};
 use crate::pci::{self, BarKind, PciFunction, PowerState, ResetMethod, Sriov, regs};
 use crate::{PciAddress, files};
@@ -9,19 +11,19 @@ pub(super) fn bridge(case: &mut Case<'_>) {
     let function = &case.function;
     let evidence =
         format!("class {:06x}, header type {} in its config space", function.class.0, function.header_type);
-    let below = below(case);
-    let remedy = if below.is_empty() {
-        "pass a function that is not a bridge".into()
-    } else {
-        format!("pass what is below it: {}", below.join(", "))
+    let mut below = below(case);
+    below.retain(|&address| Spare::addresses(case, &[address]).is_ok());
+    let remedy = match Spare::addresses(case, &below) {
+        Ok(spare) if !below.is_empty() => format!("{}, which the bridge leads to", spare.pass()),
+        _ => "pass a function that is not a bridge".into(),
     };
     case.blocker(BlockerCode::NotAnEndpoint, evidence, remedy);
 }
 
 /// The functions right below a bridge.
-fn below(case: &Case<'_>) -> Vec<String> {
+fn below(case: &Case<'_>) -> Vec<PciAddress> {
     let names = files::names(&case.host.pci_device(case.function.address)).unwrap_or_default();
-    names.into_iter().filter(|name| name.parse::<PciAddress>().is_ok()).collect()
+    names.into_iter().filter_map(|name| name.parse().ok()).collect()
 }
 
 pub(super) fn judge(case: &mut Case<'_>) {
@@ -46,19 +48,21 @@ fn responding(case: &mut Case<'_>, function: &PciFunction) {
         return;
     }
     let dir = case.host.pci_device(function.address);
+    let find = match Spare::functions(case, [function]) {
+        Ok(spare) => format!(", then {}; if it stays so,", spare.find_again(case)),
+        Err(why) => format!("; {why};"),
+    };
     case.add(
         BlockerCode::NotResponding,
         Severity::Blocker,
         function.address,
         format!("the first {HEADER_SIZE} bytes of {} are ff", dir.join("config").display()),
         format!(
-            "{}, then find it again: echo 1 > {}; echo 1 > {}/bus/pci/rescan; if it stays so, {}",
+            "{}{find} {}",
             case.remedy(
                 "check the cable and the slot's power",
                 "see whether the machine below this virtual one still has it"
             ),
-            dir.join("remove").display(),
-            case.host.sys.display(),
             case.remedy("switch the host off and on", "take it from this virtual machine and add it again")
         ),
     );
@@ -80,10 +84,20 @@ fn power(case: &mut Case<'_>, function: &PciFunction) {
     let (severity, remedy) = if wakes {
         (Severity::Warning, format!("nothing, Linux wakes it when it is used; to wake it now: {on}"))
     } else {
+        // vfio-pci suspends functions that no guest has, and some do not wake again.
+        let parameter = case.host.sys.join("module/vfio_pci/parameters/disable_idle_d3");
+        let suspends = function.driver.as_deref().is_some_and(is_vfio_driver)
+            && files::read_trimmed(&parameter).as_deref() != Some("Y");
+        let keep = match suspends {
+            true => {
+                "boot Linux with vfio-pci.disable_idle_d3=1, so that vfio-pci does not suspend it between guests; "
+            }
+            false => "",
+        };
         (
             Severity::Blocker,
             format!(
-                "wake it: {on}; if it stays off, {}",
+                "wake it: {on}; {keep}if it stays off, {}",
                 case.remedy(
                     "power its slot on (or what switched it off, such as bbswitch)",
                     "take it from this virtual machine and add it again"
@@ -98,7 +112,8 @@ fn virtual_functions(case: &mut Case<'_>, function: &PciFunction) {
     let Some(Sriov::Physical { num_vfs: enabled @ 1.., .. }) = function.sriov else { return };
     let dir = case.host.pci_device(function.address);
     let mut bound = Vec::new();
-    for address in pci::virtual_functions(case.host, function.address) {
+    let virtual_functions = pci::virtual_functions(case.host, function.address);
+    for &address in &virtual_functions {
         if let Some(driver) = files::link_name(&case.host.pci_device(address).join("driver")) {
             bound.push(format!("{address} ({driver})"));
         }
@@ -116,10 +131,13 @@ fn virtual_functions(case: &mut Case<'_>, function: &PciFunction) {
         Severity::Blocker,
         function.address,
         format!("{} is {enabled}; {users}", path.display()),
-        format!(
-            "pass one of the virtual functions instead, or stop what uses them and disable them: echo 0 > {}",
-            path.display()
-        ),
+        match Spare::addresses(case, &virtual_functions) {
+            Ok(spare) => format!(
+                "pass one of the virtual functions instead, or stop what uses them and {}",
+                spare.remove_vfs(&path)
+            ),
+            Err(why) => format!("pass a virtual function that nothing uses instead; {why}"),
+        },
     );
 }
 
@@ -233,10 +251,11 @@ fn reset(case: &mut Case<'_>) {
     let is_bridge =
         |other: &PciAddress| pci::read_function(case.host, *other).is_ok_and(|other| other.is_bridge());
     let all = list(&strangers);
-    let give = match (strangers.iter().any(is_bridge), strangers.iter().all(is_in_group)) {
-        (true, _) => String::new(),
-        (false, true) => format!("give {all} to the same guest, as option with-group does, "),
-        (false, false) => format!("give {all} to the same guest, "),
+    let spare = if strangers.iter().any(is_bridge) { None } else { Some(Spare::addresses(case, &strangers)) };
+    let give = match spare {
+        None => String::new(),
+        Some(Ok(spare)) => format!("{}, ", spare.give_along(strangers.iter().all(is_in_group))),
+        Some(Err(why)) => format!("{why}, "),
     };
     let card = "move the card to a slot of its own root port";
     let elsewhere = case.remedy(card, "give it a root port of its own in this virtual machine");

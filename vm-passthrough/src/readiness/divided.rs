@@ -1,6 +1,7 @@
 //! Devices that a driver of the host has divided: vGPUs, mediated devices, MIG instances. A guest gets the whole, and so the parts
 //! must be gone; a part that is a function of its own is served by the driver that made it.
 
+use super::removal::Spare;
 use super::{BlockerCode, Case, Severity};
 use crate::iommu::is_vfio_driver;
 use crate::pci::{self, Part, PartKind, PciFunction, Sriov};
@@ -42,7 +43,10 @@ fn vendor_vgpu(case: &mut Case<'_>, function: &PciFunction) {
         ),
     };
     let whole = match function.sriov {
-        Some(Sriov::Virtual { physical }) => format!("pass the whole GPU {physical} instead"),
+        Some(Sriov::Virtual { physical }) => match Spare::addresses(case, &[physical]) {
+            Ok(spare) => format!("{} instead, which is the whole GPU", spare.pass()),
+            Err(why) => format!("pass another GPU, as {why}"),
+        },
         _ => "pass a whole GPU instead".into(),
     };
     case.add(

@@ -25,10 +25,12 @@ pub(super) struct HostFacts {
     /// Every block device and network interface: its name, and where its directory is.
     pub(super) blocks: Vec<(String, PathBuf)>,
     pub(super) nets: Vec<(String, PathBuf)>,
+    /// DRM devices and framebuffers, in the same way.
+    pub(super) displays: Vec<(String, PathBuf)>,
     /// Block devices that mounted btrfs file systems are on.
     pub(super) btrfs: Vec<String>,
-    /// Address ranges of the firmware's framebuffer, with their names.
-    pub(super) framebuffers: Vec<(u64, u64, String)>,
+    /// Address ranges of `iomem`, with their names, outer ones first.
+    pub(super) resources: Vec<(u64, u64, String)>,
     pub(super) credentials: Credentials,
     pub(super) memlock: Option<Memlock>,
     /// How many files this process may have open, `None` when there is no limit or it is not known.
@@ -56,6 +58,7 @@ pub(super) struct HostFacts {
 pub(super) enum CpuVendor {
     Intel,
     Amd,
+    Arm,
     #[default]
     Other,
 }
@@ -121,13 +124,15 @@ impl HostFacts {
             .collect();
         facts.blocks = links(&host.sys.join("class/block"));
         facts.nets = links(&host.sys.join("class/net"));
+        facts.displays = links(&host.sys.join("class/drm"));
+        facts.displays.extend(links(&host.sys.join("class/graphics")));
         // A directory with the file system's UUID is there while it is mounted.
         let btrfs = host.sys.join("fs/btrfs");
         for uuid in files::names(&btrfs).unwrap_or_default() {
             facts.btrfs.extend(files::names(&btrfs.join(uuid).join("devices")).unwrap_or_default());
         }
         for line in files::read(&host.proc.join("iomem")).ok().flatten().unwrap_or_default().lines() {
-            facts.framebuffers.extend(framebuffer(line));
+            facts.resources.extend(resource(line));
         }
         facts
     }
@@ -241,8 +246,10 @@ impl HostFacts {
             .and_then(|text| text.split(' ').next()?.parse().ok())
             .filter(|bits| (32..=64).contains(bits));
         self.vendor = match field("vendor_id") {
-            Some("GenuineIntel") => CpuVendor::Intel,
+            // Zhaoxin's processors have VT-d too.
+            Some("GenuineIntel" | "CentaurHauls" | "Shanghai") => CpuVendor::Intel,
             Some("AuthenticAMD" | "HygonGenuine") => CpuVendor::Amd,
+            _ if field("CPU implementer").or_else(|| field("CPU part")).is_some() => CpuVendor::Arm,
             _ => CpuVendor::Other,
         };
         // The processor says so on x86; elsewhere the firmware does.
@@ -308,13 +315,10 @@ fn links(dir: &Path) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
-/// A line of `iomem` that is a framebuffer which the firmware set up. Without privilege its addresses are 0.
-fn framebuffer(line: &str) -> Option<(u64, u64, String)> {
+/// A line of `iomem`: its range and its name. Without privilege its addresses are 0.
+fn resource(line: &str) -> Option<(u64, u64, String)> {
     let (range, name) = line.trim().split_once(" : ")?;
-    let is_framebuffer = ["efifb", "vesafb", "simplefb", "simple-framebuffer", "BOOTFB"]
-        .iter()
-        .any(|known| name.contains(known));
     let (start, end) = range.split_once('-')?;
     let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
-    (is_framebuffer && end > start).then(|| (start, end, name.to_owned()))
+    (end > start).then(|| (start, end, name.to_owned()))
 }

@@ -9,7 +9,7 @@ use crate::deadlines::LEDGER_READ;
 use crate::files;
 use crate::iommu::is_vfio_driver;
 use crate::ledger::{self, LedgerError};
-use crate::pci::{BarKind, PciFunction};
+use crate::pci::{BarKind, PciFunction, Sriov};
 
 /// How many processes are named.
 const MOST_SHOWN: usize = 5;
@@ -32,6 +32,57 @@ pub(super) fn judge(case: &mut Case<'_>) {
 }
 
 fn boot_display(case: &mut Case<'_>, function: &PciFunction) {
+    let dir = case.host.pci_device(function.address);
+    let holder = framebuffer(case, function);
+    let evidence = match (&holder, function.driver.as_deref()) {
+        (Some((evidence, _)), _) => evidence.clone(),
+        // The boot display in name only: the host gave it up already.
+        (None, Some(driver)) if is_vfio_driver(driver) => return,
+        (None, _) if !function.boot_display => return,
+        (None, _) => format!("{} is 1", dir.join("boot_vga").display()),
+    };
+    // By address: an ID is that of every card of the same model.
+    let mut fix = "make another GPU the primary display in the firmware setup".to_owned();
+    if let Some((_, device)) = holder {
+        let drivers = case.host.sys.join("bus/platform/drivers");
+        let (device, driver) = device.unwrap_or(("NAME.0".into(), "NAME".into()));
+        fix += &format!(
+            "; on a host that needs no console, unbind the framebuffer's driver before each claim: echo {device} > {}",
+            drivers.join(&driver).join("unbind").display()
+        );
+        if driver == "NAME" {
+            fix += " (NAME is simple-framebuffer, efi-framebuffer, vesa-framebuffer or of-display, whichever has a device there)";
+        }
+        let blacklist = "initcall_blacklist=sysfb_init";
+        let cmdline = files::read_trimmed(&case.host.proc.join("cmdline")).unwrap_or_default();
+        if cmdline.contains(blacklist) {
+            fix += &format!("; {blacklist} on the kernel command line does not keep this driver off");
+        }
+    } else {
+        fix += "; on a host that needs no console, make its claim persistent (claim --persist), which sets driver_override at boot";
+    }
+    case.add(BlockerCode::BootDisplay, Severity::Blocker, function.address, evidence, fix);
+}
+
+/// What holds the firmware's framebuffer in a function's BARs: the evidence, and its platform device with its driver.
+///
+/// Its resource lies in the BAR and has another name than the function's own driver gives it; or a DRM device or framebuffer
+/// belongs to a device below the function. Without privilege `iomem` has no addresses.
+fn framebuffer(case: &Case<'_>, function: &PciFunction) -> Option<(String, Option<(String, String)>)> {
+    const DISPLAY: u8 = 0x03;
+    if function.class.base() != DISPLAY {
+        return None;
+    }
+    let address = function.address.to_string();
+    let parents = below(&case.facts.displays, &address).into_iter().filter_map(|name| {
+        let (_, path) = case.facts.displays.iter().find(|(other, _)| other == name)?;
+        // CLASS/NAME is below the device, as in `0000:01:00.0/simple-framebuffer.0/drm/card0`.
+        let parent = path.parent()?.parent()?;
+        let parent = parent.file_name()?.to_str()?;
+        let link = case.host.sys.join("bus/platform/devices").join(parent).join("driver");
+        Some((name, parent.to_owned(), files::link_name(&link)?))
+    });
+    let device = parents.into_iter().next();
     let in_bar = |start: u64, end: u64| {
         function.bars.iter().any(|bar| {
             bar.kind != BarKind::Io
@@ -40,42 +91,43 @@ fn boot_display(case: &mut Case<'_>, function: &PciFunction) {
                 && end - bar.address <= bar.size.saturating_sub(1)
         })
     };
-    let framebuffer = case.facts.framebuffers.iter().find(|(start, end, _)| in_bar(*start, *end));
-    let dir = case.host.pci_device(function.address);
-    let evidence = match (framebuffer, function.driver.as_deref()) {
+    let plain = |name: &str| name.replace('-', "_").to_lowercase();
+    let driver = function.driver.as_deref().map(plain);
+    let is_own = |name: &str| match &driver {
+        _ if name == address => true,
+        Some(driver) if is_vfio_driver(function.driver.as_deref().unwrap_or_default()) => {
+            plain(name) == *driver || plain(name).starts_with("vfio")
+        }
+        Some(driver) => plain(name).starts_with(driver.as_str()) || driver.starts_with(plain(name).as_str()),
+        None => false,
+    };
+    // The innermost is the driver's.
+    let resource =
+        case.facts.resources.iter().rfind(|(start, end, name)| in_bar(*start, *end) && !is_own(name));
+    let evidence = match (resource, &device) {
         (Some((start, end, name)), _) => format!(
-            "the firmware's framebuffer {name} at {start:#x}-{end:#x} is in its BAR, by {}/iomem",
+            "the firmware's framebuffer is in its BAR at {start:#x}-{end:#x}, and {name} holds it, by {}/iomem",
             case.host.proc.display()
         ),
-        // The boot display in name only: the host gave it up already.
-        (None, Some(driver)) if is_vfio_driver(driver) => return,
-        (None, _) if !function.boot_display => return,
-        (None, _) => format!("{} is 1", dir.join("boot_vga").display()),
+        (None, Some((node, parent, driver))) => {
+            format!("{node} belongs to {parent} below it, which has driver {driver}")
+        }
+        (None, None) => return None,
     };
-    case.add(
-        BlockerCode::BootDisplay,
-        Severity::Blocker,
-        function.address,
-        evidence,
-        format!(
-            "make another GPU the primary display in the firmware setup; on a host that needs no console, keep \
-             drivers and framebuffers off it from boot: initcall_blacklist=sysfb_init vfio-pci.ids={:04x}:{:04x}",
-            function.ids.vendor, function.ids.device
-        ),
-    );
+    Some((evidence, device.map(|(_, parent, driver)| (parent, driver))))
 }
 
-/// Names of the things in a class whose directories lie below the function's.
-pub(super) fn children<'a>(all: &'a [(String, PathBuf)], function: &PciFunction) -> Vec<&'a str> {
-    let address = function.address.to_string();
-    let is_below = |path: &Path| path.components().any(|part| part == Component::Normal(address.as_ref()));
+/// Names of the members of a class whose directories lie below that of a device.
+pub(super) fn below<'a>(all: &'a [(String, PathBuf)], device: &str) -> Vec<&'a str> {
+    let is_below = |path: &Path| path.components().any(|part| part == Component::Normal(device.as_ref()));
     all.iter().filter(|(_, path)| is_below(path)).map(|(name, _)| name.as_str()).collect()
 }
 
-fn routes(case: &mut Case<'_>, function: &PciFunction) {
+/// The default routes through the network interfaces of a device.
+pub(super) fn default_routes(case: &Case<'_>, device: &str) -> Vec<String> {
     let class = case.host.sys.join("class/net");
     let mut pending: Vec<(String, String)> =
-        children(&case.facts.nets, function).into_iter().map(|name| (name.into(), name.into())).collect();
+        below(&case.facts.nets, device).into_iter().map(|name| (name.into(), name.into())).collect();
     let mut seen = BTreeSet::new();
     let mut uses = Vec::new();
     while let Some((name, way)) = pending.pop() {
@@ -92,17 +144,28 @@ fn routes(case: &mut Case<'_>, function: &PciFunction) {
             }
         }
     }
+    uses.sort_unstable();
+    uses
+}
+
+fn routes(case: &mut Case<'_>, function: &PciFunction) {
+    let uses = default_routes(case, &function.address.to_string());
     if uses.is_empty() {
         return;
     }
-    uses.sort_unstable();
+    let virtual_function = match function.sriov {
+        Some(Sriov::Physical { total_vfs: 1.., .. }) => "; a virtual function of the card may do as well",
+        _ => "",
+    };
     case.add(
         BlockerCode::DefaultRoute,
         Severity::Blocker,
         function.address,
         uses.join("; "),
-        "move the default route to another interface (ip route replace default via GATEWAY dev OTHER), or take the \
-         interface out of the bond; a virtual function of the card may do as well",
+        format!(
+            "move the default route to another interface (ip route replace default via GATEWAY dev OTHER), or take the \
+             interface out of the bond{virtual_function}"
+        ),
     );
 }
 

@@ -1,9 +1,10 @@
 //! Whether the IOMMU keeps the function to its guest.
 
 use super::facts::CpuVendor;
-use super::{BlockerCode, Case, Severity, name};
-use crate::files;
+use super::removal::Spare;
+use super::{BlockerCode, Case, Severity, iommu_setup, name};
 use crate::iommu::{self, InterruptRemapping, ReservedKind, in_the_way};
+use crate::{PciAddress, files, pci};
 
 pub(super) fn judge(case: &mut Case<'_>) {
     if case.group.as_ref().is_none_or(|group| group.noiommu) {
@@ -11,14 +12,17 @@ pub(super) fn judge(case: &mut Case<'_>) {
         no_iommu(case);
         return;
     }
-    group(case);
+    match case.function.controller {
+        Some(controller) => behind_controller(case, controller),
+        None => group(case),
+    }
     interrupts(case);
     firmware_memory(case);
 }
 
 fn no_iommu(case: &mut Case<'_>) {
     let switch = match case.facts.vendor {
-        CpuVendor::Other if case.facts.is_virtual => {
+        CpuVendor::Arm | CpuVendor::Other if case.facts.is_virtual => {
             "this host is a virtual machine: give it an IOMMU (QEMU: -machine virt,iommu=smmuv3)"
         }
         // A guest on a processor of AMD's takes Intel's, too.
@@ -26,25 +30,33 @@ fn no_iommu(case: &mut Case<'_>) {
             "this host is a virtual machine: give it an IOMMU (QEMU: -machine q35,kernel-irqchip=split -device \
              intel-iommu,intremap=on,caching-mode=on; libvirt: <iommu model='intel'>) and boot Linux in it with intel_iommu=on"
         }
-        CpuVendor::Intel => "enable VT-d in the firmware setup and boot Linux with intel_iommu=on",
-        CpuVendor::Amd => {
-            "enable the IOMMU (AMD-Vi) in the firmware setup and boot Linux without amd_iommu=off"
-        }
-        CpuVendor::Other => "enable the IOMMU (SMMU) in the firmware setup and in the Linux kernel",
+        _ => "",
     };
+    let (why, fix) = match switch {
+        "" => iommu_setup::missing(case),
+        switch => (String::new(), switch.to_owned()),
+    };
+    let why = if why.is_empty() { why } else { format!("; {why}") };
     let sys = case.host.sys.display();
     let group = case.host.pci_device(case.function.address).join("iommu_group");
     let (evidence, remedy) = if case.group.is_some() {
         (
             format!("the group that {} names is VFIO's own, made without an IOMMU", group.display()),
-            format!("{switch}, and set vfio's enable_unsafe_noiommu_mode to N"),
+            format!("{fix}, and set vfio's enable_unsafe_noiommu_mode to N"),
         )
     } else if iommu::is_present(case.host) {
         (
             format!("{} is missing, though the host has an IOMMU", group.display()),
             case.remedy(
-                "check that the IOMMU covers this slot (in the firmware setup, and DMAR: or AMD-Vi: in dmesg), or use another \
-                 slot",
+                match case.facts.vendor {
+                    CpuVendor::Arm | CpuVendor::Other => {
+                        "check that the SMMU covers this slot (IORT, or iommu-map of the device tree), or use another slot"
+                    }
+                    _ => {
+                        "check that the IOMMU covers this slot (in the firmware setup, and DMAR: or AMD-Vi: in dmesg), or use \
+                         another slot"
+                    }
+                },
                 "put it behind the IOMMU of the virtual machine that this host is (QEMU: on a bus without bypass_iommu=on; \
                  DMAR: in dmesg)",
             )
@@ -53,20 +65,45 @@ fn no_iommu(case: &mut Case<'_>) {
     } else {
         (
             format!(
-                "{} is missing, {sys}/class/iommu and {sys}/kernel/iommu_groups are empty",
+                "{} is missing, {sys}/class/iommu and {sys}/kernel/iommu_groups are empty{why}",
                 group.display()
             ),
-            switch.into(),
+            fix,
         )
     };
     case.blocker(BlockerCode::NoIommu, evidence, remedy);
+}
+
+/// Reports that a function can't be isolated, as the IOMMU takes its DMA for that of its controller.
+fn behind_controller(case: &mut Case<'_>, controller: PciAddress) {
+    let Ok(function) = pci::read_function(case.host, controller) else { return };
+    let driver = function.driver.as_deref().unwrap_or("none");
+    let evidence = format!(
+        "it is behind {controller} ({}, driver {driver}) in PCI domain {:04x}, all of which has the controller's IOMMU group {}",
+        name(&function),
+        case.function.address.domain(),
+        case.function.iommu_group.unwrap_or_default()
+    );
+    let pass = match Spare::controller(case, &function) {
+        Ok(spare) => format!("or {} with all that is behind it", spare.pass()),
+        Err(why) => format!("do not pass the controller, as {why}"),
+    };
+    case.blocker(
+        BlockerCode::GroupNotViable,
+        evidence,
+        format!(
+            "it can't be passed alone: disable the controller in the firmware setup (Intel: VMD, or RST), so that Linux finds its \
+             disks without it; {pass}"
+        ),
+    );
 }
 
 fn group(case: &mut Case<'_>) {
     let Some(group) = &case.group else { return };
     let number = group.number;
     let dir = case.host.sys.join("kernel/iommu_groups").join(number.to_string()).join("devices");
-    let target = case.function.address;
+    let elsewhere = elsewhere(case);
+    let whole_group = Spare::whole_group(case);
     let with_group = case.options.with_group;
     let neighbours: Vec<_> = case
         .others
@@ -81,12 +118,13 @@ fn group(case: &mut Case<'_>) {
             "{name}, which is no PCI function, is in group {number} too, by {}, and has driver {driver}",
             dir.display()
         );
-        (evidence, format!("take {name} from its driver: echo {name} > {}", unbind.display()))
+        let remedy = Spare::device(case, &name).map(|spare| spare.unbind(&unbind));
+        (evidence, remedy.unwrap_or_else(|why| format!("{why}; {elsewhere}")))
     });
     let blockers: Vec<_> = case
         .others
         .iter()
-        .filter_map(|other| in_the_way(other, target, with_group))
+        .filter_map(|other| in_the_way(other, &case.function, with_group))
         .map(|other| {
             let (address, driver) = (other.function.address, other.driver);
             let evidence = format!(
@@ -94,18 +132,19 @@ fn group(case: &mut Case<'_>) {
                 name(other.function),
                 dir.display()
             );
-            let unbind = format!(
-                "take {address} from its driver: echo {address} > {}/bus/pci/drivers/{driver}/unbind",
-                case.host.sys.display()
-            );
-            let remedy = match (other.with_group_helps, other.function.is_bridge()) {
-                (true, false) => format!("give the whole group away (option with-group), or {unbind}"),
+            let path = case.host.sys.join("bus/pci/drivers").join(driver).join("unbind");
+            let unbind = Spare::functions(case, [other.function]).map(|spare| spare.unbind(&path));
+            let give = whole_group.as_ref().ok().filter(|_| other.with_group_helps).map(Spare::give_group);
+            let remedy = match (give, unbind) {
                 // Nothing behind it needs the driver while a guest has it.
-                (true, true) => format!(
-                    "give the whole group away (option with-group), which takes the bridge from {driver} until it is given \
-                     back, or {unbind} (the slots behind it can't be hot-plugged meanwhile)"
+                (Some(give), Ok(unbind)) if other.function.is_bridge() => format!(
+                    "{give}, which takes the bridge from {driver} until it is given back, or {unbind} (the slots behind it can't \
+                     be hot-plugged meanwhile)"
                 ),
-                (false, _) => unbind,
+                (Some(give), Ok(unbind)) => format!("{give}, or {unbind}"),
+                (Some(give), Err(_)) => give.into(),
+                (None, Ok(unbind)) => unbind,
+                (None, Err(why)) => format!("{why}; {elsewhere}"),
             };
             (evidence, remedy)
         })
@@ -131,15 +170,25 @@ fn group(case: &mut Case<'_>) {
                 fault.fault,
                 neighbours.join(", ")
             ),
-            format!(
-                "{}; else give the group away as a whole (option with-group)",
-                case.remedy(
-                    "enable ACS for the port in the firmware setup, or move the card to a slot of another root port",
-                    "put it behind a port of its own in the virtual machine that this host is (QEMU: -device \
-                     pcie-root-port)"
-                )
-            ),
+            match &whole_group {
+                Ok(spare) => format!("{elsewhere}; else {}", spare.give_group()),
+                Err(why) => format!("{elsewhere}; {why}"),
+            },
         );
+    }
+}
+
+/// How to get a group without the neighbours.
+fn elsewhere(case: &Case<'_>) -> &'static str {
+    match case.function.upstream {
+        // On a root bus it is part of the board.
+        None if !case.facts.is_virtual => {
+            "enable ACS in the firmware setup, if it offers that; else pass a device of another group"
+        }
+        _ => case.remedy(
+            "enable ACS for the port in the firmware setup, or move the card to a slot of another root port",
+            "put it behind a port of its own in the virtual machine that this host is (QEMU: -device pcie-root-port)",
+        ),
     }
 }
 
@@ -157,7 +206,8 @@ fn interrupts(case: &mut Case<'_>) {
         CpuVendor::Intel => {
             "enable VT-d interrupt remapping in the firmware setup and boot without intremap=off"
         }
-        _ => "enable interrupt remapping in the firmware setup and boot without intremap=off",
+        CpuVendor::Amd => "enable interrupt remapping in the firmware setup and boot without intremap=off",
+        _ => "use a host whose interrupt controller isolates message-signaled interrupts (GICv3 with ITS)",
     };
     let address = case.function.address;
     match allowed {

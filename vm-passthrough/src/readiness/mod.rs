@@ -26,8 +26,10 @@ mod guest;
 mod holders;
 mod host_use;
 mod huge_pages;
+mod iommu_setup;
 mod isolation;
 mod memory;
+mod removal;
 mod text;
 mod tunnel;
 mod usable;
@@ -463,7 +465,12 @@ impl Case<'_> {
 
     /// Whether another member of the group is given away too.
     fn is_taken(&self, other: &PciFunction) -> bool {
-        Part::of(other, self.function.address, self.options.with_group) == Part::Taken
+        Part::of(other, &self.function, self.options.with_group) == Part::Taken
+    }
+
+    /// Whether a claim of the whole group takes it, and a claim without the option does not.
+    fn is_taken_with_group(&self, other: &PciFunction) -> bool {
+        !self.is_taken(other) && Part::of(other, &self.function, true) == Part::Taken
     }
 
     /// The VFIO driver that a claim binds one of them to.

@@ -11,6 +11,8 @@ use crate::sim::{SimFunction, SimHost};
 
 mod disks;
 mod guest;
+mod iommu_setup;
+mod removal;
 mod tunnel;
 mod usable;
 
@@ -432,7 +434,7 @@ fn boot_display() {
         Code::BootDisplay,
         Blocks,
         &["boot_vga is 1"],
-        &["primary display", "vfio-pci.ids=10de:2684"],
+        &["primary display", "claim --persist"],
     );
     // VFIO has it already, but the firmware's framebuffer is still there.
     let taken = || Scene::with(gpu().driver("vfio-pci").boot_display(true)).write("dev/vfio/1", "");
@@ -440,9 +442,38 @@ fn boot_display() {
     taken().write("proc/iomem", "81000000-81ffffff : 0000:01:00.0\n  81000000-812fffff : efifb\n").check(
         Code::BootDisplay,
         Blocks,
-        &["efifb at 0x81000000-0x812fffff"],
+        &["0x81000000-0x812fffff", "efifb holds it"],
         &[],
     );
+    // Any driver's, by its resource or by the parent of its DRM device.
+    let resource = |names: &[&str]| {
+        let lines: Vec<_> = names.iter().map(|name| format!("  81000000-812fffff : {name}\n")).collect();
+        taken().write("proc/iomem", &format!("81000000-81ffffff : 0000:01:00.0\n{}", lines.concat()))
+    };
+    for driver in ["simpledrm", "efidrm", "vesadrm", "ofdrm", "a later one"] {
+        let fix = &["unbind", "platform/drivers/NAME", "efi-framebuffer"];
+        resource(&["BOOTFB", driver]).check(Code::BootDisplay, Blocks, &[driver], fix);
+    }
+    let refused = resource(&["BOOTFB", "simpledrm"]).write("proc/cmdline", "initcall_blacklist=sysfb_init\n");
+    refused.check(
+        Code::BootDisplay,
+        Blocks,
+        &["simpledrm"],
+        &["sysfb_init on the kernel command line does not"],
+    );
+    assert!(!refused.explain().blockers[0].remedy.contains("ids="));
+    assert_eq!(resource(&["vfio-pci"]).explain().blockers, []);
+    let parent = taken();
+    parent.sim.add_child(address(DISK), "drm", "efi-framebuffer.0/drm/card0", &[]).unwrap();
+    let device = format!("sys/bus/pci/devices/{DISK}/efi-framebuffer.0");
+    parent.sim.write("sys/bus/platform/drivers/efi-framebuffer/unbind", "").unwrap();
+    parent.sim.link("sys/bus/platform/devices/efi-framebuffer.0", &device).unwrap();
+    parent.sim.link(&format!("{device}/driver"), "sys/bus/platform/drivers/efi-framebuffer").unwrap();
+    let fix = &["echo efi-framebuffer.0 > ", "platform/drivers/efi-framebuffer/unbind"];
+    parent.check(Code::BootDisplay, Blocks, &["card0 belongs to efi-framebuffer.0"], fix);
+    let own = Scene::with(gpu().driver("nouveau"));
+    own.sim.add_child(address(DISK), "drm", "drm/card0", &[]).unwrap();
+    assert_eq!(own.explain().blockers, []);
     // Elsewhere it is another's.
     let elsewhere = taken().write("proc/iomem", "91000000-912fffff : efifb\nzz : efifb\n1 : efifb\n");
     assert_eq!(elsewhere.explain().blockers, []);
@@ -664,6 +695,21 @@ fn d3cold() {
     scene.sim.set(address(DISK), "power/runtime_status", "active\n").unwrap();
     scene.check(Code::D3cold, Blocks, &["runtime_status is active"], &[control]);
     assert_eq!(Scene::with(Scene::disk().power_state("D3hot")).explain().blockers, []);
+    // vfio-pci put it to sleep, unless it is told not to.
+    let asleep = Scene::with(
+        SimFunction::nvme(address(DISK)).below(address(PORT)).driver("vfio-pci").power_state("D3cold"),
+    );
+    let parameter = "sys/module/vfio_pci/parameters/disable_idle_d3";
+    let asleep = asleep.write("dev/vfio/1", "").write(parameter, "N\n");
+    asleep.sim.set(address(DISK), "power/runtime_status", "error\n").unwrap();
+    asleep.check(
+        Code::D3cold,
+        Blocks,
+        &["runtime_status is error"],
+        &["vfio-pci.disable_idle_d3=1", control],
+    );
+    let asleep = asleep.write(parameter, "Y\n");
+    assert!(!asleep.explain().blockers[0].remedy.contains("disable_idle_d3"));
 }
 
 #[test]

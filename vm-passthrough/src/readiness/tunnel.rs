@@ -6,7 +6,7 @@ use super::{BlockerCode, Case, Severity, size_text};
 use crate::deadlines::DRIVERS as DEADLINE;
 use crate::pci::{self, PciFunction, PciIds};
 use crate::usb4::{self, Basis, Domain, Router, Tunnel, Via};
-use crate::{Host, PciAddress};
+use crate::{Host, PciAddress, files};
 
 /// How many holders are named.
 const MOST_SHOWN: usize = 5;
@@ -120,6 +120,12 @@ fn unbind_may_hang(case: &mut Case<'_>, function: &PciFunction) {
         (true, holders) => format!("; now {}", holders.join(", ")),
     };
     let PciIds { vendor, device, .. } = function.ids;
+    let all = files::names(&case.host.sys.join("bus/pci/devices")).unwrap_or_default();
+    let others = all.iter().filter_map(|name| name.parse().ok()).filter(|other| *other != function.address);
+    let identical = others
+        .filter_map(|other| pci::read_function(case.host, other).ok())
+        .find(|other| (other.ids.vendor, other.ids.device) == (vendor, device));
+    let identical = identical.map(|other| other.address);
     case.add(
         BlockerCode::UnbindMayHang,
         Severity::Warning,
@@ -129,11 +135,20 @@ fn unbind_may_hang(case: &mut Case<'_>, function: &PciFunction) {
              in unbind until nobody holds it (issue 894 of NVIDIA/open-gpu-kernel-modules); that is waited for {} s{held}",
             DEADLINE.as_secs()
         ),
-        format!(
+        match identical {
+            None =>         format!(
             "end what holds it first, as nvidia-persistenced or a display server; or load vfio-pci for it instead: `options vfio-pci \
              ids={vendor:04x}:{device:04x}` and `softdep nvidia pre: vfio-pci` in /etc/modprobe.d, then reboot or connect the \
              enclosure once `modprobe -r nvidia` succeeded; where vfio-pci is built in, vfio-pci.ids={vendor:04x}:{device:04x} on the \
              command line of the host's Linux"
         ),
+            // An ID is that of both, and the host keeps the other.
+            Some(other) => format!(
+                "end what holds it first, as nvidia-persistenced or a display server; {other} has the same ID {vendor:04x}:{device:04x}, \
+                 so do not bind vfio-pci by ID: unload the driver (`modprobe -r nvidia`) before the enclosure is connected, and claim \
+                 {0}, which sets driver_override of this function alone",
+                function.address
+            ),
+        },
     );
 }

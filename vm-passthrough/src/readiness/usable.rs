@@ -56,7 +56,7 @@ fn interrupts(case: &mut Case<'_>, function: &PciFunction) {
         function.address,
         format!("{} has {} on line {line}, which INTx leads to", path.display(), handlers.join(", ")),
         "nothing, if the device can mask its interrupt pin (PCI 2.3), which nearly all can; VFIO gives no INTx of one that \
-         can't: unbind the others on the line from their drivers, or put the card into another slot",
+         can't: put the card into another slot, whose line no other device of the host has",
     );
 }
 

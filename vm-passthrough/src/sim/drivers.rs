@@ -15,7 +15,7 @@ use crate::egpu::Rung;
 use crate::host::{Ending, ProcessControl, SysfsWriter, read_page};
 use crate::iommu::is_vfio_driver;
 use crate::usb4::Route;
-use crate::{Host, PciAddress, pci};
+use crate::{Host, PciAddress, files, pci};
 
 /// The drivers of a [`SimHost`]: a writer that does on its tree what Linux does (`drivers/base/bus.c`,
 /// `drivers/pci/pci-driver.c`), with faults on demand.
@@ -219,6 +219,23 @@ impl SimDrivers {
         self.wait_for_lock(address, until)?;
         if is_vfio_driver(driver) {
             self.remove_vfio_nodes(address)?;
+        }
+        self.remove_domain(&device)
+    }
+
+    /// Removes the PCI domain that a controller's driver created, as `vmd_remove` does (`drivers/pci/controller/vmd.c`).
+    fn remove_domain(&self, controller: &Path) -> io::Result<()> {
+        let is_host_bridge = |name: &str| name.starts_with("pci") && name.contains(':');
+        let sim = SimHost::at(&self.root);
+        for bridge in files::names(controller)?.into_iter().filter(|name| is_host_bridge(name)) {
+            let bridge = controller.join(bridge);
+            for name in files::names(&self.root.join("sys/bus/pci/devices"))? {
+                let Ok(address) = name.parse::<PciAddress>() else { continue };
+                if sim.device_dir(address)?.starts_with(&bridge) {
+                    sim.unlink(address)?;
+                }
+            }
+            fs::remove_dir_all(bridge)?;
         }
         Ok(())
     }

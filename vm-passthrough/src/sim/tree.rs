@@ -173,6 +173,11 @@ impl SimHost {
     pub fn add(&self, function: &SimFunction) -> io::Result<PathBuf> {
         let address = function.address;
         let dir = match function.parent {
+            // A bus of another domain begins at a host bridge of its own, as behind Intel's Volume Management Device.
+            Some(controller) if controller.domain() != address.domain() => self
+                .device_dir(controller)?
+                .join(format!("pci{:04x}:{:02x}", address.domain(), address.bus()))
+                .join(address.to_string()),
             Some(bridge) => self.device_dir(bridge)?.join(address.to_string()),
             None => self
                 .path("sys/devices")

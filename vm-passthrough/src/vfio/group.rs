@@ -294,14 +294,15 @@ fn not_viable(host: &Host, number: u32) -> String {
     let occupants: Vec<_> = occupants
         .unwrap_or_default()
         .into_iter()
-        .map(|iommu::Occupant { name, driver, unbind }| {
-            format!("{driver} has {name} (to take it: echo {name} > {})", unbind.display())
-        })
+        .map(|iommu::Occupant { name, driver, .. }| format!("{driver} has {name}"))
         .collect();
     if occupants.is_empty() {
         return format!(
             "group {number} is not viable: one of its functions is in use; look at the Linux kernel's log"
         );
     }
-    format!("group {number} is not viable, as the host's drivers use what is in it: {}", occupants.join(", "))
+    format!(
+        "group {number} is not viable, as the host's drivers use its devices: {}; explain lists the fixes",
+        occupants.join(", ")
+    )
 }

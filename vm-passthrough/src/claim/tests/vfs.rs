@@ -67,6 +67,13 @@ fn what_is_refused_changes_nothing() {
     check(address, 9, "from 1 to 8 virtual functions, not 9");
     check(none, 1, "0000:02:00.0 is no physical function");
     check("0000:03:00.0".parse().unwrap(), 1, "no PCI function");
+    check(none, 1, "mstconfig");
+    sim.set(address, "sriov_totalvfs", "0\n").unwrap();
+    for count in [0, 4] {
+        check(address, count, "its firmware offers none");
+        check(address, count, "mstconfig");
+    }
+    sim.set(address, "sriov_totalvfs", "8\n").unwrap();
     for (errno, expect) in
         [(libc::ENOENT, "creates none"), (libc::ENOMEM, "pci=realloc"), (libc::EACCES, "as root")]
     {

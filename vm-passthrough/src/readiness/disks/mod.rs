@@ -12,11 +12,14 @@ use std::time::Duration;
 
 pub(super) use facts::{DiskFacts, Mounts};
 
-use super::host_use::children;
+use super::host_use::below;
 use super::{BlockerCode, Case, Severity};
 use crate::host::{DiskNode, DiskState};
 use crate::pci::PciFunction;
 use crate::{blocks, files};
+
+/// Where the host's own system is mounted, without which it does not run or boot.
+const SYSTEM_MOUNTS: [&str; 7] = ["/", "/boot", "/boot/efi", "/efi", "/usr", "/var", "/nix"];
 
 /// How long the Linux kernel may take to say whether disks are held.
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
@@ -49,6 +52,10 @@ pub(super) fn judge(case: &mut Case<'_>, function: &PciFunction) {
     if uses.is_empty() {
         return;
     }
+    let has_system = uses.iter().any(|found| {
+        let point = found.rsplit_once(" is mounted on ").map(|(_, point)| point);
+        point.is_some_and(|point| SYSTEM_MOUNTS.contains(&point))
+    });
     let uses: Vec<_> = uses.into_iter().collect();
     let (sys, proc) = (case.host.sys.display(), case.host.proc.display());
     case.add(
@@ -56,15 +63,22 @@ pub(super) fn judge(case: &mut Case<'_>, function: &PciFunction) {
         Severity::Blocker,
         function.address,
         format!("{}, by {sys}/class/block, {proc}/self/mountinfo and {proc}/swaps", uses.join(", ")),
-        "unmount it (umount), switch the swap off (swapoff), and stop what is made of it or exports it (vgchange -an, \
-         mdadm --stop, zpool export, losetup -d, targetcli, nvmetcli)",
+        match has_system {
+            true => {
+                "leave it with the host, whose own system is on it; pass another device, or one of another IOMMU group"
+            }
+            false => {
+                "unmount it (umount), switch the swap off (swapoff), and stop what is made of it or exports it (vgchange -an, \
+                 mdadm --stop, zpool export, losetup -d, targetcli, nvmetcli)"
+            }
+        },
     );
 }
 
 /// The function's disks and their partitions, as `class/block` names them.
 fn disks(case: &Case<'_>, function: &PciFunction) -> Vec<String> {
     let mut disks = BTreeSet::new();
-    for name in children(&case.facts.blocks, function) {
+    for name in below(&case.facts.blocks, &function.address.to_string()) {
         disks.insert(name.to_owned());
         // A path of a multipath NVMe disk, nvme0c1n1; the disk is nvme0n1, below no function.
         let Some(disk) = multipath_disk(name) else { continue };
@@ -76,7 +90,7 @@ fn disks(case: &Case<'_>, function: &PciFunction) -> Vec<String> {
 }
 
 /// Who uses a disk or partition, or what is made of it.
-fn uses_of(case: &Case<'_>, disk: &str) -> Vec<String> {
+pub(super) fn uses_of(case: &Case<'_>, disk: &str) -> Vec<String> {
     let host = case.host;
     let stack = blocks::stack(host, disk);
     let mut uses: Vec<_> = stack

@@ -62,6 +62,11 @@ fn what_else_it_suffers() {
     let free = ["issue 894", "waited for 10 s", "no process of the host holds it now"];
     let instead = ["nvidia-persistenced", "options vfio-pci ids=10de:", "softdep nvidia pre: vfio-pci"];
     check(&bound, Code::UnbindMayHang, &free, &instead);
+    // An identical card of the host would be taken too.
+    let twin = scene(gpu().driver("nvidia"), &[]);
+    twin.sim.add(&SimFunction::gpu(address("0000:05:00.0")).driver("nvidia").group(5)).unwrap();
+    check(&twin, Code::UnbindMayHang, &[], &["0000:05:00.0 has the same ID 10de:2684", "driver_override"]);
+    assert!(!twin.explain().to_string().contains("ids="));
     // Who holds it is named: the node is that of the driver's own number of the GPU.
     let information = format!("proc/driver/nvidia/gpus/{DISK}/information");
     let held = bound.write(&information, "Device Minor: \t 3\n").write("proc/4711/comm", "nvidia-persiste\n");
