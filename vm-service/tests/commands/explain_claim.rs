@@ -319,3 +319,37 @@ fn a_device_without_reset_is_for_those_who_accept_it() {
     let got = vm_service(&host, "explain 0000:02:00.0 --accept group-not-viable");
     assert_eq!(got.exit, 2, "{}", got.err);
 }
+
+/// Operators paste what `lspci -nn`, sysfs and libvirt print.
+#[test]
+fn other_spellings_of_an_address_are_accepted_or_explained() {
+    let sim = workstation();
+    let host = sim.plain_host();
+    let expect = vm_service(&host, "explain 0000:01:00.0");
+    for address in ["/sys/bus/pci/devices/0000:01:00.0", "pci_0000_01_00_0"] {
+        assert_eq!(vm_service(&host, &format!("explain {address}")), expect, "{address}");
+    }
+    let root = sim.root().display();
+    let refused = |args: &str, parts: &[&str]| {
+        for args in [args.to_owned(), format!("{args} --root {root}"), format!("{args} --sim={root}")] {
+            let got = vm_service(&host, &args);
+            assert_eq!((got.exit, got.out.as_str()), (2, ""), "{args}: {}", got.err);
+            parts.iter().for_each(|part| assert!(got.err.contains(part), "{args}: no {part} in {}", got.err));
+        }
+    };
+    for command in ["explain", "info"] {
+        refused(
+            &format!("{command} 10de:2684"),
+            &["that is a vendor:device ID", "did you mean 0000:01:00.0?"],
+        );
+        refused(&format!("{command} 10de:ffff"), &["vendor:device ID", "no function of this host has it"]);
+        refused(
+            &format!("{command} 01:00"),
+            &["that is a slot", "0000:01:00.0 (NVIDIA", "0000:01:00.1 (NVIDIA"],
+        );
+    }
+    // A second card of the same model.
+    let card = SimFunction::new(address("0000:06:00.0"), 0x10de, 0x2684, 0x03_00_00).group(16);
+    sim.add(&card).expect("a function");
+    refused("explain 10de:2684", &["did you mean 0000:01:00.0 or 0000:06:00.0?"]);
+}
