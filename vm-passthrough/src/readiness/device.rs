@@ -235,7 +235,7 @@ fn reset(case: &mut Case<'_>) {
     let all = list(&strangers);
     let give = match (strangers.iter().any(is_bridge), strangers.iter().all(is_in_group)) {
         (true, _) => String::new(),
-        (false, true) => format!("give {all} to the same guest, as option with-group does, "),
+        (false, true) => format!("give {all} to the same guest, as --with-group does, "),
         (false, false) => format!("give {all} to the same guest, "),
     };
     let card = "move the card to a slot of its own root port";

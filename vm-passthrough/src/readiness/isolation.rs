@@ -99,10 +99,10 @@ fn group(case: &mut Case<'_>) {
                 case.host.sys.display()
             );
             let remedy = match (other.with_group_helps, other.function.is_bridge()) {
-                (true, false) => format!("give the whole group away (option with-group), or {unbind}"),
+                (true, false) => format!("give the whole group away (--with-group), or {unbind}"),
                 // Nothing behind it needs the driver while a guest has it.
                 (true, true) => format!(
-                    "give the whole group away (option with-group), which takes the bridge from {driver} until it is given \
+                    "give the whole group away (--with-group), which takes the bridge from {driver} until it is given \
                      back, or {unbind} (the slots behind it can't be hot-plugged meanwhile)"
                 ),
                 (false, _) => unbind,
@@ -132,7 +132,7 @@ fn group(case: &mut Case<'_>) {
                 neighbours.join(", ")
             ),
             format!(
-                "{}; else give the group away as a whole (option with-group)",
+                "{}; else give the group away as a whole (--with-group)",
                 case.remedy(
                     "enable ACS for the port in the firmware setup, or move the card to a slot of another root port",
                     "put it behind a port of its own in the virtual machine that this host is (QEMU: -device \

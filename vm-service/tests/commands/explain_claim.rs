@@ -75,7 +75,7 @@ fn blocked(sim: &SimHost) -> String {
   driver  vfio-pci, as no variant of it is made for this device
   blocker group-not-viable: a driver of the host uses another function of its IOMMU group
     found   0000:03:00.0 (Intel Corporation 82574L Gigabit Network Connection, driver e1000e) is in group 7 too, by ROOT/sys/kernel/iommu_groups/7/devices
-    remedy  give the whole group away (option with-group), or take 0000:03:00.0 from its driver: echo 0000:03:00.0 > ROOT/sys/bus/pci/drivers/e1000e/unbind
+    remedy  give the whole group away (--with-group), or take 0000:03:00.0 from its driver: echo 0000:03:00.0 > ROOT/sys/bus/pci/drivers/e1000e/unbind
 ".replace("ROOT", &sim.root().display().to_string())
 }
 
