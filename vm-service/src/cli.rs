@@ -223,7 +223,7 @@ fn operate() -> u8 {
             }
             limits::raise();
             if let (Some(root), _) = cli.command.other_host() {
-                stay_below(root);
+                stay_below(root, cli.command.guest_file());
             }
             let exit = execute(
                 &cli,
@@ -327,7 +327,7 @@ fn parse(
 fn suggest(meaning: Meaning, args: &[OsString], host: Option<&Host>) -> Option<String> {
     let other = other_tree(args);
     if let (Some(root), None) = (&other, host) {
-        stay_below(root);
+        stay_below(root, None);
     }
     let host = other.as_deref().map(host_at).or_else(|| host.cloned()).unwrap_or_else(Host::system);
     let functions = pci::scan(&host).ok()?;
@@ -382,6 +382,14 @@ impl Command {
             | Self::Release(ReleaseArgs { sim: SimArgs { sim }, .. })
             | Self::Vfs(VfsArgs { sim: SimArgs { sim }, .. }) => (None, sim.as_deref()),
             _ => (None, None),
+        }
+    }
+
+    /// The guest file that it reads beside a captured tree.
+    fn guest_file(&self) -> Option<&Path> {
+        match self {
+            Self::Explain(args) => args.guest.as_deref(),
+            _ => None,
         }
     }
 
@@ -531,9 +539,9 @@ fn completions(shell: Shell, out: &mut dyn Write) -> Result<(), Failure> {
     Ok(out.write_all(&script)?)
 }
 
-/// Keeps this process from following links out of a captured tree.
-fn stay_below(root: &Path) {
-    let reason = match crate::sandbox::restrict_to(root) {
+/// Keeps this process from following links out of a captured tree. It may read `guest` too.
+fn stay_below(root: &Path, guest: Option<&Path>) {
+    let reason = match crate::sandbox::restrict_to(root, guest) {
         Ok(true) => return,
         Ok(false) => "this Linux kernel has no Landlock".to_owned(),
         Err(error) => error,

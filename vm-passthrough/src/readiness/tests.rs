@@ -594,7 +594,8 @@ fn claimed() {
     assert_eq!(codes(), "", "it has died");
     let record = std::fs::File::open(&path).unwrap();
     rustix::fs::flock(&record, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    let evidence = format!("process 4242 (vm-service, guest web1) has it, by {}", path.display());
+    let evidence =
+        format!("process 4242 (vm-service, guest web1) has it, by /run/vm-passthrough/ledger/{DISK}.claim");
     scene.check(Code::Claimed, Blocks, &[&evidence], &["wait until that process has ended", "kill 4242"]);
     // While somebody writes the ledger, locks of records tell nothing.
     let writer = ledger::Ledger::lock(&host, claim::DEADLINE).unwrap();
