@@ -467,7 +467,7 @@ fn persistent_claims_live_until_released() {
     assert!(on_vfio(&sim, &[gpu(), audio(), usb()]));
     fails(
         user.claim(gpu(), &persistent()),
-        &["claimed already by", "until it is released; release it first"],
+        &["claimed already by", "until it is released; run `vm-service release 0000:01:00.0` first"],
     );
 
     // One process at a time may use it.

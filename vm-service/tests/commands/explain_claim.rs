@@ -211,7 +211,12 @@ fn claims_with_companions_and_releases() {
     assert_eq!(drivers(), [Some("vfio-pci".into()), Some("vfio-pci".into())]);
     let again = vm_service(&host, "claim 01:00.0");
     assert_eq!(again.exit, 1, "{again:?}");
-    assert!(again.err.contains("is claimed already by"), "{again:?}");
+    let whose = format!("0000:01:00.0 is claimed already by process {} (", std::process::id());
+    assert!(again.err.contains(&whose), "{again:?}");
+    assert!(
+        again.err.contains("until it is released; run `vm-service release 0000:01:00.0` first"),
+        "{again:?}"
+    );
     check(&host, "release 01:00.0", "0000:01:00.0 released\n");
     assert_eq!(drivers(), before);
     check_error(&host, "release 01:00.0", 1, "0000:01:00.0 is not claimed, so there is nothing to release");
