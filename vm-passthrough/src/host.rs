@@ -71,7 +71,7 @@ impl Host {
     /// `root/run`, `root/var/lib`), commanded through `writer`. Whoever holds its disks is known only from its files, unless
     /// [`with_disk_probe`](Self::with_disk_probe) says whom to ask.
     pub fn at(root: &Path, writer: Arc<dyn SysfsWriter>) -> Self {
-        // In a text, an absolute path is nothing else.
+        // `with_host_paths` can find only an absolute path reliably.
         let root = std::path::absolute(root).unwrap_or_else(|_| root.into());
         Self {
             sys: root.join("sys"),

@@ -323,7 +323,7 @@ fn parse(
     })
 }
 
-/// The functions of the host that something else than an address may mean.
+/// Returns a tip that lists the functions of the host which a vendor:device ID or a slot matches.
 fn suggest(meaning: Meaning, args: &[OsString], host: Option<&Host>) -> Option<String> {
     let other = other_tree(args);
     if let (Some(root), None) = (&other, host) {
@@ -385,7 +385,7 @@ impl Command {
         }
     }
 
-    /// The guest file that it reads beside a captured tree.
+    /// The guest file, which may lie outside the captured tree.
     fn guest_file(&self) -> Option<&Path> {
         match self {
             Self::Explain(args) => args.guest.as_deref(),

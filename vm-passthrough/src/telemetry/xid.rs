@@ -13,8 +13,7 @@ pub struct Xid {
     pub text: String,
 }
 
-/// What to do about an Xid by its number, those first that are the cause of others: after 79, the driver logs 154 and errors of
-/// the programs that it ends.
+/// Advice by Xid number, causes before consequences: after 79, the driver also logs 154 and errors of the programs that it ends.
 const ADVICE: &[(&[u32], &str)] = &[
     (&[79], "check the power plugs and the cable; then run `vm-service egpu reset --reconnect`"),
     (

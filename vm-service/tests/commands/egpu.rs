@@ -352,7 +352,7 @@ fn a_reconnect_keeps_the_remembered_gpu() {
     assert!(out.contains("0000:32:00.0"), "{out}");
 }
 
-/// Of an eGPU's Xids the cause is reported, once, of the GPU and not of its audio function.
+/// `diag` reports the causing Xid once, for the GPU and not for its audio function.
 #[test]
 fn diag_advises_about_the_xid_that_caused_the_others() {
     let folder = tempfile::tempdir().expect("a folder");
