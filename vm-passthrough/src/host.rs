@@ -41,6 +41,8 @@ pub struct Host {
     pub lasting: PathBuf,
     /// Database of udev, `/run/udev/data` on a real host: what it found on each disk.
     pub udev: PathBuf,
+    /// Where the tree of a captured or simulated host lies.
+    root: Option<PathBuf>,
     writer: Arc<dyn SysfsWriter>,
     disks: Option<Arc<dyn DiskProbe>>,
     processes: Option<Arc<dyn ProcessControl>>,
@@ -58,6 +60,7 @@ impl Host {
             state: "/run/vm-passthrough".into(),
             lasting: "/var/lib/vm-passthrough".into(),
             udev: "/run/udev/data".into(),
+            root: None,
             writer: Arc::new(KernelWriter),
             disks: Some(Arc::new(KernelProbe)),
             processes: Some(Arc::new(processes::KernelProcesses)),
@@ -68,6 +71,8 @@ impl Host {
     /// `root/run`, `root/var/lib`), commanded through `writer`. Whoever holds its disks is known only from its files, unless
     /// [`with_disk_probe`](Self::with_disk_probe) says whom to ask.
     pub fn at(root: &Path, writer: Arc<dyn SysfsWriter>) -> Self {
+        // `with_host_paths` can find only an absolute path reliably.
+        let root = std::path::absolute(root).unwrap_or_else(|_| root.into());
         Self {
             sys: root.join("sys"),
             thunderbolt: root.join("sys/bus/thunderbolt"),
@@ -77,6 +82,7 @@ impl Host {
             state: root.join("run"),
             lasting: root.join("var/lib/vm-passthrough"),
             udev: root.join("run/udev/data"),
+            root: Some(root),
             writer,
             disks: None,
             processes: None,
@@ -93,6 +99,25 @@ impl Host {
     #[must_use]
     pub fn with_process_control(self, control: Arc<dyn ProcessControl>) -> Self {
         Self { processes: Some(control), ..self }
+    }
+
+    /// A text in which paths below the tree of a captured or simulated host are those of the host itself, as commands for an
+    /// operator need them.
+    #[must_use]
+    pub fn with_host_paths(&self, text: String) -> String {
+        let Some(root) = &self.root else { return text };
+        const TOPS: [(&str, &str); 7] = [
+            ("sys", "sys"),
+            ("dev", "dev"),
+            ("proc", "proc"),
+            ("lib", "lib"),
+            ("run/udev", "run/udev"),
+            ("run", "run/vm-passthrough"),
+            ("var", "var"),
+        ];
+        TOPS.iter().fold(text, |text, (here, there)| {
+            text.replace(&format!("{}/", root.join(here).display()), &format!("/{there}/"))
+        })
     }
 
     /// The way to write to sysfs.

@@ -1,5 +1,6 @@
 //! The command line: what can be said on it.
 
+use std::error::Error as _;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -8,10 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
+use clap::error::{ContextKind, ContextValue};
 use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use vm_passthrough::Host;
 use vm_passthrough::host::SysfsWriter;
+use vm_passthrough::pci::{self, Meaning, ParsePciAddressError};
 use vm_passthrough::sim::{SimDrivers, SimHost};
 
 use crate::commands::SimArgs;
@@ -42,7 +45,7 @@ use crate::kernel::engine::ASSEMBLE;
 use crate::kernel::tune::TuneArgs;
 use crate::kernel::{assembler, wait};
 use crate::sandbox::Measure;
-use crate::{commands, limits, log, sys, table};
+use crate::{commands, describe, limits, log, sys, table};
 
 const EXIT_HELP: &str = "Exit status:
   0  done
@@ -206,7 +209,7 @@ pub fn main() -> ExitCode {
 
 fn operate() -> u8 {
     let mut out = io::stdout();
-    match parse(std::env::args_os(), &mut out, &mut io::stderr()) {
+    match parse(std::env::args_os(), None, &mut out, &mut io::stderr()) {
         Ok(cli) => {
             // A worker does not need that: it is killed when its time has come, and should have no more threads than it must.
             let is_relayed = cli.command.is_confined();
@@ -220,7 +223,7 @@ fn operate() -> u8 {
             }
             limits::raise();
             if let (Some(root), _) = cli.command.other_host() {
-                stay_below(root);
+                stay_below(root, cli.command.guest_file());
             }
             let exit = execute(
                 &cli,
@@ -283,7 +286,7 @@ pub fn run(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> u8 {
-    match parse(args, out, err) {
+    match parse(args, host.as_ref(), out, err) {
         Ok(cli) => {
             // The environment is the caller's, and nothing of it holds here.
             let logs = log::folder(cli.global.log_dir.as_deref(), |_| None, false);
@@ -293,13 +296,22 @@ pub fn run(
     }
 }
 
-/// Reads a command line. One that asks for help, or is wrong, is answered here and has an exit status.
+/// Reads a command line. One that asks for help, or is wrong, is answered here and has an exit status. `host` is the host to
+/// name functions of, for a simulated one.
 fn parse(
     args: impl IntoIterator<Item = OsString>,
+    host: Option<&Host>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> Result<Cli, u8> {
-    Cli::try_parse_from(args).map_err(|error| {
+    let args: Vec<OsString> = args.into_iter().collect();
+    Cli::try_parse_from(&args).map_err(|mut error| {
+        let address = error.source().and_then(|source| source.downcast_ref::<ParsePciAddressError>());
+        if let Some(meaning) = address.and_then(ParsePciAddressError::meaning)
+            && let Some(tip) = suggest(meaning, &args, host)
+        {
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        }
         // Help and version are answers, not errors.
         let text = error.render();
         let (to, exit): (&mut dyn Write, u8) =
@@ -307,6 +319,44 @@ fn parse(
         match write!(to, "{text}") {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => EXIT_FAILED,
             _ => exit,
+        }
+    })
+}
+
+/// Returns a tip that lists the functions of the host which a vendor:device ID or a slot matches.
+fn suggest(meaning: Meaning, args: &[OsString], host: Option<&Host>) -> Option<String> {
+    let other = other_tree(args);
+    if let (Some(root), None) = (&other, host) {
+        stay_below(root, None);
+    }
+    let host = other.as_deref().map(host_at).or_else(|| host.cloned()).unwrap_or_else(Host::system);
+    let functions = pci::scan(&host).ok()?;
+    let meant = functions
+        .iter()
+        .filter(|function| meaning.includes(function.address, function.ids.vendor, function.ids.device));
+    let named: Vec<_> = match meaning {
+        Meaning::Ids(..) => meant.map(|function| function.address.to_string()).collect(),
+        Meaning::Slot(_) => {
+            meant.map(|function| format!("{} ({})", function.address, describe::name(function))).collect()
+        }
+    };
+    let tip = match (&*named, meaning) {
+        ([], _) => "no function of this host has it; `vm-service list --all` lists all functions".to_owned(),
+        (_, Meaning::Ids(..)) => format!("did you mean {}?", named.join(" or ")),
+        (_, Meaning::Slot(_)) => format!("the slot has {}", named.join(", ")),
+    };
+    Some(table::printable(&tip))
+}
+
+/// The captured tree or the simulated host of a command line that could not be parsed.
+fn other_tree(args: &[OsString]) -> Option<PathBuf> {
+    args.iter().enumerate().find_map(|(at, arg)| {
+        let arg = arg.to_str()?;
+        let value = arg.strip_prefix("--root").or_else(|| arg.strip_prefix("--sim"))?;
+        match value.strip_prefix('=') {
+            Some(value) => Some(value.into()),
+            None if value.is_empty() => args.get(at + 1).map(PathBuf::from),
+            None => None,
         }
     })
 }
@@ -332,6 +382,14 @@ impl Command {
             | Self::Release(ReleaseArgs { sim: SimArgs { sim }, .. })
             | Self::Vfs(VfsArgs { sim: SimArgs { sim }, .. }) => (None, sim.as_deref()),
             _ => (None, None),
+        }
+    }
+
+    /// The guest file, which may lie outside the captured tree.
+    fn guest_file(&self) -> Option<&Path> {
+        match self {
+            Self::Explain(args) => args.guest.as_deref(),
+            _ => None,
         }
     }
 
@@ -481,9 +539,9 @@ fn completions(shell: Shell, out: &mut dyn Write) -> Result<(), Failure> {
     Ok(out.write_all(&script)?)
 }
 
-/// Keeps this process from following links out of a captured tree.
-fn stay_below(root: &Path) {
-    let reason = match crate::sandbox::restrict_to(root) {
+/// Keeps this process from following links out of a captured tree. It may read `guest` too.
+fn stay_below(root: &Path, guest: Option<&Path>) {
+    let reason = match crate::sandbox::restrict_to(root, guest) {
         Ok(true) => return,
         Ok(false) => "this Linux kernel has no Landlock".to_owned(),
         Err(error) => error,

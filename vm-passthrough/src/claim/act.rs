@@ -160,7 +160,10 @@ fn take_up(
         let user = if journal.locked { None } else { entry.user.clone() };
         let in_use = user.is_some();
         let owner = user.unwrap_or_else(|| entry.owner.clone());
-        return Err(ClaimError::Taken { address, owner, persistent: persistent && !in_use });
+        // A companion may be looked at first.
+        let address = if entry.function(target).is_some() { target } else { address };
+        let persistent = persistent && !in_use;
+        return Err(ClaimError::Taken { address, owner, persistent, ended: persistent && journal.locked });
     }
     if let Some(&missing) = wanted.iter().find(|&&address| entry.function(address).is_none()) {
         return Err(ClaimError::Uncovered { address: target, missing });
@@ -429,7 +432,7 @@ fn with_persistent<T>(
         if !journal.locked {
             let entry = journal.entry;
             let owner: Owner = entry.user.unwrap_or(entry.owner);
-            return Err(ClaimError::Taken { address, owner, persistent: false });
+            return Err(ClaimError::Taken { address, owner, persistent: false, ended: false });
         }
         if ledger.is_void(&journal.entry) {
             journal.remove()?;

@@ -39,8 +39,8 @@ pub enum ClaimError {
     /// It is claimed already. Nothing was touched.
     #[error(
         "{address} is claimed already by {owner}{}; {}",
-        if *.persistent { ", until it is released" } else { "" },
-        if *.persistent { "release it first" } else { "stop that process first" }
+        if *.ended { ", which has ended, until it is released" } else if *.persistent { ", until it is released" } else { "" },
+        if *.persistent { format!("run `vm-service release {address}` first") } else { "stop that process first".into() }
     )]
     Taken {
         /// The function.
@@ -49,6 +49,8 @@ pub enum ClaimError {
         owner: Owner,
         /// Whether the claim outlives its owner.
         persistent: bool,
+        /// Whether the owner of such a claim has ended.
+        ended: bool,
     },
     /// Processes run kernels on it. Nothing was touched.
     #[error("{address} is shared by {owner}, which runs kernels on it; stop that process first")]

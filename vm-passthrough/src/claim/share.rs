@@ -51,7 +51,8 @@ pub(crate) fn share(host: &Host, address: PciAddress, deadline: Duration) -> Res
         let (entry, is_used) = (&journal.entry, !journal.locked);
         if entry.target == address || entry.function(address).is_some() {
             let owner = entry.user.clone().filter(|_| is_used).unwrap_or_else(|| entry.owner.clone());
-            return Err(ClaimError::Taken { address, owner, persistent: entry.persistent && !is_used });
+            let persistent = entry.persistent && !is_used;
+            return Err(ClaimError::Taken { address, owner, persistent, ended: false });
         }
     }
     let (path, file) = ledger.create_lease(address)?;

@@ -250,7 +250,7 @@ fn a_group_goes_with_the_hot_plug_driver_of_its_bridge() {
     let before = bindings(&sim);
     let options = ClaimOptions { with_group: true, ..ClaimOptions::default() };
     let mut alone = manager(SimDrivers::new(&sim).host());
-    fails(alone.claim(gpu(), &ClaimOptions::default()), &["0000:00:05.0", "shpchp", "option with-group"]);
+    fails(alone.claim(gpu(), &ClaimOptions::default()), &["0000:00:05.0", "shpchp", "--with-group"]);
     let force = ClaimOptions { force: true, ..ClaimOptions::default() };
     fails(alone.claim(gpu(), &force), &["0000:00:05.0 (shpchp)", "a claim of the whole group"]);
     assert_eq!(bindings(&sim), before);
@@ -467,7 +467,7 @@ fn persistent_claims_live_until_released() {
     assert!(on_vfio(&sim, &[gpu(), audio(), usb()]));
     fails(
         user.claim(gpu(), &persistent()),
-        &["claimed already by", "until it is released; release it first"],
+        &["claimed already by", "until it is released; run `vm-service release 0000:01:00.0` first"],
     );
 
     // One process at a time may use it.

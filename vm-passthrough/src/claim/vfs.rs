@@ -191,7 +191,7 @@ fn refuse_claimed(host: &Host, ledger: &Ledger, functions: &[PciAddress]) -> Res
             let user = if journal.locked { None } else { entry.user };
             let persistent = entry.persistent && user.is_none();
             let owner = user.unwrap_or(entry.owner);
-            return Err(ClaimError::Taken { address, owner, persistent });
+            return Err(ClaimError::Taken { address, owner, persistent, ended: false });
         }
     }
     Ok(())

@@ -296,7 +296,11 @@ impl HostEnclosure {
                     false => self.settle()?,
                 }
                 self.authorise()?;
-                let known = self.known.replace(self.known());
+                let known = self.known.clone();
+                // The same GPU has to return. One whose functions went with their tunnel is known only if it was remembered.
+                if !self.accelerators.is_empty() {
+                    self.known = Some(self.known());
+                }
                 let enumerated = self.enumerate();
                 self.known = known;
                 enumerated.inspect_err(|_| {

@@ -76,6 +76,48 @@ impl fmt::Debug for PciAddress {
 pub struct ParsePciAddressError {
     text: String,
     reason: &'static str,
+    meaning: Option<Meaning>,
+}
+
+/// What a text names instead of a PCI function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meaning {
+    /// Devices of one model, by vendor and device ID, as `lspci -n` prints them: `10de:2684`.
+    Ids(u16, u16),
+    /// A slot, by the address of its function 0: `01:00` or `0000:01:00`.
+    Slot(PciAddress),
+}
+
+impl Meaning {
+    fn of(text: &str) -> Option<Self> {
+        let (left, right) = text.rsplit_once(':')?;
+        match (left.len(), right.len()) {
+            (4, 4) => Some(Self::Ids(hex(left, 4)? as u16, hex(right, 4)? as u16)),
+            _ => Some(Self::Slot(parse(&format!("{text}.0")).ok()?)),
+        }
+    }
+
+    const fn reason(self) -> &'static str {
+        match self {
+            Self::Ids(..) => "that is a vendor:device ID",
+            Self::Slot(_) => "that is a slot, whose functions have a number after a `.`",
+        }
+    }
+
+    /// Whether it means this function, among others.
+    pub const fn includes(self, address: PciAddress, vendor: u16, device: u16) -> bool {
+        match self {
+            Self::Ids(of_vendor, of_device) => vendor == of_vendor && device == of_device,
+            Self::Slot(slot) => address.same_slot(slot),
+        }
+    }
+}
+
+impl ParsePciAddressError {
+    /// What the text names instead.
+    pub const fn meaning(&self) -> Option<Meaning> {
+        self.meaning
+    }
 }
 
 impl TryFrom<String> for PciAddress {
@@ -95,14 +137,38 @@ impl From<PciAddress> for String {
 impl FromStr for PciAddress {
     type Err = ParsePciAddressError;
 
-    /// Parses `DOMAIN:BUS:DEVICE.FUNCTION` or, in domain 0, `BUS:DEVICE.FUNCTION`, all hexadecimal.
+    /// Parses `DOMAIN:BUS:DEVICE.FUNCTION` or, in domain 0, `BUS:DEVICE.FUNCTION`, all hexadecimal; also the path of the
+    /// function's directory in sysfs, and its name in libvirt (`pci_0000_01_00_0`).
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        parse(text).map_err(|reason| ParsePciAddressError {
-            // What is echoed is bounded: the text may be anything.
-            text: text.chars().take(64).collect(),
-            reason,
+        let parsed = match text.strip_prefix("pci_") {
+            Some(name) => {
+                libvirt(name).ok_or("it is not pci_DOMAIN_BUS_DEVICE_FUNCTION, as libvirt names functions")
+            }
+            None => parse(sysfs(text).unwrap_or(text)),
+        };
+        parsed.map_err(|reason| {
+            let meaning = Meaning::of(text);
+            ParsePciAddressError {
+                // The text may be anything, so its copy is bounded.
+                text: text.chars().take(64).collect(),
+                reason: meaning.map_or(reason, Meaning::reason),
+                meaning,
+            }
         })
     }
+}
+
+/// The name of a device's directory in sysfs, by its path.
+fn sysfs(text: &str) -> Option<&str> {
+    let path = text.trim_end_matches('/');
+    path.starts_with("/sys/").then(|| path.rsplit('/').next())?
+}
+
+/// The address in the name that libvirt gives a function, without its prefix.
+fn libvirt(name: &str) -> Option<PciAddress> {
+    let mut parts = name.split('_');
+    let [domain, bus, device, function] = [parts.next()?, parts.next()?, parts.next()?, parts.next()?];
+    parts.next().is_none().then(|| parse(&format!("{domain}:{bus}:{device}.{function}")).ok())?
 }
 
 fn parse(text: &str) -> Result<PciAddress, &'static str> {
@@ -152,7 +218,18 @@ mod tests {
         check("10000:e1:00.0", Ok("10000:e1:00.0"));
         check("ffffffff:ff:1f.7", Ok("ffffffff:ff:1f.7"));
         check("", Err("no function number"));
-        check("65:00", Err("no function number"));
+        check("65:00", Err("that is a slot"));
+        check("0000:65:00", Err("that is a slot"));
+        check("10de:2684", Err("that is a vendor:device ID"));
+        check("10de:zz84", Err("no function number"));
+        check("/sys/bus/pci/devices/0000:65:00.0", Ok("0000:65:00.0"));
+        check("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.1/", Ok("0000:01:00.1"));
+        check("/sys/devices/pci0000:00", Err("no function number"));
+        check("/home/0000:65:00.0", Err("the domain"));
+        check("pci_0000_01_00_0", Ok("0000:01:00.0"));
+        check("pci_10000_e1_00_0", Ok("10000:e1:00.0"));
+        check("pci_0000_01_00", Err("as libvirt names functions"));
+        check("pci_0000_01_00_0_0", Err("as libvirt names functions"));
         check("00.0", Err("no bus number"));
         check("0000:65:20.0", Err("the device"));
         check("0000:65:00.8", Err("the function"));

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 use crate::Host;
 
-pub use address::{ParsePciAddressError, PciAddress};
+pub use address::{Meaning, ParsePciAddressError, PciAddress};
 pub(crate) use division::nvidia_minor;
 pub use division::{Part, PartKind, PartType, has_vendor_vgpu, mdev_types, parts, vgpu_types};
 pub use function::{

@@ -33,7 +33,7 @@ fn variant(case: &mut Case<'_>, function: PciAddress, module: &str, found: &str)
         format!("{found} is the alias of {module}, which has registered no driver"),
         format!(
             "load it before the claim: modprobe {module} (at every boot: echo {module} > /etc/modules-load.d/{module}.conf); or \
-             ask for vfio-pci by name (option vfio-driver)"
+             ask for vfio-pci by name (--vfio-driver)"
         ),
     );
 }

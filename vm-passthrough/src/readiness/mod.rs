@@ -511,6 +511,10 @@ impl Case<'_> {
                 blocker.evidence += " (accepted)";
             }
         }
+        for blocker in &mut self.found {
+            blocker.evidence = self.host.with_host_paths(std::mem::take(&mut blocker.evidence));
+            blocker.remedy = self.host.with_host_paths(std::mem::take(&mut blocker.remedy));
+        }
         let taken = self.taken();
         let functions = taken.iter().map(|function| function.address).collect();
         let endpoints = taken.iter().filter(|function| !function.is_bridge());

@@ -41,7 +41,7 @@ impl Spare {
         Self::functions(case, &functions)
     }
 
-    /// The other functions of the group that a claim with option with-group takes.
+    /// The other functions of the group that a claim with --with-group takes.
     ///
     /// # Errors
     /// As for [`functions`](Self::functions).
@@ -82,12 +82,12 @@ impl Spare {
     /// Claims the whole group.
     #[expect(clippy::unused_self, reason = "the value proves that the host can do without the group")]
     pub(super) fn give_group(&self) -> &'static str {
-        "give the whole group away (option with-group)"
+        "give the whole group away (--with-group)"
     }
 
     /// Assigns the devices to the guest that gets the target.
     pub(super) fn give_along(&self, by_group: bool) -> String {
-        let how = if by_group { ", as option with-group does" } else { "" };
+        let how = if by_group { ", as --with-group does" } else { "" };
         format!("give {} to the same guest{how}", self.0)
     }
 

@@ -167,7 +167,7 @@ fn group_not_viable() {
         Code::GroupNotViable,
         Blocks,
         &["0000:02:00.0 (Intel", "driver e1000e", "group 1"],
-        &["option with-group", "echo 0000:02:00.0 > ", "drivers/e1000e/unbind"],
+        &["--with-group", "echo 0000:02:00.0 > ", "drivers/e1000e/unbind"],
     );
     // Given away as a whole it is no longer in the way, and goes with it.
     let options = ExplainOptions { with_group: true, ..ExplainOptions::default() };
@@ -199,7 +199,7 @@ fn group_not_viable() {
         Code::GroupNotViable,
         Blocks,
         &["0000:00:02.0", "driver shpchp", "group 1"],
-        &["option with-group", unbind, "drivers/shpchp/unbind", "hot-plugged"],
+        &["--with-group", unbind, "drivers/shpchp/unbind", "hot-plugged"],
     );
     let readiness = explain(&slots.sim.plain_host(), address(DISK), &options).unwrap();
     assert!(readiness.is_ready(), "{readiness}");
@@ -209,7 +209,7 @@ fn group_not_viable() {
     for with_group in [false, true] {
         other.options.with_group = with_group;
         other.check(Code::GroupNotViable, Blocks, &["driver other"], &["take 0000:00:02.0 from", unbind]);
-        assert!(!other.explain().blockers[0].remedy.contains("option with-group"));
+        assert!(!other.explain().blockers[0].remedy.contains("--with-group"));
     }
 }
 
@@ -273,7 +273,7 @@ fn acs_missing() {
         Code::AcsMissing,
         Warns,
         &["port 0000:00:01.0", "has no ACS", "0000:02:00.0"],
-        &["root port", "option with-group"],
+        &["root port", "--with-group"],
     );
     let off = no_acs().extended_capability(0x000d, 1, &[0x1f, 0, 0x00, 0]);
     behind(off, neighbour()).check(Code::AcsMissing, Warns, &["switched off: source validation"], &[]);
@@ -347,7 +347,7 @@ fn vfio_variant() {
         Code::VfioVariantNotLoaded,
         Warns,
         &["vfio_pci:v0000144D", "modules.alias", "nvme_vfio_pci"],
-        &["modprobe nvme_vfio_pci", "option vfio-driver"],
+        &["modprobe nvme_vfio_pci", "--vfio-driver"],
     );
     scene.sim.add_driver("nvme_vfio_pci").unwrap();
     let readiness = scene.explain();
@@ -625,7 +625,8 @@ fn claimed() {
     assert_eq!(codes(), "", "it has died");
     let record = std::fs::File::open(&path).unwrap();
     rustix::fs::flock(&record, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    let evidence = format!("process 4242 (vm-service, guest web1) has it, by {}", path.display());
+    let evidence =
+        format!("process 4242 (vm-service, guest web1) has it, by /run/vm-passthrough/ledger/{DISK}.claim");
     scene.check(Code::Claimed, Blocks, &[&evidence], &["wait until that process has ended", "kill 4242"]);
     // While somebody writes the ledger, locks of records tell nothing.
     let writer = ledger::Ledger::lock(&host, claim::DEADLINE).unwrap();
@@ -750,7 +751,7 @@ fn no_reset() {
     scene.check(Code::NoReset, Blocks, &["only its bus", "also reset 0000:01:03.0"], &["to the same guest"]);
     // In the same group, of which all is given away on request.
     let mut scene = beside(1);
-    scene.check(Code::NoReset, Blocks, &["also reset 0000:01:03.0"], &["as option with-group does"]);
+    scene.check(Code::NoReset, Blocks, &["also reset 0000:01:03.0"], &["as --with-group does"]);
     scene.options.with_group = true;
     scene.check(Code::NoReset, Warns, &["port 0000:00:01.0, along with 0000:01:03.0"], &["the same guest"]);
     // Nobody can give a bridge.

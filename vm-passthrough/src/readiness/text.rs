@@ -4,6 +4,7 @@
 use std::fmt::{self, Display, Write as _};
 
 use super::{Blocker, Readiness, Severity};
+use crate::PciAddress;
 use crate::iommu::DriverReason;
 
 /// A text without control characters.
@@ -25,10 +26,26 @@ impl Display for Blocker {
     }
 }
 
+/// What was found, once where it is the same of several functions, each with those functions.
+fn findings(blockers: &[Blocker]) -> Vec<(&Blocker, Vec<PciAddress>)> {
+    let mut findings: Vec<(&Blocker, Vec<PciAddress>)> = Vec::new();
+    for blocker in blockers {
+        let is_same = |(other, _): &&mut (&Blocker, _)| {
+            Blocker { function: other.function, ..blocker.clone() } == **other
+        };
+        match findings.iter_mut().find(is_same) {
+            Some((_, functions)) => functions.push(blocker.function),
+            None => findings.push((blocker, vec![blocker.function])),
+        }
+    }
+    findings
+}
+
 impl Display for Readiness {
     /// The verdict, the companions, and for each reason a line of what it is, what shows it and what to do.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = |severity| self.blockers.iter().filter(|blocker| blocker.severity == severity).count();
+        let findings = findings(&self.blockers);
+        let count = |severity| findings.iter().filter(|(blocker, _)| blocker.severity == severity).count();
         let counted = |count: usize, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         write!(f, "{} {}: ", self.address, OneLine(&self.name))?;
         match count(Severity::Blocker) {
@@ -50,14 +67,54 @@ impl Display for Readiness {
                 false => write!(f, "\n  driver of {function}  {}", OneLine(&choice.to_string()))?,
             }
         }
-        for Blocker { code, severity, function, evidence, remedy } in &self.blockers {
+        for (Blocker { code, severity, evidence, remedy, .. }, functions) in findings {
             write!(f, "\n  {severity} {code}")?;
-            if *function != self.address {
-                write!(f, " of {function}")?;
+            if functions != [self.address] {
+                let functions: Vec<_> = functions.iter().map(ToString::to_string).collect();
+                write!(f, " of {}", functions.join(", "))?;
             }
             write!(f, ": {}", code.summary())?;
             write!(f, "\n    found   {}\n    remedy  {}", OneLine(evidence), OneLine(remedy))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::readiness::BlockerCode;
+
+    /// The functions of an eGPU are behind one tunnel: the reason is printed, and counted, once.
+    #[test]
+    fn the_same_evidence_of_several_functions_is_printed_once() {
+        let [gpu, audio]: [PciAddress; 2] =
+            ["0000:01:00.0", "0000:01:00.1"].map(|text| text.parse().unwrap());
+        let found = |function, evidence: &str| Blocker {
+            code: BlockerCode::Tunnelled,
+            severity: Severity::Warning,
+            function,
+            evidence: evidence.into(),
+            remedy: "wait".into(),
+        };
+        let readiness = Readiness {
+            address: gpu,
+            name: "GPU".into(),
+            functions: vec![gpu, audio],
+            drivers: Vec::new(),
+            blockers: vec![found(gpu, "a tunnel"), found(audio, "its own"), found(audio, "a tunnel")],
+        };
+        let summary = BlockerCode::Tunnelled.summary();
+        let expect = format!(
+            "0000:01:00.0 GPU: ready, 2 warnings
+  goes with 0000:01:00.1
+  warning tunnelled of 0000:01:00.0, 0000:01:00.1: {summary}
+    found   a tunnel
+    remedy  wait
+  warning tunnelled of 0000:01:00.1: {summary}
+    found   its own
+    remedy  wait"
+        );
+        assert_eq!(readiness.to_string(), expect);
     }
 }

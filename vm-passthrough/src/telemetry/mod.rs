@@ -28,7 +28,7 @@ use thiserror::Error;
 
 pub use throttle::Throttle;
 pub use watch::{Answer, Watch};
-pub use xid::{Xid, xids};
+pub use xid::{Xid, advise, xids};
 
 pub(crate) use hwmon::directory as sensors;
 

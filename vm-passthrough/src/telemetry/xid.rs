@@ -13,6 +13,28 @@ pub struct Xid {
     pub text: String,
 }
 
+/// Advice by Xid number, causes before consequences: after 79, the driver also logs 154 and errors of the programs that it ends.
+const ADVICE: &[(&[u32], &str)] = &[
+    (&[79], "check the power plugs and the cable; then run `vm-service egpu reset --reconnect`"),
+    (
+        &[48, 63, 64, 94, 95],
+        "its memory has errors: reset it (`vm-service egpu reset`); if `nvidia-smi -q -d ECC,ROW_REMAPPER` shows more of them, \
+         replace it",
+    ),
+    (&[119, 120], "reset it (`vm-service egpu reset --hard`); if the Xid recurs, update NVIDIA's driver"),
+    (&[154], "do what the message names: reset it (`vm-service egpu reset --hard`), or reboot the host"),
+    (&[13, 31, 43, 45], "a program caused it: see that program's log"),
+];
+
+/// Which of the errors of a GPU caused the others, and what to do about it; `None` where there is no error.
+pub fn advise(xids: &[Xid]) -> Option<(&Xid, &'static str)> {
+    let of = |(numbers, advice): &(&[u32], &'static str)| {
+        xids.iter().rev().find(|xid| numbers.contains(&xid.number)).map(|xid| (xid, *advice))
+    };
+    let unknown = || Some((xids.last()?, "see NVIDIA's list of Xid errors"));
+    ADVICE.iter().find_map(of).or_else(unknown)
+}
+
 /// Most records of the log that are read, and the longest of them (`PRINTKRB_RECORD_MAX` of Linux's `kernel/printk/printk.c`
 /// with its prefix).
 const RECORDS: usize = 100_000;
@@ -57,6 +79,28 @@ fn of(log: &str, address: PciAddress) -> Vec<Xid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn advice_is_about_the_cause() {
+        let check = |numbers: &[u32], expect: Option<(u32, &str)>| {
+            let xids: Vec<_> = numbers.iter().map(|&number| Xid { number, text: String::new() }).collect();
+            match (advise(&xids), expect) {
+                (None, None) => {}
+                (Some((xid, advice)), Some((number, part))) => {
+                    assert!(xid.number == number && advice.contains(part), "{numbers:?}: {xid:?} {advice}");
+                }
+                (got, _) => panic!("{numbers:?}: {got:?}"),
+            }
+        };
+        check(&[], None);
+        check(&[79, 154], Some((79, "power plugs")));
+        check(&[154, 79, 45], Some((79, "power plugs")));
+        check(&[94, 154], Some((94, "memory has errors")));
+        check(&[45, 154], Some((154, "the message names")));
+        check(&[13], Some((13, "a program")));
+        check(&[13, 9999], Some((13, "a program")));
+        check(&[9999], Some((9999, "NVIDIA's list")));
+    }
 
     #[test]
     fn the_errors_of_one_gpu_are_found() {

@@ -1,5 +1,6 @@
 //! `info`: one PCI function in full.
 
+use std::error::Error;
 use std::fmt::Write as _;
 use std::str::FromStr;
 use std::time::Duration;
@@ -44,15 +45,15 @@ pub(crate) enum InfoDevice {
 }
 
 impl FromStr for InfoDevice {
-    type Err = String;
+    type Err = Box<dyn Error + Send + Sync>;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.strip_prefix("npu:") {
             Some(number) => number
                 .parse()
                 .map(Self::Npu)
-                .map_err(|_| format!("`{number}` is no number of an NPU, as in npu:0")),
-            None => text.parse().map(Self::Function).map_err(|error| format!("{error}")),
+                .map_err(|_| format!("`{number}` is no number of an NPU, as in npu:0").into()),
+            None => Ok(Self::Function(text.parse()?)),
         }
     }
 }

@@ -140,12 +140,12 @@ pub(super) fn restrict_all() -> Result<bool, String> {
     in_force(restricted()).map(|reach| reach.files)
 }
 
-/// From here on this thread, and those that it begins, only read what is below `folder`, wherever links lead, and use the
-/// terminals that they have. Whether that is in force.
+/// From here on this thread, and those that it begins, only read `file` and what is below `folder`, wherever links lead, and use
+/// the terminals that they have. Whether that is in force.
 ///
 /// # Errors
 /// The Linux kernel's.
-pub(crate) fn restrict_to(folder: &Path) -> Result<bool, String> {
+pub(crate) fn restrict_to(folder: &Path, file: Option<&Path>) -> Result<bool, String> {
     let terminal = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
     let standard: [(BorrowedFd<'_>, _); 3] = [
         (rustix::stdio::stdin(), "/proc/self/fd/0"),
@@ -159,6 +159,7 @@ pub(crate) fn restrict_to(folder: &Path) -> Result<bool, String> {
             .handle_access(AccessFs::from_all(VERSION))?
             .create()?
             .add_rules(path_beneath_rules([folder], AccessFs::from_read(VERSION)))?
+            .add_rules(path_beneath_rules(file, AccessFs::ReadFile))?
             .add_rules(path_beneath_rules(terminals.chain(["/dev/tty"]), terminal))?
             .add_rules(path_beneath_rules(["/dev/null"], AccessFs::WriteFile))?
             .restrict_self()

@@ -1,6 +1,6 @@
 //! What the script `capture` takes from a host answers as the host does.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use vm_passthrough::pci::BarKind;
@@ -37,37 +37,123 @@ fn busy() -> SimHost {
     sim
 }
 
-#[test]
-fn a_captured_host_answers_as_the_host() {
-    let sim = busy();
-    let folder = tempfile::tempdir().expect("a folder");
-    let (tar, copy) = (folder.path().join("host.tar"), folder.path().join("host"));
+/// The tree that `capture` takes of a host.
+fn capture(sim: &SimHost, folder: &Path) -> PathBuf {
+    let (tar, copy) = (folder.join("host.tar"), folder.join("host"));
     let capture = concat!(env!("CARGO_MANIFEST_DIR"), "/capture");
     let ended = Command::new(capture).arg(&tar).env("ROOT", sim.root()).status().expect("a shell");
     assert!(ended.success(), "{ended}");
     std::fs::create_dir(&copy).expect("a folder");
     let ended = Command::new("tar").arg("-xf").arg(&tar).arg("-C").arg(&copy).status().expect("tar");
     assert!(ended.success(), "{ended}");
+    copy
+}
+
+/// Asserts that a captured host answers as the host itself: for all of its functions, also `egpu` and `commands`.
+#[track_caller]
+fn answers_alike(sim: &SimHost, commands: &[String]) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let copy = capture(sim, folder.path());
+    let listed = vm_service(&sim.plain_host(), "list --json --all").out;
+    let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+    let mut all = vec!["list --all".to_owned(), "list --json --all".to_owned(), "egpu info".to_owned()];
+    for function in listed["functions"].as_array().expect("functions") {
+        let address = function["address"].as_str().expect("an address");
+        all.extend([format!("explain {address}"), format!("explain {address} --with-group")]);
+        all.push(format!("info {address}"));
+    }
+    all.extend_from_slice(commands);
+    for command in all {
+        let here = vm_service(&sim.plain_host(), &command);
+        // `egpu` has the option before its own commands.
+        let at = if command.starts_with("egpu ") { "egpu".len() } else { command.len() };
+        let (before, after) = command.split_at(at);
+        let there = vm_service(&sim.plain_host(), &format!("{before} --root {}{after}", copy.display()));
+        let named = |text: &str| text.replace(&sim.root().display().to_string(), &copy.display().to_string());
+        assert_eq!((there.exit, &there.out), (here.exit, &named(&here.out)), "{command}: {}", there.err);
+    }
+}
+
+#[test]
+fn a_captured_host_answers_as_the_host() {
+    let sim = busy();
+    answers_alike(&sim, &[]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let copy = capture(&sim, folder.path());
     let config =
         |root: &Path| std::fs::read(root.join("sys/bus/pci/devices/0000:04:00.0/config")).expect("config");
     let (whole, taken) = (config(sim.root()), config(&copy));
     let serial = whole.windows(SERIAL.len()).position(|bytes| bytes == SERIAL).expect("a serial number");
     let blanked = [&whole[..serial], &[0; 8], &whole[serial + 8..]].concat();
     assert!(taken == blanked, "all but the serial number is there");
-    let mut commands = vec!["list --all".to_owned(), "list --json --all".to_owned()];
-    for address in ["01:00.0", "02:00.0", "03:00.0", "04:00.0", "05:00.0", "05:00.1", "00:01.0"] {
-        commands.extend([
-            format!("explain {address}"),
-            format!("explain {address} --with-group"),
-            format!("info {address}"),
-        ]);
+}
+
+/// With an enclosure whose tunnel is built, and each kind of device that `--sim` has.
+#[test]
+fn a_captured_example_host_answers_as_the_host() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path().join("sim");
+    let sim = SimHost::open(&dir).expect("a simulated host");
+    answers_alike(&sim, &[]);
+    let host = vm_passthrough::Host::system();
+    let connected = vm_service(&host, &format!("egpu connect --sim {}", dir.display()));
+    assert_eq!(connected.exit, 0, "{}", connected.err);
+    let explained = vm_service(&sim.plain_host(), "explain 0000:32:00.0").out;
+    assert!(explained.contains("tunnelled"), "{explained}");
+    answers_alike(&sim, &["egpu diag".to_owned()]);
+}
+
+/// A card that shares its interrupt line, a vGPU, a MIG instance, errors of the link, exported disks, and what limits memory.
+#[test]
+fn what_only_some_hosts_have_is_captured() {
+    let sim = workstation();
+    let write = |path: &str, text: &str| sim.write(path, text).expect("written");
+    let card = SimFunction::new(address("0000:07:00.0"), 0x1131, 0x7146, 0x04_8000).group(30);
+    let card = card.bar(0, BarKind::Memory32, false, 0x9000_0000, 512);
+    let mut config = card.config_space();
+    // Interrupt Pin: INTA.
+    config[0x3d] = 1;
+    sim.add(&card.config(config)).expect("a function");
+    sim.set(address("0000:07:00.0"), "irq", "17\n").expect("an attribute");
+    write("proc/interrupts", "  CPU0\n 17: 5 IR-IO-APIC 17-fasteoi uhci_hcd, snd_hda_intel\n");
+    let gpu = "sys/bus/pci/devices/0000:01:00.0";
+    write("proc/driver/nvidia/gpus/0000:01:00.0/information", "GPU UUID: GPU-1\nDevice Minor: \t 0\n");
+    write("proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access", "DeviceFileMinor: 3\n");
+    write(&format!("{gpu}/nvidia/creatable_vgpu_types"), "1414 : NVIDIA H200X-1-18C\n");
+    write(&format!("{gpu}/aer_dev_correctable"), "RxErr 3\nTOTAL_ERR_COR 3\n");
+    write(&format!("{gpu}/aer_dev_nonfatal"), "TOTAL_ERR_NONFATAL 0\n");
+    write(&format!("{gpu}/aer_dev_fatal"), "TOTAL_ERR_FATAL 0\n");
+    write("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "64\n");
+    write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "4\n");
+    write("proc/self/cgroup", "0::/a/b\n");
+    write("sys/fs/cgroup/a/memory.max", "65536\n");
+    write("proc/cmdline", "root=/dev/vda iommu=pt\n");
+    write("lib/modules/6.12.0/modules.alias", "alias vfio_pci:v0000144Dd*sv*sd*bc*sc*i* nvme_vfio_pci\n");
+    for (table, text) in [("DMAR", "D"), ("IVRS", "I"), ("IORT", "O")] {
+        write(&format!("sys/firmware/acpi/tables/{table}"), &text.repeat(200));
     }
-    for command in commands {
-        let here = vm_service(&sim.plain_host(), &command);
-        let there = vm_service(&sim.plain_host(), &format!("{command} --root {}", copy.display()));
-        let named = |text: &str| text.replace(&sim.root().display().to_string(), &copy.display().to_string());
-        assert_eq!((there.exit, &there.out), (here.exit, &named(&here.out)), "{command}: {}", there.err);
-    }
+    let log = "4,1,2,-;NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n6,2,3,-;usb 1-1: SerialNumber: 1234\n\
+               12,3,4,-;login: Xid\n4,4,5,-;DMAR: [DMA Read] fault\n";
+    write("dev/kmsg", log);
+    let guest = sim.path("guest.toml");
+    let text = "name = \"a\"\nmemory = \"64M\"\nhugepages = \"2M\"\nboot.kernel = \"k\"\n[[devices]]\naddress = \"02:00.0\"\n";
+    std::fs::write(&guest, text).expect("written");
+    let explain = format!("explain --guest {}", guest.display());
+    let explained = vm_service(&sim.plain_host(), &explain).out;
+    assert!(explained.contains("huge-pages-too-few"), "{explained}");
+    let explained = vm_service(&sim.plain_host(), "explain 07:00.0").out;
+    assert!(explained.contains("legacy-interrupt"), "{explained}");
+    answers_alike(&sim, &[explain]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let copy = capture(&sim, folder.path());
+    let read = |path: &str| std::fs::read_to_string(copy.join(path)).expect(path);
+    assert_eq!(read("proc/cmdline"), "root=/dev/vda iommu=pt\n");
+    assert_eq!(read("sys/firmware/acpi/tables/DMAR"), "D".repeat(48));
+    assert_eq!(read("sys/firmware/acpi/tables/IVRS"), "I".repeat(48));
+    assert_eq!(read("sys/firmware/acpi/tables/IORT"), "O".repeat(48));
+    assert_eq!(read("proc/driver/nvidia/gpus/0000:01:00.0/information"), "Device Minor: \t 0\n", "no UUID");
+    let kept: Vec<_> = log.lines().filter(|line| line.contains("NVRM") || line.contains("DMAR")).collect();
+    assert_eq!(read("dev/kmsg").lines().collect::<Vec<_>>(), kept);
 }
 
 #[test]

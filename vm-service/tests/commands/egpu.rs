@@ -330,3 +330,44 @@ fn a_command_that_holds_an_enclosure_is_not_waited_for_by_force() {
     drop(held.expect("the lock"));
     assert_eq!(on(&lab, "egpu disconnect --force").0, 0);
 }
+
+/// Runtime power management takes the tunnel down: the remembered GPU returns by a new one.
+#[test]
+fn a_reconnect_keeps_the_remembered_gpu() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let lab = folder.path().join("lab");
+    let (exit, out, err) = on(&lab, "egpu status");
+    assert_eq!((exit, err.as_str()), (0, ""));
+    assert!(
+        out.contains("0-1 Razer Core X is connected, and not authorised; `vm-service egpu connect 0-1`"),
+        "{out}"
+    );
+    for command in
+        ["egpu connect --remember", "egpu inject suspend drops", "egpu reset --reconnect", "egpu connect"]
+    {
+        let (exit, out, err) = on(&lab, command);
+        assert_eq!(exit, 0, "{command}: {out} {err}");
+    }
+    let out = on(&lab, "egpu status").1;
+    assert!(out.contains("0000:32:00.0"), "{out}");
+}
+
+/// `diag` reports the causing Xid once, for the GPU and not for its audio function.
+#[test]
+fn diag_advises_about_the_xid_that_caused_the_others() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let lab = folder.path().join("lab");
+    assert_eq!(on(&lab, "egpu connect").0, 0);
+    let sim = SimHost::open(&lab).expect("the host");
+    let log = "4,1,2,-;NVRM: Xid (PCI:0000:32:00): 79, GPU has fallen off the bus.\n\
+               4,2,3,-;NVRM: Xid (PCI:0000:32:00): 154, GPU recovery action changed\n";
+    sim.write("dev/kmsg", log).expect("a log");
+    let out = on(&lab, "egpu diag").1;
+    let health = out.split("warning health: ").nth(1).expect("a warning");
+    assert!(
+        health.starts_with("0000:32:00.0: its driver logged Xid 79: GPU has fallen off the bus."),
+        "{out}"
+    );
+    assert!(health.contains("it also logged Xid 154") && health.contains("power plugs"), "{out}");
+    assert_eq!(health.matches("Xid 79").count(), 1, "{out}");
+}

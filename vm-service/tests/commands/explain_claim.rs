@@ -50,7 +50,7 @@ fn explains_what_is_not_ready_with_status_3() {
     let sim = crowded();
     let got = vm_service(&sim.plain_host(), "explain 0000:02:00.0");
     assert_eq!((got.exit, got.err.as_str()), (3, ""));
-    assert_eq!(got.out, blocked(&sim));
+    assert_eq!(got.out, BLOCKED);
     let got = vm_service(&sim.plain_host(), "explain 0000:02:00.0 --json");
     assert_eq!((got.exit, got.err.as_str()), (3, ""));
     let document: serde_json::Value = serde_json::from_str(&got.out).expect("JSON");
@@ -69,15 +69,13 @@ fn explains_what_is_not_ready_with_status_3() {
 }
 
 /// What is said of the disk of [`crowded`].
-fn blocked(sim: &SimHost) -> String {
-    "\
+const BLOCKED: &str = "\
 0000:02:00.0 Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO: not ready, 1 blocker
   driver  vfio-pci, as no variant of it is made for this device
   blocker group-not-viable: a driver of the host uses another function of its IOMMU group
-    found   0000:03:00.0 (Intel Corporation 82574L Gigabit Network Connection, driver e1000e) is in group 7 too, by ROOT/sys/kernel/iommu_groups/7/devices
-    remedy  give the whole group away (option with-group), or take 0000:03:00.0 from its driver: echo 0000:03:00.0 > ROOT/sys/bus/pci/drivers/e1000e/unbind
-".replace("ROOT", &sim.root().display().to_string())
-}
+    found   0000:03:00.0 (Intel Corporation 82574L Gigabit Network Connection, driver e1000e) is in group 7 too, by /sys/kernel/iommu_groups/7/devices
+    remedy  give the whole group away (--with-group), or take 0000:03:00.0 from its driver: echo 0000:03:00.0 > /sys/bus/pci/drivers/e1000e/unbind
+";
 
 #[test]
 fn explains_for_a_guest() {
@@ -213,7 +211,12 @@ fn claims_with_companions_and_releases() {
     assert_eq!(drivers(), [Some("vfio-pci".into()), Some("vfio-pci".into())]);
     let again = vm_service(&host, "claim 01:00.0");
     assert_eq!(again.exit, 1, "{again:?}");
-    assert!(again.err.contains("is claimed already by"), "{again:?}");
+    let whose = format!("0000:01:00.0 is claimed already by process {} (", std::process::id());
+    assert!(again.err.contains(&whose), "{again:?}");
+    assert!(
+        again.err.contains("until it is released; run `vm-service release 0000:01:00.0` first"),
+        "{again:?}"
+    );
     check(&host, "release 01:00.0", "0000:01:00.0 released\n");
     assert_eq!(drivers(), before);
     check_error(&host, "release 01:00.0", 1, "0000:01:00.0 is not claimed, so there is nothing to release");
@@ -263,8 +266,7 @@ fn claims_and_releases_in_json() {
 fn claims_nothing_while_something_stands_in_the_way() {
     let sim = crowded();
     let drivers = SimDrivers::new(&sim);
-    let what = blocked(&sim);
-    let what = what.trim_end();
+    let what = BLOCKED.trim_end();
     let message = format!("nothing was touched, because of what stands in the way:\n{what}");
     check_error(&drivers.host(), "claim 0000:02:00.0", 3, &message);
     assert_eq!(drivers.writes(), []);
@@ -318,4 +320,57 @@ fn a_device_without_reset_is_for_those_who_accept_it() {
     assert_eq!(sim.driver_of(address("0000:02:00.0")).as_deref(), Some("vfio-pci"));
     let got = vm_service(&host, "explain 0000:02:00.0 --accept group-not-viable");
     assert_eq!(got.exit, 2, "{}", got.err);
+}
+
+/// Operators paste what `lspci -nn`, sysfs and libvirt print.
+#[test]
+fn other_spellings_of_an_address_are_accepted_or_explained() {
+    let sim = workstation();
+    let host = sim.plain_host();
+    let expect = vm_service(&host, "explain 0000:01:00.0");
+    for address in ["/sys/bus/pci/devices/0000:01:00.0", "pci_0000_01_00_0"] {
+        assert_eq!(vm_service(&host, &format!("explain {address}")), expect, "{address}");
+    }
+    let root = sim.root().display();
+    let refused = |args: &str, parts: &[&str]| {
+        for args in [args.to_owned(), format!("{args} --root {root}"), format!("{args} --sim={root}")] {
+            let got = vm_service(&host, &args);
+            assert_eq!((got.exit, got.out.as_str()), (2, ""), "{args}: {}", got.err);
+            parts.iter().for_each(|part| assert!(got.err.contains(part), "{args}: no {part} in {}", got.err));
+        }
+    };
+    for command in ["explain", "info"] {
+        refused(
+            &format!("{command} 10de:2684"),
+            &["that is a vendor:device ID", "did you mean 0000:01:00.0?"],
+        );
+        refused(&format!("{command} 10de:ffff"), &["vendor:device ID", "no function of this host has it"]);
+        refused(
+            &format!("{command} 01:00"),
+            &["that is a slot", "0000:01:00.0 (NVIDIA", "0000:01:00.1 (NVIDIA"],
+        );
+    }
+    // A second card of the same model.
+    let card = SimFunction::new(address("0000:06:00.0"), 0x10de, 0x2684, 0x03_00_00).group(16);
+    sim.add(&card).expect("a function");
+    refused("explain 10de:2684", &["did you mean 0000:01:00.0 or 0000:06:00.0?"]);
+}
+
+/// The guest file lies where an operator keeps it, not in the captured tree, which is all that this process may read else.
+#[test]
+fn a_guest_file_outside_a_captured_tree_is_read() {
+    let sim = workstation();
+    let folder = tempfile::tempdir().expect("a folder");
+    let guest = folder.path().join("guest.toml");
+    let text = "name = \"a\"\nmemory = \"64M\"\nboot.kernel = \"k\"\n[[devices]]\naddress = \"02:00.0\"\n";
+    std::fs::write(&guest, text).expect("written");
+    let ended = Command::new(env!("CARGO_BIN_EXE_vm-service"))
+        .args(["explain", "--guest"])
+        .arg(&guest)
+        .arg("--root")
+        .arg(sim.root())
+        .output()
+        .expect("vm-service");
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(String::from_utf8_lossy(&ended.stdout).starts_with("0000:02:00.0 "), "{ended:?}");
 }

@@ -48,7 +48,7 @@ fn a_persistent_claim_keeps_sharers_out_and_says_how_to_end_it() {
     let mut manager = manager(drivers.host());
     manager.claim(gpu(), &ClaimOptions { persistent: true, ..ClaimOptions::default() }).unwrap();
     let error = manager.share(gpu()).unwrap_err().to_string();
-    assert!(error.contains("until it is released; release it first"), "{error}");
+    assert!(error.contains("until it is released; run `vm-service release 0000:01:00.0` first"), "{error}");
 }
 
 #[test]

@@ -129,8 +129,10 @@ fn a_mapped_disk_that_a_process_has_open() {
         let found: Vec<_> = readiness.blockers.iter().map(|b| b.code).collect();
         assert_eq!(found, [Code::MountedDisk, Code::InUse], "{readiness}");
         assert!(readiness.blockers[0].evidence.contains("nvme0n1p1 is held by dm-3 (vg-vm)"), "{readiness}");
-        let who = format!("process 4242 (qemu) has {} open", scene.sim.path(path).display());
-        assert!(readiness.blockers[1].evidence.contains(&who), "{readiness}");
+        let who = |path: &std::path::Path| format!("process 4242 (qemu) has {} open", path.display());
+        let shown = who(&std::path::Path::new("/").join(path));
+        assert!(readiness.blockers[1].evidence.contains(&shown), "{readiness}");
+        let who = who(&scene.sim.path(path));
         not_claimed(&scene, &scene.sim.plain_host(), "in-use");
         let holders = super::holders(&scene.sim.plain_host(), address(DISK));
         assert!(holders.iter().any(|holder| holder.to_string() == who), "{holders:?}");

@@ -1,5 +1,6 @@
 //! `egpu diag`: six checks of an enclosure and of what it needs, each with what shows it and what to do.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use clap::Args;
@@ -118,7 +119,8 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
                 continue;
             }
         };
-        for found in blockers {
+        // Those of companions are found where they are explained.
+        for found in blockers.into_iter().filter(|found| found.function == function.address) {
             let findings = match found.code {
                 BlockerCode::UnbindMayHang => &mut drivers,
                 BlockerCode::BarNotResized => &mut egpu,
@@ -202,16 +204,17 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
     let mut health = Findings::of("health");
     for function in &functions {
         let address = function.address;
-        let mut xids = telemetry::xids(&context.host, address);
-        if let Some(last) = xids.pop() {
-            let remedy = match last.number {
-                79 => "check power and plugs; run `vm-service egpu reset --reconnect`",
-                _ => "see NVIDIA's list of Xid errors",
-            };
-            let evidence = format!("{address}: its driver logged Xid {}: {}", last.number, last.text);
+        // The driver logs a slot, which is its GPU's.
+        let xids =
+            if is_accelerator(function) { telemetry::xids(&context.host, address) } else { Vec::new() };
+        if let Some((cause, remedy)) = telemetry::advise(&xids) {
+            let evidence = format!("{address}: its driver logged Xid {}: {}", cause.number, cause.text);
             health.judge(true, CheckVerdict::Warning, evidence, remedy);
-            if !xids.is_empty() {
-                health.note(format!("{} others before it", xids.len()));
+            let others: BTreeSet<_> =
+                xids.iter().map(|xid| xid.number).filter(|&number| number != cause.number).collect();
+            if !others.is_empty() {
+                let others: Vec<_> = others.iter().map(ToString::to_string).collect();
+                health.note(format!("it also logged Xid {}", others.join(", ")));
             }
         }
         match pci::health(&context.host, address, deadlines::HEARTBEAT) {

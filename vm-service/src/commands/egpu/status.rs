@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use vm_passthrough::Host;
 use vm_passthrough::telemetry::{Answer, Source, Watch};
-use vm_passthrough::usb4::Authorization;
+use vm_passthrough::usb4::{self, Authorization};
 
 use crate::context::Context;
 use crate::describe;
@@ -47,6 +47,19 @@ pub(super) fn none(which: Which) -> &'static str {
     }
 }
 
+/// The message where an enclosure is connected that Linux tunnels no PCIe to.
+fn unauthorised(host: &Host) -> Option<String> {
+    let domains = usb4::scan_routers(host).ok()?;
+    let mut routers = domains.iter().flat_map(|domain| &domain.routers);
+    let router = routers.find(|router| router.route.depth() > 0 && !router.is_authorised())?;
+    Some(format!(
+        "no GPU is behind a tunnel: the enclosure {} {} is connected, and not authorised; `vm-service egpu connect {}` authorises it",
+        router.route,
+        super::enclosure::name(router),
+        router.route
+    ))
+}
+
 /// Prints a row for each GPU.
 ///
 /// # Errors
@@ -60,8 +73,9 @@ pub(super) fn run(context: &mut Context<'_>, args: &WhichArgs) -> Result<(), Fai
     let json = || Body::EgpuStatus {
         gpus: answers.iter().map(|(gpu, answer)| GpuStatus::new(gpu, answer)).collect(),
     };
+    let waiting = if answers.is_empty() { unauthorised(&host) } else { None };
     context.print(json, || match answers.is_empty() {
-        true => format!("{}\n", none(which)),
+        true => format!("{}\n", waiting.unwrap_or_else(|| none(which).into())),
         false => table(&answers).fit(width),
     })
 }
