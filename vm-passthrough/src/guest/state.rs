@@ -214,7 +214,7 @@ impl State {
     /// Makes MSI as the guest programmed it.
     pub(super) fn sync_msi(&mut self) -> Result<(), DeviceError> {
         let Some(msi) = self.config.msi else { return Ok(()) };
-        let count = msi.enabled(&self.config);
+        let mut count = msi.enabled(&self.config);
         if count != 0 {
             self.intx.disconnect()?;
         }
@@ -223,7 +223,13 @@ impl State {
             if count == 0 {
                 return Ok(());
             }
-            self.msi.enable_all(count)?;
+            let wanted = count;
+            count = self.msi.enable_all(wanted)?;
+            if count < wanted {
+                msi.show_enabled(&mut self.config, count);
+                let device = self.file.address();
+                tracing::warn!(%device, wanted, count, "the host has fewer MSI vectors than the guest enables; its register shows how many");
+            }
         }
         let mut result = Ok(());
         for vector in 0..count {

@@ -113,6 +113,59 @@ fn growing_falls_back_when_the_host_has_too_few() {
 }
 
 #[test]
+fn growing_takes_what_the_host_has() {
+    let rig = Rig::msix(8, true);
+    rig.write16(MSIX + 2, ENABLE);
+    // Growing doubles: 1, 2, then 4, where the host has 3.
+    rig.sim.set_host_vectors(3);
+    for vector in 0..3 {
+        rig.entry(vector, message(vector as u32), false);
+    }
+    let deliver = |vectors: std::ops::Range<u32>| {
+        rig.vmm.delivered();
+        assert!(vectors.clone().all(|vector| rig.sim.fire(MSIX_IRQ, vector as usize)));
+        assert_eq!(rig.vmm.delivered(), vectors.map(message).collect::<Vec<_>>());
+    };
+    deliver(0..3);
+    // One more than the host has is refused, and the others stay.
+    let error = rig.device.bar_write(2, 0x203c, &[0; 4]).unwrap_err();
+    assert!(
+        error.to_string().contains("cannot enable 4 interrupt vectors of 0000:65:00.0: the host has 3"),
+        "{error}"
+    );
+    deliver(0..3);
+    // Once the host has more, unmasking the vector again connects it.
+    rig.sim.set_host_vectors(8);
+    rig.mask(3, true);
+    rig.entry(3, message(3), false);
+    deliver(0..4);
+}
+
+#[test]
+fn a_guest_sees_how_many_msi_vectors_the_host_enabled() {
+    let rig = Rig::new();
+    rig.write32(MSI + 4, 0xfee0_3000);
+    rig.write16(MSI + 12, 0x48);
+    // The host has 3 of the 8 vectors that the guest enables: 2 is the largest power of two.
+    rig.sim.set_host_vectors(3);
+    rig.write16(MSI + 2, 0x0031);
+    assert_eq!((rig.sim.enabled(MSI_IRQ), rig.read16(MSI + 2) & 0x71), (2, 0x11));
+    rig.vmm.delivered();
+    for vector in 0..2 {
+        assert!(rig.sim.fire(MSI_IRQ, vector));
+        assert_eq!(rig.vmm.delivered(), [MsiMessage { address: 0xfee0_3000, data: 0x48 | vector as u32 }]);
+    }
+    // No vector at all, then as many as the guest enables.
+    rig.write16(MSI + 2, 0);
+    rig.sim.set_host_vectors(0);
+    rig.write16(MSI + 2, 0x0031);
+    assert_eq!(rig.sim.enabled(MSI_IRQ), 0);
+    rig.sim.set_host_vectors(8);
+    rig.write16(MSI + 2, 0x0031);
+    assert_eq!(rig.sim.enabled(MSI_IRQ), 8);
+}
+
+#[test]
 fn msi_delivers_masks_and_remembers() {
     let rig = Rig::new();
     rig.write32(MSI + 4, 0xfee0_3000);
