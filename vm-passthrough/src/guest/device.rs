@@ -396,14 +396,20 @@ impl VfioPciDevice {
                 .config
                 .power
                 .is_some_and(|power| overlaps(offset, len, (power + regs::PM_CTRL).into(), 2));
+        let before = state.config.bytes(offset);
         state.config.write(offset, data);
-        if commanded && state.is_on() {
-            self.file.set_at_rest(false);
-        }
         if moved {
             let withdrawn = state.withdraw_bars();
+            if withdrawn.is_err() {
+                // The device keeps decoding where it did, and the guest must read that.
+                state.config.restore(offset, &before[..len]);
+                state.expose_bars();
+            }
             self.publish(state);
             withdrawn?;
+        }
+        if commanded && state.is_on() {
+            self.file.set_at_rest(false);
         }
         if state.config.is_through(offset, len) {
             let mut device = [0; 4];

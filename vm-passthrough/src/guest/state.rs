@@ -114,10 +114,15 @@ impl State {
     /// # Errors
     /// The first failure. What could not be taken is tried again the next time.
     pub(super) fn withdraw_bars(&mut self) -> Result<(), DeviceError> {
+        // A BAR that could not be withdrawn whole is mapped anew once its parts are gone.
+        let is_partial = !self.stale.is_empty() || !self.reached.is_empty();
         for index in 0..self.places.len() {
             let wanted = self.wanted(index);
             let Some(place) = self.places.get_mut(index) else { continue };
-            if let Some(decoded) = place.decoded.take_if(|decoded| Some(decoded.address) != wanted) {
+            let pieces = place.pieces.len();
+            if let Some(decoded) = place.decoded.take_if(|decoded| {
+                Some(decoded.address) != wanted || is_partial && decoded.mapped.len() < pieces
+            }) {
                 self.stale.extend(decoded.mapped);
                 self.reached.extend(decoded.exposed);
             }
