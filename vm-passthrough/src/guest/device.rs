@@ -630,8 +630,8 @@ impl PassthroughDevice for VfioPciDevice {
         };
         for (index, chunk) in inside.chunks(4).enumerate() {
             if let Err(error) = self.write_chunk(&mut inner, offset + index * 4, chunk, reset) {
-                // A guest may cause this as often as it likes.
-                tracing::debug!(device = %self.address(), offset, %error, "a config write of the guest failed");
+                // A guest may cause this as often as it likes: whoever shows it limits how often.
+                tracing::warn!(device = %self.address(), offset, %error, "a config write of the guest failed");
             }
         }
     }
@@ -716,7 +716,10 @@ impl PassthroughDevice for VfioPciDevice {
             if let Some(part) = slice(data, offset, &inside)
                 && let Some(vectors) = inner.state.table.write(inside.start - msix.table.1.start, part)
             {
-                inner.state.sync_vectors(vectors)?;
+                inner.state.sync_vectors(vectors.clone()).inspect_err(|error| {
+                    let device = self.address();
+                    tracing::warn!(%device, ?vectors, %error, "the guest may lose interrupts of the device");
+                })?;
             }
         }
         for (at, byte) in (offset..).zip(data) {

@@ -1,5 +1,12 @@
 //! MSI and MSI-X from the device to the guest.
 
+use std::fmt::Debug;
+use std::sync::Mutex;
+
+use tracing::field::Field;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
 use super::*;
 use crate::sim::Fault;
 use crate::vfio::{MSI_IRQ, MSIX_IRQ};
@@ -202,4 +209,52 @@ fn a_refused_message_stays_masked_and_can_be_mended() {
     rig.entry(0, message(0), false);
     rig.sim.fire(MSIX_IRQ, 0);
     assert_eq!(rig.vmm.delivered(), [message(0)]);
+}
+
+/// The warnings of one thread, each as its fields.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        let mut text = String::new();
+        event.record(&mut |field: &Field, value: &dyn Debug| text += &format!("{field}={value:?} "));
+        self.0.lock().unwrap().push(text);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn an_interrupt_that_cannot_be_delivered_is_warned_of() {
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        let expect = |what: &str| {
+            let found = std::mem::take(&mut *warnings.0.lock().unwrap());
+            assert!(found.len() == 1 && found[0].contains(what), "{found:?}");
+            assert!(found[0].contains("device=0000:65:00.0"), "{found:?}");
+        };
+        // A vector that the host does not have.
+        let rig = Rig::msix(4, true);
+        rig.write16(MSIX + 2, ENABLE);
+        rig.sim.set_host_vectors(1);
+        rig.device.bar_write(2, 0x201c, &[0; 4]).unwrap_err();
+        expect("the host has 1");
+        // A message that the VMM does not route, by the table and by config space.
+        rig.sim.set_host_vectors(4);
+        rig.vmm.fail(Fault::SetRoute);
+        rig.device.bar_write(2, 0x200c, &[0; 4]).unwrap_err();
+        expect("interrupt route");
+        rig.write16(MSIX + 2, 0);
+        rig.write16(MSI + 2, 1);
+        expect("interrupt route");
+    });
 }
