@@ -380,7 +380,7 @@ fn ask(mut guest: Connection) -> Result<GuestStatus, CallError> {
 /// Has a guest end, and waits for that; answers why it is waited for no longer.
 fn end(guest: &mut Connection, options: &StopOptions) -> CallError {
     let until = Instant::now() + Duration::from_millis(options.deadline_ms);
-    let mut asked = guest.hello().and_then(|()| guest.subscribe().map(drop));
+    let mut asked = guest.subscribe(Some(CONTROL_ANSWER)).map(drop);
     if !options.now {
         asked = asked.and_then(|()| guest.power_button());
         // What does not answer may end in time all the same.
