@@ -179,7 +179,7 @@ impl Place {
             Builder::new().name("guest".into()).spawn(move || self.hear(connection))
         });
         if let Err(error) = followed {
-            tracing::warn!("{name} is not watched: {error}");
+            tracing::warn!(guest = name, "{name} is not watched: {error}");
         }
     }
 
