@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use vm_passthrough::deadlines::{ACCESS, longer_than, outlasts, sum};
+use vm_passthrough::deadlines::{ACCESS, DRIVERS, LEDGER, PEERS, RESET, longer_than, outlasts, sum};
 
-use crate::config::GuestConfig;
+use crate::config::{GuestConfig, MAX_DEVICES};
 
 /// A guest whose power button is pressed has powered itself off, unless the operator says another time.
 pub(crate) const SHUTDOWN: Duration = Duration::from_secs(30);
@@ -107,8 +107,20 @@ pub(crate) const VMM_GIVES_UP: Duration = longer_than(&[LOADING_STOP]);
 /// How often a VMM is asked whether it is there, and how long it may take to answer.
 pub(crate) const VMM_PING: Duration = Duration::from_secs(5);
 
-/// A guest's VMM has carried out an order, or reset the guest: memory is pinned, or devices are reset.
-pub(crate) const VMM_ORDER: Duration = Duration::from_secs(120);
+/// A VMM has detached a device: accesses to it end, it is taken from the guest, and it is reset.
+const VMM_DETACH: Duration = sum(&[ACCESS, ACCESS, PEERS, RESET]);
+
+/// A VMM has reset its machine: its vCPUs leave the guest, and its devices stop and are reset, one after the other.
+const VMM_RESET: Duration = sum(&[
+    VCPU_STOP,
+    DISK_STOP,
+    VHOST_STOP,
+    ACCELERATOR_STOP,
+    sum(&[sum(&[PEERS, PEERS, RESET]); MAX_DEVICES]),
+]);
+
+/// A guest's VMM has carried out an order other than to attach a device, or has reset the guest.
+pub(crate) const VMM_ORDER: Duration = longer_than(&[VMM_DETACH, VMM_RESET]);
 
 /// A guest's VMM has ended the guest. One that takes longer, for a device's reset say, is killed: a guest loses no more by that than by
 /// being stopped.
@@ -127,10 +139,9 @@ pub(crate) const CONSOLE_END: Duration = Duration::from_secs(5);
 /// A guest that was started runs, with its devices: its machine is made, its program is loaded, each device is claimed, opened and
 /// attached, and with the first of them its RAM is pinned.
 pub(crate) fn guest_start(guest: &GuestConfig) -> Duration {
-    let devices = GUEST_DEVICE.saturating_mul(guest.devices.len() as u32);
-    let pinned = if guest.devices.is_empty() { 0 } else { 2 * (guest.memory >> 30) };
+    let devices = GUEST_ATTACH.saturating_mul(guest.devices.len() as u32);
     let workers = WORKER_OPEN.saturating_mul(guest.accelerators.len() as u32);
-    sum(&[VMM_MADE, workers, GUEST_LOADED, devices, Duration::from_secs(pinned)])
+    sum(&[VMM_MADE, workers, GUEST_LOADED, devices])
 }
 
 /// A guest's program is loaded, with all that the storage takes.
@@ -139,21 +150,48 @@ const GUEST_LOADED: Duration = Duration::from_secs(120);
 /// A guest was reset, or else its VMM is gone.
 pub(crate) const GUEST_RESET: Duration = sum(&[CONTROL_ANSWER, VMM_ORDER, VMM_END]);
 
-/// A guest whose power was cut has given everything back.
-pub(crate) const GUEST_STOP: Duration = sum(&[VMM_STOP, VMM_END]);
+/// A claim was released: the VMM and the watch have closed its functions, the ledger is unlocked, and drivers are bound.
+const RELEASE: Duration = sum(&[CLOSE, DRIVERS, DRIVERS]);
+
+/// A guest whose power was cut, and which has this many devices, has released everything.
+pub(crate) const fn guest_stop(devices: usize) -> Duration {
+    let released = if devices < MAX_DEVICES { devices } else { MAX_DEVICES };
+    sum(&[VMM_STOP, VMM_END, RELEASE.saturating_mul(released as u32)])
+}
 
 /// A process that was killed is gone, and so are its locks.
 pub(crate) const GUEST_KILL: Duration = Duration::from_secs(5);
 
 /// A guest that was asked to end has ended, if need be because its process was killed.
-pub(crate) const STOP_ANSWER: Duration = sum(&[CONTROL_ANSWER, GUEST_STOP, GUEST_KILL, GUEST_KILL]);
+pub(crate) const STOP_ANSWER: Duration =
+    sum(&[CONTROL_ANSWER, CONTROL_ANSWER, guest_stop(MAX_DEVICES), GUEST_KILL, GUEST_KILL]);
 
-/// A device was given to a guest, or, past its own deadline, taken from it.
-pub(crate) const GUEST_DEVICE: Duration = sum(&[VMM_ORDER, VMM_END]);
+/// A device was attached to a guest: it is claimed, opened and attached, or else the guest's VMM is gone.
+pub(crate) const GUEST_ATTACH: Duration = sum(&[LEDGER, DRIVERS, VMM_ORDER, VMM_ATTACH, VMM_END]);
+
+/// A device was detached from a guest, past the deadline of the guest itself, or else the guest's VMM is gone.
+pub(crate) const GUEST_DETACH: Duration = sum(&[VMM_ORDER, VMM_END, RELEASE]);
 
 const _: () = {
     assert!(outlasts(DISK_STOP, STORAGE) && outlasts(LOADING_STOP, STORAGE) && outlasts(VHOST_STOP, VHOST));
     assert!(outlasts(ACCELERATOR_STOP, sum(&[WORKER_END, WORKER_INTERVAL])));
     assert!(outlasts(PING, sum(&[PING_PERIOD, WORKER_LOOK])));
     assert!(outlasts(VCPU_STOP, ACCESS) && outlasts(VCPU_STOP, SERIAL_HOLD));
+    assert!(outlasts(CLOSE, ACCESS) && outlasts(RELEASE, CLOSE) && outlasts(API_ANSWER, CONTROL_ANSWER));
+    assert!(
+        outlasts(VMM_ORDER, VMM_DETACH) && outlasts(VMM_ORDER, VMM_RESET) && outlasts(VMM_RESET, VCPU_STOP)
+    );
+    assert!(
+        outlasts(VMM_STOP, LOADING_STOP) && outlasts(VMM_STOP, DISK_STOP) && outlasts(VMM_STOP, VHOST_STOP)
+    );
+    assert!(outlasts(VMM_STOP, ACCELERATOR_STOP) && outlasts(VMM_STOP, CONSOLE_END));
+    assert!(outlasts(VMM_GIVES_UP, LOADING_STOP) && outlasts(LOG_FILE_FLUSH, LOG_FILE_LOCK));
+    assert!(outlasts(GUEST_ATTACH, sum(&[LEDGER, VMM_ATTACH])) && outlasts(GUEST_DETACH, VMM_ORDER));
+    assert!(outlasts(GUEST_RESET, sum(&[VMM_ORDER, VMM_END])));
+    let mut devices = 0;
+    while devices <= MAX_DEVICES {
+        assert!(outlasts(guest_stop(devices), VMM_STOP) && outlasts(STOP_ANSWER, guest_stop(devices)));
+        devices += 1;
+    }
+    assert!(outlasts(guest_stop(MAX_DEVICES), sum(&[DRIVERS; MAX_DEVICES])));
 };

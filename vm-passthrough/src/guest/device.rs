@@ -396,14 +396,20 @@ impl VfioPciDevice {
                 .config
                 .power
                 .is_some_and(|power| overlaps(offset, len, (power + regs::PM_CTRL).into(), 2));
+        let before = state.config.bytes(offset);
         state.config.write(offset, data);
-        if commanded && state.is_on() {
-            self.file.set_at_rest(false);
-        }
         if moved {
             let withdrawn = state.withdraw_bars();
+            if withdrawn.is_err() {
+                // The device keeps decoding where it did, and the guest must read that.
+                state.config.restore(offset, &before[..len]);
+                state.expose_bars();
+            }
             self.publish(state);
             withdrawn?;
+        }
+        if commanded && state.is_on() {
+            self.file.set_at_rest(false);
         }
         if state.config.is_through(offset, len) {
             let mut device = [0; 4];
@@ -624,8 +630,8 @@ impl PassthroughDevice for VfioPciDevice {
         };
         for (index, chunk) in inside.chunks(4).enumerate() {
             if let Err(error) = self.write_chunk(&mut inner, offset + index * 4, chunk, reset) {
-                // A guest may cause this as often as it likes.
-                tracing::debug!(device = %self.address(), offset, %error, "a config write of the guest failed");
+                // A guest may cause this as often as it likes: whoever shows it limits how often.
+                tracing::warn!(device = %self.address(), offset, %error, "a config write of the guest failed");
             }
         }
     }
@@ -710,7 +716,10 @@ impl PassthroughDevice for VfioPciDevice {
             if let Some(part) = slice(data, offset, &inside)
                 && let Some(vectors) = inner.state.table.write(inside.start - msix.table.1.start, part)
             {
-                inner.state.sync_vectors(vectors)?;
+                inner.state.sync_vectors(vectors.clone()).inspect_err(|error| {
+                    let device = self.address();
+                    tracing::warn!(%device, ?vectors, %error, "the guest may lose interrupts of the device");
+                })?;
             }
         }
         for (at, byte) in (offset..).zip(data) {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{DeviceError, MsiMessage, RouteId, Vmm, VmmError};
-use crate::vfio::{DeviceFile, IrqTrigger};
+use crate::vfio::{DeviceFile, IrqTrigger, VfioError};
 
 /// The vectors of MSI or of MSI-X.
 #[derive(Debug)]
@@ -74,14 +74,22 @@ impl Vectors {
         Ok(())
     }
 
-    /// Turns the interrupt on with exactly `count` vectors, all masked.
-    pub(super) fn enable_all(&mut self, count: u32) -> Result<(), DeviceError> {
+    /// Turns the interrupt on with `count` vectors, or the largest power of two that the host has left; all are masked.
+    /// Returns how many.
+    pub(super) fn enable_all(&mut self, mut count: u32) -> Result<u32, DeviceError> {
         for vector in 0..count {
             self.make(vector)?;
         }
-        self.file.set_triggers(self.index, 0, &self.triggers(count))?;
-        self.enabled = count;
-        Ok(())
+        while self.enabled == 0 {
+            match self.file.set_triggers(self.index, 0, &self.triggers(count)) {
+                Ok(()) => self.enabled = count,
+                Err(VfioError::TooFewVectors { available, .. }) if (1..count).contains(&available) => {
+                    count = 1 << available.ilog2();
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(count)
     }
 
     /// Gives a vector its message, or masks it.

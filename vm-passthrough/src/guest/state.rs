@@ -114,10 +114,15 @@ impl State {
     /// # Errors
     /// The first failure. What could not be taken is tried again the next time.
     pub(super) fn withdraw_bars(&mut self) -> Result<(), DeviceError> {
+        // A BAR that could not be withdrawn whole is mapped anew once its parts are gone.
+        let is_partial = !self.stale.is_empty() || !self.reached.is_empty();
         for index in 0..self.places.len() {
             let wanted = self.wanted(index);
             let Some(place) = self.places.get_mut(index) else { continue };
-            if let Some(decoded) = place.decoded.take_if(|decoded| Some(decoded.address) != wanted) {
+            let pieces = place.pieces.len();
+            if let Some(decoded) = place.decoded.take_if(|decoded| {
+                Some(decoded.address) != wanted || is_partial && decoded.mapped.len() < pieces
+            }) {
                 self.stale.extend(decoded.mapped);
                 self.reached.extend(decoded.exposed);
             }
@@ -214,7 +219,7 @@ impl State {
     /// Makes MSI as the guest programmed it.
     pub(super) fn sync_msi(&mut self) -> Result<(), DeviceError> {
         let Some(msi) = self.config.msi else { return Ok(()) };
-        let count = msi.enabled(&self.config);
+        let mut count = msi.enabled(&self.config);
         if count != 0 {
             self.intx.disconnect()?;
         }
@@ -223,7 +228,13 @@ impl State {
             if count == 0 {
                 return Ok(());
             }
-            self.msi.enable_all(count)?;
+            let wanted = count;
+            count = self.msi.enable_all(wanted)?;
+            if count < wanted {
+                msi.show_enabled(&mut self.config, count);
+                let device = self.file.address();
+                tracing::warn!(%device, wanted, count, "the host has fewer MSI vectors than the guest enables; its register shows how many");
+            }
         }
         let mut result = Ok(());
         for vector in 0..count {

@@ -19,7 +19,7 @@ use crate::guest::SharedMemory;
 use crate::pci::regs;
 use crate::vfio::{
     AddressSpace, CONFIG_REGION, DeviceFile, DeviceInfo, INTX_IRQ, IrqInfo, IrqTrigger, MSI_IRQ, MSIX_IRQ,
-    Mapping, RegionInfo, ResetEvidence, ResetReport, Result, VfioError,
+    Mapping, RegionInfo, ResetEvidence, ResetReport, Result, VfioError, check_vectors,
 };
 
 /// Something that a simulated device, address space or VMM does, and can be made to fail at.
@@ -84,6 +84,8 @@ struct Inner {
     /// Triggers of the vectors that are enabled, by interrupt index.
     triggers: BTreeMap<u32, Vec<Option<OwnedFd>>>,
     intx: SimIntx,
+    /// Vectors that the host can enable.
+    host_vectors: u32,
     faults: BTreeSet<Fault>,
     gone: bool,
     wanted: bool,
@@ -177,6 +179,7 @@ impl SimDeviceBuilder {
                 config: self.config,
                 triggers: BTreeMap::new(),
                 intx: SimIntx::default(),
+                host_vectors: u32::MAX,
                 faults: BTreeSet::new(),
                 gone: false,
                 wanted: false,
@@ -215,6 +218,11 @@ impl SimDevice {
     /// Fails at `fault` until [`heal`](Self::heal).
     pub fn fail(&self, fault: Fault) {
         self.lock().faults.insert(fault);
+    }
+
+    /// Sets how many vectors the host can enable.
+    pub fn set_host_vectors(&self, available: u32) {
+        self.lock().host_vectors = available;
     }
 
     /// Takes all faults away.
@@ -390,7 +398,11 @@ impl DeviceFile for SimDevice {
         let mut inner = self.lock();
         self.check(&inner, "VFIO_DEVICE_SET_IRQS", Some(Fault::SetTriggers))?;
         self.log.note(format!("irq {index} set {start}+{}", triggers.len()));
-        let refused = || self.system("VFIO_DEVICE_SET_IRQS", rustix::io::Errno::INVAL);
+        let failed = |error| self.system("VFIO_DEVICE_SET_IRQS", error);
+        let refused = || failed(rustix::io::Errno::INVAL);
+        if triggers.is_empty() {
+            return Ok(());
+        }
         // One kind of interrupts at a time.
         let is_other = |&other: &u32| other != index && [INTX_IRQ, MSI_IRQ, MSIX_IRQ].contains(&other);
         if inner.triggers.keys().any(is_other) {
@@ -398,10 +410,18 @@ impl DeviceFile for SimDevice {
         }
         let info = self.irq(index)?;
         let end = start as usize + triggers.len();
-        let enabled = inner.triggers.entry(index).or_default();
-        if end > info.count as usize || (info.noresize && !enabled.is_empty() && end > enabled.len()) {
+        let enabled = inner.triggers.get(&index).map(Vec::len);
+        if end > info.count as usize || enabled.is_some_and(|enabled| info.noresize && end > enabled) {
             return Err(refused());
         }
+        let available = inner.host_vectors;
+        match enabled {
+            Some(enabled) if end <= enabled.max(available as usize) => {}
+            None if end <= available as usize => {}
+            None if available != 0 => return check_vectors(self.address, end as u32, available),
+            _ => return Err(failed(rustix::io::Errno::NOSPC)),
+        }
+        let enabled = inner.triggers.entry(index).or_default();
         enabled.resize_with(enabled.len().max(end), || None);
         for (place, trigger) in enabled.iter_mut().skip(start as usize).zip(triggers) {
             *place = match trigger {
@@ -442,7 +462,7 @@ impl DeviceFile for SimDevice {
             return Err(self.system("VFIO_DEVICE_RESET", rustix::io::Errno::AGAIN));
         }
         if !self.has_reset {
-            return Err(self.system("VFIO_DEVICE_RESET", rustix::io::Errno::NOTTY));
+            return Err(self.system("VFIO_DEVICE_RESET", rustix::io::Errno::INVAL));
         }
         self.log.note("reset".into());
         inner.config = inner.initial.clone();

@@ -11,7 +11,7 @@ use rustix::io::{Errno, pread, pwrite};
 use vfio_bindings::bindings::vfio as uapi;
 
 use super::errors::{ErrorCounts, UncorrectableError};
-use super::failure::{invalid_response, system};
+use super::failure::{check_vectors, invalid_response, system};
 use super::group::grown;
 use super::interface::{
     AddressSpace, DeviceFile, DeviceInfo, IrqInfo, IrqTrigger, Mapping, RegionInfo, ResetReport, Result,
@@ -20,6 +20,7 @@ use super::interface::{
 use super::keeper::{DeviceParts, Keeper};
 use super::parse::{self, HotResetInfo, Region};
 use super::space::{Member, Space};
+use super::sys::device::Action;
 use super::{CONFIG_REGION, ERR_IRQ, REQ_IRQ, power, reset, sys};
 use crate::pci::regs;
 use crate::{Host, PciAddress};
@@ -536,14 +537,16 @@ impl DeviceFile for VfioDevice {
             IrqTrigger::Eventfd(fd) => Some(*fd),
             IrqTrigger::None => None,
         });
-        sys::device::set_eventfds(self.file(), sys::device::Action::Trigger, index, start, eventfds)
-            .map_err(|error| system(OPERATION, self.name(), error))
+        let answer = sys::device::set_eventfds(self.file(), Action::Trigger, index, start, eventfds)
+            .map_err(|error| system(OPERATION, self.name(), error))?;
+        check_vectors(self.inner.address, start + len, answer)
     }
 
     fn set_unmask_event(&self, index: u32, event: BorrowedFd<'_>) -> Result<()> {
         let eventfds = std::iter::once(Some(event));
-        sys::device::set_eventfds(self.file(), sys::device::Action::Unmask, index, 0, eventfds)
-            .map_err(|error| system("VFIO_DEVICE_SET_IRQS", self.name(), error))
+        let answer = sys::device::set_eventfds(self.file(), Action::Unmask, index, 0, eventfds)
+            .map_err(|error| system("VFIO_DEVICE_SET_IRQS", self.name(), error))?;
+        check_vectors(self.inner.address, 1, answer)
     }
 
     fn disable_irqs(&self, index: u32) -> Result<()> {

@@ -7,6 +7,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::interface::VfioError;
 use super::parse::Malformed;
+use crate::PciAddress;
 
 /// The error for a system call on a node or function at `path`.
 pub(super) fn system(operation: &'static str, path: &str, source: io::Error) -> VfioError {
@@ -17,6 +18,15 @@ pub(super) fn system(operation: &'static str, path: &str, source: io::Error) -> 
 /// The error for an answer that cannot be.
 pub(super) fn invalid_response(operation: &'static str, path: &str, what: Malformed) -> VfioError {
     VfioError::InvalidResponse { operation, path: path.into(), what }
+}
+
+/// Checks what `VFIO_DEVICE_SET_IRQS` returned when `wanted` vectors were to be enabled. A positive number is how many the
+/// host has, and none is enabled then (`vfio_msi_enable` in `drivers/vfio/pci/vfio_pci_intrs.c`).
+pub(crate) fn check_vectors(address: PciAddress, wanted: u32, answer: u32) -> Result<(), VfioError> {
+    match answer {
+        0 => Ok(()),
+        available => Err(VfioError::TooFewVectors { address, wanted, available }),
+    }
 }
 
 fn remedy(operation: &str, errno: Option<Errno>) -> &'static str {

@@ -77,6 +77,19 @@ pub enum VfioError {
         /// What was tried and what was seen, and what to do.
         reason: String,
     },
+    /// The host has fewer interrupt vectors left than were to be enabled. None of them is enabled.
+    #[error(
+        "cannot enable {wanted} interrupt vectors of {address}: the host has {available} left; turn on interrupt \
+         remapping in the firmware and on the Linux kernel's command line, or stop other users of interrupts"
+    )]
+    TooFewVectors {
+        /// The function.
+        address: PciAddress,
+        /// Vectors that were to be enabled, counted from the first.
+        wanted: u32,
+        /// Vectors that the host can enable.
+        available: u32,
+    },
     /// More memory would be locked than the process may lock.
     #[error(
         "{needed} more bytes can't be locked for DMA: {locked} of the limit of {limit} are locked already; raise the \
@@ -277,7 +290,8 @@ pub trait DeviceFile: fmt::Debug + Send + Sync {
     /// Sets the triggers of the vectors from `start` on.
     ///
     /// # Errors
-    /// When there are fewer vectors or the kernel refuses.
+    /// [`VfioError::TooFewVectors`] when the host has fewer to spare; otherwise when the function has fewer vectors or the
+    /// Linux kernel refuses.
     fn set_triggers(&self, index: u32, start: u32, triggers: &[IrqTrigger<'_>]) -> Result<()>;
     /// Has the first vector of an interrupt index, which masks itself when it fires as INTx does, unmasked whenever `event` is
     /// signalled. The vector must have a trigger; disabling it undoes this too.

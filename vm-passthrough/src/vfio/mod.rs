@@ -42,6 +42,7 @@ mod token;
 
 pub use device::{Presence, VfioDevice};
 pub use errors::{ErrorSeverity, UncorrectableError};
+pub(crate) use failure::check_vectors;
 pub use interface::{
     AddressSpace, Backend, DeviceFile, DeviceInfo, DmaPermission, IrqInfo, IrqTrigger, Mapping, RegionInfo,
     ResetEvidence, ResetReport, ResetStep, Result, VfioError,

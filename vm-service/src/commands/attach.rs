@@ -9,7 +9,7 @@ use super::serve::DaemonArgs;
 use crate::context::Context;
 use crate::control::{Address, AttachOptions};
 use crate::daemon::ApiError;
-use crate::deadlines::GUEST_DEVICE;
+use crate::deadlines::GUEST_ATTACH;
 use crate::failure::Failure;
 use crate::json::{AttachedDevice, Body};
 
@@ -40,7 +40,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &AttachArgs) -> Result<(), Fa
         let options =
             AttachOptions { others: others.iter().copied().map(Address).collect(), ..args.options.clone() };
         let path = path(&args.guest, &format!("/devices/{address}"))?;
-        match asking.call::<Vec<_>>(Method::PUT, &path, &NOTHING, Some(&options), GUEST_DEVICE) {
+        match asking.call::<Vec<_>>(Method::PUT, &path, &NOTHING, Some(&options), GUEST_ATTACH) {
             Ok(attached) => devices.extend(attached),
             Err(error) => {
                 if let ApiError::Refused(refusal) = &error {

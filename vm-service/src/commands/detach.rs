@@ -11,7 +11,7 @@ use super::asking::{Asking, path};
 use super::serve::DaemonArgs;
 use crate::context::Context;
 use crate::control::{DetachHow, DetachOptions};
-use crate::deadlines::{self, GUEST_DEVICE};
+use crate::deadlines::{self, GUEST_DETACH};
 use crate::failure::Failure;
 use crate::json::{Body, DetachedDevice, DetachedHow, GuestState, GuestStatus};
 
@@ -59,7 +59,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &DetachArgs) -> Result<(), Fa
         let Some(&address) = device.first() else { continue };
         let detached = guest_of(address, args.guest.as_deref(), &guests).and_then(|guest| {
             let path = path(guest, &format!("/devices/{address}"))?;
-            let deadline = args.deadline.saturating_add(GUEST_DEVICE);
+            let deadline = args.deadline.saturating_add(GUEST_DETACH);
             Ok(asking.call(Method::DELETE, &path, &query, None::<&Value>, deadline)?)
         });
         match detached {

@@ -185,12 +185,14 @@ impl Connection {
         self.call(&Request::Detach(request), deadline)
     }
 
-    /// How the guest is, and from now on what happens to it, as [`next_event`](Self::next_event) answers.
+    /// Subscribes to the guest's events, which [`next_event`](Self::next_event) returns, and returns its status. `answer`
+    /// limits the wait for each answer; without it, only the end of the connection does.
     ///
     /// # Errors
-    /// When it does not answer.
-    pub(crate) fn subscribe(&mut self) -> Result<GuestStatus> {
-        let value = self.call(&Request::Subscribe, CONTROL_ANSWER)?;
+    /// When the guest refuses, has ended, or does not answer in time.
+    pub(crate) fn subscribe(&mut self, answer: Option<Duration>) -> Result<GuestStatus> {
+        self.call_within(&Request::Hello { versions: vec![VERSION] }, answer)?;
+        let value = self.call_within(&Request::Subscribe, answer)?;
         let status = self.read_status(value)?;
         self.how = self.how.or(status.how);
         Ok(status)
@@ -254,16 +256,22 @@ impl Connection {
     }
 
     fn call(&mut self, request: &Request, deadline: Duration) -> Result<Value> {
+        self.call_within(request, Some(deadline))
+    }
+
+    /// Sends a request and waits for its answer, without `answer` until the connection ends.
+    fn call_within(&mut self, request: &Request, answer: Option<Duration>) -> Result<Value> {
+        let deadline = answer.unwrap_or(CONTROL_ANSWER);
         let io = |source| CallError::Io { guest: self.guest.clone(), source };
         self.next += 1;
         let mut line =
             serde_json::to_vec(&Call { id: self.next, request }).map_err(|error| io(error.into()))?;
         line.push(b'\n');
         self.stream.set_write_timeout(Some(deadline)).map_err(io)?;
-        let until = Instant::now() + deadline;
+        let until = answer.map(|answer| (Instant::now() + answer, answer));
         self.stream.write_all(&line).map_err(|error| self.failed(error, deadline))?;
         loop {
-            match self.message(Some((until, deadline)))? {
+            match self.message(until)? {
                 Message::Answer { id, answer } if id == self.next => {
                     return match answer {
                         Outcome::Ok(value) => Ok(value),

@@ -24,11 +24,11 @@ pub(super) struct Events {
 impl Events {
     /// Tells all who listen.
     pub(super) fn tell(&self, event: &GuestEvent) {
-        // Messages from one place in the program are limited: a guest that restarts again and again must not hide how others end.
+        // Messages from one place in the program are limited: a guest that restarts again and again must not hide how it ends.
         match event.event {
-            EventKind::Ended | EventKind::Gone => tracing::info!("{event}"),
-            EventKind::Failed | EventKind::DeviceLost => tracing::info!("{event}"),
-            _ => tracing::info!("{event}"),
+            EventKind::Ended | EventKind::Gone => tracing::info!(guest = event.guest, "{event}"),
+            EventKind::Failed | EventKind::DeviceLost => tracing::info!(guest = event.guest, "{event}"),
+            _ => tracing::info!(guest = event.guest, "{event}"),
         }
         self.metrics.count_event(event.event);
         let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);

@@ -24,7 +24,9 @@ use crate::config::{ConfigError, GuestConfig, is_name, name_rule};
 use crate::control::{
     self, AttachRequest, CallError, Connection, DetachRequest, GuestHome, HomeError, LOG, PREVIOUS_LOG,
 };
-use crate::deadlines::{CONTROL_ANSWER, GUEST_DEVICE, GUEST_KILL, GUEST_RESET, GUEST_STOP, guest_start};
+use crate::deadlines::{
+    CONTROL_ANSWER, GUEST_ATTACH, GUEST_DETACH, GUEST_KILL, GUEST_RESET, guest_start, guest_stop,
+};
 use crate::describe;
 use crate::failure::{EXIT_BLOCKED, EXIT_USAGE};
 use crate::json::{
@@ -143,7 +145,8 @@ impl Guests {
             // The next guest of this name renames it.
             let said = open_log(&folder.join(LOG))?;
             let (lock, home) = (home.into_lock()?, &folder);
-            let plan = Plan { host: &self.host, name, home, lock, log, connection, options };
+            let devices = config.devices.len();
+            let plan = Plan { host: &self.host, name, home, lock, log, connection, devices, options };
             let launched = self.launch.launch(plan)?;
             place.follow(Connection::of(name, own));
             Ok((launched, said))
@@ -155,7 +158,7 @@ impl Guests {
         // Somebody has to wait for the process, whenever it ends.
         let reaper = std::thread::Builder::new().name("reaper".into()).spawn(move || launched.wait());
         if let Err(error) = reaper {
-            tracing::warn!("no thread waits for the process of the guest {name}: {error}");
+            tracing::warn!(guest = name, "no thread waits for the process of the guest {name}: {error}");
         }
         started
     }
@@ -250,8 +253,12 @@ impl Guests {
         if matches!(end, CallError::Timeout { .. }) {
             let killed = guest.process().and_then(|process| Ok(pidfd_send_signal(process, Signal::KILL)?));
             match killed {
-                Ok(()) => tracing::warn!("the guest {name} did not end; its process was killed"),
-                Err(error) => tracing::warn!("the process of the guest {name} can't be killed: {error}"),
+                Ok(()) => {
+                    tracing::warn!(guest = name, "the guest {name} did not end; its process was killed")
+                }
+                Err(error) => {
+                    tracing::warn!(guest = name, "the process of the guest {name} can't be killed: {error}")
+                }
             }
             end = guest.wait_for_end(GUEST_KILL);
         }
@@ -286,7 +293,7 @@ impl Guests {
     /// # Errors
     /// When it does not run, or can't have the device.
     pub(super) fn attach(&self, name: &str, request: AttachRequest) -> Result<Value> {
-        Ok(self.connect(name)?.attach(request, GUEST_DEVICE)?)
+        Ok(self.connect(name)?.attach(request, GUEST_ATTACH)?)
     }
 
     /// Takes a device from a guest.
@@ -295,7 +302,7 @@ impl Guests {
     /// When it does not run, has no such device, or does not let go of it.
     pub(super) fn detach(&self, name: &str, request: DetachRequest) -> Result<Value> {
         let deadline = Duration::from_millis(request.options.deadline_ms);
-        Ok(self.connect(name)?.detach(request, deadline.saturating_add(GUEST_DEVICE))?)
+        Ok(self.connect(name)?.detach(request, deadline.saturating_add(GUEST_DETACH))?)
     }
 
     /// A part of a guest's log, or its end, also of one that does not run any more.
@@ -380,7 +387,9 @@ fn ask(mut guest: Connection) -> Result<GuestStatus, CallError> {
 /// Has a guest end, and waits for that; answers why it is waited for no longer.
 fn end(guest: &mut Connection, options: &StopOptions) -> CallError {
     let until = Instant::now() + Duration::from_millis(options.deadline_ms);
-    let mut asked = guest.hello().and_then(|()| guest.subscribe().map(drop));
+    let status = guest.subscribe(Some(CONTROL_ANSWER));
+    let devices = status.as_ref().map_or(0, |status| status.devices.len());
+    let mut asked = status.map(drop);
     if !options.now {
         asked = asked.and_then(|()| guest.power_button());
         // What does not answer may end in time all the same.
@@ -392,7 +401,7 @@ fn end(guest: &mut Connection, options: &StopOptions) -> CallError {
         }
     }
     match asked.and_then(|()| guest.stop()) {
-        Ok(()) => guest.wait_for_end(GUEST_STOP),
+        Ok(()) => guest.wait_for_end(guest_stop(devices)),
         Err(error) => error,
     }
 }

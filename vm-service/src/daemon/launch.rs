@@ -18,7 +18,7 @@ use vm_passthrough::Host;
 
 use super::cgroup::Cgroup;
 use crate::commands::boot::StartOptions;
-use crate::deadlines::GUEST_STOP;
+use crate::deadlines::guest_stop;
 use crate::log;
 use crate::sandbox::inherit_standard;
 
@@ -39,6 +39,8 @@ pub(super) struct Plan<'a> {
     pub(super) log: File,
     /// Where the daemon hears of it: a connection to its control socket, which has subscribed.
     pub(super) connection: UnixStream,
+    /// How many devices it starts with.
+    pub(super) devices: usize,
     /// What was asked for.
     pub(super) options: &'a StartOptions,
 }
@@ -80,7 +82,7 @@ impl Launch for Processes {
             true => {
                 let mut command = Command::new("systemd-run");
                 // When the host shuts down, guests have their time, and what they use is there as long.
-                let time = plan.options.shutdown_timeout().saturating_add(GUEST_STOP);
+                let time = plan.options.shutdown_timeout().saturating_add(guest_stop(plan.devices));
                 command.arg(format!("--property=TimeoutStopSec={}", time.as_secs()));
                 command
                     .arg("--property=After=basic.target network.target remote-fs.target vm-claims.service");
@@ -109,7 +111,7 @@ impl Launch for Processes {
         command.env(log::FOLDER, log::files().map_or(Path::new(""), |files| &files.folder));
         inherit_standard(&mut command);
         if let Some(Err(error)) = cgroup.as_ref().map(|cgroup| cgroup.take(&mut command)) {
-            tracing::warn!("the guest {} has no cgroup of its own: {error}", plan.name);
+            tracing::warn!(guest = plan.name, "the guest {} has no cgroup of its own: {error}", plan.name);
         }
         let connection = Stdio::from(OwnedFd::from(plan.connection));
         let child = command.stdin(plan.lock).stdout(connection).stderr(plan.log).current_dir("/").spawn()?;

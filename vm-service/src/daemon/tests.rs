@@ -16,6 +16,7 @@ use vm_passthrough::{Host, PciAddress};
 use super::*;
 use guest::{NEVER, Threads};
 
+use crate::deadlines;
 use crate::json::Problem;
 
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -323,6 +324,33 @@ fn what_a_guest_says_of_others_is_not_passed_on() {
     );
     let (status, guest) = world.call("GET", "/v1/guests/econ", None);
     assert_eq!((status, &guest["console"]), (200, &Value::Null), "{guest}");
+}
+
+#[test]
+fn a_guest_that_answers_late_is_subscribed_to() {
+    let world = World::new();
+    let home = world.host.state.join("guests").join("late");
+    std::fs::create_dir_all(&home).expect("a directory");
+    let listener = std::os::unix::net::UnixListener::bind(home.join("control")).expect("a socket");
+    let (subscribed, subscription) = std::sync::mpsc::channel();
+    // Ends with the test.
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let (mut writer, subscribed) = (stream.try_clone().expect("a clone"), subscribed.clone());
+            std::thread::spawn(move || {
+                let lines = std::io::BufRead::lines(std::io::BufReader::new(stream));
+                for (id, line) in lines.map_while(Result::ok).enumerate() {
+                    match id {
+                        0 => std::thread::sleep(deadlines::CONTROL_ANSWER + Duration::from_millis(500)),
+                        _ => drop(subscribed.send(line)),
+                    }
+                    let _ = writeln!(writer, "{}", json!({"id": id + 1, "answer": {"ok": null}}));
+                }
+            });
+        }
+    });
+    let request = subscription.recv_timeout(TIMEOUT).expect("a request after the late answer");
+    assert!(request.contains("subscribe"), "{request}");
 }
 
 #[test]

@@ -179,15 +179,15 @@ impl Place {
             Builder::new().name("guest".into()).spawn(move || self.hear(connection))
         });
         if let Err(error) = followed {
-            tracing::warn!("{name} is not watched: {error}");
+            tracing::warn!(guest = name, "{name} is not watched: {error}");
         }
     }
 
     fn hear(&self, mut connection: Connection) {
         let (events, name) = (&self.watched.events, &*self.name);
         events.tell(&GuestEvent::new(name, EventKind::Found));
-        // One that does not answer now may do so later, and what ends the connection ends the loop as well.
-        let subscribed = connection.hello().and_then(|()| connection.subscribe());
+        // A guest that is slow now is subscribed to once it answers.
+        let subscribed = connection.subscribe(None);
         let mut ran = subscribed.as_ref().is_ok_and(|status| status.state == GuestState::Running);
         let monitor = &self.watched.monitor;
         let devices = subscribed.iter().flat_map(|status| &status.devices);

@@ -1,6 +1,7 @@
 //! How often one cause may be logged: a guest must not fill the operator's log.
 //!
-//! A cause is a place in the code that logs something. Each has a bucket of messages that fills slowly; what finds it empty
+//! A cause is a place in the code that logs something, together with the guest or device that it names in a field: one guest
+//! must not silence another's messages. Each has a bucket of messages that fills slowly; what finds it empty
 //! is left out, and counted. The count is logged with the next message of that cause, or once the cause has been silent for a
 //! while, or at the end. Every message passes here, whichever crate it is of, so that no place can be forgotten; only
 //! the operator's own commands, which name each device, are let through.
@@ -24,6 +25,10 @@ const VERBOSE: (u32, Duration) = (200, Duration::from_millis(50));
 const SILENCE: Duration = Duration::from_secs(5);
 /// What is kept of a message that was left out, to name its cause by.
 const NAME: usize = 100;
+/// Fields that name whose message it is. None of their values is a guest's choice.
+const SOURCES: [&str; 3] = ["guest", "device", "accelerator"];
+/// The most causes that are told apart by their sources. The messages of further sources count as those of the place in the code.
+const MAX_SOURCES: usize = 512;
 /// What no guest can make longer: commands before and after it runs.
 const OPERATORS: [&str; 5] = [
     "vm_service::commands",
@@ -49,13 +54,18 @@ impl<S: Subscriber> Layer<S> for Limit {
             event.record(&mut name);
             name.0
         };
-        let passes = self.0.take(metadata.callsite(), (burst, refill), Instant::now(), name);
+        let mut source = Source::default();
+        event.record(&mut source);
+        let passes = self.0.take((metadata.callsite(), source.0), (burst, refill), Instant::now(), name);
         if !passes {
             self.0.watch();
         }
         passes
     }
 }
+
+/// A place in the code, and the guest or device that it names; empty where it names none.
+type Cause = (Identifier, String);
 
 type Log = dyn Fn(&str) + Send + Sync;
 
@@ -67,7 +77,7 @@ pub(super) struct Causes {
 
 #[derive(Default)]
 struct State {
-    buckets: HashMap<Identifier, Bucket>,
+    buckets: HashMap<Cause, Bucket>,
     /// Whether a thread waits for causes to fall silent.
     watched: bool,
 }
@@ -95,12 +105,23 @@ impl Causes {
     /// Whether a message of `cause` may be logged now.
     fn take(
         &self,
-        cause: Identifier,
+        mut cause: Cause,
         (burst, refill): (u32, Duration),
         now: Instant,
         name: impl FnOnce() -> String,
     ) -> bool {
         let mut state = self.state();
+        if state.buckets.len() >= MAX_SOURCES && !state.buckets.contains_key(&cause) {
+            // A bucket that is full again is like a new one.
+            let full = SHOWN.1 * SHOWN.0;
+            state.buckets.retain(|_, bucket| {
+                bucket.left_out > 0 || now.saturating_duration_since(bucket.filled) < full
+            });
+            if state.buckets.len() >= MAX_SOURCES {
+                cause.1.clear();
+            }
+        }
+        let source = cause.1.clone();
         let bucket = state.buckets.entry(cause).or_insert_with(|| Bucket {
             left: burst,
             filled: now,
@@ -120,6 +141,9 @@ impl Causes {
         if bucket.left == 0 {
             if bucket.left_out == 0 {
                 bucket.name = name();
+                if !source.is_empty() {
+                    bucket.name += &format!(" [{source}]");
+                }
             }
             bucket.left_out += 1;
             bucket.last = now;
@@ -181,6 +205,19 @@ struct Name(String);
 impl Visit for Name {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
+            // It fails where the text is longer than what is kept.
+            let _ = write!(Short(&mut self.0), "{value:?}");
+        }
+    }
+}
+
+/// The guest or device that a message names.
+#[derive(Default)]
+struct Source(String);
+
+impl Visit for Source {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if self.0.is_empty() && SOURCES.contains(&field.name()) {
             // It fails where the text is longer than what is kept.
             let _ = write!(Short(&mut self.0), "{value:?}");
         }
@@ -269,6 +306,27 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_or_device_does_not_silence_another() {
+        let fail = |device: &str| tracing::warn!(device, "an access failed");
+        let end = |guest: &str| tracing::info!(guest, "{guest} ended");
+        let text = logged(|| {
+            for _ in 0..10_000 {
+                fail("0000:01:00.0");
+                end("loud");
+            }
+            fail("0000:02:00.0");
+            end("quiet");
+        });
+        let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
+        // Each with the count of what was left out.
+        assert_eq!((count("0000:01:00.0"), count("loud ended")), (11, 11), "{text}");
+        assert_eq!((count("0000:02:00.0"), count("quiet ended")), (1, 1), "{text}");
+        // Any number of sources is shown a bounded number of times.
+        let text = logged(|| (0..10_000).for_each(|number| end(&number.to_string())));
+        assert!(text.lines().count() <= MAX_SOURCES + SHOWN.0 as usize + 1, "{}", text.lines().count());
+    }
+
+    #[test]
     fn no_cause_is_told_faster_than_its_bucket_fills() {
         static CALLSITE: tracing::callsite::DefaultCallsite = {
             static METADATA: tracing::Metadata<'static> = tracing::metadata! {
@@ -283,7 +341,9 @@ mod tests {
         let start = Instant::now();
         let take = |millis: u64| {
             let now = start + Duration::from_millis(millis);
-            causes.take(tracing::callsite::Identifier(&CALLSITE), SHOWN, now, || "cause".into())
+            causes.take((tracing::callsite::Identifier(&CALLSITE), String::new()), SHOWN, now, || {
+                "cause".into()
+            })
         };
         // An hour of one each millisecond: the burst, and one every ten seconds.
         let passed = (0..3_600_000).filter(|millis| take(*millis)).count();

@@ -78,16 +78,23 @@ impl Lifecycle {
 
     /// Announces an event; every vCPU then leaves the guest as soon as it notices.
     pub(super) fn announce(&self, event: Event) {
-        self.event().get_or_insert(event);
-        self.stop();
+        let mut first = self.event();
+        first.get_or_insert(event);
+        self.stop_locked(first);
     }
 
     /// Makes the vCPUs leave without an event.
     pub(super) fn stop(&self) {
+        self.stop_locked(self.event());
+    }
+
+    /// Event, flag and wake-up change together, under the event's lock: [`take`](Self::take) takes all of them or none.
+    fn stop_locked(&self, event: MutexGuard<'_, Option<Event>>) {
         self.stopping.store(true, Ordering::Release);
         // It fails only when the counter is full, and then it is readable.
         let _ = self.wake.write(1);
-        self.wake_held();
+        drop(event);
+        self.held.notify_all();
     }
 
     /// Holds a vCPU's access while `waits`, at most until vCPUs are to leave; whether it may go on.
@@ -121,13 +128,53 @@ impl Lifecycle {
 
     /// Takes the event and makes ready for another run.
     pub(super) fn take(&self) -> Option<Event> {
+        let mut event = self.event();
         self.stopping.store(false, Ordering::Release);
         // It fails when it was not signalled.
         let _ = self.wake.read();
-        self.event().take()
+        event.take()
     }
 
     fn event(&self) -> MutexGuard<'_, Option<Event>> {
         self.event.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    #[test]
+    fn an_event_is_taken_whole_or_left_for_the_next_run() {
+        const ROUNDS: usize = 20_000;
+        let lifecycle = Lifecycle::new().expect("an eventfd");
+        let (round, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let wait = |counter: &AtomicUsize, value| {
+            while counter.load(Ordering::Acquire) < value {
+                std::hint::spin_loop();
+            }
+        };
+        let mut torn = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 1..=ROUNDS {
+                    wait(&round, number);
+                    lifecycle.announce(Event::Reset);
+                    done.store(number, Ordering::Release);
+                }
+            });
+            for number in 1..=ROUNDS {
+                round.store(number, Ordering::Release);
+                let taken = lifecycle.take().is_some();
+                wait(&done, number);
+                let stopping = lifecycle.stopping();
+                let awake = lifecycle.wake.read().is_ok();
+                let kept = lifecycle.take().is_some();
+                torn += u32::from((kept, stopping, awake) != (!taken, !taken, !taken));
+            }
+        });
+        assert_eq!(torn, 0, "rounds in which a part of the event was lost");
     }
 }

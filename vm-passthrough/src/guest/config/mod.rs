@@ -208,6 +208,18 @@ impl ConfigSpace {
         }
     }
 
+    /// The shadow's bytes at `offset`, up to 4.
+    pub(super) fn bytes(&self, offset: usize) -> [u8; 4] {
+        std::array::from_fn(|index| self.shadow.0.get(offset + index).copied().unwrap_or(0))
+    }
+
+    /// Sets the shadow's bytes at `offset`, whatever the guest may write there.
+    pub(super) fn restore(&mut self, offset: usize, bytes: &[u8]) {
+        for (place, &byte) in self.shadow.0.iter_mut().skip(offset).zip(bytes) {
+            *place = byte;
+        }
+    }
+
     /// What a write of the guest means for the device, which now has `device` there: bits that the guest may not
     /// write stay, bits that clear themselves are not touched.
     pub(super) fn compose(&self, offset: usize, data: &[u8], device: &mut [u8]) {

@@ -65,6 +65,13 @@ impl Msi {
         }
     }
 
+    /// Shows the guest that `count` vectors, a power of two, are enabled.
+    pub(in crate::guest) fn show_enabled(&self, space: &mut ConfigSpace, count: u32) {
+        let offset = self.offset + regs::MSI_FLAGS;
+        let control = space.get16(offset) & !regs::MSI_FLAGS_QSIZE | (count.ilog2() as u16) << 4;
+        space.shadow.put(offset.into(), 2, control.into());
+    }
+
     /// The message of vector `vector` of `count`; `None` while the guest masks it.
     pub(in crate::guest) fn message(
         &self,

@@ -47,6 +47,26 @@ fn decoding_maps_all_but_the_trapped_pages() {
 }
 
 #[test]
+fn a_write_that_cannot_take_effect_is_not_read_back() {
+    let rig = Rig::new();
+    rig.place();
+    let maps = rig.vmm.maps();
+    rig.vmm.fail(Fault::UnmapGuest);
+    rig.write16(0x04, 0);
+    rig.write32(0x10, 0x9000_0000);
+    // The guest reads what the device does: it decodes where it did.
+    assert_eq!((rig.read16(0x04) & 2, rig.hardware16(0x04) & 2), (2, 2));
+    assert_eq!((rig.read32(0x10) & !0xf, rig.find_bar(BAR0)), (0x8000_0000, Some((0, 0))));
+    assert_eq!(rig.vmm.maps(), maps);
+    // Once the VMM unmaps again, the BARs are mapped as before, and leave the guest when it asks.
+    rig.vmm.heal();
+    rig.write16(0x04, 2);
+    assert_eq!(rig.vmm.maps(), maps);
+    rig.write16(0x04, 0);
+    assert_eq!((rig.vmm.maps(), rig.read16(0x04) & 2, rig.hardware16(0x04) & 2), (vec![], 0, 0));
+}
+
+#[test]
 fn finds_what_decodes() {
     let rig = Rig::new();
     assert_eq!(rig.find_bar(0xc000_2000), None);

@@ -1,5 +1,12 @@
 //! MSI and MSI-X from the device to the guest.
 
+use std::fmt::Debug;
+use std::sync::Mutex;
+
+use tracing::field::Field;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
 use super::*;
 use crate::sim::Fault;
 use crate::vfio::{MSI_IRQ, MSIX_IRQ};
@@ -113,6 +120,59 @@ fn growing_falls_back_when_the_host_has_too_few() {
 }
 
 #[test]
+fn growing_takes_what_the_host_has() {
+    let rig = Rig::msix(8, true);
+    rig.write16(MSIX + 2, ENABLE);
+    // Growing doubles: 1, 2, then 4, where the host has 3.
+    rig.sim.set_host_vectors(3);
+    for vector in 0..3 {
+        rig.entry(vector, message(vector as u32), false);
+    }
+    let deliver = |vectors: std::ops::Range<u32>| {
+        rig.vmm.delivered();
+        assert!(vectors.clone().all(|vector| rig.sim.fire(MSIX_IRQ, vector as usize)));
+        assert_eq!(rig.vmm.delivered(), vectors.map(message).collect::<Vec<_>>());
+    };
+    deliver(0..3);
+    // One more than the host has is refused, and the others stay.
+    let error = rig.device.bar_write(2, 0x203c, &[0; 4]).unwrap_err();
+    assert!(
+        error.to_string().contains("cannot enable 4 interrupt vectors of 0000:65:00.0: the host has 3"),
+        "{error}"
+    );
+    deliver(0..3);
+    // Once the host has more, unmasking the vector again connects it.
+    rig.sim.set_host_vectors(8);
+    rig.mask(3, true);
+    rig.entry(3, message(3), false);
+    deliver(0..4);
+}
+
+#[test]
+fn a_guest_sees_how_many_msi_vectors_the_host_enabled() {
+    let rig = Rig::new();
+    rig.write32(MSI + 4, 0xfee0_3000);
+    rig.write16(MSI + 12, 0x48);
+    // The host has 3 of the 8 vectors that the guest enables: 2 is the largest power of two.
+    rig.sim.set_host_vectors(3);
+    rig.write16(MSI + 2, 0x0031);
+    assert_eq!((rig.sim.enabled(MSI_IRQ), rig.read16(MSI + 2) & 0x71), (2, 0x11));
+    rig.vmm.delivered();
+    for vector in 0..2 {
+        assert!(rig.sim.fire(MSI_IRQ, vector));
+        assert_eq!(rig.vmm.delivered(), [MsiMessage { address: 0xfee0_3000, data: 0x48 | vector as u32 }]);
+    }
+    // No vector at all, then as many as the guest enables.
+    rig.write16(MSI + 2, 0);
+    rig.sim.set_host_vectors(0);
+    rig.write16(MSI + 2, 0x0031);
+    assert_eq!(rig.sim.enabled(MSI_IRQ), 0);
+    rig.sim.set_host_vectors(8);
+    rig.write16(MSI + 2, 0x0031);
+    assert_eq!(rig.sim.enabled(MSI_IRQ), 8);
+}
+
+#[test]
 fn msi_delivers_masks_and_remembers() {
     let rig = Rig::new();
     rig.write32(MSI + 4, 0xfee0_3000);
@@ -149,4 +209,52 @@ fn a_refused_message_stays_masked_and_can_be_mended() {
     rig.entry(0, message(0), false);
     rig.sim.fire(MSIX_IRQ, 0);
     assert_eq!(rig.vmm.delivered(), [message(0)]);
+}
+
+/// The warnings of one thread, each as its fields.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        let mut text = String::new();
+        event.record(&mut |field: &Field, value: &dyn Debug| text += &format!("{field}={value:?} "));
+        self.0.lock().unwrap().push(text);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn an_interrupt_that_cannot_be_delivered_is_warned_of() {
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        let expect = |what: &str| {
+            let found = std::mem::take(&mut *warnings.0.lock().unwrap());
+            assert!(found.len() == 1 && found[0].contains(what), "{found:?}");
+            assert!(found[0].contains("device=0000:65:00.0"), "{found:?}");
+        };
+        // A vector that the host does not have.
+        let rig = Rig::msix(4, true);
+        rig.write16(MSIX + 2, ENABLE);
+        rig.sim.set_host_vectors(1);
+        rig.device.bar_write(2, 0x201c, &[0; 4]).unwrap_err();
+        expect("the host has 1");
+        // A message that the VMM does not route, by the table and by config space.
+        rig.sim.set_host_vectors(4);
+        rig.vmm.fail(Fault::SetRoute);
+        rig.device.bar_write(2, 0x200c, &[0; 4]).unwrap_err();
+        expect("interrupt route");
+        rig.write16(MSIX + 2, 0);
+        rig.write16(MSI + 2, 1);
+        expect("interrupt route");
+    });
 }

@@ -56,14 +56,15 @@ pub(in super::super) enum Action {
     Unmask = uapi::VFIO_IRQ_SET_ACTION_UNMASK,
 }
 
-/// `VFIO_DEVICE_SET_IRQS` with an eventfd, or none, for each vector from `start` on.
+/// `VFIO_DEVICE_SET_IRQS` with an eventfd, or none, for each vector from `start` on. Returns 0, or the number of vectors
+/// that the host has when it has fewer; no vector is enabled then.
 pub(in super::super) fn set_eventfds<'a>(
     device: BorrowedFd<'_>,
     action: Action,
     index: u32,
     start: u32,
     eventfds: impl ExactSizeIterator<Item = Option<BorrowedFd<'a>>>,
-) -> io::Result<()> {
+) -> io::Result<u32> {
     let header = offset_of!(uapi::vfio_irq_set, data);
     let count = u32::try_from(eventfds.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut argument = Argument::new(header + 4 * count as usize);
@@ -77,7 +78,8 @@ pub(in super::super) fn set_eventfds<'a>(
         argument.set_u32(header + 4 * position, fd as u32);
     }
     // SAFETY: the request takes a vfio_irq_set followed by `count` file descriptors, all within its size.
-    unsafe { call(device, SET_IRQS, &mut argument) }.map(drop)
+    let answer = unsafe { call(device, SET_IRQS, &mut argument) }?;
+    Ok(answer.unsigned_abs())
 }
 
 /// `VFIO_DEVICE_SET_IRQS` that disables all vectors of `index`.

@@ -10,7 +10,7 @@ use vm_passthrough::{Host, PciAddress, ledger, pci};
 use crate::commands::asking::{Asking, NOTHING, path};
 use crate::control::{Address, AttachOptions, DetachHow, DetachOptions};
 use crate::daemon::{Api, ApiError};
-use crate::deadlines::GUEST_DEVICE;
+use crate::deadlines::{GUEST_ATTACH, GUEST_DETACH};
 use crate::failure::Failure;
 use crate::json::AttachedDevice;
 
@@ -65,7 +65,7 @@ impl DaemonGuests {
             };
             let path = path(guest, &format!("/devices/{address}")).map_err(ApiError::Failed)?;
             let _: Vec<AttachedDevice> =
-                self.asking.call(Method::PUT, &path, &NOTHING, Some(&options), GUEST_DEVICE)?;
+                self.asking.call(Method::PUT, &path, &NOTHING, Some(&options), GUEST_ATTACH)?;
         }
         Ok(())
     }
@@ -102,7 +102,7 @@ impl Guests for DaemonGuests {
                 tracing::info!("take {} from {}", device.address, guest.name);
                 let path = path(&guest.name, &format!("/devices/{}", device.address))
                     .map_err(|failure| failure.message)?;
-                let deadline = LET_GO.saturating_add(GUEST_DEVICE);
+                let deadline = LET_GO.saturating_add(GUEST_DETACH);
                 self.asking
                     .call::<Value>(Method::DELETE, &path, &query, None::<&Value>, deadline)
                     .map_err(said)?;
