@@ -37,10 +37,10 @@ fn use_it(scene: &Scene, function: &str, what: &str) {
 
 /// Whether a fix of the report takes `function` from the host.
 fn takes(readiness: &Readiness, function: &str) -> bool {
-    let ways = ["/unbind", "option with-group", "same guest", "/remove", "numvfs", "pass "];
+    let ways = ["/unbind", "--with-group", "same guest", "/remove", "numvfs", "pass "];
     let takes = |fix: &str| {
         // A reason to leave a function alone names it too.
-        fix.contains("option with-group")
+        fix.contains("--with-group")
             || fix.contains(function) && !fix.contains("must stay with the host")
     };
     readiness
