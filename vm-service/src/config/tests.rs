@@ -853,7 +853,7 @@ web1.toml:4:16: `accelerators` is a string; write [[accelerators]] with device =
             "[[accelerators]]\ndevice = \"gpu\"\nmemory = \"1K\"\ndeadline = 2\ntime_slice = \"1s\"\npoll = \"1s\"",
         ),
         r#"
-web1.toml:5:10: `accelerators[0].device`: `gpu` is not a PCI address: that is a slot, whose functions have a number after a `.`; write DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, as in 0000:65:00.0, or "npu:0" or "cpu"
+web1.toml:5:10: `accelerators[0].device`: `gpu` is not a PCI address: it has no function number after a `.`; write DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, as in 0000:65:00.0, or "npu:0" or "cpu"
   5 | device = "gpu"
     |          ^^^^^
 web1.toml:6:10: `accelerators[0].memory` is "1K", which is too small; write a size from 2M to 16T, as in "512M" or "4G"
