@@ -21,18 +21,24 @@ fn codes(host: &Host, address: PciAddress) -> Vec<&'static str> {
     readiness.blockers.iter().map(|blocker| blocker.code.as_str()).collect()
 }
 
-/// Runs the commands of a remedy: the words from the first `echo` or `rm` to the end.
-fn obey(host: &Host, remedy: &str) {
+/// Runs the commands of a remedy: the words from the first `echo` or `rm` to the end. A report names the real host's paths,
+/// which are looked up in the simulated host.
+fn obey(sim: &SimHost, host: &Host, remedy: &str) {
+    let simulated = |path: &str| match path.strip_prefix("/run/vm-passthrough/") {
+        Some(path) => sim.path("run").join(path),
+        None if Path::new(path).starts_with(sim.root()) => path.into(),
+        None => sim.path(path.trim_start_matches('/')),
+    };
     let from = remedy.find("echo ").or_else(|| remedy.find("rm ")).expect(remedy);
     for command in remedy[from..].split("; ") {
         if let Some(path) = command.strip_prefix("rm ") {
-            fs::remove_file(path).unwrap();
+            fs::remove_file(simulated(path)).unwrap();
             continue;
         }
         let (value, path) = command.strip_prefix("echo").unwrap().split_once("> ").unwrap();
         let value = format!("{}\n", value.trim());
         host.writer()
-            .write(Path::new(path), &value, SHORT)
+            .write(&simulated(path), &value, SHORT)
             .unwrap_or_else(|error| panic!("{command}: {error}"));
     }
 }
@@ -92,7 +98,7 @@ fn a_damaged_record_is_kept_and_can_be_put_right_by_hand() {
         let readiness = manager(host.clone()).explain(gpu()).unwrap();
         let told =
             readiness.blockers.iter().find(|blocker| blocker.code.as_str() == "claim-record-unreadable");
-        obey(&host, &told.unwrap().remedy);
+        obey(&sim, &host, &told.unwrap().remedy);
         let drivers =
             |all: &Bindings| -> Vec<_> { all.values().map(|(driver, ..)| driver.clone()).collect() };
         assert_eq!(drivers(&bindings(&sim)), drivers(&former), "{what}");
@@ -112,7 +118,7 @@ fn what_is_still_sound_of_a_record_is_told() {
     {
         assert!(error.contains(part), "{part}: {error}");
     }
-    obey(&host, &error);
+    obey(&sim, &host, &error);
     assert_eq!(bindings(&sim), bindings(&new_sim()));
 
     // One that somebody put back already has nothing left but its file.
