@@ -84,12 +84,12 @@ fn driver(case: &mut Case<'_>, name: &str) {
     case.blocker(BlockerCode::VfioPciUnavailable, evidence, remedy);
 }
 
-/// The release of the Linux kernel that runs.
+/// Returns the release of the running Linux kernel.
 fn release(case: &Case<'_>) -> String {
     files::read_trimmed(&case.host.proc.join("sys/kernel/osrelease")).unwrap_or_default()
 }
 
-/// The list of the Linux kernel's modules, and whether vfio-pci is in it.
+/// Returns the path of the running Linux kernel's list of modules, and whether vfio-pci is in it.
 fn has_vfio_module(case: &Case<'_>) -> (PathBuf, bool) {
     let list = case.host.modules.join(release(case)).join("modules.dep");
     let text = files::read(&list).ok().flatten().unwrap_or_default();
@@ -150,7 +150,6 @@ fn nodes(case: &mut Case<'_>) {
             ),
         );
     } else {
-        // It has neither vfio-pci nor a module of it.
         let is_loadable =
             case.host.sys.join("bus/pci/drivers").join(VFIO_DRIVER).exists() || has_vfio_module(case).1;
         // A Linux kernel without character devices for functions has no nodes of the second kind.

@@ -49,11 +49,11 @@ fn no_iommu(case: &mut Case<'_>) {
         && !case.facts.is_virtual
         && !has_pci_group(case)
     {
-        // The IOMMUs of such a processor serve its own devices, as its video decoder.
+        // These IOMMUs serve devices of the SoC, such as its video decoder.
         (
             format!("{} is missing, and no PCI function of this host is in a group", group.display()),
-            "use another host, unless the processor has an SMMU for PCI Express, by its manual; then the firmware has to \
-             describe it (IORT, or iommu-map of the device tree)"
+            "use another host, unless the processor's manual names an SMMU for PCI Express; then the firmware has to describe \
+             it (IORT, or iommu-map of the device tree)"
                 .into(),
         )
     } else if iommu::is_present(case.host) {
