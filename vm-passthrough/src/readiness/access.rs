@@ -59,13 +59,8 @@ fn driver(case: &mut Case<'_>, name: &str) {
         );
         return;
     }
-    let release = files::read_trimmed(&case.host.proc.join("sys/kernel/osrelease")).unwrap_or_default();
-    let modules = case.host.modules.join(&release);
-    let list = modules.join("modules.dep");
-    let loadable = files::read(&list)
-        .ok()
-        .flatten()
-        .is_some_and(|text| text.lines().any(|line| line.split(':').next().is_some_and(is_vfio_module)));
+    let release = release(case);
+    let (list, loadable) = has_vfio_module(case);
     let (evidence, remedy) = if loadable {
         (
             format!("{} is missing; {} has the module", registered.display(), list.display()),
@@ -87,6 +82,19 @@ fn driver(case: &mut Case<'_>, name: &str) {
         )
     };
     case.blocker(BlockerCode::VfioPciUnavailable, evidence, remedy);
+}
+
+/// Returns the release of the running Linux kernel.
+fn release(case: &Case<'_>) -> String {
+    files::read_trimmed(&case.host.proc.join("sys/kernel/osrelease")).unwrap_or_default()
+}
+
+/// Returns the path of the running Linux kernel's list of modules, and whether vfio-pci is in it.
+fn has_vfio_module(case: &Case<'_>) -> (PathBuf, bool) {
+    let list = case.host.modules.join(release(case)).join("modules.dep");
+    let text = files::read(&list).ok().flatten().unwrap_or_default();
+    let found = text.lines().any(|line| line.split(':').next().is_some_and(is_vfio_module));
+    (list, found)
 }
 
 fn is_vfio_module(path: &str) -> bool {
@@ -142,14 +150,20 @@ fn nodes(case: &mut Case<'_>) {
             ),
         );
     } else {
+        let is_loadable =
+            case.host.sys.join("bus/pci/drivers").join(VFIO_DRIVER).exists() || has_vfio_module(case).1;
         // A Linux kernel without character devices for functions has no nodes of the second kind.
         let backends = [&group, &iommufd].into_iter().filter(|nodes| !nodes.is_empty());
         let missing: Vec<_> = backends.map(|nodes| format!("not {}", shown(nodes))).collect();
         case.blocker(
             BlockerCode::VfioNodeMissing,
             format!("no back end of VFIO has all of its device nodes: {}", missing.join(", ")),
-            "load the modules: modprobe -a vfio vfio_iommu_type1 (or iommufd); in a container, give it the devices \
-             (--device /dev/vfio)",
+            if is_loadable {
+                "load the modules: modprobe -a vfio vfio_iommu_type1 (or iommufd); in a container, give it the devices \
+                 (--device /dev/vfio)"
+            } else {
+                "they appear with the VFIO modules, which this Linux kernel lacks"
+            },
         );
     }
 }

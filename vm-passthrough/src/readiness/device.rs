@@ -257,12 +257,15 @@ fn reset(case: &mut Case<'_>) {
         Some(Ok(spare)) => format!("{}, ", spare.give_along(strangers.iter().all(is_in_group))),
         Some(Err(why)) => format!("{why}, "),
     };
-    let card = "move the card to a slot of its own root port";
-    let elsewhere = case.remedy(card, "give it a root port of its own in this virtual machine");
+    let card = match case.is_built_in() {
+        true => "",
+        false => "move the card to a slot of its own root port, ",
+    };
+    let elsewhere = case.remedy(card, "give it a root port of its own in this virtual machine, ");
     case.blocker(
         BlockerCode::NoReset,
         format!("{nothing}; resetting its port {port} would also reset {all}, which the guest does not get"),
-        accept(&format!("{give}{elsewhere}, ")),
+        accept(&format!("{give}{elsewhere}")),
     );
 }
 

@@ -44,6 +44,18 @@ fn no_iommu(case: &mut Case<'_>) {
             format!("the group that {} names is VFIO's own, made without an IOMMU", group.display()),
             format!("{fix}, and set vfio's enable_unsafe_noiommu_mode to N"),
         )
+    } else if iommu::is_present(case.host)
+        && matches!(case.facts.vendor, CpuVendor::Arm | CpuVendor::Other)
+        && !case.facts.is_virtual
+        && !has_pci_group(case)
+    {
+        // These IOMMUs serve devices of the SoC, such as its video decoder.
+        (
+            format!("{} is missing, and no PCI function of this host is in a group", group.display()),
+            "use another host, unless the processor's manual names an SMMU for PCI Express; then the firmware has to describe \
+             it (IORT, or iommu-map of the device tree)"
+                .into(),
+        )
     } else if iommu::is_present(case.host) {
         (
             format!("{} is missing, though the host has an IOMMU", group.display()),
@@ -72,6 +84,13 @@ fn no_iommu(case: &mut Case<'_>) {
         )
     };
     case.blocker(BlockerCode::NoIommu, evidence, remedy);
+}
+
+/// Whether any PCI function of the host is in an IOMMU group.
+fn has_pci_group(case: &Case<'_>) -> bool {
+    let functions = case.host.sys.join("bus/pci/devices");
+    let names = files::names(&functions).unwrap_or_default();
+    names.iter().any(|name| functions.join(name).join("iommu_group").exists())
 }
 
 /// Reports that a function can't be isolated, as the IOMMU takes its DMA for that of its controller.
@@ -180,9 +199,8 @@ fn group(case: &mut Case<'_>) {
 
 /// How to get a group without the neighbours.
 fn elsewhere(case: &Case<'_>) -> &'static str {
-    match case.function.upstream {
-        // On a root bus it is part of the board.
-        None if !case.facts.is_virtual => {
+    match case.is_built_in() {
+        true if !case.facts.is_virtual => {
             "enable ACS in the firmware setup, if it offers that; else pass a device of another group"
         }
         _ => case.remedy(

@@ -2,7 +2,7 @@
 
 use super::facts::Memlock;
 use super::{BlockerCode, Case, RamPages, Severity, huge_pages};
-use crate::iommu::{self, IovaRange};
+use crate::iommu::{self, IovaRange, ReservedKind};
 
 pub(super) fn judge(case: &mut Case<'_>) {
     match case.options.pages {
@@ -94,7 +94,9 @@ fn reserved(case: &mut Case<'_>) {
     let Some(group) = &case.group else { return };
     let path = case.host.sys.join(format!("kernel/iommu_groups/{}/reserved_regions", group.number));
     let mut hits = Vec::new();
-    for region in group.reserved.iter().filter(|region| region.kind.excludes_ram()) {
+    // Linux refuses a group with a direct region wherever the RAM is: `firmware-memory` reports it.
+    let excludes_ram = |kind: ReservedKind| kind.excludes_ram() && kind != ReservedKind::Direct;
+    for region in group.reserved.iter().filter(|region| excludes_ram(region.kind)) {
         for ram in case.options.ram.iter().filter(|ram| overlap(ram, &region.range)) {
             hits.push(format!(
                 "{:#x}-{:#x} ({}) lies in the guest's RAM {:#x}-{:#x}",
@@ -112,7 +114,7 @@ fn reserved(case: &mut Case<'_>) {
     let first = group
         .reserved
         .iter()
-        .filter(|region| region.kind.excludes_ram())
+        .filter(|region| excludes_ram(region.kind))
         .filter(|region| case.options.ram.iter().any(|ram| overlap(ram, &region.range)))
         .map(|region| *region.range.start())
         .min()

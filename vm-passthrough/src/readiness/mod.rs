@@ -45,8 +45,9 @@ pub(crate) use memory::size_text;
 use facts::HostFacts;
 
 use crate::iommu::{self, DriverChoice, IovaRange, Part, VfioDriver};
+use crate::pci::config::ConfigSource as _;
 use crate::pci::placement::{FunctionRequest, Windows};
-use crate::pci::{self, PciFunction, ScanError};
+use crate::pci::{self, PciFunction, ScanError, regs};
 use crate::{Host, PciAddress};
 
 /// Open files that one interrupt vector takes: an eventfd that VFIO signals, and one more by which it is routed.
@@ -477,6 +478,21 @@ impl Case<'_> {
     fn vfio_driver(&self, function: &PciFunction) -> DriverChoice {
         let is_target = function.address == self.function.address;
         self.facts.vfio_drivers.choose(function, &self.options.driver, is_target)
+    }
+
+    /// Returns whether the function is soldered on or part of a chip: a root bus leads to it, or a port without a slot (PCI
+    /// Express 6.0, 7.5.3.2, Slot Implemented). Assumes a slot if the register cannot be read, as without privilege.
+    fn is_built_in(&self) -> bool {
+        const SLOT_IMPLEMENTED: u16 = 1 << 8;
+        let Some(port) = self.function.upstream else { return true };
+        let read = |port: &PciFunction| {
+            let express = port.capabilities.iter().find(|known| known.id == regs::CAP_ID_EXP)?;
+            pci::read_config(self.host, port.address)
+                .ok()?
+                .read_u16(usize::from(express.offset) + usize::from(regs::EXP_FLAGS))
+        };
+        let register = pci::read_function(self.host, port).ok().and_then(|port| read(&port));
+        register.is_some_and(|register| register & SLOT_IMPLEMENTED == 0)
     }
 
     /// A remedy for who owns the machine, or for who owns the virtual machine that the host is.

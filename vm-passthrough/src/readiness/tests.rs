@@ -13,6 +13,7 @@ mod disks;
 mod guest;
 mod iommu_setup;
 mod removal;
+mod reports;
 mod tunnel;
 mod usable;
 
@@ -275,6 +276,10 @@ fn acs_missing() {
         &["port 0000:00:01.0", "has no ACS", "0000:02:00.0"],
         &["root port", "--with-group"],
     );
+    // A soldered device cannot be moved.
+    let soldered = behind(no_acs().without_slot(), neighbour());
+    soldered.check(Code::AcsMissing, Warns, &["has no ACS"], &["enable ACS", "device of another group"]);
+    assert!(!soldered.explain().blockers[0].remedy.contains("slot"));
     let off = no_acs().extended_capability(0x000d, 1, &[0x1f, 0, 0x00, 0]);
     behind(off, neighbour()).check(Code::AcsMissing, Warns, &["switched off: source validation"], &[]);
     // With a driver both are blockers: the group is not viable, and the port is why.

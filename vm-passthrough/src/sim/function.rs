@@ -111,13 +111,23 @@ impl SimFunction {
             .group(group)
     }
 
-    /// Adds a PCI Express capability of device/port type `port_type` (PCI Express 6.0, 7.5.3.2), version 2.
+    /// Adds a PCI Express capability of device/port type `port_type` (PCI Express 6.0, 7.5.3.2), version 2. A root port and a
+    /// downstream port have a slot.
     pub fn express(self, port_type: u8) -> Self {
         let mut body = vec![0; 0x3a];
         body[0] = port_type << 4 | 2;
+        body[1] = u8::from(matches!(port_type, 4 | 6));
         // Function Level Reset in Device Capabilities.
         body[5] = 0x10;
         self.capability(regs::CAP_ID_EXP, &body)
+    }
+
+    /// Makes it a port without a slot: the device below is part of the chip or soldered on.
+    pub fn without_slot(mut self) -> Self {
+        for (_, body) in self.capabilities.iter_mut().filter(|(id, _)| *id == regs::CAP_ID_EXP) {
+            body[1] &= !1;
+        }
+        self
     }
 
     /// Puts it below a bridge, which must be added first.

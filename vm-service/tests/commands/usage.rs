@@ -31,7 +31,10 @@ fn wrong_command_lines_have_status_2_and_say_why() {
     check("release --all 65:00.0", "cannot be used with");
     check("completions bash --json", "prints a script for a shell, not JSON");
     check("run /\u{1b}[31m.toml", "/\u{fffd}[31m.toml");
-    check("info 65:00", "`65:00` is not a PCI address: that is a slot, whose functions have a number after a `.`");
+    check(
+        "info 65:00",
+        "`65:00` is not a PCI address: that is a slot, whose functions have a number after a `.`",
+    );
 }
 
 #[test]

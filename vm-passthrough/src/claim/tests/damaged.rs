@@ -21,23 +21,24 @@ fn codes(host: &Host, address: PciAddress) -> Vec<&'static str> {
     readiness.blockers.iter().map(|blocker| blocker.code.as_str()).collect()
 }
 
-/// Runs the commands of a fix on the simulated host: the words from the first `echo` or `rm` to the end. `explain` names the
-/// paths of the host itself, errors name those of its tree.
+/// Runs the commands of a remedy: the words from the first `echo` or `rm` to the end. A report names the real host's paths,
+/// which are looked up in the simulated host.
 fn obey(sim: &SimHost, host: &Host, remedy: &str) {
-    let in_tree = |path: &str| match path {
-        _ if Path::new(path).starts_with(sim.path("")) => path.into(),
-        _ => sim.path(path.replace("/run/vm-passthrough/", "/run/").trim_start_matches('/')),
+    let simulated = |path: &str| match path.strip_prefix("/run/vm-passthrough/") {
+        Some(path) => sim.path("run").join(path),
+        None if Path::new(path).starts_with(sim.root()) => path.into(),
+        None => sim.path(path.trim_start_matches('/')),
     };
     let from = remedy.find("echo ").or_else(|| remedy.find("rm ")).expect(remedy);
     for command in remedy[from..].split("; ") {
         if let Some(path) = command.strip_prefix("rm ") {
-            fs::remove_file(in_tree(path)).unwrap();
+            fs::remove_file(simulated(path)).unwrap();
             continue;
         }
         let (value, path) = command.strip_prefix("echo").unwrap().split_once("> ").unwrap();
         let value = format!("{}\n", value.trim());
         host.writer()
-            .write(&in_tree(path), &value, SHORT)
+            .write(&simulated(path), &value, SHORT)
             .unwrap_or_else(|error| panic!("{command}: {error}"));
     }
 }

@@ -40,8 +40,7 @@ fn takes(readiness: &Readiness, function: &str) -> bool {
     let ways = ["/unbind", "--with-group", "same guest", "/remove", "numvfs", "pass "];
     let takes = |fix: &str| {
         // A reason to leave a function alone names it too.
-        fix.contains("--with-group")
-            || fix.contains(function) && !fix.contains("must stay with the host")
+        fix.contains("--with-group") || fix.contains(function) && !fix.contains("must stay with the host")
     };
     readiness
         .blockers
