@@ -364,6 +364,12 @@ pub(crate) fn bars(host: &Host, address: PciAddress) -> Vec<Bar> {
     text::resource(text.as_bytes()).0
 }
 
+/// The sizes of a bridge's non-prefetchable and prefetchable windows; `None` where they can't be read.
+pub(crate) fn bridge_windows(host: &Host, bridge: PciAddress) -> Option<[u64; 2]> {
+    let text = crate::files::read(&host.pci_device(bridge).join("resource")).ok()??;
+    text::windows(text.as_bytes())
+}
+
 /// The first BAR of a config space's header that has another address in its registers than it was given.
 pub(crate) fn lost_bar(header: &[u8], bars: &[Bar]) -> Option<Bar> {
     let register = |index: u8| {

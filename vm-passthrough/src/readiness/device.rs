@@ -1,10 +1,11 @@
 //! The state of the functions themselves: what they are, power, reset, virtual functions, BARs.
 
 use super::removal::Spare;
+use super::windows::{self, UnassignedBars};
 use super::{BlockerCode, Case, Severity};
 use crate::iommu::is_vfio_driver;
 use crate::pci::config::{ConfigSource as _, HEADER_SIZE};
-use crate::pci::{self, BarKind, PciFunction, PowerState, ResetMethod, Sriov, regs};
+use crate::pci::{self, PciFunction, PowerState, ResetMethod, Sriov, regs};
 use crate::{PciAddress, files};
 
 pub(super) fn bridge(case: &mut Case<'_>) {
@@ -142,30 +143,10 @@ fn virtual_functions(case: &mut Case<'_>, function: &PciFunction) {
 }
 
 fn bars_assigned(case: &mut Case<'_>, function: &PciFunction) {
-    let missing: Vec<_> = function
-        .bars
-        .iter()
-        .filter(|bar| bar.address == 0 && bar.kind != BarKind::Io)
-        .map(|bar| format!("BAR {} ({})", bar.index, super::memory::size_text(bar.size)))
-        .collect();
-    if missing.is_empty() {
-        return;
+    let found = windows::judge(case.host, case.facts, function.address, &function.bars);
+    if let Some(UnassignedBars { evidence, fix }) = found {
+        case.add(BlockerCode::BarUnassigned, Severity::Blocker, function.address, evidence, fix);
     }
-    case.add(
-        BlockerCode::BarUnassigned,
-        Severity::Blocker,
-        function.address,
-        format!(
-            "{} gives no address to {}",
-            case.host.pci_device(function.address).join("resource").display(),
-            missing.join(", ")
-        ),
-        case.remedy(
-            "enable \"Above 4G Decoding\" (and Resizable BAR) in the firmware setup, or boot Linux with pci=realloc",
-            "reserve more for its port in the virtual machine that this host is (QEMU: pref64-reserve=SIZE of \
-             pcie-root-port), or boot Linux with pci=realloc",
-        ),
-    );
 }
 
 /// Tells of a CXL device: one with a designated vendor-specific capability of CXL's for devices (CXL 3.1, 8.1.3), or of the

@@ -33,6 +33,7 @@ mod removal;
 mod text;
 mod tunnel;
 mod usable;
+mod windows;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -41,6 +42,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub use holders::{Holder, holders, users};
 pub use huge_pages::{HugePagesTooFew, check_huge_pages};
 pub(crate) use memory::size_text;
+pub use windows::{UnassignedBars, unassigned_bars};
 
 use facts::HostFacts;
 

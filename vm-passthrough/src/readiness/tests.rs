@@ -779,6 +779,19 @@ fn bar_unassigned() {
         &["BAR 0 (16 KiB)", "/resource"],
         &["Above 4G Decoding", "pci=realloc"],
     );
+    // The kernel command line has it already.
+    let tried = Scene::with(bar(0, BarKind::Memory64)).write("proc/cmdline", "quiet pci=nomsi,realloc\n");
+    tried.check(
+        Code::BarUnassigned,
+        Blocks,
+        &["/proc/cmdline has pci=nomsi,realloc"],
+        &["Above 4G Decoding"],
+    );
+    assert!(!tried.explain().blockers[0].remedy.contains("pci=realloc"));
+    // Arm's firmware has no such option.
+    let arm = Scene::with(bar(0, BarKind::Memory64)).write("proc/cpuinfo", "CPU part : 0xd0c\n");
+    arm.check(Code::BarUnassigned, Blocks, &["BAR 0 (16 KiB)"], &["_CRS", "pci=realloc"]);
+    assert!(!arm.explain().blockers[0].remedy.contains("4G"));
     // Port I/O is rarely needed, and often not assigned.
     let ports = Scene::disk().bar(5, BarKind::Io, false, 0, 0x20);
     assert_eq!(Scene::with(ports).explain().blockers, []);
