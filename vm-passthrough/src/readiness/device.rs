@@ -4,7 +4,7 @@ use super::removal::Spare;
 use super::windows::{self, UnassignedBars};
 use super::{BlockerCode, Case, Severity};
 use crate::iommu::is_vfio_driver;
-use crate::pci::config::{ConfigSource as _, HEADER_SIZE};
+use crate::pci::config::{ConfigSource as _, ConfigState};
 use crate::pci::{self, PciFunction, PowerState, ResetMethod, Sriov, regs};
 use crate::{PciAddress, files};
 
@@ -43,11 +43,10 @@ fn responding(case: &mut Case<'_>, function: &PciFunction) {
     if function.power_state == PowerState::D3Cold {
         return;
     }
-    let Ok(config) = pci::read_config(case.host, function.address) else { return };
-    let header = config.get(..HEADER_SIZE).unwrap_or_default();
-    if header.is_empty() || header.iter().any(|&byte| byte != 0xff) {
-        return;
-    }
+    let state = match pci::config_state(case.host, function.address) {
+        None | Some(ConfigState::Alive) => return,
+        Some(state) => state,
+    };
     let dir = case.host.pci_device(function.address);
     let find = match Spare::functions(case, [function]) {
         Ok(spare) => format!(", then {}; if it stays so,", spare.find_again(case)),
@@ -57,13 +56,16 @@ fn responding(case: &mut Case<'_>, function: &PciFunction) {
         BlockerCode::NotResponding,
         Severity::Blocker,
         function.address,
-        format!("the first {HEADER_SIZE} bytes of {} are ff", dir.join("config").display()),
+        format!("{} {state}", dir.join("config").display()),
         format!(
             "{}{find} {}",
-            case.remedy(
-                "check the cable and the slot's power",
-                "see whether the machine below this virtual one still has it"
-            ),
+            match state {
+                ConfigState::Retry => "wait for the end of its reset",
+                _ => case.remedy(
+                    "check the cable and the slot's power",
+                    "see whether the machine below this virtual one still has it",
+                ),
+            },
             case.remedy("switch the host off and on", "take it from this virtual machine and add it again")
         ),
     );

@@ -271,7 +271,7 @@ macro_rules! codes {
 
 codes! {
     NotAnEndpoint = "not-an-endpoint", Claim, "it is a bridge, which VFIO does not expose";
-    NotResponding = "not-responding", Claim, "its config space reads all ones, as of a device that is gone or broken";
+    NotResponding = "not-responding", Claim, "its config space reads as that of a device that is gone, in reset or broken";
     NoIommu = "no-iommu", Claim, "no IOMMU keeps it away from the host's memory";
     GroupNotViable = "group-not-viable", Claim, "a driver of the host uses another function of its IOMMU group";
     AcsMissing = "acs-missing", Guest, "a port above it lets it reach its neighbours past the IOMMU";

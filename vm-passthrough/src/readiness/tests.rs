@@ -125,6 +125,22 @@ fn cxl_devices_are_named() {
 fn not_responding() {
     let dead = Scene::disk().config(vec![0xff; 4096]);
     Scene::with(dead).check(Code::NotResponding, Blocks, &["0000:01:00.0/config"], &["/remove", "rescan"]);
+    // Parts of its config space, and the bytes that are repeated there.
+    let check = |parts: &[(std::ops::Range<usize>, &[u8])], evidence: &str, remedy: &str| {
+        let mut config = Scene::disk().config_space();
+        for (range, bytes) in parts {
+            let bytes = bytes.iter().cycle().take(range.len()).copied().collect::<Vec<_>>();
+            config[range.clone()].copy_from_slice(&bytes);
+        }
+        let scene = Scene::with(Scene::disk().config(config));
+        scene.check(Code::NotResponding, Blocks, &["0000:01:00.0/config", evidence], &[remedy, "rescan"]);
+    };
+    let retry: &[u8] = &[1, 0, 0xff, 0xff];
+    check(&[(0..4096, &[0xff]), (0..4, retry)], "vendor ID 0x0001", "wait for the end of its reset");
+    check(&[(0..4, retry)], "vendor ID 0x0001", "wait for the end of its reset");
+    check(&[(0..4096, &[0])], "reads zeros", "cable");
+    check(&[(4..64, &[0xff])], "reads ones in part", "cable");
+    check(&[(2..4, &[0xff])], "reads ones in part", "cable");
 }
 
 #[test]
