@@ -323,7 +323,7 @@ fn firmware_memory() {
     Scene::new().write(regions, "0x00000000bf000000 0x00000000bf7fffff direct\n").check(
         Code::FirmwareMemory,
         Blocks,
-        &["0xbf000000-0xbf7fffff", "RMRR"],
+        &["0xbf000000-0xbf7fffff", "platform RMRR requirement", "1:1 IOMMU mapping"],
         &["firmware setup"],
     );
     let relaxed = Scene::new().write(regions, "0x00000000000e8000 0x00000000000effff direct-relaxable\n");
