@@ -13,16 +13,9 @@ use super::BindError;
 use super::lock::FunctionLock;
 use crate::iommu::is_vfio_driver;
 use crate::ledger::ClaimedFunction;
-use crate::pci::config::HEADER_SIZE;
+use crate::pci::config::{ConfigState, HEADER_SIZE};
 use crate::readiness::{holders, size_text};
 use crate::{Host, PciAddress, files, pci};
-
-/// What shows that a function does not answer.
-const SILENT: &str = "does not answer, its config space reads all ones";
-
-fn is_silent(header: &[u8]) -> bool {
-    header.iter().all(|&byte| byte == 0xff)
-}
 
 /// Moves functions between drivers; each access to sysfs has until the deadline.
 #[derive(Clone, Copy, Debug)]
@@ -277,34 +270,34 @@ impl<'a> Binder<'a> {
     /// Checks that a function answers, for which Linux wakes it. Its power state doesn't show that: where Linux finds nothing but
     /// ones, it takes the function to be in D3cold.
     pub(super) fn check_answers(&self, address: PciAddress) -> Result<(), BindError> {
-        match self.header(address) {
-            Some(header) if is_silent(&header) => Err(self.lost_error(address, "claim it".into(), SILENT)),
-            _ => Ok(()),
+        match self.silent(address) {
+            Some(state) => Err(self.lost_error(address, "claim it".into(), state)),
+            None => Ok(()),
         }
     }
 
-    /// The start of its config space, if it can be read and is not a virtual function's, which has but zeros.
-    fn header(&self, address: PciAddress) -> Option<[u8; HEADER_SIZE]> {
-        if self.host.pci_device(address).join("physfn").exists() {
-            return None;
-        }
-        pci::read_config(self.host, address).ok()?.first_chunk().copied()
+    /// What shows that a function does not answer.
+    fn silent(&self, address: PciAddress) -> Option<String> {
+        let state = pci::config_state(self.host, address).filter(|&state| state != ConfigState::Alive)?;
+        Some(format!("does not answer, its config space {state}"))
     }
 
-    fn lost_error(&self, address: PciAddress, what: String, state: &'static str) -> BindError {
+    fn lost_error(&self, address: PciAddress, what: String, state: String) -> BindError {
         let remove = self.host.pci_device(address).join("remove");
         let rescan = self.host.sys.join("bus/pci/rescan");
         BindError::Lost { address, what, state, remove, rescan }
     }
 
     /// What shows that a function does not answer, or had no power since Linux set it up.
-    fn lost(&self, address: PciAddress) -> Option<&'static str> {
-        let header = self.header(address)?;
-        if is_silent(&header) {
-            return Some(SILENT);
+    fn lost(&self, address: PciAddress) -> Option<String> {
+        if let Some(state) = self.silent(address) {
+            return Some(state);
         }
-        let lost = pci::lost_bar(&header, &pci::bars(self.host, address)).is_some();
-        lost.then_some("has other addresses in its BARs than it was given, as after a loss of power")
+        // The BARs of a virtual function read zero.
+        let config =
+            pci::read_config(self.host, address).ok().filter(|_| !pci::is_virtual(self.host, address))?;
+        let lost = pci::lost_bar(config.get(..HEADER_SIZE)?, &pci::bars(self.host, address)).is_some();
+        lost.then(|| "has other addresses in its BARs than it was given, as after a loss of power".into())
     }
 
     fn refused(&self, address: PciAddress, what: String, path: &Path, source: io::Error) -> BindError {

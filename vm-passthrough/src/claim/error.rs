@@ -153,7 +153,7 @@ pub enum BindError {
         /// What was asked of the Linux kernel.
         what: String,
         /// What shows it.
-        state: &'static str,
+        state: String,
         /// The attribute that has the Linux kernel forget the function.
         remove: PathBuf,
         /// The attribute that has it look for functions.

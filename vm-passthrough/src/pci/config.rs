@@ -4,6 +4,7 @@
 //! list that loops, and never reads outside what there is.
 
 use std::convert::Infallible;
+use std::fmt;
 
 use super::{Capability, ExtendedCapability, Link, ResizableBar, regs};
 
@@ -13,6 +14,68 @@ pub const CONFIG_SIZE: usize = 256;
 pub const EXTENDED_CONFIG_SIZE: usize = 4096;
 /// Bytes of the header that all functions have, and the part that anybody may read on Linux.
 pub const HEADER_SIZE: usize = 64;
+
+/// What a function's config space shows of the function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigState {
+    /// The function answers.
+    Alive,
+    /// All ones: nothing answers.
+    Absent,
+    /// The function asks to be read again later, as after a reset (Request Retry Status, PCI Express 6.0, 2.3.2): the vendor
+    /// ID reads 0x0001, which no function has.
+    Retry,
+    /// The IDs read zero, or all of status, class and header type does.
+    Zeros,
+    /// Registers read all ones that never do in a function that answers.
+    PartlyOnes,
+}
+
+impl ConfigState {
+    /// The bytes of the header that [`of`](Self::of) needs.
+    pub const LEN: usize = 16;
+
+    /// Classifies a config space by its first bytes; `None` with fewer than [`LEN`](Self::LEN). The IDs of a virtual function
+    /// read all ones (SR-IOV 1.1, 3.4.1.1).
+    ///
+    /// Linux takes the same values of the IDs for an absent function, except those of a retry (`pci_bus_generic_read_dev_vendor_id`
+    /// in `drivers/pci/probe.c`).
+    pub fn of(config: &[u8], is_virtual: bool) -> Option<Self> {
+        let header =
+            config.get(..HEADER_SIZE.min(config.len())).filter(|header| header.len() >= Self::LEN)?;
+        let read = |offset: u16| header.read_u16(offset.into()).unwrap_or(u16::MAX);
+        let ids = [read(regs::VENDOR_ID), read(regs::VENDOR_ID + 2)];
+        let class = [read(regs::CLASS_REVISION), read(regs::CLASS_REVISION + 2)];
+        Some(if header.iter().all(|&byte| byte == 0xff) {
+            Self::Absent
+        } else if ids[0] == 0x0001 {
+            Self::Retry
+        } else if ids == [0, 0] || header[usize::from(regs::STATUS)..Self::LEN].iter().all(|&byte| byte == 0)
+        {
+            Self::Zeros
+        } else if (!is_virtual && ids.contains(&u16::MAX))
+            || [read(regs::COMMAND), read(regs::STATUS)].contains(&u16::MAX)
+            || class == [u16::MAX; 2]
+            || read(regs::HEADER_TYPE) as u8 & regs::HEADER_TYPE_MASK == regs::HEADER_TYPE_MASK
+        {
+            Self::PartlyOnes
+        } else {
+            Self::Alive
+        })
+    }
+}
+
+impl fmt::Display for ConfigState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Alive => "answers",
+            Self::Absent => "reads all ones",
+            Self::Retry => "reads vendor ID 0x0001, as of a function that is still being reset",
+            Self::Zeros => "reads zeros",
+            Self::PartlyOnes => "reads ones in part",
+        })
+    }
+}
 
 /// Something that config space can be read from.
 pub trait ConfigSource {
@@ -181,6 +244,42 @@ mod tests {
             config[*at..at + bytes.len()].copy_from_slice(bytes);
         }
         config
+    }
+
+    #[test]
+    fn a_config_space_shows_its_function() {
+        use ConfigState::{Absent, Alive, PartlyOnes, Retry, Zeros};
+        let check = |changed: &[(usize, u32)], expect: ConfigState, of_virtual: ConfigState| {
+            let mut header = [0; HEADER_SIZE];
+            // A GPU in a multifunction device: IDs, command and status, class, header type.
+            for (at, word) in [(0, 0x2684_10de), (4, 0x0010_0006), (8, 0x0300_00a1), (12, 0x0080_0000)] {
+                header[at..at + 4].copy_from_slice(&u32::to_le_bytes(word));
+            }
+            for (at, word) in changed {
+                header[*at..at + 4].copy_from_slice(&word.to_le_bytes());
+            }
+            let found = [false, true].map(|is_virtual| ConfigState::of(&header, is_virtual).unwrap());
+            assert_eq!(found, [expect, of_virtual], "{changed:x?}");
+        };
+        check(&[], Alive, Alive);
+        let ones: Vec<_> = (0..16).map(|dword| (dword * 4, u32::MAX)).collect();
+        check(&ones, Absent, Absent);
+        for ids in [0xffff_0001, 0x0001_0001, 0x0000_0001] {
+            check(&[(0, ids)], Retry, Retry);
+        }
+        // As a root complex completes the rest of the header.
+        let retry: Vec<_> = std::iter::once((0, 0xffff_0001)).chain(ones[1..].iter().copied()).collect();
+        check(&retry, Retry, Retry);
+        check(&(0..16).map(|dword| (dword * 4, 0)).collect::<Vec<_>>(), Zeros, Zeros);
+        check(&[(0, 0)], Zeros, Zeros);
+        check(&[(4, 6), (8, 0), (12, 0)], Zeros, Zeros);
+        for ids in [0x0000_ffff, 0xffff_0000, 0xffff_10de, u32::MAX] {
+            check(&[(0, ids)], PartlyOnes, Alive);
+        }
+        for part in [(4, 0x0010_ffff), (4, 0xffff_0006), (8, u32::MAX), (12, 0x00ff_0000), (12, u32::MAX)] {
+            check(&[part], PartlyOnes, PartlyOnes);
+        }
+        assert_eq!(ConfigState::of(&[0xff; 15], false), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use super::attributes::{Attributes, Buffer, is_gone, link_target};
-use super::config::{self, ConfigSource as _};
+use super::config::{self, ConfigSource as _, ConfigState};
 use super::{
     Bar, BarKind, Link, PciAddress, PciClass, PciFunction, PciIds, PowerState, Sriov, kind, regs, text,
 };
@@ -142,6 +142,16 @@ fn read_by(host: &Host, address: PciAddress, source: Source) -> Result<PciFuncti
     })
 }
 
+/// What the config space of a function shows of it; `None` where it can't be read. It wakes a function that is in D3cold.
+pub(crate) fn config_state(host: &Host, address: PciAddress) -> Option<ConfigState> {
+    ConfigState::of(&read_config(host, address).ok()?, is_virtual(host, address))
+}
+
+/// Whether it is a virtual function.
+pub(crate) fn is_virtual(host: &Host, address: PciAddress) -> bool {
+    host.pci_device(address).join("physfn").exists()
+}
+
 /// Config space of a function, as far as the caller may read it: 64, 256 or 4096 bytes. It wakes a function that is
 /// in D3cold.
 ///
@@ -259,8 +269,8 @@ fn read(
     let file = if asleep { None } else { attributes.config()? };
     let mut space = [0; config::CONFIG_SIZE];
     let len = file.as_ref().map_or(0, |file| file.read(0, &mut space));
-    // A virtual function's IDs read all ones; no function's whole header does.
-    let answers = len >= config::HEADER_SIZE && space[..config::HEADER_SIZE].iter().any(|&byte| byte != 0xff);
+    let state = || ConfigState::of(&space[..len], attributes.has("physfn"));
+    let answers = len >= config::HEADER_SIZE && state() == Some(ConfigState::Alive);
     let space = if answers { &space[..len] } else { &[][..] };
     let capabilities = config::capabilities(space);
     let express = capabilities.iter().find(|cap| cap.id == regs::CAP_ID_EXP);
@@ -362,6 +372,12 @@ pub(crate) fn bars(host: &Host, address: PciAddress) -> Vec<Bar> {
     let text =
         crate::files::read(&host.pci_device(address).join("resource")).ok().flatten().unwrap_or_default();
     text::resource(text.as_bytes()).0
+}
+
+/// The sizes of a bridge's non-prefetchable and prefetchable windows; `None` where they can't be read.
+pub(crate) fn bridge_windows(host: &Host, bridge: PciAddress) -> Option<[u64; 2]> {
+    let text = crate::files::read(&host.pci_device(bridge).join("resource")).ok()??;
+    text::windows(text.as_bytes())
 }
 
 /// The first BAR of a config space's header that has another address in its registers than it was given.

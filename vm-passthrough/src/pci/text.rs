@@ -70,6 +70,24 @@ pub(super) fn resource(text: &[u8]) -> (Vec<Bar>, Option<Rom>) {
     (bars, rom)
 }
 
+/// The sizes of a bridge's non-prefetchable and prefetchable windows from `resource`, 0 for one that is closed. The last four
+/// lines of a bridge are its windows: port I/O, memory, prefetchable memory, and one that only CardBus has
+/// (`PCI_BRIDGE_RESOURCES` in Linux `include/linux/pci.h`).
+pub(super) fn windows(text: &[u8]) -> Option<[u64; 2]> {
+    const LINES_BEFORE: usize = 7;
+    let lines: Vec<_> = text.trim_ascii_end().split(|&byte| byte == b'\n').collect();
+    let [_, memory, prefetchable, _] = *lines.get(LINES_BEFORE..)?.last_chunk()?;
+    let size = |line: &[u8]| {
+        let mut words = line.split(|&byte| byte == b' ').map(hex);
+        let (start, end, flags) = (words.next()??, words.next()??, words.next()??);
+        if flags & flag::MEMORY == 0 || flags & flag::UNSET != 0 {
+            return Some(0);
+        }
+        end.checked_sub(start)?.checked_add(1)
+    };
+    Some([size(memory)?, size(prefetchable)?])
+}
+
 /// Class and IDs from `uevent`, which the Linux kernel keeps: reading it touches no hardware. The revision is not
 /// in it.
 pub(super) fn uevent(text: &[u8]) -> Option<(PciClass, PciIds)> {

@@ -1,10 +1,11 @@
 //! The state of the functions themselves: what they are, power, reset, virtual functions, BARs.
 
 use super::removal::Spare;
+use super::windows::{self, UnassignedBars};
 use super::{BlockerCode, Case, Severity};
 use crate::iommu::is_vfio_driver;
-use crate::pci::config::{ConfigSource as _, HEADER_SIZE};
-use crate::pci::{self, BarKind, PciFunction, PowerState, ResetMethod, Sriov, regs};
+use crate::pci::config::{ConfigSource as _, ConfigState};
+use crate::pci::{self, PciFunction, PowerState, ResetMethod, Sriov, regs};
 use crate::{PciAddress, files};
 
 pub(super) fn bridge(case: &mut Case<'_>) {
@@ -42,11 +43,10 @@ fn responding(case: &mut Case<'_>, function: &PciFunction) {
     if function.power_state == PowerState::D3Cold {
         return;
     }
-    let Ok(config) = pci::read_config(case.host, function.address) else { return };
-    let header = config.get(..HEADER_SIZE).unwrap_or_default();
-    if header.is_empty() || header.iter().any(|&byte| byte != 0xff) {
-        return;
-    }
+    let state = match pci::config_state(case.host, function.address) {
+        None | Some(ConfigState::Alive) => return,
+        Some(state) => state,
+    };
     let dir = case.host.pci_device(function.address);
     let find = match Spare::functions(case, [function]) {
         Ok(spare) => format!(", then {}; if it stays so,", spare.find_again(case)),
@@ -56,13 +56,16 @@ fn responding(case: &mut Case<'_>, function: &PciFunction) {
         BlockerCode::NotResponding,
         Severity::Blocker,
         function.address,
-        format!("the first {HEADER_SIZE} bytes of {} are ff", dir.join("config").display()),
+        format!("{} {state}", dir.join("config").display()),
         format!(
             "{}{find} {}",
-            case.remedy(
-                "check the cable and the slot's power",
-                "see whether the machine below this virtual one still has it"
-            ),
+            match state {
+                ConfigState::Retry => "wait for the end of its reset",
+                _ => case.remedy(
+                    "check the cable and the slot's power",
+                    "see whether the machine below this virtual one still has it",
+                ),
+            },
             case.remedy("switch the host off and on", "take it from this virtual machine and add it again")
         ),
     );
@@ -142,30 +145,10 @@ fn virtual_functions(case: &mut Case<'_>, function: &PciFunction) {
 }
 
 fn bars_assigned(case: &mut Case<'_>, function: &PciFunction) {
-    let missing: Vec<_> = function
-        .bars
-        .iter()
-        .filter(|bar| bar.address == 0 && bar.kind != BarKind::Io)
-        .map(|bar| format!("BAR {} ({})", bar.index, super::memory::size_text(bar.size)))
-        .collect();
-    if missing.is_empty() {
-        return;
+    let found = windows::judge(case.host, case.facts, function.address, &function.bars);
+    if let Some(UnassignedBars { evidence, fix }) = found {
+        case.add(BlockerCode::BarUnassigned, Severity::Blocker, function.address, evidence, fix);
     }
-    case.add(
-        BlockerCode::BarUnassigned,
-        Severity::Blocker,
-        function.address,
-        format!(
-            "{} gives no address to {}",
-            case.host.pci_device(function.address).join("resource").display(),
-            missing.join(", ")
-        ),
-        case.remedy(
-            "enable \"Above 4G Decoding\" (and Resizable BAR) in the firmware setup, or boot Linux with pci=realloc",
-            "reserve more for its port in the virtual machine that this host is (QEMU: pref64-reserve=SIZE of \
-             pcie-root-port), or boot Linux with pci=realloc",
-        ),
-    );
 }
 
 /// Tells of a CXL device: one with a designated vendor-specific capability of CXL's for devices (CXL 3.1, 8.1.3), or of the

@@ -263,7 +263,12 @@ fn firmware_memory(case: &mut Case<'_>) {
     let path = case.host.sys.join(format!("kernel/iommu_groups/{}/reserved_regions", group.number));
     case.blocker(
         BlockerCode::FirmwareMemory,
-        format!("{} has {} as direct (RMRR or IVMD), which Linux won't take from the firmware", path.display(), direct.join(", ")),
+        format!(
+            "{} has {} as direct (RMRR or IVMD): the firmware needs these addresses mapped 1:1, so VFIO cannot attach the device \
+             (dmesg: \"platform RMRR requirement\", since Linux 6.6 \"1:1 IOMMU mapping\")",
+            path.display(),
+            direct.join(", ")
+        ),
         case.remedy(
             "switch off what uses it in the firmware setup (shared memory of HP and Dell management controllers, RMRR for \
              this slot, legacy USB), or use another slot",

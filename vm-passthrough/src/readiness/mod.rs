@@ -33,6 +33,7 @@ mod removal;
 mod text;
 mod tunnel;
 mod usable;
+mod windows;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -41,6 +42,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub use holders::{Holder, holders, users};
 pub use huge_pages::{HugePagesTooFew, check_huge_pages};
 pub(crate) use memory::size_text;
+pub use windows::{UnassignedBars, unassigned_bars};
 
 use facts::HostFacts;
 
@@ -270,7 +272,7 @@ macro_rules! codes {
 
 codes! {
     NotAnEndpoint = "not-an-endpoint", Claim, "it is a bridge, which VFIO does not expose";
-    NotResponding = "not-responding", Claim, "its config space reads all ones, as of a device that is gone or broken";
+    NotResponding = "not-responding", Claim, "its config space reads as that of a device that is gone, in reset or broken";
     NoIommu = "no-iommu", Claim, "no IOMMU keeps it away from the host's memory";
     GroupNotViable = "group-not-viable", Claim, "a driver of the host uses another function of its IOMMU group";
     AcsMissing = "acs-missing", Guest, "a port above it lets it reach its neighbours past the IOMMU";

@@ -126,6 +126,22 @@ fn cxl_devices_are_named() {
 fn not_responding() {
     let dead = Scene::disk().config(vec![0xff; 4096]);
     Scene::with(dead).check(Code::NotResponding, Blocks, &["0000:01:00.0/config"], &["/remove", "rescan"]);
+    // Parts of its config space, and the bytes that are repeated there.
+    let check = |parts: &[(std::ops::Range<usize>, &[u8])], evidence: &str, remedy: &str| {
+        let mut config = Scene::disk().config_space();
+        for (range, bytes) in parts {
+            let bytes = bytes.iter().cycle().take(range.len()).copied().collect::<Vec<_>>();
+            config[range.clone()].copy_from_slice(&bytes);
+        }
+        let scene = Scene::with(Scene::disk().config(config));
+        scene.check(Code::NotResponding, Blocks, &["0000:01:00.0/config", evidence], &[remedy, "rescan"]);
+    };
+    let retry: &[u8] = &[1, 0, 0xff, 0xff];
+    check(&[(0..4096, &[0xff]), (0..4, retry)], "vendor ID 0x0001", "wait for the end of its reset");
+    check(&[(0..4, retry)], "vendor ID 0x0001", "wait for the end of its reset");
+    check(&[(0..4096, &[0])], "reads zeros", "cable");
+    check(&[(4..64, &[0xff])], "reads ones in part", "cable");
+    check(&[(2..4, &[0xff])], "reads ones in part", "cable");
 }
 
 #[test]
@@ -312,7 +328,7 @@ fn firmware_memory() {
     Scene::new().write(regions, "0x00000000bf000000 0x00000000bf7fffff direct\n").check(
         Code::FirmwareMemory,
         Blocks,
-        &["0xbf000000-0xbf7fffff", "RMRR"],
+        &["0xbf000000-0xbf7fffff", "platform RMRR requirement", "1:1 IOMMU mapping"],
         &["firmware setup"],
     );
     let relaxed = Scene::new().write(regions, "0x00000000000e8000 0x00000000000effff direct-relaxable\n");
@@ -784,6 +800,19 @@ fn bar_unassigned() {
         &["BAR 0 (16 KiB)", "/resource"],
         &["Above 4G Decoding", "pci=realloc"],
     );
+    // The kernel command line has it already.
+    let tried = Scene::with(bar(0, BarKind::Memory64)).write("proc/cmdline", "quiet pci=nomsi,realloc\n");
+    tried.check(
+        Code::BarUnassigned,
+        Blocks,
+        &["/proc/cmdline has pci=nomsi,realloc"],
+        &["Above 4G Decoding"],
+    );
+    assert!(!tried.explain().blockers[0].remedy.contains("pci=realloc"));
+    // Arm's firmware has no such option.
+    let arm = Scene::with(bar(0, BarKind::Memory64)).write("proc/cpuinfo", "CPU part : 0xd0c\n");
+    arm.check(Code::BarUnassigned, Blocks, &["BAR 0 (16 KiB)"], &["_CRS", "pci=realloc"]);
+    assert!(!arm.explain().blockers[0].remedy.contains("4G"));
     // Port I/O is rarely needed, and often not assigned.
     let ports = Scene::disk().bar(5, BarKind::Io, false, 0, 0x20);
     assert_eq!(Scene::with(ports).explain().blockers, []);

@@ -14,6 +14,8 @@ pub struct SimFunction {
     pub(super) class: u32,
     pub(super) header_type: u8,
     pub(super) bars: Vec<Bar>,
+    /// A bridge's non-prefetchable and prefetchable windows, as address and size; a size of 0 is a closed window.
+    pub(super) windows: [(u64, u64); 2],
     /// With a bit for each size that they can have, from 1 MiB on.
     pub(super) resizable: Vec<(u8, u32)>,
     pub(super) rom: u64,
@@ -41,6 +43,7 @@ impl SimFunction {
             class,
             header_type: 0,
             bars: Vec::new(),
+            windows: [(0, 0); 2],
             resizable: Vec::new(),
             rom: 0,
             group: None,
@@ -92,6 +95,7 @@ impl SimFunction {
     pub fn root_port(address: PciAddress) -> Self {
         Self::new(address, 0x8086, 0x3420, 0x06_0400)
             .header_type(1)
+            .windows((0x8000_0000, 0x7000_0000), (0x40_0000_0000, 1 << 46))
             .capability(regs::CAP_ID_PM, &[0x03, 0x00, 0x08, 0x00, 0x00, 0x00])
             .express(4)
             // Capability, then control: source validation, request and completion redirect, upstream forwarding.
@@ -109,6 +113,12 @@ impl SimFunction {
             .capability(regs::CAP_ID_MSIX, &[0x1f, 0x00, 0x00, 0x20, 0x00, 0x00, 0x00, 0x30, 0x00, 0x00])
             .express(0)
             .group(group)
+    }
+
+    /// Sets a bridge's non-prefetchable and prefetchable windows, as address and size; a size of 0 closes one.
+    pub fn windows(mut self, memory: (u64, u64), prefetchable: (u64, u64)) -> Self {
+        self.windows = [memory, prefetchable];
+        self
     }
 
     /// Adds a PCI Express capability of device/port type `port_type` (PCI Express 6.0, 7.5.3.2), version 2. A root port and a
@@ -291,6 +301,24 @@ impl SimFunction {
                 config.put(register + 4, &((bar.address >> 32) as u32).to_le_bytes());
             }
         }
+        if self.header_type & regs::HEADER_TYPE_MASK == 1 {
+            let [memory, prefetchable] = self.windows.map(|(address, size)| match size {
+                0 => (1 << 20, 0),
+                _ => (address, address + (size - 1)),
+            });
+            // The lowest bit of base and limit says that the prefetchable window is 64 bits wide.
+            let unit = |address: u64, wide: u16| ((address >> 16) as u16 & 0xfff0 | wide).to_le_bytes();
+            config.put(regs::MEMORY_BASE.into(), &[unit(memory.0, 0), unit(memory.1, 0)].concat());
+            config.put(
+                regs::PREF_MEMORY_BASE.into(),
+                &[unit(prefetchable.0, 1), unit(prefetchable.1, 1)].concat(),
+            );
+            let upper = |address: u64| ((address >> 32) as u32).to_le_bytes();
+            config.put(
+                regs::PREF_BASE_UPPER32.into(),
+                &[upper(prefetchable.0), upper(prefetchable.1)].concat(),
+            );
+        }
         let mut at = 0x40;
         for (id, body) in &self.capabilities {
             config.capability(*id, at as u8, body);
@@ -337,6 +365,13 @@ impl SimFunction {
         for bar in &self.bars {
             if let Some(line) = lines.get_mut(usize::from(bar.index)) {
                 *line = (bar.address, bar.address + (bar.size - 1), bar_resource_flags(bar));
+            }
+        }
+        // IORESOURCE_MEM, and for the second | PREFETCH | MEM_64.
+        for (index, flags) in [(14, 0x200u64), (15, 0x10_2200)] {
+            let (address, size) = self.windows[index - 14];
+            if let Some(line) = lines.get_mut(index).filter(|_| size > 0) {
+                *line = (address, address + (size - 1), flags);
             }
         }
         if self.rom != 0 {

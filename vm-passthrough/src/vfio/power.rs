@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::interface::{DeviceFile, Result, VfioError};
 use super::{CONFIG_REGION, VfioDevice};
 use crate::deadlines::WAKE;
-use crate::pci::config::walk_capabilities;
+use crate::pci::config::{ConfigState, walk_capabilities};
 use crate::pci::regs;
 use crate::{Host, PciAddress};
 
@@ -83,24 +83,27 @@ fn wake_from_cold(host: &Host, address: PciAddress, deadline: Instant) -> Result
     ))
 }
 
-/// Waits until config space reads are not all ones, which is what a function that is not ready gives.
+/// Waits until config space reads as that of a function that is ready.
 fn wait_until_it_answers(device: &VfioDevice, deadline: Instant) -> Result<()> {
-    let mut answer = Ok(false);
+    // VFIO returns the IDs that Linux knows, and reads the rest from the function.
+    let mut answer = Ok(ConfigState::Absent);
     let answered = wait(deadline, || {
-        let mut class = [0xff; 4];
-        answer =
-            device.read(CONFIG_REGION, regs::CLASS_REVISION.into(), &mut class).map(|()| class != [0xff; 4]);
-        matches!(answer, Ok(true) | Err(_)) || device.is_wanted_back()
+        let mut header = [0xff; ConfigState::LEN];
+        answer = device
+            .read(CONFIG_REGION, 0, &mut header)
+            .map(|()| ConfigState::of(&header, false).unwrap_or(ConfigState::Absent));
+        matches!(answer, Ok(ConfigState::Alive) | Err(_)) || device.is_wanted_back()
     });
     match answer {
-        Ok(true) if answered => Ok(()),
+        Ok(ConfigState::Alive) if answered => Ok(()),
         Err(error) => Err(error),
         Ok(_) if device.is_wanted_back() => Err(VfioError::WantedBack { address: device.address() }),
-        Ok(_) => Err(VfioError::Lost {
+        Ok(state) => Err(VfioError::Lost {
             address: device.address(),
-            reason: "its config space reads all ones: it is gone, without power, or hung; look at the Linux kernel's \
-                     log, then reseat it or power-cycle the host"
-                .into(),
+            reason: format!(
+                "its config space {state}: it is gone, without power, or hung; look at the Linux kernel's log, then reseat it or \
+                 power-cycle the host"
+            ),
         }),
     }
 }

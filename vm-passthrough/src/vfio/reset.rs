@@ -48,8 +48,8 @@ use super::interface::{DeviceFile, ResetEvidence, ResetReport, ResetStep, Result
 use super::{INTX_IRQ, MSI_IRQ, MSIX_IRQ, Presence, VfioDevice, power, sys};
 use crate::claim::write_locked;
 use crate::deadlines::{LOCKED, RESET_METHOD, RESET_STEPS};
-use crate::pci::config::{CONFIG_SIZE, walk_capabilities};
-use crate::pci::{Capability, ResetMethod, regs};
+use crate::pci::config::{CONFIG_SIZE, ConfigState, walk_capabilities};
+use crate::pci::{self, Capability, ResetMethod, regs};
 use crate::{Host, PciAddress};
 
 /// How soon a reset is tried again while the function is locked.
@@ -278,7 +278,11 @@ fn judge(marker: Option<Marker>, reported: Result<(), String>) -> Result<ResetEv
 /// A value in a register that a reset must undo.
 struct Marker {
     config: File,
+    is_virtual: bool,
     register: &'static str,
+    /// The capability that the register is in, as offset and ID.
+    capability: u16,
+    id: u8,
     /// Whether it is specified that a reset undoes it.
     decisive: bool,
     offset: u16,
@@ -305,7 +309,8 @@ impl Marker {
                 return None;
             }
         };
-        for Candidate { register, decisive, offset, changed } in candidates {
+        let is_virtual = pci::is_virtual(host, address);
+        for Candidate { register, capability, id, decisive, offset, changed } in candidates {
             let Ok(old) = read_u16(&config, offset) else { continue };
             if let Err(error) = write_u16(&config, offset, old ^ changed) {
                 tracing::debug!(%address, register, %error, "a marker can't be written");
@@ -314,7 +319,17 @@ impl Marker {
             // A register that does not take the whole marker is left as it was.
             let now = read_u16(&config, offset);
             if now.as_ref().is_ok_and(|now| (now ^ old) & changed == changed) {
-                return Some(Self { config, register, decisive, offset, old, changed });
+                return Some(Self {
+                    config,
+                    is_virtual,
+                    register,
+                    capability,
+                    id,
+                    decisive,
+                    offset,
+                    old,
+                    changed,
+                });
             }
             let taken = now.and_then(|now| match (now ^ old) & changed {
                 0 => Ok(()),
@@ -327,9 +342,29 @@ impl Marker {
         None
     }
 
+    /// Whether a reset undid the marker. A function that dies or is still in reset reads as if it was undone, so the
+    /// function has to answer before and after the read, and its capability has to be there.
     fn is_gone(&self) -> io::Result<bool> {
+        self.check_answers()?;
         let now = read_u16(&self.config, self.offset)?;
+        let [id, _] = read_u16(&self.config, self.capability)?.to_le_bytes();
+        self.check_answers()?;
+        if now == u16::MAX || id != self.id {
+            return Err(io::Error::other(format!(
+                "it reads {now:#06x}, and its capability has ID {id:#04x}"
+            )));
+        }
         Ok((now ^ self.old) & self.changed != self.changed)
+    }
+
+    fn check_answers(&self) -> io::Result<()> {
+        let mut header = [0; ConfigState::LEN];
+        self.config.read_exact_at(&mut header, 0)?;
+        match ConfigState::of(&header, self.is_virtual) {
+            Some(ConfigState::Alive) => Ok(()),
+            Some(state) => Err(io::Error::other(format!("its config space {state}"))),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 
     /// Takes the marker out, if it is still there, and leaves the rest of the register alone: whoever has the function
@@ -341,12 +376,11 @@ impl Marker {
     }
 
     fn take_out(&self) -> io::Result<()> {
-        let now = read_u16(&self.config, self.offset)?;
-        // A function that does not answer reads as all ones, which is no marker.
-        let answers = now != u16::MAX || read_u16(&self.config, 0)? != u16::MAX;
-        if !answers || (now ^ self.old) & self.changed != self.changed {
+        // A function that does not answer has no marker.
+        if self.is_gone().unwrap_or(true) {
             return Ok(());
         }
+        let now = read_u16(&self.config, self.offset)?;
         write_u16(&self.config, self.offset, now ^ self.changed)
     }
 }
@@ -365,6 +399,9 @@ fn write_u16(config: &File, offset: u16, value: u16) -> io::Result<()> {
 #[derive(Debug, PartialEq, Eq)]
 struct Candidate {
     register: &'static str,
+    /// The capability that the register is in, as offset and ID.
+    capability: u16,
+    id: u8,
     decisive: bool,
     offset: u16,
     changed: u16,
@@ -390,7 +427,14 @@ fn msix_candidate(capability: u16, read: &dyn Fn(u16) -> io::Result<u16>) -> io:
     let offset = capability + regs::MSIX_FLAGS;
     let is_off = read(offset)? & (regs::MSIX_FLAGS_ENABLE | regs::MSIX_FLAGS_MASKALL) == 0;
     let changed = regs::MSIX_FLAGS_MASKALL;
-    Ok(is_off.then_some(Candidate { register: "MSI-X Function Mask", decisive: true, offset, changed }))
+    Ok(is_off.then_some(Candidate {
+        register: "MSI-X Function Mask",
+        capability,
+        id: regs::CAP_ID_MSIX,
+        decisive: true,
+        offset,
+        changed,
+    }))
 }
 
 /// The registers of an MSI capability that may take a marker.
@@ -403,12 +447,20 @@ fn msi_candidates(capability: u16, read: &dyn Fn(u16) -> io::Result<u16>) -> io:
     if control & regs::MSI_FLAGS_ENABLE != 0 || usize::from(mask) + 2 > CONFIG_SIZE {
         return Ok(Vec::new());
     }
+    let id = regs::CAP_ID_MSI;
     let mut candidates = Vec::new();
     if control & regs::MSI_FLAGS_MASKBIT != 0 && read(mask)? & 1 == 0 {
-        candidates.push(Candidate { register: "MSI Mask", decisive: true, offset: mask, changed: 1 });
+        candidates.push(Candidate {
+            register: "MSI Mask",
+            capability,
+            id,
+            decisive: true,
+            offset: mask,
+            changed: 1,
+        });
     }
     let register = "MSI Message Data";
-    candidates.push(Candidate { register, decisive: false, offset: data, changed: 0x5aa5 });
+    candidates.push(Candidate { register, capability, id, decisive: false, offset: data, changed: 0x5aa5 });
     Ok(candidates)
 }
 

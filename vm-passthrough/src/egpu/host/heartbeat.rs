@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
 use super::super::EgpuError;
+use crate::pci::config::ConfigState;
 use crate::pci::{PciIds, regs};
 use crate::telemetry::xids;
 use crate::{Host, PciAddress, deadlines, files, pci};
@@ -96,11 +97,15 @@ pub(super) fn check_ids(config: &[u8], ids: &PciIds) -> Result<(), String> {
             revision: word(regs::CLASS_REVISION)? as u8,
         })
     };
+    // A virtual function has no place in an enclosure.
+    if let Some(state) = ConfigState::of(config, false).filter(|&state| state != ConfigState::Alive) {
+        return Err(match state {
+            ConfigState::Retry => format!("its config space {state}"),
+            _ => format!("its config space {state}: it is off the bus"),
+        });
+    }
     match found() {
         Some(found) if found == *ids => Ok(()),
-        Some(PciIds { vendor: 0xffff, .. }) => {
-            Err("its config space reads all ones: it is off the bus".into())
-        }
         Some(found) => Err(format!("it is {found} now, and was {ids}")),
         None => Err("its config space ends before its IDs".into()),
     }

@@ -3,7 +3,8 @@
 use super::super::EgpuError;
 use super::{Result, heartbeat, step};
 use crate::pci::{self, BarKind, PciIds, regs};
-use crate::{Host, PciAddress, deadlines, files, iommu, readiness};
+use crate::readiness::{UnassignedBars, unassigned_bars};
+use crate::{Host, PciAddress, deadlines, files, iommu};
 
 /// Whether each function answers, has its identity and its BARs, and takes accesses to them where a driver of the host has it.
 ///
@@ -27,16 +28,10 @@ fn verify_function(host: &Host, address: PciAddress, ids: &PciIds) -> Result<(),
         _ => format!("its config space can't be read: {error}"),
     })?;
     heartbeat::check_ids(&config, ids)?;
-    let bars = pci::bars(host, address);
-    let has_no_room = |bar: &&pci::Bar| bar.size > 0 && bar.address == 0 && bar.kind != BarKind::Io;
-    if let Some(bar) = bars.iter().find(has_no_room) {
-        return Err(format!(
-            "Linux has no room for its BAR {} of {}; connect it before the host boots, or give its port more room \
-             (pci=hpmmiosize=, pci=hpmmioprefsize=)",
-            bar.index,
-            readiness::size_text(bar.size)
-        ));
+    if let Some(UnassignedBars { evidence, fix }) = unassigned_bars(host, address) {
+        return Err(format!("{evidence}; {fix}"));
     }
+    let bars = pci::bars(host, address);
     if let Some(bar) = pci::lost_bar(&config, &bars) {
         return Err(format!(
             "its BAR {} has another address than the {:#x} that Linux gave it, as after a loss of power",

@@ -107,11 +107,17 @@ fn reads_virtual_functions() {
 fn reads_without_config_space() {
     let nvme = SimFunction::nvme(address("0000:01:00.0")).revision(3);
     let header = nvme.config_space()[..64].to_vec();
-    for config in [header, Vec::new(), vec![0xff; 4096]] {
+    // A retry, which would read as a bridge, zeros, and ones in part.
+    let mut retry = vec![0xff; 4096];
+    retry[..2].copy_from_slice(&[1, 0]);
+    let mut part = nvme.config_space();
+    part[4..].fill(0xff);
+    for config in [header, Vec::new(), vec![0xff; 4096], retry, vec![0; 4096], part] {
         let all_ones = config.len() == 4096;
         let found = read_one(&nvme.clone().config(config.clone()));
         assert_eq!((found.capabilities.len(), found.extended_capabilities.len()), (0, 0));
         assert_eq!(found.ids.vendor, 0x144d);
+        assert!(!found.is_bridge());
         assert_eq!(found.ids.revision, 3, "{}", config.len());
         assert_eq!(found.link.map(|link| (link.speed, link.width)), Some((16_000, 4)), "{all_ones}");
     }

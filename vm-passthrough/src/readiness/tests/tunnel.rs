@@ -76,3 +76,58 @@ fn what_else_it_suffers() {
     let evidence = &found.iter().find(|found| found.code == Code::UnbindMayHang).unwrap().evidence;
     assert!(evidence.contains("now process 4711 (nvidia-persiste) has "), "{evidence}");
 }
+
+/// A GPU without an address for BAR 1, behind a switch whose port has the windows.
+fn unassigned(memory: (u64, u64), prefetchable: (u64, u64)) -> Scene {
+    let scene = Scene::without_disk().write("proc/sys/kernel/osrelease", "6.18.0\n");
+    let switch = SimFunction::root_port(address("0000:00:02.0")).below(address(PORT));
+    scene.sim.add(&switch.windows(memory, prefetchable)).unwrap();
+    let gpu = SimFunction::gpu(address(DISK)).bar(1, BarKind::Memory64, true, 0, 256 << 20);
+    scene.sim.add(&gpu.below(address("0000:00:02.0"))).unwrap();
+    scene.sim.set(address(DISK), "removable", "removable\n").unwrap();
+    scene
+}
+
+/// The one blocker of a scene, as evidence and fix; diagnosis of the enclosure has the same.
+fn unassigned_texts(scene: &Scene) -> (String, String) {
+    let readiness = scene.explain();
+    let found = readiness.blockers.iter().find(|found| found.code == Code::BarUnassigned).unwrap();
+    assert_eq!((found.severity, found.function), (Blocks, address(DISK)), "{readiness}");
+    let diagnosed = unassigned_bars(&scene.sim.plain_host(), address(DISK)).unwrap();
+    assert_eq!((&diagnosed.evidence, &diagnosed.fix), (&found.evidence, &found.remedy));
+    (diagnosed.evidence, diagnosed.fix)
+}
+
+#[test]
+fn a_bar_without_a_window_names_the_port() {
+    const MEMORY: (u64, u64) = (0x9000_0000, 128 << 20);
+    // The GPU has 288 MiB of prefetchable BARs, of which BAR 1 has no address.
+    let check = |prefetchable, evidence: &str| {
+        let (found, fix) = unassigned_texts(&unassigned(MEMORY, prefetchable));
+        assert!(found.contains("BAR 1 (256 MiB)") && found.contains(evidence), "{found}");
+        assert!(fix.contains("another port of the host"), "{fix}");
+        assert!(fix.contains("pci=realloc,hpmmioprefsize=256M"), "{fix}");
+        assert!(!fix.contains("4G") && !fix.contains("hpmmiosize"), "{fix}");
+    };
+    check((0, 0), "port 0000:00:02.0 above it has no prefetchable window");
+    check((0x40_0000_0000, 64 << 20), "port 0000:00:02.0 above it has a prefetchable window of 64 MiB");
+    // The command line asks for enough, and the firmware has the last word.
+    let tried = unassigned(MEMORY, (0, 0)).write("proc/cmdline", "pci=realloc,hpmmioprefsize=1G\n");
+    let (found, fix) = unassigned_texts(&tried);
+    assert!(found.contains("/proc/cmdline has pci=realloc,hpmmioprefsize=1G"), "{found}");
+    assert!(fix.contains("update the firmware") && !fix.contains("pci="), "{fix}");
+    // Too small an option is replaced.
+    let less = unassigned(MEMORY, (0, 0)).write("proc/cmdline", "pci=realloc pci=hpmmioprefsize=8M\n");
+    assert!(unassigned_texts(&less).1.ends_with("pci=hpmmioprefsize=256M"));
+    // No port is to blame where the windows have room.
+    let (found, fix) = unassigned_texts(&unassigned(MEMORY, (0x40_0000_0000, 64 << 30)));
+    assert!(!found.contains("above it"), "{found}");
+    assert!(fix.contains("before the host boots") && !fix.contains("4G"), "{fix}");
+    // The non-prefetchable window is another.
+    let low = unassigned((0, 0), (0x40_0000_0000, 64 << 30));
+    let resource = SimFunction::gpu(address(DISK)).bar(0, BarKind::Memory32, false, 0, 64 << 20).resource();
+    low.sim.set(address(DISK), "resource", &resource).unwrap();
+    let (found, fix) = unassigned_texts(&low);
+    assert!(found.contains("port 0000:00:02.0 above it has no non-prefetchable window"), "{found}");
+    assert!(fix.contains("pci=realloc,hpmmiosize=64M"), "{fix}");
+}

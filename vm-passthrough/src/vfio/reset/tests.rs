@@ -45,6 +45,8 @@ impl Fake {
 /// Config space with these capabilities, at 0x40 and every 0x20 bytes on.
 fn config(capabilities: &[&[u8]]) -> Vec<u8> {
     let mut config = vec![0; 256];
+    config[..4].copy_from_slice(&[0xde, 0x10, 0x84, 0x26]);
+    config[0x0b] = 0x03;
     if !capabilities.is_empty() {
         config[0x06] = 0x10;
         config[0x34] = 0x40;
@@ -243,4 +245,46 @@ fn a_function_that_does_not_answer_is_not_written_to() {
     fake.write(&[0xff; 256]);
     marker.undo();
     assert_eq!(fake.read(), [0xff; 256]);
+}
+
+/// Values of a function that is dead or still in reset prove no reset, though they lack the marker too.
+#[test]
+fn a_dead_function_proves_no_reset() {
+    fn check(what: &str, capability: &[u8], after: impl Fn(&mut Vec<u8>)) {
+        let fake = Fake::new(&config(&[capability]));
+        let opened = || {
+            let mut config = fake.read();
+            after(&mut config);
+            fake.write(&config);
+            Ok(())
+        };
+        let (_, report) = watch_open(&fake.host, fake.address, opened).unwrap();
+        assert_eq!(report, None, "{what} {capability:x?}");
+        // A report of success does not make up for it.
+        let fake = Fake::new(&config(&[capability]));
+        let marker = Marker::put(&fake.host, fake.address);
+        let mut config = fake.read();
+        after(&mut config);
+        fake.write(&config);
+        let why = judge(marker, Ok(())).unwrap_err();
+        assert!(why.contains("can't be read afterwards"), "{what}: {why}");
+    }
+    for capability in [MSIX_OFF, MSI_64_MASK, MSI_64] {
+        check("ones", capability, |config| config.fill(0xff));
+        check("zeros", capability, |config| config.fill(0));
+        check("a retry", capability, |config| {
+            config.fill(0xff);
+            config[..2].copy_from_slice(&[1, 0]);
+        });
+        check("a retry, then zeros", capability, |config| {
+            config.fill(0);
+            config[..4].copy_from_slice(&[1, 0, 0xff, 0xff]);
+        });
+        check("ones after the header", capability, |config| config[0x40..].fill(0xff));
+        check("zeros after the header", capability, |config| config[0x40..].fill(0));
+        check("ones in the header", capability, |config| {
+            config[4..16].fill(0xff);
+            config[0x40..].fill(0);
+        });
+    }
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use vm_passthrough::claim::Cancel;
 use vm_passthrough::egpu::{Enclosure as _, Limits, is_accelerator};
 use vm_passthrough::pci::{self, PciFunction};
-use vm_passthrough::readiness::{BlockerCode, ExplainOptions, Explainer};
+use vm_passthrough::readiness::{BlockerCode, ExplainOptions, Explainer, unassigned_bars};
 use vm_passthrough::{deadlines, iommu, telemetry};
 
 use super::enclosure::{Chosen, EnclosureArgs, enclosure, name};
@@ -186,8 +186,17 @@ fn checks(context: &Context<'_>, chosen: &Chosen) -> Result<Vec<EgpuCheck>, Fail
     }
 
     let mut integrity = Findings::of("integrity");
+    let unassigned = functions.iter().map(|function| function.address);
+    let unassigned: Vec<_> =
+        unassigned.filter_map(|address| Some((address, unassigned_bars(&context.host, address)?))).collect();
     match adopted {
         Some(Ok(true)) => integrity.note("all functions answer, and have their BARs".into()),
+        Some(Ok(false)) if !unassigned.is_empty() => {
+            for (address, found) in unassigned {
+                let evidence = format!("{address}: {}", found.evidence);
+                integrity.judge(true, CheckVerdict::Failed, evidence, &found.fix);
+            }
+        }
         Some(Ok(false)) => {
             integrity.judge(
                 true,
