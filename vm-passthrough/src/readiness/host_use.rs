@@ -101,9 +101,17 @@ fn framebuffer(case: &Case<'_>, function: &PciFunction) -> Option<(String, Optio
         Some(driver) => plain(name).starts_with(driver.as_str()) || driver.starts_with(plain(name).as_str()),
         None => false,
     };
+    let resources = &case.facts.resources;
+    // The window of the port above is around the BAR, and may be as large.
+    let is_around = |number: usize, (start, end, _): &(u64, u64, String)| {
+        let mut later = resources.iter().skip(number + 1);
+        later.any(|(inner, last, name)| *name == address && start <= inner && last <= end)
+    };
     // The innermost is the driver's.
-    let resource =
-        case.facts.resources.iter().rfind(|(start, end, name)| in_bar(*start, *end) && !is_own(name));
+    let held = |(number, resource): &(usize, &(u64, u64, String))| {
+        in_bar(resource.0, resource.1) && !is_own(&resource.2) && !is_around(*number, resource)
+    };
+    let resource = resources.iter().enumerate().filter(held).last().map(|(_, resource)| resource);
     let evidence = match (resource, &device) {
         (Some((start, end, name)), _) => format!(
             "the firmware's framebuffer is in its BAR at {start:#x}-{end:#x}, and {name} holds it, by {}/iomem",

@@ -484,6 +484,9 @@ fn boot_display() {
     );
     assert!(!refused.explain().blockers[0].remedy.contains("ids="));
     assert_eq!(resource(&["vfio-pci"]).explain().blockers, []);
+    // The window of the port above is as large as the BAR.
+    let window = "81000000-81ffffff : PCI Bus 0000:01\n  81000000-81ffffff : 0000:01:00.0\n";
+    assert_eq!(taken().write("proc/iomem", window).explain().blockers, []);
     let parent = taken();
     parent.sim.add_child(address(DISK), "drm", "efi-framebuffer.0/drm/card0", &[]).unwrap();
     let device = format!("sys/bus/pci/devices/{DISK}/efi-framebuffer.0");
