@@ -148,7 +148,7 @@ fn hangs_are_cured_by_the_reset_that_can() {
 #[test]
 fn what_comes_behind_a_tunnel_is_as_injected() {
     for (fault, exit, expect) in [
-        ("enumerate no-room", 1, "has no room for its BAR"),
+        ("enumerate no-room", 1, "gives no address to BAR"),
         ("enumerate other 1", 1, "and the one that is known has"),
         ("authorise fails 1", 1, "write 1 to"),
         ("reset reconnect fails 1", 1, "write 1 to"),
