@@ -108,7 +108,7 @@ fn l1(l1: &mut L1) -> Result<()> {
     for command in ["explain", "claim"] {
         let refused = l1.vm_service(&[command, &behind.address], TIMEOUT)?;
         let said = format!("{}{}", refused.stdout, refused.stderr);
-        let named = [&*bridge.address, "shpchp", "option with-group", "shpchp/unbind"];
+        let named = [&*bridge.address, "shpchp", "--with-group", "shpchp/unbind"];
         l1.prove(
             refused.code == Some(BLOCKED) && named.iter().all(|part| said.contains(part)),
             format!("{command} refuses what is behind it, names the driver and says what to do"),

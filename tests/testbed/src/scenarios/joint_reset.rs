@@ -53,7 +53,7 @@ fn l1(l1: &mut L1) -> Result<()> {
     }
     for (function, other) in [(left, right), (right, left)] {
         let also = format!("would also reset {}, which the guest does not get", other.address);
-        let give = format!("give {} to the same guest, as option with-group does", other.address);
+        let give = format!("give {} to the same guest, as --with-group does", other.address);
         for command in ["explain", "claim"] {
             says(l1, &[command, &function.address], BLOCKED, &[&also, &give])?;
         }
