@@ -111,7 +111,7 @@ fn framebuffer(case: &Case<'_>, function: &PciFunction) -> Option<(String, Optio
     let held = |(number, resource): &(usize, &(u64, u64, String))| {
         in_bar(resource.0, resource.1) && !is_own(&resource.2) && !is_around(*number, resource)
     };
-    let resource = resources.iter().enumerate().filter(held).last().map(|(_, resource)| resource);
+    let resource = resources.iter().enumerate().rfind(held).map(|(_, resource)| resource);
     let evidence = match (resource, &device) {
         (Some((start, end, name)), _) => format!(
             "the firmware's framebuffer is in its BAR at {start:#x}-{end:#x}, and {name} holds it, by {}/iomem",
