@@ -41,7 +41,7 @@ pub struct Host {
     pub lasting: PathBuf,
     /// Database of udev, `/run/udev/data` on a real host: what it found on each disk.
     pub udev: PathBuf,
-    /// Where the tree of a captured or simulated host lies.
+    /// The root of the tree of a captured or simulated host.
     root: Option<PathBuf>,
     writer: Arc<dyn SysfsWriter>,
     disks: Option<Arc<dyn DiskProbe>>,

@@ -70,7 +70,7 @@ fn make(path: &Path, mode: Option<u32>) -> Result<UnixListener, Cause> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error.into()),
     }
-    // The path appears once connections succeed and the permissions are set: whoever waits for it may connect at once.
+    // The path appears only after `listen` and with its final permissions, so a client that polls for it can connect.
     Ok(in_folder(folder, name, |path| {
         let prepared = tempfile::Builder::new().make_in(folder_of(&path), |path| UnixListener::bind(path))?;
         if let Some(mode) = mode {

@@ -79,7 +79,7 @@ pub struct ParsePciAddressError {
     meaning: Option<Meaning>,
 }
 
-/// What a text names instead of a PCI function.
+/// A vendor:device ID or a slot, given in place of the address of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meaning {
     /// Devices of one model, by vendor and device ID, as `lspci -n` prints them: `10de:2684`.
@@ -114,7 +114,7 @@ impl Meaning {
 }
 
 impl ParsePciAddressError {
-    /// What the text names instead.
+    /// Returns the ID or slot that the text names, if any.
     pub const fn meaning(&self) -> Option<Meaning> {
         self.meaning
     }

@@ -15,7 +15,7 @@ pub const EXTENDED_CONFIG_SIZE: usize = 4096;
 /// Bytes of the header that all functions have, and the part that anybody may read on Linux.
 pub const HEADER_SIZE: usize = 64;
 
-/// What a function's config space shows of the function.
+/// The state of a function, judged by its config space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigState {
     /// The function answers.
