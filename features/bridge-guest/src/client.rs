@@ -21,18 +21,13 @@ use vm_bridge::wire::{Answer, Header, Reader, VERSION, WINDOW, code, control, ow
 
 use crate::connect::Place;
 use crate::connection::Connection;
+use crate::known::{Devices, Known};
 use crate::sys::window::Window;
 use crate::sys::{fork, print};
 use crate::{counts, current, say};
 
 /// How long an answer is waited for, but that of a call that waits for the device: compilers may take minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// What an answer was, kept for the next time.
-type Kept = HashMap<Vec<u8>, Arc<[u8]>>;
-
-/// Where a kernel's parameters are: offset and size of each.
-pub(crate) type Layout = Arc<[(usize, usize)]>;
-
 /// Memory of the program that it registered.
 #[derive(Clone, Copy)]
 pub(crate) struct Registered {
@@ -61,12 +56,9 @@ pub(crate) struct Client {
     generation: u64,
     /// `CUDA_LAUNCH_BLOCKING` is set: an error is told by the call that made it.
     is_blocking: bool,
-    pub(crate) kept: Mutex<Kept>,
-    /// What was set last of functions, by the call and its other arguments.
-    pub(crate) set: Mutex<HashMap<(usize, Vec<usize>), usize>>,
-    pub(crate) layouts: Mutex<HashMap<u64, Layout>>,
-    /// Memory of devices: how long it is by where it begins.
-    pub(crate) devices: Mutex<BTreeMap<u64, u64>>,
+    /// What is known of the driver's objects.
+    pub(crate) known: Mutex<Known>,
+    pub(crate) devices: Mutex<Devices>,
     /// Memory that both sides have.
     pub(crate) windows: Mutex<BTreeMap<u64, u64>>,
     /// Where in the window such memory is, of that which is there.
@@ -88,6 +80,8 @@ pub(crate) struct Client {
     pub(crate) registered: Mutex<BTreeMap<u64, Registered>>,
     /// Flags of the devices' primary contexts, and whether they are active, as they were asked last.
     pub(crate) primaries: Mutex<HashMap<i32, (u32, u32)>>,
+    /// The primary contexts of devices, once they were retained.
+    pub(crate) retained: Mutex<HashMap<i32, u64>>,
     /// Does a thread call what streams call?
     pub(crate) calls: Mutex<bool>,
 }
@@ -142,9 +136,7 @@ impl Client {
             ready: AtomicBool::new(false),
             generation,
             is_blocking: std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value == "1"),
-            kept: Mutex::default(),
-            set: Mutex::default(),
-            layouts: Mutex::default(),
+            known: Mutex::default(),
             devices: Mutex::default(),
             windows: Mutex::default(),
             parts: Mutex::default(),
@@ -156,6 +148,7 @@ impl Client {
             exported: Mutex::default(),
             registered: Mutex::default(),
             primaries: Mutex::default(),
+            retained: Mutex::default(),
             calls: Mutex::default(),
         };
         match client
@@ -166,6 +159,27 @@ impl Client {
             Ok(()) => Ok(client),
             Err(code) => Err(client.place.refused(code)),
         }
+    }
+
+    /// Has an object end with others, where they are not 0.
+    pub(crate) fn own(&self, owners: [u64; 2], object: u64) {
+        let mut known = locked(&self.known);
+        owners.into_iter().filter(|owner| *owner != 0).for_each(|owner| known.own(owner, object));
+    }
+
+    /// An object has ended, and all that is known of it and of what it owns.
+    pub(crate) fn end_object(&self, object: u64) {
+        if object == 0 {
+            return;
+        }
+        let ended = locked(&self.known).end(object);
+        locked(&self.devices).end(&ended);
+    }
+
+    /// A context has ended. What was asked in it of libraries and kernels, which stay, is asked again in the next one with its handle.
+    pub(crate) fn end_context(&self, context: u64) {
+        self.end_object(context);
+        locked(&self.known).forget_answers();
     }
 
     /// Sends what of the environment the driver reads when it starts.

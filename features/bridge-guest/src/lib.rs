@@ -17,6 +17,7 @@ mod current;
 mod describe;
 mod forward;
 mod hand;
+mod known;
 mod mapped;
 mod pack;
 mod sys;

@@ -196,6 +196,11 @@ fn what_one_thread_does_is_before_what_another_does_then() {
 }
 
 #[test]
+fn what_ends_with_its_module_library_or_context_is_known_no_more() {
+    check("tests/ways.c", &["modules"], "modules: 0 wrong");
+}
+
+#[test]
 fn programs_of_the_hook_find_the_same() {
     check("../hook-preload/tests/grow.c", &["dlsym"], "left: 1");
     check("../hook-preload/tests/grow.c", &["proc"], "left: 1");

@@ -424,9 +424,78 @@ static void endless(void) {
     }
 }
 
+/* Threads that load and unload modules and libraries all the time, of which the driver frees the handles at once: each thread soon has the handles of
+ * another one's functions, whose parameters are others. */
+enum { LOADS = 150 };
+static const struct {
+    const char *name;
+    int count;
+    size_t sizes[4];
+} kernels[] = {{"store", 2, {8, 4}}, {"add", 4, {8, 8, 8, 8}}, {"empty", 0, {0}}, {"fill", 3, {8, 8, 4}}};
+static int modules_wrong;
+
+static int is_laid_out(void *function, int kernel) {
+    size_t offset, size;
+    for (int i = 0; i < kernels[kernel].count; i++)
+        if (TRY("cuFuncGetParamInfo", (void *, size_t, size_t *, size_t *), function, i, &offset, &size) || size != kernels[kernel].sizes[i]) return 0;
+    return TRY("cuFuncGetParamInfo", (void *, size_t, size_t *, size_t *), function, kernels[kernel].count, &offset, &size) == 1;
+}
+
+static void *load_and_unload(void *argument) {
+    uint32_t random = 1 + (uint32_t)(uintptr_t)argument;
+    void *own = context, *loaded, *found, *of;
+    CALL("cuCtxSetCurrent", (void *), context);
+    ptr shared = allocate(64);
+    for (uint32_t i = 0; i < LOADS; i++) {
+        random = random * 1664525 + 1013904223;
+        int kernel = random >> 8 & 3, way = (random >> 16) % 5;
+        ptr cells = shared;
+        if (way == 4) {
+            /* All that is in a context ends with it. */
+            CALL("cuCtxCreate_v2", (void **, unsigned, int), &own, 0, 0);
+            cells = allocate(64);
+        }
+        CALL("cuMemsetD32_v2", (ptr, unsigned, size_t), cells, i, 16);
+        if (way == 1 || way == 2) {
+            CALL("cuLibraryLoadData", (void **, const void *, void *, void *, unsigned, void *, void *, unsigned), &loaded, text, NULL, NULL, 0, NULL, NULL, 0);
+            CALL("cuLibraryGetKernel", (void **, void *, const char *), &of, loaded, kernels[kernel].name);
+            CALL("cuKernelGetFunction", (void **, void *), &found, of);
+        } else {
+            CALL("cuModuleLoadData", (void **, const void *), &loaded, text);
+            CALL("cuModuleGetFunction", (void **, void *, const char *), &found, loaded, kernels[kernel].name);
+        }
+        uint64_t two = 2, seven = 7;
+        uint32_t value = 3 * i;
+        ptr second = cells + 8;
+        void *parameters[][4] = {{&cells, &value}, {&cells, &second, &second, &two}, {NULL}, {&cells, &two, &seven}};
+        launch(way == 2 ? of : found, NULL, parameters[kernel]);
+        uint32_t expected[] = {3 * i, 2 * i, i, 7};
+        int is_wrong = word(cells) != expected[kernel] || word(cells + 12) != i || !is_laid_out(found, kernel);
+        if (is_wrong) __atomic_add_fetch(&modules_wrong, 1, __ATOMIC_RELAXED);
+        if (way == 4) {
+            CALL("cuCtxDestroy_v2", (void *), own);
+            CALL("cuCtxSetCurrent", (void *), context);
+        } else if (way == 1 || way == 2) {
+            CALL("cuLibraryUnload", (void *), loaded);
+        } else {
+            CALL("cuModuleUnload", (void *), loaded);
+        }
+    }
+    return NULL;
+}
+
+static void modules(void) {
+    begin();
+    pthread_t all[THREADS];
+    for (uintptr_t i = 0; i < THREADS; i++) pthread_create(&all[i], NULL, load_and_unload, (void *)i);
+    for (int i = 0; i < THREADS; i++) pthread_join(all[i], NULL);
+    printf("modules: %d wrong\n", modules_wrong);
+}
+
 int main(int count, char **arguments) {
     const char *what = count > 1 ? arguments[1] : "";
     if (!strcmp(what, "threads")) threads();
+    else if (!strcmp(what, "modules")) modules();
     else if (!strcmp(what, "strided")) strided();
     else if (!strcmp(what, "callbacks")) callbacks();
     else if (!strcmp(what, "forks")) forks();

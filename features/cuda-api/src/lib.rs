@@ -35,6 +35,47 @@ pub struct Function {
     pub parameters: Vec<Parameter>,
 }
 
+impl Function {
+    /// The first parameter by which the function returns handles, and what they are handles of.
+    #[must_use]
+    pub fn returned(&self) -> Option<(usize, Object)> {
+        self.parameters.iter().enumerate().find_map(|(at, parameter)| match parameter.kind {
+            Kind::Pointer { way: Way::Out, item: Item::Handle(object), .. } => Some((at, object)),
+            _ => None,
+        })
+    }
+
+    /// Returns the parameter by which the function returns a new object: one to which there was no handle before.
+    #[must_use]
+    pub fn makes(&self) -> Option<usize> {
+        const WORDS: [&str; 6] = ["Create", "Load", "GraphAdd", "Clone", "GraphInstantiate", "IpcOpenEvent"];
+        let (at, object) = self.returned()?;
+        // Physical memory counts its handles.
+        let makes = object != Object::Memory && WORDS.iter().any(|word| self.name.contains(word));
+        makes.then_some(at)
+    }
+
+    /// Returns the parameter with the owner of the objects that the function returns. The driver ends an object when it ends the owner.
+    ///
+    /// Nodes and graphs are not among them: a graph says itself what is in it.
+    #[must_use]
+    pub fn owner(&self) -> Option<usize> {
+        let owners: &[Object] = match self.returned()?.1 {
+            Object::Function => &[Object::Module, Object::Kernel],
+            Object::Kernel => &[Object::Library],
+            // Of a function: the module of its library.
+            Object::Module => &[Object::Library, Object::Function],
+            Object::TextureReference | Object::SurfaceReference => &[Object::Module],
+            Object::Array => &[Object::Mipmap, Object::Array, Object::Graphics],
+            Object::Mipmap => &[Object::ExternalMemory, Object::Graphics],
+            Object::Stream | Object::Context => &[Object::GreenContext],
+            _ => &[],
+        };
+        let owns = |kind: Kind| matches!(kind, Kind::Handle(object) if owners.contains(&object));
+        self.parameters.iter().position(|parameter| owns(parameter.kind))
+    }
+}
+
 /// A parameter of a function.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Parameter {
@@ -175,6 +216,24 @@ macro_rules! objects {
             fn named(name: &str) -> Option<Self> {
                 match name { $($text => Some(Self::$name),)* _ => None }
             }
+
+            /// Returns whether such an object ends with the context that was current when it was made.
+            #[must_use]
+            pub fn is_of_context(self) -> bool {
+                matches!(
+                    self,
+                    Self::Module
+                        | Self::Function
+                        | Self::Stream
+                        | Self::Event
+                        | Self::Array
+                        | Self::Mipmap
+                        | Self::Texture
+                        | Self::Surface
+                        | Self::TextureReference
+                        | Self::Graphics
+                )
+            }
         }
     };
 }
@@ -215,6 +274,31 @@ mod tests {
             ]
         );
         assert_eq!(kinds("cuStreamDestroy_v2"), [Kind::Drop(Object::Stream)]);
+    }
+
+    #[test]
+    fn objects_end_with_their_owners() {
+        let function = |name: &str| &FUNCTIONS[number(name).expect(name)];
+        let check = |name: &str, owner: Option<&str>| {
+            let found = function(name).owner().map(|at| function(name).parameters[at].name.as_str());
+            assert_eq!(found, owner, "{name}");
+        };
+        check("cuModuleGetFunction", Some("hmod"));
+        check("cuModuleEnumerateFunctions", Some("mod"));
+        check("cuKernelGetFunction", Some("kernel"));
+        check("cuLibraryGetKernel", Some("library"));
+        check("cuLibraryGetModule", Some("library"));
+        check("cuMipmappedArrayGetLevel", Some("hMipmappedArray"));
+        check("cuGreenCtxStreamCreate", Some("greenCtx"));
+        check("cuModuleLoadDataEx", None);
+        check("cuStreamGetCtx", None);
+        check("cuTexRefGetArray", None);
+        let makes = |name: &str| function(name).makes();
+        assert_eq!(makes("cuGraphInstantiate_v2"), Some(0));
+        assert_eq!(makes("cuLinkCreate_v2"), Some(3));
+        for name in ["cuModuleGetFunction", "cuStreamEndCapture", "cuMemCreate", "cuDevicePrimaryCtxRetain"] {
+            assert_eq!(makes(name), None, "{name}");
+        }
     }
 
     #[test]

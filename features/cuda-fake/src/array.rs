@@ -67,6 +67,7 @@ fn bytes(descriptor: &ArrayDescriptor3d, levels: u32) -> Result<u64> {
 impl State {
     fn release_array(&mut self, id: u64) {
         let Some(array) = self.arrays.remove(&id) else { return };
+        self.free_ids([id]);
         if array.at != 0 && self.spans.contains_key(&array.at) {
             // Pages that stay cost memory and nothing else.
             let _ = self.release(array.at);

@@ -102,8 +102,13 @@ fn destroy_context(mut state: MutexGuard<'static, State>, id: u64) -> Result {
     }
     state.defaults.retain(|&(context, _), _| context != id);
     state.events.retain(|_, event| event.context != id);
-    state.modules.retain(|_, module| module.context != id);
-    state.functions.retain(|_, function| state.modules.contains_key(&function.module));
+    let modules: Vec<u64> =
+        state.modules.extract_if(.., |_, module| module.context == id).map(|(id, _)| id).collect();
+    let modules_left = &state.modules;
+    let functions =
+        state.functions.extract_if(.., |_, function| !modules_left.contains_key(&function.module));
+    let ended: Vec<u64> = functions.map(|(id, _)| id).chain(modules).collect();
+    state.free_ids(ended);
     state.contexts.values_mut().for_each(|context| {
         context.peers.remove(&id);
     });

@@ -199,7 +199,9 @@ impl State {
 
     pub(crate) fn drop_graph(&mut self, graph: u64, ended: &mut Ended) {
         self.conditions.retain(|_, condition| !condition.is_of(graph));
-        let Some(graph) = self.graphs.remove(&graph) else { return };
+        let id = graph;
+        let Some(graph) = self.graphs.remove(&id) else { return };
+        self.free_ids(graph.nodes.iter().copied().chain([id]));
         for node in graph.nodes {
             if let Some(node) = self.nodes.remove(&node) {
                 self.drop_task(&node.task, ended);
@@ -413,6 +415,7 @@ pub(crate) fn destroy_node(id: u64) -> Result {
         return Err(Error::NotSupported);
     }
     let node = state.nodes.remove(&id).ok_or(Error::InvalidValue)?;
+    state.free_ids([id]);
     if let Some(graph) = state.graphs.get_mut(&node.graph) {
         graph.nodes.retain(|node| *node != id);
     }

@@ -52,7 +52,9 @@ pub(crate) fn load(image: *const c_char) -> Result<u64, Refusal> {
 pub(crate) fn unload(library: u64) -> Result {
     let mut state = state::lock();
     let library_ = state.libraries.libraries.remove(&library).ok_or(Error::InvalidHandle)?;
-    state.libraries.kernels.retain(|_, (of, _)| *of != library);
+    let kernels = state.libraries.kernels.extract_if(.., |_, (of, _)| *of == library);
+    let ended: Vec<u64> = kernels.map(|(kernel, _)| kernel).chain([library]).collect();
+    state.free_ids(ended);
     for (context, module) in library_.modules {
         // Those of a context that was destroyed went with it.
         let Some(device) = state.contexts.get(&context).map(|context| context.device) else { continue };

@@ -209,7 +209,9 @@ impl State {
     /// Removes a module with all that is its.
     pub(crate) fn remove_module(&mut self, id: u64) -> Result {
         let module = self.modules.remove(&id).ok_or(Error::InvalidHandle)?;
-        self.functions.retain(|_, function| function.module != id);
+        let functions = self.functions.extract_if(.., |_, function| function.module == id);
+        let ended: Vec<u64> = functions.map(|(function, _)| function).chain([id]).collect();
+        self.free_ids(ended);
         if module.data == 0 { Ok(()) } else { self.release(module.data) }
     }
 }

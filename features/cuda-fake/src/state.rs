@@ -77,6 +77,8 @@ pub(crate) struct State {
     pub(crate) arrays: BTreeMap<u64, Array>,
     pub(crate) links: BTreeMap<u64, crate::link::Link>,
     ids: u64,
+    /// Handles of what has ended.
+    freed: Vec<u64>,
 }
 
 impl State {
@@ -101,10 +103,18 @@ impl State {
         Ok(state)
     }
 
-    /// A handle that no other thing of any kind has had: as a pointer that nothing is mapped at.
+    /// A handle that nothing else has: a pointer that nothing is mapped at. Like an allocator, it first returns what was freed last, so that a
+    /// program that keeps the handle of an object that has ended soon has that of another one.
     pub(crate) fn id(&mut self) -> u64 {
-        self.ids += 1;
-        0x10_0000 + self.ids * 0x40
+        self.freed.pop().unwrap_or_else(|| {
+            self.ids += 1;
+            0x10_0000 + self.ids * 0x40
+        })
+    }
+
+    /// Frees the handles of objects that have ended.
+    pub(crate) fn free_ids(&mut self, ids: impl IntoIterator<Item = u64>) {
+        self.freed.extend(ids);
     }
 
     /// Counts `len` bytes of a device's memory as used, and says at which offset of its file they are.

@@ -43,7 +43,7 @@ pub(crate) fn cuCtxDestroy_v2(number: usize, words: &[usize]) -> Result<(), u32>
     if current::get() == context {
         current::pop();
     }
-    forget()
+    change()
 }
 
 /// How often contexts were attached to, beside by who made them.
@@ -110,6 +110,7 @@ pub(crate) fn cuCtxPopCurrent_v2(number: usize, words: &[usize]) -> Result<(), u
 
 pub(crate) fn cuDevicePrimaryCtxRetain(number: usize, words: &[usize]) -> Result<(), u32> {
     forward::ask(number, words)?;
+    locked(&client()?.retained).insert(words[1] as i32, caller::word(words[0]));
     change()
 }
 
@@ -152,25 +153,26 @@ fn change() -> Result<(), u32> {
 
 pub(crate) fn cuDevicePrimaryCtxRelease(number: usize, words: &[usize]) -> Result<(), u32> {
     forward::ask(number, words)?;
-    forget()
+    change()?;
+    let (mut flags, mut active) = (0u32, 0u32);
+    let state = [words[0], &raw mut flags as usize, &raw mut active as usize];
+    cuDevicePrimaryCtxGetState(the("cuDevicePrimaryCtxGetState")?, &state)?;
+    if active == 0 {
+        let client = client()?;
+        let context = locked(&client.retained).remove(&(words[0] as i32)).unwrap_or(0);
+        client.end_context(context);
+    }
+    Ok(())
 }
 
 pub(crate) fn cuDevicePrimaryCtxRelease_v2(number: usize, words: &[usize]) -> Result<(), u32> {
     cuDevicePrimaryCtxRelease(number, words)
 }
 
-/// What was asked once may have been of a context that has ended, whose number another one gets.
+/// What was asked once of a context may be another from now on.
 pub(crate) fn cuCtxSetLimit(number: usize, words: &[usize]) -> Result<(), u32> {
     forward::ask(number, words)?;
-    locked(&client()?.kept).clear();
-    Ok(())
-}
-
-fn forget() -> Result<(), u32> {
-    let client = client()?;
-    locked(&client.kept).clear();
-    locked(&client.set).clear();
-    locked(&client.primaries).clear();
+    locked(&client()?.known).forget_answers();
     Ok(())
 }
 
@@ -183,8 +185,10 @@ fn reset(number: usize, words: &[usize]) -> Result<(), u32> {
         tables::end_context(context);
     }
     forward::ask(number, words)?;
-    end_registered(&client()?, context);
-    forget()
+    let client = client()?;
+    end_registered(&client, context);
+    client.end_context(context);
+    change()
 }
 
 pub(crate) fn cuDevicePrimaryCtxReset(number: usize, words: &[usize]) -> Result<(), u32> {

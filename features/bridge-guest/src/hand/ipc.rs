@@ -7,8 +7,9 @@ use std::os::unix::net::UnixStream;
 use vm_bridge::wire::{Reader, code, control, put, put_bytes};
 
 use crate::client::{client, locked};
+use crate::known::Memory;
 use crate::sys::caller;
-use crate::{forward, say};
+use crate::{current, forward, say};
 
 /// Bytes of a handle.
 const HANDLE: usize = 64;
@@ -55,7 +56,7 @@ pub(crate) fn cuIpcOpenMemHandle(number: usize, words: &[usize]) -> Result<(), u
     let reply = client.ask(number, &payload, false)?;
     let mut reader = Reader(&reply);
     let (Ok(at), Ok(len)) = (reader.word(), reader.word()) else { return Err(code::UNAVAILABLE) };
-    locked(&client.devices).insert(at, len);
+    locked(&client.devices).insert(at, Memory { len, owners: [current::get(), 0] });
     caller::write(to, at);
     Ok(())
 }

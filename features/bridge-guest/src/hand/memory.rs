@@ -6,13 +6,13 @@ use vm_bridge::wire::{WINDOW, code};
 
 use super::{current_device, share_mapped, unshare};
 use crate::client::{Client, Registered, client, locked};
+use crate::known::Memory;
 use crate::sys::{caller, window};
 use crate::{current, forward};
 
 /// Is it an address of a device?
 pub(crate) fn is_device(client: &Client, at: usize) -> bool {
-    let devices = locked(&client.devices);
-    devices.range(..=at as u64).next_back().is_some_and(|(start, len)| at as u64 - start < *len)
+    locked(&client.devices).has(at as u64)
 }
 
 /// Is it an address of a device, as far as can be told? What is mapped nowhere in this process is no memory of it.
@@ -106,7 +106,8 @@ fn is_shared(client: &Client, at: usize, len: usize) -> bool {
 /// Asks for memory, and remembers it.
 fn allocate(number: usize, words: &[usize], len: u64) -> Result<(), u32> {
     forward::ask(number, words)?;
-    locked(&client()?.devices).insert(caller::word(words[0]), len);
+    let memory = Memory { len, owners: [current::get(), 0] };
+    locked(&client()?.devices).insert(caller::word(words[0]), memory);
     Ok(())
 }
 
@@ -124,35 +125,42 @@ pub(crate) fn cuMemAllocFromPoolAsync(number: usize, words: &[usize]) -> Result<
 
 pub(crate) fn cuMemAllocPitch_v2(number: usize, words: &[usize]) -> Result<(), u32> {
     forward::ask(number, words)?;
-    let len = caller::word(words[1]) * words[3] as u64;
-    locked(&client()?.devices).insert(caller::word(words[0]), len);
+    let memory = Memory { len: caller::word(words[1]) * words[3] as u64, owners: [current::get(), 0] };
+    locked(&client()?.devices).insert(caller::word(words[0]), memory);
     Ok(())
 }
 
 pub(crate) fn cuMemAddressReserve(number: usize, words: &[usize]) -> Result<(), u32> {
-    allocate(number, words, words[1] as u64)
-}
-
-pub(crate) fn cuMemAddressFree(number: usize, words: &[usize]) -> Result<(), u32> {
     forward::ask(number, words)?;
-    locked(&client()?.devices).remove(&(words[0] as u64));
+    let memory = Memory { len: words[1] as u64, owners: [0; 2] };
+    locked(&client()?.devices).insert(caller::word(words[0]), memory);
     Ok(())
 }
 
-pub(crate) fn cuMemFree_v2(number: usize, words: &[usize]) -> Result<(), u32> {
-    // Programs rely on it that work has ended then, as it has with the driver.
-    let (client, at) = (client()?, words[0] as u64);
-    let known = locked(&client.devices).remove(&at);
-    let result = forward::wait(number, words);
-    if let (Err(_), Some(len)) = (result, known) {
-        locked(&client.devices).insert(at, len);
+pub(crate) fn cuMemAddressFree(number: usize, words: &[usize]) -> Result<(), u32> {
+    forget_while(words[0] as u64, || forward::ask(number, words))
+}
+
+/// Forgets memory, which something else may be at once it was freed, unless that fails.
+fn forget_while(at: u64, free: impl FnOnce() -> Result<(), u32>) -> Result<(), u32> {
+    let client = client()?;
+    let known = locked(&client.devices).remove(at);
+    let result = free();
+    if let (Err(_), Some(memory)) = (result, known) {
+        locked(&client.devices).insert(at, memory);
     }
     result
 }
 
+pub(crate) fn cuMemFree_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    // Programs rely on it that work has ended then, as it has with the driver.
+    forget_while(words[0] as u64, || forward::wait(number, words))
+}
+
 /// Frees what is known without waiting; of what is not, the driver says what is wrong.
 pub(crate) fn cuMemFreeAsync(number: usize, words: &[usize]) -> Result<(), u32> {
-    match locked(&client()?.devices).remove(&(words[0] as u64)) {
+    let known = locked(&client()?.devices).remove(words[0] as u64);
+    match known {
         Some(_) => forward::post(number, words),
         None => forward::ask(number, words),
     }

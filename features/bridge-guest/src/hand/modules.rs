@@ -8,8 +8,9 @@ use vm_bridge::wire::{CHUNK, LOG, Reader, code, own, put};
 
 use super::the;
 use crate::client::{Client, client, locked};
-use crate::forward;
+use crate::known::{Layout, Memory};
 use crate::sys::caller;
+use crate::{current, forward};
 
 /// `CUjit_option` whose values are no pointers.
 const PLAIN: [u32; 11] = [0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15];
@@ -57,7 +58,13 @@ fn load(number: usize, image: &[u8], options: [usize; 3]) -> Result<u64, u32> {
     let mut reader = Reader(&reply);
     let (Ok(result), Ok(loaded)) = (reader.word(), reader.word()) else { return Err(code::UNAVAILABLE) };
     logs.fill(&mut reader)?;
-    if result == 0 { Ok(loaded) } else { Err(result as u32) }
+    if result != 0 {
+        return Err(result as u32);
+    }
+    if number == the("cuModuleLoadDataEx")? {
+        client.own([current::get(), 0], loaded);
+    }
+    Ok(loaded)
 }
 
 /// Packs options of the compiler, and how long its logs may be, each with the byte that is last in it: drivers count that one, too, where a log is cut.
@@ -167,14 +174,12 @@ fn global(number: usize, words: &[usize]) -> Result<(), u32> {
     let (mut at, mut len) = (0u64, 0u64);
     let asked = [&raw mut at as usize, &raw mut len as usize, words[2], words[3]];
     forward::ask(number, &asked)?;
-    remember(&*client()?, at, len);
+    // A library's is of the current context.
+    let owners = [words[2] as u64, current::get()];
+    locked(&client()?.devices).insert(at, Memory { len, owners });
     caller::write(words[0], at);
     caller::write(words[1], len);
     Ok(())
-}
-
-fn remember(client: &Client, at: u64, len: u64) {
-    locked(&client.devices).insert(at, len);
 }
 
 pub(crate) fn cuModuleGetGlobal_v2(number: usize, words: &[usize]) -> Result<(), u32> {
@@ -186,9 +191,9 @@ pub(crate) fn cuLibraryGetGlobal(number: usize, words: &[usize]) -> Result<(), u
 }
 
 /// Keeps what is asked once of each function.
-pub(crate) fn layout(client: &Arc<Client>, function: u64) -> Result<crate::client::Layout, u32> {
-    if let Some(layout) = locked(&client.layouts).get(&function) {
-        return Ok(layout.clone());
+pub(crate) fn layout(client: &Arc<Client>, function: u64) -> Result<Layout, u32> {
+    if let Some(layout) = locked(&client.known).layout(function) {
+        return Ok(layout);
     }
     let reply = client.ask(own::LAYOUT.into(), &function.to_ne_bytes(), false)?;
     let mut reader = Reader(&reply);
@@ -196,46 +201,49 @@ pub(crate) fn layout(client: &Arc<Client>, function: u64) -> Result<crate::clien
     while let (Ok(offset), Ok(size)) = (reader.word(), reader.word()) {
         layout.push((offset as usize, size as usize));
     }
-    let layout = crate::client::Layout::from(layout);
-    locked(&client.layouts).insert(function, layout.clone());
+    let layout = Layout::from(layout);
+    locked(&client.known).lay_out(function, layout.clone());
     Ok(layout)
 }
 
-/// What is known of functions may be another from now on. Libraries set the same before each launch: that is not asked again. `value` is the place
-/// of what is set.
-fn set(number: usize, words: &[usize], value: usize) -> Result<(), u32> {
+/// What is known of functions may be another from now on. Libraries set the same before each launch: that is not asked again. `function` is the place
+/// of the function or the kernel, `value` of what is set.
+fn set(number: usize, words: &[usize], [function, value]: [usize; 2]) -> Result<(), u32> {
     let client = client()?;
-    let mut key = words.to_vec();
-    let value = key.remove(value);
-    let mut known = locked(&client.set);
-    if known.get(&(number, key.clone())) == Some(&value) {
-        return Ok(());
+    let function = words[function] as u64;
+    let mut others = words.to_vec();
+    let value = others.remove(value);
+    let call = (number, others);
+    {
+        let mut known = locked(&client.known);
+        if known.is_set(function, &call, value) {
+            return Ok(());
+        }
+        known.unset(function, &call);
     }
-    // Another call may set the same of the same function.
-    known.retain(|(by, of), _| *by == number && *of != key);
-    drop(known);
     forward::ask(number, words)?;
-    locked(&client.kept).clear();
-    locked(&client.set).insert((number, key), value);
+    let mut known = locked(&client.known);
+    known.forget_answers();
+    known.set(function, call, value);
     Ok(())
 }
 
 pub(crate) fn cuFuncSetAttribute(number: usize, words: &[usize]) -> Result<(), u32> {
-    set(number, words, 2)
+    set(number, words, [0, 2])
 }
 
 pub(crate) fn cuKernelSetAttribute(number: usize, words: &[usize]) -> Result<(), u32> {
-    set(number, words, 1)
+    set(number, words, [2, 1])
 }
 
 pub(crate) fn cuFuncSetCacheConfig(number: usize, words: &[usize]) -> Result<(), u32> {
-    set(number, words, 1)
+    set(number, words, [0, 1])
 }
 
 pub(crate) fn cuKernelSetCacheConfig(number: usize, words: &[usize]) -> Result<(), u32> {
-    set(number, words, 1)
+    set(number, words, [0, 1])
 }
 
 pub(crate) fn cuFuncSetSharedMemConfig(number: usize, words: &[usize]) -> Result<(), u32> {
-    set(number, words, 1)
+    set(number, words, [0, 1])
 }

@@ -17,6 +17,7 @@ use super::launches::parameters;
 use super::objects::fetch;
 use super::{begin_calls, is_elsewhere, layout, shared_at};
 use crate::client::{Client, client, locked};
+use crate::known::Memory;
 use crate::sys::caller;
 use crate::{forward, pack, say};
 
@@ -156,6 +157,7 @@ fn set(number: usize, words: &[usize]) -> Result<(), u32> {
     let known = node::kind(name);
     returned(
         &client,
+        words[1] as u64,
         known.unwrap_or_else(|| caller::half(at).into()),
         if known.is_none() { at + UNION } else { at },
         &reply,
@@ -163,13 +165,14 @@ fn set(number: usize, words: &[usize]) -> Result<(), u32> {
 }
 
 /// What was written into the structure of a new node: where its memory is, or its graphs, which stay where they are as long as it is there.
-fn returned(client: &Client, kind: u64, at: usize, reply: &[u8]) -> Result<(), u32> {
+fn returned(client: &Client, graph: u64, kind: u64, at: usize, reply: &[u8]) -> Result<(), u32> {
     let words: Vec<u64> = reply.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
     let (Some(first), Some(last)) = (words.first(), words.last()) else { return Ok(()) };
     match kind {
         node::ALLOCATE => {
             caller::write(at + 8 * AT, *last);
-            locked(&client.devices).insert(*last, caller::word(at + 8 * LEN));
+            let memory = Memory { len: caller::word(at + 8 * LEN), owners: [graph, 0] };
+            locked(&client.devices).insert(*last, memory);
         }
         node::CONDITIONAL => caller::write(at + 16, keep(*first as usize, &words[1..])),
         _ => {}

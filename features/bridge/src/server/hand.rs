@@ -218,7 +218,7 @@ fn load(
 ) -> Result<u32, Refused> {
     let len = image.bytes.len() as u64;
     let (result, id) = match call.session.quota().load(call.session, object, len, load) {
-        Ok(real) => (0, call.session.handles().give(object, real)?),
+        Ok(real) => (0, call.session.give(object, real, None, true)?),
         Err(code) => (code, 0),
     };
     call.session.handles().hold(object, id, image.charge);

@@ -1,6 +1,6 @@
 //! What a program's handles mean: numbers that the server gave for what it has of the driver.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use vm_cuda_api::Object;
 
 use super::host::{Charge, HostMemory, cost};
@@ -22,14 +22,20 @@ struct Entry {
     /// Where the parameters of a kernel are, once that was asked.
     layout: Option<Layout>,
     charge: Charge,
+    /// What it ends with, and what ends with it.
+    owners: Vec<Key>,
+    owned: FxHashSet<Key>,
 }
 
 /// Where a kernel's parameters are: offset and size of each.
 pub(super) type Layout = Box<[(u64, u64)]>;
 
+/// Where an entry is.
+type Key = (u8, u64);
+
 /// Where a handle's entry is. Kernels are given textures, surfaces and conditions as the driver calls them: so are programs, and those have places of
 /// their own.
-const fn key(object: Object, id: u64) -> (u8, u64) {
+const fn key(object: Object, id: u64) -> Key {
     match object {
         Object::Texture => (1, id),
         Object::Surface => (2, id),
@@ -42,14 +48,26 @@ const fn key(object: Object, id: u64) -> (u8, u64) {
 #[derive(Debug)]
 pub(super) struct Handles {
     host: HostMemory,
-    entries: FxHashMap<(u8, u64), Entry>,
+    entries: FxHashMap<Key, Entry>,
     numbers: FxHashMap<(Object, u64), u64>,
     made: u64,
+    /// Functions of some library, it is not known which: they end with the first that does.
+    strays: FxHashSet<Key>,
+    /// What the driver calls the primary context of each device.
+    primaries: FxHashMap<u64, u64>,
 }
 
 impl Handles {
     pub(super) fn new(host: HostMemory) -> Self {
-        Self { host, entries: FxHashMap::default(), numbers: FxHashMap::default(), made: 0 }
+        let (entries, numbers) = (FxHashMap::default(), FxHashMap::default());
+        Self {
+            host,
+            entries,
+            numbers,
+            made: 0,
+            strays: FxHashSet::default(),
+            primaries: FxHashMap::default(),
+        }
     }
 
     /// Has an object hold this memory too, until it is ended.
@@ -102,6 +120,68 @@ impl Handles {
         self.entries.get(&(0, id)).is_some_and(|entry| entry.object == Object::Kernel)
     }
 
+    /// The number of a new object. Whatever had the driver's handle before has ended without a call that said so.
+    pub(super) fn make(&mut self, object: Object, real: u64) -> Result<u64, u32> {
+        if !(object == Object::Stream && DEFAULT_STREAMS.contains(&real)) {
+            self.end_real(object, real);
+        }
+        self.give(object, real)
+    }
+
+    /// The number of what the driver calls so.
+    pub(super) fn id(&self, object: Object, real: u64) -> Option<u64> {
+        self.numbers.get(&(object, real)).copied()
+    }
+
+    /// Has a function end with any library.
+    pub(super) fn stray(&mut self, function: u64) {
+        if self.entries.contains_key(&(0, function)) {
+            self.strays.insert((0, function));
+        }
+    }
+
+    /// The primary context of a device is what the driver calls so.
+    pub(super) fn retain(&mut self, device: u64, context: u64) {
+        self.primaries.insert(device, context);
+    }
+
+    /// All that the primary context of a device owns was ended.
+    pub(super) fn end_primary(&mut self, device: u64) -> Vec<(Object, u64)> {
+        let context = self.primaries.get(&device).and_then(|real| self.id(Object::Context, *real));
+        context.map_or_else(Vec::new, |context| self.end_owned(Object::Context, context))
+    }
+
+    /// Has an object end with another. Nothing is done if one of them is not there.
+    pub(super) fn own(&mut self, owner: (Object, u64), owned: (Object, u64)) {
+        let (owner, owned) = (key(owner.0, owner.1), key(owned.0, owned.1));
+        if owner != owned
+            && self.entries.contains_key(&owner)
+            && let Some(entry) = self.entries.get_mut(&owned)
+        {
+            entry.owners.push(owner);
+            if let Some(entry) = self.entries.get_mut(&owner) {
+                entry.owned.insert(owned);
+            }
+        }
+    }
+
+    /// What a handle is of.
+    pub(super) fn object(&self, id: u64) -> Option<Object> {
+        self.entries.get(&(0, id)).map(|entry| entry.object)
+    }
+
+    /// The library whose kernel a function is, if it is one's.
+    pub(super) fn library_of(&self, function: u64) -> Option<u64> {
+        let owner = |key: Key, object| {
+            let owners = &self.entries.get(&key)?.owners;
+            owners
+                .iter()
+                .copied()
+                .find(|owner| self.entries.get(owner).is_some_and(|entry| entry.object == object))
+        };
+        Some(owner(owner((0, function), Object::Kernel)?, Object::Library)?.1)
+    }
+
     /// The number of what the driver gave.
     pub(super) fn give(&mut self, object: Object, real: u64) -> Result<u64, u32> {
         if real == 0 || (object == Object::Stream && DEFAULT_STREAMS.contains(&real)) {
@@ -123,7 +203,9 @@ impl Handles {
             FIRST + 16 * (self.made - 1)
         };
         let charge = self.host.charge(cost(object));
-        self.entries.insert(key(object, id), Entry { object, real, count: 1, layout: None, charge });
+        let (owners, owned) = (Vec::new(), FxHashSet::default());
+        self.entries
+            .insert(key(object, id), Entry { object, real, count: 1, layout: None, charge, owners, owned });
         self.numbers.insert((object, real), id);
         Ok(id)
     }
@@ -134,28 +216,81 @@ impl Handles {
     }
 
     /// What the driver calls so was ended with something else.
-    pub(super) fn end_real(&mut self, object: Object, real: u64) {
-        if let Some(id) = self.numbers.get(&(object, real)).copied() {
-            self.end(object, id);
-        }
+    pub(super) fn end_real(&mut self, object: Object, real: u64) -> Vec<(Object, u64)> {
+        self.id(object, real).map_or_else(Vec::new, |id| self.end(object, id))
     }
 
-    /// It was ended.
-    pub(super) fn end(&mut self, object: Object, id: u64) {
+    /// It was ended, and with it all that it owns. Returns what ended, as the driver calls it.
+    pub(super) fn end(&mut self, object: Object, id: u64) -> Vec<(Object, u64)> {
         let place = key(object, id);
-        let Some(entry) = self.entries.get_mut(&place).filter(|entry| entry.object == object) else { return };
+        let Some(entry) = self.entries.get_mut(&place).filter(|entry| entry.object == object) else {
+            return Vec::new();
+        };
         entry.count -= 1;
-        if object != Object::Memory || entry.count == 0 {
-            let real = entry.real;
-            self.entries.remove(&place);
-            self.numbers.remove(&(object, real));
+        if object == Object::Memory && entry.count > 0 { Vec::new() } else { self.end_all(vec![place]) }
+    }
+
+    /// All that it owns was ended, but not itself: a primary context has the same handle when it is active again.
+    fn end_owned(&mut self, object: Object, id: u64) -> Vec<(Object, u64)> {
+        let entry = self.entries.get_mut(&key(object, id));
+        let owned = entry.map(|entry| std::mem::take(&mut entry.owned)).unwrap_or_default();
+        self.end_all(owned.into_iter().collect())
+    }
+
+    fn end_all(&mut self, mut left: Vec<Key>) -> Vec<(Object, u64)> {
+        let mut ended = Vec::new();
+        while let Some(place) = left.pop() {
+            let Some(entry) = self.entries.remove(&place) else { continue };
+            self.numbers.remove(&(entry.object, entry.real));
+            for owner in entry.owners {
+                if let Some(owner) = self.entries.get_mut(&owner) {
+                    owner.owned.remove(&place);
+                }
+            }
+            left.extend(entry.owned);
+            self.strays.remove(&place);
+            if entry.object == Object::Library {
+                left.extend(self.strays.drain());
+            }
+            ended.push((entry.object, entry.real));
         }
+        ended
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_an_object_owns_ends_with_it() {
+        use Object::{Context, Function, Kernel, Library, Module};
+        let mut handles = Handles::new(HostMemory::new(u64::MAX));
+        let context = handles.give(Context, 0xc0).unwrap();
+        let library = handles.give(Library, 0x10).unwrap();
+        let kernel = handles.give(Kernel, 0x20).unwrap();
+        let function = handles.give(Function, 0x30).unwrap();
+        handles.own((Library, library), (Kernel, kernel));
+        handles.own((Kernel, kernel), (Function, function));
+        handles.own((Context, context), (Function, function));
+        assert_eq!(handles.library_of(function), Some(library));
+        // A primary context that is no longer active.
+        assert_eq!(handles.end_owned(Context, context), [(Function, 0x30)]);
+        assert_eq!(handles.real(Context, context), Ok(0xc0));
+        let again = handles.give(Function, 0x30).unwrap();
+        assert!(again > function);
+        handles.own((Kernel, kernel), (Function, again));
+        handles.own((Context, context), (Function, again));
+        assert_eq!(handles.end(Library, library), [(Library, 0x10), (Kernel, 0x20), (Function, 0x30)]);
+        assert_eq!(handles.real(Function, again), Err(code::INVALID_HANDLE));
+        assert_eq!(handles.end_owned(Context, context), []);
+        // A handle that the driver returns for something new has no earlier meaning.
+        let module = handles.make(Module, 0x40).unwrap();
+        let function = handles.give(Function, 0x50).unwrap();
+        handles.own((Module, module), (Function, function));
+        assert!(handles.make(Module, 0x40).unwrap() > module);
+        assert_eq!(handles.real(Function, function), Err(code::INVALID_HANDLE));
+    }
 
     #[test]
     fn a_number_means_what_it_was_given_for() {

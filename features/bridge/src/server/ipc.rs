@@ -95,7 +95,7 @@ pub(super) fn open_event(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u3
     let handle = find(call, &mut parts, Kind::Event)?;
     let (result, event) = sys::open_event(call.session.driver(), call.number, handle);
     if result == 0 {
-        put(parts.reply, call.session.handles().give(Object::Event, event)?);
+        put(parts.reply, call.session.give(Object::Event, event, None, true)?);
     }
     Ok(result)
 }

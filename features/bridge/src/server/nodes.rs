@@ -226,11 +226,12 @@ pub(super) fn kernel_of(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32
     if result != 0 {
         return Ok(result);
     }
-    let (function, kernel) = {
-        let mut handles = call.session.handles();
-        let object = if handles.knows(Object::Kernel, memory[0]) { Object::Kernel } else { Object::Function };
-        (handles.give(object, memory[0])?, handles.give(Object::Kernel, memory[LIBRARY_KERNEL])?)
+    let is_kernel = call.session.handles().knows(Object::Kernel, memory[0]);
+    let function = match is_kernel {
+        true => call.session.handles().give(Object::Kernel, memory[0])?,
+        false => function(call, memory[0])?,
     };
+    let kernel = call.session.handles().give(Object::Kernel, memory[LIBRARY_KERNEL])?;
     let id = if function == 0 { kernel } else { function };
     call.session.lay_out(id)?;
     let mut handles = call.session.handles();
@@ -251,6 +252,22 @@ pub(super) fn kernel_of(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32
     put(parts.reply, handles.give(Object::Context, memory[CONTEXT])?);
     put_bytes(parts.reply, &bytes);
     Ok(0)
+}
+
+/// The number of a function that a node has. The program may have no handle of it yet, as it launched the kernel of a library.
+fn function(call: &Call<'_>, real: u64) -> Result<u64, u32> {
+    if real == 0 || call.session.handles().knows(Object::Function, real) {
+        return call.session.handles().give(Object::Function, real);
+    }
+    let mut module = [0];
+    // An older driver does not tell.
+    let _ = call.session.driver().named("cuFuncGetModule", &[Word::At(0), Word::Is(real)], &mut module);
+    let module = call.session.handles().id(Object::Module, module[0]);
+    let id = call.session.give(Object::Function, real, module, false)?;
+    if module.is_none() {
+        call.session.handles().stray(id);
+    }
+    Ok(id)
 }
 
 /// A node: its copy.
@@ -324,7 +341,7 @@ pub(super) fn instantiate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
     let result = call.make(&words, &mut memory)?;
     let mut handles = call.session.handles();
     put(parts.reply, result.into());
-    let id = handles.give(Object::Exec, if result == 0 { memory[0] } else { 0 })?;
+    let id = handles.make(Object::Exec, if result == 0 { memory[0] } else { 0 })?;
     handles.hold(Object::Exec, id, charge);
     put(parts.reply, id);
     put(parts.reply, handles.give(Object::Node, memory[3])?);
@@ -470,7 +487,9 @@ pub(super) fn destroy(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refu
 fn end(call: &Call<'_>, gone: Vec<(Object, u64)>) {
     let (mut handles, mut conditions) = (call.session.handles(), call.session.conditions());
     for (object, real) in gone {
-        conditions.end(object, real).into_iter().for_each(|id| handles.end(Object::Conditional, id));
+        for id in conditions.end(object, real) {
+            handles.end(Object::Conditional, id);
+        }
         handles.end_real(object, real);
     }
 }

@@ -78,7 +78,7 @@ fn give(
     words: &[Word],
 ) -> Result<u32, Refused> {
     let result = call.make(words, &mut memory)?;
-    let id = if result == 0 { call.session.handles().give(object, memory[out])? } else { 0 };
+    let id = if result == 0 { call.session.give(object, memory[out], None, true)? } else { 0 };
     put(parts.reply, id);
     Ok(result)
 }
@@ -96,7 +96,7 @@ pub(super) fn user(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Ref
         sys::Callback { callbacks: call.session.callbacks(), words, stays: false, _charge: charge };
     let mut made = [0];
     let result = sys::user_object(call.session.driver(), call.number, callback, [count, flags], &mut made);
-    let id = if result == 0 { call.session.handles().give(Object::UserObject, made[0])? } else { 0 };
+    let id = if result == 0 { call.session.give(Object::UserObject, made[0], None, true)? } else { 0 };
     put(parts.reply, id);
     Ok(result)
 }
@@ -110,7 +110,7 @@ pub(super) fn link(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Ref
         Ok(real) => real,
         Err(code) => return Ok(code),
     };
-    put(parts.reply, call.session.handles().give(Object::Link, real)?);
+    put(parts.reply, call.session.give(Object::Link, real, None, true)?);
     // The driver reads and writes them until the linker ends: they stay where they are.
     call.session.keep(real, options);
     Ok(0)

@@ -2,6 +2,7 @@
 
 use vm_cuda_api::{Count, FUNCTIONS, Function, Item, Kind, Object, Way};
 
+use super::effects::{self, Effect};
 use super::ranges::{self, Ranges};
 use super::reach::Checked;
 use super::session::Session;
@@ -40,6 +41,8 @@ struct Returned {
     item: Item,
     count: usize,
     is_text: bool,
+    /// Are these handles of new objects?
+    is_new: bool,
 }
 
 /// How many values a parameter points to.
@@ -128,16 +131,18 @@ pub(super) fn make_with(
                 let from = memory.len();
                 words[at] = Word::At(from);
                 memory.resize(from + (count * item.size()).div_ceil(8), 0);
-                returned.push(Returned { at: from, item, count, is_text: false });
+                let is_new = function.makes() == Some(at);
+                returned.push(Returned { at: from, item, count, is_text: false, is_new });
             }
             Kind::Pointer { way: Way::InOut, item, count: many } => {
                 let count = count(function, many, heads, &inout)?;
                 let Word::At(from) = words[at] else { return Err(Refused::Malformed) };
-                returned.push(Returned { at: from, item, count, is_text: false });
+                returned.push(Returned { at: from, item, count, is_text: false, is_new: false });
             }
             Kind::OutText => {
                 words[at] = Word::At(memory.len());
-                returned.push(Returned { at: memory.len(), item: Item::Bytes(8), count: 1, is_text: true });
+                let (at, item) = (memory.len(), Item::Bytes(8));
+                returned.push(Returned { at, item, count: 1, is_text: true, is_new: false });
                 memory.push(0);
             }
             _ => {}
@@ -153,21 +158,30 @@ pub(super) fn make_with(
     let checked = Checked::new(session, number, &words[..parameters.len()])?;
     let result = session.quota().make(session.driver(), checked, &mut memory);
     if result == 0 {
-        if let (Some((Object::Stream, _)), Word::Is(real)) = (drops, words[0]) {
-            session.ends_capture(real);
-        }
+        let value = |at: usize| match words[at] {
+            Word::Is(value) => value,
+            Word::At(at) => memory.get(at).copied().unwrap_or(0),
+        };
+        let has_primary = |device| session.driver().has_primary(device) == Ok(true);
         if let Some((object, id)) = drops {
-            session.handles().end(object, id);
+            let ended = session.handles().end(object, id);
+            session.ended(&ended);
+        }
+        match effects::of(number) {
+            Some((Effect::Retains, _)) => session.handles().retain(value(1), value(0)),
+            Some((Effect::ReleasesPrimary, _)) if has_primary(value(0)) => {}
+            Some((Effect::ReleasesPrimary | Effect::ResetsPrimary, _)) => {
+                let ended = session.handles().end_primary(value(0));
+                session.ended(&ended);
+            }
+            _ => {}
         }
         if Ranges::learns(number) {
-            let value = |at: usize| match words[at] {
-                Word::Is(value) => value,
-                Word::At(at) => memory.get(at).copied().unwrap_or(0),
-            };
-            session.ranges().learn(number, value, |device| session.driver().has_primary(device) == Ok(true));
+            session.ranges().learn(number, value, has_primary);
         }
     }
-    for Returned { at, item, count, is_text } in returned {
+    let owner = function.owner().map(|at| heads[at]);
+    for Returned { at, item, count, is_text, is_new } in returned {
         match item {
             _ if is_text => {
                 let text = if result == 0 { sys::text(memory[at], NAME) } else { Vec::new() };
@@ -176,7 +190,7 @@ pub(super) fn make_with(
             }
             Item::Handle(object) => {
                 for word in &memory[at..at + count] {
-                    let id = if result == 0 { session.handles().give(object, *word)? } else { 0 };
+                    let id = if result == 0 { session.give(object, *word, owner, is_new)? } else { 0 };
                     put(reply, id);
                 }
             }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use thiserror::Error;
+use vm_cuda_api::Object;
 
 use super::callbacks;
 use super::deadline::Watch;
@@ -277,6 +278,43 @@ impl Session {
 
     pub(super) fn handles(&self) -> MutexGuard<'_, Handles> {
         locked(&self.handles)
+    }
+
+    /// Returns the number of an object that the driver has returned. It ends with its owner, if it has one, and with the current context if objects of
+    /// its kind do.
+    pub(super) fn give(
+        &self,
+        object: Object,
+        real: u64,
+        owner: Option<u64>,
+        is_new: bool,
+    ) -> Result<u64, u32> {
+        if !is_new && self.handles().knows(object, real) {
+            return self.handles().give(object, real);
+        }
+        let mut context = [0];
+        if object.is_of_context() {
+            // Without a current context it has none.
+            let _ = self.driver.named("cuCtxGetCurrent", &[Word::At(0)], &mut context);
+        }
+        let mut handles = self.handles();
+        let id = if is_new { handles.make(object, real)? } else { handles.give(object, real)? };
+        let context = handles.id(Object::Context, context[0]).map(|context| (Object::Context, context));
+        let owner = owner.and_then(|owner| match handles.object(owner)? {
+            Object::Function => Some((Object::Library, handles.library_of(owner)?)),
+            object => Some((object, owner)),
+        });
+        for owner in [context, owner].into_iter().flatten() {
+            handles.own(owner, (object, id));
+        }
+        Ok(id)
+    }
+
+    /// Objects have ended, which the driver called so.
+    pub(super) fn ended(&self, objects: &[(Object, u64)]) {
+        for (_, stream) in objects.iter().filter(|(object, _)| *object == Object::Stream) {
+            self.ends_capture(*stream);
+        }
     }
 
     /// Memory of devices that the program has.

@@ -1,0 +1,187 @@
+//! What has been asked or set once of the driver's objects. All that is known of an object ends with it.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+/// The offset and the size of each parameter of a kernel.
+pub(crate) type Layout = Arc<[(usize, usize)]>;
+
+/// The most answers that are kept: a program that asks for more has its oldest forgotten, with all others.
+const MOST: usize = 1 << 16;
+
+/// What is known of objects, by their handles. The server never uses a handle for another object.
+#[derive(Default)]
+pub(crate) struct Known {
+    objects: HashMap<u64, Object>,
+    /// How many answers are kept.
+    count: usize,
+}
+
+#[derive(Default)]
+struct Object {
+    layout: Option<Layout>,
+    /// Answers by their questions.
+    answers: HashMap<Vec<u8>, Arc<[u8]>>,
+    /// What was set last, by the call and its other arguments.
+    set: HashMap<(usize, Vec<usize>), usize>,
+    /// What ends with it.
+    owned: HashSet<u64>,
+}
+
+impl Known {
+    /// Has an object end with another.
+    pub(crate) fn own(&mut self, owner: u64, owned: u64) {
+        if owner != owned {
+            self.objects.entry(owner).or_default().owned.insert(owned);
+        }
+    }
+
+    pub(crate) fn layout(&self, function: u64) -> Option<Layout> {
+        self.objects.get(&function)?.layout.clone()
+    }
+
+    pub(crate) fn lay_out(&mut self, function: u64, layout: Layout) {
+        self.objects.entry(function).or_default().layout = Some(layout);
+    }
+
+    /// The answer to a question about an object.
+    pub(crate) fn answer(&self, object: u64, question: &[u8]) -> Option<Arc<[u8]>> {
+        self.objects.get(&object)?.answers.get(question).cloned()
+    }
+
+    pub(crate) fn keep(&mut self, object: u64, question: Vec<u8>, answer: Arc<[u8]>) {
+        if self.count >= MOST {
+            self.forget_answers();
+        }
+        let answers = &mut self.objects.entry(object).or_default().answers;
+        self.count += usize::from(answers.insert(question, answer).is_none());
+    }
+
+    /// Answers may be others from now on.
+    pub(crate) fn forget_answers(&mut self) {
+        self.objects.values_mut().for_each(|object| object.answers.clear());
+        self.count = 0;
+    }
+
+    /// Returns whether this was set last of an object, by this call with these other arguments.
+    pub(crate) fn is_set(&self, object: u64, call: &(usize, Vec<usize>), value: usize) -> bool {
+        self.objects.get(&object).is_some_and(|object| object.set.get(call) == Some(&value))
+    }
+
+    /// Something is to be set: another call may set the same of the same object.
+    pub(crate) fn unset(&mut self, object: u64, call: &(usize, Vec<usize>)) {
+        if let Some(object) = self.objects.get_mut(&object) {
+            object.set.retain(|(number, of), _| *number == call.0 && *of != call.1);
+        }
+    }
+
+    pub(crate) fn set(&mut self, object: u64, call: (usize, Vec<usize>), value: usize) {
+        self.objects.entry(object).or_default().set.insert(call, value);
+    }
+
+    /// An object has ended, and all that it owns. Returns what has.
+    pub(crate) fn end(&mut self, object: u64) -> HashSet<u64> {
+        let (mut ended, mut left) = (HashSet::new(), vec![object]);
+        while let Some(object) = left.pop() {
+            if ended.insert(object)
+                && let Some(of) = self.objects.remove(&object)
+            {
+                self.count -= of.answers.len();
+                left.extend(of.owned);
+            }
+        }
+        ended
+    }
+}
+
+/// Memory of a device: how long it is, and the objects it ends with, if not 0.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Memory {
+    pub(crate) len: u64,
+    pub(crate) owners: [u64; 2],
+}
+
+/// Memory of devices, by where it begins.
+#[derive(Default)]
+pub(crate) struct Devices(BTreeMap<u64, Memory>);
+
+impl Devices {
+    /// Memory is there. What was known of the same addresses has ended.
+    pub(crate) fn insert(&mut self, at: u64, memory: Memory) {
+        let end = at.saturating_add(memory.len);
+        while let Some(start) = self.0.range(..end).next_back().map(|(start, _)| *start) {
+            if start < at && self.0[&start].len <= at - start {
+                break;
+            }
+            self.0.remove(&start);
+        }
+        if at != 0 {
+            self.0.insert(at, memory);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, at: u64) -> Option<Memory> {
+        self.0.remove(&at)
+    }
+
+    pub(crate) fn has(&self, at: u64) -> bool {
+        self.0.range(..=at).next_back().is_some_and(|(start, memory)| at - start < memory.len)
+    }
+
+    /// Objects have ended, with their memory.
+    pub(crate) fn end(&mut self, ended: &HashSet<u64>) {
+        self.0.retain(|_, memory| !memory.owners.iter().any(|owner| ended.contains(owner)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_ends_with_the_owner() {
+        let (context, module, function) = (1, 2, 3);
+        let mut known = Known::default();
+        known.own(context, module);
+        known.own(module, function);
+        known.lay_out(function, Layout::from([(0, 8)]));
+        known.keep(function, vec![7], Arc::from([1]));
+        known.keep(context, vec![7], Arc::from([2]));
+        known.set(function, (5, vec![1]), 9);
+        assert!(known.is_set(function, &(5, vec![1]), 9));
+        assert_eq!(known.end(module), HashSet::from([module, function]));
+        assert_eq!(known.layout(function), None);
+        assert_eq!(known.answer(function, &[7]), None);
+        assert!(!known.is_set(function, &(5, vec![1]), 9));
+        assert_eq!(known.answer(context, &[7]).as_deref(), Some(&[2][..]));
+        assert_eq!(known.count, 1);
+        assert_eq!(known.end(context), HashSet::from([context, module]));
+        assert_eq!((known.count, known.objects.len()), (0, 0));
+    }
+
+    #[test]
+    fn answers_are_bounded() {
+        let mut known = Known::default();
+        for question in 0..2 * MOST as u64 + 1 {
+            known.keep(question % 3, question.to_ne_bytes().to_vec(), Arc::from([]));
+            assert!(known.count <= MOST);
+        }
+        assert_eq!(known.count, 1);
+    }
+
+    #[test]
+    fn memory_takes_the_place_of_what_was_there() {
+        let mut devices = Devices::default();
+        let memory = |len, owner| Memory { len, owners: [owner, 0] };
+        devices.insert(0x1000, memory(0x100, 1));
+        devices.insert(0x2000, memory(0x1000, 2));
+        devices.insert(0x3000, memory(0x10, 1));
+        // The variable of a module that was unloaded.
+        devices.insert(0x800, memory(0x1000, 3));
+        assert!([0x800, 0x10ff, 0x17ff, 0x2000].into_iter().all(|at| devices.has(at)));
+        assert!(![0x1800, 0x7ff].into_iter().any(|at| devices.has(at)));
+        devices.end(&HashSet::from([1, 3]));
+        assert!(![0x800, 0x3000].into_iter().any(|at| devices.has(at)));
+        assert_eq!(devices.remove(0x2000), Some(memory(0x1000, 2)));
+    }
+}
