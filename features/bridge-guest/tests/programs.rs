@@ -150,6 +150,7 @@ fn programs_of_the_runtimes_find_the_same() {
 fn programs_find_the_same() {
     check("tests/add.c", &[], "wrong: 0, time: 1");
     check("tests/ways.c", &["strided"], "two: 0 wrong, 0 outside");
+    check("tests/ways.c", &["odd"], "odd: 0 wrong");
     check("tests/ways.c", &["callbacks"], "called: 12344");
     check("tests/ways.c", &["registered"], "kind 1, flags 1, copied 3000");
     check("tests/ways.c", &["files"], "2: 0 0 1 0 1 of another, xxx, end, 712 0 713");

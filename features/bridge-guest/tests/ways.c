@@ -424,6 +424,29 @@ static void endless(void) {
     }
 }
 
+/* Copies of so many bytes that they are no whole words. */
+static void odd(void) {
+    begin();
+    unsigned char from[64], to[64];
+    ptr device = allocate(64);
+    void *stream = NULL;
+    int wrong = 0;
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 0);
+    for (size_t len = 1; len <= 33; len++) {
+        for (int way = 0; way < 3; way++) {
+            for (size_t i = 0; i < sizeof from; i++) from[i] = (unsigned char)(7 * i + 31 * len + way + 1), to[i] = 0;
+            copy2 copy = {.from = {.kind = 1, .host = from + 1, .pitch = len}, .to = {.kind = 2, .device = device + 3, .pitch = len}, .width = len, .height = 1};
+            if (way == 0) CALL("cuMemcpyHtoD_v2", (ptr, const void *, size_t), device + 3, from + 1, len);
+            if (way == 1) CALL("cuMemcpyHtoDAsync_v2", (ptr, const void *, size_t, void *), device + 3, from + 1, len, stream);
+            if (way == 2) CALL("cuMemcpy2D_v2", (copy2 *), &copy);
+            CALL("cuStreamSynchronize", (void *), stream);
+            CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), to, device + 3, len);
+            wrong += memcmp(from + 1, to, len) || to[len];
+        }
+    }
+    printf("odd: %d wrong\n", wrong);
+}
+
 /* Threads that load and unload modules and libraries all the time, of which the driver frees the handles at once: each thread soon has the handles of
  * another one's functions, whose parameters are others. */
 enum { LOADS = 150 };
@@ -496,6 +519,7 @@ int main(int count, char **arguments) {
     const char *what = count > 1 ? arguments[1] : "";
     if (!strcmp(what, "threads")) threads();
     else if (!strcmp(what, "modules")) modules();
+    else if (!strcmp(what, "odd")) odd();
     else if (!strcmp(what, "strided")) strided();
     else if (!strcmp(what, "callbacks")) callbacks();
     else if (!strcmp(what, "forks")) forks();

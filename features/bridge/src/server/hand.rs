@@ -442,7 +442,7 @@ fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> 
             match call.bulk {
                 Some((place, len)) if len as u64 >= count => place,
                 Some(_) => return Err(Refused::Malformed),
-                None => sys::place(reader.bytes(count as usize)?),
+                None => sys::place(reader.last(count as usize)?),
             }
         }
         at if call.session.has(at, count) => at,

@@ -55,7 +55,7 @@ pub(super) fn copy(
                     match call.bulk {
                         Some((place, there)) if there >= len => place,
                         Some(_) => return Err(Refused::Malformed),
-                        None => sys::place(reader.bytes(len)?),
+                        None => sys::place(reader.last(len)?),
                     }
                 };
             }

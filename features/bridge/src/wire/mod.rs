@@ -204,6 +204,14 @@ impl<'a> Reader<'a> {
         self.0 = rest;
         Ok(&bytes[..len])
     }
+
+    /// The last bytes, which need not be whole words: they go as they are in the program's memory.
+    ///
+    /// # Errors
+    /// When there are not as many.
+    pub fn last(self, len: usize) -> Result<&'a [u8], Malformed> {
+        self.0.get(..len).ok_or(Malformed)
+    }
 }
 
 /// What goes over the connection itself, beside lanes: words and perhaps a file, each answered with a word, a result.
