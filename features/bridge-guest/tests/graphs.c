@@ -287,12 +287,14 @@ static void graphs(void) {
     look(graph);
     show();
     change(graph);
-    char path[] = "/tmp/graph-XXXXXX", text[8] = "";
+    char path[] = "/tmp/graph-XXXXXX", text[8192] = "";
     int file = mkstemp(path);
     CALL("cuGraphDebugDotPrint", (handle, const char *, unsigned), graph, path, 0);
-    ssize_t len = pread(file, text, 7, 0);
+    ssize_t len = pread(file, text, sizeof text - 1, 0), verbose = 0;
+    CALL("cuGraphDebugDotPrint", (handle, const char *, unsigned), graph, path, 1);
+    verbose = pread(file, text, sizeof text - 1, 0);
     unlink(path);
-    printf("printed: %zd %s\n", len, text);
+    printf("printed: %.7s, names a kernel: %d, says more: %d\n", text, strstr(text, "\"add") != NULL, verbose > len);
     /* Objects live as long as a graph or what runs of it. */
     handle object = NULL, exec = NULL;
     CALL("cuUserObjectCreate", (handle *, void *, void (*)(void *), unsigned, unsigned), &object, (void *)5, end, 1, 1);

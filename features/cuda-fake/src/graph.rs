@@ -453,13 +453,21 @@ pub(crate) fn destroy(graph: u64) -> Result {
 }
 
 /// `cuGraphDebugDotPrint`.
-pub(crate) fn print(graph: u64, path: &str) -> Result {
+pub(crate) fn print(graph: u64, path: &str, flags: u32) -> Result {
     let (nodes, edges) = (nodes(graph)?, edges(graph)?);
     let state = state::lock();
     let place = |node: &u64| nodes.iter().position(|known| known == node).unwrap_or(0);
     let mut text = "digraph dot {\n".to_owned();
     for node in &nodes {
-        text += &format!("\"{}\" [label=\"kind {}\"];\n", place(node), state.nodes[node].task.kind());
+        let task = &state.nodes[node].task;
+        let mut label = format!("kind {}", task.kind());
+        if let Task::Kernel(launch) = task {
+            label = state.kernel(launch.function)?.name().to_owned();
+            if flags != 0 {
+                label += &format!(" {:?} {:?}", launch.grid, launch.block);
+            }
+        }
+        text += &format!("\"{}\" [label=\"{label}\"];\n", place(node));
     }
     for (from, to) in edges {
         text += &format!("\"{}\" -> \"{}\";\n", place(&from), place(&to));

@@ -38,6 +38,11 @@ const ANY: usize = 32;
 const HEAD: usize = 2;
 /// How many graphs within graphs are looked through, and how many nodes of each.
 pub(super) const DEPTH: usize = 16;
+/// `CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE` and `_KERNEL_NODE_PARAMS`.
+const VERBOSE: u64 = 1;
+const KERNEL_PARAMETERS: u64 = 4;
+/// The most bytes of a kernel's name.
+const NAME: usize = 4096;
 const MOST: usize = 1 << 20;
 
 /// A structure, and memory that it points to.
@@ -367,10 +372,32 @@ const KINDS: [&str; 14] = [
     "condition",
 ];
 
+/// The name of a node's kernel. With `shape`, also its grid, block and shared memory.
+fn name(driver: &Driver, node: u64, shape: bool) -> Option<String> {
+    let mut memory = [0; KERNEL];
+    let asked = driver.named("cuGraphKernelNodeGetParams_v2", &[Word::Is(node), Word::At(0)], &mut memory);
+    let (function, kernel) = (memory[0], memory[LIBRARY_KERNEL]);
+    let (ask, real) = if function == 0 { ("cuKernelGetName", kernel) } else { ("cuFuncGetName", function) };
+    let mut text = [0];
+    if asked != 0 || driver.named(ask, &[Word::At(0), Word::Is(real)], &mut text) != 0 {
+        return None;
+    }
+    // Names that C++ makes have letters, digits and underscores.
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_$".contains(byte);
+    let mut label: String = sys::text(text[0], NAME).into_iter().filter(is_plain).map(char::from).collect();
+    if shape {
+        let half = |at: usize| (memory[1 + at / 2] >> (32 * (at % 2))) as u32;
+        let [x, y, z, bx, by, bz, shared] = std::array::from_fn(half);
+        label += &format!("\\n<<<({x}, {y}, {z}), ({bx}, {by}, {bz}), {shared}>>>");
+    }
+    Some(label)
+}
+
 /// A graph and flags: a text is kept by the lane, and how long it is is returned. The driver would write a file, which no worker may make: this text has
-/// kinds and edges alone.
+/// kinds, names of kernels, and edges.
 pub(super) fn print(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let graph = call.session.handles().real(Object::Graph, parts.reader.word()?)?;
+    let shape = parts.reader.word()? & (VERBOSE | KERNEL_PARAMETERS) != 0;
     let driver = call.session.driver();
     let nodes = nodes(driver, graph)?;
     let mut text = "digraph dot {\n".to_owned();
@@ -379,7 +406,9 @@ pub(super) fn print(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Re
         driver.named("cuGraphNodeGetType", &[Word::Is(*node), Word::At(0)], &mut memory);
         let kind = if staged::copy_of(call, *node).is_some() { node::COPY } else { memory[0] & 0xffff_ffff };
         let name = KINDS.get(kind as usize).map_or_else(|| format!("kind {kind}"), |name| (*name).to_owned());
-        text += &format!("\"{place}\" [label=\"{name}\"];\n");
+        let label =
+            if kind == node::KERNEL { self::name(driver, *node, shape).unwrap_or(name) } else { name };
+        text += &format!("\"{place}\" [label=\"{label}\"];\n");
     }
     let mut memory = vec![0];
     let none = Word::Is(0);

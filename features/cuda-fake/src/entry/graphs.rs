@@ -378,8 +378,7 @@ api! {
     11010 fn cuGraphEventWaitNodeSetEvent(node: u64, event: u64) { graph::set(node, Task::Wait(event)) }
     12020 fn cuGraphNodeSetParams(node: u64, params: *const AnyNode) { graph::set(node, any_at(params)?) }
     11030 fn cuGraphDebugDotPrint(hGraph: u64, path: *const std::ffi::c_char, flags: u32) {
-        let _ = flags;
-        graph::print(hGraph, &text(path)?)
+        graph::print(hGraph, &text(path)?, flags)
     }
     11000 fn cuGraphInstantiate_v2(exec: Out<u64>, hGraph: u64, node: Out<u64>, log: *mut u8, len: usize) {
         let _ = (log, len);
