@@ -19,7 +19,7 @@ use vm_bridge::ring::{Near, PLACES, SIZES};
 use vm_bridge::wire::preamble::{Preamble, Token};
 use vm_bridge::wire::{Answer, Header, Reader, VERSION, WINDOW, code, control, own};
 
-use crate::connect::Place;
+use crate::connect::{Place, Refused};
 use crate::connection::Connection;
 use crate::known::{Devices, Known};
 use crate::sys::window::Window;
@@ -317,7 +317,13 @@ impl Client {
             _ => Preamble::Callbacks(token),
         };
         let _opening = locked(&self.opening);
-        self.place.open(preamble).map_err(|error| self.lost(&error))
+        self.place.open(preamble).map_err(|error| {
+            match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+                // All else of the session goes on.
+                Some(Refused(code)) => *code,
+                None => self.lost(&error),
+            }
+        })
     }
 
     /// The server is gone, for ever; or it has said why the session is.

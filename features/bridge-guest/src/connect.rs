@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use thiserror::Error;
 use vm_bridge::wire::preamble::{Preamble, TOKEN, Token};
 use vm_bridge::wire::{code, put};
 use vm_paravirt::Takes;
@@ -20,6 +21,11 @@ use crate::{say, tls};
 /// How long the server may take to begin.
 pub(crate) const BEGIN: Duration = Duration::from_secs(60);
 /// Why a server answers a new connection with `CUDA_ERROR_NO_DEVICE`.
+/// The server is there, and does not take a connection, for this reason.
+#[derive(Debug, Error)]
+#[error("the server refuses a connection: CUDA error {0}")]
+pub(crate) struct Refused(pub(crate) u32);
+
 const FULL: &str = "the server cannot take another program or connection of this peer: its limit is reached; end programs, or raise the \
                     server's limit of open files";
 /// What `VM_BRIDGE` may say.
@@ -169,7 +175,7 @@ impl Place {
         match connection.word()? {
             0 => Ok(connection),
             full if full == u64::from(code::NO_DEVICE) => Err(io::Error::other(FULL)),
-            code => Err(io::Error::other(format!("the server refuses: CUDA's error {code}"))),
+            code => Err(io::Error::other(Refused(code as u32))),
         }
     }
 }

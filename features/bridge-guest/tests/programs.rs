@@ -197,6 +197,18 @@ fn what_one_thread_does_is_before_what_another_does_then() {
 }
 
 #[test]
+fn what_no_program_means_is_an_error_of_that_call() {
+    let place = Place::new("tests/ways.c");
+    for environment in [&[][..], &[("VM_BRIDGE_STREAM", "1")]] {
+        let said = place.run("bridge", &["nothing"], environment);
+        let lines = "nothing: 1 1 1 1, options: 0 1, operations: 1\n\
+                     named: 0 CUDA_ERROR_ILLEGAL_ADDRESS, version: 0, then: 1\n\
+                     still there: 0\n";
+        assert!(said.starts_with(lines), "{environment:?}: {said}");
+    }
+}
+
+#[test]
 fn what_ends_with_its_module_library_or_context_is_known_no_more() {
     check("tests/ways.c", &["modules"], "modules: 0 wrong");
 }

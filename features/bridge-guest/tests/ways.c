@@ -447,6 +447,38 @@ static void odd(void) {
     printf("odd: %d wrong\n", wrong);
 }
 
+/* What no program means: memory at nothing, more options and operations than there are. What failed before is told by no call that only names errors. */
+static void nothing(void) {
+    begin();
+    ptr device = allocate(64);
+    int codes[6] = {
+        TRY("cuMemcpyHtoD_v2", (ptr, const void *, size_t), device, NULL, 8),
+        TRY("cuMemcpyHtoDAsync_v2", (ptr, const void *, size_t, void *), device, NULL, 8, NULL),
+        TRY("cuMemcpyDtoH_v2", (void *, ptr, size_t), NULL, device, 8),
+        TRY("cuMemcpyDtoHAsync_v2", (void *, ptr, size_t, void *), NULL, device, 8, NULL),
+    };
+    enum { OPTIONS = 5000 };
+    int *kinds = calloc(OPTIONS, sizeof *kinds);
+    void **values = calloc(OPTIONS, sizeof *values), *loaded;
+    for (int i = 0; i < OPTIONS; i++) values[i] = (void *)16;
+    int many = TRY("cuModuleLoadDataEx", (void **, const void *, unsigned, int *, void **), &loaded, text, 65, kinds, values);
+    int more = TRY("cuModuleLoadDataEx", (void **, const void *, unsigned, int *, void **), &loaded, text, OPTIONS, kinds, values);
+    void *operations = calloc(300, 48);
+    /* Not waited for: a later call tells what it came to. */
+    TRY("cuStreamBatchMemOp_v2", (void *, unsigned, void *, unsigned), NULL, 300, operations, 0);
+    int batch = TRY("cuCtxSynchronize", (void));
+    printf("nothing: %d %d %d %d, options: %d %d, operations: %d\n", codes[0], codes[1], codes[2], codes[3], many, more, batch);
+    /* A launch that fails is told later. */
+    load_kernels();
+    const char *name = "";
+    int version = 0;
+    TRY("cuLaunchKernel", (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), empty, 1, 1, 1, 4096, 1, 1, 0,
+        NULL, NULL, NULL);
+    int named = TRY("cuGetErrorName", (int, const char **), 700, &name), asked = TRY("cuDriverGetVersion", (int *), &version);
+    printf("named: %d %s, version: %d, then: %d\n", named, name, asked, TRY("cuCtxSynchronize", (void)));
+    printf("still there: %u\n", word(device) * 0);
+}
+
 /* Threads that load and unload modules and libraries all the time, of which the driver frees the handles at once: each thread soon has the handles of
  * another one's functions, whose parameters are others. */
 enum { LOADS = 150 };
@@ -520,6 +552,7 @@ int main(int count, char **arguments) {
     if (!strcmp(what, "threads")) threads();
     else if (!strcmp(what, "modules")) modules();
     else if (!strcmp(what, "odd")) odd();
+    else if (!strcmp(what, "nothing")) nothing();
     else if (!strcmp(what, "strided")) strided();
     else if (!strcmp(what, "callbacks")) callbacks();
     else if (!strcmp(what, "forks")) forks();

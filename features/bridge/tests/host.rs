@@ -81,7 +81,7 @@ impl Program {
     /// Sends a part of an image without waiting for an answer, and returns the result of the next call.
     fn image(&mut self, lane: usize, len: usize) -> u32 {
         assert_eq!(self.send(lane, own::IMAGE, false, &vec![b'x'; len]).0, None);
-        self.call(lane, "cuDriverGetVersion", &[1]).0
+        self.call(lane, "cuMemGetInfo_v2", &[1, 1]).0
     }
 
     /// Returns how often a call succeeds until it is out of memory, and checks that the session goes on.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-use vm_bridge::wire::{Answer, CHUNK, Header, VERSION, control, own, put};
+use vm_bridge::wire::{Answer, CHUNK, Header, VERSION, code, control, own, put};
 
 use crate::process::{Running, beside, until};
 
@@ -27,14 +27,14 @@ impl Place {
         symlink(beside("libvm_bridge_guest.so"), path("bridge/libcuda.so.1")).expect("a link");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge-guest/tests/memory.c");
         let mut gcc = Command::new("gcc");
-        gcc.args(["-std=gnu11", "-o"]).arg(path("program")).arg(source).arg("-ldl");
+        gcc.args(["-std=gnu11", "-pthread", "-o"]).arg(path("program")).arg(source).arg("-ldl");
         assert!(gcc.status().expect("gcc").success());
         let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
         command.args(["bridge", "serve", "--memory", "64M", "--host-memory", "64M", "--socket"]);
-        command.arg(path("socket"));
+        command.arg(path("socket")).arg("--stream").arg(path("stream"));
         command.arg("--driver").arg(beside("libvm_cuda_fake.so")).stderr(Stdio::null());
         let server = Running(command.spawn().expect("vm-service"));
-        until("the server listens", || path("socket").exists());
+        until("the server listens", || path("socket").exists() && path("stream").exists());
         Self { server, folder }
     }
 
@@ -165,7 +165,8 @@ fn a_worker_that_is_sent_images_without_end_holds_no_more_than_its_budget() {
         { &lane }.read_exact(&mut vec![0; answer.len as usize]).expect("its payload");
         answer.code
     };
-    let version = vm_cuda_api::number("cuDriverGetVersion").expect("a function") as u16;
+    // It has nothing of its own to say before the driver has begun.
+    let flags = vm_cuda_api::number("cuCtxGetFlags").expect("a function") as u16;
     let mut word = Vec::new();
     put(&mut word, 1);
     let [worker] = place.server.workers().try_into().expect("one worker");
@@ -174,13 +175,13 @@ fn a_worker_that_is_sent_images_without_end_holds_no_more_than_its_budget() {
     let mut codes = Vec::new();
     for _ in 0..4 {
         (0..100).for_each(|_| send(own::IMAGE, false, &image));
-        send(version, true, &word);
+        send(flags, true, &word);
         codes.push(answer());
     }
     // The parts are refused, and the session goes on.
     assert_eq!(codes, [2; 4]);
-    send(version, true, &word);
-    assert_eq!(answer(), 0);
+    send(flags, true, &word);
+    assert_eq!(answer(), code::NOT_INITIALIZED);
     let peak = kib(worker, "VmHWM:");
     assert!(peak - before < 80 << 10, "{before} KiB, then {peak}");
 }
@@ -195,6 +196,19 @@ fn a_worker_is_killed_before_its_server_when_the_host_has_no_memory() {
         text.trim().parse::<i32>().expect("a number")
     };
     assert_eq!(score(worker), (score(place.server.0.id()) + 500).min(1000));
+}
+
+#[test]
+fn a_thread_for_which_the_host_has_no_memory_fails_alone() {
+    let place = Place::new();
+    for way in ["unix:", "stream:"] {
+        let path = place.folder.path().join(if way == "unix:" { "socket" } else { "stream" });
+        let mut command = place.command("threads");
+        let output =
+            command.env("VM_BRIDGE", format!("{way}{}", path.display())).output().expect("the program");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said, "a thread: 2, then the first: 0\n", "{way}");
+    }
 }
 
 #[test]

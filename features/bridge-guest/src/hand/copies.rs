@@ -65,6 +65,9 @@ fn to_device(
     len: usize,
     stream: Option<usize>,
 ) -> Result<(), u32> {
+    if from == 0 && len > 0 {
+        return Err(code::INVALID_VALUE);
+    }
     let to = to.into();
     let client = client()?;
     let of = stream.unwrap_or(0);
@@ -108,6 +111,9 @@ fn to_host(
     len: usize,
     stream: Option<usize>,
 ) -> Result<(), u32> {
+    if to == 0 && len > 0 {
+        return Err(code::INVALID_VALUE);
+    }
     let from = from.into();
     let client = client()?;
     let of = stream.unwrap_or(0);

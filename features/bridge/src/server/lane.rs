@@ -380,6 +380,13 @@ fn grows(number: usize) -> bool {
     GROWS.get(number).copied().unwrap_or(false)
 }
 
+/// Returns whether a call answers without looking at what earlier calls came to: the names of errors, and what was printed.
+fn names_errors(number: usize) -> bool {
+    static NUMBERS: LazyLock<[Option<usize>; 2]> =
+        LazyLock::new(|| ["cuGetErrorName", "cuGetErrorString"].map(vm_cuda_api::number));
+    number == usize::from(own::PRINTED) || NUMBERS.contains(&Some(number))
+}
+
 /// A call whose turn it is.
 pub(super) struct Call<'a> {
     pub(super) session: &'a Session,
@@ -537,7 +544,7 @@ impl Lane {
             None => return Err(Refused::Malformed),
         };
         // What was not waited for and failed is told here, in the place of what this call would have said.
-        let tells = call.asks && call.number != usize::from(own::PRINTED);
+        let tells = call.asks && mode != Mode::Kept && !names_errors(call.number);
         if tells && self.failed != 0 && mode != Mode::Waits {
             // An image that came for it is not to be a part of the next.
             self.image.take();

@@ -9,8 +9,8 @@ use crate::wire::{LOG, Malformed, Reader, code, put, put_bytes};
 const PLAIN: [u64; 11] = [0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 /// `CU_JIT_INFO_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER`; the option behind each is its size.
 const BUFFERS: [u64; 2] = [3, 5];
-/// The most that a call has.
-const MOST: u64 = 64;
+/// The most that a call has: some of each kind many times over.
+const MOST: u64 = 4096;
 
 /// A log.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,7 +37,7 @@ impl Options {
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, Refused> {
         let count = reader.word()?;
         if count > MOST {
-            return Err(Refused::Malformed);
+            return Err(code::INVALID_VALUE.into());
         }
         let mut all: Vec<(u64, u64)> =
             (0..count).map(|_| Ok((reader.word()?, reader.word()?))).collect::<Result<_, Malformed>>()?;

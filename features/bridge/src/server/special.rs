@@ -80,7 +80,7 @@ fn operations(call: &Call<'_>, reader: &mut Reader<'_>, count: u64) -> Result<Ve
     const EIGHT: [u64; 2] = [4, 5];
     const NONE: [u64; 2] = [3, 6];
     if count > OPERATIONS {
-        return Err(Refused::Malformed);
+        return Err(code::INVALID_VALUE.into());
     }
     let mut memory = Vec::new();
     pack::append(&mut memory, reader.bytes(8 * OPERATION * count as usize)?);
