@@ -78,7 +78,7 @@ fn a_program_is_served_by_a_worker_that_ends_with_the_server() {
     let place = Place::new("libvm_cuda_fake.so", &["add", "ways", "graphs"]);
     place.check("add", "", "wrong: 0");
     // What a worker's confinement may be in the way of.
-    place.check("graphs", "graphs", "printed: 7 digraph");
+    place.check("graphs", "graphs", "printed: digraph, names a kernel: 1, says more: 1");
     place.check("graphs", "hostmem", "large: 0 wrong");
     place.check("graphs", "conditional", "kind 2, condition 2: type 13, 0 0 102");
     place.check("graphs", "allocs", "attributes: 1 1, refused: 1");
