@@ -11,6 +11,19 @@
 //! * An access that outlives its process is waited for before anything else is done with the function (the `lock`
 //!   module).
 //!
+//! Two levels of locks keep processes apart, so that a driver that never returns delays its own device only:
+//!
+//! * A process that claims, releases, recovers or shares functions holds the lock of each ([`FunctionLocks`]) from before it reads
+//!   their records until it is done. It takes them in the order of addresses. They alone are held while a driver is waited for.
+//! * The [`Ledger`](crate::ledger::Ledger)'s lock is taken inside of those, for each look at the records and each change of one,
+//!   and is held for the records alone. Nothing that a device can prolong is waited for under it, not even another lock.
+//! * A record is locked as long as its claim has an owner, or somebody who undoes it. Without that lock, and unless it is a
+//!   persistent claim that is complete, it is a dead process's: the next process that has all locks of its functions undoes it.
+//! * What was noted under the ledger's lock stays true while the functions' locks are held. Whatever was found without them is
+//!   looked at again with them.
+//! * A write that was not over at its deadline keeps the lock of its function. The process gives its own share up: to go on, it
+//!   has to lock the function again, and so waits for the end of that write.
+//!
 //! A function that processes run kernels on is shared ([`SharedLease`]): it is claimed whole only when they have ended,
 //! and not shared while it is claimed.
 //!
@@ -23,6 +36,7 @@ mod bind;
 mod error;
 mod lock;
 mod plan;
+mod recover;
 mod share;
 mod vfs;
 
@@ -44,13 +58,14 @@ pub use plan::{Plan, Refusal, Step};
 pub use share::SharedLease;
 pub use vfs::{VfError, VfOptions};
 
-pub use act::Recovery;
-pub(crate) use act::{HeldClaim, find_persistent, recover, release_persistent, release_unbound, take};
-pub(crate) use lock::FunctionLock;
+pub(crate) use act::{HeldClaim, find_persistent, release_persistent, release_unbound, take};
+pub(crate) use lock::{FunctionLock, FunctionLocks};
+pub use recover::Recovery;
+pub(crate) use recover::{recover, recover_near};
 pub(crate) use share::share;
 pub(crate) use vfs::{create_vfs, remove_vfs};
 
-/// How long one access to a function's drivers, and the wait for the ledger, may take by default.
+/// How long one access to a function's drivers, and the wait for the locks of functions, may take by default.
 pub const DEADLINE: Duration = crate::deadlines::DRIVERS;
 
 /// Writes an attribute of a function under its lock: what others do with it comes before that or after.
@@ -64,21 +79,27 @@ pub(crate) fn write_locked(
     value: &str,
     deadline: Duration,
 ) -> io::Result<()> {
-    let lock = lock::FunctionLock::take(host, address, deadline).map_err(io::Error::other)?;
+    let lock = FunctionLock::take(host, address, deadline).map_err(io::Error::other)?;
     let lock = lock.ok_or(io::ErrorKind::TimedOut)?;
     host.writer().write_locked(path, value, deadline, lock.file())
 }
 
-/// Takes a function from its driver, whichever that is, and leaves it to none. It is not noted: whoever does that has the
-/// function go away.
+/// Takes a function, which is locked, from its driver, whichever that is, and leaves it to none. It is not noted: whoever does
+/// that has the function go away.
 ///
 /// # Errors
 /// When the Linux kernel refuses, or does not let go of it before `deadline`.
-pub(crate) fn unbind(host: &Host, address: PciAddress, deadline: Duration) -> Result<(), BindError> {
+pub(crate) fn unbind(
+    host: &Host,
+    address: PciAddress,
+    locks: Option<&FunctionLocks>,
+    deadline: Duration,
+) -> Result<(), BindError> {
     let binder = bind::Binder::new(host, deadline);
-    let lock = binder.lock(address)?;
     let Some(driver) = binder.driver(address)? else { return Ok(()) };
-    binder.unbind(&lock, &driver)?;
+    let lock = locks.and_then(|locks| locks.get(address));
+    let lock = lock.ok_or_else(|| lock::timed_out(host, address, deadline))?;
+    binder.unbind(lock, &driver)?;
     match binder.driver(address)? {
         None => Ok(()),
         found => Err(BindError::WrongDriver { address, expected: "no driver".into(), found }),
@@ -146,8 +167,8 @@ pub struct ClaimOptions {
     pub force: bool,
     /// How long each access to a function's drivers may take.
     pub deadline: Duration,
-    /// How long the wait for the ledger may take.
-    pub ledger_deadline: Duration,
+    /// How long the wait for the locks of the functions may take, which another process has that claims or releases them.
+    pub lock_deadline: Duration,
     /// Who may ask that the claim be given up before it is complete.
     pub cancel: Option<Cancel>,
     /// Name of the guest that it is for, which the ledger notes for people to read.
@@ -171,7 +192,7 @@ impl Default for ClaimOptions {
             with_group: false,
             force: false,
             deadline: DEADLINE,
-            ledger_deadline: DEADLINE,
+            lock_deadline: DEADLINE,
             cancel: None,
             guest: None,
             only: None,

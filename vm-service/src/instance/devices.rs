@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use vm_passthrough::claim::{BindError, ClaimError, ClaimOptions};
-use vm_passthrough::deadlines::LEDGER;
+use vm_passthrough::deadlines::FUNCTIONS;
 use vm_passthrough::manager::ManagerError;
 use vm_passthrough::pci::placement::FunctionRequest;
 use vm_passthrough::readiness::{
@@ -145,14 +145,14 @@ impl Devices {
     }
 
     /// What the guest's machine is to make room for. `stop` gives up the claim that is under way; until then another command is
-    /// waited for that has the ledger, as the guest runs already. Those that come later are noted in `arrivals`.
+    /// waited for that has one of its functions locked, as the guest runs already. Those that come later are noted in `arrivals`.
     pub(super) fn announce(&mut self, stop: &Stop, arrivals: Arrivals) -> Vec<ExpectedFunction> {
         self.arrivals = arrivals;
         let options =
             self.functions.values_mut().map(|function| &mut function.options).chain([&mut self.options]);
         for options in options {
             options.claim.cancel = Some(stop.cancel());
-            options.claim.ledger_deadline = LEDGER;
+            options.claim.lock_deadline = FUNCTIONS;
         }
         self.functions.values().map(|function| ExpectedFunction::of(&function.found)).collect()
     }
