@@ -18,8 +18,8 @@ use crate::pci::{self, ScanError};
 use crate::readiness::{self, ExplainOptions, Readiness};
 use crate::{DeviceType, Host, PassthroughDevice, PciAddress, PciFunction, deadlines};
 
-pub use claimed::Claimed;
 use claimed::Held;
+pub use claimed::{Claimed, MadeClaim, PendingClaim};
 
 /// Why the manager could not do what was asked.
 #[derive(Debug, Error)]
@@ -200,17 +200,34 @@ impl PassthroughManager {
     /// When the function must not be taken, is claimed already, or a step fails; then everything is undone. When even
     /// that fails, the error says what is left, and the ledger remembers it.
     pub fn claim(&mut self, address: PciAddress, options: &ClaimOptions) -> Result<Claimed, ManagerError> {
-        if let Some(target) = self.held(address) {
-            return Err(ManagerError::ClaimedHere { address, target });
+        let made = self.begin_claim(address, options)?.make()?;
+        Ok(self.adopt(made))
+    }
+
+    /// Prepares a claim as [`claim`](Self::claim) makes it, for another thread to make: this manager can do all else meanwhile. One
+    /// that is made belongs to this manager once it [adopts](Self::adopt) it.
+    ///
+    /// # Errors
+    /// When this manager has claimed the function already.
+    pub fn begin_claim(
+        &self,
+        address: PciAddress,
+        options: &ClaimOptions,
+    ) -> Result<PendingClaim, ManagerError> {
+        match self.held(address) {
+            Some(target) => Err(ManagerError::ClaimedHere { address, target }),
+            None => Ok(PendingClaim { host: self.host.clone(), address, options: options.clone() }),
         }
-        let claim = claim::take(&self.host, address, options, || pci::scan(&self.host))?;
-        let held = Arc::new(Held::new(&self.host, claim, options.deadline));
-        let claimed = held.claimed(address);
+    }
+
+    /// Holds a claim that another thread has made.
+    pub fn adopt(&mut self, made: MadeClaim) -> Claimed {
+        let claimed = made.held.claimed(made.address);
         // A persistent claim that was just made is used by nobody yet: another process may take it up.
-        if !options.persistent || options.tentative {
-            self.claims.insert(claimed.target, held);
+        if !made.is_left {
+            self.claims.insert(claimed.target, made.held);
         }
-        Ok(claimed)
+        claimed
     }
 
     /// Has tentative claims of this manager live until they are released, by any process, and holds them no more. A process
