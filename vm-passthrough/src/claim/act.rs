@@ -91,17 +91,22 @@ pub(crate) fn take(
         if is_cancelled() {
             return Err(ClaimError::Failed { cause: Box::new(BindError::Cancelled(target)) });
         }
-        let locks = locked.map_err(|cause| ClaimError::Locked {
-            action: "claim",
-            address: target,
-            cause: Box::new(cause),
-        })?;
+        let locks = locked.map_err(|cause| not_locked("claim", target, cause))?;
         match take_locked(host, target, options, locks, &scan) {
             Ok(Taken::Claim(claim)) => return Ok(*claim),
             Ok(Taken::Needs(more)) => wanted.extend(more),
             Err(ClaimError::InProgress { .. }) if Instant::now() < until => wait(),
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// Why something can't be done with a function.
+pub(super) fn not_locked(action: &'static str, address: PciAddress, cause: BindError) -> ClaimError {
+    match cause {
+        // Nobody else is to blame.
+        BindError::Ledger(error) => error.into(),
+        cause => ClaimError::Locked { action, address, cause: Box::new(cause) },
     }
 }
 

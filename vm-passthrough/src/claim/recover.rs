@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
 
-use super::act::{begin_release, functions_of, near, occupied, undo};
+use super::act::{begin_release, functions_of, near, not_locked, occupied, undo};
 use super::lock::FunctionLocks;
 use super::{BindError, ClaimError};
 use crate::deadlines::{LEDGER, until};
@@ -141,8 +141,7 @@ pub(super) fn lock_settled(
     let (mut functions, until) = (BTreeSet::from([address]), until(deadline));
     loop {
         let locked = FunctionLocks::take(host, &functions, deadline, until, || false);
-        let mut locks =
-            locked.map_err(|cause| ClaimError::Locked { action, address, cause: Box::new(cause) })?;
+        let mut locks = locked.map_err(|cause| not_locked(action, address, cause))?;
         match settle(host, &mut locks, deadline)? {
             Settled::Needs(more) => functions.extend(more),
             Settled::Done(failed) => return Ok((locks, failed)),

@@ -69,6 +69,18 @@ fn check_it_is_kept(host: &Host, is_releasing: bool) {
     assert!(other.recover().unwrap().recovered.is_empty());
 }
 
+/// Who may not write to the host learns that from an error of the ledger.
+#[test]
+fn what_cannot_be_locked_is_an_error_of_the_ledger() {
+    let sim = new_sim();
+    sim.write("run/locks", "").unwrap();
+    let mut manager = manager(SimDrivers::new(&sim).host());
+    let claimed = manager.claim(gpu(), &within(TIMEOUT));
+    assert!(matches!(&claimed, Err(ManagerError::Claim(ClaimError::Ledger(_)))), "{claimed:?}");
+    let shared = manager.share(gpu());
+    assert!(matches!(&shared, Err(ManagerError::Claim(ClaimError::Ledger(_)))), "{shared:?}");
+}
+
 fn is_written(drivers: &SimDrivers, path: &str) -> bool {
     drivers.writes().iter().any(|(written, _)| written.ends_with(path))
 }
