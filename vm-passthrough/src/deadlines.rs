@@ -16,17 +16,17 @@ pub const WAKE: Duration = Duration::from_secs(10);
 /// Nobody writes the ledger, for who only looks at a claim.
 pub const LEDGER_READ: Duration = Duration::from_secs(1);
 
-/// The ledger is unlocked. Whoever holds it reads or writes records, which takes milliseconds.
+/// The ledger is unlocked. A process holds it to read or write records, which takes milliseconds.
 pub const LEDGER: Duration = Duration::from_secs(10);
 
-/// An access to a function's drivers, or its lock, for who may as well try again.
+/// An access to a function's drivers, or the wait for its lock, in a command that can be repeated.
 pub const DRIVERS: Duration = Duration::from_secs(10);
 
 /// Virtual functions are created or removed: hundreds, maybe, and the host's drivers of those that have one come and go.
 pub const VFS: Duration = Duration::from_secs(120);
 
-/// Another command has unlocked functions, for who would lose more than time: it claims the eight functions of a slot and
-/// gives them back, each by an override, an unbind and a bind, and notes each step.
+/// Functions are unlocked, for a guest that would end otherwise. Another command may claim the eight functions of a slot and
+/// release them again, each by an override, an unbind and a bind, and it records each step.
 pub const FUNCTIONS: Duration = sum(&[DRIVERS, sum(&[sum(&[DRIVERS, DRIVERS, DRIVERS, LEDGER]); 8 * 2])]);
 
 /// A write to `reset_method` returns.

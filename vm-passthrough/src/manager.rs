@@ -204,8 +204,8 @@ impl PassthroughManager {
         Ok(self.adopt(made))
     }
 
-    /// Prepares a claim as [`claim`](Self::claim) makes it, for another thread to make: this manager can do all else meanwhile. One
-    /// that is made belongs to this manager once it [adopts](Self::adopt) it.
+    /// Prepares a claim that another thread makes, while this manager does other things. [`adopt`](Self::adopt) then hands the
+    /// claim to this manager.
     ///
     /// # Errors
     /// When this manager has claimed the function already.
@@ -220,7 +220,7 @@ impl PassthroughManager {
         }
     }
 
-    /// Holds a claim that another thread has made.
+    /// Takes over a claim that another thread has made.
     pub fn adopt(&mut self, made: MadeClaim) -> Claimed {
         let claimed = made.held.claimed(made.address);
         // A persistent claim that was just made is used by nobody yet: another process may take it up.
@@ -433,7 +433,7 @@ impl PassthroughManager {
         Ok(claim::recover(&self.host, claim::DEADLINE)?)
     }
 
-    /// As [`recover`](Self::recover), only of claims that have one of these functions or another of its IOMMU group.
+    /// Like [`recover`](Self::recover), only for claims that have one of these functions or another of its IOMMU group.
     ///
     /// # Errors
     /// As for [`recover`](Self::recover).
@@ -476,7 +476,7 @@ impl PassthroughManager {
         failed
     }
 
-    /// As [`recover`](Self::recover), of all claims but those that [`recover_near`](Self::recover_near) looks at.
+    /// Like [`recover`](Self::recover), for all claims except those of [`recover_near`](Self::recover_near).
     ///
     /// # Errors
     /// As for [`recover`](Self::recover).

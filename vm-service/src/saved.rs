@@ -9,10 +9,10 @@
 //! "0000:65:00.0" = "10de:2684 1043:889a a1"
 //! ```
 //!
-//! The files are the owner's alone, as the ledger is, and what others could have written is not believed. They change under one
-//! lock ([`SavedClaims`]), which is held for the files alone, never while a driver is waited for. A claim is saved while only its
-//! own process can release it, and a release removes what was saved before it began, so a claim and its file begin and end
-//! together.
+//! The files are the owner's alone, as the ledger is, and what others could have written is not believed. One
+//! lock ([`SavedClaims`]) protects them. It is held only while files change, never while a driver is waited for. A claim is saved
+//! before any other process can release it, and a release removes only files from before it began, so that a claim and its file
+//! begin and end together.
 //!
 //! An address may be another device's after a boot. So each function is there with its IDs (vendor, device, subsystem and
 //! revision), and nothing else is claimed for it.
@@ -180,11 +180,11 @@ fn read(path: &Path) -> Read {
     })
 }
 
-/// Saved claims as their files were at one time.
+/// A snapshot of saved claims.
 #[derive(Debug)]
 pub(crate) struct Noted(Vec<(PathBuf, FileId, Vec<PciAddress>)>);
 
-/// What changes whenever a file is replaced: its inode and when that was changed.
+/// Inode of a file and when it was changed, which differ after the file was replaced.
 type FileId = (u64, i64, i64);
 
 fn id_of(path: &Path) -> Option<FileId> {
@@ -193,7 +193,7 @@ fn id_of(path: &Path) -> Option<FileId> {
 }
 
 impl Noted {
-    /// What is saved of these functions now, for whoever is about to release them.
+    /// Reads what is saved of these functions, before they are released.
     ///
     /// # Errors
     /// As for [`all`].
@@ -214,7 +214,7 @@ impl Noted {
         Ok(Self(noted))
     }
 
-    /// Removes those that nobody has saved anew since, and answers what functions they had.
+    /// Removes the files that were not replaced since, and returns the functions that they named.
     ///
     /// # Errors
     /// When one can't be removed, or others have the lock.
@@ -252,15 +252,15 @@ impl SavedClaims {
         Ok(Self { host: host.clone(), folder: folder(host), _lock: NotesLock::take(host, LEDGER)? })
     }
 
-    /// Whether this is saved, as it is here.
+    /// Whether exactly this claim is saved.
     pub(crate) fn has(&self, saved: &SavedClaim) -> bool {
         read(&path_of(&self.host, saved.target)).as_ref() == Ok(saved)
     }
 
-    /// Saves these, in the place of all that have one of their functions, and does what comes `then`.
+    /// Saves these in place of all that have one of their functions, and then calls `then`.
     ///
     /// # Errors
-    /// What can't be written, or failed then; the files are as they were, or it is told.
+    /// When a file can't be written, or `then` fails; the files are restored, or a warning says which are not.
     pub(crate) fn save(
         &self,
         claims: &[SavedClaim],

@@ -15,7 +15,7 @@ use crate::pci::{PciFunction, ScanError};
 use crate::readiness::{self, ExplainOptions, Severity};
 use crate::{Host, PciAddress, files};
 
-/// How long to sleep between two looks at a claim that another process is making or undoing.
+/// Interval between two reads of a claim that another process is making or undoing.
 const POLL: Duration = Duration::from_millis(10);
 
 /// A claim that this process holds: the lock on its journal says so to others.
@@ -54,12 +54,12 @@ fn claim_of(entry: &Entry) -> Claim {
     Claim { target: entry.target, functions: entry.functions.clone(), persistent: entry.persistent }
 }
 
-/// The functions that a record is about.
+/// Returns the functions of a record.
 pub(super) fn functions_of(entry: &Entry) -> BTreeSet<PciAddress> {
     entry.functions.iter().map(|function| function.address).chain([entry.target]).collect()
 }
 
-/// The functions that a claim of `target` may take: a plan says which of them it does.
+/// Returns the functions that a claim of `target` may take. The plan selects among them.
 pub(super) fn near(host: &Host, target: PciAddress, with_group: bool) -> BTreeSet<PciAddress> {
     let group = files::names(&host.pci_device(target).join("iommu_group/devices")).unwrap_or_default();
     let members = group.iter().filter_map(|name| name.parse().ok());
@@ -79,7 +79,7 @@ pub(crate) fn take(
     let until = until(options.lock_deadline);
     let mut wanted = near(host, target, options.with_group);
     loop {
-        // No lock is worth waiting for that would only show what the records say already.
+        // A claim that is complete is an error at once. Its owner may hold a function's lock for a reset.
         if host.pci_device(target).exists() {
             let ledger = Ledger::lock(host, LEDGER)?;
             let standing = sort(&ledger, |entry| entry.function(target).is_some())?.standing;
@@ -101,25 +101,25 @@ pub(crate) fn take(
     }
 }
 
-/// Why something can't be done with a function.
+/// Returns the error of an action that could not lock a function.
 pub(super) fn not_locked(action: &'static str, address: PciAddress, cause: BindError) -> ClaimError {
     match cause {
-        // Nobody else is to blame.
+        // No other process holds the lock.
         BindError::Ledger(error) => error.into(),
         cause => ClaimError::Locked { action, address, cause: Box::new(cause) },
     }
 }
 
-/// Waits a moment for another process.
+/// Sleeps before the next look at what another process does.
 fn wait() {
     wait_point();
     thread::sleep(POLL);
 }
 
-/// How far a claim came with the locks that it had.
+/// The result of one attempt to claim.
 enum Taken {
     Claim(Box<HeldClaim>),
-    /// These functions have to be locked too.
+    /// The claim needs the locks of these functions too.
     Needs(BTreeSet<PciAddress>),
 }
 
@@ -191,7 +191,7 @@ fn take_locked(
         Err(cause) => {
             tracing::warn!(target_function = %target, %cause, "a step of the claim failed, undoing all");
             if let BindError::Stuck { .. } = cause {
-                // What is stuck may still change the function. Whoever gets a lock meanwhile finds the record.
+                // The stuck write may still change the function. A process that takes a lock now finds the record.
                 drop(locks);
                 let functions = functions_of(&journal.entry);
                 locks = FunctionLocks::take_free(host, &functions, until(options.deadline)).unwrap_or_else(
@@ -215,7 +215,7 @@ fn is_changing(journal: &Journal) -> bool {
     !journal.locked && (!journal.entry.claimed || journal.entry.releasing)
 }
 
-/// Why a function can't be used that has this claim.
+/// Returns the error of an action on a function that has this claim.
 pub(super) fn occupied(journal: &Journal, address: PciAddress) -> ClaimError {
     let entry = &journal.entry;
     let user = if journal.locked { None } else { entry.user.clone() };
@@ -342,8 +342,8 @@ fn append(host: &Host, journal: &mut Journal, record: &Record) -> Result<(), Led
     journal.append(record)
 }
 
-/// Returns all functions of a claim to their drivers, in reverse, and ends it. What fails does not keep the others from it, and
-/// neither does a function whose lock this process has not.
+/// Returns all functions of a claim to their drivers, in reverse order, and ends it. A function that fails, or whose lock this
+/// process does not hold, does not keep the others from being returned.
 pub(super) fn undo(
     host: &Host,
     journal: &mut Journal,
@@ -391,7 +391,7 @@ fn undo_as(
     Ok(())
 }
 
-/// Notes that a claim is being released, while the ledger is locked: to other processes an open journal looks like an owner's.
+/// Records that a claim is being released, before the ledger is unlocked: other processes take an open journal for its owner's.
 pub(super) fn begin_release(journal: &mut Journal) {
     if !journal.entry.releasing
         && let Err(error) = journal.append(&Record::Release)
@@ -468,7 +468,7 @@ pub(crate) fn find_persistent(host: &Host, address: PciAddress) -> Result<Claim,
     })
 }
 
-/// Does something with the claim that covers `address`, while the ledger is locked.
+/// Calls `act` with the claim that covers `address`, while the ledger is locked.
 fn find<T>(
     host: &Host,
     address: PciAddress,

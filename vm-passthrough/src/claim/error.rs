@@ -65,14 +65,14 @@ pub enum ClaimError {
         /// Whether it is being released.
         releasing: bool,
     },
-    /// The lock of a function that has to be locked too was not free in time. Nothing was touched.
+    /// A function could not be locked in time. Nothing was touched.
     #[error("cannot {action} {address}: {cause}")]
     Locked {
-        /// What was to be done.
+        /// The action that failed.
         action: &'static str,
         /// The function that was asked for.
         address: PciAddress,
-        /// The function whose lock it is, and which process has it.
+        /// The locked function, and the process that holds the lock.
         cause: Box<BindError>,
     },
     /// Processes run kernels on it. Nothing was touched.
@@ -198,7 +198,7 @@ pub enum BindError {
         /// Who holds the function.
         holders: Vec<Holder>,
     },
-    /// Another process, or an access that it began, has the function's lock.
+    /// Another process, or a write that it began, holds the function's lock.
     #[error(
         "timed out after {} s waiting for {} to unlock {address}; {}",
         seconds(*.deadline),
@@ -212,7 +212,7 @@ pub enum BindError {
     Locked {
         /// The function.
         address: PciAddress,
-        /// The process that locked it. It may have ended, while the Linux kernel still carries out what it asked for.
+        /// The process that locked it. It may have ended while its write is still under way.
         holder: Option<Owner>,
         /// How long it was waited for.
         deadline: Duration,

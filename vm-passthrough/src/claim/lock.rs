@@ -43,7 +43,7 @@ impl FunctionLock {
         Self::take_as(host, address, EXCLUSIVE, deadline, || false)
     }
 
-    /// As [`take`](Self::take), exclusively or shared; `None` also when it is given up.
+    /// Like [`take`](Self::take), exclusively or shared. Returns `None` also when `is_given_up` does.
     fn take_as(
         host: &Host,
         address: PciAddress,
@@ -72,7 +72,7 @@ impl FunctionLock {
     }
 }
 
-/// The error of a process that waited for a function's lock until `deadline` had passed.
+/// Returns the error of a process that waited for a function's lock until `deadline` had passed.
 pub(super) fn timed_out(host: &Host, address: PciAddress, deadline: Duration) -> BindError {
     let path = host.state.join(LOCKS).join(address.to_string());
     let holder: Option<Owner> =
@@ -84,7 +84,7 @@ pub(super) fn timed_out(host: &Host, address: PciAddress, deadline: Duration) ->
 #[derive(Debug, Default)]
 pub(crate) struct FunctionLocks {
     held: BTreeMap<PciAddress, FunctionLock>,
-    /// Of the physical functions of virtual ones, shared: their number does not change meanwhile.
+    /// Shared locks of the physical functions of virtual ones, whose number does not change while they are held.
     physical: Vec<FunctionLock>,
 }
 
@@ -92,7 +92,7 @@ impl FunctionLocks {
     /// Waits for the locks of all these functions.
     ///
     /// # Errors
-    /// When one is not free before `until`, the wait is given up, or a lock's file can't be used. None is held then.
+    /// When a lock is not free before `until`, `is_given_up` returns true, or a lock's file can't be used. No lock is held then.
     pub(crate) fn take(
         host: &Host,
         functions: &BTreeSet<PciAddress>,
@@ -118,8 +118,8 @@ impl FunctionLocks {
         Ok(locks)
     }
 
-    /// Waits for the locks of these functions, and returns those that are free before `until`: a stuck function does not keep
-    /// the others from being released.
+    /// Waits for the locks of these functions, and returns those that are free before `until`, so that one stuck function does
+    /// not block the release of the others.
     pub(super) fn take_free(
         host: &Host,
         functions: &BTreeSet<PciAddress>,
@@ -133,7 +133,7 @@ impl FunctionLocks {
         Ok(locks)
     }
 
-    /// Waits for the locks of functions that are about to go. `only_free` leaves out those that are not free in time.
+    /// Waits for the locks of functions that are about to be removed. `only_free` skips those that are not free in time.
     ///
     /// # Errors
     /// As for [`take`](Self::take).
@@ -150,7 +150,7 @@ impl FunctionLocks {
         }
     }
 
-    /// The lock of one of the functions.
+    /// Returns the lock of one of the functions.
     pub(super) fn get(&self, address: PciAddress) -> Option<&FunctionLock> {
         self.held.get(&address)
     }
@@ -160,8 +160,8 @@ impl FunctionLocks {
         functions.into_iter().all(|address| self.held.contains_key(&address))
     }
 
-    /// Drops the lock of a function whose helper is stuck, and shares it until it ends: what the helper does must be over before
-    /// anything is written again.
+    /// Drops the lock of a function whose helper is stuck. The helper keeps its share until it ends, and nothing may be written
+    /// before.
     pub(super) fn surrender(&mut self, address: PciAddress) {
         self.held.remove(&address);
     }

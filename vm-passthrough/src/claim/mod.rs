@@ -11,18 +11,18 @@
 //! * An access that outlives its process is waited for before anything else is done with the function (the `lock`
 //!   module).
 //!
-//! Two levels of locks keep processes apart, so that a driver that never returns delays its own device only:
+//! Locks have two levels, so that a driver that never returns delays only its own device:
 //!
-//! * A process that claims, releases, recovers or shares functions holds the lock of each ([`FunctionLocks`]) from before it reads
-//!   their records until it is done. It takes them in the order of addresses. They alone are held while a driver is waited for.
-//! * The [`Ledger`](crate::ledger::Ledger)'s lock is taken inside of those, for each look at the records and each change of one,
-//!   and is held for the records alone. Nothing that a device can prolong is waited for under it, not even another lock.
-//! * A record is locked as long as its claim has an owner, or somebody who undoes it. Without that lock, and unless it is a
-//!   persistent claim that is complete, it is a dead process's: the next process that has all locks of its functions undoes it.
-//! * What was noted under the ledger's lock stays true while the functions' locks are held. Whatever was found without them is
-//!   looked at again with them.
-//! * A write that was not over at its deadline keeps the lock of its function. The process gives its own share up: to go on, it
-//!   has to lock the function again, and so waits for the end of that write.
+//! * A process locks each function ([`FunctionLocks`]) before it claims, releases, recovers or shares it, and unlocks it when it
+//!   has finished. Functions are locked in the order of their addresses. Only these locks are held while a driver is waited for.
+//! * The [`Ledger`](crate::ledger::Ledger)'s lock is taken inside of those, for each read and each change of records. A process
+//!   that holds it waits for nothing that a device can prolong, and for no other lock.
+//! * A record is locked while its claim has an owner, or while a process undoes it. An unlocked record is a dead process's, unless
+//!   its claim is persistent and complete. The next process that locks all of its functions undoes it.
+//! * Records do not change while the functions that they name are locked. A process that read one before it locked the functions
+//!   reads it again afterwards.
+//! * The helper of a write that passed its deadline keeps the function locked. The process drops its own share of that lock. To
+//!   write again it has to take the lock again, and so it waits until the helper has ended.
 //!
 //! A function that processes run kernels on is shared ([`SharedLease`]): it is claimed whole only when they have ended,
 //! and not shared while it is claimed.
@@ -65,7 +65,7 @@ pub(crate) use recover::{recover, recover_near};
 pub(crate) use share::share;
 pub(crate) use vfs::{create_vfs, remove_vfs};
 
-/// How long one access to a function's drivers, and the wait for the locks of functions, may take by default.
+/// Default timeout of one access to a function's drivers, and of the wait for the locks of functions.
 pub const DEADLINE: Duration = crate::deadlines::DRIVERS;
 
 /// Writes an attribute of a function under its lock: what others do with it comes before that or after.
@@ -84,8 +84,7 @@ pub(crate) fn write_locked(
     host.writer().write_locked(path, value, deadline, lock.file())
 }
 
-/// Takes a function, which is locked, from its driver, whichever that is, and leaves it to none. It is not noted: whoever does
-/// that has the function go away.
+/// Unbinds a locked function from its driver. The ledger does not record that: the caller is about to remove the function.
 ///
 /// # Errors
 /// When the Linux kernel refuses, or does not let go of it before `deadline`.
@@ -167,7 +166,7 @@ pub struct ClaimOptions {
     pub force: bool,
     /// How long each access to a function's drivers may take.
     pub deadline: Duration,
-    /// How long the wait for the locks of the functions may take, which another process has that claims or releases them.
+    /// Timeout of the wait for the functions' locks, which other processes hold while they claim or release them.
     pub lock_deadline: Duration,
     /// Who may ask that the claim be given up before it is complete.
     pub cancel: Option<Cancel>,

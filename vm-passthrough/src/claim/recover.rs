@@ -55,12 +55,12 @@ impl Failure {
 pub(super) struct Sorted {
     /// The journals of those that stand.
     pub(super) standing: Vec<Journal>,
-    /// Of those whose owner died, or whose release was interrupted.
+    /// The journals of those whose owner died, or whose release was interrupted.
     dead: Vec<Journal>,
     failed: Vec<Failure>,
 }
 
-/// Sorts the claims that `is_meant` selects. Those of another boot are dropped.
+/// Sorts the claims that `is_meant` selects, and removes all of another boot.
 pub(super) fn sort(ledger: &Ledger, is_meant: impl Fn(&Entry) -> bool) -> Result<Sorted, LedgerError> {
     let mut sorted = Sorted::default();
     for journal in ledger.journals()? {
@@ -86,7 +86,7 @@ pub(super) fn sort(ledger: &Ledger, is_meant: impl Fn(&Entry) -> bool) -> Result
     Ok(sorted)
 }
 
-/// The standing claim that covers a locked function.
+/// Returns the standing claim that covers a locked function.
 ///
 /// # Errors
 /// When the ledger can't be read.
@@ -95,11 +95,11 @@ pub(super) fn standing(ledger: &Ledger, address: PciAddress) -> Result<Option<Jo
     Ok(sort(ledger, of_it)?.standing.into_iter().next())
 }
 
-/// How far [`settle`] came.
+/// The result of [`settle`].
 pub(super) enum Settled {
-    /// Nothing was undone: a dead process's claim has these functions too, which are not locked.
+    /// Nothing was undone, as a dead process's claim has these functions too, which are not locked.
     Needs(BTreeSet<PciAddress>),
-    /// Claims of dead processes that had one of the functions are undone, except these.
+    /// Claims of dead processes that had one of the functions were undone, except these.
     Done(Vec<Failure>),
 }
 
@@ -131,7 +131,7 @@ pub(super) fn settle(
     Ok(Settled::Done(failed))
 }
 
-/// Locks a function, and undoes the claims of dead processes that have it, except those that are returned.
+/// Locks a function, and undoes the claims of dead processes that have it. Returns those that could not be undone.
 pub(super) fn lock_settled(
     host: &Host,
     action: &'static str,
@@ -149,13 +149,13 @@ pub(super) fn lock_settled(
     }
 }
 
-/// Undoes the claims whose owner died, and those that were being released when the process died: all at the same time, so that
-/// none waits for another's device.
+/// Undoes the claims whose owner died, and those that were being released when the process died. It undoes all of them at the
+/// same time, so that none waits for another's device.
 pub(crate) fn recover(host: &Host, deadline: Duration) -> Result<Recovery, ClaimError> {
     recover_those(host, deadline, |_| true)
 }
 
-/// As [`recover`], of the claims that have one of these functions, or one of an IOMMU group of theirs; or else of all others.
+/// Like [`recover`], for the claims that have one of these functions or another of its IOMMU group, or else for all others.
 pub(crate) fn recover_near(
     host: &Host,
     functions: &[PciAddress],
@@ -172,7 +172,7 @@ pub(crate) fn recover_near(
     Ok(recovery)
 }
 
-/// As [`recover`], of the claims that have one of these functions.
+/// Like [`recover`], for the claims that have one of these functions.
 pub(super) fn recover_covering(
     host: &Host,
     functions: &[PciAddress],
@@ -182,7 +182,7 @@ pub(super) fn recover_covering(
     recover_those(host, deadline, |entry| !functions_of(entry).is_disjoint(&functions))
 }
 
-/// Fails where one of the functions is claimed after `recovery`.
+/// Fails if one of the functions is still claimed after `recovery`.
 pub(super) fn refuse_claimed(
     ledger: &Ledger,
     functions: &[PciAddress],
@@ -255,7 +255,7 @@ fn recover_those(
     Ok(recovery)
 }
 
-/// Undoes one claim, unless another process has done it or begun to.
+/// Undoes one claim, unless another process has undone it or begun to.
 fn recover_one(host: &Host, entry: &Entry, deadline: Duration) -> Result<bool, ClaimError> {
     let mut locks = FunctionLocks::take_free(host, &functions_of(entry), until(deadline))?;
     let mut journal = {

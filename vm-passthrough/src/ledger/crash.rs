@@ -1,5 +1,5 @@
 //! Crashes on demand: the process dies by SIGKILL before or after the n-th change of the ledger or of sysfs, and after each
-//! lock. A test may also stop a thread at these points, and hear when one waits for a lock.
+//! lock. A test may also stop a thread at these points, and observe when one waits for a lock.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -25,9 +25,9 @@ pub(crate) fn passed() -> i64 {
 /// Where a thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum At {
-    /// At a place to die at.
+    /// It is at a place to die at.
     Point,
-    /// Another has a lock that it needs, or changes a claim that it needs.
+    /// It waits for a lock, or for a claim that another is changing.
     Wait,
 }
 
@@ -37,7 +37,7 @@ thread_local! {
     static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
 }
 
-/// Calls `observer` wherever this thread comes to.
+/// Calls `observer` at each of these places of this thread.
 pub(crate) fn observe(observer: impl Fn(At) + 'static) {
     OBSERVER.set(Some(Rc::new(observer)));
 }

@@ -53,7 +53,7 @@ use crate::{Host, PciAddress, files};
 
 /// Name of the ledger's directory.
 const LEDGER: &str = "ledger";
-/// How a lock is taken that one process may hold at a time.
+/// Takes a lock that one process may hold at a time.
 pub(crate) const EXCLUSIVE: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 /// Largest record that is read, in bytes. A claim of all 256 functions below a bus has less than a tenth of it.
 const MAX_RECORD: u64 = 1 << 20;

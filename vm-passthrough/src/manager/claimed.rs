@@ -95,7 +95,7 @@ impl Deref for Claimed {
     }
 }
 
-/// A claim that is to be made, on any thread.
+/// A claim that any thread can make.
 #[derive(Clone, Debug)]
 pub struct PendingClaim {
     pub(super) host: Host,
@@ -104,7 +104,7 @@ pub struct PendingClaim {
 }
 
 impl PendingClaim {
-    /// Makes it.
+    /// Makes the claim.
     ///
     /// # Errors
     /// As for [`PassthroughManager::claim`](crate::PassthroughManager::claim).
@@ -116,8 +116,7 @@ impl PendingClaim {
     }
 }
 
-/// A claim that was made, for the manager that began it. If that does not adopt it, it is released when it is dropped, unless it is
-/// persistent.
+/// A claim that was made for a manager. If the manager does not adopt it, dropping it releases it, unless it is persistent.
 #[derive(Debug)]
 pub struct MadeClaim {
     pub(super) address: PciAddress,

@@ -59,7 +59,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
         }
         false => claim(context, &mut manager, args, &course),
     };
-    // What is left of other devices comes last: one of them may be stuck.
+    // Claims of other devices are recovered last, as one of them may be stuck.
     super::release::recover_except(&mut manager, &args.addresses)?;
     claimed
 }
@@ -127,7 +127,7 @@ fn claim_all(
             // Whoever ends this process before has it all undone.
             let mut keep = || manager.keep(&claims).map_err(|error| error.to_string());
             let Some(notes) = notes else { return keep() };
-            // Before another process can release them, and then removes what is saved.
+            // Until they are kept, no other process can release them and remove the files.
             let saved = SavedClaims::lock(&host).map_err(|error| error.to_string())?;
             saved.save(&notes, keep)
         })
@@ -197,7 +197,7 @@ fn restore(
     if errors.is_empty() { Ok(()) } else { Err(Failure::failed(errors.join("\nerror: "))) }
 }
 
-/// Keeps a claim that was made again, unless a release has removed what was saved of it meanwhile.
+/// Keeps a claim that was made again, unless its file was removed by a release.
 fn keep_saved(
     manager: &mut PassthroughManager,
     claim: Claimed,

@@ -34,14 +34,14 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), F
     let mut free =
         if args.all { recover(&mut manager)? } else { recover_near(&mut manager, &args.addresses)? };
     let released = release(context, &mut manager, args, &mut free);
-    // What is left of other devices comes last: one of them may be stuck.
+    // Claims of other devices are recovered last, as one of them may be stuck.
     if !args.all {
         recover_except(&mut manager, &args.addresses)?;
     }
     released
 }
 
-/// Releases what is asked for. Functions that are `free` by now need not be claimed.
+/// Releases the claims that the arguments select. Functions in `free` were released already.
 fn release(
     context: &mut Context<'_>,
     manager: &mut PassthroughManager,
@@ -67,7 +67,7 @@ fn release(
         let mut functions = vec![address];
         let claimed = manager.find_claim(address);
         functions.extend(claimed.iter().flat_map(|claimed| claimed.addresses()));
-        // A claim that is made from here on saves itself anew.
+        // A later claim replaces the file, which is not removed then.
         let noted = Noted::of(&context.host, &functions);
         let released = claimed.and_then(|claimed| manager.release(&claimed));
         let released = match released {
@@ -112,7 +112,7 @@ pub(super) fn recover(manager: &mut PassthroughManager) -> Result<Vec<PciAddress
     manager.recover().map(report).map_err(Failure::failed)
 }
 
-/// As [`recover`], only of claims that have one of these functions or another of its IOMMU group.
+/// Like [`recover`], only for claims that have one of these functions or another of its IOMMU group.
 ///
 /// # Errors
 /// As for [`recover`].
@@ -123,7 +123,7 @@ pub(super) fn recover_near(
     manager.recover_near(functions).map(report).map_err(Failure::failed)
 }
 
-/// As [`recover`], only of the other claims.
+/// Like [`recover`], only for the other claims.
 ///
 /// # Errors
 /// As for [`recover`].

@@ -110,7 +110,7 @@ pub(crate) struct Devices {
     vmm: Option<Arc<Vmm>>,
     /// What watches the devices that are attached.
     watch: Option<Watch>,
-    /// Hears of claims that were made.
+    /// Receives claims that were made.
     events: Option<Sender<Message>>,
 }
 
@@ -184,7 +184,7 @@ impl Devices {
         }
     }
 
-    /// Does what is to be done with a device, and answers what came of it; a claim is heard of later.
+    /// Does what is to be done with a device, and returns the result. That of a claim comes later, as a message.
     pub(super) fn perform(&mut self, action: Action) -> Option<Event> {
         Some(match action {
             Action::Explain(request) => {
@@ -370,8 +370,8 @@ impl Devices {
         }
     }
 
-    /// Claims a function, unless an earlier claim covers it. Drivers take their time, and other processes that have one of the
-    /// functions, so a thread of its own makes the claim, and [`claimed`](Self::claimed) hears of it.
+    /// Claims a function, unless an earlier claim covers it. The claim waits for drivers and for other processes, so a separate
+    /// thread makes it, and [`claimed`](Self::claimed) takes the result.
     fn claim(&mut self, address: PciAddress) -> Option<Event> {
         let pending = match (self.manager.claimed(address), self.functions.get(&address)) {
             (Some(claimed), _) => return Some(Event::Claimed(address, Ok(claimed.target))),
@@ -383,7 +383,7 @@ impl Devices {
             let make = move || {
                 let begun = Instant::now();
                 let made = pending.make();
-                // Where nobody hears it, it is released.
+                // An instance that has ended drops the claim, which releases it.
                 drop(events.send(Message::Claimed(address, made, begun.elapsed())));
             };
             let thread = Builder::new().name("claim".into()).spawn(make);
@@ -394,7 +394,7 @@ impl Devices {
         started.err().map(|error| Event::Claimed(address, Err(error)))
     }
 
-    /// What came of a claim.
+    /// Adopts a claim that was made, and returns its event.
     pub(super) fn claimed(&mut self, address: PciAddress, made: Result<MadeClaim, ManagerError>) -> Event {
         match made.map(|made| self.manager.adopt(made)) {
             Err(ManagerError::Claim(ClaimError::Failed { cause }))

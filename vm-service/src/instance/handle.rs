@@ -192,7 +192,7 @@ pub(super) enum Message {
     Attach(AttachRequest, Waiting),
     Detach(PciAddress, DetachHow, Waiting),
     Reset(Waiting),
-    /// A claim was made, or not, and how long that took.
+    /// The result of a claim, and how long it took.
     Claimed(PciAddress, Result<MadeClaim, ManagerError>, Duration),
 }
 
@@ -254,7 +254,7 @@ impl Requests {
         self.next += 1;
         let (event, waiting) = match message {
             Message::Event(event) => return event,
-            // What nobody adopts is released.
+            // Dropping the claim releases it.
             Message::Claimed(address, ..) => return Event::NotClaimed(address),
             Message::Attach(request, waiting) => (Event::Attach(id, request), waiting),
             Message::Detach(address, how, waiting) => (Event::Detach(id, address, how), waiting),

@@ -2,7 +2,7 @@
 //! detached meanwhile.
 //!
 //! What is done when is decided by [`state`], which does nothing itself. An [`Instance`] does what that says, one action after
-//! the other but for a claim, which a thread of its own makes meanwhile, and reports what came of each; whoever runs it hears of all as [`Progress`]. Instances share nothing: a process
+//! the other except for claims, which a separate thread makes, and reports what came of each; whoever runs it hears of all as [`Progress`]. Instances share nothing: a process
 //! may have several, each run by a thread of its own, and any thread asks one through its [`Handle`] or ends it through its
 //! [`Stop`].
 
@@ -149,7 +149,7 @@ impl Instance {
     /// What happens next. What comes from other threads comes first: it was before the answer that waits.
     fn next(&mut self, answers: &mut VecDeque<(Event, Duration)>, stop_told: &mut bool) -> (Event, Duration) {
         let none = Duration::ZERO;
-        // What an earlier claim covers is claimed by it now, and not once that is released.
+        // An earlier claim that covers the function must not be released before this is noted.
         if matches!(answers.front(), Some((Event::Claimed(..), _)))
             && let Some(answer) = answers.pop_front()
         {
@@ -199,7 +199,7 @@ impl Instance {
         }
     }
 
-    /// What a message from another thread says, and how long it took.
+    /// Returns the event of a message from another thread, and how long its action took.
     fn hear(&mut self, message: Message) -> (Event, Duration) {
         match (message, &mut self.devices) {
             (Message::Claimed(address, made, took), Some(devices)) => (devices.claimed(address, made), took),

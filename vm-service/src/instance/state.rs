@@ -24,8 +24,8 @@
 //! * A claim is released when no other slot has a function of it. What can't be detached or released is tried once more when all
 //!   else is released; what fails then is reported, and stays in the ledger.
 //! * What is detached before it has come turns back, once the step is over that is under way; a claim and attaching end early.
-//! * A claim waits for drivers and for other processes, so it is made while all else that leaves the guest does. It keeps only what
-//!   comes, and the end of a guest that has ended, waiting.
+//! * A claim may wait for drivers and for other processes. Other slots leave the guest meanwhile; only other arrivals, and the
+//!   cleanup of a guest that has ended, wait for the claim.
 //! * A guest that is to be reset is when it runs again, or has ended if it is not to be restarted.
 //! * Every request is answered once: when the device is there, or gone, or back where it was.
 
@@ -116,8 +116,8 @@ pub(crate) enum Detached {
     Unreset,
 }
 
-/// What is to be done. Each but those that say otherwise is answered by an event, and nothing else is to be done meanwhile, but for
-/// a claim: while it is made, what other slots have leaves the guest.
+/// What is to be done. An event answers each action except where noted. Nothing else is done before that, except that other
+/// slots leave the guest while a claim is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// See whether the guest can have this.
@@ -738,7 +738,7 @@ impl State {
     /// The next step of those that leave a guest that runs. What is over is answered.
     fn give_back(&mut self) -> Option<Action> {
         let claiming = self.claiming;
-        // One that is being claimed turns back once that is over.
+        // A slot that is being claimed leaves when the claim has ended.
         let leaves = |slot: &Slot| slot.is_leaving() && !claiming.is_some_and(|address| slot.has(address));
         while let Some(at) = self.slots.iter().position(leaves) {
             let name = self.slots[at].name();

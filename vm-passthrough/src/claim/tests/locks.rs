@@ -1,4 +1,4 @@
-//! Claims at the same time: one whose driver never returns keeps nobody else from another device, and none sees another half done.
+//! Concurrent claims: a driver that never returns delays only its own device, and no claim sees another half made.
 
 use std::process::Stdio;
 use std::sync::mpsc::{Receiver, channel};
@@ -11,7 +11,7 @@ use crate::ledger::{self, LedgerEntry};
 
 const CHILD: &str = "VM_PASSTHROUGH_TEST_STUCK";
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// For what must not end while it is stuck.
+/// Deadline of an operation that must stay stuck.
 const FOREVER: Duration = Duration::from_secs(3600);
 
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {
@@ -22,13 +22,13 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// The record of a claim, which others read while its owner waits.
+/// Returns the record of a claim while its owner waits.
 fn record(host: &Host, target: PciAddress) -> LedgerEntry {
     let claims = ledger::claims(host, TIMEOUT).unwrap();
     claims.into_iter().map(Result::unwrap).find(|claim| claim.entry.target == target).unwrap()
 }
 
-/// While something of the GPU is stuck, all is done with another device that is done with devices.
+/// Claims, shares, releases and removes another device while an operation on the GPU is stuck.
 fn check_others_go_on(sim: &SimHost, host: &Host) {
     let mut manager = manager(host.clone());
     let options = within(TIMEOUT);
@@ -44,14 +44,14 @@ fn check_others_go_on(sim: &SimHost, host: &Host) {
     manager.keep(&[claimed]).unwrap();
     release(&mut manager, nvme()).unwrap();
     assert_eq!(manager.recover().unwrap().failed.len(), 0);
-    // Its function is taken away while it is claimed.
+    // The device is removed while it is claimed.
     manager.claim(nvme(), &options).unwrap();
     sim.remove(nvme()).unwrap();
     release(&mut manager, nvme()).unwrap();
     sim.add(&SimFunction::nvme(nvme()).group(2).driver("nvme")).unwrap();
 }
 
-/// Nobody gets the GPU meanwhile, and everybody is told why not.
+/// Checks that other managers get errors that name the process that holds the GPU.
 fn check_it_is_kept(host: &Host, is_releasing: bool) {
     let owner = format!("process {} (tester)", std::process::id());
     let entry = record(host, gpu());
@@ -69,7 +69,7 @@ fn check_it_is_kept(host: &Host, is_releasing: bool) {
     assert!(other.recover().unwrap().recovered.is_empty());
 }
 
-/// Who may not write to the host learns that from an error of the ledger.
+/// An unprivileged process gets the error of the ledger, as before functions had locks.
 #[test]
 fn what_cannot_be_locked_is_an_error_of_the_ledger() {
     let sim = new_sim();
@@ -129,7 +129,7 @@ fn a_stuck_release_delays_no_other_device() {
     assert!(ledger_files(&sim).is_empty());
 }
 
-/// A dead process's claim that can't be undone keeps neither other claims from being undone nor other devices from being claimed.
+/// A dead process's claim that can't be undone blocks neither other recoveries nor claims of other devices.
 #[test]
 fn a_stuck_recovery_delays_no_other_device() {
     let sim = new_sim();
@@ -189,7 +189,7 @@ fn a_stuck_process_delays_no_other_process() {
     fails(manager(host.clone()).claim(gpu(), &hurried), &["cannot claim 0000:01:00.0", &owner]);
     child.kill().unwrap();
     child.wait().unwrap();
-    // What it began is undone by whoever comes next for one of its functions.
+    // The next claim of one of the functions undoes it.
     let mut next = manager(host);
     next.claim(audio(), &within(TIMEOUT)).unwrap();
     release(&mut next, audio()).unwrap();
@@ -197,10 +197,10 @@ fn a_stuck_process_delays_no_other_process() {
     assert!(ledger_files(&sim).is_empty());
 }
 
-/// One thread's work, which stops at its `point`th point until it is let go on.
+/// A thread that stops at its `point`th point until it is resumed.
 struct Stopped {
     thread: JoinHandle<Result<(), ManagerError>>,
-    /// Hears `true` when it has come to the point, and is disconnected when it has ended.
+    /// Receives `true` when the thread has reached the point, and is disconnected when it has ended.
     here: Receiver<bool>,
     go_on: std::sync::mpsc::Sender<()>,
 }
@@ -226,8 +226,8 @@ impl Stopped {
     }
 }
 
-/// Runs `first` to each of its points, then `second` until it has ended or waits for `first`, and then both to their ends. Answers
-/// what came of `second` each time and whether it waited, and what of `first`.
+/// Runs `first` to each of its points, then `second` until it ends or waits for `first`, and then both to their ends. Calls
+/// `check` each time with the point, both results, and whether `second` waited.
 fn interleave(
     prepare: impl Fn(&SimHost),
     first: Work,
@@ -255,7 +255,7 @@ fn interleave(
             second(SimDrivers::at(&root).host())
         });
         let second = second.join().unwrap();
-        // It may have gone on already.
+        // It may be running already.
         let _ = stopped.go_on.send(());
         let first = stopped.thread.join().unwrap();
         check(point, &sim, first, second, waited.load(std::sync::atomic::Ordering::SeqCst));
@@ -336,7 +336,7 @@ fn a_recovery_and_a_claim_meet_anywhere() {
     );
 }
 
-/// Only records are waited for: a claim that is stopped in a write to sysfs, or with its functions locked, is never waited for.
+/// A claim never waits for one of another device that is stopped in a write to sysfs, or with its functions locked.
 #[test]
 fn claims_of_two_devices_wait_for_records_alone() {
     let before = bindings(&new_sim());

@@ -50,7 +50,7 @@ struct Model {
     may_end: bool,
     machine: bool,
     pending: Option<Action>,
-    /// The function that is being claimed meanwhile.
+    /// The function that is being claimed.
     claiming: Option<PciAddress>,
     wanted: BTreeSet<PciAddress>,
     /// Detaching that failed once.
@@ -149,7 +149,7 @@ impl Model {
         assert!(!slots.any(|slot| slot.functions.contains(of) && slot.functions.contains(&claiming)));
     }
 
-    /// What is answered next: what was asked for last, or the claim that is made meanwhile.
+    /// Returns the action that is answered next: the pending one, or the claim.
     fn due(&self, claim_first: bool) -> Option<Action> {
         let claim = self.claiming.map(Action::Claim);
         if claim_first { claim.or(self.pending.clone()) } else { self.pending.clone().or(claim) }
