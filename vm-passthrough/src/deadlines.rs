@@ -16,15 +16,18 @@ pub const WAKE: Duration = Duration::from_secs(10);
 /// Nobody writes the ledger, for who only looks at a claim.
 pub const LEDGER_READ: Duration = Duration::from_secs(1);
 
-/// An access to a function's drivers, or the ledger, for who may as well try again.
+/// The ledger is unlocked. A process holds it to read or write records, which takes milliseconds.
+pub const LEDGER: Duration = Duration::from_secs(10);
+
+/// An access to a function's drivers, or the wait for its lock, in a command that can be repeated.
 pub const DRIVERS: Duration = Duration::from_secs(10);
 
 /// Virtual functions are created or removed: hundreds, maybe, and the host's drivers of those that have one come and go.
 pub const VFS: Duration = Duration::from_secs(120);
 
-/// Another command has done with the ledger, for who would lose more than time: it claims the eight functions of a slot and
-/// gives them back, each by a lock, an override, an unbind and a bind.
-pub const LEDGER: Duration = sum(&[DRIVERS; 8 * 2 * 4]);
+/// Functions are unlocked, for a guest that would end otherwise. Another command may claim the eight functions of a slot and
+/// release them again, each by an override, an unbind and a bind, and it records each step.
+pub const FUNCTIONS: Duration = sum(&[DRIVERS, sum(&[sum(&[DRIVERS, DRIVERS, DRIVERS, LEDGER]); 8 * 2])]);
 
 /// A write to `reset_method` returns.
 pub const RESET_METHOD: Duration = Duration::from_secs(5);
@@ -103,7 +106,7 @@ pub const fn outlasts(outer: Duration, inner: Duration) -> bool {
     outer.as_nanos() > inner.as_nanos()
 }
 
-const _: () = assert!(outlasts(LEDGER, DRIVERS) && outlasts(DRIVERS, LEDGER_READ));
+const _: () = assert!(outlasts(FUNCTIONS, sum(&[DRIVERS, LEDGER])) && outlasts(LEDGER, LEDGER_READ));
 const _: () = assert!(outlasts(RESET_STEPS, LOCKED) && outlasts(RESET_STEPS, RESET_METHOD));
 const _: () = assert!(outlasts(RESET, RESET_STEPS) && outlasts(RESET, WAKE));
 const _: () = assert!(outlasts(ACCESS, sum(&[PEERS, RESET, PEERS, RESET])));

@@ -16,10 +16,10 @@ use crate::guest::DeviceError;
 use crate::ledger::{self, Ledger, Sharer};
 use crate::pci::{self, ScanError};
 use crate::readiness::{self, ExplainOptions, Readiness};
-use crate::{DeviceType, Host, PassthroughDevice, PciAddress, PciFunction};
+use crate::{DeviceType, Host, PassthroughDevice, PciAddress, PciFunction, deadlines};
 
-pub use claimed::Claimed;
 use claimed::Held;
+pub use claimed::{Claimed, MadeClaim, PendingClaim};
 
 /// Why the manager could not do what was asked.
 #[derive(Debug, Error)]
@@ -193,32 +193,41 @@ impl PassthroughManager {
     /// has a persistent claim of it that no process uses, that is taken up, and [`release`](Self::release) of this
     /// manager then leaves it as it was.
     ///
-    /// Claims of processes that died are undone first. Several managers, in one process or in several, may hold
-    /// claims of different functions at once.
+    /// Claims of processes that died and had one of the functions are undone first. Several managers, in one process or in several,
+    /// may hold and make claims of different functions at once: none waits for another's device.
     ///
     /// # Errors
     /// When the function must not be taken, is claimed already, or a step fails; then everything is undone. When even
     /// that fails, the error says what is left, and the ledger remembers it.
     pub fn claim(&mut self, address: PciAddress, options: &ClaimOptions) -> Result<Claimed, ManagerError> {
-        if let Some(target) = self.held(address) {
-            return Err(ManagerError::ClaimedHere { address, target });
+        let made = self.begin_claim(address, options)?.make()?;
+        Ok(self.adopt(made))
+    }
+
+    /// Prepares a claim that another thread makes, while this manager does other things. [`adopt`](Self::adopt) then hands the
+    /// claim to this manager.
+    ///
+    /// # Errors
+    /// When this manager has claimed the function already.
+    pub fn begin_claim(
+        &self,
+        address: PciAddress,
+        options: &ClaimOptions,
+    ) -> Result<PendingClaim, ManagerError> {
+        match self.held(address) {
+            Some(target) => Err(ManagerError::ClaimedHere { address, target }),
+            None => Ok(PendingClaim { host: self.host.clone(), address, options: options.clone() }),
         }
-        let mut scanned = Ok(());
-        let claim = claim::take(&self.host, address, options, || match pci::scan(&self.host) {
-            Ok(functions) => functions,
-            Err(error) => {
-                scanned = Err(error);
-                Vec::new()
-            }
-        });
-        scanned?;
-        let held = Arc::new(Held::new(&self.host, claim?, options.deadline));
-        let claimed = held.claimed(address);
+    }
+
+    /// Takes over a claim that another thread has made.
+    pub fn adopt(&mut self, made: MadeClaim) -> Claimed {
+        let claimed = made.held.claimed(made.address);
         // A persistent claim that was just made is used by nobody yet: another process may take it up.
-        if !options.persistent || options.tentative {
-            self.claims.insert(claimed.target, held);
+        if !made.is_left {
+            self.claims.insert(claimed.target, made.held);
         }
-        Ok(claimed)
+        claimed
     }
 
     /// Has tentative claims of this manager live until they are released, by any process, and holds them no more. A process
@@ -228,7 +237,7 @@ impl PassthroughManager {
     /// When a claim is not held any more, or the ledger can't be written. Those that were not kept are held
     /// as before.
     pub fn keep(&mut self, claims: &[Claimed]) -> Result<(), ManagerError> {
-        let ledger = Ledger::lock(&self.host, claim::DEADLINE).map_err(ClaimError::from)?;
+        let ledger = Ledger::lock(&self.host, deadlines::LEDGER).map_err(ClaimError::from)?;
         for target in claims.iter().map(|claimed| claimed.target) {
             let held = self.claims.get(&target).ok_or(ClaimError::NotClaimed(target))?;
             held.keep(&ledger).map_err(ClaimError::from)?;
@@ -363,7 +372,7 @@ impl PassthroughManager {
         match self.claimed(address) {
             Some(claimed) => Ok(claimed),
             None => {
-                let claim = claim::find_persistent(&self.host, address, claim::DEADLINE)?;
+                let claim = claim::find_persistent(&self.host, address)?;
                 Ok(Claimed::elsewhere(address, claim))
             }
         }
@@ -382,8 +391,8 @@ impl PassthroughManager {
         self.release_within(claimed, deadline)
     }
 
-    /// As [`release`](Self::release), with a deadline for the wait for the ledger and for each access to the
-    /// functions' drivers.
+    /// As [`release`](Self::release), with a deadline for the wait for the locks of the functions and for each access to their
+    /// drivers.
     ///
     /// # Errors
     /// As for [`release`](Self::release).
@@ -416,12 +425,20 @@ impl PassthroughManager {
     }
 
     /// Releases what processes that died had claimed, and completes releases that were interrupted. Claims of live
-    /// processes, and persistent ones, stay. [`claim`](Self::claim) does this too.
+    /// processes, and persistent ones, stay. None waits for another's device.
     ///
     /// # Errors
     /// When the ledger can't be used. What can't be recovered is in the [`Recovery`].
     pub fn recover(&mut self) -> Result<Recovery, ManagerError> {
         Ok(claim::recover(&self.host, claim::DEADLINE)?)
+    }
+
+    /// Like [`recover`](Self::recover), only for claims that have one of these functions or another of its IOMMU group.
+    ///
+    /// # Errors
+    /// As for [`recover`](Self::recover).
+    pub fn recover_near(&mut self, functions: &[PciAddress]) -> Result<Recovery, ManagerError> {
+        Ok(claim::recover_near(&self.host, functions, true, claim::DEADLINE)?)
     }
 
     /// Detaches what is attached and releases what is claimed, except persistent claims.
@@ -457,6 +474,14 @@ impl PassthroughManager {
             failed.push(error);
         }
         failed
+    }
+
+    /// Like [`recover`](Self::recover), for all claims except those of [`recover_near`](Self::recover_near).
+    ///
+    /// # Errors
+    /// As for [`recover`](Self::recover).
+    pub fn recover_except(&mut self, functions: &[PciAddress]) -> Result<Recovery, ManagerError> {
+        Ok(claim::recover_near(&self.host, functions, false, claim::DEADLINE)?)
     }
 
     /// The function whose claim `address` belongs to.

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use vm_passthrough::deadlines::{ACCESS, DRIVERS, LEDGER, PEERS, RESET, longer_than, outlasts, sum};
+use vm_passthrough::deadlines::{
+    ACCESS, DRIVERS, FUNCTIONS, LEDGER, PEERS, RESET, longer_than, outlasts, sum,
+};
 
 use crate::config::{GuestConfig, MAX_DEVICES};
 
@@ -150,8 +152,9 @@ const GUEST_LOADED: Duration = Duration::from_secs(120);
 /// A guest was reset, or else its VMM is gone.
 pub(crate) const GUEST_RESET: Duration = sum(&[CONTROL_ANSWER, VMM_ORDER, VMM_END]);
 
-/// A claim was released: the VMM and the watch have closed its functions, the ledger is unlocked, and drivers are bound.
-const RELEASE: Duration = sum(&[CLOSE, DRIVERS, DRIVERS]);
+/// A claim was released: the VMM and the watch have closed its functions, these and the ledger are unlocked, and drivers are
+/// bound.
+const RELEASE: Duration = sum(&[CLOSE, DRIVERS, LEDGER, DRIVERS]);
 
 /// A guest whose power was cut, and which has this many devices, has released everything.
 pub(crate) const fn guest_stop(devices: usize) -> Duration {
@@ -167,7 +170,7 @@ pub(crate) const STOP_ANSWER: Duration =
     sum(&[CONTROL_ANSWER, CONTROL_ANSWER, guest_stop(MAX_DEVICES), GUEST_KILL, GUEST_KILL]);
 
 /// A device was attached to a guest: it is claimed, opened and attached, or else the guest's VMM is gone.
-pub(crate) const GUEST_ATTACH: Duration = sum(&[LEDGER, DRIVERS, VMM_ORDER, VMM_ATTACH, VMM_END]);
+pub(crate) const GUEST_ATTACH: Duration = sum(&[FUNCTIONS, DRIVERS, VMM_ORDER, VMM_ATTACH, VMM_END]);
 
 /// A device was detached from a guest, past the deadline of the guest itself, or else the guest's VMM is gone.
 pub(crate) const GUEST_DETACH: Duration = sum(&[VMM_ORDER, VMM_END, RELEASE]);
@@ -177,7 +180,11 @@ const _: () = {
     assert!(outlasts(ACCELERATOR_STOP, sum(&[WORKER_END, WORKER_INTERVAL])));
     assert!(outlasts(PING, sum(&[PING_PERIOD, WORKER_LOOK])));
     assert!(outlasts(VCPU_STOP, ACCESS) && outlasts(VCPU_STOP, SERIAL_HOLD));
-    assert!(outlasts(CLOSE, ACCESS) && outlasts(RELEASE, CLOSE) && outlasts(API_ANSWER, CONTROL_ANSWER));
+    assert!(
+        outlasts(CLOSE, ACCESS)
+            && outlasts(RELEASE, sum(&[CLOSE, LEDGER]))
+            && outlasts(API_ANSWER, CONTROL_ANSWER)
+    );
     assert!(
         outlasts(VMM_ORDER, VMM_DETACH) && outlasts(VMM_ORDER, VMM_RESET) && outlasts(VMM_RESET, VCPU_STOP)
     );
@@ -186,7 +193,7 @@ const _: () = {
     );
     assert!(outlasts(VMM_STOP, ACCELERATOR_STOP) && outlasts(VMM_STOP, CONSOLE_END));
     assert!(outlasts(VMM_GIVES_UP, LOADING_STOP) && outlasts(LOG_FILE_FLUSH, LOG_FILE_LOCK));
-    assert!(outlasts(GUEST_ATTACH, sum(&[LEDGER, VMM_ATTACH])) && outlasts(GUEST_DETACH, VMM_ORDER));
+    assert!(outlasts(GUEST_ATTACH, sum(&[FUNCTIONS, VMM_ATTACH])) && outlasts(GUEST_DETACH, VMM_ORDER));
     assert!(outlasts(GUEST_RESET, sum(&[VMM_ORDER, VMM_END])));
     let mut devices = 0;
     while devices <= MAX_DEVICES {

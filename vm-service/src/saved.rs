@@ -9,8 +9,10 @@
 //! "0000:65:00.0" = "10de:2684 1043:889a a1"
 //! ```
 //!
-//! The files are the owner's alone, as the ledger is, and what others could have written is not believed. They change only along
-//! with the claims of the ledger, under one lock ([`SavedClaims`]), so that a claim and its file begin and end together.
+//! The files are the owner's alone, as the ledger is, and what others could have written is not believed. One
+//! lock ([`SavedClaims`]) protects them. It is held only while files change, never while a driver is waited for. A claim is saved
+//! before any other process can release it, and a release removes only files from before it began, so that a claim and its file
+//! begin and end together.
 //!
 //! An address may be another device's after a boot. So each function is there with its IDs (vendor, device, subsystem and
 //! revision), and nothing else is claimed for it.
@@ -18,12 +20,12 @@
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, fchmod};
 use serde::{Deserialize, Serialize};
+use vm_passthrough::deadlines::LEDGER;
 use vm_passthrough::iommu::VfioDriver;
 use vm_passthrough::ledger::{self, LedgerError, NotesLock};
 use vm_passthrough::pci::PciIds;
@@ -33,8 +35,6 @@ use crate::save;
 
 /// Most bytes of a file: all functions of a bus take a third of it.
 const MAX_BYTES: u64 = 64 << 10;
-/// How long to wait for another command that works on saved claims: as long as it may take for several stuck devices.
-const DEADLINE: Duration = Duration::from_secs(60);
 /// Version of the format, which a file of a newer one says.
 const VERSION: u32 = 2;
 const HEADING: &str = "# Made by `vm-service claim --persist`; `vm-service release` removes it.\n";
@@ -180,8 +180,62 @@ fn read(path: &Path) -> Read {
     })
 }
 
-/// The right to change saved claims along with those of the ledger, until it is dropped. Its holder makes a claim and saves it, or
-/// releases it and removes what was saved, and nobody comes between.
+/// A snapshot of saved claims.
+#[derive(Debug)]
+pub(crate) struct Noted(Vec<(PathBuf, FileId, Vec<PciAddress>)>);
+
+/// Inode of a file and when it was changed, which differ after the file was replaced.
+type FileId = (u64, i64, i64);
+
+fn id_of(path: &Path) -> Option<FileId> {
+    let data = path.symlink_metadata().ok()?;
+    Some((data.ino(), data.ctime(), data.ctime_nsec()))
+}
+
+impl Noted {
+    /// Reads what is saved of these functions, before they are released.
+    ///
+    /// # Errors
+    /// As for [`all`].
+    pub(crate) fn of(host: &Host, functions: &[PciAddress]) -> Result<Self, String> {
+        let mut noted = Vec::new();
+        for (path, saved) in files(&folder(host))? {
+            let named = functions.iter().find(|&&address| path == path_of(host, address));
+            let covered = match (saved, named) {
+                (Ok(saved), _) if functions.iter().any(|of| saved.functions.contains_key(of)) => {
+                    saved.functions.into_keys().collect()
+                }
+                // One that can't be read has its name.
+                (Err(_), Some(&address)) => vec![address],
+                _ => continue,
+            };
+            noted.extend(id_of(&path).map(|id| (path, id, covered)));
+        }
+        Ok(Self(noted))
+    }
+
+    /// Removes the files that were not replaced since, and returns the functions that they named.
+    ///
+    /// # Errors
+    /// When one can't be removed, or others have the lock.
+    pub(crate) fn remove(self, host: &Host) -> Result<Vec<PciAddress>, String> {
+        let mut removed = Vec::new();
+        if self.0.is_empty() {
+            return Ok(removed);
+        }
+        let _lock = SavedClaims::lock(host).map_err(|error| error.to_string())?;
+        for (path, _, covered) in self.0.into_iter().filter(|(path, id, _)| id_of(path).as_ref() == Some(id))
+        {
+            fs::remove_file(&path).and_then(|()| File::open(folder(host))?.sync_all()).map_err(|error| {
+                format!("{} can't be removed: {error}; it is claimed again after a boot", path.display())
+            })?;
+            removed.extend(covered);
+        }
+        Ok(removed)
+    }
+}
+
+/// The right to change saved claims, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct SavedClaims {
     host: Host,
@@ -195,24 +249,25 @@ impl SavedClaims {
     /// # Errors
     /// When others do not end their work in time, or the lock can't be used.
     pub(crate) fn lock(host: &Host) -> Result<Self, LedgerError> {
-        Ok(Self { host: host.clone(), folder: folder(host), _lock: NotesLock::take(host, DEADLINE)? })
+        Ok(Self { host: host.clone(), folder: folder(host), _lock: NotesLock::take(host, LEDGER)? })
     }
 
-    /// As [`all`].
-    ///
-    /// # Errors
-    /// As for [`all`].
-    pub(crate) fn all(&self) -> Result<Vec<Read>, String> {
-        all(&self.host)
+    /// Whether exactly this claim is saved.
+    pub(crate) fn has(&self, saved: &SavedClaim) -> bool {
+        read(&path_of(&self.host, saved.target)).as_ref() == Ok(saved)
     }
 
-    /// Saves these, in the place of all that have one of their functions.
+    /// Saves these in place of all that have one of their functions, and then calls `then`.
     ///
     /// # Errors
-    /// What can't be written; the files are as they were then, or it is told.
-    pub(crate) fn save(&self, claims: &[SavedClaim]) -> Result<(), String> {
+    /// When a file can't be written, or `then` fails; the files are restored, or a warning says which are not.
+    pub(crate) fn save(
+        &self,
+        claims: &[SavedClaim],
+        then: impl FnOnce() -> Result<(), String>,
+    ) -> Result<(), String> {
         let mut before = Vec::new();
-        let saved = self.replace(claims, &mut before);
+        let saved = self.replace(claims, &mut before).and_then(|()| then());
         if saved.is_err() {
             for (path, text) in before.into_iter().rev() {
                 let undone = match &text {
@@ -254,30 +309,6 @@ impl SavedClaims {
             }
         }
         File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed(&self.folder))
-    }
-
-    /// Removes every saved claim that has one of these functions, and answers what those had.
-    ///
-    /// # Errors
-    /// When one can't be removed.
-    pub(crate) fn remove(&self, functions: &[PciAddress]) -> Result<Vec<PciAddress>, String> {
-        let mut removed = Vec::new();
-        for (path, saved) in files(&self.folder)? {
-            let named = functions.iter().find(|&&address| path == path_of(&self.host, address));
-            let covered = match (saved, named) {
-                (Ok(saved), _) if functions.iter().any(|of| saved.functions.contains_key(of)) => {
-                    saved.functions.into_keys().collect()
-                }
-                // One that can't be read has its name.
-                (Err(_), Some(&address)) => vec![address],
-                _ => continue,
-            };
-            fs::remove_file(&path).and_then(|()| File::open(&self.folder)?.sync_all()).map_err(|error| {
-                format!("{} can't be removed: {error}; it is claimed again after a boot", path.display())
-            })?;
-            removed.extend(covered);
-        }
-        Ok(removed)
     }
 }
 

@@ -65,16 +65,6 @@ impl<'a> Binder<'a> {
             .filter(|text| !text.is_empty())
     }
 
-    /// Waits until nobody changes the function any more, not even a helper whose process died.
-    pub(super) fn lock(&self, address: PciAddress) -> Result<FunctionLock, BindError> {
-        FunctionLock::take(self.host, address, self.deadline)?.ok_or_else(|| BindError::Stuck {
-            address,
-            what: "end an access that an earlier command began".into(),
-            deadline: self.deadline,
-            holders: holders(self.host, address),
-        })
-    }
-
     /// Puts the reset methods back, which a reset that was killed left narrowed. It does no harm where they can't be, so
     /// that it keeps nothing else from being released.
     fn restore_resets(&self, lock: &FunctionLock, function: &ClaimedFunction) {
@@ -183,13 +173,11 @@ impl<'a> Binder<'a> {
 
     /// Returns the function to its driver, from whatever point [`take`](Self::take) or an earlier `restore` came to. A function
     /// that has gone has nothing to return, and one that someone else bound to another driver since keeps it.
-    pub(super) fn restore(&self, function: &ClaimedFunction) -> Result<(), BindError> {
+    pub(super) fn restore(&self, lock: &FunctionLock, function: &ClaimedFunction) -> Result<(), BindError> {
         let address = function.address;
-        // What it is bound to counts only when nobody is about to change it.
-        let lock = self.lock(address)?;
-        let restored = self.try_restore(&lock, function);
+        let restored = self.try_restore(lock, function);
         if restored.is_ok() {
-            self.restore_resets(&lock, function);
+            self.restore_resets(lock, function);
         }
         match restored {
             Err(BindError::Vanished(_)) => Ok(()),

@@ -52,6 +52,29 @@ pub enum ClaimError {
         /// Whether the owner of such a claim has ended.
         ended: bool,
     },
+    /// Another process is claiming it, or releasing a claim of it. Nothing was touched.
+    #[error(
+        "{address} {}; wait until that has finished, and try again",
+        if *.releasing { format!("is being released: {owner} claimed it") } else { format!("is being claimed by {owner}") }
+    )]
+    InProgress {
+        /// The function.
+        address: PciAddress,
+        /// The process that claims it, or had claimed it.
+        owner: Owner,
+        /// Whether it is being released.
+        releasing: bool,
+    },
+    /// A function could not be locked in time. Nothing was touched.
+    #[error("cannot {action} {address}: {cause}")]
+    Locked {
+        /// The action that failed.
+        action: &'static str,
+        /// The function that was asked for.
+        address: PciAddress,
+        /// The locked function, and the process that holds the lock.
+        cause: Box<BindError>,
+    },
     /// Processes run kernels on it. Nothing was touched.
     #[error("{address} is shared by {owner}, which runs kernels on it; stop that process first")]
     Shared {
@@ -174,6 +197,27 @@ pub enum BindError {
         deadline: Duration,
         /// Who holds the function.
         holders: Vec<Holder>,
+    },
+    /// Another process, or a write that it began, holds the function's lock.
+    #[error(
+        "timed out after {} s waiting for {} to unlock {address}; {}",
+        seconds(*.deadline),
+        holder.as_ref().map_or("another process".into(), ToString::to_string),
+        if users.is_empty() {
+            "wait for it; if that process has ended, dmesg may say what the driver of the function waits for".into()
+        } else {
+            format!("{}; stop them", join(.users))
+        }
+    )]
+    Locked {
+        /// The function.
+        address: PciAddress,
+        /// The process that locked it. It may have ended while its write is still under way.
+        holder: Option<Owner>,
+        /// How long it was waited for.
+        deadline: Duration,
+        /// Who has the function open.
+        users: Vec<Holder>,
     },
     /// The driver is not the one that it was bound to.
     #[error("{address} is on {} after it was bound to {expected}; dmesg says why", found.as_deref().unwrap_or("no driver"))]

@@ -11,6 +11,19 @@
 //! * An access that outlives its process is waited for before anything else is done with the function (the `lock`
 //!   module).
 //!
+//! Locks have two levels, so that a driver that never returns delays only its own device:
+//!
+//! * A process locks each function ([`FunctionLocks`]) before it claims, releases, recovers or shares it, and unlocks it when it
+//!   has finished. Functions are locked in the order of their addresses. Only these locks are held while a driver is waited for.
+//! * The [`Ledger`](crate::ledger::Ledger)'s lock is taken inside of those, for each read and each change of records. A process
+//!   that holds it waits for nothing that a device can prolong, and for no other lock.
+//! * A record is locked while its claim has an owner, or while a process undoes it. An unlocked record is a dead process's, unless
+//!   its claim is persistent and complete. The next process that locks all of its functions undoes it.
+//! * Records do not change while the functions that they name are locked. A process that read one before it locked the functions
+//!   reads it again afterwards.
+//! * The helper of a write that passed its deadline keeps the function locked. The process drops its own share of that lock. To
+//!   write again it has to take the lock again, and so it waits until the helper has ended.
+//!
 //! A function that processes run kernels on is shared ([`SharedLease`]): it is claimed whole only when they have ended,
 //! and not shared while it is claimed.
 //!
@@ -23,6 +36,7 @@ mod bind;
 mod error;
 mod lock;
 mod plan;
+mod recover;
 mod share;
 mod vfs;
 
@@ -44,13 +58,14 @@ pub use plan::{Plan, Refusal, Step};
 pub use share::SharedLease;
 pub use vfs::{VfError, VfOptions};
 
-pub use act::Recovery;
-pub(crate) use act::{HeldClaim, find_persistent, recover, release_persistent, release_unbound, take};
-pub(crate) use lock::FunctionLock;
+pub(crate) use act::{HeldClaim, find_persistent, release_persistent, release_unbound, take};
+pub(crate) use lock::{FunctionLock, FunctionLocks};
+pub use recover::Recovery;
+pub(crate) use recover::{recover, recover_near};
 pub(crate) use share::share;
 pub(crate) use vfs::{create_vfs, remove_vfs};
 
-/// How long one access to a function's drivers, and the wait for the ledger, may take by default.
+/// Default timeout of one access to a function's drivers, and of the wait for the locks of functions.
 pub const DEADLINE: Duration = crate::deadlines::DRIVERS;
 
 /// Writes an attribute of a function under its lock: what others do with it comes before that or after.
@@ -64,21 +79,26 @@ pub(crate) fn write_locked(
     value: &str,
     deadline: Duration,
 ) -> io::Result<()> {
-    let lock = lock::FunctionLock::take(host, address, deadline).map_err(io::Error::other)?;
+    let lock = FunctionLock::take(host, address, deadline).map_err(io::Error::other)?;
     let lock = lock.ok_or(io::ErrorKind::TimedOut)?;
     host.writer().write_locked(path, value, deadline, lock.file())
 }
 
-/// Takes a function from its driver, whichever that is, and leaves it to none. It is not noted: whoever does that has the
-/// function go away.
+/// Unbinds a locked function from its driver. The ledger does not record that: the caller is about to remove the function.
 ///
 /// # Errors
 /// When the Linux kernel refuses, or does not let go of it before `deadline`.
-pub(crate) fn unbind(host: &Host, address: PciAddress, deadline: Duration) -> Result<(), BindError> {
+pub(crate) fn unbind(
+    host: &Host,
+    address: PciAddress,
+    locks: Option<&FunctionLocks>,
+    deadline: Duration,
+) -> Result<(), BindError> {
     let binder = bind::Binder::new(host, deadline);
-    let lock = binder.lock(address)?;
     let Some(driver) = binder.driver(address)? else { return Ok(()) };
-    binder.unbind(&lock, &driver)?;
+    let lock = locks.and_then(|locks| locks.get(address));
+    let lock = lock.ok_or_else(|| lock::timed_out(host, address, deadline))?;
+    binder.unbind(lock, &driver)?;
     match binder.driver(address)? {
         None => Ok(()),
         found => Err(BindError::WrongDriver { address, expected: "no driver".into(), found }),
@@ -146,8 +166,8 @@ pub struct ClaimOptions {
     pub force: bool,
     /// How long each access to a function's drivers may take.
     pub deadline: Duration,
-    /// How long the wait for the ledger may take.
-    pub ledger_deadline: Duration,
+    /// Timeout of the wait for the functions' locks, which other processes hold while they claim or release them.
+    pub lock_deadline: Duration,
     /// Who may ask that the claim be given up before it is complete.
     pub cancel: Option<Cancel>,
     /// Name of the guest that it is for, which the ledger notes for people to read.
@@ -171,7 +191,7 @@ impl Default for ClaimOptions {
             with_group: false,
             force: false,
             deadline: DEADLINE,
-            ledger_deadline: DEADLINE,
+            lock_deadline: DEADLINE,
             cancel: None,
             guest: None,
             only: None,

@@ -1,12 +1,13 @@
 //! Shared use of a function, beside claims of the whole: a claim is refused while a lease lives, and a lease is refused
-//! while a claim does. Both are made with the ledger locked, so one of two comes first.
+//! while a claim does. Both are made with the function locked, and then the ledger, so one of two comes first.
 
 use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::act::{Recovered, recover_dead};
-use super::{ClaimError, Refusal};
+use super::act::occupied;
+use super::{ClaimError, Refusal, recover};
+use crate::deadlines::LEDGER;
 use crate::ledger::{self, Ledger};
 use crate::{Host, PciAddress};
 
@@ -42,18 +43,13 @@ pub(crate) fn share(host: &Host, address: PciAddress, deadline: Duration) -> Res
     if !host.pci_device(address).exists() {
         return Err(Refusal::NoSuchFunction(address).into());
     }
-    let ledger = Ledger::lock(host, deadline)?;
-    let Recovered { standing, failed, .. } = recover_dead(host, &ledger, deadline)?;
+    let (_locks, failed) = recover::lock_settled(host, "share", address, deadline)?;
     if let Some(failure) = failed.into_iter().find(|failure| failure.is_about(address)) {
         return Err(failure.into_error(address));
     }
-    for journal in standing {
-        let (entry, is_used) = (&journal.entry, !journal.locked);
-        if entry.target == address || entry.function(address).is_some() {
-            let owner = entry.user.clone().filter(|_| is_used).unwrap_or_else(|| entry.owner.clone());
-            let persistent = entry.persistent && !is_used;
-            return Err(ClaimError::Taken { address, owner, persistent, ended: false });
-        }
+    let ledger = Ledger::lock(host, LEDGER)?;
+    if let Some(journal) = recover::standing(&ledger, address)? {
+        return Err(occupied(&journal, address));
     }
     let (path, file) = ledger.create_lease(address)?;
     tracing::debug!(function = %address, "shared");

@@ -17,6 +17,7 @@ use crate::sim::{SimDrivers, SimFunction, SimHost};
 use crate::{Host, PassthroughManager};
 
 mod damaged;
+mod locks;
 mod lost;
 mod orphans;
 mod resets;
@@ -108,7 +109,7 @@ fn ledger_files(sim: &SimHost) -> Vec<String> {
 }
 
 fn within(deadline: Duration) -> ClaimOptions {
-    ClaimOptions { deadline, ledger_deadline: deadline, ..ClaimOptions::default() }
+    ClaimOptions { deadline, lock_deadline: deadline, ..ClaimOptions::default() }
 }
 
 fn persistent() -> ClaimOptions {
@@ -382,10 +383,12 @@ fn what_could_not_be_undone_is_undone_later() {
     let recovery = manager.recover().unwrap();
     assert!(recovery.recovered.is_empty());
     assert!(recovery.failed[0].to_string().contains("can't bind it to snd_hda_intel"));
-    // A claim of another function is not in the way, one of the same is.
+    // A claim of another function has nothing to do with it, one of the same function undoes it first.
     manager.claim(nvme(), &ClaimOptions::default()).unwrap();
-    assert_eq!(bindings(&sim)[&audio()], before[&audio()]);
+    assert_eq!(sim.driver_of(audio()), None);
     release(&mut manager, nvme()).unwrap();
+    manager.claim(audio(), &ClaimOptions::default()).unwrap();
+    release(&mut manager, audio()).unwrap();
     assert_eq!(bindings(&sim), before);
     assert!(ledger_files(&sim).is_empty());
 }
@@ -495,26 +498,29 @@ fn persistent_claims_live_until_released() {
 fn a_second_writer_waits_and_is_told_who_writes() {
     let sim = new_sim();
     let host = SimDrivers::new(&sim).host();
-    let ledger = Ledger::lock(&host, LONG).unwrap();
+    // Of a companion.
+    let lock = FunctionLock::take(&host, usb(), LONG).unwrap().unwrap();
     let mut manager = manager(host);
     let owner = format!("process {} (tester)", std::process::id());
-    fails(manager.claim(gpu(), &within(SHORT)), &["in use by", &owner]);
+    let hurried = ClaimOptions { lock_deadline: SHORT, ..within(LONG) };
+    let expect = "cannot claim 0000:01:00.0: timed out after 0.1 s waiting for ";
+    fails(manager.claim(gpu(), &hurried), &[expect, &owner, " to unlock 0000:01:00.2; "]);
+    assert!(ledger_files(&sim).is_empty());
+    // Another device is nobody's.
+    manager.claim(nvme(), &within(LONG)).unwrap();
     // Who would lose more than time waits longer, and can be called off.
     let cancel = Cancel::default();
     let patient = ClaimOptions {
-        ledger_deadline: crate::deadlines::LEDGER,
+        lock_deadline: crate::deadlines::FUNCTIONS,
         cancel: Some(cancel.clone()),
-        ..within(SHORT)
+        ..within(LONG)
     };
-    let asks = std::thread::spawn(move || {
-        std::thread::sleep(SHORT * 2);
-        cancel.request();
-    });
+    let asks = std::thread::spawn(move || cancel.request());
     fails(manager.claim(gpu(), &patient), &["0000:01:00.0 was not taken", "everything is as it was before"]);
     asks.join().unwrap();
-    let waiting = std::thread::spawn(move || manager.claim(gpu(), &ClaimOptions::default()).map(|_| manager));
+    let waiting = std::thread::spawn(move || manager.claim(gpu(), &within(LONG)).map(|_| manager));
     std::thread::sleep(SHORT);
-    drop(ledger);
+    drop(lock);
     waiting.join().unwrap().unwrap();
 }
 

@@ -1,7 +1,7 @@
 //! Virtual functions (PCI Express Base 6.0, chapter 9): those of a physical function are created, and removed, all together.
 //!
-//! Both change which functions there are, so both hold the ledger's lock, and the lock of the physical function: no claim
-//! begins or ends meanwhile. The Linux kernel creates all or none, and knows how many there are; so the ledger notes nothing.
+//! Both change which functions there are, so both hold the lock of the physical function, which a claim of one of its virtual
+//! functions shares: none begins meanwhile. The Linux kernel creates all or none, and knows how many there are; so the ledger notes nothing.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::act::recover_dead;
-use super::lock::FunctionLock;
-use super::{ClaimError, DEADLINE};
-use crate::ledger::{Ledger, LedgerError, seconds};
+use super::act::occupied;
+use super::lock::FunctionLocks;
+use super::{ClaimError, DEADLINE, recover};
+use crate::deadlines::LEDGER;
+use crate::ledger::{Ledger, LedgerError, seconds, sharers};
 use crate::pci::{self, ScanError, Sriov};
 use crate::readiness::{ExplainOptions, Explainer, Readiness, Severity};
 use crate::{Host, PciAddress, deadlines};
@@ -116,7 +117,8 @@ pub(crate) fn create_vfs(
     count: u16,
     options: &VfOptions,
 ) -> Result<Vec<PciAddress>, VfError> {
-    let ledger = Ledger::lock(host, DEADLINE)?;
+    let action = "create virtual functions of";
+    let (locks, failed) = recover::lock_settled(host, action, physical, options.deadline)?;
     let (total, enabled) = numbers(host, physical)?;
     if count == 0 || count > total {
         return Err(VfError::Count { address: physical, asked: count, total });
@@ -127,8 +129,13 @@ pub(crate) fn create_vfs(
     if enabled > 0 {
         return Err(VfError::Enabled { address: physical, enabled });
     }
-    refuse_claimed(host, &ledger, &[physical])?;
-    let lock = Locked::take(host, physical, options.deadline)?;
+    if let Some(failure) = failed.into_iter().find(|failure| failure.is_about(physical)) {
+        return Err(failure.into_error(physical).into());
+    }
+    if let Some(journal) = recover::standing(&Ledger::lock(host, LEDGER)?, physical)? {
+        return Err(occupied(&journal, physical).into());
+    }
+    let lock = Locked { host, locks, address: physical, deadline: options.deadline };
     lock.write("sriov_drivers_autoprobe", options.host_drivers.into())?;
     lock.write("sriov_numvfs", count)?;
     Ok(pci::virtual_functions(host, physical))
@@ -140,13 +147,15 @@ pub(crate) fn remove_vfs(
     physical: PciAddress,
     options: &VfOptions,
 ) -> Result<Vec<PciAddress>, VfError> {
-    let ledger = Ledger::lock(host, DEADLINE)?;
+    let found = pci::virtual_functions(host, physical);
+    let recovery = recover::recover_covering(host, &found, DEADLINE)?;
+    let (locks, _) = recover::lock_settled(host, "remove virtual functions of", physical, options.deadline)?;
     let (_, enabled) = numbers(host, physical)?;
     let found = pci::virtual_functions(host, physical);
     if enabled == 0 {
         return Ok(found);
     }
-    refuse_claimed(host, &ledger, &found)?;
+    recover::refuse_claimed(&Ledger::lock(host, LEDGER)?, &found, recovery)?;
     if !options.force {
         let explainer = Explainer::new(host);
         for &address in &found {
@@ -161,11 +170,12 @@ pub(crate) fn remove_vfs(
     }
     // Processes that run kernels on one would lose it: not even by force.
     for &address in &found {
-        if let Some(sharer) = ledger.sharers(address)?.into_iter().next() {
+        if let Some(sharer) = sharers(host, address)?.into_iter().next() {
             return Err(ClaimError::Shared { address, owner: sharer.owner }.into());
         }
     }
-    Locked::take(host, physical, options.deadline)?.write("sriov_numvfs", 0)?;
+    let lock = Locked { host, locks, address: physical, deadline: options.deadline };
+    lock.write("sriov_numvfs", 0)?;
     Ok(found)
 }
 
@@ -177,50 +187,22 @@ fn numbers(host: &Host, physical: PciAddress) -> Result<(u16, u16), VfError> {
     }
 }
 
-/// Fails where one of the functions is claimed. Claims of processes that died are undone first.
-fn refuse_claimed(host: &Host, ledger: &Ledger, functions: &[PciAddress]) -> Result<(), ClaimError> {
-    let recovered = recover_dead(host, ledger, DEADLINE)?;
-    for failure in recovered.failed {
-        if let Some(&address) = functions.iter().find(|&&address| failure.is_about(address)) {
-            return Err(failure.into_error(address));
-        }
-    }
-    for journal in recovered.standing {
-        let entry = journal.entry;
-        if let Some(&address) = functions.iter().find(|&&address| entry.function(address).is_some()) {
-            let user = if journal.locked { None } else { entry.user };
-            let persistent = entry.persistent && user.is_none();
-            let owner = user.unwrap_or(entry.owner);
-            return Err(ClaimError::Taken { address, owner, persistent, ended: false });
-        }
-    }
-    Ok(())
-}
-
 /// A physical function, locked.
 struct Locked<'a> {
     host: &'a Host,
-    lock: FunctionLock,
+    locks: FunctionLocks,
+    address: PciAddress,
     deadline: Duration,
 }
 
-impl<'a> Locked<'a> {
-    fn take(host: &'a Host, address: PciAddress, deadline: Duration) -> Result<Self, VfError> {
-        let lock = FunctionLock::take(host, address, deadline)?.ok_or_else(|| VfError::Kernel {
-            address,
-            path: host.pci_device(address).join("sriov_numvfs"),
-            value: 0,
-            source: io::ErrorKind::TimedOut.into(),
-            remedy: "an earlier command still changes this function; try again when it has ended".into(),
-        })?;
-        Ok(Self { host, lock, deadline })
-    }
-
+impl Locked<'_> {
     fn write(&self, attribute: &str, value: u16) -> Result<(), VfError> {
-        let address = self.lock.address();
+        let (address, value_text) = (self.address, value.to_string());
         let path = self.host.pci_device(address).join(attribute);
-        let written =
-            self.host.writer().write_locked(&path, &value.to_string(), self.deadline, self.lock.file());
+        let written = match self.locks.get(address) {
+            Some(lock) => self.host.writer().write_locked(&path, &value_text, self.deadline, lock.file()),
+            None => Err(io::ErrorKind::TimedOut.into()),
+        };
         written.map_err(|source| {
             let remedy = match source.kind() {
                 io::ErrorKind::NotFound => {

@@ -17,8 +17,9 @@ use super::{
     Action, Dropped, EgpuError, Enclosure, KnownEgpu, Observation, Policy, QUIET, Refusal, Rung,
     is_accelerator,
 };
+use crate::claim::FunctionLocks;
 use crate::claim::{self, Cancel};
-use crate::ledger::{EnclosureLock, Ledger};
+use crate::ledger::EnclosureLock;
 use crate::pci::{self, PciFunction, PciIds};
 use crate::usb4::{self, Domain, Route, Router, UniqueId};
 use crate::{Host, PciAddress, deadlines};
@@ -74,7 +75,7 @@ pub struct HostEnclosure {
     /// Why it was not sound when it was taken as it was.
     unsound: Option<String>,
     /// From when it is unbound from its driver until its tunnel is down: nobody claims it meanwhile.
-    ledger: Option<Ledger>,
+    locks: Option<FunctionLocks>,
     /// From when its tunnel is built until its functions have come: no others come meanwhile.
     coming: Option<EnclosureLock>,
     /// Where it was seen last, which tells it from another that says the same UUID.
@@ -110,7 +111,7 @@ impl HostEnclosure {
             deadlines: Deadlines::default(),
             ended: None,
             unsound: None,
-            ledger: None,
+            locks: None,
             coming: None,
             route: None,
             before: BTreeSet::new(),
@@ -351,7 +352,7 @@ impl Enclosure for HostEnclosure {
             Action::Settle => self.settle(),
         };
         if done.is_err() || !matches!(action, Action::Unbind { .. }) {
-            self.ledger = None;
+            self.locks = None;
         }
         if done.is_err() || action != Action::Authorise {
             self.coming = None;

@@ -5,8 +5,9 @@
 //!
 //! * **Whole or not at all**: a record is replaced by rename(2) of a new file, `ADDRESS.new`, that is complete and on disk. What
 //!   can't be read all the same is kept and stands in the way of its own device only (the `unread` module).
-//! * **One writer at a time**: who changes the ledger or a binding holds a lock on `STATE/ledger/lock`
-//!   (flock(2)), which the Linux kernel drops with its process.
+//! * **One writer at a time**: a process that reads or writes records holds a lock on `STATE/ledger/lock` (flock(2)), which
+//!   the Linux kernel drops with the process. It is held for the records alone, never while a driver is waited for: a binding
+//!   is changed under the lock of its function (the `claim` module).
 //! * **Who is alive**: the process that owns a claim, or uses a persistent one, holds a lock on the claim's file for
 //!   all that time; a new file is locked before it takes the old one's place. A process ID, which may belong to another
 //!   process by now, is only for people to read.
@@ -50,6 +51,10 @@ use crate::deadlines::until;
 use crate::usb4::UniqueId;
 use crate::{Host, PciAddress, files};
 
+/// Name of the ledger's directory.
+const LEDGER: &str = "ledger";
+/// Takes a lock that one process may hold at a time.
+pub(crate) const EXCLUSIVE: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 /// Largest record that is read, in bytes. A claim of all 256 functions below a bus has less than a tenth of it.
 const MAX_RECORD: u64 = 1 << 20;
 /// Most files in the ledger.
@@ -147,7 +152,8 @@ impl NotesLock {
     /// # Errors
     /// As for [`Ledger::lock`].
     pub fn take(host: &Host, deadline: Duration) -> Result<Self> {
-        Ok(Self { _lock: lock_file(host, "notes.lock", &this_process(host), deadline, || false)?.1 })
+        let owner = this_process(host);
+        Ok(Self { _lock: lock_file(host, (LEDGER, "notes.lock"), EXCLUSIVE, &owner, deadline, || false)?.1 })
     }
 }
 
@@ -176,19 +182,22 @@ impl EnclosureLock {
     }
 
     fn named(host: &Host, name: &str, deadline: Duration, is_given_up: impl Fn() -> bool) -> Result<Self> {
-        Ok(Self { _lock: lock_file(host, name, &this_process(host), deadline, is_given_up)?.1 })
+        let owner = this_process(host);
+        Ok(Self { _lock: lock_file(host, (LEDGER, name), EXCLUSIVE, &owner, deadline, is_given_up)?.1 })
     }
 }
 
-/// The ledger's directory, and a file in it, locked.
-fn lock_file(
+/// Opens and locks `STATE/directory/name`, and returns the directory and the file, which names the process that locked it
+/// exclusively last.
+pub(crate) fn lock_file(
     host: &Host,
-    name: &str,
+    (directory, name): (&str, &str),
+    how: FlockOperation,
     owner: &Owner,
     deadline: Duration,
     is_given_up: impl Fn() -> bool,
 ) -> Result<(PathBuf, File)> {
-    let directory = host.state.join("ledger");
+    let directory = host.state.join(directory);
     if host.writer().only_reads() {
         return Err(io_error("write", &directory)(io::ErrorKind::ReadOnlyFilesystem.into()));
     }
@@ -199,7 +208,11 @@ fn lock_file(
 
     let path = directory.join(name);
     let lock = open(&path, OFlags::RDWR | OFlags::CREATE)?;
-    wait_for(&lock, &path, FlockOperation::NonBlockingLockExclusive, deadline, is_given_up)?;
+    wait_for(&lock, &path, how, deadline, is_given_up)?;
+    crash_point();
+    if how != EXCLUSIVE {
+        return Ok((directory, lock));
+    }
     // Only for the message of those who wait, so that a failure here is none.
     let text = format!("{} {}\n", owner.pid, owner.command);
     if let Err(error) = lock.set_len(0).and_then(|()| lock.write_all_at(text.as_bytes(), 0)) {
@@ -215,17 +228,8 @@ impl Ledger {
     /// When another process has it until `deadline` has passed, when it can't be made, or when others than this
     /// user could have written to it.
     pub fn lock(host: &Host, deadline: Duration) -> Result<Self> {
-        Self::lock_unless(host, deadline, || false)
-    }
-
-    /// As [`lock`](Self::lock), and not once it is given up.
-    pub(crate) fn lock_unless(
-        host: &Host,
-        deadline: Duration,
-        is_given_up: impl Fn() -> bool,
-    ) -> Result<Self> {
         let owner = this_process(host);
-        let (directory, lock) = lock_file(host, "lock", &owner, deadline, is_given_up)?;
+        let (directory, lock) = lock_file(host, (LEDGER, "lock"), EXCLUSIVE, &owner, deadline, || false)?;
         let boot = fs::read_to_string(host.proc.join("sys/kernel/random/boot_id")).unwrap_or_default();
         let ledger = Self { host: host.clone(), directory, boot: boot.trim().to_owned(), owner, _lock: lock };
         // What writers that died had not come to put in place.
@@ -404,7 +408,7 @@ fn put(path: &Path, entry: &Entry) -> Result<File> {
 }
 
 /// This process: its ID and the name of its command.
-fn this_process(host: &Host) -> Owner {
+pub(crate) fn this_process(host: &Host) -> Owner {
     let command = fs::read_to_string(host.proc.join("self/comm"))
         .ok()
         .or_else(|| Some(std::env::current_exe().ok()?.file_name()?.to_string_lossy().into_owned()))
@@ -414,7 +418,7 @@ fn this_process(host: &Host) -> Owner {
     Owner { pid: std::process::id(), command, since, guest: None }
 }
 
-fn read_owner(lock: &File) -> Option<Owner> {
+pub(crate) fn read_owner(lock: &File) -> Option<Owner> {
     let mut bytes = [0; 512];
     let count = lock.read_at(&mut bytes, 0).ok()?;
     let text = String::from_utf8_lossy(bytes.get(..count)?).into_owned();
@@ -484,13 +488,14 @@ fn wait_for(
         if Instant::now() >= until || is_given_up() {
             return Err(LedgerError::Busy { holder: read_owner(lock), path: path.into(), deadline });
         }
+        wait_point();
         std::thread::sleep(LOCK_POLL);
     }
     Ok(())
 }
 
 pub(crate) fn try_lock(file: &File, path: &Path) -> Result<bool> {
-    try_flock(file, path, FlockOperation::NonBlockingLockExclusive)
+    try_flock(file, path, EXCLUSIVE)
 }
 
 fn try_flock(file: &File, path: &Path, how: FlockOperation) -> Result<bool> {
@@ -538,6 +543,11 @@ fn crash_point() {}
 #[cfg(not(test))]
 fn tear_point(_file: &File, _text: &str) {}
 
+#[cfg(not(test))]
+pub(crate) fn wait_point() {}
+
+#[cfg(test)]
+pub(crate) use crash::wait_point;
 #[cfg(test)]
 use crash::{crash_point, tear_point};
 

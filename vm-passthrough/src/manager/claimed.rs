@@ -4,10 +4,11 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use crate::claim::{Claim, ClaimError, HeldClaim};
+use super::ManagerError;
+use crate::claim::{self, Claim, ClaimError, ClaimOptions, HeldClaim};
 use crate::ledger::{Ledger, LedgerError};
 use crate::vfio::{self, Space, VfToken, VfioDevice, VfioError};
-use crate::{Host, PciAddress};
+use crate::{Host, PciAddress, pci};
 
 /// A function that a [`PassthroughManager`](crate::PassthroughManager) has claimed, and the only way to open it. It may be
 /// cloned, kept and sent to other threads.
@@ -92,6 +93,36 @@ impl Deref for Claimed {
     fn deref(&self) -> &Claim {
         &self.claim
     }
+}
+
+/// A claim that any thread can make.
+#[derive(Clone, Debug)]
+pub struct PendingClaim {
+    pub(super) host: Host,
+    pub(super) address: PciAddress,
+    pub(super) options: ClaimOptions,
+}
+
+impl PendingClaim {
+    /// Makes the claim.
+    ///
+    /// # Errors
+    /// As for [`PassthroughManager::claim`](crate::PassthroughManager::claim).
+    pub fn make(self) -> Result<MadeClaim, ManagerError> {
+        let Self { host, address, options } = self;
+        let claim = claim::take(&host, address, &options, || pci::scan(&host))?;
+        let is_left = options.persistent && !options.tentative;
+        Ok(MadeClaim { address, held: Arc::new(Held::new(&host, claim, options.deadline)), is_left })
+    }
+}
+
+/// A claim that was made for a manager. If the manager does not adopt it, dropping it releases it, unless it is persistent.
+#[derive(Debug)]
+pub struct MadeClaim {
+    pub(super) address: PciAddress,
+    pub(super) held: Arc<Held>,
+    /// Whether it lives on without a process.
+    pub(super) is_left: bool,
 }
 
 /// A claim that is held: by the manager, and by what is open of it. Who drops it last releases it.

@@ -32,7 +32,9 @@ pub use scan::{
     ScanError, driver_override, read_attributes, read_config, read_function, scan, scan_attributes,
     virtual_functions,
 };
-pub(crate) use scan::{bar_size, bars, bridge_windows, config_state, is_virtual, lost_bar};
+pub(crate) use scan::{
+    bar_size, bars, bridge_windows, config_state, is_virtual, lost_bar, physical_function,
+};
 pub use slot::slot_power;
 
 impl Host {

@@ -152,6 +152,11 @@ pub(crate) fn is_virtual(host: &Host, address: PciAddress) -> bool {
     host.pci_device(address).join("physfn").exists()
 }
 
+/// The physical function of a virtual one.
+pub(crate) fn physical_function(host: &Host, address: PciAddress) -> Option<PciAddress> {
+    crate::files::link_name(&host.pci_device(address).join("physfn"))?.parse().ok()
+}
+
 /// Config space of a function, as far as the caller may read it: 64, 256 or 4096 bytes. It wakes a function that is
 /// in D3cold.
 ///

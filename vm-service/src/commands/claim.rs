@@ -15,7 +15,7 @@ use super::{Scan, SimArgs};
 use crate::context::Context;
 use crate::failure::{EXIT_FAILED, Failure};
 use crate::json::{self, Body};
-use crate::saved::{SavedClaim, SavedClaims};
+use crate::saved::{self, SavedClaim, SavedClaims};
 use crate::signals::StopSignals;
 use crate::{log, sys};
 
@@ -50,15 +50,27 @@ pub(crate) struct ClaimArgs {
 /// When one can't be passed to a guest, or a step fails; everything is undone then, or the message says what is not.
 pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Failure> {
     let mut manager = PassthroughManager::with_host(context.host.clone()).map_err(Failure::failed)?;
-    let saved = (args.restore || args.persist).then(|| SavedClaims::lock(&context.host)).transpose();
-    let saved = saved.map_err(Failure::failed)?;
-    super::release::recover(&mut manager)?;
     let course = Course::default();
-    if let (true, Some(saved)) = (args.restore, &saved) {
-        let _signals =
-            cancelled_by_signals(course.clone(), "the claim under way is undone, and no other is made")?;
-        return restore(context, &mut manager, saved, &course.cancel);
-    }
+    let claimed = match args.restore {
+        true => {
+            let undone = "the claim under way is undone, and no other is made";
+            let _signals = cancelled_by_signals(course.clone(), undone)?;
+            restore(context, &mut manager, &course.cancel)
+        }
+        false => claim(context, &mut manager, args, &course),
+    };
+    // Claims of other devices are recovered last, as one of them may be stuck.
+    super::release::recover_except(&mut manager, &args.addresses)?;
+    claimed
+}
+
+fn claim(
+    context: &mut Context<'_>,
+    manager: &mut PassthroughManager,
+    args: &ClaimArgs,
+    course: &Course,
+) -> Result<(), Failure> {
+    super::release::recover_near(manager, &args.addresses)?;
     let host = context.host.clone();
     // How much RAM a guest will have is not known yet.
     let mut options = ExplainOptions::for_memory(0);
@@ -79,8 +91,8 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ClaimArgs) -> Result<(), Fai
     options.with_group = args.with_group;
     options.driver = vfio_driver(args.vfio_driver.as_ref());
     options.cancel = Some(course.cancel.clone());
-    let saved = saved.as_ref().map(|saved| (saved, scan.functions()));
-    let claims = claim_all(&mut manager, &args.addresses, &options, saved, &course)?;
+    let saved = args.persist.then(|| scan.functions());
+    let claims = claim_all(manager, &args.addresses, &options, saved, course)?;
     // One that ended this process now would tell that nothing is claimed.
     signals.stay();
     print(context, &args.addresses, &claims, String::new())
@@ -96,7 +108,7 @@ fn claim_all(
     manager: &mut PassthroughManager,
     addresses: &[PciAddress],
     options: &ClaimOptions,
-    saved: Option<(&SavedClaims, &[PciFunction])>,
+    saved: Option<&[PciFunction]>,
     course: &Course,
 ) -> Result<Vec<Claimed>, Failure> {
     let mut claims: Vec<Claimed> = Vec::new();
@@ -108,12 +120,16 @@ fn claim_all(
             }
         }
         course.complete(|| {
+            let note =
+                |functions| claims.iter().map(|claim| note(claim, options, functions)).collect::<Vec<_>>();
+            let notes = saved.map(note);
+            let host = manager.host().clone();
             // Whoever ends this process before has it all undone.
-            manager.keep(&claims).map_err(|error| error.to_string())?;
-            saved.map_or(Ok(()), |(saved, functions)| {
-                let notes = claims.iter().map(|claim| note(claim, options, functions));
-                saved.save(&notes.collect::<Vec<_>>())
-            })
+            let mut keep = || manager.keep(&claims).map_err(|error| error.to_string());
+            let Some(notes) = notes else { return keep() };
+            // Until they are kept, no other process can release them and remove the files.
+            let saved = SavedClaims::lock(&host).map_err(|error| error.to_string())?;
+            saved.save(&notes, keep)
         })
     })();
     let Err(mut message) = claimed else { return Ok(claims) };
@@ -138,13 +154,12 @@ fn note(claim: &Claim, options: &ClaimOptions, functions: &[PciFunction]) -> Sav
 fn restore(
     context: &mut Context<'_>,
     manager: &mut PassthroughManager,
-    saved: &SavedClaims,
     cancel: &Cancel,
 ) -> Result<(), Failure> {
     let standing = ledger::claims(&context.host, claim::DEADLINE).map_err(Failure::failed)?;
     let is_claimed = |address| standing.iter().flatten().any(|claim| claim.entry.function(address).is_some());
     let (mut text, mut restored, mut errors) = (String::new(), Vec::new(), Vec::new());
-    for saved in saved.all().map_err(Failure::failed)? {
+    for saved in saved::all(&context.host).map_err(Failure::failed)? {
         let saved = match saved {
             Ok(saved) => saved,
             Err(error) => {
@@ -155,17 +170,20 @@ fn restore(
         let target = saved.target;
         let mut options = ClaimOptions::default();
         options.persistent = true;
+        options.tentative = true;
         options.with_group = saved.with_group;
-        options.driver = saved.driver;
+        options.driver = saved.driver.clone();
         options.cancel = Some(cancel.clone());
-        options.only = Some(saved.functions);
+        options.only = Some(saved.functions.clone());
         let claimed = match () {
             () if is_claimed(target) => Ok(None),
             // Even to refuse may take a claim its deadline.
             () if cancel.is_requested() => Err("a signal came before".to_owned()),
             () => match manager.claim(target, &options) {
                 Err(ManagerError::Claim(ClaimError::Taken { address, .. })) if address == target => Ok(None),
-                claimed => claimed.map(Some).map_err(|error| error.to_string()),
+                claimed => claimed
+                    .map_err(|error| error.to_string())
+                    .and_then(|claim| keep_saved(manager, claim, &saved)),
             },
         };
         match claimed {
@@ -177,6 +195,28 @@ fn restore(
     }
     print(context, &restored.iter().map(|claim| claim.target).collect::<Vec<_>>(), &restored, text)?;
     if errors.is_empty() { Ok(()) } else { Err(Failure::failed(errors.join("\nerror: "))) }
+}
+
+/// Keeps a claim that was made again, unless its file was removed by a release.
+fn keep_saved(
+    manager: &mut PassthroughManager,
+    claim: Claimed,
+    saved: &SavedClaim,
+) -> Result<Option<Claimed>, String> {
+    let kept = {
+        let lock = SavedClaims::lock(manager.host()).map_err(|error| error.to_string());
+        lock.and_then(|lock| match lock.has(saved) {
+            true => manager.keep(std::slice::from_ref(&claim)).map_err(|error| error.to_string()),
+            false => Err("it was released meanwhile".to_owned()),
+        })
+    };
+    match kept {
+        Ok(()) => Ok(Some(claim)),
+        Err(why) => Err(match manager.release(&claim) {
+            Ok(()) => why,
+            Err(error) => format!("{why}; {error}"),
+        }),
+    }
 }
 
 fn print(

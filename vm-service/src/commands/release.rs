@@ -1,7 +1,7 @@
 //! `release`: releases claimed functions and their companions to their drivers.
 
 use clap::Args;
-use vm_passthrough::claim::ClaimError;
+use vm_passthrough::claim::{ClaimError, Recovery};
 use vm_passthrough::manager::ManagerError;
 use vm_passthrough::{PassthroughManager, PciAddress, claim, ledger};
 
@@ -9,7 +9,7 @@ use super::SimArgs;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::Body;
-use crate::saved::SavedClaims;
+use crate::saved::{self, Noted};
 
 /// Arguments of `release`.
 #[derive(Debug, Args)]
@@ -30,16 +30,31 @@ pub(crate) struct ReleaseArgs {
 /// When there is no such claim, a process uses it, or it can't be released; the message says what is left then.
 pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), Failure> {
     let mut manager = PassthroughManager::with_host(context.host.clone()).map_err(Failure::failed)?;
-    let noted = SavedClaims::lock(&context.host).map_err(Failure::failed)?;
     // A claim whose owner was killed is released here, and is then no longer there to release.
-    let mut free = recover(&mut manager)?;
+    let mut free =
+        if args.all { recover(&mut manager)? } else { recover_near(&mut manager, &args.addresses)? };
+    let released = release(context, &mut manager, args, &mut free);
+    // Claims of other devices are recovered last, as one of them may be stuck.
+    if !args.all {
+        recover_except(&mut manager, &args.addresses)?;
+    }
+    released
+}
+
+/// Releases the claims that the arguments select. Functions in `free` were released already.
+fn release(
+    context: &mut Context<'_>,
+    manager: &mut PassthroughManager,
+    args: &ReleaseArgs,
+    free: &mut Vec<PciAddress>,
+) -> Result<(), Failure> {
     let (mut addresses, mut errors) = (args.addresses.clone(), Vec::new());
     if args.all {
         let claims = ledger::claims(&context.host, claim::DEADLINE).map_err(Failure::failed)?;
-        addresses.clone_from(&free);
+        addresses.clone_from(free);
         addresses.extend(claims.iter().flatten().map(|claim| claim.entry.target));
         errors.extend(claims.iter().filter_map(|claim| claim.as_ref().err()).map(ToString::to_string));
-        for saved in noted.all().map_err(Failure::failed)? {
+        for saved in saved::all(&context.host).map_err(Failure::failed)? {
             match saved {
                 Ok(saved) if addresses.contains(&saved.target) => {}
                 Ok(saved) => addresses.push(saved.target),
@@ -50,10 +65,11 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), F
     let mut done = Vec::new();
     for address in addresses {
         let mut functions = vec![address];
-        let released = manager.find_claim(address).and_then(|claimed| {
-            functions.extend(claimed.addresses());
-            manager.release(&claimed)
-        });
+        let claimed = manager.find_claim(address);
+        functions.extend(claimed.iter().flat_map(|claimed| claimed.addresses()));
+        // A later claim replaces the file, which is not removed then.
+        let noted = Noted::of(&context.host, &functions);
+        let released = claimed.and_then(|claimed| manager.release(&claimed));
         let released = match released {
             // With another of its claim, or above.
             Err(ManagerError::Claim(ClaimError::NotClaimed(_))) if free.contains(&address) => Ok(()),
@@ -61,7 +77,9 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), F
         };
         // It need not be claimed to be noted for the next boot, and stays noted while it is used.
         let forgotten = match &released {
-            Ok(()) | Err(ManagerError::Claim(ClaimError::NotClaimed(_))) => noted.remove(&functions),
+            Ok(()) | Err(ManagerError::Claim(ClaimError::NotClaimed(_))) => {
+                noted.and_then(|noted| noted.remove(&context.host))
+            }
             Err(_) => Ok(Vec::new()),
         };
         match (released, forgotten) {
@@ -91,7 +109,32 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ReleaseArgs) -> Result<(), F
 /// # Errors
 /// When the ledger can't be used. What can't be released is reported and stays in the ledger.
 pub(super) fn recover(manager: &mut PassthroughManager) -> Result<Vec<PciAddress>, Failure> {
-    let recovery = manager.recover().map_err(Failure::failed)?;
+    manager.recover().map(report).map_err(Failure::failed)
+}
+
+/// Like [`recover`], only for claims that have one of these functions or another of its IOMMU group.
+///
+/// # Errors
+/// As for [`recover`].
+pub(super) fn recover_near(
+    manager: &mut PassthroughManager,
+    functions: &[PciAddress],
+) -> Result<Vec<PciAddress>, Failure> {
+    manager.recover_near(functions).map(report).map_err(Failure::failed)
+}
+
+/// Like [`recover`], only for the other claims.
+///
+/// # Errors
+/// As for [`recover`].
+pub(super) fn recover_except(
+    manager: &mut PassthroughManager,
+    functions: &[PciAddress],
+) -> Result<(), Failure> {
+    manager.recover_except(functions).map(report).map(drop).map_err(Failure::failed)
+}
+
+fn report(recovery: Recovery) -> Vec<PciAddress> {
     for error in &recovery.failed {
         tracing::warn!("an earlier claim is not released: {error}");
     }
@@ -103,5 +146,5 @@ pub(super) fn recover(manager: &mut PassthroughManager) -> Result<Vec<PciAddress
     for address in &functions {
         tracing::info!("{address} was claimed by a process that died; it is released");
     }
-    Ok(functions)
+    functions
 }

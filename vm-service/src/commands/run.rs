@@ -288,7 +288,7 @@ fn devices(
     if config.devices.is_empty() {
         return Ok(Some(Devices::new(manager, Vec::new(), taken, explain)));
     }
-    release::recover(&mut manager)?;
+    release::recover_near(&mut manager, &config.devices)?;
     let scan = Scan::of(&host)?;
     let mut options = explain.clone();
     options.with_group = asked.with_group;

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::sleep;
+use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
 use vm_passthrough::claim::{BindError, ClaimError, ClaimOptions};
-use vm_passthrough::deadlines::LEDGER;
-use vm_passthrough::manager::ManagerError;
+use vm_passthrough::deadlines::FUNCTIONS;
+use vm_passthrough::manager::{MadeClaim, ManagerError};
 use vm_passthrough::pci::placement::FunctionRequest;
 use vm_passthrough::readiness::{
     BlockerCode, ExplainOptions, Explainer, FILES_PER_VECTOR, Holder, RamPages, Readiness, Severity,
@@ -110,6 +110,8 @@ pub(crate) struct Devices {
     vmm: Option<Arc<Vmm>>,
     /// What watches the devices that are attached.
     watch: Option<Watch>,
+    /// Receives claims that were made.
+    events: Option<Sender<Message>>,
 }
 
 impl Devices {
@@ -125,9 +127,9 @@ impl Devices {
             .into_iter()
             .map(|found| (found.address, Function::new(found, options.clone())))
             .collect();
-        let (open, space, vmm, watch) = (BTreeMap::new(), None, None, None);
+        let (open, space, vmm, watch, events) = (BTreeMap::new(), None, None, None, None);
         let arrivals = Arrivals::default();
-        Self { open, space, manager, functions, options, explain, arrivals, vmm, watch }
+        Self { open, space, manager, functions, options, explain, arrivals, vmm, watch, events }
     }
 
     /// The functions that it has, those of each slot together.
@@ -145,14 +147,14 @@ impl Devices {
     }
 
     /// What the guest's machine is to make room for. `stop` gives up the claim that is under way; until then another command is
-    /// waited for that has the ledger, as the guest runs already. Those that come later are noted in `arrivals`.
+    /// waited for that has one of its functions locked, as the guest runs already. Those that come later are noted in `arrivals`.
     pub(super) fn announce(&mut self, stop: &Stop, arrivals: Arrivals) -> Vec<ExpectedFunction> {
         self.arrivals = arrivals;
         let options =
             self.functions.values_mut().map(|function| &mut function.options).chain([&mut self.options]);
         for options in options {
             options.claim.cancel = Some(stop.cancel());
-            options.claim.ledger_deadline = LEDGER;
+            options.claim.lock_deadline = FUNCTIONS;
         }
         self.functions.values().map(|function| ExpectedFunction::of(&function.found)).collect()
     }
@@ -167,6 +169,7 @@ impl Devices {
     /// # Errors
     /// When this process has no threads or descriptors left.
     pub(super) fn watch(&mut self, events: Sender<Message>) -> Result<(), String> {
+        self.events = Some(events.clone());
         let watch = Watch::start(events);
         let failed =
             |error| format!("the devices can't be watched: {error}; raise `ulimit -n` and `ulimit -u`");
@@ -181,14 +184,14 @@ impl Devices {
         }
     }
 
-    /// Does what is to be done with a device, and answers what came of it.
+    /// Does what is to be done with a device, and returns the result. That of a claim comes later, as a message.
     pub(super) fn perform(&mut self, action: Action) -> Option<Event> {
         Some(match action {
             Action::Explain(request) => {
                 let explained = self.explain(&request);
                 Event::Explained(request, explained)
             }
-            Action::Claim(address) => self.claim(address),
+            Action::Claim(address) => return self.claim(address),
             Action::Open(address) => Event::Opened(address, self.open(address)),
             Action::Attach(address) => self.attach(address),
             Action::Insert(slot) => Event::Inserted(slot, self.insert(slot)),
@@ -367,14 +370,33 @@ impl Devices {
         }
     }
 
-    /// Claims a function, unless an earlier claim covers it.
-    fn claim(&mut self, address: PciAddress) -> Event {
-        let claimed = match (self.manager.claimed(address), self.functions.get(&address)) {
-            (Some(claimed), _) => Ok(claimed),
-            (None, Some(function)) => self.manager.claim(address, &function.options.claim),
-            (None, None) => return Event::Claimed(address, Err(unknown(address))),
+    /// Claims a function, unless an earlier claim covers it. The claim waits for drivers and for other processes, so a separate
+    /// thread makes it, and [`claimed`](Self::claimed) takes the result.
+    fn claim(&mut self, address: PciAddress) -> Option<Event> {
+        let pending = match (self.manager.claimed(address), self.functions.get(&address)) {
+            (Some(claimed), _) => return Some(Event::Claimed(address, Ok(claimed.target))),
+            (None, Some(function)) => self.manager.begin_claim(address, &function.options.claim),
+            (None, None) => return Some(Event::Claimed(address, Err(unknown(address)))),
         };
-        match claimed {
+        let started = pending.map_err(|error| error.to_string()).and_then(|pending| {
+            let events = self.events.clone().ok_or_else(|| MachineError::Unusable.to_string())?;
+            let make = move || {
+                let begun = Instant::now();
+                let made = pending.make();
+                // An instance that has ended drops the claim, which releases it.
+                drop(events.send(Message::Claimed(address, made, begun.elapsed())));
+            };
+            let thread = Builder::new().name("claim".into()).spawn(make);
+            thread
+                .map(drop)
+                .map_err(|error| format!("{address} can't be claimed: {error}; raise `ulimit -u`"))
+        });
+        started.err().map(|error| Event::Claimed(address, Err(error)))
+    }
+
+    /// Adopts a claim that was made, and returns its event.
+    pub(super) fn claimed(&mut self, address: PciAddress, made: Result<MadeClaim, ManagerError>) -> Event {
+        match made.map(|made| self.manager.adopt(made)) {
             Err(ManagerError::Claim(ClaimError::Failed { cause }))
                 if matches!(*cause, BindError::Cancelled(_)) =>
             {

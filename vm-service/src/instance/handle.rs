@@ -9,6 +9,7 @@ use std::{fmt, io};
 
 use thiserror::Error;
 use vm_passthrough::PciAddress;
+use vm_passthrough::manager::{MadeClaim, ManagerError};
 use vm_passthrough::readiness::{BlockerCode, Readiness};
 use vm_passthrough::vfio::Backend;
 
@@ -191,6 +192,8 @@ pub(super) enum Message {
     Attach(AttachRequest, Waiting),
     Detach(PciAddress, DetachHow, Waiting),
     Reset(Waiting),
+    /// The result of a claim, and how long it took.
+    Claimed(PciAddress, Result<MadeClaim, ManagerError>, Duration),
 }
 
 impl From<Event> for Message {
@@ -251,6 +254,8 @@ impl Requests {
         self.next += 1;
         let (event, waiting) = match message {
             Message::Event(event) => return event,
+            // Dropping the claim releases it.
+            Message::Claimed(address, ..) => return Event::NotClaimed(address),
             Message::Attach(request, waiting) => (Event::Attach(id, request), waiting),
             Message::Detach(address, how, waiting) => (Event::Detach(id, address, how), waiting),
             Message::Reset(waiting) => (Event::Reset(id), waiting),

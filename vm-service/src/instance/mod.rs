@@ -2,7 +2,7 @@
 //! detached meanwhile.
 //!
 //! What is done when is decided by [`state`], which does nothing itself. An [`Instance`] does what that says, one action after
-//! the other, and reports what came of each; whoever runs it hears of all as [`Progress`]. Instances share nothing: a process
+//! the other except for claims, which a separate thread makes, and reports what came of each; whoever runs it hears of all as [`Progress`]. Instances share nothing: a process
 //! may have several, each run by a thread of its own, and any thread asks one through its [`Handle`] or ends it through its
 //! [`Stop`].
 
@@ -149,9 +149,15 @@ impl Instance {
     /// What happens next. What comes from other threads comes first: it was before the answer that waits.
     fn next(&mut self, answers: &mut VecDeque<(Event, Duration)>, stop_told: &mut bool) -> (Event, Duration) {
         let none = Duration::ZERO;
+        // An earlier claim that covers the function must not be released before this is noted.
+        if matches!(answers.front(), Some((Event::Claimed(..), _)))
+            && let Some(answer) = answers.pop_front()
+        {
+            return answer;
+        }
         while let Ok(message) = self.messages.1.try_recv() {
             if !matches!(message, Message::Event(Event::Stop)) {
-                return (self.requests.take(message), none);
+                return self.hear(message);
             }
         }
         if self.stop.requested() && !std::mem::replace(stop_told, true) {
@@ -171,7 +177,7 @@ impl Instance {
         match (message, next) {
             // It only wakes.
             (Ok(Message::Event(Event::Stop)), _) => self.next(answers, stop_told),
-            (Ok(message), _) => (self.requests.take(message), none),
+            (Ok(message), _) => self.hear(message),
             (Err(RecvTimeoutError::Timeout), Some((_, due @ (Due::Stopped | Due::Reset)))) => {
                 let VmmOptions { order, stop, .. } = *self.vmm.options();
                 let (what, time) =
@@ -190,6 +196,14 @@ impl Instance {
                 (Event::Kept(slot, why), none)
             }
             (Err(_), _) => (Event::Stop, none),
+        }
+    }
+
+    /// Returns the event of a message from another thread, and how long its action took.
+    fn hear(&mut self, message: Message) -> (Event, Duration) {
+        match (message, &mut self.devices) {
+            (Message::Claimed(address, made, took), Some(devices)) => (devices.claimed(address, made), took),
+            (message, _) => (self.requests.take(message), Duration::ZERO),
         }
     }
 

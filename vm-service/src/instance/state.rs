@@ -24,6 +24,8 @@
 //! * A claim is released when no other slot has a function of it. What can't be detached or released is tried once more when all
 //!   else is released; what fails then is reported, and stays in the ledger.
 //! * What is detached before it has come turns back, once the step is over that is under way; a claim and attaching end early.
+//! * A claim may wait for drivers and for other processes. Other slots leave the guest meanwhile; only other arrivals, and the
+//!   cleanup of a guest that has ended, wait for the claim.
 //! * A guest that is to be reset is when it runs again, or has ended if it is not to be restarted.
 //! * Every request is answered once: when the device is there, or gone, or back where it was.
 
@@ -114,7 +116,8 @@ pub(crate) enum Detached {
     Unreset,
 }
 
-/// What is to be done. Each but those that say otherwise is answered by an event, and nothing else is to be done meanwhile.
+/// What is to be done. An event answers each action except where noted. Nothing else is done before that, except that other
+/// slots leave the guest while a claim is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// See whether the guest can have this.
@@ -349,8 +352,10 @@ pub(crate) struct State {
     claims: Vec<Claim>,
     /// Who wants the guest reset.
     resets: Vec<RequestId>,
-    /// The action that was not answered yet.
+    /// The action that was not answered yet, other than a claim.
     pending: Option<Action>,
+    /// The function that is being claimed.
+    claiming: Option<PciAddress>,
     /// What is to be done beside, and not awaited.
     beside: Vec<Action>,
     /// Whether, of all that is left at the end, what failed is being tried once more.
@@ -376,6 +381,7 @@ impl State {
             claims: Vec::new(),
             resets: Vec::new(),
             pending: None,
+            claiming: None,
             beside: Vec::new(),
             last_try: false,
             report: RunReport { end: End::Stopped, restarts: 0, exits: ExitCounts::default() },
@@ -387,27 +393,30 @@ impl State {
 
     /// Takes what happened, and answers what is to be done. What nobody was asked for changes nothing.
     pub(crate) fn step(mut self, event: &Event) -> (Self, Vec<Action>) {
-        let answered = event.answers();
-        if answered.is_some() && answered != self.pending {
-            return (self, Vec::new());
+        match event.answers() {
+            None => {}
+            Some(Action::Claim(address)) if self.claiming == Some(address) => self.claiming = None,
+            Some(answered) if Some(&answered) == self.pending.as_ref() => self.pending = None,
+            Some(_) => return (self, Vec::new()),
         }
-        self.pending = self.pending.filter(|_| answered.is_none());
         self.note(event);
         let action = if self.started && self.pending.is_none() { self.next() } else { None };
         match action {
             Some(Action::Boot) => self.machine = Machine::Running,
             Some(Action::StopGuest) => self.machine = Machine::Stopping,
+            Some(Action::Claim(address)) => self.claiming = Some(address),
             _ => {}
         }
         let mut actions = std::mem::take(&mut self.beside);
         actions.extend(action.clone());
-        self.pending = self.pending.or(action.filter(Action::is_awaited));
+        let is_awaited = |action: &Action| action.is_awaited() && !matches!(action, Action::Claim(_));
+        self.pending = self.pending.or(action.filter(is_awaited));
         (self, actions)
     }
 
     /// Whether it is over: nothing of it is left to do.
     pub(crate) fn is_over(&self) -> bool {
-        self.machine == Machine::Gone && self.pending.is_none()
+        self.machine == Machine::Gone && self.pending.is_none() && self.claiming.is_none()
     }
 
     /// Whether this failed, and is tried once more.
@@ -719,13 +728,19 @@ impl State {
         if self.machine == Machine::Made {
             return Some(Action::Boot);
         }
-        let go = self.give_back().or_else(|| self.start_with());
-        go.or_else(|| self.slots.iter().find_map(come))
+        let go = self.give_back();
+        if self.claiming.is_some() {
+            return go;
+        }
+        go.or_else(|| self.start_with()).or_else(|| self.slots.iter().find_map(come))
     }
 
     /// The next step of those that leave a guest that runs. What is over is answered.
     fn give_back(&mut self) -> Option<Action> {
-        while let Some(at) = self.slots.iter().position(Slot::is_leaving) {
+        let claiming = self.claiming;
+        // A slot that is being claimed leaves when the claim has ended.
+        let leaves = |slot: &Slot| slot.is_leaving() && !claiming.is_some_and(|address| slot.has(address));
+        while let Some(at) = self.slots.iter().position(leaves) {
             let name = self.slots[at].name();
             let is_it = |slot: &Slot| slot.name() == name;
             if let Some(action) = self.let_go(is_it, self.slots[at].last_try) {
@@ -759,6 +774,7 @@ impl State {
         match self.machine {
             Machine::Running => return Some(Action::StopGuest),
             Machine::Stopping => return None,
+            _ if self.claiming.is_some() => return None,
             Machine::Made | Machine::Halted => return Some(Action::DropMachine),
             Machine::Gone => {}
         }

@@ -298,6 +298,10 @@ fn a_device_that_is_detached_while_it_is_claimed_is_given_back_and_the_guest_run
     let request = AttachRequest { functions: vec![disk], ..AttachRequest::default() };
     handle.attach(request, move |attached| tell.send(format!("{attached:?}")).expect("somebody waits"));
     reaches.recv_timeout(TIMEOUT).expect("its driver is asked for it");
+    // Other requests are answered while the claim waits.
+    let absent = "0000:02:00.0".parse().expect("an address");
+    let gone = ask(|answer| handle.detach(absent, DetachHow::Surprise, answer)).expect_err("it is not there");
+    assert!(matches!(&gone, Refused::NotFound(text) if text.contains("0000:02:00.0")), "{gone:?}");
     handle.detach(disk, DetachHow::Surprise, move |detached| {
         told.send(format!("{detached:?}")).expect("somebody waits");
     });

@@ -395,6 +395,43 @@ fn a_claim_and_its_note_are_made_and_ended_together() {
     }
 }
 
+/// While a driver is waited for, each other device can be claimed, noted, released and forgotten.
+#[test]
+fn a_command_whose_driver_does_not_return_delays_no_command_for_another_device() {
+    let sim = workstation();
+    let host = SimDrivers::new(&sim).host();
+    let before = drivers(&sim);
+    let (root, stops) = (sim.root().to_owned(), Arc::new(Mutex::new(0)));
+    let stuck = SimDrivers::new(&sim);
+    let count = stops.clone();
+    stuck.observe(move || {
+        let other = SimDrivers::at(&root).host();
+        let meanwhile = || {
+            for line in ["claim 03:00.0", "release 03:00.0", "claim --persist 03:00.0", "release 03:00.0"] {
+                let got = vm_service(&other, line);
+                assert_eq!((got.exit, got.err.as_str()), (0, ""), "{line}");
+            }
+            let got = vm_service(&other, "claims");
+            assert!(got.exit == 0 && got.out.contains("0000:02:00.0"), "{got:?}");
+        };
+        std::thread::scope(|scope| scope.spawn(meanwhile).join().expect("all is done"));
+        *count.lock().expect("a lock") += 1;
+    });
+    for line in ["claim --persist 02:00.0", "release 02:00.0", "claim --restore", "release --all"] {
+        if line == "claim --restore" {
+            assert_eq!(vm_service(&host, "claim --persist 02:00.0").exit, 0);
+            reboot(&sim);
+        }
+        let got = vm_service(&stuck.host(), line);
+        assert_eq!((got.exit, got.err.as_str()), (0, ""), "{line}");
+        // Before and after each of its three writes.
+        assert_eq!(std::mem::take(&mut *stops.lock().expect("a lock")), 6, "{line}");
+    }
+    assert_eq!(drivers(&sim), before);
+    assert!(notes(&sim).is_empty());
+    check(&host, "claims", "nothing is claimed\n");
+}
+
 #[test]
 fn notes_are_the_owners_alone_and_believed_only_then() {
     let sim = workstation();

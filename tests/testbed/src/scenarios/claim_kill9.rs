@@ -185,7 +185,7 @@ impl Killings<'_> {
         if !self.deadline_seen {
             self.deadline_seen = true;
             let early = self.l1.vm_service(&arguments, TIMEOUT)?;
-            let told = early.stderr.contains("did not end an access that an earlier command began");
+            let told = early.stderr.contains(&format!(" to unlock {}; ", self.nvme.address));
             ensure!(
                 early.code == Some(1) && told,
                 "release did not wait for the helper: {:?} {}",

@@ -31,9 +31,10 @@ fn sleeping_child(parent: u32) -> Option<u32> {
     (child() == Some(found)).then_some(found)
 }
 
-fn killed(mut child: Child) {
+fn killed(mut child: Child) -> u32 {
     child.kill().unwrap();
     assert_eq!(child.wait().unwrap().signal(), Some(9));
+    child.id()
 }
 
 /// The owner dies while its helper waits in `unbind`, before Linux has taken the driver away. The function looks as if
@@ -67,12 +68,13 @@ fn an_orphan_is_waited_for() {
         assert!(Instant::now() < until, "the helper did not come to `unbind`");
         std::thread::sleep(Duration::from_millis(10));
     };
-    killed(owner);
+    let owner = killed(owner);
     assert!(Path::new(&format!("/proc/{helper}")).exists());
     assert_eq!(sim.driver_of(nvme()).as_deref(), Some("nvme"), "it has not unbound it yet");
 
     // The next command gets an error, and the ledger remembers.
-    let wait = "did not end an access that an earlier command began";
+    let wait = format!("waiting for process {owner} (");
+    let wait = wait.as_str();
     let recovery = recover(&drivers.host(), SHORT).unwrap();
     assert!(recovery.recovered.is_empty(), "{recovery:?}");
     assert!(recovery.failed[0].to_string().contains(wait), "{:?}", recovery.failed);
@@ -105,7 +107,7 @@ fn locks_of_a_former_version_count() {
     fs::set_permissions(&former, fs::Permissions::from_mode(0o700)).unwrap();
     let held = fs::File::create(former.join(nvme().to_string())).unwrap();
     held.lock().unwrap();
-    let wait = "did not end an access that an earlier command began";
+    let wait = "waiting for another process to unlock 0000:02:00.0";
     fails(manager(drivers.host()).claim(nvme(), &within(SHORT)), &[wait]);
     drop(held);
     manager(drivers.host()).claim(nvme(), &within(LONG)).unwrap();

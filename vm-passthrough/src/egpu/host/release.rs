@@ -2,8 +2,7 @@
 
 use super::super::EgpuError;
 use super::{HostEnclosure, Result, built, step, wait};
-use crate::claim::{self, ClaimError};
-use crate::ledger::Ledger;
+use crate::claim::{self, ClaimError, FunctionLocks};
 use crate::pci::PciIds;
 use crate::usb4::Route;
 use crate::{Host, PciAddress, deadlines, files};
@@ -33,9 +32,8 @@ impl HostEnclosure {
 
     /// Takes its functions from their drivers.
     pub(super) fn unbind(&mut self, force: bool) -> Result<()> {
-        match Ledger::lock(&self.host, claim::DEADLINE) {
-            Ok(ledger) => self.ledger = Some(ledger),
-            Err(error) if force => tracing::warn!("it may be claimed until its tunnel is down: {error}"),
+        match FunctionLocks::take_all(&self.host, &self.functions(), self.deadlines.unbinding, force) {
+            Ok(locks) => self.locks = Some(locks),
             Err(error) => return Err(step("keep others from it", error)),
         }
         // Whoever has begun to use it since it was free keeps it.
@@ -45,7 +43,7 @@ impl HostEnclosure {
         }
         let mut failed = Vec::new();
         for (address, _) in &self.functions {
-            match claim::unbind(&self.host, *address, self.deadlines.unbinding) {
+            match claim::unbind(&self.host, *address, self.locks.as_ref(), self.deadlines.unbinding) {
                 Ok(()) | Err(claim::BindError::Vanished(_)) => {}
                 Err(error) => failed.push(error.to_string()),
             }
@@ -88,7 +86,7 @@ impl HostEnclosure {
         if self.router()?.is_some_and(|(_, router)| router.is_authorised()) {
             return Err(step("take its tunnel down", "its `authorized` does not read 0 afterwards"));
         }
-        self.ledger = None;
+        self.locks = None;
         self.settle()
     }
 
@@ -97,7 +95,7 @@ impl HostEnclosure {
         let functions = self.endpoints(route).unwrap_or_default();
         self.functions = functions.iter().map(|function| (function.address, function.ids)).collect();
         let taken_down = self.unbind(false).and_then(|()| self.deauthorise());
-        self.ledger = None;
+        self.locks = None;
         if let Err(error) = taken_down {
             tracing::warn!(enclosure = %self.id, "its new tunnel stays: {error}");
         }

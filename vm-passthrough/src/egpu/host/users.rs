@@ -59,11 +59,8 @@ fn texts(holders: &[Holder]) -> Vec<String> {
 impl HostEnclosure {
     /// The owners of live claims of its functions, and the functions that none has.
     fn claims(&self) -> Result<(Vec<String>, Vec<PciAddress>)> {
-        let claims = match &self.ledger {
-            Some(ledger) => ledger.entries(),
-            None => ledger::claims(&self.host, deadlines::LEDGER_READ),
-        };
-        let claims = claims.map_err(|error| step("read its claims", error))?;
+        let claims = ledger::claims(&self.host, deadlines::LEDGER_READ)
+            .map_err(|error| step("read its claims", error))?;
         let (mut owners, mut free) = (Vec::new(), Vec::new());
         for address in self.functions() {
             let is_live = |claim: &&ledger::LedgerEntry| {

@@ -50,6 +50,8 @@ struct Model {
     may_end: bool,
     machine: bool,
     pending: Option<Action>,
+    /// The function that is being claimed.
+    claiming: Option<PciAddress>,
     wanted: BTreeSet<PciAddress>,
     /// Detaching that failed once.
     failed: BTreeSet<String>,
@@ -89,6 +91,7 @@ impl Model {
             may_end: false,
             machine: true,
             pending: None,
+            claiming: None,
             wanted: BTreeSet::new(),
             failed: BTreeSet::new(),
             given_up: BTreeSet::new(),
@@ -120,11 +123,36 @@ impl Model {
         for action in actions {
             if action.is_awaited() {
                 assert!(self.pending.is_none(), "{action:?} while {:?} is under way", self.pending);
-                self.pending = Some(action.clone());
+                self.check_beside_claim(&action);
+                match action {
+                    Action::Claim(address) => self.claiming = Some(address),
+                    _ => self.pending = Some(action.clone()),
+                }
             }
             self.check(&action);
             self.done.push(action);
         }
+    }
+
+    /// While a function is claimed, only other slots are emptied.
+    fn check_beside_claim(&self, action: &Action) {
+        let Some(claiming) = self.claiming else { return };
+        let (Action::Unplug(of)
+        | Action::Stop(of)
+        | Action::Detach(of)
+        | Action::Close(of)
+        | Action::Release(of)) = action
+        else {
+            panic!("{action:?} while {claiming} is claimed");
+        };
+        let mut slots = self.slots.iter();
+        assert!(!slots.any(|slot| slot.functions.contains(of) && slot.functions.contains(&claiming)));
+    }
+
+    /// Returns the action that is answered next: the pending one, or the claim.
+    fn due(&self, claim_first: bool) -> Option<Action> {
+        let claim = self.claiming.map(Action::Claim);
+        if claim_first { claim.or(self.pending.clone()) } else { self.pending.clone().or(claim) }
     }
 
     fn check(&mut self, action: &Action) {
@@ -199,7 +227,11 @@ impl Model {
 
     /// Answers what was asked for, well or not.
     fn answer(&mut self, well: bool, covered: bool, unreset: bool) {
-        let Some(action) = self.pending.take() else { return };
+        let Some(action) = self.due(unreset) else { return };
+        match action {
+            Action::Claim(_) => self.claiming = None,
+            _ => self.pending = None,
+        }
         let outcome = |what: &str, address: PciAddress| match well {
             true => Ok(()),
             false => Err(format!("{what} {address}")),
@@ -215,8 +247,10 @@ impl Model {
             }
             Action::Claim(address) => {
                 // One that a claim had before, and which is not released yet, has it still.
-                let had = self.claims.iter().find(|(_, has)| has.contains(&address)).map(|(claim, _)| *claim);
-                let other = || self.claims.keys().next().copied().filter(|_| covered);
+                let stays = |claim: &PciAddress| self.pending != Some(Action::Release(*claim));
+                let had = self.claims.iter().find(|(claim, has)| has.contains(&address) && stays(claim));
+                let had = had.map(|(claim, _)| *claim);
+                let other = || self.claims.keys().copied().find(|claim| covered && stays(claim));
                 let claim = had.or_else(other).unwrap_or(address);
                 if well {
                     self.claims.entry(claim).or_default();
@@ -522,7 +556,8 @@ proptest! {
                 Step::End(well) => model.end(well),
                 Step::Stray(number, well) => {
                     for event in stray(number, well) {
-                        if event.answers() != model.pending {
+                        let answered = event.answers();
+                        if answered != model.pending && answered != model.claiming.map(Action::Claim) {
                             let before = format!("{:?}", model.state);
                             model.happens(&event);
                             prop_assert_eq!(before, format!("{:?}", model.state));
@@ -537,7 +572,7 @@ proptest! {
         model.happens(&Event::Stop);
         let mut left = 12 * MOST + 5;
         while !model.state.is_over() {
-            prop_assert!(model.pending.is_some() || model.runs, "nothing is to be done, and it is not over");
+            prop_assert!(model.due(false).is_some() || model.runs, "nothing is to be done, and it is not over");
             prop_assert!(left > 0, "it does not end: {:?}", model.done);
             left -= 1;
             if model.runs { model.end(true) } else { model.answer(true, false, false) }
@@ -573,9 +608,8 @@ fn live(
     model.happens(&Event::Start);
     let mut happens = happens.iter();
     while !model.state.is_over() {
-        if model.pending.is_some() {
-            let fault =
-                fails.iter_mut().find(|(action, times)| Some(action) == model.pending.as_ref() && *times > 0);
+        if let Some(due) = model.due(false) {
+            let fault = fails.iter_mut().find(|(action, times)| *action == due && *times > 0);
             let fails = fault.map(|(_, times)| *times -= 1).is_some();
             model.answer(!fails, false, false);
         } else if let Some(happens) = happens.next() {
@@ -739,7 +773,7 @@ fn devices_come_and_go_while_the_guest_runs() {
     let pulled = |until: fn(&Action) -> bool, done: &str, how: &str| {
         let on_its_way = |model: &mut Model| {
             model.attach(&both);
-            while !model.pending.as_ref().is_some_and(until) {
+            while !model.due(false).as_ref().is_some_and(until) {
                 model.answer(true, false, false);
             }
             ask(model);
@@ -757,7 +791,7 @@ fn devices_come_and_go_while_the_guest_runs() {
     let turned_back = |until: fn(&Action) -> bool, done: &str| {
         let on_its_way = |model: &mut Model| {
             model.attach(&both);
-            while !model.pending.as_ref().is_some_and(until) {
+            while !model.due(false).as_ref().is_some_and(until) {
                 model.answer(true, false, false);
             }
             ask(model);
@@ -787,6 +821,37 @@ fn a_lost_device_goes_and_the_guest_runs_on() {
     assert_eq!(short(&model.done), format!("{starts} {goes} {ends}"));
     let said = outcome.expect_err("it is reported");
     assert!(said[0].contains("was lost while") && said[1].contains("detach 0000:65:00.0"), "{said:?}");
+}
+
+#[test]
+fn a_claim_that_waits_delays_no_removal() {
+    let [there, comes] = [address(0), address(4)];
+    let check = |takes: &dyn Fn(&mut Model), goes: &str| {
+        let attach = |model: &mut Model| {
+            model.attach(&[comes]);
+            while model.due(false) != Some(Action::Claim(comes)) {
+                model.answer(true, false, false);
+            }
+            takes(model);
+            while model.pending.is_some() {
+                model.answer(true, false, false);
+            }
+            assert_eq!(model.due(false), Some(Action::Claim(comes)));
+        };
+        let (model, _) = live(&[1], &[&attach], &[]);
+        let done = short(&model.done);
+        let expect =
+            format!("Boot Claim:0 Open:0 Attach:0 Explain Claim:4 {goes} Insert:4 Open:4 Attach:4 Plug:4");
+        assert!(done.starts_with(&expect), "{done}");
+    };
+    const GOES: &str = "Unplug:0 Stop:0 Detach:0 Close:0 Release:0";
+    check(&|model| model.goes(&Event::Lost(there, "gone".into()), there), GOES);
+    check(&|model| model.detach(there, false, false), &format!("{GOES} Answer"));
+    let wanted = |model: &mut Model| {
+        model.goes(&Event::WantedBack(there), there);
+        model.lets_go(there, true);
+    };
+    check(&wanted, &format!("Ask:0 {GOES}"));
 }
 
 #[test]
