@@ -57,10 +57,17 @@ fn no_iommu(case: &mut Case<'_>) {
                 .into(),
         )
     } else if iommu::is_present(case.host) {
+        let root = match case.facts.vendor {
+            CpuVendor::Arm | CpuVendor::Other if !case.facts.is_virtual => iommu_setup::unserved(case),
+            _ => None,
+        };
+        let (why, fix) = root.unwrap_or_default();
+        let why = if why.is_empty() { why } else { format!("; {why}") };
         (
-            format!("{} is missing, though the host has an IOMMU", group.display()),
+            format!("{} is missing, though the host has an IOMMU{why}", group.display()),
             case.remedy(
                 match case.facts.vendor {
+                    _ if fix.is_some() => fix.unwrap_or_default(),
                     CpuVendor::Arm | CpuVendor::Other => {
                         "check that the SMMU covers this slot (IORT, or iommu-map of the device tree), or use another slot"
                     }
@@ -216,17 +223,14 @@ fn interrupts(case: &mut Case<'_>) {
         let parameter = format!("module/{module}/parameters/allow_unsafe_interrupts");
         files::read_trimmed(&case.host.sys.join(parameter)).is_some_and(|value| value == "Y")
     });
-    let firmware = match case.facts.vendor {
-        _ if case.facts.is_virtual => {
-            "have the IOMMU of the virtual machine that this host is remap interrupts (QEMU: -machine \
-             kernel-irqchip=split -device intel-iommu,intremap=on) and boot without intremap=off"
-        }
-        CpuVendor::Intel => {
-            "enable VT-d interrupt remapping in the firmware setup and boot without intremap=off"
-        }
-        CpuVendor::Amd => "enable interrupt remapping in the firmware setup and boot without intremap=off",
-        _ => "use a host whose interrupt controller isolates message-signaled interrupts (GICv3 with ITS)",
+    let (why, firmware) = if case.facts.is_virtual {
+        let fix = "have the IOMMU of the virtual machine that this host is remap interrupts (QEMU: -machine \
+                   kernel-irqchip=split -device intel-iommu,intremap=on) and boot without intremap=off";
+        (String::new(), fix.to_owned())
+    } else {
+        iommu_setup::unremapped(case)
     };
+    let evidence = if why.is_empty() { evidence } else { format!("{evidence}; {why}") };
     let address = case.function.address;
     match allowed {
         // The administrator accepted it.

@@ -18,6 +18,7 @@
 //! ```
 
 mod access;
+mod acpi;
 mod device;
 mod disks;
 mod divided;
