@@ -1,12 +1,12 @@
-//! The firmware's ACPI tables about IOMMUs. What is cut off or malformed counts as absent.
+//! Reads the ACPI tables that describe IOMMUs. A malformed part counts as absent.
 
 use std::io::Read as _;
 
 use crate::{Host, files};
 
-/// More than any of these tables has.
+/// Limit of a table's length.
 const MOST_BYTES: u64 = 1 << 20;
-/// Length of the header that all ACPI tables have.
+/// Length of an ACPI table header.
 const HEADER: usize = 36;
 
 fn table(host: &Host, name: &str) -> Option<Vec<u8>> {
@@ -65,7 +65,7 @@ impl Dmar {
 pub(super) struct Ivrs {
     /// IOMMUs.
     pub(super) units: usize,
-    /// I/O APICs that one of them serves.
+    /// I/O APICs behind these IOMMUs.
     pub(super) io_apics: usize,
     /// Whether the firmware blocks DMA until Linux enables the IOMMU.
     pub(super) blocks_dma_at_boot: bool,
@@ -120,7 +120,7 @@ fn io_apics(mut entries: &[u8]) -> usize {
 pub(super) struct Iort {
     /// Whether the table has an interrupt translation service.
     pub(super) has_its: bool,
-    /// Whether the table has an SMMU of version 3, and one of an earlier version.
+    /// Whether the table has an SMMUv3, and an older SMMU.
     pub(super) smmus: (bool, bool),
     pub(super) roots: Vec<RootComplex>,
 }
@@ -173,7 +173,7 @@ impl Iort {
         Some(found)
     }
 
-    /// The root complex of a PCI segment: one that an SMMU serves, if there is one.
+    /// Returns the root complex of a PCI segment, preferably one behind an SMMU.
     pub(super) fn root(&self, segment: u32) -> Option<RootComplex> {
         let mut roots = self.roots.iter().copied().filter(|root| root.segment == segment);
         let first = roots.clone().next();

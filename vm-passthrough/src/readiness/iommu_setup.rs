@@ -207,7 +207,7 @@ pub(super) fn unremapped(case: &Case<'_>) -> (String, String) {
     (shown.join(", "), fixes.join("; "))
 }
 
-/// How to have the IOMMU protect the host from what is connected by USB4.
+/// Returns the fix that lets the IOMMU protect the host from devices behind USB4.
 pub(super) fn protect_tunnels(case: &Case<'_>) -> &'static str {
     const FIRMWARE: &str = "turn on Kernel DMA Protection (pre-boot DMA protection) in the firmware setup: VT-d or AMD-Vi is on, \
                             but the firmware does not ask Linux to use it";
