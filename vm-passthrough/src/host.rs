@@ -89,6 +89,18 @@ impl Host {
         }
     }
 
+    /// Where a captured tree has a device node or an attribute that a link in it names by its path on the captured host;
+    /// `None` for other paths.
+    pub(crate) fn captured_path(&self, path: &Path) -> Option<PathBuf> {
+        let root = self.root.as_ref().filter(|root| !path.starts_with(root))?;
+        if let Ok(node) = path.strip_prefix("/dev") {
+            return Some(self.dev.join(node));
+        }
+        let attribute = path.strip_prefix("/sys").ok()?;
+        // Attributes are compared by their canonical paths.
+        Some(std::fs::canonicalize(root).ok()?.join("sys").join(attribute))
+    }
+
     /// The same host, whose disks `probe` knows.
     #[must_use]
     pub fn with_disk_probe(self, probe: Arc<dyn DiskProbe>) -> Self {

@@ -6,7 +6,7 @@ use super::clock::Clock;
 use super::identify::{BootRegisters, Chip, identify};
 use super::power::{PowerChange, set_power_state};
 use super::registers::Registers;
-use super::sequence::{Problem, SequenceError, Step, read16, write16};
+use super::sequence::{Problem, SequenceError, Step, is_all_ones, read16, write16};
 use crate::deadlines::GPU_BOOT;
 use crate::pci::{PowerState, regs};
 use crate::vfio::{DeviceFile, ResetReport};
@@ -73,13 +73,15 @@ pub fn bring_up(
 /// Sets or clears bits of Command, and reads them back.
 fn set_command(device: &dyn DeviceFile, bits: u16, on: bool) -> Result<(), Problem> {
     let before = read16(device, regs::COMMAND)?;
-    if before == u16::MAX {
+    if is_all_ones(before, regs::COMMAND_INTX_DISABLE) {
         return Err(Problem::AllOnes { register: "Command" });
     }
     let wrote = if on { before | bits } else { before & !bits };
     write16(device, regs::COMMAND, wrote)?;
     match read16(device, regs::COMMAND)? {
-        u16::MAX => Err(Problem::AllOnes { register: "Command" }),
+        read if is_all_ones(read, regs::COMMAND_INTX_DISABLE) => {
+            Err(Problem::AllOnes { register: "Command" })
+        }
         read if (read ^ wrote) & bits == 0 => Ok(()),
         read => Err(Problem::ReadBack { register: "Command", wrote, read, waited: Duration::ZERO }),
     }

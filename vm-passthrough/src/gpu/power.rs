@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::clock::Clock;
-use super::sequence::{Problem, SequenceError, Step, read16, write16};
+use super::sequence::{Problem, SequenceError, Step, is_all_ones, read16, write16};
 use crate::deadlines::WAKE;
 use crate::pci::config::walk_capabilities;
 use crate::pci::{PowerState, regs};
@@ -65,18 +65,23 @@ pub fn set_power_state(
     Ok(PowerChange { from, to, lost_context })
 }
 
+/// Bits of Control and Status that vfio-pci answers from memory.
+const PME: u16 = regs::PM_CTRL_PME_ENABLE | regs::PM_CTRL_PME_STATUS;
+
 /// Where Control and Status is, and what it reads.
 fn read(device: &dyn DeviceFile) -> Result<(u16, u16), Problem> {
     let capabilities = walk_capabilities::<VfioError>(|offset| read16(device, offset))?;
     let Some(pm) = capabilities.iter().find(|capability| capability.id == regs::CAP_ID_PM) else {
         return Err(match read16(device, regs::STATUS)? {
-            u16::MAX => Problem::AllOnes { register: "Status" },
+            status if is_all_ones(status, regs::STATUS_CAP_LIST) => Problem::AllOnes { register: "Status" },
             _ => Problem::NoPowerManagement,
         });
     };
     let register = u16::from(pm.offset) + regs::PM_CTRL;
     match read16(device, register)? {
-        u16::MAX => Err(Problem::AllOnes { register: "Power Management Control" }),
+        control if is_all_ones(control, PME) => {
+            Err(Problem::AllOnes { register: "Power Management Control" })
+        }
         control => Ok((register, control)),
     }
 }
@@ -97,13 +102,13 @@ fn change(
     loop {
         clock.sleep(delay);
         let read = read16(device, register)?;
-        if read != u16::MAX && read & regs::PM_CTRL_STATE_MASK == bits {
+        if !is_all_ones(read, PME) && read & regs::PM_CTRL_STATE_MASK == bits {
             return Ok(());
         }
         let waited = clock.now().saturating_sub(begun);
         if waited >= WAKE {
             return Err(match read {
-                u16::MAX => Problem::AllOnes { register: "Power Management Control" },
+                read if is_all_ones(read, PME) => Problem::AllOnes { register: "Power Management Control" },
                 read => Problem::ReadBack { register: "Power Management Control", wrote, read, waited },
             });
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::power::power_state;
-use super::sequence::{Problem, SequenceError, read16};
+use super::sequence::{Problem, SequenceError, is_all_ones, read16};
 use crate::pci::{PowerState, regs};
 use crate::vfio::{DeviceFile, Mapping, VfioError, load_u32, store_u32};
 
@@ -142,7 +142,7 @@ impl RegionRegisters {
     fn check_up(&self) -> Result<(), VfioError> {
         let command = read16(&*self.device, regs::COMMAND)?;
         let reason = match power_state(&*self.device) {
-            _ if command == u16::MAX || command & regs::COMMAND_MEMORY == 0 => {
+            _ if is_all_ones(command, regs::COMMAND_INTX_DISABLE) || command & regs::COMMAND_MEMORY == 0 => {
                 format!("it does not decode memory (Command reads {command:#06x})")
             }
             Ok(PowerState::D0) | Err(SequenceError { problem: Problem::NoPowerManagement, .. }) => {

@@ -105,6 +105,11 @@ impl Problem {
     }
 }
 
+/// Whether a register reads as that of a function that does not answer. vfio-pci answers the bits `virtual_bits` from memory.
+pub(super) fn is_all_ones(value: u16, virtual_bits: u16) -> bool {
+    value | virtual_bits == u16::MAX
+}
+
 pub(super) fn read16(device: &dyn DeviceFile, offset: u16) -> Result<u16, VfioError> {
     let mut value = [0; 2];
     device.read(CONFIG_REGION, offset.into(), &mut value)?;

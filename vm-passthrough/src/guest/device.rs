@@ -102,7 +102,7 @@ pub struct VfioPciDevice {
     /// How many resets the guest has asked for. Those who wait for the same one share it: any number of vCPUs that reset the
     /// device at once cost two resets, the one that was under way when they asked and one more.
     resets_asked: AtomicU64,
-    /// Whether config space could not be read: the function is gone.
+    /// Whether config space could not be read, or read as that of a function that is gone.
     gone: AtomicBool,
     /// Whether the guest's traces may still be in it, as the host took it away before it could be reset.
     unreset: AtomicBool,
@@ -249,6 +249,18 @@ impl VfioPciDevice {
         self.note_gone(result)
     }
 
+    /// Checks that the function answers, where the guest looks for it. vfio-pci knows the IDs by heart: what it asks the function
+    /// for is revision and class, which never read all ones.
+    fn check_present(&self) -> Result<()> {
+        let mut class = [0; 4];
+        self.read_device(regs::CLASS_REVISION.into(), &mut class)?;
+        if class != [0xff; 4] {
+            return Ok(());
+        }
+        let reason = "its class reads all ones".into();
+        self.note_gone(Err(VfioError::Lost { address: self.address(), reason }))
+    }
+
     fn write_device(&self, offset: usize, data: &[u8]) -> Result<()> {
         let result = self.file.write(CONFIG_REGION, offset as u64, data);
         self.note_gone(result)
@@ -340,6 +352,9 @@ impl VfioPciDevice {
 
     /// Reads at most 4 bytes of config space of an attached device.
     fn read_chunk(&self, state: &mut State, offset: usize, data: &mut [u8]) -> Result<()> {
+        if overlaps(offset, data.len(), regs::VENDOR_ID.into(), 4) {
+            self.check_present()?;
+        }
         if state.config.is_live(offset, data.len()) {
             self.read_device(offset, data)?;
         }

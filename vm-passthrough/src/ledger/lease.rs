@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{FlockOperation, OFlags, flock};
 
 use super::journal::{checked_line, escape, line_of, unescape};
-use super::{Ledger, LedgerError, Owner, io_error, open, remove, try_lock};
+use super::{Ledger, LedgerError, Owner, io_error, is_marked_held, open, remove, try_lock};
 use crate::{Host, PciAddress, files};
 
 /// Most leases that are looked at.
@@ -114,6 +114,7 @@ fn sharer(address: PciAddress, path: &Path) -> Result<Option<Sharer>, LedgerErro
     };
     // Several may look at once: their locks are shared, and the owner's is not.
     match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) if is_marked_held(path) => {}
         Ok(()) => return Ok(None),
         Err(rustix::io::Errno::WOULDBLOCK) => {}
         Err(error) => return Err(io_error("lock", path)(error.into())),

@@ -132,11 +132,24 @@ pub(crate) fn held_elsewhere(
         return Ok(None);
     }
     let path = directory.join("lock");
-    let lock = open(&path, OFlags::RDONLY)?;
-    wait_for(&lock, &path, FlockOperation::NonBlockingLockShared, deadline, || false)?;
+    // A captured ledger has no lock, and no writer.
+    let lock = if path.exists() { Some(open(&path, OFlags::RDONLY)?) } else { None };
+    if let Some(lock) = &lock {
+        wait_for(lock, &path, FlockOperation::NonBlockingLockShared, deadline, || false)?;
+    }
     let Some((owner, path, file)) = holder()? else { return Ok(None) };
+    if is_marked_held(&path) {
+        return Ok(Some((owner, path)));
+    }
     let ended = try_flock(&file, &path, FlockOperation::NonBlockingLockShared)?;
     Ok((!ended).then_some((owner, path)))
+}
+
+/// Whether a captured record was locked on the host that it was captured from: a file beside it says so.
+fn is_marked_held(record: &Path) -> bool {
+    let mut marker = record.as_os_str().to_owned();
+    marker.push(".held");
+    Path::new(&marker).exists()
 }
 
 /// The right to change what is noted of claims elsewhere, as for the next boot, until it is dropped. Who takes it before a claim
@@ -362,7 +375,8 @@ impl Journal {
 pub(crate) fn read_record(host: &Host, path: &Path) -> Result<(File, Entry), UnreadRecord> {
     let mut bytes = Vec::new();
     let mut read = || {
-        let file = open(path, OFlags::RDWR)?;
+        let flags = if host.writer().only_reads() { OFlags::RDONLY } else { OFlags::RDWR };
+        let file = open(path, flags)?;
         (&file).take(MAX_RECORD + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
         if bytes.len() as u64 > MAX_RECORD {
             let what = "is too big for a record".into();

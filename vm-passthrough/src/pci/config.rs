@@ -1,7 +1,7 @@
 //! Config space as raw bytes: bounded walks over the capability lists, and the PCI Express link registers.
 //!
-//! The bytes come from a device and may be anything. A walk never visits an offset twice, so that it ends on a
-//! list that loops, and never reads outside what there is.
+//! The bytes come from a device and may be anything. A walk visits each offset at most once, so it ends
+//! on a list that loops, and reads only bytes of config space.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -12,7 +12,7 @@ use super::{Capability, ExtendedCapability, Link, ResizableBar, regs};
 pub const CONFIG_SIZE: usize = 256;
 /// Bytes of the PCI Express extended config space.
 pub const EXTENDED_CONFIG_SIZE: usize = 4096;
-/// Bytes of the header that all functions have, and the part that anybody may read on Linux.
+/// Bytes of the header, which every function has and any user may read on Linux.
 pub const HEADER_SIZE: usize = 64;
 
 /// The state of a function, judged by its config space.
@@ -108,7 +108,7 @@ impl ConfigSource for [u8] {
 /// The capability list of `config`, the conventional config space, in the order of the list. It ends early where the list
 /// leaves `config`.
 pub fn capabilities(config: &[u8]) -> Vec<Capability> {
-    // What is not there reads zero: no list, or its end.
+    // A byte past the end reads as zero, which ends the list.
     let read = |offset: u16| Ok::<_, Infallible>(config.read_u16(offset.into()).unwrap_or(0));
     walk_capabilities(read).unwrap_or_else(|never| match never {})
 }
@@ -296,7 +296,7 @@ mod tests {
         check(&[HEADER, 0x1c00, 0x820], &[(0, &[mib(64), mib(128), mib(256)])]);
         // Two; the second up to 128 TiB and 8 EiB.
         check(&[HEADER, 0x10, 0x41, 0x8000_0000, 0x8000_0042], &[(1, &[mib(1)]), (2, &[128 << 40, 1 << 63])]);
-        // Hostile: more than there are BARs, one twice, one that is none, and the end of config space.
+        // Hostile: too many BARs, a BAR twice, an invalid index, and a capability at the end of config space.
         check(&[HEADER, 0x10, 0xe1, 0x20, 1, 0x20, 6, 0x20, 0x3], &[(1, &[mib(1)]), (3, &[mib(2)])]);
         check(&[HEADER, u32::MAX, u32::MAX], &[]);
         check(&[HEADER], &[]);

@@ -135,6 +135,8 @@ pub const PM_CTRL_D3HOT: u16 = 3;
 pub const PM_CTRL_NO_SOFT_RESET: u16 = 1 << 3;
 /// It has asked for power; writing 1 clears it.
 pub const PM_CTRL_PME_STATUS: u16 = 1 << 15;
+/// PME_En.
+pub const PM_CTRL_PME_ENABLE: u16 = 1 << 8;
 
 // MSI (PCI Express Base 6.0, 7.7.1).
 

@@ -5,10 +5,11 @@ use super::{Blocker, BlockerCode, Case, FILES_PER_VECTOR, Severity};
 use crate::pci::config::ConfigSource as _;
 use crate::pci::placement::{self, FunctionRequest, PlacementError, WindowKind, Windows};
 use crate::pci::{self, PciFunction, regs};
-use crate::{Host, PciAddress};
+use crate::{Host, PciAddress, iommu};
 
 pub(super) fn judge(case: &mut Case<'_>) {
     case.found.extend(bars(case));
+    case.found.extend(peers(case));
     case.found.extend(open_files(case));
 }
 
@@ -139,6 +140,47 @@ fn more_bits(case: &Case<'_>, requests: &[FunctionRequest], bits: Option<u8>) ->
                  as many address bits as this takes"
             .into(),
     }
+}
+
+/// Warns if the function's IOMMU cannot address BARs of the guest's other devices. A device that is alone needs none of that.
+fn peers(case: &Case<'_>) -> Option<Blocker> {
+    let bits = iommu::address_width(case.host, case.function.address).filter(|bits| *bits < 64)?;
+    let slot = |address: PciAddress| (address.domain(), address.bus(), address.device());
+    let is_peer = |name: &str| {
+        let mut others = case.guest.iter().map(|other| other.address);
+        others.any(|other| slot(other) != slot(case.function.address) && other.to_string() == name)
+    };
+    let (requests, windows) = requests(case);
+    let placed = placement::plan(&requests, &windows).ok()?;
+    let beyond: Vec<_> = requests
+        .iter()
+        .zip(&placed)
+        .filter(|(request, _)| is_peer(&request.name))
+        .flat_map(|(request, placed)| placed.bars.iter().map(move |bar| (&request.name, bar)))
+        .filter(|(_, bar)| (bar.address + (bar.request.size - 1)) >> bits != 0)
+        .map(|(name, bar)| format!("BAR {} of {name} (at {:#x})", bar.request.index, bar.address))
+        .collect();
+    if beyond.is_empty() {
+        return None;
+    }
+    Some(Blocker {
+        code: BlockerCode::IovaTooWide,
+        severity: Severity::Warning,
+        function: case.function.address,
+        evidence: format!(
+            "its IOMMU translates {bits} bits (capability registers in {}/class/iommu), so its DMA does not reach {}",
+            case.host.sys.display(),
+            beyond.join(", ")
+        ),
+        remedy: case
+            .remedy(
+                "nothing, unless their drivers use peer-to-peer DMA; then give the guest less memory or make the BARs smaller by \
+                 resourceN_resize in sysfs, so that they fit below",
+                "nothing, unless their drivers use peer-to-peer DMA; then give the IOMMU of the virtual machine that this host is \
+                 more bits (QEMU: -device intel-iommu,aw-bits=48)",
+            )
+            .into(),
+    })
 }
 
 /// Whether drivers in the guest can use all of its devices' interrupts.

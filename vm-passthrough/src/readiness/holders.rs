@@ -234,6 +234,7 @@ fn processes(host: &Host, nodes: &Nodes, address: PciAddress) -> Vec<Holder> {
         let command = || files::read_trimmed(&process.join("comm")).unwrap_or_default();
         for descriptor in entries(&process.join("fd")) {
             let Ok(file) = fs::read_link(&descriptor) else { continue };
+            let file = host.captured_path(&file).unwrap_or(file);
             let file = without_deleted(&file).filter(|node| nodes.is_unbinding(host, node)).unwrap_or(file);
             if nodes.files.contains_key(&file)
                 || nodes.is_unbinding(host, &file)

@@ -1,4 +1,4 @@
-//! What the host itself uses the functions for: console, network, open files; its disks are a matter of their own.
+//! Uses of the functions by the host: console, network, open files. `disks` checks disks.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -64,7 +64,7 @@ fn boot_display(case: &mut Case<'_>, function: &PciFunction) {
     case.add(BlockerCode::BootDisplay, Severity::Blocker, function.address, evidence, fix);
 }
 
-/// What holds the firmware's framebuffer in a function's BARs: the evidence, and its platform device with its driver.
+/// Finds the driver that holds the firmware's framebuffer in a function's BARs: the evidence, and its platform device.
 ///
 /// Its resource lies in the BAR and has another name than the function's own driver gives it; or a DRM device or framebuffer
 /// belongs to a device below the function. Without privilege `iomem` has no addresses.
@@ -125,7 +125,7 @@ fn framebuffer(case: &Case<'_>, function: &PciFunction) -> Option<(String, Optio
     Some((evidence, device.map(|(_, parent, driver)| (parent, driver))))
 }
 
-/// Names of the members of a class whose directories lie below that of a device.
+/// Names of the class members below a device.
 pub(super) fn below<'a>(all: &'a [(String, PathBuf)], device: &str) -> Vec<&'a str> {
     let is_below = |path: &Path| path.components().any(|part| part == Component::Normal(device.as_ref()));
     all.iter().filter(|(_, path)| is_below(path)).map(|(name, _)| name.as_str()).collect()
@@ -182,7 +182,7 @@ fn shared(case: &mut Case<'_>, function: &PciFunction) {
     let sharers = match ledger::sharers(case.host, address) {
         Ok(sharers) => sharers,
         Err(error) => {
-            let evidence = format!("whether it is shared is not known: {error}");
+            let evidence = format!("cannot read the leases: {error}");
             return case.unchecked(address, evidence, "run this as root");
         }
     };
@@ -226,7 +226,7 @@ fn claimed(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<
             format!("wait until that process has ended, or stop it (end its guest, or kill {})", owner.pid),
         ),
         Err(error @ LedgerError::Busy { .. }) => {
-            let evidence = format!("whether another process has claimed it is not known: {error}");
+            let evidence = format!("cannot check whether another process has claimed it: {error}");
             case.unchecked(address, evidence, "run this again");
         }
         // That the ledger itself can't be read is reported already.

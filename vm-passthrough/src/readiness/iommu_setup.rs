@@ -1,6 +1,7 @@
 //! Why Linux uses no IOMMU, from the kernel command line and the firmware's ACPI tables.
 
 use super::Case;
+use super::acpi::{Dmar, Iort, Ivrs};
 use super::facts::CpuVendor;
 use crate::files;
 
@@ -16,12 +17,43 @@ pub(super) fn missing(case: &Case<'_>) -> (String, String) {
         CpuVendor::Arm => ("IORT", "the SMMU", ""),
         CpuVendor::Other => ("", "the IOMMU", ""),
     };
-    let has_table = !table.is_empty() && tables.join(table).exists();
-    let mut shown = vec![match (table, has_table) {
-        ("", _) => String::new(),
-        (_, true) => format!("the firmware has {name} on ({})", tables.join(table).display()),
-        (_, false) => format!("there is no {}", tables.join(table).display()),
-    }];
+    let path_of_table = tables.join(table);
+    let has_table = !table.is_empty() && path_of_table.exists();
+    let path_of_table = path_of_table.display();
+    let mut shown = Vec::new();
+    let mut fixes = Vec::new();
+    // Whether the table shows that the firmware needs no change.
+    let mut is_described = has_table;
+    let mut arm_driver = "CONFIG_ARM_SMMU_V3 or CONFIG_ARM_SMMU";
+    match (case.facts.vendor, has_table) {
+        (CpuVendor::Other, _) => {}
+        (_, false) => shown.push(format!("there is no {path_of_table}")),
+        (CpuVendor::Intel, true) => shown.push(match Dmar::read(case.host) {
+            Some(dmar) => format!("the firmware has VT-d on ({path_of_table}, flags: {})", dmar.names()),
+            None => format!("the firmware has VT-d on ({path_of_table})"),
+        }),
+        (CpuVendor::Amd, true) if Ivrs::read(case.host).is_some_and(|ivrs| ivrs.units == 0) => {
+            shown.push(format!("{path_of_table} describes no IOMMU"));
+            is_described = false;
+        }
+        (CpuVendor::Amd, true) => shown.push(format!("the firmware has {name} on ({path_of_table})")),
+        (CpuVendor::Arm, true) => match Iort::read(case.host) {
+            Some(iort) if iort.smmus == (false, false) => {
+                shown.push(format!("{path_of_table} describes no SMMU"));
+                is_described = false;
+            }
+            Some(iort) => {
+                let (text, smmu) = root_complex(case, &iort);
+                shown.push(text);
+                match smmu {
+                    Some(3) => arm_driver = "CONFIG_ARM_SMMU_V3",
+                    Some(_) => arm_driver = "CONFIG_ARM_SMMU",
+                    None => fixes.push(UNCONNECTED.to_owned()),
+                }
+            }
+            None => shown.push(format!("the firmware has {name} on ({path_of_table})")),
+        },
+    }
     let options: Vec<&str> =
         words.iter().copied().filter(|word| word.to_lowercase().contains("iommu")).collect();
     if !words.is_empty() {
@@ -30,15 +62,13 @@ pub(super) fn missing(case: &Case<'_>) -> (String, String) {
             _ => format!("{} has {}", path.display(), options.join(" ")),
         });
     }
-    shown.retain(|text| !text.is_empty());
-    let mut fixes = Vec::new();
     let firmware = match case.facts.vendor {
         CpuVendor::Intel => "enable VT-d in the firmware setup",
         CpuVendor::Amd => "enable the IOMMU (AMD-Vi) in the firmware setup",
         CpuVendor::Arm => "enable the SMMU in the firmware setup, if the processor has one for PCI Express",
         CpuVendor::Other => "enable the IOMMU in the firmware setup",
     };
-    if !has_table {
+    if !is_described {
         fixes.push(firmware.to_owned());
     }
     let is_x86 = matches!(case.facts.vendor, CpuVendor::Intel | CpuVendor::Amd);
@@ -51,23 +81,150 @@ pub(super) fn missing(case: &Case<'_>) -> (String, String) {
     }
     let is_on = enabled(&options, switch);
     if case.facts.vendor == CpuVendor::Intel && is_on != Some(true) && !corrected {
-        fixes.push("boot Linux with intel_iommu=on (iommu=pt alone does not enable the IOMMU)".into());
+        let others = options.iter().find_map(|word| {
+            let (key, values) = word.split_once('=')?;
+            (key.replace('-', "_") == switch && !values.is_empty()).then_some(values)
+        });
+        fixes.push(match others {
+            Some(values) => {
+                format!("boot Linux with intel_iommu=on,{values} ({values} does not enable the IOMMU)")
+            }
+            None => "boot Linux with intel_iommu=on (iommu=pt alone does not enable the IOMMU)".into(),
+        });
     }
     if fixes.is_empty() {
         fixes.push(match case.facts.vendor {
             CpuVendor::Intel => "look for lines with DMAR: in dmesg; Linux needs CONFIG_INTEL_IOMMU".into(),
             CpuVendor::Amd => "look for lines with AMD-Vi: in dmesg; Linux needs CONFIG_AMD_IOMMU".into(),
-            _ => {
-                "look for lines with smmu in dmesg; Linux needs CONFIG_ARM_SMMU_V3 or CONFIG_ARM_SMMU".into()
-            }
+            _ => format!("look for lines with smmu in dmesg; Linux needs {arm_driver}"),
         });
-    } else if !is_x86 && !has_table {
+    } else if !is_x86 && !is_described {
         fixes.push("use a Linux kernel with a driver for it (CONFIG_ARM_SMMU_V3)".into());
     }
-    if has_table && is_x86 {
+    if is_described && is_x86 {
         fixes.push("the firmware setup needs no change".into());
     }
     (shown.join(", "), fixes.join("; "))
+}
+
+const UNCONNECTED: &str =
+    "update the firmware, or use another slot: the table (IORT) has to connect the segment to an SMMU";
+
+/// How the IORT connects the function's root complex to an SMMU, and the version of that SMMU.
+fn root_complex(case: &Case<'_>, iort: &Iort) -> (String, Option<u8>) {
+    let path = case.host.sys.join("firmware/acpi/tables/IORT");
+    let segment = case.function.address.domain();
+    let Some(root) = iort.root(segment) else {
+        return (format!("{} has no root complex of PCI segment {segment:04x}", path.display()), None);
+    };
+    let ats = if root.ats { "supports" } else { "does not support" };
+    let text = match root.smmu {
+        Some(version) => {
+            let version = if version == 3 { "SMMUv3" } else { "SMMU of version 1 or 2" };
+            format!("{} connects PCI segment {segment:04x} to an {version}", path.display())
+        }
+        None => format!("{} connects PCI segment {segment:04x} to no SMMU", path.display()),
+    };
+    (format!("{text}; its root complex {ats} ATS"), root.smmu)
+}
+
+/// As [`root_complex`], of a function without a group on a host that uses an SMMU; with a fix if the IORT shows one.
+pub(super) fn unserved(case: &Case<'_>) -> Option<(String, Option<&'static str>)> {
+    let (text, smmu) = root_complex(case, &Iort::read(case.host)?);
+    Some((text, smmu.is_none().then_some(UNCONNECTED)))
+}
+
+/// Why interrupts are not remapped, and the fix, on a physical host.
+pub(super) fn unremapped(case: &Case<'_>) -> (String, String) {
+    let path = case.host.proc.join("cmdline");
+    let cmdline = files::read_trimmed(&path).unwrap_or_default();
+    let off = cmdline.split_ascii_whitespace().rev().find(|word| {
+        let (key, values) = word.split_once('=').unwrap_or((word, ""));
+        key == "nointremap" || key == "intremap" && values.split(',').any(|value| value == "off")
+    });
+    let table = |name: &str| case.host.sys.join("firmware/acpi/tables").join(name).display().to_string();
+    let (mut shown, mut fixes) = (Vec::new(), Vec::new());
+    if let Some(off) = off {
+        shown.push(format!("{} has {off}", path.display()));
+        fixes.push(format!("remove {off} from the kernel command line"));
+    }
+    match case.facts.vendor {
+        CpuVendor::Intel => match Dmar::read(case.host) {
+            Some(dmar) => {
+                let mut text = format!("flags of {}: {}", table("DMAR"), dmar.names());
+                if dmar.opts_out_of_x2apic() {
+                    text += " (X2APIC_OPT_OUT leaves remapping on)";
+                }
+                shown.push(text);
+                match (dmar.remaps_interrupts(), off) {
+                    (false, _) => fixes.push(
+                        "enable VT-d interrupt remapping (or x2APIC) in the firmware setup, or update the firmware".into(),
+                    ),
+                    (true, Some(_)) => fixes.push("the firmware setup needs no change".into()),
+                    (true, None) => {
+                        fixes.push("look for lines with DMAR-IR: in dmesg; Linux needs CONFIG_IRQ_REMAP".into());
+                    }
+                }
+            }
+            None if off.is_none() => fixes.push(
+                "enable VT-d interrupt remapping in the firmware setup and boot without intremap=off".into(),
+            ),
+            None => {}
+        },
+        CpuVendor::Amd => match Ivrs::read(case.host) {
+            Some(ivrs) if ivrs.units != 0 && ivrs.io_apics == 0 => {
+                shown
+                    .push(format!("{} names no I/O APIC, without which Linux remaps nothing", table("IVRS")));
+                fixes.push(
+                    "update the firmware, or name the I/O APIC on the kernel command line (ivrs_ioapic[ID]=BUS:DEVICE.FUNCTION, \
+                     by the lines with AMD-Vi: in dmesg)"
+                        .into(),
+                );
+            }
+            Some(ivrs) if ivrs.units != 0 => fixes.push(match off {
+                Some(_) => "the firmware setup needs no change".into(),
+                None => "look for lines with AMD-Vi: in dmesg; Linux needs CONFIG_IRQ_REMAP".into(),
+            }),
+            _ if off.is_none() => {
+                fixes.push(
+                    "enable interrupt remapping in the firmware setup and boot without intremap=off".into(),
+                );
+            }
+            _ => {}
+        },
+        _ => {
+            fixes.clear();
+            shown.clear();
+            if Iort::read(case.host).is_some_and(|iort| !iort.has_its) {
+                shown.push(format!("{} has no interrupt translation service (ITS)", table("IORT")));
+            }
+            fixes.push(
+                "use a host whose interrupt controller isolates message-signaled interrupts (GICv3 with ITS)"
+                    .into(),
+            );
+        }
+    }
+    (shown.join(", "), fixes.join("; "))
+}
+
+/// Returns the fix that lets the IOMMU protect the host from devices behind USB4.
+pub(super) fn protect_tunnels(case: &Case<'_>) -> &'static str {
+    const FIRMWARE: &str = "turn on Kernel DMA Protection (pre-boot DMA protection) in the firmware setup: VT-d or AMD-Vi is on, \
+                            but the firmware does not ask Linux to use it";
+    const LINUX: &str = "remove what disables the IOMMU from the kernel command line (intel_iommu=off, amd_iommu=off, \
+                         iommu=off): the firmware asks Linux to use it";
+    let blocks = match case.facts.vendor {
+        CpuVendor::Intel => Dmar::read(case.host).map(Dmar::blocks_dma_at_boot),
+        CpuVendor::Amd => Ivrs::read(case.host).map(|ivrs| ivrs.blocks_dma_at_boot),
+        _ => None,
+    };
+    match blocks {
+        Some(true) => LINUX,
+        Some(false) => FIRMWARE,
+        None => {
+            "turn on the IOMMU in the firmware setup (there \"VT-d\", \"AMD-Vi\" or \"Kernel DMA Protection\")"
+        }
+    }
 }
 
 /// Whether the option `switch` enables the IOMMU; its last value counts. Linux takes a hyphen in a name for an underscore
@@ -109,7 +266,22 @@ fn correction(word: &str, vendor: CpuVendor, switch: &str) -> Option<String> {
         "amd_iommu" if has("off") => {
             Some(format!("remove {word} from the kernel command line: it disables the IOMMU"))
         }
-        "intel_iommu" if !["on", "off", "igfx_off", "sm_on", "sp_off"].iter().any(|known| has(known)) => {
+        // `intel_iommu_setup` in `drivers/iommu/intel/iommu.c`.
+        "intel_iommu"
+            if ![
+                "on",
+                "off",
+                "igfx_off",
+                "forcedac",
+                "strict",
+                "sp_off",
+                "sm_on",
+                "sm_off",
+                "tboot_noforce",
+            ]
+            .iter()
+            .any(|known| has(known)) =>
+        {
             Some(format!("replace {word} by intel_iommu=on: Linux knows no such value"))
         }
         "intel_iommu" | "amd_iommu" | "iommu" => None,

@@ -1,4 +1,4 @@
-//! Whether the IOMMU keeps the function to its guest.
+//! Checks of isolation: IOMMU, group, ACS, interrupt remapping and reserved memory.
 
 use super::facts::CpuVendor;
 use super::removal::Spare;
@@ -8,7 +8,7 @@ use crate::{PciAddress, files, pci};
 
 pub(super) fn judge(case: &mut Case<'_>) {
     if case.group.as_ref().is_none_or(|group| group.noiommu) {
-        // Without an IOMMU nothing else here has a meaning.
+        // All other checks need an IOMMU.
         no_iommu(case);
         return;
     }
@@ -57,10 +57,17 @@ fn no_iommu(case: &mut Case<'_>) {
                 .into(),
         )
     } else if iommu::is_present(case.host) {
+        let root = match case.facts.vendor {
+            CpuVendor::Arm | CpuVendor::Other if !case.facts.is_virtual => iommu_setup::unserved(case),
+            _ => None,
+        };
+        let (why, fix) = root.unwrap_or_default();
+        let why = if why.is_empty() { why } else { format!("; {why}") };
         (
-            format!("{} is missing, though the host has an IOMMU", group.display()),
+            format!("{} is missing, though the host has an IOMMU{why}", group.display()),
             case.remedy(
                 match case.facts.vendor {
+                    _ if fix.is_some() => fix.unwrap_or_default(),
                     CpuVendor::Arm | CpuVendor::Other => {
                         "check that the SMMU covers this slot (IORT, or iommu-map of the device tree), or use another slot"
                     }
@@ -93,7 +100,7 @@ fn has_pci_group(case: &Case<'_>) -> bool {
     names.iter().any(|name| functions.join(name).join("iommu_group").exists())
 }
 
-/// Reports that a function can't be isolated, as the IOMMU takes its DMA for that of its controller.
+/// Reports that a function cannot be isolated: the IOMMU sees its DMA as that of the controller.
 fn behind_controller(case: &mut Case<'_>, controller: PciAddress) {
     let Ok(function) = pci::read_function(case.host, controller) else { return };
     let driver = function.driver.as_deref().unwrap_or("none");
@@ -104,7 +111,7 @@ fn behind_controller(case: &mut Case<'_>, controller: PciAddress) {
         case.function.iommu_group.unwrap_or_default()
     );
     let pass = match Spare::controller(case, &function) {
-        Ok(spare) => format!("or {} with all that is behind it", spare.pass()),
+        Ok(spare) => format!("or {} with all functions behind it", spare.pass()),
         Err(why) => format!("do not pass the controller, as {why}"),
     };
     case.blocker(
@@ -155,7 +162,7 @@ fn group(case: &mut Case<'_>) {
             let unbind = Spare::functions(case, [other.function]).map(|spare| spare.unbind(&path));
             let give = whole_group.as_ref().ok().filter(|_| other.with_group_helps).map(Spare::give_group);
             let remedy = match (give, unbind) {
-                // Nothing behind it needs the driver while a guest has it.
+                // While a guest has the bridge's group, the driver is unused.
                 (Some(give), Ok(unbind)) if other.function.is_bridge() => format!(
                     "{give}, which takes the bridge from {driver} until it is given back, or {unbind} (the slots behind it can't \
                      be hot-plugged meanwhile)"
@@ -201,7 +208,7 @@ fn group(case: &mut Case<'_>) {
 fn elsewhere(case: &Case<'_>) -> &'static str {
     match case.is_built_in() {
         true if !case.facts.is_virtual => {
-            "enable ACS in the firmware setup, if it offers that; else pass a device of another group"
+            "enable ACS in the firmware setup, if it offers that, or pass a device of another group"
         }
         _ => case.remedy(
             "enable ACS for the port in the firmware setup, or move the card to a slot of another root port",
@@ -216,17 +223,14 @@ fn interrupts(case: &mut Case<'_>) {
         let parameter = format!("module/{module}/parameters/allow_unsafe_interrupts");
         files::read_trimmed(&case.host.sys.join(parameter)).is_some_and(|value| value == "Y")
     });
-    let firmware = match case.facts.vendor {
-        _ if case.facts.is_virtual => {
-            "have the IOMMU of the virtual machine that this host is remap interrupts (QEMU: -machine \
-             kernel-irqchip=split -device intel-iommu,intremap=on) and boot without intremap=off"
-        }
-        CpuVendor::Intel => {
-            "enable VT-d interrupt remapping in the firmware setup and boot without intremap=off"
-        }
-        CpuVendor::Amd => "enable interrupt remapping in the firmware setup and boot without intremap=off",
-        _ => "use a host whose interrupt controller isolates message-signaled interrupts (GICv3 with ITS)",
+    let (why, firmware) = if case.facts.is_virtual {
+        let fix = "have the IOMMU of the virtual machine that this host is remap interrupts (QEMU: -machine \
+                   kernel-irqchip=split -device intel-iommu,intremap=on) and boot without intremap=off";
+        (String::new(), fix.to_owned())
+    } else {
+        iommu_setup::unremapped(case)
     };
+    let evidence = if why.is_empty() { evidence } else { format!("{evidence}; {why}") };
     let address = case.function.address;
     match allowed {
         // The administrator accepted it.
@@ -234,8 +238,8 @@ fn interrupts(case: &mut Case<'_>) {
             BlockerCode::InterruptRemappingOff,
             Severity::Warning,
             address,
-            format!("{evidence}; allow_unsafe_interrupts of {module} lets VFIO go on all the same"),
-            format!("{firmware}; until then give it to trusted guests only"),
+            format!("{evidence}; allow_unsafe_interrupts of {module} overrides that"),
+            format!("{firmware}; before that, give it to trusted guests only"),
         ),
         None => case.blocker(
             BlockerCode::InterruptRemappingOff,

@@ -34,9 +34,12 @@ fn host_memory(case: &mut Case<'_>) {
     }
     let (severity, limit, remedy) = match (total, available) {
         (Some(total), _) if needed > total => (Severity::Blocker, total, "give the guest less memory"),
-        (_, Some(available)) if needed > available => {
-            (Severity::Warning, available, "give the guest less memory, or end what uses it")
-        }
+        (_, Some(available)) if needed > available => (
+            Severity::Warning,
+            available,
+            "give the guest less memory, end what uses it, or set the guest's RAM aside as huge pages (hugepages in the guest \
+                 file), which are also pinned faster",
+        ),
         _ => return,
     };
     let which = if severity == Severity::Blocker { "in all" } else { "available now" };

@@ -18,6 +18,7 @@
 //! ```
 
 mod access;
+mod acpi;
 mod device;
 mod disks;
 mod divided;
@@ -301,7 +302,7 @@ codes! {
     BarUnassigned = "bar-unassigned", Guest, "the host gave one of its BARs no address";
     BarsTooLarge = "bars-too-large", Guest, "its BARs don't fit into the guest's physical addresses";
     IovaReserved = "iova-reserved", Guest, "the guest's RAM lies where DMA can't be mapped";
-    IovaTooWide = "iova-too-wide", Guest, "the guest's RAM lies beyond what the IOMMU can address";
+    IovaTooWide = "iova-too-wide", Guest, "the guest's RAM or BARs lie beyond what the IOMMU can address";
     OpenFilesTooLow = "open-files-too-low", Guest, "the process may not open as many files as the guest's interrupts take";
     HostMemoryTooLow = "host-memory-too-low", Guest, "the host has too little memory for the guest's, all of which is pinned";
     HugePagesTooFew = "huge-pages-too-few", Guest, "the host has too few free huge pages for the guest's RAM";

@@ -1,5 +1,5 @@
-//! Fixes that take a device from the host. This module alone writes such texts, as methods of [`Spare`], and there is no
-//! [`Spare`] of a device that the host uses.
+//! Fixes that remove a device from the host. Only this module writes such texts, as methods of [`Spare`]; no [`Spare`] exists
+//! for a device that the host uses.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::pci::{self, PciFunction};
 pub(super) struct Spare(String);
 
 impl Spare {
-    /// `functions`, if the host can do without all of them and none of them is a controller that the target is behind.
+    /// Checks that the host does not need `functions`, and that none of them is the target's controller.
     ///
     /// # Errors
     /// A clause that names each function that the host needs, and why.
@@ -80,7 +80,7 @@ impl Spare {
     }
 
     /// Claims the whole group.
-    #[expect(clippy::unused_self, reason = "the value proves that the host can do without the group")]
+    #[expect(clippy::unused_self, reason = "the value is the proof that the host does not need the group")]
     pub(super) fn give_group(&self) -> &'static str {
         "give the whole group away (--with-group)"
     }
@@ -106,7 +106,7 @@ impl Spare {
     }
 
     /// Removes virtual functions.
-    #[expect(clippy::unused_self, reason = "the value proves that the host can do without them")]
+    #[expect(clippy::unused_self, reason = "the value is the proof that the host does not need them")]
     pub(super) fn remove_vfs(&self, count: &Path) -> String {
         format!("disable them: echo 0 > {}", count.display())
     }

@@ -2,7 +2,7 @@
 //! hot-plug left it, and its driver may not let go of it.
 
 use super::holders::users;
-use super::{BlockerCode, Case, Severity, size_text};
+use super::{BlockerCode, Case, Severity, iommu_setup, size_text};
 use crate::deadlines::DRIVERS as DEADLINE;
 use crate::pci::{self, PciFunction, PciIds};
 use crate::usb4::{self, Basis, Domain, Router, Tunnel, Via};
@@ -59,6 +59,7 @@ pub(super) fn judge(case: &mut Case<'_>) {
 
 fn tunnelled(case: &mut Case<'_>, all: &Tunnels, tunnel: &Tunnel, function: &PciFunction) {
     let address = function.address;
+    let protect = iommu_setup::protect_tunnels(case);
     let mut add = |code, evidence, remedy: &str| case.add(code, Severity::Warning, address, evidence, remedy);
     let known = match tunnel.basis {
         Basis::Linux => "Linux says so",
@@ -85,8 +86,7 @@ fn tunnelled(case: &mut Case<'_>, all: &Tunnels, tunnel: &Tunnel, function: &Pci
         add(
             BlockerCode::DmaUnprotected,
             format!("iommu_dma_protection of domain{} is 0", domain.number),
-            "turn on the IOMMU in the firmware setup (there \"VT-d\", \"AMD-Vi\" or \"Kernel DMA Protection\"), and authorise known \
-             devices alone",
+            &format!("{protect}, and authorise known devices alone"),
         );
     }
     for bar in &function.bars {

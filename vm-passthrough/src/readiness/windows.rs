@@ -11,9 +11,9 @@ const MAX_DEPTH: usize = 256;
 /// Memory BARs of a function to which Linux gave no address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnassignedBars {
-    /// The BARs, what they need, and the ports without a window for them.
+    /// The BARs, their sizes, and the ports without a window for them.
     pub evidence: String,
-    /// What to do.
+    /// The fix.
     pub fix: String,
 }
 
@@ -36,7 +36,7 @@ fn is_prefetchable(bar: &Bar) -> bool {
     bar.prefetchable && bar.kind == BarKind::Memory64
 }
 
-/// As [`unassigned_bars`], of what was read already.
+/// As [`unassigned_bars`], for a function that was read before.
 pub(super) fn judge(
     host: &Host,
     facts: &HostFacts,

@@ -34,6 +34,7 @@ mod gpu;
 mod registers;
 mod tree;
 mod usb4;
+mod vfio_config;
 mod vmm;
 mod work;
 

@@ -148,9 +148,9 @@ fn what_only_some_hosts_have_is_captured() {
     let copy = capture(&sim, folder.path());
     let read = |path: &str| std::fs::read_to_string(copy.join(path)).expect(path);
     assert_eq!(read("proc/cmdline"), "root=/dev/vda iommu=pt\n");
-    assert_eq!(read("sys/firmware/acpi/tables/DMAR"), "D".repeat(48));
-    assert_eq!(read("sys/firmware/acpi/tables/IVRS"), "I".repeat(48));
-    assert_eq!(read("sys/firmware/acpi/tables/IORT"), "O".repeat(48));
+    assert_eq!(read("sys/firmware/acpi/tables/DMAR"), "D".repeat(200));
+    assert_eq!(read("sys/firmware/acpi/tables/IVRS"), "I".repeat(200));
+    assert_eq!(read("sys/firmware/acpi/tables/IORT"), "O".repeat(200));
     assert_eq!(read("proc/driver/nvidia/gpus/0000:01:00.0/information"), "Device Minor: \t 0\n", "no UUID");
     let kept: Vec<_> = log.lines().filter(|line| line.contains("NVRM") || line.contains("DMAR")).collect();
     assert_eq!(read("dev/kmsg").lines().collect::<Vec<_>>(), kept);
@@ -197,4 +197,68 @@ fn an_output_that_is_a_link_is_not_followed_and_others_do_not_read_it() {
         assert_eq!(path("host.tar").metadata().expect("a file").permissions().mode() & 0o777, 0o600);
     }
     assert_eq!(folder.path().read_dir().expect("a folder").count(), 5, "nothing else is left");
+}
+
+/// Processes that have devices open, a claim of a guest that runs, and kernels on a shared GPU.
+#[test]
+fn who_holds_devices_is_captured() {
+    use std::os::unix::fs::symlink;
+    use vm_passthrough::PassthroughManager;
+    use vm_passthrough::claim::ClaimOptions;
+    use vm_passthrough::sim::SimDrivers;
+
+    let sim = workstation();
+    let gpu = "sys/bus/pci/devices/0000:01:00.0";
+    let write = |path: &str, text: &str| sim.write(path, text).expect("written");
+    write(&format!("{gpu}/drm/card0/dev"), "226:0\n");
+    write(&format!("{gpu}/drm/card0/uevent"), "DEVNAME=dri/card0\n");
+    write("dev/dri/card0", "");
+    let open = |pid: u32, command: &str, descriptor: u32, target: PathBuf| {
+        let dir = sim.path(&format!("proc/{pid}/fd"));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        symlink(target, dir.join(descriptor.to_string())).expect("a link");
+        write(&format!("proc/{pid}/comm"), &format!("{command}\n"));
+    };
+    open(4242, "Xorg", 7, sim.path("dev/dri/card0"));
+    open(4242, "Xorg", 8, sim.path("dev/null"));
+    let directory = |text: &str| sim.device_dir(address(text)).expect("a function");
+    open(77, "tool", 3, directory("0000:01:00.0").join("resource1"));
+    open(88, "editor", 3, PathBuf::from("/home/user/secret.txt"));
+
+    let id = std::process::id();
+    write(&format!("proc/{id}/comm"), "vm-service\n");
+    write(&format!("proc/{id}/stat"), &format!("{id} (vm-service) S{} 77 0", " 0".repeat(18)));
+    write("proc/self/comm", "vm-service\n");
+    let drivers = SimDrivers::new(&sim);
+    let mut manager = PassthroughManager::with_host(drivers.host()).expect("a manager");
+    let claimed = manager.claim(address("0000:03:00.0"), &ClaimOptions::default()).expect("a claim");
+    let lease = manager.share(address("0000:02:00.0")).expect("a lease");
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let copy = capture(&sim, folder.path());
+    let explain = |address: &str, root: &Path| {
+        // Another process asks: this one has the claim itself.
+        let program = env!("CARGO_BIN_EXE_vm-service");
+        let mut command = Command::new(program);
+        let ended = command.args(["explain", address, "--root"]).arg(root).output().expect("the program");
+        String::from_utf8(ended.stdout).expect("text").replace(&root.display().to_string(), "ROOT")
+    };
+    for (address, expect) in [
+        (
+            "0000:01:00.0",
+            vec!["process 4242 (Xorg) has /dev/dri/card0 open", "process 77 (tool) has", "resource1 open"],
+        ),
+        ("0000:02:00.0", vec!["in-use-shared", "(vm-service)"]),
+        ("0000:03:00.0", vec!["blocker claimed", "(vm-service) has it"]),
+    ] {
+        let there = explain(address, &copy);
+        for part in expect {
+            assert!(there.contains(part), "no `{part}` in {there}");
+        }
+        assert_eq!(there, explain(address, sim.root()), "{address}");
+    }
+    assert!(!copy.join("proc/88").exists(), "what has no device open is left out");
+    assert!(!copy.join("proc/4242/fd/8").exists());
+    drop(lease);
+    manager.release(&claimed).expect("released");
 }

@@ -43,13 +43,15 @@ fn a_region_is_read_and_written_within_its_size() {
     check(0xffe, "a multiple of 4");
     check(u64::MAX, "a multiple of 4");
     device.vanish();
+    assert_eq!(registers.read32(0).unwrap(), u32::MAX);
+    device.write(CONFIG_REGION, regs::COMMAND.into(), &[0, 0]).unwrap();
     check(0, "Input/output error");
 }
 
 #[test]
 fn a_region_is_mapped_where_it_can_be() {
     const SIZE: u64 = 0x8000;
-    // Which registers still answer where no read or write of the device does any more.
+    // Which registers still answer where no read or write of the region does any more. On Linux the access ends the process.
     let check = |mappable: &[(u64, u64)], offset: u64, is_mapped: bool| {
         let device = device_of(SIZE, mappable);
         let registers = RegionRegisters::mapped(device.clone(), 0).unwrap();
@@ -63,7 +65,7 @@ fn a_region_is_mapped_where_it_can_be() {
             registers.read32(outside).unwrap_err();
             registers.write32(outside, 1).unwrap_err();
         }
-        device.vanish();
+        device.write(CONFIG_REGION, regs::COMMAND.into(), &[0, 0]).unwrap();
         assert_eq!(registers.read32(offset).is_ok(), is_mapped, "{mappable:x?} {offset:#x}");
         assert_eq!(registers.write32(offset, 1).is_ok(), is_mapped, "{mappable:x?} {offset:#x}");
     };
@@ -90,7 +92,7 @@ fn a_function_that_is_not_up_is_not_mapped() {
         RegionRegisters::new(device, 0).unwrap();
     };
     check(regs::COMMAND, &[0, 0], "it does not decode memory (Command reads 0x0000); bring it up first");
-    check(regs::COMMAND, &[0xff, 0xff], "it does not decode memory (Command reads 0xffff)");
+    check(regs::COMMAND, &[0xff, 0xff], "it does not decode memory (Command reads 0xfbff)");
     check(u16::from(PM) + regs::PM_CTRL, &[3], "it is in D3hot; bring it up first");
     let device = device_of(0x1000, &[(0, 0x1000)]);
     device.fail(Fault::MapBar);

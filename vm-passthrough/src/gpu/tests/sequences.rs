@@ -53,7 +53,7 @@ fn each_step_of_bringing_up_can_fail_and_says_so() {
     check(&|gpu| gpu.device().fail(Fault::Reset), Step::Reset, "VFIO_DEVICE_RESET");
     check(&|gpu| gpu.device().fail(Fault::ResetRefuted), Step::Reset, "nothing was reset");
     check(&|gpu| gpu.device().want_back(), Step::Reset, "VFIO_DEVICE_RESET");
-    check(&|gpu| gpu.device().vanish(), Step::Reset, "Input/output error");
+    check(&|gpu| gpu.device().vanish(), Step::Reset, "Inappropriate ioctl");
     let memory = GpuFault::StuckCommand(regs::COMMAND_MEMORY);
     check(&|gpu| gpu.fail(memory), Step::EnableMemory, "Command reads 0x0000 after 0x0002 was written");
     let boot = |value| move |gpu: &SimGpu| gpu.fail(GpuFault::Boot(value));
@@ -74,37 +74,12 @@ fn each_step_of_bringing_up_can_fail_and_says_so() {
 #[test]
 fn what_could_not_be_switched_off_again_is_said() {
     let (gpu, clock) = gpu();
-    // Memory is on, whoever turns it off.
-    let config = gpu.device().config();
-    let on = u16::from_le_bytes([config[4], config[5]]) | regs::COMMAND_MEMORY;
     let registers = RegionRegisters::new(gpu.clone(), 0).unwrap();
     bring_up(&*gpu, &registers, &*clock).unwrap();
-    gpu.device().set_config(4, &on.to_le_bytes());
+    // Linux restores Command after a reset, so memory is on again, and stays on.
     gpu.fail(GpuFault::StuckCommand(regs::COMMAND_MEMORY));
     gpu.fail(GpuFault::Boot(0x1c00_00a1));
-    // The reset clears it, and it stays as it is then: set once more as the hardware does.
     let error = bring_up(&*gpu, &registers, &*clock).unwrap_err();
-    assert_eq!(error.step, Step::EnableMemory);
-    assert!(error.left.is_none(), "{error}");
-
-    #[derive(Debug)]
-    struct Stuck<'a>(&'a SimGpu, RegionRegisters);
-    impl super::super::Registers for Stuck<'_> {
-        fn size(&self) -> u64 {
-            self.1.size()
-        }
-        fn read32(&self, offset: u64) -> Result<u32, super::super::RegisterError> {
-            // From the first look at the registers on, Command takes nothing.
-            self.0.fail(GpuFault::StuckCommand(regs::COMMAND_MEMORY));
-            self.1.read32(offset)
-        }
-        fn write32(&self, offset: u64, value: u32) -> Result<(), super::super::RegisterError> {
-            self.1.write32(offset, value)
-        }
-    }
-    gpu.heal();
-    gpu.fail(GpuFault::Boot(0x1c00_00a1));
-    let error = bring_up(&*gpu, &Stuck(&gpu, registers), &*clock).unwrap_err();
     assert_eq!(error.step, Step::Boot);
     assert!(error.left.is_some());
     assert!(error.to_string().contains("it could not be switched off again: "), "{error}");
@@ -153,11 +128,9 @@ fn power_states_that_do_not_change_are_an_error() {
         check(&|_| (), state, Step::ChangePower, "can't be asked for; D0 and D3hot can");
     }
     let gone = |gpu: &SimGpu| gpu.device().vanish();
-    check(&gone, PowerState::D0, Step::ReadPower, "Input/output error");
+    check(&gone, PowerState::D0, Step::ReadPower, "Power Management Control reads all ones");
     let ones = |gpu: &SimGpu| gpu.device().set_config(0, &[0xff; 256]);
     check(&ones, PowerState::D0, Step::ReadPower, "reads all ones");
-    let none = |gpu: &SimGpu| gpu.device().set_config(0x34, &[0]);
-    check(&none, PowerState::D0, Step::ReadPower, "no power management capability");
     let control = |gpu: &SimGpu| gpu.device().set_config(0x64, &[0xff; 2]);
     check(&control, PowerState::D0, Step::ReadPower, "Power Management Control reads all ones");
 }

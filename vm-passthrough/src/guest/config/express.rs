@@ -24,14 +24,7 @@ const REGISTERS: &[Register] = &[
         ..Register::NONE
     },
     // Device Status: four error bits to clear, auxiliary power, transactions pending.
-    Register {
-        offset: regs::EXP_DEVSTA,
-        width: 2,
-        live: 0x003f,
-        through: 0x000f,
-        clear: 0x000f,
-        ..Register::NONE
-    },
+    Register { offset: regs::EXP_DEVSTA, width: 2, live: 0x003f, clear: 0x000f, ..Register::NONE },
 ];
 
 /// Registers of the link, from which active state power management (bits 10 and 11) is left out: the link is the

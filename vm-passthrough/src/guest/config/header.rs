@@ -17,8 +17,8 @@ const STATUS_LIVE: u32 = 0xffef;
 /// All but the BARs, the capability pointer, and the interrupt pin, which is shown once it leads somewhere. Without a row: header
 /// type (0; whoever shows several functions in a slot sets the multifunction bit), built-in self test, CardBus pointer.
 pub(super) const REGISTERS: &[Register] = &[
-    // Vendor and device ID: read from the device each time, so that a guest notices one that is gone.
-    Register { offset: 0x00, width: 4, keep: u32::MAX, live: u32::MAX, ..Register::NONE },
+    // Vendor and device ID.
+    Register { offset: 0x00, width: 4, keep: u32::MAX, ..Register::NONE },
     Register {
         offset: regs::COMMAND,
         width: 2,
@@ -27,14 +27,7 @@ pub(super) const REGISTERS: &[Register] = &[
         through: COMMAND_THROUGH as u32,
         ..Register::NONE
     },
-    Register {
-        offset: regs::STATUS,
-        width: 2,
-        live: STATUS_LIVE,
-        through: STATUS_CLEAR,
-        clear: STATUS_CLEAR,
-        ..Register::NONE
-    },
+    Register { offset: regs::STATUS, width: 2, live: STATUS_LIVE, clear: STATUS_CLEAR, ..Register::NONE },
     // Revision and class.
     Register { offset: regs::CLASS_REVISION, width: 4, keep: u32::MAX, ..Register::NONE },
     // Cache line size.

@@ -54,8 +54,7 @@ pub(super) struct Register {
     pub(super) acknowledge: u32,
     /// Bits that the guest's writes set in the device.
     pub(super) through: u32,
-    /// Bits of the device that writing 1 clears: written as 0 unless they are also in `through` and the guest wrote
-    /// 1.
+    /// Live bits that writing 1 clears. vfio-pci drops such writes, so the guest reads 0 until the bit was 0 in the device.
     pub(super) clear: u32,
 }
 
@@ -77,6 +76,8 @@ pub(super) struct ConfigSpace {
     acknowledge: Bytes,
     through: Bytes,
     clear: Bytes,
+    /// Bits of `clear` that the guest cleared, and the device has not since.
+    cleared: Bytes,
     /// Where the capabilities are that need acting on.
     pub(super) power: Option<u16>,
     pub(super) express: Option<u16>,
@@ -174,6 +175,7 @@ impl ConfigSpace {
     /// Forgets what the guest wrote.
     pub(super) fn reset(&mut self) {
         self.shadow = self.power_on.clone();
+        self.cleared = Bytes::zero();
     }
 
     /// Whether a read of `len` bytes at `offset` needs the device's bytes.
@@ -187,14 +189,15 @@ impl ConfigSpace {
     }
 
     /// Turns the device's bytes at `offset` into what the guest reads there.
-    pub(super) fn merge(&self, offset: usize, data: &mut [u8]) {
+    pub(super) fn merge(&mut self, offset: usize, data: &mut [u8]) {
         for (index, byte) in data.iter_mut().enumerate() {
-            let Some((&shadow, &live)) =
-                self.shadow.0.get(offset + index).zip(self.live.0.get(offset + index))
-            else {
-                return;
-            };
-            *byte = *byte & live | shadow & !live;
+            let at = offset + index;
+            let masks = self.shadow.0.get(at).zip(self.live.0.get(at));
+            let Some(((&shadow, &live), cleared)) = masks.zip(self.cleared.0.get_mut(at)) else { return };
+            if live != 0 {
+                *cleared &= *byte;
+            }
+            *byte = *byte & live & !*cleared | shadow & !live;
         }
     }
 
@@ -205,6 +208,9 @@ impl ConfigSpace {
             let masks = self.writable.0.get(at).zip(self.acknowledge.0.get(at));
             let Some((shadow, (&mask, &acknowledge))) = self.shadow.0.get_mut(at).zip(masks) else { return };
             *shadow = (*shadow & !mask | byte & mask) & !(byte & acknowledge);
+            if let Some((cleared, &clear)) = self.cleared.0.get_mut(at).zip(self.clear.0.get(at)) {
+                *cleared |= byte & clear;
+            }
         }
     }
 
@@ -221,7 +227,7 @@ impl ConfigSpace {
     }
 
     /// What a write of the guest means for the device, which now has `device` there: bits that the guest may not
-    /// write stay, bits that clear themselves are not touched.
+    /// write stay, bits that writing 1 clears are written as 0.
     pub(super) fn compose(&self, offset: usize, data: &[u8], device: &mut [u8]) {
         for (index, (device, &byte)) in device.iter_mut().zip(data).enumerate() {
             let at = offset + index;
@@ -310,6 +316,7 @@ impl<'a> Builder<'a> {
             acknowledge: Bytes::zero(),
             through: Bytes::zero(),
             clear: Bytes::zero(),
+            cleared: Bytes::zero(),
             power: None,
             express: None,
             errors: None,

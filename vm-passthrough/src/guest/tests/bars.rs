@@ -3,7 +3,6 @@
 use super::*;
 use crate::guest::DeviceError;
 use crate::sim::Fault;
-use crate::vfio::DeviceFile as _;
 
 impl Rig {
     /// Gives the BARs addresses and turns decoding on.
@@ -198,7 +197,7 @@ fn ports_decode_where_and_while_the_guest_wants_them() {
 #[test]
 fn the_rom_is_shown_while_it_is_enabled_and_is_never_written() {
     let rig = Rig::with(builder(&config(4), 4, false).bar(6, 4096, &[(0, 4096)]));
-    rig.sim.write(6, 0, &[0x55, 0xaa, 2, 3]).unwrap();
+    rig.sim.set_memory(6, 0, &[0x55, 0xaa, 2, 3]).unwrap();
     rig.device.attach().unwrap();
     rig.write32(0x30, 0xffff_fffe);
     assert_eq!(rig.read32(0x30), 0xffff_f000);
@@ -217,7 +216,7 @@ fn the_rom_is_shown_while_it_is_enabled_and_is_never_written() {
     assert_eq!((read(0, 4).unwrap(), read(1, 2).unwrap()), (vec![0x55, 0xaa, 2, 3], vec![0xaa, 2]));
     assert!(read(0xffd, 4).is_err() && read(u64::MAX, 1).is_err());
     // It was read once.
-    rig.sim.write(6, 0, &[0; 4]).unwrap();
+    rig.sim.set_memory(6, 0, &[0; 4]).unwrap();
     assert_eq!(read(0, 1).unwrap(), [0x55]);
     rig.write16(0x04, 0);
     assert_eq!(rig.find_bar(0xc020_0000), None);
@@ -281,7 +280,7 @@ fn a_rom_of_the_vmm_takes_the_place_of_the_devices() {
 fn a_rom_that_cannot_be_read_reads_all_ones() {
     let rig = Rig::with(builder(&config(4), 4, false).bar(6, 4096, &[]));
     rig.device.attach().unwrap();
-    rig.sim.vanish();
+    // Memory is not decoded yet.
     let mut data = [0; 4];
     assert!(rig.device.bar_read(6, 0, &mut data).is_err());
     assert_eq!(data, [0xff; 4]);

@@ -138,7 +138,7 @@ fn writes_are_filtered() {
         (0x3c, 4, 0x0000_00ff, 0),
         (PM, 4, 0, 0),
         // The power state; PME is not the guest's, and its status bit is left alone.
-        (PM + 4, 4, 0x0000_0003, 0x0000_8003),
+        (PM + 4, 4, 0x0000_0003, 0x0000_0003),
         (MSI, 4, 0x0071_0000, 0),
         (MSI + 4, 4, 0xffff_fffc, 0),
         (MSI + 8, 4, 0xffff_ffff, 0),
@@ -277,6 +277,12 @@ fn error_bits_are_cleared_by_writing_one_and_not_by_a_neighbour() {
     assert_eq!(rig.read16(6), 0xd818);
     rig.write32(4, 0xffff_0006);
     assert_eq!(rig.read16(6), 0x0018);
+    // vfio-pci drops the writes: an error is new once the device has had none.
+    assert_eq!(rig.hardware16(6), 0xf918);
+    rig.sim.set_config(6, &[0x18, 0x78]);
+    assert_eq!(rig.read16(6), 0x0018);
+    rig.sim.set_config(6, &[0x18, 0xf8]);
+    assert_eq!(rig.read16(6), 0x8018);
     assert_eq!(rig.read16(4), 0x6);
 }
 

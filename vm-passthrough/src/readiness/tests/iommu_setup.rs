@@ -79,3 +79,243 @@ fn arm_hosts_get_no_advice_for_x86() {
         Scene::new().delete("sys/bus/pci/drivers/vfio-pci").write("proc/cpuinfo", "CPU implementer : 0x41\n");
     unloaded.check(Code::VfioPciUnavailable, Blocks, &[], &["linux-image-arm64"]);
 }
+
+/// A table of this name; `body` follows the header of 36 bytes.
+fn table(name: &str, body: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; 36];
+    bytes[..4].copy_from_slice(name.as_bytes());
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// A DMAR with these flags.
+fn dmar(flags: u8) -> Vec<u8> {
+    table("DMAR", &[0x26, flags, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+}
+
+/// An IVRS with one IOMMU of type 11h, or none, that has these device entries.
+fn ivrs(info: u8, unit: Option<&[u8]>) -> Vec<u8> {
+    let mut body = vec![info, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    if let Some(entries) = unit {
+        body.extend([0x11, 0, 40 + entries.len() as u8, 0]);
+        body.extend([0; 36]);
+        body.extend_from_slice(entries);
+    }
+    table("IVRS", &body)
+}
+
+/// All devices from 0 on, then the I/O APIC 9 at 00:14.0, then an HPET.
+const ALL: [u8; 4] = [1, 0, 0, 0];
+const IO_APIC: [u8; 8] = [72, 0, 0, 0xd7, 9, 0xa0, 0, 1];
+const HPET: [u8; 8] = [72, 0, 0, 0, 0, 0xa0, 0, 2];
+
+/// An IORT with an ITS, an SMMU of this type, if any, and a root complex of a segment that maps to the first or the second.
+fn iort(smmu: Option<u8>, segment: u8, ats: u8, maps_to_smmu: bool) -> Vec<u8> {
+    let node = |kind: u8, len: u8| {
+        let mut node = vec![0; usize::from(len)];
+        (node[0], node[1]) = (kind, len);
+        node
+    };
+    let its = node(0, 24);
+    let smmu = smmu.map(|kind| node(kind, 68));
+    let its_at = 48;
+    let smmu_at = its_at + its.len();
+    let mut root = node(2, 40 + 20);
+    (root[8], root[12], root[24], root[28]) = (1, 40, ats, segment);
+    root[40 + 12] = if maps_to_smmu { smmu_at } else { its_at } as u8;
+    let count = 2 + u8::from(smmu.is_some());
+    let mut body = vec![count, 0, 0, 0, 48, 0, 0, 0, 0, 0, 0, 0];
+    for node in [its].into_iter().chain(smmu).chain([root]) {
+        body.extend(node);
+    }
+    table("IORT", &body)
+}
+
+const INTEL: &str = "vendor_id : GenuineIntel\n";
+const AMD: &str = "vendor_id : AuthenticAMD\n";
+const ARM: &str = "CPU implementer : 0x41\nCPU part : 0xd0c\n";
+
+/// What explains the first blocker, on a host with this processor, table and kernel command line.
+fn answer(scene: Scene, cpuinfo: &str, table: &[u8], cmdline: &str) -> (String, String) {
+    let name = std::str::from_utf8(&table[..4]).unwrap();
+    let scene =
+        scene.write("proc/cpuinfo", cpuinfo).write("proc/cmdline", &format!("root=/dev/sda1 {cmdline}\n"));
+    let path = scene.sim.path(&format!("sys/firmware/acpi/tables/{name}"));
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, table).unwrap();
+    let blocker = scene.explain().blockers.remove(0);
+    (blocker.evidence, blocker.remedy)
+}
+
+/// Without an IOMMU.
+fn without() -> Scene {
+    Scene::with(Scene::disk().no_group())
+        .delete("sys/class/iommu")
+        .delete("sys/kernel/iommu_groups")
+        .write("proc/interrupts", "0: 1 IO-APIC timer\n")
+}
+
+/// With an IOMMU that does not remap interrupts.
+fn unremapped() -> Scene {
+    Scene::new().write("proc/interrupts", "  0:  42  IO-APIC  2-edge  timer\n")
+}
+
+#[track_caller]
+fn has(found: &(String, String), evidence: &[&str], fix: &[&str], nots: &[&str]) {
+    for part in evidence {
+        assert!(found.0.contains(part), "no `{part}` in {}", found.0);
+    }
+    for part in fix {
+        assert!(found.1.contains(part), "no `{part}` in {}", found.1);
+    }
+    for part in nots {
+        assert!(!found.1.contains(part), "`{part}` in {}", found.1);
+    }
+}
+
+#[test]
+fn flags_of_the_dmar_are_read() {
+    let found = answer(without(), INTEL, &dmar(5), "quiet");
+    has(&found, &["DMAR, flags: INTR_REMAP, DMA_CTRL_PLATFORM_OPT_IN)"], &["intel_iommu=on", FIRMWARE], &[]);
+    let remap = |flags, cmdline| answer(unremapped(), INTEL, &dmar(flags), cmdline);
+    let enable = "enable VT-d interrupt remapping";
+    has(
+        &remap(0, "quiet"),
+        &["flags of", "DMAR: none"],
+        &[enable, "update the firmware"],
+        &["remove", FIRMWARE],
+    );
+    has(
+        &remap(0, "intremap=off"),
+        &["cmdline has intremap=off"],
+        &["remove intremap=off", enable],
+        &[FIRMWARE],
+    );
+    has(&remap(1, "intremap=off"), &["INTR_REMAP"], &["remove intremap=off", FIRMWARE], &[enable]);
+    has(&remap(1, "intremap=nosid,off"), &[], &["remove intremap=nosid,off", FIRMWARE], &[enable]);
+    has(&remap(1, "nointremap"), &[], &["remove nointremap", FIRMWARE], &[enable]);
+    has(&remap(1, "intremap=nosid"), &[], &["DMAR-IR: in dmesg"], &["remove", enable]);
+    has(&remap(3, "quiet"), &["X2APIC_OPT_OUT leaves remapping on"], &["DMAR-IR: in dmesg"], &[enable]);
+}
+
+#[test]
+fn options_that_do_not_enable_the_iommu_stay_beside_one_that_does() {
+    let found = |cmdline| answer(without(), INTEL, &dmar(1), cmdline);
+    has(&found("intel_iommu=sm_off"), &[], &["boot Linux with intel_iommu=on,sm_off"], &["no such value"]);
+    has(&found("intel_iommu=strict,sm_on"), &[], &["intel_iommu=on,strict,sm_on"], &["no such value"]);
+    has(&found("intel_iommu=on,sm_off"), &[], &["DMAR: in dmesg"], &["boot Linux", "no such value"]);
+}
+
+#[test]
+fn entries_of_the_ivrs_are_read() {
+    let whole = [&ALL[..], &IO_APIC, &HPET].concat();
+    let found = answer(without(), AMD, &ivrs(0, Some(&whole)), "quiet");
+    has(&found, &["the firmware has AMD-Vi on"], &["AMD-Vi: in dmesg", FIRMWARE], &[]);
+    let found = answer(without(), AMD, &ivrs(0, None), "quiet");
+    has(&found, &["IVRS describes no IOMMU"], &["AMD-Vi) in the firmware setup"], &[FIRMWARE]);
+    let remap = |unit: Option<&[u8]>, cmdline| answer(unremapped(), AMD, &ivrs(0, unit), cmdline);
+    let without_io_apic = [&ALL[..], &HPET].concat();
+    let found = remap(Some(&without_io_apic), "quiet");
+    has(&found, &["IVRS names no I/O APIC"], &["update the firmware", "ivrs_ioapic["], &["VT-d", "intremap"]);
+    has(&remap(Some(&whole), "intremap=off"), &["has intremap=off"], &["remove intremap=off", FIRMWARE], &[]);
+    has(&remap(Some(&whole), "quiet"), &[], &["AMD-Vi: in dmesg"], &["intremap", "ivrs_ioapic"]);
+    has(&remap(None, "quiet"), &[], &["enable interrupt remapping in the firmware setup"], &["VT-d"]);
+}
+
+#[test]
+fn nodes_of_the_iort_are_read() {
+    let x86 = ["VT-d", "AMD-Vi", "intremap", "intel_iommu", "IRQ_REMAP"];
+    let found = |table: &[u8]| {
+        let found = answer(without(), ARM, table, "quiet");
+        has(&found, &[], &[], &x86);
+        found
+    };
+    let v3 = found(&iort(Some(4), 0, 1, true));
+    has(
+        &v3,
+        &["connects PCI segment 0000 to an SMMUv3", "supports ATS"],
+        &["needs CONFIG_ARM_SMMU_V3"],
+        &["enable the SMMU"],
+    );
+    let v2 = found(&iort(Some(3), 0, 0, true));
+    has(&v2, &["SMMU of version 1 or 2", "does not support ATS"], &["CONFIG_ARM_SMMU"], &["V3"]);
+    let none = found(&iort(None, 0, 0, false));
+    has(&none, &["IORT describes no SMMU"], &["enable the SMMU in the firmware setup"], &[]);
+    let unconnected = found(&iort(Some(4), 0, 0, false));
+    has(&unconnected, &["segment 0000 to no SMMU"], &["update the firmware"], &["enable the SMMU"]);
+    let elsewhere = found(&iort(Some(4), 3, 0, true));
+    has(&elsewhere, &["no root complex of PCI segment 0000"], &["update the firmware"], &["enable the SMMU"]);
+    // On a host whose SMMU serves other slots.
+    let slot = |table: &[u8]| {
+        let scene = Scene::with(Scene::disk().no_group());
+        scene.sim.add(&neighbour().group(7)).unwrap();
+        answer(scene, ARM, table, "quiet")
+    };
+    has(
+        &slot(&iort(Some(4), 0, 0, false)),
+        &["to no SMMU"],
+        &["update the firmware, or use another slot"],
+        &x86,
+    );
+    has(
+        &slot(&iort(Some(4), 0, 1, true)),
+        &["to an SMMUv3"],
+        &["check that the SMMU covers this slot"],
+        &x86,
+    );
+    // Interrupts.
+    let scene = || Scene::new().write("proc/interrupts", " 24: 0 PCI-MSI 524288 Edge nvme\n");
+    has(&answer(scene(), ARM, &iort(Some(4), 0, 0, true), "intremap=off"), &[], &["GICv3 with ITS"], &x86);
+    let mut without_its = iort(Some(4), 0, 0, true);
+    without_its[48] = 1;
+    has(
+        &answer(scene(), ARM, &without_its, ""),
+        &["no interrupt translation service"],
+        &["GICv3 with ITS"],
+        &x86,
+    );
+}
+
+/// Bytes of a host that lies end the reading, and nothing panics.
+#[test]
+fn malformed_tables_count_as_absent() {
+    let whole = [&ALL[..], &IO_APIC].concat();
+    for table in [dmar(7), ivrs(2, Some(&whole)), iort(Some(4), 0, 1, true)] {
+        for len in (4..table.len()).step_by(5) {
+            for cpuinfo in [INTEL, AMD, ARM] {
+                answer(without(), cpuinfo, &table[..len], "quiet");
+            }
+        }
+        let mut ones = table.clone();
+        ones[36..].fill(0xff);
+        for cpuinfo in [INTEL, AMD, ARM] {
+            answer(without(), cpuinfo, &ones, "quiet");
+            answer(unremapped(), cpuinfo, &ones, "quiet");
+        }
+    }
+}
+
+/// Protection of the host from what is connected by USB4.
+#[test]
+fn pre_boot_protection_is_read_from_the_firmware() {
+    let fix = |cpuinfo, table: &[u8]| {
+        let gpu = SimFunction::gpu(address(DISK)).below(address(PORT));
+        let scene = Scene::with(gpu).write("proc/sys/kernel/osrelease", "6.18.0\n");
+        scene.sim.set(address(DISK), "removable", "removable\n").unwrap();
+        scene.sim.add_domain(0, None, &[("iommu_dma_protection", "0\n")]).unwrap();
+        let route = crate::usb4::Route { domain: 0, path: 1 };
+        scene.sim.add_router(route, &[("authorized", "1\n")]).unwrap();
+        let scene = scene.write("proc/cpuinfo", cpuinfo);
+        let name = std::str::from_utf8(&table[..4]).unwrap();
+        let path = scene.sim.path(&format!("sys/firmware/acpi/tables/{name}"));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, table).unwrap();
+        let blockers = scene.explain().blockers;
+        blockers.into_iter().find(|blocker| blocker.code == Code::DmaUnprotected).unwrap().remedy
+    };
+    let (on, linux) = ("turn on Kernel DMA Protection", "remove what disables the IOMMU");
+    for (cpuinfo, without, with) in [(INTEL, dmar(1), dmar(5)), (AMD, ivrs(0, None), ivrs(2, None))] {
+        assert!(fix(cpuinfo, &without).contains(on), "{cpuinfo}");
+        assert!(fix(cpuinfo, &with).contains(linux), "{cpuinfo}");
+    }
+}

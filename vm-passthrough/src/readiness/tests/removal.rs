@@ -48,7 +48,7 @@ fn takes(readiness: &Readiness, function: &str) -> bool {
         .any(|found| ways.iter().any(|way| found.remedy.contains(way)) && takes(&found.remedy))
 }
 
-/// In each arrangement in which a fix names another function, it does so only if the host can do without that.
+/// In each arrangement, a fix names another function only if the host does not use that function.
 #[test]
 fn a_fix_spares_what_the_host_uses() {
     let card = || {
@@ -100,7 +100,7 @@ fn a_fix_spares_what_the_host_uses() {
             assert_eq!(reason, what != "nothing", "{arrangement}, {what}: {readiness}");
         }
     }
-    // A reset of the bus, and a bridge that is asked for.
+    // A bus reset, and `explain` of a bridge.
     let beside = "0000:01:03.0";
     for what in ["root disk", "default route", "nothing"] {
         let scene = Scene::with(Scene::disk().resets(""));
@@ -121,7 +121,7 @@ fn a_fix_spares_what_the_host_uses() {
     }
 }
 
-/// A GPU that shares its group with the boot disk: no way leads through the disk.
+/// A GPU that shares its group with the boot disk: no fix names the disk.
 #[test]
 fn the_root_disk_in_the_group_stays() {
     let scene = Scene::without_disk();
@@ -216,7 +216,7 @@ fn disks_behind_vmd() {
     manager.claim(address(VMD), &ClaimOptions::default()).unwrap();
     assert!(pci::scan(&drivers.host()).unwrap().iter().all(|function| function.address.domain() == 0));
 
-    // With the root disk behind it, the controller is not free.
+    // The controller has the root disk.
     let sim = vmd();
     sim.add_child(address(BEHIND[0]), "block", "nvme/nvme0/nvme0n1", &[("dev", "259:0\n")]).unwrap();
     sim.write("proc/self/mountinfo", "29 1 259:0 / / rw,relatime - ext4 /dev/nvme0n1 rw\n").unwrap();
@@ -230,7 +230,7 @@ fn disks_behind_vmd() {
     assert!(found[0].remedy.contains("leave it with the host"), "{readiness}");
 }
 
-/// Functions of one slot go together, and a host whose default route is on one of them keeps them all.
+/// Functions of one slot are assigned together, so a default route on one keeps them all on the host.
 #[test]
 fn ethernet_in_the_slot_of_the_audio_function_keeps_it() {
     let sim = SimHost::new().unwrap();

@@ -9,6 +9,8 @@
 //! * actions/runner-images#9821 (GitHub, 2024): guest with 256 GiB of huge pages on a reinstalled host that has none.
 //! * bigstack-oss/cubecos#312 (GitHub, 2026): virtual function that NVIDIA's driver makes a vGPU, to be passed as a device.
 //! * bryansteiner/gpu-passthrough-tutorial#39 (GitHub, 2024): laptop GPU, which a process of the desktop has open.
+//! * cloud-hypervisor/cloud-hypervisor#7030 (GitHub, 2025): virtual machine with a virtual IOMMU of 39 bits, BARs above it.
+//! * bpg/terraform-provider-proxmox#1353 (GitHub, 2024): guest with 48 GiB and a GPU, whose start takes minutes.
 //! * harvester/harvester#5253 (GitHub, 2024): virtual function of a NIC, which another guest got meanwhile.
 
 use super::*;
@@ -300,4 +302,67 @@ fn virtual_function_of_another_guest() {
         &["kill 9001"],
         &["unbind"],
     );
+}
+
+/// A GPU with a BAR of 256 GiB.
+fn large_gpu(text: &str) -> SimFunction {
+    let gpu = SimFunction::gpu(address(text)).below(address(ROOT));
+    gpu.bar(1, BarKind::Memory64, true, 0x100_0000_0000 * u64::from(address(text).bus()), 256 << 30)
+}
+
+#[test]
+fn bars_beyond_a_virtual_iommu() {
+    // VT-d with 39 bits, as QEMU has it without aw-bits.
+    let cap = "d2008c22260206\n";
+    let host = Report::new(["0000:01:00.0", "0000:02:00.0"].map(large_gpu))
+        .write(
+            "proc/cpuinfo",
+            "vendor_id : GenuineIntel\nflags : fpu hypervisor\naddress sizes : 46 bits physical\n",
+        )
+        .write("sys/devices/virtual/iommu/dmar0/intel-iommu/cap", cap);
+    let functions = pci::scan(&host.sim.plain_host()).unwrap();
+    let gpus: Vec<_> = functions.iter().filter(|function| !function.is_bridge()).collect();
+    let plain = host.sim.plain_host();
+    // One alone is as well off as elsewhere: there is nobody else to reach its BAR.
+    let explainer = Explainer::new(&plain);
+    assert_eq!(explainer.explain_guest(&gpus[..1], &host.options).unwrap()[0].blockers, []);
+    let judged = explainer.explain_guest(&gpus, &host.options).unwrap();
+    let [found, _] = [&judged[0], &judged[1]].map(|readiness| {
+        let [found] = &readiness.blockers[..] else { panic!("{readiness}") };
+        assert_eq!((found.code, found.severity), (Code::IovaTooWide, Warns));
+        found
+    });
+    for part in ["translates 39 bits", "its DMA does not reach BAR 1 of 0000:02:00.0 (at 0xc000000000)"] {
+        assert!(found.evidence.contains(part), "{found}");
+    }
+    for part in ["nothing, unless", "peer-to-peer", "aw-bits=48"] {
+        assert!(found.remedy.contains(part), "{found}");
+    }
+    assert!(!found.remedy.contains("firmware"), "{found}");
+}
+
+#[test]
+fn much_memory_that_is_pinned_at_the_start() {
+    let gpu = || SimFunction::gpu(address("0000:01:00.0")).below(address(ROOT));
+    let host = |available: u64| {
+        let mut host = Report::new([gpu()]);
+        host.options = ExplainOptions::for_memory(48 << 30);
+        let memory = format!("MemTotal: 65536000 kB\nMemAvailable: {} kB\n", available << 20);
+        // The IOMMU has fewer bits than the processor, which keeps nothing from this guest.
+        host.write("proc/meminfo", &memory)
+            .write("proc/cpuinfo", "vendor_id : GenuineIntel\naddress sizes : 46 bits physical\n")
+            .write("sys/devices/virtual/iommu/dmar0/intel-iommu/cap", "d2008c22260206\n")
+    };
+    let explained =
+        |host: Report| explain(&host.sim.plain_host(), address("0000:01:00.0"), &host.options).unwrap();
+    let ready = explained(host(60));
+    assert_eq!(ready.blockers, [], "{ready}");
+    let busy = explained(host(40));
+    let [found] = &busy.blockers[..] else { panic!("{busy}") };
+    assert_eq!((found.code, found.severity), (Code::HostMemoryTooLow, Warns));
+    assert!(
+        found.evidence.contains("48 GiB of RAM stay pinned") && found.evidence.contains("40 GiB available"),
+        "{busy}"
+    );
+    assert!(found.remedy.contains("huge pages (hugepages in the guest file)"), "{busy}");
 }

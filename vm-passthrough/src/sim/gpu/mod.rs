@@ -109,7 +109,7 @@ impl SimGpu {
     /// The register that counts nanoseconds: it goes on for as long as the function lives.
     pub const HEARTBEAT: u64 = PTIMER_TIME_0;
 
-    /// A GPU at rest as the firmware leaves it: in D0, without memory decoding and bus mastering, 40 °C warm. All that it does is noted in `log`.
+    /// A GPU at rest: in D0, with memory decoding and bus mastering turned off, 40 °C warm. All that it does is noted in `log`.
     ///
     /// # Errors
     /// When the host has no memory for it.
@@ -125,8 +125,11 @@ impl SimGpu {
         config.capability(regs::CAP_ID_EXP, EXPRESS, &express);
         let space = SimSpace::new(vec![0..=(1 << 40) - 1], log);
         let device = SimDeviceBuilder::new(config.bytes()).bar(0, BAR_0, &[]).msi(1).log(log);
+        let device = device.build(address, space.clone())?;
+        // Opening it turned decoding on.
+        device.write(CONFIG_REGION, regs::COMMAND.into(), &[0, 0]).map_err(io::Error::other)?;
         Ok(Arc::new(Self {
-            device: device.build(address, space.clone())?,
+            device,
             space,
             clock,
             inner: Mutex::new(Inner {
@@ -300,12 +303,16 @@ impl SimGpu {
 impl ChannelSetup for SimGpu {
     fn attach(&self, layout: Layout) -> std::result::Result<u32, RegisterError> {
         // A function that was pulled makes no channel.
-        self.read(CONFIG_REGION, 0, &mut [0; 2])?;
+        if self.device.is_gone() {
+            return Err(self.not_decoding("making a channel").into());
+        }
         Ok(self.lock().attach(layout))
     }
 
     fn detach(&self, handle: u32) -> std::result::Result<(), RegisterError> {
-        self.read(CONFIG_REGION, 0, &mut [0; 2])?;
+        if self.device.is_gone() {
+            return Err(self.not_decoding("ending a channel").into());
+        }
         let mut inner = self.lock();
         if inner.channel.as_ref().is_some_and(|channel| channel.handle == handle) {
             inner.channel = None;
@@ -333,7 +340,7 @@ impl DeviceFile for SimGpu {
 
     fn read(&self, region: u32, offset: u64, data: &mut [u8]) -> Result<()> {
         self.device.read(region, offset, data)?;
-        if region != 0 {
+        if region != 0 || self.device.is_gone() {
             return Ok(());
         }
         if !self.decodes() {
@@ -353,7 +360,7 @@ impl DeviceFile for SimGpu {
             return self.write_config(&mut inner, offset, data);
         }
         self.device.write(region, offset, data)?;
-        if region != 0 {
+        if region != 0 || self.device.is_gone() {
             return Ok(());
         }
         if !self.decodes() {
