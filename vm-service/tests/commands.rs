@@ -1,5 +1,7 @@
 //! The command line, end to end on simulated hosts.
 
+#[path = "commands/attach.rs"]
+mod attach;
 #[path = "commands/benchmark.rs"]
 mod benchmark;
 #[path = "commands/capture.rs"]

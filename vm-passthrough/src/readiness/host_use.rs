@@ -248,8 +248,10 @@ fn claim_record(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTre
 fn in_use(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<(u32, PathBuf)>) {
     let mut pids = BTreeSet::new();
     let mut open = users(case.host, function.address);
+    // A guest has its group's file open for the functions that it has already.
+    let is_vmm = |pid: u32| case.options.vmm.is_some_and(|vmm| vmm.pid == pid);
     open.retain(|user| match user {
-        Holder::Process { pid, file, .. } if reported.insert((*pid, file.clone())) => {
+        Holder::Process { pid, file, .. } if !is_vmm(*pid) && reported.insert((*pid, file.clone())) => {
             pids.insert(*pid);
             true
         }

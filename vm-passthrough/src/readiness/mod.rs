@@ -35,7 +35,7 @@ mod tunnel;
 mod usable;
 mod windows;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -99,6 +99,21 @@ pub struct ExplainOptions {
     pub accept: Vec<BlockerCode>,
     /// Which VFIO driver a claim is to bind.
     pub driver: VfioDriver,
+    /// Sizes in bytes that BARs of functions get before a guest has them, by index.
+    pub bar_sizes: BTreeMap<PciAddress, BTreeMap<u8, u64>>,
+    /// Functions that a running guest has already, beside those that are explained.
+    pub attached: Vec<PciAddress>,
+    /// The running guest's VMM process.
+    pub vmm: Option<VmmProcess>,
+}
+
+/// The VMM process of a running guest, where it is not the process that explains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VmmProcess {
+    /// Its process ID. The files that it has open are not another user's.
+    pub pid: u32,
+    /// Bytes that it may lock for devices, of which it has locked none yet; `None` without a limit.
+    pub memlock: Option<u64>,
 }
 
 /// What a guest's RAM is made of.
@@ -144,6 +159,9 @@ impl ExplainOptions {
             check_open_files: true,
             accept: Vec::new(),
             driver: VfioDriver::Best,
+            bar_sizes: BTreeMap::new(),
+            attached: Vec::new(),
+            vmm: None,
         }
     }
 
@@ -157,6 +175,17 @@ impl ExplainOptions {
         let low = *self.mmio32.start()..self.mmio32.end().saturating_add(1);
         Windows::above(low, ram_end, physical_address_bits.unwrap_or(Windows::MOST_BITS))
             .without(&self.processor_reserved)
+    }
+
+    /// Returns a function as its guest gets it: its BARs with the sizes of [`bar_sizes`](Self::bar_sizes).
+    #[must_use]
+    pub fn sized(&self, mut function: PciFunction) -> PciFunction {
+        if let Some(sizes) = self.bar_sizes.get(&function.address) {
+            for bar in &mut function.bars {
+                bar.size = sizes.get(&bar.index).copied().unwrap_or(bar.size);
+            }
+        }
+        function
     }
 
     /// Bytes of RAM.
@@ -357,6 +386,7 @@ impl<'a> Explainer<'a> {
         function: PciFunction,
         options: &ExplainOptions,
     ) -> Result<Readiness, ScanError> {
+        let function = options.sized(function);
         let guest = [&function];
         self.explain_case(function.clone(), &guest, options)
     }
@@ -371,8 +401,9 @@ impl<'a> Explainer<'a> {
         functions: &[&PciFunction],
         options: &ExplainOptions,
     ) -> Result<Vec<Readiness>, ScanError> {
-        let explain = |function: &&PciFunction| self.explain_case((*function).clone(), functions, options);
-        functions.iter().map(explain).collect()
+        let functions: Vec<_> = functions.iter().map(|&function| options.sized(function.clone())).collect();
+        let guest: Vec<_> = functions.iter().collect();
+        functions.iter().map(|function| self.explain_case(function.clone(), &guest, options)).collect()
     }
 
     fn explain_case(
@@ -556,5 +587,8 @@ fn name(function: &PciFunction) -> String {
     format!("{vendor} {device}")
 }
 
+#[cfg(test)]
+#[path = "tests/running.rs"]
+mod running_tests;
 #[cfg(test)]
 mod tests;

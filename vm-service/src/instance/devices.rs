@@ -13,6 +13,7 @@ use vm_passthrough::manager::ManagerError;
 use vm_passthrough::pci::placement::FunctionRequest;
 use vm_passthrough::readiness::{
     BlockerCode, ExplainOptions, Explainer, FILES_PER_VECTOR, Holder, RamPages, Readiness, Severity,
+    VmmProcess,
 };
 use vm_passthrough::vfio::{
     self, AddressSpace as _, Backend, DeviceFile, DeviceParts, MSI_IRQ, MSIX_IRQ, Presence, Space,
@@ -27,7 +28,7 @@ use super::process::Vmm;
 use super::rom::RomFile;
 use super::state::{Action, Detached, Event};
 use super::watch::{self, Watch, Watched};
-use super::wire::{self, Done, Open, Order};
+use super::wire::{self, Done, Open, Order, Room};
 use crate::deadlines::CLOSE;
 use crate::describe;
 use crate::limits;
@@ -123,7 +124,7 @@ impl Devices {
     ) -> Self {
         let functions = functions
             .into_iter()
-            .map(|found| (found.address, Function::new(found, options.clone())))
+            .map(|found| (found.address, Function::new(explain.sized(found), options.clone())))
             .collect();
         let (open, space, vmm, watch) = (BTreeMap::new(), None, None, None);
         let arrivals = Arrivals::default();
@@ -242,7 +243,8 @@ impl Devices {
             let not_there = || Refused::NotFound(describe::not_there(*address));
             all.iter().find(|function| function.address == *address).cloned().ok_or_else(not_there)
         };
-        let found = request.functions.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        let found = request.functions.iter().map(|address| Ok(self.explain.sized(find(address)?)));
+        let found = found.collect::<Result<Vec<_>, Refused>>()?;
         // What did not come as far as being opened is turned back by now.
         self.functions.retain(|address, _| self.open.contains_key(address));
         let requests: Vec<_> = found.iter().map(|function| FunctionRequest::of(function, true)).collect();
@@ -265,12 +267,19 @@ impl Devices {
                 space.backend()
             )));
         }
-        let room = match self.order(&Order::RoomFor(requests), &[]).map_err(Refused::Conflict)? {
-            Done::Room(room) => room,
-            _ => return Err(failed(&self.misunderstood())),
-        };
+        let Room { slot, memlock } =
+            match self.order(&Order::RoomFor(requests), &[]).map_err(Refused::Conflict)? {
+                Done::Room(room) => room,
+                _ => return Err(failed(&self.misunderstood())),
+            };
         let mut options = self.explain.clone();
-        options.slot = room;
+        options.vmm = self.vmm.as_ref().map(|vmm| VmmProcess { pid: vmm.id(), memlock });
+        options.attached = self.functions.keys().copied().collect();
+        let (slot, no_slot) = match slot {
+            Ok(slot) => (slot, None),
+            Err(reason) => (None, Some(reason)),
+        };
+        options.slot = slot;
         options.ram_is_pinned = self.space.is_some();
         if let RamPages::Huge(_) = options.pages {
             options.pages = RamPages::HugeReserved;
@@ -282,8 +291,10 @@ impl Devices {
         let judged = Explainer::new(&host).explain_guest(&found.iter().collect::<Vec<_>>(), &options);
         let (ready, blocked): (Vec<_>, Vec<_>) =
             judged.map_err(|error| failed(&error))?.into_iter().partition(Readiness::is_ready);
-        if !blocked.is_empty() {
-            return Err(Refused::Blocked(blocked));
+        match (blocked.is_empty(), no_slot) {
+            (true, None) => {}
+            (true, Some(reason)) => return Err(Refused::Conflict(reason)),
+            (false, no_slot) => return Err(Refused::Blocked(blocked, no_slot)),
         }
         for warning in ready.iter().flat_map(|readiness| &readiness.blockers) {
             if warning.severity == Severity::Warning {

@@ -241,7 +241,7 @@ impl From<Refused> for Refusal {
             Refused::NotFound(_) => Self::new(RefusalCode::NotFound, message),
             Refused::Conflict(_) => Self::new(RefusalCode::Conflict, message),
             Refused::Failed(_) => Self::failed(message),
-            Refused::Blocked(readiness) => {
+            Refused::Blocked(readiness, _) => {
                 let blockers = readiness.iter().map(Readiness::from).collect();
                 Self { blockers, ..Self::new(RefusalCode::Blocked, message) }
             }

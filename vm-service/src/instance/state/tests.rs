@@ -206,7 +206,7 @@ impl Model {
         };
         let event = match action {
             Action::Explain(request) => {
-                let blocked = || Refused::Blocked(Vec::new());
+                let blocked = || Refused::Blocked(Vec::new(), None);
                 Event::Explained(request, if well { Ok(()) } else { Err(blocked()) })
             }
             Action::Claim(address) if !well && covered => {
