@@ -40,8 +40,8 @@ pub use function::{
 pub use gpu::Chip;
 pub use guest::{
     AttachedDevice, Confinement, DetachedDevice, DetachedHow, DeviceState, EventKind, GuestDevice,
-    GuestEvent, GuestLog, GuestState, GuestStatus, PeerState, PeerToPeer, Problem, Refusal, RefusalCode,
-    StoppedGuest, StoppedHow,
+    GuestEvent, GuestLog, GuestState, GuestStatus, LeftFunction, PeerState, PeerToPeer, Problem, Refusal,
+    RefusalCode, StoppedGuest, StoppedHow,
 };
 pub use health::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, ErrorKind, LinkHealth};
 pub use kernel::{

@@ -36,6 +36,8 @@ mod schema;
 mod sim;
 #[path = "commands/sim_faults.rs"]
 mod sim_faults;
+#[path = "commands/slot.rs"]
+mod slot;
 #[path = "commands/terminal.rs"]
 mod terminal;
 #[path = "commands/usage.rs"]

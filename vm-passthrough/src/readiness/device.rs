@@ -206,7 +206,7 @@ fn reset(case: &mut Case<'_>) {
     };
     let mut given: Vec<_> = case.taken().iter().map(|function| function.address).collect();
     given.extend(case.guest.iter().map(|function| function.address));
-    given.extend(&case.options.attached);
+    given.extend(&case.options.beside);
     let (along, strangers): (Vec<_>, Vec<_>) = on_bus.into_iter().partition(|other| given.contains(other));
     let is_in_group = |other: &PciAddress| case.others.iter().any(|member| member.address == *other);
     let Some(port) = function.upstream else {

@@ -30,6 +30,7 @@ mod iommu_setup;
 mod isolation;
 mod memory;
 mod removal;
+mod slot;
 mod text;
 mod tunnel;
 mod usable;
@@ -42,6 +43,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub use holders::{Holder, holders, users};
 pub use huge_pages::{HugePagesTooFew, check_huge_pages};
 pub(crate) use memory::size_text;
+pub use slot::left_with_host;
 pub use windows::{UnassignedBars, unassigned_bars};
 
 use facts::HostFacts;
@@ -101,8 +103,8 @@ pub struct ExplainOptions {
     pub driver: VfioDriver,
     /// Sizes in bytes that BARs of functions get before a guest has them, by index.
     pub bar_sizes: BTreeMap<PciAddress, BTreeMap<u8, u64>>,
-    /// Functions that a running guest has already, beside those that are explained.
-    pub attached: Vec<PciAddress>,
+    /// Functions that the guest has already, or that are claimed along with those that are explained.
+    pub beside: Vec<PciAddress>,
     /// The running guest's VMM process.
     pub vmm: Option<VmmProcess>,
 }
@@ -160,7 +162,7 @@ impl ExplainOptions {
             accept: Vec::new(),
             driver: VfioDriver::Best,
             bar_sizes: BTreeMap::new(),
-            attached: Vec::new(),
+            beside: Vec::new(),
             vmm: None,
         }
     }
@@ -323,6 +325,7 @@ codes! {
     VgpusInUse = "vgpus-in-use", HostUse, "it is divided into vGPUs or other mediated devices";
     MigInUse = "mig-in-use", HostUse, "it is divided into MIG instances";
     D3cold = "d3cold", Guest, "it is switched off";
+    SlotDivided = "slot-divided", Guest, "functions of its slot are in other IOMMU groups, and stay with the host";
     NoReset = "no-reset", Guest, "nothing can reset it between guests";
     LegacyInterrupt = "legacy-interrupt", Guest, "it interrupts by INTx alone, on a line of the host that others use";
     Cxl = "cxl", Guest, "it is a CXL device, of which a guest gets the PCI Express side alone";
@@ -485,6 +488,7 @@ impl Case<'_> {
         device::judge(self);
         divided::judge(self);
         usable::judge(self);
+        slot::judge(self);
         memory::judge(self);
         guest::judge(self);
         tunnel::judge(self);

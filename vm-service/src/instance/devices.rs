@@ -13,7 +13,7 @@ use vm_passthrough::manager::ManagerError;
 use vm_passthrough::pci::placement::FunctionRequest;
 use vm_passthrough::readiness::{
     BlockerCode, ExplainOptions, Explainer, FILES_PER_VECTOR, Holder, RamPages, Readiness, Severity,
-    VmmProcess,
+    VmmProcess, left_with_host,
 };
 use vm_passthrough::vfio::{
     self, AddressSpace as _, Backend, DeviceFile, DeviceParts, MSI_IRQ, MSIX_IRQ, Presence, Space,
@@ -22,7 +22,7 @@ use vm_passthrough::vfio::{
 use vm_passthrough::{PassthroughManager, PciAddress, PciFunction};
 
 use super::arrivals::{self, Arrivals};
-use super::handle::{AttachRequest, Message, Refused};
+use super::handle::{AttachRequest, Attached, Message, Refused};
 use super::keeper::{self, Served};
 use super::process::Vmm;
 use super::rom::RomFile;
@@ -274,7 +274,7 @@ impl Devices {
             };
         let mut options = self.explain.clone();
         options.vmm = self.vmm.as_ref().map(|vmm| VmmProcess { pid: vmm.id(), memlock });
-        options.attached = self.functions.keys().copied().collect();
+        options.beside = self.functions.keys().copied().collect();
         let (slot, no_slot) = match slot {
             Ok(slot) => (slot, None),
             Err(reason) => (None, Some(reason)),
@@ -525,13 +525,16 @@ impl Devices {
     }
 
     /// Has a device, whose functions are attached, answer in a slot of the guest.
-    fn plug(&mut self, slot: PciAddress) -> Result<Option<PciAddress>, String> {
+    fn plug(&mut self, slot: PciAddress) -> Result<Attached, String> {
         let functions: Vec<_> = self.in_slot_of(slot)?.map(|(&address, _)| address).collect();
+        let first = functions.first().and_then(|address| self.functions.get(address));
+        let left = first.map(|first| left_with_host(self.manager.host(), &first.found, &functions));
+        let left = left.unwrap_or_default().into_iter().map(|left| (left.address, left.driver)).collect();
         for address in &functions {
             self.functions.get_mut(address).map(|function| function.arrival.take());
         }
         match self.order(&Order::Plug(functions), &[])? {
-            Done::Plugged(guest) => Ok(guest),
+            Done::Plugged(guest) => Ok(Attached { guest, left }),
             _ => Err(self.misunderstood()),
         }
     }

@@ -32,10 +32,12 @@ pub(crate) struct AttachRequest {
 }
 
 /// A device was attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Attached {
     /// Where the guest sees its first function; `None` while it has not numbered its buses.
     pub(crate) guest: Option<PciAddress>,
+    /// Functions of its slot that stay with the host, each with its driver.
+    pub(crate) left: Vec<(PciAddress, Option<String>)>,
 }
 
 /// How to detach a device.

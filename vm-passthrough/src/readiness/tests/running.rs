@@ -54,13 +54,13 @@ fn what_the_guest_has_already_does_not_stand_in_the_way() {
     sim.write(&format!("proc/{PID}/comm"), "guest-vmm\n").unwrap();
     std::fs::create_dir_all(sim.path(&format!("proc/{PID}/fd"))).unwrap();
     symlink(sim.path("dev/vfio/7"), sim.path(&format!("proc/{PID}/fd/3"))).unwrap();
-    let own = codes(&sim, "01:01.0", |options| options.attached = vec![first]);
+    let own = codes(&sim, "01:01.0", |options| options.beside = vec![first]);
     assert!(!own.contains(&"in-use"), "{own:?}");
     let options = |options: &mut ExplainOptions| options.vmm = Some(VmmProcess { pid: 1, memlock: None });
     assert!(codes(&sim, "01:01.0", options).contains(&"in-use"));
     let readiness = |attached: &[PciAddress]| {
         let mut options = ExplainOptions::for_memory(1 << 30);
-        (options.vmm, options.attached) = (Some(VmmProcess { pid: PID, memlock: None }), attached.to_vec());
+        (options.vmm, options.beside) = (Some(VmmProcess { pid: PID, memlock: None }), attached.to_vec());
         explain(&sim.plain_host(), second, &options).unwrap()
     };
     assert!(readiness(&[first]).is_ready(), "{}", readiness(&[first]));
