@@ -52,7 +52,7 @@ use crate::iommu::{self, DriverChoice, IovaRange, Part, VfioDriver};
 use crate::pci::config::ConfigSource as _;
 use crate::pci::placement::{FunctionRequest, Windows};
 use crate::pci::{self, PciFunction, ScanError, regs};
-use crate::{Host, PciAddress};
+use crate::{Host, PciAddress, usb4};
 
 /// Open files that one interrupt vector takes: an eventfd that VFIO signals, and one more by which it is routed.
 pub const FILES_PER_VECTOR: u64 = 2;
@@ -462,6 +462,17 @@ pub fn explain(host: &Host, address: PciAddress, options: &ExplainOptions) -> Re
     Explainer::new(host).explain(address, options)
 }
 
+/// Where a function is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seat {
+    /// On the board or in a chip.
+    BuiltIn,
+    /// In a slot of the board.
+    Slot,
+    /// In an enclosure behind a tunnel of USB4 or Thunderbolt.
+    Enclosure,
+}
+
 /// One function before the judge: what was read, and what was found so far.
 struct Case<'a> {
     host: &'a Host,
@@ -532,6 +543,15 @@ impl Case<'_> {
         register.is_some_and(|register| register & SLOT_IMPLEMENTED == 0)
     }
 
+    /// Returns where the function is, as far as a fix can move it.
+    fn seat(&self) -> Seat {
+        match () {
+            () if usb4::may_be_tunnelled(self.host, &self.function) => Seat::Enclosure,
+            () if self.is_built_in() => Seat::BuiltIn,
+            () => Seat::Slot,
+        }
+    }
+
     /// A remedy for who owns the machine, or for who owns the virtual machine that the host is.
     fn remedy<'t>(&self, physical: &'t str, in_vm: &'t str) -> &'t str {
         if self.facts.is_virtual { in_vm } else { physical }
@@ -591,6 +611,9 @@ fn name(function: &PciFunction) -> String {
     format!("{vendor} {device}")
 }
 
+#[cfg(test)]
+#[path = "tests/places.rs"]
+mod place_tests;
 #[cfg(test)]
 #[path = "tests/running.rs"]
 mod running_tests;
