@@ -2,6 +2,7 @@
 
 use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
 
+use super::capture::answers_alike;
 use super::host::address;
 use super::vm_service;
 
@@ -76,4 +77,22 @@ fn a_claim_names_what_it_leaves_with_the_host() {
     for function in [GPU, AUDIO] {
         assert_eq!(sim.driver_of(address(function)).as_deref(), Some("vfio-pci"));
     }
+}
+
+/// Consoles of the host are found in a capture, too.
+#[test]
+fn a_serial_console_is_in_a_capture() {
+    let sim = divided();
+    let card = address("0000:05:00.0");
+    let serial = SimFunction::new(card, 0x13a8, 0x0352, 0x07_0002).group(5).driver("exar_serial");
+    sim.add_driver("exar_serial").and_then(|()| sim.add(&serial)).expect("a function");
+    sim.add_child(card, "tty", "tty/ttyS4", &[]).expect("a port");
+    sim.write("sys/class/tty/console/active", "ttyS4\n").expect("written");
+    let got = vm_service(&sim.plain_host(), "explain 05:00.0");
+    assert!(
+        got.exit == 3 && got.out.contains("the host's console ttyS4 is a serial port of it"),
+        "{}",
+        got.out
+    );
+    answers_alike(&sim, &[]);
 }
