@@ -127,9 +127,22 @@ impl Host {
             ("run", "run/vm-passthrough"),
             ("var", "var"),
         ];
-        TOPS.iter().fold(text, |text, (here, there)| {
-            text.replace(&format!("{}/", root.join(here).display()), &format!("/{there}/"))
-        })
+        let tops =
+            TOPS.map(|(here, there)| (format!("{}/", root.join(here).display()), format!("/{there}/")));
+        let (mut rest, mut told) = (&*text, String::new());
+        // In one pass, and by the longest: what was replaced is the host's already.
+        loop {
+            let found =
+                tops.iter().filter_map(|(here, there)| Some((rest.find(here.as_str())?, here, there)));
+            let Some((at, here, there)) =
+                found.min_by_key(|(at, here, _)| (*at, std::cmp::Reverse(here.len())))
+            else {
+                return told + rest;
+            };
+            told += &rest[..at];
+            told += there;
+            rest = &rest[at + here.len()..];
+        }
     }
 
     /// The way to write to sysfs.

@@ -113,10 +113,9 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The functions of a guest, which must be there, as it is to have them.
-    fn guest_functions(&self, guest: &GuestConfig) -> Result<Vec<PciFunction>, Failure> {
-        let functions = guest.devices.iter().map(|&address| self.function(address));
-        functions.map(|function| Ok(guest.sized(function?.clone()))).collect()
+    /// The functions of a guest, which must be there.
+    fn guest_functions(&self, guest: &GuestConfig) -> Result<Vec<&PciFunction>, Failure> {
+        guest.devices.iter().map(|&address| self.function(address)).collect()
     }
 
     /// What keeps a guest from having all of its functions, which must be there.
@@ -125,9 +124,7 @@ impl<'a> Scan<'a> {
         guest: &GuestConfig,
         options: &ExplainOptions,
     ) -> Result<Vec<Readiness>, Failure> {
-        let functions = self.guest_functions(guest)?;
-        let functions: Vec<_> = functions.iter().collect();
-        self.explainer.explain_guest(&functions, options).map_err(Failure::failed)
+        self.explainer.explain_guest(&self.guest_functions(guest)?, options).map_err(Failure::failed)
     }
 
     /// As [`explain`](Self::explain), of one function that must be there.

@@ -5,7 +5,7 @@ use vm_passthrough::gpu::ChipReport;
 use vm_passthrough::pci::{
     Bar, BarKind, DeviceType, Link, PartKind, PciFunction, PowerState, ResetMethod, Sriov,
 };
-
+use vm_passthrough::readiness::Readiness;
 use vm_passthrough::telemetry::GpuLink;
 use vm_passthrough::usb4::{Lanes, LinkRates, Rate};
 
@@ -18,6 +18,12 @@ pub(crate) fn not_there(address: PciAddress) -> String {
     format!(
         "there is no PCI function {address} on this host; `vm-service list --all` shows those that there are"
     )
+}
+
+/// Why functions are not passed to a guest: every blocker, as `explain` reports it.
+pub(crate) fn blocked<'a>(blocked: impl IntoIterator<Item = &'a Readiness>) -> String {
+    let reports: Vec<_> = blocked.into_iter().map(ToString::to_string).collect();
+    format!("nothing was touched, because of what stands in the way:\n{}", reports.join("\n"))
 }
 
 /// What a function is, in a word or by the name of its class.

@@ -31,7 +31,7 @@ pub use benchmark::{
 pub use claim::{Claim, ClaimState, ClaimedFunction, ListedClaim, Owner};
 pub use egpu::{
     CheckVerdict, EgpuChange, EgpuCheck, EgpuInjection, EgpuPolicy, EgpuReport, EgpuSimulation, EgpuStep,
-    KnownEnclosure, SimulatedChange,
+    EgpuWarning, KnownEnclosure, SimulatedChange,
 };
 pub(crate) use egpu::{action_of, fault_of};
 pub use function::{
@@ -40,8 +40,8 @@ pub use function::{
 pub use gpu::Chip;
 pub use guest::{
     AttachedDevice, Confinement, DetachedDevice, DetachedHow, DeviceState, EventKind, GuestDevice,
-    GuestEvent, GuestLog, GuestState, GuestStatus, PeerState, PeerToPeer, Problem, Refusal, RefusalCode,
-    StoppedGuest, StoppedHow,
+    GuestEvent, GuestLog, GuestState, GuestStatus, LeftFunction, PeerState, PeerToPeer, Problem, Refusal,
+    RefusalCode, StoppedGuest, StoppedHow,
 };
 pub use health::{DeviceErrors, DeviceHealth, DeviceInterrupts, ErrorCount, ErrorKind, LinkHealth};
 pub use kernel::{
@@ -155,6 +155,8 @@ pub enum Body {
     EgpuPolicy(EgpuPolicy),
     /// `egpu watch`: one step in the life of an enclosure; a document for each.
     EgpuChange(EgpuChange),
+    /// A warning of `egpu watch`, in one document a line.
+    EgpuWarning(EgpuWarning),
     /// `egpu simulate`: what became of a simulated eGPU.
     EgpuSimulation(EgpuSimulation),
     /// `egpu inject`: what was broken of a simulated enclosure, or healed.

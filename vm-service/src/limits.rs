@@ -54,19 +54,20 @@ fn check(vectors: u64, limit: Option<u64>) -> Result<(), String> {
     }
 }
 
-/// Checks that devices can reach `memory` bytes of this process, of which none is locked yet. `explain` did for the process that
-/// claims them, which may have rights that this one has given up.
-///
-/// # Errors
-/// When it may lock less: what is needed, what there is, and what to do.
-pub(crate) fn check_locked(memory: u64) -> Result<(), String> {
+/// Returns how many bytes this process may lock; `None` without a limit.
+pub(crate) fn memlock() -> Option<u64> {
     // Without an answer VFIO tells it.
     let rights = rustix::thread::capabilities(None);
     let is_free = rights.is_ok_and(|rights| rights.effective.contains(CapabilitySet::IPC_LOCK));
-    check_lock(memory, getrlimit(Resource::Memlock).current.filter(|_| !is_free))
+    getrlimit(Resource::Memlock).current.filter(|_| !is_free)
 }
 
-fn check_lock(memory: u64, limit: Option<u64>) -> Result<(), String> {
+/// Checks that devices can reach `memory` bytes of a process that may lock `limit`, of which none is locked yet. `explain` did for
+/// the process that claims them, which may have rights that this one has given up.
+///
+/// # Errors
+/// When it may lock less: what is needed, what there is, and what to do.
+pub(crate) fn check_locked(memory: u64, limit: Option<u64>) -> Result<(), String> {
     match limit {
         Some(limit) if limit < memory => Err(format!(
             "devices lock all of the guest's RAM, {memory} bytes, and the process that the guest runs in may lock {limit}: it has a user \
@@ -98,7 +99,7 @@ mod tests {
             (1 << 30, Some(1 << 30), false),
             (1 << 30, None, false),
         ] {
-            let checked = check_lock(memory, limit);
+            let checked = check_locked(memory, limit);
             assert_eq!(checked.is_err(), is_refused, "{memory} {limit:?}");
             let parts = [memory.to_string(), limit.unwrap_or(0).to_string(), "LimitMEMLOCK=infinity".into()];
             assert!(checked.err().iter().all(|said| parts.iter().all(|part| said.contains(part))));

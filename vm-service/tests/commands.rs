@@ -1,5 +1,7 @@
 //! The command line, end to end on simulated hosts.
 
+#[path = "commands/attach.rs"]
+mod attach;
 #[path = "commands/benchmark.rs"]
 mod benchmark;
 #[path = "commands/capture.rs"]
@@ -34,6 +36,8 @@ mod schema;
 mod sim;
 #[path = "commands/sim_faults.rs"]
 mod sim_faults;
+#[path = "commands/slot.rs"]
+mod slot;
 #[path = "commands/terminal.rs"]
 mod terminal;
 #[path = "commands/usage.rs"]

@@ -67,6 +67,18 @@ impl Lab {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// Has a process of the host use the GPU, and returns its directory in procfs.
+    fn use_gpu(&self) -> PathBuf {
+        let node = self.sim().join("sys/bus/pci/devices").join(GPU).join("drm/card0");
+        std::fs::create_dir_all(&node).expect("made");
+        std::fs::write(node.join("dev"), "226:0\n").expect("written");
+        std::fs::write(node.join("uevent"), "DEVNAME=dri/card0\n").expect("written");
+        let process = self.sim().join("proc/4711");
+        std::fs::create_dir_all(process.join("fd")).expect("made");
+        symlink(self.sim().join("dev/dri/card0"), process.join("fd/3")).expect("linked");
+        process
+    }
+
     /// Another enclosure, behind which nothing comes.
     fn add_enclosure(&self, name: &str, id: &str) {
         let dir = std::fs::canonicalize(self.router("0-1")).expect("a router").with_file_name(name);
@@ -86,7 +98,12 @@ struct Watch {
 
 impl Watch {
     fn start(lab: &Lab) -> Self {
+        Self::start_with(lab, &[])
+    }
+
+    fn start_with(lab: &Lab, options: &[&str]) -> Self {
         let mut command = lab.command(&["egpu", "watch", "--interval", "100"]);
+        command.args(options);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
         let (send, lines) = channel();
         let read = |from: Box<dyn std::io::Read + Send>| {
@@ -136,8 +153,59 @@ fn what_the_policy_would_refuse_is_stopped_when_it_is_too_hot() {
     watch.says("would not be now");
     watch.says(" ready");
     lab.inject("temperature 119");
-    watch.says("failed (overheated)");
+    watch.says("it is at 119 °C (read from amdgpu of 0000:32:00.0), and the limit is 90 °C (`--hottest`)");
+    watch
+        .says("failed (overheated): let it cool, check the enclosure's fan and vents, then connect it again");
     assert!(!lab.is_authorised());
+    watch.end();
+}
+
+/// The policy's refusal is withdrawn when the policy is another, or nothing is left to refuse.
+#[test]
+fn warnings_of_the_policy_are_withdrawn() {
+    let lab = Lab::new();
+    lab.does(&["egpu", "policy", "--authorise", "never"]);
+    let watch = Watch::start_with(&lab, &["--json"]);
+    watch
+        .says("\"warning\":\"it is connected, and would not be now: the policy is to authorise no enclosure");
+    lab.does(&["egpu", "policy", "--authorise", "ask"]);
+    watch.says("\"withdrawn\":true");
+    // The same reason is another warning later.
+    lab.does(&["egpu", "policy", "--authorise", "never"]);
+    watch.says("\"withdrawn\":false");
+    lab.does(&["egpu", "disconnect"]);
+    watch.says("\"withdrawn\":true");
+    watch.end();
+    lab.does(&["egpu", "policy", "--authorise", "ask"]);
+    let watch = Watch::start(&lab);
+    watch.says(" warning: it is not connected: the policy is to ask; run `vm-service egpu connect");
+    lab.does(&["egpu", "policy", "--authorise", "always"]);
+    watch.says(" warning withdrawn: it is not connected: the policy is to ask");
+    watch.says(" ready");
+    watch.end();
+}
+
+/// What the policy allows by now is not disconnected for what it said before.
+#[test]
+fn what_others_authorised_stays_once_the_policy_allows_it() {
+    let lab = Lab::new();
+    std::fs::remove_file(lab.sim().join("run/ledger/enclosure-d2030000-00a0-751e-a3f4-c0e5ae7b0d30.built"))
+        .expect("it was noted as built");
+    lab.does(&["egpu", "policy", "--minimum-rate", "100"]);
+    let process = lab.use_gpu();
+    let watch = Watch::start(&lab);
+    watch.says(" warning: it was authorised by the firmware or another program, and is disconnected once");
+    watch.says(" in-use");
+    lab.does(&["egpu", "policy", "--minimum-rate", "0"]);
+    watch.says(" warning withdrawn: it was authorised by the firmware or another program");
+    std::fs::remove_dir_all(process).expect("removed");
+    watch.says(" ready");
+    // It would be disconnected at the look after that.
+    lab.inject("sensor fails");
+    watch.says(" warning: its temperature is not watched");
+    assert!(lab.is_authorised());
+    lab.inject("sensor works");
+    watch.says(" warning withdrawn: its temperature is not watched");
     watch.end();
 }
 
@@ -148,14 +216,7 @@ fn what_others_authorised_and_the_policy_refuses_is_disconnected_once_it_is_idle
     std::fs::remove_file(lab.sim().join("run/ledger/enclosure-d2030000-00a0-751e-a3f4-c0e5ae7b0d30.built"))
         .expect("it was noted as built");
     lab.does(&["egpu", "policy", "--minimum-rate", "100"]);
-    // A process of the host has it.
-    let node = lab.sim().join("sys/bus/pci/devices").join(GPU).join("drm/card0");
-    std::fs::create_dir_all(&node).expect("made");
-    std::fs::write(node.join("dev"), "226:0\n").expect("written");
-    std::fs::write(node.join("uevent"), "DEVNAME=dri/card0\n").expect("written");
-    let process = lab.sim().join("proc/4711");
-    std::fs::create_dir_all(process.join("fd")).expect("made");
-    symlink(lab.sim().join("dev/dri/card0"), process.join("fd/3")).expect("linked");
+    let process = lab.use_gpu();
     let watch = Watch::start(&lab);
     watch.says("was authorised by the firmware or another program, and is disconnected once nobody uses it: its link");
     watch.says(" in-use");
@@ -172,10 +233,22 @@ fn what_stays_of_one_that_was_pulled_is_reported() {
     let lab = Lab::new();
     let watch = Watch::start(&lab);
     watch.says(" ready");
+    let router = std::fs::read_link(lab.router("0-1")).expect("a link");
     std::fs::remove_file(lab.router("0-1")).expect("removed");
-    watch.says(
-        "left something behind, which is tried again: can't settle the ledger: 0000:32:00.0 is there still",
-    );
+    let left = "it left something behind, which is tried again: cannot settle the ledger: 0000:32:00.0 is there still";
+    watch.says(&format!(" warning: {left}"));
+    // It is plugged in again.
+    symlink(router, lab.router("0-1")).expect("linked");
+    watch.says(&format!(" warning withdrawn: {left}"));
+    watch.says(" ready");
+    // It cannot be read for a while.
+    let (all, aside) = (lab.sim().join("sys/bus/thunderbolt/devices"), lab.dir.path().join("aside"));
+    std::fs::rename(&all, &aside).expect("moved");
+    symlink(&all, &all).expect("a link to itself");
+    watch.says(" warning: cannot read ");
+    std::fs::remove_file(&all).expect("removed");
+    std::fs::rename(&aside, &all).expect("moved");
+    watch.says(" warning withdrawn: cannot read ");
     watch.end();
 }
 

@@ -32,6 +32,11 @@ pub trait Enclosure: fmt::Debug {
     /// Its temperature in thousandths of a degree Celsius; `None` where it can't be read, as while a guest has it.
     fn temperature(&mut self) -> Option<i32>;
 
+    /// What the last temperature was read from, for people to read.
+    fn sensor(&self) -> Option<String> {
+        None
+    }
+
     /// The users that the last action ended, for people to read; `None` where it ended none.
     fn ended(&mut self) -> Option<String> {
         None
@@ -123,7 +128,7 @@ pub enum EgpuError {
         users: Vec<String>,
     },
     /// A step failed.
-    #[error("can't {what}: {reason}")]
+    #[error("cannot {what}: {reason}")]
     Step {
         /// What was to be done.
         what: String,

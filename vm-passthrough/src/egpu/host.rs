@@ -10,8 +10,8 @@ mod users;
 mod verify;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use super::{
     Action, Dropped, EgpuError, Enclosure, KnownEgpu, Observation, Policy, QUIET, Refusal, Rung,
@@ -138,6 +138,11 @@ impl HostEnclosure {
         KnownEgpu { id: self.id, accelerators: self.accelerators.clone() }
     }
 
+    /// Returns why its temperature is not known, though it should be; `None` also while it sleeps.
+    pub fn unwatched(&self) -> Option<&str> {
+        self.thermometer.blind.as_deref()
+    }
+
     /// Its functions that are no bridges, as they came.
     pub fn functions(&self) -> Vec<PciAddress> {
         self.functions.iter().map(|(address, _)| *address).collect()
@@ -151,7 +156,8 @@ impl HostEnclosure {
     pub fn adopt(&mut self) -> Result<bool> {
         let (_, router) = self.connected()?;
         if !router.is_authorised() {
-            return Err(step("take it as it is", "no PCIe is tunnelled to it"));
+            let reason = "no PCIe is tunnelled to it; run `vm-service egpu connect`";
+            return Err(step("take it as it is", reason));
         }
         let functions = self.endpoints(router.route)?;
         self.route = Some(router.route);
@@ -181,7 +187,15 @@ impl HostEnclosure {
         let path = self.host.thunderbolt.join("devices").join(router.route.to_string()).join("authorized");
         tracing::info!(target: "vm_passthrough::usb4", router = %router.route, value, "write authorized");
         let written = self.host.writer().write(&path, value, deadlines::TUNNEL);
-        written.map_err(|error| step(&format!("write {value} to {}", path.display()), error))
+        written.map_err(|error| {
+            let fix = match error.kind() {
+                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                    "run this as root, with sysfs mounted writable"
+                }
+                _ => "see dmesg for the reason of the thunderbolt driver, then plug the enclosure in again",
+            };
+            step(&format!("write {value} to {}", path.display()), format_args!("{error}; {fix}"))
+        })
     }
 
     fn authorise(&mut self) -> Result<()> {
@@ -205,7 +219,8 @@ impl HostEnclosure {
                 written?;
                 return Err(step(
                     "have PCIe tunnelled to it",
-                    "its `authorized` reads 0 afterwards; see dmesg",
+                    "its `authorized` reads 0 afterwards; see dmesg for the reason of the thunderbolt driver, check the cable, then plug the \
+                     enclosure in again",
                 ));
             }
         }
@@ -222,7 +237,11 @@ impl HostEnclosure {
         let mut last = (Vec::new(), Instant::now());
         let came = self.wait(self.deadlines.enumeration, || {
             if !self.connected()?.1.is_authorised() {
-                return Err(step("wait for its functions", "its tunnel was taken down meanwhile"));
+                return Err(step(
+                    "wait for its functions",
+                    "its tunnel was taken down meanwhile; see dmesg, and whether another program manages it (`boltctl list`), then \
+                     connect it again",
+                ));
             }
             let functions = self.endpoints(route)?;
             let now: Vec<PciAddress> = functions.iter().map(|function| function.address).collect();
@@ -366,6 +385,10 @@ impl Enclosure for HostEnclosure {
 
     fn temperature(&mut self) -> Option<i32> {
         self.thermometer.hottest(&self.host, &self.functions)
+    }
+
+    fn sensor(&self) -> Option<String> {
+        self.thermometer.sensor.clone()
     }
 
     fn ended(&mut self) -> Option<String> {

@@ -89,7 +89,13 @@ impl<E: Enclosure> Manager<E> {
                 self.leftover = None;
             }
             if next.state != before {
-                told(&Change { from: before, to: next.state, event, error: error.take() });
+                let remedy = match next.state {
+                    State::Failed(fault) => fault.remedy().map(str::to_owned),
+                    _ => None,
+                };
+                let parts: Vec<String> = error.take().into_iter().chain(remedy).collect();
+                let error = Some(parts.join("; ")).filter(|_| !parts.is_empty());
+                told(&Change { from: before, to: next.state, event, error });
             }
             let Some(action) = action else { return };
             if action == Action::Settle {
@@ -118,6 +124,18 @@ impl<E: Enclosure> Manager<E> {
                 }
             };
         }
+    }
+
+    /// Returns why it is stopped at this temperature.
+    fn too_hot(&self, celsius: i32) -> String {
+        let sensor =
+            self.enclosure.sensor().map(|sensor| format!(" (read from {sensor})")).unwrap_or_default();
+        let degrees = |celsius: i32| f64::from(celsius) / 1000.0;
+        format!(
+            "it is at {:.0} °C{sensor}, and the limit is {:.0} °C (`--hottest`): its users are ended and its tunnel is taken down",
+            degrees(celsius),
+            degrees(self.limits.hottest)
+        )
     }
 
     fn settle(&mut self) {
@@ -185,7 +203,8 @@ impl<E: Enclosure> Manager<E> {
             }
         }
         if let Some(celsius) = self.enclosure.temperature() {
-            self.take(Event::Temperature(celsius), told);
+            let why = (celsius >= self.limits.hottest).then(|| self.too_hot(celsius));
+            self.take_because(Event::Temperature(celsius), why, told);
         }
     }
 }

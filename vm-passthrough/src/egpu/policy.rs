@@ -97,7 +97,10 @@ pub enum Refusal {
     #[error("it has no UUID to be recognised by; update its firmware")]
     NoIdentity,
     /// Its slot gives too little power.
-    #[error("its slot gives {has} W and the policy asks for {needs}")]
+    #[error(
+        "its slot gives {has} W and the policy asks for {needs} W; use an enclosure whose slot gives that, or lower the policy's minimum \
+         (`vm-service egpu policy --minimum-power`)"
+    )]
     TooWeak {
         /// Watts that it says.
         has: u32,

@@ -215,6 +215,21 @@ pub enum Fault {
     NotDeauthorised,
 }
 
+impl Fault {
+    /// Returns what an operator does about it; `None` where the failed step's error says it.
+    pub const fn remedy(self) -> Option<&'static str> {
+        match self {
+            Self::Overheated => Some(
+                "let it cool, check the enclosure's fan and vents, then connect it again (`vm-service egpu connect`)",
+            ),
+            Self::NotStopped => Some(
+                "it may be hot and in use still: switch the enclosure's power off, or pull its cable, now",
+            ),
+            _ => None,
+        }
+    }
+}
+
 /// What happens to an eGPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {

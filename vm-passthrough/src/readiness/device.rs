@@ -2,7 +2,7 @@
 
 use super::removal::Spare;
 use super::windows::{self, UnassignedBars};
-use super::{BlockerCode, Case, Severity};
+use super::{BlockerCode, Case, Seat, Severity};
 use crate::iommu::is_vfio_driver;
 use crate::pci::config::{ConfigSource as _, ConfigState};
 use crate::pci::{self, PciFunction, PowerState, ResetMethod, Sriov, regs};
@@ -206,6 +206,7 @@ fn reset(case: &mut Case<'_>) {
     };
     let mut given: Vec<_> = case.taken().iter().map(|function| function.address).collect();
     given.extend(case.guest.iter().map(|function| function.address));
+    given.extend(&case.options.beside);
     let (along, strangers): (Vec<_>, Vec<_>) = on_bus.into_iter().partition(|other| given.contains(other));
     let is_in_group = |other: &PciAddress| case.others.iter().any(|member| member.address == *other);
     let Some(port) = function.upstream else {
@@ -240,9 +241,10 @@ fn reset(case: &mut Case<'_>) {
         Some(Ok(spare)) => format!("{}, ", spare.give_along(strangers.iter().all(is_in_group))),
         Some(Err(why)) => format!("{why}, "),
     };
-    let card = match case.is_built_in() {
-        true => "",
-        false => "move the card to a slot of its own root port, ",
+    let card = match case.seat() {
+        Seat::BuiltIn => "",
+        Seat::Slot => "move the card to a slot of its own root port, ",
+        Seat::Enclosure => "connect the enclosure to another port of the host, ",
     };
     let elsewhere = case.remedy(card, "give it a root port of its own in this virtual machine, ");
     case.blocker(

@@ -27,6 +27,8 @@ pub(super) struct HostFacts {
     pub(super) nets: Vec<(String, PathBuf)>,
     /// DRM devices and framebuffers, in the same way.
     pub(super) displays: Vec<(String, PathBuf)>,
+    /// Serial consoles of the host: the name, where its directory is, and the file that names it.
+    pub(super) consoles: Vec<(String, PathBuf, PathBuf)>,
     /// Block devices that mounted btrfs file systems are on.
     pub(super) btrfs: Vec<String>,
     /// Address ranges of `iomem`, with their names, outer ones first.
@@ -126,6 +128,7 @@ impl HostFacts {
         facts.nets = links(&host.sys.join("class/net"));
         facts.displays = links(&host.sys.join("class/drm"));
         facts.displays.extend(links(&host.sys.join("class/graphics")));
+        facts.read_consoles(host);
         // A directory with the file system's UUID is there while it is mounted.
         let btrfs = host.sys.join("fs/btrfs");
         for uuid in files::names(&btrfs).unwrap_or_default() {
@@ -234,6 +237,22 @@ impl HostFacts {
             Some(bytes) => bytes.parse().ok().map(|limit| Memlock { limit: Some(limit), locked }),
             None => None,
         };
+    }
+
+    fn read_consoles(&mut self, host: &Host) {
+        let (active, cmdline) = (host.sys.join("class/tty/console/active"), host.proc.join("cmdline"));
+        let [named, asked] = [&active, &cmdline].map(|path| files::read_trimmed(path).unwrap_or_default());
+        // Names as in `ttyS4`, and options as in `console=ttyS4,115200n8`.
+        let asked = asked.split_ascii_whitespace().filter_map(|word| word.strip_prefix("console="));
+        let asked = asked.filter_map(|console| Some((console.split(',').next()?, &cmdline)));
+        for (name, source) in named.split_ascii_whitespace().map(|name| (name, &active)).chain(asked) {
+            if name.contains('/') || self.consoles.iter().any(|(other, ..)| other == name) {
+                continue;
+            }
+            if let Ok(path) = std::fs::read_link(host.sys.join("class/tty").join(name)) {
+                self.consoles.push((name.to_owned(), path, source.clone()));
+            }
+        }
     }
 
     fn read_cpu(&mut self, host: &Host) {

@@ -6,10 +6,10 @@ use std::path::{Component, Path, PathBuf};
 use super::holders::{Holder, users};
 use super::{BlockerCode, Case, Severity, disks};
 use crate::deadlines::LEDGER_READ;
-use crate::files;
 use crate::iommu::is_vfio_driver;
 use crate::ledger::{self, LedgerError};
 use crate::pci::{BarKind, PciFunction, Sriov};
+use crate::{PciAddress, files};
 
 /// How many processes are named.
 const MOST_SHOWN: usize = 5;
@@ -20,6 +20,7 @@ pub(super) fn judge(case: &mut Case<'_>) {
     let mut records = BTreeSet::new();
     for function in case.taken() {
         boot_display(case, &function);
+        serial_console(case, &function);
         disks::judge(case, &function);
         routes(case, &function);
         shared(case, &function);
@@ -45,14 +46,16 @@ fn boot_display(case: &mut Case<'_>, function: &PciFunction) {
     let mut fix = "make another GPU the primary display in the firmware setup".to_owned();
     if let Some((_, device)) = holder {
         let drivers = case.host.sys.join("bus/platform/drivers");
-        let (device, driver) = device.unwrap_or(("NAME.0".into(), "NAME".into()));
-        fix += &format!(
-            "; on a host that needs no console, unbind the framebuffer's driver before each claim: echo {device} > {}",
-            drivers.join(&driver).join("unbind").display()
-        );
-        if driver == "NAME" {
-            fix += " (NAME is simple-framebuffer, efi-framebuffer, vesa-framebuffer or of-display, whichever has a device there)";
-        }
+        fix += "; on a host that needs no console, unbind the framebuffer's driver before each claim";
+        fix += &match device {
+            Some((device, driver)) => {
+                format!(": echo {device} > {}", drivers.join(&driver).join("unbind").display())
+            }
+            None => format!(
+                "; find the one that has a device: simple-framebuffer, efi-framebuffer, vesa-framebuffer or of-display in {}",
+                drivers.display()
+            ),
+        };
         let blacklist = "initcall_blacklist=sysfb_init";
         let cmdline = files::read_trimmed(&case.host.proc.join("cmdline")).unwrap_or_default();
         if cmdline.contains(blacklist) {
@@ -64,7 +67,29 @@ fn boot_display(case: &mut Case<'_>, function: &PciFunction) {
     case.add(BlockerCode::BootDisplay, Severity::Blocker, function.address, evidence, fix);
 }
 
-/// Finds the driver that holds the firmware's framebuffer in a function's BARs: the evidence, and its platform device.
+/// Reports that a serial console of the host is a port of the function.
+fn serial_console(case: &mut Case<'_>, function: &PciFunction) {
+    let address = function.address.to_string();
+    let is_its = |path: &Path| path.components().any(|part| is_at(part, &address));
+    let consoles = case.facts.consoles.iter().filter(|(_, path, _)| is_its(path));
+    let consoles: Vec<_> =
+        consoles.map(|(name, _, source)| (name.clone(), source.display().to_string())).collect();
+    for (name, source) in consoles {
+        let evidence = format!("the host's console {name} is a serial port of it, by {source}");
+        let fix = format!(
+            "boot Linux without console={name} on the kernel command line, with its console elsewhere, and stop what logs in there \
+             (systemctl disable --now serial-getty@{name}.service)"
+        );
+        case.add(BlockerCode::BootDisplay, Severity::Blocker, function.address, evidence, fix);
+    }
+}
+
+/// Whether a part of a path in sysfs is a function's directory.
+fn is_at(part: Component<'_>, address: &str) -> bool {
+    part == Component::Normal(address.as_ref())
+}
+
+/// Finds the driver that holds the firmware's framebuffer in a function's BARs: the evidence, and its platform device with its driver.
 ///
 /// Its resource lies in the BAR and has another name than the function's own driver gives it; or a DRM device or framebuffer
 /// belongs to a device below the function. Without privilege `iomem` has no addresses.
@@ -93,8 +118,10 @@ fn framebuffer(case: &Case<'_>, function: &PciFunction) -> Option<(String, Optio
     };
     let plain = |name: &str| name.replace('-', "_").to_lowercase();
     let driver = function.driver.as_deref().map(plain);
+    let is_native = has_native_display(case, &address);
     let is_own = |name: &str| match &driver {
         _ if name == address => true,
+        Some(_) if is_native => true,
         Some(driver) if is_vfio_driver(function.driver.as_deref().unwrap_or_default()) => {
             plain(name) == *driver || plain(name).starts_with("vfio")
         }
@@ -125,9 +152,29 @@ fn framebuffer(case: &Case<'_>, function: &PciFunction) -> Option<(String, Optio
     Some((evidence, device.map(|(_, parent, driver)| (parent, driver))))
 }
 
+/// Whether a function's own driver has a display of it, and none of the host's displays is the firmware's: a driver takes the
+/// framebuffer from the firmware's before it maps its BARs (`aperture_remove_conflicting_pci_devices`), and names them as it likes:
+/// mgag200 has `mgadrmfb_vram`.
+fn has_native_display(case: &Case<'_>, address: &str) -> bool {
+    let platform = case.host.sys.join("bus/platform/devices");
+    let parent = |path: &Path| Some(path.parent()?.parent()?.file_name()?.to_str()?.to_owned());
+    let mut native = false;
+    for (_, path) in &case.facts.displays {
+        let Some(parent) = parent(path) else { continue };
+        native |= parent == address;
+        let mut of =
+            path.components().filter_map(|part| part.as_os_str().to_str()?.parse::<PciAddress>().ok());
+        let is_elsewhere = of.next_back().is_some_and(|of| of.to_string() != address);
+        if !is_elsewhere && files::link_name(&platform.join(&parent).join("driver")).is_some() {
+            return false;
+        }
+    }
+    native
+}
+
 /// Names of the class members below a device.
 pub(super) fn below<'a>(all: &'a [(String, PathBuf)], device: &str) -> Vec<&'a str> {
-    let is_below = |path: &Path| path.components().any(|part| part == Component::Normal(device.as_ref()));
+    let is_below = |path: &Path| path.components().any(|part| is_at(part, device));
     all.iter().filter(|(_, path)| is_below(path)).map(|(name, _)| name.as_str()).collect()
 }
 
@@ -248,8 +295,10 @@ fn claim_record(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTre
 fn in_use(case: &mut Case<'_>, function: &PciFunction, reported: &mut BTreeSet<(u32, PathBuf)>) {
     let mut pids = BTreeSet::new();
     let mut open = users(case.host, function.address);
+    // A guest has its group's file open for the functions that it has already.
+    let is_vmm = |pid: u32| case.options.vmm.is_some_and(|vmm| vmm.pid == pid);
     open.retain(|user| match user {
-        Holder::Process { pid, file, .. } if reported.insert((*pid, file.clone())) => {
+        Holder::Process { pid, file, .. } if !is_vmm(*pid) && reported.insert((*pid, file.clone())) => {
             pids.insert(*pid);
             true
         }

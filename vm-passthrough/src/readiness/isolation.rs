@@ -2,7 +2,7 @@
 
 use super::facts::CpuVendor;
 use super::removal::Spare;
-use super::{BlockerCode, Case, Severity, iommu_setup, name};
+use super::{BlockerCode, Case, Seat, Severity, iommu_setup, name};
 use crate::iommu::{self, InterruptRemapping, ReservedKind, in_the_way};
 use crate::{PciAddress, files, pci};
 
@@ -63,19 +63,17 @@ fn no_iommu(case: &mut Case<'_>) {
         };
         let (why, fix) = root.unwrap_or_default();
         let why = if why.is_empty() { why } else { format!("; {why}") };
+        let check = match case.facts.vendor {
+            CpuVendor::Arm | CpuVendor::Other => {
+                "check that the SMMU covers it (IORT, or iommu-map of the device tree)"
+            }
+            _ => "check that the IOMMU covers it (in the firmware setup, and DMAR: or AMD-Vi: in dmesg)",
+        };
+        let physical = fix.map_or_else(|| format!("{check}, or {}", elsewhere_or(case)), Into::into);
         (
             format!("{} is missing, though the host has an IOMMU{why}", group.display()),
             case.remedy(
-                match case.facts.vendor {
-                    _ if fix.is_some() => fix.unwrap_or_default(),
-                    CpuVendor::Arm | CpuVendor::Other => {
-                        "check that the SMMU covers this slot (IORT, or iommu-map of the device tree), or use another slot"
-                    }
-                    _ => {
-                        "check that the IOMMU covers this slot (in the firmware setup, and DMAR: or AMD-Vi: in dmesg), or use \
-                         another slot"
-                    }
-                },
+                &physical,
                 "put it behind the IOMMU of the virtual machine that this host is (QEMU: on a bus without bypass_iommu=on; \
                  DMAR: in dmesg)",
             )
@@ -204,17 +202,32 @@ fn group(case: &mut Case<'_>) {
     }
 }
 
+/// What to do with a function whose place is at fault.
+fn elsewhere_or(case: &Case<'_>) -> &'static str {
+    match case.seat() {
+        Seat::BuiltIn => "pass another device",
+        Seat::Slot => "use another slot",
+        Seat::Enclosure => "connect the enclosure to another port of the host",
+    }
+}
+
 /// How to get a group without the neighbours.
 fn elsewhere(case: &Case<'_>) -> &'static str {
-    match case.is_built_in() {
-        true if !case.facts.is_virtual => {
+    let physical = match case.seat() {
+        Seat::BuiltIn => {
             "enable ACS in the firmware setup, if it offers that, or pass a device of another group"
         }
-        _ => case.remedy(
-            "enable ACS for the port in the firmware setup, or move the card to a slot of another root port",
-            "put it behind a port of its own in the virtual machine that this host is (QEMU: -device pcie-root-port)",
-        ),
-    }
+        Seat::Slot => {
+            "enable ACS for the port in the firmware setup, or move the card to a slot of another root port"
+        }
+        Seat::Enclosure => {
+            "enable ACS for the port in the firmware setup, or connect the enclosure to another port of the host"
+        }
+    };
+    case.remedy(
+        physical,
+        "put it behind a port of its own in the virtual machine that this host is (QEMU: -device pcie-root-port)",
+    )
 }
 
 fn interrupts(case: &mut Case<'_>) {
@@ -274,9 +287,13 @@ fn firmware_memory(case: &mut Case<'_>) {
             direct.join(", ")
         ),
         case.remedy(
-            "switch off what uses it in the firmware setup (shared memory of HP and Dell management controllers, RMRR for \
-             this slot, legacy USB), or use another slot",
+            &format!(
+                "switch off what uses it in the firmware setup (shared memory of HP and Dell management controllers, RMRR, \
+                 legacy USB), or {}",
+                elsewhere_or(case)
+            ),
             "give the virtual machine that this host is the device without memory reserved for it, or pass another device",
-        ),
+        )
+        .to_owned(),
     );
 }

@@ -1,7 +1,7 @@
 //! Whether the guest's RAM can be had, locked and mapped for DMA.
 
 use super::facts::Memlock;
-use super::{BlockerCode, Case, RamPages, Severity, huge_pages};
+use super::{BlockerCode, Case, RamPages, Severity, VmmProcess, huge_pages};
 use crate::iommu::{self, IovaRange, ReservedKind};
 
 pub(super) fn judge(case: &mut Case<'_>) {
@@ -58,6 +58,9 @@ fn host_memory(case: &mut Case<'_>) {
 }
 
 fn memlock(case: &mut Case<'_>) {
+    if case.options.vmm.is_some() {
+        return vmm_memlock(case);
+    }
     let Some(Memlock { limit: Some(limit), locked }) = case.facts.memlock else { return };
     if case.facts.credentials.locks_freely() || case.options.ram_is_pinned {
         return;
@@ -86,6 +89,26 @@ fn memlock(case: &mut Case<'_>) {
              guest's process is another user",
             needed.div_ceil(1024)
         ),
+    );
+}
+
+/// Judges the limit of a running guest's VMM, which is another user than this process and may have fewer rights.
+fn vmm_memlock(case: &mut Case<'_>) {
+    let Some(VmmProcess { pid, memlock: Some(limit) }) = case.options.vmm else { return };
+    let needed = case.options.memory();
+    if limit >= needed || case.options.ram_is_pinned {
+        return;
+    }
+    case.blocker(
+        BlockerCode::MemlockTooLow,
+        format!(
+            "the guest needs {} locked, and its VMM, process {pid}, may lock {}: it has a user of its own, without the rights of the \
+             process that started it",
+            size_text(needed),
+            size_text(limit)
+        ),
+        "start the guest again with a higher hard limit (LimitMEMLOCK=infinity in the systemd unit, --ulimit memlock=-1 of a \
+         container) or with CAP_SYS_RESOURCE, which raises it",
     );
 }
 

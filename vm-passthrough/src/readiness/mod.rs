@@ -31,18 +31,20 @@ mod iommu_setup;
 mod isolation;
 mod memory;
 mod removal;
+mod slot;
 mod text;
 mod tunnel;
 mod usable;
 mod windows;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use holders::{Holder, holders, users};
 pub use huge_pages::{HugePagesTooFew, check_huge_pages};
 pub(crate) use memory::size_text;
+pub use slot::left_with_host;
 pub use windows::{UnassignedBars, unassigned_bars};
 
 use facts::HostFacts;
@@ -51,7 +53,7 @@ use crate::iommu::{self, DriverChoice, IovaRange, Part, VfioDriver};
 use crate::pci::config::ConfigSource as _;
 use crate::pci::placement::{FunctionRequest, Windows};
 use crate::pci::{self, PciFunction, ScanError, regs};
-use crate::{Host, PciAddress};
+use crate::{Host, PciAddress, usb4};
 
 /// Open files that one interrupt vector takes: an eventfd that VFIO signals, and one more by which it is routed.
 pub const FILES_PER_VECTOR: u64 = 2;
@@ -100,6 +102,21 @@ pub struct ExplainOptions {
     pub accept: Vec<BlockerCode>,
     /// Which VFIO driver a claim is to bind.
     pub driver: VfioDriver,
+    /// Sizes in bytes that BARs of functions get before a guest has them, by index.
+    pub bar_sizes: BTreeMap<PciAddress, BTreeMap<u8, u64>>,
+    /// Functions that the guest has already, or that are claimed along with those that are explained.
+    pub beside: Vec<PciAddress>,
+    /// The running guest's VMM process.
+    pub vmm: Option<VmmProcess>,
+}
+
+/// The VMM process of a running guest, where it is not the process that explains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VmmProcess {
+    /// Its process ID. The files that it has open are not another user's.
+    pub pid: u32,
+    /// Bytes that it may lock for devices, of which it has locked none yet; `None` without a limit.
+    pub memlock: Option<u64>,
 }
 
 /// What a guest's RAM is made of.
@@ -145,6 +162,9 @@ impl ExplainOptions {
             check_open_files: true,
             accept: Vec::new(),
             driver: VfioDriver::Best,
+            bar_sizes: BTreeMap::new(),
+            beside: Vec::new(),
+            vmm: None,
         }
     }
 
@@ -158,6 +178,17 @@ impl ExplainOptions {
         let low = *self.mmio32.start()..self.mmio32.end().saturating_add(1);
         Windows::above(low, ram_end, physical_address_bits.unwrap_or(Windows::MOST_BITS))
             .without(&self.processor_reserved)
+    }
+
+    /// Returns a function as its guest gets it: its BARs with the sizes of [`bar_sizes`](Self::bar_sizes).
+    #[must_use]
+    pub fn sized(&self, mut function: PciFunction) -> PciFunction {
+        if let Some(sizes) = self.bar_sizes.get(&function.address) {
+            for bar in &mut function.bars {
+                bar.size = sizes.get(&bar.index).copied().unwrap_or(bar.size);
+            }
+        }
+        function
     }
 
     /// Bytes of RAM.
@@ -295,6 +326,7 @@ codes! {
     VgpusInUse = "vgpus-in-use", HostUse, "it is divided into vGPUs or other mediated devices";
     MigInUse = "mig-in-use", HostUse, "it is divided into MIG instances";
     D3cold = "d3cold", Guest, "it is switched off";
+    SlotDivided = "slot-divided", Guest, "functions of its slot are in other IOMMU groups, and stay with the host";
     NoReset = "no-reset", Guest, "nothing can reset it between guests";
     LegacyInterrupt = "legacy-interrupt", Guest, "it interrupts by INTx alone, on a line of the host that others use";
     Cxl = "cxl", Guest, "it is a CXL device, of which a guest gets the PCI Express side alone";
@@ -358,6 +390,7 @@ impl<'a> Explainer<'a> {
         function: PciFunction,
         options: &ExplainOptions,
     ) -> Result<Readiness, ScanError> {
+        let function = options.sized(function);
         let guest = [&function];
         self.explain_case(function.clone(), &guest, options)
     }
@@ -372,8 +405,9 @@ impl<'a> Explainer<'a> {
         functions: &[&PciFunction],
         options: &ExplainOptions,
     ) -> Result<Vec<Readiness>, ScanError> {
-        let explain = |function: &&PciFunction| self.explain_case((*function).clone(), functions, options);
-        functions.iter().map(explain).collect()
+        let functions: Vec<_> = functions.iter().map(|&function| options.sized(function.clone())).collect();
+        let guest: Vec<_> = functions.iter().collect();
+        functions.iter().map(|function| self.explain_case(function.clone(), &guest, options)).collect()
     }
 
     fn explain_case(
@@ -429,6 +463,17 @@ pub fn explain(host: &Host, address: PciAddress, options: &ExplainOptions) -> Re
     Explainer::new(host).explain(address, options)
 }
 
+/// Where a function is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seat {
+    /// On the board or in a chip.
+    BuiltIn,
+    /// In a slot of the board.
+    Slot,
+    /// In an enclosure behind a tunnel of USB4 or Thunderbolt.
+    Enclosure,
+}
+
 /// One function before the judge: what was read, and what was found so far.
 struct Case<'a> {
     host: &'a Host,
@@ -455,6 +500,7 @@ impl Case<'_> {
         device::judge(self);
         divided::judge(self);
         usable::judge(self);
+        slot::judge(self);
         memory::judge(self);
         guest::judge(self);
         tunnel::judge(self);
@@ -496,6 +542,15 @@ impl Case<'_> {
         };
         let register = pci::read_function(self.host, port).ok().and_then(|port| read(&port));
         register.is_some_and(|register| register & SLOT_IMPLEMENTED == 0)
+    }
+
+    /// Returns where the function is, as far as a fix can move it.
+    fn seat(&self) -> Seat {
+        match () {
+            () if usb4::may_be_tunnelled(self.host, &self.function) => Seat::Enclosure,
+            () if self.is_built_in() => Seat::BuiltIn,
+            () => Seat::Slot,
+        }
     }
 
     /// A remedy for who owns the machine, or for who owns the virtual machine that the host is.
@@ -557,5 +612,11 @@ fn name(function: &PciFunction) -> String {
     format!("{vendor} {device}")
 }
 
+#[cfg(test)]
+#[path = "tests/places.rs"]
+mod place_tests;
+#[cfg(test)]
+#[path = "tests/running.rs"]
+mod running_tests;
 #[cfg(test)]
 mod tests;

@@ -91,6 +91,15 @@ impl Spare {
         format!("give {} to the same guest{how}", self.0)
     }
 
+    /// Claims the devices along with the target, by the commands that take several addresses.
+    pub(super) fn name_too(&self, target: PciAddress) -> String {
+        let addresses = self.0.replace(", ", " ");
+        format!(
+            "to pass them too, name them as well: vm-service claim {target} {addresses} (`attach`, `--device` of `run` and [[devices]] of \
+             a guest file take them, too)"
+        )
+    }
+
     /// Passes the devices instead of the target.
     pub(super) fn pass(&self) -> String {
         format!("pass {}", self.0)

@@ -9,7 +9,7 @@
 //!   without. Without a memory BAR there is no other way. And a few classes are programmed through port I/O by their
 //!   definition, whatever else they have ([`PORT_CLASSES`]).
 
-use super::{BlockerCode, Case, Severity};
+use super::{BlockerCode, Case, Seat, Severity};
 use crate::files;
 use crate::pci::{self, Bar, BarKind, PciFunction, PowerState, regs};
 
@@ -50,13 +50,25 @@ fn interrupts(case: &mut Case<'_>, function: &PciFunction) {
     if handlers.len() <= own {
         return;
     }
+    let physical = match case.seat() {
+        Seat::BuiltIn => "pass another device",
+        Seat::Slot => "put the card into another slot, whose line no other device of the host has",
+        Seat::Enclosure => {
+            "connect the enclosure to another port of the host, whose line no other device has"
+        }
+    };
+    let elsewhere =
+        case.remedy(physical, "put it into another slot of the virtual machine that this host is");
+    let fix = format!(
+        "nothing, if the device can mask its interrupt pin (PCI 2.3), which nearly all can; VFIO gives no INTx of one that can't: \
+         {elsewhere}"
+    );
     case.add(
         BlockerCode::LegacyInterrupt,
         Severity::Warning,
         function.address,
         format!("{} has {} on line {line}, which INTx leads to", path.display(), handlers.join(", ")),
-        "nothing, if the device can mask its interrupt pin (PCI 2.3), which nearly all can; VFIO gives no INTx of one that \
-         can't: put the card into another slot, whose line no other device of the host has",
+        fix,
     );
 }
 

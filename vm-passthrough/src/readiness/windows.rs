@@ -93,7 +93,8 @@ pub(super) fn judge(
     if !options.0.is_empty() {
         evidence += &format!("; {} has pci={}", host.proc.join("cmdline").display(), options.0.join(","));
     }
-    let is_tunnelled = usb4::is_removable(host, function);
+    let is_tunnelled =
+        pci::read_function(host, function).is_ok_and(|function| usb4::may_be_tunnelled(host, &function));
     let fix = if is_tunnelled { tunnel_fix(&options, needs, is_short) } else { slot_fix(&options, facts) };
     Some(UnassignedBars { evidence, fix })
 }

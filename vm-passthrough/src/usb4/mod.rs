@@ -24,8 +24,8 @@ pub use packet::tunnelled_bytes;
 pub(crate) use scan::{instance, router_at};
 pub use scan::{scan, scan_routers};
 pub use seen::SeenRouters;
-pub(crate) use tunnel::is_removable;
 pub use tunnel::{Basis, Tunnel, Via, tunnels};
+pub(crate) use tunnel::{is_removable, may_be_tunnelled};
 
 use crate::PciAddress;
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{Domain, Route};
-use crate::pci::PciFunction;
+use crate::pci::config::ConfigSource as _;
+use crate::pci::{self, PciFunction, regs};
 use crate::{Host, PciAddress, files};
 
 /// More bridges than are ever above a function: there are 256 buses.
@@ -69,6 +70,48 @@ pub(crate) fn is_removable(host: &Host, function: PciAddress) -> bool {
     files::read_trimmed(&host.pci_device(function).join("removable")).as_deref() == Some("removable")
 }
 
+/// Whether a function is behind a tunnel, as far as that can be known without the other functions of the host.
+///
+/// Linux tells since 5.14 what is removable. Where it does not, a port above the function has Intel's vendor-specific capability of
+/// Thunderbolt (`set_pcie_thunderbolt` in Linux `drivers/pci/probe.c`), or belongs to a host interface. The controllers of Thunderbolt
+/// and of USB are a Thunderbolt controller's own.
+pub(crate) fn may_be_tunnelled(host: &Host, function: &PciFunction) -> bool {
+    const NHI: u8 = 0x08;
+    const SERIAL_BUS: u8 = 0x0c;
+    if let Some(removable) = files::read_trimmed(&host.pci_device(function.address).join("removable")) {
+        return removable == "removable";
+    }
+    if matches!(function.class.base(), NHI | SERIAL_BUS) || function.is_bridge() {
+        return false;
+    }
+    let above = |function: &PciFunction| pci::read_function(host, function.upstream?).ok();
+    let mut ports = std::iter::successors(above(function), above).take(MAX_BRIDGES);
+    ports.any(|port| has_thunderbolt(host, &port) || !host_interfaces(host, port.address).is_empty())
+}
+
+/// Whether a port is a Thunderbolt controller's.
+fn has_thunderbolt(host: &Host, port: &PciFunction) -> bool {
+    const INTEL: u16 = 0x8086;
+    const THUNDERBOLT: u16 = 0x1234;
+    let mut offsets = port
+        .extended_capabilities
+        .iter()
+        .filter(|known| known.id == regs::EXT_CAP_ID_VNDR)
+        .map(|known| known.offset);
+    let is_thunderbolt = |offset: u16| {
+        let config = pci::read_config(host, port.address).ok()?;
+        Some(config.read_u16(usize::from(offset) + 4)? == THUNDERBOLT)
+    };
+    port.ids.vendor == INTEL && offsets.any(|offset| is_thunderbolt(offset) == Some(true))
+}
+
+/// The host interfaces that Linux has linked a port to, as the firmware says that their tunnels begin there
+/// (`usb4-host-interface`).
+fn host_interfaces(host: &Host, port: PciAddress) -> Vec<PciAddress> {
+    let names = files::names(&host.pci_device(port)).unwrap_or_default();
+    names.iter().filter_map(|name| name.strip_prefix("supplier:pci:")?.parse().ok()).collect()
+}
+
 /// Whether this Linux calls removable only what is behind a tunnel.
 fn knows_tunnels(host: &Host) -> bool {
     let release = files::read_trimmed(&host.proc.join("sys/kernel/osrelease")).unwrap_or_default();
@@ -120,21 +163,15 @@ impl Tree<'_> {
     /// interface is not.
     fn is_controllers(&self, way: &[&PciFunction]) -> bool {
         let [above @ .., function] = way else { return false };
-        let is_linked = above.last().is_some_and(|parent| !self.host_interfaces(parent).is_empty());
+        let is_linked =
+            above.last().is_some_and(|parent| !host_interfaces(self.host, parent.address).is_empty());
         let is_bridge = function.header_type != 0;
         !is_linked && if is_bridge { matches!(above.len(), 1 | 2) } else { above.len() == 3 }
     }
 
-    /// The host interfaces that Linux has linked a port to, as the firmware says that their tunnels begin there
-    /// (`usb4-host-interface`).
-    fn host_interfaces(&self, port: &PciFunction) -> Vec<PciAddress> {
-        let names = files::names(&self.host.pci_device(port.address)).unwrap_or_default();
-        names.iter().filter_map(|name| name.strip_prefix("supplier:pci:")?.parse().ok()).collect()
-    }
-
     /// The router of a function `links` links away below a root port.
     fn via(&self, root: &PciFunction, links: u32) -> Via {
-        let linked = self.host_interfaces(root);
+        let linked = host_interfaces(self.host, root.address);
         let is_below = |interface: PciAddress| {
             let interface = self.all.get(&interface);
             interface.is_some_and(|interface| {

@@ -60,8 +60,10 @@ pub(crate) fn run(context: &mut Context<'_>, args: &AttachArgs) -> Result<(), Fa
 }
 
 fn line(device: &AttachedDevice, guest: &str) -> String {
-    match &device.guest_address {
+    let mut text = match &device.guest_address {
         Some(there) => format!("{} attached to {guest}, where it is {there}\n", device.address),
         None => format!("{} attached to {guest}\n", device.address),
-    }
+    };
+    text.extend(device.left.iter().map(|left| format!("{left}\n")));
+    text
 }

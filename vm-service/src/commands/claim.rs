@@ -1,5 +1,6 @@
 //! `claim`: takes functions and their companions from their drivers, until `release`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -7,14 +8,14 @@ use clap::Args;
 use vm_passthrough::claim::{self, Cancel, Claim, ClaimError, ClaimOptions};
 use vm_passthrough::iommu::{VFIO_DRIVER, VfioDriver};
 use vm_passthrough::manager::{Claimed, ManagerError};
-use vm_passthrough::readiness::ExplainOptions;
-use vm_passthrough::{PassthroughManager, PciAddress, PciFunction, ledger};
+use vm_passthrough::readiness::{ExplainOptions, left_with_host};
+use vm_passthrough::{PassthroughManager, PciAddress, PciFunction, ledger, pci};
 
 use super::explain::{self, Accept};
 use super::{Scan, SimArgs};
 use crate::context::Context;
 use crate::failure::{EXIT_FAILED, Failure};
-use crate::json::{self, Body};
+use crate::json::{self, Body, LeftFunction};
 use crate::saved::{self, SavedClaim, SavedClaims};
 use crate::signals::StopSignals;
 use crate::{log, sys};
@@ -77,6 +78,7 @@ fn claim(
     options.with_group = args.with_group;
     options.accept = args.accept.iter().map(Into::into).collect();
     options.driver = vfio_driver(args.vfio_driver.as_ref());
+    options.beside.clone_from(&args.addresses);
     let scan = Scan::of(&host)?;
     let readiness: Vec<_> = args
         .addresses
@@ -240,7 +242,17 @@ fn print(
         // A String takes any write.
         let _ = writeln!(text, "{} claimed, {former}{variant}", function.address);
     }
-    context.print(|| Body::Claim(json::Claim::new(asked, functions())), || text)
+    let claimed: Vec<_> = functions().map(|function| function.address).collect();
+    let mut left = BTreeMap::new();
+    for function in asked.iter().filter_map(|&address| pci::read_function(&context.host, address).ok()) {
+        let functions = left_with_host(&context.host, &function, &claimed).into_iter();
+        left.extend(functions.map(|left| (left.address, left.driver)));
+    }
+    let left =
+        left.into_iter().map(|(address, driver)| LeftFunction { address: address.to_string(), driver });
+    let left: Vec<_> = left.collect();
+    text.extend(left.iter().map(|left| format!("{left}\n")));
+    context.print(|| Body::Claim(json::Claim::new(asked, functions(), left)), || text)
 }
 
 /// How far a claim is, for signals to know.

@@ -16,6 +16,7 @@ mod policy;
 mod reset;
 mod simulate;
 mod status;
+mod warning;
 mod watch;
 mod watcher;
 

@@ -138,9 +138,5 @@ pub(super) fn require_ready(context: &mut Context<'_>, readiness: &[Readiness]) 
     if context.json {
         context.print(|| body(readiness), String::new)?;
     }
-    let text: Vec<_> = blocked.into_iter().map(ToString::to_string).collect();
-    Err(Failure::blocked(format!(
-        "nothing was touched, because of what stands in the way:\n{}",
-        text.join("\n")
-    )))
+    Err(Failure::blocked(describe::blocked(blocked)))
 }

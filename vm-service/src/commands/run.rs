@@ -297,6 +297,7 @@ fn devices(
     let _overdue = Overdue::start(stop)?;
     explain::require_ready(context, &readiness)?;
     let functions = scan.guest_functions(config)?;
-    taken.roms = RomFile::open_all(&functions, &config.settings).map_err(Failure::usage)?;
+    taken.roms = RomFile::open_all(functions.iter().copied(), &config.settings).map_err(Failure::usage)?;
+    let functions = functions.into_iter().cloned().collect();
     Ok(Some(Devices::new(manager, functions, taken, explain)))
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use vm_passthrough::PciAddress;
 use vm_passthrough::vfio::VfToken;
-use vm_passthrough::{PciAddress, PciFunction};
 
 use super::read::{Entry, Reader, Section, printable, shorten};
 use super::{GuestConfig, MAX_DEVICES, parse_size};
@@ -48,16 +48,6 @@ impl GuestConfig {
             Some((address, settings.vf_token.clone()?))
         };
         self.settings.iter().filter_map(token).collect()
-    }
-
-    /// A function of the host as its guest is to have it: its BARs with the sizes that they get.
-    pub(crate) fn sized(&self, mut function: PciFunction) -> PciFunction {
-        if let Some(settings) = self.settings.get(&function.address) {
-            for bar in &mut function.bars {
-                bar.size = settings.bars.get(&bar.index).copied().unwrap_or(bar.size);
-            }
-        }
-        function
     }
 }
 

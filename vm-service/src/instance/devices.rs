@@ -13,6 +13,7 @@ use vm_passthrough::manager::{MadeClaim, ManagerError};
 use vm_passthrough::pci::placement::FunctionRequest;
 use vm_passthrough::readiness::{
     BlockerCode, ExplainOptions, Explainer, FILES_PER_VECTOR, Holder, RamPages, Readiness, Severity,
+    VmmProcess, left_with_host,
 };
 use vm_passthrough::vfio::{
     self, AddressSpace as _, Backend, DeviceFile, DeviceParts, MSI_IRQ, MSIX_IRQ, Presence, Space,
@@ -21,13 +22,13 @@ use vm_passthrough::vfio::{
 use vm_passthrough::{PassthroughManager, PciAddress, PciFunction};
 
 use super::arrivals::{self, Arrivals};
-use super::handle::{AttachRequest, Message, Refused};
+use super::handle::{AttachRequest, Attached, Message, Refused};
 use super::keeper::{self, Served};
 use super::process::Vmm;
 use super::rom::RomFile;
 use super::state::{Action, Detached, Event};
 use super::watch::{self, Watch, Watched};
-use super::wire::{self, Done, Open, Order};
+use super::wire::{self, Done, Open, Order, Room};
 use crate::deadlines::CLOSE;
 use crate::describe;
 use crate::limits;
@@ -125,7 +126,7 @@ impl Devices {
     ) -> Self {
         let functions = functions
             .into_iter()
-            .map(|found| (found.address, Function::new(found, options.clone())))
+            .map(|found| (found.address, Function::new(explain.sized(found), options.clone())))
             .collect();
         let (open, space, vmm, watch, events) = (BTreeMap::new(), None, None, None, None);
         let arrivals = Arrivals::default();
@@ -245,7 +246,8 @@ impl Devices {
             let not_there = || Refused::NotFound(describe::not_there(*address));
             all.iter().find(|function| function.address == *address).cloned().ok_or_else(not_there)
         };
-        let found = request.functions.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        let found = request.functions.iter().map(|address| Ok(self.explain.sized(find(address)?)));
+        let found = found.collect::<Result<Vec<_>, Refused>>()?;
         // What did not come as far as being opened is turned back by now.
         self.functions.retain(|address, _| self.open.contains_key(address));
         let requests: Vec<_> = found.iter().map(|function| FunctionRequest::of(function, true)).collect();
@@ -268,12 +270,19 @@ impl Devices {
                 space.backend()
             )));
         }
-        let room = match self.order(&Order::RoomFor(requests), &[]).map_err(Refused::Conflict)? {
-            Done::Room(room) => room,
-            _ => return Err(failed(&self.misunderstood())),
-        };
+        let Room { slot, memlock } =
+            match self.order(&Order::RoomFor(requests), &[]).map_err(Refused::Conflict)? {
+                Done::Room(room) => room,
+                _ => return Err(failed(&self.misunderstood())),
+            };
         let mut options = self.explain.clone();
-        options.slot = room;
+        options.vmm = self.vmm.as_ref().map(|vmm| VmmProcess { pid: vmm.id(), memlock });
+        options.beside = self.functions.keys().copied().collect();
+        let (slot, no_slot) = match slot {
+            Ok(slot) => (slot, None),
+            Err(reason) => (None, Some(reason)),
+        };
+        options.slot = slot;
         options.ram_is_pinned = self.space.is_some();
         if let RamPages::Huge(_) = options.pages {
             options.pages = RamPages::HugeReserved;
@@ -285,8 +294,10 @@ impl Devices {
         let judged = Explainer::new(&host).explain_guest(&found.iter().collect::<Vec<_>>(), &options);
         let (ready, blocked): (Vec<_>, Vec<_>) =
             judged.map_err(|error| failed(&error))?.into_iter().partition(Readiness::is_ready);
-        if !blocked.is_empty() {
-            return Err(Refused::Blocked(blocked));
+        match (blocked.is_empty(), no_slot) {
+            (true, None) => {}
+            (true, Some(reason)) => return Err(Refused::Conflict(reason)),
+            (false, no_slot) => return Err(Refused::Blocked(blocked, no_slot)),
         }
         for warning in ready.iter().flat_map(|readiness| &readiness.blockers) {
             if warning.severity == Severity::Warning {
@@ -536,13 +547,16 @@ impl Devices {
     }
 
     /// Has a device, whose functions are attached, answer in a slot of the guest.
-    fn plug(&mut self, slot: PciAddress) -> Result<Option<PciAddress>, String> {
+    fn plug(&mut self, slot: PciAddress) -> Result<Attached, String> {
         let functions: Vec<_> = self.in_slot_of(slot)?.map(|(&address, _)| address).collect();
+        let first = functions.first().and_then(|address| self.functions.get(address));
+        let left = first.map(|first| left_with_host(self.manager.host(), &first.found, &functions));
+        let left = left.unwrap_or_default().into_iter().map(|left| (left.address, left.driver)).collect();
         for address in &functions {
             self.functions.get_mut(address).map(|function| function.arrival.take());
         }
         match self.order(&Order::Plug(functions), &[])? {
-            Done::Plugged(guest) => Ok(guest),
+            Done::Plugged(guest) => Ok(Attached { guest, left }),
             _ => Err(self.misunderstood()),
         }
     }

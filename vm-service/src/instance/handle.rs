@@ -16,6 +16,7 @@ use vm_passthrough::vfio::Backend;
 use super::arrivals::Arrivals;
 use super::state::Event;
 use super::watch;
+use crate::describe;
 use crate::vmm::Stop;
 
 /// A device to attach to a guest that runs.
@@ -32,10 +33,12 @@ pub(crate) struct AttachRequest {
 }
 
 /// A device was attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Attached {
     /// Where the guest sees its first function; `None` while it has not numbered its buses.
     pub(crate) guest: Option<PciAddress>,
+    /// Functions of its slot that stay with the host, each with its driver.
+    pub(crate) left: Vec<(PciAddress, Option<String>)>,
 }
 
 /// How to detach a device.
@@ -70,9 +73,9 @@ pub(crate) enum Refused {
     /// It can't be done in the state that the guest, or the device, is in.
     #[error("{0}")]
     Conflict(String),
-    /// This stands in the way.
-    #[error("nothing was touched, because of what stands in the way:\n{}", .0.iter().map(ToString::to_string).collect::<String>())]
-    Blocked(Vec<Readiness>),
+    /// Functions that are not ready for the guest, and why the guest has no room for the device, if that is so too.
+    #[error("{}{}", describe::blocked(.0), .1.iter().map(|reason| format!("\n{reason}")).collect::<String>())]
+    Blocked(Vec<Readiness>, Option<String>),
     /// A step failed.
     #[error("{0}")]
     Failed(String),

@@ -68,7 +68,7 @@ pub(crate) enum Event {
     /// The guest sees that something is in a slot of its, which does not answer yet.
     Inserted(PciAddress, Result<(), String>),
     /// A slot was filled: this is where the guest sees it, as far as it has numbered its buses.
-    Plugged(PciAddress, Result<Option<PciAddress>, String>),
+    Plugged(PciAddress, Result<Attached, String>),
     /// The guest let go of a slot.
     LetGo(PciAddress),
     /// It did not, and why.
@@ -502,7 +502,7 @@ impl State {
                     slot.plugged = true;
                 }
             }
-            Event::Plugged(address, Ok(guest)) => {
+            Event::Plugged(address, Ok(attached)) => {
                 let mut answers = Vec::new();
                 if let Some(slot) = self.slot(*address) {
                     if let Course::Leaving(Ok(how)) = &mut slot.course {
@@ -511,8 +511,9 @@ impl State {
                     }
                     if !slot.is_leaving() {
                         slot.course = Course::There;
-                        let attached = Attached { guest: *guest };
-                        answers.extend(slot.requests.drain(..).map(|id| (id, Answer::Attach(Ok(attached)))));
+                        answers.extend(
+                            slot.requests.drain(..).map(|id| (id, Answer::Attach(Ok(attached.clone())))),
+                        );
                     }
                 }
                 self.answer(answers);

@@ -13,7 +13,7 @@ use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
 use vm_passthrough::{PassthroughManager, PciAddress};
 
 use super::handle::{AttachRequest, DetachHow};
-use super::wire::{Done, Report};
+use super::wire::{Done, Report, Room};
 use super::*;
 use crate::config::Boot;
 use crate::deadlines::VMM_GIVES_UP;
@@ -24,6 +24,9 @@ use crate::vmm::tests::guest::Asm;
 use crate::vmm::{Console, End, GuestAnswer, OnReboot};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A VMM's answer that leaves everything open.
+const NO_LIMIT: Room = Room { slot: Ok(None), memlock: None };
 
 /// What happened to an instance, and how it ended.
 type Lived = (Vec<String>, Result<End, Vec<String>>);
@@ -389,7 +392,7 @@ fn a_vmm_that_dies() {
 #[test]
 #[ignore = "it is a process that another test starts"]
 fn a_vmm_that_goes_on() {
-    taken_over(|keeper, order| say(keeper, Done::Room(None).for_order(&order)));
+    taken_over(|keeper, order| say(keeper, Done::Room(NO_LIMIT).for_order(&order)));
 }
 
 /// As [`a_vmm_that_goes_on`].
@@ -397,7 +400,7 @@ fn a_vmm_that_goes_on() {
 #[ignore = "it is a process that another test starts"]
 fn a_vmm_that_reports_without_end() {
     taken_over(|keeper, order| {
-        say(keeper, Done::Room(None).for_order(&order));
+        say(keeper, Done::Room(NO_LIMIT).for_order(&order));
         if matches!(order, Order::Boot) {
             let keeper = keeper.try_clone().expect("a descriptor");
             std::thread::spawn(move || {
@@ -411,7 +414,7 @@ fn a_vmm_that_reports_without_end() {
 /// Goes on as [`a_vmm_that_goes_on`], and reports this once the guest is to run.
 fn reports(report: impl Fn() -> Report) {
     taken_over(|keeper, order| {
-        say(keeper, Done::Room(None).for_order(&order));
+        say(keeper, Done::Room(NO_LIMIT).for_order(&order));
         if matches!(order, Order::Boot) {
             packets::send(keeper, &report(), &[]).expect("a keeper");
         }
@@ -452,7 +455,7 @@ fn a_vmm_that_closes_its_channel() {
 #[ignore = "it is a process that another test starts"]
 fn a_vmm_that_asks_nonsense_for_workers() {
     taken_over_with(|keeper, files, order| {
-        say(keeper, Done::Room(None).for_order(&order));
+        say(keeper, Done::Room(NO_LIMIT).for_order(&order));
         // As its keeper gave them: stop, reset, power button, workers.
         let nonsense = br#"{"Kill":"all"}"#;
         assert!(!matches!(order, Order::Boot) || rustix::io::write(&files[3], nonsense).is_ok());
@@ -463,7 +466,7 @@ fn a_vmm_that_asks_nonsense_for_workers() {
 #[ignore = "it is a process that another test starts"]
 fn a_vmm_that_hears_what_nobody_told() {
     taken_over_with(|keeper, files, order| {
-        say(keeper, Done::Room(None).for_order(&order));
+        say(keeper, Done::Room(NO_LIMIT).for_order(&order));
         // As its keeper gave them: stop first.
         let stop = &files[0];
         assert!(!matches!(order, Order::Boot) || rustix::io::write(stop, &1u64.to_ne_bytes()).is_ok());

@@ -19,7 +19,7 @@ use vm_passthrough::{PassthroughDevice, PciAddress};
 
 use super::arrivals;
 use super::keeper::Remote;
-use super::wire::{self, Done, Failed, Make, Open, Order, Report};
+use super::wire::{self, Done, Failed, Make, Open, Order, Report, Room};
 use crate::limits;
 use crate::process::{packets, starter};
 use crate::sandbox::{self, Confinement, Measure, Measures, Nodes, Profile};
@@ -100,8 +100,8 @@ struct Vmm {
     machine: Option<Machine>,
     handle: MachineHandle,
     shared: Arc<KvmVmm>,
-    /// Whether devices can have the guest's RAM locked.
-    locks: Result<(), String>,
+    /// Bytes that this process may lock for devices; `None` without a limit.
+    memlock: Option<u64>,
     running: Option<JoinHandle<Machine>>,
     open: BTreeMap<PciAddress, Arc<VfioPciDevice>>,
     /// What gives up those of them that come to the guest while it runs, until they are attached.
@@ -153,9 +153,9 @@ impl Vmm {
         let confinement = confined.recv().map_err(|error| failed(&error))?;
         let confinement = confinement
             .map_err(|reason| failed(&format_args!("the guest's VMM cannot be confined: {reason}")))?;
-        let locks = limits::check_locked(memory);
+        let memlock = limits::memlock();
         if !config.devices.is_empty() {
-            locks.clone().map_err(Failed::from)?;
+            limits::check_locked(memory, memlock)?;
         }
         let (handle, shared) = (machine.handle(), machine.vmm());
         let peers = config.peer_to_peer.then(PeerDma::new).transpose().map_err(|error| failed(&error))?;
@@ -170,7 +170,7 @@ impl Vmm {
                 machine,
                 handle,
                 shared,
-                locks,
+                memlock,
                 running,
                 open,
                 arriving: BTreeMap::new(),
@@ -192,8 +192,8 @@ impl Vmm {
                 Ok(Done::It)
             }
             Order::RoomFor(device) => {
-                self.locks.clone()?;
-                self.handle.room_for(&device).map(Done::Room).map_err(|error| error.to_string())
+                let slot = self.handle.room_for(&device).map_err(|error| error.to_string());
+                Ok(Done::Room(Room { slot, memlock: self.memlock }))
             }
             Order::Space(number) => match (files.into_iter().next(), number) {
                 (None, _) => Err("a descriptor is missing".into()),

@@ -148,12 +148,22 @@ pub(super) enum Done {
     Made(Confinement),
     /// Attaching was given up, as the guest is stopped or the device is to be turned back.
     GivenUp,
-    /// Where the device could be.
-    Room(Option<Windows>),
+    /// The slot for the device, and the limit of locked memory of the VMM.
+    Room(Room),
     /// Where the guest sees it.
     Plugged(Option<PciAddress>),
     /// Whether the device was given up without a reset.
     Detached { unreset: bool },
+}
+
+/// What the VMM has for a device that is to be attached.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Room {
+    /// The windows of its slot, `None` while the guest is about to start; or why no slot is free.
+    pub(super) slot: Result<Option<Windows>, String>,
+    /// Bytes that the VMM may lock for devices; `None` without a limit.
+    pub(super) memlock: Option<u64>,
 }
 
 /// Why an order was not carried out.

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use vm_passthrough::{PciAddress, ledger};
 
+use super::LeftFunction;
 use crate::saved::SavedClaim;
 
 /// Functions that are claimed, with their companions.
@@ -15,6 +16,8 @@ pub struct Claim {
     pub addresses: Vec<String>,
     /// All functions that are claimed, in the order in which they were taken.
     pub functions: Vec<ClaimedFunction>,
+    /// Functions of the same slots that stay with the host, as they are in other IOMMU groups.
+    pub left: Vec<LeftFunction>,
 }
 
 /// A function of a claim.
@@ -35,12 +38,14 @@ impl Claim {
     pub fn new<'a>(
         asked: &[PciAddress],
         functions: impl Iterator<Item = &'a ledger::ClaimedFunction>,
+        left: Vec<LeftFunction>,
     ) -> Self {
         let addresses: Vec<_> = asked.iter().map(ToString::to_string).collect();
         Self {
             address: addresses.first().cloned(),
             addresses,
             functions: functions.map(ClaimedFunction::from).collect(),
+            left,
         }
     }
 }

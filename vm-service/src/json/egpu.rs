@@ -65,6 +65,21 @@ pub struct EgpuChange {
     pub error: Option<String>,
 }
 
+/// A warning of `egpu watch`, or that it does not hold any more.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EgpuWarning {
+    /// UUID of the enclosure's router; null where it is about all.
+    pub enclosure: Option<String>,
+    /// Its name, as it says it.
+    pub name: Option<String>,
+    /// When, as RFC 3339 has it, in UTC.
+    pub time: String,
+    /// What is wrong, or was.
+    pub warning: String,
+    /// Whether its cause has ended. A warning is withdrawn with the text that it was raised with.
+    pub withdrawn: bool,
+}
+
 /// What became of a simulated eGPU.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct EgpuSimulation {

@@ -321,6 +321,27 @@ pub struct AttachedDevice {
     pub address: String,
     /// Where the guest sees it; null while it has not numbered its buses.
     pub guest_address: Option<String>,
+    /// Functions of its slot that stay with the host, as they are in other IOMMU groups; of the device's first function.
+    #[serde(default)]
+    pub left: Vec<LeftFunction>,
+}
+
+/// A function of the same slot that a claim leaves with the host.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct LeftFunction {
+    /// Its address.
+    pub address: String,
+    /// Its driver.
+    pub driver: Option<String>,
+}
+
+impl std::fmt::Display for LeftFunction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { address, driver } = self;
+        let driver =
+            driver.as_ref().map_or_else(|| "without a driver".into(), |driver| format!("on {driver}"));
+        write!(f, "{address} of the same slot stays with the host, {driver}")
+    }
 }
 
 /// A device that a guest lost while it ran.

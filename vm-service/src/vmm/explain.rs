@@ -20,6 +20,7 @@ pub(crate) fn explain_options(config: &GuestConfig, kvm: Option<&Path>) -> Expla
     options.processor_reserved = supported.as_ref().map_or(0..0, cpuid::reserved);
     options.emulated = emulated(config);
     options.open_files = limits::REST;
+    options.bar_sizes = config.bar_sizes();
     options.pages = config.hugepages.map_or(RamPages::Any, RamPages::Huge);
     options
 }

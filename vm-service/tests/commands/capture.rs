@@ -51,7 +51,7 @@ fn capture(sim: &SimHost, folder: &Path) -> PathBuf {
 
 /// Asserts that a captured host answers as the host itself: for all of its functions, also `egpu` and `commands`.
 #[track_caller]
-fn answers_alike(sim: &SimHost, commands: &[String]) {
+pub(super) fn answers_alike(sim: &SimHost, commands: &[String]) {
     let folder = tempfile::tempdir().expect("a folder");
     let copy = capture(sim, folder.path());
     let listed = vm_service(&sim.plain_host(), "list --json --all").out;

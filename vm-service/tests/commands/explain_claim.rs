@@ -243,7 +243,8 @@ fn claims_and_releases_in_json() {
       "vfio_driver": "vfio-pci",
       "kept": false
     }
-  ]
+  ],
+  "left": []
 }
 "#,
     );

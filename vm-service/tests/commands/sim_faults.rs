@@ -117,7 +117,7 @@ fn hangs_are_cured_by_the_reset_that_can() {
         ("hang hard", "", "reset", 1, "did not help"),
         ("hang hard", "", "reset --hard", 0, "after a hard reset"),
         ("hang hard", "reset hard lies", "reset --hard", 1, "did not help"),
-        ("hang hard", "reset hard fails 1", "reset --hard", 1, "can't reset 0000:32:00.0 (bus)"),
+        ("hang hard", "reset hard fails 1", "reset --hard", 1, "cannot reset 0000:32:00.0 (bus)"),
         ("hang reconnect", "", "reset --hard", 1, "did not help"),
         ("hang reconnect", "", "reset --reconnect", 0, "after a reconnect"),
         ("hang reconnect", "deauthorise fails 1", "reset --reconnect", 1, "write 0 to"),

@@ -34,7 +34,10 @@ impl HostEnclosure {
     /// Whether one router at most says that it is this enclosure.
     pub(super) fn only(&self, found: &[(Domain, Router)]) -> Result<()> {
         let [(_, one), (_, other), ..] = found else { return Ok(()) };
-        let reason = format!("the routers {} and {} both say that they are it", one.route, other.route);
+        let reason = format!(
+            "the routers {} and {} both say that they are it; unplug one of them",
+            one.route, other.route
+        );
         Err(step(&format!("tell which enclosure {} is", self.id), reason))
     }
 

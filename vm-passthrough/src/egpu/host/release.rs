@@ -84,7 +84,10 @@ impl HostEnclosure {
             step("take its tunnel down", "its functions are there still; see dmesg for what holds them")
         })?;
         if self.router()?.is_some_and(|(_, router)| router.is_authorised()) {
-            return Err(step("take its tunnel down", "its `authorized` does not read 0 afterwards"));
+            return Err(step(
+                "take its tunnel down",
+                "its `authorized` does not read 0 afterwards; see dmesg, or pull its cable",
+            ));
         }
         self.locks = None;
         self.settle()

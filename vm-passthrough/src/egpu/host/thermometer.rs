@@ -9,13 +9,14 @@ use crate::{Host, PciAddress, deadlines, files};
 pub(super) struct Thermometer {
     asked: Vec<(PciAddress, PciIds)>,
     watch: Watch,
-    /// Why no temperature is known, as it was last logged.
-    blind: Option<String>,
+    /// Why no temperature is known, though one should be.
+    pub(super) blind: Option<String>,
+    /// What the last temperature was read from.
+    pub(super) sensor: Option<String>,
 }
 
 impl Thermometer {
-    /// The temperature of the hottest of these functions in thousandths of a degree Celsius; `None` where no driver knows it, which
-    /// is logged once.
+    /// The temperature of the hottest of these functions in thousandths of a degree Celsius; `None` where no driver knows it.
     pub(super) fn hottest(&mut self, host: &Host, functions: &[(PciAddress, PciIds)]) -> Option<i32> {
         if self.asked != functions {
             let there = functions.iter().filter_map(|(address, _)| pci::read_attributes(host, *address).ok());
@@ -24,6 +25,7 @@ impl Thermometer {
                 tracing::warn!("not every temperature is known: {error}");
             }
             self.asked = functions.to_vec();
+            self.blind = None;
         }
         let (mut hottest, mut why) = (None, Vec::new());
         for (address, answer) in self.watch.read(deadlines::HEARTBEAT) {
@@ -36,27 +38,21 @@ impl Thermometer {
                 Answer::Gone => continue,
             };
             match (told.temperature.or(told.hot_spot), told.source) {
-                (Some(celsius), _) => hottest = hottest.max(Some((celsius * 1000.0).round() as i32)),
+                (Some(celsius), source) => {
+                    let place = if told.temperature.is_some() { "" } else { ", its hot spot" };
+                    let sensor = format!("{source} of {address}{place}");
+                    hottest = hottest.max(Some(((celsius * 1000.0).round() as i32, sensor)));
+                }
                 (None, Source::None(reason)) => why.push(format!("{address}: {reason}")),
                 (None, source) => why.push(format!("{address}: {source} has no temperature")),
             }
         }
-        match hottest {
-            Some(_) if self.blind.take().is_some() => tracing::info!("its temperature is watched again"),
-            Some(_) => {}
-            None => {
-                self.report(why.join("; "), functions.iter().any(|(address, _)| is_asleep(host, *address)))
-            }
-        }
+        let (hottest, sensor) = hottest.unzip();
+        self.sensor = sensor;
+        let is_asleep = || functions.iter().any(|(address, _)| is_asleep(host, *address));
+        let is_blind = hottest.is_none() && !why.is_empty() && !is_asleep();
+        self.blind = is_blind.then(|| why.join("; "));
         hottest
-    }
-
-    /// Logs why its temperature is not watched, unless it only sleeps.
-    fn report(&mut self, why: String, is_asleep: bool) {
-        if !is_asleep && !why.is_empty() && self.blind.as_ref() != Some(&why) {
-            tracing::warn!("its temperature is not watched ({why}): it is not stopped when it gets too hot");
-            self.blind = Some(why);
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod authorisation;
 mod bad_days;
+mod fixes;
 mod users;
 mod waits;
 

@@ -26,7 +26,7 @@ fn boot_display() {
         taken().write("proc/iomem", &format!("81000000-81ffffff : 0000:01:00.0\n{}", lines.concat()))
     };
     for driver in ["simpledrm", "efidrm", "vesadrm", "ofdrm", "a later one"] {
-        let fix = &["unbind", "platform/drivers/NAME", "efi-framebuffer"];
+        let fix = &["unbind", "simple-framebuffer, efi-framebuffer", "/platform/drivers"];
         resource(&["BOOTFB", driver]).check(Code::BootDisplay, Blocks, &[driver], fix);
     }
     let refused = resource(&["BOOTFB", "simpledrm"]).write("proc/cmdline", "initcall_blacklist=sysfb_init\n");

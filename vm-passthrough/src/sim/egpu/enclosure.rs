@@ -362,6 +362,10 @@ impl Enclosure for SimEgpu {
         can.then(|| self.heat.millidegrees())
     }
 
+    fn sensor(&self) -> Option<String> {
+        Some("the simulated sensor".into())
+    }
+
     fn ended(&mut self) -> Option<String> {
         self.ended.take()
     }

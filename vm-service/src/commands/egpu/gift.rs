@@ -7,6 +7,7 @@ use vm_passthrough::egpu::{Change, HostEnclosure, Manager, State};
 use vm_passthrough::usb4::UniqueId;
 
 use super::guests::{DaemonGuests, not_given};
+use super::warning::{Teller, Warning};
 use crate::daemon::ApiError;
 use crate::json::RefusalCode;
 use crate::known_egpus::EgpuStore;
@@ -18,36 +19,44 @@ pub(super) struct Gift {
     is_due: bool,
     /// A thread that gives it: the guest may take its time, and heartbeats go on.
     giving: Option<Receiver<(String, Result<(), ApiError>)>>,
-    /// What was said of the last try that can be made again.
-    said: Option<String>,
+    /// Why the last try failed.
+    refused: Warning,
 }
 
 impl Gift {
     /// Notes a step in its life.
-    pub(super) fn note(&mut self, change: &Change) {
+    pub(super) fn note(&mut self, change: &Change, teller: &Teller) {
         self.is_due = match (change.from, change.to) {
             (State::Verifying | State::Recovering(_), State::Ready) => true,
             // Somebody has it, or it is not there to be given.
             (_, State::Ready | State::Degraded { in_use: false, .. }) => self.is_due,
             _ => false,
         };
+        if !matches!(change.to, State::Ready | State::Degraded { in_use: false, .. }) {
+            self.refused.update(None, teller);
+        }
     }
 
     /// Gives it, if that is due; a guest that does not run gets it when it does.
-    pub(super) fn give(&mut self, host: &Host, id: UniqueId, manager: &mut Manager<HostEnclosure>) {
+    pub(super) fn give(
+        &mut self,
+        host: &Host,
+        id: UniqueId,
+        manager: &mut Manager<HostEnclosure>,
+        teller: &Teller,
+    ) {
         match self.giving.as_ref().map(Receiver::try_recv) {
             Some(Err(TryRecvError::Empty)) => return,
             Some(Ok((guest, Ok(())))) => {
                 tracing::info!(enclosure = %id, "given to {guest}");
-                (self.is_due, self.said) = (false, None);
+                self.is_due = false;
+                self.refused.update(None, teller);
             }
             Some(Ok((guest, Err(error)))) => {
                 self.is_due &= may_pass(&error);
-                let said = Some(not_given(&guest, error).message);
-                if self.said != said {
-                    tracing::warn!(enclosure = %id, "{}", said.as_deref().unwrap_or_default());
-                    self.said = said;
-                }
+                // Somebody else may have it by now.
+                let is_free = manager.state() == State::Ready;
+                self.refused.update(is_free.then(|| not_given(&guest, error).message), teller);
             }
             Some(Err(TryRecvError::Disconnected)) | None => {}
         }
@@ -67,7 +76,9 @@ impl Gift {
         };
         match std::thread::Builder::new().name("egpu to guest".into()).spawn(give) {
             Ok(_) => self.giving = Some(receive),
-            Err(error) => tracing::warn!(enclosure = %id, "it is not given to its guest: {error}"),
+            Err(error) => {
+                self.refused.update(Some(format!("it is not given to its guest: {error}")), teller);
+            }
         }
     }
 }

@@ -156,6 +156,10 @@ impl Enclosure for Timed {
         self.does(SimEgpu::temperature)
     }
 
+    fn sensor(&self) -> Option<String> {
+        self.egpu.sensor()
+    }
+
     fn ended(&mut self) -> Option<String> {
         self.egpu.ended()
     }

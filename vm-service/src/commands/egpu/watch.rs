@@ -2,22 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::PoisonError;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use vm_passthrough::Host;
 use vm_passthrough::claim::Cancel;
-use vm_passthrough::egpu::{Limits, Manager, is_accelerator};
+use vm_passthrough::egpu::{Limits, Manager, Refusal, is_accelerator};
 use vm_passthrough::ledger::{EnclosureLock, LedgerError};
 use vm_passthrough::pci::{self, PciFunction};
 use vm_passthrough::usb4::{self, Domain, HotplugEvents, Route, Router, SeenRouters, UniqueId};
 
 use super::enclosure::{enclosure, name};
-use super::watcher::{Told, Watcher, Work};
+use super::warning::{Teller, Told, Warning, What};
+use super::watcher::{Breach, Watcher, Work};
 use crate::context::Context;
 use crate::failure::{EXIT_FAILED, Failure};
-use crate::json::{Body, EgpuChange, action_of, fault_of};
+use crate::json::{Body, EgpuChange, EgpuWarning, action_of, fault_of};
 use crate::known_egpus::EgpuStore;
 use crate::signals::StopSignals;
 use crate::table::printable;
@@ -97,7 +99,9 @@ pub(super) fn run(context: &mut Context<'_>, args: &WatchArgs) -> Result<(), Fai
         cancel: cancel.clone(),
         tell,
         watchers: BTreeMap::new(),
+        unread: Warning::default(),
         said: BTreeMap::new(),
+        objections: BTreeMap::new(),
         routers: SeenRouters::default(),
     };
     let host = context.host.clone();
@@ -167,40 +171,94 @@ struct Watched {
     cancel: Cancel,
     tell: Sender<Told>,
     watchers: BTreeMap<UniqueId, Watcher>,
-    /// What was reported of those that may not be connected.
-    said: BTreeMap<UniqueId, String>,
+    /// That nothing can be read.
+    unread: Warning,
+    /// What was reported of those that may not be connected, each with its name.
+    said: BTreeMap<UniqueId, (String, Warning)>,
+    /// What the policy had against those that are watched over.
+    objections: BTreeMap<UniqueId, Objection>,
     /// All that are connected, for the log.
     routers: SeenRouters,
+}
+
+/// An enclosure that is connected, and would not be by the policy.
+struct Objection {
+    /// Whether the operator has connected it, by an option or before the policy was this one.
+    is_built: bool,
+    breach: Breach,
+}
+
+impl Objection {
+    /// Takes the policy's refusal of now, and returns the warning about it.
+    fn update(&self, refusal: Option<Refusal>) -> Option<String> {
+        let refusal = refusal.map(|refusal| refusal.to_string());
+        if self.is_built {
+            return refusal.map(|refusal| format!("it is connected, and would not be now: {refusal}"));
+        }
+        self.breach.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&refusal);
+        refusal.map(|refusal| {
+            format!(
+                "it was authorised by the firmware or another program, and is disconnected once nobody uses it: {refusal}"
+            )
+        })
+    }
 }
 
 impl Watched {
     /// Looks at what is connected.
     fn look(&mut self, host: &Host, is_woken: bool) {
+        let all = self.teller(None, "");
         let connected = match connected(host) {
             Ok(connected) => connected,
             Err(error) => {
-                tracing::warn!("can't read {}: {error}", host.thunderbolt.display());
-                return;
+                let why = format!("cannot read {}: {error}", host.thunderbolt.display());
+                return self.unread.update(Some(why), &all);
             }
         };
+        self.unread.update(None, &all);
         self.routers.note(connected.iter().map(|(_, router)| router));
-        self.said.retain(|id, _| connected.iter().any(|(_, router)| router.unique_id == Some(*id)));
         // One that comes again is another matter.
         self.watchers.retain(|_, watcher| !watcher.has_ended());
+        self.objections.retain(|id, _| self.watchers.contains_key(id));
         for watcher in self.watchers.values().filter(|_| is_woken) {
             watcher.wake();
         }
+        let mut now = BTreeMap::new();
         for (domain, router) in &connected {
-            let Some(id) = router.unique_id.filter(|id| !self.watchers.contains_key(id)) else { continue };
-            let admitted = self.admit(host, domain, router, id).unwrap_or_else(Some);
-            // Reported once, until it is pulled or the reason is another.
-            if let Some(reason) = admitted
-                && self.said.get(&id) != Some(&reason)
-            {
-                tracing::warn!(enclosure = %id, "{} {reason}", name(router));
-                self.said.insert(id, reason);
+            let Some(id) = router.unique_id else { continue };
+            let reason = match self.watchers.contains_key(&id) {
+                true => self.objection(host, domain, router, id),
+                false => self.admit(host, domain, router, id).unwrap_or_else(Some),
+            };
+            // Two may say the same UUID.
+            if let Some(reason) = reason {
+                now.entry(id).or_insert((name(router), reason));
             }
         }
+        for (id, (name, _)) in &now {
+            self.said.entry(*id).or_insert_with(|| (name.clone(), Warning::default()));
+        }
+        let tell = self.tell.clone();
+        self.said.retain(|id, (name, warning)| {
+            let teller = Teller { id: Some(*id), name: name.clone(), tell: tell.clone() };
+            let reason = now.remove(id).map(|(_, reason)| reason);
+            let holds = reason.is_some();
+            warning.update(reason, &teller);
+            holds
+        });
+    }
+
+    fn teller(&self, id: Option<UniqueId>, name: &str) -> Teller {
+        Teller { id, name: name.to_owned(), tell: self.tell.clone() }
+    }
+
+    /// Returns what the policy has now against an enclosure that is watched over, if it had anything when it came.
+    fn objection(&self, host: &Host, domain: &Domain, router: &Router, id: UniqueId) -> Option<String> {
+        let objection = self.objections.get(&id)?;
+        let store = EgpuStore::read(host).unwrap_or_default();
+        let known = store.known.contains_key(&id);
+        let judged = store.policy.judge(domain, router, known, true);
+        objection.update(judged.err().filter(|_| router.is_authorised()))
     }
 
     /// Watches over an enclosure that has come, if it has an accelerator and may be connected or is, and answers what is to be reported
@@ -219,45 +277,37 @@ impl Watched {
                 tracing::debug!("{error}");
                 EgpuStore::default()
             }
-            store => store.map_err(|error| format!("is not connected: {error}"))?,
+            store => store.map_err(|error| format!("it is not connected: {error}"))?,
         };
         let known = store.known.get(&id).map(|known| known.egpu.clone());
-        let failed = |error: String| format!("can't be watched over: {error}");
+        let failed = |error: String| format!("it cannot be watched over: {error}");
         if is_there && known.is_none() && !has_accelerator(host, router.route).map_err(failed)? {
             return Ok(None);
         }
         let judged = store.policy.judge(domain, router, known.is_some(), is_there);
         if let (Err(refusal), false) = (&judged, is_there) {
-            return Err(format!("is not connected: {refusal}"));
+            return Err(format!("it is not connected: {refusal}"));
         }
         let enclosure = enclosure(host, router, id, store.policy, known, self.cancel.clone());
         let enclosure = enclosure.map_err(|failure| failed(failure.message))?;
-        let (said, breach) = match judged {
-            Ok(()) => (None, None),
-            // The operator has connected it, by an option or before the policy was this one.
-            Err(refusal) if enclosure.is_built() => {
-                (Some(format!("is connected, and would not be now: {refusal}")), None)
-            }
-            Err(refusal) => (
-                Some(format!(
-                    "was authorised by the firmware or another program, and is disconnected once nobody uses it: {refusal}"
-                )),
-                Some(refusal.to_string()),
-            ),
-        };
+        let objection = Objection { is_built: enclosure.is_built(), breach: Breach::default() };
+        let is_refused = judged.is_err();
+        let said = objection.update(judged.err());
         let work = Work {
             host: host.clone(),
             id,
-            name: name(router),
             manager: Manager::new(enclosure, self.limits),
             is_asked: !is_there,
-            breach,
+            breach: objection.breach.clone(),
             interval: self.interval,
             cancel: self.cancel.clone(),
-            tell: self.tell.clone(),
+            teller: self.teller(Some(id), &name(router)),
         };
         let watcher = Watcher::start(work).map_err(|error| failed(error.to_string()))?;
         self.watchers.insert(id, watcher);
+        if is_refused {
+            self.objections.insert(id, objection);
+        }
         Ok(said)
     }
 
@@ -292,9 +342,25 @@ fn has_accelerator(host: &Host, route: Route) -> Result<bool, String> {
 
 /// Prints what has happened, with `--json` a document on a line of its own.
 fn print(context: &mut Context<'_>, told: Told) -> Result<(), Failure> {
-    let Told { id, name, change, time } = told;
+    let Told { id, name, what, time } = told;
+    let change = match what {
+        What::Changed(change) => change,
+        What::Warned { text, is_withdrawn } => {
+            let json = EgpuWarning {
+                enclosure: id.map(|id| id.to_string()),
+                name: id.map(|_| name.clone()),
+                time,
+                warning: text,
+                withdrawn: is_withdrawn,
+            };
+            let of = if name.is_empty() { String::new() } else { format!("{} ", printable(&name)) };
+            let word = if is_withdrawn { "warning withdrawn" } else { "warning" };
+            let text = format!("{} {of}{word}: {}\n", json.time, printable(&json.warning));
+            return context.print_line(|| Body::EgpuWarning(json), || text);
+        }
+    };
     let json = EgpuChange {
-        enclosure: id.to_string(),
+        enclosure: id.map(|id| id.to_string()).unwrap_or_default(),
         name,
         time,
         from: change.from.name().into(),

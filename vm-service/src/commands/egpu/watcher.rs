@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -9,40 +10,41 @@ use vm_passthrough::claim::Cancel;
 use vm_passthrough::egpu::{Change, Enclosure as _, Event, HostEnclosure, Manager, State};
 use vm_passthrough::ledger::EnclosureLock;
 use vm_passthrough::usb4::UniqueId;
-use vm_passthrough::{Host, PciAddress, pci};
+use vm_passthrough::{Host, pci};
 
 use super::enclosure::log;
 use super::gift::Gift;
-use crate::log::now;
+use super::warning::{Teller, Warning, What};
 
 /// How long a look may wait for a command on the same enclosure. The next one comes soon.
 const LOCK: Duration = Duration::from_millis(500);
 /// How soon a signal is seen.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// A step in the life of an enclosure.
-pub(super) struct Told {
-    pub(super) id: UniqueId,
-    /// Its name.
-    pub(super) name: String,
-    pub(super) change: Change,
-    /// When, as RFC 3339 has it.
-    pub(super) time: String,
-}
-
 /// What one is watched over with.
 pub(super) struct Work {
     pub(super) host: Host,
     pub(super) id: UniqueId,
-    pub(super) name: String,
     pub(super) manager: Manager<HostEnclosure>,
     /// Whether the policy asks for it to be connected.
     pub(super) is_asked: bool,
-    /// Why the policy asks for it to be disconnected.
-    pub(super) breach: Option<String>,
+    /// Why the policy asks for it to be disconnected, which may change while it is watched over.
+    pub(super) breach: Breach,
     pub(super) interval: Duration,
     pub(super) cancel: Cancel,
-    pub(super) tell: Sender<Told>,
+    pub(super) teller: Teller,
+}
+
+/// Why the policy asks for an enclosure to be disconnected; `None` where it does not.
+pub(super) type Breach = Arc<Mutex<Option<String>>>;
+
+/// The warnings about an enclosure that is watched over.
+#[derive(Default)]
+struct Warnings {
+    unseen: Warning,
+    leftover: Warning,
+    display: Warning,
+    blind: Warning,
 }
 
 /// A thread that watches over an enclosure until that is gone and nothing is left of it.
@@ -56,7 +58,7 @@ impl Watcher {
     /// When this process has no threads left.
     pub(super) fn start(work: Work) -> io::Result<Self> {
         let (wake, woken) = channel();
-        let thread = std::thread::Builder::new().name(format!("egpu {}", work.name));
+        let thread = std::thread::Builder::new().name(format!("egpu {}", work.teller.name));
         let thread = thread.spawn(move || work.run(&woken))?;
         Ok(Self { thread, wake })
     }
@@ -81,20 +83,19 @@ impl Watcher {
 
 impl Work {
     fn run(mut self, woken: &Receiver<()>) {
-        let (mut gift, mut said, mut left) = (Gift::default(), None, None);
+        let (mut gift, mut warnings) = (Gift::default(), Warnings::default());
         while !self.cancel.is_requested() {
             // Another command is at work on it, as a rule, which looks after it.
             let looked = match EnclosureLock::of(&self.host, self.id, LOCK) {
                 Ok(_lock) => self.look(&mut gift),
                 Err(error) => Err(error.to_string()),
             };
-            self.say_leftover(&mut left);
-            match looked {
-                Ok(()) if self.manager.state() == State::Absent => return self.settle(woken, &mut left),
-                Ok(()) => said = None,
-                Err(why) => self.say(&mut said, why),
+            let is_absent = looked.is_ok() && self.manager.state() == State::Absent;
+            self.warn(&mut warnings, looked.err());
+            if is_absent {
+                return self.settle(woken, &mut warnings);
             }
-            gift.give(&self.host, self.id, &mut self.manager);
+            gift.give(&self.host, self.id, &mut self.manager, &self.teller);
             self.wait(woken);
         }
     }
@@ -104,63 +105,59 @@ impl Work {
     /// # Errors
     /// Why it can't be looked at.
     fn look(&mut self, gift: &mut Gift) -> Result<(), String> {
-        let (id, name, tell) = (self.id, &self.name, &self.tell);
+        let (id, teller) = (self.id, &self.teller);
         let mut told = |change: &Change| {
             log(id, change);
-            gift.note(change);
-            // Nobody may want to know any more.
-            let _ = tell.send(Told { id, name: name.clone(), change: change.clone(), time: now() });
+            teller.tell(What::Changed(change.clone()));
+            gift.note(change, teller);
         };
         let looked = self.manager.poll(&mut told);
         if self.is_asked && self.manager.state() == State::Disconnected {
             self.manager.take(Event::Connect, &mut told);
         }
         self.is_asked = false;
-        if self.manager.state() == State::Ready
-            && let Some(breach) = &self.breach
-        {
-            if self
-                .manager
-                .enclosure()
-                .functions()
-                .iter()
-                .any(|function| is_boot_display(&self.host, *function))
-            {
-                tracing::warn!(enclosure = %id, "{name} has the boot display, and stays connected: {breach}");
-                self.breach = None;
-            } else {
-                self.manager.take(Event::Disconnect { force: false }, &mut told);
-            }
+        let is_breach = self.breach().is_some() && !has_boot_display(&self.host, &mut self.manager);
+        if self.manager.state() == State::Ready && is_breach {
+            self.manager.take(Event::Disconnect { force: false }, &mut told);
         }
         looked.map_err(|error| error.to_string())
     }
 
-    /// Reports what is left of a tunnel that is gone, once until nothing is or it is something else.
-    fn say_leftover(&self, left: &mut Option<String>) {
-        let leftover = self.manager.leftover();
-        if let Some(leftover) = leftover.filter(|leftover| Some(*leftover) != left.as_deref()) {
-            tracing::warn!(enclosure = %self.id, "{} left something behind, which is tried again: {leftover}", self.name);
-        }
-        *left = leftover.map(str::to_owned);
+    fn breach(&self) -> Option<String> {
+        self.breach.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reports why it can't be looked at, once until it can or the reason is another.
-    fn say(&self, said: &mut Option<String>, why: String) {
-        // The time that was waited is in some.
-        let is_new = said.as_ref().is_none_or(|said| said.split(" s;").next() != why.split(" s;").next());
-        if is_new {
-            tracing::warn!(enclosure = %self.id, "{} is not looked at: {why}", self.name);
-            *said = Some(why);
-        }
+    /// Raises and withdraws warnings after a look, which failed for the reason `unseen`.
+    fn warn(&mut self, warnings: &mut Warnings, unseen: Option<String>) {
+        let unseen = unseen.map(|why| format!("it is not looked at: {why}"));
+        warnings.unseen.update(unseen, &self.teller);
+        self.warn_of_leftover(warnings);
+        let is_watched = self.manager.state().is_watched();
+        let breach = self.breach().filter(|_| is_watched && has_boot_display(&self.host, &mut self.manager));
+        let display = breach.map(|breach| format!("it has the boot display, and stays connected: {breach}"));
+        warnings.display.update(display, &self.teller);
+        let blind = self.manager.enclosure().unwatched().filter(|_| is_watched);
+        let blind = blind.map(|why| {
+            format!("its temperature is not watched ({why}): it is not stopped when it gets too hot")
+        });
+        warnings.blind.update(blind, &self.teller);
+    }
+
+    fn warn_of_leftover(&self, warnings: &mut Warnings) {
+        let left = |leftover| format!("it left something behind, which is tried again: {leftover}");
+        warnings.leftover.update(self.manager.leftover().map(left), &self.teller);
     }
 
     /// Undoes what is left of one that is gone, until nothing is or it is back: then it is another matter.
-    fn settle(&mut self, woken: &Receiver<()>, left: &mut Option<String>) {
-        while !self.cancel.is_requested() && !self.manager.settled() {
-            self.say_leftover(left);
-            if self.manager.enclosure().observe().is_ok_and(|seen| seen.route.is_some()) {
+    fn settle(&mut self, woken: &Receiver<()>, warnings: &mut Warnings) {
+        while !self.cancel.is_requested() {
+            let is_over = self.manager.settled()
+                || self.manager.enclosure().observe().is_ok_and(|seen| seen.route.is_some());
+            if is_over {
+                warnings.leftover.update(None, &self.teller);
                 return;
             }
+            self.warn_of_leftover(warnings);
             self.wait(woken);
         }
     }
@@ -179,7 +176,9 @@ impl Work {
     }
 }
 
-/// Whether the console of the host is on a function, which no process shows.
-fn is_boot_display(host: &Host, function: PciAddress) -> bool {
-    pci::read_attributes(host, function).is_ok_and(|function| function.boot_display)
+/// Whether the console of the host is on a function of the enclosure, which no process shows.
+fn has_boot_display(host: &Host, manager: &mut Manager<HostEnclosure>) -> bool {
+    let functions = manager.enclosure().functions();
+    let mut read = functions.iter().filter_map(|function| pci::read_attributes(host, *function).ok());
+    read.any(|function| function.boot_display)
 }

@@ -13,7 +13,7 @@ use crate::instance::state::{Event, Phase};
 use crate::instance::{Handle, Progress};
 use crate::json::{
     self, AttachedDevice, Confinement, DetachedDevice, DeviceState, EventKind, GuestDevice, GuestEvent,
-    GuestState, GuestStatus, PeerToPeer, Readiness, Refusal, RefusalCode, StoppedHow,
+    GuestState, GuestStatus, LeftFunction, PeerToPeer, Readiness, Refusal, RefusalCode, StoppedHow,
 };
 use crate::vmm::{End, PowerButton};
 
@@ -203,9 +203,15 @@ impl Controlled for Live {
         self.handle.attach(request, move |attached| {
             let devices = attached.map(|attached| {
                 let guest = attached.guest.map(|guest| guest.to_string());
-                let device = |at: usize, function: PciAddress| AttachedDevice {
+                let left = |(address, driver): (PciAddress, _)| LeftFunction {
+                    address: address.to_string(),
+                    driver,
+                };
+                let mut left: Vec<_> = attached.left.into_iter().map(left).collect();
+                let mut device = |at: usize, function: PciAddress| AttachedDevice {
                     address: function.to_string(),
                     guest_address: guest.clone().filter(|_| at == 0),
+                    left: std::mem::take(&mut left),
                 };
                 functions.iter().enumerate().map(|(at, &function)| device(at, function)).collect::<Vec<_>>()
             });
@@ -241,7 +247,7 @@ impl From<Refused> for Refusal {
             Refused::NotFound(_) => Self::new(RefusalCode::NotFound, message),
             Refused::Conflict(_) => Self::new(RefusalCode::Conflict, message),
             Refused::Failed(_) => Self::failed(message),
-            Refused::Blocked(readiness) => {
+            Refused::Blocked(readiness, _) => {
                 let blockers = readiness.iter().map(Readiness::from).collect();
                 Self { blockers, ..Self::new(RefusalCode::Blocked, message) }
             }

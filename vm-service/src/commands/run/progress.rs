@@ -56,8 +56,8 @@ impl Timeline<'_> {
                 let backend = self.backend.map_or_else(String::new, |backend| backend.to_string());
                 tracing::info!("{address} opened through {backend} and attached in {:.1} ms", opened + ms);
             }
-            Event::Plugged(slot, Ok(guest)) => {
-                let place = guest.map_or_else(String::new, |guest| format!(", where it is {guest}"));
+            Event::Plugged(slot, Ok(attached)) => {
+                let place = attached.guest.map_or_else(String::new, |guest| format!(", where it is {guest}"));
                 tracing::info!("{slot} came to the guest{place}");
             }
             Event::Unresponsive => {

@@ -190,7 +190,11 @@ impl Fake {
                         self.change(|devices| devices.push(device(&address)));
                         self.tell(EventKind::DeviceAttached, Some(address), None);
                     }
-                    let attached = AttachedDevice { address: address.to_string(), guest_address: None };
+                    let attached = AttachedDevice {
+                        address: address.to_string(),
+                        guest_address: None,
+                        left: Vec::new(),
+                    };
                     answer.send(claimed.map(|()| [attached]));
                 }
                 Order::Detach(address, how, answer) => {

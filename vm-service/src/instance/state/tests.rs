@@ -238,7 +238,7 @@ impl Model {
         };
         let event = match action {
             Action::Explain(request) => {
-                let blocked = || Refused::Blocked(Vec::new());
+                let blocked = || Refused::Blocked(Vec::new(), None);
                 Event::Explained(request, if well { Ok(()) } else { Err(blocked()) })
             }
             Action::Claim(address) if !well && covered => {
@@ -280,7 +280,7 @@ impl Model {
             }
             Action::Plug(slot) => {
                 self.slot(slot).expect("a slot").came = well;
-                Event::Plugged(slot, outcome("plug", slot).map(|()| None))
+                Event::Plugged(slot, outcome("plug", slot).map(|()| Attached::default()))
             }
             Action::Unplug(slot) => {
                 self.slot(slot).expect("a slot").plugged = false;
@@ -499,7 +499,7 @@ fn stray(number: usize, well: bool) -> Vec<Event> {
         Event::Opened(address, if well { Ok(Backend::Group) } else { Err(error()) }),
         Event::Attached(address, if well { Ok(()) } else { Err(error()) }),
         Event::Inserted(address, if well { Ok(()) } else { Err(error()) }),
-        Event::Plugged(address, if well { Ok(None) } else { Err(error()) }),
+        Event::Plugged(address, if well { Ok(Attached::default()) } else { Err(error()) }),
         Event::Unplugged(address),
         Event::Booted(if well { Ok(()) } else { Err(error()) }),
         Event::Stopped(address, well),

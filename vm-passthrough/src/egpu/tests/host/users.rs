@@ -17,7 +17,7 @@ fn processes_are_ended_by_force_and_named() {
             rig.drivers.ignore_sigterm(4711);
         }
         assert_eq!(rig.take(event), end, "{:?}", rig.manager.failure());
-        let [why] = &*rig.why else { panic!("{:?}", rig.why) };
+        let [why, ..] = &*rig.why else { panic!("{:?}", rig.why) };
         let parts = ["process 4711 (train) has ", "dev/dri/card0 open", ending];
         assert!(parts.iter().all(|part| why.contains(part)), "{why}");
         assert!(!rig.sim.path("proc/4711").exists() && !rig.is_there());
