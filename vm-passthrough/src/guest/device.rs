@@ -1,7 +1,7 @@
 //! [`VfioPciDevice`]: a function behind VFIO as a device of a guest.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ use crate::{PciAddress, deadlines};
 const MSI_VECTORS: u32 = 32;
 const MSIX_VECTORS: u32 = 2048;
 /// How long an access that is under way may take when the device is to be attached, stopped, reset or detached.
-const ACCESS_DEADLINE: Duration = if cfg!(test) { Duration::from_secs(2) } else { deadlines::ACCESS };
+const ACCESS_DEADLINE: Duration = if cfg!(test) { Duration::from_secs(5) } else { deadlines::ACCESS };
 
 /// How a device is given to its guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,6 +99,8 @@ pub struct VfioPciDevice {
     /// Where the MSI-X table and pending bits are.
     msix: Option<MsixPlaces>,
     inner: Mutex<Inner>,
+    /// Those who wait for `inner` to attach, stop, reset or detach the device. vCPUs let them go first.
+    waiting: AtomicUsize,
     /// How many resets the guest has asked for. Those who wait for the same one share it: any number of vCPUs that reset the
     /// device at once cost two resets, the one that was under way when they asked and one more.
     resets_asked: AtomicU64,
@@ -195,6 +197,7 @@ impl VfioPciDevice {
             rom: OnceLock::new(),
             msix,
             inner: Mutex::new(Inner { state, owed: None, resets_served: 0, reset_failed: false }),
+            waiting: AtomicUsize::new(0),
             resets_asked: AtomicU64::new(0),
             gone: AtomicBool::new(false),
             unreset: AtomicBool::new(false),
@@ -220,22 +223,29 @@ impl VfioPciDevice {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
+        // They try now and then: vCPUs that access the device all the time would keep them from it until their deadline.
+        while self.waiting.load(Ordering::SeqCst) > 0 {
+            sleep(POLL);
+        }
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// As [`lock`](Self::lock), for what must end even when a vCPU is stuck in an access to the device.
     fn lock_in_time(&self) -> Result<MutexGuard<'_, Inner>, DeviceError> {
         let until = Instant::now() + ACCESS_DEADLINE;
-        loop {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let locked = loop {
             match self.inner.try_lock() {
-                Ok(inner) => return Ok(inner),
-                Err(TryLockError::Poisoned(inner)) => return Ok(inner.into_inner()),
+                Ok(inner) => break Ok(inner),
+                Err(TryLockError::Poisoned(inner)) => break Ok(inner.into_inner()),
                 Err(TryLockError::WouldBlock) if Instant::now() < until => sleep(POLL),
                 Err(TryLockError::WouldBlock) => {
-                    return Err(DeviceError::Stuck { deadline: ACCESS_DEADLINE });
+                    break Err(DeviceError::Stuck { deadline: ACCESS_DEADLINE });
                 }
             }
-        }
+        };
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        locked
     }
 
     /// Tells the VMM where BARs decode.
