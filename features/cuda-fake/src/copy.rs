@@ -7,7 +7,7 @@ use crate::{
     memory::{By, READ_WRITE},
     state::{self, State},
     stream::{self, Work},
-    sys::Range,
+    sys::{LOWEST, Range},
 };
 use std::sync::Arc;
 
@@ -62,6 +62,9 @@ impl Copy {
     pub(crate) fn of_2d(copy: &Copy2d) -> Result<Self> {
         let end = |end: &crate::ffi::End2d| {
             let (at, host) = operand(end.memory, end.host, end.device, end.array)?;
+            if at < LOWEST && copy.width > 0 && copy.height > 0 {
+                return Err(Error::InvalidValue);
+            }
             let pitch = match end.memory {
                 ARRAY => array::place(end.array)?.1,
                 _ if end.pitch == 0 => copy.width,
@@ -82,6 +85,9 @@ impl Copy {
     pub(crate) fn of_3d(copy: &Copy3d, peer: bool) -> Result<Self> {
         let end = |end: &crate::ffi::End3d| {
             let (at, host) = operand(end.memory, end.host, end.device, end.array)?;
+            if at < LOWEST && copy.width > 0 && copy.height > 0 && copy.depth > 0 {
+                return Err(Error::InvalidValue);
+            }
             let (pitch, rows) = if end.memory == ARRAY {
                 let (_, pitch, rows) = array::place(end.array)?;
                 (pitch, rows)
@@ -188,6 +194,9 @@ pub(crate) fn submit(handle: u64, mut copy: Copy, waits: bool) -> Result {
     if copy.empty() {
         return Ok(());
     }
+    if copy.dst.at < LOWEST || copy.src.at < LOWEST {
+        return Err(Error::InvalidValue);
+    }
     // The host's, or managed: not what has a device's address where either may be.
     let reached = |state: &State, at: u64| state.is_managed(at) || state.host_span(at).is_some();
     let plain = |state: &State, end: &End| end.host && (!state.arena.has(end.at) || reached(state, end.at));
@@ -255,6 +264,9 @@ pub(crate) fn fill(handle: u64, fill: Fill, waits: bool) -> Result {
     }
     if fill.width == 0 || fill.height == 0 {
         return Ok(());
+    }
+    if fill.at < LOWEST {
+        return Err(Error::InvalidValue);
     }
     let host = state.host_span(fill.at).is_some();
     let mark = state.submit(id, Work::Fill(fill), Vec::new())?;

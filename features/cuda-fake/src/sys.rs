@@ -12,6 +12,14 @@ use std::{
     sync::atomic::AtomicU64,
 };
 
+/// The lowest address that memory can have: null and offsets from null are below it.
+pub(crate) const LOWEST: u64 = 4096;
+
+/// Returns whether an address is neither null nor an offset from null.
+pub(crate) fn is_address<T: ?Sized>(at: *const T) -> bool {
+    at.addr() as u64 >= LOWEST
+}
+
 /// What a mapping allows: nothing (0), reads (1), reads and writes (3), as in `CUmemAccess_flags`.
 pub(crate) type Access = u8;
 
@@ -183,12 +191,12 @@ pub(crate) type Callback = extern "C" fn(u64, i32, u64);
 /// A structure with a function of the caller's.
 pub(crate) fn host_node(at: *const crate::ffi::HostNode) -> Option<crate::ffi::HostNode> {
     // SAFETY: the caller promised one, in which a function is one of its own or null.
-    (!at.is_null()).then(|| unsafe { at.read_unaligned() })
+    is_address(at).then(|| unsafe { at.read_unaligned() })
 }
 
 /// The text at an address, up to its NUL and no longer than `limit` bytes.
 pub(crate) fn text(at: *const std::ffi::c_char, limit: usize) -> Option<String> {
-    if at.is_null() {
+    if !is_address(at) {
         return None;
     }
     // SAFETY: the caller of the C function promised a string; strnlen() looks no further than its NUL.
@@ -204,7 +212,7 @@ pub(crate) fn bytes(at: *const c_void, len: usize) -> Option<Vec<u8>> {
         return Some(Vec::new());
     }
     // SAFETY: the caller of the C function promised so many bytes there.
-    (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec())
+    is_address(at).then(|| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec())
 }
 
 /// The fat binary at an address, or that its wrapper points to; `None` where there is neither.
@@ -228,7 +236,7 @@ pub(crate) fn fat_binary(at: *const std::ffi::c_char) -> Option<Vec<u8>> {
 /// Writes `text` with its NUL into the caller's `len` bytes, cut to fit.
 pub(crate) fn write_text(at: *mut u8, len: usize, text: &CStr) {
     let bytes = text.to_bytes();
-    if at.is_null() || len == 0 {
+    if !is_address(at) || len == 0 {
         return;
     }
     let count = bytes.len().min(len - 1);
@@ -238,21 +246,21 @@ pub(crate) fn write_text(at: *mut u8, len: usize, text: &CStr) {
     unsafe { at.wrapping_add(count).write(0) };
 }
 
-/// The `T` at an address that the caller of a C function promised; `None` where it is null.
+/// The `T` at an address that the caller of a C function promised; `None` where there cannot be memory.
 pub(crate) fn read<T: Plain>(at: *const T) -> Option<T> {
     // SAFETY: the caller promised a T, any bytes of which are one.
-    (!at.is_null()).then(|| unsafe { at.read_unaligned() })
+    is_address(at).then(|| unsafe { at.read_unaligned() })
 }
 
 /// The `index`-th `T` of an array that the caller of a C function promised.
 pub(crate) fn read_at<T: Plain>(at: *const T, index: usize) -> Option<T> {
-    if at.is_null() { None } else { read(at.wrapping_add(index)) }
+    if is_address(at) { read(at.wrapping_add(index)) } else { None }
 }
 
-/// Writes to an address that the caller of a C function promised; `None` where it is null.
+/// Writes to an address that the caller of a C function promised; `None` where there cannot be memory.
 pub(crate) fn write<T: Plain>(at: *mut T, value: T) -> Option<()> {
     // SAFETY: the caller promised room for a T.
-    (!at.is_null()).then(|| unsafe { at.write_unaligned(value) })
+    is_address(at).then(|| unsafe { at.write_unaligned(value) })
 }
 
 /// A C type of which all bytes are a value.
