@@ -215,22 +215,62 @@ pub(crate) fn bytes(at: *const c_void, len: usize) -> Option<Vec<u8>> {
     is_address(at).then(|| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec())
 }
 
-/// The fat binary at an address, or that its wrapper points to; `None` where there is neither.
-pub(crate) fn fat_binary(at: *const std::ffi::c_char) -> Option<Vec<u8>> {
-    const WRAPPER: u32 = 0x466243b1;
-    const MAGIC: u32 = 0xba55ed50;
-    let word = |at: *const std::ffi::c_char, index: usize| read_at(at.cast::<u64>(), index);
-    let magic = |at: *const std::ffi::c_char| read(at.cast::<u32>());
-    let at = match magic(at)? {
-        WRAPPER => std::ptr::with_exposed_provenance(word(at, 1)? as usize),
-        _ => at,
-    };
-    if magic(at)? != MAGIC {
-        return None;
+/// A memory file that the kernel copies the caller's memory through: memory that cannot be read is no fault there.
+pub(crate) struct Probe(File);
+
+impl Probe {
+    /// The most bytes that are copied at once.
+    const CHUNK: usize = 1 << 20;
+    /// How many bytes of a text are looked at first.
+    const LINE: usize = 4096;
+
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(memory_file("vm-cuda-fake-probe", 0)?.into()))
     }
-    let len = usize::try_from(word(at, 1)?).ok()?.checked_add((word(at, 0)? >> 48) as usize)?;
-    // SAFETY: the caller of the C function promised an image, which is as long as its head says.
-    Some(unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec())
+
+    /// Appends up to `len` bytes at an address, no more than [`Self::CHUNK`]. Returns how many: 0 where the first cannot be read.
+    fn append(&self, at: u64, len: usize, to: &mut Vec<u8>) -> io::Result<usize> {
+        let from = std::ptr::with_exposed_provenance::<c_void>(at as usize);
+        // SAFETY: the kernel reads the memory, and returns an error where there is none.
+        let copied = unsafe { libc::pwrite(self.0.as_raw_fd(), from, len.min(Self::CHUNK), 0) };
+        let copied = match usize::try_from(copied) {
+            Ok(copied) => copied,
+            Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT) => 0,
+            Err(_) => return Err(io::Error::last_os_error()),
+        };
+        let before = to.len();
+        to.resize(before + copied, 0);
+        self.0.read_exact_at(&mut to[before..], 0)?;
+        Ok(copied)
+    }
+
+    /// Copies `len` bytes at an address, or as many as can be read.
+    pub(crate) fn bytes(&self, at: u64, len: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        while bytes.len() < len
+            && self.append(at.saturating_add(bytes.len() as u64), len - bytes.len(), &mut bytes)? > 0
+        {
+        }
+        Ok(bytes)
+    }
+
+    /// Copies the text at an address without its NUL; `None` if there is no NUL in the first `limit` bytes that can be read.
+    pub(crate) fn text(&self, at: u64, limit: usize) -> io::Result<Option<Vec<u8>>> {
+        let mut bytes = Vec::new();
+        let mut part = Self::LINE;
+        while bytes.len() < limit {
+            let from = bytes.len();
+            if self.append(at.saturating_add(from as u64), part, &mut bytes)? == 0 {
+                break;
+            }
+            if let Some(end) = bytes[from..].iter().position(|byte| *byte == 0) {
+                bytes.truncate(from + end);
+                return Ok(Some(bytes));
+            }
+            part = (2 * part).min(Self::CHUNK);
+        }
+        Ok(None)
+    }
 }
 
 /// Writes `text` with its NUL into the caller's `len` bytes, cut to fit.
