@@ -203,13 +203,17 @@ pub(crate) fn submit(handle: u64, mut copy: Copy, waits: bool) -> Result {
     let pageable = |state: &State, end: &End| {
         plain(state, end) && state.host_span(end.at).is_none() && !state.arena.has(end.at)
     };
+    let context_of = |end: &End| if end.context == 0 { state.streams[&id].context } else { end.context };
     let host = plain(&state, &copy.dst) || plain(&state, &copy.src);
     let capturing = state.streams[&id].capture.is_some();
     let mut blocks = waits && host;
     if !capturing && !waits {
         blocks |= pageable(&state, &copy.dst);
         let is_row = copy.height == 1 && copy.depth == 1;
-        if pageable(&state, &copy.src) && is_row && stream::may_stage(copy.width) {
+        // What cannot be written is not read: the copy fails in its turn, whatever the source is.
+        let dst =
+            state.reach(copy.dst.at, copy.width, By::Copy(context_of(&copy.dst)), READ_WRITE, copy.dst.host);
+        if pageable(&state, &copy.src) && is_row && dst.is_some() && stream::may_stage(copy.width) {
             let bytes = state.reach(copy.src.at, copy.width, By::Copy(0), 1, true).map(Range::bytes);
             copy.staged = bytes.map(Arc::from);
         } else {

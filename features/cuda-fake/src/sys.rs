@@ -172,6 +172,23 @@ pub(crate) fn punch(fd: RawFd, offset: u64, len: u64) -> io::Result<()> {
     punched
 }
 
+/// Returns whether every page of a range is mapped, accessible or not.
+pub(crate) fn is_mapped(at: u64, len: u64) -> bool {
+    /// Pages that one call looks at.
+    const PAGES: usize = 1 << 16;
+    const PAGE: u64 = 4096;
+    let mut present = vec![0u8; PAGES];
+    let Some(end) = at.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE)) else {
+        return false;
+    };
+    (at / PAGE * PAGE..end).step_by(PAGES * PAGE as usize).all(|at| {
+        let start = std::ptr::with_exposed_provenance_mut::<c_void>(at as usize);
+        let len = (end - at).min(PAGES as u64 * PAGE) as usize;
+        // SAFETY: it reads no memory, and writes a byte for each page, of which there are no more than `PAGES`.
+        unsafe { libc::mincore(start, len, present.as_mut_ptr()) == 0 }
+    })
+}
+
 /// Another descriptor of an open file; the number is the caller's promise, and an error if it is none.
 pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: no memory is passed.
