@@ -297,7 +297,7 @@ fn a_corrupt_image_is_an_error_of_its_call() {
         };
         let fine = file("small-none.fatbin");
         let len = fine.len() as u64 - 1;
-        // The size, and that of the header, which is 16.
+        // Corrupts the size of the payload and the size of the header, which is 16.
         let headers = (0..16).map(|bit| (6, 1 << bit)).filter(|(_, header)| *header != 16);
         for (offset, value) in (0..64).map(|bit| (8, 1u64 << bit)).chain(headers) {
             let mut image = fine.clone();
@@ -327,7 +327,7 @@ fn a_corrupt_image_is_an_error_of_its_call() {
             check(place, what);
         }
         check(end, "no memory");
-        // In a file and in what is linked, the bytes end the image.
+        // Files and linked data have a length of their own.
         let mut short = fine.clone();
         short[8..16].copy_from_slice(&(len + 4096).to_le_bytes());
         let mut path = tempfile::NamedTempFile::new().unwrap();

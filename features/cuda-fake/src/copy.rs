@@ -210,7 +210,7 @@ pub(crate) fn submit(handle: u64, mut copy: Copy, waits: bool) -> Result {
     if !capturing && !waits {
         blocks |= pageable(&state, &copy.dst);
         let is_row = copy.height == 1 && copy.depth == 1;
-        // What cannot be written is not read: the copy fails in its turn, whatever the source is.
+        // The source is staged only if the target can be written; otherwise the copy fails in stream order without reading it.
         let dst =
             state.reach(copy.dst.at, copy.width, By::Copy(context_of(&copy.dst)), READ_WRITE, copy.dst.host);
         if pageable(&state, &copy.src) && is_row && dst.is_some() && stream::may_stage(copy.width) {

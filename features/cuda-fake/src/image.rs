@@ -28,7 +28,7 @@ fn word(bytes: &[u8], index: usize) -> Option<u64> {
     bytes.as_chunks().0.get(index).map(|bytes| u64::from_le_bytes(*bytes))
 }
 
-/// The length of a fat binary, as its header says.
+/// Returns the length of a fat binary from its header.
 fn fat_len(bytes: &[u8]) -> Result<usize> {
     let len = || {
         let header = Some(word(bytes, 0)? >> 48).filter(|header| *header >= HEAD as u64)?;

@@ -155,7 +155,7 @@ impl From<Refusal> for Error {
     }
 }
 
-/// What an image holds, which [`image::at`] or [`image::of`] returned.
+/// Reads an image that [`image::at`] or [`image::of`] returned.
 pub(crate) fn read(mut image: Vec<u8>) -> Result<Arc<dyn Program>, Refusal> {
     let is_fat = image::is_fat(&image);
     if !is_fat {

@@ -236,7 +236,7 @@ pub(crate) fn bytes(at: *const c_void, len: usize) -> Option<Vec<u8>> {
 pub(crate) struct Probe(File);
 
 impl Probe {
-    /// The most bytes that are copied at once.
+    /// Bytes of one copy, at most.
     const CHUNK: usize = 1 << 20;
     /// How many bytes of a text are looked at first.
     const LINE: usize = 4096;
@@ -256,6 +256,7 @@ impl Probe {
             Err(_) => return Err(io::Error::last_os_error()),
         };
         let before = to.len();
+        to.try_reserve(copied).map_err(|_| io::ErrorKind::OutOfMemory)?;
         to.resize(before + copied, 0);
         self.0.read_exact_at(&mut to[before..], 0)?;
         Ok(copied)
