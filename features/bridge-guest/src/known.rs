@@ -101,6 +101,9 @@ pub(crate) struct Memory {
     pub(crate) owners: [u64; 2],
 }
 
+/// Drivers round allocations up to a multiple of at least so many bytes.
+const ROUNDED: u64 = 512;
+
 /// Memory of devices, by where it begins.
 #[derive(Default)]
 pub(crate) struct Devices(BTreeMap<u64, Memory>);
@@ -126,6 +129,22 @@ impl Devices {
 
     pub(crate) fn has(&self, at: u64) -> bool {
         self.0.range(..=at).next_back().is_some_and(|(start, memory)| at - start < memory.len)
+    }
+
+    /// Returns whether the memory at an address is known and ends before `len` bytes of it.
+    pub(crate) fn ends_before(&self, at: u64, len: u64) -> bool {
+        let mut next = at;
+        // A copy may cross adjacent reservations.
+        while let Some((start, memory)) = self.0.range(..=next).next_back()
+            && next - start < memory.len
+        {
+            let rounded = memory.len.checked_next_multiple_of(ROUNDED).unwrap_or(memory.len);
+            next = start.saturating_add(rounded);
+            if next - at >= len {
+                return false;
+            }
+        }
+        next != at
     }
 
     /// Objects have ended, with their memory.
@@ -180,6 +199,11 @@ mod tests {
         devices.insert(0x800, memory(0x1000, 3));
         assert!([0x800, 0x10ff, 0x17ff, 0x2000].into_iter().all(|at| devices.has(at)));
         assert!(![0x1800, 0x7ff].into_iter().any(|at| devices.has(at)));
+        let ends_before = |devices: &Devices, at, len| devices.ends_before(at, len);
+        // Two behind one another, the last of which is rounded up.
+        assert!([0x1000, 0x1010, 0x1200].iter().all(|len| !ends_before(&devices, 0x2000, *len)));
+        assert!([0x1201, u64::MAX].iter().all(|len| ends_before(&devices, 0x2000, *len)));
+        assert!(!ends_before(&devices, 0x5000, u64::MAX), "unknown memory");
         devices.end(&HashSet::from([1, 3]));
         assert!(![0x800, 0x3000].into_iter().any(|at| devices.has(at)));
         assert_eq!(devices.remove(0x2000), Some(memory(0x1000, 2)));

@@ -214,6 +214,20 @@ fn what_ends_with_its_module_library_or_context_is_known_no_more() {
 }
 
 #[test]
+fn corrupt_images_are_errors_of_their_calls() {
+    check("tests/ways.c", &["images"], "images: 0 others, machine code: 1\nnull: 1\nthen: 0\n");
+}
+
+#[test]
+fn a_copys_ranges_are_checked_before_memory_is_touched() {
+    let place = Place::new("tests/ways.c");
+    for environment in [&[][..], &[("VM_BRIDGE_STREAM", "1")]] {
+        let found = place.run("bridge", &["ranges"], environment);
+        assert_eq!(found, format!("null: 0 others\n{}then: 0\nexit status: 0", "1 1 1 1 1\n".repeat(3)));
+    }
+}
+
+#[test]
 fn programs_of_the_hook_find_the_same() {
     check("../hook-preload/tests/grow.c", &["dlsym"], "left: 1");
     check("../hook-preload/tests/grow.c", &["proc"], "left: 1");

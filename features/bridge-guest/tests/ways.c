@@ -547,10 +547,77 @@ static void modules(void) {
     printf("modules: %d wrong\n", modules_wrong);
 }
 
+/* Images whose headers are corrupt, or that memory ends in. */
+static void images(void) {
+    begin();
+    char *memory = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *end = memory + 2 * 4096;
+    if (mprotect(end, 4096, PROT_NONE)) exit(1);
+    uint64_t sizes[] = {UINT64_MAX, INT64_MAX, 1ull << 47, 1ull << 33, 1 << 30, 4097, 4081};
+    char *at = end - 4096;
+    int other = 0;
+    for (int i = 0; i < 7; i++) {
+        uint64_t head[2] = {0x00100001ull << 32 | 0xba55ed50, sizes[i]}, wrapper[] = {0x1466243b1, (uintptr_t)at, 0};
+        memcpy(at, head, 16);
+        other += TRY("cuModuleLoadData", (void **, const void *), &module, at) != 200;
+        other += TRY("cuModuleLoadData", (void **, const void *), &module, wrapper) != 200;
+    }
+    /* Tables of sections that are far behind the header. */
+    memset(at, 0, 64);
+    memcpy(at, "\177ELF", 4);
+    memset(at + 40, 0x7f, 24);
+    int elf = TRY("cuModuleLoadData", (void **, const void *), &module, at);
+    memset(memory, 'x', 2 * 4096);
+    other += TRY("cuModuleLoadData", (void **, const void *), &module, memory) != 200;
+    other += TRY("cuModuleLoadData", (void **, const void *), &module, end) != 200;
+    memcpy(end - 4, "P\355U\272", 4);
+    other += TRY("cuModuleLoadData", (void **, const void *), &module, end - 4) != 200;
+    printf("images: %d others, machine code: %d\n", other, elf == 200);
+    printf("null: %d\n", TRY("cuModuleLoadData", (void **, const void *), &module, NULL));
+    load_kernels();
+    printf("then: %d\n", TRY("cuCtxSynchronize", (void)));
+}
+
+/* Copies of memory at null, and beyond the end of a device's memory with a source that is shorter. */
+static void ranges(void) {
+    begin();
+    ptr made = allocate(4096);
+    char *own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *stream;
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 1);
+    int other = 0;
+    for (uintptr_t null = 0; null < 16; null += 8) {
+        copy2 copy = {.from = {.kind = 1, .host = (void *)null}, .to = {.kind = 2, .device = made}, .width = 16, .height = 1};
+        other += TRY("cuMemcpy2D_v2", (copy2 *), &copy) != 1;
+        other += TRY("cuMemcpy2DAsync_v2", (copy2 *, void *), &copy, stream) != 1;
+        other += TRY("cuMemcpyHtoD_v2", (ptr, uintptr_t, size_t), made, null, 16) != 1;
+        other += TRY("cuMemcpyHtoDAsync_v2", (ptr, uintptr_t, size_t, void *), made, null, 16, stream) != 1;
+        other += TRY("cuMemcpyDtoH_v2", (uintptr_t, ptr, size_t), null, made, 16) != 1;
+        other += TRY("cuMemcpyDtoHAsync_v2", (uintptr_t, ptr, size_t, void *), null, made, 16, stream) != 1;
+        other += TRY("cuMemcpy", (ptr, ptr, size_t), made, null, 16) != 1;
+        other += TRY("cuMemcpyAsync", (ptr, ptr, size_t, void *), null, made, 16, stream) != 1;
+        other += TRY("cuMemcpyHtoD_v2", (ptr, uintptr_t, size_t), made, null, 0) != 0;
+        other += TRY("cuMemHostRegister_v2", (uintptr_t, size_t, unsigned), null, 4096, 0) != 1;
+    }
+    other += TRY("cuMemHostRegister_v2", (void *, size_t, unsigned), own, (size_t)1 << 50, 0) != 1;
+    printf("null: %d others\n", other);
+    size_t lengths[] = {1 << 20, 1 << 30, (size_t)1 << 46};
+    for (int i = 0; i < 3; i++) {
+        copy2 copy = {.from = {.kind = 1, .host = own}, .to = {.kind = 2, .device = made}, .width = lengths[i], .height = 1};
+        printf("%d", TRY("cuMemcpyHtoD_v2", (ptr, const void *, size_t), made, own, lengths[i]));
+        printf(" %d", TRY("cuMemcpyHtoDAsync_v2", (ptr, const void *, size_t, void *), made, own, lengths[i], stream));
+        printf(" %d", TRY("cuMemcpyDtoH_v2", (void *, ptr, size_t), own, made, lengths[i]));
+        printf(" %d", TRY("cuMemcpy", (ptr, ptr, size_t), made, (ptr)own, lengths[i]));
+        printf(" %d\n", TRY("cuMemcpy2D_v2", (copy2 *), &copy));
+    }
+    printf("then: %d\n", TRY("cuMemcpyHtoD_v2", (ptr, const void *, size_t), made, own, 4096));
+}
+
 int main(int count, char **arguments) {
     const char *what = count > 1 ? arguments[1] : "";
     if (!strcmp(what, "threads")) threads();
     else if (!strcmp(what, "modules")) modules();
+    else if (!strcmp(what, "images")) images();
+    else if (!strcmp(what, "ranges")) ranges();
     else if (!strcmp(what, "odd")) odd();
     else if (!strcmp(what, "nothing")) nothing();
     else if (!strcmp(what, "strided")) strided();

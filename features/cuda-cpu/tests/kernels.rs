@@ -10,6 +10,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
+const INVALID_IMAGE: Code = 200;
 const INVALID_HANDLE: Code = 400;
 const NOT_FOUND: Code = 500;
 const NO_BINARY: Code = 209;
@@ -272,6 +273,78 @@ fn images_that_cannot_run_are_refused_with_the_reason() {
         assert_eq!(launch(driver, fine, [1, 1], 0, vec![]), 0);
         assert_eq!(launch(driver, fine, [1, 1], 1 << 20, vec![]), INVALID_VALUE, "so much shared memory");
         assert_eq!(launch(driver, fine, [1, 1], 0, vec![]), 0);
+    });
+}
+
+#[test]
+fn a_corrupt_image_is_an_error_of_its_call() {
+    alone("a_corrupt_image_is_an_error_of_its_call", &[], |driver| {
+        driver.start(0);
+        let mut module = 0u64;
+        let module = at(&mut module);
+        let check = |image: u64, what: &str| {
+            let mut wrapper = [0x1_4662_43b1u64, image, 0];
+            for (call, image) in [
+                ("cuModuleLoadData", image),
+                ("cuModuleLoadDataEx", image),
+                ("cuModuleLoadFatBinary", image),
+                ("cuLibraryLoadData", image),
+                ("cuModuleLoadData", at(&mut wrapper)),
+            ] {
+                let code = driver.call(call, &[module, image, 0, 0, 0, 0, 0, 0]);
+                assert_eq!(code, INVALID_IMAGE, "{call}: {what}");
+            }
+        };
+        let fine = file("small-none.fatbin");
+        let len = fine.len() as u64 - 1;
+        // Corrupts the size of the payload and the size of the header, which is 16.
+        let headers = (0..16).map(|bit| (6, 1 << bit)).filter(|(_, header)| *header != 16);
+        for (offset, value) in (0..64).map(|bit| (8, 1u64 << bit)).chain(headers) {
+            let mut image = fine.clone();
+            let size = if offset == 8 { 8 } else { 2 };
+            image[offset..offset + size].copy_from_slice(&value.to_le_bytes()[..size]);
+            check(at(image.as_mut_slice()), &format!("{value:#x} at {offset}"));
+        }
+        let sizes = [u64::MAX, u64::MAX - 16, i64::MAX as u64, 0xffff_ffff_ffff, len, len - 17];
+        for size in sizes {
+            let mut image = fine.clone();
+            image[8..16].copy_from_slice(&size.to_le_bytes());
+            check(at(image.as_mut_slice()), &format!("{size:#x}"));
+        }
+        // Images that memory ends in: in a header, in a fat binary, and in a text without its end.
+        // The next page of the driver's addresses is inaccessible.
+        let end = driver.get("cuMemHostAlloc", &[8192, 0]) + 8192;
+        let text = b".version 8.0 .target sm_75 ".repeat(200);
+        for (image, what) in [
+            (&fine[..3], "a magic"),
+            (&fine[..15], "a header"),
+            (&fine[..2000], "a fat binary"),
+            (&text[..4096], "a text"),
+        ] {
+            let mut image = image.to_vec();
+            let (place, len) = (end - image.len() as u64, image.len() as u64);
+            driver.ok("cuMemcpy", &[place, at(image.as_mut_slice()), len]);
+            check(place, what);
+        }
+        check(end, "no memory");
+        // Files and linked data have a length of their own.
+        let mut short = fine.clone();
+        short[8..16].copy_from_slice(&(len + 4096).to_le_bytes());
+        let mut path = tempfile::NamedTempFile::new().unwrap();
+        path.write_all(&short).unwrap();
+        let mut name = [path.path().as_os_str().as_encoded_bytes(), b"\0"].concat();
+        let name = at(name.as_mut_slice());
+        let mut link = 0u64;
+        driver.ok("cuLinkCreate_v2", &[0, 0, 0, at(&mut link)]);
+        let (len, data) = (short.len() as u64, at(short.as_mut_slice()));
+        driver.check(&[
+            ("cuModuleLoad", &[module, name], INVALID_IMAGE),
+            ("cuLibraryLoadFromFile", &[module, name, 0, 0, 0, 0, 0, 0], INVALID_IMAGE),
+            ("cuLinkAddData_v2", &[link, 2, data, len, 0, 0, 0, 0], INVALID_IMAGE),
+            ("cuLinkAddFile_v2", &[link, 2, name, 0, 0, 0], INVALID_IMAGE),
+        ]);
+        let mut fine = fine;
+        driver.ok("cuModuleLoadData", &[module, at(fine.as_mut_slice())]);
     });
 }
 

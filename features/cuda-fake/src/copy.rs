@@ -7,7 +7,7 @@ use crate::{
     memory::{By, READ_WRITE},
     state::{self, State},
     stream::{self, Work},
-    sys::Range,
+    sys::{LOWEST, Range},
 };
 use std::sync::Arc;
 
@@ -62,6 +62,9 @@ impl Copy {
     pub(crate) fn of_2d(copy: &Copy2d) -> Result<Self> {
         let end = |end: &crate::ffi::End2d| {
             let (at, host) = operand(end.memory, end.host, end.device, end.array)?;
+            if at < LOWEST && copy.width > 0 && copy.height > 0 {
+                return Err(Error::InvalidValue);
+            }
             let pitch = match end.memory {
                 ARRAY => array::place(end.array)?.1,
                 _ if end.pitch == 0 => copy.width,
@@ -82,6 +85,9 @@ impl Copy {
     pub(crate) fn of_3d(copy: &Copy3d, peer: bool) -> Result<Self> {
         let end = |end: &crate::ffi::End3d| {
             let (at, host) = operand(end.memory, end.host, end.device, end.array)?;
+            if at < LOWEST && copy.width > 0 && copy.height > 0 && copy.depth > 0 {
+                return Err(Error::InvalidValue);
+            }
             let (pitch, rows) = if end.memory == ARRAY {
                 let (_, pitch, rows) = array::place(end.array)?;
                 (pitch, rows)
@@ -188,19 +194,26 @@ pub(crate) fn submit(handle: u64, mut copy: Copy, waits: bool) -> Result {
     if copy.empty() {
         return Ok(());
     }
+    if copy.dst.at < LOWEST || copy.src.at < LOWEST {
+        return Err(Error::InvalidValue);
+    }
     // The host's, or managed: not what has a device's address where either may be.
     let reached = |state: &State, at: u64| state.is_managed(at) || state.host_span(at).is_some();
     let plain = |state: &State, end: &End| end.host && (!state.arena.has(end.at) || reached(state, end.at));
     let pageable = |state: &State, end: &End| {
         plain(state, end) && state.host_span(end.at).is_none() && !state.arena.has(end.at)
     };
+    let context_of = |end: &End| if end.context == 0 { state.streams[&id].context } else { end.context };
     let host = plain(&state, &copy.dst) || plain(&state, &copy.src);
     let capturing = state.streams[&id].capture.is_some();
     let mut blocks = waits && host;
     if !capturing && !waits {
         blocks |= pageable(&state, &copy.dst);
         let is_row = copy.height == 1 && copy.depth == 1;
-        if pageable(&state, &copy.src) && is_row && stream::may_stage(copy.width) {
+        // The source is staged only if the target can be written; otherwise the copy fails in stream order without reading it.
+        let dst =
+            state.reach(copy.dst.at, copy.width, By::Copy(context_of(&copy.dst)), READ_WRITE, copy.dst.host);
+        if pageable(&state, &copy.src) && is_row && dst.is_some() && stream::may_stage(copy.width) {
             let bytes = state.reach(copy.src.at, copy.width, By::Copy(0), 1, true).map(Range::bytes);
             copy.staged = bytes.map(Arc::from);
         } else {
@@ -255,6 +268,9 @@ pub(crate) fn fill(handle: u64, fill: Fill, waits: bool) -> Result {
     }
     if fill.width == 0 || fill.height == 0 {
         return Ok(());
+    }
+    if fill.at < LOWEST {
+        return Err(Error::InvalidValue);
     }
     let host = state.host_span(fill.at).is_some();
     let mark = state.submit(id, Work::Fill(fill), Vec::new())?;

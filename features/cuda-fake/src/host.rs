@@ -100,7 +100,10 @@ pub(crate) fn register(at: u64, len: usize, flags: u32) -> Result {
     let mut state = state::lock();
     let context = state.current()?;
     let end = at.checked_add(len as u64).ok_or(Error::InvalidValue)?;
-    if at == 0 || len == 0 || flags & !15 != 0 || state.arena.has(at) {
+    if at < sys::LOWEST || len == 0 || flags & !15 != 0 || state.arena.has(at) {
+        return Err(Error::InvalidValue);
+    }
+    if !sys::is_mapped(at, len as u64) {
         return Err(Error::InvalidValue);
     }
     if state.host_span(at).is_some() || state.host.range(at..end).next().is_some() {

@@ -38,6 +38,7 @@ mod ffi;
 mod graph;
 mod graph_memory;
 mod host;
+mod image;
 mod ipc;
 mod library;
 mod link;

@@ -40,7 +40,7 @@ impl State {
 }
 
 /// `cuLibraryLoadData`.
-pub(crate) fn load(image: *const c_char) -> Result<u64, Refusal> {
+pub(crate) fn load(image: Vec<u8>) -> Result<u64, Refusal> {
     let program = module::read(image)?;
     let mut state = state::lock();
     let id = state.id();

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use crate::{
     error::{Error, Result},
-    module, state, sys,
+    image, module, state, sys,
 };
 
 const PTX: i32 = 1;
@@ -30,7 +30,7 @@ pub(crate) fn add(link: u64, kind: i32, data: *const c_void, size: usize) -> Res
     if ![PTX, FAT_BINARY].contains(&kind) {
         return Err(Error::NoBinaryForGpu);
     }
-    add_image(link, sys::bytes(data, size).ok_or(Error::InvalidValue)?)
+    add_image(link, image::of(sys::bytes(data, size).ok_or(Error::InvalidValue)?)?)
 }
 
 /// `cuLinkAddFile`.

@@ -157,7 +157,8 @@ impl State {
     /// `host` says that the operand may also be the caller's own memory, which is then the caller's promise.
     pub(crate) fn reach(&self, at: u64, len: usize, by: By, need: Access, host: bool) -> Option<Range<'_>> {
         let end = at.checked_add(len as u64)?;
-        if self.host_memory(at, len as u64) || (host && !self.arena.has(at) && !self.arena.has(end)) {
+        let own = host && at >= sys::LOWEST && !self.arena.has(at) && !self.arena.has(end);
+        if own || self.host_memory(at, len as u64) {
             return Some(Range::promised(self, at, len));
         }
         let mut next = at;

@@ -6,6 +6,7 @@
 use crate::{
     builtin::BuiltIn,
     error::{Error, Result},
+    image,
     memory::{By, Kind},
     state::{self, State},
     stream::Work,
@@ -18,8 +19,6 @@ use std::{
 
 const MAGIC: &str = "vm-cuda-fake";
 const COMMENT: &str = "// ";
-/// The most bytes of a text.
-const TEXT: usize = 256 << 20;
 /// Threads of a block, and blocks of a grid.
 const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
@@ -156,16 +155,17 @@ impl From<Refusal> for Error {
     }
 }
 
-/// What an image holds.
-pub(crate) fn read(image: *const c_char) -> Result<Arc<dyn Program>, Refusal> {
-    let binary = sys::fat_binary(image);
-    let built_in = match &binary {
-        Some(binary) => binary.windows(MAGIC.len()).any(|bytes| bytes == MAGIC.as_bytes()),
-        None => {
-            let text = sys::text(image, COMMENT.len() + MAGIC.len() + 2).ok_or(Error::InvalidValue)?;
-            let first = text.lines().next().unwrap_or_default();
-            first.strip_prefix(COMMENT).unwrap_or(first) == MAGIC
-        }
+/// Reads an image that [`image::at`] or [`image::of`] returned.
+pub(crate) fn read(mut image: Vec<u8>) -> Result<Arc<dyn Program>, Refusal> {
+    let is_fat = image::is_fat(&image);
+    if !is_fat {
+        image = String::from_utf8_lossy(&image).into_owned().into_bytes();
+    }
+    let built_in = if is_fat {
+        image.windows(MAGIC.len()).any(|bytes| bytes == MAGIC.as_bytes())
+    } else {
+        let first = image.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii_end();
+        first.strip_prefix(COMMENT.as_bytes()).unwrap_or(first) == MAGIC.as_bytes()
     };
     if built_in {
         return Ok(Arc::new(BuiltIn));
@@ -173,17 +173,13 @@ pub(crate) fn read(image: *const c_char) -> Result<Arc<dyn Program>, Refusal> {
     if let Some(named) = &state::config().kernels {
         return Ok(Arc::new(named.clone()));
     }
-    let image = match binary {
-        Some(binary) => binary,
-        None => sys::text(image, TEXT).ok_or(Error::InvalidValue)?.into_bytes(),
-    };
     crate::ptx::read(&image)
 }
 
-/// `cuModuleLoadData`.
-pub(crate) fn load(image: *const c_char) -> Result<u64, Refusal> {
+/// `cuModuleLoadData`, of an image that `image` copies.
+pub(crate) fn load(image: impl FnOnce() -> Result<Vec<u8>>) -> Result<u64, Refusal> {
     state::lock().current()?;
-    let program = read(image)?;
+    let program = read(image()?)?;
     let mut state = state::lock();
     let context = state.current()?;
     Ok(state.add_module(context, program)?)
@@ -216,18 +212,10 @@ impl State {
     }
 }
 
-/// `cuModuleLoad`.
-pub(crate) fn load_file(path: *const c_char) -> Result<u64> {
-    state::lock().current()?;
-    Ok(load(file(path)?.as_ptr().cast())?)
-}
-
-/// A file, and a zero behind it.
+/// The image in a file.
 pub(crate) fn file(path: *const c_char) -> Result<Vec<u8>> {
     let path = sys::text(path, 4096).ok_or(Error::InvalidValue)?;
-    let mut bytes = std::fs::read(path).map_err(|_| Error::NotFound)?;
-    bytes.extend([0; 16]);
-    Ok(bytes)
+    image::of(std::fs::read(path).map_err(|_| Error::NotFound)?)
 }
 
 /// `cuModuleUnload`: waits for all work of the context's device.

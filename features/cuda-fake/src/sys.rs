@@ -12,6 +12,14 @@ use std::{
     sync::atomic::AtomicU64,
 };
 
+/// The lowest address that memory can have: null and offsets from null are below it.
+pub(crate) const LOWEST: u64 = 4096;
+
+/// Returns whether an address is neither null nor an offset from null.
+pub(crate) fn is_address<T: ?Sized>(at: *const T) -> bool {
+    at.addr() as u64 >= LOWEST
+}
+
 /// What a mapping allows: nothing (0), reads (1), reads and writes (3), as in `CUmemAccess_flags`.
 pub(crate) type Access = u8;
 
@@ -164,6 +172,23 @@ pub(crate) fn punch(fd: RawFd, offset: u64, len: u64) -> io::Result<()> {
     punched
 }
 
+/// Returns whether every page of a range is mapped, accessible or not.
+pub(crate) fn is_mapped(at: u64, len: u64) -> bool {
+    /// Pages that one call looks at.
+    const PAGES: usize = 1 << 16;
+    const PAGE: u64 = 4096;
+    let mut present = vec![0u8; PAGES];
+    let Some(end) = at.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE)) else {
+        return false;
+    };
+    (at / PAGE * PAGE..end).step_by(PAGES * PAGE as usize).all(|at| {
+        let start = std::ptr::with_exposed_provenance_mut::<c_void>(at as usize);
+        let len = (end - at).min(PAGES as u64 * PAGE) as usize;
+        // SAFETY: it reads no memory, and writes a byte for each page, of which there are no more than `PAGES`.
+        unsafe { libc::mincore(start, len, present.as_mut_ptr()) == 0 }
+    })
+}
+
 /// Another descriptor of an open file; the number is the caller's promise, and an error if it is none.
 pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: no memory is passed.
@@ -183,12 +208,12 @@ pub(crate) type Callback = extern "C" fn(u64, i32, u64);
 /// A structure with a function of the caller's.
 pub(crate) fn host_node(at: *const crate::ffi::HostNode) -> Option<crate::ffi::HostNode> {
     // SAFETY: the caller promised one, in which a function is one of its own or null.
-    (!at.is_null()).then(|| unsafe { at.read_unaligned() })
+    is_address(at).then(|| unsafe { at.read_unaligned() })
 }
 
 /// The text at an address, up to its NUL and no longer than `limit` bytes.
 pub(crate) fn text(at: *const std::ffi::c_char, limit: usize) -> Option<String> {
-    if at.is_null() {
+    if !is_address(at) {
         return None;
     }
     // SAFETY: the caller of the C function promised a string; strnlen() looks no further than its NUL.
@@ -204,31 +229,72 @@ pub(crate) fn bytes(at: *const c_void, len: usize) -> Option<Vec<u8>> {
         return Some(Vec::new());
     }
     // SAFETY: the caller of the C function promised so many bytes there.
-    (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec())
+    is_address(at).then(|| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec())
 }
 
-/// The fat binary at an address, or that its wrapper points to; `None` where there is neither.
-pub(crate) fn fat_binary(at: *const std::ffi::c_char) -> Option<Vec<u8>> {
-    const WRAPPER: u32 = 0x466243b1;
-    const MAGIC: u32 = 0xba55ed50;
-    let word = |at: *const std::ffi::c_char, index: usize| read_at(at.cast::<u64>(), index);
-    let magic = |at: *const std::ffi::c_char| read(at.cast::<u32>());
-    let at = match magic(at)? {
-        WRAPPER => std::ptr::with_exposed_provenance(word(at, 1)? as usize),
-        _ => at,
-    };
-    if magic(at)? != MAGIC {
-        return None;
+/// A memory file that the kernel copies the caller's memory through: memory that cannot be read is no fault there.
+pub(crate) struct Probe(File);
+
+impl Probe {
+    /// Bytes of one copy, at most.
+    const CHUNK: usize = 1 << 20;
+    /// How many bytes of a text are looked at first.
+    const LINE: usize = 4096;
+
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(memory_file("vm-cuda-fake-probe", 0)?.into()))
     }
-    let len = usize::try_from(word(at, 1)?).ok()?.checked_add((word(at, 0)? >> 48) as usize)?;
-    // SAFETY: the caller of the C function promised an image, which is as long as its head says.
-    Some(unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec())
+
+    /// Appends up to `len` bytes at an address, no more than [`Self::CHUNK`]. Returns how many: 0 where the first cannot be read.
+    fn append(&self, at: u64, len: usize, to: &mut Vec<u8>) -> io::Result<usize> {
+        let from = std::ptr::with_exposed_provenance::<c_void>(at as usize);
+        // SAFETY: the kernel reads the memory, and returns an error where there is none.
+        let copied = unsafe { libc::pwrite(self.0.as_raw_fd(), from, len.min(Self::CHUNK), 0) };
+        let copied = match usize::try_from(copied) {
+            Ok(copied) => copied,
+            Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT) => 0,
+            Err(_) => return Err(io::Error::last_os_error()),
+        };
+        let before = to.len();
+        to.try_reserve(copied).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        to.resize(before + copied, 0);
+        self.0.read_exact_at(&mut to[before..], 0)?;
+        Ok(copied)
+    }
+
+    /// Copies `len` bytes at an address, or as many as can be read.
+    pub(crate) fn bytes(&self, at: u64, len: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        while bytes.len() < len
+            && self.append(at.saturating_add(bytes.len() as u64), len - bytes.len(), &mut bytes)? > 0
+        {
+        }
+        Ok(bytes)
+    }
+
+    /// Copies the text at an address without its NUL; `None` if there is no NUL in the first `limit` bytes that can be read.
+    pub(crate) fn text(&self, at: u64, limit: usize) -> io::Result<Option<Vec<u8>>> {
+        let mut bytes = Vec::new();
+        let mut part = Self::LINE;
+        while bytes.len() < limit {
+            let from = bytes.len();
+            if self.append(at.saturating_add(from as u64), part, &mut bytes)? == 0 {
+                break;
+            }
+            if let Some(end) = bytes[from..].iter().position(|byte| *byte == 0) {
+                bytes.truncate(from + end);
+                return Ok(Some(bytes));
+            }
+            part = (2 * part).min(Self::CHUNK);
+        }
+        Ok(None)
+    }
 }
 
 /// Writes `text` with its NUL into the caller's `len` bytes, cut to fit.
 pub(crate) fn write_text(at: *mut u8, len: usize, text: &CStr) {
     let bytes = text.to_bytes();
-    if at.is_null() || len == 0 {
+    if !is_address(at) || len == 0 {
         return;
     }
     let count = bytes.len().min(len - 1);
@@ -238,21 +304,21 @@ pub(crate) fn write_text(at: *mut u8, len: usize, text: &CStr) {
     unsafe { at.wrapping_add(count).write(0) };
 }
 
-/// The `T` at an address that the caller of a C function promised; `None` where it is null.
+/// The `T` at an address that the caller of a C function promised; `None` where there cannot be memory.
 pub(crate) fn read<T: Plain>(at: *const T) -> Option<T> {
     // SAFETY: the caller promised a T, any bytes of which are one.
-    (!at.is_null()).then(|| unsafe { at.read_unaligned() })
+    is_address(at).then(|| unsafe { at.read_unaligned() })
 }
 
 /// The `index`-th `T` of an array that the caller of a C function promised.
 pub(crate) fn read_at<T: Plain>(at: *const T, index: usize) -> Option<T> {
-    if at.is_null() { None } else { read(at.wrapping_add(index)) }
+    if is_address(at) { read(at.wrapping_add(index)) } else { None }
 }
 
-/// Writes to an address that the caller of a C function promised; `None` where it is null.
+/// Writes to an address that the caller of a C function promised; `None` where there cannot be memory.
 pub(crate) fn write<T: Plain>(at: *mut T, value: T) -> Option<()> {
     // SAFETY: the caller promised room for a T.
-    (!at.is_null()).then(|| unsafe { at.write_unaligned(value) })
+    is_address(at).then(|| unsafe { at.write_unaligned(value) })
 }
 
 /// A C type of which all bytes are a value.

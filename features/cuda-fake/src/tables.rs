@@ -2,14 +2,14 @@
 
 use std::{
     collections::HashMap,
-    ffi::{c_char, c_void},
+    ffi::c_void,
     sync::{LazyLock, Mutex, MutexGuard, PoisonError, atomic::AtomicUsize},
 };
 
 use crate::{
     context, device,
     error::{Error, Result},
-    module, state, stream, sys,
+    image, module, state, stream, sys,
 };
 use vm_cuda_api::tables::{Device, Question, Table, answer, named};
 
@@ -79,12 +79,12 @@ extern "C" fn nothing() -> i32 {
     0
 }
 
-extern "C" fn module_of(to: *mut u64, image: *const c_char) -> i32 {
-    give(to, module::load(image).map_err(Error::from))
+extern "C" fn module_of(to: *mut u64, image: u64) -> i32 {
+    give(to, module::load(|| image::at(image)).map_err(Error::from))
 }
 
-extern "C" fn module_in(image: *const c_char, to: *mut u64) -> i32 {
-    give(to, module::load(image).map_err(Error::from))
+extern "C" fn module_in(image: u64, to: *mut u64) -> i32 {
+    give(to, module::load(|| image::at(image)).map_err(Error::from))
 }
 
 extern "C" fn primary(to: *mut u64, device: i32) -> i32 {

@@ -244,8 +244,9 @@ fn no_function_crashes_on_nothing() {
             if context {
                 driver.start(0);
             }
-            for name in &names {
-                let code = driver.call(name, &[]);
+            // Null, and offsets from null.
+            for (name, arguments) in names.iter().flat_map(|name| [(name, [0; 11]), (name, [8; 11])]) {
+                let code = driver.call(name, &arguments);
                 assert_ne!(code, 999, "{name}");
                 if name == &"cuPointerGetAttribute"
                     || name.starts_with("cuIpcGet")
@@ -254,6 +255,90 @@ fn no_function_crashes_on_nothing() {
                     assert_ne!(code, 0, "{name}");
                 }
             }
+        }
+    });
+}
+
+#[test]
+fn memory_at_null_is_an_invalid_value() {
+    /// `CUDA_MEMCPY2D` of a row between host memory and a device.
+    fn row(host: u64, device: u64, to_host: bool) -> [u64; 16] {
+        let (mut from, mut to) = ([0, 0, 1, host, 0, 0, 0], [0, 0, 2, 0, device, 0, 0]);
+        if to_host {
+            (from, to) = (to, from);
+        }
+        let mut copy = [0; 16];
+        copy[..7].copy_from_slice(&from);
+        copy[7..14].copy_from_slice(&to);
+        (copy[14], copy[15]) = (16, 1);
+        copy
+    }
+
+    alone("memory_at_null_is_an_invalid_value", &[], |driver| {
+        let context = driver.start(0);
+        let memory = driver.get("cuMemAlloc_v2", &[4096]);
+        let stream = driver.get("cuStreamCreate", &[1]);
+        let graph = driver.get("cuGraphCreate", &[0]);
+        let mut node = 0u64;
+        let node = at(&mut node);
+        let mut own = [0u64; 64];
+        let own = at(&mut own);
+        for null in [0, 8, 4095] {
+            for (dst, src) in [(null, memory), (memory, null), (null, own), (own, null), (null, null)] {
+                driver.check(&[
+                    ("cuMemcpy", &[dst, src, 16], INVALID_VALUE),
+                    ("cuMemcpyAsync", &[dst, src, 16, stream], INVALID_VALUE),
+                    ("cuMemcpy", &[dst, src, 0], 0),
+                ]);
+                let (mut dsts, mut srcs, mut sizes, mut places) = ([dst], [src], [16u64], [0u64]);
+                let [dsts, srcs, sizes, places] = [&mut dsts, &mut srcs, &mut sizes, &mut places].map(at);
+                let batch = [dsts, srcs, sizes, 1, own, places, 1, stream];
+                driver.check(&[("cuMemcpyBatchAsync_v2", &batch, INVALID_VALUE)]);
+            }
+            driver.check(&[
+                ("cuMemcpyHtoD_v2", &[memory, null, 16], INVALID_VALUE),
+                ("cuMemcpyHtoDAsync_v2", &[memory, null, 16, stream], INVALID_VALUE),
+                ("cuMemcpyDtoH_v2", &[null, memory, 16], INVALID_VALUE),
+                ("cuMemcpyDtoHAsync_v2", &[null, memory, 16, stream], INVALID_VALUE),
+                ("cuMemcpyDtoD_v2", &[null, memory, 16], INVALID_VALUE),
+                ("cuMemsetD8_v2", &[null, 1, 16], INVALID_VALUE),
+                ("cuMemHostRegister_v2", &[null, 4096, 0], INVALID_VALUE),
+            ]);
+            for to_host in [false, true] {
+                // An origin that leads out of the first page makes no memory of it.
+                for origin in [0, 4096] {
+                    let mut two = row(null, memory, to_host);
+                    two[if to_host { 7 } else { 0 }] = origin;
+                    let mut three = [0u64; 25];
+                    let (from, to) = (two[..7].to_vec(), two[7..14].to_vec());
+                    for (start, end) in [(0, from), (11, to)] {
+                        (three[start], three[start + 4]) = (end[0], end[2]);
+                        (three[start + 5], three[start + 6]) = (end[3], end[4]);
+                    }
+                    (three[22], three[23], three[24]) = (16, 1, 1);
+                    let (two, three) = (at(&mut two), at(&mut three));
+                    driver.check(&[
+                        ("cuMemcpy2D_v2", &[two], INVALID_VALUE),
+                        ("cuMemcpy2DUnaligned_v2", &[two], INVALID_VALUE),
+                        ("cuMemcpy2DAsync_v2", &[two, stream], INVALID_VALUE),
+                        ("cuMemcpy3D_v2", &[three], INVALID_VALUE),
+                        ("cuMemcpy3DAsync_v2", &[three, stream], INVALID_VALUE),
+                        ("cuGraphAddMemcpyNode", &[node, graph, 0, 0, three, context], INVALID_VALUE),
+                    ]);
+                }
+            }
+            let (mut attribute, mut place) = (2u32, null);
+            let (attribute, place) = (at(&mut attribute), at(&mut place));
+            driver.check(&[
+                ("cuPointerGetAttribute", &[null, 2, memory], INVALID_VALUE),
+                ("cuPointerGetAttributes", &[1, attribute, place, memory], INVALID_VALUE),
+                ("cuPointerGetAttributes", &[1, null, own, memory], INVALID_VALUE),
+                ("cuPointerGetAttributes", &[1, attribute, null, memory], INVALID_VALUE),
+                ("cuModuleLoadData", &[node, null], INVALID_VALUE),
+                ("cuMemAlloc_v2", &[null, 512], INVALID_VALUE),
+            ]);
+            // The context and the stream still work.
+            driver.check(&[("cuStreamSynchronize", &[stream], 0), ("cuCtxSynchronize", &[], 0)]);
         }
     });
 }

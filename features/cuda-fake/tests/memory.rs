@@ -240,6 +240,44 @@ fn host_memory_is_the_devices_too() {
 }
 
 #[test]
+fn only_mapped_memory_is_registered() {
+    alone("only_mapped_memory_is_registered", &[], |driver| {
+        driver.start(0);
+        let mut own = vec![0u8; 1 << 20];
+        let own = at(own.as_mut_slice());
+        driver.check(&[
+            ("cuMemHostRegister_v2", &[own, 1 << 50, 0], INVALID_VALUE),
+            ("cuMemHostRegister_v2", &[own, 1 << 63, 0], INVALID_VALUE),
+            ("cuMemHostRegister_v2", &[own, u64::MAX, 0], INVALID_VALUE),
+            ("cuMemHostRegister_v2", &[0x100_0000_0000, 4096, 0], INVALID_VALUE),
+            ("cuMemHostRegister_v2", &[own + 1, 1 << 19, 0], 0),
+            ("cuMemHostUnregister", &[own + 1], 0),
+        ]);
+    });
+}
+
+#[test]
+fn the_source_of_a_copy_that_cannot_be_written_is_not_read() {
+    alone("the_source_of_a_copy_that_cannot_be_written_is_not_read", &[], |driver| {
+        driver.start(0);
+        let mut own = [0u32; 4];
+        let own = at(&mut own);
+        for (call, stream) in [("cuMemcpyHtoD_v2", None), ("cuMemcpyHtoDAsync_v2", Some(0))] {
+            let memory = driver.get("cuMemAlloc_v2", &[4096]);
+            // Far beyond the stack that the source is on.
+            let arguments = [memory, own, 200 << 20];
+            let code = driver.call(call, &[&arguments[..], stream.as_slice()].concat());
+            assert!([0, ILLEGAL_ADDRESS].contains(&code), "{call}: {code}");
+            driver.check(&[
+                ("cuCtxSynchronize", &[], ILLEGAL_ADDRESS),
+                ("cuDevicePrimaryCtxReset_v2", &[0], 0),
+                ("cuCtxSynchronize", &[], 0),
+            ]);
+        }
+    });
+}
+
+#[test]
 fn pools_free_in_the_order_of_a_stream() {
     alone("pools_free_in_the_order_of_a_stream", &[], |driver| {
         driver.start(0);

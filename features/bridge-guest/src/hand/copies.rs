@@ -8,9 +8,9 @@ use vm_cuda_api::{FUNCTIONS, names::is_per_thread};
 
 use super::captures::{record, records};
 use super::{is_elsewhere, shared_at, the_form};
-use crate::client::{Client, client};
+use crate::client::{Client, client, locked};
 use crate::forward;
-use crate::sys::caller;
+use crate::sys::{PAGE, caller};
 
 /// Copies of so many bytes never wait in the driver: they are staged.
 const STAGED: usize = 64 << 10;
@@ -57,6 +57,17 @@ fn head(end: End, from: usize, len: usize, stream: usize, host: usize) -> Vec<u8
     payload
 }
 
+/// Rejects null and offsets from null as memory of the program, unless the copy is empty.
+fn check_host(at: usize, len: usize) -> Result<(), u32> {
+    if at < PAGE && len > 0 { Err(code::INVALID_VALUE) } else { Ok(()) }
+}
+
+/// Rejects a range of a device that is longer than the memory that is known there, before the program's memory is touched.
+fn check_device(client: &Client, end: End, len: usize) -> Result<(), u32> {
+    let ends = end.array.is_none() && locked(&client.devices).ends_before(end.at as u64, len as u64);
+    if ends { Err(code::INVALID_VALUE) } else { Ok(()) }
+}
+
 /// Copies to a device; without a stream it has ended when this returns.
 fn to_device(
     number: usize,
@@ -70,6 +81,7 @@ fn to_device(
     }
     let to = to.into();
     let client = client()?;
+    check_host(from, len)?;
     let of = stream.unwrap_or(0);
     if let Some(shared) = shared_at(&client, from, len) {
         let payload = head(to, 0, len, of, shared);
@@ -83,6 +95,7 @@ fn to_device(
     {
         return record(stream, number, &to.copy(from, len, false));
     }
+    check_device(&client, to, len)?;
     for at in (0..len).step_by(CHUNK) {
         let part = CHUNK.min(len - at);
         let (mut payload, mut bytes) = (head(to, at, part, of, 0), caller::bytes(from + at, part));
@@ -116,6 +129,7 @@ fn to_host(
     }
     let from = from.into();
     let client = client()?;
+    check_host(to, len)?;
     let of = stream.unwrap_or(0);
     if let Some(shared) = shared_at(&client, to, len) {
         let payload = head(from, 0, len, of, shared);
@@ -129,6 +143,7 @@ fn to_host(
     {
         return record(stream, number, &from.copy(to, len, true));
     }
+    check_device(&client, from, len)?;
     let parts = caller::bytes_mut(to, len).chunks_mut(CHUNK).enumerate();
     client.ask_many(number, parts.map(|(at, part)| (head(from, at * CHUNK, part.len(), of, 0), part)))
 }
@@ -153,6 +168,7 @@ pub(crate) fn cuMemcpyDtoHAsync_v2(number: usize, words: &[usize]) -> Result<(),
 fn anywhere(number: usize, words: &[usize], stream: Option<usize>) -> Result<(), u32> {
     let (to, from, len) = (words[0], words[1], words[2]);
     let client: Arc<Client> = client()?;
+    [to, from].into_iter().try_for_each(|at| check_host(at, len))?;
     let form = |with: &str, without: &str| the_form(if stream.is_some() { with } else { without }, number);
     match (is_elsewhere(&client, to), is_elsewhere(&client, from)) {
         (true, true) => {

@@ -7,7 +7,7 @@ use vm_bridge::wire::{WINDOW, code};
 use super::{current_device, share_mapped, unshare};
 use crate::client::{Client, Registered, client, locked};
 use crate::known::Memory;
-use crate::sys::{caller, window};
+use crate::sys::{PAGE, caller, there, window};
 use crate::{current, forward};
 
 /// Is it an address of a device?
@@ -32,12 +32,11 @@ pub(crate) fn cuMemHostRegister_v2(_: usize, words: &[usize]) -> Result<(), u32>
     const ALREADY: u32 = 712;
     let (client, at, len, flags) = (client()?, words[0] as u64, words[1] as u64, words[2] as u32);
     let end = at.checked_add(len).ok_or(code::INVALID_VALUE)?;
-    if at == 0 || len == 0 || flags & !0xf != 0 {
+    if at < PAGE as u64 || len == 0 || flags & !0xf != 0 {
         return Err(code::INVALID_VALUE);
     }
     current_device()?;
-    let last = end as usize - 1;
-    if !window::is_mapped(words[0]) || !window::is_mapped(last) {
+    if !there::is_mapped(words[0], words[1]) {
         return Err(code::INVALID_VALUE);
     }
     let context = current::get();

@@ -105,7 +105,7 @@ pub(crate) fn load_module(to: usize, image: usize, options: [usize; 3]) -> Resul
     if to == 0 {
         return Err(code::INVALID_VALUE);
     }
-    let image = caller::image(image).ok_or(code::INVALID_VALUE)?;
+    let image = caller::image(image)?;
     caller::write(to, load(the("cuModuleLoadDataEx")?, image, options)?);
     Ok(())
 }
@@ -157,7 +157,7 @@ pub(crate) fn cuLibraryLoadData(number: usize, words: &[usize]) -> Result<(), u3
     if to == 0 {
         return Err(code::INVALID_VALUE);
     }
-    let image = caller::image(image).ok_or(code::INVALID_VALUE)?;
+    let image = caller::image(image)?;
     caller::write(to, load(number, image, [count, kinds, values])?);
     Ok(())
 }

@@ -5,8 +5,8 @@ use vm_bridge::wire::{CHUNK, code, put};
 
 use super::captures::{record, records};
 use super::{is_elsewhere, shared_at};
-use crate::client::client;
-use crate::sys::caller;
+use crate::client::{client, locked};
+use crate::sys::{PAGE, caller};
 
 fn copy(number: usize, form: Form, words: &[usize]) -> Result<(), u32> {
     let client = client()?;
@@ -21,7 +21,13 @@ fn copy(number: usize, form: Form, words: &[usize]) -> Result<(), u32> {
     }
     let mut packed = [false; 2];
     for (at, end) in form.ends().into_iter().enumerate() {
-        if copy[end.kind] as u32 as u64 == UNIFIED {
+        let kind = copy[end.kind] as u32 as u64;
+        let is_null = (kind == HOST && copy[end.host] < PAGE as u64)
+            || ([DEVICE, UNIFIED].contains(&kind) && copy[end.device] < PAGE as u64);
+        if is_null {
+            return Err(code::INVALID_VALUE);
+        }
+        if kind == UNIFIED {
             let device = is_elsewhere(&client, copy[end.device] as usize);
             copy[end.kind] = if device { DEVICE } else { HOST };
             copy[end.host] = copy[end.device];
@@ -53,6 +59,14 @@ fn copy(number: usize, form: Form, words: &[usize]) -> Result<(), u32> {
         && records(stream, number)?
     {
         return record(stream, number, &form.to_three(&copy));
+    }
+    // Before the program's memory is touched.
+    for (at, end) in form.ends().into_iter().enumerate() {
+        let extent = form.extent(&copy, at == 1).ok_or(code::INVALID_VALUE)?;
+        let is_device = copy[end.kind] as u32 as u64 == DEVICE;
+        if is_device && locked(&client.devices).ends_before(copy[end.device], extent) {
+            return Err(code::INVALID_VALUE);
+        }
     }
     parts(form, &copy, packed, stream.is_none(), &send)
 }

@@ -3,7 +3,10 @@
 
 use std::ffi::{CStr, c_char};
 
-use vm_bridge::wire::image::{self, HEAD, Shape};
+use vm_bridge::wire::image::{self, FAT_HEAD, HEAD, Shape};
+use vm_bridge::wire::{IMAGE, code};
+
+use super::{PAGE, there};
 
 /// So many bytes of the caller's.
 pub(crate) fn bytes<'a>(at: usize, len: usize) -> &'a [u8] {
@@ -69,20 +72,50 @@ pub(crate) fn text<'a>(at: usize) -> Option<&'a [u8]> {
     Some(unsafe { CStr::from_ptr(at as *const c_char) }.to_bytes_with_nul())
 }
 
-/// The image at an address: as much of it as it says.
-pub(crate) fn image<'a>(at: usize) -> Option<&'a [u8]> {
+/// Returns the image at an address, with the length that its header gives.
+///
+/// # Errors
+/// `INVALID_VALUE` for null, and `INVALID_IMAGE` if the image cannot be read or is longer than [`IMAGE`].
+pub(crate) fn image<'a>(at: usize) -> Result<&'a [u8], u32> {
     const DATA: usize = 8;
-    let magic = *bytes(at, 4).first_chunk()?;
-    match image::shape(magic) {
-        Shape::Text => text(at),
-        Shape::Wrapper => {
-            let inner = word(at + DATA) as usize;
-            let magic = *bytes(inner, 4).first_chunk()?;
-            if image::shape(magic) == Shape::Wrapper { None } else { image(inner) }
+    if at < PAGE {
+        return Err(code::INVALID_VALUE);
+    }
+    let inner = match shape(at) {
+        Some(Shape::Wrapper) => readable(at, DATA + 8).map(|_| word(at + DATA) as usize),
+        _ => Some(at),
+    };
+    inner.and_then(bare_image).ok_or(code::INVALID_IMAGE)
+}
+
+/// Returns `len` bytes of the caller's if all can be read and an image may have so many.
+fn readable<'a>(at: usize, len: usize) -> Option<&'a [u8]> {
+    (len <= IMAGE && there::can_be_read(at, len)).then(|| bytes(at, len))
+}
+
+fn shape(at: usize) -> Option<Shape> {
+    Some(image::shape(*readable(at, 4)?.first_chunk()?))
+}
+
+/// The image at an address where no wrapper is.
+fn bare_image<'a>(at: usize) -> Option<&'a [u8]> {
+    match shape(at)? {
+        Shape::Wrapper => None,
+        Shape::Text => {
+            let mut len = 0;
+            loop {
+                let part = PAGE - (at + len) % PAGE;
+                let end = readable(at + len, part)?.iter().position(|byte| *byte == 0);
+                len += end.map_or(part, |end| end + 1);
+                if end.is_some() || len > IMAGE {
+                    return readable(at, len);
+                }
+            }
         }
-        Shape::Fat | Shape::Elf => {
-            let looked = image::looked_at(bytes(at, HEAD).first_chunk()?)?;
-            Some(bytes(at, image::len(bytes(at, looked))?))
+        of @ (Shape::Fat | Shape::Elf) => {
+            let head = if of == Shape::Fat { FAT_HEAD } else { HEAD };
+            let looked = image::looked_at(readable(at, head)?)?;
+            readable(at, image::len(readable(at, looked)?)?)
         }
     }
 }

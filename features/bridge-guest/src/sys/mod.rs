@@ -12,3 +12,4 @@ pub(crate) mod there;
 pub(crate) mod window;
 
 pub(crate) use export::symbols;
+pub(crate) use there::PAGE;

@@ -201,7 +201,7 @@ fn image(parts: &mut Parts<'_>) -> Result<Image, Refused> {
     let mut image = parts.lane.image.take();
     let bytes = &mut image.bytes;
     if bytes.is_empty() || crate::wire::image::len(bytes).is_none_or(|len| len > bytes.len()) {
-        return Err(code::INVALID_VALUE.into());
+        return Err(code::INVALID_IMAGE.into());
     }
     // A text may be read a little beyond its end.
     bytes.extend_from_slice(&[0; 16]);

@@ -6,6 +6,8 @@ const FAT: u32 = 0xba55ed50;
 const ELF: u32 = u32::from_le_bytes(*b"\x7fELF");
 /// Bytes of the head of an image that its length is in.
 pub const HEAD: usize = 64;
+/// Bytes of a fat binary's header, at least.
+pub const FAT_HEAD: usize = 16;
 
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
@@ -45,9 +47,9 @@ pub fn shape(magic: [u8; 4]) -> Shape {
 
 /// How many bytes of an image must be looked at to know its length: of machine code those up to the end of its headers.
 #[must_use]
-pub fn looked_at(head: &[u8; HEAD]) -> Option<usize> {
-    match shape([head[0], head[1], head[2], head[3]]) {
-        Shape::Fat => Some(HEAD),
+pub fn looked_at(head: &[u8]) -> Option<usize> {
+    match shape(number(head, 0)?) {
+        Shape::Fat => Some(FAT_HEAD),
         Shape::Elf => Some(elf_headers(head)?.max(HEAD)),
         Shape::Wrapper | Shape::Text => None,
     }
@@ -66,7 +68,7 @@ fn elf_headers(bytes: &[u8]) -> Option<usize> {
 pub fn len(bytes: &[u8]) -> Option<usize> {
     match shape(number(bytes, 0).unwrap_or_default()) {
         Shape::Wrapper => None,
-        Shape::Fat => half(bytes, 6)?.checked_add(long(bytes, 8)?),
+        Shape::Fat => half(bytes, 6).filter(|header| *header >= FAT_HEAD)?.checked_add(long(bytes, 8)?),
         Shape::Elf => {
             const NO_BITS: u32 = 8;
             let (from, size, count) = (long(bytes, 40)?, half(bytes, 58)?, half(bytes, 60)?);
@@ -91,6 +93,7 @@ mod tests {
         let fat = |size: u64| [&FAT.to_le_bytes()[..], &[1, 0, 16, 0], &size.to_le_bytes()].concat();
         assert_eq!(len(&fat(100)), Some(116));
         assert_eq!(len(&fat(u64::MAX)), None);
+        assert_eq!(len(&[&FAT.to_le_bytes()[..], &[1, 0, 15, 0], &100u64.to_le_bytes()].concat()), None);
         assert_eq!(len(b".version 8.0\0rest"), Some(13));
         assert_eq!(len(b".version 8.0"), None);
         let mut elf = [0u8; 256];

@@ -42,6 +42,8 @@ pub mod code {
     pub const UNAVAILABLE: u32 = 46;
     /// `CUDA_ERROR_NO_DEVICE`.
     pub const NO_DEVICE: u32 = 100;
+    /// `CUDA_ERROR_INVALID_IMAGE`.
+    pub const INVALID_IMAGE: u32 = 200;
     /// `CUDA_ERROR_INVALID_CONTEXT`.
     pub const INVALID_CONTEXT: u32 = 201;
     /// `CUDA_ERROR_FILE_NOT_FOUND`.

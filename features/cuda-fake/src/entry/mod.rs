@@ -38,9 +38,16 @@ fn give<T>(out: Out<T>, value: impl FnOnce() -> Result<T>) -> Result {
     Ok(())
 }
 
-/// An argument as the trace has it.
+/// An argument of a function.
 trait Argument {
+    /// The argument as the trace prints it.
     fn show(&self) -> String;
+
+    /// Returns false for a result's place that is an offset from null. Each function checks for null itself, which some may be. Other
+    /// pointers are checked where they are read: that to an empty list may be any.
+    fn is_valid(&self) -> bool {
+        true
+    }
 }
 
 macro_rules! arguments {
@@ -70,6 +77,10 @@ impl<T> Argument for *mut T {
 impl<T> Argument for Option<&mut MaybeUninit<T>> {
     fn show(&self) -> String {
         self.as_ref().map_or("0x0".to_owned(), |out| format!("{:p}", out.as_ptr()))
+    }
+
+    fn is_valid(&self) -> bool {
+        self.as_ref().is_none_or(|out| crate::sys::is_address(out.as_ptr()))
     }
 }
 
@@ -125,7 +136,13 @@ macro_rules! export {
             };
             let arguments = || shown.iter().map(|(name, value)| format!(" {name}={value}")).collect();
             $(let $default: u64 = $value;)?
-            $crate::entry::call(stringify!($name), arguments, move || -> $crate::error::Result { $body })
+            let are_valid = true $(&& $crate::entry::Argument::is_valid(&$argument))*;
+            $crate::entry::call(stringify!($name), arguments, move || -> $crate::error::Result {
+                if !are_valid {
+                    return Err($crate::error::Error::InvalidValue);
+                }
+                $body
+            })
         }
     };
 }

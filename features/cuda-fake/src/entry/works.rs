@@ -4,7 +4,7 @@ use super::{Out, Unused, api, give, put, read, stream};
 use crate::{
     error::{Error, Result},
     ffi::Launch,
-    library, link,
+    image, library, link,
     module::{self, Refusal, Request},
     occupancy,
     sys::{self, SharedOf},
@@ -75,17 +75,17 @@ fn put_all(at: *mut u64, count: u32, handles: &[u64]) -> Result {
 }
 
 api! {
-    2000 fn cuModuleLoad(hModule: Out<u64>, path: *const c_char) { give(hModule, || module::load_file(path)) }
-    2000 fn cuModuleLoadData(hModule: Out<u64>, image: *const c_char) {
-        give(hModule, || Ok(module::load(image)?))
+    2000 fn cuModuleLoad(hModule: Out<u64>, path: *const c_char) { give(hModule, || Ok(module::load(|| module::file(path))?)) }
+    2000 fn cuModuleLoadData(hModule: Out<u64>, image: u64) {
+        give(hModule, || Ok(module::load(|| image::at(image))?))
     }
     2010 fn cuModuleLoadDataEx(
-        hModule: Out<u64>, image: *const c_char, count: u32, options: *const i32, values: *const *const c_void
+        hModule: Out<u64>, image: u64, count: u32, options: *const i32, values: *const *const c_void
     ) {
-        give(hModule, || logged(module::load(image), count, options, values))
+        give(hModule, || logged(module::load(|| image::at(image)), count, options, values))
     }
-    2000 fn cuModuleLoadFatBinary(hModule: Out<u64>, image: *const c_char) {
-        give(hModule, || Ok(module::load(image)?))
+    2000 fn cuModuleLoadFatBinary(hModule: Out<u64>, image: u64) {
+        give(hModule, || Ok(module::load(|| image::at(image))?))
     }
     2000 fn cuModuleUnload(hModule: u64) { module::unload(hModule) }
     11070 fn cuModuleGetLoadingMode(mode: Out<i32>) { give(mode, || Ok(1)) }
@@ -132,11 +132,11 @@ api! {
         Ok(())
     }
     12000 fn cuLibraryLoadData(
-        library: Out<u64>, image: *const c_char, options: *const i32, values: *const *const c_void, count: u32,
+        library: Out<u64>, image: u64, options: *const i32, values: *const *const c_void, count: u32,
         kinds: Unused, more: Unused, many: u32
     ) {
         let _ = (kinds, more, many);
-        give(library, || logged(library::load(image), count, options, values))
+        give(library, || logged(image::at(image).map_err(Refusal::from).and_then(library::load), count, options, values))
     }
     12000 fn cuLibraryLoadFromFile(
         library: Out<u64>, path: *const c_char, options: *const i32, values: *const *const c_void, count: u32,
@@ -144,7 +144,7 @@ api! {
     ) {
         let _ = (kinds, more, many);
         let image = module::file(path)?;
-        give(library, || logged(library::load(image.as_ptr().cast()), count, options, values))
+        give(library, || logged(library::load(image), count, options, values))
     }
     12000 fn cuLibraryGetGlobal(dptr: Out<u64>, bytes: Out<usize>, library: u64, name: *const c_char) {
         let (at, size) = module::global(library::module(library)?, name)?;

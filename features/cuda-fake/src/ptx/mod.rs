@@ -73,7 +73,10 @@ pub(crate) fn read(image: &[u8]) -> Result<Arc<dyn module::Program>, Refusal> {
         return Err(Error::InvalidImage.into());
     }
     // Where all of a fat binary's PTX is for newer devices, the oldest of it: there is no code of this one's that would be run instead.
-    let oldest = image::entries(image).ok().and_then(|all| all.iter().map(|entry| entry.architecture).min());
+    let entries = if crate::image::is_fat(image) { image::entries(image) } else { Ok(Vec::new()) };
+    let entries =
+        entries.map_err(|error| Refusal { error: Error::InvalidImage, reason: error.to_string() })?;
+    let oldest = entries.iter().map(|entry| entry.architecture).min();
     let architecture = oldest.map_or(ARCHITECTURE, |oldest| oldest.max(ARCHITECTURE));
     let parsed = image::ptx(image, architecture).and_then(|text| Module::parse(&text));
     match parsed {
