@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use rustix::fs::{FlockOperation, flock};
 use vm_bridge::recording::Recording;
 
 use crate::process::{Running, beside, until};
@@ -41,8 +42,12 @@ impl Place {
 
     fn serve(&self, mut command: Command) -> Running {
         let log = fs::File::create(self.path("log")).expect("a log");
-        let server = Running(command.stderr(log).spawn().expect("vm-service"));
-        until("the server listens", || self.log().contains("CUDA programs are served"));
+        let mut server = Running(command.stderr(log).spawn().expect("vm-service"));
+        until("the server listens", || {
+            let ended = server.0.try_wait().expect("its status");
+            assert!(ended.is_none(), "the server ended: {}", self.log());
+            self.log().contains("CUDA programs are served")
+        });
         server
     }
 
@@ -204,6 +209,20 @@ fn only_a_stale_socket_is_replaced() {
     let output = place.command(&driver).output().expect("vm-service");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("another process listens there; "), "{said}");
+    assert!(place.run("add", "").status.success());
+}
+
+/// Who may read a directory can lock it by flock(2).
+#[test]
+fn a_lock_of_the_sockets_directory_holds_up_no_server() {
+    let place = Place::new();
+    let directory = fs::File::open(place.path("")).expect("the directory");
+    flock(&directory, FlockOperation::NonBlockingLockShared).expect("locked");
+    let driver = beside("libvm_cuda_fake.so");
+    drop(place.serve(place.command(&driver)));
+    // The next server replaces a stale socket.
+    assert!(place.path("socket").exists());
+    let _server = place.serve(place.command(&driver));
     assert!(place.run("add", "").status.success());
 }
 
