@@ -103,6 +103,9 @@ pub(crate) enum BridgeError {
         /// Why not.
         source: io::Error,
     },
+    /// A worker can't record.
+    #[error("cannot record the program: {0}")]
+    Recorder(io::Error),
     /// The recording can't be read.
     #[error("the recording {path} can't be read: {source}")]
     Read {
