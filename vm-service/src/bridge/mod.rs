@@ -106,6 +106,9 @@ pub(crate) enum BridgeError {
     /// A worker can't record.
     #[error("cannot record the program: {0}")]
     Recorder(io::Error),
+    /// It has no calls.
+    #[error("the recording {0} has no calls; record the program again by `vm-service bridge serve --record`")]
+    NoCalls(PathBuf),
     /// The recording can't be read.
     #[error("the recording {path} can't be read: {source}")]
     Read {

@@ -5,8 +5,8 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use rustix::fs::{FlockOperation, flock};
-use vm_bridge::recording::Recording;
+use rustix::fs::{CWD, FileType, FlockOperation, flock, mknodat};
+use vm_bridge::recording::{MAGIC, Recording};
 
 use crate::process::{Running, beside, until};
 
@@ -393,4 +393,28 @@ fn a_link_in_the_place_of_a_recording_is_not_followed() {
     assert!(!target.exists());
     let next = folder.join(format!("{}-1", server.0.id()));
     Recording::read(&fs::read(next).expect("a file")).expect("a recording under the next name");
+}
+
+#[test]
+fn only_a_regular_file_with_calls_is_replayed() {
+    let place = Place::new();
+    let replay = |path: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+        command.args(["--log-dir", "", "bridge", "replay"]).arg(path);
+        command.args(["--deadline", "1s", "--driver"]).arg(beside("libvm_cuda_fake.so"));
+        let output = command.output().expect("vm-service");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{said}");
+        said
+    };
+    let empty = place.path("empty");
+    fs::write(&empty, MAGIC).expect("written");
+    let said = replay(&empty);
+    assert!(said.contains("has no calls"), "{said}");
+    let said = replay(Path::new("/dev/zero"));
+    assert!(said.contains("not a regular file"), "{said}");
+    let fifo = place.path("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+    let said = replay(&fifo);
+    assert!(said.contains("not a regular file"), "{said}");
 }
