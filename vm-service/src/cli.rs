@@ -171,11 +171,8 @@ pub(crate) enum Command {
         /// The worker's place in that
         #[arg(long, hide = true, requires = "memory")]
         slot: Option<usize>,
-        /// Where the program is recorded
-        #[arg(long, hide = true, requires = "record_limit")]
-        record: Option<PathBuf>,
-        /// The most bytes of that
-        #[arg(long, hide = true, requires = "record")]
+        /// The most bytes of the program's recording, if there is one
+        #[arg(long, hide = true)]
         record_limit: Option<u64>,
         /// How long its work on the device may make no progress, in microseconds
         #[arg(long, hide = true)]
@@ -490,7 +487,6 @@ fn execute(
             slot,
             deadline,
             time_slice,
-            record,
             host_memory,
             record_limit,
         } => {
@@ -502,8 +498,7 @@ fn execute(
                 time_slice: time_slice.map(Duration::from_micros),
             };
             let is_probe = probe.is_some();
-            let record = record.as_deref().zip(*record_limit);
-            crate::bridge::worker_main(driver, unconfined, is_probe, share, &limits, record)
+            crate::bridge::worker_main(driver, unconfined, is_probe, share, &limits, *record_limit)
                 .map_err(Failure::failed)
         }
         Command::Completions { .. } if context.json => {

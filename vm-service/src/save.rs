@@ -1,7 +1,7 @@
 //! Files that the operator has written, in folders that may be another user's.
 //!
 //! Whoever owns the folder can put a link at any name in it at any time, and the operator is often root. So a link is
-//! followed only if root or the operator made it, a new file is made under a name that nobody knows before, and between
+//! followed only if root or the operator made it, and a FIFO written to; a new file is made under a name that nobody knows before, and between
 //! two looks at the folder it is held open.
 
 use std::ffi::OsString;
@@ -39,12 +39,31 @@ pub(crate) fn open(path: &Path, flags: OFlags) -> io::Result<File> {
         Place::Named(path) => (path, flags | OFlags::NOFOLLOW),
         Place::Descriptor(path) => (path, flags),
     };
-    Ok(openat(CWD, path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o666))?.into())
+    let file = File::from(openat(CWD, &path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o666))?);
+    // Another one may have taken its place.
+    if flags.contains(OFlags::NOFOLLOW) {
+        check_node(&path, &fstat(&file)?)?;
+    }
+    Ok(file)
+}
+
+/// Checks that a link or a FIFO, which any user can make, is root's or the operator's.
+fn check_node(path: &Path, data: &rustix::fs::Stat) -> io::Result<()> {
+    let what = match FileType::from_raw_mode(data.st_mode) {
+        FileType::Symlink => "link",
+        FileType::Fifo => "FIFO",
+        _ => return Ok(()),
+    };
+    if data.st_uid == 0 || data.st_uid == geteuid().as_raw() {
+        return Ok(());
+    }
+    let what = format!("{} is a {what} that the user {} made; remove it", path.display(), data.st_uid);
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
 }
 
 /// Has `write` write a file that takes the place of what is at `path`, so that whoever looks sees all of it or none, also
-/// after a crash. A device or a pipe is written to, of which a FIFO's reader has some seconds to come and to read on; of a link, its place
-/// is taken.
+/// after a crash. A device or a pipe is written to, of which a FIFO's reader has some seconds to come and to read on. The file takes the place of a
+/// link, and of another user's FIFO.
 ///
 /// # Errors
 /// The Linux kernel's, and `write`'s; what was there is as it was then.
@@ -128,7 +147,11 @@ fn fifo(path: &Path) -> io::Result<Stream> {
         match openat(CWD, path, flags, Mode::empty()) {
             Err(Errno::NXIO) if Instant::now() < until => std::thread::sleep(LOOK),
             Err(Errno::NXIO) => return Err(nobody_reads("nobody opened the FIFO to read it")),
-            there => return Ok(Stream::Fifo(there?.into())),
+            there => {
+                let there = File::from(there?);
+                check_node(path, &fstat(&there)?)?;
+                return Ok(Stream::Fifo(there));
+            }
         }
     }
 }
@@ -188,15 +211,13 @@ fn follow(path: &Path) -> io::Result<Place> {
             node => node?,
         };
         let data = fstat(&node)?;
-        if FileType::from_raw_mode(data.st_mode) != FileType::Symlink {
-            return Ok(Place::Named(path));
-        }
-        if fstatfs(&node)?.f_type == PROC_SUPER_MAGIC {
+        let is_link = FileType::from_raw_mode(data.st_mode) == FileType::Symlink;
+        if is_link && fstatfs(&node)?.f_type == PROC_SUPER_MAGIC {
             return Ok(Place::Descriptor(path));
         }
-        if data.st_uid != 0 && data.st_uid != geteuid().as_raw() {
-            let what = format!("{} is a link that the user {} made; remove it", path.display(), data.st_uid);
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+        check_node(&path, &data)?;
+        if !is_link {
+            return Ok(Place::Named(path));
         }
         let target = OsString::from_vec(readlinkat(&node, "", Vec::new())?.into_bytes());
         path = path.parent().unwrap_or(Path::new("")).join(target);
@@ -287,6 +308,17 @@ mod tests {
         }
         assert_eq!(fs::read(path("aim")).unwrap(), b"root's");
         assert!(!path("absent").exists());
+        // A FIFO of another user is not written to either.
+        let fifo = path("fifo");
+        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, 0o666.into(), 0).unwrap();
+        lchown(&fifo, Some(12345), Some(12345)).unwrap();
+        let mut reader =
+            File::from(openat(CWD, &fifo, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap());
+        let error = open(&fifo, OFlags::WRONLY | OFlags::NONBLOCK).unwrap_err();
+        assert!(error.to_string().contains("is a FIFO that the user 12345 made"), "{error}");
+        save(&fifo).unwrap();
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        assert!(fifo.symlink_metadata().unwrap().is_file());
         // Root's own link is followed.
         symlink("aim", path("link")).unwrap();
         drop(open(&path("link"), OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC).unwrap());

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::control::{in_folder, reach};
-use crate::flock::{folder_of, lock_folder_of};
+use crate::flock::{PathLock, folder_of};
 
 /// A path on which nothing can listen.
 #[derive(Debug, Error)]
@@ -56,28 +56,37 @@ pub(crate) fn listen(path: &Path, mode: Option<u32>) -> Result<UnixListener, Lis
 fn make(path: &Path, mode: Option<u32>) -> Result<UnixListener, Cause> {
     let name = path.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| io::Error::other("its path has no name"))?;
-    // Under the lock only one of several processes replaces a stale socket.
-    let (folder, _locked) = (folder_of(path), lock_folder_of(path)?);
-    match path.symlink_metadata() {
-        Ok(there) if there.file_type().is_socket() => {
-            match reach(folder, name) {
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-                _ => return Err(Cause::Listened),
-            }
-            fs::remove_file(path)?;
-        }
-        Ok(there) => return Err(Cause::Other(kind(there.file_type()))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error.into()),
+    // Only the holder of the lock removes a stale socket: another process may have put a live one there since it was found stale.
+    let lock = is_stale(path, name)?.then(|| PathLock::take(path)).transpose()?;
+    if lock.is_some() && is_stale(path, name)? {
+        fs::remove_file(path)?;
     }
     // The path appears only after `listen` and with its final permissions, so a client that polls for it can connect.
-    Ok(in_folder(folder, name, |path| {
+    let listening = in_folder(folder_of(path), name, |path| {
         let prepared = tempfile::Builder::new().make_in(folder_of(&path), |path| UnixListener::bind(path))?;
         if let Some(mode) = mode {
             fs::set_permissions(prepared.path(), fs::Permissions::from_mode(mode))?;
         }
         Ok(prepared.persist_noclobber(&path)?)
-    })?)
+    });
+    match listening {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(Cause::Listened),
+        listening => Ok(listening?),
+    }
+}
+
+/// Whether a path is a socket on which nobody listens; not when it is free.
+fn is_stale(path: &Path, name: &str) -> Result<bool, Cause> {
+    match path.symlink_metadata() {
+        Ok(there) if there.file_type().is_socket() => match reach(folder_of(path), name) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            _ => Err(Cause::Listened),
+        },
+        Ok(there) => Err(Cause::Other(kind(there.file_type()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn kind(of: FileType) -> &'static str {
@@ -134,6 +143,25 @@ mod tests {
         symlink(path("socket"), path("to-socket")).expect("a link");
         drop(first);
         refused("to-socket", "a symbolic link is there");
+        // Whoever may read the directory can lock it.
+        let directory = fs::File::open(folder.path()).expect("the directory");
+        rustix::fs::flock(&directory, rustix::fs::FlockOperation::NonBlockingLockShared).expect("locked");
         listen(&path("socket"), None).expect("in the place of a stale one");
+        assert!(!path(".socket.lock").exists());
+    }
+
+    #[test]
+    fn one_of_many_that_replace_a_stale_socket_listens() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = &folder.path().join("socket");
+        for _ in 0..100 {
+            drop(listen(path, None).expect("a socket"));
+            let listeners: Vec<_> = std::thread::scope(|scope| {
+                let racers = [(); 3].map(|()| scope.spawn(|| listen(path, None)));
+                racers.into_iter().flat_map(|racer| racer.join().expect("no panic")).collect()
+            });
+            assert_eq!(listeners.len(), 1);
+            UnixStream::connect(path).expect("the one that listens is at the path");
+        }
     }
 }

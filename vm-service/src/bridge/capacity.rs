@@ -89,6 +89,8 @@ impl Amount {
     pub(super) const SESSION: Self = Self { programs: 1, files: SESSION_FILES };
     /// A TLS connection.
     pub(super) const TLS: Self = Self { programs: 0, files: TLS_FILES };
+    /// A recording: its file and the server's end of its socket, and the worker's end while that starts.
+    pub(super) const RECORDING: Self = Self { programs: 0, files: 3 };
     /// A file that a program exports.
     pub(super) const FILE: Self = Self { programs: 0, files: 1 };
 }

@@ -168,6 +168,17 @@ pub(super) fn given(
     Ok((pot, slice))
 }
 
+/// The socket to which a worker writes its recording, which its server gives after those files.
+///
+/// # Errors
+/// When it does not come.
+pub(super) fn given_recording(mut server: &UnixStream) -> io::Result<File> {
+    let (_, files) = orders::receive(server)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let file = files.into_iter().flatten().next().ok_or(io::ErrorKind::UnexpectedEof)?;
+    server.write_all(&0u64.to_ne_bytes())?;
+    Ok(file.into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

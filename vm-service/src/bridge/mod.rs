@@ -103,6 +103,12 @@ pub(crate) enum BridgeError {
         /// Why not.
         source: io::Error,
     },
+    /// A worker can't record.
+    #[error("cannot record the program: {0}")]
+    Recorder(io::Error),
+    /// It has no calls.
+    #[error("the recording {0} has no calls; record the program again by `vm-service bridge serve --record`")]
+    NoCalls(PathBuf),
     /// The recording can't be read.
     #[error("the recording {path} can't be read: {source}")]
     Read {

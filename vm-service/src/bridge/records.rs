@@ -1,12 +1,23 @@
 //! The directory of recordings. It limits each recording, and the bytes of all files together.
+//!
+//! The server creates and writes the files, in the directory that it checked when it started. A worker, which its program may have taken over, only
+//! sends its recording over a socket.
 
-use std::fs::DirBuilder;
-use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read as _};
+use std::net::Shutdown;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, statat};
+use rustix::io::Errno;
+use vm_passthrough::ledger::check_trusted;
+
 use super::BridgeError;
+use super::capacity::Reserved;
 
 /// The least size that a file counts with: a block.
 const BLOCK: u64 = 4096;
@@ -25,7 +36,8 @@ pub(crate) struct RecordOptions {
 /// The open directory. An unfinished recording counts with its limit.
 #[derive(Debug)]
 pub(super) struct Records {
-    folder: PathBuf,
+    path: PathBuf,
+    folder: File,
     limit: u64,
     state: Arc<Mutex<State>>,
 }
@@ -36,15 +48,27 @@ struct State {
     left: u64,
 }
 
-/// The reservation of one recording.
+/// The file of one recording, with its reservation.
 #[derive(Debug)]
-pub(super) struct Record {
-    /// Its file.
-    pub(super) path: PathBuf,
+struct Record {
+    file: File,
     /// The most bytes that it may have.
-    pub(super) limit: u64,
+    limit: u64,
     state: Arc<Mutex<State>>,
 }
+
+/// A recording that a thread writes while its worker runs.
+#[derive(Debug)]
+pub(super) struct Recording {
+    /// The most bytes that it may have.
+    pub(super) limit: u64,
+    ours: Arc<UnixStream>,
+    theirs: OwnedFd,
+}
+
+/// Ends a recording when it is dropped, whoever may have its worker's end by then.
+#[derive(Debug)]
+pub(super) struct End(Arc<UnixStream>);
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -54,67 +78,164 @@ impl Records {
     /// Opens the directory, and creates a missing one.
     ///
     /// # Errors
-    /// When that fails, or other users may write to it.
+    /// When that fails, it belongs to another user, others may write to it, or its name is a link.
     pub(super) fn open(options: &RecordOptions) -> Result<Self, BridgeError> {
-        let RecordOptions { folder, limit, total } = options;
+        let RecordOptions { folder: path, limit, total } = options;
         let opened = || {
-            match DirBuilder::new().mode(0o700).create(folder) {
+            match DirBuilder::new().mode(0o700).create(path) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 _ => {}
             }
-            // Workers have another working directory.
-            let folder = folder.canonicalize()?;
-            if folder.metadata()?.mode() & 0o022 != 0 {
-                return Err(io::Error::other("other users may write to it"));
-            }
+            let folder = open(path)?;
             let mut used = 0u64;
-            for entry in folder.read_dir()? {
-                used = used.saturating_add(size(&entry?.path()));
+            for entry in Dir::read_from(&folder)? {
+                let entry = entry?;
+                if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                    let data = statat(&folder, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW);
+                    used = used.saturating_add(data.map_or(0, |data| size(data.st_size.unsigned_abs())));
+                }
             }
             let state = State { count: 0, left: total.saturating_sub(used) };
-            Ok(Self { folder, limit: *limit, state: Arc::new(Mutex::new(state)) })
+            Ok(Self { path: path.clone(), folder, limit: *limit, state: Arc::new(Mutex::new(state)) })
         };
-        opened().map_err(|source| BridgeError::Record { path: folder.clone(), source })
+        opened().map_err(|source| BridgeError::Record { path: path.clone(), source })
     }
 
-    /// Reserves room for a recording; `None` when the directory is full.
-    pub(super) fn take(&self) -> Option<Record> {
-        let mut state = lock(&self.state);
-        let limit = self.limit.min(state.left);
-        if limit < BLOCK {
-            tracing::warn!(
-                "a CUDA program is not recorded: {} is full; raise --record-total, or remove recordings and start the \
-                 server again",
-                self.folder.display()
-            );
-            return None;
+    /// Begins the recording of a worker, in descriptors that are `reserved`. Logs why there is none.
+    pub(super) fn begin(&self, reserved: Option<Reserved>) -> Option<Recording> {
+        let record = match self.take() {
+            Ok(Some(record)) => record,
+            Ok(None) => {
+                tracing::warn!(
+                    "a CUDA program is not recorded: {} is full; raise --record-total, or remove recordings and start the \
+                     server again",
+                    self.path.display()
+                );
+                return None;
+            }
+            Err(error) => {
+                tracing::warn!(
+                    "a CUDA program is not recorded: cannot record into {}: {error}",
+                    self.path.display()
+                );
+                return None;
+            }
+        };
+        let limit = record.limit;
+        let begun = UnixStream::pair().and_then(|(ours, theirs)| {
+            // Nothing goes to the worker.
+            ours.shutdown(Shutdown::Write)?;
+            let ours = Arc::new(ours);
+            let from = ours.clone();
+            let write = move || {
+                if let Err(error) = record.write(&from) {
+                    tracing::warn!(%error, "the recording of a CUDA program ends");
+                }
+                // The worker need not send what is not written.
+                let _ = from.shutdown(Shutdown::Read);
+                drop((record, reserved));
+            };
+            std::thread::Builder::new().name("recording".into()).spawn(write)?;
+            Ok(Recording { limit, ours, theirs: theirs.into() })
+        });
+        begun
+            .inspect_err(|error| {
+                tracing::warn!("a CUDA program is not recorded: {error}; see `ulimit -n` and `ulimit -u`")
+            })
+            .ok()
+    }
+
+    /// Creates the file of a recording; `None` when the directory is full.
+    fn take(&self) -> io::Result<Option<Record>> {
+        let limit = {
+            let mut state = lock(&self.state);
+            let limit = self.limit.min(state.left);
+            if limit < BLOCK {
+                return Ok(None);
+            }
+            state.left -= limit;
+            limit
+        };
+        let file = self.create().inspect_err(|_| lock(&self.state).left += limit)?;
+        Ok(Some(Record { file, limit, state: self.state.clone() }))
+    }
+
+    /// Creates a file of a new name: an earlier process of this number may have left some.
+    fn create(&self) -> io::Result<File> {
+        // It may hold a program's secrets.
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        loop {
+            let number = {
+                let mut state = lock(&self.state);
+                state.count += 1;
+                state.count - 1
+            };
+            let name = format!("{}-{number}", std::process::id());
+            match openat(&self.folder, name, flags, Mode::RUSR | Mode::WUSR) {
+                Err(Errno::EXIST) => {}
+                file => return Ok(file?.into()),
+            }
         }
-        state.left -= limit;
-        let number = state.count;
-        state.count += 1;
-        drop(state);
-        let path = self.folder.join(format!("{}-{number}", std::process::id()));
-        Some(Record { path, limit, state: self.state.clone() })
     }
 }
 
-/// Returns the bytes that a file counts with.
-fn size(path: &Path) -> u64 {
-    path.symlink_metadata().map_or(0, |data| data.len().max(BLOCK))
+/// Opens a directory, which must be this user's own.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = match openat(CWD, path, flags, Mode::empty()) {
+        Err(Errno::NOTDIR) if path.is_symlink() => {
+            return Err(io::Error::other("it is a symbolic link"));
+        }
+        folder => File::from(folder?),
+    };
+    check_trusted(path, &folder.metadata()?, true).map_err(io::Error::other)?;
+    Ok(folder)
+}
+
+/// Returns the bytes that a file of a length counts with.
+fn size(len: u64) -> u64 {
+    len.max(BLOCK)
+}
+
+impl Recording {
+    /// The worker's end.
+    pub(super) fn theirs(&self) -> BorrowedFd<'_> {
+        self.theirs.as_fd()
+    }
+
+    /// Closes the worker's end here, as the worker has it.
+    pub(super) fn close(self) -> End {
+        End(self.ours)
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // It fails where the thread has ended the recording.
+        let _ = self.0.shutdown(Shutdown::Read);
+    }
+}
+
+impl Record {
+    /// Writes what a worker sends, and no more than the limit.
+    fn write(&self, from: &UnixStream) -> io::Result<u64> {
+        io::copy(&mut from.take(self.limit), &mut &self.file)
+    }
 }
 
 impl Drop for Record {
     /// Returns the unused part of the reservation.
     fn drop(&mut self) {
-        let left = self.limit.saturating_sub(size(&self.path));
-        lock(&self.state).left += left;
+        let used = self.file.metadata().map_or(self.limit, |data| size(data.len()));
+        lock(&self.state).left += self.limit.saturating_sub(used);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::io::Write as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
     use super::*;
 
@@ -125,19 +246,19 @@ mod tests {
         let options = RecordOptions { folder: folder.clone(), limit: 64 << 10, total: 100 << 10 };
         let records = Records::open(&options).expect("a directory");
         assert_eq!(folder.metadata().expect("a directory").mode() & 0o777, 0o700);
-        let limits = |records: &Records| [records.take(), records.take(), records.take()];
+        let limits = |records: &Records| [(); 3].map(|()| records.take().expect("a record"));
         let limit = |record: &Option<Record>| record.as_ref().map(|record| record.limit);
         let taken = limits(&records);
         assert_eq!(taken.each_ref().map(limit), [Some(64 << 10), Some(36 << 10), None]);
-        let path = &taken[0].as_ref().expect("a recording").path;
-        fs::write(path, vec![0; 20 << 10]).expect("written");
+        let mut file = &taken[0].as_ref().expect("a recording").file;
+        file.write_all(&[0; 20 << 10]).expect("written");
         drop(taken);
-        // The next recordings get the rest, also those of a later server.
+        // The next recordings get the rest, also those of a later server. Each empty file counts with a block.
         for records in [records, Records::open(&options).expect("a directory")] {
-            assert_eq!(limits(&records).each_ref().map(limit), [Some(64 << 10), Some(16 << 10), None]);
+            assert_eq!(limits(&records).each_ref().map(limit), [Some(64 << 10), Some(12 << 10), None]);
         }
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("open to all");
         let refused = Records::open(&options).expect_err("a refusal").to_string();
-        assert!(refused.contains("other users may write"), "{refused}");
+        assert!(refused.contains("can be written to by others"), "{refused}");
     }
 }

@@ -1,7 +1,6 @@
 //! Replays a recording of a program before a driver, in a worker as the program had one.
 
-use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -10,6 +9,7 @@ use vm_bridge::recording::{self, Recording, Report};
 use super::BridgeError;
 use super::limits::Limits;
 use super::workers::Workers;
+use crate::config::open_file;
 use crate::sandbox::{self, Measure, Measures};
 
 /// The most bytes of a recording that are read: more than any has that a server writes.
@@ -26,10 +26,7 @@ pub(crate) fn replay(
     unconfined: &[Measure],
     limits: &Limits,
 ) -> Result<Report, BridgeError> {
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(MOST).read_to_end(&mut bytes))
-        .map_err(|source| BridgeError::Read { path: path.to_owned(), source })?;
+    let bytes = read(path).map_err(|source| BridgeError::Read { path: path.to_owned(), source })?;
     let workers =
         Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), unconfined, limits, None, None)?;
     let (ours, theirs) = UnixStream::pair().map_err(BridgeError::Worker)?;
@@ -38,9 +35,27 @@ pub(crate) fn replay(
     // A recording may be anybody's: what reads it opens nothing.
     sandbox::open_nothing(Measures::without(unconfined)).map_err(BridgeError::ConfineReplay)?;
     let recording = Recording::read(&bytes)?;
+    if recording.calls.is_empty() {
+        return Err(BridgeError::NoCalls(path.to_owned()));
+    }
     let result = recording::replay(&ours, &recording);
     // It ends with its connection; a call that it is in may never end.
     drop(ours);
     let _ = process.kill();
     Ok(result?)
+}
+
+/// Reads a regular file: a FIFO may have no other end, and a device no end at all.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = open_file(path, false)?;
+    let data = file.metadata()?;
+    if !data.is_file() {
+        return Err(io::Error::other("it is not a regular file; name the file of a recording"));
+    }
+    if data.len() > MOST {
+        return Err(io::Error::other("it is larger than 2 GiB, which no recording is"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }

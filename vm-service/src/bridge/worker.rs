@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -69,7 +68,7 @@ fn volunteer_for_oom_kill() {
 }
 
 /// The worker: serves the program at the other end of standard input, and ends with it. Its `share` of the device's memory is bytes, and its slot,
-/// `limits` the rest that it may have; `record` is where the program is recorded, and in how many bytes.
+/// `limits` the rest that it may have; the program is recorded in `record` bytes, if given, which the server writes.
 ///
 /// # Errors
 /// When it can't be confined, the driver can't be opened, or the connection fails.
@@ -79,22 +78,13 @@ pub(crate) fn main(
     is_probe: bool,
     share: Option<(u64, usize)>,
     limits: &Limits,
-    record: Option<(&Path, u64)>,
+    record: Option<u64>,
 ) -> Result<(), BridgeError> {
     volunteer_for_oom_kill();
     let server = server().map_err(BridgeError::Server)?;
     let (pot, slice) = limits::given(share, limits.time_slice, &server).map_err(BridgeError::Share)?;
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        |source| BridgeError::Record { path, source }
-    };
-    let recorder = record.map(|(path, limit)| {
-        // It may hold a program's secrets. A link at its name is not followed (`O_EXCL`).
-        let mut options = File::options();
-        let file = options.write(true).create_new(true).mode(0o600).open(path);
-        file.and_then(|file| Recorder::new(file, limit)).map_err(failed(path))
-    });
-    let recorder = recorder.transpose()?;
+    let recorder = record.map(|limit| Recorder::new(limits::given_recording(&server)?, limit));
+    let recorder = recorder.transpose().map_err(BridgeError::Recorder)?;
     let path = if is_name(driver) {
         driver.to_owned()
     } else {

@@ -16,7 +16,7 @@ use vm_bridge::wire::control;
 use super::BridgeError;
 use super::capacity::{Amount, Reserved};
 use super::limits::{Limits, Place, Places, Share};
-use super::records::{Record, RecordOptions, Records};
+use super::records::{RecordOptions, Recording, Records};
 use crate::process::{Messages, Process, packets};
 use crate::sandbox::{Confinement, Measure, further_waivers};
 
@@ -153,17 +153,19 @@ impl Workers {
         reserved: Option<Arc<Reserved>>,
     ) -> io::Result<(Process, Messages)> {
         let place = self.places.as_ref().map(Places::take).transpose()?;
-        let record = self.records.as_ref().and_then(Records::take);
+        let recording = self.record(reserved.as_deref());
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(OPEN))?;
         let (process, messages) =
-            self.start_with(None, connection, Some(theirs.into()), place.as_ref(), record.as_ref())?;
+            self.start_with(None, connection, Some(theirs.into()), place.as_ref(), recording.as_ref())?;
         let (worker, exports) = (process.clone(), self.exports.clone());
         let slice = self.slice.clone();
         let serve = move || {
             let files: Vec<_> =
                 place.iter().map(Place::file).chain(slice.iter().map(|slice| slice.file())).collect();
-            if let Err(error) = attend(&ours, &files, &exports, reserved.as_deref()) {
+            let given = give(&ours, &files, recording.as_ref());
+            let end = recording.map(Recording::close);
+            if let Err(error) = given.and_then(|()| attend(&ours, &exports, reserved.as_deref())) {
                 tracing::warn!(%error, worker = worker.id(), "a worker shares nothing more");
                 // It fails on one that has ended.
                 let _ = worker.kill();
@@ -171,7 +173,7 @@ impl Workers {
             if let Err(error) = worker.wait() {
                 tracing::error!(%error, worker = worker.id(), "a worker can't be waited for");
             }
-            drop((place, reserved, record));
+            drop((place, reserved, end));
         };
         std::thread::Builder::new().name("worker".into()).spawn(serve).inspect_err(|_| {
             // As above.
@@ -180,13 +182,26 @@ impl Workers {
         Ok((process, messages))
     }
 
+    /// Begins the recording of a program, whose descriptors count for its peer.
+    fn record(&self, reserved: Option<&Reserved>) -> Option<Recording> {
+        let records = self.records.as_ref()?;
+        let reserved = reserved.map(|reserved| reserved.more(Amount::RECORDING));
+        match reserved {
+            Some(None) => {
+                tracing::warn!("a CUDA program is not recorded: its peer uses as many descriptors as it may");
+                None
+            }
+            reserved => records.begin(reserved.flatten()),
+        }
+    }
+
     fn start_with(
         &self,
         word: Option<&str>,
         connection: OwnedFd,
         control: Option<OwnedFd>,
         place: Option<&Place>,
-        record: Option<&Record>,
+        recording: Option<&Recording>,
     ) -> io::Result<(Process, Messages)> {
         let mut command = Command::new(&self.program);
         command.arg("bridge-worker").arg(&self.driver).args(word).env_clear();
@@ -202,8 +217,8 @@ impl Workers {
         if is_name(&self.driver) {
             command.current_dir("/");
         }
-        if let Some(Record { path, limit, .. }) = record {
-            command.arg("--record").arg(path).arg(format!("--record-limit={limit}"));
+        if let Some(recording) = recording {
+            command.arg(format!("--record-limit={}", recording.limit));
         }
         if let (Some(deadline), None) = (self.deadline, word) {
             command.arg(format!("--deadline={}", deadline.as_micros()));
@@ -219,16 +234,19 @@ impl Workers {
     }
 }
 
-/// Gives a worker what it counts its memory and its time in, then answers what it asks of other programs, until it ends.
-fn attend(
-    worker: &UnixStream,
-    files: &[BorrowedFd<'_>],
-    exports: &Exports,
-    reserved: Option<&Reserved>,
-) -> io::Result<()> {
-    if !files.is_empty() {
-        orders::give(worker, [0; control::WORDS], &[], files)?;
+/// Gives a worker the files in which it counts its memory and its time, and the socket for its recording.
+fn give(worker: &UnixStream, files: &[BorrowedFd<'_>], recording: Option<&Recording>) -> io::Result<()> {
+    let recording = recording.map(Recording::theirs);
+    for files in [files, recording.as_slice()] {
+        if !files.is_empty() {
+            orders::give(worker, [0; control::WORDS], &[], files)?;
+        }
     }
+    Ok(())
+}
+
+/// Answers what a worker asks of other programs, until it ends.
+fn attend(worker: &UnixStream, exports: &Exports, reserved: Option<&Reserved>) -> io::Result<()> {
     worker.set_read_timeout(None)?;
     let Some(reserved) = reserved else { return exports.serve(worker) };
     exports.serve_with(worker, &|| reserved.more(Amount::FILE).map(|file| Box::new(file) as Permit))

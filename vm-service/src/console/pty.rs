@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 
-use crate::flock::lock_folder_of;
+use crate::flock::PathLock;
 
 /// The guest's side of a pseudo-terminal. A slow reader makes writing to it [block](io::ErrorKind::WouldBlock), an absent one
 /// does not.
@@ -77,20 +77,27 @@ impl Link {
     /// # Errors
     /// When something else is there, as a link to a pseudo-terminal that somebody has, or no link can be made.
     pub fn new(terminal: &Path, path: &Path) -> io::Result<Self> {
-        // Another guest may be about to replace it too.
-        let _locked = lock_folder_of(path)?;
-        if let Ok(target) = fs::read_link(path)
-            && target.starts_with("/dev/pts")
-        {
-            if target != terminal && target.try_exists()? {
-                let reason = format!("it leads to {}, which is in use", target.display());
-                return Err(io::Error::new(io::ErrorKind::AlreadyExists, reason));
-            }
+        // Only the holder of the lock removes a stale link: another guest may have replaced it since it was found stale.
+        let lock = is_stale(path, terminal)?.then(|| PathLock::take(path)).transpose()?;
+        if lock.is_some() && is_stale(path, terminal)? {
             fs::remove_file(path)?;
         }
         std::os::unix::fs::symlink(terminal, path)?;
         Ok(Self { path: path.into(), terminal: terminal.into() })
     }
+}
+
+/// Whether a path is a link to a pseudo-terminal that is gone, or is `terminal`.
+///
+/// # Errors
+/// When another process has that pseudo-terminal.
+fn is_stale(path: &Path, terminal: &Path) -> io::Result<bool> {
+    let Ok(target) = fs::read_link(path) else { return Ok(false) };
+    if target != terminal && target.starts_with("/dev/pts") && target.try_exists()? {
+        let reason = format!("it leads to {}, which is in use", target.display());
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, reason));
+    }
+    Ok(target.starts_with("/dev/pts"))
 }
 
 impl Drop for Link {
@@ -128,6 +135,12 @@ mod tests {
         let refused = Link::new(Path::new("/dev/pts/none"), &live).expect_err("a guest has it");
         assert!(refused.to_string().contains("which is in use"), "{refused}");
         assert_eq!(fs::read_link(&live).expect("a link"), terminal);
+        // Whoever may read the directory can lock it.
+        let directory = fs::File::open(folder.path()).expect("the directory");
+        rustix::fs::flock(&directory, rustix::fs::FlockOperation::NonBlockingLockShared).expect("locked");
+        let stale = folder.path().join("stale");
+        std::os::unix::fs::symlink("/dev/pts/none", &stale).expect("a link");
+        drop(Link::new(&terminal, &stale).expect("in the place of a stale one"));
     }
 
     #[test]

@@ -6,12 +6,12 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
 use thiserror::Error;
 use vm_passthrough::Host;
+use vm_passthrough::ledger::check_trusted;
 
 use super::socket_of;
-use crate::flock::{has_locked, lock_folder_of};
+use crate::flock::{self, has_locked};
 use crate::socket::{self, Cause, ListenError};
 
 /// The name of the file that a daemon locks in its state directory.
@@ -42,8 +42,9 @@ pub(super) enum SocketError {
 /// A socket that listens. One that was made here is removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Listening {
-    pub(super) listener: UnixListener,
+    /// Dropped before the listener: as long as somebody listens, no other process replaces the socket.
     _made: Option<Made>,
+    pub(super) listener: UnixListener,
     /// One daemon at a time serves the guests of a host.
     lock: File,
     state: PathBuf,
@@ -76,9 +77,9 @@ struct Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        let removed = lock_folder_of(&self.path).and_then(|_folder| match id_of(&self.path)? {
-            id if id == self.id => fs::remove_file(&self.path),
-            _ => Ok(()),
+        let removed = id_of(&self.path).and_then(|id| match id == self.id {
+            true => fs::remove_file(&self.path),
+            false => Ok(()),
         });
         if let Err(error) = removed
             && error.kind() != io::ErrorKind::NotFound
@@ -116,14 +117,42 @@ pub(super) fn listen(host: &Host, named: Option<&PathBuf>) -> Result<Listening, 
         }
     };
     listener.set_nonblocking(true).map_err(unusable)?;
-    Ok(Listening { listener, _made: made, lock, state })
+    Ok(Listening { _made: made, listener, lock, state })
 }
 
 /// The lock of whoever serves; `None` when another has it. A daemon that has just ended may have left it for a moment to a child
 /// that it made, until that has closed what it does not need.
 fn lock(state: &Path) -> io::Result<Option<File>> {
     DirBuilder::new().recursive(true).mode(0o755).create(state)?;
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let lock = File::from(openat(CWD, state.join(LOCK), flags, Mode::RUSR | Mode::WUSR)?);
+    // Another user could take the names in it, or move it.
+    check_trusted(state, &state.symlink_metadata()?, true).map_err(io::Error::other)?;
+    let lock = flock::open(&state.join(LOCK))?;
     Ok(has_locked(&lock)?.then_some(lock))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+
+    use super::*;
+
+    #[test]
+    fn a_state_directory_of_another_user_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let state = folder.path().join("state");
+        assert!(lock(&state).expect("a directory").is_some());
+        let refused = |says: &str| {
+            let said = lock(&state).expect_err(says).to_string();
+            assert!(said.contains(says), "{said}");
+        };
+        fs::set_permissions(state.join(LOCK), fs::Permissions::from_mode(0o644)).expect("a mode");
+        refused("can be opened by other users");
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o1777)).expect("a mode");
+        refused("can be written to by others");
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o755)).expect("a mode");
+        if rustix::process::geteuid().is_root() {
+            chown(&state, Some(65534), None).expect("another owner");
+            refused("belongs to user 65534");
+        }
+    }
 }

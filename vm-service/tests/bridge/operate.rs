@@ -1,11 +1,12 @@
 //! Operating `bridge serve` and `bridge replay`: the confinement of workers, recordings, and socket paths.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use vm_bridge::recording::Recording;
+use rustix::fs::{CWD, FileType, FlockOperation, flock, mknodat};
+use vm_bridge::recording::{MAGIC, Recording};
 
 use crate::process::{Running, beside, until};
 
@@ -41,8 +42,12 @@ impl Place {
 
     fn serve(&self, mut command: Command) -> Running {
         let log = fs::File::create(self.path("log")).expect("a log");
-        let server = Running(command.stderr(log).spawn().expect("vm-service"));
-        until("the server listens", || self.log().contains("CUDA programs are served"));
+        let mut server = Running(command.stderr(log).spawn().expect("vm-service"));
+        until("the server listens", || {
+            let ended = server.0.try_wait().expect("its status");
+            assert!(ended.is_none(), "the server ended: {}", self.log());
+            self.log().contains("CUDA programs are served")
+        });
         server
     }
 
@@ -207,6 +212,20 @@ fn only_a_stale_socket_is_replaced() {
     assert!(place.run("add", "").status.success());
 }
 
+/// Who may read a directory can lock it by flock(2).
+#[test]
+fn a_lock_of_the_sockets_directory_holds_up_no_server() {
+    let place = Place::new();
+    let directory = fs::File::open(place.path("")).expect("the directory");
+    flock(&directory, FlockOperation::NonBlockingLockShared).expect("locked");
+    let driver = beside("libvm_cuda_fake.so");
+    drop(place.serve(place.command(&driver)));
+    // The next server replaces a stale socket.
+    assert!(place.path("socket").exists());
+    let _server = place.serve(place.command(&driver));
+    assert!(place.run("add", "").status.success());
+}
+
 /// The recordings of a directory, the smallest first.
 fn recordings(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("recordings").flatten();
@@ -228,7 +247,7 @@ fn recordings_are_private_and_limited() {
     assert_eq!(folder.metadata().expect("a directory").mode() & 0o777, 0o700);
     for _ in 0..4 {
         assert!(place.run("ways", "threads").status.success());
-        until("its worker ends", || server.workers().is_empty());
+        until("its recording is complete", || server.is_idle());
     }
     drop(server);
     let paths = recordings(&folder);
@@ -249,8 +268,91 @@ fn recordings_are_private_and_limited() {
     let mut command = place.command(&beside("libvm_cuda_fake.so"));
     let output = command.arg("--record").arg(&folder).output().expect("vm-service");
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("other users may write to it; "), "{said}");
+    assert!(!output.status.success() && said.contains("can be written to by others (mode 777)"), "{said}");
 }
+
+#[test]
+fn a_directory_of_recordings_is_this_users_own_and_no_link() {
+    let place = Place::new();
+    let folder = place.folder("recordings", 0o700);
+    let refused = |path: &Path, says: &str| {
+        let mut command = place.command(&beside("libvm_cuda_fake.so"));
+        let output = command.arg("--record").arg(path).output().expect("vm-service");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(says), "{said}");
+    };
+    symlink(&folder, place.path("link")).expect("a link");
+    refused(&place.path("link"), "is a symbolic link");
+    if !is_root() {
+        return println!("skipped in part: only root gives a directory to another user");
+    }
+    chown(&folder, Some(65534), None).expect("another owner");
+    refused(&folder, "belongs to user 65534 and not to 0");
+}
+
+#[test]
+fn recordings_stay_in_the_directory_that_was_checked() {
+    let place = Place::new();
+    let (folder, other) = (place.folder("recordings", 0o700), place.folder("other", 0o700));
+    let mut command = place.command(&beside("libvm_cuda_fake.so"));
+    command.arg("--record").arg(&folder);
+    let server = place.serve(command);
+    let moved = place.path("moved");
+    fs::rename(&folder, &moved).expect("moved");
+    symlink(&other, &folder).expect("a link");
+    assert!(place.run("add", "").status.success());
+    until("its recording is complete", || server.is_idle());
+    assert_eq!(recordings(&other).len(), 0);
+    let [recording] = recordings(&moved).try_into().expect("one");
+    Recording::read(&fs::read(recording).expect("a file")).expect("a recording");
+}
+
+/// Its driver's initializer writes to all that the worker has open.
+#[test]
+fn a_worker_that_was_taken_over_writes_no_more_than_the_limit_of_its_recording() {
+    let place = Place::new();
+    let (folder, driver) = (place.path("recordings"), place.path("driver.so"));
+    let source = place.path("driver.c");
+    fs::write(&source, FILLS).expect("written");
+    // Its functions are the fake driver's, under the name that this has.
+    fs::copy(beside("libvm_cuda_fake.so"), place.path("libcuda.so.1")).expect("a copy");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-shared", "-fPIC", "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN", "-o"])
+        .arg(&driver)
+        .arg(&source);
+    assert!(gcc.arg(place.path("libcuda.so.1")).status().expect("gcc").success());
+    let mut command = place.command(&driver);
+    command.arg("--record").arg(&folder).args(["--record-limit", "8K", "--record-total", "1M"]);
+    let server = place.serve(command);
+    assert!(place.run("add", "").status.success());
+    until("its recording is complete", || server.is_idle());
+    let [recording] = recordings(&folder).try_into().expect("one");
+    assert_eq!(recording.metadata().expect("a file").len(), 8 << 10);
+}
+
+/// The source of that initializer.
+const FILLS: &str = r#"
+#define _GNU_SOURCE
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+__attribute__((constructor)) static void fill(void) {
+    static char bytes[1 << 20];
+    for (int file = 3; file < 64; file++) {
+        struct stat data;
+        if (fstat(file, &data)) continue;
+        if (S_ISREG(data.st_mode) || S_ISFIFO(data.st_mode)) {
+            write(file, bytes, sizeof bytes);
+            pwrite(file, bytes, 1, 1l << 30);
+        }
+        /* Other sockets than the recording's can be read. */
+        char byte;
+        if (S_ISSOCK(data.st_mode) && recv(file, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
+            send(file, bytes, sizeof bytes, MSG_NOSIGNAL);
+    }
+}
+"#;
 
 #[test]
 fn a_replay_is_confined_and_limited() {
@@ -260,7 +362,7 @@ fn a_replay_is_confined_and_limited() {
     command.arg("--record").arg(&folder);
     let server = place.serve(command);
     assert!(place.run("add", "").status.success());
-    until("its worker ends", || server.workers().is_empty());
+    until("its recording is complete", || server.is_idle());
     drop(server);
     let [recording] = recordings(&folder).try_into().expect("one");
     let replay = |options: &[&str]| {
@@ -286,8 +388,33 @@ fn a_link_in_the_place_of_a_recording_is_not_followed() {
     command.arg("--record").arg(&folder);
     let server = place.serve(command);
     symlink(&target, folder.join(format!("{}-0", server.0.id()))).expect("a link");
-    let output = place.run("add", "");
-    assert!(!output.status.success(), "its worker does not start: {output:?}");
-    until("the log says why", || place.log().contains("cannot record into"));
+    assert!(place.run("add", "").status.success());
+    until("its recording is complete", || server.is_idle());
     assert!(!target.exists());
+    let next = folder.join(format!("{}-1", server.0.id()));
+    Recording::read(&fs::read(next).expect("a file")).expect("a recording under the next name");
+}
+
+#[test]
+fn only_a_regular_file_with_calls_is_replayed() {
+    let place = Place::new();
+    let replay = |path: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+        command.args(["--log-dir", "", "bridge", "replay"]).arg(path);
+        command.args(["--deadline", "1s", "--driver"]).arg(beside("libvm_cuda_fake.so"));
+        let output = command.output().expect("vm-service");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{said}");
+        said
+    };
+    let empty = place.path("empty");
+    fs::write(&empty, MAGIC).expect("written");
+    let said = replay(&empty);
+    assert!(said.contains("has no calls"), "{said}");
+    let said = replay(Path::new("/dev/zero"));
+    assert!(said.contains("not a regular file"), "{said}");
+    let fifo = place.path("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+    let said = replay(&fifo);
+    assert!(said.contains("not a regular file"), "{said}");
 }

@@ -32,6 +32,16 @@ impl Running {
         children.split_whitespace().map(|id| id.parse().expect("a number")).collect()
     }
 
+    /// Whether no program is served any more, and all recordings are complete.
+    pub(crate) fn is_idle(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).expect("its threads");
+        let mut names = tasks.map(|task| {
+            // A thread may have ended meanwhile.
+            std::fs::read_to_string(task.expect("a thread").path().join("comm")).unwrap_or_default()
+        });
+        !names.any(|name| ["program", "worker", "recording"].contains(&name.trim_end()))
+    }
+
     /// How many descriptors and threads it has.
     pub(crate) fn has(&self) -> [usize; 2] {
         ["fd", "task"]

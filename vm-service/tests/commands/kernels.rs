@@ -133,6 +133,22 @@ fn compile_prints_code_writes_it_and_tells_what_it_needs() {
 }
 
 #[test]
+fn compile_writes_into_no_fifo_of_another_user() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root makes another user's FIFO");
+    }
+    let bench = Bench::new();
+    let fifo = bench.path("output");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o666.into(), 0).expect("a FIFO");
+    std::os::unix::fs::chown(&fifo, Some(65534), Some(65534)).expect("another owner");
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
+    let reader = rustix::fs::open(&fifo, flags, rustix::fs::Mode::empty()).expect("its owner reads");
+    bench.check("compile softmax.vir --target ptx:sm_80 -o DIR/output", 0, &["@softmax"], &[]);
+    assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0), "nothing was written into it");
+    assert!(std::fs::read_to_string(&fifo).expect("a file in its place").contains(".visible .entry"));
+}
+
+#[test]
 fn compile_assembles_where_the_name_asks_for_it() {
     let bench = Bench::new();
     bench.check("compile softmax.vir --target amdgcn:gfx942", 0, &["amdgpu_kernel void @vir_softmax("], &[]);

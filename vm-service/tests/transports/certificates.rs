@@ -2,7 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    date_time_ymd,
+};
+
+/// The purposes of certificates (their extended key usage).
+pub(crate) const SERVER: ExtendedKeyUsagePurpose = ExtendedKeyUsagePurpose::ServerAuth;
+pub(crate) const PROGRAM: ExtendedKeyUsagePurpose = ExtendedKeyUsagePurpose::ClientAuth;
 
 /// An authority, and what it signs, in a folder.
 pub(crate) struct Authority {
@@ -27,9 +34,18 @@ impl Authority {
         self.folder.join(format!("{}.pem", self.name))
     }
 
-    /// Signs a certificate for a name: its file, and that of its key.
-    pub(crate) fn sign(&self, file: &str, name: &str, is_expired: bool) -> [PathBuf; 2] {
-        let mut parameters = CertificateParams::new(vec![name.to_owned()]).expect("parameters");
+    /// Signs a certificate for a host's name, or for none where that is empty. Returns its file and that of its key.
+    pub(crate) fn sign(
+        &self,
+        file: &str,
+        name: &str,
+        purpose: ExtendedKeyUsagePurpose,
+        is_expired: bool,
+    ) -> [PathBuf; 2] {
+        let names: Vec<_> = Some(name.to_owned()).filter(|name| !name.is_empty()).into_iter().collect();
+        let mut parameters = CertificateParams::new(names).expect("parameters");
+        parameters.distinguished_name.push(DnType::CommonName, file);
+        parameters.extended_key_usages.push(purpose);
         if is_expired {
             parameters.not_before = date_time_ymd(2001, 1, 1);
             parameters.not_after = date_time_ymd(2002, 1, 1);

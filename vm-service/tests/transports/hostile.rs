@@ -10,6 +10,7 @@ use vm_bridge::orders;
 use vm_bridge::wire::preamble::{Preamble, TOKEN, Token};
 use vm_bridge::wire::{VERSION, code, control};
 
+use crate::certificates::PROGRAM;
 use crate::place::{Place, Way};
 use crate::raw::{begin, begin_with, connect, open, rest, take, word};
 use crate::tls::Connection;
@@ -214,7 +215,7 @@ fn one_certificate_cannot_use_up_the_servers_descriptors() {
         assert!(said.contains("wrong: 0"), "{way:?}: {said}");
         place.until("its worker ends", || place.workers().len() == 1);
     }
-    place.authority.sign("other", "other", false);
+    place.authority.sign("other", "", PROGRAM, false);
     let mut other = place.command(Way::Tls, "add", "");
     other.env("VM_BRIDGE_CERTIFICATE", place.path("other.pem")).env("VM_BRIDGE_KEY", place.path("other.key"));
     let said = other.output().expect("the program");

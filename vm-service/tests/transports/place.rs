@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::certificates::Authority;
+use crate::certificates::{Authority, PROGRAM, SERVER};
 
 // cargo builds the bridge's library and the fake driver. Neither is linked here: they have the same names.
 
@@ -82,8 +82,8 @@ impl Place {
             assert!(gcc.status().expect("gcc").success());
         }
         let authority = Authority::new(folder.path(), "authority");
-        let [certificate, key] = authority.sign("server", "localhost", is_expired);
-        authority.sign("program", "program", false);
+        let [certificate, key] = authority.sign("server", "localhost", SERVER, is_expired);
+        authority.sign("program", "", PROGRAM, false);
         let mut command = Command::new("sh");
         let limit = files.map_or_else(String::new, |files| format!("ulimit -n {files}; "));
         command.args(["-c", &format!("{limit}exec \"$@\""), "sh", env!("CARGO_BIN_EXE_vm-service")]);

@@ -1,7 +1,9 @@
 //! Who is refused over TLS, and when.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead as _, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
@@ -12,15 +14,15 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use vm_bridge::wire::preamble::Preamble;
 
-use crate::certificates::Authority;
+use crate::certificates::{Authority, PROGRAM, SERVER};
 use crate::place::{Place, Way};
 
 #[test]
 fn programs_without_the_right_certificates_are_refused_and_told_why() {
     let place = Place::new();
     let stranger = Authority::new(&place.path(""), "stranger");
-    stranger.sign("strange", "program", false);
-    place.authority.sign("expired", "program", true);
+    stranger.sign("strange", "", PROGRAM, false);
+    place.authority.sign("expired", "", PROGRAM, true);
     let check = |what: &str, environment: &[(&str, &str)], host: &str, says: &str, logs: &str| {
         let before = place.log().len();
         let mut command = place.command(Way::Tls, "add", "");
@@ -78,6 +80,98 @@ fn what_makes_no_progress_is_ended_on_all_transports() {
     });
     place.until("all workers have ended", || place.workers().is_empty());
     assert!(place.run(Way::Tls, "add", "").contains("wrong: 0"));
+}
+
+/// A server of its own certificate, which is killed when it is dropped, and its port.
+struct Server(Child, u16);
+
+impl Server {
+    /// Serves with `NAME.pem` and `NAME.key` of a folder, and programs of its `authority`.
+    fn start(folder: &Path, name: &str, authority: &Path) -> Self {
+        let driver = std::env::current_exe().expect("the test's path").with_file_name("libvm_cuda_fake.so");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+        command.args(["--log-dir", "", "bridge", "serve", "--tls", "127.0.0.1:0", "--driver"]).arg(&driver);
+        for (option, file) in [("--certificate", "pem"), ("--key", "key"), ("--socket", "socket")] {
+            command.arg(option).arg(folder.join(format!("{name}.{file}")));
+        }
+        command.arg("--clients").arg(authority).env("RUST_LOG", "info").stderr(Stdio::piped());
+        let mut server = command.spawn().expect("vm-service");
+        let mut lines = BufReader::new(server.stderr.take().expect("its log")).lines();
+        let mut said = String::new();
+        let port = loop {
+            let line = lines.next().unwrap_or_else(|| panic!("it ended: {said}")).expect("its log");
+            if let Some((_, address)) = line.split_once("over TLS address=") {
+                break address.trim_end().parse::<SocketAddr>().expect("an address").port();
+            }
+            said += &format!("{line}\n");
+        };
+        std::thread::spawn(move || lines.count());
+        Self(server, port)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().expect("killed");
+        self.0.wait().expect("ended");
+    }
+}
+
+/// The commands of docs/bridge.md that make certificates, for a server of this machine.
+fn recipe() -> String {
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/bridge.md");
+    let document = std::fs::read_to_string(document).expect("docs/bridge.md");
+    let blocks = document.split("```console\n").filter_map(|rest| rest.split("```").next());
+    let block = blocks.into_iter().find(|block| block.contains("openssl req")).expect("the recipe");
+    let lines = block.lines().map(|line| line.strip_prefix("$ ").unwrap_or(line));
+    lines.collect::<Vec<_>>().join("\n").replace("gpu.example", "localhost")
+}
+
+/// A program and a server by the documented recipe. Neither certificate does for the other side.
+#[test]
+fn the_documented_certificates_serve_and_impersonate_nobody() {
+    let place = Place::new();
+    let made = Command::new("sh").args(["-ec", &recipe()]).current_dir(place.path("")).output().expect("sh");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let authority = place.path("ca.pem");
+    let run = |server: &Server, name: &str| {
+        let mut command = place.command(Way::Tls, "add", "");
+        command.env("VM_BRIDGE", format!("tls:localhost:{}", server.1)).env("VM_BRIDGE_CA", &authority);
+        command.env("VM_BRIDGE_CERTIFICATE", place.path(&format!("{name}.pem")));
+        command.env("VM_BRIDGE_KEY", place.path(&format!("{name}.key")));
+        let output = command.output().expect("the program");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let server = Server::start(&place.path(""), "server", &authority);
+    let (is_served, said) = run(&server, "program");
+    assert!(is_served, "{said}");
+    let (is_served, said) = run(&server, "server");
+    assert!(!is_served, "the server's certificate is no program's: {said}");
+    let impostor = Server::start(&place.path(""), "program", &authority);
+    let (is_served, said) = run(&impostor, "program");
+    assert!(!is_served, "a program's certificate is no server's: {said}");
+}
+
+#[test]
+fn a_certificate_is_taken_for_its_purpose_alone() {
+    let place = Place::new();
+    place.authority.sign("swapped", "localhost", PROGRAM, false);
+    let run = |name: &str, port: u16| {
+        let mut command = place.command(Way::Tls, "add", "");
+        command.env("VM_BRIDGE", format!("tls:localhost:{port}"));
+        command.env("VM_BRIDGE_CERTIFICATE", place.path(&format!("{name}.pem")));
+        command.env("VM_BRIDGE_KEY", place.path(&format!("{name}.key")));
+        let output = command.output().expect("the program");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = run("server", place.tls().port());
+    assert!(said.contains("UnsupportedCertificate"), "{said}");
+    place.until("the server says why", || place.log().contains("client authentication"));
+    // It has the server's name.
+    let impostor = Server::start(&place.path(""), "swapped", &place.authority.file());
+    let said = run("program", impostor.1);
+    assert!(said.contains("server authentication"), "{said}");
 }
 
 /// A client of TLS, with a certificate or without.
@@ -189,8 +283,8 @@ fn what_is_no_client_of_tls_is_closed_in_time_and_holds_nobody_up() {
 fn files_that_are_wrong_are_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let authority = Authority::new(folder.path(), "authority");
-    let [certificate, key] = authority.sign("server", "localhost", false);
-    let [_, other] = authority.sign("other", "localhost", false);
+    let [certificate, key] = authority.sign("server", "localhost", SERVER, false);
+    let [_, other] = authority.sign("other", "localhost", SERVER, false);
     let clients = authority.file();
     let nothing = folder.path().join("nothing");
     let driver = std::env::current_exe().expect("the test's path").with_file_name("libvm_cuda_fake.so");
