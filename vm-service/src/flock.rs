@@ -1,6 +1,6 @@
 //! Locks between processes (flock(2)), which the Linux kernel drops with whoever holds them.
 //!
-//! Whoever may open a file, only to read it even, can lock it. So a lock is on a file that its owner alone may open, never on a directory.
+//! Any user who can open a file for reading can lock it. So only files with mode 0600 are locked, never a directory.
 
 use std::fs::{self, File};
 use std::io;
@@ -34,8 +34,7 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The lock of a path, held by one process that checks what is there and then removes it. Its file `.NAME.lock` is next to the path, and is removed when
-/// this is dropped.
+/// An exclusive lock for replacing a stale file at a path. The lock file is `.NAME.lock` in the same directory. Dropping this removes the lock file.
 #[derive(Debug)]
 pub(crate) struct PathLock {
     path: PathBuf,
@@ -56,7 +55,7 @@ impl PathLock {
         loop {
             let file = open(&path)?;
             let is_locked = has_locked(&file)?;
-            // Its last holder has removed it meanwhile: the next one has another file.
+            // The last holder may have removed the file: then another process can lock a new one.
             if is_locked && file.metadata()?.nlink() > 0 {
                 return Ok(Self { path, file });
             }
@@ -78,10 +77,10 @@ impl Drop for PathLock {
     }
 }
 
-/// Opens a lock file, and creates a missing one, for its owner alone.
+/// Opens a lock file with mode 0600, and creates a missing one.
 ///
 /// # Errors
-/// When it is no regular file, belongs to another user, or can be opened by one.
+/// When the file is not a regular file, another user owns it, or its mode lets other users open it.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let refused =

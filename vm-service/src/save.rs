@@ -40,14 +40,14 @@ pub(crate) fn open(path: &Path, flags: OFlags) -> io::Result<File> {
         Place::Descriptor(path) => (path, flags),
     };
     let file = File::from(openat(CWD, &path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o666))?);
-    // Another one may have taken its place.
+    // The file may have been replaced since `follow` checked it.
     if flags.contains(OFlags::NOFOLLOW) {
         check_node(&path, &fstat(&file)?)?;
     }
     Ok(file)
 }
 
-/// Checks that a link or a FIFO, which any user can make, is root's or the operator's.
+/// Checks that root or the operator owns a link or a FIFO: any user can create these.
 fn check_node(path: &Path, data: &rustix::fs::Stat) -> io::Result<()> {
     let what = match FileType::from_raw_mode(data.st_mode) {
         FileType::Symlink => "link",

@@ -75,7 +75,7 @@ fn make(path: &Path, mode: Option<u32>) -> Result<UnixListener, Cause> {
     }
 }
 
-/// Whether a path is a socket on which nobody listens; not when it is free.
+/// Returns whether the path is a stale socket; false if there is nothing.
 fn is_stale(path: &Path, name: &str) -> Result<bool, Cause> {
     match path.symlink_metadata() {
         Ok(there) if there.file_type().is_socket() => match reach(folder_of(path), name) {
@@ -143,7 +143,7 @@ mod tests {
         symlink(path("socket"), path("to-socket")).expect("a link");
         drop(first);
         refused("to-socket", "a symbolic link is there");
-        // Whoever may read the directory can lock it.
+        // Any user who can read the directory can lock it.
         let directory = fs::File::open(folder.path()).expect("the directory");
         rustix::fs::flock(&directory, rustix::fs::FlockOperation::NonBlockingLockShared).expect("locked");
         listen(&path("socket"), None).expect("in the place of a stale one");

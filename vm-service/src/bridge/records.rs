@@ -66,7 +66,7 @@ pub(super) struct Recording {
     theirs: OwnedFd,
 }
 
-/// Ends a recording when it is dropped, whoever may have its worker's end by then.
+/// Ends a recording when it is dropped, even if another process holds the worker's end.
 #[derive(Debug)]
 pub(super) struct End(Arc<UnixStream>);
 

@@ -53,7 +53,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::other("it is not a regular file; name the file of a recording"));
     }
     if data.len() > MOST {
-        return Err(io::Error::other("it is larger than 2 GiB, which no recording is"));
+        return Err(io::Error::other("it is larger than 2 GiB; recordings are smaller"));
     }
     let mut bytes = Vec::new();
     file.take(MOST).read_to_end(&mut bytes)?;

@@ -135,7 +135,7 @@ mod tests {
         let refused = Link::new(Path::new("/dev/pts/none"), &live).expect_err("a guest has it");
         assert!(refused.to_string().contains("which is in use"), "{refused}");
         assert_eq!(fs::read_link(&live).expect("a link"), terminal);
-        // Whoever may read the directory can lock it.
+        // Any user who can read the directory can lock it.
         let directory = fs::File::open(folder.path()).expect("the directory");
         rustix::fs::flock(&directory, rustix::fs::FlockOperation::NonBlockingLockShared).expect("locked");
         let stale = folder.path().join("stale");

@@ -42,7 +42,7 @@ pub(super) enum SocketError {
 /// A socket that listens. One that was made here is removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Listening {
-    /// Dropped before the listener: as long as somebody listens, no other process replaces the socket.
+    /// Dropped before the listener: other processes replace only a stale socket.
     _made: Option<Made>,
     pub(super) listener: UnixListener,
     /// One daemon at a time serves the guests of a host.

@@ -82,7 +82,7 @@ fn what_makes_no_progress_is_ended_on_all_transports() {
     assert!(place.run(Way::Tls, "add", "").contains("wrong: 0"));
 }
 
-/// A server of its own certificate, which is killed when it is dropped, and its port.
+/// A server with another certificate, and its port. Dropping this kills the server.
 struct Server(Child, u16);
 
 impl Server {
@@ -127,7 +127,7 @@ fn recipe() -> String {
     lines.collect::<Vec<_>>().join("\n").replace("gpu.example", "localhost")
 }
 
-/// A program and a server by the documented recipe. Neither certificate does for the other side.
+/// Makes certificates by the documented recipe. Each side rejects the certificate of the other side.
 #[test]
 fn the_documented_certificates_serve_and_impersonate_nobody() {
     let place = Place::new();
