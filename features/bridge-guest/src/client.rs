@@ -56,7 +56,7 @@ pub(crate) struct Client {
     generation: u64,
     /// `CUDA_LAUNCH_BLOCKING` is set: an error is told by the call that made it.
     is_blocking: bool,
-    /// What is known of the driver's objects.
+    /// Cached answers and attributes.
     pub(crate) known: Mutex<Known>,
     pub(crate) devices: Mutex<Devices>,
     /// Memory that both sides have.
@@ -80,7 +80,7 @@ pub(crate) struct Client {
     pub(crate) registered: Mutex<BTreeMap<u64, Registered>>,
     /// Flags of the devices' primary contexts, and whether they are active, as they were asked last.
     pub(crate) primaries: Mutex<HashMap<i32, (u32, u32)>>,
-    /// The primary contexts of devices, once they were retained.
+    /// The primary contexts of devices, after they were retained.
     pub(crate) retained: Mutex<HashMap<i32, u64>>,
     /// Does a thread call what streams call?
     pub(crate) calls: Mutex<bool>,
@@ -161,13 +161,13 @@ impl Client {
         }
     }
 
-    /// Has an object end with others, where they are not 0.
+    /// Makes objects, where they are not 0, the owners of another.
     pub(crate) fn own(&self, owners: [u64; 2], object: u64) {
         let mut known = locked(&self.known);
         owners.into_iter().filter(|owner| *owner != 0).for_each(|owner| known.own(owner, object));
     }
 
-    /// An object has ended, and all that is known of it and of what it owns.
+    /// Drops all that is known of an object that has ended, and of the objects that it owns.
     pub(crate) fn end_object(&self, object: u64) {
         if object == 0 {
             return;
@@ -176,7 +176,7 @@ impl Client {
         locked(&self.devices).end(&ended);
     }
 
-    /// A context has ended. What was asked in it of libraries and kernels, which stay, is asked again in the next one with its handle.
+    /// Drops all that is known of a context that has ended, and every answer: those about libraries and kernels, which live on, may name its objects.
     pub(crate) fn end_context(&self, context: u64) {
         self.end_object(context);
         locked(&self.known).forget_answers();
@@ -319,7 +319,7 @@ impl Client {
         let _opening = locked(&self.opening);
         self.place.open(preamble).map_err(|error| {
             match error.get_ref().and_then(|inner| inner.downcast_ref()) {
-                // All else of the session goes on.
+                // The rest of the session is not affected.
                 Some(Refused(code)) => *code,
                 None => self.lost(&error),
             }

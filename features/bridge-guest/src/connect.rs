@@ -21,7 +21,7 @@ use crate::{say, tls};
 /// How long the server may take to begin.
 pub(crate) const BEGIN: Duration = Duration::from_secs(60);
 /// Why a server answers a new connection with `CUDA_ERROR_NO_DEVICE`.
-/// The server is there, and does not take a connection, for this reason.
+/// The server refuses a connection.
 #[derive(Debug, Error)]
 #[error("the server refuses a connection: CUDA error {0}")]
 pub(crate) struct Refused(pub(crate) u32);

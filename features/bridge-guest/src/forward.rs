@@ -43,12 +43,12 @@ fn exchange(number: usize, words: &[usize], waits: bool) -> Result<(), u32> {
     pack::answer(number, words, &reply)
 }
 
-/// Learns from a call that succeeded what has ended, and what the objects that it has returned will end with.
+/// Updates the cache after a call that succeeded: with the object that it has ended, or the owners of those that it has returned.
 fn learn(client: &Client, number: usize, payload: &[u8], reply: &[u8]) {
     let Some(function) = FUNCTIONS.get(number) else { return };
     let head = |at: usize| payload.as_chunks().0.get(at).map_or(0, |word| u64::from_ne_bytes(*word));
     match function.parameters.first().map(|parameter| parameter.kind) {
-        // Their handles are the driver's own, which other objects may have too; nothing is known of them.
+        // Their handles may equal those of other objects, and nothing is cached of them.
         Some(Kind::Drop(Object::Texture | Object::Surface)) => {}
         Some(Kind::Drop(Object::Context)) => client.end_context(head(0)),
         Some(Kind::Drop(_)) => client.end_object(head(0)),
@@ -56,7 +56,7 @@ fn learn(client: &Client, number: usize, payload: &[u8], reply: &[u8]) {
     }
     if let (Some(owner), Some((_, returned))) = (function.owner(), function.returned()) {
         let context = if returned.is_of_context() { current::get() } else { 0 };
-        // It returns nothing but handles.
+        // The reply has handles alone.
         for object in reply.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)) {
             client.own([head(owner), context], object);
         }
@@ -88,7 +88,7 @@ pub(crate) fn kept(number: usize, payload: Vec<u8>) -> Result<Arc<[u8]>, u32> {
     Ok(reply)
 }
 
-/// What a question is about: the first handle in it, or else the current context.
+/// Returns the object that a question is about: its first handle, or else the current context.
 fn object(number: usize, payload: &[u8]) -> u64 {
     let parameters = FUNCTIONS.get(number).map_or(&[][..], |function| &function.parameters);
     let mut words = payload.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));

@@ -1,4 +1,4 @@
-//! What has been asked or set once of the driver's objects. All that is known of an object ends with it.
+//! A cache of the driver's answers and of attributes that were set, by object. Entries end with their object.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -6,30 +6,30 @@ use std::sync::Arc;
 /// The offset and the size of each parameter of a kernel.
 pub(crate) type Layout = Arc<[(usize, usize)]>;
 
-/// The most answers that are kept: a program that asks for more has its oldest forgotten, with all others.
+/// The most answers that are kept. When a program asks for more, all are dropped.
 const MOST: usize = 1 << 16;
 
-/// What is known of objects, by their handles. The server never uses a handle for another object.
+/// The cache, by handle. The server never reuses a handle.
 #[derive(Default)]
 pub(crate) struct Known {
     objects: HashMap<u64, Object>,
-    /// How many answers are kept.
+    /// The number of answers that are kept.
     count: usize,
 }
 
 #[derive(Default)]
 struct Object {
     layout: Option<Layout>,
-    /// Answers by their questions.
+    /// The answers, by question.
     answers: HashMap<Vec<u8>, Arc<[u8]>>,
-    /// What was set last, by the call and its other arguments.
+    /// The last value of each attribute, by the call that sets it and the call's other arguments.
     set: HashMap<(usize, Vec<usize>), usize>,
-    /// What ends with it.
+    /// The objects that it owns.
     owned: HashSet<u64>,
 }
 
 impl Known {
-    /// Has an object end with another.
+    /// Makes one object the owner of another.
     pub(crate) fn own(&mut self, owner: u64, owned: u64) {
         if owner != owned {
             self.objects.entry(owner).or_default().owned.insert(owned);
@@ -44,7 +44,7 @@ impl Known {
         self.objects.entry(function).or_default().layout = Some(layout);
     }
 
-    /// The answer to a question about an object.
+    /// Returns the answer to a question about an object.
     pub(crate) fn answer(&self, object: u64, question: &[u8]) -> Option<Arc<[u8]>> {
         self.objects.get(&object)?.answers.get(question).cloned()
     }
@@ -57,18 +57,18 @@ impl Known {
         self.count += usize::from(answers.insert(question, answer).is_none());
     }
 
-    /// Answers may be others from now on.
+    /// Drops all answers: the driver may give others from now on.
     pub(crate) fn forget_answers(&mut self) {
         self.objects.values_mut().for_each(|object| object.answers.clear());
         self.count = 0;
     }
 
-    /// Returns whether this was set last of an object, by this call with these other arguments.
+    /// Returns whether the last call with these arguments set the same value.
     pub(crate) fn is_set(&self, object: u64, call: &(usize, Vec<usize>), value: usize) -> bool {
         self.objects.get(&object).is_some_and(|object| object.set.get(call) == Some(&value))
     }
 
-    /// Something is to be set: another call may set the same of the same object.
+    /// Drops what other calls have set of an object: this call may change it.
     pub(crate) fn unset(&mut self, object: u64, call: &(usize, Vec<usize>)) {
         if let Some(object) = self.objects.get_mut(&object) {
             object.set.retain(|(number, of), _| *number == call.0 && *of != call.1);
@@ -79,7 +79,7 @@ impl Known {
         self.objects.entry(object).or_default().set.insert(call, value);
     }
 
-    /// An object has ended, and all that it owns. Returns what has.
+    /// Ends an object and all that it owns, and returns them.
     pub(crate) fn end(&mut self, object: u64) -> HashSet<u64> {
         let (mut ended, mut left) = (HashSet::new(), vec![object]);
         while let Some(object) = left.pop() {
@@ -94,22 +94,24 @@ impl Known {
     }
 }
 
-/// Memory of a device: how long it is, and the objects it ends with, if not 0.
+/// Memory of a device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Memory {
+    /// Its length in bytes.
     pub(crate) len: u64,
+    /// The objects with which it ends; 0 is none.
     pub(crate) owners: [u64; 2],
 }
 
 /// Drivers round allocations up to a multiple of at least so many bytes.
 const ROUNDED: u64 = 512;
 
-/// Memory of devices, by where it begins.
+/// Memory of devices, by address.
 #[derive(Default)]
 pub(crate) struct Devices(BTreeMap<u64, Memory>);
 
 impl Devices {
-    /// Memory is there. What was known of the same addresses has ended.
+    /// Adds memory. Entries that overlap it are of memory that has ended, and are removed.
     pub(crate) fn insert(&mut self, at: u64, memory: Memory) {
         let end = at.saturating_add(memory.len);
         while let Some(start) = self.0.range(..end).next_back().map(|(start, _)| *start) {
@@ -147,7 +149,7 @@ impl Devices {
         next != at
     }
 
-    /// Objects have ended, with their memory.
+    /// Removes the memory of objects that have ended.
     pub(crate) fn end(&mut self, ended: &HashSet<u64>) {
         self.0.retain(|_, memory| !memory.owners.iter().any(|owner| ended.contains(owner)));
     }

@@ -99,7 +99,7 @@ pub struct VfioPciDevice {
     /// Where the MSI-X table and pending bits are.
     msix: Option<MsixPlaces>,
     inner: Mutex<Inner>,
-    /// Those who wait for `inner` to attach, stop, reset or detach the device. vCPUs let them go first.
+    /// The number of threads that wait for `inner` to attach, stop, reset or detach the device. vCPUs yield to them.
     waiting: AtomicUsize,
     /// How many resets the guest has asked for. Those who wait for the same one share it: any number of vCPUs that reset the
     /// device at once cost two resets, the one that was under way when they asked and one more.
@@ -223,7 +223,7 @@ impl VfioPciDevice {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // They try now and then: vCPUs that access the device all the time would keep them from it until their deadline.
+        // These threads poll, so vCPUs that access the device without pause could keep them out until their deadline.
         while self.waiting.load(Ordering::SeqCst) > 0 {
             sleep(POLL);
         }

@@ -22,7 +22,7 @@ struct Entry {
     /// Where the parameters of a kernel are, once that was asked.
     layout: Option<Layout>,
     charge: Charge,
-    /// What it ends with, and what ends with it.
+    /// Its owners, and the objects that it owns.
     owners: Vec<Key>,
     owned: FxHashSet<Key>,
 }
@@ -30,7 +30,7 @@ struct Entry {
 /// Where a kernel's parameters are: offset and size of each.
 pub(super) type Layout = Box<[(u64, u64)]>;
 
-/// Where an entry is.
+/// The key of an entry.
 type Key = (u8, u64);
 
 /// Where a handle's entry is. Kernels are given textures, surfaces and conditions as the driver calls them: so are programs, and those have places of
@@ -51,9 +51,9 @@ pub(super) struct Handles {
     entries: FxHashMap<Key, Entry>,
     numbers: FxHashMap<(Object, u64), u64>,
     made: u64,
-    /// Functions of some library, it is not known which: they end with the first that does.
+    /// Functions of unknown libraries. They end when any library is unloaded.
     strays: FxHashSet<Key>,
-    /// What the driver calls the primary context of each device.
+    /// The driver's handle of each device's primary context.
     primaries: FxHashMap<u64, u64>,
 }
 
@@ -120,7 +120,7 @@ impl Handles {
         self.entries.get(&(0, id)).is_some_and(|entry| entry.object == Object::Kernel)
     }
 
-    /// The number of a new object. Whatever had the driver's handle before has ended without a call that said so.
+    /// Returns the number of a new object. An earlier entry with the same driver handle is of an object that has ended, and is removed.
     pub(super) fn make(&mut self, object: Object, real: u64) -> Result<u64, u32> {
         if !(object == Object::Stream && DEFAULT_STREAMS.contains(&real)) {
             self.end_real(object, real);
@@ -128,30 +128,30 @@ impl Handles {
         self.give(object, real)
     }
 
-    /// The number of what the driver calls so.
+    /// Returns the number of a driver handle.
     pub(super) fn id(&self, object: Object, real: u64) -> Option<u64> {
         self.numbers.get(&(object, real)).copied()
     }
 
-    /// Has a function end with any library.
+    /// Has a function end when any library is unloaded.
     pub(super) fn stray(&mut self, function: u64) {
         if self.entries.contains_key(&(0, function)) {
             self.strays.insert((0, function));
         }
     }
 
-    /// The primary context of a device is what the driver calls so.
+    /// Remembers the primary context of a device.
     pub(super) fn retain(&mut self, device: u64, context: u64) {
         self.primaries.insert(device, context);
     }
 
-    /// All that the primary context of a device owns was ended.
+    /// Ends all objects of a device's primary context, and returns their driver handles.
     pub(super) fn end_primary(&mut self, device: u64) -> Vec<(Object, u64)> {
         let context = self.primaries.get(&device).and_then(|real| self.id(Object::Context, *real));
         context.map_or_else(Vec::new, |context| self.end_owned(Object::Context, context))
     }
 
-    /// Has an object end with another. Nothing is done if one of them is not there.
+    /// Makes one object the owner of another. Does nothing if either is unknown.
     pub(super) fn own(&mut self, owner: (Object, u64), owned: (Object, u64)) {
         let (owner, owned) = (key(owner.0, owner.1), key(owned.0, owned.1));
         if owner != owned
@@ -165,12 +165,12 @@ impl Handles {
         }
     }
 
-    /// What a handle is of.
+    /// Returns the kind of an object.
     pub(super) fn object(&self, id: u64) -> Option<Object> {
         self.entries.get(&(0, id)).map(|entry| entry.object)
     }
 
-    /// The library whose kernel a function is, if it is one's.
+    /// Returns the library of a function, if a library's kernel has it.
     pub(super) fn library_of(&self, function: u64) -> Option<u64> {
         let owner = |key: Key, object| {
             let owners = &self.entries.get(&key)?.owners;
@@ -215,12 +215,12 @@ impl Handles {
         self.numbers.contains_key(&(object, real))
     }
 
-    /// What the driver calls so was ended with something else.
+    /// Ends an object that the driver has destroyed together with another.
     pub(super) fn end_real(&mut self, object: Object, real: u64) -> Vec<(Object, u64)> {
         self.id(object, real).map_or_else(Vec::new, |id| self.end(object, id))
     }
 
-    /// It was ended, and with it all that it owns. Returns what ended, as the driver calls it.
+    /// Ends an object and all that it owns, and returns their driver handles.
     pub(super) fn end(&mut self, object: Object, id: u64) -> Vec<(Object, u64)> {
         let place = key(object, id);
         let Some(entry) = self.entries.get_mut(&place).filter(|entry| entry.object == object) else {
@@ -230,7 +230,7 @@ impl Handles {
         if object == Object::Memory && entry.count > 0 { Vec::new() } else { self.end_all(vec![place]) }
     }
 
-    /// All that it owns was ended, but not itself: a primary context has the same handle when it is active again.
+    /// Ends all that an object owns, but not the object: a primary context keeps its handle when it becomes active again.
     fn end_owned(&mut self, object: Object, id: u64) -> Vec<(Object, u64)> {
         let entry = self.entries.get_mut(&key(object, id));
         let owned = entry.map(|entry| std::mem::take(&mut entry.owned)).unwrap_or_default();
@@ -274,7 +274,7 @@ mod tests {
         handles.own((Kernel, kernel), (Function, function));
         handles.own((Context, context), (Function, function));
         assert_eq!(handles.library_of(function), Some(library));
-        // A primary context that is no longer active.
+        // The device's primary context becomes inactive.
         assert_eq!(handles.end_owned(Context, context), [(Function, 0x30)]);
         assert_eq!(handles.real(Context, context), Ok(0xc0));
         let again = handles.give(Function, 0x30).unwrap();
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(handles.end(Library, library), [(Library, 0x10), (Kernel, 0x20), (Function, 0x30)]);
         assert_eq!(handles.real(Function, again), Err(code::INVALID_HANDLE));
         assert_eq!(handles.end_owned(Context, context), []);
-        // A handle that the driver returns for something new has no earlier meaning.
+        // The driver reuses the handle of a module whose end was not noticed.
         let module = handles.make(Module, 0x40).unwrap();
         let function = handles.give(Function, 0x50).unwrap();
         handles.own((Module, module), (Function, function));

@@ -380,7 +380,7 @@ fn grows(number: usize) -> bool {
     GROWS.get(number).copied().unwrap_or(false)
 }
 
-/// Returns whether a call answers without looking at what earlier calls came to: the names of errors, and what was printed.
+/// Returns whether a call must not return the deferred error of an earlier call: it returns the name of an error, or printed text.
 fn names_errors(number: usize) -> bool {
     static NUMBERS: LazyLock<[Option<usize>; 2]> =
         LazyLock::new(|| ["cuGetErrorName", "cuGetErrorString"].map(vm_cuda_api::number));

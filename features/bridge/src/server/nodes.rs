@@ -259,13 +259,13 @@ pub(super) fn kernel_of(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32
     Ok(0)
 }
 
-/// The number of a function that a node has. The program may have no handle of it yet, as it launched the kernel of a library.
+/// Returns the number of a node's function. A program that launched a library's kernel has no handle of the function yet.
 fn function(call: &Call<'_>, real: u64) -> Result<u64, u32> {
     if real == 0 || call.session.handles().knows(Object::Function, real) {
         return call.session.handles().give(Object::Function, real);
     }
     let mut module = [0];
-    // An older driver does not tell.
+    // Drivers before CUDA 11 fail.
     let _ = call.session.driver().named("cuFuncGetModule", &[Word::At(0), Word::Is(real)], &mut module);
     let module = call.session.handles().id(Object::Module, module[0]);
     let id = call.session.give(Object::Function, real, module, false)?;
@@ -382,7 +382,7 @@ fn name(driver: &Driver, node: u64, shape: bool) -> Option<String> {
     if asked != 0 || driver.named(ask, &[Word::At(0), Word::Is(real)], &mut text) != 0 {
         return None;
     }
-    // Names that C++ makes have letters, digits and underscores.
+    // Mangled names consist of letters, digits, `_` and `$`.
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_$".contains(byte);
     let mut label: String = sys::text(text[0], NAME).into_iter().filter(is_plain).map(char::from).collect();
     if shape {

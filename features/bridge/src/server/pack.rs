@@ -41,7 +41,7 @@ struct Returned {
     item: Item,
     count: usize,
     is_text: bool,
-    /// Are these handles of new objects?
+    /// Returns whether the call made these objects.
     is_new: bool,
 }
 

@@ -280,8 +280,8 @@ impl Session {
         locked(&self.handles)
     }
 
-    /// Returns the number of an object that the driver has returned. It ends with its owner, if it has one, and with the current context if objects of
-    /// its kind do.
+    /// Returns the number of an object that a call has returned. The object ends with its owner, and with the current context if objects of its kind
+    /// belong to contexts.
     pub(super) fn give(
         &self,
         object: Object,
@@ -294,7 +294,7 @@ impl Session {
         }
         let mut context = [0];
         if object.is_of_context() {
-            // Without a current context it has none.
+            // No context is current: the object belongs to none.
             let _ = self.driver.named("cuCtxGetCurrent", &[Word::At(0)], &mut context);
         }
         let mut handles = self.handles();
@@ -310,7 +310,7 @@ impl Session {
         Ok(id)
     }
 
-    /// Objects have ended, which the driver called so.
+    /// Updates the session when objects, given by their driver handles, have ended.
     pub(super) fn ended(&self, objects: &[(Object, u64)]) {
         for (_, stream) in objects.iter().filter(|(object, _)| *object == Object::Stream) {
             self.ends_capture(*stream);
