@@ -103,7 +103,8 @@ fn a_captured_example_host_answers_as_the_host() {
     answers_alike(&sim, &["egpu diag".to_owned()]);
 }
 
-/// A card that shares its interrupt line, a vGPU, a MIG instance, errors of the link, exported disks, and what limits memory.
+/// A card that shares its interrupt line, a vGPU, a MIG instance, errors of the link, exported disks, what limits memory, a platform device in a group,
+/// and the driver of the firmware's framebuffer below a GPU.
 #[test]
 fn what_only_some_hosts_have_is_captured() {
     let sim = workstation();
@@ -123,6 +124,15 @@ fn what_only_some_hosts_have_is_captured() {
     write(&format!("{gpu}/aer_dev_correctable"), "RxErr 3\nTOTAL_ERR_COR 3\n");
     write(&format!("{gpu}/aer_dev_nonfatal"), "TOTAL_ERR_NONFATAL 0\n");
     write(&format!("{gpu}/aer_dev_fatal"), "TOTAL_ERR_FATAL 0\n");
+    let (uart, driver) = ("sys/devices/platform/AMDI0020:00", "sys/bus/platform/drivers/dw-apb-uart");
+    write(&format!("{uart}/uevent"), "");
+    write(&format!("{driver}/unbind"), "");
+    sim.link(&format!("{uart}/driver"), driver).expect("a link");
+    sim.link("sys/kernel/iommu_groups/30/devices/AMDI0020:00", uart).expect("a link");
+    let framebuffer = "sys/bus/platform/drivers/efi-framebuffer";
+    write(&format!("{framebuffer}/unbind"), "");
+    write(&format!("{gpu}/efi-framebuffer.0/uevent"), "");
+    sim.link(&format!("{gpu}/efi-framebuffer.0/driver"), framebuffer).expect("a link");
     write("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "64\n");
     write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "4\n");
     write("proc/self/cgroup", "0::/a/b\n");
@@ -143,10 +153,13 @@ fn what_only_some_hosts_have_is_captured() {
     assert!(explained.contains("huge-pages-too-few"), "{explained}");
     let explained = vm_service(&sim.plain_host(), "explain 07:00.0").out;
     assert!(explained.contains("legacy-interrupt"), "{explained}");
+    assert!(explained.contains("dw-apb-uart"), "{explained}");
     answers_alike(&sim, &[explain]);
     let folder = tempfile::tempdir().expect("a folder");
     let copy = capture(&sim, folder.path());
     let read = |path: &str| std::fs::read_to_string(copy.join(path)).expect(path);
+    let target = std::fs::read_link(copy.join(gpu).join("efi-framebuffer.0/driver")).expect("a link");
+    assert!(target.ends_with("efi-framebuffer"), "{}", target.display());
     assert_eq!(read("proc/cmdline"), "root=/dev/vda iommu=pt\n");
     assert_eq!(read("sys/firmware/acpi/tables/DMAR"), "D".repeat(200));
     assert_eq!(read("sys/firmware/acpi/tables/IVRS"), "I".repeat(200));
