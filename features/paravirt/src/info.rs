@@ -226,6 +226,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_text_is_cut_between_characters() {
+        let text = "a".repeat(MAX_TEXT - 1);
+        for (end, len) in
+            [("b", MAX_TEXT), ("bc", MAX_TEXT), ("\u{e9}", MAX_TEXT - 1), ("\u{20ac}x", MAX_TEXT - 1)]
+        {
+            assert_eq!(cut(&(text.clone() + end)).len(), len, "{end}");
+        }
+        assert_eq!(cut("\u{e9}"), "\u{e9}");
+    }
+
+    #[test]
     fn an_answer_is_read_as_it_was_written() {
         let info = Info {
             name: "NVIDIA H200",
