@@ -83,8 +83,8 @@ fn locked(l1: &mut L1, edu: &Function) -> Result<()> {
     let words = ["memlock-too-low", "32 MiB", "ulimit -l "];
     let said = refused(l1, edu, "locked memory", BLOCKED, &words, |l1| limited(l1, little, lock | resource))?;
     // What maps the RAM is the guest's process, another user, which has no right of the one that started it.
-    let words = ["may lock 1048576", "LimitMEMLOCK=infinity", "CAP_SYS_RESOURCE"];
-    refused(l1, edu, "locked memory, attach", FAILED, &words, |l1| attach(l1, edu))?;
+    let words = ["memlock-too-low", "may lock 1 MiB", "LimitMEMLOCK=infinity", "CAP_SYS_RESOURCE"];
+    refused(l1, edu, "locked memory, attach", BLOCKED, &words, |l1| attach(l1, edu))?;
     stop(l1, hot_guest)?;
 
     let kib: u64 = remedy(&said, "ulimit -l ")?.parse().context("ulimit takes a number")?;
