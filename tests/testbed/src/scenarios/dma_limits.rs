@@ -95,6 +95,7 @@ fn locked(l1: &mut L1, edu: &Function) -> Result<()> {
     l1.proved(format!("`ulimit -l {kib}` is enough, for `run` and for `attach`"));
     stop(l1, hot_guest)?;
 
+    let words = ["may lock 1048576", "LimitMEMLOCK=infinity", "CAP_SYS_RESOURCE"];
     refused(l1, edu, "CAP_IPC_LOCK alone", FAILED, &words, |l1| limited(l1, little, resource))?;
     limited(l1, little, CapabilitySet::empty())?.succeeded()?;
     limited(l1, little, lock)?.succeeded()?;
