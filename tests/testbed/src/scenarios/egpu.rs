@@ -185,7 +185,7 @@ fn pull(slot: &PortSlot) -> Result<()> {
 /// `egpu watch`, in the background.
 struct Watch {
     child: Child,
-    /// What it prints, which is the changes alone.
+    /// What it prints: changes and warnings.
     printed: PathBuf,
     /// What it logs, where an enclosure's name may stand too.
     log: PathBuf,
@@ -216,7 +216,9 @@ impl Watch {
     /// The last state that it told.
     fn state(&self) -> Option<String> {
         let said = self.printed();
-        let line = said.lines().rfind(|line| line.contains(" Acme Enclosure "))?;
+        let is_change =
+            |line: &&str| line.contains(" Acme Enclosure ") && !line.contains(" Acme Enclosure warning");
+        let line = said.lines().rfind(is_change)?;
         Some(line.split(" Acme Enclosure ").nth(1)?.split([' ', ':']).next()?.to_owned())
     }
 

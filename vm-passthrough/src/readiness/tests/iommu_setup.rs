@@ -257,12 +257,7 @@ fn nodes_of_the_iort_are_read() {
         &["update the firmware, or use another slot"],
         &x86,
     );
-    has(
-        &slot(&iort(Some(4), 0, 1, true)),
-        &["to an SMMUv3"],
-        &["check that the SMMU covers this slot"],
-        &x86,
-    );
+    has(&slot(&iort(Some(4), 0, 1, true)), &["to an SMMUv3"], &["check that the SMMU covers it"], &x86);
     // Interrupts.
     let scene = || Scene::new().write("proc/interrupts", " 24: 0 PCI-MSI 524288 Edge nvme\n");
     has(&answer(scene(), ARM, &iort(Some(4), 0, 0, true), "intremap=off"), &[], &["GICv3 with ITS"], &x86);
