@@ -28,6 +28,7 @@ use crate::{counts, current, say};
 
 /// How long an answer is waited for, but that of a call that waits for the device: compilers may take minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
+
 /// Memory of the program that it registered.
 #[derive(Clone, Copy)]
 pub(crate) struct Registered {

@@ -21,13 +21,13 @@ use crate::{say, tls};
 /// How long the server may take to begin.
 pub(crate) const BEGIN: Duration = Duration::from_secs(60);
 /// Why a server answers a new connection with `CUDA_ERROR_NO_DEVICE`.
+const FULL: &str = "the server cannot take another program or connection of this peer: its limit is reached; end programs, or raise the \
+                    server's limit of open files";
 /// The server refuses a connection.
 #[derive(Debug, Error)]
 #[error("the server refuses a connection: CUDA error {0}")]
 pub(crate) struct Refused(pub(crate) u32);
 
-const FULL: &str = "the server cannot take another program or connection of this peer: its limit is reached; end programs, or raise the \
-                    server's limit of open files";
 /// What `VM_BRIDGE` may say.
 const FORMS: &str = "unix:PATH, stream:PATH, vsock:[CID:]PORT or tls:HOST:PORT";
 

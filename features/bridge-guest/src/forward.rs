@@ -54,7 +54,9 @@ fn learn(client: &Client, number: usize, payload: &[u8], reply: &[u8]) {
         Some(Kind::Drop(_)) => client.end_object(head(0)),
         _ => {}
     }
-    if let (Some(owner), Some((_, returned))) = (function.owner(), function.returned()) {
+    if let (Some(owner), Some((_, returned))) =
+        (function.owner, function.owner.and_then(|_| function.returned()))
+    {
         let context = if returned.is_of_context() { current::get() } else { 0 };
         // The reply has handles alone.
         for object in reply.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)) {

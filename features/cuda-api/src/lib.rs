@@ -33,9 +33,20 @@ pub struct Function {
     pub name: String,
     /// Its parameters in order.
     pub parameters: Vec<Parameter>,
+    /// The parameter by which it returns a new object: one to which there was no handle before.
+    pub makes: Option<usize>,
+    /// The parameter with the owner of the objects that it returns. The driver ends an object when it ends the owner.
+    ///
+    /// Nodes and graphs are not among them: a graph says itself what is in it.
+    pub owner: Option<usize>,
 }
 
 impl Function {
+    fn new(since: i32, name: String, parameters: Vec<Parameter>) -> Self {
+        let function = Self { since, name, parameters, makes: None, owner: None };
+        Self { makes: function.find_made(), owner: function.find_owner(), ..function }
+    }
+
     /// The first parameter by which the function returns handles, and what they are handles of.
     #[must_use]
     pub fn returned(&self) -> Option<(usize, Object)> {
@@ -45,21 +56,16 @@ impl Function {
         })
     }
 
-    /// Returns the parameter by which the function returns a new object: one to which there was no handle before.
-    #[must_use]
-    pub fn makes(&self) -> Option<usize> {
-        const WORDS: [&str; 6] = ["Create", "Load", "GraphAdd", "Clone", "GraphInstantiate", "IpcOpenEvent"];
+    fn find_made(&self) -> Option<usize> {
+        const WORDS: [&str; 6] =
+            ["Create", "Load", "GraphAdd", "GraphClone", "GraphInstantiate", "IpcOpenEvent"];
         let (at, object) = self.returned()?;
         // Physical memory counts its handles.
         let makes = object != Object::Memory && WORDS.iter().any(|word| self.name.contains(word));
         makes.then_some(at)
     }
 
-    /// Returns the parameter with the owner of the objects that the function returns. The driver ends an object when it ends the owner.
-    ///
-    /// Nodes and graphs are not among them: a graph says itself what is in it.
-    #[must_use]
-    pub fn owner(&self) -> Option<usize> {
+    fn find_owner(&self) -> Option<usize> {
         let owners: &[Object] = match self.returned()?.1 {
             Object::Function => &[Object::Module, Object::Kernel],
             Object::Kernel => &[Object::Library],
@@ -280,7 +286,7 @@ mod tests {
     fn objects_end_with_their_owners() {
         let function = |name: &str| &FUNCTIONS[number(name).expect(name)];
         let check = |name: &str, owner: Option<&str>| {
-            let found = function(name).owner().map(|at| function(name).parameters[at].name.as_str());
+            let found = function(name).owner.map(|at| function(name).parameters[at].name.as_str());
             assert_eq!(found, owner, "{name}");
         };
         check("cuModuleGetFunction", Some("hmod"));
@@ -293,10 +299,17 @@ mod tests {
         check("cuModuleLoadDataEx", None);
         check("cuStreamGetCtx", None);
         check("cuTexRefGetArray", None);
-        let makes = |name: &str| function(name).makes();
+        let makes = |name: &str| function(name).makes;
         assert_eq!(makes("cuGraphInstantiate_v2"), Some(0));
         assert_eq!(makes("cuLinkCreate_v2"), Some(3));
-        for name in ["cuModuleGetFunction", "cuStreamEndCapture", "cuMemCreate", "cuDevicePrimaryCtxRetain"] {
+        assert_eq!(makes("cuGraphClone"), Some(0));
+        for name in [
+            "cuModuleGetFunction",
+            "cuStreamEndCapture",
+            "cuMemCreate",
+            "cuDevicePrimaryCtxRetain",
+            "cuGraphNodeFindInClone",
+        ] {
             assert_eq!(makes(name), None, "{name}");
         }
     }

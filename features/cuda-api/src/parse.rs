@@ -45,7 +45,7 @@ fn function(line: &str) -> Result<Function, &'static str> {
             Ok(Parameter { name: (*name).to_owned(), kind })
         })
         .collect::<Result<_, &'static str>>()?;
-    Ok(Function { since, name, parameters })
+    Ok(Function::new(since, name, parameters))
 }
 
 /// `none`, `8`, `N`, `N*4` or `WIDTH*4*ROWS@PITCH`.

@@ -76,9 +76,6 @@ fn to_device(
     len: usize,
     stream: Option<usize>,
 ) -> Result<(), u32> {
-    if from == 0 && len > 0 {
-        return Err(code::INVALID_VALUE);
-    }
     let to = to.into();
     let client = client()?;
     check_host(from, len)?;
@@ -124,9 +121,6 @@ fn to_host(
     len: usize,
     stream: Option<usize>,
 ) -> Result<(), u32> {
-    if to == 0 && len > 0 {
-        return Err(code::INVALID_VALUE);
-    }
     let from = from.into();
     let client = client()?;
     check_host(to, len)?;

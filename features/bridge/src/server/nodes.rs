@@ -38,12 +38,10 @@ const ANY: usize = 32;
 const HEAD: usize = 2;
 /// How many graphs within graphs are looked through, and how many nodes of each.
 pub(super) const DEPTH: usize = 16;
+const MOST: usize = 1 << 20;
 /// `CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE` and `_KERNEL_NODE_PARAMS`.
 const VERBOSE: u64 = 1;
 const KERNEL_PARAMETERS: u64 = 4;
-/// The most bytes of a kernel's name.
-const NAME: usize = 4096;
-const MOST: usize = 1 << 20;
 
 /// A structure, and memory that it points to.
 pub(super) struct Made {
@@ -384,7 +382,8 @@ fn name(driver: &Driver, node: u64, shape: bool) -> Option<String> {
     }
     // Mangled names consist of letters, digits, `_` and `$`.
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_$".contains(byte);
-    let mut label: String = sys::text(text[0], NAME).into_iter().filter(is_plain).map(char::from).collect();
+    let mut label: String =
+        sys::text(text[0], pack::NAME).into_iter().filter(is_plain).map(char::from).collect();
     if shape {
         let half = |at: usize| (memory[1 + at / 2] >> (32 * (at % 2))) as u32;
         let [x, y, z, bx, by, bz, shared] = std::array::from_fn(half);

@@ -10,7 +10,7 @@ use super::sys::{self, WORDS, Word};
 use crate::wire::{ITEMS, Malformed, NOTHING, Reader, code, put, put_bytes};
 
 /// The most bytes of a string that is returned.
-const NAME: usize = 4096;
+pub(super) const NAME: usize = 4096;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`, behind which are those of the host.
 const DEVICE: u32 = 1;
 
@@ -41,7 +41,7 @@ struct Returned {
     item: Item,
     count: usize,
     is_text: bool,
-    /// Returns whether the call made these objects.
+    /// Whether the call made these objects.
     is_new: bool,
 }
 
@@ -131,7 +131,7 @@ pub(super) fn make_with(
                 let from = memory.len();
                 words[at] = Word::At(from);
                 memory.resize(from + (count * item.size()).div_ceil(8), 0);
-                let is_new = function.makes() == Some(at);
+                let is_new = function.makes == Some(at);
                 returned.push(Returned { at: from, item, count, is_text: false, is_new });
             }
             Kind::Pointer { way: Way::InOut, item, count: many } => {
@@ -180,7 +180,7 @@ pub(super) fn make_with(
             session.ranges().learn(number, value, has_primary);
         }
     }
-    let owner = function.owner().map(|at| heads[at]);
+    let owner = function.owner.map(|at| heads[at]);
     for Returned { at, item, count, is_text, is_new } in returned {
         match item {
             _ if is_text => {

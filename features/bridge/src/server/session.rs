@@ -289,15 +289,17 @@ impl Session {
         owner: Option<u64>,
         is_new: bool,
     ) -> Result<u64, u32> {
-        if !is_new && self.handles().knows(object, real) {
-            return self.handles().give(object, real);
+        let mut handles = self.handles();
+        if !is_new && handles.knows(object, real) {
+            return handles.give(object, real);
         }
+        drop(handles);
         let mut context = [0];
         if object.is_of_context() {
             // No context is current: the object belongs to none.
             let _ = self.driver.named("cuCtxGetCurrent", &[Word::At(0)], &mut context);
         }
-        let mut handles = self.handles();
+        handles = self.handles();
         let id = if is_new { handles.make(object, real)? } else { handles.give(object, real)? };
         let context = handles.id(Object::Context, context[0]).map(|context| (Object::Context, context));
         let owner = owner.and_then(|owner| match handles.object(owner)? {
