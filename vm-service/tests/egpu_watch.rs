@@ -185,7 +185,7 @@ fn warnings_of_the_policy_are_withdrawn() {
     watch.end();
 }
 
-/// What the policy allows by now is not disconnected for what it said before.
+/// An enclosure that the policy now allows stays connected, although the policy did not allow it before.
 #[test]
 fn what_others_authorised_stays_once_the_policy_allows_it() {
     let lab = Lab::new();

@@ -26,7 +26,7 @@ pub(super) enum Failure {
     Undo(Entry, Vec<BindError>),
     /// The claim of another boot, whose record can't be removed.
     Void(Entry, LedgerError),
-    /// What a record says.
+    /// A record that could not be read.
     Unread(UnreadRecord),
 }
 

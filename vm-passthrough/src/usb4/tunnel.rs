@@ -72,7 +72,7 @@ pub(crate) fn is_removable(host: &Host, function: PciAddress) -> bool {
 
 /// Whether a function is behind a tunnel, as far as that can be known without the other functions of the host.
 ///
-/// Linux tells since 5.14 what is removable. Where it does not, a port above the function has Intel's vendor-specific capability of
+/// Linux has the attribute `removable` since 5.14. Where it does not, a port above the function has Intel's vendor-specific capability of
 /// Thunderbolt (`set_pcie_thunderbolt` in Linux `drivers/pci/probe.c`), or belongs to a host interface. The controllers of Thunderbolt
 /// and of USB are a Thunderbolt controller's own.
 pub(crate) fn may_be_tunnelled(host: &Host, function: &PciFunction) -> bool {

@@ -138,7 +138,7 @@ fn check_reports(slots: u8) {
             for code in codes {
                 assert!(told.iter().any(|found| found["code"] == *code), "{code}: {said}");
             }
-            // Whatever limits the VMM has stands beside the host's use of the device, not in its place.
+            // The report has the VMM's limit as well as the host's use of the device.
             for finding in told.iter().filter(|found| found["code"] != "memlock-too-low") {
                 for text in ["evidence", "remedy"].map(|part| finding[part].as_str().expect("a text")) {
                     let reports = [("attach", &attached.err), ("explain", &explained.out), ("run", &run.err)];

@@ -78,7 +78,7 @@ fn d3cold() {
     scene.sim.set(address(DISK), "power/runtime_status", "active\n").unwrap();
     scene.check(Code::D3cold, Blocks, &["runtime_status is active"], &[control]);
     assert_eq!(Scene::with(Scene::disk().power_state("D3hot")).explain().blockers, []);
-    // vfio-pci put it to sleep, unless it is told not to.
+    // vfio-pci suspends idle devices by default.
     let asleep = Scene::with(
         SimFunction::nvme(address(DISK)).below(address(PORT)).driver("vfio-pci").power_state("D3cold"),
     );

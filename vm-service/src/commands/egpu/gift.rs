@@ -54,7 +54,7 @@ impl Gift {
             }
             Some(Ok((guest, Err(error)))) => {
                 self.is_due &= may_pass(&error);
-                // Somebody else may have it by now.
+                // Another guest may have taken it meanwhile.
                 let is_free = manager.state() == State::Ready;
                 self.refused.update(is_free.then(|| not_given(&guest, error).message), teller);
             }

@@ -7,7 +7,7 @@ use vm_passthrough::usb4::UniqueId;
 
 use crate::log;
 
-/// What has happened, for whoever reads the output.
+/// An event for the reader of the output.
 pub(super) struct Told {
     /// The enclosure; `None` where it is about all.
     pub(super) id: Option<UniqueId>,
@@ -35,7 +35,7 @@ pub(super) struct Teller {
 
 impl Teller {
     pub(super) fn tell(&self, what: What) {
-        // Nobody may want to know any more.
+        // The receiver may have ended.
         let _ = self.tell.send(Told { id: self.id, name: self.name.clone(), what, time: log::now() });
     }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::usb4::{self, Security};
 
-/// What is said after the cause.
+/// The fix that follows the cause in an error.
 fn fix(error: &str) -> &str {
     error.split_once("; ").map(|(_, fix)| fix).unwrap_or_default()
 }
