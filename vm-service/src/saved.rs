@@ -11,8 +11,8 @@
 //!
 //! The files are the owner's alone, as the ledger is, and what others could have written is not believed. One
 //! lock ([`SavedClaims`]) protects them. It is held only while files change, never while a driver is waited for. A claim is saved
-//! before any other process can release it, and a release removes only files from before it began, so that a claim and its file
-//! begin and end together.
+//! before any other process can release it, and a release removes only files of claims that have ended, so that a claim and its
+//! file begin and end together.
 //!
 //! An address may be another device's after a boot. So each function is there with its IDs (vendor, device, subsystem and
 //! revision), and nothing else is claimed for it.
@@ -20,7 +20,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, fchmod};
@@ -180,59 +180,38 @@ fn read(path: &Path) -> Read {
     })
 }
 
-/// A snapshot of saved claims.
-#[derive(Debug)]
-pub(crate) struct Noted(Vec<(PathBuf, FileId, Vec<PciAddress>)>);
-
-/// Inode of a file and when it was changed, which differ after the file was replaced.
-type FileId = (u64, i64, i64);
-
-fn id_of(path: &Path) -> Option<FileId> {
-    let data = path.symlink_metadata().ok()?;
-    Some((data.ino(), data.ctime(), data.ctime_nsec()))
-}
-
-impl Noted {
-    /// Reads what is saved of these functions, before they are released.
-    ///
-    /// # Errors
-    /// As for [`all`].
-    pub(crate) fn of(host: &Host, functions: &[PciAddress]) -> Result<Self, String> {
-        let mut noted = Vec::new();
-        for (path, saved) in files(&folder(host))? {
-            let named = functions.iter().find(|&&address| path == path_of(host, address));
-            let covered = match (saved, named) {
-                (Ok(saved), _) if functions.iter().any(|of| saved.functions.contains_key(of)) => {
-                    saved.functions.into_keys().collect()
-                }
-                // One that can't be read has its name.
-                (Err(_), Some(&address)) => vec![address],
-                _ => continue,
-            };
-            noted.extend(id_of(&path).map(|id| (path, id, covered)));
-        }
-        Ok(Self(noted))
+/// Removes what is saved of these functions, and returns all functions that the files named. Those of a claim that lives on stay:
+/// it was made after the functions were released.
+///
+/// # Errors
+/// As for [`all`], and when a file can't be removed or others have the lock.
+pub(crate) fn forget(host: &Host, functions: &[PciAddress]) -> Result<Vec<PciAddress>, String> {
+    let mut forgotten = Vec::new();
+    if files(&folder(host))?.is_empty() {
+        return Ok(forgotten);
     }
-
-    /// Removes the files that were not replaced since, and returns the functions that they named.
-    ///
-    /// # Errors
-    /// When one can't be removed, or others have the lock.
-    pub(crate) fn remove(self, host: &Host) -> Result<Vec<PciAddress>, String> {
-        let mut removed = Vec::new();
-        if self.0.is_empty() {
-            return Ok(removed);
+    // A claim is saved and kept under this lock, so what is saved under no claim is left over.
+    let _lock = SavedClaims::lock(host).map_err(|error| error.to_string())?;
+    let claims = ledger::claims(host, LEDGER).map_err(|error| error.to_string())?;
+    let kept = || claims.iter().flatten().map(|claim| &claim.entry).filter(|entry| entry.is_waiting());
+    for (path, saved) in files(&folder(host))? {
+        let named = functions.iter().find(|&&address| path == path_of(host, address));
+        let covered: Vec<_> = match (saved, named) {
+            (Ok(saved), _) => saved.functions.into_keys().collect(),
+            // One that can't be read has its name.
+            (Err(_), Some(&address)) => vec![address],
+            (Err(_), None) => continue,
+        };
+        let is_kept = |&address: &PciAddress| kept().any(|entry| entry.function(address).is_some());
+        if !covered.iter().any(|address| functions.contains(address)) || covered.iter().any(is_kept) {
+            continue;
         }
-        let _lock = SavedClaims::lock(host).map_err(|error| error.to_string())?;
-        for (path, _, covered) in self.0.into_iter().filter(|(path, id, _)| id_of(path).as_ref() == Some(id))
-        {
-            fs::remove_file(&path).and_then(|()| File::open(folder(host))?.sync_all()).map_err(|error| {
-                format!("{} can't be removed: {error}; it is claimed again after a boot", path.display())
-            })?;
-            removed.extend(covered);
-        }
-        Ok(removed)
+        fs::remove_file(&path).and_then(|()| File::open(folder(host))?.sync_all()).map_err(|error| {
+            format!("{} can't be removed: {error}; it is claimed again after a boot", path.display())
+        })?;
+        forgotten.extend(covered);
     }
+    Ok(forgotten)
 }
 
 /// The right to change saved claims, until it is dropped.

@@ -9,7 +9,7 @@ use super::SimArgs;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::json::Body;
-use crate::saved::{self, Noted};
+use crate::saved;
 
 /// Arguments of `release`.
 #[derive(Debug, Args)]
@@ -67,8 +67,6 @@ fn release(
         let mut functions = vec![address];
         let claimed = manager.find_claim(address);
         functions.extend(claimed.iter().flat_map(|claimed| claimed.addresses()));
-        // A later claim replaces the file, which is not removed then.
-        let noted = Noted::of(&context.host, &functions);
         let released = claimed.and_then(|claimed| manager.release(&claimed));
         let released = match released {
             // With another of its claim, or above.
@@ -78,7 +76,7 @@ fn release(
         // It need not be claimed to be noted for the next boot, and stays noted while it is used.
         let forgotten = match &released {
             Ok(()) | Err(ManagerError::Claim(ClaimError::NotClaimed(_))) => {
-                noted.and_then(|noted| noted.remove(&context.host))
+                saved::forget(&context.host, &functions)
             }
             Err(_) => Ok(Vec::new()),
         };
