@@ -231,6 +231,15 @@ impl Instr {
         self.opcode() == "ld" && self.modifiers().any(|modifier| modifier.starts_with("param"))
     }
 
+    pub(crate) fn reads_carry(&self) -> bool {
+        matches!(self.opcode(), "addc" | "subc" | "madc")
+    }
+
+    pub(crate) fn writes_carry(&self) -> bool {
+        matches!(self.opcode(), "add" | "addc" | "sub" | "subc" | "mad" | "madc")
+            && self.modifiers().any(|modifier| modifier == "cc")
+    }
+
     /// Must all threads of the block or the warp come to it?
     pub(crate) fn converges(&self) -> bool {
         self.is_barrier()

@@ -75,6 +75,7 @@ pub(crate) fn inline(ast: &Ast, text: &str, entry: &Declared, data: &HashMap<&st
         own_shared: HashMap::new(),
         slots: Vec::new(),
         operands: 0,
+        carry: None,
         open: Vec::new(),
         code: Code {
             steps: Vec::new(),
@@ -151,6 +152,8 @@ struct Inliner<'a> {
     slots: Vec<BTreeSet<i64>>,
     /// Operands so far.
     operands: usize,
+    /// The register of the carry flag, once an instruction uses it.
+    carry: Option<u32>,
     /// The functions that are being put in place.
     open: Vec<&'a str>,
     code: Code,
@@ -377,9 +380,32 @@ impl<'a> Inliner<'a> {
             _ => {}
         }
         let labels = matches!(instr.opcode(), "bra" | "brx");
-        let operands =
+        let mut operands =
             instr.operands.iter().map(|o| self.operand(frame, o, labels)).collect::<Result<Vec<_>>>()?;
+        self.add_carry(instr, &mut operands)?;
         self.push(instr.line, Step::Instr(Instr { operands, guard, ..instr.clone() }))
+    }
+
+    /// Makes the carry flag (`CC.CF`) an operand like any other: the second result of instructions with `.cc`, the last source of
+    /// `addc`, `subc` and `madc`.
+    fn add_carry(&mut self, instr: &Instr, operands: &mut Vec<Operand>) -> Result<()> {
+        let (reads, writes) = (instr.reads_carry(), instr.writes_carry());
+        if !reads && !writes {
+            return Ok(());
+        }
+        let carry = match self.carry {
+            Some(carry) => carry,
+            None => self.new_registers(instr.line, [Ty::new(Class::Predicate, 1)])?,
+        };
+        self.carry = Some(carry);
+        if reads {
+            operands.push(Operand::Register(carry));
+        }
+        if writes && let Some(result) = operands.first_mut() {
+            let sum = std::mem::replace(result, Operand::Sink);
+            *result = Operand::Pair(Box::new([sum, Operand::Register(carry)]));
+        }
+        Ok(())
     }
 
     fn operand(&mut self, frame: &Frame<'a>, operand: &Operand, labels: bool) -> Result<Operand> {

@@ -70,12 +70,10 @@ fn has_result(instr: &Instr) -> bool {
     !NO_RESULT.contains(&instr.opcode()) || instr.modifiers().any(|modifier| modifier == "red")
 }
 
-/// Does it do more than give its result? The carry is in no register.
-fn has_effect(instr: &Instr) -> bool {
+/// Does it do more than write its results?
+pub(crate) fn has_effect(instr: &Instr) -> bool {
     let code = instr.opcode();
-    NO_RESULT.contains(&code)
-        || ["atom", "print"].contains(&code)
-        || instr.modifiers().any(|modifier| modifier == "cc")
+    NO_RESULT.contains(&code) || ["atom", "print"].contains(&code)
 }
 
 /// Takes out the instructions whose results decide nothing, not even together: a mask of threads that only other masks are made of

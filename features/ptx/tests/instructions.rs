@@ -120,6 +120,88 @@ fn integers() {
     });
 }
 
+/// Sums set the condition code register on a carry, differences clear it on a borrow (PTX ISA, Extended-Precision Integer Arithmetic
+/// Instructions). nvcc's 128-bit division reads the flag of `sub.cc` with `addc`.
+#[test]
+fn carry_flag() {
+    let flag = "addc.u32 %r9, 0, 0;";
+    check32(&format!("sub.cc.u32 %r3, %r1, %r2; {flag}"), |a, b| u32::from(a >= b));
+    check(&format!("sub.cc.u64 %rd3, %rd1, %rd2; {flag} cvt.u64.u32 %rd9, %r9;"), |a, b| u64::from(a >= b));
+    check32("add.cc.u32 %r3, %r1, %r2; subc.u32 %r9, 100, 0;", |a, b| {
+        99 + u32::from(a.checked_add(b).is_none())
+    });
+    check32(&format!("add.cc.u32 %r3, %r1, %r2; subc.cc.u32 %r3, %r1, %r2; {flag}"), |a, b| {
+        u32::from(u64::from(a) >= u64::from(b) + u64::from(a.checked_add(b).is_some()))
+    });
+    check32(&format!("mad.hi.cc.u32 %r3, %r1, %r2, %r1; {flag}"), |a, b| {
+        let high = ((u64::from(a) * u64::from(b)) >> 32) as u32;
+        u32::from(high.checked_add(a).is_none())
+    });
+    // 128-bit sums and differences, with the flag that they leave.
+    let wide = |code: &str| {
+        format!(
+            "{code}.cc.u64 %rd3, %rd1, %rd2; {code}c.cc.u64 %rd4, %rd2, %rd1; {flag} cvt.u64.u32 %rd5, %r9;\n\
+            shl.b64 %rd4, %rd4, 1; xor.b64 %rd9, %rd3, %rd4; add.u64 %rd9, %rd9, %rd5;"
+        )
+    };
+    let folded = |low: u64, high: u64, out: bool| (low ^ high << 1).wrapping_add(out.into());
+    let pair = |low: u64, high: u64| u128::from(high) << 64 | u128::from(low);
+    check(&wide("add"), |a, b| {
+        let (sum, out) = pair(a, b).overflowing_add(pair(b, a));
+        folded(sum as u64, (sum >> 64) as u64, out)
+    });
+    check(&wide("sub"), |a, b| {
+        let (difference, out) = pair(a, b).overflowing_sub(pair(b, a));
+        folded(difference as u64, (difference >> 64) as u64, !out)
+    });
+}
+
+/// Only executed instructions with `.cc` change the flag: loads, stores and branches between writer and reader preserve it.
+#[test]
+fn carry_flag_between_instructions() {
+    let carries = |a: u32, b: u32| u32::from(a.checked_add(b).is_none());
+    let (set, read) = ("add.cc.u32 %r3, %r1, %r2;", "addc.u32 %r9, 0, 0;");
+    let odd = "and.b32 %r4, %r1, 1; setp.ne.u32 %p1, %r4, 0; mov.u32 %r5, 0;";
+    check32(&format!("{set} ld.global.u32 %r5, [%rd20]; {read}"), carries);
+    check32(&format!("{odd} {set} @%p1 ld.global.u32 %r5, [%rd20]; {read}"), carries);
+    check32(&format!("{odd} {set} @%p1 st.global.u32 [%rd22], %r5; {read}"), carries);
+    check32(
+        &format!("{odd} {set} @%p1 bra over; add.u32 %r5, %r5, %r2; over: {read} xor.b32 %r9, %r9, %r5;"),
+        |a, b| carries(a, b) ^ if a & 1 == 1 { 0 } else { b },
+    );
+    // A skipped instruction preserves the flag.
+    check32(&format!("{odd} {set} @%p1 add.cc.u32 %r5, %r2, %r2; {read}"), |a, b| match a & 1 {
+        1 => carries(b, b),
+        _ => carries(a, b),
+    });
+    check32(&format!("{odd} {set} @!%p1 bra over; sub.cc.u32 %r5, %r1, %r2; over: {read}"), |a, b| {
+        match a & 1 {
+            1 => u32::from(a >= b),
+            _ => carries(a, b),
+        }
+    });
+    check32(&format!("{odd} {set} @%p1 addc.cc.u32 %r5, %r1, 0; {read}"), |a, b| match a & 1 {
+        1 => carries(a, carries(a, b)),
+        _ => carries(a, b),
+    });
+    // A 128-bit difference, one word per iteration.
+    let words = "st.local.v2.u32 [l], {%r1, %r2}; st.local.v2.u32 [l+8], {%r2, %r1}; mov.u64 %rd3, l; mov.u32 %r4, 0;\n\
+        sub.cc.u32 %r5, 1, 1;\n\
+        again: ld.local.u32 %r6, [%rd3]; subc.cc.u32 %r6, %r6, %r2; st.local.u32 [%rd3], %r6; add.u64 %rd3, %rd3, 4;\n\
+        add.u32 %r4, %r4, 1; setp.lt.u32 %p2, %r4, 4; @%p2 bra again;\n\
+        ld.local.u32 %r5, [l+12]; addc.u32 %r9, %r5, 0;";
+    check32(words, |a, b| {
+        let (a, b) = (u128::from(a), u128::from(b));
+        let difference = (a | b << 32 | b << 64 | a << 96).overflowing_sub(b | b << 32 | b << 64 | b << 96);
+        ((difference.0 >> 96) as u32).wrapping_add(u32::from(!difference.1))
+    });
+    // Loads before a barrier become conditional if threads may return early.
+    let barrier = "setp.ge.u32 %p2, %r19, 200; @%p2 ret;\n\
+        add.cc.u32 %r3, %r1, %r2; ld.global.u32 %r5, [%rd20]; addc.u32 %r9, 0, 0;\n\
+        bar.sync 0; shl.b32 %r6, %r19, 2; st.shared.u32 [%r6], %r5; bar.sync 0;";
+    check32(barrier, carries);
+}
+
 #[test]
 fn bits() {
     check32("bfe.u32 %r9, %r1, %r2, 5;", |a, b| if b & 255 > 31 { 0 } else { a >> (b & 255) & 31 });

@@ -10,6 +10,7 @@ const LINE: [u32; 3] = [256, 1, 1];
 const BASICS: &[&str] = &["basics", "basics-debug"];
 const GRIDS: &[&str] = &["grids", "grids-debug"];
 const MATHS: &[&str] = &["maths"];
+const WIDE: &[&str] = &["wide"];
 /// What it makes for two architectures.
 const SHARED: &[&str] = &["shared", "shared-sm_90", "shared-debug"];
 
@@ -848,6 +849,52 @@ fn parts_of_warps() {
             let at = program.put(&input);
             let ended = program.attempt("parts", [1, 1, 1], [64, 1, 1], 0, &[at.into(), out.into()]);
             assert!(ended.is_err(), "{wrong}");
+        }
+    });
+}
+
+/// Integers of 128 bits, whose quotients nvcc computes with carries and borrows.
+#[test]
+fn wide() {
+    let mut random = Random::new(31);
+    let mut number = || {
+        let (low, high) = (u128::from(random.next()), u128::from(random.next()));
+        (low | high << 64) >> random.below(128) << random.below(3)
+    };
+    let mut pairs: Vec<(u128, u128)> = (0..125).map(|_| (number(), number())).collect();
+    pairs.extend([(1 << 127, u128::MAX - 1), (5, 7), (u128::MAX, 3)]);
+    let words = |of: &dyn Fn(&(u128, u128)) -> u128| -> Vec<u64> {
+        pairs.iter().flat_map(|pair| [of(pair) as u64, (of(pair) >> 64) as u64]).collect()
+    };
+    let (a, b) = (words(&|pair| pair.0), words(&|pair| pair.1 | 1));
+    let expect: Vec<u64> = pairs
+        .iter()
+        .flat_map(|(a, b)| {
+            let (b, x, y) = (b | 1, *a as i128, (b | 1) as i128);
+            let less = u128::from(x < y) | u128::from(*a < b) << 1;
+            let results = [
+                a.wrapping_add(b),
+                a.wrapping_sub(b),
+                a.wrapping_mul(b),
+                a / b,
+                a % b,
+                x.wrapping_div(y) as u128,
+                x.wrapping_rem(y) as u128,
+                a / 1_000_003,
+                (x % 1000) as u128,
+                a << (b & 127),
+                (x >> (b & 127)) as u128,
+                less,
+            ];
+            results.into_iter().flat_map(|result| [result as u64, (result >> 64) as u64])
+        })
+        .collect();
+    each(WIDE, |mut program| {
+        let (a, b, out) = (program.put(&a), program.put(&b), program.put(&vec![0u64; expect.len()]));
+        program.launch("wide", [1, 1, 1], [128, 1, 1], &[a.into(), b.into(), out.into()]);
+        let found = program.get::<u64>(out, expect.len());
+        for (at, (found, expect)) in found.chunks(24).zip(expect.chunks(24)).enumerate() {
+            assert_eq!(found, expect, "{:x?}", pairs[at]);
         }
     });
 }

@@ -10,6 +10,7 @@ use vm_ir::Scalar;
 use vm_ir::builder::Val;
 
 const U32: Ty = Ty::new(Class::Unsigned, 32);
+const PREDICATE: Ty = Ty::new(Class::Predicate, 1);
 
 pub(super) fn mov<'b>(cx: &Cx<'_, 'b>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
     let ty = m.ty()?;
@@ -75,29 +76,66 @@ pub(super) fn argument<'b>(cx: &Cx<'_, 'b>, instr: &Instr, m: &mut Modifiers<'_>
     cx.set(to, value.unwrap_or_else(|| cx.k.bits(whole, 0)), ty.is_signed())
 }
 
-impl<'b> Cx<'_, 'b> {
-    /// `a + b`, with the carry that was and the one that comes of it.
-    fn sum(&self, a: Val<'b>, b: Val<'b>, takes: bool, gives: bool) -> Val<'b> {
-        let sum = a + b;
-        let carry = takes.then(|| self.fit(self.carry(), a.ty()));
-        let all = carry.map_or(sum, |carry| sum + carry);
-        if gives {
-            let out = sum.lt_u(a);
-            self.set_carry(carry.map_or(out, |_| out | all.lt_u(sum)));
+/// The carry flag of an instruction: the register that it reads, and the one that it writes.
+#[derive(Default)]
+struct Carry<'i> {
+    input: Option<&'i Operand>,
+    output: Option<&'i Operand>,
+}
+
+/// Takes the carry flag from the operands; returns the first result and the sources.
+fn split_carry<'i, const N: usize>(
+    cx: &Cx<'_, '_>,
+    instr: &'i Instr,
+    m: &mut Modifiers<'_>,
+) -> Result<(&'i Operand, &'i [Operand; N], Carry<'i>)> {
+    m.take("cc");
+    let wrong = || cx.unsupported("such a number of operands");
+    let [result, sources @ ..] = &instr.operands[..] else { return Err(wrong()) };
+    let mut carry = Carry::default();
+    let result = match result {
+        Operand::Pair(pair) if instr.writes_carry() => {
+            carry.output = Some(&pair[1]);
+            &pair[0]
         }
-        all
+        result => result,
+    };
+    let sources = match sources.split_last() {
+        Some((input, sources)) if instr.reads_carry() => {
+            carry.input = Some(input);
+            sources
+        }
+        _ => sources,
+    };
+    Ok((result, sources.try_into().map_err(|_| wrong())?, carry))
+}
+
+impl<'b> Cx<'_, 'b> {
+    /// `a + b`, plus the carry flag if the instruction reads it. The flag becomes the carry out of the top bit.
+    fn sum(&self, a: Val<'b>, b: Val<'b>, carry: &Carry<'_>) -> Result<Val<'b>> {
+        let sum = a + b;
+        let input = carry.input.map(|input| self.get(input, PREDICATE)).transpose()?;
+        let input = input.map(|input| self.fit(input, a.ty()));
+        let total = input.map_or(sum, |input| sum + input);
+        if let Some(output) = carry.output {
+            let out = sum.lt_u(a);
+            self.set(output, input.map_or(out, |_| out | total.lt_u(sum)), false)?;
+        }
+        Ok(total)
     }
 
-    /// `a - b`, with the borrow that was and the one that comes of it.
-    fn difference(&self, a: Val<'b>, b: Val<'b>, takes: bool, gives: bool) -> Val<'b> {
+    /// `a - b`, minus 1 if the instruction reads the carry flag and finds it clear. Hardware computes `a + !b + 1`, which carries if
+    /// `a >= b`, so a borrow clears the flag. nvcc's 128-bit division depends on this: it reads the flag of `sub.cc` with `addc`.
+    fn difference(&self, a: Val<'b>, b: Val<'b>, carry: &Carry<'_>) -> Result<Val<'b>> {
         let difference = a - b;
-        let borrow = takes.then(|| self.fit(self.carry(), a.ty()));
-        let all = borrow.map_or(difference, |borrow| difference - borrow);
-        if gives {
-            let out = a.lt_u(b);
-            self.set_carry(borrow.map_or(out, |borrow| out | difference.lt_u(borrow)));
+        let borrow = carry.input.map(|input| self.get(input, PREDICATE)).transpose()?;
+        let borrow = borrow.map(|no_borrow| self.fit(!no_borrow, a.ty()));
+        let total = borrow.map_or(difference, |borrow| difference - borrow);
+        if let Some(output) = carry.output {
+            let none = a.ge_u(b);
+            self.set(output, borrow.map_or(none, |borrow| none & difference.ge_u(borrow)), false)?;
         }
-        all
+        Ok(total)
     }
 
     /// An integer in more bits.
@@ -113,16 +151,6 @@ impl<'b> Cx<'_, 'b> {
 }
 
 impl<'b> Cx<'_, 'b> {
-    /// The carry flag.
-    fn carry(&self) -> Val<'b> {
-        let carry = self.state.borrow().carry;
-        carry.unwrap_or_else(|| self.k.bool(false))
-    }
-
-    fn set_carry(&self, carry: Val<'b>) {
-        self.state.borrow_mut().carry = Some(carry);
-    }
-
     /// The operands behind the result, as values of a type.
     pub(super) fn values<const N: usize>(&self, instr: &Instr, ty: Ty) -> Result<[Val<'b>; N]> {
         let given = instr.operands.get(1..).unwrap_or_default();
@@ -178,39 +206,41 @@ pub(super) fn add_sub_mul(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>)
         let (value, ty) = cx.product(a, b, ty, part.unwrap_or("lo"))?;
         return cx.result(instr, value, ty);
     }
-    let [a, b] = cx.values(instr, ty)?;
-    if let (Some(Fact::Parameter(at)), Some(by), "add") =
-        (cx.fact(a), cx.literal(instr.operands.get(2)), instr.opcode())
-    {
-        return cx.result(instr, cx.parameter_address(at.wrapping_add(by)), ty);
+    let (result, sources, carry) = split_carry::<2>(cx, instr, m)?;
+    let set = |value| cx.set(result, value, ty.is_signed());
+    let [a, b] = [cx.get(&sources[0], ty)?, cx.get(&sources[1], ty)?];
+    let saturates = m.take("sat");
+    if carry.output.is_none() && !saturates {
+        if let (Some(Fact::Parameter(at)), Some(by), "add") =
+            (cx.fact(a), cx.literal(Some(&sources[1])), instr.opcode())
+        {
+            return set(cx.parameter_address(at.wrapping_add(by)));
+        }
+        if let (Some(a), Some(b)) = (cx.known(a), cx.known(b)) {
+            let sum = if instr.opcode() == "add" { a.wrapping_add(b) } else { a.wrapping_sub(b) };
+            return set(cx.constant(ir(ty)?, sum));
+        }
     }
-    let (carries, saturates) = (m.take("cc"), m.take("sat"));
-    if let (Some(a), Some(b), false) = (cx.known(a), cx.known(b), carries || saturates) {
-        let sum = if instr.opcode() == "add" { a.wrapping_add(b) } else { a.wrapping_sub(b) };
-        return cx.result(instr, cx.constant(ir(ty)?, sum), ty);
-    }
-    let value = match instr.opcode() {
-        "add" => cx.sum(a, b, false, carries),
-        _ => cx.difference(a, b, false, carries),
-    };
     if saturates {
         let (wide_a, wide_b) = (a.to(Scalar::I64), b.to(Scalar::I64));
         let wide = if instr.opcode() == "add" { wide_a + wide_b } else { wide_a - wide_b };
-        let value = wide.max(i64::from(i32::MIN)).min(i64::from(i32::MAX)).to(Scalar::I32);
-        return cx.result(instr, value, ty);
+        return set(wide.max(i64::from(i32::MIN)).min(i64::from(i32::MAX)).to(Scalar::I32));
     }
-    cx.result(instr, value, ty)
+    set(match instr.opcode() {
+        "add" => cx.sum(a, b, &carry)?,
+        _ => cx.difference(a, b, &carry)?,
+    })
 }
 
 pub(super) fn with_carry(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
     let ty = m.ty()?;
-    let carries = m.take("cc");
-    let [a, b] = cx.values(instr, ty)?;
+    let (result, [a, b], carry) = split_carry(cx, instr, m)?;
+    let (a, b) = (cx.get(a, ty)?, cx.get(b, ty)?);
     let value = match instr.opcode() {
-        "addc" => cx.sum(a, b, true, carries),
-        _ => cx.difference(a, b, true, carries),
+        "addc" => cx.sum(a, b, &carry)?,
+        _ => cx.difference(a, b, &carry)?,
     };
-    cx.result(instr, value, ty)
+    cx.set(result, value, ty.is_signed())
 }
 
 pub(super) fn mad(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
@@ -219,16 +249,14 @@ pub(super) fn mad(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Resu
     if ty.is_float() {
         return float::fused(cx, instr, m, ty);
     }
-    let [_, a, b, c] = operands(instr)?;
+    let (result, [a, b, c], carry) = split_carry(cx, instr, m)?;
     let (product, ty) = cx.product(a, b, ty, part.unwrap_or("lo"))?;
     let c = cx.get(c, ty)?;
-    let carries = m.take("cc");
-    let saturates = m.take("sat");
-    if saturates {
+    if m.take("sat") {
         return Err(cx.unsupported(".sat of mad"));
     }
-    let value = cx.sum(product, c, instr.opcode() == "madc", carries);
-    cx.result(instr, value, ty)
+    let value = cx.sum(product, c, &carry)?;
+    cx.set(result, value, ty.is_signed())
 }
 
 pub(super) fn mul24(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {

@@ -231,8 +231,6 @@ impl<'b> Cx<'_, 'b> {
         let mut values: Vec<Val<'b>> = self.encode(next, exits).into_iter().collect();
         values.extend(registers.iter().filter_map(|register| self.checked(self.register(*register))));
         self.back_to(mark);
-        // What was carried in a region ends with it.
-        self.state.borrow_mut().carry = None;
         self.pack(values)
     }
 

@@ -354,8 +354,6 @@ struct State<'b> {
     environment: Environment<'b>,
     /// What is known of values, by their number.
     facts: HashMap<u32, Fact>,
-    /// What the last instruction with .cc carried.
-    carry: Option<Val<'b>>,
     /// The first thing that went wrong; after it nothing is built that matters.
     error: Option<Error>,
 }

@@ -9,7 +9,7 @@ make() {
   { echo "// Made by: nvcc -ptx $* $from.cu"; cat "$to.ptx.part"; } > "$to.ptx"
   rm "$to.ptx.part"
 }
-for name in basics shared grids; do make $name $name -arch=sm_75; done
+for name in basics shared grids wide; do make $name $name -arch=sm_75; done
 make maths maths -arch=sm_80
 for name in basics shared grids; do make $name $name-debug -arch=sm_75 -G; done
 make shared shared-sm_90 -arch=sm_90 -lineinfo
