@@ -30,7 +30,7 @@ fn file(name: &str) -> Vec<u8> {
 
 /// A module of a text that is not of nvcc.
 fn module(driver: &Driver, body: &str) -> Result<u64, Code> {
-    let mut text = format!(".version 8.0\n.target sm_75\n.address_size 64\n{body}\0").into_bytes();
+    let mut text = format!(".version 8.0\n.target sm_80\n.address_size 64\n{body}\0").into_bytes();
     let mut module = 0u64;
     match driver.call("cuModuleLoadData", &[at(&mut module), at(text.as_mut_slice())]) {
         0 => Ok(module),
@@ -531,6 +531,34 @@ fn what_is_not_there_ends_a_kernel_and_its_context() {
         let store = function(driver, module(driver, STORE).unwrap(), "store");
         assert_eq!(launch(driver, store, [1, 1], 0, vec![kept]), 0);
         assert_eq!(driver.words(kept, 1), [9]);
+    });
+}
+
+/// A `cp.async` of 0 bytes, or with a false predicate, does not access its source.
+#[test]
+fn copies_of_nothing_read_nothing() {
+    alike("copies_of_nothing_read_nothing", &[], |driver| {
+        driver.start(0);
+        let copies = [
+            "cp.async.ca.shared.global [%r2], [%rd1], 16, 0;",
+            "cp.async.ca.shared.global [%r2], [%rd1], 16, %r1;",
+            "setp.eq.u32 %p1, %r1, 0; cp.async.ca.shared.global [%r2], [%rd1], 16, %p1;",
+            "setp.ne.u32 %p1, %r1, 0; @%p1 cp.async.ca.shared.global [%r2], [%rd1], 16;",
+        ];
+        for copy in copies {
+            let text = format!(
+                ".visible .entry copy(.param .u64 from, .param .u64 out, .param .u32 size) {{\n\
+                 .reg .pred %p<2>; .reg .b32 %r<4>; .reg .b64 %rd<4>; .shared .align 16 .b8 s[16];\n\
+                 ld.param.u64 %rd1, [from]; ld.param.u64 %rd2, [out]; ld.param.u32 %r1, [size];\n\
+                 mov.u32 %r2, s; mov.u32 %r3, 0; st.shared.v4.u32 [%r2], {{%r3, %r3, %r3, %r3}};\n\
+                 {copy}\n cp.async.wait_all; ld.shared.u32 %r3, [%r2+12]; st.global.u32 [%rd2], %r3; ret;\n}}"
+            );
+            let module = module(driver, &text).unwrap();
+            let out = put(driver, &[0xff; 4]);
+            let copy = function(driver, module, "copy");
+            assert_eq!(launch(driver, copy, [1, 1], 0, vec![0, out, 0]), 0, "{text}");
+            assert_eq!(driver.words(out, 1), [0], "{text}");
+        }
     });
 }
 

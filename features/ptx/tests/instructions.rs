@@ -396,3 +396,80 @@ fn small_structs_as_parameters() {
         assert_eq!(program.get::<u32>(out, 3), [7, 8, 9], "{machine:?}");
     }
 }
+
+/// Runs `copy` on 32 threads and returns the 16 bytes of shared memory of each, which are 0xff before. `%r1` is the thread's shared
+/// address, `%rd1` its global one, `%r2` its number, and `%p1` is true if that is odd.
+#[track_caller]
+fn tile(copy: &str, size: usize, source: &[u8], machine: Machine) -> Vec<u8> {
+    let text = format!(
+        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 from, .param .u64 out) {{\n\
+         .reg .pred %p<4>; .reg .b32 %r<16>; .reg .b64 %rd<8>; .shared .align 16 .b8 tile[512];\n\
+         ld.param.u64 %rd1, [from]; ld.param.u64 %rd2, [out]; mov.u32 %r2, %tid.x; mov.u32 %r1, tile;\n\
+         and.b32 %r3, %r2, 1; setp.ne.u32 %p1, %r3, 0; mad.wide.u32 %rd2, %r2, 16, %rd2; mad.lo.u32 %r1, %r2, 16, %r1;\n\
+         mad.wide.u32 %rd1, %r2, {size}, %rd1; mov.u32 %r4, -1; st.shared.v4.u32 [%r1], {{%r4, %r4, %r4, %r4}};\n\
+         {copy}\n cp.async.commit_group; cp.async.wait_group 0;\n\
+         ld.shared.v4.u32 {{%r5, %r6, %r7, %r8}}, [%r1]; st.global.v4.u32 [%rd2], {{%r5, %r6, %r7, %r8}}; ret;\n}}\n"
+    );
+    let mut program = Program::on(&text, machine);
+    let out = program.put(&[0u8; 512]);
+    // The last bytes of the memory, so that a read beyond them yields zeros.
+    let from = program.put(source);
+    program.launch("k", [1, 1, 1], [32, 1, 1], &[from.into(), out.into()]);
+    program.get::<u8>(out, 512)
+}
+
+/// `cp.async` reads a number of bytes and fills the rest of its size with zeros (PTX ISA, Data Movement and Conversion Instructions:
+/// cp.async). Each case computes that number from the thread and the size; `None` stands for threads that skip the instruction.
+#[test]
+fn asynchronous_copies() {
+    let hint = "mov.b64 %rd3, 0x14F0000000000000; cp.async.ca.shared.global.L2::cache_hint.L2::128B";
+    type Reads = fn(usize, usize) -> Option<usize>;
+    let cases: &[(&str, Reads)] = &[
+        ("cp.async.ca.shared.global [%r1], [%rd1], SIZE;", |_, size| Some(size)),
+        ("cp.async.ca.shared::cta.global.L2::256B [%r1], [%rd1], SIZE, SIZE;", |_, size| Some(size)),
+        ("cp.async.ca.shared.global [%r1], [%rd1], SIZE, 3;", |_, _| Some(3)),
+        ("cp.async.ca.shared.global [%r1], [%rd1], SIZE, 0;", |_, _| Some(0)),
+        ("cp.async.ca.shared.global [%r1], [%rd1], SIZE, %p1;", |thread, size| Some(size * (1 - thread % 2))),
+        ("rem.u32 %r3, %r2, SIZE+1; cp.async.ca.shared.global [%r1], [%rd1], SIZE, %r3;", |thread, size| {
+            Some(thread % (size + 1))
+        }),
+        ("@%p1 cp.async.ca.shared.global [%r1], [%rd1], SIZE;", |thread, size| {
+            (thread % 2 == 1).then_some(size)
+        }),
+        ("@!%p1 cp.async.ca.shared.global [%r1], [%rd1], SIZE, 2;", |thread, _| {
+            (thread % 2 == 0).then_some(2)
+        }),
+        ("HINT [%r1], [%rd1], SIZE, %rd3;", |_, size| Some(size)),
+        ("HINT [%r1], [%rd1], SIZE, %r2, %rd3;", |thread, size| Some(thread.min(size))),
+        ("HINT [%r1], [%rd1], SIZE, %p1, %rd3;", |thread, size| Some(size * (1 - thread % 2))),
+        // Threads that returned before a barrier must not copy.
+        (
+            "setp.ge.u32 %p2, %r2, 8; @%p2 st.global.u32 [%rd2], %r4; @%p2 ret;\n\
+             cp.async.ca.shared.global [%r1], [%rd1], SIZE; bar.sync 0;",
+            |thread, size| (thread < 8).then_some(size),
+        ),
+    ];
+    for size in [4usize, 8, 16] {
+        for (copy, reads) in cases {
+            let copy = copy.replace("HINT", hint).replace("SIZE+1", &(size + 1).to_string());
+            let copy = copy.replace("SIZE", &size.to_string());
+            let of = |thread: usize| reads(thread, size);
+            let last = (0..32).map(|thread| thread * size + of(thread).unwrap_or(0)).max().unwrap();
+            let source: Vec<u8> = (0..last).map(|at| (at % 250) as u8 + 1).collect();
+            let mut expect = vec![0xffu8; 512];
+            for thread in (0..32).filter(|thread| of(*thread).is_some()) {
+                let copied = of(thread).unwrap_or(0);
+                let to = &mut expect[16 * thread..][..size];
+                to.fill(0);
+                to[..copied].copy_from_slice(&source[thread * size..][..copied]);
+            }
+            for machine in Machine::all() {
+                let mut found = tile(&copy, size, &source, machine);
+                if copy.contains("ret") {
+                    found[16 * 8..].fill(0xff);
+                }
+                assert_eq!(found, expect, "{copy} on {machine:?}");
+            }
+        }
+    }
+}

@@ -23,29 +23,10 @@ pub(super) enum Next<'b> {
     Number(Val<'b>),
 }
 
-/// Instructions that do more than give a value, or that may be costly where nobody wants it.
-const EFFECTS: &[&str] = &[
-    "st",
-    "red",
-    "atom",
-    "bar",
-    "barrier",
-    "membar",
-    "fence",
-    "ld",
-    "ldu",
-    "shfl",
-    "vote",
-    "match",
-    "redux",
-    "elect",
-    "activemask",
-    "nanosleep",
-    "prefetch",
-    "prefetchu",
-    "trap",
-    "print",
-];
+/// Must an instruction not run where its predicate is false? Others run everywhere, and their results are selected.
+fn must_be_skipped(instr: &Instr) -> bool {
+    live::has_effect(instr) || instr.converges() || matches!(instr.opcode(), "ld" | "ldu")
+}
 
 impl<'b> Cx<'_, 'b> {
     /// The kernel.
@@ -462,7 +443,7 @@ impl<'b> Cx<'_, 'b> {
 
     /// An instruction that may have a predicate.
     pub(super) fn guarded(&self, instr: &Instr) -> Result<()> {
-        let effect = EFFECTS.contains(&instr.opcode());
+        let effect = must_be_skipped(instr);
         // What a thread that has ended may not do, though it comes along.
         let living = self
             .living()

@@ -18,6 +18,7 @@ const HINTS: &[&str] = &[
 
 const U32: Ty = Ty::new(Class::Unsigned, 32);
 const B64: Ty = Ty::new(Class::Bits, 64);
+const PREDICATE: Ty = Ty::new(Class::Predicate, 1);
 
 /// Where an access goes: the kinds of memory that are possible, each with the place and the index in it.
 struct Target<'b> {
@@ -440,7 +441,8 @@ fn halves(
     }
 }
 
-/// `cp.async`, which has come when it returns: what waits for it waits for nothing.
+/// `cp.async`, as a synchronous copy: its groups are no-ops. It copies `src-size` bytes and fills the rest of its size with zeros; a
+/// true `ignore-src` is a `src-size` of 0.
 pub(super) fn copy(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
     if !m.take("async") || m.one_of(&["bulk", "reduce", "mbarrier"]).is_some() {
         return Err(cx.unsupported("a copy other than cp.async"));
@@ -448,6 +450,7 @@ pub(super) fn copy(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
     if m.one_of(&["commit_group", "wait_group", "wait_all"]).is_some() {
         return Ok(());
     }
+    let hinted = m.take("L2::cache_hint");
     m.drop_all(HINTS);
     let (true, true) = (m.take("shared") || m.take("shared::cta"), m.take("global")) else {
         return Err(cx.unsupported("a copy between such memory"));
@@ -461,31 +464,45 @@ pub(super) fn copy(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
         Some(16) => (Scalar::I32, 4),
         _ => return Err(cx.unsupported("a copy of such a size")),
     };
+    let size = scalar.bytes() * u32::from(lanes);
+    // The cache policy comes last.
+    let rest = match rest.split_last() {
+        Some((_, rest)) if hinted => rest,
+        None if hinted => return Err(cx.unsupported("a cache hint without a policy")),
+        _ => rest,
+    };
     let k = cx.k;
+    let copied = match rest {
+        [] => cx.constant(Type::I32, size.into()),
+        [ignores] if cx.is_predicate(ignores) => {
+            cx.get(ignores, PREDICATE)?.select(k.i32(0), k.i32(size as i32))
+        }
+        [bytes] => cx.get(bytes, U32)?,
+        _ => return Err(cx.unsupported("so many operands")),
+    };
     let source = cx.target(from, Some(Space::Global))?;
     let target = cx.target(to, Some(Space::Shared))?;
-    let loaded = cx.access(&source, &|element| {
-        let element = element.typed(scalar);
-        vec![if lanes > 1 { element.load_vector(lanes) } else { element.load() }]
-    });
-    let Some(mut value) = loaded.first().copied() else { return Err(cx.unsupported("such a copy")) };
-    match rest {
-        [] => {}
-        // So many bytes of it; the others are zero. All or nothing is what compilers ask for.
-        [given] => {
-            let given = cx.get(given, U32)?;
-            let zero = k.bits(value.ty(), 0);
-            value = given.eq(0).select(zero, value);
-            if cx.known(given).is_some_and(|given| given != 0 && Some(given) != cx.literal(Some(size))) {
-                return Err(cx.unsupported("a copy of a part"));
-            }
-        }
-        _ => return Err(cx.unsupported("so many operands")),
+    let ([(_, from, from_index)], [(_, to, to_index)]) = (&source.choices[..], &target.choices[..]) else {
+        return Err(cx.unsupported("such a copy"));
+    };
+    let to_element = || to.at([*to_index]).typed(scalar);
+    let whole = || {
+        let element = from.at([*from_index]).typed(scalar);
+        to_element().store(if lanes > 1 { element.load_vector(lanes) } else { element.load() });
+    };
+    let part = || {
+        let zero = k.bits(scalar.into(), 0);
+        to_element().store(if lanes > 1 { k.vector(&[zero; 4]) } else { zero });
+        k.range(k.i32(0), copied).each(|byte| {
+            let loaded = from.at([*from_index + byte.to(Scalar::I64)]).load();
+            to.at([*to_index + cx.fit(byte, to_index.ty())]).store(loaded);
+        });
+    };
+    match cx.known(copied) {
+        Some(copied) if copied >= size.into() => whole(),
+        Some(_) => part(),
+        None => k.if_else(copied.ge_u(size as i32), whole, part),
     }
-    cx.access(&target, &|element| {
-        element.typed(scalar).store(value);
-        Vec::new()
-    });
     Ok(())
 }
 
@@ -549,7 +566,7 @@ pub(super) fn isspacep(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) ->
         (Some(Space::Global), Some(shared), Some(local)) => !(shared | local),
         _ => return Err(cx.unsupported("isspacep of such a space")),
     };
-    cx.result(instr, value, Ty::new(Class::Predicate, 1))
+    cx.result(instr, value, PREDICATE)
 }
 
 /// A cache policy, which nobody asks for.

@@ -134,7 +134,7 @@ const TABLE: &[Row] = &[
     },
     Row {
         codes: &["cp"],
-        forms: ".async of 4, 8 and 16 bytes from global to shared memory, which is done at once; its groups",
+        forms: ".async of 4, 8 and 16 bytes from global to shared memory, src-size, ignore-src, .L2::cache_hint; its groups",
         translate: memory::copy,
     },
     Row { codes: &["membar", "fence"], forms: "all scopes but clusters", translate: memory::fence },

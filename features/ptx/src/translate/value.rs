@@ -1,7 +1,7 @@
 //! Operands as values, and registers as what they hold.
 
 use super::{Cx, LOCAL_WINDOW, PARAMETERS, SHARED_WINDOW};
-use crate::ast::{Operand, Space, Symbol, Ty, int};
+use crate::ast::{Class, Operand, Space, Symbol, Ty, int};
 use crate::error::{Error, Result};
 use vm_ir::builder::Val;
 use vm_ir::op::Axis;
@@ -187,6 +187,14 @@ impl<'b> Cx<'_, 'b> {
             },
             _ => return Err(self.unsupported("such an operand")),
         })
+    }
+
+    pub(super) fn is_predicate(&self, operand: &Operand) -> bool {
+        match operand {
+            Operand::Register(register) => self.types[*register as usize].class == Class::Predicate,
+            Operand::Not(_) => true,
+            _ => false,
+        }
     }
 
     /// An operand that must be a literal.
