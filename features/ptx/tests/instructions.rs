@@ -317,6 +317,76 @@ fn conversions() {
     });
 }
 
+/// Numbers out of range are clamped. NaN converts to 0 if the source is not `.f64` and the destination has fewer than 64 bits, and to the
+/// top bit alone otherwise (PTX ISA, Data Movement and Conversion Instructions: cvt).
+#[test]
+fn floats_to_integers() {
+    for (rounding, rounds) in [("rzi", f64::trunc as fn(f64) -> f64), ("rni", f64::round_ties_even)] {
+        for bits in [8u32, 16, 32, 64] {
+            for (class, least, most) in
+                [("s", -1i128 << (bits - 1), (1i128 << (bits - 1)) - 1), ("u", 0, (1i128 << bits) - 1)]
+            {
+                let (register, extend) = match bits {
+                    64 => ("%rd9", ""),
+                    16 => ("%rs3", "cvt.u64.u16 %rd9, %rs3;"),
+                    _ => ("%r9", "cvt.u64.u32 %rd9, %r9;"),
+                };
+                let mask = u64::MAX >> (64 - bits);
+                for source in ["%fd1", "%f1", "%rs1"] {
+                    let (from, narrow) = match source {
+                        "%fd1" => ("f64", false),
+                        "%f1" => ("f32", bits < 64),
+                        _ => ("f16", bits < 64),
+                    };
+                    let body = format!(
+                        "cvt.{rounding}.{class}{bits}.{from} {register}, {source}; {extend} and.b64 %rd9, %rd9, {mask};"
+                    );
+                    check(&body, |a, _| {
+                        let value = match source {
+                            "%fd1" => f64::from_bits(a),
+                            "%f1" => f32::from_bits(a as u32).into(),
+                            _ => vm_ir::format::to_f64(vm_ir::Scalar::F16, a & 0xffff),
+                        };
+                        match (value.is_nan(), narrow) {
+                            (true, true) => 0,
+                            (true, false) => 1 << (bits - 1),
+                            (false, _) => (rounds(value) as i128).clamp(least, most) as u64 & mask,
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// A sum of opposite numbers is -0 if it is rounded down, else +0; zeros of one sign keep it (IEEE 754-2019, 6.3).
+#[test]
+fn signs_of_zeros() {
+    let number = "mov.b32 %r9, %f4; testp.notanumber.f32 %p1, %f4; selp.b32 %r9, 0, %r9, %p1;";
+    let cancelled = [
+        "neg.f32 %f3, %f1; add.ROUND.f32 %f4, %f1, %f3;",
+        "sub.ROUND.f32 %f4, %f1, %f1;",
+        "neg.f32 %f3, %f1; fma.ROUND.f32 %f4, %f1, 0f3F800000, %f3;",
+        "neg.f32 %f3, %f1; fma.ROUND.f32 %f4, %f3, 0f3F800000, %f1;",
+    ];
+    let kept = [
+        "and.b32 %r3, %r1, 0x80000000; mov.b32 %f3, %r3; add.ROUND.f32 %f4, %f3, %f3;",
+        "and.b32 %r3, %r1, 0x80000000; mov.b32 %f3, %r3; neg.f32 %f5, %f3; sub.ROUND.f32 %f4, %f3, %f5;",
+        "and.b32 %r3, %r1, 0x80000000; mov.b32 %f3, %r3; fma.ROUND.f32 %f4, %f3, 0f3F800000, %f3;",
+        "and.b32 %r3, %r1, 0x80000000; mov.b32 %f3, %r3; mul.ROUND.f32 %f4, %f3, 0f3F800000;",
+    ];
+    for rounding in ["rn", "rz", "rm", "rp"] {
+        for body in cancelled {
+            check32(&format!("{} {number}", body.replace("ROUND", rounding)), |a, _| {
+                if rounding == "rm" && f32::from_bits(a).is_finite() { 1 << 31 } else { 0 }
+            });
+        }
+        for body in kept {
+            check32(&format!("{} {number}", body.replace("ROUND", rounding)), |a, _| a & 1 << 31);
+        }
+    }
+}
+
 #[test]
 fn control() {
     let table = "and.b32 %r3, %r1, 3;\nbrx.idx %r3, targets;\ntargets: .branchtargets one, two, two, three;\n\

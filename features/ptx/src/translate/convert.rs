@@ -50,15 +50,13 @@ pub(super) fn cvt(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Resu
             }
         }
         (true, false) => {
-            let value = integral(value, to_integer.unwrap_or("rzi"));
-            let value = if to.is_signed() { value.to(scalar) } else { value.to_u(scalar) };
-            // A NaN is the integer with the top bit alone where 64 bits are concerned.
-            if to.bits == 64 {
-                let original = cx.get(operand, from)?;
-                let indefinite = cx.k.bits(value.ty(), 1 << (to.bits - 1));
-                original.ne(original).select(indefinite, value)
+            let rounded = integral(value, to_integer.unwrap_or("rzi"));
+            let number = if to.is_signed() { rounded.to(scalar) } else { rounded.to_u(scalar) };
+            // The IR converts NaN to 0. The PTX ISA wants the top bit alone for f64 and for integers of 64 bits.
+            if from.bits == 64 || to.bits == 64 {
+                value.ne(value).select(cx.k.bits(number.ty(), 1 << (to.bits - 1)), number)
             } else {
-                value
+                number
             }
         }
         (true, true) => match to_integer {

@@ -5,8 +5,8 @@ use super::Cx;
 use super::table::{Modifiers, operands};
 use crate::ast::{Class, Instr, Ty};
 use crate::error::Result;
-use vm_ir::Scalar;
 use vm_ir::builder::Val;
+use vm_ir::{Scalar, Type};
 
 /// Where a result that does not fit is rounded to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +95,14 @@ impl<'b> Cx<'_, 'b> {
         // The product is exact; the error of the sum is too (Knuth).
         let product = a * b;
         let sum = product + c;
+        // Opposite addends cancel to +0 in f64; rounded down it is -0 (IEEE 754-2019, 6.3).
+        let sum = match rounding {
+            Rounding::Down => {
+                let negative = (product.bitcast(Scalar::I64) | c.bitcast(Scalar::I64)).lt(0);
+                (sum.eq(0.0) & negative).select(self.k.constant(Type::F64, -0.0), sum)
+            }
+            _ => sum,
+        };
         let part = sum - product;
         let error = (product - (sum - part)) + (c - part);
         self.round_to(Scalar::F32, sum, Some(error), rounding)
